@@ -6,8 +6,8 @@ A leaf: tensors in, tensors out; it never imports `workbench`.
 from compiled_kernels.expert_linear import expert_linear
 from compiled_kernels.gated import gated_clamped, gated_gelu, gated_silu
 from compiled_kernels.kv_write import kv_write
-from compiled_kernels.lanes import Lane, LaneError, lane_problems
-from compiled_kernels.level import hold_libraries
+from compiled_kernels.backends import Backend, BackendError, backend_problems
+from compiled_kernels.level import limit_libraries
 from compiled_kernels.linear import linear, linear_int4, linear_int8
 from compiled_kernels.linear_w8a8 import linear_w8a8
 from compiled_kernels.paged_attention import paged_attention
@@ -17,15 +17,15 @@ from compiled_kernels.rotary import rotary
 from compiled_kernels.top_logprobs import log_softmax, top_logprobs
 
 __all__ = [
-    "Lane",
-    "LaneError",
+    "Backend",
+    "BackendError",
     "add_rms_norm",
     "expert_linear",
     "gated_clamped",
     "gated_gelu",
     "gated_silu",
     "kv_write",
-    "lane_problems",
+    "backend_problems",
     "linear",
     "linear_int4",
     "linear_int8",
@@ -38,4 +38,4 @@ __all__ = [
     "top_logprobs",
 ]
 
-hold_libraries()  # torch and oneDNN ask what they may use at their first operation
+limit_libraries()  # torch and oneDNN ask what they may use at their first operation

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from compiled_kernels.lanes import Lane
+from compiled_kernels.backends import Backend
 
 if TYPE_CHECKING:
     from compiled_kernels.cases import Case, Suite
 
 
 def disagreement(
-    suite: Suite, case: Case, inputs: tuple, lane: Lane, form: Callable[..., Any] | None = None
+    suite: Suite, case: Case, inputs: tuple, backend: Backend, form: Callable[..., Any] | None = None
 ) -> str | None:
     """Compare a backend with the specification on one case.
 
@@ -40,11 +40,11 @@ def disagreement(
     Returns:
         The first disagreement in words; None where the backend is right.
     """
-    with poisoned() if form is None else nullcontext():
-        ours = _outputs(form(*inputs) if form else suite.call(*inputs, lane=lane))
-    exact, eager = _outputs(suite.exact(*inputs)), _outputs(suite.call(*inputs, lane=Lane.EAGER))
+    with nan_filled_memory() if form is None else nullcontext():
+        ours = _outputs(form(*inputs) if form else suite.call(*inputs, backend=backend))
+    exact, eager = _outputs(suite.exact(*inputs)), _outputs(suite.call(*inputs, backend=Backend.EAGER))
     scale = None if suite.scale is None else suite.scale(*inputs)
-    terms = suite.terms(**case.arguments)
+    terms = suite.rounding_terms(**case.arguments)
     for index, (true, plain, given) in enumerate(zip(exact, eager, ours, strict=True)):
         if given.shape != plain.shape or given.dtype != plain.dtype:
             return f"output {index} is {list(given.shape)} {given.dtype}, not {list(plain.shape)} {plain.dtype}"
@@ -59,7 +59,7 @@ def disagreement(
 
 
 @contextmanager
-def poisoned() -> Iterator[None]:
+def nan_filled_memory() -> Iterator[None]:
     """Fill what torch.empty and its kin return with NaN (integers with the largest), so that memory left unwritten is
     seen."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()

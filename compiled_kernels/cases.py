@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from compiled_kernels.agreement import disagreement
-from compiled_kernels.lanes import Lane, LaneError
+from compiled_kernels.backends import Backend, BackendError
 
 __all__ = ["Case", "Suite", "Work", "case_of", "disagreement", "known", "random", "suite_of", "suites"]
 PACKAGES = (
@@ -23,7 +23,7 @@ PACKAGES = (
 
 
 @dataclass(frozen=True)
-class Work:
+class CaseCost:
     """The least that a case must move and compute, in bytes and floating-point operations."""
 
     bytes: int
@@ -37,7 +37,7 @@ class Case:
 
     shape: str
     arguments: Mapping[str, Any]
-    work: Work
+    cost: CaseCost
     timed: bool = False
 
     @property
@@ -49,7 +49,7 @@ class Case:
 def _exact(call: Callable[..., Any]) -> Callable[..., Any]:
     def in_float64(*values: Any) -> Any:
         wide = [v.double() if isinstance(v, Tensor) and v.is_floating_point() else v for v in values]
-        return call(*wide, lane=Lane.EAGER)
+        return call(*wide, backend=Backend.EAGER)
 
     return in_float64
 
@@ -60,7 +60,7 @@ class Suite:
 
     Attributes:
         input_maker: `input_maker(generator, **arguments)` makes the operator's arguments.
-        call: `call(*inputs, lane=lane)` carries it out and gives what it wrote.
+        call: `call(*inputs, backend=backend)` carries it out and gives what it wrote.
         exact: `exact(*inputs)` is the same in float64 by the specification.
         rounding_terms: how many float32 epsilons of `scale` an output may be off (see agreement.py).
         scale: `scale(*inputs)`, in float64, is how large the addends of each output are, where that may be larger than
@@ -69,20 +69,20 @@ class Suite:
     """
 
     operator: str
-    inputs: Callable[..., tuple]
+    input_maker: Callable[..., tuple]
     call: Callable[..., Any]
     cases: tuple[Case, ...]
-    terms: Callable[..., float]
+    rounding_terms: Callable[..., float]
     exact: Callable[..., Any] = field(default=None)  # type: ignore[assignment]  # filled in below
     scale: Callable[..., Tensor] | None = None
-    timed_call: Callable[..., Any] | None = None
+    benchmark_call: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
         if self.exact is None:
             object.__setattr__(self, "exact", _exact(self.call))
 
-    def make(self, case: Case, seed: int = 0) -> tuple:
-        return self.inputs(torch.Generator().manual_seed(seed), **case.arguments)
+    def make_inputs(self, case: Case, seed: int = 0) -> tuple:
+        return self.input_maker(torch.Generator().manual_seed(seed), **case.arguments)
 
 
 def suites() -> tuple[Suite, ...]:
@@ -94,7 +94,7 @@ def suites() -> tuple[Suite, ...]:
 def suite_of(operator: str) -> Suite:
     """Return the suite of one operator. Raises BackendError for an unknown name."""
     every = {suite.operator: suite for suite in suites()}
-    return every[known("operator", operator, every)]
+    return every[require_known("operator", operator, every)]
 
 
 def case_of(suite: Suite, name: str | None) -> Case:
@@ -102,19 +102,19 @@ def case_of(suite: Suite, name: str | None) -> Case:
     if name is None:
         return next((case for case in suite.cases if case.timed), suite.cases[0])
     every = {case.name: case for case in suite.cases}
-    return every[known(f"case of {suite.operator}", name, every)]
+    return every[require_known(f"case of {suite.operator}", name, every)]
 
 
-def known(kind: str, word: str, words: Iterable[str]) -> str:
+def require_known(kind: str, word: str, words: Iterable[str]) -> str:
     """Return `word` where it is one of `words`. Raises BackendError with the nearest and all of them otherwise."""
     words = [str(each) for each in words]
     if word in words:
         return word
     close = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
     nearest = f"; did you mean {close[0]!r}?" if close else ""
-    raise LaneError(f"unknown {kind} {word!r}{nearest}; known: {', '.join(words)}")
+    raise BackendError(f"unknown {kind} {word!r}{nearest}; known: {', '.join(words)}")
 
 
-def random(generator: torch.Generator, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+def random_normal(generator: torch.Generator, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     """Draw standard normal numbers in float32 and round them to `dtype`."""
     return torch.randn(shape, generator=generator).to(dtype)

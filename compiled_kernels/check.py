@@ -10,17 +10,17 @@ from typing import Any
 import torch
 
 from compiled_kernels.cases import Case, Suite, disagreement, suite_of, suites
-from compiled_kernels.compiled import one_call
+from compiled_kernels.compiled import compile_call
 from compiled_kernels.gaps import known_gap
 from compiled_kernels.interpreted import interpreting, needs_interpreter
-from compiled_kernels.lanes import Lane, LaneError, interpreted, lane_problems
-from compiled_kernels.level import held_to, level_here, levels_here
+from compiled_kernels.backends import Backend, BackendError, triton_interpreted, backend_problems
+from compiled_kernels.level import limited_to, current_level, available_levels
 
-ON_CUDA = (Lane.TRITON,)  # lanes whose kernels are for a GPU, and take tensors that lie there
+GPU_BACKENDS = (Backend.TRITON,)  # backends whose kernels are for a GPU, and take tensors that lie there
 
 
 @dataclass(frozen=True)
-class Row:
+class CheckResult:
     """The outcome of one case on one backend: `status` is `ok`, `gap` or `failed`, and `reason` says why it is not ok.
 
     `execution` is how it ran: `as written`, `compiled` (in one graph), `by hand` (a kernel), `interpreted` (a kernel
@@ -29,74 +29,74 @@ class Row:
     """
 
     operator: str
-    lane: str
+    backend: str
     case: str
     status: str
     reason: str = ""
-    form: str = ""
+    execution: str = ""
     level: str = ""
 
 
 def check(
-    lanes: Iterable[Lane] = tuple(Lane), operator: str | None = None, compiled: bool = False, interpret: bool = False
-) -> Iterator[Row]:
+    backends: Iterable[Backend] = tuple(Backend), operator: str | None = None, compiled: bool = False, interpret: bool = False
+) -> Iterator[CheckResult]:
     """Yield one result for each operator, backend and case, as they are found.
 
     A backend that does not work here is a gap. Kernels of the backend mlir are made for, and run at, every level that
     this machine executes: a result each.
 
     Args:
-        lanes: the backends to check.
+        backends: the backends to check.
         operator: one operator; all unless given.
         compiled: compile for the backend inductor (minutes the first time); otherwise its traced form runs as written.
         interpret: run Triton's kernels in its interpreter where no GPU is at hand, in a process of its own meanwhile;
             their results come last.
 
     Raises:
-        LaneError: for an unknown operator.
+        BackendError: for an unknown operator.
     """
     chosen = suites() if operator is None else (suite_of(operator),)
-    asked = tuple(lanes)
-    apart = interpret and Lane.TRITON in asked and needs_interpreter()
+    asked = tuple(backends)
+    apart = interpret and Backend.TRITON in asked and needs_interpreter()
     with interpreting([suite.operator for suite in chosen]) if apart else nullcontext(()) as interpreted_rows:
         for suite in chosen:
-            for lane in asked:
-                if not (apart and lane is Lane.TRITON):
-                    yield from _at_levels(suite, lane, compiled and lane is Lane.INDUCTOR)
-        yield from (Row(**row) for row in interpreted_rows)
+            for backend in asked:
+                if not (apart and backend is Backend.TRITON):
+                    yield from _at_levels(suite, backend, compiled and backend is Backend.INDUCTOR)
+        yield from (CheckResult(**row) for row in interpreted_rows)
 
 
-def _at_levels(suite: Suite, lane: Lane, compiled: bool) -> Iterator[Row]:
-    if lane is not Lane.MLIR or lane_problems()[lane]:
-        yield from _rows(suite, lane, compiled)
+def _at_levels(suite: Suite, backend: Backend, compiled: bool) -> Iterator[CheckResult]:
+    if backend is not Backend.MLIR or backend_problems()[backend]:
+        yield from _rows(suite, backend, compiled)
         return
-    for level in levels_here():
-        with held_to(level):
-            rows = list(_rows(suite, lane, compiled))  # not a generator: the caller would run at this level meanwhile
+    for level in available_levels():
+        with limited_to(level):
+            rows = list(_rows(suite, backend, compiled))  # not a generator: the caller would run at this level meanwhile
         yield from rows
 
 
-def _rows(suite: Suite, lane: Lane, compiled: bool) -> Iterator[Row]:
-    form = one_call(suite, lane) if compiled else None
+def _rows(suite: Suite, backend: Backend, compiled: bool) -> Iterator[CheckResult]:
+    form = compile_call(suite, backend) if compiled else None
     for case in suite.cases:
-        status, reason = verdict(suite, case, lane, form)
-        yield Row(suite.operator, str(lane), case.name, status, reason, _form(lane, compiled), str(level_here() or ""))
+        status, reason = verdict(suite, case, backend, form)
+        yield CheckResult(suite.operator, str(backend), case.name, status, reason, _form(backend, compiled), str(current_level() or ""))
 
 
-def _form(lane: Lane, compiled: bool) -> str:
-    if lane_problems()[lane]:
+def _form(backend: Backend, compiled: bool) -> str:
+    if backend_problems()[backend]:
         return ""
-    if lane in (Lane.EAGER, Lane.INDUCTOR):
+    if backend in (Backend.EAGER, Backend.INDUCTOR):
         return "compiled" if compiled else "as written"
-    return "interpreted" if lane is Lane.TRITON and interpreted() else "by hand"
+    return "interpreted" if backend is Backend.TRITON and triton_interpreted() else "by hand"
 
 
-def verdict(suite: Suite, case: Case, lane: Lane, form: Callable[..., Any] | None = None) -> tuple[str, str]:
-    """Return (status, reason) of one case; `execution(*inputs)` is the lane's call, compiled."""
-    gap = known_gap(suite.operator, lane, case.name)
-    if problem := lane_problems()[lane]:
+def verdict(suite: Suite, case: Case, backend: Backend, form: Callable[..., Any] | None = None) -> tuple[str, str]:
+    """Return (status, reason) of one case; `execution(*inputs)` is the backend's call, compiled."""
+    gap = known_gap(suite.operator, backend, case.name)
+    if problem := backend_problems()[backend]:
         return "gap", gap.reason if gap else problem
-    wrong = _wrong(suite, case, lane, form)
+    wrong = _wrong(suite, case, backend, form)
     if gap and not wrong:
         return "failed", f"this gap has closed; take it out of the table: {gap.reason}"
     if gap:
@@ -104,29 +104,29 @@ def verdict(suite: Suite, case: Case, lane: Lane, form: Callable[..., Any] | Non
     return ("failed", wrong) if wrong else ("ok", "")
 
 
-def _wrong(suite: Suite, case: Case, lane: Lane, form: Callable[..., Any] | None) -> str | None:
+def _wrong(suite: Suite, case: Case, backend: Backend, form: Callable[..., Any] | None) -> str | None:
     try:
-        return disagreement(suite, case, moved(suite.make(case), device_of(lane)), lane, form)
-    except LaneError as error:
+        return disagreement(suite, case, to_device(suite.make_inputs(case), device_of(backend)), backend, form)
+    except BackendError as error:
         return str(error)
     except Exception as error:  # any exception is the failure of this kernel; the rest goes on
         return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
-def device_of(lane: Lane) -> str:
+def device_of(backend: Backend) -> str:
     """Return the device on which a backend's tensors lie on this machine."""
-    return "cuda" if lane in ON_CUDA and not interpreted() and torch.cuda.is_available() else "cpu"
+    return "cuda" if backend in GPU_BACKENDS and not triton_interpreted() and torch.cuda.is_available() else "cpu"
 
 
-def moved(inputs: tuple, device: str) -> tuple:
+def to_device(inputs: tuple, device: str) -> tuple:
     """Return the inputs on `device`, laid out there as they are here."""
     return tuple(
-        copied(each, device) if isinstance(each, torch.Tensor) and each.device.type != device else each
+        copy_with_strides(each, device) if isinstance(each, torch.Tensor) and each.device.type != device else each
         for each in inputs
     )
 
 
-def copied(tensor: torch.Tensor, device: str | torch.device | None = None) -> torch.Tensor:
+def copy_with_strides(tensor: torch.Tensor, device: str | torch.device | None = None) -> torch.Tensor:
     """Return a copy with the same strides, with what lies between its numbers: a slice of wider rows stays one."""
     extents = zip(tensor.shape, tensor.stride(), strict=True)
     reach = 1 + sum((extent - 1) * stride for extent, stride in extents) if tensor.numel() else 0

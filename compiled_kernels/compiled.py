@@ -11,33 +11,33 @@ from typing import Any
 import torch
 
 from compiled_kernels.cases import Suite
-from compiled_kernels.graphs import MOST_GRAPHS
-from compiled_kernels.lanes import Lane
+from compiled_kernels.graphs import MAX_GRAPHS
+from compiled_kernels.backends import Backend
 
 
 @contextmanager
-def compiling() -> Iterator[None]:
+def compile_context() -> Iterator[None]:
     """Set what compiled forms need at their first call: many graphs of one function, no gradients."""
-    limits = {"recompile_limit": MOST_GRAPHS, "accumulated_recompile_limit": MOST_GRAPHS}
+    limits = {"recompile_limit": MAX_GRAPHS, "accumulated_recompile_limit": MAX_GRAPHS}
     with torch.inference_mode(), torch._dynamo.config.patch(limits), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a compiler's advice to its own authors
         yield
 
 
-def one_call(suite: Suite, lane: Lane) -> Callable[..., Any]:
+def compile_call(suite: Suite, backend: Backend) -> Callable[..., Any]:
     """Compile `suite.call` on a backend into one graph, as `form(*inputs)`.
 
     Shapes stay symbolic, so that cases share graphs; where that fails a case is compiled for its own shapes.
     """
 
     def call(*inputs: Any) -> Any:
-        return suite.call(*inputs, lane=lane)
+        return suite.call(*inputs, backend=backend)
 
     symbolic = torch.compile(call, fullgraph=True, dynamic=True)
     static = torch.compile(call, fullgraph=True, dynamic=False)
 
     def form(*inputs: Any) -> Any:
-        with compiling():
+        with compile_context():
             try:
                 return symbolic(*inputs)
             except Exception:  # any compiler exception; a fault of the case itself is raised again
@@ -46,13 +46,13 @@ def one_call(suite: Suite, lane: Lane) -> Callable[..., Any]:
     return form
 
 
-def many_calls(suite: Suite, lane: Lane) -> Callable[[list[tuple]], list[Any]]:
+def compile_calls(suite: Suite, backend: Backend) -> Callable[[list[tuple]], list[Any]]:
     """Compile calls on each of a list of inputs into one graph, as a model's step holds many operators. The backend
     eager runs them one after another."""
 
-    call = suite.timed_call or suite.call
+    call = suite.benchmark_call or suite.call
 
     def calls(inputs: list[tuple]) -> list[Any]:
-        return [call(*each, lane=lane) for each in inputs]
+        return [call(*each, backend=backend) for each in inputs]
 
-    return calls if lane is Lane.EAGER else torch.compile(calls, fullgraph=True, dynamic=False)
+    return calls if backend is Backend.EAGER else torch.compile(calls, fullgraph=True, dynamic=False)

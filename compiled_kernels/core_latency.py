@@ -15,9 +15,9 @@ import torch
 
 from compiled_kernels.mlir import Kernel, compile_text
 from compiled_kernels.mlir_text import THREADS
-from compiled_kernels.openmp import Call, library
+from compiled_kernels.openmp import BoundCall, libgomp_path
 
-TRIPS = 100  # there and back again, in one sample
+ROUND_TRIPS = 100  # there and back again, in one sample
 SAMPLES = 101
 BUDGET_SECONDS = 0.5  # with other work on the cores a trip can take a turn of the scheduler
 
@@ -26,7 +26,7 @@ func.func @hand_over(%line: memref<16xi64>) {{
   %thread, %threads = call @thread() : () -> (index, index)
   %zero = arith.constant 0 : index
   %one = arith.constant 1 : index
-  %trips = arith.constant {TRIPS} : index
+  %trips = arith.constant {ROUND_TRIPS} : index
   %one64 = arith.constant 1 : i64
   %mine = arith.index_cast %thread : index to i64
   %two_threads = arith.constant 2 : index
@@ -56,16 +56,16 @@ func.func @hand_over(%line: memref<16xi64>) {{
 def core_to_core_seconds() -> float | None:
     """Return the seconds in which a cache line goes from one core to another: the least of samples of many trips, taken
     now, since other work on the cores only adds to it. None on a machine of one core, or where the OpenMP pool has one
-    thread. Raises LaneError where the lane mlir does not work."""
+    thread. Raises BackendError where the backend mlir does not work."""
     if len(os.sched_getaffinity(0)) < 2:
         return None
     kernel, line = _kernel(), torch.zeros(16, dtype=torch.int64)
-    call, samples, began = Call(kernel.address, [line]), [], time.perf_counter()
+    call, samples, began = BoundCall(kernel.address, [line]), [], time.perf_counter()
     while len(samples) < SAMPLES and (len(samples) < 3 or time.perf_counter() - began < BUDGET_SECONDS):
         line.zero_()
         before = time.perf_counter()
         call(threads=2)
-        samples.append((time.perf_counter() - before) / (2 * TRIPS))
+        samples.append((time.perf_counter() - before) / (2 * ROUND_TRIPS))
         if not line[0]:
             return None
     return min(samples)
@@ -73,4 +73,4 @@ def core_to_core_seconds() -> float | None:
 
 @functools.cache
 def _kernel() -> Kernel:
-    return compile_text(_TEXT, "hand_over", libraries=(library(),))
+    return compile_text(_TEXT, "hand_over", libraries=(libgomp_path(),))

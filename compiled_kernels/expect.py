@@ -5,27 +5,27 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from compiled_kernels.lanes import LaneError
+from compiled_kernels.backends import BackendError
 
-COMPUTED = (torch.float32, torch.bfloat16)  # types the kernels compute in
-FLOATING = (*COMPUTED, torch.float16, torch.float64)
-INTEGERS = (torch.int32, torch.int64)
+COMPUTE_DTYPES = (torch.float32, torch.bfloat16)  # types the kernels compute in
+FLOAT_DTYPES = (*COMPUTE_DTYPES, torch.float16, torch.float64)
+INDEX_DTYPES = (torch.int32, torch.int64)
 
 
-def expect(
-    operator: str, name: str, tensor: Tensor, shape: tuple[int, ...], types: tuple[torch.dtype, ...], dense: bool = True
+def check_argument(
+    operator: str, name: str, tensor: Tensor, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...], contiguous: bool = True
 ) -> None:
-    """Raise LaneError unless `tensor` is of this shape and one of these types, on the CPU, and (`contiguous`)
+    """Raise BackendError unless `tensor` is of this shape and one of these types, on the CPU, and (`contiguous`)
     contiguous.
 
     The check of a right tensor takes about a microsecond.
     """
-    if tensor.shape == shape and tensor.dtype in types and tensor.is_cpu and (not dense or tensor.is_contiguous()):
+    if tensor.shape == shape and tensor.dtype in dtypes and tensor.is_cpu and (not contiguous or tensor.is_contiguous()):
         return
     laid_out = "" if tensor.is_contiguous() else ", not contiguous"
     given = f"{list(tensor.shape)} {_plain(tensor.dtype)} on {tensor.device}{laid_out}"
-    wanted = f"{list(shape)} {' or '.join(map(_plain, types))} on the CPU{', contiguous' if dense else ''}"
-    raise LaneError(f"{operator}: lane mlir wants {name} as {wanted}; {given} given")
+    wanted = f"{list(shape)} {' or '.join(map(_plain, dtypes))} on the CPU{', contiguous' if contiguous else ''}"
+    raise BackendError(f"{operator}: backend mlir wants {name} as {wanted}; {given} given")
 
 
 def _plain(dtype: torch.dtype) -> str:

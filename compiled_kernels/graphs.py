@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-MOST_GRAPHS = 512  # of one function, in one process
+MAX_GRAPHS = 512  # of one function, in one process
 
 
 class _Graphs:
@@ -40,7 +40,7 @@ def _of_this_call(guards: Sequence) -> list[bool]:
 
 
 @functools.cache
-def compiled(function: FunctionType, dynamic: bool, alike: Hashable = None) -> Callable:
+def compile_once(function: FunctionType, dynamic: bool, cache_key: Hashable = None) -> Callable:
     """Compile `function` once for the whole process: runners of equal models share the result.
 
     torch checks at each call that every module and every global it met when it compiled is still the same, which takes
@@ -49,10 +49,10 @@ def compiled(function: FunctionType, dynamic: bool, alike: Hashable = None) -> C
     """
     config = torch._dynamo.config
     # Every bucket of rows and every kind of block is one more entry for the same code.
-    config.recompile_limit = max(config.recompile_limit, MOST_GRAPHS)
-    config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, MOST_GRAPHS)
+    config.recompile_limit = max(config.recompile_limit, MAX_GRAPHS)
+    config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, MAX_GRAPHS)
     options: dict[str, Any] | None = None
-    if alike is not None:
+    if cache_key is not None:
         # Compiled code is kept by code object: each key needs a separate one.
         function = FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
         options = {"guard_filter_fn": _of_this_call}

@@ -16,19 +16,19 @@ from typing import IO
 
 import torch
 
-from compiled_kernels.lanes import Lane, LaneError, interpreted
+from compiled_kernels.backends import Backend, BackendError, triton_interpreted
 
 
 def needs_interpreter() -> bool:
     """Return whether Triton is here, and neither a GPU nor the interpreter to run it on."""
-    return bool(importlib.util.find_spec("triton")) and not interpreted() and not torch.cuda.is_available()
+    return bool(importlib.util.find_spec("triton")) and not triton_interpreted() and not torch.cuda.is_available()
 
 
 @contextmanager
 def interpreting(operators: Sequence[str]) -> Iterator[Iterator[dict]]:
-    """Check the lane triton, interpreted, while the caller does something else; gives the fields of `check`'s rows.
+    """Check the backend triton, interpreted, while the caller does something else; gives the fields of `check`'s rows.
 
-    They come as they are found, one operator after another. Reading them raises LaneError if the process breaks.
+    They come as they are found, one operator after another. Reading them raises BackendError if the process breaks.
     """
     place = os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH")]))
     surroundings = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": place}
@@ -48,7 +48,7 @@ def _rows(process: subprocess.Popen, words: IO[bytes]) -> Iterator[dict]:
     if process.wait():
         words.seek(0)
         last = words.read().decode(errors="replace").strip().splitlines()[-1:]
-        raise LaneError(f"lane triton: the interpreter's process ended with {process.returncode}: {' '.join(last)}")
+        raise BackendError(f"backend triton: the interpreter's process ended with {process.returncode}: {' '.join(last)}")
 
 
 def main(operators: Sequence[str]) -> None:
@@ -57,7 +57,7 @@ def main(operators: Sequence[str]) -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what a kernel prints is no row
     for operator in operators:
-        for row in check((Lane.TRITON,), operator):
+        for row in check((Backend.TRITON,), operator):
             print(json.dumps(asdict(row)), file=answers)
 
 

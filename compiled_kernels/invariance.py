@@ -5,15 +5,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compiled_kernels.lanes import Lane
+from compiled_kernels.backends import Backend
 
 
 @dataclass(frozen=True)
-class Varies:
+class BatchVariance:
     """The bits of a row of `operator`'s result on this backend depend on more than the row and its own context."""
 
     operator: str
-    lane: Lane
+    backend: Backend
     reason: str
 
 
@@ -23,39 +23,39 @@ ONE_ROW = "one row has a kernel of its own, and more rows split their width by h
 LOWERED = "compiled for each number of rows, with leave to regroup sums and to join them with products"
 SPLIT = "walks over the context are split by how many programs there are"
 
-VARIES: tuple[Varies, ...] = (
-    *(Varies(name, Lane.EAGER, BY_ROWS) for name in ("linear", "linear_int8", "linear_int4", "expert_linear")),
+BATCH_VARIANT: tuple[BatchVariance, ...] = (
+    *(BatchVariance(name, Backend.EAGER, BY_ROWS) for name in ("linear", "linear_int8", "linear_int4", "expert_linear")),
     *(
-        Varies(name, Lane.EAGER, "torch cuts sums over the context by the shape of the whole span")
+        BatchVariance(name, Backend.EAGER, "torch cuts sums over the context by the shape of the whole span")
         for name in ("paged_attention", "quantized_attention")
     ),
-    Varies("rms_norm", Lane.EAGER, "torch cuts sums by the shape of the whole batch"),
+    BatchVariance("rms_norm", Backend.EAGER, "torch cuts sums by the shape of the whole batch"),
     *(
-        Varies(name, Lane.INDUCTOR, f"one row is a multiply-reduce; of more rows {BY_ROWS}")
+        BatchVariance(name, Backend.INDUCTOR, f"one row is a multiply-reduce; of more rows {BY_ROWS}")
         for name in ("linear", "linear_int8", "linear_int4", "expert_linear")
     ),
     *(
-        Varies(name, Lane.INDUCTOR, "decodes and longer spans are different code, each with its own order of sums")
+        BatchVariance(name, Backend.INDUCTOR, "decodes and longer spans are different code, each with its own order of sums")
         for name in ("paged_attention", "quantized_attention")
     ),
-    Varies("rms_norm", Lane.INDUCTOR, LOWERED),
-    Varies("linear", Lane.TRITON, VENDOR),
-    *(Varies(name, Lane.TRITON, ONE_ROW) for name in ("linear_int8", "linear_int4")),
-    *(Varies(name, Lane.TRITON, SPLIT) for name in ("paged_attention", "quantized_attention")),
+    BatchVariance("rms_norm", Backend.INDUCTOR, LOWERED),
+    BatchVariance("linear", Backend.TRITON, VENDOR),
+    *(BatchVariance(name, Backend.TRITON, ONE_ROW) for name in ("linear_int8", "linear_int4")),
+    *(BatchVariance(name, Backend.TRITON, SPLIT) for name in ("paged_attention", "quantized_attention")),
     *(
-        Varies(name, Lane.MLIR, "decodes and longer spans are different code, split by rows and threads")
+        BatchVariance(name, Backend.MLIR, "decodes and longer spans are different code, split by rows and threads")
         for name in ("paged_attention", "quantized_attention")
     ),
     *(
-        Varies(name, Lane.MLIR, LOWERED)
+        BatchVariance(name, Backend.MLIR, LOWERED)
         for name in ("rms_norm", "rotary", "gated_silu", "gated_gelu", "gated_clamped", "log_softmax")
     ),
 )
 
 
-def variance(operator: str, lane: Lane) -> str | None:
+def batch_variance(operator: str, backend: Backend) -> str | None:
     """Return why a row's bits depend on the batch composition; None where they do not. The operator `decode_step` is a
     whole step."""
-    if operator == "decode_step" and lane is not Lane.MLIR:
-        return next(f"{row.operator}: {row.reason}" for row in VARIES if row.lane is lane)
-    return next((row.reason for row in VARIES if (row.operator, row.lane) == (operator, lane)), None)
+    if operator == "decode_step" and backend is not Backend.MLIR:
+        return next(f"{row.operator}: {row.reason}" for row in BATCH_VARIANT if row.backend is backend)
+    return next((row.reason for row in BATCH_VARIANT if (row.operator, row.backend) == (operator, backend)), None)

@@ -11,10 +11,10 @@ import sysconfig
 from enum import StrEnum
 from pathlib import Path
 
-from compiled_kernels.level import level_here
+from compiled_kernels.level import current_level
 
 
-class Lane(StrEnum):
+class Backend(StrEnum):
     """A way to carry out an operator.
 
     `eager` runs the specification, or torch's own operation where there is one for all of it; `inductor` is what
@@ -28,11 +28,11 @@ class Lane(StrEnum):
     MLIR = "mlir"
 
 
-AUTO = "auto"
-NO_LEVEL = "its kernels are for x86-64 with AVX2 and FMA, which this machine has not; eager and inductor work here"
+AUTO_BACKEND = "auto"
+UNSUPPORTED_CPU = "its kernels are for x86-64 with AVX2 and FMA, which this machine has not; eager and inductor work here"
 
 
-class LaneError(RuntimeError):
+class BackendError(RuntimeError):
     """Raised where an explicit backend cannot do the work here; it never falls back."""
 
     def _render_traceback_(self) -> list[str]:
@@ -43,28 +43,28 @@ class LaneError(RuntimeError):
         return shell.InteractiveTB.structured_traceback(type(self), self, self.__traceback__)
 
 
-def spoken(part: object) -> str:
+def describe_callable(part: object) -> str:
     """Return the name by which a message calls a mask or a score function: its repr or its name, never its address."""
     told = repr(part)
     if " at 0x" not in told:
         return told
     if isinstance(part, functools.partial):
-        return f"{spoken(part.func)} with {', '.join(f'{name}={value!r}' for name, value in part.keywords.items())}"
+        return f"{describe_callable(part.func)} with {', '.join(f'{name}={value!r}' for name, value in part.keywords.items())}"
     return getattr(part, "__qualname__", type(part).__qualname__)
 
 
 @functools.cache
-def lane_problems() -> dict[Lane, str | None]:
+def backend_problems() -> dict[Backend, str | None]:
     """Return for each backend why it does not work here; None where it does."""
     return {
-        Lane.EAGER: None,
-        Lane.INDUCTOR: _inductor_problem(),
-        Lane.TRITON: _triton_problem(),
-        Lane.MLIR: _mlir_problem(),
+        Backend.EAGER: None,
+        Backend.INDUCTOR: _inductor_problem(),
+        Backend.TRITON: _triton_problem(),
+        Backend.MLIR: _mlir_problem(),
     }
 
 
-def interpreted() -> bool:
+def triton_interpreted() -> bool:
     """Return whether Triton kernels run in Triton's interpreter, on any device and slowly (TRITON_INTERPRET=1)."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -83,14 +83,14 @@ def _triton_problem() -> str | None:
 
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed: pip install 'inference-workbench[triton]'"
-    if interpreted() or torch.cuda.is_available():
+    if triton_interpreted() or torch.cuda.is_available():
         return None
     return "no CUDA device here (TRITON_INTERPRET=1 runs the kernels in Triton's interpreter, slowly)"
 
 
 def _mlir_problem() -> str | None:
-    if level_here() is None:
-        return NO_LEVEL
+    if current_level() is None:
+        return UNSUPPORTED_CPU
     if importlib.util.find_spec("torch_mlir") is None:
         return "torch-mlir is not installed: pip install torch-mlir"
     return None

@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 
-ENVIRONMENT = "WORKBENCH_LEVEL"
+LEVEL_VARIABLE = "WORKBENCH_LEVEL"
 _V3 = {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "abm"}  # abm: Linux's word for LZCNT
 _V4 = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 
@@ -46,18 +46,18 @@ class Level(StrEnum):
         return list(Level).index(self)
 
     @property
-    def flags(self) -> frozenset[str]:
+    def cpuinfo_flags(self) -> frozenset[str]:
         """Return the features that /proc/cpuinfo must list."""
         added = {Level.V3: _V3, Level.V4: _V4, Level.V4_VNNI: {"avx512_vnni"}, Level.V4_BF16: {"avx512_bf16"}}
         return frozenset().union(*(added[each] for each in Level if each.rank <= self.rank))
 
     @property
-    def cpu(self) -> str:
+    def llvm_cpu(self) -> str:
         """Return LLVM's name of the processor."""
         return "x86-64-v3" if self is Level.V3 else "x86-64-v4"
 
     @property
-    def features(self) -> tuple[str, ...]:
+    def llvm_features(self) -> tuple[str, ...]:
         """Return LLVM's names of the features beside that processor; never empty, or LLVM would take the machine's
         own."""
         added = {Level.V3: "+avx2", Level.V4: "+avx512f", Level.V4_VNNI: "+avx512vnni", Level.V4_BF16: "+avx512bf16"}
@@ -67,7 +67,7 @@ class Level(StrEnum):
 def level_of(flags: frozenset[str]) -> Level | None:
     """Return the highest level whose features are all among `cpuinfo_flags`, in /proc/cpuinfo's words; None where none
     is."""
-    return max((each for each in Level if each.flags <= flags), key=lambda each: each.rank, default=None)
+    return max((each for each in Level if each.cpuinfo_flags <= flags), key=lambda each: each.rank, default=None)
 
 
 @functools.cache
@@ -80,7 +80,7 @@ def machine_level() -> Level | None:
     return level_of(frozenset(flags[1].split())) if flags else None
 
 
-def level_here() -> Level | None:
+def current_level() -> Level | None:
     """Return the level that kernels are made for: the machine's, unless it is limited to less (`WORKBENCH_LEVEL`,
     `limited_to`).
 
@@ -89,17 +89,17 @@ def level_here() -> Level | None:
     return _held[-1] if _held else _asked()
 
 
-def levels_here() -> tuple[Level, ...]:
+def available_levels() -> tuple[Level, ...]:
     """Return all levels that can be executed here, the lowest first; none above WORKBENCH_LEVEL."""
     highest = _asked()
     return tuple(each for each in Level if highest is not None and each.rank <= highest.rank)
 
 
 @contextmanager
-def held_to(level: Level) -> Iterator[None]:
+def limited_to(level: Level) -> Iterator[None]:
     """Make this package's kernels for `level` meanwhile, in all threads: for checks that go through the levels."""
-    if level not in levels_here():
-        raise LevelError(f"level {level}: this machine executes {', '.join(levels_here()) or 'none'}")
+    if level not in available_levels():
+        raise LevelError(f"level {level}: this machine executes {', '.join(available_levels()) or 'none'}")
     _held.append(level)
     try:
         yield
@@ -107,11 +107,11 @@ def held_to(level: Level) -> Iterator[None]:
         _held.pop()
 
 
-def hold_libraries() -> None:
+def limit_libraries() -> None:
     """Hold torch, oneDNN, MKL and Inductor to WORKBENCH_LEVEL where it is set, by their own variables, which they read
     at their first use; one that is set already stays as it is. AMX is above every level here, so it is held down. What
     Inductor keeps lies in a folder of the level's own."""
-    if not os.environ.get(ENVIRONMENT) or (level := _asked()) is None:
+    if not os.environ.get(LEVEL_VARIABLE) or (level := _asked()) is None:
         return
     vectors = "avx2" if level is Level.V3 else "avx512"  # Inductor takes its vectors' length from this too
     onednn = {Level.V3: "AVX2", Level.V4: "AVX512_CORE", Level.V4_VNNI: "AVX512_CORE_VNNI"}
@@ -125,7 +125,7 @@ def hold_libraries() -> None:
 
 def main() -> None:
     """Print the levels of this machine: what the Makefile asks."""
-    print(*levels_here())
+    print(*available_levels())
 
 
 _held: list[Level] = []
@@ -133,11 +133,11 @@ _held: list[Level] = []
 
 @functools.cache
 def _asked() -> Level | None:
-    text, highest = os.environ.get(ENVIRONMENT, ""), machine_level()
+    text, highest = os.environ.get(LEVEL_VARIABLE, ""), machine_level()
     if not text:
         return highest
     if text not in tuple(Level):
-        raise LevelError(f"{ENVIRONMENT}={text!r} is no level; there are {', '.join(Level)}")
+        raise LevelError(f"{LEVEL_VARIABLE}={text!r} is no level; there are {', '.join(Level)}")
     if highest is None or Level(text).rank > highest.rank:
-        raise LevelError(f"{ENVIRONMENT}={text}: this machine executes {highest or 'none of the levels'} at most")
+        raise LevelError(f"{LEVEL_VARIABLE}={text}: this machine executes {highest or 'none of the levels'} at most")
     return Level(text)

@@ -12,12 +12,12 @@ import torch
 import compiled_kernels
 from compiled_kernels.cases import Suite, suites
 from compiled_kernels.gaps import GAPS
-from compiled_kernels.lanes import Lane
+from compiled_kernels.backends import Backend
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def operators() -> list[dict[str, Any]]:
+def list_operators() -> list[dict[str, Any]]:
     """Return one entry an operator: name, formula, source (of the idea), place, backends, number of cases and of those
     timed, and gaps (backend, cases, reason)."""
     return [_entry(suite) for suite in suites()]
@@ -32,25 +32,25 @@ def _entry(suite: Suite) -> dict[str, Any]:
         "formula": _first_line(call.__doc__),
         "source": _first_line(module.__doc__ if module else ""),
         "place": f"{place.relative_to(ROOT).as_posix()}:{inspect.getsourcelines(call)[1]}",
-        "lanes": [str(lane) for lane in Lane if _has(suite.operator, lane)],
+        "backends": [str(backend) for backend in Backend if _has(suite.operator, backend)],
         "cases": len(suite.cases),
         "timed": sum(case.timed for case in suite.cases),
         "gaps": _gaps(suite),
     }
 
 
-def _has(operator: str, lane: Lane) -> bool:
-    return lane in (Lane.EAGER, Lane.INDUCTOR) or hasattr(torch.ops.compiled_kernels, f"{operator}_{lane}")
+def _has(operator: str, backend: Backend) -> bool:
+    return backend in (Backend.EAGER, Backend.INDUCTOR) or hasattr(torch.ops.compiled_kernels, f"{operator}_{backend}")
 
 
 def _gaps(suite: Suite) -> list[dict[str, Any]]:
     found = Counter(
-        (str(gap.lane), gap.reason)
+        (str(gap.backend), gap.reason)
         for gap in GAPS
         for case in suite.cases
-        if gap.covers(suite.operator, gap.lane, case.name)
+        if gap.covers(suite.operator, gap.backend, case.name)
     )
-    return [{"lane": lane, "cases": count, "reason": reason} for (lane, reason), count in found.items()]
+    return [{"backend": backend, "cases": count, "reason": reason} for (backend, reason), count in found.items()]
 
 
 def _first_line(text: str | None) -> str:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from compiled_kernels.lanes import LaneError, spoken
-from compiled_kernels.pictures import Picture, picture
+from compiled_kernels.backends import BackendError, describe_callable
+from compiled_kernels.pictures import MaskPicture, draw_mask
 
 __all__ = ["Both", "Causal", "Mask", "Picture", "SlidingWindow", "band", "picture"]
 
@@ -37,7 +37,7 @@ class SlidingWindow:
 
 
 @dataclass(frozen=True)
-class Both:
+class AndMask:
     """The keys that both masks show."""
 
     first: Mask
@@ -47,17 +47,17 @@ class Both:
         return self.first(query, key) & self.second(query, key)
 
     def __repr__(self) -> str:
-        return f"Both({spoken(self.first)}, {spoken(self.second)})"
+        return f"Both({describe_callable(self.first)}, {describe_callable(self.second)})"
 
 
-def band(mask: Mask, lane: str) -> tuple[int, int]:
+def window_and_sinks(mask: Mask, backend: str) -> tuple[int, int]:
     """Return (window, sinks) of a mask, 0 for no window: the form in which operations known to torch by a schema take
     masks.
 
-    Raises LaneError for any other predicate: the backend cannot carry it out.
+    Raises BackendError for any other predicate: the backend cannot carry it out.
     """
     if isinstance(mask, Causal):
         return 0, 0
     if isinstance(mask, SlidingWindow):
         return mask.window, mask.sinks
-    raise LaneError(f"paged_attention: lane {lane} knows causal masks with window and sinks, not {spoken(mask)}")
+    raise BackendError(f"paged_attention: backend {backend} knows causal masks with window and sinks, not {describe_callable(mask)}")

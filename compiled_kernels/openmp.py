@@ -13,29 +13,29 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from compiled_kernels.lanes import LaneError
+from compiled_kernels.backends import BackendError
 
 
 @functools.cache
-def library() -> str:
+def libgomp_path() -> str:
     """Return the path of torch's libgomp."""
     found = sorted(Path(torch.__file__).parent.glob("lib/libgomp*")) or sorted(
         Path(torch.__file__).parent.parent.glob("torch.libs/libgomp*")
     )
     if not found:
-        raise LaneError("lane mlir: this torch does not bring libgomp, whose threads the kernels run on")
+        raise BackendError("backend mlir: this torch does not bring libgomp, whose threads the kernels run on")
     return str(found[0])
 
 
 @functools.cache
 def _parallel() -> Callable[..., None]:
-    function = ctypes.CDLL(library()).GOMP_parallel
+    function = ctypes.CDLL(libgomp_path()).GOMP_parallel
     function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
     function.restype = None
     return function
 
 
-class Call:
+class BoundCall:
     """A compiled function bound to tensors: `address` is of `void(void**)`, its arguments pointers to pointers.
 
     Calling it runs the function on `threads` threads at once (torch's number unless given), each with a number of

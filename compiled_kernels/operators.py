@@ -1,8 +1,8 @@
 """An operator's opaque forms as torch knows them: operations with a schema and a fake.
 
-The lanes `eager` and `inductor` run plain torch code, which torch.compile can see through and fuse, wherever a graph
-can hold it (attention over spans it cannot: that is opaque on these lanes too). What is opaque is registered here,
-`compiled_kernels::<operator>_<lane>`, when the package is imported, so that a graph can hold it from the first call on;
+The backends `eager` and `inductor` run plain torch code, which torch.compile can see through and fuse, wherever a graph
+can hold it (attention over spans it cannot: that is opaque on these backends too). What is opaque is registered here,
+`compiled_kernels::<operator>_<backend>`, when the package is imported, so that a graph can hold it from the first call on;
 the kernel's own module is imported when it first runs.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from compiled_kernels.lanes import Lane, LaneError
+from compiled_kernels.backends import Backend, BackendError
 
 LIBRARY = torch.library.Library("compiled_kernels", "DEF")
 
@@ -26,29 +26,29 @@ class Operator:
     code, or does not have this operator."""
 
     name: str
-    forms: Mapping[Lane, Callable[..., Any]]
+    implementations: Mapping[Backend, Callable[..., Any]]
 
-    def form(self, lane: Lane) -> Callable[..., Any]:
-        """Return the opaque operation of a backend. Raises LaneError where there is none."""
-        if lane not in self.forms:
-            known = [each for each in Lane if each in (Lane.EAGER, Lane.INDUCTOR, *self.forms)]
-            raise LaneError(f"{self.name} has no lane {lane}; it has {', '.join(known)}")
-        return self.forms[lane]
+    def implementation(self, backend: Backend) -> Callable[..., Any]:
+        """Return the opaque operation of a backend. Raises BackendError where there is none."""
+        if backend not in self.implementations:
+            known = [each for each in Backend if each in (Backend.EAGER, Backend.INDUCTOR, *self.implementations)]
+            raise BackendError(f"{self.name} has no backend {backend}; it has {', '.join(known)}")
+        return self.implementations[backend]
 
 
-def define(name: str, schema: str, fake: Callable[..., Any], kernels: Mapping[Lane, str]) -> Operator:
+def define_operator(name: str, schema: str, fake: Callable[..., Any], kernels: Mapping[Backend, str]) -> Operator:
     """Register the operator's opaque forms.
 
     `schema` is that of torch.library without a name; `fake` gives outputs of the right shapes, computing nothing;
-    `kernels` says where each lane is written, as "module:function".
+    `kernels` says where each backend is written, as "module:function".
     """
     forms = {}
-    for lane, place in kernels.items():
-        full = f"{name}_{lane}"
+    for backend, place in kernels.items():
+        full = f"{name}_{backend}"
         LIBRARY.define(f"{full}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
         LIBRARY.impl(full, _imported_when_used(place), "CompositeExplicitAutograd")
         torch.library.register_fake(f"compiled_kernels::{full}", fake, lib=LIBRARY)
-        forms[lane] = getattr(torch.ops.compiled_kernels, full).default
+        forms[backend] = getattr(torch.ops.compiled_kernels, full).default
     return Operator(name, forms)
 
 

@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 SEEN, SELF, PAPER, LINE = "#3b6ea5", "#1d3c5e", "#ffffff", "#d5dbe3"
-GAP_FROM = 8  # cells of at least so many pixels are separated by lines
+MIN_GRID_CELL = 8  # cells of at least so many pixels are separated by lines
 
 
-class Picture(str):
+class MaskPicture(str):
     """SVG as text; a notebook shows it drawn."""
 
     def _repr_svg_(self) -> str:
         return str(self)
 
 
-def picture(mask: Callable[[Tensor, Tensor], Tensor], tokens: int = 16, cell: int | None = None) -> Picture:
+def draw_mask(mask: Callable[[Tensor, Tensor], Tensor], tokens: int = 16, cell: int | None = None) -> MaskPicture:
     """Draw a mask as SVG. Rows are queries, columns keys, of a text of `tokens`: filled where the query sees the key,
     dark where it is itself. `cell` is a square's side in pixels; unless given, the picture is about 256 wide."""
     if tokens < 1:
@@ -29,11 +29,11 @@ def picture(mask: Callable[[Tensor, Tensor], Tensor], tokens: int = 16, cell: in
     side = tokens * cell
     drawn = [_run(row, start, end, cell, SEEN) for row, cells in enumerate(seen) for start, end in _runs(cells)]
     drawn += [_run(row, row, row + 1, cell, SELF) for row in range(tokens) if seen[row][row]]
-    if cell >= GAP_FROM:
+    if cell >= MIN_GRID_CELL:
         drawn += [f'<path d="{_lines(tokens, cell)}" stroke="{LINE}" fill="none"/>']
     count = sum(map(sum, seen))
     size = f'width="{side}" height="{side}"'
-    return Picture(
+    return MaskPicture(
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {side} {side}" role="img">'
         f"<title>{tokens} queries (rows) by {tokens} keys (columns): {count} pairs seen</title>"
         f'<rect {size} fill="{PAPER}"/>{"".join(drawn)}</svg>'

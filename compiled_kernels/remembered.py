@@ -18,19 +18,19 @@ from typing import Any
 import platformdirs
 import torch
 
-from compiled_kernels.level import level_here
+from compiled_kernels.level import current_level
 
 try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None
 
-MOST = 2000  # entries; older ones, of other versions as a rule, make room
+MAX_ENTRIES = 2000  # entries; older ones, of other versions as a rule, make room
 VERSIONS = ("torch", "triton", "torch-mlir")
 
 
 @dataclass(frozen=True)
-class Remembered:
+class ResultCache:
     """A cache of results: entries by key in `file`. A damaged file counts as empty; where none can be written, nothing
     is kept. A reader sees a file whole, whoever writes; writers wait for one another (where the system has file
     locks), so that none loses another's entry."""
@@ -48,7 +48,7 @@ class Remembered:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             with _alone(self.file.with_name(f".{self.file.name}.lock")):
                 kept = {**self.load(), key: dict(entry)}
-                _write(self.file, json.dumps({"entries": dict(list(kept.items())[-MOST:])}, indent=1))
+                _write(self.file, json.dumps({"entries": dict(list(kept.items())[-MAX_ENTRIES:])}, indent=1))
 
 
 @contextmanager
@@ -71,18 +71,18 @@ def _write(file: Path, text: str) -> None:
         raise
 
 
-def directory() -> Path:
+def user_cache_directory() -> Path:
     """Return `$WORKBENCH_CACHE_DIR`, or the user's cache directory for the workbench."""
     given = os.environ.get("WORKBENCH_CACHE_DIR")
     return Path(given or platformdirs.user_cache_dir("inference-workbench", appauthor=False))
 
 
-def machine() -> dict[str, str]:
+def machine_key() -> dict[str, str]:
     """Return what a measurement depends on: the processor and its level, the GPU, the compilers' versions and this
     package's own code."""
     return {
         "cpu": f"{cpu_model()} x {os.cpu_count()}",
-        "level": str(level_here()),
+        "level": str(current_level()),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
         "code": _own_code(),
         **{name: _version(name) for name in VERSIONS},

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from compiled_kernels.lanes import LaneError, spoken
+from compiled_kernels.backends import BackendError, describe_callable
 
 # (score, head, query, key) -> score; the four broadcast, the result has the score's shape and type.
 Score = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -37,7 +37,7 @@ class ALiBi:
 
 
 @dataclass(frozen=True)
-class Then:
+class ChainedScore:
     """One score function after another: `second` of what `first` gives."""
 
     first: Score
@@ -47,12 +47,12 @@ class Then:
         return self.second(self.first(score, head, query, key), head, query, key)
 
     def __repr__(self) -> str:
-        return f"Then({spoken(self.first)}, {spoken(self.second)})"
+        return f"Then({describe_callable(self.first)}, {describe_callable(self.second)})"
 
 
-def biased(score: Score | None, lane: str) -> bool:
+def uses_alibi(score: Score | None, backend: str) -> bool:
     """Return whether scores fall as in ALiBi: the form in which operations known to torch by a schema take a score
-    function. Raises LaneError for any other: the backend cannot carry it out."""
+    function. Raises BackendError for any other: the backend cannot carry it out."""
     if score is None or isinstance(score, ALiBi):
         return score is not None
-    raise LaneError(f"paged_attention: lane {lane} knows no score functions but ALiBi, not {spoken(score)}")
+    raise BackendError(f"paged_attention: backend {backend} knows no score functions but ALiBi, not {describe_callable(score)}")

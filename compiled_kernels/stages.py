@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from compiled_kernels.cases import Case, Suite, case_of
-from compiled_kernels.lanes import Lane, LaneError, lane_problems
+from compiled_kernels.backends import Backend, BackendError, backend_problems
 
 
 @dataclass(frozen=True)
-class Stage:
+class CompilerStage:
     """`text` to read, and `data` where a stage has more structure than its text (JSON-ready)."""
 
     text: str
@@ -22,54 +22,54 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Stages:
-    """`artifact` is the content hash of what ran (or, of a lane that is compiled ahead of time here, would run); `note`
+class CompilerStages:
+    """`artifact` is the content hash of what ran (or, of a backend that is compiled ahead of time here, would run); `note`
     says what it is."""
 
     artifact: str
     note: str
-    stages: Mapping[str, Stage] = field(default_factory=dict)
+    stages: Mapping[str, CompilerStage] = field(default_factory=dict)
 
 
-def stages_of(suite: Suite, case: Case | None, lane: Lane) -> Stages:
+def stages_of(suite: Suite, case: Case | None, backend: Backend) -> CompilerStages:
     """Return the stages of one case (the first timed one unless given) on one backend, in the order in which they are
     made.
 
-    The backend triton is compiled ahead of time for examples of its own, not for cases. Raises LaneError for a case
+    The backend triton is compiled ahead of time for examples of its own, not for cases. Raises BackendError for a case
     given there, and where the backend does not have this operator or does not work here.
     """
-    if lane is Lane.TRITON:
+    if backend is Backend.TRITON:
         if case is not None:
-            raise LaneError(f"{suite.operator}: lane triton shows its examples, all of them; leave out the case")
+            raise BackendError(f"{suite.operator}: backend triton shows its examples, all of them; leave out the case")
         return _triton(suite)
     case = case or case_of(suite, None)
-    if problem := lane_problems()[lane]:
-        raise LaneError(f"lane {lane} does not work here: {problem}")
-    if lane is Lane.EAGER:
+    if problem := backend_problems()[backend]:
+        raise BackendError(f"backend {backend} does not work here: {problem}")
+    if backend is Backend.EAGER:
         return _eager(suite)
-    if lane is Lane.INDUCTOR:
+    if backend is Backend.INDUCTOR:
         from compiled_kernels import inductor_code
 
         return inductor_code.stages(suite, case)
     return _mlir(suite, case)
 
 
-def _eager(suite: Suite) -> Stages:
-    package = inspect.getmodule(suite.inputs)
+def _eager(suite: Suite) -> CompilerStages:
+    package = inspect.getmodule(suite.input_maker)
     name = package.__name__.rpartition(".")[0] if package else ""
     try:
         texts = [inspect.getsource(importlib.import_module(f"{name}.{part}")) for part in ("reference", "api")]
     except (ImportError, OSError) as error:
-        raise LaneError(f"{suite.operator}: its source cannot be read: {error}") from None
+        raise BackendError(f"{suite.operator}: its source cannot be read: {error}") from None
     note = "the specification, and what is called: it runs as written, or as torch's own operation where `api` says so"
-    return Stages(digest("".join(texts)), note, {"source": Stage(texts[0]), "api": Stage(texts[1])})
+    return CompilerStages(digest("".join(texts)), note, {"source": CompilerStage(texts[0]), "api": CompilerStage(texts[1])})
 
 
-def _triton(suite: Suite) -> Stages:
+def _triton(suite: Suite) -> CompilerStages:
     try:
         from compiled_kernels.triton_code import artifacts, stages
     except ImportError as error:
-        raise LaneError(f"lane triton: its code cannot be imported: {error}") from None
+        raise BackendError(f"backend triton: its code cannot be imported: {error}") from None
     made = artifacts(suite.operator)
     data = [
         {
@@ -84,20 +84,20 @@ def _triton(suite: Suite) -> Stages:
         }
         for each in made
     ]
-    texts = {name: Stage(text, data) for name, text in stages(suite.operator).items()}
+    texts = {name: CompilerStage(text, data) for name, text in stages(suite.operator).items()}
     whole = digest(b"".join(each.cubin for each in made))
     note = f"its cubins for sm_{made[0].sm}, compiled ahead of time as Triton would on a GPU"
-    return Stages(whole, note, texts)
+    return CompilerStages(whole, note, texts)
 
 
-def _mlir(suite: Suite, case: Case) -> Stages:
+def _mlir(suite: Suite, case: Case) -> CompilerStages:
     try:
         from compiled_kernels.mlir import stages
     except ImportError as error:
-        raise LaneError(f"lane mlir: its stages cannot be imported: {error}") from None
+        raise BackendError(f"backend mlir: its stages cannot be imported: {error}") from None
     made = stages(suite.operator, case)
-    texts = {name: Stage(text) for name, text in made.stages.items()}
-    return Stages(made.digest, "the entry in the cache of artifacts that runs", texts)
+    texts = {name: CompilerStage(text) for name, text in made.stages.items()}
+    return CompilerStages(made.digest, "the entry in the cache of artifacts that runs", texts)
 
 
 def digest(content: str | bytes) -> str:

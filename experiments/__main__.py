@@ -30,12 +30,12 @@ def main(
     """Run one of the project's experiments and show its results."""
     if name is None:
         for each in names():
-            print(f"{each:24}{Experiment.read(HERE / f'{each}.yaml').question}")
+            print(f"{each:24}{Experiment.from_file(HERE / f'{each}.yaml').question}")
         return
     if name not in names():
         raise WorkbenchError(f"no experiment {name!r}{nearest(name, names())}; without a name they are listed")
     console = Console()
-    record = run(Experiment.read(HERE / f"{name}.yaml", tuple(set_ or ())), out, name)
+    record = run(Experiment.from_file(HERE / f"{name}.yaml", tuple(set_ or ())), out, name)
     report.show(record, console if console.is_terminal else Console(width=WIDE))
 
 

@@ -20,24 +20,24 @@ from statistics import median
 from typing import Any
 
 from workbench.engine.runner import Runner
-from workbench.fleet.fitted import fitted
-from workbench.fleet.fleet import Fleet, Pool
-from workbench.fleet.work import StepTimes
+from workbench.fleet.fitted import fit_step_times
+from workbench.fleet.fleet import Fleet, InstancePool
+from workbench.fleet.work import StepTimeModel
 from workbench.study.experiment import Experiment
 from workbench.study.metrics import distribution, summarize
-from workbench.study.run import play, runner_for, threads
-from workbench.study.simulated import job_figures
-from workbench.study.simulated_machine import machine_for
+from workbench.study.run import run_requests, runner_for, torch_threads
+from workbench.study.simulated import request_metrics_of
+from workbench.study.simulated_machine import instance_spec_for
 from workbench.study.workload import arrivals_of, requests_of
 from workbench.trace.recorder import Recorder
 from workbench.traffic.settings import TrafficWorkload
-from workbench.traffic.source import Open
+from workbench.traffic.source import OpenLoopSource
 
-FIGURES = [(name, q) for name in ("ttft_s", "tpot_s") for q in ("p50", "p90")]
-REPETITIONS, MOST = 5, 0.15
+METRICS = [(name, q) for name in ("ttft_s", "tpot_s") for q in ("p50", "p90")]
+REPETITIONS, TOLERANCE = 5, 0.15
 
 
-class OwnTime:
+class ProcessClock:
     """A clock of the seconds that this process has computed, and those that it would have waited."""
 
     def __init__(self) -> None:
@@ -50,53 +50,53 @@ class OwnTime:
         self._waited += seconds
 
 
-def computed(runner: Runner, experiment: Experiment) -> Recorder:
+def run_real(runner: Runner, experiment: Experiment) -> Recorder:
     """Run the experiment's requests on the runner, and return the recorded events."""
     recorder = Recorder()
-    requests = requests_of(experiment, runner.tokenizer, runner.model.spec.vocab)
-    runner.instruments.listener = recorder.note
-    play(runner, requests, "", False)
-    runner.instruments.listener = None
+    requests = requests_of(experiment, runner.tokenizer, runner.model.spec.vocab_size)
+    runner.telemetry.listener = recorder.record
+    run_requests(runner, requests, "", False)
+    runner.telemetry.listener = None
     return recorder
 
 
-def simulated(experiment: Experiment, times: StepTimes) -> dict[str, dict]:
+def run_simulated(experiment: Experiment, times: StepTimeModel) -> dict[str, dict]:
     """Simulate the same requests under a clock whose steps take `times`."""
     assert isinstance(experiment.workload, TrafficWorkload)
     clock = experiment.with_("executor={kind: simulated, hardware: h100}")  # of which only the memory is taken
-    machine = replace(machine_for(clock), times=times)
-    fleet = Fleet(Open(arrivals_of(experiment.workload)), Pool(machine, 1)).run()
-    figures = [job_figures(job) for job in fleet.jobs]
+    machine = replace(instance_spec_for(clock), times=times)
+    fleet = Fleet(OpenLoopSource(arrivals_of(experiment.workload)), InstancePool(machine, 1)).run()
+    figures = [request_metrics_of(job) for job in fleet.jobs]
     return {name: distribution(each[name] for each in figures) for name in ("ttft_s", "tpot_s")}
 
 
 def repetition(runner: Runner, experiment: Experiment, number: int) -> dict[str, dict[str, float]]:
     """Return real and simulated figures of the requests with seed `number`."""
-    asked = experiment.with_(f"workload.seed={number}")
-    times = fitted(computed(runner, experiment.with_(f"workload.seed={1000 + number}")).steps())
-    recorder = computed(runner, asked)
+    seeded = experiment.with_(f"workload.seed={number}")
+    times = fit_step_times(run_real(runner, experiment.with_(f"workload.seed={1000 + number}")).steps())
+    recorder = run_real(runner, seeded)
     real = summarize(recorder.requests(), recorder.steps(), recorder.tokens())
-    clock = simulated(asked, times)
+    clock = run_simulated(seeded, times)
     return {
         f"{name}_{q}": {
             "real": real[name][q], "simulated": clock[name][q], "off": clock[name][q] / real[name][q] - 1,
         }
-        for name, q in FIGURES
+        for name, q in METRICS
     }  # fmt: skip
 
 
 def verdict(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the relative error of simulated figures, in the median of the repetitions, and whether the rule holds."""
-    off = {f"{name}_{q}": median(row[f"{name}_{q}"]["off"] for row in rows) for name, q in FIGURES}
-    return {"off": off, "within": all(abs(each) <= MOST for each in off.values())}
+    off = {f"{name}_{q}": median(row[f"{name}_{q}"]["off"] for row in rows) for name, q in METRICS}
+    return {"off": off, "within": all(abs(each) <= TOLERANCE for each in off.values())}
 
 
 def main() -> None:
-    experiment = Experiment.read(Path(__file__).with_name("agreement.yaml"))
-    own, rows = OwnTime(), []
-    with threads(experiment.measure.threads):
+    experiment = Experiment.from_file(Path(__file__).with_name("agreement.yaml"))
+    own, rows = ProcessClock(), []
+    with torch_threads(experiment.measure.threads):
         runner = runner_for(experiment, clock=own, sleep=own.sleep)
-        computed(runner, experiment)  # compiles and touches everything once
+        run_real(runner, experiment)  # compiles and touches everything once
         for number in range(REPETITIONS):
             rows.append(row := repetition(runner, experiment, number))
             for name, found in row.items():

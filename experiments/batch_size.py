@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from workbench.study.verdict import Outcome, Rows, RuleChange, Verdict, row_of
+from workbench.study.verdict import Outcome, VariantRows, RuleChange, Verdict, variant_row
 
 SIZES = ("1", "2", "4", "8", "16", "32", "64")
 CROWD, LIMITED = "64", "64, at most 16"  # the same clients, of whom few are served at once
@@ -33,12 +33,12 @@ _BAR = RuleChange(
 CHANGED = {"batch-amortises": (_WORK, _BAR), "ttft-vs-throughput": (_WORK,)}
 
 
-def judge(rows: Rows) -> list[Verdict]:
+def judge(rows: VariantRows) -> list[Verdict]:
     return [amortised(rows), trade(rows)]
 
 
-def amortised(rows: Rows) -> Verdict:
-    found = [row_of(rows, size) for size in SIZES]
+def amortised(rows: VariantRows) -> Verdict:
+    found = [variant_row(rows, size) for size in SIZES]
     rates, tokens = [row[RATE] for row in found], [row[TPOT] for row in found]
     times, slower = max(rates) / rates[0], tokens[-1] / tokens[0]
     grows = all(after > before for before, after in pairwise(rates))
@@ -53,7 +53,7 @@ def amortised(rows: Rows) -> Verdict:
             "limits; less: refuted"
         ),
         outcome="holds" if holds else "holds-with-limits" if times >= SOME else "refuted",
-        because=(
+        reason=(
             f"{_list(rates, ',.0f')} tokens/s, {times:.1f} times, predicted at best "
             f"{_predicted(rows, RATE, '64') / _predicted(rows, RATE, '1'):.1f}; the last doubling that gives {LAST:g} "
             f"times or more leads to {last}; TPOT p50 {_list([t * 1e3 for t in tokens], '.1f')} ms, {slower:.1f} times"
@@ -64,10 +64,10 @@ def amortised(rows: Rows) -> Verdict:
     )
 
 
-def trade(rows: Rows) -> Verdict:
+def trade(rows: VariantRows) -> Verdict:
     """Judge both ways of serving more at once: more clients, and a higher limit for the same clients."""
-    load = [row_of(rows, size) for size in SIZES]
-    limit = [row_of(rows, name) for name in (CROWD, LIMITED)]
+    load = [variant_row(rows, size) for size in SIZES]
+    limit = [variant_row(rows, name) for name in (CROWD, LIMITED)]
     parted = [_parted(load), _parted(limit)]
     outcome: Outcome = "holds" if all(parted) else "holds-with-limits" if any(parted) else "refuted"
     best = max(load, key=lambda row: row[RATE])
@@ -80,7 +80,7 @@ def trade(rows: Rows) -> Verdict:
             "clients: holds; over one of them: with limits; over neither: refuted"
         ),
         outcome=outcome,
-        because=(
+        reason=(
             f"over clients {'so' if parted[0] else 'not so'}: TTFT p50 "
             f"{_list([row[TTFT] * 1e3 for row in load], '.0f')} ms, most tokens/s with {best['variant']}; over the "
             f"limit {'so' if parted[1] else 'not so'}: at most 64 and 16 at once give "
@@ -93,13 +93,13 @@ def trade(rows: Rows) -> Verdict:
     )
 
 
-def _parted(rows: Rows) -> bool:
+def _parted(rows: VariantRows) -> bool:
     soonest, most = min(rows, key=lambda row: row[TTFT]), max(rows, key=lambda row: row[RATE])
     return soonest[RATE] <= LESS * most[RATE] and most[TTFT] >= LONGER * soonest[TTFT]
 
 
-def _predicted(rows: Rows, key: str, name: str) -> float:
-    return row_of(rows, name)["predicted"][key]
+def _predicted(rows: VariantRows, key: str, name: str) -> float:
+    return variant_row(rows, name)["predicted"][key]
 
 
 def _list(values: list[float], form: str) -> str:

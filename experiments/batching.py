@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from workbench.study.verdict import Rows, RuleChange, Verdict, row_of
+from workbench.study.verdict import VariantRows, RuleChange, Verdict, variant_row
 
 BEATS, SOME = 2.0, 1.1  # times the tokens a second
 SIZES = {1: "at most 1", 2: "at most 2", 4: "at most 4", 8: "at most 8", 16: "continuous"}
@@ -27,12 +27,12 @@ _PADDED = RuleChange(
 CHANGED = {"continuous-vs-static": (_PADDED, _WORK), "batch-amortises": (_WORK,)}
 
 
-def judge(rows: Rows) -> list[Verdict]:
+def judge(rows: VariantRows) -> list[Verdict]:
     return [joining(rows), amortised(rows)]
 
 
-def joining(rows: Rows) -> Verdict:
-    static, padded, continuous = (row_of(rows, name) for name in ("static", "padded", "continuous"))
+def joining(rows: VariantRows) -> Verdict:
+    static, padded, continuous = (variant_row(rows, name) for name in ("static", "padded", "continuous"))
     times, over_padded = continuous[RATE] / static[RATE], continuous[RATE] / padded[RATE]
     sooner = continuous["ttft_s_p50"] <= static["ttft_s_p50"] and continuous["e2el_s_p50"] <= static["e2el_s_p50"]
     holds = times >= BEATS and sooner
@@ -46,12 +46,12 @@ def joining(rows: Rows) -> Verdict:
             "ended rows are computed until its last ends: with limits; less: refuted"
         ),
         outcome="holds" if holds else "holds-with-limits" if times >= SOME or over_padded >= BEATS else "refuted",
-        because=(
+        reason=(
             f"{continuous[RATE]:,.0f} against {static[RATE]:,.0f} tokens/s where rows leave: {times:.2f} times; "
             f"against {padded[RATE]:,.0f} in padded batches: {over_padded:.2f} times; "
             + "; ".join(
-                f"{told} {continuous[key]:.2f} against {static[key]:.2f} s"
-                for told, key in (("TTFT p50", "ttft_s_p50"), ("p99", "ttft_s_p99"), ("E2EL p50", "e2el_s_p50"))
+                f"{metric} {continuous[key]:.2f} against {static[key]:.2f} s"
+                for metric, key in (("TTFT p50", "ttft_s_p50"), ("p99", "ttft_s_p99"), ("E2EL p50", "e2el_s_p50"))
             )
         ),
         limits=f"{times:.2f} times the tokens a second; {'no request waits longer' if sooner else 'some wait longer'}",
@@ -60,9 +60,9 @@ def joining(rows: Rows) -> Verdict:
     )
 
 
-def amortised(rows: Rows) -> Verdict:
+def amortised(rows: VariantRows) -> Verdict:
     """Judge latency by the time per output token: E2EL includes the wait, which falls as the queue moves faster."""
-    found = [row_of(rows, name) for name in SIZES.values()]
+    found = [variant_row(rows, name) for name in SIZES.values()]
     times = found[-1][RATE] / found[0][RATE]
     grows = all(after[RATE] > before[RATE] for before, after in pairwise(found))
     slower = found[-1][SERVICE] / found[0][SERVICE]
@@ -78,7 +78,7 @@ def amortised(rows: Rows) -> Verdict:
             f"holds; {SOME:g} times in all: with limits; less: refuted"
         ),
         outcome="holds" if holds else "holds-with-limits" if times >= SOME else "refuted",
-        because=(
+        reason=(
             f"{rates} tokens/s, {times:.1f} times in all; TPOT p50 {tokens} ms, {slower:.2f} times; E2EL p50 with the "
             f"wait {found[0]['e2el_s_p50']:.2f} and {found[-1]['e2el_s_p50']:.2f} s"
         ),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from workbench.study.verdict import Rows, Verdict, row_of
+from workbench.study.verdict import VariantRows, Verdict, variant_row
 
 STALL, SOME = 3.0, 1.2  # times as long a gap
 UNDISTURBED, WHOLE = "a short one arrives", "whole"
@@ -17,14 +17,14 @@ CHUNKED = ("chunks of 256", "chunks of 128")
 GAP = "longest_gap_s"
 
 
-def judge(rows: Rows) -> list[Verdict]:
+def judge(rows: VariantRows) -> list[Verdict]:
     return [chunks(rows)]
 
 
-def chunks(rows: Rows) -> Verdict:
+def chunks(rows: VariantRows) -> Verdict:
     """Judge the better of the chunk sizes, and state the price of both."""
-    without, whole = row_of(rows, UNDISTURBED), row_of(rows, WHOLE)
-    cut = min((row_of(rows, name) for name in CHUNKED), key=lambda row: row[GAP])
+    without, whole = variant_row(rows, UNDISTURBED), variant_row(rows, WHOLE)
+    cut = min((variant_row(rows, name) for name in CHUNKED), key=lambda row: row[GAP])
     times = whole[GAP] / cut[GAP]
     return Verdict(
         claim="chunked-prefill",
@@ -35,10 +35,10 @@ def chunks(rows: Rows) -> Verdict:
             "less: refuted"
         ),
         outcome="holds" if times >= STALL else "holds-with-limits" if times >= SOME else "refuted",
-        because=(
+        reason=(
             f"{_ms(whole, GAP)} against {_ms(cut, GAP)} with {cut['variant']}: {times:.1f} times "
             f"({_ms(without, GAP)} where no long prompt comes); "
-            + "; ".join(f"{row['variant']}: {_price(row)}" for row in (whole, *(row_of(rows, n) for n in CHUNKED)))
+            + "; ".join(f"{row['variant']}: {_price(row)}" for row in (whole, *(variant_row(rows, n) for n in CHUNKED)))
         ),
         limits=f"the longest gap is {times:.1f} times shorter, not {STALL:g}",
         figures={"times the longest gap, prompt computed whole": times},

@@ -20,7 +20,7 @@ def write(out: Path, work: Path, recipes: tuple) -> dict[str, float]:
     held_out, training = demo_corpus.held_out_files(), demo_corpus.training_files()
     figures = {"xz -9e": demo_quality.xz_bits_per_byte(held_out)}
     for recipe in recipes:
-        runner = workbench.load(str(out / recipe.name), lane="eager")
+        runner = workbench.load(str(out / recipe.name), backend="eager")
         figures[recipe.name] = demo_quality.bits_per_byte(runner, held_out)
     manifest = demo_corpus.manifest()
     (out / "corpus.json").write_text(json.dumps(manifest, separators=(",", ":")) + "\n")
@@ -101,11 +101,11 @@ Nats a token; held out is a sample of 64 windows.
 
 def _shape_row(recipe, out: Path) -> str:
     config = demo_model.SHAPES[recipe.name]
-    runner = workbench.load(str(out / recipe.name), lane="eager")
+    runner = workbench.load(str(out / recipe.name), backend="eager")
     file = (out / recipe.name / "model.safetensors").stat().st_size
     heads = f"{config['num_attention_heads']} / {config['num_key_value_heads']} x {config['head_dim']}"
     return (
-        f"| {recipe.name} | {runner.model.spec.parameters:,} | {config['num_hidden_layers']} | "
+        f"| {recipe.name} | {runner.model.spec.num_parameters:,} | {config['num_hidden_layers']} | "
         f"{config['hidden_size']} | {heads} | {config['intermediate_size']} | {file / 1e6:.1f} MB |"
     )
 

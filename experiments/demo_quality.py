@@ -20,9 +20,9 @@ def bits_per_byte(runner: Runner, files: list[SourceFile], progress: bool = True
     Windows have the model's context, half of it new: no token but a file's first is predicted from less than half a
     context.
     """
-    tokenizer, context = runner.tokenizer, runner.model.spec.context
+    tokenizer, context = runner.tokenizer, runner.model.spec.max_position_embeddings
     assert tokenizer is not None
-    begin, end = tokenizer.control_ids[BEGIN], tokenizer.control_ids[END]
+    begin, end = tokenizer.special_token_ids[BEGIN], tokenizer.special_token_ids[END]
     nats, size = 0.0, 0
     for file in Progress(files, desc="bits a byte", unit="file", disable=not progress):
         text = file.text()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from workbench.study.verdict import Outcome, Rows, RuleChange, Verdict
+from workbench.study.verdict import Outcome, VariantRows, RuleChange, Verdict
 
 COSTS = {"price_prefill": "prefill", "price_decode_one": "decode of one", "price_decode_many": "of many"}
 CHANGED = (
@@ -19,7 +19,7 @@ CHANGED = (
         why="most prompts show no difference; so the record says that it happens, not how often",
     ),
 )
-KEPT_CHANGED = (
+EXACT_CACHE_CHANGED = (
     RuleChange(
         what=(
             "judged by this run: is the answer of one request the same in any company. Before, by three tries of one "
@@ -36,11 +36,11 @@ KEPT_CHANGED = (
 )
 
 
-def judge(rows: Rows) -> list[Verdict]:
-    return [reproduces(rows), may_be_kept(rows)]
+def judge(rows: VariantRows) -> list[Verdict]:
+    return [reproduces(rows), exact_cache(rows)]
 
 
-def reproduces(rows: Rows) -> Verdict:
+def reproduces(rows: VariantRows) -> Verdict:
     off = [row for row in rows if not row["batch_invariant"]]
     on = [row for row in rows if row["batch_invariant"]]
     return (
@@ -53,7 +53,7 @@ def reproduces(rows: Rows) -> Verdict:
                 "company never changes a bit: refuted. Other hardware is not tried"
             ),
             outcome=_outcome(off),
-            because="; ".join([*map(_told, off), *map(_told, on), *map(_price, on)]),
+            reason="; ".join([*map(_describe, off), *map(_describe, on), *map(_price, on)]),
             limits=_limits(off),
             figures={f"outputs in varying company, {row['variant']}": row["varying_outputs"] for row in rows},
             changed=CHANGED,
@@ -61,7 +61,7 @@ def reproduces(rows: Rows) -> Verdict:
     )
 
 
-def may_be_kept(rows: Rows) -> Verdict:
+def exact_cache(rows: VariantRows) -> Verdict:
     """Judge whether a cached answer equals the one computed in any batch composition."""
     off = [row for row in rows if not row["batch_invariant"]]
     on = [row for row in rows if row["batch_invariant"]]
@@ -77,18 +77,18 @@ def may_be_kept(rows: Rows) -> Verdict:
             "with limits; else refuted"
         ),
         outcome="holds" if bits else "holds-with-limits" if tokens or mended else "refuted",
-        because="; ".join(map(_told, rows)),
+        reason="; ".join(map(_describe, rows)),
         limits=(
             ("the same tokens for these prompts, not the same bits: a near tie may turn over" if tokens else
              "another answer may come in other company")
             + (", and none does where batch_invariant is on" if mended else "")
         ),
         figures={f"outputs in varying company, {row['variant']}": row["varying_outputs"] for row in rows},
-        changed=KEPT_CHANGED,
+        changed=EXACT_CACHE_CHANGED,
     )  # fmt: skip
 
 
-def _outcome(off: Rows) -> Outcome:
+def _outcome(off: VariantRows) -> Outcome:
     reproduces = all(row["same_bits"] == 1 for row in off)
     if all(row["varying_bits"] == 1 for row in off):
         return "refuted"
@@ -96,13 +96,13 @@ def _outcome(off: Rows) -> Outcome:
     return "holds" if reproduces and parts else "holds-with-limits"
 
 
-def _limits(off: Rows) -> str:
+def _limits(off: VariantRows) -> str:
     if any(row["same_bits"] != 1 for row in off):
         return "not even the same company reproduces every bit"
     return "bits change with the company, tokens did not"
 
 
-def _told(row: Mapping[str, Any]) -> str:
+def _describe(row: Mapping[str, Any]) -> str:
     return (
         f"{row['variant']}: {row['varying_outputs']} outputs, {row['varying_bits']} sets of bits in varying company, "
         f"{row['same_bits']} in the same"
@@ -110,11 +110,11 @@ def _told(row: Mapping[str, Any]) -> str:
 
 
 def _price(row: Mapping[str, Any]) -> str:
-    told = [f"{name} {row[key]:.2f}" for key, name in COSTS.items() if key in row]
-    return f"{row['variant']} takes {', '.join(told)} of the time without" if told else f"{row['variant']}: not timed"
+    ratios = [f"{name} {row[key]:.2f}" for key, name in COSTS.items() if key in row]
+    return f"{row['variant']} takes {', '.join(ratios)} of the time without" if ratios else f"{row['variant']}: not timed"
 
 
-def made(tokens: int, bits: int, same: int = 1, mended: bool = True) -> list[dict[str, Any]]:
+def example_rows(tokens: int, bits: int, same: int = 1, mended: bool = True) -> list[dict[str, Any]]:
     """Return rows as of a run, as examples for the rules.
 
     With other batch compositions they have `tokens` outputs and `bits` sets of bits, with equal ones `same` sets. The

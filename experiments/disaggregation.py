@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from workbench.study.verdict import Rows, RuleChange, Verdict, row_of
+from workbench.study.verdict import VariantRows, RuleChange, Verdict, variant_row
 
 STALL, SOME = 3.0, 1.2  # times as long a gap
-KEPT = 0.9  # share of requests that meet the SLO
+SLO_ATTAINMENT = 0.9  # share of requests that meet the SLO
 GAP = "longest_gap_s_p99"
 WHOLE, CHUNKED = "whole prompts", "chunks of 512"
 SPLIT = ("4 for prompts and 4", "5 for prompts and 3")
@@ -26,12 +26,12 @@ CHANGED = (
 )
 
 
-def judge(rows: Rows) -> list[Verdict]:
+def judge(rows: VariantRows) -> list[Verdict]:
     return [chunks(rows), separate(rows)]
 
 
-def chunks(rows: Rows) -> Verdict:
-    whole, cut = row_of(rows, WHOLE), row_of(rows, CHUNKED)
+def chunks(rows: VariantRows) -> Verdict:
+    whole, cut = variant_row(rows, WHOLE), variant_row(rows, CHUNKED)
     times = whole[GAP] / cut[GAP]
     return Verdict(
         claim="chunked-prefill",
@@ -41,7 +41,7 @@ def chunks(rows: Rows) -> Verdict:
             f"{STALL:g} times: holds; {SOME:g}: with limits; less: refuted"
         ),
         outcome="holds" if times >= STALL else "holds-with-limits" if times >= SOME else "refuted",
-        because=(
+        reason=(
             f"{_ms(whole, GAP)} against {_ms(cut, GAP)}: {times:.1f} times; TTFT p50 {_ms(whole, 'ttft_s_p50')} "
             f"against {_ms(cut, 'ttft_s_p50')}"
         ),
@@ -51,37 +51,37 @@ def chunks(rows: Rows) -> Verdict:
     )
 
 
-def separate(rows: Rows) -> Verdict:
+def separate(rows: VariantRows) -> Verdict:
     """Judge separate pools: decodes should wait for their own steps only, and the pools should serve a higher load."""
-    whole, cut = row_of(rows, WHOLE), row_of(rows, CHUNKED)
-    split = max((row_of(rows, name) for name in SPLIT), key=served)
+    whole, cut = variant_row(rows, WHOLE), variant_row(rows, CHUNKED)
+    split = max((variant_row(rows, name) for name in SPLIT), key=highest_load_within_slo)
     times = whole[GAP] / split[GAP]
-    worth = served(split) >= max(served(whole), served(cut))
+    worth = highest_load_within_slo(split) >= max(highest_load_within_slo(whole), highest_load_within_slo(cut))
     return Verdict(
         claim="pd-disaggregation",
         says="Separate pools for prefill and decode remove that interference",
         rule=(
             f"the longest gap as above, one pool with whole prompts over separate pools: at least {STALL:g} times, and "
-            f"the load at which {KEPT:.0%} get what was promised no lower than with one pool of as many instances, "
+            f"the load at which {SLO_ATTAINMENT:.0%} get what was promised no lower than with one pool of as many instances, "
             "chunked or not: holds; the gap alone: with limits; else refuted"
         ),
         outcome="refuted" if times < STALL else "holds" if worth else "holds-with-limits",
-        because=(
+        reason=(
             f"{_ms(whole, GAP)} against {_ms(split, GAP)} with {split['variant']}: {times:.1f} times; "
-            f"{KEPT:.0%} kept up to {served(split):g} requests/s, against {served(whole):g} with whole prompts and "
-            f"{served(cut):g} with chunks of 512 in one pool of 8"
+            f"{SLO_ATTAINMENT:.0%} kept up to {highest_load_within_slo(split):g} requests/s, against {highest_load_within_slo(whole):g} with whole prompts and "
+            f"{highest_load_within_slo(cut):g} with chunks of 512 in one pool of 8"
         ),
         limits="decodes do not wait, but one pool of as many instances serves a higher load as promised",
-        figures={"times the longest gap, one pool": times, "requests/s, separate pools": served(split)},
+        figures={"times the longest gap, one pool": times, "requests/s, separate pools": highest_load_within_slo(split)},
         changed=CHANGED,
     )
 
 
-def served(row: Mapping[str, Any]) -> float:
+def highest_load_within_slo(row: Mapping[str, Any]) -> float:
     """Return the highest load up to which all loads meet the SLO; 0 where the lightest does not."""
     most = 0.0
     for point in row["curve"]:
-        if point["goodput_share"] < KEPT:
+        if point["slo_attainment"] < SLO_ATTAINMENT:
             break
         most = float(point["value"])
     return most

@@ -1,7 +1,7 @@
 """Fit the traffic generators to the public traces, and print their parameters as Python.
 
-    python -m experiments.fit_traffic azure azure_llm_inference_2023_conv.csv > workbench/traffic/azure_table.py
-    python -m experiments.fit_traffic mooncake mooncake_conversation.jsonl > workbench/traffic/mooncake_table.py
+    python -m experiments.fit_traffic azure azure_llm_inference_2023_conv.csv > workbench/simulate/azure_table.py
+    python -m experiments.fit_traffic mooncake mooncake_conversation.jsonl > workbench/simulate/mooncake_table.py
 
 Lengths become tables of quantiles, outputs one table for each quarter of the prompts. Times become a Poisson process
 with a rate for every five minutes. Mooncake's shared prefixes become a tree: a request is new, continues the latest
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from statistics import mean, quantiles
 
 from workbench.traffic.arrival import Arrival
-from workbench.traffic.replay import recorded
+from workbench.traffic.replay import read_trace
 
 WIDTH = 300.0  # seconds that share a rate
 QUARTERS = 4
@@ -140,4 +140,4 @@ def _row(values: list, indent: int, width: int = 116) -> str:
 
 if __name__ == "__main__":
     fits = {"azure": azure, "mooncake": mooncake}
-    print(as_python(sys.argv[1], fits[sys.argv[1]](list(recorded(sys.argv[2])))))
+    print(as_python(sys.argv[1], fits[sys.argv[1]](list(read_trace(sys.argv[2])))))

@@ -12,8 +12,8 @@ from workbench.study.memory import resident_bytes
 
 MIB = 2**20
 WARM_UP = 0.3  # share of the requests, until every kernel is compiled and every buffer has its size
-MOST = 4.0  # MiB a run may grow by after the warm-up, for fragmentation of the heap
-FEWEST = 9  # samples needed after the warm-up
+MAX_GROWTH_MIB = 4.0  # MiB a run may grow by after the warm-up, for fragmentation of the heap
+MIN_SAMPLES = 9  # samples needed after the warm-up
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class Flatness:
     flat: bool | None
 
 
-def resident() -> float | None:
+def resident_mib() -> float | None:
     """Return the resident MiB of this process, after freeing unused memory."""
     gc.collect()
-    heap.trim()
+    heap.trim_heap()
     found = resident_bytes()
     return None if found is None else found / MIB
 
@@ -46,11 +46,11 @@ def judge(samples: Sequence[tuple[int, float]], requests: int) -> Flatness:
     Memory is flat if it grows by at most `MAX_GROWTH_MIB`, both by its slope over all requests and from its first third
     to its last.
     """
-    kept = [(ended, size) for ended, size in samples if ended >= WARM_UP * requests]
-    if len(kept) < FEWEST:
-        return Flatness(len(kept), 0.0, 0.0, 0.0, None)
-    slope = statistics.linear_regression(*zip(*kept, strict=True)).slope
-    sizes, third = [size for _, size in kept], len(kept) // 3
+    settled_samples = [(ended, size) for ended, size in samples if ended >= WARM_UP * requests]
+    if len(settled_samples) < MIN_SAMPLES:
+        return Flatness(len(settled_samples), 0.0, 0.0, 0.0, None)
+    slope = statistics.linear_regression(*zip(*settled_samples, strict=True)).slope
+    sizes, third = [size for _, size in settled_samples], len(settled_samples) // 3
     difference = statistics.median(sizes[-third:]) - statistics.median(sizes[:third])
     grown = slope * requests
-    return Flatness(len(kept), 1000 * slope, grown, difference, max(grown, difference) <= MOST)
+    return Flatness(len(settled_samples), 1000 * slope, grown, difference, max(grown, difference) <= MAX_GROWTH_MIB)

@@ -44,7 +44,7 @@ def rows_of(part: str, quick: bool) -> Iterator[dict[str, Any]]:
         yield from gpu_kernels.kernels(quick)
 
 
-class Part:
+class BenchmarkPart:
     """A part running in a process of its own, which writes a line a row."""
 
     def __init__(self, name: str, quick: bool, folder: Path):
@@ -77,30 +77,30 @@ def play(quick: bool, tell=print) -> list[dict[str, Any]]:
     began = time.monotonic()
     found = []
     with tempfile.TemporaryDirectory() as folder:
-        checks = [Part(f"check {operator}", quick, Path(folder)) for operator in CHECKED]
+        checks = [BenchmarkPart(f"check {operator}", quick, Path(folder)) for operator in CHECKED]
         for part in checks:
             found.append(part.finished(CHECK_SECONDS - (time.monotonic() - began)))
-            tell(told(found[-1]))
+            tell(summarize_part(found[-1]))
         for name, most in PARTS.items():
             left = SECONDS - (time.monotonic() - began)
             if left < 20:
                 found.append({"part": name, "rows": [], "error": "no time was left for it"})
             else:
-                found.append(Part(name, quick, Path(folder)).finished(min(most, left)))
-            tell(told(found[-1]))
+                found.append(BenchmarkPart(name, quick, Path(folder)).finished(min(most, left)))
+            tell(summarize_part(found[-1]))
     return found
 
 
-def faults(part: dict[str, Any]) -> list[dict[str, Any]]:
+def failures(part: dict[str, Any]) -> list[dict[str, Any]]:
     """Return rows that failed or broke, and the part itself where it did."""
     bad = [row for row in part["rows"] if row.get("status") == "failed" or "error" in row]
     return [*bad, *([part] if "error" in part else [])]
 
 
-def told(part: dict[str, Any]) -> str:
+def summarize_part(part: dict[str, Any]) -> str:
     """Describe a part in one line."""
     rows = part["rows"]
-    bad = [row for row in faults(part) if row is not part]
+    bad = [row for row in failures(part) if row is not part]
     line = f"{part['part']}: {len(rows)} rows, {len(bad)} of them failed"
     for row in bad[:3]:
         what = f"{row.get('operator', row.get('work', ''))} {row.get('case', row.get('batch', ''))}"
@@ -124,14 +124,14 @@ def main(
             for row in rows_of(part, quick):
                 lines.write(json.dumps(row) + "\n")
         return
-    from workbench.study.dated_record import write_dated
+    from workbench.study.dated_record import write_dated_record
     from workbench.study.environment import environment
 
     date = datetime.now(UTC).isoformat(timespec="seconds")
-    surroundings, parts = environment(), play(quick)
-    record = {"experiment": "gpu_bench", "date": date, "quick": quick, "environment": surroundings, "parts": parts}
-    print(write_dated(record, out, "gpu_bench"))
-    raise typer.Exit(1 if any(faults(part) for part in parts) else 0)
+    current_environment, parts = environment(), play(quick)
+    record = {"experiment": "gpu_bench", "date": date, "quick": quick, "environment": current_environment, "parts": parts}
+    print(write_dated_record(record, out, "gpu_bench"))
+    raise typer.Exit(1 if any(failures(part) for part in parts) else 0)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from compiled_kernels import Lane, cases
-from compiled_kernels.cases import Case, Suite, Work, disagreement, suite_of
-from compiled_kernels.check import check, moved
+from compiled_kernels import Backend, cases
+from compiled_kernels.cases import Case, Suite, CaseCost, disagreement, suite_of
+from compiled_kernels.check import check, to_device
 from compiled_kernels.linear.quantize import dequantize_int4, dequantize_int8
 from compiled_kernels.paged_attention import cases as attention_cases
 from experiments.gpu_timing import Form, Row, ceilings, or_error, spread, timed
@@ -24,7 +24,7 @@ CONTEXTS = [(1, 4096), (1, 32_768), (16, 4096), (64, 4096)]
 
 def checked(operator: str) -> Iterator[Row]:
     """Check every case of one operator on the device against the specification in float64 (part a)."""
-    for row in check((Lane.TRITON,), operator):
+    for row in check((Backend.TRITON,), operator):
         yield asdict(row)
 
 
@@ -39,16 +39,16 @@ def kernels(quick: bool) -> Iterator[Row]:
 
 
 def measured(suite: Suite, case: Case, limits: Row, repetitions: int) -> Iterator[Row]:
-    inputs = moved(suite.make(case), "cuda")
-    if wrong := disagreement(suite, case, inputs, Lane.TRITON):
+    inputs = to_device(suite.make_inputs(case), "cuda")
+    if wrong := disagreement(suite, case, inputs, Backend.TRITON):
         raise RuntimeError(f"not timed, since it is not correct: {wrong}")
-    call = suite.timed_call or suite.call
-    forms: dict[str, Form] = {"triton": lambda: call(*inputs, lane=Lane.TRITON)}
+    call = suite.benchmark_call or suite.call
+    forms: dict[str, Form] = {"triton": lambda: call(*inputs, backend=Backend.TRITON)}
     if (torchs := torch_form(suite.operator, inputs)) is not None:
         forms["torch"] = torchs
     for name, seconds in timed(forms, repetitions).items():
         figures = spread(seconds)
-        work, median = case.work, figures["seconds"]
+        work, median = case.cost, figures["seconds"]
         rates = {"bytes_per_s": work.bytes / median, "flops_per_s": work.flops / median}
         shares = {
             "share_of_read": rates["bytes_per_s"] / limits["read_bytes_per_s"],
@@ -71,7 +71,7 @@ def llama_cases(quick: bool) -> Iterator[tuple[Suite, Case]]:
             for out, width in MATRICES:
                 arguments = {"tokens": tokens, "width": width, "out": out, "dtype": torch.bfloat16, "bias": False}
                 rows = 2 * tokens * (width + out)
-                work = Work(out * width * bits // 8 + rows, 2 * tokens * width * out)
+                work = CaseCost(out * width * bits // 8 + rows, 2 * tokens * width * out)
                 yield suite_of(operator), Case(f"{tokens}x{width}x{out}", {**arguments, **more}, work)
     heads: dict[str, Any] = {"groups": 8, "share": 4, "dim": 128}
     attention = suite_of("paged_attention")
@@ -83,7 +83,7 @@ def llama_cases(quick: bool) -> Iterator[tuple[Suite, Case]]:
     for tokens in (512, 2048):
         yield attention, attention_cases.case(f"prefill {tokens}, 8B", (tokens,), (tokens,), torch.bfloat16, **heads)
     arguments = {"samples": 16, "vocab": 128_256, "count": 5, "dtype": torch.float32}
-    yield suite_of("top_logprobs"), Case("16x128256 top 5", arguments, Work(16 * 128_256 * 4, 4 * 16 * 128_256))
+    yield suite_of("top_logprobs"), Case("16x128256 top 5", arguments, CaseCost(16 * 128_256 * 4, 4 * 16 * 128_256))
 
 
 def torch_form(operator: str, inputs: tuple) -> Form | None:

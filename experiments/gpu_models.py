@@ -19,10 +19,10 @@ Turn = Callable[[int], Row]  # one run, by its number: tokens, seconds and furth
 def models(weights: str, beside: bool, quick: bool) -> Iterator[Row]:
     """Measure decode and prefill with `weights`; with `beside`, also transformers in bfloat16."""
     works = [("decode", batch) for batch in batches(quick)] + [("prefill", 1)]
-    engines: dict[str, Callable[[str, int], Turn]] = {"workbench": Ours(weights, quick).work}
+    engines: dict[str, Callable[[str, int], Turn]] = {"workbench": WorkbenchEngine(weights, quick).work}
     if beside:
         try:
-            engines["transformers"] = Theirs().work
+            engines["transformers"] = TransformersEngine().work
         except Exception as error:
             yield {"part": "model", "engine": "transformers", "error": f"{type(error).__name__}: {error}"}
     limits = ceilings(10)
@@ -74,7 +74,7 @@ def rated(runs: list[Row], limits: Row) -> Row:
     return row
 
 
-class Ours:
+class WorkbenchEngine:
     """Backend triton, through the runner's public interface."""
 
     def __init__(self, weights: str, quick: bool):
@@ -82,18 +82,18 @@ class Ours:
 
         most = max(batches(quick))
         self.runner = workbench.load(
-            MODEL, device="cuda", lane="triton", weights=weights, max_num_seqs=most,
+            MODEL, device="cuda", backend="triton", weights=weights, max_num_seqs=most,
             max_num_batched_tokens=LONG_PROMPT, page_size=16,
             pages=most * (PROMPT + 4 * OUTPUT) // 16 + LONG_PROMPT // 16,
         )  # fmt: skip
 
     def work(self, work: str, batch: int) -> Turn:
-        from workbench.study.bench_works import Work, repetition
+        from workbench.study.bench_works import BenchCase, run_repetition
 
-        asked = Work("decode", batch, 0, PROMPT, OUTPUT) if work == "decode" else Work("prefill", 1, 0, LONG_PROMPT)
+        bench_work = BenchCase("decode", batch, 0, PROMPT, OUTPUT) if work == "decode" else BenchCase("prefill", 1, 0, LONG_PROMPT)
 
         def turn(number: int) -> Row:
-            figures = repetition(self.runner, asked, number)
+            figures = run_repetition(self.runner, bench_work, number)
             return {
                 "tokens": figures.tokens,
                 "seconds": figures.wall_seconds,
@@ -106,7 +106,7 @@ class Ours:
         return turn
 
 
-class Theirs:
+class TransformersEngine:
     """The same shape in transformers, bfloat16, by its `generate` with default settings."""
 
     def __init__(self) -> None:
@@ -115,11 +115,11 @@ class Theirs:
         from workbench.model.shapes import named_shape
 
         spec = named_shape(MODEL.removeprefix("shape:"))
-        kind, self.vocab = spec.layers[0], spec.vocab
+        kind, self.vocab = spec.layers[0], spec.vocab_size
         config = LlamaConfig(
-            vocab_size=spec.vocab, hidden_size=spec.width, intermediate_size=kind.hidden,
-            num_hidden_layers=len(spec.layers), num_attention_heads=kind.attention.heads,
-            num_key_value_heads=kind.attention.groups,
+            vocab_size=spec.vocab_size, hidden_size=spec.hidden_size, intermediate_size=kind.intermediate_size,
+            num_hidden_layers=len(spec.layers), num_attention_heads=kind.attention.num_heads,
+            num_key_value_heads=kind.attention.num_kv_heads,
             max_position_embeddings=8192, eos_token_id=None, bos_token_id=None, pad_token_id=0,
         )  # fmt: skip
         before = torch.get_default_dtype()

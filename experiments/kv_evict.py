@@ -8,7 +8,7 @@ eviction, but for their first token.
 
 from __future__ import annotations
 
-from workbench.study.verdict import Outcome, Rows, RuleChange, Verdict, row_of
+from workbench.study.verdict import Outcome, VariantRows, RuleChange, Verdict, variant_row
 
 FULL, PAGE = "float32", 16
 BUDGETS = (64, 192)
@@ -28,50 +28,50 @@ CHANGED = (
 )
 
 
-def judge(rows: Rows) -> list[Verdict]:
+def judge(rows: VariantRows) -> list[Verdict]:
     return [bounded(rows), heavy_hitters(rows), sinks(rows), snapkv(rows)]
 
 
-def bounded(rows: Rows) -> Verdict:
+def bounded(rows: VariantRows) -> Verdict:
     """Judge pages held at the end of a text against the budget; SnapKV adds the generated tokens, four here."""
-    per_token, over = row_of(rows, FULL)["stored_bytes_per_token"], []
+    per_token, over = variant_row(rows, FULL)["stored_bytes_per_token"], []
     for budget in BUDGETS:
         for policy in (*ALWAYS, "SnapKV"):
             more = 0 if policy in ALWAYS else PAGE
-            held = row_of(rows, f"{policy} {budget}")["kv_bytes"]
+            held = variant_row(rows, f"{policy} {budget}")["kv_bytes"]
             over += [f"{policy} {budget}"] if held > (budget + more) * per_token else []
-    length = row_of(rows, FULL)["kv_tokens"]
+    length = variant_row(rows, FULL)["kv_tokens"]
     return Verdict(
         claim="kv-evict-bounded",
         says="A policy of eviction bounds the cache, whatever the length of the text",
         rule="bytes of the pages held at a text's end are at most the budget's, and one page more where outputs stay",
         outcome="refuted" if over else "holds",
-        because=f"over the budget after {length:,} tokens: {', '.join(over) or 'none'}",
+        reason=f"over the budget after {length:,} tokens: {', '.join(over) or 'none'}",
         changed=CHANGED,
     )
 
 
-def heavy_hitters(rows: Rows) -> Verdict:
+def heavy_hitters(rows: VariantRows) -> Verdict:
     return _better(
         rows, "heavy hitters", ("window", "sinks + recent"), "kv-heavy-hitters",
         "At an equal budget, tokens that received most attention are worth more than the newest (H2O)",
     )  # fmt: skip
 
 
-def sinks(rows: Rows) -> Verdict:
+def sinks(rows: VariantRows) -> Verdict:
     return _better(
         rows, "sinks + recent", ("window",), "kv-sinks",
         "Keeping a text's first tokens makes a window usable (StreamingLLM)",
     )  # fmt: skip
 
 
-def _better(rows: Rows, policy: str, others: tuple[str, ...], claim: str, says: str) -> Verdict:
-    won, told = [], []
+def _better(rows: VariantRows, policy: str, others: tuple[str, ...], claim: str, says: str) -> Verdict:
+    won, comparisons = [], []
     for budget in BUDGETS:
-        mine = row_of(rows, f"{policy} {budget}")["bits_per_byte"]
-        best = min(row_of(rows, f"{other} {budget}")["bits_per_byte"] for other in others)
+        mine = variant_row(rows, f"{policy} {budget}")["bits_per_byte"]
+        best = min(variant_row(rows, f"{other} {budget}")["bits_per_byte"] for other in others)
         won.append(mine < best * (1 - MARGIN))
-        told.append(f"{mine:.3f} against {best:.3f} with {budget} tokens")
+        comparisons.append(f"{mine:.3f} against {best:.3f} with {budget} tokens")
     outcome: Outcome = "holds" if all(won) else "holds-with-limits" if any(won) else "refuted"
     return Verdict(
         claim=claim,
@@ -81,17 +81,17 @@ def _better(rows: Rows, policy: str, others: tuple[str, ...], claim: str, says: 
             "with one of them: with limits; else refuted"
         ),
         outcome=outcome,
-        because=f"bits a byte {', '.join(told)}; {row_of(rows, FULL)['bits_per_byte']:.3f} with all tokens",
+        reason=f"bits a byte {', '.join(comparisons)}; {variant_row(rows, FULL)['bits_per_byte']:.3f} with all tokens",
         limits="with " + " and ".join(f"{b} tokens" for b, better in zip(BUDGETS, won, strict=True) if better),
         changed=CHANGED,
     )
 
 
-def snapkv(rows: Rows) -> Verdict:
+def snapkv(rows: VariantRows) -> Verdict:
     """Judge names farther back than a cache of the newest tokens reaches, at every depth where the model can copy."""
-    full, shares = row_of(rows, FULL)["copying"], {}
+    full, shares = variant_row(rows, FULL)["copying"], {}
     for budget in BUDGETS:
-        found = row_of(rows, f"SnapKV {budget}")["copying"]
+        found = variant_row(rows, f"SnapKV {budget}")["copying"]
         far = [depth for depth, one in found.items() if one["distance"] > budget and full[depth]["gain"] > 1.0]
         shares[budget] = sum(found[depth]["gain"] / full[depth]["gain"] for depth in far) / len(far) if far else 0.0
     least, most = min(shares.values()), max(shares.values())
@@ -104,7 +104,7 @@ def snapkv(rows: Rows) -> Verdict:
             f"{SOME:.0%} with one of them: with limits; else refuted"
         ),
         outcome=outcome,
-        because=", ".join(f"{share:.0%} of the gain left with {budget} tokens" for budget, share in shares.items()),
+        reason=", ".join(f"{share:.0%} of the gain left with {budget} tokens" for budget, share in shares.items()),
         limits=f"less than half of the gain is left with {min(shares, key=lambda budget: shares[budget])} tokens",
         figures={f"of the gain left with {budget} tokens": share for budget, share in shares.items()},
         changed=CHANGED,

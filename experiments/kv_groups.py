@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from workbench.model.shapes import named_shape
-from workbench.study.cache_of import store_of
+from workbench.study.cache_of import meta_kv_store
 from workbench.study.capacity import page_bytes
-from workbench.study.experiment import CachePart
-from workbench.study.memory_report import of_name
-from workbench.study.verdict import Rows, RuleChange, Verdict, row_of
+from workbench.study.experiment import CacheSettings
+from workbench.study.memory_report import report_for
+from workbench.study.verdict import VariantRows, RuleChange, Verdict, variant_row
 
 GROUPS = {"4 groups": 4, "2 groups": 2, "1 group, mean": 1}
 LLAMA = "llama-3-70b"
@@ -28,22 +28,22 @@ CHANGED = (
 )
 
 
-def judge(rows: Rows) -> list[Verdict]:
+def judge(rows: VariantRows) -> list[Verdict]:
     return [saving(rows), formula(rows), llama(llama_sizes())]
 
 
-def saving(rows: Rows) -> Verdict:
-    sizes = {groups: row_of(rows, name)["bytes_per_token"] for name, groups in GROUPS.items()}
+def saving(rows: VariantRows) -> Verdict:
+    sizes = {groups: variant_row(rows, name)["bytes_per_token"] for name, groups in GROUPS.items()}
     right = all(abs(size / sizes[1] / groups - 1) <= SAME for groups, size in sizes.items())
     shape = named_shape(LLAMA).layers[0].attention
-    ratio = shape.heads / shape.groups
-    lost = row_of(rows, "1 group, mean")["kl_mean"]
+    ratio = shape.num_heads / shape.num_kv_heads
+    lost = variant_row(rows, "1 group, mean")["kl_mean"]
     return Verdict(
         claim="kv-gqa",
         says="8 KV heads for 64 query heads shrink the cache 8 times",
         rule=f"measured bytes a token go with the number of key/value heads within {SAME:.0%}, and 64 / 8 is 8",
         outcome="holds" if right and ratio == 8 else "refuted",
-        because=(
+        reason=(
             f"{', '.join(f'{groups}: {size:,.0f}' for groups, size in sizes.items())} bytes a token; {LLAMA} has "
             f"{ratio:g} query heads a key/value head; a trained model's heads pooled and left so: KL {lost:.2g}"
         ),
@@ -51,18 +51,18 @@ def saving(rows: Rows) -> Verdict:
     )
 
 
-def formula(rows: Rows) -> Verdict:
+def formula(rows: VariantRows) -> Verdict:
     """Judge 2 x layers x kv_heads x head_dim x bytes for the measured model: 6 layers, heads of 64, float32."""
     off = {}
     for name, groups in GROUPS.items():
-        off[name] = row_of(rows, name)["stored_bytes_per_token"] / (2 * 6 * groups * 64 * 4) - 1
+        off[name] = variant_row(rows, name)["stored_bytes_per_token"] / (2 * 6 * groups * 64 * 4) - 1
     worst = max(off.values(), key=abs)
     return Verdict(
         claim="kv-formula",
         says="bytes = 2 x layers x kv_heads x head_dim x tokens x bytes per value",
         rule="bytes of the allocated pages a token are the formula's exactly",
         outcome="holds" if worst == 0 else "refuted",
-        because=f"largest deviation {worst:.2%} over {', '.join(off)}",
+        reason=f"largest deviation {worst:.2%} over {', '.join(off)}",
         figures={"largest deviation": worst},
     )
 
@@ -71,9 +71,9 @@ def llama_sizes(tokens: int = TOKENS) -> dict[str, float]:
     """Return the formula's sizes, and those of a cache laid out on torch's meta device: the same tensors without
     memory.
     """
-    told = of_name(f"shape:{LLAMA}", context=tokens, dtype="float16")
-    store = store_of(named_shape(LLAMA), CachePart(), "float16")
-    sizes = {name: told[name] for name in ("cache_bytes_per_token", "cache_bytes", "weight_bytes")}
+    report = report_for(f"shape:{LLAMA}", context=tokens, dtype="float16")
+    store = meta_kv_store(named_shape(LLAMA), CacheSettings(), "float16")
+    sizes = {name: report[name] for name in ("cache_bytes_per_token", "cache_bytes", "weight_bytes")}
     return sizes | {"laid_out_bytes": tokens * sum(page_bytes(store)) / store.page_size}
 
 
@@ -86,7 +86,7 @@ def llama(found: Mapping[str, float]) -> Verdict:
         says="Llama 3 70B in FP16: 327,680 bytes a token; at 128K tokens about 40 GB (A) or 30 GB (E); weights 140 GB",
         rule=f"exact count; a source is right within {NEAR:.0%}: both: holds, one: with limits, none: refuted",
         outcome="refuted" if not exact or not right else "holds" if len(right) == len(SOURCES) else "holds-with-limits",
-        because=(
+        reason=(
             f"{found['cache_bytes_per_token']:,.0f} bytes a token, {size:.1f} GB at {TOKENS:,}: right is "
             f"{' and '.join(right) or 'none'}; weights {weights:.1f} GB"
         ),

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from workbench.study.verdict import Rows, Verdict, row_of
+from workbench.study.verdict import VariantRows, Verdict, variant_row
 
 HALF, QUARTER = 0.55, 0.29  # of bfloat16's bytes, scales and minima counted
 MINIMAL_KL = {"int8": 1e-3, "int4": 1e-2}  # nats a token above the cache in bfloat16
 DOUBLE, FOURFOLD = 1.8, 3.4  # times the sequences
 
 
-def judge(rows: Rows) -> list[Verdict]:
+def judge(rows: VariantRows) -> list[Verdict]:
     return [size_and_quality(rows), concurrency(rows)]
 
 
-def size_and_quality(rows: Rows) -> Verdict:
-    dense = row_of(rows, "bfloat16")
+def size_and_quality(rows: VariantRows) -> Verdict:
+    dense = variant_row(rows, "bfloat16")
     stored, whole, lost = {}, {}, {}
     for name in ("int8", "int4"):
-        row = row_of(rows, name)
+        row = variant_row(rows, name)
         stored[name] = row["stored_bytes_per_token"] / dense["stored_bytes_per_token"]
         whole[name] = row["bytes_per_token"] / dense["bytes_per_token"]
         lost[name] = row["kl_mean"] - dense["kl_mean"]
@@ -30,7 +30,7 @@ def size_and_quality(rows: Rows) -> Verdict:
         outcome = "holds-with-limits"
     else:
         outcome = "holds"
-    tokens = round(row_of(rows, "int8")["kv_tokens"])
+    tokens = round(variant_row(rows, "int8")["kv_tokens"])
     return Verdict(
         claim="kv-quant-size",
         says="INT8 halves and INT4 quarters the cache, with minimal loss of quality",
@@ -40,7 +40,7 @@ def size_and_quality(rows: Rows) -> Verdict:
             "INT8 miss; with limits where INT4 misses, or the cache with its end in full precision is larger than that"
         ),
         outcome=outcome,
-        because=(
+        reason=(
             f"stored {stored['int8']:.3f} and {stored['int4']:.3f} of bfloat16, in all at {tokens:,} tokens "
             f"{whole['int8']:.3f} and {whole['int4']:.3f}; KL {lost['int8']:+.1e} and {lost['int4']:+.1e}"
         ),
@@ -54,8 +54,8 @@ def size_and_quality(rows: Rows) -> Verdict:
     )
 
 
-def concurrency(rows: Rows) -> Verdict:
-    dense, int8, int4 = (row_of(rows, name)["sequences"] for name in ("bfloat16", "int8", "int4"))
+def concurrency(rows: VariantRows) -> Verdict:
+    dense, int8, int4 = (variant_row(rows, name)["sequences"] for name in ("bfloat16", "int8", "int4"))
     twice, four = int8 / dense, int4 / dense
     if twice >= DOUBLE and four >= FOURFOLD:
         outcome = "holds"
@@ -63,7 +63,7 @@ def concurrency(rows: Rows) -> Verdict:
         outcome = "holds-with-limits"
     else:
         outcome = "refuted"
-    tokens = row_of(rows, "bfloat16")["sequence_tokens"]
+    tokens = variant_row(rows, "bfloat16")["sequence_tokens"]
     return Verdict(
         claim="kv-quant-concurrency",
         says="Halving the precision roughly doubles the concurrent sessions",
@@ -72,7 +72,7 @@ def concurrency(rows: Rows) -> Verdict:
             f"at least {DOUBLE} and INT4 at least {FOURFOLD} times bfloat16's: holds; one of them {DOUBLE}: limits"
         ),
         outcome=outcome,
-        because=f"at {tokens:,} tokens {dense}, {int8} and {int4} sequences: {twice:.2f} and {four:.2f} times",
+        reason=f"at {tokens:,} tokens {dense}, {int8} and {int4} sequences: {twice:.2f} and {four:.2f} times",
         limits="the cache's end stays in full precision, and the shorter the texts the more of the cache that is",
         figures={"times the sequences, INT8": twice, "times the sequences, INT4": four},
     )

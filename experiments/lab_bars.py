@@ -20,9 +20,9 @@ from typing import Annotated, Any
 import typer
 
 from workbench.lab.browser import Browser
-from workbench.lab.page import Lab, NotebookPage
+from workbench.lab.page import LabSession, NotebookPage
 from workbench.lab.server import LabServer
-from workbench.study.dated_record import write_dated
+from workbench.study.dated_record import write_dated_record
 from workbench.study.environment import environment
 
 ROUNDS = 5
@@ -47,7 +47,7 @@ PAGES = """
 # %%
 import workbench
 from workbench import widgets
-runner = workbench.load("demo", lane="eager", max_num_seqs=64, pages=1000, page_size=16)
+runner = workbench.load("demo", backend="eager", max_num_seqs=64, pages=1000, page_size=16)
 pages = widgets.PageMap(runner)
 pages
 
@@ -95,7 +95,7 @@ def import_s() -> float:
     return median(map(float, found))
 
 
-def first_token_s(lab: Lab) -> list[float]:
+def first_token_s(lab: LabSession) -> list[float]:
     """Return seconds of each press after the first, which warms up."""
     page = lab.open(lab.write("press.py", PLAYGROUND))
     page.run_all()
@@ -107,7 +107,7 @@ def first_token_s(lab: Lab) -> list[float]:
     return found[1:]
 
 
-def notebook_bytes(lab: Lab, tokens: int = 2000) -> int:
+def notebook_bytes(lab: LabSession, tokens: int = 2000) -> int:
     """Return the saved size of a notebook with a playground that has generated `tokens` tokens.
 
     Two samples generate them, as the demo model's context holds 1,024.
@@ -115,11 +115,11 @@ def notebook_bytes(lab: Lab, tokens: int = 2000) -> int:
     page = lab.open(lab.write("long.py", PLAYGROUND))
     page.run_all()
     _set(page, tokens)
-    page.ask("playground.run()")
-    while page.ask("playground.running") == "True":
+    page.evaluate("playground.run()")
+    while page.evaluate("playground.running") == "True":
         time.sleep(0.5)
     page.settle()
-    made = int(page.ask("playground.played.tokens"))
+    made = int(page.evaluate("playground.played.tokens"))
     if made < tokens:
         raise SystemExit(f"only {made} of {tokens} tokens were generated")
     return len(json.dumps(page.document(), indent=1, ensure_ascii=False).encode())
@@ -127,18 +127,18 @@ def notebook_bytes(lab: Lab, tokens: int = 2000) -> int:
 
 def _set(page: NotebookPage, tokens: int) -> None:
     change = f'"sampling": {{"n": 2, "max_tokens": {tokens // 2}, "ignore_eos": True, "temperature": 0.8, "seed": 1}}'
-    page.ask(f"playground.settings.write(playground.experiment.model_dump(mode='json') | {{{change}}})")
+    page.evaluate(f"playground.settings.write(playground.experiment.model_dump(mode='json') | {{{change}}})")
 
 
-def redraws(lab: Lab) -> dict[str, Any]:
+def redraws(lab: LabSession) -> dict[str, Any]:
     """Return milliseconds of kernel and browser for one redraw each, and the markup's length."""
     page = lab.open(lab.write("pages.py", PAGES))
     page.run_all()
-    page.ask("setattr(pages, 'step', pages.snapshots[len(pages.snapshots) // 2].step)")
+    page.evaluate("setattr(pages, 'step', pages.snapshots[len(pages.snapshots) // 2].step)")
     page.settle()
     found: dict[str, Any] = {}
     for name, css in (("pages", "wb-pagemap"), ("timeline", "wb-timeline")):
-        kernel = float(page.ask(f"min(__import__('timeit').repeat({name}.picture, number=1, repeat={ROUNDS})) * 1000"))
+        kernel = float(page.evaluate(f"min(__import__('timeit').repeat({name}.picture, number=1, repeat={ROUNDS})) * 1000"))
         drawn = [page.widget(css).first.evaluate(REDRAW) for _ in range(ROUNDS)]
         browser = median(ms for ms, _ in drawn)
         found[name] = {"kernel_ms": kernel, "browser_ms": browser, "both_ms": kernel + browser, "letters": drawn[0][1]}
@@ -149,7 +149,7 @@ def main(record: Annotated[bool, typer.Option("--record", help="keep it in exper
     found: dict[str, Any] = {"import_s": import_s()}
     with ExitStack() as stack:
         server = stack.enter_context(LabServer())
-        lab = Lab(server, stack.enter_context(Browser()))
+        lab = LabSession(server, stack.enter_context(Browser()))
         presses = first_token_s(lab)
         found |= {"first_token_s": median(presses), "first_token_each_s": presses}
         found["redraw"] = redraws(lab)
@@ -159,7 +159,7 @@ def main(record: Annotated[bool, typer.Option("--record", help="keep it in exper
     print(json.dumps(found, indent=2))
     if record:
         kept = {"date": datetime.now(UTC).isoformat(), "summary": found, "environment": environment()}
-        print(write_dated(kept, Path(__file__).parent / "records", "lab_bars"))
+        print(write_dated_record(kept, Path(__file__).parent / "records", "lab_bars"))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from experiments.prefill_decode_length import BOUND, TRIVIAL
-from workbench.study.verdict import Outcome, Rows, RuleChange, Verdict
+from workbench.study.verdict import Outcome, VariantRows, RuleChange, Verdict
 
 NAMES = ("demo-draft", "demo", "smollm2-135m", "tinyllama-1.1b")
 BELOW = 0.8  # an exponent of the number of parameters up to it is less than linear
@@ -27,11 +27,11 @@ CHANGED = (
 )
 
 
-def judge(rows: Rows) -> list[Verdict]:
+def judge(rows: VariantRows) -> list[Verdict]:
     return [latency(rows), bandwidth_bound(rows)]
 
 
-def latency(rows: Rows) -> Verdict:
+def latency(rows: VariantRows) -> Verdict:
     found = sorted((row for row in rows if row["variant"] in NAMES), key=lambda row: row["parameters"])
     sizes = [row["parameters"] for row in found]
     powers = {key: _powers(sizes, [row["curve"][0][key] for row in found])
@@ -51,7 +51,7 @@ def latency(rows: Rows) -> Verdict:
                 "neighbours in size: holds; between some: with limits; between none: refuted"
             ),
             outcome=outcome,
-            because=(
+            reason=(
                 f"from {_list(sizes, ',')} parameters {_list([1e3 * r['curve'][0]['e2el_s'] for r in found], ',.0f')} "
                 f"ms: powers {_list(measured, '.2f')}, in all {whole:.2f}; predicted from the bytes and products alone "
                 f"{_list(powers['predicted_e2el_s'], '.2f')}; of a decode step "
@@ -63,7 +63,7 @@ def latency(rows: Rows) -> Verdict:
     )
 
 
-def bandwidth_bound(rows: Rows) -> Verdict:
+def bandwidth_bound(rows: VariantRows) -> Verdict:
     shares = {row["variant"]: row["curve"][0] for row in rows if row["variant"] in NAMES}
     reads = {name: point["decode_bytes_share"] for name, point in shares.items()}
     so = [name for name in reads if reads[name] >= BOUND and shares[name]["decode_flops_share"] <= TRIVIAL]
@@ -77,7 +77,7 @@ def bandwidth_bound(rows: Rows) -> Verdict:
             "with limits; by none: refuted"
         ),
         outcome="refuted" if not so else "holds-with-limits" if others else "holds",
-        because="of the read and of the FLOP/s ceiling: "
+        reason="of the read and of the FLOP/s ceiling: "
         + ", ".join(f"{name} {reads[name]:.0%} and {shares[name]['decode_flops_share']:.1%}" for name in reads),
         limits=f"one sequence in bfloat16 of {', '.join(so)}; not of {', '.join(others)}",
         figures={f"share of the read ceiling, {name}": share for name, share in reads.items()},
@@ -98,7 +98,7 @@ def _list(values: list[float], form: str) -> str:
     return ", ".join(format(value, form) for value in values)
 
 
-def made(power: float, reads: tuple[float, ...] = (0.5, 0.5, 0.5, 0.5)) -> list[dict[str, Any]]:
+def example_rows(power: float, reads: tuple[float, ...] = (0.5, 0.5, 0.5, 0.5)) -> list[dict[str, Any]]:
     """Return rows as of a run, as examples for the rules.
 
     Latency goes with `power` of the parameters, and steps reach the shares `reads` of the read ceiling.

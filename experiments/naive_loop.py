@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
-from workbench.study.verdict import Outcome, Rows, Verdict, row_of
+from workbench.study.verdict import Outcome, VariantRows, Verdict, variant_row
 
 LADDER = ("naive loop", "+ cache", "+ compiled step", "+ INT8 weights", "+ batch of 16", "+ drafts")
 BESIDE = ("drafts, no batch", "INT4 for INT8", "16 bits for INT8")  # other ways to go on from a rung
@@ -16,11 +16,11 @@ WHOLE, NOTHING = 10.0, 1.05  # times the tokens a second: all together, and the 
 RATE = "output_tokens_per_s"
 
 
-def judge(rows: Rows) -> list[Verdict]:
+def judge(rows: VariantRows) -> list[Verdict]:
     rates = {row["variant"]: row[RATE] for row in rows}
     bounds = {row["variant"]: row["predicted"][RATE] for row in rows}
-    steps = {after: row_of(rows, after)[RATE] / row_of(rows, before)[RATE] for before, after in pairwise(LADDER)}
-    foretold = {after: bounds[after] / bounds[before] for before, after in pairwise(LADDER)}
+    steps = {after: variant_row(rows, after)[RATE] / variant_row(rows, before)[RATE] for before, after in pairwise(LADDER)}
+    predicted_gains = {after: bounds[after] / bounds[before] for before, after in pairwise(LADDER)}
     helps = {name: times for name, times in steps.items() if times >= NOTHING}
     top = max(LADDER, key=lambda name: rates[name])
     whole = rates[top] / rates[LADDER[0]]
@@ -37,9 +37,9 @@ def judge(rows: Rows) -> list[Verdict]:
                 "refuted"
             ),
             outcome=outcome,
-            because=(
+            reason=(
                 f"{rates[LADDER[0]]:,.0f} to {rates[top]:,.0f} tokens/s ({top}): {whole:.0f} times; "
-                + ", ".join(f"{name} x{times:.2f} (bound x{foretold[name]:.2f})" for name, times in steps.items())
+                + ", ".join(f"{name} x{times:.2f} (bound x{predicted_gains[name]:.2f})" for name, times in steps.items())
                 + f"; product of all rungs {math.prod(steps.values()):.0f}; no gain from: "
                 + (", ".join(name for name in steps if name not in helps) or "none")
                 + "; besides: "

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.prefill_decode_length import exponents
-from workbench.study.verdict import Outcome, Rows, RuleChange, Verdict, row_of
+from workbench.study.verdict import Outcome, VariantRows, RuleChange, Verdict, variant_row
 
 AT_MOST, AT_LEAST = 1.1, 0.8  # exponents of the length, of a step with the cache and of one without
 APART = 0.5  # by how much the second must be larger
@@ -31,11 +31,11 @@ CHANGED = (
 )
 
 
-def judge(rows: Rows) -> list[Verdict]:
+def judge(rows: VariantRows) -> list[Verdict]:
     """Judge growth with the text: a step with the cache may grow less than O(n), one without must grow as the text
     does.
     """
-    cached, anew, naive = (row_of(rows, name)["curve"] for name in ("cache", "no cache", "naive"))
+    cached, anew, naive = (variant_row(rows, name)["curve"] for name in ("cache", "no cache", "naive"))
     with_cache, without = _slope(cached, "decode_step_s"), _slope(anew, "decode_step_s")
     times = anew[-1]["decode_step_s"] / cached[-1]["decode_step_s"]
     apart = without - with_cache >= APART and times > 1
@@ -53,7 +53,7 @@ def judge(rows: Rows) -> list[Verdict]:
                 "else refuted"
             ),
             outcome=outcome,
-            because=(
+            reason=(
                 f"powers {with_cache:.2f} with the cache (predicted {_slope(cached, 'predicted_decode_step_s'):.2f}), "
                 f"{without:.2f} without (predicted {_slope(anew, 'predicted_decode_step_s'):.2f}), "
                 f"{_slope(naive, 'decode_step_s'):.2f} of the naive loop; at {cached[-1]['prompt_tokens']:,} tokens "

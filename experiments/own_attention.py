@@ -1,10 +1,10 @@
 """Custom attention variants, added from outside as any user would.
 
-Run it to see each one drawn, checked, and put into the demo model: `python experiments/own_attention.py`. In an
+Run it to see each one drawn, checked, and put into the demo model: `python experiments/custom_attention.py`. In an
 experiment they are named by their path, or by the name they were registered under:
 
     attention:
-      mask: {path: "experiments/own_attention.py:Dilated", arguments: {near: 32, step: 4}}
+      mask: {path: "experiments/custom_attention.py:Dilated", arguments: {near: 32, step: 4}}
       pattern: [window, window, full]
       window: 64
 """
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import workbench
-from compiled_kernels.masks import picture
+from compiled_kernels.masks import draw_mask
 from workbench.model.layers import Attention
 from workbench.testing import check_attention
 
@@ -57,11 +57,11 @@ class Gated(Attention):
 
     def __init__(self, *slots, open: float = 1.0, **more):
         super().__init__(*slots, **more)
-        self.gate = nn.Parameter(torch.full((self.spec.heads, self.spec.dim), open))
+        self.gate = nn.Parameter(torch.full((self.spec.num_heads, self.spec.head_dim), open))
 
-    def read(self, q, batch, cache, lane=None) -> Tensor:
+    def attend(self, q, batch, cache, backend=None) -> Tensor:
         opened = torch.sigmoid((q * self.gate).sum(-1, keepdim=True))
-        return super().read(q, batch, cache, lane) * opened
+        return super().attend(q, batch, cache, backend) * opened
 
 
 # %% A mistake: this mask sees the future.
@@ -71,16 +71,16 @@ def peeking(query: Tensor, key: Tensor) -> Tensor:
 
 def continued(text: str, tokens: int, **attention: object) -> str:
     """Return the demo model's greedy continuation of `text` with its attention changed."""
-    runner = workbench.load("demo", attention=attention, lane="eager", dtype="float32")
+    runner = workbench.load("demo", attention=attention, backend="eager", dtype="float32")
     return "".join(event.text for event in runner.stream(text, max_tokens=tokens, temperature=0))
 
 
 def main() -> None:
     PICTURES.mkdir(exist_ok=True)
-    (PICTURES / "dilated.svg").write_text(picture(Dilated(), 32))
+    (PICTURES / "dilated.svg").write_text(draw_mask(Dilated(), 32))
     for part in (Dilated, fading, Gated, peeking):
-        print(check_attention(part, examples=10, lanes=["eager", "inductor", "mlir"]), end="\n\n")
-    here = "experiments/own_attention.py:"
+        print(check_attention(part, examples=10, backends=["eager", "inductor", "mlir"]), end="\n\n")
+    here = "experiments/custom_attention.py:"
     for attention in ({}, {"mask": "dilated"}, {"score": here + "fading"}, {"window": 16}, {"window": 16, "sinks": 4}):
         print(f"--- {attention or 'as trained'}\n{TEXT}{continued(TEXT, 40, **attention)}\n")
 

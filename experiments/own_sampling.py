@@ -3,8 +3,8 @@
 In an experiment they are named by their import path:
 
     sampling:
-      filters: [{path: "experiments.own_sampling:Typical", arguments: {mass: 0.9}}]
-      sampler: {path: "experiments.own_sampling:Mirostat", arguments: {surprise: 3.0}}
+      filters: [{path: "experiments.custom_sampling:Typical", arguments: {mass: 0.9}}]
+      sampler: {path: "experiments.custom_sampling:Mirostat", arguments: {surprise: 3.0}}
 
 Both keep to the public protocol: a filter is called with logits and histories, a sampler starts and chooses.
 """

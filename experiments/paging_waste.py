@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from workbench.study.verdict import Rows, Verdict, row_of
+from workbench.study.verdict import VariantRows, Verdict, variant_row
 
 WASTE, SOME_WASTE = 0.04, 0.15  # of the pages in use; the first is the figure of vLLM's paper (2023)
 TIMES, SOME_TIMES = 2.0, 1.2  # as many sequences in the same memory
 
 
-def judge(rows: Rows) -> list[Verdict]:
-    whole, pages = row_of(rows, "the longest text reserved"), row_of(rows, "pages of 16")
+def judge(rows: VariantRows) -> list[Verdict]:
+    whole, pages = variant_row(rows, "the longest text reserved"), variant_row(rows, "pages of 16")
     times = pages["sequences_mean"] / whole["sequences_mean"]
     waste, before = pages["cache_waste"], whole["cache_waste"]
     faster = pages["output_tokens_per_s"] / whole["output_tokens_per_s"]
@@ -25,7 +25,7 @@ def judge(rows: Rows) -> list[Verdict]:
                 "times: with limits; else refuted"
             ),
             outcome="holds" if holds else "holds-with-limits" if some else "refuted",
-            because=(
+            reason=(
                 f"{before:.1%} empty against {waste:.1%}; {whole['sequences_mean']:.0f} against "
                 f"{pages['sequences_mean']:.0f} sequences at once ({times:.1f} times); {faster:.1f} times the tokens "
                 "a second (Azure's lengths, Llama 3.1 8B on a simulated H100)"

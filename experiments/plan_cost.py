@@ -14,39 +14,39 @@ from typing import Annotated
 
 import typer
 
-from workbench.cache.holdings import Holdings
+from workbench.cache.holdings import KVCacheManager
 from workbench.cache.pages import PagePool
-from workbench.cache.tables import Table
-from workbench.engine.limits import Limits
-from workbench.engine.schedule import BUILT_IN, policy_from
+from workbench.cache.tables import KVCacheGroup
+from workbench.engine.limits import SchedulerLimits
+from workbench.engine.schedule import BUILT_IN_POLICIES, parse_policy
 from workbench.engine.scheduler import Scheduler
 from workbench.request import Request, SamplingParameters, Sequence
 
 SEQS, PAGE, BUDGET, CONTEXT = 64, 64, 4096, 65_536
-STEPS, SETTLED = 150, 20  # steps planned, and steps of warm-up (with prefill) that do not count
+STEPS, WARM_UP_STEPS = 150, 20  # steps planned, and steps of warm-up (with prefill) that do not count
 
 
 def seconds(policy: str, waiting: int) -> list[float]:
     """Return processor seconds of each step's plan, with `waiting` sequences that do not fit."""
-    holdings = Holdings((PagePool(SEQS * 8, PAGE),), (Table(),), BUDGET)
-    scheduler = Scheduler(holdings, Limits(SEQS + 8, BUDGET), CONTEXT, policy_from(policy))
+    holdings = KVCacheManager((PagePool(SEQS * 8, PAGE),), (KVCacheGroup(),), BUDGET)
+    scheduler = Scheduler(holdings, SchedulerLimits(SEQS + 8, BUDGET), CONTEXT, parse_policy(policy))
     for order, length in enumerate([256 + order for order in range(SEQS)] + [20_000] * waiting):
         request = Request(f"r{order}", tuple(range(length)), SamplingParameters(max_tokens=STEPS + 50))
-        scheduler.submit(Sequence.of(request, order))
+        scheduler.submit(Sequence.from_request(request, order))
     spent = []
     for step in range(STEPS):
         began = time.thread_time()
         plan = scheduler.plan()
-        if step >= SETTLED:
+        if step >= WARM_UP_STEPS:
             spent.append(time.thread_time() - began)
         assert plan is not None
-        scheduler.commit(plan, {span.sequence.request_id: 1 for span in plan.spans if span.samples})
+        scheduler.commit(plan, {span.sequence.request_id: 1 for span in plan.spans if span.needs_sample})
     return spent
 
 
 def main(as_json: Annotated[bool, typer.Option("--json")] = False, rounds: int = 3) -> None:
     found = []
-    for policy in BUILT_IN:
+    for policy in BUILT_IN_POLICIES:
         for waiting in (0, 1, 20, 100, 1000):
             medians = [1e6 * statistics.median(seconds(policy, waiting)) for _ in range(rounds)]
             found.append({"policy": policy, "running": SEQS, "waiting": waiting, "plan_us": min(medians)})

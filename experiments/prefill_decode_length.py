@@ -11,9 +11,9 @@ from itertools import pairwise
 from typing import Any
 
 from workbench.fleet.hardware import HARDWARE
-from workbench.model.cost import StepCost
+from workbench.model.cost import StepCostModel
 from workbench.model.shapes import named_shape
-from workbench.study.verdict import Outcome, Rows, RuleChange, Verdict
+from workbench.study.verdict import Outcome, VariantRows, RuleChange, Verdict
 
 FLAT, HALFWAY = 0.2, 0.5  # powers of the length: 1.5 times for 8 times the tokens; as near to flat as to linear
 STILL = 0.25  # a local exponent up to it: doubling the prompt costs at most a fifth more
@@ -22,8 +22,8 @@ FASTER, CLEARLY = 1.05, 1.15  # local exponents that count as faster than linear
 BOUND, PARTLY = 0.5, 0.25  # shares of a ceiling that show a limit
 TRIVIAL = 0.1  # of the FLOP/s ceiling
 SAME, SHORT = 1.1, 1000  # times a decode step's time, and tokens up to which it should hold at least
-MOST, HALF = 2 / 3, 1 / 2  # of a request's time
-ASKED = (1000, 200)
+MOSTLY_DECODE, HALF = 2 / 3, 1 / 2  # of a request's time
+REQUEST_SHAPE = (1000, 200)
 LARGE = (("llama-3.1-8b", "h100"), ("llama-3.1-70b", "h200"))
 RECORD = "prefill_decode_length-20261121-165935.json"
 FLAT_CHANGED = (
@@ -51,9 +51,9 @@ BOUND_CHANGED = (
 Points = Sequence[Mapping[str, Any]]
 
 
-def judge(rows: Rows) -> list[Verdict]:
+def judge(rows: VariantRows) -> list[Verdict]:
     points = rows[0]["curve"]
-    curve = [point for point in points if (point["prompt_tokens"], point["output_tokens"]) != ASKED]
+    curve = [point for point in points if (point["prompt_tokens"], point["output_tokens"]) != REQUEST_SHAPE]
     return [
         flat(curve), linear(curve), quadratic(curve), compute_bound(curve), flat_in_context(curve),
         bandwidth_bound(rows[0], curve), dominates(points),
@@ -82,10 +82,10 @@ def flat(points: Points) -> Verdict:
             f"times as long): holds; with less than {HALFWAY} ({8**HALFWAY:.1f} times): with limits; else refuted"
         ),
         outcome="holds" if power <= FLAT else "holds-with-limits" if power < HALFWAY else "refuted",
-        because=(
+        reason=(
             f"{times:.1f} times (power {power:.2f}), predicted "
             f"{long['predicted_prefill_s'] / short['predicted_prefill_s']:.1f}; flat up to {max(still, default=0)} "
-            f"tokens; {_told(points, 'prefill_s')}; 100 to 1,000 tokens by the roofline: "
+            f"tokens; {_describe_exponents(points, 'prefill_s')}; 100 to 1,000 tokens by the roofline: "
             f"{_elsewhere(lambda bound: bound(0, 1000) / bound(0, 100), '{:.1f} times')}"
         ),
         limits=f"{times:.1f} times as long for 8 times the tokens; flat up to {max(still, default=0):,} tokens",
@@ -105,7 +105,7 @@ def linear(points: Points) -> Verdict:
             "some: with limits; between none: refuted"
         ),
         outcome="holds" if len(fit) == len(found) else "holds-with-limits" if fit else "refuted",
-        because=f"so {_ranges(fit)}; {_told(points, 'prefill_s')}, predicted {_told(points, 'predicted_prefill_s')}; "
+        reason=f"so {_ranges(fit)}; {_describe_exponents(points, 'prefill_s')}, predicted {_describe_exponents(points, 'predicted_prefill_s')}; "
         f"1,000 to 100,000 tokens, 100 times as many, by the roofline: "
         f"{_elsewhere(lambda bound: bound(0, 100_000) / bound(0, 1000), '{:.0f} times')}",
         limits=f"of the lengths tried: {_ranges(fit)} tokens",
@@ -124,7 +124,7 @@ def quadratic(points: Points) -> Verdict:
             "(it begins); else refuted"
         ),
         outcome="holds" if last >= CLEARLY else "holds-with-limits" if last >= FASTER else "refuted",
-        because=f"{last:.2f} up to {longest:,} tokens, predicted "
+        reason=f"{last:.2f} up to {longest:,} tokens, predicted "
         f"{exponents(points, 'predicted_prefill_s')[-1][2]:.2f}; from 50,000 to 100,000 by the roofline: "
         f"{_elsewhere(lambda bound: math.log2(bound(0, 100_000) / bound(0, 50_000)), '{:.2f}')}",
         limits=f"it begins: the exponent is {last:.2f} at {longest:,} tokens",
@@ -147,7 +147,7 @@ def compute_bound(points: Points) -> Verdict:
             "the read ceiling: at every length: holds; from some length on: with limits; else refuted"
         ),
         outcome=outcome,
-        because="tokens, shares of FLOP/s and of bytes/s: "
+        reason="tokens, shares of FLOP/s and of bytes/s: "
         + ", ".join(f"{p['prompt_tokens']:,}: {p['prefill_flops_share']:.0%} and {p['prefill_bytes_share']:.0%}"
                     for p in points),
         limits=f"from {so[0]:,} tokens on" if so else "",
@@ -171,7 +171,7 @@ def flat_in_context(points: Points) -> Verdict:
             "refuted"
         ),
         outcome="holds" if holds else "holds-with-limits" if reach >= SHORT else "refuted",
-        because=(
+        reason=(
             f"{_times(points, 'decode_step_s', base)}, predicted "
             f"{points[-1]['predicted_decode_step_s'] / points[0]['predicted_decode_step_s']:.2f} times at the end; "
             f"100 to 100,000 tokens by the roofline: "
@@ -197,7 +197,7 @@ def bandwidth_bound(row: Mapping[str, Any], points: Points) -> Verdict:
             "else refuted"
         ),
         outcome="holds-with-limits" if computes <= TRIVIAL and reads >= BOUND else "refuted",
-        because=(
+        reason=(
             f"{first['decode_step_s'] * 1e3:.2f} ms a step, reading alone {first['predicted_decode_step_s'] * 1e3:.2f}:"
             f" {reads:.0%} of the read ceiling, {computes:.1%} of the FLOP/s ceiling"
         ),
@@ -208,16 +208,16 @@ def bandwidth_bound(row: Mapping[str, Any], points: Points) -> Verdict:
 
 
 def dominates(points: Points) -> Verdict:
-    asked = next(p for p in points if (p["prompt_tokens"], p["output_tokens"]) == ASKED)
-    share = asked["decode_s"] / asked["e2el_s"]
-    told = asked["predicted_decode_s"] / asked["predicted_e2el_s"]
+    point = next(p for p in points if (p["prompt_tokens"], p["output_tokens"]) == REQUEST_SHAPE)
+    share = point["decode_s"] / point["e2el_s"]
+    predicted_share = point["predicted_decode_s"] / point["predicted_e2el_s"]
     return Verdict(
         claim="decode-dominates",
         says="1,000 tokens in and 200 out: most of the time is decode",
-        rule=f"decode steps take at least {MOST:.0%} of the time: holds; more than half: with limits; else refuted",
-        outcome="holds" if share >= MOST else "holds-with-limits" if share > HALF else "refuted",
-        because=(
-            f"{share:.0%} of {asked['e2el_s']:.2f} s, predicted {told:.0%}; by the roofline: "
+        rule=f"decode steps take at least {MOSTLY_DECODE:.0%} of the time: holds; more than half: with limits; else refuted",
+        outcome="holds" if share >= MOSTLY_DECODE else "holds-with-limits" if share > HALF else "refuted",
+        reason=(
+            f"{share:.0%} of {point['e2el_s']:.2f} s, predicted {predicted_share:.0%}; by the roofline: "
             f"{_elsewhere(lambda bound: 1 / (1 + bound(0, 1000) / (199 * bound(1100, 1))), '{:.0%}')}"
         ),
         limits=f"{share:.0%} of the time, more than half of it",
@@ -235,7 +235,7 @@ def _at(points: Points, tokens: int) -> Mapping[str, Any]:
 
 def _bound(model: str, hardware: str) -> Callable[[int, int], float]:
     """Return a function for the least seconds of a step over `length` tokens after `start` others, in bfloat16."""
-    cost, sheet = StepCost(named_shape(model), 2, 2, 2), HARDWARE[hardware]
+    cost, sheet = StepCostModel(named_shape(model), 2, 2, 2), HARDWARE[hardware]
     return lambda start, length: cost([(start, length)], 1).seconds(sheet.flops, sheet.bandwidth)
 
 
@@ -248,7 +248,7 @@ def _elsewhere(figure: Callable[[Callable[[int, int], float]], float], form: str
                      for model, hardware in LARGE)  # fmt: skip
 
 
-def _told(points: Points, key: str) -> str:
+def _describe_exponents(points: Points, key: str) -> str:
     powers = exponents(points, key)
     return "exponents " + ", ".join(f"{power:.2f}" for *_, power in powers) + f" from {powers[0][0]} tokens on"
 

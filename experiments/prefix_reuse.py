@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workbench.study.verdict import Outcome, Rows, RuleChange, Verdict, row_of
+from workbench.study.verdict import Outcome, VariantRows, RuleChange, Verdict, variant_row
 
 LATENCY, THROUGHPUT = 5.0, 6.0  # times: "up to 80%" less time is 5 times as quick
 GAIN, NEAR = 1.5, 0.5  # times that would be a gain; share of the bound from which on "up to" is fair
@@ -20,12 +20,12 @@ CHANGED = (
 )
 
 
-def judge(rows: Rows) -> list[Verdict]:
+def judge(rows: VariantRows) -> list[Verdict]:
     return [latency(rows), throughput(rows)]
 
 
-def latency(rows: Rows) -> Verdict:
-    computed, reused = row_of(rows, "computed"), row_of(rows, "reused")
+def latency(rows: VariantRows) -> Verdict:
+    computed, reused = variant_row(rows, "computed"), variant_row(rows, "reused")
     times = computed["ttft_s"] / reused["ttft_s"]
     same = bool(reused["same_tokens"])
     return Verdict(
@@ -36,7 +36,7 @@ def latency(rows: Rows) -> Verdict:
             f"is {LATENCY:g} times as quick. {_words(LATENCY)}"
         ),
         outcome=_outcome(times, LATENCY),
-        because=(
+        reason=(
             f"{computed['ttft_s'] * 1e3:.1f} ms against {reused['ttft_s'] * 1e3:.1f} ms, {times:.1f} times as quick "
             f"({1 - 1 / times:.0%} saved); {reused['cached_tokens']:.0f} tokens from the cache; output "
             f"{'the same' if same else 'not the same'}"
@@ -47,15 +47,15 @@ def latency(rows: Rows) -> Verdict:
     )
 
 
-def throughput(rows: Rows) -> Verdict:
-    computed, reused = row_of(rows, "computed"), row_of(rows, "reused")
+def throughput(rows: VariantRows) -> Verdict:
+    computed, reused = variant_row(rows, "computed"), variant_row(rows, "reused")
     times = reused["requests_per_s"] / computed["requests_per_s"]
     return Verdict(
         claim="prefix-cache-throughput",
         says="On prefix-heavy traffic a radix tree of prefixes gives up to 6 times the throughput",
         rule=f"requests a second, all at once, none computed before. {_words(THROUGHPUT)}",
         outcome=_outcome(times, THROUGHPUT),
-        because=f"{computed['requests_per_s']:.2f} and {reused['requests_per_s']:.2f} requests/s: {times:.1f} times",
+        reason=f"{computed['requests_per_s']:.2f} and {reused['requests_per_s']:.2f} requests/s: {times:.1f} times",
         limits=_limits(times, THROUGHPUT),
         figures={"times the requests a second": times},
         changed=CHANGED,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from workbench.study.verdict import Rows, RuleChange, Verdict, row_of
+from workbench.study.verdict import VariantRows, RuleChange, Verdict, variant_row
 
 TRAFFICS = ("Azure", "Mooncake")
 SPIKE, FINE = 5.0, 2.0  # times the lightest load's: of p99, and of a median that looks fine
@@ -29,9 +29,9 @@ CHANGED = (
 )
 
 
-def judge(rows: Rows) -> list[Verdict]:
+def judge(rows: VariantRows) -> list[Verdict]:
     """Judge at the highest load with a fine median; one load, not the best of all."""
-    found = {name: _spread(row_of(rows, name)["curve"]) for name in TRAFFICS}
+    found = {name: _spread(variant_row(rows, name)["curve"]) for name in TRAFFICS}
     so = [name for name, (_, tail, _) in found.items() if tail >= SPIKE]
     others = [name for name in TRAFFICS if name not in so]
     return [
@@ -45,7 +45,7 @@ def judge(rows: Rows) -> list[Verdict]:
                 "them: with limits; in neither: refuted"
             ),
             outcome="refuted" if not so else "holds-with-limits" if others else "holds",
-            because="; ".join(
+            reason="; ".join(
                 f"{name}: up to {load:g} requests/s{_highest(rows, name, load)} the median grows {median:.1f} times, "
                 f"p99 {tail:.1f} times"
                 for name, (load, tail, median) in found.items()
@@ -57,8 +57,8 @@ def judge(rows: Rows) -> list[Verdict]:
     ]
 
 
-def _highest(rows: Rows, name: str, load: float) -> str:
-    return ", the most that was tried," if load == row_of(rows, name)["curve"][-1]["value"] else ""
+def _highest(rows: VariantRows, name: str, load: float) -> str:
+    return ", the most that was tried," if load == variant_row(rows, name)["curve"][-1]["value"] else ""
 
 
 def _spread(curve: Sequence[Mapping[str, Any]]) -> tuple[float, float, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workbench.study.verdict import Rows, RuleChange, Verdict, row_of
+from workbench.study.verdict import VariantRows, RuleChange, Verdict, variant_row
 
 DRAMATIC, SOME = 2.0, 1.2  # times as long until the first token
 CHANGED = (
@@ -15,8 +15,8 @@ CHANGED = (
 )
 
 
-def judge(rows: Rows) -> list[Verdict]:
-    blind, aware, sticky = (row_of(rows, name) for name in ("least loaded", "prefix aware", "session sticky"))
+def judge(rows: VariantRows) -> list[Verdict]:
+    blind, aware, sticky = (variant_row(rows, name) for name in ("least loaded", "prefix aware", "session sticky"))
     median, tail = (blind[name] / aware[name] for name in ("ttft_s_p50", "ttft_s_p99"))
     least = min(median, tail)
     return [
@@ -33,7 +33,7 @@ def judge(rows: Rows) -> list[Verdict]:
                 else "holds-with-limits" if max(median, tail) >= DRAMATIC or least >= SOME
                 else "refuted"
             ),  # fmt: skip
-            because=(
+            reason=(
                 f"p50 {blind['ttft_s_p50'] * 1e3:.0f} ms against {aware['ttft_s_p50'] * 1e3:.0f} ({median:.2f} times), "
                 f"p99 {blind['ttft_s_p99'] * 1e3:.0f} against {aware['ttft_s_p99'] * 1e3:.0f} ({tail:.2f} times); "
                 f"{blind['cache_hit_rate']:.1%} of prompt tokens from the cache against {aware['cache_hit_rate']:.1%}; "

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from workbench.study.texts import CAME
-from workbench.study.verdict import Outcome, Rows, Verdict, row_of
+from workbench.study.texts import HELD_OUT_ROW
+from workbench.study.verdict import Outcome, VariantRows, Verdict, variant_row
 
 COOL = ("temperature 0.5", "temperature 0.8", "temperature 1", "temperature 1.2")
 HOT = ("temperature 1.6", "temperature 2")
@@ -19,16 +19,16 @@ LOOPS, SOME = 0.5, 0.1  # shares of the texts that end in a loop, above free sam
 ARGMAX = 0.98  # of greedy tokens; the backend's rounding may differ from float32 at a near tie
 
 
-def judge(rows: Rows) -> list[Verdict]:
+def judge(rows: VariantRows) -> list[Verdict]:
     return [temperature(rows), topk_loops(rows), greedy_repeats(rows)]
 
 
-def temperature(rows: Rows) -> Verdict:
-    came = row_of(rows, CAME)["bits_per_byte"]
-    ways = [row_of(rows, name) for name in ("greedy", *COOL, *HOT)]
+def temperature(rows: VariantRows) -> Verdict:
+    came = variant_row(rows, HELD_OUT_ROW)["bits_per_byte"]
+    ways = [variant_row(rows, name) for name in ("greedy", *COOL, *HOT)]
     spread = [row["predicted"]["drawn_entropy"] for row in ways]
     law = all(b > a for a, b in pairwise(spread)) and ways[0]["most_likely"] >= ARGMAX
-    times = {name: row_of(rows, name)["bits_per_byte"] / came for name in (*COOL, *HOT)}
+    times = {name: variant_row(rows, name)["bits_per_byte"] / came for name in (*COOL, *HOT)}
     wild = [name for name in times if times[name] >= WILD]
     outcome: Outcome = "refuted"
     if law and set(wild) & set(HOT):
@@ -43,7 +43,7 @@ def temperature(rows: Rows) -> Verdict:
             "limits; else refuted"
         ),
         outcome=outcome,
-        because=(
+        reason=(
             f"entropy {_list(spread)} bits a token; at 0 {ways[0]['most_likely']:.1%} most likely tokens; bits a byte, "
             f"times {came:.2f} of the text that came: "
             + ", ".join(f"{name.removeprefix('temperature ')}: {value:.2f}" for name, value in times.items())
@@ -53,9 +53,9 @@ def temperature(rows: Rows) -> Verdict:
     )
 
 
-def topk_loops(rows: Rows) -> Verdict:
-    free, came = row_of(rows, FREE), row_of(rows, CAME)
-    few = [row_of(rows, name) for name in FEW]
+def topk_loops(rows: VariantRows) -> Verdict:
+    free, came = variant_row(rows, FREE), variant_row(rows, HELD_OUT_ROW)
+    few = [variant_row(rows, name) for name in FEW]
     more = [row["looped"] - free["looped"] for row in few]
     again = [row["repeated_4"] / max(free["repeated_4"], came["repeated_4"], 1e-9) for row in few]
     outcome: Outcome = "refuted"
@@ -72,7 +72,7 @@ def topk_loops(rows: Rows) -> Verdict:
             "and of text that came, with both: with limits; else refuted"
         ),
         outcome=outcome,
-        because=(
+        reason=(
             "texts that end in a loop and 4-grams that stood before: "
             + ", ".join(
                 f"{row['variant']} {row['looped']:.0%} and {row['repeated_4']:.0%}" for row in (*few, free, came)
@@ -83,8 +83,8 @@ def topk_loops(rows: Rows) -> Verdict:
     )
 
 
-def greedy_repeats(rows: Rows) -> Verdict:
-    greedy, free, came = row_of(rows, "greedy"), row_of(rows, FREE), row_of(rows, CAME)
+def greedy_repeats(rows: VariantRows) -> Verdict:
+    greedy, free, came = variant_row(rows, "greedy"), variant_row(rows, FREE), variant_row(rows, HELD_OUT_ROW)
     again = greedy["repeated_4"] / max(free["repeated_4"], came["repeated_4"], 1e-9)
     loops = greedy["looped"] - max(free["looped"], came["looped"])
     outcome: Outcome = "refuted"
@@ -99,7 +99,7 @@ def greedy_repeats(rows: Rows) -> Verdict:
             "refuted"
         ),
         outcome=outcome,
-        because=(
+        reason=(
             f"the same again: {'yes' if greedy['repeated_alike'] else 'no'}; 4-grams that stood before "
             f"{greedy['repeated_4']:.0%}, drawn freely {free['repeated_4']:.0%}, in the text that came "
             f"{came['repeated_4']:.0%}; texts that end in a loop {greedy['looped']:.0%}, {free['looped']:.0%} and "

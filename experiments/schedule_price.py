@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from workbench.study.verdict import Rows, Verdict, row_of
+from workbench.study.verdict import VariantRows, Verdict, variant_row
 
 KEEPS, MOST = 0.95, 0.85  # of the tokens a second
 RATE = "output_tokens_per_s"
 ON = ("fair", "priority", "chunks of 128", "prefix index and host", "everything")
 
 
-def judge(rows: Rows) -> list[Verdict]:
-    nothing = row_of(rows, "nothing")[RATE]
-    kept = {name: row_of(rows, name)[RATE] / nothing for name in ON}
+def judge(rows: VariantRows) -> list[Verdict]:
+    nothing = variant_row(rows, "nothing")[RATE]
+    kept = {name: variant_row(rows, name)[RATE] / nothing for name in ON}
     least = min(kept.values())
     return [
         Verdict(
@@ -22,7 +22,7 @@ def judge(rows: Rows) -> list[Verdict]:
                 f"{KEEPS:.0%} of the output tokens a second: holds; {MOST:.0%}: with limits; less: refuted"
             ),
             outcome="holds" if least >= KEEPS else "holds-with-limits" if least >= MOST else "refuted",
-            because=(
+            reason=(
                 f"{nothing:,.0f} tokens/s with nothing; "
                 + ", ".join(f"{name} {share:.2f}" for name, share in kept.items())
             ),

@@ -20,13 +20,13 @@ from typing import Annotated, Any
 import typer
 
 from experiments import flat_memory
-from experiments.soak_requests import asked
+from experiments.soak_requests import random_requests
 from workbench.engine.load import load
 from workbench.engine.runner import Runner
 from workbench.request import FinishReason, Request
-from workbench.study.dated_record import write_dated
+from workbench.study.dated_record import write_dated_record
 from workbench.study.environment import environment
-from workbench.trace.events import Event, Finished, SetBack, Stepped
+from workbench.trace.events import Event, Finished, Preempted, Stepped
 
 CLIENTS = 24  # requests under way
 SAMPLES = 60  # of memory
@@ -41,32 +41,32 @@ class Soak:
         self.runner, self.draw = runner, random.Random(f"{seed}/cancels")
         self.reasons: Counter[str] = Counter()
         self.faults: list[str] = []
-        self.ended = self.sequences = self.steps = self.set_backs = self.tokens = self.prompt_tokens = 0
+        self.ended = self.sequences = self.steps = self.num_preemptions = self.tokens = self.prompt_tokens = 0
         self.cached_tokens = 0
         self._open: dict[str, set[int]] = {}  # finished samples of unfinished requests
         self._owed: dict[str, int] = {}
         self._cancels: dict[str, int] = {}  # remaining events before the cancel
-        runner.instruments.listener = self.heard
+        runner.telemetry.listener = self.on_event
 
     def run(self, requests: Iterable[Request], count: int) -> dict[str, Any]:
         """Run all `count` requests to their end, and return the record."""
         samples: list[tuple[int, float]] = []
         began, coming, every = time.perf_counter(), iter(requests), max(10, count // SAMPLES)
         more = True
-        while more or self.runner.busy:
+        while more or self.runner.has_unfinished_requests:
             while more and len(self._open) < CLIENTS:
                 request = next(coming, None)
                 more = request is not None
                 if request is not None:
                     self._submit(request)
             self.runner.step()
-            if self.ended >= every * (len(samples) + 1) and (size := flat_memory.resident()) is not None:
+            if self.ended >= every * (len(samples) + 1) and (size := flat_memory.resident_mib()) is not None:
                 samples.append((self.ended, size))
         seconds = time.perf_counter() - began
-        self.faults += [f"{name} has no end" for name in self._open] + leftovers(self.runner)
+        self.faults += [f"{name} has no end" for name in self._open] + leaked_resources(self.runner)
         return {
             "requests": self.ended, "sequences": self.sequences, "reasons": dict(sorted(self.reasons.items())),
-            "steps": self.steps, "set_backs": self.set_backs, "seconds": seconds, "output_tokens": self.tokens,
+            "steps": self.steps, "num_preemptions": self.num_preemptions, "seconds": seconds, "output_tokens": self.tokens,
             "output_tokens_per_second": self.tokens / seconds, "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens, "faults": self.faults, "resident_mib": samples,
             "memory": asdict(flat_memory.judge(samples, count)),
@@ -74,7 +74,7 @@ class Soak:
 
     def _submit(self, request: Request) -> None:
         name = request.request_id
-        self._open[name], self._owed[name] = set(), request.sampling.samples
+        self._open[name], self._owed[name] = set(), request.sampling.num_sequences
         if self.draw.random() < CANCELLED:
             self._cancels[name] = self.draw.randint(1, LATEST)
         owed = self.runner.submit(request)
@@ -82,7 +82,7 @@ class Soak:
             self._owed[name] = owed
         self._close(name)
 
-    def heard(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         if isinstance(event, Stepped):
             self.steps += 1
         name = event.request_id
@@ -91,7 +91,7 @@ class Soak:
         if name not in self._open:
             self.faults.append(f"{name} has a {event.kind} after its end")
             return
-        self.set_backs += isinstance(event, SetBack)
+        self.num_preemptions += isinstance(event, Preempted)
         if isinstance(event, Finished):
             self._end(event)
         elif name in self._cancels:
@@ -120,28 +120,28 @@ class Soak:
             del self._open[name], self._owed[name]
 
 
-def leftovers(runner: Runner) -> list[str]:
+def leaked_resources(runner: Runner) -> list[str]:
     """List resources that an idle runner should not hold: leaked pages, sequences, samplers' states."""
     found = []
     for table, pool in enumerate(runner.scheduler.pools):
-        if pool.free + len(pool.idle) != pool.pages:
-            lost = pool.pages - pool.free - len(pool.idle)
-            found.append(f"table {table}: {lost} of {pool.pages} pages are neither free nor in the prefix index")
-    runner.forget_prefixes()
+        if pool.num_free + len(pool.evictable) != pool.num_pages:
+            lost = pool.num_pages - pool.num_free - len(pool.evictable)
+            found.append(f"table {table}: {lost} of {pool.num_pages} pages are neither free nor in the prefix index")
+    runner.reset_prefix_cache()
     for table, pool in enumerate(runner.scheduler.pools):
-        if pool.free != pool.pages:
-            found.append(f"table {table}: {pool.pages - pool.free} pages stay when the prefix index is empty")
-    kept = {"sequences": runner.served.sequences, "samplers": runner.served.chooser._admitted}
+        if pool.num_free != pool.num_pages:
+            found.append(f"table {table}: {pool.num_pages - pool.num_free} pages stay when the prefix index is empty")
+    kept = {"sequences": runner.tracker.sequences, "samplers": runner.tracker.sampler._states}
     return found + [f"{len(values)} {what} are kept" for what, values in kept.items() if values]
 
 
-def told(record: dict[str, Any]) -> str:
+def summarize(record: dict[str, Any]) -> str:
     memory, reasons = record["memory"], ", ".join(f"{count} {name}" for name, count in record["reasons"].items())
     flat = {True: "flat", False: "NOT FLAT", None: "too few samples to judge"}[memory["flat"]]
     lines = [
         f"{record['requests']} requests, {record['sequences']} sequences: {reasons}",
         f"{record['output_tokens']} tokens in {record['seconds']:.1f} s "
-        f"({record['output_tokens_per_second']:.0f} a second), {record['steps']} steps, {record['set_backs']} "
+        f"({record['output_tokens_per_second']:.0f} a second), {record['steps']} steps, {record['num_preemptions']} "
         f"set-backs, {record['cached_tokens']} of {record['prompt_tokens']} prompt tokens found in the prefix index",
         f"memory {flat}: {memory['slope']:+.2f} MiB a thousand requests, last third less first "
         f"{memory['difference']:+.2f} MiB, {memory['samples']} samples",
@@ -152,7 +152,7 @@ def told(record: dict[str, Any]) -> str:
 def main(
     requests: Annotated[int, typer.Option(min=1)] = 5000,
     model: Annotated[str, typer.Option()] = "demo",
-    lane: Annotated[str, typer.Option()] = "auto",
+    backend: Annotated[str, typer.Option()] = "auto",
     policy: Annotated[str, typer.Option()] = "priority",
     speculate: Annotated[str, typer.Option()] = "none",
     pages: Annotated[int, typer.Option(help="so few that sequences are set back")] = 48,
@@ -163,17 +163,17 @@ def main(
     """Send many requests of every sort through a runner, and check that none is lost, leaked or left without an end."""
     date = datetime.now(UTC).isoformat(timespec="seconds")
     runner = load(
-        model, lane=lane, policy=policy, speculate=speculate, page_size=16, pages=pages, prefix="radix",
+        model, backend=backend, policy=policy, speculate=speculate, page_size=16, pages=pages, prefix="radix",
         max_num_batched_tokens=256,
     )  # fmt: skip
     spec = runner.model.spec
-    given = asked(requests, spec.vocab, spec.context, seed, text=runner.tokenizer is not None)
-    settings = {"model": model, "lane": str(runner.lanes), "policy": policy, "speculate": speculate, "pages": pages}
+    given = random_requests(requests, spec.vocab_size, spec.max_position_embeddings, seed, text=runner.tokenizer is not None)
+    settings = {"model": model, "backend": str(runner.backends), "policy": policy, "speculate": speculate, "pages": pages}
     record = {"experiment": "soak", "date": date, "settings": settings | {"seed": seed}, "environment": environment()}
     record |= Soak(runner, seed).run(given, requests)
-    print(json.dumps(record, indent=2) if as_json else told(record))
+    print(json.dumps(record, indent=2) if as_json else summarize(record))
     if out is not None:
-        print(write_dated(record, out, "soak"), file=sys.stderr)
+        print(write_dated_record(record, out, "soak"), file=sys.stderr)
     raise typer.Exit(1 if record["faults"] or record["memory"]["flat"] is False else 0)
 
 

@@ -8,26 +8,26 @@ from dataclasses import replace
 from typing import Any
 
 from workbench.request import Request, SamplingParameters
-from workbench.traffic.arrival import request_of
-from workbench.traffic.settings import AtOnce, Exponential, Sessions, TrafficWorkload
+from workbench.traffic.arrival import request_from_arrival
+from workbench.traffic.settings import AtOnce, ExponentialLengths, SessionLengths, TrafficWorkload
 from workbench.traffic.source import source_of
 
 STOPS = (("e",), ("\n", "self"), ("))", " return", "0"))
-SEVERAL: tuple[dict[str, Any], ...] = ({"n": 2}, {"n": 3}, {"best_of": 3}, {"beams": 2}, {"beams": 3, "n": 2})
+MULTIPLE_OUTPUTS: tuple[dict[str, Any], ...] = ({"n": 2}, {"n": 3}, {"best_of": 3}, {"beams": 2}, {"beams": 3, "n": 2})
 SALTS = ("", "", "", "b")
 
 
-def asked(count: int, vocab: int, context: int, seed: int, text: bool = True) -> Iterator[Request]:
+def random_requests(count: int, vocab: int, context: int, seed: int, text: bool = True) -> Iterator[Request]:
     """Yield `count` requests, every other one a turn of a conversation with a shared beginning.
 
     One in fifty is longer than the context, and is to be refused. Stop strings are used only with `text`.
     """
     draw = random.Random(f"{seed}/asked")
     unit = max(1, context // 64)
-    shared = Sessions(sessions=8, turns=4, system=4 * unit, question=unit, output=max(4, unit // 2))
-    own = Exponential(prompt=2 * unit, output=max(4, unit // 2))
+    shared = SessionLengths(sessions=8, turns=4, system=4 * unit, question=unit, output=max(4, unit // 2))
+    own = ExponentialLengths(prompt=2 * unit, output=max(4, unit // 2))
     traffics = [
-        source_of(TrafficWorkload(lengths=lengths, arrivals=AtOnce(), requests=count, seed=seed)).first()
+        source_of(TrafficWorkload(lengths=lengths, arrivals=AtOnce(), requests=count, seed=seed)).initial_arrivals()
         for lengths in (shared, own)
     ]
     for number in range(count):
@@ -36,22 +36,22 @@ def asked(count: int, vocab: int, context: int, seed: int, text: bool = True) ->
         if number % 50 == 49:
             prompt, arrival = context + 5, replace(arrival, blocks=())
         arrival = replace(arrival, prompt_tokens=prompt, output_tokens=min(arrival.output_tokens, context // 4))
-        request = request_of(arrival, f"r{number}", vocab)
-        sampling = SamplingParameters.model_validate(request.sampling.model_dump() | _wishes(draw, vocab, text))
+        request = request_from_arrival(arrival, f"r{number}", vocab)
+        sampling = SamplingParameters.model_validate(request.sampling.model_dump() | _random_sampling(draw, vocab, text))
         yield replace(request, sampling=sampling, priority=draw.randrange(3), cache_salt=draw.choice(SALTS))
 
 
-def _wishes(draw: random.Random, vocab: int, text: bool) -> dict[str, Any]:
-    wishes: dict[str, Any] = {
+def _random_sampling(draw: random.Random, vocab: int, text: bool) -> dict[str, Any]:
+    values: dict[str, Any] = {
         "temperature": draw.choice([0.0, 0.7, 1.0]), "top_k": draw.choice([0, 20]), "seed": draw.randrange(2**31),
         "ignore_eos": draw.random() < 0.5,
     }  # fmt: skip
     if text and draw.random() < 0.3:
-        wishes["stop"] = draw.choice(STOPS)
+        values["stop"] = draw.choice(STOPS)
     if draw.random() < 0.3:
-        wishes["stop_token_ids"] = tuple(draw.sample(range(vocab), 1 + vocab // 32))
+        values["stop_token_ids"] = tuple(draw.sample(range(vocab), 1 + vocab // 32))
     if draw.random() < 0.2:
-        wishes |= draw.choice(SEVERAL)
-        if "beams" in wishes:  # beams need the unchanged distribution
-            wishes |= {"temperature": 1.0, "top_k": 0, "stop": ()}
-    return wishes
+        values |= draw.choice(MULTIPLE_OUTPUTS)
+        if "beams" in values:  # beams need the unchanged distribution
+            values |= {"temperature": 1.0, "top_k": 0, "stop": ()}
+    return values

@@ -6,18 +6,18 @@ from functools import cache
 
 from torch import Tensor
 
-from workbench.sampling.enumeration import Rule, Table, distance, joint, plain
+from workbench.sampling.enumeration import TargetRow, NextTokenTable, total_variation, speculative_distribution, target_distribution
 from workbench.sampling.verify import Draft
-from workbench.sampling.verify import judge as engine_rule
-from workbench.study.acceptance import tokens_a_check
-from workbench.study.verdict import Rows, RuleChange, Verdict, row_of
+from workbench.sampling.verify import rejection_sample as engine_rule
+from workbench.study.acceptance import expected_tokens_per_verification
+from workbench.study.verdict import VariantRows, RuleChange, Verdict, variant_row
 
 # A target over four tokens that knows the last one, and a draft that knows none; in quarters, so that sums are exact.
-TARGET: Table = {
+TARGET: NextTokenTable = {
     (): (0.5, 0.25, 0.25, 0.0), (0,): (0.25, 0.25, 0.25, 0.25), (1,): (0.0, 0.25, 0.75, 0.0),
     (2,): (0.25, 0.0, 0.25, 0.5), (3,): (0.5, 0.5, 0.0, 0.0),
 }  # fmt: skip
-DRAFT: Table = {(): (0.75, 0.25, 0.0, 0.0)}
+DRAFT: NextTokenTable = {(): (0.75, 0.25, 0.0, 0.0)}
 CLAIMED = 2.0  # times as fast, at least
 SAME = 0.8  # share of greedy outputs that must be equal: in bfloat16 steps of other shapes may part at a near tie
 CHANGED = (
@@ -29,7 +29,7 @@ CHANGED = (
     ),
     RuleChange(
         what=(
-            "'the same distribution' is the engine's own acceptance rule (workbench.sampling.verify.judge), summed "
+            "'the same distribution' is the engine's own acceptance rule (workbench.sampling.verify.rejection_sample), summed "
             "over all drafts and all ways to judge them; before, a second implementation in this file was summed"
         ),
         when="2026-11-22",
@@ -39,14 +39,14 @@ CHANGED = (
 )
 
 
-def judge(rows: Rows) -> list[Verdict]:
+def judge(rows: VariantRows) -> list[Verdict]:
     return [faster(rows), accepted(rows)]
 
 
-def faster(rows: Rows) -> Verdict:
-    drafts = [row_of(rows, name) for name in ("draft of 2", "draft of 3")]
+def faster(rows: VariantRows) -> Verdict:
+    drafts = [variant_row(rows, name) for name in ("draft of 2", "draft of 3")]
     best = max(drafts, key=lambda row: row["speed_up_alone"])
-    sampled = row_of(rows, "draft of 3, sampled")
+    sampled = variant_row(rows, "draft of 3, sampled")
     times, same = best["speed_up_alone"], min(row["same_tokens_share"] for row in drafts)
     exact = off_by("engine")
     lossless = exact < 1e-12 and same >= SAME
@@ -62,13 +62,13 @@ def faster(rows: Rows) -> Verdict:
             "engine's acceptance rule off the target's distribution by more than rounding, refuted"
         ),
         outcome=outcome,
-        because=(
+        reason=(
             f"{times:.2f} times with {k} drafted tokens, predicted {best['predicted_speed_up']:.2f}; sampled "
             f"{sampled['speed_up_alone']:.2f}; loses from load {best['loses_from'] or 'none tried'}; "
             f"{same:.0%} of greedy outputs the same; the engine's acceptance rule, enumerated, is off the target's "
             f"distribution by {exact:.1g}. A sketch without "
-            f"the bonus token gives {tokens_a_check(chance, k) - chance**k:.2f} tokens a check, not "
-            f"{tokens_a_check(chance, k):.2f}; one that ignores the draft's probabilities is off by "
+            f"the bonus token gives {expected_tokens_per_verification(chance, k) - chance**k:.2f} tokens a check, not "
+            f"{expected_tokens_per_verification(chance, k):.2f}; one that ignores the draft's probabilities is off by "
             f"{off_by('ignores the draft'):.2f}, one that indexes one off by {off_by('one off'):.2f} (total variation "
             "of two tokens, enumerated, on an example of four)"
         ),
@@ -78,8 +78,8 @@ def faster(rows: Rows) -> Verdict:
     )
 
 
-def accepted(rows: Rows) -> Verdict:
-    row = row_of(rows, "draft of 3, sampled")
+def accepted(rows: VariantRows) -> Verdict:
+    row = variant_row(rows, "draft of 3, sampled")
     halves = {half: row["by_text"][half]["chance"] for half in ("predictable", "unusual")}
     plain, odd = halves["predictable"], halves["unusual"]
     holds = 0.7 <= plain <= 0.8 and 0.4 <= odd <= 0.6
@@ -92,7 +92,7 @@ def accepted(rows: Rows) -> Verdict:
             "a token and on the other: within both ranges: holds; higher on predictable text: with limits; else refuted"
         ),
         outcome="holds" if holds else "holds-with-limits" if plain > odd else "refuted",
-        because=(
+        reason=(
             f"{plain:.0%} at {bits['predictable']:.2f} bits a token, {odd:.0%} at {bits['unusual']:.2f}; the level is "
             "the pair's, not the text's alone"
         ),
@@ -101,7 +101,7 @@ def accepted(rows: Rows) -> Verdict:
     )
 
 
-def ignores_draft(draft: Draft, target: Rule, uniforms: list[float]) -> tuple[int, Tensor]:
+def ignores_draft(draft: Draft, target: TargetRow, uniforms: list[float]) -> tuple[int, Tensor]:
     """Accept a token with the target's own probability, else sample from the target: the sketch without draft
     probabilities.
     """
@@ -109,7 +109,7 @@ def ignores_draft(draft: Draft, target: Rule, uniforms: list[float]) -> tuple[in
     return standing, left if standing == len(draft) else target(standing)
 
 
-def one_off(draft: Draft, target: Rule, uniforms: list[float]) -> tuple[int, Tensor]:
+def one_off(draft: Draft, target: TargetRow, uniforms: list[float]) -> tuple[int, Tensor]:
     """Judge each token by the row that follows it: the sketch's index."""
     return engine_rule(draft, lambda place: target(min(place + 1, len(draft))), uniforms)
 
@@ -120,4 +120,4 @@ RULES = {"engine": engine_rule, "ignores the draft": ignores_draft, "one off": o
 @cache
 def off_by(name: str) -> float:
     """Return the total variation between a rule's outcomes (two tokens, one of them drafted) and the target's."""
-    return distance(joint(TARGET, DRAFT, 1, RULES[name]), plain(TARGET, 2))
+    return total_variation(speculative_distribution(TARGET, DRAFT, 1, RULES[name]), target_distribution(TARGET, 2))

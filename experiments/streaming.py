@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import median
 
-from workbench.study.verdict import Rows, RuleChange, Verdict, row_of
+from workbench.study.verdict import VariantRows, RuleChange, Verdict, variant_row
 
 OVERHEAD, SOME = 1.05, 1.01  # times the tokens a second without streaming
 SAME, ALIKE = 1.05, 1.25  # times the total time
@@ -28,12 +28,12 @@ _BAR = RuleChange(
 CHANGED = {"batch-no-stream": (_WORK, _BAR), "stream-perceived": (_WORK,)}
 
 
-def judge(rows: Rows) -> list[Verdict]:
+def judge(rows: VariantRows) -> list[Verdict]:
     return [overhead(rows), perceived(rows)]
 
 
-def overhead(rows: Rows) -> Verdict:
-    whole, stream = row_of(rows, "whole"), row_of(rows, "stream")
+def overhead(rows: VariantRows) -> Verdict:
+    whole, stream = variant_row(rows, "whole"), variant_row(rows, "stream")
     gains = [mine / theirs for mine, theirs in zip(whole["rates"], stream["rates"], strict=True)]
     gain, slower = median(gains), sum(each <= 1 for each in gains)
     predicted = whole[f"predicted_{RATE}"] / stream[f"predicted_{RATE}"]
@@ -48,7 +48,7 @@ def overhead(rows: Rows) -> Verdict:
             f"{SOME:g} times: with limits; less: refuted"
         ),
         outcome="holds" if holds else "holds-with-limits" if gain >= SOME else "refuted",
-        because=(
+        reason=(
             f"{whole[RATE]:,.0f} against {stream[RATE]:,.0f} tokens/s: {gain:.3f} times "
             f"({min(gains):.3f} to {max(gains):.3f}); predicted at most {predicted:.3f} times, from {handled:.0f} us "
             f"of handling a token on steps as quick as the roofline"
@@ -59,8 +59,8 @@ def overhead(rows: Rows) -> Verdict:
     )
 
 
-def perceived(rows: Rows) -> Verdict:
-    whole, stream = row_of(rows, "whole"), row_of(rows, "stream")
+def perceived(rows: VariantRows) -> Verdict:
+    whole, stream = variant_row(rows, "whole"), variant_row(rows, "stream")
     total = stream["e2el_s_p50"] / whole["e2el_s_p50"]
     wait = stream["visible_s_p50"] / whole["visible_s_p50"]
     holds = total <= SAME and wait <= SOONER
@@ -74,7 +74,7 @@ def perceived(rows: Rows) -> Verdict:
             f"{EARLIER:.0%}: with limits; else refuted"
         ),
         outcome="holds" if holds else "holds-with-limits" if alike else "refuted",
-        because=(
+        reason=(
             f"first text after {stream['visible_s_p50']:.3f} against {whole['visible_s_p50']:.3f} s ({wait:.1%}), "
             f"last after {stream['e2el_s_p50']:.3f} against {whole['e2el_s_p50']:.3f} s ({total:.3f} times)"
         ),

@@ -17,7 +17,7 @@ import typer
 from workbench.study.environment import environment
 from workbench.study.experiment import Experiment
 from workbench.study.machine import cpu_times, others_cpu_share
-from workbench.study.run import play, runner_for
+from workbench.study.run import run_requests, runner_for
 from workbench.study.workload import requests_of
 
 HERE = Path(__file__).resolve().parent
@@ -31,19 +31,19 @@ def measure(experiment: Experiment, repetitions: int) -> dict:
         "one after another": experiment.with_("schedule.max_num_seqs=1"),
     }
     runners = {name: runner_for(side) for name, side in sides.items()}
-    asked = requests_of(experiment, None, runners["together"].model.spec.vocab)
-    tokens = sum(request.sampling.max_tokens for request in asked)
+    requests = requests_of(experiment, None, runners["together"].model.spec.vocab_size)
+    tokens = sum(request.sampling.max_tokens for request in requests)
     for name, runner in runners.items():
-        play(runner, asked[:2] if name != "together" else asked, f"{name}: warm-up", True)
+        run_requests(runner, requests[:2] if name != "together" else requests, f"{name}: warm-up", True)
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     before = cpu_times()
     for repetition in range(repetitions):
         for name, runner in runners.items():
-            seconds[name].append(play(runner, asked, f"{name} {repetition + 1}/{repetitions}", True))
+            seconds[name].append(run_requests(runner, requests, f"{name} {repetition + 1}/{repetitions}", True))
     rates = {name: tokens / statistics.median(values) for name, values in seconds.items()}
-    lanes = runners["together"].lanes
+    backends = runners["together"].backends
     return {
-        "lane": {"name": str(lanes), "reason": lanes.reason},
+        "backend": {"name": str(backends), "reason": backends.reason},
         "seconds": seconds,
         "tokens_per_s": rates,
         "ratio": rates["together"] / rates["one after another"],
@@ -57,7 +57,7 @@ def main(
     out: Annotated[Path, typer.Option(help="folder of the record")] = HERE / "records",
 ) -> None:
     """Serve 16 requests together and one after another, and record the ratio."""
-    experiment = Experiment.read(HERE / "together.yaml", tuple(set_ or ()))
+    experiment = Experiment.from_file(HERE / "together.yaml", tuple(set_ or ()))
     found = measure(experiment, repetitions)
     record = {
         "question": experiment.question,

@@ -5,7 +5,7 @@ The rule on the middle was changed after the run (`CHANGED`).
 
 from __future__ import annotations
 
-from workbench.study.verdict import Rows, RuleChange, Verdict, row_of
+from workbench.study.verdict import VariantRows, RuleChange, Verdict, variant_row
 
 FULL, NARROW = "float32", "window 64"
 WINDOWS = {"window 512": 512, "window 256": 256, "window 128": 128, "window 64": 64}
@@ -25,20 +25,20 @@ CHANGED = (
 )
 
 
-def judge(rows: Rows) -> list[Verdict]:
+def judge(rows: VariantRows) -> list[Verdict]:
     return [window_bounds(rows), middle(rows)]
 
 
-def window_bounds(rows: Rows) -> Verdict:
+def window_bounds(rows: VariantRows) -> Verdict:
     """Judge memory (pages of the window, whatever the length) and sight (names before the window, against the full
     model).
     """
-    full = row_of(rows, FULL)
+    full = variant_row(rows, FULL)
     per_token = full["stored_bytes_per_token"]
-    bounded = all(row_of(rows, name)["kv_bytes"] <= (span + 2 * PAGE) * per_token for name, span in WINDOWS.items())
+    bounded = all(variant_row(rows, name)["kv_bytes"] <= (span + 2 * PAGE) * per_token for name, span in WINDOWS.items())
     shares = []
     for name, span in WINDOWS.items():
-        for depth, found in row_of(rows, name)["copying"].items():
+        for depth, found in variant_row(rows, name)["copying"].items():
             exact = full["copying"][depth]
             if found["distance"] > span and exact["gain"] > 1.0:
                 shares.append((found["gain"] / exact["gain"], name, found["distance"]))
@@ -52,7 +52,7 @@ def window_bounds(rows: Rows) -> Verdict:
             f"before the window gain at most {BLIND:.0%} of what they gain without a window, with limits where more"
         ),
         outcome=outcome,
-        because=(
+        reason=(
             f"bounded: {'yes' if bounded else 'no'}; of names before the window at best {most:.0%} of the gain is left "
             f"({where}, {distance:.0f} tokens back)"
         ),
@@ -61,13 +61,13 @@ def window_bounds(rows: Rows) -> Verdict:
     )
 
 
-def middle(rows: Rows) -> Verdict:
+def middle(rows: VariantRows) -> Verdict:
     """Judge a dip: both ends of the context must be used more than the middle."""
-    gains = {float(depth): found["gain"] for depth, found in row_of(rows, FULL)["copying"].items()}
+    gains = {float(depth): found["gain"] for depth, found in variant_row(rows, FULL)["copying"].items()}
     depths = sorted(gains)
     first, last, inner = gains[depths[0]], gains[depths[-1]], min(gains[depth] for depth in depths[1:-1])
     dip = (min(first, last) - inner) / max(first, last)
-    told = ", ".join(f"{depth:.0%} {gains[depth]:.2f}" for depth in depths)
+    gains_by_depth = ", ".join(f"{depth:.0%} {gains[depth]:.2f}" for depth in depths)
     return Verdict(
         claim="lost-in-the-middle",
         says="More context is not better: what stands in the middle is used less",
@@ -77,8 +77,8 @@ def middle(rows: Rows) -> Verdict:
             "all are alike): refuted. Whether more context is better is not asked"
         ),
         outcome="holds" if dip >= FALL else "holds-with-limits" if dip >= SOME else "refuted",
-        because=(
-            f"nats a token from depth {told}; the least of the inner ones is {inner:.2f}, the lesser end "
+        reason=(
+            f"nats a token from depth {gains_by_depth}; the least of the inner ones is {inner:.2f}, the lesser end "
             f"{min(first, last):.2f}"
         ),
         limits=f"a dip of {dip:.0%} only",

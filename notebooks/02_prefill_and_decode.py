@@ -40,7 +40,7 @@ from workbench.trace.recorder import Recorder
 
 recorder = Recorder()
 for event in [*events["short"], *events["long"]]:
-    recorder.note(event)
+    recorder.record(event)
 summary = summarize(recorder.requests(), recorder.steps(), recorder.tokens())
 {key: summary[key] for key in ("ttft_s", "tpot_s", "prefill_tokens_per_s", "decode_tokens_per_s")}
 
@@ -82,27 +82,27 @@ for work in roofline.works:
 
 # %% [markdown]
 # A gap between the two is not the machine's limit but what the program adds. The model is compiled here, a decode step
-# as one function; the lane `eager` carries out one small operator after another from Python, and its gap is far wider.
+# as one function; the backend `eager` carries out one small operator after another from Python, and its gap is far wider.
 # [06_kernels](06_kernels.py) is about closing it.
 #
 # ## A machine that is not here
 # Only the bound, on an H100's data sheet: where does a step of an 8-billion-parameter model stop waiting for memory?
 
 # %%
-from workbench.model.cost import StepCost
+from workbench.model.cost import StepCostModel
 from workbench.model.shapes import named_shape
 
-cost = StepCost(named_shape("llama-3.1-8b"), block_value=2, head_value=2, cache_value=2)
+cost = StepCostModel(named_shape("llama-3.1-8b"), block_value=2, head_value=2, cache_value=2)
 steps = {f"decode × {batch}": cost([(1024, 1)] * batch, batch) for batch in (1, 8, 64, 512)}
 steps["prefill 512"] = cost([(0, 512)], 1)
-points = [widgets.Point(name, step.flops, step.bytes, dtype="bfloat16") for name, step in steps.items()]
+points = [widgets.RooflinePoint(name, step.flops, step.bytes, dtype="bfloat16") for name, step in steps.items()]
 widgets.Roofline(points, ceilings="h100")
 
 # %% [markdown]
 # ## Try
-# - `workbench.load("demo", lane="eager")` runs the modules as written: how far do the filled marks fall?
+# - `workbench.load("demo", backend="eager")` runs the modules as written: how far do the filled marks fall?
 # - Contexts of 8,192 instead of 1,024 tokens in the last cell: why do decodes of many sequences move left again?
 # - `cache_value=1` or `block_value=0.5` there: what do an 8-bit cache and 4-bit weights do to each point?
 #
-# Read on in `workbench/model/cost.py` (FLOPs and bytes of a step), `workbench/study/ceilings.py` (what is measured),
-# `workbench/study/metrics.py` (every figure of a record); then [03_kv_cache](03_kv_cache.py).
+# Read on in `workbench/model/cost.py` (FLOPs and bytes of a step), `workbench/machine/ceilings.py` (what is measured),
+# `workbench/measure/metrics.py` (every figure of a record); then [03_kv_cache](03_kv_cache.py).

@@ -19,9 +19,9 @@ spec
 
 # %%
 layers, attention = len(spec.layers), spec.layers[0].attention
-by_formula = 2 * layers * attention.groups * attention.dim * runner.model.dtype.itemsize
-room = sum(pages + 1 for pages in runner.store.pages) * runner.store.page_size
-print(f"2 x {layers} layers x {attention.groups} groups x {attention.dim} dim x {runner.model.dtype.itemsize} bytes")
+by_formula = 2 * layers * attention.num_kv_heads * attention.head_dim * runner.model.dtype.itemsize
+room = sum(pages + 1 for pages in runner.store.num_pages) * runner.store.page_size
+print(f"2 x {layers} layers x {attention.num_kv_heads} groups x {attention.head_dim} dim x {runner.model.dtype.itemsize} bytes")
 print(f"= {by_formula:,} bytes a token; allocated: {runner.store.bytes / room:,.0f}")
 
 # %% [markdown]
@@ -51,17 +51,17 @@ for step in [event for event in events if event.kind == "stepped"][::8]:
 # first choice.
 
 # %%
-from workbench.study.divergence import Distributions, compare
-from workbench.study.forced import Text
-from workbench.study.memory_held import held
+from workbench.study.divergence import ReferenceLogits, measure_divergence
+from workbench.study.forced import ForcedText
+from workbench.study.memory_held import compare_memory
 
 text = "\n".join(f"def f{n}(x):\n    return x * {n} + 1\n" for n in range(30))
 ids = tuple(runner.tokenizer.encode(text))[:400]
-plain = workbench.load("demo", lane="eager")  # one lane for all, so that nothing but the cache differs
-dense = Distributions.of(plain, [Text(ids, first=200, prefilled=392)])
-caches = {name: workbench.load("demo", lane="eager", cache=name) for name in ("int8", "int4", "fp8")}
+plain = workbench.load("demo", backend="eager")  # one backend for all, so that nothing but the cache differs
+dense = ReferenceLogits.compute(plain, [ForcedText(ids, first_scored=200, num_prompt_tokens=392)])
+caches = {name: workbench.load("demo", backend="eager", cache=name) for name in ("int8", "int4", "fp8")}
 for name, other in caches.items():
-    found = compare(other, dense).summary(len(text.encode()))
+    found = measure_divergence(other, dense).summary(len(text.encode()))
     print(f"{name}: {other.store.bytes_per_token:5,.0f} bytes a token", end=", ")
     print(f"KL {found['kl_mean']:.2e} nats, same first choice {found['same_top']:.1%}")
 
@@ -74,8 +74,8 @@ for name, other in caches.items():
 widgets.MemoryCalculator(runner=caches["int4"])
 
 # %%
-for each in held(caches["int4"]):
-    print(f"{each.what}: predicted {each.predicted:,}, measured {each.measured:,} {each.note}")
+for each in compare_memory(caches["int4"]):
+    print(f"{each.name}: predicted {each.predicted:,}, measured {each.measured:,} {each.note}")
 
 # %% [markdown]
 # And for a model that does not fit here: a name, or the path of any `config.json`. How many sequences of 8,192 tokens

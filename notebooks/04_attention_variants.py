@@ -9,7 +9,7 @@ import tempfile
 from dataclasses import dataclass
 
 import workbench
-from compiled_kernels.masks import Causal, SlidingWindow, picture
+from compiled_kernels.masks import Causal, SlidingWindow, draw_mask
 from workbench import widgets
 from workbench.testing import check_attention
 
@@ -20,10 +20,10 @@ TEXT = "def fibonacci(n):\n    if n < 2:\n        return n\n    return"
 # A query (row) sees the keys (columns) that are filled. A window cuts the past off; sinks keep its first tokens.
 
 # %%
-picture(Causal(), 24)
+draw_mask(Causal(), 24)
 
 # %%
-picture(SlidingWindow(window=8, sinks=2), 24)
+draw_mask(SlidingWindow(window=8, sinks=2), 24)
 
 # %% [markdown]
 # ## Who looks at whom
@@ -31,7 +31,7 @@ picture(SlidingWindow(window=8, sinks=2), 24)
 # layers and heads (or click a small map), hover a cell, zoom with plus and minus; *heads that share keys* stacks them.
 
 # %%
-runner = workbench.load("demo", lane="eager", attention={"window": 16, "sinks": 2, "pattern": ["window", "full"]})
+runner = workbench.load("demo", backend="eager", attention={"window": 16, "sinks": 2, "pattern": ["window", "full"]})
 view = widgets.AttentionView(runner, TEXT, max_tokens=24, temperature=0)
 view
 
@@ -53,11 +53,11 @@ record = workbench.run(
     workbench.Experiment.from_yaml("""
 question: What do a window with sinks and fewer key/value heads cost in quality, and what do they save?
 model: {name: demo, dtype: float32}
-lane: eager
+backend: eager
 cache: {page_size: 16}
 variants:
   window and sinks: {attention.window: 64, attention.sinks: 4}
-  one group: {attention.groups: multi_query}
+  one group: {attention.num_kv_heads: multi_query}
 workload:
   {kind: quality, windows: 1, context: 256, decode: 4, greedy_prompts: 1, greedy_tokens: 4, copying: null,
    speed: {contexts: [192], tokens: 2, rounds: 2}, pool: null}
@@ -86,14 +86,14 @@ class Dilated:
         return (key <= query) & ((query - key < self.near) | (key % self.step == 0))
 
 
-picture(Dilated(), 24)
+draw_mask(Dilated(), 24)
 
 # %% [markdown]
 # The conformity kit holds it to the laws that the workbench's own variants obey: what is served batched, in chunks and
 # in pages is what the plain model computes, and nobody sees what comes later.
 
 # %%
-print(check_attention(Dilated, examples=2, lanes=["eager"]))
+print(check_attention(Dilated, examples=2, backends=["eager"]))
 
 
 # %% [markdown]
@@ -105,13 +105,13 @@ def peeking(query, key):
     return key <= query + 1
 
 
-print(check_attention(peeking, examples=1, lanes=["eager"]))
+print(check_attention(peeking, examples=1, backends=["eager"]))
 
 # %% [markdown]
 # And in the model, by its name:
 
 # %%
-own = workbench.load("demo", lane="eager", attention={"mask": "dilated"})
+own = workbench.load("demo", backend="eager", attention={"mask": "dilated"})
 widgets.AttentionView(own, TEXT, max_tokens=0, layer=2)
 
 # %% [markdown]
@@ -119,9 +119,9 @@ widgets.AttentionView(own, TEXT, max_tokens=0, layer=2)
 #
 # - `{"groups": "multi_head"}`, `{"position": "alibi"}`, `{"softcap": 20}`: what do the maps and the table say?
 # - A mask that sees blocks of 16 tokens and the first token of each earlier block. Does it keep the laws?
-# - `lanes=["eager", "inductor", "mlir"]` in the check: which lanes can carry out your mask, and how do they refuse?
+# - `backends=["eager", "inductor", "mlir"]` in the check: which backends can carry out your mask, and how do they refuse?
 #
 # Where to read: `compiled_kernels/masks.py` and `compiled_kernels/scores.py` (masks and score functions),
-# `workbench/model/composition.py` (what a configuration may say), `experiments/own_attention.py` (score functions and
+# `workbench/model/composition.py` (what a configuration may say), `experiments/custom_attention.py` (score functions and
 # whole modules of your own), `experiments/window_span.yaml` (the measurement above, in full). `03_kv_cache` has the
 # bytes, `05_sampling` goes on with what becomes of the logits.

@@ -8,9 +8,9 @@
 import workbench
 from workbench import SamplingParameters, widgets
 from workbench.sampling.filters import History
-from workbench.sampling.stages import entropy, stages_of
+from workbench.sampling.stages import entropy_bits, trace_filters
 
-runner = workbench.load("demo", lane="eager")
+runner = workbench.load("demo", backend="eager")
 PROMPT = "def read_file(path):\n    with open("
 
 # %% [markdown]
@@ -27,12 +27,12 @@ explorer
 
 # %%
 ids = tuple(runner.tokenizer.encode(PROMPT))
-live = widgets.Live.of(runner)  # the runner may be at work for a widget: this asks in between
+live = widgets.RunnerThread.of(runner)  # the runner may be at work for a widget: this asks in between
 logits = live.call(lambda runner: runner.model.logits(ids))[-1]
 way = SamplingParameters(temperature=0.8, top_k=40, top_p=0.9, min_p=0.02)
-for stage in stages_of(logits, History(ids), way).stages:
-    bits = entropy(stage.probabilities)
-    print(f"{stage.name:<16}{stage.left:>6,} tokens left{stage.kept:>9.2%} kept{bits:>8.2f} bits")
+for stage in trace_filters(logits, History(ids), way).steps:
+    bits = entropy_bits(stage.probabilities)
+    print(f"{stage.name:<16}{stage.num_left:>6,} tokens left{stage.kept_mass:>9.2%} kept{bits:>8.2f} bits")
 
 # %% [markdown]
 # ## Sure and unsure
@@ -44,9 +44,9 @@ text = live.call(lambda runner: runner.model.logits(explorer.ids))  # [token voc
 rules = {"top_k": 10, "top_p": 0.9, "min_p": 0.1}
 for position in range(len(ids), len(ids) + 6):
     row, past = text[position - 1], History(explorer.ids[:position])
-    found = {name: stages_of(row, past, SamplingParameters(**{name: value})) for name, value in rules.items()}
-    kept = {name: each.stages[0].left for name, each in found.items()}
-    print(f"position {position}: {entropy(row.double().softmax(-1)):.2f} bits; tokens left: {kept}")
+    found = {name: trace_filters(row, past, SamplingParameters(**{name: value})) for name, value in rules.items()}
+    kept = {name: each.steps[0].num_left for name, each in found.items()}
+    print(f"position {position}: {entropy_bits(row.double().softmax(-1)):.2f} bits; tokens left: {kept}")
 
 # %% [markdown]
 # ## The order matters
@@ -95,7 +95,7 @@ for token in sorted(drawn, key=drawn.get, reverse=True)[:5]:
 # that are about as surprising as the model expects (Meister et al., 2022).
 
 # %%
-own = [{"path": "experiments.own_sampling:Typical", "arguments": {"mass": 0.5}}]
+own = [{"path": "experiments.custom_sampling:Typical", "arguments": {"mass": 0.5}}]
 widgets.SamplingExplorer(runner, PROMPT, filters=own, max_tokens=8, seed=1).wait()
 
 # %% [markdown]
@@ -105,4 +105,4 @@ widgets.SamplingExplorer(runner, PROMPT, filters=own, max_tokens=8, seed=1).wait
 # - `explorer.parameters` are the settings of the sliders: give them to a request of notebook `01_one_request`.
 #
 # Read: `workbench/sampling/filters.py` (every filter in a few lines), `samplers.py`, `stages.py`, and
-# `experiments/own_sampling.py`. How texts change with these settings is measured by `experiments/sampling_texts.yaml`.
+# `experiments/custom_sampling.py`. How texts change with these settings is measured by `experiments/sampling_texts.yaml`.

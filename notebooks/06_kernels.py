@@ -1,24 +1,24 @@
 # %% [markdown]
 # # Kernels: what was fused, from Python to MLIR to machine code
 #
-# An operator of the model is written down once, in a few lines that anybody can read. Four lanes carry it out: `eager`
+# An operator of the model is written down once, in a few lines that anybody can read. Four backends carry it out: `eager`
 # runs it as written, `inductor` and `mlir` compile it for this processor, `triton` for a GPU. Here one of them is taken
 # apart: the sum and norm that stand between the two halves of a block (see `01_one_request` for where it is used).
 
 # %%
 from workbench import widgets
 
-view = widgets.KernelView("add_rms_norm", lane="eager")
+view = widgets.KernelView("add_rms_norm", backend="eager")
 view
 
 # %% [markdown]
 # Every box is a stage, with the number of its lines; choose one, or go from one to the next with the arrow keys. The
-# lanes are compiled when they are asked for: `mlir` and `triton` now, `inductor` with its graph below. Triton's code is
+# backends are compiled when they are asked for: `mlir` and `triton` now, `inductor` with its graph below. Triton's code is
 # compiled ahead of time, down to PTX, so no GPU is needed to read it.
 
 # %%
 view.make("mlir", "triton")
-view.lane = "mlir"
+view.backend = "mlir"
 view.keep()
 
 # %% [markdown]
@@ -29,7 +29,7 @@ view.keep()
 # other. Follow a letter from `post_grad` over `fused_ir` to `cpp`.
 
 # %%
-fused = widgets.KernelView("add_rms_norm", lane="inductor", lanes=("eager", "inductor"), stage="post_grad")
+fused = widgets.KernelView("add_rms_norm", backend="inductor", backends=("eager", "inductor"), stage="post_grad")
 fused
 
 # %%
@@ -37,13 +37,13 @@ fused.stage = "fusion"
 print(fused.text)
 
 # %% [markdown]
-# ## How fast are the lanes?
+# ## How fast are the backends?
 #
-# Measured now, on this machine, in a process of its own: the median and its spread. The button *time the lanes* also
-# measures what memory can deliver and the cores can compute: how near is a lane to the limit that binds it?
+# Measured now, on this machine, in a process of its own: the median and its spread. The button *time the backends* also
+# measures what memory can deliver and the cores can compute: how near is a backend to the limit that binds it?
 
 # %%
-timed = widgets.KernelView("add_rms_norm", case="16x576 float32", lanes=("eager", "mlir"))
+timed = widgets.KernelView("add_rms_norm", case="16x576 float32", backends=("eager", "mlir"))
 timed.measure(seconds=0.1, ceilings=False)
 timed
 
@@ -57,7 +57,7 @@ timed.keep()
 #
 # ## Try
 #
-# - Choose `512x2048 float32` above and press *time the lanes*: from where on do the lanes differ?
+# - Choose `512x2048 float32` above and press *time the backends*: from where on do the backends differ?
 # - Choose the operator `gated_silu`, then `paged_attention`: which of them becomes one loop?
 # - `workbench kernels show decode_step --lane mlir` shows a whole step of the model as one function.
 #

@@ -33,12 +33,12 @@ def asked(count, prompt=48, output=24, shared=(), every=0.0):
 # the ends of the slider to zoom, or use the buttons.
 
 # %%
-runner = workbench.load("demo", lane="eager", max_num_batched_tokens=64)
+runner = workbench.load("demo", backend="eager", max_num_batched_tokens=64)
 timeline = widgets.Timeline(runner)
 timeline
 
 # %%
-widgets.Live.of(runner).ask(asked(8, every=0.02)).wait()
+widgets.RunnerThread.of(runner).ask(asked(8, every=0.02)).wait()
 timeline.keep()
 
 # %% [markdown]
@@ -53,7 +53,7 @@ timeline.keep()
 # %%
 def served(requests, **settings):
     """The timeline of `requests` on a runner with these settings."""
-    runner = workbench.load("demo", lane="eager", **settings)
+    runner = workbench.load("demo", backend="eager", **settings)
     return widgets.Timeline(list(runner.stream(requests)))
 
 
@@ -97,9 +97,9 @@ for name, view in (("whole", whole), ("in chunks", chunked)):
 # is filled; marked are the pages that the step writes to. Scrub with the slider, or press play.
 
 # %%
-small = workbench.load("demo", lane="eager", page_size=16, pages=14, max_num_seqs=6)
+small = workbench.load("demo", backend="eager", page_size=16, pages=14, max_num_seqs=6)
 pages, timeline = widgets.PageMap(small), widgets.Timeline(small)
-widgets.Live.of(small).ask(asked(6, prompt=32, output=36)).wait()
+widgets.RunnerThread.of(small).ask(asked(6, prompt=32, output=36)).wait()
 timeline
 
 # %%
@@ -117,11 +117,11 @@ pages
 # comes next (dashed).
 
 # %%
-sharing = workbench.load("demo", lane="eager", page_size=16, pages=48, prefix="radix")
+sharing = workbench.load("demo", backend="eager", page_size=16, pages=48, prefix="radix")
 shared = widgets.PageMap(sharing)
 beginning = asked(1, prompt=64)[0].prompt_ids
 list(sharing.stream(asked(1, prompt=72, output=4, shared=beginning)))
-widgets.Live.of(sharing).ask(asked(6, prompt=80, output=20, shared=beginning)).wait()
+widgets.RunnerThread.of(sharing).ask(asked(6, prompt=80, output=20, shared=beginning)).wait()
 shared.arranged = "by sequence"
 shared.step = shared.most_shared()
 shared
@@ -133,9 +133,9 @@ shared
 
 # %%
 int4 = {"format": "int4", "group": 16, "residual": 16}
-packed = workbench.load("demo", lane="eager", page_size=16, pages=32, cache=int4)
+packed = workbench.load("demo", backend="eager", page_size=16, pages=32, cache=int4)
 tables = widgets.PageMap(packed)
-widgets.Live.of(packed).ask(asked(4, prompt=40, output=24)).wait()
+widgets.RunnerThread.of(packed).ask(asked(4, prompt=40, output=24)).wait()
 tables.step = tables.fullest()
 tables
 
@@ -147,7 +147,7 @@ tables
 #   ui.perfetto.dev. `widgets.Timeline(record)` shows the same events.
 # - More than this machine can do: `workbench simulate` runs the same scheduler against a machine that is only
 #   described, thousands of requests in seconds, and a fleet of such machines behind a router
-#   (`workbench/fleet/fleet.py`).
+#   (`workbench/simulate/fleet.py`).
 #
 # To read: `workbench/engine/scheduler.py` (who runs), `workbench/engine/granting.py` (who gives way, and the words for
 # it), `workbench/cache/holdings.py` (who holds what), `workbench/cache/prefix.py` (what is found again).

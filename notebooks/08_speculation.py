@@ -10,7 +10,7 @@ import workbench
 from workbench import widgets
 
 PROMPT = "def read_file(path):\n    with open(path) as f:\n        return f.read()\n\ndef write_file(path, text):\n"
-runner = workbench.load("demo", lane="eager")
+runner = workbench.load("demo", backend="eager")
 
 # %% [markdown]
 # ## Guesses from the text itself
@@ -71,14 +71,14 @@ for heat in (0.7, 1.3):
 # A record holds its checks. Events of any stream do too.
 
 # %%
-lookup = workbench.load("demo", lane="eager", speculate="prompt_lookup")
+lookup = workbench.load("demo", backend="eager", speculate="prompt_lookup")
 prompts = [PROMPT, "def a(x):\n    return x + 1\n\ndef b("]
 events = list(lookup.stream(prompts, temperature=0, max_tokens=32))
 widgets.SpeculationView(events, tokenizer=lookup.tokenizer)
 
 # %% [markdown]
 # ## Try
-# - Load the runner with `lane="auto"`: a plain step is shorter there, so checks cost more of them.
+# - Load the runner with `backend="auto"`: a plain step is shorter there, so checks cost more of them.
 # - A prompt of prose, or one that repeats nothing: what is left of prompt lookup?
 # - `speculate={"kind": "prompt_lookup", "num_speculative_tokens": 8, "length": "adaptive"}`: who has luck guesses more.
 # - `accept: match` lets only those guesses stand that would have been drawn anyway: seeded output is the same, token

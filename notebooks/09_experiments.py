@@ -14,7 +14,7 @@ from workbench import widgets
 place = Path(tempfile.mkdtemp(prefix="workbench-"))  # runs are folders; these may go when the kernel does
 experiment = workbench.Experiment.from_yaml("""
 question: What does a smaller cache cost in time, and what does it save?
-lane: eager
+backend: eager
 workload: {kind: random, requests: 1, prompt_tokens: 512, output_tokens: 6}
 schedule: {chunk_tokens: 64}
 measure: {warmup: 1, rounds: 5, ceilings: false}
@@ -63,12 +63,12 @@ compare
 # unquantized: then it is from 1,281 and 833. Long prompts in long steps cost memory, `schedule.chunk_tokens` bounds it.
 
 # %%
-from workbench.study.cache_of import smaller_context
+from workbench.study.cache_of import break_even_context
 
 for chunk in (64, 512):
     dense = experiment.with_("variants={}", f"schedule.chunk_tokens={chunk}")
     for format in ("int8", "int4"):
-        tokens = smaller_context(dense.with_(f"cache.format={format}"), dense)
+        tokens = break_even_context(dense.with_(f"cache.format={format}"), dense)
         print(f"steps of up to {chunk} tokens: {format} is smaller than dense from a context of {tokens:,} tokens on")
 
 # %% [markdown]
@@ -81,7 +81,7 @@ for chunk in (64, 512):
 # %%
 pages = workbench.Experiment.from_yaml("""
 question: What do pages of another size hold?
-lane: eager
+backend: eager
 workload: {kind: random, requests: 2, prompt_tokens: 96, output_tokens: 8}
 measure: {warmup: 0, ceilings: false}
 sweep: {axes: {cache.page_size: [16, 64]}}
@@ -116,7 +116,7 @@ widgets.Claims(claim="kv-gqa")
 # ## Try
 # - Add a variant `fp8: {cache.format: fp8}` and more rounds: when does an interval leave 1?
 # - Sweep two settings at once, in a terminal:
-#   `workbench sweep experiments/first_light.yaml --set cache.page_size=16,64 --set lane=eager,auto`
+#   `workbench sweep experiments/first_light.yaml --set cache.page_size=16,64 --set backend=eager,auto`
 # - Write a claim of your own: a file in `experiments/claims/`, with evidence for each verdict that its rule can give.
 #
-# Read: `workbench/study/experiment.py`, `workbench/records/`, `workbench/sweep/`, `workbench/ledger/`.
+# Read: `workbench/experiment/experiment.py`, `workbench/records/`, `workbench/sweep/`, `workbench/ledger/`.

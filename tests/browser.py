@@ -13,8 +13,8 @@ import pytest
 
 from tests.patience import limit, scale
 from workbench.lab.browser import Browser
-from workbench.lab.needs import lacks_browser, lacks_lab
-from workbench.lab.page import Lab, NotebookPage
+from workbench.lab.needs import missing_browser, missing_lab
+from workbench.lab.page import LabSession, NotebookPage
 from workbench.lab.server import LabServer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -22,14 +22,14 @@ browser = pytest.mark.timeout(limit(240))
 
 
 @pytest.fixture(scope="session")
-def lab() -> Iterator[Lab]:
+def lab() -> Iterator[LabSession]:
     """JupyterLab on the repository's notebooks/ (nothing is saved there) and on a root to write test notebooks into."""
-    for lacking in (lacks_lab(), lacks_browser()):
+    for lacking in (missing_lab(), missing_browser()):
         if lacking:
             pytest.skip(lacking)
     folders = {"notebooks": ROOT / "notebooks"} if (ROOT / "notebooks").is_dir() else {}
     with LabServer(folders, scale()) as server, Browser() as chromium:
-        yield Lab(server, chromium, scale())
+        yield LabSession(server, chromium, scale())
 
 
 def pressed(page: NotebookPage, handle: Any, key: str, expression: str) -> str:
@@ -37,9 +37,9 @@ def pressed(page: NotebookPage, handle: Any, key: str, expression: str) -> str:
 
     Pressed again where nothing came of it: a cell that has just run may take the focus before the key arrives.
     """
-    before = after = page.ask(expression)
+    before = after = page.evaluate(expression)
     while after == before:
         handle.press(key)
         page.settle()
-        after = page.ask(expression)
+        after = page.evaluate(expression)
     return after

@@ -28,7 +28,7 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # its helpers each 
 
 settings.register_profile("workbench", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("workbench")
-patience.LONG = limit(patience.LONG)  # what is told of long waiting is told by this machine's seconds
+patience.SLOW_SECONDS = limit(patience.SLOW_SECONDS)  # what is told of long waiting is told by this machine's seconds
 torch.set_num_threads(1)  # tiny tensors: a second thread only waits
 
 

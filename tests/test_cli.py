@@ -15,7 +15,7 @@ import pytest
 
 import workbench
 import workbench.study.generation as generation_module
-from compiled_kernels import Lane
+from compiled_kernels import Backend
 from compiled_kernels.level import Level
 from workbench.cli import main
 from workbench.errors import WorkbenchError
@@ -27,7 +27,7 @@ GENERATE = ["generate", "--lane", "eager", "--max-tokens", "8"]
 COMMANDS = ["run", "generate", "reproduce", "inspect", "doctor"]
 EXPERIMENT = """
 question: Does [bold] stay? [/]
-lane: eager
+backend: eager
 sampling: {temperature: 0, max_tokens: 4, ignore_eos: true}
 workload: {kind: prompts, prompts: ["def f(n):"]}
 measure: {ceilings: false, warmup: 0}
@@ -69,7 +69,7 @@ def test_generate_as_a_process_prints_one_object_and_nothing_else() -> None:
     usage = result["usage"]
     assert usage["completion_tokens"] == count and usage["prompt_tokens"] >= 1
     assert usage["total_tokens"] == usage["prompt_tokens"] + count
-    assert result["metrics"]["ttft_s"] > 0 and result["metrics"]["lane"] == "eager"
+    assert result["metrics"]["ttft_s"] > 0 and result["metrics"]["backend"] == "eager"
 
 
 def test_generate_streams_prompt_and_text(capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,7 +123,7 @@ def test_a_stop_string_ends_the_text_before_it(capsys: pytest.CaptureFixture[str
         ([*GENERATE, "\udcff"], "the lone surrogate U+DCFF is no character"),
         ([*GENERATE, "x", "--model", "demmo"], "no model 'demmo'"),
         ([*GENERATE, "x", "--model", "shape:tiny"], "no tokenizer"),
-        ([*GENERATE, "x", "--lane", "egaer"], "unknown lane 'egaer'; did you mean 'eager'?; known here: auto, eager"),
+        ([*GENERATE, "x", "--lane", "egaer"], "unknown backend 'egaer'; did you mean 'eager'?; known here: auto, eager"),
         ([*GENERATE, "x", "--dtype", "int7"], "unknown dtype 'int7'"),
         ([*GENERATE, "x", "--temperature", "nan"], "sampling: temperature: "),
         ([*GENERATE, "x", "--max-tokens", "-1"], "max_tokens: Input should be greater than or equal to 1"),
@@ -140,7 +140,7 @@ def test_a_stop_string_ends_the_text_before_it(capsys: pytest.CaptureFixture[str
         (["run", "nowhere.yaml"], "nowhere.yaml: cannot read this experiment"),
         (["run", "small.yaml", "--set", "sampling"], "write it as path=value"),
         (["run", "small.yaml", "--set", "sampling.temprature=1"], "did you mean 'temperature'?"),
-        (["run", "small.yaml", "--set", "lane=egaer"], "unknown lane"),
+        (["run", "small.yaml", "--set", "backend=egaer"], "unknown backend"),
         (["run", "small.yaml", "--out", "small.yaml"], "output folder small.yaml: cannot be written"),
         (["inspect", "nowhere"], "run nowhere: no such folder"),
         (["inspect", "."], "this is no run folder"),
@@ -174,7 +174,7 @@ def test_a_fault_of_our_own_is_told_apart(monkeypatch: pytest.MonkeyPatch, capsy
     def broken(*_: object) -> dict:
         raise ZeroDivisionError("division by zero")
 
-    monkeypatch.setattr(generation_module, "generation", broken)
+    monkeypatch.setattr(generation_module, "generate_text", broken)
     assert main([*GENERATE, "x"]) == 70
     assert told(capsys) == "error: ZeroDivisionError: division by zero (--debug shows where)\n"
 
@@ -184,14 +184,14 @@ def test_an_interruption_is_no_error_of_ours(stop: type[BaseException], monkeypa
     def stopped(*_: object) -> dict:
         raise stop
 
-    monkeypatch.setattr(generation_module, "generation", stopped)
+    monkeypatch.setattr(generation_module, "generate_text", stopped)
     assert main([*GENERATE, "x"]) == (130 if stop is KeyboardInterrupt else 1)
     assert "Traceback" not in capsys.readouterr().err
 
 
 def test_a_text_that_broke_midway_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     ended = {"text": "", "finish_reason": "error", "error": "logits are NaN"}
-    monkeypatch.setattr(generation_module, "generation", lambda *_: ended)
+    monkeypatch.setattr(generation_module, "generate_text", lambda *_: ended)
     assert main([*GENERATE, "x", "--json"]) == 1
     out, err = capsys.readouterr()
     assert json.loads(out) == ended and err == "error: logits are NaN\n"
@@ -220,7 +220,7 @@ def test_no_words_at_all_show_the_help(capsys: pytest.CaptureFixture[str]) -> No
 def test_run_shows_a_report_and_leaves_a_folder(
     file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workbench.progress.EVERY_SECONDS", 0.0)  # short work leaves no line otherwise
+    monkeypatch.setattr("workbench.progress.LINE_INTERVAL_SECONDS", 0.0)  # short work leaves no line otherwise
     assert main(["run", "small.yaml", "--set", "sampling.max_tokens=3"]) == 0
     out, err = capsys.readouterr()
     (folder,) = file.parent.glob("runs/small-*")
@@ -254,7 +254,7 @@ def test_inspect(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"run folder  {run_folder}\n" in capsys.readouterr().out
     assert main(["inspect", str(run_folder), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert result["environment"]["lane"]["name"] == "eager" and result["summary"]["tokens"]["output"] == 4
+    assert result["environment"]["backend"]["name"] == "eager" and result["summary"]["tokens"]["output"] == 4
 
 
 @pytest.mark.parametrize("command", ["inspect", "reproduce"])
@@ -276,7 +276,7 @@ def test_a_file_changed_by_a_byte_is_named(run_folder: Path, tmp_path: Path, cap
 
 def test_reproduce_says_identical(run_folder: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(shutil.copytree(run_folder, tmp_path / "copy"))
-    monkeypatch.setattr("workbench.progress.EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("workbench.progress.LINE_INTERVAL_SECONDS", 0.0)
     assert main(["reproduce", "."]) == 0
     out, err = capsys.readouterr()
     (again,) = tmp_path.glob("reproduce-*")  # beside the old run, not in it
@@ -306,7 +306,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
     import workbench.study.doctor as doctor
 
     monkeypatch.setattr(doctor, "EXTRAS", {"triton": ("no_such_module", ""), "dev": ("pytest", "")})
-    monkeypatch.setattr(doctor, "lane_problems", lambda: {"eager": None, "inductor": "no [C++] compiler"})
+    monkeypatch.setattr(doctor, "backend_problems", lambda: {"eager": None, "inductor": "no [C++] compiler"})
     assert main(["doctor"]) == 0
     out, err = capsys.readouterr()
     text = " ".join(out.replace("│", " ").split())
@@ -314,25 +314,25 @@ def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
     assert "pip install 'inference-workbench[triton]'" in text
     assert main(["doctor", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert set(found) == {"level", "lanes", "auto_lane", "extras", "models", "environment"}
-    assert set(found["auto_lane"]["tries"]) <= {str(lane) for lane in Lane} and found["auto_lane"]["reason"]
+    assert set(found) == {"level", "lanes", "auto_backend", "extras", "models", "environment"}
+    assert set(found["auto_backend"]["tries"]) <= {str(backend) for backend in Backend} and found["auto_backend"]["reason"]
     assert found["lanes"] == {"eager": None, "inductor": "no [C++] compiler"}
     assert found["models"] == {"demo": None, "demo-draft": None} and found["extras"]["dev"] is None
 
 
 def test_doctor_shows_what_auto_chose_and_why(capsys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from compiled_kernels.remembered import Remembered, machine
-    from workbench.engine.trial import RULE
+    from compiled_kernels.remembered import ResultCache, machine_key
+    from workbench.engine.trial import AUTOTUNE_VERSION
 
     monkeypatch.setenv("WORKBENCH_CACHE_DIR", str(tmp_path))
     assert main(["doctor", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["auto_lane"]["trials"] == []
+    assert json.loads(capsys.readouterr().out)["auto_backend"]["trials"] == []
     entry = {
         "chosen": "mlir", "seconds": {"mlir": 0.0005, "eager": 0.004}, "refused": {}, "model": "demo", "threads": 2,
         "untried": {"inductor": "no need"}, "weights": "dense bfloat16", "cache": "int8 bfloat16", "unit": "block",
-        "cpu": "X", "here": machine(), "rule": RULE, "date": "2026-11-22 12:00",
+        "cpu": "X", "here": machine_key(), "rule": AUTOTUNE_VERSION, "date": "2026-11-22 12:00",
     }  # fmt: skip
-    kept = Remembered(tmp_path / "decode_lanes.json")
+    kept = ResultCache(tmp_path / "decode_backends.json")
     slow = {"chosen": "inductor", "seconds": {"mlir": 0.009, "eager": 0.002, "inductor": 0.0015}, "untried": {}}
     other = {"here": {}, "refused": {"triton": "broke"}}
     for key, changes in (("a", {}), ("b", other), ("c", {"seconds": {}}), ("d", slow)):
@@ -348,7 +348,7 @@ def test_doctor_shows_what_auto_chose_and_why(capsys, monkeypatch: pytest.Monkey
 
 
 def test_doctor_shows_how_weights_were_laid_out_and_why(capsys, monkeypatch, tmp_path: Path) -> None:
-    from compiled_kernels.remembered import Remembered
+    from compiled_kernels.remembered import ResultCache
 
     tried = {
         "model": "demo", "weights": "dense bfloat16", "cache": "int8 bfloat16", "threads": 2, "cpu": "X",
@@ -356,7 +356,7 @@ def test_doctor_shows_how_weights_were_laid_out_and_why(capsys, monkeypatch, tmp
     }  # fmt: skip
     monkeypatch.setenv("WORKBENCH_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "600")
-    kept = Remembered(tmp_path / "layouts.json")
+    kept = ResultCache(tmp_path / "layouts.json")
     slower = {"torch": 0.001, "problem": "torch's is clearly quicker"}
     for key, changes in (("a", {}), ("b", slower), ("c", {"torch": 0})):
         kept.add(key, {**tried, **changes})
@@ -367,7 +367,7 @@ def test_doctor_shows_how_weights_were_laid_out_and_why(capsys, monkeypatch, tmp
     assert "rows a product of 512 tokens takes 2.00 ms from panels, 1.00 by torch; torch's is clearly quicker" in text
     assert text.count("a product of 512 tokens") == 2 and "3.00 ms" not in text, "damaged ones are left out"
     assert main(["doctor", "--json"]) == 0
-    layouts = json.loads(capsys.readouterr().out)["auto_lane"]["layouts"]
+    layouts = json.loads(capsys.readouterr().out)["auto_backend"]["layouts"]
     assert [each["chosen"] for each in layouts] == ["panels", "rows"]
 
 
@@ -378,7 +378,7 @@ def test_doctor_shows_how_weights_were_laid_out_and_why(capsys, monkeypatch, tmp
 def test_doctor_says_what_the_processor_carries_out(here: Level | None, told: str, capsys, monkeypatch) -> None:
     import workbench.study.doctor as doctor
 
-    monkeypatch.setattr(doctor, "level_here", lambda: here)
+    monkeypatch.setattr(doctor, "current_level", lambda: here)
     monkeypatch.setattr(doctor, "machine_level", lambda: Level.V4_VNNI)
     assert main(["doctor"]) == 0
     assert told in " ".join(capsys.readouterr().out.split())
@@ -388,7 +388,7 @@ def test_an_error_of_several_lines_is_told_in_one(monkeypatch: pytest.MonkeyPatc
     def broken(*_: object) -> dict:
         raise WorkbenchError("first\n  second")
 
-    monkeypatch.setattr(generation_module, "generation", broken)
+    monkeypatch.setattr(generation_module, "generate_text", broken)
     assert main([*GENERATE, "x"]) == 2
     assert told(capsys) == "error: first second\n"
 

@@ -23,7 +23,7 @@ def test_the_ledger_as_table_page_and_json(capsys: pytest.CaptureFixture[str], t
     assert lines[0].startswith("| claim |") and [line.split(" | ")[0] for line in lines[2:4]] == ["| look", "| speed"]
     assert main(["claims", "--format", "json", "--verdict", "holds-with-limits", *place]) == 0
     (row,) = json.loads(capsys.readouterr().out)
-    assert (row["claim"], row["because"], row["limits"]) == ("size", "n is 4", "up to 5")
+    assert (row["claim"], row["reason"], row["limits"]) == ("size", "n is 4", "up to 5")
 
 
 def test_one_claim_with_its_rule_figures_and_where(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_one_claim_with_its_rule_figures_and_where(capsys: pytest.CaptureFixture
 def test_running_one_measures_it(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workbench.progress.EVERY_SECONDS", 0.0)  # short work leaves no line otherwise
+    monkeypatch.setattr("workbench.progress.LINE_INTERVAL_SECONDS", 0.0)  # short work leaves no line otherwise
     place = ["--folder", str(made.folder(tmp_path))]
     assert main(["claims", "run", "look", *place]) == 0
     captured = capsys.readouterr()

@@ -15,21 +15,21 @@ import workbench.study.bench as bench_module
 import workbench.study.kernel_bench as kernel_bench_module
 import workbench.study.kernel_show as kernel_show_module
 from compiled_kernels.cases import case_of, suite_of, suites
-from compiled_kernels.check import Row
-from compiled_kernels.lanes import Lane, lane_problems
-from compiled_kernels.measure import Measurement, Timing
+from compiled_kernels.check import CheckResult
+from compiled_kernels.backends import Backend, backend_problems
+from compiled_kernels.measure import KernelMeasurement, KernelTiming
 from compiled_kernels.mlir import ahead
 from workbench.cli import main
 from workbench.request import Request, SamplingParameters
-from workbench.study.ceilings import Ceiling, Ceilings
+from workbench.study.ceilings import Ceiling, MachineCeilings
 from workbench.trace.events import Finished
 
 OPERATORS = [suite.operator for suite in suites()]
-TIMES = {Lane.EAGER: Timing(4e-6, 3e-6, 5e-6, 9), Lane.INDUCTOR: Timing(2e-6, 1e-6, 3e-6, 9)}
+TIMES = {Backend.EAGER: KernelTiming(4e-6, 3e-6, 5e-6, 9), Backend.INDUCTOR: KernelTiming(2e-6, 1e-6, 3e-6, 9)}
 ROWS = [
-    Row("rotary", "eager", "a", "ok", "", "as written"),
-    Row("rotary", "mlir", "a", "gap", "not [yet]"),
-    Row("rotary", "mlir", "b", "gap", "not [yet]"),
+    CheckResult("rotary", "eager", "a", "ok", "", "as written"),
+    CheckResult("rotary", "mlir", "a", "gap", "not [yet]"),
+    CheckResult("rotary", "mlir", "b", "gap", "not [yet]"),
 ]
 
 
@@ -39,13 +39,13 @@ def ceiling(kind: str, value: float, unit: str) -> Ceiling:
 
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No lane is really timed; reads go at 8 GB/s and products at 1 TFLOP/s."""
+    """No backend is really timed; reads go at 8 GB/s and products at 1 TFLOP/s."""
 
-    def measure(suite: Any, case: Any, lanes: Any, *_: Any) -> Measurement:
-        there = {lane: TIMES[lane] for lane in lanes if lane in TIMES}
-        return Measurement("cache", 4, 1000, there, {lane: "not here" for lane in lanes if lane not in there})
+    def measure(suite: Any, case: Any, backends: Any, *_: Any) -> KernelMeasurement:
+        there = {backend: TIMES[backend] for backend in backends if backend in TIMES}
+        return KernelMeasurement("cache", 4, 1000, there, {backend: "not here" for backend in backends if backend not in there})
 
-    made_up = Ceilings((ceiling("read", 8e9, "bytes/s"),), (ceiling("gemm", 1e12, "FLOP/s"),))
+    made_up = MachineCeilings((ceiling("read", 8e9, "bytes/s"),), (ceiling("gemm", 1e12, "FLOP/s"),))
     monkeypatch.setattr(kernel_bench_module, "measure", measure)
     monkeypatch.setattr(kernel_show_module, "measure", measure)
     for module in (kernel_bench_module, bench_module):
@@ -53,7 +53,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def checked(monkeypatch: pytest.MonkeyPatch) -> list[Row]:
+def checked(monkeypatch: pytest.MonkeyPatch) -> list[CheckResult]:
     rows = list(ROWS)
     monkeypatch.setattr(check_module, "check", lambda *_, **__: iter(rows))
     return rows
@@ -68,7 +68,7 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(capsys.readouterr().out)
     assert [entry["operator"] for entry in found] == OPERATORS
     for entry in found:
-        assert entry["formula"] and entry["source"] and entry["lanes"][:2] == ["eager", "inductor"]
+        assert entry["formula"] and entry["source"] and entry["backends"][:2] == ["eager", "inductor"]
         file, line = entry["place"].split(":")
         source = Path(__file__).parents[1].joinpath(file).read_text().splitlines()
         assert f"def {entry['operator']}(" in source[int(line) - 1]
@@ -78,25 +78,25 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(operator in told for operator in OPERATORS) and "gap on mlir, 12 cases: selection has no" in told
 
 
-def test_check_as_json_is_one_list(checked: list[Row], capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_as_json_is_one_list(checked: list[CheckResult], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["kernels", "check", "--json"]) == 0
     out, err = capsys.readouterr()
     found = json.loads(out)
     assert err == "" and [row["status"] for row in found] == ["ok", "gap", "gap"]
-    assert all(set(row) >= {"operator", "lane", "case", "status", "reason"} for row in found)
-    checked.append(Row("rotary", "mlir", "c", "failed", "wrong by 3"))
+    assert all(set(row) >= {"operator", "backend", "case", "status", "reason"} for row in found)
+    checked.append(CheckResult("rotary", "mlir", "c", "failed", "wrong by 3"))
     assert main(["kernels", "check", "--json"]) == 1
 
 
 def test_check_counts_and_lists_gaps_and_failures(
-    checked: list[Row], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    checked: list[CheckResult], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workbench.progress.EVERY_SECONDS", 0.0)  # short work leaves no line otherwise
+    monkeypatch.setattr("workbench.progress.LINE_INTERVAL_SECONDS", 0.0)  # short work leaves no line otherwise
     assert main(["kernels", "check"]) == 0
     out, err = capsys.readouterr()
     assert "gap rotary on mlir, 2 cases: not [yet]" in " ".join(out.split()) and "1 ok, 2 gap, 0 failed" in out
     assert "case" in err and "case" not in out.splitlines()[0]
-    checked += [Row("rotary", "mlir", case, "failed", "wrong by 3") for case in "cd"]
+    checked += [CheckResult("rotary", "mlir", case, "failed", "wrong by 3") for case in "cd"]
     assert main(["kernels", "check"]) == 1
     assert "failed rotary on mlir, c; d: wrong by 3" in words(capsys)
 
@@ -109,13 +109,13 @@ def test_check_really_checks(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_check_knows_how_many_rows_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lane mlir has a row of each case for every level."""
+    """The backend mlir has a row of each case for every level."""
     from compiled_kernels import check
     from workbench.cli import kernels
 
     monkeypatch.setattr(check, "verdict", lambda *_: ("ok", ""))
-    lanes = (Lane.MLIR, Lane.EAGER)
-    assert kernels._rows("rotary", lanes) == len(list(check.check(lanes, "rotary")))
+    backends = (Backend.MLIR, Backend.EAGER)
+    assert kernels._rows("rotary", backends) == len(list(check.check(backends, "rotary")))
 
 
 @pytest.mark.usefixtures("timed")
@@ -126,8 +126,8 @@ def test_bench_tells_shares_and_ratios(tmp_path: Path, capsys: pytest.CaptureFix
     record = json.loads(out)
     (file,) = tmp_path.iterdir()
     assert file.name.startswith("kernels-") and str(file) in err and json.loads(file.read_text()) == record
-    rows = {row["lane"]: row for row in record["rows"]}
-    work = case_of(suite_of("rms_norm"), "1x2048 bfloat16").work
+    rows = {row["backend"]: row for row in record["rows"]}
+    work = case_of(suite_of("rms_norm"), "1x2048 bfloat16").cost
     assert rows["inductor"]["bound"] == "read" and rows["inductor"]["speedup_over_eager"] == 2.0
     assert rows["inductor"]["share_of_ceiling"] == pytest.approx(work.bytes / 8e9 / 2e-6)
     assert rows["mlir"]["status"] == "not timed" and rows["mlir"]["reason"] == "not here"
@@ -165,7 +165,7 @@ def test_show_lists_stages_and_prints_one(capsys: pytest.CaptureFixture[str]) ->
     ("asked", "expected"),
     [
         (["kernels", "show", "rms_nrom"], "unknown operator 'rms_nrom'; did you mean 'rms_norm'?"),
-        (["kernels", "show", "rms_norm", "--lane", "egaer"], "unknown lane 'egaer'; did you mean 'eager'?"),
+        (["kernels", "show", "rms_norm", "--lane", "egaer"], "unknown backend 'egaer'; did you mean 'eager'?"),
         (["kernels", "show", "rms_norm", "--lane", "eager", "--stage", "sorce"], "did you mean 'source'?"),
         (["kernels", "show", "rms_norm", "--case", "1x57"], "unknown case of rms_norm '1x57'"),
         (["kernels", "check", "--operator", "rotery"], "did you mean 'rotary'?"),
@@ -173,7 +173,7 @@ def test_show_lists_stages_and_prints_one(capsys: pytest.CaptureFixture[str]) ->
         (["kernels", "bench", "--operator", "rotary", "--case", "1x1"], "unknown timed case '1x1'"),
         (["kernels", "show", "decode_step", "--case", "a"], "--case: of no effect here: decode_step has a --model"),
         (["kernels", "show", "rms_norm", "--rows", "2"], "--rows: of no effect here: only decode_step has such"),
-        (["kernels", "show", "decode_step", "--lane", "inductor"], "one function only on lane mlir"),
+        (["kernels", "show", "decode_step", "--lane", "inductor"], "one function only on backend mlir"),
         (["kernels", "show", "decode_step", "--lane", "mlri"], "did you mean 'mlir'?"),
         (["kernels", "show", "decode_step", "--rows", "0"], "--rows 0: must be at least 1"),
         (["kernels", "lsit"], "No such command 'lsit'"),
@@ -204,7 +204,7 @@ def test_a_mistake_is_one_line_and_code_2(asked: list[str], expected: str, capsy
     assert out == "" and expected in line and "Traceback" not in err
 
 
-MLIR = pytest.mark.skipif(lane_problems()[Lane.MLIR] is not None, reason=f"lane mlir: {lane_problems()[Lane.MLIR]}")
+MLIR = pytest.mark.skipif(backend_problems()[Backend.MLIR] is not None, reason=f"backend mlir: {backend_problems()[Backend.MLIR]}")
 PTX = pytest.mark.skipif(find_spec("triton") is None, reason="pip install 'inference-workbench[triton]'")
 
 
@@ -215,7 +215,7 @@ def test_show_the_llvm_of_rms_norm(capsys: pytest.CaptureFixture[str]) -> None:
     assert "llvm.func" in out and "on mlir, llvm; artifact " in err
 
 
-LLVM = pytest.mark.skipif(ahead.problem() is not None, reason=f"ahead of time: {ahead.problem()}")
+LLVM = pytest.mark.skipif(ahead.unavailable_reason() is not None, reason=f"ahead of time: {ahead.unavailable_reason()}")
 
 
 @LLVM
@@ -248,7 +248,7 @@ def test_show_the_decode_step(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*asked, "--stage", "llvm"]) == 0
     out, err = capsys.readouterr()
     assert "llvm.func @decode_step" in out and f"artifact {found['artifact']}" in err
-    runner = workbench.load("shape:tiny", lane="mlir", max_num_seqs=2)
+    runner = workbench.load("shape:tiny", backend="mlir", max_num_seqs=2)
     requests = [Request(f"{i}", (1, 2, 3), SamplingParameters(max_tokens=3, ignore_eos=True)) for i in range(2)]
     assert {e.reason for e in runner.stream(requests) if isinstance(e, Finished)} == {"length"}
     assert runner.executor.artifacts["decode 2"] == found["artifact"], "what is shown is what runs"

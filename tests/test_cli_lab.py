@@ -34,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_mistake_is_one_line(
     folder: Path, words: list[str], told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workbench.lab.check.must_have", lambda *answers: None)
+    monkeypatch.setattr("tools.notebooks.check.require", lambda *answers: None)
     assert main(["lab", *words]) == 2
     error = capsys.readouterr().err
     assert told in error and error.count("\n") == 1

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from compiled_kernels import LaneError
+from compiled_kernels import BackendError
 from workbench.errors import WorkbenchError, explain, nearest
 
 
@@ -89,11 +89,11 @@ def test_a_long_value_is_not_repeated_in_full() -> None:
 
 
 def test_nearest_says_nothing_when_nothing_is_near() -> None:
-    assert nearest("lane", ["lane", "model"]) == "; did you mean 'lane'?"
-    assert nearest("zzz", ["lane", "model"]) == ""
+    assert nearest("backend", ["backend", "model"]) == "; did you mean 'backend'?"
+    assert nearest("zzz", ["backend", "model"]) == ""
 
 
-@pytest.mark.parametrize("kind", [WorkbenchError, LaneError])
+@pytest.mark.parametrize("kind", [WorkbenchError, BackendError])
 def test_a_cell_shows_one_line_and_the_traceback_when_asked(kind: type[Exception]) -> None:
     shell = pytest.importorskip("IPython.core.interactiveshell", reason="the extra `lab`").InteractiveShell.instance()
     shown: list[list[str]] = []

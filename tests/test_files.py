@@ -120,13 +120,13 @@ def test_any_text_is_read_or_refused(text: str | bytes) -> None:
 @given(YAMLISH)
 def test_both_parsers_read_the_same(text: str) -> None:
     """libyaml's is there for its speed alone."""
-    if files.CParser is None or files.FOR_PYTHON.search(text):
+    if files.CParser is None or files.NEEDS_PYTHON_PARSER.search(text):
         return
     found = []
     for parser in (files._InC, files._InPython):
         try:
             found.append(repr(parser(text, 10_000).get_single_data()))
-        except (yaml.YAMLError, *files.FAULTS):
+        except (yaml.YAMLError, *files.PARSE_ERRORS):
             return
     assert found[0] == found[1]
 

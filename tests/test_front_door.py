@@ -27,11 +27,11 @@ import sys
 import workbench
 heavy = sorted({{"torch", "numpy", "tokenizers", "pyarrow", "typer"}} & set(sys.modules))
 assert not heavy, heavy
-runner = workbench.load("demo", lane="eager")
+runner = workbench.load("demo", backend="eager")
 assert list(runner.stream("x", max_tokens=1))
 optional = sorted({set(OPTIONAL)!r} & set(sys.modules))
 assert not optional, optional
-assert "torch._inductor.compile_fx" not in sys.modules  # the compiler is imported by the lane that uses it
+assert "torch._inductor.compile_fx" not in sys.modules  # the compiler is imported by the backend that uses it
 """
 
 
@@ -80,7 +80,7 @@ def test_a_cell_can_complete_what_it_asks_for() -> None:
 def test_an_experiment_is_read_back_from_its_repr() -> None:
     names = vars(experiment) | vars(sweep_part) | vars(evict)
     for file in sorted((ROOT / "experiments").glob("*.yaml")):
-        whole = workbench.Experiment.read(file)
+        whole = workbench.Experiment.from_file(file)
         known = {kind.__name__: kind for kind in _kinds(whole)}
         assert eval(repr(whole), dict(names), known) == whole
         assert len(repr(whole)) < 0.8 * len(whole.to_yaml()) + 600

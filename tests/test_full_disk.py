@@ -30,11 +30,11 @@ from tests.study.runs import small_recorder
 from workbench.cache import host
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
-from workbench.ledger.entry import Entry, write_ledger
+from workbench.ledger.entry import LedgerEntry, write_ledger
 from workbench.records.runs import open_runs
 from workbench.study import run_folder
-from workbench.study.dated_record import write_dated
-from workbench.study.intact import MARKER, condition
+from workbench.study.dated_record import write_dated_record
+from workbench.study.intact import MARKER, check_folder
 from workbench.study.record import Record
 from workbench.study.run_folder import writing
 from workbench.sweep.point import write_json
@@ -70,7 +70,7 @@ def test_a_batch_is_gone_on_with_when_there_is_room_again(data: st.DataObject, a
         assert kept == b"".join(whole().splitlines(keepends=True)[: kept.count(b"\n")]), "whole lines, in their order"
         assert len(kept) == max(n for n in ends(whole()) if n <= size)
         tally = run_lines(source, out, ahead=ahead)
-        assert out.read_bytes() == whole() and (tally.kept, tally.mended_bytes) == (kept.count(b"\n"), 0)
+        assert out.read_bytes() == whole() and (tally.already_written, tally.truncated_bytes) == (kept.count(b"\n"), 0)
 
 
 def ends(text: bytes) -> list[int]:
@@ -118,8 +118,8 @@ def test_a_run_that_a_full_disk_ended_says_so(size: int, at_all: bool) -> None:
         left = [path for path in parent.iterdir()]
         assert len(left) == (size >= 1024), "a run that cannot even say that it began leaves nothing"
         for path in left:
-            found = condition(path)
-            assert found.state == "killed" and "cannot be written" in found.why and "File too large" in str(found)
+            found = check_folder(path)
+            assert found.state == "killed" and "cannot be written" in found.reason and "File too large" in str(found)
             assert [file.name for file in path.iterdir() if file.name.startswith(".")] == []
             [row] = open_runs(parent).select(["state"]).to_pylist()
             assert row["state"].startswith("unfinished: ") and "File too large" in row["state"]
@@ -130,14 +130,14 @@ def test_what_ended_a_run_is_told_however_long_it_is(tmp_path: Path) -> None:
         with pytest.raises(RuntimeError), writing(tmp_path, "run") as folder:
             raise RuntimeError(why)
         assert (folder.path / MARKER).stat().st_size == 1024
-        found = condition(folder.path)
-        assert found.state == "killed" and found.why.startswith("RuntimeError") and "\n" not in str(found)
+        found = check_folder(folder.path)
+        assert found.state == "killed" and found.reason.startswith("RuntimeError") and "\n" not in str(found)
 
 
 WRITERS: dict[str, Callable[[Path], object]] = {
     "a point of a sweep": lambda path: write_json(path / "point.json", {"x": "y" * 3000}),
-    "a ledger": lambda path: write_ledger({"claim": [Entry("run", because="y" * 3000)]}, path / "ledger.json"),
-    "a record": lambda path: write_dated({"date": "2026-11-22T12:00:00", "x": "y" * 3000}, path, "bench"),
+    "a ledger": lambda path: write_ledger({"claim": [LedgerEntry("run", reason="y" * 3000)]}, path / "ledger.json"),
+    "a record": lambda path: write_dated_record({"date": "2026-11-22T12:00:00", "x": "y" * 3000}, path, "bench"),
 }
 
 
@@ -179,7 +179,7 @@ def test_a_disk_that_fills_up_under_an_offload_file_fails_what_was_set_back(
     failed = {name: end for name, end in done.items() if end.reason == "error"}
     assert failed and all("its disk is full; make room there" in str(end.error) for end in failed.values())
     others = {name: end.token_ids for name, end in done.items() if name not in failed}
-    assert others and others == {name: roomy[name] for name in others} and runner.scheduler.pages_used == 0
+    assert others and others == {name: roomy[name] for name in others} and runner.scheduler.pages_in_use == 0
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")

@@ -14,30 +14,30 @@ import pytest
 from tests.offline.batches import model
 from tests.records.folders import environment, write
 from tests.test_files import HOSTILE_JSON, HOSTILE_YAML
-from workbench.cli.quality import variant_of
-from workbench.cli.shared import settings
-from workbench.economics.prices import prices_of
+from workbench.cli.quality import parse_variant
+from workbench.cli.shared import parse_settings
+from workbench.economics.prices import load_prices
 from workbench.errors import WorkbenchError
 from workbench.ledger.entry import read_ledger
-from workbench.ledger.kept import kept
+from workbench.ledger.kept import latest_record
 from workbench.model.config_fields import read_object
 from workbench.model.safetensors_files import read_header
-from workbench.offline.lines import read_line
+from workbench.offline.lines import parse_line
 from workbench.offline.output_file import OutputFile
 from workbench.prompt.chat import ChatTemplate
 from workbench.prompt.tokenizer import Tokenizer
-from workbench.records.item import items
+from workbench.records.item import find_compared_runs
 from workbench.records.runs import open_runs
 from workbench.records.sweep_read import read_sweep
 from workbench.study.experiment import Experiment
-from workbench.study.intact import MANIFEST, condition
+from workbench.study.intact import MANIFEST, check_folder
 from workbench.study.record import Record
 from workbench.sweep.folder import SweepFolder
-from workbench.sweep.point import Outcome, Point
-from workbench.sweep.settings import place_setting
-from workbench.sweep.words import experiment_from
-from workbench.traffic.replay import recorded
-from workbench.widgets.roofline.points import of_source
+from workbench.sweep.point import Outcome, SweepPoint
+from workbench.sweep.settings import parse_executor
+from workbench.sweep.words import experiment_with_axes
+from workbench.traffic.replay import read_trace
+from workbench.widgets.roofline.points import points_of
 
 
 def raw(text: str | bytes) -> bytes:
@@ -71,7 +71,7 @@ def answers(folder: Path, text: bytes) -> Any:
 
 def trace(folder: Path, text: bytes) -> Any:
     (folder / "trace").write_bytes(b'{"a": ' + text.replace(b"\n", b" ") + b"}")
-    return list(recorded(folder / "trace"))
+    return list(read_trace(folder / "trace"))
 
 
 def of_run(name: str, read: Callable[[Path], Any]) -> Callable[[Path, bytes], Any]:
@@ -90,32 +90,32 @@ def of_run(name: str, read: Callable[[Path], Any]) -> Callable[[Path, bytes], An
 
 
 YAML: dict[str, Callable[[Path, bytes], Any]] = {
-    "an experiment": file(Experiment.read),
-    "a sweep's experiment": file(lambda path: experiment_from(path)),
-    "a price table": file(prices_of),
+    "an experiment": file(Experiment.from_file),
+    "a sweep's experiment": file(lambda path: experiment_with_axes(path)),
+    "a price table": file(load_prices),
     "a sweep": file(SweepFolder.read, "sweep.yaml"),
     "a sweep to report": file(read_sweep, "sweep.yaml"),
-    "--speculate": said(lambda text: settings("--speculate", text)),
-    "--executor": said(place_setting),
-    "a variant": said(lambda text: variant_of("a: cache=" + "'" + text.replace("'", '"').replace("\\", "") + "'")),
-    "a run's experiment": of_run("experiment.yaml", lambda path: Record.open(path)._shown()),
+    "--speculate": said(lambda text: parse_settings("--speculate", text)),
+    "--executor": said(parse_executor),
+    "a variant": said(lambda text: parse_variant("a: cache=" + "'" + text.replace("'", '"').replace("\\", "") + "'")),
+    "a run's experiment": of_run("experiment.yaml", lambda path: Record.open(path)._display_table()),
 }
 JSON: dict[str, Callable[[Path, bytes], Any]] = {
     "config.json": file(read_object),
     "weights": header,
     "a chat template": file(ChatTemplate.from_folder, "tokenizer_config.json"),
     "a tokenizer": file(Tokenizer.from_file),
-    "a line of a batch": lambda folder, text: read_line(b" ".join(text.splitlines()), 1, model()),
+    "a line of a batch": lambda folder, text: parse_line(b" ".join(text.splitlines()), 1, model()),
     "answers of a batch": answers,
     "a trace": trace,
     "a ledger": file(read_ledger),
-    "a record that was kept": file(lambda path: kept("bench", path.parent), "bench-20260101-000000.json"),
-    "a point": lambda folder, text: ((folder / "point.json").write_bytes(text), Point.read(folder)),
-    "a roofline's record": file(of_source, "bench.json"),
+    "a record that was kept": file(lambda path: latest_record("bench", path.parent), "bench-20260101-000000.json"),
+    "a point": lambda folder, text: ((folder / "point.json").write_bytes(text), SweepPoint.read(folder)),
+    "a roofline's record": file(points_of, "bench.json"),
     "a run's summary": of_run("summary.json", lambda path: Record.open(path).summary),
     "a run's environment": of_run("environment.json", lambda path: Record.open(path).environment),
     "a run's manifest": of_run(MANIFEST, Record.open),
-    "a run to compare": of_run("summary.json", lambda path: items(str(path))),
+    "a run to compare": of_run("summary.json", lambda path: find_compared_runs(str(path))),
 }
 TEXTS = {"yaml": [text for found in HOSTILE_YAML.values() for text in found if len(text) < 10**6],
          "json": [text for found in HOSTILE_JSON.values() for text in found if len(text) < 10**6]}  # fmt: skip
@@ -160,7 +160,7 @@ def test_a_listing_says_of_hostile_runs_that_they_are_damaged(name: str, tmp_pat
     whole = [run for run, row in found.items() if row["state"] == "complete" and row["wall_s"] is not None]
     assert set(whole) - {"whole"} <= {run for run in found if run.startswith("run-") and name == "environment.json"}
     assert all(row["state"] for row in found.values())
-    open_runs(tmp_path).names("variants")
+    open_runs(tmp_path).column_names("variants")
 
 
 def test_what_a_listing_skips_is_nothing_that_is_whole(tmp_path: Path) -> None:
@@ -168,13 +168,13 @@ def test_what_a_listing_skips_is_nothing_that_is_whole(tmp_path: Path) -> None:
     (tmp_path / "outcome.json").write_text("[" * 100_000)
     assert Outcome.read(tmp_path) is None
     with pytest.raises(WorkbenchError, match="is no point of a sweep"):
-        Point.read(tmp_path)
+        SweepPoint.read(tmp_path)
     (tmp_path / MANIFEST).write_text('{"files": ' * 90 + "1" + "}" * 90)
-    assert condition(tmp_path).state == "damaged"
+    assert check_folder(tmp_path).state == "damaged"
 
 
 def test_a_price_table_with_a_key_twice_is_refused(tmp_path: Path) -> None:
     table = "name: mine\nsource: me\ndate: 2026-01-01\ninput: 3\noutput: 15\ninput: 4\n"
     (tmp_path / "mine.yaml").write_text(table)
     with pytest.raises(WorkbenchError, match=r"mine.yaml: cannot be read \(input stands twice, in lines 4 and 6;"):
-        prices_of(tmp_path / "mine.yaml")
+        load_prices(tmp_path / "mine.yaml")

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.pixels import coloured, data_uri, enlarged, png, pooled
+from workbench.pixels import colorize, data_uri, upscale, png, max_pool
 
 
 def read(data: bytes) -> np.ndarray:
@@ -33,7 +33,7 @@ def read(data: bytes) -> np.ndarray:
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 4), st.integers(1, 4), st.integers(0, 99))
 def test_a_file_holds_its_pixels(rows: int, columns: int, down: int, across: int, seed: int) -> None:
     image = np.random.default_rng(seed).integers(0, 256, (rows, columns, 3), np.uint8)
-    large = enlarged(image, down, across)
+    large = upscale(image, down, across)
     assert np.array_equal(read(png(large))[::down, ::across], image)
     assert read(png(large)).shape == (rows * down, columns * across, 3)
     head, _, body = data_uri(image).partition(",")
@@ -41,18 +41,18 @@ def test_a_file_holds_its_pixels(rows: int, columns: int, down: int, across: int
 
 
 def test_more_is_lighter() -> None:
-    ramp = coloured(np.linspace(0, 1, 200)[None]).astype(float)[0]
+    ramp = colorize(np.linspace(0, 1, 200)[None]).astype(float)[0]
     lightness = ramp @ (0.2126, 0.7152, 0.0722)
     assert (np.diff(lightness) >= -0.8).all() and lightness[-1] - lightness[0] > 150
     assert tuple(ramp[0]) == (0, 34, 78) and tuple(ramp[-1]) == (254, 232, 56)
-    assert tuple(coloured(np.array([[np.nan, 2.0, -1.0]]))[0].tolist()[0]) == (128, 128, 128)
-    assert np.array_equal(coloured(np.array([[5.0]]), 5.0, 5.0), coloured(np.array([[0.0]])))
+    assert tuple(colorize(np.array([[np.nan, 2.0, -1.0]]))[0].tolist()[0]) == (128, 128, 128)
+    assert np.array_equal(colorize(np.array([[5.0]]), 5.0, 5.0), colorize(np.array([[0.0]])))
 
 
 @given(st.integers(1, 300), st.integers(1, 40))
 def test_the_largest_of_a_stretch_is_not_lost(columns: int, most: int) -> None:
     values = np.random.default_rng(columns).random((3, columns))
-    found, step = pooled(values, most)
+    found, step = max_pool(values, most)
     assert found.shape[1] <= most and found.shape[1] == -(-columns // step)
     for at in range(found.shape[1]):
         assert np.array_equal(found[:, at], values[:, at * step : (at + 1) * step].max(1))

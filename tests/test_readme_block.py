@@ -24,5 +24,5 @@ def test_what_was_printed_is_what_was_measured() -> None:
     for figure in ("decode_tokens_per_s", "prefill_tokens_per_s", "output_tokens_per_s"):
         assert f"{summary[figure]:,.0f}" in printed, figure
     assert record["environment"]["cpu"]["model"] in readme.block_of(readme.PAGE.read_text())
-    assert summary["lane"]["name"].startswith("mlir") and f"lane {summary['lane']['name']}" in printed
+    assert summary["backend"]["name"].startswith("mlir") and f"backend {summary['backend']['name']}" in printed
     assert "/tmp" not in record["demo"]["printed"] and ".venv/bin/workbench reproduce runs/" in printed

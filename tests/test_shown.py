@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from workbench.engine.load import described
-from workbench.ledger.claim import Claim, Missing, Source, Trial
-from workbench.ledger.entry import Entry
+from workbench.engine.load import describe_model
+from workbench.ledger.claim import Claim, MissingEvidence, ClaimSource, ClaimTrial
+from workbench.ledger.entry import LedgerEntry
 from workbench.records.comparison import Comparison
 from workbench.request import Request, SamplingParameters, Sequence
-from workbench.shown import MOST, Shown, Table, differing, ranges
+from workbench.shown import MAX_TABLE_ROWS, Displayable, Table, non_default_settings, format_ranges
 from workbench.study.experiment import Experiment
 from workbench.trace.events import Finished
 
@@ -58,7 +58,7 @@ words = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters
 
 @given(st.lists(st.tuples(words, words, words), max_size=5), words, words)
 def test_every_cell_comes_out_of_the_page_as_it_went_in(rows: list, title: str, note: str) -> None:
-    page = Cells(Table(title, rows, ("a", "<b>", "c"), note, folded=((title, note),)).html())
+    page = Cells(Table(title, rows, ("a", "<b>", "c"), note, collapsed=((title, note),)).html())
     assert page.cells == ["a", "<b>", "c"] * bool(rows) + [cell for row in rows for cell in row]
     known = {"div", "style", "table", "thead", "tbody", "tr", "th", "td", "details", "summary", "pre"}
     assert set(page.tags) <= known
@@ -66,23 +66,23 @@ def test_every_cell_comes_out_of_the_page_as_it_went_in(rows: list, title: str, 
 
 def test_a_long_table_ends_and_says_so() -> None:
     table = Table("many", [(number, "x") for number in range(1000)])
-    assert len(Cells(table.html()).cells) == 2 * MOST and f"and {1000 - MOST} more" in table.html()
-    assert len(table.text().splitlines()) == MOST + 2
+    assert len(Cells(table.html()).cells) == 2 * MAX_TABLE_ROWS and f"and {1000 - MAX_TABLE_ROWS} more" in table.html()
+    assert len(table.text().splitlines()) == MAX_TABLE_ROWS + 2
 
 
 def a_claim() -> Claim:
-    trial = Trial(Missing("a GPU"), lambda numbers: numbers, {"holds": 1})
-    return Claim("kv-gqa", ODD, (Source(ODD, "2 times"),), (trial,))
+    trial = ClaimTrial(MissingEvidence("a GPU"), lambda numbers: numbers, {"holds": 1})
+    return Claim("kv-gqa", ODD, (ClaimSource(ODD, "2 times"),), (trial,))
 
 
 VALUES: dict[str, Any] = {
-    "spec": lambda: described("demo", {"window": 128, "pattern": ["window", "full"]})[0],
+    "spec": lambda: describe_model("demo", {"window": 128, "pattern": ["window", "full"]})[0],
     "experiment": lambda: Experiment(question=ODD, workload={"kind": "prompts", "prompts": (ODD,)}),  # type: ignore[arg-type]
     "sampling": lambda: SamplingParameters(temperature=0.2, stop=(ODD,)),
     "request": lambda: Request(ODD, (1, 2), prompt=ODD, priority=2),
     "finished": lambda: Finished(1.0, ODD, reason="stop", output_text=ODD, token_ids=(1, 2), prompt_tokens=3),
     "comparison": lambda: Comparison(ODD, (), ()),
-    "entry": lambda: Entry(ODD, "holds", because=ODD, figures={ODD: 2.0}),
+    "entry": lambda: LedgerEntry(ODD, "holds", reason=ODD, figures={ODD: 2.0}),
     "claim": a_claim,
 }
 
@@ -91,7 +91,7 @@ VALUES: dict[str, Any] = {
 def test_a_value_shows_itself_and_stays_what_it_is(name: str) -> None:
     value, same = VALUES[name](), VALUES[name]()
     page = value._repr_html_()
-    assert isinstance(value, Shown)
+    assert isinstance(value, Displayable)
     assert not {"script", "link", "iframe", "img"} & set(Cells(page).tags) and "<script" not in page
     assert not re.search(r"https?:|url\(", page)
     assert repr(value).startswith(type(value).__name__ + "(") and str(value).strip()
@@ -103,17 +103,17 @@ def test_a_value_shows_itself_and_stays_what_it_is(name: str) -> None:
 
 @pytest.mark.parametrize("file", sorted((ROOT / "experiments").glob("*.yaml")), ids=lambda file: file.stem)
 def test_what_differs_from_the_defaults_is_the_whole_experiment(file: Path) -> None:
-    whole = Experiment.read(file)
+    whole = Experiment.from_file(file)
     values: dict[str, Any] = {}
-    for path, value in differing(whole):
+    for path, value in non_default_settings(whole):
         *parents, last = path.split(".") if not path.startswith("variants.") else path.split(".", 1)
         place = values
         for parent in parents:
             place = place.setdefault(parent, {})
         place[last] = value
-    assert Experiment.of(values) == whole
+    assert Experiment.from_values(values) == whole
     shown = yaml.safe_load(whole.to_yaml())
-    assert len(list(differing(whole))) < sum(1 for _ in _leaves(shown)), "some settings are at their defaults"
+    assert len(list(non_default_settings(whole))) < sum(1 for _ in _leaves(shown)), "some settings are at their defaults"
     assert whole._repr_html_().index("<details>") < whole._repr_html_().index("<pre>")
 
 
@@ -132,12 +132,12 @@ def test_layers_that_are_alike_stand_on_one_line() -> None:
 
 
 def test_a_sequence_is_no_value_and_shows_nothing() -> None:
-    assert not isinstance(Sequence.of(Request("a", (1,)), 0), Shown)
+    assert not isinstance(Sequence.from_request(Request("a", (1,)), 0), Displayable)
 
 
 @given(st.sets(st.integers(0, 40)))
 def test_ranges_name_every_number_once(numbers: set[int]) -> None:
-    told = ranges(sorted(numbers))
+    told = format_ranges(sorted(numbers))
     parts = [part.split("-") for part in told.split(", ") if part]
     named = [n for first, *last in parts for n in range(int(first), int(last[0] if last else first) + 1)]
     assert named == sorted(numbers)

@@ -8,7 +8,7 @@ import pytest
 
 from workbench import progress
 from workbench.progress import Progress
-from workbench.stages import Counted, Stage, stages
+from workbench.stages import StageCounter, ProgressStage, progress_stages
 from workbench.study import comparison, pareto
 from workbench.study.comparison import run_comparison
 from workbench.study.experiment import Experiment
@@ -22,9 +22,9 @@ def test_the_time_that_is_left_follows_from_the_stages(
     monkeypatch.setattr(progress, "is_terminal", lambda file: True)
     clock = iter(range(0, 10**6, 10))
     monkeypatch.setattr(Progress, "_time", staticmethod(lambda: next(clock)), raising=False)
-    with stages() as tell:
+    with progress_stages() as tell:
         tell("looking")
-        work = Counted(tell, 4)
+        work = StageCounter(tell, 4)
         for name in ("load", "one", "two", "three", "more than was thought"):
             work(name)
     told = [line for line in re.split(r"[\r\n]+", capsys.readouterr().err) if line.strip()]
@@ -36,11 +36,11 @@ def test_the_time_that_is_left_follows_from_the_stages(
 
 def test_a_stage_is_a_line_as_any_other() -> None:
     told: list[str] = []
-    work = Counted(told.append, 2)
+    work = StageCounter(told.append, 2)
     for name in "abc":
         work(name)
     assert told == ["a", "b", "c"]
-    assert [(each.done, each.total) for each in told if isinstance(each, Stage)] == [(0, 2), (1, 2), (2, 2)]
+    assert [(each.done, each.total) for each in told if isinstance(each, ProgressStage)] == [(0, 2), (1, 2), (2, 2)]
 
 
 @pytest.mark.parametrize(
@@ -52,18 +52,18 @@ def test_a_stage_is_a_line_as_any_other() -> None:
     ids=["side by side", "shared prefix"],
 )
 def test_as_many_stages_are_told_as_were_counted(workload, variants, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    counted: list[Counted] = []
-    begin = Counted.__init__
+    counted: list[StageCounter] = []
+    begin = StageCounter.__init__
 
-    def noted(self: Counted, *args) -> None:
+    def noted(self: StageCounter, *args) -> None:
         begin(self, *args)
         counted.append(self)
 
-    monkeypatch.setattr(Counted, "__init__", noted)
+    monkeypatch.setattr(StageCounter, "__init__", noted)
     monkeypatch.setattr(pareto, "plotting_problem", lambda: "not now")
     monkeypatch.setattr(comparison, "environment", dict)
-    whole = Experiment.of({
-        "question": "?", "model": {"name": "shape:tiny"}, "lane": "eager", "workload": workload, "variants": variants,
+    whole = Experiment.from_values({
+        "question": "?", "model": {"name": "shape:tiny"}, "backend": "eager", "workload": workload, "variants": variants,
         "measure": {"warmup": 0, "rounds": 2 if workload["kind"] == "random" else 1, "ceilings": False},
     })  # fmt: skip
     run_comparison(whole, tmp_path, progress=False)
@@ -71,10 +71,10 @@ def test_as_many_stages_are_told_as_were_counted(workload, variants, tmp_path, m
 
 
 def test_nothing_warns_in_a_terminal(capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder) -> None:
-    with stages() as tell:
+    with progress_stages() as tell:
         tell("once")
     told = capsys.readouterr()
     assert told.out == "" and "IProgress" not in told.err and not recwarn.list
-    with stages(False) as tell:
+    with progress_stages(False) as tell:
         tell("to nobody")
     assert capsys.readouterr() == ("", "")

@@ -23,7 +23,7 @@ from pydantic_core import PydanticUndefined
 
 import workbench
 from workbench import widgets
-from workbench.widgets.knobs.field_comments import comments_of
+from workbench.widgets.knobs.field_comments import field_comments
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "reference"
@@ -65,7 +65,7 @@ def _experiment_page() -> str:
 
 
 def _section(model: type[BaseModel]) -> str:
-    comments = comments_of(model)
+    comments = field_comments(model)
     rows = [
         f"| `{name}` | {_cell(_type(field.annotation))} | {_cell(_default(field))} | {_cell(comments.get(name, ''))} |"
         for name, field in model.model_fields.items()

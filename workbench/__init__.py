@@ -2,7 +2,7 @@
 
     >>> import workbench
     >>> prompt, text = "def fib(n):", ""
-    >>> runner = workbench.load("demo", lane="eager")  # without a lane: `auto`
+    >>> runner = workbench.load("demo", backend="eager")  # without a backend: `auto`
     >>> for event in runner.stream(prompt, max_tokens=64):
     ...     text += event.text
     >>> print(prompt + text)  # doctest: +ELLIPSIS
@@ -23,11 +23,11 @@ if _typing.TYPE_CHECKING:
     from workbench.records.reproduce import reproduce
     from workbench.records.runs import open_runs
     from workbench.request import Request, SamplingParameters
-    from workbench.study.experiment import Experiment
-    from workbench.study.record import Record
-    from workbench.study.run import run
+    from workbench.experiment.experiment import Experiment
+    from workbench.runs.record import Record
+    from workbench.measure.run import run
     from workbench.sweep.run import run_sweep
-    from workbench.user_parts import register
+    from workbench.custom import register
 
 __version__ = "0.1.0"
 __all__ = [
@@ -38,14 +38,14 @@ __all__ = [
 _HOMES = {
     "beam_search": "workbench.engine.beam_search",
     "compare": "workbench.records.comparison",
-    "Experiment": "workbench.study.experiment",
+    "Experiment": "workbench.experiment.experiment",
     "load": "workbench.engine.load",
     "open_runs": "workbench.records.runs",
-    "Record": "workbench.study.record",
-    "register": "workbench.user_parts",
+    "Record": "workbench.runs.record",
+    "register": "workbench.custom",
     "reproduce": "workbench.records.reproduce",
     "Request": "workbench.request",
-    "run": "workbench.study.run",
+    "run": "workbench.measure.run",
     "run_sweep": "workbench.sweep.run",
     "SamplingParameters": "workbench.request",
     "widgets": "workbench.widgets",

@@ -20,16 +20,16 @@ class TokenBatch:
     null page and are never sampled.
     """
 
-    ids: Int[Tensor, " token"]
+    token_ids: Int[Tensor, " token"]
     positions: Int[Tensor, " token"]
     span_starts: Int[Tensor, " seq_plus_one"]
     context_lengths: Int[Tensor, " seq"]  # stored tokens after this step, the span's own included
     page_tables: tuple[Int[Tensor, "seq held"], ...]
-    slots: tuple[Int[Tensor, " token"], ...]
-    sample_rows: Int[Tensor, " sample"]
+    slot_mapping: tuple[Int[Tensor, " token"], ...]
+    logits_indices: Int[Tensor, " sample"]
     decode_only: bool
-    settles: bool = True  # whether `write` quantizes what becomes old enough; False if `KVStore.quantize_pending` did
+    quantize_on_write: bool = True  # whether `write` quantizes what becomes old enough; False if `KVStore.quantize_pending` did
 
     @property
-    def rows(self) -> int:
-        return self.ids.shape[0]
+    def num_tokens(self) -> int:
+        return self.token_ids.shape[0]

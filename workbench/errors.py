@@ -13,9 +13,9 @@ from typing import Any, Union, get_origin
 from pydantic import ValidationError
 
 # What the two members of a union say of one value.
-TWICE = re.compile(r"(\S+): Input should be (.*?)( \(given .*?\)); \1: Input should be (.*?)\3")
+UNION_REPEAT = re.compile(r"(\S+): Input should be (.*?)( \(given .*?\)); \1: Input should be (.*?)\3")
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of a disk, a quota, a limit on a file's length
+DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of a disk, a quota, a limit on a file's length
 RED, PLAIN = "\033[31m", "\033[0m"
 
 
@@ -34,7 +34,7 @@ class WorkbenchError(ValueError):
         return shell.InteractiveTB.structured_traceback(type(self), self, self.__traceback__)
 
 
-def in_words(error: BaseException | str) -> str:
+def describe_error(error: BaseException | str) -> str:
     """Describe the error that ended a request; a WorkbenchError is its own text."""
     return str(error) if isinstance(error, str | WorkbenchError) else f"{type(error).__name__}: {error}"
 
@@ -42,7 +42,7 @@ def in_words(error: BaseException | str) -> str:
 def cannot_write(what: str, error: OSError) -> WorkbenchError:
     """Return the error for a file that could not be written: free space on a full disk, or choose another file."""
     reason = error.strerror or " ".join(str(error).split())
-    remedy = "make room there" if error.errno in FULL else "name a file that can be written"
+    remedy = "make room there" if error.errno in DISK_FULL_ERRNOS else "name a file that can be written"
     return WorkbenchError(f"{what}: cannot be written ({reason}); {remedy}, and run it again")
 
 
@@ -55,10 +55,10 @@ def nearest(word: str, known: Iterable[str]) -> str:
 def explain(error: ValidationError, where: str, model: type | None = None) -> WorkbenchError:
     """Convert a pydantic error: every wrong path on one line, unknown keys with the nearest right name."""
     told = "; ".join(_told(item, model) for item in error.errors())
-    return WorkbenchError(f"{where}: " + TWICE.sub(r"\1: Input should be \2, or \4\3", told))
+    return WorkbenchError(f"{where}: " + UNION_REPEAT.sub(r"\1: Input should be \2, or \4\3", told))
 
 
-def told_apart(error: ValidationError, model: type) -> list[tuple[tuple[str, ...], str]]:
+def explain_by_path(error: ValidationError, model: type) -> list[tuple[tuple[str, ...], str]]:
     """Split what `explain` says: the path of each mistake, and the line on it."""
     return [(tuple(_place(model, item["loc"])[0]), _told(item, model)) for item in error.errors()]
 

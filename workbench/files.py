@@ -37,8 +37,8 @@ CHUNK = 1 << 20  # bytes that are read at once where a file does not say how lon
 MAX_DEPTH = 64  # containers in one another; what reads the values further recurses, and Python's limit is 1,000
 MAX_DIGITS = 100  # characters of a number: as a float it is finite, and it can be printed
 MANY_DIGITS = re.compile(rf"[0-9]{{{MAX_DIGITS}}}")
-FOR_PYTHON = re.compile("[\\\\\ufeff]")  # libyaml refuses escapes of lone surrogates, drops byte order marks
-FAULTS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)  # PyYAML's own, of a scalar's text
+NEEDS_PYTHON_PARSER = re.compile("[\\\\\ufeff]")  # libyaml refuses escapes of lone surrogates, drops byte order marks
+PARSE_ERRORS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)  # PyYAML's own, of a scalar's text
 NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 MERGE = "tag:yaml.org,2002:merge"
 TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}:,\n]')
@@ -70,7 +70,7 @@ def read_yaml(text: str | bytes, where: str = "", max_bytes: int = MAX_YAML_BYTE
     except yaml.MarkedYAMLError as error:
         problem = error.problem or error.context or "unreadable"
         raise UnreadableText(where, f"not YAML: {' '.join(problem.split())}{_place(error.problem_mark)}") from None
-    except (yaml.YAMLError, *FAULTS) as error:  # a character that YAML has not, a key that is no value
+    except (yaml.YAMLError, *PARSE_ERRORS) as error:  # a character that YAML has not, a key that is no value
         if isinstance(error, UnreadableText):
             raise
         raise UnreadableText(where, f"not YAML: {' '.join(str(error).split())}") from None
@@ -205,7 +205,7 @@ class _Bounded(Composer, SafeConstructor, Resolver):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
             return super().construct_object(node, deep)
-        except FAULTS as error:  # `2026-13-01`, `!!int none`, ...
+        except PARSE_ERRORS as error:  # `2026-13-01`, `!!int none`, ...
             given = f" (given {node.value:.40})" if isinstance(node, yaml.ScalarNode) else ""
             problem = f"{error}{given}; quote what is meant as a text"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
@@ -251,7 +251,7 @@ class _InC(_Bounded, *([] if CParser is None else [CParser])):
 
 
 def _loader(text: str, most: int) -> Any:
-    return (_InPython if CParser is None or FOR_PYTHON.search(text) else _InC)(text, most)
+    return (_InPython if CParser is None or NEEDS_PYTHON_PARSER.search(text) else _InC)(text, most)
 
 
 def _decoded(text: str | bytes, where: str, max_bytes: int, kind: str) -> str:

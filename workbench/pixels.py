@@ -15,7 +15,7 @@ CIVIDIS = (
 )  # fmt: skip
 
 
-def coloured(values: np.ndarray, low: float = 0.0, high: float = 1.0) -> np.ndarray:
+def colorize(values: np.ndarray, low: float = 0.0, high: float = 1.0) -> np.ndarray:
     """Map `values` [row, column] to colours [row, column, 3] in bytes.
 
     `low` and below is dark blue, `high` and above yellow, NaN grey.
@@ -29,23 +29,23 @@ def coloured(values: np.ndarray, low: float = 0.0, high: float = 1.0) -> np.ndar
     return found
 
 
-def enlarged(image: np.ndarray, down: int, across: int) -> np.ndarray:
+def upscale(image: np.ndarray, down: int, across: int) -> np.ndarray:
     """Repeat each pixel of `image` [row, column, ...] as a block of `down` x `across`."""
     return image.repeat(down, 0).repeat(across, 1)
 
 
-def pooled(values: np.ndarray, most: int) -> tuple[np.ndarray, int]:
+def max_pool(values: np.ndarray, max_columns: int) -> tuple[np.ndarray, int]:
     """Reduce `values` [row, column] to at most `max_columns` columns by the maximum; return the columns per maximum,
     too."""
-    step = -(-values.shape[1] // most)
+    step = -(-values.shape[1] // max_columns)
     missing = -values.shape[1] % step
     padded = np.pad(values, ((0, 0), (0, missing)), mode="edge") if missing else values
     return padded.reshape(len(values), -1, step).max(2), step
 
 
-def indexed() -> bytes:
+def palette() -> bytes:
     """Return the table of 256 colours for bytes: 0 is transparent, 1 to 255 go from dark blue to yellow."""
-    return bytes(3) + coloured(np.linspace(0.0, 1.0, 255)[None]).tobytes()
+    return bytes(3) + colorize(np.linspace(0.0, 1.0, 255)[None]).tobytes()
 
 
 def png(image: np.ndarray) -> bytes:
@@ -54,7 +54,7 @@ def png(image: np.ndarray) -> bytes:
     rows, columns = image.shape[:2]
     lines = np.pad(image.reshape(rows, -1), [(0, 0), (1, 0)])  # before each row the filter, 0: none
     head = struct.pack(">IIBBBBB", columns, rows, 8, 2 if image.ndim == 3 else 3, 0, 0, 0)
-    table = ((b"PLTE", indexed()), (b"tRNS", b"\0")) if image.ndim == 2 else ()
+    table = ((b"PLTE", palette()), (b"tRNS", b"\0")) if image.ndim == 2 else ()
     parts = ((b"IHDR", head), *table, (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(name, data) for name, data in parts)
 

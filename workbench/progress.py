@@ -15,8 +15,8 @@ from typing import Any
 
 from tqdm.std import tqdm
 
-WIDTH = 100  # letters of a line in a notebook
-EVERY_SECONDS = 30.0  # between lines of a file or a pipe
+NOTEBOOK_COLUMNS = 100  # letters of a line in a notebook
+LINE_INTERVAL_SECONDS = 30.0  # between lines of a file or a pipe
 
 
 class Progress(tqdm):
@@ -24,9 +24,9 @@ class Progress(tqdm):
 
     def __init__(self, *args: Any, **settings: Any):
         if in_notebook():
-            settings = {"file": io.StringIO(), "ncols": WIDTH, **settings}
+            settings = {"file": io.StringIO(), "ncols": NOTEBOOK_COLUMNS, **settings}
         elif not is_terminal(file := settings.get("file") or sys.stderr):
-            settings = {**settings, "file": _Lines(file), "ncols": WIDTH}
+            settings = {**settings, "file": _Lines(file), "ncols": NOTEBOOK_COLUMNS}
         super().__init__(*args, **settings)
 
     @staticmethod
@@ -76,7 +76,7 @@ class _Lines:
 
     def write(self, text: str) -> None:
         now = time.monotonic()
-        if (line := text.strip()) and now - self.last >= EVERY_SECONDS:
+        if (line := text.strip()) and now - self.last >= LINE_INTERVAL_SECONDS:
             self.last = now
             self.file.write(f"{line}\n")
 

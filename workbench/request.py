@@ -9,11 +9,11 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from workbench.shown import Brief, Shown, Table, differing
+from workbench.shown import ConciseRepr, Displayable, Table, non_default_settings
 
-MOST_STOPS = 64
-MOST_LOGPROBS = 100
-MOST_SAMPLES = 1024
+MAX_STOP_STRINGS = 64
+MAX_LOGPROBS = 100
+MAX_PARALLEL_SAMPLES = 1024
 
 
 class FinishReason(StrEnum):
@@ -25,7 +25,7 @@ class FinishReason(StrEnum):
     NOT_CHOSEN = "not_chosen"  # it finished, but other samples or beams of its request score higher
 
 
-class UserPart(Brief, BaseModel):
+class CustomPart(ConciseRepr, BaseModel):
     """A user-defined filter, sampler, mask, score or attention, by path.
 
     `path` is `package.module:Name`, `folder/file.py:Name`, or a name under which something was registered.
@@ -47,7 +47,7 @@ class UserPart(Brief, BaseModel):
         return hash((self.path, tuple(sorted(self.arguments.items()))))
 
 
-class SamplingParameters(Brief, Shown, BaseModel):
+class SamplingParameters(ConciseRepr, Displayable, BaseModel):
     """Choose the next token and decide when to stop. Names and meanings are those of vLLM and Hugging Face.
 
     Order: penalties, bias, temperature, top-k, top-p, min-p, user-defined filters, then one random number.
@@ -63,30 +63,30 @@ class SamplingParameters(Brief, Shown, BaseModel):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] = {}
-    filters: tuple[UserPart, ...] = ()
-    sampler: UserPart | None = None
+    filters: tuple[CustomPart, ...] = ()
+    sampler: CustomPart | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    n: Annotated[int, Field(ge=1, le=MOST_SAMPLES)] = 1  # samples, with seeds counted up, on one prompt's pages
+    n: Annotated[int, Field(ge=1, le=MAX_PARALLEL_SAMPLES)] = 1  # samples, with seeds counted up, on one prompt's pages
     # Number of samples; the n of them with the highest log-probability (of the model, summed over their
     # tokens) are samples 0 to n - 1, the best first. With more than n no event is emitted before all have finished.
-    best_of: Annotated[int, Field(ge=1, le=MOST_SAMPLES)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_PARALLEL_SAMPLES)] | None = None
     # Beam search with this many beams, as in Hugging Face: no random numbers, the n best texts come at the end.
-    beams: Annotated[int, Field(ge=0, le=MOST_SAMPLES)] = 0
+    beams: Annotated[int, Field(ge=0, le=MAX_PARALLEL_SAMPLES)] = 0
     length_penalty: float = 1.0  # of beams: a text's score is its log-probability / tokens ** length_penalty
     early_stopping: bool | Literal["never"] = False  # of beams: see engine/beam_search.py
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     max_tokens: Annotated[int, Field(ge=1)] = 128
     ignore_eos: bool = False
-    logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None  # alternatives beside the sampled token
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None  # alternatives beside the sampled token
     logprobs_of: Literal["model", "filtered"] = "model"
 
-    def _shown(self) -> Table:
-        rows = list(differing(self))
+    def _display_table(self) -> Table:
+        rows = list(non_default_settings(self))
         return Table("sampling", rows, note="" if rows else "every setting is its default")
 
     @property
-    def samples(self) -> int:
+    def num_sequences(self) -> int:
         """Return the number of sequences that one request becomes: beams, best_of or n."""
         return self.beams or self.best_of or self.n
 
@@ -105,8 +105,8 @@ class SamplingParameters(Brief, Shown, BaseModel):
     @field_validator("stop")
     @classmethod
     def _stops(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if len(value) > MOST_STOPS:
-            raise ValueError(f"at most {MOST_STOPS} stop strings, {len(value)} were given")
+        if len(value) > MAX_STOP_STRINGS:
+            raise ValueError(f"at most {MAX_STOP_STRINGS} stop strings, {len(value)} were given")
         if "" in value:
             raise ValueError("a stop string must not be empty")
         return value
@@ -114,11 +114,11 @@ class SamplingParameters(Brief, Shown, BaseModel):
 
     @model_validator(mode="after")
     def _several(self) -> SamplingParameters:
-        if self.samples < self.n:
+        if self.num_sequences < self.n:
             name = "beams" if self.beams else "best_of"
-            raise ValueError(f"{name} {self.samples} is less than n: n of them are to be returned")
+            raise ValueError(f"{name} {self.num_sequences} is less than n: n of them are to be returned")
         if not self.beams:
-            if self.samples > self.n and self.logprobs_of != "model":
+            if self.num_sequences > self.n and self.logprobs_of != "model":
                 raise ValueError("best_of ranks by the model's log-probabilities: leave out logprobs_of")
             return self
         if self.best_of is not None:
@@ -139,7 +139,7 @@ _DRAWN = (
 
 
 @dataclass(frozen=True)
-class Request(Shown):
+class Request(Displayable):
     """One prompt and how to continue it."""
 
     request_id: str
@@ -149,15 +149,15 @@ class Request(Shown):
     arrival: float = 0.0  # seconds after the start of its stream
     cut_tokens: int = 0  # oldest prompt tokens removed by `overflow: cut_oldest`
     cache_salt: str = ""  # only requests with the same salt share cached pages
-    fault: str = ""  # why its text could not be encoded; it is refused with this message
+    invalid_reason: str = ""  # why its text could not be encoded; it is refused with this message
     priority: int = 0  # for `policy: priority`: the smaller, the sooner
     tenant: str = ""  # for `policy: fair`
-    whole: bool = False  # its text comes at its end; no Decoded events, except with logprobs
+    final_only: bool = False  # its text comes at its end; no Decoded events, except with logprobs
 
-    def _shown(self) -> Table:
+    def _display_table(self) -> Table:
         prompt = ("ids", _few(self.prompt_ids)) if self.prompt is None else ("prompt", _cut(self.prompt))
         rows: list[tuple[str, object]] = [prompt, ("prompt tokens", len(self.prompt_ids))]
-        rows += [(f"sampling.{name}", value) for name, value in differing(self.sampling)]
+        rows += [(f"sampling.{name}", value) for name, value in non_default_settings(self.sampling)]
         others = (each for each in fields(self) if each.name not in ("request_id", "prompt_ids", "prompt", "sampling"))
         rows += [(each.name, value) for each in others if (value := getattr(self, each.name)) != each.default]
         return Table(f"request {self.request_id}", rows)
@@ -172,12 +172,12 @@ def _cut(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Saved:
+class SwappedPages:
     """CPU pages of a preempted sequence, by cache group, in the layout of `Sequence.pages`."""
 
-    computed: int
-    places: tuple[list[int], ...]
-    evicted: int = 0
+    num_computed_tokens: int
+    cpu_pages: tuple[list[int], ...]
+    num_evicted_tokens: int = 0
 
 
 @dataclass(eq=False)
@@ -194,22 +194,22 @@ class Sequence:
     """
 
     request: Request
-    order: int  # order of arrival: the youngest has the largest
+    arrival_index: int  # order of arrival: the youngest has the largest
     token_ids: list[int]
-    computed: int = 0
-    evicted: int = 0  # of the computed tokens; each layer evicts as many, but its own choice
+    num_computed_tokens: int = 0
+    num_evicted_tokens: int = 0  # of the computed tokens; each layer evicts as many, but its own choice
     pages: tuple[list[int], ...] = ()  # one list per cache group, in text order; NULL_PAGE where freed
     finish_reason: FinishReason | None = None
-    set_backs: int = 0
-    since: int = 0  # the step before which it arrived
-    began: int = 0  # the step in which it was last admitted
-    covered: int = 0  # no page is missing up to this many known tokens
-    due: int = 0  # computed tokens at which a page becomes full or unreachable
-    saved: Saved | None = None
-    followers: list[Sequence] = field(default_factory=list, repr=False)  # samples or beams that start on its pages
-    leader: Sequence | None = field(default=None, repr=False)  # of a child that has not started
-    joins: int = 0  # length of the prefix that it shares with its parent
-    mates: list[Sequence] = field(default_factory=list, repr=False)  # beams of one search, itself included
+    num_preemptions: int = 0
+    arrival_step: int = 0  # the step before which it arrived
+    scheduled_step: int = 0  # the step in which it was last admitted
+    allocated_until: int = 0  # no page is missing up to this many known tokens
+    next_page_boundary: int = 0  # computed tokens at which a page becomes full or unreachable
+    swapped: SwappedPages | None = None
+    children: list[Sequence] = field(default_factory=list, repr=False)  # samples or beams that start on its pages
+    parent: Sequence | None = field(default=None, repr=False)  # of a child that has not started
+    num_shared_tokens: int = 0  # length of the prefix that it shares with its parent
+    beams: list[Sequence] = field(default_factory=list, repr=False)  # beams of one search, itself included
     cached_tokens: int = 0  # found in cached pages, not computed
     computed_tokens: int = 0  # by its steps, more than once after a preemption
     restored_tokens: int = 0  # swapped in from the CPU
@@ -229,15 +229,15 @@ class Sequence:
         return self.token_ids[self.prompt_length :]
 
     @property
-    def held(self) -> int:
+    def num_stored_tokens(self) -> int:
         """Return the number of tokens whose keys and values are in its pages."""
-        return self.computed - self.evicted
+        return self.num_computed_tokens - self.num_evicted_tokens
 
     @property
-    def waiting_tokens(self) -> int:
+    def num_uncomputed_tokens(self) -> int:
         """Return the number of tokens whose keys and values are not computed yet."""
-        return len(self.token_ids) - self.computed
+        return len(self.token_ids) - self.num_computed_tokens
 
     @classmethod
-    def of(cls, request: Request, order: int) -> Sequence:
+    def from_request(cls, request: Request, order: int) -> Sequence:
         return cls(request=request, order=order, token_ids=list(request.prompt_ids))

@@ -26,8 +26,8 @@ STYLE = (
     ".wb-shown figcaption{font-size:11px;color:var(--jp-content-font-color2,inherit)}"
     ".wb-shown img{display:block;image-rendering:pixelated;max-width:100%}</style>"
 )
-MOST = 40  # rows that are shown
-WIDEST = 88  # letters of a cell in a terminal
+MAX_TABLE_ROWS = 40  # rows that are shown
+MAX_CELL_CHARACTERS = 88  # letters of a cell in a terminal
 
 
 @dataclass(frozen=True)
@@ -42,48 +42,48 @@ class Table:
     rows: Sequence[Sequence[object]]
     headings: Sequence[str] = ()
     note: str = ""
-    beside: Sequence[Table] = ()
-    folded: Sequence[Table | tuple[str, str]] = ()
+    subtables: Sequence[Table] = ()
+    collapsed: Sequence[Table | tuple[str, str]] = ()
 
     def html(self) -> str:
         return f'<div class="wb-shown">{STYLE}{self._inside()}</div>'
 
     def text(self) -> str:
         lines = [self.title] if self.title else []
-        lines += _aligned([list(self.headings)] * bool(self.headings) + [list(row) for row in self.rows[:MOST]])
-        lines += [_more(self.rows)] * (len(self.rows) > MOST) + [self.note] * bool(self.note)
-        return "\n".join([*lines, *(f"\n{table.text()}" for table in self.beside)])
+        lines += _aligned([list(self.headings)] * bool(self.headings) + [list(row) for row in self.rows[:MAX_TABLE_ROWS]])
+        lines += [_more(self.rows)] * (len(self.rows) > MAX_TABLE_ROWS) + [self.note] * bool(self.note)
+        return "\n".join([*lines, *(f"\n{table.text()}" for table in self.subtables)])
 
     def _inside(self) -> str:
         head = "".join(f"<th>{escape(name)}</th>" for name in self.headings)
-        body = "".join(f"<tr>{_cells(row, not self.headings)}</tr>" for row in self.rows[:MOST])
+        body = "".join(f"<tr>{_cells(row, not self.headings)}</tr>" for row in self.rows[:MAX_TABLE_ROWS])
         told = f'<div class="title">{escape(self.title)}</div>' if self.title else ""
         if self.rows:
             told += f"<table>{f'<thead><tr>{head}</tr></thead>' if head else ''}<tbody>{body}</tbody></table>"
-        notes = [note for note in (_more(self.rows) if len(self.rows) > MOST else "", self.note) if note]
+        notes = [note for note in (_more(self.rows) if len(self.rows) > MAX_TABLE_ROWS else "", self.note) if note]
         told += "".join(f'<div class="note">{escape(note)}</div>' for note in notes)
-        return told + "".join(table._inside() for table in self.beside) + "".join(map(_folded, self.folded))
+        return told + "".join(table._inside() for table in self.subtables) + "".join(map(_folded, self.collapsed))
 
 
-class Shown:
+class Displayable:
     """A value with a table: Jupyter, IPython and `print` show it; `repr` stays what it is."""
 
     __slots__ = ()
 
-    def _shown(self) -> Table:
+    def _display_table(self) -> Table:
         raise NotImplementedError
 
     def _repr_html_(self) -> str:
-        return self._shown().html()
+        return self._display_table().html()
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        printer.text("..." if cycle else self._shown().text())
+        printer.text("..." if cycle else self._display_table().text())
 
     def __str__(self) -> str:
-        return self._shown().text()
+        return self._display_table().text()
 
 
-class Brief:
+class ConciseRepr:
     """A pydantic model whose `repr` leaves out defaults: shorter, and read back the same."""
 
     __slots__ = ()
@@ -96,7 +96,7 @@ class Brief:
                 yield name, value
 
 
-def differing(value: Any, path: str = "", like: Any = None) -> Iterator[tuple[str, object]]:
+def non_default_settings(value: Any, path: str = "", baseline: Any = None) -> Iterator[tuple[str, object]]:
     """Yield (dotted path, value) for settings of a pydantic model that differ from their defaults, or from those of
     `baseline`.
 
@@ -104,21 +104,21 @@ def differing(value: Any, path: str = "", like: Any = None) -> Iterator[tuple[st
     """
     for name, field in type(value).model_fields.items():
         mine = getattr(value, name)
-        usual = getattr(like, name) if like is not None else field.get_default(call_default_factory=True)
-        if mine == usual and (like is not None or not field.is_required()):
+        usual = getattr(baseline, name) if baseline is not None else field.get_default(call_default_factory=True)
+        if mine == usual and (baseline is not None or not field.is_required()):
             continue
         if hasattr(mine, "model_fields"):
             same = type(mine) is type(usual)
             if not same and hasattr(mine, "kind"):
                 yield f"{path}{name}.kind", mine.kind
-            yield from differing(mine, f"{path}{name}.", usual if same else None)
+            yield from non_default_settings(mine, f"{path}{name}.", usual if same else None)
         elif isinstance(mine, dict) and mine and all(isinstance(inner, dict) for inner in mine.values()):
             yield from ((f"{path}{name}.{key}", inner) for key, inner in mine.items())
         else:
             yield f"{path}{name}", mine
 
 
-def short(value: object) -> str:
+def format_cell(value: object) -> str:
     """Format a value as a table cell."""
     if value is None:
         return ""
@@ -129,18 +129,18 @@ def short(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
     if isinstance(value, list | tuple):
-        return ", ".join(map(short, value))
+        return ", ".join(map(format_cell, value))
     if isinstance(value, dict):
-        return ", ".join(f"{key}: {short(inner)}" for key, inner in value.items())
+        return ", ".join(f"{key}: {format_cell(inner)}" for key, inner in value.items())
     return str(value)
 
 
-def cut(text: str, most: int) -> str:
+def truncate_text(text: str, max_characters: int) -> str:
     """Truncate `text` to `max_characters` characters, the last of which is an ellipsis then."""
-    return text if len(text) <= most else text[: most - 1] + "…"
+    return text if len(text) <= max_characters else text[: max_characters - 1] + "…"
 
 
-def ranges(numbers: Iterable[int]) -> str:
+def format_ranges(numbers: Iterable[int]) -> str:
     """Format 0, 1, 2, 3, 4, 6 as `0-4, 6`."""
     runs: list[list[int]] = []
     for number in numbers:
@@ -153,9 +153,9 @@ def ranges(numbers: Iterable[int]) -> str:
 
 def _cells(row: Sequence[object], first: bool) -> str:
     number = (' class="n"' if isinstance(cell, int | float) and not isinstance(cell, bool) else "" for cell in row)
-    cells = [f"<td{n if not first else ''}>{escape(short(cell))}</td>" for cell, n in zip(row, number, strict=True)]
+    cells = [f"<td{n if not first else ''}>{escape(format_cell(cell))}</td>" for cell, n in zip(row, number, strict=True)]
     if first and cells:
-        cells[0] = f"<th>{escape(short(row[0]))}</th>"
+        cells[0] = f"<th>{escape(format_cell(row[0]))}</th>"
     return "".join(cells)
 
 
@@ -168,14 +168,14 @@ def _folded(what: Table | tuple[str, str]) -> str:
 
 
 def _aligned(rows: Sequence[Sequence[object]]) -> list[str]:
-    cells = [[_line(short(cell)) for cell in row] for row in rows]
+    cells = [[_line(format_cell(cell)) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in cells]
 
 
 def _line(cell: str) -> str:
-    return cut(" ".join(cell.split()) if "\n" in cell else cell, WIDEST)
+    return truncate_text(" ".join(cell.split()) if "\n" in cell else cell, MAX_CELL_CHARACTERS)
 
 
 def _more(rows: Sequence[object]) -> str:
-    return f"and {len(rows) - MOST:,} more"
+    return f"and {len(rows) - MAX_TABLE_ROWS:,} more"

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from workbench.errors import WorkbenchError, nearest
-from workbench.request import UserPart
+from workbench.request import CustomPart
 
 Found = TypeVar("Found")
 _registered: dict[str, Any] = {}
@@ -42,7 +42,7 @@ def register(name: str) -> Callable[[Found], Found]:
 
 
 @contextmanager
-def named(found: Any) -> Iterator[str]:
+def temporarily_registered(found: Any) -> Iterator[str]:
     """Register `found` under a temporary name for the length of a block."""
     name = f"{getattr(found, '__qualname__', type(found).__qualname__)} #{id(found)}"
     register(name)(found)
@@ -52,17 +52,17 @@ def named(found: Any) -> Iterator[str]:
         del _registered[name]
 
 
-def load(part: UserPart) -> Any:
+def load_custom(part: CustomPart) -> Any:
     """Load the component at `part.path` with its arguments.
 
     A class is built with them; a function is itself the component and gets them with every call; any other object is
     used as it is and takes none.
     """
-    found = find(part.path)
-    return build(found, part.arguments, part.path)
+    found = resolve_path(part.path)
+    return build_custom(found, part.arguments, part.path)
 
 
-def build(found: Any, arguments: Mapping[str, Any], name: str, *given_by_us: Any) -> Any:
+def build_custom(found: Any, arguments: Mapping[str, Any], name: str, *given_by_us: Any) -> Any:
     """Build `found` with its arguments; a class gets `given_by_us` first. Errors name it `name`."""
     if inspect.isclass(found):
         try:
@@ -77,7 +77,7 @@ def build(found: Any, arguments: Mapping[str, Any], name: str, *given_by_us: Any
     return found
 
 
-def find(path: str) -> Any:
+def resolve_path(path: str) -> Any:
     """Resolve `package.module:Name`, `folder/file.py:Name` or a registered name."""
     if path in _registered:
         return _registered[path]
@@ -121,7 +121,7 @@ def _from_file(file: Path, path: str) -> ModuleType:
     return module
 
 
-def takes(function: Any, count: int, name: str, shape: str) -> None:
+def check_arity(function: Any, count: int, name: str, shape: str) -> None:
     """Check that `function` can be called with `count` values; WorkbenchError, naming it `name`, otherwise."""
     try:
         signature = inspect.signature(function)

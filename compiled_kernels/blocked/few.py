@@ -6,14 +6,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from compiled_kernels.blocked.layout import PANEL
-from compiled_kernels.blocked.registers import Rows, step_sums
+from compiled_kernels.blocked.registers import InputRows, step_sums
 from compiled_kernels.blocked.shape import TILE_ROWS, Panels, rows_type
 from compiled_kernels.linear_w8a8.mlir_rows import panel_sums, row_scale, scaled
 from compiled_kernels.linear_w8a8.mlir_rows import unpack as unpack_int8
-from compiled_kernels.mlir_text import Lines, Named, declared, divisor, vector
+from compiled_kernels.mlir_text import Lines, Named, declare_arguments, largest_divisor, vector
 
-WIDENED = 1 << 19  # bytes of float32 that a thread may hold of bfloat16 rows, so as to widen them once
-AHEAD = 4096  # bytes from what is read of a panel to what is fetched meanwhile
+MAX_WIDENED_BYTES = 1 << 19  # bytes of float32 that a thread may hold of bfloat16 rows, so as to widen them once
+PREFETCH_DISTANCE_BYTES = 4096  # bytes from what is read of a panel to what is fetched meanwhile
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class FewRows(Panels):
     """A product of exactly `rows` rows; with `accumulate` it adds to what `out` holds."""
 
     rows: int = 1
-    adds: bool = False
+    accumulate: bool = False
 
     @property
     def block(self) -> int:
@@ -30,21 +30,21 @@ class FewRows(Panels):
 
     @property
     def x_type(self) -> str:
-        return self.int8_rows.type(self.rows) if self.w8a8 else rows_type(self.width, self.x, self.rows)
+        return self.int8_rows.type(self.rows) if self.w8a8 else rows_type(self.in_features, self.x_dtype, self.rows)
 
     @property
     def out_type(self) -> str:
-        return rows_type(self.out, "f32", self.rows)
+        return rows_type(self.out_features, "f32", self.rows)
 
 
 def few_text(product: FewRows) -> str:
     """Emit @name(x [rows, width], words, scales, bias (see `weight_types`), out [rows, out] f32, begin, end): the
     output columns from begin to end, both multiples of a panel's."""
     weights = (Named(f"w{i}", kind) for i, kind in enumerate(product.weight_types))
-    arguments = declared([Named("x", product.x_type), *weights, Named("out", product.out_type)])
+    arguments = declare_arguments([Named("x", product.x_type), *weights, Named("out", product.out_type)])
     lines = Lines()
     x = _widened(lines, product)
-    lines.say(f"scf.for %o = %begin to %end step {lines.index(PANEL)} {{")
+    lines.emit(f"scf.for %o = %begin to %end step {lines.index(PANEL)} {{")
     panel = lines.let(f"arith.divui %o, {lines.index(PANEL)} : index")
     for first in range(0, product.rows, TILE_ROWS):
         count = min(TILE_ROWS, product.rows - first)
@@ -52,90 +52,90 @@ def few_text(product: FewRows) -> str:
         for at in range(0, PANEL, wide * product.lanes):
             columns = range(at, at + wide * product.lanes, product.lanes)
             _tile(lines, product, x, panel, range(first, first + count), columns)
-    lines.say("}")
+    lines.emit("}")
     head = f"func.func private @{product.name}({arguments}, %begin: index, %end: index) attributes {{no_inline}}"
     return f"{head} {{\n{lines.text()}\nreturn\n}}"
 
 
-def _widened(lines: Lines, product: FewRows) -> Rows:
+def _widened(lines: Lines, product: FewRows) -> InputRows:
     """Name what sums of float32 read x from: itself, or bfloat16 widened beforehand where that is little memory."""
-    if product.w8a8 or product.pairs or product.x == "f32" or product.rows * product.width * 4 > WIDENED:
-        return Rows("%x", product.x_type, product.x, ())
-    kind, lanes = rows_type(product.width, "f32", product.rows), divisor(product.width, product.lanes)
-    bounds = [lines.index(bound) for bound in (0, product.rows, 1, product.width, lanes)]
-    lines.say(f"%wide = memref.alloca() {{alignment = 64 : i64}} : {kind}")
-    lines.say(f"scf.for %wide_row = {bounds[0]} to {bounds[1]} step {bounds[2]} {{")
-    lines.say(f"scf.for %wide_at = {bounds[0]} to {bounds[3]} step {bounds[4]} {{")
-    value = lines.wide(lines.load("%x", "%wide_row, %wide_at", product.x_type, lanes, "bf16"), lanes, "bf16")
+    if product.w8a8 or product.uses_bf16_pairs or product.x_dtype == "f32" or product.rows * product.in_features * 4 > MAX_WIDENED_BYTES:
+        return InputRows("%x", product.x_type, product.x_dtype, ())
+    kind, lanes = rows_type(product.in_features, "f32", product.rows), largest_divisor(product.in_features, product.lanes)
+    bounds = [lines.index(bound) for bound in (0, product.rows, 1, product.in_features, lanes)]
+    lines.emit(f"%wide = memref.alloca() {{alignment = 64 : i64}} : {kind}")
+    lines.emit(f"scf.for %wide_row = {bounds[0]} to {bounds[1]} step {bounds[2]} {{")
+    lines.emit(f"scf.for %wide_at = {bounds[0]} to {bounds[3]} step {bounds[4]} {{")
+    value = lines.extend(lines.load("%x", "%wide_row, %wide_at", product.x_type, lanes, "bf16"), lanes, "bf16")
     lines.store(value, "%wide", "%wide_row, %wide_at", kind, lanes)
-    lines.say("}\n}")
-    return Rows("%wide", kind, "f32", ())
+    lines.emit("}\n}")
+    return InputRows("%wide", kind, "f32", ())
 
 
 def _vectors(product: FewRows, rows: int) -> int:
     """Return how many vectors of a panel's columns have their sums kept at once: all of them where the registers hold
     that."""
     whole = PANEL // product.lanes
-    return whole if rows * whole <= TILE_ROWS * product.vectors else product.vectors
+    return whole if rows * whole <= TILE_ROWS * product.vectors_per_tile else product.vectors_per_tile
 
 
-def _tile(lines: Lines, product: FewRows, x: Rows, panel: str, rows: range, columns: range) -> None:
+def _tile(lines: Lines, product: FewRows, x: InputRows, panel: str, rows: range, columns: range) -> None:
     """Some rows times some columns of a panel, along the whole width: a block's sums in registers, and their totals."""
     names = [lines.index(row) for row in rows]
     if product.w8a8:
         found = _integers(lines, product, names, panel, columns)
         _store(lines, product, names, [lines.let(f"arith.addi %o, {lines.index(at)} : index") for at in columns], found)
         return
-    lanes, mark, zero = product.lanes, lines.mark, lines.filled("0.0", product.lanes)
-    count, block, width = len(rows) * len(columns), lines.index(product.k_block), lines.index(product.width)
+    lanes, mark, zero = product.lanes, lines.serial, lines.constant("0.0", product.lanes)
+    count, block, width = len(rows) * len(columns), lines.index(product.k_block), lines.index(product.in_features)
     totals = [f"%t{mark}_{i}" for i in range(count)]
     over = f"%from{mark} = {lines.index(0)} to {width} step {block}"
-    found = lines.open_sums(f"%total{mark}", over, totals, [zero] * count, lanes)
+    found = lines.begin_loop(f"%total{mark}", over, totals, [zero] * count, lanes)
     after = lines.let(f"arith.addi %from{mark}, {block} : index")
     to = lines.let(f"arith.minui {after}, {width} : index")
     sums = _block(lines, product, x._replace(rows=names), panel, columns, f"%from{mark}", to)
     joined = (lines.let(f"arith.addf {a}, {b} : {vector(lanes)}") for a, b in zip(totals, sums, strict=True))
-    lines.close_sums(list(joined), lanes)
+    lines.end_loop(list(joined), lanes)
     _store(lines, product, names, [lines.let(f"arith.addi %o, {lines.index(at)} : index") for at in columns], found)
 
 
-def _block(lines: Lines, product: FewRows, x: Rows, panel: str, columns: range, begin: str, end: str) -> list[str]:
+def _block(lines: Lines, product: FewRows, x: InputRows, panel: str, columns: range, begin: str, end: str) -> list[str]:
     """Emit the sums along the width from `begin` to `end`."""
-    lanes, mark, zero = product.lanes, lines.mark, lines.filled("0.0", product.lanes)
+    lanes, mark, zero = product.lanes, lines.serial, lines.constant("0.0", product.lanes)
     names = [f"%s{mark}_{i}" for i in range(len(x.rows) * len(columns))]
-    over = f"%k{mark} = {begin} to {end} step {lines.index(product.values)}"
-    found = lines.open_sums(f"%block{mark}", over, names, [zero] * len(names), lanes)
-    at = lines.let(f"arith.divui %k{mark}, {lines.index(product.values)} : index")
+    over = f"%k{mark} = {begin} to {end} step {lines.index(product.values_per_word)}"
+    found = lines.begin_loop(f"%block{mark}", over, names, [zero] * len(names), lanes)
+    at = lines.let(f"arith.divui %k{mark}, {lines.index(product.values_per_word)} : index")
     _fetch(lines, product, panel, at, columns)
     kind = product.weight_types[0]
     words = [lines.load("%w0", f"{panel}, {at}, {lines.index(column)}", kind, lanes, "i32") for column in columns]
-    lines.close_sums(step_sums(lines, words, product.kind, x, f"%k{mark}", names, lanes, product.pairs), lanes)
+    lines.end_loop(step_sums(lines, words, product.weight_dtype, x, f"%k{mark}", names, lanes, product.uses_bf16_pairs), lanes)
     return found
 
 
 def _integers(lines: Lines, product: FewRows, rows: list[str], panel: str, columns: range) -> list[str]:
     """Sums along the whole width of products of integers, which are exact: there are no blocks to keep apart."""
-    lanes, mark, int8 = product.lanes, lines.mark, product.int8_rows
+    lanes, mark, int8 = product.lanes, lines.serial, product.int8_rows
     names = [f"%s{mark}_{i}" for i in range(len(rows) * len(columns))]
-    over = f"%k{mark} = {lines.index(0)} to {lines.index(product.width)} step {lines.index(product.values)}"
-    found = lines.open_sums(f"%whole{mark}", over, names, [lines.filled("0", lanes, "i32")] * len(names), lanes, "i32")
-    at = lines.let(f"arith.divui %k{mark}, {lines.index(product.values)} : index")
+    over = f"%k{mark} = {lines.index(0)} to {lines.index(product.in_features)} step {lines.index(product.values_per_word)}"
+    found = lines.begin_loop(f"%whole{mark}", over, names, [lines.constant("0", lanes, "i32")] * len(names), lanes, "i32")
+    at = lines.let(f"arith.divui %k{mark}, {lines.index(product.values_per_word)} : index")
     _fetch(lines, product, panel, at, columns)
     kind = product.weight_types[0]
     words = [lines.load("%w0", f"{panel}, {at}, {lines.index(column)}", kind, lanes, "i32") for column in columns]
     word = lines.let(f"arith.divui %k{mark}, {lines.index(int8.values)} : index")
     parts = [unpack_int8(lines, int8, each) for each in words]
     moved = panel_sums(lines, int8, parts, Named("x", product.x_type), rows, word, names)
-    lines.close_sums(moved, lanes, "i32")
+    lines.end_loop(moved, lanes, "i32")
     return found
 
 
 def _fetch(lines: Lines, product: FewRows, panel: str, at: str, columns: range) -> None:
     """Ask for what is read soon: panels lie one behind the other, and the end of one is no end to the memory."""
-    later = lines.let(f"arith.addi {at}, {lines.index(AHEAD // (4 * PANEL))} : index")
+    later = lines.let(f"arith.addi {at}, {lines.index(PREFETCH_DISTANCE_BYTES // (4 * PANEL))} : index")
     for column in range(columns.start, columns.stop, 16):
         place = f"{panel}, {later}, {lines.index(column)}"
-        lines.say(f"memref.prefetch %w0[{place}], read, locality<3>, data : {product.weight_types[0]}")
+        lines.emit(f"memref.prefetch %w0[{place}], read, locality<3>, data : {product.weight_types[0]}")
 
 
 def _store(lines: Lines, product: FewRows, rows: list[str], columns: list[str], totals: list[str]) -> None:
@@ -145,7 +145,7 @@ def _store(lines: Lines, product: FewRows, rows: list[str], columns: list[str], 
         scale = row_scale(lines, product.int8_rows, Named("x", product.x_type), row) if product.w8a8 else None
         for column in columns:
             value = finished(lines, product, next(left), column, scale)
-            if product.adds:
+            if product.accumulate:
                 before = lines.load("%out", f"{row}, {column}", product.out_type, lanes, "f32")
                 value = lines.let(f"arith.addf {before}, {value} : {vector(lanes)}")
             lines.store(value, "%out", f"{row}, {column}", product.out_type, lanes)
@@ -157,11 +157,11 @@ def finished(lines: Lines, product: Panels, sums: str, column: str, row: tuple[s
     lanes, types = product.lanes, product.weight_types
     if row:
         sums = scaled(lines, sums, *row, lanes)
-    if product.kind == "i8":
+    if product.weight_dtype == "i8":
         scales = lines.load("%w1", column, types[1], lanes, "f32")
         sums = lines.let(f"arith.mulf {sums}, {scales} : {vector(lanes)}")
     if product.bias:
         place = len(types) - 1
-        bias = lines.wide(lines.load(f"%w{place}", column, types[place], lanes, product.x), lanes, product.x)
+        bias = lines.extend(lines.load(f"%w{place}", column, types[place], lanes, product.x_dtype), lanes, product.x_dtype)
         sums = lines.let(f"arith.addf {sums}, {bias} : {vector(lanes)}")
     return sums

@@ -18,19 +18,19 @@ from einops import rearrange
 from torch import Tensor
 
 PANEL = 32  # columns
-PAIR = 2 * PANEL  # a weight's columns come in pairs of panels, which a tile of many rows reads side by side
-VALUES = {torch.float32: 1, torch.bfloat16: 2, torch.int8: 4}  # in a word
+PANEL_PAIR = 2 * PANEL  # a weight's columns come in pairs of panels, which a tile of many rows reads side by side
+VALUES_PER_WORD = {torch.float32: 1, torch.bfloat16: 2, torch.int8: 4}  # in a word
 
 
-def refusal(weight: Tensor) -> str | None:
+def panels_problem(weight: Tensor) -> str | None:
     """Return why a plain weight cannot be laid out in panels; None where it can."""
-    if weight.dtype not in VALUES:
+    if weight.dtype not in VALUES_PER_WORD:
         return f"panels hold float32, bfloat16 and int8, not {str(weight.dtype).removeprefix('torch.')}"
     if weight.ndim != 2:
         return f"panels are made of a matrix, not of {weight.ndim} dimensions"
-    (out, width), values = weight.shape, VALUES[weight.dtype]
-    if out % PAIR or width % (2 * values) or not out or not width:
-        wanted = f"columns in multiples of {PAIR} and a width in multiples of {2 * values}"
+    (out, width), values = weight.shape, VALUES_PER_WORD[weight.dtype]
+    if out % PANEL_PAIR or width % (2 * values) or not out or not width:
+        wanted = f"columns in multiples of {PANEL_PAIR} and a width in multiples of {2 * values}"
         return f"panels want {wanted}, not {out} x {width}"
     return None
 
@@ -43,10 +43,10 @@ def in_panels(weight: Tensor) -> bool:
 def to_panels(weight: Tensor) -> Tensor:
     """Lay a weight [out, width] out as [panel, row, 32, values a word], contiguous. Raises ValueError where
     `panels_problem` has a reason."""
-    if problem := refusal(weight):
+    if problem := panels_problem(weight):
         raise ValueError(problem)
     return rearrange(
-        weight, "(panel column) (row value) -> panel row column value", column=PANEL, value=VALUES[weight.dtype]
+        weight, "(panel column) (row value) -> panel row column value", column=PANEL, value=VALUES_PER_WORD[weight.dtype]
     ).contiguous()
 
 
@@ -65,6 +65,6 @@ def shape_of(weight: Tensor) -> tuple[int, int]:
     return panels * columns, rows * values
 
 
-def words(weight: Tensor) -> Tensor:
+def as_words(weight: Tensor) -> Tensor:
     """View a weight in panels as the words that compiled code reads: [panel, row, 32] of int32, the same memory."""
     return weight.view(torch.int32)[..., 0]

@@ -20,14 +20,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from compiled_kernels.blocked.few import finished
-from compiled_kernels.blocked.layout import PAIR, PANEL
-from compiled_kernels.blocked.registers import Rows, step_sums, unpack
-from compiled_kernels.blocked.shape import TILE_ROWS, VALUES, Panels, rows_type
+from compiled_kernels.blocked.layout import PANEL_PAIR, PANEL
+from compiled_kernels.blocked.registers import InputRows, step_sums, unpack
+from compiled_kernels.blocked.shape import TILE_ROWS, VALUES_PER_WORD, Panels, rows_type
 from compiled_kernels.linear_w8a8.mlir_rows import panel_sums, row_scale
 from compiled_kernels.linear_w8a8.mlir_rows import unpack as unpack_int8
-from compiled_kernels.mlir_text import PAGES, Lines, Named, declared, memref, vector
+from compiled_kernels.mlir_text import SIZE_BOUND, Lines, Named, declare_arguments, memref, vector
 
-ROWS_RUN = 384  # a multiple of TILE_ROWS: sums of that many rows times a pair of panels are 96 KiB
+MAX_RUN_ROWS = 384  # a multiple of TILE_ROWS: sums of that many rows times a pair of panels are 96 KiB
 # %each: how many rows a run has, where [%begin, %end) is walked in runs of whole %tile rows, all about as long and of
 # %longest at most.
 EVEN_RUNS = """%mine = arith.subi %end, %begin : index
@@ -35,7 +35,7 @@ EVEN_RUNS = """%mine = arith.subi %end, %begin : index
   %even = arith.ceildivui %mine, %runs : index
   %tiles_each = arith.ceildivui %even, %tile : index
   %each = arith.muli %tiles_each, %tile : index"""
-UNROLLED = 4  # steps along the width between two branches, float32; pairs of bfloat16 take two columns a step
+UNROLL = 4  # steps along the width between two branches, float32; pairs of bfloat16 take two columns a step
 
 
 @dataclass(frozen=True)
@@ -44,41 +44,41 @@ class ManyRows(Panels):
     columns unless that is 0, when it has those of the weight. `panel_distance`: the second panel of a pair is that
     many panels after the first, 0 where it is the next."""
 
-    result: str = "f32"
+    out_dtype: str = "f32"
     columns: int = 0
-    apart: int = 0
+    panel_distance: int = 0
 
     @property
-    def entering(self) -> str:
+    def multiplied_dtype(self) -> str:
         """Type of x as it is multiplied: bfloat16 where sums are of pairs of such, float32 otherwise; with `w8a8`, as
         it is quantized, which is in its own type for every number of rows."""
         if self.w8a8:
-            return self.x
-        return "bf16" if self.pairs else "f32"
+            return self.x_dtype
+        return "bf16" if self.uses_bf16_pairs else "f32"
 
     @property
     def multiplied(self) -> int:
         """Values of the weight in a word as the tile multiplies it."""
-        return self.int8_rows.values if self.w8a8 else VALUES[self.entering]
+        return self.int8_rows.values if self.w8a8 else VALUES_PER_WORD[self.multiplied_dtype]
 
     @property
     def x_type(self) -> str:
-        return self.int8_rows.type(PAGES) if self.w8a8 else rows_type(self.width, self.entering)
+        return self.int8_rows.type(SIZE_BOUND) if self.w8a8 else rows_type(self.in_features, self.multiplied_dtype)
 
     @property
     def out_type(self) -> str:
-        return rows_type(self.columns or self.out, self.result)
+        return rows_type(self.columns or self.out_features, self.out_dtype)
 
     @property
     def sums_type(self) -> str:
-        return memref((ROWS_RUN, PAIR), self.sum_kind)
+        return memref((MAX_RUN_ROWS, PANEL_PAIR), self.sum_kind)
 
     @property
     def in_place(self) -> bool:
         """Tell whether the weight is multiplied where it is stored. Tiles that hold but a part of a pair walk the block
         several times, and a line of cache has a row of words of each part: there a scratch block is quicker."""
-        stored = self.multiplied == self.values if self.w8a8 else self.kind == self.entering
-        return stored and self.vectors * self.lanes == PAIR
+        stored = self.multiplied == self.values_per_word if self.w8a8 else self.weight_dtype == self.multiplied_dtype
+        return stored and self.vectors_per_tile * self.lanes == PANEL_PAIR
 
     @property
     def block_type(self) -> str:
@@ -97,7 +97,7 @@ def many_text(product: ManyRows, finish: Finish) -> str:
     """Emit @name(x [row, width], words, scales, bias, out [row, columns], begin, end, rows): the rows from begin to
     end of `rows` in all; x may be read, but not written, beyond them."""
     weights = tuple(Named(f"w{i}", kind) for i, kind in enumerate(product.weight_types))
-    given = declared([Named("x", product.x_type), *weights, Named("out", product.out_type)])
+    given = declare_arguments([Named("x", product.x_type), *weights, Named("out", product.out_type)])
     head = f"func.func private @{product.name}({given}, %begin: index, %end: index, %rows: index)"
     whole = (f"{head} attributes {{no_inline}} {{", _body(product, finish), "return\n}")
     return "\n".join((_tile(product), _fetch(product), *whole))
@@ -106,14 +106,14 @@ def many_text(product: ManyRows, finish: Finish) -> str:
 def _body(product: ManyRows, finish: Finish) -> str:
     """Emit the runs of rows, as equal as they can be: a last run of few rows would read the whole weight for them."""
     scratch = "" if product.in_place else f"%block = memref.alloca() {{alignment = 64 : i64}} : {product.block_type}"
-    pairs = (product.apart if product.apart else product.out // PANEL) // (1 if product.apart else 2)
+    pairs = (product.panel_distance if product.panel_distance else product.out_features // PANEL) // (1 if product.panel_distance else 2)
     return f"""%zero = arith.constant 0 : index
 %one = arith.constant 1 : index
 %two = arith.constant 2 : index
 %panel = arith.constant {PANEL} : index
 %tile = arith.constant {TILE_ROWS} : index
-%longest = arith.constant {ROWS_RUN} : index
-%width = arith.constant {product.width} : index
+%longest = arith.constant {MAX_RUN_ROWS} : index
+%width = arith.constant {product.in_features} : index
 %k_block = arith.constant {product.k_block} : index
 %sums = memref.alloca() {{alignment = 64 : i64}} : {product.sums_type}
 {scratch}
@@ -136,8 +136,8 @@ scf.if %some {{
 
 def _pair(product: ManyRows) -> str:
     """Emit sums of the run's rows with one pair of panels."""
-    if product.apart:
-        panels = f"%first = arith.addi %pair, %zero : index\n%apart = arith.constant {product.apart} : index"
+    if product.panel_distance:
+        panels = f"%first = arith.addi %pair, %zero : index\n%apart = arith.constant {product.panel_distance} : index"
     else:
         panels = "%first = arith.muli %pair, %two : index\n%apart = arith.addi %zero, %one : index"
     if product.in_place:
@@ -146,7 +146,7 @@ def _pair(product: ManyRows) -> str:
     else:
         unpacked = _unpacked(product)
         block = "%block, %sums, %row, %slot, %zero, %one, %at, %zero, %length, %k, %later"
-    step = product.vectors * product.lanes
+    step = product.vectors_per_tile * product.lanes
     return f"""{panels}
 %second = arith.addi %first, %apart : index
 scf.for %k = %zero to %width step %k_block {{
@@ -156,7 +156,7 @@ scf.for %k = %zero to %width step %k_block {{
   %later = arith.cmpi ugt, %k, %zero : index
   {unpacked}
   {_next_block(product)}
-  %columns = arith.constant {PAIR} : index
+  %columns = arith.constant {PANEL_PAIR} : index
   %step = arith.constant {step} : index
   scf.for %at = %zero to %columns step %step {{
     %walked = arith.cmpi ugt, %at, %zero : index
@@ -180,16 +180,16 @@ scf.for %k = %zero to %width step %k_block {{
 def _next_block(product: ManyRows) -> str:
     """Find where the block after this one lies (after the last one any place will do), and how many of its rows are
     fetched beside each tile: in the first of the walks over the tiles, none in the others."""
-    between = 1 if product.apart else 2
+    between = 1 if product.panel_distance else 2
     return f"""%more_here = arith.cmpi ult, %k_after, %width : index
   %next_k = arith.select %more_here, %k_after, %zero : index
-  %values_a_word = arith.constant {product.values} : index
+  %values_a_word = arith.constant {product.values_per_word} : index
   %next_at = arith.divui %next_k, %values_a_word : index
   %between = arith.constant {between} : index
   %beyond = arith.addi %first, %between : index
   %next_first = arith.select %more_here, %first, %beyond : index
   %next_second = arith.addi %next_first, %apart : index
-  %block_rows = arith.constant {product.k_block // product.values} : index
+  %block_rows = arith.constant {product.k_block // product.values_per_word} : index
   %tiles = arith.ceildivui %count, %tile : index
   %fetched_each = arith.ceildivui %block_rows, %tiles : index"""
 
@@ -201,7 +201,7 @@ def _fetch(product: ManyRows) -> str:
     for panel in ("%first", "%second"):
         for column in range(0, PANEL, 16):
             place = f"{panel}, %row, {lines.index(column)}"
-            lines.say(f"memref.prefetch %w0[{place}], read, locality<2>, data : {product.weight_types[0]}")
+            lines.emit(f"memref.prefetch %w0[{place}], read, locality<2>, data : {product.weight_types[0]}")
     numbers = ", ".join(f"%{name}: index" for name in ("first", "second", "at", "from", "to"))
     return f"""func.func private @{product.name}_fetch(%w0: {product.weight_types[0]}, {numbers}) {{
 %one = arith.constant 1 : index
@@ -216,7 +216,7 @@ return
 def _unpacked(product: ManyRows) -> str:
     """Both panels from %k to %k_end, as the tile multiplies them, in %block."""
     lines, lanes = Lines("u"), product.lanes
-    values, entering = product.values, product.multiplied
+    values, entering = product.values_per_word, product.multiplied
     row, parts = lines.let(f"arith.divui %in, {lines.index(values)} : index"), values // entering
     at = lines.let("arith.subi %in, %k : index")
     first = lines.let(f"arith.divui {at}, {lines.index(entering)} : index")
@@ -237,10 +237,10 @@ def _unpacked_words(lines: Lines, product: ManyRows, words: str) -> list[str]:
     """A vector of the weight's words as vectors of words that the tile multiplies."""
     lanes, kind = product.lanes, vector(product.lanes, "i32")
     if product.w8a8:  # bytes are unpacked in the tile, where they are multiplied as they are
-        return unpack_int8(lines, product.int8_rows, words) if product.multiplied < product.values else [words]
-    given = vector(2 * lanes, "bf16") if product.pairs else vector(lanes)
-    cast = "vector.bitcast" if product.pairs else "arith.bitcast"
-    parts = unpack(lines, words, product.kind, lanes, product.pairs)
+        return unpack_int8(lines, product.int8_rows, words) if product.multiplied < product.values_per_word else [words]
+    given = vector(2 * lanes, "bf16") if product.uses_bf16_pairs else vector(lanes)
+    cast = "vector.bitcast" if product.uses_bf16_pairs else "arith.bitcast"
+    parts = unpack(lines, words, product.weight_dtype, lanes, product.uses_bf16_pairs)
     return [lines.let(f"{cast} {part} : {given} to {kind}") for part in parts]
 
 
@@ -272,12 +272,12 @@ def _tile(product: ManyRows) -> str:
     values, kind = product.multiplied, product.sum_kind
     rows = [lines.let(f"arith.addi %row, {lines.index(i)} : index") for i in range(TILE_ROWS)]
     places = _places(lines, product)
-    count, zero = TILE_ROWS * product.vectors, lines.filled("0" if product.w8a8 else "0.0", lanes, kind)
+    count, zero = TILE_ROWS * product.vectors_per_tile, lines.constant("0" if product.w8a8 else "0.0", lanes, kind)
 
     def walk(label: str, begin: str, end: str, steps: int, initial: list[str]) -> list[str]:
         names = [f"%{label}{i}" for i in range(count)]
         step = lines.index(steps * values)
-        found = lines.open_sums(f"%{label}", f"%k_{label} = {begin} to {end} step {step}", names, initial, lanes, kind)
+        found = lines.begin_loop(f"%{label}", f"%k_{label} = {begin} to {end} step {step}", names, initial, lanes, kind)
         sums = names
         for i in range(steps):
             in_block = lines.let(f"arith.addi %k_{label}, {lines.index(i * values)} : index")
@@ -288,14 +288,14 @@ def _tile(product: ManyRows) -> str:
                 for panel, where in places
             ]
             sums = _step(lines, product, words, rows, column, sums)
-        lines.close_sums(sums, lanes, kind)
+        lines.end_loop(sums, lanes, kind)
         return found
 
-    unrolled = lines.index(UNROLLED * values)
+    unrolled = lines.index(UNROLL * values)
     length = lines.let("arith.subi %to, %from : index")
     odd = lines.let(f"arith.remui {length}, {unrolled} : index")
     whole = lines.let(f"arith.subi %to, {odd} : index")
-    found = walk("s", "%from", whole, UNROLLED, [zero] * count)
+    found = walk("s", "%from", whole, UNROLL, [zero] * count)
     found = walk("r", whole, "%to", 1, found)
     _kept(lines, product, found)
     types = f"%x: {product.x_type}, %block: {product.block_type}, %sums: {product.sums_type}"
@@ -309,24 +309,24 @@ def _step(
 ) -> list[str]:
     """`sums` moved on by vectors of words of the block whose first values stand at `column` of x."""
     if not product.w8a8:
-        x = Rows("%x", product.x_type, product.entering, rows)
-        return step_sums(lines, words, product.entering, x, column, sums, product.lanes, product.pairs)
+        x = InputRows("%x", product.x_type, product.multiplied_dtype, rows)
+        return step_sums(lines, words, product.multiplied_dtype, x, column, sums, product.lanes, product.uses_bf16_pairs)
     int8 = product.int8_rows
-    parts = [unpack_int8(lines, int8, each) if int8.values == product.values else [each] for each in words]
+    parts = [unpack_int8(lines, int8, each) if int8.values == product.values_per_word else [each] for each in words]
     at = lines.let(f"arith.divui {column}, {lines.index(int8.values)} : index")
     return panel_sums(lines, int8, parts, Named("x", product.x_type), rows, at, sums)
 
 
 def _places(lines: Lines, product: ManyRows) -> list[tuple[str, str]]:
     """Return panel and column of each vector of words."""
-    if product.vectors * product.lanes == PAIR:
+    if product.vectors_per_tile * product.lanes == PANEL_PAIR:
         columns = range(0, PANEL, product.lanes)
         return [(panel, lines.index(column)) for panel in ("%first", "%second") for column in columns]
     half = lines.index(PANEL)
     inside = lines.let(f"arith.remui %at, {half} : index")
     second = lines.let(f"arith.cmpi uge, %at, {half} : index")
     panel = lines.let(f"arith.select {second}, %second, %first : index")
-    columns = range(0, product.vectors * product.lanes, product.lanes)
+    columns = range(0, product.vectors_per_tile * product.lanes, product.lanes)
     return [(panel, lines.let(f"arith.addi {inside}, {lines.index(column)} : index")) for column in columns]
 
 
@@ -335,40 +335,40 @@ def _kept(lines: Lines, product: ManyRows, found: list[str]) -> None:
     lanes, kind = product.lanes, product.sum_kind
     add = "arith.addi" if product.w8a8 else "arith.addf"
     slots = [lines.let(f"arith.addi %slot, {lines.index(i)} : index") for i in range(TILE_ROWS)]
-    columns = [lines.let(f"arith.addi %at, {lines.index(i * lanes)} : index") for i in range(product.vectors)]
+    columns = [lines.let(f"arith.addi %at, {lines.index(i * lanes)} : index") for i in range(product.vectors_per_tile)]
     places = [f"{slot}, {column}" for slot in slots for column in columns]
-    lines.say("scf.if %later {")
+    lines.emit("scf.if %later {")
     for place, value in zip(places, found, strict=True):
         before = lines.load("%sums", place, product.sums_type, lanes, kind)
         joined = lines.let(f"{add} {before}, {value} : {vector(lanes, kind)}")
         lines.store(joined, "%sums", place, product.sums_type, lanes, kind)
-    lines.say("} else {")
+    lines.emit("} else {")
     for place, value in zip(places, found, strict=True):
         lines.store(value, "%sums", place, product.sums_type, lanes, kind)
-    lines.say("}")
+    lines.emit("}")
 
 
 def pair_sums(lines: Lines, product: ManyRows, row: str, kept: str) -> list[tuple[str, str]]:
     """A row's sums of one pair of panels, scaled and with their bias: each vector's first column, and the vector."""
     scale = row_scale(lines, product.int8_rows, Named("x", product.x_type), row) if product.w8a8 else None
-    start = lines.let(f"arith.muli %pair, {lines.index(PANEL if product.apart else PAIR)} : index")
+    start = lines.let(f"arith.muli %pair, {lines.index(PANEL if product.panel_distance else PANEL_PAIR)} : index")
     found = []
-    for at in range(0, PAIR, product.lanes):
-        offset = at if not product.apart or at < PANEL else at - PANEL + product.apart * PANEL
+    for at in range(0, PANEL_PAIR, product.lanes):
+        offset = at if not product.panel_distance or at < PANEL else at - PANEL + product.panel_distance * PANEL
         column = lines.let(f"arith.addi {start}, {lines.index(offset)} : index")
         sums = lines.load("%sums", f"{kept}, {lines.index(at)}", product.sums_type, product.lanes, product.sum_kind)
         found.append((column, finished(lines, product, sums, column, scale)))
     return found
 
 
-def stored(lines: Lines, product: ManyRows, row: str, kept: str) -> None:
+def store_sums(lines: Lines, product: ManyRows, row: str, kept: str) -> None:
     """`Finish`: out[row, columns] = the sums, rounded to the type of `out`."""
     for column, value in pair_sums(lines, product, row, kept):
-        rounded = lines.narrow(value, product.lanes, product.result)
-        lines.store(rounded, "%out", f"{row}, {column}", product.out_type, product.lanes, product.result)
+        rounded = lines.truncate(value, product.lanes, product.out_dtype)
+        lines.store(rounded, "%out", f"{row}, {column}", product.out_type, product.lanes, product.out_dtype)
 
 
-def added(lines: Lines, product: ManyRows, row: str, kept: str) -> None:
+def add_sums(lines: Lines, product: ManyRows, row: str, kept: str) -> None:
     """`Finish`: out[row, columns] += the sums; `out` is float32."""
     for column, value in pair_sums(lines, product, row, kept):
         before = lines.load("%out", f"{row}, {column}", product.out_type, product.lanes, "f32")

@@ -1,4 +1,4 @@
-"""The products of the lane mlir whose weight is in panels, run on torch's threads: a compiled function for each number
+"""The products of the backend mlir whose weight is in panels, run on torch's threads: a compiled function for each number
 of rows up to `TILE_ROWS`, whose columns the threads share, and one for all others, whose rows they share."""
 
 from __future__ import annotations
@@ -9,36 +9,36 @@ import torch
 from torch import Tensor
 
 from compiled_kernels.blocked.few import FewRows, few_text
-from compiled_kernels.blocked.layout import PANEL, VALUES, shape_of, words
-from compiled_kernels.blocked.many import ManyRows, many_text, stored
+from compiled_kernels.blocked.layout import PANEL, VALUES_PER_WORD, shape_of, as_words
+from compiled_kernels.blocked.many import ManyRows, many_text, store_sums
 from compiled_kernels.blocked.shape import TILE_ROWS
-from compiled_kernels.expect import COMPUTED, expect
-from compiled_kernels.lanes import LaneError
+from compiled_kernels.expect import COMPUTE_DTYPES, check_argument
+from compiled_kernels.backends import BackendError
 from compiled_kernels.mlir import Kernel, compile_text
-from compiled_kernels.mlir_text import THREADS, TYPES, Named, Target, call, declared
-from compiled_kernels.openmp import Call, library
+from compiled_kernels.mlir_text import THREADS, MLIR_TYPES, Named, Target, call, declare_arguments
+from compiled_kernels.openmp import BoundCall, libgomp_path
 
 
 def linear(name: str, x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None) -> Tensor:
     """Multiply x [token, width] by a weight in panels, in the type of x; `scales` are those of INT8."""
     (tokens, _), (out, width) = x.shape, shape_of(weight)
-    expect(name, "x", x, (tokens, width), COMPUTED, dense=False)
+    check_argument(name, "x", x, (tokens, width), COMPUTE_DTYPES, contiguous=False)
     _expect(name, x, weight, scales)
-    kind = TYPES[weight.dtype]
+    kind = MLIR_TYPES[weight.dtype]
     if bias is not None:
-        expect(name, "bias", bias, (out,), (bias.dtype,), dense=False)
+        check_argument(name, "bias", bias, (out,), (bias.dtype,), contiguous=False)
         bias = bias.to(x.dtype).contiguous()
-    given = [words(weight), *(part for part in (scales, bias) if part is not None)]
+    given = [as_words(weight), *(part for part in (scales, bias) if part is not None)]
     if not tokens:
         return x.new_empty(0, out)
     if tokens <= TILE_ROWS:
-        few = few_rows(Target.here(), name, tokens, width, out, kind, TYPES[x.dtype], bias is not None)
+        few = few_rows(Target.current(), name, tokens, width, out, kind, MLIR_TYPES[x.dtype], bias is not None)
         found = torch.empty(tokens, out)
-        Call(few.address, (x.contiguous(), *given, found))()
+        BoundCall(few.address, (x.contiguous(), *given, found))()
         return found.to(x.dtype)
-    many, entering = many_rows(Target.here(), name, width, out, kind, TYPES[x.dtype], bias is not None)
+    many, entering = many_rows(Target.current(), name, width, out, kind, MLIR_TYPES[x.dtype], bias is not None)
     found, rows = torch.empty(tokens, out, dtype=x.dtype), torch.tensor([tokens])
-    Call(many.address, (x.to(entering).contiguous(), *given, found, rows))()
+    BoundCall(many.address, (x.to(entering).contiguous(), *given, found, rows))()
     return found
 
 
@@ -46,12 +46,12 @@ def _expect(name: str, x: Tensor, weight: Tensor, scales: Tensor | None) -> None
     panels, rows, *_ = weight.shape
     types = (torch.int8,) if scales is not None else (x.dtype,)
     if weight.dtype not in types:
-        raise LaneError(
-            f"{name}: lane mlir reads a weight in panels of {' or '.join(map(str, types))}, not of {weight.dtype}"
+        raise BackendError(
+            f"{name}: backend mlir reads a weight in panels of {' or '.join(map(str, types))}, not of {weight.dtype}"
         )
-    expect(name, "weight", weight, (panels, rows, PANEL, VALUES[weight.dtype]), types)
+    check_argument(name, "weight", weight, (panels, rows, PANEL, VALUES_PER_WORD[weight.dtype]), types)
     if scales is not None:
-        expect(name, "scales", scales, (panels * PANEL,), (torch.float32,))
+        check_argument(name, "scales", scales, (panels * PANEL,), (torch.float32,))
 
 
 @functools.lru_cache(maxsize=512)
@@ -61,7 +61,7 @@ def few_rows(
     """Emit @{name}(x, weight, scales, bias, out): every thread takes a share of the columns."""
     product = FewRows("product", width, out, kind, x, target, bias, rows)
     arguments = _arguments(product)
-    entry = f"""func.func @{name}({declared(arguments)}) {{
+    entry = f"""func.func @{name}({declare_arguments(arguments)}) {{
   %thread, %threads = call @thread() : () -> (index, index)
   %count = arith.constant {out} : index
   %unit = arith.constant {PANEL} : index
@@ -70,7 +70,7 @@ def few_rows(
   return
 }}"""
     text = "\n".join((THREADS, few_text(product), entry))
-    return compile_text(text, name, level=target.level, libraries=(library(),))
+    return compile_text(text, name, level=target.level, libraries=(libgomp_path(),))
 
 
 @functools.lru_cache(maxsize=512)
@@ -79,10 +79,10 @@ def many_rows(
 ) -> tuple[Kernel, torch.dtype]:
     """Emit @{name}(x, weight, scales, bias, out, (rows)): every thread takes a share of the rows. And the type that x
     must have."""
-    product = ManyRows("product", width, out, kind, x, target, bias, result=x)
+    product = ManyRows("product", width, out, kind, x, target, bias, out_dtype=x)
     arguments = _arguments(product)
     bounds = [Named(bound, "index") for bound in ("begin", "end", "rows")]
-    entry = f"""func.func @{name}({declared([*arguments, Named("sizes", "memref<1xi64>")])}) {{
+    entry = f"""func.func @{name}({declare_arguments([*arguments, Named("sizes", "memref<1xi64>")])}) {{
   %zero = arith.constant 0 : index
   %rows64 = memref.load %sizes[%zero] : memref<1xi64>
   %rows = arith.index_cast %rows64 : i64 to index
@@ -92,9 +92,9 @@ def many_rows(
   {call("product", [*arguments, *bounds])}
   return
 }}"""
-    text = "\n".join((THREADS, many_text(product, stored), entry))
-    kernel = compile_text(text, name, level=target.level, libraries=(library(),))
-    return kernel, torch.bfloat16 if product.entering == "bf16" else torch.float32
+    text = "\n".join((THREADS, many_text(product, store_sums), entry))
+    kernel = compile_text(text, name, level=target.level, libraries=(libgomp_path(),))
+    return kernel, torch.bfloat16 if product.multiplied_dtype == "bf16" else torch.float32
 
 
 def _arguments(product: FewRows | ManyRows) -> list[Named]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from compiled_kernels.mlir_text import Lines, vector
 
 
-class Rows(NamedTuple):
+class InputRows(NamedTuple):
     """Some rows of x at work, as MLIR names: `memory` of memref `type` whose numbers are of `kind`."""
 
     memory: str
@@ -22,7 +22,7 @@ class Rows(NamedTuple):
 
 
 def step_sums(
-    lines: Lines, words: Sequence[str], kind: str, x: Rows, column: str, sums: Sequence[str], lanes: int, pairs: bool
+    lines: Lines, words: Sequence[str], kind: str, x: InputRows, column: str, sums: Sequence[str], lanes: int, pairs: bool
 ) -> list[str]:
     """Emit `sums` (of row 0 for each vector of words, of row 1, ...) moved on by what the `words` hold: vectors of
     i32, side by side, whose first values stand at `column` of x."""
@@ -59,7 +59,7 @@ def unpack(lines: Lines, words: str, kind: str, lanes: int, pairs: bool) -> list
 def _halves(lines: Lines, words: str, lanes: int) -> list[str]:
     """Emit two bfloat16 of each word as float32, of which bfloat16 are the upper halves."""
     integers = vector(lanes, "i32")
-    sixteen, mask = lines.filled("16", lanes, "i32"), lines.filled("-65536", lanes, "i32")
+    sixteen, mask = lines.constant("16", lanes, "i32"), lines.constant("-65536", lanes, "i32")
     low = lines.let(f"arith.shli {words}, {sixteen} : {integers}")
     high = lines.let(f"arith.andi {words}, {mask} : {integers}")
     return [lines.let(f"arith.bitcast {half} : {integers} to {vector(lanes)}") for half in (low, high)]
@@ -69,8 +69,8 @@ def _byte(lines: Lines, words: str, place: int, lanes: int) -> str:
     """Emit one byte of each word, which has a sign, as float32."""
     integers = vector(lanes, "i32")
     if place < 3:
-        words = lines.let(f"arith.shli {words}, {lines.filled(str(24 - 8 * place), lanes, 'i32')} : {integers}")
-    value = lines.let(f"arith.shrsi {words}, {lines.filled('24', lanes, 'i32')} : {integers}")
+        words = lines.let(f"arith.shli {words}, {lines.constant(str(24 - 8 * place), lanes, 'i32')} : {integers}")
+    value = lines.let(f"arith.shrsi {words}, {lines.constant('24', lanes, 'i32')} : {integers}")
     return lines.let(f"arith.sitofp {value} : {integers} to {vector(lanes)}")
 
 
@@ -78,25 +78,25 @@ def _paired(lines: Lines, first: str, second: str, lanes: int) -> str:
     """Emit float32 that bfloat16 holds exactly, as pairs of such."""
     integers = vector(lanes, "i32")
     low, high = (lines.let(f"arith.bitcast {each} : {vector(lanes)} to {integers}") for each in (first, second))
-    low = lines.let(f"arith.shrui {low}, {lines.filled('16', lanes, 'i32')} : {integers}")
+    low = lines.let(f"arith.shrui {low}, {lines.constant('16', lanes, 'i32')} : {integers}")
     words = lines.let(f"arith.ori {low}, {high} : {integers}")  # the lower half of such a float32 is zero
     return lines.let(f"vector.bitcast {words} : {integers} to {vector(2 * lanes, 'bf16')}")
 
 
-def _factors(lines: Lines, x: Rows, row: str, column: str, parts: int, lanes: int, pairs: bool) -> list[str]:
+def _factors(lines: Lines, x: InputRows, row: str, column: str, parts: int, lanes: int, pairs: bool) -> list[str]:
     """Spread the factors of each part of the words over every element of a vector: numbers of one row of x from
     `column` on."""
     columns = [column] + [
         lines.let(f"arith.addi {column}, {lines.index(i)} : index") for i in range(1, parts * (2 if pairs else 1))
     ]
     if pairs:
-        return [lines.spread_pair(lines.load(x.memory, f"{row}, {at}", x.type, 2, "bf16")) for at in columns[::2]]
+        return [lines.splat_pair(lines.load(x.memory, f"{row}, {at}", x.type, 2, "bf16")) for at in columns[::2]]
     if x.kind == "f32":
         return [lines.splat(lines.let(f"memref.load {x.memory}[{row}, {at}] : {x.type}"), lanes) for at in columns]
     return [value for at in columns[::2] for value in _spread_halves(lines, x, row, at, lanes)][:parts]
 
 
-def _spread_halves(lines: Lines, x: Rows, row: str, column: str, lanes: int) -> list[str]:
+def _spread_halves(lines: Lines, x: InputRows, row: str, column: str, lanes: int) -> list[str]:
     """Emit two bfloat16 of a row as float32, each in every element of a vector."""
     pair = lines.load(x.memory, f"{row}, {column}", x.type, 2, "bf16")
     bits = lines.let(f"vector.bitcast {pair} : vector<2xbf16> to vector<1xi32>")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from compiled_kernels.blocked.layout import PAIR, PANEL
+from compiled_kernels.blocked.layout import PANEL_PAIR, PANEL
 from compiled_kernels.linear_w8a8.mlir_rows import Int8Rows
-from compiled_kernels.mlir_text import PAGES, Target, memref
+from compiled_kernels.mlir_text import SIZE_BOUND, Target, memref
 
-VALUES = {"f32": 1, "bf16": 2, "i8": 4}  # of a weight, in a word
+VALUES_PER_WORD = {"f32": 1, "bf16": 2, "i8": 4}  # of a weight, in a word
 TILE_ROWS = 6  # tokens whose sums are in registers at once: 6 x 4 vectors of 32 registers, 6 x 2 of 16
-MOST_K = 320  # of the width, walked in one go: a pair of panels of bfloat16 that long fills a cache of the first level
+MAX_K_BLOCK = 320  # of the width, walked in one go: a pair of panels of bfloat16 that long fills a cache of the first level
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class Panels:
     """
 
     name: str
-    width: int
-    out: int
-    kind: str
-    x: str
+    in_features: int
+    out_features: int
+    weight_dtype: str
+    x_dtype: str
     target: Target
     bias: bool = False
     w8a8: bool = field(default=False, kw_only=True)
@@ -35,53 +35,53 @@ class Panels:
     @property
     def int8_rows(self) -> Int8Rows:
         """How x comes with `w8a8`."""
-        return Int8Rows(self.width, self.x, self.target, panels=True)
+        return Int8Rows(self.in_features, self.x_dtype, self.target, panels=True)
 
     @property
     def sum_kind(self) -> str:
         return "i32" if self.w8a8 else "f32"
 
     @property
-    def pairs(self) -> bool:
+    def uses_bf16_pairs(self) -> bool:
         """Tell whether sums are dot products of bfloat16 pairs; they are of float32 otherwise."""
-        return self.target.bf16_dots and self.x == "bf16" and self.kind != "f32" and not self.w8a8
+        return self.target.has_bf16_dot and self.x_dtype == "bf16" and self.weight_dtype != "f32" and not self.w8a8
 
     @property
     def lanes(self) -> int:
         """Return the columns of a vector of sums."""
-        return 16 if self.pairs else self.target.lanes
+        return 16 if self.uses_bf16_pairs else self.target.lanes
 
     @property
-    def vectors(self) -> int:
+    def vectors_per_tile(self) -> int:
         """Return the vectors of sums side by side in a tile of many rows: with `TILE_ROWS` they fill three quarters of
         the registers, and leave room for the weights and one number of x."""
         return self.target.registers // 8
 
     @property
-    def values(self) -> int:
+    def values_per_word(self) -> int:
         """Return the values of the weight in a word."""
-        return VALUES[self.kind]
+        return VALUES_PER_WORD[self.weight_dtype]
 
     @property
     def k_block(self) -> int:
         """Return how much of the width is summed before it joins the sums of what came before."""
-        blocks = -(-self.width // MOST_K)
-        return -(-self.width // (blocks * 32)) * 32
+        blocks = -(-self.in_features // MAX_K_BLOCK)
+        return -(-self.in_features // (blocks * 32)) * 32
 
     @property
     def weight_types(self) -> tuple[str, ...]:
         """Return the memref types of the weight's words, of its scales and of its bias, as far as there are such."""
-        scales = (memref((self.out,), "f32"),) if self.kind == "i8" else ()
-        bias = (memref((self.out,), self.x),) if self.bias else ()
-        return (memref((self.out // PANEL, self.width // self.values, PANEL), "i32"), *scales, *bias)
+        scales = (memref((self.out_features,), "f32"),) if self.weight_dtype == "i8" else ()
+        bias = (memref((self.out_features,), self.x_dtype),) if self.bias else ()
+        return (memref((self.out_features // PANEL, self.in_features // self.values_per_word, PANEL), "i32"), *scales, *bias)
 
     def __post_init__(self) -> None:
-        if self.w8a8 and self.kind != "i8":
-            raise ValueError(f"{self.name}: rows of INT8 are multiplied with weights of i8, not of {self.kind}")
-        if self.out % PAIR or self.width % (2 * self.values):
-            raise ValueError(f"{self.name}: {self.out} x {self.width} {self.kind} is not for panels")
+        if self.w8a8 and self.weight_dtype != "i8":
+            raise ValueError(f"{self.name}: rows of INT8 are multiplied with weights of i8, not of {self.weight_dtype}")
+        if self.out_features % PANEL_PAIR or self.in_features % (2 * self.values_per_word):
+            raise ValueError(f"{self.name}: {self.out_features} x {self.in_features} {self.weight_dtype} is not for panels")
 
 
-def rows_type(columns: int, kind: str, rows: int = PAGES) -> str:
+def rows_type(columns: int, kind: str, rows: int = SIZE_BOUND) -> str:
     """Return memref type of rows, of any number unless given."""
     return memref((rows, columns), kind)

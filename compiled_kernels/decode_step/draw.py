@@ -1,7 +1,7 @@
 """Probabilities in a loop of steps: tokens drawn by them, and rows that end where they are low.
 
 A text that `weighs` adds, in each step, the exponentials of a thread's share of each row's logits; the thread that
-chooses then has the softmax's total, draws by inverting the distribution function (thread's share, vector, lane), and
+chooses then has the softmax's total, draws by inverting the distribution function (thread's share, vector, backend), and
 ends a row before the first token of its own whose row's likeliest is less likely than the threshold. float32.
 """
 
@@ -11,11 +11,11 @@ from compiled_kernels.decode_step.gate import exp
 from compiled_kernels.decode_step.shape import StepShape
 from compiled_kernels.mlir_text import Lines, Named, memref, vector
 
-MOST_THREADS = 256
+MAX_THREADS = 256
 ONE_NUMBER, ONE_COUNT = memref((1,), "f32"), memref((1,), "i32")
 
 
-def weighing_buffers(shape: StepShape, most: int) -> list[Named]:
+def sampling_buffers(shape: StepShape, most: int) -> list[Named]:
     """Given: the `threshold`; each row's `scale`, that its logits are multiplied by; for each step and row a number from
     [0, 1) to draw by, or one below 0 where the largest is taken (`uniforms`). Found: each step's logits, how many of a
     row's tokens are `kept` (given: how many are wanted), and how many rows are `left`."""
@@ -24,8 +24,8 @@ def weighing_buffers(shape: StepShape, most: int) -> list[Named]:
         Named("threshold", ONE_NUMBER),
         Named("scale", memref((rows,), "f32")),
         Named("uniforms", memref((most, rows), "f32")),
-        Named("sums", memref((rows, MOST_THREADS), "f32")),
-        Named("all_logits", memref((most, rows, shape.vocab), "f32")),
+        Named("sums", memref((rows, MAX_THREADS), "f32")),
+        Named("all_logits", memref((most, rows, shape.vocab_size), "f32")),
         Named("kept", memref((rows,), "i32")),
         Named("left", ONE_COUNT),
     ]
@@ -35,13 +35,13 @@ def exponentials(shape: StepShape, most: int, lanes: int) -> str:
     """The sum of exp((logit - the share's largest) * scale) of each row in this thread's share; 0 of an empty one. And
     a copy of the logits."""
     rows, lines, kind = shape.rows, Lines("e"), vector(lanes)
-    logits, every = memref((rows, shape.vocab), "f32"), memref((most, rows, shape.vocab), "f32")
-    by_thread = memref((rows, MOST_THREADS), "f32")
+    logits, every = memref((rows, shape.vocab_size), "f32"), memref((most, rows, shape.vocab_size), "f32")
+    by_thread = memref((rows, MAX_THREADS), "f32")
     value = lines.load("%logits", "%row, %v", logits, lanes, "f32")
     lines.store(value, "%all_logits", "%at, %row, %v", every, lanes)
     more = lines.let(f"arith.addf %so_far, {_power(lines, shape, value, lanes)} : {kind}")
     summing = Lines("t")
-    total = summing.total("%powers", lanes)
+    total = summing.hsum("%powers", lanes)
     return f"""%nothing_yet = arith.constant dense<0.0> : {kind}
 scf.for %row = %zero to %rows_of_logits step %one {{
   %top = memref.load %peaks[%row, %thread] : {by_thread}
@@ -65,7 +65,7 @@ def _power(lines: Lines, shape: StepShape, value: str, lanes: int) -> str:
 
 def _share_weight(lines: Lines, shape: StepShape) -> str:
     """The sum of a thread's share (%t) as a part of the row's whole, whose largest logit is %peak."""
-    by_thread = memref((shape.rows, MOST_THREADS), "f32")
+    by_thread = memref((shape.rows, MAX_THREADS), "f32")
     own, found = (lines.let(f"memref.load %{name}[%row, %t] : {by_thread}") for name in ("peaks", "sums"))
     below = lines.let(f"arith.subf {own}, %peak : f32")
     power = lines.exp_of_scalar(lines.let(f"arith.mulf {below}, %row_scale : f32"), shape.target.lanes)
@@ -84,11 +84,11 @@ memref.store %zero32, %left[%zero] : {ONE_COUNT}"""
 def draw(shape: StepShape, most: int, lanes: int, unit: int) -> str:
     """%total of the row's exponentials, and %taken: its largest token (%place), or one that is drawn."""
     adding, finding, walking, ending = Lines("a"), Lines("f"), Lines("w"), Lines("l")
-    part, logits, kind = _share_weight(adding, shape), memref((shape.rows, shape.vocab), "f32"), vector(lanes)
+    part, logits, kind = _share_weight(adding, shape), memref((shape.rows, shape.vocab_size), "f32"), vector(lanes)
     total = adding.let(f"arith.addf %so_far, {part} : f32")
     share = _crossed(finding, _share_weight(finding, shape), "%t")
     power = _power(walking, shape, walking.load("%logits", "%row, %v", logits, lanes, "f32"), lanes)
-    run = _crossed(walking, walking.total(power, lanes), "%v")
+    run = _crossed(walking, walking.hsum(power, lanes), "%v")
     below = ending.let(f"arith.subf {ending.let(f'memref.load %logits[%row, %c] : {logits}')}, %peak : f32")
     scaled = ending.let(f"arith.mulf {below}, %row_scale : f32")
     last = _crossed(ending, ending.exp_of_scalar(scaled, shape.target.lanes), "%c")
@@ -107,7 +107,7 @@ def draw(shape: StepShape, most: int, lanes: int, unit: int) -> str:
       {finding.text()}
       scf.yield {share} : f32, index, f32
     }}
-    %vocab = arith.constant {shape.vocab} : index
+    %vocab = arith.constant {shape.vocab_size} : index
     %unit = arith.constant {unit} : index
     %begin, %end = func.call @share(%vocab, %unit, %share, %threads) : (index, index, index, index) -> (index, index)
     %step = arith.constant {lanes} : index

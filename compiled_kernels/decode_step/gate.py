@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from compiled_kernels.decode_step.parts import Layer
-from compiled_kernels.mlir_text import Lines, divisor, vector
+from compiled_kernels.decode_step.parts import LayerKernel
+from compiled_kernels.mlir_text import Lines, largest_divisor, vector
 
 
-def gate(layer: Layer) -> str:
+def gate_text(layer: LayerKernel) -> str:
     """Emit @{name}_gate(gate_up [row, 2 * hidden], out [row, hidden], begin, end): silu(gate) * up of hidden columns
     from begin to end, for every row, rounded to the type that enters products."""
-    hidden, kind = layer.shape.hidden, layer.step.kind
+    hidden, kind = layer.shape.intermediate_size, layer.step.dtype
     gate_up, out = layer.gate_up_out.type, layer.gated.type
-    lanes = divisor(hidden, layer.step.target.lanes)
+    lanes = largest_divisor(hidden, layer.step.target.lanes)
     lines = Lines()
     value = lines.load("%gate_up", "%row, %at", gate_up, lanes, "f32")
     up = lines.load("%gate_up", "%row, %beside", gate_up, lanes, "f32")
     value = silu(lines, value, lanes, layer.step.target.lanes)
-    value = lines.narrow(lines.let(f"arith.mulf {value}, {up} : {vector(lanes)}"), lanes, kind)
+    value = lines.truncate(lines.let(f"arith.mulf {value}, {up} : {vector(lanes)}"), lanes, kind)
     return f"""func.func private @{layer.name}_gate(%gate_up: {gate_up}, %out: {out}, %begin: index, %end: index) {{
 %zero = arith.constant 0 : index
 %one_row = arith.constant 1 : index
@@ -38,7 +38,7 @@ def silu(lines: Lines, value: str, lanes: int, wide: int) -> str:
     """Emit x / (1 + exp(-x)); @exp takes vectors of `wide` lanes."""
     kind = vector(lanes)
     power = exp(lines, lines.let(f"arith.negf {value} : {kind}"), lanes, wide)
-    one = lines.filled("1.0", lanes)
+    one = lines.constant("1.0", lanes)
     whole = lines.let(f"arith.addf {power}, {one} : {kind}")
     return lines.let(f"arith.divf {value}, {whole} : {kind}")
 

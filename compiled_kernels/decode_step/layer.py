@@ -7,54 +7,54 @@ At a bar all threads wait for one another; where rows are of one sequence, after
 
 from __future__ import annotations
 
-from compiled_kernels.decode_step.gate import gate
+from compiled_kernels.decode_step.gate import gate_text
 from compiled_kernels.decode_step.parts import (
     AnyProduct,
-    Layer,
+    LayerKernel,
     int8_buffers,
-    matrices,
+    weight_arguments_of,
     quantize,
     quantizers,
     taken,
-    text_of,
+    product_text_of,
 )
-from compiled_kernels.decode_step.rotation import keep, key_norm, query_norm, turn
-from compiled_kernels.mlir_text import Named, call, declared, memref, share_of
+from compiled_kernels.decode_step.rotation import write_text, key_norm, query_norm, rotary_text
+from compiled_kernels.mlir_text import Named, call, declare_arguments, memref, thread_share
 from compiled_kernels.paged_attention.mlir_text import attention_text
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention
 from compiled_kernels.quantized_attention.mlir_text import attention_text as quantized_text
 
 
-def layer_text(layer: Layer) -> str:
+def layer_text(layer: LayerKernel) -> str:
     """@{name}(see `passed`; thread, threads): the layer's part of x, row by row, and the rows' keys and values."""
-    products = [*map(text_of, layer.products), *quantizers(layer.name, layer.products, layer.step.rows)]
-    called = [*products, _attention_text(layer), turn(layer), keep(layer), gate(layer)]
+    products = [*map(product_text_of, layer.products), *quantizers(layer.name, layer.products, layer.step.rows)]
+    called = [*products, _attention_text(layer), rotary_text(layer), write_text(layer), gate_text(layer)]
     body = "\n".join((_buffers(layer), _project(layer), _attend(layer), _output(layer), _feedforward(layer)))
-    head = f"@{layer.name}({declared(passed(layer))}, %thread: index, %threads: index) attributes {{no_inline}}"
+    head = f"@{layer.name}({declare_arguments(layer_arguments(layer))}, %thread: index, %threads: index) attributes {{no_inline}}"
     return "\n".join([*called, f"func.func private {head} {{\n{body}\nreturn\n}}"])
 
 
-def _attention_text(layer: Layer) -> str:
+def _attention_text(layer: LayerKernel) -> str:
     attention = layer.attention
     packed = isinstance(attention, QuantizedAttention)
     return quantized_text(attention, layer.name) if packed else attention_text(attention, layer.name)
 
 
-def passed(layer: Layer) -> list[Named]:
+def layer_arguments(layer: LayerKernel) -> list[Named]:
     """Return a layer's arguments: its own weights and pages, its page table and angles, and buffers shared by all
     layers."""
-    return [*layer.own, *layer.tables, *layer.angles, *layer.shared]
+    return [*layer.own_arguments, *layer.page_tables, *layer.angles, *layer.shared_buffers]
 
 
-def _normed(layer: Layer) -> Named:
-    return Named("normed", memref((layer.step.rows, layer.step.width), layer.step.kind))
+def _normed(layer: LayerKernel) -> Named:
+    return Named("normed", memref((layer.step.rows, layer.step.hidden_size), layer.step.dtype))
 
 
-def _mixed(layer: Layer) -> Named:
+def _mixed(layer: LayerKernel) -> Named:
     return Named("mixed", layer.attention.types["mixed"])
 
 
-def _buffers(layer: Layer) -> str:
+def _buffers(layer: LayerKernel) -> str:
     """Emit the buffers that each thread has for itself."""
     own = [_normed(layer), _mixed(layer), Named("queries", layer.attention.types["queries"])]
     own += int8_buffers(layer.products, layer.step.rows)
@@ -62,41 +62,41 @@ def _buffers(layer: Layer) -> str:
     return "\n".join(("%zero = arith.constant 0 : index", "%one = arith.constant 1 : index", *buffers))
 
 
-def _norm(layer: Layer, name: str) -> str:
+def _norm(layer: LayerKernel, name: str) -> str:
     """Emit normed = the norm of x, of every row: each thread computes it for itself rather than wait for it."""
-    return call("norm", [layer.x, Named(name, memref((layer.step.width,), layer.step.kind)), _normed(layer)])
+    return call("norm", [layer.x, Named(name, memref((layer.step.hidden_size,), layer.step.dtype)), _normed(layer)])
 
 
-def _multiply(layer: Layer, product: AnyProduct, x: Named, out: Named, columns: str) -> str:
+def _multiply(layer: LayerKernel, product: AnyProduct, x: Named, out: Named, columns: str) -> str:
     """Emit out = (or, for products that add, +=) x times the product's weight, for %{columns}_begin to
     %{columns}_end."""
-    weights = matrices(product.name.removeprefix(f"{layer.name}_"), product)
+    weights = weight_arguments_of(product.name.removeprefix(f"{layer.name}_"), product)
     bounds = [Named(f"{columns}_begin", "index"), Named(f"{columns}_end", "index")]
     return call(product.name, [taken(product, x, layer.step.rows), *weights, out, *bounds])
 
 
-def _quantize(layer: Layer, product: AnyProduct, x: Named) -> list[str]:
+def _quantize(layer: LayerKernel, product: AnyProduct, x: Named) -> list[str]:
     return quantize(layer.name, product, x, layer.step.rows)
 
 
-def _project(layer: Layer) -> str:
+def _project(layer: LayerKernel) -> str:
     """Emit queries, keys and values of every row; this thread's columns."""
     return "\n".join(
         (
             _norm(layer, "attention_norm"),
             *_quantize(layer, layer.qkv, _normed(layer)),
-            share_of("qkv", layer.qkv.out, layer.qkv.block),
+            thread_share("qkv", layer.qkv.out_features, layer.qkv.block),
             _multiply(layer, layer.qkv, _normed(layer), layer.qkv_out, "qkv"),
             "call @GOMP_barrier() : () -> ()",
         )
     )
 
 
-def _attend(layer: Layer) -> str:
+def _attend(layer: LayerKernel) -> str:
     """Emit the loop over items (row, key/value head, chunk), taken in turn with the other threads. The thread that has
     a row's last chunk, in which the newest position lies, first writes that position's key and value; where rows may
     be of one sequence, all are written before any item."""
-    t, groups, chunks = layer.attention.types, layer.shape.groups, layer.step.chunks
+    t, groups, chunks = layer.attention.types, layer.shape.num_kv_heads, layer.step.chunks
     row_group = [Named("row", "index"), Named("group", "index")]
     queries, table, lengths = Named("queries", t["queries"]), Named("table", t["table"]), Named("lengths", t["lengths"])
     pages = [Named("keys", t["pages"]), Named("values", t["pages"])]
@@ -105,14 +105,14 @@ def _attend(layer: Layer) -> str:
     item = [queries, *pages, table, lengths, layer.partial, *row_group, Named("chunk", "index")]
     attention = layer.attention
     if isinstance(attention, QuantizedAttention):
-        flat, indices = attention.flat, [Named(name, "index") for name in ("line", "line", "length")]
-        tables = [Named("flat_packed_table", flat), Named("flat_table", flat)]
-        item = [queries, Named("floats", attention.floats), *layer.packed, *pages, *tables, *indices, *item[5:]]
+        flat, indices = attention.flat_type, [Named(name, "index") for name in ("line", "line", "length")]
+        tables = [Named("flat_quantized_table", flat), Named("flat_table", flat)]
+        item = [queries, Named("floats", attention.float_queries_type), *layer.quantized_pages, *pages, *tables, *indices, *item[5:]]
     keep = call(f"{layer.name}_keep", kept)
     return f"""%groups = arith.constant {groups} : index
 %chunks = arith.constant {chunks} : index
 %items = arith.constant {layer.step.rows * groups * chunks} : index
-{_all_kept(layer, keep) if layer.step.together else ""}
+{_all_kept(layer, keep) if layer.step.same_sequence else ""}
 {_flattened(layer)}
 scf.for %item = %thread to %items step %threads {{
   %chunk = arith.remui %item, %chunks : index
@@ -120,14 +120,14 @@ scf.for %item = %thread to %items step %threads {{
   %group = arith.remui %pair, %groups : index
   %row = arith.divui %pair, %groups : index
   func.{call(f"{layer.name}_turn", turned)}
-{"" if layer.step.together else _newest_kept(layer, keep)}
+{"" if layer.step.same_sequence else _newest_kept(layer, keep)}
 {_widened(layer)}
   func.{call(f"{layer.name}_item", item)}
 }}
 call @GOMP_barrier() : () -> ()"""
 
 
-def _newest_kept(layer: Layer, keep: str) -> str:
+def _newest_kept(layer: LayerKernel, keep: str) -> str:
     return f"""  %last_chunk = arith.constant {layer.step.chunks - 1} : index
   %newest = arith.cmpi eq, %chunk, %last_chunk : index
   scf.if %newest {{
@@ -135,8 +135,8 @@ def _newest_kept(layer: Layer, keep: str) -> str:
   }}"""
 
 
-def _all_kept(layer: Layer, keep: str) -> str:
-    return f"""%pairs = arith.constant {layer.step.rows * layer.shape.groups} : index
+def _all_kept(layer: LayerKernel, keep: str) -> str:
+    return f"""%pairs = arith.constant {layer.step.rows * layer.shape.num_kv_heads} : index
 scf.for %pair = %thread to %pairs step %threads {{
   %group = arith.remui %pair, %groups : index
   %row = arith.divui %pair, %groups : index
@@ -145,32 +145,32 @@ scf.for %pair = %thread to %pairs step %threads {{
 call @GOMP_barrier() : () -> ()"""
 
 
-def _flattened(layer: Layer) -> str:
+def _flattened(layer: LayerKernel) -> str:
     """Emit both page tables of a quantized layer, row after row, and room for its queries as float32."""
     attention = layer.attention
     if not isinstance(attention, QuantizedAttention):
         return ""
     kind = attention.types["table"]
-    lines = [f"%floats = memref.alloca() {{alignment = 64 : i64}} : {attention.floats}"]
-    for name in ("table", "packed_table"):
-        lines.append(f"%flat_{name} = memref.collapse_shape %{name} [[0, 1]] : {kind} into {attention.flat}")
-    return "\n".join((*lines, f"%held = arith.constant {layer.step.held} : index"))
+    lines = [f"%floats = memref.alloca() {{alignment = 64 : i64}} : {attention.float_queries_type}"]
+    for name in ("table", "quantized_table"):
+        lines.append(f"%flat_{name} = memref.collapse_shape %{name} [[0, 1]] : {kind} into {attention.flat_type}")
+    return "\n".join((*lines, f"%held = arith.constant {layer.step.max_pages} : index"))
 
 
-def _widened(layer: Layer) -> str:
+def _widened(layer: LayerKernel) -> str:
     """Emit the values of a row that attention over quantized pages needs beside its number."""
     attention = layer.attention
     if not isinstance(attention, QuantizedAttention):
         return ""
     lengths, queries = attention.types["lengths"], Named("queries", attention.types["queries"])
-    widen = call(f"{layer.name}_widen", [queries, Named("floats", attention.floats)])
+    widen = call(f"{layer.name}_widen", [queries, Named("floats", attention.float_queries_type)])
     return f"""  %length32 = memref.load %lengths[%row] : {lengths}
   %length = arith.index_cast %length32 : i32 to index
   %line = arith.muli %row, %held : index
   func.{widen}"""
 
 
-def _output(layer: Layer) -> str:
+def _output(layer: LayerKernel) -> str:
     """Emit x += the result of attention times the output weight; every thread merges all rows, and adds its columns."""
     rows = [Named("zero", "index"), Named("rows", "index")]
     return "\n".join(
@@ -178,14 +178,14 @@ def _output(layer: Layer) -> str:
             f"%rows = arith.constant {layer.step.rows} : index",
             call(f"{layer.name}_merge", [layer.partial, *layer.sink_logits, _mixed(layer), *rows]),
             *_quantize(layer, layer.output, _mixed(layer)),
-            share_of("output", layer.output.out, layer.output.block),
+            thread_share("output", layer.output.out_features, layer.output.block),
             _multiply(layer, layer.output, _mixed(layer), layer.x, "output"),
             "call @GOMP_barrier() : () -> ()",
         )
     )
 
 
-def _feedforward(layer: Layer) -> str:
+def _feedforward(layer: LayerKernel) -> str:
     """Emit x += (silu(gate) * up) times the down weight. A thread multiplies the same columns of gate and of up, so
     that it can gate them without waiting."""
     unit = max(layer.gate_up.block, layer.attention.lanes)
@@ -194,8 +194,8 @@ def _feedforward(layer: Layer) -> str:
         (
             _norm(layer, "feedforward_norm"),
             *_quantize(layer, layer.gate_up, _normed(layer)),
-            share_of("gate", layer.shape.hidden, unit),
-            f"%hidden = arith.constant {layer.shape.hidden} : index",
+            thread_share("gate", layer.shape.intermediate_size, unit),
+            f"%hidden = arith.constant {layer.shape.intermediate_size} : index",
             "%up_begin = arith.addi %gate_begin, %hidden : index",
             "%up_end = arith.addi %gate_end, %hidden : index",
             _multiply(layer, layer.gate_up, _normed(layer), layer.gate_up_out, "gate"),
@@ -203,7 +203,7 @@ def _feedforward(layer: Layer) -> str:
             call(f"{layer.name}_gate", gated),
             "call @GOMP_barrier() : () -> ()",
             *_quantize(layer, layer.down, layer.gated),
-            share_of("down", layer.down.out, layer.down.block),
+            thread_share("down", layer.down.out_features, layer.down.block),
             _multiply(layer, layer.down, layer.gated, layer.x, "down"),
             "call @GOMP_barrier() : () -> ()",
         )

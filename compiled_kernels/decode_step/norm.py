@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from compiled_kernels.decode_step.shape import StepShape
-from compiled_kernels.mlir_text import Lines, divisor, memref, number, vector
+from compiled_kernels.mlir_text import Lines, largest_divisor, memref, number, vector
 
 
-def norm(shape: StepShape) -> str:
+def norm_text(shape: StepShape) -> str:
     """Emit @norm(x [row, width], weight [width], out [row, width]): x / sqrt(mean(x²) + eps) * weight of every row,
     rounded to the type that enters products."""
-    body = norm_of_rows(shape, shape.kind)
-    return f"""func.func private @norm({_arguments(shape, shape.kind)}) {{
+    body = norm_body(shape, shape.dtype)
+    return f"""func.func private @norm({_arguments(shape, shape.dtype)}) {{
 %from = arith.constant 0 : index
 %to = arith.constant {shape.rows} : index
 {body}
@@ -18,28 +18,28 @@ return
 }}"""
 
 
-def norm_from_to(shape: StepShape, kind: str) -> str:
+def norm_range_text(shape: StepShape, kind: str) -> str:
     """Emit @norm(x, weight, out, from, to): of the rows from..to; `out` is of type `kind`."""
-    body = norm_of_rows(shape, kind)
+    body = norm_body(shape, kind)
     return f"func.func private @norm({_arguments(shape, kind)}, %from: index, %to: index) {{\n{body}\nreturn\n}}"
 
 
 def _arguments(shape: StepShape, kind: str) -> str:
-    x, out = memref((shape.rows, shape.width), "f32"), memref((shape.rows, shape.width), kind)
-    return f"%x: {x}, %weight: {memref((shape.width,), shape.kind)}, %out: {out}"
+    x, out = memref((shape.rows, shape.hidden_size), "f32"), memref((shape.rows, shape.hidden_size), kind)
+    return f"%x: {x}, %weight: {memref((shape.hidden_size,), shape.dtype)}, %out: {out}"
 
 
-def norm_of_rows(shape: StepShape, result: str) -> str:
+def norm_body(shape: StepShape, result: str) -> str:
     """Emit the norm of rows %from..%to, as numbers of type `result`."""
-    lanes, rows, width, kind = divisor(shape.width, shape.target.lanes), shape.rows, shape.width, shape.kind
+    lanes, rows, width, kind = largest_divisor(shape.hidden_size, shape.target.lanes), shape.rows, shape.hidden_size, shape.dtype
     x, weight, out = memref((rows, width), "f32"), memref((width,), kind), memref((rows, width), result)
     floats, lines = vector(lanes), Lines()
     value = lines.load("%x", "%row, %at", x, lanes, "f32")
-    gain = lines.wide(lines.load("%weight", "%at", weight, lanes, kind), lanes, kind)
+    gain = lines.extend(lines.load("%weight", "%at", weight, lanes, kind), lanes, kind)
     value = lines.let(f"arith.mulf {value}, %factors : {floats}")
-    value = lines.narrow(lines.let(f"arith.mulf {value}, {gain} : {floats}"), lanes, result)
+    value = lines.truncate(lines.let(f"arith.mulf {value}, {gain} : {floats}"), lanes, result)
     summing = Lines("s")
-    total = summing.total("%sums", lanes)
+    total = summing.hsum("%sums", lanes)
     return f"""%zero = arith.constant 0 : index
 %one = arith.constant 1 : index
 %step = arith.constant {lanes} : index

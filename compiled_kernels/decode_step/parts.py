@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from compiled_kernels.blocked.few import FewRows, few_text
 from compiled_kernels.blocked.shape import Panels
-from compiled_kernels.decode_step.shape import LayerShape, StepShape, Weight
+from compiled_kernels.decode_step.shape import LayerShape, StepShape, WeightLayout
 from compiled_kernels.linear.mlir_text import Product, product_text
 from compiled_kernels.linear_w8a8.mlir_rows import quantize_text
 from compiled_kernels.mlir_text import Named, call, memref
-from compiled_kernels.paged_attention.mlir_text import Attention
+from compiled_kernels.paged_attention.mlir_text import DecodeAttention
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention
-from compiled_kernels.quantized_attention.mlir_tile import PACKED
+from compiled_kernels.quantized_attention.mlir_tile import QUANTIZED_NAMES
 
 AnyProduct = Product | FewRows
 """A product of a step: with a weight row by row, or in panels."""
@@ -22,7 +22,7 @@ Sized = Product | Panels
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerKernel:
     """Layers of `shape` in a step; their functions are called `name` and what begins with it."""
 
     step: StepShape
@@ -31,66 +31,66 @@ class Layer:
 
     @property
     def qkv(self) -> AnyProduct:
-        return product(self.step, f"{self.name}_qkv", self.step.width, self._qkv_columns, self.shape.qkv)
+        return layer_product(self.step, f"{self.name}_qkv", self.step.hidden_size, self._qkv_columns, self.shape.qkv)
 
     @property
     def output(self) -> AnyProduct:
-        width = self.shape.heads * self.shape.dim
-        return product(self.step, f"{self.name}_output", width, self.step.width, self.shape.output, adds=True)
+        width = self.shape.num_heads * self.shape.head_dim
+        return layer_product(self.step, f"{self.name}_output", width, self.step.hidden_size, self.shape.output, accumulate=True)
 
     @property
     def gate_up(self) -> AnyProduct:
-        columns = 2 * self.shape.hidden
-        return product(self.step, f"{self.name}_gate_up", self.step.width, columns, self.shape.gate_up, stretches=2)
+        columns = 2 * self.shape.intermediate_size
+        return layer_product(self.step, f"{self.name}_gate_up", self.step.hidden_size, columns, self.shape.gate_up, segments=2)
 
     @property
     def down(self) -> AnyProduct:
-        return product(self.step, f"{self.name}_down", self.shape.hidden, self.step.width, self.shape.down, adds=True)
+        return layer_product(self.step, f"{self.name}_down", self.shape.intermediate_size, self.step.hidden_size, self.shape.down, accumulate=True)
 
     @property
     def products(self) -> tuple[AnyProduct, ...]:
         return self.qkv, self.output, self.gate_up, self.down
 
     @property
-    def attention(self) -> Attention:
+    def attention(self) -> DecodeAttention:
         step, shape = self.step, self.shape
         made = {
-            "rows": step.rows, "heads": shape.heads, "groups": shape.groups, "dim": shape.dim, "size": step.size,
-            "held": step.held, "kind": step.kind, "scale": shape.scale, "target": step.target, "chunks": step.chunks,
+            "rows": step.rows, "heads": shape.num_heads, "groups": shape.num_kv_heads, "dim": shape.head_dim, "size": step.page_size,
+            "held": step.max_pages, "kind": step.dtype, "scale": shape.scale, "target": step.target, "chunks": step.chunks,
             "window": shape.window, "sinks": shape.sinks, "softcap": shape.softcap, "sink_logits": shape.sink_logits,
         }  # fmt: skip
-        if (packing := shape.packing) is None:
-            return Attention(**made)
+        if (packing := shape.quantized) is None:
+            return DecodeAttention(**made)
         packed = {
-            "key_kind": packing.keys, "value_kind": packing.values, "key_run": packing.run,
-            "value_run": packing.columns, "lag": packing.lag, "first": packing.first,
+            "key_kind": packing.key_format, "value_kind": packing.value_format, "tokens_per_scale": packing.tokens_per_scale,
+            "columns_per_scale": packing.columns_per_scale, "lag": packing.residual_length, "first": packing.num_sink_tokens,
         }  # fmt: skip
         return QuantizedAttention(**made, **packed)
 
     @property
-    def packed(self) -> list[Named]:
+    def quantized_pages(self) -> list[Named]:
         """Return quantized keys and values, if there are such: codes, scales and minima."""
         attention = self.attention
         if not isinstance(attention, QuantizedAttention):
             return []
-        return [Named(name, kind) for name, kind in zip(PACKED, attention.packed, strict=True)]
+        return [Named(name, kind) for name, kind in zip(QUANTIZED_NAMES, attention.quantized_types, strict=True)]
 
     @property
-    def tables(self) -> list[Named]:
+    def page_tables(self) -> list[Named]:
         """Return the page table of the residual pages, and of the quantized ones where there are such."""
         kind = self.attention.types["table"]
-        return [Named("table", kind), *([Named("packed_table", kind)] if self.packed else [])]
+        return [Named("table", kind), *([Named("quantized_table", kind)] if self.quantized_pages else [])]
 
     @property
     def weights(self) -> list[Named]:
         """Return the weights in the order in which they are passed."""
         return [
             Named("attention_norm", self.norm_type),
-            *matrices("qkv", self.qkv),
-            *matrices("output", self.output),
+            *weight_arguments_of("qkv", self.qkv),
+            *weight_arguments_of("output", self.output),
             Named("feedforward_norm", self.norm_type),
-            *matrices("gate_up", self.gate_up),
-            *matrices("down", self.down),
+            *weight_arguments_of("gate_up", self.gate_up),
+            *weight_arguments_of("down", self.down),
             *self.head_norms.values(),
             *self.sink_logits,
         ]
@@ -98,7 +98,7 @@ class Layer:
     @property
     def head_norms(self) -> dict[str, Named]:
         """Return the weights of the norms of queries and keys, if there are such."""
-        norm = memref((self.shape.dim,), self.step.kind)
+        norm = memref((self.shape.head_dim,), self.step.dtype)
         return {of: Named(f"{of}_norm", norm) for of in ("query", "key") if self.shape.qk_norm}
 
     @property
@@ -106,15 +106,15 @@ class Layer:
         return [Named("sink_logits", self.attention.types["sinks"])] if self.shape.sink_logits else []
 
     @property
-    def own(self) -> list[Named]:
+    def own_arguments(self) -> list[Named]:
         """Return the arguments that each layer has for itself, even if its shape is another's: weights and pages."""
         pages = self.attention.pages
-        return [*self.weights, Named("keys", pages), Named("values", pages), *self.packed]
+        return [*self.weights, Named("keys", pages), Named("values", pages), *self.quantized_pages]
 
     @property
     def x(self) -> Named:
         """Return the residual stream."""
-        return Named("x", memref((self.step.rows, self.step.width), "f32"))
+        return Named("x", memref((self.step.rows, self.step.hidden_size), "f32"))
 
     @property
     def qkv_out(self) -> Named:
@@ -122,18 +122,18 @@ class Layer:
 
     @property
     def partial(self) -> Named:
-        return Named(f"partial_{self.shape.heads}_{self.shape.dim}", self.attention.types["partial"])
+        return Named(f"partial_{self.shape.num_heads}_{self.shape.head_dim}", self.attention.types["partial"])
 
     @property
     def gate_up_out(self) -> Named:
-        return Named(f"gate_up_out_{self.shape.hidden}", memref((self.step.rows, 2 * self.shape.hidden), "f32"))
+        return Named(f"gate_up_out_{self.shape.intermediate_size}", memref((self.step.rows, 2 * self.shape.intermediate_size), "f32"))
 
     @property
     def gated(self) -> Named:
-        return Named(f"gated_{self.shape.hidden}", memref((self.step.rows, self.shape.hidden), self.step.kind))
+        return Named(f"gated_{self.shape.intermediate_size}", memref((self.step.rows, self.shape.intermediate_size), self.step.dtype))
 
     @property
-    def shared(self) -> list[Named]:
+    def shared_buffers(self) -> list[Named]:
         """Return the buffers that all threads see; they are named after their sizes, so that layers of one size share
         them."""
         lengths = Named("lengths", self.attention.types["lengths"])
@@ -142,37 +142,37 @@ class Layer:
     @property
     def angles(self) -> list[Named]:
         """Return cosines and sines of each row's position, if queries and keys are rotated."""
-        return [] if self.shape.turn is None else angles(self.step, self.shape.dim)
+        return [] if self.shape.rotary_index is None else rotary_arguments(self.step, self.shape.head_dim)
 
     @property
     def _qkv_columns(self) -> int:
-        return (self.shape.heads + 2 * self.shape.groups) * self.shape.dim
+        return (self.shape.num_heads + 2 * self.shape.num_kv_heads) * self.shape.head_dim
 
     @property
     def norm_type(self) -> str:
-        return memref((self.step.width,), self.step.kind)
+        return memref((self.step.hidden_size,), self.step.dtype)
 
 
-def head(step: StepShape) -> AnyProduct | None:
+def head_product(step: StepShape) -> AnyProduct | None:
     """Return the product from the last norm to logits; None where the step has no head."""
-    return step.head and product(step, "head", step.width, step.vocab, step.head)
+    return step.head and layer_product(step, "head", step.hidden_size, step.vocab_size, step.head)
 
 
-def angles(step: StepShape, dim: int, suffix: str = "") -> list[Named]:
+def rotary_arguments(step: StepShape, dim: int, suffix: str = "") -> list[Named]:
     return [Named(name + suffix, memref((step.rows, dim // 2), "f32")) for name in ("cos", "sin")]
 
 
-def product(
-    step: StepShape, name: str, width: int, out: int, weight: Weight, adds: bool = False, stretches: int = 1
+def layer_product(
+    step: StepShape, name: str, width: int, out: int, weight: WeightLayout, accumulate: bool = False, segments: int = 1
 ) -> AnyProduct:
     if weight.panels:
-        panels = weight.kind, step.kind, step.target, weight.bias
-        return FewRows(name, width, out, *panels, step.rows, adds, w8a8=weight.w8a8)
-    stored = weight.kind, step.kind, step.target, weight.group, weight.bias
-    return Product(name, step.rows, width, out, *stored, adds, stretches, w8a8=weight.w8a8)
+        panels = weight.dtype, step.dtype, step.target, weight.bias
+        return FewRows(name, width, out, *panels, step.rows, accumulate, w8a8=weight.w8a8)
+    stored = weight.dtype, step.dtype, step.target, weight.quant_group, weight.bias
+    return Product(name, step.rows, width, out, *stored, accumulate, segments, w8a8=weight.w8a8)
 
 
-def text_of(product: AnyProduct) -> str:
+def product_text_of(product: AnyProduct) -> str:
     """Emit the product's function: @name(x, weights, out, begin, end)."""
     return few_text(product) if isinstance(product, FewRows) else product_text(product)
 
@@ -204,6 +204,6 @@ def quantize(prefix: str, product: AnyProduct, x: Named, rows: int) -> list[str]
     return [*constants, call(f"{prefix}_{made.name}", [x, made, *bounds])]
 
 
-def matrices(name: str, of: Product | Panels) -> list[Named]:
+def weight_arguments_of(name: str, of: Product | Panels) -> list[Named]:
     """Return a product's weight, scales and bias as arguments."""
     return [Named(f"{name}{i}", kind) for i, kind in enumerate(of.weight_types)]

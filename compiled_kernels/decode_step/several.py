@@ -10,24 +10,24 @@ from __future__ import annotations
 from math import lcm
 
 from compiled_kernels.decode_step.draw import (
-    MOST_THREADS,
+    MAX_THREADS,
     begin_weighing,
     draw,
     end_rows,
     exponentials,
-    weighing_buffers,
+    sampling_buffers,
 )
-from compiled_kernels.decode_step.parts import angles, head
+from compiled_kernels.decode_step.parts import rotary_arguments, head_product
 from compiled_kernels.decode_step.shape import StepShape
-from compiled_kernels.decode_step.text import arguments, computed, functions
-from compiled_kernels.mlir_text import Lines, Named, call, declared, divisor, memref, vector
+from compiled_kernels.decode_step.text import arguments, step_body, step_functions
+from compiled_kernels.mlir_text import Lines, Named, call, declare_arguments, largest_divisor, memref, vector
 
 
-def steps_text(shape: StepShape, most: int, context: int, weighs: bool = False) -> str:
-    """@decode_steps(see `all_arguments`): as many steps as `count` says, at most `most`."""
-    taken = all_arguments(shape, most, context, weighs)
+def steps_text(shape: StepShape, max_steps: int, context: int, weighs: bool = False) -> str:
+    """@decode_steps(see `steps_arguments`): as many steps as `count` says, at most `most`."""
+    taken = steps_arguments(shape, max_steps, context, weighs)
     shared = [*taken, Named("at", "index"), Named("thread", "index"), Named("threads", "index")]
-    entry = f"""func.func @decode_steps({declared(taken)}) {{
+    entry = f"""func.func @decode_steps({declare_arguments(taken)}) {{
 %thread, %threads = call @thread() : () -> (index, index)
 %zero = arith.constant 0 : index
 %one = arith.constant 1 : index
@@ -37,18 +37,18 @@ def steps_text(shape: StepShape, most: int, context: int, weighs: bool = False) 
 {_loop(shared, weighs)}
 return
 }}"""
-    step = f"""func.func private @one_step({declared(shared)}) attributes {{no_inline}} {{
-{computed(shape, _unit(shape))}
+    step = f"""func.func private @one_step({declare_arguments(shared)}) attributes {{no_inline}} {{
+{step_body(shape, _unit(shape))}
 {_largest(shape)}
-{exponentials(shape, most, _lanes(shape)) if weighs else ''}
+{exponentials(shape, max_steps, _lanes(shape)) if weighs else ''}
 return
 }}"""
-    bodies = {"embed": _embed(shape, context), "choose": _choose(shape, most, weighs)}
+    bodies = {"embed": _embed(shape, context), "choose": _choose(shape, max_steps, weighs)}
     embed, choose = (
-        f"func.func private @{name}({declared(shared)}) attributes {{no_inline}} {{\n{body}\nreturn\n}}"
+        f"func.func private @{name}({declare_arguments(shared)}) attributes {{no_inline}} {{\n{body}\nreturn\n}}"
         for name, body in bodies.items()
     )
-    return "\n".join([*functions(shape), embed, step, choose, entry])
+    return "\n".join([*step_functions(shape), embed, step, choose, entry])
 
 
 def _loop(shared: list[Named], weighs: bool) -> str:
@@ -90,50 +90,50 @@ scf.while (%at = %zero) : (index) -> index {{
 }}"""
 
 
-def all_arguments(shape: StepShape, most: int, context: int, weighs: bool = False) -> list[Named]:
-    return [*loop_buffers(shape, most, weighs), *loop_given(shape, context), *arguments(shape)]
+def steps_arguments(shape: StepShape, max_steps: int, context: int, weighs: bool = False) -> list[Named]:
+    return [*loop_buffers(shape, max_steps, weighs), *loop_inputs(shape, context), *arguments(shape)]
 
 
-def loop_buffers(shape: StepShape, most: int, weighs: bool = False) -> list[Named]:
+def loop_buffers(shape: StepShape, max_steps: int, weighs: bool = False) -> list[Named]:
     """`count` of steps; `ids` computed next; for each step what comes after it, if that is `known` (otherwise -1), and
     what was `chosen`; and the largest logit of each thread's share."""
     rows = shape.rows
     return [
         Named("count", memref((1,), "i32")),
         Named("ids", memref((rows,), "i32")),
-        Named("known", memref((most, rows), "i32")),
-        Named("chosen", memref((most, rows), "i32")),
-        Named("peaks", memref((rows, MOST_THREADS), "f32")),
-        Named("places", memref((rows, MOST_THREADS), "i32")),
-        *(weighing_buffers(shape, most) if weighs else []),
+        Named("known", memref((max_steps, rows), "i32")),
+        Named("chosen", memref((max_steps, rows), "i32")),
+        Named("peaks", memref((rows, MAX_THREADS), "f32")),
+        Named("places", memref((rows, MAX_THREADS), "i32")),
+        *(sampling_buffers(shape, max_steps) if weighs else []),
     ]
 
 
-def loop_given(shape: StepShape, context: int) -> list[Named]:
+def loop_inputs(shape: StepShape, context: int) -> list[Named]:
     """Return the embedding, and the angles of all positions."""
-    found = [Named("embedding", memref((shape.vocab, shape.width), shape.kind))]
-    for index, dim in shape.turns.items():
+    found = [Named("embedding", memref((shape.vocab_size, shape.hidden_size), shape.dtype))]
+    for index, dim in shape.rotary_dims.items():
         found += [Named(f"all_{name}_{index}", memref((context, dim // 2), "f32")) for name in ("cos", "sin")]
     return found
 
 
 def _lanes(shape: StepShape) -> int:
-    return divisor(shape.vocab, shape.target.lanes)
+    return largest_divisor(shape.vocab_size, shape.target.lanes)
 
 
 def _unit(shape: StepShape) -> int:
-    last = head(shape)
+    last = head_product(shape)
     assert last is not None
     return lcm(last.block, _lanes(shape))
 
 
 def _embed(shape: StepShape, context: int) -> str:
     """Emit x and the angles of every row, by its id and its length."""
-    rows, width, kind = shape.rows, shape.width, shape.kind
+    rows, width, kind = shape.rows, shape.hidden_size, shape.dtype
     lengths, ids = memref((rows,), "i32"), memref((rows,), "i32")
-    copies = [_copied("embedding", memref((shape.vocab, width), kind), "id", "x", rows, width, kind, shape)]
-    for index, dim in shape.turns.items():
-        for name, _ in angles(shape, dim):
+    copies = [_copied("embedding", memref((shape.vocab_size, width), kind), "id", "x", rows, width, kind, shape)]
+    for index, dim in shape.rotary_dims.items():
+        for name, _ in rotary_arguments(shape, dim):
             table = memref((context, dim // 2), "f32")
             copies.append(
                 _copied(f"all_{name}_{index}", table, "position", f"{name}_{index}", rows, dim // 2, "f32", shape)
@@ -155,8 +155,8 @@ def _copied(
     source: str, kind: str, place: str, target: str, rows: int, width: int, element: str, shape: StepShape
 ) -> str:
     """Emit target[row, :] = source[place, :], as float32."""
-    lanes, lines = divisor(width, shape.target.lanes), Lines(f"{target}_")
-    value = lines.wide(lines.load(f"%{source}", f"%{place}, %c", kind, lanes, element), lanes, element)
+    lanes, lines = largest_divisor(width, shape.target.lanes), Lines(f"{target}_")
+    value = lines.extend(lines.load(f"%{source}", f"%{place}, %c", kind, lanes, element), lanes, element)
     lines.store(value, f"%{target}", "%row, %c", memref((rows, width), "f32"), lanes)
     return f"""  %end_{target} = arith.constant {width} : index
   %by_{target} = arith.constant {lanes} : index
@@ -168,8 +168,8 @@ def _copied(
 def _largest(shape: StepShape) -> str:
     """Emit each row's largest logit in this thread's share, and its first place."""
     lanes, rows = _lanes(shape), shape.rows
-    logits, kind, whole = memref((rows, shape.vocab), "f32"), vector(lanes), vector(lanes, "i32")
-    peaks, places = memref((rows, MOST_THREADS), "f32"), memref((rows, MOST_THREADS), "i32")
+    logits, kind, whole = memref((rows, shape.vocab_size), "f32"), vector(lanes), vector(lanes, "i32")
+    peaks, places = memref((rows, MAX_THREADS), "f32"), memref((rows, MAX_THREADS), "i32")
     return f"""%zero = arith.constant 0 : index
 %one = arith.constant 1 : index
 %rows_of_logits = arith.constant {rows} : index
@@ -203,7 +203,7 @@ scf.for %row = %zero to %rows_of_logits step %one {{
 def _choose(shape: StepShape, most: int, weighs: bool) -> str:
     """Every row's next token, and one position more."""
     rows = shape.rows
-    peaks, places = memref((rows, MOST_THREADS), "f32"), memref((rows, MOST_THREADS), "i32")
+    peaks, places = memref((rows, MAX_THREADS), "f32"), memref((rows, MAX_THREADS), "i32")
     lengths, ids, steps = memref((rows,), "i32"), memref((rows,), "i32"), memref((most, rows), "i32")
     return f"""%zero = arith.constant 0 : index
 %one = arith.constant 1 : index

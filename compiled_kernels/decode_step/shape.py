@@ -5,39 +5,39 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from compiled_kernels.mlir_text import Target
-from compiled_kernels.quantized_attention.packed import Kind
+from compiled_kernels.quantized_attention.packed import QuantFormat
 
 
 @dataclass(frozen=True)
-class Weight:
+class WeightLayout:
     """How a product's matrix is stored: `f32`, `bf16`, `i8` (a scale a row) or `i4` (a scale a `group` of columns); row
     by row, or in `panels` (see blocked/layout.py). With `w8a8` it is i8 and what is multiplied with it is quantized too,
     row by row (see linear_w8a8)."""
 
-    kind: str
-    group: int = 0
+    dtype: str
+    quant_group: int = 0
     bias: bool = False
     panels: bool = False
     w8a8: bool = False
 
     @property
-    def tensors(self) -> int:
+    def num_tensors(self) -> int:
         """Return the number of tensors: the matrix, its scales, its bias."""
-        return 1 + (self.kind in ("i8", "i4")) + self.bias
+        return 1 + (self.dtype in ("i8", "i4")) + self.bias
 
 
 @dataclass(frozen=True)
-class Packing:
+class QuantizedLayout:
     """The layout of a layer's quantized keys and values, in the page table `page_table` (see `QuantizationRule`);
     `tokens_per_scale` tokens share a key scale, `columns_per_scale` columns a value scale."""
 
-    keys: Kind
-    values: Kind
-    run: int
-    columns: int
-    lag: int
-    first: int
-    table: int
+    key_format: QuantFormat
+    value_format: QuantFormat
+    tokens_per_scale: int
+    columns_per_scale: int
+    residual_length: int
+    num_sink_tokens: int
+    page_table: int
 
 
 @dataclass(frozen=True)
@@ -53,28 +53,28 @@ class LayerShape:
         qk_norm: whether queries and keys are normed first.
     """
 
-    heads: int
-    groups: int
-    dim: int
-    hidden: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
     scale: float
-    qkv: Weight
-    output: Weight
-    gate_up: Weight
-    down: Weight
+    qkv: WeightLayout
+    output: WeightLayout
+    gate_up: WeightLayout
+    down: WeightLayout
     window: int = 0
     sinks: int = 0
     softcap: float = 0.0
     sink_logits: bool = False
     qk_norm: bool = False
-    turn: int | None = 0
-    table: int = 0
-    packing: Packing | None = None
+    rotary_index: int | None = 0
+    page_table: int = 0
+    quantized: QuantizedLayout | None = None
 
     @property
-    def tensors(self) -> int:
+    def num_tensors(self) -> int:
         """Return the number of weight tensors: two norms, four products, and those of attention beside them."""
-        products = sum(weight.tensors for weight in (self.qkv, self.output, self.gate_up, self.down))
+        products = sum(weight.num_tensors for weight in (self.qkv, self.output, self.gate_up, self.down))
         return 2 + products + 2 * self.qk_norm + self.sink_logits
 
 
@@ -94,29 +94,29 @@ class StepShape:
     """
 
     rows: int
-    width: int
-    vocab: int
+    hidden_size: int
+    vocab_size: int
     eps: float
-    kind: str
+    dtype: str
     layers: tuple[LayerShape, ...]
-    head: Weight | None
-    size: int
-    held: int
+    head: WeightLayout | None
+    page_size: int
+    max_pages: int
     chunks: int
     target: Target
-    together: bool = False
+    same_sequence: bool = False
 
     @property
-    def tables(self) -> int:
-        packed = (layer.packing.table for layer in self.layers if layer.packing is not None)
-        return max([-1, *(layer.table for layer in self.layers), *packed]) + 1
+    def num_page_tables(self) -> int:
+        packed = (layer.quantized.page_table for layer in self.layers if layer.quantized is not None)
+        return max([-1, *(layer.page_table for layer in self.layers), *packed]) + 1
 
     @property
-    def turns(self) -> dict[int, int]:
+    def rotary_dims(self) -> dict[int, int]:
         """Return the width of the heads that each table of angles is for."""
-        return {layer.turn: layer.dim for layer in self.layers if layer.turn is not None}
+        return {layer.rotary_index: layer.head_dim for layer in self.layers if layer.rotary_index is not None}
 
     @property
-    def kinds(self) -> tuple[LayerShape, ...]:
+    def layer_kinds(self) -> tuple[LayerShape, ...]:
         """Return the layers' different shapes, in the order in which they first come."""
         return tuple(dict.fromkeys(self.layers))

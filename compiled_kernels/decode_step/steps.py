@@ -7,12 +7,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from compiled_kernels.decode_step.several import MOST_THREADS, loop_buffers, loop_given, steps_text
+from compiled_kernels.decode_step.several import MAX_THREADS, loop_buffers, loop_inputs, steps_text
 from compiled_kernels.decode_step.shape import StepShape
-from compiled_kernels.decode_step.step import checked, made
-from compiled_kernels.decode_step.text import buffers, given
+from compiled_kernels.decode_step.step import check_tensors, allocate
+from compiled_kernels.decode_step.text import buffers, step_inputs
 from compiled_kernels.mlir import compile_text
-from compiled_kernels.openmp import Call, library
+from compiled_kernels.openmp import BoundCall, libgomp_path
 
 
 class DecodeSteps:
@@ -34,31 +34,31 @@ class DecodeSteps:
         self,
         shape: StepShape,
         tensors: Mapping[str, Tensor],
-        most: int,
+        max_steps: int,
         context: int,
         weigh: bool = False,
     ):
-        checked(tensors, [*loop_given(shape, context), *given(shape)])
-        self.shape, self.most, self.weighs = shape, most, weigh
+        check_tensors(tensors, [*loop_inputs(shape, context), *step_inputs(shape)])
+        self.shape, self.max_steps, self.weighs = shape, max_steps, weigh
         self.kernel = compile_text(
-            steps_text(shape, most, context, weigh), "decode_steps", level=shape.target.level, libraries=(library(),)
+            steps_text(shape, max_steps, context, weigh), "decode_steps", level=shape.target.level, libraries=(libgomp_path(),)
         )
-        loop, own = made(loop_buffers(shape, most, weigh)), made(buffers(shape))
-        weights = [tensors[name] for name, _ in (*loop_given(shape, context), *given(shape))]
-        first = len(loop_given(shape, context))
-        self._call = Call(self.kernel.address, [*loop.values(), *weights[:first], *own.values(), *weights[first:]])
+        loop, own = allocate(loop_buffers(shape, max_steps, weigh)), allocate(buffers(shape))
+        weights = [tensors[name] for name, _ in (*loop_inputs(shape, context), *step_inputs(shape))]
+        first = len(loop_inputs(shape, context))
+        self._call = BoundCall(self.kernel.address, [*loop.values(), *weights[:first], *own.values(), *weights[first:]])
         self._count = loop["count"]
-        self.ids, self.known, self.chosen = loop["ids"], loop["known"], loop["chosen"]
+        self.ids, self.forced_tokens, self.next_tokens = loop["ids"], loop["known"], loop["chosen"]
         nothing = torch.empty(0)
         self.threshold, self.scale, self.uniforms, self.all_logits, self.kept, self._left = (
             loop.get(name, nothing) for name in ("threshold", "scale", "uniforms", "all_logits", "kept", "left")
         )
-        self.lengths, self.tables = own["lengths"], tuple(own[f"table_{i}"] for i in range(shape.tables))
+        self.lengths, self.tables = own["lengths"], tuple(own[f"table_{i}"] for i in range(shape.num_page_tables))
 
     def __call__(self, steps: int, threads: int | None = None) -> None:
-        if not 1 <= steps <= self.most:
-            raise ValueError(f"{steps} steps asked for, 1 to {self.most} are compiled")
+        if not 1 <= steps <= self.max_steps:
+            raise ValueError(f"{steps} steps asked for, 1 to {self.max_steps} are compiled")
         self._count[0] = steps
         if self.weighs:
             self._left[0] = 1
-        self._call(min(threads or torch.get_num_threads(), MOST_THREADS))
+        self._call(min(threads or torch.get_num_threads(), MAX_THREADS))

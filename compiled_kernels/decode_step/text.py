@@ -7,99 +7,99 @@ What is small (norms, merging, angles) every thread computes for itself rather t
 
 from __future__ import annotations
 
-from compiled_kernels.decode_step.layer import layer_text, passed
-from compiled_kernels.decode_step.norm import norm
+from compiled_kernels.decode_step.layer import layer_text, layer_arguments
+from compiled_kernels.decode_step.norm import norm_text
 from compiled_kernels.decode_step.parts import (
     AnyProduct,
-    Layer,
-    angles,
-    head,
+    LayerKernel,
+    rotary_arguments,
+    head_product,
     int8_buffers,
-    matrices,
+    weight_arguments_of,
     quantize,
     quantizers,
     taken,
-    text_of,
+    product_text_of,
 )
 from compiled_kernels.decode_step.shape import LayerShape, StepShape
-from compiled_kernels.mlir_text import THREADS, Named, call, declared, exp_function, memref, share_of
-from compiled_kernels.quantized_attention.mlir_item import bounds
+from compiled_kernels.mlir_text import THREADS, Named, call, declare_arguments, exp_function, memref, thread_share
+from compiled_kernels.quantized_attention.mlir_item import span_function
 
 
 def step_text(shape: StepShape) -> str:
     """Emit @decode_step(see `arguments`), with all it calls; layers of one shape are one function."""
-    step = f"""func.func @decode_step({declared(arguments(shape))}) {{
+    step = f"""func.func @decode_step({declare_arguments(arguments(shape))}) {{
 %thread, %threads = call @thread() : () -> (index, index)
-{computed(shape, last.block if (last := head(shape)) else 1)}
+{step_body(shape, last.block if (last := head_product(shape)) else 1)}
 return
 }}"""
-    return "\n".join([*functions(shape), step])
+    return "\n".join([*step_functions(shape), step])
 
 
-def functions(shape: StepShape) -> list[str]:
+def step_functions(shape: StepShape) -> list[str]:
     """Emit all that a step calls."""
-    called = [THREADS, exp_function(shape.target.lanes), bounds(), norm(shape)]
-    called += [text_of(last), *quantizers("head", [last], shape.rows)] if (last := head(shape)) else []
+    called = [THREADS, exp_function(shape.target.lanes), span_function(), norm_text(shape)]
+    called += [product_text_of(last), *quantizers("head", [last], shape.rows)] if (last := head_product(shape)) else []
     return [*called, *(layer_text(layer) for layer in _kinds(shape).values())]
 
 
-def computed(shape: StepShape, unit: int) -> str:
+def step_body(shape: StepShape, unit: int) -> str:
     """Emit the way from x to logits, where there is a head, of which each thread has a share [%vocab_begin,
     %vocab_end) in multiples of `unit`."""
-    kinds, last = _kinds(shape), head(shape)
+    kinds, last = _kinds(shape), head_product(shape)
     calls = [_layer_call(kinds[each], index) for index, each in enumerate(shape.layers)]
     return "\n".join([*calls, *([_logits(shape, last, unit)] if last else [])])
 
 
-def _kinds(shape: StepShape) -> dict[LayerShape, Layer]:
-    return {kind: Layer(shape, kind, f"layer{i}") for i, kind in enumerate(shape.kinds)}
+def _kinds(shape: StepShape) -> dict[LayerShape, LayerKernel]:
+    return {kind: LayerKernel(shape, kind, f"layer{i}") for i, kind in enumerate(shape.layer_kinds)}
 
 
 def arguments(shape: StepShape) -> list[Named]:
     """Emit the step's arguments in order: its own buffers, then what it is given."""
-    return [*buffers(shape), *given(shape)]
+    return [*buffers(shape), *step_inputs(shape)]
 
 
 def buffers(shape: StepShape) -> list[Named]:
     """Return the buffers that change with each step, then the scratch buffers."""
     rows = shape.rows
-    found = [Named("x", memref((rows, shape.width), "f32"))]
-    found += [Named("logits", memref((rows, shape.vocab), "f32"))] if shape.head else []
+    found = [Named("x", memref((rows, shape.hidden_size), "f32"))]
+    found += [Named("logits", memref((rows, shape.vocab_size), "f32"))] if shape.head else []
     found += [Named("lengths", memref((rows,), "i32"))] if shape.layers else []
-    found += [Named(f"table_{i}", memref((rows, shape.held), "i32")) for i in range(shape.tables)]
-    for index, dim in shape.turns.items():
-        found += angles(shape, dim, f"_{index}")
-    for kind in shape.kinds:
-        found += [buffer for buffer in Layer(shape, kind).shared if buffer not in found]
+    found += [Named(f"table_{i}", memref((rows, shape.max_pages), "i32")) for i in range(shape.num_page_tables)]
+    for index, dim in shape.rotary_dims.items():
+        found += rotary_arguments(shape, dim, f"_{index}")
+    for kind in shape.layer_kinds:
+        found += [buffer for buffer in LayerKernel(shape, kind).shared_buffers if buffer not in found]
     return found
 
 
-def given(shape: StepShape) -> list[Named]:
+def step_inputs(shape: StepShape) -> list[Named]:
     """Emit all weights and pages."""
     found = []
-    if last := head(shape):
-        found += [Named("norm", memref((shape.width,), shape.kind)), *matrices("head_", last)]
+    if last := head_product(shape):
+        found += [Named("norm", memref((shape.hidden_size,), shape.dtype)), *weight_arguments_of("head_", last)]
     for index, kind in enumerate(shape.layers):
-        found += [Named(f"{name}_{index}", stored) for name, stored in Layer(shape, kind).own]
+        found += [Named(f"{name}_{index}", stored) for name, stored in LayerKernel(shape, kind).own_arguments]
     return found
 
 
-def _layer_call(layer: Layer, index: int) -> str:
+def _layer_call(layer: LayerKernel, index: int) -> str:
     """Emit the layer of this index: its function, with the step's arguments for the layer's."""
-    turn = layer.shape.turn
-    packing = layer.shape.packing
-    called = {"packed_table": f"table_{packing.table}"} if packing else {}
-    called |= {"table": f"table_{layer.shape.table}", "cos": f"cos_{turn}", "sin": f"sin_{turn}"}
-    called |= {name: f"{name}_{index}" for name, _ in layer.own}
-    given = [Named(called.get(name, name), kind) for name, kind in passed(layer)]
+    turn = layer.shape.rotary_index
+    packing = layer.shape.quantized
+    called = {"quantized_table": f"table_{packing.page_table}"} if packing else {}
+    called |= {"table": f"table_{layer.shape.page_table}", "cos": f"cos_{turn}", "sin": f"sin_{turn}"}
+    called |= {name: f"{name}_{index}" for name, _ in layer.own_arguments}
+    given = [Named(called.get(name, name), kind) for name, kind in layer_arguments(layer)]
     return call(layer.name, [*given, Named("thread", "index"), Named("threads", "index")])
 
 
 def _logits(shape: StepShape, head: AnyProduct, unit: int) -> str:
     """Emit logits = the norm of x times the head's weight; this thread's columns."""
-    x, weight = Named("x", memref((shape.rows, shape.width), "f32")), Named("norm", memref((shape.width,), shape.kind))
-    normed = Named("normed", memref((shape.rows, shape.width), shape.kind))
-    logits = Named("logits", memref((shape.rows, shape.vocab), "f32"))
+    x, weight = Named("x", memref((shape.rows, shape.hidden_size), "f32")), Named("norm", memref((shape.hidden_size,), shape.dtype))
+    normed = Named("normed", memref((shape.rows, shape.hidden_size), shape.dtype))
+    logits = Named("logits", memref((shape.rows, shape.vocab_size), "f32"))
     columns = [Named("vocab_begin", "index"), Named("vocab_end", "index")]
     buffers = [normed, *int8_buffers([head], shape.rows)]
     return "\n".join(
@@ -107,7 +107,7 @@ def _logits(shape: StepShape, head: AnyProduct, unit: int) -> str:
             *(f"%{name} = memref.alloca() {{alignment = 64 : i64}} : {kind}" for name, kind in buffers),
             call("norm", [x, weight, normed]),
             *quantize("head", head, normed, shape.rows),
-            share_of("vocab", shape.vocab, unit),
-            call("head", [taken(head, normed, shape.rows), *matrices("head_", head), logits, *columns]),
+            thread_share("vocab", shape.vocab_size, unit),
+            call("head", [taken(head, normed, shape.rows), *weight_arguments_of("head_", head), logits, *columns]),
         )
     )

@@ -7,15 +7,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from compiled_kernels.expert_linear.reference import reference
-from compiled_kernels.expert_linear.traced import FEW, traced
-from compiled_kernels.lanes import Lane
-from compiled_kernels.operators import define
+from compiled_kernels.expert_linear.traced import MAX_TRACED_ROWS, traced
+from compiled_kernels.backends import Backend
+from compiled_kernels.operators import define_operator
 
-EXPERT_LINEAR = define(
+EXPERT_LINEAR = define_operator(
     "expert_linear",
     "(Tensor x, Tensor expert, Tensor weight, Tensor? bias) -> Tensor",
     lambda x, expert, weight, bias: x.new_empty(x.shape[0], weight.shape[1]),
-    {Lane.INDUCTOR: "compiled_kernels.expert_linear.reference:reference"},
+    {Backend.INDUCTOR: "compiled_kernels.expert_linear.reference:reference"},
 )
 
 
@@ -24,7 +24,7 @@ def expert_linear(
     expert: Int[Tensor, " row"],
     weight: Float[Tensor, "expert out width"],
     bias: Float[Tensor, "expert out"] | None = None,
-    lane: Lane = Lane.EAGER,
+    backend: Backend = Backend.EAGER,
 ) -> Float[Tensor, "row out"]:
     """Compute x[r] @ weight[expert[r]].T + bias[expert[r]], in the type of `x`. Only the experts that are named are
     read.
@@ -34,11 +34,11 @@ def expert_linear(
         expert: the expert of each row.
         weight: the matrices of all experts.
         bias: their biases.
-        lane: the backend.
+        backend: the backend.
     """
-    if lane is Lane.EAGER:
+    if backend is Backend.EAGER:
         return reference(x, expert, weight, bias)
     # Which experts are named no graph can read: inside one, products of many rows are opaque.
-    if lane is Lane.INDUCTOR and torch.compiler.is_compiling() and x.shape[0] <= FEW and x.device.type == "cpu":
+    if backend is Backend.INDUCTOR and torch.compiler.is_compiling() and x.shape[0] <= MAX_TRACED_ROWS and x.device.type == "cpu":
         return traced(x, expert, weight, bias)
-    return EXPERT_LINEAR.form(lane)(x, expert, weight, bias)
+    return EXPERT_LINEAR.implementation(backend)(x, expert, weight, bias)

@@ -5,7 +5,7 @@ import math
 import torch
 
 import compiled_kernels
-from compiled_kernels.cases import Case, Suite, Work, random
+from compiled_kernels.cases import Case, Suite, CaseCost, random_normal
 
 
 def inputs(
@@ -13,11 +13,11 @@ def inputs(
 ) -> tuple:
     """Draw inputs; experts that no row names are NaN."""
     expert = torch.randint(experts, (rows,), generator=generator)
-    weight, shift = random(generator, dtype, (experts, out, width)), random(generator, dtype, (experts, out))
+    weight, shift = random_normal(generator, dtype, (experts, out, width)), random_normal(generator, dtype, (experts, out))
     unnamed = torch.ones(experts, dtype=torch.bool)
     unnamed[expert] = False
     weight[unnamed], shift[unnamed] = torch.nan, torch.nan
-    return random(generator, dtype, (rows, width)), expert, weight, shift if bias else None
+    return random_normal(generator, dtype, (rows, width)), expert, weight, shift if bias else None
 
 
 def terms(width: int, **_: object) -> float:
@@ -43,13 +43,13 @@ SUITES = (
             Case(
                 f"{rows} of {experts} {width}x{out}",
                 {"rows": rows, "experts": experts, "width": width, "out": out, "bias": True, "dtype": dtype},
-                Work(min(rows, experts) * width * out * dtype.itemsize, 2 * rows * width * out),
+                CaseCost(min(rows, experts) * width * out * dtype.itemsize, 2 * rows * width * out),
                 timed=width > 500,
             )
             for rows, experts, width, out in [(4, 32, 576, 1536), (64, 32, 576, 1536), (5, 3, 16, 7), (1, 4, 33, 5)]
             for dtype in (torch.float32, torch.bfloat16)
         ),
-        terms=terms,
+        rounding_terms=terms,
         scale=scale,
     ),
 )

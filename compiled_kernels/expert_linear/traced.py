@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-FEW = 8  # rows; a matrix that several rows name is read for each of them
+MAX_TRACED_ROWS = 8  # rows; a matrix that several rows name is read for each of them
 
 
 def traced(x: Tensor, expert: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -6,13 +6,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from compiled_kernels.gated import reference
-from compiled_kernels.lanes import Lane
-from compiled_kernels.operators import Operator, define
+from compiled_kernels.backends import Backend
+from compiled_kernels.operators import Operator, define_operator
 
 
 def _gate(name: str, arguments: str = "") -> Operator:
-    places = {lane: f"compiled_kernels.gated.{lane}:{name}" for lane in (Lane.TRITON, Lane.MLIR)}
-    return define(name, f"(Tensor gate_up{arguments}) -> Tensor", _joined, places)
+    places = {backend: f"compiled_kernels.gated.{backend}:{name}" for backend in (Backend.TRITON, Backend.MLIR)}
+    return define_operator(name, f"(Tensor gate_up{arguments}) -> Tensor", _joined, places)
 
 
 def _joined(gate_up: Tensor, *_: float) -> Tensor:
@@ -24,26 +24,26 @@ GATED_GELU = _gate("gated_gelu")
 GATED_CLAMPED = _gate("gated_clamped", ", float alpha, float limit")
 
 
-def gated_silu(gate_up: Float[Tensor, "token two_hidden"], lane: Lane = Lane.EAGER) -> Tensor:
+def gated_silu(gate_up: Float[Tensor, "token two_hidden"], backend: Backend = Backend.EAGER) -> Tensor:
     """Compute silu(gate) * up (SwiGLU), where `gate_up` holds the gate's columns, then the up projection's: [token,
     intermediate]."""
-    if lane in (Lane.EAGER, Lane.INDUCTOR):
+    if backend in (Backend.EAGER, Backend.INDUCTOR):
         return reference.reference(gate_up)
-    return GATED_SILU.form(lane)(gate_up)
+    return GATED_SILU.implementation(backend)(gate_up)
 
 
-def gated_gelu(gate_up: Float[Tensor, "token two_hidden"], lane: Lane = Lane.EAGER) -> Tensor:
+def gated_gelu(gate_up: Float[Tensor, "token two_hidden"], backend: Backend = Backend.EAGER) -> Tensor:
     """Compute gelu(gate) * up with the tanh form of gelu (GeGLU): [token, intermediate]."""
-    if lane in (Lane.EAGER, Lane.INDUCTOR):
+    if backend in (Backend.EAGER, Backend.INDUCTOR):
         return reference.gelu(gate_up)
-    return GATED_GELU.form(lane)(gate_up)
+    return GATED_GELU.implementation(backend)(gate_up)
 
 
 def gated_clamped(
-    gate_up: Float[Tensor, "token two_hidden"], alpha: float, limit: float, lane: Lane = Lane.EAGER
+    gate_up: Float[Tensor, "token two_hidden"], alpha: float, limit: float, backend: Backend = Backend.EAGER
 ) -> Tensor:
     """Compute g sigmoid(alpha g) (u + 1), g = min(gate, limit) and u = up within ±limit (gpt-oss): [token,
     intermediate]."""
-    if lane in (Lane.EAGER, Lane.INDUCTOR):
+    if backend in (Backend.EAGER, Backend.INDUCTOR):
         return reference.clamped(gate_up, alpha, limit)
-    return GATED_CLAMPED.form(lane)(gate_up, alpha, limit)
+    return GATED_CLAMPED.implementation(backend)(gate_up, alpha, limit)

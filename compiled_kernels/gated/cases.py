@@ -3,11 +3,11 @@ from __future__ import annotations
 import torch
 
 import compiled_kernels
-from compiled_kernels.cases import Case, Suite, Work, random
+from compiled_kernels.cases import Case, Suite, CaseCost, random_normal
 
 
 def inputs(generator: torch.Generator, tokens: int, hidden: int, dtype: torch.dtype) -> tuple:
-    return (3 * random(generator, dtype, (tokens, 2 * hidden)),)
+    return (3 * random_normal(generator, dtype, (tokens, 2 * hidden)),)
 
 
 def clamped_inputs(generator: torch.Generator, tokens: int, hidden: int, dtype: torch.dtype) -> tuple:
@@ -20,7 +20,7 @@ def _cases(shapes: list[tuple[int, int]]) -> tuple[Case, ...]:
         Case(
             f"{tokens}x{hidden}",
             {"tokens": tokens, "hidden": hidden, "dtype": dtype},
-            Work(3 * tokens * hidden * dtype.itemsize, 5 * tokens * hidden),
+            CaseCost(3 * tokens * hidden * dtype.itemsize, 5 * tokens * hidden),
             timed=hidden > 500,
         )
         for tokens, hidden in shapes
@@ -29,9 +29,9 @@ def _cases(shapes: list[tuple[int, int]]) -> tuple[Case, ...]:
 
 
 SHAPES = [(1, 1536), (4, 5632), (16, 1536), (256, 5632), (3, 33), (1, 1)]
-FEW = [(1, 5760), (16, 5760), (3, 33), (1, 1)]
+SMALL_SHAPES = [(1, 5760), (16, 5760), (3, 33), (1, 1)]
 SUITES = (
-    Suite("gated_silu", inputs, compiled_kernels.gated_silu, _cases(SHAPES), terms=lambda **_: 8),
-    Suite("gated_gelu", inputs, compiled_kernels.gated_gelu, _cases(FEW), terms=lambda **_: 12),
-    Suite("gated_clamped", clamped_inputs, compiled_kernels.gated_clamped, _cases(FEW), terms=lambda **_: 10),
+    Suite("gated_silu", inputs, compiled_kernels.gated_silu, _cases(SHAPES), rounding_terms=lambda **_: 8),
+    Suite("gated_gelu", inputs, compiled_kernels.gated_gelu, _cases(SMALL_SHAPES), rounding_terms=lambda **_: 12),
+    Suite("gated_clamped", clamped_inputs, compiled_kernels.gated_clamped, _cases(SMALL_SHAPES), rounding_terms=lambda **_: 10),
 )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from compiled_kernels.gated import reference
-from compiled_kernels.mlir.leaf import Leaf
+from compiled_kernels.mlir.leaf import LeafOperator
 
-GATED_SILU = Leaf("gated_silu", reference.reference, lanes=64)
-GATED_GELU = Leaf("gated_gelu", reference.gelu, lanes=64)
-GATED_CLAMPED = Leaf("gated_clamped", reference.clamped, lanes=64)
+GATED_SILU = LeafOperator("gated_silu", reference.reference, lanes=64)
+GATED_GELU = LeafOperator("gated_gelu", reference.gelu, lanes=64)
+GATED_CLAMPED = LeafOperator("gated_clamped", reference.clamped, lanes=64)
 
 
 def gated_silu(gate_up: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from compiled_kernels.triton_code.launch import Launch, blocks, check, power_of_two, run
+from compiled_kernels.triton_code.launch import KernelLaunch, ceil_div, check, power_of_two, run
 
 COLUMNS = 1024  # a program's most: eight a thread, sixteen bytes of bfloat16
 SILU, GELU, CLAMPED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
@@ -35,7 +35,7 @@ def gate_times_up(
 
 def plan(
     gate_up: Tensor, operator: str = "gated_silu", alpha: float = 0.0, limit: float = 0.0
-) -> tuple[list[Launch], Tensor]:
+) -> tuple[list[KernelLaunch], Tensor]:
     check(operator, gate_up)
     tokens, hidden = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(tokens, hidden)
@@ -45,7 +45,7 @@ def plan(
         "gate_up": gate_up, "out": out, "hidden": hidden, "row_stride": gate_up.stride(0),
         "column_stride": gate_up.stride(1), "alpha": alpha, "limit": limit, "COLUMNS": columns, "KIND": kind.value,
     }  # fmt: skip
-    return [Launch(gate_times_up, (tokens, blocks(hidden, columns)), arguments)], out
+    return [KernelLaunch(gate_times_up, (tokens, ceil_div(hidden, columns)), arguments)], out
 
 
 def gated_silu(gate_up: Tensor) -> Tensor:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 
-from compiled_kernels.inductor_code.watch import Seen
+from compiled_kernels.inductor_code.watch import CompilationTrace
 
-UNTOLD = "the scheduler logged no reason: the backend does not join loops over {first} with loops over {second}"
+NO_REASON = "the scheduler logged no reason: the backend does not join loops over {first} with loops over {second}"
 
 
-def fusion(seen: Seen) -> dict:
+def fusion(seen: CompilationTrace) -> dict:
     """Return `kernels` (name, groups of scheduler nodes, their operations in the graph, bytes of the buffers they read
     and write), `nodes`, and `apart` (pairs of groups that were not fused, with the scheduler's reason)."""
-    homes = {part: kernel for kernel, parts in seen.kernels.items() for part in parts}
+    homes = {part: kernel for kernel, parts in seen.nodes_of_kernel.items() for part in parts}
     kernels: dict[str, list[dict]] = {}
     for group in seen.groups:
         home = next((homes[part] for part in group["parts"] if part in homes), group["library"] or "(no kernel)")
@@ -33,7 +33,7 @@ def fusion(seen: Seen) -> dict:
     }
 
 
-def text_of(found: Mapping) -> str:
+def fusion_text(found: Mapping) -> str:
     lines = []
     for kernel in found["kernels"]:
         lines.append(kernel["kernel"])
@@ -48,7 +48,7 @@ def text_of(found: Mapping) -> str:
     return "\n".join(lines if found["apart"] else [*lines, "nothing that shares a buffer was left apart"])
 
 
-def _apart(seen: Seen) -> list[dict]:
+def _apart(seen: CompilationTrace) -> list[dict]:
     """Return groups that share a buffer first, then others that the scheduler tried."""
     group_of = {part: group["name"] for group in seen.groups for part in group["parts"]}
     told: dict[frozenset[str], list[str]] = {}
@@ -66,7 +66,7 @@ def _apart(seen: Seen) -> list[dict]:
         pair = frozenset((first["name"], second["name"]))
         shared = {*first["reads"], *first["writes"]} & {*second["reads"], *second["writes"]}
         if shared and pair not in exact:
-            untold = UNTOLD.format(first=_loops(first), second=_loops(second))
+            untold = NO_REASON.format(first=_loops(first), second=_loops(second))
             told[pair] = [*told.get(pair, ()), untold]
         if pair in told:
             reason = "; ".join(told[pair])

@@ -27,8 +27,8 @@ FILES = {
     "fused_ir": "ir_post_fusion.txt",
 }
 CODE = "output_code.py"
-COUNTED = re.compile(r"^# AOT ID: .*$", re.MULTILINE)
-WHY_NOT = re.compile(r"cannot fuse (\S+) with (\S+): (.*)", re.DOTALL)
+GRAPH_COUNTER = re.compile(r"^# AOT ID: .*$", re.MULTILINE)
+FUSION_REFUSED = re.compile(r"cannot fuse (\S+) with (\S+): (.*)", re.DOTALL)
 BACKENDS = (
     ("torch._inductor.codegen.cpp", "CppScheduling"),
     ("torch._inductor.codegen.triton", "TritonScheduling"),
@@ -36,7 +36,7 @@ BACKENDS = (
 
 
 @dataclass
-class Seen:
+class CompilationTrace:
     """The record of one compilation: `texts` by stage; `nodes` before fusion and the `groups` they became; `reasons`
     of pairs that were not fused; the nodes of each kernel; the generated `code`."""
 
@@ -44,16 +44,16 @@ class Seen:
     nodes: list[dict] = field(default_factory=list)
     groups: list[dict] = field(default_factory=list)
     reasons: list[tuple[str, str, str]] = field(default_factory=list)
-    kernels: dict[str, list[str]] = field(default_factory=dict)
+    nodes_of_kernel: dict[str, list[str]] = field(default_factory=dict)
     code: str = ""
 
 
-def watched(call: Callable[..., Any], inputs: tuple) -> Seen:
+def trace_compilation(call: Callable[..., Any], inputs: tuple) -> CompilationTrace:
     """Compile `call` for these inputs and run it; what was seen on the way."""
     from torch._functorch import config as autograd
     from torch._inductor import config as inductor
 
-    seen = Seen()
+    seen = CompilationTrace()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         for part in (_kernels(seen), _reasons(seen), _silent(), warnings.catch_warnings(), torch.inference_mode()):
             stack.enter_context(part)
@@ -83,10 +83,10 @@ def loaded_code() -> dict[str, str]:
 
 def code_digest(code: str) -> str:
     """Return SHA-256 of generated code, but for the line that counts the graphs of the process."""
-    return hashlib.sha256(COUNTED.sub("", code).strip().encode()).hexdigest()
+    return hashlib.sha256(GRAPH_COUNTER.sub("", code).strip().encode()).hexdigest()
 
 
-def _backend(seen: Seen) -> Callable[..., Any]:
+def _backend(seen: CompilationTrace) -> Callable[..., Any]:
     def backend(graph: torch.fx.GraphModule, inputs: list) -> Callable:
         from torch._inductor.compile_fx import compile_fx
 
@@ -148,7 +148,7 @@ def _library(part: Any) -> str:
 
 
 @contextmanager
-def _kernels(seen: Seen) -> Iterator[None]:
+def _kernels(seen: CompilationTrace) -> Iterator[None]:
     with ExitStack() as stack:
         for module, name in BACKENDS:
             backend = getattr(__import__(module, fromlist=[name]), name, None)
@@ -158,37 +158,37 @@ def _kernels(seen: Seen) -> Iterator[None]:
         yield
 
 
-def _telling(seen: Seen, original: Callable) -> Callable:
+def _telling(seen: CompilationTrace, original: Callable) -> Callable:
     def define_kernel(self: Any, code: Any, nodes: Any, *rest: Any, **named: Any) -> Any:
         kernel = original(self, code, nodes, *rest, **named)
         names = [part.get_name() for node in nodes if hasattr(node, "get_nodes") for part in node.get_nodes()]
-        seen.kernels.setdefault(str(kernel), []).extend(names)
+        seen.nodes_of_kernel.setdefault(str(kernel), []).extend(names)
         return kernel
 
     return define_kernel
 
 
-class Listener(logging.Handler):
-    def __init__(self, seen: Seen):
+class FusionLogHandler(logging.Handler):
+    def __init__(self, seen: CompilationTrace):
         super().__init__(logging.DEBUG)
         self.seen = seen
 
     def emit(self, record: logging.LogRecord) -> None:
-        found = WHY_NOT.match(record.getMessage())
+        found = FUSION_REFUSED.match(record.getMessage())
         if found:
             first, second, reason = found.groups()
             self.seen.reasons.append((first, second, " ".join(reason.split())))
 
 
 @contextmanager
-def _reasons(seen: Seen) -> Iterator[None]:
+def _reasons(seen: CompilationTrace) -> Iterator[None]:
     from torch._inductor import scheduler
 
     log = getattr(scheduler, "fusion_log", None)
     if log is None:
         yield
         return
-    listener, level, upwards = Listener(seen), log.level, log.propagate
+    listener, level, upwards = FusionLogHandler(seen), log.level, log.propagate
     log.addHandler(listener)
     log.setLevel(logging.DEBUG)
     log.propagate = False

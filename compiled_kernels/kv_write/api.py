@@ -5,14 +5,14 @@ from __future__ import annotations
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from compiled_kernels.lanes import Lane
-from compiled_kernels.operators import define
+from compiled_kernels.backends import Backend
+from compiled_kernels.operators import define_operator
 
-KV_WRITE = define(
+KV_WRITE = define_operator(
     "kv_write",
     "(Tensor(a!) pages, Tensor rows, Tensor slots) -> ()",
     lambda pages, rows, slots: None,
-    {Lane.TRITON: "compiled_kernels.kv_write.triton:kv_write", Lane.MLIR: "compiled_kernels.kv_write.mlir:kv_write"},
+    {Backend.TRITON: "compiled_kernels.kv_write.triton:kv_write", Backend.MLIR: "compiled_kernels.kv_write.mlir:kv_write"},
 )
 
 
@@ -20,12 +20,12 @@ def kv_write(
     pages: Float[Tensor, "page group offset dim"],
     rows: Float[Tensor, "token group dim"],
     slots: Int[Tensor, " token"],
-    lane: Lane = Lane.EAGER,
+    backend: Backend = Backend.EAGER,
 ) -> None:
     """Put `rows` at `slots`, in place; slot = page * (tokens a page) + offset. No slot comes twice, but those of the
     null page (page 0), which may hold anything."""
-    if lane not in (Lane.EAGER, Lane.INDUCTOR):
-        KV_WRITE.form(lane)(pages, rows, slots)
+    if backend not in (Backend.EAGER, Backend.INDUCTOR):
+        KV_WRITE.implementation(backend)(pages, rows, slots)
         return
     size = pages.shape[2]
     pages[slots // size, :, slots % size] = rows.to(pages.dtype)

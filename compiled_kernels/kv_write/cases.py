@@ -3,30 +3,30 @@ from __future__ import annotations
 import torch
 
 import compiled_kernels
-from compiled_kernels.cases import Case, Suite, Work, random
+from compiled_kernels.cases import Case, Suite, CaseCost, random_normal
 from compiled_kernels.kv_write.reference import reference
 
 
 def inputs(
-    generator: torch.Generator, tokens: int, pages: int, groups: int, size: int, dim: int, dtype: torch.dtype
+    generator: torch.Generator, tokens: int, pages: int, num_kv_heads: int, size: int, dim: int, dtype: torch.dtype
 ) -> tuple:
     """Draw inputs: pages are NaN wherever nothing was written; rows come as a slice of wider ones, as
     projections do."""
     slots = torch.randperm(pages * size, generator=generator)[:tokens] + size
-    rows = random(generator, dtype, (tokens, groups + 1, dim))[:, 1:]
-    return torch.full((pages + 1, groups, size, dim), torch.nan, dtype=dtype), rows, slots
+    rows = random_normal(generator, dtype, (tokens, num_kv_heads + 1, dim))[:, 1:]
+    return torch.full((pages + 1, num_kv_heads, size, dim), torch.nan, dtype=dtype), rows, slots
 
 
-def written(pages, rows, slots, lane):
+def written(pages, rows, slots, backend):
     """Write, and return the pages after the write."""
     pages = pages.clone()
-    compiled_kernels.kv_write(pages, rows, slots, lane)
+    compiled_kernels.kv_write(pages, rows, slots, backend)
     return pages
 
 
-def in_place(pages, rows, slots, lane):
+def in_place(pages, rows, slots, backend):
     """Write in place, without a copy: this is timed. The same again leaves the same."""
-    compiled_kernels.kv_write(pages, rows, slots, lane)
+    compiled_kernels.kv_write(pages, rows, slots, backend)
     return pages
 
 
@@ -45,7 +45,7 @@ SUITES = (
             Case(
                 f"{tokens}x{groups}x{dim}",
                 {"tokens": tokens, "pages": pages, "groups": groups, "size": size, "dim": dim, "dtype": dtype},
-                Work(2 * tokens * groups * dim * dtype.itemsize, 0),
+                CaseCost(2 * tokens * groups * dim * dtype.itemsize, 0),
                 timed=dim == 64 and dtype == torch.bfloat16,
             )
             for tokens, pages, groups, size, dim in [
@@ -57,7 +57,7 @@ SUITES = (
             for dtype in (torch.float32, torch.bfloat16)
         ),
         exact=exact,
-        timed_call=in_place,
-        terms=lambda **_: 0,
+        benchmark_call=in_place,
+        rounding_terms=lambda **_: 0,
     ),
 )

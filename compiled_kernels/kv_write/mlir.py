@@ -1,4 +1,4 @@
-"""The lane mlir of the write: each row is copied to its page's offset, one group after another."""
+"""The backend mlir of the write: each row is copied to its page's offset, one group after another."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ import torch
 from torch import Tensor
 
 from compiled_kernels.cases import Case
-from compiled_kernels.expect import FLOATING, INTEGERS, expect
-from compiled_kernels.lanes import LaneError
+from compiled_kernels.expect import FLOAT_DTYPES, INDEX_DTYPES, check_argument
+from compiled_kernels.backends import BackendError
 from compiled_kernels.mlir import Kernel, compile_text
-from compiled_kernels.mlir_text import PAGES, THREADS, TYPES, Lines, Target, divisor, memref
-from compiled_kernels.openmp import Call, library
+from compiled_kernels.mlir_text import SIZE_BOUND, THREADS, MLIR_TYPES, Lines, Target, largest_divisor, memref
+from compiled_kernels.openmp import BoundCall, libgomp_path
 
-FEW = 64  # tokens that one thread writes before a second one would be awake
+SINGLE_THREAD_TOKENS = 64  # tokens that one thread writes before a second one would be awake
 
 
 def kv_write(pages: Tensor, rows: Tensor, slots: Tensor) -> None:
     count, groups, size, dim = pages.shape
     tokens = rows.shape[0]
-    expect("kv_write", "pages", pages, (count, groups, size, dim), tuple(TYPES))
-    expect("kv_write", "rows", rows, (tokens, groups, dim), FLOATING, dense=False)
-    expect("kv_write", "slots", slots, (tokens,), INTEGERS, dense=False)
+    check_argument("kv_write", "pages", pages, (count, groups, size, dim), tuple(MLIR_TYPES))
+    check_argument("kv_write", "rows", rows, (tokens, groups, dim), FLOAT_DTYPES, contiguous=False)
+    check_argument("kv_write", "slots", slots, (tokens,), INDEX_DTYPES, contiguous=False)
     rows, slots = rows.to(pages.dtype), slots.long().contiguous()
     if tokens and rows.stride()[1:] != (dim, 1):
         rows = rows.contiguous()
-    kernel = _compiled(Target.here(), groups, dim, size, TYPES[pages.dtype])
+    kernel = _compiled(Target.current(), groups, dim, size, MLIR_TYPES[pages.dtype])
     sizes = torch.tensor([tokens, rows.stride(0), count * size, 0])
-    Call(kernel.address, (pages, rows, slots, sizes))(threads=1 if tokens < FEW else None)
+    BoundCall(kernel.address, (pages, rows, slots, sizes))(threads=1 if tokens < SINGLE_THREAD_TOKENS else None)
     if sizes[3]:
-        raise LaneError(f"kv_write: slots must lie in 0..{count * size - 1}; {_range(slots)} given")
+        raise BackendError(f"kv_write: slots must lie in 0..{count * size - 1}; {_range(slots)} given")
 
 
 def _range(numbers: Tensor) -> str:
@@ -41,13 +41,13 @@ def _range(numbers: Tensor) -> str:
 def stages(case: Case, operator: str = "kv_write") -> Mapping[str, str]:
     """Return every stage of the function that runs for `case`."""
     of = case.arguments
-    return _compiled(Target.here(), of["groups"], of["dim"], of["size"], TYPES[of["dtype"]]).stages
+    return _compiled(Target.current(), of["groups"], of["dim"], of["size"], MLIR_TYPES[of["dtype"]]).stages
 
 
 @functools.lru_cache(maxsize=512)
 def _compiled(target: Target, groups: int, dim: int, size: int, kind: str) -> Kernel:
     text = f"{THREADS}\n{_text(groups, dim, size, kind)}"
-    return compile_text(text, "kv_write", level=target.level, libraries=(library(),))
+    return compile_text(text, "kv_write", level=target.level, libraries=(libgomp_path(),))
 
 
 def _text(groups: int, dim: int, size: int, kind: str) -> str:
@@ -55,8 +55,8 @@ def _text(groups: int, dim: int, size: int, kind: str) -> str:
     the pages, 0)), run by all threads at once: the row [group, dim] of a token goes to page slot // size, offset slot
     % size. One function for any number of tokens, and for rows that are part of wider ones. A slot beyond the pages is
     passed over, and the last of the sizes becomes 1."""
-    pages, rows = memref((PAGES, groups, size, dim), kind), memref((PAGES,), kind)
-    slots, sizes = memref((PAGES,), "i64"), memref((4,), "i64")
+    pages, rows = memref((SIZE_BOUND, groups, size, dim), kind), memref((SIZE_BOUND,), kind)
+    slots, sizes = memref((SIZE_BOUND,), "i64"), memref((4,), "i64")
     return f"""func.func @kv_write(%pages: {pages}, %rows: {rows}, %slots: {slots}, %sizes: {sizes}) {{
 %thread, %threads = call @thread() : () -> (index, index)
 %zero = arith.constant 0 : index
@@ -90,7 +90,7 @@ return
 
 def _copied(groups: int, dim: int, pages: str, rows: str, kind: str) -> str:
     """Emit one token's row, a vector at a time."""
-    lines, lanes = Lines(), divisor(dim, 32)
+    lines, lanes = Lines(), largest_divisor(dim, 32)
     for group in range(groups):
         for column in range(0, dim, lanes):
             at = lines.let(f"arith.addi %row, {lines.index(group * dim + column)} : index")

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from compiled_kernels.triton_code.launch import Launch, check, power_of_two, run
+from compiled_kernels.triton_code.launch import KernelLaunch, check, power_of_two, run
 
 
 @triton.jit
@@ -24,7 +24,7 @@ def write_rows(
     tl.store(at + column * dim_stride, values.to(pages.dtype.element_ty), mask=inside)
 
 
-def plan(pages: Tensor, rows: Tensor, slots: Tensor) -> tuple[list[Launch], None]:
+def plan(pages: Tensor, rows: Tensor, slots: Tensor) -> tuple[list[KernelLaunch], None]:
     check("kv_write", pages, rows)
     tokens, groups, dim = rows.shape
     arguments = {
@@ -34,7 +34,7 @@ def plan(pages: Tensor, rows: Tensor, slots: Tensor) -> tuple[list[Launch], None
         "row_dim": rows.stride(2), "slot_stride": slots.stride(0), "SIZE": pages.shape[2],
         "GROUPS": power_of_two(groups), "DIM": power_of_two(dim),
     }  # fmt: skip
-    return [Launch(write_rows, (tokens,), arguments)], None
+    return [KernelLaunch(write_rows, (tokens,), arguments)], None
 
 
 def kv_write(pages: Tensor, rows: Tensor, slots: Tensor) -> None:

@@ -7,32 +7,32 @@ from jaxtyping import Float, Int8, UInt8
 from torch import Tensor
 
 from compiled_kernels.blocked.layout import from_panels, shape_of
-from compiled_kernels.lanes import Lane
+from compiled_kernels.backends import Backend
 from compiled_kernels.linear import reference, traced
-from compiled_kernels.operators import define
+from compiled_kernels.operators import define_operator
 
 
 def _fake(x: Tensor, weight: Tensor, *_: Tensor | None) -> Tensor:
     return x.new_empty(x.shape[0], shape_of(weight)[0])
 
 
-LINEAR = define(
+LINEAR = define_operator(
     "linear",
     "(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
     _fake,
-    {Lane.TRITON: "compiled_kernels.linear.triton:linear", Lane.MLIR: "compiled_kernels.linear.mlir:linear"},
+    {Backend.TRITON: "compiled_kernels.linear.triton:linear", Backend.MLIR: "compiled_kernels.linear.mlir:linear"},
 )
-LINEAR_INT8 = define(
+LINEAR_INT8 = define_operator(
     "linear_int8",
     "(Tensor x, Tensor values, Tensor scales, Tensor? bias) -> Tensor",
     _fake,
-    {Lane.TRITON: "compiled_kernels.linear.triton:linear_int8", Lane.MLIR: "compiled_kernels.linear.mlir:linear_int8"},
+    {Backend.TRITON: "compiled_kernels.linear.triton:linear_int8", Backend.MLIR: "compiled_kernels.linear.mlir:linear_int8"},
 )
-LINEAR_INT4 = define(
+LINEAR_INT4 = define_operator(
     "linear_int4",
     "(Tensor x, Tensor packed, Tensor scales, Tensor? bias) -> Tensor",
     _fake,
-    {Lane.TRITON: "compiled_kernels.linear.triton:linear_int4", Lane.MLIR: "compiled_kernels.linear.mlir:linear_int4"},
+    {Backend.TRITON: "compiled_kernels.linear.triton:linear_int4", Backend.MLIR: "compiled_kernels.linear.mlir:linear_int4"},
 )
 
 
@@ -40,17 +40,17 @@ def linear(
     x: Float[Tensor, "token width"],
     weight: Float[Tensor, "out width"] | Float[Tensor, "panel row column value"],
     bias: Tensor | None = None,
-    lane: Lane = Lane.EAGER,
+    backend: Backend = Backend.EAGER,
 ) -> Float[Tensor, "token out"]:
     """Compute x @ weight.T + bias, in the type of `x`. On the backend triton this is the vendor's matrix product.
 
     Here and below a weight may be in panels (see blocked/layout.py), which the backend mlir reads in place; on any
     other backend the plain weight is made of it at each call.
     """
-    weight = weight if lane is Lane.MLIR else from_panels(weight)
-    if lane in (Lane.TRITON, Lane.MLIR):
-        return LINEAR.form(lane)(x, weight, bias)
-    if lane is Lane.INDUCTOR and traced.reduces(x):
+    weight = weight if backend is Backend.MLIR else from_panels(weight)
+    if backend in (Backend.TRITON, Backend.MLIR):
+        return LINEAR.implementation(backend)(x, weight, bias)
+    if backend is Backend.INDUCTOR and traced.reduces(x):
         return traced.linear(x, weight, bias)
     return F.linear(x, weight, bias)
 
@@ -60,15 +60,15 @@ def linear_int8(
     values: Int8[Tensor, "out width"] | Int8[Tensor, "panel row column value"],
     scales: Float[Tensor, " out"],
     bias: Tensor | None = None,
-    lane: Lane = Lane.EAGER,
+    backend: Backend = Backend.EAGER,
 ) -> Float[Tensor, "token out"]:
     """Compute x @ (values * scales).T + bias, one scale an output channel, in the type of `x`."""
-    values = values if lane is Lane.MLIR else from_panels(values)
-    if lane is Lane.EAGER:
+    values = values if backend is Backend.MLIR else from_panels(values)
+    if backend is Backend.EAGER:
         return reference.linear_int8(x, values, scales, bias)
-    if lane is Lane.INDUCTOR:
+    if backend is Backend.INDUCTOR:
         return traced.linear_int8(x, values, scales, bias)
-    return LINEAR_INT8.form(lane)(x, values, scales, bias)
+    return LINEAR_INT8.implementation(backend)(x, values, scales, bias)
 
 
 def linear_int4(
@@ -76,11 +76,11 @@ def linear_int4(
     packed: UInt8[Tensor, "out half"],
     scales: Float[Tensor, "out column_group"],
     bias: Tensor | None = None,
-    lane: Lane = Lane.EAGER,
+    backend: Backend = Backend.EAGER,
 ) -> Float[Tensor, "token out"]:
     """Compute x @ (values * scales).T + bias, one scale for each group of columns; `packed` as in `quantize_int4`."""
-    if lane is Lane.EAGER:
+    if backend is Backend.EAGER:
         return reference.linear_int4(x, packed, scales, bias)
-    if lane is Lane.INDUCTOR:
+    if backend is Backend.INDUCTOR:
         return traced.linear_int4(x, packed, scales, bias)
-    return LINEAR_INT4.form(lane)(x, packed, scales, bias)
+    return LINEAR_INT4.implementation(backend)(x, packed, scales, bias)

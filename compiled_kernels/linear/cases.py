@@ -6,7 +6,7 @@ import torch
 
 import compiled_kernels
 from compiled_kernels.blocked import from_panels, to_panels
-from compiled_kernels.cases import Case, Suite, Work, random
+from compiled_kernels.cases import Case, Suite, CaseCost, random_normal
 from compiled_kernels.linear.quantize import dequantize_int4, dequantize_int8, quantize_int4, quantize_int8
 from compiled_kernels.linear.reference import linear as exact_linear
 
@@ -20,11 +20,11 @@ SMALL = [(1, 64, 40), (2, 64, 40), (3, 128, 7), (5, 192, 33), (33, 64, 17)]
 def dense_inputs(
     generator: torch.Generator, tokens: int, width: int, out: int, dtype: torch.dtype, bias: bool, panels: bool = False
 ) -> tuple:
-    weight = random(generator, dtype, (out, width)) * width**-0.5
+    weight = random_normal(generator, dtype, (out, width)) * width**-0.5
     return (
-        random(generator, dtype, (tokens, width)),
+        random_normal(generator, dtype, (tokens, width)),
         to_panels(weight) if panels else weight,
-        random(generator, dtype, (out,)) if bias else None,
+        random_normal(generator, dtype, (out,)) if bias else None,
     )
 
 
@@ -58,7 +58,7 @@ def cases(bits: int, **more: int) -> tuple[Case, ...]:
                     f"{tokens}x{width}x{out}" + (f" group {more['group']}" if more else " panels" if panels else ""),
                     {"tokens": tokens, "width": width, "out": out, "dtype": dtype, "bias": out % 2 == 1 or panels}
                     | more | ({"panels": True} if panels else {}),
-                    Work(out * width * each // 8 + scales + rows, 2 * tokens * width * out),
+                    CaseCost(out * width * each // 8 + scales + rows, 2 * tokens * width * out),
                     timed=width > 500 and dtype == torch.bfloat16,
                 )
             )

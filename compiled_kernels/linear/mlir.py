@@ -1,4 +1,4 @@
-"""The lane mlir of the products, run on torch's threads: one compiled function for each matrix shape and each number
+"""The backend mlir of the products, run on torch's threads: one compiled function for each matrix shape and each number
 of rows below `MOST_ROWS`, and one for all other numbers. A weight in panels has products of its own
 (compiled_kernels/blocked)."""
 
@@ -14,58 +14,58 @@ from compiled_kernels.blocked import in_panels
 from compiled_kernels.blocked import mlir as blocked
 from compiled_kernels.blocked.shape import TILE_ROWS
 from compiled_kernels.cases import Case
-from compiled_kernels.expect import COMPUTED, expect
-from compiled_kernels.lanes import LaneError
-from compiled_kernels.linear.mlir_shape import MOST_ROWS
+from compiled_kernels.expect import COMPUTE_DTYPES, check_argument
+from compiled_kernels.backends import BackendError
+from compiled_kernels.linear.mlir_shape import MAX_ROWS_TOGETHER
 from compiled_kernels.linear.mlir_text import Product, product_text
 from compiled_kernels.mlir import Kernel, compile_text
-from compiled_kernels.mlir_text import THREADS, TYPES, Named, Target, call, declared
-from compiled_kernels.openmp import Call, library
+from compiled_kernels.mlir_text import THREADS, MLIR_TYPES, Named, Target, call, declare_arguments
+from compiled_kernels.openmp import BoundCall, libgomp_path
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if in_panels(weight):
         return blocked.linear("linear", x, weight, None, bias)
     tokens, width = x.shape
-    expect("linear", "x", x, (tokens, width), COMPUTED, dense=False)
-    expect("linear", "weight", weight, (weight.shape[0], width), COMPUTED, dense=False)
-    return _run(x, "linear", TYPES[weight.dtype], 0, (weight,), bias)
+    check_argument("linear", "x", x, (tokens, width), COMPUTE_DTYPES, contiguous=False)
+    check_argument("linear", "weight", weight, (weight.shape[0], width), COMPUTE_DTYPES, contiguous=False)
+    return _run(x, "linear", MLIR_TYPES[weight.dtype], 0, (weight,), bias)
 
 
 def linear_int8(x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
     if in_panels(values):
         return blocked.linear("linear_int8", x, values, scales, bias)
     tokens, width = x.shape
-    expect("linear_int8", "x", x, (tokens, width), COMPUTED, dense=False)
-    expect("linear_int8", "values", values, (values.shape[0], width), (torch.int8,), dense=False)
-    expect("linear_int8", "scales", scales, (values.shape[0],), (torch.float32,), dense=False)
+    check_argument("linear_int8", "x", x, (tokens, width), COMPUTE_DTYPES, contiguous=False)
+    check_argument("linear_int8", "values", values, (values.shape[0], width), (torch.int8,), contiguous=False)
+    check_argument("linear_int8", "scales", scales, (values.shape[0],), (torch.float32,), contiguous=False)
     return _run(x, "linear_int8", "i8", 0, (values, scales), bias)
 
 
 def linear_int4(x: Tensor, packed: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
     (tokens, width), (out, groups) = x.shape, scales.shape
-    expect("linear_int4", "x", x, (tokens, width), COMPUTED, dense=False)
-    expect("linear_int4", "packed", packed, (out, width // 2), (torch.uint8,), dense=False)
-    expect("linear_int4", "scales", scales, (out, groups), (torch.float16,), dense=False)
+    check_argument("linear_int4", "x", x, (tokens, width), COMPUTE_DTYPES, contiguous=False)
+    check_argument("linear_int4", "packed", packed, (out, width // 2), (torch.uint8,), contiguous=False)
+    check_argument("linear_int4", "scales", scales, (out, groups), (torch.float16,), contiguous=False)
     if groups < 1 or width % (2 * groups):
-        raise LaneError(f"linear_int4: {groups} scales a row do not divide {width} columns into even groups")
+        raise BackendError(f"linear_int4: {groups} scales a row do not divide {width} columns into even groups")
     return _run(x, "linear_int4", "i4", width // groups, (packed, scales), bias)
 
 
 def stages(case: Case, operator: str = "linear") -> Mapping[str, str]:
     """Return every stage of the function that runs for `case`."""
     of = case.arguments
-    kind = {"linear_int8": "i8", "linear_int4": "i4"}.get(operator, TYPES[of["dtype"]])
+    kind = {"linear_int8": "i8", "linear_int4": "i4"}.get(operator, MLIR_TYPES[of["dtype"]])
     if of.get("panels"):
-        told = of["width"], of["out"], kind, TYPES[of["dtype"]], of["bias"]
+        told = of["width"], of["out"], kind, MLIR_TYPES[of["dtype"]], of["bias"]
         few = of["tokens"] <= TILE_ROWS
         return (
-            blocked.few_rows(Target.here(), operator, of["tokens"], *told)
+            blocked.few_rows(Target.current(), operator, of["tokens"], *told)
             if few
-            else blocked.many_rows(Target.here(), operator, *told)[0]
+            else blocked.many_rows(Target.current(), operator, *told)[0]
         ).stages
-    shape = (min(of["tokens"], MOST_ROWS), of["width"], of["out"])
-    return _compiled(Target.here(), operator, *shape, kind, TYPES[of["dtype"]], of.get("group", 0), of["bias"]).stages
+    shape = (min(of["tokens"], MAX_ROWS_TOGETHER), of["width"], of["out"])
+    return _compiled(Target.current(), operator, *shape, kind, MLIR_TYPES[of["dtype"]], of.get("group", 0), of["bias"]).stages
 
 
 def _run(x: Tensor, name: str, kind: str, group: int, weights: tuple[Tensor, ...], bias: Tensor | None) -> Tensor:
@@ -74,12 +74,12 @@ def _run(x: Tensor, name: str, kind: str, group: int, weights: tuple[Tensor, ...
     if not out.numel():
         return out.to(x.dtype)
     if bias is not None:
-        expect(name, "bias", bias, (outs,), (bias.dtype,), dense=False)
+        check_argument(name, "bias", bias, (outs,), (bias.dtype,), contiguous=False)
         weights = (*weights, bias.to(x.dtype))
-    rows = min(tokens, MOST_ROWS)
-    kernel = _compiled(Target.here(), name, rows, width, outs, kind, TYPES[x.dtype], group, bias is not None)
+    rows = min(tokens, MAX_ROWS_TOGETHER)
+    kernel = _compiled(Target.current(), name, rows, width, outs, kind, MLIR_TYPES[x.dtype], group, bias is not None)
     sizes = torch.tensor([tokens])
-    Call(kernel.address, (x.contiguous(), *(weight.contiguous() for weight in weights), out, sizes))()
+    BoundCall(kernel.address, (x.contiguous(), *(weight.contiguous() for weight in weights), out, sizes))()
     return out.to(x.dtype)
 
 
@@ -87,9 +87,9 @@ def _run(x: Tensor, name: str, kind: str, group: int, weights: tuple[Tensor, ...
 def _compiled(
     target: Target, name: str, rows: int, width: int, out: int, kind: str, x: str, group: int, bias: bool
 ) -> Kernel:
-    product = Product("product", rows, width, out, kind, x, target, group, bias, any_rows=rows == MOST_ROWS)
+    product = Product("product", rows, width, out, kind, x, target, group, bias, any_rows=rows == MAX_ROWS_TOGETHER)
     text = "\n".join((THREADS, product_text(product), _entry(product, name)))
-    return compile_text(text, name, level=target.level, libraries=(library(),))
+    return compile_text(text, name, level=target.level, libraries=(libgomp_path(),))
 
 
 def _entry(product: Product, name: str) -> str:
@@ -98,12 +98,12 @@ def _entry(product: Product, name: str) -> str:
     weights = (Named(f"w{i}", kind) for i, kind in enumerate(product.weight_types))
     arguments = [Named("x", product.x_type), *weights, Named("out", product.out_type)]
     bounds = [Named("begin", "index"), Named("end", "index"), *([Named("rows", "index")] if product.any_rows else [])]
-    return f"""func.func @{name}({declared([*arguments, Named("sizes", "memref<1xi64>")])}) {{
+    return f"""func.func @{name}({declare_arguments([*arguments, Named("sizes", "memref<1xi64>")])}) {{
   %zero = arith.constant 0 : index
   %rows64 = memref.load %sizes[%zero] : memref<1xi64>
   %rows = arith.index_cast %rows64 : i64 to index
   %thread, %threads = call @thread() : () -> (index, index)
-  %count = arith.constant {product.out} : index
+  %count = arith.constant {product.out_features} : index
   %unit = arith.constant {product.block} : index
   %begin, %end = call @share(%count, %unit, %thread, %threads) : (index, index, index, index) -> (index, index)
   {call("product", [*arguments, *bounds])}

@@ -8,9 +8,9 @@ them (the values of INT8 and INT4 are exact in bfloat16), and in float32 otherwi
 from __future__ import annotations
 
 from compiled_kernels.linear.mlir_operands import fetch, halves_joined, int4_vectors, multiply, weight_vector, x_vector
-from compiled_kernels.linear.mlir_shape import MOST_ROWS, Product
+from compiled_kernels.linear.mlir_shape import MAX_ROWS_TOGETHER, Product
 from compiled_kernels.linear_w8a8.mlir_rows import dot, row_scale, scaled
-from compiled_kernels.mlir_text import Lines, Named, declared, vector
+from compiled_kernels.mlir_text import Lines, Named, declare_arguments, vector
 
 __all__ = ["Product", "product_text"]
 
@@ -19,17 +19,17 @@ def product_text(product: Product) -> str:
     """Emit @name(x [rows, width], weight, scales, bias (see `weight_types`), out [rows, out] f32, begin, end[, rows]):
     the output columns from begin to end, both multiples of `block`."""
     weights = (Named(f"w{i}", kind) for i, kind in enumerate(product.weight_types))
-    arguments = declared([Named("x", product.x_type), *weights, Named("out", product.out_type)])
+    arguments = declare_arguments([Named("x", product.x_type), *weights, Named("out", product.out_type)])
     lines = Lines()
     step = lines.index(product.block)
-    lines.say(f"scf.for %o = %begin to %end step {step} {{")
+    lines.emit(f"scf.for %o = %begin to %end step {step} {{")
     if product.any_rows:
         _runs(lines, product)
     else:
-        for first in range(0, product.rows, MOST_ROWS):
-            tokens = [lines.index(number) for number in range(first, min(first + MOST_ROWS, product.rows))]
+        for first in range(0, product.rows, MAX_ROWS_TOGETHER):
+            tokens = [lines.index(number) for number in range(first, min(first + MAX_ROWS_TOGETHER, product.rows))]
             _block(lines, product, tokens, str(first))
-    lines.say("}")
+    lines.emit("}")
     bounds = "%begin: index, %end: index" + (", %rows: index" if product.any_rows else "")
     head = f"func.func private @{product.name}({arguments}, {bounds}) attributes {{no_inline}}"
     return f"{head} {{\n{lines.text()}\nreturn\n}}"
@@ -39,11 +39,11 @@ def _runs(lines: Lines, product: Product) -> None:
     """Emit all of %rows tokens, a run of `rows` at a time; the last run begins early enough to be whole."""
     zero, together = lines.index(0), lines.index(product.rows)
     last = lines.let(f"arith.subi %rows, {together} : index")
-    lines.say(f"scf.for %run = {zero} to %rows step {together} {{")
+    lines.emit(f"scf.for %run = {zero} to %rows step {together} {{")
     first = lines.let(f"arith.minui %run, {last} : index")
     tokens = [lines.let(f"arith.addi {first}, {lines.index(i)} : index") for i in range(product.rows)]
     _block(lines, product, tokens, "run")
-    lines.say("}")
+    lines.emit("}")
 
 
 def _block(lines: Lines, product: Product, tokens: list[str], run: str) -> None:
@@ -53,16 +53,16 @@ def _block(lines: Lines, product: Product, tokens: list[str], run: str) -> None:
     Sums are in the order of (row, token), here and below.
     """
     lanes, kind = product.lanes, "i32" if product.w8a8 else "f32"
-    zero = lines.filled("0" if product.w8a8 else "0.0", lanes, kind)
+    zero = lines.constant("0" if product.w8a8 else "0.0", lanes, kind)
     rows = [lines.let(f"arith.addi %o, {lines.index(i)} : index") for i in range(product.block)]
     names = [f"%s{i}_{run}" for i in range(len(rows) * len(tokens))]
-    start, end = lines.index(0), lines.index(product.width)
-    step = lines.index(product.group if product.kind == "i4" else product.read)
+    start, end = lines.index(0), lines.index(product.in_features)
+    step = lines.index(product.quant_group if product.weight_dtype == "i4" else product.values_per_vector)
     over = f"%k = {start} to {end} step {step}"
-    found = lines.open_sums(f"%sums{run}", over, names, [zero] * len(names), lanes, kind)
-    join = _integers if product.w8a8 else _int4_group if product.kind == "i4" else _columns
+    found = lines.begin_loop(f"%sums{run}", over, names, [zero] * len(names), lanes, kind)
+    join = _integers if product.w8a8 else _int4_group if product.weight_dtype == "i4" else _columns
     moved = join(lines, product, rows, tokens, names)
-    lines.close_sums(moved, lanes, kind)
+    lines.end_loop(moved, lanes, kind)
     totals = _integer_totals(lines, product, tokens, found) if product.w8a8 else _totals(lines, found, lanes)
     _store(lines, product, rows, tokens, totals)
 
@@ -79,7 +79,7 @@ def _integers(lines: Lines, product: Product, rows: list[str], tokens: list[str]
     int8, weights = product.int8_rows, []
     for row in rows:
         fetch(lines, product, row, "%k")
-        loaded = lines.load("%w0", f"{row}, %k", product.weight_types[0], product.read, "i8")
+        loaded = lines.load("%w0", f"{row}, %k", product.weight_types[0], product.values_per_vector, "i8")
         weights.append(_as_words(lines, loaded, int8.values, product.lanes))
     word = lines.let(f"arith.divui %k, {lines.index(int8.values)} : index")
     x = [lines.load("%x", f"{token}, {word}", product.x_type, product.lanes, "i32") for token in tokens]
@@ -95,7 +95,7 @@ def _as_words(lines: Lines, octets: str, values: int, lanes: int) -> str:
     if values == 2:
         wide = vector(2 * lanes, "i16")
         return lines.let(f"vector.bitcast {lines.let(f'arith.extsi {octets} : {given} to {wide}')} : {wide} to {kind}")
-    above = lines.let(f"arith.xori {octets}, {lines.filled('-128', 4 * lanes, 'i8')} : {given}")
+    above = lines.let(f"arith.xori {octets}, {lines.constant('-128', 4 * lanes, 'i8')} : {given}")
     return lines.let(f"vector.bitcast {above} : {given} to {kind}")
 
 
@@ -112,8 +112,8 @@ def _integer_totals(lines: Lines, product: Product, tokens: list[str], vectors: 
 def _int4_group(lines: Lines, product: Product, rows: list[str], tokens: list[str], sums: list[str]) -> list[str]:
     """Emit the step in which one INT4 group of each row joins the sums: its products are summed apart, then scaled."""
     byte_at = lines.let(f"arith.divui %k, {lines.index(2)} : index")
-    group_at = lines.let(f"arith.divui %k, {lines.index(product.group)} : index")
-    runs = range(0, product.group // 2, product.read)  # of bytes
+    group_at = lines.let(f"arith.divui %k, {lines.index(product.quant_group)} : index")
+    runs = range(0, product.quant_group // 2, product.values_per_vector)  # of bytes
     x = [_int4_x(lines, product, token, runs) for token in tokens]
     moved, carried = [], iter(sums)
     for row in rows:
@@ -126,7 +126,7 @@ def _int4_group(lines: Lines, product: Product, rows: list[str], tokens: list[st
         stored = lines.let(f"memref.load %w1[{row}, {group_at}] : {product.weight_types[1]}")
         scale = lines.splat(lines.let(f"arith.extf {stored} : f16 to f32"), product.lanes)
         for columns in x:
-            part = lines.filled("0.0", product.lanes)
+            part = lines.constant("0.0", product.lanes)
             for weight, each in zip(weights, columns, strict=True):
                 part = multiply(lines, product, part, weight, each)
             moved.append(lines.fma(part, scale, next(carried), product.lanes))
@@ -137,8 +137,8 @@ def _int4_x(lines: Lines, product: Product, token: str, runs: range) -> list[str
     """Emit one group of columns of x in the order of `int4_vectors`: a byte's low half belongs to a column of the
     group's first half, its high half to one of the second."""
     if halves_joined(product):
-        return [lines.load("%x", f"{token}, %k", product.x_type, 32, product.x)]
-    numbers = [at + side for at in runs for side in (0, product.group // 2)]
+        return [lines.load("%x", f"{token}, %k", product.x_type, 32, product.x_dtype)]
+    numbers = [at + side for at in runs for side in (0, product.quant_group // 2)]
     columns = [lines.let(f"arith.addi %k, {lines.index(number)} : index") for number in numbers]
     return [x_vector(lines, product, token, column) for column in columns]
 
@@ -146,8 +146,8 @@ def _int4_x(lines: Lines, product: Product, token: str, runs: range) -> list[str
 def _totals(lines: Lines, vectors: list[str], lanes: int) -> list[str]:
     """Emit each vector's sum across its lanes."""
     if len(vectors) != lanes or lanes == 1:
-        return [lines.total(vector, lanes) for vector in vectors]
-    folded = lines.totals(vectors, lanes)
+        return [lines.hsum(vector, lanes) for vector in vectors]
+    folded = lines.hsums(vectors, lanes)
     return [lines.let(f"vector.extract {folded}[{i}] : f32 from vector<{lanes}xf32>") for i in range(lanes)]
 
 
@@ -155,7 +155,7 @@ def _store(lines: Lines, product: Product, rows: list[str], tokens: list[str], t
     """Emit out[token, row] = total * scale + bias (+ what it held)."""
     left = iter(totals)
     for row in rows:
-        scale = lines.let(f"memref.load %w1[{row}] : {product.weight_types[1]}") if product.kind == "i8" else None
+        scale = lines.let(f"memref.load %w1[{row}] : {product.weight_types[1]}") if product.weight_dtype == "i8" else None
         bias = _bias(lines, product, row) if product.bias else None
         for token in tokens:
             value = next(left)
@@ -163,13 +163,13 @@ def _store(lines: Lines, product: Product, rows: list[str], tokens: list[str], t
                 value = lines.let(f"arith.mulf {value}, {scale} : f32")
             if bias:
                 value = lines.let(f"arith.addf {value}, {bias} : f32")
-            if product.adds:
+            if product.accumulate:
                 before = lines.let(f"memref.load %out[{token}, {row}] : {product.out_type}")
                 value = lines.let(f"arith.addf {before}, {value} : f32")
-            lines.say(f"memref.store {value}, %out[{token}, {row}] : {product.out_type}")
+            lines.emit(f"memref.store {value}, %out[{token}, {row}] : {product.out_type}")
 
 
 def _bias(lines: Lines, product: Product, row: str) -> str:
     place = len(product.weight_types) - 1
     stored = lines.let(f"memref.load %w{place}[{row}] : {product.weight_types[place]}")
-    return stored if product.x == "f32" else lines.let(f"arith.extf {stored} : {product.x} to f32")
+    return stored if product.x_dtype == "f32" else lines.let(f"arith.extf {stored} : {product.x_dtype} to f32")

@@ -17,15 +17,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from compiled_kernels.lanes import LaneError
+from compiled_kernels.backends import BackendError
 from compiled_kernels.triton_code.dots import dot, operand
-from compiled_kernels.triton_code.launch import Launch, blocks, check, power_below, power_of_two, processors, run
+from compiled_kernels.triton_code.launch import KernelLaunch, ceil_div, check, floor_power_of_two, power_of_two, num_processors, run
 
 ROW_BYTES = 8192  # of INT8 weights, half of INT4, that a program has under way in the one-row kernels
-WIDE = 4 * 8  # programs a processor from which a program takes twice the rows, and reads x half as often
-FEW = 32  # rows up to which a product waits for memory
-LEAST_DOT = 16
-ADDED = 1024  # numbers a program of `add_parts`
+PROGRAMS_FOR_WIDE_TILES = 4 * 8  # programs a processor from which a program takes twice the rows, and reads x half as often
+MEMORY_BOUND_ROWS = 32  # rows up to which a product waits for memory
+MIN_DOT_SIZE = 16
+NUMBERS_PER_PROGRAM = 1024  # numbers a program of `add_parts`
 
 
 @triton.jit
@@ -154,7 +154,7 @@ def add_parts(
 
 def plan_int8(
     x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None, splits: int | None = None
-) -> tuple[list[Launch], Tensor]:
+) -> tuple[list[KernelLaunch], Tensor]:
     check("linear_int8", x, scales, bias)
     x, values, outs, out = _prepared(x, values)
     arguments = {"x": x, "scales": scales, "bias": x if bias is None else bias, "out": out, "outs": outs}
@@ -165,17 +165,17 @@ def plan_int8(
     rows = _rows(outs, x.device)
     columns = min(ROW_BYTES // rows, power_of_two(width))
     arguments |= {"values": values, "width": width, "OUTS": rows, "COLUMNS": columns, "EVEN": width % columns == 0}
-    return [Launch(one_row_int8, (blocks(outs, rows),), arguments)], out
+    return [KernelLaunch(one_row_int8, (ceil_div(outs, rows),), arguments)], out
 
 
 def plan_int4(
     x: Tensor, packed: Tensor, scales: Tensor, bias: Tensor | None, splits: int | None = None
-) -> tuple[list[Launch], Tensor]:
+) -> tuple[list[KernelLaunch], Tensor]:
     check("linear_int4", x, scales, bias)
     groups = scales.shape[1]
     half = packed.shape[1] // groups
     if half != power_of_two(half):
-        raise LaneError(f"linear_int4: lane triton knows groups of a power of two columns, not {2 * half}")
+        raise BackendError(f"linear_int4: backend triton knows groups of a power of two columns, not {2 * half}")
     x, packed, outs, out = _prepared(x, packed)
     arguments = {"x": x, "scales": scales.contiguous(), "bias": x if bias is None else bias, "out": out, "outs": outs}
     arguments["BIAS"] = bias is not None
@@ -185,7 +185,7 @@ def plan_int4(
     together = max(1, min(ROW_BYTES // 2 // rows // half, power_of_two(groups)))
     arguments |= {"packed": packed, "groups": groups, "OUTS": rows, "GROUPS": together, "HALF": half}
     arguments["EVEN"] = groups % together == 0
-    return [Launch(one_row_int4, (blocks(outs, rows),), arguments)], out
+    return [KernelLaunch(one_row_int4, (ceil_div(outs, rows),), arguments)], out
 
 
 def _prepared(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, int, Tensor]:
@@ -195,24 +195,24 @@ def _prepared(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, int, Tensor]:
 
 def _rows(outs: int, device: torch.device) -> int:
     """Return the rows of weights that a program of the one-row kernels takes."""
-    return 8 if outs >= 8 * WIDE * processors(device) else 4
+    return 8 if outs >= 8 * PROGRAMS_FOR_WIDE_TILES * num_processors(device) else 4
 
 
-def _products(arguments: dict[str, Any], weights: Tensor, half: int, splits: int | None) -> list[Launch]:
+def _products(arguments: dict[str, Any], weights: Tensor, half: int, splits: int | None) -> list[KernelLaunch]:
     x, out, outs = arguments["x"], arguments["out"], arguments["outs"]
     tokens, width = x.shape
-    few, narrow = tokens <= FEW, x.dtype.itemsize == 2
+    few, narrow = tokens <= MEMORY_BOUND_ROWS, x.dtype.itemsize == 2
     # Few rows: small tiles of long reads. Many: two warp groups of 64 outputs by up to 128 rows. float32 has no tensor
     # cores here, and its tiles must fit the registers of plain arithmetic.
-    tensor_cores = (64, FEW, 128, 4) if few else (128, 128, 64, 8)
-    block_outs, most_tokens, size, warps = tensor_cores if narrow else (32, FEW, 16, 4)
-    block_tokens = min(most_tokens, power_of_two(tokens, LEAST_DOT))
-    size = max(half, LEAST_DOT, min(size, power_of_two(weights.shape[1])))
-    steps = blocks(weights.shape[1], size)
-    tiles = blocks(tokens, block_tokens) * blocks(outs, block_outs)
-    wanted = 2 * processors(x.device) if few else processors(x.device)
-    parts = splits or min(8, power_below(wanted // tiles), power_below(steps // 4))
-    each = blocks(steps, parts)
+    tensor_cores = (64, MEMORY_BOUND_ROWS, 128, 4) if few else (128, 128, 64, 8)
+    block_outs, most_tokens, size, warps = tensor_cores if narrow else (32, MEMORY_BOUND_ROWS, 16, 4)
+    block_tokens = min(most_tokens, power_of_two(tokens, MIN_DOT_SIZE))
+    size = max(half, MIN_DOT_SIZE, min(size, power_of_two(weights.shape[1])))
+    steps = ceil_div(weights.shape[1], size)
+    tiles = ceil_div(tokens, block_tokens) * ceil_div(outs, block_outs)
+    wanted = 2 * num_processors(x.device) if few else num_processors(x.device)
+    parts = splits or min(8, floor_power_of_two(wanted // tiles), floor_power_of_two(steps // 4))
+    each = ceil_div(steps, parts)
     split = parts > 1
     numbers = tokens * outs
     arguments |= {
@@ -221,13 +221,13 @@ def _products(arguments: dict[str, Any], weights: Tensor, half: int, splits: int
         "OUTS": block_outs, "TOKENS": block_tokens, "BYTES": size, "HALF": half,
         "EVEN": weights.shape[1] % (size * parts) == 0, "SPLIT": split,
     }  # fmt: skip
-    grid = (blocks(tokens, block_tokens), blocks(outs, block_outs), parts)
-    found = [Launch(product, grid, arguments, num_warps=warps, num_stages=4)]
+    grid = (ceil_div(tokens, block_tokens), ceil_div(outs, block_outs), parts)
+    found = [KernelLaunch(product, grid, arguments, num_warps=warps, num_stages=4)]
     if split:
         shared = {name: arguments[name] for name in ("parts", "bias", "out", "outs", "BIAS")}
-        block = max(1, ADDED // power_of_two(parts))
+        block = max(1, NUMBERS_PER_PROGRAM // power_of_two(parts))
         shared |= {"numbers": numbers, "splits": parts, "SPLITS": power_of_two(parts), "NUMBERS": block}
-        found.append(Launch(add_parts, (blocks(numbers, block),), shared))
+        found.append(KernelLaunch(add_parts, (ceil_div(numbers, block),), shared))
     return found
 
 

@@ -6,21 +6,21 @@ from jaxtyping import Float, Int8
 from torch import Tensor
 
 from compiled_kernels.blocked.layout import from_panels, shape_of
-from compiled_kernels.lanes import Lane, LaneError
+from compiled_kernels.backends import Backend, BackendError
 from compiled_kernels.linear_w8a8 import traced
-from compiled_kernels.linear_w8a8.quantize import MOST_WIDTH
-from compiled_kernels.operators import define
+from compiled_kernels.linear_w8a8.quantize import MAX_EXACT_COLUMNS
+from compiled_kernels.operators import define_operator
 
 
 def _fake(x: Tensor, values: Tensor, *_: Tensor | None) -> Tensor:
     return x.new_empty(x.shape[0], shape_of(values)[0])
 
 
-LINEAR_W8A8 = define(
+LINEAR_W8A8 = define_operator(
     "linear_w8a8",
     "(Tensor x, Tensor values, Tensor scales, Tensor? bias) -> Tensor",
     _fake,
-    {Lane.MLIR: "compiled_kernels.linear_w8a8.mlir:linear_w8a8"},
+    {Backend.MLIR: "compiled_kernels.linear_w8a8.mlir:linear_w8a8"},
 )
 
 
@@ -29,17 +29,17 @@ def linear_w8a8(
     values: Int8[Tensor, "out width"] | Int8[Tensor, "panel row column value"],
     scales: Float[Tensor, " out"],
     bias: Tensor | None = None,
-    lane: Lane = Lane.EAGER,
+    backend: Backend = Backend.EAGER,
 ) -> Float[Tensor, "token out"]:
     """Return (rows @ values.T) * row_scales * scales + bias in the type of `x`, where `rows` and `row_scales` are x in
     INT8 (see `quantize_rows`) and the product is one of integers with int32 sums.
 
     Sums are exact and each row is quantized by itself, so a row has the same bits alone and among others; the backends
-    eager and mlir give the same bits at every level. Raises LaneError where a row is wider than an int32 can sum, and
+    eager and mlir give the same bits at every level. Raises BackendError where a row is wider than an int32 can sum, and
     on a backend that does not carry this out."""
     width = shape_of(values)[1]
-    if width > MOST_WIDTH:
-        raise LaneError(f"linear_w8a8: int32 sums are exact up to {MOST_WIDTH:,} columns, not for {width:,}")
-    if lane in (Lane.EAGER, Lane.INDUCTOR):
+    if width > MAX_EXACT_COLUMNS:
+        raise BackendError(f"linear_w8a8: int32 sums are exact up to {MAX_EXACT_COLUMNS:,} columns, not for {width:,}")
+    if backend in (Backend.EAGER, Backend.INDUCTOR):
         return traced.linear_w8a8(x, from_panels(values), scales, bias)
-    return LINEAR_W8A8.form(lane)(x, values, scales, bias)
+    return LINEAR_W8A8.implementation(backend)(x, values, scales, bias)

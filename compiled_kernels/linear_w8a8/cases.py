@@ -5,7 +5,7 @@ from torch import Tensor
 
 import compiled_kernels
 from compiled_kernels.blocked import from_panels, to_panels
-from compiled_kernels.cases import Case, Suite, Work, random
+from compiled_kernels.cases import Case, Suite, CaseCost, random_normal
 from compiled_kernels.linear.quantize import quantize_int8
 from compiled_kernels.linear.reference import linear
 from compiled_kernels.linear_w8a8.quantize import quantize_rows
@@ -21,10 +21,10 @@ def inputs(
 ) -> tuple:
     """Rows of very different sizes, as activations are; the second of zeros."""
     sizes = 10 ** torch.empty(tokens, 1).uniform_(-3, 3, generator=generator)
-    x = (random(generator, torch.float32, (tokens, width)) * sizes).to(dtype)
+    x = (random_normal(generator, torch.float32, (tokens, width)) * sizes).to(dtype)
     x[1:2] = 0
-    values, scales = quantize_int8(random(generator, torch.float32, (out, width)) * width**-0.5)
-    added = random(generator, dtype, (out,)) if bias else None
+    values, scales = quantize_int8(random_normal(generator, torch.float32, (out, width)) * width**-0.5)
+    added = random_normal(generator, dtype, (out,)) if bias else None
     return x, to_panels(values) if panels else values, scales, added
 
 
@@ -39,7 +39,7 @@ def cases() -> tuple[Case, ...]:
                     f"{tokens}x{width}x{out}" + (" panels" if panels else ""),
                     {"tokens": tokens, "width": width, "out": out, "dtype": dtype, "bias": out % 2 == 1 or panels}
                     | ({"panels": True} if panels else {}),
-                    Work(moved, 2 * tokens * width * out),
+                    CaseCost(moved, 2 * tokens * width * out),
                     timed=width > 500 and dtype == torch.bfloat16,
                 )
             )

@@ -9,7 +9,7 @@ a word holds depends on the instruction that multiplies it, each with int32 sums
 | 2 of INT16 | VPMADDWD | v3, v4 |
 | 1 of INT32 | VPMULLD, row by row where a width has no such vectors | any |
 
-Weights are bytes in the order of the width. In panels (see blocked/layout.py) a lane's word has four: without byte dots
+Weights are bytes in the order of the width. In panels (see blocked/layout.py) a backend's word has four: without byte dots
 its even and its odd bytes are two pairs, and a row's words are in that order too.
 """
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compiled_kernels.mlir_text import Lines, Named, Target, declared, divisor, memref, number, vector
+from compiled_kernels.mlir_text import Lines, Named, Target, declare_arguments, largest_divisor, memref, number, vector
 
 TAIL = 16  # words; so many that rows of whole cache lines stay such
 SCALE, ADDED = 0, 1  # of the tail
@@ -38,8 +38,8 @@ class Int8Rows:
     def values(self) -> int:
         """Values of a row in a word."""
         if self.panels:
-            return 4 if self.target.byte_dots else 2
-        if self.target.byte_dots and self.width % (4 * self.lanes) == 0:
+            return 4 if self.target.has_int8_dot else 2
+        if self.target.has_int8_dot and self.width % (4 * self.lanes) == 0:
             return 4
         return 2 if self.width % (2 * self.lanes) == 0 else 1
 
@@ -64,19 +64,19 @@ def quantize_text(name: str, rows: Int8Rows, count: int) -> str:
     """@name(x [count, width], out [count, words and tail], from, to): the rows from..to in INT8. (Two passes over a row
     that lies in the nearest cache; the largest is found among the bits of the numbers without their signs, so that a
     NaN is larger than all.)"""
-    lanes, given = divisor(rows.width, rows.lanes), memref((count, rows.width), rows.x)
+    lanes, given = largest_divisor(rows.width, rows.lanes), memref((count, rows.width), rows.x)
     ints, kind = vector(lanes, "i32"), rows.type(count)
     peak, scale, body = Lines("p"), Lines("s"), Lines("q")
-    value = peak.wide(peak.load("%x", "%row, %at", given, lanes, rows.x), lanes, rows.x)
+    value = peak.extend(peak.load("%x", "%row, %at", given, lanes, rows.x), lanes, rows.x)
     bits = peak.let(f"arith.bitcast {value} : {vector(lanes)} to {ints}")
-    bits = peak.let(f"arith.andi {bits}, {peak.filled('2147483647', lanes, 'i32')} : {ints}")
+    bits = peak.let(f"arith.andi {bits}, {peak.constant('2147483647', lanes, 'i32')} : {ints}")
     higher = peak.let(f"arith.maxsi {bits}, %peak : {ints}")
     amax = scale.let("arith.bitcast %top : i32 to f32")
     most, least = (scale.let(f"arith.constant {number(each)} : f32") for each in (127.0, SMALLEST))
     exact = scale.let(f"arith.divf {amax}, {most} : f32")
     exact = scale.let(f"arith.maximumf {exact}, {least} : f32")
     splat = scale.splat(exact, lanes)
-    value = body.wide(body.load("%x", "%row, %at", given, lanes, rows.x), lanes, rows.x)
+    value = body.extend(body.load("%x", "%row, %at", given, lanes, rows.x), lanes, rows.x)
     value = body.let(f"arith.divf {value}, {splat} : {vector(lanes)}")
     value = body.let(f"math.roundeven {value} : {vector(lanes)}")
     value = body.let(f"arith.fptosi {value} : {vector(lanes)} to {ints}")
@@ -91,8 +91,8 @@ def quantize_text(name: str, rows: Int8Rows, count: int) -> str:
         sums = tail.let(f"vector.reduction <add>, %sum : {ints} into i32")
         added = tail.let(f"arith.muli {sums}, {tail.let('arith.constant -128 : i32')} : i32")
     for offset, word in ((SCALE, scale_bits), (ADDED, added)):
-        tail.say(f"memref.store {word}, %out[%row, {tail.index(rows.words + offset)}] : {kind}")
-    arguments = declared([Named("x", given), Named("out", kind), Named("from", "index"), Named("to", "index")])
+        tail.emit(f"memref.store {word}, %out[%row, {tail.index(rows.words + offset)}] : {kind}")
+    arguments = declare_arguments([Named("x", given), Named("out", kind), Named("from", "index"), Named("to", "index")])
     return f"""func.func private @{name}({arguments}) attributes {{no_inline}} {{
 %zero = arith.constant 0 : index
 %one = arith.constant 1 : index
@@ -132,8 +132,8 @@ def unpack(lines: Lines, rows: Int8Rows, words: str) -> list[str]:
     """A vector of a panel's words as vectors of what the words of a row are multiplied by."""
     kind, lanes = vector(rows.lanes, "i32"), rows.lanes
     if rows.values == 4:
-        return [lines.let(f"arith.xori {words}, {lines.filled('-2139062144', lanes, 'i32')} : {kind}")]  # 0x80808080
-    halves, eight = vector(2 * lanes, "i16"), lines.filled("8", 2 * lanes, "i16")
+        return [lines.let(f"arith.xori {words}, {lines.constant('-2139062144', lanes, 'i32')} : {kind}")]  # 0x80808080
+    halves, eight = vector(2 * lanes, "i16"), lines.constant("8", 2 * lanes, "i16")
     pairs = lines.let(f"vector.bitcast {words} : {kind} to {halves}")
     even = lines.let(f"arith.shli {pairs}, {eight} : {halves}")
     parts = (lines.let(f"arith.shrsi {each}, {eight} : {halves}") for each in (even, pairs))
@@ -148,7 +148,7 @@ def dot(lines: Lines, rows: Int8Rows, sums: str, weights: str, x: str) -> str:
     kind = vector(rows.lanes, "i32")
     if rows.values == 2:
         return lines.let(f"arith.addi {sums}, {lines.dot_words(weights, x, rows.lanes)} : {kind}")
-    lanes = divisor(rows.width, rows.lanes)
+    lanes = largest_divisor(rows.width, rows.lanes)
     product = lines.let(f"arith.muli {weights}, {x} : {vector(lanes, 'i32')}")
     return lines.let(f"arith.addi {sums}, {product} : {vector(lanes, 'i32')}")
 

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int8
 from torch import Tensor
 
-MOST_WIDTH = 1 << 17  # columns whose products of two INT8 values, -128 among them, an int32 can sum
+MAX_EXACT_COLUMNS = 1 << 17  # columns whose products of two INT8 values, -128 among them, an int32 can sum
 
 
 def quantize_rows(x: Float[Tensor, "token width"]) -> tuple[Int8[Tensor, "token width"], Float[Tensor, " token"]]:

@@ -12,12 +12,12 @@ from compiled_kernels.mlir.execute import Kernel
 
 if TYPE_CHECKING:
     from compiled_kernels.cases import Case
-    from compiled_kernels.mlir.show import Shown
+    from compiled_kernels.mlir.show import CompiledStages
 
 __all__ = ["Kernel", "compile_function", "compile_text", "stages"]
 
 
-def stages(operator: str, case: Case | None = None) -> Shown:
+def stages(operator: str, case: Case | None = None) -> CompiledStages:
     """Return the stages of the code that runs a case, with its artifact's digest (see show.py)."""
     from compiled_kernels.mlir import show
 

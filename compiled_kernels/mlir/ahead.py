@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from compiled_kernels.cases import Case, Suite, suite_of, suites
-from compiled_kernels.lanes import Lane, LaneError, lane_problems
-from compiled_kernels.level import Level, held_to, levels_here
+from compiled_kernels.backends import Backend, BackendError, backend_problems
+from compiled_kernels.level import Level, limited_to, available_levels
 from compiled_kernels.mlir.compile import OPT_LEVEL, run_passes
 from compiled_kernels.mlir.llvm_ir import llvm_ir
 from compiled_kernels.mlir.obey import Processor
@@ -33,7 +33,7 @@ PROVIDED = frozenset((*OPENMP, *LIBC))
 
 
 @dataclass(frozen=True)
-class Artifact:
+class CrossCompiledObject:
     """One module for one target: `code` is a relocatable ELF object, `calls` the symbols it needs."""
 
     triple: str
@@ -49,7 +49,7 @@ class Artifact:
 
 
 @dataclass(frozen=True)
-class Row:
+class PortableKernel:
     """One case of an operator, its text written for `level`: `status` is `portable`, `x86` (the text names x86's own
     instructions) or `failed`. `multiply_adds` counts NEON's, of four numbers each."""
 
@@ -63,9 +63,9 @@ class Row:
     calls: tuple[str, ...] = ()
 
 
-def problem() -> str | None:
+def unavailable_reason() -> str | None:
     """Why nothing can be compiled for another processor here; None where it can."""
-    if wrong := lane_problems()[Lane.MLIR]:
+    if wrong := backend_problems()[Backend.MLIR]:
         return wrong
     try:
         import llvmlite.binding  # noqa: F401
@@ -74,27 +74,27 @@ def problem() -> str | None:
     return None
 
 
-def rows(operator: str | None = None, target: str = "aarch64") -> Iterator[Row]:
-    """A row for each operator that has kernels on lane mlir, each of its types, and each level whose text this machine
-    makes. Raises LaneError for an unknown operator, and where nothing can be compiled here."""
-    if wrong := problem():
-        raise LaneError(f"ahead of time: {wrong}")
+def portable_kernels(operator: str | None = None, target: str = "aarch64") -> Iterator[PortableKernel]:
+    """A row for each operator that has kernels on backend mlir, each of its types, and each level whose text this machine
+    makes. Raises BackendError for an unknown operator, and where nothing can be compiled here."""
+    if wrong := unavailable_reason():
+        raise BackendError(f"ahead of time: {wrong}")
     for suite in suites() if operator is None else (suite_of(operator),):
         for case in _one_of_each_type(suite):
-            for level in levels_here():
-                with held_to(level):
+            for level in available_levels():
+                with limited_to(level):
                     row = _row(suite, case, level, target)
                 if row is not None:
                     yield row
 
 
-def compile_ahead(text: str, lowered_from: str = "vector", target: str = "aarch64") -> Artifact:
+def compile_ahead(text: str, lowered_from: str = "vector", target: str = "aarch64") -> CrossCompiledObject:
     """Machine code of a module for `target`, through the same passes as at level v3, in which bfloat16 is rounded by
-    integers. Raises LaneError where the text names x86's instructions, and where LLVM does not compile it."""
-    if wrong := problem():
-        raise LaneError(f"ahead of time: {wrong}")
+    integers. Raises BackendError where the text names x86's instructions, and where LLVM does not compile it."""
+    if wrong := unavailable_reason():
+        raise BackendError(f"ahead of time: {wrong}")
     if named := x86_intrinsics(text):
-        raise LaneError(f"ahead of time: the text names {', '.join(named)}, which only x86 has")
+        raise BackendError(f"ahead of time: the text names {', '.join(named)}, which only x86 has")
     triple, processor = TARGETS[target]
     llvm = run_passes(text, passes_to_llvm(lowered_from, Level.V3), processor)
     return _emitted(llvm_ir(llvm), triple, processor)
@@ -111,27 +111,27 @@ def _one_of_each_type(suite: Suite) -> list[Case]:
     return list({case.arguments["dtype"]: case for case in reversed(ordered)}.values())[::-1]
 
 
-def _row(suite: Suite, case: Case, level: Level, target: str) -> Row | None:
+def _row(suite: Suite, case: Case, level: Level, target: str) -> PortableKernel | None:
     from compiled_kernels.mlir.show import stages
 
     told = suite.operator, case.name, str(level)
     try:
         made = stages(suite.operator, case).stages
-    except LaneError as error:
-        if "has no stages on lane mlir" in str(error):
+    except BackendError as error:
+        if "has no stages on backend mlir" in str(error):
             return None
-        return Row(*told, "failed", str(error))
+        return PortableKernel(*told, "failed", str(error))
     lowered_from = "bufferized" if "bufferized" in made else "vector"
     if named := x86_intrinsics(made[lowered_from]):
-        return Row(*told, "x86", f"names {', '.join(named)}")
+        return PortableKernel(*told, "x86", f"names {', '.join(named)}")
     try:
         artifact = compile_ahead(made[lowered_from], lowered_from, target)
-    except LaneError as error:
-        return Row(*told, "failed", str(error))
+    except BackendError as error:
+        return PortableKernel(*told, "failed", str(error))
     missing = [name for name in artifact.calls if name not in PROVIDED]
     reason = f"calls {', '.join(missing)}, which no library here provides" if missing else ""
     added = len(re.findall(r"\bfmla\s+v\d+\.4s", artifact.assembly))
-    return Row(*told, "failed" if missing else "portable", reason, len(artifact.code), added, artifact.calls)
+    return PortableKernel(*told, "failed" if missing else "portable", reason, len(artifact.code), added, artifact.calls)
 
 
 @functools.cache
@@ -143,7 +143,7 @@ def _backends() -> Any:
     return binding
 
 
-def _emitted(text: str, triple: str, processor: Processor) -> Artifact:
+def _emitted(text: str, triple: str, processor: Processor) -> CrossCompiledObject:
     binding = _backends()
     try:
         module = binding.parse_assembly(text)
@@ -155,7 +155,7 @@ def _emitted(text: str, triple: str, processor: Processor) -> Artifact:
         module.verify()
         builder = binding.create_pass_builder(machine, binding.create_pipeline_tuning_options(speed_level=OPT_LEVEL))
         builder.getModulePassManager().run(module, builder)
-        return Artifact(triple, str(module), machine.emit_assembly(module), machine.emit_object(module))
+        return CrossCompiledObject(triple, str(module), machine.emit_assembly(module), machine.emit_object(module))
     except RuntimeError as error:
         told = " ".join(str(error).split())[:300]
-        raise LaneError(f"ahead of time: LLVM does not compile this for {triple}: {told}") from None
+        raise BackendError(f"ahead of time: LLVM does not compile this for {triple}: {told}") from None

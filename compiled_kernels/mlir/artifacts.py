@@ -40,7 +40,7 @@ def key_of(**content: object) -> str:
 
 
 @dataclass(frozen=True)
-class Artifacts:
+class ArtifactCache:
     """A cache of compiled code: entries in `directory`, each of a few named files."""
 
     directory: Path
@@ -65,20 +65,20 @@ class Artifacts:
         _write(self.directory / f"{key}.json", json.dumps(entry, indent=1).encode())
         return paths
 
-    def keep(self, key: str, files: Mapping[str, tuple[bytes, str]]) -> dict[str, Path]:
+    def store_or_temporary(self, key: str, files: Mapping[str, tuple[bytes, str]]) -> dict[str, Path]:
         """Store `files`, or, where nothing can be written, put them with a warning into a folder that ends with this
         process."""
         try:
             return self.store(key, files)
         except OSError as error:
             warnings.warn(f"mlir: compiled code is not kept on disk ({error})", stacklevel=3)
-            return Artifacts(Path(_folder_of_this_process().name)).store(key, files)
+            return ArtifactCache(Path(_folder_of_this_process().name)).store(key, files)
 
-    def name(self, recipe: str, key: str) -> None:
+    def link_recipe(self, recipe: str, key: str) -> None:
         """Note that `recipe`, cheap to compute, leads to the entry `key`. May raise OSError."""
         _write(self.directory / f"{recipe}.name", key.encode())
 
-    def named(self, recipe: str) -> str | None:
+    def key_of_recipe(self, recipe: str) -> str | None:
         """Return the entry that a recipe led to; None where that is not known."""
         try:
             key = (self.directory / f"{recipe}.name").read_text()
@@ -117,7 +117,7 @@ def compilers() -> dict[str, str]:
 
 
 @cache
-def cpu() -> dict[str, str]:
+def cpu_description() -> dict[str, str]:
     """Return this processor's model and features: for code that is compiled for the machine instead of a level."""
     try:
         text = Path("/proc/cpuinfo").read_text().split("\n\n")[0]

@@ -18,31 +18,31 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.passes.tools_common import legalize_graph
 
-from compiled_kernels.lanes import LaneError, _mlir_problem
+from compiled_kernels.backends import BackendError, _mlir_problem
 from compiled_kernels.mlir import suited
-from compiled_kernels.mlir.report import Report, Subgraph, names
-from compiled_kernels.mlir.subgraphs import Placed, compiled_part, put_in_place
+from compiled_kernels.mlir.report import CompileReport, Subgraph, short_names
+from compiled_kernels.mlir.subgraphs import PlacedSubgraph, compile_subgraph, replace_subgraph
 
 NAME = "workbench_mlir"
 
 
-class Backend:
+class DynamoBackend:
     """A backend for torch.compile that remembers what it did; `backend=DynamoBackend()` keeps a report of its own."""
 
     def __init__(self) -> None:
         self._done: list[Subgraph] = []
         self._graphs = itertools.count()
 
-    def report(self) -> Report:
-        return Report(tuple(self._done))
+    def report(self) -> CompileReport:
+        return CompileReport(tuple(self._done))
 
     def __call__(self, graph: GraphModule, inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
-        """Compile one graph. Raises LaneError for any option: there is none."""
+        """Compile one graph. Raises BackendError for any option: there is none."""
         if options:
             given = ", ".join(f"{name}={value!r}" for name, value in options.items())
-            raise LaneError(f"backend {NAME} takes no options; {given} given")
+            raise BackendError(f"backend {NAME} takes no options; {given} given")
         if problem := _mlir_problem():
-            raise LaneError(f"backend {NAME}: {problem}")
+            raise BackendError(f"backend {NAME}: {problem}")
         from torch._dynamo.backends.common import aot_autograd
         from torch_mlir.extras.fx_decomp_util import get_decomposition_table
 
@@ -61,22 +61,22 @@ class Backend:
     def _leave_all(self, number: int, graph: GraphModule, inputs: Sequence[Any], reason: str) -> Any:
         from torch._inductor.compile_fx import compile_fx_inner
 
-        self._done.append(Subgraph(number, False, names(_targets(graph)), "inductor", reason))
+        self._done.append(Subgraph(number, False, short_names(_targets(graph)), "inductor", reason))
         return compile_fx_inner(graph, inputs)
 
     def _take(self, graph: GraphModule, inputs: Sequence[Any]) -> Any:
         from functorch.compile import make_boxed_func
 
-        called = {node: names([node.target])[0] for node in graph.graph.nodes if node.op == "call_function"}
+        called = {node: short_names([node.target])[0] for node in graph.graph.nodes if node.op == "call_function"}
         number = next(self._graphs)
-        reasons = {node: suited.obstacle(node) for node in called if not _writes_input(node)}
+        reasons = {node: suited.unsupported_reason(node) for node in called if not _writes_input(node)}
         hidden = any(suited.base_name(node.target) == "as_strided" for node in reasons)
         parts = [] if hidden else _partitions(graph, reasons)
-        kernels = [compiled_part(graph, part, f"kernel_{number}_{index}") for index, part in enumerate(parts)]
+        kernels = [compile_subgraph(graph, part, f"kernel_{number}_{index}") for index, part in enumerate(parts)]
         for why in dict.fromkeys(each for each in kernels if isinstance(each, str)):
             told = f"{NAME}: operations that suit it were left to another backend: {why}"
             warnings.warn_explicit(told, UserWarning, __file__, 0, __name__)  # not as torch's: those may be silenced
-        if not any(isinstance(each, Placed) for each in kernels):
+        if not any(isinstance(each, PlacedSubgraph) for each in kernels):
             obstacles = (f"{called[node]}: {why}" for node, why in reasons.items() if why)
             failures = (each for each in kernels if isinstance(each, str))
             why = "as_strided: whose memory it reads cannot be seen" if hidden else None
@@ -92,9 +92,9 @@ class Backend:
             if isinstance(kernel, str):
                 reasons |= dict.fromkeys(part, kernel)
                 continue
-            operations = names([node.target for node in part])
+            operations = short_names([node.target for node in part])
             self._done.append(Subgraph(number, True, operations, "mlir", "", kernel.kernel.kernel.digest))
-            put_in_place(graph, part, kernel, standing)
+            replace_subgraph(graph, part, kernel, standing)
         legalize_graph(graph)
         graph.recompile()
         for why in dict.fromkeys(why for why in reasons.values() if why):
@@ -162,10 +162,10 @@ def _targets(graph: GraphModule) -> list[Any]:
     return [node.target for node in graph.graph.nodes if node.op == "call_function"]
 
 
-BACKEND = Backend()
+BACKEND = DynamoBackend()
 
 
-def report() -> Report:
+def report() -> CompileReport:
     """Return what `torch.compile(backend="workbench_mlir")` did in this process."""
     return BACKEND.report()
 

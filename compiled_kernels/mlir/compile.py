@@ -16,14 +16,14 @@ from typing import Any
 
 from torch import Tensor
 
-from compiled_kernels.lanes import NO_LEVEL, LaneError
-from compiled_kernels.level import Level, level_here
-from compiled_kernels.mlir.artifacts import Artifacts, cache_directory, key_of
-from compiled_kernels.mlir.execute import Code, Engine, Kernel, SharedObject, open_globally
+from compiled_kernels.backends import UNSUPPORTED_CPU, BackendError
+from compiled_kernels.level import Level, current_level
+from compiled_kernels.mlir.artifacts import ArtifactCache, cache_directory, key_of
+from compiled_kernels.mlir.execute import Code, JITCode, Kernel, SharedObject, open_globally
 from compiled_kernels.mlir.lower import lower, sources
-from compiled_kernels.mlir.native_errors import native_errors
-from compiled_kernels.mlir.obey import Processor, obey, processor_of
-from compiled_kernels.mlir.pipeline import passes, passes_to_llvm
+from compiled_kernels.mlir.native_errors import capture_native_errors
+from compiled_kernels.mlir.obey import Processor, target_level, processor_of
+from compiled_kernels.mlir.pipeline import run_pipeline, passes_to_llvm
 
 OPT_LEVEL = 3
 
@@ -52,16 +52,16 @@ def compile_text(
         before: stages the text came through, kept with it.
 
     Raises:
-        LaneError: with MLIR's message where the text does not compile, and where its code calls what nothing provides.
+        BackendError: with MLIR's message where the text does not compile, and where its code calls what nothing provides.
     """
     earlier = tuple((before or {}).items())
     return _compiled(text, entry, lowered_from, level or _level(), libraries, directory or cache_directory(), earlier)
 
 
 def _level() -> Level:
-    level = level_here()
+    level = current_level()
     if level is None:
-        raise LaneError(f"lane mlir: {NO_LEVEL}")
+        raise BackendError(f"backend mlir: {UNSUPPORTED_CPU}")
     return level
 
 
@@ -87,7 +87,7 @@ def compile_function(
     """
     examples = tuple(examples)
     shapes = [(list(each.shape), str(each.dtype)) for each in examples]
-    artifacts = Artifacts(directory or cache_directory())
+    artifacts = ArtifactCache(directory or cache_directory())
     level = _level()
     made = {
         "lanes": lanes,
@@ -97,7 +97,7 @@ def compile_function(
         "linked": linker() is not None,
     }
     cooked = key_of(recipe=dict(recipe), name=name, shapes=shapes, **made)
-    if (key := artifacts.named(cooked)) and (paths := artifacts.load(key)):
+    if (key := artifacts.key_of_recipe(cooked)) and (paths := artifacts.load(key)):
         return Kernel(name, key, _loaded(paths, ()), paths.get("library"), paths["stages"])
     stages = lower(function, examples, name, lanes)
     text = stages.pop("bufferized")
@@ -105,7 +105,7 @@ def compile_function(
         text, name, lowered_from="bufferized", level=level, directory=artifacts.directory, before=stages
     )
     try:
-        artifacts.name(cooked, kernel.digest)
+        artifacts.link_recipe(cooked, kernel.digest)
     except OSError as error:
         _not_kept(error)
     return kernel
@@ -123,8 +123,8 @@ def _compiled(
 ) -> Kernel:
     pipeline = passes_to_llvm(lowered_from, level)
     content = {"text": text, "before": before, "passes": pipeline, "linked": linker() is not None, **_features(level)}
-    key = key_of(**content, opt_level=OPT_LEVEL, target=Path(obey.__code__.co_filename).read_text())
-    artifacts = Artifacts(directory)
+    key = key_of(**content, opt_level=OPT_LEVEL, target=Path(target_level.__code__.co_filename).read_text())
+    artifacts = ArtifactCache(directory)
     if paths := artifacts.load(key):
         return Kernel(entry, key, _loaded(paths, libraries), paths.get("library"), paths["stages"])
     llvm = run_passes(text, pipeline, processor_of(level))
@@ -137,14 +137,14 @@ def _compiled(
         paths = artifacts.store(key, files)
     except OSError as error:
         _not_kept(error)
-        return Kernel(entry, key, Engine(engine), None, stages)
-    code = _loaded(paths, libraries) if library is not None else Engine(engine)
+        return Kernel(entry, key, JITCode(engine), None, stages)
+    code = _loaded(paths, libraries) if library is not None else JITCode(engine)
     return Kernel(entry, key, code, paths.get("library"), paths["stages"])
 
 
 def _features(level: Level) -> dict[str, Any]:
     """Return what the level means to LLVM: part of the name under which code is kept."""
-    return {"level": level, "cpu": level.cpu, "features": level.features}
+    return {"level": level, "cpu": level.llvm_cpu, "features": level.llvm_features}
 
 
 def _not_kept(error: OSError) -> None:
@@ -154,20 +154,20 @@ def _not_kept(error: OSError) -> None:
 def _loaded(paths: Mapping[str, Path], libraries: tuple[str, ...]) -> Code:
     if "library" in paths:
         return SharedObject(paths["library"], libraries)
-    return Engine(engine_of(json.loads(paths["stages"].read_text())["llvm"], libraries))
+    return JITCode(engine_of(json.loads(paths["stages"].read_text())["llvm"], libraries))
 
 
 def run_passes(text: str, pipeline: str, processor: Processor) -> str:
-    """The module of `text` after `pipeline`, in the LLVM dialect, for `processor`; raises LaneError with MLIR's message."""
+    """The module of `text` after `pipeline`, in the LLVM dialect, for `processor`; raises BackendError with MLIR's message."""
     from torch_mlir.ir import Context, Location, MLIRError, Module
 
     with Context(), Location.unknown():
         try:
             module = Module.parse(text)
         except MLIRError as error:
-            raise LaneError(f"mlir: {' '.join(str(error).split())[:600]}") from None
-        passes(module, pipeline)
-        obey(module, processor)
+            raise BackendError(f"mlir: {' '.join(str(error).split())[:600]}") from None
+        run_pipeline(module, pipeline)
+        target_level(module, processor)
         return str(module)
 
 
@@ -182,7 +182,7 @@ def engine_of(llvm: str, libraries: tuple[str, ...]) -> Any:
             options: dict[str, Any] = {"shared_libs": list(libraries), "enable_pic": True}
             return ExecutionEngine(Module.parse(llvm), opt_level=OPT_LEVEL, **options)
         except RuntimeError as error:
-            raise LaneError(f"mlir: LLVM does not compile this module: {' '.join(str(error).split())[:300]}") from None
+            raise BackendError(f"mlir: LLVM does not compile this module: {' '.join(str(error).split())[:300]}") from None
 
 
 @cache
@@ -204,17 +204,17 @@ def _linked(engine: Any, entry: str, level: Level) -> bytes | None:
     mathematics = ["-lm"] if "-Wl,-Bsymbolic" in command else []
     with tempfile.TemporaryDirectory() as folder:
         compiled, shared = f"{folder}/kernel.o", f"{folder}/kernel.so"
-        with native_errors() as said:
+        with capture_native_errors() as said:
             engine.dump_to_object_file(compiled)
-        if said.missing:
-            raise LaneError(
-                f"mlir: {entry} for level {level} calls {', '.join(said.missing)}, which nothing here provides"
+        if said.missing_symbols:
+            raise BackendError(
+                f"mlir: {entry} for level {level} calls {', '.join(said.missing_symbols)}, which nothing here provides"
             )
         if not Path(compiled).exists():
             told = " ".join(said.text.split())[:300] or "and LLVM does not say why"
-            raise LaneError(f"mlir: {entry} for level {level} was not compiled: {told}")
+            raise BackendError(f"mlir: {entry} for level {level} was not compiled: {told}")
         line = [*command, compiled, "-o", shared, *mathematics]
         run = subprocess.run(line, capture_output=True, text=True, check=False)
         if run.returncode:
-            raise LaneError(f"mlir: the linker failed: {' '.join(run.stderr.split())[:300]}")
+            raise BackendError(f"mlir: the linker failed: {' '.join(run.stderr.split())[:300]}")
         return Path(shared).read_bytes()

@@ -12,15 +12,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from compiled_kernels.lanes import LaneError
-from compiled_kernels.mlir.native_errors import native_errors
-from compiled_kernels.mlir.obey import PACKED
+from compiled_kernels.backends import BackendError
+from compiled_kernels.mlir.native_errors import capture_native_errors
+from compiled_kernels.mlir.obey import PACKED_PREFIX
 
 
 class Code(Protocol):
     """Machine code, in memory."""
 
-    def packed(self, function: str) -> int:
+    def packed_address(self, function: str) -> int:
         """Return address of `void(void **arguments)`: each argument is a pointer to its value."""
         ...
 
@@ -36,8 +36,8 @@ class SharedObject:
         open_globally(libraries)
         self.library = ctypes.CDLL(str(path))
 
-    def packed(self, function: str) -> int:
-        return ctypes.cast(self._found(f"{PACKED}{function}"), ctypes.c_void_p).value or 0
+    def packed_address(self, function: str) -> int:
+        return ctypes.cast(self._found(f"{PACKED_PREFIX}{function}"), ctypes.c_void_p).value or 0
 
     def callable(self, function: str, arguments: int) -> Callable[..., None]:
         call = self._found(function)
@@ -48,26 +48,26 @@ class SharedObject:
         try:
             return self.library[symbol]
         except AttributeError:
-            raise LaneError(f"mlir: the compiled module has no function {symbol.removeprefix(PACKED)!r}") from None
+            raise BackendError(f"mlir: the compiled module has no function {symbol.removeprefix(PACKED_PREFIX)!r}") from None
 
 
-class Engine:
+class JITCode:
     """Code in MLIR's execution engine, for where no linker is at hand."""
 
     def __init__(self, engine: Any):
         self.engine = engine
 
-    def packed(self, function: str) -> int:
-        with native_errors() as said:
+    def packed_address(self, function: str) -> int:
+        with capture_native_errors() as said:
             address = self.engine.raw_lookup(function)
-        if said.missing:
-            raise LaneError(f"mlir: {function} calls {', '.join(said.missing)}, which nothing here provides")
+        if said.missing_symbols:
+            raise BackendError(f"mlir: {function} calls {', '.join(said.missing_symbols)}, which nothing here provides")
         if not address:
-            raise LaneError(f"mlir: the compiled module has no function {function!r}")
+            raise BackendError(f"mlir: the compiled module has no function {function!r}")
         return address
 
     def callable(self, function: str, arguments: int) -> Callable[..., None]:
-        call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.packed(function))
+        call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.packed_address(function))
         pointers = ctypes.c_void_p * arguments
         step = ctypes.sizeof(ctypes.c_void_p)
 
@@ -79,7 +79,7 @@ class Engine:
         return run
 
 
-class Stages(dict[str, str]):
+class StageTexts(dict[str, str]):
     """The text of each stage by its name, in order; `digest` names the artifact they were read from."""
 
     def __init__(self, digest: str, texts: Mapping[str, str]):
@@ -104,7 +104,7 @@ class Kernel:
     def address(self) -> int:
         """Return the address of `void(void **arguments)`: each argument is a pointer to its value (an address, a
         number)."""
-        return self.code.packed(self.entry)
+        return self.code.packed_address(self.entry)
 
     def function(self, arguments: int, name: str | None = None) -> Callable[..., None]:
         """Return a callable of `arguments` addresses (`tensor.data_ptr()`); about a microsecond a call, and no lock is
@@ -112,11 +112,11 @@ class Kernel:
         return self.code.callable(name or self.entry, arguments)
 
     @cached_property
-    def stages(self) -> Stages:
+    def stages(self) -> StageTexts:
         """Return the text of each stage the code went through; `asm` is what the shared object holds."""
         texts = json.loads(self.texts.read_text()) if isinstance(self.texts, Path) else self.texts
         assembly = "" if self.library is None else _disassembled(self.library)
-        return Stages(self.digest, {**texts, **({"asm": assembly} if assembly else {})})
+        return StageTexts(self.digest, {**texts, **({"asm": assembly} if assembly else {})})
 
 
 def open_globally(libraries: tuple[str, ...]) -> None:

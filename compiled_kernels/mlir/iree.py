@@ -14,8 +14,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from compiled_kernels.lanes import LaneError
-from compiled_kernels.mlir.artifacts import Artifacts, cache_directory, cpu, key_of, version_of
+from compiled_kernels.backends import BackendError
+from compiled_kernels.mlir.artifacts import ArtifactCache, cache_directory, cpu_description, key_of, version_of
 from compiled_kernels.mlir.iree_export import SCOPE, export
 
 # Data tiling packs the weights once, when they are loaded; float64 is kept, for angles of long contexts.
@@ -79,7 +79,7 @@ def compile_step(
     """Compile `module` for the shapes of `example_inputs`, ahead of time, for this CPU.
 
     Its weights stay where they are, and IREE packs its own copy of the matrices when it loads them. Artifacts are kept
-    by content; the weights are no part of it. Raises LaneError with the compiler's message.
+    by content; the weights are no part of it. Raises BackendError with the compiler's message.
     """
     exported = export(module, example_inputs, name)
     digest, files = _built(exported.text, (*CPU, *FLAGS), name, directory)
@@ -92,8 +92,8 @@ def compile_step(
 
 def _built(text: str, flags: tuple[str, ...], name: str, directory: Path | None) -> tuple[str, Mapping[str, Path]]:
     versions = {each: version_of(each) for each in ("iree-base-compiler", "iree-turbine")}
-    key = key_of(text=text, flags=flags, versions=versions, cpu=cpu())
-    artifacts = Artifacts(directory or cache_directory())
+    key = key_of(text=text, flags=flags, versions=versions, cpu=cpu_description())
+    artifacts = ArtifactCache(directory or cache_directory())
     if files := artifacts.load(key):
         return key, files
     with tempfile.TemporaryDirectory() as folder:
@@ -103,18 +103,18 @@ def _built(text: str, flags: tuple[str, ...], name: str, directory: Path | None)
             stage = next((stage for phase, stage in PHASES.items() if phase in path.name), None)
             if stage:
                 content[stage] = (path.read_bytes(), ".mlir")
-    return key, artifacts.keep(key, content)
+    return key, artifacts.store_or_temporary(key, content)
 
 
 def iree_compile(text: str, flags: Sequence[str], name: str, input_type: str = "torch") -> bytes:
-    """Compile `text` with iree-compile. Raises LaneError with its first messages."""
+    """Compile `text` with iree-compile. Raises BackendError with its first messages."""
     from iree.compiler import CompilerToolError, compile_str
 
     try:
         return cast(bytes, compile_str(text, input_type=input_type, extra_args=list(flags)))
     except CompilerToolError as error:
         found = [line for line in str(error).splitlines() if "error:" in line][:3]
-        raise LaneError(f"{name}: iree-compile: {' / '.join(found)[:600]}") from None
+        raise BackendError(f"{name}: iree-compile: {' / '.join(found)[:600]}") from None
 
 
 @cache
@@ -128,7 +128,7 @@ def cuda_text(text: str, name: str, architecture: str = "sm_80", directory: Path
     known = "sm_80" if retargeted else architecture
     target = ("--iree-hal-target-backends=cuda", f"--iree-cuda-target={known}", *FLAGS[:1], *FLAGS[2:])
     key = key_of(text=text, cuda=architecture, flags=target, versions=version_of("iree-base-compiler"))
-    artifacts = Artifacts(directory or cache_directory())
+    artifacts = ArtifactCache(directory or cache_directory())
     if files := artifacts.load(key):
         return files["ptx"].read_text()
     with tempfile.TemporaryDirectory() as folder:
@@ -142,6 +142,6 @@ def cuda_text(text: str, name: str, architecture: str = "sm_80", directory: Path
             iree_compile(text, (*target, dump), name)
         ptx = "\n".join(path.read_text() for path in sorted(Path(folder).glob("*.ptx")))
     if not ptx:
-        raise LaneError(f"{name}: IREE dumped no PTX for {architecture}")
-    artifacts.keep(key, {"ptx": (ptx.encode(), ".ptx")})
+        raise BackendError(f"{name}: IREE dumped no PTX for {architecture}")
+    artifacts.store_or_temporary(key, {"ptx": (ptx.encode(), ".ptx")})
     return ptx

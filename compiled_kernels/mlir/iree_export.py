@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compiled_kernels.lanes import LaneError
+from compiled_kernels.backends import BackendError
 
 INSTALL = "pip install 'inference-workbench[iree]'"
 PACKAGES = ("iree.compiler", "iree.runtime", "iree.turbine", "ml_dtypes")
@@ -22,7 +22,7 @@ SCOPE = "model"
 
 
 @dataclass(frozen=True)
-class Exported:
+class IreeExport:
     """`text` in the torch dialect; `parameters` by name, sharing the module's memory; `written` are the places of the
     inputs it mutates, `results` how many tensors it gives."""
 
@@ -40,10 +40,10 @@ def iree_problem() -> str | None:
     return f"IREE lacks {', '.join(missing)}: {INSTALL}" if missing else None
 
 
-def export(module: nn.Module, inputs: Sequence[Tensor], name: str) -> Exported:
-    """Export a module for IREE. Raises LaneError where IREE is missing, or torch or IREE cannot export the module."""
+def export(module: nn.Module, inputs: Sequence[Tensor], name: str) -> IreeExport:
+    """Export a module for IREE. Raises BackendError where IREE is missing, or torch or IREE cannot export the module."""
     if problem := iree_problem():
-        raise LaneError(f"{name}: {problem}")
+        raise BackendError(f"{name}: {problem}")
     from iree.turbine import aot
 
     own = _sharing_memory(module)
@@ -53,12 +53,12 @@ def export(module: nn.Module, inputs: Sequence[Tensor], name: str) -> Exported:
         _externalize(own)
         text = str(aot.export(program).mlir_module)
     except (RuntimeError, ValueError, TypeError, KeyError, NotImplementedError, AssertionError) as error:
-        raise LaneError(f"{name}: IREE's exporter: {type(error).__name__}: {_line(error)}") from error
+        raise BackendError(f"{name}: IREE's exporter: {type(error).__name__}: {_line(error)}") from error
     signature = program.graph_signature
     places = {given: place for place, given in enumerate(signature.user_inputs)}
     written = frozenset(places[given] for given in signature.user_inputs_to_mutate.values())
     parameters = {key: each.detach() for key, each in own.state_dict().items()}
-    return Exported(text, parameters, written, len(signature.user_outputs))
+    return IreeExport(text, parameters, written, len(signature.user_outputs))
 
 
 def _sharing_memory(module: nn.Module) -> nn.Module:

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from compiled_kernels.lanes import LaneError
-from compiled_kernels.level import level_here
+from compiled_kernels.backends import BackendError
+from compiled_kernels.level import current_level
 from compiled_kernels.mlir.compile import compile_function
 from compiled_kernels.mlir.execute import Kernel
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedKernel:
     """A kernel for one combination: `run` takes addresses; `copied` are the inputs it needs contiguous, `outputs` the
     shapes and types of what it writes."""
 
@@ -36,7 +36,7 @@ class Prepared:
 
 
 @dataclass(frozen=True)
-class Leaf:
+class LeafOperator:
     """An operator compiled from its specification `function(*tensors, *constants)`, whose source file is part of its
     name in the cache; `lanes` as in `lower`; `prepared` holds the kernels by what they were compiled for.
 
@@ -46,21 +46,21 @@ class Leaf:
     name: str
     function: Callable[..., Any]
     lanes: int = 0
-    prepared: dict[tuple, Prepared] = field(default_factory=dict)
+    prepared: dict[tuple, PreparedKernel] = field(default_factory=dict)
 
-    def prepare(self, inputs: Sequence[Tensor], *constants: float) -> Prepared:
+    def prepare(self, inputs: Sequence[Tensor], *constants: float) -> PreparedKernel:
         """Return the kernel for inputs like these, compiled where it is not known yet."""
-        key = (level_here(), *[(each.shape, each.stride(), each.dtype, each.device) for each in inputs], constants)
+        key = (current_level(), *[(each.shape, each.stride(), each.dtype, each.device) for each in inputs], constants)
         found = self.prepared.get(key)
         if found is None:
             found = self.prepared[key] = self._compiled(inputs, constants)
         return found
 
-    def _compiled(self, inputs: Sequence[Tensor], constants: tuple[float, ...]) -> Prepared:
+    def _compiled(self, inputs: Sequence[Tensor], constants: tuple[float, ...]) -> PreparedKernel:
         if any(each.device.type != "cpu" for each in inputs):
-            raise LaneError(f"{self.name}: lane mlir runs on the CPU; {[str(each.device) for each in inputs]} given")
+            raise BackendError(f"{self.name}: backend mlir runs on the CPU; {[str(each.device) for each in inputs]} given")
         shapes = [tuple(each.shape) for each in inputs]
-        wide = [wider_rows(each.shape, each.stride()) for each in inputs]
+        wide = [enclosing_shape(each.shape, each.stride()) for each in inputs]
         stored = [whole or shape for whole, shape in zip(wide, shapes, strict=True)]
 
         def function(*whole: Tensor) -> Any:
@@ -76,16 +76,16 @@ class Leaf:
         results = (made,) if isinstance(made, Tensor) else tuple(made)
         copied = frozenset(place for place, whole in enumerate(wide) if whole is None)
         outputs = tuple((tuple(each.shape), each.dtype) for each in results)
-        return Prepared(kernel.function(len(inputs) + len(results)), kernel, copied, outputs)
+        return PreparedKernel(kernel.function(len(inputs) + len(results)), kernel, copied, outputs)
 
 
-def wider_rows(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
+def enclosing_shape(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
     """Return the contiguous shape of which a tensor so laid out is the leading slice of each axis; None where there is
     none.
 
-    >>> wider_rows((5, 9, 64), (11 * 64, 64, 1))
+    >>> enclosing_shape((5, 9, 64), (11 * 64, 64, 1))
     (5, 11, 64)
-    >>> wider_rows((4, 3), (1, 4)) is None
+    >>> enclosing_shape((4, 3), (1, 4)) is None
     True
     """
     stored, inside = [], 1  # from the last axis to the first: how many numbers one step of the axis covers

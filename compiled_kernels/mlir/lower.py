@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from compiled_kernels.lanes import LaneError
+from compiled_kernels.backends import BackendError
 from compiled_kernels.mlir import pipeline
 
 
@@ -37,7 +37,7 @@ def lower(function: Callable[..., Any], examples: Iterable[Tensor], name: str, l
 
 
 def lower_graph(graph: torch.fx.Graph, name: str, lanes: int = 0) -> dict[str, str]:
-    """Lower a graph of core operations whose tensors have static shapes, as `lower` does. Raises LaneError where
+    """Lower a graph of core operations whose tensors have static shapes, as `lower` does. Raises BackendError where
     torch-mlir does not know one."""
     from torch_mlir.dialects import torch as torch_dialect
     from torch_mlir.extras.fx_importer import FxImporter
@@ -51,30 +51,30 @@ def lower_graph(graph: torch.fx.Graph, name: str, lanes: int = 0) -> dict[str, s
     try:
         importer.import_stateless_graph(graph, func_name=name)
     except (NotImplementedError, ValueError, TypeError, KeyError) as error:
-        raise LaneError(f"mlir: torch-mlir does not import this graph: {' '.join(str(error).split())[:300]}") from None
+        raise BackendError(f"mlir: torch-mlir does not import this graph: {' '.join(str(error).split())[:300]}") from None
     module = importer.module
     stages = {"torch": str(module)}
-    pipeline.passes(module, pipeline.TO_LINALG)
-    pipeline.passes(module, pipeline.NAMELESS)
-    rewrites.repeat_cheap(module)
-    pipeline.passes(module, "func.func(linalg-fuse-elementwise-ops,canonicalize)")
-    rewrites.repeat_cheap(module)
-    pipeline.passes(module, pipeline.FUSE)
+    pipeline.run_pipeline(module, pipeline.TO_LINALG)
+    pipeline.run_pipeline(module, pipeline.NAMELESS)
+    rewrites.duplicate_cheap(module)
+    pipeline.run_pipeline(module, "func.func(linalg-fuse-elementwise-ops,canonicalize)")
+    rewrites.duplicate_cheap(module)
+    pipeline.run_pipeline(module, pipeline.FUSE)
     stages["linalg"] = str(module)
-    schedule.separate_parts(module)
+    schedule.decompose_concat(module)
     rewrites.results_as_arguments(module)
-    pipeline.passes(module, pipeline.SIMPLER_MATH)
+    pipeline.run_pipeline(module, pipeline.SIMPLER_MATH)
     rewrites.allow_reordering(module)
-    rewrites.polynomial_exp(module)
+    rewrites.expand_exp(module)
     rewrites.bfloat16_by_float32(module)
-    scheduled = schedule.by_rows(module, alone=lanes > 0)
-    if lanes and schedule.vectors(module, lanes):
+    scheduled = schedule.tile_by_rows(module, alone=lanes > 0)
+    if lanes and schedule.vectorize(module, lanes):
         scheduled = True
     if scheduled:
         stages["transformed"] = str(module)
-    pipeline.passes(module, pipeline.BUFFERIZE)
+    pipeline.run_pipeline(module, pipeline.BUFFERIZE)
     rewrites.loops_for_copies(module)
-    rewrites.separate_arguments(module)
+    rewrites.mark_arguments_noalias(module)
     return {**stages, "bufferized": str(module)}
 
 

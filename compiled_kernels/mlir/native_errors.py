@@ -14,23 +14,23 @@ from contextlib import ExitStack, contextmanager
 _ONE_AT_A_TIME = threading.RLock()
 
 
-class Said:
+class CapturedErrors:
     """Captured messages: `text` is set once the block has ended."""
 
     text = ""
 
     @property
-    def missing(self) -> tuple[str, ...]:
+    def missing_symbols(self) -> tuple[str, ...]:
         """Return the symbols that compiled code calls and nothing provides, as LLVM's JIT lists them."""
         lists = re.findall(r"Symbols not found: \[ (.*?) \]", self.text)
         return tuple(dict.fromkeys(symbol for each in lists for symbol in each.split(", ")))
 
 
 @contextmanager
-def native_errors() -> Iterator[Said]:
+def capture_native_errors() -> Iterator[CapturedErrors]:
     """Capture what native code writes to file descriptor 2 meanwhile. Lines that are not LLVM's are passed on
     afterwards: another thread may have written them."""
-    said = Said()
+    said = CapturedErrors()
     with ExitStack() as held:
         held.enter_context(_ONE_AT_A_TIME)
         try:

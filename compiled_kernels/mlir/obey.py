@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from compiled_kernels.level import Level
 
-PACKED = "packed_"
+PACKED_PREFIX = "packed_"
 # How LLVM orders instructions, not which it takes. Intel's own names would make it prefer vectors of half the length.
-TUNED = {Level.V3: "znver3"} | dict.fromkeys((Level.V4, Level.V4_VNNI, Level.V4_BF16), "znver4")
+TUNE_CPU = {Level.V3: "znver3"} | dict.fromkeys((Level.V4, Level.V4_VNNI, Level.V4_BF16), "znver4")
 
 
 class Processor(NamedTuple):
@@ -23,10 +23,10 @@ class Processor(NamedTuple):
 
 
 def processor_of(level: Level) -> Processor:
-    return Processor(level.cpu, level.features, TUNED[level])
+    return Processor(level.llvm_cpu, level.llvm_features, TUNE_CPU[level])
 
 
-def obey(module: Any, processor: Processor) -> None:
+def target_level(module: Any, processor: Processor) -> None:
     """Name `processor` on every function of `module`, in place, and add @packed_NAME(void **arguments) for
     every public function NAME: each argument is a pointer to its value.
 
@@ -68,5 +68,5 @@ def _packed(function: Any) -> str:
     given = ", ".join(f"%value{i}" for i in range(len(kinds)))
     call = f"llvm.call @{name}({given}) : ({', '.join(kinds)}) -> ()"
     declared = f"llvm.func @{name}({', '.join(kinds)})"
-    head = f"llvm.func @{PACKED}{name}(%arguments: !llvm.ptr) {{"
+    head = f"llvm.func @{PACKED_PREFIX}{name}(%arguments: !llvm.ptr) {{"
     return "\n".join((declared, head, *lines, call, "llvm.return", "}"))

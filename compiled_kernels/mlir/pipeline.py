@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from compiled_kernels.lanes import LaneError
+from compiled_kernels.backends import BackendError
 from compiled_kernels.level import Level
 
 TO_LINALG = "torchdynamo-export-to-torch-backend-pipeline,torch-backend-to-linalg-on-tensors-backend-pipeline"
@@ -30,8 +30,8 @@ BUFFERIZE = (
 LOOPS = "convert-bufferization-to-memref,func.func(scf-forall-to-for,convert-linalg-to-loops,promote-buffers-to-stack)"
 
 
-def passes(module: Any, text: str) -> None:
-    """Run a pass pipeline on `module`, in place; raises LaneError with MLIR's message."""
+def run_pipeline(module: Any, text: str) -> None:
+    """Run a pass pipeline on `module`, in place; raises BackendError with MLIR's message."""
     from torch_mlir.ir import Location, MLIRError
     from torch_mlir.passmanager import PassManager
 
@@ -39,7 +39,7 @@ def passes(module: Any, text: str) -> None:
         try:
             PassManager.parse(f"builtin.module({text})").run(module.operation)
         except MLIRError as error:
-            raise LaneError(f"mlir: {' '.join(str(error).split())[:600]}") from None
+            raise BackendError(f"mlir: {' '.join(str(error).split())[:600]}") from None
 
 
 def passes_to_llvm(lowered_from: str, level: Level) -> str:

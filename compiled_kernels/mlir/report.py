@@ -15,18 +15,18 @@ class Subgraph:
     graph: int
     taken: bool
     operations: tuple[str, ...]
-    runs_on: str
+    fallback: str
     reason: str
     digest: str = ""
 
     def __str__(self) -> str:
         what = ", ".join(f"{self.operations.count(name)} {name}" for name in dict.fromkeys(self.operations))
-        verb = f"taken ({self.digest[:12]})" if self.taken else f"left to {self.runs_on}"
+        verb = f"taken ({self.digest[:12]})" if self.taken else f"left to {self.fallback}"
         return f"graph {self.graph}: {verb}: {what or 'nothing'}" + (f": {self.reason}" if self.reason else "")
 
 
 @dataclass(frozen=True)
-class Report:
+class CompileReport:
     """Subgraphs in the order in which their graphs were compiled."""
 
     subgraphs: tuple[Subgraph, ...]
@@ -46,7 +46,7 @@ class Report:
         return "\n".join(str(each) for each in self.subgraphs) or "no graph was compiled yet"
 
 
-def names(operations: Sequence[Any]) -> tuple[str, ...]:
+def short_names(operations: Sequence[Any]) -> tuple[str, ...]:
     """Return short names of operations: `add.Tensor`."""
     plain = (each.__name__ if isbuiltin(each) else str(each) for each in operations)
     return tuple(name.removeprefix("aten.").removeprefix("prims.") for name in plain)

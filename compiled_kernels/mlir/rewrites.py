@@ -26,11 +26,11 @@ def allow_reordering(module: Any) -> None:
     from torch_mlir.ir import Attribute
 
     flags = Attribute.parse(REORDERED, module.context)
-    for op in found(module, *FREE):
+    for op in find_operations(module, *FREE):
         op.attributes["fastmath"] = flags
 
 
-def polynomial_exp(module: Any) -> None:
+def expand_exp(module: Any) -> None:
     """Expand `math.exp` of float32 to multiplications and additions, which vectorize; libm's is a call for each
     number.
 
@@ -56,7 +56,7 @@ def polynomial_exp(module: Any) -> None:
         def plus(a: Any, b: Any) -> Any:
             return arith.AddFOp(a, b, fastmath=order).result
 
-        for op in found(module, "math.exp"):
+        for op in find_operations(module, "math.exp"):
             x = op.operands[0]
             if op.name != "math.exp" or x.type != f32:
                 continue
@@ -86,7 +86,7 @@ def bfloat16_by_float32(module: Any) -> None:
     from torch_mlir.ir import BF16Type, F32Type, F64Type, InsertionPoint, Location
 
     with module.context, Location.unknown():
-        for op in found(module, "arith.truncf"):
+        for op in find_operations(module, "arith.truncf"):
             if op.operands[0].type == F64Type.get() and op.results[0].type == BF16Type.get():
                 with InsertionPoint(op):
                     op.operands[0] = arith.TruncFOp(F32Type.get(), op.operands[0]).result
@@ -97,18 +97,18 @@ def loops_for_copies(module: Any) -> None:
     from torch_mlir.dialects import linalg
     from torch_mlir.ir import InsertionPoint, Location
 
-    for op in found(module, "memref.copy"):
+    for op in find_operations(module, "memref.copy"):
         with InsertionPoint(op), Location.unknown(module.context):
             linalg.copy(op.operands[0], outs=[op.operands[1]])
         op.erase()
 
 
-def separate_arguments(module: Any) -> None:
+def mark_arguments_noalias(module: Any) -> None:
     """Promise LLVM that no two arguments of a function overlap."""
     from torch_mlir.ir import ArrayAttr, DictAttr, UnitAttr
 
     with module.context:
-        for op in found(module, "func.func"):
+        for op in find_operations(module, "func.func"):
             separate = [
                 DictAttr.get({"llvm.noalias": UnitAttr.get()} if str(each).startswith("memref") else {})
                 for each in op.type.inputs
@@ -116,12 +116,12 @@ def separate_arguments(module: Any) -> None:
             op.attributes["arg_attrs"] = ArrayAttr.get(separate)
 
 
-def repeat_cheap(module: Any) -> None:
+def duplicate_cheap(module: Any) -> None:
     """Give each reader of a cheap elementwise result its own computation of it: once fused, that costs less than the
     memory the result would be kept in. Results of the function, and sums of two whole tensors, are kept."""
     from torch_mlir.ir import InsertionPoint
 
-    for op in reversed(found(module, "linalg.generic")):
+    for op in reversed(find_operations(module, "linalg.generic")):
         users = [use.owner.name for use in op.results[0].uses]
         if len(users) < 2 or len(op.results) > 1 or "func.return" in users or not _is_cheap(op):
             continue
@@ -147,7 +147,7 @@ def results_as_arguments(module: Any) -> None:
     """Let the function write each result into a further argument; one made elsewhere is copied there."""
     from torch_mlir.ir import FunctionType, InsertionPoint, Location, Operation, TypeAttr
 
-    (function,) = found(module, "func.func")
+    (function,) = find_operations(module, "func.func")
     block = function.regions[0].blocks[0]
     leave = list(block.operations)[-1]
     results = list(leave.operands)
@@ -184,7 +184,7 @@ def _starts_in(result: Any, place: Any) -> bool:
     return False
 
 
-def found(module: Any, *prefixes: str) -> list[Any]:
+def find_operations(module: Any, *prefixes: str) -> list[Any]:
     """Return the operations whose names begin so, innermost first."""
     from torch_mlir.ir import WalkResult
 

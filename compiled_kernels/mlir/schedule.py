@@ -1,6 +1,6 @@
 """Schedules in MLIR's transform dialect: the loops that operations of a function share, and their vector width.
 
-Measured on this lane's kernels, one thread of a Zen 5, float32, against the same module left to LLVM's vectorizer:
+Measured on this backend's kernels, one thread of a Zen 5, float32, against the same module left to LLVM's vectorizer:
 `tile_by_rows` gains 1.3 times on add_rms_norm (512x2048) and nothing is lost elsewhere; `vectorize` on top of it gains
 4 to 6% on the norms and on gated_silu and loses 5% on log_softmax, whose exponentials LLVM interleaves better.
 """
@@ -11,23 +11,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from compiled_kernels.mlir.pipeline import passes
-from compiled_kernels.mlir.rewrites import extents, found
+from compiled_kernels.mlir.pipeline import run_pipeline
+from compiled_kernels.mlir.rewrites import extents, find_operations
 
 ANY = "!transform.any_op"
 
 
-def separate_parts(module: Any) -> None:
+def decompose_concat(module: Any) -> None:
     """Let the parts of a concatenation be written where they belong."""
     body = [
         _match("function", 'ops{["func.func"]}'),
         f"transform.apply_patterns to %function {{ transform.apply_patterns.tensor.decompose_concat }} : {ANY}",
     ]
-    if found(module, "tensor.concat"):
+    if find_operations(module, "tensor.concat"):
         _apply(module, body)
 
 
-def by_rows(module: Any, alone: bool = False) -> bool:
+def tile_by_rows(module: Any, alone: bool = False) -> bool:
     """Put one loop over rows around the last operation and all that feeds it, so that a row stays in the nearest cache
     from its first reading to its last.
 
@@ -57,10 +57,10 @@ def by_rows(module: Any, alone: bool = False) -> bool:
     return True
 
 
-def vectors(module: Any, lanes: int) -> bool:
+def vectorize(module: Any, lanes: int) -> bool:
     """Step through each operation by `lanes` numbers at once, reductions included; False where one has several axes
     left, or one that is not made of whole steps."""
-    passes(module, "func.func(linalg-fold-unit-extent-dims{use-rank-reducing-slices=1},canonicalize,cse)")
+    run_pipeline(module, "func.func(linalg-fold-unit-extent-dims{use-rank-reducing-slices=1},canonicalize,cse)")
     steps = {number: op for number, op in enumerate(_numbered(module)) if len(op.attributes["iterator_types"])}
     if not steps or any(_extent(op) % lanes or len(op.attributes["iterator_types"]) > 1 for op in steps.values()):
         return False
@@ -89,7 +89,7 @@ def vectors(module: Any, lanes: int) -> bool:
         f"transform.apply_patterns to %function {{ transform.apply_patterns.canonicalization }} : {ANY}",
     ]
     _apply(module, body)
-    passes(
+    run_pipeline(
         module, "func.func(lower-vector-multi-reduction{lowering-strategy=inner-reduction},loop-invariant-code-motion)"
     )
     return True
@@ -99,7 +99,7 @@ def _numbered(module: Any) -> list[Any]:
     """Return the linalg operations in order, each with its number as the attribute `step`."""
     from torch_mlir.ir import IntegerAttr, IntegerType
 
-    operations = found(module, "linalg.generic")
+    operations = find_operations(module, "linalg.generic")
     with module.context:
         for step, op in enumerate(operations):
             op.attributes["step"] = IntegerAttr.get(IntegerType.get_signless(64), step)
@@ -154,4 +154,4 @@ def _apply(module: Any, body: list[str]) -> None:
     with module.context, Location.unknown():
         schedule = Module.parse(text)
         interpreter.apply_named_sequence(module.operation, schedule.body.operations[0], schedule)
-    passes(module, "canonicalize,cse")
+    run_pipeline(module, "canonicalize,cse")

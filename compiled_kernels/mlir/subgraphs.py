@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.passes.utils.fuser_utils import fuse_as_graphmodule
 
-from compiled_kernels.lanes import LaneError
+from compiled_kernels.backends import BackendError
 from compiled_kernels.mlir.compile import compile_text
 from compiled_kernels.mlir.lower import lower_graph
 
@@ -38,7 +38,7 @@ class SubgraphKernel(torch.nn.Module):
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedSubgraph:
     """A part's kernel, called `name`, with the nodes it reads and those that it replaces."""
 
     name: str
@@ -47,18 +47,18 @@ class Placed:
     outputs: Sequence[Node]
 
 
-def compiled_part(graph: GraphModule, part: Sequence[Node], name: str) -> Placed | str:
+def compile_subgraph(graph: GraphModule, part: Sequence[Node], name: str) -> PlacedSubgraph | str:
     """Compile a part, the graph left as it is; return the reason where it does not lower."""
     module, inputs, outputs = fuse_as_graphmodule(graph, list(part), name)
     for given, node in zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True):
         given.meta = dict(node.meta)
     try:
-        return Placed(name, SubgraphKernel(module, outputs), tuple(inputs), tuple(outputs))
-    except (LaneError, ValueError, RuntimeError) as error:  # MLIR raises all of these
+        return PlacedSubgraph(name, SubgraphKernel(module, outputs), tuple(inputs), tuple(outputs))
+    except (BackendError, ValueError, RuntimeError) as error:  # MLIR raises all of these
         return " ".join(str(error).split())[:300]
 
 
-def put_in_place(graph: GraphModule, part: Sequence[Node], placed: Placed, standing: dict[Node, Node]) -> None:
+def replace_subgraph(graph: GraphModule, part: Sequence[Node], placed: PlacedSubgraph, standing: dict[Node, Node]) -> None:
     """Let a kernel take the place of its part; `standing` maps nodes that other kernels replaced to their replacements."""
     graph.add_submodule(placed.name, placed.kernel)
     with graph.graph.inserting_before(part[0]):

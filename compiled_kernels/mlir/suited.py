@@ -22,25 +22,25 @@ VIEWS = """
 COPIES = "cat clone"
 LIBRARY = "mm addmm bmm baddbmm linear matmul convolution _scaled_dot_product_flash_attention_for_cpu"
 COMPUTE, SHARING = frozenset(f"{POINTWISE} {REDUCTIONS}".split()), frozenset(VIEWS.split())
-TAKEN = COMPUTE | SHARING | frozenset(COPIES.split())
+SUPPORTED = COMPUTE | SHARING | frozenset(COPIES.split())
 PRODUCTS = frozenset(LIBRARY.split())
-TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.bool)
+SUPPORTED_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.bool)
 
 
-def obstacle(node: Node) -> str | None:
+def unsupported_reason(node: Node) -> str | None:
     """Return why an operation is left; None where it is taken."""
     if node.target is operator.getitem:
         source = node.args[0]
-        return obstacle(source) if isinstance(source, Node) else "not a tensor"
+        return unsupported_reason(source) if isinstance(source, Node) else "not a tensor"
     name = base_name(node.target)
     if name in PRODUCTS:
         return "products are a library's: loops are several times slower"
-    if name not in TAKEN:
+    if name not in SUPPORTED:
         return "not among the operations this backend lowers"
     for value in _tensors(node):
         if value.device.type != "cpu":
             return f"on {value.device}: kernels here run on the CPU"
-        if value.dtype not in TYPES:
+        if value.dtype not in SUPPORTED_DTYPES:
             return f"{value.dtype} has no place in these kernels"
         if any(not isinstance(extent, int) for extent in value.shape):
             return "a size is symbolic: kernels here have static shapes (torch.compile(dynamic=False))"

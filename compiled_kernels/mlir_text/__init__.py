@@ -6,9 +6,9 @@ level has an instruction that no dialect names (bfloat16 dot products, table loo
 intrinsic; without it the same function is written in plain vector arithmetic.
 """
 
-from compiled_kernels.mlir_text.functions import THREADS, Named, call, declared, exp_function, share_of
+from compiled_kernels.mlir_text.functions import THREADS, Named, call, declare_arguments, exp_function, thread_share
 from compiled_kernels.mlir_text.lines import Lines
-from compiled_kernels.mlir_text.target import PAGES, TYPES, Target, divisor, memref, number, vector
+from compiled_kernels.mlir_text.target import SIZE_BOUND, MLIR_TYPES, Target, largest_divisor, memref, number, vector
 
 __all__ = [
     "PAGES",
@@ -23,6 +23,6 @@ __all__ = [
     "exp_function",
     "memref",
     "number",
-    "share_of",
+    "thread_share",
     "vector",
 ]

@@ -40,7 +40,7 @@ class Named(NamedTuple):
     type: str
 
 
-def declared(arguments: Iterable[Named]) -> str:
+def declare_arguments(arguments: Iterable[Named]) -> str:
     """Return arguments as a function's head lists them."""
     return ", ".join(f"%{name}: {kind}" for name, kind in arguments)
 
@@ -52,7 +52,7 @@ def call(function: str, given: Iterable[Named]) -> str:
     return f"call @{function}({names}) : ({', '.join(kind for _, kind in given)}) -> ()"
 
 
-def share_of(name: str, count: int, unit: int) -> str:
+def thread_share(name: str, count: int, unit: int) -> str:
     """Return %{name}_begin and %{name}_end: this thread's share of `count` things, in whole multiples of `unit`."""
     return "\n".join(
         (
@@ -71,7 +71,7 @@ def exp_function(lanes: int) -> str:
     lines = Lines()
 
     def constant(value: float) -> str:
-        return lines.filled(number(value), lanes)
+        return lines.constant(number(value), lanes)
 
     x = lines.let(f"arith.maximumf %x, {constant(-87.0)} : {kind}")
     x = lines.let(f"arith.minimumf {x}, {constant(88.0)} : {kind}")
@@ -86,7 +86,7 @@ def exp_function(lanes: int) -> str:
     p = lines.let(f"vector.fma {p}, {square}, {r} : {kind}")
     p = lines.let(f"arith.addf {p}, {constant(1.0)} : {kind}")
     i = lines.let(f"arith.fptosi {n} : {kind} to {whole}")
-    bias, shift = lines.filled("127", lanes, "i32"), lines.filled("23", lanes, "i32")
+    bias, shift = lines.constant("127", lanes, "i32"), lines.constant("23", lanes, "i32")
     bits = lines.let(f"arith.shli {lines.let(f'arith.addi {i}, {bias} : {whole}')}, {shift} : {whole}")
     scale = lines.let(f"arith.bitcast {bits} : {whole} to {kind}")
     result = lines.let(f"arith.mulf {p}, {scale} : {kind}")

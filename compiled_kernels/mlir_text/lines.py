@@ -24,11 +24,11 @@ class Lines:
         return "\n".join(self.lines)
 
     @property
-    def mark(self) -> int:
+    def serial(self) -> int:
         """Return a number for names that must be unique: how many lines there are."""
         return len(self.lines)
 
-    def say(self, line: str) -> None:
+    def emit(self, line: str) -> None:
         self.lines.append(line)
 
     def let(self, expression: str) -> str:
@@ -40,7 +40,7 @@ class Lines:
     def index(self, value: int) -> str:
         return self.let(f"arith.constant {value} : index")
 
-    def filled(self, constant: str, lanes: int, element: str = "f32") -> str:
+    def constant(self, constant: str, lanes: int, element: str = "f32") -> str:
         """Emit a vector of one constant, as MLIR spells it."""
         return self.let(f"arith.constant dense<{constant}> : {vector(lanes, element)}")
 
@@ -52,9 +52,9 @@ class Lines:
         return self.let(f"vector.load {memory}[{at}] : {kind}, {vector(lanes, element)}")
 
     def store(self, value: str, memory: str, at: str, kind: str, lanes: int, element: str = "f32") -> None:
-        self.say(f"vector.store {value}, {memory}[{at}] : {kind}, {vector(lanes, element)}")
+        self.emit(f"vector.store {value}, {memory}[{at}] : {kind}, {vector(lanes, element)}")
 
-    def wide(self, value: str, lanes: int, element: str) -> str:
+    def extend(self, value: str, lanes: int, element: str) -> str:
         """Convert a vector to float32."""
         if element == "f32":
             return value
@@ -64,7 +64,7 @@ class Lines:
             return self.let(f"arith.sitofp {integers} : {vector(lanes, 'i32')} to {floats}")
         return self.let(f"arith.extf {value} : {given} to {floats}")
 
-    def narrow(self, value: str, lanes: int, element: str) -> str:
+    def truncate(self, value: str, lanes: int, element: str) -> str:
         """Round a vector of float32 to `element`."""
         if element == "f32":
             return value
@@ -98,7 +98,7 @@ class Lines:
         name = "llvm.x86.avx512.pmaddw.d.512" if lanes == 16 else "llvm.x86.avx2.pmadd.wd"
         return self.let(f'llvm.call_intrinsic "{name}"({a}, {b}) : ({halves}, {halves}) -> {words}')
 
-    def spread_pair(self, pair: str) -> str:
+    def splat_pair(self, pair: str) -> str:
         """Broadcast one pair of bfloat16 16 times: the partner of 16 pairs in `dot_pairs`."""
         bits = self.let(f"vector.bitcast {pair} : vector<2xbf16> to vector<1xi32>")
         single = self.let(f"vector.extract {bits}[0] : i32 from vector<1xi32>")
@@ -113,7 +113,7 @@ class Lines:
         powers = self.exp(self.splat(scalar, lanes), lanes)
         return self.let(f"vector.extract {powers}[0] : f32 from {vector(lanes)}")
 
-    def total(self, value: str, lanes: int) -> str:
+    def hsum(self, value: str, lanes: int) -> str:
         """Sum across a vector: halves are added until one number is left, in the order in which `hsums` adds."""
         while lanes > 1:
             lanes //= 2
@@ -127,7 +127,7 @@ class Lines:
             value = self.let(f"arith.addf {', '.join(halves)} : {vector(lanes)}")
         return self.let(f"vector.extract {value}[0] : f32 from {vector(1)}")
 
-    def totals(self, vectors: list[str], lanes: int) -> str:
+    def hsums(self, vectors: list[str], lanes: int) -> str:
         """Sum `lanes` vectors of `lanes` into one vector of their totals: in each round two are folded into one, so
         that the whole takes lanes - 1 additions in place of as many reductions."""
         kind, step = vector(lanes), lanes // 2
@@ -144,17 +144,17 @@ class Lines:
             vectors, step = folded, step // 2
         return vectors[0]
 
-    def open_sums(
+    def begin_loop(
         self, result: str, over: str, names: Sequence[str], initial: Sequence[str], lanes: int, element: str = "f32"
     ) -> list[str]:
         """Begin a loop `over` (`%o = %from to %to step %one`) that carries vectors, `names` inside it, `initial` at
         first; return their names after it."""
         begins = ", ".join(f"{name} = {start}" for name, start in zip(names, initial, strict=True))
         kinds = ", ".join([vector(lanes, element)] * len(names))
-        self.say(f"{result}:{len(names)} = scf.for {over} iter_args({begins}) -> ({kinds}) {{")
+        self.emit(f"{result}:{len(names)} = scf.for {over} iter_args({begins}) -> ({kinds}) {{")
         return [f"{result}#{i}" for i in range(len(names))]
 
-    def close_sums(self, sums: Sequence[str], lanes: int, element: str = "f32") -> None:
+    def end_loop(self, sums: Sequence[str], lanes: int, element: str = "f32") -> None:
         """End the loop: `sums` are carried on."""
-        self.say(f"scf.yield {', '.join(sums)} : {', '.join([vector(lanes, element)] * len(sums))}")
-        self.say("}")
+        self.emit(f"scf.yield {', '.join(sums)} : {', '.join([vector(lanes, element)] * len(sums))}")
+        self.emit("}")

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from compiled_kernels.lanes import NO_LEVEL, LaneError
-from compiled_kernels.level import Level, level_here
+from compiled_kernels.backends import UNSUPPORTED_CPU, BackendError
+from compiled_kernels.level import Level, current_level
 
-TYPES = {
+MLIR_TYPES = {
     torch.float32: "f32",
     torch.bfloat16: "bf16",
     torch.float16: "f16",
@@ -19,7 +19,7 @@ TYPES = {
     torch.int32: "i32",
     torch.int64: "i64",
 }
-PAGES = 1 << 24  # a bound for types only: no kernel depends on the size of the pool of pages
+SIZE_BOUND = 1 << 24  # a bound for types only: no kernel depends on the size of the pool of pages
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class Target:
     level: Level
 
     @classmethod
-    def here(cls) -> Target:
-        """Return the target of this process. Raises LaneError where the machine has no level."""
-        level = level_here()
+    def current(cls) -> Target:
+        """Return the target of this process. Raises BackendError where the machine has no level."""
+        level = current_level()
         if level is None:
-            raise LaneError(f"lane mlir: {NO_LEVEL}")
+            raise BackendError(f"backend mlir: {UNSUPPORTED_CPU}")
         return _TARGETS[level]
 
     @property
@@ -48,17 +48,17 @@ class Target:
         return 16 if self.level is Level.V3 else 32
 
     @property
-    def sums(self) -> int:
+    def accumulators(self) -> int:
         """Return how many vectors of sums a kernel keeps in registers: half of them; the rest is for the operands."""
         return self.registers // 2
 
     @property
-    def bf16_dots(self) -> bool:
+    def has_bf16_dot(self) -> bool:
         """Return whether there are dot products of bfloat16 pairs."""
         return self.level is Level.V4_BF16
 
     @property
-    def byte_dots(self) -> bool:
+    def has_int8_dot(self) -> bool:
         """Return whether there are dot products of four bytes."""
         return self.level in (Level.V4_VNNI, Level.V4_BF16)
 
@@ -66,7 +66,7 @@ class Target:
 _TARGETS = {level: Target(level) for level in Level}
 
 
-def divisor(count: int, most: int) -> int:
+def largest_divisor(count: int, most: int) -> int:
     """Return the largest power of two up to `most` that divides `count`."""
     return next(size for size in (64, 32, 16, 8, 4, 2, 1) if size <= most and count % size == 0)
 

@@ -6,24 +6,24 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from compiled_kernels.lanes import Lane, LaneError, spoken
-from compiled_kernels.masks import Mask, band
-from compiled_kernels.operators import define
-from compiled_kernels.paged_attention.page_blocked import decode
+from compiled_kernels.backends import Backend, BackendError, describe_callable
+from compiled_kernels.masks import Mask, window_and_sinks
+from compiled_kernels.operators import define_operator
+from compiled_kernels.paged_attention.page_blocked import decode_attention
 from compiled_kernels.paged_attention.reference import reference
-from compiled_kernels.paged_attention.spans import by_spans
-from compiled_kernels.scores import Score, biased
+from compiled_kernels.paged_attention.inductor import by_spans
+from compiled_kernels.scores import Score, uses_alibi
 
-PAGED_ATTENTION = define(
+PAGED_ATTENTION = define_operator(
     "paged_attention",
     "(Tensor q, Tensor keys, Tensor values, Tensor page_table, Tensor span_starts, Tensor context_lengths, float scale,"
     " int window, int sinks, bool decode_only, float softcap, Tensor? sink_logits, bool alibi) -> Tensor",
     lambda q, *_: torch.empty_like(q, memory_format=torch.contiguous_format),
     {
-        Lane.EAGER: "compiled_kernels.paged_attention.spans:eager_form",
-        Lane.INDUCTOR: "compiled_kernels.paged_attention.spans:inductor_form",
-        Lane.TRITON: "compiled_kernels.paged_attention.triton:paged_attention",
-        Lane.MLIR: "compiled_kernels.paged_attention.mlir:paged_attention",
+        Backend.EAGER: "compiled_kernels.paged_attention.inductor:eager_form",
+        Backend.INDUCTOR: "compiled_kernels.paged_attention.inductor:inductor_form",
+        Backend.TRITON: "compiled_kernels.paged_attention.triton:paged_attention",
+        Backend.MLIR: "compiled_kernels.paged_attention.mlir:paged_attention",
     },
 )
 
@@ -38,7 +38,7 @@ def paged_attention(
     scale: float,
     mask: Mask,
     decode_only: bool,
-    lane: Lane = Lane.EAGER,
+    backend: Backend = Backend.EAGER,
     softcap: float = 0.0,
     sink_logits: Float[Tensor, " head"] | None = None,
     score: Score | None = None,
@@ -60,7 +60,7 @@ def paged_attention(
         scale: factor of the scores.
         mask: predicate over (query, key) positions.
         decode_only: promise that every span has one token.
-        lane: the backend.
+        backend: the backend.
         softcap: c > 0 makes every score c tanh(score / c) (Gemma 2, 2024).
         sink_logits: one logit a head in the softmax's sum that attends to nothing (gpt-oss, 2025).
         score: changes each score after the cap (see scores.py).
@@ -69,33 +69,33 @@ def paged_attention(
         Weighted sums of values in the type of `q`.
 
     Raises:
-        LaneError: for what the backend cannot express: triton and mlir know windows with sinks and no score functions.
+        BackendError: for what the backend cannot express: triton and mlir know windows with sinks and no score functions.
     """
     rule = scale, mask, softcap, sink_logits, score
-    if lane is Lane.INDUCTOR and decode_only:
-        return decode(q, keys, values, page_table, context_lengths, *rule)
-    if lane is Lane.INDUCTOR and not torch.compiler.is_compiling():
+    if backend is Backend.INDUCTOR and decode_only:
+        return decode_attention(q, keys, values, page_table, context_lengths, *rule)
+    if backend is Backend.INDUCTOR and not torch.compiler.is_compiling():
         return by_spans(q, keys, values, page_table, span_starts, context_lengths, *rule)
-    if lane is Lane.EAGER and not torch.compiler.is_compiling():
+    if backend is Backend.EAGER and not torch.compiler.is_compiling():
         return reference(q, keys, values, page_table, span_starts, context_lengths, *rule)
-    # Walking spans reads their lengths, which no graph can: inside one, these lanes are opaque too.
-    (window, sinks), alibi = _sayable(lane, mask, score)
+    # Walking spans reads their lengths, which no graph can: inside one, these backends are opaque too.
+    (window, sinks), alibi = _sayable(backend, mask, score)
     cache = keys, values, page_table, span_starts, context_lengths
-    return PAGED_ATTENTION.form(lane)(q, *cache, scale, window, sinks, decode_only, softcap, sink_logits, alibi)
+    return PAGED_ATTENTION.implementation(backend)(q, *cache, scale, window, sinks, decode_only, softcap, sink_logits, alibi)
 
 
-def refusal(lane: Lane, mask: Mask, score: Score | None) -> str | None:
+def unsupported_reason(backend: Backend, mask: Mask, score: Score | None) -> str | None:
     """Return why a backend cannot carry out this mask and score function; None where it can."""
-    if lane in (Lane.EAGER, Lane.INDUCTOR):
+    if backend in (Backend.EAGER, Backend.INDUCTOR):
         return None
     try:
-        _sayable(lane, mask, score)
-    except LaneError as error:
+        _sayable(backend, mask, score)
+    except BackendError as error:
         return str(error)
     return None
 
 
-def _sayable(lane: Lane, mask: Mask, score: Score | None) -> tuple[tuple[int, int], bool]:
-    if lane in (Lane.TRITON, Lane.MLIR) and score is not None:
-        raise LaneError(f"paged_attention: lane {lane} knows no score functions, not {spoken(score)}")
-    return band(mask, lane), biased(score, lane)
+def _sayable(backend: Backend, mask: Mask, score: Score | None) -> tuple[tuple[int, int], bool]:
+    if backend in (Backend.TRITON, Backend.MLIR) and score is not None:
+        raise BackendError(f"paged_attention: backend {backend} knows no score functions, not {describe_callable(score)}")
+    return window_and_sinks(mask, backend), uses_alibi(score, backend)

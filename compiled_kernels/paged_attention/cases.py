@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 import compiled_kernels
-from compiled_kernels.cases import Case, Suite, Work, random
-from compiled_kernels.lanes import Lane
-from compiled_kernels.masks import Both, Causal, Mask, SlidingWindow
+from compiled_kernels.cases import Case, Suite, CaseCost, random_normal
+from compiled_kernels.backends import Backend
+from compiled_kernels.masks import AndMask, Causal, Mask, SlidingWindow
 from compiled_kernels.scores import ALiBi
 
 
@@ -18,8 +18,8 @@ def inputs(
     generator: torch.Generator,
     contexts: Sequence[int],
     spans: Sequence[int],
-    groups: int,
-    share: int,
+    num_kv_heads: int,
+    queries_per_kv: int,
     dim: int,
     size: int,
     dtype: torch.dtype,
@@ -34,29 +34,29 @@ def inputs(
     counts = [-(-context // size) for context in contexts]
     order = (torch.randperm(sum(counts), generator=generator) + 1).tolist()
     table = torch.zeros(len(contexts), max(2, *counts, 2), dtype=torch.int32)
-    keys, values = (torch.full((sum(counts) + 1, groups, size, dim), torch.nan, dtype=dtype) for _ in range(2))
+    keys, values = (torch.full((sum(counts) + 1, num_kv_heads, size, dim), torch.nan, dtype=dtype) for _ in range(2))
     for seq, context in enumerate(contexts):
         for page in range(counts[seq]):
             table[seq, page] = number = order.pop()
             filled = min(size, context - page * size)
             for pages in (keys, values):
-                pages[number, :, :filled] = random(generator, dtype, (groups, filled, dim))
+                pages[number, :, :filled] = random_normal(generator, dtype, (num_kv_heads, filled, dim))
         if isinstance(mask, SlidingWindow):
             reach = max(0, context - spans[seq] - mask.window + 1)
             table[seq, -(-mask.sinks // size) : reach // size] = 0
     starts = torch.tensor([0, *torch.tensor(spans).cumsum(0).tolist()], dtype=torch.int32)
-    q = random(generator, dtype, (int(starts[-1]) + beyond, groups * share, dim))
+    q = random_normal(generator, dtype, (int(starts[-1]) + beyond, num_kv_heads * queries_per_kv, dim))
     q[int(starts[-1]) :] = torch.nan
     lengths = torch.tensor(contexts, dtype=torch.int32)
-    sink_logits = random(generator, torch.float32, (groups * share,)) if sinks else None
+    sink_logits = random_normal(generator, torch.float32, (num_kv_heads * queries_per_kv,)) if sinks else None
     decode_only = all(span == 1 for span in spans)
-    score = ALiBi(groups * share) if alibi else None
+    score = ALiBi(num_kv_heads * queries_per_kv) if alibi else None
     return q, keys, values, table, starts, lengths, dim**-0.5, mask, decode_only, softcap, sink_logits, score
 
 
-def call(q, keys, values, table, starts, lengths, scale, mask, decode_only, softcap, sink_logits, score, lane):
+def call(q, keys, values, table, starts, lengths, scale, mask, decode_only, softcap, sink_logits, score, backend):
     return compiled_kernels.paged_attention(
-        q, keys, values, table, starts, lengths, scale, mask, decode_only, lane, softcap, sink_logits, score
+        q, keys, values, table, starts, lengths, scale, mask, decode_only, backend, softcap, sink_logits, score
     )
 
 
@@ -75,7 +75,7 @@ def case(
     pairs = sum(looks for _, looks in seen)
     moved = rows + 2 * sum(spans) * heads * shape["dim"] * dtype.itemsize
     arguments = {"contexts": tuple(contexts), "spans": tuple(spans), "dtype": dtype, **shape}
-    return Case(name, arguments, Work(moved, 4 * pairs * heads * shape["dim"]), timed)
+    return Case(name, arguments, CaseCost(moved, 4 * pairs * heads * shape["dim"]), timed)
 
 
 def _seen(span: int, context: int, mask: Mask) -> tuple[int, int]:
@@ -93,7 +93,7 @@ def size(q, keys, values, table, starts, lengths, scale, mask, decode_only, soft
     """Return what values of one sign would sum to, so that a sum that happens to cancel has a fair bound."""
     given = q.double(), keys.double(), values.double().abs(), table, starts, lengths, scale, mask, decode_only, softcap
     sinks = None if sink_logits is None else sink_logits.double()
-    return call(*given, sinks, score, Lane.EAGER).amax(-1, keepdim=True)
+    return call(*given, sinks, score, Backend.EAGER).amax(-1, keepdim=True)
 
 
 def _cases():
@@ -113,7 +113,7 @@ def _cases():
         yield case("mixed window and sinks", (40, 9), (1, 6), dtype, mask=SlidingWindow(5, sinks=2), **small)
         yield case("decode soft-cap", (33,), (1,), dtype, softcap=2.0, **small)
         yield case("mixed soft-cap and sink logits", (33, 8), (1, 8), dtype, softcap=3.0, sinks=True, **small)
-        yield case("decode own mask", (33, 4), (1, 1), dtype, mask=Both(Causal(), even), **small)
+        yield case("decode own mask", (33, 4), (1, 1), dtype, mask=AndMask(Causal(), even), **small)
         yield case("decode ALiBi", (33, 4), (1, 1), dtype, alibi=True, sinks=True, **small)
         yield case("mixed ALiBi", (33, 8), (1, 8), dtype, alibi=True, sinks=True, **small)
         yield case("decode sink logits", (33, 1), (1, 1), dtype, sinks=True, **small)

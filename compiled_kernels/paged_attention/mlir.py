@@ -1,4 +1,4 @@
-"""The lane mlir of paged attention: decodes together, each longer span for itself."""
+"""The backend mlir of paged attention: decodes together, each longer span for itself."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 
 from compiled_kernels.cases import Case
-from compiled_kernels.expect import COMPUTED, INTEGERS, expect
-from compiled_kernels.lanes import LaneError
-from compiled_kernels.masks import band
+from compiled_kernels.expect import COMPUTE_DTYPES, INDEX_DTYPES, check_argument
+from compiled_kernels.backends import BackendError
+from compiled_kernels.masks import window_and_sinks
 from compiled_kernels.mlir import Kernel, compile_text
-from compiled_kernels.mlir_text import THREADS, TYPES, Target, exp_function
-from compiled_kernels.openmp import Call, library
+from compiled_kernels.mlir_text import THREADS, MLIR_TYPES, Target, exp_function
+from compiled_kernels.openmp import BoundCall, libgomp_path
 from compiled_kernels.paged_attention.mlir_shape import PagedHeads
-from compiled_kernels.paged_attention.mlir_spans import BLOCK, SpanAttention, span_text
-from compiled_kernels.paged_attention.mlir_text import Attention, attention_text, entry_text
+from compiled_kernels.paged_attention.mlir_spans import BLOCK_POSITIONS, SpanAttention, span_text
+from compiled_kernels.paged_attention.mlir_text import DecodeAttention, attention_text, entry_text
 
-FEW = 8  # with fewer rows times groups a thread, the context is split too
+MIN_ITEMS_PER_THREAD = 8  # with fewer rows times groups a thread, the context is split too
 
 
 def paged_attention(
@@ -39,7 +39,7 @@ def paged_attention(
     alibi: bool,
 ) -> Tensor:
     if alibi:
-        raise LaneError("paged_attention: lane mlir knows no score functions, not ALiBi")
+        raise BackendError("paged_attention: backend mlir knows no score functions, not ALiBi")
     _expect(q, keys, values, page_table, span_starts, context_lengths, sink_logits, decode_only)
     q = q.contiguous()
     ours = _Paged(keys, values, scale, window, sinks, softcap, sink_logits)
@@ -73,21 +73,21 @@ def _expect(
     name = "paged_attention"
     (tokens, heads, dim), (pages, groups, size, _) = q.shape, keys.shape
     seqs, held = page_table.shape
-    expect(name, "q", q, (tokens, heads, dim), COMPUTED, dense=False)
+    check_argument(name, "q", q, (tokens, heads, dim), COMPUTE_DTYPES, contiguous=False)
     for pool, numbers in (("keys", keys), ("values", values)):
-        expect(name, pool, numbers, (pages, groups, size, dim), (q.dtype,))
-    expect(name, "page_table", page_table, (tokens if decode_only else seqs, held), INTEGERS, dense=False)
-    expect(name, "context_lengths", context_lengths, (seqs,), INTEGERS, dense=False)
+        check_argument(name, pool, numbers, (pages, groups, size, dim), (q.dtype,))
+    check_argument(name, "page_table", page_table, (tokens if decode_only else seqs, held), INDEX_DTYPES, contiguous=False)
+    check_argument(name, "context_lengths", context_lengths, (seqs,), INDEX_DTYPES, contiguous=False)
     if sink_logits is not None:
-        expect(name, "sink_logits", sink_logits, (heads,), (sink_logits.dtype,), dense=False)
+        check_argument(name, "sink_logits", sink_logits, (heads,), (sink_logits.dtype,), contiguous=False)
     if heads % groups:
-        raise LaneError(f"{name}: {heads} query heads are no whole number for each of {groups} groups")
+        raise BackendError(f"{name}: {heads} query heads are no whole number for each of {groups} groups")
     if seqs and (longest := int(context_lengths.max())) > held * size:
-        raise LaneError(f"{name}: a context of {longest} does not fit the table's {held} pages of {size}")
+        raise BackendError(f"{name}: a context of {longest} does not fit the table's {held} pages of {size}")
     if not decode_only:
-        expect(name, "span_starts", span_starts, (seqs + 1,), INTEGERS, dense=False)
+        check_argument(name, "span_starts", span_starts, (seqs + 1,), INDEX_DTYPES, contiguous=False)
         if int(span_starts[-1]) > tokens:
-            raise LaneError(f"{name}: spans end at {int(span_starts[-1])}, after {tokens} queries")
+            raise BackendError(f"{name}: spans end at {int(span_starts[-1])}, after {tokens} queries")
 
 
 @dataclass(frozen=True)
@@ -113,17 +113,17 @@ class _Paged:
         partial = torch.empty(rows, heads, shape.chunks, dim + 2)
         mixed = torch.empty(rows, heads, dim, dtype=q.dtype)
         cache = self.keys, self.values
-        Call(_compiled(shape).address, (q, *cache, table, lengths, partial, *self._sink_logits, mixed))()
+        BoundCall(_compiled(shape).address, (q, *cache, table, lengths, partial, *self._sink_logits, mixed))()
         return mixed[:tokens]
 
     def span(self, q: Tensor, table: Tensor, context: int, out: Tensor) -> None:
         """Attend with one span's queries [token, head, dim] over its context of that many positions, into `out`."""
         shape = SpanAttention(**vars(self._heads(q)))
-        elements = -(-context // BLOCK) * shape.groups * BLOCK * shape.dim // shape.each
+        elements = -(-context // BLOCK_POSITIONS) * shape.num_kv_heads * BLOCK_POSITIONS * shape.head_dim // shape.values_per_element
         laid_out = torch.empty(2, elements, dtype=torch.int32)  # of 4 bytes, as float32 is
         sizes = torch.tensor([q.shape[0], context])
         cache = self.keys, self.values
-        Call(
+        BoundCall(
             _compiled_spans(shape).address,
             (q, *cache, table.int().contiguous(), sizes, *laid_out, *self._sink_logits, out),
         )()
@@ -134,13 +134,13 @@ class _Paged:
 
     def _heads(self, q: Tensor) -> PagedHeads:
         return PagedHeads(
-            heads=q.shape[1],
-            groups=self.keys.shape[1],
-            dim=q.shape[2],
-            size=self.keys.shape[2],
-            kind=TYPES[q.dtype],
+            num_heads=q.shape[1],
+            num_kv_heads=self.keys.shape[1],
+            head_dim=q.shape[2],
+            page_size=self.keys.shape[2],
+            dtype=MLIR_TYPES[q.dtype],
             scale=self.scale,
-            target=Target.here(),
+            target=Target.current(),
             window=self.window,
             sinks=self.sinks,
             softcap=self.softcap,
@@ -151,15 +151,15 @@ class _Paged:
 def stages(case: Case, operator: str = "paged_attention") -> Mapping[str, str]:
     """Return every stage of the function that runs for `case`."""
     of = case.arguments
-    window, sinks = band(of["mask"], "mlir") if "mask" in of else (0, 0)
+    window, sinks = window_and_sinks(of["mask"], "mlir") if "mask" in of else (0, 0)
     heads = PagedHeads(
-        heads=of["groups"] * of["share"],
-        groups=of["groups"],
-        dim=of["dim"],
-        size=of["size"],
-        kind=TYPES[of["dtype"]],
+        num_heads=of["groups"] * of["share"],
+        num_kv_heads=of["groups"],
+        head_dim=of["dim"],
+        page_size=of["size"],
+        dtype=MLIR_TYPES[of["dtype"]],
         scale=of["dim"] ** -0.5,
-        target=Target.here(),
+        target=Target.current(),
         window=window,
         sinks=sinks,
         softcap=of.get("softcap", 0.0),
@@ -184,9 +184,9 @@ def _padded(part: Tensor, rows: int) -> Tensor:
     return whole
 
 
-def _decode_shape(rows: int, held: int, heads: PagedHeads) -> Attention:
-    chunks = torch.get_num_threads() if rows * heads.groups < FEW * torch.get_num_threads() else 1
-    return Attention(rows=rows, held=held, chunks=chunks, **vars(heads))
+def _decode_shape(rows: int, held: int, heads: PagedHeads) -> DecodeAttention:
+    chunks = torch.get_num_threads() if rows * heads.num_kv_heads < MIN_ITEMS_PER_THREAD * torch.get_num_threads() else 1
+    return DecodeAttention(rows=rows, max_pages=held, chunks=chunks, **vars(heads))
 
 
 @functools.lru_cache(maxsize=512)
@@ -195,10 +195,10 @@ def _compiled_spans(shape: SpanAttention) -> Kernel:
 
 
 @functools.lru_cache(maxsize=512)
-def _compiled(shape: Attention) -> Kernel:
+def _compiled(shape: DecodeAttention) -> Kernel:
     return _compile(shape, attention_text(shape, "attend"), entry_text(shape))
 
 
 def _compile(shape: PagedHeads, *functions: str) -> Kernel:
     text = "\n".join((THREADS, exp_function(shape.lanes), *functions))
-    return compile_text(text, "paged_attention", level=shape.target.level, libraries=(library(),))
+    return compile_text(text, "paged_attention", level=shape.target.level, libraries=(libgomp_path(),))

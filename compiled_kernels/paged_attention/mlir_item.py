@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from compiled_kernels.paged_attention.mlir_shape import Attention
+from compiled_kernels.paged_attention.mlir_shape import DecodeAttention
 
 
-def pages(shape: Attention, name: str) -> str:
+def pages(shape: DecodeAttention, name: str) -> str:
     """Emit @{name}_pages(q [share, dim], k, v, table, partial, row, group, chunk, scores, weights, begin, end, first,
     last): the tile of every page of the row's table from begin to end, cut to the positions from first to last."""
     t = shape.types
@@ -14,7 +14,7 @@ def pages(shape: Attention, name: str) -> str:
     %weights: {t["weights"]}, %begin: index, %end: index, %first: index, %last: index) {{
 %zero = arith.constant 0 : index
 %one = arith.constant 1 : index
-%size = arith.constant {shape.size} : index
+%size = arith.constant {shape.page_size} : index
 scf.for %p = %begin to %end step %one {{
   %base = arith.muli %p, %size : index
   %started = arith.cmpi ugt, %first, %base : index
@@ -37,7 +37,7 @@ return
 }}"""
 
 
-def item(shape: Attention, name: str) -> str:
+def item(shape: DecodeAttention, name: str) -> str:
     """Emit @{name}_item(q [share, dim], k, v, table, lengths, partial, row, group, chunk): the chunk's part of the
     row's context, for all query heads of the group, into `partial`."""
     t = shape.types
@@ -50,10 +50,10 @@ def item(shape: Attention, name: str) -> str:
 %weights = memref.alloca() {{alignment = 64 : i64}} : {t["weights"]}
 %zero = arith.constant 0 : index
 %one = arith.constant 1 : index
-%share = arith.constant {shape.share} : index
-%size = arith.constant {shape.size} : index
-%dim = arith.constant {shape.dim} : index
-%total_at = arith.constant {shape.dim + 1} : index
+%share = arith.constant {shape.queries_per_kv} : index
+%size = arith.constant {shape.page_size} : index
+%dim = arith.constant {shape.head_dim} : index
+%total_at = arith.constant {shape.head_dim + 1} : index
 {empty(shape)}
 %length32 = memref.load %lengths[%row] : {t["lengths"]}
 %length = arith.index_cast %length32 : i32 to index
@@ -64,7 +64,7 @@ return
 }}"""
 
 
-def empty(shape: Attention) -> str:
+def empty(shape: DecodeAttention) -> str:
     """Emit the state before any key: sums 0, peak minus infinity, total 0."""
     partial = shape.types["partial"]
     return f"""%none = arith.constant 0xFF800000 : f32
@@ -80,7 +80,7 @@ scf.for %h = %base to %last_head step %one {{
 }}"""
 
 
-def _first(shape: Attention) -> str:
+def _first(shape: DecodeAttention) -> str:
     """Emit %first: the first position in the window."""
     if not shape.window:
         return "%first = arith.addi %zero, %zero : index"
@@ -90,7 +90,7 @@ def _first(shape: Attention) -> str:
 %first = arith.select %long, %past, %zero : index"""
 
 
-def _chunk(shape: Attention) -> str:
+def _chunk(shape: DecodeAttention) -> str:
     """Emit %begin and %end: the chunk's pages of the table. Counted from the end: the last chunk is never empty."""
     return f"""%start = arith.divui %first, %size : index
 %stop = arith.ceildivui %length, %size : index
@@ -107,7 +107,7 @@ def _chunk(shape: Attention) -> str:
 %end = arith.subi %stop, %reach_end : index"""
 
 
-def _sinks(shape: Attention) -> str:
+def _sinks(shape: DecodeAttention) -> str:
     """Emit %sink_pages and %sink_end: pages and positions of the sinks before the window; the first chunk sees to
     them."""
     return f"""%sinks = arith.constant {shape.sinks} : index
@@ -117,7 +117,7 @@ def _sinks(shape: Attention) -> str:
 %sink_pages = arith.ceildivui %sink_end, %size : index"""
 
 
-def _walk(shape: Attention, name: str, bounds: str) -> str:
+def _walk(shape: DecodeAttention, name: str, bounds: str) -> str:
     """Emit a call of @{name}_pages with these (begin, end, first, last)."""
     t = shape.types
     given = f"%q, %k, %v, %table, %partial, %row, %group, %chunk, %scores, %weights, {bounds}"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from compiled_kernels.mlir_text import Lines
-from compiled_kernels.paged_attention.mlir_shape import Attention
+from compiled_kernels.paged_attention.mlir_shape import DecodeAttention
 
 
-def merge(shape: Attention, name: str) -> str:
+def merge(shape: DecodeAttention, name: str) -> str:
     """Emit @{name}_merge(partial[, sink logits], mixed [row, head * dim], begin, end): for the rows from begin to end,
     every head's chunks, weighed by their peaks, over their common total; a row without a context is zero."""
     t, lines = shape.types, Lines()
-    peak_at, total_at = lines.index(shape.dim), lines.index(shape.dim + 1)
+    peak_at, total_at = lines.index(shape.head_dim), lines.index(shape.head_dim + 1)
     chunks = [lines.index(chunk) for chunk in range(shape.chunks)]
     factors = _factors(lines, shape, chunks, peak_at)
     total = _total(lines, shape, chunks, factors, total_at)
@@ -24,7 +24,7 @@ def merge(shape: Attention, name: str) -> str:
     %begin: index, %end: index) {{
 %zero = arith.constant 0 : index
 %one = arith.constant 1 : index
-%heads = arith.constant {shape.heads} : index
+%heads = arith.constant {shape.num_heads} : index
 scf.for %row = %begin to %end step %one {{
 scf.for %head = %zero to %heads step %one {{
 {lines.text()}
@@ -34,7 +34,7 @@ return
 }}"""
 
 
-def _factors(lines: Lines, shape: Attention, chunks: list[str], peak_at: str) -> list[str]:
+def _factors(lines: Lines, shape: DecodeAttention, chunks: list[str], peak_at: str) -> list[str]:
     """Emit exp(peak - highest peak) of each chunk, and last of the sink logit, if there is one."""
     t = shape.types
     highest = lines.let("arith.constant -3.0e38 : f32")  # below every score: a peak of nothing is no number
@@ -46,7 +46,7 @@ def _factors(lines: Lines, shape: Attention, chunks: list[str], peak_at: str) ->
     return [lines.exp_of_scalar(lines.let(f"arith.subf {peak}, {highest} : f32"), shape.lanes) for peak in peaks]
 
 
-def _total(lines: Lines, shape: Attention, chunks: list[str], factors: list[str], total_at: str) -> str:
+def _total(lines: Lines, shape: DecodeAttention, chunks: list[str], factors: list[str], total_at: str) -> str:
     """Emit the divisor of the head's sums: the chunks' totals times their factors; 1 where that is 0."""
     total = lines.let("arith.constant 0.0 : f32")
     for chunk, factor in zip(chunks, factors, strict=False):
@@ -59,16 +59,16 @@ def _total(lines: Lines, shape: Attention, chunks: list[str], factors: list[str]
     return lines.let(f"arith.select {empty}, {one}, {total} : f32")
 
 
-def _mixed(lines: Lines, shape: Attention, chunks: list[str], shares: list[str]) -> None:
+def _mixed(lines: Lines, shape: DecodeAttention, chunks: list[str], shares: list[str]) -> None:
     """Emit mixed[row, head] = the chunks' sums, each times its share, rounded."""
     t, lanes = shape.types, shape.columns
-    base = lines.let(f"arith.muli %head, {lines.index(shape.dim)} : index")
-    for at in range(0, shape.dim, lanes):
+    base = lines.let(f"arith.muli %head, {lines.index(shape.head_dim)} : index")
+    for at in range(0, shape.head_dim, lanes):
         column = lines.index(at)
-        mixed = lines.filled("0.0", lanes)
+        mixed = lines.constant("0.0", lanes)
         for chunk, share in zip(chunks, shares, strict=True):
             sums = lines.load("%partial", f"%row, %head, {chunk}, {column}", t["partial"], lanes, "f32")
             mixed = lines.fma(sums, share, mixed, lanes)
         place = lines.let(f"arith.addi {base}, {column} : index")
-        rounded = lines.narrow(mixed, lanes, shape.kind)
-        lines.store(rounded, "%mixed", f"%row, {place}", t["mixed"], lanes, shape.kind)
+        rounded = lines.truncate(mixed, lanes, shape.dtype)
+        lines.store(rounded, "%mixed", f"%row, {place}", t["mixed"], lanes, shape.dtype)

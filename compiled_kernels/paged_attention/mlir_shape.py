@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compiled_kernels.mlir_text import PAGES, Target, divisor, memref
+from compiled_kernels.mlir_text import SIZE_BOUND, Target, largest_divisor, memref
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,11 +23,11 @@ class PagedHeads:
         sink_logits: whether each head has one logit more in its softmax, without a value.
     """
 
-    heads: int
-    groups: int
-    dim: int
-    size: int
-    kind: str
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    page_size: int
+    dtype: str
     scale: float
     target: Target
     window: int = 0
@@ -36,9 +36,9 @@ class PagedHeads:
     sink_logits: bool = False
 
     @property
-    def share(self) -> int:
+    def queries_per_kv(self) -> int:
         """Return the query heads of a group."""
-        return self.heads // self.groups
+        return self.num_heads // self.num_kv_heads
 
     @property
     def lanes(self) -> int:
@@ -48,48 +48,48 @@ class PagedHeads:
     @property
     def columns(self) -> int:
         """Return the columns of a head that one vector of float32 holds."""
-        return divisor(self.dim, self.target.lanes)
+        return largest_divisor(self.head_dim, self.target.lanes)
 
     @property
-    def pairs(self) -> bool:
+    def uses_bf16_pairs(self) -> bool:
         """Return whether sums are dot products of bfloat16 pairs."""
-        return self.target.bf16_dots and self.kind == "bf16" and self.dim % 32 == 0
+        return self.target.has_bf16_dot and self.dtype == "bf16" and self.head_dim % 32 == 0
 
     @property
     def pages(self) -> str:
         """Return the type of the pool of keys, and of that of values: [page, group, offset, dim]."""
-        return memref((PAGES, self.groups, self.size, self.dim), self.kind)
+        return memref((SIZE_BOUND, self.num_kv_heads, self.page_size, self.head_dim), self.dtype)
 
 
-HEADS = 4  # query heads whose sums are kept in registers at once
+HEADS_TOGETHER = 4  # query heads whose sums are kept in registers at once
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attention(PagedHeads):
+class DecodeAttention(PagedHeads):
     """`rows` queries, each at the last position of its own context, of `max_pages` pages at most, in `chunks` parts."""
 
     rows: int
-    held: int
+    max_pages: int
     chunks: int = 1
 
     @property
-    def scored(self) -> int:
+    def padded_page_size(self) -> int:
         """Return the offsets of a page, filled up to whole vectors of scores."""
-        return -(-self.size // self.lanes) * self.lanes
+        return -(-self.page_size // self.lanes) * self.lanes
 
     @property
     def types(self) -> dict[str, str]:
         """Return memref types by name: `queries` are those of one key/value head; `partial` holds a chunk's unscaled
         sums, then its peak, then its total."""
         return {
-            "q": memref((self.rows, self.heads, self.dim), self.kind),
+            "q": memref((self.rows, self.num_heads, self.head_dim), self.dtype),
             "pages": self.pages,
-            "table": memref((self.rows, self.held), "i32"),
+            "table": memref((self.rows, self.max_pages), "i32"),
             "lengths": memref((self.rows,), "i32"),
-            "queries": memref((self.share, self.dim), self.kind),
-            "scores": memref((HEADS, self.scored), "f32"),
-            "weights": memref((HEADS, self.scored), "bf16"),
-            "partial": memref((self.rows, self.heads, self.chunks, self.dim + 2), "f32"),
-            "mixed": memref((self.rows, self.heads * self.dim), self.kind),
-            "sinks": memref((self.heads,), "f32"),
+            "queries": memref((self.queries_per_kv, self.head_dim), self.dtype),
+            "scores": memref((HEADS_TOGETHER, self.padded_page_size), "f32"),
+            "weights": memref((HEADS_TOGETHER, self.padded_page_size), "bf16"),
+            "partial": memref((self.rows, self.num_heads, self.chunks, self.head_dim + 2), "f32"),
+            "mixed": memref((self.rows, self.num_heads * self.head_dim), self.dtype),
+            "sinks": memref((self.num_heads,), "f32"),
         }

@@ -25,7 +25,7 @@ class Softmax:
 
     @classmethod
     def begin(cls, lines: Lines, shape: PagedHeads) -> Softmax:
-        scale, none, zero = (lines.filled(value, shape.lanes) for value in (number(shape.scale), "0xFF800000", "0.0"))
+        scale, none, zero = (lines.constant(value, shape.lanes) for value in (number(shape.scale), "0xFF800000", "0.0"))
         return cls(lines, shape, scale, none, zero)
 
     @property
@@ -50,7 +50,7 @@ class Softmax:
         """Emit the peak before, and the peak from now on as a vector."""
         before = self.lines.let(f"memref.load {place}")
         peak = self.lines.let(f"arith.maximumf {before}, {highest} : f32")
-        self.lines.say(f"memref.store {peak}, {place}")
+        self.lines.emit(f"memref.store {peak}, {place}")
         return before, self.lines.splat(peak, self.shape.lanes)
 
     def weight(self, logits: str, visible: str, peaks: str) -> str:
@@ -71,8 +71,8 @@ class Softmax:
         factor = lines.let(f"vector.extract {lines.exp(fallen, lanes)}[0] : f32 from {self._kind}")
         total = lines.let(f"memref.load {place}")
         total = lines.let(f"arith.mulf {total}, {factor} : f32")
-        total = lines.let(f"arith.addf {total}, {lines.total(weights, lanes)} : f32")
-        lines.say(f"memref.store {total}, {place}")
+        total = lines.let(f"arith.addf {total}, {lines.hsum(weights, lanes)} : f32")
+        lines.emit(f"memref.store {total}, {place}")
         return factor
 
     def _where(self, visible: str, value: str, otherwise: str) -> str:
@@ -82,7 +82,7 @@ class Softmax:
     def _capped(self, score: str) -> str:
         """Emit c tanh(score / c), with tanh x = 1 - 2 / (exp(2x) + 1)."""
         lines, kind, cap = self.lines, self._kind, self.shape.softcap
-        double, one, two, most = (lines.filled(number(v), self.shape.lanes) for v in (2 / cap, 1.0, 2.0, cap))
+        double, one, two, most = (lines.constant(number(v), self.shape.lanes) for v in (2 / cap, 1.0, 2.0, cap))
         power = lines.exp(lines.let(f"arith.mulf {score}, {double} : {kind}"), self.shape.lanes)
         part = lines.let(f"arith.divf {two}, {lines.let(f'arith.addf {power}, {one} : {kind}')} : {kind}")
         return lines.let(f"arith.mulf {most}, {lines.let(f'arith.subf {one}, {part} : {kind}')} : {kind}")

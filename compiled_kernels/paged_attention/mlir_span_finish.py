@@ -11,14 +11,14 @@ def finish(shape: SpanAttention) -> str:
     of one group that begins with `token` and has `queries` has found, put where it belongs."""
     t, lines = shape.types, Lines()
     share = _share(lines, shape)
-    for at in range(0, shape.dim, shape.columns):
+    for at in range(0, shape.head_dim, shape.columns):
         _put(lines, shape, lines.index(at), share)
     sinks = f"%sinks: {t['sinks']}, " if shape.sink_logits else ""
     return f"""func.func private @finish({sinks}%sums: {t["sums"]}, %peaks: {t["peaks"]}, %totals: {t["peaks"]}, %out: {t["q"]},
     %group: index, %token: index, %queries: index) {{
 %zero = arith.constant 0 : index
 %one = arith.constant 1 : index
-%share = arith.constant {shape.share} : index
+%share = arith.constant {shape.queries_per_kv} : index
 %first = arith.muli %group, %share : index
 scf.for %slot = %zero to %queries step %one {{
   %behind = arith.divui %slot, %share : index
@@ -53,5 +53,5 @@ def _put(lines: Lines, shape: SpanAttention, column: str, share: str) -> None:
     t, lanes = shape.types, shape.columns
     sums = lines.load("%sums", f"%slot, {column}", t["sums"], lanes, "f32")
     sums = lines.let(f"arith.mulf {sums}, {lines.splat(share, lanes)} : {vector(lanes)}")
-    rounded = lines.narrow(sums, lanes, shape.kind)
-    lines.store(rounded, "%out", f"%row, %head, {column}", t["q"], lanes, shape.kind)
+    rounded = lines.truncate(sums, lanes, shape.dtype)
+    lines.store(rounded, "%out", f"%row, %head, {column}", t["q"], lanes, shape.dtype)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from compiled_kernels.mlir_text import Lines, divisor, vector
-from compiled_kernels.paged_attention.mlir_span_shape import BLOCK, SpanAttention
+from compiled_kernels.mlir_text import Lines, largest_divisor, vector
+from compiled_kernels.paged_attention.mlir_span_shape import BLOCK_POSITIONS, SpanAttention
 
 
 def pack(shape: SpanAttention) -> str:
@@ -11,17 +11,17 @@ def pack(shape: SpanAttention) -> str:
     values of one block of one group go to at = group * blocks + block; zeros beyond the context and for the null page, which replaces freed
     pages."""
     t = shape.types
-    zero = "arith.constant 0 : i32" if shape.pairs else "arith.constant 0.0 : f32"
+    zero = "arith.constant 0 : i32" if shape.uses_bf16_pairs else "arith.constant 0.0 : f32"
     return f"""func.func private @pack(%k: {t["pages"]}, %v: {t["pages"]}, %table: {t["table"]}, %keys: {t["keys"]},
     %values: {t["values"]}, %group: index, %block: index, %blocks: index, %context: index) {{
 %zero = arith.constant 0 : index
 %one = arith.constant 1 : index
-%size = arith.constant {shape.size} : index
-%length = arith.constant {BLOCK} : index
-%each = arith.constant {shape.each} : index
-%halves = arith.constant {BLOCK // shape.each} : index
-%elements = arith.constant {shape.dim // shape.each} : index
-%dim = arith.constant {shape.dim} : index
+%size = arith.constant {shape.page_size} : index
+%length = arith.constant {BLOCK_POSITIONS} : index
+%each = arith.constant {shape.values_per_element} : index
+%halves = arith.constant {BLOCK_POSITIONS // shape.values_per_element} : index
+%elements = arith.constant {shape.head_dim // shape.values_per_element} : index
+%dim = arith.constant {shape.head_dim} : index
 %sixteen = arith.constant 16 : index
 %nothing = {zero}
 %mine = arith.muli %group, %blocks : index
@@ -78,40 +78,40 @@ def _copied(shape: SpanAttention) -> str:
 def _key(shape: SpanAttention) -> str:
     """Emit one key's elements, each into its own row of the block: an element of a pair is two columns."""
     t, lines = shape.types, Lines()
-    read = divisor(shape.dim, 32 if shape.pairs else shape.lanes)
-    elements_type = vector(read // shape.each, shape.packed)
-    for at in range(0, shape.dim, read):
+    read = largest_divisor(shape.head_dim, 32 if shape.uses_bf16_pairs else shape.lanes)
+    elements_type = vector(read // shape.values_per_element, shape.element_type)
+    for at in range(0, shape.head_dim, read):
         column = lines.index(at)
-        loaded = lines.load("%k", f"%page, %group, %offset, {column}", t["pages"], read, shape.kind)
-        if shape.pairs:
-            elements = lines.let(f"vector.bitcast {loaded} : {vector(read, shape.kind)} to {elements_type}")
+        loaded = lines.load("%k", f"%page, %group, %offset, {column}", t["pages"], read, shape.dtype)
+        if shape.uses_bf16_pairs:
+            elements = lines.let(f"vector.bitcast {loaded} : {vector(read, shape.dtype)} to {elements_type}")
         else:
-            elements = lines.wide(loaded, read, shape.kind)
-        for i in range(read // shape.each):
-            element = lines.let(f"vector.extract {elements}[{i}] : {shape.packed} from {elements_type}")
-            place = lines.index(at // shape.each + i)
-            lines.say(f"memref.store {element}, %keys[%at, {place}, %key] : {t['keys']}")
+            elements = lines.extend(loaded, read, shape.dtype)
+        for i in range(read // shape.values_per_element):
+            element = lines.let(f"vector.extract {elements}[{i}] : {shape.element_type} from {elements_type}")
+            place = lines.index(at // shape.values_per_element + i)
+            lines.emit(f"memref.store {element}, %keys[%at, {place}, %key] : {t['keys']}")
     return lines.text()
 
 
 def _value(shape: SpanAttention) -> str:
     """Emit one value's row: an element of a pair is two keys' values, which come one after the other."""
     t, lanes, lines = shape.types, shape.columns, Lines("u")
-    for at in range(0, shape.dim, lanes):
+    for at in range(0, shape.head_dim, lanes):
         column = lines.index(at)
-        loaded = lines.load("%v", f"%page, %group, %offset, {column}", t["pages"], lanes, shape.kind)
-        value = _joined(lines, shape, loaded, column) if shape.pairs else lines.wide(loaded, lanes, shape.kind)
-        lines.store(value, "%values", f"%at, %half, {column}", t["values"], lanes, shape.packed)
+        loaded = lines.load("%v", f"%page, %group, %offset, {column}", t["pages"], lanes, shape.dtype)
+        value = _joined(lines, shape, loaded, column) if shape.uses_bf16_pairs else lines.extend(loaded, lanes, shape.dtype)
+        lines.store(value, "%values", f"%at, %half, {column}", t["values"], lanes, shape.element_type)
     return lines.text()
 
 
 def _joined(lines: Lines, shape: SpanAttention, loaded: str, column: str) -> str:
     """Emit the block's elements, with bfloat16 values in the half of each element that is %shift bits up."""
     lanes = shape.columns
-    words, out = vector(lanes, "i16"), vector(lanes, shape.packed)
-    bits = lines.let(f"vector.bitcast {loaded} : {vector(lanes, shape.kind)} to {words}")
+    words, out = vector(lanes, "i16"), vector(lanes, shape.element_type)
+    bits = lines.let(f"vector.bitcast {loaded} : {vector(lanes, shape.dtype)} to {words}")
     bits = lines.let(f"arith.extui {bits} : {words} to {out}")
     shift = lines.let(f"vector.broadcast %shift : i32 to {out}")
     bits = lines.let(f"arith.shli {bits}, {shift} : {out}")
-    before = lines.load("%values", f"%at, %half, {column}", shape.types["values"], lanes, shape.packed)
+    before = lines.load("%values", f"%at, %half, {column}", shape.types["values"], lanes, shape.element_type)
     return lines.let(f"arith.ori {before}, {bits} : {out}")

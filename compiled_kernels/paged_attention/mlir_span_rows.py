@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from compiled_kernels.mlir_text import Lines, vector
-from compiled_kernels.paged_attention.mlir_span_shape import BLOCK, ROWS, SpanAttention
-from compiled_kernels.paged_attention.mlir_span_weights import Query, weigh
+from compiled_kernels.paged_attention.mlir_span_shape import BLOCK_POSITIONS, QUERIES_TOGETHER, SpanAttention
+from compiled_kernels.paged_attention.mlir_span_weights import QuerySlot, weigh
 
 
 def rows(shape: SpanAttention) -> str:
@@ -28,27 +28,27 @@ return
 }}"""
 
 
-def _queries(lines: Lines, shape: SpanAttention) -> list[Query]:
+def _queries(lines: Lines, shape: SpanAttention) -> list[QuerySlot]:
     """Emit the queries of ROWS slots. Slots beyond the tile's last query repeat that query."""
-    places = [lines.index(i) for i in range(ROWS)]
+    places = [lines.index(i) for i in range(QUERIES_TOGETHER)]
     slots = [lines.let(f"arith.addi %slot, {place} : index") for place in places]
     last = lines.let("arith.subi %queries, %one : index")
-    share, first_head = lines.index(shape.share), lines.let(f"arith.muli %group, {lines.index(shape.share)} : index")
+    share, first_head = lines.index(shape.queries_per_kv), lines.let(f"arith.muli %group, {lines.index(shape.queries_per_kv)} : index")
     queries = []
     for place, slot in zip(places, slots, strict=True):
         row = lines.let(f"arith.minui {slot}, {last} : index")
         token = lines.let(f"arith.addi %token, {lines.let(f'arith.divui {row}, {share} : index')} : index")
         head = lines.let(f"arith.addi {first_head}, {lines.let(f'arith.remui {row}, {share} : index')} : index")
         position = lines.let(f"arith.addi %before, {token} : index")
-        queries.append(Query(place, slot, token, head, position))
+        queries.append(QuerySlot(place, slot, token, head, position))
     return queries
 
 
-def _scores(lines: Lines, shape: SpanAttention, queries: list[Query]) -> list[list[str]]:
+def _scores(lines: Lines, shape: SpanAttention, queries: list[QuerySlot]) -> list[list[str]]:
     """Emit the scores: for each query a vector for each run of keys in the block; as many runs at once as there are
     registers for."""
-    starts = [lines.index(at) for at in range(0, BLOCK, shape.lanes)]
-    most = max(1, shape.target.sums // ROWS)
+    starts = [lines.index(at) for at in range(0, BLOCK_POSITIONS, shape.lanes)]
+    most = max(1, shape.target.accumulators // QUERIES_TOGETHER)
     found: list[list[str]] = [[] for _ in queries]
     for first in range(0, len(starts), most):
         for row, scores in zip(found, _score_runs(lines, shape, queries, starts[first : first + most]), strict=True):
@@ -56,52 +56,52 @@ def _scores(lines: Lines, shape: SpanAttention, queries: list[Query]) -> list[li
     return found
 
 
-def _score_runs(lines: Lines, shape: SpanAttention, queries: list[Query], runs: list[str]) -> list[list[str]]:
-    t, lanes, label = shape.types, shape.lanes, lines.mark
-    zero = lines.filled("0.0", lanes)
-    names = [f"%s{label}_{i}" for i in range(ROWS * len(runs))]
-    end = lines.index(shape.dim // shape.each)
-    found = lines.open_sums(f"%found{label}", f"%d = %zero to {end} step %one", names, [zero] * len(names), lanes)
+def _score_runs(lines: Lines, shape: SpanAttention, queries: list[QuerySlot], runs: list[str]) -> list[list[str]]:
+    t, lanes, label = shape.types, shape.lanes, lines.serial
+    zero = lines.constant("0.0", lanes)
+    names = [f"%s{label}_{i}" for i in range(QUERIES_TOGETHER * len(runs))]
+    end = lines.index(shape.head_dim // shape.values_per_element)
+    found = lines.begin_loop(f"%found{label}", f"%d = %zero to {end} step %one", names, [zero] * len(names), lanes)
     keys = _elements(lines, shape, [f"%keys[%at, %d, {run}] : {t['keys']}" for run in runs], lanes)
-    column = lines.let(f"arith.muli %d, {lines.index(shape.each)} : index")
+    column = lines.let(f"arith.muli %d, {lines.index(shape.values_per_element)} : index")
     moved, carried = [], iter(names)
     for query in queries:
-        factor = _factor(lines, shape, f"%q[{query.token}, {query.head}, {column}] : {t['q']}", shape.kind, lanes)
+        factor = _factor(lines, shape, f"%q[{query.token}, {query.head}, {column}] : {t['q']}", shape.dtype, lanes)
         moved += [_multiply(lines, shape, next(carried), key, factor, lanes) for key in keys]
-    lines.close_sums(moved, lanes)
+    lines.end_loop(moved, lanes)
     return [found[i : i + len(runs)] for i in range(0, len(found), len(runs))]
 
 
-def _mix(lines: Lines, shape: SpanAttention, queries: list[Query]) -> None:
+def _mix(lines: Lines, shape: SpanAttention, queries: list[QuerySlot]) -> None:
     """Emit sums += weights · values, in runs of as many columns as there are registers for."""
-    columns = range(0, shape.dim, shape.columns)
-    most = max(1, shape.target.sums // ROWS)
+    columns = range(0, shape.head_dim, shape.columns)
+    most = max(1, shape.target.accumulators // QUERIES_TOGETHER)
     for first in range(0, len(columns), most):
         _mix_run(lines, shape, queries, [lines.index(at) for at in columns[first : first + most]], str(first))
 
 
-def _mix_run(lines: Lines, shape: SpanAttention, queries: list[Query], run: list[str], label: str) -> None:
+def _mix_run(lines: Lines, shape: SpanAttention, queries: list[QuerySlot], run: list[str], label: str) -> None:
     t, lanes = shape.types, shape.columns
     places = [f"{query.slot}, {column}" for query in queries for column in run]
     sums = [lines.load("%sums", place, t["sums"], lanes, "f32") for place in places]
     names = [f"%m{label}_{i}" for i in range(len(sums))]
-    end = lines.index(BLOCK // shape.each)
-    found = lines.open_sums(f"%mixed{label}", f"%d = %zero to {end} step %one", names, sums, lanes)
+    end = lines.index(BLOCK_POSITIONS // shape.values_per_element)
+    found = lines.begin_loop(f"%mixed{label}", f"%d = %zero to {end} step %one", names, sums, lanes)
     values = _elements(lines, shape, [f"%values[%at, %d, {column}] : {t['values']}" for column in run], lanes)
-    key = lines.let(f"arith.muli %d, {lines.index(shape.each)} : index")
+    key = lines.let(f"arith.muli %d, {lines.index(shape.values_per_element)} : index")
     moved, carried = [], iter(names)
     for query in queries:
         factor = _factor(lines, shape, f"%weights[{query.place}, {key}] : {t['weights']}", "f32", lanes)
         moved += [_multiply(lines, shape, next(carried), value, factor, lanes) for value in values]
-    lines.close_sums(moved, lanes)
+    lines.end_loop(moved, lanes)
     for place, result in zip(places, found, strict=True):
         lines.store(result, "%sums", place, t["sums"], lanes)
 
 
 def _elements(lines: Lines, shape: SpanAttention, places: list[str], lanes: int) -> list[str]:
     """Emit vectors of the new layout as they are multiplied; a place is a memory, indices and type."""
-    found = [lines.let(f"vector.load {place}, {vector(lanes, shape.packed)}") for place in places]
-    if not shape.pairs:
+    found = [lines.let(f"vector.load {place}, {vector(lanes, shape.element_type)}") for place in places]
+    if not shape.uses_bf16_pairs:
         return found
     return [
         lines.let(f"vector.bitcast {each} : {vector(lanes, 'i32')} to {vector(2 * lanes, 'bf16')}") for each in found
@@ -110,11 +110,11 @@ def _elements(lines: Lines, shape: SpanAttention, places: list[str], lanes: int)
 
 def _factor(lines: Lines, shape: SpanAttention, place: str, element: str, lanes: int) -> str:
     """Emit the number at a place, in every element of a vector: a pair of bfloat16, or one number of type `element`."""
-    if shape.pairs:
-        return lines.spread_pair(lines.let(f"vector.load {place}, {vector(2, 'bf16')}"))
+    if shape.uses_bf16_pairs:
+        return lines.splat_pair(lines.let(f"vector.load {place}, {vector(2, 'bf16')}"))
     loaded = lines.let(f"memref.load {place}")
     return lines.splat(loaded if element == "f32" else lines.let(f"arith.extf {loaded} : {element} to f32"), lanes)
 
 
 def _multiply(lines: Lines, shape: SpanAttention, sums: str, elements: str, factor: str, lanes: int) -> str:
-    return lines.dot_pairs(sums, elements, factor) if shape.pairs else lines.fma(elements, factor, sums, lanes)
+    return lines.dot_pairs(sums, elements, factor) if shape.uses_bf16_pairs else lines.fma(elements, factor, sums, lanes)

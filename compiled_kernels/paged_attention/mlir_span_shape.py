@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compiled_kernels.mlir_text import PAGES, memref
+from compiled_kernels.mlir_text import SIZE_BOUND, memref
 from compiled_kernels.paged_attention.mlir_shape import PagedHeads
 
-BLOCK = 64  # positions
-ROWS = 4  # queries whose sums are in registers at once
-TILE = 64  # queries (tokens times heads) that walk the context together
+BLOCK_POSITIONS = 64  # positions
+QUERIES_TOGETHER = 4  # queries whose sums are in registers at once
+TILE_QUERIES = 64  # queries (tokens times heads) that walk the context together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,24 +20,24 @@ class SpanAttention(PagedHeads):
     """
 
     @property
-    def packed(self) -> str:
+    def element_type(self) -> str:
         """Return the type of an element of the new layout."""
-        return "i32" if self.pairs else "f32"
+        return "i32" if self.uses_bf16_pairs else "f32"
 
     @property
-    def each(self) -> int:
+    def values_per_element(self) -> int:
         """Return the numbers an element holds."""
-        return 2 if self.pairs else 1
+        return 2 if self.uses_bf16_pairs else 1
 
     @property
-    def tokens(self) -> int:
+    def tile_tokens(self) -> int:
         """Return the tokens of a tile."""
-        return max(1, TILE // self.share)
+        return max(1, TILE_QUERIES // self.queries_per_kv)
 
     @property
-    def slots(self) -> int:
+    def tile_slots(self) -> int:
         """Return the queries of a tile, and room for the last few to be computed twice."""
-        return -(-self.tokens * self.share // ROWS) * ROWS
+        return -(-self.tile_tokens * self.queries_per_kv // QUERIES_TOGETHER) * QUERIES_TOGETHER
 
     @property
     def types(self) -> dict[str, str]:
@@ -45,14 +45,14 @@ class SpanAttention(PagedHeads):
         layout, block by block of each key/value head; `sums`, `peaks` (and totals) one tile's, by slot; `weights`
         those of one block for a few slots."""
         return {
-            "q": memref((PAGES, self.heads, self.dim), self.kind),
+            "q": memref((SIZE_BOUND, self.num_heads, self.head_dim), self.dtype),
             "pages": self.pages,
-            "table": memref((PAGES,), "i32"),
+            "table": memref((SIZE_BOUND,), "i32"),
             "sizes": memref((2,), "i64"),
-            "keys": memref((PAGES, self.dim // self.each, BLOCK), self.packed),
-            "values": memref((PAGES, BLOCK // self.each, self.dim), self.packed),
-            "sinks": memref((self.heads,), "f32"),
-            "sums": memref((self.slots, self.dim), "f32"),
-            "peaks": memref((self.slots,), "f32"),
-            "weights": memref((ROWS, BLOCK), "bf16" if self.pairs else "f32"),
+            "keys": memref((SIZE_BOUND, self.head_dim // self.values_per_element, BLOCK_POSITIONS), self.element_type),
+            "values": memref((SIZE_BOUND, BLOCK_POSITIONS // self.values_per_element, self.head_dim), self.element_type),
+            "sinks": memref((self.num_heads,), "f32"),
+            "sums": memref((self.tile_slots, self.head_dim), "f32"),
+            "peaks": memref((self.tile_slots,), "f32"),
+            "weights": memref((QUERIES_TOGETHER, BLOCK_POSITIONS), "bf16" if self.uses_bf16_pairs else "f32"),
         }

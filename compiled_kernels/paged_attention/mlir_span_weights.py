@@ -9,7 +9,7 @@ from compiled_kernels.paged_attention.mlir_softmax import Softmax
 from compiled_kernels.paged_attention.mlir_span_shape import SpanAttention
 
 
-class Query(NamedTuple):
+class QuerySlot(NamedTuple):
     """A query at work, as MLIR names: its `place` in weights, its `slot` in the tile; token, head, position."""
 
     place: str
@@ -19,7 +19,7 @@ class Query(NamedTuple):
     position: str
 
 
-def weigh(lines: Lines, shape: SpanAttention, query: Query, scores: list[str]) -> None:
+def weigh(lines: Lines, shape: SpanAttention, query: QuerySlot, scores: list[str]) -> None:
     """Emit the weights of a block from its scores, a vector for each run of keys, and update the query's peak, total
     and sums."""
     t, lanes = shape.types, shape.lanes
@@ -30,16 +30,16 @@ def weigh(lines: Lines, shape: SpanAttention, query: Query, scores: list[str]) -
     for each, seen in zip(logits, visible, strict=True):
         weights.append(softmax.weight(each, seen, peaks))
         total = lines.let(f"arith.addf {total}, {weights[-1]} : {vector(lanes)}")
-    element = "bf16" if shape.pairs else "f32"
+    element = "bf16" if shape.uses_bf16_pairs else "f32"
     for run, weight in enumerate(weights):
-        rounded = lines.narrow(weight, lanes, element)
+        rounded = lines.truncate(weight, lanes, element)
         lines.store(rounded, "%weights", f"{query.place}, {lines.index(run * lanes)}", t["weights"], lanes, element)
     factor = softmax.move_total(f"%totals[{query.slot}] : {t['peaks']}", before, peaks, total)
     _rescale(lines, shape, query, factor)
 
 
 def _logits(
-    lines: Lines, shape: SpanAttention, softmax: Softmax, query: Query, scores: list[str]
+    lines: Lines, shape: SpanAttention, softmax: Softmax, query: QuerySlot, scores: list[str]
 ) -> tuple[list[str], list[str]]:
     """Emit for each run of keys which of them the query sees, and their logits."""
     lanes, positions = shape.lanes, vector(shape.lanes, "index")
@@ -61,19 +61,19 @@ def _visible(lines: Lines, shape: SpanAttention, keys: str, here: str) -> str:
     visible = lines.let(f"arith.cmpi ule, {keys}, {here} : {positions}")
     if not shape.window:
         return visible
-    reach = lines.let(f"arith.addi {keys}, {lines.filled(str(shape.window), shape.lanes, 'index')} : {positions}")
+    reach = lines.let(f"arith.addi {keys}, {lines.constant(str(shape.window), shape.lanes, 'index')} : {positions}")
     near = lines.let(f"arith.cmpi ugt, {reach}, {here} : {positions}")
     if shape.sinks:
-        sinks = lines.filled(str(shape.sinks), shape.lanes, "index")
+        sinks = lines.constant(str(shape.sinks), shape.lanes, "index")
         sink = lines.let(f"arith.cmpi ult, {keys}, {sinks} : {positions}")
         near = lines.let(f"arith.ori {near}, {sink} : {bits}")
     return lines.let(f"arith.andi {visible}, {near} : {bits}")
 
 
-def _rescale(lines: Lines, shape: SpanAttention, query: Query, factor: str) -> None:
+def _rescale(lines: Lines, shape: SpanAttention, query: QuerySlot, factor: str) -> None:
     """Emit sums = sums * factor, for this query."""
     kind, lanes = shape.types["sums"], shape.columns
-    for at in range(0, shape.dim, lanes):
+    for at in range(0, shape.head_dim, lanes):
         place = f"{query.slot}, {lines.index(at)}"
         sums = lines.load("%sums", place, kind, lanes, "f32")
         sums = lines.let(f"arith.mulf {sums}, {lines.splat(factor, lanes)} : {vector(lanes)}")

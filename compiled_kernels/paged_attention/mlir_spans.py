@@ -13,7 +13,7 @@ from __future__ import annotations
 from compiled_kernels.paged_attention.mlir_span_finish import finish
 from compiled_kernels.paged_attention.mlir_span_pack import pack
 from compiled_kernels.paged_attention.mlir_span_rows import rows
-from compiled_kernels.paged_attention.mlir_span_shape import BLOCK, ROWS, SpanAttention
+from compiled_kernels.paged_attention.mlir_span_shape import BLOCK_POSITIONS, QUERIES_TOGETHER, SpanAttention
 
 __all__ = ["BLOCK", "SpanAttention", "span_text"]
 
@@ -33,13 +33,13 @@ def _entry(shape: SpanAttention) -> str:
 %thread, %threads = call @thread() : () -> (index, index)
 %zero = arith.constant 0 : index
 %one = arith.constant 1 : index
-%length = arith.constant {BLOCK} : index
-%groups = arith.constant {shape.groups} : index
-%share = arith.constant {shape.share} : index
-%tile = arith.constant {shape.tokens} : index
-%step = arith.constant {ROWS} : index
-%dim = arith.constant {shape.dim} : index
-%slots = arith.constant {shape.slots} : index
+%length = arith.constant {BLOCK_POSITIONS} : index
+%groups = arith.constant {shape.num_kv_heads} : index
+%share = arith.constant {shape.queries_per_kv} : index
+%tile = arith.constant {shape.tile_tokens} : index
+%step = arith.constant {QUERIES_TOGETHER} : index
+%dim = arith.constant {shape.head_dim} : index
+%slots = arith.constant {shape.tile_slots} : index
 %none = arith.constant 0xFF800000 : f32
 %nothing = arith.constant 0.0 : f32
 %tokens64 = memref.load %sizes[%zero] : {t["sizes"]}

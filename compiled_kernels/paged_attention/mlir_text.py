@@ -12,19 +12,19 @@ from __future__ import annotations
 
 from compiled_kernels.paged_attention.mlir_item import item, pages
 from compiled_kernels.paged_attention.mlir_merge import merge
-from compiled_kernels.paged_attention.mlir_shape import Attention
+from compiled_kernels.paged_attention.mlir_shape import DecodeAttention
 from compiled_kernels.paged_attention.mlir_tile import tile
 
 __all__ = ["Attention", "attention_text", "entry_text"]
 
 
-def attention_text(shape: Attention, name: str) -> str:
+def attention_text(shape: DecodeAttention, name: str) -> str:
     """Emit @{name}_item(queries, keys, values, table, lengths, partial, row, group, chunk) and @{name}_merge(partial[,
     sink logits], mixed, begin, end), with what they call; @exp must be there."""
     return "\n".join((tile(shape, name), pages(shape, name), item(shape, name), merge(shape, name)))
 
 
-def entry_text(shape: Attention) -> str:
+def entry_text(shape: DecodeAttention) -> str:
     """Emit @paged_attention(q [row, head, dim], keys, values, table, lengths, partial[, sink logits], mixed [row, head
     * dim]), run by all threads at once over the functions named `attend`."""
     t = shape.types
@@ -36,11 +36,11 @@ def entry_text(shape: Attention) -> str:
   %queries = memref.alloca() {{alignment = 64 : i64}} : {t["queries"]}
   %zero = arith.constant 0 : index
   %one = arith.constant 1 : index
-  %dim = arith.constant {shape.dim} : index
-  %share = arith.constant {shape.share} : index
-  %groups = arith.constant {shape.groups} : index
+  %dim = arith.constant {shape.head_dim} : index
+  %share = arith.constant {shape.queries_per_kv} : index
+  %groups = arith.constant {shape.num_kv_heads} : index
   %chunks = arith.constant {shape.chunks} : index
-  %items = arith.constant {shape.rows * shape.groups * shape.chunks} : index
+  %items = arith.constant {shape.rows * shape.num_kv_heads * shape.chunks} : index
   %rows = arith.constant {shape.rows} : index
   scf.for %item = %thread to %items step %threads {{
     %chunk = arith.remui %item, %chunks : index

@@ -13,7 +13,7 @@ from compiled_kernels.masks import Mask
 from compiled_kernels.scores import Score
 
 
-def decode(
+def decode_attention(
     q: Tensor,
     keys: Tensor,
     values: Tensor,

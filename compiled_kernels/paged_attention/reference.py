@@ -30,7 +30,7 @@ def reference(
         first, last = starts[seq], starts[seq + 1]
         if first == last:
             continue
-        k, v = (context_of(pages, page_table[seq], context) for pages in (keys, values))
+        k, v = (gather_context(pages, page_table[seq], context) for pages in (keys, values))
         out[first:last] = attend(q[first:last], k, v, context - (last - first), *rule)
     return out
 
@@ -47,13 +47,13 @@ def attend(
     score: Score | None = None,
 ) -> Tensor:
     """Attend with q [token, head, dim] at positions from `first_position` on, over k and v [context, kv_head, dim]."""
-    weights = weigh(q, k, first_position, scale, mask, softcap, sink_logits, score)
+    weights = attention_weights(q, k, first_position, scale, mask, softcap, sink_logits, score)
     values = v.to(weights.dtype)
     mixed = einsum(weights, values, "group share token context, context group dim -> token group share dim")
     return rearrange(mixed, "token group share dim -> token (group share) dim").to(q.dtype)
 
 
-def weigh(
+def attention_weights(
     q: Tensor,
     k: Tensor,
     first_position: int,
@@ -86,7 +86,7 @@ def weigh(
     return torch.where(seen, torch.softmax(scores, dim=-1)[..., : k.shape[0]], 0.0)
 
 
-def context_of(pages: Tensor, table: Tensor, context: int) -> Tensor:
+def gather_context(pages: Tensor, table: Tensor, context: int) -> Tensor:
     """Return the first `context` positions of one sequence, in order: [context, kv_head, dim]; zeros for
     freed pages."""
     size = pages.shape[2]

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
-from compiled_kernels.graphs import compiled
+from compiled_kernels.graphs import compile_once
 from compiled_kernels.masks import Causal, Mask, SlidingWindow
-from compiled_kernels.paged_attention.page_blocked import decode
-from compiled_kernels.paged_attention.reference import attend, context_of, reference
+from compiled_kernels.paged_attention.page_blocked import decode_attention
+from compiled_kernels.paged_attention.reference import attend, gather_context, reference
 from compiled_kernels.scores import ALiBi, Score
 
 
@@ -37,14 +37,14 @@ def by_spans(
     if first:
         table, known = page_table[:first], context_lengths[:first]
         torch._dynamo.mark_dynamic(table, 1)
-        run = compiled(decode, dynamic=True)
+        run = compile_once(decode_attention, dynamic=True)
         out[:first] = run(q[:first], keys, values, table, known, *rule)
     plain = not softcap and sink_logits is None and score is None
     for seq in range(first, len(lengths)):
         start, end = starts[seq], starts[seq + 1]
         if start == end:
             continue
-        k, v = (context_of(pages, page_table[seq], lengths[seq]) for pages in (keys, values))
+        k, v = (gather_context(pages, page_table[seq], lengths[seq]) for pages in (keys, values))
         before = lengths[seq] - (end - start)
         if plain:
             out[start:end] = _fused(q[start:end], k, v, before, scale, mask)

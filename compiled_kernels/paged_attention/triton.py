@@ -10,14 +10,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from compiled_kernels.lanes import LaneError
+from compiled_kernels.backends import BackendError
 from compiled_kernels.triton_code.attention import attend
-from compiled_kernels.triton_code.launch import Launch, check, power_of_two, run
-from compiled_kernels.triton_code.walks import LEAST_DOT, Walks
+from compiled_kernels.triton_code.launch import KernelLaunch, check, power_of_two, run
+from compiled_kernels.triton_code.walks import MIN_DOT_SIZE, AttentionLaunches
 
 TILE_BYTES = 16 * 1024  # of keys, and as much of values: 64 keys of dim 128 in bfloat16
-MOST_KEYS = 64
-EVERYTHING = 1 << 30  # a window that hides nothing
+MAX_TILE_KEYS = 64
+UNLIMITED_WINDOW = 1 << 30  # a window that hides nothing
 
 
 def plan(
@@ -35,8 +35,8 @@ def plan(
     sink_logits: Tensor | None,
     tile: int | None = None,
     splits: int | None = None,
-    fixed: bool = False,
-) -> tuple[list[Launch], Tensor]:
+    batch_invariant: bool = False,
+) -> tuple[list[KernelLaunch], Tensor]:
     """Plan the launches of paged attention.
 
     Args:
@@ -50,16 +50,16 @@ def plan(
     """
     check("paged_attention", q, keys, values, sink_logits)
     if not (keys.is_contiguous() and values.is_contiguous()):
-        raise LaneError("paged_attention: lane triton reads contiguous pages")
+        raise BackendError("paged_attention: backend triton reads contiguous pages")
     tokens, heads, dim = q.shape
     groups, size = keys.shape[1:3]
     seqs, held = page_table.shape
-    share, padded = heads // groups, power_of_two(dim, LEAST_DOT)
+    share, padded = heads // groups, power_of_two(dim, MIN_DOT_SIZE)
     narrow = TILE_BYTES // (padded * keys.dtype.itemsize)
     reach = min(held * size, window + sinks) if window else held * size
-    if fixed:
-        tile, splits, window = max(LEAST_DOT, min(MOST_KEYS, narrow)), 1, window or EVERYTHING
-    tile = tile or max(LEAST_DOT, min(MOST_KEYS, narrow, power_of_two(reach)))
+    if batch_invariant:
+        tile, splits, window = max(MIN_DOT_SIZE, min(MAX_TILE_KEYS, narrow)), 1, window or UNLIMITED_WINDOW
+    tile = tile or max(MIN_DOT_SIZE, min(MAX_TILE_KEYS, narrow, power_of_two(reach)))
     # Rows outside every span give zeros; where every span has one row there are none.
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if decode_only else q.new_zeros(q.shape)
     spans = {
@@ -74,7 +74,7 @@ def plan(
         "SHARE": share, "TILE": tile, "SIZE": size, "WINDOW": window > 0, "SOFTCAP": softcap > 0,
     }  # fmt: skip
 
-    walks = Walks(attend, spans, walk, q, groups, reach, tile, sink_logits is not None, splits, fixed)
+    walks = AttentionLaunches(attend, spans, walk, q, groups, reach, tile, sink_logits is not None, splits, batch_invariant)
     return walks.launches(decode_only), out
 
 
@@ -94,7 +94,7 @@ def paged_attention(
     alibi: bool,
 ) -> Tensor:
     if alibi:
-        raise LaneError("paged_attention: lane triton knows no score functions, not ALiBi")
+        raise BackendError("paged_attention: backend triton knows no score functions, not ALiBi")
     return run(
         *plan(
             q, keys, values, page_table, span_starts, context_lengths, scale, window, sinks, decode_only, softcap,

@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 from compiled_kernels.blocked.shape import TILE_ROWS
-from compiled_kernels.decode_step.step import checked
-from compiled_kernels.expect import expect
-from compiled_kernels.lanes import LaneError
+from compiled_kernels.decode_step.step import check_tensors
+from compiled_kernels.expect import check_argument
+from compiled_kernels.backends import BackendError
 from compiled_kernels.mlir import Kernel, compile_text
-from compiled_kernels.mlir_text import TYPES, Named
-from compiled_kernels.openmp import Call, library
+from compiled_kernels.mlir_text import MLIR_TYPES, Named
+from compiled_kernels.openmp import BoundCall, libgomp_path
 from compiled_kernels.prefill.shape import BlockShape
 from compiled_kernels.prefill.text import after_text, before_text
 
 
-class Buffers:
+class PrefillBuffers:
     """Tensors between the products of blocks, for `rows` rows at most. Blocks of equal sizes share them."""
 
     def __init__(self, rows: int):
@@ -31,57 +31,57 @@ class Buffers:
         """Return the buffer [row, columns], zeros when it is made."""
         key = name, columns, element
         if key not in self._tensors:
-            dtype = next(dtype for dtype, told in TYPES.items() if told == element)
+            dtype = next(dtype for dtype, told in MLIR_TYPES.items() if told == element)
             self._tensors[key] = torch.zeros(self.rows, columns, dtype=dtype)
         return self._tensors[key]
 
 
 class PrefillBlock:
     """One block's two sides around attention. `weights` holds the tensors that the shape's sides name and that are no
-    buffers; raises LaneError where one is missing or of another shape or type.
+    buffers; raises BackendError where one is missing or of another shape or type.
 
     Fill `x` (and the angles) of `buffers`; `before(rows)` gives q, k, v [row, head, dim]; `after(mixed)` takes the
     result of attention, in the same order, and adds to x. Both are views of the buffers, good until the next call.
     """
 
-    def __init__(self, shape: BlockShape, weights: Mapping[str, Tensor], buffers: Buffers):
+    def __init__(self, shape: BlockShape, weights: Mapping[str, Tensor], buffers: PrefillBuffers):
         own = {}
         for name, (columns, element) in shape.buffers().items():
-            whose = f"{name}_{shape.layer.turn}" if name in ("cos", "sin") else name
+            whose = f"{name}_{shape.layer.rotary_index}" if name in ("cos", "sin") else name
             own[name] = buffers.get(whose, columns, element)
         wanted = {named.name: named for named in (*shape.before, *shape.after) if named.name not in own}
-        checked(weights, list(wanted.values()))
+        check_tensors(weights, list(wanted.values()))
         self.shape, self.buffers, self._rows = shape, buffers, 0
-        self.kernels = _compiled(shape.alike)
+        self.kernels = _compiled(shape.code_key)
         tensors = {**weights, **own}
         self._before = _bound(self.kernels[0], shape.before, tensors, buffers)
         self._after = _bound(self.kernels[1], shape.after, tensors, buffers)
-        self.angles = [own[named.name] for named in shape.parts.angles]
+        self.angles = [own[named.name] for named in shape.layer_kernel.angles]
         self._heads = [own[name] for name, _ in shape.heads]
         self.x, self._mixed = own["x"], own["mixed"]
 
     def before(self, rows: int) -> tuple[Tensor, Tensor, Tensor]:
         if not 0 < rows <= self.buffers.rows:
-            raise LaneError(f"prefill: {rows} rows, and the buffers are for 1 to {self.buffers.rows}")
+            raise BackendError(f"prefill: {rows} rows, and the buffers are for 1 to {self.buffers.rows}")
         self._rows, self.buffers.sizes[0] = rows, max(rows, TILE_ROWS)  # rows beyond are computed and not read
         self._before()
-        q, k, v = (part[:rows].view(rows, -1, self.shape.layer.dim) for part in self._heads)
+        q, k, v = (part[:rows].view(rows, -1, self.shape.layer.head_dim) for part in self._heads)
         return q, k, v
 
     def after(self, mixed: Tensor) -> None:
         """Run the side after attention, for the rows that `before` was called with."""
-        rows, heads, dim = self._rows, self.shape.layer.heads, self.shape.layer.dim
-        expect("prefill", "mixed", mixed, (rows, heads, dim), (self._mixed.dtype,), dense=False)
+        rows, heads, dim = self._rows, self.shape.layer.num_heads, self.shape.layer.head_dim
+        check_argument("prefill", "mixed", mixed, (rows, heads, dim), (self._mixed.dtype,), contiguous=False)
         self._mixed[:rows].view(rows, heads, dim).copy_(mixed)
         self._after()
 
 
-def _bound(kernel: Kernel, arguments: Sequence[Named], tensors: Mapping[str, Tensor], buffers: Buffers) -> Call:
-    return Call(kernel.address, [*(tensors[name] for name, _ in arguments), buffers.sizes])
+def _bound(kernel: Kernel, arguments: Sequence[Named], tensors: Mapping[str, Tensor], buffers: PrefillBuffers) -> BoundCall:
+    return BoundCall(kernel.address, [*(tensors[name] for name, _ in arguments), buffers.sizes])
 
 
 @functools.lru_cache(maxsize=64)
 def _compiled(shape: BlockShape) -> tuple[Kernel, Kernel]:
     level = shape.target.level
-    before = compile_text(before_text(shape), "before", level=level, libraries=(library(),))
-    return before, compile_text(after_text(shape), "after", level=level, libraries=(library(),))
+    before = compile_text(before_text(shape), "before", level=level, libraries=(libgomp_path(),))
+    return before, compile_text(after_text(shape), "after", level=level, libraries=(libgomp_path(),))

@@ -9,9 +9,9 @@ from functools import cached_property
 from compiled_kernels.blocked.few import FewRows
 from compiled_kernels.blocked.layout import PANEL
 from compiled_kernels.blocked.many import ManyRows
-from compiled_kernels.decode_step.parts import AnyProduct, Layer, int8_buffers, matrices
+from compiled_kernels.decode_step.parts import AnyProduct, LayerKernel, int8_buffers, weight_arguments_of
 from compiled_kernels.decode_step.shape import LayerShape, StepShape
-from compiled_kernels.mlir_text import PAGES, Named, Target, memref
+from compiled_kernels.mlir_text import SIZE_BOUND, Named, Target, memref
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class BlockShape:
     """
 
     layer: LayerShape
-    width: int
+    hidden_size: int
     eps: float
-    kind: str
+    dtype: str
     target: Target
 
     def __post_init__(self) -> None:
@@ -33,46 +33,46 @@ class BlockShape:
             raise ValueError("a block of a prefill reads all of its weights in panels")
 
     @property
-    def alike(self) -> BlockShape:
+    def code_key(self) -> BlockShape:
         """Return the shape without what only attention and the cache are compiled for: blocks with equal keys share
         code."""
-        turn = None if self.layer.turn is None else 0
+        turn = None if self.layer.rotary_index is None else 0
         ours = {"table": 0, "packing": None, "window": 0, "sinks": 0, "softcap": 0.0, "sink_logits": False}
         return replace(self, layer=replace(self.layer, turn=turn, scale=1.0, **ours))
 
     @cached_property
-    def parts(self) -> Layer:
+    def layer_kernel(self) -> LayerKernel:
         """Return the layer with rows of any number, as the compiled step has it with a fixed one."""
-        step = StepShape(PAGES, self.width, 1, self.eps, self.kind, (), None, 1, 1, 1, self.target)
-        return Layer(step, self.layer, "block")
+        step = StepShape(SIZE_BOUND, self.hidden_size, 1, self.eps, self.dtype, (), None, 1, 1, 1, self.target)
+        return LayerKernel(step, self.layer, "block")
 
     @cached_property
     def qkv(self) -> ManyRows:
-        return _many(self.parts.qkv)
+        return _many(self.layer_kernel.qkv)
 
     @cached_property
     def output(self) -> ManyRows:
-        return _many(self.parts.output)
+        return _many(self.layer_kernel.output)
 
     @cached_property
     def gate_up(self) -> ManyRows:
         """Return the product of gate and up. Pairs of panels are one of the gate and one of up, so that its end is
         `intermediate_size` columns wide."""
-        hidden = self.layer.hidden
-        return replace(_many(self.parts.gate_up), result=self.down.entering, columns=hidden, apart=hidden // PANEL)
+        hidden = self.layer.intermediate_size
+        return replace(_many(self.layer_kernel.gate_up), result=self.down.multiplied_dtype, columns=hidden, apart=hidden // PANEL)
 
     @cached_property
     def down(self) -> ManyRows:
-        return _many(self.parts.down)
+        return _many(self.layer_kernel.down)
 
     @property
     def x(self) -> Named:
         """Return the residual stream."""
-        return self.parts.x
+        return self.layer_kernel.x
 
     @property
     def normed(self) -> Named:
-        return Named("normed", memref((PAGES, self.width), self.qkv.entering))
+        return Named("normed", memref((SIZE_BOUND, self.hidden_size), self.qkv.multiplied_dtype))
 
     @property
     def products(self) -> tuple[ManyRows, ...]:
@@ -81,12 +81,12 @@ class BlockShape:
     @property
     def mixed(self) -> Named:
         """Return the result of attention, in the type of the cache."""
-        return Named("mixed", memref((PAGES, self.layer.heads * self.layer.dim), self.kind))
+        return Named("mixed", memref((SIZE_BOUND, self.layer.num_heads * self.layer.head_dim), self.dtype))
 
     @property
     def widened(self) -> list[Named]:
         """Return the result of attention as it is multiplied, where that is another type."""
-        return [] if self.output.entering == self.kind else [Named("widened", self.output.x_type)]
+        return [] if self.output.multiplied_dtype == self.dtype else [Named("widened", self.output.x_type)]
 
     @property
     def gated(self) -> Named:
@@ -94,30 +94,30 @@ class BlockShape:
 
     def int8(self, *products: ManyRows) -> list[Named]:
         """Rows of INT8 that are multiplied with these weights in place of rows of numbers, one buffer a width."""
-        return int8_buffers(products, PAGES)
+        return int8_buffers(products, SIZE_BOUND)
 
     @property
     def heads(self) -> list[Named]:
         """Return the queries, keys and values: [row, head, dim]."""
-        dim, groups = self.layer.dim, self.layer.groups
-        sizes = {"q": self.layer.heads, "k": groups, "v": groups}
-        return [Named(name, memref((PAGES, count, dim), self.kind)) for name, count in sizes.items()]
+        dim, groups = self.layer.head_dim, self.layer.num_kv_heads
+        sizes = {"q": self.layer.num_heads, "k": groups, "v": groups}
+        return [Named(name, memref((SIZE_BOUND, count, dim), self.dtype)) for name, count in sizes.items()]
 
     @property
     def before(self) -> list[Named]:
         """Return the arguments of the side before attention, but for the number of rows."""
-        norm = Named("attention_norm", self.parts.norm_type)
-        head_norms = self.parts.head_norms.values()
-        weights = [norm, *matrices("qkv", self.qkv), *head_norms]
-        between = [self.normed, *self.int8(self.qkv), self.parts.qkv_out]
-        return [*weights, self.x, *self.parts.angles, *between, *self.heads]
+        norm = Named("attention_norm", self.layer_kernel.norm_type)
+        head_norms = self.layer_kernel.head_norms.values()
+        weights = [norm, *weight_arguments_of("qkv", self.qkv), *head_norms]
+        between = [self.normed, *self.int8(self.qkv), self.layer_kernel.qkv_out]
+        return [*weights, self.x, *self.layer_kernel.angles, *between, *self.heads]
 
     @property
     def after(self) -> list[Named]:
         """Return the arguments of the side after attention, but for the number of rows."""
-        norm = Named("feedforward_norm", self.parts.norm_type)
+        norm = Named("feedforward_norm", self.layer_kernel.norm_type)
         products = (("output", self.output), ("gate_up", self.gate_up), ("down", self.down))
-        weights = [norm, *(named for name, product in products for named in matrices(name, product))]
+        weights = [norm, *(named for name, product in products for named in weight_arguments_of(name, product))]
         rows = self.int8(self.output, self.gate_up, self.down)
         return [*weights, self.x, self.mixed, *self.widened, self.normed, self.gated, *rows]
 
@@ -126,7 +126,7 @@ class BlockShape:
         found = {}
         for name, kind in (*self.before, *self.after):
             rows, *sizes, element = kind.removeprefix("memref<").removesuffix(">").split("x")
-            if rows == str(PAGES):
+            if rows == str(SIZE_BOUND):
                 found[name] = (_product(map(int, sizes)), element)
         return found
 
@@ -140,5 +140,5 @@ def _product(sizes: Iterable[int]) -> int:
 
 def _many(product: AnyProduct) -> ManyRows:
     assert isinstance(product, FewRows)  # its weight is in panels
-    stored = product.kind, product.x, product.target, product.bias
-    return ManyRows(product.name, product.width, product.out, *stored, w8a8=product.w8a8)
+    stored = product.weight_dtype, product.x_dtype, product.target, product.bias
+    return ManyRows(product.name, product.in_features, product.out_features, *stored, w8a8=product.w8a8)

@@ -10,36 +10,36 @@ product finds in the nearest caches what the last one left there.
 from __future__ import annotations
 
 from compiled_kernels.blocked.layout import PANEL
-from compiled_kernels.blocked.many import EVEN_RUNS, ROWS_RUN, ManyRows, added, many_text, pair_sums, stored
+from compiled_kernels.blocked.many import EVEN_RUNS, MAX_RUN_ROWS, ManyRows, add_sums, many_text, pair_sums, store_sums
 from compiled_kernels.blocked.shape import TILE_ROWS
 from compiled_kernels.decode_step.gate import silu
-from compiled_kernels.decode_step.norm import norm_from_to
-from compiled_kernels.decode_step.parts import matrices, quantizers, taken
-from compiled_kernels.mlir_text import PAGES, THREADS, Lines, Named, call, declared, divisor, exp_function, vector
+from compiled_kernels.decode_step.norm import norm_range_text
+from compiled_kernels.decode_step.parts import weight_arguments_of, quantizers, taken
+from compiled_kernels.mlir_text import SIZE_BOUND, THREADS, Lines, Named, call, declare_arguments, largest_divisor, exp_function, vector
 from compiled_kernels.prefill.shape import BlockShape
-from compiled_kernels.prefill.turn import turn
+from compiled_kernels.prefill.turn import rotary_text
 
 BOUNDS = [Named("run", "index"), Named("run_end", "index")]
 
 
 def before_text(shape: BlockShape) -> str:
     """Emit @before(see `BlockShape.before`, (rows)), run by all threads at once."""
-    functions = [norm_from_to(shape.parts.step, shape.qkv.entering), many_text(shape.qkv, stored), turn(shape)]
-    functions += quantizers("rows", [shape.qkv], PAGES)
-    x, normed, qkv = shape.x, shape.normed, shape.parts.qkv_out
+    functions = [norm_range_text(shape.layer_kernel.step, shape.qkv.multiplied_dtype), many_text(shape.qkv, store_sums), rotary_text(shape)]
+    functions += quantizers("rows", [shape.qkv], SIZE_BOUND)
+    x, normed, qkv = shape.x, shape.normed, shape.layer_kernel.qkv_out
     steps = (
-        call("norm", [x, Named("attention_norm", shape.parts.norm_type), normed, *BOUNDS]),
+        call("norm", [x, Named("attention_norm", shape.layer_kernel.norm_type), normed, *BOUNDS]),
         *_multiply(shape.qkv, "qkv", normed, qkv),
-        call("turn", [qkv, *shape.parts.angles, *shape.parts.head_norms.values(), *shape.heads, *BOUNDS]),
+        call("turn", [qkv, *shape.layer_kernel.angles, *shape.layer_kernel.head_norms.values(), *shape.heads, *BOUNDS]),
     )
     return "\n".join((THREADS, *functions, _entry("before", shape.before, steps)))
 
 
 def after_text(shape: BlockShape) -> str:
     """Emit @after(see `BlockShape.after`, (rows)), run by all threads at once."""
-    products = many_text(shape.output, added), many_text(shape.gate_up, _gated), many_text(shape.down, added)
-    functions = [exp_function(shape.target.lanes), norm_from_to(shape.parts.step, shape.gate_up.entering), *products]
-    functions += quantizers("rows", shape.products[1:], PAGES)
+    products = many_text(shape.output, add_sums), many_text(shape.gate_up, _gated), many_text(shape.down, add_sums)
+    functions = [exp_function(shape.target.lanes), norm_range_text(shape.layer_kernel.step, shape.gate_up.multiplied_dtype), *products]
+    functions += quantizers("rows", shape.products[1:], SIZE_BOUND)
     x, normed, mixed = shape.x, shape.normed, shape.mixed
     widen = []
     if shape.widened:
@@ -49,7 +49,7 @@ def after_text(shape: BlockShape) -> str:
     steps = (
         *widen,
         *_multiply(shape.output, "output", mixed, x),
-        call("norm", [x, Named("feedforward_norm", shape.parts.norm_type), normed, *BOUNDS]),
+        call("norm", [x, Named("feedforward_norm", shape.layer_kernel.norm_type), normed, *BOUNDS]),
         *_multiply(shape.gate_up, "gate_up", normed, shape.gated),
         *_multiply(shape.down, "down", shape.gated, x),
     )
@@ -58,21 +58,21 @@ def after_text(shape: BlockShape) -> str:
 
 def _multiply(product: ManyRows, name: str, x: Named, out: Named) -> list[str]:
     """The run's rows of x, quantized where the product takes them so, times the weight."""
-    given = taken(product, x, PAGES)
+    given = taken(product, x, SIZE_BOUND)
     quantized = [] if given is x else [call(f"rows_{given.name}", [x, given, *BOUNDS])]
-    return [*quantized, call(product.name, [given, *matrices(name, product), out, *BOUNDS, Named("rows", "index")])]
+    return [*quantized, call(product.name, [given, *weight_arguments_of(name, product), out, *BOUNDS, Named("rows", "index")])]
 
 
 def _entry(name: str, arguments: list[Named], steps: tuple[str, ...]) -> str:
     """Emit @name(arguments, (rows)): this thread's rows, a run at a time, through all steps."""
     body = "\n".join(f"func.{step}" for step in steps)
-    return f"""func.func @{name}({declared([*arguments, Named("sizes", "memref<1xi64>")])}) {{
+    return f"""func.func @{name}({declare_arguments([*arguments, Named("sizes", "memref<1xi64>")])}) {{
 %thread, %threads = call @thread() : () -> (index, index)
 %zero = arith.constant 0 : index
 %rows64 = memref.load %sizes[%zero] : memref<1xi64>
 %rows = arith.index_cast %rows64 : i64 to index
 %tile = arith.constant {TILE_ROWS} : index
-%longest = arith.constant {ROWS_RUN} : index
+%longest = arith.constant {MAX_RUN_ROWS} : index
 %begin, %end = call @share(%rows, %tile, %thread, %threads) : (index, index, index, index) -> (index, index)
 %some = arith.cmpi ugt, %end, %begin : index
 scf.if %some {{
@@ -96,18 +96,18 @@ def _gated(lines: Lines, product: ManyRows, row: str, kept: str) -> None:
     for (column, value), (_, beside) in zip(gate, up, strict=True):
         value = silu(lines, value, product.lanes, product.target.lanes)
         value = lines.let(f"arith.mulf {value}, {beside} : {vector(product.lanes)}")
-        rounded = lines.narrow(value, product.lanes, product.result)
-        lines.store(rounded, "%out", f"{row}, {column}", product.out_type, product.lanes, product.result)
+        rounded = lines.truncate(value, product.lanes, product.out_dtype)
+        lines.store(rounded, "%out", f"{row}, {column}", product.out_type, product.lanes, product.out_dtype)
 
 
 def _widen(shape: BlockShape) -> str:
     """Emit @widen(mixed, widened, from, to): rows as float32."""
     mixed, (widened,) = shape.mixed, shape.widened
-    columns = shape.layer.heads * shape.layer.dim
-    lanes, lines = divisor(columns, shape.target.lanes), Lines()
-    value = lines.wide(lines.load("%mixed", "%row, %at", mixed.type, lanes, shape.kind), lanes, shape.kind)
+    columns = shape.layer.num_heads * shape.layer.head_dim
+    lanes, lines = largest_divisor(columns, shape.target.lanes), Lines()
+    value = lines.extend(lines.load("%mixed", "%row, %at", mixed.type, lanes, shape.dtype), lanes, shape.dtype)
     lines.store(value, "%widened", "%row, %at", widened.type, lanes)
-    return f"""func.func private @widen({declared([mixed, widened])}, %from: index, %to: index) {{
+    return f"""func.func private @widen({declare_arguments([mixed, widened])}, %from: index, %to: index) {{
 %zero = arith.constant 0 : index
 %one = arith.constant 1 : index
 %columns = arith.constant {columns} : index

@@ -1,9 +1,9 @@
 from compiled_kernels.quantized_attention.api import quantized_attention
-from compiled_kernels.quantized_attention.hadamard import rotate
-from compiled_kernels.quantized_attention.packed import Kind, Packed, bits_per_number, dequantize, per_word, storage
+from compiled_kernels.quantized_attention.hadamard import hadamard_rotate
+from compiled_kernels.quantized_attention.packed import QuantFormat, QuantizedTensor, bits_per_number, dequantize, codes_per_word, storage_shapes
 from compiled_kernels.quantized_attention.quantize import quantize
-from compiled_kernels.quantized_attention.rule import Settling
-from compiled_kernels.quantized_attention.settle import Groups, PageFormat, settle
+from compiled_kernels.quantized_attention.rule import QuantizationRule
+from compiled_kernels.quantized_attention.settle import TokenGroups, PageFormat, quantize_pages
 
 __all__ = [
     "Groups",
@@ -13,7 +13,7 @@ __all__ = [
     "Settling",
     "bits_per_number",
     "dequantize",
-    "per_word",
+    "codes_per_word",
     "quantize",
     "quantized_attention",
     "rotate",

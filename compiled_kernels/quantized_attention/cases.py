@@ -8,24 +8,24 @@ import torch
 from torch import Tensor
 
 import compiled_kernels
-from compiled_kernels.cases import Case, Suite, Work, random
-from compiled_kernels.lanes import Lane
+from compiled_kernels.cases import Case, Suite, CaseCost, random_normal
+from compiled_kernels.backends import Backend
 from compiled_kernels.masks import Causal, Mask, SlidingWindow
-from compiled_kernels.quantized_attention.packed import Kind, Packed, bits_per_number, dequantize
+from compiled_kernels.quantized_attention.packed import QuantFormat, QuantizedTensor, bits_per_number, dequantize
 from compiled_kernels.quantized_attention.reference import reference
-from compiled_kernels.quantized_attention.rule import Settling
-from compiled_kernels.quantized_attention.settle import Groups, PageFormat, settle
+from compiled_kernels.quantized_attention.rule import QuantizationRule
+from compiled_kernels.quantized_attention.settle import TokenGroups, PageFormat, quantize_pages
 
-FORMATS: tuple[tuple[Kind, Kind], ...] = (("int8", "int8"), ("int4", "int4"), ("fp8", "fp8"), ("dense", "int4"))
+FORMATS: tuple[tuple[QuantFormat, QuantFormat], ...] = (("int8", "int8"), ("int4", "int4"), ("fp8", "fp8"), ("dense", "int4"))
 
 
 def inputs(
     generator: torch.Generator,
     contexts: Sequence[int],
     spans: Sequence[int],
-    formats: tuple[Kind, Kind],
-    groups: int,
-    share: int,
+    formats: tuple[QuantFormat, QuantFormat],
+    num_kv_heads: int,
+    queries_per_kv: int,
     dim: int,
     size: int,
     dtype: torch.dtype,
@@ -39,12 +39,12 @@ def inputs(
 ) -> tuple:
     """Draw spans over pages in random order. Memory that no query of this step reads is NaN, and unwritten codes are
     255."""
-    rule = Settling(run, lag, first)
+    rule = QuantizationRule(run, lag, first)
     starts = torch.tensor([0, *torch.tensor(spans).cumsum(0).tolist()], dtype=torch.int32)
-    q = random(generator, dtype, (int(starts[-1]), groups * share, dim))
+    q = random_normal(generator, dtype, (int(starts[-1]), num_kv_heads * queries_per_kv, dim))
     held = [-(-context // size) for context in contexts]
     tables = [_table(generator, held) for _ in range(2)]
-    whole = random(generator, dtype, (2, sum(held) + 1, groups, size, dim))
+    whole = random_normal(generator, dtype, (2, sum(held) + 1, num_kv_heads, size, dim))
     recent = torch.full_like(whole, torch.nan)
     groups_settled = [
         (
@@ -53,21 +53,21 @@ def inputs(
             min(run, max(0, first - at)),
         )
         for seq, context in enumerate(contexts)
-        for at in range(0, rule.settled(context), run)
+        for at in range(0, rule.quantized_until(context), run)
     ]
     where = torch.tensor(groups_settled, dtype=torch.long).reshape(-1, 4).unbind(1)
     packed = []
     for kind, keys, pages in zip(formats, (True, False), whole, strict=True):
-        format = PageFormat(kind, keys, groups, dim, size, run if keys else min(columns, dim))
+        format = PageFormat(kind, keys, num_kv_heads, dim, size, run if keys else min(columns, dim))
         packed.append(_unwritten(format, sum(held) + 1, dtype))
-        settle([pages], packed[-1:], format, Groups(run, *where))
+        quantize_pages([pages], packed[-1:], format, TokenGroups(run, *where))
     for seq, (context, span) in enumerate(zip(contexts, spans, strict=True)):
-        unsettled = rule.settled(context - span + 1)
+        unsettled = rule.quantized_until(context - span + 1)
         for at in [*range(min(first, unsettled)), *range(unsettled, context)]:
             place = slice(None), int(tables[1][seq, at // size]), slice(None), at % size
             recent[place] = whole[place]
     lengths = torch.tensor(contexts, dtype=torch.int32)
-    sink_logits = random(generator, torch.float32, (groups * share,)) if sinks else None
+    sink_logits = random_normal(generator, torch.float32, (num_kv_heads * queries_per_kv,)) if sinks else None
     decode_only = all(each == 1 for each in spans)
     flat = *packed[0], *packed[1], *recent, *tables, starts, lengths
     return q, *flat, dim**-0.5, mask, rule, decode_only, softcap, sink_logits
@@ -81,7 +81,7 @@ def _table(generator: torch.Generator, held: Sequence[int]) -> Tensor:
     return table
 
 
-def _unwritten(format: PageFormat, pages: int, dtype: torch.dtype) -> Packed:
+def _unwritten(format: PageFormat, pages: int, dtype: torch.dtype) -> QuantizedTensor:
     """Return pages all of whose bytes are 255: NaN in every type of float."""
     packed = format.empty(pages, dtype)
     for part in packed.tensors:
@@ -92,46 +92,46 @@ def _unwritten(format: PageFormat, pages: int, dtype: torch.dtype) -> Packed:
 def _packed(inputs: tuple) -> tuple:
     """Return the flat inputs as the operator takes them."""
     q, *parts = inputs
-    return q, Packed(*parts[:3]), Packed(*parts[3:6]), *parts[6:]
+    return q, QuantizedTensor(*parts[:3]), QuantizedTensor(*parts[3:6]), *parts[6:]
 
 
-def call(*inputs: Any, lane: Lane) -> Tensor:
+def call(*inputs: Any, backend: Backend) -> Tensor:
     *before, softcap, sink_logits = _packed(inputs)
-    return compiled_kernels.quantized_attention(*before, lane=lane, softcap=softcap, sink_logits=sink_logits)
+    return compiled_kernels.quantized_attention(*before, backend=backend, softcap=softcap, sink_logits=sink_logits)
 
 
 def exact(*inputs: Any) -> Tensor:
     """Compute the specification in float64, on the numbers of the codes."""
-    q, keys, values, recent_keys, recent_values, *rest = _packed(inputs)
+    q, keys, values, residual_keys, residual_values, *rest = _packed(inputs)
     *tables, scale, mask, rule, _, softcap, sink = rest
     said = {"scale": scale, "mask": mask, "rule": rule, "softcap": softcap, "sink_logits": sink}
-    return reference(q.double(), keys, values, recent_keys.double(), recent_values.double(), *tables, **said)
+    return reference(q.double(), keys, values, residual_keys.double(), residual_values.double(), *tables, **said)
 
 
 def case(
     name: str,
     contexts: Sequence[int],
     spans: Sequence[int],
-    formats: tuple[Kind, Kind],
+    formats: tuple[QuantFormat, QuantFormat],
     dtype: torch.dtype,
     timed: bool = False,
     /,
     **more: Any,
 ) -> Case:
     of = {"groups": 3, "share": 3, "dim": 64, "size": 64, "run": 64, "columns": 64, "lag": 64, **more}
-    rule = Settling(of["run"], of["lag"])
+    rule = QuantizationRule(of["run"], of["lag"])
     bits = [bits_per_number(kind, run, dtype) for kind, run in zip(formats, (of["run"], of["columns"]), strict=True)]
-    settled = sum(rule.settled(context) for context in contexts)
+    settled = sum(rule.quantized_until(context) for context in contexts)
     row = of["groups"] * of["dim"]
     read = settled * row * sum(bits) / 8 + 2 * (sum(contexts) - settled) * row * dtype.itemsize
     heads = of["groups"] * of["share"]
     pairs = sum(span * context - span * (span - 1) // 2 for span, context in zip(spans, contexts, strict=True))
-    work = Work(int(read) + 2 * sum(spans) * heads * of["dim"] * dtype.itemsize, 4 * pairs * heads * of["dim"])
+    work = CaseCost(int(read) + 2 * sum(spans) * heads * of["dim"] * dtype.itemsize, 4 * pairs * heads * of["dim"])
     arguments = {"contexts": tuple(contexts), "spans": tuple(spans), "formats": formats, "dtype": dtype, **of}
     return Case(f"{name} {_name(formats)}", arguments, work, timed)
 
 
-def _name(formats: tuple[Kind, Kind]) -> str:
+def _name(formats: tuple[QuantFormat, QuantFormat]) -> str:
     return formats[0] if formats[0] == formats[1] else " keys, ".join(formats) + " values"
 
 
@@ -142,10 +142,10 @@ def terms(contexts: Sequence[int], dim: int, **_: object) -> float:
 
 def scale(*inputs: Any) -> Tensor:
     """Return what values of one sign would sum to, so that a sum that happens to cancel has a fair bound."""
-    q, keys, values, recent_keys, recent_values, *rest = _packed(inputs)
+    q, keys, values, residual_keys, residual_values, *rest = _packed(inputs)
     *tables, scale, mask, rule, _, softcap, sink_logits = rest
-    recent = recent_keys.double(), recent_values.double().abs()
-    sizes = Packed(dequantize(values, torch.float64).abs())
+    recent = residual_keys.double(), residual_values.double().abs()
+    sizes = QuantizedTensor(dequantize(values, torch.float64).abs())
     of = q.double(), keys, sizes, *recent, *tables, scale, mask, rule, softcap, sink_logits
     return reference(*of).amax(-1, keepdim=True)  # type: ignore[call-arg]
 

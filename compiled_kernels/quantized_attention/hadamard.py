@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def rotate(x: Tensor) -> Tensor:
+def hadamard_rotate(x: Tensor) -> Tensor:
     """Rotate x [..., dim] by H / sqrt(dim), rounded once to the type of x; H is Sylvester's, so that twice is once
     back.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from compiled_kernels.mlir_text import Lines, number, vector
-from compiled_kernels.quantized_attention.mlir_shape import Side
+from compiled_kernels.quantized_attention.mlir_shape import QuantizedOperand
 
 LARGEST = 32639  # 127 * 256 + 127: the largest fixed-point number whose halves are both signed bytes
 # Bits of e4m3 numbers read as those of float32 are 2**120 too small: weights make up for half of it, sums for the rest,
@@ -16,58 +16,58 @@ TINY = 1e-30  # weights below it are zero, where their reciprocal would be none
 Weight = Callable[[str], str]  # the column's index -> a vector of float32 weights, `folds` long
 
 
-def fold(lines: Lines, side: Side, memories: tuple[str, str], part: str, slot: str, weight: Weight, given: bool) -> tuple[str, str]:
+def fold_scales(lines: Lines, side: QuantizedOperand, memories: tuple[str, str], part: str, slot: str, weight: Weight, given: bool) -> tuple[str, str]:
     """Emit folded[slot] = weights times the scales of a part of the page.
 
     Returns (unit, bias), two numbers: sum of weight * number = unit * sum of folded * code + bias. With `given`,
     columns of weight zero are left out, whatever their scale is.
     """
     lanes, kind = side.folds, vector(side.folds)
-    bias = lines.filled("0.0", lanes)
+    bias = lines.constant("0.0", lanes)
     products, columns = [], [lines.index(column) for column in range(0, side.summed, lanes)]
-    read = memories[:1] if side.kind == "fp8" else memories
+    read = memories[:1] if side.format == "fp8" else memories
     for column in columns:
         for memory in read:
             fetch(lines, memory, f"{part}, {column}", side.scales)
         weights = weight(column)
         run = [
-            lines.wide(lines.load(memory, f"%page, %group, {part}, {column}", side.scales, lanes, "f16"), lanes, "f16")
+            lines.extend(lines.load(memory, f"%page, %group, {part}, {column}", side.scales, lanes, "f16"), lanes, "f16")
             for memory in read
         ]
         if given:
-            zero = lines.filled("0.0", lanes)
+            zero = lines.constant("0.0", lanes)
             counts = lines.let(f"arith.cmpf une, {weights}, {zero} : {kind}")
             bits = vector(lanes, "i1")
             run = [lines.let(f"arith.select {counts}, {each}, {zero} : {bits}, {kind}") for each in run]
-        if side.kind == "fp8":
-            weights = lines.let(f"arith.mulf {weights}, {lines.filled(number(HALF_WAY), lanes)} : {kind}")
+        if side.format == "fp8":
+            weights = lines.let(f"arith.mulf {weights}, {lines.constant(number(HALF_WAY), lanes)} : {kind}")
         products.append(lines.let(f"arith.mulf {weights}, {run[0]} : {kind}"))
         if len(run) > 1:
             bias = lines.fma(weights, run[1], bias, lanes)
-    total = lines.total(bias, lanes)
-    if not side.fixed:
+    total = lines.hsum(bias, lanes)
+    if not side.uses_int8_dot:
         for column, product in zip(columns, products, strict=True):
             lines.store(product, "%folded_" + _name(memories), f"{slot}, {column}", side.folded, lanes)
-        unit = HALF_WAY if side.kind == "fp8" else 1.0
+        unit = HALF_WAY if side.format == "fp8" else 1.0
         return lines.let(f"arith.constant {number(unit)} : f32"), total
     return _fixed(lines, side, "%folded_" + _name(memories), slot, products), total
 
 
 def fetch(lines: Lines, memory: str, at: str, kind: str) -> None:
     """Ask for what the next page holds there: between two pages the processor would have nothing under way."""
-    lines.say(f"memref.prefetch {memory}[%next, %group, {at}], read, locality<3>, data : {kind}")
+    lines.emit(f"memref.prefetch {memory}[%next, %group, {at}], read, locality<3>, data : {kind}")
 
 
 def _name(memories: tuple[str, str]) -> str:
     return memories[0][1]  # %ks -> k
 
 
-def _fixed(lines: Lines, side: Side, memory: str, slot: str, products: list[str]) -> str:
+def _fixed(lines: Lines, side: QuantizedOperand, memory: str, slot: str, products: list[str]) -> str:
     """Emit the products as fixed-point numbers of 16 bits, their high and low bytes apart; return the unit they count
     in."""
     lanes, whole = side.folds, vector(side.folds, "i32")
     unit, inverse = _unit(lines, lanes, products)
-    half, eight = lines.filled("128", lanes, "i32"), lines.filled("8", lanes, "i32")
+    half, eight = lines.constant("128", lanes, "i32"), lines.constant("8", lanes, "i32")
     for index, product in enumerate(products):
         scaled = lines.let(f"arith.mulf {product}, {lines.splat(inverse, lanes)} : {vector(lanes)}")
         nearest = lines.let(f"math.roundeven {scaled} : {vector(lanes)}")
@@ -85,8 +85,8 @@ def _fixed(lines: Lines, side: Side, memory: str, slot: str, products: list[str]
 def _unit(lines: Lines, lanes: int, products: list[str]) -> tuple[str, str]:
     """Emit the unit, in which the largest of the products becomes LARGEST, and its reciprocal."""
     whole = vector(lanes, "i32")
-    sign = lines.filled(str(0x7FFFFFFF), lanes, "i32")
-    most = lines.filled("0", lanes, "i32")
+    sign = lines.constant(str(0x7FFFFFFF), lanes, "i32")
+    most = lines.constant("0", lanes, "i32")
     for product in products:  # without their signs, floats are in the order of their bits
         bits = lines.let(f"arith.bitcast {product} : {vector(lanes)} to {whole}")
         most = lines.let(f"arith.maxui {most}, {lines.let(f'arith.andi {bits}, {sign} : {whole}')} : {whole}")

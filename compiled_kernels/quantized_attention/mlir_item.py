@@ -11,33 +11,33 @@ from __future__ import annotations
 
 from compiled_kernels.paged_attention.mlir_item import empty
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention
-from compiled_kernels.quantized_attention.mlir_tile import PACKED, packed_arguments
+from compiled_kernels.quantized_attention.mlir_tile import QUANTIZED_NAMES, quantized_arguments
 
-_PACKED = ", ".join(f"%{name}" for name in PACKED)
+_PACKED = ", ".join(f"%{name}" for name in QUANTIZED_NAMES)
 
 
-def walk(shape: QuantizedAttention, name: str, recent: bool) -> str:
+def pages_text(shape: QuantizedAttention, name: str, recent: bool) -> str:
     """Emit @{name}_recent(q, k, v, ...) and @{name}_packed(q, packed, ...; table, place, partial, row, group, chunk,
     scores, weights, first, last, begin, end): the tiles of pages from begin to end, cut to positions from first to
     last. The row's page numbers stand in `table` from `place` on."""
     t = shape.types
-    pages = f"%k: {t['pages']}, %v: {t['pages']}" if recent else packed_arguments(shape)
+    pages = f"%k: {t['pages']}, %v: {t['pages']}" if recent else quantized_arguments(shape)
     given = "%k, %v" if recent else _PACKED
-    kinds = f"{t['pages']}, {t['pages']}" if recent else ", ".join(shape.packed)
-    queries, tile = (t["queries"], "tile") if recent else (shape.floats, "packed_tile")
+    kinds = f"{t['pages']}, {t['pages']}" if recent else ", ".join(shape.quantized_types)
+    queries, tile = (t["queries"], "tile") if recent else (shape.float_queries_type, "quantized_tile")
     following = f"""  %after = arith.addi %p, %one : index
   %more = arith.cmpi ult, %after, %end : index
   %later = arith.select %more, %after, %p : index
   %next_at = arith.addi %place, %later : index
-  %next_number = memref.load %table[%next_at] : {shape.flat}
+  %next_number = memref.load %table[%next_at] : {shape.flat_type}
   %next = arith.index_cast %next_number : i32 to index"""
     rest = f"index, index, index, index, {t['partial']}, index, index, {t['scores']}, {t['weights']}"
     return f"""func.func private @{name}_{"recent" if recent else "packed"}(%q: {queries}, {pages},
-    %table: {shape.flat}, %place: index, %partial: {t["partial"]}, %row: index, %group: index, %chunk: index,
+    %table: {shape.flat_type}, %place: index, %partial: {t["partial"]}, %row: index, %group: index, %chunk: index,
     %scores: {t["scores"]}, %weights: {t["weights"]}, %first: index, %last: index, %begin: index, %end: index) {{
 %zero = arith.constant 0 : index
 %one = arith.constant 1 : index
-%size = arith.constant {shape.size} : index
+%size = arith.constant {shape.page_size} : index
 scf.for %p = %begin to %end step %one {{
   %base = arith.muli %p, %size : index
   %started = arith.cmpi ugt, %first, %base : index
@@ -46,7 +46,7 @@ scf.for %p = %begin to %end step %one {{
   %left = arith.subi %last, %base : index
   %to = arith.minui %left, %size : index
   %at = arith.addi %place, %p : index
-  %number = memref.load %table[%at] : {shape.flat}
+  %number = memref.load %table[%at] : {shape.flat_type}
   %page = arith.index_cast %number : i32 to index
 {following}
   func.call @{name}_{tile}(%q, {given}, %page, %next, %group, %from, %to, %partial, %row, %chunk, %scores, %weights)
@@ -56,7 +56,7 @@ return
 }}"""
 
 
-def bounds() -> str:
+def span_function() -> str:
     """Emit @span(first, last, size): the pages from begin to end that positions from first to last lie in."""
     return """func.func private @span(%first: index, %last: index, %size: index) -> (index, index) {
 %some = arith.cmpi ugt, %last, %first : index
@@ -72,17 +72,17 @@ def item(shape: QuantizedAttention, name: str) -> str:
     their places, length, partial, row, group, chunk): the chunk's part of the row's context, for all query heads of
     the group."""
     t = shape.types
-    return f"""func.func private @{name}_item(%q: {t["queries"]}, %f: {shape.floats}, {packed_arguments(shape)},
-    %k: {t["pages"]}, %v: {t["pages"]}, %packed_table: {shape.flat}, %recent_table: {shape.flat}, %packed_place: index,
+    return f"""func.func private @{name}_item(%q: {t["queries"]}, %f: {shape.float_queries_type}, {quantized_arguments(shape)},
+    %k: {t["pages"]}, %v: {t["pages"]}, %quantized_table: {shape.flat_type}, %residual_table: {shape.flat_type}, %packed_place: index,
     %recent_place: index, %length: index, %partial: {t["partial"]}, %row: index, %group: index, %chunk: index) {{
 %scores = memref.alloca() {{alignment = 64 : i64}} : {t["scores"]}
 %weights = memref.alloca() {{alignment = 64 : i64}} : {t["weights"]}
 %zero = arith.constant 0 : index
 %one = arith.constant 1 : index
-%share = arith.constant {shape.share} : index
-%size = arith.constant {shape.size} : index
-%dim = arith.constant {shape.dim} : index
-%total_at = arith.constant {shape.dim + 1} : index
+%share = arith.constant {shape.queries_per_kv} : index
+%size = arith.constant {shape.page_size} : index
+%dim = arith.constant {shape.head_dim} : index
+%total_at = arith.constant {shape.head_dim + 1} : index
 {empty(shape)}
 {_settled(shape)}
 {_seen(shape)}
@@ -105,9 +105,9 @@ return
 
 def _settled(shape: QuantizedAttention) -> str:
     """Emit %settled and %front: where quantized positions end and begin. If nothing is quantized both are 0."""
-    return f"""%lag = arith.constant {shape.lag} : index
-%run = arith.constant {shape.key_run} : index
-%kept_full = arith.constant {shape.first} : index
+    return f"""%lag = arith.constant {shape.residual_length} : index
+%run = arith.constant {shape.tokens_per_scale} : index
+%kept_full = arith.constant {shape.num_sink_tokens} : index
 %old = arith.cmpi ugt, %length, %lag : index
 %past_lag = arith.subi %length, %lag : index
 %aged = arith.select %old, %past_lag, %zero : index
@@ -154,17 +154,17 @@ def _chunk(shape: QuantizedAttention) -> str:
 
 def _packed_walk(shape: QuantizedAttention, name: str) -> str:
     t = shape.types
-    given = "%packed_table, %packed_place, %partial, %row, %group, %chunk, %scores, %weights, %packed_from, %settled"
-    kinds = f"{shape.flat}, index, {t['partial']}, index, index, index, {t['scores']}, {t['weights']}, index, index"
+    given = "%quantized_table, %packed_place, %partial, %row, %group, %chunk, %scores, %weights, %packed_from, %settled"
+    kinds = f"{shape.flat_type}, index, {t['partial']}, index, index, index, {t['scores']}, {t['weights']}, index, index"
     return f"""func.call @{name}_packed(%f, {_PACKED}, {given}, %begin, %end)
-  : ({shape.floats}, {", ".join(shape.packed)}, {kinds}, index, index) -> ()"""
+  : ({shape.float_queries_type}, {", ".join(shape.quantized_types)}, {kinds}, index, index) -> ()"""
 
 
 def _recent_walk(shape: QuantizedAttention, name: str, mark: str, first: str, last: str) -> str:
     """Emit a call of @{name}_recent for positions from first to last, none where last does not lie after first."""
     t = shape.types
-    given = f"%recent_table, %recent_place, %partial, %row, %group, %chunk, %scores, %weights, {first}, {last}"
-    kinds = f"{shape.flat}, index, {t['partial']}, index, index, index, {t['scores']}, {t['weights']}, index, index"
+    given = f"%residual_table, %recent_place, %partial, %row, %group, %chunk, %scores, %weights, {first}, {last}"
+    kinds = f"{shape.flat_type}, index, {t['partial']}, index, index, index, {t['scores']}, {t['weights']}, index, index"
     return f"""%{mark}_begin, %{mark}_stop = func.call @span({first}, {last}, %size) : (index, index, index) -> (index, index)
 func.call @{name}_recent(%q, %k, %v, {given}, %{mark}_begin, %{mark}_stop)
   : ({t["queries"]}, {t["pages"]}, {t["pages"]}, {kinds}, index, index) -> ()"""

@@ -6,101 +6,101 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from compiled_kernels.mlir_text import PAGES, Target, divisor, memref
-from compiled_kernels.paged_attention.mlir_shape import HEADS, Attention
-from compiled_kernels.quantized_attention.packed import Kind, per_word
+from compiled_kernels.mlir_text import SIZE_BOUND, Target, largest_divisor, memref
+from compiled_kernels.paged_attention.mlir_shape import HEADS_TOGETHER, DecodeAttention
+from compiled_kernels.quantized_attention.packed import QuantFormat, codes_per_word
 
-ANY = 1 << 20  # rows: a bound for types only
+ROWS_BOUND = 1 << 20  # rows: a bound for types only
 
 
 @dataclass(frozen=True)
-class Side:
+class QuantizedOperand:
     """Quantized keys or values: codes [page, group, word, kept] of 32 bits, scales and minima [page, group,
     part, summed] (see quantize.py). `exact`: weights stay float32, whatever the processor can."""
 
-    kind: Kind
-    groups: int
+    format: QuantFormat
+    num_kv_heads: int
     summed: int
     kept: int
-    run: int
+    numbers_per_scale: int
     target: Target
     exact: bool
 
     @property
-    def each(self) -> int:
+    def codes_per_word(self) -> int:
         """Return the codes of a word."""
-        return per_word(self.kind)
+        return codes_per_word(self.format)
 
     @property
     def words(self) -> int:
-        return self.summed // self.each
+        return self.summed // self.codes_per_word
 
     @property
     def lanes(self) -> int:
         """Return the words of a vector."""
-        return divisor(self.run, self.target.lanes)
+        return largest_divisor(self.numbers_per_scale, self.target.lanes)
 
     @property
     def folds(self) -> int:
         """Return the weights of a vector."""
-        return divisor(self.summed, self.target.lanes)
+        return largest_divisor(self.summed, self.target.lanes)
 
     @property
-    def fixed(self) -> bool:
+    def uses_int8_dot(self) -> bool:
         """Return whether weights are fixed-point numbers of 16 bits, multiplied with four codes at a time."""
-        return self.kind != "fp8" and self.target.byte_dots and not self.exact and self.lanes == 16 and self.folds % 4 == 0
+        return self.format != "fp8" and self.target.has_int8_dot and not self.exact and self.lanes == 16 and self.folds % 4 == 0
 
     @property
     def codes(self) -> str:
-        return memref((PAGES, self.groups, self.words, self.kept), "i32")
+        return memref((SIZE_BOUND, self.num_kv_heads, self.words, self.kept), "i32")
 
     @property
     def scales(self) -> str:
-        return memref((PAGES, self.groups, self.kept // self.run, self.summed), "f16")
+        return memref((SIZE_BOUND, self.num_kv_heads, self.kept // self.numbers_per_scale, self.summed), "f16")
 
     @property
     def folded(self) -> str:
         """Return the type of the weights of a few heads, scaled: float32, or the high and the low bytes of fixed-point
         numbers."""
-        if self.fixed:
-            return memref((HEADS, 2, self.summed // 4), "i32")
-        return memref((HEADS, self.summed), "f32")
+        if self.uses_int8_dot:
+            return memref((HEADS_TOGETHER, 2, self.summed // 4), "i32")
+        return memref((HEADS_TOGETHER, self.summed), "f32")
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuantizedAttention(Attention):
+class QuantizedAttention(DecodeAttention):
     """Queries over quantized keys and values in quantized pages, and over the others in pages of `dtype`;
     `tokens_per_scale` tokens share a key scale, `columns_per_scale` columns a value scale; `residual_length` and
     `num_sink_tokens` as in `QuantizationRule`."""
 
-    rows: int = ANY
-    held: int = ANY
-    key_kind: Kind
-    value_kind: Kind
-    key_run: int
-    value_run: int
-    lag: int
-    first: int
+    rows: int = ROWS_BOUND
+    max_pages: int = ROWS_BOUND
+    key_format: QuantFormat
+    value_format: QuantFormat
+    tokens_per_scale: int
+    columns_per_scale: int
+    residual_length: int
+    num_sink_tokens: int
 
     @cached_property
-    def key_side(self) -> Side:
-        return Side(self.key_kind, self.groups, self.dim, self.size, self.key_run, self.target, self.kind == "f32")
+    def key_operand(self) -> QuantizedOperand:
+        return QuantizedOperand(self.key_format, self.num_kv_heads, self.head_dim, self.page_size, self.tokens_per_scale, self.target, self.dtype == "f32")
 
     @cached_property
-    def value_side(self) -> Side:
-        return Side(self.value_kind, self.groups, self.size, self.dim, self.value_run, self.target, self.kind == "f32")
+    def value_operand(self) -> QuantizedOperand:
+        return QuantizedOperand(self.value_format, self.num_kv_heads, self.page_size, self.head_dim, self.columns_per_scale, self.target, self.dtype == "f32")
 
     @property
-    def packed(self) -> tuple[str, ...]:
+    def quantized_types(self) -> tuple[str, ...]:
         """Return the types of codes, scales and minima: of keys, then of values."""
-        return tuple(kind for side in (self.key_side, self.value_side) for kind in (side.codes, side.scales, side.scales))
+        return tuple(kind for side in (self.key_operand, self.value_operand) for kind in (side.codes, side.scales, side.scales))
 
     @property
-    def flat(self) -> str:
+    def flat_type(self) -> str:
         """Return the type of a page table row after row, and of all else that is one number a row."""
-        return memref((min(PAGES, self.rows * self.held),), "i32")
+        return memref((min(SIZE_BOUND, self.rows * self.max_pages),), "i32")
 
     @property
-    def floats(self) -> str:
+    def float_queries_type(self) -> str:
         """Return the type of the queries of one group as float32."""
-        return memref((self.share, self.dim), "f32")
+        return memref((self.queries_per_kv, self.head_dim), "f32")

@@ -5,45 +5,45 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from compiled_kernels.mlir_text import Lines, vector
-from compiled_kernels.paged_attention.mlir_scores import Head
-from compiled_kernels.quantized_attention.mlir_fold import fetch, fold
-from compiled_kernels.quantized_attention.mlir_shape import Side
+from compiled_kernels.paged_attention.mlir_scores import QueryHead
+from compiled_kernels.quantized_attention.mlir_fold import fetch, fold_scales
+from compiled_kernels.quantized_attention.mlir_shape import QuantizedOperand
 
-SUMS = 3 / 4  # of the registers: those of sums kept at once
+ACCUMULATOR_SHARE = 3 / 4  # of the registers: those of sums kept at once
 NIBBLES = str(0x0F0F0F0F)
 
-Take = Callable[[Head, str, str], None]  # a head, the index of a run's first number, and the run's sums as a vector
+Take = Callable[[QueryHead, str, str], None]  # a head, the index of a run's first number, and the run's sums as a vector
 
 
-def sums(
-    lines: Lines, side: Side, name: str, heads: list[Head], weight: Callable[[Head, str], str], given: bool, take: Take
+def weighted_sums(
+    lines: Lines, side: QuantizedOperand, name: str, heads: list[QueryHead], weight: Callable[[QueryHead, str], str], given: bool, take: Take
 ) -> None:
     """Emit for every head and every number kept the sum of weight * (minimum + scale * code) over all that is summed.
 
     Codes, scales and minima lie in %{name}c, %{name}s and %{name}m, at %page and %group; %next is the next page.
     """
-    mark = lines.mark
-    part, zero, one, parts = f"%part{mark}", lines.index(0), lines.index(1), lines.index(side.kept // side.run)
-    lines.say(f"scf.for {part} = {zero} to {parts} step {one} {{")
+    mark = lines.serial
+    part, zero, one, parts = f"%part{mark}", lines.index(0), lines.index(1), lines.index(side.kept // side.numbers_per_scale)
+    lines.emit(f"scf.for {part} = {zero} to {parts} step {one} {{")
     memories = f"%{name}s", f"%{name}m"
     found = [
-        fold(lines, side, memories, part, head.slot, lambda column, head=head: weight(head, column), given)
+        fold_scales(lines, side, memories, part, head.slot, lambda column, head=head: weight(head, column), given)
         for head in heads
     ]
-    base = lines.let(f"arith.muli {part}, {lines.index(side.run)} : index")
-    most = max(1, int(SUMS * side.target.registers) // (len(heads) * (2 if side.fixed else 1)))
-    starts = range(0, side.run, side.lanes)
+    base = lines.let(f"arith.muli {part}, {lines.index(side.numbers_per_scale)} : index")
+    most = max(1, int(ACCUMULATOR_SHARE * side.target.registers) // (len(heads) * (2 if side.uses_int8_dot else 1)))
+    starts = range(0, side.numbers_per_scale, side.lanes)
     for first in range(0, len(starts), most):
         kept = [lines.let(f"arith.addi {base}, {lines.index(start)} : index") for start in starts[first : first + most]]
-        totals = iter((_fixed_sums if side.fixed else _exact_sums)(lines, side, name, heads, kept))
+        totals = iter((_fixed_sums if side.uses_int8_dot else _exact_sums)(lines, side, name, heads, kept))
         for head, (unit, bias) in zip(heads, found, strict=True):
             units, biases = lines.splat(unit, side.lanes), lines.splat(bias, side.lanes)
             for place in kept:
                 take(head, place, lines.fma(next(totals), units, biases, side.lanes))
-    lines.say("}")
+    lines.emit("}")
 
 
-def _words(lines: Lines, side: Side, name: str, kept: list[str], word: str) -> list[str]:
+def _words(lines: Lines, side: QuantizedOperand, name: str, kept: list[str], word: str) -> list[str]:
     """Emit the loads of one word of codes; the same of the next page is prefetched."""
     memory = f"%{name}c"
     for at in kept:
@@ -51,14 +51,14 @@ def _words(lines: Lines, side: Side, name: str, kept: list[str], word: str) -> l
     return [lines.load(memory, f"%page, %group, {word}, {at}", side.codes, side.lanes, "i32") for at in kept]
 
 
-def _fixed_sums(lines: Lines, side: Side, name: str, heads: list[Head], kept: list[str]) -> list[str]:
+def _fixed_sums(lines: Lines, side: QuantizedOperand, name: str, heads: list[QueryHead], kept: list[str]) -> list[str]:
     """Emit four codes at a time against four high bytes, and four low bytes, of the weights."""
-    mark, words = lines.mark, vector(16, "i32")
-    zero = lines.filled("0", 16, "i32")
+    mark, words = lines.serial, vector(16, "i32")
+    zero = lines.constant("0", 16, "i32")
     names = [f"%s{mark}_{i}" for i in range(2 * len(heads) * len(kept))]
     word, over = f"%w{mark}", (lines.index(0), lines.index(side.words), lines.index(1))
     loop = f"{word} = {over[0]} to {over[1]} step {over[2]}"
-    after = lines.open_sums(f"%f{mark}", loop, names, [zero] * len(names), 16, "i32")
+    after = lines.begin_loop(f"%f{mark}", loop, names, [zero] * len(names), 16, "i32")
     moved = list(names)
     loaded = _words(lines, side, name, kept, word)
     for quad, codes in _quads(lines, side, loaded, word):
@@ -70,16 +70,16 @@ def _fixed_sums(lines: Lines, side: Side, name: str, heads: list[Head], kept: li
                 for each in codes:
                     moved[carried] = lines.dot_bytes(moved[carried], each, weights)
                     carried += 1
-    lines.close_sums(moved, 16, "i32")
+    lines.end_loop(moved, 16, "i32")
     return _joined(lines, after, len(heads), len(kept))
 
 
-def _quads(lines: Lines, side: Side, loaded: list[str], word: str) -> list[tuple[str, list[str]]]:
+def _quads(lines: Lines, side: QuantizedOperand, loaded: list[str], word: str) -> list[tuple[str, list[str]]]:
     """Emit the quads of weights of a word, each with its codes as bytes."""
-    if side.kind == "int8":
+    if side.format == "int8":
         return [(word, loaded)]
     words = vector(16, "i32")
-    low_half, four = lines.filled(NIBBLES, 16, "i32"), lines.filled("4", 16, "i32")
+    low_half, four = lines.constant(NIBBLES, 16, "i32"), lines.constant("4", 16, "i32")
     first = lines.let(f"arith.muli {word}, {lines.index(2)} : index")
     second = lines.let(f"arith.addi {first}, {lines.index(1)} : index")
     above = [lines.let(f"arith.shrui {each}, {four} : {words}") for each in loaded]
@@ -92,7 +92,7 @@ def _quads(lines: Lines, side: Side, loaded: list[str], word: str) -> list[tuple
 def _joined(lines: Lines, after: list[str], heads: int, kept: int) -> list[str]:
     """Emit 256 times the sums of high bytes plus those of low bytes, as float32; for each head, each vector."""
     words, floats = vector(16, "i32"), vector(16)
-    shift = lines.filled("256.0", 16)
+    shift = lines.constant("256.0", 16)
     found = []
     for head in range(heads):
         high, low = (after[(2 * head + half) * kept : (2 * head + half + 1) * kept] for half in (0, 1))
@@ -102,20 +102,20 @@ def _joined(lines: Lines, after: list[str], heads: int, kept: int) -> list[str]:
     return found
 
 
-def _exact_sums(lines: Lines, side: Side, name: str, heads: list[Head], kept: list[str]) -> list[str]:
+def _exact_sums(lines: Lines, side: QuantizedOperand, name: str, heads: list[QueryHead], kept: list[str]) -> list[str]:
     """Emit one code at a time, as float32."""
-    mark, lanes = lines.mark, side.lanes
-    zero = lines.filled("0.0", lanes)
+    mark, lanes = lines.serial, side.lanes
+    zero = lines.constant("0.0", lanes)
     names = [f"%s{mark}_{i}" for i in range(len(heads) * len(kept))]
     word, over = f"%w{mark}", (lines.index(0), lines.index(side.words), lines.index(1))
     loop = f"{word} = {over[0]} to {over[1]} step {over[2]}"
-    after = lines.open_sums(f"%f{mark}", loop, names, [zero] * len(names), lanes)
+    after = lines.begin_loop(f"%f{mark}", loop, names, [zero] * len(names), lanes)
     moved = list(names)
     loaded = _words(lines, side, name, kept, word)
-    first = lines.let(f"arith.muli {word}, {lines.index(side.each)} : index")
-    for code in range(side.each):
+    first = lines.let(f"arith.muli {word}, {lines.index(side.codes_per_word)} : index")
+    for code in range(side.codes_per_word):
         at = lines.let(f"arith.addi {first}, {lines.index(code)} : index")
-        numbers = [(_e4m3 if side.kind == "fp8" else _integer)(lines, side, each, code) for each in loaded]
+        numbers = [(_e4m3 if side.format == "fp8" else _integer)(lines, side, each, code) for each in loaded]
         carried = 0
         for head in heads:
             scalar = lines.let(f"memref.load %folded_{name}[{head.slot}, {at}] : {side.folded}")
@@ -123,28 +123,28 @@ def _exact_sums(lines: Lines, side: Side, name: str, heads: list[Head], kept: li
             for each in numbers:
                 moved[carried] = lines.fma(each, weights, moved[carried], lanes)
                 carried += 1
-    lines.close_sums(moved, lanes)
+    lines.end_loop(moved, lanes)
     return after
 
 
-def _integer(lines: Lines, side: Side, word: str, code: int) -> str:
+def _integer(lines: Lines, side: QuantizedOperand, word: str, code: int) -> str:
     """Emit the code of that number in every word, as float32."""
     words = vector(side.lanes, "i32")
-    shift = lines.filled(str(8 * (code % 4) + 4 * (code // 4)), side.lanes, "i32")
-    mask = lines.filled("255" if side.kind == "int8" else "15", side.lanes, "i32")
+    shift = lines.constant(str(8 * (code % 4) + 4 * (code // 4)), side.lanes, "i32")
+    mask = lines.constant("255" if side.format == "int8" else "15", side.lanes, "i32")
     bits = lines.let(f"arith.andi {lines.let(f'arith.shrui {word}, {shift} : {words}')}, {mask} : {words}")
     return lines.let(f"arith.sitofp {bits} : {words} to {vector(side.lanes)}")
 
 
-def _e4m3(lines: Lines, side: Side, word: str, code: int) -> str:
+def _e4m3(lines: Lines, side: QuantizedOperand, word: str, code: int) -> str:
     """Emit the byte of that number in every word, as a float32 that is 2**120 times too small: sign, exponent and
     fraction are moved to their places in float32."""
     words = vector(side.lanes, "i32")
 
     def moved(bits: int, by: int) -> str:
         way, shift = ("arith.shli", by) if by >= 0 else ("arith.shrui", -by)
-        there = lines.let(f"{way} {word}, {lines.filled(str(shift), side.lanes, 'i32')} : {words}")
-        return lines.let(f"arith.andi {there}, {lines.filled(str(bits), side.lanes, 'i32')} : {words}")
+        there = lines.let(f"{way} {word}, {lines.constant(str(shift), side.lanes, 'i32')} : {words}")
+        return lines.let(f"arith.andi {there}, {lines.constant(str(bits), side.lanes, 'i32')} : {words}")
 
     both = lines.let(f"arith.ori {moved(-(2**31), 24 - 8 * code)}, {moved(0x7F << 20, 20 - 8 * code)} : {words}")
     return lines.let(f"arith.bitcast {both} : {words} to {vector(side.lanes)}")

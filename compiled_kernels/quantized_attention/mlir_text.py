@@ -3,7 +3,7 @@ pages.
 
     entry:  @item for each item | @merge for each row      (at the bar threads wait for one another)
     @item:  @recent for the first positions, @packed for the quantized, @recent for the others
-    @packed, @recent:  @packed_tile, @tile for each page
+    @packed, @recent:  @quantized_tile, @tile for each page
 
 A row is one token at the end of its own context, whether it decodes or is one of a longer span: every token reads by
 the same arithmetic, however its text was cut into steps.
@@ -14,28 +14,28 @@ from __future__ import annotations
 from compiled_kernels.mlir_text import Lines
 from compiled_kernels.paged_attention.mlir_merge import merge
 from compiled_kernels.paged_attention.mlir_tile import tile
-from compiled_kernels.quantized_attention.mlir_item import bounds, item, walk
+from compiled_kernels.quantized_attention.mlir_item import span_function, item, pages_text
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention
-from compiled_kernels.quantized_attention.mlir_tile import PACKED, packed_arguments, packed_tile
+from compiled_kernels.quantized_attention.mlir_tile import QUANTIZED_NAMES, quantized_arguments, quantized_tile
 
 
 def attention_text(shape: QuantizedAttention, name: str) -> str:
     """Emit @{name}_item, @{name}_merge and @{name}_widen, with what they call but for @span; @exp must be there."""
-    tiles = tile(shape, name), packed_tile(shape, name), *(walk(shape, name, recent) for recent in (True, False))
+    tiles = tile(shape, name), quantized_tile(shape, name), *(pages_text(shape, name, recent) for recent in (True, False))
     return "\n".join((*tiles, item(shape, name), merge(shape, name), widen(shape, name)))
 
 
 def widen(shape: QuantizedAttention, name: str) -> str:
     """Emit @{name}_widen(queries [share, dim], the same as float32)."""
     lines, lanes = Lines(), shape.columns
-    for at in range(0, shape.dim, lanes):
+    for at in range(0, shape.head_dim, lanes):
         column = lines.index(at)
-        given = lines.load("%queries", f"%h, {column}", shape.types["queries"], lanes, shape.kind)
-        lines.store(lines.wide(given, lanes, shape.kind), "%floats", f"%h, {column}", shape.floats, lanes)
-    return f"""func.func private @{name}_widen(%queries: {shape.types["queries"]}, %floats: {shape.floats}) {{
+        given = lines.load("%queries", f"%h, {column}", shape.types["queries"], lanes, shape.dtype)
+        lines.store(lines.extend(given, lanes, shape.dtype), "%floats", f"%h, {column}", shape.float_queries_type, lanes)
+    return f"""func.func private @{name}_widen(%queries: {shape.types["queries"]}, %floats: {shape.float_queries_type}) {{
 %zero = arith.constant 0 : index
 %one = arith.constant 1 : index
-%share = arith.constant {shape.share} : index
+%share = arith.constant {shape.queries_per_kv} : index
 scf.for %h = %zero to %share step %one {{
 {lines.text()}
 }}
@@ -48,25 +48,25 @@ def entry_text(shape: QuantizedAttention) -> str:
     table, recent table, owner of each row, length of each row, (rows, held packed, held recent), partial[, sink
     logits], mixed), run by all threads at once over the functions named `attend`; `owners` say which lines of the
     tables a row reads."""
-    t, flat = shape.types, shape.flat
+    t, flat = shape.types, shape.flat_type
     sink = f", %sinks: {t['sinks']}" if shape.sink_logits else ""
     sunk, sunk_type = (", %sinks", f", {t['sinks']}") if shape.sink_logits else ("", "")
-    packed = ", ".join(f"%{name}" for name in PACKED)
-    kinds = f"{t['queries']}, {shape.floats}, {', '.join(shape.packed)}, {t['pages']}, {t['pages']}"
-    return f"""{bounds()}
-func.func @quantized_attention(%q: {t["q"]}, {packed_arguments(shape)}, %k: {t["pages"]}, %v: {t["pages"]},
-    %packed_table: {flat}, %recent_table: {flat}, %owners: {flat}, %lengths: {flat}, %sizes: memref<3xi32>,
+    packed = ", ".join(f"%{name}" for name in QUANTIZED_NAMES)
+    kinds = f"{t['queries']}, {shape.float_queries_type}, {', '.join(shape.quantized_types)}, {t['pages']}, {t['pages']}"
+    return f"""{span_function()}
+func.func @quantized_attention(%q: {t["q"]}, {quantized_arguments(shape)}, %k: {t["pages"]}, %v: {t["pages"]},
+    %quantized_table: {flat}, %residual_table: {flat}, %owners: {flat}, %lengths: {flat}, %sizes: memref<3xi32>,
     %partial: {t["partial"]}{sink}, %mixed: {t["mixed"]}) {{
   %thread, %threads = call @thread() : () -> (index, index)
   %queries = memref.alloca() {{alignment = 64 : i64}} : {t["queries"]}
-  %floats = memref.alloca() {{alignment = 64 : i64}} : {shape.floats}
+  %floats = memref.alloca() {{alignment = 64 : i64}} : {shape.float_queries_type}
   %zero = arith.constant 0 : index
   %one = arith.constant 1 : index
   %two = arith.constant 2 : index
-  %share = arith.constant {shape.share} : index
-  %groups = arith.constant {shape.groups} : index
+  %share = arith.constant {shape.queries_per_kv} : index
+  %groups = arith.constant {shape.num_kv_heads} : index
   %chunks = arith.constant {shape.chunks} : index
-  %each = arith.constant {shape.groups * shape.chunks} : index
+  %each = arith.constant {shape.num_kv_heads * shape.chunks} : index
   %rows32 = memref.load %sizes[%zero] : memref<3xi32>
   %packed_held32 = memref.load %sizes[%one] : memref<3xi32>
   %recent_held32 = memref.load %sizes[%two] : memref<3xi32>
@@ -90,8 +90,8 @@ func.func @quantized_attention(%q: {t["q"]}, {packed_arguments(shape)}, %k: {t["
       %head = arith.addi %first, %h : index
 {_queries(shape)}
     }}
-    func.call @attend_widen(%queries, %floats) : ({t["queries"]}, {shape.floats}) -> ()
-    func.call @attend_item(%queries, %floats, {packed}, %k, %v, %packed_table, %recent_table, %packed_place,
+    func.call @attend_widen(%queries, %floats) : ({t["queries"]}, {shape.float_queries_type}) -> ()
+    func.call @attend_item(%queries, %floats, {packed}, %k, %v, %quantized_table, %residual_table, %packed_place,
       %recent_place, %length, %partial, %row, %group, %chunk)
       : ({kinds}, {flat}, {flat}, index, index, index, {t["partial"]}, index, index, index) -> ()
   }}
@@ -105,8 +105,8 @@ func.func @quantized_attention(%q: {t["q"]}, {packed_arguments(shape)}, %k: {t["
 def _queries(shape: QuantizedAttention) -> str:
     """Emit one head of %q to %queries."""
     lines, lanes = Lines("q"), shape.columns
-    for at in range(0, shape.dim, lanes):
+    for at in range(0, shape.head_dim, lanes):
         column = lines.index(at)
-        given = lines.load("%q", f"%row, %head, {column}", shape.types["q"], lanes, shape.kind)
-        lines.store(given, "%queries", f"%h, {column}", shape.types["queries"], lanes, shape.kind)
+        given = lines.load("%q", f"%row, %head, {column}", shape.types["q"], lanes, shape.dtype)
+        lines.store(given, "%queries", f"%h, {column}", shape.types["queries"], lanes, shape.dtype)
     return lines.text()

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from compiled_kernels.mlir_text import Lines
-from compiled_kernels.paged_attention.mlir_scores import Head
-from compiled_kernels.paged_attention.mlir_shape import HEADS
+from compiled_kernels.paged_attention.mlir_scores import QueryHead
+from compiled_kernels.paged_attention.mlir_shape import HEADS_TOGETHER
 from compiled_kernels.paged_attention.mlir_tile import weigh
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention
-from compiled_kernels.quantized_attention.mlir_sums import sums
+from compiled_kernels.quantized_attention.mlir_sums import weighted_sums
 
-PACKED = ("kc", "ks", "km", "vc", "vs", "vm")  # codes, scales, minima: of keys, of values
-
-
-def packed_arguments(shape: QuantizedAttention) -> str:
-    return ", ".join(f"%{name}: {kind}" for name, kind in zip(PACKED, shape.packed, strict=True))
+QUANTIZED_NAMES = ("kc", "ks", "km", "vc", "vs", "vm")  # codes, scales, minima: of keys, of values
 
 
-def packed_tile(shape: QuantizedAttention, name: str) -> str:
+def quantized_arguments(shape: QuantizedAttention) -> str:
+    return ", ".join(f"%{name}: {kind}" for name, kind in zip(QUANTIZED_NAMES, shape.quantized_types, strict=True))
+
+
+def quantized_tile(shape: QuantizedAttention, name: str) -> str:
     """Emit @{name}_packed_tile(q [share, dim] f32, quantized keys and values, page, next page, group, from, to,
     partial, row, chunk, scores, weights): as @{name}_tile of residual pages. Every offset of the page is scored; those
     outside [from, to) weigh nothing, whatever lies there."""
     t, lines = shape.types, Lines()
-    for first in range(0, shape.share, HEADS):
-        _heads(lines, shape, range(first, min(first + HEADS, shape.share)))
+    for first in range(0, shape.queries_per_kv, HEADS_TOGETHER):
+        _heads(lines, shape, range(first, min(first + HEADS_TOGETHER, shape.queries_per_kv)))
     folded = [f"%folded_{side} = memref.alloca() {{alignment = 64 : i64}} : {kind}" for side, kind in _folded(shape)]
-    return f"""func.func private @{name}_packed_tile(%q: {shape.floats}, {packed_arguments(shape)}, %page: index,
+    return f"""func.func private @{name}_packed_tile(%q: {shape.float_queries_type}, {quantized_arguments(shape)}, %page: index,
     %next: index, %group: index, %from: index, %to: index, %partial: {t["partial"]}, %row: index, %chunk: index,
     %scores: {t["scores"]}, %weights: {t["weights"]}) {{
 {chr(10).join(folded)}
@@ -34,45 +34,45 @@ return
 
 
 def _folded(shape: QuantizedAttention) -> list[tuple[str, str]]:
-    return [("k", shape.key_side.folded), ("v", shape.value_side.folded)]
+    return [("k", shape.key_operand.folded), ("v", shape.value_operand.folded)]
 
 
 def _heads(lines: Lines, shape: QuantizedAttention, numbers: range) -> None:
     slots = [lines.index(i) for i in range(len(numbers))]
-    first = lines.let(f"arith.muli %group, {lines.index(shape.share)} : index")
+    first = lines.let(f"arith.muli %group, {lines.index(shape.queries_per_kv)} : index")
     owners = [lines.let(f"arith.addi {first}, {lines.index(number)} : index") for number in numbers]
-    heads = [Head(*names) for names in zip(numbers, slots, owners, strict=True)]
+    heads = [QueryHead(*names) for names in zip(numbers, slots, owners, strict=True)]
     _score(lines, shape, heads)
     factors = {head: weigh(lines, shape, head) for head in heads}
     _mix(lines, shape, heads, factors)
 
 
-def _score(lines: Lines, shape: QuantizedAttention, heads: list[Head]) -> None:
+def _score(lines: Lines, shape: QuantizedAttention, heads: list[QueryHead]) -> None:
     """Emit scores[slot, offset] = q · k, for all offsets of the page."""
-    side, scores = shape.key_side, shape.types["scores"]
+    side, scores = shape.key_operand, shape.types["scores"]
 
-    def query(head: Head, column: str) -> str:
-        return lines.load("%q", f"{lines.index(head.number)}, {column}", shape.floats, side.folds, "f32")
+    def query(head: QueryHead, column: str) -> str:
+        return lines.load("%q", f"{lines.index(head.number)}, {column}", shape.float_queries_type, side.folds, "f32")
 
-    def keep(head: Head, offset: str, found: str) -> None:
+    def keep(head: QueryHead, offset: str, found: str) -> None:
         lines.store(found, "%scores", f"{head.slot}, {offset}", scores, side.lanes)
 
-    sums(lines, side, "k", heads, query, False, keep)
+    weighted_sums(lines, side, "k", heads, query, False, keep)
 
 
-def _mix(lines: Lines, shape: QuantizedAttention, heads: list[Head], factors: dict[Head, str]) -> None:
+def _mix(lines: Lines, shape: QuantizedAttention, heads: list[QueryHead], factors: dict[QueryHead, str]) -> None:
     """Emit partial = partial * factor + weights · values."""
-    side, scores, partial = shape.value_side, shape.types["scores"], shape.types["partial"]
+    side, scores, partial = shape.value_operand, shape.types["scores"], shape.types["partial"]
 
-    def weight(head: Head, offset: str) -> str:
+    def weight(head: QueryHead, offset: str) -> str:
         return lines.load("%scores", f"{head.slot}, {offset}", scores, side.folds, "f32")
 
-    def join(head: Head, column: str, found: str) -> None:
+    def join(head: QueryHead, column: str, found: str) -> None:
         place = f"%row, {head.owner}, %chunk, {column}"
         before = lines.load("%partial", place, partial, side.lanes, "f32")
         factor = lines.splat(factors[head], side.lanes)
         lines.store(lines.fma(before, factor, found, side.lanes), "%partial", place, partial, side.lanes)
 
-    sums(lines, side, "v", heads, weight, True, join)
+    weighted_sums(lines, side, "v", heads, weight, True, join)
 
 

@@ -19,14 +19,14 @@ from einops import rearrange
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-Kind = Literal["dense", "int8", "int4", "fp8"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
-BYTES = 4  # of a word
-LEVELS = {"int8": 255, "int4": 15}  # the highest code
-SCALED: tuple[Kind, ...] = ("int8", "int4", "fp8")  # codes with scales
+QuantFormat = Literal["dense", "int8", "int4", "fp8"]
+QUANT_FORMATS: tuple[QuantFormat, ...] = get_args(QuantFormat)
+BYTES_PER_WORD = 4  # of a word
+MAX_CODES = {"int8": 255, "int4": 15}  # the highest code
+SCALED_FORMATS: tuple[QuantFormat, ...] = ("int8", "int4", "fp8")  # codes with scales
 
 
-class Packed(NamedTuple):
+class QuantizedTensor(NamedTuple):
     """A quantized tensor: `number = minimum + scale * code`. FP8 has no minima, and codes that are the bits of e4m3
     numbers; dense has codes only: the numbers, in order."""
 
@@ -35,24 +35,24 @@ class Packed(NamedTuple):
     minima: Tensor | None = None
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> QuantFormat:
         if self.scales is None:
             return "dense"
         if self.minima is None:
             return "fp8"
-        return "int8" if self.codes.shape[-3] * BYTES == self.scales.shape[-1] else "int4"
+        return "int8" if self.codes.shape[-3] * BYTES_PER_WORD == self.scales.shape[-1] else "int4"
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> Packed:
+    def map(self, change: Callable[[Tensor], Tensor]) -> QuantizedTensor:
         """Apply the same change to all its tensors."""
         scales, minima = (None if part is None else change(part) for part in (self.scales, self.minima))
-        return Packed(change(self.codes), scales, minima)
+        return QuantizedTensor(change(self.codes), scales, minima)
 
     @property
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors)
 
     @property
-    def three(self) -> tuple[Tensor, Tensor, Tensor]:
+    def kernel_tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return codes, scales and minima; where FP8 has no minima its scales stand in for them, unread."""
         assert self.scales is not None
         return self.codes, self.scales, self.scales if self.minima is None else self.minima
@@ -62,20 +62,20 @@ class Packed(NamedTuple):
         return tuple(tensor for tensor in self if tensor is not None)
 
 
-def per_word(kind: Kind) -> int:
+def codes_per_word(kind: QuantFormat) -> int:
     """Return the number of codes of one word."""
-    return 8 if kind == "int4" else BYTES
+    return 8 if kind == "int4" else BYTES_PER_WORD
 
 
-def pack(codes: UInt8[Tensor, "*before summed kept"], kind: Kind) -> UInt8[Tensor, "*before word kept four"]:
+def pack_codes(codes: UInt8[Tensor, "*before summed kept"], kind: QuantFormat) -> UInt8[Tensor, "*before word kept four"]:
     """Store codes in words. In INT4 byte i of word w has code 8 w + i below and code 8 w + 4 + i above."""
     if kind != "int4":
-        return rearrange(codes, "... (word four) kept -> ... word kept four", four=BYTES).contiguous()
-    low, high = rearrange(codes, "... (word half four) kept -> half ... word kept four", half=2, four=BYTES)
+        return rearrange(codes, "... (word four) kept -> ... word kept four", four=BYTES_PER_WORD).contiguous()
+    low, high = rearrange(codes, "... (word half four) kept -> half ... word kept four", half=2, four=BYTES_PER_WORD)
     return low | high << 4
 
 
-def unpack(stored: UInt8[Tensor, "*before word kept four"], kind: Kind) -> UInt8[Tensor, "*before summed kept"]:
+def unpack_codes(stored: UInt8[Tensor, "*before word kept four"], kind: QuantFormat) -> UInt8[Tensor, "*before summed kept"]:
     """Undo `pack_codes`."""
     if kind != "int4":
         return rearrange(stored, "... word kept four -> ... (word four) kept")
@@ -83,12 +83,12 @@ def unpack(stored: UInt8[Tensor, "*before word kept four"], kind: Kind) -> UInt8
     return rearrange(halves, "... half word kept four -> ... (word half four) kept")
 
 
-def dequantize(packed: Packed, dtype: torch.dtype = torch.float32) -> Tensor:
+def dequantize(packed: QuantizedTensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return the numbers, [..., summed, kept], computed in `dtype`; a dense tensor as it is stored."""
     if packed.scales is None:
         return packed.codes.to(dtype)
-    codes = unpack(packed.codes, packed.kind)
-    numbers = e4m3_numbers(codes, dtype) if packed.kind == "fp8" else codes.to(dtype)
+    codes = unpack_codes(packed.codes, packed.kind)
+    numbers = decode_e4m3(codes, dtype) if packed.kind == "fp8" else codes.to(dtype)
     runs = rearrange(numbers, "... summed (part run) -> ... part summed run", part=packed.scales.shape[-2])
     runs = runs * packed.scales.to(dtype)[..., None]
     if packed.minima is not None:
@@ -96,7 +96,7 @@ def dequantize(packed: Packed, dtype: torch.dtype = torch.float32) -> Tensor:
     return rearrange(runs, "... part summed run -> ... summed (part run)")
 
 
-def e4m3_numbers(codes: UInt8[Tensor, "*any"], dtype: torch.dtype) -> Float[Tensor, "*any"]:
+def decode_e4m3(codes: UInt8[Tensor, "*any"], dtype: torch.dtype) -> Float[Tensor, "*any"]:
     """Return bits of e4m3 as numbers, exact in every `dtype`. The bits of NaN, which `quantize` never writes, are none
     here.
 
@@ -109,18 +109,18 @@ def e4m3_numbers(codes: UInt8[Tensor, "*any"], dtype: torch.dtype) -> Float[Tens
     return (bits & ~0x4000).view(torch.float16).to(dtype) * 2**8
 
 
-def storage(kind: Kind, before: tuple[int, ...], summed: int, kept: int, run: int) -> list[tuple[tuple, torch.dtype]]:
+def storage_shapes(kind: QuantFormat, before: tuple[int, ...], summed: int, kept: int, run: int) -> list[tuple[tuple, torch.dtype]]:
     """Return shapes and types of the tensors that hold numbers [*before, summed, kept] in a format, a scale for `run`
     of them. Raises ValueError where words or runs do not fit."""
-    each = per_word(kind)
+    each = codes_per_word(kind)
     if summed % each or kept % run:
         raise ValueError(f"{kind}: words of {each} and runs of {run} do not divide {summed} x {kept} numbers")
     scales = ((*before, kept // run, summed), torch.float16)
-    return [((*before, summed // each, kept, BYTES), torch.uint8), scales, *([scales] if kind in LEVELS else [])]
+    return [((*before, summed // each, kept, BYTES_PER_WORD), torch.uint8), scales, *([scales] if kind in MAX_CODES else [])]
 
 
-def bits_per_number(kind: Kind, run: int, dense: torch.dtype) -> float:
+def bits_per_number(kind: QuantFormat, run: int, dense: torch.dtype) -> float:
     """Return bits per number: those of a code, and its part of what a run of `run` numbers shares."""
     if kind == "dense":
         return 8.0 * dense.itemsize
-    return 32 / per_word(kind) + (32 if kind in LEVELS else 16) / run
+    return 32 / codes_per_word(kind) + (32 if kind in MAX_CODES else 16) / run

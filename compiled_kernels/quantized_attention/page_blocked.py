@@ -8,43 +8,43 @@ from einops import rearrange
 from torch import Tensor
 
 from compiled_kernels.masks import Mask
-from compiled_kernels.quantized_attention.packed import Packed, dequantize
-from compiled_kernels.quantized_attention.rule import Settling
+from compiled_kernels.quantized_attention.packed import QuantizedTensor, dequantize
+from compiled_kernels.quantized_attention.rule import QuantizationRule
 from compiled_kernels.scores import Score
 
 
-def decode(
+def decode_attention(
     q: Tensor,
-    keys: Packed,
-    values: Packed,
-    recent_keys: Tensor,
-    recent_values: Tensor,
-    packed_table: Tensor,
-    recent_table: Tensor,
+    keys: QuantizedTensor,
+    values: QuantizedTensor,
+    residual_keys: Tensor,
+    residual_values: Tensor,
+    quantized_table: Tensor,
+    residual_table: Tensor,
     context_lengths: Tensor,
     scale: float,
     mask: Mask,
-    rule: Settling,
+    rule: QuantizationRule,
     softcap: float = 0.0,
     sink_logits: Tensor | None = None,
     score: Score | None = None,
 ) -> Tensor:
     """Return q [seq, head, dim] at the last position of each context."""
     seqs, heads, dim = q.shape
-    groups, size = recent_keys.shape[1], recent_keys.shape[2]
+    groups, size = residual_keys.shape[1], residual_keys.shape[2]
     exact = torch.promote_types(q.dtype, torch.float32)
     grouped = q.to(exact).view(seqs, 1, groups, heads // groups, 1, dim)
     lengths = context_lengths.long().view(-1, 1, 1)
-    places = torch.arange(packed_table.shape[1], device=q.device)[None].expand(seqs, -1)
-    recent_places, recent_pages = _unsettled(recent_table, context_lengths.long(), size, rule)
+    places = torch.arange(quantized_table.shape[1], device=q.device)[None].expand(seqs, -1)
+    recent_places, recent_pages = _unsettled(residual_table, context_lengths.long(), size, rule)
     sources = [
-        (_page(keys, packed_table, exact, True), _page(values, packed_table, exact, False), places, True),
-        (recent_keys[recent_pages].to(exact), recent_values[recent_pages].to(exact), recent_places, False),
+        (_page(keys, quantized_table, exact, True), _page(values, quantized_table, exact, False), places, True),
+        (residual_keys[recent_pages].to(exact), residual_values[recent_pages].to(exact), recent_places, False),
     ]
     blocks = []
     for k, v, at, is_packed in sources:
         positions = at[..., None] * size + torch.arange(size, device=q.device)  # [seq, page, offset]
-        seen = (positions < lengths) & (rule.packed(lengths - 1, positions) == is_packed)
+        seen = (positions < lengths) & (rule.is_quantized(lengths - 1, positions) == is_packed)
         allowed = rearrange(seen & mask(lengths - 1, positions), "seq page offset -> seq page 1 1 offset")
         scores = (grouped * k[:, :, :, None]).sum(-1) * scale  # [seq, page, group, share, offset]
         if softcap:
@@ -76,20 +76,20 @@ def _mixed(blocks: list[tuple[Tensor, Tensor, Tensor]], sink: Tensor | None) -> 
     return mixed
 
 
-def _page(pages: Packed, table: Tensor, dtype: torch.dtype, transposed: bool) -> Tensor:
+def _page(pages: QuantizedTensor, table: Tensor, dtype: torch.dtype, transposed: bool) -> Tensor:
     """Return whole pages by the table, as numbers [seq, page, group, offset, dim]."""
     used = table.long()
-    numbers = dequantize(pages.each(lambda part: part[used]), dtype)
+    numbers = dequantize(pages.map(lambda part: part[used]), dtype)
     return numbers.transpose(-1, -2) if transposed and pages.kind != "dense" else numbers
 
 
-def _unsettled(table: Tensor, lengths: Tensor, size: int, rule: Settling) -> tuple[Tensor, Tensor]:
+def _unsettled(table: Tensor, lengths: Tensor, size: int, rule: QuantizationRule) -> tuple[Tensor, Tensor]:
     """Return places [seq, few] of what is read in full precision, and the pages there: the residual end, and the first
     positions where those are kept. A place that would come twice, or lies beyond the table, reads as one past it."""
-    begin = rule.settled_of(lengths) // size
-    places = begin[:, None] + torch.arange(rule.recent_pages(size), device=table.device)
-    if rule.first:
-        front = torch.arange(-(-rule.first // size), device=table.device)[None].expand(len(lengths), -1)
+    begin = rule.quantized_until_each(lengths) // size
+    places = begin[:, None] + torch.arange(rule.residual_pages(size), device=table.device)
+    if rule.num_sink_tokens:
+        front = torch.arange(-(-rule.num_sink_tokens // size), device=table.device)[None].expand(len(lengths), -1)
         front = torch.where(front < begin[:, None], front, table.shape[1])
         places = torch.cat([front, places], dim=1)
     beyond = places >= table.shape[1]

@@ -12,21 +12,21 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from compiled_kernels.quantized_attention.packed import LEVELS, Kind, Packed, pack
+from compiled_kernels.quantized_attention.packed import MAX_CODES, QuantFormat, QuantizedTensor, pack_codes
 
-MOST = torch.finfo(torch.float16).max
-MOST_FP8 = torch.finfo(torch.float8_e4m3fn).max
+FLOAT16_MAX = torch.finfo(torch.float16).max
+E4M3_MAX = torch.finfo(torch.float8_e4m3fn).max
 
 
-def quantize(numbers: Float[Tensor, "*before summed kept"], kind: Kind, run: int) -> Packed:
+def quantize(numbers: Float[Tensor, "*before summed kept"], kind: QuantFormat, numbers_per_scale: int) -> QuantizedTensor:
     """Quantize `numbers` to a format, with a scale for each `numbers_per_scale` of them along `kept`."""
     if kind == "dense":
-        return Packed(numbers)
+        return QuantizedTensor(numbers)
     exact = numbers.to(torch.promote_types(numbers.dtype, torch.float32))
-    sound = torch.where(exact.isfinite(), exact.clamp(-MOST, MOST), torch.nan)
-    runs = rearrange(sound, "... summed (part run) -> ... part summed run", run=run)
-    scales, minima, codes = _fp8(runs) if kind == "fp8" else _integers(runs, LEVELS[kind])
-    return Packed(pack(rearrange(codes, "... part summed run -> ... summed (part run)"), kind), scales, minima)
+    sound = torch.where(exact.isfinite(), exact.clamp(-FLOAT16_MAX, FLOAT16_MAX), torch.nan)
+    runs = rearrange(sound, "... summed (part run) -> ... part summed run", run=numbers_per_scale)
+    scales, minima, codes = _fp8(runs) if kind == "fp8" else _integers(runs, MAX_CODES[kind])
+    return QuantizedTensor(pack_codes(rearrange(codes, "... part summed run -> ... summed (part run)"), kind), scales, minima)
 
 
 def _integers(runs: Tensor, levels: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -41,9 +41,9 @@ def _integers(runs: Tensor, levels: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def _fp8(runs: Tensor) -> tuple[Tensor, None, Tensor]:
     """Quantize to FP8: the largest of a run becomes e4m3's largest, 448."""
-    scales = _rounded(runs.abs().amax(-1) / MOST_FP8, up=True)
+    scales = _rounded(runs.abs().amax(-1) / E4M3_MAX, up=True)
     steps = scales.to(runs.dtype)[..., None]
-    codes = (runs / torch.where(steps == 0, 1.0, steps)).nan_to_num(0.0).clamp(-MOST_FP8, MOST_FP8)
+    codes = (runs / torch.where(steps == 0, 1.0, steps)).nan_to_num(0.0).clamp(-E4M3_MAX, E4M3_MAX)
     return scales, None, codes.to(torch.float8_e4m3fn).view(torch.uint8)
 
 

@@ -8,24 +8,24 @@ from einops import einsum, rearrange
 from torch import Tensor
 
 from compiled_kernels.masks import Mask
-from compiled_kernels.quantized_attention.packed import Packed, dequantize
-from compiled_kernels.quantized_attention.rule import Settling
+from compiled_kernels.quantized_attention.packed import QuantizedTensor, dequantize
+from compiled_kernels.quantized_attention.rule import QuantizationRule
 from compiled_kernels.scores import Score
 
 
 def reference(
     q: Tensor,
-    keys: Packed,
-    values: Packed,
-    recent_keys: Tensor,
-    recent_values: Tensor,
-    packed_table: Tensor,
-    recent_table: Tensor,
+    keys: QuantizedTensor,
+    values: QuantizedTensor,
+    residual_keys: Tensor,
+    residual_values: Tensor,
+    quantized_table: Tensor,
+    residual_table: Tensor,
     span_starts: Tensor,
     context_lengths: Tensor,
     scale: float,
     mask: Mask,
-    rule: Settling,
+    rule: QuantizationRule,
     softcap: float = 0.0,
     sink_logits: Tensor | None = None,
     score: Score | None = None,
@@ -36,32 +36,32 @@ def reference(
         first, last = starts[seq], starts[seq + 1]
         if first == last:
             continue
-        recent, packed = recent_keys, (keys, values)
-        tables = packed_table[seq], recent_table[seq]
-        k, v, positions, is_packed = context_of(packed, (recent, recent_values), tables, context, last - first, rule)
+        recent, packed = residual_keys, (keys, values)
+        tables = quantized_table[seq], residual_table[seq]
+        k, v, positions, is_packed = gather_context(packed, (recent, residual_values), tables, context, last - first, rule)
         queries = torch.arange(context - (last - first), context, device=q.device)[:, None]
-        allowed = mask(queries, positions) & (rule.packed(queries, positions) == is_packed) & (positions <= queries)
+        allowed = mask(queries, positions) & (rule.is_quantized(queries, positions) == is_packed) & (positions <= queries)
         seen = queries, positions, allowed
         out[first:last] = attend(q[first:last], k, v, *seen, scale, softcap, sink_logits, score)
     return out
 
 
-def context_of(
-    packed: tuple[Packed, Packed],
+def gather_context(
+    packed: tuple[QuantizedTensor, QuantizedTensor],
     recent: tuple[Tensor, Tensor],
     tables: tuple[Tensor, Tensor],
     context: int,
     span: int,
-    rule: Settling,
+    rule: QuantizationRule,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return what the last `span` of `context` positions may read: keys and values [read, kv_head, dim], their
     positions, and whether they come from quantized pages. A position that only some queries read quantized comes
     twice."""
     size, exact = recent[0].shape[2], dtype or torch.promote_types(recent[0].dtype, torch.float32)
-    settled = rule.settled(context)
-    unsettled = rule.settled(context - span + 1)
-    front = min(rule.first, unsettled)
+    settled = rule.quantized_until(context)
+    unsettled = rule.quantized_until(context - span + 1)
+    front = min(rule.num_sink_tokens, unsettled)
     positions = torch.cat([_positions(0, settled), _positions(0, front), _positions(unsettled, context)])
     is_packed = torch.arange(len(positions)) < settled
     runs = [(0, front), (unsettled, context)]
@@ -112,10 +112,10 @@ def _positions(begin: int, end: int) -> Tensor:
     return torch.arange(begin, max(begin, end))
 
 
-def _packed_run(pages: Packed, table: Tensor, end: int, size: int, dtype: torch.dtype, transposed: bool) -> Tensor:
+def _packed_run(pages: QuantizedTensor, table: Tensor, end: int, size: int, dtype: torch.dtype, transposed: bool) -> Tensor:
     """Return the first `end` positions as numbers [position, kv_head, dim]."""
     used = table[: -(-end // size)].long()
-    numbers = dequantize(pages.each(lambda part: part[used]), dtype)
+    numbers = dequantize(pages.map(lambda part: part[used]), dtype)
     order = "page group dim offset" if transposed and pages.kind != "dense" else "page group offset dim"
     return rearrange(numbers, f"{order} -> (page offset) group dim")[:end]
 

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from compiled_kernels.quantized_attention.packed import Kind, Packed, storage
+from compiled_kernels.quantized_attention.packed import QuantFormat, QuantizedTensor, storage_shapes
 from compiled_kernels.quantized_attention.quantize import quantize
 
 
@@ -20,60 +20,60 @@ class PageFormat:
     have a scale for each channel of `numbers_per_scale` tokens, values one for each `numbers_per_scale` columns of a
     token."""
 
-    kind: Kind
-    keys: bool
-    groups: int
-    dim: int
-    size: int
-    run: int
+    format: QuantFormat
+    is_keys: bool
+    num_kv_heads: int
+    head_dim: int
+    page_size: int
+    numbers_per_scale: int
 
-    def empty(self, pages: int, dense: torch.dtype, device: str | torch.device = "cpu") -> Packed:
+    def empty(self, pages: int, dense: torch.dtype, device: str | torch.device = "cpu") -> QuantizedTensor:
         """Allocate zeroed pages; dense ones are of type `dense`. Raises ValueError where the format does not fit."""
-        parts = [((pages, self.groups, self.size, self.dim), dense)]
-        if self.kind != "dense":
-            summed, kept = (self.dim, self.size) if self.keys else (self.size, self.dim)
-            parts = storage(self.kind, (pages, self.groups), summed, kept, self.run)
-        return Packed(*(torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in parts))
+        parts = [((pages, self.num_kv_heads, self.page_size, self.head_dim), dense)]
+        if self.format != "dense":
+            summed, kept = (self.head_dim, self.page_size) if self.is_keys else (self.page_size, self.head_dim)
+            parts = storage_shapes(self.format, (pages, self.num_kv_heads), summed, kept, self.numbers_per_scale)
+        return QuantizedTensor(*(torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in parts))
 
 
 @dataclass(frozen=True)
-class Groups:
+class TokenGroups:
     """Groups of `group_size` tokens that are being quantized: the `parts`-th of their pages, from residual pages to
     quantized ones. The first `num_sink_tokens` tokens of each are always read in full precision and do not enter its
     scales."""
 
-    size: int
+    group_size: int
     from_pages: Int[Tensor, " settling"]
     to_pages: Int[Tensor, " settling"]
     parts: Int[Tensor, " settling"]
-    unread: Int[Tensor, " settling"]
+    num_sink_tokens: Int[Tensor, " settling"]
 
-    def taken(self, recent: Float[Tensor, "recent_page group offset dim"]) -> Float[Tensor, "settling group token dim"]:
+    def gather(self, recent: Float[Tensor, "recent_page group offset dim"]) -> Float[Tensor, "settling group token dim"]:
         """Gather the tokens to quantize."""
-        tokens = recent.unflatten(2, (-1, self.size))[self.from_pages, :, self.parts]
-        ignored = torch.arange(self.size, device=recent.device) < self.unread[:, None]
+        tokens = recent.unflatten(2, (-1, self.group_size))[self.from_pages, :, self.parts]
+        ignored = torch.arange(self.group_size, device=recent.device) < self.num_sink_tokens[:, None]
         return torch.where(ignored[:, None, :, None], tokens[:, :, -1:], tokens)
 
-    def put(self, coded: Packed, packed: Packed, keys: bool) -> None:
+    def scatter(self, coded: QuantizedTensor, packed: QuantizedTensor, keys: bool) -> None:
         """Scatter what `coded` made of the tokens into quantized pages, in place."""
         at, part = self.to_pages, self.parts
         if packed.scales is None:
-            packed.codes.unflatten(2, (-1, self.size))[at, :, part] = coded.codes.to(packed.codes.dtype)
+            packed.codes.unflatten(2, (-1, self.group_size))[at, :, part] = coded.codes.to(packed.codes.dtype)
         elif keys:
-            packed.codes.unflatten(3, (-1, self.size))[at, :, :, part] = coded.codes
+            packed.codes.unflatten(3, (-1, self.group_size))[at, :, :, part] = coded.codes
         else:
             packed.codes.unflatten(2, (-1, coded.codes.shape[2]))[at, :, part] = coded.codes
         for pages, run in zip(packed[1:], coded[1:], strict=True):
             if pages is not None and run is not None and keys:
                 pages[at, :, part] = run[:, :, 0]
             elif pages is not None and run is not None:
-                pages.unflatten(3, (-1, self.size))[at, :, :, part] = run
+                pages.unflatten(3, (-1, self.group_size))[at, :, :, part] = run
 
 
-def settle(recents: Sequence[Tensor], packed: Sequence[Packed], format: PageFormat, groups: Groups) -> None:
+def quantize_pages(recents: Sequence[Tensor], packed: Sequence[QuantizedTensor], format: PageFormat, groups: TokenGroups) -> None:
     """Quantize the same groups of several layers, whose pages have one format: coded together, as one tensor."""
-    tokens = torch.stack([groups.taken(pages) for pages in recents])  # [layer, settling, group, token, dim]
-    transposed = format.keys and format.kind != "dense"
-    coded = quantize(tokens.transpose(-1, -2) if transposed else tokens, format.kind, format.run)
+    tokens = torch.stack([groups.gather(pages) for pages in recents])  # [layer, settling, group, token, dim]
+    transposed = format.is_keys and format.format != "dense"
+    coded = quantize(tokens.transpose(-1, -2) if transposed else tokens, format.format, format.numbers_per_scale)
     for layer, pages in enumerate(packed):
-        groups.put(coded.each(operator.itemgetter(layer)), pages, format.keys)
+        groups.scatter(coded.map(operator.itemgetter(layer)), pages, format.is_keys)

@@ -8,28 +8,28 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
-from compiled_kernels.graphs import compiled
+from compiled_kernels.graphs import compile_once
 from compiled_kernels.masks import Causal, Mask, SlidingWindow
-from compiled_kernels.quantized_attention.packed import Packed
-from compiled_kernels.quantized_attention.page_blocked import decode
-from compiled_kernels.quantized_attention.reference import attend, context_of, reference
-from compiled_kernels.quantized_attention.rule import Settling
+from compiled_kernels.quantized_attention.packed import QuantizedTensor
+from compiled_kernels.quantized_attention.page_blocked import decode_attention
+from compiled_kernels.quantized_attention.reference import attend, gather_context, reference
+from compiled_kernels.quantized_attention.rule import QuantizationRule
 from compiled_kernels.scores import ALiBi, Score
 
 
 def by_spans(
     q: Tensor,
-    keys: Packed,
-    values: Packed,
-    recent_keys: Tensor,
-    recent_values: Tensor,
-    packed_table: Tensor,
-    recent_table: Tensor,
+    keys: QuantizedTensor,
+    values: QuantizedTensor,
+    residual_keys: Tensor,
+    residual_values: Tensor,
+    quantized_table: Tensor,
+    residual_table: Tensor,
     span_starts: Tensor,
     context_lengths: Tensor,
     scale: float,
     mask: Mask,
-    rule: Settling,
+    rule: QuantizationRule,
     softcap: float,
     sink_logits: Tensor | None,
     score: Score | None = None,
@@ -37,23 +37,23 @@ def by_spans(
     out = torch.empty_like(q)
     starts, lengths = span_starts.tolist(), context_lengths.tolist()
     first = next((i for i in range(len(lengths)) if starts[i + 1] - starts[i] != 1), len(lengths))
-    pages = keys, values, recent_keys, recent_values
+    pages = keys, values, residual_keys, residual_values
     if first:
-        tables = packed_table[:first], recent_table[:first]
+        tables = quantized_table[:first], residual_table[:first]
         for table in tables:
             torch._dynamo.mark_dynamic(table, 1)
-        run = compiled(decode, dynamic=True)
+        run = compile_once(decode_attention, dynamic=True)
         rest = scale, mask, rule, softcap, sink_logits, score
         out[:first] = run(q[:first], *pages, *tables, context_lengths[:first], *rest)
     for seq in range(first, len(lengths)):
         rows = slice(starts[seq], starts[seq + 1])
         if rows.start == rows.stop:
             continue
-        span, tables = rows.stop - rows.start, (packed_table[seq], recent_table[seq])
-        read = context_of((keys, values), (recent_keys, recent_values), tables, lengths[seq], span, rule, q.dtype)
+        span, tables = rows.stop - rows.start, (quantized_table[seq], residual_table[seq])
+        read = gather_context((keys, values), (residual_keys, residual_values), tables, lengths[seq], span, rule, q.dtype)
         k, v, positions, is_packed = read
         queries = torch.arange(lengths[seq] - span, lengths[seq], device=q.device)[:, None]
-        allowed = mask(queries, positions) & (rule.packed(queries, positions) == is_packed) & (positions <= queries)
+        allowed = mask(queries, positions) & (rule.is_quantized(queries, positions) == is_packed) & (positions <= queries)
         if softcap or sink_logits is not None or score is not None:
             seen = queries, positions, allowed
             out[rows] = attend(q[rows], k, v, *seen, scale, softcap, sink_logits, score)
@@ -77,15 +77,15 @@ def _unflattened(form):
     """Wrap `form` as an operation that a graph may hold: tensors and numbers only."""
 
     def run(
-        q, key_codes, key_scales, key_minima, value_codes, value_scales, value_minima, recent_keys, recent_values,
-        packed_table, recent_table, starts, lengths, group, lag, first, scale, window, sinks, decode_only, softcap,
+        q, key_codes, key_scales, key_minima, value_codes, value_scales, value_minima, residual_keys, residual_values,
+        quantized_table, residual_table, starts, lengths, group, lag, first, scale, window, sinks, decode_only, softcap,
         sink_logits, alibi,
     ):  # fmt: skip
-        keys, values = Packed(key_codes, key_scales, key_minima), Packed(value_codes, value_scales, value_minima)
+        keys, values = QuantizedTensor(key_codes, key_scales, key_minima), QuantizedTensor(value_codes, value_scales, value_minima)
         mask = SlidingWindow(window, sinks) if window else Causal()
-        cache = keys, values, recent_keys, recent_values, packed_table, recent_table, starts, lengths
+        cache = keys, values, residual_keys, residual_values, quantized_table, residual_table, starts, lengths
         score = ALiBi(q.shape[1]) if alibi else None
-        return form(q, *cache, scale, mask, Settling(group, lag, first), softcap, sink_logits, score)
+        return form(q, *cache, scale, mask, QuantizationRule(group, lag, first), softcap, sink_logits, score)
 
     return run
 

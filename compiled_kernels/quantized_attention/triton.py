@@ -1,28 +1,28 @@
-"""The lane triton of attention over quantized pages: tiles are unpacked in registers, once for all heads of a group."""
+"""The backend triton of attention over quantized pages: tiles are unpacked in registers, once for all heads of a group."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from compiled_kernels.lanes import LaneError
-from compiled_kernels.quantized_attention.packed import Packed
-from compiled_kernels.triton_code.launch import Launch, check, power_of_two, run
-from compiled_kernels.triton_code.packed import KINDS
-from compiled_kernels.triton_code.packed_attention import attend_packed
-from compiled_kernels.triton_code.walks import LEAST_DOT, Walks
+from compiled_kernels.backends import BackendError
+from compiled_kernels.quantized_attention.packed import QuantizedTensor
+from compiled_kernels.triton_code.launch import KernelLaunch, check, power_of_two, run
+from compiled_kernels.triton_code.packed import FORMAT_NUMBERS
+from compiled_kernels.triton_code.packed_attention import attend_quantized
+from compiled_kernels.triton_code.walks import MIN_DOT_SIZE, AttentionLaunches
 
-MOST_KEYS = 64
+MAX_TILE_KEYS = 64
 
 
 def plan(
     q: Tensor,
-    keys: Packed,
-    values: Packed,
-    recent_keys: Tensor,
-    recent_values: Tensor,
-    packed_table: Tensor,
-    recent_table: Tensor,
+    keys: QuantizedTensor,
+    values: QuantizedTensor,
+    residual_keys: Tensor,
+    residual_values: Tensor,
+    quantized_table: Tensor,
+    residual_table: Tensor,
     span_starts: Tensor,
     context_lengths: Tensor,
     group: int,
@@ -36,39 +36,39 @@ def plan(
     sink_logits: Tensor | None,
     tile: int | None = None,
     splits: int | None = None,
-) -> tuple[list[Launch], Tensor]:
+) -> tuple[list[KernelLaunch], Tensor]:
     """Plan the launches of attention over quantized pages; `tile` (keys, a power of two that divides a page) and
     `splits` are chosen by shape unless given."""
     tokens, heads, dim = q.shape
-    groups, size = recent_keys.shape[1:3]
-    seqs, held = recent_table.shape
-    padded = power_of_two(dim, LEAST_DOT)
-    step = tile or min(MOST_KEYS, size & -size)
-    check("quantized_attention", q, recent_keys, recent_values, sink_logits)
-    _check(q, keys, values, recent_keys, recent_values, window, sinks, first)
+    groups, size = residual_keys.shape[1:3]
+    seqs, held = residual_table.shape
+    padded = power_of_two(dim, MIN_DOT_SIZE)
+    step = tile or min(MAX_TILE_KEYS, size & -size)
+    check("quantized_attention", q, residual_keys, residual_values, sink_logits)
+    _check(q, keys, values, residual_keys, residual_values, window, sinks, first)
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if decode_only else q.new_zeros(q.shape)
     spans = {
         "span_starts": span_starts, "sink_logits": q if sink_logits is None else sink_logits, "out": out,
         "seqs": seqs, "heads": heads, "dim": dim, "DIM": padded, "WHOLE_DIM": padded == dim,
     }  # fmt: skip
     walk = {
-        "q": q, "recent_keys": recent_keys, "recent_values": recent_values, "packed_table": packed_table,
-        "recent_table": recent_table, "context_lengths": context_lengths, "packed_stride": packed_table.stride(0),
-        "recent_stride": recent_table.stride(0), "q_token": q.stride(0), "q_head": q.stride(1), "q_dim": q.stride(2),
-        "recent_page": recent_keys.stride(0), "recent_group": recent_keys.stride(1),
+        "q": q, "residual_keys": residual_keys, "residual_values": residual_values, "quantized_table": quantized_table,
+        "residual_table": residual_table, "context_lengths": context_lengths, "packed_stride": quantized_table.stride(0),
+        "recent_stride": residual_table.stride(0), "q_token": q.stride(0), "q_head": q.stride(1), "q_dim": q.stride(2),
+        "recent_page": residual_keys.stride(0), "recent_group": residual_keys.stride(1),
         **_pages("key", keys), **_pages("value", values),
         "scale": scale, "softcap": softcap, "window": window, "sinks": sinks,
-        "SHARE": heads // groups, "STEP": step, "TILE": max(step, LEAST_DOT), "SIZE": size, "KEYS": KINDS[keys.kind],
-        "VALUES": KINDS[values.kind], "RUN": group, "LAG": lag, "FIRST": first,
+        "SHARE": heads // groups, "STEP": step, "TILE": max(step, MIN_DOT_SIZE), "SIZE": size, "KEYS": FORMAT_NUMBERS[keys.kind],
+        "VALUES": FORMAT_NUMBERS[values.kind], "RUN": group, "LAG": lag, "FIRST": first,
         "COLUMNS": padded if values.scales is None else _columns(values, padded),
         "WINDOW": window > 0, "SOFTCAP": softcap > 0,
     }  # fmt: skip
     reach = min(held * size, window + sinks) if window else held * size
-    walks = Walks(attend_packed, spans, walk, q, groups, reach, step, sink_logits is not None, splits)
+    walks = AttentionLaunches(attend_quantized, spans, walk, q, groups, reach, step, sink_logits is not None, splits)
     return walks.launches(decode_only), out
 
 
-def _pages(name: str, packed: Packed) -> dict[str, object]:
+def _pages(name: str, packed: QuantizedTensor) -> dict[str, object]:
     """Return the tensors of quantized pages and their strides: of words, but of numbers where they are dense."""
     codes, scales, minima = packed
     words = codes if scales is None else codes.view(torch.int32)[..., 0]
@@ -80,7 +80,7 @@ def _pages(name: str, packed: Packed) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _columns(values: Packed, padded: int) -> int:
+def _columns(values: QuantizedTensor, padded: int) -> int:
     """Return columns that share a scale; `padded` where all of a token's do."""
     assert values.scales is not None
     parts = values.scales.shape[-2]
@@ -88,14 +88,14 @@ def _columns(values: Packed, padded: int) -> int:
 
 
 def _check(
-    q: Tensor, keys: Packed, values: Packed, recent_keys: Tensor, recent_values: Tensor, window: int, sinks: int,
+    q: Tensor, keys: QuantizedTensor, values: QuantizedTensor, residual_keys: Tensor, residual_values: Tensor, window: int, sinks: int,
     first: int,
 ) -> None:  # fmt: skip
-    what = "quantized_attention: lane triton"
-    if not all(part.is_contiguous() for part in (*keys.tensors, *values.tensors, recent_keys, recent_values)):
-        raise LaneError(f"{what} reads contiguous pages")
+    what = "quantized_attention: backend triton"
+    if not all(part.is_contiguous() for part in (*keys.tensors, *values.tensors, residual_keys, residual_values)):
+        raise BackendError(f"{what} reads contiguous pages")
     if window and sinks > first:
-        raise LaneError(f"{what} keeps a window's {sinks} sinks in full precision; the first {first} positions are")
+        raise BackendError(f"{what} keeps a window's {sinks} sinks in full precision; the first {first} positions are")
 
 
 def quantized_attention(
@@ -106,10 +106,10 @@ def quantized_attention(
     value_codes: Tensor,
     value_scales: Tensor | None,
     value_minima: Tensor | None,
-    recent_keys: Tensor,
-    recent_values: Tensor,
-    packed_table: Tensor,
-    recent_table: Tensor,
+    residual_keys: Tensor,
+    residual_values: Tensor,
+    quantized_table: Tensor,
+    residual_table: Tensor,
     span_starts: Tensor,
     context_lengths: Tensor,
     group: int,
@@ -124,11 +124,11 @@ def quantized_attention(
     alibi: bool,
 ) -> Tensor:
     if alibi:
-        raise LaneError("quantized_attention: lane triton knows no score functions, not ALiBi")
-    keys, values = Packed(key_codes, key_scales, key_minima), Packed(value_codes, value_scales, value_minima)
+        raise BackendError("quantized_attention: backend triton knows no score functions, not ALiBi")
+    keys, values = QuantizedTensor(key_codes, key_scales, key_minima), QuantizedTensor(value_codes, value_scales, value_minima)
     return run(
         *plan(
-            q, keys, values, recent_keys, recent_values, packed_table, recent_table, span_starts, context_lengths,
+            q, keys, values, residual_keys, residual_values, quantized_table, residual_table, span_starts, context_lengths,
             group, lag, first, scale, window, sinks, decode_only, softcap, sink_logits,
         )
     )  # fmt: skip

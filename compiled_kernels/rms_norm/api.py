@@ -6,37 +6,37 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from compiled_kernels.lanes import Lane, LaneError
-from compiled_kernels.operators import define
+from compiled_kernels.backends import Backend, BackendError
+from compiled_kernels.operators import define_operator
 from compiled_kernels.rms_norm import reference
 
-RMS_NORM = define(
+RMS_NORM = define_operator(
     "rms_norm",
     "(Tensor x, Tensor weight, float eps) -> Tensor",
     lambda x, weight, eps: torch.empty_like(x, memory_format=torch.contiguous_format),
     {
-        Lane.TRITON: "compiled_kernels.rms_norm.triton:rms_norm",
-        Lane.MLIR: "compiled_kernels.rms_norm.mlir:rms_norm",
+        Backend.TRITON: "compiled_kernels.rms_norm.triton:rms_norm",
+        Backend.MLIR: "compiled_kernels.rms_norm.mlir:rms_norm",
     },
 )
-ADD_RMS_NORM = define(
+ADD_RMS_NORM = define_operator(
     "add_rms_norm",
     "(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)",
     lambda x, *_: tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(2)),
     {
-        Lane.TRITON: "compiled_kernels.rms_norm.triton:add_rms_norm",
-        Lane.MLIR: "compiled_kernels.rms_norm.mlir:add_rms_norm",
+        Backend.TRITON: "compiled_kernels.rms_norm.triton:add_rms_norm",
+        Backend.MLIR: "compiled_kernels.rms_norm.mlir:add_rms_norm",
     },
 )
 
 
 def rms_norm(
-    x: Float[Tensor, "token width"], weight: Float[Tensor, " width"], eps: float, lane: Lane = Lane.EAGER
+    x: Float[Tensor, "token width"], weight: Float[Tensor, " width"], eps: float, backend: Backend = Backend.EAGER
 ) -> Float[Tensor, "token width"]:
     """Compute x / sqrt(mean(x²) + eps) * weight over the last axis, in float32; the result has the type of `x`."""
-    if lane in (Lane.EAGER, Lane.INDUCTOR):  # traced, the specification is one fused kernel
+    if backend in (Backend.EAGER, Backend.INDUCTOR):  # traced, the specification is one fused kernel
         return reference.rms_norm(x, weight, eps)
-    return RMS_NORM.form(lane)(x, weight, eps)
+    return RMS_NORM.implementation(backend)(x, weight, eps)
 
 
 def add_rms_norm(
@@ -44,12 +44,12 @@ def add_rms_norm(
     residual: Float[Tensor, "token width"],
     weight: Float[Tensor, " width"],
     eps: float,
-    lane: Lane = Lane.EAGER,
+    backend: Backend = Backend.EAGER,
 ) -> tuple[Tensor, Tensor]:
-    """Compute x + residual, rounded to the type of `x`, and its norm: both [token, hidden]. Raises LaneError where the
+    """Compute x + residual, rounded to the type of `x`, and its norm: both [token, hidden]. Raises BackendError where the
     two differ in shape."""
     if x.shape != residual.shape:
-        raise LaneError(f"add_rms_norm: x {list(x.shape)} and residual {list(residual.shape)} must have one shape")
-    if lane in (Lane.EAGER, Lane.INDUCTOR):
+        raise BackendError(f"add_rms_norm: x {list(x.shape)} and residual {list(residual.shape)} must have one shape")
+    if backend in (Backend.EAGER, Backend.INDUCTOR):
         return reference.add_rms_norm(x, residual, weight, eps)
-    return ADD_RMS_NORM.form(lane)(x, residual, weight, eps)
+    return ADD_RMS_NORM.implementation(backend)(x, residual, weight, eps)

@@ -5,16 +5,16 @@ import math
 import torch
 
 import compiled_kernels
-from compiled_kernels.cases import Case, Suite, Work, random
+from compiled_kernels.cases import Case, Suite, CaseCost, random_normal
 
 
 def inputs(generator: torch.Generator, tokens: int, width: int, dtype: torch.dtype) -> tuple:
-    return random(generator, dtype, (tokens, width)), random(generator, dtype, (width,)), 1e-5
+    return random_normal(generator, dtype, (tokens, width)), random_normal(generator, dtype, (width,)), 1e-5
 
 
 def inputs_with_residual(generator: torch.Generator, tokens: int, width: int, dtype: torch.dtype) -> tuple:
     x, weight, eps = inputs(generator, tokens, width, dtype)
-    return x, random(generator, dtype, (tokens, width)), weight, eps
+    return x, random_normal(generator, dtype, (tokens, width)), weight, eps
 
 
 def cases(moved: int) -> tuple[Case, ...]:
@@ -23,7 +23,7 @@ def cases(moved: int) -> tuple[Case, ...]:
         Case(
             f"{tokens}x{width}",
             {"tokens": tokens, "width": width, "dtype": dtype},
-            Work(moved * tokens * width * dtype.itemsize, 4 * tokens * width),
+            CaseCost(moved * tokens * width * dtype.itemsize, 4 * tokens * width),
             timed=width > 500,
         )
         for tokens, width in shapes

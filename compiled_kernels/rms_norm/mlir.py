@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from compiled_kernels.mlir.leaf import Leaf
+from compiled_kernels.mlir.leaf import LeafOperator
 from compiled_kernels.rms_norm import reference
 
-RMS_NORM = Leaf("rms_norm", reference.rms_norm, lanes=64)
-ADD_RMS_NORM = Leaf("add_rms_norm", reference.add_rms_norm, lanes=64)
+RMS_NORM = LeafOperator("rms_norm", reference.rms_norm, lanes=64)
+ADD_RMS_NORM = LeafOperator("add_rms_norm", reference.add_rms_norm, lanes=64)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from compiled_kernels.triton_code.launch import Launch, check, power_of_two, run
+from compiled_kernels.triton_code.launch import KernelLaunch, check, power_of_two, run
 
 NUMBERS_A_WARP = 512  # sixteen a thread: a row is as many warps wide, up to sixteen
 
@@ -34,7 +34,7 @@ def norm_rows(
 
 def plan(
     x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
-) -> tuple[list[Launch], tuple[Tensor, Tensor]]:
+) -> tuple[list[KernelLaunch], tuple[Tensor, Tensor]]:
     """Plan the launches; the outputs are the sum (`x` itself where nothing is added) and its norm."""
     check("rms_norm" if residual is None else "add_rms_norm", x, residual, weight)
     tokens, width = x.shape
@@ -49,7 +49,7 @@ def plan(
         "WIDTH": padded, "ADD": residual is not None,
     }  # fmt: skip
     warps = min(16, max(1, padded // NUMBERS_A_WARP))
-    return [Launch(norm_rows, (tokens,), arguments, warps)], (total, out)
+    return [KernelLaunch(norm_rows, (tokens,), arguments, warps)], (total, out)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

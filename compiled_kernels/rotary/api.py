@@ -6,15 +6,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from compiled_kernels.lanes import Lane
-from compiled_kernels.operators import define
+from compiled_kernels.backends import Backend
+from compiled_kernels.operators import define_operator
 from compiled_kernels.rotary.reference import reference
 
-ROTARY = define(
+ROTARY = define_operator(
     "rotary",
     "(Tensor x, Tensor cos, Tensor sin) -> Tensor",
     lambda x, cos, sin: torch.empty_like(x, memory_format=torch.contiguous_format),
-    {Lane.TRITON: "compiled_kernels.rotary.triton:rotary", Lane.MLIR: "compiled_kernels.rotary.mlir:rotary"},
+    {Backend.TRITON: "compiled_kernels.rotary.triton:rotary", Backend.MLIR: "compiled_kernels.rotary.mlir:rotary"},
 )
 
 
@@ -22,9 +22,9 @@ def rotary(
     x: Float[Tensor, "token head dim"],
     cos: Float[Tensor, "token half"],
     sin: Float[Tensor, "token half"],
-    lane: Lane = Lane.EAGER,
+    backend: Backend = Backend.EAGER,
 ) -> Float[Tensor, "token head dim"]:
     """Rotate each pair (x[i], x[i + dim/2]) by its token's angle i, in float32; the type of `x` is kept."""
-    if lane in (Lane.EAGER, Lane.INDUCTOR):
+    if backend in (Backend.EAGER, Backend.INDUCTOR):
         return reference(x, cos, sin)
-    return ROTARY.form(lane)(x, cos, sin)
+    return ROTARY.implementation(backend)(x, cos, sin)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from compiled_kernels.mlir.leaf import Leaf
+from compiled_kernels.mlir.leaf import LeafOperator
 from compiled_kernels.rotary.reference import reference
 
-ROTARY = Leaf("rotary", reference)
+ROTARY = LeafOperator("rotary", reference)
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from compiled_kernels.triton_code.launch import Launch, blocks, check, power_of_two, run
+from compiled_kernels.triton_code.launch import KernelLaunch, ceil_div, check, power_of_two, run
 
 PAIRS = 1024  # a program's most
 
@@ -31,7 +31,7 @@ def turn(
     tl.store(at + half, second * c + first * s, mask=inside)
 
 
-def plan(x: Tensor, cos: Tensor, sin: Tensor) -> tuple[list[Launch], Tensor]:
+def plan(x: Tensor, cos: Tensor, sin: Tensor) -> tuple[list[KernelLaunch], Tensor]:
     check("rotary", x, cos, sin)
     tokens, heads, dim = x.shape
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -43,7 +43,7 @@ def plan(x: Tensor, cos: Tensor, sin: Tensor) -> tuple[list[Launch], Tensor]:
         "cos_token": cos.stride(0), "cos_half": cos.stride(1), "sin_token": sin.stride(0), "sin_half": sin.stride(1),
         "HEADS": together, "HALF": pairs,
     }  # fmt: skip
-    return [Launch(turn, (tokens, blocks(heads, together)), arguments)], out
+    return [KernelLaunch(turn, (tokens, ceil_div(heads, together)), arguments)], out
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

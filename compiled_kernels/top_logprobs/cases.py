@@ -5,7 +5,7 @@ import math
 import torch
 
 import compiled_kernels
-from compiled_kernels.cases import Case, Suite, Work
+from compiled_kernels.cases import Case, Suite, CaseCost
 
 
 def inputs(generator: torch.Generator, samples: int, vocab: int, dtype: torch.dtype) -> tuple:
@@ -23,7 +23,7 @@ def cases(**more: int) -> tuple[Case, ...]:
         Case(
             f"{samples}x{vocab}" + (f" top {more['count']}" if more else ""),
             {"samples": samples, "vocab": vocab, "dtype": torch.float32, **more},
-            Work((1 if more else 2) * samples * vocab * 4, 4 * samples * vocab),
+            CaseCost((1 if more else 2) * samples * vocab * 4, 4 * samples * vocab),
             timed=vocab > 1000,
         )
         for samples, vocab in [(1, 32_768), (1, 49_152), (16, 49_152), (64, 32_768), (3, 257), (2, 5)]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from compiled_kernels.mlir.leaf import Leaf
+from compiled_kernels.mlir.leaf import LeafOperator
 from compiled_kernels.top_logprobs import reference
 
-LOG_SOFTMAX = Leaf("log_softmax", reference.log_softmax)
+LOG_SOFTMAX = LeafOperator("log_softmax", reference.log_softmax)
 
 
 def log_softmax(logits: Tensor) -> Tensor:

@@ -9,11 +9,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from compiled_kernels.lanes import LaneError
-from compiled_kernels.triton_code.launch import Launch, blocks, check, power_of_two, run
+from compiled_kernels.backends import BackendError
+from compiled_kernels.triton_code.launch import KernelLaunch, ceil_div, check, power_of_two, run
 
 CHUNK = 2048  # logits a program
-MOST = 128  # entries a row: each is one search of a chunk, and of all candidates after
+MAX_ENTRIES = 128  # entries a row: each is one search of a chunk, and of all candidates after
 CANDIDATES_A_WARP = 512
 
 SIGN = tl.constexpr(0x7FFFFFFF)  # all bits but the sign; the largest int32 less n is n ^ SIGN
@@ -67,12 +67,12 @@ def gather(maxima, sums, keys, logprobs, ids, chunks, count, CHUNKS: tl.constexp
         tl.store(ids + row * count + rank, (best & SIGN) ^ SIGN)
 
 
-def plan(logits: Tensor, count: int) -> tuple[list[Launch], tuple[Tensor, Tensor]]:
+def plan(logits: Tensor, count: int) -> tuple[list[KernelLaunch], tuple[Tensor, Tensor]]:
     check("top_logprobs", logits)
     samples, vocab = logits.shape
-    if not 1 <= count <= min(vocab, MOST):
-        raise LaneError(f"top_logprobs: lane triton gives 1 to {min(vocab, MOST)} entries of {vocab}, not {count}")
-    chunks = blocks(vocab, CHUNK)
+    if not 1 <= count <= min(vocab, MAX_ENTRIES):
+        raise BackendError(f"top_logprobs: backend triton gives 1 to {min(vocab, MAX_ENTRIES)} entries of {vocab}, not {count}")
+    chunks = ceil_div(vocab, CHUNK)
     maxima, sums = (logits.new_empty((samples, chunks), dtype=torch.float32) for _ in range(2))
     keys = logits.new_empty((samples, chunks, count), dtype=torch.int64)
     logprobs = logits.new_empty(samples, count)
@@ -85,7 +85,7 @@ def plan(logits: Tensor, count: int) -> tuple[list[Launch], tuple[Tensor, Tensor
     places = power_of_two(chunks * count)
     second = between | {"logprobs": logprobs, "ids": ids, "CHUNKS": power_of_two(chunks), "PLACES": places}
     warps = min(16, max(4, places // CANDIDATES_A_WARP))
-    return [Launch(survey, (samples, chunks), first), Launch(gather, (samples,), second, warps)], (logprobs, ids)
+    return [KernelLaunch(survey, (samples, chunks), first), KernelLaunch(gather, (samples,), second, warps)], (logprobs, ids)
 
 
 def top_logprobs(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compiled_kernels.lanes import LaneError, interpreted
-from compiled_kernels.triton_code.launch import Launch
+from compiled_kernels.backends import BackendError, triton_interpreted
+from compiled_kernels.triton_code.launch import KernelLaunch
 
 STAGES = ("source", "ttir", "ttgir", "llir", "ptx")
 COMMENT = {"source": "#", "ttir": "//", "ttgir": "//", "llir": ";", "ptx": "//"}
-ALIGNED = [["tt.divisibility", 16]]  # what Triton may assume of a pointer or number that 16 divides
+DIVISIBLE_BY_16 = [["tt.divisibility", 16]]  # what Triton may assume of a pointer or number that 16 divides
 FIGURES = {
     "registers": r"Used (\d+) registers",
     "stores": r"(\d+) bytes spill stores",
@@ -29,7 +29,7 @@ FIGURES = {
 
 
 @dataclass(frozen=True)
-class Artifact:
+class TritonArtifact:
     """One kernel for one generation of GPU. `registers` (a thread's) and `spill_bytes` (stored and loaded) are as the
     assembler reports them, `shared_bytes` as Triton asks for them at each launch, `cubin` is the machine code."""
 
@@ -45,21 +45,21 @@ class Artifact:
 
 
 @functools.cache
-def artifacts(operator: str, sm: int = 90) -> tuple[Artifact, ...]:
+def artifacts(operator: str, sm: int = 90) -> tuple[TritonArtifact, ...]:
     """Return every kernel of `operator`'s examples for compute capability `sm`, compiled once a process.
 
-    Raises LaneError where the backend does not have the operator, or Triton is missing or interpreted.
+    Raises BackendError where the backend does not have the operator, or Triton is missing or interpreted.
     """
     from compiled_kernels.triton_code.examples import EXAMPLES
 
     if operator not in EXAMPLES:
-        raise LaneError(f"{operator} has no kernels in lane triton; known: {', '.join(EXAMPLES)}")
+        raise BackendError(f"{operator} has no kernels in backend triton; known: {', '.join(EXAMPLES)}")
     try:
         import triton  # noqa: F401
     except ImportError:
-        raise LaneError("triton is not installed: pip install 'inference-workbench[triton]'") from None
-    if interpreted():
-        raise LaneError("nothing is compiled under TRITON_INTERPRET=1: unset it")
+        raise BackendError("triton is not installed: pip install 'inference-workbench[triton]'") from None
+    if triton_interpreted():
+        raise BackendError("nothing is compiled under TRITON_INTERPRET=1: unset it")
     return tuple(
         _compiled(f"{example}: {launch.kernel.__name__}", launch, sm)
         for example, launches in EXAMPLES[operator]().items()
@@ -85,10 +85,10 @@ class _Stages(dict[str, str]):
         self.operator = operator
 
     def __missing__(self, stage: str) -> str:
-        raise LaneError(f"{self.operator}: lane triton has no stage {stage!r}; known: {', '.join(self)}")
+        raise BackendError(f"{self.operator}: backend triton has no stage {stage!r}; known: {', '.join(self)}")
 
 
-def _title(artifact: Artifact) -> str:
+def _title(artifact: TritonArtifact) -> str:
     constants = ", ".join(f"{name}={value}" for name, value in artifact.constexprs.items())
     return (
         f"{artifact.name} sm_{artifact.sm} ({constants}): {artifact.num_warps} warps, {artifact.registers} registers, "
@@ -96,7 +96,7 @@ def _title(artifact: Artifact) -> str:
     )
 
 
-def _compiled(name: str, launch: Launch, sm: int) -> Artifact:
+def _compiled(name: str, launch: KernelLaunch, sm: int) -> TritonArtifact:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -107,7 +107,7 @@ def _compiled(name: str, launch: Launch, sm: int) -> Artifact:
     made = triton.compile(source, target=GPUTarget("cuda", sm, 32), options=options)
     texts = {stage: made.asm[stage] for stage in STAGES if stage != "source"}
     figures = _assembled(texts["ptx"])
-    return Artifact(
+    return TritonArtifact(
         name=name,
         sm=sm,
         constexprs={key: value for key, value in constants.items() if key.isupper()},
@@ -120,7 +120,7 @@ def _compiled(name: str, launch: Launch, sm: int) -> Artifact:
     )
 
 
-def _specialized(launch: Launch) -> tuple[dict, dict, dict]:
+def _specialized(launch: KernelLaunch) -> tuple[dict, dict, dict]:
     """Return signature, constants and attributes as Triton's launcher would choose them for these arguments."""
     from triton._utils import canonicalize_dtype
 
@@ -138,7 +138,7 @@ def _specialized(launch: Launch) -> tuple[dict, dict, dict]:
         else:
             signature[parameter.name], aligned = f"*{canonicalize_dtype(value.dtype)}", True
         if aligned:
-            attributes[(place,)] = ALIGNED
+            attributes[(place,)] = DIVISIBLE_BY_16
     return signature, constants, attributes
 
 

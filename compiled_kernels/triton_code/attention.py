@@ -60,7 +60,7 @@ def span_at(span_starts, seqs, block, TOKENS: tl.constexpr, KIND: tl.constexpr):
 
 
 @triton.jit
-def leave(
+def store_result(
     out, parts, logs, sink_logits, sums, peak, total, place, used, head, split, splits, dim,
     DIM: tl.constexpr, SPLIT: tl.constexpr, SINK_LOGITS: tl.constexpr,
 ):  # fmt: skip
@@ -86,7 +86,7 @@ def leave(
 
 
 @triton.jit
-def scaled(scores, scale, softcap, SOFTCAP: tl.constexpr):
+def scale_scores(scores, scale, softcap, SOFTCAP: tl.constexpr):
     """Scale products of queries and keys to scores in base 2."""
     if SOFTCAP:
         capped = 1.0 - 2.0 / (1.0 + tl.exp(2.0 * (scores * (scale / softcap))))  # tanh
@@ -97,7 +97,7 @@ def scaled(scores, scale, softcap, SOFTCAP: tl.constexpr):
 
 
 @triton.jit
-def soften(sums, peak, total, scores, v, dtype: tl.constexpr):
+def update_softmax(sums, peak, total, scores, v, dtype: tl.constexpr):
     """Update the running softmax (Milakov and Gimelshein, 2018), base 2, by scores [ROWS, TILE] and values [TILE,
     DIM]."""
     higher = tl.maximum(peak, tl.max(scores, axis=1))
@@ -110,7 +110,7 @@ def soften(sums, peak, total, scores, v, dtype: tl.constexpr):
 
 
 @triton.jit
-def fold(
+def attend_tile(
     sums, peak, total, q, keys, values, table, tile, positions, first, last, scale,
     page_stride, dim, softcap, window, sinks,
     SIZE: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, WHOLE_DIM: tl.constexpr, MASKED: tl.constexpr,
@@ -142,13 +142,13 @@ def fold(
         v = tl.load(values + at, mask=(column < dim)[None, :], other=0.0)
 
     scores = dot(q, tl.trans(k), tl.zeros([q.shape[0], TILE], tl.float32))
-    scores = scaled(scores, scale, softcap, SOFTCAP)
+    scores = scale_scores(scores, scale, softcap, SOFTCAP)
     if MASKED:
         allowed = key[None, :] <= positions[:, None]
         if WINDOW:
             allowed = allowed & ((key[None, :] > positions[:, None] - window) | (key < sinks)[None, :])
         scores = tl.where(allowed, scores, -float("inf"))
-    return soften(sums, peak, total, scores, v, v.dtype)
+    return update_softmax(sums, peak, total, scores, v, v.dtype)
 
 
 @triton.jit(do_not_specialize=["seqs", "table_stride", "splits", "window", "sinks"])  # one kernel for all of them
@@ -206,7 +206,7 @@ def attend(
     v_group = values + group * group_stride
     if not WINDOW:
         for i in range(step, clear):
-            sums, peak, total = fold(
+            sums, peak, total = attend_tile(
                 sums, peak, total, queries, k_group, v_group, table, i, positions, first, last, scale,
                 page_stride, dim, softcap, window, sinks, SIZE, TILE, DIM, WHOLE_DIM, False, False, SOFTCAP,
             )  # fmt: skip
@@ -214,12 +214,12 @@ def attend(
         tile = i
         if WINDOW:
             tile = tl.where(i < early, i, i - early + begin)
-        sums, peak, total = fold(
+        sums, peak, total = attend_tile(
             sums, peak, total, queries, k_group, v_group, table, tile, positions, first, last, scale,
             page_stride, dim, softcap, window, sinks, SIZE, TILE, DIM, WHOLE_DIM, True, WINDOW, SOFTCAP,
         )  # fmt: skip
 
-    leave(
+    store_result(
         out, parts, logs, sink_logits, sums, peak, total, line * heads + head, used, head, split, splits, dim,
         DIM, SPLIT, SINK_LOGITS,
     )  # fmt: skip

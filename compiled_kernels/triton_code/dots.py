@@ -5,11 +5,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from compiled_kernels.lanes import interpreted
+from compiled_kernels.backends import triton_interpreted
 
 # Triton's interpreter keeps bfloat16 as its bits: it multiplies them, and converts integers to them, as if they were
 # integers, and cuts float32 to them where a GPU rounds (tests hold it to that). In float32 it is right.
-UPCAST = tl.constexpr(interpreted())
+UPCAST = tl.constexpr(triton_interpreted())
 
 
 @triton.jit

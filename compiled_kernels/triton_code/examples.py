@@ -10,12 +10,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from compiled_kernels.triton_code.launch import Launch
+from compiled_kernels.triton_code.launch import KernelLaunch
 
 WIDTH, HIDDEN, HEADS, GROUPS, DIM, VOCAB = 4096, 14_336, 32, 8, 128, 128_256
 SIZE = 16  # tokens a page
 ROWS = {"decode": 1, "batch": 16, "prefill": 512}
-Examples = dict[str, list[Launch]]
+Examples = dict[str, list[KernelLaunch]]
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -76,12 +76,12 @@ def attention() -> Examples:
     def one(
         seqs: int, tokens: int, held: int, window: int = 0, sinks: int = 0, size: int = SIZE, softcap: float = 0.0,
         fixed: bool = False,
-    ) -> list[Launch]:  # fmt: skip
+    ) -> list[KernelLaunch]:  # fmt: skip
         pages = meta(4096, GROUPS, size, DIM)
         sink_logits = meta(HEADS, dtype=torch.float32) if softcap else None
         return plan(
             meta(tokens, HEADS, DIM), pages, pages, ints(seqs, held), ints(seqs + 1), ints(seqs), DIM**-0.5,
-            window, sinks, tokens == seqs, softcap, sink_logits, fixed=fixed,
+            window, sinks, tokens == seqs, softcap, sink_logits, batch_invariant=fixed,
         )[0]  # fmt: skip
 
     return {
@@ -98,15 +98,15 @@ def attention() -> Examples:
 
 
 def packed_attention() -> Examples:
-    from compiled_kernels.quantized_attention.packed import Kind, Packed, storage
+    from compiled_kernels.quantized_attention.packed import QuantFormat, QuantizedTensor, storage_shapes
     from compiled_kernels.quantized_attention.triton import plan
 
     size, run = 64, 64
 
-    def one(kind: Kind, seqs: int, tokens: int, held: int, window: int = 0) -> list[Launch]:
+    def one(kind: QuantFormat, seqs: int, tokens: int, held: int, window: int = 0) -> list[KernelLaunch]:
         before = 4096, GROUPS
         keys, values = (
-            Packed(*(meta(*shape, dtype=dtype) for shape, dtype in storage(kind, before, *sides)))
+            QuantizedTensor(*(meta(*shape, dtype=dtype) for shape, dtype in storage_shapes(kind, before, *sides)))
             for sides in ((DIM, size, run), (size, DIM, DIM))
         )
         recent = meta(4096, GROUPS, size, DIM)
@@ -126,7 +126,7 @@ def packed_attention() -> Examples:
 
 
 def fixed_product() -> Examples:
-    from compiled_kernels.linear.triton_fixed import plan
+    from compiled_kernels.linear.triton_fixed import plan_batch_invariant
 
     weights = {
         "dense": (meta(WIDTH, WIDTH), None),
@@ -134,7 +134,7 @@ def fixed_product() -> Examples:
         "int4": (meta(WIDTH, WIDTH // 2, dtype=torch.uint8), meta(WIDTH, WIDTH // 64, dtype=torch.float16)),
     }
     return {
-        f"{name}, one order of sums": plan(meta(16, WIDTH), codes, scales, None)[0]
+        f"{name}, one order of sums": plan_batch_invariant(meta(16, WIDTH), codes, scales, None)[0]
         for name, (codes, scales) in weights.items()
     }
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from compiled_kernels.lanes import LaneError, interpreted
+from compiled_kernels.backends import BackendError, triton_interpreted
 
 Outputs = TypeVar("Outputs")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -18,7 +18,7 @@ NOMINAL_PROCESSORS = 132  # of an H100 or H200, where plans are made without a d
 
 
 @dataclass(frozen=True)
-class Launch:
+class KernelLaunch:
     """`arguments` by name, constants included; a grid with a zero runs nothing."""
 
     kernel: Any
@@ -32,7 +32,7 @@ class Launch:
             self.kernel[self.grid](**self.arguments, num_warps=self.num_warps, num_stages=self.num_stages)
 
 
-def run(launches: Iterable[Launch], outputs: Outputs) -> Outputs:
+def run(launches: Iterable[KernelLaunch], outputs: Outputs) -> Outputs:
     """Carry out a plan, in its order: what it gives."""
     for launch in launches:
         launch.run()
@@ -40,19 +40,19 @@ def run(launches: Iterable[Launch], outputs: Outputs) -> Outputs:
 
 
 def check(operator: str, *tensors: Tensor | None) -> None:
-    """Raise LaneError where the backend triton cannot take these tensors."""
+    """Raise BackendError where the backend triton cannot take these tensors."""
     for tensor in tensors:
         if tensor is None:
             continue
         if tensor.is_floating_point() and tensor.dtype not in DTYPES:
-            raise LaneError(f"{operator}: lane triton knows {', '.join(map(str, DTYPES))}, not {tensor.dtype}")
-        if tensor.device.type == "cpu" and not interpreted():
+            raise BackendError(f"{operator}: backend triton knows {', '.join(map(str, DTYPES))}, not {tensor.dtype}")
+        if tensor.device.type == "cpu" and not triton_interpreted():
             wanted = "tensors on a CUDA device (or TRITON_INTERPRET=1)"
-            raise LaneError(f"{operator}: lane triton needs {wanted}, not on cpu")
+            raise BackendError(f"{operator}: backend triton needs {wanted}, not on cpu")
 
 
 @functools.cache
-def processors(device: torch.device) -> int:
+def num_processors(device: torch.device) -> int:
     """Return the number of streaming multiprocessors of `device`."""
     if device.type != "cuda":
         return NOMINAL_PROCESSORS
@@ -64,10 +64,10 @@ def power_of_two(number: int, least: int = 1) -> int:
     return max(least, 1 << max(number - 1, 0).bit_length())
 
 
-def power_below(number: int) -> int:
+def floor_power_of_two(number: int) -> int:
     """Return the largest power of two up to `number`; 1 at the least."""
     return 1 << max(number, 1).bit_length() - 1
 
 
-def blocks(number: int, size: int) -> int:
+def ceil_div(number: int, size: int) -> int:
     return -(-number // size)

@@ -10,11 +10,11 @@ import triton.language as tl
 
 DENSE, INT8, INT4, FP8 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 HALVES, BYTES = tl.constexpr(8), tl.constexpr(4)  # numbers of a word
-KINDS = {"dense": DENSE.value, "int8": INT8.value, "int4": INT4.value, "fp8": FP8.value}
+FORMAT_NUMBERS = {"dense": DENSE.value, "int8": INT8.value, "int4": INT4.value, "fp8": FP8.value}
 
 
 @triton.jit
-def four(words, low: tl.constexpr, most: tl.constexpr):
+def split_bytes(words, low: tl.constexpr, most: tl.constexpr):
     """Return the bits `most` of every byte of the words [word, kept], from bit `low` on: [word, kept, 2, 2]."""
     byte_0 = (words >> low) & most
     byte_1 = (words >> (8 + low)) & most
@@ -24,13 +24,13 @@ def four(words, low: tl.constexpr, most: tl.constexpr):
 
 
 @triton.jit
-def codes(words, KIND: tl.constexpr):
+def decode_words(words, KIND: tl.constexpr):
     """Return the codes of the words [word, kept] in order: [4 or 8 times word, kept] in float32."""
     if KIND == INT4:
-        both = tl.join(four(words, 0, 15), four(words, 4, 15))
+        both = tl.join(split_bytes(words, 0, 15), split_bytes(words, 4, 15))
         found = tl.reshape(tl.permute(both, (0, 4, 2, 3, 1)), (words.shape[0] * 8, words.shape[1]))
     else:
-        found = tl.reshape(tl.permute(four(words, 0, 255), (0, 2, 3, 1)), (words.shape[0] * 4, words.shape[1]))
+        found = tl.reshape(tl.permute(split_bytes(words, 0, 255), (0, 2, 3, 1)), (words.shape[0] * 4, words.shape[1]))
     if KIND == FP8:
         found = found.to(tl.uint8).to(tl.float8e4nv, bitcast=True)
     return found.to(tl.float32)
@@ -61,7 +61,7 @@ def key_tile(
         else:
             place = part + token[None, :] // RUN * dim + channel[:, None]
             known = inside
-        numbers = codes(words, KIND) * tl.load(scales + place, mask=known, other=0.0).to(tl.float32)
+        numbers = decode_words(words, KIND) * tl.load(scales + place, mask=known, other=0.0).to(tl.float32)
         if KIND != FP8:
             numbers += tl.load(minima + place, mask=known, other=0.0).to(tl.float32)
         numbers = tl.where(inside, numbers, 0.0)  # the scales of an unwritten run may be anything
@@ -92,7 +92,7 @@ def value_tile(
         else:
             place = part + column[None, :] // COLUMNS * SIZE + token[:, None]
             known = inside
-        numbers = codes(words, KIND) * tl.load(scales + place, mask=known, other=0.0).to(tl.float32)
+        numbers = decode_words(words, KIND) * tl.load(scales + place, mask=known, other=0.0).to(tl.float32)
         if KIND != FP8:
             numbers += tl.load(minima + place, mask=known, other=0.0).to(tl.float32)
         numbers = tl.where(inside, numbers, 0.0)

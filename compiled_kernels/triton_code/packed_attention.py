@@ -12,31 +12,31 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from compiled_kernels.triton_code.attention import leave, scaled, soften, span_at
+from compiled_kernels.triton_code.attention import store_result, scale_scores, update_softmax, span_at
 from compiled_kernels.triton_code.dots import dot, operand
 from compiled_kernels.triton_code.packed import DENSE, key_tile, value_tile
 
 
 @triton.jit
-def settled_of(tokens, LAG: tl.constexpr, RUN: tl.constexpr):
+def quantized_until(tokens, LAG: tl.constexpr, RUN: tl.constexpr):
     """Return how many of `tokens` known tokens lie quantized."""
     return tl.maximum(tokens - LAG, 0) // RUN * RUN
 
 
 @triton.jit
-def settle_tile(
+def update_softmax_tile(
     sums, peak, total, q, k, v, allowed, scale, softcap, dtype: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """Update the running softmax by a tile of keys [DIM, TILE] and values [TILE, DIM], where `allowed` [ROWS, TILE]."""
     scores = dot(q, operand(k, dtype), tl.zeros([q.shape[0], k.shape[1]], tl.float32))
-    scores = tl.where(allowed, scaled(scores, scale, softcap, SOFTCAP), -float("inf"))
-    return soften(sums, peak, total, scores, operand(v, dtype), dtype)
+    scores = tl.where(allowed, scale_scores(scores, scale, softcap, SOFTCAP), -float("inf"))
+    return update_softmax(sums, peak, total, scores, operand(v, dtype), dtype)
 
 
 @triton.jit(do_not_specialize=["seqs", "packed_stride", "recent_stride", "splits", "window", "sinks"])
-def attend_packed(
-    q, key_codes, key_scales, key_minima, value_codes, value_scales, value_minima, recent_keys, recent_values,
-    packed_table, recent_table, span_starts, context_lengths, sink_logits, out, parts, logs,
+def attend_quantized(
+    q, key_codes, key_scales, key_minima, value_codes, value_scales, value_minima, residual_keys, residual_values,
+    quantized_table, residual_table, span_starts, context_lengths, sink_logits, out, parts, logs,
     seqs, packed_stride, recent_stride, heads, dim, splits, q_token, q_head, q_dim,
     key_page, key_group, key_scale_page, key_scale_group,
     value_page, value_group, value_scale_page, value_scale_group, recent_page, recent_group,
@@ -67,15 +67,15 @@ def attend_packed(
     queries = tl.load(q + q_at, mask=used[:, None] & (column < dim)[None, :], other=0.0)
 
     # Tiles in the order of the walk: `front` residual ones, `packed` ones from `begin` on, and residual ones last.
-    settled = settled_of(positions + 1, LAG, RUN)
-    settled_last = settled_of(last + 1, LAG, RUN)
+    settled = quantized_until(positions + 1, LAG, RUN)
+    settled_last = quantized_until(last + 1, LAG, RUN)
     left = 0  # what no query of this program sees any more ends here
     if WINDOW:
         left = tl.maximum(first - window + 1, 0)
     front = tl.minimum((FIRST + STEP - 1) // STEP, last // STEP + 1)
     begin = tl.maximum(left, FIRST) // STEP
     packed = tl.maximum((settled_last + STEP - 1) // STEP - begin, 0)
-    tail = tl.maximum(front, tl.maximum(settled_of(first + 1, LAG, RUN), left) // STEP)
+    tail = tl.maximum(front, tl.maximum(quantized_until(first + 1, LAG, RUN), left) // STEP)
     steps = front + packed + last // STEP + 1 - tail
     each = (steps + splits - 1) // splits
     step = split * each
@@ -89,7 +89,7 @@ def attend_packed(
         at = (i - front + begin) * STEP
         key = at + offset
         wanted = (offset < STEP) & (key >= FIRST) & (key >= left) & (key < settled_last)
-        page = tl.load(packed_table + seq.to(tl.int64) * packed_stride + at // SIZE).to(tl.int64)
+        page = tl.load(quantized_table + seq.to(tl.int64) * packed_stride + at // SIZE).to(tl.int64)
         k = key_tile(
             key_codes, key_scales, key_minima, page, group, at % SIZE, wanted, key_page, key_group,
             key_scale_page, key_scale_group, dim, TILE, SIZE, DIM, KEYS, RUN,
@@ -101,7 +101,7 @@ def attend_packed(
         allowed = wanted[None, :] & (key[None, :] < settled[:, None])
         if WINDOW:
             allowed = allowed & (key[None, :] > positions[:, None] - window)
-        sums, peak, total = settle_tile(
+        sums, peak, total = update_softmax_tile(
             sums, peak, total, queries, k, v, allowed, scale, softcap, q.dtype.element_ty, SOFTCAP
         )
     early = tl.maximum(tl.minimum(stop, front) - step, 0)
@@ -109,25 +109,25 @@ def attend_packed(
     for i in range(0, early + tl.maximum(stop - late, 0)):
         tile = tl.where(i < early, step + i, late - front - packed + tail + i - early)
         key = tile * STEP + offset
-        page = tl.load(recent_table + seq.to(tl.int64) * recent_stride + tile * STEP // SIZE).to(tl.int64)
+        page = tl.load(residual_table + seq.to(tl.int64) * recent_stride + tile * STEP // SIZE).to(tl.int64)
         allowed = (key[None, :] >= settled[:, None]) | (key < FIRST)[None, :]
         allowed = allowed & (offset < STEP)[None, :] & (key[None, :] <= positions[:, None])
         if WINDOW:
             allowed = allowed & ((key[None, :] > positions[:, None] - window) | (key < sinks)[None, :])
         wanted = tl.max((allowed & used[:, None]).to(tl.int32), axis=0) > 0
         k = key_tile(
-            recent_keys, recent_keys, recent_keys, page, group, tile * STEP % SIZE, wanted, recent_page, recent_group,
+            residual_keys, residual_keys, residual_keys, page, group, tile * STEP % SIZE, wanted, recent_page, recent_group,
             0, 0, dim, TILE, SIZE, DIM, DENSE, RUN,
         )  # fmt: skip
         v = value_tile(
-            recent_values, recent_values, recent_values, page, group, tile * STEP % SIZE, wanted, recent_page,
+            residual_values, residual_values, residual_values, page, group, tile * STEP % SIZE, wanted, recent_page,
             recent_group, 0, 0, dim, TILE, SIZE, DIM, DENSE, COLUMNS,
         )  # fmt: skip
-        sums, peak, total = settle_tile(
+        sums, peak, total = update_softmax_tile(
             sums, peak, total, queries, k, v, allowed, scale, softcap, q.dtype.element_ty, SOFTCAP
         )
 
-    leave(
+    store_result(
         out, parts, logs, sink_logits, sums, peak, total, line * heads + head, used, head, split, splits, dim,
         DIM, SPLIT, SINK_LOGITS,
     )  # fmt: skip

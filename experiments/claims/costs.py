@@ -9,8 +9,8 @@ from random import Random
 from experiments import determinism
 from workbench.economics import figures
 from workbench.fleet.hardware import Hardware
-from workbench.ledger.claim import Calculation, Claim, Numbers, OfJudge, Ruling, Run, Source, Trial, Unbuilt
-from workbench.ledger.crossings import Machine
+from workbench.ledger.claim import CalculationEvidence, Claim, EvidenceNumbers, JudgeRule, Ruling, RunEvidence, ClaimSource, ClaimTrial, UnbuiltEvidence
+from workbench.ledger.crossings import RooflineMachine
 from workbench.study.verdict import RuleChange
 from workbench.traffic.arrival import Arrival
 
@@ -18,18 +18,18 @@ TABLE = "the sources' prices (calculated)"
 BATCHES = (1, 8, 32, 64, 128, 256)
 
 
-def token_costs(hardware: str | Hardware = "h100") -> Numbers:
+def token_costs(hardware: str | Hardware = "h100") -> EvidenceNumbers:
     """Return an output token's machine time as a multiple of a prompt token's, by batch, and the price tables' ratios.
 
     Llama 3.1 8B on an H100 by the roofline, 1,000 tokens in and 200 out.
     """
-    machine = Machine.of("llama-3.1-8b", hardware)
+    machine = RooflineMachine.of("llama-3.1-8b", hardware)
     prompt = machine.prefill(1000) / 1000
     by_batch = {str(batch): machine.decode(1100, batch) / batch / prompt for batch in BATCHES}
     return {"batch": by_batch, "tables": figures.price_asymmetry()}
 
 
-def asymmetry(found: Numbers) -> Ruling:
+def asymmetry(found: EvidenceNumbers) -> Ruling:
     """An output token takes 2 to 5 times an input token's time at every batch tried: holds; at some: with limits; at
     none: refuted."""
     fits = [batch for batch, times in found["batch"].items() if 2 <= times <= 5]
@@ -44,15 +44,15 @@ def asymmetry(found: Numbers) -> Ruling:
     )
 
 
-def routed(arrivals: Sequence[Arrival] = (), cheaper: Sequence[int] = (20, 30)) -> Numbers:
+def routed(arrivals: Sequence[Arrival] = (), cheaper: Sequence[int] = (20, 30)) -> EvidenceNumbers:
     """Return the savings of a router, for Azure's questions unless others are given."""
     from workbench.traffic.generators import azure_conversations
 
-    asked = arrivals or list(islice(azure_conversations(Random(0)), 5000))
-    return figures.router_savings(arrivals=asked, cheaper=cheaper)
+    questions = arrivals or list(islice(azure_conversations(Random(0)), 5000))
+    return figures.router_savings(arrivals=questions, cheaper=cheaper)
 
 
-def router(found: Numbers) -> Ruling:
+def router(found: EvidenceNumbers) -> Ruling:
     """Four of five questions are simple, the cheapest ones (the source says neither how many nor which): 70% of the
     bill is saved at every ratio of prices tried: holds; it is saved where a larger share is simple: with limits; at
     some ratio not even where all are: refuted."""
@@ -79,7 +79,7 @@ def _share(value: float | None) -> str:
     return "no share" if value is None else f"{value:.0%}"
 
 
-def similar(found: Numbers) -> Ruling:
+def similar(found: EvidenceNumbers) -> Ruling:
     """A fifth of 500 queries at least is found by a cosine of 0.95, and at most 1% of what is found is the wrong
     answer: holds; at most 5%: with limits; else refuted."""
     wrong, hits = found["wrong_share"], found["hit_rate"]
@@ -91,7 +91,7 @@ def similar(found: Numbers) -> Ruling:
     )
 
 
-def rich(found: Numbers) -> Ruling:
+def rich(found: EvidenceNumbers) -> Ruling:
     """With every source's prices the long prompt costs less for answers of up to 50 tokens at least: holds; with some:
     with limits; with none: refuted."""
     up_to = {name: one["answer_up_to"] for name, one in found.items() if "answer_up_to" in one}
@@ -105,7 +105,7 @@ def rich(found: Numbers) -> Ruling:
     )
 
 
-def thinking(found: Numbers) -> Ruling:
+def thinking(found: EvidenceNumbers) -> Ruling:
     """A hidden token takes 0.8 to 1.2 times a shown one's step, and all of them stand in the cache: holds; 0.5 to 2
     times: with limits; else refuted."""
     times = found["times"]
@@ -120,7 +120,7 @@ def thinking(found: Numbers) -> Ruling:
     )
 
 
-def agent(found: Numbers) -> Ruling:
+def agent(found: EvidenceNumbers) -> Ruling:
     """Fifteen calls with a cache prefill at most a tenth of what they do without: holds; at most half: with limits;
     else refuted."""
     share, cold = (found[name] / found["prefilled"] for name in ("prefilled_warm", "prefilled_cached"))
@@ -166,13 +166,13 @@ CLAIMS = (
     Claim(
         id="price-asymmetry",
         says="Output tokens cost 5 times input tokens (A), or 2 to 4 times (E)",
-        sources=(Source("A", "$3 and $15 per million: 5 times"), Source("E", "2 to 4 times")),
+        sources=(ClaimSource("A", "$3 and $15 per million: 5 times"), ClaimSource("E", "2 to 4 times")),
         trials=(
-            Trial(
-                Calculation(token_costs, "roofline: 1 x h100"),
+            ClaimTrial(
+                CalculationEvidence(token_costs, "roofline: 1 x h100"),
                 asymmetry,
-                gives={"holds-with-limits": token_costs, "refuted": lambda: token_costs(SLOW_PRODUCTS)},
-                never={
+                examples={"holds-with-limits": token_costs, "refuted": lambda: token_costs(SLOW_PRODUCTS)},
+                impossible={
                     "holds": "from a batch of 1 to one of 256 the ratio falls by far more than the 2.5 times that the "
                     "sources' figures span, on any machine"
                 },
@@ -182,12 +182,12 @@ CLAIMS = (
     Claim(
         id="router-savings",
         says="Sending simple questions to a model 20 to 30 times cheaper saves 70% or more",
-        sources=(Source("B", "20 to 30 times, 70%"),),
+        sources=(ClaimSource("B", "20 to 30 times, 70%"),),
         trials=(
-            Trial(
-                Calculation(routed, TABLE),
+            ClaimTrial(
+                CalculationEvidence(routed, TABLE),
                 router,
-                gives={
+                examples={
                     "holds": lambda: routed(arrivals=[Arrival(0.0, 500, 100)] * 10),
                     "holds-with-limits": routed,
                     "refuted": lambda: routed(cheaper=(3,)),
@@ -199,15 +199,15 @@ CLAIMS = (
     Claim(
         id="exact-cache",
         says="Answers at temperature 0 can be cached by exact input",
-        sources=(Source("B", "without figures"),),
+        sources=(ClaimSource("B", "without figures"),),
         trials=(
-            Trial(
-                Run("determinism", ("workload.runs=2",)),
-                OfJudge(determinism.judge, "exact-cache"),
-                gives={
-                    "holds": determinism.made(tokens=1, bits=1),
-                    "holds-with-limits": determinism.made(tokens=1, bits=3),
-                    "refuted": determinism.made(tokens=3, bits=3, mended=False),
+            ClaimTrial(
+                RunEvidence("determinism", ("workload.runs=2",)),
+                JudgeRule(determinism.judge, "exact-cache"),
+                examples={
+                    "holds": determinism.example_rows(tokens=1, bits=1),
+                    "holds-with-limits": determinism.example_rows(tokens=1, bits=3),
+                    "refuted": determinism.example_rows(tokens=3, bits=3, mended=False),
                 },
             ),
         ),
@@ -215,12 +215,12 @@ CLAIMS = (
     Claim(
         id="semantic-cache",
         says="Above it, a cache keyed by the similarity of embeddings (cosine 0.95) answers what means the same",
-        sources=(Source("B", "cosine 0.95; 500 queries on Redis"),),
+        sources=(ClaimSource("B", "cosine 0.95; 500 queries on Redis"),),
         trials=(
-            Trial(
-                Unbuilt("a cache keyed by embeddings in front of the engine, and 500 queries with their right answers"),
+            ClaimTrial(
+                UnbuiltEvidence("a cache keyed by embeddings in front of the engine, and 500 queries with their right answers"),
                 similar,
-                gives={
+                examples={
                     "holds": {"hit_rate": 0.3, "wrong_share": 0.005},
                     "holds-with-limits": {"hit_rate": 0.1, "wrong_share": 0.03},
                     "refuted": {"hit_rate": 0.5, "wrong_share": 0.2},
@@ -232,12 +232,12 @@ CLAIMS = (
     Claim(
         id="rich-prompt",
         says="A prompt of 2,000 tokens with a short answer costs less than one of 200 with an answer of 500",
-        sources=(Source("A", "2,000 tokens and a short answer against 200 and 500"),),
+        sources=(ClaimSource("A", "2,000 tokens and a short answer against 200 and 500"),),
         trials=(
-            Trial(
-                Calculation(figures.rich_prompt, TABLE),
+            ClaimTrial(
+                CalculationEvidence(figures.rich_prompt, TABLE),
                 rich,
-                gives={
+                examples={
                     "holds": lambda: figures.rich_prompt(("article-a",)),
                     "holds-with-limits": figures.rich_prompt,
                     "refuted": lambda: figures.rich_prompt(("article-e-2x",)),
@@ -248,15 +248,15 @@ CLAIMS = (
     Claim(
         id="thinking-tokens",
         says="Reasoning tokens are ordinary tokens that are hidden: they fill context and cost as much",
-        sources=(Source("D", "without figures"),),
+        sources=(ClaimSource("D", "without figures"),),
         trials=(
-            Trial(
-                Unbuilt(
+            ClaimTrial(
+                UnbuiltEvidence(
                     "a model that thinks before it answers (the demo writes Python), and an engine that hides what "
                     "stands between its marks"
                 ),
                 thinking,
-                gives={
+                examples={
                     "holds": BILL | {"times": 0.98},
                     "holds-with-limits": BILL | {"times": 1.5},
                     "refuted": BILL | {"times": 0.1},
@@ -268,12 +268,12 @@ CLAIMS = (
     Claim(
         id="agent-loop",
         says="One message may mean fifteen calls of tools, each on the whole text; a cache leaves only its new tail",
-        sources=(Source("D", "fifteen calls; 200,000 tokens cached for 5,000 new"),),
+        sources=(ClaimSource("D", "fifteen calls; 200,000 tokens cached for 5,000 new"),),
         trials=(
-            Trial(
-                Calculation(figures.agent_loop_figures, TABLE),
+            ClaimTrial(
+                CalculationEvidence(figures.agent_loop_figures, TABLE),
                 agent,
-                gives={
+                examples={
                     "holds": figures.agent_loop_figures,
                     "holds-with-limits": lambda: figures.agent_loop_figures(calls=3, start=5_000),
                     "refuted": lambda: figures.agent_loop_figures(calls=1, start=0),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from experiments import kv_evict
-from workbench.ledger.claim import Claim, Gives, Never, Numbers, OfJudge, Run, Source, Trial
+from workbench.ledger.claim import Claim, OutcomeExamples, ImpossibleOutcomes, EvidenceNumbers, JudgeRule, RunEvidence, ClaimSource, ClaimTrial
 
 
-def _evicted(bits: dict[str, tuple[float, float]], left: float, pages: float) -> Numbers:
+def _eviction_rows(bits: dict[str, tuple[float, float]], left: float, pages: float) -> EvidenceNumbers:
     """Return rows of policies with the given bits a byte under both budgets.
 
     SnapKV keeps `left` of the gain, and `pages` budgets are held.
@@ -22,40 +22,40 @@ def _evicted(bits: dict[str, tuple[float, float]], left: float, pages: float) ->
     return rows
 
 
-BETTER = _evicted({"heavy hitters": (0.6, 0.6), "sinks + recent": (0.8, 0.8)}, 0.9, 1.0)
-SOMETIMES = _evicted({"heavy hitters": (0.6, 0.9), "sinks + recent": (0.8, 1.0)}, 0.3, 1.0)
-SOMETIMES_HEAVY = _evicted({"heavy hitters": (0.6, 1.0)}, 0.3, 1.0)
-NO_BETTER = _evicted({}, 0.0, 3.0)
+BETTER = _eviction_rows({"heavy hitters": (0.6, 0.6), "sinks + recent": (0.8, 0.8)}, 0.9, 1.0)
+SOMETIMES = _eviction_rows({"heavy hitters": (0.6, 0.9), "sinks + recent": (0.8, 1.0)}, 0.3, 1.0)
+SOMETIMES_HEAVY = _eviction_rows({"heavy hitters": (0.6, 1.0)}, 0.3, 1.0)
+NO_BETTER = _eviction_rows({}, 0.0, 3.0)
 
 
-def _claim(id: str, says: str, *sources: Source, limits: Numbers = SOMETIMES) -> Claim:
-    gives: Gives = {"holds": BETTER, "holds-with-limits": limits, "refuted": NO_BETTER}
-    never: Never = {}
+def _claim(id: str, says: str, *sources: ClaimSource, limits: EvidenceNumbers = SOMETIMES) -> Claim:
+    gives: OutcomeExamples = {"holds": BETTER, "holds-with-limits": limits, "refuted": NO_BETTER}
+    never: ImpossibleOutcomes = {}
     if id == "kv-evict-bounded":
         gives, never = {"holds": BETTER, "refuted": NO_BETTER}, {"holds-with-limits": "bytes are within it or not"}
-    return Claim(id, says, sources, (Trial(Run("kv_evict"), OfJudge(kv_evict.judge, id), gives, never),))
+    return Claim(id, says, sources, (ClaimTrial(RunEvidence("kv_evict"), JudgeRule(kv_evict.judge, id), gives, never),))
 
 
 CLAIMS = (
     _claim(
         "kv-evict-bounded",
         "A policy of eviction bounds the cache, whatever the length of the text",
-        Source("H2O, Zhang et al., 2023", "a budget"),
+        ClaimSource("H2O, Zhang et al., 2023", "a budget"),
     ),
     _claim(
         "kv-heavy-hitters",
         "At an equal budget, tokens that received most attention are worth more than the newest (H2O)",
-        Source("H2O, Zhang et al., 2023", "without figures"),
+        ClaimSource("H2O, Zhang et al., 2023", "without figures"),
         limits=SOMETIMES_HEAVY,
     ),
     _claim(
         "kv-sinks",
         "Keeping a text's first tokens makes a window usable (StreamingLLM)",
-        Source("StreamingLLM, Xiao et al., 2024", "four tokens"),
+        ClaimSource("StreamingLLM, Xiao et al., 2024", "four tokens"),
     ),
     _claim(
         "kv-snapkv",
         "What the prompt's last queries look at is what its answer will need (SnapKV)",
-        Source("SnapKV, Li et al., 2024", "without figures"),
+        ClaimSource("SnapKV, Li et al., 2024", "without figures"),
     ),
 )

@@ -15,27 +15,27 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
 
-from workbench.economics.prices import SOURCE, prices_of
+from workbench.economics.prices import DEFAULT_TABLE, load_prices
 from workbench.fleet.hardware import HARDWARE
-from workbench.fleet.roofline import Sizes, roofline
-from workbench.fleet.work import SECOND, StepTimes, work_of
-from workbench.ledger.claim import Calculation, Claim, Numbers, Ruling, Source, Table, Trial
+from workbench.fleet.roofline import ModelSizes, roofline_step_times
+from workbench.fleet.work import TICKS_PER_SECOND, StepTimeModel, step_work_of
+from workbench.ledger.claim import CalculationEvidence, Claim, EvidenceNumbers, Ruling, ClaimSource, ClaimTable, ClaimTrial
 from workbench.model.shapes import named_shape
-from workbench.study.memory_report import of_name
+from workbench.study.memory_report import report_for
 from workbench.study.verdict import Outcome
 
-REACHED = 0.4  # of the roofline, at least, by a good engine
-FILLED = 0.9  # of the memory may be weights and cache
+MIN_ROOFLINE_SHARE = 0.4  # of the roofline, at least, by a good engine
+MAX_MEMORY_SHARE = 0.9  # of the memory may be weights and cache
 MODELS = ("smollm2-135m", "tinyllama-1.1b", "llama-3.1-8b", "llama-2-13b", "llama-3.1-70b", "gpt-3-175b")
 FORMATS = {"16 bits": "dense", "INT8": "int8", "INT4": "int4"}
 MACHINES = (("m2-ultra", 1), ("rtx-4090", 1), *((name, count) for name in ("a100", "h100", "h200", "b200")
             for count in (1, 2, 4, 8)))  # fmt: skip
 BATCHES = (1, 8, 32)
-TOKENS = 1000  # of context, where a figure says none
+DEFAULT_CONTEXT = 1000  # of context, where a figure says none
 NAMED = "rooflines of " + ", ".join(dict(MACHINES))
 
 
-class Figure(NamedTuple):
+class StatedFigure(NamedTuple):
     """A stated figure: its name, and its lower and upper end."""
 
     name: str
@@ -43,13 +43,13 @@ class Figure(NamedTuple):
     most: float
 
     @classmethod
-    def about(cls, name: str, value: float) -> Figure:
+    def about(cls, name: str, value: float) -> StatedFigure:
         """Make a figure of a single number, within a fifth."""
         return cls(name, 0.8 * value, 1.2 * value)
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedModel:
     """A model in a format, served on `gpus` of a machine in batches of `batch`."""
 
     model: str
@@ -59,19 +59,19 @@ class Served:
     batch: int = 1
 
     @property
-    def where(self) -> str:
+    def machine_name(self) -> str:
         return f"{self.gpus} x {self.hardware}"
 
     @property
-    def what(self) -> str:
+    def model_name(self) -> str:
         return f"{self.model} in {self.format}"
 
     def __str__(self) -> str:
-        return f"{self.what} on {self.where}" + (f", batch {self.batch}" if self.batch > 1 else "")
+        return f"{self.model_name} on {self.machine_name}" + (f", batch {self.batch}" if self.batch > 1 else "")
 
     def fits(self, tokens: int) -> bool:
         """Return whether weights and the cache of a batch with so many tokens each fit its memory."""
-        room = FILLED * self.gpus * HARDWARE[self.hardware].memory
+        room = MAX_MEMORY_SHARE * self.gpus * HARDWARE[self.hardware].memory
         return weights(self.model, self.format) + self.batch * tokens * cache_bytes(self.model) <= room
 
     def prefill(self, tokens: int, known: int = 0) -> float:
@@ -84,39 +84,39 @@ class Served:
 
     def _seconds(self, spans: list[tuple[int, int]]) -> float:
         times = step_times(self.model, self.format, self.hardware, self.gpus)
-        return times(work_of(spans, len(spans), times.kinds)) / SECOND
+        return times(step_work_of(spans, len(spans), times.kinds)) / TICKS_PER_SECOND
 
 
 @cache
 def weights(model: str, format: str) -> float:
     """Return the bytes of the weights, with scales; the embedding stays in 16 bits."""
-    return of_name(f"shape:{model}", context=1, dtype="bfloat16", weights=FORMATS[format])["weight_bytes"]
+    return report_for(f"shape:{model}", context=1, dtype="bfloat16", weights=FORMATS[format])["weight_bytes"]
 
 
 @cache
 def cache_bytes(model: str) -> float:
     """Return the bytes of a token in the cache, in 16 bits."""
-    return of_name(f"shape:{model}", context=1, dtype="bfloat16")["cache_bytes_per_token"]
+    return report_for(f"shape:{model}", context=1, dtype="bfloat16")["cache_bytes_per_token"]
 
 
 @cache
-def step_times(model: str, format: str, hardware: str, gpus: int) -> StepTimes:
+def step_times(model: str, format: str, hardware: str, gpus: int) -> StepTimeModel:
     """Return the roofline; products are of 16 bits in every format, as weights in few bits are widened."""
-    sizes = Sizes.dense(named_shape(model))
-    return roofline(replace(sizes, weight_bytes=weights(model, format)), HARDWARE[hardware], gpus)
+    sizes = ModelSizes.dense(named_shape(model))
+    return roofline_step_times(replace(sizes, weight_bytes=weights(model, format)), HARDWARE[hardware], gpus)
 
 
-def served(
+def served_models(
     models: Iterable[str] = MODELS,
     machines: Iterable[tuple[str, int]] = MACHINES,
     formats: Iterable[str] = tuple(FORMATS),
     batches: Iterable[int] = BATCHES,
-    tokens: int = TOKENS,
-) -> list[Served]:
+    tokens: int = DEFAULT_CONTEXT,
+) -> list[ServedModel]:
     """Return all combinations that fit their machine's memory, of models with at least so much context."""
     machines, formats, batches = list(machines), list(formats), list(batches)
-    able = [model for model in models if named_shape(model).context >= tokens]
-    every = [Served(m, f, name, gpus, b) for m in able for f in formats for name, gpus in machines for b in batches]
+    able = [model for model in models if named_shape(model).max_position_embeddings >= tokens]
+    every = [ServedModel(m, f, name, gpus, b) for m in able for f in formats for name, gpus in machines for b in batches]
     return [each for each in every if each.fits(tokens)]
 
 
@@ -124,9 +124,9 @@ TIMES = ("cannot be", "slow")  # names for a bound above the figure, and a time 
 EXACT = ("more", "less")
 
 
-def settled(
-    figures: Iterable[Figure], bounds: Mapping[str, float], slack: float = REACHED, words: tuple[str, str] = TIMES
-) -> Numbers:
+def classify_figures(
+    figures: Iterable[StatedFigure], bounds: Mapping[str, float], slack: float = MIN_ROOFLINE_SHARE, words: tuple[str, str] = TIMES
+) -> EvidenceNumbers:
     """Classify each figure: the names of cases for which it is right, and of those for which it is not, in two ways.
 
     Args:
@@ -145,7 +145,7 @@ def settled(
     return found
 
 
-def settles(found: Numbers) -> Ruling:
+def figures_hold(found: EvidenceNumbers) -> Ruling:
     """Each figure is right for every model, format, batch and machine tried: holds; each is right for some: with
     limits, which say for how many and for which; a figure is right for none: refuted."""
     tried = {name: sum(map(len, states.values())) for name, states in found.items()}
@@ -174,55 +174,55 @@ def _some(names: Sequence[str], most: int = 3) -> str:
 # Prefill
 
 PREFILL = {
-    1000: (Figure("1,000 tokens in 200 to 400 ms", 0.2, 0.4), Figure.about("1,000 tokens in 50 ms", 0.05)),
-    10_000: (Figure.about("10,000 tokens in 500 ms", 0.5),),
-    100_000: (Figure.about("100,000 tokens in 5 s", 5.0),),
+    1000: (StatedFigure("1,000 tokens in 200 to 400 ms", 0.2, 0.4), StatedFigure.about("1,000 tokens in 50 ms", 0.05)),
+    10_000: (StatedFigure.about("10,000 tokens in 500 ms", 0.5),),
+    100_000: (StatedFigure.about("100,000 tokens in 5 s", 5.0),),
 }
 
 
-def prefills(machines: Iterable[tuple[str, int]] = MACHINES) -> Numbers:
+def prefills(machines: Iterable[tuple[str, int]] = MACHINES) -> EvidenceNumbers:
     found, machines = {}, list(machines)
     for tokens, figures in PREFILL.items():
-        mine = served(machines=machines, batches=(1,), tokens=tokens)
-        found |= settled(figures, {str(each): each.prefill(tokens) for each in mine})
+        mine = served_models(machines=machines, batches=(1,), tokens=tokens)
+        found |= classify_figures(figures, {str(each): each.prefill(tokens) for each in mine})
     return found
 
 
-def prefill_table(records: object) -> Sequence[Table]:
+def prefill_table(records: object) -> Sequence[ClaimTable]:
     return [
         found
         for tokens, figures in PREFILL.items()
         for found in tables(f"Prefill of {tokens:,} tokens by the roofline, ms", figures,
-                            lambda each, n=tokens: each.prefill(n), served(batches=(1,), tokens=tokens))
+                            lambda each, n=tokens: each.prefill(n), served_models(batches=(1,), tokens=tokens))
     ]  # fmt: skip
 
 
 # Decode
 
 DECODE = (
-    Figure("40 to 80 ms a token", 0.04, 0.08),
-    Figure("20 to 30 ms a token", 0.02, 0.03),
-    Figure("5 to 20 ms a token", 0.005, 0.02),
+    StatedFigure("40 to 80 ms a token", 0.04, 0.08),
+    StatedFigure("20 to 30 ms a token", 0.02, 0.03),
+    StatedFigure("5 to 20 ms a token", 0.005, 0.02),
 )
 
 
-def decodes(options: Sequence[Served] | None = None) -> Numbers:
-    mine = served() if options is None else options
-    return settled(DECODE, {str(each): each.decode(TOKENS) for each in mine})
+def decodes(options: Sequence[ServedModel] | None = None) -> EvidenceNumbers:
+    mine = served_models() if options is None else options
+    return classify_figures(DECODE, {str(each): each.decode(DEFAULT_CONTEXT) for each in mine})
 
 
-def decode_table(records: object) -> Sequence[Table]:
+def decode_table(records: object) -> Sequence[ClaimTable]:
     return [
         found
         for batch in BATCHES
-        for found in tables(f"A decode step of {batch} at {TOKENS:,} tokens of context by the roofline, ms", DECODE,
-                            lambda each: each.decode(TOKENS), served(batches=(batch,)))
+        for found in tables(f"A decode step of {batch} at {DEFAULT_CONTEXT:,} tokens of context by the roofline, ms", DECODE,
+                            lambda each: each.decode(DEFAULT_CONTEXT), served_models(batches=(batch,)))
     ]  # fmt: skip
 
 
 def tables(
-    title: str, figures: Sequence[Figure], bound: Callable[[Served], float], options: Sequence[Served]
-) -> list[Table]:
+    title: str, figures: Sequence[StatedFigure], bound: Callable[[ServedModel], float], options: Sequence[ServedModel]
+) -> list[ClaimTable]:
     """Return tables with a row a model and format, and a column a machine, for the fewest machines that fit and for
     eight.
 
@@ -230,86 +230,86 @@ def tables(
     each that cannot be.
     """
     letters = dict(zip("abc", figures, strict=False))
-    told = "; ".join(f"{letter}: {figure.name}" for letter, figure in letters.items())
-    legend = f"-: does not fit; {told}; after a !: cannot be; no letter: slow"
-    whats = list(dict.fromkeys(each.what for each in options))
+    figure_names = "; ".join(f"{letter}: {figure.name}" for letter, figure in letters.items())
+    legend = f"-: does not fit; {figure_names}; after a !: cannot be; no letter: slow"
+    whats = list(dict.fromkeys(each.model_name for each in options))
 
     def cell(what: str, hardware: str, least: int) -> str:
-        mine = [o for o in options if o.what == what and o.hardware == hardware and o.gpus >= least]
+        mine = [o for o in options if o.model_name == what and o.hardware == hardware and o.gpus >= least]
         if not mine:
             return "-"
         each = min(mine, key=lambda one: one.gpus)
         seconds = bound(each)
-        states = {letter: settled([figure], {"": seconds})[figure.name] for letter, figure in letters.items()}
+        states = {letter: classify_figures([figure], {"": seconds})[figure.name] for letter, figure in letters.items()}
         right, not_so = ("".join(k for k, state in states.items() if state[way]) for way in ("right", "cannot be"))
         return f"{each.gpus} x: {seconds * 1e3:,.3g} {right}{'!' + not_so if not_so else ''}".strip()
 
-    def of(least: int, words: str) -> Table:
+    def of(least: int, words: str) -> ClaimTable:
         names = [name for name, most in dict(MACHINES).items() if most >= least]
         rows = [(what, *(cell(what, name, least) for name in names)) for what in whats]
-        return Table(f"{title}, {words} ({legend})", ("model", *names), rows)
+        return ClaimTable(f"{title}, {words} ({legend})", ("model", *names), rows)
 
     return [of(1, "on the fewest that hold the model"), of(8, "on eight")]
 
 
 # Bytes that a token reads
 
-READ = (Figure("30 to 200 GB", 30e9, 200e9),)
-READERS = tuple((batch, tokens) for batch in BATCHES for tokens in (TOKENS, 32_000))
+READ = (StatedFigure("30 to 200 GB", 30e9, 200e9),)
+READ_CASES = tuple((batch, tokens) for batch in BATCHES for tokens in (DEFAULT_CONTEXT, 32_000))
 
 
-def read_bytes(model: str, format: str, batch: int = 1, tokens: int = TOKENS) -> float:
+def read_bytes(model: str, format: str, batch: int = 1, tokens: int = DEFAULT_CONTEXT) -> float:
     """Return the bytes that a step of a batch reads, divided by its tokens: shared weights, and each sequence's cache.
 
     The embedding, of which a row a token is read, is left out where the head has a matrix of its own.
     """
     spec = named_shape(model)
-    embedding = 0 if spec.tied else 2 * spec.vocab * spec.width
+    embedding = 0 if spec.tie_word_embeddings else 2 * spec.vocab_size * spec.hidden_size
     return (weights(model, format) - embedding) / batch + tokens * cache_bytes(model)
 
 
-def reads(models: Iterable[str] = MODELS, readers: Iterable[tuple[int, int]] = READERS) -> Numbers:
+def reads(models: Iterable[str] = MODELS, readers: Iterable[tuple[int, int]] = READ_CASES) -> EvidenceNumbers:
     """Classify the bytes read a token, for models with at least so much context."""
     readers = list(readers)
     sizes = {
         f"{model} in {format}, batch {batch}, {tokens:,} tokens": read_bytes(model, format, batch, tokens)
-        for model in models for format in FORMATS for batch, tokens in readers if named_shape(model).context >= tokens
+        for model in models for format in FORMATS for batch, tokens in readers if named_shape(model).max_position_embeddings >= tokens
     }  # fmt: skip
-    return settled(READ, sizes, 1.0, EXACT)
+    return classify_figures(READ, sizes, 1.0, EXACT)
 
 
-def read_table(records: object) -> Sequence[Table]:
+def read_table(records: object) -> Sequence[ClaimTable]:
     rows = []
     for model in MODELS:
         for format in FORMATS:
-            sizes = [read_bytes(model, format, *each) if named_shape(model).context >= each[1] else None
-                     for each in READERS]  # fmt: skip
+            sizes = [read_bytes(model, format, *each) if named_shape(model).max_position_embeddings >= each[1] else None
+                     for each in READ_CASES]  # fmt: skip
             rows.append((f"{model} in {format}", *(
                 "-" if size is None else f"{size / 1e9:,.3g}{' a' if READ[0].least <= size <= READ[0].most else ''}"
                 for size in sizes)))  # fmt: skip
-    headings = ("model", *(f"batch {batch}, {tokens:,}" for batch, tokens in READERS))
-    return [Table("GB read for a token, by batch and tokens of context (a: 30 to 200 GB)", headings, rows)]
+    headings = ("model", *(f"batch {batch}, {tokens:,}" for batch, tokens in READ_CASES))
+    return [ClaimTable("GB read for a token, by batch and tokens of context (a: 30 to 200 GB)", headings, rows)]
 
 
 # Savings of a known beginning of the prompt
 
-SAVED = (Figure("70 to 90% saved", 0.7, 0.9),)
+SAVED = (StatedFigure("70 to 90% saved", 0.7, 0.9),)
 KNOWN = (0.5, 0.8, 0.9, 0.95, 0.99)
 PROMPTS = (1000, 10_000, 100_000)
 
 
-def savings(known: Iterable[float] = KNOWN, prompts: Iterable[int] = PROMPTS) -> Numbers:
+def savings(known: Iterable[float] = KNOWN, prompts: Iterable[int] = PROMPTS) -> EvidenceNumbers:
     """Classify the shares of a prompt's prefill time (by the roofline) and price that a cached beginning saves."""
-    return settled(SAVED, saved_shares(known, prompts), 1.0, EXACT)
+    return classify_figures(SAVED, saved_shares(known, prompts), 1.0, EXACT)
 
 
 def saved_shares(known: Iterable[float] = KNOWN, prompts: Iterable[int] = PROMPTS) -> dict[str, float]:
-    prices = prices_of(SOURCE)
-    read = float(prices.a_token("cache_read") / prices.a_token("input"))
+    prices = load_prices(DEFAULT_TABLE)
+    read = float(prices.token_price("cache_read") / prices.token_price("input"))
     found, prompts = {}, list(prompts)
     for share in known:
         found[f"{share:.0%} known, price (read at {read:g})"] = share * (1 - read)
-        for each in (Served("llama-3.1-8b"), Served("llama-3.1-70b", gpus=4)):
+        for each in (ServedModel("llama-3.1-8b"), ServedModel("llama-3.1-70b", gpus=4)):
             for prompt in prompts:
                 start = round(share * prompt)
                 found[f"{share:.0%} of {prompt:,} tokens known, time, {each}"] = (
@@ -318,7 +318,7 @@ def saved_shares(known: Iterable[float] = KNOWN, prompts: Iterable[int] = PROMPT
     return found
 
 
-def saved_table(records: object) -> Sequence[Table]:
+def saved_table(records: object) -> Sequence[ClaimTable]:
     columns = {f"{share:.0%} known": saved_shares([share]) for share in KNOWN}
     names = [name.split(" known, ")[1] if "tokens" not in name else
              f"{name.split(' of ', 1)[1].split(' tokens')[0]} tokens, {name.split('time, ')[1]}"
@@ -326,21 +326,21 @@ def saved_table(records: object) -> Sequence[Table]:
     cells = zip(*(found.values() for found in columns.values()), strict=True)
     rows = [(name, *(f"{value:.0%}{' a' if SAVED[0].least <= value <= SAVED[0].most else ''}" for value in values))
             for name, values in zip(names, cells, strict=True)]  # fmt: skip
-    return [Table("Saved of prefill time and of the price (a: 70 to 90%)", ("of", *columns), rows)]
+    return [ClaimTable("Saved of prefill time and of the price (a: 70 to 90%)", ("of", *columns), rows)]
 
 
 # Small models
 
-SMALLER = (Figure("2 to 3 times as fast", 2.0, 3.0),)
+SMALLER = (StatedFigure("2 to 3 times as fast", 2.0, 3.0),)
 PAIRS = (("llama-2-13b", "llama-3.1-8b"), ("llama-3.1-70b", "llama-2-13b"), ("llama-3.1-70b", "llama-3.1-8b"),
          ("gpt-3-175b", "llama-3.1-70b"), ("gpt-3-175b", "llama-3.1-8b"), ("llama-3.1-8b", "tinyllama-1.1b"),
          ("tinyllama-1.1b", "smollm2-135m"))  # fmt: skip
 PLACES = (("h100", 8), ("a100", 8), ("b200", 4))
 
 
-def small_models(pairs: Iterable[tuple[str, str]] = PAIRS, batches: Iterable[int] = (1, 32)) -> Numbers:
+def small_models(pairs: Iterable[tuple[str, str]] = PAIRS, batches: Iterable[int] = (1, 32)) -> EvidenceNumbers:
     """Classify the speed of the smaller of two models on one machine, in 16 bits, by the roofline of each."""
-    return settled(SMALLER, quicker(pairs, batches), 1.0, EXACT)
+    return classify_figures(SMALLER, quicker(pairs, batches), 1.0, EXACT)
 
 
 def quicker(pairs: Iterable[tuple[str, str]] = PAIRS, batches: Iterable[int] = (1, 32)) -> dict[str, float]:
@@ -348,74 +348,74 @@ def quicker(pairs: Iterable[tuple[str, str]] = PAIRS, batches: Iterable[int] = (
     for large, small in pairs:
         for hardware, gpus in PLACES:
             for batch in batches:
-                two = [Served(model, "16 bits", hardware, gpus, batch) for model in (large, small)]
-                if all(each.fits(TOKENS) for each in two):
-                    ratio = two[0].decode(TOKENS) / two[1].decode(TOKENS)
-                    found[f"{small} for {large}, decode, batch {batch}, {two[0].where}"] = ratio
-            two = [Served(model, "16 bits", hardware, gpus) for model in (large, small)]
-            if all(each.fits(TOKENS) for each in two):
-                found[f"{small} for {large}, prefill of 1,000, {two[0].where}"] = (
-                    two[0].prefill(TOKENS) / two[1].prefill(TOKENS)
+                two = [ServedModel(model, "16 bits", hardware, gpus, batch) for model in (large, small)]
+                if all(each.fits(DEFAULT_CONTEXT) for each in two):
+                    ratio = two[0].decode(DEFAULT_CONTEXT) / two[1].decode(DEFAULT_CONTEXT)
+                    found[f"{small} for {large}, decode, batch {batch}, {two[0].machine_name}"] = ratio
+            two = [ServedModel(model, "16 bits", hardware, gpus) for model in (large, small)]
+            if all(each.fits(DEFAULT_CONTEXT) for each in two):
+                found[f"{small} for {large}, prefill of 1,000, {two[0].machine_name}"] = (
+                    two[0].prefill(DEFAULT_CONTEXT) / two[1].prefill(DEFAULT_CONTEXT)
                 )
     return found
 
 
-def small_table(records: object) -> Sequence[Table]:
+def small_table(records: object) -> Sequence[ClaimTable]:
     found = quicker()
     rows = [(name, f"{value:,.3g}{' a' if SMALLER[0].least <= value <= SMALLER[0].most else ''}")
             for name, value in found.items()]  # fmt: skip
-    return [Table("Times as quick, by the rooflines of both (a: 2 to 3 times)", ("small for large", "times"), rows)]
+    return [ClaimTable("Times as quick, by the rooflines of both (a: 2 to 3 times)", ("small for large", "times"), rows)]
 
 
 # A model of 12,288 columns and 96 layers
 
 
-def widths(models: Iterable[str] = MODELS) -> Numbers:
+def widths(models: Iterable[str] = MODELS) -> EvidenceNumbers:
     """Check each model for a hidden size of 12,288 and 96 layers."""
     found = {}
     for model in models:
         spec = named_shape(model)
-        name = f"{model} ({spec.width:,} wide, {len(spec.layers)} layers)"
-        found[name] = 0.0 if (spec.width, len(spec.layers)) == (12_288, 96) else 1.0
-    return settled([Figure("12,288 wide and 96 layers", 0.0, 0.5)], found, 1.0, ("another size", "less"))
+        name = f"{model} ({spec.hidden_size:,} wide, {len(spec.layers)} layers)"
+        found[name] = 0.0 if (spec.hidden_size, len(spec.layers)) == (12_288, 96) else 1.0
+    return classify_figures([StatedFigure("12,288 wide and 96 layers", 0.0, 0.5)], found, 1.0, ("another size", "less"))
 
 
-def width_table(records: object) -> Sequence[Table]:
+def width_table(records: object) -> Sequence[ClaimTable]:
     rows = []
     for model in MODELS:
         spec, sizes = named_shape(model), [weights(model, format) / 1e9 for format in FORMATS]
         fewest = [
             next((f"{gpus} x {name}" for name, gpus in MACHINES if name == "h100"
-                  and Served(model, format, name, gpus).fits(TOKENS)), "more than 8")
+                  and ServedModel(model, format, name, gpus).fits(DEFAULT_CONTEXT)), "more than 8")
             for format in FORMATS
         ]  # fmt: skip
-        rows.append((model, f"{spec.width:,}", f"{len(spec.layers)}", f"{spec.parameters / 1e9:,.3g}",
+        rows.append((model, f"{spec.hidden_size:,}", f"{len(spec.layers)}", f"{spec.num_parameters / 1e9:,.3g}",
                      *(f"{size:,.3g} ({count})" for size, count in zip(sizes, fewest, strict=True))))  # fmt: skip
     headings = ("model", "wide", "layers", "10^9 parameters", *(f"GB in {format} (fewest H100)" for format in FORMATS))
-    return [Table("Widths and layers of named models, and the GPUs that hold them", headings, rows)]
+    return [ClaimTable("Widths and layers of named models, and the GPUs that hold them", headings, rows)]
 
 
-def _one(
-    id: str, says: str, sources: tuple[Source, ...], numbers: Callable[[], Numbers], where: Callable,
-    refuted: Callable[[], Numbers], holds: Callable[[], Numbers] | None, never: str = "", machine: str = NAMED,
+def _figure_claim(
+    id: str, says: str, sources: tuple[ClaimSource, ...], numbers: Callable[[], EvidenceNumbers], where: Callable,
+    refuted: Callable[[], EvidenceNumbers], holds: Callable[[], EvidenceNumbers] | None, never: str = "", machine: str = NAMED,
 ) -> Claim:  # fmt: skip
     """Make a claim whose `refuted` and `holds` are the same calculation for fewer models or machines.
 
     `never` has the reason why nothing makes it hold, where `holds` is None.
     """
-    gives: dict[Outcome, Callable[[], Numbers]] = {"holds-with-limits": numbers, "refuted": refuted}
+    gives: dict[Outcome, Callable[[], EvidenceNumbers]] = {"holds-with-limits": numbers, "refuted": refuted}
     gives |= {"holds": holds} if holds else {}
-    trial = Trial(Calculation(numbers, machine), settles, gives, {"holds": never} if never else {})
+    trial = ClaimTrial(CalculationEvidence(numbers, machine), figures_hold, gives, {"holds": never} if never else {})
     return Claim(id, says, sources, (trial,), where)
 
 
 UNNAMED = "not named"
 
 CLAIMS = (
-    _one(
+    _figure_claim(
         "told-prefill-times",
         "Prefill of 1,000 tokens takes 200 to 400 ms, or 50 ms; of 10,000 tokens 500 ms, of 100,000 5 s",
-        (Source(UNNAMED, "200 to 400 ms for 1,000 tokens"), Source("D", "50 ms for 1,000, 500 ms for 10,000, 5 s for "
+        (ClaimSource(UNNAMED, "200 to 400 ms for 1,000 tokens"), ClaimSource("D", "50 ms for 1,000, 500 ms for 10,000, 5 s for "
                                                                         "100,000 tokens")),
         prefills,
         prefill_table,
@@ -423,49 +423,49 @@ CLAIMS = (
         None,
         "50 ms and 200 ms are further apart than the 2.5 times between a bound and what a good engine takes",
     ),
-    _one(
+    _figure_claim(
         "told-token-times",
         "An output token takes 40 to 80 ms, or 20 to 30 ms, or 5 to 20 ms",
-        tuple(Source(UNNAMED, figure.name) for figure in DECODE),
+        tuple(ClaimSource(UNNAMED, figure.name) for figure in DECODE),
         decodes,
         decode_table,
-        lambda: decodes(served(["smollm2-135m"])),
-        lambda: decodes([Served("llama-3.1-70b", hardware="b200")]),
+        lambda: decodes(served_models(["smollm2-135m"])),
+        lambda: decodes([ServedModel("llama-3.1-70b", hardware="b200")]),
     ),
-    _one(
+    _figure_claim(
         "told-bytes-read",
         "30 to 200 GB are read for each output token",
-        (Source(UNNAMED, "30 to 200 GB a token"),),
+        (ClaimSource(UNNAMED, "30 to 200 GB a token"),),
         reads,
         read_table,
         lambda: reads(["llama-3.1-8b"]),
-        lambda: reads(["llama-3.1-70b"], [(1, TOKENS)]),
+        lambda: reads(["llama-3.1-70b"], [(1, DEFAULT_CONTEXT)]),
         machine="any (counted)",
     ),
-    _one(
+    _figure_claim(
         "told-savings",
         "A known beginning of the prompt saves 70 to 90%",
-        (Source(UNNAMED, "70 to 90% saved; of what, the ledger's row does not say"),),
+        (ClaimSource(UNNAMED, "70 to 90% saved; of what, the ledger's row does not say"),),
         savings,
         saved_table,
         lambda: savings([0.5]),
         lambda: savings([0.8], [10_000]),
         machine="rooflines of h100, and the sources' prices",
     ),
-    _one(
+    _figure_claim(
         "told-small-models",
         "Small models are 2 to 3 times as fast",
-        (Source(UNNAMED, "2 to 3 times"),),
+        (ClaimSource(UNNAMED, "2 to 3 times"),),
         small_models,
         small_table,
         lambda: small_models([("llama-3.1-70b", "llama-3.1-8b")]),
         lambda: small_models([("gpt-3-175b", "llama-3.1-70b")], [1]),
         machine="rooflines of h100, a100, b200",
     ),
-    _one(
+    _figure_claim(
         "told-widths",
         "A large model is 12,288 wide and has 96 layers",
-        (Source(UNNAMED, "12,288 wide, 96 layers"),),
+        (ClaimSource(UNNAMED, "12,288 wide, 96 layers"),),
         widths,
         width_table,
         lambda: widths(["llama-3.1-70b"]),

@@ -7,13 +7,13 @@ from statistics import median
 from typing import Any
 
 from experiments.claims.tokens import CODE, ENGINE
-from workbench.ledger.claim import Calculation, Claim, Measurement, Numbers, Ruling, Source, Trial
+from workbench.ledger.claim import CalculationEvidence, Claim, MeasurementEvidence, EvidenceNumbers, Ruling, ClaimSource, ClaimTrial
 
 
 def _demo(**settings: Any) -> Any:
     from workbench.engine.load import load
 
-    return load("demo", dtype="float32", lane="eager", pages=32, **settings)
+    return load("demo", dtype="float32", backend="eager", pages=32, **settings)
 
 
 def _request(runner: Any, tokens: int, prompt: int | None = None) -> Any:
@@ -23,13 +23,13 @@ def _request(runner: Any, tokens: int, prompt: int | None = None) -> Any:
     return Request("one", ids, SamplingParameters(temperature=0, max_tokens=tokens, ignore_eos=True))
 
 
-def _steps(runner: Any, asked: Any) -> list[Any]:
+def _steps(runner: Any, request: Any) -> list[Any]:
     from workbench.trace.events import Stepped
 
-    return [event for event in runner.stream([asked]) if isinstance(event, Stepped)]
+    return [event for event in runner.stream([request]) if isinstance(event, Stepped)]
 
 
-def one_pass() -> Numbers:
+def one_pass() -> EvidenceNumbers:
     """Return the steps of a prompt's prefill, the tokens cached after it, and the next tokens.
 
     The next tokens are compared with the naive oracle, which computes the whole text for each.
@@ -38,18 +38,18 @@ def one_pass() -> Numbers:
     from workbench.engine.runner import generate
 
     runner = _demo()
-    asked = _request(runner, 8)
-    prefill = [step for step in _steps(runner, asked) if step.phase == "prefill"]
-    tokens = generate(runner, [asked])["one"].token_ids
+    request = _request(runner, 8)
+    prefill = [step for step in _steps(runner, request) if step.phase == "prefill"]
+    tokens = generate(runner, [request])["one"].token_ids
     return {
-        "prompt": len(asked.prompt_ids),
+        "prompt": len(request.prompt_ids),
         "steps": len(prefill),
         "cached_tokens": max(step.kv_bytes for step in prefill) / runner.store.bytes_per_token,
-        "same_tokens": list(tokens) == naive.greedy(runner.model, list(asked.prompt_ids), 8),
+        "same_tokens": list(tokens) == naive.greedy(runner.model, list(request.prompt_ids), 8),
     }
 
 
-def parallel(found: Numbers) -> Ruling:
+def parallel(found: EvidenceNumbers) -> Ruling:
     """One step computes the prompt, places for all its tokens are held in the cache after it, and what follows is what
     computing the whole text each time gives: holds; else refuted."""
     right = found["steps"] == 1 and found["cached_tokens"] >= found["prompt"] and found["same_tokens"]
@@ -61,7 +61,7 @@ def parallel(found: Numbers) -> Ruling:
     )
 
 
-def dependent() -> Numbers:
+def dependent() -> EvidenceNumbers:
     """Return the decode steps for 64 tokens of a repetitive text, without and with drafts.
 
     `same` says whether both outputs are equal.
@@ -74,14 +74,14 @@ def dependent() -> Numbers:
     for name, settings in (("plain", {}), ("drafted", {"speculate": "prompt_lookup"})):
         runner = _demo(**settings)
         ids = tuple(runner.tokenizer.encode(CODE + CODE[: len(CODE) // 2]))
-        asked = Request("one", ids, SamplingParameters(temperature=0, max_tokens=64, ignore_eos=True))
-        steps = _steps(runner, asked)
+        request = Request("one", ids, SamplingParameters(temperature=0, max_tokens=64, ignore_eos=True))
+        steps = _steps(runner, request)
         found[name] = sum(step.phase != "prefill" for step in steps) + 1  # the prefill gives the first token
-        texts.add(tuple(generate(runner, [asked])["one"].token_ids))
+        texts.add(tuple(generate(runner, [request])["one"].token_ids))
     return found | {"tokens": 64, "same": len(texts) == 1}
 
 
-def sequential(found: Numbers) -> Ruling:
+def sequential(found: EvidenceNumbers) -> Ruling:
     """As many passes as tokens, whatever is proposed: holds; fewer where drafts are checked that turn out right: with
     limits; fewer without drafts: refuted."""
     plain, drafted, tokens = found["plain"], found["drafted"], found["tokens"]
@@ -94,7 +94,7 @@ def sequential(found: Numbers) -> Ruling:
     )
 
 
-def unchanged() -> Numbers:
+def unchanged() -> EvidenceNumbers:
     """Return fingerprints of all weights before and after prefill and decode."""
     runner = _demo()
 
@@ -109,7 +109,7 @@ def unchanged() -> Numbers:
     return {"steps": len(steps), "same": fingerprint() == before}
 
 
-def frozen(found: Numbers) -> Ruling:
+def frozen(found: EvidenceNumbers) -> Ruling:
     """Every bit of the weights is after a generation what it was before: holds; else refuted."""
     return Ruling(
         "holds" if found["same"] else "refuted",
@@ -117,7 +117,7 @@ def frozen(found: Numbers) -> Ruling:
     )
 
 
-def identity(quick: bool) -> Numbers:
+def identity(quick: bool) -> EvidenceNumbers:
     """Return the relative error of TTFT + tokens / rate for one answer of the demo, as a share of its E2EL.
 
     The rate is taken after the first token (B), over the whole time (E), and by TPOT's own count.
@@ -140,7 +140,7 @@ def identity(quick: bool) -> Numbers:
     return {"tokens": tokens, **{name: median(values) for name, values in off.items()}}
 
 
-def off_by_one(found: Numbers) -> Ruling:
+def off_by_one(found: EvidenceNumbers) -> Ruling:
     """Both sources' readings within 0.1% of the time measured: holds; one of them within 1%: with limits; else
     refuted."""
     errors = {name: abs(found[name]) for name in ("B", "E")}
@@ -160,28 +160,28 @@ CLAIMS = (
     Claim(
         id="prefill-parallel",
         says="All prompt tokens go through in one pass, which gives the last position's logits and the whole KV cache",
-        sources=(Source("A to E", "one pass"),),
+        sources=(ClaimSource("A to E", "one pass"),),
         trials=(
-            Trial(
-                Calculation(one_pass, ENGINE),
+            ClaimTrial(
+                CalculationEvidence(one_pass, ENGINE),
                 parallel,
-                gives={
+                examples={
                     "holds": {"prompt": 101, "steps": 1, "cached_tokens": 128, "same_tokens": True},
                     "refuted": {"prompt": 101, "steps": 101, "cached_tokens": 128, "same_tokens": True},
                 },
-                never={"holds-with-limits": "one step does all of it, or it does not"},
+                impossible={"holds-with-limits": "one step does all of it, or it does not"},
             ),
         ),
     ),
     Claim(
         id="decode-sequential",
         says="N output tokens take N dependent passes; no two can run at once",
-        sources=(Source("A to E", "N tokens, N passes"),),
+        sources=(ClaimSource("A to E", "N tokens, N passes"),),
         trials=(
-            Trial(
-                Calculation(dependent, ENGINE),
+            ClaimTrial(
+                CalculationEvidence(dependent, ENGINE),
                 sequential,
-                gives={
+                examples={
                     "holds": {"plain": 64, "drafted": 64, "tokens": 64, "same": True},
                     "holds-with-limits": {"plain": 64, "drafted": 30, "tokens": 64, "same": True},
                     "refuted": {"plain": 32, "drafted": 32, "tokens": 64, "same": True},
@@ -192,25 +192,25 @@ CLAIMS = (
     Claim(
         id="weights-frozen",
         says="Nothing about the weights changes during inference",
-        sources=(Source("C", "nothing"), Source("D", "nothing")),
+        sources=(ClaimSource("C", "nothing"), ClaimSource("D", "nothing")),
         trials=(
-            Trial(
-                Calculation(unchanged, ENGINE),
+            ClaimTrial(
+                CalculationEvidence(unchanged, ENGINE),
                 frozen,
-                gives={"holds": {"steps": 33, "same": True}, "refuted": {"steps": 33, "same": False}},
-                never={"holds-with-limits": "every bit is as it was, or some bit is not"},
+                examples={"holds": {"steps": 33, "same": True}, "refuted": {"steps": 33, "same": False}},
+                impossible={"holds-with-limits": "every bit is as it was, or some bit is not"},
             ),
         ),
     ),
     Claim(
         id="latency-identity",
         says="Total latency is TTFT + output tokens / tokens per second",
-        sources=(Source("B", "tokens per second after the first token"), Source("E", "tokens per second of all")),
+        sources=(ClaimSource("B", "tokens per second after the first token"), ClaimSource("E", "tokens per second of all")),
         trials=(
-            Trial(
-                Measurement("latency_identity", identity),
+            ClaimTrial(
+                MeasurementEvidence("latency_identity", identity),
                 off_by_one,
-                gives={
+                examples={
                     "holds": {"tokens": 2000, "B": 0.0005, "E": 0.0008, "TPOT": 0.0},
                     "holds-with-limits": {"tokens": 200, "B": 0.005, "E": 0.05, "TPOT": 0.0},
                     "refuted": {"tokens": 5, "B": 0.2, "E": 0.2, "TPOT": 0.0},

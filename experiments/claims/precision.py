@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from experiments import weight_formats
-from workbench.ledger.claim import Calculation, Claim, Numbers, OfJudge, Ruling, Run, Source, Trial
-from workbench.study.memory_report import of_name
+from workbench.ledger.claim import CalculationEvidence, Claim, EvidenceNumbers, JudgeRule, Ruling, RunEvidence, ClaimSource, ClaimTrial
+from workbench.study.memory_report import report_for
 
-TOLD = {"FP32": 280.0, "FP16": 140.0, "INT8": 70.0, "INT4": 35.0}  # GB
+STATED_GB = {"FP32": 280.0, "FP16": 140.0, "INT8": 70.0, "INT4": 35.0}  # GB
 NEAR, SOME = 0.05, 0.2
 
 
-def sizes(shape: str = "shape:llama-3-70b") -> Numbers:
+def sizes(shape: str = "shape:llama-3-70b") -> EvidenceNumbers:
     """Return GB of Llama 3 70B's weights, with scales; embedding and norms stay in 16 bits where matrices are
     quantized.
     """
     formats = {"FP32": ("float32", "dense"), "FP16": ("float16", "dense"), "INT8": ("float16", "int8"),
                "INT4": ("float16", "int4")}  # fmt: skip
     return {
-        name: of_name(shape, dtype=dtype, weights=weights)["weight_bytes"] / 1e9
+        name: report_for(shape, dtype=dtype, weights=weights)["weight_bytes"] / 1e9
         for name, (dtype, weights) in formats.items()
     }
 
 
-def weights(found: Numbers) -> Ruling:
+def weights(found: EvidenceNumbers) -> Ruling:
     """Every format within 5% of what is told: holds; within 20%: with limits; else refuted."""
-    off = {name: found[name] / told - 1 for name, told in TOLD.items()}
+    off = {name: found[name] / stated - 1 for name, stated in STATED_GB.items()}
     wide = [name for name, each in off.items() if abs(each) > NEAR]
     worst = max(abs(each) for each in off.values())
     return Ruling(
@@ -35,7 +35,7 @@ def weights(found: Numbers) -> Ruling:
     )
 
 
-def _kept(int8: float, int4: float) -> Numbers:
+def _quality_rows(int8: float, int4: float) -> EvidenceNumbers:
     """Return rows of formats with these shares of float32's quality."""
     shares = {weight_formats.REFERENCE: 1.0, weight_formats.FULL: 1.0, weight_formats.INT8: int8,
               weight_formats.INT4: int4}  # fmt: skip
@@ -51,12 +51,12 @@ CLAIMS = (
     Claim(
         id="weights-70b",
         says="70B parameters: FP32 280 GB, FP16 140, INT8 70, INT4 35",
-        sources=(Source("B", "280, 140, 70, 35 GB"), Source("C", "140 GB in FP16")),
+        sources=(ClaimSource("B", "280, 140, 70, 35 GB"), ClaimSource("C", "140 GB in FP16")),
         trials=(
-            Trial(
-                Calculation(sizes),
+            ClaimTrial(
+                CalculationEvidence(sizes),
                 weights,
-                gives={
+                examples={
                     "holds": {"FP32": 281.0, "FP16": 141.0, "INT8": 71.0, "INT4": 36.0},
                     "holds-with-limits": sizes,
                     "refuted": lambda: sizes("shape:llama-2-13b"),
@@ -67,12 +67,12 @@ CLAIMS = (
     Claim(
         id="weights-quality",
         says="FP16 negligible loss, INT8 very small, INT4 small: 95% or more of full quality",
-        sources=(Source("B", "95% or more"),),
+        sources=(ClaimSource("B", "95% or more"),),
         trials=(
-            Trial(
-                Run("weight_formats"),
-                OfJudge(weight_formats.judge, "weights-quality"),
-                {"holds": _kept(0.999, 0.97), "holds-with-limits": _kept(0.999, 0.8), "refuted": _kept(0.9, 0.5)},
+            ClaimTrial(
+                RunEvidence("weight_formats"),
+                JudgeRule(weight_formats.judge, "weights-quality"),
+                {"holds": _quality_rows(0.999, 0.97), "holds-with-limits": _quality_rows(0.999, 0.8), "refuted": _quality_rows(0.9, 0.5)},
             ),
         ),
     ),

@@ -11,26 +11,26 @@ from typing import Any
 
 from experiments import model_size, no_cache, prefill_decode_length
 from workbench.fleet.hardware import Hardware
-from workbench.fleet.roofline import Sizes, roofline
-from workbench.fleet.work import work_of
-from workbench.ledger.claim import Calculation, Claim, Numbers, OfJudge, Ruling, Run, Source, Table, Trial
-from workbench.ledger.crossings import Machine, decode_crossings, prefill_crossings
-from workbench.model.cost import visible
+from workbench.fleet.roofline import ModelSizes, roofline_step_times
+from workbench.fleet.work import step_work_of
+from workbench.ledger.claim import CalculationEvidence, Claim, EvidenceNumbers, JudgeRule, Ruling, RunEvidence, ClaimSource, ClaimTable, ClaimTrial
+from workbench.ledger.crossings import RooflineMachine, decode_break_even_points, prefill_break_even_points
+from workbench.model.cost import visible_pairs
 from workbench.model.shapes import named_shape
 from workbench.study.verdict import Outcome
 
 LENGTHS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
 MACHINES = (("llama-3.1-8b", "h100", 1), ("llama-3.1-8b", "h200", 1),
             ("llama-3.1-70b", "h100", 2), ("llama-3.1-70b", "h200", 2))  # fmt: skip
-MEASURED = Run("prefill_decode_length", quick=("workload.rounds=1",))
+MEASURED = RunEvidence("prefill_decode_length", quick=("workload.rounds=1",))
 
 
-def bound(machine: Machine, prompt: int, output: int) -> dict[str, Any]:
+def bound(machine: RooflineMachine, prompt: int, output: int) -> dict[str, Any]:
     """Return one request as a row of the experiment, where every step takes its roofline time."""
     shares = {}
     for phase, span in (("prefill", (0, prompt)), ("decode", (prompt + output // 2 - 1, 1))):
-        work = work_of([span], 1, machine.times.kinds)
-        computing, reading = (form(work) / machine.times(work) for form in machine.times.forms)
+        work = step_work_of([span], 1, machine.times.kinds)
+        computing, reading = (form(work) / machine.times(work) for form in machine.times.costs)
         shares |= {f"{phase}_flops_share": computing, f"{phase}_bytes_share": reading}
     prefill, step = machine.prefill(prompt), machine.decode(prompt + output // 2)
     times = {"prefill_s": prefill, "decode_step_s": step, "decode_s": (output - 1) * step}
@@ -39,15 +39,15 @@ def bound(machine: Machine, prompt: int, output: int) -> dict[str, Any]:
     return {"prompt_tokens": prompt, "output_tokens": output, **times, **predicted, **shares}
 
 
-def rows_of(machine: Machine) -> Numbers:
-    points = [bound(machine, prompt, 16) for prompt in LENGTHS] + [bound(machine, *prefill_decode_length.ASKED)]
+def rows_of(machine: RooflineMachine) -> EvidenceNumbers:
+    points = [bound(machine, prompt, 16) for prompt in LENGTHS] + [bound(machine, *prefill_decode_length.REQUEST_SHAPE)]
     return [{"variant": machine.name, "curve": points}]
 
 
-def _rows(prefill: Callable[[int], float], decode: Callable[[int], float], flops: float, reads: float) -> Numbers:
+def _rows(prefill: Callable[[int], float], decode: Callable[[int], float], flops: float, reads: float) -> EvidenceNumbers:
     """Return rows of a made-up machine: seconds by length, and the shares of its ceilings."""
     points = []
-    for prompt, output in (*((n, 16) for n in (64, 128, 512, 1024, 2048, 4096)), prefill_decode_length.ASKED):
+    for prompt, output in (*((n, 16) for n in (64, 128, 512, 1024, 2048, 4096)), prefill_decode_length.REQUEST_SHAPE):
         times = {"prefill_s": prefill(prompt), "decode_step_s": decode(prompt)}
         times["decode_s"] = (output - 1) * times["decode_step_s"]
         times["e2el_s"] = times["prefill_s"] + times["decode_s"]
@@ -76,7 +76,7 @@ NONE = Hardware(name="next to no products", flops=1e11, bandwidth=2e12, memory=8
 HALF = Hardware(name="as few as that", flops=1.4e13, bandwidth=2e12, memory=80e9)
 
 
-def seen_by(hardware: Hardware, window: int | None = None, shape: str = "llama-3.1-8b") -> Callable[[], Numbers]:
+def seen_by(hardware: Hardware, window: int | None = None, shape: str = "llama-3.1-8b") -> Callable[[], EvidenceNumbers]:
     """Return a function for rows of a shape's roofline on `hardware`, with attention windows of `window` tokens."""
     spec = named_shape(shape)
     layers = tuple(
@@ -84,29 +84,29 @@ def seen_by(hardware: Hardware, window: int | None = None, shape: str = "llama-3
         for layer in spec.layers
     )
     spec = spec.model_copy(update={"layers": layers})
-    return lambda: rows_of(Machine(hardware.name, roofline(Sizes.dense(spec), hardware)))
+    return lambda: rows_of(RooflineMachine(hardware.name, roofline_step_times(ModelSizes.dense(spec), hardware)))
 
 
 def _trials(
-    claim: str, gives: Mapping[Outcome, Numbers], by_roofline: Mapping[Outcome, Numbers],
+    claim: str, gives: Mapping[Outcome, EvidenceNumbers], by_roofline: Mapping[Outcome, EvidenceNumbers],
     never: Mapping[Outcome, str] | None = None,
-) -> tuple[Trial, ...]:  # fmt: skip
+) -> tuple[ClaimTrial, ...]:  # fmt: skip
     """Return the trial by the experiment here, then those by rooflines, with the same rule and examples of their own
     kind.
     """
-    rule = OfJudge(prefill_decode_length.judge, claim)
+    rule = JudgeRule(prefill_decode_length.judge, claim)
     bounds = [
-        Calculation(lambda m=machine: rows_of(Machine.of(*m)), f"roofline: {gpus} x {hardware}, {shape}")
+        CalculationEvidence(lambda m=machine: rows_of(RooflineMachine.of(*m)), f"roofline: {gpus} x {hardware}, {shape}")
         for machine in MACHINES
         for shape, hardware, gpus in [machine]
     ]
-    here = Trial(MEASURED, rule, gives, never or {})
-    return (here, *(Trial(evidence, rule, by_roofline, never or {}) for evidence in bounds))
+    here = ClaimTrial(MEASURED, rule, gives, never or {})
+    return (here, *(ClaimTrial(evidence, rule, by_roofline, never or {}) for evidence in bounds))
 
 
-def no_cache_rows(shape: str, hardware: str, longest: int) -> Numbers:
+def no_cache_rows(shape: str, hardware: str, longest: int) -> EvidenceNumbers:
     """Return the experiment without a cache by a roofline: a step that reads the text, and one that computes it."""
-    machine = Machine.of(shape, hardware)
+    machine = RooflineMachine.of(shape, hardware)
     lengths = [n for n in LENGTHS if no_cache.SHORT <= n <= longest]
     steps = {"cache": machine.decode, "no cache": machine.prefill, "naive": machine.prefill}
     return [
@@ -116,66 +116,66 @@ def no_cache_rows(shape: str, hardware: str, longest: int) -> Numbers:
     ]  # fmt: skip
 
 
-def _machines(records: Any) -> list[tuple[str, Machine]]:
+def _machines(records: Any) -> list[tuple[str, RooflineMachine]]:
     """Return the rooflines, and this machine's for the measured model once there is a record of it."""
-    found = [(machine.name, machine) for machine in (Machine.of(*each) for each in MACHINES)]
+    found = [(machine.name, machine) for machine in (RooflineMachine.of(*each) for each in MACHINES)]
     if record := records.of(MEASURED):
-        told, shape = record.numbers[0]["predicted"], record.experiment["model"]["name"].removeprefix("shape:")
-        rates = {"flops": told["flops_per_s"], "bandwidth": told["bytes_per_s"], "memory": 1e12}
-        here = Machine.of(shape, Hardware(name="here", source=record.name, **rates))
+        predicted, shape = record.numbers[0]["predicted"], record.experiment["model"]["name"].removeprefix("shape:")
+        rates = {"flops": predicted["flops_per_s"], "bandwidth": predicted["bytes_per_s"], "memory": 1e12}
+        here = RooflineMachine.of(shape, Hardware(name="here", source=record.name, **rates))
         found.insert(0, (f"{shape}, here (roofline of {record.machine})", here))
     return found
 
 
-def prefill_sizes(records: Any) -> Sequence[Table]:
+def prefill_sizes(records: Any) -> Sequence[ClaimTable]:
     rows, times = [], []
     for name, machine in _machines(records):
-        rows.append((name, *(_told(tokens) for tokens in prefill_crossings(machine).values())))
+        rows.append((name, *(_format_tokens(tokens) for tokens in prefill_break_even_points(machine).values())))
         times.append((name, *(f"{machine.prefill(n) * 1e3:,.1f}" for n in (100, 1000, 10_000, 100_000))))
     headings = ("prefill", "flat up to", "doubles from", "more than doubles from", "triples from")
     note = "Prompt tokens: time within 10% of one token's; doubling the prompt takes 1.9, 2.2 and 3 times as long"
-    seconds = Table("Prefill by the roofline, ms", ("tokens", "100", "1,000", "10,000", "100,000"), times)
-    return [Table(note, headings, rows), seconds, *_measured(records, "prefill_s")]
+    seconds = ClaimTable("Prefill by the roofline, ms", ("tokens", "100", "1,000", "10,000", "100,000"), times)
+    return [ClaimTable(note, headings, rows), seconds, *_measured(records, "prefill_s")]
 
 
-def decode_sizes(records: Any) -> Sequence[Table]:
+def decode_sizes(records: Any) -> Sequence[ClaimTable]:
     rows = []
     for name, machine in _machines(records):
         for batch in (1, 32):
-            rows.append((name, str(batch), *(_told(n) for n in decode_crossings(machine, batch).values())))
+            rows.append((name, str(batch), *(_format_tokens(n) for n in decode_break_even_points(machine, batch).values())))
     headings = ("decode", "requests", "10% longer from", "twice as long from")
     note = "Context of each request, in tokens, against 100 tokens"
-    return [Table(note, headings, rows), *_measured(records, "decode_step_s")]
+    return [ClaimTable(note, headings, rows), *_measured(records, "decode_step_s")]
 
 
-def _measured(records: Any, key: str) -> list[Table]:
+def _measured(records: Any, key: str) -> list[ClaimTable]:
     """Return the record's curve: times, and the local exponent up to each length."""
     if (record := records.of(MEASURED)) is None:
         return []
     curve = [p for p in record.numbers[0]["curve"]
-             if (p["prompt_tokens"], p["output_tokens"]) != prefill_decode_length.ASKED]  # fmt: skip
+             if (p["prompt_tokens"], p["output_tokens"]) != prefill_decode_length.REQUEST_SHAPE]  # fmt: skip
     powers = ["", *(f"{power:.2f}" for *_, power in prefill_decode_length.exponents(curve, key))]
     rows = [
         (f"{p['prompt_tokens']:,}", f"{p[key] * 1e3:,.2f}", f"{p[f'predicted_{key}'] * 1e3:,.2f}", power)
         for p, power in zip(curve, powers, strict=True)
     ]
-    return [Table(f"Measured here ({record.name})", ("tokens", "ms", "at least, ms", "exponent"), rows)]
+    return [ClaimTable(f"Measured here ({record.name})", ("tokens", "ms", "at least, ms", "exponent"), rows)]
 
 
-def _told(tokens: int | None) -> str:
+def _format_tokens(tokens: int | None) -> str:
     return "never" if tokens is None else f"{tokens:,}"
 
 
-def pairs() -> Numbers:
+def pairs() -> EvidenceNumbers:
     """Return the growth of query-key pairs of one decode step when the text doubles, with a cache and without."""
     once, twice = 4096, 8192
     return {
-        "cached": visible(twice - 1, 1, None)[0] / visible(once - 1, 1, None)[0],
-        "uncached": visible(0, twice, None)[0] / visible(0, once, None)[0],
+        "cached": visible_pairs(twice - 1, 1, None)[0] / visible_pairs(once - 1, 1, None)[0],
+        "uncached": visible_pairs(0, twice, None)[0] / visible_pairs(0, once, None)[0],
     }
 
 
-def linear_step(found: Numbers) -> Ruling:
+def linear_step(found: EvidenceNumbers) -> Ruling:
     """At twice the text attention has twice the pairs with a cache and four times without (within 5%): holds. It cannot
     be otherwise: who sees what is counted, nothing is run."""
     cached, uncached = found["cached"], found["uncached"]
@@ -188,10 +188,10 @@ def linear_step(found: Numbers) -> Ruling:
     )
 
 
-NO_CACHE = OfJudge(no_cache.judge, "kv-linear-step")
+NO_CACHE = JudgeRule(no_cache.judge, "kv-linear-step")
 
 
-def _steps(*powers: float) -> Numbers:
+def _steps(*powers: float) -> EvidenceNumbers:
     """Return rows of steps whose time goes with these powers of the length."""
     lengths = (256, 1024)
     return [
@@ -201,58 +201,58 @@ def _steps(*powers: float) -> Numbers:
     ]  # fmt: skip
 
 
-SOURCES_BOUND = tuple(Source(name, "without figures") for name in "ACDE")
+SOURCES_BOUND = tuple(ClaimSource(name, "without figures") for name in "ACDE")
 COUNTED = "the pairs of a step follow from what attention sees, and are 2 and 4 times whatever is run"
 
 CLAIMS = (
     Claim(
         id="prefill-compute-bound",
         says="Prefill is limited by arithmetic",
-        sources=(Source("C", "without figures"), Source("D", "without figures"), Source("E", "without figures")),
+        sources=(ClaimSource("C", "without figures"), ClaimSource("D", "without figures"), ClaimSource("E", "without figures")),
         trials=_trials(
             "prefill-compute-bound",
             {"holds": LINEAR, "holds-with-limits": SOMEWHERE, "refuted": SQUARE},
             {"holds": seen_by(FEW), "holds-with-limits": seen_by(SOME), "refuted": seen_by(MANY)},
         ),
-        where=prefill_sizes,
+        condition_tables=prefill_sizes,
     ),
     Claim(
         id="prefill-flat",
         says="A 1,000-token prompt takes about as long as a 100-token one, not 10 times as long",
-        sources=(Source("A", "1,000 tokens about as long as 100"),),
+        sources=(ClaimSource("A", "1,000 tokens about as long as 100"),),
         trials=_trials(
             "prefill-flat",
             {"holds": FLAT, "holds-with-limits": ROOT, "refuted": LINEAR},
             {"holds": seen_by(MANY), "holds-with-limits": seen_by(SOME), "refuted": seen_by(FEW)},
         ),
-        where=prefill_sizes,
+        condition_tables=prefill_sizes,
     ),
     Claim(
         id="prefill-linear",
         says="Doubling the prompt doubles prefill time",
-        sources=(Source("D", "1,000 tokens about 50 ms, 100,000 about 5 s"),),
+        sources=(ClaimSource("D", "1,000 tokens about 50 ms, 100,000 about 5 s"),),
         trials=_trials(
             "prefill-linear",
             {"holds": LINEAR, "holds-with-limits": BENT, "refuted": SQUARE},
             {"holds": seen_by(FEW, 1024), "holds-with-limits": seen_by(FEW), "refuted": seen_by(MANY)},
         ),
-        where=prefill_sizes,
+        condition_tables=prefill_sizes,
     ),
     Claim(
         id="prefill-quadratic",
         says="Attention inside prefill is O(n^2), so at very long prompts time grows faster than linear",
-        sources=(Source("B", "without figures"), Source("C", "without figures")),
+        sources=(ClaimSource("B", "without figures"), ClaimSource("C", "without figures")),
         trials=_trials(
             "prefill-quadratic",
             {"holds": SQUARE, "holds-with-limits": BEGINS, "refuted": LINEAR},
             {"holds": seen_by(FEW), "holds-with-limits": seen_by(FEW, 32_768), "refuted": seen_by(FEW, 1024)},
         ),
-        where=prefill_sizes,
+        condition_tables=prefill_sizes,
     ),
     Claim(
         id="decode-flat-in-context",
         says="Tokens per second do not depend on the prompt's length (100 or 100,000)",
-        sources=(Source("D", "the same at 100 and 100,000 tokens"),),
+        sources=(ClaimSource("D", "the same at 100 and 100,000 tokens"),),
         trials=_trials(
             "decode-flat-in-context",
             {"holds-with-limits": ROOT, "refuted": SQUARE},
@@ -260,20 +260,20 @@ CLAIMS = (
             {"holds": "the rule asks of Llama 3.1 8B and 70B at 100,000 tokens too, where the roofline says 1.9 and "
              "1.2 times as long: nothing measured at shorter contexts changes that"},
         ),
-        where=decode_sizes,
+        condition_tables=decode_sizes,
     ),
     Claim(
         id="decode-bandwidth-bound",
         says="At small batch a decode step costs the time to read the weights once; the arithmetic is trivial",
         sources=SOURCES_BOUND,
         trials=(
-            Trial(
-                Run("model_size", ("workload.rounds=1",)),
-                OfJudge(model_size.judge, "decode-bandwidth-bound"),
+            ClaimTrial(
+                RunEvidence("model_size", ("workload.rounds=1",)),
+                JudgeRule(model_size.judge, "decode-bandwidth-bound"),
                 {
-                    "holds": model_size.made(0.5, (0.9, 0.9, 0.9, 0.9)),
-                    "holds-with-limits": model_size.made(0.5, (0.2, 0.3, 0.9, 0.9)),
-                    "refuted": model_size.made(0.5, (0.2, 0.3, 0.3, 0.3)),
+                    "holds": model_size.example_rows(0.5, (0.9, 0.9, 0.9, 0.9)),
+                    "holds-with-limits": model_size.example_rows(0.5, (0.2, 0.3, 0.9, 0.9)),
+                    "refuted": model_size.example_rows(0.5, (0.2, 0.3, 0.3, 0.3)),
                 },
             ),
             *_trials(
@@ -287,7 +287,7 @@ CLAIMS = (
     Claim(
         id="decode-dominates",
         says="1,000 tokens in and 200 out: most of the time is decode",
-        sources=(Source("A", "without figures"),),
+        sources=(ClaimSource("A", "without figures"),),
         trials=_trials(
             "decode-dominates",
             {"holds": FLAT, "holds-with-limits": EVEN, "refuted": SLOW_PREFILL},
@@ -297,10 +297,10 @@ CLAIMS = (
     Claim(
         id="kv-linear-step",
         says="With the cache a decode step is O(n); without it each re-runs the whole text, in attention O(n^2)",
-        sources=(Source("A to E", "O(n) against O(n^2)"),),
+        sources=(ClaimSource("A to E", "O(n) against O(n^2)"),),
         trials=(
-            Trial(
-                Run("no_cache", quick=("workload.rounds=1",)),
+            ClaimTrial(
+                RunEvidence("no_cache", quick=("workload.rounds=1",)),
                 NO_CACHE,
                 {
                     "holds": _steps(0.1, 1.5, 1.5),
@@ -308,8 +308,8 @@ CLAIMS = (
                     "refuted": _steps(1.5, 1.5, 1.5),
                 },
             ),
-            Trial(
-                Calculation(lambda: no_cache_rows("llama-3.1-8b", "h100", 131_072), "roofline: 1 x h100, llama-3.1-8b"),
+            ClaimTrial(
+                CalculationEvidence(lambda: no_cache_rows("llama-3.1-8b", "h100", 131_072), "roofline: 1 x h100, llama-3.1-8b"),
                 NO_CACHE,
                 {
                     "holds": lambda: no_cache_rows("llama-3.1-8b", "h100", 131_072),
@@ -317,8 +317,8 @@ CLAIMS = (
                     "refuted": lambda: no_cache_rows("llama-3.1-8b", "h100", 512),
                 },
             ),
-            Trial(
-                Calculation(pairs),
+            ClaimTrial(
+                CalculationEvidence(pairs),
                 linear_step,
                 {"holds": pairs},
                 {"holds-with-limits": COUNTED, "refuted": COUNTED},

@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from workbench.economics import cache_figures
-from workbench.economics.prices import SOURCE, Prices, prices_of
-from workbench.ledger.claim import Calculation, Claim, Missing, Numbers, Ruling, Source, Table, Trial
+from workbench.economics.prices import DEFAULT_TABLE, Prices, load_prices
+from workbench.ledger.claim import CalculationEvidence, Claim, MissingEvidence, EvidenceNumbers, Ruling, ClaimSource, ClaimTable, ClaimTrial
 
 TABLE = "the sources' prices (calculated)"
 FIVE, HOUR = "5 minutes", "1 hour"
 
 
-def multiples(found: Numbers) -> Ruling:
+def multiples(found: EvidenceNumbers) -> Ruling:
     """A write for 5 minutes costs 1.25 and for 1 hour 2 times the input price, a read 0.1: holds; two of them: with
     limits; else refuted."""
-    told = {"cache_write_5m": 1.25, "cache_write_1h": 2.0, "cache_read": 0.1}
-    right = [name for name, times in told.items() if abs(found[name] / times - 1) < 0.01]
+    stated = {"cache_write_5m": 1.25, "cache_write_1h": 2.0, "cache_read": 0.1}
+    right = [name for name, times in stated.items() if abs(found[name] / times - 1) < 0.01]
     return Ruling(
         "holds" if len(right) == 3 else "holds-with-limits" if len(right) == 2 else "refuted",
-        ", ".join(f"{name} {found[name]:g}" for name in told),
+        ", ".join(f"{name} {found[name]:g}" for name in stated),
         f"right: {', '.join(right)}",
     )
 
 
-def pays_off(found: Numbers) -> Ruling:
+def pays_off(found: EvidenceNumbers) -> Ruling:
     """The cache for 5 minutes is cheaper from the second read on, not before: holds; from the second request, which is
     the first read: with limits; else refuted."""
     five, hour = found[FIVE], found[HOUR]
@@ -40,7 +40,7 @@ def pays_off(found: Numbers) -> Ruling:
     )
 
 
-def daily(found: Numbers) -> Ruling:
+def daily(found: EvidenceNumbers) -> Ruling:
     """$6.00 uncached, and a plan that saves 97% at least: holds; prices that allow such a saving, for arrivals of
     another kind: with limits; where even hits alone cost too much for it: refuted."""
     best = max(row["share"] for row in found["rows"])
@@ -61,7 +61,7 @@ def daily(found: Numbers) -> Ruling:
     )  # fmt: skip
 
 
-def days(records: object) -> Sequence[Table]:
+def days(records: object) -> Sequence[ClaimTable]:
     rows = [
         (row["arrivals"], row["plan"], f"${row['cost']:.2f}", f"${row['saved']:.2f}", f"{row['share']:.1%}",
          f"{row['writes']:,} and {row['reads']:,}")
@@ -69,10 +69,10 @@ def days(records: object) -> Sequence[Table]:
     ]  # fmt: skip
     headings = ("arrivals", "plan", "a day", "saved", "share", "writes and reads")
     title = "2,000 tokens, 1,000 requests a day, $3 per million: 3.5 requests in 5 minutes; 70 were 20,160 a day"
-    return [Table(title, headings, rows)]
+    return [ClaimTable(title, headings, rows)]
 
 
-def life(found: Numbers) -> Ruling:
+def life(found: EvidenceNumbers) -> Ruling:
     """By requests a day: the densest traffic is cheapest with 5 minutes, some sparser one with an hour, the sparsest
     without a cache, whether or not hits renew, and each life pays from one hit a write (0.8 to 1.25): holds; the choice
     where hits renew, or where they do not: with limits; else refuted."""
@@ -98,22 +98,22 @@ def _where(so: dict[bool, bool]) -> str:
     return "where hits renew the life, not where they do not" if so[True] else "where hits do not renew the life"
 
 
-def lives(**changed: str) -> Numbers:
+def lives(**changed: str) -> EvidenceNumbers:
     return cache_figures.cache_ttl_choice(_priced(**changed), requests=2000)
 
 
 def _priced(**changed: str) -> Prices:
     """Return the source's table with some prices changed."""
-    table = prices_of(SOURCE).model_dump(exclude={"says"}) | changed
-    return Prices.of(table | {"name": "changed", "example": bool(changed)})
+    table = load_prices(DEFAULT_TABLE).model_dump(exclude={"says"}) | changed
+    return Prices.from_values(table | {"name": "changed", "example": bool(changed)})
 
 
-def _choice(rows: Sequence[Numbers]) -> bool:
+def _choice(rows: Sequence[EvidenceNumbers]) -> bool:
     best = [row["best"] for row in sorted(rows, key=lambda row: row["requests_a_day"])]
     return best[0] is None and best[-1] == FIVE and HOUR in best
 
 
-def _lives(*best: str | None) -> Numbers:
+def _lives(*best: str | None) -> EvidenceNumbers:
     rows = [{"requests_a_day": 10**i, "renews": r, "best": b} for r in (True, False) for i, b in enumerate(best)]
     return {"rows": rows, "hits_a_write_to_pay": {FIVE: 1.0, HOUR: 1.0}}
 
@@ -122,12 +122,12 @@ CLAIMS = (
     Claim(
         id="cache-prices",
         says="A cache write costs 1.25 (5 minutes) or 2 times (1 hour) the input price, a read 0.1 times",
-        sources=(Source("A", "1.25, 2 and 0.1 times"),),
+        sources=(ClaimSource("A", "1.25, 2 and 0.1 times"),),
         trials=(
-            Trial(
-                Missing("a vendor's own price list: the table here is the source's, and cannot vouch for itself"),
+            ClaimTrial(
+                MissingEvidence("a vendor's own price list: the table here is the source's, and cannot vouch for itself"),
                 multiples,
-                gives={
+                examples={
                     "holds": {"cache_write_5m": 1.25, "cache_write_1h": 2.0, "cache_read": 0.1},
                     "holds-with-limits": {"cache_write_5m": 1.25, "cache_write_1h": 1.5, "cache_read": 0.1},
                     "refuted": {"cache_write_5m": 1.0, "cache_write_1h": 1.0, "cache_read": 0.5},
@@ -138,12 +138,12 @@ CLAIMS = (
     Claim(
         id="cache-breakeven",
         says="The 5-minute cache pays for itself at the second read",
-        sources=(Source("A", "second read: 1.25 + 0.1 against 2, which counts requests"),),
+        sources=(ClaimSource("A", "second read: 1.25 + 0.1 against 2, which counts requests"),),
         trials=(
-            Trial(
-                Calculation(cache_figures.cache_breakeven, TABLE),
+            ClaimTrial(
+                CalculationEvidence(cache_figures.cache_breakeven, TABLE),
                 pays_off,
-                gives={
+                examples={
                     "holds": lambda: cache_figures.cache_breakeven(_priced(cache_write_5m="6")),
                     "holds-with-limits": cache_figures.cache_breakeven,
                     "refuted": lambda: cache_figures.cache_breakeven(_priced(cache_write_5m="20")),
@@ -154,29 +154,29 @@ CLAIMS = (
     Claim(
         id="cache-daily",
         says="2,000 tokens 1,000 times a day cost $6.00; caching saves $5.90 (98%) at about 70 requests in 5 minutes",
-        sources=(Source("A", "$6.00, $5.90, 98%, about 70 requests in 5 minutes"),),
+        sources=(ClaimSource("A", "$6.00, $5.90, 98%, about 70 requests in 5 minutes"),),
         trials=(
-            Trial(
-                Calculation(cache_figures.cache_daily, TABLE),
+            ClaimTrial(
+                CalculationEvidence(cache_figures.cache_daily, TABLE),
                 daily,
-                gives={
+                examples={
                     "holds": lambda: cache_figures.cache_daily(_priced(cache_read="0.03")),
                     "holds-with-limits": lambda: cache_figures.cache_daily(_priced(cache_read="0.09")),
                     "refuted": cache_figures.cache_daily,
                 },
             ),
         ),
-        where=days,
+        condition_tables=days,
     ),
     Claim(
         id="cache-ttl-choice",
         says="5 minutes for steady traffic, 1 hour for sparse, none when it would be hit less than once a life",
-        sources=(Source("A", "without figures"),),
+        sources=(ClaimSource("A", "without figures"),),
         trials=(
-            Trial(
-                Calculation(lives, TABLE),
+            ClaimTrial(
+                CalculationEvidence(lives, TABLE),
                 life,
-                gives={
+                examples={
                     "holds": _lives(None, HOUR, FIVE),
                     "holds-with-limits": lives,
                     "refuted": lambda: lives(cache_write_5m="20"),

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from experiments.claims.tokens import CODE, ENGINE
-from workbench.ledger.claim import Calculation, Claim, Measurement, Numbers, Ruling, Source, Trial
+from workbench.ledger.claim import CalculationEvidence, Claim, MeasurementEvidence, EvidenceNumbers, Ruling, ClaimSource, ClaimTrial
 from workbench.study.verdict import RuleChange
 
 
-def ordered() -> Numbers:
+def ordered() -> EvidenceNumbers:
     """Return the filters of a request's parameters, and the tokens they keep with the temperature first and last."""
     import torch
 
     from workbench.request import SamplingParameters
-    from workbench.sampling.filters import pipeline
+    from workbench.sampling.filters import build_filters
 
-    chain = pipeline(SamplingParameters(temperature=1.5, top_k=40, top_p=0.9))
+    chain = build_filters(SamplingParameters(temperature=1.5, top_k=40, top_p=0.9))
     row = torch.linspace(8, 0, 64)[None].exp().log1p()  # a few likely tokens and a long tail
 
     def kept(filters: tuple) -> int:
@@ -30,7 +30,7 @@ def ordered() -> Numbers:
     }
 
 
-def order(found: Numbers) -> Ruling:
+def order(found: EvidenceNumbers) -> Ruling:
     """Temperature, top-k, top-p in this order: holds; another order that keeps the same tokens: with limits; else
     refuted."""
     right = found["order"] == ["Temperature", "TopK", "TopP"]
@@ -44,7 +44,7 @@ def order(found: Numbers) -> Ruling:
     )
 
 
-def at_zero() -> Numbers:
+def at_zero() -> EvidenceNumbers:
     """Return greedy outputs of the demo under several top_p and top_k, and the share of places where one filter is
     redundant.
     """
@@ -56,7 +56,7 @@ def at_zero() -> Numbers:
     from workbench.request import Request, SamplingParameters
     from workbench.sampling.filters import TopK, TopP
 
-    runner = load("demo", dtype="float32", lane="eager", pages=16)
+    runner = load("demo", dtype="float32", backend="eager", pages=16)
     assert runner.tokenizer is not None
     ids = runner.tokenizer.encode(CODE)
     outputs = set()
@@ -74,7 +74,7 @@ def at_zero() -> Numbers:
     }
 
 
-def no_effect(found: Numbers) -> Ruling:
+def no_effect(found: EvidenceNumbers) -> Ruling:
     """One output whatever top_p and top_k at temperature 0: else refuted; and at 90% of the places of a text top-p of
     0.9 leaves nothing for top-k of 50 to remove: holds, else with limits."""
     redundant = found["k_redundant"]
@@ -102,14 +102,14 @@ ENDS_CHANGED = RuleChange(
 )
 
 
-def endings(quick: bool) -> Numbers:
+def endings(quick: bool) -> EvidenceNumbers:
     """Count the ends of sampled texts of the demo: few tokens allowed, a stop string, and no limit but the context."""
     from workbench.engine.load import load
     from workbench.engine.runner import generate
     from workbench.request import Request, SamplingParameters
 
-    runner = load("demo", lane="eager")
-    tokenizer, context = runner.tokenizer, runner.model.spec.context
+    runner = load("demo", backend="eager")
+    tokenizer, context = runner.tokenizer, runner.model.spec.max_position_embeddings
     assert tokenizer is not None
     texts = [(prompt, seed) for seed in ((1,) if quick else SEEDS) for prompt in PROMPTS]
 
@@ -134,7 +134,7 @@ def endings(quick: bool) -> Numbers:
     }
 
 
-def three_ends(found: Numbers) -> Ruling:
+def three_ends(found: EvidenceNumbers) -> Ruling:
     """Texts end at max_tokens, at a stop string and at the end token; without a limit some run to 2,000 tokens: holds;
     some run to the context, which is shorter: with limits; no text runs that far, or one of the ends is never seen:
     refuted."""
@@ -157,12 +157,12 @@ CLAIMS = (
     Claim(
         id="sample-order",
         says="Temperature, then top-k, then top-p, then one draw",
-        sources=(Source("A", "this order"),),
+        sources=(ClaimSource("A", "this order"),),
         trials=(
-            Trial(
-                Calculation(ordered, ENGINE),
+            ClaimTrial(
+                CalculationEvidence(ordered, ENGINE),
                 order,
-                gives={
+                examples={
                     "holds": {"order": ["Temperature", "TopK", "TopP"], "kept": 9, "kept_temperature_last": 5},
                     "holds-with-limits": {"order": ["TopK", "Temperature", "TopP"], "kept": 9,
                                           "kept_temperature_last": 9},
@@ -174,12 +174,12 @@ CLAIMS = (
     Claim(
         id="sample-topp-at-zero",
         says="top_p has no effect at temperature 0; top_p and top_k together are usually redundant",
-        sources=(Source("A", "without figures"),),
+        sources=(ClaimSource("A", "without figures"),),
         trials=(
-            Trial(
-                Calculation(at_zero, ENGINE),
+            ClaimTrial(
+                CalculationEvidence(at_zero, ENGINE),
                 no_effect,
-                gives={
+                examples={
                     "holds": {"outputs": 1, "places": 100, "k_redundant": 0.95, "p_redundant": 0.1},
                     "holds-with-limits": {"outputs": 1, "places": 100, "k_redundant": 0.5, "p_redundant": 0.1},
                     "refuted": {"outputs": 3, "places": 100, "k_redundant": 0.95, "p_redundant": 0.1},
@@ -191,17 +191,17 @@ CLAIMS = (
         id="stop-conditions",
         says="A text ends at the end token, a stop sequence or max_tokens; unset, models run to thousands of tokens",
         sources=(
-            Source("A", "thousands of tokens"),
-            Source("C", "the three"),
-            Source("D", "the three"),
-            Source("E", "the three"),
+            ClaimSource("A", "thousands of tokens"),
+            ClaimSource("C", "the three"),
+            ClaimSource("D", "the three"),
+            ClaimSource("E", "the three"),
         ),
         trials=(
-            Trial(
-                Measurement("endings", endings, timed=False),
+            ClaimTrial(
+                MeasurementEvidence("endings", endings, timed=False),
                 three_ends,
-                gives={"holds-with-limits": ENDED, "refuted": ENDED | {"to_the_context": 0, "longest": 300}},
-                never={"holds": "the demo's context of 1,024 tokens ends texts before they have 2,000"},
+                examples={"holds-with-limits": ENDED, "refuted": ENDED | {"to_the_context": 0, "longest": 300}},
+                impossible={"holds": "the demo's context of 1,024 tokens ends texts before they have 2,000"},
                 changed=(ENDS_CHANGED,),
             ),
         ),

@@ -17,11 +17,11 @@ from experiments import (
     speculation,
 )
 from experiments.claims.streams import crowds
-from workbench.ledger.claim import Claim, Gives, Numbers, OfJudge, Run, Source, Trial
+from workbench.ledger.claim import Claim, OutcomeExamples, EvidenceNumbers, JudgeRule, RunEvidence, ClaimSource, ClaimTrial
 from workbench.study.verdict import Outcome
 
 
-def _batches(*rates: float) -> Numbers:
+def _batches(*rates: float) -> EvidenceNumbers:
     """Return rows of batches with these tokens a second: static, padded, then one at a time to sixteen."""
     names = ("static", "padded", *batching.SIZES.values())
     return [
@@ -34,10 +34,10 @@ def _batches(*rates: float) -> Numbers:
 GROWING = _batches(100, 80, 100, 190, 350, 600, 900)
 STANDING = _batches(900, 900, 900, 900, 900, 900, 800)
 HALTING = _batches(700, 500, 300, 200, 350, 600, 900)  # one doubling loses, and static batches are nearly as quick
-BATCHES: Gives = {"holds": GROWING, "holds-with-limits": HALTING, "refuted": STANDING}
+BATCHES: OutcomeExamples = {"holds": GROWING, "holds-with-limits": HALTING, "refuted": STANDING}
 
 
-def _interrupted(gap: float) -> Numbers:
+def _interference_rows(gap: float) -> EvidenceNumbers:
     """Return rows in which a whole prompt makes the longest gap `gap` times as long."""
     rows: list[dict[str, Any]] = []
     for name in (chunked_prefill.UNDISTURBED, chunked_prefill.WHOLE, *chunked_prefill.CHUNKED):
@@ -46,7 +46,7 @@ def _interrupted(gap: float) -> Numbers:
     return rows
 
 
-def _pools(gap: float, served: int = 2) -> Numbers:
+def _pools(gap: float, served: int = 2) -> EvidenceNumbers:
     """Return rows of fleets: whole prompts make the longest gap `gap` times as long.
 
     Separate pools meet the SLO at `served` of two loads, one pool at both.
@@ -54,13 +54,13 @@ def _pools(gap: float, served: int = 2) -> Numbers:
     rows = []
     for name in (disaggregation.WHOLE, disaggregation.CHUNKED, *disaggregation.SPLIT):
         loads = served if name in disaggregation.SPLIT else 2
-        points = [{"value": rate, "goodput_share": 1.0 if n <= loads else 0.5} for n, rate in enumerate((4, 8), 1)]
+        points = [{"value": rate, "slo_attainment": 1.0 if n <= loads else 0.5} for n, rate in enumerate((4, 8), 1)]
         longest = gap if name == disaggregation.WHOLE else 1.0
         rows.append({"variant": name, disaggregation.GAP: longest, "ttft_s_p50": 0.1, "curve": points})
     return rows
 
 
-def _tails(*tails: float) -> Numbers:
+def _tails(*tails: float) -> EvidenceNumbers:
     """Return rows of traffics whose p99 TTFT grows so many times while the median grows by half."""
     rows = []
     for name, tail in zip(queue_tail.TRAFFICS, tails, strict=True):
@@ -70,23 +70,23 @@ def _tails(*tails: float) -> Numbers:
     return rows
 
 
-def _prefixes(ttft: float, rate: float) -> Numbers:
+def _prefixes(ttft: float, rate: float) -> EvidenceNumbers:
     reused = {"variant": "reused", "ttft_s": ttft, "requests_per_s": rate, "cached_tokens": 960.0, "same_tokens": True}
     return [{"variant": "computed", "ttft_s": 1.0, "requests_per_s": 1.0}, reused]
 
 
-def _routes(times: float) -> Numbers:
+def _routes(times: float) -> EvidenceNumbers:
     names = ("least loaded", "prefix aware", "session sticky")
     slow = {"least loaded": times}
     return [{"variant": n, "ttft_s_p50": slow.get(n, 1.0), "ttft_s_p99": slow.get(n, 1.0), "cache_hit_rate": 0.5}
             for n in names]  # fmt: skip
 
 
-def _goes(holds: Numbers, limits: Numbers, refuted: Numbers) -> dict[Outcome, Numbers]:
+def _goes(holds: EvidenceNumbers, limits: EvidenceNumbers, refuted: EvidenceNumbers) -> dict[Outcome, EvidenceNumbers]:
     return {"holds": holds, "holds-with-limits": limits, "refuted": refuted}
 
 
-def _drafts(times: float, plain: float, odd: float) -> Numbers:
+def _drafts(times: float, plain: float, odd: float) -> EvidenceNumbers:
     halves = {name: {"chance": chance, "bits_a_token": 1.0} for name, chance in
               (("predictable", plain), ("unusual", odd))}  # fmt: skip
     row = {"speed_up_alone": times, "predicted_speed_up": times, "same_tokens_share": 1.0, "chance": 0.7,
@@ -94,7 +94,7 @@ def _drafts(times: float, plain: float, odd: float) -> Numbers:
     return [{"variant": name, **row} for name in ("draft of 2", "draft of 3", "draft of 3, sampled")]
 
 
-def _options(kept: float) -> Numbers:
+def _options(kept: float) -> EvidenceNumbers:
     rows = [{"variant": name, schedule_price.RATE: 100.0 * kept} for name in schedule_price.ON]
     return [{"variant": "nothing", schedule_price.RATE: 100.0}, *rows]
 
@@ -103,11 +103,11 @@ CLAIMS = (
     Claim(
         id="batch-amortises",
         says="Each weight is read once for all in the batch: throughput grows with it, each request's latency too",
-        sources=(Source("A", "without figures"), Source("D", "without figures"), Source("E", "without figures")),
+        sources=(ClaimSource("A", "without figures"), ClaimSource("D", "without figures"), ClaimSource("E", "without figures")),
         trials=(
-            Trial(Run("batching", ("measure.rounds=1",)), batching.amortised, BATCHES),
-            Trial(
-                Run("batch_size", ("measure.rounds=1",)), batch_size.amortised,
+            ClaimTrial(RunEvidence("batching", ("measure.rounds=1",)), batching.amortised, BATCHES),
+            ClaimTrial(
+                RunEvidence("batch_size", ("measure.rounds=1",)), batch_size.amortised,
                 _goes(crowds(1.8, 1.5), crowds(1.1, 1.0), crowds(1.0, 1.0)),
             ),
         ),
@@ -115,16 +115,16 @@ CLAIMS = (
     Claim(
         id="continuous-vs-static",
         says="Letting requests join and leave mid-flight beats waiting for the whole batch",
-        sources=(Source("A, C, D, E", "without figures"),),
-        trials=(Trial(Run("batching", ("measure.rounds=1",)), batching.joining, BATCHES),),
+        sources=(ClaimSource("A, C, D, E", "without figures"),),
+        trials=(ClaimTrial(RunEvidence("batching", ("measure.rounds=1",)), batching.joining, BATCHES),),
     ),
     Claim(
         id="queue-p99",
         says="A short request can wait behind a long prefill; p99 TTFT spikes while the median looks fine",
-        sources=(Source("A", "without figures"),),
+        sources=(ClaimSource("A", "without figures"),),
         trials=(
-            Trial(
-                Run("queue_tail"), OfJudge(queue_tail.judge, "queue-p99"),
+            ClaimTrial(
+                RunEvidence("queue_tail"), JudgeRule(queue_tail.judge, "queue-p99"),
                 _goes(_tails(9.0, 9.0), _tails(1.5, 9.0), _tails(1.5, 2.0)),
             ),
         ),
@@ -132,30 +132,30 @@ CLAIMS = (
     Claim(
         id="chunked-prefill",
         says="Splitting long prompts and mixing the chunks with decode steps keeps other requests from stalling",
-        sources=(Source("A", "without figures"),),
+        sources=(ClaimSource("A", "without figures"),),
         trials=(
-            Trial(
-                Run("chunked_prefill", ("workload.rounds=1",)), chunked_prefill.chunks,
-                _goes(_interrupted(9), _interrupted(2), _interrupted(1.0)),
+            ClaimTrial(
+                RunEvidence("chunked_prefill", ("workload.rounds=1",)), chunked_prefill.chunks,
+                _goes(_interference_rows(9), _interference_rows(2), _interference_rows(1.0)),
             ),
-            Trial(Run("disaggregation"), disaggregation.chunks, _goes(_pools(9), _pools(2), _pools(1.0))),
+            ClaimTrial(RunEvidence("disaggregation"), disaggregation.chunks, _goes(_pools(9), _pools(2), _pools(1.0))),
         ),
     ),
     Claim(
         id="pd-disaggregation",
         says="Separate pools for prefill and decode remove that interference",
-        sources=(Source("A", "without figures"),),
+        sources=(ClaimSource("A", "without figures"),),
         trials=(
-            Trial(Run("disaggregation"), disaggregation.separate, _goes(_pools(9), _pools(9, served=1), _pools(1.0))),
+            ClaimTrial(RunEvidence("disaggregation"), disaggregation.separate, _goes(_pools(9), _pools(9, served=1), _pools(1.0))),
         ),
     ),
     Claim(
         id="prefix-cache-latency",
         says="Reusing the KV of a shared prefix cuts latency by up to 80%",
-        sources=(Source("B", "up to 80%"),),
+        sources=(ClaimSource("B", "up to 80%"),),
         trials=(
-            Trial(
-                Run("prefix_reuse", ("workload.rounds=1",)), prefix_reuse.latency,
+            ClaimTrial(
+                RunEvidence("prefix_reuse", ("workload.rounds=1",)), prefix_reuse.latency,
                 _goes(_prefixes(0.25, 5.0), _prefixes(0.1, 5.0), _prefixes(0.95, 1.0)),
             ),
         ),
@@ -163,10 +163,10 @@ CLAIMS = (
     Claim(
         id="prefix-cache-throughput",
         says="On prefix-heavy traffic a radix tree of prefixes gives up to 6 times the throughput",
-        sources=(Source("A", "up to 6 times"),),
+        sources=(ClaimSource("A", "up to 6 times"),),
         trials=(
-            Trial(
-                Run("prefix_reuse", ("workload.rounds=1",)), prefix_reuse.throughput,
+            ClaimTrial(
+                RunEvidence("prefix_reuse", ("workload.rounds=1",)), prefix_reuse.throughput,
                 _goes(_prefixes(0.1, 5.0), _prefixes(0.1, 9.0), _prefixes(0.95, 1.0)),
             ),
         ),
@@ -174,10 +174,10 @@ CLAIMS = (
     Claim(
         id="prefix-routing",
         says="Sending a conversation to the instance that holds its prefix changes latency dramatically",
-        sources=(Source("D", "dramatically"),),
+        sources=(ClaimSource("D", "dramatically"),),
         trials=(
-            Trial(
-                Run("routing"), OfJudge(routing.judge, "prefix-routing"),
+            ClaimTrial(
+                RunEvidence("routing"), JudgeRule(routing.judge, "prefix-routing"),
                 _goes(_routes(4.0), _routes(1.5), _routes(1.0)),
             ),
         ),
@@ -185,11 +185,11 @@ CLAIMS = (
     Claim(
         id="spec-decode",
         says="A small draft proposes, the target verifies in one pass: 2 to 3 times faster, the same distribution",
-        sources=(Source("A", "2 to 3 times"), Source("D", "2 to 3 times"),
-                 Source("E", "a sketch without bonus token and draft probabilities, one index off")),
+        sources=(ClaimSource("A", "2 to 3 times"), ClaimSource("D", "2 to 3 times"),
+                 ClaimSource("E", "a sketch without bonus token and draft probabilities, one index off")),
         trials=(
-            Trial(
-                Run("speculation", ("workload.rounds=1",)), speculation.faster,
+            ClaimTrial(
+                RunEvidence("speculation", ("workload.rounds=1",)), speculation.faster,
                 _goes(_drafts(2.4, 0.75, 0.5), _drafts(1.4, 0.75, 0.5), _drafts(0.8, 0.5, 0.7)),
             ),
         ),
@@ -197,10 +197,10 @@ CLAIMS = (
     Claim(
         id="spec-acceptance",
         says="Acceptance is 70 to 80% on predictable text and 40 to 60% on unusual text",
-        sources=(Source("A", "70 to 80%, 40 to 60%"),),
+        sources=(ClaimSource("A", "70 to 80%, 40 to 60%"),),
         trials=(
-            Trial(
-                Run("speculation", ("workload.rounds=1",)), speculation.accepted,
+            ClaimTrial(
+                RunEvidence("speculation", ("workload.rounds=1",)), speculation.accepted,
                 _goes(_drafts(2.4, 0.75, 0.5), _drafts(2.4, 0.65, 0.5), _drafts(0.8, 0.5, 0.7)),
             ),
         ),
@@ -208,21 +208,21 @@ CLAIMS = (
     Claim(
         id="greedy-not-deterministic",
         says="Temperature 0 reproduces within one deployment; batch composition, hardware and ties can change it",
-        sources=(Source("A", "without figures"),),
+        sources=(ClaimSource("A", "without figures"),),
         trials=(
-            Trial(
-                Run("determinism", ("workload.runs=2",)), OfJudge(determinism.judge, "greedy-not-deterministic"),
-                _goes(determinism.made(3, 3), determinism.made(1, 3), determinism.made(1, 1)),
+            ClaimTrial(
+                RunEvidence("determinism", ("workload.runs=2",)), JudgeRule(determinism.judge, "greedy-not-deterministic"),
+                _goes(determinism.example_rows(3, 3), determinism.example_rows(1, 3), determinism.example_rows(1, 1)),
             ),
         ),
     ),
     Claim(
         id="schedule-options-free",
         says="Policies, chunks, a prefix index and a host cost no throughput where nobody needs them",
-        sources=(Source("this project", "what it promises"),),
+        sources=(ClaimSource("this project", "what it promises"),),
         trials=(
-            Trial(
-                Run("schedule_price", ("measure.rounds=1",)), OfJudge(schedule_price.judge, "schedule-options-free"),
+            ClaimTrial(
+                RunEvidence("schedule_price", ("measure.rounds=1",)), JudgeRule(schedule_price.judge, "schedule-options-free"),
                 _goes(_options(1.0), _options(0.9), _options(0.5)),
             ),
         ),

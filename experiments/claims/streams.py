@@ -7,8 +7,8 @@ from itertools import pairwise
 
 from experiments import batch_size, model_size, naive_loop, streaming
 from workbench.fleet.hardware import Hardware
-from workbench.ledger.claim import OUTCOMES, Calculation, Claim, Numbers, OfJudge, Ruling, Run, Source, Trial
-from workbench.ledger.crossings import Machine
+from workbench.ledger.claim import OUTCOMES, CalculationEvidence, Claim, EvidenceNumbers, JudgeRule, Ruling, RunEvidence, ClaimSource, ClaimTrial
+from workbench.ledger.crossings import RooflineMachine
 from workbench.model.shapes import named_shape
 from workbench.study.verdict import Outcome
 
@@ -16,17 +16,17 @@ SHAPES = ("smollm2-135m", "tinyllama-1.1b", "llama-3.1-8b", "llama-3.1-70b")
 FEWER = ("measure.rounds=1",)
 
 
-def latencies(*shapes: str, hardware: str | Hardware = "h200") -> Numbers:
+def latencies(*shapes: str, hardware: str | Hardware = "h200") -> EvidenceNumbers:
     """Return parameters, and seconds of 128 tokens in and 32 out, alone on eight H200 by the roofline."""
     found = {}
     for shape in shapes or SHAPES:
-        machine = Machine.of(shape, hardware, 8)
+        machine = RooflineMachine.of(shape, hardware, 8)
         seconds = machine.prefill(128) + 31 * machine.decode(144)
-        found[shape] = {"parameters": named_shape(shape).parameters, "seconds": seconds}
+        found[shape] = {"parameters": named_shape(shape).num_parameters, "seconds": seconds}
     return found
 
 
-def by_bytes(found: Numbers) -> Ruling:
+def by_bytes(found: EvidenceNumbers) -> Ruling:
     """The latency of one request goes with at most the power 0.8 of the parameters between all neighbours in size:
     holds; between some: with limits; between none: refuted."""
     sizes = sorted(found.values(), key=lambda one: one["parameters"])
@@ -48,7 +48,7 @@ SLOW_LINK = Hardware(name="slow link", flops=989.5e12, bandwidth=4.8e12, memory=
 SOME_LINK = SLOW_LINK.model_copy(update={"name": "slower link", "link": 5e9})
 
 
-def crowds(gain: float, wait: float) -> Numbers:
+def crowds(gain: float, wait: float) -> EvidenceNumbers:
     """Return rows of batches in which each doubling multiplies tokens a second by `gain` and latency by `wait`."""
     found = []
     for number, name in enumerate((*batch_size.SIZES, batch_size.LIMITED)):
@@ -62,14 +62,14 @@ def crowds(gain: float, wait: float) -> Numbers:
     return found
 
 
-def _steeper(rows: Numbers) -> Numbers:
+def _steeper(rows: EvidenceNumbers) -> EvidenceNumbers:
     """Return the same rows, with the largest model a hundred times as slow."""
     (point,) = rows[-1]["curve"]
     slow = point | {name: 100 * point[name] for name in ("e2el_s", "predicted_e2el_s", "decode_step_s")}
     return [*rows[:-1], rows[-1] | {"curve": [slow]}]
 
 
-def _streams(gain: float, wait: float) -> Numbers:
+def _streams(gain: float, wait: float) -> EvidenceNumbers:
     """Return rows of both deliveries of a text.
 
     Without streaming there are `gain` times the tokens a second; streaming shows text after `wait`.
@@ -81,45 +81,45 @@ def _streams(gain: float, wait: float) -> Numbers:
     return rows
 
 
-def _ladder(gain: float) -> Numbers:
+def _ladder(gain: float) -> EvidenceNumbers:
     rates = {name: gain**number for number, name in enumerate(naive_loop.LADDER)}
     return [{"variant": name, naive_loop.RATE: r, "predicted": {naive_loop.RATE: r}} for name, r in rates.items()]
 
 
-def _stalled(rows: Numbers) -> Numbers:
+def _stalled(rows: EvidenceNumbers) -> EvidenceNumbers:
     """Return the same ladder, whose last rung gives nothing."""
     return [*rows[:-1], rows[-2] | {"variant": rows[-1]["variant"]}]
 
 
-def _alike(rows: Numbers) -> Numbers:
+def _unlimited(rows: EvidenceNumbers) -> EvidenceNumbers:
     """Return the same batches, with a lower limit for the same clients that changes nothing."""
     same = next(row for row in rows if row["variant"] == batch_size.CROWD)
     return [row if row["variant"] != batch_size.LIMITED else same | {"variant": batch_size.LIMITED} for row in rows]
 
 
-def _judged(id: str, says: str, run: Run, judge, tried: tuple[Numbers, Numbers, Numbers], *sources: Source) -> Claim:
+def _judged_claim(id: str, says: str, run: RunEvidence, judge, tried: tuple[EvidenceNumbers, EvidenceNumbers, EvidenceNumbers], *sources: ClaimSource) -> Claim:
     """Make a claim from rows under which it holds, holds with limits, and is refuted."""
-    gives: dict[Outcome, Numbers] = dict(zip(OUTCOMES, tried, strict=True))
-    return Claim(id, says, sources, (Trial(run, OfJudge(judge, id), gives),))
+    gives: dict[Outcome, EvidenceNumbers] = dict(zip(OUTCOMES, tried, strict=True))
+    return Claim(id, says, sources, (ClaimTrial(run, JudgeRule(judge, id), gives),))
 
 
 CLAIMS = (
     Claim(
         id="model-size-not-linear",
         says="At small batch latency does not grow linearly with model size",
-        sources=(Source("A", "without figures"),),
+        sources=(ClaimSource("A", "without figures"),),
         trials=(
-            Trial(
-                Run("model_size", ("workload.rounds=1",)),
-                OfJudge(model_size.judge, "model-size-not-linear"),
+            ClaimTrial(
+                RunEvidence("model_size", ("workload.rounds=1",)),
+                JudgeRule(model_size.judge, "model-size-not-linear"),
                 {
-                    "holds": model_size.made(0.5),
-                    "holds-with-limits": _steeper(model_size.made(0.5)),
-                    "refuted": model_size.made(1.0),
+                    "holds": model_size.example_rows(0.5),
+                    "holds-with-limits": _steeper(model_size.example_rows(0.5)),
+                    "refuted": model_size.example_rows(1.0),
                 },
             ),
-            Trial(
-                Calculation(latencies, "roofline: 8 x h200"),
+            ClaimTrial(
+                CalculationEvidence(latencies, "roofline: 8 x h200"),
                 by_bytes,
                 {
                     "holds": lambda: latencies(hardware=SLOW_LINK),
@@ -129,37 +129,37 @@ CLAIMS = (
             ),
         ),
     ),
-    _judged(
+    _judged_claim(
         "ttft-vs-throughput",
         "What helps TTFT hurts throughput, and the other way round",
-        Run("batch_size", FEWER),
+        RunEvidence("batch_size", FEWER),
         batch_size.judge,
-        (crowds(1.8, 1.5), _alike(crowds(1.8, 1.5)), crowds(1.0, 1.0)),
-        Source("A", "without figures"),
-        Source("E", "without figures"),
+        (crowds(1.8, 1.5), _unlimited(crowds(1.8, 1.5)), crowds(1.0, 1.0)),
+        ClaimSource("A", "without figures"),
+        ClaimSource("E", "without figures"),
     ),
-    _judged(
+    _judged_claim(
         "batch-no-stream",
         "Streaming adds overhead in batch pipelines",
-        Run("streaming", ("workload.rounds=1",)),
+        RunEvidence("streaming", ("workload.rounds=1",)),
         streaming.judge,
         (_streams(1.3, 0.1), _streams(1.02, 0.1), _streams(0.99, 0.1)),
-        Source("A", "without figures"),
+        ClaimSource("A", "without figures"),
     ),
-    _judged(
+    _judged_claim(
         "stream-perceived",
         "Streaming does not change total time, but moves the first visible token from the end to TTFT",
-        Run("streaming", ("workload.rounds=1",)),
+        RunEvidence("streaming", ("workload.rounds=1",)),
         streaming.judge,
         (_streams(1.0, 0.1), _streams(1.0, 0.4), _streams(1.0, 0.9)),
-        Source("A to E", "from the end to TTFT"),
+        ClaimSource("A to E", "from the end to TTFT"),
     ),
-    _judged(
+    _judged_claim(
         "naive-against-everything",
         "Cache, compiled step, fewer bits, batch and drafts each speed the naive loop up, a lot together",
-        Run("naive_loop", FEWER),
+        RunEvidence("naive_loop", FEWER),
         naive_loop.judge,
         (_ladder(2.0), _stalled(_ladder(3.0)), _ladder(1.0)),
-        Source("this project", "what it was built to find out"),
+        ClaimSource("this project", "what it was built to find out"),
     ),
 )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from experiments import sampling_texts
-from workbench.ledger.claim import Claim, Numbers, OfJudge, Run, Source, Trial
-from workbench.study.texts import CAME
+from workbench.ledger.claim import Claim, EvidenceNumbers, JudgeRule, RunEvidence, ClaimSource, ClaimTrial
+from workbench.study.texts import HELD_OUT_ROW
 
-WAYS = ("greedy", *sampling_texts.COOL, *sampling_texts.HOT, *sampling_texts.FEW, CAME)
+WAYS = ("greedy", *sampling_texts.COOL, *sampling_texts.HOT, *sampling_texts.FEW, HELD_OUT_ROW)
 
 
-def _texts(wild: float, few: float, greedy: float, again: float = 0.0) -> Numbers:
+def _texts(wild: float, few: float, greedy: float, again: float = 0.0) -> EvidenceNumbers:
     """Return rows in which hot texts have `wild` times the bits of real continuations.
 
     Texts with few candidates loop at the share `few`, greedy ones at `greedy`; both repeat `again` more of their
@@ -19,23 +19,23 @@ def _texts(wild: float, few: float, greedy: float, again: float = 0.0) -> Number
     for number, name in enumerate(WAYS):
         looped = few if name in sampling_texts.FEW else greedy if name == "greedy" else 0.0
         bits = wild if name in sampling_texts.HOT else 1.0
-        told = {"bits_per_byte": bits}
-        if name != CAME:
-            told |= {"predicted": {"drawn_entropy": float(number)}, "most_likely": 1.0, "repeated_alike": True}
+        values = {"bits_per_byte": bits}
+        if name != HELD_OUT_ROW:
+            values |= {"predicted": {"drawn_entropy": float(number)}, "most_likely": 1.0, "repeated_alike": True}
         repeated = 0.1 + looped + (again if name in (*sampling_texts.FEW, "greedy") else 0)
-        rows.append({"variant": name, **told, "looped": looped, "repeated_4": repeated})
+        rows.append({"variant": name, **values, "looped": looped, "repeated_4": repeated})
     return rows
 
 
-def _border_elsewhere(rows: Numbers) -> Numbers:
+def _border_elsewhere(rows: EvidenceNumbers) -> EvidenceNumbers:
     """Return the same texts, of which those at 1.2 are as wild as hotter ones."""
     return [row | {"bits_per_byte": 4.0} if row["variant"] == "temperature 1.2" else row for row in rows]
 
 
-def _claim(id: str, says: str, *sources: Source) -> Claim:
-    trial = Trial(
-        Run("sampling_texts", ("workload.prompts=4",)),
-        OfJudge(sampling_texts.judge, id),
+def _claim(id: str, says: str, *sources: ClaimSource) -> Claim:
+    trial = ClaimTrial(
+        RunEvidence("sampling_texts", ("workload.prompts=4",)),
+        JudgeRule(sampling_texts.judge, id),
         {
             "holds": _texts(4.0, 0.8, 0.8),
             "holds-with-limits": _border_elsewhere(_texts(4.0, 0.2, 0.0, again=0.4)),
@@ -49,17 +49,17 @@ CLAIMS = (
     _claim(
         "sample-temperature",
         "Below 1 sharpens, above 1 flattens, 0 is greedy; above 1.5 incoherent",
-        Source("A to E", "incoherent above 1.5"),
+        ClaimSource("A to E", "incoherent above 1.5"),
     ),
     _claim(
         "sample-topk-loops",
         "top_k under 5 on open-ended text leads to repetition loops",
-        Source("A", "under 5"),
+        ClaimSource("A", "under 5"),
     ),
     _claim(
         "sample-greedy-repeats",
         "Greedy is deterministic but repetitive",
-        Source("B", "without figures"),
-        Source("C", "without figures"),
+        ClaimSource("B", "without figures"),
+        ClaimSource("C", "without figures"),
     ),
 )

@@ -8,8 +8,8 @@ from itertools import islice
 from random import Random
 from statistics import median
 
-from workbench.ledger.claim import Calculation, Claim, Measurement, Numbers, Ruling, Source, Trial
-from workbench.ledger.crossings import Machine
+from workbench.ledger.claim import CalculationEvidence, Claim, MeasurementEvidence, EvidenceNumbers, Ruling, ClaimSource, ClaimTrial
+from workbench.ledger.crossings import RooflineMachine
 
 ENGINE = "this engine (any machine)"
 # The first article of the Universal Declaration of Human Rights: the same sentences in each language.
@@ -47,7 +47,7 @@ class Counter:
 '''
 
 
-def reading() -> Numbers:
+def reading() -> EvidenceNumbers:
     """Return round trips through the demo's tokenizer, and bits a byte of code in its own ids and in another
     tokenizer's.
 
@@ -55,12 +55,12 @@ def reading() -> Numbers:
     """
     import torch
 
-    from workbench.engine.load import DEMO, load
+    from workbench.engine.load import DEMO_FOLDER, load
     from workbench.engine.naive import logits
     from workbench.prompt.tokenizer import Tokenizer
 
-    runner = load("demo", dtype="float32", lane="eager", pages=1)
-    own, other = runner.tokenizer, Tokenizer.from_folder(DEMO / "bytes")
+    runner = load("demo", dtype="float32", backend="eager", pages=1)
+    own, other = runner.tokenizer, Tokenizer.from_folder(DEMO_FOLDER / "bytes")
     assert own is not None and other is not None
     texts = [*ARTICLE.values(), CODE, "\u65e5\u672c\u8a9e \U0001f642 \x00"]
 
@@ -70,18 +70,18 @@ def reading() -> Numbers:
         nats = -rows[torch.arange(len(ids) - 1), torch.tensor(ids[1:])].sum().item()
         return nats / math.log(2) / len(CODE.encode())
 
-    strangers = own.decode(i for i in other.encode(CODE) if i < own.vocab)
+    strangers = own.decode(i for i in other.encode(CODE) if i < own.vocab_size)
     return {
         "texts": len(texts),
         "same_again": sum(own.decode(own.encode(text)) == text for text in texts),
-        "unknown_ids": sum(i >= other.vocab for i in own.encode(CODE)) / len(own.encode(CODE)),
+        "unknown_ids": sum(i >= other.vocab_size for i in own.encode(CODE)) / len(own.encode(CODE)),
         "bits_a_byte": bits(own.encode(CODE)),
         "bits_a_byte_other": bits(other.encode(CODE)),
         "read_by_own": strangers == CODE,
     }
 
 
-def roundtrip(found: Numbers) -> Ruling:
+def roundtrip(found: EvidenceNumbers) -> Ruling:
     """Every text comes back, and the model needs at least twice the bits a byte for another tokenizer's ids of the same
     text: holds; every text, but the ids do not matter so much: with limits; else refuted."""
     times = found["bits_a_byte_other"] / found["bits_a_byte"]
@@ -96,11 +96,11 @@ def roundtrip(found: Numbers) -> Ruling:
     )
 
 
-def counting() -> Numbers:
-    from workbench.engine.load import SHIPPED
+def counting() -> EvidenceNumbers:
+    from workbench.engine.load import BUNDLED_MODELS
     from workbench.prompt.tokenizer import Tokenizer
 
-    tokenizer = Tokenizer.from_folder(SHIPPED["demo"])
+    tokenizer = Tokenizer.from_folder(BUNDLED_MODELS["demo"])
     assert tokenizer is not None
     found = {}
     for name, text in {**ARTICLE, "code": CODE}.items():
@@ -109,7 +109,7 @@ def counting() -> Numbers:
     return found
 
 
-def ratio(found: Numbers) -> Ruling:
+def ratio(found: EvidenceNumbers) -> Ruling:
     """English has 3.5 to 4.5 characters and 0.65 to 0.85 words a token, every other language takes at least 1.2 times
     the tokens a word, and code has as many characters a token as English: holds; the other languages alone: with
     limits; else refuted."""
@@ -130,7 +130,7 @@ def ratio(found: Numbers) -> Ruling:
     )  # fmt: skip
 
 
-def speed(quick: bool) -> Numbers:
+def speed(quick: bool) -> EvidenceNumbers:
     """Return tokens a second of the tokenizer in one thread, of the demo model's prefill, and of an H100's by the
     roofline.
     """
@@ -146,10 +146,10 @@ def speed(quick: bool) -> Numbers:
         began = time.perf_counter()
         ids = runner.tokenizer.encode(text)
         rates.append(len(ids) / (time.perf_counter() - began))
-        asked = Request(str(turn), tuple(ids[:512]), SamplingParameters(temperature=0, max_tokens=1))
-        steps = [event for event in runner.stream([asked]) if isinstance(event, Stepped)]
+        request = Request(str(turn), tuple(ids[:512]), SamplingParameters(temperature=0, max_tokens=1))
+        steps = [event for event in runner.stream([request]) if isinstance(event, Stepped)]
         prefills.append(512 / sum(step.wall_seconds for step in steps))
-    sheet = Machine.of("llama-3.1-8b", "h100")
+    sheet = RooflineMachine.of("llama-3.1-8b", "h100")
     return {
         "tokens_per_s": median(rates),
         "prefill_tokens_per_s": median(prefills[1:]),
@@ -157,7 +157,7 @@ def speed(quick: bool) -> Numbers:
     }
 
 
-def cheap(found: Numbers) -> Ruling:
+def cheap(found: EvidenceNumbers) -> Ruling:
     """At least a million tokens a second, and at most 1% of the prefill's time for the same tokens, here and of Llama
     3.1 8B on an H100 by the roofline: holds; at most 10% in both: with limits; else refuted."""
     rate = found["tokens_per_s"]
@@ -172,7 +172,7 @@ def cheap(found: Numbers) -> Ruling:
     )  # fmt: skip
 
 
-def turns() -> Numbers:
+def turns() -> EvidenceNumbers:
     """Return, for next turns of Mooncake's conversations (a fitted generator), the tokens before the message and new
     ones.
     """
@@ -188,7 +188,7 @@ def turns() -> Numbers:
     return {"turns": len(before), "before_p50": median(before), "message_share_p50": median(share)}
 
 
-def assembly(found: Numbers) -> Ruling:
+def assembly(found: EvidenceNumbers) -> Ruling:
     """What the user adds is, in the median of next turns, at most half of the prompt: with limits (recorded traffic
     says nothing of schemas and order); more: refuted. It cannot hold without limits."""
     small = found["message_share_p50"] <= 0.5
@@ -201,7 +201,7 @@ def assembly(found: Numbers) -> Ruling:
     )  # fmt: skip
 
 
-def orders() -> Numbers:
+def orders() -> EvidenceNumbers:
     """Return the share of prompt tokens found in the prefix index, for a static and a dynamic part in either order."""
     from workbench.engine.load import load
     from workbench.engine.runner import generate
@@ -212,7 +212,7 @@ def orders() -> Numbers:
     found = {}
     for order in ("static first", "dynamic first"):
         recorder = Recorder()
-        runner = load("shape:tiny", lane="eager", prefix="radix", page_size=16, pages=64, note=recorder.note)
+        runner = load("shape:tiny", backend="eager", prefix="radix", page_size=16, pages=64, listener=recorder.record)
         for number in range(count):
             dynamic = [(200 + 7 * number + at) % 257 for at in range(own)]
             ids = static + dynamic if order == "static first" else dynamic + static
@@ -222,7 +222,7 @@ def orders() -> Numbers:
     return found
 
 
-def static_first(found: Numbers) -> Ruling:
+def static_first(found: EvidenceNumbers) -> Ruling:
     """Of the prompts' tokens at least three times the share, and half at least, comes from the cache with what is
     static first: holds; more than the other way round: with limits; else refuted."""
     first, last = found["static first"], found["dynamic first"]
@@ -234,7 +234,7 @@ def static_first(found: Numbers) -> Ruling:
     )
 
 
-def too_long() -> Numbers:
+def too_long() -> EvidenceNumbers:
     """Return the ends of a prompt longer than the context under both overflow settings, and of one whose output is too
     long.
     """
@@ -244,8 +244,8 @@ def too_long() -> Numbers:
 
     found: dict[str, object] = {}
     for overflow in ("refuse", "cut_oldest"):
-        runner = load("shape:tiny", lane="eager", overflow=overflow)
-        context = runner.model.spec.context
+        runner = load("shape:tiny", backend="eager", overflow=overflow)
+        context = runner.model.spec.max_position_embeddings
         sampling = SamplingParameters(temperature=0, max_tokens=40, ignore_eos=True)
         long = Request("long", tuple(i % 257 for i in range(context + 50)), sampling)
         near = Request("near", tuple(i % 257 for i in range(context - 10)), sampling)
@@ -255,7 +255,7 @@ def too_long() -> Numbers:
     return found
 
 
-def capped(found: Numbers) -> Ruling:
+def capped(found: EvidenceNumbers) -> Ruling:
     """A prompt beyond the context is refused, or loses its oldest tokens and is answered, as was asked; and no output
     goes past the context: holds; else refuted."""
     right = found["refuse"] == "refused" and found["cut_oldest"] == "length" and found["cut_oldest_tokens"] == 40
@@ -277,12 +277,12 @@ CLAIMS = (
     Claim(
         id="tok-roundtrip",
         says="Text becomes ids by a merge table fixed at training; with another tokenizer a model receives garbage",
-        sources=(Source("B", "without figures"), Source("C", "without figures"), Source("D", "without figures")),
+        sources=(ClaimSource("B", "without figures"), ClaimSource("C", "without figures"), ClaimSource("D", "without figures")),
         trials=(
-            Trial(
-                Calculation(reading, ENGINE),
+            ClaimTrial(
+                CalculationEvidence(reading, ENGINE),
                 roundtrip,
-                gives={
+                examples={
                     "holds": READ,
                     "holds-with-limits": READ | {"bits_a_byte_other": 1.5},
                     "refuted": READ | {"same_again": 5},
@@ -293,12 +293,12 @@ CLAIMS = (
     Claim(
         id="tok-ratio",
         says="English has about 4 characters or 0.75 words a token; code is token-efficient; other languages need more",
-        sources=(Source("B", "4 characters, 0.75 words (of GPT-4o's tokenizer, which is o200k, not cl100k)"),),
+        sources=(ClaimSource("B", "4 characters, 0.75 words (of GPT-4o's tokenizer, which is o200k, not cl100k)"),),
         trials=(
-            Trial(
-                Calculation(counting, "the demo's tokenizer (any machine)"),
+            ClaimTrial(
+                CalculationEvidence(counting, "the demo's tokenizer (any machine)"),
                 ratio,
-                gives={
+                examples={
                     "holds": {"English": ENGLISH, "German": GERMAN, "code": EASY},
                     "holds-with-limits": {"English": GERMAN, "German": EASY, "code": EASY},
                     "refuted": {"English": ENGLISH, "German": ENGLISH, "code": EASY},
@@ -309,12 +309,12 @@ CLAIMS = (
     Claim(
         id="tok-cheap",
         says="Tokenization runs on the CPU at millions of tokens a second and is negligible next to the forward pass",
-        sources=(Source("C", "millions of tokens a second"), Source("D", "negligible")),
+        sources=(ClaimSource("C", "millions of tokens a second"), ClaimSource("D", "negligible")),
         trials=(
-            Trial(
-                Measurement("tokenizer_speed", speed),
+            ClaimTrial(
+                MeasurementEvidence("tokenizer_speed", speed),
                 cheap,
-                gives={
+                examples={
                     "holds": RATES | {"tokens_per_s": 1e7},
                     "holds-with-limits": RATES | {"tokens_per_s": 9e5},
                     "refuted": RATES | {"tokens_per_s": 1e5},
@@ -325,28 +325,28 @@ CLAIMS = (
     Claim(
         id="prompt-assembly",
         says="A model sees system prompt, tools, history, roles, then the message, which is the smallest part",
-        sources=(Source("D", "5,000 to 50,000 tokens before the user speaks, for a coding agent"),),
+        sources=(ClaimSource("D", "5,000 to 50,000 tokens before the user speaks, for a coding agent"),),
         trials=(
-            Trial(
-                Calculation(turns, "recorded traffic (fitted)"),
+            ClaimTrial(
+                CalculationEvidence(turns, "recorded traffic (fitted)"),
                 assembly,
-                gives={
+                examples={
                     "holds-with-limits": {"turns": 10, "before_p50": 10_000, "message_share_p50": 0.02},
                     "refuted": {"turns": 10, "before_p50": 100, "message_share_p50": 0.9},
                 },
-                never={"holds": "recorded traffic says nothing of tool schemas and of the order of a prompt's parts"},
+                impossible={"holds": "recorded traffic says nothing of tool schemas and of the order of a prompt's parts"},
             ),
         ),
     ),
     Claim(
         id="prompt-static-first",
         says="Static content first and dynamic content last maximises prefix-cache hits",
-        sources=(Source("B", "without figures"),),
+        sources=(ClaimSource("B", "without figures"),),
         trials=(
-            Trial(
-                Calculation(orders, ENGINE),
+            ClaimTrial(
+                CalculationEvidence(orders, ENGINE),
                 static_first,
-                gives={
+                examples={
                     "holds": {"static first": 0.8, "dynamic first": 0.0},
                     "holds-with-limits": {"static first": 0.4, "dynamic first": 0.2},
                     "refuted": {"static first": 0.2, "dynamic first": 0.2},
@@ -357,13 +357,13 @@ CLAIMS = (
     Claim(
         id="ctx-truncate",
         says="Prompt and output end at the context window; what exceeds it is refused, or the oldest tokens are cut",
-        sources=(Source("C", "without figures"),),
+        sources=(ClaimSource("C", "without figures"),),
         trials=(
-            Trial(
-                Calculation(too_long, ENGINE),
+            ClaimTrial(
+                CalculationEvidence(too_long, ENGINE),
                 capped,
-                gives={"holds": CUT, "refuted": CUT | {"refuse": "length", "near_tokens": 40}},
-                never={"holds-with-limits": "what exceeds the context is refused or cut as asked, or it is not"},
+                examples={"holds": CUT, "refuted": CUT | {"refuse": "length", "near_tokens": 40}},
+                impossible={"holds-with-limits": "what exceeds the context is refused or cut as asked, or it is not"},
             ),  # fmt: skip
         ),
     ),

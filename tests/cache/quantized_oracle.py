@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.cache.shapes import CacheShape
+from workbench.cache.shapes import KVCacheSpec
 
 LEVELS = {"int8": 255, "int4": 15}
 MOST_FP8 = 448.0
@@ -45,39 +45,39 @@ def hadamard(dim: int) -> np.ndarray:
     return made / np.sqrt(dim)
 
 
-def packed_keys(keys: np.ndarray, shape: CacheShape) -> np.ndarray:
+def packed_keys(keys: np.ndarray, shape: KVCacheSpec) -> np.ndarray:
     """[token, group, dim] as codes: for each channel, runs of tokens; unread first tokens have no say."""
-    out, group, first = np.full(keys.shape, np.nan), shape.format.group, shape.rule.first
+    out, group, first = np.full(keys.shape, np.nan), shape.format.group, shape.quantization_rule.num_sink_tokens
     for begin in range(0, len(keys) - group + 1, group):
         for head in range(keys.shape[1]):
             for channel in range(keys.shape[2]):
                 run = keys[begin : begin + group, head, channel].copy()
                 run[: max(0, min(group, first - begin))] = run[-1]
-                out[begin : begin + group, head, channel] = coded(run, shape.format.kinds[0])
+                out[begin : begin + group, head, channel] = coded(run, shape.format.key_value_formats[0])
     return out
 
 
-def packed_values(values: np.ndarray, shape: CacheShape) -> np.ndarray:
+def packed_values(values: np.ndarray, shape: KVCacheSpec) -> np.ndarray:
     """[token, group, dim] as codes: for each token, runs of columns."""
-    columns, out = min(shape.format.columns, shape.dim), np.full(values.shape, np.nan)
+    columns, out = min(shape.format.columns, shape.head_dim), np.full(values.shape, np.nan)
     for token in range(len(values)):
         for head in range(values.shape[1]):
-            for begin in range(0, shape.dim, columns):
+            for begin in range(0, shape.head_dim, columns):
                 run = values[token, head, begin : begin + columns]
-                out[token, head, begin : begin + columns] = coded(run, shape.format.kinds[1])
+                out[token, head, begin : begin + columns] = coded(run, shape.format.key_value_formats[1])
     return out
 
 
-def attended(q: Tensor, k: Tensor, v: Tensor, shape: CacheShape, scale: float) -> Tensor:
+def attended(q: Tensor, k: Tensor, v: Tensor, shape: KVCacheSpec, scale: float) -> Tensor:
     """Queries [token, head, dim] at positions 0, 1, ... over k and v [token, group, dim]: float64."""
-    turned = hadamard(shape.dim) if shape.format.rotate else np.eye(shape.dim)
+    turned = hadamard(shape.head_dim) if shape.format.rotate else np.eye(shape.head_dim)
     stored = [(part.double().numpy() @ turned).astype(np.float32) for part in (k, v)]
     coded_keys, coded_values = packed_keys(stored[0], shape), packed_values(stored[1], shape)
     share, out = q.shape[1] // k.shape[1], np.zeros(q.shape)
-    lag, group, first = shape.format.residual, shape.format.group, max(shape.format.sinks, shape.sinks)
+    lag, group, first = shape.format.residual, shape.format.group, max(shape.format.sinks, shape.num_sink_tokens)
     for t in range(len(q)):
         settled = max(0, (t + 1 - lag) // group * group)
-        seen = [p for p in range(t + 1) if shape.window is None or p > t - shape.window or p < shape.sinks]
+        seen = [p for p in range(t + 1) if shape.sliding_window is None or p > t - shape.sliding_window or p < shape.num_sink_tokens]
         for head in range(q.shape[1]):
             query, at = q[t, head].double().numpy() @ turned, head // share
             rows = [coded_keys if first <= p < settled else stored[0] for p in seen]

@@ -6,25 +6,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.cache.budget import Budget
-from workbench.cache.evict import HeavyHitters, SnapKV, Window, evict_from
+from workbench.cache.budget import EvictionBudget
+from workbench.cache.evict import HeavyHitters, SnapKV, SlidingWindowEviction, parse_eviction
 from workbench.errors import WorkbenchError
 
 budgets = st.builds(
-    Budget, st.integers(1, 40), st.none(), st.one_of(st.none(), st.integers(1, 60)), st.booleans()
-) | st.builds(Budget, st.none(), st.floats(0.01, 1.0), st.one_of(st.none(), st.integers(1, 60)), st.booleans())
+    EvictionBudget, st.integers(1, 40), st.none(), st.one_of(st.none(), st.integers(1, 60)), st.booleans()
+) | st.builds(EvictionBudget, st.none(), st.floats(0.01, 1.0), st.one_of(st.none(), st.integers(1, 60)), st.booleans())
 
 
-def walk(budget: Budget, prompt: int, tokens: int, steps: list[int]) -> tuple[list[tuple[int, int]], int]:
+def walk(budget: EvictionBudget, prompt: int, tokens: int, steps: list[int]) -> tuple[list[tuple[int, int]], int]:
     """Steps of so many tokens, over and over: the evictions as (computed, kept), and the most tokens held."""
     computed = evicted = most = number = 0
     found = []
     while computed < tokens:
-        kept = budget.kept(prompt, computed, evicted)
+        kept = budget.tokens_to_keep(prompt, computed, evicted)
         if kept is not None:
             found.append((computed, kept))
             evicted = computed - kept
-        left = budget.left(prompt, computed, evicted)
+        left = budget.tokens_until_eviction(prompt, computed, evicted)
         known = prompt if computed < prompt else computed + 1
         length = min(known - computed, steps[number % len(steps)], tokens - computed)
         computed += length if left is None else min(length, left)
@@ -58,11 +58,11 @@ def test_as_much_is_held_as_the_budget_has_room_for(budget, prompt, more, length
 
 def test_a_budget_is_given_in_tokens_bytes_or_a_ratio() -> None:
     page = 16, 3 * 1024
-    assert HeavyHitters(budget=100).budget_for(*page).most(7) == 100
-    assert HeavyHitters(bytes=10 * 1024).budget_for(*page).most(7) == 48  # three whole pages
-    assert SnapKV(ratio=0.25).budget_for(*page).most(99) == 25
-    assert HeavyHitters(budget=64).budget_for(*page).after(0) == 56
-    assert Window(budget=64, block=63).budget_for(*page).after(0) == 32
+    assert HeavyHitters(budget=100).budget_for(*page).max_tokens(7) == 100
+    assert HeavyHitters(bytes=10 * 1024).budget_for(*page).max_tokens(7) == 48  # three whole pages
+    assert SnapKV(ratio=0.25).budget_for(*page).max_tokens(99) == 25
+    assert HeavyHitters(budget=64).budget_for(*page).tokens_after_eviction(0) == 56
+    assert SlidingWindowEviction(budget=64, block=63).budget_for(*page).tokens_after_eviction(0) == 32
     with pytest.raises(WorkbenchError, match="a page of 16 tokens takes 3,072 in all layers"):
         HeavyHitters(bytes=3000).budget_for(*page)
 
@@ -79,5 +79,5 @@ def test_a_budget_is_given_in_tokens_bytes_or_a_ratio() -> None:
 )
 def test_mistakes_are_told_by_their_path(wrong, told) -> None:
     with pytest.raises(WorkbenchError) as found:
-        evict_from(wrong)
+        parse_eviction(wrong)
     assert told in str(found.value)

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.cache.evict import HeavyHitters, SinksRecent, SnapKV, Window
+from workbench.cache.evict import HeavyHitters, SinksRecent, SnapKV, SlidingWindowEviction
 
 policies = st.one_of(
     st.builds(HeavyHitters, budget=st.just(2), recent=st.floats(0.01, 1.0)),
-    st.builds(Window, budget=st.just(2)),
+    st.builds(SlidingWindowEviction, budget=st.just(2)),
     st.builds(SinksRecent, budget=st.just(2), sinks=st.integers(1, 9)),
     st.builds(SnapKV, budget=st.just(2), observe=st.integers(1, 9), pool=st.integers(1, 9)),
 )
@@ -50,7 +50,7 @@ def test_snapkv_votes_are_shared_with_neighbours() -> None:
 
 def test_place_alone_decides_for_windows_and_sinks() -> None:
     mass = torch.rand(20)
-    assert Window(budget=4).keep(mass, 4).tolist() == [16, 17, 18, 19]
+    assert SlidingWindowEviction(budget=4).keep(mass, 4).tolist() == [16, 17, 18, 19]
     assert SinksRecent(budget=4, sinks=2).keep(mass, 5).tolist() == [0, 1, 17, 18, 19]
 
 

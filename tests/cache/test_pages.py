@@ -25,7 +25,7 @@ class Ownership(RuleBasedStateMachine):
 
     @rule(count=st.integers(0, PAGES + 2))
     def allocate(self, count: int) -> None:
-        if count > self.pool.free:
+        if count > self.pool.num_free:
             with pytest.raises(ValueError, match="free"):
                 self.pool.allocate(count)
             return
@@ -38,7 +38,7 @@ class Ownership(RuleBasedStateMachine):
     @rule(data=st.data())
     def share(self, data: st.DataObject) -> None:
         pages = data.draw(st.sampled_from(self.held))
-        self.pool.share(pages)
+        self.pool.acquire(pages)
         self.held.append(list(pages))
 
     @precondition(lambda self: self.held)
@@ -52,11 +52,11 @@ class Ownership(RuleBasedStateMachine):
     @invariant()
     def free_and_held_are_all(self) -> None:
         counts = Counter(page for holder in self.held for page in holder)
-        assert self.pool.used == len(counts)
-        assert self.pool.free + self.pool.used == PAGES
+        assert self.pool.num_used == len(counts)
+        assert self.pool.num_free + self.pool.num_used == PAGES
         assert NULL_PAGE not in counts
         for page in range(1, PAGES + 1):
-            assert self.pool.holders(page) == counts[page]
+            assert self.pool.ref_count(page) == counts[page]
 
 
 TestOwnership = Ownership.TestCase
@@ -79,7 +79,7 @@ def test_misuse_is_refused() -> None:
     with pytest.raises(ValueError, match="not held"):
         pool.release([1])
     with pytest.raises(ValueError, match="not held"):
-        pool.share([NULL_PAGE])
+        pool.acquire([NULL_PAGE])
     page = pool.allocate(1)
     with pytest.raises(ValueError, match="not held"):
         pool.release(page * 2)

@@ -12,17 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compiled_kernels import Lane, lane_problems
+from compiled_kernels import Backend, backend_problems
 from compiled_kernels.masks import Causal, SlidingWindow
 from tests.cache.quantized_oracle import attended
 from workbench.batch import TokenBatch
-from workbench.cache.format import CacheFormat, LayerFormat, cache_format
+from workbench.cache.format import CacheFormat, LayerFormat, parse_cache_format
 from workbench.cache.quantized import QuantizedLayer
-from workbench.cache.shapes import CacheShape, shapes_of
+from workbench.cache.shapes import KVCacheSpec, build_cache_specs
 from workbench.cache.store import KVStore
 from workbench.errors import WorkbenchError
 
-NO_MLIR = lane_problems()[Lane.MLIR]
+NO_MLIR = backend_problems()[Backend.MLIR]
 Text = tuple[Tensor, Tensor, Tensor]  # queries, keys, values
 KINDS = st.sampled_from(["dense", "int8", "int4", "fp8"])
 INTEGERS = st.sampled_from(["int8", "int4"])
@@ -45,33 +45,33 @@ def formats(kinds: st.SearchStrategy = KINDS) -> st.SearchStrategy[LayerFormat]:
 
 
 @st.composite
-def shapes(draw: st.DrawFn, kinds: st.SearchStrategy = KINDS) -> CacheShape:
+def shapes(draw: st.DrawFn, kinds: st.SearchStrategy = KINDS) -> KVCacheSpec:
     format = draw(formats(kinds))
     window = draw(st.sampled_from([None, None, format.residual + 3, format.residual + 20]))
     sinks = draw(st.sampled_from([0, 2])) if window else 0
-    return CacheShape(draw(st.integers(1, 2)), 16, 0, window, sinks, format, 1)
+    return KVCacheSpec(draw(st.integers(1, 2)), 16, 0, window, sinks, format, 1)
 
 
-def text(seed: int, tokens: int, shape: CacheShape, share: int = 2) -> Text:
+def text(seed: int, tokens: int, shape: KVCacheSpec, share: int = 2) -> Text:
     generator = torch.Generator().manual_seed(seed)
-    heads = shape.groups * share
-    return tuple(torch.randn(tokens, n, shape.dim, generator=generator) for n in (heads, shape.groups, shape.groups))  # type: ignore[return-value]
+    heads = shape.num_kv_heads * share
+    return tuple(torch.randn(tokens, n, shape.head_dim, generator=generator) for n in (heads, shape.num_kv_heads, shape.num_kv_heads))  # type: ignore[return-value]
 
 
 class Cache:
     """A poisoned packed layer and the pages that each text holds, handed out in a shuffled order."""
 
-    def __init__(self, shape: CacheShape, texts: list[Text], size: int, shuffle: random.Random, lane: Lane):
-        self.texts, self.size, self.lane, self.shape = texts, size, lane, shape
+    def __init__(self, shape: KVCacheSpec, texts: list[Text], size: int, shuffle: random.Random, backend: Backend):
+        self.texts, self.size, self.backend, self.shape = texts, size, backend, shape
         each = max(len(q) for q, _, _ in texts) // size + 1
         pages = each * len(texts)
         self.layer = QuantizedLayer(shape, (pages, pages), size, torch.float32, "cpu")
         for table in (0, 1):
-            for tensor in self.layer.paged(table):
+            for tensor in self.layer.page_tensors(table):
                 tensor.view(torch.uint8).fill_(255)  # NaN, whatever the type of float
         orders = [shuffle.sample(range(1, pages + 1), pages) for _ in range(2)]
         self.tables = [[order[i * each : (i + 1) * each] for i in range(len(texts))] for order in orders]
-        self.mask = Causal() if shape.window is None else SlidingWindow(shape.window, shape.sinks)
+        self.mask = Causal() if shape.sliding_window is None else SlidingWindow(shape.sliding_window, shape.num_sink_tokens)
         self.done = [0] * len(texts)
         self.out = [torch.full_like(q, torch.nan) for q, _, _ in texts]
 
@@ -91,8 +91,8 @@ class Cache:
         batch = TokenBatch(positions, positions, starts, lengths, tables, slots, positions, only)
         mine = list(zip(order, rows, strict=True))
         q, k, v = (torch.cat([self.texts[i][part][row] for i, row in mine]) for part in range(3))
-        self.layer.write(k, v, batch, Lane.EAGER)
-        out = self.layer.attend(q, batch, 0.3, self.mask, self.lane)
+        self.layer.write(k, v, batch, Backend.EAGER)
+        out = self.layer.attend(q, batch, 0.3, self.mask, self.backend)
         for i, row, found in zip(order, rows, out.split([spans[i] for i in order]), strict=True):
             self.out[i][row] = found
             self.done[i] = row.stop
@@ -107,11 +107,11 @@ class Cache:
 
 @settings(max_examples=60)
 @given(shapes(), st.lists(st.integers(1, 60), min_size=1, max_size=3), st.integers(1, 40), st.randoms())
-def test_every_read_is_the_oracles(shape: CacheShape, lengths: list[int], most: int, shuffle: random.Random) -> None:
+def test_every_read_is_the_oracles(shape: KVCacheSpec, lengths: list[int], most: int, shuffle: random.Random) -> None:
     """Whatever the format, the chunks, the neighbours and the order of pages."""
     texts = [text(shuffle.randrange(999), length, shape) for length in lengths]
     size = shape.format.group * shuffle.choice([1, 2])
-    cache = Cache(shape, texts, size, shuffle, Lane.EAGER)
+    cache = Cache(shape, texts, size, shuffle, Backend.EAGER)
     for found, (q, k, v) in zip(cache.play(shuffle, most), texts, strict=True):
         exact = attended(q, k, v, shape, 0.3)
         assert (found.double() - exact).abs().max() < 2e-5 * (1 + exact.abs().max())
@@ -125,15 +125,15 @@ def test_the_kernel_reads_as_the_oracle_and_always_the_same(
 ) -> None:
     """Chunked = whole = decoded one by one, alone or among others, bit for bit."""
     made = {"keys": keys, "values": values, "group": 16, "residual": 9, "sinks": sinks, "rotate": rotate}
-    shape = CacheShape(2, 16, 0, window, 0, LayerFormat(**made), 1)  # type: ignore[arg-type]
+    shape = KVCacheSpec(2, 16, 0, window, 0, LayerFormat(**made), 1)  # type: ignore[arg-type]
     texts = [text(shuffle.randrange(999), length, shape) for length in (70, 41, 9)]
-    mixed = Cache(shape, texts, 32, shuffle, Lane.MLIR).play(shuffle, 30)
+    mixed = Cache(shape, texts, 32, shuffle, Backend.MLIR).play(shuffle, 30)
     for each, found in zip(texts, mixed, strict=True):
-        alone = Cache(shape, [each], 16, shuffle, Lane.MLIR)
+        alone = Cache(shape, [each], 16, shuffle, Backend.MLIR)
         exact = attended(*each, shape, 0.3)
         assert (found.double() - exact).abs().max() < 2e-5 * (1 + exact.abs().max())
         if window is None:  # pages of another size are other runs of the softmax
-            alone = Cache(shape, [each], 32, shuffle, Lane.MLIR)
+            alone = Cache(shape, [each], 32, shuffle, Backend.MLIR)
             while alone.done[0] < len(each[0]):
                 alone.step({0: 1})
             assert torch.equal(alone.out[0], found)
@@ -144,10 +144,10 @@ def test_the_kernel_reads_as_the_oracle_and_always_the_same(
 def test_bytes_equal_the_formula(layers: list, pages: int, size: int, dtype: torch.dtype) -> None:
     made, taken = [], 0
     for groups, window, format in layers:
-        made.append(CacheShape(groups, 16, taken, window, 0, format, taken + 1))
+        made.append(KVCacheSpec(groups, 16, taken, window, 0, format, taken + 1))
         taken += 2
     store = KVStore(made, tuple(range(pages, pages + taken)), size, dtype)
-    assert store.bytes == store.formula_bytes
+    assert store.bytes == store.expected_bytes
     by_hand = 0.0
     for groups, _, format in layers:
         for kind, run in zip(format.kinds, (format.group, min(format.columns, 16)), strict=True):
@@ -159,26 +159,26 @@ def test_bytes_equal_the_formula(layers: list, pages: int, size: int, dtype: tor
 
 
 def test_scrubbing_and_copying_reach_every_tensor_of_a_page() -> None:
-    shape = CacheShape(1, 8, 0, None, 0, LayerFormat(format="int4", group=8), 1)
+    shape = KVCacheSpec(1, 8, 0, None, 0, LayerFormat(format="int4", group=8), 1)
     store = KVStore([shape], (3, 3), 8, torch.float32)
     for table in (0, 1):
-        for tensor in store.paged(table):
+        for tensor in store.page_tensors(table):
             tensor.view(torch.uint8).fill_(255)
-    store.scrub(0, [2])
-    assert all(not part[2].any() and part[1].view(torch.uint8).eq(255).all() for part in store.paged(0))
-    assert len(store.paged(0)) == 6 and all(part.isnan().all() for part in store.paged(1))
-    store.copy(0, [2], [3])
-    assert all(not part[3].any() for part in store.paged(0))
+    store.zero_pages(0, [2])
+    assert all(not part[2].any() and part[1].view(torch.uint8).eq(255).all() for part in store.page_tensors(0))
+    assert len(store.page_tensors(0)) == 6 and all(part.isnan().all() for part in store.page_tensors(1))
+    store.copy_pages(0, [2], [3])
+    assert all(not part[3].any() for part in store.page_tensors(0))
 
 
 def test_layers_alike_share_tables_and_a_window_within_the_residual_stays_dense() -> None:
-    format = cache_format({"format": "int4", "layers": {2: {"format": "dense"}, 3: {"residual": 32}}})
-    made = shapes_of([(2, 16, None, 0, None)] * 4 + [(2, 16, 50, 4, None)], format)
-    assert [(s.table, s.recent) for s in made] == [(0, 1), (0, 1), (2, 2), (3, 4), (5, 5)]
+    format = parse_cache_format({"format": "int4", "layers": {2: {"format": "dense"}, 3: {"residual": 32}}})
+    made = build_cache_specs([(2, 16, None, 0, None)] * 4 + [(2, 16, 50, 4, None)], format)
+    assert [(s.group, s.residual_group) for s in made] == [(0, 1), (0, 1), (2, 2), (3, 4), (5, 5)]
     assert [str(s.format) for s in made] == ["int4", "int4", "dense", "int4", "dense"]
-    tables = KVStore(made, (1,) * 6, 64, torch.float32).tables
-    assert (tables[0].lag, tables[0].group, tables[0].layers) == (64, 64, (0, 1))
-    assert tables[1].back == 128 and tables[3].lag == 32 and (tables[5].back, tables[5].first) == (50, 4)
+    tables = KVStore(made, (1,) * 6, 64, torch.float32).groups
+    assert (tables[0].residual_length, tables[0].quant_group, tables[0].layers) == (64, 64, (0, 1))
+    assert tables[1].sliding_window == 128 and tables[3].residual_length == 32 and (tables[5].sliding_window, tables[5].num_sink_tokens) == (50, 4)
 
 
 @pytest.mark.parametrize(
@@ -194,15 +194,15 @@ def test_layers_alike_share_tables_and_a_window_within_the_residual_stays_dense(
 )
 def test_settings_that_cannot_be(wrong, told: str) -> None:
     with pytest.raises(WorkbenchError, match=told):
-        cache_format(wrong)
+        parse_cache_format(wrong)
 
 
 def test_what_a_model_or_its_pages_do_not_fit_is_refused() -> None:
     with pytest.raises(WorkbenchError, match="cache.layers: no layer 7; the model has layers 0..1"):
-        cache_format({"format": "int8", "layers": {7: {}}}).check(2, 64)
+        parse_cache_format({"format": "int8", "layers": {7: {}}}).check(2, 64)
     with pytest.raises(WorkbenchError, match="groups of 64 tokens do not divide pages of 96"):
         CacheFormat(format="int8").check(2, 96)
-    odd = CacheShape(1, 12, 0, None, 0, LayerFormat(format="int4"), 1)
+    odd = KVCacheSpec(1, 12, 0, None, 0, LayerFormat(format="int4"), 1)
     with pytest.raises(WorkbenchError, match="int4 keys are packed 8 columns at a time; heads have 12"):
         odd.page_formats(64)
     with pytest.raises(WorkbenchError, match="a power of two, not 24"):

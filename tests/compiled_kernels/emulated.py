@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from compiled_kernels.mlir.ahead import compile_ahead
-from compiled_kernels.mlir.obey import PACKED
+from compiled_kernels.mlir.obey import PACKED_PREFIX
 from tests.patience import limit
 
 LINKER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
@@ -58,7 +58,7 @@ class Emulated:
         name = hashlib.sha256(f"{entry}{lowered_from}{text}".encode()).hexdigest()[:12]
         self.folder, self.program = folder, folder / name
         main, code = folder / f"{name}.c", folder / f"{name}.o"
-        main.write_text(MAIN.replace("ENTRY", PACKED + entry))
+        main.write_text(MAIN.replace("ENTRY", PACKED_PREFIX + entry))
         code.write_bytes(compile_ahead(text, lowered_from).code)
         command = [LINKER, "-static", "-fopenmp", str(main), str(code), "-o", str(self.program), "-lm"]
         subprocess.run(command, check=True, capture_output=True, text=True)

@@ -7,19 +7,19 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from compiled_kernels import LaneError
-from compiled_kernels.decode_step import DecodeStep, LayerShape, StepShape, Weight
+from compiled_kernels import BackendError
+from compiled_kernels.decode_step import DecodeStep, LayerShape, StepShape, WeightLayout
 from compiled_kernels.decode_step.step import _read
-from compiled_kernels.decode_step.text import given
+from compiled_kernels.decode_step.text import step_inputs
 from compiled_kernels.level import Level
-from compiled_kernels.mlir_text import PAGES, Target
+from compiled_kernels.mlir_text import SIZE_BOUND, Target
 
-DENSE, INT8, INT4 = Weight("bf16", bias=True), Weight("i8"), Weight("i4", group=4)
+DENSE, INT8, INT4 = WeightLayout("bf16", bias=True), WeightLayout("i8"), WeightLayout("i4", quant_group=4)
 LAYER = LayerShape(
-    heads=2, groups=1, dim=4, hidden=8, scale=0.5, qkv=DENSE, output=INT8, gate_up=INT4, down=Weight("bf16")
+    num_heads=2, num_kv_heads=1, head_dim=4, intermediate_size=8, scale=0.5, qkv=DENSE, output=INT8, gate_up=INT4, down=WeightLayout("bf16")
 )
 SHAPE = StepShape(
-    rows=1, width=8, vocab=16, eps=1e-5, kind="bf16", layers=(LAYER,), head=INT8, size=4, held=2, chunks=1,
+    rows=1, hidden_size=8, vocab_size=16, eps=1e-5, dtype="bf16", layers=(LAYER,), head=INT8, page_size=4, max_pages=2, chunks=1,
     target=Target(Level.V3),
 )  # fmt: skip
 Tensors = dict[str, torch.Tensor]
@@ -27,9 +27,9 @@ Tensors = dict[str, torch.Tensor]
 
 def tensors() -> Tensors:
     found = {}
-    for name, kind in given(SHAPE):
+    for name, kind in step_inputs(SHAPE):
         sizes, types = _read(kind)
-        sizes = tuple(3 if size == PAGES else size for size in sizes)
+        sizes = tuple(3 if size == SIZE_BOUND else size for size in sizes)
         found[name] = torch.zeros(sizes, dtype=types[-1])
     return found
 
@@ -51,7 +51,7 @@ def test_other_tensors_are_refused_before_anything_is_compiled(
     monkeypatch.setattr("compiled_kernels.decode_step.step.compile_text", None)
     wrong = tensors()
     change(wrong)
-    with pytest.raises(LaneError, match=f"decode step: .*{words}"):
+    with pytest.raises(BackendError, match=f"decode step: .*{words}"):
         DecodeStep(SHAPE, wrong)
     with pytest.raises(TypeError):  # the right ones come as far as the compiler
         DecodeStep(SHAPE, tensors())

@@ -9,13 +9,13 @@ import torch
 
 from compiled_kernels.cases import case_of, suite_of
 from compiled_kernels.inductor_code import loaded_code, stages
-from compiled_kernels.inductor_code.fusion import fusion, text_of
+from compiled_kernels.inductor_code.fusion import fusion, fusion_text
 from compiled_kernels.inductor_code.sources import kernels
-from compiled_kernels.inductor_code.watch import Listener, Seen
-from compiled_kernels.lanes import Lane, LaneError, lane_problems
-from compiled_kernels.stages import Stages
+from compiled_kernels.inductor_code.watch import FusionLogHandler, CompilationTrace
+from compiled_kernels.backends import Backend, BackendError, backend_problems
+from compiled_kernels.stages import CompilerStages
 
-PROBLEM = lane_problems()[Lane.INDUCTOR]
+PROBLEM = backend_problems()[Backend.INDUCTOR]
 needs_compiler = pytest.mark.skipif(PROBLEM is not None, reason=str(PROBLEM))
 OPERATOR, CASE = "add_rms_norm", "3x70 float32"
 
@@ -27,27 +27,27 @@ def plain() -> set[str]:
     before = set(loaded_code())
 
     def call(*inputs: torch.Tensor) -> object:
-        return suite.call(*inputs, lane=Lane.INDUCTOR)
+        return suite.call(*inputs, backend=Backend.INDUCTOR)
 
     with torch.inference_mode():
-        torch.compile(call, fullgraph=True, dynamic=False)(*suite.make(case_of(suite, CASE)))
+        torch.compile(call, fullgraph=True, dynamic=False)(*suite.make_inputs(case_of(suite, CASE)))
     return set(loaded_code()) - before
 
 
 @pytest.fixture(scope="module")
-def shown(plain: set[str]) -> Stages:
+def shown(plain: set[str]) -> CompilerStages:
     suite = suite_of(OPERATOR)
     return stages(suite, case_of(suite, CASE))
 
 
 @needs_compiler
-def test_the_artifact_is_the_one_that_a_plain_compilation_runs(shown: Stages, plain: set[str]) -> None:
+def test_the_artifact_is_the_one_that_a_plain_compilation_runs(shown: CompilerStages, plain: set[str]) -> None:
     assert {shown.artifact} == plain
     assert loaded_code()[shown.artifact].strip() == shown.stages["python"].text.strip()
 
 
 @needs_compiler
-def test_every_stage_is_there(shown: Stages) -> None:
+def test_every_stage_is_there(shown: CompilerStages) -> None:
     assert list(shown.stages) == ["graph", "decomposed", "post_grad", "ir", "fused_ir", "fusion", "cpp", "python"]
     assert all(stage.text.strip() for stage in shown.stages.values())
     for name, source in shown.stages["cpp"].data.items():
@@ -55,7 +55,7 @@ def test_every_stage_is_there(shown: Stages) -> None:
 
 
 @needs_compiler
-def test_fusion_accounts_for_every_node_and_every_pair_apart(shown: Stages) -> None:
+def test_fusion_accounts_for_every_node_and_every_pair_apart(shown: CompilerStages) -> None:
     data = shown.stages["fusion"].data
     nodes = {node["name"] for node in data["nodes"]}
     fused = [part for kernel in data["kernels"] for group in kernel["fused"] for part in group]
@@ -69,22 +69,22 @@ def test_fusion_accounts_for_every_node_and_every_pair_apart(shown: Stages) -> N
 
 
 @needs_compiler
-def test_watching_leaves_no_trace(shown: Stages) -> None:
+def test_watching_leaves_no_trace(shown: CompilerStages) -> None:
     from torch._inductor import config, scheduler
     from torch._inductor.codegen.cpp import CppScheduling
 
     assert not config.trace.enabled and config._pre_fusion_custom_pass is None
-    assert not [each for each in scheduler.fusion_log.handlers if isinstance(each, Listener)]
+    assert not [each for each in scheduler.fusion_log.handlers if isinstance(each, FusionLogHandler)]
     assert CppScheduling.define_kernel.__module__.startswith("torch.")
 
 
 @needs_compiler
 def test_what_does_not_compile_is_told_in_a_line() -> None:
-    def call(*inputs: torch.Tensor, lane: Lane) -> torch.Tensor:
+    def call(*inputs: torch.Tensor, backend: Backend) -> torch.Tensor:
         return inputs[0] if bool(inputs[0].sum() > 0) else inputs[1]
 
     suite = replace(suite_of(OPERATOR), call=call)
-    with pytest.raises(LaneError, match="add_rms_norm: 3x70 float32 does not compile to one graph: ") as caught:
+    with pytest.raises(BackendError, match="add_rms_norm: 3x70 float32 does not compile to one graph: ") as caught:
         stages(suite, case_of(suite, CASE))
     assert "\n" not in str(caught.value)
 
@@ -98,11 +98,11 @@ def node(name: str, reads: list[str], writes: list[str], kind: str = "SchedulerN
 
 
 def test_reasons_are_those_of_the_groups_in_the_end() -> None:
-    seen = Seen(
+    seen = CompilationTrace(
         nodes=[node("op0", ["x"], ["b0"]), node("op1", ["b0"], ["b1"]), node("op2", ["b1"], ["b2"])],
         groups=[node("op0_op1", ["x"], ["b1"]), node("op2", ["b1"], ["b2"]), node("op3", ["y"], ["b3"])],
         reasons=[("op0", "op1", "not yet"), ("op0", "op2", "in between"), ("op0_op1", "op2", "loops differ")],
-        kernels={"k": ["op0", "op1"]},
+        nodes_of_kernel={"k": ["op0", "op1"]},
     )
     found = fusion(seen)
     assert found["apart"] == [
@@ -112,7 +112,7 @@ def test_reasons_are_those_of_the_groups_in_the_end() -> None:
     seen.reasons.clear()
     (pair,) = fusion(seen)["apart"]
     assert "logged no reason" in pair["reason"]
-    assert "op0_op1 and op2 apart" in text_of(fusion(seen))
+    assert "op0_op1 and op2 apart" in fusion_text(fusion(seen))
 
 
 def test_kernels_are_read_from_the_module() -> None:

@@ -1,4 +1,4 @@
-"""Laws that do not come from our own specification: a reference that is wrong, though every lane agrees with it,
+"""Laws that do not come from our own specification: a reference that is wrong, though every backend agrees with it,
 breaks them."""
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import compiled_kernels
-from compiled_kernels import Lane
+from compiled_kernels import Backend
 from compiled_kernels.linear.quantize import quantize_int4, quantize_int8
 from compiled_kernels.masks import Causal, SlidingWindow
 
-LANES = [Lane.EAGER, Lane.INDUCTOR]  # the forms that are traced; the others are held to these
-lanes = pytest.mark.parametrize("lane", LANES)
+BACKENDS = [Backend.EAGER, Backend.INDUCTOR]  # the forms that are traced; the others are held to these
+backends = pytest.mark.parametrize("backend", BACKENDS)
 seeds, few = st.integers(0, 2**31), st.integers(1, 6)
 laws = settings(max_examples=20, deadline=None)
 
@@ -28,81 +28,81 @@ def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
-@lanes
+@backends
 @laws
 @given(seeds, few, st.integers(1, 70), st.sampled_from([1e-6, 1e-5, 0.3]))
-def test_rms_norm_is_torchs(lane: Lane, seed: int, tokens: int, width: int, eps: float) -> None:
+def test_rms_norm_is_torchs(backend: Backend, seed: int, tokens: int, width: int, eps: float) -> None:
     x, weight = drawn(seed, tokens, width), drawn(seed + 1, width)
     expected = F.rms_norm(x, (width,), weight, eps)
-    close(compiled_kernels.rms_norm(x, weight, eps, lane), expected)
-    total, normed = compiled_kernels.add_rms_norm(x - 1, torch.ones_like(x), weight, eps, lane)
+    close(compiled_kernels.rms_norm(x, weight, eps, backend), expected)
+    total, normed = compiled_kernels.add_rms_norm(x - 1, torch.ones_like(x), weight, eps, backend)
     close(total, x)
     close(normed, expected)
 
 
-@lanes
+@backends
 @pytest.mark.parametrize("x_type", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("other", [torch.float32, torch.bfloat16])
-def test_a_sum_has_the_type_of_x(lane: Lane, x_type: torch.dtype, other: torch.dtype) -> None:
+def test_a_sum_has_the_type_of_x(backend: Backend, x_type: torch.dtype, other: torch.dtype) -> None:
     x, residual = drawn(0, 3, 64).to(x_type), drawn(1, 3, 64).to(other)
-    total, normed = compiled_kernels.add_rms_norm(x, residual, torch.ones(64), 1e-5, lane)
+    total, normed = compiled_kernels.add_rms_norm(x, residual, torch.ones(64), 1e-5, backend)
     assert total.dtype == normed.dtype == x_type
     assert torch.equal(total, (x.double() + residual.double()).float().to(x_type)) or x_type == torch.float64
 
 
-@lanes
+@backends
 @laws
 @given(seeds, few, st.integers(1, 70))
-def test_the_gate_is_torchs_silu(lane: Lane, seed: int, tokens: int, hidden: int) -> None:
+def test_the_gate_is_torchs_silu(backend: Backend, seed: int, tokens: int, hidden: int) -> None:
     gate, up = drawn(seed, tokens, hidden), drawn(seed + 1, tokens, hidden)
-    close(compiled_kernels.gated_silu(torch.cat([gate, up], dim=-1), lane), F.silu(gate) * up)
+    close(compiled_kernels.gated_silu(torch.cat([gate, up], dim=-1), backend), F.silu(gate) * up)
 
 
-def turned(x: torch.Tensor, positions: torch.Tensor, lane: Lane) -> torch.Tensor:
+def turned(x: torch.Tensor, positions: torch.Tensor, backend: Backend) -> torch.Tensor:
     half = x.shape[-1] // 2
     angles = positions[:, None] * 100.0 ** (-torch.arange(half, dtype=torch.float64) / half)
-    return compiled_kernels.rotary(x, angles.cos(), angles.sin(), lane)
+    return compiled_kernels.rotary(x, angles.cos(), angles.sin(), backend)
 
 
-@lanes
+@backends
 @laws
 @given(seeds, few, st.sampled_from([2, 6, 64]), st.integers(0, 999), st.integers(0, 999))
 def test_rotary_keeps_lengths_and_sees_distances_alone(
-    lane: Lane, seed: int, heads: int, dim: int, a: int, b: int
+    backend: Backend, seed: int, heads: int, dim: int, a: int, b: int
 ) -> None:
     """Scores of a turned query and key depend on how far apart they stand, not where (Su et al., 2021, equation 16)."""
     q, k = drawn(seed, 1, heads, dim), drawn(seed + 1, 1, heads, dim)
     at, distance = torch.tensor([float(a)]), torch.tensor([float(b)])
-    close(turned(q, at, lane).norm(dim=-1), q.norm(dim=-1))
-    close(turned(q, 0 * at, lane), q)
-    near = (turned(q, 0 * at, lane) * turned(k, distance, lane)).sum(-1)
-    far = (turned(q, at, lane) * turned(k, at + distance, lane)).sum(-1)
+    close(turned(q, at, backend).norm(dim=-1), q.norm(dim=-1))
+    close(turned(q, 0 * at, backend), q)
+    near = (turned(q, 0 * at, backend) * turned(k, distance, backend)).sum(-1)
+    far = (turned(q, at, backend) * turned(k, at + distance, backend)).sum(-1)
     torch.testing.assert_close(near, far, rtol=1e-7, atol=1e-7)
 
 
-@lanes
-def test_rotary_turns_halves_the_way_hugging_face_does(lane: Lane) -> None:
+@backends
+def test_rotary_turns_halves_the_way_hugging_face_does(backend: Backend) -> None:
     """x cos + rotate_half(x) sin, where rotate_half is (-second half, first half)."""
     x, angle = drawn(0, 3, 2, 8), drawn(1, 3, 4)
     cos, sin = (torch.cat([part, part], dim=-1)[:, None] for part in (angle.cos(), angle.sin()))
     first, second = x.split(4, dim=-1)
     expected = x * cos + torch.cat([-second, first], dim=-1) * sin
-    close(compiled_kernels.rotary(x, angle.cos(), angle.sin(), lane), expected)
+    close(compiled_kernels.rotary(x, angle.cos(), angle.sin(), backend), expected)
 
 
-@lanes
+@backends
 @laws
 @given(seeds, few, st.integers(1, 90), st.booleans())
 def test_products_are_torchs_on_the_numbers_that_are_stored(
-    lane: Lane, seed: int, tokens: int, out: int, with_bias: bool
+    backend: Backend, seed: int, tokens: int, out: int, with_bias: bool
 ) -> None:
     """What INT8 and INT4 stand for is worked out here, by hand."""
     x, weight = drawn(seed, tokens, 64), drawn(seed + 1, out, 64)
     bias = drawn(seed + 2, out) if with_bias else None
-    close(compiled_kernels.linear(x, weight, bias, lane), F.linear(x, weight, bias))
+    close(compiled_kernels.linear(x, weight, bias, backend), F.linear(x, weight, bias))
     values, scales = quantize_int8(weight.float())
     dense = torch.stack([row.double() * float(scale) for row, scale in zip(values, scales, strict=True)])
-    ours = compiled_kernels.linear_int8(x, values, scales, bias, lane)
+    ours = compiled_kernels.linear_int8(x, values, scales, bias, backend)
     torch.testing.assert_close(ours, F.linear(x, dense, bias), rtol=1e-5, atol=1e-5)
     packed, steps = quantize_int4(weight.float(), group=16)
     dense = torch.zeros(out, 64, dtype=torch.float64)
@@ -111,32 +111,32 @@ def test_products_are_torchs_on_the_numbers_that_are_stored(
             codes, scale = packed[:, 8 * group + byte].long(), steps[:, group].double()
             dense[:, 16 * group + byte] = (codes % 16 - 8) * scale
             dense[:, 16 * group + byte + 8] = (codes // 16 - 8) * scale
-    ours = compiled_kernels.linear_int4(x, packed, steps, bias, lane)
+    ours = compiled_kernels.linear_int4(x, packed, steps, bias, backend)
     torch.testing.assert_close(ours, F.linear(x, dense, bias), rtol=1e-5, atol=1e-5)
 
 
-@lanes
+@backends
 @laws
 @given(seeds, few, st.integers(1, 9), st.integers(1, 3), st.integers(1, 5))
 def test_what_is_written_is_found_where_its_slot_says(
-    lane: Lane, seed: int, tokens: int, dim: int, groups: int, size: int
+    backend: Backend, seed: int, tokens: int, dim: int, groups: int, size: int
 ) -> None:
     pages, rows = torch.full((7, groups, size, dim), torch.nan, dtype=torch.float64), drawn(seed, tokens, groups, dim)
     slots = torch.randperm(6 * size, generator=torch.Generator().manual_seed(seed))[:tokens] + size
-    compiled_kernels.kv_write(pages, rows[: len(slots)], slots, lane)
+    compiled_kernels.kv_write(pages, rows[: len(slots)], slots, backend)
     flat = pages.transpose(1, 2).reshape(7 * size, groups, dim)  # a row a slot
     assert torch.equal(flat[slots], rows[: len(slots)])
     untouched = torch.ones(7 * size, dtype=torch.bool).index_fill(0, slots, False)
     assert flat[untouched].isnan().all()
 
 
-@lanes
+@backends
 @laws
 @given(
     seeds, st.integers(1, 12), st.integers(0, 9), st.sampled_from([(1, 1), (2, 3)]), st.integers(1, 5),
     st.one_of(st.just(Causal()), st.builds(SlidingWindow, st.integers(1, 6), st.integers(0, 2))),
 )  # fmt: skip
-def test_attention_is_torchs(lane: Lane, seed: int, span: int, before: int, heads: tuple, size: int, mask) -> None:
+def test_attention_is_torchs(backend: Backend, seed: int, span: int, before: int, heads: tuple, size: int, mask) -> None:
     """One span over pages in a random order beside scaled_dot_product_attention over plain keys and values."""
     (groups, share), dim, context = heads, 8, before + span
     q = drawn(seed, span, groups * share, dim)
@@ -155,7 +155,7 @@ def test_attention_is_torchs(lane: Lane, seed: int, span: int, before: int, head
         enable_gqa=True,
     )[0].transpose(0, 1)  # fmt: skip
     (keys, values), starts, lengths = pools, torch.tensor([0, span]), torch.tensor([context])
-    ours = compiled_kernels.paged_attention(q, keys, values, table[None], starts, lengths, 0.4, mask, span == 1, lane)
+    ours = compiled_kernels.paged_attention(q, keys, values, table[None], starts, lengths, 0.4, mask, span == 1, backend)
     close(ours, expected)
 
 
@@ -165,9 +165,9 @@ def _sees(mask: Causal | SlidingWindow, query: int, key: int) -> bool:
     return key <= query and (query - key < mask.window or key < mask.sinks)
 
 
-@lanes
+@backends
 @pytest.mark.parametrize("softcap", [0.0, 1.5])
-def test_a_sink_is_a_key_whose_value_is_zero(lane: Lane, softcap: float) -> None:
+def test_a_sink_is_a_key_whose_value_is_zero(backend: Backend, softcap: float) -> None:
     """Written out for one query: caps, then one logit more that attends to nothing."""
     q, k, v, sink = drawn(0, 1, 1, 8), drawn(1, 1, 1, 5, 8), drawn(2, 1, 1, 5, 8), drawn(3, 1)
     scores = (k[0, 0] @ q[0, 0]) * 0.7
@@ -176,19 +176,19 @@ def test_a_sink_is_a_key_whose_value_is_zero(lane: Lane, softcap: float) -> None
     table, starts, lengths = torch.tensor([[1]]), torch.tensor([0, 1]), torch.tensor([5])
     keys, values = (torch.cat([torch.zeros_like(part), part]) for part in (k, v))  # the null page first
     ours = compiled_kernels.paged_attention(
-        q, keys, values, table, starts, lengths, 0.7, Causal(), True, lane, softcap, sink
+        q, keys, values, table, starts, lengths, 0.7, Causal(), True, backend, softcap, sink
     )
     close(ours[0, 0], weights @ v[0, 0])
 
 
-@lanes
+@backends
 @laws
 @given(seeds, few, st.integers(6, 300), st.integers(1, 6))
-def test_log_probabilities_are_torchs(lane: Lane, seed: int, samples: int, vocab: int, count: int) -> None:
+def test_log_probabilities_are_torchs(backend: Backend, seed: int, samples: int, vocab: int, count: int) -> None:
     logits = 5 * drawn(seed, samples, vocab)
     expected = torch.log_softmax(logits, -1)
-    close(compiled_kernels.log_softmax(logits, lane), expected)
-    values, ids = compiled_kernels.top_logprobs(logits, count, lane)
+    close(compiled_kernels.log_softmax(logits, backend), expected)
+    values, ids = compiled_kernels.top_logprobs(logits, count, backend)
     best = expected.topk(count, dim=-1)
     close(values, best.values)
     assert torch.equal(ids, best.indices)

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compiled_kernels import Lane, lane_problems
+from compiled_kernels import Backend, backend_problems
 from compiled_kernels.cases import case_of, suite_of
-from compiled_kernels.check import copied, moved
-from compiled_kernels.masks import band
+from compiled_kernels.check import copy_with_strides, to_device
+from compiled_kernels.masks import window_and_sinks
 
 FIRST = {
     "rms_norm": "3x70 float32",
@@ -25,20 +25,20 @@ FIRST = {
 }
 
 
-def needs(lane: Lane) -> pytest.MarkDecorator:
-    problem = lane_problems()[lane]
-    return pytest.mark.skipif(problem is not None, reason=f"lane {lane}: {problem}")
+def needs(backend: Backend) -> pytest.MarkDecorator:
+    problem = backend_problems()[backend]
+    return pytest.mark.skipif(problem is not None, reason=f"backend {backend}: {problem}")
 
 
-FORMS = [pytest.param(operator, "mlir", marks=needs(Lane.MLIR)) for operator in FIRST]
-FORMS += [("paged_attention", "eager"), pytest.param("paged_attention", "inductor", marks=needs(Lane.INDUCTOR))]
+FORMS = [pytest.param(operator, "mlir", marks=needs(Backend.MLIR)) for operator in FIRST]
+FORMS += [("paged_attention", "eager"), pytest.param("paged_attention", "inductor", marks=needs(Backend.INDUCTOR))]
 
 
 def as_schema(operator: str, inputs: tuple) -> tuple:
     if operator != "paged_attention":
         return inputs
     *cache, mask, decode_only, softcap, sinks, score = inputs
-    return (*cache, *band(mask, "any"), decode_only, softcap, sinks, score is not None)
+    return (*cache, *window_and_sinks(mask, "any"), decode_only, softcap, sinks, score is not None)
 
 
 def transposed(part: Tensor) -> Tensor:
@@ -51,13 +51,13 @@ def sliced(part: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("layout", [transposed, sliced])
-@pytest.mark.parametrize(("operator", "lane"), FORMS)
-def test_the_fake_says_where_the_output_lies(operator: str, lane: str, layout: Any) -> None:
-    if lane == "inductor" and layout is sliced:
+@pytest.mark.parametrize(("operator", "backend"), FORMS)
+def test_the_fake_says_where_the_output_lies(operator: str, backend: str, layout: Any) -> None:
+    if backend == "inductor" and layout is sliced:
         pytest.skip("compiled once is enough")
     suite = suite_of(operator)
-    first, *rest = suite.make(case_of(suite, FIRST[operator]))
-    form = getattr(torch.ops.compiled_kernels, f"{operator}_{lane}").default
+    first, *rest = suite.make_inputs(case_of(suite, FIRST[operator]))
+    form = getattr(torch.ops.compiled_kernels, f"{operator}_{backend}").default
     arguments = as_schema(operator, (layout(first), *rest))
     torch.library.opcheck(form, arguments, test_utils=("test_schema", "test_faketensor"))
 
@@ -66,15 +66,15 @@ def test_the_fake_says_where_the_output_lies(operator: str, lane: str, layout: A
 def test_copies_keep_numbers_and_strides(axes: list[tuple[int, int]], random: Any) -> None:
     whole = torch.randn([extent + more for extent, more in axes])
     part = whole[tuple(slice(more, None) for _, more in axes)].permute(random.sample(range(len(axes)), len(axes)))
-    copy = copied(part)
+    copy = copy_with_strides(part)
     assert torch.equal(copy, part) and copy.stride() == part.stride()
     assert not part.numel() or copy.untyped_storage().data_ptr() != part.untyped_storage().data_ptr()
 
 
 def test_cases_are_timed_and_moved_as_they_lie() -> None:
     suite = suite_of("rotary")
-    x, *_ = inputs = suite.make(case_of(suite, "5x3x2 float32"))
-    assert not x.is_contiguous() and copied(x).stride() == x.stride()
-    there = moved(inputs, "meta")
+    x, *_ = inputs = suite.make_inputs(case_of(suite, "5x3x2 float32"))
+    assert not x.is_contiguous() and copy_with_strides(x).stride() == x.stride()
+    there = to_device(inputs, "meta")
     assert there[0].stride() == x.stride() and there[0].device.type == "meta"
-    assert moved(inputs, "cpu")[0] is x
+    assert to_device(inputs, "cpu")[0] is x

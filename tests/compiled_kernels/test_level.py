@@ -14,24 +14,24 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compiled_kernels import Lane, LaneError, lane_problems
+from compiled_kernels import Backend, BackendError, backend_problems
 from compiled_kernels.cases import case_of, suite_of
-from compiled_kernels.decode_step import DecodeStep, LayerShape, StepShape, Weight
-from compiled_kernels.decode_step.step import made
-from compiled_kernels.decode_step.text import given as given_tensors
-from compiled_kernels.level import Level, held_to, level_here, level_of, levels_here
+from compiled_kernels.decode_step import DecodeStep, LayerShape, StepShape, WeightLayout
+from compiled_kernels.decode_step.step import allocate
+from compiled_kernels.decode_step.text import step_inputs as given_tensors
+from compiled_kernels.level import Level, limited_to, current_level, level_of, available_levels
 from compiled_kernels.mlir import compile_text
 from compiled_kernels.mlir.execute import Kernel
-from compiled_kernels.mlir.native_errors import native_errors
+from compiled_kernels.mlir.native_errors import capture_native_errors
 from compiled_kernels.mlir.show import stages
-from compiled_kernels.mlir_text import PAGES, Target, memref
+from compiled_kernels.mlir_text import SIZE_BOUND, Target, memref
 from workbench.study import machine
 
-problem = lane_problems()[Lane.MLIR]
-needs_mlir = pytest.mark.skipif(problem is not None, reason=f"lane mlir: {problem}")
+problem = backend_problems()[Backend.MLIR]
+needs_mlir = pytest.mark.skipif(problem is not None, reason=f"backend mlir: {problem}")
 needs_objdump = pytest.mark.skipif(shutil.which("objdump") is None, reason="objdump is missing: apt install binutils")
-at_every_level = pytest.mark.parametrize("level", levels_here(), ids=str)
-FLAGS = sorted(frozenset().union(*(level.flags for level in Level)))
+at_every_level = pytest.mark.parametrize("level", available_levels(), ids=str)
+FLAGS = sorted(frozenset().union(*(level.cpuinfo_flags for level in Level)))
 
 
 @given(st.sets(st.sampled_from(FLAGS)), st.sets(st.sampled_from(FLAGS)))
@@ -42,27 +42,27 @@ def test_more_features_are_never_a_lower_level(some: set[str], more: set[str]) -
 
     assert rank(some) <= rank(some | more)
     if level := level_of(frozenset(some)):
-        assert level.flags <= some
+        assert level.cpuinfo_flags <= some
 
 
 def test_each_level_has_all_of_the_one_before() -> None:
     for lower, higher in zip(tuple(Level), tuple(Level)[1:], strict=False):
-        assert lower.flags < higher.flags and set(lower.features) < set(higher.features)
+        assert lower.cpuinfo_flags < higher.cpuinfo_flags and set(lower.llvm_features) < set(higher.llvm_features)
 
 
 @pytest.mark.parametrize("level", [None, *Level], ids=str)
 def test_records_tell_the_same_level_by_the_flags_they_keep(level: Level | None) -> None:
-    flags = frozenset({"sse2", "avx"}) if level is None else level.flags
-    kept = [flag for flag in machine.TELLING_FLAGS if flag in flags]
-    assert machine.level_of(kept) == level == level_of(flags)
-    assert machine.level_here() == level_here()
+    flags = frozenset({"sse2", "avx"}) if level is None else level.cpuinfo_flags
+    kept = [flag for flag in machine.REPORTED_FLAGS if flag in flags]
+    assert machine.simd_level_of(kept) == level == level_of(flags)
+    assert machine.simd_level() == current_level()
 
 
 def test_a_machine_without_avx2_has_no_level_and_is_told_what_works(monkeypatch: pytest.MonkeyPatch) -> None:
     assert level_of(frozenset({"sse2", "avx"})) is None
     assert level_of(frozenset({"asimd", "bf16"})) is None  # as ARM lists its own
-    monkeypatch.setattr("compiled_kernels.lanes.level_here", lambda: None)
-    from compiled_kernels.lanes import _mlir_problem
+    monkeypatch.setattr("compiled_kernels.backends.current_level", lambda: None)
+    from compiled_kernels.backends import _mlir_problem
 
     assert "AVX2" in str(_mlir_problem()) and "eager and inductor" in str(_mlir_problem())
 
@@ -75,12 +75,12 @@ def in_a_process(program: str, **environment: str) -> subprocess.CompletedProces
     return subprocess.run(command, cwd=root, env=rest | environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.skipif(level_here() is None, reason="this machine has no level of x86-64 with AVX2")
+@pytest.mark.skipif(current_level() is None, reason="this machine has no level of x86-64 with AVX2")
 def test_a_process_is_held_to_a_level_with_torch() -> None:
     told = in_a_process(
-        "import compiled_kernels, torch, os; from compiled_kernels.level import level_here, levels_here;"
+        "import compiled_kernels, torch, os; from compiled_kernels.level import current_level, available_levels;"
         "capability = torch.backends.cpu.get_cpu_capability();"
-        "print(level_here(), len(levels_here()), capability, os.environ['ONEDNN_MAX_CPU_ISA']);"
+        "print(current_level(), len(available_levels()), capability, os.environ['ONEDNN_MAX_CPU_ISA']);"
         "print(os.environ['TORCHINDUCTOR_CACHE_DIR'])",
         WORKBENCH_LEVEL="v3", TORCHINDUCTOR_CACHE_DIR="kept",
     )  # fmt: skip
@@ -111,8 +111,8 @@ def test_more_than_the_machine_has_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("WORKBENCH_LEVEL", "v4")
     with pytest.raises(ValueError, match="WORKBENCH_LEVEL=v4: this machine executes v3 at most"):
         level._asked.__wrapped__()
-    if levels_here()[-1:] != (Level.V4_BF16,):
-        with pytest.raises(ValueError, match=r"level v4\+bf16: this machine executes"), held_to(Level.V4_BF16):
+    if available_levels()[-1:] != (Level.V4_BF16,):
+        with pytest.raises(ValueError, match=r"level v4\+bf16: this machine executes"), limited_to(Level.V4_BF16):
             pass
 
 
@@ -147,31 +147,31 @@ def beyond(kernel_asm: str, level: Level) -> list[str]:
 @at_every_level
 @pytest.mark.parametrize("operator", list(SHOWN))
 def test_code_keeps_to_its_level(operator: str, level: Level) -> None:
-    with held_to(level):
+    with limited_to(level):
         asm = stages(operator, case_of(suite_of(operator), SHOWN[operator])).stages["asm"]
     assert beyond(asm, level)[:3] == []
 
 
 @needs_mlir
 @needs_objdump
-@pytest.mark.skipif(len(levels_here()) < 2, reason="this machine executes one level: nothing else could be in its code")
+@pytest.mark.skipif(len(available_levels()) < 2, reason="this machine executes one level: nothing else could be in its code")
 def test_code_of_a_higher_level_would_be_seen() -> None:
-    with held_to(levels_here()[-1]):
+    with limited_to(available_levels()[-1]):
         asm = stages("linear", case_of(suite_of("linear"), SHOWN["linear"])).stages["asm"]
     assert beyond(asm, Level.V3)
 
 
 def a_step(level: Level) -> DecodeStep:
-    weight = Weight("bf16")
+    weight = WeightLayout("bf16")
     layer = LayerShape(
-        heads=4, groups=2, dim=64, hidden=128, scale=0.125, qkv=weight, output=weight, gate_up=weight, down=weight
+        num_heads=4, num_kv_heads=2, head_dim=64, intermediate_size=128, scale=0.125, qkv=weight, output=weight, gate_up=weight, down=weight
     )
     shape = StepShape(
-        rows=2, width=256, vocab=64, eps=1e-5, kind="bf16", layers=(layer,), head=weight, size=16, held=2, chunks=1,
+        rows=2, hidden_size=256, vocab_size=64, eps=1e-5, dtype="bf16", layers=(layer,), head=weight, page_size=16, max_pages=2, chunks=1,
         target=Target(level),
     )  # fmt: skip
-    wanted = [each._replace(type=each.type.replace(f"<{PAGES}x", "<3x")) for each in given_tensors(shape)]
-    return DecodeStep(shape, made(wanted))
+    wanted = [each._replace(type=each.type.replace(f"<{SIZE_BOUND}x", "<3x")) for each in given_tensors(shape)]
+    return DecodeStep(shape, allocate(wanted))
 
 
 @needs_mlir
@@ -183,7 +183,7 @@ def test_a_whole_step_keeps_to_its_level(level: Level) -> None:
 
 @needs_mlir
 def test_each_level_has_code_of_its_own() -> None:
-    digests = {level: a_step(level).kernel.digest for level in levels_here()}
+    digests = {level: a_step(level).kernel.digest for level in available_levels()}
     assert len(set(digests.values())) == len(digests)
 
 
@@ -266,13 +266,13 @@ def test_a_symbol_that_is_missing_is_named(level: Level, capfd: pytest.CaptureFi
         "%y = call @nobody_has_this(%x) : (f32) -> f32\nmemref.store %y, %a[%zero] : memref<1xf32>\nreturn\n}"
     )
     words = f"f for level {re.escape(level)} calls nobody_has_this, which nothing here provides"
-    with pytest.raises(LaneError, match=words):
+    with pytest.raises(BackendError, match=words):
         compile_text(text, "f", level=level)
     assert capfd.readouterr().err == ""
 
 
 def test_what_others_say_meanwhile_is_passed_on(capfd: pytest.CaptureFixture[str]) -> None:
-    with native_errors() as said:
+    with capture_native_errors() as said:
         os.write(2, b"JIT session error: Symbols not found: [ one, two ]\nanother thread's line\n")
-    assert said.missing == ("one", "two")
+    assert said.missing_symbols == ("one", "two")
     assert capfd.readouterr().err == "another thread's line\n"

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compiled_kernels import Lane, LaneError, paged_attention
-from compiled_kernels.masks import Both, Causal, SlidingWindow, picture
-from compiled_kernels.paged_attention import refusal
-from compiled_kernels.scores import ALiBi, Then
+from compiled_kernels import Backend, BackendError, paged_attention
+from compiled_kernels.masks import AndMask, Causal, SlidingWindow, draw_mask
+from compiled_kernels.paged_attention import unsupported_reason
+from compiled_kernels.scores import ALiBi, ChainedScore
 
 BANDS = st.one_of(st.just(Causal()), st.builds(SlidingWindow, st.integers(1, 9), st.integers(0, 4)))
 
@@ -26,13 +26,13 @@ def table(mask, tokens: int) -> torch.Tensor:
 
 @given(BANDS, BANDS, st.integers(1, 20))
 def test_both_is_what_both_show(first, second, tokens: int) -> None:
-    assert torch.equal(table(Both(first, second), tokens), table(first, tokens) & table(second, tokens))
+    assert torch.equal(table(AndMask(first, second), tokens), table(first, tokens) & table(second, tokens))
 
 
 @given(BANDS, st.integers(1, 40), st.integers(1, 12))
 def test_a_picture_fills_exactly_the_pairs_that_are_seen(mask, tokens: int, cell: int) -> None:
     """Read back from the drawing itself."""
-    drawn = picture(mask, tokens, cell)
+    drawn = draw_mask(mask, tokens, cell)
     root = ElementTree.fromstring(drawn)
     paper, *boxes = root.findall("{http://www.w3.org/2000/svg}rect")
     assert int(paper.get("width", "")) == tokens * cell
@@ -45,11 +45,11 @@ def test_a_picture_fills_exactly_the_pairs_that_are_seen(mask, tokens: int, cell
 
 
 def test_a_picture_is_small_and_shows_itself() -> None:
-    drawn = picture(SlidingWindow(64, sinks=4), 256)
+    drawn = draw_mask(SlidingWindow(64, sinks=4), 256)
     assert drawn._repr_svg_() == drawn and len(drawn) < 256 * 300
     assert re.search(r'width="256" height="256"', drawn)
     with pytest.raises(ValueError, match="at least one token, not 0"):
-        picture(Causal(), 0)
+        draw_mask(Causal(), 0)
 
 
 def slopes(heads: int) -> list[float]:
@@ -80,19 +80,19 @@ def twice(score, head, query, key):
 def test_then_is_one_after_the_other() -> None:
     score, head, query, key = torch.ones(1, 1, 1), torch.zeros(1, 1, 1), torch.tensor([[4]]), torch.tensor([[2]])
     first = ALiBi(1)(score, head, query, key)
-    assert torch.equal(Then(ALiBi(1), twice)(score, head, query, key), 2 * first)
-    assert torch.equal(Then(twice, ALiBi(1))(score, head, query, key), first + 1)
+    assert torch.equal(ChainedScore(ALiBi(1), twice)(score, head, query, key), 2 * first)
+    assert torch.equal(ChainedScore(twice, ALiBi(1))(score, head, query, key), first + 1)
 
 
-@pytest.mark.parametrize("lane", [Lane.TRITON, Lane.MLIR])
-def test_what_a_lane_cannot_say_it_refuses_in_words(lane: Lane) -> None:
-    own = Both(Causal(), SlidingWindow(3))
+@pytest.mark.parametrize("backend", [Backend.TRITON, Backend.MLIR])
+def test_what_a_lane_cannot_say_it_refuses_in_words(backend: Backend) -> None:
+    own = AndMask(Causal(), SlidingWindow(3))
     for mask, score, told in ((own, None, "knows causal masks"), (Causal(), twice, "knows no score functions")):
-        reason = refusal(lane, mask, score)
-        assert reason is not None and told in reason and str(lane) in reason
+        reason = unsupported_reason(backend, mask, score)
+        assert reason is not None and told in reason and str(backend) in reason
         pages, table = torch.zeros(2, 1, 4, 2), torch.ones(1, 2, dtype=torch.int32)
         tensors = torch.zeros(1, 1, 2), pages, pages, table, torch.tensor([0, 1]), torch.tensor([1])
-        with pytest.raises(LaneError, match=told):
-            paged_attention(*tensors, 1.0, mask, True, lane, score=score)
-    assert refusal(lane, SlidingWindow(3, 1), None) is None
-    assert refusal(Lane.INDUCTOR, own, twice) is None
+        with pytest.raises(BackendError, match=told):
+            paged_attention(*tensors, 1.0, mask, True, backend, score=score)
+    assert unsupported_reason(backend, SlidingWindow(3, 1), None) is None
+    assert unsupported_reason(Backend.INDUCTOR, own, twice) is None

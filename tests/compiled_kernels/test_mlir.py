@@ -1,4 +1,4 @@
-"""The lane mlir's leaf operators against their specification; unwritten memory is NaN."""
+"""The backend mlir's leaf operators against their specification; unwritten memory is NaN."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import compiled_kernels
-from compiled_kernels import Lane
-from compiled_kernels.cases import Case, Work, disagreement, suites
+from compiled_kernels import Backend
+from compiled_kernels.cases import Case, CaseCost, disagreement, suites
 from compiled_kernels.check import check
 from compiled_kernels.mlir import compile_function, stages
-from compiled_kernels.mlir.leaf import Leaf, wider_rows
+from compiled_kernels.mlir.leaf import LeafOperator, enclosing_shape
 from compiled_kernels.mlir.lower import lower
 
 pytestmark = pytest.mark.skipif(
@@ -58,7 +58,7 @@ def poisoned() -> Iterator[None]:
 
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_every_case_is_right(operator: str) -> None:
-    rows = list(check((Lane.MLIR,), operator))
+    rows = list(check((Backend.MLIR,), operator))
     assert rows and [row for row in rows if row.status != "ok"] == []
 
 
@@ -70,24 +70,24 @@ def test_any_shape_agrees_with_float64(operator: str, data: st.DataObject) -> No
     arguments = data.draw(ARGUMENTS[operator])
     dtypes = [torch.float32] if operator == "log_softmax" else [torch.float32, torch.bfloat16, torch.float64]
     arguments |= {"dtype": data.draw(st.sampled_from(dtypes))}
-    inputs = suite.inputs(torch.Generator().manual_seed(data.draw(st.integers(0, 99))), **arguments)
-    assert disagreement(suite, Case("drawn", arguments, Work(0, 0)), inputs, Lane.MLIR) is None
+    inputs = suite.input_maker(torch.Generator().manual_seed(data.draw(st.integers(0, 99))), **arguments)
+    assert disagreement(suite, Case("drawn", arguments, CaseCost(0, 0)), inputs, Backend.MLIR) is None
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_registered_forms_keep_torchs_rules(operator: str) -> None:
     suite = SUITES[operator]
     form = getattr(torch.ops.compiled_kernels, f"{operator}_mlir").default
-    torch.library.opcheck(form, suite.make(suite.cases[-1]))
+    torch.library.opcheck(form, suite.make_inputs(suite.cases[-1]))
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_one_graph_holds_it_from_the_first_call(operator: str) -> None:
     suite = SUITES[operator]
-    inputs = suite.make(suite.cases[-1])
+    inputs = suite.make_inputs(suite.cases[-1])
     torch._dynamo.reset()
-    compiled = torch.compile(lambda *given: suite.call(*given, lane=Lane.MLIR), backend="aot_eager", fullgraph=True)
-    ours, theirs = compiled(*inputs), suite.call(*inputs, lane=Lane.MLIR)
+    compiled = torch.compile(lambda *given: suite.call(*given, backend=Backend.MLIR), backend="aot_eager", fullgraph=True)
+    ours, theirs = compiled(*inputs), suite.call(*inputs, backend=Backend.MLIR)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
@@ -101,15 +101,15 @@ def test_any_layout_gives_what_contiguous_rows_give(layout: str) -> None:
         "expanded": x[:1].expand(6, 64),
     }[layout]
     weight = torch.randn(64)
-    ours = compiled_kernels.rms_norm(given, weight, 1e-5, Lane.MLIR)
-    torch.testing.assert_close(ours, compiled_kernels.rms_norm(given.contiguous(), weight, 1e-5, Lane.MLIR))
+    ours = compiled_kernels.rms_norm(given, weight, 1e-5, Backend.MLIR)
+    torch.testing.assert_close(ours, compiled_kernels.rms_norm(given.contiguous(), weight, 1e-5, Backend.MLIR))
     torch.testing.assert_close(ours, compiled_kernels.rms_norm(given, weight, 1e-5))
 
 
 def test_masked_logits_stay_masked() -> None:
     logits = torch.randn(3, 200)
     logits[:, 50:150] = -torch.inf
-    out = compiled_kernels.log_softmax(logits, Lane.MLIR)
+    out = compiled_kernels.log_softmax(logits, Backend.MLIR)
     assert (out[:, 50:150] == -torch.inf).all()
     torch.testing.assert_close(out.exp().sum(-1), torch.ones(3))
 
@@ -118,22 +118,22 @@ def test_masked_logits_stay_masked() -> None:
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_what_is_not_finite_stays_with_its_row(operator: str, odd: float) -> None:
     suite = SUITES[operator]
-    inputs = suite.make(next(case for case in suite.cases if case.name.startswith(("16x", "3x")) and "32" in case.name))
+    inputs = suite.make_inputs(next(case for case in suite.cases if case.name.startswith(("16x", "3x")) and "32" in case.name))
     inputs[0][1].view(-1)[3] = odd
-    exact, ours = (suite.call(*inputs, lane=lane) for lane in (Lane.EAGER, Lane.MLIR))
+    exact, ours = (suite.call(*inputs, backend=backend) for backend in (Backend.EAGER, Backend.MLIR))
     torch.testing.assert_close(ours, exact, equal_nan=True, rtol=1e-4, atol=1e-4)
 
 
 def test_gates_far_from_zero_are_shut_or_open() -> None:
     gate = torch.tensor([-1e30, -200.0, -100.0, -89.0, -88.0, -87.0, -20.0, 88.0, 100.0, 1e30] * 16)
     gate_up = torch.cat([gate, torch.ones(160)]).repeat(3, 1)
-    ours = compiled_kernels.gated_silu(gate_up, Lane.MLIR)
+    ours = compiled_kernels.gated_silu(gate_up, Backend.MLIR)
     torch.testing.assert_close(ours, compiled_kernels.gated_silu(gate_up), rtol=1e-6, atol=1e-35)
 
 
 def test_other_devices_are_refused() -> None:
-    leaf = Leaf("rms_norm", lambda x: x)
-    with pytest.raises(compiled_kernels.LaneError, match=r"rms_norm: lane mlir runs on the CPU; \['meta'\] given"):
+    leaf = LeafOperator("rms_norm", lambda x: x)
+    with pytest.raises(compiled_kernels.BackendError, match=r"rms_norm: backend mlir runs on the CPU; \['meta'\] given"):
         leaf.prepare((torch.empty(2, 2, device="meta"),))
 
 
@@ -165,7 +165,7 @@ def test_leading_slices_are_known_by_their_strides(axes: list[tuple[int, int]]) 
     part = torch.arange(math.prod(stored)).view(stored)
     for axis, (extent, _) in enumerate(axes):
         part = part.narrow(axis, 0, extent)
-    wide = wider_rows(part.shape, part.stride())
+    wide = enclosing_shape(part.shape, part.stride())
     if wide is None:  # only where a row is not a whole number of the wider rows inside it
         assert any(more for _, more in axes[1:])
         return
@@ -182,7 +182,7 @@ def test_what_is_shown_is_what_runs(own_cache: Path) -> None:
     shown = stages("add_rms_norm", case)
     assert list(shown.stages) == ["torch", "linalg", "transformed", "bufferized", "llvm", "asm"]
     assert (own_cache / f"{shown.digest}.json").exists()
-    inputs = suite.make(case)
+    inputs = suite.make_inputs(case)
     from compiled_kernels.rms_norm.mlir import ADD_RMS_NORM
 
     assert ADD_RMS_NORM.prepare(inputs[:3], inputs[3]).kernel.digest == shown.digest
@@ -198,5 +198,5 @@ def test_rows_share_a_loop_only_with_what_is_made_row_by_row() -> None:
 
 
 def test_unknown_operators_have_no_stages() -> None:
-    with pytest.raises(compiled_kernels.LaneError, match="unknown operator 'rms'"):
+    with pytest.raises(compiled_kernels.BackendError, match="unknown operator 'rms'"):
         stages("rms")

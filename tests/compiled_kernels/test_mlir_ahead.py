@@ -19,15 +19,15 @@ from hypothesis import strategies as st
 from compiled_kernels.agreement import disagreement
 from compiled_kernels.cases import Case, suite_of
 from compiled_kernels.gaps import known_gap
-from compiled_kernels.lanes import Lane, LaneError, lane_problems
-from compiled_kernels.level import Level, held_to
+from compiled_kernels.backends import Backend, BackendError, backend_problems
+from compiled_kernels.level import Level, limited_to
 from compiled_kernels.mlir import ahead
 from compiled_kernels.mlir.llvm_ir import constants_by_bits
 from compiled_kernels.mlir.show import stages
 from tests.compiled_kernels import emulated
 from tests.compiled_kernels.test_level import a_step
 
-problem = lane_problems()[Lane.MLIR] or ahead.problem()
+problem = backend_problems()[Backend.MLIR] or ahead.unavailable_reason()
 needs_llvm = pytest.mark.skipif(problem is not None, reason=f"ahead of time: {problem}")
 lacking = problem or emulated.missing()
 needs_emulator = pytest.mark.skipif(lacking is not None, reason=f"AArch64 code cannot run: {lacking}")
@@ -41,7 +41,7 @@ AARCH64 = 183  # e_machine of ELF
 @needs_llvm
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_text_without_x86s_instructions_is_portable(operator: str) -> None:
-    rows = list(ahead.rows(operator))
+    rows = list(ahead.portable_kernels(operator))
     assert {row.level for row in rows} >= {"v3"}
     for row in rows:
         if row.level in ("v3", "v4"):
@@ -65,7 +65,7 @@ def test_what_is_x86s_alone_is_refused_by_name() -> None:
 %c = llvm.call_intrinsic "llvm.x86.avx512bf16.dpbf16ps.512"(%a, %b, %b) : ({words}) -> vector<16xf32>
 return %c : vector<16xf32>
 }}"""
-    with pytest.raises(LaneError, match=r"names llvm\.x86\.avx512bf16\.dpbf16ps\.512, which only x86 has"):
+    with pytest.raises(BackendError, match=r"names llvm\.x86\.avx512bf16\.dpbf16ps\.512, which only x86 has"):
         ahead.compile_ahead(text)
 
 
@@ -80,11 +80,11 @@ def test_a_call_is_among_the_calls() -> None:
 
 
 def test_without_llvmlite_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    if lane_problems()[Lane.MLIR]:
-        pytest.skip(f"lane mlir: {lane_problems()[Lane.MLIR]}")
+    if backend_problems()[Backend.MLIR]:
+        pytest.skip(f"backend mlir: {backend_problems()[Backend.MLIR]}")
     monkeypatch.setitem(sys.modules, "llvmlite.binding", None)
-    with pytest.raises(LaneError, match="pip install llvmlite"):
-        next(ahead.rows("rms_norm"))
+    with pytest.raises(BackendError, match="pip install llvmlite"):
+        next(ahead.portable_kernels("rms_norm"))
 
 
 @given(st.integers(0, 2**32 - 1), st.booleans())
@@ -129,8 +129,8 @@ RUN = [
     (operator, case)
     for operator in ("linear", "linear_int8", "linear_int4", "kv_write", "paged_attention", "quantized_attention")
     for case in suite_of(operator).cases
-    if case.arguments["dtype"] is torch.bfloat16 and not case.timed and case.work.flops < MOST_FLOPS
-    if not case.arguments.get("panels") and known_gap(operator, Lane.MLIR, case.name) is None
+    if case.arguments["dtype"] is torch.bfloat16 and not case.timed and case.cost.flops < MOST_FLOPS
+    if not case.arguments.get("panels") and known_gap(operator, Backend.MLIR, case.name) is None
 ]
 
 
@@ -155,12 +155,12 @@ def test_kernels_are_right_on_aarch64(
     operator: str, case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     suite = suite_of(operator)
-    package = suite.inputs.__module__.rpartition(".")[0]
+    package = suite.input_maker.__module__.rpartition(".")[0]
     module = importlib.import_module(f"{package}.mlir")
     monkeypatch.setattr(module, "compile_text", lambda text, entry, **_: emulated.Emulated(tmp_path, text, entry))
     monkeypatch.setattr(module, "Call", emulated.call)
-    with held_to(Level.V3), nothing_remembered(module):
-        assert disagreement(suite, case, suite.make(case), Lane.MLIR) is None
+    with limited_to(Level.V3), nothing_remembered(module):
+        assert disagreement(suite, case, suite.make_inputs(case), Backend.MLIR) is None
 
 
 @needs_emulator
@@ -171,15 +171,15 @@ def test_what_torch_mlir_lowers_is_right_on_aarch64(name: str, dtype: torch.dtyp
     case = next((each for each in suite.cases if each.arguments["dtype"] is dtype), None)
     if case is None:
         return
-    with held_to(Level.V3):
+    with limited_to(Level.V3):
         made = stages(name, case)
     program = emulated.Emulated(tmp_path, made.stages["bufferized"], name, "bufferized")
 
     def on_aarch64(*inputs: object) -> torch.Tensor:
-        out = suite.call(*inputs, lane=Lane.EAGER)
+        out = suite.call(*inputs, backend=Backend.EAGER)
         given = [each.contiguous() for each in inputs if isinstance(each, torch.Tensor)]
         mine = torch.full_like(out, torch.nan)
         program.run([*given, mine], threads=1)
         return mine
 
-    assert disagreement(suite, case, suite.make(case), Lane.MLIR, on_aarch64) is None
+    assert disagreement(suite, case, suite.make_inputs(case), Backend.MLIR, on_aarch64) is None

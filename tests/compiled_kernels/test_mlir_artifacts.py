@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from compiled_kernels import LaneError
+from compiled_kernels import BackendError
 from compiled_kernels.mlir import Kernel, compile, compile_text
-from compiled_kernels.mlir.artifacts import Artifacts, key_of
-from compiled_kernels.mlir.execute import Engine, SharedObject
+from compiled_kernels.mlir.artifacts import ArtifactCache, key_of
+from compiled_kernels.mlir.execute import JITCode, SharedObject
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("torch_mlir") is None,
@@ -89,7 +89,7 @@ def empty(file: Path) -> None:
 @pytest.mark.parametrize("damage", [truncate, garble, empty, Path.unlink])
 def test_damage_is_seen_and_mended(tmp_path: Path, damage: Callable[[Path], None], kind: str) -> None:
     whole = compiled(tmp_path)
-    paths = Artifacts(tmp_path).load(whole.digest)
+    paths = ArtifactCache(tmp_path).load(whole.digest)
     assert paths is not None
     # dlopen knows a file by its inode: what this process mapped stays, what it reads is another file of the same name.
     file = paths[kind] if kind in paths else tmp_path / f"{whole.digest}.json"
@@ -97,9 +97,9 @@ def test_damage_is_seen_and_mended(tmp_path: Path, damage: Callable[[Path], None
     file.unlink()
     file.write_bytes(content)
     damage(file)
-    assert Artifacts(tmp_path).load(whole.digest) is None
+    assert ArtifactCache(tmp_path).load(whole.digest) is None
     assert scales_by(compiled(tmp_path), 3.0)
-    mended = Artifacts(tmp_path).load(whole.digest)
+    mended = ArtifactCache(tmp_path).load(whole.digest)
     assert mended is not None and mended.keys() == paths.keys()
 
 
@@ -113,10 +113,10 @@ def test_the_wrong_code_under_a_right_name_is_not_run(tmp_path: Path) -> None:
 
 
 def test_a_name_that_leads_nowhere_is_not_followed(tmp_path: Path) -> None:
-    artifacts = Artifacts(tmp_path)
-    assert artifacts.named(key_of(some="recipe")) is None
-    artifacts.name("recipe", "../../etc/passwd")
-    assert artifacts.named("recipe") is None
+    artifacts = ArtifactCache(tmp_path)
+    assert artifacts.key_of_recipe(key_of(some="recipe")) is None
+    artifacts.link_recipe("recipe", "../../etc/passwd")
+    assert artifacts.key_of_recipe("recipe") is None
 
 
 def test_processes_that_build_the_same_at_once_all_get_it(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_without_a_linker_the_engine_runs_it(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(compile, "linker", lambda: None)
     for _ in range(2):  # built, then from the entry
         kernel = compiled(tmp_path)
-        assert isinstance(kernel.code, Engine) and kernel.library is None
+        assert isinstance(kernel.code, JITCode) and kernel.library is None
         assert scales_by(kernel, 3.0)
     assert "asm" not in kernel.stages and kernel.address
 
@@ -164,7 +164,7 @@ def test_a_recipe_leads_only_to_what_was_compiled_the_same_way(tmp_path: Path, m
 def test_what_cannot_be_kept_on_disk_is_kept_for_this_process(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a directory")
     with pytest.warns(UserWarning, match="compiled code is not kept on disk"):
-        paths = Artifacts(tmp_path / "file").keep("key", {"code": (b"abc", ".so")})
+        paths = ArtifactCache(tmp_path / "file").store_or_temporary("key", {"code": (b"abc", ".so")})
     assert paths["code"].read_bytes() == b"abc" and tmp_path not in paths["code"].parents
 
 
@@ -177,12 +177,12 @@ def test_what_cannot_be_kept_on_disk_is_kept_for_this_process(tmp_path: Path) ->
     ],
 )
 def test_text_that_does_not_compile_is_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(LaneError, match=message) as caught:
+    with pytest.raises(BackendError, match=message) as caught:
         compile_text(text, "f", directory=tmp_path)
     assert "\n" not in str(caught.value)
 
 
 def test_an_entry_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(LaneError, match="no function 'missing'"):
+    with pytest.raises(BackendError, match="no function 'missing'"):
         compile_text(TEXT.replace("FACTOR", "2.0"), "missing", directory=tmp_path).address  # noqa: B018
     assert isinstance(compiled(tmp_path).code, SharedObject)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from compiled_kernels.level import Level, held_to, levels_here
+from compiled_kernels.level import Level, limited_to, available_levels
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("torch_mlir") is None,
@@ -30,9 +30,9 @@ def fresh(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 
 def backend():
-    from compiled_kernels.mlir.backend import Backend
+    from compiled_kernels.mlir.backend import DynamoBackend
 
-    return Backend()
+    return DynamoBackend()
 
 
 class Block(torch.nn.Module):
@@ -53,7 +53,7 @@ class Block(torch.nn.Module):
         return torch.softmax(y, -1), before, cache.amax()
 
 
-@pytest.mark.parametrize("level", levels_here(), ids=str)
+@pytest.mark.parametrize("level", available_levels(), ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 def test_a_chain_of_operations_is_taken_at_every_level(dtype: torch.dtype, level: Level) -> None:
     """In whatever type: nothing is left to Inductor because LLVM has no instruction for it."""
@@ -62,7 +62,7 @@ def test_a_chain_of_operations_is_taken_at_every_level(dtype: torch.dtype, level
         return (F.silu(a + b) * b - a.float().to(torch.bfloat16)).to(torch.bfloat16)
 
     own, a, b = backend(), torch.randn(8, 48).to(dtype), torch.randn(8, 48).to(dtype)
-    with held_to(level), warnings.catch_warnings():
+    with limited_to(level), warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         found = torch.compile(chain, backend=own)(a, b)
     torch.testing.assert_close(found, chain(a, b), rtol=2e-2, atol=2e-2)
@@ -82,7 +82,7 @@ def test_a_block_that_mutates_an_input_is_right() -> None:
         name for each in report.taken for name in each.operations
     }
     products = [each for each in report.left if "mm.default" in " ".join(each.operations)]
-    assert products and products[0].runs_on == "eager" and "products are a library's" in products[0].reason
+    assert products and products[0].fallback == "eager" and "products are a library's" in products[0].reason
     assert all(len(each.digest) == 64 for each in report.taken)
     assert len(report.data()) == len(report.subgraphs) == len(str(report).splitlines())
 
@@ -134,14 +134,14 @@ def test_what_is_left_is_right_and_reported(function: Callable, options: dict, r
     a = torch.randn(4, 4)
     torch.testing.assert_close(torch.compile(function, backend=own, **options)(a), function(a))
     (left,) = own.report().left
-    assert left.runs_on == runs_on and reason in left.reason
+    assert left.fallback == runs_on and reason in left.reason
 
 
 def test_what_does_not_lower_at_all_is_inductors_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    from compiled_kernels.lanes import LaneError
+    from compiled_kernels.backends import BackendError
 
     def refuses(*_: object, **__: object) -> None:
-        raise LaneError("mlir: not today")
+        raise BackendError("mlir: not today")
 
     monkeypatch.setattr("compiled_kernels.mlir.subgraphs.compile_text", refuses)
     own = backend()
@@ -155,7 +155,7 @@ def test_what_does_not_lower_at_all_is_inductors_with_a_warning(monkeypatch: pyt
         found = torch.compile(function, backend=own)(a, cache)
     torch.testing.assert_close(found, (a.exp() @ a).tanh())
     assert torch.equal(cache, a)
-    assert [(each.runs_on, each.reason) for each in own.report().subgraphs] == [("inductor", "mlir: not today")]
+    assert [(each.fallback, each.reason) for each in own.report().subgraphs] == [("inductor", "mlir: not today")]
 
 
 def test_parts_that_read_one_another_are_placed_right() -> None:
@@ -187,7 +187,7 @@ def test_graphs_for_training_are_left_to_inductor() -> None:
         a = torch.randn(4, 4, requires_grad=True)
         torch.compile(lambda a: (a.sin() * a).sum(), backend=own)(a).backward()
     torch.testing.assert_close(a.grad, a.detach().cos() * a.detach() + a.detach().sin())
-    assert {each.runs_on for each in own.report().subgraphs} == {"inductor"}
+    assert {each.fallback for each in own.report().subgraphs} == {"inductor"}
     assert "gradients are wanted" in str(own.report())
 
 

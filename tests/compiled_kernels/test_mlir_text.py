@@ -10,15 +10,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiled_kernels import Lane, LaneError, lane_problems
-from compiled_kernels.cases import Case, Work, disagreement
+from compiled_kernels import Backend, BackendError, backend_problems
+from compiled_kernels.cases import Case, CaseCost, disagreement
 from compiled_kernels.gaps import known_gap
-from compiled_kernels.level import Level, held_to, levels_here
-from compiled_kernels.mlir_text import Lines, divisor, number
+from compiled_kernels.level import Level, limited_to, available_levels
+from compiled_kernels.mlir_text import Lines, largest_divisor, number
 from tests.compiled_kernels.test_operators import ARGUMENTS, DTYPES, SUITES, seeds
 
-problem = lane_problems()[Lane.MLIR]
-needs_mlir = pytest.mark.skipif(problem is not None, reason=f"lane mlir: {problem}")
+problem = backend_problems()[Backend.MLIR]
+needs_mlir = pytest.mark.skipif(problem is not None, reason=f"backend mlir: {problem}")
 
 WRITTEN = {
     "linear": "compiled_kernels.linear.mlir",
@@ -43,22 +43,22 @@ def threads():
 @given(data=st.data())
 def test_any_shape_agrees_with_float64(operator: str, data: st.DataObject) -> None:
     arguments = data.draw(ARGUMENTS[operator]) | {"dtype": data.draw(DTYPES)}
-    inputs = SUITES[operator].inputs(torch.Generator().manual_seed(data.draw(seeds)), **arguments)
-    assert disagreement(SUITES[operator], Case("drawn", arguments, Work(0, 0)), inputs, Lane.MLIR) is None
+    inputs = SUITES[operator].input_maker(torch.Generator().manual_seed(data.draw(seeds)), **arguments)
+    assert disagreement(SUITES[operator], Case("drawn", arguments, CaseCost(0, 0)), inputs, Backend.MLIR) is None
 
 
 @needs_mlir
-@pytest.mark.parametrize("level", levels_here(), ids=str)
+@pytest.mark.parametrize("level", available_levels(), ids=str)
 @pytest.mark.parametrize("operator", [*WRITTEN, "quantized_attention"])
 def test_every_level(operator: str, level: Level) -> None:
     """With dot products of pairs and of bytes and without, split among threads in any way; the shapes are those of
     models."""
     torch.set_num_threads(THREADS[level])
     suite = SUITES[operator]
-    with held_to(level):
+    with limited_to(level):
         for case in suite.cases:
-            if case.work.flops < 1e7 and not known_gap(operator, Lane.MLIR, case.name):
-                assert disagreement(suite, case, suite.make(case), Lane.MLIR) is None, case.name
+            if case.cost.flops < 1e7 and not known_gap(operator, Backend.MLIR, case.name):
+                assert disagreement(suite, case, suite.make_inputs(case), Backend.MLIR) is None, case.name
 
 
 @needs_mlir
@@ -66,8 +66,8 @@ def test_every_level(operator: str, level: Level) -> None:
 def test_torch_knows_the_form(operator: str) -> None:
     """Schema, fake implementation and dispatch are right, and one graph holds the operation at the first call."""
     suite = SUITES[operator]
-    case = next(case for case in suite.cases if "mixed" in case.name or case.work.flops < 1e5)
-    inputs = suite.make(case)
+    case = next(case for case in suite.cases if "mixed" in case.name or case.cost.flops < 1e5)
+    inputs = suite.make_inputs(case)
     form = getattr(torch.ops.compiled_kernels, f"{operator}_mlir").default
     if operator == "paged_attention":
         *given_, mask, decode_only, softcap, sinks, score = inputs
@@ -75,21 +75,21 @@ def test_torch_knows_the_form(operator: str) -> None:
     else:
         arguments = inputs
     torch.library.opcheck(form, arguments, test_utils=("test_schema", "test_faketensor"))
-    whole = torch.compile(lambda *values: suite.call(*values, lane=Lane.MLIR), fullgraph=True, backend="eager")
-    assert torch.equal(whole(*inputs).nan_to_num(7.0), suite.call(*inputs, lane=Lane.MLIR).nan_to_num(7.0))
+    whole = torch.compile(lambda *values: suite.call(*values, backend=Backend.MLIR), fullgraph=True, backend="eager")
+    assert torch.equal(whole(*inputs).nan_to_num(7.0), suite.call(*inputs, backend=Backend.MLIR).nan_to_num(7.0))
 
 
 @needs_mlir
 def test_types_it_does_not_know_are_refused() -> None:
     suite = SUITES["linear"]
-    x, weight, bias = suite.make(suite.cases[-2])
-    with pytest.raises(LaneError, match="float32 or bfloat16 on the CPU; .* float64 on cpu given"):
-        suite.call(x.double(), weight.double(), bias, lane=Lane.MLIR)
-    with pytest.raises(LaneError, match="q as .* float32 or bfloat16"):
+    x, weight, bias = suite.make_inputs(suite.cases[-2])
+    with pytest.raises(BackendError, match="float32 or bfloat16 on the CPU; .* float64 on cpu given"):
+        suite.call(x.double(), weight.double(), bias, backend=Backend.MLIR)
+    with pytest.raises(BackendError, match="q as .* float32 or bfloat16"):
         attention = SUITES["paged_attention"]
-        inputs = list(attention.make(attention.cases[-1]))
+        inputs = list(attention.make_inputs(attention.cases[-1]))
         inputs[0] = inputs[0].half()
-        attention.call(*inputs, lane=Lane.MLIR)
+        attention.call(*inputs, backend=Backend.MLIR)
 
 
 @needs_mlir
@@ -102,17 +102,17 @@ def test_new_numbers_of_rows_stop_compiling(operator: str) -> None:
     before = compiled.cache_info().misses
     for tokens in (1, 2, 3, 4, 5, 6, 7, 8, 9, 31, 130, 513, 0):
         arguments = {"tokens": tokens, "width": 48, "out": 11, "dtype": torch.bfloat16, "bias": True, **more}
-        inputs = suite.inputs(torch.Generator().manual_seed(tokens), **arguments)
-        assert disagreement(suite, Case("drawn", arguments, Work(0, 0)), inputs, Lane.MLIR) is None, tokens
+        inputs = suite.input_maker(torch.Generator().manual_seed(tokens), **arguments)
+        assert disagreement(suite, Case("drawn", arguments, CaseCost(0, 0)), inputs, Backend.MLIR) is None, tokens
     assert compiled.cache_info().misses - before == 4
     arguments = {"tokens": 513, "width": 48, "out": 11, "dtype": torch.bfloat16, "bias": True, **more}
-    shown = importlib.import_module(WRITTEN[operator]).stages(Case("drawn", arguments, Work(0, 0)), operator)
+    shown = importlib.import_module(WRITTEN[operator]).stages(Case("drawn", arguments, CaseCost(0, 0)), operator)
     assert shown["vector"].count("\n") < 600
 
 
 @given(st.integers(1, 4096), st.sampled_from([1, 2, 4, 8, 16, 32, 64]))
 def test_divisor(count: int, most: int) -> None:
-    found = divisor(count, most)
+    found = largest_divisor(count, most)
     assert count % found == 0 and found <= most
     assert found == most or count % (2 * found) != 0
 
@@ -130,7 +130,7 @@ def test_folded_totals_are_the_sums(lanes: int) -> None:
     lines = Lines()
     vectors = torch.randn(lanes, lanes, dtype=torch.float64)
     values = {f"%x{i}": vectors[i] for i in range(lanes)}
-    result = lines.totals(list(values), lanes)
+    result = lines.hsums(list(values), lanes)
     for line in lines.lines:
         name, expression = line.split(" = ", 1)
         if expression.startswith("vector.shuffle"):

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from compiled_kernels.mlir.native_errors import native_errors
+from compiled_kernels.mlir.native_errors import capture_native_errors
 from tests.patience import limit
 
 MEBIBYTE = bytes(2**20)
@@ -38,18 +38,18 @@ def test_others_words_pass_in_order_and_llvms_are_kept(
     lines = [(True, line) for line in said]
     for each in lists:
         lines.insert(order.randint(0, len(lines)), (False, MISSING.format(", ".join(each))))
-    with native_errors() as heard:
+    with capture_native_errors() as heard:
         for _, line in lines:
             os.write(2, line.encode())
     assert heard.text == "".join(line for _, line in lines)
     assert capfd.readouterr().err == "".join(line for passes, line in lines if passes)
     llvms = [line for passes, line in lines if not passes]
     wanted = [symbol for line in llvms for symbol in line.split("[ ")[1].split(" ]")[0].split(", ")]
-    assert heard.missing == tuple(dict.fromkeys(wanted))
+    assert heard.missing_symbols == tuple(dict.fromkeys(wanted))
 
 
 def test_all_that_llvm_says_is_kept(capfd: pytest.CaptureFixture[str]) -> None:
-    with native_errors() as heard:
+    with capture_native_errors() as heard:
         for words in LLVMS:
             os.write(2, f"{words.strip()}\n".encode())
     assert capfd.readouterr().err == "" and all(words.strip() in heard.text for words in LLVMS)
@@ -60,7 +60,7 @@ def test_descriptor_2_is_put_back(error: type[BaseException] | None, capfd: pyte
     before, open_before = same_file(), descriptors()
     for _ in range(3):
         try:
-            with native_errors():
+            with capture_native_errors():
                 assert same_file() != before
                 os.write(2, b"within\n")
                 if error is not None:
@@ -78,7 +78,7 @@ def test_what_python_had_not_written_yet_goes_where_it_was_meant_to(capfd: pytes
         mine, sys.stderr = sys.stderr, kept
         try:
             sys.stderr.write("before\n")
-            with native_errors() as heard:
+            with capture_native_errors() as heard:
                 os.write(2, b"within\n")
         finally:
             sys.stderr = mine
@@ -90,12 +90,12 @@ def test_one_within_another_gives_each_its_own_words(capfd: pytest.CaptureFixtur
     before = same_file()
 
     def nested() -> None:
-        with native_errors() as outer:
+        with capture_native_errors() as outer:
             os.write(2, MISSING.format("outer_one").encode())
-            with native_errors() as inner:
+            with capture_native_errors() as inner:
                 os.write(2, MISSING.format("inner_one").encode() + b"another's\n")
             os.write(2, MISSING.format("outer_two").encode())
-        found.extend([outer.missing, inner.missing])
+        found.extend([outer.missing_symbols, inner.missing_symbols])
 
     found: list[tuple[str, ...]] = []
     ran = threading.Thread(target=nested, daemon=True)
@@ -112,10 +112,10 @@ def test_two_threads_hear_nothing_of_each_other(capfd: pytest.CaptureFixture[str
     def compiles(name: str) -> None:
         start.wait(limit(30))
         for number in range(20):
-            with native_errors() as said:
+            with capture_native_errors() as said:
                 hashlib.sha256(MEBIBYTE)  # lets go of the interpreter's lock: the other thread's turn
                 os.write(2, MISSING.format(f"{name}{number}").encode() + f"line {name}{number}\n".encode())
-            heard[name, number] = said.missing
+            heard[name, number] = said.missing_symbols
 
     threads = [threading.Thread(target=compiles, args=(name,)) for name in "ab"]
     for each in threads:
@@ -141,7 +141,7 @@ def test_nothing_that_another_thread_writes_meanwhile_is_lost(capfd: pytest.Capt
     writer = threading.Thread(target=writes)
     writer.start()
     for _ in range(50):
-        with native_errors():
+        with capture_native_errors():
             os.write(2, MISSING.format("a").encode())
     done.set()
     writer.join(limit(60))

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import compiled_kernels
-from compiled_kernels import Lane, cases
-from compiled_kernels.cases import Case, Work, disagreement, suites
+from compiled_kernels import Backend, cases
+from compiled_kernels.cases import Case, CaseCost, disagreement, suites
 from compiled_kernels.check import verdict
 from compiled_kernels.linear.quantize import dequantize_int4, dequantize_int8, quantize_int4, quantize_int8
-from compiled_kernels.masks import Both, Causal, SlidingWindow
+from compiled_kernels.masks import AndMask, Causal, SlidingWindow
 from compiled_kernels.paged_attention.cases import even
 
 SUITES = {suite.operator: suite for suite in suites()}
@@ -24,12 +24,12 @@ seeds = st.integers(0, 2**31)
 
 
 BANDS = st.one_of(st.just(Causal()), st.builds(SlidingWindow, st.integers(1, 6), st.integers(0, 2)))
-MASKS = st.one_of(BANDS, st.builds(Both, BANDS, st.just(even)))
+MASKS = st.one_of(BANDS, st.builds(AndMask, BANDS, st.just(even)))
 
 
 @st.composite
 def attention(draw: st.DrawFn, own: bool = False) -> dict:
-    """`own` adds what only traced lanes carry out: masks and score functions of any kind."""
+    """`own` adds what only traced backends carry out: masks and score functions of any kind."""
     contexts = draw(st.lists(st.integers(1, 14), min_size=1, max_size=4))
     decode = draw(st.booleans())
     return {
@@ -108,37 +108,37 @@ def test_every_operator_has_a_strategy() -> None:
     assert set(ARGUMENTS) == set(SUITES)
 
 
-@pytest.mark.parametrize("lane", [Lane.EAGER, Lane.INDUCTOR])
+@pytest.mark.parametrize("backend", [Backend.EAGER, Backend.INDUCTOR])
 @pytest.mark.parametrize("operator", list(SUITES))
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
-def test_any_shape_agrees_with_float64(operator: str, lane: Lane, data: st.DataObject) -> None:
+def test_any_shape_agrees_with_float64(operator: str, backend: Backend, data: st.DataObject) -> None:
     suite = SUITES[operator]
     dtype = torch.float32 if "vocab" in str(ARGUMENTS[operator]) else data.draw(DTYPES)
     drawn = attention(own=True) if operator == "paged_attention" else ARGUMENTS[operator]
     arguments = data.draw(drawn) | {"dtype": dtype}
-    inputs = suite.inputs(torch.Generator().manual_seed(data.draw(seeds)), **arguments)
-    assert disagreement(suite, Case("drawn", arguments, Work(0, 0)), inputs, lane) is None
+    inputs = suite.input_maker(torch.Generator().manual_seed(data.draw(seeds)), **arguments)
+    assert disagreement(suite, Case("drawn", arguments, CaseCost(0, 0)), inputs, backend) is None
 
 
 @pytest.mark.parametrize("operator", list(SUITES))
 def test_the_comparison_can_fail(operator: str) -> None:
-    """A lane that is one part in a hundred off, or leaves its last number unwritten, is told apart."""
+    """A backend that is one part in a hundred off, or leaves its last number unwritten, is told apart."""
     suite = SUITES[operator]
     case = suite.cases[0]
-    assert verdict(suite, case, Lane.EAGER) == ("ok", "")
+    assert verdict(suite, case, Backend.EAGER) == ("ok", "")
     for spoil in (
         lambda out: out * 1.01 + 0.01,
         lambda out: out.index_fill(-1, torch.tensor([out.shape[-1] - 1]), torch.nan),
     ):
 
-        def spoiled(*inputs, lane, spoil=spoil):
-            outputs = suite.call(*inputs, lane=lane)
+        def spoiled(*inputs, backend, spoil=spoil):
+            outputs = suite.call(*inputs, backend=backend)
             first, *rest = (outputs,) if isinstance(outputs, torch.Tensor) else outputs
-            return (first, *rest) if lane is Lane.EAGER else (spoil(first), *rest)
+            return (first, *rest) if backend is Backend.EAGER else (spoil(first), *rest)
 
         wrong = replace(suite, call=spoiled, exact=suite.exact)
-        assert disagreement(wrong, case, suite.make(case), Lane.INDUCTOR) is not None
+        assert disagreement(wrong, case, suite.make_inputs(case), Backend.INDUCTOR) is not None
 
 
 WIDE = {
@@ -170,14 +170,14 @@ def test_one_row_that_is_off_is_told_apart(operator: str, dtype: str) -> None:
     if name not in [case.name for case in suite.cases]:
         pytest.skip(f"{operator} has no case {name}: logits are float32")
     case = cases.case_of(suite, name)
-    inputs = suite.make(case)
+    inputs = suite.make_inputs(case)
     if operator in ("gated_silu", "linear", "linear_int8", "linear_int4"):
         inputs[0][1] *= 2.0**-10  # exact: the row's outputs are small, too
 
-    def spoiled(*inputs, lane):
-        outputs = suite.call(*inputs, lane=lane)
+    def spoiled(*inputs, backend):
+        outputs = suite.call(*inputs, backend=backend)
         first, *rest = (outputs,) if isinstance(outputs, torch.Tensor) else outputs
-        if lane is not Lane.EAGER:
+        if backend is not Backend.EAGER:
             row = first.view(-1, first.shape[-1])
             at = int(row.isfinite().all(-1).nonzero()[1])
             place = int(row[at].abs().argmax())
@@ -185,17 +185,17 @@ def test_one_row_that_is_off_is_told_apart(operator: str, dtype: str) -> None:
         return (first, *rest)
 
     wrong = replace(suite, call=spoiled, exact=suite.exact)
-    told = disagreement(wrong, case, inputs, Lane.INDUCTOR)
+    told = disagreement(wrong, case, inputs, Backend.INDUCTOR)
     assert told is not None and "against float64" in told
-    assert disagreement(suite, case, inputs, Lane.INDUCTOR) is None
+    assert disagreement(suite, case, inputs, Backend.INDUCTOR) is None
 
 
 def test_memory_that_nobody_wrote_is_seen() -> None:
     suite = SUITES["rotary"]
 
-    def leaves_a_row(x, cos, sin, lane):
-        out = suite.call(x, cos, sin, lane=lane)
-        if lane is Lane.EAGER:
+    def leaves_a_row(x, cos, sin, backend):
+        out = suite.call(x, cos, sin, backend=backend)
+        if backend is Backend.EAGER:
             return out
         kept = torch.empty_like(out)
         kept[:-1] = out[:-1]
@@ -203,7 +203,7 @@ def test_memory_that_nobody_wrote_is_seen() -> None:
 
     wrong = replace(suite, call=leaves_a_row, exact=suite.exact)
     case = cases.case_of(suite, "5x3x2 float32")
-    assert "NaN" in str(disagreement(wrong, case, suite.make(case), Lane.INDUCTOR))
+    assert "NaN" in str(disagreement(wrong, case, suite.make_inputs(case), Backend.INDUCTOR))
     assert not torch.are_deterministic_algorithms_enabled()
 
 
@@ -211,9 +211,9 @@ def test_memory_that_nobody_wrote_is_seen() -> None:
 def test_an_infinity_that_does_not_belong_is_told(spoil: float) -> None:
     suite = SUITES["rotary"]
     case = cases.case_of(suite, "5x3x2 float32")
-    wrong = suite.call(*suite.make(case), lane=Lane.EAGER)
+    wrong = suite.call(*suite.make_inputs(case), backend=Backend.EAGER)
     wrong[2, 1, 0] = spoil
-    told = disagreement(suite, case, suite.make(case), Lane.INDUCTOR, lambda *_: wrong)
+    told = disagreement(suite, case, suite.make_inputs(case), Backend.INDUCTOR, lambda *_: wrong)
     assert told is not None and "inf where the specification has 0" in told
 
 
@@ -232,8 +232,8 @@ def test_attention_moves_what_is_seen_and_no_more(name: str) -> None:
             if bool(mask(torch.tensor(query), torch.tensor(key)))
         ]
         looks, read = looks + len(pairs), read + len({key for _, key in pairs})
-    assert case.work.flops == 4 * looks * heads * of["dim"]
-    assert case.work.bytes == 4 * of["dim"] * (2 * read * of["groups"] + 2 * sum(of["spans"]) * heads)
+    assert case.cost.flops == 4 * looks * heads * of["dim"]
+    assert case.cost.bytes == 4 * of["dim"] * (2 * read * of["groups"] + 2 * sum(of["spans"]) * heads)
 
 
 @settings(max_examples=40, deadline=None)
@@ -266,27 +266,27 @@ def decode_inputs(data: st.DataObject) -> list:
     drawn = data.draw(attention())
     arguments = drawn | {"dtype": torch.float32, "spans": [1] * len(drawn["contexts"])}
     generator = torch.Generator().manual_seed(data.draw(seeds))
-    return list(SUITES["paged_attention"].inputs(generator, **arguments))
+    return list(SUITES["paged_attention"].input_maker(generator, **arguments))
 
 
-@pytest.mark.parametrize("lane", [Lane.EAGER, Lane.INDUCTOR])
+@pytest.mark.parametrize("backend", [Backend.EAGER, Backend.INDUCTOR])
 @settings(max_examples=10, deadline=None)
 @given(data=st.data())
-def test_a_row_that_may_look_nowhere_gives_zeros(data: st.DataObject, lane: Lane) -> None:
+def test_a_row_that_may_look_nowhere_gives_zeros(data: st.DataObject, backend: Backend) -> None:
     inputs = decode_inputs(data)
     inputs[7] = Nowhere()
-    out = SUITES["paged_attention"].call(*inputs, lane=lane)
+    out = SUITES["paged_attention"].call(*inputs, backend=backend)
     assert torch.equal(out, torch.zeros_like(out))
 
 
-@pytest.mark.parametrize("lane", [Lane.EAGER, Lane.INDUCTOR])
+@pytest.mark.parametrize("backend", [Backend.EAGER, Backend.INDUCTOR])
 @settings(max_examples=10, deadline=None)
 @given(data=st.data())
-def test_nan_stays_with_its_row(data: st.DataObject, lane: Lane) -> None:
+def test_nan_stays_with_its_row(data: st.DataObject, backend: Backend) -> None:
     inputs = decode_inputs(data)
-    clean = SUITES["paged_attention"].call(*inputs, lane=lane)
+    clean = SUITES["paged_attention"].call(*inputs, backend=backend)
     inputs[0][0] = torch.nan
-    out = SUITES["paged_attention"].call(*inputs, lane=lane)
+    out = SUITES["paged_attention"].call(*inputs, backend=backend)
     assert out[0].isnan().all()
     assert torch.equal(out[1:], clean[1:])
 

@@ -8,29 +8,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import compiled_kernels
-from compiled_kernels import Lane, lane_problems
+from compiled_kernels import Backend, backend_problems
 from compiled_kernels.masks import SlidingWindow
 
 NARROW, SINKS, WIDE = (SlidingWindow(7), 4, 0.0), (SlidingWindow(9, sinks=6), 4, 5.0), (SlidingWindow(40), 16, 0.0)
-# The lane triton by the cases of `paged_attention` in the interpreter, whose windows have left pages behind.
-TRIED = {Lane.EAGER: (NARROW, SINKS, WIDE), Lane.INDUCTOR: (SINKS,), Lane.MLIR: (NARROW, SINKS, WIDE)}
-LANES = [
-    pytest.param(lane, *shape, marks=pytest.mark.skipif(problem is not None, reason=f"lane {lane}: {problem}"))
-    for lane, problem in lane_problems().items()
-    for shape in TRIED.get(lane, ())
+# The backend triton by the cases of `paged_attention` in the interpreter, whose windows have left pages behind.
+TRIED = {Backend.EAGER: (NARROW, SINKS, WIDE), Backend.INDUCTOR: (SINKS,), Backend.MLIR: (NARROW, SINKS, WIDE)}
+BACKENDS = [
+    pytest.param(backend, *shape, marks=pytest.mark.skipif(problem is not None, reason=f"backend {backend}: {problem}"))
+    for backend, problem in backend_problems().items()
+    for shape in TRIED.get(backend, ())
 ]
 GROUPS, SHARE, DIM, CONTEXT = 2, 2, 16, 160
 spans = st.lists(st.tuples(st.integers(1, CONTEXT), st.sampled_from([1, 1, 9, 33, CONTEXT])), min_size=1, max_size=3)
 
 
-@pytest.mark.parametrize(("lane", "mask", "size", "softcap"), LANES)
+@pytest.mark.parametrize(("backend", "mask", "size", "softcap"), BACKENDS)
 @settings(max_examples=8, deadline=None)
 @given(drawn=spans, seed=st.integers(0, 99))
 def test_null_pages_are_behind_the_mask(
-    lane: Lane, mask: SlidingWindow, size: int, softcap: float, drawn: list[tuple[int, int]], seed: int
+    backend: Backend, mask: SlidingWindow, size: int, softcap: float, drawn: list[tuple[int, int]], seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
-    if lane is Lane.INDUCTOR:  # compiles for each number of rows
+    if backend is Backend.INDUCTOR:  # compiles for each number of rows
         drawn = [(104, 1), (57, 1), (150, 9)]
     drawn = sorted(((context, min(span, context)) for context, span in drawn), key=lambda each: each[1] > 1)
     held = CONTEXT // size
@@ -48,7 +48,7 @@ def test_null_pages_are_behind_the_mask(
     decodes = all(span == 1 for _, span in drawn)
     before, after = (
         compiled_kernels.paged_attention(
-            q, keys, values, table, starts, lengths, DIM**-0.5, mask, decodes, lane, softcap
+            q, keys, values, table, starts, lengths, DIM**-0.5, mask, decodes, backend, softcap
         )
         for table in (whole, left)
     )

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import compiled_kernels
-from compiled_kernels import Lane, LaneError, lane_problems
-from compiled_kernels.blocked import from_panels, refusal, to_panels, words
+from compiled_kernels import Backend, BackendError, backend_problems
+from compiled_kernels.blocked import from_panels, panels_problem, to_panels, as_words
 from compiled_kernels.blocked import mlir as blocked
 from compiled_kernels.blocked.shape import TILE_ROWS
-from compiled_kernels.cases import random
-from compiled_kernels.level import Level, held_to, levels_here
+from compiled_kernels.cases import random_normal
+from compiled_kernels.level import Level, limited_to, available_levels
 from compiled_kernels.linear.quantize import quantize_int8
 
-problem = lane_problems()[Lane.MLIR]
-mlir = pytest.mark.skipif(problem is not None, reason=f"lane mlir: {problem}")
+problem = backend_problems()[Backend.MLIR]
+mlir = pytest.mark.skipif(problem is not None, reason=f"backend mlir: {problem}")
 KINDS = ("float32", "bfloat16", "int8")
 WIDTH, OUT = 352, 192  # two blocks along the width, of which the second is shorter; three pairs of panels
 
@@ -34,7 +34,7 @@ def test_the_layout_is_a_rearrangement(panels: int, words_long: int, dtype: torc
     laid_out = to_panels(weight)
     assert torch.equal(from_panels(laid_out), weight) and laid_out.nbytes == weight.nbytes
     assert from_panels(weight) is weight  # a plain one is left alone
-    assert words(laid_out).data_ptr() == laid_out.data_ptr()
+    assert as_words(laid_out).data_ptr() == laid_out.data_ptr()
     values = laid_out.shape[-1]
     assert torch.equal(laid_out[-1, 0, 5], weight[64 * panels - 32 + 5, :values])
 
@@ -45,7 +45,7 @@ def test_the_layout_is_a_rearrangement(panels: int, words_long: int, dtype: torc
      (torch.zeros(64, 64, dtype=torch.float64), "not float64"), (torch.zeros(64), "not of 1 dim")],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(weight: Tensor, reason: str) -> None:
-    assert reason in (refusal(weight) or "")
+    assert reason in (panels_problem(weight) or "")
     with pytest.raises(ValueError, match=reason):
         to_panels(weight)
 
@@ -55,17 +55,17 @@ def inputs(kind: str) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]:
     """x of many rows, the weight in panels, its scales, a bias, and the exact product."""
     generator = torch.Generator().manual_seed(3)
     dtype = torch.float32 if kind == "float32" else torch.bfloat16
-    x, weight = random(generator, dtype, (797, WIDTH)), random(generator, dtype, (OUT, WIDTH)) * WIDTH**-0.5
-    bias = random(generator, dtype, (OUT,))
+    x, weight = random_normal(generator, dtype, (797, WIDTH)), random_normal(generator, dtype, (OUT, WIDTH)) * WIDTH**-0.5
+    bias = random_normal(generator, dtype, (OUT,))
     if kind != "int8":
         return x, to_panels(weight), None, bias, x.double() @ weight.double().T + bias.double()
     values, scales = quantize_int8(weight)
     return x, to_panels(values), scales, bias, x.double() @ (values * scales.double()[:, None]).T + bias.double()
 
 
-@pytest.fixture(params=levels_here(), ids=str)
+@pytest.fixture(params=available_levels(), ids=str)
 def level(request: pytest.FixtureRequest) -> Iterator[Level]:
-    with held_to(request.param):
+    with limited_to(request.param):
         yield request.param
 
 
@@ -92,11 +92,11 @@ def test_products_of_any_number_of_rows(kind: str, level: Level) -> None:
 def test_what_native_code_must_not_be_given() -> None:
     x, weight, _, _, _ = inputs("float32")
     for bad, wanted in ((x[:, :-1], "x as"), (x.bfloat16(), "not of"), (x.double(), "x as")):
-        with pytest.raises(LaneError, match=wanted):
-            compiled_kernels.linear(bad, weight, None, Lane.MLIR)
+        with pytest.raises(BackendError, match=wanted):
+            compiled_kernels.linear(bad, weight, None, Backend.MLIR)
 
 
 def test_other_lanes_read_panels_too() -> None:
     x, weight, _, bias, exact = inputs("float32")
-    out = compiled_kernels.linear(x, weight, bias, Lane.EAGER)
+    out = compiled_kernels.linear(x, weight, bias, Backend.EAGER)
     assert (out.double() - exact).abs().max() < 1e-4

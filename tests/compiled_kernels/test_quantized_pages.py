@@ -8,20 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compiled_kernels import Lane, lane_problems
+from compiled_kernels import Backend, backend_problems
 from compiled_kernels.masks import Causal
 from compiled_kernels.quantized_attention import (
-    Packed,
+    QuantizedTensor,
     PageFormat,
-    Settling,
+    QuantizationRule,
     bits_per_number,
     dequantize,
     quantize,
     quantized_attention,
-    rotate,
-    storage,
+    hadamard_rotate,
+    storage_shapes,
 )
-from compiled_kernels.quantized_attention.packed import LEVELS, e4m3_numbers, pack, per_word, unpack
+from compiled_kernels.quantized_attention.packed import MAX_CODES, decode_e4m3, pack_codes, codes_per_word, unpack_codes
 
 INTEGERS = st.sampled_from(["int8", "int4"])
 KINDS = st.sampled_from(["int8", "int4", "fp8"])
@@ -30,11 +30,11 @@ seeds = st.integers(0, 2**31)
 
 @given(INTEGERS, st.integers(1, 3), st.integers(1, 5), seeds)
 def test_packing_is_exact(kind, words: int, kept: int, seed: int) -> None:
-    codes = torch.randint(0, LEVELS[kind] + 1, (2, words * per_word(kind), kept), dtype=torch.uint8,
+    codes = torch.randint(0, MAX_CODES[kind] + 1, (2, words * codes_per_word(kind), kept), dtype=torch.uint8,
                           generator=torch.Generator().manual_seed(seed))  # fmt: skip
-    stored = pack(codes, kind)
+    stored = pack_codes(codes, kind)
     assert stored.shape == (2, words, kept, 4)
-    assert torch.equal(unpack(stored, kind), codes)
+    assert torch.equal(unpack_codes(stored, kind), codes)
 
 
 @st.composite
@@ -85,8 +85,8 @@ def test_e4m3_is_read_exactly(dtype: torch.dtype) -> None:
     exact = codes.view(torch.float8_e4m3fn).to(dtype)
     sound = ~exact.isnan()
     assert sound.sum() == 254, "all but the two NaNs"
-    assert torch.equal(e4m3_numbers(codes, dtype)[sound], exact[sound])
-    assert torch.equal(e4m3_numbers(codes, dtype)[sound].signbit(), exact[sound].signbit())
+    assert torch.equal(decode_e4m3(codes, dtype)[sound], exact[sound])
+    assert torch.equal(decode_e4m3(codes, dtype)[sound].signbit(), exact[sound].signbit())
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4", "fp8"])
@@ -115,44 +115,44 @@ def test_pages_are_as_small_as_they_must_be(kind, bar: float, dim: int) -> None:
         pages = format.empty(5, torch.bfloat16)
         dense = 5 * 3 * 64 * dim * 2
         assert pages.nbytes <= bar * dense
-        assert pages.nbytes * 8 == 5 * 3 * 64 * dim * bits_per_number(kind, format.run, torch.bfloat16)
+        assert pages.nbytes * 8 == 5 * 3 * 64 * dim * bits_per_number(kind, format.numbers_per_scale, torch.bfloat16)
 
 
 def test_what_does_not_fit_words_and_runs_is_refused() -> None:
     with pytest.raises(ValueError, match="int4: words of 8 and runs of 16 do not divide 12 x 16"):
-        storage("int4", (1,), 12, 16, 16)
+        storage_shapes("int4", (1,), 12, 16, 16)
     with pytest.raises(ValueError, match="do not divide"):
-        storage("int8", (1,), 8, 12, 8)
+        storage_shapes("int8", (1,), 8, 12, 8)
 
 
 def test_dense_pages_are_the_numbers() -> None:
     numbers = torch.randn(2, 8, 4)
     packed = quantize(numbers, "dense", 4)
-    assert packed.kind == "dense" and torch.equal(dequantize(packed), numbers) and packed == Packed(numbers)
+    assert packed.kind == "dense" and torch.equal(dequantize(packed), numbers) and packed == QuantizedTensor(numbers)
 
 
 @given(st.sampled_from([1, 2, 16, 64]), seeds)
 def test_a_rotation_keeps_products_and_undoes_itself(dim: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     q, k = (torch.randn(3, dim, generator=generator, dtype=torch.float64) for _ in range(2))
-    assert torch.allclose(rotate(rotate(q)), q, atol=1e-12)
-    assert torch.allclose(rotate(q) @ rotate(k).T, q @ k.T, atol=1e-12)
-    assert rotate(q.bfloat16()).dtype == torch.bfloat16
+    assert torch.allclose(hadamard_rotate(hadamard_rotate(q)), q, atol=1e-12)
+    assert torch.allclose(hadamard_rotate(q) @ hadamard_rotate(k).T, q @ k.T, atol=1e-12)
+    assert hadamard_rotate(q.bfloat16()).dtype == torch.bfloat16
 
 
 def test_a_rotation_spreads_an_outlier() -> None:
     spike = torch.zeros(64)
     spike[7] = 8.0
-    assert torch.equal(rotate(spike).abs(), torch.ones(64))
+    assert torch.equal(hadamard_rotate(spike).abs(), torch.ones(64))
 
 
 @pytest.mark.parametrize("dim", [3, 48, 96])
 def test_other_widths_are_not_rotated(dim: int) -> None:
     with pytest.raises(ValueError, match=f"a power of two, not {dim}"):
-        rotate(torch.zeros(2, dim))
+        hadamard_rotate(torch.zeros(2, dim))
 
 
-@pytest.mark.skipif(lane_problems()[Lane.MLIR] is not None, reason=str(lane_problems()[Lane.MLIR]))
+@pytest.mark.skipif(backend_problems()[Backend.MLIR] is not None, reason=str(backend_problems()[Backend.MLIR]))
 @pytest.mark.parametrize("scale", [2.0**-14, 1.0, 60.0])
 def test_the_mlir_lane_reads_every_e4m3_number(scale: float) -> None:
     """Each of the 254 is a column of the values; all tokens are alike, so that any weights give it back."""
@@ -169,6 +169,6 @@ def test_the_mlir_lane_reads_every_e4m3_number(scale: float) -> None:
     lengths = torch.tensor([9], dtype=torch.int32)
     found = quantized_attention(
         torch.zeros(1, 4, 64), keys, values, recent[0], recent[1], table, table, one, lengths, 1.0, Causal(),
-        Settling(8, 1), True, Lane.MLIR,
+        QuantizationRule(8, 1), True, Backend.MLIR,
     )  # fmt: skip
     torch.testing.assert_close(found[0], recent[1, 1, :, 0], rtol=1e-6, atol=0)

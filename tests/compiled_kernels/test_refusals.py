@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import compiled_kernels
-from compiled_kernels import Lane, LaneError, lane_problems
+from compiled_kernels import Backend, BackendError, backend_problems
 from compiled_kernels.cases import case_of, suite_of
-from compiled_kernels.expect import expect
+from compiled_kernels.expect import check_argument
 
-problem = lane_problems()[Lane.MLIR]
-needs_mlir = pytest.mark.skipif(problem is not None, reason=f"lane mlir: {problem}")
+problem = backend_problems()[Backend.MLIR]
+needs_mlir = pytest.mark.skipif(problem is not None, reason=f"backend mlir: {problem}")
 CASES = {
     "linear": "3x128x7 float32",
     "linear_int8": "3x128x7 bfloat16",
@@ -57,36 +57,36 @@ WRONG: list[tuple[str, int, Change, str]] = [
 @pytest.mark.parametrize(("operator", "place", "change", "words"), WRONG)
 def test_wrong_arguments_are_refused_in_words(operator: str, place: int, change: Change, words: str) -> None:
     suite = suite_of(operator)
-    inputs = list(suite.make(case_of(suite, CASES[operator])))
+    inputs = list(suite.make_inputs(case_of(suite, CASES[operator])))
     inputs[place] = change(inputs[place])
     call = compiled_kernels.kv_write if operator == "kv_write" else suite.call
-    with pytest.raises(LaneError, match=f"{operator}: .*{words}"):
-        call(*inputs, lane=Lane.MLIR)
+    with pytest.raises(BackendError, match=f"{operator}: .*{words}"):
+        call(*inputs, backend=Backend.MLIR)
 
 
 @needs_mlir
 @pytest.mark.parametrize("operator", ["linear", "linear_int8", "linear_int4"])
 def test_layouts_that_are_slices_are_read_right(operator: str) -> None:
     suite = suite_of(operator)
-    inputs = suite.make(case_of(suite, CASES[operator]))
+    inputs = suite.make_inputs(case_of(suite, CASES[operator]))
     sliced = tuple(strided(part) if isinstance(part, torch.Tensor) else part for part in inputs)
-    assert torch.equal(suite.call(*sliced, lane=Lane.MLIR), suite.call(*inputs, lane=Lane.MLIR))
+    assert torch.equal(suite.call(*sliced, backend=Backend.MLIR), suite.call(*inputs, backend=Backend.MLIR))
 
 
 @needs_mlir
 def test_a_slot_beyond_the_pages_touches_nothing() -> None:
     around = torch.full((12, 1, 3, 6), 7.0)
     pages, rows = around[4:8], torch.ones(3, 1, 6)
-    with pytest.raises(LaneError, match="slots must lie in 0..11; -3..12 given"):
-        compiled_kernels.kv_write(pages, rows, torch.tensor([12, 5, -3]), Lane.MLIR)
+    with pytest.raises(BackendError, match="slots must lie in 0..11; -3..12 given"):
+        compiled_kernels.kv_write(pages, rows, torch.tensor([12, 5, -3]), Backend.MLIR)
     assert (around[:4] == 7).all() and (around[8:] == 7).all()
     assert (pages[1, :, 2] == 1).all() and (pages == 1).sum() == 6
 
 
-@pytest.mark.parametrize("lane", list(Lane))
-def test_a_residual_of_another_shape_is_refused(lane: Lane) -> None:
-    with pytest.raises(LaneError, match=r"x \[1, 8\] and residual \[5, 8\] must have one shape"):
-        compiled_kernels.add_rms_norm(torch.ones(1, 8), torch.ones(5, 8), torch.ones(8), 1e-5, lane)
+@pytest.mark.parametrize("backend", list(Backend))
+def test_a_residual_of_another_shape_is_refused(backend: Backend) -> None:
+    with pytest.raises(BackendError, match=r"x \[1, 8\] and residual \[5, 8\] must have one shape"):
+        compiled_kernels.add_rms_norm(torch.ones(1, 8), torch.ones(5, 8), torch.ones(8), 1e-5, backend)
 
 
 @needs_mlir
@@ -94,15 +94,15 @@ def test_outputs_are_as_large_as_what_is_written() -> None:
     """bfloat16 and a float32 residual: the sum once came back wider than the memory taken for it."""
     x, residual = torch.randn(9, 640).bfloat16(), torch.randn(9, 640)
     given = x, residual, torch.ones(640), 1e-5
-    theirs = compiled_kernels.add_rms_norm(*given, Lane.EAGER)
-    ours = compiled_kernels.add_rms_norm(*given, Lane.MLIR)
+    theirs = compiled_kernels.add_rms_norm(*given, Backend.EAGER)
+    ours = compiled_kernels.add_rms_norm(*given, Backend.MLIR)
     assert [each.dtype for each in ours] == [torch.bfloat16] * 2
     torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
 
 
 def test_what_is_right_passes() -> None:
-    expect("any", "part", torch.ones(2, 3).t(), (3, 2), (torch.float32,), dense=False)
-    with pytest.raises(LaneError, match="any: lane mlir wants part as .3, 2. float32 on the CPU, contiguous; .3, 2. "):
-        expect("any", "part", torch.ones(2, 3).t(), (3, 2), (torch.float32,))
-    with pytest.raises(LaneError, match="on the CPU, contiguous; .2. float32 on meta given"):
-        expect("any", "part", torch.ones(2, device="meta"), (2,), (torch.float32,))
+    check_argument("any", "part", torch.ones(2, 3).t(), (3, 2), (torch.float32,), contiguous=False)
+    with pytest.raises(BackendError, match="any: backend mlir wants part as .3, 2. float32 on the CPU, contiguous; .3, 2. "):
+        check_argument("any", "part", torch.ones(2, 3).t(), (3, 2), (torch.float32,))
+    with pytest.raises(BackendError, match="on the CPU, contiguous; .2. float32 on meta given"):
+        check_argument("any", "part", torch.ones(2, device="meta"), (2,), (torch.float32,))

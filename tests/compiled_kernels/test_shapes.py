@@ -10,7 +10,7 @@ from beartype import beartype
 from jaxtyping import TypeCheckError, jaxtyped
 
 import compiled_kernels
-from compiled_kernels import Lane
+from compiled_kernels import Backend
 from compiled_kernels.masks import Causal
 
 
@@ -25,7 +25,7 @@ def attention(**changes: torch.Tensor):
         "q": torch.zeros(3, 2, 4), "keys": torch.zeros(2, 1, 8, 4), "values": torch.zeros(2, 1, 8, 4),
         "page_table": torch.tensor([[1]]), "span_starts": torch.tensor([0, 3]), "context_lengths": torch.tensor([3]),
     }  # fmt: skip
-    rest = {"scale": 0.5, "mask": Causal(), "decode_only": False, "lane": Lane.EAGER}
+    rest = {"scale": 0.5, "mask": Causal(), "decode_only": False, "backend": Backend.EAGER}
     return checked(compiled_kernels.paged_attention)(**{**right, **changes, **rest})
 
 
@@ -33,7 +33,7 @@ RIGHT = [
     (compiled_kernels.rms_norm, (torch.zeros(3, 4), torch.zeros(4), 1e-5)),
     (compiled_kernels.gated_silu, (torch.zeros(3, 8),)),
     (compiled_kernels.rotary, (torch.zeros(3, 2, 4), torch.zeros(3, 2), torch.zeros(3, 2))),
-    (compiled_kernels.linear, (torch.zeros(3, 4), torch.zeros(5, 4), None, Lane.EAGER)),
+    (compiled_kernels.linear, (torch.zeros(3, 4), torch.zeros(5, 4), None, Backend.EAGER)),
     (compiled_kernels.expert_linear, (torch.zeros(3, 4), torch.tensor([0, 1, 0]), torch.zeros(2, 5, 4), None)),
     (compiled_kernels.kv_write, (torch.zeros(2, 1, 8, 4), torch.zeros(3, 1, 4), torch.tensor([1, 2, 3]))),
 ]
@@ -41,7 +41,7 @@ WRONG = [
     (compiled_kernels.rms_norm, (torch.zeros(3, 4), torch.zeros(5), 1e-5)),
     (compiled_kernels.gated_silu, (torch.zeros(8),)),
     (compiled_kernels.rotary, (torch.zeros(3, 2, 4), torch.zeros(2, 2), torch.zeros(3, 2))),
-    (compiled_kernels.linear, (torch.zeros(3, 4), torch.zeros(5, 3), None, Lane.EAGER)),
+    (compiled_kernels.linear, (torch.zeros(3, 4), torch.zeros(5, 3), None, Backend.EAGER)),
     (compiled_kernels.expert_linear, (torch.zeros(3, 4), torch.tensor([0, 1]), torch.zeros(2, 5, 4), None)),
     (compiled_kernels.kv_write, (torch.zeros(2, 1, 8, 4), torch.zeros(3, 1, 5), torch.tensor([1, 2, 3]))),
 ]

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import compiled_kernels
-from compiled_kernels import Lane, LaneError
-from compiled_kernels.lanes import interpreted
+from compiled_kernels import Backend, BackendError
+from compiled_kernels.backends import triton_interpreted
 from tests.patience import limit
 
 HERE = Path(__file__).resolve().parent
@@ -36,12 +36,12 @@ def test_kernels_agree_with_their_specification_in_the_interpreter(tmp_path: Pat
 
 
 @pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None or interpreted(),
+    importlib.util.find_spec("triton") is None or triton_interpreted(),
     reason="pip install 'inference-workbench[triton]', and TRITON_INTERPRET unset",
 )
 def test_tensors_on_the_cpu_are_refused_by_name() -> None:
-    with pytest.raises(LaneError, match="rms_norm: lane triton needs tensors on a CUDA device .* not on cpu"):
-        compiled_kernels.rms_norm(torch.ones(1, 4), torch.ones(4), 1e-5, Lane.TRITON)
+    with pytest.raises(BackendError, match="rms_norm: backend triton needs tensors on a CUDA device .* not on cpu"):
+        compiled_kernels.rms_norm(torch.ones(1, 4), torch.ones(4), 1e-5, Backend.TRITON)
 
 
 def test_importing_the_kernels_package_leaves_triton_alone() -> None:

@@ -6,12 +6,12 @@ import re
 
 import pytest
 
-from compiled_kernels import LaneError
-from compiled_kernels.lanes import interpreted
-from compiled_kernels.triton_code import Artifact, artifacts, stages
+from compiled_kernels import BackendError
+from compiled_kernels.backends import triton_interpreted
+from compiled_kernels.triton_code import TritonArtifact, artifacts, stages
 
 pytest.importorskip("triton", reason="pip install 'inference-workbench[triton]'")
-pytestmark = pytest.mark.skipif(interpreted(), reason="nothing is compiled under TRITON_INTERPRET=1: unset it")
+pytestmark = pytest.mark.skipif(triton_interpreted(), reason="nothing is compiled under TRITON_INTERPRET=1: unset it")
 
 SHARED = {80: 163 * 1024, 90: 227 * 1024}  # bytes a block may have (CUDA C++ programming guide, compute capabilities)
 REGISTERS = 65_536  # of a processor
@@ -31,7 +31,7 @@ KERNELS = {
 }
 
 
-def holds(artifact: Artifact, sm: int) -> None:
+def holds(artifact: TritonArtifact, sm: int) -> None:
     """Everything that is asked of a compiled kernel."""
     ptx = artifact.stages["ptx"]
     assert re.search(rf"^\.target sm_{sm}a?$", ptx, re.MULTILINE)
@@ -77,7 +77,7 @@ def test_stages_are_text_and_a_wrong_name_is_answered() -> None:
     assert list(text) == ["source", "ttir", "ttgir", "llir", "ptx"]
     assert "def gate_times_up" in text["source"] and "tt.func" in text["ttir"] and ".visible .entry" in text["ptx"]
     assert "registers" in text["ptx"].splitlines()[0]
-    with pytest.raises(LaneError, match="gated_silu: lane triton has no stage 'sass'; known: source, ttir"):
+    with pytest.raises(BackendError, match="gated_silu: backend triton has no stage 'sass'; known: source, ttir"):
         text["sass"]
-    with pytest.raises(LaneError, match="log_softmax has no kernels in lane triton; known: rms_norm"):
+    with pytest.raises(BackendError, match="log_softmax has no kernels in backend triton; known: rms_norm"):
         stages("log_softmax")

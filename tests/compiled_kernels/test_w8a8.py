@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import compiled_kernels
-from compiled_kernels import Lane, LaneError, lane_problems
+from compiled_kernels import Backend, BackendError, backend_problems
 from compiled_kernels.blocked import to_panels
-from compiled_kernels.cases import Case, Work
-from compiled_kernels.level import Level, held_to, levels_here
+from compiled_kernels.cases import Case, CaseCost
+from compiled_kernels.level import Level, limited_to, available_levels
 from compiled_kernels.linear_w8a8 import mlir, reference
-from compiled_kernels.linear_w8a8.quantize import MOST_WIDTH, quantize_rows
+from compiled_kernels.linear_w8a8.quantize import MAX_EXACT_COLUMNS, quantize_rows
 
-problem = lane_problems()[Lane.MLIR]
-needs_mlir = pytest.mark.skipif(problem is not None, reason=f"lane mlir: {problem}")
+problem = backend_problems()[Backend.MLIR]
+needs_mlir = pytest.mark.skipif(problem is not None, reason=f"backend mlir: {problem}")
 needs_objdump = pytest.mark.skipif(shutil.which("objdump") is None, reason="objdump is missing: apt install binutils")
-at_every_level = pytest.mark.parametrize("level", levels_here(), ids=str)
+at_every_level = pytest.mark.parametrize("level", available_levels(), ids=str)
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16])
 # Widths of each kind of word: whole vectors of bytes, of pairs, of neither, and blocks of a panel.
 WIDTHS = {False: [1, 24, 33, 64, 96], True: [8, 64, 72, 352]}
@@ -64,22 +64,22 @@ def test_every_level_and_any_rows_give_the_references_bits(level: Level, panels:
     x, values, scales, bias = data.draw(operands(panels))
     right = reference.linear_w8a8(x, values, scales, bias)
     stored = to_panels(values) if panels else values
-    with held_to(level):
-        whole = compiled_kernels.linear_w8a8(x, stored, scales, bias, Lane.MLIR)
+    with limited_to(level):
+        whole = compiled_kernels.linear_w8a8(x, stored, scales, bias, Backend.MLIR)
         row = data.draw(st.integers(0, len(x) - 1))
-        alone = compiled_kernels.linear_w8a8(x[row : row + 1], stored, scales, bias, Lane.MLIR)
+        alone = compiled_kernels.linear_w8a8(x[row : row + 1], stored, scales, bias, Backend.MLIR)
     assert whole.dtype == x.dtype and torch.equal(bits(whole), bits(right))
     assert torch.equal(bits(alone), bits(right[row : row + 1]))
 
 
 @settings(max_examples=40, deadline=None)
-@given(x=operands(True), lane=st.sampled_from([Lane.EAGER, Lane.INDUCTOR]), columns=st.integers(1, 3000))
-def test_torchs_own_products_are_exact_too(x: tuple, lane: Lane, columns: int) -> None:
+@given(x=operands(True), backend=st.sampled_from([Backend.EAGER, Backend.INDUCTOR]), columns=st.integers(1, 3000))
+def test_torchs_own_products_are_exact_too(x: tuple, backend: Backend, columns: int) -> None:
     given, values, scales, bias = x
     row = given[:, :1] * torch.linspace(0.5, 1, columns).to(given.dtype)  # of one sign: sums as large as can be
     values = values[:, :1].repeat(1, columns)
     right = reference.linear_w8a8(row, values, scales, bias)
-    assert torch.equal(bits(compiled_kernels.linear_w8a8(row, values, scales, bias, lane)), bits(right))
+    assert torch.equal(bits(compiled_kernels.linear_w8a8(row, values, scales, bias, backend)), bits(right))
 
 
 @given(
@@ -106,12 +106,12 @@ def test_half_goes_to_even() -> None:
     assert quantize_rows(torch.zeros(2, 3))[0].tolist() == [[0, 0, 0]] * 2
 
 
-@pytest.mark.parametrize("lane", [Lane.EAGER, pytest.param(Lane.MLIR, marks=needs_mlir)])
+@pytest.mark.parametrize("backend", [Backend.EAGER, pytest.param(Backend.MLIR, marks=needs_mlir)])
 @pytest.mark.parametrize("odd", [torch.nan, torch.inf, -torch.inf])
-def test_what_is_not_finite_is_not_hidden(lane: Lane, odd: float) -> None:
+def test_what_is_not_finite_is_not_hidden(backend: Backend, odd: float) -> None:
     x, values = torch.ones(3, 64), torch.full((5, 64), 3, dtype=torch.int8)
     x[1, 7] = odd
-    out = compiled_kernels.linear_w8a8(x, values, torch.ones(5), None, lane)
+    out = compiled_kernels.linear_w8a8(x, values, torch.ones(5), None, backend)
     assert out[::2].isfinite().all() and not out[1].isfinite().any()
 
 
@@ -120,22 +120,22 @@ def test_what_is_not_finite_is_not_hidden(lane: Lane, odd: float) -> None:
 @pytest.mark.parametrize("weight", [-128, 127])
 def test_the_widest_row_of_the_largest_numbers(level: Level, weight: int) -> None:
     """What is added on the way (bytes without a sign) may pass an int32, the sum does not."""
-    values = torch.full((64, MOST_WIDTH), weight, dtype=torch.int8)
-    x = torch.full((1, MOST_WIDTH), 127.0)
-    with held_to(level):
+    values = torch.full((64, MAX_EXACT_COLUMNS), weight, dtype=torch.int8)
+    x = torch.full((1, MAX_EXACT_COLUMNS), 127.0)
+    with limited_to(level):
         for stored in (values, to_panels(values)):
-            out = compiled_kernels.linear_w8a8(x, stored, torch.ones(64), None, Lane.MLIR)
-            assert out.unique().tolist() == [float(127 * weight * MOST_WIDTH)]
+            out = compiled_kernels.linear_w8a8(x, stored, torch.ones(64), None, Backend.MLIR)
+            assert out.unique().tolist() == [float(127 * weight * MAX_EXACT_COLUMNS)]
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(LaneError, match=r"linear_w8a8: int32 sums are exact up to 131,072 columns, not for 131,073"):
+    with pytest.raises(BackendError, match=r"linear_w8a8: int32 sums are exact up to 131,072 columns, not for 131,073"):
         compiled_kernels.linear_w8a8(
-            torch.ones(1, MOST_WIDTH + 1), torch.ones(1, MOST_WIDTH + 1, dtype=torch.int8), torch.ones(1)
+            torch.ones(1, MAX_EXACT_COLUMNS + 1), torch.ones(1, MAX_EXACT_COLUMNS + 1, dtype=torch.int8), torch.ones(1)
         )
-    with pytest.raises(LaneError, match="linear_w8a8 has no lane triton; it has eager, inductor, mlir"):
+    with pytest.raises(BackendError, match="linear_w8a8 has no backend triton; it has eager, inductor, mlir"):
         compiled_kernels.linear_w8a8(
-            torch.ones(1, 64), torch.ones(1, 64, dtype=torch.int8), torch.ones(1), None, Lane.TRITON
+            torch.ones(1, 64), torch.ones(1, 64, dtype=torch.int8), torch.ones(1), None, Backend.TRITON
         )
 
 
@@ -149,8 +149,8 @@ def test_what_native_code_must_not_be_given() -> None:
         ((x, values, scales[:-1], None), "scales as"),
         ((x, values, scales, scales[:-1]), "bias as"),
     ):
-        with pytest.raises(LaneError, match=told):
-            compiled_kernels.linear_w8a8(*wrong, Lane.MLIR)
+        with pytest.raises(BackendError, match=told):
+            compiled_kernels.linear_w8a8(*wrong, Backend.MLIR)
 
 
 MULTIPLIED = {Level.V3: "vpmaddwd", Level.V4: "vpmaddwd", Level.V4_VNNI: "vpdpbusd", Level.V4_BF16: "vpdpbusd"}
@@ -164,7 +164,7 @@ MULTIPLIED = {Level.V3: "vpmaddwd", Level.V4: "vpmaddwd", Level.V4_VNNI: "vpdpbu
 def test_it_is_multiplied_as_the_level_does(level: Level, tokens: int, panels: bool) -> None:
     """Bytes where there are dot products of bytes, pairs elsewhere; never by VPMADDUBSW, whose sums saturate."""
     arguments = {"tokens": tokens, "width": 128, "out": 64, "dtype": torch.bfloat16, "bias": False, "panels": panels}
-    with held_to(level):
-        asm = mlir.stages(Case("shown", arguments, Work(0, 0)))["asm"]
+    with limited_to(level):
+        asm = mlir.stages(Case("shown", arguments, CaseCost(0, 0)))["asm"]
     found = set(re.findall(r"vpdpbusd|vpmaddwd|vpmaddubsw|vpmulld", asm))
     assert found == {MULTIPLIED[level]}

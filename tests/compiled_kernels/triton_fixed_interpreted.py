@@ -19,7 +19,7 @@ from torch import Tensor
 import compiled_kernels
 from compiled_kernels.linear import triton_fixed as products
 from compiled_kernels.linear.quantize import dequantize_int4, dequantize_int8, quantize_int4, quantize_int8
-from compiled_kernels.masks import Causal, Mask, SlidingWindow, band
+from compiled_kernels.masks import Causal, Mask, SlidingWindow, window_and_sinks
 from compiled_kernels.paged_attention import triton as attention
 from compiled_kernels.triton_code.launch import run
 from tests.compiled_kernels.interpreter import set_up_once_a_launch
@@ -66,7 +66,7 @@ def test_a_row_of_a_product_is_the_same_alone(
     place %= rows
     if bad is not None:
         x[(place + 1) % rows] = bad
-    together, alone = (run(*products.plan(each, weights, scales, None)) for each in (x, x[place : place + 1]))
+    together, alone = (run(*products.plan_batch_invariant(each, weights, scales, None)) for each in (x, x[place : place + 1]))
     assert torch.equal(together[place : place + 1], alone)
     exact = compiled_kernels.linear(x[place : place + 1].double(), dense.double())
     room = (width**0.5 + 4) * torch.finfo(torch.bfloat16 if dtype != torch.float32 else dtype).eps
@@ -83,7 +83,7 @@ def last_of(inputs: tuple, mask: Mask, lengths: list[int], **plan: Any) -> Tenso
     rows = torch.cat([q[end - length : end] for end, length in zip(ends, lengths, strict=False)])
     starts = torch.tensor([0, lengths[0], sum(lengths)][: len(lengths) + 1], dtype=torch.int32)
     count = len(lengths)
-    window, sinks = band(mask, "triton")
+    window, sinks = window_and_sinks(mask, "triton")
     given_ = (rows, keys, values, table[:count], starts, contexts[:count], scale, window, sinks, max(lengths) == 1)
     return run(*attention.plan(*given_, softcap, sink_logits, **plan))[lengths[0] - 1]
 
@@ -93,7 +93,7 @@ def scene(seed: int, dtype: torch.dtype, contexts: list[int], share: int) -> tup
         "contexts": contexts, "spans": contexts, "groups": 2, "share": share, "dim": 24, "size": 16, "mask": Causal(),
         "softcap": 0.0, "sinks": True, "alibi": False, "dtype": dtype,
     }  # fmt: skip
-    return SUITES["paged_attention"].inputs(torch.Generator().manual_seed(seed), **arguments)
+    return SUITES["paged_attention"].input_maker(torch.Generator().manual_seed(seed), **arguments)
 
 
 @settings(max_examples=12, deadline=None)

@@ -15,21 +15,21 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import compiled_kernels
-from compiled_kernels import Lane, LaneError
-from compiled_kernels.cases import Case, Suite, Work, disagreement
+from compiled_kernels import Backend, BackendError
+from compiled_kernels.cases import Case, Suite, CaseCost, disagreement
 from compiled_kernels.check import verdict
 from compiled_kernels.gaps import BF16_DOTS, GAPS, Gap, known_gap
 from compiled_kernels.linear import triton as products
-from compiled_kernels.masks import Causal, band
+from compiled_kernels.masks import Causal, window_and_sinks
 from compiled_kernels.paged_attention import triton as attention
-from compiled_kernels.quantized_attention import Packed
+from compiled_kernels.quantized_attention import QuantizedTensor
 from compiled_kernels.quantized_attention import triton as packed_attention
 from compiled_kernels.triton_code.launch import run
 from tests.compiled_kernels.interpreter import set_up_once_a_launch
 from tests.compiled_kernels.test_operators import ARGUMENTS, DTYPES, SUITES, seeds
 
 __all__ = ["set_up_once_a_launch"]  # a fixture
-MINE = [name for name, suite in SUITES.items() if not known_gap(name, Lane.TRITON, suite.cases[0].name)]
+MINE = [name for name, suite in SUITES.items() if not known_gap(name, Backend.TRITON, suite.cases[0].name)]
 MOST_WORK = 2_000_000  # of a case that is tried here; `workbench kernels check` tries them all
 
 
@@ -49,7 +49,7 @@ def generator(data: st.DataObject) -> torch.Generator:
 def drawn(data: st.DataObject, operator: str, **given_: Any) -> tuple[Case, tuple]:
     dtype = torch.float32 if "vocab" in str(ARGUMENTS[operator]) else data.draw(DTYPES)
     arguments = data.draw(ARGUMENTS[operator]) | {"dtype": dtype} | given_
-    return Case("drawn", arguments, Work(0, 0)), SUITES[operator].inputs(generator(data), **arguments)
+    return Case("drawn", arguments, CaseCost(0, 0)), SUITES[operator].input_maker(generator(data), **arguments)
 
 
 def test_the_lane_has_every_operator_but_those_of_the_gap_table() -> None:
@@ -61,26 +61,26 @@ def test_the_lane_has_every_operator_but_those_of_the_gap_table() -> None:
 @given(data=st.data())
 def test_any_shape_agrees_with_float64(operator: str, data: st.DataObject) -> None:
     case, inputs = drawn(data, operator)
-    assert disagreement(SUITES[operator], case, inputs, Lane.TRITON) is None
+    assert disagreement(SUITES[operator], case, inputs, Backend.TRITON) is None
 
 
 @pytest.mark.parametrize("operator", MINE)
 def test_cases_agree_with_float64(operator: str) -> None:
     suite = SUITES[operator]
-    small = [case for case in suite.cases if max(case.work.bytes, case.work.flops) < MOST_WORK]
+    small = [case for case in suite.cases if max(case.cost.bytes, case.cost.flops) < MOST_WORK]
     assert small
     for case in small:
-        if known_gap(operator, Lane.TRITON, case.name):
+        if known_gap(operator, Backend.TRITON, case.name):
             continue  # that it is still a gap is test_check.py's matter
-        assert verdict(suite, case, Lane.TRITON) == ("ok", ""), case.name
+        assert verdict(suite, case, Backend.TRITON) == ("ok", ""), case.name
 
 
-@pytest.mark.parametrize("row", [gap for gap in GAPS if gap.lane is Lane.TRITON], ids=str)
+@pytest.mark.parametrize("row", [gap for gap in GAPS if gap.backend is Backend.TRITON], ids=str)
 def test_every_gap_is_still_open_or_mended(row: Gap) -> None:
     suite = SUITES[row.operator]
-    covered = [case for case in suite.cases if row.covers(suite.operator, row.lane, case.name)]
-    cheapest = min(covered, key=lambda case: case.work.bytes)
-    assert verdict(suite, cheapest, Lane.TRITON) == (("ok", "") if row.mended_in else ("gap", row.reason))
+    covered = [case for case in suite.cases if row.covers(suite.operator, row.backend, case.name)]
+    cheapest = min(covered, key=lambda case: case.cost.bytes)
+    assert verdict(suite, cheapest, Backend.TRITON) == (("ok", "") if row.worked_around_in else ("gap", row.reason))
 
 
 @settings(max_examples=20, deadline=None)
@@ -92,12 +92,12 @@ def test_attention_in_any_number_of_parts_is_the_same(data: st.DataObject) -> No
     case, inputs = drawn(data, "paged_attention", contexts=contexts, spans=spans)
     splits = data.draw(st.sampled_from([1, 2, 3, 8]))
 
-    def ours(q, keys, values, table, starts, lengths, scale, mask, decode_only, softcap, sink_logits, score, lane):
-        if lane is Lane.EAGER:
+    def ours(q, keys, values, table, starts, lengths, scale, mask, decode_only, softcap, sink_logits, score, backend):
+        if backend is Backend.EAGER:
             return SUITES["paged_attention"].call(
-                q, keys, values, table, starts, lengths, scale, mask, decode_only, softcap, sink_logits, score, lane
+                q, keys, values, table, starts, lengths, scale, mask, decode_only, softcap, sink_logits, score, backend
             )
-        window, sinks = band(mask, "triton")
+        window, sinks = window_and_sinks(mask, "triton")
         assert decode_only == all(span == 1 for span in spans)
         return run(
             *attention.plan(
@@ -106,8 +106,8 @@ def test_attention_in_any_number_of_parts_is_the_same(data: st.DataObject) -> No
             )
         )  # fmt: skip
 
-    suite = Suite("paged_attention", SUITES["paged_attention"].inputs, ours, (), SUITES["paged_attention"].terms)
-    assert disagreement(suite, case, inputs, Lane.TRITON) is None
+    suite = Suite("paged_attention", SUITES["paged_attention"].input_maker, ours, (), SUITES["paged_attention"].rounding_terms)
+    assert disagreement(suite, case, inputs, Backend.TRITON) is None
 
 
 @settings(max_examples=20, deadline=None)
@@ -119,17 +119,17 @@ def test_attention_over_packed_pages_in_any_number_of_parts_is_the_same(data: st
     case, inputs = drawn(data, "quantized_attention", contexts=contexts, spans=spans)
     splits, reference = data.draw(st.sampled_from([1, 2, 3, 8])), SUITES["quantized_attention"]
 
-    def ours(*given_, lane):
-        if lane is Lane.EAGER:
-            return reference.call(*given_, lane=lane)
+    def ours(*given_, backend):
+        if backend is Backend.EAGER:
+            return reference.call(*given_, backend=backend)
         q, *parts = given_[:-6]
         scale, mask, rule, decode_only, softcap, sink_logits = given_[-6:]
-        numbers = rule.group, rule.lag, rule.first, scale, *band(mask, "triton"), decode_only, softcap
-        every: list[Any] = [q, Packed(*parts[:3]), Packed(*parts[3:6]), *parts[6:], *numbers, sink_logits]
+        numbers = rule.group, rule.lag, rule.first, scale, *window_and_sinks(mask, "triton"), decode_only, softcap
+        every: list[Any] = [q, QuantizedTensor(*parts[:3]), QuantizedTensor(*parts[3:6]), *parts[6:], *numbers, sink_logits]
         return run(*packed_attention.plan(*every, splits=splits))
 
-    suite = Suite("quantized_attention", reference.inputs, ours, (), reference.terms, reference.exact, reference.scale)
-    assert disagreement(suite, case, inputs, Lane.TRITON) is None
+    suite = Suite("quantized_attention", reference.input_maker, ours, (), reference.rounding_terms, reference.exact, reference.scale)
+    assert disagreement(suite, case, inputs, Backend.TRITON) is None
 
 
 @pytest.mark.parametrize("operator", ["linear_int8", "linear_int4"])
@@ -141,11 +141,11 @@ def test_products_in_any_number_of_parts_are_the_same(operator: str, data: st.Da
     splits = data.draw(st.sampled_from([1, 2, 3]))
     reference = SUITES[operator]
 
-    def ours(*given_, lane):
-        return reference.call(*given_, lane=lane) if lane is Lane.EAGER else run(*plan(*given_, splits=splits))
+    def ours(*given_, backend):
+        return reference.call(*given_, backend=backend) if backend is Backend.EAGER else run(*plan(*given_, splits=splits))
 
-    suite = Suite(operator, reference.inputs, ours, (), reference.terms, reference.exact)
-    assert disagreement(suite, case, inputs, Lane.TRITON) is None
+    suite = Suite(operator, reference.input_maker, ours, (), reference.rounding_terms, reference.exact)
+    assert disagreement(suite, case, inputs, Backend.TRITON) is None
 
 
 @settings(max_examples=10, deadline=None)
@@ -153,10 +153,10 @@ def test_products_in_any_number_of_parts_are_the_same(operator: str, data: st.Da
 def test_nan_stays_with_its_row(data: st.DataObject) -> None:
     _, inputs = drawn(data, "paged_attention", mask=Causal())
     suite, q, starts = SUITES["paged_attention"], inputs[0], inputs[4].tolist()
-    clean = suite.call(*inputs, lane=Lane.TRITON)
+    clean = suite.call(*inputs, backend=Backend.TRITON)
     row = data.draw(st.integers(0, len(q) - 1))
     q[row] = torch.nan
-    out = suite.call(*inputs, lane=Lane.TRITON)
+    out = suite.call(*inputs, backend=Backend.TRITON)
     assert out[row].isnan().all()
     others = [token for first, last in pairwise(starts) for token in range(first, last) if token != row]
     assert torch.equal(out[others], clean[others])
@@ -165,10 +165,10 @@ def test_nan_stays_with_its_row(data: st.DataObject) -> None:
 def test_rows_of_no_span_give_zeros() -> None:
     suite = SUITES["paged_attention"]
     case = next(case for case in suite.cases if case.name == "mixed float32")
-    inputs = list(suite.make(case))
+    inputs = list(suite.make_inputs(case))
     rows = len(inputs[0])
     inputs[0] = torch.cat([inputs[0], torch.full_like(inputs[0][:2], torch.nan)])
-    out = suite.call(*inputs, lane=Lane.TRITON)
+    out = suite.call(*inputs, backend=Backend.TRITON)
     assert out[:rows].isfinite().all() and torch.equal(out[rows:], torch.zeros_like(out[rows:]))
 
 
@@ -183,7 +183,7 @@ def test_equal_logits_come_by_token_id(data: st.DataObject) -> None:
         logits[1, vocab // 2] = torch.nan
     count = data.draw(st.integers(1, min(vocab, 9)))
     expected, ids = compiled_kernels.top_logprobs(logits, count)
-    found, found_ids = compiled_kernels.top_logprobs(logits, count, Lane.TRITON)
+    found, found_ids = compiled_kernels.top_logprobs(logits, count, Backend.TRITON)
     assert torch.equal(ids, found_ids)
     torch.testing.assert_close(expected, found, equal_nan=True)
 
@@ -207,15 +207,15 @@ def test_a_graph_holds_them_at_the_first_call(operator: str) -> None:
 def registered(operator: str) -> tuple[Any, tuple]:
     """The opaque operation and a small case as its schema takes it."""
     suite = SUITES[operator]
-    inputs = suite.make(min(suite.cases, key=lambda case: case.work.bytes))
+    inputs = suite.make_inputs(min(suite.cases, key=lambda case: case.cost.bytes))
     arguments = inputs
     if operator == "paged_attention":
         q, keys, values, table, starts, lengths, scale, mask, decode_only, softcap, sink_logits, _ = inputs
-        seen = band(mask, "triton")
+        seen = window_and_sinks(mask, "triton")
         arguments = q, keys, values, table, starts, lengths, scale, *seen, decode_only, softcap, sink_logits, False
     if operator == "quantized_attention":
         scale, mask, rule, decode_only, softcap, sink_logits = inputs[-6:]
-        numbers = rule.group, rule.lag, rule.first, scale, *band(mask, "triton"), decode_only, softcap
+        numbers = rule.group, rule.lag, rule.first, scale, *window_and_sinks(mask, "triton"), decode_only, softcap
         arguments = *inputs[:-6], *numbers, sink_logits, False
     return getattr(torch.ops.compiled_kernels, f"{operator}_triton").default, arguments
 
@@ -226,18 +226,18 @@ def copied(arguments: tuple) -> tuple:
 
 def test_what_the_lane_cannot_do_is_said() -> None:
     def refused(words: str, operator: str, *arguments: Any) -> None:
-        with pytest.raises(LaneError, match=words):
-            getattr(compiled_kernels, operator)(*arguments, lane=Lane.TRITON)
+        with pytest.raises(BackendError, match=words):
+            getattr(compiled_kernels, operator)(*arguments, backend=Backend.TRITON)
 
     double = torch.ones(1, 4).double()
-    refused("rms_norm: lane triton knows .* not torch.float64", "rms_norm", double, torch.ones(4), 1e-5)
-    refused("top_logprobs: lane triton gives 1 to 5 entries of 5, not 6", "top_logprobs", torch.ones(1, 5), 6)
+    refused("rms_norm: backend triton knows .* not torch.float64", "rms_norm", double, torch.ones(4), 1e-5)
+    refused("top_logprobs: backend triton gives 1 to 5 entries of 5, not 6", "top_logprobs", torch.ones(1, 5), 6)
     codes, scales = torch.zeros(2, 6, dtype=torch.uint8), torch.ones(2, 2)
     refused("linear_int4: .* groups of a power of two columns, not 6", "linear_int4", torch.ones(1, 12), codes, scales)
-    inputs = list(SUITES["paged_attention"].make(SUITES["paged_attention"].cases[-1]))
+    inputs = list(SUITES["paged_attention"].make_inputs(SUITES["paged_attention"].cases[-1]))
     inputs[1] = inputs[1].transpose(2, 3)
-    with pytest.raises(LaneError, match="paged_attention: lane triton reads contiguous pages"):
-        SUITES["paged_attention"].call(*inputs, lane=Lane.TRITON)
+    with pytest.raises(BackendError, match="paged_attention: backend triton reads contiguous pages"):
+        SUITES["paged_attention"].call(*inputs, backend=Backend.TRITON)
 
 
 @triton.jit

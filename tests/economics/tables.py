@@ -10,7 +10,7 @@ from fractions import Fraction
 from hypothesis import strategies as st
 
 from workbench.economics.prices import Prices
-from workbench.economics.prompt_cache import Call
+from workbench.economics.prompt_cache import PromptCall
 from workbench.economics.usage import KINDS
 
 AMOUNTS = st.integers(0, 100_000).map(lambda thousandths: Decimal(thousandths) / 1000)
@@ -18,7 +18,7 @@ AMOUNTS = st.integers(0, 100_000).map(lambda thousandths: Decimal(thousandths) /
 
 def _table(amounts: tuple[Decimal, ...]) -> Prices:
     named = dict(zip(KINDS, amounts, strict=True))
-    return Prices.of({"name": "drawn", "source": "a test", "date": "2026-11-21"} | named)
+    return Prices.from_values({"name": "drawn", "source": "a test", "date": "2026-11-21"} | named)
 
 
 PRICES = st.tuples(*[AMOUNTS] * len(KINDS)).map(_table)
@@ -26,7 +26,7 @@ PRICES = st.tuples(*[AMOUNTS] * len(KINDS)).map(_table)
 
 def table(plain: str = "3", write: str = "3.75", read: str = "0.3", output: str = "15", hour: str = "6") -> Prices:
     amounts = {"input": plain, "output": output, "cache_write_5m": write, "cache_write_1h": hour, "cache_read": read}
-    return Prices.of({"name": "made", "source": "a test", "date": "2026-11-21"} | amounts)
+    return Prices.from_values({"name": "made", "source": "a test", "date": "2026-11-21"} | amounts)
 
 
 def cheaper(prices: Prices, kind: str, by: Decimal) -> Prices:
@@ -37,11 +37,11 @@ PATHS = [path for length in range(5) for path in itertools.product((0, 1), repea
 STEP = st.tuples(st.integers(0, 2000), st.sampled_from(PATHS), st.integers(0, 50), st.integers(0, 50))
 
 
-def _calls(steps: Sequence[tuple[int, tuple[int, ...], int, int]]) -> list[Call]:
+def _calls(steps: Sequence[tuple[int, tuple[int, ...], int, int]]) -> list[PromptCall]:
     now, calls = Fraction(0), []
     for quarters, path, input, output in steps:
         now += Fraction(quarters, 4)
-        calls.append(Call(now, tuple((name, 10 + name) for name in path), input, output))
+        calls.append(PromptCall(now, tuple((name, 10 + name) for name in path), input, output))
     return calls
 
 

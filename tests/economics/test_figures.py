@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tests.economics.tables import PRICES
 from workbench.economics import answers, cache_figures, figures, routing
 from workbench.economics.bill import Bill
-from workbench.economics.prices import Prices, prices_of
-from workbench.economics.prompt_cache import FIVE_MINUTES, cached, uncached
+from workbench.economics.prices import Prices, load_prices
+from workbench.economics.prompt_cache import FIVE_MINUTES, cached_usage, uncached_usage
 from workbench.economics.usage import Usage
-from workbench.economics.workloads import DAY, agent_loop, even, random_times, traffic
+from workbench.economics.workloads import DAY, agent_loop_calls, even_times, random_times, traffic_calls
 from workbench.errors import WorkbenchError
 from workbench.traffic.arrival import Arrival
 from workbench.traffic.generators import mooncake_conversations
@@ -25,11 +25,11 @@ SHARES = st.fractions(0, 1, max_denominator=50)
 
 @given(SHARES, st.integers(1, 40), st.fractions(0, Fraction(1, 10), max_denominator=50), SHARES)
 def test_the_simple_share_saves_the_goal(goal: Fraction, times: int, router: Fraction, redone: Fraction) -> None:
-    needed = routing.simple_to_save(goal, times, router, redone)
+    needed = routing.simple_fraction_for_saving(goal, times, router, redone)
     if needed is not None:
-        assert routing.saving(needed, times, router, redone) == goal
+        assert routing.routing_saving(needed, times, router, redone) == goal
     else:
-        assert routing.saving(1, times, router, redone) < goal or routing.saving(1, times, router, redone) <= 0
+        assert routing.routing_saving(1, times, router, redone) < goal or routing.routing_saving(1, times, router, redone) <= 0
 
 
 def test_seventy_percent_wants_almost_three_quarters_of_the_bill() -> None:
@@ -37,8 +37,8 @@ def test_seventy_percent_wants_almost_three_quarters_of_the_bill() -> None:
     assert found["20"]["simple_share_of_bill"] == float(Fraction(14, 19))
     assert found["30"]["simple_share_of_bill"] == float(Fraction(21, 29))
     assert found["20"]["simple_share_of_questions"] == 1.0  # the nine short ones are half of the bill
-    assert routing.saving(Fraction(1, 2), 20) == Fraction(19, 40)
-    for wrong in (lambda: routing.saving(2, 20), lambda: routing.saving(0.5, 0.5)):
+    assert routing.routing_saving(Fraction(1, 2), 20) == Fraction(19, 40)
+    for wrong in (lambda: routing.routing_saving(2, 20), lambda: routing.routing_saving(0.5, 0.5)):
         with pytest.raises(WorkbenchError, match="routing: "):
             wrong()
 
@@ -46,17 +46,17 @@ def test_seventy_percent_wants_almost_three_quarters_of_the_bill() -> None:
 @given(PRICES, *[st.integers(0, 3000)] * 3, st.booleans())
 def test_the_dearest_answer_costs_the_same(prices: Prices, prompt: int, other: int, answer: int, read: bool) -> None:
     if prices.output:
-        tokens = answers.dearest_answer(prices, prompt, other, answer, read)
+        tokens = answers.break_even_answer_tokens(prices, prompt, other, answer, read)
         mine = prices.cost(Usage(cache_read=prompt) if read else Usage(input=prompt))
-        assert mine + tokens * prices.a_token("output") == prices.cost(Usage(input=other, output=answer))
+        assert mine + tokens * prices.token_price("output") == prices.cost(Usage(input=other, output=answer))
 
 
 def test_a_detailed_prompt_pays_up_to_an_answer() -> None:
     found = figures.rich_prompt()
     assert found["article-a"] == {"answer_up_to": 140.0, "answer_up_to_if_read": 500.0}
     assert found["article-e-2x"]["answer_up_to"] < 0
-    assert answers.ratio_to_pay(2000, 100, 200, 500) == Fraction(9, 2)
-    assert answers.ratio_to_pay(2000, 500, 200, 500) is None and answers.ratio_to_pay(100, 500, 200, 500) == 0
+    assert answers.break_even_price_ratio(2000, 100, 200, 500) == Fraction(9, 2)
+    assert answers.break_even_price_ratio(2000, 500, 200, 500) is None and answers.break_even_price_ratio(100, 500, 200, 500) == 0
 
 
 def test_thinking_is_billed_and_fills_the_context() -> None:
@@ -67,9 +67,9 @@ def test_thinking_is_billed_and_fills_the_context() -> None:
 
 @given(st.integers(1, 20), st.integers(0, 10**5), st.integers(1, 5000), st.booleans())
 def test_an_agents_calls(calls: int, start: int, new: int, warm: bool) -> None:
-    made = list(agent_loop(calls, start, new, output=7, warm=warm))
+    made = list(agent_loop_calls(calls, start, new, output=7, warm=warm))
     mine = slice(int(warm), None)
-    plain, kept = list(uncached(made))[mine], list(cached(made, FIVE_MINUTES))[mine]
+    plain, kept = list(uncached_usage(made))[mine], list(cached_usage(made, FIVE_MINUTES))[mine]
     assert sum(u.prompt for u in plain) == calls * start + new * calls * (calls + 1) // 2
     assert sum(u.written for u in kept) == calls * new + (0 if warm else start)
     assert sum(u.output for u in kept) == 7 * calls
@@ -87,7 +87,7 @@ def test_a_traffics_full_blocks_may_be_cached() -> None:
         Arrival(0.0, 1100, 5, blocks=(0, 1, 2)), Arrival(9.0, 1700, 6, blocks=(0, 1, 3, 4)),
         Arrival(10.0, 1100, 5, tenant="b", blocks=(0, 1, 2)), Arrival(11.0, 50, 5),
     ]  # fmt: skip
-    used = list(cached(traffic(arrivals, system=100), FIVE_MINUTES))
+    used = list(cached_usage(traffic_calls(arrivals, system=100), FIVE_MINUTES))
     assert [u.cache_read for u in used] == [0, 100 + 1024, 100, 100]
     assert [u.input for u in used] == [76, 164, 76, 50] and [u.output for u in used] == [5, 6, 5, 5]
     assert [u.prompt - 100 for u in used] == [a.prompt_tokens for a in arrivals]
@@ -95,19 +95,19 @@ def test_a_traffics_full_blocks_may_be_cached() -> None:
 
 def test_a_fitted_traffic_is_cheaper_cached() -> None:
     coming = mooncake_conversations(random.Random(0))
-    calls = list(traffic(next(coming) for _ in range(300)))
-    prices = prices_of("article-a")
-    kept, plain = Bill.of(prices, cached(calls, FIVE_MINUTES)), Bill.of(prices, uncached(calls))
-    assert kept.reads > 0 and kept.usage.prompt == plain.usage.prompt
+    calls = list(traffic_calls(next(coming) for _ in range(300)))
+    prices = load_prices("article-a")
+    kept, plain = Bill.from_usages(prices, cached_usage(calls, FIVE_MINUTES)), Bill.from_usages(prices, uncached_usage(calls))
+    assert kept.num_cache_reads > 0 and kept.usage.prompt == plain.usage.prompt
 
 
 def test_times_of_a_day() -> None:
-    assert even(4, 10) == [0, Fraction(5, 2), 5, Fraction(15, 2)]
+    assert even_times(4, 10) == [0, Fraction(5, 2), 5, Fraction(15, 2)]
     times = random_times(2000, DAY, seed=3)
     assert times == sorted(times) == random_times(2000, DAY, seed=3) != random_times(2000, DAY, seed=4)
     assert len(times) == 2000 and times[-1] == pytest.approx(DAY, rel=0.1)
     with pytest.raises(WorkbenchError, match="give at least 1"):
-        even(0)
+        even_times(0)
 
 
 def test_what_the_ledger_reads_of_caches() -> None:

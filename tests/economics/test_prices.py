@@ -9,24 +9,24 @@ from pathlib import Path
 import pytest
 
 from tests.economics.tables import table
-from workbench.economics.machine import cost_per_million, output_over_input, tokens_per_s_to_match
-from workbench.economics.prices import Prices, prices_of, shipped, told
+from workbench.economics.machine import cost_per_million, output_input_cost_ratio, break_even_tokens_per_s
+from workbench.economics.prices import Prices, load_prices, shipped_tables, format_money
 from workbench.economics.usage import KINDS, Usage
 from workbench.errors import WorkbenchError
 
 GOOD = "name: mine\nsource: a price list\ndate: 2026-01-02\ninput: 1.10\noutput: '4.40'\n"
 
 
-@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("name", shipped_tables())
 def test_what_ships_says_whose_it_is(name: str) -> None:
-    prices = prices_of(name)
+    prices = load_prices(name)
     assert prices.name == name and prices.source and prices.date.year >= 2026
     assert prices.example == (name != "article-a")  # only article A names amounts; the others are made from its
     assert ("article" in prices.source) and prices.cost(Usage(1, 0, 0, 0, 1)) > 0
 
 
 def test_article_a_is_what_it_says() -> None:
-    prices = prices_of("article-a")
+    prices = load_prices("article-a")
     assert [getattr(prices, kind) / prices.input for kind in KINDS] == [1, Decimal("1.25"), 2, Decimal("0.1"), 5]
     assert prices.cost(Usage(input=2000)) * 1000 == 6
     assert prices.says[0].saved == Decimal("5.90")
@@ -35,7 +35,7 @@ def test_article_a_is_what_it_says() -> None:
 def test_a_table_of_ones_own(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(GOOD)
-    prices = prices_of(file)
+    prices = load_prices(file)
     assert prices.cost(Usage(input=1_000_000)) == Fraction(11, 10)  # also where YAML reads 1.10 as a float
     with pytest.raises(WorkbenchError, match="no price of cache_read; it has input, output"):
         prices.cost(Usage(cache_read=1))
@@ -59,39 +59,39 @@ def test_mistakes_name_the_place(change: str, words: str, tmp_path: Path) -> Non
     file = tmp_path / "mine.yaml"
     file.write_text("".join(line + "\n" for line in GOOD.splitlines() if not line.startswith(key)) + change + "\n")
     with pytest.raises(WorkbenchError, match=words) as caught:
-        prices_of(file)
+        load_prices(file)
     assert "\n" not in str(caught.value) and "mine.yaml" in str(caught.value)
 
 
 def test_a_table_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(WorkbenchError, match="no such table; did you mean 'article-a'"):
-        prices_of("article-b")
+        load_prices("article-b")
     with pytest.raises(WorkbenchError, match="cannot be read"):
-        prices_of(tmp_path / "none.yaml")
+        load_prices(tmp_path / "none.yaml")
     (tmp_path / "list.yaml").write_text("- 1")
     with pytest.raises(WorkbenchError, match="must be a mapping"):
-        prices_of(tmp_path / "list.yaml")
+        load_prices(tmp_path / "list.yaml")
 
 
 def test_times_cheaper_is_exact_and_an_example() -> None:
-    small = prices_of("article-a").times(Fraction(1, 30))
+    small = load_prices("article-a").scaled(Fraction(1, 30))
     assert small.example and small.input == Decimal("0.1") and small.says == ()
-    assert small.cost(Usage(input=7, output=3)) * 30 == prices_of("article-a").cost(Usage(input=7, output=3))
+    assert small.cost(Usage(input=7, output=3)) * 30 == load_prices("article-a").cost(Usage(input=7, output=3))
     with pytest.raises(WorkbenchError, match="no end as a decimal"):
-        table(plain="1").times(Fraction(1, 3))
+        table(plain="1").scaled(Fraction(1, 3))
 
 
 def test_an_amount_is_rounded_only_where_it_is_told() -> None:
-    assert told(Fraction(1, 3)) == "0.3333" and told(Fraction(12345678, 1000), 2) == "12,345.68"
-    third = Prices.of({"name": "n", "source": "s", "date": "2026-01-01", "input": "0.1", "output": "0.2"})
+    assert format_money(Fraction(1, 3)) == "0.3333" and format_money(Fraction(12345678, 1000), 2) == "12,345.68"
+    third = Prices.from_values({"name": "n", "source": "s", "date": "2026-01-01", "input": "0.1", "output": "0.2"})
     assert third.cost(Usage(input=1)) + third.cost(Usage(output=1)) == Fraction(3, 10**7)
 
 
 def test_a_machine_by_the_hour() -> None:
     assert cost_per_million(Fraction(36, 10), 1000) == 1  # 3.6 an hour are 0.001 a second, of 1,000 tokens
-    assert tokens_per_s_to_match(Fraction(36, 10), 1) == 1000
-    assert cost_per_million(2, tokens_per_s_to_match(2, Fraction(7, 3))) == Fraction(7, 3)
-    assert output_over_input(4000, 800) == 5
-    for wrong in (lambda: cost_per_million(-1, 5), lambda: cost_per_million(1, 0), lambda: output_over_input(0, 1)):
+    assert break_even_tokens_per_s(Fraction(36, 10), 1) == 1000
+    assert cost_per_million(2, break_even_tokens_per_s(2, Fraction(7, 3))) == Fraction(7, 3)
+    assert output_input_cost_ratio(4000, 800) == 5
+    for wrong in (lambda: cost_per_million(-1, 5), lambda: cost_per_million(1, 0), lambda: output_input_cost_ratio(0, 1)):
         with pytest.raises(WorkbenchError):
             wrong()

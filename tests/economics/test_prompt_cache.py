@@ -13,112 +13,112 @@ from workbench.economics.bill import Bill
 from workbench.economics.prices import Prices
 from workbench.economics.prompt_cache import (
     FIVE_MINUTES,
-    LIVES,
+    CACHE_TTLS,
     ONE_HOUR,
-    Call,
-    Life,
+    PromptCall,
+    CacheTTL,
     PromptCache,
     Seconds,
-    cached,
-    uncached,
+    cached_usage,
+    uncached_usage,
 )
-from workbench.economics.usage import KINDS, Usage, total
+from workbench.economics.usage import KINDS, Usage, total_usage
 from workbench.errors import WorkbenchError
 
-PLANS = st.tuples(st.sampled_from(LIVES), st.booleans())
+PLANS = st.tuples(st.sampled_from(CACHE_TTLS), st.booleans())
 
 
-def naive(calls: list[Call], life: Life, renews: bool) -> list[int]:
+def naive(calls: list[PromptCall], life: CacheTTL, renews: bool) -> list[int]:
     """Tokens read by each call: every beginning that was ever sent, with its last write or renewal."""
     alive: dict[tuple, Seconds] = {}
     found = []
     for call in calls:
-        names = [name for name, _ in call.pieces]
+        names = [name for name, _ in call.segments]
         beginnings = [tuple(names[:end]) for end in range(1, len(names) + 1)]
         hits = [b for b in beginnings if b in alive and call.time - alive[b] < life.seconds]
         longest = len(hits[-1]) if hits else 0
-        found.append(sum(tokens for _, tokens in call.pieces[:longest]))
+        found.append(sum(tokens for _, tokens in call.segments[:longest]))
         alive |= {b: call.time for b in beginnings if len(b) > longest or renews}
     return found
 
 
 @given(CALLS, PLANS)
-def test_what_is_read_is_the_longest_beginning_that_lives(calls: list[Call], plan: tuple[Life, bool]) -> None:
-    assert [usage.cache_read for usage in cached(calls, *plan)] == naive(calls, *plan)
+def test_what_is_read_is_the_longest_beginning_that_lives(calls: list[PromptCall], plan: tuple[CacheTTL, bool]) -> None:
+    assert [usage.cache_read for usage in cached_usage(calls, *plan)] == naive(calls, *plan)
 
 
 @given(CALLS, PLANS)
-def test_every_token_is_counted_once_whatever_it_costs(calls: list[Call], plan: tuple[Life, bool]) -> None:
-    for call, usage in zip(calls, cached(calls, *plan), strict=True):
+def test_every_token_is_counted_once_whatever_it_costs(calls: list[PromptCall], plan: tuple[CacheTTL, bool]) -> None:
+    for call, usage in zip(calls, cached_usage(calls, *plan), strict=True):
         assert usage.prompt == call.cacheable + call.input and usage.output == call.output
         assert usage.input == call.input
-    assert total(cached(calls, *plan)).prompt == total(uncached(calls)).prompt
+    assert total_usage(cached_usage(calls, *plan)).prompt == total_usage(uncached_usage(calls)).prompt
 
 
 @given(CALLS, PLANS)
-def test_nothing_is_read_before_it_was_written(calls: list[Call], plan: tuple[Life, bool]) -> None:
+def test_nothing_is_read_before_it_was_written(calls: list[PromptCall], plan: tuple[CacheTTL, bool]) -> None:
     sent: set[tuple] = set()
-    for call, usage in zip(calls, cached(calls, *plan), strict=True):
-        names = tuple(name for name, _ in call.pieces)
-        read = next(end for end in range(len(names) + 1) if sum(t for _, t in call.pieces[:end]) == usage.cache_read)
+    for call, usage in zip(calls, cached_usage(calls, *plan), strict=True):
+        names = tuple(name for name, _ in call.segments)
+        read = next(end for end in range(len(names) + 1) if sum(t for _, t in call.segments[:end]) == usage.cache_read)
         assert names[:read] in sent | {()}
         sent |= {names[:end] for end in range(1, len(names) + 1)}
 
 
 @given(PLANS, st.fractions(0, 8000, max_denominator=8))
-def test_a_life_ends(plan: tuple[Life, bool], gap: Fraction) -> None:
-    first, second = cached([Call(0, (("a", 9),)), Call(gap, (("a", 9),))], *plan)
+def test_a_life_ends(plan: tuple[CacheTTL, bool], gap: Fraction) -> None:
+    first, second = cached_usage([PromptCall(0, (("a", 9),)), PromptCall(gap, (("a", 9),))], *plan)
     assert (first.written, first.cache_read) == (9, 0)
     assert (second.written, second.cache_read) == ((0, 9) if gap < plan[0].seconds else (9, 0))
 
 
 def test_a_hit_renews_or_does_not() -> None:
-    calls = [Call(second, (("a", 5),)) for second in (0, 200, 400, 600)]
-    assert [u.cache_read for u in cached(calls, FIVE_MINUTES, renews=True)] == [0, 5, 5, 5]
-    assert [u.cache_read for u in cached(calls, FIVE_MINUTES, renews=False)] == [0, 5, 0, 5]
+    calls = [PromptCall(second, (("a", 5),)) for second in (0, 200, 400, 600)]
+    assert [u.cache_read for u in cached_usage(calls, FIVE_MINUTES, renews=True)] == [0, 5, 5, 5]
+    assert [u.cache_read for u in cached_usage(calls, FIVE_MINUTES, renews=False)] == [0, 5, 0, 5]
 
 
 @given(CALLS)
-def test_a_longer_life_never_reads_less(calls: list[Call]) -> None:
-    pairs = zip(cached(calls, FIVE_MINUTES), cached(calls, ONE_HOUR), strict=True)
+def test_a_longer_life_never_reads_less(calls: list[PromptCall]) -> None:
+    pairs = zip(cached_usage(calls, FIVE_MINUTES), cached_usage(calls, ONE_HOUR), strict=True)
     assert all(short.cache_read <= long.cache_read for short, long in pairs)
 
 
-@given(CALLS, st.sampled_from(LIVES))
-def test_renewing_never_reads_less(calls: list[Call], life: Life) -> None:
-    pairs = zip(cached(calls, life, renews=False), cached(calls, life), strict=True)
+@given(CALLS, st.sampled_from(CACHE_TTLS))
+def test_renewing_never_reads_less(calls: list[PromptCall], life: CacheTTL) -> None:
+    pairs = zip(cached_usage(calls, life, renews=False), cached_usage(calls, life), strict=True)
     assert all(fixed.cache_read <= renewed.cache_read for fixed, renewed in pairs)
 
 
 @given(CALLS, PLANS, PRICES)
-def test_money_is_conserved(calls: list[Call], plan: tuple[Life, bool], prices: Prices) -> None:
-    for usages in (cached(calls, *plan), uncached(calls)):
-        bill = Bill.of(prices, usages)
-        assert bill.total == sum(bill.each) == sum(bill.kinds.values())
+def test_money_is_conserved(calls: list[PromptCall], plan: tuple[CacheTTL, bool], prices: Prices) -> None:
+    for usages in (cached_usage(calls, *plan), uncached_usage(calls)):
+        bill = Bill.from_usages(prices, usages)
+        assert bill.total == sum(bill.request_costs) == sum(bill.cost_by_kind.values())
         assert bill.total * 10**9 == int(bill.total * 10**9)  # prices have three places of a millionth: nothing drifts
         assert len(bill.usages) == len(calls)
 
 
 @given(CALLS, PLANS, PRICES, st.sampled_from(KINDS), AMOUNTS)
 def test_a_cheaper_price_is_never_a_dearer_bill(calls, plan, prices, kind, by) -> None:
-    usages = list(cached(calls, *plan))
-    before, after = Bill.of(prices, usages), Bill.of(cheaper(prices, kind, by), usages)
-    assert after.total <= before.total and after.saves(before) == before.total - after.total >= 0
+    usages = list(cached_usage(calls, *plan))
+    before, after = Bill.from_usages(prices, usages), Bill.from_usages(cheaper(prices, kind, by), usages)
+    assert after.total <= before.total and after.saving_against(before) == before.total - after.total >= 0
 
 
 @given(CALLS, PRICES)
-def test_at_one_price_for_all_a_cache_changes_nothing(calls: list[Call], prices: Prices) -> None:
+def test_at_one_price_for_all_a_cache_changes_nothing(calls: list[PromptCall], prices: Prices) -> None:
     flat = prices.model_copy(update=dict.fromkeys(("cache_write_5m", "cache_read"), prices.input))
-    assert Bill.of(flat, cached(calls, FIVE_MINUTES)).total == Bill.of(flat, uncached(calls)).total
+    assert Bill.from_usages(flat, cached_usage(calls, FIVE_MINUTES)).total == Bill.from_usages(flat, uncached_usage(calls)).total
 
 
 def test_calls_come_in_order() -> None:
     cache = PromptCache(FIVE_MINUTES)
-    cache.serve(Call(5))
+    cache.serve(PromptCall(5))
     with pytest.raises(WorkbenchError, match="second 4 after one at 5"):
-        cache.serve(Call(4))
+        cache.serve(PromptCall(4))
 
 
 def test_usages_add_up() -> None:
     assert Usage(1, 2, 3, 4, 5) + Usage(10, 20, 30, 40, 50) == Usage(11, 22, 33, 44, 55)
-    assert total([]) == Usage()
+    assert total_usage([]) == Usage()

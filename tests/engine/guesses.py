@@ -7,16 +7,16 @@ from collections import deque
 
 import pytest
 
-from compiled_kernels import Lane, lane_problems
+from compiled_kernels import Backend, backend_problems
 from tests.engine.tiny import CONTEXT, VOCAB, runner_of
 from workbench.cache.pages import pages_for
-from workbench.engine.drafts import Drafts
+from workbench.engine.drafts import Speculator
 from workbench.engine.runner import Runner, generate
 from workbench.request import Sequence
 from workbench.sampling.verify import Draft
 from workbench.trace.events import Finished
 
-needs_mlir = pytest.mark.skipif(lane_problems()[Lane.MLIR] is not None, reason=f"{lane_problems()[Lane.MLIR]}")
+needs_mlir = pytest.mark.skipif(backend_problems()[Backend.MLIR] is not None, reason=f"{backend_problems()[Backend.MLIR]}")
 
 
 class Guesses:
@@ -39,8 +39,8 @@ class Guesses:
         self.kept.discard(request_id)
 
 
-def drafts(proposer, most: int = 3, **more) -> Drafts:
-    return Drafts(proposer, most, CONTEXT, **more)
+def drafts(proposer, most: int = 3, **more) -> Speculator:
+    return Speculator(proposer, most, CONTEXT, **more)
 
 
 def plain(model, requests, **settings) -> dict[str, Finished]:
@@ -53,17 +53,17 @@ def tokens(ends: dict[str, Finished]) -> dict[str, tuple]:
 
 def check_pages(runner: Runner) -> None:
     """Nobody holds a page beyond what known tokens need, with everybody committed."""
-    holdings = runner.cache.holdings
+    holdings = runner.kv_cache.manager
     for sequence in runner.scheduler.running:
-        for table, pages in zip(holdings.tables, sequence.pages, strict=True):
-            assert len(pages) <= pages_for(table.settled(len(sequence.token_ids)), holdings.size)
+        for table, pages in zip(holdings.groups, sequence.pages, strict=True):
+            assert len(pages) <= pages_for(table.quantized_until(len(sequence.token_ids)), holdings.page_size)
 
 
 def run_checked(runner: Runner, requests) -> dict[str, Finished]:
     box: deque = deque()
     for each in requests:
         runner.submit(each, box)
-    while runner.busy:
+    while runner.has_unfinished_requests:
         runner.step(box)
         check_pages(runner)
     return {event.request_id: event for event in box if isinstance(event, Finished)}

@@ -7,21 +7,21 @@ from typing import cast, get_args
 
 from tests.engine.memory import Memory
 from tests.engine.wild import Wild
-from workbench.cache.holdings import Holdings
+from workbench.cache.holdings import KVCacheManager
 from workbench.cache.pages import PagePool
-from workbench.cache.prefix import Offer, PrefixIndex
-from workbench.cache.tables import Table
+from workbench.cache.prefix import PrefixMatch, RadixCache
+from workbench.cache.tables import KVCacheGroup
 from workbench.engine.plan import StepPlan
 from workbench.engine.policies import FCFS
-from workbench.engine.policy import Policy
-from workbench.engine.schedule import BUILT_IN, Kind, policy_from
-from workbench.engine.scheduler import Limits, Refusal, Scheduler
+from workbench.engine.policy import SchedulingPolicy
+from workbench.engine.schedule import BUILT_IN_POLICIES, BatchingMode, parse_policy
+from workbench.engine.scheduler import SchedulerLimits, RequestRefused, Scheduler
 from workbench.request import FinishReason, Request, SamplingParameters, Sequence
 
 CONTEXT, SIZE, BUDGET = 40, 4, 7
-FULL, WINDOW, SINKS = Table((0,)), Table((1,), back=5), Table((1,), back=6, first=3)
-PACKED, RECENT = Table((0,), lag=5, group=2), Table((0,), back=7, stride=2)
-WHOLE_PACKED, WHOLE_RECENT = Table((0,), lag=8, group=4), Table((0,), back=12, first=2, stride=4)
+FULL, WINDOW, SINKS = KVCacheGroup((0,)), KVCacheGroup((1,), sliding_window=5), KVCacheGroup((1,), sliding_window=6, num_sink_tokens=3)
+PACKED, RECENT = KVCacheGroup((0,), residual_length=5, quant_group=2), KVCacheGroup((0,), sliding_window=7, stride=2)
+WHOLE_PACKED, WHOLE_RECENT = KVCacheGroup((0,), residual_length=8, quant_group=4), KVCacheGroup((0,), sliding_window=12, num_sink_tokens=2, stride=4)
 LAYOUTS = [
     (FULL,),
     (FULL, WINDOW),
@@ -29,38 +29,38 @@ LAYOUTS = [
     (WINDOW,),
     (PACKED, RECENT),
     (FULL, WHOLE_PACKED, WHOLE_RECENT),
-    (Table((0,), back=9, lag=3, group=2), Table((0,), back=5, stride=2)),
+    (KVCacheGroup((0,), sliding_window=9, residual_length=3, quant_group=2), KVCacheGroup((0,), sliding_window=5, stride=2)),
 ]
 
 
 STOPS = [FinishReason.CANCELLED, FinishReason.STOP, FinishReason.ERROR]
-POLICIES = ["continuous fcfs"] * 4 + [f"{kind} {name}" for kind in get_args(Kind) for name in BUILT_IN] + ["wild"] * 4
+POLICIES = ["continuous fcfs"] * 4 + [f"{kind} {name}" for kind in get_args(BatchingMode) for name in BUILT_IN_POLICIES] + ["wild"] * 4
 
 
-def policy_of(name: str, seed: int) -> Policy:
+def policy_of(name: str, seed: int) -> SchedulingPolicy:
     """With little patience, so that it is at an end in a short history."""
     if name == "wild":
         return Wild(seed)
     kind, _, policy = name.partition(" ")
-    patience = {} if policy == "fcfs" else {"patience": 12}
-    return policy_from({"kind": policy, **patience}, cast(Kind, kind))
+    patience = {} if policy == "fcfs" else {"starvation_limit": 12}
+    return parse_policy({"kind": policy, **patience}, cast(BatchingMode, kind))
 
 
-class Counted(Holdings):
+class Counted(KVCacheManager):
     """Checks that beginning takes the pages that were said to be lacking (a copied one's source is idle again)."""
 
     promised: list[int] | None = None
 
-    def begin(self, sequence: Sequence, offer: Offer) -> None:
-        lacks = self.lacks(sequence, offer)
-        self.promised = [self.available(t, offer) - count for t, count in enumerate(lacks)]
-        super().begin(sequence, offer)
+    def start(self, sequence: Sequence, match: PrefixMatch) -> None:
+        lacks = self.pages_to_start(sequence, match)
+        self.promised = [self.num_available(t, match) - count for t, count in enumerate(lacks)]
+        super().start(sequence, match)
 
-    def take(self, sequence: Sequence) -> None:
-        super().take(sequence)
+    def allocate(self, sequence: Sequence) -> None:
+        super().allocate(sequence)
         if self.promised is not None:
             for pool, promised in zip(self.pools, self.promised, strict=True):
-                assert promised <= pool.available <= promised + 1
+                assert promised <= pool.num_available <= promised + 1
             self.promised = None
 
 
@@ -70,15 +70,15 @@ class History:
     policy = "continuous fcfs"
 
     def begin(
-        self, policy: str, tables: tuple[Table, ...], pages: int, prefix: bool, saves: bool, host: int,
+        self, policy: str, tables: tuple[KVCacheGroup, ...], pages: int, prefix: bool, saves: bool, host: int,
         ttl: float | None, seed: int,
     ) -> None:  # fmt: skip
         self.now, self.draw = 0.0, random.Random(seed)
         pools = tuple(PagePool(pages + t, SIZE) for t in range(len(tables)))
         rooms = tuple(PagePool(host, SIZE) for _ in tables) if host else ()
-        index = PrefixIndex(pools, tables, ttl, lambda: self.now, rooms) if prefix else None
-        self.limits = Limits(4, BUDGET, chunk_tokens=self.draw.choice([None, None, 3]))
-        self.holdings = Counted(pools, tables, self.limits.chunk, index, rooms, saves=saves)
+        index = RadixCache(pools, tables, ttl, lambda: self.now, rooms) if prefix else None
+        self.limits = SchedulerLimits(4, BUDGET, chunk_tokens=self.draw.choice([None, None, 3]))
+        self.holdings = Counted(pools, tables, self.limits.max_prefill_tokens, index, rooms, offload_preempted=saves)
         self.policy = policy
         self.scheduler = Scheduler(self.holdings, self.limits, CONTEXT, policy_of(policy, seed))
         self.memory = Memory(self.scheduler)
@@ -96,20 +96,20 @@ class History:
         asked = SamplingParameters(max_tokens=most)
         theirs = {"cache_salt": salt, "priority": self.draw.randrange(3), "tenant": self.draw.choice("ab")}
         new = [
-            Sequence.of(Request(f"r{self.count + i}", ids, asked, **theirs), self.count + i) for i in range(samples)
+            Sequence.from_request(Request(f"r{self.count + i}", ids, asked, **theirs), self.count + i) for i in range(samples)
         ]
         self.count += samples
         tokens = min(len(ids) + most, CONTEXT) - 1
         count = samples if beams else 1
-        needed = self.holdings.at_once(tokens, len(ids), count)
-        fits = all(n <= pool.pages for n, pool in zip(needed, self.holdings.pools, strict=True)) and count <= 4
+        needed = self.holdings.peak_pages(tokens, len(ids), count)
+        fits = all(n <= pool.num_pages for n, pool in zip(needed, self.holdings.pools, strict=True)) and count <= 4
         fits = fits and not (beams and self.holdings.budget is not None)
         try:
-            self.scheduler.submit(new[0], new[1:], together=beams)
+            self.scheduler.submit(new[0], new[1:], as_beams=beams)
             assert fits and len(ids) < CONTEXT
             self.open += new
             self.samples.update([] if beams else new[1:])
-        except Refusal:
+        except RequestRefused:
             assert not fits or len(ids) >= CONTEXT
 
     def step(self, steps: int) -> None:
@@ -123,7 +123,7 @@ class History:
             assert not self.open, "something waits and nothing is planned"
             return False
         self.memory.move(plan)
-        for sequence, words in plan.faults:
+        for sequence, words in plan.errors:
             assert self.policy == "wild" and words.startswith("policy wild: wishes")
             if sequence.finish_reason is None:
                 self.end(sequence, FinishReason.ERROR)  # its mates too
@@ -131,12 +131,12 @@ class History:
             return True
         self.look_over(plan)
         self.memory.compute(plan)
-        sampled = [span.sequence for span in plan.spans if span.samples]
+        sampled = [span.sequence for span in plan.spans if span.needs_sample]
         if self.draw.random() < 0.05:  # a listener cancels what the step has just computed
             self.end(self.draw.choice(plan.spans).sequence, FinishReason.CANCELLED)
-        self.scheduler.commit(plan, {s.request_id: self.draw.randrange(2) for s in sampled if not s.mates})
-        for mates in {id(s.mates): s.mates for s in sampled if s.mates}.values():
-            if all(mate.waiting_tokens == 0 and mate.finish_reason is None for mate in mates):
+        self.scheduler.commit(plan, {s.request_id: self.draw.randrange(2) for s in sampled if not s.beams})
+        for mates in {id(s.beams): s.beams for s in sampled if s.beams}.values():
+            if all(mate.num_uncomputed_tokens == 0 and mate.finish_reason is None for mate in mates):
                 self.branch(mates)
         for span in plan.spans:
             s = span.sequence
@@ -152,31 +152,31 @@ class History:
         """Any of them may go on, with one token or with several, and none of them must."""
         going = [(self.draw.choice(mates), self.draw.randrange(3)) for _ in mates]
         texts = [[*parent.token_ids, token] for parent, token in going]
-        heirs = self.scheduler.families.branch(mates, going)
+        heirs = self.scheduler.sequence_groups.advance_beams(mates, going)
         assert [heir.token_ids for heir in heirs] == texts and {id(s) for s in heirs} == {id(s) for s in mates}
 
     def look_over(self, plan: StepPlan) -> None:
-        assert 0 < plan.tokens <= BUDGET
+        assert 0 < plan.num_tokens <= BUDGET
         assert len(plan.spans) <= len(self.scheduler.running) <= self.limits.max_num_seqs
         lengths = [span.length for span in plan.spans]
         assert lengths == sorted(lengths, key=lambda length: length > 1), "decodes are packed first"
         for span in plan.spans:
-            assert span.start == span.sequence.computed
-            assert span.samples == (span.end == len(span.sequence.token_ids))
+            assert span.start == span.sequence.num_computed_tokens
+            assert span.needs_sample == (span.end == len(span.sequence.token_ids))
             assert span.start < len(span.sequence.token_ids), "the last token is always computed"
-            for t, table in enumerate(self.holdings.tables):
+            for t, table in enumerate(self.holdings.groups):
                 held = sum(page != 0 for page in span.sequence.pages[t])
-                assert held <= table.most(len(span.sequence.token_ids), self.limits.chunk, SIZE)
-        if self.policy != "continuous fcfs" or self.limits.chunk < BUDGET:
+                assert held <= table.max_pages(len(span.sequence.token_ids), self.limits.max_prefill_tokens, SIZE)
+        if self.policy != "continuous fcfs" or self.limits.max_prefill_tokens < BUDGET:
             return
-        oldest = min((s for s in self.open if s.leader is None), key=lambda s: s.order)
-        ours = oldest.mates or [oldest]
+        oldest = min((s for s in self.open if s.parent is None), key=lambda s: s.arrival_index)
+        ours = oldest.beams or [oldest]
         if oldest in self.samples and oldest not in self.scheduler.running:
             return
-        assert any(s.sequence in ours for s in plan.spans) or plan.decode_tokens == BUDGET or plan.tokens == BUDGET
+        assert any(s.sequence in ours for s in plan.spans) or plan.decode_tokens == BUDGET or plan.num_tokens == BUDGET
 
     def end(self, ended: Sequence, reason: FinishReason) -> None:
-        for each in reversed(ended.mates or [ended]):
+        for each in reversed(ended.beams or [ended]):
             if reason is FinishReason.ERROR:
                 self.memory.spoil(each)
             self.scheduler.finish(each, reason)
@@ -194,13 +194,13 @@ class History:
             self.ask(tuple(ended.token_ids), 1, 1, ended.request.cache_salt)
 
     def evict(self, table: int, count: int, everything: bool) -> None:
-        if self.holdings.prefix is None:
+        if self.holdings.prefix_cache is None:
             return
         if everything:
-            self.holdings.prefix.clear()
+            self.holdings.prefix_cache.clear()
         else:
-            moves = self.draw.choice([None, self.holdings.moves])
-            self.holdings.prefix.evict(table % len(self.holdings.tables), count, moves)
+            moves = self.draw.choice([None, self.holdings.transfers])
+            self.holdings.prefix_cache.evict(table % len(self.holdings.groups), count, moves)
         self.memory.forget_free()
 
     def wait(self, seconds: float) -> None:
@@ -210,7 +210,7 @@ class History:
         """Pages are accounted for, and the queues are in order."""
         self.memory.check(self.open)
         for queue in (self.scheduler.running, self.scheduler.waiting):
-            orders = [s.order for s in queue]
+            orders = [s.arrival_index for s in queue]
             assert orders == sorted(orders)
 
     def finish(self) -> None:
@@ -220,10 +220,10 @@ class History:
         for _ in range(3_000):
             if not self.one_step():
                 break
-        assert not self.open and self.scheduler.pages_used == 0
-        self.holdings.carried_out()
+        assert not self.open and self.scheduler.pages_in_use == 0
+        self.holdings.transfers_done()
         self.memory.check([])
-        if self.holdings.prefix is not None:
-            self.holdings.prefix.clear()
+        if self.holdings.prefix_cache is not None:
+            self.holdings.prefix_cache.clear()
             self.memory.check([])
-            assert all(pool.free == pool.pages for pool in self.holdings.pools)
+            assert all(pool.num_free == pool.num_pages for pool in self.holdings.pools)

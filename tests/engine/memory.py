@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from workbench.cache.pages import NULL_PAGE
-from workbench.cache.radix import Node
-from workbench.cache.tables import Table
+from workbench.cache.radix import RadixNode
+from workbench.cache.tables import KVCacheGroup
 from workbench.engine.plan import StepPlan
 from workbench.engine.scheduler import Scheduler
 from workbench.request import Sequence
@@ -20,20 +20,20 @@ class Memory:
 
     def __init__(self, scheduler: Scheduler):
         self.scheduler = scheduler
-        self.holdings = scheduler.holdings
-        self.size = self.holdings.size
-        self.pages: list[dict[int, dict[int, Name]]] = [{} for _ in self.holdings.tables]
-        self.host: list[dict[int, dict[int, Name]]] = [{} for _ in self.holdings.tables]
-        self.writers: list[dict[int, Sequence]] = [{} for _ in self.holdings.tables]  # who wrote to a page last
-        self.most_held = [0] * len(self.holdings.tables)
+        self.holdings = scheduler.kv_cache_manager
+        self.size = self.holdings.page_size
+        self.pages: list[dict[int, dict[int, Name]]] = [{} for _ in self.holdings.groups]
+        self.host: list[dict[int, dict[int, Name]]] = [{} for _ in self.holdings.groups]
+        self.writers: list[dict[int, Sequence]] = [{} for _ in self.holdings.groups]  # who wrote to a page last
+        self.most_held = [0] * len(self.holdings.groups)
 
     def move(self, plan: StepPlan) -> None:
         """What a step begins with; nobody has written since it was planned, whoever has ended."""
-        for t, page, place in plan.moves.saves:
+        for t, page, place in plan.transfers.swap_outs:
             self.host[t][place] = dict(self.pages[t].get(page, {}))
-        for t, page, target in plan.moves.copies:
+        for t, page, target in plan.transfers.copies:
             self.pages[t][target] = dict(self.pages[t].get(page, {}))
-        for _, t, place, page in plan.moves.loads:
+        for _, t, place, page in plan.transfers.swap_ins:
             self.pages[t][page] = dict(self.host[t][place])
 
     def compute(self, plan: StepPlan) -> None:
@@ -49,40 +49,40 @@ class Memory:
         """`broken` may have written anything to pages of its own: nobody is to read them who comes after it."""
         for t, pool in enumerate(self.holdings.pools):
             for page in broken.pages[t]:
-                alone = page != NULL_PAGE and pool.holders(page) == 1 + pool.kept(page)
+                alone = page != NULL_PAGE and pool.ref_count(page) == 1 + pool.is_cached(page)
                 if alone and self.writers[t].get(page) is broken:
                     self.pages[t][page] = {}
 
     def forget_free(self) -> None:
         """A page that nobody holds has nothing in it, unless it is still to be saved before the next step."""
-        wanted = {(t, page) for t, page, _ in self.holdings.moves.saves}
+        wanted = {(t, page) for t, page, _ in self.holdings.transfers.swap_outs}
         for t, pool in enumerate(self.holdings.pools):
-            for page in [page for page in self.pages[t] if pool.holders(page) == 0 and (t, page) not in wanted]:
+            for page in [page for page in self.pages[t] if pool.ref_count(page) == 0 and (t, page) not in wanted]:
                 del self.pages[t][page]
 
     def _name(self, sequence: Sequence, position: int) -> Name:
         return sequence.request.cache_salt, tuple(sequence.token_ids[: position + 1])
 
     def _write(self, sequence: Sequence, start: int, end: int) -> None:
-        for t, table in enumerate(self.holdings.tables):
-            for position in range(table.settled(start), table.settled(end)):
+        for t, table in enumerate(self.holdings.groups):
+            for position in range(table.quantized_until(start), table.quantized_until(end)):
                 page = sequence.pages[t][position // self.size]
                 assert page != NULL_PAGE, "a token is written nowhere"
-                assert self.holdings.pools[t].holders(page) == 1, "a shared page is written to"
+                assert self.holdings.pools[t].ref_count(page) == 1, "a shared page is written to"
                 self.pages[t].setdefault(page, {})[position % self.size] = self._name(sequence, position)
                 self.writers[t][page] = sequence
 
     def _quantize(self, sequence: Sequence, start: int, end: int) -> None:
         """What a table receives late is read from the next one, which keeps it in full precision until then."""
-        for t, table in enumerate(self.holdings.tables):
-            for position in range(table.settled(start), table.settled(end)) if table.late else ():
+        for t, table in enumerate(self.holdings.groups):
+            for position in range(table.quantized_until(start), table.quantized_until(end)) if table.is_delayed else ():
                 page = sequence.pages[t + 1][position // self.size]
                 assert page != NULL_PAGE, f"position {position} is to be quantized and its page was given back"
                 found = self.pages[t + 1].get(page, {}).get(position % self.size)
                 assert found == self._name(sequence, position), f"quantizing {position} finds {found}"
 
     def _read(self, sequence: Sequence, start: int, end: int) -> None:
-        for t, table in enumerate(self.holdings.tables):
+        for t, table in enumerate(self.holdings.groups):
             held = sequence.pages[t]
             for position, query in _seen(table, start, end).items():
                 page = held[position // self.size]
@@ -94,41 +94,41 @@ class Memory:
 
     def check(self, live: list[Sequence]) -> None:
         """free + used + idle = all; holders are counted; only the index's pages are idle; the host loses nothing."""
-        prefix = self.holdings.prefix
+        prefix = self.holdings.prefix_cache
         kept = Counter((t, page) for node in nodes(prefix) for t, page in enumerate(node.pages) if page)
         for t, pool in enumerate(self.holdings.pools):
             held = Counter(page for s in live for page in s.pages[t] if page != NULL_PAGE)
-            assert pool.free + pool.used + len(pool.idle) == pool.pages
-            assert pool.used == len(held)
-            for page in range(1, pool.pages + 1):
+            assert pool.num_free + pool.num_used + len(pool.evictable) == pool.num_pages
+            assert pool.num_used == len(held)
+            for page in range(1, pool.num_pages + 1):
                 assert kept[t, page] <= 1, "one page in two nodes"
-                assert pool.holders(page) == held[page] + kept[t, page]
-                assert (page in pool.idle) == (kept[t, page] == 1 and held[page] == 0)
-        for t, room in enumerate(self.holdings.host.rooms):
-            lying = [saved.places[t] for s in live if (saved := s.saved) is not None]
-            lying += [saved.places[t] for saved in self.holdings.host.loaded.values()]
+                assert pool.ref_count(page) == held[page] + kept[t, page]
+                assert (page in pool.evictable) == (kept[t, page] == 1 and held[page] == 0)
+        for t, room in enumerate(self.holdings.cpu_pages.pools):
+            lying = [saved.cpu_pages[t] for s in live if (saved := s.swapped) is not None]
+            lying += [saved.cpu_pages[t] for saved in self.holdings.cpu_pages.swapping_in.values()]
             places = [place for mine in lying for place in mine if place != NULL_PAGE]
-            places += [place for at, place in self.holdings.host.fetched if at == t]
-            places += [node.places[t] for node in nodes(prefix) if node.places[t] != NULL_PAGE]
-            assert len(places) == len(set(places)) == room.used
+            places += [place for at, place in self.holdings.cpu_pages.fetched if at == t]
+            places += [node.cpu_pages[t] for node in nodes(prefix) if node.cpu_pages[t] != NULL_PAGE]
+            assert len(places) == len(set(places)) == room.num_used
         for s in self.scheduler.waiting:
-            assert (s.computed == 0) == (not any(any(pages) for pages in s.pages))
+            assert (s.num_computed_tokens == 0) == (not any(any(pages) for pages in s.pages))
 
 
-def _seen(table: Table, start: int, end: int) -> dict[int, int]:
+def _seen(table: KVCacheGroup, start: int, end: int) -> dict[int, int]:
     """The positions in a table's pages that queries from `start` to `end` see, each with one that sees it."""
     seen: dict[int, int] = {}
     for query in range(start, end):
-        settled = table.settled(query + 1)
-        oldest = 0 if table.back is None else max(0, query - table.back + 1)
+        settled = table.quantized_until(query + 1)
+        oldest = 0 if table.sliding_window is None else max(0, query - table.sliding_window + 1)
         while oldest % table.stride:  # the rest of that group is quantized
             oldest += 1
-        for position in (*range(min(oldest, table.first, settled)), *range(oldest, settled)):
+        for position in (*range(min(oldest, table.num_sink_tokens, settled)), *range(oldest, settled)):
             seen[position] = query
     return seen
 
 
-def nodes(prefix) -> list[Node]:
+def nodes(prefix) -> list[RadixNode]:
     """Every node of an index but its roots."""
     found, waiting = [], [] if prefix is None else list(prefix.tree.roots.values())
     while waiting:

@@ -26,8 +26,8 @@ class Poison:
 
     def forward(self, plan):
         for table, pool in enumerate(self.runner.scheduler.pools):
-            free = [page for page in range(pool.pages + 1) if page == 0 or pool.holders(page) == 0]
-            for tensor in self.runner.store.paged(table):
+            free = [page for page in range(pool.num_pages + 1) if page == 0 or pool.ref_count(page) == 0]
+            for tensor in self.runner.store.page_tensors(table):
                 tensor.view(torch.uint8)[free] = 255  # NaN in every type of float
         return self.inner.forward(plan)
 

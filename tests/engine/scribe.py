@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.engine.tiny import Objection, runner_of
 from workbench.engine.plan import StepPlan
-from workbench.engine.rows import RowsExecutor
+from workbench.engine.rows import TokenParallelExecutor
 from workbench.engine.runner import Runner, generate
 from workbench.model.transformer import Transformer
 from workbench.request import Request, SamplingParameters
@@ -50,7 +50,7 @@ class Scribe:
             taken += span.length
             mine = self.rows.setdefault(span.sequence.request_id, {})
             mine |= dict(zip(range(span.start, span.end), rows, strict=True))
-            last += [rows[-1]] if span.samples else []
+            last += [rows[-1]] if span.needs_sample else []
         return torch.stack(last) if last else logits[:0]
 
 
@@ -66,7 +66,7 @@ def served(model: Transformer, *turns: list[Request], buckets: tuple[int, ...] =
     under `batch_invariant`."""
     runner = runner_of(model, **settings)
     if buckets:
-        runner.executor = RowsExecutor(model, runner.store, buckets)
+        runner.executor = TokenParallelExecutor(model, runner.store, buckets)
     scribe = Scribe(runner)
     for requests in turns:
         ends = generate(runner, requests)

@@ -25,16 +25,16 @@ def forced(
     size: int = 4,
 ) -> Tensor:
     """Logits of each step's last row: of every chunk, then of every token after them, one by one."""
-    tables, pages = len(model.spec.layer_groups), pages_for(len(ids), size)
+    tables, pages = len(model.spec.kv_cache_groups), pages_for(len(ids), size)
     store = KVStore(model.cache_shapes(), (pages,) * tables, size, model.dtype)
     for tensor in every_tensor(store):
         tensor[1:] = torch.nan
-    sequence = Sequence.of(Request("forced", ()), 0)
+    sequence = Sequence.from_request(Request("forced", ()), 0)
     sequence.pages = tuple(random.Random(table).sample(range(1, pages + 1), pages) for table in range(tables))
     runs, rows = executor(model, store), []
     lengths = [*chunks, *[1] * (len(ids) - sum(chunks))]
     for length in lengths:
-        sequence.token_ids.extend(ids[sequence.computed : sequence.computed + length].tolist())
-        rows.append(runs.forward(StepPlan(0, (Span.of(sequence, length),)))[0].clone())
-        sequence.computed += length
+        sequence.token_ids.extend(ids[sequence.num_computed_tokens : sequence.num_computed_tokens + length].tolist())
+        rows.append(runs.forward(StepPlan(0, (Span.next_tokens(sequence, length),)))[0].clone())
+        sequence.num_computed_tokens += length
     return torch.stack(rows)

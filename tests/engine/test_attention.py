@@ -1,4 +1,4 @@
-"""`load(attention=...)`: every lane carries a variant out, or says why not; `auto` finds one that can."""
+"""`load(attention=...)`: every backend carries a variant out, or says why not; `auto` finds one that can."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import workbench
-from compiled_kernels import Lane, lane_problems
+from compiled_kernels import Backend, backend_problems
 from tests.engine.tiny import HERE, Oracle, request
 from workbench.engine import lanes as lanes_module
 from workbench.engine.load import load
@@ -34,13 +34,13 @@ def rows_are_the_oracles(runner) -> None:
     assert oracle.clear
 
 
-def without(lane: Lane):
-    problem = lane_problems()[lane]
-    return pytest.mark.skipif(problem is not None, reason=f"lane {lane}: {problem}")
+def without(backend: Backend):
+    problem = backend_problems()[backend]
+    return pytest.mark.skipif(problem is not None, reason=f"backend {backend}: {problem}")
 
 
-def tiny(lane: str, attention: dict, **settings):
-    return load("shape:tiny", lane=lane, attention=attention, **{"dtype": "float32", **settings})
+def tiny(backend: str, attention: dict, **settings):
+    return load("shape:tiny", backend=backend, attention=attention, **{"dtype": "float32", **settings})
 
 
 @pytest.mark.parametrize("attention", COMPOSITIONS, ids=str)
@@ -49,44 +49,44 @@ def test_as_written(attention: dict) -> None:
     rows_are_the_oracles(runner)
 
 
-@without(Lane.MLIR)
+@without(Backend.MLIR)
 @pytest.mark.parametrize("attention", SAID, ids=str)
 def test_lane_mlir(attention: dict) -> None:
     rows_are_the_oracles(tiny("mlir", attention, max_num_batched_tokens=16))
 
 
-@without(Lane.MLIR)
+@without(Backend.MLIR)
 def test_lane_mlir_in_bfloat16() -> None:
     attention = SAID[0] | SAID[1] | {"qk_norm": True}
     rows_are_the_oracles(tiny("mlir", attention, dtype="bfloat16"))
 
 
-@without(Lane.INDUCTOR)
+@without(Backend.INDUCTOR)
 def test_lane_inductor() -> None:
     """Every slot at once, in one kind of layer: compiling takes its time."""
     attention = COMPOSITIONS[1] | COMPOSITIONS[-1] | {"qk_norm": True, "sinks": 1}
     rows_are_the_oracles(tiny("inductor", attention, max_num_batched_tokens=16, max_num_seqs=1))
 
 
-@without(Lane.MLIR)
+@without(Backend.MLIR)
 @pytest.mark.parametrize(
     ("attention", "told"),
     [
-        ({"position": "alibi"}, "layer 0: paged_attention: lane mlir knows no score functions, not ALiBi"),
-        ({"layers": {1: {"mask": HERE + "even"}}}, "layer 1: paged_attention: lane mlir knows causal masks"),
+        ({"position": "alibi"}, "layer 0: paged_attention: backend mlir knows no score functions, not ALiBi"),
+        ({"layers": {1: {"mask": HERE + "even"}}}, "layer 1: paged_attention: backend mlir knows causal masks"),
     ],
 )
 def test_a_lane_that_was_asked_for_says_what_it_cannot_do(attention: dict, told: str) -> None:
-    with pytest.raises(WorkbenchError, match=f"lane 'mlir' cannot carry out this model: {told}"):
+    with pytest.raises(WorkbenchError, match=f"backend 'mlir' cannot carry out this model: {told}"):
         tiny("mlir", attention)
 
 
-@without(Lane.MLIR)
-@without(Lane.INDUCTOR)
+@without(Backend.MLIR)
+@without(Backend.INDUCTOR)
 def test_auto_decodes_with_a_lane_that_can(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = tiny("auto", {"position": "alibi"})
-    assert (runner.lanes.decode, runner.lanes.reads, runner.lanes.blocks) == (Lane.INDUCTOR,) * 3
-    assert "not mlir: layer 0: paged_attention: lane mlir knows no score functions" in runner.lanes.reason
+    assert (runner.backends.decode, runner.backends.attention, runner.backends.blocks) == (Backend.INDUCTOR,) * 3
+    assert "not mlir: layer 0: paged_attention: backend mlir knows no score functions" in runner.backends.reason
 
 
 def untraceable(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
@@ -95,24 +95,24 @@ def untraceable(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     return key <= query
 
 
-@without(Lane.INDUCTOR)
+@without(Backend.INDUCTOR)
 def test_a_part_that_no_compiler_sees_through() -> None:
     attention = {"mask": "tests.engine.test_attention:untraceable"}
     with pytest.raises(WorkbenchError, match="layer 0: mask tests.engine.test_attention:untraceable cannot be traced"):
         tiny("inductor", attention)
     runner = tiny("auto", attention)
-    assert runner.lanes.decode is runner.model.lane is Lane.EAGER and "cannot be traced" in runner.lanes.reason
+    assert runner.backends.decode is runner.model.backend is Backend.EAGER and "cannot be traced" in runner.backends.reason
     rows_are_the_oracles(runner)
 
 
 def test_a_trained_model_with_fewer_groups_and_another_position_still_runs() -> None:
-    runner = load("demo", lane="eager", dtype="float32", attention={"groups": "multi_query", "window": 32, "sinks": 4})
+    runner = load("demo", backend="eager", dtype="float32", attention={"groups": "multi_query", "window": 32, "sinks": 4})
     spec: ModelSpec = runner.model.spec
-    assert {(k.attention.groups, k.attention.window, k.attention.sinks) for k in spec.layers} == {(1, 32, 4)}
+    assert {(k.attention.num_kv_heads, k.attention.window, k.attention.sinks) for k in spec.layers} == {(1, 32, 4)}
     assert runner.tokenizer is not None
     ids = runner.tokenizer.encode("def fibonacci(n):\n    return")
     assert runner.model.logits(ids).isfinite().all()
-    assert load("demo", lane="eager", attention={}).model.spec == load("demo", lane="eager").model.spec
+    assert load("demo", backend="eager", attention={}).model.spec == load("demo", backend="eager").model.spec
 
 
 def test_a_variant_in_a_file_and_by_its_registered_name(tmp_path: Path) -> None:
@@ -162,8 +162,8 @@ def test_what_is_registered_needs_a_plain_name() -> None:
 
 
 def test_auto_without_compilers_runs_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    problems = {Lane.EAGER: None, **dict.fromkeys((Lane.INDUCTOR, Lane.TRITON, Lane.MLIR), "not here")}
-    monkeypatch.setattr(lanes_module, "lane_problems", lambda: problems)
+    problems = {Backend.EAGER: None, **dict.fromkeys((Backend.INDUCTOR, Backend.TRITON, Backend.MLIR), "not here")}
+    monkeypatch.setattr(lanes_module, "backend_problems", lambda: problems)
     runner = tiny("auto", {"mask": HERE + "shy"})
-    assert runner.lanes.decode is Lane.EAGER
+    assert runner.backends.decode is Backend.EAGER
     rows_are_the_oracles(runner)

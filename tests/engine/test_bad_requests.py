@@ -44,7 +44,7 @@ def test_nan_ends_one_request_and_is_scrubbed() -> None:
         if isinstance(event, Finished):
             ends[event.request_id] = event
             if event.request_id == "r1":
-                assert held and all(tensor[list(held)].eq(0).all() for tensor in runner.store.paged(0))
+                assert held and all(tensor[list(held)].eq(0).all() for tensor in runner.store.page_tensors(0))
     assert ends["r1"].reason == "error" and ends["r1"].error and len(ends["r1"].token_ids) == 2
     assert {name: ends[name].token_ids for name in ("r0", "r2")} == {name: alone[name] for name in ("r0", "r2")}
 
@@ -89,7 +89,7 @@ def test_a_step_that_raises_ends_its_requests_only() -> None:
     done = generate(runner, [request("a", 4, 6), request("b", 4, 6)])
     assert done["a"].reason == "error" and "no room" in done["a"].error
     assert done["b"].token_ids == finals(runner_of(MODEL), [request("b", 4, 6)])["b"]
-    assert runner.scheduler.pages_used == 0
+    assert runner.scheduler.pages_in_use == 0
 
 
 def test_sampling_is_not_dropped_in_silence() -> None:
@@ -124,7 +124,7 @@ def test_a_bad_request_is_refused_and_the_others_run(bad: Request, words: str) -
     refused = [event for event in ends if event.reason == "refused"]
     assert [event.request_id for event in refused] == [bad.request_id] and words in refused[0].error
     assert {event.request_id: event.token_ids for event in ends if event.reason != "refused"} == alone
-    assert not runner.busy
+    assert not runner.has_unfinished_requests
 
 
 def test_cut_oldest_keeps_the_newest_and_says_so() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from tests.engine.beam_oracle import Text, beams
 from tests.engine.poison import MODEL, Poison, asked
 from tests.engine.tiny import VOCAB, finals, layer, model_of, request, runner_of, spec_of, specs
-from workbench.cache.format import cache_format
+from workbench.cache.format import parse_cache_format
 from workbench.engine import naive
 from workbench.engine.beam_search import EarlyStopping, beam_search
 from workbench.engine.runner import Runner, generate
@@ -24,7 +24,7 @@ from workbench.model.families import read_spec
 from workbench.model.transformer import Transformer
 from workbench.model.weights import load_weights
 from workbench.request import Request, SamplingParameters
-from workbench.trace.events import Decoded, Finished, SetBack, Stepped
+from workbench.trace.events import Decoded, Finished, Preempted, Stepped
 
 EXACT = model_of(spec_of(layer(4, 2), layer(4, 2, window=5)), dtype=torch.float64)
 ENDS = (3, 7, 11)
@@ -81,7 +81,7 @@ def test_as_hugging_face(tmp_path: Path, early_stopping: EarlyStopping, length_p
     theirs = transformers.LlamaForCausalLM(config).eval().double()
     theirs.save_pretrained(tmp_path)
     spec = read_spec(tmp_path)
-    assert set(spec.end_ids) == set(ENDS)
+    assert set(spec.eos_token_ids) == set(ENDS)
     ours = runner_of(Transformer.from_state(spec, load_weights(tmp_path, spec, torch.float64)), max_num_seqs=8)
     lengths = set()
     for seed, (width, length, most) in enumerate([(2, 5, 12), (4, 9, 16), (5, 3, 20), (3, 14, 7), (1, 4, 9)]):
@@ -143,7 +143,7 @@ def test_as_defined(spec, searches: list, prefix: bool, offload: bool, shuffle: 
                 same(texts[search.request_id], said[search.request_id.removeprefix("again ")])
             else:
                 assert texts[search.request_id] == alone[search.request_id]
-    assert runner.scheduler.pages_used == 0
+    assert runner.scheduler.pages_in_use == 0
 
 
 def defined(model: Transformer, search: Request) -> list[tuple[Text, float]]:
@@ -156,7 +156,7 @@ def defined(model: Transformer, search: Request) -> list[tuple[Text, float]]:
 def test_quantized_caches(kind: str) -> None:
     """The definition, over what a cold runner with the same cache says of each text."""
     model = model_of(spec_of(layer(4, 2, dim=8), layer(4, 2, dim=8, window=9)), seed=3)
-    settings_ = {"cache": cache_format({"format": kind, "residual": 5, "group": 8}), "page_size": 8, "max_num_seqs": 5}
+    settings_ = {"cache": parse_cache_format({"format": kind, "residual": 5, "group": 8}), "page_size": 8, "max_num_seqs": 5}
     cold, ids = runner_of(model, **settings_), prompt_of(19)
 
     def logprobs(text: Text) -> Tensor:
@@ -182,7 +182,7 @@ def test_beams_share_pages() -> None:
             held.append(len({page for s in runner.scheduler.running for page in s.pages[0] if page}))
     assert [step.decode_tokens for step in steps[3:]] == [4] * 11, "all beams of a step are one batch"
     # Seven pages of the prompt are whole. Each beam has the rest and twelve tokens more: four pages at most.
-    assert max(held) <= 7 + 4 * 4 and runner.scheduler.pages_used == 0
+    assert max(held) <= 7 + 4 * 4 and runner.scheduler.pages_in_use == 0
     assert sum(step.prefill_tokens for step in steps) == 29 + 4
 
 
@@ -194,12 +194,12 @@ def test_beams_are_set_back_together() -> None:
     Poison(runner)
     backs, ends = [], {}
     for event in runner.stream([long, search]):
-        backs += [event] if isinstance(event, SetBack) else []
+        backs += [event] if isinstance(event, Preempted) else []
         if isinstance(event, Finished):
             ends[event.request_id, event.sample] = event
     assert {event.sample for event in backs} == {0, 1, 2}
     same([(ends["s", k].token_ids, ends["s", k].score or 0.0) for k in range(3)], alone)
-    assert runner.scheduler.pages_used == 0
+    assert runner.scheduler.pages_in_use == 0
 
 
 def test_what_cannot_run_is_told() -> None:
@@ -238,7 +238,7 @@ def test_a_broken_row_ends_the_search_and_nothing_else() -> None:
     runner.executor.forward = broken  # type: ignore[method-assign]
     ends = generate(runner, [searched("s", prompt_of(6), 3, 9), request("o", 5, 6)])
     assert [ends[name].reason for name in ("s", "s#1", "s#2", "o")] == ["error", "error", "error", "length"]
-    assert "NaN" in ends["s"].error and runner.scheduler.pages_used == 0
+    assert "NaN" in ends["s"].error and runner.scheduler.pages_in_use == 0
 
 
 def test_a_cancelled_search_gives_its_pages_back() -> None:
@@ -250,7 +250,7 @@ def test_a_cancelled_search_gives_its_pages_back() -> None:
                 runner.cancel("s")
             ends += [event] if isinstance(event, Finished) else []
         assert [e.reason for e in ends if e.request_id == "s"] == ["cancelled"] * 3
-        assert runner.scheduler.pages_used == 0 and not runner.busy
+        assert runner.scheduler.pages_in_use == 0 and not runner.has_unfinished_requests
 
 
 def test_more_beams_than_a_small_vocabulary_has_tokens() -> None:

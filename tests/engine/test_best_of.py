@@ -10,7 +10,7 @@ from tests.engine.poison import MODEL, Poison
 from tests.engine.tiny import request, runner_of
 from workbench.engine.runner import generate
 from workbench.request import SamplingParameters
-from workbench.trace.events import Decoded, Finished, Planned, SetBack, Stepped, Submitted
+from workbench.trace.events import Decoded, Finished, Scheduled, Preempted, Stepped, Submitted
 from workbench.trace.recorder import Recorder
 
 DRAWN = {"temperature": 0.9, "seed": 5}
@@ -30,7 +30,7 @@ def test_the_best_are_the_best_of_all(n: int, more: int, prompt: int, seqs: int)
     Poison(runner)
     done = generate(runner, [request("a", prompt, 6, n=n, best_of=best, **DRAWN)])
     names = ["a" if number == 0 else f"a#{number}" for number in range(best)]
-    assert sorted(done) == sorted(names) and runner.scheduler.pages_used == 0
+    assert sorted(done) == sorted(names) and runner.scheduler.pages_in_use == 0
     if more == 0:
         assert {name: end.token_ids for name, end in done.items()} == {k: v.token_ids for k, v in every.items()}
         assert all(end.score is None for end in done.values())
@@ -44,7 +44,7 @@ def test_the_best_are_the_best_of_all(n: int, more: int, prompt: int, seqs: int)
 
 def test_nothing_is_told_before_the_choice() -> None:
     recorder = Recorder()
-    runner = runner_of(MODEL, note=recorder.note)
+    runner = runner_of(MODEL, note=recorder.record)
     events = list(runner.stream([request("a", 6, 4, n=1, best_of=3, **DRAWN), request("b", 6, 9)]))
     mine = [event for event in events if event.request_id == "a" and not isinstance(event, Submitted)]
     first, last = events.index(mine[0]), events.index(mine[-1])
@@ -89,9 +89,9 @@ def test_samples_without_a_place_wait_on_the_prompts_pages() -> None:
     ends = [event for event in events if isinstance(event, Finished)]
     assert sorted(end.computed_tokens for end in ends) == [4] * 5 + [13 + 4]
     assert sorted(end.cached_tokens for end in ends) == [0] + [13] * 5
-    reasons = [event.reason for event in events if isinstance(event, Planned) and event.action == "admitted"]
+    reasons = [event.reason for event in events if isinstance(event, Scheduled) and event.action == "admitted"]
     assert any("13 tokens stand in pages that it shares" in reason for reason in reasons)
-    assert runner.scheduler.pages_used == 0
+    assert runner.scheduler.pages_in_use == 0
 
 
 def test_who_waits_on_pages_gives_them_up_to_who_needs_them() -> None:
@@ -100,6 +100,6 @@ def test_who_waits_on_pages_gives_them_up_to_who_needs_them() -> None:
     Poison(runner)
     events = list(runner.stream([request("a", 14, 8, n=6, **DRAWN)]))
     ends = {event.sample: event for event in events if isinstance(event, Finished)}
-    assert any(isinstance(e, SetBack) and "who waits gives way" in e.reason for e in events)
+    assert any(isinstance(e, Preempted) and "who waits gives way" in e.reason for e in events)
     assert [ends[k].token_ids for k in range(6)] == [end.token_ids for _, end in sorted(alone.items())]
-    assert any(isinstance(event, Stepped) for event in events) and runner.scheduler.pages_used == 0
+    assert any(isinstance(event, Stepped) for event in events) and runner.scheduler.pages_in_use == 0

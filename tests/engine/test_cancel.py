@@ -19,13 +19,13 @@ from tests.engine.test_faults import at_rest
 from tests.engine.test_interrupts import KINDS
 from tests.engine.tiny import request
 from tests.patience import limit
-from workbench.engine.intake import sample_name
+from workbench.engine.intake import sample_id
 from workbench.engine.runner import Runner
 from workbench.trace.events import Event, Finished
 
 ASKED = [request("a", 11, 9), request("b", 14, 12), request("c", 5, 6, n=2, temperature=1.0, seed=3)]
 EVENTS = [
-    "submitted", "planned", "formed", "cancelled", "prefilled", "decoded", "verified", "set_back", "finished",
+    "submitted", "scheduled", "step_planned", "cancelled", "prefilled", "decoded", "verified", "preempted", "finished",
     "stepped",
 ]  # fmt: skip
 
@@ -33,9 +33,9 @@ EVENTS = [
 def ends(runner: Runner, box: deque[Event]) -> dict[str, Finished]:
     for each in ASKED:
         runner.submit(each, box)
-    while runner.busy:
+    while runner.has_unfinished_requests:
         runner.step(box)
-    return {sample_name(e.request_id, e.sample): e for e in box if isinstance(e, Finished)}
+    return {sample_id(e.request_id, e.sample): e for e in box if isinstance(e, Finished)}
 
 
 ALONE = {kind: {name: end.token_ids for name, end in ends(made(), deque()).items()} for kind, made in KINDS.items()}
@@ -48,7 +48,7 @@ def heard_by(runner: Runner, also: Callable[[Event], None] = lambda event: None)
         heard.append(event)
         also(event)
 
-    runner.instruments.listener = listener
+    runner.telemetry.listener = listener
     return heard
 
 
@@ -191,7 +191,7 @@ def test_a_listener_that_raises_changes_nobodys_tokens(event_kind: str) -> None:
             except Objected:
                 raised += 1
         assert raised == (len([e for e in heard if e.kind == event_kind]) > at)
-        done = {sample_name(e.request_id, e.sample): e for e in box if isinstance(e, Finished)}
+        done = {sample_id(e.request_id, e.sample): e for e in box if isinstance(e, Finished)}
         check(runner, kind, done, heard, set())
 
     law()
@@ -203,7 +203,7 @@ def test_anothers_cancellation_does_not_raise_what_the_steps_listener_raised(kin
     runner, box, raised = KINDS[kind](), deque[Event](), 0
 
     def also(event: Event) -> None:
-        if event.kind == "formed":
+        if event.kind == "step_planned":
             raise Objected
 
     heard, forward, at = heard_by(runner, also), runner.executor.forward, iter(range(10_000))
@@ -222,6 +222,6 @@ def test_anothers_cancellation_does_not_raise_what_the_steps_listener_raised(kin
             runner.step(box)
         except Objected:
             raised += 1
-    assert raised == len([e for e in heard if e.kind == "formed"])
-    done = {sample_name(e.request_id, e.sample): e for e in box if isinstance(e, Finished)}
+    assert raised == len([e for e in heard if e.kind == "step_planned"])
+    done = {sample_id(e.request_id, e.sample): e for e in box if isinstance(e, Finished)}
     check(runner, kind, done, heard, {"a"})

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from compiled_kernels.masks import SlidingWindow
 from tests.engine.tiny import Oracle, finals, layer, model_of, request, runner_of, spec_of
-from workbench.cache.format import cache_format
+from workbench.cache.format import parse_cache_format
 from workbench.cache.quantized import QuantizedLayer
-from workbench.engine.captured import CapturedExecutor
+from workbench.engine.captured import CudaGraphExecutor
 from workbench.engine.runner import generate
 
 
@@ -24,7 +24,7 @@ def test_replays_give_the_oracles_rows() -> None:
         step()  # as a capture warms up: what it writes must be what the replay writes
         return step
 
-    executor = CapturedExecutor(runner.model, runner.store, capture)
+    executor = CudaGraphExecutor(runner.model, runner.store, capture)
     runner.executor = executor
     Oracle(runner)
     generate(runner, [request("a", 5, 20), request("b", 19, 4), request("c", 3, 7)])
@@ -34,17 +34,17 @@ def test_replays_give_the_oracles_rows() -> None:
     assert len(captures) == before, "the same lengths again are no reason to capture again"
     generate(runner, [request("g", 7, 18), request("h", 17, 6), request("i", 4, 6)])
     sizes = {(rows, width) for rows in (1, 2, 4) for width in (2, 4, 8)}
-    assert set(executor._captured) <= sizes and len(captures) == len(executor._captured)
+    assert set(executor._graphs) <= sizes and len(captures) == len(executor._graphs)
     runner.model.blocks[0].attention.mask = SlidingWindow(3)  # type: ignore[union-attr]
     runner.executor = executor
     generate(runner, [request("d", 5, 20)])
-    assert len(captures) > len(executor._captured), "what was captured of the model as it was is done with"
+    assert len(captures) > len(executor._graphs), "what was captured of the model as it was is done with"
 
 
 @pytest.mark.parametrize("format", ["int8", "int4", "fp8"])
 def test_packed_pages_settle_before_the_replay_and_never_in_the_graph(format: str) -> None:
     spec = spec_of(layer(2, 1, 8), layer(2, 1, 8, window=9, sinks=2)).model_copy(update={"context": 64})
-    cache = cache_format({"format": format, "group": 8, "residual": 5, "sinks": 2})
+    cache = parse_cache_format({"format": format, "group": 8, "residual": 5, "sinks": 2})
     found, settled = {}, []
 
     def capture(step: Callable[[], Tensor]) -> Callable[[], Tensor]:
@@ -59,9 +59,9 @@ def test_packed_pages_settle_before_the_replay_and_never_in_the_graph(format: st
     for captured in (False, True):
         runner = runner_of(model_of(spec), cache=cache, page_size=8)
         if captured:
-            runner.executor = CapturedExecutor(runner.model, runner.store, capture)
+            runner.executor = CudaGraphExecutor(runner.model, runner.store, capture)
             for each in runner.store.layers:
                 assert isinstance(each, QuantizedLayer)
-                each.settling = lambda batch, asked=each.settling: settled.append(1) or asked(batch)  # type: ignore
+                each.groups_to_quantize = lambda batch, asked=each.groups_to_quantize: settled.append(1) or asked(batch)  # type: ignore
         found[captured] = finals(runner, [request("a", 5, 30), request("b", 19, 14), request("c", 33, 9)])
     assert found[True] == found[False]

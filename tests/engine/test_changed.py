@@ -1,4 +1,4 @@
-"""A model changed in place runs as it is now, on every lane; what is compiled is shared only by blocks alike."""
+"""A model changed in place runs as it is now, on every backend; what is compiled is shared only by blocks alike."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import pytest
 import torch
 from torch import nn
 
-from compiled_kernels import Lane, lane_problems
+from compiled_kernels import Backend, backend_problems
 from compiled_kernels.masks import SlidingWindow
 from tests.engine.tiny import layer, model_of, request, runner_of, spec_of
-from workbench.engine.alike import structure
-from workbench.engine.lanes import Lanes
+from workbench.engine.alike import compile_key
+from workbench.engine.lanes import Backends
 from workbench.engine.runner import Runner, generate
-from workbench.model.feedforward import GatedFeedForward
-from workbench.model.layers import Attention, Block
+from workbench.model.feedforward import GatedMLP
+from workbench.model.layers import Attention, TransformerBlock
 from workbench.model.quantized import WeightFormat
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.model.weights import random_weights
 from workbench.request import Request
 
-problem = lane_problems()[Lane.INDUCTOR]
+problem = backend_problems()[Backend.INDUCTOR]
 
 
 def rows_of(runner: Runner, asked: Request) -> torch.Tensor:
@@ -45,8 +45,8 @@ def rows_of(runner: Runner, asked: Request) -> torch.Tensor:
 
 
 class Halved(Attention):
-    def read(self, *arguments) -> torch.Tensor:
-        return super().read(*arguments) / 2
+    def attend(self, *arguments) -> torch.Tensor:
+        return super().attend(*arguments) / 2
 
 
 FACTOR = 2.0
@@ -64,48 +64,48 @@ class Scaled(nn.Module):
 
 
 def windowed(model: Transformer) -> None:
-    cast(Block, model.blocks[0]).attention.mask = SlidingWindow(5)
+    cast(TransformerBlock, model.blocks[0]).attention.mask = SlidingWindow(5)
 
 
 def halved(model: Transformer) -> None:
-    block = cast(Block, model.blocks[1])
+    block = cast(TransformerBlock, model.blocks[1])
     assert isinstance(block.attention, Attention)
-    made = Halved(block.attention.spec, model.spec.width, model.lane, model.format)
+    made = Halved(block.attention.spec, model.spec.hidden_size, model.backend, model.format)
     made.load_state_dict(block.attention.state_dict())
     block.attention = made.requires_grad_(False)
 
 
 def scaled(model: Transformer) -> None:
-    block = cast(Block, model.blocks[1])
+    block = cast(TransformerBlock, model.blocks[1])
     block.feedforward = Scaled(block.feedforward)  # type: ignore[assignment]
 
 
 def colder(model: Transformer) -> None:
-    cast(Block, model.blocks[1]).attention.scale *= 3
+    cast(TransformerBlock, model.blocks[1]).attention.scale *= 3
 
 
 def other_weights(model: Transformer) -> None:
-    down = cast(GatedFeedForward, cast(Block, model.blocks[0]).feedforward).down
+    down = cast(GatedMLP, cast(TransformerBlock, model.blocks[0]).feedforward).down
     down.weight = nn.Parameter(-down.weight, requires_grad=False)
 
 
 CHANGES = {
-    Lane.INDUCTOR: [windowed, halved, scaled, other_weights],  # one after the other: a change costs graphs
-    Lane.MLIR: [windowed, colder, other_weights],
+    Backend.INDUCTOR: [windowed, halved, scaled, other_weights],  # one after the other: a change costs graphs
+    Backend.MLIR: [windowed, colder, other_weights],
 }
 
 
-@pytest.mark.parametrize("lane", CHANGES)
-def test_a_block_changed_in_place_runs_as_it_is_now(lane: Lane) -> None:
+@pytest.mark.parametrize("backend", CHANGES)
+def test_a_block_changed_in_place_runs_as_it_is_now(backend: Backend) -> None:
     """After its graphs were compiled and used; the block beside it shares the old ones."""
-    if found := lane_problems()[lane]:
-        pytest.skip(f"lane {lane}: {found}")
+    if found := backend_problems()[backend]:
+        pytest.skip(f"backend {backend}: {found}")
     spec, asked = spec_of(layer(4, 2), layer(4, 2)), request("a", 19, 4)
-    blocks = Lane.EAGER if lane is Lane.MLIR else lane
-    model, plain = model_of(spec, lane=blocks), model_of(spec)
-    runner, exact = runner_of(model, lanes=Lanes(lane, blocks, blocks, "as it is tested")), runner_of(plain)
+    blocks = Backend.EAGER if backend is Backend.MLIR else backend
+    model, plain = model_of(spec, backend=blocks), model_of(spec)
+    runner, exact = runner_of(model, lanes=Backends(backend, blocks, blocks, "as it is tested")), runner_of(plain)
     before = rows_of(runner, asked)
-    for change in CHANGES[lane]:
+    for change in CHANGES[backend]:
         change(model)
         change(plain)
         now, expected = rows_of(runner, asked), rows_of(exact, asked)
@@ -114,20 +114,20 @@ def test_a_block_changed_in_place_runs_as_it_is_now(lane: Lane) -> None:
         before = now
 
 
-@pytest.mark.skipif(lane_problems()[Lane.MLIR] is not None, reason=f"lane mlir: {lane_problems()[Lane.MLIR]}")
+@pytest.mark.skipif(backend_problems()[Backend.MLIR] is not None, reason=f"backend mlir: {backend_problems()[Backend.MLIR]}")
 @pytest.mark.parametrize("change", [halved, scaled])
 def test_mlir_refuses_parts_that_it_does_not_know(change: Callable[[Transformer], None]) -> None:
     model = model_of(spec_of())
-    runner = runner_of(model, lanes=Lanes(Lane.MLIR, Lane.EAGER, Lane.EAGER, "as it is tested"))
+    runner = runner_of(model, lanes=Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, "as it is tested"))
     rows_of(runner, request("a", 5, 3))
     change(model)
     done = generate(runner, [request("a", 5, 3)])["a"]
     assert done.reason == "error" and f"to decode with a {change.__name__.title()}; load" in done.error
 
 
-@pytest.mark.skipif(problem is not None, reason=f"inductor lane: {problem}; install a compiler to run this")
+@pytest.mark.skipif(problem is not None, reason=f"inductor backend: {problem}; install a compiler to run this")
 def test_guards_stay_on_the_code_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = model_of(spec_of(), lane=Lane.INDUCTOR)
+    model = model_of(spec_of(), backend=Backend.INDUCTOR)
     scaled(model)
     runner = runner_of(model)
     first = rows_of(runner, request("a", 5, 1))
@@ -139,8 +139,8 @@ def test_what_may_share_a_graph() -> None:
     """Blocks alike are equal; another format, window, width, type or place of the weights is not."""
 
     def kind(spec: ModelSpec, format: str = "dense", dtype: torch.dtype = torch.float32) -> Hashable:
-        model = Transformer.from_state(spec, random_weights(spec, dtype), format=WeightFormat.of(format, group=4))
-        found = structure(model.blocks[0])
+        model = Transformer.from_state(spec, random_weights(spec, dtype), format=WeightFormat.parse(format, quant_group=4))
+        found = compile_key(model.blocks[0])
         hash(found)
         return found
 
@@ -155,7 +155,7 @@ def test_what_may_share_a_graph() -> None:
     for change in (halved, scaled):
         model = model_of(spec_of())
         change(model)
-        assert structure(model.blocks[0]) is not None and structure(model.blocks[1]) is None
+        assert compile_key(model.blocks[0]) is not None and compile_key(model.blocks[1]) is None
     model = model_of(spec_of())
-    cast(Block, model.blocks[0]).attention.mask = lambda query, key: key <= query  # type: ignore[assignment]
-    assert structure(model.blocks[0]) is None
+    cast(TransformerBlock, model.blocks[0]).attention.mask = lambda query, key: key <= query  # type: ignore[assignment]
+    assert compile_key(model.blocks[0]) is None

@@ -1,4 +1,4 @@
-"""The inductor lane: the same rows, and compilation that is bounded and counted."""
+"""The inductor backend: the same rows, and compilation that is bounded and counted."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import cast
 import pytest
 import torch
 
-from compiled_kernels import Lane, lane_problems
+from compiled_kernels import Backend, backend_problems
 from tests.engine.tiny import Oracle, layer, model_of, request, runner_of, spec_of
 from workbench.engine.buckets import DECODE_BUCKETS, bucket_for
-from workbench.engine.compiled import CompiledExecutor
-from workbench.engine.executors import Unit
+from workbench.engine.compiled import InductorExecutor
+from workbench.engine.executors import CompileUnit
 from workbench.engine.runner import generate
 from workbench.model.quantized import WeightFormat
 from workbench.model.transformer import Transformer
@@ -22,7 +22,7 @@ BUCKETS = len([rows for rows in DECODE_BUCKETS if rows <= 4])
 # a head a bucket.
 GRAPHS = 2 * (2 + 2 + BUCKETS) + BUCKETS
 
-problem = lane_problems()[Lane.INDUCTOR]
+problem = backend_problems()[Backend.INDUCTOR]
 
 
 def test_buckets() -> None:
@@ -30,11 +30,11 @@ def test_buckets() -> None:
     assert all(bucket_for(rows) >= rows for rows in range(1, 300))
 
 
-@pytest.mark.skipif(problem is not None, reason=f"inductor lane: {problem}; install a compiler to run this")
+@pytest.mark.skipif(problem is not None, reason=f"inductor backend: {problem}; install a compiler to run this")
 def test_compiled_rows_are_the_oracles_and_graphs_are_bounded() -> None:
     """Three decodes are padded to a bucket of four; one kind of layer has a window, both have biases."""
     spec = spec_of(layer(4, 2, bias=True), layer(4, 2, window=5, bias=True))
-    runner = runner_of(model_of(spec, lane=Lane.INDUCTOR), max_num_seqs=3)
+    runner = runner_of(model_of(spec, backend=Backend.INDUCTOR), max_num_seqs=3)
     executor = runner.executor
     Oracle(runner)
     asked = [request("a", 5, 12), request("b", 19, 4), request("c", 3, 7)]
@@ -43,47 +43,47 @@ def test_compiled_rows_are_the_oracles_and_graphs_are_bounded() -> None:
     assert 0 < before <= GRAPHS
     generate(runner, asked)
     assert runner.executor.compiles == before, "the same work again adds no graph"
-    assert not cast(CompiledExecutor, executor)._watch.changed, "nor does it change the model"
+    assert not cast(InductorExecutor, executor)._watch.changed, "nor does it change the model"
     generate(runner, [request("d", 11, 9), request("e", 30, 6), request("f", 7, 3)])
     assert runner.executor.compiles <= GRAPHS, "new lengths must not compile anew"
-    again = runner_of(model_of(spec, seed=1, lane=Lane.INDUCTOR), max_num_seqs=3)
+    again = runner_of(model_of(spec, seed=1, backend=Backend.INDUCTOR), max_num_seqs=3)
     Oracle(again)
     generate(again, [request("a", 5, 12), request("b", 19, 4), request("c", 3, 7)])
     assert again.executor.compiles == 0, "a model alike must share what is compiled"
 
 
-@pytest.mark.skipif(problem is not None, reason=f"inductor lane: {problem}; install a compiler to run this")
+@pytest.mark.skipif(problem is not None, reason=f"inductor backend: {problem}; install a compiler to run this")
 def test_a_whole_step_is_one_graph() -> None:
     spec = spec_of(layer(4, 2), layer(4, 2, window=5))
-    runner = runner_of(model_of(spec, lane=Lane.INDUCTOR), compile="step")
+    runner = runner_of(model_of(spec, backend=Backend.INDUCTOR), compile="step")
     Oracle(runner)
     generate(runner, [request("a", 5, 3)])
     before = runner.executor.compiles
     generate(runner, [request("b", 9, 12)])
     assert runner.executor.compiles == before
-    block = runner_of(model_of(spec, lane=Lane.INDUCTOR))
+    block = runner_of(model_of(spec, backend=Backend.INDUCTOR))
     Oracle(block)
     generate(block, [request("a", 5, 3)])
     assert block.executor.compiles > 0, "blocks are other graphs than the whole step"
 
 
-INT8, INT4, BOTH = WeightFormat.of("int8"), WeightFormat.of("int4", group=4), WeightFormat.of("int4", "int8", 4)
-W8A8 = WeightFormat.of("int8", activations="int8")
+INT8, INT4, BOTH = WeightFormat.parse("int8"), WeightFormat.parse("int4", quant_group=4), WeightFormat.parse("int4", "int8", 4)
+W8A8 = WeightFormat.parse("int8", activations="int8")
 
 
 @pytest.mark.parametrize(
-    ("lane", "unit", "format"),
+    ("backend", "unit", "format"),
     [
-        *((Lane.EAGER, "block", format) for format in (INT8, W8A8, INT4, BOTH)),
-        (Lane.INDUCTOR, "block", BOTH), (Lane.INDUCTOR, "block", W8A8), (Lane.INDUCTOR, "step", INT8),
+        *((Backend.EAGER, "block", format) for format in (INT8, W8A8, INT4, BOTH)),
+        (Backend.INDUCTOR, "block", BOTH), (Backend.INDUCTOR, "block", W8A8), (Backend.INDUCTOR, "step", INT8),
     ],
     ids=str,
 )  # fmt: skip
-def test_quantized_weights_are_the_oracles(lane: Lane, unit: Unit, format: WeightFormat) -> None:
-    if lane is Lane.INDUCTOR and problem is not None:
-        pytest.skip(f"inductor lane: {problem}; install a compiler to run this")
+def test_quantized_weights_are_the_oracles(backend: Backend, unit: CompileUnit, format: WeightFormat) -> None:
+    if backend is Backend.INDUCTOR and problem is not None:
+        pytest.skip(f"inductor backend: {problem}; install a compiler to run this")
     spec = spec_of(layer(4, 2, bias=True))
-    model = Transformer.from_state(spec, random_weights(spec, torch.float32), lane, format)
+    model = Transformer.from_state(spec, random_weights(spec, torch.float32), backend, format)
     runner = runner_of(model, compile=unit)
     Oracle(runner)
     generate(runner, [request("a", 19, 4)])

@@ -9,16 +9,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compiled_kernels.lanes import Lane, lane_problems
+from compiled_kernels.backends import Backend, backend_problems
 from workbench.engine.contention import MOST_SECONDS, SLOW_STEPS, SLOWER, Contention, StepThreads, after_step
-from workbench.engine.exact import Held, decode_of_one
+from workbench.engine.exact import CacheLayout, single_decode_step
 from workbench.engine.load import load
 from workbench.engine.mlir_step import MlirStep
-from workbench.engine.rows import RowsExecutor
+from workbench.engine.rows import TokenParallelExecutor
 from workbench.request import Request, SamplingParameters
 from workbench.trace.events import ThreadsChanged
 from workbench.trace.recorder import Recorder
-from workbench.trace.script import Script
+from workbench.trace.script import StepScript
 
 seconds = st.floats(1e-5, 1.0)
 ONE = 0.001
@@ -28,8 +28,8 @@ def run(state: Contention, alone: Iterable[float], together: Iterable[float]) ->
     """Steps whose times on one thread and on all are these; on which of them one thread ran."""
     ran = []
     for one, all_ in zip(alone, together, strict=True):
-        ran.append(state.alone)
-        state = after_step(state, one if state.alone else all_)
+        ran.append(state.single_threaded)
+        state = after_step(state, one if state.single_threaded else all_)
     return state, ran
 
 
@@ -74,7 +74,7 @@ def test_whatever_steps_take_one_thread_is_never_for_good(times: list[tuple[floa
     state = Contention()
     for one, all_ in times:
         held = state.left
-        state = after_step(state, one if state.alone else all_)
+        state = after_step(state, one if state.single_threaded else all_)
         assert state.left is None or state.left <= MOST_SECONDS
         assert held is None or held <= 0 or state.left is not None and state.left < held
 
@@ -144,8 +144,8 @@ def test_several_steps_of_one_call_count_as_such(two_threads: None) -> None:
     assert times.ran == [2, 1, 2, 2, 2, 2]
 
 
-problem = lane_problems()[Lane.MLIR]
-needs_mlir = pytest.mark.skipif(problem is not None, reason=f"lane mlir: {problem}")
+problem = backend_problems()[Backend.MLIR]
+needs_mlir = pytest.mark.skipif(problem is not None, reason=f"backend mlir: {problem}")
 
 
 @needs_mlir
@@ -153,14 +153,14 @@ needs_mlir = pytest.mark.skipif(problem is not None, reason=f"lane mlir: {proble
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_any_number_of_threads_gives_the_same_bits(two_threads: None, dtype: str, settings: dict) -> None:
     """A step is compiled once, for as many parts of a context as torch has threads, and run on any number."""
-    model = (runner := load("shape:tiny", lane="mlir", dtype=dtype, **settings)).model
-    held = Held(runner.store.shapes, runner.store.page_size, runner.store.dtype)
-    store, plan = decode_of_one(model, held, 150)
+    model = (runner := load("shape:tiny", backend="mlir", dtype=dtype, **settings)).model
+    held = CacheLayout(runner.store.specs, runner.store.page_size, runner.store.dtype)
+    store, plan = single_decode_step(model, held, 150)
     found = []
     for threads in (1, 2, 3, 5):
         step = MlirStep(model, store, 2)
         step._threads = Fixed(threads)
-        rows = RowsExecutor(model, store, threads=Fixed(threads))
+        rows = TokenParallelExecutor(model, store, threads=Fixed(threads))
         with torch.inference_mode():
             found.append((step(plan).clone(), rows.forward(plan).clone()))
     assert all(torch.equal(a, b) for one in found[1:] for a, b in zip(found[0], one, strict=True))
@@ -180,17 +180,17 @@ class Fixed(StepThreads):
 
 def test_a_change_is_a_row_of_the_record_and_no_decision_of_the_scheduler() -> None:
     recorder = Recorder()
-    plain = Script.recorded(recorder)
-    recorder.note(ThreadsChanged(1.0, step=3, threads=1, reason="busy"))
+    plain = StepScript.from_recorder(recorder)
+    recorder.record(ThreadsChanged(1.0, step=3, threads=1, reason="busy"))
     (row,) = recorder.decisions()
     assert (row["kind"], row["action"], row["step"], row["reason"]) == ("threads_changed", "1", 3, "busy")
-    assert Script.recorded(recorder).same_as(plain)
+    assert StepScript.from_recorder(recorder).same_as(plain)
 
 
 @needs_mlir
 def test_the_runner_tells_its_listener(two_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder()
-    runner = load("shape:tiny", lane="mlir", note=recorder.note)
+    runner = load("shape:tiny", backend="mlir", listener=recorder.record)
     real = after_step
     made_up = lambda state, _: real(state, 1e-4 if state.alone else 0.09)  # noqa: E731
     monkeypatch.setattr("workbench.engine.contention.after_step", made_up)

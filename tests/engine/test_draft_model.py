@@ -9,25 +9,25 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiled_kernels import Lane
-from compiled_kernels.level import Level, held_to, levels_here
+from compiled_kernels import Backend
+from compiled_kernels.level import Level, limited_to, available_levels
 from tests.engine.guesses import drafts, needs_mlir, plain, run_checked, tokens
 from tests.engine.tiny import VOCAB, layer, model_of, request, runner_of, spec_of
 from tests.sampling import test_verify as law
-from workbench.engine.draft_model import ModelDrafts, _Followed
-from workbench.engine.lanes import Lanes
-from workbench.engine.mlir_drafts import DraftSteps
+from workbench.engine.draft_model import DraftModelProposer, _DraftSequence
+from workbench.engine.lanes import Backends
+from workbench.engine.mlir_drafts import CompiledDraftSteps
 from workbench.engine.runner import Runner, generate
 from workbench.sampling.samplers import uniform
 from workbench.sampling.verify import NO_DRAFT, Draft
 from workbench.trace.events import Finished, Verified
 
 
-def model_drafts(runner: Runner, several: bool = False, **more) -> ModelDrafts:
-    call = DraftSteps(runner.model, runner.store, 5, more.get("confidence_threshold", 0.0)) if several else None
-    return ModelDrafts(
-        runner.model.spec, runner.executor, runner.cache.holdings, runner.scheduler.limits.max_num_batched_tokens,
-        several=call, **more,
+def model_drafts(runner: Runner, several: bool = False, **more) -> DraftModelProposer:
+    call = CompiledDraftSteps(runner.model, runner.store, 5, more.get("confidence_threshold", 0.0)) if several else None
+    return DraftModelProposer(
+        runner.model.spec, runner.executor, runner.kv_cache.manager, runner.scheduler.limits.max_num_batched_tokens,
+        multi_step=call, **more,
     )  # fmt: skip
 
 
@@ -44,7 +44,7 @@ class Follows:
     """A proposer whose drafts are held against what its model says to the whole text, computed anew: tokens, and where
     they end."""
 
-    def __init__(self, inner: ModelDrafts, model, every: int = 1):
+    def __init__(self, inner: DraftModelProposer, model, every: int = 1):
         self.inner, self.model, self.every = inner, model, every
         self.drafted = self.calls = self.cut = 0
 
@@ -75,7 +75,7 @@ class Follows:
 @pytest.mark.parametrize(("windowed", "every"), [(False, 1), (True, 1), (True, 3)])
 def test_the_drafts_cache_follows_what_the_target_accepts(several: bool, windowed: bool, every: int) -> None:
     target, small = model_of(spec_of(), 1), model_of(spec_of(layer(), layer(window=9 if windowed else None)), 2)
-    lanes = Lanes(Lane.MLIR, Lane.EAGER, Lane.EAGER, "") if several else None
+    lanes = Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, "") if several else None
     own = runner_of(small, lanes=lanes)
     proposer = Follows(model_drafts(own, several), small, every)
     asked = [request(f"r{i}", 2 + 17 * i, 20) for i in range(3)]
@@ -84,19 +84,19 @@ def test_the_drafts_cache_follows_what_the_target_accepts(several: bool, windowe
     assert proposer.drafted > 20 // every
     for each in asked:
         proposer.forget(each.request_id)
-    assert all(pool.used == 0 for pool in own.scheduler.pools)
+    assert all(pool.num_used == 0 for pool in own.scheduler.pools)
 
 
 def test_a_draft_that_keeps_what_fell_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted bug: its cache is never taken back."""
 
-    def keep_to(self, token_ids):
+    def sync(self, token_ids):
         computed = self.own.computed
         right(self, token_ids)
         self.own.computed = min(computed, len(token_ids) - 1)
 
-    right = _Followed.keep_to
-    monkeypatch.setattr(_Followed, "keep_to", keep_to)
+    right = _DraftSequence.sync
+    monkeypatch.setattr(_DraftSequence, "sync", sync)
     small = model_of(spec_of(layer(), layer()), 2)
     runner = runner_of(model_of(spec_of(), 1), drafts=drafts(Follows(model_drafts(runner_of(small)), small, 3), 4))
     assert any("AssertionError" in end.error for end in generate(runner, [request("r", 19, 20)]).values())
@@ -131,7 +131,7 @@ def sharp(seed: int, vocab: int = VOCAB, **more):
 def test_a_draft_that_stops_where_it_is_unsure_changes_nothing(several, least, seed, most, every, threads) -> None:
     """Greedy: each draft is the model's own, up to the first token below the threshold, and outputs are those without;
     its cache follows, whether it was stopped or not."""
-    target, lanes = model_of(spec_of(), 1), Lanes(Lane.MLIR, Lane.EAGER, Lane.EAGER, "") if several else None
+    target, lanes = model_of(spec_of(), 1), Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, "") if several else None
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -144,14 +144,14 @@ def test_a_draft_that_stops_where_it_is_unsure_changes_nothing(several, least, s
         torch.set_num_threads(before)
     for each in asked:
         proposer.forget(each.request_id)
-    assert all(pool.used == 0 for pool in own.scheduler.pools)
+    assert all(pool.num_used == 0 for pool in own.scheduler.pools)
 
 
 @pytest.mark.parametrize("several", [False, pytest.param(True, marks=needs_mlir)])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_thresholds_at_the_ends(several: bool, temperature: float) -> None:
     """0 proposes as ever; above 1 nothing is proposed; between them there are drafts of several lengths."""
-    lanes = Lanes(Lane.MLIR, Lane.EAGER, Lane.EAGER, "") if several else None
+    lanes = Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, "") if several else None
     asked = [request(f"r{i}", 5 + 9 * i, 20, temperature=temperature, seed=i) for i in range(2)]
     target, lengths = model_of(spec_of(), 1), {}
     ends = {}
@@ -169,7 +169,7 @@ def test_thresholds_at_the_ends(several: bool, temperature: float) -> None:
 @needs_mlir
 def test_rows_that_have_ended_do_not_end_others() -> None:
     """Several rows in one call: each is cut for itself, whatever is known of it, however many rows are for nobody."""
-    own = sharp(3, lanes=Lanes(Lane.MLIR, Lane.EAGER, Lane.EAGER, ""))
+    own = sharp(3, lanes=Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, ""))
     asked = [request(f"r{i}", 3 + 6 * i, 14) for i in range(3)]
     target = model_of(spec_of(), 1)
     proposer = Follows(model_drafts(own, True, confidence_threshold=0.88), own.model)
@@ -188,7 +188,7 @@ class Table:
 def two_drawn(way, least: float = 0.4) -> tuple[Counter, set[int]]:
     """Counts of two tokens where drafts of the table stop at what it is unsure of, and the lengths of those drafts."""
     runner = runner_of(model_of(spec_of()), pages=60)
-    drafting = ModelDrafts(runner.model.spec, Table(), runner.cache.holdings, 64, confidence_threshold=least)  # type: ignore[arg-type]
+    drafting = DraftModelProposer(runner.model.spec, Table(), runner.kv_cache.manager, 64, confidence_threshold=least)  # type: ignore[arg-type]
     lengths = set()
 
     def proposes(seed: int, output: tuple[int, ...]) -> Draft:
@@ -220,8 +220,8 @@ def test_counting_catches_a_draft_that_leaves_out_tokens_for_what_they_are(monke
                 each.unsure = bool(each.own.token_ids.pop() >= 0)
                 each.chances.pop()
 
-    right = ModelDrafts._choose
-    monkeypatch.setattr(ModelDrafts, "_choose", choose)
+    right = DraftModelProposer._choose
+    monkeypatch.setattr(DraftModelProposer, "_choose", choose)
     counts, _ = two_drawn(law.WAYS["plain"])
     assert law.chi_square_p(counts, law.expected(law.WAYS["plain"])) < law.LEVEL
 
@@ -230,7 +230,7 @@ class Draws:
     """A proposer whose drawn drafts are held against the distribution function of its model, computed anew, and whose
     probabilities are those it says they were drawn from."""
 
-    def __init__(self, inner: ModelDrafts, model):
+    def __init__(self, inner: DraftModelProposer, model):
         self.inner, self.model, self.drawn = inner, model, 0
 
     def propose(self, sequences, counts) -> list[Draft]:
@@ -268,7 +268,7 @@ def test_tokens_drawn_in_one_call_are_those_of_the_distribution_function(
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        own = sharp(3, vocab, lanes=Lanes(Lane.MLIR, Lane.EAGER, Lane.EAGER, ""))
+        own = sharp(3, vocab, lanes=Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, ""))
         proposer = Draws(model_drafts(own, True, coupled=coupled, confidence_threshold=least), own.model)
         asked = [request(f"r{i}", 4 + 9 * i, 14, temperature=way, seed=seed + i) for i, way in enumerate(ways)]
         accept = "match" if coupled else "rejection"
@@ -283,10 +283,10 @@ def test_tokens_drawn_in_one_call_are_those_of_the_distribution_function(
 
 
 @needs_mlir
-@pytest.mark.parametrize("level", levels_here(), ids=str)
+@pytest.mark.parametrize("level", available_levels(), ids=str)
 def test_drawn_drafts_at_every_level(level: Level) -> None:
-    with held_to(level):
-        own = sharp(5, SHARED, lanes=Lanes(Lane.MLIR, Lane.EAGER, Lane.EAGER, ""))
+    with limited_to(level):
+        own = sharp(5, SHARED, lanes=Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, ""))
         proposer = Draws(model_drafts(own, True, confidence_threshold=0.0), own.model)
         asked = [request(f"r{i}", 4 + 9 * i, 20, temperature=0.7, seed=i) for i in range(3)]
         target = model_of(spec_of().model_copy(update={"vocab": SHARED}), 1)

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from tests.engine.guesses import Guesses, drafts, plain, tokens
 from tests.engine.tiny import model_of, request, runner_of, spec_of
-from workbench.engine.drafting import check_same_tokens
-from workbench.engine.load import DEMO, load
-from workbench.engine.lookup import LookupDrafts
+from workbench.engine.drafting import check_same_vocabulary
+from workbench.engine.load import DEMO_FOLDER, load
+from workbench.engine.lookup import PromptLookupProposer
 from workbench.engine.runner import generate
-from workbench.engine.speculation import speculation_from
+from workbench.engine.speculation import parse_speculation
 from workbench.errors import WorkbenchError
 from workbench.prompt.tokenizer import Tokenizer
 from workbench.request import Request, Sequence
@@ -21,8 +21,8 @@ from workbench.trace.events import Finished, Verified
 
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=40), st.integers(1, 3), st.integers(0, 2), st.integers(1, 6))
 def test_lookup_copies_what_followed_the_latest_longest_match(ids, least, more, count) -> None:
-    proposer = LookupDrafts(least, least + more)
-    sequence = Sequence.of(Request("a", tuple(ids[:1])), 0)
+    proposer = PromptLookupProposer(least, least + more)
+    sequence = Sequence.from_request(Request("a", tuple(ids[:1])), 0)
     for end in range(2, len(ids) + 1):  # as it grows, whatever is entered on the way
         sequence.token_ids = ids[:end]
         found = proposer.propose([sequence], [count])[0].token_ids
@@ -39,14 +39,14 @@ def test_lookup_copies_what_followed_the_latest_longest_match(ids, least, more, 
 
 def test_adaptive_lengths_grow_by_two_and_shrink_by_one() -> None:
     ours = drafts(Guesses({"a": tuple(range(30))}, right=1.0), 5, length="adaptive")
-    own = Sequence.of(request("a", 4, 40), 0)
+    own = Sequence.from_request(request("a", 4, 40), 0)
     own.token_ids.append(0)
-    own.computed = 4
+    own.num_computed_tokens = 4
     seen = []
     for accepted in ("none", "none", "none", "none", "none", "all", "all", "none"):
         drafted = ours._count(own)
         seen.append(drafted)
-        ours.checked("a", drafted, drafted if accepted == "all" else 0)
+        ours.record_acceptance("a", drafted, drafted if accepted == "all" else 0)
     assert seen == [5, 4, 3, 2, 1, 1, 3, 5]
 
 
@@ -72,29 +72,29 @@ def test_no_more_is_drafted_than_the_request_can_use() -> None:
 )
 def test_settings_that_cannot_be_are_refused(given, words: str) -> None:
     with pytest.raises(WorkbenchError, match=words) as caught:
-        speculation_from(given)
+        parse_speculation(given)
     assert "\n" not in str(caught.value)
 
 
 def test_another_tokenizer_is_refused_in_one_line() -> None:
-    ours, other = (Tokenizer.from_folder(DEMO / name) for name in ("target", "bytes"))
+    ours, other = (Tokenizer.from_folder(DEMO_FOLDER / name) for name in ("target", "bytes"))
     spec = spec_of()
     with pytest.raises(
         WorkbenchError, match="a draft must have the target's tokenizer; token .* is .* there"
     ) as caught:
-        check_same_tokens("bytes", other, spec, ours, spec)
+        check_same_vocabulary("bytes", other, spec, ours, spec)
     assert "\n" not in str(caught.value)
-    check_same_tokens("target", ours, spec, ours, spec)
+    check_same_vocabulary("target", ours, spec, ours, spec)
     with pytest.raises(WorkbenchError, match="it has none at all"):
-        check_same_tokens("x", None, spec, ours, spec)
+        check_same_vocabulary("x", None, spec, ours, spec)
     with pytest.raises(WorkbenchError, match="vocabulary has 128256 tokens"):
-        check_same_tokens("x", None, spec.model_copy(update={"vocab": 128256}), ours, spec)
+        check_same_vocabulary("x", None, spec.model_copy(update={"vocab": 128256}), ours, spec)
 
 
 def test_load_speculates() -> None:
-    runner = load("demo", lane="eager", pages=8, speculate="draft")
-    assert runner.drafts is not None and runner.drafts.most == 4
+    runner = load("demo", backend="eager", pages=8, speculate="draft")
+    assert runner.speculator is not None and runner.speculator.num_speculative_tokens == 4
     sampling = {"max_tokens": 24, "temperature": 0}
     text = [e.output_text for e in runner.stream("import os\n", **sampling) if isinstance(e, Finished)]
-    runner.drafts = None
+    runner.speculator = None
     assert text == [e.output_text for e in runner.stream("import os\n", **sampling) if isinstance(e, Finished)]

@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 
 from tests.engine.tiny import layer, model_of, runner_of
 from tests.prompt.samples import byte_level
-from workbench.engine.drafts import Drafts
-from workbench.engine.lookup import LookupDrafts
+from workbench.engine.drafts import Speculator
+from workbench.engine.lookup import PromptLookupProposer
 from workbench.engine.runner import generate
 from workbench.model.spec import ModelSpec
 from workbench.request import Request, SamplingParameters
 from workbench.trace.events import Finished
 
 CONTEXT, EOS = 24, (1, 40, 41, 42, 43)
-SPEC = ModelSpec(name="tiny", vocab=266, width=8, layers=(layer(),), context=CONTEXT, tied=True, end_ids=EOS)
+SPEC = ModelSpec(name="tiny", vocab_size=266, hidden_size=8, layers=(layer(),), max_position_embeddings=CONTEXT, tie_word_embeddings=True, eos_token_ids=EOS)
 PLAIN = runner_of(model_of(SPEC, dtype=torch.float64), tokenizer=byte_level())
 CHECKING = runner_of(
-    model_of(SPEC, dtype=torch.float64), tokenizer=byte_level(), drafts=Drafts(LookupDrafts(1, 2), 3, CONTEXT)
+    model_of(SPEC, dtype=torch.float64), tokenizer=byte_level(), drafts=Speculator(PromptLookupProposer(1, 2), 3, CONTEXT)
 )
 
 
@@ -33,7 +33,7 @@ def expected(token_ids: tuple[int, ...], prompt: int, asked: SamplingParameters)
             return "eos", token, count
         if token in asked.stop_token_ids:
             return "stop_token", token, count
-        text = b"".join(tokenizer.token_bytes(id) for id in token_ids[:count] if not tokenizer.is_control(id))
+        text = b"".join(tokenizer.token_bytes(id) for id in token_ids[:count] if not tokenizer.is_special(id))
         met = [stop for stop in asked.stop if stop.encode() in text]
         found = min(((text.find(stop.encode()), len(stop), stop) for stop in met), default=None)
         if found is not None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from compiled_kernels import Lane, lane_problems
+from compiled_kernels import Backend, backend_problems
 from tests.engine.tiny import finals, layer, model_of, request, runner_of, spec_of
 from workbench.cache.format import CacheFormat
-from workbench.engine.lanes import Lanes
+from workbench.engine.lanes import Backends
 from workbench.engine.runner import Runner, generate
 from workbench.errors import WorkbenchError
 from workbench.model.spec import ModelSpec
-from workbench.request import UserPart
+from workbench.request import CustomPart
 from workbench.study.experiment import Experiment
-from workbench.trace.events import Planned
+from workbench.trace.events import Scheduled
 
 LONG = spec_of(layer(4, 2), layer(2, 1, qk_norm=True)).model_copy(update={"context": 1024})
 POLICIES = [
@@ -25,7 +25,7 @@ POLICIES = [
 ]
 
 
-def runner(spec: ModelSpec = LONG, lanes: Lanes | None = None, **settings) -> Runner:
+def runner(spec: ModelSpec = LONG, lanes: Backends | None = None, **settings) -> Runner:
     model = model_of(spec, dtype=settings.pop("dtype", torch.float32))
     return runner_of(model, lanes=lanes, **{"pages": 300, **settings})
 
@@ -36,11 +36,11 @@ def test_memory_is_flat_at_twenty_times_the_budget(policy: dict) -> None:
     ours = runner(evict=policy, pages=3)
     ours.submit(request("long", 120, 120))
     held = []
-    while ours.busy:
+    while ours.has_unfinished_requests:
         ours.step()
-        held += [sequence.held for sequence in ours.scheduler.running if sequence.evicted]
+        held += [sequence.num_stored_tokens for sequence in ours.scheduler.running if sequence.num_evicted_tokens]
     assert max(held) == 12 and min(held) >= 11
-    assert all(pool.free == pool.pages for pool in ours.scheduler.pools)
+    assert all(pool.num_free == pool.num_pages for pool in ours.scheduler.pools)
 
 
 def test_an_output_goes_on_within_the_pages_of_a_snapshot() -> None:
@@ -48,9 +48,9 @@ def test_an_output_goes_on_within_the_pages_of_a_snapshot() -> None:
     ours = runner(evict=POLICIES[1])
     ours.submit(request("long", 100, 9))
     used = []
-    while ours.busy:
+    while ours.has_unfinished_requests:
         ours.step()
-        used.append(ours.scheduler.pools[0].used)
+        used.append(ours.scheduler.pools[0].num_used)
     assert max(used) == 25 and used[-3] == 5  # 12 + 8 tokens
 
 
@@ -63,16 +63,16 @@ def test_neighbours_that_lose_nothing_are_as_without_eviction(policy: dict) -> N
 
 
 @pytest.mark.parametrize(
-    ("lane", "policy"), [(Lane.INDUCTOR, POLICIES[0]), (Lane.MLIR, POLICIES[0]), (Lane.MLIR, POLICIES[1])]
+    ("backend", "policy"), [(Backend.INDUCTOR, POLICIES[0]), (Backend.MLIR, POLICIES[0]), (Backend.MLIR, POLICIES[1])]
 )
-def test_lanes_agree(lane: Lane, policy: dict) -> None:
+def test_lanes_agree(backend: Backend, policy: dict) -> None:
     """Prefill and decode with the queries seen, and decode by the compiled step where they need not be."""
-    if problem := lane_problems()[lane]:
-        pytest.skip(f"lane {lane}: {problem}")
+    if problem := backend_problems()[backend]:
+        pytest.skip(f"backend {backend}: {problem}")
     asked, spec = [request("a", 50, 20), request("b", 9, 20)], LONG.model_copy(update={"layers": LONG.layers[:1] * 2})
     right = finals(runner(spec, evict=policy), asked)
-    model = model_of(spec, lane=lane) if lane is Lane.INDUCTOR else model_of(spec)
-    lanes = Lanes(Lane.MLIR, Lane.EAGER, Lane.EAGER, "decode") if lane is Lane.MLIR else None
+    model = model_of(spec, backend=backend) if backend is Backend.INDUCTOR else model_of(spec)
+    lanes = Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, "decode") if backend is Backend.MLIR else None
     assert finals(runner_of(model, lanes=lanes, pages=300, evict=policy), asked) == right
 
 
@@ -95,8 +95,8 @@ def test_samples_of_one_prompt_each_keep_their_own() -> None:
 def test_what_is_evicted_is_told_and_no_longer_inspected() -> None:
     ours = runner(evict=POLICIES[0])
     told: list[str] = []
-    ours.instruments.listener = lambda event: (
-        told.append(event.reason) if isinstance(event, Planned) and event.action == "evicted" else None
+    ours.telemetry.listener = lambda event: (
+        told.append(event.reason) if isinstance(event, Scheduled) and event.action == "evicted" else None
     )
     ours.submit(request("a", 14, 30))
     for _ in range(6):
@@ -113,7 +113,7 @@ def test_what_is_evicted_is_told_and_no_longer_inspected() -> None:
         (LONG, {"cache": CacheFormat(format="int8", group=8), "page_size": 8}, "layer 0 is kept as int8"),
         (spec_of(layer(), layer(window=5)), {}, "layer 1 has a window of 5"),
         (spec_of(layer(position="alibi")), {}, "layer 0 looks by distance"),
-        (spec_of(layer(mask=UserPart(path="tests.engine.tiny:even"))), {}, "layer 0 looks by distance"),
+        (spec_of(layer(mask=CustomPart(path="tests.engine.tiny:even"))), {}, "layer 0 looks by distance"),
     ],
 )
 def test_what_cannot_be_is_refused(spec: ModelSpec, settings: dict, told: str) -> None:
@@ -131,6 +131,6 @@ def test_a_prompt_need_only_fit_as_its_budget() -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_an_experiment_says_it_and_reads_it_back(policy: dict) -> None:
     given = {"question": "?", "workload": {"kind": "random"}, "cache": {"evict": policy}}
-    experiment = Experiment.of(given)
+    experiment = Experiment.from_values(given)
     assert Experiment.from_yaml(experiment.to_yaml()) == experiment
     assert experiment.cache.evict is not None and experiment.cache.evict.budget == 12

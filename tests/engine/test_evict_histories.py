@@ -11,14 +11,14 @@ from hypothesis.stateful import initialize
 from tests.engine.history import BUDGET, CONTEXT, FULL, SIZE, Counted
 from tests.engine.memory import Memory, Name
 from tests.engine.test_histories import Histories
-from workbench.cache.budget import Budget
+from workbench.cache.budget import EvictionBudget
 from workbench.cache.pages import PagePool
-from workbench.cache.tables import Table
+from workbench.cache.tables import KVCacheGroup
 from workbench.engine.plan import StepPlan
-from workbench.engine.scheduler import Limits, Scheduler
+from workbench.engine.scheduler import SchedulerLimits, Scheduler
 from workbench.request import Sequence
 
-budgets = st.builds(Budget, st.sampled_from([14, 9, 5, 2, 12]), st.none(), st.sampled_from([None, 1, 3]), st.booleans())
+budgets = st.builds(EvictionBudget, st.sampled_from([14, 9, 5, 2, 12]), st.none(), st.sampled_from([None, 1, 3]), st.booleans())
 
 
 class EvictingMemory(Memory):
@@ -30,7 +30,7 @@ class EvictingMemory(Memory):
         self.draw, self.evictions = draw, 0
 
     def move(self, plan: StepPlan) -> None:
-        for sequence, held, kept, pages in plan.moves.evictions:
+        for sequence, held, kept, pages in plan.transfers.evictions:
             for t, mine in enumerate(pages):
                 names = self.stays[t, sequence]
                 assert len(names) == held and self._standing(t, mine, held) == names, "it was moved already"
@@ -47,13 +47,13 @@ class EvictingMemory(Memory):
         return [self.pages[t].get(pages[slot // self.size], {}).get(slot % self.size) for slot in range(held)]
 
     def _write(self, sequence: Sequence, start: int, end: int) -> None:
-        for t in range(len(self.holdings.tables)):
+        for t in range(len(self.holdings.groups)):
             names = [] if start == 0 else self.stays[t, sequence]
-            assert len(names) == start - sequence.evicted
+            assert len(names) == start - sequence.num_evicted_tokens
             for position in range(start, end):
-                slot = position - sequence.evicted
+                slot = position - sequence.num_evicted_tokens
                 page = sequence.pages[t][slot // self.size]
-                assert self.holdings.pools[t].holders(page) == 1, "a shared page is written to"
+                assert self.holdings.pools[t].ref_count(page) == 1, "a shared page is written to"
                 self.pages[t].setdefault(page, {})[slot % self.size] = self._name(sequence, position)
                 names.append(self._name(sequence, position))
             self.stays[t, sequence] = names
@@ -68,15 +68,15 @@ class EvictingHistories(Histories):
     """Submit, step, cancel, break in any order, with or without a host: as many tokens as the budget says."""
 
     @initialize(
-        tables=st.sampled_from([(FULL,), (FULL, Table((1,)))]), pages=st.integers(4, 6), host=st.sampled_from([20, 0]),
+        tables=st.sampled_from([(FULL,), (FULL, KVCacheGroup((1,)))]), pages=st.integers(4, 6), host=st.sampled_from([20, 0]),
         budget=budgets, seed=st.integers(0, 10**6),
     )  # fmt: skip
-    def begin(self, tables: tuple[Table, ...], pages: int, host: int, budget: Budget, seed: int) -> None:
+    def begin(self, tables: tuple[KVCacheGroup, ...], pages: int, host: int, budget: EvictionBudget, seed: int) -> None:
         self.now, self.draw = 0.0, random.Random(seed)
         pools = tuple(PagePool(pages + t, SIZE) for t in range(len(tables)))
         rooms = tuple(PagePool(host, SIZE) for _ in tables) if host else ()
         self.holdings = Counted(pools, tables, BUDGET, None, rooms, budget)
-        self.limits = Limits(max_num_seqs=4, max_num_batched_tokens=BUDGET)
+        self.limits = SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=BUDGET)
         self.scheduler = Scheduler(self.holdings, self.limits, CONTEXT)
         self.memory: Memory = EvictingMemory(self.scheduler, self.draw)
         self.open: list[Sequence] = []
@@ -88,12 +88,12 @@ class EvictingHistories(Histories):
         budget = self.holdings.budget
         assert budget is not None
         for span in plan.spans:
-            sequence, held = span.sequence, span.end - span.sequence.evicted
-            prompt, most = sequence.prompt_length, budget.most(sequence.prompt_length)
+            sequence, held = span.sequence, span.end - span.sequence.num_evicted_tokens
+            prompt, most = sequence.prompt_length, budget.max_tokens(sequence.prompt_length)
             if budget.in_decode:
-                assert held <= most and sequence.held < most
+                assert held <= most and sequence.num_stored_tokens < most
             elif span.end > prompt:
-                assert sequence.computed >= prompt and held == min(prompt, most) + span.end - prompt
+                assert sequence.num_computed_tokens >= prompt and held == min(prompt, most) + span.end - prompt
 
 
 TestEvictingHistories = EvictingHistories.TestCase

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.engine.tiny import finals, layer, model_of, request, runner_of, spec_of
-from workbench.engine.drafts import Drafts
-from workbench.engine.lookup import LookupDrafts
-from workbench.engine.policy import State, Wishes
+from workbench.engine.drafts import Speculator
+from workbench.engine.lookup import PromptLookupProposer
+from workbench.engine.policy import SchedulerState, SchedulerDecision
 from workbench.engine.runner import Runner, generate
-from workbench.engine.schedule import BUILT_IN
+from workbench.engine.schedule import BUILT_IN_POLICIES
 from workbench.errors import WorkbenchError
-from workbench.request import Request, UserPart
+from workbench.request import Request, CustomPart
 from workbench.trace.events import Event, Finished, Submitted
 
 MODEL = model_of(spec_of(layer(4, 2), layer(4, 2, window=5)))
@@ -36,7 +36,7 @@ class Raising:
         return int(logits.argmax()), state + 1
 
 
-RAISING = UserPart(path="tests.engine.test_faults:Raising")
+RAISING = CustomPart(path="tests.engine.test_faults:Raising")
 
 
 def failing(runner: Runner, fails, error: Exception) -> None:
@@ -53,12 +53,12 @@ def failing(runner: Runner, fails, error: Exception) -> None:
 
 def at_rest(runner: Runner) -> None:
     scheduler = runner.scheduler
-    assert not runner.busy and scheduler.pages_used == 0 and not scheduler._queue.by_id
-    assert not runner.served.sequences and not runner.served.chooser._admitted
+    assert not runner.has_unfinished_requests and scheduler.pages_in_use == 0 and not scheduler._queue.by_id
+    assert not runner.tracker.sequences and not runner.tracker.sampler._states
     for pool in scheduler.pools:
-        assert pool.free + len(pool.idle) == pool.pages
-    runner.forget_prefixes()
-    assert all(pool.free == pool.pages for pool in scheduler.pools)
+        assert pool.num_free + len(pool.evictable) == pool.num_pages
+    runner.reset_prefix_cache()
+    assert all(pool.num_free == pool.num_pages for pool in scheduler.pools)
 
 
 def test_an_allocation_that_fails_ends_who_asks_for_it() -> None:
@@ -107,11 +107,11 @@ def test_a_wrong_wish_ends_the_request_it_names() -> None:
     requests = [request(f"r{i}", 5 + i, 6) for i in range(3)]
     alone = finals(runner_of(MODEL), requests)
 
-    def wrong(state: State) -> Wishes:
-        wishes = [(entry.id, min(entry.todo, 4)) for entry in (*state.running, *state.waiting)]
+    def wrong(state: SchedulerState) -> SchedulerDecision:
+        wishes = [(entry.request_id, min(entry.num_new_tokens, 4)) for entry in (*state.running, *state.waiting)]
         if state.step == 3:
             wishes = [(name, -1 if name == "r1" else tokens) for name, tokens in wishes] + [("nobody", 1)]
-        return Wishes(wishes)
+        return SchedulerDecision(wishes)
 
     told: list[Event] = []
     runner = runner_of(MODEL, policy=wrong, note=told.append)
@@ -122,13 +122,13 @@ def test_a_wrong_wish_ends_the_request_it_names() -> None:
     at_rest(runner)
 
 
-@pytest.mark.parametrize("kind", ["submitted", "planned", "prefilled", "decoded", "verified", "set_back"])
+@pytest.mark.parametrize("kind", ["submitted", "scheduled", "prefilled", "decoded", "verified", "preempted"])
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_listener_cancels_what_it_is_told_of(kind: str, n: int) -> None:
     """In the midst of a step or of a submission: it ends once, nothing is told of it after that, the others go on."""
     asked = [request("r0", 6, 12), request("r1", 9, 12, n=n), request("r2", 12, 9), request("r3", 15, 12, n=n)]
     alone = finals(runner_of(MODEL, pages=80), asked)
-    runner = runner_of(MODEL, pages=14, drafts=Drafts(LookupDrafts(1, 2), 3, MODEL.spec.context))
+    runner = runner_of(MODEL, pages=14, drafts=Speculator(PromptLookupProposer(1, 2), 3, MODEL.spec.max_position_embeddings))
     told: list[Event] = []
 
     def heard(event: Event) -> None:
@@ -136,7 +136,7 @@ def test_a_listener_cancels_what_it_is_told_of(kind: str, n: int) -> None:
         if event.kind == kind and event.request_id != "r0":
             runner.cancel(event.request_id)
 
-    runner.instruments.listener = heard
+    runner.telemetry.listener = heard
     done = generate(runner, asked)
     assert any(end.reason == "cancelled" for end in done.values())
     for name, end in done.items():
@@ -153,7 +153,7 @@ def test_a_policy_that_raises_ends_nobody() -> None:
     requests = [request(f"r{i}", 5 + i, 6) for i in range(3)]
     alone = finals(runner_of(MODEL), requests)
 
-    def broken(state: State) -> Wishes:
+    def broken(state: SchedulerState) -> SchedulerDecision:
         raise KeyError("oh")
 
     runner, ends = runner_of(MODEL), {}
@@ -164,28 +164,28 @@ def test_a_policy_that_raises_ends_nobody() -> None:
         if isinstance(event, Finished):
             ends[event.request_id] = event
 
-    runner.instruments.listener = heard
+    runner.telemetry.listener = heard
     runner.step()
     right, runner.scheduler.policy = runner.scheduler.policy, broken
     for _ in range(2):
         with pytest.raises(WorkbenchError, match="policy .*broken: raised KeyError: 'oh'; nothing was planned"):
             runner.step()
     runner.scheduler.policy = right
-    while runner.busy:
+    while runner.has_unfinished_requests:
         runner.step()
     assert {name: event.token_ids for name, event in ends.items()} == alone
     at_rest(runner)
 
 
 @given(
-    seed=st.integers(0, 10**6), policy=st.sampled_from([*BUILT_IN]), kind=st.sampled_from(["continuous", "static"]),
+    seed=st.integers(0, 10**6), policy=st.sampled_from([*BUILT_IN_POLICIES]), kind=st.sampled_from(["continuous", "static"]),
     pages=st.sampled_from([14, 40]), prefix=st.sampled_from(["off", "radix"]),
 )  # fmt: skip
 @settings(max_examples=40, deadline=None)
 def test_histories_with_faults(seed: int, policy: str, kind: str, pages: int, prefix: str) -> None:
     """Requests that break in every way, that are cancelled, and that are well, under any policy: the last are as alone,
     and everybody has one end with one reason."""
-    from workbench.engine.schedule import policy_from
+    from workbench.engine.schedule import parse_policy
 
     draw = random.Random(seed)
     ways = [draw.choice(["well", "well", "sampler", "nan", "memory", "cancelled"]) for _ in range(6)]
@@ -196,7 +196,7 @@ def test_histories_with_faults(seed: int, policy: str, kind: str, pages: int, pr
         requests.append(request(f"{way} {number}", draw.randrange(2, 14), draw.randrange(3, 8), n=n, **own))
     well = [each for each in requests if each.request_id.startswith("well")]
     alone = finals(runner_of(MODEL), well)
-    runner = runner_of(MODEL, pages=pages, prefix=prefix, policy=policy_from(policy, kind))  # type: ignore[arg-type]
+    runner = runner_of(MODEL, pages=pages, prefix=prefix, policy=parse_policy(policy, kind))  # type: ignore[arg-type]
     failing(runner, lambda span: span.sequence.request_id.startswith("memory") and span.samples, MemoryError("full"))
     forward = runner.executor.forward
 

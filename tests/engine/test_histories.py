@@ -63,7 +63,7 @@ def test_many_histories(monkeypatch: pytest.MonkeyPatch) -> None:
         """What ends waiting for its followers' prefill keeps a page for ever."""
         for pool, pages in zip(self.pools, sequence.pages, strict=False):
             if reason is FinishReason.CANCELLED and any(pages):
-                pool.share([next(page for page in pages if page)])
+                pool.acquire([next(page for page in pages if page)])
         return finish(self, sequence, reason)
 
     monkeypatch.setattr(Scheduler, "finish", keeps_pages)

@@ -13,18 +13,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiled_kernels.quantized_attention import rotate
-from compiled_kernels.quantized_attention.reference import context_of as quantized_context_of
+from compiled_kernels.quantized_attention import hadamard_rotate
+from compiled_kernels.quantized_attention.reference import gather_context as quantized_context_of
 from tests.engine.tiny import VOCAB, finals, layer, model_of, request, runner_of, spec_of, specs
 from workbench.cache.format import CacheFormat
 from workbench.cache.quantized import QuantizedLayer
 from workbench.engine import naive
 from workbench.engine.runner import Runner
-from workbench.engine.scheduler import Limits
+from workbench.engine.scheduler import SchedulerLimits
 from workbench.errors import WorkbenchError
-from workbench.model.layers import Block
+from workbench.model.layers import TransformerBlock
 from workbench.model.save import save_folder
-from workbench.model.spec import Attention, LayerKind, ModelSpec
+from workbench.model.spec import AttentionSpec, LayerSpec, ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.model.weights import random_weights
 from workbench.trace.events import Decoded, Event
@@ -54,16 +54,16 @@ def test_it_is_hugging_faces_attention(tmp_path: Path) -> None:
     runner = runner_of(ours)
     serving(runner)
     for name in ("r0", "r1", "r2"):
-        found = runner.inspect(name, range(0, 9), hidden=range(4))
+        found = runner.inspect(name, range(0, 9), hidden_states=range(4))
         ids = torch.tensor([found.token_ids])
         with torch.no_grad():
             exact = theirs.model(ids, output_attentions=True, output_hidden_states=True)
-        assert found.rows == tuple(range(9))
+        assert found.positions == tuple(range(9))
         for number in range(3):
-            weights = exact.attentions[number][0][:, list(found.rows)]
+            weights = exact.attentions[number][0][:, list(found.positions)]
             assert (found.weights[number] - weights).abs().max() < 1e-5  # theirs norms in float32, whatever the model
-            hidden = exact.hidden_states[number][0][list(found.rows)]
-            assert (found.hidden[number] - hidden).abs().max() < 1e-5
+            hidden = exact.hidden_states[number][0][list(found.positions)]
+            assert (found.hidden_states[number] - hidden).abs().max() < 1e-5
 
 
 @settings(max_examples=25)
@@ -74,28 +74,28 @@ def test_what_leaves_the_last_block_gives_the_oracles_logits(spec: ModelSpec, pa
     runner = runner_of(model, page_size=page, pages=60)
     serving(runner, 1)
     name, last = draw.choice(["r0", "r1", "r2"]), len(spec.layers)
-    row = runner.served.sequences[name].computed - 1
-    attentions = [cast(Attention, kind.attention) for kind in spec.layers]  # `specs` draws no latent ones
+    row = runner.tracker.sequences[name].num_computed_tokens - 1
+    attentions = [cast(AttentionSpec, kind.attention) for kind in spec.layers]  # `specs` draws no latent ones
     if any(_given_back(a, row, page) for a in attentions):
         with pytest.raises(WorkbenchError, match="cannot be inspected any more"):
             runner.inspect(name)
         return
-    found = runner.inspect(name, (-1,), hidden=(0, last))
-    assert found.rows == (row,)
+    found = runner.inspect(name, (-1,), hidden_states=(0, last))
+    assert found.positions == (row,)
     ids = torch.tensor(found.token_ids)
     exact = naive.logits(model, ids)[[row]]
-    assert (model.logits_of(found.hidden[last]) - exact).abs().max() < 1e-9
-    assert torch.equal(found.hidden[0], model.embed(ids[[row]]))
+    assert (model.compute_logits(found.hidden_states[last]) - exact).abs().max() < 1e-9
+    assert torch.equal(found.hidden_states[0], model.embed(ids[[row]]))
     for number, attention in enumerate(attentions):
         weights = found.weights[number]
-        assert weights.shape == (attention.heads, 1, row + 1) and bool((weights >= 0).all())
+        assert weights.shape == (attention.num_heads, 1, row + 1) and bool((weights >= 0).all())
         total = weights.sum(-1)
         assert (total < 1).all() if attention.sink_logits else (total - 1).abs().max() < 1e-5
         if attention.window is not None:
             assert not weights[..., attention.sinks : max(0, row + 1 - attention.window)].any()
 
 
-def _given_back(attention: Attention, row: int, page: int) -> bool:
+def _given_back(attention: AttentionSpec, row: int, page: int) -> bool:
     """Whether the oldest page in the last row's window was given back when that row was computed."""
     oldest = 0 if attention.window is None else row + 1 - attention.window
     return attention.window is not None and oldest >= attention.sinks and oldest >= 0 and (oldest + 1) % page == 0
@@ -104,30 +104,30 @@ def _given_back(attention: Attention, row: int, page: int) -> bool:
 @pytest.mark.parametrize("cache", ["int8", {"format": "int4", "rotate": True, "sinks": 3}, {"keys": "fp8"}])
 def test_quantized_keys_weigh_as_the_cache_reads_them(cache: str | dict) -> None:
     """Weights times the values that the cache gives for them are what its own attention read."""
-    kind = LayerKind(attention=Attention(heads=4, groups=2, dim=8), hidden=12)
-    spec = ModelSpec(name="x", vocab=VOCAB, width=16, layers=(kind, kind), context=96)
+    kind = LayerSpec(attention=AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=8), intermediate_size=12)
+    spec = ModelSpec(name="x", vocab_size=VOCAB, hidden_size=16, layers=(kind, kind), max_position_embeddings=96)
     values = {"format": cache} if isinstance(cache, str) else cache
     format = CacheFormat(**{"group": 8, "columns": 8, "residual": 8, **values})
-    runner = Runner(model_of(spec), page_size=8, pages=40, cache=format, limits=Limits(4, 16))
+    runner = Runner(model_of(spec), page_size=8, pages=40, cache=format, limits=SchedulerLimits(4, 16))
     box: deque[Event] = deque()
     runner.submit(request("a", 50, 9), box)
-    while runner.served.sequences["a"].computed < 53:
+    while runner.tracker.sequences["a"].num_computed_tokens < 53:
         runner.step(box)
-    found = runner.inspect("a", (-1,), hidden=(0, 1, 2))
-    (row,) = found.rows
-    for number, block in enumerate(cast(list[Block], list(runner.model.blocks))):
+    found = runner.inspect("a", (-1,), hidden_states=(0, 1, 2))
+    (row,) = found.positions
+    for number, block in enumerate(cast(list[TransformerBlock], list(runner.model.blocks))):
         layer = runner.store.layers[number]
         assert isinstance(layer, QuantizedLayer)
         weights = found.weights[number]
         assert (weights.sum(-1) - 1).abs().max() < 1e-5
-        tables = [torch.tensor(runner.served.sequences["a"].pages[table]) for table in (layer.table, layer.recent)]
-        pages = (layer.keys, layer.values), (layer.recent_keys, layer.recent_values)
-        _, v, positions, is_packed = quantized_context_of(*pages, (tables[0], tables[1]), row + 1, 1, layer.rule)
-        read = layer.rule.packed(torch.full_like(positions, row), positions) == is_packed
+        tables = [torch.tensor(runner.tracker.sequences["a"].pages[table]) for table in (layer.group, layer.residual_group)]
+        pages = (layer.keys, layer.values), (layer.residual_keys, layer.residual_values)
+        _, v, positions, is_packed = quantized_context_of(*pages, (tables[0], tables[1]), row + 1, 1, layer.quantization_rule)
+        read = layer.quantization_rule.is_quantized(torch.full_like(positions, row), positions) == is_packed
         values = torch.zeros(row + 1, 2, 8).index_add_(0, positions, v * read[:, None, None])
         mixed = torch.einsum("hc,chd->hd", weights[:, 0], values.repeat_interleave(2, dim=1))
-        mixed = rotate(mixed[None]) if layer.shape.format.rotate else mixed[None]
-        assert (block.after(found.hidden[number], mixed) - found.hidden[number + 1]).abs().max() < 1e-5
+        mixed = hadamard_rotate(mixed[None]) if layer.shape.format.rotate else mixed[None]
+        assert (block.after_attention(found.hidden_states[number], mixed) - found.hidden_states[number + 1]).abs().max() < 1e-5
 
 
 def test_only_what_was_asked_for() -> None:
@@ -135,23 +135,23 @@ def test_only_what_was_asked_for() -> None:
     serving(runner)
     every = runner.inspect("r1", (3, -1))
     some = runner.inspect("r1", (3, -1), layers=(-1,), heads=(2, 0))
-    assert list(some.weights) == [2] and some.hidden == {}
+    assert list(some.weights) == [2] and some.hidden_states == {}
     assert torch.equal(some.weights[2], every.weights[2][[2, 0]])
-    none = runner.inspect("r1", (3,), layers=(), hidden=(1,))
-    assert none.weights == {} and list(none.hidden) == [1]
+    none = runner.inspect("r1", (3,), layers=(), hidden_states=(1,))
+    assert none.weights == {} and list(none.hidden_states) == [1]
 
 
 def test_looking_changes_nothing() -> None:
     requests = [request(f"r{i}", 7 + 5 * i, 12, temperature=0.8, seed=i) for i in range(3)]
     plain = finals(runner_of(MODEL), requests)
     runner, done = runner_of(MODEL), {}
-    pages = [tensor.clone() for tensor in runner.store.paged(0)]
+    pages = [tensor.clone() for tensor in runner.store.page_tensors(0)]
     for event in runner.stream(requests):
-        for name, sequence in list(runner.served.sequences.items()):
-            if sequence.computed:
-                pages = [tensor.clone() for tensor in runner.store.paged(0)]
-                runner.inspect(name, (0, -1), hidden=(0, 3))
-                now = runner.store.paged(0)
+        for name, sequence in list(runner.tracker.sequences.items()):
+            if sequence.num_computed_tokens:
+                pages = [tensor.clone() for tensor in runner.store.page_tensors(0)]
+                runner.inspect(name, (0, -1), hidden_states=(0, 3))
+                now = runner.store.page_tensors(0)
                 assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(pages, now, strict=True))
         if event.kind == "finished":
             done[event.request_id] = event.token_ids  # type: ignore[attr-defined]
@@ -184,7 +184,7 @@ def test_what_is_not_there_is_told(asked: dict, words: str) -> None:
 def test_a_row_behind_the_window_is_gone() -> None:
     runner = runner_of(model_of(spec_of(layer(window=5))), page_size=2)
     serving(runner)
-    last = runner.served.sequences["r2"].computed - 1
+    last = runner.tracker.sequences["r2"].num_computed_tokens - 1
     assert runner.inspect("r2", (last,)).weights[0].shape[-1] == last + 1
     with pytest.raises(WorkbenchError, match="row 6 cannot be inspected any more; .* window of 5 tokens"):
         runner.inspect("r2", (6,))

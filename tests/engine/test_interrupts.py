@@ -19,9 +19,9 @@ from tests.engine.test_draft_model import model_drafts
 from tests.engine.tiny import CONTEXT, finals, layer, model_of, request, runner_of, spec_of
 from workbench.cache.format import CacheFormat
 from workbench.engine import books
-from workbench.engine.drafts import Drafts
-from workbench.engine.interrupts import HeldBack
-from workbench.engine.lookup import LookupDrafts
+from workbench.engine.drafts import Speculator
+from workbench.engine.interrupts import DeferInterrupts
+from workbench.engine.lookup import PromptLookupProposer
 from workbench.engine.runner import Runner
 from workbench.request import FinishReason
 from workbench.trace.events import Event, Finished
@@ -32,8 +32,8 @@ PACKED = CacheFormat(format="int8", group=8, columns=8, residual=8)
 HOST = {"kind": "memory", "bytes": 2**16}
 
 
-def drafts(proposer: Any) -> Drafts:
-    return Drafts(proposer, 3, CONTEXT, "adaptive")
+def drafts(proposer: Any) -> Speculator:
+    return Speculator(proposer, 3, CONTEXT, "adaptive")
 
 
 KINDS: dict[str, Any] = {
@@ -41,7 +41,7 @@ KINDS: dict[str, Any] = {
     "few pages, saved on the host": lambda: runner_of(MODEL, pages=22, prefix="radix", offload=HOST),
     "packed": lambda: runner_of(PLAIN, cache=PACKED, page_size=8),
     "evicting": lambda: runner_of(PLAIN, evict={"kind": "heavy_hitters", "budget": 12}),
-    "lookup": lambda: runner_of(MODEL, drafts=drafts(LookupDrafts(1, 3))),
+    "lookup": lambda: runner_of(MODEL, drafts=drafts(PromptLookupProposer(1, 3))),
     "draft model": lambda: runner_of(MODEL, drafts=drafts(model_drafts(runner_of(PLAIN)))),
 }
 MINE = [request("a", 11, 9), request("c", 5, 6, n=3, temperature=1.0, seed=3), request("d", 4, 5, beams=2)]
@@ -50,23 +50,23 @@ ALONE = {kind: finals(made(), [OTHER]) | finals(made(), [NEXT]) for kind, made i
 
 
 def mine(runner: Runner) -> None:
-    asked = [each for each in MINE if not (each.sampling.beams and runner.cache.evictor is not None)]
+    asked = [each for each in MINE if not (each.sampling.beams and runner.kv_cache.evictor is not None)]
     for _ in runner.stream(asked):
         pass
 
 
 def check(runner: Runner, box: deque[Event], kind: str) -> None:
     """The other one ends as it does alone, the next one too, and all pages are free."""
-    left = runner.served.sequences
+    left = runner.tracker.sequences
     assert set(left) <= {"b"} and len(runner.scheduler.running) + len(runner.scheduler.waiting) == len(left)
-    assert [request_id for request_id in runner.served._outputs if request_id not in left] == []
-    while runner.busy:
+    assert [request_id for request_id in runner.tracker._stop_checkers if request_id not in left] == []
+    while runner.has_unfinished_requests:
         runner.step(box)
     (end,) = (event for event in box if isinstance(event, Finished))
     assert end.reason == FinishReason.LENGTH and end.token_ids == ALONE[kind]["b"]
     assert finals(runner, [NEXT])["e"] == ALONE[kind]["e"]
-    runner.forget_prefixes()
-    assert all(pool.used == 0 and pool.free == pool.pages for pool in runner.scheduler.pools)
+    runner.reset_prefix_cache()
+    assert all(pool.num_used == 0 and pool.num_free == pool.num_pages for pool in runner.scheduler.pools)
 
 
 def one(kind: str, line: int) -> bool:
@@ -103,12 +103,12 @@ def test_a_runner_goes_on_whenever_a_stream_is_interrupted(kind: str, lengths: d
 def test_the_law_can_fail(monkeypatch: pytest.MonkeyPatch, lengths: dict[str, int]) -> None:
     """Where interrupts are not held back, some moment of a stream leaves the books in disorder."""
 
-    class Not(HeldBack):
-        def __enter__(self) -> HeldBack:
+    class Not(DeferInterrupts):
+        def __enter__(self) -> DeferInterrupts:
             self._before = None
             return self
 
-    monkeypatch.setattr(books, "HeldBack", Not)
+    monkeypatch.setattr(books, "DeferInterrupts", Not)
     for line in range(7, lengths["plain"] - 1, 61):
         try:
             one("plain", line)
@@ -125,7 +125,7 @@ def test_steps_that_were_planned_and_never_computed_do_no_harm(monkeypatch: pyte
         nonlocal lost
         while self.draw.random() < 0.25 and (plan := self.scheduler.plan()) is not None:
             self.memory.move(plan)
-            for sequence, _ in plan.faults:
+            for sequence, _ in plan.errors:
                 if sequence.finish_reason is None:
                     self.end(sequence, FinishReason.ERROR)
             if self.draw.random() < 0.5:  # what a forward pass has written by then is written again
@@ -139,13 +139,13 @@ def test_steps_that_were_planned_and_never_computed_do_no_harm(monkeypatch: pyte
 
 def test_an_interrupt_waits_for_its_moment() -> None:
     came: list[str] = []
-    with pytest.raises(KeyboardInterrupt), HeldBack() as held:
+    with pytest.raises(KeyboardInterrupt), DeferInterrupts() as held:
         signal.raise_signal(signal.SIGINT)
         came.append("held")
-        with held.let_through():
+        with held.allow():
             came.append("never")
-    with pytest.raises(KeyboardInterrupt), HeldBack() as held, HeldBack():
-        with held.let_through():
+    with pytest.raises(KeyboardInterrupt), DeferInterrupts() as held, DeferInterrupts():
+        with held.allow():
             came.append("let through")
         signal.raise_signal(signal.SIGINT)
         came.append("held to the end")
@@ -157,7 +157,7 @@ def test_other_threads_and_deaf_processes_are_left_alone() -> None:
     seen: list[object] = []
 
     def inside() -> None:
-        with HeldBack() as held, held.let_through():
+        with DeferInterrupts() as held, held.allow():
             seen.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=inside)

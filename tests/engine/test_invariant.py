@@ -11,28 +11,28 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiled_kernels import Lane, lane_problems
+from compiled_kernels import Backend, backend_problems
 from tests.engine.scribe import Rows, Scribe, asked, differing, served
 from tests.engine.tiny import layer, runner_of, spec_of, weights_of
 from workbench.cache.format import CacheFormat
 from workbench.engine.buckets import DECODE_BUCKETS
 from workbench.engine.load import load
-from workbench.engine.rows import RowsExecutor
+from workbench.engine.rows import TokenParallelExecutor
 from workbench.errors import WorkbenchError
 from workbench.model.quantized import WeightFormat
 from workbench.model.shapes import named_shape
-from workbench.model.spec import Experts, LayerKind, ModelSpec
+from workbench.model.spec import MoESpec, LayerSpec, ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.request import Request
-from workbench.trace.events import SetBack
+from workbench.trace.events import Preempted
 
-problem = lane_problems()[Lane.MLIR]
-pytestmark = pytest.mark.skipif(problem is not None, reason=f"lane mlir: {problem}")
+problem = backend_problems()[Backend.MLIR]
+pytestmark = pytest.mark.skipif(problem is not None, reason=f"backend mlir: {problem}")
 
 WIDE = named_shape("tiny")  # wide enough for dot products of bfloat16 pairs
 ODD = spec_of(layer(6, 2, bias=True), layer(3, 1, dim=6, window=9, sinks=2, softcap=1.5, qk_norm=True), tied=False)
 SUNK = spec_of(layer(4, 2, sink_logits=True), layer(4, 2, window=5, position="none")).model_copy(
-    update={"final_softcap": 3.0, "embedding_scale": 2.5}
+    update={"final_logit_softcapping": 3.0, "embedding_scale": 2.5}
 )
 CAPPED = spec_of(layer(4, 2, dim=16), layer(2, 1, dim=16, window=7))
 PACKED = CacheFormat(keys="int4", values="int8", group=8, columns=8, residual=9, sinks=3)
@@ -41,12 +41,12 @@ KINDS: dict[str, tuple[ModelSpec, torch.dtype, WeightFormat, CacheFormat]] = {
     "sunk float32": (SUNK, torch.float32, WeightFormat(), CacheFormat()),
     "wide float32": (WIDE, torch.float32, WeightFormat(), CacheFormat()),
     "wide bfloat16": (WIDE, torch.bfloat16, WeightFormat(), CacheFormat()),
-    "int8 weights": (WIDE, torch.bfloat16, WeightFormat.of("int8"), CacheFormat()),
-    "int8 activations": (WIDE, torch.bfloat16, WeightFormat.of("int8", activations="int8"), CacheFormat()),
-    "int4 weights": (WIDE, torch.float32, WeightFormat.of("int4", group=32), CacheFormat()),
+    "int8 weights": (WIDE, torch.bfloat16, WeightFormat.parse("int8"), CacheFormat()),
+    "int8 activations": (WIDE, torch.bfloat16, WeightFormat.parse("int8", activations="int8"), CacheFormat()),
+    "int4 weights": (WIDE, torch.float32, WeightFormat.parse("int4", quant_group=32), CacheFormat()),
     "int4 keys, int8 values": (CAPPED, torch.float32, WeightFormat(), PACKED),
     "fp8 cache": (CAPPED, torch.float32, WeightFormat(), CacheFormat(format="fp8", group=8, columns=8, residual=5)),
-    "int4 cache": (WIDE, torch.bfloat16, WeightFormat.of("int8"), CacheFormat(format="int4", group=8, residual=1)),
+    "int4 cache": (WIDE, torch.bfloat16, WeightFormat.parse("int8"), CacheFormat(format="int4", group=8, residual=1)),
 }  # fmt: skip
 WHOLE = ("wide float32",)  # kinds that run with the buckets of a real runner
 SIZE = 8  # tokens a page
@@ -67,7 +67,7 @@ def together(kind: str, *turns: list[Request], **more) -> dict[str, Rows]:
 
 
 def subject(kind: str, shared: int = 0) -> Request:
-    return asked("subject", 23 - shared, 6, KINDS[kind][0].vocab, shared)
+    return asked("subject", 23 - shared, 6, KINDS[kind][0].vocab_size, shared)
 
 
 ALONE = {}
@@ -81,7 +81,7 @@ def alone(kind: str) -> Rows:
 
 
 def company(kind: str, lengths: list[int]) -> list[Request]:
-    vocab = KINDS[kind][0].vocab
+    vocab = KINDS[kind][0].vocab_size
     return [asked(f"other {i}", length, 1 + (5 * i + length) % 9, vocab) for i, length in enumerate(lengths)]
 
 
@@ -106,9 +106,9 @@ def test_company_chunks_and_pages(
 
 
 def tables_of(kind: str) -> int:
-    from workbench.cache.tables import tables_of
+    from workbench.cache.tables import build_cache_groups
 
-    return len(tables_of(shape.tables for shape in MODELS[kind].cache_shapes(KINDS[kind][3])))
+    return len(build_cache_groups(shape.cache_groups for shape in MODELS[kind].cache_shapes(KINDS[kind][3])))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -116,7 +116,7 @@ def test_a_warm_prefix_is_a_cold_one(kind: str) -> None:
     """Pages that others computed, in other chunks, in other company."""
     shared = 17
     cold = together(kind, [subject(kind, shared)])["subject"]
-    others = [asked(f"before {i}", 3 + i, 4, KINDS[kind][0].vocab, shared) for i in range(3)]
+    others = [asked(f"before {i}", 3 + i, 4, KINDS[kind][0].vocab_size, shared) for i in range(3)]
     turns = others, [subject(kind, shared), *company(kind, [5, 30])]
     warm = together(kind, *turns, prefix="radix", max_num_batched_tokens=21)
     assert min(warm["subject"]) > 0, "nothing was found again"
@@ -126,12 +126,12 @@ def test_a_warm_prefix_is_a_cold_one(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["wide float32", "int8 weights"])
 def test_after_a_set_back(kind: str) -> None:
     """Pages run out while two decode: who came last is set back, and computes all of its text again, as one prefill."""
-    longer, mine = asked("longer", 17, 24, KINDS[kind][0].vocab), subject(kind)
+    longer, mine = asked("longer", 17, 24, KINDS[kind][0].vocab_size), subject(kind)
     runner = runner_of(MODELS[kind], page_size=SIZE, pages=6, cache=KINDS[kind][3], max_num_batched_tokens=50)
-    runner.executor = RowsExecutor(MODELS[kind], runner.store, FEW)
+    runner.executor = TokenParallelExecutor(MODELS[kind], runner.store, FEW)
     scribe = Scribe(runner)
     events = list(runner.stream([longer, mine]))
-    assert "subject" in [event.request_id for event in events if isinstance(event, SetBack)]
+    assert "subject" in [event.request_id for event in events if isinstance(event, Preempted)]
     assert differing(scribe.rows["subject"], alone(kind)) == []
 
 
@@ -151,10 +151,10 @@ def test_a_broken_companion_spoils_nobody() -> None:
     spec, kind = KINDS["wide float32"][0], "wide float32"
     state = weights_of(spec, torch.float32, 0)
     state["embedding.weight"] = state["embedding.weight"].clone()
-    unused = [token for token in range(spec.vocab) if token not in subject(kind).prompt_ids]
+    unused = [token for token in range(spec.vocab_size) if token not in subject(kind).prompt_ids]
     for token, value in zip(unused, (torch.nan, torch.inf, 1e30), strict=False):
         state["embedding.weight"][token] = value
-    others = [replace(asked(f"bad {i}", 1, 3, spec.vocab), prompt_ids=(unused[i],) * 5) for i in range(3)]
+    others = [replace(asked(f"bad {i}", 1, 3, spec.vocab_size), prompt_ids=(unused[i],) * 5) for i in range(3)]
     given: dict[str, Any] = {"page_size": SIZE, "pages": 120, "buckets": FEW, "max_num_batched_tokens": 20}
     found = served(Transformer.from_state(spec, state), [*others, subject(kind)], **given)
     assert found["bad 0"][4].isnan().all()
@@ -177,9 +177,9 @@ def test_the_mode_off_is_not_so(kind: str) -> None:
 def test_a_split_by_rows_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted fault: contexts in two parts where rows are few, in one where they are many. Only float32 shows it:
     bfloat16 rounds it away, nearly always."""
-    right = RowsExecutor.shape
+    right = TokenParallelExecutor.compile_shape
     monkeypatch.setattr(
-        RowsExecutor,
+        TokenParallelExecutor,
         "shape",
         lambda self, part, rows: replace(right(self, part, rows), chunks=2 if rows < 4 else 1),
     )
@@ -190,8 +190,8 @@ def test_a_split_by_rows_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("settings", "told"), [
-    ({"lane": "eager"}, "lane 'eager' cannot keep it: linear: torch's matrix product chooses its kernel"),
-    ({"lane": "inductor"}, "lane 'inductor' cannot keep it"),
+    ({"backend": "eager"}, "backend 'eager' cannot keep it: linear: torch's matrix product chooses its kernel"),
+    ({"backend": "inductor"}, "backend 'inductor' cannot keep it"),
     ({"cache": {"format": "int8", "rotate": True}}, "does not rotate heads"),
     ({"cache": {"dtype": "float32"}}, "one for both, not bfloat16 weights and a float32 cache"),
     ({"dtype": "float16"}, "computed in float32 or bfloat16"),
@@ -206,7 +206,7 @@ def test_what_cannot_keep_it_is_refused(settings: dict, told: str) -> None:
 
 
 def test_a_mixture_of_experts_is_refused() -> None:
-    mixed = LayerKind(attention=layer().attention, hidden=12, experts=Experts(count=3, used=2))
+    mixed = LayerSpec(attention=layer().attention, intermediate_size=12, experts=MoESpec(num_experts=3, num_experts_per_tok=2))
     model = Transformer.from_state(spec_of(mixed), weights_of(spec_of(mixed), torch.float32, 0))
     with pytest.raises(WorkbenchError, match="layer 0 has experts"):
         served(model, [], batch_invariant=True)
@@ -214,5 +214,5 @@ def test_a_mixture_of_experts_is_refused() -> None:
 
 def test_auto_takes_the_lane_that_keeps_it() -> None:
     runner = load("shape:tiny", batch_invariant=True)
-    assert str(runner.lanes) == "mlir" and runner.lanes.reason.startswith("batch_invariant: of all lanes")
-    assert isinstance(runner.executor, RowsExecutor)
+    assert str(runner.backends) == "mlir" and runner.backends.reason.startswith("batch_invariant: of all lanes")
+    assert isinstance(runner.executor, TokenParallelExecutor)

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from compiled_kernels import Lane, LaneError
+from compiled_kernels import Backend, BackendError
 from compiled_kernels.mlir import iree, iree_export
 from compiled_kernels.mlir.iree_export import iree_problem
 from workbench.batch import TokenBatch
-from workbench.cache.store import CacheShape, DenseLayer, KVStore
+from workbench.cache.store import KVCacheSpec, DenseLayer, KVStore
 from workbench.model.shapes import named_shape
 from workbench.model.transformer import Transformer
 from workbench.model.weights import random_weights
@@ -25,10 +25,10 @@ PAGES, SIZE = 2, 8
 class DecodeStep(nn.Module):
     """The model for one token of one sequence; the pages are inputs, and are written."""
 
-    def __init__(self, lane: Lane):
+    def __init__(self, backend: Backend):
         super().__init__()
         spec = named_shape("tiny")
-        self.model = Transformer.from_state(spec, random_weights(spec, torch.float32), lane)
+        self.model = Transformer.from_state(spec, random_weights(spec, torch.float32), backend)
 
     def forward(self, ids: Tensor, positions: Tensor, table: Tensor, slots: Tensor, lengths: Tensor, *pages: Tensor):
         layers = zip(self.model.cache_shapes(), pages[::2], pages[1::2], strict=True)
@@ -36,10 +36,10 @@ class DecodeStep(nn.Module):
         store.layers = tuple(layer_over(*each) for each in layers)
         starts, rows = torch.arange(2), torch.zeros(1, dtype=torch.long)
         batch = TokenBatch(ids, positions, starts, lengths, (table,), (slots,), rows, True)
-        return self.model.logits_of(self.model.hidden(batch, store))
+        return self.model.compute_logits(self.model.hidden_states(batch, store))
 
 
-def layer_over(shape: CacheShape, keys: Tensor, values: Tensor) -> DenseLayer:
+def layer_over(shape: KVCacheSpec, keys: Tensor, values: Tensor) -> DenseLayer:
     layer = DenseLayer(shape, 0, 1, keys.dtype, "cpu")
     layer.keys, layer.values = keys, values
     return layer
@@ -49,7 +49,7 @@ def pages() -> list[Tensor]:
     shapes = Transformer.from_state(
         named_shape("tiny"), random_weights(named_shape("tiny"), torch.float32)
     ).cache_shapes()
-    return [torch.full((PAGES + 1, each.groups, SIZE, each.dim), torch.nan) for each in shapes for _ in range(2)]
+    return [torch.full((PAGES + 1, each.num_kv_heads, SIZE, each.head_dim), torch.nan) for each in shapes for _ in range(2)]
 
 
 def inputs(token: int, position: int) -> tuple[Tensor, ...]:
@@ -70,7 +70,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def module() -> DecodeStep:
-    return DecodeStep(Lane.INDUCTOR)
+    return DecodeStep(Backend.INDUCTOR)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def step(module: DecodeStep) -> iree.IreeStep:
 
 @torch.inference_mode()
 def test_steps_agree_with_the_eager_model_and_write_its_cache(step: iree.IreeStep) -> None:
-    eager, theirs, ours = DecodeStep(Lane.EAGER), pages(), pages()
+    eager, theirs, ours = DecodeStep(Backend.EAGER), pages(), pages()
     addresses = [each.data_ptr() for each in ours]
     tokens = torch.randint(0, 257, (PAGES * SIZE,), generator=torch.Generator().manual_seed(0)).tolist()
     for position, token in enumerate(tokens):
@@ -160,5 +160,5 @@ def test_what_the_compiler_refuses_is_said_in_its_words() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return torch.linalg.svdvals(x)
 
-    with pytest.raises(LaneError, match="svd: iree-compile: .*error: failed to legalize"):
+    with pytest.raises(BackendError, match="svd: iree-compile: .*error: failed to legalize"):
         iree.compile_step(Svd(), (torch.randn(3, 3),), "svd")

@@ -10,35 +10,35 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiled_kernels import Lane, lane_problems
-from compiled_kernels.remembered import Remembered
+from compiled_kernels import Backend, backend_problems
+from compiled_kernels.remembered import ResultCache
 from tests.engine.kinds import dense_models, latent, mixtures
 from tests.engine.tiny import Oracle, model_of, request, runner_of, spec_of, weights_of
 from workbench.cache.store import DenseLayer
 from workbench.engine import naive
-from workbench.engine.lanes import Lanes
-from workbench.engine.mlir_step import step_problem
+from workbench.engine.lanes import Backends
+from workbench.engine.mlir_step import unsupported_model_reason
 from workbench.engine.runner import generate
-from workbench.engine.trial import measured
+from workbench.engine.trial import autotune_backend
 from workbench.errors import WorkbenchError
-from workbench.model.latent_spec import LatentAttention
+from workbench.model.latent_spec import MLASpec
 from workbench.model.parameters import parameter_shapes
 from workbench.model.quantized import WeightFormat
-from workbench.model.spec import Experts, Gate, LayerKind, ModelSpec
+from workbench.model.spec import MoESpec, GateSpec, LayerSpec, ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.model.weights import random_weights
 
-LATENT = LatentAttention(heads=3, latent=4, rope_dim=4, plain_dim=3, value_dim=5, query_latent=3)
-LATENTS = spec_of(LayerKind(attention=LATENT, hidden=12), LayerKind(attention=LATENT, hidden=12))
-GEMMA = LayerKind(attention=spec_of().layers[0].attention, hidden=12, gate=Gate(kind="gelu_tanh"), post_norms=True)
-MIXTURE = LayerKind(attention=spec_of().layers[0].attention, hidden=12, experts=Experts(count=3, used=2))
+LATENT = MLASpec(num_heads=3, kv_lora_rank=4, qk_rope_head_dim=4, qk_nope_head_dim=3, v_head_dim=5, q_lora_rank=3)
+LATENTS = spec_of(LayerSpec(attention=LATENT, intermediate_size=12), LayerSpec(attention=LATENT, intermediate_size=12))
+GEMMA = LayerSpec(attention=spec_of().layers[0].attention, intermediate_size=12, gate=GateSpec(kind="gelu_tanh"), post_norms=True)
+MIXTURE = LayerSpec(attention=spec_of().layers[0].attention, intermediate_size=12, experts=MoESpec(num_experts=3, num_experts_per_tok=2))
 
 
 def serve(model: Transformer, shuffle: random.Random, **settings) -> None:
     """A few requests, each row held against the oracle; pages in random order, chunks of random lengths."""
     size = shuffle.randint(1, 7)
     pages = -(-29 // size) + shuffle.randrange(12)
-    orders = tuple(shuffle.sample(range(1, pages + 1), pages) for _ in model.spec.layer_groups)
+    orders = tuple(shuffle.sample(range(1, pages + 1), pages) for _ in model.spec.kv_cache_groups)
     runner = runner_of(
         model, max_num_seqs=shuffle.randint(1, 4), max_num_batched_tokens=shuffle.randint(1, 24), page_size=size,
         pages=pages, page_orders=orders, **settings,
@@ -65,47 +65,47 @@ def test_every_row_of_a_mixture_is_the_oracles(spec: ModelSpec, shuffle: random.
 def test_states_have_the_shapes_of_the_spec(spec: ModelSpec) -> None:
     state = random_weights(spec, torch.float32)
     assert {name: tuple(tensor.shape) for name, tensor in state.items()} == parameter_shapes(spec)
-    assert sum(tensor.numel() for tensor in state.values()) == spec.parameters
+    assert sum(tensor.numel() for tensor in state.values()) == spec.num_parameters
     assert ModelSpec.model_validate_json(spec.model_dump_json()) == spec
 
 
 @given(latent(), st.sampled_from([torch.float32, torch.bfloat16]))
-def test_a_token_of_latent_attention_leaves_one_head(attention: LatentAttention, dtype: torch.dtype) -> None:
-    model = model_of(spec_of(LayerKind(attention=attention, hidden=1)), dtype=dtype)
+def test_a_token_of_latent_attention_leaves_one_head(attention: MLASpec, dtype: torch.dtype) -> None:
+    model = model_of(spec_of(LayerSpec(attention=attention, intermediate_size=1)), dtype=dtype)
     store = runner_of(model).store
-    assert store.bytes_per_token == (attention.latent + attention.rope_dim) * dtype.itemsize
-    assert store.bytes == store.formula_bytes == store.layers[0].keys.nbytes
+    assert store.bytes_per_token == (attention.kv_lora_rank + attention.qk_rope_head_dim) * dtype.itemsize
+    assert store.bytes == store.expected_bytes == store.layers[0].keys.nbytes
     (cache,) = store.layers
     assert isinstance(cache, DenseLayer) and cache.values.data_ptr() == cache.keys.data_ptr()
 
 
 def test_deepseek_v3_leaves_70_272_bytes_a_token() -> None:
     """61 layers of 512 + 64 numbers in bfloat16 (DeepSeek-V3, 2024)."""
-    attention = LatentAttention(
-        heads=128, latent=512, rope_dim=64, plain_dim=128, value_dim=128, query_latent=1536
+    attention = MLASpec(
+        num_heads=128, kv_lora_rank=512, qk_rope_head_dim=64, qk_nope_head_dim=128, v_head_dim=128, q_lora_rank=1536
     )
-    assert 61 * attention.cached * 2 == 70_272
-    assert attention.matrices(7168) == 187_105_280
+    assert 61 * attention.cache_values_per_token * 2 == 70_272
+    assert attention.matrix_parameters(7168) == 187_105_280
 
 
-@pytest.mark.parametrize("lane", [Lane.INDUCTOR, Lane.MLIR])
-def test_lanes_agree_with_the_oracle(lane: Lane) -> None:
-    """All that is new in one layer; float64 where there is a mixture, float32 on the lane that has neither."""
-    if problem := lane_problems()[lane]:
-        pytest.skip(f"lane {lane}: {problem}")
-    experts, dtype = (None, torch.float32) if lane is Lane.MLIR else (MIXTURE.experts, torch.float64)
+@pytest.mark.parametrize("backend", [Backend.INDUCTOR, Backend.MLIR])
+def test_lanes_agree_with_the_oracle(backend: Backend) -> None:
+    """All that is new in one layer; float64 where there is a mixture, float32 on the backend that has neither."""
+    if problem := backend_problems()[backend]:
+        pytest.skip(f"backend {backend}: {problem}")
+    experts, dtype = (None, torch.float32) if backend is Backend.MLIR else (MIXTURE.experts, torch.float64)
     kind = GEMMA.model_copy(update={"attention": LATENT, "experts": experts})
-    runner = runner_of(model_of(spec_of(kind).model_copy(update={"norm_offset": 1.0}), lane=lane, dtype=dtype))
+    runner = runner_of(model_of(spec_of(kind).model_copy(update={"norm_offset": 1.0}), backend=backend, dtype=dtype))
     Oracle(runner)
     generate(runner, [request("a", 5, 6), request("b", 19, 4), request("c", 2, 3)])
 
 
 @pytest.mark.parametrize(
-    "format", [WeightFormat.of("int8"), WeightFormat.of("int8", activations="int8"), WeightFormat.of("int4", group=2)]
+    "format", [WeightFormat.parse("int8"), WeightFormat.parse("int8", activations="int8"), WeightFormat.parse("int4", quant_group=2)]
 )
 def test_quantized_weights_are_the_oracles(format: WeightFormat) -> None:
-    attention = LATENT.model_copy(update={"query_latent": 4, "value_dim": 2, "heads": 2})
-    spec = spec_of(LayerKind(attention=attention, hidden=12), MIXTURE)
+    attention = LATENT.model_copy(update={"q_lora_rank": 4, "v_head_dim": 2, "heads": 2})
+    spec = spec_of(LayerSpec(attention=attention, intermediate_size=12), MIXTURE)
     # The oracle's dense weights are float32 by scales: in float64, products of integers, scaled later, are nearer.
     dtype = torch.float64 if format.activations == "float" else torch.float32
     model = Transformer.from_state(spec, weights_of(spec, dtype, 0), format=format)
@@ -119,7 +119,7 @@ def test_quantized_weights_are_the_oracles(format: WeightFormat) -> None:
 REFUSED = [
     (LATENTS, "latent attention"),
     (spec_of(GEMMA), "gate kind='gelu_tanh'"),
-    (spec_of(GEMMA.model_copy(update={"gate": Gate()})), "post_norms"),
+    (spec_of(GEMMA.model_copy(update={"gate": GateSpec()})), "post_norms"),
     (spec_of(MIXTURE), "experts"),
     (spec_of().model_copy(update={"norm_offset": 1.0}), "norm_offset"),
 ]
@@ -129,20 +129,20 @@ REFUSED = [
 def test_what_the_compiled_step_lacks_is_refused_and_auto_takes_another(
     spec: ModelSpec, said: str, tmp_path: Path
 ) -> None:
-    assert said in (step_problem(spec) or "")
+    assert said in (unsupported_model_reason(spec) or "")
     model = model_of(spec)
-    alone = Lanes(Lane.MLIR, Lane.EAGER, Lane.EAGER, "asked for")
-    with pytest.raises(WorkbenchError, match="lane mlir: decodes no step of tiny: "):
+    alone = Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, "asked for")
+    with pytest.raises(WorkbenchError, match="backend mlir: decodes no step of tiny: "):
         runner_of(model, lanes=alone)
-    if lane_problems()[Lane.MLIR] is None:
-        lanes = measured(alone, model, 4, kept=Remembered(tmp_path / "lanes.json"))
-        assert lanes.decode is Lane.EAGER and said in lanes.reason
+    if backend_problems()[Backend.MLIR] is None:
+        lanes = autotune_backend(alone, model, 4, remembered=ResultCache(tmp_path / "lanes.json"))
+        assert lanes.decode is Backend.EAGER and said in lanes.reason
 
 
-@pytest.mark.parametrize("lane", [Lane.MLIR, Lane.TRITON])
-def test_a_mixture_is_refused_where_it_is_not_written(lane: Lane) -> None:
-    with pytest.raises(WorkbenchError, match=f"a mixture of experts has no lane {lane}"):
-        model_of(spec_of(MIXTURE), lane=lane)
+@pytest.mark.parametrize("backend", [Backend.MLIR, Backend.TRITON])
+def test_a_mixture_is_refused_where_it_is_not_written(backend: Backend) -> None:
+    with pytest.raises(WorkbenchError, match=f"a mixture of experts has no backend {backend}"):
+        model_of(spec_of(MIXTURE), backend=backend)
 
 
 def test_a_step_reads_only_the_experts_that_a_token_uses() -> None:
@@ -153,7 +153,7 @@ def test_a_step_reads_only_the_experts_that_a_token_uses() -> None:
 
 def test_naive_and_pages_differ_where_a_slot_is_ignored() -> None:
     """The oracle itself reads each new field: changing it changes the logits."""
-    spec = spec_of(GEMMA, MIXTURE, LayerKind(attention=LATENT, hidden=12))
+    spec = spec_of(GEMMA, MIXTURE, LayerSpec(attention=LATENT, intermediate_size=12))
     ids, base = torch.arange(20), weights_of(spec, torch.float64, 0)
     plain = naive.logits(Transformer.from_state(spec, base), ids)
 
@@ -163,19 +163,19 @@ def test_naive_and_pages_differ_where_a_slot_is_ignored() -> None:
     for update in (
         {"norm_offset": 0.5},
         {"embedding_scale": 2.0},
-        {"final_softcap": 1.0},
+        {"final_logit_softcapping": 1.0},
         last(attention=LATENT.model_copy(update={"scale": 2.0})),
         last(attention=LATENT.model_copy(update={"window": 3})),
         last(attention=LATENT.model_copy(update={"interleaved": False})),
-        last(gate=Gate(kind="clamped", limit=0.2)),
+        last(gate=GateSpec(kind="clamped", limit=0.2)),
     ):
         other = naive.logits(Transformer.from_state(spec.model_copy(update=update), base), ids)
         assert not torch.allclose(plain, other)
 
 
 def test_latents_that_are_as_wide_and_parted_otherwise_have_tables_of_their_own() -> None:
-    ways = (LATENT.model_copy(update={"latent": latent, "rope_dim": 8 - latent}) for latent in (4, 6))
-    model = model_of(spec_of(*(LayerKind(attention=attention, hidden=12) for attention in ways)))
-    assert len(model.spec.layer_groups) == 2
-    assert model.logits([1, 2, 3]).shape == (3, model.spec.vocab)
+    ways = (LATENT.model_copy(update={"latent": latent, "qk_rope_head_dim": 8 - latent}) for latent in (4, 6))
+    model = model_of(spec_of(*(LayerSpec(attention=attention, intermediate_size=12) for attention in ways)))
+    assert len(model.spec.kv_cache_groups) == 2
+    assert model.logits([1, 2, 3]).shape == (3, model.spec.vocab_size)
     serve(model, random.Random(0))

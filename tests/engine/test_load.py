@@ -1,4 +1,4 @@
-"""From a name to a runner: what loads, on which lane, and what is refused with the remedy."""
+"""From a name to a runner: what loads, on which backend, and what is refused with the remedy."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import workbench
-from compiled_kernels import Lane, lane_problems
+from compiled_kernels import Backend, backend_problems
 from tests.engine.tiny import VOCAB, Oracle, request, spec_of
 from workbench.engine import lanes as lanes_module
 from workbench.engine import load as load_module
-from workbench.engine.lanes import Lanes, resolve_lanes
-from workbench.engine.load import SHIPPED, load
+from workbench.engine.lanes import Backends, resolve_backends
+from workbench.engine.load import BUNDLED_MODELS, load
 from workbench.engine.runner import generate
 from workbench.errors import WorkbenchError
 from workbench.model.save import save_folder
@@ -24,8 +24,8 @@ from workbench.model.weights import random_weights
 from workbench.request import Request, SamplingParameters
 from workbench.trace.events import Finished
 
-BYTES = SHIPPED["demo"].parent / "bytes" / "tokenizer.json"
-SPEC = spec_of(end_ids=(0,))
+BYTES = BUNDLED_MODELS["demo"].parent / "bytes" / "tokenizer.json"
+SPEC = spec_of(eos_token_ids=(0,))
 
 
 @pytest.fixture
@@ -48,12 +48,12 @@ def finished(runner, asked) -> dict[str, Finished]:
 @pytest.mark.parametrize("name", ["demo", "demo-draft"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", torch.float32])
 def test_the_shipped_models_continue_a_text(name: str, dtype) -> None:
-    runner = load(name, dtype=dtype, lane="eager")
+    runner = load(name, dtype=dtype, backend="eager")
     assert runner.model.dtype == (dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype))
     assert runner.tokenizer is not None
     ids = runner.tokenizer.encode("def f(")
     rows = runner.model.logits(ids)
-    assert rows.shape == (len(ids), runner.model.spec.vocab)
+    assert rows.shape == (len(ids), runner.model.spec.vocab_size)
     greedy = SamplingParameters(temperature=0, max_tokens=3, ignore_eos=True)
     chosen = finished(runner, Request("a", tuple(ids), greedy))["a"].token_ids
     assert len(chosen) == 3
@@ -62,16 +62,16 @@ def test_the_shipped_models_continue_a_text(name: str, dtype) -> None:
 
 
 def test_auto_dtype_is_what_the_files_say(folder: Path) -> None:
-    assert load("demo", lane="eager").model.dtype == torch.bfloat16
-    assert load(folder, lane="eager").model.dtype == torch.float32
+    assert load("demo", backend="eager").model.dtype == torch.bfloat16
+    assert load(folder, backend="eager").model.dtype == torch.float32
     for key in ("dtype", "torch_dtype"):
         change_config(folder, dtype="absent", torch_dtype="absent")
         change_config(folder, **{key: "float16"})
-        assert load(folder, lane="eager").model.dtype == torch.float16
+        assert load(folder, backend="eager").model.dtype == torch.float16
     change_config(folder, dtype="bfloat16", torch_dtype="float32")
-    assert load(folder, lane="eager").model.dtype == torch.bfloat16, "the newer name outranks the older"
+    assert load(folder, backend="eager").model.dtype == torch.bfloat16, "the newer name outranks the older"
     change_config(folder, dtype=None, torch_dtype="absent")
-    assert load(folder, lane="eager").model.dtype == torch.float32
+    assert load(folder, backend="eager").model.dtype == torch.float32
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "int8", "", ["float32"], 16, True, {"a": 1}])
@@ -80,12 +80,12 @@ def test_a_dtype_that_config_json_cannot_mean(folder: Path, key: str, dtype: obj
     change_config(folder, dtype="absent", torch_dtype="absent")
     change_config(folder, **{key: dtype})
     with pytest.raises(WorkbenchError, match=f"config.json: {key} is .*; it must be one of float32, bfloat16"):
-        load(folder, lane="eager")
-    assert load(folder, lane="eager", dtype="float32").model.dtype == torch.float32, "asked for, it is not needed"
+        load(folder, backend="eager")
+    assert load(folder, backend="eager", dtype="float32").model.dtype == torch.float32, "asked for, it is not needed"
 
 
 def test_a_folder_without_a_tokenizer_takes_ids_and_no_text(folder: Path) -> None:
-    runner = load(str(folder), lane="eager")
+    runner = load(str(folder), backend="eager")
     assert runner.tokenizer is None
     with pytest.raises(WorkbenchError, match="no tokenizer: give token ids in a Request"):
         runner.stream("hello")
@@ -97,7 +97,7 @@ def test_a_folder_without_a_tokenizer_takes_ids_and_no_text(folder: Path) -> Non
 
 
 def test_a_text_that_cannot_be_encoded_is_refused_alone() -> None:
-    runner = load("demo", lane="eager")
+    runner = load("demo", backend="eager")
     with pytest.raises(WorkbenchError, match="lone surrogate U[+]D800"):
         runner.stream("\ud800")
     events = list(runner.stream(["\ud800", "", "def f("], max_tokens=2, ignore_eos=True))
@@ -111,7 +111,7 @@ def test_a_text_that_cannot_be_encoded_is_refused_alone() -> None:
 def test_a_tokenizer_larger_than_the_vocabulary(folder: Path) -> None:
     shutil.copy(BYTES, folder / "tokenizer.json")
     with pytest.raises(WorkbenchError, match=f"does not match the vocabulary.* ends at {VOCAB - 1}"):
-        load(folder, lane="eager")
+        load(folder, backend="eager")
 
 
 def truncated(folder: Path) -> None:
@@ -169,20 +169,20 @@ def tokenizer_is_no_json(folder: Path) -> None:
     ],
 )
 def test_a_damaged_folder_is_refused_by_name(folder: Path, harm, told: str) -> None:
-    load(folder, lane="eager")
+    load(folder, backend="eager")
     harm(folder)
     with pytest.raises(WorkbenchError, match=told) as caught:
-        load(folder, lane="eager")
+        load(folder, backend="eager")
     assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_shapes_have_seeded_random_weights() -> None:
-    runner = load("shape:tiny", lane="eager")
+    runner = load("shape:tiny", backend="eager")
     assert runner.tokenizer is None and runner.model.dtype == torch.bfloat16
     rows = runner.model.logits([1, 2])
-    assert torch.equal(rows, load("shape:tiny", lane="eager").model.logits([1, 2]))
-    assert not torch.equal(rows, load("shape:tiny", lane="eager", seed=1).model.logits([1, 2]))
-    assert load("shape:tiny", lane="eager", dtype="float32").model.dtype == torch.float32
+    assert torch.equal(rows, load("shape:tiny", backend="eager").model.logits([1, 2]))
+    assert not torch.equal(rows, load("shape:tiny", backend="eager", seed=1).model.logits([1, 2]))
+    assert load("shape:tiny", backend="eager", dtype="float32").model.dtype == torch.float32
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_shapes_have_seeded_random_weights() -> None:
 )
 def test_a_name_that_is_nothing(name: str, told: str) -> None:
     with pytest.raises(WorkbenchError, match=told):
-        load(name, lane="eager")
+        load(name, backend="eager")
 
 
 @pytest.mark.parametrize(
@@ -206,8 +206,8 @@ def test_a_name_that_is_nothing(name: str, told: str) -> None:
         ({"dtype": "flaot32"}, "unknown dtype 'flaot32'; did you mean 'float32'"),
         ({"dtype": torch.int8}, "unknown dtype 'int8'"),
         (
-            {"lane": "egaer"},
-            "unknown lane 'egaer'; did you mean 'eager'[?]; known here: auto, eager, inductor, triton, mlir",
+            {"backend": "egaer"},
+            "unknown backend 'egaer'; did you mean 'eager'[?]; known here: auto, eager, inductor, triton, mlir",
         ),
         ({"device": "cdua"}, "device 'cdua' does not work here"),
         ({"device": "cuda:77"}, "device 'cuda:77' does not work here .*; cpu always does"),
@@ -225,78 +225,78 @@ def test_a_name_that_is_nothing(name: str, told: str) -> None:
 )
 def test_a_setting_that_cannot_be(wrong: dict, told: str) -> None:
     with pytest.raises(WorkbenchError, match=told):
-        load("shape:tiny", **{"lane": "eager", **wrong})
+        load("shape:tiny", **{"backend": "eager", **wrong})
 
 
 @pytest.fixture
 def without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    problems = {Lane.EAGER: None, **dict.fromkeys((Lane.INDUCTOR, Lane.TRITON, Lane.MLIR), "no C++ compiler found")}
-    monkeypatch.setattr(lanes_module, "lane_problems", lambda: problems)
+    problems = {Backend.EAGER: None, **dict.fromkeys((Backend.INDUCTOR, Backend.TRITON, Backend.MLIR), "no C++ compiler found")}
+    monkeypatch.setattr(lanes_module, "backend_problems", lambda: problems)
 
 
 @pytest.mark.usefixtures("without_compiler")
 def test_a_lane_asked_for_never_falls_back() -> None:
-    with pytest.raises(WorkbenchError, match="lane 'inductor' does not work here: no C[+][+] compiler found"):
-        load("shape:tiny", lane="inductor")
+    with pytest.raises(WorkbenchError, match="backend 'inductor' does not work here: no C[+][+] compiler found"):
+        load("shape:tiny", backend="inductor")
 
 
 @pytest.mark.usefixtures("without_compiler")
 def test_auto_falls_back_and_says_why() -> None:
-    assert load("shape:tiny", lane="auto").model.lane == Lane.EAGER
-    lanes = resolve_lanes("auto")
-    assert lanes.decode == lanes.blocks == Lane.EAGER
+    assert load("shape:tiny", backend="auto").model.backend == Backend.EAGER
+    lanes = resolve_backends("auto")
+    assert lanes.decode == lanes.blocks == Backend.EAGER
     assert "inductor does not work here: no C++ compiler found" in lanes.reason
 
 
-def only(monkeypatch: pytest.MonkeyPatch, *working: Lane) -> None:
-    problems = {lane: None if lane in working else "not here" for lane in Lane}
-    monkeypatch.setattr(lanes_module, "lane_problems", lambda: problems)
+def only(monkeypatch: pytest.MonkeyPatch, *working: Backend) -> None:
+    problems = {backend: None if backend in working else "not here" for backend in Backend}
+    monkeypatch.setattr(lanes_module, "backend_problems", lambda: problems)
 
 
 def test_auto_takes_the_fastest_lane_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    only(monkeypatch, Lane.EAGER, Lane.INDUCTOR)
-    assert load("shape:tiny", lane="auto").model.lane == Lane.INDUCTOR
-    assert resolve_lanes("eager") == Lanes.one(Lane.EAGER, "asked for")
-    only(monkeypatch, *Lane)
-    assert (resolve_lanes("auto").decode, resolve_lanes("auto").blocks) == (Lane.MLIR, Lane.INDUCTOR)
+    only(monkeypatch, Backend.EAGER, Backend.INDUCTOR)
+    assert load("shape:tiny", backend="auto").model.backend == Backend.INDUCTOR
+    assert resolve_backends("eager") == Backends.uniform(Backend.EAGER, "asked for")
+    only(monkeypatch, *Backend)
+    assert (resolve_backends("auto").decode, resolve_backends("auto").blocks) == (Backend.MLIR, Backend.INDUCTOR)
 
 
 def test_mlir_is_for_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """On CUDA its kernels would be given the addresses of another memory."""
-    only(monkeypatch, *Lane)
+    only(monkeypatch, *Backend)
     for device in ("cuda", "mps"):
-        with pytest.raises(WorkbenchError, match=f"lane 'mlir' does not work here: .*device is '{device}'"):
-            resolve_lanes("mlir", device)
-    assert resolve_lanes("auto", "cuda") == Lanes.one(Lane.TRITON, "auto")
-    assert resolve_lanes("auto", "mps") == Lanes.one(Lane.INDUCTOR, "auto")
-    only(monkeypatch, Lane.EAGER, Lane.INDUCTOR, Lane.MLIR)
-    assert resolve_lanes("auto", "cuda") == Lanes.one(Lane.INDUCTOR, "auto")
+        with pytest.raises(WorkbenchError, match=f"backend 'mlir' does not work here: .*device is '{device}'"):
+            resolve_backends("mlir", device)
+    assert resolve_backends("auto", "cuda") == Backends.uniform(Backend.TRITON, "auto")
+    assert resolve_backends("auto", "mps") == Backends.uniform(Backend.INDUCTOR, "auto")
+    only(monkeypatch, Backend.EAGER, Backend.INDUCTOR, Backend.MLIR)
+    assert resolve_backends("auto", "cuda") == Backends.uniform(Backend.INDUCTOR, "auto")
     monkeypatch.setattr(load_module, "_device", lambda name: torch.device(name))
-    with pytest.raises(WorkbenchError, match="lane 'mlir' does not work here"):
-        load("shape:tiny", lane="mlir", device="cuda")
+    with pytest.raises(WorkbenchError, match="backend 'mlir' does not work here"):
+        load("shape:tiny", backend="mlir", device="cuda")
 
 
 def test_a_unit_without_effect_is_told() -> None:
-    assert "compile: step has no effect, since eager decodes" in load("demo", lane="eager", compile="step").lanes.reason
-    assert load("demo", lane="eager").lanes.reason == "asked for"
+    assert "compile: step has no effect, since eager decodes" in load("demo", backend="eager", compile="step").backends.reason
+    assert load("demo", backend="eager").backends.reason == "asked for"
 
 
-@pytest.mark.skipif(any(lane_problems()[lane] for lane in (Lane.INDUCTOR, Lane.MLIR)), reason="auto has one lane here")
+@pytest.mark.skipif(any(backend_problems()[backend] for backend in (Backend.INDUCTOR, Backend.MLIR)), reason="auto has one backend here")
 @pytest.mark.parametrize(("weights", "activations"), [("dense", "float"), ("int8", "float"), ("int8", "int8")])
 def test_auto_decodes_and_prefills_as_the_oracle(weights: str, activations: str) -> None:
     """Nothing stands in for anything: lanes are tried, compiled, and chosen."""
     formats = {"weights": weights, "activations": activations}
-    runner = load("shape:tiny", lane="auto", max_num_seqs=2, page_size=16, pages=16, **formats)
-    assert "a decode step takes" in runner.lanes.reason and "not chosen" not in runner.lanes.reason
+    runner = load("shape:tiny", backend="auto", max_num_seqs=2, page_size=16, pages=16, **formats)
+    assert "a decode step takes" in runner.backends.reason and "not chosen" not in runner.backends.reason
     Oracle(runner)
     asked = [request("a", 5, 6), request("b", 39, 4)]
     assert {event.reason for event in generate(runner, asked).values()} == {"length"}
 
 
 def test_pages_left_to_us_hold_every_sequence_in_full(folder: Path) -> None:
-    runner = load(folder, lane="eager", max_num_seqs=3, page_size=7)
-    assert runner.scheduler.pools[0].pages == 3 * -(-SPEC.context // 7)
-    assert load(folder, lane="eager", pages=5).scheduler.pools[0].pages == 5
+    runner = load(folder, backend="eager", max_num_seqs=3, page_size=7)
+    assert runner.scheduler.pools[0].num_pages == 3 * -(-SPEC.max_position_embeddings // 7)
+    assert load(folder, backend="eager", pages=5).scheduler.pools[0].num_pages == 5
 
 
 def test_the_front_door_is_this_load() -> None:

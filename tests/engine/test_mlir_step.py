@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiled_kernels import Lane, lane_problems
-from compiled_kernels.level import Level, held_to, levels_here
-from compiled_kernels.mlir.artifacts import Artifacts, cache_directory
+from compiled_kernels import Backend, backend_problems
+from compiled_kernels.level import Level, limited_to, available_levels
+from compiled_kernels.mlir.artifacts import ArtifactCache, cache_directory
 from tests.engine.tiny import Oracle, layer, poison, request, runner_of, spec_of, specs, weights_of
-from workbench.engine.lanes import Lanes
+from workbench.engine.lanes import Backends
 from workbench.engine.mlir_step import MlirStep
 from workbench.engine.runner import Runner, generate
 from workbench.errors import WorkbenchError
@@ -22,11 +22,11 @@ from workbench.model.transformer import Transformer
 from workbench.model.weights import random_weights
 from workbench.trace.events import Stepped
 
-problem = lane_problems()[Lane.MLIR]
-pytestmark = pytest.mark.skipif(problem is not None, reason=f"lane mlir: {problem}")
+problem = backend_problems()[Backend.MLIR]
+pytestmark = pytest.mark.skipif(problem is not None, reason=f"backend mlir: {problem}")
 
-W8A8 = WeightFormat.of("int8", activations="int8")
-MIXED = Lanes(Lane.MLIR, Lane.EAGER, Lane.EAGER, "decode steps alone are compiled")
+W8A8 = WeightFormat.parse("int8", activations="int8")
+MIXED = Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, "decode steps alone are compiled")
 
 
 def runner(
@@ -47,7 +47,7 @@ def test_rows_are_the_oracles(spec: ModelSpec, seed: int, together: int) -> None
 
 @pytest.mark.parametrize(
     "format",
-    [WeightFormat.of("int8"), W8A8, WeightFormat.of("int4", group=4), WeightFormat.of("int4", "int8", 4)],
+    [WeightFormat.parse("int8"), W8A8, WeightFormat.parse("int4", quant_group=4), WeightFormat.parse("int4", "int8", 4)],
 )
 @pytest.mark.parametrize("tied", [True, False])
 def test_quantized_weights_are_the_oracles(format: WeightFormat, tied: bool) -> None:
@@ -58,12 +58,12 @@ def test_quantized_weights_are_the_oracles(format: WeightFormat, tied: bool) -> 
 
 
 @pytest.mark.parametrize("format", ["dense", "int8", "w8a8", "int4"])
-@pytest.mark.parametrize("level", levels_here(), ids=str)
+@pytest.mark.parametrize("level", available_levels(), ids=str)
 def test_bfloat16_at_every_level(format: str, level: Level) -> None:
     """A shape wide enough for dot products of pairs, with them and without; 17 rows need more than one run."""
     settings = {"max_num_seqs": 17, "pages": 80, "page_size": 8}
-    with held_to(level):
-        weights = W8A8 if format == "w8a8" else WeightFormat.of(format)
+    with limited_to(level):
+        weights = W8A8 if format == "w8a8" else WeightFormat.parse(format)
         ours = runner(named_shape("tiny"), torch.bfloat16, weights, **settings)
         Oracle(ours)
         generate(ours, [request(f"{format}-{i}", 3 + i, 5) for i in range(17)])
@@ -90,7 +90,7 @@ def test_a_step_tells_its_kernels_time_and_its_artifact() -> None:
     assert {step.phase for step in steps} == {"prefill", "decode"}
     found = ours.executor.artifacts
     assert set(found) == {"decode 1", "decode 2", "blocks 8", "head 8"} and len(set(found.values())) == 4
-    assert all(Artifacts(cache_directory()).load(digest) for digest in found.values())
+    assert all(ArtifactCache(cache_directory()).load(digest) for digest in found.values())
 
 
 @pytest.mark.parametrize("size", [47, 48, 100])
@@ -126,19 +126,19 @@ def test_a_type_it_does_not_know_is_refused() -> None:
 @pytest.mark.parametrize("few_tokens", [0, 256])
 def test_the_lane_alone_runs_prefill_too(few_tokens: int) -> None:
     spec = spec_of(layer(4, 2, bias=True), layer(4, 2, window=5))
-    model = Transformer.from_state(spec, random_weights(spec, torch.float32), Lane.MLIR)
+    model = Transformer.from_state(spec, random_weights(spec, torch.float32), Backend.MLIR)
     ours = runner_of(model)
     ours.executor.few_tokens = few_tokens  # type: ignore[attr-defined]
     Oracle(ours)
     generate(ours, [request("a", 5, 6), request("b", 19, 4)])
 
 
-@pytest.mark.skipif(lane_problems()[Lane.INDUCTOR] is not None, reason="lane inductor: no compiler here")
+@pytest.mark.skipif(backend_problems()[Backend.INDUCTOR] is not None, reason="backend inductor: no compiler here")
 def test_as_auto_runs_it() -> None:
     """Blocks by Inductor, attention and decode steps in MLIR, prefills and decodes mixed, the smaller ones as rows."""
     spec = spec_of(layer(4, 2, bias=True), layer(4, 2, window=5))
-    model = Transformer.from_state(spec, random_weights(spec, torch.float32), Lane.INDUCTOR)
-    ours = runner_of(model, lanes=Lanes(Lane.MLIR, Lane.INDUCTOR, Lane.MLIR, "as auto has it"))
+    model = Transformer.from_state(spec, random_weights(spec, torch.float32), Backend.INDUCTOR)
+    ours = runner_of(model, lanes=Backends(Backend.MLIR, Backend.INDUCTOR, Backend.MLIR, "as auto has it"))
     ours.executor.few_tokens = 6  # type: ignore[attr-defined]
     Oracle(ours)
     generate(ours, [request("a", 5, 6), request("b", 39, 4), request("c", 17, 3)])

@@ -15,7 +15,7 @@ from tests.engine.tiny import finals, request, runner_of
 from workbench.cache import host
 from workbench.engine.runner import generate
 from workbench.errors import WorkbenchError
-from workbench.trace.events import Finished, Planned, SetBack, Stepped
+from workbench.trace.events import Finished, Scheduled, Preempted, Stepped
 
 
 @pytest.mark.parametrize("kind", ["memory", "file"])
@@ -26,15 +26,15 @@ def test_a_set_back_comes_back_by_copying(kind: str, tmp_path: Path) -> None:
     runner = runner_of(MODEL, pages=9, offload=place)
     poisoned(runner)
     events = list(runner.stream(requests))
-    backs = [event for event in events if isinstance(event, SetBack)]
+    backs = [event for event in events if isinstance(event, Preempted)]
     assert backs and all("pages saved on the host" in event.reason for event in backs)
-    assert any("tokens come back from the host" in e.reason for e in events if isinstance(e, Planned))
+    assert any("tokens come back from the host" in e.reason for e in events if isinstance(e, Scheduled))
     ends = {e.request_id: e for e in events if isinstance(e, Finished)}
     assert {name: end.token_ids for name, end in ends.items()} == roomy
     assert all(end.computed_tokens == 9 + 14 - 1 for end in ends.values()), "nothing was computed twice"
     assert sum(end.restored_tokens for end in ends.values()) > 0
-    runner.scheduler.holdings.carried_out()
-    assert runner.cache.host is not None and all(room.used == 0 for room in runner.cache.host.rooms)
+    runner.scheduler.kv_cache_manager.transfers_done()
+    assert runner.kv_cache.cpu_store is not None and all(room.num_used == 0 for room in runner.kv_cache.cpu_store.cpu_pools)
     path = tmp_path / "pages"
     assert path.exists() == (kind == "file")
     del runner
@@ -65,7 +65,7 @@ def test_a_damaged_file_ends_one_request(harm, words: str, tmp_path: Path) -> No
     poisoned(runner)
     ends, hurt = {}, ""
     for event in runner.stream(requests):
-        if isinstance(event, SetBack) and not hurt:
+        if isinstance(event, Preempted) and not hurt:
             hurt = event.request_id
         elif hurt and path.exists() and not ends and isinstance(event, Stepped):
             harm(path)
@@ -77,7 +77,7 @@ def test_a_damaged_file_ends_one_request(harm, words: str, tmp_path: Path) -> No
     assert {name: end.token_ids for name, end in ends.items() if name not in broken} == {
         name: tokens for name, tokens in roomy.items() if name not in broken
     }
-    assert len(broken) < 4 and runner.scheduler.pages_used == 0
+    assert len(broken) < 4 and runner.scheduler.pages_in_use == 0
 
 
 def test_offload_says_what_is_wrong(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_offload_says_what_is_wrong(tmp_path: Path) -> None:
     first = runner_of(MODEL, offload={"kind": "file", "path": str(tmp_path / "p"), "bytes": 2**16})
     with pytest.raises(WorkbenchError, match="in use by another runner"):
         runner_of(MODEL, offload={"kind": "file", "path": str(tmp_path / "p"), "bytes": 2**16})
-    assert not first.busy
+    assert not first.has_unfinished_requests
 
 
 @pytest.mark.parametrize("kind", ["memory", "file"])
@@ -118,10 +118,10 @@ def test_an_idle_conversation_waits_on_the_host(kind: str, tmp_path: Path) -> No
         assert broken.reason == "error" and "is not what was saved there" in broken.error
         assert well.reason == "length"
         assert generate(runner, [asked("once more", 17, 3, 5)])["once more"].reason == "length", "it is forgotten"
-    runner.forget_prefixes()
-    runner.scheduler.holdings.carried_out()
-    assert all(pool.free == pool.pages for pool in runner.scheduler.pools)
-    assert runner.cache.host is not None and all(room.used == 0 for room in runner.cache.host.rooms)
+    runner.reset_prefix_cache()
+    runner.scheduler.kv_cache_manager.transfers_done()
+    assert all(pool.num_free == pool.num_pages for pool in runner.scheduler.pools)
+    assert runner.kv_cache.cpu_store is not None and all(room.num_used == 0 for room in runner.kv_cache.cpu_store.cpu_pools)
 
 
 @pytest.mark.parametrize("lacks", ["fcntl", "posix_fallocate"])
@@ -131,7 +131,7 @@ def test_where_files_cannot_hold_pages_only_they_are_refused(tmp_path: Path, lac
     else:
         monkeypatch.delattr(os, "posix_fallocate")
     runpy.run_path(str(Path(host.__file__)))  # it can be imported there
-    assert runner_of(MODEL, offload="memory").cache.host is not None
+    assert runner_of(MODEL, offload="memory").kv_cache.cpu_store is not None
     with pytest.raises(WorkbenchError, match="on Linux only; set offload: memory"):
         runner_of(MODEL, offload={"kind": "file", "path": str(tmp_path / "pages")})
     assert not (tmp_path / "pages").exists()

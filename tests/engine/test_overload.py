@@ -38,7 +38,7 @@ def test_who_goes_first_does_so_when_all_are_overdue(policy: Any, first: dict, l
     """Half of what can be served goes first, and waits little; three quarters come besides, and wait for long."""
     line = Line(policy(patience=PATIENCE))
     soon, late = waits(line, (3, first), (2, later))
-    assert all(line.scheduler._steps - sequence.since > PATIENCE for sequence in line.scheduler.waiting[:20])
+    assert all(line.scheduler._steps - sequence.arrival_step > PATIENCE for sequence in line.scheduler.waiting[:20])
     assert statistics.median(soon) * 4 < statistics.median(late)
     assert max(soon) < PATIENCE * 2
 

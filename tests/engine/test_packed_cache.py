@@ -1,4 +1,4 @@
-"""Packed caches in a runner: every lane that claims them gives the same rows, and the others refuse in words."""
+"""Packed caches in a runner: every backend that claims them gives the same rows, and the others refuse in words."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import itertools
 import pytest
 import torch
 
-from compiled_kernels import Lane, lane_problems
+from compiled_kernels import Backend, backend_problems
 from tests.engine.tiny import layer, poison, request, spec_of
 from tests.patience import limit
-from workbench.cache.format import cache_format
-from workbench.engine.lanes import Lanes
+from workbench.cache.format import parse_cache_format
+from workbench.engine.lanes import Backends
 from workbench.engine.load import load
 from workbench.engine.runner import Runner, generate
-from workbench.engine.scheduler import Limits
+from workbench.engine.scheduler import SchedulerLimits
 from workbench.errors import WorkbenchError
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.model.weights import random_weights
 from workbench.study.experiment import Experiment
-from workbench.testing.attention_scenes import Rows, rows_of
+from workbench.testing.attention_scenes import SampledLogits, sampled_logits
 
-NO_MLIR = lane_problems()[Lane.MLIR]
-NO_COMPILER = lane_problems()[Lane.INDUCTOR]
+NO_MLIR = backend_problems()[Backend.MLIR]
+NO_COMPILER = backend_problems()[Backend.INDUCTOR]
 SMALL = {"group": 8, "residual": 5}
 
 
@@ -32,16 +32,16 @@ def spec(context: int = 96) -> ModelSpec:
     return spec_of(*kinds).model_copy(update={"context": context})
 
 
-def model(lane: Lane, dtype: torch.dtype = torch.float32) -> Transformer:
-    return Transformer.from_state(spec(), random_weights(spec(), dtype, 3), lane)
+def model(backend: Backend, dtype: torch.dtype = torch.float32) -> Transformer:
+    return Transformer.from_state(spec(), random_weights(spec(), dtype, 3), backend)
 
 
-def rows(model: Transformer, lanes: Lanes | None = None, **settings) -> Rows:
+def rows(model: Transformer, lanes: Backends | None = None, **settings) -> SampledLogits:
     asked = {f"{i}": request(f"{i}", length, 1).prompt_ids for i, length in enumerate((60, 33, 7))}
-    return rows_of(model, asked, 12, page_size=8, pages=60, max_num_batched_tokens=16, lanes=lanes, **settings)
+    return sampled_logits(model, asked, 12, page_size=8, pages=60, max_num_batched_tokens=16, lanes=lanes, **settings)
 
 
-def agree(found: Rows, right: Rows, bound: float) -> None:
+def agree(found: SampledLogits, right: SampledLogits, bound: float) -> None:
     shared = [place for place in found if place in right and found[place][0] == right[place][0]]
     assert len(shared) > 20
     for place in shared:
@@ -57,52 +57,52 @@ def agree(found: Rows, right: Rows, bound: float) -> None:
 def test_the_compiled_step_gives_the_modules_rows(kinds, dtype: torch.dtype) -> None:
     """Three layers: full, windowed with sinks, soft-capped with sink logits; the second one kept dense."""
     made = {"keys": kinds[0], "values": kinds[1], **SMALL, "layers": {1: {"format": "dense"}}}
-    cache, plain = cache_format(made), model(Lane.EAGER, dtype)
-    lanes = Lanes(Lane.MLIR, Lane.EAGER, Lane.EAGER, "")
+    cache, plain = parse_cache_format(made), model(Backend.EAGER, dtype)
+    lanes = Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, "")
     agree(rows(plain, lanes, cache=cache), rows(plain, cache=cache), 1e-4 if dtype == torch.float32 else 0.06)
 
 
 @pytest.mark.skipif(NO_MLIR is not None, reason=str(NO_MLIR))
 def test_the_compiled_step_reads_windows_over_packed_pages() -> None:
-    cache, plain = cache_format({"format": "int4", **SMALL, "sinks": 3}), model(Lane.EAGER)
-    lanes = Lanes(Lane.MLIR, Lane.EAGER, Lane.EAGER, "")
+    cache, plain = parse_cache_format({"format": "int4", **SMALL, "sinks": 3}), model(Backend.EAGER)
+    lanes = Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, "")
     agree(rows(plain, lanes, cache=cache), rows(plain, cache=cache), 1e-4)
 
 
 @pytest.mark.skipif(NO_MLIR is not None, reason=str(NO_MLIR))
 def test_rotated_heads_decode_through_modules_on_the_lane() -> None:
-    cache = cache_format({"format": "int4", **SMALL, "rotate": True})
-    agree(rows(model(Lane.MLIR), cache=cache), rows(model(Lane.EAGER), cache=cache), 1e-4)
+    cache = parse_cache_format({"format": "int4", **SMALL, "rotate": True})
+    agree(rows(model(Backend.MLIR), cache=cache), rows(model(Backend.EAGER), cache=cache), 1e-4)
 
 
 @pytest.mark.skipif(NO_COMPILER is not None, reason=str(NO_COMPILER))
 @pytest.mark.timeout(limit(240))  # graph after graph, on a machine that never compiled them
 def test_compiled_blocks_read_packed_pages_between_their_sides() -> None:
-    cache = cache_format({"format": "int4", **SMALL})
-    agree(rows(model(Lane.INDUCTOR), cache=cache), rows(model(Lane.EAGER), cache=cache), 1e-4)
+    cache = parse_cache_format({"format": "int4", **SMALL})
+    agree(rows(model(Backend.INDUCTOR), cache=cache), rows(model(Backend.EAGER), cache=cache), 1e-4)
 
 
 def test_the_other_lanes_refuse_before_anything_is_computed() -> None:
-    refused = "lane 'mlir' cannot carry out this cache: layer 0: it reads keys and values"
+    refused = "backend 'mlir' cannot carry out this cache: layer 0: it reads keys and values"
     with pytest.raises(WorkbenchError, match=refused):
-        load("shape:tiny", lane="mlir", cache={"keys": "dense", "values": "int4"})
+        load("shape:tiny", backend="mlir", cache={"keys": "dense", "values": "int4"})
     with pytest.raises(WorkbenchError, match="it wants the cache in the model's bfloat16, not in float32"):
-        load("shape:tiny", lane="mlir", cache={"format": "int8", "dtype": "float32"})
-    assert load("shape:tiny", lane="eager", cache={"format": "int8", "dtype": "float32"}).store.dtype == torch.float32
+        load("shape:tiny", backend="mlir", cache={"format": "int8", "dtype": "float32"})
+    assert load("shape:tiny", backend="eager", cache={"format": "int8", "dtype": "float32"}).store.dtype == torch.float32
     with pytest.raises(WorkbenchError, match="groups of 64 tokens do not divide pages of 16"):
-        load("shape:tiny", lane="eager", cache="int4", page_size=16)
+        load("shape:tiny", backend="eager", cache="int4", page_size=16)
 
 
 @pytest.mark.parametrize("format", ["int8", "int4", "fp8"])
 def test_set_backs_and_scarce_pages_change_nothing(format: str) -> None:
-    cache, plain = cache_format({"format": format, **SMALL}), model(Lane.EAGER, torch.float64)
+    cache, plain = parse_cache_format({"format": format, **SMALL}), model(Backend.EAGER, torch.float64)
     asked = [request(f"r{i}", 20 + 9 * i, 14, temperature=0.9, seed=i) for i in range(4)]
 
     def finals(pages: int) -> dict[str, tuple[int, ...]]:
-        runner = Runner(plain, limits=Limits(4, 16), page_size=8, pages=pages, cache=cache)
+        runner = Runner(plain, limits=SchedulerLimits(4, 16), page_size=8, pages=pages, cache=cache)
         poison(runner)
         done = {name: event.token_ids for name, event in generate(runner, asked).items()}
-        assert runner.scheduler.pages_used == 0
+        assert runner.scheduler.pages_in_use == 0
         return done
 
     assert finals(60) == finals(12)
@@ -112,10 +112,10 @@ def test_memory_is_what_the_format_says() -> None:
     """At full context the packed pages of SmolLM2's shape take 0.53 and 0.28 of bfloat16's, the rest beside them."""
     shares = {}
     for name in ("dense", "int8", "int4"):
-        runner = load("shape:tiny", lane="eager", cache=name, max_num_seqs=1)
+        runner = load("shape:tiny", backend="eager", cache=name, max_num_seqs=1)
         shares[name] = runner.store.bytes_per_token
-        assert runner.store.bytes == runner.store.formula_bytes
-    dim = runner.model.spec.layers[0].attention.dim
+        assert runner.store.bytes == runner.store.expected_bytes
+    dim = runner.model.spec.layers[0].attention.head_dim
     assert shares["int8"] / shares["dense"] == (8 + 32 / 64 / 2 + 32 / dim / 2) / 16
     assert shares["int4"] / shares["dense"] == (4 + 32 / 64 / 2 + 32 / dim / 2) / 16
 
@@ -128,8 +128,8 @@ workload: {kind: random, requests: 1}
 """
     made = Experiment.from_yaml(text, ("cache.values=int8",))
     assert Experiment.from_yaml(made.to_yaml()) == made
-    assert [str(made.cache.of(i)) for i in range(3)] == ["dense", "int8", "int4 keys, int8 values"]
-    assert not made.cache.of(0).rotate and made.cache.of(1).rotate
+    assert [str(made.cache.for_layer(i)) for i in range(3)] == ["dense", "int8", "int4 keys, int8 values"]
+    assert not made.cache.for_layer(0).rotate and made.cache.for_layer(1).rotate
     with pytest.raises(WorkbenchError, match="cache.fromat: unknown key; did you mean 'format'"):
         Experiment.from_yaml(text, ("cache.fromat=int4",))
 
@@ -137,7 +137,7 @@ workload: {kind: random, requests: 1}
 def test_every_pair_of_kinds_runs() -> None:
     kinds = ("dense", "int8", "int4", "fp8")
     for keys, values in itertools.product(kinds, kinds):
-        runner = Runner(model(Lane.EAGER), limits=Limits(2, 64), page_size=8, pages=40,
-                        cache=cache_format({"keys": keys, "values": values, **SMALL}))  # fmt: skip
+        runner = Runner(model(Backend.EAGER), limits=SchedulerLimits(2, 64), page_size=8, pages=40,
+                        cache=parse_cache_format({"keys": keys, "values": values, **SMALL}))  # fmt: skip
         poison(runner)
         assert generate(runner, [request("a", 30, 3)])["a"].reason == "length"

@@ -9,7 +9,7 @@ import pytest
 from workbench.engine import load as load_module
 from workbench.engine import patience
 from workbench.engine.load import load
-from workbench.engine.patience import told_if_long
+from workbench.engine.patience import report_if_slow
 
 
 def test_told_once_it_takes_long() -> None:
@@ -19,11 +19,11 @@ def test_told_once_it_takes_long() -> None:
         told.append(line)
         heard.set()
 
-    with told_if_long("compiling", tell, seconds=0.01):
+    with report_if_slow("compiling", tell, seconds=0.01):
         assert heard.wait()
-    with told_if_long("quick", tell, seconds=3600):
+    with report_if_slow("quick", tell, seconds=3600):
         pass
-    with pytest.raises(ValueError), told_if_long("broken", tell, seconds=3600):
+    with pytest.raises(ValueError), report_if_slow("broken", tell, seconds=3600):
         raise ValueError
     assert told == ["compiling"]
 
@@ -36,13 +36,13 @@ def test_loading_tells_what_takes_long(monkeypatch: pytest.MonkeyPatch, capsys: 
         return lanes
 
     def tell(line: str) -> None:
-        if line.startswith("trying which lane decodes shape:tiny fastest here"):
+        if line.startswith("trying which backend decodes shape:tiny fastest here"):
             heard.set()  # not for a line of what came before, which a busy machine makes long as well
 
-    monkeypatch.setattr(load_module, "measured", slow)
+    monkeypatch.setattr(load_module, "autotune_backend", slow)
     with monkeypatch.context() as soon:
-        soon.setattr(patience, "LONG", 0.01)
-        load("shape:tiny", lane="auto", tell=tell)
+        soon.setattr(patience, "SLOW_SECONDS", 0.01)
+        load("shape:tiny", backend="auto", report=tell)
     assert heard.is_set()
-    load("shape:tiny", lane="eager")
+    load("shape:tiny", backend="eager")
     assert capsys.readouterr().err == ""

@@ -6,13 +6,13 @@ import pytest
 
 from experiments import plan_cost
 from tests.engine.tiny import finals, model_of, request, runner_of, spec_of
-from workbench.cache.holdings import Holdings
+from workbench.cache.holdings import KVCacheManager
 from workbench.cache.pages import PagePool
-from workbench.cache.tables import Table
-from workbench.engine.policies import FCFS
-from workbench.engine.policy import Policy, State, Wishes
-from workbench.engine.schedule import BUILT_IN, Kind, policy_from
-from workbench.engine.scheduler import Limits, Scheduler
+from workbench.cache.tables import KVCacheGroup
+from workbench.scheduler.policies import FCFS
+from workbench.scheduler.policy import SchedulingPolicy, SchedulerState, SchedulerDecision
+from workbench.engine.schedule import BUILT_IN_POLICIES, BatchingMode, parse_policy
+from workbench.engine.scheduler import SchedulerLimits, Scheduler
 from workbench.errors import WorkbenchError
 from workbench.request import FinishReason, Request, SamplingParameters, Sequence
 from workbench.study.experiment import Experiment
@@ -22,16 +22,16 @@ from workbench.trace.events import Finished, Stepped
 class Line:
     """A scheduler, and steps in which everybody chooses a token."""
 
-    def __init__(self, policy: object, kind: Kind = "continuous", pages: int = 100, **limits):
-        made: Policy = policy_from(policy, kind)
-        limited = Limits(**{"max_num_seqs": 4, "max_num_batched_tokens": 16, **limits})
-        holdings = Holdings((PagePool(pages, 4),), (Table(),), limited.max_num_batched_tokens)
+    def __init__(self, policy: object, kind: BatchingMode = "continuous", pages: int = 100, **limits):
+        made: SchedulingPolicy = parse_policy(policy, kind)
+        limited = SchedulerLimits(**{"max_num_seqs": 4, "max_num_batched_tokens": 16, **limits})
+        holdings = KVCacheManager((PagePool(pages, 4),), (KVCacheGroup(),), limited.max_num_batched_tokens)
         self.scheduler, self.count = Scheduler(holdings, limited, 200, made), 0
         self.said: list[str] = []
 
     def submit(self, prompt: int, most: int = 20, **theirs) -> str:
         new = Request(f"r{self.count}", tuple(range(prompt)), SamplingParameters(max_tokens=most), **theirs)
-        self.scheduler.submit(Sequence.of(new, self.count))
+        self.scheduler.submit(Sequence.from_request(new, self.count))
         self.count += 1
         return new.request_id
 
@@ -40,7 +40,7 @@ class Line:
         plan = self.scheduler.plan()
         assert plan is not None
         self.said = [f"{decision.request_id} {decision.reason}" for decision in plan.decisions]
-        self.scheduler.commit(plan, {span.sequence.request_id: 1 for span in plan.spans if span.samples})
+        self.scheduler.commit(plan, {span.sequence.request_id: 1 for span in plan.spans if span.needs_sample})
         for span in plan.spans:
             if len(span.sequence.output_ids) >= span.sequence.request.sampling.max_tokens:
                 self.scheduler.finish(span.sequence, FinishReason.LENGTH)
@@ -89,11 +89,11 @@ def test_without_chunked_prefill_a_prompt_is_computed_at_once() -> None:
     with pytest.raises(WorkbenchError, match="17 prompt tokens do not fit into one step of 16"):
         line.submit(17)
     with pytest.raises(WorkbenchError, match="chunk_tokens has no meaning"):
-        Limits(chunk_tokens=3, chunked_prefill=False)
+        SchedulerLimits(chunk_tokens=3, chunked_prefill=False)
 
 
 def test_prefill_first_and_decode_first() -> None:
-    eager, patient = Line("prefill_first"), Line({"kind": "decode_first", "patience": 6})
+    eager, patient = Line("prefill_first"), Line({"kind": "decode_first", "starvation_limit": 6})
     for line in (eager, patient):
         line.submit(4)
         line.step()
@@ -143,7 +143,7 @@ def test_a_policy_is_asked_only_where_there_is_something_to_decide() -> None:
     asked: list[int] = []
 
     class Counting(FCFS):
-        def __call__(self, state: State) -> Wishes:
+        def __call__(self, state: SchedulerState) -> SchedulerDecision:
             asked.append(state.step)
             return super().__call__(state)
 
@@ -160,7 +160,7 @@ def test_a_policy_is_asked_only_where_there_is_something_to_decide() -> None:
 
 def test_a_padded_batch_computes_as_many_rows_to_its_end() -> None:
     """Three run; each that ends leaves a row behind, until the batch is over and the next begins without any."""
-    runner = runner_of(model_of(spec_of()), policy=policy_from("fcfs", "padded"), max_num_seqs=3)
+    runner = runner_of(model_of(spec_of()), policy=parse_policy("fcfs", "padded"), max_num_seqs=3)
     requests = [request(f"r{i}", 5, most) for i, most in enumerate((2, 4, 7, 3, 5))]
     steps = [event for event in runner.stream(requests) if isinstance(event, Stepped) and event.phase == "decode"]
     assert [(step.requests, step.padding_rows) for step in steps] == (
@@ -169,32 +169,32 @@ def test_a_padded_batch_computes_as_many_rows_to_its_end() -> None:
 
 
 @pytest.mark.parametrize("kind", ["continuous", "static", "padded"])
-@pytest.mark.parametrize("name", BUILT_IN)
-def test_tokens_are_the_same_under_every_policy(name: str, kind: Kind) -> None:
+@pytest.mark.parametrize("name", BUILT_IN_POLICIES)
+def test_tokens_are_the_same_under_every_policy(name: str, kind: BatchingMode) -> None:
     model = model_of(spec_of())
     requests = [request(f"r{i}", 5 + 3 * i, 6, n=1 + i % 2, temperature=1.0) for i in range(5)]
     alone = finals(runner_of(model), requests)
     for pages, offload in ((14, "none"), (14, "memory"), (40, "none")):
-        assert finals(runner_of(model, policy=policy_from(name, kind), pages=pages, offload=offload), requests) == alone
+        assert finals(runner_of(model, policy=parse_policy(name, kind), pages=pages, offload=offload), requests) == alone
 
 
 def test_set_back_by_recomputing_although_there_is_a_host() -> None:
     model = model_of(spec_of())
     requests = [request(f"r{i}", 9, 12) for i in range(4)]
     restored = {}
-    for set_back in ("recompute", "offload"):
-        runner = runner_of(model, pages=14, offload="memory", set_back=set_back)
+    for preemption_mode in ("recompute", "offload"):
+        runner = runner_of(model, pages=14, offload="memory", preemption_mode=preemption_mode)
         ends = [event for event in runner.stream(requests) if isinstance(event, Finished)]
-        restored[set_back] = sum(end.restored_tokens for end in ends)
+        restored[preemption_mode] = sum(end.restored_tokens for end in ends)
     assert restored["recompute"] == 0 < restored["offload"]
-    with pytest.raises(WorkbenchError, match="set_back: offload needs a place"):
-        runner_of(model, set_back="offload")
+    with pytest.raises(WorkbenchError, match="preemption_mode: offload needs a place"):
+        runner_of(model, preemption_mode="offload")
 
 
 def test_a_schedule_is_a_value_of_an_experiment(tmp_path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
-        "from workbench.engine.policies import FCFS\n\n\nclass Mine:\n"
+        "from workbench.scheduler.policies import FCFS\n\n\nclass Mine:\n"
         "    def __init__(self, step):\n        self.step = step\n"
         "    def __call__(self, state):\n        return FCFS()(state)\n"
     )
@@ -202,10 +202,10 @@ def test_a_schedule_is_a_value_of_an_experiment(tmp_path) -> None:
     experiment = Experiment.from_yaml(text)
     assert experiment.schedule.policy.kind == "fair" and Experiment.from_yaml(experiment.to_yaml()) == experiment
     own = experiment.with_(f"schedule.policy={{path: '{file}:Mine', arguments: {{step: 3}}}}").schedule.policy
-    assert type(policy_from(own)).__name__ == "Mine" and policy_from(own).step == 3  # type: ignore[attr-defined]
+    assert type(parse_policy(own)).__name__ == "Mine" and parse_policy(own).step == 3  # type: ignore[attr-defined]
     for wrong, words in (
         ("schedule.policy=shortest", "schedule.policy.kind: 'shortest' is unknown"),
-        ("schedule.policy={kind: fair, patince: 3}", "patince: unknown key; did you mean 'patience'?"),
+        ("schedule.policy={kind: fair, patince: 3}", "patince: unknown key; did you mean 'starvation_limit'?"),
         ("schedule.chunk_tokens=4096", "chunk_tokens must be within"),
         ("schedule.kind=statik", "schedule.kind: "),
     ):
@@ -215,18 +215,18 @@ def test_a_schedule_is_a_value_of_an_experiment(tmp_path) -> None:
 
 def test_what_deciding_costs_can_be_asked() -> None:
     """Every step of the sixty-four that run is planned, by every policy, while others wait that do not fit."""
-    for policy in BUILT_IN:
+    for policy in BUILT_IN_POLICIES:
         spent = plan_cost.seconds(policy, 2)
-        assert len(spent) == plan_cost.STEPS - plan_cost.SETTLED and min(spent) >= 0
+        assert len(spent) == plan_cost.STEPS - plan_cost.WARM_UP_STEPS and min(spent) >= 0
 
 
 def test_a_chunk_is_kept_to_where_somebody_was_set_back() -> None:
     """As many decodes were set back as there are prefills: all that still run are not decodes for that."""
     script = [
-        Wishes([("r0", 1), ("r1", 1)]),
-        Wishes([("r2", 1)]),
-        Wishes([("r3", 1)]),
-        Wishes([("r2", 1), ("r3", 1)], set_back=["r0", "r1"]),
+        SchedulerDecision([("r0", 1), ("r1", 1)]),
+        SchedulerDecision([("r2", 1)]),
+        SchedulerDecision([("r3", 1)]),
+        SchedulerDecision([("r2", 1), ("r3", 1)], preempted=["r0", "r1"]),
     ]
     wishes = iter(script)
     line = Line(lambda state: next(wishes), chunk_tokens=1)

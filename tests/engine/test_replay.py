@@ -14,15 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.tiny import CONTEXT, VOCAB, model_of, request, runner_of, spec_of
-from workbench.engine.drafts import Drafts
-from workbench.engine.lookup import LookupDrafts
+from workbench.engine.drafts import Speculator
+from workbench.engine.lookup import PromptLookupProposer
 from workbench.engine.plan import StepPlan
-from workbench.engine.replay import Diverged, Replayed, replay
+from workbench.engine.replay import ReplayDiverged, RecordedPolicy, replay
 from workbench.engine.runner import Runner
 from workbench.request import Request
 from workbench.trace.events import Decoded, Event, Finished
 from workbench.trace.recorder import Recorder
-from workbench.trace.script import Action, Script
+from workbench.trace.script import RecordedAction, StepScript
 
 MODEL = model_of(spec_of())
 
@@ -59,7 +59,7 @@ class Traffic:
         ]
 
     def runner(self, clock: Clock, **changes: Any) -> Runner:
-        drafts = Drafts(LookupDrafts(1, 3), 3, CONTEXT, "adaptive") if self.drafts else None
+        drafts = Speculator(PromptLookupProposer(1, 3), 3, CONTEXT, "adaptive") if self.drafts else None
         made = runner_of(MODEL, **{**self.settings, **changes}, drafts=drafts, clock=clock, sleep=clock.sleep)
         if self.quick:
             made.executor = Made()  # type: ignore[assignment]
@@ -73,10 +73,10 @@ class Made:
 
     def forward(self, plan: StepPlan) -> torch.Tensor:
         texts = [
-            (*span.sequence.token_ids, *span.drafts[:place])
+            (*span.sequence.token_ids, *span.draft_token_ids[:place])
             for span in plan.spans
-            if span.samples
-            for place in range(len(span.drafts) + 1)
+            if span.needs_sample
+            for place in range(len(span.draft_token_ids) + 1)
         ]
         rows = [torch.randn(VOCAB, generator=torch.Generator().manual_seed(hash(text) % 2**31)) for text in texts]
         return torch.stack(rows) if rows else torch.empty(0, VOCAB)
@@ -110,23 +110,23 @@ def record(traffic: Traffic, clock: Clock) -> Recorder:
     recorder, runner = Recorder(), traffic.runner(clock)
 
     def note(event: Event) -> None:
-        recorder.note(event)
+        recorder.record(event)
         if len(recorder.events) in traffic.cancels and event.request_id:
             runner.cancel(event.request_id)
 
-    runner.instruments.listener = note
+    runner.telemetry.listener = note
     for number, event in enumerate(runner.stream(traffic.requests())):
         if number in traffic.cancels and event.request_id:  # between two steps
             runner.cancel(event.request_id)
     return recorder
 
 
-def again(traffic: Traffic, script: Script, clock: Clock, **changes: Any) -> Recorder:
+def again(traffic: Traffic, script: StepScript, clock: Clock, **changes: Any) -> Recorder:
     recorder, runner = Recorder(), traffic.runner(clock, **changes)
-    runner.instruments.listener = recorder.note
+    runner.telemetry.listener = recorder.record
     for _ in replay(runner, traffic.requests(), script):
         pass
-    assert runner.scheduler.pages_used == 0 and not isinstance(runner.scheduler.policy, Replayed)
+    assert runner.scheduler.pages_in_use == 0 and not isinstance(runner.scheduler.policy, RecordedPolicy)
     return recorder
 
 
@@ -155,9 +155,9 @@ def test_what_a_model_said_comes_back(traffic: Traffic, drafts: bool, pace: floa
 
 def comes_back(traffic: Traffic, pace: float, other: float) -> None:
     before = record(traffic, Clock(traffic.seed, pace))
-    script = Script.recorded(before)
+    script = StepScript.from_recorder(before)
     after = again(traffic, script, Clock(traffic.seed + 1, other))
-    assert Script.recorded(after).same_as(script)
+    assert StepScript.from_recorder(after).same_as(script)
     assert ends(after) == ends(before)
 
 
@@ -169,11 +169,11 @@ def busy() -> Traffic:
 
 def test_the_law_is_about_something() -> None:
     """The traffic has what makes a replay hard, and without the script another clock forms other steps."""
-    before = Script.recorded(record(busy(), Clock(1, 0.2)))
-    done = {action for step in before.steps for _, action in step.deeds}
-    assert done == {"admitted", "cut", "set_back"} and any(each.kind == "cancelled" for each in before.inputs)
-    assert not Script.recorded(record(busy(), Clock(1, 0.02))).same_as(before)
-    assert Script.recorded(again(busy(), before, Clock(1, 0.02))).same_as(before)
+    before = StepScript.from_recorder(record(busy(), Clock(1, 0.2)))
+    done = {action for step in before.steps for _, action in step.effects}
+    assert done == {"admitted", "cut", "preempted"} and any(each.kind == "cancelled" for each in before.inputs)
+    assert not StepScript.from_recorder(record(busy(), Clock(1, 0.02))).same_as(before)
+    assert StepScript.from_recorder(again(busy(), before, Clock(1, 0.02))).same_as(before)
 
 
 def test_cached_pages_live_as_long_as_they_did() -> None:
@@ -183,11 +183,11 @@ def test_cached_pages_live_as_long_as_they_did() -> None:
     same = traffic.requests()[0].prompt_ids
     requests = [replace(each, prompt_ids=same) for each in traffic.requests()]
     before, first = Recorder(), traffic.runner(Clock(1, 0.001))
-    first.instruments.listener = before.note
+    first.telemetry.listener = before.record
     list(first.stream(requests))
     after, second = Recorder(), traffic.runner(Clock(2, 500.0))
-    second.instruments.listener = after.note
-    list(replay(second, requests, Script.recorded(before)))
+    second.telemetry.listener = after.record
+    list(replay(second, requests, StepScript.from_recorder(before)))
     assert ends(after) == ends(before) and [end[-1] for end in ends(before)] == [0, 8, 8]
 
 
@@ -197,14 +197,14 @@ def test_a_cancelling_listener_is_heard_in_the_midst_of_a_step() -> None:
     before, runner = Recorder(), traffic.runner(Clock(1, 0.1))
 
     def note(event: Event) -> None:
-        before.note(event)
+        before.record(event)
         if isinstance(event, Decoded) and (event.request_id, event.index) == ("r0", 2):
             runner.cancel("r1")
 
-    runner.instruments.listener = note
+    runner.telemetry.listener = note
     list(runner.stream(traffic.requests()))
     told = [event.index for event in before.events if isinstance(event, Decoded) and event.request_id == "r1"]
-    after = again(traffic, Script.recorded(before), Clock(2, 0.3))
+    after = again(traffic, StepScript.from_recorder(before), Clock(2, 0.3))
     assert told == [0, 1]
     assert told == [event.index for event in after.events if isinstance(event, Decoded) and event.request_id == "r1"]
 
@@ -220,11 +220,11 @@ def test_logits_are_the_same_bit_for_bit() -> None:
     recorder = Recorder()
 
     def first(runner: Runner) -> None:
-        runner.instruments.listener = recorder.note
+        runner.telemetry.listener = recorder.record
         list(runner.stream(busy().requests()))
 
     before = rows(first, Clock(1, 0.2))
-    script = Script.recorded(recorder)
+    script = StepScript.from_recorder(recorder)
     after = rows(lambda runner: list(replay(runner, busy().requests(), script)), Clock(7, 0.9))
     assert len(before) == len(after) > 10
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
@@ -232,44 +232,44 @@ def test_logits_are_the_same_bit_for_bit() -> None:
 
 def test_the_other_policys_batches_are_followed() -> None:
     """The wishes are the record's: whose code would wish something else is not asked."""
-    script = Script.recorded(record(busy(), Clock(1, 0.2)))
-    after = Script.recorded(again(busy(), script, Clock(2, 0.2), policy="shortest_prompt"))
+    script = StepScript.from_recorder(record(busy(), Clock(1, 0.2)))
+    after = StepScript.from_recorder(again(busy(), script, Clock(2, 0.2), policy="shortest_prompt"))
     assert [step.spans for step in after.steps] == [step.spans for step in script.steps]
 
 
 def test_what_cannot_be_followed_says_where_and_why() -> None:
     traffic = busy()
-    script = Script.recorded(record(traffic, Clock(1, 0.2)))
-    with pytest.raises(Diverged, match=r"replay: step \d+ (is not what it was|cannot be formed): .*(pages|tokens)"):
+    script = StepScript.from_recorder(record(traffic, Clock(1, 0.2)))
+    with pytest.raises(ReplayDiverged, match=r"replay: step \d+ (is not what it was|cannot be formed): .*(pages|tokens)"):
         again(traffic, script, Clock(1, 0.2), pages=7)
     fewer = replace(traffic, asked=traffic.asked[:2])
-    with pytest.raises(Diverged, match=r"before step \d+ the record submits r2, which this workload lacks"):
+    with pytest.raises(ReplayDiverged, match=r"before step \d+ the record submits r2, which this workload lacks"):
         again(fewer, script, Clock(1, 0.2))
     cut = replace(script, steps=script.steps[:-3])
-    with pytest.raises(Diverged, match="the record ends here, and requests still go on"):
+    with pytest.raises(ReplayDiverged, match="the record ends here, and requests still go on"):
         again(traffic, cut, Clock(1, 0.2))
 
 
 def test_an_altered_record_is_not_followed() -> None:
     """Each kind of change is seen at its own step: a span, a wish, a decision, an input."""
     traffic = busy()
-    script = Script.recorded(record(traffic, Clock(1, 0.2)))
+    script = StepScript.from_recorder(record(traffic, Clock(1, 0.2)))
     place = next(i for i, step in enumerate(script.steps) if len(step.spans) > 2 and i > 4)
     step = script.steps[place]
     longer = replace(step, spans=(step.spans[0]._replace(tokens=step.spans[0].tokens + 1), *step.spans[1:]))
-    undecided = replace(step, actions=(*step.actions, Action("r0", "admitted", "")))
+    undecided = replace(step, actions=(*step.actions, RecordedAction("r0", "admitted", "")))
     for wrong in (longer, undecided):
         changed = replace(script, steps=(*script.steps[:place], wrong, *script.steps[place + 1 :]))
-        with pytest.raises(Diverged, match=rf"step {step.number}\b"):
+        with pytest.raises(ReplayDiverged, match=rf"step {step.number}\b"):
             again(traffic, changed, Clock(1, 0.2))
 
 
 def test_a_failed_replay_leaves_the_runner_as_it_was() -> None:
     traffic = busy()
-    script = Script.recorded(record(traffic, Clock(1, 0.2)))
+    script = StepScript.from_recorder(record(traffic, Clock(1, 0.2)))
     runner = traffic.runner(Clock(1, 0.2), pages=7)
     policy = runner.scheduler.policy
-    with pytest.raises(Diverged):
+    with pytest.raises(ReplayDiverged):
         list(replay(runner, traffic.requests(), script))
-    assert runner.scheduler.policy is policy and runner.scheduler.pages_used == 0 and not runner.busy
+    assert runner.scheduler.policy is policy and runner.scheduler.pages_in_use == 0 and not runner.has_unfinished_requests
     assert len(list(runner.stream([request("z", 3, 2)]))) > 0

@@ -47,7 +47,7 @@ def test_every_row_is_the_oracles(
         done |= generate(runner, wave)
     assert {event.reason for event in done.values()} == {"length"}, {e.error for e in done.values()}
     assert len(done) == 2 * sum(r.sampling.n for r in requests)
-    assert oracle.clear and runner.scheduler.pages_used == 0
+    assert oracle.clear and runner.scheduler.pages_in_use == 0
     for event in done.values():
         needed = event.prompt_tokens + len(event.token_ids) - 1
         assert event.computed_tokens + event.cached_tokens + event.restored_tokens >= needed
@@ -64,9 +64,9 @@ def test_a_prefix_is_computed_once() -> None:
     again = generate(warm, [replace(second, request_id="c")])["c"]
     assert again.cached_tokens == 20  # the last prompt token is always computed
     assert generate(warm, [asked("d", 17, 4, 5, cache_salt="other")])["d"].cached_tokens == 0
-    warm.forget_prefixes()
+    warm.reset_prefix_cache()
     assert generate(warm, [replace(second, request_id="e")])["e"].cached_tokens == 0
-    assert warm.scheduler.pages_used == 0
+    assert warm.scheduler.pages_in_use == 0
 
 
 def test_a_conversation_goes_on_where_it_ended() -> None:
@@ -75,13 +75,13 @@ def test_a_conversation_goes_on_where_it_ended() -> None:
     tokens = generate(runner, [asked("a", 0, 9, 12)])["a"].token_ids
     stopped = replace(asked("b", 0, 9, 12), prompt_ids=asked("a", 0, 9, 12).prompt_ids)
     stopped = replace(stopped, sampling=stopped.sampling.model_copy(update={"stop_token_ids": (tokens[7],)}))
-    runner.forget_prefixes()
+    runner.reset_prefix_cache()
     end = generate(runner, [stopped])["b"]
     assert end.reason == "stop"
     computed = 9 + len(end.token_ids) - 1
     turn = replace(stopped, request_id="c", prompt_ids=(*stopped.prompt_ids, *end.token_ids, 1, 2))
     assert generate(runner, [turn])["c"].cached_tokens == computed // 4 * 4
-    runner.forget_prefixes()
+    runner.reset_prefix_cache()
     for event in runner.stream([asked("long", 18, 1, 20)]):
         if isinstance(event, Decoded) and event.index == 3:
             runner.cancel("long")
@@ -103,7 +103,7 @@ def test_what_broke_is_not_offered() -> None:
     runner.executor.forward = lambda plan: forward(plan) * torch.nan  # type: ignore[method-assign]
     assert generate(runner, [asked("a", 17, 3, 5)])["a"].reason == "error"
     runner.executor.forward = forward  # type: ignore[method-assign]
-    assert all(pool.free == pool.pages for pool in runner.scheduler.pools)
+    assert all(pool.num_free == pool.num_pages for pool in runner.scheduler.pools)
     # scrubbing cleaned the pages that were held, and nothing was offered
     assert generate(runner, [asked("b", 17, 3, 5)])["b"].cached_tokens == 0
 
@@ -115,7 +115,7 @@ def test_what_is_written_to_the_index_is_counted_once(seed: int, pages: int) -> 
     writes and the rest are all of a prompt, and nobody reads what was not written before."""
     draw, runner = random.Random(seed), runner_of(MODEL, pages=pages, prefix="radix")
     roots, size = [tuple(draw.randrange(3) for _ in range(24)) for _ in range(2)], runner.store.page_size
-    index = runner.cache.holdings.prefix
+    index = runner.kv_cache.manager.prefix_cache
     assert index is not None
     known: set[int] = set()
     came = 0
@@ -125,7 +125,7 @@ def test_what_is_written_to_the_index_is_counted_once(seed: int, pages: int) -> 
         while left:
             node = left.pop()
             left += node.children.values()
-            found |= {id(node)} if any(node.pages) or any(node.places) else set()
+            found |= {id(node)} if any(node.pages) or any(node.cpu_pages) else set()
         return found
 
     def held(event: Event) -> None:
@@ -134,7 +134,7 @@ def test_what_is_written_to_the_index_is_counted_once(seed: int, pages: int) -> 
             now = nodes()
             came, known = came + len(now - known), now
 
-    runner.instruments.listener = held
+    runner.telemetry.listener = held
     requests = [
         Request(f"r{n}", draw.choice(roots)[: draw.randrange(1, 24)] + (n % 5,), SamplingParameters(
             max_tokens=draw.randrange(1, 9), temperature=0, ignore_eos=True, n=draw.choice([1, 1, 2])))

@@ -27,7 +27,7 @@ from workbench.engine import naive
 from workbench.engine.runner import generate
 from workbench.model.spec import ModelSpec
 from workbench.request import Request, SamplingParameters
-from workbench.trace.events import Decoded, Event, Finished, SetBack, Stepped, Submitted
+from workbench.trace.events import Decoded, Event, Finished, Preempted, Stepped, Submitted
 
 MODEL = model_of(spec_of(layer(4, 2), layer(4, 2, window=5)))
 MODEL_BYTES = 2 * 2 * 2 * 4 * 4  # a token: layers, keys and values, groups, dim, bytes
@@ -46,7 +46,7 @@ def test_every_row_is_the_oracles(
 ) -> None:
     """Random models with any attention, precisions, prompts, budgets, page sizes, page orders and orders of arrival."""
     pages = -(-29 // page_size) + shuffle.randrange(12)
-    orders = tuple(shuffle.sample(range(1, pages + 1), pages) for _ in spec.layer_groups)
+    orders = tuple(shuffle.sample(range(1, pages + 1), pages) for _ in spec.kv_cache_groups)
     runner = runner_of(
         model_of(spec, shuffle.randrange(99), dtype=dtype), max_num_seqs=seqs, max_num_batched_tokens=budget,
         page_size=page_size, pages=pages, page_orders=orders,
@@ -60,7 +60,7 @@ def test_every_row_is_the_oracles(
         r.request_id: r.sampling.max_tokens for r in requests
     }
     assert oracle.clear
-    assert runner.scheduler.pages_used == 0
+    assert runner.scheduler.pages_in_use == 0
 
 
 def test_the_oracle_can_object() -> None:
@@ -83,7 +83,7 @@ def test_set_back_changes_nothing() -> None:
     roomy = finals(runner_of(MODEL, pages=60), requests)
     scarce = runner_of(MODEL, pages=9)
     events = list(scarce.stream(requests))
-    assert any(isinstance(event, SetBack) for event in events)
+    assert any(isinstance(event, Preempted) for event in events)
     assert {e.request_id: e.token_ids for e in events if isinstance(e, Finished)} == roomy
 
 
@@ -100,14 +100,14 @@ def test_cancelling_at_any_event_frees_its_pages(moment: int, which: int, data: 
             held = [s for s in (*runner.scheduler.running, *runner.scheduler.waiting) if s.request_id == f"r{which}"]
             assert not held
             held = [page for s in runner.scheduler.running for pages in s.pages for page in pages if page]
-            assert runner.scheduler.pages_used == len(held)
+            assert runner.scheduler.pages_in_use == len(held)
         events.append(event)
     ends = [e for e in events if isinstance(e, Finished)]
     assert sorted(e.request_id for e in ends) == [f"r{i}" for i in range(4)], "one end each"
     for end in ends:
         if end.reason != "cancelled":
             assert end.token_ids == alone[end.request_id]
-    assert runner.scheduler.pages_used == 0
+    assert runner.scheduler.pages_in_use == 0
 
 
 def test_closing_the_stream_cancels_the_rest() -> None:
@@ -117,7 +117,7 @@ def test_closing_the_stream_cancels_the_rest() -> None:
         if isinstance(event, Decoded):
             break
     stream.close()  # type: ignore[attr-defined]
-    assert not runner.busy and runner.scheduler.pages_used == 0
+    assert not runner.has_unfinished_requests and runner.scheduler.pages_in_use == 0
 
 
 def test_streams_on_one_runner_do_not_touch_each_other() -> None:
@@ -166,7 +166,7 @@ def test_the_context_is_the_last_limit() -> None:
 
 def test_end_tokens_and_their_being_ignored() -> None:
     tokens = finals(runner_of(MODEL), [request("a", 6, 10)])["a"]
-    ending = model_of(spec_of(layer(4, 2), layer(4, 2, window=5), end_ids=(tokens[4],)))
+    ending = model_of(spec_of(layer(4, 2), layer(4, 2, window=5), eos_token_ids=(tokens[4],)))
     asked = Request("a", request("a", 6, 10).prompt_ids, SamplingParameters(temperature=0, max_tokens=10))
     done = generate(runner_of(ending), [asked])["a"]
     first = tokens.index(tokens[4])

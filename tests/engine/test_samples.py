@@ -10,7 +10,7 @@ from tests.engine.poison import MODEL, poisoned
 from tests.engine.tiny import finals, request, runner_of
 from workbench.engine.runner import generate
 from workbench.request import SamplingParameters
-from workbench.trace.events import Finished, Planned, Stepped
+from workbench.trace.events import Finished, Scheduled, Stepped
 from workbench.trace.recorder import Recorder
 
 
@@ -29,7 +29,7 @@ def test_samples_are_the_requests_of_their_seeds() -> None:
             done = generate(runner, [one])
             assert {name: event.token_ids for name, event in done.items()} == alone
             assert [event.sample for event in done.values()] == [int(name[2:] or 0) for name in done]
-            assert len(set(alone.values())) > 1 and runner.scheduler.pages_used == 0
+            assert len(set(alone.values())) > 1 and runner.scheduler.pages_in_use == 0
 
 
 def test_samples_share_the_prompt_and_copy_its_last_page() -> None:
@@ -39,7 +39,7 @@ def test_samples_share_the_prompt_and_copy_its_last_page() -> None:
         if isinstance(event, Stepped):
             steps.append(event)
             held.append(len({page for s in runner.scheduler.running for page in s.pages[0] if page}))
-        if isinstance(event, Planned) and event.request_id == "a" and event.sample == 1:
+        if isinstance(event, Scheduled) and event.request_id == "a" and event.sample == 1:
             assert event.reason == "admitted: shares 5 pages with a"
     # Nine tokens of the prompt are computed once, the tenth by each sample.
     assert [step.prefill_tokens for step in steps][:2] == [9 + 3, 3]
@@ -61,12 +61,12 @@ def test_cancelling_a_request_ends_all_its_samples() -> None:
         assert sorted((e.request_id, e.sample, e.reason) for e in ends) == [
             ("a", 0, "cancelled"), ("a", 1, "cancelled"), ("a", 2, "cancelled"), ("b", 0, "length"),
         ]  # fmt: skip
-        assert runner.scheduler.pages_used == 0
+        assert runner.scheduler.pages_in_use == 0
 
 
 def test_rows_of_samples() -> None:
     recorder = Recorder()
-    runner = runner_of(MODEL, note=recorder.note)
+    runner = runner_of(MODEL, note=recorder.record)
     generate(runner, [request("a", 6, 3, temperature=0.9, n=2), request("b", 6, 3)])
     names = ("request_id", "sample", "output_tokens", "cached_tokens")
     rows = [tuple(row[name] for name in names) for row in recorder.requests()]

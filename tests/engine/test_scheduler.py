@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.calls import calls_of
-from workbench.cache.holdings import Holdings
+from workbench.cache.holdings import KVCacheManager
 from workbench.cache.pages import PagePool, pages_for
-from workbench.cache.prefix import PrefixIndex
-from workbench.cache.tables import Table
+from workbench.cache.prefix import RadixCache
+from workbench.cache.tables import KVCacheGroup
 from workbench.engine.plan import StepPlan
-from workbench.engine.scheduler import Limits, Refusal, Scheduler
+from workbench.engine.scheduler import SchedulerLimits, RequestRefused, Scheduler
 from workbench.errors import WorkbenchError
 from workbench.request import FinishReason, Request, SamplingParameters, Sequence
 
@@ -22,12 +22,12 @@ CONTEXT = 40
 
 def sequence(order: int, prompt: int, most: int) -> Sequence:
     sampling = SamplingParameters(max_tokens=most)
-    return Sequence.of(Request(f"r{order}", tuple(range(prompt)), sampling), order)
+    return Sequence.from_request(Request(f"r{order}", tuple(range(prompt)), sampling), order)
 
 
-def scheduler_of(pools: tuple[PagePool, ...], limits: Limits, context: int = CONTEXT) -> Scheduler:
+def scheduler_of(pools: tuple[PagePool, ...], limits: SchedulerLimits, context: int = CONTEXT) -> Scheduler:
     """Over tables whose queries read everything."""
-    return Scheduler(Holdings(pools, (Table(),) * len(pools), limits.max_num_batched_tokens), limits, context)
+    return Scheduler(KVCacheManager(pools, (KVCacheGroup(),) * len(pools), limits.max_num_batched_tokens), limits, context)
 
 
 class Histories(RuleBasedStateMachine):
@@ -36,7 +36,7 @@ class Histories(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.pools = (PagePool(9, 4), PagePool(11, 4))
-        self.limits = Limits(max_num_seqs=3, max_num_batched_tokens=7)
+        self.limits = SchedulerLimits(max_num_seqs=3, max_num_batched_tokens=7)
         self.scheduler = scheduler_of(self.pools, self.limits)
         self.open: list[Sequence] = []
         self.count = 0
@@ -47,7 +47,7 @@ class Histories(RuleBasedStateMachine):
         self.count += 1
         fits = prompt < CONTEXT and pages_for(min(prompt + most, CONTEXT) - 1, 4) <= 9
         if not fits:
-            with pytest.raises(Refusal, match=r"\d"):
+            with pytest.raises(RequestRefused, match=r"\d"):
                 self.scheduler.submit(new)
             return
         self.scheduler.submit(new)
@@ -61,8 +61,8 @@ class Histories(RuleBasedStateMachine):
                 assert not self.open, "something waits and nothing is planned"
                 return
             self.check(plan)
-            before = {span.sequence.request_id: span.sequence.computed for span in plan.spans}
-            chosen = {span.sequence.request_id: 1 for span in plan.spans if span.samples}
+            before = {span.sequence.request_id: span.sequence.num_computed_tokens for span in plan.spans}
+            chosen = {span.sequence.request_id: 1 for span in plan.spans if span.needs_sample}
             self.scheduler.commit(plan, chosen)
             for span in plan.spans:
                 assert span.start == before[span.sequence.request_id]
@@ -72,16 +72,16 @@ class Histories(RuleBasedStateMachine):
                     self.end(span.sequence, FinishReason.LENGTH)
 
     def check(self, plan: StepPlan) -> None:
-        assert 0 < plan.tokens <= self.limits.max_num_batched_tokens
+        assert 0 < plan.num_tokens <= self.limits.max_num_batched_tokens
         assert len(plan.spans) <= self.limits.max_num_seqs
         lengths = [span.length for span in plan.spans]
         assert lengths == sorted(lengths, key=lambda length: length > 1), "decodes are packed first"
         for span in plan.spans:
-            assert span.samples == (span.end == len(span.sequence.token_ids))
+            assert span.needs_sample == (span.end == len(span.sequence.token_ids))
             for pages in span.sequence.pages:
                 assert len(pages) >= pages_for(span.end, 4)
         # The oldest always gets on, or all of the budget went to decodes before it.
-        oldest = min(self.open, key=lambda s: s.order)
+        oldest = min(self.open, key=lambda s: s.arrival_index)
         assert oldest in [s.sequence for s in plan.spans] or plan.decode_tokens == self.limits.max_num_batched_tokens
 
     def end(self, ended: Sequence, reason: FinishReason) -> None:
@@ -98,13 +98,13 @@ class Histories(RuleBasedStateMachine):
     def pages_have_one_owner(self) -> None:
         for group, pool in enumerate(self.pools):
             held = [page for s in self.open for page in s.pages[group]]
-            assert len(held) == len(set(held)) == pool.used
+            assert len(held) == len(set(held)) == pool.num_used
         for s in self.scheduler.waiting:
-            assert s.computed == 0 and not any(s.pages)
+            assert s.num_computed_tokens == 0 and not any(s.pages)
 
     @invariant()
     def queues_are_in_order(self) -> None:
-        orders = [s.order for s in (*self.scheduler.running, *self.scheduler.waiting)]
+        orders = [s.arrival_index for s in (*self.scheduler.running, *self.scheduler.waiting)]
         assert orders == sorted(orders)
 
 
@@ -116,7 +116,7 @@ TestHistories.settings = settings(max_examples=120, stateful_step_count=25, dead
 @settings(deadline=None)
 def test_everything_submitted_ends(sizes: list[tuple[int, int]]) -> None:
     """However scarce the pages: no loop of set-backs, nobody starves."""
-    scheduler = scheduler_of((PagePool(9, 4),), Limits(4, 8))
+    scheduler = scheduler_of((PagePool(9, 4),), SchedulerLimits(4, 8))
     going = [sequence(order, prompt, most) for order, (prompt, most) in enumerate(sizes)]
     for new in going:
         scheduler.submit(new)
@@ -124,27 +124,27 @@ def test_everything_submitted_ends(sizes: list[tuple[int, int]]) -> None:
         plan = scheduler.plan()
         if plan is None:
             break
-        scheduler.commit(plan, {s.sequence.request_id: 1 for s in plan.spans if s.samples})
+        scheduler.commit(plan, {s.sequence.request_id: 1 for s in plan.spans if s.needs_sample})
         for span in plan.spans:
             if len(span.sequence.output_ids) == span.sequence.request.sampling.max_tokens:
                 scheduler.finish(span.sequence, FinishReason.LENGTH)
     assert all(s.finish_reason is FinishReason.LENGTH for s in going)
-    assert scheduler.pages_used == 0
+    assert scheduler.pages_in_use == 0
 
 
 def test_refusals_give_the_numbers() -> None:
-    scheduler = scheduler_of((PagePool(2, 4),), Limits())
-    with pytest.raises(Refusal, match="40 prompt tokens leave no room in a context of 40"):
+    scheduler = scheduler_of((PagePool(2, 4),), SchedulerLimits())
+    with pytest.raises(RequestRefused, match="40 prompt tokens leave no room in a context of 40"):
         scheduler.submit(sequence(0, 40, 1))
-    with pytest.raises(Refusal, match="need 3 pages of 4 tokens, the cache has 2"):
+    with pytest.raises(RequestRefused, match="need 3 pages of 4 tokens, the cache has 2"):
         scheduler.submit(sequence(1, 5, 5))
     scheduler.submit(sequence(2, 5, 4))  # the last token's keys are never read: eight slots are enough
     with pytest.raises(WorkbenchError, match="at least 1"):
-        Limits(max_num_seqs=0)
+        SchedulerLimits(max_num_seqs=0)
 
 
 def test_reasons_have_numbers() -> None:
-    scheduler = scheduler_of((PagePool(3, 4),), Limits())
+    scheduler = scheduler_of((PagePool(3, 4),), SchedulerLimits())
     for order in range(2):
         scheduler.submit(sequence(order, 8, 3))
     plan = scheduler.plan()
@@ -154,22 +154,22 @@ def test_reasons_have_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    "tables", [(Table(),), (Table(), Table(back=256)), (Table(lag=128, group=64), Table(back=192))]
+    "tables", [(KVCacheGroup(),), (KVCacheGroup(), KVCacheGroup(sliding_window=256)), (KVCacheGroup(residual_length=128, quant_group=64), KVCacheGroup(sliding_window=192))]
 )
-def test_a_decode_step_is_planned_and_committed_in_few_calls_a_sequence(tables: tuple[Table, ...]) -> None:
+def test_a_decode_step_is_planned_and_committed_in_few_calls_a_sequence(tables: tuple[KVCacheGroup, ...]) -> None:
     """With the index; in 64 steps each sequence fills a page. Calls, not seconds: `experiments.plan_cost` has those."""
     size, seqs, context = 64, 64, 2048
     pools = tuple(PagePool(seqs * context // size, size) for _ in tables)
-    holdings = Holdings(pools, tables, 4096, PrefixIndex(pools, tables))
-    scheduler = Scheduler(holdings, Limits(seqs, 4096), 2 * context)
+    holdings = KVCacheManager(pools, tables, 4096, RadixCache(pools, tables))
+    scheduler = Scheduler(holdings, SchedulerLimits(seqs, 4096), 2 * context)
     for order in range(seqs):
         ids = tuple(order + i for i in range(1024 + order))
-        scheduler.submit(Sequence.of(Request(f"r{order}", ids, SamplingParameters(max_tokens=600)), order))
+        scheduler.submit(Sequence.from_request(Request(f"r{order}", ids, SamplingParameters(max_tokens=600)), order))
 
     def step() -> StepPlan:
         plan = scheduler.plan()
         assert plan is not None
-        scheduler.commit(plan, {span.sequence.request_id: 1 for span in plan.spans if span.samples})
+        scheduler.commit(plan, {span.sequence.request_id: 1 for span in plan.spans if span.needs_sample})
         return plan
 
     while step().phase != "decode" or scheduler.waiting:
@@ -180,7 +180,7 @@ def test_a_decode_step_is_planned_and_committed_in_few_calls_a_sequence(tables: 
 
 def test_an_heir_takes_its_place_in_the_order() -> None:
     """The first of three samples is cancelled before its prefill is done: the second leads, older than who runs."""
-    scheduler = scheduler_of((PagePool(30, 4),), Limits(4, 32))
+    scheduler = scheduler_of((PagePool(30, 4),), SchedulerLimits(4, 32))
     first, second, third, younger = (sequence(order, 30, 3) for order in range(4))
     scheduler.submit(first, [second, third])
     scheduler.submit(younger)
@@ -188,6 +188,6 @@ def test_an_heir_takes_its_place_in_the_order() -> None:
     assert plan is not None and scheduler.running == [first, younger]
     scheduler.commit(plan, {})
     scheduler.finish(first, FinishReason.CANCELLED)
-    assert second.followers == [third] and third.leader is second and second.leader is None
+    assert second.children == [third] and third.parent is second and second.parent is None
     scheduler.plan()
     assert scheduler.running == [second, younger]

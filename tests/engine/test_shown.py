@@ -13,7 +13,7 @@ from tests.engine.tiny import layer, model_of, request, runner_of, spec_of
 from tests.test_pixels import read
 from tests.test_shown import ODD
 from workbench.engine.inspection import Inspection
-from workbench.engine.inspection_shown import LARGEST, MOST_MAPS
+from workbench.engine.inspection_shown import LARGEST, MAX_MAPS
 from workbench.engine.plan import StepPlan
 from workbench.engine.runner import Runner
 
@@ -49,7 +49,7 @@ def test_a_plan_says_what_is_computed_and_why() -> None:
 
 def test_a_runner_says_what_it_runs_and_what_it_does() -> None:
     runner = runner_of(model_of(spec_of()))
-    told = r"<Runner tiny: [\d,]+ parameters, lane eager; 0 requests run, .* 0 of 40 pages used>"
+    told = r"<Runner tiny: [\d,]+ parameters, backend eager; 0 requests run, .* 0 of 40 pages used>"
     assert re.fullmatch(told, repr(runner))
     runner.submit(request(ODD, 3, 3))
     runner.step()
@@ -67,7 +67,7 @@ def serving() -> Runner:
 
 
 def test_attention_is_a_picture_a_head(serving: Runner) -> None:
-    found = serving.inspect("<a>", rows=range(4, 12), hidden=(0,))
+    found = serving.inspect("<a>", positions=range(4, 12), hidden_states=(0,))
     page = found._repr_html_()
     pictures = re.findall(r'src="data:image/png;base64,([^"]+)" alt="([^"]+)"', page)
     told = [words.partition(":")[0] for _, words in pictures]
@@ -83,7 +83,7 @@ def test_attention_is_a_picture_a_head(serving: Runner) -> None:
 
 
 def test_a_head_keeps_its_number_and_a_row_its_position(serving: Runner) -> None:
-    found = serving.inspect("<a>", rows=(-1,), layers=(1,), heads=(3, 1))
+    found = serving.inspect("<a>", positions=(-1,), layers=(1,), heads=(3, 1))
     assert re.findall(r"layer 1 head (\d): row 11, of 12 positions", found._repr_html_()) == ["3", "3", "1", "1"]
     text = str(found)
     assert text.splitlines()[0] == "request <a>: row 11, of 12 positions" and len(text.splitlines()) == 4
@@ -93,7 +93,7 @@ def test_a_head_keeps_its_number_and_a_row_its_position(serving: Runner) -> None
 def test_pictures_are_small_however_much_there_is() -> None:
     weights = dict.fromkeys(range(3), torch.rand(1, 300, 5000).expand(16, -1, -1))
     page = Inspection("a", tuple(range(4700, 5000)), (0,) * 5000, weights)._repr_html_()
-    assert page.count("<img") == MOST_MAPS and f"{MOST_MAPS} of 48 heads are drawn" in page
+    assert page.count("<img") == MAX_MAPS and f"{MAX_MAPS} of 48 heads are drawn" in page
     assert "largest of 20 positions" in page and len(page) < 8_000_000
     tiny = Inspection("a", (0,), (7,), {0: torch.ones(1, 1, 1)})._repr_html_()
     assert read(base64.b64decode(re.findall(r'base64,([^"]+)"', tiny)[0])).shape == (LARGEST, LARGEST, 3)

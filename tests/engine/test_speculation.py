@@ -7,19 +7,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiled_kernels import Lane
+from compiled_kernels import Backend
 from tests.engine.guesses import Guesses, drafts, needs_mlir, plain, run_checked, tokens
 from tests.engine.tiny import Oracle, layer, model_of, request, runner_of, spec_of, specs
 from workbench.cache.format import CacheFormat
-from workbench.cache.holdings import Holdings
+from workbench.cache.holdings import KVCacheManager
 from workbench.cache.pages import pages_for
-from workbench.engine.lanes import Lanes
+from workbench.engine.lanes import Backends
 from workbench.engine.plan import Span
 from workbench.engine.runner import generate
 from workbench.model.spec import ModelSpec
 from workbench.request import Request, Sequence
 from workbench.sampling import choose
-from workbench.sampling.choice import Choice
+from workbench.sampling.choice import SampledToken
 from workbench.trace.events import Decoded, Finished, Stepped, Verified
 
 PACKED = CacheFormat(format="int8", group=8, columns=8, residual=8)
@@ -33,7 +33,7 @@ PACKED = CacheFormat(format="int8", group=8, columns=8, residual=8)
 def test_greedy_output_is_what_it_is_without(spec: ModelSpec, seed, most, cache, prefix, pages, right) -> None:
     """Windows, packed caches, reuse of prefixes, pages that run out, chunks that are cut: every row is the oracle's, or
     that of a run without drafts where the cache is packed, and no page is left over."""
-    if cache is not None and any(kind.attention.dim % 8 for kind in spec.layers):
+    if cache is not None and any(kind.attention.head_dim % 8 for kind in spec.layers):
         cache = None
     size = 8 if cache else 4
     pages = max(pages, 2 * pages_for(30, size) + 4)
@@ -47,19 +47,19 @@ def test_greedy_output_is_what_it_is_without(spec: ModelSpec, seed, most, cache,
     if cache is None:
         Oracle(runner)
     assert tokens(run_checked(runner, asked)) == tokens(wanted)
-    runner.forget_prefixes()
-    assert all(pool.used == 0 and pool.free == pool.pages for pool in runner.scheduler.pools)
+    runner.reset_prefix_cache()
+    assert all(pool.num_used == 0 and pool.num_free == pool.num_pages for pool in runner.scheduler.pools)
 
 
 def keeps_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Holdings, "cut", lambda self, sequence: None)
+    monkeypatch.setattr(KVCacheManager, "cut", lambda self, sequence: None)
 
 
 def takes_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every drafted token stands."""
 
     def greedy(draft, rows, largest, tokens):
-        return [*map(Choice, draft.token_ids), Choice(tokens[rows[-1]])]
+        return [*map(SampledToken, draft.token_ids), SampledToken(tokens[rows[-1]])]
 
     monkeypatch.setattr(choose, "_greedy", greedy)
 
@@ -144,7 +144,7 @@ def test_cancelling_at_any_event_frees_its_pages(moment: int, which: int, seed: 
             runner.cancel(f"r{which}")
         if isinstance(event, Finished):
             ends[event.request_id] = event
-    assert all(pool.used == 0 for pool in runner.scheduler.pools)
+    assert all(pool.num_used == 0 for pool in runner.scheduler.pools)
     for name, end in ends.items():
         cut = end.reason == "cancelled"
         assert end.token_ids == wanted[name].token_ids[: len(end.token_ids) if cut else None]
@@ -154,19 +154,19 @@ def test_cancelling_at_any_event_frees_its_pages(moment: int, which: int, seed: 
 
 def test_rows_of_one_sequence_are_the_span() -> None:
     runner = runner_of(model_of(spec_of(layer(), layer(window=5))))
-    own = Sequence.of(request("a", 9, 5), 0)
+    own = Sequence.from_request(request("a", 9, 5), 0)
     runner.scheduler.submit(own)
     plan = runner.scheduler.plan()
     assert plan is not None
     runner.executor.forward(plan)
     runner.scheduler.commit(plan, {"a": 3})
     check = runner.scheduler.plan({"a": (4, 5, 6)})
-    assert check is not None and [(s.length, s.drafts) for s in check.spans] == [(4, (4, 5, 6))]
+    assert check is not None and [(s.length, s.draft_token_ids) for s in check.spans] == [(4, (4, 5, 6))]
     whole = runner.executor.forward(check)
-    rows = check.by_rows()
-    assert [(s.start, s.length, s.ids) for s in rows.spans] == [(9, 1, [3]), (10, 1, [4]), (11, 1, [5]), (12, 1, [6])]
+    rows = check.as_decode_rows()
+    assert [(s.start, s.length, s.token_ids) for s in rows.spans] == [(9, 1, [3]), (10, 1, [4]), (11, 1, [5]), (12, 1, [6])]
     torch.testing.assert_close(runner.executor.forward(rows), whole)
-    assert check.by_rows(3) is check
+    assert check.as_decode_rows(3) is check
 
 
 @needs_mlir
@@ -177,7 +177,7 @@ def test_checks_in_the_compiled_step_are_the_oracles() -> None:
     asked = [request(f"r{i}", 3 + 9 * i, 9 + i) for i in range(2)]
     wanted = plain(model, asked)
     proposer = Guesses({name: end.token_ids for name, end in wanted.items()})
-    mixed = Lanes(Lane.MLIR, Lane.EAGER, Lane.EAGER, "decode steps alone are compiled")
+    mixed = Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, "decode steps alone are compiled")
     runner = runner_of(model, lanes=mixed, drafts=drafts(proposer, 2))
     Oracle(runner)
     assert tokens(generate(runner, asked)) == tokens(wanted)
@@ -192,7 +192,7 @@ def test_packed_pages_and_shared_contexts_in_the_compiled_step(threads: int) -> 
     shared = {"cache": PACKED, "page_size": 8}
     wanted = plain(model, asked, **shared)
     proposer = Guesses({name: end.token_ids for name, end in wanted.items()})
-    mixed = Lanes(Lane.MLIR, Lane.EAGER, Lane.EAGER, "decode steps alone are compiled")
+    mixed = Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, "decode steps alone are compiled")
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

@@ -10,38 +10,38 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiled_kernels import Lane, lane_problems
+from compiled_kernels import Backend, backend_problems
 from tests.engine.guesses import Guesses, check_pages, drafts, plain, run_checked, tokens
 from tests.engine.tiny import layer, model_of, request, runner_of, spec_of
 from workbench.engine.plan import StepPlan
-from workbench.engine.rows import RowsExecutor
+from workbench.engine.rows import TokenParallelExecutor
 from workbench.engine.runner import Runner
-from workbench.engine.schedule import BUILT_IN, Kind, policy_from
+from workbench.engine.schedule import BUILT_IN_POLICIES, BatchingMode, parse_policy
 from workbench.trace.events import Decoded, Verified
 
 MODEL = model_of(spec_of(layer(4, 2), layer(4, 2, window=9)))
 ASKED = [request(f"r{i}", 3 + 5 * i, 6 + 3 * (i % 3)) for i in range(5)]
 WANTED = plain(MODEL, ASKED, pages=80)
 ANSWERS = {name: end.token_ids for name, end in WANTED.items()}
-needs_mlir = pytest.mark.skipif(lane_problems()[Lane.MLIR] is not None, reason=f"{lane_problems()[Lane.MLIR]}")
+needs_mlir = pytest.mark.skipif(backend_problems()[Backend.MLIR] is not None, reason=f"{backend_problems()[Backend.MLIR]}")
 
 
 @pytest.mark.parametrize("kind", ["continuous", "static"])
-@pytest.mark.parametrize("policy", BUILT_IN)
+@pytest.mark.parametrize("policy", BUILT_IN_POLICIES)
 @settings(max_examples=3, deadline=None)
 @given(seed=st.integers(0, 99), pages=st.integers(18, 40), right=st.floats(0, 1), budget=st.integers(5, 20))
 def test_every_policy_gives_the_same_tokens(
     policy: str, kind: str, seed: int, pages: int, right: float, budget: int
 ) -> None:
     """With little patience, few pages, and budgets that cut prompts and drafts."""
-    patience = {} if policy == "fcfs" else {"patience": 6}
+    patience = {} if policy == "fcfs" else {"starvation_limit": 6}
     runner = runner_of(
-        MODEL, policy=policy_from({"kind": policy, **patience}, cast(Kind, kind)), pages=pages,
+        MODEL, policy=parse_policy({"kind": policy, **patience}, cast(BatchingMode, kind)), pages=pages,
         max_num_batched_tokens=budget, prefix="radix", drafts=drafts(Guesses(ANSWERS, seed, right)),
     )  # fmt: skip
     assert tokens(run_checked(runner, ASKED)) == tokens(WANTED)
-    runner.forget_prefixes()
-    assert all(pool.free == pool.pages for pool in runner.scheduler.pools)
+    runner.reset_prefix_cache()
+    assert all(pool.num_free == pool.num_pages for pool in runner.scheduler.pools)
 
 
 class Bits:
@@ -60,8 +60,8 @@ class Bits:
         logits = self.inner.forward(plan)
         rows = iter(logits.clone())
         for span in plan.spans:
-            for place in range(len(span.drafts) + 1) if span.samples else ():
-                text = (*span.sequence.token_ids, *span.drafts[:place])
+            for place in range(len(span.draft_token_ids) + 1) if span.needs_sample else ():
+                text = (*span.sequence.token_ids, *span.draft_token_ids[:place])
                 row = next(rows)
                 self.drafted += place > 0
                 if text in self.known:
@@ -73,7 +73,7 @@ class Bits:
 
 def invariant_runner(**more) -> Runner:
     runner = runner_of(MODEL, prefix="radix", **more)
-    runner.executor = RowsExecutor(MODEL, runner.store, (1, 3, 8))
+    runner.executor = TokenParallelExecutor(MODEL, runner.store, (1, 3, 8))
     return runner
 
 
@@ -109,7 +109,7 @@ def test_without_it_some_bit_differs() -> None:
     assert bits.differing
 
 
-@pytest.mark.parametrize("policy", BUILT_IN)
+@pytest.mark.parametrize("policy", BUILT_IN_POLICIES)
 def test_cancels_under_every_policy(policy: str) -> None:
     """Amid drafts: pages come back, and the others' tokens stay."""
     runner = runner_of(MODEL, policy=policy, pages=24, drafts=drafts(Guesses(ANSWERS, 3)))
@@ -117,7 +117,7 @@ def test_cancels_under_every_policy(policy: str) -> None:
     for each in ASKED:
         runner.submit(each, box)
     cancelled, ends = False, {}
-    while runner.busy:
+    while runner.has_unfinished_requests:
         runner.step(box)
         check_pages(runner)
         if not cancelled and any(isinstance(event, Verified) for event in box):
@@ -130,4 +130,4 @@ def test_cancels_under_every_policy(policy: str) -> None:
     for name, end in ends.items():
         assert end.token_ids == ANSWERS[name][: len(end.token_ids)]
         assert name == "r1" or len(end.token_ids) == len(ANSWERS[name])
-    assert all(pool.free == pool.pages for pool in runner.scheduler.pools)
+    assert all(pool.num_free == pool.num_pages for pool in runner.scheduler.pools)

@@ -8,13 +8,13 @@ import pytest
 
 from tests.engine import many_histories
 from tests.engine.history import POLICIES
-from workbench.cache.holdings import Holdings
+from workbench.cache.holdings import KVCacheManager
 from workbench.cache.pages import PagePool
-from workbench.cache.tables import Table
-from workbench.engine.limits import Limits
+from workbench.cache.tables import KVCacheGroup
+from workbench.engine.limits import SchedulerLimits
 from workbench.engine.plan import StepPlan
-from workbench.engine.policies import FCFS, BuiltIn, Priority
-from workbench.engine.policy import State, Wishes
+from workbench.engine.policies import FCFS, BuiltInPolicy, Priority
+from workbench.engine.policy import SchedulerState, SchedulerDecision
 from workbench.engine.scheduler import Scheduler
 from workbench.request import Request, SamplingParameters, Sequence
 
@@ -26,8 +26,8 @@ def everything(plan: StepPlan | None) -> Any:
     if plan is None:
         return None
     spans = [(s.sequence.request_id, *s[1:], [list(pages) for pages in s.sequence.pages]) for s in plan.spans]
-    moves = (plan.moves.saves, plan.moves.copies, plan.moves.loads)
-    return plan.step, spans, plan.decisions, [list(each) for each in moves], plan.padding, plan.wishes
+    moves = (plan.transfers.swap_outs, plan.transfers.copies, plan.transfers.swap_ins)
+    return plan.step, spans, plan.decisions, [list(each) for each in moves], plan.padding_rows, plan.policy_decisions
 
 
 def played(seed: int, policy: str, in_parts: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], int]:
@@ -67,25 +67,25 @@ def test_what_is_decided_in_parts_is_what_the_policy_wishes(policy: str, monkeyp
     assert (made > 80) == policy.startswith("continuous"), "static batches are not decided in parts"
 
 
-@pytest.mark.parametrize("patience", [5, 12, 1000])
+@pytest.mark.parametrize("starvation_limit", [5, 12, 1000])
 def test_the_oldest_that_becomes_overdue_keeps_its_pages_longest(patience: int) -> None:
     """Among those that run on and on only the step's number changes, and with it the order of priorities."""
     told = []
     for in_parts in (True, False):
-        scheduler = crowded(Priority(patience=patience))
+        scheduler = crowded(Priority(starvation_limit=patience))
         if not in_parts:
             scheduler._in_parts = None
         told.append([everything(one_step(scheduler)) for _ in range(18)])
     assert told[0] == told[1]
 
 
-def crowded(policy: BuiltIn) -> Scheduler:
+def crowded(policy: BuiltInPolicy) -> Scheduler:
     """Two that decode for long, the older of them less urgent, and a third with a place and no pages."""
-    scheduler = Scheduler(Holdings((PagePool(9, 8),), (Table(),), 64), Limits(4, 64), 64, policy)
+    scheduler = Scheduler(KVCacheManager((PagePool(9, 8),), (KVCacheGroup(),), 64), SchedulerLimits(4, 64), 64, policy)
     for order, length in enumerate((9, 9, 48)):
         asks = SamplingParameters(max_tokens=20)
         request = Request(f"r{order}", (1,) * length, asks, priority=(1, 0, 2)[order])
-        scheduler.submit(Sequence.of(request, order))
+        scheduler.submit(Sequence.from_request(request, order))
     return scheduler
 
 
@@ -97,12 +97,12 @@ def one_step(scheduler: Scheduler) -> StepPlan:
 
 
 @pytest.mark.parametrize("asked_for", [FCFS, Priority])
-def test_a_policy_made_from_one_of_ours_is_asked(asked_for: type[BuiltIn]) -> None:
+def test_a_policy_made_from_one_of_ours_is_asked(asked_for: type[BuiltInPolicy]) -> None:
     """Whoever changes `__call__` alone has changed what it says."""
     asked: list[int] = []
 
     class Mine(asked_for):
-        def __call__(self, state: State) -> Wishes:
+        def __call__(self, state: SchedulerState) -> SchedulerDecision:
             asked.append(state.step)
             return super().__call__(state)
 

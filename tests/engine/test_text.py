@@ -13,7 +13,7 @@ PROMPT = "def read(self, size=-1):\n"
 
 
 def draft() -> Runner:
-    return workbench.load("demo-draft", dtype="float32", lane="eager", pages=24, max_num_batched_tokens=64)
+    return workbench.load("demo-draft", dtype="float32", backend="eager", pages=24, max_num_batched_tokens=64)
 
 
 RUNNER = draft()
@@ -26,12 +26,12 @@ def test_cancelling_anywhere_leaves_the_stream_equal_to_the_text(moment: int) ->
     streamed, end = "", None
     for number, event in enumerate(RUNNER.stream(PROMPT, max_tokens=40, temperature=0.8, seed=5)):
         if number == moment:
-            RUNNER.cancel(event.request_id or next(iter(RUNNER.served.sequences), ""))
+            RUNNER.cancel(event.request_id or next(iter(RUNNER.tracker.sequences), ""))
         streamed += event.text
         end = event if isinstance(event, Finished) else end
     assert end is not None and streamed == end.output_text
     assert WHOLE.startswith(streamed) or end.reason == "cancelled"
-    assert RUNNER.scheduler.pages_used == 0
+    assert RUNNER.scheduler.pages_in_use == 0
 
 
 @settings(max_examples=25)

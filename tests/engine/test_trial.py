@@ -1,4 +1,4 @@
-"""The decode lane of `auto`: the quickest that is right, remembered only where nothing disturbed the trial."""
+"""The decode backend of `auto`: the quickest that is right, remembered only where nothing disturbed the trial."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiled_kernels import Lane
+from compiled_kernels import Backend
 from compiled_kernels.masks import Causal
-from compiled_kernels.remembered import Remembered
-from compiled_kernels.right import RightLane
+from compiled_kernels.remembered import ResultCache
+from compiled_kernels.right import CorrectBackend
 from tests.engine.tiny import VOCAB, layer, model_of, spec_of
 from workbench.batch import TokenBatch
 from workbench.engine import rounds, trial
-from workbench.engine.exact import Held
-from workbench.engine.executors import EagerExecutor, Unit
-from workbench.engine.lanes import Lanes
-from workbench.engine.packing import pack
+from workbench.engine.exact import CacheLayout
+from workbench.engine.executors import EagerExecutor, CompileUnit
+from workbench.engine.lanes import Backends
+from workbench.engine.packing import pack_batch
 from workbench.errors import WorkbenchError
 
-BOTH = Lanes(Lane.MLIR, Lane.INDUCTOR, Lane.MLIR, "auto")
+BOTH = Backends(Backend.MLIR, Backend.INDUCTOR, Backend.MLIR, "auto")
 
 
 class Clock:
@@ -47,7 +47,7 @@ class Timed(EagerExecutor):
 
     def forward(self, plan):
         self.clock.now += self.seconds
-        batch = self.change(pack(plan, self.store.page_size, self.model.device))
+        batch = self.change(pack_batch(plan, self.store.page_size, self.model.device))
         with pytest.MonkeyPatch.context() as patch:
             for block in self.model.blocks if self.blind else ():
                 patch.setattr(block.attention, "mask", Causal())
@@ -56,28 +56,28 @@ class Timed(EagerExecutor):
 
 @pytest.fixture
 def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    kept = Remembered(tmp_path / "lanes.json")
+    kept = ResultCache(tmp_path / "lanes.json")
 
     def run(
-        mlir: float = 1.0, eager: float = 2.0, inductor: float = 1.5, model=None, unit: Unit = "block", fails=(), **bad
-    ) -> Lanes:
+        mlir: float = 1.0, eager: float = 2.0, inductor: float = 1.5, model=None, unit: CompileUnit = "block", fails=(), **bad
+    ) -> Backends:
         clock = Clock()
         model = model or model_of(spec_of(layer(4, 2), layer(4, 2, window=5)))
         run.compiled = []
 
-        def executor_for(model, store, lanes, unit):
+        def build_executor(model, store, lanes, unit):
             run.compiled.append(lanes.decode)
             if lanes.decode in fails:
                 raise fails[lanes.decode]
-            if lanes.decode is Lane.MLIR:
+            if lanes.decode is Backend.MLIR:
                 return Timed(model, store, clock, mlir, **bad)
             return Timed(model, store, clock, inductor)
 
-        monkeypatch.setattr(trial, "executor_for", executor_for)
+        monkeypatch.setattr(trial, "build_executor", build_executor)
         monkeypatch.setattr(trial, "EagerExecutor", lambda model, store: Timed(model, store, clock, eager))
         monkeypatch.setattr(rounds, "time", clock)
-        monkeypatch.setattr(trial, "right_lane", lambda operator, arguments, lanes: RightLane(lanes[0], "as told"))
-        return trial.measured(BOTH, model, 4, unit, kept)
+        monkeypatch.setattr(trial, "first_correct_backend", lambda operator, arguments, lanes: CorrectBackend(lanes[0], "as told"))
+        return trial.autotune_backend(BOTH, model, 4, unit, kept)
 
     return run, kept
 
@@ -85,8 +85,8 @@ def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 def test_the_first_that_is_right_decodes_and_no_other_is_compiled(tried) -> None:
     run, _ = tried
     lanes = run(mlir=0.001, eager=0.002, inductor=0.0001)
-    assert (lanes.decode, lanes.blocks, lanes.vetted) == (Lane.MLIR, Lane.INDUCTOR, False)
-    assert run.compiled == [Lane.MLIR]
+    assert (lanes.decode, lanes.blocks, lanes.vetted) == (Backend.MLIR, Backend.INDUCTOR, False)
+    assert run.compiled == [Backend.MLIR]
     untried = "inductor not tried: mlir is right, no slower than eager, and compiled already"
     told = f"auto: a decode step takes mlir 1.00 ms, eager 2.00 ms, {untried}; attention of a prefill as told"
     assert lanes.reason == told
@@ -95,13 +95,13 @@ def test_the_first_that_is_right_decodes_and_no_other_is_compiled(tried) -> None
 def test_the_next_where_the_modules_as_written_are_clearly_quicker(tried) -> None:
     run, _ = tried
     lanes = run(mlir=3.0, eager=2.0, inductor=1.5)
-    assert (lanes.decode, lanes.vetted, run.compiled) == (Lane.INDUCTOR, True, [Lane.MLIR, Lane.INDUCTOR])
-    assert run(mlir=3.0, eager=2.0, inductor=9.0, unit="step").decode == Lane.EAGER
+    assert (lanes.decode, lanes.vetted, run.compiled) == (Backend.INDUCTOR, True, [Backend.MLIR, Backend.INDUCTOR])
+    assert run(mlir=3.0, eager=2.0, inductor=9.0, unit="step").decode == Backend.EAGER
 
 
 def test_a_little_slower_is_not_clearly_slower(tried) -> None:
     run, _ = tried
-    assert run(mlir=2.2, eager=2.0).decode == Lane.MLIR
+    assert run(mlir=2.2, eager=2.0).decode == Backend.MLIR
 
 
 def in_order(batch: TokenBatch) -> TokenBatch:
@@ -115,11 +115,11 @@ def one_short(batch: TokenBatch) -> TokenBatch:
 
 
 def another_place(batch: TokenBatch) -> TokenBatch:
-    return replace(batch, slots=tuple(slots + 1 for slots in batch.slots))
+    return replace(batch, slots=tuple(slots + 1 for slots in batch.slot_mapping))
 
 
 def another_token(batch: TokenBatch) -> TokenBatch:
-    return replace(batch, ids=(batch.ids + 1) % VOCAB)
+    return replace(batch, ids=(batch.token_ids + 1) % VOCAB)
 
 
 @pytest.mark.parametrize("change", [in_order, one_short, another_place, another_token])
@@ -127,7 +127,7 @@ def another_token(batch: TokenBatch) -> TokenBatch:
 def test_a_lane_that_reads_or_writes_elsewhere_is_not_chosen(tried, change, dtype: torch.dtype) -> None:
     run, _ = tried
     lanes = run(model=model_of(spec_of(layer(4, 2), layer(4, 2, window=5)), dtype=dtype), change=change)
-    assert lanes.decode == Lane.INDUCTOR
+    assert lanes.decode == Backend.INDUCTOR
     assert "mlir not chosen: its logits are" in lanes.reason and "is allowed" in lanes.reason
 
 
@@ -135,16 +135,16 @@ def test_a_lane_that_reads_or_writes_elsewhere_is_not_chosen(tried, change, dtyp
 def test_a_lane_that_ignores_windows_is_not_chosen(tried, dtype: torch.dtype) -> None:
     run, kept = tried
     model = model_of(spec_of(layer(4, 2), layer(4, 2, window=5)), dtype=dtype)
-    assert run(model=model).decode == Lane.MLIR, "with its windows it is right"
+    assert run(model=model).decode == Backend.MLIR, "with its windows it is right"
     kept.file.unlink()
     lanes = run(model=model, blind=True)
-    assert lanes.decode == Lane.INDUCTOR and "mlir not chosen: its logits are" in lanes.reason
+    assert lanes.decode == Backend.INDUCTOR and "mlir not chosen: its logits are" in lanes.reason
 
 
 def test_a_lane_that_is_slightly_wrong_is_not_chosen(tried) -> None:
     run, _ = tried
     lanes = run(spoil=lambda rows: rows * 1.001)  # in float32
-    assert lanes.decode == Lane.INDUCTOR and "mlir not chosen: its logits are" in lanes.reason
+    assert lanes.decode == Backend.INDUCTOR and "mlir not chosen: its logits are" in lanes.reason
     nowhere = run(spoil=lambda rows: rows * torch.nan, unit="step")
     assert "nan away" in nowhere.reason
 
@@ -158,72 +158,72 @@ def test_a_lane_that_is_slightly_wrong_is_not_chosen(tried) -> None:
 )
 def test_a_lane_that_fails_is_not_chosen(tried, error: Exception, told: str) -> None:
     run, _ = tried
-    lanes = run(fails={Lane.MLIR: error})
-    assert lanes.decode == Lane.INDUCTOR and f"mlir not chosen: {told}" in lanes.reason
+    lanes = run(fails={Backend.MLIR: error})
+    assert lanes.decode == Backend.INDUCTOR and f"mlir not chosen: {told}" in lanes.reason
 
 
 def test_blocks_that_cannot_decode_do_not_prefill(tried) -> None:
     run, _ = tried
-    lanes = run(mlir=9.0, eager=2.0, fails={Lane.INDUCTOR: RuntimeError("the compiler broke")})
-    assert (lanes.decode, lanes.blocks, lanes.reads) == (Lane.EAGER, Lane.EAGER, Lane.EAGER)
+    lanes = run(mlir=9.0, eager=2.0, fails={Backend.INDUCTOR: RuntimeError("the compiler broke")})
+    assert (lanes.decode, lanes.blocks, lanes.reads) == (Backend.EAGER, Backend.EAGER, Backend.EAGER)
     assert "inductor not chosen: RuntimeError: the compiler broke, prefill on eager" in lanes.reason
 
 
 def test_where_no_compiled_lane_works_the_modules_as_written_do(tried) -> None:
     run, _ = tried
-    lanes = run(fails={lane: RuntimeError(f"{lane} broke") for lane in (Lane.MLIR, Lane.INDUCTOR)})
-    assert lanes.decode == Lane.EAGER
+    lanes = run(fails={backend: RuntimeError(f"{backend} broke") for backend in (Backend.MLIR, Backend.INDUCTOR)})
+    assert lanes.decode == Backend.EAGER
     assert "eager 2000.00 ms, mlir not chosen: RuntimeError: mlir broke, inductor not chosen" in lanes.reason
 
 
 def test_units_are_tried_each(tried) -> None:
     run, _ = tried
-    assert run(unit="block").decode == Lane.MLIR
-    assert run(mlir=9.0, unit="step").decode == Lane.INDUCTOR, "what was found for blocks says nothing of steps"
-    assert run(mlir=9.0, unit="block").decode == Lane.MLIR
+    assert run(unit="block").decode == Backend.MLIR
+    assert run(mlir=9.0, unit="step").decode == Backend.INDUCTOR, "what was found for blocks says nothing of steps"
+    assert run(mlir=9.0, unit="block").decode == Backend.MLIR
 
 
 def test_it_is_tried_once_and_a_damaged_memory_is_made_anew(tried) -> None:
     run, kept = tried
     run(mlir=1.0, eager=2.0)
-    assert run(mlir=9.0, eager=2.0).decode == Lane.MLIR, "remembered"
+    assert run(mlir=9.0, eager=2.0).decode == Backend.MLIR, "remembered"
     entries = json.loads(kept.file.read_text())["entries"]
     for damage in ({"seconds": {"mlir": -1}}, {"chosen": "mlir", "seconds": {}, "refused": {}, "untried": {}}):
         kept.file.write_text(json.dumps({"entries": dict.fromkeys(entries, damage)}))
-        assert run(mlir=9.0, eager=2.0).decode == Lane.INDUCTOR
+        assert run(mlir=9.0, eager=2.0).decode == Backend.INDUCTOR
     kept.file.write_text("{")
-    assert run(mlir=1.0, eager=2.0).decode == Lane.MLIR
+    assert run(mlir=1.0, eager=2.0).decode == Backend.MLIR
 
 
 def test_a_disturbed_trial_is_not_remembered(tried, monkeypatch: pytest.MonkeyPatch) -> None:
     run, kept = tried
     monkeypatch.setattr(rounds, "_agree", lambda samples: False)
-    assert run(mlir=9.0, eager=1.0).decode == Lane.MLIR, "and says nothing against what is compiled"
+    assert run(mlir=9.0, eager=1.0).decode == Backend.MLIR, "and says nothing against what is compiled"
     assert not kept.file.exists()
 
 
 @pytest.mark.parametrize("error", [MemoryError("none left"), OSError(28, "No space left on device")])
 def test_what_a_lane_fails_for_and_passes_is_not_remembered(tried, error: Exception) -> None:
     run, kept = tried
-    assert run(fails={Lane.MLIR: error}).decode == Lane.INDUCTOR and kept.load() == {}
-    assert run(fails={Lane.MLIR: RuntimeError("it broke")}).decode == Lane.INDUCTOR and len(kept.load()) == 1
+    assert run(fails={Backend.MLIR: error}).decode == Backend.INDUCTOR and kept.load() == {}
+    assert run(fails={Backend.MLIR: RuntimeError("it broke")}).decode == Backend.INDUCTOR and len(kept.load()) == 1
 
 
 def test_what_is_remembered_can_be_listed(tried) -> None:
     run, kept = tried
     run(mlir=0.5, eager=2.0)
-    (entry,) = trial.remembered_trials(kept)
+    (entry,) = trial.remembered_autotune_results(kept)
     assert (entry["chosen"], entry["seconds"], entry["valid"]) == ("mlir", {"mlir": 0.5, "eager": 2.0}, True)
     assert entry["model"] == "tiny" and "already" in entry["untried"]["inductor"] and entry["date"][:2] == "20"
     kept.file.write_text(kept.file.read_text().replace('"code": "', '"code": "other'))
-    assert trial.remembered_trials(kept)[0]["valid"] is False
+    assert trial.remembered_autotune_results(kept)[0]["valid"] is False
 
 
 def test_a_trial_of_another_rule_is_not_valid(tried, monkeypatch: pytest.MonkeyPatch) -> None:
     run, kept = tried
     run(mlir=0.5, eager=2.0)
-    monkeypatch.setattr(trial, "RULE", trial.RULE + 1)
-    assert trial.remembered_trials(kept)[0]["valid"] is False
+    monkeypatch.setattr(trial, "AUTOTUNE_VERSION", trial.AUTOTUNE_VERSION + 1)
+    assert trial.remembered_autotune_results(kept)[0]["valid"] is False
 
 
 seconds = st.floats(1e-4, 1e-1)
@@ -232,7 +232,7 @@ seconds = st.floats(1e-4, 1e-1)
 @settings(deadline=None, max_examples=200)
 @given(seconds, seconds, st.randoms(use_true_random=False), st.floats(0.1, 1.0))
 def test_a_busy_machine_never_makes_the_slower_of_two_look_clearly_quicker(quick, more, draw, free) -> None:
-    """The first lane is at least as quick as eager; each of its steps is let alone with a chance of `free`."""
+    """The first backend is at least as quick as eager; each of its steps is let alone with a chance of `free`."""
     now = [0.0]
 
     def step(takes: float):
@@ -242,10 +242,10 @@ def test_a_busy_machine_never_makes_the_slower_of_two_look_clearly_quicker(quick
         return run
 
     found = [
-        rounds.timed({Lane.MLIR: step(quick), Lane.EAGER: step(quick + more)}, clock=lambda: now[0])
-        for _ in range(trial.TRIALS)
+        rounds.time_in_rounds({Backend.MLIR: step(quick), Backend.EAGER: step(quick + more)}, clock=lambda: now[0])
+        for _ in range(trial.MAX_TRIALS)
     ]
-    assert not all(trial._slower(Lane.MLIR, each) for each in found)
+    assert not all(trial._slower(Backend.MLIR, each) for each in found)
 
 
 @given(seconds, seconds)
@@ -258,19 +258,19 @@ def test_on_a_quiet_machine_a_trial_is_short_and_exact(one: float, other: float)
 
         return run
 
-    found = rounds.timed({Lane.MLIR: step(one), Lane.EAGER: step(other)}, clock=lambda: now[0])
-    assert found.quiet and found.rounds == rounds.LEAST_ROUNDS
-    assert found.seconds == {Lane.MLIR: pytest.approx(one), Lane.EAGER: pytest.approx(other)}
+    found = rounds.time_in_rounds({Backend.MLIR: step(one), Backend.EAGER: step(other)}, clock=lambda: now[0])
+    assert found.is_stable and found.rounds == rounds.MIN_ROUNDS
+    assert found.seconds == {Backend.MLIR: pytest.approx(one), Backend.EAGER: pytest.approx(other)}
 
 
 def test_one_lane_needs_no_trial() -> None:
-    alone = Lanes.one(Lane.EAGER, "auto")
-    assert trial.measured(alone, model_of(spec_of()), 4) is alone
+    alone = Backends.uniform(Backend.EAGER, "auto")
+    assert trial.autotune_backend(alone, model_of(spec_of()), 4) is alone
 
 
 def test_other_models_are_other_entries() -> None:
     keys = {
-        trial._key(model, BOTH, Held(model.cache_shapes(), size, model.dtype), "block")
+        trial._key(model, BOTH, CacheLayout(model.cache_shapes(), size, model.dtype), "block")
         for model in (model_of(spec_of()), model_of(spec_of(tied=False)), model_of(spec_of(), dtype=torch.float64))
         for size in (4, 8)
     }

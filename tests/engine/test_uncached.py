@@ -7,13 +7,13 @@ import torch
 
 from workbench.engine.load import load
 from workbench.engine.runner import Runner, generate
-from workbench.engine.uncached import without_cache
+from workbench.engine.uncached import disable_cache
 from workbench.errors import WorkbenchError
 from workbench.request import Request, SamplingParameters
 from workbench.study.experiment import Experiment
 from workbench.study.run import runner_for
 
-TINY = {"dtype": "float32", "lane": "eager", "page_size": 8, "max_num_batched_tokens": 16}
+TINY = {"dtype": "float32", "backend": "eager", "page_size": 8, "max_num_batched_tokens": 16}
 PROMPTS = (tuple(range(40)), tuple(range(7)), tuple(range(50, 60)))
 
 
@@ -27,13 +27,13 @@ def outputs(runner: Runner) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("oracle", [False, True])
 def test_the_same_tokens(oracle: bool) -> None:
     plain, anew = load("shape:tiny", **TINY), load("shape:tiny", **TINY)
-    without_cache(anew, oracle)
+    disable_cache(anew, oracle)
     assert outputs(plain) == outputs(anew)
 
 
 def test_what_stands_in_the_pages_counts_for_nothing() -> None:
     runner = load("shape:tiny", **TINY)
-    without_cache(runner)
+    disable_cache(runner)
     expected = outputs(load("shape:tiny", **TINY))
     inner = runner.executor.inner  # type: ignore[attr-defined]
     lengths = []
@@ -43,8 +43,8 @@ def test_what_stands_in_the_pages_counts_for_nothing() -> None:
 
         def forward(self, plan):
             lengths.extend((span.start, span.length) for span in plan.spans)
-            for table in range(len(runner.store.tables)):
-                for pages in runner.store.paged(table):
+            for table in range(len(runner.store.groups)):
+                for pages in runner.store.page_tensors(table):
                     pages.fill_(torch.nan)
             return inner.forward(plan)
 
@@ -56,14 +56,14 @@ def test_what_stands_in_the_pages_counts_for_nothing() -> None:
 def test_windows_and_eviction_are_refused_but_by_the_oracle() -> None:
     runner = load("shape:tiny", attention={"window": 8}, **TINY)
     with pytest.raises(WorkbenchError, match=r"take out cache\.evict and attention\.window"):
-        without_cache(runner)
+        disable_cache(runner)
     expected = outputs(load("shape:tiny", attention={"window": 8}, **TINY))
-    without_cache(runner, oracle=True)
+    disable_cache(runner, oracle=True)
     assert outputs(runner) == expected
 
 
 def test_an_experiment_asks_for_it() -> None:
-    values = {"question": "?", "model": {"name": "shape:tiny"}, "lane": "eager", "workload": {"kind": "random"}}
-    plain = runner_for(Experiment.of(values))
-    anew = runner_for(Experiment.of({**values, "executor": {"kind": "uncached"}}))
+    values = {"question": "?", "model": {"name": "shape:tiny"}, "backend": "eager", "workload": {"kind": "random"}}
+    plain = runner_for(Experiment.from_values(values))
+    anew = runner_for(Experiment.from_values({**values, "executor": {"kind": "uncached"}}))
     assert type(plain.executor) is not type(anew.executor)

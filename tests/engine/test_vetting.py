@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from compiled_kernels import Lane, LaneError
+from compiled_kernels import Backend, BackendError
 from tests.engine.tiny import layer, model_of, request, runner_of, spec_of
 from workbench.engine import executors
-from workbench.engine.exact import Held, decode_of_one
+from workbench.engine.exact import CacheLayout, single_decode_step
 from workbench.engine.executors import EagerExecutor
-from workbench.engine.lanes import Lanes
+from workbench.engine.lanes import Backends
 from workbench.engine.runner import generate
-from workbench.engine.vetting import Vetted
+from workbench.engine.vetting import FallbackExecutor
 from workbench.errors import WorkbenchError
 
 EVICT = {"kind": "heavy_hitters", "budget": 16}
@@ -35,63 +35,63 @@ class Broken(EagerExecutor):
         raise self.error
 
 
-def made(lane: Lane = Lane.INDUCTOR):
-    model = model_of(spec_of(layer(4, 2)), lane=lane)
-    held = Held(model.cache_shapes(), 4, model.dtype)
-    return model, *decode_of_one(model, held, 1)
+def made(backend: Backend = Backend.INDUCTOR):
+    model = model_of(spec_of(layer(4, 2)), backend=backend)
+    held = CacheLayout(model.cache_shapes(), 4, model.dtype)
+    return model, *single_decode_step(model, held, 1)
 
 
 def test_what_does_not_compile_is_told_and_runs_as_written() -> None:
-    plain_model, plain_store, plan = made(Lane.EAGER)
+    plain_model, plain_store, plan = made(Backend.EAGER)
     expected = EagerExecutor(plain_model, plain_store).forward(plan).clone()
     model, store, plan = made()
     broken = Broken(model, store, RuntimeError("no\n compiler"))
-    broken.store = decode_of_one(model, Held(model.cache_shapes(), 4, model.dtype), 1)[0]
-    vetted = Vetted(model, broken, lambda: EagerExecutor(model, store))
+    broken.store = single_decode_step(model, CacheLayout(model.cache_shapes(), 4, model.dtype), 1)[0]
+    vetted = FallbackExecutor(model, broken, lambda: EagerExecutor(model, store))
     with pytest.warns(UserWarning, match="prefill on eager .RuntimeError: no compiler."):
         assert torch.equal(vetted.forward(plan), expected)
     assert torch.equal(vetted.forward(plan), expected) and broken.calls == 1, "from then on nothing is compiled"
-    assert {vars(part)["lane"] for part in model.modules() if "lane" in vars(part)} == {Lane.EAGER}
+    assert {vars(part)["backend"] for part in model.modules() if "backend" in vars(part)} == {Backend.EAGER}
 
 
 def test_where_the_plain_run_fails_too_nothing_changes() -> None:
-    """A batch that no lane can compute, or memory that is short, says nothing of a compiler."""
+    """A batch that no backend can compute, or memory that is short, says nothing of a compiler."""
     model, store, plan = made()
     first, second = Broken(model, store, MemoryError("first")), Broken(model, store, RuntimeError("second"))
     told: list[str] = []
-    vetted = Vetted(model, first, lambda: second, told.append)
+    vetted = FallbackExecutor(model, first, lambda: second, told.append)
     for calls in (1, 2):
         with pytest.raises(MemoryError, match="first"):
             vetted.forward(plan)
         assert (first.calls, second.calls) == (calls, calls), "it is vetted anew each time"
-    lanes = {vars(part)["lane"] for part in model.modules() if "lane" in vars(part)}
-    assert vetted.executor is first and lanes == {Lane.INDUCTOR} and not told
+    lanes = {vars(part)["backend"] for part in model.modules() if "backend" in vars(part)}
+    assert vetted.executor is first and lanes == {Backend.INDUCTOR} and not told
 
 
 def test_the_runner_says_what_ran_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = model_of(spec_of(layer(4, 2)), lane=Lane.INDUCTOR)
+    model = model_of(spec_of(layer(4, 2)), backend=Backend.INDUCTOR)
     failing = lambda model, store, *_: Broken(model, store, RuntimeError("no compiler"))  # noqa: E731
-    monkeypatch.setattr(executors, "CompiledExecutor", failing)
-    runner = runner_of(model, lanes=Lanes(Lane.MLIR, Lane.INDUCTOR, Lane.MLIR, "auto: told", vetted=False))
+    monkeypatch.setattr(executors, "InductorExecutor", failing)
+    runner = runner_of(model, lanes=Backends(Backend.MLIR, Backend.INDUCTOR, Backend.MLIR, "auto: told", checked=False))
     runner.executor.few_tokens = 0  # type: ignore[attr-defined]
-    assert str(runner.lanes) == "mlir (prefill: inductor, its attention: mlir)"
-    with pytest.warns(UserWarning, match="lane auto: inductor does not compile here, prefill on eager"):
+    assert str(runner.backends) == "mlir (prefill: inductor, its attention: mlir)"
+    with pytest.warns(UserWarning, match="backend auto: inductor does not compile here, prefill on eager"):
         generate(runner, [request("a", 9, 1)])
-    assert str(runner.lanes) == "mlir (prefill: eager)"
+    assert str(runner.backends) == "mlir (prefill: eager)"
     why = "auto: told; inductor does not compile here, prefill on eager (RuntimeError: no compiler)"
-    assert runner.lanes.reason == why
+    assert runner.backends.reason == why
 
 
-@pytest.mark.parametrize("error", [WorkbenchError("not this"), LaneError("nor that")])
+@pytest.mark.parametrize("error", [WorkbenchError("not this"), BackendError("nor that")])
 def test_what_is_refused_stays_refused(error: Exception) -> None:
     model, store, plan = made()
     with pytest.raises(type(error)):
-        Vetted(model, Broken(model, store, error), lambda: EagerExecutor(model, store)).forward(plan)
+        FallbackExecutor(model, Broken(model, store, error), lambda: EagerExecutor(model, store)).forward(plan)
 
 
 def test_later_failures_are_not_the_compilers() -> None:
     model, store, plan = made()
-    vetted = Vetted(model, EagerExecutor(model, store), lambda: EagerExecutor(model, store))
+    vetted = FallbackExecutor(model, EagerExecutor(model, store), lambda: EagerExecutor(model, store))
     vetted.forward(plan)
     vetted.executor = Broken(model, store, RuntimeError("a fault of its own"))
     with pytest.raises(RuntimeError, match="a fault of its own"):
@@ -104,13 +104,13 @@ def test_blocks_whose_queries_are_seen_are_vetted_too(monkeypatch: pytest.Monkey
     plain = runner_of(model_of(spec_of(layer(4, 2))), evict=EVICT)
     expected = generate(plain, asked)["a"].token_ids
     failing = lambda model, store, *_: Broken(model, store, RuntimeError("no compiler"))  # noqa: E731
-    monkeypatch.setattr(executors, "CompiledExecutor", failing)
-    lanes = Lanes(Lane.MLIR, Lane.INDUCTOR, Lane.MLIR, "auto: told", vetted=False)
-    runner = runner_of(model_of(spec_of(layer(4, 2)), lane=Lane.INDUCTOR), lanes=lanes, evict=EVICT)
+    monkeypatch.setattr(executors, "InductorExecutor", failing)
+    lanes = Backends(Backend.MLIR, Backend.INDUCTOR, Backend.MLIR, "auto: told", checked=False)
+    runner = runner_of(model_of(spec_of(layer(4, 2)), backend=Backend.INDUCTOR), lanes=lanes, evict=EVICT)
     runner.executor.fast.few_tokens = 0  # type: ignore[attr-defined]
-    with pytest.warns(UserWarning, match="lane auto: inductor does not compile here, prefill on eager"):
+    with pytest.warns(UserWarning, match="backend auto: inductor does not compile here, prefill on eager"):
         found = generate(runner, asked)["a"].token_ids
-    assert found == expected and runner.lanes.blocks is Lane.EAGER
+    assert found == expected and runner.backends.blocks is Backend.EAGER
     lanes = replace(lanes, vetted=True)
-    asked_for = runner_of(model_of(spec_of(layer(4, 2)), lane=Lane.INDUCTOR), lanes=lanes, evict=EVICT)
-    assert "no compiler" in (generate(asked_for, asked)["a"].error or ""), "who asks for a lane is told"
+    asked_for = runner_of(model_of(spec_of(layer(4, 2)), backend=Backend.INDUCTOR), lanes=lanes, evict=EVICT)
+    assert "no compiler" in (generate(asked_for, asked)["a"].error or ""), "who asks for a backend is told"

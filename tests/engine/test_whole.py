@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.offline.batches import runner
 from tests.prompt import samples
 from tests.prompt.samples import byte_level
-from workbench.prompt.detokenize import Detokenizer, WholeText
+from workbench.prompt.detokenize import Detokenizer, WholeTextDetokenizer
 from workbench.request import Request, SamplingParameters
 from workbench.trace.events import Decoded, Event, Finished
 
@@ -48,7 +48,7 @@ def test_it_ends_as_any_other(sampling: SamplingParameters, text: str) -> None:
 def test_whole_is_what_the_pieces_are(name: str, data: st.DataObject) -> None:
     tokenizer = samples.ALL[name]()
     ids = data.draw(samples.ids_of(tokenizer))
-    whole, pieces = WholeText(tokenizer), Detokenizer(tokenizer)
+    whole, pieces = WholeTextDetokenizer(tokenizer), Detokenizer(tokenizer)
     assert {whole.push(each) for each in ids} <= {""}
     assert whole.finish() == whole.text == "".join([*map(pieces.push, ids), pieces.finish()])
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from tests.engine.tiny import CONTEXT, VOCAB, layer, model_of, own_specs, request, runner_of, spec_of
 from workbench.engine import whole_text
-from workbench.engine.whole_text import WholeText
+from workbench.engine.whole_text import TextAttention
 from workbench.errors import WorkbenchError
-from workbench.model.own_parts import mask_of
+from workbench.model.own_parts import build_mask
 from workbench.model.spec import ModelSpec
 
 ids = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=24)
@@ -20,13 +20,13 @@ ids = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=24)
 @settings(max_examples=15)
 @given(own_specs, ids)
 def test_rows_sum_to_one_and_see_what_the_mask_shows(spec: ModelSpec, token_ids: list[int]) -> None:
-    text = WholeText(model_of(spec, dtype=torch.float64), token_ids)
+    text = TextAttention(model_of(spec, dtype=torch.float64), token_ids)
     positions = torch.arange(len(token_ids))
     for number, kind in enumerate(spec.layers):
         attention = kind.attention
         weights = text.weights(number, range(len(token_ids)))
-        assert weights.shape == (attention.heads, len(token_ids), len(token_ids))
-        seen = mask_of(attention)(positions[:, None], positions[None]) & (positions[None] <= positions[:, None])
+        assert weights.shape == (attention.num_heads, len(token_ids), len(token_ids))
+        seen = build_mask(attention)(positions[:, None], positions[None]) & (positions[None] <= positions[:, None])
         assert not weights[:, ~seen].any() and bool((weights >= 0).all())
         total, sees = weights.sum(-1), seen.any(-1)
         assert (total[:, sees] < 1 + 1e-6).all() and not total[:, ~sees].any()
@@ -39,7 +39,7 @@ def test_rows_sum_to_one_and_see_what_the_mask_shows(spec: ModelSpec, token_ids:
 def test_in_parts_as_at_once(spec: ModelSpec, token_ids: list[int], data: st.DataObject) -> None:
     model = model_of(spec, dtype=torch.float64)
     cut = data.draw(st.integers(0, len(token_ids)))
-    parts, whole = WholeText(model, token_ids[:cut]), WholeText(model, token_ids)
+    parts, whole = TextAttention(model, token_ids[:cut]), TextAttention(model, token_ids)
     parts.extend(token_ids[cut:])
     begin = data.draw(st.integers(0, len(token_ids)))
     end = data.draw(st.integers(begin, len(token_ids)))
@@ -52,10 +52,10 @@ def test_in_parts_as_at_once(spec: ModelSpec, token_ids: list[int], data: st.Dat
 
 def test_blocks_and_chunks_are_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(spec_of(layer(4, 2, window=5, sinks=2), layer(4, 2)), dtype=torch.float64)
-    whole = WholeText(model, range(30))
-    monkeypatch.setattr(whole_text, "CHUNK", 7)
-    monkeypatch.setattr(whole_text, "BLOCK", 3)
-    parts = WholeText(model, range(30))
+    whole = TextAttention(model, range(30))
+    monkeypatch.setattr(whole_text, "TOKENS_PER_CHUNK", 7)
+    monkeypatch.setattr(whole_text, "ROWS_PER_BLOCK", 3)
+    parts = TextAttention(model, range(30))
     for number in range(2):
         assert torch.allclose(parts.weights(number, range(30)), whole.weights(number, range(30)), atol=1e-7)
 
@@ -66,16 +66,16 @@ def test_it_is_what_was_served(spec: ModelSpec) -> None:
     """Up to the last row, as `inspect` reads it from the pages."""
     runner = runner_of(model_of(spec), page_size=64)
     runner.submit(request("a", 20, 12))
-    while runner.served.sequences["a"].computed < 25:
+    while runner.tracker.sequences["a"].num_computed_tokens < 25:
         runner.step()
     found = runner.inspect("a", range(3, 25))
-    text = WholeText(runner.model, found.token_ids)
+    text = TextAttention(runner.model, found.token_ids)
     for number, weights in found.weights.items():
         assert (text.weights(number, range(3, 25)) - weights).abs().max() < 1e-4
 
 
 def test_what_is_wrong_is_told_and_harms_nothing() -> None:
-    text = WholeText(model_of(spec_of()), (1, 2, 3))
+    text = TextAttention(model_of(spec_of()), (1, 2, 3))
     with pytest.raises(WorkbenchError, match="exceed the model's context"):
         text.extend([0] * CONTEXT)
     with pytest.raises(WorkbenchError, match="the text has 3 tokens"):

@@ -7,15 +7,15 @@ import pytest
 from tests.engine.poison import WINDOW, Poison, poisoned
 from tests.engine.tiny import layer, model_of, request, runner_of, spec_of
 from workbench.engine.runner import generate
-from workbench.model.spec import Attention, LayerKind
+from workbench.model.spec import AttentionSpec, LayerSpec
 from workbench.trace.events import Decoded, Stepped
 
-SINKS = LayerKind(attention=Attention(heads=2, groups=1, dim=4, window=6, sinks=3), hidden=12)
+SINKS = LayerSpec(attention=AttentionSpec(num_heads=2, num_kv_heads=1, head_dim=4, window=6, sinks=3), intermediate_size=12)
 
 
 @pytest.mark.parametrize("length", [WINDOW - 1, WINDOW, WINDOW + 1])
 @pytest.mark.parametrize("kind", [layer(4, 2, window=WINDOW), SINKS])
-def test_a_window_bounds_memory(length: int, kind: LayerKind) -> None:
+def test_a_window_bounds_memory(length: int, kind: LayerSpec) -> None:
     """Twenty times the window: no more pages at the end than soon after its beginning."""
     model = model_of(spec_of(kind, kind).model_copy(update={"context": 160}))
     runner = runner_of(model, pages=8, page_size=2, max_num_batched_tokens=4)

@@ -8,30 +8,30 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compiled_kernels import Lane
+from compiled_kernels import Backend
 from workbench.cache.store import KVStore
 from workbench.engine import naive
 from workbench.engine.runner import Runner, generate
-from workbench.engine.scheduler import Limits
-from workbench.model.spec import Attention, LayerKind, ModelSpec, Rotary
+from workbench.engine.scheduler import SchedulerLimits
+from workbench.model.spec import AttentionSpec, LayerSpec, ModelSpec, RotaryConfig
 from workbench.model.transformer import Transformer
 from workbench.model.weights import random_weights
-from workbench.request import Request, SamplingParameters, UserPart
+from workbench.request import Request, SamplingParameters, CustomPart
 
 VOCAB, CONTEXT = 31, 48
 
 
 def layer(
     heads: int = 2, groups: int = 1, dim: int = 4, window: int | None = None, bias: bool = False, **slots
-) -> LayerKind:
+) -> LayerSpec:
     sizes = {"heads": heads, "groups": groups, "dim": dim, "window": window}
-    attention = Attention(**sizes, input_bias=bias, output_bias=bias, **slots)
-    return LayerKind(attention=attention, hidden=12, feedforward_bias=bias)
+    attention = AttentionSpec(**sizes, qkv_bias=bias, o_proj_bias=bias, **slots)
+    return LayerSpec(attention=attention, intermediate_size=12, mlp_bias=bias)
 
 
-def spec_of(*layers: LayerKind, tied: bool = True, end_ids: tuple[int, ...] = ()) -> ModelSpec:
+def spec_of(*layers: LayerSpec, tied: bool = True, eos_token_ids: tuple[int, ...] = ()) -> ModelSpec:
     kinds = layers or (layer(), layer())
-    return ModelSpec(name="tiny", vocab=VOCAB, width=8, layers=kinds, context=CONTEXT, tied=tied, end_ids=end_ids)
+    return ModelSpec(name="tiny", vocab_size=VOCAB, hidden_size=8, layers=kinds, max_position_embeddings=CONTEXT, tie_word_embeddings=tied, eos_token_ids=eos_token_ids)
 
 
 def even(query: Tensor, key: Tensor) -> Tensor:
@@ -50,24 +50,24 @@ def farther(score: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
 
 
 HERE = "tests.engine.tiny:"
-# What every decode lane can say, and what masks and score functions of one's own add to it.
+# What every decode backend can say, and what masks and score functions of one's own add to it.
 SLOTS = {
     "softcap": st.sampled_from([0.0, 0.0, 1.5]),
     "scale": st.sampled_from([None, None, 0.3]),
     "qk_norm": st.booleans(),
     "position": st.sampled_from(["rotary", "rotary", "none"]),
-    "rotary": st.sampled_from([None, None, Rotary(base=50.0)]),
+    "rotary": st.sampled_from([None, None, RotaryConfig(rope_theta=50.0)]),
     "sink_logits": st.booleans(),
 }
 OWN = {
     "position": st.sampled_from(["rotary", "alibi", "none"]),
-    "mask": st.sampled_from([None, None, UserPart(path=HERE + "even"), UserPart(path=HERE + "shy")]),
-    "score": st.sampled_from([None, None, UserPart(path=HERE + "farther")]),
+    "mask": st.sampled_from([None, None, CustomPart(path=HERE + "even"), CustomPart(path=HERE + "shy")]),
+    "score": st.sampled_from([None, None, CustomPart(path=HERE + "farther")]),
 }
 
 
 @st.composite
-def layers(draw: st.DrawFn, own: bool = False) -> LayerKind:
+def layers(draw: st.DrawFn, own: bool = False) -> LayerSpec:
     groups, window = draw(st.integers(1, 2)), draw(st.sampled_from([None, None, 3, 9]))
     slots = {name: draw(values) for name, values in (SLOTS | OWN if own else SLOTS).items()}
     sinks = draw(st.integers(0, 3)) if window else 0
@@ -84,9 +84,9 @@ specs, own_specs = _specs(own=False), _specs(own=True)
 
 
 def model_of(
-    spec: ModelSpec, seed: int = 0, lane: Lane = Lane.EAGER, dtype: torch.dtype = torch.float32
+    spec: ModelSpec, seed: int = 0, backend: Backend = Backend.EAGER, dtype: torch.dtype = torch.float32
 ) -> Transformer:
-    return Transformer.from_state(spec, weights_of(spec, dtype, seed), lane)
+    return Transformer.from_state(spec, weights_of(spec, dtype, seed), backend)
 
 
 def weights_of(spec: ModelSpec, dtype: torch.dtype, seed: int) -> dict[str, Tensor]:
@@ -101,15 +101,15 @@ def weights_of(spec: ModelSpec, dtype: torch.dtype, seed: int) -> dict[str, Tens
 
 def runner_of(model: Transformer, **settings) -> Runner:
     """A runner whose unwritten cache is NaN, the null page included."""
-    limits = Limits(settings.pop("max_num_seqs", 4), settings.pop("max_num_batched_tokens", 16))
+    limits = SchedulerLimits(settings.pop("max_num_seqs", 4), settings.pop("max_num_batched_tokens", 16))
     runner = Runner(model, limits=limits, **{"page_size": 4, "pages": 40, **settings})
     poison(runner)
     return runner
 
 
 def poison(runner: Runner) -> None:
-    for table in range(len(runner.store.tables)):
-        for tensor in runner.store.paged(table):
+    for table in range(len(runner.store.groups)):
+        for tensor in runner.store.page_tensors(table):
             tensor.view(torch.uint8).fill_(255)  # NaN in every type of float
 
 
@@ -121,7 +121,7 @@ def request(name: str, prompt: int, most: int, **sampling) -> Request:
 
 def every_tensor(store: KVStore) -> list[Tensor]:
     """All that the pages of a store hold, each once: its first axis is the pages of one table."""
-    return [tensor for table in range(len(store.tables)) for tensor in store.paged(table)]
+    return [tensor for table in range(len(store.groups)) for tensor in store.page_tensors(table)]
 
 
 def finals(runner, requests) -> dict[str, tuple[int, ...]]:

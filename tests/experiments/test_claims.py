@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
-from workbench.ledger.claim import Calculation, Claim, Missing, Run, Unbuilt, judged
-from workbench.ledger.entry import NAME, NO_TEST, Entry, read_ledger
-from workbench.ledger.kept import kept
-from workbench.ledger.rebuild import Records, entry_of
-from workbench.ledger.registry import CLAIMS, check, claims_in
-from workbench.ledger.tables import detail, listing, rule_source, told
+from workbench.ledger.claim import CalculationEvidence, Claim, MissingEvidence, RunEvidence, UnbuiltEvidence, apply_rule
+from workbench.ledger.entry import LEDGER_FILE, NO_TEST, LedgerEntry, read_ledger
+from workbench.ledger.kept import latest_record
+from workbench.ledger.rebuild import RecordFolder, judge_trial
+from workbench.ledger.registry import CLAIMS_FOLDER, claim_errors, load_claims
+from workbench.ledger.tables import claim_detail, claim_rows, rule_source, trial_lines
 from workbench.study.experiment import Experiment
 from workbench.study.verdict import verdicts
 from workbench.widgets.claims import picture as claims_picture
 
-RECORDS = CLAIMS.parent / "records"
+RECORDS = CLAIMS_FOLDER.parent / "records"
 TEXT = """
 tok-roundtrip tok-ratio tok-cheap prompt-assembly prompt-static-first ctx-truncate
 prefill-parallel prefill-compute-bound prefill-flat prefill-linear prefill-quadratic decode-sequential
@@ -40,26 +40,26 @@ price-asymmetry cache-prices cache-breakeven cache-daily cache-ttl-choice router
 rich-prompt lost-in-the-middle compare-by-meaning
 """
 ROWS = TEXT.split()
-KNOWN = claims_in()
-LEDGER = read_ledger(CLAIMS / NAME)
+KNOWN = load_claims()
+LEDGER = read_ledger(CLAIMS_FOLDER / LEDGER_FILE)
 TRIALS = [(claim, number) for claim in KNOWN.values() for number in range(len(claim.trials))]
-EXPERIMENTS = sorted({t.evidence.name for c in KNOWN.values() for t in c.trials if isinstance(t.evidence, Run)})
+EXPERIMENTS = sorted({t.evidence.name for c in KNOWN.values() for t in c.trials if isinstance(t.evidence, RunEvidence)})
 
 
 @cache
-def records() -> Records:
-    return Records(RECORDS, CLAIMS.parent)
+def records() -> RecordFolder:
+    return RecordFolder(RECORDS, CLAIMS_FOLDER.parent)
 
 
 @cache
 def evidence_of(id: str, number: int) -> Any:
     """What a trial's rule reads: the deciding record's numbers or a calculation's; None where there is nothing yet."""
     evidence = KNOWN[id].trials[number].evidence
-    if isinstance(evidence, Calculation):
+    if isinstance(evidence, CalculationEvidence):
         return evidence.numbers()
-    if isinstance(evidence, Missing | Unbuilt):
+    if isinstance(evidence, MissingEvidence | UnbuiltEvidence):
         return None
-    record = records().of(evidence)
+    record = records().latest(evidence)
     assert record is not None, f"{id}: no record"
     return record.numbers
 
@@ -109,7 +109,7 @@ def test_every_row_is_a_claim() -> None:
 def test_every_rule_shows_evidence_for_each_outcome_or_why_there_is_none(claim: Claim) -> None:
     """By `check`: for holds, holds with limits and refuted there is evidence under which the rule says so, or words why
     none leads there."""
-    assert check(claim) == []
+    assert claim_errors(claim) == []
     assert claim.sources and all(source.figures for source in claim.sources)
 
 
@@ -119,22 +119,22 @@ def test_the_evidence_a_rule_is_tried_with_is_of_its_own_experiments_kind(claim:
     trial = claim.trials[number]
     own = evidence_of(claim.id, number)
     if own is None:
-        assert isinstance(trial.evidence, Missing | Unbuilt)
+        assert isinstance(trial.evidence, MissingEvidence | UnbuiltEvidence)
         return
-    for outcome in trial.gives:
+    for outcome in trial.examples:
         assert strange(trial.example(outcome), own) == []
 
 
 @pytest.mark.parametrize("claim", KNOWN.values(), ids=KNOWN)
 def test_a_rule_that_cannot_fail_is_not_shown_as_a_test(claim: Claim) -> None:
     """It says so, decides nothing, and each claim has a rule that can fail or is shown as untested."""
-    (row,) = listing({claim.id: claim}, LEDGER)
-    deciding = claim.trials[claim.deciding]
-    assert row["verdict"] == LEDGER[claim.id][claim.deciding].told
-    assert not deciding.illustrates or row["verdict"] == NO_TEST
+    (row,) = claim_rows({claim.id: claim}, LEDGER)
+    deciding = claim.trials[claim.deciding_trial]
+    assert row["verdict"] == LEDGER[claim.id][claim.deciding_trial].outcome_label
+    assert not deciding.no_test_reason or row["verdict"] == NO_TEST
     for trial, entry in zip(claim.trials, LEDGER[claim.id], strict=True):
-        assert (entry.told == NO_TEST) == bool(trial.illustrates) == bool(entry.no_test)
-        assert not trial.illustrates or "refuted" not in trial.gives
+        assert (entry.outcome_label == NO_TEST) == bool(trial.no_test_reason) == bool(entry.no_test)
+        assert not trial.no_test_reason or "refuted" not in trial.examples
 
 
 @pytest.mark.parametrize(("example", "own", "wrong"), [
@@ -153,9 +153,9 @@ def test_what_is_of_another_kind_is_seen(example: Any, own: Any, wrong: list[str
 @pytest.mark.parametrize(("claim", "number"), TRIALS, ids=[f"{claim.id}-{number}" for claim, number in TRIALS])
 def test_the_ledger_says_what_the_rule_makes_of_the_evidence(claim: Claim, number: int) -> None:
     trial, found = claim.trials[number], LEDGER[claim.id][number]
-    if isinstance(trial.evidence, Calculation):  # made once for all tests
+    if isinstance(trial.evidence, CalculationEvidence):  # made once for all tests
         trial = replace(trial, evidence=replace(trial.evidence, numbers=lambda: evidence_of(claim.id, number)))
-    again = entry_of(claim, trial, records())
+    again = judge_trial(claim, trial, records())
     assert (found.evidence, found.outcome, found.machine, found.record, found.level, found.no_test) == (
         again.evidence, again.outcome, again.machine, again.record, again.level, again.no_test,
     )  # fmt: skip
@@ -163,8 +163,8 @@ def test_the_ledger_says_what_the_rule_makes_of_the_evidence(claim: Claim, numbe
     assert found.figures.keys() == again.figures.keys()
     for name, value in again.figures.items():  # a sum's last bits are each machine's own
         assert found.figures[name] == (value if isinstance(value, str) else pytest.approx(value, rel=1e-3, abs=1e-6))
-    if not isinstance(trial.evidence, Calculation):
-        assert (found.because, found.limits, found.date) == (again.because, again.limits, again.date)
+    if not isinstance(trial.evidence, CalculationEvidence):
+        assert (found.reason, found.limits, found.date) == (again.reason, again.limits, again.date)
 
 
 # Rules, or what they are asked of, that the log, a commit or the rule's own text says were changed after a look.
@@ -180,12 +180,12 @@ CHANGED = CHANGES.split()
 @pytest.mark.parametrize("id", CHANGED)
 def test_a_rule_changed_after_a_look_says_so_where_it_is_shown(id: str) -> None:
     """In the ledger, in `claims show` and the widget (which both print what `told` gives), with its reason."""
-    found = detail(KNOWN[id], LEDGER, records())
-    said = [words for trial in found["trials"] for name, words in told(trial) if name == "changed"]
+    found = claim_detail(KNOWN[id], LEDGER, records())
+    said = [words for trial in found["trials"] for name, words in trial_lines(trial) if name == "changed"]
     entries = [change for entry in LEDGER[id] for change in entry.changed]
     assert said and said == [str(change) for change in entries]
     assert all(all(vars(change).values()) for change in entries)
-    page = claims_picture.page([], "", found, "")
+    page = claims_picture.draw_ledger([], "", found, "")
     assert all(escape(words) in page for words in said)
 
 
@@ -206,7 +206,7 @@ def test_each_verdict_is_of_a_claim_and_names_its_machine() -> None:
     for id, entries in LEDGER.items():
         assert len(entries) == len(KNOWN[id].trials)
         for entry in entries:
-            missing = isinstance(KNOWN[id].trials[entries.index(entry)].evidence, Missing | Unbuilt)
+            missing = isinstance(KNOWN[id].trials[entries.index(entry)].evidence, MissingEvidence | UnbuiltEvidence)
             assert bool(entry.machine and entry.date) == (entry.outcome is not None and not missing)
             assert bool(entry.limits) == (entry.outcome == "holds-with-limits")
 
@@ -214,9 +214,9 @@ def test_each_verdict_is_of_a_claim_and_names_its_machine() -> None:
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_an_experiment_judges_by_the_claims_rules(name: str) -> None:
     """What the run itself said, its judge now, and the ledger are one; and the ledger leaves none of them out."""
-    experiment = Experiment.read(CLAIMS.parent / f"{name}.yaml")
-    record = kept(name, RECORDS)
-    mine = {c.id: t for c in KNOWN.values() for t in c.trials if t.told == f"run {name}"}
+    experiment = Experiment.from_file(CLAIMS_FOLDER.parent / f"{name}.yaml")
+    record = latest_record(name, RECORDS)
+    mine = {c.id: t for c in KNOWN.values() for t in c.trials if t.evidence_label == f"run {name}"}
     assert experiment.judge is not None
     if record is None:
         return
@@ -225,8 +225,8 @@ def test_an_experiment_judges_by_the_claims_rules(name: str) -> None:
         if claim.id in mine:
             assert mine[claim.id].rule(record.numbers) == verdict
         else:  # what does not depend on a run is a calculation, and judged by the same rule
-            assert isinstance(evidence := claim.trials[0].evidence, Calculation)
-            assert judged(claim, claim.trials[0], evidence.numbers()) == verdict
+            assert isinstance(evidence := claim.trials[0].evidence, CalculationEvidence)
+            assert apply_rule(claim, claim.trials[0], evidence.numbers()) == verdict
 
 
 def test_every_rule_can_be_read() -> None:
@@ -239,7 +239,7 @@ def test_every_rule_can_be_read() -> None:
 def test_settled_by_calculation_where_sources_contradict() -> None:
     for id in ("prefill-flat", "prefill-linear", "prefill-quadratic", "decode-flat-in-context", "kv-llama70b",
                "kv-two-sessions", "cache-daily"):  # fmt: skip
-        where = KNOWN[id].where
+        where = KNOWN[id].condition_tables
         assert where is not None
         tables = where(records())
         assert all(len(row) == len(table.headings) for table in tables for row in table.rows) and tables
@@ -248,26 +248,26 @@ def test_settled_by_calculation_where_sources_contradict() -> None:
 def test_a_record_adds_this_machine_to_the_tables(tmp_path: Path) -> None:
     """Its ceilings become a roofline of here, first among the machines, and its curve a table of its own."""
     from experiments.claims.prefill import rows_of
-    from workbench.ledger.crossings import Machine
+    from workbench.ledger.crossings import RooflineMachine
 
-    (row,) = rows_of(Machine.of("llama-3.1-8b", "a100"))
+    (row,) = rows_of(RooflineMachine.of("llama-3.1-8b", "a100"))
     row["predicted"] = {"flops_per_s": 8e11, "bytes_per_s": 4e10}
-    experiment = Experiment.read(CLAIMS.parent / "prefill_decode_length.yaml").model_dump(mode="json")
+    experiment = Experiment.from_file(CLAIMS_FOLDER.parent / "prefill_decode_length.yaml").model_dump(mode="json")
     value = {
         "summary": {"rows": [row], "others_cpu_share": 0.0}, "experiment": experiment,
         "environment": {"date": "2026-11-21", "cpu": {"model": "A CPU", "usable_cores": 2}, "gpu": []},
     }  # fmt: skip
     (tmp_path / "prefill_decode_length-20261121-120000.json").write_text(json.dumps(value))
-    mine = Records(tmp_path, CLAIMS.parent)
+    mine = RecordFolder(tmp_path, CLAIMS_FOLDER.parent)
     for id in ("prefill-linear", "decode-flat-in-context"):
         claim = KNOWN[id]
-        assert claim.where is not None and "A CPU" in claim.where(mine)[0].rows[0][0]
-        assert any(table.title.startswith("Measured here") for table in claim.where(mine))
-        assert entry_of(claim, claim.trials[0], mine).outcome == "holds-with-limits"
+        assert claim.condition_tables is not None and "A CPU" in claim.condition_tables(mine)[0].rows[0][0]
+        assert any(table.title.startswith("Measured here") for table in claim.condition_tables(mine))
+        assert judge_trial(claim, claim.trials[0], mine).outcome == "holds-with-limits"
 
 
 def test_a_ledger_that_was_touched_is_seen(tmp_path: Path) -> None:
     """The comparison above can fail: an entry with another verdict is not what the rule makes of the evidence."""
     claim = KNOWN["kv-memory-quadratic"]
-    typed = Entry("calculation", "holds", "it is so")
-    assert entry_of(claim, claim.trials[0], records()).outcome == "refuted" != typed.outcome
+    typed = LedgerEntry("calculation", "holds", "it is so")
+    assert judge_trial(claim, claim.trials[0], records()).outcome == "refuted" != typed.outcome

@@ -52,7 +52,7 @@ def test_a_line_end_never_merges_with_the_indentation_after_it(before, text):
 
 
 def test_training_makes_as_many_entries_as_asked_and_the_same_each_time():
-    assert trained().vocab == 300
+    assert trained().vocab_size == 300
     once, again = (demo_tokenizer.train([SOURCE * 3], 300).to_str() for _ in range(2))
     assert once == again
 

@@ -20,7 +20,7 @@ from experiments import (
 from experiments.__main__ import main, names
 from workbench.errors import WorkbenchError
 from workbench.study.experiment import Experiment
-from workbench.study.texts import CAME
+from workbench.study.texts import HELD_OUT_ROW
 from workbench.study.variants import every_variant
 from workbench.study.verdict import Verdict
 
@@ -31,16 +31,16 @@ NAMES = (
 
 
 def outcomes(found: list[Verdict]) -> dict[str, str]:
-    assert all(each.rule and each.because and each.says for each in found)
+    assert all(each.rule and each.reason and each.says for each in found)
     return {each.claim: each.outcome for each in found}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_they_can_be_read_and_have_judges(name: str) -> None:
-    experiment = Experiment.read(EXPERIMENTS / f"{name}.yaml")
+    experiment = Experiment.from_file(EXPERIMENTS / f"{name}.yaml")
     assert Experiment.from_yaml(experiment.to_yaml()) == experiment
     every_variant(experiment)
-    assert experiment.compares and experiment.judge is not None
+    assert experiment.is_comparison and experiment.judge is not None
     assert experiment.judge.path == f"experiments.{name}:judge" and name in names()
 
 
@@ -164,7 +164,7 @@ def test_sizes(power: float | None, outcome: str) -> None:
     ],
 )
 def test_what_a_decode_step_waits_for(reads: tuple[float, ...], flops: float, outcome: str) -> None:
-    rows = model_size.made(0.5, reads)
+    rows = model_size.example_rows(0.5, reads)
     for row in rows:
         row["curve"][0]["decode_flops_share"] = flops
     found = model_size.bandwidth_bound(rows)
@@ -222,7 +222,7 @@ def texts(
     """Texts are incoherent from temperature `wild` on; greedy repeats, loops and comes again; top_k 2 and 4 loop and
     repeat so much."""
     came = {"bits_per_byte": 1.0, "repeated_4": 0.2, "looped": 0.0, "most_likely": 0.6}
-    rows = [{"variant": CAME, **came}]
+    rows = [{"variant": HELD_OUT_ROW, **came}]
     for place, name in enumerate(("greedy", *sampling_texts.COOL, *sampling_texts.HOT)):
         heat = 0.0 if name == "greedy" else float(name.split()[1])
         rows.append({"variant": name, **came, "bits_per_byte": 3.0 if heat >= wild else 1.1,

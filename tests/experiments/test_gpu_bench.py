@@ -9,14 +9,14 @@ import pytest
 import torch
 import typer
 
-from compiled_kernels import Lane, cases
+from compiled_kernels import Backend, cases
 from compiled_kernels.gaps import GAPS
-from compiled_kernels.lanes import lane_problems
+from compiled_kernels.backends import backend_problems
 from experiments import gpu_bench, gpu_kernels, gpu_models, gpu_timing
 
 
 def test_every_operator_of_the_lane_is_checked() -> None:
-    without = {gap.operator for gap in GAPS if gap.lane is Lane.TRITON and gap.case == "*"}
+    without = {gap.operator for gap in GAPS if gap.backend is Backend.TRITON and gap.case == "*"}
     assert set(gpu_bench.CHECKED) == {suite.operator for suite in cases.suites()} - without - {"linear"}
 
 
@@ -24,10 +24,10 @@ def test_every_operator_of_the_lane_is_checked() -> None:
 def test_torchs_forms_give_the_same(operator: str) -> None:
     suite = cases.suite_of(operator)
     exact = [case for case in suite.cases if case.arguments["dtype"] == torch.float32]
-    inputs = suite.make(min(exact, key=lambda case: case.work.bytes))
+    inputs = suite.make_inputs(min(exact, key=lambda case: case.cost.bytes))
     form = gpu_kernels.torch_form(operator, inputs)
     assert form is not None
-    found, expected = form(), suite.call(*inputs, lane=Lane.EAGER)
+    found, expected = form(), suite.call(*inputs, backend=Backend.EAGER)
     if operator == "add_rms_norm":
         expected = expected[1]
     found, expected = (each if isinstance(each, tuple) else (each,) for each in (found, expected))
@@ -39,16 +39,16 @@ def test_torchs_forms_give_the_same(operator: str) -> None:
 def test_attention_over_keys_in_order_gives_the_same(spans: tuple[int, int]) -> None:
     suite = cases.suite_of("paged_attention")
     shape = {"groups": 2, "share": 2, "dim": 8, "size": 4, "dtype": torch.float32}
-    inputs = suite.inputs(torch.Generator().manual_seed(0), contexts=(9, 9), spans=spans, **shape)
+    inputs = suite.input_maker(torch.Generator().manual_seed(0), contexts=(9, 9), spans=spans, **shape)
     form = gpu_kernels.torch_form("paged_attention", inputs)
     assert form is not None
     found = form().transpose(1, 2).flatten(0, 1)
-    torch.testing.assert_close(found, suite.call(*inputs, lane=Lane.EAGER), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found, suite.call(*inputs, backend=Backend.EAGER), rtol=1e-5, atol=1e-5)
 
 
 def test_attention_of_ragged_contexts_has_no_form_in_order() -> None:
     suite = cases.suite_of("paged_attention")
-    inputs = suite.make(next(case for case in suite.cases if case.shape == "decode 3 ragged"))
+    inputs = suite.make_inputs(next(case for case in suite.cases if case.shape == "decode 3 ragged"))
     assert gpu_kernels.torch_form("paged_attention", inputs) is None
 
 
@@ -63,14 +63,14 @@ def test_spread() -> None:
     assert (found["seconds"], found["p10"], found["p90"]) == (5, 1, 9)
 
 
-@pytest.mark.skipif(lane_problems()[Lane.TRITON] is None, reason="a GPU is here")
+@pytest.mark.skipif(backend_problems()[Backend.TRITON] is None, reason="a GPU is here")
 def test_a_part_that_breaks_says_so_and_keeps_its_rows(tmp_path: Path) -> None:
-    part = gpu_bench.Part("check rotary", False, tmp_path)
+    part = gpu_bench.BenchmarkPart("check rotary", False, tmp_path)
     (tmp_path / "check rotary.jsonl").write_text('{"status": "ok"}\n{"sta')
     found = part.finished(60)
     assert found["rows"] == [{"status": "ok"}] and "needs a CUDA device" in " ".join(found["error"].split())
-    assert "1 rows, 0 of them failed" in gpu_bench.told(found) and "ended with" in gpu_bench.told(found)
-    slow = gpu_bench.Part("check rotary", False, tmp_path)
+    assert "1 rows, 0 of them failed" in gpu_bench.summarize_part(found) and "ended with" in gpu_bench.summarize_part(found)
+    slow = gpu_bench.BenchmarkPart("check rotary", False, tmp_path)
     assert "not done after" in slow.finished(0)["error"]
 
 
@@ -116,7 +116,7 @@ def test_it_ends_with_1_where_anything_failed(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(gpu_bench, "play", lambda quick: parts)
-    monkeypatch.setattr("workbench.study.environment.environment", lambda: {})
+    monkeypatch.setattr("workbench.machine.environment.environment", lambda: {})
     with pytest.raises(typer.Exit) as ended:
         gpu_bench.main(tmp_path, False, None, None)
     assert ended.value.exit_code == code

@@ -7,53 +7,53 @@ import itertools
 import pytest
 
 from experiments import flat_memory
-from experiments.soak import Soak, told
-from experiments.soak_requests import asked
+from experiments.soak import Soak, summarize
+from experiments.soak_requests import random_requests
 from tests.engine.tiny import CONTEXT, VOCAB, layer, model_of, runner_of, spec_of
-from workbench.cache.holdings import Holdings
-from workbench.engine.mail import Mail
+from workbench.cache.holdings import KVCacheManager
+from workbench.engine.mail import OutputProcessor
 from workbench.trace.events import Finished
 
-MODEL = model_of(spec_of(layer(), layer(window=9), end_ids=(3,)))
+MODEL = model_of(spec_of(layer(), layer(window=9), eos_token_ids=(3,)))
 
 
 def soak(requests: int = 60, **settings) -> dict:
     given = {"pages": 12, "prefix": "radix", "policy": "priority", "max_num_seqs": 8, **settings}
-    return Soak(runner_of(MODEL, **given), 1).run(asked(requests, VOCAB, CONTEXT, 1, text=False), requests)
+    return Soak(runner_of(MODEL, **given), 1).run(random_requests(requests, VOCAB, CONTEXT, 1, text=False), requests)
 
 
 @pytest.mark.parametrize("policy", ["priority", "fair"])
 def test_a_short_soak(policy: str) -> None:
     record = soak(policy=policy)
-    assert record["faults"] == [] and record["requests"] == 60, told(record)
+    assert record["faults"] == [] and record["requests"] == 60, summarize(record)
     assert {"stop", "length", "cancelled", "refused", "not_chosen"} <= record["reasons"].keys()
     assert sum(record["reasons"].values()) == record["sequences"] > 60
-    assert record["set_backs"] and record["cached_tokens"] and record["output_tokens"]
+    assert record["num_preemptions"] and record["cached_tokens"] and record["output_tokens"]
 
 
 def test_pages_that_stay_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted bug: every tenth sequence that ends keeps what it holds."""
-    release, count = Holdings.release, itertools.count(1)
+    free, count = KVCacheManager.free, itertools.count(1)
 
     def kept(self, sequence):
         for pool, pages in zip(self.pools, sequence.pages, strict=False):
             if next(count) % 10 == 0 and any(pages):
                 pool.share([next(page for page in pages if page)])
-        return release(self, sequence)
+        return free(self, sequence)
 
-    monkeypatch.setattr(Holdings, "release", kept)
+    monkeypatch.setattr(KVCacheManager, "free", kept)
     assert any("neither free nor in the prefix index" in fault for fault in soak(40, pages=80)["faults"])
 
 
 def test_a_second_end_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    send = Mail.send
+    emit = OutputProcessor.emit
 
     def twice(self, event):
-        send(self, event)
+        emit(self, event)
         if isinstance(event, Finished) and event.request_id == "r7":
             self._tell(event)
 
-    monkeypatch.setattr(Mail, "send", twice)
+    monkeypatch.setattr(OutputProcessor, "emit", twice)
     assert any(fault.startswith("r7 has a finished after its end") for fault in soak(20)["faults"])
 
 

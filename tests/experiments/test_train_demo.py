@@ -95,7 +95,7 @@ def test_the_exported_files_are_the_model_that_learned(corpus: Corpus, tmp_path:
         parameter.data = (parameter.data + 0.1 * torch.randn_like(parameter)).bfloat16().float()
     export(model, tmp_path, bytes_only())
     ids = torch.arange(2, 30)
-    exact = workbench.load(str(tmp_path), dtype="float32", lane="eager").model.logits(ids)
+    exact = workbench.load(str(tmp_path), dtype="float32", backend="eager").model.logits(ids)
     learned = model(ids[None])[0].detach()
     assert (exact - learned).abs().max() < 0.05 * exact.abs().max()
 

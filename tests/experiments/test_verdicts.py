@@ -25,10 +25,10 @@ from experiments import (
     window_span,
 )
 from workbench.errors import WorkbenchError
-from workbench.request import UserPart
+from workbench.request import CustomPart
 from workbench.study.experiment import Experiment
 from workbench.study.variants import every_variant
-from workbench.study.verdict import Verdict, row_of, verdicts
+from workbench.study.verdict import Verdict, variant_row, verdicts
 
 EXPERIMENTS = Path(kv_precision.__file__).parent
 NAMES = (
@@ -39,9 +39,9 @@ NAMES = (
 
 @pytest.mark.parametrize("name", NAMES)
 def test_they_can_be_read_and_every_variant_is_one(name: str) -> None:
-    experiment = Experiment.read(EXPERIMENTS / f"{name}.yaml")
+    experiment = Experiment.from_file(EXPERIMENTS / f"{name}.yaml")
     assert Experiment.from_yaml(experiment.to_yaml()) == experiment
-    assert len(every_variant(experiment)) >= 2 and experiment.compares
+    assert len(every_variant(experiment)) >= 2 and experiment.is_comparison
     assert experiment.judge is not None and experiment.judge.path == f"experiments.{name}:judge"
 
 
@@ -68,7 +68,7 @@ def test_precision(rows: list[dict], outcomes: list[str]) -> None:
     found = kv_precision.judge(rows)
     assert [each.claim for each in found] == ["kv-quant-size", "kv-quant-concurrency"]
     assert [each.outcome for each in found] == outcomes
-    assert all(each.rule and each.because and each.says for each in found)
+    assert all(each.rule and each.reason and each.says for each in found)
 
 
 def windows(gains: dict[float, float], left: float = 0.0, pages: float = 1.0) -> list[dict[str, Any]]:
@@ -120,7 +120,7 @@ def test_groups() -> None:
     assert [each.outcome for each in kv_groups.judge(right)] == ["holds", "holds", "holds-with-limits"]
     wrong = groups((4 * 3072.0, 2 * 3072.0, 2 * 3072.0))
     assert [each.outcome for each in kv_groups.judge(wrong)] == ["refuted", "refuted", "holds-with-limits"]
-    assert "41.9 GB at 128,000: right is A" in kv_groups.llama(kv_groups.llama_sizes()).because
+    assert "41.9 GB at 128,000: right is A" in kv_groups.llama(kv_groups.llama_sizes()).reason
 
 
 def test_the_count_of_llama_decides(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +183,7 @@ def pools(gaps: tuple[float, float, float], kept: tuple[int, int, int]) -> list[
     """Gaps of whole prompts, of chunks and of separate pools, and how many of three loads each serves."""
     rows = []
     for name, gap, loads in zip(("whole prompts", "chunks of 512", "5 for prompts and 3"), gaps, kept, strict=True):
-        curve = [{"value": load, "goodput_share": 1.0 if load <= loads else 0.5} for load in (1, 2, 3)]
+        curve = [{"value": load, "slo_attainment": 1.0 if load <= loads else 0.5} for load in (1, 2, 3)]
         rows.append({"variant": name, "longest_gap_s_p99": gap, "ttft_s_p50": 0.1, "curve": curve})
     return [*rows, {**rows[-1], "variant": "4 for prompts and 4"}]
 
@@ -200,7 +200,7 @@ def test_interference(rows: list[dict], outcomes: list[str]) -> None:
     found = disaggregation.judge(rows)
     assert [each.claim for each in found] == ["chunked-prefill", "pd-disaggregation"]
     assert [each.outcome for each in found] == outcomes
-    assert all(each.rule and each.because and each.says for each in found)
+    assert all(each.rule and each.reason and each.says for each in found)
 
 
 def tails(azure: list[tuple[float, float]], mooncake: list[tuple[float, float]]) -> list[dict]:
@@ -229,7 +229,7 @@ def test_a_tail_grows_before_the_median(rows: list[dict], outcome: str) -> None:
     """At the last load before the median is no longer fine, not at the load that suits best."""
     (found,) = queue_tail.judge(rows)
     assert (found.claim, found.outcome) == ("queue-p99", outcome)
-    assert all((found.rule, found.because, found.says, found.changed))
+    assert all((found.rule, found.reason, found.says, found.changed))
 
 
 def strict(rows, most: float = 1.0) -> list[Verdict]:
@@ -244,13 +244,13 @@ def nonsense(rows) -> list[str]:
 def test_a_judge_of_ones_own_with_arguments() -> None:
     rows = [{"variant": "a", "kl_mean": 0.5}]
     path = f"{__name__}:strict"
-    assert verdicts(UserPart(path=path), rows)[0].outcome == "holds"
-    assert verdicts(UserPart(path=path, arguments={"most": 0.1}), rows)[0].outcome == "refuted"
+    assert verdicts(CustomPart(path=path), rows)[0].outcome == "holds"
+    assert verdicts(CustomPart(path=path, arguments={"most": 0.1}), rows)[0].outcome == "refuted"
     assert verdicts(None, rows) == []
     with pytest.raises(WorkbenchError, match="gives str, must give Verdict values"):
-        verdicts(UserPart(path=f"{__name__}:nonsense"), rows)
+        verdicts(CustomPart(path=f"{__name__}:nonsense"), rows)
     with pytest.raises(WorkbenchError, match="needs a variant 'b'; this run has a"):
-        row_of(rows, "b")
+        variant_row(rows, "b")
 
 
 def evictions(bits: dict[str, tuple[float, float]], left: tuple[float, float], pages: float = 1.0) -> list[dict]:
@@ -284,7 +284,7 @@ def test_eviction(rows: list[dict], outcomes: list[str]) -> None:
     found = kv_evict.judge(rows)
     assert [each.claim for each in found] == ["kv-evict-bounded", "kv-heavy-hitters", "kv-sinks", "kv-snapkv"]
     assert [each.outcome for each in found] == outcomes
-    assert all(each.rule and each.because and each.says for each in found)
+    assert all(each.rule and each.reason and each.says for each in found)
 
 
 def batches(
@@ -318,7 +318,7 @@ def test_batches(rows: list[dict], outcomes: list[str]) -> None:
     found = batching.judge(rows)
     assert [each.claim for each in found] == ["continuous-vs-static", "batch-amortises"]
     assert [each.outcome for each in found] == outcomes
-    assert all(each.rule and each.because and each.says for each in found)
+    assert all(each.rule and each.reason and each.says for each in found)
 
 
 def interruptions(gaps: tuple[float, float, float]) -> list[dict]:
@@ -341,7 +341,7 @@ def interruptions(gaps: tuple[float, float, float]) -> list[dict]:
 def test_a_long_prompt(rows: list[dict], outcome: str) -> None:
     (found,) = chunked_prefill.judge(rows)
     assert (found.claim, found.outcome) == ("chunked-prefill", outcome)
-    assert found.rule and found.because and found.says
+    assert found.rule and found.reason and found.says
 
 
 def streams(whole: list[float], stream: list[float], total: float, first: float) -> list[dict]:
@@ -370,7 +370,7 @@ def test_streaming(rows: list[dict], outcomes: list[str]) -> None:
     found = streaming.judge(rows)
     assert [each.claim for each in found] == ["batch-no-stream", "stream-perceived"]
     assert [each.outcome for each in found] == outcomes
-    assert all(each.rule and each.because and each.says for each in found)
+    assert all(each.rule and each.reason and each.says for each in found)
 
 
 @pytest.mark.parametrize(
@@ -382,17 +382,17 @@ def test_schedule_options(shares: tuple[float, ...], outcome: str) -> None:
     rows = [{"variant": "nothing", "output_tokens_per_s": 100.0}]
     rows += [{"variant": n, "output_tokens_per_s": 100.0 * s} for n, s in zip(schedule_price.ON, shares, strict=True)]
     (found,) = schedule_price.judge(rows)
-    assert found.outcome == outcome and found.rule and found.because and found.says
+    assert found.outcome == outcome and found.rule and found.reason and found.says
 
 
 @pytest.mark.parametrize(
     ("rows", "outcomes"),
     [
-        (determinism.made(tokens=1, bits=1), ["refuted", "holds"]),
-        (determinism.made(tokens=1, bits=2), ["holds-with-limits", "holds-with-limits"]),
-        (determinism.made(tokens=2, bits=2), ["holds", "holds-with-limits"]),
-        (determinism.made(tokens=2, bits=2, mended=False), ["holds", "refuted"]),
-        (determinism.made(tokens=1, bits=2, same=2), ["holds-with-limits", "holds-with-limits"]),
+        (determinism.example_rows(tokens=1, bits=1), ["refuted", "holds"]),
+        (determinism.example_rows(tokens=1, bits=2), ["holds-with-limits", "holds-with-limits"]),
+        (determinism.example_rows(tokens=2, bits=2), ["holds", "holds-with-limits"]),
+        (determinism.example_rows(tokens=2, bits=2, mended=False), ["holds", "refuted"]),
+        (determinism.example_rows(tokens=1, bits=2, same=2), ["holds-with-limits", "holds-with-limits"]),
     ],
 )
 def test_greedy_answers(rows: list[dict], outcomes: list[str]) -> None:

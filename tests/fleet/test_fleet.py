@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fleet.scenes import TICK, fleet, machines, over_budget, scenes, told
-from workbench.cache.tables import Table
+from workbench.cache.tables import KVCacheGroup
 from workbench.engine.policies import Fair
-from workbench.engine.scheduler import Limits
+from workbench.engine.scheduler import SchedulerLimits
 from workbench.errors import WorkbenchError
-from workbench.fleet.fleet import Failure, Fleet, Pool
-from workbench.fleet.machine import Machine
+from workbench.fleet.fleet import InstanceFailure, Fleet, InstancePool
+from workbench.fleet.machine import InstanceSpec
 from workbench.fleet.routers import LeastLoaded
-from workbench.fleet.work import Form, Seen, StepTimes
+from workbench.fleet.work import LinearCost, AttentionReach, StepTimeModel
 from workbench.traffic.arrival import Arrival
-from workbench.traffic.source import Open
+from workbench.traffic.source import OpenLoopSource
 
 
 @settings(max_examples=200)
@@ -30,12 +30,12 @@ def test_many_steps_in_one_move_are_what_they_are_one_by_one(scene: dict[str, An
 
 def test_who_comes_amid_a_move_begins_where_the_others_are_by_then() -> None:
     """A tenant that comes while another's request decodes: what was computed in the move so far counts."""
-    times = StepTimes("two ticks a step", (Seen(None, 0),), (Form(2, 0, 0, 0, 0, (0, 0), (0, 0)),))
-    machine = Machine(times, (Table((0,)),), (40,), (8,), 32, 60, Limits(1, 12), Fair())
+    times = StepTimeModel("two ticks a step", (AttentionReach(None, 0),), (LinearCost(2, 0, 0, 0, 0, (0, 0), (0, 0)),))
+    machine = InstanceSpec(times, (KVCacheGroup((0,)),), (40,), (8,), 32, 60, SchedulerLimits(1, 12), Fair())
     came = [(0, "a", 25), (0, "a", 5), (20, "b", 10), (20, "b", 10), (20, "b", 10)]
     arrivals = [Arrival(at * TICK, 1, output, tenant=tenant) for at, tenant, output in came]
     for one_by_one in (False, True):
-        run = Fleet(Open(arrivals), Pool(machine, 1), one_by_one=one_by_one).run()
+        run = Fleet(OpenLoopSource(arrivals), InstancePool(machine, 1), single_step=one_by_one).run()
         begun = sorted(run.jobs, key=lambda job: job.first_scheduled or 0)
         assert [job.number for job in begun] == [0, 2, 3, 1, 4], one_by_one
 
@@ -54,15 +54,15 @@ def test_nobody_is_lost_and_nobody_is_in_two_places(scene: dict[str, Any]) -> No
     assert run.in_flight == len(run.stranded) == 0  # whoever waits for an instance that never comes back has failed
     assert run.submitted == len(scene["arrivals"])
     for job in run.jobs:
-        assert job.error or job.produced == job.wanted <= job.arrival.output_tokens
-        times = (job.came, job.first_scheduled, job.first_token, job.last_token, job.ended)
+        assert job.error or job.generated_tokens == job.output_tokens <= job.arrival.output_tokens
+        times = (job.arrival_time, job.first_scheduled, job.first_token, job.last_token, job.finish_time)
         assert job.error or list(times) == sorted(time for time in times if time is not None)
-        assert len(job.places) <= len(run.pools) * (job.retries + 1)
-        assert job.error or job.computed_tokens + job.cached_tokens >= job.known - 1
+        assert len(job.instances) <= len(run.pools) * (job.retries + 1)
+        assert job.error or job.computed_tokens + job.cached_tokens >= job.num_tokens - 1
     for instance in (each for each in run.instances if each.up):  # at rest pages are free, or kept for later
-        instance.scheduler.holdings.carried_out()  # what came with the last step
-        assert all(pool.used == 0 for pool in instance.scheduler.pools)
-        assert all(room.used == 0 or instance.machine.prefix for room in instance.scheduler.holdings.host.rooms)
+        instance.scheduler.kv_cache_manager.transfers_done()  # what came with the last step
+        assert all(pool.num_used == 0 for pool in instance.scheduler.pools)
+        assert all(room.num_used == 0 or instance.spec.prefix for room in instance.scheduler.kv_cache_manager.cpu_pages.pools)
 
 
 @given(scenes())
@@ -83,7 +83,7 @@ def test_more_instances_never_finish_fewer(machine: Any, count: int, fewer: int,
     """By any moment, of requests that are alike and come at once; with others a queue may be luckier by chance."""
     alike = [Arrival(0.0, 6, 9)] * count
     finished = [
-        Fleet(Open(alike), Pool(machine, instances, LeastLoaded())).run(ticks * TICK).finished
+        Fleet(OpenLoopSource(alike), InstancePool(machine, instances, LeastLoaded())).run(ticks * TICK).finished
         for instances in (fewer, fewer + more)
     ]
     if machine.limits.max_num_seqs >= count and machine.limits.max_num_batched_tokens >= 6 * count:
@@ -105,23 +105,23 @@ def test_a_wish_that_breaks_a_law_ends_its_request_and_nobody_elses(scene: dict[
     run = fleet(scene, pool=pool, decode=decode, failures=()).run()
     for job in run.jobs:
         asked = job.arrival.prompt_tokens
-        if not job.places:  # it could never run
+        if not job.instances:  # it could never run
             continue
         assert ("wishes" in job.error) == (asked % 2 == 1 and asked > 1), job
-        assert "wishes" not in job.error or len(job.places) == 1 and job.produced == 0 and job.ended is not None
+        assert "wishes" not in job.error or len(job.instances) == 1 and job.generated_tokens == 0 and job.finish_time is not None
     assert run.finished + run.failed == run.submitted
 
 
 def test_where_no_instance_is_left_requests_fail_and_say_so() -> None:
     """What is under way on the last one, and what comes later; with another that stays up, or comes back, none does."""
-    failure, pool = Failure(0, 0.05), Pool(_machine(), 1)
+    failure, pool = InstanceFailure(0, 0.05), InstancePool(_machine(), 1)
     scene = {
         "arrivals": [Arrival(0.0, 100, 2), Arrival(0.0, 100, 2000), Arrival(1.0, 100, 2)], "clients": None,
         "decode": None, "pool": pool, "failures": [failure],
     }  # fmt: skip
     alone = fleet(scene).run()
     assert (alone.finished, alone.failed, alone.in_flight) == (1, 2, 0)
-    assert all(job.error.startswith("no instance left") and job.ended is not None for job in alone.jobs[1:])
+    assert all(job.error.startswith("no instance left") and job.finish_time is not None for job in alone.jobs[1:])
     for changes in ({"pool": replace(pool, count=2)}, {"failures": [replace(failure, down=2.0)]}):
         assert fleet(scene, **changes).run().finished == 3
     lost = [replace(failure, instance=1)]  # of the decode pool: nobody could go on with what is prefilled
@@ -134,16 +134,16 @@ def test_a_failure_of_nobody_is_refused() -> None:
         fleet(
             {
                 "arrivals": (), "clients": None, "decode": None,
-                "pool": Pool(_machine(), 1), "failures": [Failure(3, 1.0)],
+                "pool": InstancePool(_machine(), 1), "failures": [InstanceFailure(3, 1.0)],
             }
         )  # fmt: skip
 
 
 def _machine() -> Any:
-    from workbench.engine.scheduler import Limits
+    from workbench.engine.scheduler import SchedulerLimits
     from workbench.fleet.hardware import HARDWARE
-    from workbench.fleet.machine import machine_of
-    from workbench.fleet.roofline import Sizes
+    from workbench.fleet.machine import instance_spec
+    from workbench.fleet.roofline import ModelSizes
     from workbench.model.shapes import named_shape
 
-    return machine_of(Sizes.dense(named_shape("llama-3.1-8b")), HARDWARE["h100"], Limits())
+    return instance_spec(ModelSizes.dense(named_shape("llama-3.1-8b")), HARDWARE["h100"], SchedulerLimits())

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench.errors import WorkbenchError
-from workbench.fleet.job import Job
+from workbench.fleet.job import SimulatedRequest
 from workbench.fleet.routers import LeastLoaded, PrefixAware, RoundRobin, SessionSticky, router_from
 from workbench.traffic.arrival import Arrival
 
@@ -30,8 +30,8 @@ VIEWS = st.lists(st.tuples(*(st.integers(0, 50),) * 3), min_size=1, max_size=6).
 )
 
 
-def job(number: int, session: str = "") -> Job:
-    return Job(number, f"request-{number}", Arrival(0.0, 60, 5, session), 0, 5)
+def job(number: int, session: str = "") -> SimulatedRequest:
+    return SimulatedRequest(number, f"request-{number}", Arrival(0.0, 60, 5, session), 0, 5)
 
 
 @given(VIEWS, st.integers(0, 99), st.text(max_size=4))
@@ -39,9 +39,9 @@ def test_every_router_keeps_its_promise(views: list[Seen], number: int, session:
     count = len(views)
     turns = [RoundRobin().choose(job(n), views).number for n in range(number, number + count)]
     assert sorted(turns) == list(range(count))
-    assert LeastLoaded().choose(job(number), views).requests == min(view.requests for view in views)
+    assert LeastLoaded().choose(job(number), views).num_requests == min(view.requests for view in views)
     aware = PrefixAware(request_tokens=0).choose(job(number), views)
-    assert aware.backlog - aware.cached((), "") == min(view.backlog - view.holds for view in views)
+    assert aware.pending_prompt_tokens - aware.cached_tokens((), "") == min(view.backlog - view.holds for view in views)
     sticky = SessionSticky()
     mine = sticky.choose(job(number, session or "s"), views).number
     assert sticky.choose(job(number + 1, session or "s"), list(reversed(views))).number == mine

@@ -10,38 +10,38 @@ from hypothesis import strategies as st
 
 from tests.fleet.scenes import FORMS
 from workbench.errors import WorkbenchError
-from workbench.fleet.fitted import fitted
+from workbench.fleet.fitted import fit_step_times
 from workbench.fleet.hardware import HARDWARE
-from workbench.fleet.roofline import Sizes, roofline
-from workbench.fleet.work import SECOND, Seen, StepTimes, Work, work_of
-from workbench.model.cost import StepCost
+from workbench.fleet.roofline import ModelSizes, roofline_step_times
+from workbench.fleet.work import TICKS_PER_SECOND, AttentionReach, StepTimeModel, StepWork, step_work_of
+from workbench.model.cost import StepCostModel
 from workbench.model.shapes import SHAPES, named_shape
 
 COUNTS = st.integers(0, 50)
 WORKS = st.builds(
-    Work, COUNTS, COUNTS, COUNTS, st.tuples(COUNTS, COUNTS), st.tuples(COUNTS, COUNTS)
+    StepWork, COUNTS, COUNTS, COUNTS, st.tuples(COUNTS, COUNTS), st.tuples(COUNTS, COUNTS)
 )
-KINDS = (Seen(None, 0), Seen(7, 2))
+KINDS = (AttentionReach(None, 0), AttentionReach(7, 2))
 
 
 @given(st.lists(FORMS, min_size=1, max_size=2), WORKS, st.tuples(COUNTS, COUNTS), st.integers(0, 9), st.integers(1, 40))
 def test_many_steps_take_what_they_take_one_by_one(
-    forms: list, work: Work, rows: tuple[int, int], more: int, steps: int
+    forms: list, work: StepWork, rows: tuple[int, int], more: int, steps: int
 ) -> None:
-    times = StepTimes("drawn", KINDS, tuple(forms))
-    run = times.run(work, rows, more)
+    times = StepTimeModel("drawn", KINDS, tuple(forms))
+    run = times.series(work, rows, more)
     ends, now = [0], more
     for step in range(steps):
         grown = work._replace(
-            pairs=tuple(p + step * r for p, r in zip(work.pairs, rows, strict=True)),
-            read=tuple(p + step * r for p, r in zip(work.read, rows, strict=True)),
+            pairs=tuple(p + step * r for p, r in zip(work.query_key_pairs, rows, strict=True)),
+            read=tuple(p + step * r for p, r in zip(work.positions_read, rows, strict=True)),
         )
         now += times(grown)
         ends.append(now)
     assert [run.elapsed(count) for count in range(steps + 1)] == ends
-    assert run.last(steps) == ends[-1] - ends[-2]
+    assert run.last_step(steps) == ends[-1] - ends[-2]
     for moment in (0, 1, ends[-1] // 2, ends[-1]):
-        assert run.until(moment, steps) == next(i for i, end in enumerate(ends) if end >= moment)
+        assert run.steps_until(moment, steps) == next(i for i, end in enumerate(ends) if end >= moment)
 
 
 @given(
@@ -51,22 +51,22 @@ def test_many_steps_take_what_they_take_one_by_one(
 )
 def test_the_roofline_counts_as_the_real_runner_does(name: str, spans: list[tuple[int, int]], hardware: str) -> None:
     spec, machine = named_shape(name), HARDWARE[hardware]
-    sizes = Sizes.dense(spec)
-    times = roofline(sizes, machine)
-    cost = StepCost(spec, 2, 2, 2)(spans, len(spans))
-    assert times(work_of(spans, len(spans), times.kinds)) / SECOND == pytest.approx(
+    sizes = ModelSizes.dense(spec)
+    times = roofline_step_times(sizes, machine)
+    cost = StepCostModel(spec, 2, 2, 2)(spans, len(spans))
+    assert times(step_work_of(spans, len(spans), times.kinds)) / TICKS_PER_SECOND == pytest.approx(
         cost.seconds(machine.flops, machine.bandwidth), rel=2e-3
     )
 
 
 def test_more_of_everything_takes_longer_and_more_accelerators_less() -> None:
-    sizes = Sizes.dense(named_shape("llama-3.1-70b"))
-    work = work_of([(1000, 1)] * 8, 8, (Seen(None, 0),))
-    one, two = (roofline(sizes, HARDWARE["h100"], gpus)(work) for gpus in (1, 2))
+    sizes = ModelSizes.dense(named_shape("llama-3.1-70b"))
+    work = step_work_of([(1000, 1)] * 8, 8, (AttentionReach(None, 0),))
+    one, two = (roofline_step_times(sizes, HARDWARE["h100"], gpus)(work) for gpus in (1, 2))
     assert one / 2 < two < one  # half the weights each, and what they send each other
-    slower = roofline(sizes, HARDWARE["h100"], 1, 0.5, 0.5, 0.001)(work)
-    assert slower == pytest.approx(2 * one + SECOND // 1000, rel=1e-6)
-    assert roofline(sizes, HARDWARE["a100"])(work) > one > roofline(sizes, HARDWARE["h200"])(work)
+    slower = roofline_step_times(sizes, HARDWARE["h100"], 1, 0.5, 0.5, 0.001)(work)
+    assert slower == pytest.approx(2 * one + TICKS_PER_SECOND // 1000, rel=1e-6)
+    assert roofline_step_times(sizes, HARDWARE["a100"])(work) > one > roofline_step_times(sizes, HARDWARE["h200"])(work)
 
 
 def test_a_table_is_fitted_to_steps_that_follow_it() -> None:
@@ -79,14 +79,14 @@ def test_a_table_is_fitted_to_steps_that_follow_it() -> None:
             "time": now, "wall_seconds": seconds, "prefill_tokens": prefill, "decode_tokens": decode,
             "context_tokens": context,
         })  # fmt: skip
-    (form,) = fitted(rows).forms
-    found = [ticks / SECOND for ticks in (form.step, form.prefill, form.decode, form.read[0])]
+    (form,) = fit_step_times(rows).costs
+    found = [ticks / TICKS_PER_SECOND for ticks in (form.step, form.prefill_tokens, form.decode_tokens, form.positions_read[0])]
     assert found == pytest.approx([1e-3, 2e-5, 1e-4, 3e-7], rel=1e-3)
     for row in rows:  # a step that takes the same whatever it does: no figure becomes negative
         row["wall_seconds"] = 1e-3
-    (form,) = fitted(rows).forms
-    assert min(form.step, form.prefill, form.decode, *form.read) >= 0
+    (form,) = fit_step_times(rows).costs
+    assert min(form.step, form.prefill_tokens, form.decode_tokens, *form.positions_read) >= 0
     with pytest.raises(WorkbenchError, match="lacks context_tokens"):
-        fitted([{key: value for key, value in row.items() if key != "context_tokens"} for row in rows])
+        fit_step_times([{key: value for key, value in row.items() if key != "context_tokens"} for row in rows])
     with pytest.raises(WorkbenchError, match="has 3 steps, 20 are needed"):
-        fitted(rows[:3])
+        fit_step_times(rows[:3])

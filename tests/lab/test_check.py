@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.browser import ROOT, browser
-from workbench.lab.check import Visit, visit
+from workbench.lab.check import NotebookVisit, visit_notebook
 from workbench.lab.folder import notebooks_in
-from workbench.lab.page import Lab
-from workbench.lab.pictures import Pictures
+from workbench.lab.page import LabSession
+from workbench.lab.pictures import WidgetScreenshots
 
 pytestmark = browser
 
@@ -69,23 +69,23 @@ def notebooks() -> list[str]:
 
 @pytest.mark.parametrize("name", notebooks())
 def test_a_notebook_runs_in_jupyterlab_asks_nobody_and_exports_with_pictures(
-    lab: Lab, name: str, tmp_path: Path
+    lab: LabSession, name: str, tmp_path: Path
 ) -> None:
-    assert visit(lab, f"notebooks/{name}", tmp_path).faults == []
+    assert visit_notebook(lab, f"notebooks/{name}", tmp_path).faults == []
 
 
-def test_a_good_notebook_has_no_faults_and_its_widgets_are_pictured(lab: Lab, tmp_path: Path) -> None:
-    album = Pictures(tmp_path / "pictures", dark=True)
-    found = visit(lab, lab.write("pictured.py", f"{PICTURED}\n# %%\nSquare()\n"), tmp_path, album)
-    assert found.faults == [] and found.widgets == ("wb-square",) * 2 and (found.ran, found.cells) == (2, 2)
+def test_a_good_notebook_has_no_faults_and_its_widgets_are_pictured(lab: LabSession, tmp_path: Path) -> None:
+    album = WidgetScreenshots(tmp_path / "pictures", dark=True)
+    found = visit_notebook(lab, lab.write("pictured.py", f"{PICTURED}\n# %%\nSquare()\n"), tmp_path, album)
+    assert found.faults == [] and found.widgets == ("wb-square",) * 2 and (found.num_run, found.num_cells) == (2, 2)
     names = sorted(path.name for path in album.folder.iterdir())
     assert names == ["square-dark.png", "square-pictured-dark.png", "square-pictured.png", "square.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in album.folder.iterdir())
 
 
 @pytest.fixture(scope="module")
-def faulty(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Visit:
-    return visit(lab, lab.write("faulty.py", FAULTY), tmp_path_factory.mktemp("faulty"))
+def faulty(lab: LabSession, tmp_path_factory: pytest.TempPathFactory) -> NotebookVisit:
+    return visit_notebook(lab, lab.write("faulty.py", FAULTY), tmp_path_factory.mktemp("faulty"))
 
 
 @pytest.mark.parametrize(
@@ -104,5 +104,5 @@ def faulty(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Visit:
         "7 of 8 cells ran",
     ],
 )
-def test_a_fault_is_reported(faulty: Visit, fault: str) -> None:
+def test_a_fault_is_reported(faulty: NotebookVisit, fault: str) -> None:
     assert fault in faulty.faults

@@ -6,13 +6,13 @@ import re
 
 from tests.browser import browser
 from tests.patience import until
-from workbench.lab.page import Lab
+from workbench.lab.page import LabSession
 
 pytestmark = browser
 
 CELLS = """# %%
 import workbench
-runner = workbench.load("demo", lane="eager")
+runner = workbench.load("demo", backend="eager")
 runner
 
 # %%
@@ -43,7 +43,7 @@ workbench.Experiment(question="What does <INT8> cost?", workload={"kind": "rando
 """
 
 
-def test_a_cell_is_stopped_an_error_is_one_line_and_values_are_tables(lab: Lab) -> None:
+def test_a_cell_is_stopped_an_error_is_one_line_and_values_are_tables(lab: LabSession) -> None:
     page = lab.open(lab.write("comfort.py", CELLS))
     page.run_cell(1)
     page.begin_cell(2)
@@ -52,8 +52,8 @@ def test_a_cell_is_stopped_an_error_is_one_line_and_values_are_tables(lab: Lab) 
     page.finish()
     (error,) = page.errors()
     assert error.name == "KeyboardInterrupt"
-    assert page.ask("seen is not None and len(text) > 0") == "True"
-    assert "0 requests run, 0 wait, 0 of" in page.ask("runner")
+    assert page.evaluate("seen is not None and len(text) > 0") == "True"
+    assert "0 requests run, 0 wait, 0 of" in page.evaluate("runner")
     page.run_cell(3)
     told = [output for output in page.document()["cells"][2]["outputs"] if output["output_type"] == "error"]
     plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in told[0]["traceback"]]

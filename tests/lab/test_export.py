@@ -9,7 +9,7 @@ import pytest
 
 from tests.browser import browser
 from workbench.lab.cells import VIEW, widget_outputs
-from workbench.lab.page import Lab
+from workbench.lab.page import LabSession
 
 nbformat = pytest.importorskip("nbformat", reason="pip install 'inference-workbench[lab]'")
 pytestmark = browser
@@ -33,7 +33,7 @@ def notebook(stored: bool) -> Any:
     return document
 
 
-def test_our_page_shows_the_pictures_and_asks_for_nothing(lab: Lab, tmp_path: Path) -> None:
+def test_our_page_shows_the_pictures_and_asks_for_nothing(lab: LabSession, tmp_path: Path) -> None:
     from workbench.lab.export import write_html
 
     for stored in (False, True):
@@ -42,7 +42,7 @@ def test_our_page_shows_the_pictures_and_asks_for_nothing(lab: Lab, tmp_path: Pa
         assert seen == (SHOWN, [])
 
 
-def test_nbconverts_own_page_shows_them_where_no_state_is_stored(lab: Lab, tmp_path: Path) -> None:
+def test_nbconverts_own_page_shows_them_where_no_state_is_stored(lab: LabSession, tmp_path: Path) -> None:
     from nbconvert.exporters import HTMLExporter
 
     for stored, expected in ((False, SHOWN), (True, [False] * 6)):

@@ -9,7 +9,7 @@ import pytest
 from tests.browser import ROOT, browser, pressed
 from tests.patience import until
 from workbench.errors import WorkbenchError
-from workbench.lab.page import Lab
+from workbench.lab.page import LabSession
 
 pytestmark = browser
 
@@ -30,7 +30,7 @@ wrong
 """
 
 
-def test_a_slider_moves_and_the_kernel_answers(lab: Lab) -> None:
+def test_a_slider_moves_and_the_kernel_answers(lab: LabSession) -> None:
     page = lab.open(lab.write("slider.py", SLIDER))
     page.run_all()
     assert page.executed() == (2, 2) and page.errors() == []
@@ -39,8 +39,8 @@ def test_a_slider_moves_and_the_kernel_answers(lab: Lab) -> None:
     handle = page.views().first.locator(".noUi-handle")
     assert pressed(page, handle, "ArrowRight", "slider.value") == "4"
     page.views().first.get_by_text("twice is 8").wait_for()
-    assert page.ask("sys.executable") == repr(sys.executable)
-    assert page.ask("workbench.__file__") == repr(str(ROOT / "workbench" / "__init__.py"))
+    assert page.evaluate("sys.executable") == repr(sys.executable)
+    assert page.evaluate("workbench.__file__") == repr(str(ROOT / "workbench" / "__init__.py"))
     assert page.errors() == []
     page.views().nth(1).locator(".noUi-handle").press("ArrowRight")
     page.settle()
@@ -60,7 +60,7 @@ x = 2
 """
 
 
-def test_a_cell_that_does_not_end_is_named_and_stopped(lab: Lab) -> None:
+def test_a_cell_that_does_not_end_is_named_and_stopped(lab: LabSession) -> None:
     page = lab.open(lab.write("long.py", ENDLESS))
     with pytest.raises(WorkbenchError, match=r"long.py: cell 2 still runs after 0.1 s"):
         page.begin_all()
@@ -70,4 +70,4 @@ def test_a_cell_that_does_not_end_is_named_and_stopped(lab: Lab) -> None:
     page.tab.wait_for_function("bench.kernel().status === 'idle'")
     assert [(error.cell, error.name) for error in page.errors()] == [(2, "KeyboardInterrupt")]
     page.run_cell(3)
-    assert page.ask("x") == "2"
+    assert page.evaluate("x") == "2"

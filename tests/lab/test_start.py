@@ -18,14 +18,14 @@ from tests.browser import ROOT, browser
 from tests.lab.test_check import PICTURED
 from tests.patience import limit
 from workbench.lab.cells import widget_outputs
-from workbench.lab.page import Lab
+from workbench.lab.page import LabSession
 from workbench.lab.server import free_port
 
 pytestmark = browser
 
 
 @pytest.fixture
-def started(lab: Lab, tmp_path: Path) -> Iterator[tuple[str, Path]]:
+def started(lab: LabSession, tmp_path: Path) -> Iterator[tuple[str, Path]]:
     """The address and the folder of a JupyterLab that a user with an empty home has opened."""
     folder, port = tmp_path / "notebooks", free_port()
     folder.mkdir()
@@ -49,7 +49,7 @@ def started(lab: Lab, tmp_path: Path) -> Iterator[tuple[str, Path]]:
 
 
 def test_a_double_click_opens_a_percent_file_and_a_save_keeps_its_picture(
-    lab: Lab, started: tuple[str, Path], tmp_path: Path
+    lab: LabSession, started: tuple[str, Path], tmp_path: Path
 ) -> None:
     origin, folder = started
     tab = lab.browser.tab(origin)

@@ -22,7 +22,7 @@ def quick(rows):
     return Verdict("speed", "It is quick", "under a second", outcome, f"{seconds} s")
 
 
-WAYS = {"gives": {"holds": {"n": 1}, "holds-with-limits": {"n": 5}, "refuted": lambda: {"n": 9}}}
+WAYS = {"examples": {"holds": {"n": 1}, "holds-with-limits": {"n": 5}, "refuted": lambda: {"n": 9}}}
 SPEEDS = {"holds": [{"seconds": 0.5}], "refuted": [{"seconds": 2}]}
 CLAIMS = (
     Claim("size", "It is small", (Source("A", "3"),), (Trial(Calculation(lambda: {"n": 4}), small, **WAYS),),

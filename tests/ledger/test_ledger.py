@@ -11,21 +11,21 @@ import pytest
 from tests.ledger import made
 from workbench.errors import WorkbenchError
 from workbench.ledger import running, tables
-from workbench.ledger.claim import OUTCOMES, Calculation, Claim, Missing, Rule, Ruling, Source, Trial, Unbuilt, judged
-from workbench.ledger.crossings import Machine, decode_crossings, first, prefill_crossings
-from workbench.ledger.entry import NAME, NO_TEST, Entry, read_ledger, write_ledger
-from workbench.ledger.rebuild import Records, rebuilt
-from workbench.ledger.registry import check, chosen, claims_in
-from workbench.ledger.renewing import renew
+from workbench.ledger.claim import OUTCOMES, CalculationEvidence, Claim, MissingEvidence, Rule, Ruling, ClaimSource, ClaimTrial, UnbuiltEvidence, apply_rule
+from workbench.ledger.crossings import RooflineMachine, decode_break_even_points, smallest_where, prefill_break_even_points
+from workbench.ledger.entry import LEDGER_FILE, NO_TEST, LedgerEntry, read_ledger, write_ledger
+from workbench.ledger.rebuild import RecordFolder, rebuild_ledger
+from workbench.ledger.registry import claim_errors, select_claims, load_claims
+from workbench.ledger.renewing import update_ledger
 from workbench.study.verdict import RuleChange
 
 
 def outcomes(folder: Path) -> dict[str, str]:
-    return {id: entries[0].told for id, entries in read_ledger(folder / NAME).items()}
+    return {id: entries[0].outcome_label for id, entries in read_ledger(folder / LEDGER_FILE).items()}
 
 
 def from_records(folder: Path) -> dict[str, str]:
-    renew(folder, (), folder.parent / "records", folder.parent / "runs", measure=False)
+    update_ledger(folder, (), folder.parent / "records", folder.parent / "runs", measure=False)
     return outcomes(folder)
 
 
@@ -37,19 +37,19 @@ def test_calculations_and_records_make_the_ledger(tmp_path: Path) -> None:
     assert from_records(folder) == wanted | {"speed": "holds"}
     made.record(tmp_path, 2.0, "20261121-130000")
     assert from_records(folder) == wanted | {"speed": "refuted"}, "the newest record counts"
-    (speed,) = read_ledger(folder / NAME)["speed"]
+    (speed,) = read_ledger(folder / LEDGER_FILE)["speed"]
     assert (speed.machine, speed.record) == ("A CPU, 2 cores, 1 GiB", "speedy-20261121-130000.json")
-    (far,) = read_ledger(folder / NAME)["far"]
-    assert far.because == "needs a telescope" and not far.machine
+    (far,) = read_ledger(folder / LEDGER_FILE)["far"]
+    assert far.reason == "needs a telescope" and not far.machine
 
 
 def test_what_a_reader_should_know_of_a_record(tmp_path: Path) -> None:
     folder = made.folder(tmp_path)
     made.record(tmp_path, 0.5, busy=0.4, sampling={"temperature": 0.5})
     from_records(folder)
-    (speed,) = read_ledger(folder / NAME)["speed"]
+    (speed,) = read_ledger(folder / LEDGER_FILE)["speed"]
     assert speed.remark == "other processes took 40% of the processor; the experiment has been changed since"
-    assert speed.busy == 0.4
+    assert speed.contention == 0.4
 
 
 def test_a_record_that_a_rule_cannot_read_keeps_nobody_else_from_a_verdict(tmp_path: Path) -> None:
@@ -58,20 +58,20 @@ def test_a_record_that_a_rule_cannot_read_keeps_nobody_else_from_a_verdict(tmp_p
     file = tmp_path / "records" / "speedy-20261121-120000.json"
     file.write_text(file.read_text().replace('"seconds"', '"time"'))
     assert from_records(folder) | {"speed": "not run yet"} == from_records(folder)
-    assert "cannot read this record (KeyError" in read_ledger(folder / NAME)["speed"][0].remark
+    assert "cannot read this record (KeyError" in read_ledger(folder / LEDGER_FILE)["speed"][0].remark
 
 
 def test_what_came_out_as_before_stays_as_it_was_written(tmp_path: Path) -> None:
     folder = made.folder(tmp_path)
     from_records(folder)
-    ledger = read_ledger(folder / NAME)
-    write_ledger(ledger | {"size": (replace(ledger["size"][0], date="2020-01-01"),)}, folder / NAME)
-    text = (folder / NAME).read_text()
+    ledger = read_ledger(folder / LEDGER_FILE)
+    write_ledger(ledger | {"size": (replace(ledger["size"][0], date="2020-01-01"),)}, folder / LEDGER_FILE)
+    text = (folder / LEDGER_FILE).read_text()
     from_records(folder)
-    assert (folder / NAME).read_text() == text, "a calculation keeps the day on which it came out so"
-    write_ledger(ledger | {"size": (replace(ledger["size"][0], date="2020-01-01", outcome="refuted"),)}, folder / NAME)
+    assert (folder / LEDGER_FILE).read_text() == text, "a calculation keeps the day on which it came out so"
+    write_ledger(ledger | {"size": (replace(ledger["size"][0], date="2020-01-01", outcome="refuted"),)}, folder / LEDGER_FILE)
     assert from_records(folder)["size"] == "holds-with-limits"
-    assert read_ledger(folder / NAME)["size"][0].date != "2020-01-01"
+    assert read_ledger(folder / LEDGER_FILE)["size"][0].date != "2020-01-01"
 
 
 def test_measuring_writes_records_and_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,15 +82,15 @@ def test_measuring_writes_records_and_only_what_is_missing(tmp_path: Path, monke
         raise WorkbenchError("no room")
 
     monkeypatch.setattr(running, "_run", run)
-    found = renew(folder, (), tmp_path / "records", tmp_path / "runs", missing=True)
-    assert found.faults == {"speedy": "no room"} and asked == ["speedy.yaml"]
+    found = update_ledger(folder, (), tmp_path / "records", tmp_path / "runs", missing=True)
+    assert found.failures == {"speedy": "no room"} and asked == ["speedy.yaml"]
     assert outcomes(folder)["look"] == "holds" and outcomes(folder)["speed"] == "not run yet"
     assert len(list((tmp_path / "records").glob("claims_looking-*.json"))) == 1
     made.record(tmp_path, 0.5)
-    renew(folder, (), tmp_path / "records", tmp_path / "runs", missing=True)
+    update_ledger(folder, (), tmp_path / "records", tmp_path / "runs", missing=True)
     assert asked == ["speedy.yaml"], "both have a record by now"
     made.record(tmp_path, 0.5, "20261121-140000", sampling={"temperature": 0.5})
-    renew(folder, (), tmp_path / "records", tmp_path / "runs", missing=True)
+    update_ledger(folder, (), tmp_path / "records", tmp_path / "runs", missing=True)
     assert len(asked) == 2, "a record of an experiment that is another by now is none"
 
 
@@ -102,15 +102,15 @@ def test_an_interruption_keeps_what_was_measured(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(running, "_run", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        renew(folder, (), tmp_path / "records", tmp_path / "runs")
+        update_ledger(folder, (), tmp_path / "records", tmp_path / "runs")
     assert outcomes(folder)["look"] == "holds" and outcomes(folder)["speed"] == "not run yet"
 
 
 def test_a_quick_look_leaves_nothing(tmp_path: Path) -> None:
     folder = made.folder(tmp_path)
-    found = renew(folder, ["look"], tmp_path / "records", tmp_path / "runs", quick=True)
+    found = update_ledger(folder, ["look"], tmp_path / "records", tmp_path / "runs", quick=True)
     assert found.ledger["look"][0].figures == {"n": 1}
-    assert not (folder / NAME).exists() and not list((tmp_path / "records").iterdir())
+    assert not (folder / LEDGER_FILE).exists() and not list((tmp_path / "records").iterdir())
 
 
 def test_a_real_run_is_kept_and_judged(tmp_path: Path) -> None:
@@ -119,37 +119,37 @@ def test_a_real_run_is_kept_and_judged(tmp_path: Path) -> None:
         "question: How quick?\nmodel: {name: 'shape:tiny'}\nlane: eager\nvariants: {one: {}}\n"
         "workload: {kind: random, requests: 1, prompt_tokens: 4, output_tokens: 2}\nmeasure: {warmup: 0}\n"
     )
-    found = renew(folder, ["speed"], tmp_path / "records", tmp_path / "runs")
-    assert found.faults == {} and found.ledger["speed"][0].outcome in ("holds", "refuted")
+    found = update_ledger(folder, ["speed"], tmp_path / "records", tmp_path / "runs")
+    assert found.failures == {} and found.ledger["speed"][0].outcome in ("holds", "refuted")
     (file,) = (tmp_path / "records").glob("speedy-*.json")
     assert found.ledger["speed"][0].record == file.name and str(tmp_path) not in file.read_text()
 
 
 def test_a_mistake_is_told_in_one_line(tmp_path: Path) -> None:
     folder = made.folder(tmp_path)
-    claims = claims_in(folder)
+    claims = load_claims(folder)
     with pytest.raises(WorkbenchError, match="no claim 'sise'; did you mean 'size'"):
-        chosen(claims, ["sise"])
+        select_claims(claims, ["sise"])
     (folder / "twice.py").write_text(made.CLAIM)
     with pytest.raises(WorkbenchError, match="'size' stands in mine.py and in twice.py"):
-        claims_in(folder)
+        load_claims(folder)
     (folder / "twice.py").write_text("CLAIMS = 3")
     with pytest.raises(WorkbenchError, match="must be a sequence of Claim values"):
-        claims_in(folder)
+        load_claims(folder)
     with pytest.raises(WorkbenchError, match="no claims there"):
-        claims_in(tmp_path / "records")
-    (folder / NAME).write_text("{}")
+        load_claims(tmp_path / "records")
+    (folder / LEDGER_FILE).write_text("{}")
     with pytest.raises(WorkbenchError, match="is no ledger"):
-        read_ledger(folder / NAME)
+        read_ledger(folder / LEDGER_FILE)
     (tmp_path / "records" / "speedy-20261121-120000.json").write_text("{}")
     (folder / "twice.py").unlink()
-    (folder / NAME).unlink()
+    (folder / LEDGER_FILE).unlink()
     with pytest.raises(WorkbenchError, match="is no record of rows or numbers"):
         from_records(folder)
 
 
-def trial_of(rule: Rule, **given: object) -> Trial:
-    return Trial(Missing("nothing"), rule, **({"gives": {}, "never": {}} | given))  # type: ignore[arg-type]
+def trial_of(rule: Rule, **given: object) -> ClaimTrial:
+    return ClaimTrial(MissingEvidence("nothing"), rule, **({"examples": {}, "impossible": {}} | given))  # type: ignore[arg-type]
 
 
 def test_a_rule_shows_evidence_for_every_outcome_or_says_why_there_is_none() -> None:
@@ -157,47 +157,47 @@ def test_a_rule_shows_evidence_for_every_outcome_or_says_why_there_is_none() -> 
         """Always."""
         return Ruling("holds-with-limits", "so")
 
-    claim = Claim("mine", "So it is", (Source("A", "1"),), ())
-    assert check(claim) == ["has no trial"]
-    wrong = check(replace(claim, trials=(trial_of(yes),)))
-    assert len(wrong) == 3 and all("must stand in `gives`, with evidence, or in `never`" in each for each in wrong)
-    wrong = check(replace(claim, trials=(trial_of(yes, gives=dict.fromkeys(OUTCOMES, 1)),)))
+    claim = Claim("mine", "So it is", (ClaimSource("A", "1"),), ())
+    assert claim_errors(claim) == ["has no trial"]
+    wrong = claim_errors(replace(claim, trials=(trial_of(yes),)))
+    assert len(wrong) == 3 and all("must stand in `examples`, with evidence, or in `impossible`" in each for each in wrong)
+    wrong = claim_errors(replace(claim, trials=(trial_of(yes, examples=dict.fromkeys(OUTCOMES, 1)),)))
     assert all(any(f"should give '{outcome}'" in each for each in wrong) for outcome in ("refuted", "holds"))
     assert any("does not say which" in each for each in wrong)
-    silent = trial_of(yes, never={"holds": "", "refuted": "so"}, gives={"holds-with-limits": 1, "maybe": 1})
-    wrong = check(replace(claim, trials=(silent,)))
+    silent = trial_of(yes, impossible={"holds": "", "refuted": "so"}, examples={"holds-with-limits": 1, "maybe": 1})
+    wrong = claim_errors(replace(claim, trials=(silent,)))
     assert any("does not say why" in each for each in wrong) and any("may name holds" in each for each in wrong)
-    both = trial_of(yes, gives=dict.fromkeys(OUTCOMES, 1), never={"holds": "so"})
-    assert any("must stand in" in each for each in check(replace(claim, trials=(both,))))
+    both = trial_of(yes, examples=dict.fromkeys(OUTCOMES, 1), impossible={"holds": "so"})
+    assert any("must stand in" in each for each in claim_errors(replace(claim, trials=(both,))))
     bare = trial_of(yes, changed=(RuleChange("the bar", "2026-11-22", "", "it was high"),))
-    assert any("a change without after" in each for each in check(replace(claim, trials=(bare,))))
-    assert judged(claim, both, {}).rule == "Always."
+    assert any("a change without after" in each for each in claim_errors(replace(claim, trials=(bare,))))
+    assert apply_rule(claim, both, {}).rule == "Always."
 
 
 def test_a_rule_that_cannot_fail_decides_nothing(tmp_path: Path) -> None:
-    claims = claims_in(made.folder(tmp_path))
+    claims = load_claims(made.folder(tmp_path))
     size = claims["size"]
     (test,) = size.trials
-    never = {"holds-with-limits": "so", "refuted": "counted"}
-    only = replace(test, evidence=Calculation(lambda: {"n": 1}), never=never)
+    impossible = {"holds-with-limits": "so", "refuted": "counted"}
+    only = replace(test, evidence=CalculationEvidence(lambda: {"n": 1}), impossible=impossible)
     both = replace(size, trials=(only, test))
-    records = Records(tmp_path / "records", tmp_path)
-    ledger = rebuilt({"size": both}, records, {})
-    assert [entry.told for entry in ledger["size"]] == [NO_TEST, "holds-with-limits"]
-    (row,) = tables.listing({"size": both}, ledger)
+    records = RecordFolder(tmp_path / "records", tmp_path)
+    ledger = rebuild_ledger({"size": both}, records, {})
+    assert [entry.outcome_label for entry in ledger["size"]] == [NO_TEST, "holds-with-limits"]
+    (row,) = tables.claim_rows({"size": both}, ledger)
     assert row["verdict"] == "holds-with-limits" and [each["verdict"] for each in row["elsewhere"]] == [NO_TEST]
-    (row,) = tables.listing({"size": replace(size, trials=(only,))}, rebuilt({"size": replace(size, trials=(only,))},
+    (row,) = tables.claim_rows({"size": replace(size, trials=(only,))}, rebuild_ledger({"size": replace(size, trials=(only,))},
                                                                              records, {}))  # fmt: skip
     assert row["verdict"] == NO_TEST
-    first, _ = tables.detail(both, ledger, records)["trials"]
-    assert ("no test", "the rule cannot fail: counted") in tables.told(first)
+    first, _ = tables.claim_detail(both, ledger, records)["trials"]
+    assert ("no test", "the rule cannot fail: counted") in tables.trial_lines(first)
 
 
 def test_what_is_not_built_is_no_missing_machine(tmp_path: Path) -> None:
-    claims = claims_in(made.folder(tmp_path))
-    far = replace(claims["far"], trials=(replace(claims["far"].trials[0], evidence=Unbuilt("a telescope mount")),))
-    (entry,) = rebuilt({"far": far}, Records(tmp_path / "records", tmp_path), {})["far"]
-    assert (entry.told, entry.because, entry.outcome) == ("not run yet", "not built: a telescope mount", None)
+    claims = load_claims(made.folder(tmp_path))
+    far = replace(claims["far"], trials=(replace(claims["far"].trials[0], evidence=UnbuiltEvidence("a telescope mount")),))
+    (entry,) = rebuild_ledger({"far": far}, RecordFolder(tmp_path / "records", tmp_path), {})["far"]
+    assert (entry.outcome_label, entry.reason, entry.outcome) == ("not run yet", "not built: a telescope mount", None)
 
 
 def test_records_of_several_machines_stand_side_by_side(tmp_path: Path) -> None:
@@ -208,10 +208,10 @@ def test_records_of_several_machines_stand_side_by_side(tmp_path: Path) -> None:
     made.record(tmp_path, 2.0, "20261121-130000", cpu={"model": "Zen 5", "flags": [], "level": "v4+bf16"})
     made.record(tmp_path, 3.0, "20261121-140000", busy=0.5, cpu=zen3)
     from_records(folder)
-    (speed,) = read_ledger(folder / NAME)["speed"]
+    (speed,) = read_ledger(folder / LEDGER_FILE)["speed"]
     assert (speed.outcome, speed.level, speed.record) == ("refuted", "v4+bf16", "speedy-20261121-130000.json")
-    claim, records = claims_in(folder)["speed"], Records(tmp_path / "records", tmp_path)
-    found = tables.detail(claim, read_ledger(folder / NAME), records)
+    claim, records = load_claims(folder)["speed"], RecordFolder(tmp_path / "records", tmp_path)
+    found = tables.claim_detail(claim, read_ledger(folder / LEDGER_FILE), records)
     (table,) = found["where"]
     assert [row[:3] for row in table["rows"]] == [
         ["Zen 5, 2 cores, 1 GiB", "v4+bf16", "refuted"], ["Zen 3, 2 cores, 1 GiB", "v3", "holds"],
@@ -224,39 +224,39 @@ def test_a_change_of_a_rule_after_a_look_is_shown_with_its_verdict(tmp_path: Pat
     folder = made.folder(tmp_path)
     made.record(tmp_path, 0.5)
     change = RuleChange("half a second", "2026-11-22", "speedy-20261121-120000.json", "a whole one was too easy")
-    claims = claims_in(folder)
+    claims = load_claims(folder)
     (trial,) = claims["speed"].trials
     claim = replace(claims["speed"], trials=(replace(trial, changed=(change,)),))
-    records = Records(tmp_path / "records", tmp_path)
-    ledger = rebuilt({"speed": claim}, records, {})
-    write_ledger(ledger, folder / NAME)
-    again = read_ledger(folder / NAME)
+    records = RecordFolder(tmp_path / "records", tmp_path)
+    ledger = rebuild_ledger({"speed": claim}, records, {})
+    write_ledger(ledger, folder / LEDGER_FILE)
+    again = read_ledger(folder / LEDGER_FILE)
     assert again["speed"][0].changed == (change,)
-    (shown,) = tables.detail(claim, again, records)["trials"]
-    assert ("changed", str(change)) in tables.told(shown)
-    assert "after speedy-20261121-120000.json: half a second. Why: a whole one" in again["speed"][0]._shown().text()
+    (shown,) = tables.claim_detail(claim, again, records)["trials"]
+    assert ("changed", str(change)) in tables.trial_lines(shown)
+    assert "after speedy-20261121-120000.json: half a second. Why: a whole one" in again["speed"][0]._display_table().text()
 
 
 def test_an_entry_survives_the_file(tmp_path: Path) -> None:
     entries = (
-        Entry("run x", "holds", "so", "", "rule", {"a": 1.5, "b": "c"}, "m", "d", "r", 0.1, "busy"),
-        Entry("missing"),
+        LedgerEntry("run x", "holds", "so", "", "rule", {"a": 1.5, "b": "c"}, "m", "d", "r", 0.1, "busy"),
+        LedgerEntry("missing"),
     )
-    write_ledger({"mine": entries}, tmp_path / NAME)
-    assert read_ledger(tmp_path / NAME) == {"mine": entries}
-    assert json.loads((tmp_path / NAME).read_text())["written by"] == "workbench claims run"
+    write_ledger({"mine": entries}, tmp_path / LEDGER_FILE)
+    assert read_ledger(tmp_path / LEDGER_FILE) == {"mine": entries}
+    assert json.loads((tmp_path / LEDGER_FILE).read_text())["written by"] == "workbench claims run"
 
 
 def test_crossings_are_where_the_times_cross() -> None:
-    assert first(lambda n: n >= 37) == 37 and first(lambda n: False) is None and first(lambda n: True, 5) == 5
-    machine = Machine.of("llama-3.1-8b", "h100")
-    found = prefill_crossings(machine)
+    assert smallest_where(lambda n: n >= 37) == 37 and smallest_where(lambda n: False) is None and smallest_where(lambda n: True, 5) == 5
+    machine = RooflineMachine.of("llama-3.1-8b", "h100")
+    found = prefill_break_even_points(machine)
     flat, more = found["flat up to"], found["more than linear from"]
     assert flat and machine.prefill(flat) <= 1.1 * machine.prefill(1) < machine.prefill(flat + 1)
     assert more and machine.prefill(2 * more) >= 2.2 * machine.prefill(more)
     assert machine.prefill(2 * more - 2) < 2.2 * machine.prefill(more - 1)
     for batch in (1, 8):
-        twice = decode_crossings(machine, batch)["twice as long from"]
+        twice = decode_break_even_points(machine, batch)["twice as long from"]
         assert twice and machine.decode(twice, batch) >= 2 * machine.decode(100, batch) > machine.decode(
             twice - 1, batch
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from workbench.model.spec import Attention, LayerKind, ModelSpec, Rotary, RotaryScaling
+from workbench.model.spec import AttentionSpec, LayerSpec, ModelSpec, RotaryConfig, RotaryScaling
 
 _scalings = st.one_of(
     st.just(RotaryScaling()),
@@ -13,19 +13,19 @@ _scalings = st.one_of(
         RotaryScaling,
         kind=st.just("llama3"),
         factor=st.floats(1, 64),
-        low_factor=st.floats(0.5, 2),
-        high_factor=st.floats(3, 8),
-        original_context=st.integers(1, 8192),
+        low_freq_factor=st.floats(0.5, 2),
+        high_freq_factor=st.floats(3, 8),
+        original_max_position_embeddings=st.integers(1, 8192),
     ),
     st.builds(
         RotaryScaling,
         kind=st.just("yarn"),
         factor=st.floats(1, 64),
-        fast_turns=st.floats(8, 40),
-        slow_turns=st.floats(0.5, 2),
-        whole_pairs=st.booleans(),
+        beta_fast=st.floats(8, 40),
+        beta_slow=st.floats(0.5, 2),
+        truncate=st.booleans(),
         amplitude=st.floats(0.5, 2),
-        original_context=st.integers(1, 8192),
+        original_max_position_embeddings=st.integers(1, 8192),
     ),
 )
 
@@ -34,25 +34,25 @@ _scalings = st.one_of(
 def llama_specs(draw: st.DrawFn) -> ModelSpec:
     groups = draw(st.integers(1, 3))
     biased = draw(st.booleans())
-    layer = LayerKind(
-        attention=Attention(
-            heads=groups * draw(st.integers(1, 3)),
-            groups=groups,
-            dim=2 * draw(st.integers(1, 8)),
-            input_bias=biased,
-            output_bias=biased,
+    layer = LayerSpec(
+        attention=AttentionSpec(
+            num_heads=groups * draw(st.integers(1, 3)),
+            num_kv_heads=groups,
+            head_dim=2 * draw(st.integers(1, 8)),
+            qkv_bias=biased,
+            o_proj_bias=biased,
         ),
-        hidden=draw(st.integers(1, 40)),
-        feedforward_bias=draw(st.booleans()),
+        intermediate_size=draw(st.integers(1, 40)),
+        mlp_bias=draw(st.booleans()),
     )
     return ModelSpec(
         name=draw(st.sampled_from(["one", "two"])),
-        vocab=draw(st.integers(1, 50)),
-        width=draw(st.integers(1, 40)),
+        vocab_size=draw(st.integers(1, 50)),
+        hidden_size=draw(st.integers(1, 40)),
         layers=(layer,) * draw(st.integers(1, 3)),
-        context=draw(st.integers(1, 100_000)),
-        rotary=Rotary(base=draw(st.floats(1.5, 1e7)), scaling=draw(_scalings)),
-        norm_eps=draw(st.floats(1e-8, 1e-3)),
-        tied=draw(st.booleans()),
-        end_ids=tuple(draw(st.lists(st.integers(0, 49), max_size=3, unique=True))),
+        max_position_embeddings=draw(st.integers(1, 100_000)),
+        rotary=RotaryConfig(rope_theta=draw(st.floats(1.5, 1e7)), scaling=draw(_scalings)),
+        rms_norm_eps=draw(st.floats(1e-8, 1e-3)),
+        tie_word_embeddings=draw(st.booleans()),
+        eos_token_ids=tuple(draw(st.lists(st.integers(0, 49), max_size=3, unique=True))),
     )

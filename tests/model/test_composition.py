@@ -5,28 +5,28 @@ from __future__ import annotations
 import pytest
 
 from workbench.errors import WorkbenchError
-from workbench.model.composition import AttentionChange, AttentionPart
-from workbench.model.spec import Attention, LayerKind, ModelSpec, Rotary
-from workbench.model.variants import vary_spec
+from workbench.model.composition import AttentionChange, AttentionConfig
+from workbench.model.spec import AttentionSpec, LayerSpec, ModelSpec, RotaryConfig
+from workbench.model.variants import change_spec
 
-LAYER = LayerKind(attention=Attention(heads=6, groups=6, dim=4), hidden=8)
-SPEC = ModelSpec(name="six", vocab=11, width=24, layers=(LAYER,) * 6, context=64)
+LAYER = LayerSpec(attention=AttentionSpec(num_heads=6, num_kv_heads=6, head_dim=4), intermediate_size=8)
+SPEC = ModelSpec(name="six", vocab_size=11, hidden_size=24, layers=(LAYER,) * 6, max_position_embeddings=64)
 
 
-def varied(**values: object) -> list[Attention]:
-    found = [kind.attention for kind in vary_spec(SPEC, AttentionPart.of(values)).layers]
-    return [attention for attention in found if isinstance(attention, Attention)]
+def varied(**values: object) -> list[AttentionSpec]:
+    found = [kind.attention for kind in change_spec(SPEC, AttentionConfig.parse(values)).layers]
+    return [attention for attention in found if isinstance(attention, AttentionSpec)]
 
 
 def test_nothing_changes_nothing() -> None:
-    assert vary_spec(SPEC, AttentionPart()) == SPEC
-    assert AttentionPart().changes_nothing and not AttentionPart(window=3).changes_nothing
+    assert change_spec(SPEC, AttentionConfig()) == SPEC
+    assert AttentionConfig().is_unchanged and not AttentionConfig(window=3).is_unchanged
 
 
 def test_every_slot_reaches_every_layer() -> None:
     slots = {
         "groups": 2, "window": 9, "sinks": 2, "softcap": 3.0, "scale": 0.2, "qk_norm": True,
-        "rotary": Rotary(base=7.0), "sink_logits": True,
+        "rotary": RotaryConfig(rope_theta=7.0), "sink_logits": True,
     }  # fmt: skip
     assert {attention.position for attention in varied(position="none")} == {"none"}
     assert set(slots) | {"heads", "dim", "position", "mask", "score", "module"} == set(AttentionChange.model_fields)
@@ -51,7 +51,7 @@ def test_kinds_and_single_layers_stand_on_top() -> None:
 
 @pytest.mark.parametrize(("groups", "right"), [("multi_head", 6), ("multi_query", 1), (3, 3)])
 def test_groups_by_number_or_name(groups: object, right: int) -> None:
-    assert {a.groups for a in varied(groups=groups)} == {right}
+    assert {a.num_kv_heads for a in varied(groups=groups)} == {right}
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_groups_by_number_or_name(groups: object, right: int) -> None:
 )
 def test_what_is_wrong_is_told_in_one_line(values: dict, told: str) -> None:
     with pytest.raises(WorkbenchError, match=told) as caught:
-        AttentionPart.of(values)
+        AttentionConfig.parse(values)
     assert "\n" not in str(caught.value)
 
 
@@ -102,5 +102,5 @@ def test_what_a_single_layer_gives_up_is_no_contradiction() -> None:
 
 
 def test_a_part_may_be_named_by_its_place_alone() -> None:
-    part = AttentionPart.of({"mask": "mine.py:Mask"})
+    part = AttentionConfig.parse({"mask": "mine.py:Mask"})
     assert part.mask is not None and part.mask.path == "mine.py:Mask" and part.mask.arguments == {}

@@ -13,7 +13,7 @@ from tests.model.strategies import llama_specs
 from workbench.errors import WorkbenchError
 from workbench.model.families import config_from_spec, read_spec, spec_from_config
 from workbench.model.shapes import named_shape
-from workbench.model.spec import ModelSpec, Rotary, RotaryScaling
+from workbench.model.spec import ModelSpec, RotaryConfig, RotaryScaling
 
 PLAIN = {
     "model_type": "llama",
@@ -82,38 +82,38 @@ def test_any_json_is_a_spec_or_a_clear_error(changes: dict[str, object]) -> None
 def test_absent_fields_have_the_defaults_of_transformers() -> None:
     spec = read()
     attention = spec.layers[0].attention
-    assert (attention.heads, attention.groups, attention.dim) == (4, 4, 16)
-    assert not (attention.input_bias or attention.output_bias or spec.layers[0].feedforward_bias or spec.tied)
-    assert (spec.norm_eps, spec.rotary, spec.end_ids) == (1e-6, Rotary(), ())
+    assert (attention.num_heads, attention.num_kv_heads, attention.head_dim) == (4, 4, 16)
+    assert not (attention.qkv_bias or attention.o_proj_bias or spec.layers[0].mlp_bias or spec.tie_word_embeddings)
+    assert (spec.rms_norm_eps, spec.rotary, spec.eos_token_ids) == (1e-6, RotaryConfig(), ())
 
 
 def test_biases_are_on_all_of_attention_or_none() -> None:
     attention = read(attention_bias=True, mlp_bias=True).layers[0].attention
-    assert attention.input_bias and attention.output_bias
-    assert read(mlp_bias=True).layers[0].feedforward_bias
+    assert attention.qkv_bias and attention.o_proj_bias
+    assert read(mlp_bias=True).layers[0].mlp_bias
 
 
 @pytest.mark.parametrize(("given", "ids"), [(7, (7,)), ([7, 9, 7], (7, 9)), (None, ()), ([], ())])
 def test_end_tokens(given: object, ids: tuple[int, ...]) -> None:
-    assert read(eos_token_id=given).end_ids == ids
+    assert read(eos_token_id=given).eos_token_ids == ids
 
 
 @pytest.mark.parametrize(
     ("changes", "rotary"),
     [
-        ({"rope_theta": 5e5}, Rotary(base=5e5)),
-        ({"rope_scaling": None, "rope_parameters": {}}, Rotary()),
+        ({"rope_theta": 5e5}, RotaryConfig(rope_theta=5e5)),
+        ({"rope_scaling": None, "rope_parameters": {}}, RotaryConfig()),
         ({"rope_scaling": {"type": "linear", "factor": 2}, "rope_theta": 7},
-         Rotary(base=7, scaling=RotaryScaling(kind="linear", factor=2))),
-        ({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, Rotary(base=5e5)),
-        ({"rope_parameters": {"rope_theta": 5e5}, "rope_theta": 7}, Rotary(base=5e5)),
+         RotaryConfig(rope_theta=7, scaling=RotaryScaling(kind="linear", factor=2))),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, RotaryConfig(rope_theta=5e5)),
+        ({"rope_parameters": {"rope_theta": 5e5}, "rope_theta": 7}, RotaryConfig(rope_theta=5e5)),
         ({"rope_scaling": LLAMA3, "rope_theta": 5e5},
-         Rotary(base=5e5, scaling=RotaryScaling(kind="llama3", factor=8, low_factor=1, high_factor=4))),
+         RotaryConfig(rope_theta=5e5, scaling=RotaryScaling(kind="llama3", factor=8, low_freq_factor=1, high_freq_factor=4))),
         ({"rope_parameters": {**LLAMA3, "rope_theta": 5e5}, "rope_scaling": {**LLAMA3, "rope_theta": 5e5}},
-         Rotary(base=5e5, scaling=RotaryScaling(kind="llama3", factor=8, low_factor=1, high_factor=4))),
+         RotaryConfig(rope_theta=5e5, scaling=RotaryScaling(kind="llama3", factor=8, low_freq_factor=1, high_freq_factor=4))),
     ],
 )  # fmt: skip
-def test_rotary_fields(changes: dict[str, object], rotary: Rotary) -> None:
+def test_rotary_fields(changes: dict[str, object], rotary: RotaryConfig) -> None:
     assert read(**changes).rotary == rotary
 
 
@@ -173,7 +173,7 @@ def test_what_a_llama_config_cannot_say_is_not_exported() -> None:
     spec = named_shape("tiny")
     layer = spec.layers[0]
     windowed = layer.model_copy(update={"attention": layer.attention.model_copy(update={"window": 8})})
-    half = layer.model_copy(update={"attention": layer.attention.model_copy(update={"input_bias": True})})
+    half = layer.model_copy(update={"attention": layer.attention.model_copy(update={"qkv_bias": True})})
     for layers in [(layer, windowed), (windowed,), (half,), ()]:
         with pytest.raises(WorkbenchError, match="a Llama config"):
             config_from_spec(spec.model_copy(update={"layers": layers}))
@@ -189,9 +189,9 @@ def test_a_folder_is_read(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps({**PLAIN, "eos_token_id": 3}))
     assert read_spec(folder) == read(eos_token_id=3).model_copy(update={"name": "my-model"})
     (folder / "generation_config.json").write_text('{"eos_token_id": [3, 5]}')
-    assert read_spec(folder).end_ids == (3, 5)
+    assert read_spec(folder).eos_token_ids == (3, 5)
     (folder / "generation_config.json").write_text('{"temperature": 0.6}')
-    assert read_spec(str(folder)).end_ids == (3,)
+    assert read_spec(str(folder)).eos_token_ids == (3,)
 
 
 @pytest.mark.parametrize(

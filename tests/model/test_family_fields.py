@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from tests.model.families_of_transformers import CASES, Case
 from workbench.errors import WorkbenchError
 from workbench.model.families import FAMILIES, config_from_spec, read_spec, spec_from_config
-from workbench.model.latent_spec import LatentAttention
-from workbench.model.rotary import frequencies
-from workbench.model.spec import Attention, Experts, Gate, ModelSpec, Rotary, RotaryScaling
+from workbench.model.latent_spec import MLASpec
+from workbench.model.rotary import rotary_frequencies
+from workbench.model.spec import AttentionSpec, MoESpec, GateSpec, ModelSpec, RotaryConfig, RotaryScaling
 
 COMMON = {
     "vocab_size": 100,
@@ -34,9 +34,9 @@ def read(family: str, **changes: object) -> ModelSpec:
     return spec_from_config({key: value for key, value in config.items() if value is not ...}, "some", "config.json")
 
 
-def attention_of(spec: ModelSpec, layer: int = 0) -> Attention:
+def attention_of(spec: ModelSpec, layer: int = 0) -> AttentionSpec:
     attention = spec.layers[layer].attention
-    assert isinstance(attention, Attention)
+    assert isinstance(attention, AttentionSpec)
     return attention
 
 
@@ -52,7 +52,7 @@ def test_mistral() -> None:
 
 def test_qwen3() -> None:
     spec = read("qwen3")
-    assert attention_of(spec).qk_norm and attention_of(spec).dim == 128 and windows(spec) == [None] * 6
+    assert attention_of(spec).qk_norm and attention_of(spec).head_dim == 128 and windows(spec) == [None] * 6
     spec = read("qwen3", use_sliding_window=True, sliding_window=9, max_window_layers=4)
     assert windows(spec) == [None] * 4 + [9] * 2
 
@@ -60,11 +60,11 @@ def test_qwen3() -> None:
 def test_gemma2() -> None:
     spec = read("gemma2", sliding_window=9)
     first = spec.layers[0]
-    assert windows(spec) == [9, None] * 3 and first.post_norms and first.gate == Gate(kind="gelu_tanh")
-    assert (attention_of(spec).softcap, spec.final_softcap, attention_of(spec).scale) == (50.0, 30.0, 1 / 16)
-    assert (spec.norm_offset, spec.embedding_scale, spec.tied, attention_of(spec).dim) == (1.0, 8.0, True, 256)
+    assert windows(spec) == [9, None] * 3 and first.post_norms and first.gate == GateSpec(kind="gelu_tanh")
+    assert (attention_of(spec).softcap, spec.final_logit_softcapping, attention_of(spec).scale) == (50.0, 30.0, 1 / 16)
+    assert (spec.norm_offset, spec.embedding_scale, spec.tie_word_embeddings, attention_of(spec).head_dim) == (1.0, 8.0, True, 256)
     bare = read("gemma2", attn_logit_softcapping=None, final_logit_softcapping=None)
-    assert (attention_of(bare).softcap, bare.final_softcap) == (0.0, 0.0)
+    assert (attention_of(bare).softcap, bare.final_logit_softcapping) == (0.0, 0.0)
 
 
 def test_gemma3_has_two_rotaries() -> None:
@@ -73,24 +73,24 @@ def test_gemma3_has_two_rotaries() -> None:
         "full_attention": {"rope_type": "linear", "factor": 8, "rope_theta": 1e6},
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     })  # fmt: skip
-    assert old == new and old.rotary == Rotary(base=1e6, scaling=RotaryScaling(kind="linear", factor=8))
-    assert [attention_of(new, layer).rotary for layer in (0, 5)] == [Rotary(base=1e4), None]
+    assert old == new and old.rotary == RotaryConfig(rope_theta=1e6, scaling=RotaryScaling(kind="linear", factor=8))
+    assert [attention_of(new, layer).rotary for layer in (0, 5)] == [RotaryConfig(rope_theta=1e4), None]
     assert windows(new) == [4096] * 5 + [None] and attention_of(new).qk_norm
     assert windows(read("gemma3_text", sliding_window_pattern=3)) == [4096, 4096, None] * 2
     plain = read("gemma3_text")
-    assert (plain.rotary.base, attention_of(plain).rotary) == (1e6, Rotary(base=1e4))
+    assert (plain.rotary.rope_theta, attention_of(plain).rotary) == (1e6, RotaryConfig(rope_theta=1e4))
 
 
 def test_gpt_oss() -> None:
     spec = read("gpt_oss", num_local_experts=8)
     layer, attention = spec.layers[0], attention_of(spec)
     assert windows(spec) == [128, None] * 3
-    assert attention.sink_logits and attention.input_bias and attention.output_bias and attention.dim == 64
-    assert (layer.experts, layer.gate) == (Experts(count=8, used=4), Gate(kind="clamped"))
+    assert attention.sink_logits and attention.qkv_bias and attention.o_proj_bias and attention.head_dim == 64
+    assert (layer.experts, layer.gate) == (MoESpec(num_experts=8, num_experts_per_tok=4), GateSpec(kind="clamped"))
     yarn = RotaryScaling(
-        kind="yarn", factor=32, whole_pairs=False, amplitude=1.3465735902799727, original_context=4096
+        kind="yarn", factor=32, truncate=False, attention_factor=1.3465735902799727, original_max_position_embeddings=4096
     )
-    assert spec.rotary == Rotary(base=150_000.0, scaling=yarn) and spec.norm_eps == 1e-5
+    assert spec.rotary == RotaryConfig(rope_theta=150_000.0, scaling=yarn) and spec.rms_norm_eps == 1e-5
 
 
 PUBLISHED = {
@@ -102,18 +102,18 @@ PUBLISHED = {
 def test_deepseek_v3() -> None:
     spec = read("deepseek_v3", first_k_dense_replace=6, rope_scaling=PUBLISHED)
     attention = spec.layers[0].attention
-    assert isinstance(attention, LatentAttention)
-    assert (attention.latent, attention.rope_dim, attention.query_latent) == (512, 64, 1536)
+    assert isinstance(attention, MLASpec)
+    assert (attention.kv_lora_rank, attention.qk_rope_head_dim, attention.q_lora_rank) == (512, 64, 1536)
     # The published model code: scale * mscale * mscale, mscale = 0.1 ln(40) + 1; cosines are as they are.
     assert attention.scale == pytest.approx(192**-0.5 * 1.3688879454113936**2)
-    assert spec.rotary.scaling.amplitude == 1.0
+    assert spec.rotary.scaling.attention_factor == 1.0
     plain = read("deepseek_v3", first_k_dense_replace=6, q_lora_rank=None).layers[0].attention
-    assert isinstance(plain, LatentAttention) and plain.query_latent is None and plain.scale is None
+    assert isinstance(plain, MLASpec) and plain.q_lora_rank is None and plain.scale is None
 
 
 def test_yarn_keeps_quick_pairs_and_divides_slow_ones() -> None:
-    rotary = Rotary(base=10_000.0, scaling=RotaryScaling(kind="yarn", factor=40.0, original_context=4096))
-    plain, scaled = frequencies(Rotary(), 64), frequencies(rotary, 64)
+    rotary = RotaryConfig(rope_theta=10_000.0, scaling=RotaryScaling(kind="yarn", factor=40.0, original_max_position_embeddings=4096))
+    plain, scaled = rotary_frequencies(RotaryConfig(), 64), rotary_frequencies(rotary, 64)
     ratio = plain / scaled
     assert torch.equal(ratio[:11], torch.ones(11, dtype=torch.float64))  # 32 turns: pair 10.5
     assert torch.allclose(ratio[23:], torch.full((9,), 40.0, dtype=torch.float64))  # 1 turn: pair 22.5
@@ -178,7 +178,7 @@ def test_what_transformers_writes_is_read(tmp_path: Path, case: Case) -> None:
     config.save_pretrained(tmp_path)
     spec = read_spec(tmp_path)
     stored: dict[str, Any] = json.loads((tmp_path / "config.json").read_text())
-    assert (spec.width, len(spec.layers), spec.end_ids) == (64, stored["num_hidden_layers"], (3,))
+    assert (spec.hidden_size, len(spec.layers), spec.eos_token_ids) == (64, stored["num_hidden_layers"], (3,))
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "llama"])

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from compiled_kernels import Lane, lane_problems
+from compiled_kernels import Backend, backend_problems
 from tests.engine.steps import forced
 from tests.model.families_of_transformers import CASES, Case, logits_of, saved, token_ids
 from workbench.engine import naive
-from workbench.engine.executors import executor_for
-from workbench.engine.lanes import Lanes
+from workbench.engine.executors import build_executor
+from workbench.engine.lanes import Backends
 from workbench.model.families import read_spec
 from workbench.model.transformer import Transformer
 from workbench.model.weights import load_weights
@@ -24,9 +24,9 @@ BOUND = 2e-5
 names = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
-def ours(folder: Path, lane: Lane = Lane.EAGER) -> Transformer:
+def ours(folder: Path, backend: Backend = Backend.EAGER) -> Transformer:
     spec = read_spec(folder)
-    return Transformer.from_state(spec, load_weights(folder, spec, torch.float32), lane)
+    return Transformer.from_state(spec, load_weights(folder, spec, torch.float32), backend)
 
 
 def assert_equal(given: Tensor, expected: Tensor) -> None:
@@ -45,21 +45,21 @@ def test_logits_equal_transformers(tmp_path: Path, case: Case) -> None:
 
 
 COMPILED = [
-    (Lane.MLIR, "mistral", 1),
-    (Lane.MLIR, "gemma2", 2),
-    (Lane.MLIR, "deepseek with yarn", 1),
-    (Lane.INDUCTOR, "gpt-oss", 1),
+    (Backend.MLIR, "mistral", 1),
+    (Backend.MLIR, "gemma2", 2),
+    (Backend.MLIR, "deepseek with yarn", 1),
+    (Backend.INDUCTOR, "gpt-oss", 1),
 ]
 
 
-@pytest.mark.parametrize(("lane", "name", "layers"), COMPILED)
-def test_lanes_decode_them(tmp_path: Path, lane: Lane, name: str, layers: int) -> None:
-    if problem := lane_problems()[lane]:
-        pytest.skip(f"lane {lane}: {problem}")
+@pytest.mark.parametrize(("backend", "name", "layers"), COMPILED)
+def test_lanes_decode_them(tmp_path: Path, backend: Backend, name: str, layers: int) -> None:
+    if problem := backend_problems()[backend]:
+        pytest.skip(f"backend {backend}: {problem}")
     (case,) = [case for case in CASES if case.name == name]
     theirs = saved(replace(case, changes={**case.changes, "num_hidden_layers": layers}), tmp_path)
     ids = token_ids(theirs.config.vocab_size, 20)
-    expected, model = logits_of(theirs, ids), ours(tmp_path, lane)
-    lanes = Lanes.one(lane, "asked for")
-    rows = forced(model, ids, chunks=(11, 6), executor=lambda model, store: executor_for(model, store, lanes))
+    expected, model = logits_of(theirs, ids), ours(tmp_path, backend)
+    lanes = Backends.uniform(backend, "asked for")
+    rows = forced(model, ids, chunks=(11, 6), executor=lambda model, store: build_executor(model, store, lanes))
     assert_equal(rows, expected[[10, *range(16, len(ids))]])

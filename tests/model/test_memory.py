@@ -14,13 +14,13 @@ from torch.utils._pytree import tree_leaves
 from tests.engine.tiny import layer, model_of, runner_of, spec_of
 from tests.model.strategies import llama_specs
 from workbench.cache.pages import pages_for
-from workbench.model.memory import activation_bytes, memory, weight_bytes
+from workbench.model.memory import activation_bytes, estimate_memory, weight_bytes
 from workbench.model.quantized import WeightFormat
 from workbench.model.shapes import SHAPES, named_shape
-from workbench.model.spec import Attention, LayerKind, ModelSpec
+from workbench.model.spec import AttentionSpec, LayerSpec, ModelSpec
 from workbench.model.transformer import Transformer
-from workbench.study.cache_of import parts_of, store_of
-from workbench.study.experiment import CachePart
+from workbench.study.cache_of import bytes_by_table, meta_kv_store
+from workbench.study.experiment import CacheSettings
 
 KINDS = st.tuples(
     st.integers(1, 2), st.integers(1, 2), st.sampled_from([2, 6]), st.sampled_from([None, 3, 9])
@@ -46,9 +46,9 @@ def test_weights_are_the_models_tensors(spec: ModelSpec, dtype: str) -> None:
     st.integers(1, 3),
 )
 def test_quantized_weights_are_the_models_tensors(blocks: str, head: str, tied: bool, layers: int) -> None:
-    kind = LayerKind(attention=Attention(heads=4, groups=2, dim=8), hidden=64)
-    spec = ModelSpec(name="x", vocab=48, width=32, layers=(kind,) * layers, context=64, tied=tied)
-    format = WeightFormat.of(blocks, head, 16)
+    kind = LayerSpec(attention=AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=8), intermediate_size=64)
+    spec = ModelSpec(name="x", vocab_size=48, hidden_size=32, layers=(kind,) * layers, max_position_embeddings=64, tie_word_embeddings=tied)
+    format = WeightFormat.parse(blocks, head, 16)
     with torch.device("meta"):
         model = Transformer(spec, format=format).to(torch.bfloat16)
     for name, parameter in model.named_parameters():
@@ -65,7 +65,7 @@ def test_named_shapes_on_the_meta_device(name: str) -> None:
     spec = named_shape(name)
     with torch.device("meta"):
         model = Transformer(spec).to(torch.bfloat16)
-    assert weight_bytes(spec, 2) == tensor_bytes(model) == 2 * spec.parameters
+    assert weight_bytes(spec, 2) == tensor_bytes(model) == 2 * spec.num_parameters
 
 
 @settings(max_examples=40)
@@ -74,23 +74,23 @@ def test_the_cache_is_the_pages_a_sequence_holds(kinds: list, dtype: str, page: 
     """Allocated pages, times what a page of the real tensors takes, for a sequence that the scheduler serves."""
     spec = spec_of(*(layer(groups * share, groups, dim, window) for groups, share, dim, window in kinds))
     number = getattr(torch, dtype)
-    cache = CachePart(page_size=page)
-    parts = parts_of(store_of(spec, cache, dtype))
+    cache = CacheSettings(page_size=page)
+    parts = bytes_by_table(meta_kv_store(spec, cache, dtype))
     runner = runner_of(model_of(spec, dtype=number), page_size=page, pages=60)
-    real = parts_of(runner.store)
+    real = bytes_by_table(runner.store)
     assert parts == real
-    found = memory(spec, parts, tokens, 3, number.itemsize, page_size=page)
+    found = estimate_memory(spec, parts, tokens, 3, number.itemsize, page_size=page)
     closed = sum(
         2
-        * kind.attention.groups
-        * kind.attention.dim
+        * kind.attention.num_kv_heads
+        * kind.attention.head_dim
         * number.itemsize
         * _positions(kind.attention.window, tokens, page)
         for kind in spec.layers
     )
     assert (found.sequence_bytes, found.cache_bytes) == (closed, 3 * closed)
     assert runner.store.bytes == sum(
-        (count + 1) * page * part.bytes_per_token for count, part in zip(runner.store.pages, real, strict=True)
+        (count + 1) * page * part.bytes_per_token for count, part in zip(runner.store.num_pages, real, strict=True)
     )
 
 
@@ -130,8 +130,8 @@ class Live(TorchDispatchMode):
 @pytest.mark.parametrize(("width", "hidden", "heads"), [(64, 1024, 2), (256, 256, 4), (32, 64, 16)])
 def test_activations_are_what_a_step_has_alive(width: int, hidden: int, heads: int) -> None:
     """The formula counts what must be there at once; the modules as written need a little more (a norm's own steps)."""
-    kind = LayerKind(attention=Attention(heads=heads, groups=heads, dim=32), hidden=hidden)
-    spec = ModelSpec(name="x", vocab=64, width=width, layers=(kind,) * 3, context=256, tied=True)
+    kind = LayerSpec(attention=AttentionSpec(num_heads=heads, num_kv_heads=heads, head_dim=32), intermediate_size=hidden)
+    spec = ModelSpec(name="x", vocab_size=64, hidden_size=width, layers=(kind,) * 3, max_position_embeddings=256, tie_word_embeddings=True)
     model = model_of(spec)
     ids = torch.arange(48) % 64
     with torch.inference_mode(), Live() as live:

@@ -12,11 +12,11 @@ from workbench.model.any_config import spec_from_any_config
 from workbench.model.families import config_from_spec
 from workbench.model.shapes import SHAPES, named_shape
 from workbench.study.byte_sizes import parse_bytes
-from workbench.study.memory_report import of_name
+from workbench.study.memory_report import report_for
 
 
 def test_llama_3_70b() -> None:
-    found = of_name("shape:llama-3-70b", context=128_000, dtype="float16")
+    found = report_for("shape:llama-3-70b", context=128_000, dtype="float16")
     assert found["cache_bytes_per_token"] == 327_680
     assert found["cache_bytes"] == 41_943_040_000  # 41.9 GB
     assert found["weight_bytes"] == 2 * 70_553_706_496
@@ -25,18 +25,18 @@ def test_llama_3_70b() -> None:
 
 
 def test_llama_2_13b() -> None:
-    found = of_name("shape:llama-2-13b", context=8192, dtype="bfloat16")
+    found = report_for("shape:llama-2-13b", context=8192, dtype="bfloat16")
     assert round(found["cache_bytes"] / 1e9, 1) == 6.7
     assert found["grouped_saving"] == 1.0
 
 
 def test_what_fits_into_a_memory() -> None:
-    one = of_name("shape:llama-3.1-8b", context=8192, memory="80GB")
+    one = report_for("shape:llama-3.1-8b", context=8192, memory="80GB")
     rest = 80 * 10**9 - one["weight_bytes"] - one["activation_bytes"]
     assert one["sequences"] == rest // (8192 * 131_072) > 0
-    full = of_name("shape:llama-3.1-8b", context=8192, batch=one["sequences"], memory="80GB")
+    full = report_for("shape:llama-3.1-8b", context=8192, batch=one["sequences"], memory="80GB")
     assert full["total_bytes"] <= 80 * 10**9 < full["total_bytes"] + full["cache_bytes_per_sequence"]
-    none = of_name("shape:llama-3-70b", context=128_000, memory="80GB")
+    none = report_for("shape:llama-3-70b", context=128_000, memory="80GB")
     assert none["sequences"] == 0 and "weights and activations alone exceed 80.0 GB" in none["remarks"]
 
 
@@ -68,8 +68,8 @@ def test_shared_fields_give_the_same_shape(name: str, tmp_path: Path) -> None:
     """The config of a known model under an unknown family's name: the same count of everything."""
     config = config_from_spec(named_shape(name)) | {"model_type": "nobody-knows"}
     spec, remarks = spec_from_any_config(written(tmp_path / name, config))
-    assert (spec.parameters, spec.layers, spec.context) == (
-        named_shape(name).parameters, named_shape(name).layers, named_shape(name).context,
+    assert (spec.num_parameters, spec.layers, spec.max_position_embeddings) == (
+        named_shape(name).num_parameters, named_shape(name).layers, named_shape(name).max_position_embeddings,
     )  # fmt: skip
     assert "family 'nobody-knows' is not read" in remarks[0]
 
@@ -84,8 +84,8 @@ def test_gpt2_with_its_own_names(tmp_path: Path) -> None:
         "vocab_size": 50257,
     }
     spec, remarks = spec_from_any_config(written(tmp_path / "gpt2", config))
-    assert spec.parameters == pytest.approx(124.4e6, rel=0.01)
-    assert (spec.context, len(spec.layers), spec.layers[0].attention.groups) == (1024, 12, 12)
+    assert spec.num_parameters == pytest.approx(124.4e6, rel=0.01)
+    assert (spec.max_position_embeddings, len(spec.layers), spec.layers[0].attention.num_kv_heads) == (1024, 12, 12)
     assert any("two matrices" in remark for remark in remarks)
 
 
@@ -99,7 +99,7 @@ def test_windows_experts_and_what_lies_inside(tmp_path: Path) -> None:
     spec, remarks = spec_from_any_config(written(tmp_path / "m", {"model_type": "outer", "text_config": inner}))
     assert [kind.attention.window for kind in spec.layers] == [16, 16, None, 16, 16, None]
     experts = spec.layers[0].experts
-    assert experts is not None and (spec.layers[0].hidden, experts.count, experts.used) == (32, 4, 2) and spec.tied
+    assert experts is not None and (spec.layers[0].intermediate_size, experts.num_experts, experts.num_experts_per_tok) == (32, 4, 2) and spec.tie_word_embeddings
     assert any("only the decoder in text_config" in remark for remark in remarks)
     kinds = ["full_attention", "sliding_attention"] * 3
     spec, _ = spec_from_any_config(written(tmp_path / "n", inner | {"layer_types": kinds}))
@@ -138,7 +138,7 @@ def test_a_config_that_cannot_be_counted(change: dict, words: str, tmp_path: Pat
 )
 def test_mistakes_are_told(given: dict, words: str) -> None:
     with pytest.raises(WorkbenchError, match=words):
-        of_name(**given)
+        report_for(**given)
 
 
 DEEPSEEK_V3 = {
@@ -154,7 +154,7 @@ def test_latent_attention_and_experts_by_their_fields(tmp_path: Path) -> None:
     """DeepSeek-V3 under another name: 671 billion parameters, and 70 kB a token in bfloat16, as published."""
     file = written(tmp_path / "deepseek", DEEPSEEK_V3)
     spec, _ = spec_from_any_config(file)
-    assert spec.parameters == pytest.approx(671e9, rel=0.001)
-    found = of_name(str(file), context=1000)
+    assert spec.num_parameters == pytest.approx(671e9, rel=0.001)
+    found = report_for(str(file), context=1000)
     assert found["cache_bytes_per_token"] == 61 * (512 + 64) * 2 and found["grouped_saving"] is None
     assert found["cache_bytes"] == 1000 * found["cache_bytes_per_token"]

@@ -130,7 +130,7 @@ def test_what_is_saved_here_is_the_same_model_there(tmp_path: Path, case: Case) 
     shard_bytes = 10**9 if case.shard == "1GB" else 50_000
     save_folder(tmp_path / "b", spec, state, torch.float32, shard_bytes=shard_bytes)
     back = LlamaForCausalLM.from_pretrained(tmp_path / "b", dtype=torch.float32).eval()
-    ids = token_ids(spec.vocab)
+    ids = token_ids(spec.vocab_size)
     assert_equal_logits(Transformer.from_state(spec, state), ids, their_logits(back, ids))
 
 

@@ -12,7 +12,7 @@ from workbench.model.quantized import WeightFormat
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_every_layer_is_looked_at(place: int) -> None:
     """One layer of three has a feed-forward that groups of 4 do not divide, or heads."""
-    format = WeightFormat.of("int4", group=4)
+    format = WeightFormat.parse("int4", quant_group=4)
     kinds = [layer()] * 3
     format.check(spec_of(*kinds))
     for wrong, told in (

@@ -20,13 +20,13 @@ PUBLISHED = {
 
 @pytest.mark.parametrize(("name", "count"), PUBLISHED.items())
 def test_parameter_counts_are_the_published_ones(name: str, count: int) -> None:
-    assert named_shape(name).parameters == count
+    assert named_shape(name).num_parameters == count
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_count_is_the_sum_over_the_parameters(name: str) -> None:
     spec = named_shape(name)
-    assert sum(math.prod(shape) for shape in parameter_shapes(spec).values()) == spec.parameters
+    assert sum(math.prod(shape) for shape in parameter_shapes(spec).values()) == spec.num_parameters
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -41,13 +41,13 @@ def test_only_llama_31_scales_its_rotary() -> None:
     }
     assert list(scaled) == ["llama-3.1-8b", "llama-3.1-70b"]
     scaling = scaled["llama-3.1-8b"]
-    assert (scaling.kind, scaling.factor, scaling.low_factor, scaling.high_factor) == (
+    assert (scaling.kind, scaling.factor, scaling.low_freq_factor, scaling.high_freq_factor) == (
         "llama3",
         8.0,
         1.0,
         4.0,
     )
-    assert scaling.original_context == 8192
+    assert scaling.original_max_position_embeddings == 8192
 
 
 def test_an_unknown_name_gets_the_nearest_and_the_list() -> None:

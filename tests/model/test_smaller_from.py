@@ -8,9 +8,9 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench.cache.tables import Table
-from workbench.model.memory import ENDLESS, TableBytes, peak_bytes, smaller_from
-from workbench.study.cache_of import smaller_context
+from workbench.cache.tables import KVCacheGroup
+from workbench.model.memory import UNLIMITED_TOKENS, KVGroupBytes, peak_bytes, break_even_context
+from workbench.study.cache_of import break_even_context
 from workbench.study.experiment import Experiment
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "09_experiments.py"
@@ -21,14 +21,14 @@ groups = st.sampled_from([8, 16, 32])
 @given(groups, st.integers(0, 70), st.integers(1, 100), st.integers(1, 12), st.sampled_from([1, 16, 48]))
 def test_it_is_what_counting_every_context_finds(group: int, residual: int, chunk: int, size: int, page: int) -> None:
     lag = residual // group * group
-    dense = (TableBytes(Table(), 10.0),)
+    dense = (KVGroupBytes(KVCacheGroup(), 10.0),)
     packed = (
-        TableBytes(Table(lag=lag, group=group), float(size)),
-        TableBytes(Table(back=lag + group, stride=group), 10.0),
+        KVGroupBytes(KVCacheGroup(residual_length=lag, quant_group=group), float(size)),
+        KVGroupBytes(KVCacheGroup(sliding_window=lag + group, stride=group), 10.0),
     )
-    found = smaller_from(packed, dense, chunk, page)
+    found = break_even_context(packed, dense, chunk, page)
     smaller = [peak_bytes(packed, n, chunk, page) < peak_bytes(dense, n, chunk, page) for n in range(1, 4000)]
-    assert (found == ENDLESS) == (size >= 10)
+    assert (found == UNLIMITED_TOKENS) == (size >= 10)
     if found < 3000:
         assert all(smaller[found - 1 :]) and (found == 1 or not smaller[found - 2])
     else:
@@ -36,12 +36,12 @@ def test_it_is_what_counting_every_context_finds(group: int, residual: int, chun
 
 
 def test_the_notebook_says_what_the_formats_bytes_say() -> None:
-    experiment = Experiment.of({"question": "q", "workload": {"kind": "random"}})
+    experiment = Experiment.from_values({"question": "q", "workload": {"kind": "random"}})
     text = " ".join(NOTEBOOK.read_text().replace("\n# ", " ").split())
     for chunk, words in ((64, r"from ([\d,]+) tokens on in INT8, from ([\d,]+) in INT4"),
                          (512, r"then it is from ([\d,]+) and ([\d,]+)\.")):  # fmt: skip
         dense = experiment.with_(f"schedule.chunk_tokens={chunk}")
-        counted = [smaller_context(dense.with_(f"cache.format={format}"), dense) for format in ("int8", "int4")]
+        counted = [break_even_context(dense.with_(f"cache.format={format}"), dense) for format in ("int8", "int4")]
         [told] = re.findall(words, text)
         assert [f"{tokens:,}" for tokens in counted] == list(told)
-    assert smaller_context(experiment, experiment) is None
+    assert break_even_context(experiment, experiment) is None

@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 from tests.engine.tiny import layer, spec_of, weights_of
 from workbench.engine import naive
 from workbench.errors import WorkbenchError
-from workbench.model.composition import AttentionPart
+from workbench.model.composition import AttentionConfig
 from workbench.model.parameters import parameter_shapes
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
-from workbench.model.variants import regroup, vary
+from workbench.model.variants import pool_kv_heads, change_attention
 
 IDS = torch.arange(1, 17)
 
 
 def varied(spec: ModelSpec, **values: object) -> Transformer:
-    return Transformer.from_state(*vary(spec, weights_of(spec, torch.float64, 3), AttentionPart.of(values)))
+    return Transformer.from_state(*change_attention(spec, weights_of(spec, torch.float64, 3), AttentionConfig.parse(values)))
 
 
 def logits(model: Transformer) -> torch.Tensor:
@@ -34,7 +34,7 @@ def logits(model: Transformer) -> torch.Tensor:
 def test_more_groups_are_copies_and_change_nothing(groups: int, copies: int, bias: bool) -> None:
     spec = spec_of(layer(6 * groups, groups, bias=bias), layer(6 * groups, groups, window=4))
     plain, more = varied(spec), varied(spec, groups=groups * copies)
-    assert {kind.attention.groups for kind in more.spec.layers} == {groups * copies}
+    assert {kind.attention.num_kv_heads for kind in more.spec.layers} == {groups * copies}
     assert torch.allclose(logits(plain), logits(more), rtol=0, atol=1e-12)
 
 
@@ -42,7 +42,7 @@ def test_pooling_is_the_mean_of_neighbouring_heads() -> None:
     """By hand, on the weights' own rows: four heads as two."""
     spec = spec_of(layer(4, 4, dim=2, bias=True))
     state = weights_of(spec, torch.float32, 0)
-    new_spec, new = vary(spec, state, AttentionPart(groups=2))
+    new_spec, new = change_attention(spec, state, AttentionConfig(num_kv_heads=2))
     for name in ("qkv.weight", "qkv.bias"):
         old_rows, rows = (each[f"blocks.0.attention.{name}"] for each in (state, new))
         assert torch.equal(rows[:8], old_rows[:8]), "queries stay"
@@ -56,14 +56,14 @@ def test_pooling_is_the_mean_of_neighbouring_heads() -> None:
 
 def test_equal_heads_pooled_are_themselves() -> None:
     heads = torch.randn(2, 3, 5).repeat_interleave(4, dim=0)
-    assert torch.allclose(regroup(heads, 2), heads[::4], rtol=1e-6)
-    assert torch.equal(regroup(heads, 2, "first"), heads[::4])
-    assert torch.equal(regroup(torch.arange(4.0)[:, None], 2), torch.tensor([[0.5], [2.5]]))
+    assert torch.allclose(pool_kv_heads(heads, 2), heads[::4], rtol=1e-6)
+    assert torch.equal(pool_kv_heads(heads, 2, "first"), heads[::4])
+    assert torch.equal(pool_kv_heads(torch.arange(4.0)[:, None], 2), torch.tensor([[0.5], [2.5]]))
 
 
 def test_slots_that_are_new_begin_at_rest() -> None:
     spec = spec_of(layer(4, 2))
-    state = vary(spec, weights_of(spec, torch.bfloat16, 0), AttentionPart(qk_norm=True, sink_logits=True))[1]
+    state = change_attention(spec, weights_of(spec, torch.bfloat16, 0), AttentionConfig(qk_norm=True, sink_logits=True))[1]
     assert torch.equal(state["blocks.0.attention.query_norm.weight"], torch.ones(4, dtype=torch.bfloat16))
     assert torch.equal(state["blocks.0.attention.sink_logits"], torch.zeros(4, dtype=torch.bfloat16))
 
@@ -72,7 +72,7 @@ def test_slots_taken_away_take_their_parameters_along() -> None:
     spec = spec_of(layer(qk_norm=True, sink_logits=True), layer(qk_norm=True))
     model = varied(spec, qk_norm=False, layers={0: {"sink_logits": False}})
     assert logits(model).isfinite().all()
-    assert model.spec.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert model.spec.num_parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
 def test_a_window_wide_enough_and_no_cap_change_nothing() -> None:
@@ -96,4 +96,4 @@ def test_a_window_wide_enough_and_no_cap_change_nothing() -> None:
 def test_what_a_trained_model_cannot_become(values: dict, told: str) -> None:
     spec = spec_of(layer(6, 2))
     with pytest.raises(WorkbenchError, match=told):
-        vary(spec, weights_of(spec, torch.float32, 0), AttentionPart.of(values))
+        change_attention(spec, weights_of(spec, torch.float32, 0), AttentionConfig.parse(values))

@@ -51,7 +51,7 @@ def test_what_is_saved_is_loaded(
 def test_states_have_the_shapes_of_the_spec(spec: ModelSpec, dtype: torch.dtype) -> None:
     state = random_weights(spec, dtype)
     assert {name: tuple(tensor.shape) for name, tensor in state.items()} == parameter_shapes(spec)
-    assert sum(tensor.numel() for tensor in state.values()) == spec.parameters
+    assert sum(tensor.numel() for tensor in state.values()) == spec.num_parameters
 
 
 def test_loading_casts(tmp_path: Path) -> None:
@@ -103,8 +103,8 @@ def test_random_weights_depend_on_seed_and_name_alone(seed: int, dtype: torch.dt
 def test_random_weights_are_normal_and_norms_are_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights, "CHUNK", 1000)  # so that a parameter takes several draws
     state = random_weights(TINY, torch.float32)
-    assert torch.equal(state["norm.weight"], torch.ones(TINY.width))
-    head = state["head.weight"] * TINY.width**0.5
+    assert torch.equal(state["norm.weight"], torch.ones(TINY.hidden_size))
+    head = state["head.weight"] * TINY.hidden_size**0.5
     assert head.std().item() == pytest.approx(1, rel=0.05) and abs(head.mean().item()) < 0.05
     assert (head.abs() < 1).float().mean().item() == pytest.approx(0.683, abs=0.02)
     assert head.unique().numel() > 0.9 * head.numel()

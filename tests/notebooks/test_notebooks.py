@@ -10,14 +10,14 @@ import pytest
 from tests.browser import ROOT
 from workbench.lab.execute import execute
 from workbench.lab.folder import notebooks_in
-from workbench.lab.needs import lacks_lab
+from workbench.lab.needs import missing_lab
 
 NOTEBOOKS = notebooks_in(ROOT / "notebooks")
 
 
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    if lacking := lacks_lab():
+    if lacking := missing_lab():
         pytest.skip(lacking)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))

@@ -13,8 +13,8 @@ from tests.engine.tiny import layer, model_of, runner_of
 from tests.prompt.samples import byte_level
 from workbench.engine.runner import Runner
 from workbench.model.spec import ModelSpec
-from workbench.offline.lines import CHAT, COMPLETIONS, Model
-from workbench.offline.run import Tally, run_batch
+from workbench.offline.lines import CHAT, COMPLETIONS, BatchModel
+from workbench.offline.run import BatchProgress, run_batch
 from workbench.prompt.chat import ChatTemplate
 
 TEMPLATE = (
@@ -26,13 +26,13 @@ CONTEXT = 48
 
 @cache
 def runner() -> Runner:
-    spec = ModelSpec(name="tiny", vocab=266, width=8, layers=(layer(),), context=CONTEXT, tied=True, end_ids=(1,))
+    spec = ModelSpec(name="tiny", vocab_size=266, hidden_size=8, layers=(layer(),), max_position_embeddings=CONTEXT, tie_word_embeddings=True, eos_token_ids=(1,))
     return runner_of(model_of(spec, dtype=torch.float64), tokenizer=byte_level())
 
 
-def model(template: str | None = TEMPLATE) -> Model:
+def model(template: str | None = TEMPLATE) -> BatchModel:
     chat = None if template is None else ChatTemplate(template, {"bos_token": "<|begin|>"})
-    return Model("tiny", byte_level(), chat, CONTEXT)
+    return BatchModel("tiny", byte_level(), chat, CONTEXT)
 
 
 def line(name: Any, url: str = COMPLETIONS, **body: Any) -> dict[str, Any]:
@@ -68,6 +68,6 @@ def answers(lines: list[Any], folder: Path, **options: Any) -> list[dict[str, An
     return [json.loads(each) for each in out.read_text().splitlines()]
 
 
-def run(source: Path, out: Path, settings: str = "", **options: Any) -> Tally:
+def run(source: Path, out: Path, settings: str = "", **options: Any) -> BatchProgress:
     template = options.pop("template", TEMPLATE)
     return run_batch(source, out, lambda: (runner(), model(template)), settings, **options)

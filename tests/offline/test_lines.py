@@ -39,7 +39,7 @@ def test_a_chat_goes_through_the_template(tmp_path: Path) -> None:
     parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]
     first, second = answers([chat("a", "hi", temperature=0), chat("b", parts, temperature=0)], tmp_path)
     ids = model().template.ids([{"role": "user", "content": "hi"}], byte_level())  # type: ignore[union-attr]
-    controls = byte_level().control_ids
+    controls = byte_level().special_token_ids
     assert ids[:2] == (controls["<|begin|>"], controls["<|user|>"]) and ids[-1] == controls["<|assistant|>"]
     mine, theirs = first["response"]["body"], second["response"]["body"]
     assert mine["choices"] == theirs["choices"] and mine["usage"]["prompt_tokens"] == len(ids) == 6

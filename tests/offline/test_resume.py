@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.offline.batches import LINES, line, run, runner, written
 from workbench.errors import WorkbenchError
 from workbench.offline.output_file import OutputFile
-from workbench.offline.run import Tally
+from workbench.offline.run import BatchProgress
 
 
 @cache
@@ -38,8 +38,8 @@ def test_killed_at_any_byte_it_goes_on(data: st.DataObject, ahead: int) -> None:
         out.write_bytes(whole()[:at])
         tally = run(source, out, ahead=ahead)
         assert out.read_bytes() == whole()
-        assert tally.kept == whole()[:at].count(b"\n")
-        assert tally.mended_bytes == at - (whole()[:at].rfind(b"\n") + 1)
+        assert tally.already_written == whole()[:at].count(b"\n")
+        assert tally.truncated_bytes == at - (whole()[:at].rfind(b"\n") + 1)
         assert (tally.lines, tally.answered, tally.failed) == (9, 6, 3)
 
 
@@ -51,7 +51,7 @@ def test_stopped_after_any_lines_it_goes_on(stops: list[int], ahead: int) -> Non
         for most in stops:
             written_now = []
 
-            def tell(tally: Tally, seen: list = written_now, most: int = most) -> None:
+            def tell(tally: BatchProgress, seen: list = written_now, most: int = most) -> None:
                 seen.append(tally.answered)
                 if len(seen) == most:
                     raise Stop
@@ -59,7 +59,7 @@ def test_stopped_after_any_lines_it_goes_on(stops: list[int], ahead: int) -> Non
             try:
                 run(source, out, tell=tell, ahead=ahead)
             except Stop:
-                assert not runner().busy  # what was under way is cancelled, and its pages are free
+                assert not runner().has_unfinished_requests  # what was under way is cancelled, and its pages are free
             assert whole().startswith(out.read_bytes())
         run(source, out, ahead=ahead)
         assert out.read_bytes() == whole()
@@ -77,7 +77,7 @@ def test_a_batch_that_has_grown_is_gone_on_with(tmp_path: Path) -> None:
     source, out = written(LINES[:4], tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
     run(source, out)
     written(LINES, source)
-    assert run(source, out).kept == 4 and out.read_bytes() == whole()
+    assert run(source, out).already_written == 4 and out.read_bytes() == whole()
 
 
 def test_answers_of_something_else_are_refused(tmp_path: Path) -> None:

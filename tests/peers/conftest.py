@@ -10,4 +10,4 @@ collect_ignore = ["fake_peer.py"]
 
 @pytest.fixture(autouse=True)
 def cores_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workbench.peers.run.core_to_core_ns", lambda: 20.0)
+    monkeypatch.setattr("benchmarks.peers.run.core_to_core_ns", lambda: 20.0)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from workbench.model.shapes import named_shape
-from workbench.peers.agreement import Reference
+from workbench.peers.agreement import LogitsReference
 from workbench.peers.catalog import SCRIPTS, Peer
 
 SCRIPT = Path(__file__).resolve().parent / "fake_peer.py"
@@ -17,8 +17,8 @@ TINY = named_shape("tiny")
 
 
 @functools.cache
-def reference(formats: tuple[str, ...] = ("float32", "bfloat16")) -> Reference:
-    return Reference(TINY, 0, formats)
+def reference(formats: tuple[str, ...] = ("float32", "bfloat16")) -> LogitsReference:
+    return LogitsReference(TINY, 0, formats)
 
 
 def right_logits() -> list[float]:
@@ -35,4 +35,4 @@ def fake(name: str, note: Path, formats: tuple[str, ...] = ("bfloat16",), **opti
 
 
 def noise() -> list[float]:
-    return torch.randn(TINY.vocab, generator=torch.Generator().manual_seed(3)).tolist()
+    return torch.randn(TINY.vocab_size, generator=torch.Generator().manual_seed(3)).tolist()

@@ -9,7 +9,7 @@ from tests.peers.fakes import TINY, noise, reference
 from workbench.engine import naive
 from workbench.model.transformer import Transformer
 from workbench.model.weights import random_weights
-from workbench.peers.agreement import GROUP, Reference, bound_for, relative_error, rounded_to
+from workbench.peers.agreement import QUANT_GROUP_COLUMNS, LogitsReference, bound_for, relative_error, round_to_format
 from workbench.peers.catalog import FORMATS
 from workbench.peers.scripts import gguf_layout
 
@@ -29,10 +29,10 @@ def test_exact_and_rounded_logits_pass_and_others_do_not(format: str) -> None:
     found = reference(FORMATS)
     exact = found.exact["float32" if format == "float32" else "bfloat16"]
     assert not found.disagreement(format, {"prefill": exact.tolist()})["reason"]
-    rounded = {name: rounded_to(format, value) for name, value in state_of(format).items()}
+    rounded = {name: round_to_format(format, value) for name, value in state_of(format).items()}
     kind = torch.float32 if format == "float32" else torch.bfloat16
     assert not found.disagreement(format, {"prefill": last_logits(rounded, kind)})["reason"]
-    for wrong in ([0.0] * TINY.vocab, noise(), exact.flip(0).tolist(), [float("nan")] * TINY.vocab):
+    for wrong in ([0.0] * TINY.vocab_size, noise(), exact.flip(0).tolist(), [float("nan")] * TINY.vocab_size):
         told = found.disagreement(format, {"prefill": exact.tolist(), "decode": wrong})
         assert told["reason"].startswith("decode logits")
 
@@ -68,20 +68,20 @@ def test_other_faults_are_told() -> None:
 
 
 def test_bounds_grow_with_coarseness_and_zero_never_passes() -> None:
-    bounds = Reference(TINY, 0, FORMATS).bounds
+    bounds = LogitsReference(TINY, 0, FORMATS).bounds
     order = [bounds[format] for format in FORMATS]
     assert order == sorted(order) and order[0] < 1e-4
     assert bound_for(0.0) > 0 and bound_for(5.0) < relative_error(torch.zeros(3), torch.ones(3))
 
 
 def test_rounding_is_what_it_says() -> None:
-    values = torch.randn(6, 2 * GROUP, generator=torch.Generator().manual_seed(0))
-    int8, int4 = (rounded_to(format, values) for format in ("int8", "int4"))
+    values = torch.randn(6, 2 * QUANT_GROUP_COLUMNS, generator=torch.Generator().manual_seed(0))
+    int8, int4 = (round_to_format(format, values) for format in ("int8", "int4"))
     for row in int8:
         assert len((row / row.abs().max() * 127).round(decimals=3).unique()) <= 255
-    steps = int4.unflatten(1, (-1, GROUP)) / values.unflatten(1, (-1, GROUP)).abs().amax(-1, keepdim=True) * 7
+    steps = int4.unflatten(1, (-1, QUANT_GROUP_COLUMNS)) / values.unflatten(1, (-1, QUANT_GROUP_COLUMNS)).abs().amax(-1, keepdim=True) * 7
     torch.testing.assert_close(steps, steps.round(), atol=1e-4, rtol=0)
     assert steps.abs().max() <= 7.001
     assert 0 < relative_error(int8, values) < relative_error(int4, values) < 0.2
-    assert torch.equal(rounded_to("int4-head", values), int4)
-    assert torch.equal(rounded_to("int4", values[0]), values[0])
+    assert torch.equal(round_to_format("int4-head", values), int4)
+    assert torch.equal(round_to_format("int4", values[0]), values[0])

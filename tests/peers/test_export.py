@@ -16,7 +16,7 @@ from workbench.model.families import read_spec
 from workbench.model.parameters import stored_parts
 from workbench.model.weights import load_weights, random_weights
 from workbench.peers import export
-from workbench.peers.export import ExportFailure, Exports
+from workbench.peers.export import ExportFailure, ModelExports
 from workbench.peers.process import installed
 from workbench.peers.scripts import gguf_layout
 from workbench.prompt.tokenizer import Tokenizer
@@ -24,7 +24,7 @@ from workbench.prompt.tokenizer import Tokenizer
 
 @pytest.mark.parametrize("format", ["float32", "bfloat16"])
 def test_the_folder_read_again_holds_the_same_model(tmp_path: Path, format: str) -> None:
-    folder, told = Exports(tmp_path, TINY, 5, 1).model("folder", format, "no python is needed")
+    folder, told = ModelExports(tmp_path, TINY, 5, 1).export("folder", format, "no python is needed")
     assert told == f"weights {format}"
     dtype = getattr(torch, format)
     assert read_spec(folder).model_copy(update={"name": "tiny"}) == TINY
@@ -35,7 +35,7 @@ def test_the_folder_read_again_holds_the_same_model(tmp_path: Path, format: str)
 
 
 def test_weights_read_without_torch_are_the_same(tmp_path: Path) -> None:
-    folder, _ = Exports(tmp_path, TINY, 0, 1).model("folder", "bfloat16", "")
+    folder, _ = ModelExports(tmp_path, TINY, 0, 1).export("folder", "bfloat16", "")
     read = dict(gguf_layout.stored_tensors(folder))
     drawn = random_weights(TINY, torch.bfloat16, 0)
     for ours, parts in stored_parts(TINY).items():
@@ -44,20 +44,20 @@ def test_weights_read_without_torch_are_the_same(tmp_path: Path) -> None:
     assert not read
     named = dict(gguf_layout.llama_tensors(folder, json.loads((folder / "config.json").read_text())))
     value = drawn["blocks.1.attention.qkv.weight"].float().numpy()
-    query = TINY.layers[0].attention.heads * TINY.layers[0].attention.dim
+    query = TINY.layers[0].attention.num_heads * TINY.layers[0].attention.head_dim
     assert np.array_equal(named["blk.1.attn_q.weight"], gguf_layout.permuted(value[:query], 4))
     assert np.array_equal(named["blk.1.attn_v.weight"], value[-32:])
 
 
 def test_it_is_made_once_for_each_model_format_and_seed(tmp_path: Path) -> None:
-    first = Exports(tmp_path, TINY, 0, 1).model("folder", "float32", "")
+    first = ModelExports(tmp_path, TINY, 0, 1).export("folder", "float32", "")
     stamp = (first[0] / "model.safetensors").stat().st_mtime_ns
-    assert Exports(tmp_path, TINY, 0, 1).model("folder", "float32", "") == first
+    assert ModelExports(tmp_path, TINY, 0, 1).export("folder", "float32", "") == first
     assert (first[0] / "model.safetensors").stat().st_mtime_ns == stamp
     others = [
-        Exports(tmp_path, TINY, 1, 1).model("folder", "float32", "")[0],
-        Exports(tmp_path, TINY, 0, 1).model("folder", "bfloat16", "")[0],
-        Exports(tmp_path, TINY.model_copy(update={"norm_eps": 0.1}), 0, 1).model("folder", "float32", "")[0],
+        ModelExports(tmp_path, TINY, 1, 1).export("folder", "float32", "")[0],
+        ModelExports(tmp_path, TINY, 0, 1).export("folder", "bfloat16", "")[0],
+        ModelExports(tmp_path, TINY.model_copy(update={"rms_norm_eps": 0.1}), 0, 1).export("folder", "float32", "")[0],
     ]
     assert len({first[0], *others}) == 4
 
@@ -69,7 +69,7 @@ def test_a_failed_export_leaves_nothing_and_tells_its_status(tmp_path: Path, mon
 
     monkeypatch.setattr(export, "run_script", fails)
     with pytest.raises(ExportFailure, match="gguf") as failure:
-        Exports(tmp_path, TINY, 0, 1).model("gguf", "int8", "")
+        ModelExports(tmp_path, TINY, 0, 1).export("gguf", "int8", "")
     assert failure.value.status == "absent"
     assert not list(tmp_path.rglob("half.bin")) and not list(tmp_path.rglob("gguf*"))
 
@@ -84,7 +84,7 @@ def test_other_versions_of_a_tool_export_anew(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(export, "run_script", exports)
     for version in ("1.0", "1.0", "1.1"):
         monkeypatch.setattr(export, "installed", lambda python, packages, version=version: f"{packages} {version}")
-        Exports(tmp_path, TINY, 0, 1).model("gguf", "int8", "", ["gguf"])
+        ModelExports(tmp_path, TINY, 0, 1).export("gguf", "int8", "", ["gguf"])
     assert len(made) == 2
 
 

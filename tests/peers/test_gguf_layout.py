@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from workbench.model.families import config_from_spec
 from workbench.model.parameters import stored_parts
-from workbench.model.rotary import frequencies
+from workbench.model.rotary import rotary_frequencies
 from workbench.model.shapes import SHAPES, named_shape
 from workbench.peers.scripts import gguf_layout
 
@@ -34,7 +34,7 @@ def test_unpermuting_what_was_permuted_is_the_identity(sizes, columns) -> None:
 def test_neighbours_turned_after_permuting_are_halves_turned_before(sizes, position) -> None:
     heads, pairs = sizes
     query = np.random.default_rng(0).normal(size=heads * pairs * 2)
-    angles = position * frequencies(named_shape("tiny").rotary, 2 * pairs).numpy()
+    angles = position * rotary_frequencies(named_shape("tiny").rotary, 2 * pairs).numpy()
     first, second = rearrange(query, "(head half pair) -> half head pair", half=2, pair=pairs)
     halves = np.stack(_turn(first, second, angles))
     here = rearrange(halves, "half head pair -> (head half pair)")
@@ -62,9 +62,9 @@ def test_rotary_factors_are_llama_31s() -> None:
     spec = named_shape("llama-3.1-8b")
     factors = gguf_layout.rotary_factors(config_from_spec(spec))
     assert factors is not None
-    dim = spec.layers[0].attention.dim
-    plain = spec.rotary.base ** -(torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    dim = spec.layers[0].attention.head_dim
+    plain = spec.rotary.rope_theta ** -(torch.arange(0, dim, 2, dtype=torch.float64) / dim)
     torch.testing.assert_close(
-        plain / torch.from_numpy(factors).double(), frequencies(spec.rotary, dim).double(), rtol=1e-6, atol=0
+        plain / torch.from_numpy(factors).double(), rotary_frequencies(spec.rotary, dim).double(), rtol=1e-6, atol=0
     )
     assert gguf_layout.rotary_factors(config_from_spec(named_shape("tiny"))) is None

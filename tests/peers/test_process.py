@@ -14,7 +14,7 @@ import pytest
 from tests.patience import limit, until
 from tests.peers.fakes import SCRIPT, fake
 from workbench.peers.catalog import SCRIPTS
-from workbench.peers.process import first_cores, run_script, surroundings, without_folders
+from workbench.peers.process import first_cores, run_script, script_environment, strip_folders
 
 
 def run(tmp_path: Path, timeout: float | None = None, python: str = sys.executable, **options: Any) -> dict:
@@ -102,7 +102,7 @@ def test_an_interpreter_that_is_none_is_an_answer(tmp_path: Path) -> None:
 def test_surroundings_hold_every_pool_and_no_python_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "elsewhere")
     monkeypatch.setenv("OMP_NUM_THREADS", "64")
-    held = surroundings(3, {"TORCHINDUCTOR_FREEZING": "1"})
+    held = script_environment(3, {"TORCHINDUCTOR_FREEZING": "1"})
     assert "PYTHONPATH" not in held and held["TORCHINDUCTOR_FREEZING"] == "1"
     assert held["OMP_NUM_THREADS"] == held["MKL_NUM_THREADS"] == "3" and held["HF_HUB_OFFLINE"] == "1"
     if hasattr(os, "sched_getaffinity"):
@@ -110,9 +110,9 @@ def test_surroundings_hold_every_pool_and_no_python_path(monkeypatch: pytest.Mon
 
 
 def test_reasons_keep_names_and_lose_folders() -> None:
-    told = without_folders("cannot read /home/someone/x/model.bin:\n  see 3/4 and http://a.b/c")
+    told = strip_folders("cannot read /home/someone/x/model.bin:\n  see 3/4 and http://a.b/c")
     assert told == "cannot read model.bin: see 3/4 and http://a.b/c"
-    assert len(without_folders("x" * 1000)) == 400
+    assert len(strip_folders("x" * 1000)) == 400
 
 
 def test_scripts_of_foreign_tools_never_import_workbench() -> None:

@@ -10,17 +10,17 @@ import pytest
 
 from tests.peers.fakes import fake, noise, right_logits
 from workbench.errors import WorkbenchError
-from workbench.peers import catalog, interpreters, markdown, run_peers, tables, write_record
+from workbench.peers import catalog, interpreters, peers_markdown, run_peers, peers_tables, write_record
 from workbench.peers.catalog import Peer
-from workbench.peers.rows import rows_of
-from workbench.peers.works import Work, decode, mixed, prefill
+from workbench.peers.rows import summarize_runs
+from workbench.peers.works import PeerWorkload, decode_workload, mixed_workload, prefill_workload
 
-WORKS = (decode(0, 5), prefill(20))
+WORKS = (decode_workload(0, 5), prefill_workload(20))
 
 
 def bench(peers: list[Peer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, works=WORKS, **settings) -> dict:
-    monkeypatch.setattr(catalog, "FOREIGN", tuple(peers))
-    settings = {"formats": ("bfloat16",), "rounds": 2, "repetitions": 2, "threads": 1, "lanes": (), **settings}
+    monkeypatch.setattr(catalog, "FOREIGN_PEERS", tuple(peers))
+    settings = {"formats": ("bfloat16",), "rounds": 2, "repetitions": 2, "threads": 1, "backends": (), **settings}
     return run_peers("shape:tiny", works, folder=tmp_path / "exports", **settings)
 
 
@@ -38,7 +38,7 @@ def test_what_cannot_be_timed_is_a_row_and_the_rest_goes_on(tmp_path, monkeypatc
         fake("broken", note, generate="broken"),
         fake("other", note, formats=("float32",)),
     ]
-    record = bench(peers, tmp_path, monkeypatch, works=(*WORKS, decode(4096)))
+    record = bench(peers, tmp_path, monkeypatch, works=(*WORKS, decode_workload(4096)))
     found = rows(record)
     statuses = {name: found[name, "prefill 20"]["status"] for name in ("honest", "liar", "absent", "dies", "broken")}
     assert statuses == {
@@ -58,7 +58,7 @@ def test_what_cannot_be_timed_is_a_row_and_the_rest_goes_on(tmp_path, monkeypatc
 def test_rounds_are_interleaved_and_prompts_new_and_shared(tmp_path, monkeypatch) -> None:
     note, told = tmp_path / "note", []
     peers = [fake(name, note) for name in ("a", "b")]
-    bench(peers, tmp_path, monkeypatch, works=(decode(0, 5),), tell=told.append)
+    bench(peers, tmp_path, monkeypatch, works=(decode_workload(0, 5),), tell=told.append)
     lines = [line.split() for line in note.read_text().splitlines()]
     assert [name for name, _ in lines] == [*"aaa", *"bbb", *"bbb", *"aaa"]  # a warm-up and two repetitions each
     firsts = [first for _, first in lines]
@@ -84,16 +84,16 @@ def test_medians_spread_and_ratios() -> None:
     runs = [
         {
             **line, "peer": name, "round": turn, "load_seconds": 1.0, "peak_bytes": turn,
-            "others_cpu_share": 0.1 * turn, "weights": "", "how": f"lane {turn}" if name == "workbench" else "so",
+            "others_cpu_share": 0.1 * turn, "weights": "", "how": f"backend {turn}" if name == "workbench" else "so",
             "measured": [{"tokens": 8, "seconds": each} for each in own[2 * turn :][:2]],
         }
         for name, own in seconds.items()
         for turn in range(2)
     ]  # fmt: skip
-    found = {row["peer"]: row for row in rows_of(lines, runs)}
+    found = {row["peer"]: row for row in summarize_runs(lines, runs)}
     assert found["workbench"]["tokens_per_s"] == 3 and found["workbench"]["spread"] == [2, 6]
     assert found["workbench"]["peak_bytes"] == 1 and found["workbench"]["others_cpu_share"] == pytest.approx(0.1)
-    assert found["workbench"]["how"] == "lane 0; then lane 1" and found["a"]["how"] == "so", "auto may choose anew"
+    assert found["workbench"]["how"] == "backend 0; then backend 1" and found["a"]["how"] == "so", "auto may choose anew"
     assert [found[name]["of_workbench"] for name in seconds] == [1, 8 / 3, 4 / 3, 2 / 3]
     assert [found[name]["of_best_peer"] for name in seconds] == [3 / 4, 2, 1, 1 / 2]
 
@@ -139,11 +139,11 @@ def test_record_and_tables(tmp_path, monkeypatch) -> None:
     path = write_record(record, tmp_path / "records")
     assert path.name.startswith("peers-tiny-2") and json.loads(path.read_text()) == record
     assert str(tmp_path) not in path.read_text() and sys.executable not in path.read_text()
-    text = markdown(record)
+    text = peers_markdown(record)
     assert "| honest | 2.0 | 2.0 to 2.0 |" in text and "| liar | disagrees |" in text
     assert "- honest: python" in text and record["environment"]["cpu"]["model"] in text
-    assert [table.title for table in tables(record)] == ["decode at 0, bfloat16", "prefill 20, bfloat16"]
-    assert [table.row_count for table in tables(record)] == [3, 3]
+    assert [table.title for table in peers_tables(record)] == ["decode at 0, bfloat16", "prefill 20, bfloat16"]
+    assert [table.row_count for table in peers_tables(record)] == [3, 3]
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_mistakes_are_told(tmp_path, model, settings, message) -> None:
 
 
 def test_interpreters_are_named_on_the_command_line_or_in_the_environment(monkeypatch) -> None:
-    monkeypatch.setenv(catalog.VARIABLE, f"llama.cpp={sys.executable}:openvino=/bin/sh")
+    monkeypatch.setenv(catalog.INTERPRETERS_VARIABLE, f"llama.cpp={sys.executable}:openvino=/bin/sh")
     assert interpreters(["openvino=/bin/cat"]) == {"llama.cpp": sys.executable, "openvino": "/bin/cat"}
     for wrong in ("llama.cpp", "nobody=/bin/sh", "openvino=/no/such/python", "openvino=/"):
         with pytest.raises(WorkbenchError, match="--peer-python"):
@@ -171,9 +171,9 @@ def test_interpreters_are_named_on_the_command_line_or_in_the_environment(monkey
 
 def test_the_workbench_and_transformers_agree_and_are_timed(tmp_path) -> None:
     pytest.importorskip("transformers", reason="pip install transformers")
-    works: tuple[Work, ...] = (mixed(2, (4, 8), (2, 3), 12, 5),)
+    works: tuple[PeerWorkload, ...] = (mixed_workload(2, (4, 8), (2, 3), 12, 5),)
     record = run_peers(
-        "shape:tiny", works, ("float32",), folder=tmp_path, rounds=1, repetitions=1, threads=1, lanes=("eager",),
+        "shape:tiny", works, ("float32",), folder=tmp_path, rounds=1, repetitions=1, threads=1, backends=("eager",),
         peers=["transformers"], seed=3,
     )  # fmt: skip
     found = {each["peer"]: each for each in record["agreement"] if each["format"] == "float32"}

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench.errors import WorkbenchError
-from workbench.peers.works import decode, mixed, prefill, standard_works, works_named
+from workbench.peers.works import decode_workload, mixed_workload, prefill_workload, standard_workloads, parse_workloads
 
 
 @given(st.data(), st.integers(1, 20), st.integers(1, 50), st.integers(0, 60), st.integers(0, 5))
@@ -15,30 +15,30 @@ def test_mixed_lengths_lie_between_the_ends_and_sum_to_the_total(data, count, le
     most = least + range_
     totals = st.integers(count * least, count * most)
     prompts, outputs = data.draw(totals), data.draw(totals)
-    work = mixed(count, (least, most), (least, most), prompts, outputs, seed)
+    work = mixed_workload(count, (least, most), (least, most), prompts, outputs, seed)
     assert len(work.requests) == count
     assert all(least <= length <= most for pair in work.requests for length in pair)
     assert (sum(prompt for prompt, _ in work.requests), sum(output for _, output in work.requests)) == (
         prompts,
         outputs,
     )
-    assert work == mixed(count, (least, most), (least, most), prompts, outputs, seed)
+    assert work == mixed_workload(count, (least, most), (least, most), prompts, outputs, seed)
 
 
 def test_a_total_that_cannot_be_reached_is_refused() -> None:
     with pytest.raises(WorkbenchError, match="cannot sum to 5"):
-        mixed(2, (3, 4), (1, 1), 5, 2)
+        mixed_workload(2, (3, 4), (1, 1), 5, 2)
 
 
 def test_the_sixteen_requests_of_the_notes() -> None:
-    requests = mixed().requests
+    requests = mixed_workload().requests
     assert len(requests) == 16
     assert sum(prompt for prompt, _ in requests) == 4352 and sum(output for _, output in requests) == 1274
     assert len(set(requests)) > 8
 
 
 def test_prompts_are_seeded_in_the_vocabulary_and_differ_between_repetitions() -> None:
-    work = decode(100, output_tokens=3)
+    work = decode_workload(100, output_tokens=3)
     first, again, other = work.repetition(50, 0), work.repetition(50, 0), work.repetition(50, 1)
     assert first == again and first != other
     assert [(len(each["prompt"]), each["output_tokens"]) for each in first] == [(100, 3)]
@@ -46,13 +46,13 @@ def test_prompts_are_seeded_in_the_vocabulary_and_differ_between_repetitions() -
 
 
 def test_names_on_the_command_line() -> None:
-    assert works_named(["all"]) == standard_works()
-    assert works_named(["decode", "decode@4096", "prefill@512", "mixed"]) == (
-        decode(0),
-        decode(4096),
-        prefill(512),
-        mixed(),
+    assert parse_workloads(["all"]) == standard_workloads()
+    assert parse_workloads(["decode", "decode@4096", "prefill@512", "mixed"]) == (
+        decode_workload(0),
+        decode_workload(4096),
+        prefill_workload(512),
+        mixed_workload(),
     )
     for wrong in ("decode@", "prefill", "prefill@0", "mixed@3", "decode@-1", ""):
         with pytest.raises(WorkbenchError, match="is none of"):
-            works_named([wrong])
+            parse_workloads([wrong])

@@ -128,7 +128,7 @@ STOPS = st.lists(
 
 def ids_of(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
     """Any ids at all, texts' own ids, and long runs of broken bytes."""
-    anything = st.lists(st.integers(0, tokenizer.vocab - 1), max_size=30)
+    anything = st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=30)
     text = TEXTS.map(tokenizer.encode)
     mixed = st.tuples(text, anything, text).map(lambda parts: [id for part in parts for id in part])
     return anything | text | mixed

@@ -35,7 +35,7 @@ def test_control_tokens_are_the_templates_own(name: str, messages: list[dict[str
         assert str(error).startswith("messages")
         return
     expected = chats.TEMPLATES[name].controls(messages)
-    assert [known.spelling(id) for id in ids if known.is_control(id)] == expected
+    assert [known.id_to_token(id) for id in ids if known.is_special(id)] == expected
 
 
 @settings(max_examples=30, deadline=None)

@@ -25,7 +25,7 @@ def longest_beginning(text: str, stops: tuple[str, ...]) -> int:
 
 def settled(tokenizer: Tokenizer, ids: list[int]) -> str:
     """The text of `ids` but for a character that is not complete: what comes next cannot change it."""
-    raw = b"".join(tokenizer.token_bytes(id) for id in ids if not tokenizer.is_control(id))
+    raw = b"".join(tokenizer.token_bytes(id) for id in ids if not tokenizer.is_special(id))
     whole = tokenizer.decode(ids)
     for missing in (1, 2, 3):  # a UTF-8 character cut short ends in at most three bytes
         tail = raw[-missing:]
@@ -55,9 +55,9 @@ def test_every_push_shows_exactly_what_is_settled(name, data, stops):
         text = settled(tokenizer, ids[:count])
         found = first_stop(text, stops)
         if found:
-            assert (shown, detokenizer.stopped) == (text[: found[0]], found[1])
+            assert (shown, detokenizer.matched_stop) == (text[: found[0]], found[1])
             break
-        assert detokenizer.stopped is None
+        assert detokenizer.matched_stop is None
         assert shown == text[: len(text) - longest_beginning(text, stops)]
     else:
         shown += detokenizer.finish()
@@ -89,10 +89,10 @@ def test_the_stream_is_cut_at_the_stop_string(name, data, stops):
         _, new = (d.finish() if id is None else d.push(id) for d in (plain, detokenizer))
         shown += new
         found = found or first_stop(plain.text, stops)
-        assert bool(detokenizer.stopped) == bool(found)
+        assert bool(detokenizer.matched_stop) == bool(found)
     text = tokenizer.decode(ids)
     assert shown == (text[: found[0]] if found else text)
-    assert detokenizer.stopped == (found[1] if found else None)
+    assert detokenizer.matched_stop == (found[1] if found else None)
 
 
 @given(text=samples.TEXTS)
@@ -133,11 +133,11 @@ def test_only_what_may_begin_a_stop_string_is_held_back():
 
 def test_the_stop_string_that_is_complete_first_ends_the_text():
     _, detokenizer = pushes("abcdef", ("abcdef", "cd"))
-    assert (detokenizer.text, detokenizer.stopped) == ("ab", "cd")
+    assert (detokenizer.text, detokenizer.matched_stop) == ("ab", "cd")
     _, detokenizer = pushes("abcdef", ("abcdef", "abc"))
-    assert (detokenizer.text, detokenizer.stopped) == ("", "abc")
+    assert (detokenizer.text, detokenizer.matched_stop) == ("", "abc")
     _, detokenizer = pushes("xabc", ("bc", "abc", "c"))  # complete together: the one that starts first
-    assert (detokenizer.text, detokenizer.stopped) == ("x", "abc")
+    assert (detokenizer.text, detokenizer.matched_stop) == ("x", "abc")
 
 
 def test_of_stop_strings_in_one_token_the_first_then_the_shortest_wins():
@@ -146,7 +146,7 @@ def test_of_stop_strings_in_one_token_the_first_then_the_shortest_wins():
     for stops, stopped in ((("op", "to"), "to"), (("top", "to", "t"), "t"), (("stop", "st"), "st")):
         detokenizer = Detokenizer(tokenizer, stops)
         assert detokenizer.push(token) == "stop"[: "stop".index(stopped)]
-        assert detokenizer.stopped == stopped
+        assert detokenizer.matched_stop == stopped
 
 
 def test_a_stop_string_may_end_within_a_token_and_nothing_follows_it():
@@ -159,14 +159,14 @@ def test_a_stop_string_may_end_within_a_token_and_nothing_follows_it():
 
 def test_a_stop_string_of_a_character_that_never_completes():
     _, detokenizer = pushes(b"a\xe6", ("\ufffd",))
-    assert (detokenizer.text, detokenizer.stopped) == ("a", "\ufffd")
+    assert (detokenizer.text, detokenizer.matched_stop) == ("a", "\ufffd")
 
 
 def test_control_tokens_give_no_text_and_break_no_character():
     tokenizer = samples.byte_level()
     first, *rest = tokenizer.encode("🙂")
     detokenizer = Detokenizer(tokenizer)
-    end = tokenizer.control_ids["<|end|>"]
+    end = tokenizer.special_token_ids["<|end|>"]
     assert "".join(map(detokenizer.push, [end, first, end, *rest, end])) == "🙂"
 
 

@@ -15,9 +15,9 @@ from workbench.prompt.tokenizer import Tokenizer
 
 def controls_of(tokenizer: Tokenizer, text: str) -> set[int] | None:
     """Control tokens in a plain text but for that of unknown characters; None where the text is refused."""
-    unknown = tokenizer.control_ids[look_alikes.UNKNOWN]
+    unknown = tokenizer.special_token_ids[look_alikes.UNKNOWN]
     try:
-        return {id for id in tokenizer.encode(text) if tokenizer.is_control(id)} - {unknown}
+        return {id for id in tokenizer.encode(text) if tokenizer.is_special(id)} - {unknown}
     except WorkbenchError as error:
         assert "can only read them as its control token" in str(error)
         return None
@@ -36,7 +36,7 @@ def test_every_control_token_under_every_normalizer(model: str, pre: str) -> Non
     for name in look_alikes.NORMALIZERS:
         for normalized in (False, True):
             tokenizer = Tokenizer(look_alikes.inner(model, [name], pre, normalized))
-            for control in tokenizer.control_ids:
+            for control in tokenizer.special_token_ids:
                 for way in look_alikes.WAYS:
                     assert not controls_of(tokenizer, f"a {way(control)} b{way(control)}"), (name, control)
 
@@ -63,7 +63,7 @@ def test_a_character_that_is_a_control_token_is_refused() -> None:
 def test_unknown_characters_stay_what_they_were() -> None:
     """A run of them is one token where the model has it so, and is not cut."""
     tokenizer = Tokenizer(look_alikes.inner("words", [], "Whitespace", False))
-    assert tokenizer.encode("zzz zzzz") == [0, 0] and tokenizer.controls_in("zzz </s> zzzz") == [1]
+    assert tokenizer.encode("zzz zzzz") == [0, 0] and tokenizer.special_tokens_in("zzz </s> zzzz") == [1]
 
 
 @given(count=st.integers(1, 3))

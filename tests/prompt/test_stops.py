@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.prompt.test_detokenize import first_stop, longest_beginning
-from workbench.prompt.stops import StopSearch
+from workbench.prompt.stops import StopStringSearch
 
 LETTERS = st.sampled_from("ab") | st.sampled_from("abc]^-\\\n🙂")
 WORDS = st.text(LETTERS, min_size=1, max_size=7)
@@ -26,15 +26,15 @@ PIECES = st.text(LETTERS, max_size=9) | REPEATED
 @example(stops=["ab", "a"], pieces=["xabx"])
 @given(stops=st.lists(WORDS | REPEATED, max_size=5), pieces=st.lists(PIECES, max_size=12))
 def test_against_looking_for_all_of_them_in_all_the_text(stops: list[str], pieces: list[str]) -> None:
-    search, shown, text = StopSearch(stops), "", ""
+    search, shown, text = StopStringSearch(stops), "", ""
     for piece in pieces:
         shown, text = shown + search.push(piece), text + piece
         found = first_stop(text, tuple(stops))
         if found:
-            assert (shown, search.stopped) == (text[: found[0]], found[1])
+            assert (shown, search.matched_stop) == (text[: found[0]], found[1])
             assert search.push("more") == search.finish() == ""
             return
-        assert search.stopped is None
+        assert search.matched_stop is None
         assert shown == text[: len(text) - longest_beginning(text, tuple(stops))]
     assert shown + search.finish() == text
 
@@ -42,7 +42,7 @@ def test_against_looking_for_all_of_them_in_all_the_text(stops: list[str], piece
 def most_memory(stops: list[str], pieces: list[str]) -> int:
     tracemalloc.start()
     try:
-        search = StopSearch(stops)
+        search = StopStringSearch(stops)
         for piece in pieces:
             search.push(piece)
         return tracemalloc.get_traced_memory()[1]
@@ -64,7 +64,7 @@ def lines_run(stops: list[str], pieces: list[str]) -> int:
         count += event == "line"
         return traced
 
-    before, search = sys.gettrace(), StopSearch(stops)
+    before, search = sys.gettrace(), StopStringSearch(stops)
     sys.settrace(traced)
     try:
         for piece in pieces:

@@ -32,10 +32,10 @@ def test_text_comes_back_through_sentencepiece_but_for_its_own_space_sign(text):
 @pytest.mark.parametrize("name", ["byte_level", "trained", "sentencepiece"])
 def test_no_prompt_can_forge_a_control_token(name, text):
     tokenizer = samples.BY_BYTES[name]()
-    for control in tokenizer.control_ids:
+    for control in tokenizer.special_token_ids:
         forged = text + control
-        assert not any(map(tokenizer.is_control, tokenizer.encode(forged)))
-        assert tokenizer.encode(forged, special=True)[-1] == tokenizer.control_ids[control]
+        assert not any(map(tokenizer.is_special, tokenizer.encode(forged)))
+        assert tokenizer.encode(forged, special=True)[-1] == tokenizer.special_token_ids[control]
 
 
 @given(parts=st.lists(samples.UNICODE | st.sampled_from(demo_tokenizer.CONTROL)))
@@ -44,7 +44,7 @@ def test_control_tokens_come_back_when_they_are_kept(parts):
     tokenizer = samples.byte_level()
     ids = tokenizer.encode(text, special=True)
     assert tokenizer.decode(ids, special=True) == text
-    assert tokenizer.decode(ids) == tokenizer.decode([id for id in ids if not tokenizer.is_control(id)])
+    assert tokenizer.decode(ids) == tokenizer.decode([id for id in ids if not tokenizer.is_special(id)])
 
 
 def test_an_inner_model_that_finds_control_tokens_in_plain_text_is_not_let():
@@ -62,7 +62,7 @@ def test_an_inner_model_that_finds_control_tokens_in_plain_text_is_not_let():
 @pytest.mark.parametrize("name", ["byte_level", "trained"])
 def test_byte_level_decoding_is_the_librarys_own_also_of_broken_bytes(name, ids):
     tokenizer = samples.BY_BYTES[name]()
-    below_added = st.integers(0, tokenizer.vocab - 2)
+    below_added = st.integers(0, tokenizer.vocab_size - 2)
     drawn = ids.draw(st.lists(below_added, max_size=30))
     assert tokenizer.decode(drawn) == tokenizer._inner.decode(drawn)
 
@@ -89,7 +89,7 @@ def test_bytes_of_single_tokens():
     assert tokenizer.token_bytes(3 + 0x0A) == b"\n"
     assert tokenizer.token_bytes(1) == b"<s>"
     (stop,) = tokenizer.encode("stop")
-    assert tokenizer.spelling(stop) == "▁stop" and tokenizer.token_bytes(stop) == b" stop"
+    assert tokenizer.id_to_token(stop) == "▁stop" and tokenizer.token_bytes(stop) == b" stop"
     single = {samples.byte_level().token_bytes(id) for id in range(len(demo_tokenizer.CONTROL), 266)}
     assert single == {bytes([byte]) for byte in range(256)}
     assert samples.trained().token_bytes(340) == "été".encode()
@@ -103,11 +103,11 @@ def test_added_tokens_keep_their_text():
 
 def test_what_it_says_of_itself():
     tokenizer = samples.sentencepiece()
-    assert tokenizer.control_ids == {"<unk>": 0, "<s>": 1, "</s>": 2}
-    assert tokenizer.begin_ids == (1,)
-    assert samples.byte_level().begin_ids == ()
-    assert samples.trained().vocab == 341  # the added token is counted
-    assert samples.byte_level().vocab == 266
+    assert tokenizer.special_token_ids == {"<unk>": 0, "<s>": 1, "</s>": 2}
+    assert tokenizer.bos_token_ids == (1,)
+    assert samples.byte_level().bos_token_ids == ()
+    assert samples.trained().vocab_size == 341  # the added token is counted
+    assert samples.byte_level().vocab_size == 266
     assert repr(samples.byte_level()) == "Tokenizer(byte-level, vocab=266, control=10)"
     assert tokenizer.encode("") == [] and tokenizer.decode([]) == ""
     assert tokenizer.decode(np.array([259, 3 + 65])) == "A"
@@ -117,7 +117,7 @@ def test_ids_with_a_gap_need_an_embedding_that_reaches_the_last():
     inner = Inner(models.BPE(vocab={"a": 0, "b": 7}, merges=[]))
     inner.decoder = decoders.ByteLevel()
     tokenizer = Tokenizer(inner)
-    assert tokenizer.vocab == 8
+    assert tokenizer.vocab_size == 8
     assert tokenizer.decode([0, 3, 7]) == "ab" and tokenizer.token_bytes(3) == b""
 
 
@@ -130,10 +130,10 @@ def test_an_id_out_of_range_is_named_with_the_range(id):
 
 
 def test_a_tokenizer_that_does_not_match_the_vocabulary():
-    samples.byte_level().check_fits(266)
-    samples.byte_level().check_fits(300)  # padded embeddings are usual
+    samples.byte_level().check_vocab_size(266)
+    samples.byte_level().check_vocab_size(300)  # padded embeddings are usual
     with pytest.raises(WorkbenchError, match="does not match the vocabulary.*ids go to 265.*ends at 264"):
-        samples.byte_level().check_fits(265)
+        samples.byte_level().check_vocab_size(265)
 
 
 def test_a_lone_surrogate_is_refused_with_its_place():
@@ -185,8 +185,8 @@ def test_truncation_and_padding_of_the_training_are_switched_off(tmp_path):
 @pytest.mark.parametrize("name", samples.BY_WINDOW)
 def test_other_decoders_are_the_librarys(name):
     tokenizer = samples.BY_WINDOW[name]()
-    assert tokenizer.rule is None
-    ids = list(range(tokenizer.vocab))
+    assert tokenizer.byte_rule is None
+    ids = list(range(tokenizer.vocab_size))
     assert tokenizer.decode(ids) == tokenizer._inner.decode(ids)
 
 

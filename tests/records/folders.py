@@ -22,7 +22,7 @@ FORMATS = ("dense", "int8", "int4")
 @cache
 def _texts() -> tuple[str, str]:
     """Experiment and summary of one real run, whole; the others differ in settings and figures."""
-    experiment = Experiment.of({"question": "How fast is it?", "workload": {"kind": "random"}})
+    experiment = Experiment.from_values({"question": "How fast is it?", "workload": {"kind": "random"}})
     return experiment.to_yaml(), json.dumps(_real()["summary"])
 
 
@@ -45,7 +45,7 @@ def many(parent: Path, count: int, seed: int = 0) -> list[dict]:
         summary |= {
             "wall_s": draw.random(),
             "output_tokens_per_s": rate,
-            "lane": {"name": "eager", "reason": "asked"},
+            "backend": {"name": "eager", "reason": "asked"},
             "others_cpu_share": busy,
         }
         write(parent / name, changed, summary, environment(index))
@@ -80,7 +80,7 @@ def run_of_rounds(
 ) -> Path:
     """A finished run of variants in rounds: `values` are TTFTs in seconds by variant, one a round of one request."""
     variants = {variant: {"cache.format": FORMATS[index % 3]} for index, variant in enumerate(values)}
-    experiment = Experiment.of({"question": "sooner?", "workload": {"kind": "random"}, "variants": variants})
+    experiment = Experiment.from_values({"question": "sooner?", "workload": {"kind": "random"}, "variants": variants})
     experiment = experiment.with_(f"sampling.seed={seed}")
     folder = RunFolder.create(parent, name)
     folder.write_text("experiment.yaml", experiment.to_yaml())
@@ -92,15 +92,15 @@ def run_of_rounds(
             requests.append({**marks, "arrival": 0.0, "first_scheduled": 0.0, "first_token": ttft, "finished": 2 * ttft,
                              "prompt_tokens": 4, "cut_tokens": 0, "output_tokens": 2, "finish_reason": "length",
                              "cached_tokens": 0, "computed_tokens": 5, "restored_tokens": 0, "shared_pages": 0,
-                             "set_backs": 0})  # fmt: skip
+                             "num_preemptions": 0})  # fmt: skip
             tokens += [{**marks, "index": i, "token_id": i, "time": (1 + i) * ttft, "step": i} for i in range(2)]
             steps.append({"variant": variant, "round": turn, "time": 2 * ttft, "step": 0, "phase": "decode",
                           "requests": 1, "prefill_tokens": 0, "decode_tokens": 2, "pages_used": 1, "kv_bytes": 64,
-                          "wall_seconds": ttft, "forward_seconds": ttft, "note_seconds": 0.0, "predicted_flops": 1.0,
+                          "wall_seconds": ttft, "forward_seconds": ttft, "telemetry_seconds": 0.0, "predicted_flops": 1.0,
                           "predicted_bytes": 1.0, "pages_idle": 0, "compiles": 0})  # fmt: skip
     for table, rows in {"requests": requests, "steps": steps, "tokens": tokens}.items():
         folder.write_table(f"{table}.parquet", rows)
-    rows = [{"variant": variant, "settings": "", "lane": "eager", "ttft_s_p50": sorted(ttfts)[len(ttfts) // 2]}
+    rows = [{"variant": variant, "settings": "", "backend": "eager", "ttft_s_p50": sorted(ttfts)[len(ttfts) // 2]}
             for variant, ttfts in values.items()]  # fmt: skip
     folder.write_json("summary.json", {"rows": rows, "about": {"rounds": 1}, "verdicts": [], "others_cpu_share": busy,
                                        "wall_s": 1.0, "picture": None})  # fmt: skip

@@ -19,11 +19,11 @@ from workbench.trace.recorder import Recorder
 HOSTILE = (
     "</title><script src='https://evil.example/x.js'>alert(1)</script><img src=x onerror=alert(2)> & \"q\" 'p' \x00\x1b"
 )
-PLAIN = {"model": {"name": "shape:tiny"}, "workload": {"kind": "random", "requests": 1}, "lane": "eager"}
+PLAIN = {"model": {"name": "shape:tiny"}, "workload": {"kind": "random", "requests": 1}, "backend": "eager"}
 
 
 def experiment(question: str = "How fast?", **parts) -> Experiment:
-    return Experiment.of({"question": question, **PLAIN, **parts})
+    return Experiment.from_values({"question": question, **PLAIN, **parts})
 
 
 def run_folder(
@@ -33,12 +33,12 @@ def run_folder(
     recorder = recorder or small_recorder()
     folder = RunFolder.create(parent, "run")
     folder.write_text("experiment.yaml", (asked or experiment()).to_yaml())
-    lane = {"name": "eager", "reason": "asked for"}
-    folder.write_json("environment.json", {**environment(False, None, 0.0), "lane": lane})
+    backend = {"name": "eager", "reason": "asked for"}
+    folder.write_json("environment.json", {**environment(False, None, 0.0), "backend": backend})
     found = summarize(recorder.requests(), recorder.steps(), recorder.tokens(), recorder.checks())
     kv = {"page_size": 4, "pages": 8, "pages_used_peak": 2, "bytes_per_token_formula": 16, "bytes_used_peak": 128,
           "bytes_allocated": 512, "bytes_allocated_formula": 512}  # fmt: skip
-    found |= {"lane": lane, "kv": kv, "others_cpu_share": 0.0, "output_tokens_per_s": 3 / wall, **summary}
+    found |= {"backend": backend, "kv": kv, "others_cpu_share": 0.0, "output_tokens_per_s": 3 / wall, **summary}
     for table in ("requests", "steps", "tokens", "decisions"):
         folder.write_table(f"{table}.parquet", getattr(recorder, table)())
     folder.write_json("summary.json", found)
@@ -50,11 +50,11 @@ def comparison_folder(
     changed: Sequence[RuleChange] | None = None,
 ) -> Record:  # fmt: skip
     folder = RunFolder.create(parent, "comparison")
-    folder.write_text("experiment.yaml", experiment(words, variants={"a": {"lane": "eager"}, "b": {}}).to_yaml())
+    folder.write_text("experiment.yaml", experiment(words, variants={"a": {"backend": "eager"}, "b": {}}).to_yaml())
     folder.write_json("environment.json", environment(False, None, 0.0))
     rows = [{"variant": "a", "tpot_s_p50": 0.01, "predicted_speed_up": 2.0}, {"variant": words, "tpot_s_p50": 0.02}]
     told: dict[str, object] = {"claim": "C1", "says": words, "rule": "a < b", "outcome": verdict,
-                               "because": "0.01 < 0.02"}  # fmt: skip
+                               "reason": "0.01 < 0.02"}  # fmt: skip
     if changed is not None:  # records that are older than the field have none
         told["changed"] = [asdict(change) for change in changed]
     summary = {"rows": rows, "about": {}, "verdicts": [told], "wall_s": 1.0, "others_cpu_share": 0.5, "picture": None}

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from workbench.records import bootstrap
-from workbench.records.bootstrap import contrast, student
+from workbench.records.bootstrap import contrast, student_t_quantile
 
 TRIALS = 300
 figures = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=8)
@@ -24,7 +24,7 @@ def samples(values: list[float], of: str = "") -> dict:
 @pytest.mark.parametrize("n", [3, 5, 10])
 def test_an_interval_covers_as_often_as_it_says(n: int, paired: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of normal data the true difference lies inside at the rate told, or more often where nothing is paired."""
-    monkeypatch.setattr(bootstrap, "RESAMPLES", 500)
+    monkeypatch.setattr(bootstrap, "NUM_RESAMPLES", 500)
     draw, held, told = np.random.default_rng(n), 0, 0.0
     for _ in range(TRIALS):
         drift = draw.normal(0, 5, n) if paired else 0.0  # which pairs take out
@@ -91,4 +91,4 @@ def test_the_same_numbers_give_the_same_interval() -> None:
     [(0.975, 1, 12.7062), (0.975, 2, 4.3027), (0.95, 5, 2.0150), (0.975, 10, 2.2281), (0.995, 30, 2.7500)],
 )
 def test_quantiles_of_student_are_those_of_the_tables(p: float, degrees: int, wanted: float) -> None:
-    assert student(p, degrees) == pytest.approx(wanted, abs=5e-5)
+    assert student_t_quantile(p, degrees) == pytest.approx(wanted, abs=5e-5)

@@ -14,10 +14,10 @@ from tests.records.folders import RECORDS, environment, many, run_of_rounds, wri
 from workbench.cli import main
 from workbench.errors import WorkbenchError
 from workbench.records import compare
-from workbench.records.comparison import Comparison, Group
-from workbench.records.item import Item
-from workbench.records.measures import directed, direction, timed
-from workbench.records.naming import labels
+from workbench.records.comparison import Comparison, RepeatedRuns
+from workbench.records.item import ComparedRun
+from workbench.records.measures import parse_objective, direction, depends_on_time
+from workbench.records.naming import label_runs
 
 DENSE = [1.0, 1.2, 1.1, 1.3, 1.0, 1.4]
 TWICE = [2 * value for value in DENSE]
@@ -79,7 +79,7 @@ def test_times_of_a_busy_machine_are_refused_unless_forced(tmp_path: Path) -> No
         compare([run], f"{run}:dense")
     assert compare([run], f"{run}:dense", ["kv_bytes_peak"]).rows  # which no other process changes
     forced = compare([run], f"{run}:dense", force=True)
-    assert forced.busy == (Path(run).name,) and forced.rows
+    assert forced.noisy_runs == (Path(run).name,) and forced.rows
 
 
 def test_what_is_not_whole_is_refused_with_the_reason(run: str, tmp_path: Path) -> None:
@@ -115,16 +115,16 @@ def test_labels_are_the_settings_that_differ() -> None:
     ]  # fmt: skip
 
 
-def item(name: str, settings: dict, variant: str | None = None, **around: str) -> Item:
-    return Item(name, variant, settings, around, {}, None, name)
+def item(name: str, settings: dict, variant: str | None = None, **around: str) -> ComparedRun:
+    return ComparedRun(name, variant, settings, around, {}, None, name)
 
 
 def test_what_cannot_be_told_apart_by_settings_is_by_what_is_around_it() -> None:
-    same = {"lane": "eager"}
-    assert labels([item("a", same, commit="1"), item("b", same, commit="2")]) == ["commit=1", "commit=2"]
-    assert labels([item("a", same), item("b", same)]) == ["a", "b"]
-    assert labels([item("a", same), item("b", {})]) == ["a", "b"]  # an older record that lacks a setting
-    assert labels([item("a", {"x": 1, "y": 2}), item("b", {"x": 1, "y": 3})]) == ["y=2", "y=3"]
+    same = {"backend": "eager"}
+    assert label_runs([item("a", same, commit="1"), item("b", same, commit="2")]) == ["commit=1", "commit=2"]
+    assert label_runs([item("a", same), item("b", same)]) == ["a", "b"]
+    assert label_runs([item("a", same), item("b", {})]) == ["a", "b"]  # an older record that lacks a setting
+    assert label_runs([item("a", {"x": 1, "y": 2}), item("b", {"x": 1, "y": 3})]) == ["y=2", "y=3"]
 
 
 settings_of = st.dictionaries(st.sampled_from("abc"), st.sampled_from([1, 2, None, "x"]), max_size=3)
@@ -132,7 +132,7 @@ settings_of = st.dictionaries(st.sampled_from("abc"), st.sampled_from([1, 2, Non
 
 @given(every=st.lists(settings_of, min_size=1, max_size=6))
 def test_no_two_labels_are_the_same(every: list[dict]) -> None:
-    found = labels([item(str(index), settings) for index, settings in enumerate(every)])
+    found = label_runs([item(str(index), settings) for index, settings in enumerate(every)])
     assert len(set(found)) == len(found) and all(found)
 
 
@@ -142,7 +142,7 @@ points = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=2, m
 @given(points=points, ways=st.tuples(st.sampled_from(["min", "max"]), st.sampled_from(["min", "max"])))
 def test_nobody_beats_the_front_and_everybody_else_is_beaten(points: list, ways: tuple[str, str]) -> None:
     groups = [
-        Group(str(index), (Item(str(index), None, {}, {}, {"x": float(x), "y": float(y)}, None, str(index)),))
+        RepeatedRuns(str(index), (ComparedRun(str(index), None, {}, {}, {"x": float(x), "y": float(y)}, None, str(index)),))
         for index, (x, y) in enumerate(points)
     ]
     found = Comparison("0", tuple(groups), ()).pareto(f"x:{ways[0]}", f"y:{ways[1]}")
@@ -159,10 +159,10 @@ def test_nobody_beats_the_front_and_everybody_else_is_beaten(points: list, ways:
 def test_a_measure_says_by_its_name_which_way_is_better() -> None:
     names = ("ttft_s_p50", "output_tokens_per_s", "kv_bytes_peak", "same_top", "scored")
     assert [direction(name) for name in names] == ["min", "max", "min", "max", None]
-    assert directed("ttft_s.p50") == ("ttft_s_p50", "min") and directed("scored:max") == ("scored", "max")
+    assert parse_objective("ttft_s.p50") == ("ttft_s_p50", "min") and parse_objective("scored:max") == ("scored", "max")
     with pytest.raises(WorkbenchError, match="scored:min if less of it is better"):
-        directed("scored")
-    assert timed("output_tokens_per_s") and timed("wall_s") and not timed("kv_bytes_peak") and not timed("kl_mean")
+        parse_objective("scored")
+    assert depends_on_time("output_tokens_per_s") and depends_on_time("wall_s") and not depends_on_time("kv_bytes_peak") and not depends_on_time("kl_mean")
 
 
 def test_the_commands_print_what_the_values_say(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

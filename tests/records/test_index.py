@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiled_kernels.remembered import directory
+from compiled_kernels.remembered import user_cache_directory
 from tests.records.folders import environment, many, write
 from workbench.files import cache_directory
 from workbench.records import index
@@ -97,8 +97,8 @@ def listed(folder: Path) -> list[dict]:
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORKBENCH_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(index, "FEWEST", 1)
-    monkeypatch.setattr(index, "SETTLED", int(TICK * 1e9))
+    monkeypatch.setattr(index, "MIN_INDEXED_RUNS", 1)
+    monkeypatch.setattr(index, "STABLE_AFTER_NS", int(TICK * 1e9))
 
 
 @settings(max_examples=25, deadline=None)
@@ -114,9 +114,9 @@ def test_what_is_listed_is_what_lies_there(changes: list[tuple[str, int, bool]])
             if waits:
                 time.sleep(2 * TICK)
             found = listed(folder)
-            patch.setattr(index, "FEWEST", 10**9)
+            patch.setattr(index, "MIN_INDEXED_RUNS", 10**9)
             assert found == listed(folder)
-            patch.setattr(index, "FEWEST", 1)
+            patch.setattr(index, "MIN_INDEXED_RUNS", 1)
 
 
 def test_files_that_are_as_they_were_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +132,7 @@ def test_files_that_are_as_they_were_are_not_read_again(tmp_path: Path, monkeypa
 
 def test_what_changed_just_now_is_not_entered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It could change again and have the same mark."""
-    monkeypatch.setattr(index, "SETTLED", 2_000_000_000)
+    monkeypatch.setattr(index, "STABLE_AFTER_NS", 2_000_000_000)
     many(tmp_path / "runs", 5)
     listed(tmp_path / "runs")
     assert not stored()
@@ -146,17 +146,17 @@ def test_no_index_is_kept_of_few_runs_nor_where_none_can_be_written(
     (tmp_path / "cache").write_text("a file, where a folder is wanted")
     first = listed(tmp_path / "runs")
     (tmp_path / "cache").unlink()
-    monkeypatch.setattr(index, "FEWEST", 6)
+    monkeypatch.setattr(index, "MIN_INDEXED_RUNS", 6)
     assert listed(tmp_path / "runs") == first and not stored()
 
 
 @pytest.mark.parametrize("name", ["listing.py", "files.py", "rows.py"])
 def test_an_index_of_other_code_is_none(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, read_bytes = index._code.__wrapped__, Path.read_bytes
+    code, read_bytes = index._code_fingerprint.__wrapped__, Path.read_bytes
     before = code()
     monkeypatch.setattr(Path, "read_bytes", lambda path: read_bytes(path) + b"#" * (path.name == name))
     assert code() != before
 
 
 def test_both_packages_keep_things_in_one_directory() -> None:
-    assert cache_directory() == directory()
+    assert cache_directory() == user_cache_directory()

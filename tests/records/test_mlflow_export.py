@@ -11,7 +11,7 @@ from tests.records.small_folders import HOSTILE, comparison_folder, experiment, 
 from workbench.cli import main
 from workbench.errors import WorkbenchError
 from workbench.records import mlflow_export
-from workbench.records.mlflow_export import export
+from workbench.records.mlflow_export import export_to_mlflow
 
 TOLD = "mlflow is not installed; pip install 'inference-workbench[mlflow]'"
 
@@ -29,14 +29,14 @@ def test_a_run_comes_out_as_it_went_in(store: str, tmp_path: Path) -> None:
     from mlflow import MlflowClient
 
     record = run_folder(tmp_path, experiment(HOSTILE.replace("\x00", ""), schedule={"max_num_seqs": 3}))
-    (found,) = export(record.path, store)
+    (found,) = export_to_mlflow(record.path, store)
     client = MlflowClient(store)
     run = client.get_run(found.run_id)
     assert run.info.run_name == record.name and run.info.status == "FINISHED"
     assert run.data.params["schedule.max_num_seqs"] == "3" and run.data.params["model.name"] == "shape:tiny"
     assert run.data.metrics["ttft_s.p50"] == record.summary["ttft_s"]["p50"]
-    assert run.data.metrics["kv.bytes_used_peak"] == 128 and "lane.name" not in run.data.metrics
-    assert run.data.tags["record"] == record.name and run.data.tags["lane"] == "eager (asked for)"
+    assert run.data.metrics["kv.bytes_used_peak"] == 128 and "backend.name" not in run.data.metrics
+    assert run.data.tags["record"] == record.name and run.data.tags["backend"] == "eager (asked for)"
     assert (len(run.data.params), len(run.data.metrics)) == (found.parameters, found.metrics)
     kept = {each.path for each in client.list_artifacts(found.run_id)}
     assert kept == {path.name for path in record.path.iterdir()}
@@ -50,13 +50,13 @@ def test_a_run_comes_out_as_it_went_in(store: str, tmp_path: Path) -> None:
 def test_a_sweep_is_a_run_a_point_and_a_comparison_names_its_variants(store: str, tmp_path: Path) -> None:
     from mlflow import MlflowClient
 
-    exported = export(sweep_folder(tmp_path), store, "other")
+    exported = export_to_mlflow(sweep_folder(tmp_path), store, "other")
     client = MlflowClient(store)
     runs = [client.get_run(each.run_id) for each in exported]
     assert [run.data.tags["sweep"] for run in runs] == ["sizes", "sizes"]
     assert [run.data.params["schedule.max_num_seqs"] for run in runs] == ["1", "8"]
     assert client.get_experiment_by_name("other") is not None
-    (found,) = export(comparison_folder(tmp_path).path, store)
+    (found,) = export_to_mlflow(comparison_folder(tmp_path).path, store)
     run = client.get_run(found.run_id)
     assert run.data.metrics["a.tpot_s_p50"] == 0.01 and run.data.tags["verdict.C1"] == "holds"
 
@@ -73,7 +73,7 @@ def test_without_mlflow_it_says_what_to_install(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(WorkbenchError, match=r"pip install 'inference-workbench\[mlflow\]'"):
-        export(tmp_path, f"file:{tmp_path}")
+        export_to_mlflow(tmp_path, f"file:{tmp_path}")
 
 
 def test_a_changed_record_is_not_exported(store: str, tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_a_changed_record_is_not_exported(store: str, tmp_path: Path) -> None:
     text = (record.path / "summary.json").read_text()
     (record.path / "summary.json").write_text(text.replace("1", "2", 1))
     with pytest.raises(WorkbenchError, match="summary.json is not what was written"):
-        export(record.path, store)
+        export_to_mlflow(record.path, store)
 
 
 def test_names_are_as_mlflow_has_them() -> None:

@@ -16,10 +16,10 @@ from rich.console import Console
 from tests.records.small_folders import HOSTILE, comparison_folder, experiment, run_folder, sweep_folder
 from workbench.cli import main
 from workbench.errors import WorkbenchError
-from workbench.records.report_html import report, write_report
+from workbench.records.report_html import render_report, write_report
 from workbench.records.report_parts import changed_settings
-from workbench.records.self_contained import faults, loads
-from workbench.records.svg import Axis, Bar, Series, bars, lines, number
+from workbench.records.self_contained import markup_errors, external_resources
+from workbench.records.svg import Axis, ChartBar, Series, bar_chart, line_chart, format_tick
 from workbench.study import comparison_text
 from workbench.study.verdict import RuleChange
 from workbench.trace.events import Decoded, Finished, Stepped, Submitted
@@ -29,11 +29,11 @@ from workbench.trace.recorder import Recorder
 def hostile_recorder() -> Recorder:
     recorder = Recorder()
     for index, name in enumerate(("a", HOSTILE, "c")):
-        recorder.note(Submitted(1.0 + index, name, prompt_tokens=2, arrival=0.9 + index))
-        recorder.note(Decoded(1.5 + index, name, HOSTILE, step=index, token_id=1))
-        recorder.note(Stepped(1.6 + index, step=index, phase="decode", wall_seconds=0.4, requests=1))
+        recorder.record(Submitted(1.0 + index, name, prompt_tokens=2, arrival=0.9 + index))
+        recorder.record(Decoded(1.5 + index, name, HOSTILE, step=index, token_id=1))
+        recorder.record(Stepped(1.6 + index, step=index, phase="decode", wall_seconds=0.4, requests=1))
         error = HOSTILE if index == 2 else ""
-        recorder.note(Finished(2.0 + index, name, reason="error" if error else "stop", token_ids=(1,), error=error))
+        recorder.record(Finished(2.0 + index, name, reason="error" if error else "stop", token_ids=(1,), error=error))
     return recorder
 
 
@@ -44,12 +44,12 @@ def pages(parent: Path) -> list[str]:
         comparison_folder(parent, words="<script>alert(3)</script>", svg=hostile_svg).path,
         sweep_folder(parent),
     ]
-    return [report(folder) for folder in folders]
+    return [render_report(folder) for folder in folders]
 
 
 def test_a_report_loads_nothing_and_everything_is_closed(tmp_path: Path) -> None:
     for page in pages(tmp_path):
-        assert loads(page) == [] and faults(page) == []
+        assert external_resources(page) == [] and markup_errors(page) == []
         assert "<script" not in page and "<img src=x" not in page and "onerror=alert(2)>" not in page
 
 
@@ -75,21 +75,21 @@ def test_a_report_loads_nothing_and_everything_is_closed(tmp_path: Path) -> None
     ],
 )
 def test_what_is_planted_is_found(tmp_path: Path, planted: str) -> None:
-    page = report(run_folder(tmp_path).path)
-    assert loads(page) == []
-    assert len(loads(page.replace("</body>", planted + "</body>"))) >= 1
+    page = render_report(run_folder(tmp_path).path)
+    assert external_resources(page) == []
+    assert len(external_resources(page.replace("</body>", planted + "</body>"))) >= 1
 
 
 def test_what_is_left_open_or_leads_nowhere_is_found(tmp_path: Path) -> None:
-    page = report(run_folder(tmp_path).path)
-    assert faults(page) == []
+    page = render_report(run_folder(tmp_path).path)
+    assert markup_errors(page) == []
     for planted in ("<div>", "</div>", "<b><i>x</b></i>", '<a href="#nowhere">x</a>', '<p id="top">x</p>'):
-        assert faults(page.replace("</body>", planted + "</body>")), planted
+        assert markup_errors(page.replace("</body>", planted + "</body>")), planted
 
 
 def test_a_page_that_would_load_something_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = run_folder(tmp_path)
-    drawn = "workbench.records.run_pictures.lines"
+    drawn = "workbench.reports.run_charts.line_chart"
     monkeypatch.setattr(drawn, lambda *_: '<svg><image href="https://cdn.example/a.png"/></svg>')
     with pytest.raises(AssertionError, match="would load image href=https://cdn.example"):
         write_report(record.path, tmp_path / "out.html")
@@ -100,8 +100,8 @@ def test_a_page_that_would_load_something_is_not_written(tmp_path: Path, monkeyp
 @given(st.text(max_size=60))
 def test_any_question_is_words(tmp_path_factory: pytest.TempPathFactory, question: str) -> None:
     record = comparison_folder(tmp_path_factory.mktemp("runs"), words=question or "?")
-    page = report(record.path)
-    assert loads(page) == [] and faults(page) == []
+    page = render_report(record.path)
+    assert external_resources(page) == [] and markup_errors(page) == []
     path = write_report(record.path)
     assert path.parent == record.path.parent.resolve() and path.read_bytes()
     record.verify()
@@ -114,7 +114,7 @@ def test_a_run_says_all_that_is_asked_of_it(tmp_path: Path) -> None:
     ceilings = {"working_set_bytes": 1e6, "read_level": "L2", "read_ceiling_bytes_per_s": 1e9, "gemm_dtype": "float32",
                 "gemm_ceiling_flops_per_s": 1e9, "decode": roof}  # fmt: skip
     record = run_folder(tmp_path, asked, roofline=ceilings, others_cpu_share=0.42)
-    page = report(record.path)
+    page = render_report(record.path)
     for words in ("How fast?", "schedule.max_num_seqs", "max_num_seqs: 3", "TTFT", "KV cache", "processor", "packages",
                   "decode: 0.5 s at least", "No rule was written", "load before", "42.0% of the processor",
                   f"workbench reproduce {record.name}", "prefers-color-scheme: dark", "@media print"):  # fmt: skip
@@ -128,7 +128,7 @@ def test_settings_that_differ_from_the_defaults(tmp_path: Path) -> None:
     asked = experiment(cache={"prefix": {"kind": "radix", "ttl": 5}, "format": "int8"}, workload={"kind": "random"})
     found = dict(changed_settings(asked.to_yaml()))
     assert found == {
-        "model.name": "shape:tiny", "lane": "eager", "cache.prefix.kind": "radix", "cache.prefix.ttl": "5.0",
+        "model.name": "shape:tiny", "backend": "eager", "cache.prefix.kind": "radix", "cache.prefix.ttl": "5.0",
         "cache.format": "int8", "workload.kind": "random",
     }  # fmt: skip
     assert changed_settings("question: x\nno_such: 1\n") == ()
@@ -137,7 +137,7 @@ def test_settings_that_differ_from_the_defaults(tmp_path: Path) -> None:
 @pytest.mark.parametrize("outcome", ["holds", "holds-with-limits", "refuted", "not-testable-here"])
 def test_a_verdict_with_its_rule_and_numbers(tmp_path: Path, outcome: str) -> None:
     record = comparison_folder(tmp_path, outcome)
-    page = report(record.path)
+    page = render_report(record.path)
     assert f'<div class="verdict {outcome}">' in page and escape("a < b") in page and escape("0.01 < 0.02") in page
     assert "speed up 2" in page and "data:image/svg+xml;base64," in page
 
@@ -145,19 +145,19 @@ def test_a_verdict_with_its_rule_and_numbers(tmp_path: Path, outcome: str) -> No
 def test_a_rule_that_was_changed_after_a_look_says_so_in_the_report_and_in_the_terminal(tmp_path: Path) -> None:
     change = RuleChange("the <bar>", "2026-11-22", "run-1.json", "it was & is high")
     record = comparison_folder(tmp_path, changed=[change])
-    page = report(record.path)
+    page = render_report(record.path)
     assert "rule changed" in page
     assert all(escape(words) in page for words in vars(change).values()) and "<bar>" not in page
     console = Console(record=True, width=200)
     comparison_text.show(record, console)
     assert f"changed {change}" in console.export_text()
     (tmp_path / "old").mkdir()
-    assert "rule changed" not in report(comparison_folder(tmp_path / "old").path)
+    assert "rule changed" not in render_report(comparison_folder(tmp_path / "old").path)
 
 
 def test_a_sweep_has_every_point_as_a_row_and_a_section(tmp_path: Path) -> None:
     folder = sweep_folder(tmp_path)
-    page = report(folder)
+    page = render_report(folder)
     assert "4 points (2 done, 1 failed, 1 not run)" in page and "Which size?" in page
     for point in range(1, 5):
         assert page.count(f'href="#point-{point}"') == 1 and page.count(f'id="point-{point}"') == 1
@@ -165,7 +165,7 @@ def test_a_sweep_has_every_point_as_a_row_and_a_section(tmp_path: Path) -> None:
     assert "output tokens/s over schedule.max_num_seqs" in page and "workbench sweep experiment.yaml" in page
     damaged = next(folder.glob("points/*1/run-*/summary.json"))
     damaged.write_text("{}")
-    assert "summary.json has 2 bytes" in report(folder), "a damaged run is a point that failed"
+    assert "summary.json has 2 bytes" in render_report(folder), "a damaged run is a point that failed"
 
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -189,14 +189,14 @@ SERIES = st.builds(
 
 @given(st.lists(SERIES, max_size=9), st.booleans(), st.booleans(), st.text(max_size=20))
 def test_any_lines_are_sound(series: list[Series], log_x: bool, log_y: bool, title: str) -> None:
-    drawn = lines(series, Axis(title, log_x), Axis(title, log_y), title)
+    drawn = line_chart(series, Axis(title, log_x), Axis(title, log_y), title)
     sound(drawn)
 
 
 @given(st.lists(st.tuples(st.text(max_size=40), st.lists(st.floats(0, 1e9), min_size=2, max_size=2)), max_size=5))
 def test_any_bars_are_sound(rows: list[tuple[str, list[float]]]) -> None:
-    made = [(name, [Bar(*sorted(ends), colour=index)]) for index, (name, ends) in enumerate(rows)]
-    sound(bars(made, Axis("s"), [name for name, _ in rows], "x"))
+    made = [(name, [ChartBar(*sorted(ends), colour=index)]) for index, (name, ends) in enumerate(rows)]
+    sound(bar_chart(made, Axis("s"), [name for name, _ in rows], "x"))
 
 
 def sound(svg: str) -> None:
@@ -215,4 +215,4 @@ def sound(svg: str) -> None:
     ("value", "told"), [(0, "0"), (0.25, "0.25"), (1500, "1500"), (25_000, "25k"), (3e6, "3M"), (2.5e9, "2.5G")]
 )
 def test_numbers_of_ticks(value: float, told: str) -> None:
-    assert number(value) == told
+    assert format_tick(value) == told

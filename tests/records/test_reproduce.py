@@ -12,9 +12,9 @@ import pytest
 
 from workbench.cli import main
 from workbench.errors import WorkbenchError
-from workbench.records.differences import differing, token_differences
-from workbench.records.reproduce import Reproduced, reproduce
-from workbench.records.timings import Timing, repetitions
+from workbench.records.differences import leaf_differences, token_differences
+from workbench.records.reproduce import Reproduction, reproduce
+from workbench.records.timings import LatencyCheck, find_repetitions
 from workbench.study.experiment import Experiment
 from workbench.study.record import Record
 from workbench.study.run import run
@@ -23,7 +23,7 @@ from workbench.study.run_folder import MANIFEST, fingerprint
 ASKED = {
     "question": "What comes back?",
     "model": {"name": "shape:tiny", "dtype": "float32"},
-    "lane": "eager",
+    "backend": "eager",
     "cache": {"page_size": 8, "pages": 14, "prefix": "radix"},
     "schedule": {"max_num_seqs": 3, "max_num_batched_tokens": 24},
     "sampling": {"temperature": 0, "logprobs": 0},
@@ -37,7 +37,7 @@ ASKED = {
 
 @pytest.fixture(scope="module")
 def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
-    return run(Experiment.of(ASKED), tmp_path_factory.mktemp("runs"), "first", progress=False)
+    return run(Experiment.from_values(ASKED), tmp_path_factory.mktemp("runs"), "first", progress=False)
 
 
 def changed(record: Record, to: Path, table: str, change) -> Record:
@@ -58,13 +58,13 @@ def vouched(path: Path) -> Record:
 
 def test_batches_of_wall_clock_arrivals_come_back(record: Record, tmp_path: Path) -> None:
     found = reproduce(record, tmp_path, progress=False, replay=True)
-    assert found.identical and found.same_words and found.steps == record.steps.num_rows
-    assert found.again.script().same_as(record.script())
+    assert found.identical and found.same_reasons and found.steps == record.steps.num_rows
+    assert found.repeated.script().same_as(record.script())
     assert not (found.settings + found.versions + found.hardware + found.running)
-    assert [each.within for each in found.logits] == [True, True] and all(each.places == 8 for each in found.logits)
-    assert all(each.gap == 0 and each.logprob is not None and each.parting is None for each in found.logits)
+    assert [each.within_bound for each in found.logits] == [True, True] and all(each.num_tokens == 8 for each in found.logits)
+    assert all(each.greedy_shortfall == 0 and each.logprob_error is not None and each.divergence_gap is None for each in found.logits)
     assert {each.name for each in found.timings} == {"TPOT", "ITL"}, "a replay has no arrivals of its own"
-    assert repetitions(found.again) == []
+    assert find_repetitions(found.repeated) == []
 
 
 def test_the_command_line_says_the_same(record: Record, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,7 +72,7 @@ def test_the_command_line_says_the_same(record: Record, tmp_path: Path, capsys: 
     found = json.loads(capsys.readouterr().out)
     assert found["identical"] and found["replayed"] == {"steps": record.steps.num_rows, "same_words": True}
     assert [each["within"] for each in found["logits"]] == [True] and found["settings"] == []
-    assert all(set(each) >= {"was", "now", "low", "high", "of", "inside"} for each in found["timings"])
+    assert all(set(each) >= {"was", "now", "low", "high", "spread_source", "inside"} for each in found["timings"])
 
 
 def test_tokens_that_no_rounding_explains(record: Record, tmp_path: Path) -> None:
@@ -85,8 +85,8 @@ def test_tokens_that_no_rounding_explains(record: Record, tmp_path: Path) -> Non
     (parted,) = found.tokens
     assert (parted.request, parted.position) == ("request-3", 5) and parted.was != parted.now
     first = found.logits[0]
-    assert first.request == "request-3" and first.places == 6 and first.error <= first.bound
-    assert first.explained is False and first.within is False and "rounding does not suffice" in str(first)
+    assert first.request == "request-3" and first.num_tokens == 6 and first.error <= first.bound
+    assert first.explained_by_rounding is False and first.within_bound is False and "rounding does not suffice" in str(first)
     assert str(found).startswith("tokens differ in 1 of 6 requests\nrequest-3: token 5 was ")
 
 
@@ -94,9 +94,9 @@ def test_log_probabilities_of_another_model_are_found(record: Record, tmp_path: 
     def change(rows: list[dict]) -> None:
         rows[0]["logprob"] -= 0.001
 
-    found = reproduce(changed(record, tmp_path / "copy", "tokens", change), tmp_path, progress=False, checked=1)
-    assert found.identical and found.logits[0].logprob == pytest.approx(0.001, rel=0.1)
-    assert not found.logits[0].within and "NOT within the bound" in str(found)
+    found = reproduce(changed(record, tmp_path / "copy", "tokens", change), tmp_path, progress=False, logit_checks=1)
+    assert found.identical and found.logits[0].logprob_error == pytest.approx(0.001, rel=0.1)
+    assert not found.logits[0].within_bound and "NOT within the bound" in str(found)
 
 
 def test_settings_newer_than_the_record_and_another_machine_are_named(record: Record, tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_settings_newer_than_the_record_and_another_machine_are_named(record: Re
     around = json.loads((copy / "environment.json").read_text())
     around["cpu"]["model"], around["packages"]["torch"], around["cpu"]["frequency_mhz"] = "i486", "0.1", 33.0
     (copy / "environment.json").write_text(json.dumps(around))
-    found = reproduce(vouched(copy), tmp_path, progress=False, checked=0)
+    found = reproduce(vouched(copy), tmp_path, progress=False, logit_checks=0)
     assert [str(each) for each in found.settings] == ["batch_invariant: None -> False"]
     assert [each.path for each in found.versions] == ["packages.torch"]
     assert [each.path for each in found.hardware] == ["cpu.model"], "a frequency drifts from second to second"
@@ -130,7 +130,7 @@ def test_a_replay_that_cannot_be_is_told_with_its_step(
 
 
 def test_a_simulated_run_is_not_replayed(tmp_path: Path) -> None:
-    asked = Experiment.of({**ASKED, "executor": {"kind": "simulated"}, "cache": {"page_size": 8}})
+    asked = Experiment.from_values({**ASKED, "executor": {"kind": "simulated"}, "cache": {"page_size": 8}})
     simulated = run(asked, tmp_path, "simulated", progress=False)
     assert reproduce(simulated, tmp_path, progress=False).identical
     with pytest.raises(WorkbenchError, match="cannot be replayed"):
@@ -147,22 +147,22 @@ def test_times_are_held_against_repetitions_where_there_are_any(record: Record, 
         vouched(copy)
     shutil.copytree(record.path, tmp_path / "first-20261121-120003-dddd")
     (tmp_path / "first-20261121-120003-dddd" / "summary.json").unlink()  # damaged: no evidence
-    assert len(repetitions(first)) == 2
-    found: Reproduced = reproduce(first, tmp_path / "out", progress=False, checked=0)
+    assert len(find_repetitions(first)) == 2
+    found: Reproduction = reproduce(first, tmp_path / "out", progress=False, logit_checks=0)
     (ttft,) = (each for each in found.timings if each.name == "TTFT")
     was = record.summary["ttft_s"]["p50"]
-    assert (ttft.low, ttft.high) == (was, 3 * was) and ttft.of == "3 recorded repetitions"
+    assert (ttft.low, ttft.high) == (was, 3 * was) and ttft.spread_source == "3 recorded repetitions"
 
 
 def test_inside_and_outside() -> None:
-    timing = Timing("ITL", 1.0, 2.5, 0.5, 2.0, "some")
-    assert not timing.inside and "above the spread" in str(timing)
-    assert Timing("ITL", 1.0, 0.4, 0.5, 2.0, "some").inside is False
-    assert Timing("ITL", 1.0, 2.0, 0.5, 2.0, "some").inside
+    timing = LatencyCheck("ITL", 1.0, 2.5, 0.5, 2.0, "some")
+    assert not timing.within_spread and "above the spread" in str(timing)
+    assert LatencyCheck("ITL", 1.0, 0.4, 0.5, 2.0, "some").within_spread is False
+    assert LatencyCheck("ITL", 1.0, 2.0, 0.5, 2.0, "some").within_spread
 
 
 def test_what_differs_by_its_path_and_where_tokens_part() -> None:
-    assert [str(each) for each in differing({"a": {"b": 1, "c": 2}}, {"a": {"b": 1}, "d": [3]})] == [
+    assert [str(each) for each in leaf_differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 1}, "d": [3]})] == [
         "a.c: 2 -> None", "d: None -> [3]",
     ]  # fmt: skip
     rows = [{"request_id": "r", "sample": s, "token_ids": ids} for s, ids in enumerate([[1, 2], [3], [4]])]

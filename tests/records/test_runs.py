@@ -14,13 +14,13 @@ from tests.records.folders import RECORDS, environment, many, run_of_rounds, wri
 from tests.study.runs import small_recorder, write_run
 from workbench.errors import WorkbenchError
 from workbench.files import read_yaml
-from workbench.records.places import places
+from workbench.records.places import find_runs
 from workbench.records.rows import run_rows
 from workbench.records.runs import Runs, open_runs
-from workbench.records.settings_text import as_json
-from workbench.records.sql import with_quotes
+from workbench.records.settings_text import yaml_to_json
+from workbench.records.sql import quote_columns
 from workbench.study import yaml_text
-from workbench.study.run_folder import strict
+from workbench.study.run_folder import finite_json
 
 COUNT = 200
 
@@ -44,9 +44,9 @@ def rounds(tmp_path: Path) -> Path:
 def test_every_run_is_listed_with_its_own_settings_and_figures(folder: tuple[Path, list[dict]], runs: Runs) -> None:
     names = list(folder[1][0])
     assert runs.select(names).to_pylist() == folder[1]
-    row = runs.select(["run", "date", "question", "model", "lane", "machine", "state"], limit=1).to_pylist()[0]
+    row = runs.select(["run", "date", "question", "model", "backend", "machine", "state"], limit=1).to_pylist()[0]
     assert str(row.pop("date")) == "2026-11-21 00:00:00"
-    assert row == {"run": folder[1][0]["run"], "question": "How fast is it?", "model": "demo", "lane": "eager",
+    assert row == {"run": folder[1][0]["run"], "question": "How fast is it?", "model": "demo", "backend": "eager",
                    "machine": "AMD EPYC, 2 cores", "state": "complete"}  # fmt: skip
 
 
@@ -115,7 +115,7 @@ def test_sql_reads_these_tables_and_nothing_else(
 def test_what_is_broken_is_a_row_that_says_so(tmp_path: Path) -> None:
     whole = "question: q\nworkload:\n  kind: random\n"
     for name in ("whole", "half", "cut", "no yaml", "no object", "bytes", "lists"):
-        write(tmp_path / name, whole, {"wall_s": 1.5, "lane": {"name": "eager"}}, environment())
+        write(tmp_path / name, whole, {"wall_s": 1.5, "backend": {"name": "eager"}}, environment())
     (tmp_path / "half" / "manifest.json").unlink()
     (tmp_path / "cut" / "summary.json").write_text('{"wall_s": 1.')
     (tmp_path / "no yaml" / "experiment.yaml").write_text("question: [")
@@ -136,7 +136,7 @@ def test_what_is_broken_is_a_row_that_says_so(tmp_path: Path) -> None:
             "torn.json": "damaged: "}  # fmt: skip
     for name, words in told.items():
         assert words in states[name]
-    found = {row["run"]: row["lane"] for row in open_runs(tmp_path).select(["run", "lane"]).to_pylist()}
+    found = {row["run"]: row["backend"] for row in open_runs(tmp_path).select(["run", "backend"]).to_pylist()}
     assert found["half"] == found["whole"] == "eager" and found["cut"] is None  # what is there is told
     assert len(open_runs(tmp_path).select(table="variants")) == len(states)
 
@@ -156,7 +156,7 @@ def test_whatever_a_summary_holds_is_no_crash(
 ) -> None:
     parent = tmp_path_factory.mktemp("odd")
     for index, summary in enumerate(summaries):
-        text = yaml_text.write(experiments[index])
+        text = yaml_text.write_yaml(experiments[index])
         write(parent / str(index), "x", {}, environment())
         (parent / str(index) / "experiment.yaml").write_text(text, encoding="utf-8", errors="backslashreplace")
         (parent / str(index) / "summary.json").write_text(json.dumps(summary))
@@ -169,16 +169,16 @@ def test_whatever_a_summary_holds_is_no_crash(
 @example(value={"A": "\n", "B": "x\n\n", "C": {"d": "\n\ny\n", "e": " z"}, "D": ""})
 @given(value=st.dictionaries(st.from_regex(r"[A-Za-z_]\w{0,5}", fullmatch=True), values, min_size=1, max_size=5))
 def test_settings_are_read_as_yaml_reads_them(value: dict) -> None:
-    text = yaml_text.write({"first": 1, "group": value, **value})
-    found = as_json(text, {})
-    assert found is not None and json.loads(found) == json.loads(json.dumps(strict(read_yaml(text)), default=str))
+    text = yaml_text.write_yaml({"first": 1, "group": value, **value})
+    found = yaml_to_json(text, {})
+    assert found is not None and json.loads(found) == json.loads(json.dumps(finite_json(read_yaml(text)), default=str))
 
 
 def test_pieces_read_once_are_right_in_every_later_text() -> None:
     pieces: dict[str, str | None] = {}
     for index in range(30):
         value = {"a": {"b": {"c": index % 3, "d": "x"}, "e": [index % 5]}, "b": {"c": index % 3}, "f": f"{index}"}
-        found = as_json(yaml_text.write(value), pieces)
+        found = yaml_to_json(yaml_text.write_yaml(value), pieces)
         assert found is not None and json.loads(found) == value
 
 
@@ -193,7 +193,7 @@ def test_pieces_read_once_are_right_in_every_later_text() -> None:
     ],
 )  # fmt: skip
 def test_only_names_of_columns_are_quoted(sql: str, wanted: str) -> None:
-    assert with_quotes(sql, ["cache.format", "ttft_s_p50"]) == wanted
+    assert quote_columns(sql, ["cache.format", "ttft_s_p50"]) == wanted
 
 
 def test_variants_are_rows_with_their_own_settings(rounds: Path) -> None:
@@ -270,4 +270,4 @@ def test_a_folder_without_runs_has_no_rows_and_one_that_is_not_there_is_told(tmp
 def test_a_link_to_itself_ends(tmp_path: Path) -> None:
     many(tmp_path / "a", 1)
     (tmp_path / "a" / "loop").symlink_to(tmp_path / "a", target_is_directory=True)
-    assert len(run_rows(places(tmp_path))) >= 1
+    assert len(run_rows(find_runs(tmp_path))) >= 1

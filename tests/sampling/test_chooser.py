@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.errors import WorkbenchError
-from workbench.request import Request, SamplingParameters, Sequence, UserPart
-from workbench.sampling import Chooser, Draw, History, pipeline, uniform
-from workbench.testing.rows import Row, rows
+from workbench.request import Request, SamplingParameters, Sequence, CustomPart
+from workbench.sampling import Sampler, RandomSampler, History, build_filters, uniform
+from workbench.testing.rows import LogitsRow, logits_rows
 
 PARTS = "tests.sampling.parts:"
 INF = float("inf")
@@ -24,25 +24,25 @@ KINDS = [
     SamplingParameters(seed=5, temperature=0.7, top_p=0.9, max_tokens=4),
     SamplingParameters(seed=6, top_k=7, min_p=0.1, frequency_penalty=0.5, logprobs=4, logprobs_of="filtered"),
     SamplingParameters(seed=7, presence_penalty=0.5, logit_bias={0: -INF, 1: 2.0}, top_k=7),
-    SamplingParameters(seed=8, filters=(UserPart(path=PARTS + "Ban", arguments={"token": 1}),), top_k=9),
-    SamplingParameters(seed=9, sampler=UserPart(path=PARTS + "Alternating"), top_p=0.8),
-    SamplingParameters(seed=10, sampler=UserPart(path="experiments.own_sampling:Mirostat"), logprobs=0),
+    SamplingParameters(seed=8, filters=(CustomPart(path=PARTS + "Ban", arguments={"token": 1}),), top_k=9),
+    SamplingParameters(seed=9, sampler=CustomPart(path=PARTS + "Alternating"), top_p=0.8),
+    SamplingParameters(seed=10, sampler=CustomPart(path="experiments.custom_sampling:Mirostat"), logprobs=0),
 ]
 
 
 def sequence(name: str, sampling: SamplingParameters, prompt=(1, 2), output=()) -> Sequence:
-    made = Sequence.of(Request(name, tuple(prompt), sampling), order=0)
+    made = Sequence.from_request(Request(name, tuple(prompt), sampling), order=0)
     made.token_ids.extend(output)
     return made
 
 
-def sequences_for(batch: list[Row], kinds: list[SamplingParameters]) -> list[Sequence]:
+def sequences_for(batch: list[LogitsRow], kinds: list[SamplingParameters]) -> list[Sequence]:
     pairs = enumerate(zip(batch, kinds, strict=True))
     return [sequence(f"r{i}", k, r.history.prompt_ids, r.history.output_ids) for i, (r, k) in pairs]
 
 
-def batches(vocab: int) -> st.SearchStrategy[list[tuple[Row, SamplingParameters]]]:
-    return st.lists(st.tuples(rows(vocab), st.sampled_from(KINDS)), min_size=2, max_size=6)
+def batches(vocab: int) -> st.SearchStrategy[list[tuple[LogitsRow, SamplingParameters]]]:
+    return st.lists(st.tuples(logits_rows(vocab), st.sampled_from(KINDS)), min_size=2, max_size=6)
 
 
 @settings(max_examples=80)
@@ -50,9 +50,9 @@ def batches(vocab: int) -> st.SearchStrategy[list[tuple[Row, SamplingParameters]
 def test_a_row_alone_is_bit_for_bit_the_row_in_company(batch):
     drawn, kinds = map(list, zip(*batch, strict=True))
     logits = torch.stack([row.logits for row in drawn])
-    together = Chooser().choose(logits, sequences_for(drawn, kinds))
+    together = Sampler().sample(logits, sequences_for(drawn, kinds))
     for i, one in enumerate(sequences_for(drawn, kinds)):
-        assert Chooser().choose(logits[i : i + 1].clone(), [one]) == [together[i]]
+        assert Sampler().sample(logits[i : i + 1].clone(), [one]) == [together[i]]
 
 
 @pytest.mark.parametrize("vocab", [32_003, 65_536])
@@ -61,10 +61,10 @@ def test_large_vocabularies_too(vocab):
     logits[:, ::5] = logits[:, ::5].round()
     logits[3, ::2] = -INF
     made = [sequence(f"r{i}", kind, output=[5, 9]) for i, kind in enumerate(KINDS)]
-    together = Chooser(vocab).choose(logits, made)
+    together = Sampler(vocab).sample(logits, made)
     assert not any(choice.error for choice in together)
     for i, one in enumerate(made):
-        assert Chooser().choose(logits[i : i + 1].clone(), [one]) == [together[i]]
+        assert Sampler().sample(logits[i : i + 1].clone(), [one]) == [together[i]]
 
 
 @settings(max_examples=40)
@@ -72,10 +72,10 @@ def test_large_vocabularies_too(vocab):
 def test_a_broken_row_breaks_alone(batch, poison, data):
     drawn, kinds = map(list, zip(*batch, strict=True))
     logits = torch.stack([row.logits for row in drawn])
-    healthy = Chooser().choose(logits, sequences_for(drawn, kinds))
+    healthy = Sampler().sample(logits, sequences_for(drawn, kinds))
     broken = data.draw(st.integers(0, len(drawn) - 1))
     logits[broken, slice(None) if poison == -INF else 3] = poison
-    choices = Chooser().choose(logits, sequences_for(drawn, kinds))
+    choices = Sampler().sample(logits, sequences_for(drawn, kinds))
     assert choices[broken].error and choices[broken].token_id == -1
     del choices[broken], healthy[broken]
     assert choices == healthy
@@ -87,14 +87,14 @@ BREAKING_SAMPLERS = ["SamplerRaises", "TakesRemoved", "TakesUnknown", "TakesFrac
 
 @pytest.mark.parametrize("name", [*BREAKING, *BREAKING_SAMPLERS])
 def test_a_users_part_that_breaks_ends_its_own_row(name):
-    part = UserPart(path=PARTS + name)
+    part = CustomPart(path=PARTS + name)
     own = {"sampler": part} if name in BREAKING_SAMPLERS else {"filters": (part,)}
     bad = SamplingParameters.model_validate({"top_k": 2, **own})
     good = SamplingParameters(top_k=2)
     logits = torch.randn(3, 64, generator=torch.Generator().manual_seed(1))
-    choices = Chooser().choose(logits, [sequence("a", good), sequence("b", bad), sequence("c", good)])
+    choices = Sampler().sample(logits, [sequence("a", good), sequence("b", bad), sequence("c", good)])
     assert name in choices[1].error
-    plain = Chooser().choose(logits, [sequence("a", good), sequence("b", good), sequence("c", good)])
+    plain = Sampler().sample(logits, [sequence("a", good), sequence("b", good), sequence("c", good)])
     assert [choices[0], choices[2]] == [plain[0], plain[2]]
 
 
@@ -102,34 +102,34 @@ def test_a_row_that_breaks_a_common_filter_breaks_alone():
     penalised = SamplingParameters(repetition_penalty=1.2, seed=2)
     logits = torch.randn(3, 8, generator=torch.Generator().manual_seed(1))
     made = [sequence(name, penalised, prompt) for name, prompt in (("a", [1]), ("b", [99]), ("c", [2]))]
-    choices = Chooser().choose(logits, made)
+    choices = Sampler().sample(logits, made)
     assert "token id 99 is outside the vocabulary of 8" in choices[1].error
-    assert [choices[0]] == Chooser().choose(logits[:1], made[:1])
-    assert [choices[2]] == Chooser().choose(logits[2:], made[2:])
+    assert [choices[0]] == Sampler().sample(logits[:1], made[:1])
+    assert [choices[2]] == Sampler().sample(logits[2:], made[2:])
 
 
 def test_a_filter_that_changes_its_input_harms_nobody():
-    kind = SamplingParameters(filters=(UserPart(path=PARTS + "InPlace"),), logprobs=1)
+    kind = SamplingParameters(filters=(CustomPart(path=PARTS + "InPlace"),), logprobs=1)
     logits = torch.zeros(2, 8)
-    Chooser().choose(logits, [sequence("a", kind), sequence("b", kind)])
+    Sampler().sample(logits, [sequence("a", kind), sequence("b", kind)])
     assert torch.equal(logits, torch.zeros(2, 8))
 
 
-@given(rows(64), st.integers(0, 2**63 - 1), st.integers(0, 5))
+@given(logits_rows(64), st.integers(0, 2**63 - 1), st.integers(0, 5))
 def test_the_draw_is_of_the_seed_and_the_number_of_output_tokens(row, seed, count):
     kind = SamplingParameters(seed=seed, temperature=0.8, top_k=12, presence_penalty=0.3)
     one = sequence("a", kind, row.history.prompt_ids, [7] * count)
     logits = row.logits[None]
-    for rule in pipeline(kind):
+    for rule in build_filters(kind):
         logits = rule(logits, [History(row.history.prompt_ids, one.output_ids)])
-    token, _ = Draw().choose(logits[0], uniform(seed, count))
-    assert Chooser().choose(row.logits[None], [one])[0].token_id == token
+    token, _ = RandomSampler().choose(logits[0], uniform(seed, count))
+    assert Sampler().sample(row.logits[None], [one])[0].token_id == token
 
 
-@given(rows(64), st.integers(0, 70), st.sampled_from(["model", "filtered"]))
+@given(logits_rows(64), st.integers(0, 70), st.sampled_from(["model", "filtered"]))
 def test_logprobs_are_those_before_the_filters_unless_asked_otherwise(row, count, of):
     kind = SamplingParameters(temperature=0.5, top_k=5, seed=1, logprobs=count, logprobs_of=of)
-    choice = Chooser().choose(row.logits[None], [sequence("a", kind)])[0]
+    choice = Sampler().sample(row.logits[None], [sequence("a", kind)])[0]
     wanted = row.logits
     if of == "filtered":
         wanted = row.logits / 0.5
@@ -144,37 +144,37 @@ def test_logprobs_are_those_before_the_filters_unless_asked_otherwise(row, count
     if row.kind.startswith(("tied", "constant")) and of == "model":
         assert [token for token, _ in choice.top_logprobs] == best  # equal ones by token id
     plain = kind.model_copy(update={"logprobs": None})
-    bare = Chooser().choose(row.logits[None], [sequence("a", plain)])[0]
+    bare = Sampler().sample(row.logits[None], [sequence("a", plain)])[0]
     assert (bare.token_id, bare.logprob, bare.top_logprobs) == (choice.token_id, None, ())
 
 
 def test_state_is_each_requests_own_and_gone_when_forgotten():
-    kind = SamplingParameters(sampler=UserPart(path=PARTS + "Alternating"))
+    kind = SamplingParameters(sampler=CustomPart(path=PARTS + "Alternating"))
     logits = torch.tensor([[3.0, 2.0, 1.0]])
-    chooser, held = Chooser(), {name: sequence(name, kind) for name in "ab"}
+    chooser, held = Sampler(), {name: sequence(name, kind) for name in "ab"}
     turns = {"a": "", "b": ""}
     for name in "aababb":
-        turns[name] += str(chooser.choose(logits, [held[name]])[0].token_id)
+        turns[name] += str(chooser.sample(logits, [held[name]])[0].token_id)
     assert turns == {"a": "010", "b": "010"}
-    chooser.forget("a")
-    chooser.forget("never seen")
-    assert chooser.choose(logits, [held["a"]])[0].token_id == 0
-    assert chooser.choose(logits, [held["b"]])[0].token_id == 1
+    chooser.remove("a")
+    chooser.remove("never seen")
+    assert chooser.sample(logits, [held["a"]])[0].token_id == 0
+    assert chooser.sample(logits, [held["b"]])[0].token_id == 1
 
 
 def test_a_new_request_under_an_old_name_starts_anew():
-    chooser, logits = Chooser(), torch.tensor([[3.0, 2.0, 1.0]])
-    kind = SamplingParameters(sampler=UserPart(path=PARTS + "Alternating"))
-    assert chooser.choose(logits, [sequence("a", kind)])[0].token_id == 0
-    assert chooser.choose(logits, [sequence("a", kind)])[0].token_id == 0
+    chooser, logits = Sampler(), torch.tensor([[3.0, 2.0, 1.0]])
+    kind = SamplingParameters(sampler=CustomPart(path=PARTS + "Alternating"))
+    assert chooser.sample(logits, [sequence("a", kind)])[0].token_id == 0
+    assert chooser.sample(logits, [sequence("a", kind)])[0].token_id == 0
 
 
 def test_a_failed_choice_leaves_the_state_as_it_was():
-    one = sequence("a", SamplingParameters(sampler=UserPart(path=PARTS + "Alternating")))
-    chooser, logits = Chooser(), torch.tensor([[3.0, 2.0, 1.0]])
-    assert chooser.choose(logits, [one])[0].token_id == 0
-    assert chooser.choose(logits * math.nan, [one])[0].error
-    assert chooser.choose(logits, [one])[0].token_id == 1
+    one = sequence("a", SamplingParameters(sampler=CustomPart(path=PARTS + "Alternating")))
+    chooser, logits = Sampler(), torch.tensor([[3.0, 2.0, 1.0]])
+    assert chooser.sample(logits, [one])[0].token_id == 0
+    assert chooser.sample(logits * math.nan, [one])[0].error
+    assert chooser.sample(logits, [one])[0].token_id == 1
 
 
 @pytest.mark.parametrize(
@@ -183,30 +183,30 @@ def test_a_failed_choice_leaves_the_state_as_it_was():
         (SamplingParameters(logit_bias={64: 1.0}), "token id 64 is outside the vocabulary of 64 tokens"),
         (SamplingParameters(logit_bias={-1: 1.0}), "logit bias token id -1: must be 0 or more"),
         (SamplingParameters(logit_bias={1: math.nan}), "logit bias of token 1 nan"),
-        (SamplingParameters(filters=(UserPart(path="nowhere:F"),)), "nowhere cannot be imported"),
+        (SamplingParameters(filters=(CustomPart(path="nowhere:F"),)), "nowhere cannot be imported"),
         (
-            SamplingParameters(sampler=UserPart(path=PARTS + "StartBreaks")),
+            SamplingParameters(sampler=CustomPart(path=PARTS + "StartBreaks")),
             "StartBreaks: start: RuntimeError",
         ),
         (
-            SamplingParameters(temperature=0, sampler=UserPart(path=PARTS + "Ban")),
+            SamplingParameters(temperature=0, sampler=CustomPart(path=PARTS + "Ban")),
             "temperature 0 means greedy",
         ),
     ],
 )
 def test_admit_refuses_what_cannot_work_and_choose_tells_the_same(sampling, told):
-    chooser = Chooser(64)
+    chooser = Sampler(64)
     with pytest.raises(WorkbenchError, match=told):
-        chooser.admit(sequence("a", sampling))
+        chooser.add(sequence("a", sampling))
     made = [sequence("a", sampling), sequence("b", SamplingParameters())]
-    choices = chooser.choose(torch.zeros(2, 64), made)
+    choices = chooser.sample(torch.zeros(2, 64), made)
     assert told.split(":")[0] in choices[0].error and not choices[1].error
 
 
 def test_half_precision_and_no_rows():
     greedy = SamplingParameters(temperature=0)
-    assert Chooser().choose(torch.zeros(0, 8), []) == []
+    assert Sampler().sample(torch.zeros(0, 8), []) == []
     logits = torch.tensor([[0.0, 1.0, 1.0]], dtype=torch.bfloat16)
-    assert Chooser().choose(logits, [sequence("a", greedy)])[0].token_id == 1
+    assert Sampler().sample(logits, [sequence("a", greedy)])[0].token_id == 1
     with pytest.raises(ValueError, match="1 rows of logits for 2 sequences"):
-        Chooser().choose(logits, [sequence("a", greedy)] * 2)
+        Sampler().sample(logits, [sequence("a", greedy)] * 2)

@@ -21,20 +21,20 @@ from workbench.sampling import (
     Temperature,
     TopK,
     TopP,
-    pipeline,
+    build_filters,
 )
-from workbench.testing.rows import Row, rows
+from workbench.testing.rows import LogitsRow, logits_rows
 
 VOCABS = st.sampled_from([2, 5, 64, 257, 4096])
 PROBABILITIES = st.floats(0.01, 1.0)
 INF = float("inf")
 
 
-def batches(most: int = 4) -> st.SearchStrategy[list[Row]]:
-    return VOCABS.flatmap(lambda vocab: st.lists(rows(vocab), min_size=1, max_size=most))
+def batches(most: int = 4) -> st.SearchStrategy[list[LogitsRow]]:
+    return VOCABS.flatmap(lambda vocab: st.lists(logits_rows(vocab), min_size=1, max_size=most))
 
 
-def stacked(batch: list[Row]) -> torch.Tensor:
+def stacked(batch: list[LogitsRow]) -> torch.Tensor:
     return torch.stack([row.logits for row in batch])
 
 
@@ -75,7 +75,7 @@ def test_a_chain_is_that_of_transformers(batch):
             ]
         )(ids, row.logits[None])
         logits = row.logits[None]
-        for rule in pipeline(parameters):
+        for rule in build_filters(parameters):
             logits = rule(logits, [row.history])
         assert torch.equal(logits, expected)
 
@@ -161,14 +161,14 @@ def test_top_p_after_top_k_is_over_what_top_k_left():
     assert (TopK(2)(TopP(0.55)(logits)) > -INF).tolist() == [[True, True, False, False]]
 
 
-@given(st.lists(rows(257), min_size=2, max_size=5))
+@given(st.lists(logits_rows(257), min_size=2, max_size=5))
 def test_no_filter_changes_its_input_or_sees_other_rows(batch):
     parameters = SamplingParameters(
         repetition_penalty=1.2, frequency_penalty=0.3, presence_penalty=0.2, logit_bias={3: 1.5, 7: -INF},
         temperature=0.8, top_k=40, top_p=0.95, min_p=0.02,
     )  # fmt: skip
     logits, histories = stacked(batch), [row.history for row in batch]
-    for rule in pipeline(parameters):
+    for rule in build_filters(parameters):
         before = logits.clone()
         together = rule(logits, histories)
         assert torch.equal(logits, before), rule
@@ -184,11 +184,11 @@ def test_the_order_of_the_pipeline_and_its_identities():
         temperature=0.5, top_k=5, top_p=0.5, min_p=0.5,
     )  # fmt: skip
     kinds = [RepetitionPenalty, FrequencyPenalty, PresencePenalty, LogitBias, Temperature, TopK, TopP, MinP]
-    assert [type(rule) for rule in pipeline(everything)] == kinds
-    assert pipeline(SamplingParameters()) == ()
+    assert [type(rule) for rule in build_filters(everything)] == kinds
+    assert build_filters(SamplingParameters()) == ()
     greedy = everything.model_copy(update={"temperature": 0.0})
-    assert [type(rule) for rule in pipeline(greedy)] == kinds[:4]
-    assert hash(pipeline(everything)) == hash(pipeline(everything.model_copy(update={"seed": 9})))
+    assert [type(rule) for rule in build_filters(greedy)] == kinds[:4]
+    assert hash(build_filters(everything)) == hash(build_filters(everything.model_copy(update={"seed": 9})))
 
 
 @settings(max_examples=20)

@@ -10,7 +10,7 @@ import pytest
 from tests.sampling import parts
 from workbench.errors import WorkbenchError
 from workbench.sampling import (
-    Draw,
+    RandomSampler,
     FrequencyPenalty,
     Greedy,
     LogitBias,
@@ -24,7 +24,7 @@ from workbench.sampling import (
 from workbench.testing import check_sampler
 
 OURS = [
-    Greedy(), Draw(), Temperature(0.3), Temperature(1e-30), TopK(3), TopP(0.9), TopP(0.01), MinP(0.1),
+    Greedy(), RandomSampler(), Temperature(0.3), Temperature(1e-30), TopK(3), TopP(0.9), TopP(0.01), MinP(0.1),
     MinP(1.0), RepetitionPenalty(1.3), FrequencyPenalty(0.5), PresencePenalty(-0.5), LogitBias(((3, -4.0),)),
 ]  # fmt: skip
 
@@ -36,7 +36,7 @@ def test_our_own_parts_pass(part):
 
 @pytest.mark.parametrize("vocab", [2, 61])
 def test_small_and_odd_vocabularies(vocab):
-    for part in (Draw, TopP(0.9), parts.Alternating, "tests.sampling.parts:halve"):
+    for part in (RandomSampler, TopP(0.9), parts.Alternating, "tests.sampling.parts:halve"):
         check_sampler(part, vocab=vocab, examples=15).raise_if_failed()
 
 

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.generation.logits_process import TypicalLogitsWarper
 
-from experiments.own_sampling import Mirostat, Typical
-from workbench.request import Request, SamplingParameters, Sequence, UserPart
-from workbench.sampling import Chooser, uniform
+from experiments.custom_sampling import Mirostat, Typical
+from workbench.request import Request, SamplingParameters, Sequence, CustomPart
+from workbench.sampling import Sampler, uniform
 from workbench.testing import check_sampler
-from workbench.testing.rows import rows
+from workbench.testing.rows import logits_rows
 
 
-@pytest.mark.parametrize("part", ["experiments.own_sampling:Typical", "experiments/own_sampling.py:Mirostat"])
+@pytest.mark.parametrize("part", ["experiments.custom_sampling:Typical", "experiments/custom_sampling.py:Mirostat"])
 def test_both_keep_the_laws(part, request, monkeypatch):
     monkeypatch.chdir(request.config.rootpath)
     check_sampler(part).raise_if_failed()
@@ -31,7 +31,7 @@ def test_at_the_ends_of_their_ranges_too(part):
     check_sampler(part, examples=15).raise_if_failed()
 
 
-@given(st.lists(rows(257), min_size=1, max_size=4), st.floats(0.01, 0.99))
+@given(st.lists(logits_rows(257), min_size=1, max_size=4), st.floats(0.01, 0.99))
 def test_typical_is_that_of_transformers(batch, mass):
     logits = torch.stack([row.logits for row in batch])
     expected = TypicalLogitsWarper(mass)(torch.LongTensor(len(batch), 0), logits)
@@ -55,18 +55,18 @@ def test_mirostat_holds_the_surprise_it_was_given(target):
 def test_both_through_the_chooser_as_a_configuration_names_them():
     sampling = SamplingParameters(
         seed=5,
-        filters=(UserPart(path="experiments.own_sampling:Typical", arguments={"mass": 0.95}),),
-        sampler=UserPart(path="experiments.own_sampling:Mirostat", arguments={"surprise": 2.0}),
+        filters=(CustomPart(path="experiments.custom_sampling:Typical", arguments={"mass": 0.95}),),
+        sampler=CustomPart(path="experiments.custom_sampling:Mirostat", arguments={"surprise": 2.0}),
     )
 
     def tokens(beside: int) -> list[int]:
         """One request's 20 tokens with `beside` others like it in the batch, each on rows of its own."""
-        chooser = Chooser(64)
-        held = [Sequence.of(Request(f"r{n}", (1,), sampling), n) for n in range(beside + 1)]
+        chooser = Sampler(64)
+        held = [Sequence.from_request(Request(f"r{n}", (1,), sampling), n) for n in range(beside + 1)]
         for position in range(20):
             generators = [torch.Generator().manual_seed(100 * position + n) for n in range(beside + 1)]
             logits = torch.stack([torch.randn(64, generator=generator) * 2 for generator in generators])
-            for one, choice in zip(held, chooser.choose(logits, held), strict=True):
+            for one, choice in zip(held, chooser.sample(logits, held), strict=True):
                 assert not choice.error
                 one.token_ids.append(choice.token_id)
         return held[0].output_ids

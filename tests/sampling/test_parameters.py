@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from workbench.errors import explain
-from workbench.request import MOST_STOPS, SamplingParameters
+from workbench.request import MAX_STOP_STRINGS, SamplingParameters
 
 WRONG = [
     ("temperature", math.nan),
@@ -57,7 +57,7 @@ def test_a_misspelt_key_gets_the_nearest_right_one():
 
 
 def test_a_long_stop_list_is_refused_with_the_numbers():
-    with pytest.raises(ValidationError, match=f"at most {MOST_STOPS} stop strings, 10000 were given"):
+    with pytest.raises(ValidationError, match=f"at most {MAX_STOP_STRINGS} stop strings, 10000 were given"):
         SamplingParameters(stop=tuple(f"stop {n}" for n in range(10_000)))
 
 

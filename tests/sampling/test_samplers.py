@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.sampling import Draw, Greedy, uniform
-from workbench.sampling.samplers import drawn, drawn_in_parallel
-from workbench.testing.rows import rows
+from workbench.sampling import RandomSampler, Greedy, uniform
+from workbench.sampling.samplers import sample_categorical, sample_categorical_parallel
+from workbench.testing.rows import logits_rows
 
 SEEDS = st.integers(0, 2**63 - 1)
 ALMOST_ONE = 1 - 2.0**-53
@@ -39,47 +39,47 @@ def test_uniform_is_even_over_positions_and_over_seeds():
         assert abs(float((lagged[1:] * lagged[:-1]).mean())) < 5 / 12 / math.sqrt(20_000)
 
 
-@given(rows(64), st.lists(st.floats(0, ALMOST_ONE), min_size=1, max_size=5))
+@given(logits_rows(64), st.lists(st.floats(0, ALMOST_ONE), min_size=1, max_size=5))
 def test_a_draw_inverts_the_distribution_function(row, numbers):
     batch = row.logits.expand(len(numbers), -1)
     reached = row.logits.double().softmax(-1).cumsum(-1)
-    for number, token in zip(numbers, Draw().choose_rows(batch, numbers), strict=True):
+    for number, token in zip(numbers, RandomSampler().choose_rows(batch, numbers), strict=True):
         assert float(row.logits[token]) > -math.inf
         assert float(reached[token]) >= number * float(reached[-1]) - 1e-12
         assert token == 0 or float(reached[token - 1]) <= number * float(reached[-1]) + 1e-12
-        assert Draw().choose(row.logits, number) == (token, None)
+        assert RandomSampler().choose(row.logits, number) == (token, None)
 
 
-@given(rows(64))
+@given(logits_rows(64))
 def test_the_ends_of_the_interval_draw_the_first_and_the_last_token_left(row):
     likely = (row.logits.double().softmax(-1) > 1e-15).nonzero()[:, 0].tolist()
-    first, last = Draw().choose_rows(row.logits.expand(2, -1), [0.0, ALMOST_ONE])
+    first, last = RandomSampler().choose_rows(row.logits.expand(2, -1), [0.0, ALMOST_ONE])
     assert first <= likely[0]
     assert last >= likely[-1]
 
 
 def test_a_draw_on_the_edge_takes_the_token_that_begins_there():
     logits = torch.tensor([-math.inf, 0.0, 0.0, -math.inf, 0.0, 0.0])
-    assert Draw().choose_rows(logits.expand(4, -1), [0.0, 0.25, 0.5, 0.75]) == [1, 2, 4, 5]
+    assert RandomSampler().choose_rows(logits.expand(4, -1), [0.0, 0.25, 0.5, 0.75]) == [1, 2, 4, 5]
 
 
-@given(rows(64))
+@given(logits_rows(64))
 def test_a_sum_that_is_not_monotonic_never_draws_a_removed_token(row):
     """A GPU adds in parallel, so its running sum may rise a little over tokens that add nothing."""
     exact, noise = torch.Tensor.cumsum, 1e-3 * torch.tensor([0.0, 1.0, -1.0, 2.0] * 16)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "cumsum", lambda self, dim: exact(self, dim) + noise)
         numbers = [n / 200 for n in range(200)] + [ALMOST_ONE]
-        tokens = drawn_in_parallel(row.logits.double().softmax(-1).expand(len(numbers), -1), numbers)
+        tokens = sample_categorical_parallel(row.logits.double().softmax(-1).expand(len(numbers), -1), numbers)
     assert bool((row.logits[tokens] > -math.inf).all())
 
 
-@given(rows(64), st.lists(st.floats(0, ALMOST_ONE), min_size=1, max_size=5), st.sampled_from([1.0, 0.3, 1e-300]))
+@given(logits_rows(64), st.lists(st.floats(0, ALMOST_ONE), min_size=1, max_size=5), st.sampled_from([1.0, 0.3, 1e-300]))
 def test_a_draw_is_the_same_added_up_either_way(row, numbers, share):
     weights = (row.logits.double().softmax(-1) * share).expand(len(numbers), -1)
-    assert drawn(weights, numbers) == drawn_in_parallel(weights, numbers)
+    assert sample_categorical(weights, numbers) == sample_categorical_parallel(weights, numbers)
     nothing = torch.zeros(2, 5, dtype=torch.float64)
-    assert drawn(nothing, [0.0, 0.5]) == drawn_in_parallel(nothing, [0.0, 0.5]) == [0, 0]
+    assert sample_categorical(nothing, [0.0, 0.5]) == sample_categorical_parallel(nothing, [0.0, 0.5]) == [0, 0]
 
 
 def test_draws_over_many_positions_are_distributed_as_softmax():
@@ -87,14 +87,14 @@ def test_draws_over_many_positions_are_distributed_as_softmax():
     draws = 20_000
     for seed in (0, 1, 12345):
         numbers = [uniform(seed, position) for position in range(draws)]
-        tokens = Draw().choose_rows(logits.expand(draws, -1), numbers)
+        tokens = RandomSampler().choose_rows(logits.expand(draws, -1), numbers)
         counts = torch.bincount(torch.tensor(tokens), minlength=8).double()
         expected = logits.double().softmax(-1) * draws
         assert counts[expected == 0].sum() == 0
         assert chi_square(counts[expected > 0], expected[expected > 0]) < limit(5)
 
 
-@given(rows(64), st.integers(2, 6))
+@given(logits_rows(64), st.integers(2, 6))
 def test_greedy_takes_the_lowest_of_equal_tokens(row, count):
     best = (row.logits == row.logits.max()).nonzero()[0].item()
     assert Greedy().choose_rows(row.logits.expand(count, -1), [0.9] * count) == [best] * count

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from workbench.errors import WorkbenchError
-from workbench.request import UserPart
+from workbench.request import CustomPart
 from workbench.sampling.user import load_filter, load_sampler
 
 PARTS = "tests.sampling.parts:"
@@ -14,15 +14,15 @@ LOGITS = torch.tensor([[1.0, 2.0, 4.0]])
 
 
 def test_a_class_is_built_and_a_function_gets_its_arguments():
-    ban = load_filter(UserPart(path=PARTS + "Ban", arguments={"token": 2}))
+    ban = load_filter(CustomPart(path=PARTS + "Ban", arguments={"token": 2}))
     assert ban(LOGITS, []).tolist() == [[1.0, 2.0, -torch.inf]]
-    halve = load_filter(UserPart(path=PARTS + "halve", arguments={"by": 4.0}))
+    halve = load_filter(CustomPart(path=PARTS + "halve", arguments={"by": 4.0}))
     assert halve(LOGITS, []).tolist() == [[0.25, 0.5, 1.0]]
-    assert load_filter(UserPart(path=PARTS + "halve"))(LOGITS, []).tolist() == [[0.5, 1.0, 2.0]]
+    assert load_filter(CustomPart(path=PARTS + "halve"))(LOGITS, []).tolist() == [[0.5, 1.0, 2.0]]
 
 
 def test_each_load_builds_anew():
-    part = UserPart(path=PARTS + "Alternating")
+    part = CustomPart(path=PARTS + "Alternating")
     assert load_sampler(part) is not load_sampler(part)
 
 
@@ -32,7 +32,7 @@ def test_a_file_is_read_again_when_it_was_edited(tmp_path, monkeypatch):
     source += "@dataclass(frozen=True)\nclass Scale:\n    by: float = 2.0\n\n"
     source += "    def __call__(self, logits, histories):\n"
     (tmp_path / "mine.py").write_text(source + "        return logits * self.by\n")
-    part = UserPart(path="mine.py:Scale", arguments={"by": 3.0})
+    part = CustomPart(path="mine.py:Scale", arguments={"by": 3.0})
     assert load_filter(part)(LOGITS, []).tolist() == [[3.0, 6.0, 12.0]]
     assert type(load_filter(part)) is type(load_filter(part))
     (tmp_path / "mine.py").write_text(source + "        return logits + self.by\n")
@@ -54,7 +54,7 @@ def test_a_file_is_read_again_when_it_was_edited(tmp_path, monkeypatch):
 )
 def test_a_filter_that_cannot_be_is_told_in_one_line(path, told):
     with pytest.raises(WorkbenchError, match=told) as caught:
-        load_filter(UserPart(path=path))
+        load_filter(CustomPart(path=path))
     assert "\n" not in str(caught.value)
 
 
@@ -67,13 +67,13 @@ def test_a_filter_that_cannot_be_is_told_in_one_line(path, told):
 )
 def test_a_sampler_that_cannot_be_is_told_in_one_line(name, told):
     with pytest.raises(WorkbenchError, match=told):
-        load_sampler(UserPart(path=PARTS + name))
+        load_sampler(CustomPart(path=PARTS + name))
 
 
 def test_wrong_arguments_and_broken_files(tmp_path):
     with pytest.raises(WorkbenchError, match=r"Ban: could not be built with tokn=1: TypeError"):
-        load_filter(UserPart(path=PARTS + "Ban", arguments={"tokn": 1}))
+        load_filter(CustomPart(path=PARTS + "Ban", arguments={"tokn": 1}))
     (tmp_path / "broken.py").write_text("def f(:\n")
     for _ in range(2):  # a file that failed once is not taken for loaded
         with pytest.raises(WorkbenchError, match="broken.py cannot be imported: SyntaxError"):
-            load_filter(UserPart(path=f"{tmp_path / 'broken.py'}:f"))
+            load_filter(CustomPart(path=f"{tmp_path / 'broken.py'}:f"))

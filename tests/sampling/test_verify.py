@@ -12,18 +12,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench.request import Request, SamplingParameters, Sequence, UserPart
-from workbench.sampling import Chooser, History, pipeline, uniform
-from workbench.sampling.enumeration import CELLS, WHOLE, joint, plain
-from workbench.sampling.verify import DRAFT, NO_DRAFT, Draft, judge
+from workbench.request import Request, SamplingParameters, Sequence, CustomPart
+from workbench.sampling import Sampler, History, build_filters, uniform
+from workbench.sampling.enumeration import NUM_CELLS, DENOMINATOR, speculative_distribution, target_distribution
+from workbench.sampling.verify import DRAFT_STREAM, NO_DRAFT, Draft, rejection_sample
 
 VOCAB = 3
 
 
 def chances() -> st.SearchStrategy[tuple[float, ...]]:
     """Distributions over the vocabulary in quarters."""
-    cuts = st.lists(st.integers(0, WHOLE), min_size=VOCAB - 1, max_size=VOCAB - 1).map(sorted)
-    return cuts.map(lambda cut: tuple((b - a) / WHOLE for a, b in zip([0, *cut], [*cut, WHOLE], strict=True)))
+    cuts = st.lists(st.integers(0, DENOMINATOR), min_size=VOCAB - 1, max_size=VOCAB - 1).map(sorted)
+    return cuts.map(lambda cut: tuple((b - a) / DENOMINATOR for a, b in zip([0, *cut], [*cut, DENOMINATOR], strict=True)))
 
 
 def tables(depth: int) -> st.SearchStrategy[dict[tuple[int, ...], tuple[float, ...]]]:
@@ -32,8 +32,8 @@ def tables(depth: int) -> st.SearchStrategy[dict[tuple[int, ...], tuple[float, .
     return st.fixed_dictionaries({beginning: chances() for beginning in beginnings})
 
 
-def lossless(p, q, drafted: int, rule=judge) -> bool:
-    return joint(p, q, drafted, rule) == pytest.approx(plain(p, drafted + 1), abs=1e-12)
+def lossless(p, q, drafted: int, rule=rejection_sample) -> bool:
+    return speculative_distribution(p, q, drafted, rule) == pytest.approx(target_distribution(p, drafted + 1), abs=1e-12)
 
 
 @settings(max_examples=40)
@@ -52,36 +52,36 @@ def test_two_drafted_tokens_leave_the_joint_distribution_of_three_exactly(p, q):
 @given(tables(2), tables(1), st.sampled_from([0.4, 0.5, 0.75, 1.0, 1.1]))
 def test_drafts_that_stop_where_the_draft_is_unsure_leave_it_too(p, q, least):
     """As long as the length hangs on what was drafted before, and not on the token that is left out."""
-    found = joint(p, q, 2, proposes=lambda row, token: max(row) >= least)
-    assert found == pytest.approx(plain(p, 3), abs=1e-12)
+    found = speculative_distribution(p, q, 2, proposes=lambda row, token: max(row) >= least)
+    assert found == pytest.approx(target_distribution(p, 3), abs=1e-12)
 
 
 def test_the_law_catches_a_draft_that_leaves_out_tokens_for_what_they_are():
-    found = joint(P, Q, 1, proposes=lambda row, token: row[token] >= 0.5)
-    assert found != pytest.approx(plain(P, 2), abs=0.01)
+    found = speculative_distribution(P, Q, 1, proposes=lambda row, token: row[token] >= 0.5)
+    assert found != pytest.approx(target_distribution(P, 2), abs=0.01)
 
 
 def ignores_q(draft, target, uniforms):
     """Accepts by the target's probability alone, and draws from the target where a token falls. (Were the fallen token
     left out of that draw, it would be right again, only slower: that is the rule for a certain draft.)"""
-    standing, left = judge(Draft(draft.token_ids), target, uniforms)
+    standing, left = rejection_sample(Draft(draft.token_ids), target, uniforms)
     return standing, left if standing == len(draft) else target(standing)
 
 
 def resamples_from_p(draft, target, uniforms):
     """Accepts rightly, and draws from the target where a token falls."""
-    standing, left = judge(draft, target, uniforms)
+    standing, left = rejection_sample(draft, target, uniforms)
     return standing, left if standing == len(draft) else target(standing)
 
 
 def one_off(draft, target, uniforms):
     """Judges each token by the row that follows it."""
-    return judge(draft, lambda place: target(min(place + 1, len(draft))), uniforms)
+    return rejection_sample(draft, lambda place: target(min(place + 1, len(draft))), uniforms)
 
 
 def bonus_of_the_last_row(draft, target, uniforms):
     """Where all stand, draws from the last judged row again."""
-    standing, left = judge(draft, target, uniforms)
+    standing, left = rejection_sample(draft, target, uniforms)
     return standing, target(standing - 1) if standing == len(draft) else left
 
 
@@ -97,7 +97,7 @@ def test_the_law_catches_a_wrong_rule(wrong):
 
 def test_a_drawn_draft_may_be_judged_as_if_it_were_certain():
     """Slower, since it stands less often, and lossless all the same."""
-    assert lossless(P, Q, 1, lambda draft, *rest: judge(Draft(draft.token_ids), *rest))
+    assert lossless(P, Q, 1, lambda draft, *rest: rejection_sample(Draft(draft.token_ids), *rest))
 
 
 @settings(max_examples=40)
@@ -106,21 +106,21 @@ def test_a_token_stands_as_often_as_the_distributions_overlap(p, q):
     """The acceptance rate is the sum of min(p, q), the most that any rule can reach."""
     rows = torch.tensor([q], dtype=torch.float64)
     stands = sum(
-        q[token] * (judge(Draft((token,), rows), lambda _: torch.tensor(p).double(), [(c + 0.5) / CELLS])[0])
+        q[token] * (rejection_sample(Draft((token,), rows), lambda _: torch.tensor(p).double(), [(c + 0.5) / NUM_CELLS])[0])
         for token in range(VOCAB)
         if q[token]
-        for c in range(CELLS)
+        for c in range(NUM_CELLS)
     )
-    assert stands / CELLS == pytest.approx(sum(map(min, p, q)), abs=1e-12)
+    assert stands / NUM_CELLS == pytest.approx(sum(map(min, p, q)), abs=1e-12)
 
 
 def test_where_all_stand_one_more_token_comes():
     logits = torch.tensor([[0.0, 9.0, 0.0], [0.0, 0.0, 9.0], [9.0, 0.0, 0.0]])
     for temperature in (0.0, 1e-3):
         asked = sequence(SamplingParameters(temperature=temperature))
-        chosen = Chooser(3).verify(logits, [asked], [Draft((1, 2))])
+        chosen = Sampler(3).verify(logits, [asked], [Draft((1, 2))])
         assert [choice.token_id for choice in chosen[0]] == [1, 2, 0]
-        assert [c.token_id for c in Chooser(3).verify(logits, [asked], [Draft((1, 0))])[0]] == [1, 2]
+        assert [c.token_id for c in Sampler(3).verify(logits, [asked], [Draft((1, 0))])[0]] == [1, 2]
 
 
 # Through the chooser: a model that knows the last two tokens, and a draft that knows the last one.
@@ -139,13 +139,13 @@ WAYS = {
     "penalties": SamplingParameters(repetition_penalty=1.7, presence_penalty=0.8, frequency_penalty=0.9),
     "bias": SamplingParameters(logit_bias={0: 1.0, 3: -float("inf")}),
     "own filter": SamplingParameters(
-        filters=(UserPart(path="tests.sampling.parts:Ban", arguments={"token": 2}),), top_p=0.9
+        filters=(CustomPart(path="tests.sampling.parts:Ban", arguments={"token": 2}),), top_p=0.9
     ),
 }
 
 
 def sequence(sampling: SamplingParameters, output: tuple[int, ...] = (), name: str = "r") -> Sequence:
-    made = Sequence.of(Request(name, PROMPT, sampling), order=0)
+    made = Sequence.from_request(Request(name, PROMPT, sampling), order=0)
     made.token_ids.extend(output)
     return made
 
@@ -158,7 +158,7 @@ def expected(sampling: SamplingParameters) -> dict[tuple[int, int], float]:
 
 def filtered(sampling: SamplingParameters, output: tuple[int, ...]) -> torch.Tensor:
     row = MODEL[(*PROMPT, *output)[-2:]][None]
-    for rule in pipeline(sampling):
+    for rule in build_filters(sampling):
         row = rule(row, [History(PROMPT, output)])
     for part in sampling.filters:
         row[:, int(part.arguments["token"])] = -torch.inf
@@ -174,7 +174,7 @@ def drafted(kind: str | Proposes, seed: int, output: tuple[int, ...]) -> Draft:
     ids, rows = [], []
     for place in range(2):
         row = SMALL[(*PROMPT, *output, *ids)[-1]].double().softmax(-1)
-        share = uniform(seed, len(output) + place, DRAFT)
+        share = uniform(seed, len(output) + place, DRAFT_STREAM)
         ids.append(int((row.cumsum(-1) > share).to(torch.uint8).argmax()))
         rows.append(row)
     return Draft(tuple(ids), torch.stack(rows))
@@ -184,7 +184,7 @@ def first_two(way: SamplingParameters, kind: str | Proposes) -> Counter:
     """Two tokens of each of many requests that differ in their seeds."""
     ways = [way.model_copy(update={"seed": seed}) for seed in range(TRIALS)]
     output: list[tuple[int, ...]] = [()] * TRIALS
-    chooser = Chooser(SIZE)
+    chooser = Sampler(SIZE)
     while short := [seed for seed in range(TRIALS) if len(output[seed]) < 2]:
         asked = [sequence(ways[seed], output[seed], str(seed)) for seed in short]
         drafts = [NO_DRAFT if kind == "none" else drafted(kind, seed, output[seed]) for seed in short]
@@ -230,28 +230,28 @@ def test_counting_catches_filters_that_do_not_see_drafted_tokens(monkeypatch):
     from workbench.sampling import asked
 
     blind = property(lambda own: [History(PROMPT, own.sequence.output_ids)] * len(own.rows))
-    monkeypatch.setattr(asked.Asked, "histories", blind)
+    monkeypatch.setattr(asked.PendingRows, "histories", blind)
     assert chi_square_p(first_two(WAYS["penalties"], "drawn"), expected(WAYS["penalties"])) < LEVEL
 
 
 def test_counting_catches_a_draft_whose_probabilities_are_ignored(monkeypatch):
     from workbench.sampling import asked
 
-    monkeypatch.setattr(asked, "judge", ignores_q)
+    monkeypatch.setattr(asked, "rejection_sample", ignores_q)
     assert chi_square_p(first_two(WAYS["plain"], "drawn"), expected(WAYS["plain"])) < LEVEL
 
 
 def test_counting_catches_one_random_number_for_two_uses(monkeypatch):
     from workbench.sampling import asked
 
-    monkeypatch.setattr(asked, "ACCEPT", b"")
+    monkeypatch.setattr(asked, "ACCEPT_STREAM", b"")
     assert chi_square_p(first_two(WAYS["plain"], "certain"), expected(WAYS["plain"])) < LEVEL
 
 
 MATCHED = [
     SamplingParameters(temperature=0),
     SamplingParameters(temperature=0, repetition_penalty=1.5, logprobs=2),
-    SamplingParameters(sampler=UserPart(path="tests.sampling.parts:Alternating"), top_k=4),
+    SamplingParameters(sampler=CustomPart(path="tests.sampling.parts:Alternating"), top_k=4),
     SamplingParameters(temperature=0.8, top_p=0.9, logprobs=1, logprobs_of="filtered"),
 ]
 
@@ -261,11 +261,11 @@ MATCHED = [
 def test_matched_tokens_are_those_that_come_without_a_draft(way, seed, data):
     """Greedy and the user's own samplers, and draws where that is asked for: token for token, state and all."""
     way = way.model_copy(update={"seed": seed})
-    alone, checked = Chooser(SIZE, "match"), Chooser(SIZE, "match")
+    alone, checked = Sampler(SIZE, "match"), Sampler(SIZE, "match")
     asked, drafted = sequence(way), sequence(way)
     wanted, found = [], []
     for _ in range(8):
-        wanted += alone.choose(MODEL[tuple(asked.token_ids[-2:])][None], [asked])
+        wanted += alone.sample(MODEL[tuple(asked.token_ids[-2:])][None], [asked])
         asked.token_ids.append(wanted[-1].token_id)
     while len(found) < 8:
         right = [choice.token_id for choice in wanted[len(found) :]][: data.draw(st.integers(0, 4))]
@@ -285,7 +285,7 @@ def test_a_broken_row_matters_only_where_it_is_reached(broken, temperature):
     logits[broken] = math.nan
     asked = sequence(SamplingParameters(temperature=temperature, seed=5))
     for draft, reached in (((1, 2), 3), ((0, 0), 1)):
-        choices = Chooser(3).verify(logits, [asked], [Draft(draft)])[0]
+        choices = Sampler(3).verify(logits, [asked], [Draft(draft)])[0]
         assert [bool(c.error) for c in choices] == [row == broken for row in range(min(reached, broken + 1))]
 
 
@@ -298,7 +298,7 @@ def test_rows_with_drafts_do_not_change_rows_beside_them():
     ]
     asked = [sequence(way, (3,), f"r{i}") for i, way in enumerate(ways)]
     drafts = [Draft((5, 6)), NO_DRAFT, Draft((int(logits[4].argmax()), 9))]
-    together = Chooser(64).verify(logits, asked, drafts)
+    together = Sampler(64).verify(logits, asked, drafts)
     for number, rows in enumerate((slice(0, 3), slice(3, 4), slice(4, 7))):
-        assert Chooser(64).verify(logits[rows], [asked[number]], [drafts[number]]) == [together[number]]
+        assert Sampler(64).verify(logits[rows], [asked[number]], [drafts[number]]) == [together[number]]
     assert len(together[2]) == 2

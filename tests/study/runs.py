@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from workbench.errors import WorkbenchError
-from workbench.study.dated_record import write_dated
+from workbench.study.dated_record import write_dated_record
 from workbench.study.run_folder import RunFolder
 from workbench.trace.events import Decoded, Finished, Stepped, Submitted
 from workbench.trace.perfetto import chrome_trace
@@ -21,12 +21,12 @@ from workbench.trace.recorder import Recorder
 
 def small_recorder(tokens: int = 3) -> Recorder:
     recorder = Recorder()
-    recorder.note(Submitted(1.0, "a", prompt_tokens=2, arrival=0.9))
+    recorder.record(Submitted(1.0, "a", prompt_tokens=2, arrival=0.9))
     for index in range(tokens):
-        recorder.note(Decoded(1.5 + index, "a", "x", step=index, token_id=index, index=index))
-        recorder.note(Stepped(1.5 + index, step=index, phase="decode", decode_tokens=1, wall_seconds=0.5))
+        recorder.record(Decoded(1.5 + index, "a", "x", step=index, token_id=index, index=index))
+        recorder.record(Stepped(1.5 + index, step=index, phase="decode", decode_tokens=1, wall_seconds=0.5))
     ids = tuple(range(tokens))
-    recorder.note(Finished(9.0, "a", reason="length", token_ids=ids, output_text="x" * tokens))
+    recorder.record(Finished(9.0, "a", reason="length", token_ids=ids, output_text="x" * tokens))
     return recorder
 
 
@@ -45,7 +45,7 @@ def write_run(parent: Path, recorder: Recorder, name: str = "first") -> Path:
 
 
 def write_note(parent: Path) -> Path:
-    return write_dated({"date": "2025-01-02T03:04:05", "rows": list(range(50))}, parent, "note")
+    return write_dated_record({"date": "2025-01-02T03:04:05", "rows": list(range(50))}, parent, "note")
 
 
 def die_before_call(write: Callable[[], object], number: int) -> bool:

@@ -19,13 +19,13 @@ from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.model.memory import activation_bytes
 from workbench.study import bench_text
-from workbench.study.bench import bench, canonical, mixed_work, step_tokens
-from workbench.study.bench_rows import row_of
-from workbench.study.bench_works import Figures, Work, most_tokens, repetition
-from workbench.study.ceilings import Ceiling, Ceilings
-from workbench.study.dated_record import write_dated
+from workbench.study.bench import bench, standard_cases, mixed_case, step_token_budget
+from workbench.study.bench_rows import bench_row
+from workbench.study.bench_works import BenchRepetition, BenchCase, max_sequence_length, run_repetition
+from workbench.study.ceilings import Ceiling, MachineCeilings
+from workbench.study.dated_record import write_dated_record
 from workbench.study.fresh_process import in_fresh_process, memory_in_decode
-from workbench.study.memory import peak_bytes, resident_bytes, weight_bytes
+from workbench.study.memory import peak_bytes, resident_bytes, allocated_weight_bytes
 
 BUDGET = 16
 
@@ -34,67 +34,67 @@ def ceiling(kind: str, value: float, unit: str) -> Ceiling:
     return Ceiling(kind, value, unit, "made up", 1, 1, 1.0, 1, dtype="bfloat16", level="DRAM")
 
 
-CEILINGS = Ceilings((ceiling("read", 100.0, "bytes/s"),), (ceiling("gemm", 1000.0, "FLOP/s"),))
+CEILINGS = MachineCeilings((ceiling("read", 100.0, "bytes/s"),), (ceiling("gemm", 1000.0, "FLOP/s"),))
 
 
 @pytest.fixture(scope="module")
 def runner() -> Runner:
-    return workbench.load("shape:tiny", lane="eager", max_num_seqs=4, max_num_batched_tokens=BUDGET, pages=40)
+    return workbench.load("shape:tiny", backend="eager", max_num_seqs=4, max_num_batched_tokens=BUDGET, pages=40)
 
 
 @given(batch=st.integers(1, 4), depth=st.sampled_from([0, 16, 48]), output=st.integers(1, 5), seed=st.integers(0, 9))
 def test_prefill_counts_what_comes_after_the_depth(
     runner: Runner, batch: int, depth: int, output: int, seed: int
 ) -> None:
-    work = Work("prefill", batch, depth, prompt=32, output=output)
-    figures = repetition(runner, work, seed)
+    work = BenchCase("prefill", batch, depth, prompt=32, output=output)
+    figures = run_repetition(runner, work, seed)
     assert figures.tokens == batch * 32 and len(figures.step_seconds) == batch * 32 / BUDGET
-    assert not runner.busy and runner.scheduler.pages_used == 0
+    assert not runner.has_unfinished_requests and runner.scheduler.pages_in_use == 0
 
 
 @given(batch=st.integers(1, 4), depth=st.sampled_from([0, 16, 48]), output=st.integers(1, 5), seed=st.integers(0, 9))
 def test_decode_counts_steps_of_the_whole_batch(
     runner: Runner, batch: int, depth: int, output: int, seed: int
 ) -> None:
-    work = Work("decode", batch, depth, prompt=16, output=output)
-    figures = repetition(runner, work, seed)
+    work = BenchCase("decode", batch, depth, prompt=16, output=output)
+    figures = run_repetition(runner, work, seed)
     assert figures.tokens == batch * output and len(figures.step_seconds) == output
     assert figures.forward_seconds < figures.wall_seconds and figures.bytes > 0
     assert figures.kv_bytes >= batch * (depth + 16) * runner.store.bytes_per_token
-    assert most_tokens(work, BUDGET) >= depth + 16 + output
-    assert not runner.busy and runner.scheduler.pages_used == 0
+    assert max_sequence_length(work, BUDGET) >= depth + 16 + output
+    assert not runner.has_unfinished_requests and runner.scheduler.pages_in_use == 0
 
 
 def test_mixed_counts_every_output_token(runner: Runner) -> None:
-    figures = repetition(runner, mixed_work(((20, 3), (5, 7), (9, 1), (40, 2))), 0)
+    figures = run_repetition(runner, mixed_case(((20, 3), (5, 7), (9, 1), (40, 2))), 0)
     assert figures.tokens == 13 and figures.wall_seconds > 0
 
 
 def test_a_request_that_does_not_run_is_told(runner: Runner) -> None:
     with pytest.raises(WorkbenchError, match="leave no room in a context of 256"):
-        repetition(runner, Work("prefill", 1, 0, prompt=4000), 0)
+        run_repetition(runner, BenchCase("prefill", 1, 0, prompt=4000), 0)
 
 
 def test_a_step_of_prefill_begins_at_every_depth() -> None:
-    assert step_tokens(canonical()) == 512 and step_tokens((Work("prefill", 1, 128, prompt=64),)) == 64
+    assert step_token_budget(standard_cases()) == 512 and step_token_budget((BenchCase("prefill", 1, 128, prompt=64),)) == 64
     with pytest.raises(WorkbenchError, match="depth 100: must be a multiple of 64"):
-        step_tokens((Work("prefill", 1, 100, prompt=64),))
+        step_token_budget((BenchCase("prefill", 1, 100, prompt=64),))
     with pytest.raises(WorkbenchError, match="batch 64: must be below 64"):
-        step_tokens((Work("decode", 64, 0, prompt=64),))
+        step_token_budget((BenchCase("decode", 64, 0, prompt=64),))
 
 
 def test_rows_are_medians_and_shares(runner: Runner) -> None:
-    each = [Figures(10, wall, wall / 2, 500.0 * wall, 25.0 * wall, 7, 0, (wall,)) for wall in (1.0, 4.0, 2.0)]
-    row = row_of(Work("decode", 1), each, runner, CEILINGS)
+    each = [BenchRepetition(10, wall, wall / 2, 500.0 * wall, 25.0 * wall, 7, 0, (wall,)) for wall in (1.0, 4.0, 2.0)]
+    row = bench_row(BenchCase("decode", 1), each, runner, CEILINGS)
     assert row["tokens_per_s"] == 5.0 and row["spread"] == [2.5, 10.0] and row["outside_forward_share"] == 0.5
-    assert row["outside_kernels_share"] is None, "a lane that does not tell is not taken to have no overhead"
+    assert row["outside_kernels_share"] is None, "a backend that does not tell is not taken to have no overhead"
     told = [replace(figures, kernel_seconds=figures.wall_seconds / 4) for figures in each]
-    assert row_of(Work("decode", 1), told, runner, CEILINGS)["outside_kernels_share"] == 0.75
-    assert row_of(Work("decode", 1), [*told, each[0]], runner, CEILINGS)["outside_kernels_share"] is None
+    assert bench_row(BenchCase("decode", 1), told, runner, CEILINGS)["outside_kernels_share"] == 0.75
+    assert bench_row(BenchCase("decode", 1), [*told, each[0]], runner, CEILINGS)["outside_kernels_share"] is None
     assert row["share_of_read_ceiling"] == 0.5 and row["share_of_gemm_ceiling"] == 1.0
     assert row["share_of_roofline"] == 1.0 and row["step_seconds"]["p50"] == 2.0 and row["reason"] == ""
-    compiling = [Figures(10, 1.0, 0.5, 1.0, 1.0, 7, compiles, (1.0,)) for compiles in (0, 1)]
-    assert "compiled while" in row_of(Work("decode", 1), compiling, runner, CEILINGS)["reason"]
+    compiling = [BenchRepetition(10, 1.0, 0.5, 1.0, 1.0, 7, compiles, (1.0,)) for compiles in (0, 1)]
+    assert "compiled while" in bench_row(BenchCase("decode", 1), compiling, runner, CEILINGS)["reason"]
 
 
 @pytest.fixture(scope="module")
@@ -102,9 +102,9 @@ def record() -> dict[str, Any]:
     told: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bench_module, "ceilings_for", lambda *_, **__: CEILINGS)
-        works = canonical((1, 2), (0, 224), 32, 3)
+        works = standard_cases((1, 2), (0, 224), 32, 3)
         made = bench(
-            "shape:tiny", works, settings={"lane": "eager"}, threads=1, repetitions=2, memory=False, tell=told.append
+            "shape:tiny", works, settings={"backend": "eager"}, threads=1, repetitions=2, memory=False, on_progress=told.append
         )
     made["told"] = told
     return made
@@ -116,32 +116,32 @@ def test_the_record_has_a_row_for_each_work_in_turn(record: dict[str, Any]) -> N
     states = {(row["depth"], row["status"]) for row in record["rows"]}
     assert states == {(0, "ok"), (224, "not run")}
     assert all("the model's context is 256" in row["reason"] for row in record["rows"] if row["depth"])
-    assert record["settings"]["lane_used"] == "eager" and record["settings"]["threads"] == 1
+    assert record["settings"]["backend_used"] == "eager" and record["settings"]["threads"] == 1
     turns = [line.split(":")[0] for line in record["told"] if " at 0" in line]
     assert turns == ["warm-up"] * 4 + ["1/2"] * 4 + ["2/2"] * 4  # interleaved
 
 
 def test_the_record_is_strict_json_in_a_dated_file(record: dict[str, Any], tmp_path: Path) -> None:
-    path = write_dated(record, tmp_path / "records", "bench-tiny")
+    path = write_dated_record(record, tmp_path / "records", "bench-tiny")
     assert path.name.startswith("bench-tiny-2") and json.loads(path.read_text())["rows"] == record["rows"]
     (tmp_path / "file").write_text("")
     with pytest.raises(WorkbenchError, match="cannot be written"):
-        write_dated(record, tmp_path / "file", "bench-tiny")
+        write_dated_record(record, tmp_path / "file", "bench-tiny")
 
 
 def test_formats_hold_every_row(record: dict[str, Any]) -> None:
-    rows = list(csv.DictReader(io.StringIO(bench_text.comma_separated(record))))
+    rows = list(csv.DictReader(io.StringIO(bench_text.to_csv(record))))
     assert len(rows) == len(record["rows"])
     for told, row in zip(rows, record["rows"], strict=True):
         assert told["work"] == row["work"]
         if row["status"] == "ok":
             assert float(told["tokens_per_s"]) == row["tokens_per_s"] and float(told["spread_max"]) == row["spread"][1]
             assert float(told["step_seconds_p50"]) == row["step_seconds"]["p50"]
-    text = bench_text.markdown(record)
-    assert "| > " in text and bench_text.UNTOLD in text
+    text = bench_text.to_markdown(record)
+    assert "| > " in text and bench_text.KERNEL_TIME_REMARK in text
     told_row = {**record["rows"][0], "outside_kernels_share": 0.125}
-    assert "12.5%" in bench_text.markdown({**record, "rows": [told_row]})
-    assert bench_text.UNTOLD not in bench_text.markdown({**record, "rows": [told_row]})
+    assert "12.5%" in bench_text.to_markdown({**record, "rows": [told_row]})
+    assert bench_text.KERNEL_TIME_REMARK not in bench_text.to_markdown({**record, "rows": [told_row]})
     lines = [line for line in text.splitlines() if line.startswith("|")]
     assert len(lines) == 2 + len(record["rows"]) and len({line.count("|") for line in lines}) == 1
     assert "257 tokens, the model's context is 256" in text
@@ -159,7 +159,7 @@ def test_memory_and_starts_are_told(record: dict[str, Any]) -> None:
 
 def test_memory_by_formula(runner: Runner) -> None:
     spec = runner.model.spec
-    assert weight_bytes(runner) == 2 * spec.parameters + 8 * (16 // 2)  # and the rotary frequencies, in float64
+    assert allocated_weight_bytes(runner) == 2 * spec.num_parameters + 8 * (16 // 2)  # and the rotary frequencies, in float64
     assert activation_bytes(spec, 2, 2) == 2 * activation_bytes(spec, 1, 2)
     assert activation_bytes(spec, 1, 2) == (2 * 64 + 3 * 128) * 2 + 4 * 257  # the feed-forward is the widest
     size, peak = resident_bytes(), peak_bytes()
@@ -167,7 +167,7 @@ def test_memory_by_formula(runner: Runner) -> None:
 
 
 def test_a_fresh_process_measures_its_own_memory() -> None:
-    found = memory_in_decode({"model": "shape:tiny", "lane": "eager"}, threads=1, batch=2, prompt=40, output=4)
+    found = memory_in_decode({"model": "shape:tiny", "backend": "eager"}, threads=1, batch=2, prompt=40, output=4)
     assert found["cache_bytes"] == 2 * 64 * 256  # a page each; a token: 2 x 2 layers x 2 groups x 16 wide x 2 bytes
     assert found["formula_bytes"] == sum(found[f"{part}_bytes"] for part in ("weights", "cache", "activations"))
     if found["measured_bytes"] is not None:
@@ -176,5 +176,5 @@ def test_a_fresh_process_measures_its_own_memory() -> None:
 
 def test_a_process_that_fails_is_told_with_its_words() -> None:
     with pytest.raises(WorkbenchError, match="no shape 'tyni'"):
-        job = {"settings": {"model": "shape:tyni", "lane": "eager"}, "threads": 1, "batch": 1, "prompt": 4, "output": 2}
+        job = {"settings": {"model": "shape:tyni", "backend": "eager"}, "threads": 1, "batch": 1, "prompt": 4, "output": 2}
         in_fresh_process(job)

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench.cache.budget import Budget
-from workbench.cache.tables import Table
+from workbench.cache.budget import EvictionBudget
+from workbench.cache.tables import KVCacheGroup
 from workbench.errors import WorkbenchError
-from workbench.study.capacity import page_bytes, pages_within, sequences_at_once, stored_bytes_per_token
+from workbench.study.capacity import page_bytes, split_budget_into_pages, max_concurrent_sequences, lasting_bytes_per_token
 
 SIZES = st.integers(1, 5)
 
@@ -17,11 +17,11 @@ SIZES = st.integers(1, 5)
 @settings(max_examples=100)
 @given(st.integers(1, 60), st.integers(1, 24), st.integers(1, 8), st.integers(1, 6))
 def test_a_full_layer_holds_what_its_pages_hold(tokens: int, chunk: int, page: int, fit: int) -> None:
-    tables = (Table((0,)),)
+    tables = (KVCacheGroup((0,)),)
     one = -(-tokens // page)
-    pages, promised = pages_within(tables, (10,), 10 * (one * fit + 1) + 9, tokens, chunk, page)
+    pages, promised = split_budget_into_pages(tables, (10,), 10 * (one * fit + 1) + 9, tokens, chunk, page)
     assert (promised, pages) == (fit, (fit * one,))
-    assert sequences_at_once(tables, pages, page, tokens, chunk, fit) == fit
+    assert max_concurrent_sequences(tables, pages, page, tokens, chunk, fit) == fit
 
 
 @settings(max_examples=25)
@@ -33,19 +33,19 @@ def test_with_a_budget_as_many_as_its_pages_hold(
     tokens: int, chunk: int, page: int, fit: int, most: int, in_decode: bool
 ) -> None:
     """What is promised runs; it is as if texts were only so long as their budget."""
-    tables, budget = (Table((0,)),), Budget(most, in_decode=in_decode)
+    tables, budget = (KVCacheGroup((0,)),), EvictionBudget(most, in_decode=in_decode)
     longest = most if in_decode else most + 2 * page  # the last two pages of a text are decoded
     once, one = (-(-held // page) for held in (tokens, min(tokens, longest)))
-    pages, promised = pages_within(tables, (10,), 10 * (1 + once + one * fit), tokens, chunk, page, budget)
+    pages, promised = split_budget_into_pages(tables, (10,), 10 * (1 + once + one * fit), tokens, chunk, page, budget)
     assert promised >= fit
-    assert sequences_at_once(tables, pages, page, tokens, chunk, promised, budget) >= promised
+    assert max_concurrent_sequences(tables, pages, page, tokens, chunk, promised, budget) >= promised
     if in_decode:
         assert pages == (-(-min(tokens, most) // page) * promised,)
 
 
 def test_a_pool_too_small_is_told() -> None:
     with pytest.raises(WorkbenchError, match="holds no sequence of 64 tokens: one takes 50"):
-        pages_within((Table((0,)),), (10,), 49, 64, 16, 16)
+        split_budget_into_pages((KVCacheGroup((0,)),), (10,), 49, 64, 16, 16)
 
 
 @settings(max_examples=200)
@@ -54,21 +54,21 @@ def test_a_pool_too_small_is_told() -> None:
 )
 def test_windowed_and_late_tables_together(tokens: int, chunk: int, page: int, fit: int, back: int, lag: int) -> None:
     """What is promised within a budget runs, while others are prefilled."""
-    late = Table((2,), lag=lag, group=page), Table((2,), back=lag + page)
-    tables = (Table((0,)), Table((1,), back=back, first=2), *late)
+    late = KVCacheGroup((2,), residual_length=lag, quant_group=page), KVCacheGroup((2,), sliding_window=lag + page)
+    tables = (KVCacheGroup((0,)), KVCacheGroup((1,), sliding_window=back, num_sink_tokens=2), *late)
     sizes = (10, 7, 3, 5)
     budget = fit * 400
     try:
-        pages, promised = pages_within(tables, sizes, budget, tokens, chunk, page)
+        pages, promised = split_budget_into_pages(tables, sizes, budget, tokens, chunk, page)
     except WorkbenchError:
         return
     assert sum(size * (count + 1) for size, count in zip(sizes, pages, strict=True)) <= budget + sum(sizes)
-    assert sequences_at_once(tables, pages, page, tokens, chunk, promised) >= promised
+    assert max_concurrent_sequences(tables, pages, page, tokens, chunk, promised) >= promised
 
 
 def test_a_scheduler_that_is_short_says_so() -> None:
-    assert sequences_at_once((Table((0,)),), (7,), 4, 16, 8, 3) == 1
-    assert sequences_at_once((Table((0,)),), (3,), 4, 16, 8, 3) == 0
+    assert max_concurrent_sequences((KVCacheGroup((0,)),), (7,), 4, 16, 8, 3) == 1
+    assert max_concurrent_sequences((KVCacheGroup((0,)),), (3,), 4, 16, 8, 3) == 0
 
 
 class Store:
@@ -76,7 +76,7 @@ class Store:
 
     def __init__(self, torch) -> None:
         self.page_size = 4
-        self.tables = (Table((0, 1), lag=4, group=4), Table((0, 1), back=8))
+        self.tables = (KVCacheGroup((0, 1), residual_length=4, quant_group=4), KVCacheGroup((0, 1), sliding_window=8))
         self._tensors = ([torch.zeros(3, 4, 5, dtype=torch.uint8)] * 2, [torch.zeros(2, 4, 5)])
 
     def paged(self, table: int):
@@ -88,4 +88,4 @@ def test_bytes_are_counted_from_the_tensors() -> None:
 
     store = Store(torch)
     assert page_bytes(store) == (2 * 20, 80)  # type: ignore[arg-type]
-    assert stored_bytes_per_token(store) == 10.0  # type: ignore[arg-type]
+    assert lasting_bytes_per_token(store) == 10.0  # type: ignore[arg-type]

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compiled_kernels.lanes import Lane, lane_problems
+from compiled_kernels.backends import Backend, backend_problems
 from workbench.errors import WorkbenchError
 from workbench.study import ceilings, measure_ceilings
-from workbench.study.ceilings import FILE, Ceiling, Ceilings, ceilings_for
-from workbench.study.measure_ceilings import level_of, measure_gemm_rate, measure_read_bandwidth
+from workbench.study.ceilings import CEILINGS_FILE, Ceiling, MachineCeilings, ceilings_for
+from workbench.study.measure_ceilings import memory_level_of, measure_gemm_rate, measure_read_bandwidth
 
 SHAPE = (2, 8, 4)
 
@@ -57,7 +57,7 @@ def test_a_read_ceiling_is_bytes_over_seconds(size):
 
 
 def test_a_working_set_beyond_need_is_read_in_part_and_says_so(monkeypatch):
-    monkeypatch.setattr(measure_ceilings, "MOST_BYTES", 2**16)
+    monkeypatch.setattr(measure_ceilings, "MAX_WORKING_SET_BYTES", 2**16)
     monkeypatch.setattr(measure_ceilings, "last_level_cache", lambda: 2**10)
     found = measure_read_bandwidth(2**30)
     assert (found.working_set_bytes, found.measured_bytes, found.level) == (2**30, 2**16, "DRAM")
@@ -70,7 +70,7 @@ def test_every_way_of_reading_reads_everything(count, compiled):
     width = min(1024, count)
     data = torch.zeros(count // width, width)
     ways = measure_ceilings._reads(data, compiled)
-    assert not compiled or lane_problems()[Lane.MLIR] or any("one row" in name for name in ways)
+    assert not compiled or backend_problems()[Backend.MLIR] or any("one row" in name for name in ways)
     for name, way in ways.items():
         for place in {0, count // 2, count - 1}:
             data.zero_()
@@ -89,7 +89,7 @@ def test_a_gemm_ceiling_is_operations_over_seconds(dtype):
 
 def test_threads_are_put_back():
     before = torch.get_num_threads()
-    with measure_ceilings.thread_count(before + 1) as count:
+    with measure_ceilings.intra_op_threads(before + 1) as count:
         assert count == torch.get_num_threads() == before + 1
     assert torch.get_num_threads() == before
 
@@ -98,7 +98,7 @@ def test_a_compiler_that_fails_leaves_the_other_ways(monkeypatch):
     def fails(*_: object) -> None:
         raise RuntimeError("Python.h: no such file")
 
-    monkeypatch.setattr(measure_ceilings, "lane_problems", lambda: {Lane.MLIR: "not installed"})
+    monkeypatch.setattr(measure_ceilings, "backend_problems", lambda: {Backend.MLIR: "not installed"})
     monkeypatch.setattr(torch, "compile", lambda function, dynamic: fails)
     monkeypatch.setattr(measure_ceilings.shutil, "which", lambda name: name)
     ways = measure_ceilings._reads(torch.zeros(2, 4), compiled=True)
@@ -135,8 +135,8 @@ def test_what_cannot_be_measured_is_told(call, told):
 
 
 def test_the_level_is_told_from_the_caches_size():
-    assert [level_of(size, 100) for size in (99, 100, 101)] == ["cache", "cache", "DRAM"]
-    assert level_of(1, None) == "memory"
+    assert [memory_level_of(size, 100) for size in (99, 100, 101)] == ["cache", "cache", "DRAM"]
+    assert memory_level_of(1, None) == "memory"
 
 
 def test_what_was_measured_once_is_kept(tmp_path, measured):
@@ -174,7 +174,7 @@ def test_a_measurement_on_a_busy_machine_is_made_again_and_the_higher_kept(tmp_p
     ]
     coming = iter(made)
     monkeypatch.setattr(ceilings, "measure_read_bandwidth", lambda *_: next(coming))
-    values = [ceilings_for(64, dtypes=(), cache_dir=tmp_path).reads[0].value for _ in range(5)]
+    values = [ceilings_for(64, dtypes=(), cache_dir=tmp_path).read_ceilings[0].value for _ in range(5)]
     assert values == [5.0, 5.0, 7.0, 7.0, 7.0]
 
 
@@ -182,11 +182,11 @@ def test_a_measurement_on_a_busy_machine_is_made_again_and_the_higher_kept(tmp_p
     "text", ["", "{", "[]", "null", '{"ceilings": 3}', '{"ceilings": {"a": 1}}', "\udcff"]
 )
 def test_a_damaged_file_is_made_anew(tmp_path, measured, text):
-    (tmp_path / FILE).write_bytes(text.encode("utf-8", "surrogateescape"))
+    (tmp_path / CEILINGS_FILE).write_bytes(text.encode("utf-8", "surrogateescape"))
     first = ceilings_for(1000, threads=1, cache_dir=tmp_path)
     assert ceilings_for(1000, threads=1, cache_dir=tmp_path) == first
     assert len(measured) == 3
-    assert len(json.loads((tmp_path / FILE).read_text())["ceilings"]) == 3
+    assert len(json.loads((tmp_path / CEILINGS_FILE).read_text())["ceilings"]) == 3
 
 
 @pytest.mark.parametrize(
@@ -202,10 +202,10 @@ def test_a_damaged_file_is_made_anew(tmp_path, measured, text):
 )
 def test_a_damaged_entry_is_measured_again_and_the_others_kept(tmp_path, measured, damage):
     ceilings_for(1000, 4000, dtypes=(), cache_dir=tmp_path)
-    entries = json.loads((tmp_path / FILE).read_text())
+    entries = json.loads((tmp_path / CEILINGS_FILE).read_text())
     key = next(iter(entries["ceilings"]))
     entries["ceilings"][key] |= damage
-    (tmp_path / FILE).write_text(json.dumps(entries))
+    (tmp_path / CEILINGS_FILE).write_text(json.dumps(entries))
     ceilings_for(1000, 4000, dtypes=(), cache_dir=tmp_path)
     assert len(measured) == 3
 
@@ -236,7 +236,7 @@ work = st.floats(0, 1e12)
 
 @given(work, work, work)
 def test_the_roofline_is_the_slower_of_the_two_and_rises_with_either(flops, nbytes, more):
-    here = Ceilings((ceiling("read", 50.0),), (ceiling("gemm", 200.0, dtype="float32"),))
+    here = MachineCeilings((ceiling("read", 50.0),), (ceiling("gemm", 200.0, dtype="float32"),))
     seconds = here.roofline_seconds(flops, nbytes, "float32", 64)
     assert seconds == max(flops / 200, nbytes / 50)
     assert here.roofline_seconds(flops + more, nbytes, "float32", 64) >= seconds
@@ -244,12 +244,12 @@ def test_the_roofline_is_the_slower_of_the_two_and_rises_with_either(flops, nbyt
 
 
 def test_a_ceiling_is_found_by_size_and_precision():
-    here = Ceilings(
+    here = MachineCeilings(
         (ceiling("read", 9.0, 2**10), ceiling("read", 3.0, 2**20)), (ceiling("gemm", dtype="float32"),)
     )
-    assert [here.read(size).value for size in (0, 2**14, 2**16, 2**40)] == [9.0, 9.0, 3.0, 3.0]
+    assert [here.read_ceiling(size).value for size in (0, 2**14, 2**16, 2**40)] == [9.0, 9.0, 3.0, 3.0]
     with pytest.raises(WorkbenchError, match="bfloat16: not measured; measured: float32"):
-        here.gemm("bfloat16")
+        here.gemm_ceiling("bfloat16")
     assert json.loads(json.dumps(here.as_json()))["reads"][0]["value"] == 9.0
 
 

@@ -5,23 +5,23 @@ from __future__ import annotations
 import pytest
 import torch
 
-from workbench.engine.load import SHIPPED, load
+from workbench.engine.load import BUNDLED_MODELS, load
 from workbench.errors import WorkbenchError
 from workbench.prompt.tokenizer import Tokenizer
 from workbench.study import copying as copying_module
-from workbench.study.copying import by_depth, copying, snippets
+from workbench.study.copying import mean_by_depth, measure_copying, generate_snippets
 
-TOKENIZER = Tokenizer.from_folder(SHIPPED["demo"])
+TOKENIZER = Tokenizer.from_folder(BUNDLED_MODELS["demo"])
 assert TOKENIZER is not None
 DEPTHS = (0.0, 0.5, 1.0)
-SNIPPETS = snippets(TOKENIZER, 3, 400, DEPTHS, seed=0)
+SNIPPETS = generate_snippets(TOKENIZER, 3, 400, DEPTHS, seed=0)
 
 
 def test_the_name_stands_at_its_distance_and_at_the_end() -> None:
     assert TOKENIZER is not None
     assert len(SNIPPETS) == 3 * (1 + len(DEPTHS))
     for snippet in SNIPPETS:
-        ids, first = snippet.text.ids, snippet.text.first
+        ids, first = snippet.text.ids, snippet.text.first_scored
         name = ids[first:]
         assert len(ids) <= 400 and len(name) > 2
         if snippet.distance is None:
@@ -42,14 +42,14 @@ def test_the_text_reads_as_the_tokenizer_reads_it() -> None:
 
 def test_seeds_are_kept_and_differ() -> None:
     assert TOKENIZER is not None
-    assert snippets(TOKENIZER, 3, 400, DEPTHS, seed=0) == SNIPPETS
-    assert snippets(TOKENIZER, 3, 400, DEPTHS, seed=1) != SNIPPETS
+    assert generate_snippets(TOKENIZER, 3, 400, DEPTHS, seed=0) == SNIPPETS
+    assert generate_snippets(TOKENIZER, 3, 400, DEPTHS, seed=1) != SNIPPETS
     with pytest.raises(WorkbenchError, match="leave no room"):
-        snippets(TOKENIZER, 1, 60, DEPTHS, seed=0)
+        generate_snippets(TOKENIZER, 1, 60, DEPTHS, seed=0)
 
 
 def test_the_demo_model_copies_what_stands_near() -> None:
-    rows = by_depth(copying(load("demo", lane="eager", dtype="float32"), SNIPPETS))
+    rows = mean_by_depth(measure_copying(load("demo", backend="eager", dtype="float32"), SNIPPETS))
     assert rows[1.0]["gain"] > 1.0 and rows[1.0]["copied"] > 0.3
     assert rows[1.0]["distance"] < rows[0.5]["distance"] < rows[0.0]["distance"]
 
@@ -61,5 +61,5 @@ def test_a_model_that_cannot_look_back_gains_nothing(monkeypatch: pytest.MonkeyP
         for index, text in enumerate(texts):
             note(index, text.first, torch.zeros(len(text.ids) - text.first, 4096))
 
-    monkeypatch.setattr(copying_module, "score", blind)
-    assert all(row["gain"] == pytest.approx(0.0) for row in copying(None, SNIPPETS))  # type: ignore[arg-type]
+    monkeypatch.setattr(copying_module, "score_texts", blind)
+    assert all(row["gain"] == pytest.approx(0.0) for row in measure_copying(None, SNIPPETS))  # type: ignore[arg-type]

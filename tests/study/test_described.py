@@ -7,7 +7,7 @@ import pytest
 from workbench.engine.load import load
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
-from workbench.study.described import described
+from workbench.study.described import experiment_of_runner
 from workbench.study.experiment import Experiment
 from workbench.study.run import runner_for
 
@@ -15,7 +15,7 @@ WORKLOAD = {"kind": "prompts", "prompts": ["a"]}
 CHANGES = (
     {},
     {"cache": {"format": "int8", "group": 16, "page_size": 32, "pages": 40, "prefix": {"kind": "radix", "ttl": 3.0}}},
-    {"cache": {"evict": {"kind": "snapkv", "budget": 64}}, "schedule": {"policy": {"kind": "priority", "patience": 9}}},
+    {"cache": {"evict": {"kind": "snapkv", "budget": 64}}, "schedule": {"policy": {"kind": "priority", "starvation_limit": 9}}},
     {"attention": {"window": 64, "sinks": 2}, "schedule": {"kind": "static", "max_num_seqs": 3}},
     {"speculate": {"kind": "prompt_lookup", "max_ngram": 3}, "model": {"dtype": "float32", "weights": "int8"}},
     {"executor": {"kind": "uncached", "oracle": True}},
@@ -24,17 +24,17 @@ CHANGES = (
 
 @pytest.mark.parametrize("changes", CHANGES)
 def test_what_a_runner_was_made_for_is_what_it_is_said_to_be(changes: dict) -> None:
-    experiment = Experiment.of({"question": "q", "lane": "eager", "workload": WORKLOAD, **changes})
-    assert described(runner_for(experiment), "q", WORKLOAD) == experiment
+    experiment = Experiment.from_values({"question": "q", "backend": "eager", "workload": WORKLOAD, **changes})
+    assert experiment_of_runner(runner_for(experiment), "q", WORKLOAD) == experiment
 
 
 def test_what_load_was_given_is_told_in_an_experiments_words() -> None:
-    runner = load("demo-draft", lane="eager", cache="int8", prefix="radix", schedule="static", evict=None)
-    made = described(runner, "q", WORKLOAD)
+    runner = load("demo-draft", backend="eager", cache="int8", prefix="radix", schedule="static", evict=None)
+    made = experiment_of_runner(runner, "q", WORKLOAD)
     assert (made.model.name, made.cache.format, made.cache.prefix.kind) == ("demo-draft", "int8", "radix")
-    assert made.schedule.kind == "static" and made.lane == "eager"
+    assert made.schedule.kind == "static" and made.backend == "eager"
 
 
 def test_a_runner_put_together_by_hand_has_no_experiment() -> None:
     with pytest.raises(WorkbenchError, match="put together by hand"):
-        described(Runner(load("demo-draft", lane="eager").model), "q", WORKLOAD)
+        experiment_of_runner(Runner(load("demo-draft", backend="eager").model), "q", WORKLOAD)

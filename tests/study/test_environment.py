@@ -13,7 +13,7 @@ import pytest
 
 from workbench.study import machine
 from workbench.study.environment import commit, environment
-from workbench.study.machine import LEVELS, CpuTimes, cpu_times, last_level_cache, level_of, others_cpu_share
+from workbench.study.machine import LEVELS, CpuTimes, cpu_times, last_level_cache, simd_level_of, others_cpu_share
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def test_without_git_there_is_no_commit(tmp_path, monkeypatch):
     ("busy", "own", "share"), [(8.0, 2.0, 0.6), (2.0, 2.0, 0.0), (1.0, 2.0, 0.0), (10.0, 0.0, 1.0)]
 )
 def test_others_share_is_what_was_busy_and_not_ours(busy, own, share):
-    before = CpuTimes(total=100.0, busy=50.0, own=7.0)
+    before = CpuTimes(total=100.0, active=50.0, own=7.0)
     assert others_cpu_share(before, CpuTimes(110.0, 50.0 + busy, 7.0 + own)) == pytest.approx(share)
 
 
@@ -112,7 +112,7 @@ def test_cpu_times_move_with_our_own_work():
     after = cpu_times()
     assert before is not None and after is not None
     assert after.own - before.own >= 0.05
-    assert after.total - before.total + 1e-6 >= after.busy - before.busy >= -1e-6
+    assert after.total - before.total + 1e-6 >= after.active - before.active >= -1e-6
 
 
 def test_the_last_level_cache_is_the_outermost_data_cache(tmp_path):
@@ -137,11 +137,11 @@ def test_the_last_level_cache_is_the_outermost_data_cache(tmp_path):
     ("avx", None), ("asimd bf16 i8mm sve", None), ("", None),
 ])  # fmt: skip
 def test_the_level_is_the_highest_of_which_nothing_is_missing(flags: str, level: str | None) -> None:
-    assert level_of(flags.split()) == level
+    assert simd_level_of(flags.split()) == level
     assert level is None or level in LEVELS
 
 
 def test_an_environment_carries_the_level_and_flags_that_lead_to_it(here, monkeypatch):
-    assert here["cpu"]["level"] == machine.level_here() == level_of(here["cpu"]["flags"])
+    assert here["cpu"]["level"] == machine.simd_level() == simd_level_of(here["cpu"]["flags"])
     monkeypatch.setattr(machine, "_cpuinfo", lambda key: "fpu avx avx2 fma" if key == "flags" else None)
     assert machine.cpu()["level"] == "v3"

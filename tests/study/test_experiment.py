@@ -88,7 +88,7 @@ attention = st.fixed_dictionaries(
 values = st.fixed_dictionaries(
     {"question": words, "workload": workloads},
     optional={
-        "lane": words,
+        "backend": words,
         "attention": attention,
         "model": st.fixed_dictionaries(
             {}, optional={"name": words, "dtype": st.sampled_from(["auto", "float32"]), "device": words, "seed": seeds}
@@ -121,7 +121,7 @@ values = st.fixed_dictionaries(
 
 @given(values)
 def test_yaml_out_and_in_is_equal(given_values: dict) -> None:
-    experiment = Experiment.of(given_values)
+    experiment = Experiment.from_values(given_values)
     again = Experiment.from_yaml(experiment.to_yaml())
     assert again == experiment
     assert again.to_yaml() == experiment.to_yaml()
@@ -129,18 +129,18 @@ def test_yaml_out_and_in_is_equal(given_values: dict) -> None:
 
 @given(values)
 def test_what_a_person_writes_as_yaml_means_the_same(given_values: dict) -> None:
-    assert Experiment.from_yaml(yaml_text.write(given_values)) == Experiment.of(given_values)
+    assert Experiment.from_yaml(yaml_text.write_yaml(given_values)) == Experiment.from_values(given_values)
 
 
 def test_a_prompt_of_several_lines_is_written_as_it_looks() -> None:
     workload = {"kind": "prompts", "prompts": ["def f():\n    pass\n"]}
-    text = Experiment.of({"question": "q", "workload": workload}).to_yaml()
+    text = Experiment.from_values({"question": "q", "workload": workload}).to_yaml()
     assert "  - |\n    def f():\n        pass\n" in text
 
 
 def test_the_value_is_frozen() -> None:
     experiment = Experiment.from_yaml(SMALL)
-    for part, name in ((experiment, "lane"), (experiment.sampling, "seed"), (experiment.workload, "copies")):
+    for part, name in ((experiment, "backend"), (experiment.sampling, "seed"), (experiment.workload, "copies")):
         with pytest.raises(ValidationError):
             setattr(part, name, 1)
 
@@ -148,7 +148,7 @@ def test_the_value_is_frozen() -> None:
 def test_first_light_reads_at_a_glance() -> None:
     text = FIRST_LIGHT.read_text()
     assert len(text.splitlines()) <= 20
-    experiment = Experiment.read(FIRST_LIGHT)
+    experiment = Experiment.from_file(FIRST_LIGHT)
     assert experiment.workload.kind == "prompts" and experiment.model.name == "demo"
 
 
@@ -157,7 +157,7 @@ def test_first_light_reads_at_a_glance() -> None:
     [
         ("sampling.seed=9", lambda e: e.sampling.seed == 9),
         ("sampling.temperature=1e-1", lambda e: e.sampling.temperature == 0.1),
-        ("lane=eager", lambda e: e.lane == "eager"),
+        ("backend=eager", lambda e: e.backend == "eager"),
         ("model.name=a=b", lambda e: e.model.name == "a=b"),
         ("measure.threads=2", lambda e: e.measure.threads == 2),
         ('workload.prompts=["x: y", z]', lambda e: e.workload.prompts == ("x: y", "z")),
@@ -251,7 +251,7 @@ def test_a_kind_alone_is_enough(override: str, kept: dict) -> None:
 
 def test_ten_thousand_stops_are_refused_in_one_line() -> None:
     with pytest.raises(WorkbenchError, match="sampling.stop: at most 64 stop strings, 10000 were given") as caught:
-        Experiment.of({"question": "q", "workload": {"kind": "random"}, "sampling": {"stop": ["x"] * 10_000}})
+        Experiment.from_values({"question": "q", "workload": {"kind": "random"}, "sampling": {"stop": ["x"] * 10_000}})
     assert len(str(caught.value)) < 300
 
 
@@ -285,7 +285,7 @@ def test_what_is_no_experiment_is_refused(text: str, expected: str) -> None:
 def test_a_file_that_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "my.yaml").write_bytes(b"question: why?\n\xff\xfe\x00")
     with pytest.raises(WorkbenchError, match="my.yaml: not YAML: line 2 is not UTF-8; save it as UTF-8"):
-        Experiment.read(tmp_path / "my.yaml")
+        Experiment.from_file(tmp_path / "my.yaml")
 
 
 @pytest.mark.parametrize("make", [lambda p: None, Path.mkdir])
@@ -293,14 +293,14 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, make) -> None:
     path = tmp_path / "my.yaml"
     make(path)
     with pytest.raises(WorkbenchError, match="my.yaml: cannot read this experiment .*; name a YAML file"):
-        Experiment.read(path)
+        Experiment.from_file(path)
 
 
 def test_a_file_is_named_in_what_is_wrong_with_it(tmp_path: Path) -> None:
     path = tmp_path / "my.yaml"
     path.write_text(SMALL + "schedul: {}\n")
     with pytest.raises(WorkbenchError, match="my.yaml: schedul: unknown key"):
-        Experiment.read(path)
+        Experiment.from_file(path)
 
 
 plain = finite | words | st.booleans() | st.none() | st.integers()
@@ -308,11 +308,11 @@ plain = finite | words | st.booleans() | st.none() | st.integers()
 
 @given(st.recursive(plain, lambda inner: st.lists(inner) | st.dictionaries(words, inner)))
 def test_plain_values_survive_yaml(value: object) -> None:
-    assert read_yaml(yaml_text.write(value)) == value
+    assert read_yaml(yaml_text.write_yaml(value)) == value
 
 
 def test_nan_is_no_number_that_survives() -> None:
-    assert math.isnan(read_yaml(yaml_text.write(math.nan)))
+    assert math.isnan(read_yaml(yaml_text.write_yaml(math.nan)))
 
 
 @pytest.mark.parametrize(
@@ -339,4 +339,4 @@ def test_keys_of_one_name_in_different_places_and_aliases_are_fine() -> None:
 @pytest.mark.parametrize("name", ["", "a b", "1st", "\ud800"])
 def test_arguments_have_names_as_in_python(name: str) -> None:
     with pytest.raises(WorkbenchError, match="names as in Python"):
-        Experiment.of({**read_yaml(SMALL), "judge": {"path": "a:b", "arguments": {name: 1}}})
+        Experiment.from_values({**read_yaml(SMALL), "judge": {"path": "a:b", "arguments": {name: 1}}})

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench.engine.load import SHIPPED
+from workbench.engine.load import BUNDLED_MODELS
 from workbench.errors import WorkbenchError
 from workbench.prompt.tokenizer import Tokenizer
-from workbench.study.held_out import held_out_modules, sample, windows
+from workbench.study.held_out import held_out_modules, sample_windows, cut_windows
 
-TOKENIZER = Tokenizer.from_folder(SHIPPED["demo"])
+TOKENIZER = Tokenizer.from_folder(BUNDLED_MODELS["demo"])
 assert TOKENIZER is not None
 
 
@@ -23,26 +23,26 @@ assert TOKENIZER is not None
 @given(st.text(min_size=1, max_size=300), st.integers(2, 40))
 def test_every_token_counts_once_and_from_half_a_context(text: str, context: int) -> None:
     assert TOKENIZER is not None
-    control = TOKENIZER.control_ids
+    control = TOKENIZER.special_token_ids
     ids = (control["<|begin|>"], *TOKENIZER.encode(text), control["<|end|>"])
-    found = windows(TOKENIZER, {"a": text}, context)
-    assert [token for window in found for token in window.ids[window.first :]] == list(ids[1:])
-    assert sum(window.bytes for window in found) == len(text.encode())
+    found = cut_windows(TOKENIZER, {"a": text}, context)
+    assert [token for window in found for token in window.ids[window.first_scored :]] == list(ids[1:])
+    assert sum(window.num_bytes for window in found) == len(text.encode())
     for number, window in enumerate(found):
         assert len(window.ids) <= context + 1
-        assert window.first >= (context // 2 if number else 1)
+        assert window.first_scored >= (context // 2 if number else 1)
 
 
 def test_a_sample_is_the_same_for_the_same_seed() -> None:
     assert TOKENIZER is not None
     texts = {name: f"{name} = {number}\n" * 40 for number, name in enumerate("abcd")}
-    every = windows(TOKENIZER, texts, 16)
+    every = cut_windows(TOKENIZER, texts, 16)
     assert {window.name for window in every} == set("abcd")
-    one, again, other = (sample(every, 6, seed) for seed in (1, 1, 2))
+    one, again, other = (sample_windows(every, 6, seed) for seed in (1, 1, 2))
     assert one == again != other
     assert len(set(one)) == 6
     with pytest.raises(WorkbenchError, match="windows of at least 17 tokens"):
-        sample(windows(TOKENIZER, {"a": "x = 1"}, 16), 1, 0, least=17)
+        sample_windows(cut_windows(TOKENIZER, {"a": "x = 1"}, 16), 1, 0, min_tokens=17)
 
 
 def manifest(folder: Path, files: dict[str, bytes], side: str = "held_out") -> Path:
@@ -61,7 +61,7 @@ def test_only_what_the_card_lists_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_bytes(files["a.py"])
     (tmp_path / "b.py").write_bytes(b"b = 2 # of another version\n")
     found = held_out_modules(listed, tmp_path)
-    assert (found.texts, found.known, found.listed) == ({"a.py": "a = 1\n"}, 1, 3)
+    assert (found.texts, found.num_verified, found.num_listed) == ({"a.py": "a = 1\n"}, 1, 3)
     (tmp_path / "a.py").write_bytes(b"other")
     with pytest.raises(WorkbenchError, match="none of the 3 held-out modules of Python 3.99 is here"):
         held_out_modules(listed, tmp_path)

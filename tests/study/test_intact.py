@@ -25,8 +25,8 @@ from tests.study.runs import small_recorder, write_note, write_run
 from tests.study.test_record import run_and_kill
 from workbench.errors import WorkbenchError
 from workbench.study import alive
-from workbench.study.dated_record import write_dated
-from workbench.study.intact import MANIFEST, MARKER, condition, marker_text
+from workbench.study.dated_record import write_dated_record
+from workbench.study.intact import MANIFEST, MARKER, check_folder, marker_text
 from workbench.study.record import Record, RunFolder
 
 ROOT = Path(__file__).parents[2]
@@ -127,7 +127,7 @@ def test_a_really_full_disk(tmp_path: Path) -> None:
     if "unshare" in done.stderr or "mount" in done.stderr:
         pytest.skip(f"no file system of one's own here: {done.stderr.strip()}")
     assert "cannot be written (No space left on device)" in done.stdout, done.stderr
-    states = [condition(path, contents=True).state for path in (tmp_path / "seen").iterdir()]
+    states = [check_folder(path, contents=True).state for path in (tmp_path / "seen").iterdir()]
     assert states.count("complete") >= 2 and states.count("complete") >= len(states) - 1
     assert set(states) <= {"complete", "killed", "unfinished"}
     assert not [name for name in contents(tmp_path / "seen") if ".tmp" in name]
@@ -148,14 +148,14 @@ def test_a_half_copied_folder_is_whole_or_says_what_is_not(small: Path, data: st
                 changed = content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
                 (copy / name).write_bytes({"whole": content, "cut": content[:place]}.get(fate[name], changed))
         wrong = {name for name, became in fate.items() if became != "whole"}
-        found = condition(copy, contents=True)
+        found = check_folder(copy, contents=True)
         assert (found.state == "complete") is not bool(wrong)
         Record.open(copy, incomplete_ok=True)
         if wrong:
             with pytest.raises(WorkbenchError):
                 Record.open(copy).verify()
         if MANIFEST not in wrong:
-            assert {line.split()[0] for line in found.lacks} == wrong
+            assert {line.split()[0] for line in found.damaged} == wrong
             assert {MANIFEST, *found.readable} == set(fate) - wrong
         elif fate[MANIFEST] == "absent":
             assert str(found).startswith("manifest.json is missing")
@@ -177,7 +177,7 @@ def test_what_is_whole_in_a_damaged_folder_can_be_read(tmp_path: Path) -> None:
     (path / "trace.json").unlink()
     record = Record.open(path, incomplete_ok=True)
     assert record.state == "damaged"
-    assert [line.split()[0] for line in record.condition.lacks] == ["steps.parquet", "trace.json"]
+    assert [line.split()[0] for line in record.condition.damaged] == ["steps.parquet", "trace.json"]
     assert record.tokens.num_rows == 3 and "tokens.parquet" in record.condition.readable
     with pytest.raises(WorkbenchError, match="steps.parquet is damaged"):
         _ = record.steps
@@ -185,38 +185,38 @@ def test_what_is_whole_in_a_damaged_folder_can_be_read(tmp_path: Path) -> None:
 
 
 def test_running_and_killed_are_told_apart(tmp_path: Path) -> None:
-    if alive.process() is None:
+    if alive.describe_process() is None:
         pytest.skip("this system does not tell when a process was started")
-    assert condition(RunFolder.create(tmp_path, "mine").path).state == "running"
-    code = f"from workbench.study.run_folder import RunFolder; RunFolder.create({str(tmp_path)!r}, 'other'); input()"
+    assert check_folder(RunFolder.create(tmp_path, "mine").path).state == "running"
+    code = f"from workbench.runs.folder import RunFolder; RunFolder.create({str(tmp_path)!r}, 'other'); input()"
     child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, cwd=ROOT)
     try:
         while not (found := list(tmp_path.glob("other-*"))):
             assert child.poll() is None
-        assert condition(found[0]).state == "running"
+        assert check_folder(found[0]).state == "running"
     finally:
         child.kill()
         while (Path("/proc") / str(child.pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
             pass
-        assert condition(found[0]).state == "killed"  # even while nobody has looked after it
+        assert check_folder(found[0]).state == "killed"  # even while nobody has looked after it
         child.wait()
-    assert condition(found[0]).state == "killed"
+    assert check_folder(found[0]).state == "killed"
     with pytest.raises(WorkbenchError, match=r"unfinished \(it was killed or interrupted\) and holds nothing; run"):
         Record.open(found[0])
     shutil.copytree(found[0], tmp_path / "elsewhere")
     written = (found[0] / MARKER).read_text().splitlines()
     there = json.loads(written[1]) | {"where": "another machine"}
     (tmp_path / "elsewhere" / MARKER).write_text(f"{written[0]}\n{json.dumps(there)}\n")
-    assert condition(tmp_path / "elsewhere").state == "unfinished"
+    assert check_folder(tmp_path / "elsewhere").state == "unfinished"
 
 
 @settings(max_examples=20)
 @given(mark=st.none() | st.text() | st.fixed_dictionaries({"pid": st.integers() | st.text(), "where": st.text()}))
 def test_any_mark_can_be_asked_for(mark: object) -> None:
-    assert alive.runs(mark) is None
-    here = alive.process()
+    assert alive.is_running(mark) is None
+    here = alive.describe_process()
     if here is not None and isinstance(mark, dict):
-        assert alive.runs(here | {"pid": mark["pid"]}) is (mark["pid"] == here["pid"])
+        assert alive.is_running(here | {"pid": mark["pid"]}) is (mark["pid"] == here["pid"])
 
 
 def test_records_of_one_second_all_stay(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_a_record_never_takes_a_name_even_where_files_have_but_one(tmp_path: Pat
     before = first.read_bytes()
     refused = OSError(errno.EPERM, "no hard links here")
     with mock.patch.object(os, "link", side_effect=refused):
-        second = write_dated({"date": "2025-01-02T03:04:05"}, tmp_path, "note")
+        second = write_dated_record({"date": "2025-01-02T03:04:05"}, tmp_path, "note")
     assert first.read_bytes() == before and second != first
     assert json.loads(second.read_text()) == {"date": "2025-01-02T03:04:05"}
 
@@ -251,10 +251,10 @@ def test_a_judge_that_fails_loses_no_measurement(tmp_path: Path) -> None:
     from tests.study.test_side_by_side import PREFIX
     from workbench.study import comparison
     from workbench.study.experiment import Experiment
-    from workbench.study.findings import Findings
+    from workbench.study.findings import VariantResults
 
-    found = Findings([{"variant": "a", "seconds": 1.5}], {}, {"rounds": [{"round": 1}]})
-    asked = Experiment.of(PREFIX | {"judge": {"path": "experiments.prefix_reuse:judge"}})
+    found = VariantResults([{"variant": "a", "seconds": 1.5}], {}, {"rounds": [{"round": 1}]})
+    asked = Experiment.from_values(PREFIX | {"judge": {"path": "experiments.prefix_reuse:judge"}})
     with (
         mock.patch.object(comparison, "findings", return_value=found),
         mock.patch.object(comparison, "verdicts", side_effect=WorkbenchError("judge: a column is missing")),

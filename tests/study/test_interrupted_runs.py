@@ -16,7 +16,7 @@ from workbench.records import open_runs
 from workbench.study import comparison, pareto
 from workbench.study import run as study_run
 from workbench.study.experiment import Experiment
-from workbench.study.intact import MARKER, condition
+from workbench.study.intact import MARKER, check_folder
 from workbench.study.record import Record
 from workbench.study.run import run
 from workbench.study.run_folder import RunFolder, writing
@@ -30,8 +30,8 @@ KINDS = {
 
 
 def experiment(kind: str) -> Experiment:
-    return Experiment.of(
-        {"question": "?", "model": {"name": "shape:tiny"}, "lane": "eager", "measure": BRIEF, **KINDS[kind]}
+    return Experiment.from_values(
+        {"question": "?", "model": {"name": "shape:tiny"}, "backend": "eager", "measure": BRIEF, **KINDS[kind]}
     )
 
 
@@ -65,7 +65,7 @@ def test_at_any_moment(kind: str, lengths: dict[str, int]) -> None:
             here = [path for path in Path(place).iterdir() if not path.name.startswith(".")]
             assert len(here) <= 1
             for path in here:
-                state = condition(path).state
+                state = check_folder(path).state
                 assert state in ("complete", "killed"), "nobody writes it any more"
                 if state == "complete":
                     Record.open(path).verify()
@@ -75,7 +75,7 @@ def test_at_any_moment(kind: str, lengths: dict[str, int]) -> None:
                         Record.open(path)
             if here:
                 states = open_runs(place).select(["run", "state"]).to_pylist()
-                assert [row["state"] == "complete" for row in states] == [condition(here[0]).state == "complete"]
+                assert [row["state"] == "complete" for row in states] == [check_folder(here[0]).state == "complete"]
             again = run(experiment(kind), place, progress=False)
             assert again.complete and again.path not in here
 
@@ -84,17 +84,17 @@ def test_at_any_moment(kind: str, lengths: dict[str, int]) -> None:
 
 def test_a_folder_that_is_left_says_so_and_one_that_is_whole_stays(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), writing(tmp_path, "left") as folder:
-        assert condition(folder.path).state == "running"
+        assert check_folder(folder.path).state == "running"
         raise ZeroDivisionError
-    assert condition(folder.path).state == "killed" and "not finished." in (folder.path / MARKER).read_text()
+    assert check_folder(folder.path).state == "killed" and "not finished." in (folder.path / MARKER).read_text()
     with pytest.raises(ZeroDivisionError), writing(tmp_path, "whole") as folder:
         folder.finish()
         raise ZeroDivisionError
-    assert condition(folder.path).state == "complete"
+    assert check_folder(folder.path).state == "complete"
 
 
 def test_the_law_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lengths: dict[str, int]) -> None:
-    monkeypatch.setattr(RunFolder, "give_up", lambda self, why: None)
+    monkeypatch.setattr(RunFolder, "abandon", lambda self, why: None)
     assert interrupted(lambda: run(experiment("requests"), tmp_path, progress=False), lengths["requests"] // 2)
     (path,) = tmp_path.iterdir()
-    assert condition(path).state == "running"
+    assert check_folder(path).state == "running"

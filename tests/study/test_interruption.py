@@ -9,19 +9,19 @@ import pytest
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.study.comparison import run_comparison
-from workbench.study.comparison_text import tables
+from workbench.study.comparison_text import variant_tables
 from workbench.study.experiment import Experiment
-from workbench.study.interruption import BEHIND, LONG, interrupted
-from workbench.study.interruption_workload import InterruptionWorkload
+from workbench.study.interruption import BEHIND, LONG, run_interference_round
+from workbench.study.interruption_workload import PrefillInterferenceWorkload
 from workbench.study.run import runner_for
 from workbench.trace.recorder import Recorder
 
 WORK = {
-    "kind": "interruption", "running": 3, "prompt_tokens": 5, "output_tokens": 40, "after": 4, "long_tokens": 200,
+    "kind": "prefill_interference", "running": 3, "prompt_tokens": 5, "output_tokens": 40, "after": 4, "long_tokens": 200,
     "rounds": 2,
 }  # fmt: skip
 EXPERIMENT = {
-    "question": "stalled?", "model": {"name": "shape:tiny", "dtype": "float32"}, "lane": "eager", "workload": WORK,
+    "question": "stalled?", "model": {"name": "shape:tiny", "dtype": "float32"}, "backend": "eager", "workload": WORK,
     "cache": {"page_size": 8}, "schedule": {"max_num_seqs": 8, "max_num_batched_tokens": 256},
     "variants": {
         "a short one arrives": {"workload.long_tokens": 5}, "whole": {"schedule.chunked_prefill": False},
@@ -31,10 +31,10 @@ EXPERIMENT = {
 
 
 def recorded(variant: str) -> tuple[Recorder, dict]:
-    runner: Runner = runner_for(Experiment.of(EXPERIMENT).variant(variant))
+    runner: Runner = runner_for(Experiment.from_values(EXPERIMENT).variant(variant))
     recorder = Recorder()
-    runner.instruments.listener = recorder.note
-    return recorder, interrupted(runner, InterruptionWorkload.model_validate(WORK), 1)
+    runner.telemetry.listener = recorder.record
+    return recorder, run_interference_round(runner, PrefillInterferenceWorkload.model_validate(WORK), 1)
 
 
 @pytest.mark.parametrize(("variant", "most"), [("whole", 205), ("chunks of 256", 32), ("chunks of 128", 16)])
@@ -68,11 +68,11 @@ def test_gaps_and_waits_are_those_of_the_record() -> None:
 
 def test_a_run_of_it_has_a_table_a_picture_and_verdicts(tmp_path: Path) -> None:
     values = EXPERIMENT | {"judge": {"path": "experiments.chunked_prefill:judge"}}
-    record = run_comparison(Experiment.of(values), tmp_path, "stalls", progress=False)
+    record = run_comparison(Experiment.from_values(values), tmp_path, "stalls", progress=False)
     assert [each["claim"] for each in record.summary["verdicts"]] == ["chunked-prefill"]
     rounds = record.read_table("rounds.parquet").to_pylist()
     assert [row["variant"] for row in rounds] == list(EXPERIMENT["variants"]) * 2
-    (costs,) = tables(record.summary["rows"])
+    (costs,) = variant_tables(record.summary["rows"])
     assert "longest gap ms" in costs[0]
     picture = record.summary["picture"]
     assert "problem" in picture or (record.path / picture["svg"]).read_text().startswith("<svg")
@@ -80,10 +80,10 @@ def test_a_run_of_it_has_a_table_a_picture_and_verdicts(tmp_path: Path) -> None:
 
 def test_mistakes_are_told() -> None:
     with pytest.raises(WorkbenchError, match=r"output_tokens \(4\) must be above after \(4\)"):
-        Experiment.of({**EXPERIMENT, "workload": {**WORK, "output_tokens": 4}})
-    crowded = Experiment.of({**EXPERIMENT, "variants": {}, "schedule": {"max_num_seqs": 2}})
+        Experiment.from_values({**EXPERIMENT, "workload": {**WORK, "output_tokens": 4}})
+    crowded = Experiment.from_values({**EXPERIMENT, "variants": {}, "schedule": {"max_num_seqs": 2}})
     with pytest.raises(WorkbenchError, match="3 requests do not run at once"):
-        interrupted(runner_for(crowded), InterruptionWorkload.model_validate(WORK), 1)
-    long = InterruptionWorkload.model_validate({**WORK, "long_tokens": 500})
+        run_interference_round(runner_for(crowded), PrefillInterferenceWorkload.model_validate(WORK), 1)
+    long = PrefillInterferenceWorkload.model_validate({**WORK, "long_tokens": 500})
     with pytest.raises(WorkbenchError, match="long: .*256"):
-        interrupted(runner_for(crowded.with_("schedule.max_num_seqs=8")), long, 1)
+        run_interference_round(runner_for(crowded.with_("schedule.max_num_seqs=8")), long, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.study.labels import DOT, Box, Label, _box, _meet, place
+from workbench.study.labels import DOT, Box, Label, _box, _boxes_overlap, place_labels
 
 POINTS = st.lists(
     st.tuples(st.integers(120, 400).map(float), st.integers(0, 300).map(float)), min_size=1, max_size=4, unique=True
@@ -15,13 +15,13 @@ POINTS = st.lists(
 @given(POINTS)
 def test_no_name_covers_another_or_a_dot(points: list[tuple[float, float]]) -> None:
     names = [f"variant {index}" for index in range(len(points))]
-    labels = place(points, names, 560)
+    labels = place_labels(points, names, 560)
     boxes = [_box(x, y, name, label) for (x, y), name, label in zip(points, names, labels, strict=True)]
     dots: list[Box] = [(x - DOT, y - DOT, x + DOT, y + DOT) for x, y in points]
     for index, box in enumerate(boxes):
-        assert not any(_meet(box, other) for other in boxes[:index] + dots)
+        assert not any(_boxes_overlap(box, other) for other in boxes[:index] + dots)
 
 
 def test_a_name_alone_stands_above_and_right_of_its_dot_and_one_at_the_edge_left_of_it() -> None:
-    assert place([(100.0, 100.0)], ["int8"], 560) == [Label(7, -6)]
-    assert place([(559.0, 100.0)], ["a longer name"], 560)[0].left
+    assert place_labels([(100.0, 100.0)], ["int8"], 560) == [Label(7, -6)]
+    assert place_labels([(559.0, 100.0)], ["a longer name"], 560)[0].left

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from workbench.model.cost import StepCost
+from workbench.model.cost import StepCostModel
 from workbench.study import predicted as predictions_of
-from workbench.study.ceilings import Ceiling, Ceilings
+from workbench.study.ceilings import Ceiling, MachineCeilings
 from workbench.study.comparison import run_comparison
 from workbench.study.experiment import Experiment
-from workbench.study.lengths import lengths
-from workbench.study.predicted import Here, chunks, of_requests, predictions
+from workbench.study.lengths import measure_lengths
+from workbench.study.predicted import MeasuredHardware, prefill_steps, predict_serving, predict_variants
 from workbench.study.record import Record
 
-TINY = {"question": "?", "model": {"name": "shape:tiny", "dtype": "float32"}, "lane": "eager"}
+TINY = {"question": "?", "model": {"name": "shape:tiny", "dtype": "float32"}, "backend": "eager"}
 WORK = {"kind": "lengths", "lengths": [[8, 4], [64, 4]], "rounds": 2}
 VARIANTS = {"cache": {}, "none": {"executor.kind": "uncached"}}
 
@@ -26,17 +26,17 @@ def ceilings(monkeypatch: pytest.MonkeyPatch) -> list:
     """As of some machine: what this one does is no matter here."""
     asked = []
 
-    def some(*sizes: int, dtypes: tuple[str, ...], **_: object) -> Ceilings:
+    def some(*sizes: int, dtypes: tuple[str, ...], **_: object) -> MachineCeilings:
         asked.append(sizes)
         read = Ceiling("read", 1e10, "bytes/s", "", 1, 1, 1.0, sizes[0])
-        return Ceilings((read,), (Ceiling("gemm", 1e11, "FLOP/s", "", 1, 1, 1.0, 1, dtype=dtypes[0]),))
+        return MachineCeilings((read,), (Ceiling("gemm", 1e11, "FLOP/s", "", 1, 1, 1.0, 1, dtype=dtypes[0]),))
 
     monkeypatch.setattr(predictions_of, "ceilings_for", some)
     return asked
 
 
 def experiment(**changes: object) -> Experiment:
-    return Experiment.of({**TINY, "workload": WORK, **changes})
+    return Experiment.from_values({**TINY, "workload": WORK, **changes})
 
 
 def test_a_prediction_is_written_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,9 +45,9 @@ def test_a_prediction_is_written_before_anything_is_measured(tmp_path: Path, mon
     def measured(experiment, tell, predicted):
         (folder,) = tmp_path.iterdir()
         seen.append(json.loads((folder / "prediction.json").read_text()))
-        return lengths(experiment, tell, predicted)
+        return measure_lengths(experiment, tell, predicted)
 
-    monkeypatch.setattr("workbench.study.comparison.lengths", measured)
+    monkeypatch.setattr("workbench.measure.compare_variants.measure_lengths", measured)
     record = run_comparison(experiment(variants=VARIANTS), tmp_path, progress=False)
     rows = Record.open(record.path).summary["rows"]
     for row in rows:
@@ -61,7 +61,7 @@ def test_a_prediction_is_written_before_anything_is_measured(tmp_path: Path, mon
 
 
 def test_without_a_cache_a_step_is_foretold_to_be_a_prefill() -> None:
-    told = predictions(experiment(variants=VARIANTS))
+    told = predict_variants(experiment(variants=VARIANTS))
     assert told is not None
     cached, anew = (told["variants"][name]["lengths"][1] for name in VARIANTS)
     assert anew["decode_flops"] > 40 * cached["decode_flops"]  # but for the head, of 66 tokens
@@ -71,8 +71,8 @@ def test_without_a_cache_a_step_is_foretold_to_be_a_prefill() -> None:
 def test_chunks_compute_what_the_whole_does() -> None:
     from workbench.model.shapes import named_shape
 
-    cost = StepCost(named_shape("tiny"), 2, 2, 2)
-    whole, cut = chunks(cost, 100, 512), chunks(cost, 100, 16)
+    cost = StepCostModel(named_shape("tiny"), 2, 2, 2)
+    whole, cut = prefill_steps(cost, 100, 512), prefill_steps(cost, 100, 16)
     assert (len(whole), len(cut)) == (1, 7)
     assert sum(each.flops for each in cut) == pytest.approx(whole[0].flops)
     assert sum(each.bytes for each in cut) > whole[0].bytes
@@ -81,16 +81,16 @@ def test_chunks_compute_what_the_whole_does() -> None:
 def test_batches_are_foretold_to_give_more_and_drafts_to_help_at_most_so_much() -> None:
     work = {"kind": "random", "requests": 8, "prompt_tokens": 8, "output_tokens": 16}
     base = experiment(workload=work, schedule={"max_num_seqs": 1}, measure={"predict": True})
-    many, here = base.with_("schedule.max_num_seqs=8"), Here()
-    alone, together = of_requests(base, here), of_requests(many, here)
+    many, here = base.with_("schedule.max_num_seqs=8"), MeasuredHardware()
+    alone, together = predict_serving(base, here), predict_serving(many, here)
     assert together["output_tokens_per_s"] > alone["output_tokens_per_s"]
-    drafts = of_requests(base.with_("speculate={kind: prompt_lookup, num_speculative_tokens: 3}"), here)
+    drafts = predict_serving(base.with_("speculate={kind: prompt_lookup, num_speculative_tokens: 3}"), here)
     assert 1 < drafts["output_tokens_per_s"] / alone["output_tokens_per_s"] <= 4
-    naive = of_requests(base.with_("executor.kind=uncached"), here)
+    naive = predict_serving(base.with_("executor.kind=uncached"), here)
     assert naive["output_tokens_per_s"] < alone["output_tokens_per_s"]
-    assert predictions(base.with_("measure.predict=false")) is None
+    assert predict_variants(base.with_("measure.predict=false")) is None
 
 
 def test_each_model_is_measured_once(ceilings: list) -> None:
-    predictions(experiment(variants=VARIANTS))
+    predict_variants(experiment(variants=VARIANTS))
     assert len(ceilings) == 1

@@ -18,13 +18,13 @@ times = st.lists(st.floats(0, 1e3), min_size=1, max_size=30).map(sorted)
 def request(arrival: float = 0.0, **more) -> dict:
     return {
         "request_id": "a", "arrival": arrival, "first_scheduled": arrival, "first_token": arrival,
-        "finished": None, "finish_reason": "stop", "prompt_tokens": 3, "cut_tokens": 0, "set_backs": 0,
+        "finished": None, "finish_reason": "stop", "prompt_tokens": 3, "cut_tokens": 0, "num_preemptions": 0,
     } | more  # fmt: skip
 
 
 def step(**more) -> dict:
     zeros = dict.fromkeys(("prefill_tokens", "decode_tokens", "pages_used", "kv_bytes", "compiles"), 0)
-    seconds = dict.fromkeys(("wall_seconds", "forward_seconds", "note_seconds"), 0.0)
+    seconds = dict.fromkeys(("wall_seconds", "forward_seconds", "telemetry_seconds"), 0.0)
     return (
         zeros
         | seconds

@@ -17,7 +17,7 @@ def beats(one: tuple[float, float], other: tuple[float, float]) -> bool:
 
 @given(POINTS)
 def test_the_frontier_is_what_none_beats(points: list[tuple[float, float]]) -> None:
-    best = set(pareto.frontier(points))
+    best = set(pareto.pareto_frontier(points))
     for index, point in enumerate(points):
         assert (index in best) == (not any(beats(other, point) for other in points))
 

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from workbench.cli import main
-from workbench.cli.quality import variant_of
+from workbench.cli.quality import parse_variant
 from workbench.errors import WorkbenchError
 from workbench.records.reproduce import reproduce
 from workbench.study import comparison_text, pareto
 from workbench.study.comparison import run_comparison
 from workbench.study.experiment import Experiment
-from workbench.study.quality import quality
+from workbench.study.quality import measure_quality
 from workbench.study.record import Record
 from workbench.study.run import run
 from workbench.study.verdict import Verdict
@@ -29,7 +29,7 @@ WORK = {
     "speed": {"contexts": [16, 40], "tokens": 2, "rounds": 2}, "pool": {"bytes": 2**22, "context": 300},
 }  # fmt: skip
 VALUES = {
-    "question": "what does it cost?", "model": {"name": "demo-draft", "dtype": "float32"}, "lane": "eager",
+    "question": "what does it cost?", "model": {"name": "demo-draft", "dtype": "float32"}, "backend": "eager",
     "workload": WORK, "judge": {"path": f"{__name__}:judge"},
     "variants": {
         "bfloat16": {"model.dtype": "bfloat16"}, "window": {"attention.window": 64},
@@ -59,7 +59,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def record(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Record:
-    experiment = Experiment.of(VALUES).with_(f"workload.texts=[{text}]")
+    experiment = Experiment.from_values(VALUES).with_(f"workload.texts=[{text}]")
     return run(experiment, tmp_path_factory.mktemp("quality"), "small", progress=False)
 
 
@@ -123,18 +123,18 @@ def test_the_verdict_and_the_picture_lie_in_the_folder(record: Record) -> None:
 def test_the_same_experiment_gives_the_same_quality(record: Record, text: Path) -> None:
     plain = {"variants": {"int8": VALUES["variants"]["int8"]}, "judge": None}
     work = WORK | {"speed": None, "pool": None, "texts": [str(text)]}
-    again = quality(Experiment.of({**VALUES, **plain, "workload": work}))
+    again = measure_quality(Experiment.from_values({**VALUES, **plain, "workload": work}))
     keys = ("bits_per_byte", "kl_mean", "kl_p99", "kl_max", "same_top", "first_divergence", "copied", "copy_gain")
     assert {key: again.rows[1][key] for key in keys} == {key: row(record, "int8")[key] for key in keys}
 
 
 def test_formats_hold_every_row(record: Record) -> None:
     rows = record.summary["rows"]
-    told = list(csv.DictReader(io.StringIO(comparison_text.comma_separated(rows))))
+    told = list(csv.DictReader(io.StringIO(comparison_text.to_csv(rows))))
     assert [each["variant"] for each in told] == [each["variant"] for each in rows]
     assert [float(each["kl_mean"]) for each in told] == [each["kl_mean"] for each in rows]
     assert float(told[0]["copying.1.0.gain"]) == rows[0]["copying"]["1.0"]["gain"]
-    text = comparison_text.markdown(rows)
+    text = comparison_text.to_markdown(rows)
     assert text.count("\n| float32 |") == 3 and "KL mean" in text and "tok/s at 40" in text
 
 
@@ -167,7 +167,7 @@ def test_a_text_of_ones_own_on_the_command_line(
     ],
 )
 def test_variants_on_the_command_line(words: str, name: str, changes: dict) -> None:
-    assert variant_of(words) == (name, changes)
+    assert parse_variant(words) == (name, changes)
 
 
 @pytest.mark.parametrize(
@@ -185,23 +185,23 @@ def test_variants_on_the_command_line(words: str, name: str, changes: dict) -> N
 def test_mistakes_are_told_and_leave_no_folder(changes: dict, words: str, tmp_path: Path) -> None:
     values = {**VALUES, "variants": {"same": {}}, **changes}
     with pytest.raises(WorkbenchError, match=words):
-        run_comparison(Experiment.of(values), tmp_path, "wrong", progress=False)
+        run_comparison(Experiment.from_values(values), tmp_path, "wrong", progress=False)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_words_that_are_no_variant() -> None:
     with pytest.raises(WorkbenchError, match="write PATH=VALUE"):
-        variant_of("int8")
+        parse_variant("int8")
     with pytest.raises(WorkbenchError, match="No closing quotation"):
-        variant_of("a='b")
+        parse_variant("a='b")
 
 
 def test_windows_may_be_shorter_than_the_models_context(text: Path, tmp_path: Path) -> None:
     few = {**WORK, "windows": 3, "copying": None, "speed": None, "pool": None, "texts": [str(text)], "context": 64}
     values = {name: value for name, value in VALUES.items() if name not in ("variants", "judge")}
-    experiment = Experiment.of({**values, "workload": few})
-    found = quality(experiment)
+    experiment = Experiment.from_values({**values, "workload": few})
+    found = measure_quality(experiment)
     assert [each["variant"] for each in found.rows] == ["float32", "as given"]  # without variants, itself
-    assert found.about["context"] == 64 and all(each["scored_tokens"] <= 3 * 64 for each in found.rows)
+    assert found.metadata["context"] == 64 and all(each["scored_tokens"] <= 3 * 64 for each in found.rows)
     with pytest.raises(WorkbenchError, match="workload.context 99999: above the model's own"):
-        quality(experiment.with_("workload.context=99999"))
+        measure_quality(experiment.with_("workload.context=99999"))

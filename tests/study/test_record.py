@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tests.study.runs import small_recorder, write_run
 from tests.trace.histories import recorders
 from workbench.errors import WorkbenchError
-from workbench.study.record import Record, RunFolder
+from workbench.runs.record import Record, RunFolder
 from workbench.study.run_folder import MANIFEST, MARKER
 from workbench.study.tables import SCHEMAS
 
@@ -307,6 +307,6 @@ def test_runs_killed_at_random_moments_are_never_complete_and_damaged(tmp_path):
 
 
 def test_records_need_no_torch():
-    code = "import sys, workbench.study.record, workbench.study.metrics; print('torch' in sys.modules)"
+    code = "import sys, workbench.runs.record, workbench.measure.metrics; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -17,14 +17,14 @@ import pytest
 from rich.console import Console
 
 import workbench.study.run as run_module
-from compiled_kernels import Lane, lane_problems
+from compiled_kernels import Backend, backend_problems
 from tests.patience import until
-from workbench.engine.lanes import Lanes
+from workbench.engine.lanes import Backends
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.records.reproduce import reproduce
 from workbench.study import report
-from workbench.study.ceilings import Ceiling, Ceilings
+from workbench.study.ceilings import Ceiling, MachineCeilings
 from workbench.study.decode_step_stages import decode_step_stages
 from workbench.study.experiment import Experiment
 from workbench.study.record import Record
@@ -42,12 +42,12 @@ MARKUP = "x = '[bold]' [/] [red]#[/red]"
 def experiment(**changes) -> Experiment:
     values = {
         "question": "What now?",
-        "lane": "eager",
+        "backend": "eager",
         "sampling": {"temperature": 0, "max_tokens": 5, "ignore_eos": True},
         "workload": {"kind": "prompts", "prompts": ["def f(n):"]},
         "measure": {"ceilings": False, "warmup": 0},
     }
-    return Experiment.of({**values, **changes})
+    return Experiment.from_values({**values, **changes})
 
 
 def prompts(*texts: str, copies: int = 1) -> dict:
@@ -111,15 +111,15 @@ def test_the_bytes_of_the_cache_are_those_of_the_formula(random_run: Record) -> 
 
 
 def test_the_environment_names_the_lane_and_why(random_run: Record) -> None:
-    assert random_run.environment["lane"] == {"name": "eager", "reason": "asked for"} == random_run.summary["lane"]
+    assert random_run.environment["backend"] == {"name": "eager", "reason": "asked for"} == random_run.summary["backend"]
     assert random_run.environment["packages"]["torch"] and random_run.environment["threads"]["torch"]
     assert random_run.summary["instruments_share_of_decode"] > 0
 
 
-@pytest.mark.skipif(lane_problems()[Lane.MLIR] is not None, reason=f"lane mlir: {lane_problems()[Lane.MLIR]}")
+@pytest.mark.skipif(backend_problems()[Backend.MLIR] is not None, reason=f"backend mlir: {backend_problems()[Backend.MLIR]}")
 def test_what_ran_is_told_by_its_content(tmp_path: Path) -> None:
     """The same hashes in the summary and in the trace; `kernels show decode_step` shows what they name."""
-    record = run(experiment(lane="mlir", model={"name": "demo-draft"}), tmp_path, progress=False)
+    record = run(experiment(backend="mlir", model={"name": "demo-draft"}), tmp_path, progress=False)
     trace = json.loads((record.path / "trace.json").read_text())
     found = trace["otherData"]["artifacts"]
     assert found == record.summary["artifacts"]
@@ -168,7 +168,7 @@ def test_a_run_where_nothing_runs_can_be_shown(tmp_path: Path, monkeypatch: pyte
     ("changes", "told"),
     [
         ({"model": {"name": "demmo"}}, "no model 'demmo'"),
-        ({"lane": "egaer"}, "unknown lane"),
+        ({"backend": "egaer"}, "unknown backend"),
         ({"model": {"device": "cdua"}}, "device 'cdua'"),
         ({"model": {"name": "shape:tiny"}}, "workload.prompts: model 'shape:tiny' has no tokenizer"),
     ],
@@ -187,7 +187,7 @@ def test_an_unwritable_folder_is_told_before_any_work(tmp_path: Path, monkeypatc
 
 
 def test_progress_is_no_part_of_the_output(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workbench.progress.EVERY_SECONDS", 0.0)  # short work leaves no line otherwise
+    monkeypatch.setattr("workbench.progress.LINE_INTERVAL_SECONDS", 0.0)  # short work leaves no line otherwise
     monkeypatch.setattr(run_module, "ceilings_for", fake_ceilings)
     asked = experiment(model={"name": "shape:tiny"}, workload={"kind": "random", "output_tokens": 2}, measure={})
     run(asked, tmp_path, progress=True)
@@ -207,16 +207,16 @@ def test_threads_are_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert seen == [3, 7]
 
 
-def fake_ceilings(*working_sets: int, dtypes: tuple[str, ...] = (), compiled: bool = False) -> Ceilings:
+def fake_ceilings(*working_sets: int, dtypes: tuple[str, ...] = (), compiled: bool = False) -> MachineCeilings:
     def ceiling(kind: str, value: float, dtype: str = "") -> Ceiling:
         return Ceiling(kind, value, "", "told", 1, 1, 1.0, working_sets[0], level="DRAM", dtype=dtype)
 
-    return Ceilings((ceiling("read", 2e10),), tuple(ceiling("gemm", 1e12, dtype) for dtype in dtypes))
+    return MachineCeilings((ceiling("read", 2e10),), tuple(ceiling("gemm", 1e12, dtype) for dtype in dtypes))
 
 
 def test_the_report_of_a_run(random_run: Record) -> None:
     text = shown(random_run)
-    for words in ("What now?", "TTFT", "TPOT", "ITL", "p50", "p99", "tokens/s", "lane eager (asked for)", "try next"):
+    for words in ("What now?", "TTFT", "TPOT", "ITL", "p50", "p99", "tokens/s", "backend eager (asked for)", "try next"):
         assert words in text
     kv = random_run.summary["kv"]
     assert f"16 pages x 8 tokens x 512 = {kv['bytes_used_peak']:,}" in text and "(equal)" in text
@@ -227,7 +227,7 @@ def test_what_to_try_next_is_about_the_experiment_that_was_run(random_run: Recor
     text = shown(mixed_run, Path("mine.yaml"))
     assert "run mine.yaml --set workload.copies=8" in text and "generate" in text
     assert f"run {mixed_run.path / 'experiment.yaml'} --set workload.copies=8" in shown(mixed_run)
-    text = shown(random_run)  # in lane eager already, nothing in it is copied, and it is not about the demo model
+    text = shown(random_run)  # in backend eager already, nothing in it is copied, and it is not about the demo model
     assert "try next" in text and not any(words in text for words in ("first_light", "--set", "generate"))
 
 
@@ -281,8 +281,8 @@ def test_a_run_is_reproduced_token_for_token(random_run: Record) -> None:
     comparison = reproduce(random_run, progress=False)
     assert comparison.identical and not (comparison.settings + comparison.versions + comparison.hardware)
     assert str(comparison).startswith("identical tokens in all 3 requests\nsettings   the same\nversions   the same\n")
-    assert comparison.again.path.parent == random_run.path.parent
-    assert comparison.again.path != random_run.path
+    assert comparison.repeated.path.parent == random_run.path.parent
+    assert comparison.repeated.path != random_run.path
 
 
 def test_sampled_tokens_are_reproduced_too(tmp_path: Path) -> None:
@@ -364,12 +364,12 @@ def test_a_record_names_the_lane_that_ran_where_blocks_turned_out_to_fail(
 
     def runner_for(*arguments: Any, **named: Any) -> Runner:
         runner = made(*arguments, **named)
-        runner.lanes = Lanes(Lane.MLIR, Lane.INDUCTOR, Lane.INDUCTOR, "auto", vetted=False)
+        runner.backends = Backends(Backend.MLIR, Backend.INDUCTOR, Backend.INDUCTOR, "auto", checked=False)
         forward = runner.executor.forward
 
         def first(plan: Any) -> Any:
             runner.executor.forward = forward  # type: ignore[method-assign]
-            runner._fell_back("inductor does not compile here")
+            runner._on_fallback("inductor does not compile here")
             return forward(plan)
 
         runner.executor.forward = first  # type: ignore[method-assign]
@@ -377,9 +377,9 @@ def test_a_record_names_the_lane_that_ran_where_blocks_turned_out_to_fail(
 
     monkeypatch.setattr(run_module, "runner_for", runner_for)
     workload = {"kind": "random", "requests": 1, "prompt_tokens": 4, "output_tokens": 2}
-    asked = experiment(model={"name": "shape:tiny", "dtype": "float32"}, workload=workload, lane="eager")
+    asked = experiment(model={"name": "shape:tiny", "dtype": "float32"}, workload=workload, backend="eager")
     record = run(asked, tmp_path, "random", progress=False)
     told = {"name": "mlir (prefill: eager)", "reason": "auto; inductor does not compile here"}
-    assert record.summary["lane"] == told
-    assert json.loads((record.path / "environment.json").read_text())["lane"] == told
-    assert json.loads((record.path / "trace.json").read_text())["otherData"]["lane"] == told["name"]
+    assert record.summary["backend"] == told
+    assert json.loads((record.path / "environment.json").read_text())["backend"] == told
+    assert json.loads((record.path / "trace.json").read_text())["otherData"]["backend"] == told["name"]

@@ -8,14 +8,14 @@ import pytest
 
 from workbench.errors import WorkbenchError
 from workbench.study.comparison import run_comparison
-from workbench.study.comparison_text import tables
+from workbench.study.comparison_text import variant_tables
 from workbench.study.experiment import Experiment
 from workbench.study.record import Record
 from workbench.study.run import run
-from workbench.study.shared_prefix import shared_prefix
-from workbench.study.side_by_side import side_by_side
+from workbench.study.shared_prefix import measure_shared_prefix
+from workbench.study.side_by_side import measure_serving
 
-TINY = {"model": {"name": "shape:tiny", "dtype": "float32"}, "lane": "eager", "cache": {"page_size": 8}}
+TINY = {"model": {"name": "shape:tiny", "dtype": "float32"}, "backend": "eager", "cache": {"page_size": 8}}
 PREFIX = {
     "question": "sooner?", **TINY,
     "workload": {
@@ -27,7 +27,7 @@ PREFIX = {
 
 
 def test_a_prefix_is_found_again_and_changes_no_token(tmp_path: Path) -> None:
-    record = run_comparison(Experiment.of(PREFIX), tmp_path, "prefix", progress=False)
+    record = run_comparison(Experiment.from_values(PREFIX), tmp_path, "prefix", progress=False)
     computed, reused = record.summary["rows"]
     assert (computed["cached_tokens"], reused["cached_tokens"]) == (0, 96)  # whole pages of 8
     assert computed["same_tokens"] and reused["same_tokens"]
@@ -41,13 +41,13 @@ def test_a_prefix_is_found_again_and_changes_no_token(tmp_path: Path) -> None:
 
 
 def test_every_round_has_a_prefix_of_its_own() -> None:
-    found = shared_prefix(Experiment.of(PREFIX | {"judge": None}))
+    found = measure_shared_prefix(Experiment.from_values(PREFIX | {"judge": None}))
     firsts = [each for each in found.tables["requests"] if each["variant"] == "reused" and each["index"] == 0]
     assert [each["cached_tokens"] for each in firsts] == [0, 0]
 
 
 def test_requests_as_they_are(tmp_path: Path) -> None:
-    experiment = Experiment.of(
+    experiment = Experiment.from_values(
         {
             "question": "faster?", **TINY,
             "workload": {"kind": "random", "requests": 3, "prompt_tokens": 20, "output_tokens": 5},
@@ -66,8 +66,8 @@ def test_requests_as_they_are(tmp_path: Path) -> None:
 
 def test_rounds_are_in_turn_and_find_nothing_of_one_another() -> None:
     told: list[str] = []
-    found = side_by_side(
-        Experiment.of(
+    found = measure_serving(
+        Experiment.from_values(
             {
                 "question": "faster?", **TINY, "sampling": {"temperature": 0},
                 "workload": {
@@ -92,16 +92,16 @@ def test_rounds_are_in_turn_and_find_nothing_of_one_another() -> None:
         assert {row["round"] for row in found.tables[table]} == {1, 2}
     assert all(row["cached_tokens"] == 0 for row in found.tables["requests"])
     assert all(row["longest_gap_s_p99"] > 0 and row["service_s_p50"] <= row["e2el_s_p50"] for row in found.rows)
-    assert len(tables(found.rows)) == 1
+    assert len(variant_tables(found.rows)) == 1
 
 
 def test_rounds_are_for_variants() -> None:
     values = {"question": "?", **TINY, "workload": {"kind": "random"}, "measure": {"rounds": 2}}
     with pytest.raises(WorkbenchError, match=r"measure\.rounds"):
-        run(Experiment.of(values))
+        run(Experiment.from_values(values))
 
 
 def test_a_variant_that_fails_is_told() -> None:
     values = {**PREFIX, "workload": {**PREFIX["workload"], "prefix_tokens": 300}}  # type: ignore[dict-item]
     with pytest.raises(WorkbenchError, match="context of 256"):
-        shared_prefix(Experiment.of(values))
+        measure_shared_prefix(Experiment.from_values(values))

@@ -13,7 +13,7 @@ from workbench.study import curves, pareto
 from workbench.study.comparison import run_comparison
 from workbench.study.experiment import Experiment
 from workbench.study.run import run
-from workbench.study.simulate import experiment_of, simulate_experiment
+from workbench.study.simulate import simulation_experiment, simulate_experiment
 from workbench.study.simulated import fleet_for
 from workbench.study.workload import requests_of
 
@@ -30,7 +30,7 @@ def test_a_simulated_run_leaves_the_files_of_a_real_one(tmp_path: Path) -> None:
     record = run(Experiment.from_yaml(BASE), tmp_path, "sim")
     record.verify()
     summary, steps, requests = record.summary, record.steps.to_pylist(), record.requests.to_pylist()
-    assert summary["requests"] == {"count": 12, "by_finish_reason": {"length": 12}, "set_backs": 0}
+    assert summary["requests"] == {"count": 12, "by_finish_reason": {"length": 12}, "num_preemptions": 0}
     assert [row["output_tokens"] for row in requests] == [128] * 12
     assert record.tokens.num_rows == 12 * 128
     assert summary["wall_s"] == pytest.approx(summary["simulated"]["simulated_s"])
@@ -59,12 +59,12 @@ def test_other_workloads_are_simulated_too(workload: str) -> None:
     from workbench.study.simulated_run import tokenizer_of
 
     fleet = fleet_for(experiment, tokenizer=tokenizer_of(experiment)).run()
-    assert fleet.finished == fleet.submitted > 1 and {job.produced for job in fleet.jobs} == {9}
+    assert fleet.finished == fleet.submitted > 1 and {job.generated_tokens for job in fleet.jobs} == {9}
 
 
 def test_clients_wait_for_their_answers(tmp_path: Path) -> None:
     """On the real runner and under simulated time: never more under way than clients, and all are served."""
-    changes = ("model.name=shape:tiny", "lane=eager", "measure={warmup: 0, ceilings: false}", "workload.requests=7")
+    changes = ("model.name=shape:tiny", "backend=eager", "measure={warmup: 0, ceilings: false}", "workload.requests=7")
     lengths = "workload.lengths={kind: fixed, prompt: 5, output: 4}"
     loop = "workload.arrivals={kind: closed_loop, clients: 2, think: 0.001}"
     for executor in ("real", "simulated"):
@@ -99,7 +99,7 @@ def test_what_cannot_be_simulated_is_told(tmp_path: Path) -> None:
         ("sampling.beams=3", "3 samples or beams"),
         ("batch_invariant=true", "a clock computes no bits"),
         ("schedule.overflow=cut_oldest", "overflow: cut_oldest is not simulated"),
-        ("schedule.set_back=offload", "set_back: offload is not simulated"),
+        ("schedule.preemption_mode=offload", "preemption_mode: offload is not simulated"),
         ("executor.hardware=h1000", "no hardware 'h1000'; did you mean 'h100'"),
         ("executor.router=fastest", "executor.router"),
         ("model.name=shape:llama-3.1-70b", "141.1 GB of weights on 1 x h100 with 80 GB each; give more gpus"),
@@ -120,7 +120,7 @@ def test_what_cannot_be_simulated_is_told(tmp_path: Path) -> None:
 def test_simulating_from_words() -> None:
     executor = {"kind": "simulated", "instances": 2, "router": "prefix_aware", "decode": {"instances": 1}}
     workload = {"kind": "traffic", "lengths": {"kind": "azure"}, "requests": 50}
-    experiment = experiment_of("shape:llama-3.1-70b", executor, workload, {"ttft": 0.5}, True, ("executor.gpus=4",))
+    experiment = simulation_experiment("shape:llama-3.1-70b", executor, workload, {"ttft": 0.5}, True, ("executor.gpus=4",))
     found = simulate_experiment(experiment)
     assert found["requests"]["submitted"] == found["requests"]["finished"] == 50
     assert len(found["instances"]) == 3 and found["about"]["instances"] == 3

@@ -12,7 +12,7 @@ from rich.console import Console
 from experiments.speculation import off_by
 from workbench.errors import WorkbenchError
 from workbench.study import pareto, report
-from workbench.study.acceptance import acceptance, tokens_a_check
+from workbench.study.acceptance import acceptance_metrics, expected_tokens_per_verification
 from workbench.study.comparison import run_comparison
 from workbench.study.experiment import Experiment
 from workbench.study.run import run
@@ -24,7 +24,7 @@ CHECKS = st.lists(
 
 @given(CHECKS)
 def test_figures_of_acceptance_agree_with_one_another(pairs) -> None:
-    found = acceptance([{"drafted": k, "accepted": a} for k, a in pairs], [])
+    found = acceptance_metrics([{"drafted": k, "accepted": a} for k, a in pairs], [])
     assert found["checks"] == len(pairs) == sum(found["acceptance_histogram"])
     assert sum(n * count for n, count in enumerate(found["acceptance_histogram"])) == found["accepted_tokens"]
     assert 1 + sum(found["acceptance_by_position"]) == pytest.approx(found["mean_acceptance_length"])
@@ -37,7 +37,7 @@ def test_figures_of_acceptance_agree_with_one_another(pairs) -> None:
 
 @given(st.floats(0, 1), st.integers(0, 8))
 def test_tokens_a_check_are_a_geometric_sum(chance: float, drafted: int) -> None:
-    assert tokens_a_check(chance, drafted) == pytest.approx(sum(chance**i for i in range(drafted + 1)), rel=1e-6)
+    assert expected_tokens_per_verification(chance, drafted) == pytest.approx(sum(chance**i for i in range(drafted + 1)), rel=1e-6)
 
 
 def test_on_the_example_the_engines_rule_is_exact_and_each_sketch_far_off() -> None:
@@ -48,7 +48,7 @@ def test_on_the_example_the_engines_rule_is_exact_and_each_sketch_far_off() -> N
 
 WORK = {"kind": "speculation", "prompts": 2, "prompt_tokens": 40, "output_tokens": 12, "loads": [1, 2], "rounds": 1}
 EXPERIMENT = {
-    "question": "faster?", "model": {"name": "demo"}, "lane": "eager", "cache": {"pages": 8},
+    "question": "faster?", "model": {"name": "demo"}, "backend": "eager", "cache": {"pages": 8},
     "sampling": {"temperature": 0}, "measure": {"threads": 1},
     "variants": {
         "plain": {},
@@ -66,7 +66,7 @@ EXPERIMENT = {
 def test_speculation_beside_none(tmp_path: Path) -> None:
     text = tmp_path / "text.py"
     text.write_text("\n".join(f"def name_{i}(value):\n    return value + {i}\n" for i in range(40)))
-    given = Experiment.of(EXPERIMENT | {"workload": WORK | {"texts": [str(text)]}})
+    given = Experiment.from_values(EXPERIMENT | {"workload": WORK | {"texts": [str(text)]}})
     record = run_comparison(given, tmp_path, "run", progress=False)
     rows = {row["variant"]: row for row in record.summary["rows"]}
     for name in ("draft of 2", "draft of 3", "draft that stops", "lookup"):
@@ -92,13 +92,13 @@ def test_speculation_beside_none(tmp_path: Path) -> None:
 
 def test_texts_that_do_not_fit_are_refused() -> None:
     with pytest.raises(WorkbenchError, match="exceed the model's context of 1024"):
-        run_comparison(Experiment.of(EXPERIMENT | {"workload": WORK | {"prompt_tokens": 1020}}), progress=False)
+        run_comparison(Experiment.from_values(EXPERIMENT | {"workload": WORK | {"prompt_tokens": 1020}}), progress=False)
 
 
 def test_a_run_that_speculates_tells_of_it(tmp_path: Path) -> None:
-    given = Experiment.of(
+    given = Experiment.from_values(
         {
-            "question": "what stands?", "model": {"name": "shape:tiny", "dtype": "float32"}, "lane": "eager",
+            "question": "what stands?", "model": {"name": "shape:tiny", "dtype": "float32"}, "backend": "eager",
             "speculate": {"kind": "prompt_lookup", "min_ngram": 1}, "sampling": {"temperature": 0},
             "workload": {"kind": "random", "requests": 2, "prompt_tokens": 9, "output_tokens": 60},
             "measure": {"warmup": 0, "ceilings": False},
@@ -119,5 +119,5 @@ def test_a_run_that_speculates_tells_of_it(tmp_path: Path) -> None:
 
 
 def test_the_experiment_that_ships_can_be_read() -> None:
-    shipped = Experiment.read(Path(__file__).parents[2] / "experiments" / "speculation.yaml")
+    shipped = Experiment.from_file(Path(__file__).parents[2] / "experiments" / "speculation.yaml")
     assert {shipped.variant(name).speculate.kind for name in shipped.variants} == {"none", "draft", "prompt_lookup"}

@@ -11,17 +11,17 @@ from workbench.engine.runner import Runner, generate
 from workbench.errors import WorkbenchError
 from workbench.study import streaming_prediction
 from workbench.study.comparison import run_comparison
-from workbench.study.comparison_text import tables
-from workbench.study.delivery import Client, deliver
+from workbench.study.comparison_text import variant_tables
+from workbench.study.delivery import StreamingClient, deliver
 from workbench.study.experiment import Experiment
 from workbench.study.run import runner_for
-from workbench.study.streaming import handed_over, requests_of
+from workbench.study.streaming import run_streaming_round, random_requests
 from workbench.study.streaming_prediction import predicted_rates
 from workbench.trace.events import Decoded, Finished
 
 WORK = {"kind": "streaming", "requests": 3, "prompt_tokens": 4, "output_tokens": 12, "rounds": 2}
 EXPERIMENT: dict[str, Any] = {
-    "question": "streamed?", "model": {"name": "demo-draft", "dtype": "float32"}, "lane": "eager", "workload": WORK,
+    "question": "streamed?", "model": {"name": "demo-draft", "dtype": "float32"}, "backend": "eager", "workload": WORK,
     "sampling": {"temperature": 0}, "cache": {"pages": 24}, "schedule": {"max_num_seqs": 2},
     "variants": {name: {"workload.delivery": name} for name in ("whole", "events", "stream")},
 }  # fmt: skip
@@ -29,47 +29,47 @@ EXPERIMENT: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def runner() -> Runner:
-    return runner_for(Experiment.of(EXPERIMENT))
+    return runner_for(Experiment.from_values(EXPERIMENT))
 
 
 def variant(name: str) -> Experiment:
-    return Experiment.of(EXPERIMENT).variant(name)
+    return Experiment.from_values(EXPERIMENT).variant(name)
 
 
 @pytest.mark.parametrize("delivery", ["whole", "events", "stream"])
 def test_the_client_has_the_whole_text(delivery: str, runner: Runner) -> None:
-    requests = requests_of(variant(delivery), runner.model.spec.vocab, 1)
-    texts = {name: end.output_text for name, end in generate(runner, requests_of(variant("events"), 4096, 1)).items()}
+    requests = random_requests(variant(delivery), runner.model.spec.vocab_size, 1)
+    texts = {name: end.output_text for name, end in generate(runner, random_requests(variant("events"), 4096, 1)).items()}
     events = list(runner.stream(requests))
-    with Client() as client:
+    with StreamingClient() as client:
         for event in events:
             deliver(event, variant(delivery).workload.delivery, client)  # type: ignore[union-attr]
-    assert {name: found[3] for name, found in client.seen.items()} == texts
+    assert {name: found[3] for name, found in client.received.items()} == texts
     shown = sum(1 for event in events if isinstance(event, Decoded) and event.text)
     assert bool(shown) == (delivery != "whole")
-    assert sum(found[2] for found in client.seen.values()) == (shown + 3 if delivery == "stream" else 3)
+    assert sum(found[2] for found in client.received.values()) == (shown + 3 if delivery == "stream" else 3)
 
 
 def test_a_round_is_timed_from_the_arrival_to_the_last_message(runner: Runner) -> None:
-    found = {name: handed_over(runner, variant(name), 1) for name in ("whole", "stream")}
+    found = {name: run_streaming_round(runner, variant(name), 1) for name in ("whole", "stream")}
     for each in found.values():
         assert 0 < each["visible_s_p50"] <= each["e2el_s_p50"]
         assert each["output_tokens_per_s"] == pytest.approx(36 / each["seconds"])
     whole, stream = found["whole"], found["stream"]
     assert whole["visible_s_p50"] == whole["e2el_s_p50"] and whole["messages"] == 3
     assert stream["visible_s_p50"] < stream["e2el_s_p50"] and stream["messages"] > 3
-    assert not runner.busy
+    assert not runner.has_unfinished_requests
 
 
 def test_a_request_that_fails_ends_the_round(runner: Runner) -> None:
     long = variant("stream").with_("workload.prompt_tokens=5000")
     with pytest.raises(WorkbenchError, match="5000 prompt tokens"):
-        handed_over(runner, long, 0)
-    assert not runner.busy
+        run_streaming_round(runner, long, 0)
+    assert not runner.has_unfinished_requests
 
 
 def test_handling_is_predicted_without_a_model(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming_prediction, "step_seconds", lambda experiment, at_once: 1e-3 * at_once)
+    monkeypatch.setattr(streaming_prediction, "predicted_step_seconds", lambda experiment, at_once: 1e-3 * at_once)
     monkeypatch.setattr(streaming_prediction, "SAMPLE", 64)
     found = predicted_rates(variant("stream"), runner)
     assert found["step_s"] == 2e-3 and found["handling_s_per_token"] > 0
@@ -77,25 +77,25 @@ def test_handling_is_predicted_without_a_model(runner: Runner, monkeypatch: pyte
 
 
 def test_a_comparison_has_a_row_a_delivery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming_prediction, "step_seconds", lambda experiment, at_once: 1e-3)
-    record = run_comparison(Experiment.of(EXPERIMENT), tmp_path, progress=False)
+    monkeypatch.setattr(streaming_prediction, "predicted_step_seconds", lambda experiment, at_once: 1e-3)
+    record = run_comparison(Experiment.from_values(EXPERIMENT), tmp_path, progress=False)
     rows = record.summary["rows"]
     assert [row["variant"] for row in rows] == ["whole", "events", "stream"]
     assert all(len(row["rates"]) == 2 for row in rows)
-    (found,) = tables(rows)
+    (found,) = variant_tables(rows)
     for heading in ("first text seen ms", "output tokens/s", "predicted at most", "messages"):
         assert heading in found[0]
-    shape = Experiment.of({**EXPERIMENT, "model": {"name": "shape:tiny"}})
+    shape = Experiment.from_values({**EXPERIMENT, "model": {"name": "shape:tiny"}})
     with pytest.raises(WorkbenchError, match="has no tokenizer"):
         run_comparison(shape, tmp_path, progress=False)
     assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_client_that_is_left_is_not_waited_for() -> None:
-    with pytest.raises(KeyError), Client() as client:
+    with pytest.raises(KeyError), StreamingClient() as client:
         client.send("a", "x", None)
         raise KeyError
-    assert client.seen == {}
-    with Client() as client:
+    assert client.received == {}
+    with StreamingClient() as client:
         deliver(Finished(0.0, "a", "rest", reason="length", output_text="whole, rest"), "stream", client)
-    assert client.seen["a"][3] == "rest"
+    assert client.received["a"][3] == "rest"

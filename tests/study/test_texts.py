@@ -11,17 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench.study.experiment import Experiment
-from workbench.study.predicted import predictions
-from workbench.study.text_figures import LEAST, TURNS, distinct, ends_in_loop, entropy, surprise
-from workbench.study.texts import CAME, LOOP, NOISE, sampled_texts
+from workbench.study.predicted import predict_variants
+from workbench.study.text_figures import MIN_LOOP_SPAN, MIN_LOOP_REPEATS, distinct_ngram_fraction, ends_in_loop, entropy, token_surprisal
+from workbench.study.texts import HELD_OUT_ROW, LOOP_ROW, RANDOM_ROW, measure_sampled_texts
 
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=9)
 
 
 @given(before=st.lists(st.integers(0, 9), max_size=30), stretch=TOKENS)
 def test_a_stretch_again_and_again_is_a_loop(before: list[int], stretch: list[int]) -> None:
-    assert ends_in_loop(before + stretch * max(TURNS, LEAST))
-    assert not ends_in_loop(before + stretch * LEAST + [99])
+    assert ends_in_loop(before + stretch * max(MIN_LOOP_REPEATS, MIN_LOOP_SPAN))
+    assert not ends_in_loop(before + stretch * MIN_LOOP_SPAN + [99])
 
 
 def test_no_loop_where_nothing_repeats_or_too_little() -> None:
@@ -31,17 +31,17 @@ def test_no_loop_where_nothing_repeats_or_too_little() -> None:
 
 @given(ids=st.lists(st.integers(0, 5), min_size=4, max_size=40), n=st.integers(1, 4))
 def test_shares_of_different_grams(ids: list[int], n: int) -> None:
-    assert 0 < distinct(ids, n) <= 1
-    assert distinct(ids * 2, n) <= distinct(ids, n) or n > 1
-    assert distinct([7] * len(ids), n) == 1 / (len(ids) - n + 1)
+    assert 0 < distinct_ngram_fraction(ids, n) <= 1
+    assert distinct_ngram_fraction(ids * 2, n) <= distinct_ngram_fraction(ids, n) or n > 1
+    assert distinct_ngram_fraction([7] * len(ids), n) == 1 / (len(ids) - n + 1)
 
 
 def test_bits_and_entropy() -> None:
     even = torch.zeros(5, 8)
     assert entropy(even) == pytest.approx(3)
-    assert surprise(even, [0, 1, 2, 3, 4])[0] == pytest.approx(15)
+    assert token_surprisal(even, [0, 1, 2, 3, 4])[0] == pytest.approx(15)
     sure = torch.full((2, 4), -math.inf).index_fill(1, torch.tensor([1]), 0.0)
-    assert surprise(sure, [1, 1]) == (pytest.approx(0), pytest.approx(0), 1.0)
+    assert token_surprisal(sure, [1, 1]) == (pytest.approx(0), pytest.approx(0), 1.0)
 
 
 def test_texts_of_the_demo_model() -> None:
@@ -53,17 +53,17 @@ def test_texts_of_the_demo_model() -> None:
         "two": {"sampling.top_k": 2},
     }
     work = {"kind": "texts", "prompts": 2, "prompt_tokens": 24, "output_tokens": 24, "repeats": 2}
-    asked = Experiment.of({"question": "?", "model": {"name": "demo"}, "lane": "eager", "workload": work}
+    asked = Experiment.from_values({"question": "?", "model": {"name": "demo"}, "backend": "eager", "workload": work}
                           | {"variants": variants})  # fmt: skip
-    told = cast(dict, predictions(asked))
+    told = cast(dict, predict_variants(asked))
     drawn = [told["variants"][name]["drawn_entropy"] for name in ("greedy", "cool", "free", "hot")]
     assert drawn == sorted(drawn) and drawn[0] == 0
     assert told["variants"]["two"]["drawn_entropy"] <= 1
-    found = sampled_texts(asked, lambda line: None, told)
+    found = measure_sampled_texts(asked, lambda line: None, told)
     rows = {row["variant"]: row for row in found.rows}
-    assert rows[LOOP]["looped"] == 1 and rows[LOOP]["repeated_4"] > 0.5 > rows[NOISE]["repeated_4"]
-    assert rows[NOISE]["bits_per_byte"] > rows["hot"]["bits_per_byte"] > rows["free"]["bits_per_byte"]
-    assert rows["greedy"]["bits_a_token"] < rows[CAME]["bits_a_token"]
+    assert rows[LOOP_ROW]["looped"] == 1 and rows[LOOP_ROW]["repeated_4"] > 0.5 > rows[RANDOM_ROW]["repeated_4"]
+    assert rows[RANDOM_ROW]["bits_per_byte"] > rows["hot"]["bits_per_byte"] > rows["free"]["bits_per_byte"]
+    assert rows["greedy"]["bits_a_token"] < rows[HELD_OUT_ROW]["bits_a_token"]
     assert rows["greedy"]["most_likely"] > 0.9 > rows["hot"]["most_likely"]
     assert all(rows[name]["repeated_alike"] for name in variants)
     assert len(found.tables["texts"]) == 2 * (3 + len(variants))

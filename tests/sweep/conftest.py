@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.sweep.work import ThisMachine
+from workbench.sweep.work import CachedCeilings
 
 FLOPS, BYTES = 1e11, 1e10
 
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ThisMachine, "rates", lambda self, working_set, dtype: (FLOPS, BYTES))
+    monkeypatch.setattr(CachedCeilings, "rates", lambda self, working_set, dtype: (FLOPS, BYTES))

@@ -7,7 +7,7 @@ from pathlib import Path
 TINY = """
 question: does it run?
 model: {name: "shape:tiny", dtype: float32}
-lane: eager
+backend: eager
 sampling: {temperature: 0}
 workload: {kind: random, requests: 2, prompt_tokens: 8, output_tokens: 4}
 measure: {warmup: 0, ceilings: false}

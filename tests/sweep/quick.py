@@ -21,7 +21,7 @@ from workbench.sweep.point import POINT
 
 ASKED = {
     "question": "where does it run?",
-    "lane": "eager",
+    "backend": "eager",
     "workload": {"kind": "prompts", "prompts": ["x ="]},
 }
 
@@ -29,7 +29,7 @@ ASKED = {
 def quick_sweep(parent: Path, count: int) -> SweepFolder:
     """With `count` points, written."""
     asked = ASKED | {"sweep": {"axes": {"sampling.seed": list(range(count))}}}
-    sweep = SweepFolder.planned(Experiment.of(asked), parent, "quick")
+    sweep = SweepFolder.create(Experiment.from_values(asked), parent, "quick")
     sweep.write()
     return sweep
 
@@ -75,4 +75,4 @@ def kill_holder_of(folder: Path) -> threading.Thread:
 
 def ended(mark: dict) -> None:
     """Wait until a process has ended."""
-    until(lambda: not alive.runs(mark))
+    until(lambda: not alive.is_running(mark))

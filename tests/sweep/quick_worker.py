@@ -1,4 +1,4 @@
-"""A worker without an experiment: what `workbench.sweep.carry_out` leaves, in a fraction of its time.
+"""A worker without an experiment: what `workbench.sweep.worker` leaves, in a fraction of its time.
 
 `began.txt` has a line for each that began. The first to come to a point in which a file `stay` lies never ends.
 """
@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from workbench.study.alive import process
+from workbench.study.alive import describe_process
 from workbench.study.run_folder import RunFolder
 
 
@@ -24,7 +24,7 @@ def main(folder: Path) -> None:
         run = RunFolder.create(folder, "run")
         run.write_json("summary.json", {"by": os.getpid()})
         with (folder / "began.txt").open("a") as file:
-            file.write(json.dumps(process()) + "\n")
+            file.write(json.dumps(describe_process()) + "\n")
         if (folder / "stay").exists():
             (folder / "stay").rename(folder / "stayed")
             time.sleep(3600)

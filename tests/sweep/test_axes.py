@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from tests.sweep.points import TINY, write
 from workbench.errors import WorkbenchError
 from workbench.study.experiment import Experiment
-from workbench.study.sweep_part import overlap
-from workbench.sweep.axes import SEED_STRIDE, expand
-from workbench.sweep.point import Point, key_of
-from workbench.sweep.words import experiment_from
+from workbench.study.sweep_part import paths_overlap
+from workbench.sweep.axes import SEED_STRIDE, expand_sweep
+from workbench.sweep.point import SweepPoint, key_of
+from workbench.sweep.words import experiment_with_axes
 
 BASE = Experiment.from_yaml(TINY)
 FOLDER = Path("nowhere")
 CHOICES: dict[str, st.SearchStrategy] = {
     "cache.page_size": st.integers(1, 512),
     "cache.format": st.sampled_from(["dense", "int8", "int4"]),
-    "lane": st.sampled_from(["eager", "inductor", "auto"]),
+    "backend": st.sampled_from(["eager", "inductor", "auto"]),
     "schedule.max_num_seqs": st.integers(1, 64),
     "sampling.top_p": st.floats(0.1, 1.0),
     "sampling.stop": st.lists(st.text("ab,: {'\"", min_size=1, max_size=4), max_size=2, unique=True),
@@ -55,8 +55,8 @@ def sweeps(draw: st.DrawFn) -> dict[str, Any]:
     return {"axes": product, "linked": [group] if group else [], "repeat": draw(st.integers(1, 2))}
 
 
-def swept(sweep: dict[str, Any]) -> list[Point]:
-    return list(expand(Experiment.of({**BASE.model_dump(mode="json"), "sweep": sweep}), FOLDER).points)
+def swept(sweep: dict[str, Any]) -> list[SweepPoint]:
+    return list(expand_sweep(Experiment.from_values({**BASE.model_dump(mode="json"), "sweep": sweep}), FOLDER).points)
 
 
 @given(sweeps())
@@ -78,7 +78,7 @@ def leaves(values: Any, path: str = "") -> dict[str, Any]:
 @given(sweeps())
 @settings(max_examples=20)
 def test_a_point_is_the_experiment_with_its_settings_and_no_other(sweep: dict[str, Any]) -> None:
-    base = leaves(BASE.alone({}, "base").model_dump(mode="json"))
+    base = leaves(BASE.single({}, "base").model_dump(mode="json"))
     for point in swept(sweep):
         assert leaves(point.experiment.model_dump(mode="json")) == {**base, **point.settings}
 
@@ -96,7 +96,7 @@ def test_linked_settings_advance_together(sweep: dict[str, Any]) -> None:
 @given(st.sampled_from(PATHS).flatmap(lambda path: st.tuples(st.just(path), CHOICES[path])), st.randoms())
 def test_a_key_is_the_same_in_any_order_and_after_yaml(change: tuple[str, Any], draw: random.Random) -> None:
     bias = {"sampling.logit_bias": {"5": 1.0, "3": -1.0, "9": 2.0}}  # a mapping of the user's keeps its order
-    base, experiment = BASE.alone(bias, "test"), BASE.alone({**bias, **dict([change])}, "test")
+    base, experiment = BASE.single(bias, "test"), BASE.single({**bias, **dict([change])}, "test")
 
     def shuffled(value: Any) -> Any:
         if not isinstance(value, dict):
@@ -106,14 +106,14 @@ def test_a_key_is_the_same_in_any_order_and_after_yaml(change: tuple[str, Any], 
         return {name: shuffled(value[name]) for name in names}
 
     key = key_of(experiment)
-    assert key == key_of(Experiment.of(shuffled(experiment.model_dump(mode="json"))))
+    assert key == key_of(Experiment.from_values(shuffled(experiment.model_dump(mode="json"))))
     assert key == key_of(Experiment.from_yaml(experiment.to_yaml()))
     assert (key == key_of(base)) == (experiment == base)
 
 
 def test_repetitions_come_last_and_share_no_seed() -> None:
-    points = swept({"axes": {"lane": ["eager", "auto"]}, "repeat": 3})
-    assert [point.label for point in points] == [f"lane={lane} #{r}" for r in (1, 2, 3) for lane in ("eager", "auto")]
+    points = swept({"axes": {"backend": ["eager", "auto"]}, "repeat": 3})
+    assert [point.label for point in points] == [f"backend={backend} #{r}" for r in (1, 2, 3) for backend in ("eager", "auto")]
     seeds = [point.experiment.sampling.seed for point in points[::2]]
     assert seeds == [0, SEED_STRIDE, 2 * SEED_STRIDE]
     assert [point.settings.get("workload.seed") for point in points[1::2]] == [None, SEED_STRIDE, 2 * SEED_STRIDE]
@@ -123,23 +123,23 @@ VARIANTS = "variants:\n  plain: {}\n  small: {cache.page_size: 16, cache.format:
 
 
 def test_variants_are_one_more_axis(tmp_path: Path) -> None:
-    found = expand(experiment_from(write(tmp_path, VARIANTS), ["schedule.max_num_seqs=1,2"]), FOLDER)
+    found = expand_sweep(experiment_with_axes(write(tmp_path, VARIANTS), ["schedule.max_num_seqs=1,2"]), FOLDER)
     assert [point.label for point in found.points] == [
         f"{name} schedule.max_num_seqs={n}" for name in ("plain", "small") for n in (1, 2)
     ]
     small = found.points[2]
     assert dict(small.settings) == {"cache.page_size": 16, "cache.format": "int8", "schedule.max_num_seqs": 1}
-    assert small.experiment.cache.page_size == 16 and not small.experiment.compares
+    assert small.experiment.cache.page_size == 16 and not small.experiment.is_comparison
 
 
 def test_variants_are_set_aside_where_an_axis_sets_what_they_set(tmp_path: Path) -> None:
-    found = expand(experiment_from(write(tmp_path, VARIANTS), ["cache.format=dense,int4"]), FOLDER)
+    found = expand_sweep(experiment_with_axes(write(tmp_path, VARIANTS), ["cache.format=dense,int4"]), FOLDER)
     assert [point.label for point in found.points] == ["cache.format=dense", "cache.format=int4"]
     assert "the 2 variants are set aside: they set cache.format, as the sweep does" in found.remarks
 
 
 def test_equal_experiments_run_once(tmp_path: Path) -> None:
-    found = expand(experiment_from(write(tmp_path), ["cache.page_size=64,32,64.0"]), FOLDER)
+    found = expand_sweep(experiment_with_axes(write(tmp_path), ["cache.page_size=64,32,64.0"]), FOLDER)
     assert len(found.points) == 2
     assert found.remarks == ("cache.page_size=64.0 is the same experiment as cache.page_size=64: it runs once",)
 
@@ -147,7 +147,7 @@ def test_equal_experiments_run_once(tmp_path: Path) -> None:
 def test_everything_wrong_is_told_at_once_and_in_which_points(tmp_path: Path) -> None:
     words = ["cache.format=dense,int5", "cache.page_size=0,64,128"]
     with pytest.raises(WorkbenchError, match="sweep: ") as caught:
-        expand(experiment_from(write(tmp_path), words), FOLDER)
+        expand_sweep(experiment_with_axes(write(tmp_path), words), FOLDER)
     told = str(caught.value)
     assert "cache.page_size: Input should be greater than or equal to 1" in told
     assert "cache.format" in told and "'int5'" in told and "2 of 6 points" in told and "\n" not in told
@@ -167,40 +167,40 @@ def test_everything_wrong_is_told_at_once_and_in_which_points(tmp_path: Path) ->
 )
 def test_wrong_words(tmp_path: Path, words: list[str], told: str) -> None:
     with pytest.raises(WorkbenchError, match=told):
-        expand(experiment_from(write(tmp_path), words), FOLDER)
+        expand_sweep(experiment_with_axes(write(tmp_path), words), FOLDER)
 
 
 def test_links_of_unequal_lengths_are_refused(tmp_path: Path) -> None:
     with pytest.raises(WorkbenchError, match="equally many values: cache.page_size has 2, workload.requests has 3"):
-        experiment_from(write(tmp_path), [], ["cache.page_size=16,32", "workload.requests=1,2,3"])
+        experiment_with_axes(write(tmp_path), [], ["cache.page_size=16,32", "workload.requests=1,2,3"])
 
 
 def test_the_words_go_over_the_file(tmp_path: Path) -> None:
-    file = write(tmp_path, "sweep: {axes: {lane: [eager, auto], cache.page_size: [16, 32]}, repeat: 2}\n")
-    experiment = experiment_from(file, ["lane=eager", "cache.page_size=8,16,64"], repeat=1)
+    file = write(tmp_path, "sweep: {axes: {backend: [eager, auto], cache.page_size: [16, 32]}, repeat: 2}\n")
+    experiment = experiment_with_axes(file, ["backend=eager", "cache.page_size=8,16,64"], repeat=1)
     assert experiment.sweep is not None and experiment.sweep.repeat == 1
     assert dict(experiment.sweep.axes) == {"cache.page_size": (8, 16, 64)}
-    listed = experiment_from(file, ["sampling.stop=[a, b],[c]"]).sweep
+    listed = experiment_with_axes(file, ["sampling.stop=[a, b],[c]"]).sweep
     assert listed is not None and listed.axes["sampling.stop"] == (["a", "b"], ["c"])
     again = Experiment.from_yaml(experiment.to_yaml())
     assert again == experiment
 
 
 def test_a_value_that_the_sweep_would_overrule_is_refused(tmp_path: Path) -> None:
-    file = write(tmp_path, "sweep: {overrides: [{lane: eager}, {lane: auto}]}\n")
-    with pytest.raises(WorkbenchError, match="--set lane: the sweep sets lane"):
-        experiment_from(file, ["lane=mlir"])
+    file = write(tmp_path, "sweep: {overrides: [{backend: eager}, {backend: auto}]}\n")
+    with pytest.raises(WorkbenchError, match="--set backend: the sweep sets backend"):
+        experiment_with_axes(file, ["backend=mlir"])
 
 
 def test_a_list_of_overrides_is_an_axis(tmp_path: Path) -> None:
-    file = write(tmp_path, "sweep: {overrides: [{}, {cache.page_size: 16}, {cache.page_size: 16, lane: auto}]}\n")
-    labels = [point.label for point in expand(experiment_from(file), FOLDER).points]
+    file = write(tmp_path, "sweep: {overrides: [{}, {cache.page_size: 16}, {cache.page_size: 16, backend: auto}]}\n")
+    labels = [point.label for point in expand_sweep(experiment_with_axes(file), FOLDER).points]
     assert labels == [
-        "cache.page_size=64 lane=eager", "cache.page_size=16 lane=eager", "cache.page_size=16 lane=auto"
+        "cache.page_size=64 backend=eager", "cache.page_size=16 backend=eager", "cache.page_size=16 backend=auto"
     ]  # fmt: skip
 
 
 @given(st.lists(st.sampled_from("ab"), min_size=1, max_size=3), st.lists(st.sampled_from("ab"), min_size=1, max_size=3))
 def test_paths_overlap_where_one_leads_into_the_other(one: list[str], other: list[str]) -> None:
     shared = min(len(one), len(other))
-    assert overlap(".".join(one), ".".join(other)) == (one[:shared] == other[:shared])
+    assert paths_overlap(".".join(one), ".".join(other)) == (one[:shared] == other[:shared])

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 def test_a_child_ends_with_who_started_it(tmp_path: Path) -> None:
     (tmp_path / "stay").touch()
     words = ["tests.sweep.quick_worker", str(tmp_path / "point.json")]
-    code = f"from workbench.sweep.bound import carry_out; carry_out({words!r}, {str(tmp_path / 'log.txt')!r}, '/', '')"
+    code = f"from workbench.sweep.bound import run_child; run_child({words!r}, {str(tmp_path / 'log.txt')!r}, '/', '')"
     holder = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)})
     try:
         until((tmp_path / "stayed").exists, lambda: holder.poll() is None)
@@ -34,9 +34,9 @@ def test_what_a_child_says_and_how_it_ends_come_through(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     log.write_text("before\n")
     words = ["tests.sweep.quick_worker", str(tmp_path / "nowhere" / "point.json")]
-    assert bound.carry_out(words, str(log), str(tmp_path), str(ROOT)) == 1
+    assert bound.run_child(words, str(log), str(tmp_path), str(ROOT)) == 1
     assert log.read_text().startswith("before\n") and "No such file" in log.read_text()
-    assert bound.carry_out(["json.tool", "--help"], str(log), str(tmp_path / "absent"), str(ROOT)) == 0
+    assert bound.run_child(["json.tool", "--help"], str(log), str(tmp_path / "absent"), str(ROOT)) == 0
 
 
 def test_a_child_whose_parent_has_ended_does_not_begin() -> None:

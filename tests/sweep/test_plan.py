@@ -13,37 +13,37 @@ from hypothesis import strategies as st
 from tests.sweep.points import write
 from workbench.cli import main
 from workbench.errors import WorkbenchError
-from workbench.study.ceilings import Ceiling, Ceilings
+from workbench.study.ceilings import Ceiling, MachineCeilings
 from workbench.study.experiment import Experiment
 from workbench.study.run_folder import RunFolder
 from workbench.sweep import work
-from workbench.sweep.carry_out import NAME
-from workbench.sweep.estimate import LIKE, MEASURED, MODEL, NONE, Estimate
+from workbench.sweep.worker import RUN_NAME
+from workbench.sweep.estimate import SCALED_COST_MODEL, MEASURED, COST_MODEL, UNKNOWN, Estimate
 from workbench.sweep.folder import SweepFolder
-from workbench.sweep.plan import Plan, Planned, plan
-from workbench.sweep.point import Outcome, Point
-from workbench.sweep.run import Row
-from workbench.sweep.words import experiment_from
-from workbench.sweep.work import Served, ThisMachine, work_of
+from workbench.sweep.plan import SweepPlan, PlannedPoint, plan_sweep
+from workbench.sweep.point import Outcome, SweepPoint
+from workbench.sweep.run import SweepRow
+from workbench.sweep.words import experiment_with_axes
+from workbench.sweep.work import ServedRequests, CachedCeilings, point_workload
 
 KV = Path(__file__).parents[2] / "experiments" / "kv_precision.yaml"
 SIZES = "workload.output_tokens=2,40,400"
 
 
-EXPERIMENT = Experiment.read(KV)
+EXPERIMENT = Experiment.from_file(KV)
 
 
 def planned(folder: Path, *sets: str, more: str = "") -> SweepFolder:
-    return SweepFolder.planned(experiment_from(write(folder, more), sets), folder / "runs", "tiny")
+    return SweepFolder.create(experiment_with_axes(write(folder, more), sets), folder / "runs", "tiny")
 
 
-def done(point: Point, seconds: float, size: int = 10**9) -> None:
+def done(point: SweepPoint, seconds: float, size: int = 10**9) -> None:
     point.write()
-    run = RunFolder.create(point.folder, NAME)
+    run = RunFolder.create(point.folder, RUN_NAME)
     Outcome(point.key, run.finish(), None, seconds, size).write(point.folder)
 
 
-def sources(made: Plan) -> list[str]:
+def sources(made: SweepPlan) -> list[str]:
     return [each.estimate.source for each in made.points]
 
 
@@ -54,32 +54,32 @@ seconds = st.one_of(st.none(), st.floats(0, 1e4))
 def test_the_total_is_the_sum_of_what_is_to_run(rows: list, retry: bool) -> None:
     made = []
     for number, (each, state) in enumerate(rows):
-        point = Point(str(number), "", {}, "", Path("nowhere"))
+        point = SweepPoint(str(number), "", {}, "", Path("nowhere"))
         outcome = None if state == "to run" else Outcome(point.key, None, "no" if state == "failed" else None, 1.0)
-        made.append(Planned(Row(point, outcome), Estimate(each, 1, MODEL)))
+        made.append(PlannedPoint(SweepRow(point, outcome), Estimate(each, 1, COST_MODEL)))
     sweep = SweepFolder(Path("nowhere"), "x", EXPERIMENT, ())
-    found = Plan(sweep, tuple(made), (), retry)
+    found = SweepPlan(sweep, tuple(made), (), retry)
     states = ("to run", "failed") if retry else ("to run",)
     assert found.seconds == sum(each or 0.0 for each, state in rows if state in states)
-    assert found.unknown == sum(each is None for each, state in rows if state in states)
+    assert found.num_without_estimate == sum(each is None for each, state in rows if state in states)
     assert len(found.to_run) + sum(state not in states for _, state in rows) == len(rows)
 
 
 def test_more_to_do_takes_longer_and_more_memory(tmp_path: Path) -> None:
-    made = plan(planned(tmp_path, SIZES), tmp_path / "runs", start_seconds=1.0)
+    made = plan_sweep(planned(tmp_path, SIZES), tmp_path / "runs", start_seconds=1.0)
     times = [each.estimate.seconds or 0.0 for each in made.points]
     sizes = [each.estimate.bytes or 0 for each in made.points]
     assert times == sorted(times) and times[0] > 1.0 and sizes == sorted(sizes) and sizes[0]
-    assert set(sources(made)) == {MODEL} and made.bound and "cost model: " in made.remarks[0]
+    assert set(sources(made)) == {COST_MODEL} and made.is_lower_bound and "cost model: " in made.remarks[0]
     assert made.seconds == sum(times)
 
 
 def test_points_that_ran_scale_the_others(tmp_path: Path) -> None:
     sweep = planned(tmp_path, SIZES)
-    bounds = [each.estimate.seconds or 0.0 for each in plan(sweep, tmp_path / "runs").points]
+    bounds = [each.estimate.seconds or 0.0 for each in plan_sweep(sweep, tmp_path / "runs").points]
     done(sweep.points[1], 7 * bounds[1])
-    made = plan(sweep, tmp_path / "runs")
-    assert sources(made) == [LIKE.format(1), MEASURED, LIKE.format(1)] and not made.bound
+    made = plan_sweep(sweep, tmp_path / "runs")
+    assert sources(made) == [SCALED_COST_MODEL.format(1), MEASURED, SCALED_COST_MODEL.format(1)] and not made.is_lower_bound
     assert made.points[0].estimate.seconds == pytest.approx(7 * bounds[0])
     assert made.points[1].estimate.seconds == 7 * bounds[1] and made.points[1].row.state == "done"
     assert made.seconds == pytest.approx(7 * (bounds[0] + bounds[2]))
@@ -89,47 +89,47 @@ def test_another_sweep_of_the_same_points_is_known(tmp_path: Path) -> None:
     first = planned(tmp_path, SIZES)
     first.write()
     done(first.points[0], 5.0)
-    made = plan(planned(tmp_path, "workload.output_tokens=2,7"), tmp_path / "runs")
+    made = plan_sweep(planned(tmp_path, "workload.output_tokens=2,7"), tmp_path / "runs")
     assert made.points[0].estimate == Estimate(5.0, 10**9, MEASURED) and made.points[0].row.state == "to run"
     assert "measured: the same points have run in another sweep" in made.remarks
 
 
 def test_requests_over_time_last_at_least_as_long_as_they_come(tmp_path: Path) -> None:
     traffic = "workload={kind: traffic, lengths: {kind: fixed}, arrivals: {kind: poisson, rate: 0.1}, requests: 9}"
-    experiment = experiment_from(write(tmp_path), [traffic]).alone({}, "test")
-    found = work_of(experiment)
-    assert found is not None and found.least_seconds > 9 and sum(found.served[0].lengths.values()) == 9
-    assert work_of(experiment.with_("executor={kind: simulated}")) is None
+    experiment = experiment_with_axes(write(tmp_path), [traffic]).single({}, "test")
+    found = point_workload(experiment)
+    assert found is not None and found.min_seconds > 9 and sum(found.served[0].lengths.values()) == 9
+    assert point_workload(experiment.with_("executor={kind: simulated}")) is None
 
 
 def test_a_machine_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def ceilings_for(size: int, dtypes: tuple[str, ...]) -> Ceilings:
+    def ceilings_for(size: int, dtypes: tuple[str, ...]) -> MachineCeilings:
         asked.append((size, *dtypes))
         ceiling = Ceiling("read", 5.0, "", "", 1, 1, 1.0, size, others_cpu_share=0.3)
-        return Ceilings((ceiling,), (dataclasses.replace(ceiling, value=7.0, dtype=dtypes[0]),))
+        return MachineCeilings((ceiling,), (dataclasses.replace(ceiling, value=7.0, dtype=dtypes[0]),))
 
     monkeypatch.undo()
     monkeypatch.setattr(work, "ceilings_for", ceilings_for)
-    machine = ThisMachine()
-    assert {machine.rates(100, "bfloat16") for _ in range(3)} == {(7.0, 5.0)} and machine.busy == 0.3
+    machine = CachedCeilings()
+    assert {machine.rates(100, "bfloat16") for _ in range(3)} == {(7.0, 5.0)} and machine.contention == 0.3
     machine.rates(100, "float16")
     assert asked == [(100, "bfloat16"), (100, "float32")]
 
 
 def test_a_decode_has_as_many_tokens_as_are_asked_for() -> None:
     experiment = EXPERIMENT.with_("schedule.max_num_seqs=4")
-    steps, rows, context = Served(experiment, {(10, 5): 3, (20, 9): 2})._decodes()
+    steps, rows, context = ServedRequests(experiment, {(10, 5): 3, (20, 9): 2})._decode_steps()
     assert steps * rows >= 3 * 4 + 2 * 8 and steps >= 8 and 10 < context < 29
 
 
 def test_what_is_unknown_is_said_to_be(tmp_path: Path) -> None:
-    made = plan(planned(tmp_path, "executor.memory=0.5,0.9", "executor.kind=simulated"), tmp_path / "runs")
-    assert sources(made) == [NONE] * 2 and made.unknown == 2 and made.seconds == 0
+    made = plan_sweep(planned(tmp_path, "executor.memory=0.5,0.9", "executor.kind=simulated"), tmp_path / "runs")
+    assert sources(made) == [UNKNOWN] * 2 and made.num_without_estimate == 2 and made.seconds == 0
     done(made.points[0].row.point, 3.0)
-    again = plan(made.sweep, tmp_path / "runs")
-    assert again.points[1].estimate.seconds == 3.0 and sources(again)[1] == LIKE.format(1)
+    again = plan_sweep(made.sweep, tmp_path / "runs")
+    assert again.points[1].estimate.seconds == 3.0 and sources(again)[1] == SCALED_COST_MODEL.format(1)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_what_is_unknown_is_said_to_be(tmp_path: Path) -> None:
 )
 def test_a_point_that_cannot_be_is_told_before_anything_runs(tmp_path: Path, words: list[str], told: str) -> None:
     with pytest.raises(WorkbenchError, match=told):
-        plan(planned(tmp_path, *words), tmp_path / "runs")
+        plan_sweep(planned(tmp_path, *words), tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
 
 

@@ -14,10 +14,10 @@ import pytest
 from tests.patience import SlowClock
 from tests.sweep.quick import began, ended, kill_holder_of, quick_sweep, quick_workers, states
 from workbench.errors import WorkbenchError
-from workbench.sweep.places import place_from
-from workbench.sweep.ray import FULL_SPEED
+from workbench.sweep.places import make_executor
+from workbench.sweep.ray import WORKER_NICENESS
 from workbench.sweep.run import run_sweep
-from workbench.sweep.settings import place_setting
+from workbench.sweep.settings import parse_executor
 
 pytest.importorskip("ray", reason="pip install 'ray>=2.40'")
 __all__ = ["quick_workers"]
@@ -38,7 +38,7 @@ def cluster(patient: None) -> Iterator[Any]:
     """One with two cores that the caller started: a place uses it, and leaves it."""
     import ray
 
-    os.environ.setdefault(*FULL_SPEED)
+    os.environ.setdefault(*WORKER_NICENESS)
     ray.init(
         address="local", num_cpus=2, include_dashboard=False, object_store_memory=100 * 2**20, log_to_driver=False,
         logging_level=logging.ERROR,
@@ -58,7 +58,7 @@ def test_a_killed_workers_point_runs_again_and_nothing_else_runs_twice(
     (first.folder / "stay").touch()
     killer = kill_holder_of(first.folder)
     before = signal.getsignal(signal.SIGTERM)
-    rows = run_sweep(sweep, place_from(place_setting("{kind: ray, workers: 2}")))
+    rows = run_sweep(sweep, make_executor(parse_executor("{kind: ray, workers: 2}")))
     killer.join()
     assert [row.state for row in rows] == ["done"] * 4
     assert states(first.folder) == ["complete", "killed"] and len(began(first.folder)) == 2
@@ -78,7 +78,7 @@ def test_an_interruption_ends_the_workers_and_keeps_what_is_done(
     sweep = quick_sweep(tmp_path, 4)
     first, *others = [point.folder for point in sweep.points]
     (first / "stay").touch()
-    place, told = place_from(place_setting("ray")), []
+    place, told = make_executor(parse_executor("ray")), []
 
     def interrupted(folder: Path) -> None:
         told.append(folder)
@@ -99,11 +99,11 @@ def test_what_cannot_run_is_told_before_anything_waits_for_it(
     tmp_path: Path, quick_workers: None, cluster: Any
 ) -> None:
     sweep = quick_sweep(tmp_path, 1)
-    place = place_from(place_setting("{kind: ray, cpus: 3, gpus: 0.5}"))
+    place = make_executor(parse_executor("{kind: ray, cpus: 3, gpus: 0.5}"))
     with pytest.raises(WorkbenchError, match=r"3 cpus and 0.5 gpus, .*\(at most 2 and 0\); lower executor.cpus"):
         run_sweep(sweep, place)
     assert began(sweep.points[0].folder) == []
     with pytest.raises(WorkbenchError, match="at the same path on every node"):
-        place_from(place_setting("ray")).run([tmp_path / "nowhere" / "points" / "key"], lambda folder: None)
+        make_executor(parse_executor("ray")).run([tmp_path / "nowhere" / "points" / "key"], lambda folder: None)
     with pytest.raises(WorkbenchError, match="this process has a Ray cluster"):
-        place_from(place_setting("{kind: ray, address: '127.0.0.1:1'}")).run([tmp_path], lambda folder: None)
+        make_executor(parse_executor("{kind: ray, address: '127.0.0.1:1'}")).run([tmp_path], lambda folder: None)

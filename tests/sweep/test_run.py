@@ -22,20 +22,20 @@ from workbench.study.experiment import Experiment
 from workbench.study.record import Record
 from workbench.study.run_folder import RunFolder
 from workbench.sweep import local, places
-from workbench.sweep.carry_out import NAME, carry_out
+from workbench.sweep.worker import RUN_NAME, run_point
 from workbench.sweep.folder import SweepFolder
-from workbench.sweep.local import LocalPlace
-from workbench.sweep.places import place_from
-from workbench.sweep.point import OUTCOME, POINT, Outcome, Point
-from workbench.sweep.run import rows_of, run_sweep
-from workbench.sweep.settings import LocalPart, place_setting
-from workbench.sweep.words import experiment_from
+from workbench.sweep.local import LocalSweepExecutor
+from workbench.sweep.places import make_executor
+from workbench.sweep.point import OUTCOME, POINT, Outcome, SweepPoint
+from workbench.sweep.run import read_rows, run_sweep
+from workbench.sweep.settings import LocalSweepConfig, parse_executor
+from workbench.sweep.words import experiment_with_axes
 
 SIZES = "workload.output_tokens=2,3,4"
 
 
 def planned(folder: Path, *sets: str, more: str = "") -> SweepFolder:
-    return SweepFolder.planned(experiment_from(write(folder, more), sets), folder / "runs", "tiny")
+    return SweepFolder.create(experiment_with_axes(write(folder, more), sets), folder / "runs", "tiny")
 
 
 class Pretended:
@@ -51,7 +51,7 @@ class Pretended:
                 raise KeyboardInterrupt
             self.ran.append(point.name)
             if not self.dies(point, self.ran.count(point.name)):
-                run = RunFolder.create(point, NAME)
+                run = RunFolder.create(point, RUN_NAME)
                 Outcome(point.name, run.finish(), None, 0.1).write(point)
             ended(point)
 
@@ -87,7 +87,7 @@ def test_sigterm_leaves_what_is_done_and_says_how_to_go_on(
             super().run(points[:2], ended)
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(places, "place_from", lambda setting: Ended())
+    monkeypatch.setattr(places, "make_executor", lambda setting: Ended())
     before = signal.getsignal(signal.SIGTERM)
     assert main(["sweep", str(write(tmp_path)), "--set", SIZES, "--out", str(tmp_path / "runs"), "--json"]) == 130
     assert signal.getsignal(signal.SIGTERM) == before
@@ -99,9 +99,9 @@ def test_sigterm_leaves_what_is_done_and_says_how_to_go_on(
 def test_a_sweep_may_be_extended_and_only_what_is_new_runs(tmp_path: Path) -> None:
     sweep, place = planned(tmp_path, SIZES), Pretended()
     run_sweep(sweep, Pretended(), progress=False)
-    more = sweep.extended(experiment_from(tmp_path / "tiny.yaml", ["workload.output_tokens=4,5"]))
+    more = sweep.extend(experiment_with_axes(tmp_path / "tiny.yaml", ["workload.output_tokens=4,5"]))
     assert len(run_sweep(more, place, progress=False)) == 4
-    assert [Point.read(sweep.path / "points" / key).settings for key in place.ran] == [{"workload.output_tokens": 5}]
+    assert [SweepPoint.read(sweep.path / "points" / key).settings for key in place.ran] == [{"workload.output_tokens": 5}]
 
 
 def test_what_is_gone_or_damaged_runs_again(tmp_path: Path) -> None:
@@ -111,11 +111,11 @@ def test_what_is_gone_or_damaged_runs_again(tmp_path: Path) -> None:
     assert outcomes[0] is not None and outcomes[0].folder is not None
     (outcomes[0].folder / "manifest.json").unlink()  # as of a copy that ended early
     (sweep.points[1].folder / OUTCOME).write_text('{"key": "')
-    assert [row.state for row in rows_of(sweep)] == ["to run", "to run", "done"]
+    assert [row.state for row in read_rows(sweep)] == ["to run", "to run", "done"]
     assert outcomes[2] is not None and outcomes[2].folder is not None
     lacking = '{"files": {"summary.json": {"bytes": 5, "sha256": "0"}}}'
     (outcomes[2].folder / "manifest.json").write_text(lacking)  # one file of many was not copied
-    assert [row.state for row in rows_of(sweep)] == ["to run"] * 3
+    assert [row.state for row in read_rows(sweep)] == ["to run"] * 3
 
 
 def test_a_worker_that_dies_is_followed_by_another_and_then_given_up(tmp_path: Path) -> None:
@@ -143,12 +143,12 @@ def test_a_point_is_a_run_like_any_other(tmp_path: Path) -> None:
     sweep = planned(tmp_path, "workload.output_tokens=3", "workload.seed=0,1")
     sweep.write()
     point = sweep.points[1]
-    outcome = carry_out(point.folder)
+    outcome = run_point(point.folder)
     assert outcome.error is None and outcome.folder is not None and outcome.folder.parent == point.folder
     record = Record.open(outcome.folder)
     assert Experiment.from_yaml(record.experiment_text) == point.experiment
     assert record.summary["tokens"]["output"] == 6
-    assert carry_out(point.folder) == outcome == Outcome.read(point.folder)  # nothing twice
+    assert run_point(point.folder) == outcome == Outcome.read(point.folder)  # nothing twice
     assert main(["reproduce", str(outcome.folder), "--out", str(tmp_path)]) == 0
 
 
@@ -158,14 +158,14 @@ def test_a_point_reproduced_leaves_its_sweep_as_it_was(within: str, tmp_path: Pa
     sweep = planned(tmp_path, "workload.output_tokens=3")
     sweep.write()
     (point,) = sweep.points
-    run = carry_out(point.folder).folder
+    run = run_point(point.folder).folder
     assert run is not None
     before = {each: each.read_bytes() for each in sweep.path.rglob("*") if each.is_file()}
-    again = reproduce(run, progress=False, checked=0).again.path
+    again = reproduce(run, progress=False, logit_checks=0).repeated.path
     assert again.parent == sweep.path.parent.resolve() and again.name.startswith("reproduce-")
     with pytest.raises(WorkbenchError, match="stays as it is; name a folder beside it"):
         reproduce(run, sweep.path / within.format(point=point.key, run=run.name), progress=False)
-    twice = reproduce(again, progress=False, checked=0).again.path
+    twice = reproduce(again, progress=False, logit_checks=0).repeated.path
     assert twice.parent == again.parent, "a repetition has its own beside it too"
     with pytest.raises(WorkbenchError, match="stays as it is"):
         reproduce(again, again / "new", progress=False)
@@ -175,11 +175,11 @@ def test_a_point_reproduced_leaves_its_sweep_as_it_was(within: str, tmp_path: Pa
 def test_an_error_is_the_outcome(tmp_path: Path) -> None:
     sweep = planned(tmp_path, "model.seed=0,1", "cache.pages=1", "workload.prompt_tokens=100")
     sweep.write()
-    refused = carry_out(sweep.points[0].folder)  # 100 tokens never fit into one page
+    refused = run_point(sweep.points[0].folder)  # 100 tokens never fit into one page
     assert refused.folder is not None and refused.error == "of 2 requests: 2 refused"
     wrong = planned(tmp_path, "model.name=nowhere,elsewhere")
     wrong.write()
-    outcome = carry_out(wrong.points[0].folder)
+    outcome = run_point(wrong.points[0].folder)
     assert outcome.folder is None and "no model 'nowhere'" in str(outcome.error)
 
 
@@ -222,9 +222,9 @@ def test_killed_with_nine_and_resumed(tmp_path: Path) -> None:
     before = {point: (point / OUTCOME).read_bytes() for point in folder.glob("points/*") if (point / OUTCOME).exists()}
     assert len(before) == 1
     assert main(["sweep", "--resume", str(folder), "--json"]) == 0
-    assert {row.state for row in rows_of(SweepFolder.read(folder))} == {"done"}
+    assert {row.state for row in read_rows(SweepFolder.read(folder))} == {"done"}
     assert all((point / OUTCOME).read_bytes() == outcome for point, outcome in before.items())
-    complete = [run for run in folder.glob(f"points/*/{NAME}-*") if not (run / "INCOMPLETE").exists()]
+    complete = [run for run in folder.glob(f"points/*/{RUN_NAME}-*") if not (run / "INCOMPLETE").exists()]
     assert len(complete) == 2
 
 
@@ -232,7 +232,7 @@ def test_a_local_worker_that_is_killed_has_no_outcome(tmp_path: Path, monkeypatc
     sweep = planned(tmp_path, SIZES)
     sweep.write()
     ended: list[Path] = []
-    place = place_from(LocalPart(jobs=2))
+    place = make_executor(LocalSweepConfig(jobs=2))
     broken = tmp_path / "broken"
     (broken / "sitecustomize.py").parent.mkdir()
     (broken / "sitecustomize.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
@@ -252,7 +252,7 @@ def test_an_exception_ends_local_workers(tmp_path: Path, monkeypatch: pytest.Mon
         started.append(subprocess.Popen(["true"] if point.name == "quick" else ["sleep", "600"]))
         return started[-1]
 
-    place = LocalPlace(LocalPart(jobs=3))
+    place = LocalSweepExecutor(LocalSweepConfig(jobs=3))
     monkeypatch.setattr(place, "_start", start)
     with pytest.raises(KeyboardInterrupt):
         place.run([tmp_path / name for name in ("slow", "quick", "slower", "later")], interrupted)
@@ -269,4 +269,4 @@ def test_an_exception_ends_local_workers(tmp_path: Path, monkeypatch: pytest.Mon
 )
 def test_a_wrong_place(text: str, told: str) -> None:
     with pytest.raises(WorkbenchError, match=told):
-        place_setting(text)
+        parse_executor(text)

@@ -14,10 +14,10 @@ from tests.patience import until
 from tests.sweep.quick import began, ended, quick_sweep, quick_workers, states
 from workbench.errors import WorkbenchError
 from workbench.sweep.folder import SweepFolder
-from workbench.sweep.places import place_from
-from workbench.sweep.run import rows_of, run_sweep
-from workbench.sweep.settings import place_setting
-from workbench.sweep.slurm import JOB, Job
+from workbench.sweep.places import make_executor
+from workbench.sweep.run import read_rows, run_sweep
+from workbench.sweep.settings import parse_executor
+from workbench.sweep.slurm import JOB_FILE, SlurmJob
 
 pytest.importorskip("submitit", reason="pip install 'submitit>=1.5'")
 __all__ = ["quick_workers"]
@@ -35,7 +35,7 @@ from workbench.sweep.run import run_sweep
 from workbench.sweep.settings import place_setting
 
 places.worker_command = quick_command
-rows = run_sweep(SweepFolder.read(Path(sys.argv[1])), places.place_from(place_setting(sys.argv[2])))
+rows = run_sweep(SweepFolder.read(Path(sys.argv[1])), places.make_executor(place_setting(sys.argv[2])))
 print([row.state for row in rows])
 """
 
@@ -57,12 +57,12 @@ def test_submitted_left_and_collected(tmp_path: Path, quick_workers: None, capfd
     for point in others:
         until((point / "outcome.json").exists)
     until((first / "stayed").exists)
-    held = Job.read(first)
+    held = SlurmJob.read(first)
     assert held is not None and held.process is not None
-    place = place_from(place_setting(LOCAL))
+    place = make_executor(parse_executor(LOCAL))
     assert [row.state for row in run_sweep(sweep, place)] == ["to run", "done", "done"]
     assert "slurm: 1 already waiting or running" in capfd.readouterr().err
-    assert Job.read(first) == held and len(began(first)) == 1
+    assert SlurmJob.read(first) == held and len(began(first)) == 1
 
     os.kill(held.process["pid"], signal.SIGKILL)  # the job, as a node that goes down would end it
     os.kill(began(first)[0]["pid"], signal.SIGKILL)
@@ -72,11 +72,11 @@ def test_submitted_left_and_collected(tmp_path: Path, quick_workers: None, capfd
     said = capfd.readouterr().err
     assert "its worker died; it runs again" in said and "slurm: 1 submitted" in said
     until((first / "outcome.json").exists)
-    assert [row.state for row in rows_of(sweep)] == ["done"] * 3
+    assert [row.state for row in read_rows(sweep)] == ["done"] * 3
     assert states(first) == ["complete", "killed"]
     assert [(states(point), len(began(point))) for point in others] == [(["complete"], 1)] * 2
     assert f"job {held.id}, submitted {held.submitted}, is gone" in (first / "log.txt").read_text()
-    until(lambda: not list(sweep.path.glob(f"points/*/{JOB}")))  # one that has left an outcome is not asked for again
+    until(lambda: not list(sweep.path.glob(f"points/*/{JOB_FILE}")))  # one that has left an outcome is not asked for again
 
 
 @pytest.fixture
@@ -101,13 +101,13 @@ def test_an_array_of_slurms_is_entered_and_asked_for(
     tmp_path: Path, slurm: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     sweep = quick_sweep(tmp_path / "runs", 3)
-    setting = place_setting(
+    setting = parse_executor(
         "{kind: slurm, partition: short, mem_gb: 4, cpus_per_task: 2, parameters: {slurm_account: me}}"
     )
-    place = place_from(setting)
+    place = make_executor(setting)
     assert {row.state for row in run_sweep(sweep, place)} == {"to run"}
     points = [point.folder for point in sweep.points]
-    assert [job and job.id for job in map(Job.read, points)] == ["70_0", "70_1", "70_2"]
+    assert [job and job.id for job in map(SlurmJob.read, points)] == ["70_0", "70_1", "70_2"]
     script = (slurm / "script").read_text()
     for flag in ("partition=short", "mem=4GB", "cpus-per-task=2", "account=me", "array=0-2%3", "time=60"):
         assert f"#SBATCH --{flag}" in script
@@ -115,23 +115,23 @@ def test_an_array_of_slurms_is_entered_and_asked_for(
 
     (slurm / "queue").write_text("70_0\n70_2\n12\n")
     run_sweep(sweep, place)
-    assert [job and job.id for job in map(Job.read, points)] == ["70_0", "71", "70_2"]
+    assert [job and job.id for job in map(SlurmJob.read, points)] == ["70_0", "71", "70_2"]
     assert "slurm: 2 already waiting or running" in capfd.readouterr().err
 
     (slurm / "squeue").write_text("#!/bin/sh\necho slurmctld is away >&2; exit 1\n")
     with pytest.raises(WorkbenchError, match="cannot tell which jobs .*slurmctld is away"):
         run_sweep(sweep, place)
-    assert [job and job.id for job in map(Job.read, points)] == ["70_0", "71", "70_2"]
+    assert [job and job.id for job in map(SlurmJob.read, points)] == ["70_0", "71", "70_2"]
 
 
 def test_what_submitit_refuses_is_told(tmp_path: Path, slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = quick_sweep(tmp_path / "runs", 1)
     with pytest.raises(WorkbenchError, match="Unknown argument 'colour'"):
-        run_sweep(sweep, place_from(place_setting("{kind: slurm, parameters: {slurm_colour: red}}")))
+        run_sweep(sweep, make_executor(parse_executor("{kind: slurm, parameters: {slurm_colour: red}}")))
     (slurm / "sbatch").write_text("#!/bin/sh\necho no such partition >&2; exit 1\n")
     with pytest.raises(WorkbenchError, match="1 points cannot be submitted .*no such partition"):
-        run_sweep(sweep, place_from(place_setting("slurm")))
+        run_sweep(sweep, make_executor(parse_executor("slurm")))
     (slurm / "srun").unlink()
     with pytest.raises(WorkbenchError, match='Could not detect "srun"'):
-        run_sweep(sweep, place_from(place_setting("slurm")))
-    assert Job.read(sweep.points[0].folder) is None
+        run_sweep(sweep, make_executor(parse_executor("slurm")))
+    assert SlurmJob.read(sweep.points[0].folder) is None

@@ -39,11 +39,11 @@ class Gated(Attention):
 
     def __init__(self, *slots, open: float = 0.5, **more):
         super().__init__(*slots, **more)
-        self.gate = nn.Linear(self.spec.dim, 1)
+        self.gate = nn.Linear(self.spec.head_dim, 1)
         self.open = open
 
-    def read(self, q, batch, cache, lane=None):
-        return super().read(q, batch, cache, lane) * torch.sigmoid(self.gate(q) + self.open)
+    def attend(self, q, batch, cache, backend=None):
+        return super().attend(q, batch, cache, backend) * torch.sigmoid(self.gate(q) + self.open)
 
 
 class Raises:
@@ -110,31 +110,31 @@ def by_rank(score, head, query, key):
 class LooksAhead(Attention):
     """Mixes each token with the next one of the batch, whosever that is."""
 
-    def project(self, x, cos, sin):
-        return super().project(x + 0.5 * x.roll(-1, dims=0), cos, sin)
+    def qkv_proj(self, x, cos, sin):
+        return super().qkv_proj(x + 0.5 * x.roll(-1, dims=0), cos, sin)
 
 
 class LooksAside(Attention):
     """Centres its input over the whole batch."""
 
-    def project(self, x, cos, sin):
-        return super().project(x - x.mean(0, keepdim=True), cos, sin)
+    def qkv_proj(self, x, cos, sin):
+        return super().qkv_proj(x - x.mean(0, keepdim=True), cos, sin)
 
 
 class ByPlace(Attention):
     """Its answer depends on where the pages lie."""
 
-    def read(self, q, batch, cache, lane=None):
+    def attend(self, q, batch, cache, backend=None):
         place = batch.page_tables[0][:, :1].to(q.dtype).repeat_interleave(batch.span_starts.diff(), dim=0)
-        return super().read(q, batch, cache, lane) + 0.01 * place[:, :, None]
+        return super().attend(q, batch, cache, backend) + 0.01 * place[:, :, None]
 
 
 class Counts(Attention):
     """Its answer depends on how many tokens the step computes for a text."""
 
-    def read(self, q, batch, cache, lane=None):
+    def attend(self, q, batch, cache, backend=None):
         count = batch.span_starts.diff().repeat_interleave(batch.span_starts.diff()).to(q.dtype)
-        return super().read(q, batch, cache, lane) * count[:, None, None]
+        return super().attend(q, batch, cache, backend) * count[:, None, None]
 
 
 class KeepsAside(Attention):
@@ -144,7 +144,7 @@ class KeepsAside(Attention):
         super().__init__(*slots, **more)
         self.sums = {}
 
-    def read(self, q, batch, cache, lane=None):
+    def attend(self, q, batch, cache, backend=None):
         firsts = batch.page_tables[0][:, 0].tolist() if batch.page_tables else [0]
         starts, ends, rows = batch.span_starts.tolist(), batch.context_lengths.tolist(), []
         for seq, (first, end) in enumerate(zip(firsts, ends, strict=False)):
@@ -152,7 +152,7 @@ class KeepsAside(Attention):
             before = self.sums[first] if end > len(mine) else torch.zeros_like(mine[0])
             rows.append(before + mine.cumsum(0))
             self.sums[first] = rows[-1][-1].clone()
-        return super().read(q, batch, cache, lane) + 0.01 * torch.cat(rows)
+        return super().attend(q, batch, cache, backend) + 0.01 * torch.cat(rows)
 
 
 class NoVerbs(nn.Module):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from compiled_kernels import Lane
+from compiled_kernels import Backend
 from tests.testing import attention_parts as parts
 from workbench.errors import WorkbenchError
 from workbench.testing import attention_lanes, check_attention
-from workbench.user_parts import named
+from workbench.user_parts import temporarily_registered
 
 RIGHT = [
     {}, {"window": 5, "sinks": 2, "softcap": 2.0, "qk_norm": True}, {"position": "alibi", "sink_logits": True},
@@ -22,13 +22,13 @@ QUICK = ("eager", "mlir", "triton")
 @pytest.mark.parametrize("part", RIGHT, ids=lambda part: getattr(part, "__name__", str(part)))
 def test_what_keeps_the_laws_passes(part, request, monkeypatch):
     monkeypatch.chdir(request.config.rootpath)
-    check_attention(part, examples=4, lanes=QUICK).raise_if_failed()
+    check_attention(part, examples=4, backends=QUICK).raise_if_failed()
 
 
 def test_the_compiled_lane_is_held_to_the_reference_too():
-    report = check_attention(parts.hides_far, examples=3, lanes=["inductor"])
-    (lane,) = [law for law in report.laws if "lane inductor" in law.law]
-    assert lane.ok and (lane.detail == "3 examples" or "not tried: no C++ compiler" in lane.detail)
+    report = check_attention(parts.hides_far, examples=3, backends=["inductor"])
+    (backend,) = [law for law in report.laws if "backend inductor" in law.law]
+    assert backend.ok and (backend.detail == "3 examples" or "not tried: no C++ compiler" in backend.detail)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_the_compiled_lane_is_held_to_the_reference_too():
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_a_part_that_breaks_a_law_is_caught_by_that_law(part, law, detail):
-    report = check_attention(part, examples=10, lanes=["eager"])
+    report = check_attention(part, examples=10, backends=["eager"])
     assert not report.passed
     broken = [found for found in report.laws if law in found.law]
     assert len(broken) == 1 and not broken[0].ok and detail in broken[0].detail, str(report)
@@ -70,38 +70,38 @@ def test_a_part_that_breaks_a_law_is_caught_by_that_law(part, law, detail):
 
 
 def test_the_report_is_words_and_the_same_each_time():
-    first, again = (check_attention(parts.ahead, examples=4, lanes=["mlir"]) for _ in range(2))
+    first, again = (check_attention(parts.ahead, examples=4, backends=["mlir"]) for _ in range(2))
     assert str(first) == str(again)
     assert str(first).startswith("mask ahead: 8 of 9 laws hold, 1 not tried\n")
-    assert "lane mlir" in str(first)
+    assert "backend mlir" in str(first)
 
 
 def test_what_a_lane_does_not_claim_is_told():
-    report = check_attention(parts.bent, examples=2, lanes=["triton", "mlir"])
+    report = check_attention(parts.bent, examples=2, backends=["triton", "mlir"])
     assert report.passed
     for law in report.laws[-2:]:
-        assert law.detail.startswith(("not claimed: paged_attention: lane", "not tried:"))
+        assert law.detail.startswith(("not claimed: paged_attention: backend", "not tried:"))
         assert not law.tried and f"  -       {law.law}" in str(report)
     assert f"{len(report.laws) - 2} of {len(report.laws) - 2} laws hold, 2 not tried" in str(report)
 
 
 def test_only_its_own_law_catches_what_is_kept_beside_the_cache():
     """The law of warm prefixes says something that the others do not."""
-    report = check_attention(parts.KeepsAside, examples=10, lanes=[])
+    report = check_attention(parts.KeepsAside, examples=10, backends=[])
     assert [law.law for law in report.laws if not law.ok] == ["a warm prefix = a cold one"], str(report)
 
 
 def test_a_lane_calls_a_part_by_its_name_and_not_by_its_address():
     for part, name in ((parts.bent, "not bent"), (parts.Remembers(), "Both(Causal(), Remembers)")):
         kind = "score" if part is parts.bent else "mask"
-        with named(part) as path:
-            law = attention_lanes.law(Lane.MLIR, {kind: {"path": path}}, 1)
+        with temporarily_registered(part) as path:
+            law = attention_lanes.backend_law(Backend.MLIR, {kind: {"path": path}}, 1)
         assert law.detail.startswith("not tried") or law.detail.endswith(name), law.detail
 
 
 def test_arguments_reach_the_part():
-    assert "Strided" in str(check_attention(parts.Strided, examples=2, arguments={"width": 2}, lanes=[]))
-    assert check_attention(parts.bent, examples=2, arguments={"by": 0.5}, lanes=[]).passed
+    assert "Strided" in str(check_attention(parts.Strided, examples=2, arguments={"width": 2}, backends=[]))
+    assert check_attention(parts.bent, examples=2, arguments={"by": 0.5}, backends=[]).passed
     with pytest.raises(WorkbenchError, match="could not be built with wdth=2"):
         check_attention(parts.Strided, arguments={"wdth": 2})
 
@@ -110,7 +110,7 @@ def test_a_variant_in_a_file_of_ones_own(tmp_path):
     """As a user would: one file, somewhere, with a mistake in it, then without."""
     file = tmp_path / "mine.py"
     file.write_text("def mask(query, key):\n    return key <= query + 2\n")
-    told = str(check_attention(f"{file}:mask", examples=5, lanes=[]))
+    told = str(check_attention(f"{file}:mask", examples=5, backends=[]))
     assert "BROKEN  shows no key that comes after its query" in told
     file.write_text("def mask(query, key):\n    return (key <= query) & (key % 2 == query % 2)\n")
-    check_attention(f"{file}:mask", examples=5, lanes=[]).raise_if_failed()
+    check_attention(f"{file}:mask", examples=5, backends=[]).raise_if_failed()

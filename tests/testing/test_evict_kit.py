@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from workbench.cache.budget import Budget
-from workbench.cache.evict import FULL, PREFIX, evict_from
-from workbench.cache.holdings import Holdings
+from workbench.cache.budget import EvictionBudget
+from workbench.cache.evict import FULL_ATTENTION_LAW, PREFIX_LAW, parse_eviction
+from workbench.cache.holdings import KVCacheManager
 from workbench.engine import evicting, packing
 from workbench.engine.evicting import Evictor
 from workbench.errors import WorkbenchError
 from workbench.testing import check_evict, evict_laws
-from workbench.testing.holding import held
+from workbench.testing.holding import check_law
 
 HEAVY = {"kind": "heavy_hitters", "budget": 64}
 SNAP = {"kind": "snapkv", "budget": 64, "observe": 3, "pool": 3}
@@ -26,10 +26,10 @@ KEPT = "the budget is kept at every step, in tokens, pages and bytes; all pages 
 
 def breaks(law: str, policy: dict, examples: int = 2) -> bool:
     """Whether the kit's verdict on this law is that it is broken."""
-    evict = evict_from(policy)
+    evict = parse_eviction(policy)
     assert evict is not None
-    check = functools.partial(evict_laws.LAWS[law], evict)
-    return not held(law, check, examples, evict_laws.evict_scenes()).ok
+    check = functools.partial(evict_laws.EVICTION_LAWS[law], evict)
+    return not check_law(law, check, examples, evict_laws.eviction_scenarios()).ok
 
 
 @pytest.mark.parametrize(("policy", "examples"), [(HEAVY, 2), (SNAP, 2), ({"kind": "window", "ratio": 0.5}, 1)])
@@ -43,11 +43,11 @@ class Own:
     """A policy of the user's own; `wrong` says what is the matter with it."""
 
     wrong: str = ""
-    gives_up: frozenset[str] = frozenset({PREFIX, FULL})
+    gives_up: frozenset[str] = frozenset({PREFIX_LAW, FULL_ATTENTION_LAW})
     observes: int | None = None
 
-    def budget_for(self, page_size: int, page_bytes: int) -> Budget:
-        return Budget(20)
+    def budget_for(self, page_size: int, page_bytes: int) -> EvictionBudget:
+        return EvictionBudget(20)
 
     def keep(self, mass: Tensor, budget: int) -> Tensor:
         slots = len(mass)
@@ -67,7 +67,7 @@ def test_a_policy_of_ones_own_is_told_what_is_wrong_with_it() -> None:
 
 
 def test_a_law_that_is_given_up_is_not_tried() -> None:
-    report = check_evict(replace(Own(), gives_up=frozenset({PREFIX, "chunked = whole"})), examples=1)
+    report = check_evict(replace(Own(), gives_up=frozenset({PREFIX_LAW, "chunked = whole"})), examples=1)
     assert ("chunked = whole", True, "given up", False) in report.laws
 
 
@@ -77,7 +77,7 @@ def _nothing_counted(patch: pytest.MonkeyPatch) -> None:
 
 def _positions_as_slots(patch: pytest.MonkeyPatch) -> None:
     """Context lengths and slots as if nothing had been evicted."""
-    own = packing.pack
+    own = packing.pack_batch
 
     def pack(plan, *rest):
         evicted = [span.sequence.evicted for span in plan.spans]
@@ -89,7 +89,7 @@ def _positions_as_slots(patch: pytest.MonkeyPatch) -> None:
             for span, count in zip(plan.spans, evicted, strict=True):
                 span.sequence.evicted = count
 
-    patch.setattr("workbench.engine.executors.pack", pack)
+    patch.setattr("workbench.executors.base.pack_batch", pack)
 
 
 def _moved_the_wrong_way_round(patch: pytest.MonkeyPatch) -> None:
@@ -120,21 +120,21 @@ def test_an_engine_that_keeps_others_is_told(plant, monkeypatch: pytest.MonkeyPa
 
 
 def test_an_engine_that_evicts_wherever_a_step_ends_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Budget, "left", lambda *_: None)
+    monkeypatch.setattr(EvictionBudget, "left", lambda *_: None)
     assert breaks("chunked = whole", HEAVY) and breaks("batched = alone", HEAVY)
 
 
 def test_pages_that_do_not_come_back_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = Holdings.evict
+    own = KVCacheManager.evict
 
-    def evict(self: Holdings, sequence) -> str:
+    def evict(self: KVCacheManager, sequence) -> str:
         before = [list(pages) for pages in sequence.pages]
         said = own(self, sequence)
         for pool, pages, had in zip(self.pools, sequence.pages, before, strict=True):
             pool.allocate(len(had) - len(pages))
         return said
 
-    monkeypatch.setattr(Holdings, "evict", evict)
+    monkeypatch.setattr(KVCacheManager, "evict", evict)
     assert breaks(KEPT, SNAP)
 
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compiled_kernels.quantized_attention import Settling
+from compiled_kernels.quantized_attention import QuantizationRule
 from workbench.cache import quantized
 from workbench.cache.format import CacheFormat
 from workbench.errors import WorkbenchError
@@ -24,35 +24,35 @@ def only(law: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("format", [SMALL, {**SMALL, "format": "int8", "rotate": True, "sinks": 3}])
 def test_our_formats_keep_every_law(format: dict) -> None:
-    report = check_kv_format(format, examples=2, lanes=("eager",))
+    report = check_kv_format(format, examples=2, backends=("eager",))
     assert report.passed and len(report.laws) == 8, str(report)
 
 
 def test_settling_by_the_batch_and_not_by_the_position_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every query of a chunk reads what the chunk's last one may: prefill in one step is another model then."""
 
-    def packed(self: Settling, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        return (key >= self.first) & (key < self.settled_of(query.max() + 1))
+    def packed(self: QuantizationRule, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        return (key >= self.num_sink_tokens) & (key < self.quantized_until_each(query.max() + 1))
 
-    monkeypatch.setattr(Settling, "packed", packed)
+    monkeypatch.setattr(QuantizationRule, "packed", packed)
     only("chunked = whole = decoded one by one", monkeypatch)
-    assert not check_kv_format(SMALL, examples=2, lanes=()).passed
+    assert not check_kv_format(SMALL, examples=2, backends=()).passed
 
 
 def test_a_group_that_is_not_settled_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantized, "settle", lambda *_: None)
     only("batched = alone", monkeypatch)
-    assert not check_kv_format(SMALL, examples=2, lanes=()).passed
+    assert not check_kv_format(SMALL, examples=2, backends=()).passed
 
 
 def test_a_layer_is_tried_whatever_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What only layer 9 has is seen to be broken, in models and on lanes."""
+    """What only layer 9 has is seen to be broken, in models and on backends."""
     format = {**SMALL, "format": "dense", "layers": {9: {"format": "int4"}, 11: {"format": "int4"}}}
     only("batched = alone", monkeypatch)
-    sound = check_kv_format(format, examples=1, lanes=("eager",))
+    sound = check_kv_format(format, examples=1, backends=("eager",))
     assert sound.passed and all(law.tried for law in sound.laws), str(sound)
     monkeypatch.setattr(quantized, "settle", lambda *_: None)
-    assert not check_kv_format(format, examples=4, lanes=()).passed
+    assert not check_kv_format(format, examples=4, backends=()).passed
 
 
 @given(st.dictionaries(st.integers(0, 9), st.sampled_from(KINDS)), st.sampled_from(KINDS))
@@ -60,8 +60,8 @@ def test_every_kind_of_layer_is_in_the_kits_model(layers: dict, usual: str) -> N
     format = CacheFormat.model_validate(
         {"format": usual, "layers": {at: {"format": kind} for at, kind in layers.items()}}
     )
-    tried = kv_scenes.folded(format)
-    found = [tried.of(layer).kinds for layer in range(kv_scenes.layers_of(tried))]
+    tried = kv_scenes.shrink_to_test_layers(format)
+    found = [tried.for_layer(layer).key_value_formats for layer in range(kv_scenes.num_test_layers(tried))]
     assert sorted(set(found)) == sorted({(kind, kind) for kind in (usual, *layers.values())})
     assert len(found) == 2 * len(set(found)), "twice each: with a window and without"
 
@@ -69,7 +69,7 @@ def test_every_kind_of_layer_is_in_the_kits_model(layers: dict, usual: str) -> N
 def test_pages_hold_whole_groups_of_every_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     format = {"format": "int8", "group": 24, "residual": 5, "layers": {3: {"group": 16}}}
     only("batched = alone", monkeypatch)
-    check_kv_format(format, examples=1, lanes=()).raise_if_failed()
+    check_kv_format(format, examples=1, backends=()).raise_if_failed()
 
 
 def test_a_format_that_cannot_be_is_refused() -> None:

@@ -8,77 +8,77 @@ from dataclasses import replace
 
 import pytest
 
-from workbench.engine.policies import FCFS
-from workbench.engine.policy import State, Wishes
-from workbench.engine.schedule import BUILT_IN
+from workbench.scheduler.policies import FCFS
+from workbench.scheduler.policy import SchedulerState, SchedulerDecision
+from workbench.engine.schedule import BUILT_IN_POLICIES
 from workbench.errors import WorkbenchError
 from workbench.testing import check_policy
-from workbench.testing.report import Report
+from workbench.testing.report import ConformityReport
 
 
-def broken(report: Report) -> list[str]:
+def broken(report: ConformityReport) -> list[str]:
     return [law.law for law in report.laws if not law.ok]
 
 
 @pytest.mark.parametrize("kind", ["continuous", "static"])
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", BUILT_IN_POLICIES)
 def test_our_policies_keep_every_law(name: str, kind: str) -> None:
-    patience = {} if name == "fcfs" else {"patience": 60}
+    patience = {} if name == "fcfs" else {"starvation_limit": 60}
     report = check_policy({"kind": name, **patience}, examples=15, kind=kind)
     assert report.passed and len(report.laws) == 11, str(report)
 
 
-def greedy(state: State) -> Wishes:
+def greedy(state: SchedulerState) -> SchedulerDecision:
     """More tokens than a step has."""
     wishes = FCFS()(state)
-    return replace(wishes, tokens=[(name, tokens and state.budget) for name, tokens in wishes.tokens])
+    return replace(wishes, tokens=[(name, tokens and state.max_num_batched_tokens) for name, tokens in wishes.num_scheduled_tokens])
 
 
-def crowded(state: State) -> Wishes:
+def crowded(state: SchedulerState) -> SchedulerDecision:
     """Looks whether each fits, and never whether all do."""
-    wishes, left = list(FCFS()(replace(state, waiting=())).tokens), state.budget
+    wishes, left = list(FCFS()(replace(state, waiting=())).num_scheduled_tokens), state.max_num_batched_tokens
     left -= sum(tokens for _, tokens in wishes)
-    for entry in state.waiting[: max(0, state.places)]:
-        if left and min(state.free) >= 0 and state.fits(entry):
-            wishes.append((entry.id, 1))
+    for entry in state.waiting[: max(0, state.free_slots)]:
+        if left and min(state.free_pages) >= 0 and state.fits(entry):
+            wishes.append((entry.request_id, 1))
             left -= 1
-    return Wishes(wishes)
+    return SchedulerDecision(wishes)
 
 
-def blind(state: State) -> Wishes:
+def blind(state: SchedulerState) -> SchedulerDecision:
     """Lets the first begin whether there are pages or not."""
-    wishes = [wish for wish in FCFS()(replace(state, waiting=())).tokens]
-    if state.waiting and state.places > 0 and sum(tokens for _, tokens in wishes) < state.budget:
-        wishes.append((state.waiting[0].id, 1))
-    return Wishes(wishes)
+    wishes = [wish for wish in FCFS()(replace(state, waiting=())).num_scheduled_tokens]
+    if state.waiting and state.free_slots > 0 and sum(tokens for _, tokens in wishes) < state.max_num_batched_tokens:
+        wishes.append((state.waiting[0].request_id, 1))
+    return SchedulerDecision(wishes)
 
 
-def idle(state: State) -> Wishes:
+def idle(state: SchedulerState) -> SchedulerDecision:
     """Waits for company that does not come."""
-    return FCFS()(state) if len(state.running) + len(state.waiting) > 1 else Wishes()
+    return FCFS()(state) if len(state.running) + len(state.waiting) > 1 else SchedulerDecision()
 
 
-def shortest(state: State) -> Wishes:
+def shortest(state: SchedulerState) -> SchedulerDecision:
     """Short prompts first, whatever the others' age."""
-    return FCFS()(replace(state, waiting=tuple(sorted(state.waiting, key=lambda entry: entry.prompt))))
+    return FCFS()(replace(state, waiting=tuple(sorted(state.waiting, key=lambda entry: entry.num_prompt_tokens))))
 
 
-def newest(state: State) -> Wishes:
+def newest(state: SchedulerState) -> SchedulerDecision:
     return FCFS()(replace(state, waiting=state.waiting[::-1]))
 
 
-def youngest(state: State) -> Wishes:
+def youngest(state: SchedulerState) -> SchedulerDecision:
     """Of those that run only the youngest goes on: the oldest of all never does, though all that come later end."""
     if len(state.running) < 2:
         return FCFS()(state)
     *others, last = state.running
-    return Wishes([(last.id, min(last.todo, state.budget))], set_back=[entry.id for entry in others])
+    return SchedulerDecision([(last.request_id, min(last.num_new_tokens, state.max_num_batched_tokens))], preempted=[entry.request_id for entry in others])
 
 
-def in_rounds(state: State) -> Wishes:
+def in_rounds(state: SchedulerState) -> SchedulerDecision:
     """Who has computed something makes room for who waits."""
-    backs = [entry.id for entry in state.running if entry.computed] if state.waiting else []
-    running = tuple(entry for entry in state.running if entry.id not in backs)
+    backs = [entry.request_id for entry in state.running if entry.num_computed_tokens] if state.waiting else []
+    running = tuple(entry for entry in state.running if entry.request_id not in backs)
     return replace(FCFS()(replace(state, running=running)), set_back=backs)
 
 
@@ -88,9 +88,9 @@ class Moody:
     def __init__(self) -> None:
         self.asked = itertools.count()
 
-    def __call__(self, state: State) -> Wishes:
+    def __call__(self, state: SchedulerState) -> SchedulerDecision:
         wishes = FCFS()(state)
-        going = [name for name, tokens in wishes.tokens if tokens]
+        going = [name for name, tokens in wishes.num_scheduled_tokens if tokens]
         return replace(wishes, tokens=[(going[-1], 1)]) if going and next(self.asked) % 2 else wishes
 
 
@@ -108,7 +108,7 @@ class Moody:
         (youngest, "nobody starves among long outputs"),
     ],
 )  # fmt: skip
-def test_a_policy_that_breaks_a_law_is_told_which(policy: Callable[[State], Wishes], law: str) -> None:
+def test_a_policy_that_breaks_a_law_is_told_which(policy: Callable[[SchedulerState], SchedulerDecision], law: str) -> None:
     report = check_policy(policy, examples=20)
     assert law in broken(report), str(report)
     assert "BROKEN" in str(report)
@@ -117,8 +117,8 @@ def test_a_policy_that_breaks_a_law_is_told_which(policy: Callable[[State], Wish
 def test_a_policy_of_a_file_is_checked_by_its_path(tmp_path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
-        "from workbench.engine.policies import FCFS\nfrom workbench.engine.policy import Wishes\n\n\n"
-        "def twice(state):\n    return Wishes([*FCFS()(state).tokens, *((entry.id, 0) for entry in state.running)])\n"
+        "from workbench.scheduler.policies import FCFS\nfrom workbench.scheduler.policy import SchedulerDecision\n\n\n"
+        "def twice(state):\n    return SchedulerDecision([*FCFS()(state).tokens, *((entry.id, 0) for entry in state.running)])\n"
     )
     report = check_policy(f"{file}:twice", examples=5)
     assert not report.passed and "twice in one step" in str(report)

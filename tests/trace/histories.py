@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from workbench.trace.events import Decoded, Event, Finished, Planned, Prefilled, SetBack, Stepped, Submitted
+from workbench.trace.events import Decoded, Event, Finished, Scheduled, Prefilled, Preempted, Stepped, Submitted
 from workbench.trace.recorder import Recorder
 
 ENDS = ("stop", "length", "cancelled", "error")
@@ -21,9 +21,9 @@ def recorders(draw: st.DrawFn, most: int = 5) -> Recorder:
     for index in range(draw(st.integers(0, most))):
         name = f"r{index}"
         arrival = clock.now - draw(st.sampled_from((0.0, 0.25)))
-        recorder.note(Submitted(clock.tick(), name, prompt_tokens=7, arrival=arrival, cut_tokens=index))
+        recorder.record(Submitted(clock.tick(), name, prompt_tokens=7, arrival=arrival, cut_tokens=index))
         if draw(st.booleans()) and draw(st.booleans()):
-            recorder.note(Finished(clock.tick(), name, reason="refused", error="too long"))
+            recorder.record(Finished(clock.tick(), name, reason="refused", error="too long"))
         else:
             waiting.append(name)
     produced: dict[str, list[int]] = {name: [] for name in waiting}
@@ -34,15 +34,15 @@ def recorders(draw: st.DrawFn, most: int = 5) -> Recorder:
         happened: list[Event] = []
         decoded = 0
         for name in list(waiting):
-            fate = draw(st.sampled_from(("wait", "prefill", "decode", "decode", "set_back", "end")))
-            if fate == "wait" or (fate == "set_back" and name in absent):
-                recorder.note(Planned(plan, name, step=step, action="waiting", reason="no pages"))
-            elif fate == "set_back":
-                recorder.note(SetBack(plan, name, step=step, reason="out of pages"))
+            fate = draw(st.sampled_from(("wait", "prefill", "decode", "decode", "preempted", "end")))
+            if fate == "wait" or (fate == "preempted" and name in absent):
+                recorder.record(Scheduled(plan, name, step=step, action="waiting", reason="no pages"))
+            elif fate == "preempted":
+                recorder.record(Preempted(plan, name, step=step, reason="out of pages"))
                 absent.add(name)
             else:
                 if name in absent:
-                    recorder.note(Planned(plan, name, step=step, action="admitted", reason="fits"))
+                    recorder.record(Scheduled(plan, name, step=step, action="admitted", reason="fits"))
                     happened.append(Prefilled(0.0, name, step=step, tokens=3, computed=3))
                     absent.discard(name)
                 output = produced[name]
@@ -59,13 +59,13 @@ def recorders(draw: st.DrawFn, most: int = 5) -> Recorder:
                     waiting.remove(name)
         computed = clock.tick()
         for event in happened:
-            recorder.note(replace(event, time=computed))
+            recorder.record(replace(event, time=computed))
         end = clock.tick()
         phase = draw(st.sampled_from(("prefill", "decode", "mixed")))
-        recorder.note(
+        recorder.record(
             Stepped(
                 end, step=step, phase=phase, requests=len(happened), decode_tokens=decoded, prefill_tokens=3,
-                pages_used=step, wall_seconds=end - began, forward_seconds=computed - plan, note_seconds=1e-6,
+                pages_used=step, wall_seconds=end - began, forward_seconds=computed - plan, telemetry_seconds=1e-6,
             )
         )  # fmt: skip
         step += 1

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from hypothesis import given
 
 from tests.trace.histories import recorders
-from workbench.trace.events import Decoded, Planned, Prefilled, SetBack, Stepped, Submitted
+from workbench.trace.events import Decoded, Scheduled, Prefilled, Preempted, Stepped, Submitted
 from workbench.trace.perfetto import ENGINE, REQUESTS, STEP_TRACK, chrome_trace
 from workbench.trace.recorder import Recorder
 
@@ -85,14 +85,14 @@ def test_steps_tokens_set_backs_and_pages_are_all_there(recorder):
     pages = [e["args"]["pages used"] for e in trace if e["ph"] == "C" and e["name"] == "pages used"]
     assert pages == [s.pages_used for s in steps]
     assert sum(e["name"] == "token" for e in trace) == sum(isinstance(e, Decoded) for e in recorder.events)
-    assert sum(e["name"] == "set back" for e in trace) == sum(isinstance(e, SetBack) for e in recorder.events)
+    assert sum(e["name"] == "set back" for e in trace) == sum(isinstance(e, Preempted) for e in recorder.events)
 
 
 def test_times_are_microseconds_from_the_first_event():
     recorder = Recorder()
-    recorder.note(Submitted(100.5, "a", arrival=100.0))
-    recorder.note(Decoded(101.25, "a", "x", token_id=3))
-    recorder.note(Stepped(101.5, phase="prefill", wall_seconds=0.5))
+    recorder.record(Submitted(100.5, "a", arrival=100.0))
+    recorder.record(Decoded(101.25, "a", "x", token_id=3))
+    recorder.record(Stepped(101.5, phase="prefill", wall_seconds=0.5))
     events = chrome_trace(recorder)["traceEvents"]
     [token] = [e for e in events if e["name"] == "token"]
     [step] = [e for e in events if e["pid"] == ENGINE and e["ph"] == "X"]
@@ -103,7 +103,7 @@ def test_times_are_microseconds_from_the_first_event():
 def test_steps_never_overlap_even_where_their_wall_times_do():
     recorder = Recorder()
     for index in range(3):
-        recorder.note(Stepped(10.0 + index, step=index, phase="decode", wall_seconds=1.5))
+        recorder.record(Stepped(10.0 + index, step=index, phase="decode", wall_seconds=1.5))
     steps = [nanoseconds(e) for e in slices(chrome_trace(recorder), ENGINE)[STEP_TRACK]]
     assert steps == [(0, 1_500_000_000), (1_500_000_000, 2_500_000_000), (2_500_000_000, 3_500_000_000)]
 
@@ -126,18 +126,18 @@ def test_prefill_chunks_lie_in_their_steps_and_are_all_there(recorder):
 
 @given(recorders())
 def test_every_decision_is_told_with_its_reason(recorder):
-    told = Counter((e.action, e.reason) for e in recorder.events if isinstance(e, Planned))
+    told = Counter((e.action, e.reason) for e in recorder.events if isinstance(e, Scheduled))
     shown = [e for e in chrome_trace(recorder)["traceEvents"] if e["ph"] == "i" and e["name"] != "token"]
     assert Counter((e["name"], e["args"]["reason"]) for e in shown) == told
 
 
 def test_a_set_back_lasts_until_the_request_is_admitted_again():
     recorder = Recorder()
-    recorder.note(Submitted(1.0, "a", arrival=1.0))
-    recorder.note(SetBack(2.0, "a", step=1, reason="out of pages"))
-    recorder.note(Planned(3.0, "a", step=2, action="admitted", reason="fits"))
-    recorder.note(Prefilled(4.0, "a", step=2, tokens=5, computed=5))
-    recorder.note(Stepped(4.5, step=2, phase="prefill", wall_seconds=2.0))
+    recorder.record(Submitted(1.0, "a", arrival=1.0))
+    recorder.record(Preempted(2.0, "a", step=1, reason="out of pages"))
+    recorder.record(Scheduled(3.0, "a", step=2, action="admitted", reason="fits"))
+    recorder.record(Prefilled(4.0, "a", step=2, tokens=5, computed=5))
+    recorder.record(Stepped(4.5, step=2, phase="prefill", wall_seconds=2.0))
     found = {e["name"]: e for e in chrome_trace(recorder)["traceEvents"] if e["ph"] == "X"}
     assert (found["set back"]["ts"], found["set back"]["dur"]) == (1e6, 1e6)
     assert (found["chunk"]["ts"], found["chunk"]["dur"]) == (2e6, 1e6), "not before it was admitted"

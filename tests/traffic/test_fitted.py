@@ -13,7 +13,7 @@ from tests.traffic.traces import AZURE, MOONCAKE, trace
 from workbench.traffic import azure_table, mooncake_table
 from workbench.traffic.arrival import BLOCK_TOKENS, Arrival
 from workbench.traffic.generators import azure_conversations, mooncake_conversations
-from workbench.traffic.replay import recorded
+from workbench.traffic.replay import read_trace
 
 Generator = Callable[[random.Random], Iterator[Arrival]]
 PAIRS = [
@@ -41,7 +41,7 @@ def _noting(seen: set[int], blocks: tuple[int, ...]) -> tuple[int, ...]:
 
 @pytest.mark.parametrize(("name", "generator", "seconds"), PAIRS)
 def test_quantiles_are_near_the_traces(name: str, generator: Generator, seconds: float) -> None:
-    real, made = list(recorded(trace(name))), hour(generator, seconds)
+    real, made = list(read_trace(trace(name))), hour(generator, seconds)
     assert len(made) == pytest.approx(len(real), rel=0.03)
     for field in ("prompt_tokens", "output_tokens"):
         ours, theirs = ([getattr(a, field) for a in each] for each in (made, real))
@@ -55,13 +55,13 @@ def test_quantiles_are_near_the_traces(name: str, generator: Generator, seconds:
 
 def test_shared_prefixes_are_near_the_trace() -> None:
     ours = shared(hour(mooncake_conversations, mooncake_table.SECONDS))
-    theirs = shared(list(recorded(trace(MOONCAKE))))
+    theirs = shared(list(read_trace(trace(MOONCAKE))))
     assert ours == pytest.approx(theirs, rel=0.1)
 
 
 def test_gaps_are_near_the_trace() -> None:
     gaps = []
-    for arrivals in (list(recorded(trace(AZURE))), hour(azure_conversations, azure_table.SECONDS)):
+    for arrivals in (list(read_trace(trace(AZURE))), hour(azure_conversations, azure_table.SECONDS)):
         gaps.append([b.time - a.time for a, b in itertools.pairwise(arrivals)])
     for a, b in zip(*(quantiles(each, n=10) for each in gaps), strict=True):
         assert a == pytest.approx(b, rel=0.15)

@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from workbench.errors import WorkbenchError
 from workbench.request import SamplingParameters
 from workbench.study.experiment import Experiment
-from workbench.traffic.arrival import Arrival, prompt_ids, request_of, scaled
-from workbench.traffic.replay import recorded
+from workbench.traffic.arrival import Arrival, prompt_ids, request_from_arrival, scale_arrivals
+from workbench.traffic.replay import read_trace
 from workbench.traffic.settings import (
     AsRecorded,
     AtOnce,
     Bursts,
     ClosedLoop,
-    Exponential,
-    Fixed,
+    ExponentialLengths,
+    FixedLengths,
     Poisson,
-    Sessions,
+    SessionLengths,
     TrafficWorkload,
 )
 from workbench.traffic.source import source_of
@@ -35,7 +35,7 @@ KINDS = st.one_of(
     st.builds(Poisson, rate=st.floats(0.1, 100)),
     st.builds(Bursts, rate=st.floats(0.1, 100), size=st.integers(1, 9)),
 )
-LENGTHS = st.sampled_from([Fixed(prompt=9, output=4), Exponential(prompt=30, output=7), Sessions(sessions=3, turns=2)])
+LENGTHS = st.sampled_from([FixedLengths(prompt=9, output=4), ExponentialLengths(prompt=30, output=7), SessionLengths(sessions=3, turns=2)])
 VOCAB = 257
 
 
@@ -46,26 +46,26 @@ def test_traffic_is_whole_in_order_and_the_same_every_time(
     workload = TrafficWorkload.model_validate(
         {"arrivals": arrivals, "lengths": lengths, "requests": count, "seed": seed}
     )
-    made = list(source_of(workload).first())
-    assert len(made) == count and made == list(source_of(workload).first())
+    made = list(source_of(workload).initial_arrivals())
+    assert len(made) == count and made == list(source_of(workload).initial_arrivals())
     assert all(a.time <= b.time for a, b in itertools.pairwise(made))
     assert TrafficWorkload.model_validate(workload.model_dump(mode="json")) == workload
 
 
 @pytest.mark.parametrize("arrivals", [Poisson(rate=5), Bursts(rate=5, size=4)])
 def test_the_mean_rate_is_the_one_asked_for(arrivals: object) -> None:
-    workload = TrafficWorkload.model_validate({"arrivals": arrivals, "lengths": Fixed(), "requests": 8000})
-    last = list(source_of(workload).first())[-1]
+    workload = TrafficWorkload.model_validate({"arrivals": arrivals, "lengths": FixedLengths(), "requests": 8000})
+    last = list(source_of(workload).initial_arrivals())[-1]
     assert 8000 / last.time == pytest.approx(5, rel=0.1)
 
 
 @given(st.floats(0, 5), st.floats(0.02, 3), st.integers(0, 5))
 def test_what_was_shared_stays_shared_when_scaled(time: float, length: float, seed: int) -> None:
     workload = TrafficWorkload(
-        lengths=Sessions(sessions=2, turns=3), arrivals=Poisson(rate=1), requests=8, time=time, length=length, seed=seed
+        lengths=SessionLengths(sessions=2, turns=3), arrivals=Poisson(rate=1), requests=8, time=time, length=length, seed=seed
     )
-    plain = list(source_of(workload.model_copy(update={"time": 1.0, "length": 1.0})).first())
-    made = list(source_of(workload).first())
+    plain = list(source_of(workload.model_copy(update={"time": 1.0, "length": 1.0})).initial_arrivals())
+    made = list(source_of(workload).initial_arrivals())
     prompts = [prompt_ids(arrival, VOCAB, str(number)) for number, arrival in enumerate(made)]
     for (a, pa, qa), (_, pb, qb) in itertools.combinations(zip(made, prompts, plain, strict=True), 2):
         blocks = sum(1 for _ in itertools.takewhile(lambda two: two[0] == two[1], zip(qa.blocks, qb.blocks)))  # noqa: B905
@@ -88,21 +88,21 @@ def test_a_prompt_without_blocks_is_its_own() -> None:
 
 def test_a_request_has_the_lengths_of_its_arrival() -> None:
     asked = SamplingParameters(temperature=0, stop=("x",))
-    request = request_of(Arrival(2.5, 7, 3, tenant="t"), "r", VOCAB, asked)
+    request = request_from_arrival(Arrival(2.5, 7, 3, tenant="t"), "r", VOCAB, asked)
     assert len(request.prompt_ids) == 7 and request.arrival == 2.5 and request.cache_salt == "t"
     assert request.sampling.max_tokens == 3 and request.sampling.ignore_eos and not request.sampling.stop
 
 
 @given(st.integers(1, 6), st.integers(1, 30), st.floats(0, 3), st.randoms(use_true_random=False))
 def test_a_closed_loop_never_has_more_under_way_than_clients(clients: int, count: int, think: float, draw) -> None:
-    workload = TrafficWorkload(lengths=Fixed(), arrivals=ClosedLoop(clients=clients, think=think), requests=count)
+    workload = TrafficWorkload(lengths=FixedLengths(), arrivals=ClosedLoop(clients=clients, think=think), requests=count)
     source = source_of(workload)
-    under_way = list(source.first())
+    under_way = list(source.initial_arrivals())
     seen = len(under_way)
     assert seen == min(clients, count) and all(a.time == 0 for a in under_way)
     while under_way:
         ended = under_way.pop(draw.randrange(len(under_way)))
-        following = source.after(ended.time + 1)
+        following = source.next_after_finish(ended.time + 1)
         if following is not None:
             assert following.time == ended.time + 1 + think
             under_way.append(following)
@@ -130,7 +130,7 @@ def test_trace_files_are_read_back(
     ]
     (folder / "m.jsonl").write_text("\n".join(lines))
     for name in ("a.csv", "m.jsonl"):
-        found = list(recorded(folder / name))
+        found = list(read_trace(folder / name))
         assert [(a.prompt_tokens, a.output_tokens) for a in found] == [(p, max(1, o)) for _, p, o in rows]
         assert [a.time for a in found] == pytest.approx([t - rows[0][0] for t, _, _ in rows], abs=2e-6)
 
@@ -165,7 +165,7 @@ def test_a_corrupt_line_is_one_clear_error(tmp_path: Path, text: str, line: obje
     file = tmp_path / "trace"
     file.write_text(text)
     with pytest.raises(WorkbenchError) as error:
-        list(recorded(file))
+        list(read_trace(file))
     words = str(error.value)
     assert str(file) in words and told in words and "\n" not in words
     if line:
@@ -174,21 +174,21 @@ def test_a_corrupt_line_is_one_clear_error(tmp_path: Path, text: str, line: obje
 
 def test_what_is_missing_is_told(tmp_path: Path) -> None:
     with pytest.raises(WorkbenchError, match="cannot be read"):
-        list(recorded(tmp_path / "none.csv"))
+        list(read_trace(tmp_path / "none.csv"))
     for changes, told in (({"requests": 3}, "arrivals: give poisson"), ({"arrivals": AtOnce()}, "requests: give one")):
         with pytest.raises(WorkbenchError, match=told):
-            source_of(TrafficWorkload.model_validate({"lengths": Fixed(), **changes}))
+            source_of(TrafficWorkload.model_validate({"lengths": FixedLengths(), **changes}))
 
 
 def test_an_hour_of_the_generator_ends() -> None:
-    made = list(source_of(TrafficWorkload(arrivals=AsRecorded())).first())
+    made = list(source_of(TrafficWorkload(arrivals=AsRecorded())).initial_arrivals())
     assert 19_000 < len(made) < 20_000
 
 
 def test_scaling_by_one_changes_nothing() -> None:
     arrival = Arrival(1.0, 700, 3, blocks=(1, 2))
-    assert list(scaled([arrival])) == [arrival]
-    assert next(scaled([arrival], length=0.5)) == Arrival(1.0, 350, 2, blocks=(1, 2), block_tokens=256)
+    assert list(scale_arrivals([arrival])) == [arrival]
+    assert next(scale_arrivals([arrival], length=0.5)) == Arrival(1.0, 350, 2, blocks=(1, 2), block_tokens=256)
 
 
 SHARES = st.dictionaries(st.sampled_from("abcd"), st.floats(0.1, 9), min_size=1)
@@ -199,11 +199,11 @@ def test_whose_a_request_is_depends_on_nothing_that_comes_after_it(
     lengths: object, tenants: dict, priorities: dict, seed: int
 ) -> None:
     given_ = {"arrivals": AtOnce(), "lengths": lengths, "requests": 30, "seed": seed}
-    plain = list(source_of(TrafficWorkload.model_validate(given_)).first())
+    plain = list(source_of(TrafficWorkload.model_validate(given_)).initial_arrivals())
     workload = TrafficWorkload.model_validate({**given_, "tenants": tenants, "priorities": priorities})
     assert TrafficWorkload.model_validate(workload.model_dump(mode="json")) == workload
-    made = list(source_of(workload).first())
-    assert made[:7] == list(source_of(workload.model_copy(update={"requests": 7})).first())
+    made = list(source_of(workload).initial_arrivals())
+    assert made[:7] == list(source_of(workload.model_copy(update={"requests": 7})).initial_arrivals())
     assert [replace(each, tenant="", priority=0) for each in made] == plain
     assert {each.tenant for each in made} <= set(tenants) and {each.priority for each in made} <= set(priorities)
     for session in {each.session for each in made}:
@@ -212,11 +212,11 @@ def test_whose_a_request_is_depends_on_nothing_that_comes_after_it(
 
 def test_tenants_and_priorities_have_their_shares() -> None:
     shares = {"tenants": {"a": 3, "b": 1}, "priorities": {0: 1, 5: 4}}
-    workload = TrafficWorkload.model_validate({"arrivals": AtOnce(), "lengths": Fixed(), "requests": 4000, **shares})
-    made = list(source_of(workload).first())
+    workload = TrafficWorkload.model_validate({"arrivals": AtOnce(), "lengths": FixedLengths(), "requests": 4000, **shares})
+    made = list(source_of(workload).initial_arrivals())
     assert sum(each.tenant == "a" for each in made) / 4000 == pytest.approx(3 / 4, abs=0.03)
     assert sum(each.priority == 5 for each in made) / 4000 == pytest.approx(4 / 5, abs=0.03)
-    request = request_of(made[0], "a", VOCAB)
+    request = request_from_arrival(made[0], "a", VOCAB)
     assert (request.tenant, request.priority) == (made[0].tenant, made[0].priority)
     with pytest.raises(WorkbenchError, match=r"tenants\.a: Input should be greater than 0"):
-        Experiment.of({"question": "?", "workload": {"kind": "traffic", "tenants": {"a": 0}}})
+        Experiment.from_values({"question": "?", "workload": {"kind": "traffic", "tenants": {"a": 0}}})

@@ -18,9 +18,9 @@ from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.model.spec import ModelSpec
 from workbench.request import Request
-from workbench.widgets import AttentionView, Live
-from workbench.widgets.attention.cells import LayerCells, encode
-from workbench.widgets.attention.source import Arrays, OfText
+from workbench.widgets import AttentionView, RunnerThread
+from workbench.widgets.attention.cells import LayerWeightBytes, quantize_weights
+from workbench.widgets.attention.source import ArrayAttentionSource, ComputedAttentionSource
 
 WINDOWED = spec_of(layer(4, 2, window=5, sinks=2), layer(4, 4))
 IDS = tuple(n % VOCAB for n in range(7, 27))
@@ -28,14 +28,14 @@ IDS = tuple(n % VOCAB for n in range(7, 27))
 
 @pytest.fixture(scope="module")
 def demo() -> Runner:
-    return load("demo", lane="eager")
+    return load("demo", backend="eager")
 
 
 @pytest.fixture
 def runner() -> Iterator[Runner]:
     made = runner_of(model_of(WINDOWED))
     yield made
-    Live.of(made).stop()
+    RunnerThread.of(made).stop()
 
 
 def elements(picture: str, name: str) -> list[ET.Element]:
@@ -48,7 +48,7 @@ def test_rows_sum_to_one_and_nothing_is_seen_outside_window_and_sinks(spec: Mode
     view = AttentionView(runner_of(model_of(spec)), ids, max_tokens=0)
     for number, kind in enumerate(spec.layers):
         view.layer, attention = number, kind.attention
-        for view.head in range(attention.heads):
+        for view.head in range(attention.num_heads):
             weights, row = view.weights(), np.arange(len(ids))[:, None]
             column = np.arange(len(ids))[None]
             unseen = column > row
@@ -67,20 +67,20 @@ def test_rows_sum_to_one_and_nothing_is_seen_outside_window_and_sinks(spec: Mode
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=30))
 def test_bytes_keep_the_order_of_weights_and_part_unseen_from_zero(weights: list[float]) -> None:
     ordered = np.sort(np.array(weights))
-    cells = encode(ordered, np.ones(len(ordered), bool))
+    cells = quantize_weights(ordered, np.ones(len(ordered), bool))
     assert (np.diff(cells.astype(int)) >= 0).all() and cells.min() >= 1
     assert abs(((cells - 1.0) / 254) ** 2 - ordered).max() < 0.005
-    assert not encode(ordered, np.zeros(len(ordered), bool)).any()
+    assert not quantize_weights(ordered, np.zeros(len(ordered), bool)).any()
 
 
 @settings(max_examples=30)
 @given(st.integers(1, 9), st.integers(1, 3), st.integers(1, 3), st.data())
 def test_rows_of_stacked_heads_are_those_of_the_heads(rows: int, groups: int, share: int, data: st.DataObject) -> None:
     weights = np.random.default_rng(0).random((groups * share, rows, rows + 2))
-    cells = LayerCells(Arrays({0: weights}, groups={0: groups}), 0)
+    cells = LayerWeightBytes(ArrayAttentionSource({0: weights}, num_kv_heads={0: groups}), 0)
     first = share * data.draw(st.integers(0, groups - 1))
-    stacked = cells.of(tuple(range(first, first + share)))
-    expected = encode(weights[first : first + share], weights[first : first + share] > 0).reshape(-1, rows + 2)
+    stacked = cells.tiles_of_heads(tuple(range(first, first + share)))
+    expected = quantize_weights(weights[first : first + share], weights[first : first + share] > 0).reshape(-1, rows + 2)
     begin = data.draw(st.integers(0, len(expected) - 1))
     end = data.draw(st.integers(begin + 1, len(expected)))
     assert np.array_equal(stacked._read(begin, end), expected[begin:end])
@@ -103,7 +103,7 @@ def test_a_text_is_followed_while_it_is_generated(runner: Runner) -> None:
 def test_an_inspection_shows_the_rows_that_were_asked_for() -> None:
     runner = runner_of(model_of(WINDOWED), page_size=64)
     runner.submit(request("a", 20, 12))
-    while runner.served.sequences["a"].computed < 22:
+    while runner.tracker.sequences["a"].num_computed_tokens < 22:
         runner.step()
     found = runner.inspect("a", (21, 19))
     view = AttentionView(runner, found, layer=1, head=2)
@@ -186,7 +186,7 @@ def test_a_long_map_is_sent_in_parts_and_drawn_small() -> None:
 def test_packed_caches_and_evictions_are_told() -> None:
     packed = runner_of(model_of(spec_of(layer(dim=8))), page_size=8, cache=None)
     assert AttentionView(packed, IDS, max_tokens=0)._noted == ""
-    quantized = load("shape:tiny", cache="int8", lane="eager")
+    quantized = load("shape:tiny", cache="int8", backend="eager")
     assert "packed cache" in AttentionView(quantized, range(5), max_tokens=0).picture()
 
 
@@ -210,10 +210,10 @@ def test_what_is_wrong_is_told(runner: Runner, make, told: str) -> None:
 
 
 def test_a_source_of_text_grows_with_it(runner: Runner) -> None:
-    from workbench.engine.whole_text import WholeText
+    from workbench.engine.whole_text import TextAttention
 
-    text = WholeText(runner.model, IDS[:4])
-    cells = LayerCells(OfText(text), 0)
+    text = TextAttention(runner.model, IDS[:4])
+    cells = LayerWeightBytes(ComputedAttentionSource(text), 0)
     before = cells.rows(1, 0, 4).copy()
     text.extend(IDS[4:9])
     after = cells.rows(1, 0, 9)

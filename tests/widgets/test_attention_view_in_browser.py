@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.browser import browser
-from workbench.lab.page import Lab
+from workbench.lab.page import LabSession
 
 pytestmark = browser
 
@@ -14,7 +14,7 @@ import numpy as np
 import workbench
 from workbench import widgets
 
-runner = workbench.load("demo", lane="eager", attention={"window": 12, "sinks": 2, "pattern": ["window", "full"]})
+runner = workbench.load("demo", backend="eager", attention={"window": 12, "sinks": 2, "pattern": ["window", "full"]})
 v = widgets.AttentionView(runner, "def f(n):\\n    return", max_tokens=12, temperature=0)
 v
 # %%
@@ -24,7 +24,7 @@ w
 """
 
 
-def test_maps_are_moved_pointed_at_and_picked(lab: Lab, tmp_path: Path) -> None:
+def test_maps_are_moved_pointed_at_and_picked(lab: LabSession, tmp_path: Path) -> None:
     page = lab.open(lab.write("attention.py", CELLS))
     page.run_all()
     assert page.errors() == [] and page.console_errors == [] and page.outside_requests == []
@@ -35,22 +35,22 @@ def test_maps_are_moved_pointed_at_and_picked(lab: Lab, tmp_path: Path) -> None:
     assert place is not None
     page.tab.mouse.move(place["x"] + 100, place["y"] + 90)  # just inside: the first token looks at itself
     page.settle()
-    assert page.ask("v.map.pointed") == "[0, 0]"
+    assert page.evaluate("v.map.pointed") == "[0, 0]"
     assert "weight 1.0000" in short.locator("[role=status]").last.inner_text()
     canvas.focus()
     for key in ("ArrowDown", "ArrowDown", "ArrowRight", "+", "0"):
         canvas.press(key)
     page.settle()
-    assert page.ask("v.map.pointed") == "[2, 1]"
-    assert page.ask("v.map.told") == repr(short.locator("[role=status]").last.inner_text())
+    assert page.evaluate("v.map.pointed") == "[2, 1]"
+    assert page.evaluate("v.map.told") == repr(short.locator("[role=status]").last.inner_text())
     short.locator("[data-key='head 3']").click()
     page.settle()
-    assert page.ask("(v.head, v._last)") == "(3, (0, (3,)))"
+    assert page.evaluate("(v.head, v._last)") == "(3, (0, (3,)))"
     page.screenshot(tmp_path / "short.png", short)
 
     canvas = long.locator("canvas")
     canvas.scroll_into_view_if_needed()
-    assert canvas.get_attribute("data-level") == page.ask("w.map.top")
+    assert canvas.get_attribute("data-level") == page.evaluate("w.map.top")
     assert canvas.get_attribute("data-tiles") == "1"
     canvas.focus()
     for _ in range(5):
@@ -60,6 +60,6 @@ def test_maps_are_moved_pointed_at_and_picked(lab: Lab, tmp_path: Path) -> None:
     assert int(canvas.get_attribute("data-tiles") or 0) < 40  # of the 64 that the finest level alone has
     canvas.press("PageDown")
     page.settle()
-    assert page.ask("w.map.pointed") == "[64, 0]"
+    assert page.evaluate("w.map.pointed") == "[64, 0]"
     page.screenshot(tmp_path / "long.png", long)
     assert page.errors() == [] and page.console_errors == [] and page.outside_requests == []

@@ -10,7 +10,7 @@ from tests.ledger import made
 from workbench.cli import main
 from workbench.errors import WorkbenchError
 from workbench.widgets import Claims
-from workbench.widgets.job import Job
+from workbench.widgets.job import CommandProcess
 
 
 @pytest.fixture
@@ -38,9 +38,9 @@ def test_verdicts_words_and_details(folder: Path) -> None:
 
 def test_every_verdict_is_told_by_a_sign_of_its_own() -> None:
     from workbench.ledger.tables import ORDER
-    from workbench.widgets.claims.picture import SIGNS
+    from workbench.widgets.claims.picture import VERDICT_SIGNS
 
-    assert set(SIGNS) == set(ORDER) and len({sign for sign, _ in SIGNS.values()}) == len(ORDER)
+    assert set(VERDICT_SIGNS) == set(ORDER) and len({sign for sign, _ in VERDICT_SIGNS.values()}) == len(ORDER)
 
 
 def test_the_button_measures_and_a_quick_look_writes_nothing(folder: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_whole_measurement_is_in_the_ledger(folder: Path) -> None:
 
 def test_a_command_can_be_stopped(tmp_path: Path) -> None:
     news: list[int | None] = []
-    job = Job(["claims", "run"], lambda: news.append(job.code))
+    job = CommandProcess(["claims", "run"], lambda: news.append(job.returncode))
     job.stop()
-    assert job.wait() != 0 and news[-1] == job.code
+    assert job.wait() != 0 and news[-1] == job.returncode
     job.stop()  # nothing any more

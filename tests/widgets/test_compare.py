@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench.errors import WorkbenchError
-from workbench.records.comparison import Comparison, Row
+from workbench.records.comparison import Comparison, ComparisonRow
 from workbench.widgets import Compare
-from workbench.widgets.compare.picture import pareto, ratios
+from workbench.widgets.compare.picture import draw_pareto, draw_ratios
 
 SVG = "{http://www.w3.org/2000/svg}"
 FORMATS = {"dense": (6144, 0.0, 1.0), "int8": (1968, 7e-5, 1.1), "int4": (1344, 9e-4, 1.3), "worst": (7000, 1e-2, 0.9)}
@@ -58,7 +58,7 @@ def test_intervals_are_read_without_a_pointer(files: list[Path]) -> None:
     words = told(view.picture())
     for row in view.comparison.rows:
         assert any(f"{row.ratio:.3f} [{row.ratio_low:.3f}, {row.ratio_high:.3f}]" in word for word in words)
-    for picture in (view.picture(), pareto(view.comparison, "bytes_per_token", "kl_mean")):
+    for picture in (view.picture(), draw_pareto(view.comparison, "bytes_per_token", "kl_mean")):
         marks = [e for e in ET.fromstring(picture).iter() if "data-tip" in e.attrib and e.tag != f"{SVG}text"]
         assert len({mark.attrib["data-key"] for mark in marks}) == len(marks) >= 3
         assert [mark.attrib["tabindex"] for mark in marks] == ["0", *["-1"] * (len(marks) - 1)]
@@ -88,7 +88,7 @@ def test_controls_and_traits_are_one(files: list[Path]) -> None:
 
 def test_those_that_none_beats_are_filled(files: list[Path]) -> None:
     view = Compare(*files)
-    picture = pareto(view.comparison, "bytes_per_token", "kl_mean")
+    picture = draw_pareto(view.comparison, "bytes_per_token", "kl_mean")
     circles = list(ET.fromstring(picture).iter(f"{SVG}circle"))
     filled = {c.attrib["data-tip"].split("\n")[0] for c in circles if c.attrib["class"] == "c2"}
     assert filled == {"cache.format=dense", "cache.format=int8", "cache.format=int4"} and len(circles) == 4
@@ -114,10 +114,10 @@ PLACES = st.one_of(st.none(), st.floats(1e-6, 1e6))
 @given(st.lists(st.tuples(PLACES, st.sampled_from([None, "better", "worse", "same"])), min_size=1, max_size=8))
 def test_every_row_has_its_mark_in_its_place(found: list[tuple[float | None, Any]]) -> None:
     rows = tuple(
-        Row("seconds", f"run <{n}>", 1.0, 1.0, 0.0, None, None, ratio, None, None, 0.95, 5, 5, True, verdict)
+        ComparisonRow("seconds", f"run <{n}>", 1.0, 1.0, 0.0, None, None, ratio, None, None, 0.95, 5, 5, True, verdict)
         for n, (ratio, verdict) in enumerate(found)
     )
-    root = ET.fromstring(ratios(Comparison("base & line", (), rows)))
+    root = ET.fromstring(draw_ratios(Comparison("base & line", (), rows)))
     marks = [e for e in root.iter() if "data-tip" in e.attrib and e.tag != f"{SVG}text"]
     drawn = [(r, v) for r, v in found if r is not None]
     assert len(marks) == len(drawn)

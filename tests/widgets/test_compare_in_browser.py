@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.browser import browser
-from workbench.lab.page import Lab
+from workbench.lab.page import LabSession
 
 pytestmark = browser
 
@@ -16,7 +16,7 @@ from workbench import widgets
 from workbench.study.experiment import Experiment
 from workbench.study.run import run
 asked = {
-    "question": "Which?", "model": {"name": "shape:tiny", "dtype": "float32"}, "lane": "eager",
+    "question": "Which?", "model": {"name": "shape:tiny", "dtype": "float32"}, "backend": "eager",
     "workload": {
         "kind": "traffic", "requests": 2, "arrivals": {"kind": "poisson", "rate": 3000},
         "lengths": {"kind": "fixed", "prompt": 4, "output": 2},
@@ -31,26 +31,26 @@ view
 """
 
 
-def test_choosers_answer_the_keyboard_and_the_notebook_does_not(lab: Lab) -> None:
+def test_choosers_answer_the_keyboard_and_the_notebook_does_not(lab: LabSession) -> None:
     page = lab.open(lab.write("compare.py", NOTEBOOK))
     page.run_all()
     view = page.widget("wb-compare")
-    names = [name.rsplit("/", 1)[-1] for name in eval(page.ask("view._names"))]
+    names = [name.rsplit("/", 1)[-1] for name in eval(page.evaluate("view._names"))]
     cells = page.tab.locator(".jp-Cell").count()
     chooser = view.locator("select").first
     chooser.focus()
-    assert page.ask("view.baseline").endswith(names[0] + "'")
+    assert page.evaluate("view.baseline").endswith(names[0] + "'")
     for _ in range(2):
         chooser.press("ArrowDown")
     page.settle()
-    assert page.ask("view.baseline").endswith(names[2] + "'")
+    assert page.evaluate("view.baseline").endswith(names[2] + "'")
     chooser.press("ArrowUp")
     page.settle()
-    assert page.ask("view.baseline").endswith(names[1] + "'") and chooser.evaluate("each => each.matches(':focus')")
+    assert page.evaluate("view.baseline").endswith(names[1] + "'") and chooser.evaluate("each => each.matches(':focus')")
     for letter in "bgd":  # by its first letter, where JupyterLab has commands
         chooser.press(letter)
         page.tab.wait_for_timeout(1200)  # until the browser takes the next letter for a first one
         page.settle()
-        assert f"/{letter}" in page.ask("view.baseline")
+        assert f"/{letter}" in page.evaluate("view.baseline")
     assert page.tab.locator(".jp-Cell").count() == cells, "letters made or deleted cells"
     assert "against " in view.inner_text() and page.console_errors == [] and page.errors() == []

@@ -9,7 +9,7 @@ import pytest
 
 from workbench.widgets import kit
 from workbench.widgets.kernels import picture as kernels
-from workbench.widgets.kernels.marked import Marked
+from workbench.widgets.kernels.marked import FusionMarks
 from workbench.widgets.tokens import picture as tokens
 from workbench.widgets.tokens import text
 
@@ -28,12 +28,12 @@ def whole(page: str) -> list[str]:
 def test_an_export_keeps_every_space() -> None:
     from workbench.lab.export import OfflineHTML
 
-    pieces = [text.Piece(number, piece, piece) for number, piece in enumerate(PIECES)]
-    cuts = tuple(tokens.Cut(number, piece.encode(), piece) for number, piece in enumerate(PIECES))
+    pieces = [text.GeneratedToken(number, piece, piece) for number, piece in enumerate(PIECES)]
+    cuts = tuple(tokens.TokenizedPiece(number, piece.encode(), piece) for number, piece in enumerate(PIECES))
     pictures = (
-        kit.html(text.body("\n  asked\n", {0: pieces, 1: pieces}, {0: "  "}, {})),
-        tokens.picture([tokens.Side("demo", 9, len(CODE), cuts)]),
-        kernels.drawn(kernels.Shown("add", "eager", "source", CODE, Marked(), {"eager": {"source": 4}})),
+        kit.html(text.draw_generated_text("\n  asked\n", {0: pieces, 1: pieces}, {0: "  "}, {})),
+        tokens.draw_tokenizations([tokens.Tokenization("demo", 9, len(CODE), cuts)]),
+        kernels.draw_kernel(kernels.KernelPage("add", "eager", "source", CODE, FusionMarks(), {"eager": {"source": 4}})),
     )
     drawn = whole("".join(pictures))
     assert len(drawn) == 3 and "".join(PIECES) in drawn[0] and "        return  x" in drawn[2]

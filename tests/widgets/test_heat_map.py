@@ -15,7 +15,7 @@ from workbench.pixels import data_uri
 from workbench.widgets import kit
 from workbench.widgets.attention import tiles
 from workbench.widgets.attention.heat_map import HeatMap
-from workbench.widgets.attention.tiles import Tiles
+from workbench.widgets.attention.tiles import TilePyramid
 
 SIZES = st.tuples(st.integers(1, 40), st.integers(1, 40))
 SIDE = 4
@@ -32,9 +32,9 @@ def noise(rows: int, columns: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (rows, columns), dtype=np.uint8)
 
 
-def of(whole: np.ndarray, kept: int = 2**20) -> Tiles:
+def of(whole: np.ndarray, kept: int = 2**20) -> TilePyramid:
     rows, columns = whole.shape
-    return Tiles(rows, columns, lambda begin, end: whole[begin:end], kept)
+    return TilePyramid(rows, columns, lambda begin, end: whole[begin:end], kept)
 
 
 def largest(whole: np.ndarray, level: int, rows: slice, columns: slice) -> np.ndarray:
@@ -45,7 +45,7 @@ def largest(whole: np.ndarray, level: int, rows: slice, columns: slice) -> np.nd
     return np.array([[part.max() for part in line] for line in parts], dtype=np.uint8)
 
 
-def check(found: Tiles, whole: np.ndarray, level: int, row: int, column: int) -> None:
+def check(found: TilePyramid, whole: np.ndarray, level: int, row: int, column: int) -> None:
     rows, columns = (-(-side // 2**level) for side in whole.shape)
     tall = slice(min(row * SIDE, rows), min((row + 1) * SIDE, rows))
     wide = slice(min(column * SIDE, columns), min((column + 1) * SIDE, columns))
@@ -67,7 +67,7 @@ def test_a_tile_is_the_pooled_part_of_the_whole(size: tuple[int, int], places: l
 @given(SIZES, st.integers(4, 50))
 def test_what_is_reduced_keeps_every_peak_and_is_no_coarser_than_it_must(size: tuple[int, int], most: int) -> None:
     whole = noise(*size)
-    small = of(whole).reduced(most)
+    small = of(whole).downsample(most)
     level = next(n for n in range(9) if max(-(-side // 2**n) for side in size) <= most)
     assert np.array_equal(small, largest(whole, level, slice(0, small.shape[0]), slice(0, small.shape[1])))
     assert small.shape == tuple(-(-side // 2**level) for side in size) and small.max() == whole.max()
@@ -78,7 +78,7 @@ def test_what_grows_is_as_if_it_had_always_been(steps: list[int], places: list) 
     """As a text does: rows below and columns on the right, where rows above are empty."""
     sizes = np.cumsum(steps)
     whole = np.tril(noise(sizes[-1], sizes[-1]))
-    found = Tiles(sizes[0], sizes[0], lambda begin, end: whole[begin:end, : found.columns])
+    found = TilePyramid(sizes[0], sizes[0], lambda begin, end: whole[begin:end, : found.columns])
     for size in sizes:
         found.grow(size, size)
         for place in places:
@@ -92,7 +92,7 @@ def test_only_what_is_looked_at_is_read() -> None:
         read.append((begin, end))
         return np.zeros((end - begin, 4096), np.uint8)
 
-    found = Tiles(4096, 4096, rows)
+    found = TilePyramid(4096, 4096, rows)
     found.tile(0, 3, 700)
     found.tile(0, 3, 2)
     assert read == [(12, 16)]
@@ -102,7 +102,7 @@ def test_the_widget_answers_with_the_bytes_of_the_tiles_it_is_asked_for() -> Non
     whole, sent = noise(9, 11), []
     view = HeatMap()
     view.send = lambda content, buffers=None: sent.append((content, buffers))  # type: ignore[method-assign]
-    view.put(of(whole), row_names=["a"] * 9)
+    view.show_tiles(of(whole), row_names=["a"] * 9)
     assert (view.rows, view.columns, view.top, view.row_names[0]) == (9, 11, 2, "a")
     view._handle_custom_msg({"want": [[0, 1, 2], [1, 0, 0]], "stamp": view.stamp}, [])
     assert [content["tile"] for content, _ in sent] == [[0, 1, 2], [1, 0, 0]]
@@ -114,13 +114,13 @@ def test_the_widget_answers_with_the_bytes_of_the_tiles_it_is_asked_for() -> Non
 
 def test_what_is_pointed_at_is_told_as_long_as_it_is_there() -> None:
     view = HeatMap(tell="{}/{}".format)
-    view.put(of(noise(5, 5)))
+    view.show_tiles(of(noise(5, 5)))
     view.pointed = [4, 2]
-    assert view.told == "4/2"
-    view.put(of(noise(3, 5)))
-    assert view.told == ""
+    assert view.caption == "4/2"
+    view.show_tiles(of(noise(3, 5)))
+    assert view.caption == ""
     before = view.frame
-    view.put(view.tiles, fresh=False)
+    view.show_tiles(view.tiles, reset_view=False)
     assert view.frame == before
 
 
@@ -139,5 +139,5 @@ def test_a_png_holds_the_cells_and_the_table_the_kits_colours(size: tuple[int, i
     lines = np.frombuffer(zlib.decompress(parts[b"IDAT"]), np.uint8).reshape(rows, columns + 1)
     assert (rows, columns) == size and not lines[:, 0].any() and np.array_equal(lines[:, 1:], cells)
     colours = parts[b"PLTE"]
-    assert len(colours) == 768 and "#" + colours[3:6].hex() == kit.shade(0) and "#" + colours[-3:].hex() == kit.shade(1)
+    assert len(colours) == 768 and "#" + colours[3:6].hex() == kit.cividis_colour(0) and "#" + colours[-3:].hex() == kit.cividis_colour(1)
     assert parts[b"tRNS"] == b"\0"

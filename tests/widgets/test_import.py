@@ -22,4 +22,4 @@ def test_widgets_are_fetched_when_named_and_need_no_optional_package() -> None:
     first, kinds, optional = json.loads(said)
     assert first == []
     assert optional == []
-    assert {"Live", "MemoryCalculator", "Roofline"} <= set(kinds) and all(kinds.values())
+    assert {"RunnerThread", "MemoryCalculator", "Roofline"} <= set(kinds) and all(kinds.values())

@@ -15,10 +15,10 @@ from workbench.errors import WorkbenchError
 from workbench.widgets import KernelView
 from workbench.widgets.kernels import stages as kernel_stages
 from workbench.widgets.kernels import view as kernel_view
-from workbench.widgets.kernels.code_lines import LANGUAGES, code_lines
-from workbench.widgets.kernels.fused import marked, summary
-from workbench.widgets.kernels.picture import Shown, drawn
-from workbench.widgets.kernels.timing import timed
+from workbench.widgets.kernels.code_lines import LANGUAGES, highlight_lines
+from workbench.widgets.kernels.fused import mark_fusion, summarize_fusion
+from workbench.widgets.kernels.picture import KernelPage, draw_kernel
+from workbench.widgets.kernels.timing import time_backends
 
 OPERATOR = "add_rms_norm"
 
@@ -44,14 +44,14 @@ def view() -> KernelView:
 @pytest.fixture(scope="module")
 def inductor() -> KernelView:
     """One compilation for all that is asked of it."""
-    return KernelView(OPERATOR, lane="inductor", stage="post_grad")
+    return KernelView(OPERATOR, backend="inductor", stage="post_grad")
 
 
 @example('x = "<i>&amp;" # </b>', "source")
 @given(st.text(max_size=60), st.sampled_from([*LANGUAGES, "fusion"]))
 def test_code_is_what_it_was_line_by_line(text: str, stage: str) -> None:
     text = text.replace("\r", "")  # a lexer reads it as an end of line
-    lines = code_lines(text, stage)
+    lines = highlight_lines(text, stage)
     assert len(lines) == text.count("\n") + 1
     assert "\n".join(Text(line).text for line in lines) == text
 
@@ -62,20 +62,20 @@ def test_the_specification_is_there_at_once_and_lanes_are_made_when_they_are_cho
     found = Text(fresh.picture())
     assert "eager/source" in found.keys and not any(key.startswith(("inductor/", "mlir/")) for key in found.keys)
     fresh.shown.picked = "eager/api"
-    fresh.lane = "mlir"
+    fresh.backend = "mlir"
     assert fresh.wait() and fresh.stage == "linalg" and "linalg.generic" in fresh.text
     fresh.close()
 
 
 def test_every_operation_of_the_graph_is_in_a_kernel(inductor: KernelView) -> None:
     made = inductor._of("inductor")
-    fusion, texts = kernel_stages.fusion(made) or {}, inductor._texts("inductor")
-    letters = {group.letter for group in marked("inductor", "post_grad", inductor.text, fusion).groups}
+    fusion, texts = kernel_stages.fusion_data(made) or {}, inductor._texts("inductor")
+    letters = {group.letter for group in mark_fusion("inductor", "post_grad", inductor.text, fusion).groups}
     for stage in ("decomposed", "post_grad"):
-        found = marked("inductor", stage, texts[stage], fusion)
+        found = mark_fusion("inductor", stage, texts[stage], fusion)
         for number, line in enumerate(texts[stage].split("\n")):
-            assert bool(found.of(number)) == ("torch.ops." in line)
-            assert set(found.of(number)) <= letters
+            assert bool(found.letters_of_line(number)) == ("torch.ops." in line)
+            assert set(found.letters_of_line(number)) <= letters
     assert len(letters) == sum(len(kernel["fused"]) for kernel in fusion["kernels"])
     for stage, most in (
         ("graph", letters),
@@ -84,39 +84,39 @@ def test_every_operation_of_the_graph_is_in_a_kernel(inductor: KernelView) -> No
         ("cpp", letters),
         ("python", letters),
     ):
-        found = marked("inductor", stage, texts[stage], fusion, texts["post_grad"])
+        found = mark_fusion("inductor", stage, texts[stage], fusion, texts["post_grad"])
         assert set("".join((found.letters or {}).values())) == most, stage
 
 
 def test_nodes_and_loops_are_marked_by_what_the_scheduler_made_of_them(inductor: KernelView) -> None:
-    fusion, texts = kernel_stages.fusion(inductor._of("inductor")) or {}, inductor._texts("inductor")
+    fusion, texts = kernel_stages.fusion_data(inductor._of("inductor")) or {}, inductor._texts("inductor")
     (kernel,) = fusion["kernels"]
     home = {part: "AB"[n] for n, parts in enumerate(kernel["fused"]) for part in parts}
-    lines, found = texts["ir"].split("\n"), marked("inductor", "ir", texts["ir"], fusion)
+    lines, found = texts["ir"].split("\n"), mark_fusion("inductor", "ir", texts["ir"], fusion)
     for number, line in enumerate(lines):
         if node := re.match(r"(?:class )?(op\d+)", line):
-            assert found.of(number) == home[node.group(1)]
-    cpp = marked("inductor", "cpp", texts["cpp"], fusion)
-    loops = [cpp.of(n) for n, line in enumerate(texts["cpp"].split("\n")) if "for(int64_t" in line]
+            assert found.letters_of_line(number) == home[node.group(1)]
+    cpp = mark_fusion("inductor", "cpp", texts["cpp"], fusion)
+    loops = [cpp.letters_of_line(n) for n, line in enumerate(texts["cpp"].split("\n")) if "for(int64_t" in line]
     assert loops == ["A", "B"]
-    assert summary("inductor", texts, fusion).endswith("2 loop nests → 1 kernel")
+    assert summarize_fusion("inductor", texts, fusion).endswith("2 loop nests → 1 kernel")
 
 
 def test_loops_of_mlir_are_marked_to_their_ends(view: KernelView) -> None:
     texts = view._texts("mlir")
     for stage, begin in (("linalg", "linalg.generic"), ("bufferized", "scf.for")):
-        found = marked("mlir", stage, texts[stage])
+        found = mark_fusion("mlir", stage, texts[stage])
         lines = texts[stage].split("\n")
         begun = [n for n, line in enumerate(lines) if begin in line]
-        assert [found.of(n) for n in begun] == [group.letter for group in found.groups]
-        assert all("}" in lines[n] for n in found.letters or {} if not found.of(n + 1))
+        assert [found.letters_of_line(n) for n in begun] == [group.letter for group in found.groups]
+        assert all("}" in lines[n] for n in found.letters or {} if not found.letters_of_line(n + 1))
         assert not any("return" in lines[n] for n in found.letters or {})
-    assert "arith.addf" in marked("mlir", "linalg", texts["linalg"]).groups[0].told
-    assert summary("mlir", texts, None).endswith("3 loop nests → 1 function")
+    assert "arith.addf" in mark_fusion("mlir", "linalg", texts["linalg"]).groups[0].description
+    assert summarize_fusion("mlir", texts, None).endswith("3 loop nests → 1 function")
 
 
 def test_the_picture_holds_every_stage_its_size_and_the_text(view: KernelView) -> None:
-    view.lane, view.stage = "mlir", "transformed"
+    view.backend, view.stage = "mlir", "transformed"
     found = Text(view.picture())
     assert [key for key in found.keys if key.startswith("mlir/")] == [f"mlir/{name}" for name in view._texts("mlir")]
     for line in view.text.split("\n")[:20]:
@@ -125,14 +125,14 @@ def test_the_picture_holds_every_stage_its_size_and_the_text(view: KernelView) -
 
 
 def test_a_lane_that_cannot_make_it_says_why_and_the_others_go_on() -> None:
-    lacking = KernelView("expert_linear", lanes=("eager", "mlir")).make()
+    lacking = KernelView("expert_linear", backends=("eager", "mlir")).make()
     assert "cannot be made here" in Text(lacking.picture()).text and lacking.text
-    lacking.lane = "mlir"
+    lacking.backend = "mlir"
     assert lacking.wait() and lacking.text == "" and "cannot be made here" in lacking.picture()
 
 
 def test_a_timing_is_stopped_and_says_so() -> None:
-    view = KernelView("rotary", lanes=("eager",))
+    view = KernelView("rotary", backends=("eager",))
     assert "being timed" in view.measure().picture()
     view.stop()
     assert view.wait() and 'role="alert">the timing was stopped' in view.picture()
@@ -141,8 +141,8 @@ def test_a_timing_is_stopped_and_says_so() -> None:
 
 def test_lanes_are_timed_apart_from_what_this_process_does() -> None:
     """Which figures there are, not what they say."""
-    job = {"operator": OPERATOR, "case": "1x1 float32", "lanes": ["eager"], "seconds": 0.01}
-    record = timed({**job, "ceilings": False})
+    job = {"operator": OPERATOR, "case": "1x1 float32", "backends": ["eager"], "seconds": 0.01}
+    record = time_backends({**job, "ceilings": False})
     (row,) = record["rows"]
     assert row["p10_seconds"] <= row["seconds"] <= row["p90_seconds"] and row["speedup_over_eager"] == 1
     assert record["environment"]["cpu"] and record["date"]
@@ -150,18 +150,18 @@ def test_lanes_are_timed_apart_from_what_this_process_does() -> None:
 
 def test_times_stand_beside_with_what_they_are_measured_by() -> None:
     ok = {"seconds": 2e-6, "p10_seconds": 1e-6, "p90_seconds": 3e-6, "speedup_over_eager": 2.5, "bound": "read"}
-    rows = ({"lane": "mlir", **ok, "share_of_ceiling": 0.5}, {"lane": "triton", "reason": "no <GPU>"})
-    shown = Shown(
-        "a <b>", "eager", "source", "x < 1", marked("eager", "source", ""), {"eager": {"source": 1}}, rows=rows
+    rows = ({"backend": "mlir", **ok, "share_of_ceiling": 0.5}, {"backend": "triton", "reason": "no <GPU>"})
+    shown = KernelPage(
+        "a <b>", "eager", "source", "x < 1", mark_fusion("eager", "source", ""), {"eager": {"source": 1}}, rows=rows
     )
-    text = Text(drawn(shown)).text
+    text = Text(draw_kernel(shown)).text
     assert all(told in text for told in ("a <b>", "2.0", "2.50", "50.0% (memory)", "not timed: no <GPU>", "x < 1"))
 
 
 def test_another_operator_has_cases_of_its_own(view: KernelView) -> None:
-    other = KernelView(OPERATOR, lanes=("eager",))
+    other = KernelView(OPERATOR, backends=("eager",))
     other.operator = "gated_silu"
-    assert other.wait() and other.case in kernel_stages.cases("gated_silu") and "gate_up" in other.text
+    assert other.wait() and other.case in kernel_stages.case_names("gated_silu") and "gate_up" in other.text
     other.close()
 
 
@@ -170,7 +170,7 @@ def test_another_operator_has_cases_of_its_own(view: KernelView) -> None:
     [
         ({"operator": "add_norm"}, "unknown operator 'add_norm'"),
         ({"case": "1x1 int3"}, "unknown case of add_rms_norm"),
-        ({"lanes": ("mlri",)}, "did you mean 'mlir'"),
+        ({"backends": ("mlri",)}, "did you mean 'mlir'"),
         ({"stage": "ptx"}, "unknown stage of add_rms_norm on eager 'ptx'"),
     ],
 )
@@ -183,9 +183,9 @@ def test_the_specification_waits_for_no_compilation_of_this_view_or_another() ->
     made: list[KernelView] = []
 
     def look() -> None:
-        view = KernelView("expert_linear", lanes=("mlir", "eager"), lane="mlir")  # which waits
-        view.lane = "eager"
-        made.extend([KernelView(OPERATOR, lane="eager", stage="api"), view.make("eager")])
+        view = KernelView("expert_linear", backends=("mlir", "eager"), backend="mlir")  # which waits
+        view.backend = "eager"
+        made.extend([KernelView(OPERATOR, backend="eager", stage="api"), view.make("eager")])
 
     with kernel_view._COMPILING:  # another compiles
         thread = threading.Thread(target=look, daemon=True)

@@ -1,39 +1,39 @@
-"""An operator's stages under a person's hands: boxes are chosen by pointer and keyboard, lanes are made when chosen."""
+"""An operator's stages under a person's hands: boxes are chosen by pointer and keyboard, backends are made when chosen."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from tests.browser import browser
-from workbench.lab.page import Lab
+from workbench.lab.page import LabSession
 
 pytestmark = browser
 
 CELLS = """# %%
 from workbench import widgets
 
-v = widgets.KernelView("add_rms_norm", lanes=("eager", "mlir"))
+v = widgets.KernelView("add_rms_norm", backends=("eager", "mlir"))
 v
 """
 
 
-def test_stages_are_gone_through(lab: Lab, tmp_path: Path) -> None:
+def test_stages_are_gone_through(lab: LabSession, tmp_path: Path) -> None:
     page = lab.open(lab.write("kernels.py", CELLS))
     page.run_all()
     view = page.widget("wb-kernelview")
     assert "def add_rms_norm" in view.locator(".wb-code").inner_text()
     view.locator("select").last.select_option("mlir")
     page.settle()
-    assert page.ask("v.wait()") == "True"
+    assert page.evaluate("v.wait()") == "True"
     page.settle()
     assert "linalg" in view.locator(".wb-code").inner_text()
     view.locator("[data-key='mlir/llvm']").click()
     page.settle()
-    assert page.ask("v.stage") == "'llvm'" and "llvm.func" in view.locator(".wb-code").inner_text()
+    assert page.evaluate("v.stage") == "'llvm'" and "llvm.func" in view.locator(".wb-code").inner_text()
     view.locator("[data-key='mlir/llvm']").focus()
     page.tab.keyboard.press("ArrowRight")
     page.tab.keyboard.press("Enter")
     page.settle()
-    assert page.ask("v.stage") == "'asm'" and "asm" in view.locator(".now").inner_text()
+    assert page.evaluate("v.stage") == "'asm'" and "asm" in view.locator(".now").inner_text()
     page.screenshot(tmp_path / "kernel.png", view)
     assert page.errors() == [] and page.console_errors == [] and page.outside_requests == []

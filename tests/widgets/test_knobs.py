@@ -14,17 +14,17 @@ from pydantic import BaseModel, Field
 from tests.study import test_experiment as experiments
 from workbench.errors import WorkbenchError
 from workbench.study.experiment import Experiment
-from workbench.widgets.knobs.field_comments import comments_of
-from workbench.widgets.knobs.knobs import Knobs
-from workbench.widgets.knobs.values import one_line
-from workbench.widgets.playground.knobs import LEFT, known
+from workbench.widgets.knobs.field_comments import field_comments
+from workbench.widgets.knobs.knobs import SettingsForm
+from workbench.widgets.knobs.values import to_yaml_line
+from workbench.widgets.playground.knobs import EXCLUDED_SETTINGS, setting_suggestions
 
 BESIDES = {"question": "q", "workload": {"kind": "prompts", "prompts": ["a"]}}
 
 
 @pytest.fixture(scope="module")
-def knobs() -> Knobs:
-    return Knobs(Experiment, LEFT, known())
+def knobs() -> SettingsForm:
+    return SettingsForm(Experiment, EXCLUDED_SETTINGS, setting_suggestions())
 
 
 def schema_leaves(node: dict[str, Any], defs: dict[str, Any]) -> Iterator[tuple[str, ...]]:
@@ -47,19 +47,19 @@ def schema_leaves(node: dict[str, Any], defs: dict[str, Any]) -> Iterator[tuple[
         yield ()
 
 
-def test_every_leaf_of_the_schema_that_one_played_request_has_is_a_control(knobs: Knobs) -> None:
+def test_every_leaf_of_the_schema_that_one_played_request_has_is_a_control(knobs: SettingsForm) -> None:
     schema = Experiment.model_json_schema()
     paths = {".".join(path) for path in schema_leaves(schema, schema["$defs"])}
-    left = tuple(each.replace(":", ".") for each in LEFT)
+    left = tuple(each.replace(":", ".") for each in EXCLUDED_SETTINGS)
     wanted = {path for path in paths if not any(path == each or path.startswith(f"{each}.") for each in left)}
-    assert set(knobs.leaves()) == wanted and len(wanted) > 100
-    assert len(knobs.leaves()) == len(wanted)
+    assert set(knobs.field_paths()) == wanted and len(wanted) > 100
+    assert len(knobs.field_paths()) == len(wanted)
 
 
 more = st.fixed_dictionaries(
     {},
     optional={
-        "speculate": st.sampled_from(["none", "prompt_lookup", {"kind": "draft", "lane": "eager"}]),
+        "speculate": st.sampled_from(["none", "prompt_lookup", {"kind": "draft", "backend": "eager"}]),
         "compile": st.sampled_from(["block", "step"]),
         "executor": st.sampled_from([{"kind": "real"}, {"kind": "uncached", "oracle": True}]),
     },
@@ -74,23 +74,23 @@ caches = st.fixed_dictionaries(
     },
 )
 schedules = st.fixed_dictionaries(
-    {"policy": st.sampled_from(["fcfs", "mine.py:policy", {"kind": "priority", "patience": 3}])},
-    optional={"chunk_tokens": st.none() | st.just(7), "set_back": st.sampled_from(["auto", "recompute"])},
+    {"policy": st.sampled_from(["fcfs", "mine.py:policy", {"kind": "priority", "starvation_limit": 3}])},
+    optional={"chunk_tokens": st.none() | st.just(7), "preemption_mode": st.sampled_from(["auto", "recompute"])},
 )
 
 
 @settings(max_examples=40)
 @given(experiments.values, more, caches, schedules)
 def test_from_settings_to_controls_and_back_is_equal(
-    knobs: Knobs, values: dict, more: dict, cache: dict, schedule: dict
+    knobs: SettingsForm, values: dict, more: dict, cache: dict, schedule: dict
 ) -> None:
     cache, schedule = {**values.get("cache", {}), **cache}, {**values.get("schedule", {}), **schedule}
     if more.get("speculate", "none") != "none":
         cache.pop("evict", None)  # which exclude each other
-    whole = Experiment.of({**values, **more, "cache": cache, "schedule": schedule})
+    whole = Experiment.from_values({**values, **more, "cache": cache, "schedule": schedule})
     knobs.write(whole.model_dump(mode="json"))
     besides = whole.model_dump(mode="json", include={"question", "workload", "measure"})
-    assert knobs.checked(besides) == whole
+    assert knobs.validated(besides) == whole
 
 
 class Inner(BaseModel):
@@ -114,7 +114,7 @@ class Outer(BaseModel):
     switch: bool | Literal["never"] = False
 
 
-def control(knobs: Knobs, name: str) -> Any:
+def control(knobs: SettingsForm, name: str) -> Any:
     """The control called so, wherever it is now."""
 
     def inside(box: Any) -> Iterator[Any]:
@@ -127,7 +127,7 @@ def control(knobs: Knobs, name: str) -> Any:
 
 
 def test_types_have_controls_of_their_own_with_their_limits() -> None:
-    knobs = Knobs(Outer)
+    knobs = SettingsForm(Outer)
     count, share = control(knobs, "count"), control(knobs, "share")
     assert isinstance(count, ipywidgets.BoundedIntText) and (count.min, count.max, count.step) == (2, 8, 2)
     assert isinstance(share, ipywidgets.FloatSlider) and (share.min, share.max, share.value) == (0, 1, 0.5)
@@ -138,16 +138,16 @@ def test_types_have_controls_of_their_own_with_their_limits() -> None:
 
 
 def test_what_the_source_says_of_a_field_is_its_tooltip() -> None:
-    assert comments_of(Inner) == {"share": "from zero", "names": "who"}
-    assert comments_of(Outer) == {"word": "said by the field itself"}
-    knobs = Knobs(Outer)
+    assert field_comments(Inner) == {"share": "from zero", "names": "who"}
+    assert field_comments(Outer) == {"word": "said by the field itself"}
+    knobs = SettingsForm(Outer)
     assert control(knobs, "share").tooltip == "from zero"
     assert control(knobs, "word").tooltip == "said by the field itself"
 
 
 def test_a_change_by_hand_is_told_once_and_read() -> None:
     told: list[dict] = []
-    knobs = Knobs(Outer, changed=lambda: told.append(knobs.values))
+    knobs = SettingsForm(Outer, on_change=lambda: told.append(knobs.values))
     control(knobs, "word").value = True
     control(knobs, "part").value = 1
     control(knobs, "size").value = 2
@@ -158,22 +158,22 @@ def test_a_change_by_hand_is_told_once_and_read() -> None:
 
 
 def test_what_is_wrong_is_said_at_its_control_in_one_line() -> None:
-    knobs = Knobs(Outer)
+    knobs = SettingsForm(Outer)
     control(knobs, "share").value = 0
     knobs.buttons.value = "part"
-    assert knobs.checked({}) is None
+    assert knobs.validated({}) is None
     (line,) = (each.value for each in told_alerts(knobs))
     assert 'role="alert"' in line and "part.share: Input should be greater than 0" in line
     above = [control for control, below in pairs(knobs) if getattr(below, "value", "") == line]
     assert [control.description for control in above] == ["share"]
     control(knobs, "share").value = 0.5
     control(knobs, "names").value = "a: ["
-    assert knobs.checked({}) is None and "part.names: not YAML" in next(told_alerts(knobs)).value
+    assert knobs.validated({}) is None and "part.names: not YAML" in next(told_alerts(knobs)).value
     control(knobs, "names").value = "a, 'b <b>'"
-    assert knobs.checked({}) == Outer(part=Inner(names=("a", "b <b>"))) and not list(told_alerts(knobs))
+    assert knobs.validated({}) == Outer(part=Inner(names=("a", "b <b>"))) and not list(told_alerts(knobs))
 
 
-def told_alerts(knobs: Knobs) -> Iterator[Any]:
+def told_alerts(knobs: SettingsForm) -> Iterator[Any]:
     def inside(box: Any) -> Iterator[Any]:
         for each in getattr(box, "children", ()):
             yield from inside(each)
@@ -183,7 +183,7 @@ def told_alerts(knobs: Knobs) -> Iterator[Any]:
     return inside(knobs.widget)
 
 
-def pairs(knobs: Knobs) -> Iterator[tuple[Any, Any]]:
+def pairs(knobs: SettingsForm) -> Iterator[tuple[Any, Any]]:
     """What stands right above what, in one box."""
 
     def inside(box: Any) -> Iterator[tuple[Any, Any]]:
@@ -196,16 +196,16 @@ def pairs(knobs: Knobs) -> Iterator[tuple[Any, Any]]:
 
 
 def test_what_is_wrong_out_of_sight_is_said_above() -> None:
-    knobs = Knobs(Experiment, LEFT)
+    knobs = SettingsForm(Experiment, EXCLUDED_SETTINGS)
     knobs.write({"sampling": {"beams": 2, "stop": ["x"]}})
     knobs.buttons.value = "cache"
-    assert knobs.checked(BESIDES) is None
+    assert knobs.validated(BESIDES) is None
     assert "beam search ends texts at tokens" in next(told_alerts(knobs)).value
 
 
 def test_a_value_without_a_control_is_refused_in_words() -> None:
     with pytest.raises(WorkbenchError, match="executor: there is no control for"):
-        Knobs(Experiment, LEFT).write({"executor": {"kind": "simulated", "gpus": 2}})
+        SettingsForm(Experiment, EXCLUDED_SETTINGS).write({"executor": {"kind": "simulated", "gpus": 2}})
 
 
 plain = st.recursive(
@@ -219,4 +219,4 @@ plain = st.recursive(
 def test_a_list_is_written_on_one_line_and_read_back(value: list) -> None:
     from workbench.files import read_yaml
 
-    assert "\n" not in one_line(value) and read_yaml(one_line(value)) == value
+    assert "\n" not in to_yaml_line(value) and read_yaml(to_yaml_line(value)) == value

@@ -19,12 +19,12 @@ from workbench.engine.load import load
 from workbench.errors import WorkbenchError
 from workbench.model.memory import longest_context
 from workbench.model.shapes import named_shape
-from workbench.study.memory_held import held, parts_of_runner, step_bytes
-from workbench.study.memory_report import of_name, of_spec, spec_and_remarks
-from workbench.study.memory_terms import terms
-from workbench.trace.events import Formed, Stepped
+from workbench.study.memory_held import compare_memory, runner_bytes_by_table, step_bytes
+from workbench.study.memory_report import report_for, estimate_memory, read_spec_and_remarks
+from workbench.study.memory_terms import cache_terms
+from workbench.trace.events import StepPlanned, Stepped
 from workbench.widgets import MemoryCalculator
-from workbench.widgets.memory.picture import PARTS, Stack, bars, scale_of
+from workbench.widgets.memory.picture import PARTS, MemoryBar, draw_bars, scale_of
 
 NAMES = st.sampled_from(["demo", "shape:tiny", "shape:llama-3.1-8b"])
 SETTINGS = st.fixed_dictionaries({
@@ -54,7 +54,7 @@ def test_it_says_what_the_command_says(
         setattr(calculator, trait, value)
     size = {"h100": "80GB", "h200": "141GB"}.get(memory, memory)
     found = calculator.found
-    assert found == of_name(name, memory=size, **chosen)
+    assert found == report_for(name, memory=size, **chosen)
     assert found["total_bytes"] == found["weight_bytes"] + found["cache_bytes"] + found["activation_bytes"]
     picture = calculator.picture()
     for part in ("weight_bytes", "cache_bytes", "activation_bytes", "total_bytes"):
@@ -64,9 +64,9 @@ def test_it_says_what_the_command_says(
 @settings(max_examples=60)
 @given(NAMES, SETTINGS, WINDOWS)
 def test_the_formula_is_the_cache(name: str, chosen: dict[str, Any], changes: tuple[str, ...]) -> None:
-    spec = spec_and_remarks(name)[0]
-    counted = of_spec(spec, changes=changes, **chosen)
-    found = terms(counted)
+    spec = read_spec_and_remarks(name)[0]
+    counted = estimate_memory(spec, changes=changes, **chosen)
+    found = cache_terms(counted)
     assert -1e-6 < counted.memory.sequence_bytes - sum(term.bytes for term in found) < 1
     for term in found:
         product = 1.0
@@ -82,15 +82,15 @@ def test_more_tokens_and_more_sequences_take_more(
 ) -> None:
     if changes:  # a window may lie on one page, or one group of packed tokens, more or less as it moves
         chosen |= {"page_size": 1, "cache": "dense"}
-    spec = spec_and_remarks(name)[0]
+    spec = read_spec_and_remarks(name)[0]
     if chosen["cache"] != "dense":  # full precision gives a group back once it is quantized: whole periods are compared
-        period = math.lcm(chosen["page_size"], *(part.table.stride for part in of_spec(spec, **chosen).parts))
+        period = math.lcm(chosen["page_size"], *(part.table.stride for part in estimate_memory(spec, **chosen).tables))
         tokens = -(-tokens // period) * period
-    less = of_spec(spec, changes=changes, **chosen).memory
+    less = estimate_memory(spec, changes=changes, **chosen).memory
     more = {"context": chosen["context"] + tokens, "batch": chosen["batch"] + sequences}
-    assert of_spec(spec, changes=changes, **chosen | more).memory.total_bytes >= less.total_bytes
+    assert estimate_memory(spec, changes=changes, **chosen | more).memory.total_bytes >= less.total_bytes
     if not changes and chosen["cache"] == "dense" and chosen["page_size"] == 1:  # others take a page, a group at once
-        assert of_spec(spec, **chosen | {"context": more["context"]}).memory.total_bytes >= less.total_bytes + tokens
+        assert estimate_memory(spec, **chosen | {"context": more["context"]}).memory.total_bytes >= less.total_bytes + tokens
 
 
 @settings(max_examples=60)
@@ -98,13 +98,13 @@ def test_more_tokens_and_more_sequences_take_more(
 def test_the_longest_context_fits_and_one_token_more_does_not(
     name: str, chosen: dict[str, Any], changes: tuple[str, ...], room: int, share: float
 ) -> None:
-    spec = spec_and_remarks(name)[0]
-    counted = of_spec(spec, changes=changes, **chosen)
-    longest = longest_context(counted.memory, counted.parts, room, chosen["page_size"])
+    spec = read_spec_and_remarks(name)[0]
+    counted = estimate_memory(spec, changes=changes, **chosen)
+    longest = longest_context(counted.memory, counted.tables, room, chosen["page_size"])
 
     def total(context: int) -> int:
         asked: dict[str, Any] = chosen | {"context": context}
-        return of_spec(spec, changes=changes, **asked).memory.total_bytes
+        return estimate_memory(spec, changes=changes, **asked).memory.total_bytes
 
     if longest is None:
         assert changes and total(round(2**40 * share) + 1) <= room
@@ -116,8 +116,8 @@ def test_the_longest_context_fits_and_one_token_more_does_not(
 
 @given(st.lists(st.tuples(*[st.integers(0, 10**12)] * 3), min_size=1, max_size=4), st.integers(1, 10**13))
 def test_bars_are_to_scale(sizes: list[tuple[int, int, int]], available: int) -> None:
-    stacks = [Stack(str(number), each) for number, each in enumerate(sizes)]
-    across, root = scale_of(stacks, available), ET.fromstring(bars(stacks, available, "bars"))
+    stacks = [MemoryBar(str(number), each) for number, each in enumerate(sizes)]
+    across, root = scale_of(stacks, available), ET.fromstring(draw_bars(stacks, available, "bars"))
     drawn = [e for e in root.iter(f"{SVG}rect") if e.attrib["class"][0] == "c"]
     assert len(drawn) == 3 * len(stacks)
     for place, (rect, size) in enumerate(zip(drawn, [part for each in sizes for part in each], strict=True)):
@@ -132,14 +132,14 @@ def test_bars_are_to_scale(sizes: list[tuple[int, int, int]], available: int) ->
 @pytest.mark.parametrize("cache", FORMATS)
 @pytest.mark.parametrize("weights", ["dense", "int4"])
 def test_a_loaded_model_takes_what_was_predicted(cache: str, weights: str) -> None:
-    runner = load("demo", lane="eager", cache=cache, weights=weights, pages=40, note=(events := []).append)
+    runner = load("demo", backend="eager", cache=cache, weights=weights, pages=40, listener=(events := []).append)
     view = MemoryCalculator(runner=runner)
     assert (view.cache, view.weights, view.context) == (cache, weights, 1024)
-    rows = held(runner)
-    told = of_name("demo", cache=cache, weights=weights)
+    rows = compare_memory(runner)
+    told = report_for("demo", cache=cache, weights=weights)
     assert rows[0].predicted == told["weight_bytes"] and rows[2].measured == told["cache_bytes_per_token"]
-    counted = of_spec(runner.model.spec, cache=cache)
-    pages = sum(41 * 64 * part.bytes_per_token for part in counted.parts)  # 40, and the null page
+    counted = estimate_memory(runner.model.spec, cache=cache)
+    pages = sum(41 * 64 * part.bytes_per_token for part in counted.tables)  # 40, and the null page
     assert rows[1].predicted == rows[1].measured == pages
     assert rows[0].measured - rows[0].predicted == sum(buffer.nbytes for buffer in runner.model.buffers())
     for row in rows:
@@ -148,11 +148,11 @@ def test_a_loaded_model_takes_what_was_predicted(cache: str, weights: str) -> No
     view.pulse.flush()
     assert f"{view._last['stepped'].kv_bytes:,}</td>" in view.shown.content
     view.close()
-    formed = [event for event in events if isinstance(event, Formed)]
+    formed = [event for event in events if isinstance(event, StepPlanned)]
     stepped = [event for event in events if isinstance(event, Stepped)]
     for before, after in zip(formed, stepped, strict=True):
         spans = [(span.start, span.tokens) for span in before.spans]
-        assert step_bytes(parts_of_runner(runner), spans, 64) == after.kv_bytes
+        assert step_bytes(runner_bytes_by_table(runner), spans, 64) == after.kv_bytes
 
 
 def test_what_is_not_there_is_told_and_nothing_is_lost() -> None:

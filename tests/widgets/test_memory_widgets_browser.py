@@ -5,20 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.browser import browser, pressed
-from workbench.lab.page import Lab
+from workbench.lab.page import LabSession
 
 pytestmark = browser
 
 CELLS = """# %%
 import workbench
-from workbench.widgets import MemoryCalculator, Point, Roofline
+from workbench.widgets import MemoryCalculator, RooflinePoint, Roofline
 
 view = MemoryCalculator("shape:llama-3.1-8b", context=1024)
 view
 
 # %%
-runner = workbench.load("demo", lane="eager")
-roofline = Roofline(runner, Point("mine", 1e9, 1e8, 0.5, dtype="bfloat16"), ceilings="h100")
+runner = workbench.load("demo", backend="eager")
+roofline = Roofline(runner, RooflinePoint("mine", 1e9, 1e8, 0.5, dtype="bfloat16"), ceilings="h100")
 roofline
 
 # %%
@@ -26,19 +26,19 @@ _ = list(runner.stream("def f(x):", max_tokens=4))
 """
 
 
-def test_a_slider_a_bar_and_a_point(lab: Lab, tmp_path: Path) -> None:
+def test_a_slider_a_bar_and_a_point(lab: LabSession, tmp_path: Path) -> None:
     page = lab.open(lab.write("memory.py", CELLS))
     page.run_all()
     assert page.errors() == []
     calculator = page.widget("wb-memorycalculator")
-    before = page.ask("view.found['cache_bytes']")
+    before = page.evaluate("view.found['cache_bytes']")
     handle = calculator.locator(".widget-slider .noUi-handle").first
     assert int(pressed(page, handle, "ArrowRight", "view.context")) > 1024
-    assert int(page.ask("view.found['cache_bytes']")) > int(before)
+    assert int(page.evaluate("view.found['cache_bytes']")) > int(before)
     bar = calculator.locator("[data-key=int4]")
     bar.click()
     page.settle()
-    assert page.ask("view.cache") == "'int4'" and "settled as int4" in calculator.inner_text()
+    assert page.evaluate("view.cache") == "'int4'" and "settled as int4" in calculator.inner_text()
     field = calculator.locator("input[type=text]").first
     calculator.locator("select").first.select_option("a config.json or a folder with one")
     field.fill("no-such-model")
@@ -53,6 +53,6 @@ def test_a_slider_a_bar_and_a_point(lab: Lab, tmp_path: Path) -> None:
     assert "mine: 1G" in page.tab.locator(".wb-tip:visible").inner_text()
     page.tab.keyboard.press("Enter")
     page.settle()
-    assert page.ask("roofline.chosen") == "0"
+    assert page.evaluate("roofline.chosen") == "0"
     page.screenshot(tmp_path / "roofline.png", roofline)
     assert page.console_errors == [] and page.outside_requests == []

@@ -21,13 +21,13 @@ from workbench.cache.format import CacheFormat
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.widgets import PageMap
-from workbench.widgets.live import Live
+from workbench.widgets.live import RunnerThread
 from workbench.widgets.pages.cells import letters
-from workbench.widgets.pages.log import PageLog
+from workbench.widgets.pages.log import SnapshotLog
 from workbench.widgets.pages.picture import LAYOUTS as ARRANGED
-from workbench.widgets.pages.picture import page_map
-from workbench.widgets.pages.snapshot import Snapshot
-from workbench.widgets.pages.taking import plain_panels, snapshot
+from workbench.widgets.pages.picture import draw_page_map
+from workbench.widgets.pages.snapshot import PageSnapshot
+from workbench.widgets.pages.taking import panels_of_cache, take_snapshot
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -36,7 +36,7 @@ class Watched(History):
     """A history of which snapshots are taken where a step is formed and between steps."""
 
     def watch(self) -> None:
-        self.log, self.panels = PageLog(), plain_panels(self.holdings)
+        self.log, self.panels = SnapshotLog(), panels_of_cache(self.holdings)
         plan = self.scheduler.plan
 
         def planned(*given: Any) -> Any:
@@ -48,38 +48,38 @@ class Watched(History):
         self.scheduler.plan = planned  # type: ignore[method-assign]
 
     def take(self, ends: dict[str, int] | None = None) -> None:
-        seen = snapshot(self.scheduler, self.panels, ends, self.log.snapshots[-1] if self.log.snapshots else None)
+        seen = take_snapshot(self.scheduler, self.panels, ends, self.log.snapshots[-1] if self.log.snapshots else None)
         self.law(seen)
         self.log.add(seen)
 
-    def law(self, seen: Snapshot) -> None:
-        pools = (*self.holdings.pools, *self.holdings.host.rooms)
+    def law(self, seen: PageSnapshot) -> None:
+        pools = (*self.holdings.pools, *self.holdings.cpu_pages.pools)
         for panel, pool in enumerate(pools):
             names = Counter(page for owner in seen.owners for page in owner.pages[panel] if page)
-            assert not seen.references[panel][0] and not seen.kept[panel][0], "the null page is nobody's"
+            assert not seen.references[panel][0] and not seen.in_prefix_index[panel][0], "the null page is nobody's"
             free, held, idle = [], [], []
-            for page in range(1, pool.pages + 1):
-                kept = bool(seen.kept[panel][page])
-                assert seen.references[panel][page] == names[page] + kept == pool.holders(page)
-                assert seen.census[panel].owners[page] == names[page]
+            for page in range(1, pool.num_pages + 1):
+                kept = bool(seen.in_prefix_index[panel][page])
+                assert seen.references[panel][page] == names[page] + kept == pool.ref_count(page)
+                assert seen.census[panel].num_owners[page] == names[page]
                 full = pool.page_size * (kept and names[page] > 0)
                 assert full <= seen.census[panel].tokens[page] <= pool.page_size
                 (held if names[page] else idle if kept else free).append(page)
-            assert seen.free(panel) == len(free) == pool.free
-            assert seen.idle(panel) == len(idle)
-            assert len(free) + len(held) + len(idle) == pool.pages == seen.panels[panel].pages
+            assert seen.num_free(panel) == len(free) == pool.num_free
+            assert seen.num_idle(panel) == len(idle)
+            assert len(free) + len(held) + len(idle) == pool.num_pages == seen.panels[panel].pages
             if panel < len(self.holdings.pools):
-                assert idle == sorted(pool.idle) and len(held) == pool.used
-            assert sum(seen.alone(panel)) + seen.shared(panel) == len(held)
-        tables = self.holdings.tables
+                assert idle == sorted(pool.evictable) and len(held) == pool.num_used
+            assert sum(seen.num_exclusive(panel)) + seen.num_shared(panel) == len(held)
+        tables = self.holdings.groups
         by_name = {owner.name: number for number, owner in enumerate(seen.owners)}
         for s in (*self.scheduler.running, *self.scheduler.waiting):
-            assert (s.request_id in by_name) == any(map(any, s.pages)) or s.saved is not None
+            assert (s.request_id in by_name) == any(map(any, s.pages)) or s.swapped is not None
             for t, pages in enumerate(s.pages if s.request_id in by_name else ()):
                 number = by_name[s.request_id]
                 assert seen.owners[number].pages[t] == tuple(pages)
-                assert seen.before[number, t] == tables[t].settled(s.held) <= seen.tokens[number, t]
-                assert seen.tokens[number, t] <= len(pages) * pools[t].page_size or seen.resting
+                assert seen.tokens_before[number, t] == tables[t].quantized_until(s.num_stored_tokens) <= seen.tokens[number, t]
+                assert seen.tokens[number, t] <= len(pages) * pools[t].page_size or seen.between_steps
 
     def check(self) -> None:
         super().check()
@@ -101,7 +101,7 @@ def test_every_page_is_one_thing_and_the_picture_says_which(seed: int, tables: A
     log = history.log
     for seen in draw.sample(log.snapshots, min(2, len(log.snapshots))):
         for arranged in ARRANGED:
-            shows(page_map(seen, log.snapshots, log.numbers, arranged), seen, log, arranged == ARRANGED[0])
+            shows(draw_page_map(seen, log.snapshots, log.owner_numbers, arranged), seen, log, arranged == ARRANGED[0])
 
 
 def crowded(prefix: bool) -> Watched:
@@ -116,38 +116,38 @@ def test_pages_that_the_index_has_on_the_host_are_accounted_for_until_they_are_b
     for again in (False, True):
         history.submit(16, 1, 1, 1, False, "", 0)
         history.step(1)
-        assert bool(history.holdings.host.fetched) == again
+        assert bool(history.holdings.cpu_pages.fetched) == again
         history.check()
         history.step(20)
-        assert history.holdings.prefix is not None
-        history.holdings.prefix.evict(0, 10, history.holdings.moves)
+        assert history.holdings.prefix_cache is not None
+        history.holdings.prefix_cache.evict(0, 10, history.holdings.transfers)
         history.check()
-    assert any(each.idle(1) for each in history.log.snapshots)
+    assert any(each.num_idle(1) for each in history.log.snapshots)
 
 
 def test_what_was_on_its_way_back_when_its_sequence_ended_is_accounted_for() -> None:
     history = crowded(prefix=False)
     for _ in range(3):
         history.submit(14, 2, 10, 1, False, "", 0)
-    while not history.holdings.host.loaded:
+    while not history.holdings.cpu_pages.swapping_in:
         history.step(1)
-    (order,) = history.holdings.host.loaded
-    history.end(next(each for each in history.open if each.order == order), STOPS[0])
+    (order,) = history.holdings.cpu_pages.swapping_in
+    history.end(next(each for each in history.open if each.arrival_index == order), STOPS[0])
     history.check()
     assert [each.name for each in history.log.snapshots[-1].owners][-1] == f"(ended {order})"
     history.finish()
 
 
-def shows(picture: str, seen: Snapshot, log: PageLog, whole: bool) -> None:
+def shows(picture: str, seen: PageSnapshot, log: SnapshotLog, whole: bool) -> None:
     """What is read from the picture is what `seen` says."""
     rects = (rect.attrib for rect in ET.fromstring(picture).iter(f"{SVG}rect"))
     cells = {each["data-key"]: each for each in rects if "data-key" in each}
     expected = set()
     for panel, about in enumerate(seen.panels):
-        ever = max(each.last_used[panel] for each in log.snapshots)
+        ever = max(each.last_used_page[panel] for each in log.snapshots)
         for page in range(1, about.pages + 1):
             key, names = f"{panel}.{page}", holders(seen, panel, page)
-            kept = bool(seen.kept[panel][page])
+            kept = bool(seen.in_prefix_index[panel][page])
             if key not in cells:
                 assert page > ever if whole else not (names or kept)
                 continue
@@ -157,8 +157,8 @@ def shows(picture: str, seen: Snapshot, log: PageLog, whole: bool) -> None:
             if not names:
                 assert kinds == (["id"] if kept else ["fr"]) and ("idle" if kept else "free") in tip
                 continue
-            shown = [letters(log.numbers[name]) for name in names]
-            assert kinds[0] == (f"c{log.numbers[names[0]] % 7}" if len(names) == 1 else "sh")
+            shown = [letters(log.owner_numbers[name]) for name in names]
+            assert kinds[0] == (f"c{log.owner_numbers[names[0]] % 7}" if len(names) == 1 else "sh")
             assert re.findall(r"^([A-Z]+) ", tip, re.M) == shown[:6] and tip.count("its page") == len(shown[:6])
             tokens = int(seen.census[panel].tokens[page])
             assert f"{tokens} of {about.page_size} tokens" in tip and ("lo" in kinds) == (tokens < about.page_size)
@@ -166,18 +166,18 @@ def shows(picture: str, seen: Snapshot, log: PageLog, whole: bool) -> None:
     assert set(cells) == expected
 
 
-def holders(seen: Snapshot, panel: int, page: int) -> list[str]:
+def holders(seen: PageSnapshot, panel: int, page: int) -> list[str]:
     return [owner.name for owner in seen.owners if page in owner.pages[panel]]
 
 
 def test_a_log_is_bounded_and_keeps_the_newest() -> None:
     history = Watched()
     history.begin("continuous fcfs", LAYOUTS[0], 12, True, True, 0, None, 0)
-    seen = snapshot(history.scheduler, plain_panels(history.holdings))
-    log = PageLog([replace(seen, step=step) for step in range(1000)], most=64)
+    seen = take_snapshot(history.scheduler, panels_of_cache(history.holdings))
+    log = SnapshotLog([replace(seen, step=step) for step in range(1000)], max_snapshots=64)
     steps = [each.step for each in log.snapshots]
     assert len(steps) <= 64 and steps[0] == 0 and steps[-32:] == list(range(968, 1000))
-    assert len(steps) + log.thinned == 1000
+    assert len(steps) + log.num_thinned == 1000
     assert [log.at(step).step for step in (-1, 0, 999, 5000)] == [0, 0, 999, 999]
     assert all(log.at(step).step <= step for step in range(1000))
 
@@ -193,17 +193,17 @@ def runner() -> Runner:
 def view(runner: Runner) -> Iterator[PageMap]:
     view = PageMap(runner)
     yield view
-    Live.of(runner).stop()
+    RunnerThread.attach(runner).stop()
     view.close()
 
 
 def run(runner: Runner) -> None:
-    asked = Live.of(runner).ask([request(f"r<{n}>", 17, 8) for n in range(3)])
+    asked = RunnerThread.attach(runner).submit([request(f"r<{n}>", 17, 8) for n in range(3)])
     assert asked.wait()
 
 
 @pytest.fixture(scope="module")
-def seen(runner: Runner) -> tuple[Snapshot, ...]:
+def seen(runner: Runner) -> tuple[PageSnapshot, ...]:
     """A run's, quantized, with a prefix index and a host."""
     view = PageMap(runner)
     run(runner)
@@ -234,17 +234,17 @@ def test_a_map_of_a_runner_follows_it_but_does_not_carry_off_who_looks_back(runn
     assert len(view.snapshots) == count, "a closed map hears nothing"
 
 
-def test_panels_say_what_is_quantized_and_what_is_not_yet(seen: tuple[Snapshot, ...]) -> None:
+def test_panels_say_what_is_quantized_and_what_is_not_yet(seen: tuple[PageSnapshot, ...]) -> None:
     titles = [panel.title for panel in seen[0].panels]
     full, rest, windowed = (title.split(" · ")[1:] for title in titles[:3])
     assert full == ["layers 0", "quantized: int4"]
     assert rest == ["layers 0", "residual, in full precision: not quantized yet"]
     assert windowed[0] == "layers 1" and "window 9" in windowed
-    assert [panel.host for panel in seen[0].panels] == [False] * (len(titles) // 2) + [True] * (len(titles) // 2)
-    assert any(each.tokens[:, 1].any() for each in seen) and any(each.idle(0) for each in seen)
+    assert [panel.on_cpu for panel in seen[0].panels] == [False] * (len(titles) // 2) + [True] * (len(titles) // 2)
+    assert any(each.tokens[:, 1].any() for each in seen) and any(each.num_idle(0) for each in seen)
 
 
-def test_what_is_picked_stands_out(seen: tuple[Snapshot, ...]) -> None:
+def test_what_is_picked_stands_out(seen: tuple[PageSnapshot, ...]) -> None:
     view = PageMap(list(seen))
     assert not view.follow
     busy = max(seen, key=lambda each: len(each.owners))
@@ -258,21 +258,21 @@ def test_what_is_picked_stands_out(seen: tuple[Snapshot, ...]) -> None:
     assert view.chosen == "" and ' dm"' not in view.picture()
 
 
-def test_it_tells_when_it_was_fullest_and_when_most_was_shared(seen: tuple[Snapshot, ...]) -> None:
+def test_it_tells_when_it_was_fullest_and_when_most_was_shared(seen: tuple[PageSnapshot, ...]) -> None:
     view = PageMap(list(seen))
     by_step = {each.step: each for each in seen}
     for panel in range(2):
-        free = [each.free(panel) for each in seen]
-        shared = [each.shared(panel) for each in seen]
-        assert by_step[view.fullest(panel)].free(panel) == min(free) < max(free)
-        assert by_step[view.most_shared(panel)].shared(panel) == max(shared)
+        free = [each.num_free(panel) for each in seen]
+        shared = [each.num_shared(panel) for each in seen]
+        assert by_step[view.fullest(panel)].num_free(panel) == min(free) < max(free)
+        assert by_step[view.most_shared(panel)].num_shared(panel) == max(shared)
 
 
-def test_bands_of_one_colour_are_told_apart(seen: tuple[Snapshot, ...]) -> None:
+def test_bands_of_one_colour_are_told_apart(seen: tuple[PageSnapshot, ...]) -> None:
     names = list(dict.fromkeys(owner.name for each in seen for owner in each.owners))
     numbers = {name: 7 * number for number, name in enumerate(names)}  # all of the first colour
     busy = max(seen, key=lambda each: len(each.owners))
-    root = ET.fromstring(page_map(busy, seen, numbers))
+    root = ET.fromstring(draw_page_map(busy, seen, numbers))
     strip = next(e for e in root.iter(f"{SVG}g") if e.attrib.get("class") == "strip")
     paths = list(strip.iter(f"{SVG}path"))
     bands = [e for e in paths if e.attrib["class"] == "c0"]
@@ -281,7 +281,7 @@ def test_bands_of_one_colour_are_told_apart(seen: tuple[Snapshot, ...]) -> None:
     known = {f"url(#{e.attrib['id']})" for e in root.iter(f"{SVG}pattern")}
     assert set(hatches.values()) <= known
     tips = {e.attrib["data-tip"] for e in bands}
-    for owner, own in zip(busy.owners, busy.alone(0), strict=True):
+    for owner, own in zip(busy.owners, busy.num_exclusive(0), strict=True):
         told = f"{letters(numbers[owner.name])} {owner.name}, alone: {own} at step {busy.step}, at most "
         assert any(tip.startswith(told) for tip in tips)
     live = [e.attrib for e in paths if "data-tip" in e.attrib]
@@ -293,7 +293,7 @@ def test_bands_of_one_colour_are_told_apart(seen: tuple[Snapshot, ...]) -> None:
     assert view.chosen == ""
 
 
-def test_what_cannot_be_shown_says_what_can(seen: tuple[Snapshot, ...]) -> None:
+def test_what_cannot_be_shown_says_what_can(seen: tuple[PageSnapshot, ...]) -> None:
     for wrong in ("runs/mine", [], [1]):
         with pytest.raises(WorkbenchError, match="give a runner, or the snapshots"):
             PageMap(wrong)

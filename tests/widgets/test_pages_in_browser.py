@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.browser import browser, pressed
-from workbench.lab.page import Lab
+from workbench.lab.page import LabSession
 
 pytestmark = browser
 
@@ -14,7 +14,7 @@ import workbench
 from workbench import widgets
 from workbench.request import Request, SamplingParameters
 
-runner = workbench.load("demo", lane="eager", page_size=16, pages=12, max_num_seqs=4)
+runner = workbench.load("demo", backend="eager", page_size=16, pages=12, max_num_seqs=4)
 pages = widgets.PageMap(runner)
 pages
 # %%
@@ -22,24 +22,24 @@ timeline = widgets.Timeline(runner)
 timeline
 # %%
 few = SamplingParameters(max_tokens=24, ignore_eos=True)
-asked = widgets.Live.of(runner).ask([Request(f"r{n}", tuple(range(40 + n)), few) for n in range(4)])
+asked = widgets.RunnerThread.of(runner).ask([Request(f"r{n}", tuple(range(40 + n)), few) for n in range(4)])
 """
 
 
-def test_pages_are_scrubbed_and_bars_tell_their_reasons(lab: Lab, tmp_path: Path) -> None:
+def test_pages_are_scrubbed_and_bars_tell_their_reasons(lab: LabSession, tmp_path: Path) -> None:
     page = lab.open(lab.write("pages.py", NOTEBOOK))
     page.run_all()
-    assert page.ask("asked.wait()") == "True"
+    assert page.evaluate("asked.wait()") == "True"
     page.settle()
     assert page.errors() == [] and page.console_errors == [] and page.outside_requests == []
-    assert page.ask("pages.step == pages.snapshots[-1].step and pages.follow") == "True", "it followed"
+    assert page.evaluate("pages.step == pages.snapshots[-1].step and pages.follow") == "True", "it followed"
 
     shown = page.widget("wb-pagemap")
     handle = shown.locator(".noUi-handle").first
     for _ in range(3):
         pressed(page, handle, "ArrowLeft", "pages.step")
-    assert page.ask("pages.step == pages.snapshots[-1].step - 3, pages.follow") == "(True, False)"
-    step = page.ask("pages.step")
+    assert page.evaluate("pages.step == pages.snapshots[-1].step - 3, pages.follow") == "(True, False)"
+    step = page.evaluate("pages.step")
     assert f"what step {step} is computed on" in (shown.locator("svg").first.text_content() or "")
 
     cell = shown.locator("rect[data-key^='0.']:not(.fr)").first
@@ -48,7 +48,7 @@ def test_pages_are_scrubbed_and_bars_tell_their_reasons(lab: Lab, tmp_path: Path
     assert "page " in tip.inner_text() and "of 16 tokens" in tip.inner_text() and "reference" in tip.inner_text()
     cell.click()
     page.settle()
-    assert page.ask("pages.chosen").startswith("'r")
+    assert page.evaluate("pages.chosen").startswith("'r")
 
     chart = page.widget("wb-timeline")
     back = chart.locator("rect.sb[data-tip]").first
@@ -58,7 +58,7 @@ def test_pages_are_scrubbed_and_bars_tell_their_reasons(lab: Lab, tmp_path: Path
     chart.locator(".noUi-handle").first.focus()
     page.tab.keyboard.press("ArrowRight")
     page.settle()
-    told = page.ask("timeline.chosen, timeline.window[0] > 0, timeline.follow")
+    told = page.evaluate("timeline.chosen, timeline.window[0] > 0, timeline.follow")
     assert told == "(0, True, True)", "its end is the run's"
     assert "Decisions on r0" in (chart.locator("svg").first.text_content() or "")
     page.screenshot(tmp_path / "pages.png", shown)

@@ -21,14 +21,14 @@ from workbench.study.experiment import Experiment
 from workbench.study.run import runner_for
 from workbench.trace.events import Decoded
 from workbench.widgets import Playground, stop_button
-from workbench.widgets.playground.experiment_text import differing
+from workbench.widgets.playground.experiment_text import non_default
 
 PROMPT = "def f(x):\n"
 
 
 @pytest.fixture(scope="module")
 def demo() -> Runner:
-    return load("demo", lane="eager")
+    return load("demo", backend="eager")
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def play(demo: Runner) -> Iterator[Playground]:
     yield play
     play.close()
     play.wait()
-    demo.owner, demo.instruments.listener = None, None
+    demo.owner, demo.telemetry.listener = None, None
 
 
 def texts(picture: str) -> str:
@@ -187,21 +187,21 @@ def test_only_what_differs_is_said_and_its_kind_with_it() -> None:
     plain = {"a": {"kind": "x", "n": 1, "m": 1}, "b": {"kind": "x"}, "c": {}, "d": 1}
     values = {"a": {"kind": "x", "n": 2, "m": 1}, "b": {"kind": "y", "n": 1}, "c": {"k": 1}, "d": True, "e": None}
     short = {"a": {"kind": "x", "n": 2}, "b": {"kind": "y", "n": 1}, "c": {"k": 1}, "d": True, "e": None}
-    assert differing(values, plain) == short and differing(plain, plain) == {}
+    assert non_default(values, plain) == short and non_default(plain, plain) == {}
 
 
 def test_it_begins_with_what_it_is_given(tmp_path: Path, demo: Runner) -> None:
     file = tmp_path / "mine.yaml"
     workload = {"kind": "prompts", "prompts": ["a", "b"]}
-    given = Experiment.of({"question": "q", "sampling": {"seed": 3}, "lane": "eager", "workload": workload})
+    given = Experiment.from_values({"question": "q", "sampling": {"seed": 3}, "backend": "eager", "workload": workload})
     file.write_text(given.to_yaml())
     assert Playground(given).experiment == Playground(str(file)).experiment
     assert Playground(given).prompt == "a" and Playground(given).experiment.question == "q"
     assert Playground("demo-draft").experiment.model.name == "demo-draft"
-    assert Playground(demo).experiment.lane == "eager"
+    assert Playground(demo).experiment.backend == "eager"
     with pytest.raises(WorkbenchError, match="give an Experiment, a YAML file"):
         Playground(3)
-    simulated = Experiment.of({**given.model_dump(mode="json"), "executor": {"kind": "simulated"}})
+    simulated = Experiment.from_values({**given.model_dump(mode="json"), "executor": {"kind": "simulated"}})
     with pytest.raises(WorkbenchError, match="computes no tokens"):
         Playground(simulated)
 
@@ -209,7 +209,7 @@ def test_it_begins_with_what_it_is_given(tmp_path: Path, demo: Runner) -> None:
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     gate = Gate()
-    monkeypatch.setattr("workbench.study.run.runner_for", gate.runner_for)
+    monkeypatch.setattr("workbench.measure.run.runner_for", gate.runner_for)
     yield gate
     gate.open.set()
 
@@ -278,8 +278,8 @@ def test_stop_does_not_wait_for_the_runner_to_be_made(play: Playground, gate: Ga
 def test_the_stop_button_ends_the_making_of_a_runner(play: Playground, gate: Gate) -> None:
     play.settings.write(OTHER)
     play.run()
-    assert gate.begun.wait() and play._playing in stop_button._GOING
-    for work in tuple(stop_button._GOING):
+    assert gate.begun.wait() and play._playing in stop_button._STOPPABLE
+    for work in tuple(stop_button._STOPPABLE):
         work.stop()
     assert play.wait() and not play.running
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.browser import browser
 from tests.patience import until
-from workbench.lab.page import Lab, NotebookPage
+from workbench.lab.page import LabSession, NotebookPage
 from workbench.study.experiment import Experiment
 
 pytestmark = browser
@@ -28,7 +28,7 @@ IDLE = """() => [...document.querySelectorAll(".wb-playground button")].some(
   button => button.innerText.trim() === "Stop" && button.disabled)"""
 
 
-def test_press_run_and_stop_and_take_it_away(lab: Lab, tmp_path: Path) -> None:
+def test_press_run_and_stop_and_take_it_away(lab: LabSession, tmp_path: Path) -> None:
     page = lab.open(lab.write("playground.py", NOTEBOOK))
     page.run_all()
     typed(page)
@@ -43,9 +43,9 @@ def test_press_run_and_stop_and_take_it_away(lab: Lab, tmp_path: Path) -> None:
     stop.click()
     page.tab.wait_for_function(IDLE)
     page.settle()
-    said = page.ask("play.played.text()")
-    tokens = int(page.ask("play.played.tokens"))
-    assert page.ask("play.played.ends") == "{0: 'cancelled'}" and 5 <= tokens < 900 and run.is_enabled()
+    said = page.evaluate("play.played.text()")
+    tokens = int(page.evaluate("play.played.tokens"))
+    assert page.evaluate("play.played.ends") == "{0: 'cancelled'}" and 5 <= tokens < 900 and run.is_enabled()
     shown = play.locator(".wb-tokens b").all_text_contents()
     assert len(shown) == tokens and repr("".join(shown) + page_rest(page)) == said
     first = play.locator(".wb-tokens b").first
@@ -57,9 +57,9 @@ def test_press_run_and_stop_and_take_it_away(lab: Lab, tmp_path: Path) -> None:
 
     run.click()
     # The kernel is asked: the page may still show the tokens, and the buttons, of the run before.
-    until(lambda: page.ask("not play.played.ends and play.played.tokens >= 5") == "True")
+    until(lambda: page.evaluate("not play.played.ends and play.played.tokens >= 5") == "True")
     page.interrupt()  # no cell runs: the kernel's stop button ends what plays
-    until(lambda: page.ask("play.played.ends") == "{0: 'cancelled'}")
+    until(lambda: page.evaluate("play.played.ends") == "{0: 'cancelled'}")
     page.tab.wait_for_function(IDLE)
     page.settle()
 
@@ -67,7 +67,7 @@ def test_press_run_and_stop_and_take_it_away(lab: Lab, tmp_path: Path) -> None:
     play.get_by_role("button", name="Copy as YAML").click()
     play.get_by_text("copied", exact=True).wait_for()
     yaml = page.tab.evaluate("navigator.clipboard.readText()")
-    assert Experiment.from_yaml(yaml).sampling.max_tokens == 900 and repr(yaml) == page.ask("play.last.to_yaml()")
+    assert Experiment.from_yaml(yaml).sampling.max_tokens == 900 and repr(yaml) == page.evaluate("play.last.to_yaml()")
 
     play.get_by_label("beams", exact=True).fill("2")
     stops = play.get_by_label("stop", exact=True).and_(page.tab.locator("input"))
@@ -89,9 +89,9 @@ def typed(page: NotebookPage) -> None:
     view.locator("textarea").press_sequentially("é = 1")
     page.tab.wait_for_function("() => document.querySelectorAll('.wb-tokenview .wb-side b').length >= 8")
     page.settle()
-    assert page.ask("view.text") == repr("aé = 1")
+    assert page.evaluate("view.text") == repr("aé = 1")
     assert view.locator(".wb-side").nth(1).locator("b").count() == len("aé = 1".encode())
 
 
 def page_rest(page: NotebookPage) -> str:
-    return page.ask("play.played.rest.get(0, '')").strip("'")
+    return page.evaluate("play.played.rest.get(0, '')").strip("'")

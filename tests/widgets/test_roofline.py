@@ -18,20 +18,20 @@ from workbench.errors import WorkbenchError
 from workbench.fleet.hardware import HARDWARE
 from workbench.request import Request, SamplingParameters
 from workbench.study import ceilings as study_ceilings
-from workbench.study.ceilings import Ceilings, ceilings_for, kept_ceilings
+from workbench.study.ceilings import MachineCeilings, ceilings_for, stored_ceilings
 from workbench.study.measure_ceilings import Ceiling
 from workbench.trace.events import Stepped
 from workbench.trace.recorder import Recorder
 from workbench.widgets import Roofline
-from workbench.widgets.roofline.picture import drawing, scales, table
-from workbench.widgets.roofline.points import of_steps
-from workbench.widgets.roofline.values import Point, Roof, Roofs
+from workbench.widgets.roofline.picture import draw_roofline, build_scales, draw_table
+from workbench.widgets.roofline.points import points_of_steps
+from workbench.widgets.roofline.values import RooflinePoint, Roof, Roofs
 
 SVG = "{http://www.w3.org/2000/svg}"
 RECORDS = Path(__file__).resolve().parents[2] / "experiments" / "records"
 POSITIVE = st.floats(-3, 3).map(lambda power: 10.0**power)
 POINTS = st.builds(
-    Point,
+    RooflinePoint,
     name=st.text("ab<&\"' ", max_size=12),
     flops=POSITIVE.map(lambda x: x * 1e9),
     bytes=POSITIVE.map(lambda x: x * 1e8),
@@ -70,10 +70,10 @@ def drawn(picture: str) -> tuple[list[dict[str, tuple[float, float]]], list[tupl
 
 @settings(max_examples=80)
 @given(st.lists(POINTS, min_size=1, max_size=5), ROOFS)
-def test_predictions_lie_on_a_roof_and_no_slower_work_above_it(given_points: list[Point], roofs: Roofs) -> None:
-    points = [point.under(roofs) for point in given_points]
-    marks, lines = drawn(drawing(points, roofs))
-    across, up = scales(points, roofs)
+def test_predictions_lie_on_a_roof_and_no_slower_work_above_it(given_points: list[RooflinePoint], roofs: Roofs) -> None:
+    points = [point.with_ceilings(roofs) for point in given_points]
+    marks, lines = drawn(draw_roofline(points, roofs))
+    across, up = build_scales(points, roofs)
     for point, mark in zip(points, marks, strict=True):
         assert point.predicted is not None and point.seconds is not None and point.predicted_rate is not None
         (x, allowed), (_, found) = mark["predicted"], mark["measured"]
@@ -92,10 +92,10 @@ def test_predictions_lie_on_a_roof_and_no_slower_work_above_it(given_points: lis
 
 @settings(max_examples=40)
 @given(POINTS, st.builds(lambda roofs: Roofs(roofs.reads[:1], roofs.gemms[:1]), ROOFS))
-def test_under_one_roof_it_is_that_one(point: Point, roofs: Roofs) -> None:
+def test_under_one_roof_it_is_that_one(point: RooflinePoint, roofs: Roofs) -> None:
     """The algebra: min(gemm, read x intensity), read off the picture."""
-    point = point.under(roofs)
-    ((mark,), _), (across, up) = drawn(drawing([point], roofs)), scales([point], roofs)
+    point = point.with_ceilings(roofs)
+    ((mark,), _), (across, up) = drawn(draw_roofline([point], roofs)), build_scales([point], roofs)
     intensity, rate = (back(scale, place) for scale, place in zip((across, up), mark["predicted"], strict=True))
     assert rate == pytest.approx(min(roofs.gemms[0].rate, roofs.reads[0].rate * intensity), rel=0.003)
     assert back(up, mark["measured"][1]) == pytest.approx(point.flops / (point.seconds or 1), rel=0.003)
@@ -120,7 +120,7 @@ def test_steps_alike_are_one_point(told: list[tuple[str, int, float, bool]]) -> 
             0.0, phase=phase, requests=size, prefill_tokens=size, forward_seconds=seconds, predicted_flops=10.0 * size,
             predicted_bytes=5.0, compiles=compiles,
         )))  # fmt: skip
-    points = of_steps(rows, "float32")
+    points = points_of_steps(rows, "float32")
     assert {p.name.split()[0] for p in points} == {phase for phase, *_ in told}
     assert len({p.name for p in points}) == len(points)
     for point in points:
@@ -134,7 +134,7 @@ def test_steps_alike_are_one_point(told: list[tuple[str, int, float, bool]]) -> 
 
 def test_a_runner_walks_right_with_its_batch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("WORKBENCH_CACHE_DIR", str(tmp_path))  # where no other test has measured
-    runner = load("demo", lane="eager")
+    runner = load("demo", backend="eager")
     monkeypatch.setattr(study_ceilings, "ceilings_for", lambda *sizes, **_: measured(*sizes))
     view = Roofline(runner)
     assert not view.ceilings.reads and "not known yet" in view.picture()
@@ -158,12 +158,12 @@ def test_a_runner_walks_right_with_its_batch(monkeypatch: pytest.MonkeyPatch, tm
     view.close()
 
 
-def measured(*sizes: int) -> Ceilings:
+def measured(*sizes: int) -> MachineCeilings:
     def ceiling(kind: str, value: float, dtype: str = "", size: int = 1) -> Ceiling:
         return Ceiling(kind, value, "", "way", 1, 3, 1.0, size, "cache" if size < 2**25 else "DRAM", size, dtype)
 
     reads = tuple(ceiling("read", 1e11 if size < 2**25 else 2e10, size=size) for size in sizes)
-    return Ceilings(reads, (ceiling("gemm", 1e11, "float32"), ceiling("gemm", 4e11, "bfloat16")))
+    return MachineCeilings(reads, (ceiling("gemm", 1e11, "float32"), ceiling("gemm", 4e11, "bfloat16")))
 
 
 def test_what_goes_wrong_in_measuring_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +171,7 @@ def test_what_goes_wrong_in_measuring_is_told(monkeypatch: pytest.MonkeyPatch) -
         raise RuntimeError("no <clock>")
 
     monkeypatch.setattr(study_ceilings, "ceilings_for", broken)
-    view = Roofline(Point("work", 1e9, 1e8, 1.0), ceilings="h100")
+    view = Roofline(RooflinePoint("work", 1e9, 1e8, 1.0), ceilings="h100")
     with pytest.raises(WorkbenchError, match="no <clock>"):
         view.measure()
     assert "no &lt;clock&gt;" in view.picture() and not view.measuring
@@ -181,16 +181,16 @@ def test_what_goes_wrong_in_measuring_is_told(monkeypatch: pytest.MonkeyPatch) -
 def test_what_was_measured_before_is_known_without_measuring(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = {"measure_read_bandwidth": lambda size, *_: measured(size).reads[0],
-             "measure_gemm_rate": lambda dtype, *_: measured().gemms[dtype == "bfloat16"]}  # fmt: skip
+    found = {"measure_read_bandwidth": lambda size, *_: measured(size).read_ceilings[0],
+             "measure_gemm_rate": lambda dtype, *_: measured().gemm_ceilings[dtype == "bfloat16"]}  # fmt: skip
     for name, fake in found.items():
         monkeypatch.setattr(study_ceilings, name, fake)
-    assert kept_ceilings(2**20, cache_dir=tmp_path) == Ceilings((), ())
+    assert stored_ceilings(2**20, cache_dir=tmp_path) == MachineCeilings((), ())
     before = ceilings_for(2**20, 2**27, cache_dir=tmp_path)
     for name in found:
         monkeypatch.delattr(study_ceilings, name)
-    assert kept_ceilings(2**20, 2**27, cache_dir=tmp_path) == before
-    assert kept_ceilings(2**24, cache_dir=tmp_path).reads == ()
+    assert stored_ceilings(2**20, 2**27, cache_dir=tmp_path) == before
+    assert stored_ceilings(2**24, cache_dir=tmp_path).read_ceilings == ()
 
 
 @pytest.mark.parametrize("name", ["kernels-20261121-093442", "bench-smollm2-135m-20261121-093042"])
@@ -208,15 +208,15 @@ def test_a_record_brings_its_ceilings(name: str) -> None:
 def test_a_run_and_points_stand_side_by_side(tmp_path: Path) -> None:
     recorder = Recorder()
     for phase in ("prefill", "decode"):
-        recorder.note(Stepped(1.0, phase=phase, requests=3, prefill_tokens=7, wall_seconds=0.3, forward_seconds=0.2,
+        recorder.record(Stepped(1.0, phase=phase, requests=3, prefill_tokens=7, wall_seconds=0.3, forward_seconds=0.2,
                               predicted_flops=8.0, predicted_bytes=4.0))  # fmt: skip
     record = run_folder(tmp_path, recorder=recorder)
-    view = Roofline(record, [Point("mine <b>", 1e9, 1e8, 0.5, dtype="float32")], ceilings="h200")
+    view = Roofline(record, [RooflinePoint("mine <b>", 1e9, 1e8, 0.5, dtype="float32")], ceilings="h200")
     assert [point.name for point in view.works[:2]] == [f"{record.name} prefill 7", f"{record.name} decode × 3"]
     assert "mine &lt;b&gt;" in view.picture() and view.works[1].dtype == "bfloat16"
     assert Roofline(str(record.path)).points == Roofline(record).points
-    moves = [Point("moves", 0.0, 1e8, 0.5, Roof("r", 1e9), Roof("g", 1e9))]
-    assert "moves" not in drawing(moves, Roofs()) and "<td>1</td>" in table(moves) and "100 ms" in table(moves)
+    moves = [RooflinePoint("moves", 0.0, 1e8, 0.5, Roof("r", 1e9), Roof("g", 1e9))]
+    assert "moves" not in draw_roofline(moves, Roofs()) and "<td>1</td>" in draw_table(moves) and "100 ms" in draw_table(moves)
 
 
 @pytest.mark.parametrize("bad", [3, {"rows": [{}]}, {"x": 1}, "no-such.json", "no-such-run", ["text"]])

@@ -17,11 +17,11 @@ from workbench.engine.load import load
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.request import SamplingParameters
-from workbench.sampling import History, pipeline
+from workbench.sampling import History, build_filters
 from workbench.trace.events import Decoded
-from workbench.widgets import Live, SamplingExplorer
-from workbench.widgets.sampling.seen import see
-from workbench.widgets.sampling.text import Text
+from workbench.widgets import RunnerThread, SamplingExplorer
+from workbench.widgets.sampling.seen import position_figures
+from workbench.widgets.sampling.text import TextLogits
 
 VOCAB = 40
 VALUES = st.one_of(st.sampled_from([-math.inf, 0.0, 1.0]), st.floats(-20, 20, width=32))
@@ -39,10 +39,10 @@ PROMPT = "def read_file(path):\n    with open("
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[Runner]:
-    runner = load("demo", lane="eager")
+    runner = load("demo", backend="eager")
     yield runner
-    Live.of(runner).stop()
-    runner.owner, runner.instruments.listener = None, None
+    RunnerThread.of(runner).stop()
+    runner.owner, runner.telemetry.listener = None, None
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +57,9 @@ def explorer(runner: Runner) -> Iterator[SamplingExplorer]:
 def test_what_is_shown_is_what_the_engine_draws_from(
     row: list[float], way: SamplingParameters, output: list[int], bars: int, picked: int
 ) -> None:
-    text, left = Text.of(np.array(row), [1, 2], output), torch.tensor(row)
-    seen = see(text, 2 + len(output), way, 50, bars, picked, str)
-    for rule in pipeline(way):
+    text, left = TextLogits.from_array(np.array(row), [1, 2], output), torch.tensor(row)
+    seen = position_figures(text, 2 + len(output), way, 50, bars, picked, str)
+    for rule in build_filters(way):
         left = rule(left[None].float(), [History((1, 2), output)])[0]
     wanted = left.double().softmax(-1)
     if way.temperature == 0:
@@ -97,7 +97,7 @@ def test_penalties_see_what_stands_before_the_position_and_no_more() -> None:
 
 def test_every_position_of_a_generation_can_be_looked_at(runner: Runner, explorer: SamplingExplorer) -> None:
     asked = [e.token_id for e in runner.stream(PROMPT, max_tokens=8, seed=3) if isinstance(e, Decoded)]
-    prompt = runner.read(PROMPT, {})[0].prompt_ids
+    prompt = runner.make_requests(PROMPT, {})[0].prompt_ids
     logits = runner.model.logits([*prompt, *asked])
     for place, token in enumerate(asked):
         explorer.position = len(prompt) + place

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.browser import browser, pressed
-from workbench.lab.page import Lab
+from workbench.lab.page import LabSession
 
 pytestmark = browser
 CELLS = """# %%
 import workbench
 from workbench.widgets import SamplingExplorer, SpeculationView
 
-runner = workbench.load("demo", lane="eager")
+runner = workbench.load("demo", backend="eager")
 w = SamplingExplorer(runner, "def f(x):\\n    return", max_tokens=6, top_k=40).wait()
 w
 
@@ -23,7 +23,7 @@ s
 """
 
 
-def test_a_slider_a_token_and_a_check(lab: Lab, tmp_path: Path) -> None:
+def test_a_slider_a_token_and_a_check(lab: LabSession, tmp_path: Path) -> None:
     page = lab.open(lab.write("sampling.py", CELLS))
     page.run_all()
     assert page.errors() == []
@@ -34,26 +34,26 @@ def test_a_slider_a_token_and_a_check(lab: Lab, tmp_path: Path) -> None:
     assert pressed(page, handle, "ArrowLeft", "w.top_k") == "39" and explorer.get_by_text("top k 39").count() == 1
     explorer.locator("[data-key='t3']").click()
     page.settle()
-    assert page.ask("w.position") == "3" and explorer.get_by_text("Position 3:").count() == 1
+    assert page.evaluate("w.position") == "3" and explorer.get_by_text("Position 3:").count() == 1
     row = explorer.locator("[data-key^='c']").first
     row.hover()
     assert "after filter 1" in page.tab.locator(".wb-tip:visible").first.inner_text()
     row.click()
     page.settle()
-    assert int(page.ask("w.token")) >= 0
+    assert int(page.evaluate("w.token")) >= 0
     explorer.get_by_role("button", name="Draw again").click()
     page.settle()
-    assert page.ask("w.seed") == "1000"
+    assert page.evaluate("w.seed") == "1000"
 
     view = page.widget("wb-speculationview")
-    last = int(page.ask("s.check"))
+    last = int(page.evaluate("s.check"))
     assert view.get_by_text(f"Check {last} of {last}").count() == 1 and last > 1
     handle = view.locator(".noUi-handle").first
     assert pressed(page, handle, "ArrowLeft", "s.check") == str(last - 1)
     assert view.get_by_text(f"Check {last - 1} of {last}").count() == 1
     view.locator("[data-key='k1']").first.click()
     page.settle()
-    assert page.ask("s.check") == "1"
+    assert page.evaluate("s.check") == "1"
     for theme in ("dark", "light"):
         lab.theme(theme)
         page.screenshot(tmp_path / f"explorer-{theme}.png", explorer)

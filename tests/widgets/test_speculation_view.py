@@ -15,13 +15,13 @@ from workbench.engine.load import load
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.request import Request, SamplingParameters
-from workbench.study.acceptance import acceptance
+from workbench.study.acceptance import acceptance_metrics
 from workbench.study.run_folder import RunFolder
 from workbench.trace.events import Event, Finished, Stepped, Verified
 from workbench.trace.recorder import Recorder
-from workbench.widgets import Live, SpeculationView
-from workbench.widgets.speculation.picture import charts
-from workbench.widgets.speculation.seen import Check, Drafted, pieces, speeds
+from workbench.widgets import RunnerThread, SpeculationView
+from workbench.widgets.speculation.picture import draw_charts
+from workbench.widgets.speculation.seen import DraftVerification, SpeculationTables, place_tokens, speculation_speed
 
 PROMPT = "def read_file(path):\n    with open(path) as f:\n        return f.read()\n\ndef write_file(path, text):\n"
 IN_TEXT = ("plain", "accepted", "corrected", "bonus")
@@ -29,29 +29,29 @@ IN_TEXT = ("plain", "accepted", "corrected", "bonus")
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[Runner]:
-    runner = load("demo", lane="eager", speculate={"kind": "prompt_lookup", "num_speculative_tokens": 3})
+    runner = load("demo", backend="eager", speculate={"kind": "prompt_lookup", "num_speculative_tokens": 3})
     yield runner
-    Live.of(runner).stop()
-    runner.owner, runner.instruments.listener = None, None
+    RunnerThread.of(runner).stop()
+    runner.owner, runner.telemetry.listener = None, None
 
 
 @pytest.fixture(scope="module")
 def events(runner: Runner) -> list[Event]:
     """Two requests together, recorded."""
     recorder = Recorder()
-    leave = Live.of(runner).listen(recorder.note)
+    leave = RunnerThread.of(runner).listen(recorder.record)
     way = SamplingParameters(max_tokens=24, temperature=0, ignore_eos=True)
-    ids = runner.read(PROMPT, {})[0].prompt_ids
+    ids = runner.make_requests(PROMPT, {})[0].prompt_ids
     list(runner.stream([Request("first", ids, way), Request("second", ids[:-4], way)]))
     leave()
     return recorder.events
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> tuple[list[int], list[Check]]:
+def histories(draw: st.DrawFn) -> tuple[list[int], list[DraftVerification]]:
     """An output and its checks, as a runner could have made them: the last may be cut off by the request's end."""
     output: list[int] = []
-    checks: list[Check] = []
+    checks: list[DraftVerification] = []
     for step in range(draw(st.integers(0, 6))):
         drafted = draw(st.lists(st.integers(0, 9), max_size=4))
         if not drafted:
@@ -59,30 +59,30 @@ def histories(draw: st.DrawFn) -> tuple[list[int], list[Check]]:
             continue
         accepted = draw(st.integers(0, len(drafted)))
         given = [*drafted[:accepted], draw(st.integers(10, 19))]
-        checks.append(Check(step, tuple(drafted), accepted, len(output), tuple(given)))
+        checks.append(DraftVerification(step, tuple(drafted), accepted, len(output), tuple(given)))
         output += given
     if checks and draw(st.booleans()):
         last = checks.pop()
-        kept = draw(st.integers(1, len(last.given)))
-        output = [*output[: last.index], *last.given[:kept]]
-        checks.append(Check(last.step, last.token_ids, last.accepted, last.index, last.given[:kept]))
+        kept = draw(st.integers(1, len(last.emitted)))
+        output = [*output[: last.index], *last.emitted[:kept]]
+        checks.append(DraftVerification(last.step, last.token_ids, last.accepted, last.index, last.emitted[:kept]))
     return output, checks
 
 
 @given(histories())
-def test_every_token_is_in_its_place(made: tuple[list[int], list[Check]]) -> None:
+def test_every_token_is_in_its_place(made: tuple[list[int], list[DraftVerification]]) -> None:
     output, checks = made
-    found = pieces(output, checks)
+    found = place_tokens(output, checks)
     assert [piece.token for piece in found if piece.kind in IN_TEXT] == output
     for number, check in enumerate(checks, 1):
-        mine = [piece for piece in found if piece.check == number]
-        assert [p.token for p in mine if p.place] == list(check.token_ids)  # the whole draft, in its order
+        mine = [piece for piece in found if piece.verification == number]
+        assert [p.token for p in mine if p.draft_position] == list(check.token_ids)  # the whole draft, in its order
         count = {kind: sum(p.kind == kind for p in mine) for kind in (*IN_TEXT, "rejected", "untried", "unused")}
         assert count["accepted"] + count["unused"] == check.accepted
         assert count["rejected"] == (check.accepted < len(check.token_ids))
-        assert count["accepted"] + count["corrected"] + count["bonus"] == len(check.given)
+        assert count["accepted"] + count["corrected"] + count["bonus"] == len(check.emitted)
         assert not (count["rejected"] and count["bonus"]) and not count["plain"]
-    assert [piece.check for piece in found if piece.check] == sorted(piece.check for piece in found if piece.check)
+    assert [piece.verification for piece in found if piece.verification] == sorted(piece.verification for piece in found if piece.verification)
 
 
 def test_of_events_it_shows_each_request_and_the_runs_figures(runner: Runner, events: list[Event]) -> None:
@@ -94,10 +94,10 @@ def test_of_events_it_shows_each_request_and_the_runs_figures(runner: Runner, ev
     assert told["accepted_tokens"] == sum(e.accepted_tokens for e in events if isinstance(e, Stepped)) > 0
     for name in ("first", "second"):
         view.sequence = name
-        found = pieces(view.token_ids, view._run.checks_of(name))
+        found = place_tokens(view.token_ids, view._run.checks_of(name))
         assert tuple(p.token for p in found if p.kind in IN_TEXT) == ends[name] == tuple(view.token_ids)
         drafted = [token for e in checks if e.request_id == name for token in e.token_ids]
-        assert [p.token for p in found if p.place] == drafted
+        assert [p.token for p in found if p.draft_position] == drafted
         assert view.check == len(view._run.checks_of(name)) == view._step.value
     with pytest.raises(WorkbenchError, match="this run has first, second"):
         view.sequence = "third"
@@ -132,7 +132,7 @@ def test_a_record_is_shown_as_its_events_are(events: list[Event], tmp_path: Path
     assert 0 < sum(row["accepted"] for row in recorder.checks()) < sum(row["drafted"] for row in recorder.checks())
     there, here = SpeculationView(path), SpeculationView(events)
     assert there.picture() == here.picture() and there.figures == here.figures
-    assert there.figures == acceptance(recorder.checks(), recorder.steps())
+    assert there.figures == acceptance_metrics(recorder.checks(), recorder.steps())
     older = RunFolder.create(tmp_path, "older")  # its checks say how many, and not which
     rows = [{k: v for k, v in row.items() if k != "token_ids"} for row in recorder.checks()]
     for name, table in (("tokens", recorder.tokens()), ("steps", recorder.steps()), ("checks", rows)):
@@ -142,9 +142,9 @@ def test_a_record_is_shown_as_its_events_are(events: list[Event], tmp_path: Path
 
 
 def test_a_runner_drafts_and_does_not_in_turn(runner: Runner) -> None:
-    drafts, view = runner.drafts, SpeculationView(runner, PROMPT, max_tokens=24, rounds=1)
+    drafts, view = runner.speculator, SpeculationView(runner, PROMPT, max_tokens=24, rounds=1)
     view.wait()
-    assert view._problem == "" and runner.drafts is drafts
+    assert view._problem == "" and runner.speculator is drafts
     assert len(view.token_ids) == 24 and view.token_ids == view.plain_token_ids
     assert "the same 24 as plain" in view.shown.content
     assert view.figures["accepted_tokens"] > 0 and view.check > 0
@@ -154,31 +154,31 @@ def test_a_runner_drafts_and_does_not_in_turn(runner: Runner) -> None:
 
 
 def test_other_drafts_are_lent_to_the_runner(runner: Runner) -> None:
-    drafts = runner.drafts
+    drafts = runner.speculator
     view = SpeculationView(
         runner, PROMPT, speculate={"kind": "draft", "num_speculative_tokens": 2}, rounds=0, max_tokens=9
     )
     view.wait()
-    assert runner.drafts is drafts and view.figures["drafted_tokens"] > 0 == (view.speeds or 0)
+    assert runner.speculator is drafts and view.figures["drafted_tokens"] > 0 == (view.speeds or 0)
     assert max(len(check.token_ids) for check in view._run.checks_of(view.sequence)) == 2
     assert view.plain_token_ids is None and "nothing was timed" in view.picture()
 
 
 def test_stopped_the_runner_drafts_as_before(runner: Runner) -> None:
-    drafts, view = runner.drafts, SpeculationView(runner, PROMPT, max_tokens=900, ignore_eos=True)
+    drafts, view = runner.speculator, SpeculationView(runner, PROMPT, max_tokens=900, ignore_eos=True)
     view.stop()
     view.wait()
-    assert runner.drafts is drafts and view.speeds is None and "not known" in view.picture()
+    assert runner.speculator is drafts and view.speeds is None and "not known" in view.picture()
     other = SpeculationView(runner, PROMPT, max_tokens=900, ignore_eos=True)
     until(lambda: other._trial.both.seen or not other._trial.working)  # type: ignore[union-attr]
-    Live.of(runner).stop()  # as the kernel's stop button does
+    RunnerThread.of(runner).stop()  # as the kernel's stop button does
     other.wait()
-    assert runner.drafts is drafts and other.speeds is None and 0 < len(other.token_ids) < 900
+    assert runner.speculator is drafts and other.speeds is None and 0 < len(other.token_ids) < 900
 
 
 def test_two_views_on_one_runner_do_not_disturb_each_other(runner: Runner) -> None:
     """What each drafted is what it drafts alone, in every round."""
-    drafts = runner.drafts
+    drafts = runner.speculator
 
     def view(most: int, rounds: int) -> SpeculationView:
         speculate = {"kind": "prompt_lookup", "num_speculative_tokens": most}
@@ -192,7 +192,7 @@ def test_two_views_on_one_runner_do_not_disturb_each_other(runner: Runner) -> No
     together = [view(most, 1) for most in (2, 4)]
     assert "waits for another view" in together[1].picture()
     assert [drafted(each.wait()) for each in together] == [2 * each for each in alone]
-    assert alone[0] != alone[1] and runner.drafts is drafts
+    assert alone[0] != alone[1] and runner.speculator is drafts
     assert len({each.sequence for each in together}) == 2
 
 
@@ -221,14 +221,14 @@ def test_the_prediction_is_leviathans_and_time_is_of_steps_that_decode() -> None
     steps = ((0, 9.0, 0, 1), (1, 9.0, 2, 2), (2, 3.0, 2, 2), (3, 3.0, 0, 1), (4, 3.0, 2, 2), (7, 9.0, 2, 2))
     mine = [row(*each) for each in (*steps, (8, 3.0, 2, 1), (9, 3.0, 2, 2))]
     checks = [{"drafted": 2, "accepted": accepted} for accepted in (1, 1, 0, 0)]
-    found = speeds(Drafted(checks, [], mine), Drafted([], [], [row(n, 1.0, 0, 1) for n in range(6)]))
+    found = speculation_speed(SpeculationTables(checks, [], mine), SpeculationTables([], [], [row(n, 1.0, 0, 1) for n in range(6)]))
     assert found is not None
     chance = 2 / 6  # two stood of six that were tried
     assert found.cost == 3 and found.predicted == pytest.approx((0.8 * (1 + chance + chance**2) + 0.2) / 3)
     assert found.tokens_per_s == pytest.approx(8 / 15) and found.measured == pytest.approx(8 / 15)
-    assert speeds(Drafted(checks, [], mine), None) is None  # one step without a check is too few to know its time
+    assert speculation_speed(SpeculationTables(checks, [], mine), None) is None  # one step without a check is too few to know its time
     more = [row(n, 1.0, 0, 1) for n in range(10, 15)]
-    own = speeds(Drafted(checks, [], [*mine, *more]), None)
+    own = speculation_speed(SpeculationTables(checks, [], [*mine, *more]), None)
     assert own is not None and own.own and own.plain_tokens_per_s == pytest.approx(6 / 8)
 
 
@@ -244,7 +244,7 @@ def test_names_are_escaped(events: list[Event]) -> None:
 
 
 def test_mistakes_are_told(runner: Runner, tmp_path: Path) -> None:
-    plain = load("demo", lane="eager")
+    plain = load("demo", backend="eager")
     for source, more, told in (
         (plain, {"prompt": "a"}, "it drafts nothing"),
         (runner, {}, "prompt: a runner needs one"),
@@ -263,7 +263,7 @@ def test_mistakes_are_told(runner: Runner, tmp_path: Path) -> None:
 
 def test_charts_say_their_values_in_figures_and_by_keyboard() -> None:
     told = {"chance": 0.8, "acceptance_histogram": [1, 0, 3], "acceptance_by_position": [0.75, 0.7512]}
-    root = ET.fromstring(charts(told))
+    root = ET.fromstring(draw_charts(told))
     figures = [e.text for e in root.iter() if e.attrib.get("class") == "figure"]
     assert figures == ["75%", "75%", "25%", "0%", "75%"]
     bars = [e.attrib for e in root.iter() if "data-tip" in e.attrib]

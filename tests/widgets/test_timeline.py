@@ -22,9 +22,9 @@ from workbench.trace.perfetto import ENGINE, REQUESTS, chrome_trace, read_trace
 from workbench.trace.recorder import Recorder
 from workbench.trace.tracks import Tracks
 from workbench.widgets import Timeline
-from workbench.widgets.live import Live
-from workbench.widgets.timeline.bars import bars, near, steps
-from workbench.widgets.timeline.picture import LEFT, RIGHT, WIDTH, timeline
+from workbench.widgets.live import RunnerThread
+from workbench.widgets.timeline.bars import merge_slices, merge_moments, merge_steps
+from workbench.widgets.timeline.picture import LEFT, RIGHT, WIDTH, draw_timeline
 
 SVG = "{http://www.w3.org/2000/svg}"
 CLASSES = {"queue": "qu", "prefill": "pf", "decode": "de", "set back": "sb", "chunk": "ch"}
@@ -34,7 +34,7 @@ SHARES = st.lists(st.integers(0, 1000).map(lambda n: n / 1000), min_size=2, max_
 def tracks_of(recorder: Recorder) -> Tracks:
     tracks = Tracks()
     for event in recorder.events:
-        tracks.note(event)
+        tracks.record(event)
     return tracks
 
 
@@ -58,15 +58,15 @@ def test_no_bar_is_lost_where_neighbours_are_drawn_as_one(recorder: Recorder, sh
     for number, track in enumerate(tracks.requests, start=1):
         for name in CLASSES:
             mine = [s for s in (*tracks.phases(track)[1:], *tracks.inner(track)) if s.name == name]
-            shown = [s for bar in bars(mine, across) for s in bar.slices]
+            shown = [s for bar in merge_slices(mine, across) for s in bar.slices]
             assert shown == [s for s in mine if s.end >= across.low and s.begin <= across.high]
             assert [(e["ts"], e["args"]) for e in exported[number, name]] == [
                 (pytest.approx((s.begin - begin) * 1e6, abs=2e-3), s.args) for s in sorted(mine, key=lambda s: s.begin)
             ]
-        assert sum(len(found) for _, found in near(track.moments, across)) == sum(
+        assert sum(len(found) for _, found in merge_moments(track.moments, across)) == sum(
             across.low <= moment.time <= across.high for moment in track.moments
         )
-    shown = [s for bar in steps(tracks, across) for s in bar.slices]
+    shown = [s for bar in merge_steps(tracks, across) for s in bar.slices]
     assert shown == [s for s in tracks.steps if s.end >= across.low and s.begin <= across.high]
     told = sorted((event["args"] for event in exported[0, "step"]), key=lambda args: args["step"])
     assert [s.args for s in tracks.steps] == told
@@ -82,7 +82,7 @@ def test_every_bar_in_the_picture_is_an_exported_event_and_every_event_a_bar(rec
     across = Scale(low, high, LEFT, WIDTH - RIGHT)
     drawn = defaultdict(list)
     side = 17.0
-    for rect in ET.fromstring(timeline(tracks, low, high)).iter(f"{SVG}rect"):
+    for rect in ET.fromstring(draw_timeline(tracks, low, high)).iter(f"{SVG}rect"):
         kind, y = rect.attrib["class"].split()[0], float(rect.attrib["y"])
         if "data-tip" in rect.attrib:
             track = 0 if kind == "hit" else 1 + int(y // side)
@@ -122,26 +122,26 @@ def test_a_trace_that_was_written_is_read_as_it_was(recorder: Recorder) -> None:
 def test_a_runner_is_followed_and_its_decisions_are_told() -> None:
     runner = runner_of(model_of(spec_of()), pages=9)
     heard: list[Event] = []
-    Live.of(runner).listen(heard.append)
+    RunnerThread.attach(runner).listen(heard.append)
     view = Timeline(runner)
     assert "Timeline of 0 requests" in view.picture() and view.follow
-    assert Live.of(runner).ask([request(f"r<{n}>", 9, 14) for n in range(4)]).wait()
+    assert RunnerThread.attach(runner).submit([request(f"r<{n}>", 9, 14) for n in range(4)]).wait()
     view.pulse.flush()
     again = Timeline(heard)
     assert view.picture() == again.picture() == view._repr_mimebundle_()["image/svg+xml"]
     assert not again.follow and view.window == (0.0, view.length) and view.length > 0
     picture = view.picture()
     assert "gives way" in picture and "prefill chunk of" in picture and "not admitted" in picture
-    number = next(n for n, track in enumerate(view.tracks.requests) if track.row["set_backs"])
+    number = next(n for n, track in enumerate(view.tracks.requests) if track.row["num_preemptions"])
     view.shown.picked = f"@{number}"
     assert view.chosen == number and f"Decisions on r&lt;{number}&gt;" in view.picture()
     view.window = (0.0, view.length / 2)
     assert not view.follow, "who looks back is not carried off"
-    assert Live.of(runner).ask([request("later", 5, 5)]).wait()
+    assert RunnerThread.attach(runner).submit([request("later", 5, 5)]).wait()
     view.pulse.flush()
     assert view.window[1] == pytest.approx(again.length / 2) and len(view.tracks.requests) == 5
     view.close()
-    assert Live.of(runner).ask([request("unheard", 5, 5)]).wait()
+    assert RunnerThread.attach(runner).submit([request("unheard", 5, 5)]).wait()
     assert len(view.tracks.requests) == 5
 
 
@@ -178,7 +178,7 @@ def test_many_requests_are_scrolled_and_those_out_of_sight_left_out() -> None:
 def test_one_tab_stop_and_from_there_every_tip_by_arrow_keys() -> None:
     runner = runner_of(model_of(spec_of()), pages=9)
     view = Timeline(runner)
-    assert Live.of(runner).ask([request(f"r{n}", 9, 14) for n in range(4)]).wait()
+    assert RunnerThread.attach(runner).submit([request(f"r{n}", 9, 14) for n in range(4)]).wait()
     view.pulse.flush()
     for chosen in (-1, 2):
         view.chosen = chosen

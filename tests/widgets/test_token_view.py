@@ -9,11 +9,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from workbench.engine.load import DEMO, SHIPPED
+from workbench.engine.load import DEMO_FOLDER, BUNDLED_MODELS
 from workbench.errors import WorkbenchError
 from workbench.prompt.tokenizer import Tokenizer
 from workbench.widgets import TokenView
-from workbench.widgets.tokens.picture import MOST, Cut, Side, picture
+from workbench.widgets.tokens.picture import MAX_TOKENS, TokenizedPiece, Tokenization, draw_tokenizations
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=40)
 
@@ -59,16 +59,16 @@ def test_what_is_drawn_is_each_piece_or_its_bytes(view: TokenView, text: str) ->
 
 def test_ids_are_those_of_the_tokenizer(view: TokenView) -> None:
     view.text = "def f(x):\n    return x"
-    tokenizer = Tokenizer.from_folder(SHIPPED["demo"])
+    tokenizer = Tokenizer.from_folder(BUNDLED_MODELS["demo"])
     assert tokenizer is not None and [cut.id for cut in view.sides[0].cuts] == tokenizer.encode(view.text)
     view.pulse.flush()
     assert view.shown.content == view.picture() and view.shown.content.count("<br>") == 2
 
 
 def test_a_tokenizer_may_be_given_in_several_ways() -> None:
-    tokenizer = Tokenizer.from_folder(DEMO / "bytes")
+    tokenizer = Tokenizer.from_folder(DEMO_FOLDER / "bytes")
     assert tokenizer is not None
-    ways = (tokenizer, DEMO / "bytes", str(DEMO / "bytes"), "bytes")
+    ways = (tokenizer, DEMO_FOLDER / "bytes", str(DEMO_FOLDER / "bytes"), "bytes")
     assert len({TokenView("né", way).sides[0].cuts for way in ways}) == 1
     with pytest.raises(WorkbenchError, match="has no tokenizer"):
         TokenView("a", "shape:llama-3.2-1b")
@@ -86,10 +86,10 @@ def test_a_text_that_is_none_is_told_and_nothing_is_lost(view: TokenView) -> Non
 
 
 def test_a_long_text_is_drawn_as_far_as_can_be_read() -> None:
-    drawn = picture([Side("x", 9, 3000, (Cut(1, b"a", "a"),) * (MOST + 1000))])
-    assert drawn.count("<b ") == MOST and "and 1,000 more" in drawn and "3,000" in drawn
+    drawn = draw_tokenizations([Tokenization("x", 9, 3000, (TokenizedPiece(1, b"a", "a"),) * (MAX_TOKENS + 1000))])
+    assert drawn.count("<b ") == MAX_TOKENS and "and 1,000 more" in drawn and "3,000" in drawn
 
 
 def test_a_control_token_has_its_name() -> None:
-    drawn = picture([Side("x", 9, 5, (Cut(0, b"<|end|>", "<|end|>", True),))])
+    drawn = draw_tokenizations([Tokenization("x", 9, 5, (TokenizedPiece(0, b"<|end|>", "<|end|>", True),))])
     assert "<u>&lt;|end|&gt;</u>" in drawn

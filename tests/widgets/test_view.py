@@ -21,14 +21,14 @@ from hypothesis import strategies as st
 from tests.patience import limit
 from workbench.widgets import kit
 from workbench.widgets import pulse as pulse_module
-from workbench.widgets.pulse import Pulse
-from workbench.widgets.view import View
+from workbench.widgets.pulse import Throttle
+from workbench.widgets.view import PictureWidget
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), max_size=20)
 
 
-class Count(View):
+class Count(PictureWidget):
     number = traitlets.Int(0)
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Count(View):
         self.show()
 
     def picture(self) -> str:
-        return kit.svg(100, 20, kit.text(2, 15, str(self.number)), title="a number")
+        return kit.document(100, 20, kit.text(2, 15, str(self.number)), title="a number")
 
 
 def test_a_view_offers_its_picture_beside_the_live_view() -> None:
@@ -52,7 +52,7 @@ def test_a_change_is_drawn_and_the_last_one_last() -> None:
     view = Count()
     for number in range(50):
         view.number = number
-    view.pulse.flush()
+    view.throttle.flush()
     assert ">49<" in view.shown.content
     view.close()
     view.number = 50
@@ -61,7 +61,7 @@ def test_a_change_is_drawn_and_the_last_one_last() -> None:
 @given(st.lists(st.integers(0, 3), max_size=20))
 def test_a_pulse_draws_the_last_mark(pauses: list[int]) -> None:
     state, drawn = [0], []
-    pulse = Pulse(lambda: drawn.append(state[0]), seconds=0.002)
+    pulse = Throttle(lambda: drawn.append(state[0]), seconds=0.002)
     for pause in pauses:
         state[0] += 1
         pulse.mark()
@@ -109,12 +109,12 @@ def test_a_pulse_is_no_faster_than_it_says(pauses: list[int], long: int) -> None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pulse_module, "time", clock)
         patch.setattr(pulse_module, "threading", clock)
-        pulse = Pulse(draw, seconds=1.0)
+        pulse = Throttle(draw, seconds=1.0)
         for pause in pauses:
             pulse.mark()
             clock.pass_by(pause / 8)
         marked = bool(clock.timers)
-        pulse.catch_up()
+        pulse.flush_pending()
     assert len(at) >= bool(pauses) and not clock.timers
     between = [later - earlier for earlier, later in pairwise(at)]
     assert all(each >= 1.0 + long / 8 for each in (between[:-1] if marked else between))
@@ -136,7 +136,7 @@ def test_a_pulse_never_draws_twice_at_once(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(pulse_module, "time", clock)
     monkeypatch.setattr(pulse_module, "threading", clock)
-    pulse = Pulse(draw)
+    pulse = Throttle(draw)
     threads = []
     for _ in range(2):
         pulse.mark()
@@ -151,17 +151,17 @@ def test_a_pulse_never_draws_twice_at_once(monkeypatch: pytest.MonkeyPatch) -> N
 def test_what_is_marked_can_be_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pulse_module, "threading", Clock())
     drawn: list[str] = []
-    marked, idle = (Pulse(partial(drawn.append, name)) for name in ("marked", "idle"))
+    marked, idle = (Throttle(partial(drawn.append, name)) for name in ("marked", "idle"))
     marked.mark()
-    pulse_module.catch_up()
+    pulse_module.flush_all()
     assert drawn == ["marked"] and idle._timer is None
-    pulse_module.catch_up()
+    pulse_module.flush_all()
     assert drawn == ["marked"]
 
 
 @given(WORDS, WORDS)
 def test_what_comes_from_outside_is_escaped(told: str, tip: str) -> None:
-    picture = kit.svg(10, 10, kit.text(0, 0, told, tip=tip, key=tip), title=told)
+    picture = kit.document(10, 10, kit.text(0, 0, told, tip=tip, key=tip), title=told)
     root = ET.fromstring(picture)
     (text,) = root.iter("{http://www.w3.org/2000/svg}text")
     assert (text.text or "") == told and text.attrib["data-tip"] == tip and text.attrib["tabindex"] == "0"
@@ -169,12 +169,12 @@ def test_what_comes_from_outside_is_escaped(told: str, tip: str) -> None:
 
 @given(st.floats(allow_nan=True, allow_infinity=True))
 def test_every_amount_has_a_colour(share: float) -> None:
-    assert len(kit.shade(share)) == 7 and int(kit.shade(share)[1:], 16) >= 0
+    assert len(kit.cividis_colour(share)) == 7 and int(kit.cividis_colour(share)[1:], 16) >= 0
 
 
 @given(st.floats(-1e6, 1e6))
 def test_numbers_are_short_and_near(value: float) -> None:
-    assert abs(float(kit.num(value)) - value) <= 0.005 + 1e-9
+    assert abs(float(kit.format_coordinate(value)) - value) <= 0.005 + 1e-9
 
 
 class Boxed(Count):

@@ -27,7 +27,7 @@ LARGE = 350  # lines; about what one concept takes
 # Words that this project once used for the field's, each with what replaced it (shared glossary). An identifier is cut
 # into words at underscores and capitals; a phrase holds for docstrings and comments too.
 PRIVATE_WORDS = {
-    "lane": "backend",
+    "backend": "backend",
     "told": "emitted, reported",
     "nobody": "no request, no caller",
     "somebody": "a request, a caller",
@@ -187,7 +187,7 @@ def _backend_setting() -> str:
 
     import workbench
 
-    return "backend" if "backend" in inspect.signature(workbench.load).parameters else "lane"
+    return "backend" if "backend" in inspect.signature(workbench.load).parameters else "backend"
 
 
 def measured() -> dict[str, int]:

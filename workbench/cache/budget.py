@@ -12,11 +12,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-LEAST = 2  # tokens: the newest, and a place for the next
+MIN_TOKENS = 2  # tokens: the newest, and a place for the next
 
 
 @dataclass(frozen=True)
-class Budget:
+class EvictionBudget:
     """A limit on held tokens: `tokens`, or `ratio` of each prompt. With `in_decode` it holds at all times, otherwise
     for the prompt.
 
@@ -32,38 +32,38 @@ class Budget:
         if (self.tokens is None) == (self.ratio is None):
             raise ValueError("a budget is in tokens or a ratio, one of both")
 
-    def most(self, prompt: int) -> int:
+    def max_tokens(self, prompt: int) -> int:
         """Return the budget of a sequence whose prompt has `prompt` tokens."""
         if self.tokens is not None:
-            return max(LEAST, self.tokens)
-        return max(LEAST, math.ceil((self.ratio or 0) * prompt))
+            return max(MIN_TOKENS, self.tokens)
+        return max(MIN_TOKENS, math.ceil((self.ratio or 0) * prompt))
 
-    def after(self, prompt: int) -> int:
+    def tokens_after_eviction(self, prompt: int) -> int:
         """Return the tokens that remain after an eviction."""
-        most = self.most(prompt)
+        most = self.max_tokens(prompt)
         if not self.in_decode:
             return most
         return most - max(1, min(self.block or most // 8, most // 2))
 
-    def kept(self, prompt: int, computed: int, evicted: int) -> int | None:
+    def tokens_to_keep(self, prompt: int, computed: int, evicted: int) -> int | None:
         """Return the tokens to keep if the sequence must evict before it computes more; None if it need not."""
         if self.in_decode:
-            due = computed - evicted >= self.most(prompt)
+            due = computed - evicted >= self.max_tokens(prompt)
         else:
-            due = computed == prompt > self.most(prompt) and not evicted
-        return self.after(prompt) if due else None
+            due = computed == prompt > self.max_tokens(prompt) and not evicted
+        return self.tokens_after_eviction(prompt) if due else None
 
-    def left(self, prompt: int, computed: int, evicted: int) -> int | None:
+    def tokens_until_eviction(self, prompt: int, computed: int, evicted: int) -> int | None:
         """Return the tokens that may be computed before the next eviction; None: any number."""
         if self.in_decode:
-            return self.most(prompt) - (computed - evicted)
+            return self.max_tokens(prompt) - (computed - evicted)
         return prompt - computed if computed < prompt else None
 
-    def resting(self, prompt: int, tokens: int) -> int:
+    def tokens_after_prompt(self, prompt: int, tokens: int) -> int:
         """Return the most tokens held after the prompt is computed, on the way to `tokens` known ones."""
-        most = self.most(prompt)
+        most = self.max_tokens(prompt)
         return min(tokens, most) if self.in_decode else min(prompt, most) + tokens - prompt
 
-    def at_once(self, prompt: int, tokens: int) -> int:
+    def peak_tokens(self, prompt: int, tokens: int) -> int:
         """Return the most tokens held at once on the way to `tokens` known ones."""
-        return max(self.resting(prompt, tokens), 0 if self.in_decode else min(prompt, tokens))
+        return max(self.tokens_after_prompt(prompt, tokens), 0 if self.in_decode else min(prompt, tokens))

@@ -15,16 +15,16 @@ from jaxtyping import Float, Int
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from torch import Tensor
 
-from workbench.cache.budget import LEAST, Budget
+from workbench.cache.budget import MIN_TOKENS, EvictionBudget
 from workbench.errors import WorkbenchError
-from workbench.shown import Brief
+from workbench.shown import ConciseRepr
 
-PREFIX = "a warm prefix = a cold one"
-FULL = "every query sees all tokens before it"
+PREFIX_LAW = "a warm prefix = a cold one"
+FULL_ATTENTION_LAW = "every query sees all tokens before it"
 
 
 @runtime_checkable
-class Evict(Protocol):
+class EvictionPolicy(Protocol):
     """An eviction policy: a value that chooses the tokens to keep. The same attention mass gives the same choice."""
 
     @property
@@ -37,11 +37,11 @@ class Evict(Protocol):
         """Return how many of the prompt's last queries count: 0 for none, None for all, those of decodes too."""
         ...
 
-    def budget_for(self, page_size: int, page_bytes: int) -> Budget:
+    def budget_for(self, page_size: int, page_bytes: int) -> EvictionBudget:
         """Return the budget for a cache whose pages of `page_size` tokens take `page_bytes` in all layers together."""
         ...
 
-    def keep(self, mass: Float[Tensor, " slot"], budget: int) -> Int[Tensor, " kept"]:
+    def select(self, mass: Float[Tensor, " slot"], budget: int) -> Int[Tensor, " kept"]:
         """Return the slots to keep, ascending: min(budget, slots) of them, the newest among them.
 
         Args:
@@ -52,28 +52,28 @@ class Evict(Protocol):
         ...
 
 
-class Policy(Brief, BaseModel):
+class EvictionSettings(ConciseRepr, BaseModel):
     """A budget as `budget` tokens, `bytes` of all layers' pages together, or a `ratio` of the prompt: exactly one of
     them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    budget: Annotated[int, Field(ge=LEAST)] | None = None
+    budget: Annotated[int, Field(ge=MIN_TOKENS)] | None = None
     bytes: Annotated[int, Field(ge=1)] | None = None
     ratio: Annotated[float, Field(gt=0, le=1)] | None = None
 
-    gives_up: ClassVar[frozenset[str]] = frozenset({PREFIX, FULL})
+    gives_up: ClassVar[frozenset[str]] = frozenset({PREFIX_LAW, FULL_ATTENTION_LAW})
     observes: ClassVar[int | None] = 0
 
     @model_validator(mode="after")
-    def _one_budget(self) -> Policy:
+    def _one_budget(self) -> EvictionSettings:
         given = [name for name in ("budget", "bytes", "ratio") if getattr(self, name) is not None]
         if len(given) != 1:
             told = f"{' and '.join(given)} were given" if given else "none was given"
             raise ValueError(f"give exactly one of budget (tokens), bytes and ratio (of the prompt); {told}")
         return self
 
-    def budget_for(self, page_size: int, page_bytes: int) -> Budget:
+    def budget_for(self, page_size: int, page_bytes: int) -> EvictionBudget:
         if self.bytes is None:
             return self._budget(self.budget)
         if self.bytes < page_bytes:
@@ -83,11 +83,11 @@ class Policy(Brief, BaseModel):
             )
         return self._budget(self.bytes // page_bytes * page_size)
 
-    def _budget(self, tokens: int | None) -> Budget:
-        return Budget(tokens, self.ratio, in_decode=False)
+    def _budget(self, tokens: int | None) -> EvictionBudget:
+        return EvictionBudget(tokens, self.ratio, in_decode=False)
 
 
-class _Always(Policy):
+class _Always(EvictionSettings):
     """A policy that holds its budget at all times.
 
     Every `block` tokens (an eighth of the budget unless given, at most half) as many are evicted, so a sequence holds
@@ -96,17 +96,17 @@ class _Always(Policy):
 
     block: Annotated[int, Field(ge=1)] | None = None
 
-    def _budget(self, tokens: int | None) -> Budget:
-        return Budget(tokens, self.ratio, self.block)
+    def _budget(self, tokens: int | None) -> EvictionBudget:
+        return EvictionBudget(tokens, self.ratio, self.block)
 
 
-class Window(_Always):
+class SlidingWindowEviction(_Always):
     """Keep the newest tokens. Unlike the attention setting `window`, this concerns the cache alone."""
 
     kind: Literal["window"] = "window"
 
     def keep(self, mass: Tensor, budget: int) -> Tensor:
-        return newest_and_heaviest(mass, budget, budget)
+        return select_recent_and_heaviest(mass, budget, budget)
 
 
 class SinksRecent(_Always):
@@ -119,7 +119,7 @@ class SinksRecent(_Always):
     sinks: Annotated[int, Field(ge=1)] = 4
 
     def keep(self, mass: Tensor, budget: int) -> Tensor:
-        return newest_and_heaviest(torch.zeros_like(mass), budget, budget - min(self.sinks, budget - 1))
+        return select_recent_and_heaviest(torch.zeros_like(mass), budget, budget - min(self.sinks, budget - 1))
 
 
 class HeavyHitters(_Always):
@@ -131,10 +131,10 @@ class HeavyHitters(_Always):
     observes: ClassVar[int | None] = None
 
     def keep(self, mass: Tensor, budget: int) -> Tensor:
-        return newest_and_heaviest(mass, budget, max(1, round(self.recent * budget)))
+        return select_recent_and_heaviest(mass, budget, max(1, round(self.recent * budget)))
 
 
-class SnapKV(Policy):
+class SnapKV(EvictionSettings):
     """SnapKV (Li et al., 2024): evict once, after the prompt, by the smoothed attention of its last queries; keep all
     output."""
 
@@ -150,17 +150,17 @@ class SnapKV(Policy):
         reach = self.pool // 2
         padded = torch.nn.functional.pad(mass[None, None], (reach, reach))
         smooth = torch.nn.functional.avg_pool1d(padded, 2 * reach + 1, stride=1)[0, 0]
-        return newest_and_heaviest(smooth, budget, min(self.observe, budget))
+        return select_recent_and_heaviest(smooth, budget, min(self.observe, budget))
 
 
-EvictPart = Annotated[Window | SinksRecent | HeavyHitters | SnapKV, Field(discriminator="kind")]
-_EVICT: TypeAdapter[Any] = TypeAdapter(EvictPart)
+EvictionSetting = Annotated[SlidingWindowEviction | SinksRecent | HeavyHitters | SnapKV, Field(discriminator="kind")]
+_EVICT: TypeAdapter[Any] = TypeAdapter(EvictionSetting)
 
 
-def evict_from(value: Mapping[str, Any] | Evict | None) -> Evict | None:
+def parse_eviction(value: Mapping[str, Any] | EvictionPolicy | None) -> EvictionPolicy | None:
     """Parse an eviction policy: settings such as `{"kind": "snapkv", "budget": 256}`, a user-defined
     policy, or None."""
-    if value is None or isinstance(value, Evict):
+    if value is None or isinstance(value, EvictionPolicy):
         return value
     try:
         return _EVICT.validate_python(value)
@@ -171,7 +171,7 @@ def evict_from(value: Mapping[str, Any] | Evict | None) -> Evict | None:
         raise WorkbenchError(f"{place}: {told}; for example {{kind: heavy_hitters, budget: 256}}") from None
 
 
-def newest_and_heaviest(mass: Tensor, budget: int, newest: int) -> Tensor:
+def select_recent_and_heaviest(mass: Tensor, budget: int, newest: int) -> Tensor:
     """Select the last `newest` slots, and the rest of the budget by mass; of equal ones the older."""
     slots = len(mass)
     if slots <= budget:

@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from compiled_kernels.quantized_attention import Kind
+from compiled_kernels.quantized_attention import QuantFormat
 from workbench.errors import WorkbenchError, explain, nearest
 
-FORMATS: tuple[Kind, ...] = ("dense", "int8", "int4", "fp8")
+FORMATS: tuple[QuantFormat, ...] = ("dense", "int8", "int4", "fp8")
 Count = Annotated[int, Field(ge=1)]
 
 
@@ -25,9 +25,9 @@ class LayerFormat(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    format: Kind = "dense"
-    keys: Kind | None = None  # None is as `format`
-    values: Kind | None = None  # None is as `format`
+    format: QuantFormat = "dense"
+    keys: QuantFormat | None = None  # None is as `format`
+    values: QuantFormat | None = None  # None is as `format`
     group: Annotated[int, Field(ge=8, multiple_of=8)] = 64
     columns: Annotated[int, Field(ge=8, multiple_of=8)] = 64  # the whole head where it is narrower
     residual: Count = 64
@@ -36,32 +36,32 @@ class LayerFormat(BaseModel):
 
     @model_validator(mode="after")
     def _rotates_something(self) -> LayerFormat:
-        if self.rotate and not self.packed:
+        if self.rotate and not self.quantized:
             raise ValueError("rotate without a packed format changes nothing; set format, keys or values")
         return self
 
     @property
-    def kinds(self) -> tuple[Kind, Kind]:
+    def key_value_formats(self) -> tuple[QuantFormat, QuantFormat]:
         """Return the formats of keys and of values."""
         return self.keys or self.format, self.values or self.format
 
     @property
-    def packed(self) -> bool:
-        return self.kinds != ("dense", "dense")
+    def quantized(self) -> bool:
+        return self.key_value_formats != ("dense", "dense")
 
     def __str__(self) -> str:
-        keys, values = self.kinds
+        keys, values = self.key_value_formats
         return keys if keys == values else f"{keys} keys, {values} values"
 
 
-class LayerChange(BaseModel):
+class LayerFormatOverride(BaseModel):
     """Overrides for one layer; None is as in the other layers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    format: Kind | None = None
-    keys: Kind | None = None
-    values: Kind | None = None
+    format: QuantFormat | None = None
+    keys: QuantFormat | None = None
+    values: QuantFormat | None = None
     group: Annotated[int, Field(ge=8, multiple_of=8)] | None = None
     columns: Annotated[int, Field(ge=8, multiple_of=8)] | None = None
     residual: Count | None = None
@@ -74,9 +74,9 @@ class CacheFormat(LayerFormat):
     the model's."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    layers: dict[Annotated[int, Field(ge=0)], LayerChange] = {}
+    layers: dict[Annotated[int, Field(ge=0)], LayerFormatOverride] = {}
 
-    def of(self, layer: int) -> LayerFormat:
+    def for_layer(self, layer: int) -> LayerFormat:
         """Return the format of one layer. An override with a `format` takes over neither `keys` nor `values`."""
         mine = {name: getattr(self, name) for name in LayerFormat.model_fields}
         change = self.layers.get(layer)
@@ -93,15 +93,15 @@ class CacheFormat(LayerFormat):
         if wrong := [index for index in self.layers if index >= layers]:
             raise WorkbenchError(f"cache.layers: no layer {wrong[0]}; the model has layers 0..{layers - 1}")
         for index in range(layers):
-            mine = self.of(index)
-            if mine.packed and page_size % mine.group:
+            mine = self.for_layer(index)
+            if mine.quantized and page_size % mine.group:
                 raise WorkbenchError(
                     f"cache.group: groups of {mine.group} tokens do not divide pages of {page_size}; "
                     f"set cache.page_size to a multiple, or a smaller cache.group"
                 )
 
 
-def cache_format(given: str | Mapping[str, Any] | CacheFormat) -> CacheFormat:
+def parse_cache_format(given: str | Mapping[str, Any] | CacheFormat) -> CacheFormat:
     """Parse a format's name, settings, or a CacheFormat, as given to `load(cache=...)`."""
     if isinstance(given, CacheFormat):
         return given

@@ -8,148 +8,148 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from dataclasses import replace
 
-from workbench.cache.budget import Budget
-from workbench.cache.moves import Eviction, Moves
-from workbench.cache.needs import Needs
+from workbench.cache.budget import EvictionBudget
+from workbench.cache.moves import Eviction, PageTransfers
+from workbench.cache.needs import KVCacheAccounting
 from workbench.cache.pages import NULL_PAGE, PagePool, pages_for
-from workbench.cache.places import Places
-from workbench.cache.prefix import Offer, PrefixIndex
-from workbench.cache.tables import Table
-from workbench.request import Saved, Sequence
+from workbench.cache.places import CPUPagePool
+from workbench.cache.prefix import PrefixMatch, RadixCache
+from workbench.cache.tables import KVCacheGroup
+from workbench.request import SwappedPages, Sequence
 
 
-class Holdings(Needs):
+class KVCacheManager(KVCacheAccounting):
     """The KV cache manager: it allocates, shares, preempts and frees pages, and plans their transfers."""
 
     def __init__(
         self,
         pools: Many[PagePool],
-        tables: Many[Table],
-        chunk: int,
-        prefix: PrefixIndex | None = None,
-        host: Many[PagePool] = (),
-        budget: Budget | None = None,
-        saves: bool = True,
+        groups: Many[KVCacheGroup],
+        max_chunk_tokens: int,
+        prefix_cache: RadixCache | None = None,
+        cpu_pools: Many[PagePool] = (),
+        budget: EvictionBudget | None = None,
+        offload_preempted: bool = True,
     ):
-        super().__init__(pools, tables, chunk, prefix, budget)
-        self.host, self.saves, self.moves = Places(host, prefix), saves, Moves()
+        super().__init__(pools, groups, max_chunk_tokens, prefix_cache, budget)
+        self.cpu_pages, self.offload_preempted, self.transfers = CPUPagePool(cpu_pools, prefix_cache), offload_preempted, PageTransfers()
 
-    def drain(self) -> Moves:
+    def pop_transfers(self) -> PageTransfers:
         """Return the transfers that the step being planned begins with, and start an empty list."""
-        moves, self.moves = self.moves, Moves()
+        moves, self.transfers = self.transfers, PageTransfers()
         return moves
 
-    def carried_out(self) -> None:
+    def transfers_done(self) -> None:
         """Release CPU pages whose swap-in the last step executed."""
-        self.host.carried_out()
+        self.cpu_pages.transfers_done()
 
-    def begin(self, sequence: Sequence, offer: Offer) -> None:
+    def start(self, sequence: Sequence, match: PrefixMatch) -> None:
         """Give `sequence` the matched or swapped pages; pages for its next step are still to be allocated."""
-        if sequence.saved is not None:
-            self._restore(sequence, sequence.saved)
+        if sequence.swapped is not None:
+            self._restore(sequence, sequence.swapped)
             return
-        if sequence.computed:
+        if sequence.num_computed_tokens:
             return
-        sequence.pages = tuple(list(pages) for pages in offer.pages)
-        if self.prefix is not None:
-            self.prefix.take(sequence.order, offer)
-            places = self.prefix.claim(offer)
-            for (t, at, node), place in zip(offer.hosted, places, strict=True):
-                page = sequence.pages[t][at] = self._allocate(t, 1)[0]
-                self.moves.loads.append((sequence.request_id, t, place, page))
-                self.prefix.fetched(sequence.order, node, t, page)
-                self.host.fetched.append((t, place))
-        sequence.computed = offer.tokens
-        sequence.covered = sequence.due = 0
-        sequence.cached_tokens += offer.tokens
-        sequence.shared_pages += offer.shared
+        sequence.pages = tuple(list(pages) for pages in match.pages)
+        if self.prefix_cache is not None:
+            self.prefix_cache.acquire(sequence.arrival_index, match)
+            places = self.prefix_cache.take_cpu_pages(match)
+            for (t, at, node), place in zip(match.on_cpu, places, strict=True):
+                page = sequence.pages[t][at] = self._allocate_pages(t, 1)[0]
+                self.transfers.swap_ins.append((sequence.request_id, t, place, page))
+                self.prefix_cache.attach_page(sequence.arrival_index, node, t, page)
+                self.cpu_pages.fetched.append((t, place))
+        sequence.num_computed_tokens = match.num_tokens
+        sequence.allocated_until = sequence.next_page_boundary = 0
+        sequence.cached_tokens += match.num_tokens
+        sequence.shared_pages += match.num_shared_pages
 
-    def fork(self, leader: Sequence, follower: Sequence) -> int:
+    def fork(self, parent: Sequence, child: Sequence) -> int:
         """Share the computed pages of `parent` with `child`, and return their number. The first write to the last
         page copies it."""
-        follower.pages = tuple(self._written(leader))
-        for pool, pages in zip(self.pools, follower.pages, strict=True):
-            pool.share(page for page in pages if page != NULL_PAGE)
-        if self.prefix is not None:
-            self.prefix.fork(leader.order, follower.order, leader.computed)
-        follower.computed = leader.computed
-        follower.covered = follower.due = leader.covered = 0
-        return sum(page != NULL_PAGE for pages in follower.pages for page in pages)
+        child.pages = tuple(self._written(parent))
+        for pool, pages in zip(self.pools, child.pages, strict=True):
+            pool.acquire(page for page in pages if page != NULL_PAGE)
+        if self.prefix_cache is not None:
+            self.prefix_cache.fork(parent.arrival_index, child.arrival_index, parent.num_computed_tokens)
+        child.num_computed_tokens = parent.num_computed_tokens
+        child.allocated_until = child.next_page_boundary = parent.allocated_until = 0
+        return sum(page != NULL_PAGE for pages in child.pages for page in pages)
 
-    def take(self, sequence: Sequence, drafted: int = 0) -> None:
+    def allocate(self, sequence: Sequence, num_draft_tokens: int = 0) -> None:
         """Allocate the missing pages; copy a shared page that will be written (copy on write)."""
-        counts = self.missing(sequence, drafted)
+        counts = self.pages_to_allocate(sequence, num_draft_tokens)
         if counts is None:
             return
         covered = []
-        for t, (table, pages, pool) in enumerate(zip(self.tables, sequence.pages, self.pools, strict=True)):
-            fresh = self._allocate(t, counts[t])
-            place = table.settled(sequence.held) // self.size
-            if place < len(pages) and pool.holders(pages[place]) > 1:
+        for t, (table, pages, pool) in enumerate(zip(self.groups, sequence.pages, self.pools, strict=True)):
+            fresh = self._allocate_pages(t, counts[t])
+            place = table.quantized_until(sequence.num_stored_tokens) // self.page_size
+            if place < len(pages) and pool.ref_count(pages[place]) > 1:
                 self._copy(sequence, t, pages[place], fresh[0])
                 pool.release([pages[place]])
                 pages[place] = fresh.pop(0)
             pages.extend(fresh)
-            covered.append(len(pages) * self.size + table.lag + table.group - 1)
-        sequence.covered = min(covered) if sequence.waiting_tokens <= self.chunk else 0
+            covered.append(len(pages) * self.page_size + table.residual_length + table.quant_group - 1)
+        sequence.allocated_until = min(covered) if sequence.num_uncomputed_tokens <= self.max_chunk_tokens else 0
 
-    def cut(self, sequence: Sequence) -> None:
+    def free_rejected_drafts(self, sequence: Sequence) -> None:
         """Free pages that hold only rejected draft tokens."""
-        for table, pages, pool in zip(self.tables, sequence.pages, self.pools, strict=True):
-            known = self._known(sequence, sequence.computed, sequence.evicted)
-            stop = self._stop(table, sequence.held, known)
+        for table, pages, pool in zip(self.groups, sequence.pages, self.pools, strict=True):
+            known = self._known(sequence, sequence.num_computed_tokens, sequence.num_evicted_tokens)
+            stop = self._stop(table, sequence.num_stored_tokens, known)
             if len(pages) > stop:
                 pool.release(pages[stop:])
                 del pages[stop:]
-                sequence.covered = 0
+                sequence.allocated_until = 0
 
-    def settle(self, sequence: Sequence) -> None:
+    def update_after_step(self, sequence: Sequence) -> None:
         """Update pages after a step: cache the full ones, free those that no query can reach any more."""
-        if sequence.computed < sequence.due:
+        if sequence.num_computed_tokens < sequence.next_page_boundary:
             return
-        self._enter(sequence)
-        for table, pages, pool in zip(self.tables, sequence.pages, self.pools, strict=True):
-            dead = table.dead(sequence.computed, self.size)
-            begin = dead.stop
-            while begin > dead.start and pages[begin - 1] != NULL_PAGE:
+        self._cache_full_pages(sequence)
+        for table, pages, pool in zip(self.groups, sequence.pages, self.pools, strict=True):
+            unreachable = table.out_of_window_pages(sequence.num_computed_tokens, self.page_size)
+            begin = unreachable.stop
+            while begin > unreachable.start and pages[begin - 1] != NULL_PAGE:
                 begin -= 1
-            if begin < dead.stop:
-                pool.release(pages[begin : dead.stop])
-                pages[begin : dead.stop] = [NULL_PAGE] * (dead.stop - begin)
-        sequence.due = min(table.changes(sequence.computed, self.size) for table in self.tables)
+            if begin < unreachable.stop:
+                pool.release(pages[begin : unreachable.stop])
+                pages[begin : unreachable.stop] = [NULL_PAGE] * (unreachable.stop - begin)
+        sequence.next_page_boundary = min(table.next_page_boundary(sequence.num_computed_tokens, self.page_size) for table in self.groups)
 
-    def set_back(self, sequence: Sequence) -> int:
+    def preempt(self, sequence: Sequence) -> int:
         """Preempt `sequence`: free its pages, swapped out where the CPU has room; return the number swapped out."""
-        saved = self.host.recall(sequence)
+        saved = self.cpu_pages.cancel_swap_in(sequence)
         if saved is None:
-            saved = None if not self.saves else self.host.save(sequence.computed, self._written(sequence), self.moves)
+            saved = None if not self.offload_preempted else self.cpu_pages.swap_out(sequence.num_computed_tokens, self._written(sequence), self.transfers)
         else:
-            sequence.restored_tokens -= saved.computed
+            sequence.restored_tokens -= saved.num_computed_tokens
         if saved is not None:
-            saved = replace(saved, evicted=sequence.evicted)
-        self.release(sequence)
-        sequence.saved = saved
-        return 0 if saved is None else sum(place != NULL_PAGE for places in saved.places for place in places)
+            saved = replace(saved, evicted=sequence.num_evicted_tokens)
+        self.free(sequence)
+        sequence.swapped = saved
+        return 0 if saved is None else sum(place != NULL_PAGE for places in saved.cpu_pages for place in places)
 
-    def end(self, sequence: Sequence, broken: bool = False) -> list[list[int]]:
+    def finish(self, sequence: Sequence, failed: bool = False) -> list[list[int]]:
         """Free a finished sequence; if it is `failed`, drop what it cached. Return the freed pages by group."""
-        dropped = self.prefix.end(sequence.order, broken) if self.prefix is not None else [[] for _ in self.pools]
-        return [ours + theirs for ours, theirs in zip(dropped, self.release(sequence), strict=True)]
+        dropped = self.prefix_cache.finish(sequence.arrival_index, failed) if self.prefix_cache is not None else [[] for _ in self.pools]
+        return [ours + theirs for ours, theirs in zip(dropped, self.free(sequence), strict=True)]
 
-    def release(self, sequence: Sequence) -> list[list[int]]:
+    def free(self, sequence: Sequence) -> list[list[int]]:
         """Free all pages of `sequence`; return those that have no other reference, by group."""
         freed: list[list[int]] = [[] for _ in self.pools]
-        if self.prefix is not None:
-            self.prefix.leave(sequence.order)
+        if self.prefix_cache is not None:
+            self.prefix_cache.release(sequence.arrival_index)
         for t, (pool, pages) in enumerate(zip(self.pools, sequence.pages, strict=True)):
             # The last first: a page is dropped before its predecessors.
             now = pool.release(page for page in reversed(pages) if page != NULL_PAGE)
-            self.moves.forget(t, set(now))
+            self.transfers.drop_targets(t, set(now))
             freed[t] += now
-        if sequence.saved is not None:
-            self.host.release(sequence.saved)
-        sequence.pages, sequence.saved = tuple([] for _ in self.pools), None
-        sequence.computed = sequence.evicted = sequence.covered = sequence.due = 0
+        if sequence.swapped is not None:
+            self.cpu_pages.release(sequence.swapped)
+        sequence.pages, sequence.swapped = tuple([] for _ in self.pools), None
+        sequence.num_computed_tokens = sequence.num_evicted_tokens = sequence.allocated_until = sequence.next_page_boundary = 0
         return freed
 
     def evict(self, sequence: Sequence) -> str:
@@ -157,59 +157,59 @@ class Holdings(Needs):
         execution."""
         if self.budget is None:
             return ""
-        held = sequence.held
-        kept = self.budget.kept(sequence.prompt_length, sequence.computed, sequence.evicted)
+        held = sequence.num_stored_tokens
+        kept = self.budget.tokens_to_keep(sequence.prompt_length, sequence.num_computed_tokens, sequence.num_evicted_tokens)
         if kept is None:
             return ""
-        self.moves.evictions.append(Eviction(sequence, held, kept, tuple(list(pages) for pages in sequence.pages)))
-        back = pages_for(kept, self.size)
+        self.transfers.evictions.append(Eviction(sequence, held, kept, tuple(list(pages) for pages in sequence.pages)))
+        back = pages_for(kept, self.page_size)
         for pool, pages in zip(self.pools, sequence.pages, strict=True):
             pool.release(pages[back:])
             del pages[back:]
-        sequence.evicted += held - kept
-        sequence.covered = 0
+        sequence.num_evicted_tokens += held - kept
+        sequence.allocated_until = 0
         return f"{held - kept} of {held} tokens evicted"
 
-    def _allocate(self, table: int, count: int) -> list[int]:
+    def _allocate_pages(self, table: int, count: int) -> list[int]:
         pool = self.pools[table]
-        if self.prefix is not None:
-            if pool.free < count:
-                self.prefix.evict(table, count - pool.free, self.moves)
-            for t, page in self.prefix.freed():
-                self.moves.forget(t, {page})
+        if self.prefix_cache is not None:
+            if pool.num_free < count:
+                self.prefix_cache.evict(table, count - pool.num_free, self.transfers)
+            for t, page in self.prefix_cache.pop_freed():
+                self.transfers.drop_targets(t, {page})
         return pool.allocate(count)
 
     def _copy(self, sequence: Sequence, table: int, page: int, target: int) -> None:
         """Plan a copy of `page`, or of the CPU page that it is still to be loaded from, to `target`."""
-        place = self.moves.place(table, page)
+        place = self.transfers.source_cpu_page(table, page)
         if place is None:
-            self.moves.copies.append((table, page, target))
+            self.transfers.copies.append((table, page, target))
         else:
-            self.moves.loads.append((sequence.request_id, table, place, target))
+            self.transfers.swap_ins.append((sequence.request_id, table, place, target))
 
-    def _enter(self, sequence: Sequence) -> None:
-        if self.prefix is None:
+    def _cache_full_pages(self, sequence: Sequence) -> None:
+        if self.prefix_cache is None:
             return
-        ids, salt, before = sequence.token_ids, sequence.request.cache_salt, self.prefix.written_tokens
-        for t, place, page in self.prefix.enter(sequence.order, ids, salt, sequence.computed, sequence.pages):
+        ids, salt, before = sequence.token_ids, sequence.request.cache_salt, self.prefix_cache.written_tokens
+        for t, place, page in self.prefix_cache.insert(sequence.arrival_index, ids, salt, sequence.num_computed_tokens, sequence.pages):
             self.pools[t].release([sequence.pages[t][place]])
             sequence.pages[t][place] = page
-        sequence.written_tokens += self.prefix.written_tokens - before
+        sequence.written_tokens += self.prefix_cache.written_tokens - before
 
-    def _restore(self, sequence: Sequence, saved: Saved) -> None:
+    def _restore(self, sequence: Sequence, swapped: SwappedPages) -> None:
         pages: list[list[int]] = []
-        for t, places in enumerate(saved.places):
-            fresh = self._allocate(t, sum(place != NULL_PAGE for place in places))
+        for t, places in enumerate(swapped.cpu_pages):
+            fresh = self._allocate_pages(t, sum(place != NULL_PAGE for place in places))
             pages.append([NULL_PAGE if place == NULL_PAGE else fresh.pop(0) for place in places])
-        sequence.pages, sequence.saved = tuple(pages), None
-        self.host.load(sequence, saved, self.moves)
-        sequence.computed, sequence.evicted = saved.computed, saved.evicted
-        sequence.covered = sequence.due = 0
-        sequence.restored_tokens += saved.computed
+        sequence.pages, sequence.swapped = tuple(pages), None
+        self.cpu_pages.swap_in(sequence, swapped, self.transfers)
+        sequence.num_computed_tokens, sequence.num_evicted_tokens = swapped.num_computed_tokens, swapped.num_evicted_tokens
+        sequence.allocated_until = sequence.next_page_boundary = 0
+        sequence.restored_tokens += swapped.num_computed_tokens
 
     def _written(self, sequence: Sequence) -> list[list[int]]:
         """Return the pages of `sequence` that hold something, by group."""
         return [
-            pages[: pages_for(table.settled(sequence.held), self.size)]
-            for table, pages in zip(self.tables, sequence.pages, strict=True)
+            pages[: pages_for(table.quantized_until(sequence.num_stored_tokens), self.page_size)]
+            for table, pages in zip(self.groups, sequence.pages, strict=True)
         ]

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from workbench.cache.moves import Moves
+from workbench.cache.moves import PageTransfers
 from workbench.cache.pages import PagePool
 from workbench.cache.settings import FileOffload, MemoryOffload, NoOffload
 from workbench.cache.store import KVStore
@@ -24,7 +24,7 @@ STAT_BLOCK = 512  # bytes of what `stat` counts as one
 HEADER = 4096  # bytes before the first page
 
 
-class HostPages:
+class CPUPageStore:
     """CPU pages for every cache group of `store`, `size` bytes in all.
 
     A page's checksum stays in memory, so damaged contents are noticed when they are loaded.
@@ -32,13 +32,13 @@ class HostPages:
 
     def __init__(self, store: KVStore, size: int, path: str | None = None):
         self.store = store
-        self.page_bytes = [sum(t[0].nbytes for t in store.paged(table)) for table in range(len(store.tables))]
-        wanted = sum(pages * each for pages, each in zip(store.pages, self.page_bytes, strict=True))
-        counts = [pages * size // wanted for pages in store.pages]
+        self.page_bytes = [sum(t[0].nbytes for t in store.page_tensors(table)) for table in range(len(store.groups))]
+        wanted = sum(pages * each for pages, each in zip(store.num_pages, self.page_bytes, strict=True))
+        counts = [pages * size // wanted for pages in store.num_pages]
         if not all(counts):
-            least = max(-(-wanted // pages) for pages in store.pages)
+            least = max(-(-wanted // pages) for pages in store.num_pages)
             raise WorkbenchError(f"offload: {size} bytes have no room for a page of every layer; give at least {least}")
-        self.rooms = tuple(PagePool(count, store.page_size) for count in counts)
+        self.cpu_pools = tuple(PagePool(count, store.page_size) for count in counts)
         total = sum(count * each for count, each in zip(counts, self.page_bytes, strict=True))
         self.file = None if path is None else PageFile(Path(path), HEADER + total)
         whole = torch.empty(total, dtype=torch.uint8) if self.file is None else self.file.mapped()[HEADER:]
@@ -49,37 +49,37 @@ class HostPages:
         self._sums: dict[tuple[int, int], int] = {}
         self._unsaved: dict[tuple[int, int], str] = {}  # why nothing was saved in a CPU page
 
-    def save(self, table: int, page: int, place: int) -> None:
+    def swap_out(self, group: int, page: int, cpu_page: int) -> None:
         """Copy `page` of a group to CPU page `cpu_page`."""
-        self._sums.pop((table, place), None)
+        self._sums.pop((group, cpu_page), None)
         try:
-            self._check_file(self.page_bytes[table])
+            self._check_file(self.page_bytes[group])
         except WorkbenchError as error:
-            self._unsaved[table, place] = str(error)
+            self._unsaved[group, cpu_page] = str(error)
             raise
-        self._unsaved.pop((table, place), None)
-        begin, there = 0, self._pages[table][place - 1]
-        for tensor in self.store.paged(table):
+        self._unsaved.pop((group, cpu_page), None)
+        begin, there = 0, self._pages[group][cpu_page - 1]
+        for tensor in self.store.page_tensors(group):
             raw = _bytes(tensor[page])
             there[begin : begin + len(raw)] = raw
             begin += len(raw)
-        self._sums[table, place] = _checksum(there)
+        self._sums[group, cpu_page] = _checksum(there)
 
-    def load(self, table: int, place: int, page: int) -> None:
+    def swap_in(self, group: int, cpu_page: int, page: int) -> None:
         """Copy CPU page `cpu_page` back to `page`.
 
         Raises:
             WorkbenchError: if the contents are not what was saved.
         """
-        if (table, place) in self._unsaved:
-            raise WorkbenchError(f"{self._unsaved[table, place]}; a page was not saved, its request cannot go on")
+        if (group, cpu_page) in self._unsaved:
+            raise WorkbenchError(f"{self._unsaved[group, cpu_page]}; a page was not saved, its request cannot go on")
         self._check_file()
-        there = self._pages[table][place - 1]
-        if (table, place) not in self._sums or _checksum(there) != self._sums[table, place]:
+        there = self._pages[group][cpu_page - 1]
+        if (group, cpu_page) not in self._sums or _checksum(there) != self._sums[group, cpu_page]:
             where = "host memory" if self.file is None else str(self.file.path)
             raise WorkbenchError(f"offload: a page in {where} is not what was saved there; its request cannot go on")
         begin = 0
-        for tensor in self.store.paged(table):
+        for tensor in self.store.page_tensors(group):
             count = tensor[page].nbytes
             tensor[page] = there[begin : begin + count].clone().view(tensor.dtype).view(tensor[page].shape)
             begin += count
@@ -151,29 +151,29 @@ class PageFile:
                 raise WorkbenchError(f"offload: {self.path} has no room for a page: its disk is full; make room there")
 
 
-def host_pages(store: KVStore, offload: NoOffload | MemoryOffload | FileOffload) -> HostPages | None:
+def open_offload(store: KVStore, offload: NoOffload | MemoryOffload | FileOffload) -> CPUPageStore | None:
     """Create the CPU pages of an offload setting; None without offloading."""
     if isinstance(offload, NoOffload):
         return None
-    return HostPages(store, offload.bytes, offload.path if isinstance(offload, FileOffload) else None)
+    return CPUPageStore(store, offload.bytes, offload.path if isinstance(offload, FileOffload) else None)
 
 
-def carry_out(moves: Moves, store: KVStore, host: HostPages | None) -> dict[str, str]:
+def transfer_pages(transfers: PageTransfers, store: KVStore, cpu_store: CPUPageStore | None) -> dict[str, str]:
     """Execute swap-outs, copies and swap-ins, in this order; return the reason for each request whose pages
     are lost."""
     faults: dict[str, str] = {}
-    if host is not None:
-        for table, page, place in moves.saves:
+    if cpu_store is not None:
+        for table, page, place in transfers.swap_outs:
             with contextlib.suppress(WorkbenchError):  # reported when the page is loaded: nothing was saved there
-                host.save(table, page, place)
-    for table in {table for table, *_ in moves.copies}:
-        pairs = [(source, target) for at, source, target in moves.copies if at == table]
-        store.copy(table, [source for source, _ in pairs], [target for _, target in pairs])
-    if host is not None:
-        for request, table, place, page in moves.loads:
+                cpu_store.swap_out(table, page, place)
+    for table in {table for table, *_ in transfers.copies}:
+        pairs = [(source, target) for at, source, target in transfers.copies if at == table]
+        store.copy_pages(table, [source for source, _ in pairs], [target for _, target in pairs])
+    if cpu_store is not None:
+        for request, table, place, page in transfers.swap_ins:
             if request not in faults:
                 try:
-                    host.load(table, place, page)
+                    cpu_store.swap_in(table, place, page)
                 except WorkbenchError as error:
                     faults[request] = str(error)
     return faults

@@ -26,7 +26,7 @@ class PagePool:
     `evictable` is in least-recently-used order.
     """
 
-    def __init__(self, pages: int, page_size: int, order: Sequence[int] | None = None):
+    def __init__(self, num_pages: int, page_size: int, order: Sequence[int] | None = None):
         """Create a pool of `num_pages` free pages of `page_size` tokens.
 
         Args:
@@ -34,39 +34,39 @@ class PagePool:
             page_size: tokens per page.
             order: order in which free pages are first handed out; a permutation of 1..num_pages.
         """
-        if pages < 1 or page_size < 1:
-            raise WorkbenchError(f"a page pool needs pages and tokens a page, not {pages} and {page_size}")
-        if order is not None and sorted(order) != list(range(1, pages + 1)):
-            raise ValueError(f"order must be a permutation of 1..{pages}")
-        self.pages = pages
+        if num_pages < 1 or page_size < 1:
+            raise WorkbenchError(f"a page pool needs pages and tokens a page, not {num_pages} and {page_size}")
+        if order is not None and sorted(order) != list(range(1, num_pages + 1)):
+            raise ValueError(f"order must be a permutation of 1..{num_pages}")
+        self.num_pages = num_pages
         self.page_size = page_size
-        self.idle: OrderedDict[int, None] = OrderedDict()
-        self._free = list(reversed(order)) if order is not None else list(range(pages, 0, -1))
-        self._holders = [0] * (pages + 1)
-        self._kept = bytearray(pages + 1)
+        self.evictable: OrderedDict[int, None] = OrderedDict()
+        self._free = list(reversed(order)) if order is not None else list(range(num_pages, 0, -1))
+        self._holders = [0] * (num_pages + 1)
+        self._kept = bytearray(num_pages + 1)
 
     @property
-    def free(self) -> int:
+    def num_free(self) -> int:
         return len(self._free)
 
     @property
-    def available(self) -> int:
+    def num_available(self) -> int:
         """Return the pages that a sequence can have: free pages, and evictable ones once the prefix cache
         drops them."""
-        return len(self._free) + len(self.idle)
+        return len(self._free) + len(self.evictable)
 
     @property
-    def used(self) -> int:
+    def num_used(self) -> int:
         """Return the number of pages referenced by sequences."""
-        return self.pages - self.available
+        return self.num_pages - self.num_available
 
-    def holders(self, page: int) -> int:
+    def ref_count(self, page: int) -> int:
         return self._holders[page]
 
-    def kept(self, page: int) -> bool:
+    def is_cached(self, page: int) -> bool:
         return bool(self._kept[page])
 
-    def counts(self) -> tuple[list[int], bytes]:
+    def ref_counts(self) -> tuple[list[int], bytes]:
         """Return copies of the reference counts and cached flags of every page; the null page has 0."""
         return self._holders.copy(), bytes(self._kept)
 
@@ -83,12 +83,12 @@ class PagePool:
             self._holders[page] = 1
         return taken
 
-    def share(self, pages: Iterable[int]) -> None:
+    def acquire(self, pages: Iterable[int]) -> None:
         """Add one reference to each of `pages`, which must have one already."""
         for page in pages:
             self._check_held(page)
             self._holders[page] += 1
-            self.idle.pop(page, None)
+            self.evictable.pop(page, None)
 
     def release(self, pages: Iterable[int]) -> list[int]:
         """Drop one reference from each of `pages`; return the pages that became free."""
@@ -100,24 +100,24 @@ class PagePool:
                 self._free.append(page)
                 freed.append(page)
             elif self._holders[page] == 1 and self._kept[page]:
-                self.idle[page] = None
+                self.evictable[page] = None
         return freed
 
-    def keep(self, page: int) -> None:
+    def mark_cached(self, page: int) -> None:
         """Add the prefix cache's reference to a page that a sequence holds."""
         if self._kept[page]:
             raise ValueError(f"page {page} is kept already")
-        self.share([page])
+        self.acquire([page])
         self._kept[page] = 1
 
-    def give_up(self, page: int) -> list[int]:
+    def unmark_cached(self, page: int) -> list[int]:
         """Drop the prefix cache's reference; return the page if that freed it."""
         if not self._kept[page]:
             raise ValueError(f"page {page} is not kept")
         self._kept[page] = 0
-        self.idle.pop(page, None)
+        self.evictable.pop(page, None)
         return self.release([page])
 
     def _check_held(self, page: int) -> None:
-        if not 1 <= page <= self.pages or self._holders[page] < 1:
+        if not 1 <= page <= self.num_pages or self._holders[page] < 1:
             raise ValueError(f"page {page} is not held")

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 import compiled_kernels
-from compiled_kernels import Lane
+from compiled_kernels import Backend
 from compiled_kernels.masks import Mask
-from compiled_kernels.quantized_attention import Groups, rotate, settle
+from compiled_kernels.quantized_attention import TokenGroups, hadamard_rotate, quantize_pages
 from compiled_kernels.scores import Score
 from workbench.batch import TokenBatch
-from workbench.cache.shapes import CacheShape
+from workbench.cache.shapes import KVCacheSpec
 
 
 class QuantizedLayer:
@@ -27,44 +27,44 @@ class QuantizedLayer:
 
     traceable = False  # the groups that a step quantizes are known to Python only: no graph holds the write
 
-    def __init__(self, shape: CacheShape, pages: tuple[int, int], page_size: int, dtype: torch.dtype, device: str):
+    def __init__(self, shape: KVCacheSpec, pages: tuple[int, int], page_size: int, dtype: torch.dtype, device: str):
         """Allocate `pages`: those of the quantized group and of the residual group."""
-        self.shape, self.rule, self.page_size = shape, shape.rule, page_size
-        self.table, self.recent = shape.table, shape.recent
+        self.shape, self.quantization_rule, self.page_size = shape, shape.quantization_rule, page_size
+        self.group, self.residual_group = shape.group, shape.residual_group
         self.key_format, self.value_format = shape.page_formats(page_size)
         self.keys = self.key_format.empty(pages[0] + 1, dtype, device)
         self.values = self.value_format.empty(pages[0] + 1, dtype, device)
-        size = (pages[1] + 1, shape.groups, page_size, shape.dim)
-        self.recent_keys = torch.zeros(size, dtype=dtype, device=device)
-        self.recent_values = torch.zeros(size, dtype=dtype, device=device)
+        size = (pages[1] + 1, shape.num_kv_heads, page_size, shape.head_dim)
+        self.residual_keys = torch.zeros(size, dtype=dtype, device=device)
+        self.residual_values = torch.zeros(size, dtype=dtype, device=device)
 
-    def write(self, k: Tensor, v: Tensor, batch: TokenBatch, lane: Lane = Lane.EAGER) -> None:
+    def write(self, k: Tensor, v: Tensor, batch: TokenBatch, backend: Backend = Backend.EAGER) -> None:
         """Store k and v [token, kv_head, head_dim] of the batch's tokens, and quantize groups that become
         old enough."""
         if self.shape.format.rotate:
-            k, v = rotate(k), rotate(v)
-        slots = batch.slots[self.recent]
-        compiled_kernels.kv_write(self.recent_keys, k, slots, lane)
-        compiled_kernels.kv_write(self.recent_values, v, slots, lane)
-        if batch.settles:
-            settle_layers([self], batch)
+            k, v = hadamard_rotate(k), hadamard_rotate(v)
+        slots = batch.slot_mapping[self.residual_group]
+        compiled_kernels.kv_write(self.residual_keys, k, slots, backend)
+        compiled_kernels.kv_write(self.residual_values, v, slots, backend)
+        if batch.quantize_on_write:
+            quantize_layers([self], batch)
 
-    def settling(self, batch: TokenBatch) -> list[tuple[int, int, int, int]]:
+    def groups_to_quantize(self, batch: TokenBatch) -> list[tuple[int, int, int, int]]:
         """List the groups that this step makes old enough to quantize.
 
         Returns:
             (sequence, page index in the text, group within the page, tokens always read in full precision) for each.
         """
-        rule, size, rows = self.rule, self.page_size, []
+        rule, size, rows = self.quantization_rule, self.page_size, []
         starts, ends = batch.span_starts.tolist(), batch.context_lengths.tolist()
         for seq, end in enumerate(ends):
-            settled = rule.settled(end)
+            settled = rule.quantized_until(end)
             if settled == 0:
                 continue
-            before = rule.settled(end - (starts[seq + 1] - starts[seq]))
-            for at in range(before, settled, rule.group):
-                unread = max(0, min(rule.group, rule.first - at))
-                rows.append((seq, at // size, at % size // rule.group, unread))
+            before = rule.quantized_until(end - (starts[seq + 1] - starts[seq]))
+            for at in range(before, settled, rule.quant_group):
+                unread = max(0, min(rule.quant_group, rule.num_sink_tokens - at))
+                rows.append((seq, at // size, at % size // rule.quant_group, unread))
         return rows
 
     def attend(
@@ -73,7 +73,7 @@ class QuantizedLayer:
         batch: TokenBatch,
         scale: float,
         mask: Mask,
-        lane: Lane,
+        backend: Backend,
         softcap: float = 0.0,
         sink_logits: Tensor | None = None,
         score: Score | None = None,
@@ -82,47 +82,47 @@ class QuantizedLayer:
         head_dim]."""
         turned = self.shape.format.rotate
         mixed = compiled_kernels.quantized_attention(
-            rotate(q) if turned else q,
+            hadamard_rotate(q) if turned else q,
             self.keys,
             self.values,
-            self.recent_keys,
-            self.recent_values,
-            batch.page_tables[self.table],
-            batch.page_tables[self.recent],
+            self.residual_keys,
+            self.residual_values,
+            batch.page_tables[self.group],
+            batch.page_tables[self.residual_group],
             batch.span_starts,
             batch.context_lengths,
             scale,
             mask,
-            self.rule,
-            batch.decode_only and lane is not Lane.INDUCTOR,  # outside a graph that lane compiles decodes itself
-            lane,
+            self.quantization_rule,
+            batch.decode_only and backend is not Backend.INDUCTOR,  # outside a graph that backend compiles decodes itself
+            backend,
             softcap,
             sink_logits,
             score,
         )
-        return rotate(mixed) if turned else mixed
+        return hadamard_rotate(mixed) if turned else mixed
 
-    def paged(self, table: int) -> tuple[Tensor, ...]:
+    def page_tensors(self, group: int) -> tuple[Tensor, ...]:
         """Return every tensor whose first axis is the pages of a cache group: what is copied, swapped or zeroed with a
         page."""
-        if table == self.table:
+        if group == self.group:
             return *self.keys.tensors, *self.values.tensors
-        return (self.recent_keys, self.recent_values) if table == self.recent else ()
+        return (self.residual_keys, self.residual_values) if group == self.residual_group else ()
 
     @property
     def bytes(self) -> int:
-        return sum(tensor.nbytes for table in (self.table, self.recent) for tensor in self.paged(table))
+        return sum(tensor.nbytes for table in (self.group, self.residual_group) for tensor in self.page_tensors(table))
 
 
-def settle_layers(layers: Sequence[QuantizedLayer], batch: TokenBatch) -> None:
+def quantize_layers(layers: Sequence[QuantizedLayer], batch: TokenBatch) -> None:
     """Quantize the groups that this step makes old enough, in layers of one spec; they lie in residual pages."""
     first = layers[0]
-    rows = first.settling(batch)
+    rows = first.groups_to_quantize(batch)
     if not rows:
         return
-    device = first.recent_keys.device
-    seqs, places, parts, unread = torch.tensor(rows, device=batch.ids.device).unbind(1)
-    from_pages, to_pages = (batch.page_tables[table][seqs, places].long() for table in (first.recent, first.table))
-    groups = Groups(first.rule.group, *(each.to(device) for each in (from_pages, to_pages, parts, unread)))
-    settle([each.recent_keys for each in layers], [each.keys for each in layers], first.key_format, groups)
-    settle([each.recent_values for each in layers], [each.values for each in layers], first.value_format, groups)
+    device = first.residual_keys.device
+    seqs, places, parts, unread = torch.tensor(rows, device=batch.token_ids.device).unbind(1)
+    from_pages, to_pages = (batch.page_tables[table][seqs, places].long() for table in (first.residual_group, first.group))
+    groups = TokenGroups(first.quantization_rule.quant_group, *(each.to(device) for each in (from_pages, to_pages, parts, unread)))
+    quantize_pages([each.residual_keys for each in layers], [each.keys for each in layers], first.key_format, groups)
+    quantize_pages([each.residual_values for each in layers], [each.values for each in layers], first.value_format, groups)

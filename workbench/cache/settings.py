@@ -7,42 +7,42 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from workbench.errors import WorkbenchError
-from workbench.shown import Brief
+from workbench.shown import ConciseRepr
 
 Bytes = Annotated[int, Field(ge=1)]
 
 
-class Part(Brief, BaseModel):
+class CacheSetting(ConciseRepr, BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class NoPrefix(Part):
+class NoPrefixCache(CacheSetting):
     """Compute every prompt."""
 
     kind: Literal["off"] = "off"
 
 
-class RadixPrefix(Part):
+class RadixPrefixCache(CacheSetting):
     """Find full pages again by their tokens; `ttl` is their lifetime in seconds after the last use."""
 
     kind: Literal["radix"] = "radix"
     ttl: Annotated[float, Field(gt=0)] | None = None
 
 
-class NoOffload(Part):
+class NoOffload(CacheSetting):
     """Recompute a preempted sequence."""
 
     kind: Literal["none"] = "none"
 
 
-class MemoryOffload(Part):
+class MemoryOffload(CacheSetting):
     """Swap pages out to host memory of at most `bytes`."""
 
     kind: Literal["memory"] = "memory"
     bytes: Bytes = 2**30
 
 
-class FileOffload(Part):
+class FileOffload(CacheSetting):
     """Swap pages out to a memory-mapped file of `bytes`, which is removed with the runner."""
 
     kind: Literal["file"] = "file"
@@ -50,35 +50,35 @@ class FileOffload(Part):
     bytes: Bytes = 2**30
 
 
-def _named(value: Any) -> Any:
+def _prefix_by_kind(value: Any) -> Any:
     """Accept a kind alone; YAML reads a bare `off` as False."""
     if isinstance(value, dict) and value.get("kind") is False:
         return {**value, "kind": "off"}
     return {"kind": "off" if value is False else value} if isinstance(value, str | bool) else value
 
 
-def _kind(value: Any) -> Any:
+def _offload_by_kind(value: Any) -> Any:
     return {"kind": value} if isinstance(value, str) else value
 
 
-Prefix = Annotated[
-    Annotated[NoPrefix | RadixPrefix, Field(discriminator="kind")],
-    BeforeValidator(_named),
+PrefixCacheSetting = Annotated[
+    Annotated[NoPrefixCache | RadixPrefixCache, Field(discriminator="kind")],
+    BeforeValidator(_prefix_by_kind),
 ]
-Offload = Annotated[
+OffloadSetting = Annotated[
     Annotated[NoOffload | MemoryOffload | FileOffload, Field(discriminator="kind")],
-    BeforeValidator(_kind),
+    BeforeValidator(_offload_by_kind),
 ]
-_PREFIX: TypeAdapter[NoPrefix | RadixPrefix] = TypeAdapter(Prefix)
-_OFFLOAD: TypeAdapter[NoOffload | MemoryOffload | FileOffload] = TypeAdapter(Offload)
+_PREFIX: TypeAdapter[NoPrefixCache | RadixPrefixCache] = TypeAdapter(PrefixCacheSetting)
+_OFFLOAD: TypeAdapter[NoOffload | MemoryOffload | FileOffload] = TypeAdapter(OffloadSetting)
 
 
-def prefix_from(value: Any) -> NoPrefix | RadixPrefix:
+def parse_prefix_cache(value: Any) -> NoPrefixCache | RadixPrefixCache:
     """Parse `off`, `radix`, a mapping or the value itself."""
     return _from(_PREFIX, value, "prefix", "off or radix, or {kind: radix, ttl: 600}")
 
 
-def offload_from(value: Any) -> NoOffload | MemoryOffload | FileOffload:
+def parse_offload(value: Any) -> NoOffload | MemoryOffload | FileOffload:
     """Parse `none`, `memory`, a mapping or the value itself."""
     return _from(_OFFLOAD, value, "offload", "none or memory, or {kind: file, path: ..., bytes: ...}")
 

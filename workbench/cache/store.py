@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 import compiled_kernels
-from compiled_kernels import Lane
+from compiled_kernels import Backend
 from compiled_kernels.masks import Mask
 from compiled_kernels.scores import Score
 from workbench.batch import TokenBatch
 from workbench.cache.pages import NULL_PAGE
-from workbench.cache.quantized import QuantizedLayer, settle_layers
-from workbench.cache.shapes import CacheShape
-from workbench.cache.tables import tables_of
+from workbench.cache.quantized import QuantizedLayer, quantize_layers
+from workbench.cache.shapes import KVCacheSpec
+from workbench.cache.tables import build_cache_groups
 
 
 class DenseLayer:
@@ -27,18 +27,18 @@ class DenseLayer:
 
     traceable = True
 
-    def __init__(self, shape: CacheShape, pages: int, page_size: int, dtype: torch.dtype, device: str):
-        size = (pages + 1, shape.groups, page_size, shape.dim)
-        self.table, self.shared = shape.table, shape.shared
+    def __init__(self, shape: KVCacheSpec, pages: int, page_size: int, dtype: torch.dtype, device: str):
+        size = (pages + 1, shape.num_kv_heads, page_size, shape.head_dim)
+        self.group, self.num_value_columns = shape.group, shape.num_value_columns
         self.keys = torch.zeros(size, dtype=dtype, device=device)
-        self.values = torch.zeros(size, dtype=dtype, device=device) if self.shared is None else self.keys
+        self.values = torch.zeros(size, dtype=dtype, device=device) if self.num_value_columns is None else self.keys
 
-    def write(self, k: Tensor, v: Tensor, batch: TokenBatch, lane: Lane = Lane.EAGER) -> None:
+    def write(self, k: Tensor, v: Tensor, batch: TokenBatch, backend: Backend = Backend.EAGER) -> None:
         """Store k and v [token, kv_head, head_dim] of the batch's tokens in their slots."""
-        slots = batch.slots[self.table]
-        compiled_kernels.kv_write(self.keys, k, slots, lane)
-        if self.shared is None:
-            compiled_kernels.kv_write(self.values, v, slots, lane)
+        slots = batch.slot_mapping[self.group]
+        compiled_kernels.kv_write(self.keys, k, slots, backend)
+        if self.num_value_columns is None:
+            compiled_kernels.kv_write(self.values, v, slots, backend)
 
     def attend(
         self,
@@ -46,7 +46,7 @@ class DenseLayer:
         batch: TokenBatch,
         scale: float,
         mask: Mask,
-        lane: Lane,
+        backend: Backend,
         softcap: float = 0.0,
         sink_logits: Tensor | None = None,
         score: Score | None = None,
@@ -57,32 +57,32 @@ class DenseLayer:
             q,
             self.keys,
             self.values,
-            batch.page_tables[self.table],
+            batch.page_tables[self.group],
             batch.span_starts,
             batch.context_lengths,
             scale,
             mask,
             batch.decode_only,
-            lane,
+            backend,
             softcap,
             sink_logits,
             score,
         )
-        return mixed if self.shared is None else mixed[..., : self.shared]
+        return mixed if self.num_value_columns is None else mixed[..., : self.num_value_columns]
 
-    def paged(self, table: int) -> tuple[Tensor, ...]:
+    def page_tensors(self, group: int) -> tuple[Tensor, ...]:
         """Return every tensor whose first axis is the pages of a cache group: what is copied, swapped or zeroed with a
         page."""
-        if table != self.table:
+        if group != self.group:
             return ()
-        return (self.keys, self.values) if self.shared is None else (self.keys,)
+        return (self.keys, self.values) if self.num_value_columns is None else (self.keys,)
 
     @property
     def bytes(self) -> int:
-        return self.keys.nbytes + (self.values.nbytes if self.shared is None else 0)
+        return self.keys.nbytes + (self.values.nbytes if self.num_value_columns is None else 0)
 
 
-Layer = DenseLayer | QuantizedLayer
+CacheLayer = DenseLayer | QuantizedLayer
 
 
 class KVStore:
@@ -90,30 +90,30 @@ class KVStore:
 
     def __init__(
         self,
-        shapes: Iterable[CacheShape],
-        pages: tuple[int, ...],
+        specs: Iterable[KVCacheSpec],
+        num_pages: tuple[int, ...],
         page_size: int,
         dtype: torch.dtype,
         device: str = "cpu",
     ):
-        self.shapes = tuple(shapes)
-        self.tables = tables_of(shape.tables for shape in self.shapes)
-        self.pages = pages
+        self.specs = tuple(specs)
+        self.groups = build_cache_groups(shape.cache_groups for shape in self.specs)
+        self.num_pages = num_pages
         self.page_size = page_size
         self.dtype = dtype
-        self.layers: tuple[Layer, ...] = tuple(self._layer(shape, device) for shape in self.shapes)
+        self.layers: tuple[CacheLayer, ...] = tuple(self._layer(shape, device) for shape in self.specs)
 
-    def _layer(self, shape: CacheShape, device: str) -> Layer:
-        if not shape.format.packed:
-            return DenseLayer(shape, self.pages[shape.table], self.page_size, self.dtype, device)
-        pages = self.pages[shape.table], self.pages[shape.recent]
+    def _layer(self, shape: KVCacheSpec, device: str) -> CacheLayer:
+        if not shape.format.quantized:
+            return DenseLayer(shape, self.num_pages[shape.group], self.page_size, self.dtype, device)
+        pages = self.num_pages[shape.group], self.num_pages[shape.residual_group]
         return QuantizedLayer(shape, pages, self.page_size, self.dtype, device)
 
     @property
-    def lag(self) -> int | None:
+    def residual_length(self) -> int | None:
         """Return the tokens of one sequence that a step may compute and quantize beforehand (`quantize_pending`); None:
         any."""
-        return min((shape.rule.lag for shape in self.shapes if shape.format.packed), default=None)
+        return min((shape.quantization_rule.residual_length for shape in self.specs if shape.format.quantized), default=None)
 
     @property
     def bytes(self) -> int:
@@ -126,52 +126,52 @@ class KVStore:
 
         What quantized layers keep in full precision beside it is `residual_bytes`, once per sequence.
         """
-        total = sum(shape.bytes_per_token(self.dtype) for shape in self.shapes)
+        total = sum(shape.bytes_per_token(self.dtype) for shape in self.specs)
         return int(total) if total == int(total) else total
 
     @property
-    def value_bytes(self) -> float:
+    def bytes_per_value(self) -> float:
         """Return the bytes of one number of a key or value, scales included."""
-        values = sum(shape.numbers for shape in self.shapes)
+        values = sum(shape.values_per_token for shape in self.specs)
         return self.bytes_per_token / values if values else self.dtype.itemsize
 
     @property
-    def recent_bytes(self) -> int:
+    def residual_bytes(self) -> int:
         """Return the most bytes that a long sequence keeps in full precision beside its quantized tokens."""
-        return sum(shape.recent_bytes(self.dtype) for shape in self.shapes)
+        return sum(shape.residual_bytes(self.dtype) for shape in self.specs)
 
-    def page_bytes(self, table: int) -> int:
+    def page_bytes(self, group: int) -> int:
         """Return the bytes of one page of a cache group in all its layers."""
-        return round(self.page_size * sum(shape.table_bytes(table, self.dtype) for shape in self.shapes))
+        return round(self.page_size * sum(shape.group_bytes_per_token(group, self.dtype) for shape in self.specs))
 
     @property
-    def formula_bytes(self) -> int:
+    def expected_bytes(self) -> int:
         """Return the bytes of every slot by the formula, null pages included; equals `bytes` exactly."""
-        return sum((pages + 1) * self.page_bytes(table) for table, pages in enumerate(self.pages))
+        return sum((pages + 1) * self.page_bytes(table) for table, pages in enumerate(self.num_pages))
 
-    def settle(self, batch: TokenBatch) -> None:
+    def quantize_pending(self, batch: TokenBatch) -> None:
         """Quantize what a step of decodes makes old enough, before it is computed.
 
         A token is never quantized by its own step, so everything it needs lies in pages of earlier steps.
         """
-        alike: dict[CacheShape, list[QuantizedLayer]] = {}
+        alike: dict[KVCacheSpec, list[QuantizedLayer]] = {}
         for layer in self.layers:
             if isinstance(layer, QuantizedLayer):
                 alike.setdefault(layer.shape, []).append(layer)
         for layers in alike.values():
-            settle_layers(layers, batch)
+            quantize_layers(layers, batch)
 
-    def paged(self, table: int) -> tuple[Tensor, ...]:
+    def page_tensors(self, group: int) -> tuple[Tensor, ...]:
         """Return every tensor whose first axis is the pages of a cache group, layer by layer."""
-        return tuple(tensor for layer in self.layers for tensor in layer.paged(table))
+        return tuple(tensor for layer in self.layers for tensor in layer.page_tensors(group))
 
-    def scrub(self, table: int, pages: Iterable[int]) -> None:
+    def zero_pages(self, group: int, pages: Iterable[int]) -> None:
         """Zero `pages` of a cache group, so that contents of a failed request never reach the next owner."""
         index = torch.tensor([NULL_PAGE, *pages])
-        for tensor in self.paged(table):
+        for tensor in self.page_tensors(group):
             tensor[index] = 0
 
-    def copy(self, table: int, sources: list[int], targets: list[int]) -> None:
+    def copy_pages(self, group: int, sources: list[int], targets: list[int]) -> None:
         """Copy each page of `sources` to the page beside it in `targets`; no target is given twice."""
-        for tensor in self.paged(table):
+        for tensor in self.page_tensors(group):
             tensor[torch.tensor(targets)] = tensor[torch.tensor(sources)]

@@ -15,92 +15,92 @@ from workbench.cache.pages import pages_for
 
 
 @dataclass(frozen=True)
-class Table:
+class KVCacheGroup:
     """The pages of `layers`, which a sequence holds in the order of its positions.
 
     A query at position t reads from them positions p < settled(t + 1) with p >= reach(t) or p < first.
     """
 
     layers: tuple[int, ...] = ()
-    back: int | None = None  # a query at position t reads positions above t - back only; None: all
-    first: int = 0  # and these first positions, whatever the distance
-    lag: int = 0  # positions it receives late
-    group: int = 1  # and only whole groups of so many
+    sliding_window: int | None = None  # a query at position t reads positions above t - back only; None: all
+    num_sink_tokens: int = 0  # and these first positions, whatever the distance
+    residual_length: int = 0  # positions it receives late
+    quant_group: int = 1  # and only whole groups of so many
     stride: int = 1  # positions fall out of `back` by whole groups of so many, as soon as the last of a group does not:
     # in the residual of a quantized cache a group is read as long as another table has not received it
 
     def __post_init__(self) -> None:
-        if (self.back is not None and self.back < 1) or min(self.first, self.lag) < 0 or self.group < 1:
+        if (self.sliding_window is not None and self.sliding_window < 1) or min(self.num_sink_tokens, self.residual_length) < 0 or self.quant_group < 1:
             raise ValueError(f"back and group must be at least 1, first and lag at least 0: {self}")
-        if self.stride < 1 or (self.stride > 1 and (self.back is None or self.back < self.stride)):
+        if self.stride < 1 or (self.stride > 1 and (self.sliding_window is None or self.sliding_window < self.stride)):
             raise ValueError(f"stride must be at least 1, and no more than back: {self}")
 
     @property
-    def late(self) -> bool:
+    def is_delayed(self) -> bool:
         """Return whether positions reach this group later than they are computed."""
-        return self.lag > 0 or self.group > 1
+        return self.residual_length > 0 or self.quant_group > 1
 
-    def settled(self, computed: int) -> int:
+    def quantized_until(self, computed: int) -> int:
         """Return the end of the positions [0, end) that it holds when `computed` tokens are known."""
-        return max(0, (computed - self.lag) // self.group * self.group)
+        return max(0, (computed - self.residual_length) // self.quant_group * self.quant_group)
 
-    def reach(self, position: int) -> int:
+    def first_visible(self, position: int) -> int:
         """The lowest position, but for the `first` ones, that a query at `position` or later reads."""
-        return 0 if self.back is None else max(0, -((self.back - 1 - position) // self.stride) * self.stride)
+        return 0 if self.sliding_window is None else max(0, -((self.sliding_window - 1 - position) // self.stride) * self.stride)
 
-    def dead(self, computed: int, size: int) -> range:
+    def out_of_window_pages(self, computed: int, page_size: int) -> range:
         """Return the page indices in the sequence that no query from position `computed` on reads."""
-        front = pages_for(self.first, size)
-        return range(front, max(front, min(self.reach(computed), self.settled(computed)) // size))
+        front = pages_for(self.num_sink_tokens, page_size)
+        return range(front, max(front, min(self.first_visible(computed), self.quantized_until(computed)) // page_size))
 
-    def held(self, start: int, end: int, size: int) -> tuple[range, range]:
+    def pages_needed(self, start: int, end: int, page_size: int) -> tuple[range, range]:
         """Return the page indices that a step over positions [start, end) reads or writes: those of the sinks, and the
         others.
 
         With start = end = m: the pages that a prefix of m tokens needs before position m can be computed.
         """
-        stop = pages_for(self.settled(end), size)
-        front = min(pages_for(self.first, size), stop)
-        return range(front), range(max(front, min(self.reach(start), self.settled(start)) // size), stop)
+        stop = pages_for(self.quantized_until(end), page_size)
+        front = min(pages_for(self.num_sink_tokens, page_size), stop)
+        return range(front), range(max(front, min(self.first_visible(start), self.quantized_until(start)) // page_size), stop)
 
-    def written(self, start: int, end: int, size: int) -> range:
+    def pages_written(self, start: int, end: int, page_size: int) -> range:
         """Return the page indices that a step over positions [start, end) writes."""
-        low, high = self.settled(start), self.settled(end)
-        return range(low // size, pages_for(high, size)) if high > low else range(0)
+        low, high = self.quantized_until(start), self.quantized_until(end)
+        return range(low // page_size, pages_for(high, page_size)) if high > low else range(0)
 
-    def changes(self, computed: int, size: int) -> int:
+    def next_page_boundary(self, computed: int, page_size: int) -> int:
         """Return the number of known tokens, above `computed`, at which another page becomes full or unreachable."""
-        full = (self.settled(computed) // size + 1) * size
-        full = -(-full // self.group) * self.group + self.lag
-        if self.back is None:
+        full = (self.quantized_until(computed) // page_size + 1) * page_size
+        full = -(-full // self.quant_group) * self.quant_group + self.residual_length
+        if self.sliding_window is None:
             return full
-        beyond = -(-(self.reach(computed) // size + 1) * size // self.stride)  # groups until another page is left
-        return min(full, (beyond - 1) * self.stride + self.back)
+        beyond = -(-(self.first_visible(computed) // page_size + 1) * page_size // self.stride)  # groups until another page is left
+        return min(full, (beyond - 1) * self.stride + self.sliding_window)
 
-    def most(self, tokens: int, chunk: int, size: int) -> int:
+    def max_pages(self, tokens: int, max_chunk_tokens: int, page_size: int) -> int:
         """Return the most pages that a sequence of `tokens` tokens needs at once, with at most `max_chunk_tokens`
         tokens per step."""
-        stop = self.settled(tokens)
-        if self.back is None:
-            return pages_for(stop, size)
-        front = pages_for(self.first, size)
+        stop = self.quantized_until(tokens)
+        if self.sliding_window is None:
+            return pages_for(stop, page_size)
+        front = pages_for(self.num_sink_tokens, page_size)
         # The longest run of positions that one step touches, laid where it meets the most pages: at the last place in
         # the first page behind `first` where a stride may begin, or where the text is too short for that, at its end.
-        length = min(stop, max(self.back, self.lag + self.group) - 1 - self.lag + chunk)
+        length = min(stop, max(self.sliding_window, self.residual_length + self.quant_group) - 1 - self.residual_length + max_chunk_tokens)
         if length < 1:
             return 0
-        latest = front * size + size - math.gcd(self.stride, size)
+        latest = front * page_size + page_size - math.gcd(self.stride, page_size)
         begin = min(-(-(stop - length) // self.stride) * self.stride, latest)
-        return (min(begin + length, stop) - 1) // size + 1
+        return (min(begin + length, stop) - 1) // page_size + 1
 
 
-def tables_of(layers: Iterable[Mapping[int, Table]]) -> tuple[Table, ...]:
+def build_cache_groups(layers: Iterable[Mapping[int, KVCacheGroup]]) -> tuple[KVCacheGroup, ...]:
     """Build the cache groups from each layer's groups by number; layers of one group must agree."""
-    held: dict[int, Table] = {}
+    held: dict[int, KVCacheGroup] = {}
     for index, tables in enumerate(layers):
         for number, table in tables.items():
             known = held.setdefault(number, table)
             if replace(known, layers=()) != table:
                 raise ValueError(f"layers of table {number} differ in window, sinks or format: {known}, {table}")
             held[number] = replace(known, layers=(*known.layers, index))
-    return tuple(held.get(number, Table()) for number in range(max(held, default=-1) + 1))
+    return tuple(held.get(number, KVCacheGroup()) for number in range(max(held, default=-1) + 1))

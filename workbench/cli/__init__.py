@@ -36,8 +36,8 @@ from workbench.cli import (
     simulate,
     sweep,
 )
-from workbench.cli.shared import AsJson, console, print_json, settings
-from workbench.errors import FULL, WorkbenchError, cannot_write
+from workbench.cli.shared import AsJson, console, print_json, parse_settings
+from workbench.errors import DISK_FULL_ERRNOS, WorkbenchError, cannot_write
 
 app = typer.Typer(
     help="A research workbench for LLM inference.",
@@ -78,8 +78,8 @@ app.add_typer(kernels.app, name="kernels")
 app.add_typer(claims.app, name="claims")
 
 
-def _tell_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         print(f"workbench {__version__}")
         raise typer.Exit
 
@@ -87,7 +87,7 @@ def _tell_version(asked: bool) -> None:
 @app.callback()
 def workbench(
     version: Annotated[
-        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="which version this is")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="which version this is")
     ] = False,
 ) -> None:
     """A research workbench for LLM inference."""
@@ -105,14 +105,14 @@ def run(
     from workbench.study.experiment import Experiment
     from workbench.study.run import run as run_experiment
 
-    experiment = Experiment.read(file, tuple(set_ or ()))
+    experiment = Experiment.from_file(file, tuple(set_ or ()))
     record = run_experiment(experiment, out, file.stem, progress=not as_json)
     if as_json:
-        requests = {} if experiment.compares else {"requests": record.requests.to_pylist()}
+        requests = {} if experiment.is_comparison else {"requests": record.requests.to_pylist()}
         print_json({"run": str(record.path), "summary": record.summary, **requests})
     else:
-        report.show(record, console() if experiment.compares else Console(), file)
-    if experiment.compares:
+        report.show(record, console() if experiment.is_comparison else Console(), file)
+    if experiment.is_comparison:
         return
     failed = record.summary["requests"]["by_finish_reason"]
     raise typer.Exit(1 if failed.get("refused") or failed.get("error") else 0)
@@ -128,7 +128,7 @@ def generate(
     top_k: Annotated[int, typer.Option(help="keep this many of the likeliest tokens; 0 keeps all")] = 0,
     seed: Annotated[int, typer.Option(help="of the draws")] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="end before this text; may be repeated")] = None,
-    lane: Annotated[str, typer.Option(help="auto, eager (nothing is compiled), mlir, inductor or triton")] = "auto",
+    backend: Annotated[str, typer.Option(help="auto, eager (nothing is compiled), mlir, inductor or triton")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16")] = "auto",
     speculate: Annotated[
         str, typer.Option(help="none, prompt_lookup, draft, or settings: '{kind: draft, model: FOLDER}'")
@@ -136,8 +136,8 @@ def generate(
     as_json: AsJson = False,
 ) -> None:
     """Continue a text, as it is generated."""
-    from workbench.engine.patience import to_nobody, to_stderr
-    from workbench.study.generation import generation
+    from workbench.engine.patience import discard, to_stderr
+    from workbench.study.generation import generate_text
 
     sampling = {
         "max_tokens": max_tokens,
@@ -148,8 +148,8 @@ def generate(
         "stop": tuple(stop or ()),
     }
     show = (lambda text: None) if as_json else lambda text: print(text, end="", flush=True)
-    tell = to_nobody if as_json else to_stderr
-    result = generation(prompt, model, lane, dtype, sampling, show, tell, settings("--speculate", speculate))
+    report_progress = discard if as_json else to_stderr
+    result = generate_text(prompt, model, backend, dtype, sampling, show, report_progress, parse_settings("--speculate", speculate))
     if as_json:
         print_json(result)
     else:
@@ -178,9 +178,9 @@ def inspect(
 @app.command(epilog="Example: `workbench doctor --json`")
 def doctor(as_json: AsJson = False) -> None:
     """Show installed components, the backends that work here, and why the others do not."""
-    from workbench.study.doctor import findings, show
+    from workbench.study.doctor import diagnose, show
 
-    found = findings()
+    found = diagnose()
     if as_json:
         print_json(found)
     else:
@@ -206,7 +206,7 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:
         return 1
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in DISK_FULL_ERRNOS:
             return _fail(f"{type(error).__name__}: {error} (--debug shows where)", debug, code=70)
         return _fail(str(cannot_write(str(error.filename or "an output"), error)), debug)
     except Exception as error:

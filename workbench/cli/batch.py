@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from workbench.cli.shared import AsJson, lanes_told, print_json
+from workbench.cli.shared import AsJson, backend_errors, print_json
 from workbench.progress import Progress
 
 if TYPE_CHECKING:
     from workbench.engine.runner import Runner
-    from workbench.offline.lines import Model
-    from workbench.offline.run import Tally
+    from workbench.offline.lines import BatchModel
+    from workbench.offline.run import BatchProgress
     from workbench.study.experiment import Experiment
 
-DECIDING = ("model", "attention", "speculate", "batch_invariant")  # settings that an answer depends on
-ROOM = {"page_size", "pages", "prefix", "offload"}  # settings of the cache that decide where data lies, not its values
+ANSWER_SETTINGS = ("model", "attention", "speculate", "batch_invariant")  # settings that an answer depends on
+PLACEMENT_SETTINGS = {"page_size", "pages", "prefix", "offload"}  # settings of the cache that decide where data lies, not its values
 
 
 def batch(
     source: Annotated[Path, typer.Argument(metavar="IN.jsonl", help="OpenAI batch lines: custom_id, method, url ...")],
     out: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="the answers, in the order of the lines")],
     model: Annotated[str, typer.Option(help="a folder, demo, demo-draft, or shape:NAME")] = "demo",
-    lane: Annotated[str, typer.Option(help="auto, eager (nothing is compiled), mlir, inductor or triton")] = "auto",
+    backend: Annotated[str, typer.Option(help="auto, eager (nothing is compiled), mlir, inductor or triton")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16")] = "auto",
     set_: Annotated[
         list[str] | None,
@@ -43,12 +43,12 @@ def batch(
     from workbench.offline.run import run_batch
     from workbench.study.experiment import Experiment
 
-    values: dict[str, Any] = {"question": "What are the answers?", "workload": {"kind": "random"}, "lane": lane}
-    experiment = Experiment.of(values | {"model": {"name": model, "dtype": dtype}}, "batch").with_(*(set_ or ()))
+    values: dict[str, Any] = {"question": "What are the answers?", "workload": {"kind": "random"}, "backend": backend}
+    experiment = Experiment.from_values(values | {"model": {"name": model, "dtype": dtype}}, "batch").with_(*(set_ or ()))
     began = time.perf_counter()
-    with Progress(unit="line", desc="batch", disable=as_json) as bar, lanes_told():
+    with Progress(unit="line", desc="batch", disable=as_json) as bar, backend_errors():
 
-        def tell(tally: Tally) -> None:
+        def tell(tally: BatchProgress) -> None:
             bar.total = tally.lines
             bar.update(tally.answered + tally.failed - bar.n)
 
@@ -61,30 +61,30 @@ def batch(
     raise typer.Exit(1 if tally.failed else 0)
 
 
-def _loaded(experiment: Experiment, quiet: bool) -> tuple[Runner, Model]:
-    from workbench.engine.load import folder_of
-    from workbench.engine.patience import to_nobody, to_stderr
-    from workbench.offline.lines import Model
+def _loaded(experiment: Experiment, quiet: bool) -> tuple[Runner, BatchModel]:
+    from workbench.engine.load import model_folder
+    from workbench.engine.patience import discard, to_stderr
+    from workbench.offline.lines import BatchModel
     from workbench.prompt.chat import ChatTemplate
     from workbench.study.run import runner_for
 
-    runner, folder = runner_for(experiment, to_nobody if quiet else to_stderr), folder_of(experiment.model.name)
+    runner, folder = runner_for(experiment, discard if quiet else to_stderr), model_folder(experiment.model.name)
     template = None if folder is None else ChatTemplate.from_folder(folder)
-    return runner, Model(experiment.model.name, runner.tokenizer, template, runner.model.spec.context)
+    return runner, BatchModel(experiment.model.name, runner.tokenizer, template, runner.model.spec.max_position_embeddings)
 
 
 def _settings(experiment: Experiment) -> str:
     """Return all settings that decide an answer, as one text: a file begun under others is not continued."""
     values = experiment.model_dump(mode="json")
-    cache = {name: value for name, value in values["cache"].items() if name not in ROOM}
-    deciding = {name: values[name] for name in DECIDING} | {"cache": cache, "overflow": values["schedule"]["overflow"]}
+    cache = {name: value for name, value in values["cache"].items() if name not in PLACEMENT_SETTINGS}
+    deciding = {name: values[name] for name in ANSWER_SETTINGS} | {"cache": cache, "overflow": values["schedule"]["overflow"]}
     return json.dumps(deciding, sort_keys=True)
 
 
-def _show(tally: Tally, out: Path, seconds: float) -> None:
+def _show(tally: BatchProgress, out: Path, seconds: float) -> None:
     counts = [f"{tally.answered:,} answered", f"{tally.failed:,} failed"]
-    counts += [f"{tally.kept:,} of them before"] if tally.kept else []
-    if tally.mended_bytes:
-        print(f"{out}: half a line was cut off ({tally.mended_bytes:,} bytes)", file=sys.stderr)
+    counts += [f"{tally.already_written:,} of them before"] if tally.already_written else []
+    if tally.truncated_bytes:
+        print(f"{out}: half a line was cut off ({tally.truncated_bytes:,} bytes)", file=sys.stderr)
     tokens = f"{tally.prompt_tokens:,} prompt and {tally.completion_tokens:,} output tokens"
     print(f"{out}: {tally.lines:,} lines: {', '.join(counts)}; {tokens} in {seconds:.1f} s")

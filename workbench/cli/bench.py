@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from workbench.cli.shared import AsJson, Format, console, given, lanes_told, print_json
+from workbench.cli.shared import AsJson, OutputFormat, console, given_options, backend_errors, print_json
 from workbench.errors import WorkbenchError
-from workbench.stages import stages
+from workbench.stages import progress_stages
 
 if TYPE_CHECKING:
-    from workbench.study.bench_works import Work
+    from workbench.study.bench_works import BenchCase
 
 
 WITH_PEERS = {"peer", "peer_python", "work", "rounds"}
@@ -27,7 +27,7 @@ def bench(
         str, typer.Option(help="dense, int8, int4; beside peers int4-head too, as under int4 a tool keeps its own head")
     ] = "dense",
     activations: Annotated[str, typer.Option(help="float; with weights int8 also int8, row by row")] = "float",
-    lane: Annotated[str, typer.Option(help="auto, eager, inductor, triton or mlir")] = "auto",
+    backend: Annotated[str, typer.Option(help="auto, eager, inductor, triton or mlir")] = "auto",
     threads: Annotated[int | None, typer.Option(help="torch's present ones unless given")] = None,
     batch: Annotated[list[int] | None, typer.Option(help="sequences at once; 1 and 16 unless given")] = None,
     depth: Annotated[list[int] | None, typer.Option(help="tokens before; 0 and 4096 unless given")] = None,
@@ -47,69 +47,69 @@ def bench(
         list[str] | None, typer.Option(help="with --peers: decode@DEPTH, prefill@TOKENS, mixed, all; may be repeated")
     ] = None,
     rounds: Annotated[int, typer.Option(help="with --peers: how often each tool has its turn")] = 3,
-    format: Annotated[Format, typer.Option(help="how to print it; beside peers there is no csv")] = Format.TABLE,
+    format: Annotated[OutputFormat, typer.Option(help="how to print it; beside peers there is no csv")] = OutputFormat.TABLE,
     as_json: AsJson = False,
     out: Annotated[Path | None, typer.Option(help="folder for the record, e.g. experiments/records")] = None,
 ) -> None:
     """Measure prefill and decode rates of a model, as shares of this machine's ceilings."""
-    _refuse(given(context) & (WITHOUT_PEERS if peers else WITH_PEERS), peers)
+    _refuse_options(given_options(context) & (WITHOUT_PEERS if peers else WITH_PEERS), peers)
     if as_json:
-        if "format" in given(context) and format is not Format.JSON:
+        if "format" in given_options(context) and format is not OutputFormat.JSON:
             raise WorkbenchError(f"--json and --format {format}: give one of them")
-        format = Format.JSON
-    quiet = format is Format.JSON
+        format = OutputFormat.JSON
+    quiet = format is OutputFormat.JSON
     if peers:
-        if format is Format.CSV:
+        if format is OutputFormat.CSV:
             raise WorkbenchError("--format csv: peers have table, md and json")
         if weights != "dense" and dtype not in ("auto", "bfloat16"):
             raise WorkbenchError(f"--dtype {dtype} and --weights {weights}: peers quantize a bfloat16 model")
         chosen = dtype if weights == "dense" else weights
         formats = ("bfloat16" if chosen == "auto" else chosen,)
-        _peers(model, formats, lane, threads, rounds, repetitions, peer, peer_python, work, format, out)
+        _peers(model, formats, backend, threads, rounds, repetitions, peer, peer_python, work, format, out)
         return
     from workbench.study import bench_text
     from workbench.study.bench import bench as run_bench
-    from workbench.study.dated_record import write_dated
+    from workbench.study.dated_record import write_dated_record
 
-    settings: dict[str, Any] = {"dtype": dtype, "weights": weights, "activations": activations, "lane": lane}
-    with lanes_told(), stages(not quiet) as tell:
+    settings: dict[str, Any] = {"dtype": dtype, "weights": weights, "activations": activations, "backend": backend}
+    with backend_errors(), progress_stages(not quiet) as tell:
         record = run_bench(
             model, _works(batch, depth, prompt, generate, mixed), settings=settings, threads=threads,
-            repetitions=repetitions, memory=memory, cold=cold_start, tell=tell,
+            repetitions=repetitions, memory=memory, cold=cold_start, on_progress=tell,
         )  # fmt: skip
     if out is not None:
         name = f"bench-{Path(model.removeprefix('shape:')).name}"
-        typer.echo(f"record  {write_dated(record, out, name)}", err=True)
+        typer.echo(f"record  {write_dated_record(record, out, name)}", err=True)
     match format:
-        case Format.JSON:
+        case OutputFormat.JSON:
             print_json(record)
-        case Format.MD:
-            print(bench_text.markdown(record), end="")
-        case Format.CSV:
-            print(bench_text.comma_separated(record), end="")
-        case Format.TABLE:
+        case OutputFormat.MD:
+            print(bench_text.to_markdown(record), end="")
+        case OutputFormat.CSV:
+            print(bench_text.to_csv(record), end="")
+        case OutputFormat.TABLE:
             bench_text.show(record, console())
 
 
 def _works(
     batch: list[int] | None, depth: list[int] | None, prompt: int, generate: int, mixed: bool
-) -> tuple[Work, ...]:
-    from workbench.study.bench import BATCHES, DEPTHS, canonical, mixed_work
+) -> tuple[BenchCase, ...]:
+    from workbench.study.bench import BATCHES, DEPTHS, standard_cases, mixed_case
 
     for name, values, least in (
         ("batch", batch or (), 1), ("depth", depth or (), 0), ("prompt", (prompt,), 1), ("generate", (generate,), 1)
     ):  # fmt: skip
         if wrong := [value for value in values if value < least]:
             raise WorkbenchError(f"--{name} {wrong[0]}: must be at least {least}")
-    works = canonical(batch or BATCHES, depth or DEPTHS, prompt, generate)
+    works = standard_cases(batch or BATCHES, depth or DEPTHS, prompt, generate)
     if not mixed:
         return works
-    from workbench.peers.works import mixed as mixed_lengths
+    from workbench.peers.works import mixed_workload as mixed_lengths
 
-    return *works, mixed_work(mixed_lengths().requests)
+    return *works, mixed_case(mixed_lengths().requests)
 
 
-def _refuse(options: set[str], peers: bool) -> None:
+def _refuse_options(options: set[str], peers: bool) -> None:
     """Refuse options without effect."""
     if options:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(options))
@@ -117,16 +117,16 @@ def _refuse(options: set[str], peers: bool) -> None:
 
 
 def _peers(
-    model: str, formats: tuple[str, ...], lane: str, threads: int | None, rounds: int, repetitions: int,
-    peer: list[str] | None, peer_python: list[str] | None, work: list[str] | None, format: Format, out: Path | None,
+    model: str, formats: tuple[str, ...], backend: str, threads: int | None, rounds: int, repetitions: int,
+    peer: list[str] | None, peer_python: list[str] | None, work: list[str] | None, format: OutputFormat, out: Path | None,
 ) -> None:  # fmt: skip
     import torch
 
-    from compiled_kernels.remembered import directory
+    from compiled_kernels.remembered import user_cache_directory
     from workbench.peers.catalog import interpreters
     from workbench.peers.run import run_peers
-    from workbench.peers.table import markdown, tables, write_record
-    from workbench.peers.works import works_named
+    from workbench.peers.table import peers_markdown, peers_tables, write_record
+    from workbench.peers.works import parse_workloads
 
     written: list[Path] = []
 
@@ -134,19 +134,19 @@ def _peers(
         if out is not None:
             written[:] = [write_record(record, out)]
 
-    with lanes_told(), stages(format is not Format.JSON) as tell:
+    with backend_errors(), progress_stages(format is not OutputFormat.JSON) as tell:
         record = run_peers(
-            model, works_named(work or ["all"]), formats, folder=directory() / "peers", rounds=rounds,
-            repetitions=repetitions, threads=threads or torch.get_num_threads(), lanes=(lane,), peers=peer,
-            pythons=interpreters(peer_python or ()), tell=tell, keep=keep,
+            model, parse_workloads(work or ["all"]), formats, folder=user_cache_directory() / "peers", rounds=rounds,
+            repetitions=repetitions, threads=threads or torch.get_num_threads(), backends=(backend,), peers=peer,
+            pythons=interpreters(peer_python or ()), on_progress=tell, on_round=keep,
         )  # fmt: skip
     for path in written:
         typer.echo(f"record  {path}", err=True)
     match format:
-        case Format.JSON:
+        case OutputFormat.JSON:
             print_json(record)
-        case Format.MD:
-            print(markdown(record), end="")
+        case OutputFormat.MD:
+            print(peers_markdown(record), end="")
         case _:
-            for table in tables(record):
+            for table in peers_tables(record):
                 console().print(table)

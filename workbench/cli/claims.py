@@ -15,7 +15,7 @@ from workbench.errors import WorkbenchError, nearest
 app = typer.Typer(help="The ledger of claims.", invoke_without_command=True, rich_markup_mode="markdown")
 
 
-class Format(StrEnum):
+class LedgerFormat(StrEnum):
     TABLE = "table"
     MD = "md"
     JSON = "json"
@@ -30,7 +30,7 @@ Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="claims
 @app.callback(epilog="Example: `workbench claims --verdict refuted --format md`")
 def claims(
     context: typer.Context,
-    format: Annotated[Format, typer.Option(help="how the ledger is printed")] = Format.TABLE,
+    format: Annotated[LedgerFormat, typer.Option(help="how the ledger is printed")] = LedgerFormat.TABLE,
     verdict: Annotated[
         str | None,
         typer.Option(help="holds, holds-with-limits, refuted, not-testable-here, 'not run yet' or 'no test'"),
@@ -44,15 +44,15 @@ def claims(
 
     if verdict is not None and verdict not in tables.ORDER:
         raise WorkbenchError(f"--verdict {verdict}: is none{nearest(verdict, tables.ORDER)}; {', '.join(tables.ORDER)}")
-    rows = tables.listing(*_claims_and_ledger(folder), verdict)
-    if format is Format.JSON:
+    rows = tables.claim_rows(*_claims_and_ledger(folder), verdict)
+    if format is LedgerFormat.JSON:
         print_json(rows)
-    elif format is Format.MD:
-        print(_markdown(tables.HEADINGS, (tables.cells(row) for row in rows)), end="")
-        print(f"\n{tables.counted(rows)}")
+    elif format is LedgerFormat.MD:
+        print(_markdown(tables.HEADINGS, (tables.row_cells(row) for row in rows)), end="")
+        print(f"\n{tables.count_verdicts(rows)}")
     else:
-        _print(tables.HEADINGS, (tables.cells(row) for row in rows), one_line=True)
-        console().print(tables.counted(rows))
+        _print(tables.HEADINGS, (tables.row_cells(row) for row in rows), one_line=True)
+        console().print(tables.count_verdicts(rows))
 
 
 @app.command(epilog="Example: `workbench claims run kv-gqa`, `workbench claims run --missing`")
@@ -71,28 +71,28 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Measure the evidence of claims, store the records, and write the ledger."""
-    from workbench.ledger.renewing import renew
-    from workbench.stages import stages
+    from workbench.ledger.renewing import update_ledger
+    from workbench.stages import progress_stages
 
     place = folder or _home()
-    with stages() as tell:
-        renewed = renew(
+    with progress_stages() as tell:
+        renewed = update_ledger(
             place, ids or (), records or place.parent / "records", out, missing=missing, measure=not from_records,
-            quick=quick, tell=tell,
+            quick=quick, report_progress=tell,
         )  # fmt: skip
     from workbench.ledger import tables
 
-    rows = tables.listing(renewed.claims, renewed.ledger)
+    rows = tables.claim_rows(renewed.claims, renewed.ledger)
     if as_json:
-        print_json({"claims": rows, "faults": renewed.faults, "quick": quick})
-        raise typer.Exit(1 if renewed.faults else 0)
-    _print(("claim", "verdict", "because"), ((row["claim"], row["verdict"], row["because"]) for row in rows))
-    console().print(tables.counted(rows))
-    for name, fault in renewed.faults.items():
+        print_json({"claims": rows, "faults": renewed.failures, "quick": quick})
+        raise typer.Exit(1 if renewed.failures else 0)
+    _print(("claim", "verdict", "reason"), ((row["claim"], row["verdict"], row["reason"]) for row in rows))
+    console().print(tables.count_verdicts(rows))
+    for name, fault in renewed.failures.items():
         typer.echo(f"{name}: {fault}", err=True)
     if quick:
         typer.echo("a quick look: neither recorded nor in the ledger", err=True)
-    raise typer.Exit(1 if renewed.faults else 0)
+    raise typer.Exit(1 if renewed.failures else 0)
 
 
 @app.command(epilog="Example: `workbench claims show prefill-linear`")
@@ -106,27 +106,27 @@ def show(
 ) -> None:
     """Show everything about one claim: evidence, rule, our figures beside the sources', conditions, command."""
     from workbench.ledger import tables
-    from workbench.ledger.picture import draw
-    from workbench.ledger.rebuild import Records
-    from workbench.ledger.registry import chosen
+    from workbench.ledger.picture import draw_claim
+    from workbench.ledger.rebuild import RecordFolder
+    from workbench.ledger.registry import select_claims
 
     place = folder or _home()
     known, ledger = _claims_and_ledger(folder)
-    (claim,) = chosen(known, [id]).values()
-    records = Records(place.parent / "records", place.parent)
+    (claim,) = select_claims(known, [id]).values()
+    records = RecordFolder(place.parent / "records", place.parent)
     if picture is not None:
-        return draw(claim, records, picture)
-    found = tables.detail(claim, ledger, records)
+        return draw_claim(claim, records, picture)
+    found = tables.claim_detail(claim, ledger, records)
     if as_json:
         return print_json(found)
     out = console()
     out.print(f"[bold]{claim.id}[/]", highlight=False)
     out.print(claim.says, markup=False)
-    figures = tables.figures(claim, tables.entries_of(claim, ledger))
+    figures = tables.figures_table(claim, tables.claim_entries(claim, ledger))
     _print(figures.headings, figures.rows, figures.title)
     for trial in found["trials"]:
         out.print(f"\n{trial['verdict']}", style="bold", markup=False)
-        for name, words in tables.told(trial):
+        for name, words in tables.trial_lines(trial):
             out.print(f"  {name:9}{words}", markup=False, soft_wrap=True)
     if found["picture"]:
         out.print(f"\npicture  {found['picture']}", markup=False, soft_wrap=True)
@@ -137,17 +137,17 @@ def show(
 
 
 def _home() -> Path:
-    from workbench.ledger.registry import CLAIMS
+    from workbench.ledger.registry import CLAIMS_FOLDER
 
-    return CLAIMS
+    return CLAIMS_FOLDER
 
 
 def _claims_and_ledger(folder: Path | None) -> tuple[Any, Any]:
-    from workbench.ledger.entry import NAME, read_ledger
-    from workbench.ledger.registry import claims_in
+    from workbench.ledger.entry import LEDGER_FILE, read_ledger
+    from workbench.ledger.registry import load_claims
 
     place = folder or _home()
-    return claims_in(place), read_ledger(place / NAME)
+    return load_claims(place), read_ledger(place / LEDGER_FILE)
 
 
 def _print(

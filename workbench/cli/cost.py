@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from workbench.cli.shared import AsJson, console, given, print_json
+from workbench.cli.shared import AsJson, console, given_options, print_json
 from workbench.errors import WorkbenchError
 
-GENERATED = ("azure", "mooncake")
-OF_A_DAY = {"question", "output", "days"}
+GENERATED_TRACES = ("azure", "mooncake")
+DAY_OPTIONS = {"question", "output", "days"}
 
 
 class Arrivals(StrEnum):
@@ -47,10 +47,10 @@ def cost(
 
     With `--per-hour`, price the tokens of a machine of one's own instead.
     """
-    from workbench.economics.priced import priced_day, priced_traffic
-    from workbench.economics.prices import prices_of
+    from workbench.economics.priced import price_day, price_traffic
+    from workbench.economics.prices import load_prices
 
-    prices, words = prices_of(price), given(context)
+    prices, words = load_prices(price), given_options(context)
     if per_hour is not None or tokens_per_s is not None or run is not None:
         machine = _machine(per_hour, tokens_per_s, run)
         found = {"prices": {"name": prices.name, "currency": prices.currency, "output": float(prices.output)}} | machine
@@ -59,22 +59,22 @@ def cost(
     if (arrivals is Arrivals.TRACE) != (trace is not None):
         raise WorkbenchError("--arrivals trace and --trace go together: name azure, mooncake, or a trace file")
     if trace is not None:
-        if foreign := sorted(words & OF_A_DAY):
+        if foreign := sorted(words & DAY_OPTIONS):
             raise WorkbenchError(f"--{foreign[0]}: a trace has its own; leave it out")
-        found = priced_traffic(prices, _traffic(trace, requests, seed), prompt or 0)
+        found = price_traffic(prices, _traffic(trace, requests, seed), prompt or 0)
     else:
-        asked = 2000 if prompt is None else prompt
-        found = priced_day(prices, asked, requests or 1000, str(arrivals), seed, days, question, output)
+        prompt_tokens = 2000 if prompt is None else prompt
+        found = price_day(prices, prompt_tokens, requests or 1000, str(arrivals), seed, days, question, output)
     print_json(found) if as_json else show(found)
 
 
 def _traffic(trace: str, requests: int | None, seed: int) -> list[Any]:
-    from workbench.traffic.settings import Azure, Mooncake, TrafficWorkload
+    from workbench.traffic.settings import AzureLengths, MooncakeLengths, TrafficWorkload
     from workbench.traffic.source import source_of
 
-    drawn = {"azure": Azure(), "mooncake": Mooncake()}
-    source: dict[str, Any] = {"lengths": drawn[trace]} if trace in GENERATED else {"trace": trace}
-    return list(source_of(TrafficWorkload(**source, requests=requests, seed=seed)).first())
+    drawn = {"azure": AzureLengths(), "mooncake": MooncakeLengths()}
+    source: dict[str, Any] = {"lengths": drawn[trace]} if trace in GENERATED_TRACES else {"trace": trace}
+    return list(source_of(TrafficWorkload(**source, requests=requests, seed=seed)).initial_arrivals())
 
 
 def _machine(per_hour: float | None, tokens_per_s: float | None, run: Path | None) -> dict[str, Any]:
@@ -131,16 +131,16 @@ def show(found: dict[str, Any]) -> None:
 
 
 def _workload(found: dict[str, Any]) -> str:
-    asked = found["workload"]
-    if asked["arrivals"] == "trace":
-        known = "prefixes as recorded" if asked["blocks"] else "of its prompts only lengths are known"
-        before = f"; before each {asked['prompt']:,} tokens of system prompt" if asked["prompt"] else ""
-        return f"{asked['requests']:,} requests of a trace, {known}{before}"
-    how = {"even": "evenly", "poisson": f"at random (seed {asked['seed']})"}[asked["arrivals"]]
-    besides = "".join(f", {asked[name]:,} tokens of {name}" for name in ("question", "output") if asked[name])
-    days = f" for {asked['days']:,} days" if asked["days"] > 1 else ""
-    rate = f"{asked['requests_a_day']:,} requests a day{days}, {how}"
-    return f"{asked['prompt']:,} tokens of system prompt{besides}, {rate}"
+    workload = found["workload"]
+    if workload["arrivals"] == "trace":
+        known = "prefixes as recorded" if workload["blocks"] else "of its prompts only lengths are known"
+        before = f"; before each {workload['prompt']:,} tokens of system prompt" if workload["prompt"] else ""
+        return f"{workload['requests']:,} requests of a trace, {known}{before}"
+    how = {"even": "evenly", "poisson": f"at random (seed {workload['seed']})"}[workload["arrivals"]]
+    besides = "".join(f", {workload[name]:,} tokens of {name}" for name in ("question", "output") if workload[name])
+    days = f" for {workload['days']:,} days" if workload["days"] > 1 else ""
+    rate = f"{workload['requests_a_day']:,} requests a day{days}, {how}"
+    return f"{workload['prompt']:,} tokens of system prompt{besides}, {rate}"
 
 
 def _remarks(found: dict[str, Any]) -> list[str]:
@@ -150,20 +150,20 @@ def _remarks(found: dict[str, Any]) -> list[str]:
     for life, row in found.get("break_even", {}).items():
         pays = "never" if row["request"] is None else f"from request {row['request']} of a life on (read {row['read']})"
         lines.append(f"{life}: pays {pays}")
-    if lives := found.get("requests_a_life"):
-        told = "; ".join(f"{life} has {count:,.2f} requests" for life, count in lives.items())
+    if lives := found.get("requests_per_ttl"):
+        rates = "; ".join(f"{life} has {count:,.2f} requests" for life, count in lives.items())
         best = ", ".join(f"{how}: {life or 'do not cache'}" for how, life in found["cheapest"].items())
-        lines += [f"at this rate {told}", f"cheapest by formula: {best}"]
+        lines += [f"at this rate {rates}", f"cheapest by formula: {best}"]
     if cache := found.get("response_cache"):
         lines.append(
             f"a response cache, were all asked at temperature 0: {cache['hits']:,} hits ({cache['hit_rate']:.2%}), "
             f"saves {cache['saved']:,.4f} ({cache['share']:.2%})"
         )
-    for said in found.get("said", ()):
+    for source_figures in found.get("said", ()):
         lines += [
-            f"the source says: {said['uncached']:.2f} uncached, {said['saved']:.2f} saved ({said['share']:.0%}), "
-            f"{said['requests_a_life']} requests in 5 minutes",
-            f"  {said['requests_a_life']} in 5 minutes are {said['requests_a_day_at_that']:,} a day, and save "
-            f"{said['share_at_that']:.1%}; {said['hit_share_at_that']:.1%} of them hit, which is no saving",
+            f"the source says: {source_figures['uncached']:.2f} uncached, {source_figures['saved']:.2f} saved ({source_figures['share']:.0%}), "
+            f"{source_figures['requests_per_ttl']} requests in 5 minutes",
+            f"  {source_figures['requests_per_ttl']} in 5 minutes are {source_figures['requests_a_day_at_that']:,} a day, and save "
+            f"{source_figures['share_at_that']:.1%}; {source_figures['hit_share_at_that']:.1%} of them hit, which is no saving",
         ]
     return lines

@@ -24,9 +24,9 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Export a run, or each run of a sweep, to MLflow: settings, figures, files, environment."""
-    from workbench.records.mlflow_export import export as put
+    from workbench.records.mlflow_export import export_to_mlflow as export_to_mlflow
 
-    found = put(folder, uri, name)
+    found = export_to_mlflow(folder, uri, name)
     if as_json:
         print_json([asdict(each) for each in found])
         return

@@ -1,4 +1,4 @@
-"""`workbench kernels list | check | bench | show | ahead`: the operators, lane by lane."""
+"""`workbench kernels list | check | bench | show | ahead`: the operators, backend by backend."""
 
 from __future__ import annotations
 
@@ -8,47 +8,47 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from workbench.cli.shared import AsJson, console, given, lanes_told, print_json
+from workbench.cli.shared import AsJson, console, given_options, backend_errors, print_json
 from workbench.errors import WorkbenchError
 from workbench.progress import Progress
 
 if TYPE_CHECKING:
-    from compiled_kernels.lanes import Lane
-    from compiled_kernels.stages import Stages
+    from compiled_kernels.backends import Backend
+    from compiled_kernels.stages import CompilerStages
 
-STEP = "decode_step"
-OF_STEP = {"model", "dtype", "weights", "head_weights", "activations", "rows", "page_size"}
+DECODE_STEP = "decode_step"
+DECODE_STEP_OPTIONS = {"model", "dtype", "weights", "head_weights", "activations", "rows", "page_size"}
 app = typer.Typer(
-    help="Operators on their lanes: list them, check them, time them, see what compilers make of them.",
+    help="Operators on their backends: list them, check them, time them, see what compilers make of them.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
-LaneName = Annotated[list[str] | None, typer.Option("--lane", help="eager, inductor, triton or mlir; may be repeated")]
+BackendOption = Annotated[list[str] | None, typer.Option("--lane", help="eager, inductor, triton or mlir; may be repeated")]
 Operator = Annotated[str | None, typer.Option(help="this operator only")]
 
 
 @app.command("list", epilog="Example: `workbench kernels list`")
 def list_(as_json: AsJson = False) -> None:
     """List the operators: computation, source files, backends, cases and gaps."""
-    from compiled_kernels.listing import operators
+    from compiled_kernels.listing import list_operators
     from workbench.study import kernel_tables
 
-    found = operators()
+    found = list_operators()
     print_json(found) if as_json else kernel_tables.show_list(found, console())
 
 
 @app.command(epilog="Example: `workbench kernels check --lane mlir --operator rms_norm`")
-def check(operator: Operator = None, lane: LaneName = None, as_json: AsJson = False) -> None:
+def check(operator: Operator = None, backend: BackendOption = None, as_json: AsJson = False) -> None:
     """Check every backend against the specification, over every case. Compiles: the first time it takes minutes."""
     from compiled_kernels.check import check as rows_of
     from workbench.study import kernel_tables
 
-    with lanes_told():
-        lanes = _lanes(lane)
+    with backend_errors():
+        backends = _parse_backends(backend)
         rows = []
-        with Progress(total=_rows(operator, lanes), desc="checking", unit="case", disable=as_json) as bar:
-            for row in rows_of(lanes, operator, compiled=True, interpret=True):
-                bar.set_description(f"{row.operator} {row.lane}")
+        with Progress(total=_rows(operator, backends), desc="checking", unit="case", disable=as_json) as bar:
+            for row in rows_of(backends, operator, compiled=True, interpret=True):
+                bar.set_description(f"{row.operator} {row.backend}")
                 bar.update()
                 rows.append(asdict(row))
     print_json(rows) if as_json else kernel_tables.show_check(rows, console())
@@ -58,24 +58,24 @@ def check(operator: Operator = None, lane: LaneName = None, as_json: AsJson = Fa
 @app.command(epilog="Example: `workbench kernels bench --operator linear_int8 --threads 2`")
 def bench(
     operator: Operator = None,
-    lane: LaneName = None,
+    backend: BackendOption = None,
     case: Annotated[str | None, typer.Option(help="this case only, by its name")] = None,
     threads: Annotated[int | None, typer.Option(help="of torch and the kernels; its present ones unless given")] = None,
-    seconds: Annotated[float, typer.Option(help="to spend on each lane of a case")] = 0.4,
+    seconds: Annotated[float, typer.Option(help="to spend on each backend of a case")] = 0.4,
     out: Annotated[Path | None, typer.Option(help="folder for the record, e.g. experiments/records")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Time the backends beside each other, as shares of this machine's ceilings. Incorrect cases are not timed."""
-    from compiled_kernels.cases import known
+    from compiled_kernels.cases import require_known
     from workbench.study import kernel_tables
-    from workbench.study.dated_record import write_dated
+    from workbench.study.dated_record import write_dated_record
     from workbench.study.kernel_bench import kernel_bench, timed_cases
 
-    with lanes_told():
-        cases, lanes = timed_cases(operator), _lanes(lane)
+    with backend_errors():
+        cases, backends = timed_cases(operator), _parse_backends(backend)
         if case is not None:
             names = dict.fromkeys(each.name for _, each in cases)
-            known("timed case", case, names)
+            require_known("timed case", case, names)
             cases = [(suite, each) for suite, each in cases if each.name == case]
         with Progress(total=len(cases), desc="timing", unit="case", disable=as_json) as bar:
 
@@ -83,9 +83,9 @@ def bench(
                 bar.set_description(line)
                 bar.update()
 
-            record = kernel_bench(cases, lanes, threads, seconds, tell)
+            record = kernel_bench(cases, backends, threads, seconds, tell)
     if out is not None:
-        typer.echo(f"record  {write_dated(record, out, 'kernels')}", err=True)
+        typer.echo(f"record  {write_dated_record(record, out, 'kernels')}", err=True)
     print_json(record) if as_json else kernel_tables.show_bench(record, console())
 
 
@@ -93,7 +93,7 @@ def bench(
 def show(
     context: typer.Context,
     operator: Annotated[str, typer.Argument(help="an operator, as `kernels list` names them, or decode_step")],
-    lane: Annotated[str | None, typer.Option(help="eager, inductor, triton or mlir; inductor unless given")] = None,
+    backend: Annotated[str | None, typer.Option(help="eager, inductor, triton or mlir; inductor unless given")] = None,
     stage: Annotated[str | None, typer.Option(help="its text; without one, the stages are listed")] = None,
     case: Annotated[str | None, typer.Option(help="which case; the first timed one unless given")] = None,
     model: Annotated[str, typer.Option(help="decode_step's: as `load` names them")] = "demo",
@@ -108,25 +108,25 @@ def show(
     """Show the stages of compiling an operator, or a model's whole decode step, down to the code that runs."""
     from workbench.study import kernel_tables
 
-    with lanes_told():
-        if operator == STEP:
-            _refuse(given(context) & {"case"}, f"{STEP} has a --model and no cases")
+    with backend_errors():
+        if operator == DECODE_STEP:
+            _refuse(given_options(context) & {"case"}, f"{DECODE_STEP} has a --model and no cases")
             stored = weights, head_weights, activations
-            name, told, found = _step(lane, model, dtype, *stored, rows, page_size)
+            name, summary, found = _step(backend, model, dtype, *stored, rows, page_size)
         else:
-            _refuse(given(context) & OF_STEP, f"only {STEP} has such")
-            name, told, found = _operator(operator, lane or "inductor", case, overview=stage is None)
+            _refuse(given_options(context) & DECODE_STEP_OPTIONS, f"only {DECODE_STEP} has such")
+            name, summary, found = _operator(operator, backend or "inductor", case, overview=stage is None)
     if stage is None:
-        print_json(told) if as_json else kernel_tables.show_stages(told, console())
+        print_json(summary) if as_json else kernel_tables.show_stages(summary, console())
         return
-    from compiled_kernels.cases import known
+    from compiled_kernels.cases import require_known
 
-    with lanes_told():
-        chosen = known(f"stage of {operator} on {told['lane']}", stage, found.stages)
+    with backend_errors():
+        chosen = require_known(f"stage of {operator} on {summary['backend']}", stage, found.stages)
     if as_json:
-        print_json({**told, "stage": chosen, "text": found.stages[chosen].text, "data": found.stages[chosen].data})
+        print_json({**summary, "stage": chosen, "text": found.stages[chosen].text, "data": found.stages[chosen].data})
     else:
-        note = f"{operator} {name} on {told['lane']}, {chosen}; artifact {found.artifact} ({found.note})"
+        note = f"{operator} {name} on {summary['backend']}, {chosen}; artifact {found.artifact} ({found.note})"
         typer.echo(note, err=True)
         print(found.stages[chosen].text)
 
@@ -137,40 +137,40 @@ def ahead(
     operator: Operator = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compile the kernels of lane mlir for a processor that is not here: which are portable, and why others are not."""
-    from compiled_kernels.cases import known, suites
+    """Compile the kernels of backend mlir for a processor that is not here: which are portable, and why others are not."""
+    from compiled_kernels.cases import require_known, suites
     from compiled_kernels.mlir import ahead as ahead_of_time
     from workbench.study import kernel_tables
 
-    with lanes_told():
-        known("target", target, ahead_of_time.TARGETS)
+    with backend_errors():
+        require_known("target", target, ahead_of_time.TARGETS)
         rows = []
         names = [suite.operator for suite in suites()] if operator is None else [operator]
         with Progress(total=len(names), desc="compiling", unit="operator", disable=as_json) as bar:
             for name in names:
                 bar.set_description(name)
-                rows += [asdict(row) for row in ahead_of_time.rows(name, target)]
+                rows += [asdict(row) for row in ahead_of_time.portable_kernels(name, target)]
                 bar.update()
     print_json(rows) if as_json else kernel_tables.show_ahead(rows, target, console())
     raise typer.Exit(1 if any(row["status"] == "failed" for row in rows) else 0)
 
 
-def _operator(operator: str, lane: str, case: str | None, overview: bool) -> tuple[str, dict[str, Any], Stages]:
+def _operator(operator: str, backend: str, case: str | None, overview: bool) -> tuple[str, dict[str, Any], CompilerStages]:
     """Return the case's name, a summary, and the stages of one operator."""
     from compiled_kernels.cases import case_of, suite_of
     from compiled_kernels.stages import stages_of
     from workbench.study import kernel_show
 
     suite = suite_of(operator)
-    which, (chosen,) = case_of(suite, case), _lanes([lane])
+    which, (chosen,) = case_of(suite, case), _parse_backends([backend])
     found = stages_of(suite, None if case is None else which, chosen)
-    told: dict[str, Any] = {"operator": operator, "lane": lane, "case": which.name}
-    told |= {"artifact": found.artifact, "note": found.note}
-    return which.name, {**told, **(kernel_show.overview(suite, which, chosen, found) if overview else {})}, found
+    summary: dict[str, Any] = {"operator": operator, "backend": backend, "case": which.name}
+    summary |= {"artifact": found.artifact, "note": found.note}
+    return which.name, {**summary, **(kernel_show.stages_overview(suite, which, chosen, found) if overview else {})}, found
 
 
 def _step(
-    lane: str | None,
+    backend: str | None,
     model: str,
     dtype: str,
     weights: str,
@@ -178,24 +178,24 @@ def _step(
     activations: str,
     rows: int,
     page_size: int,
-) -> tuple[str, dict[str, Any], Stages]:
-    from compiled_kernels.lanes import Lane
+) -> tuple[str, dict[str, Any], CompilerStages]:
+    from compiled_kernels.backends import Backend
     from workbench.model.quantized import WeightFormat
     from workbench.study.decode_step_stages import decode_step_stages
-    from workbench.study.kernel_show import sizes
+    from workbench.study.kernel_show import stage_sizes
 
-    if lane not in (None, str(Lane.MLIR)):
-        _lanes([lane])
-        raise WorkbenchError(f"{STEP} --lane {lane}: one function only on lane mlir")
+    if backend not in (None, str(Backend.MLIR)):
+        _parse_backends([backend])
+        raise WorkbenchError(f"{DECODE_STEP} --lane {backend}: one function only on backend mlir")
     for name, value in (("rows", rows), ("page-size", page_size)):
         if value < 1:
             raise WorkbenchError(f"--{name} {value}: must be at least 1")
-    format = WeightFormat.of(weights, head_weights, activations=activations)
+    format = WeightFormat.parse(weights, head_weights, activations=activations)
     found = decode_step_stages(model, dtype, format, rows, page_size)
     stored = weights if activations == "float" else f"{weights}, activations {activations}"
     name = f"{model}, rows {rows}, weights {stored}, pages of {page_size}"
-    told = {"operator": STEP, "lane": str(Lane.MLIR), "case": name, "artifact": found.artifact, "note": found.note}
-    return name, {**told, "stages": sizes(found)}, found
+    summary = {"operator": DECODE_STEP, "backend": str(Backend.MLIR), "case": name, "artifact": found.artifact, "note": found.note}
+    return name, {**summary, "stages": stage_sizes(found)}, found
 
 
 def _refuse(options: set[str], why: str) -> None:
@@ -204,11 +204,11 @@ def _refuse(options: set[str], why: str) -> None:
         raise WorkbenchError(f"{names}: of no effect here: {why}")
 
 
-def _lanes(names: list[str] | None) -> tuple[Lane, ...]:
-    from compiled_kernels.cases import known
-    from compiled_kernels.lanes import Lane
+def _parse_backends(names: list[str] | None) -> tuple[Backend, ...]:
+    from compiled_kernels.cases import require_known
+    from compiled_kernels.backends import Backend
 
-    return tuple(Lane(known("lane", name, list(Lane))) for name in dict.fromkeys(names or list(Lane)))
+    return tuple(Backend(require_known("backend", name, list(Backend))) for name in dict.fromkeys(names or list(Backend)))
 
 
 def _count(operator: str | None) -> int:
@@ -217,10 +217,10 @@ def _count(operator: str | None) -> int:
     return sum(len(suite.cases) for suite in (suites() if operator is None else (suite_of(operator),)))
 
 
-def _rows(operator: str | None, lanes: tuple[Lane, ...]) -> int:
+def _rows(operator: str | None, backends: tuple[Backend, ...]) -> int:
     """Count the rows of a check; the backend mlir is checked at every level of the instruction set."""
-    from compiled_kernels.lanes import Lane, lane_problems
-    from compiled_kernels.level import levels_here
+    from compiled_kernels.backends import Backend, backend_problems
+    from compiled_kernels.level import available_levels
 
-    levels = 0 if lane_problems()[Lane.MLIR] else len(levels_here()) - 1
-    return _count(operator) * (len(lanes) + levels * (Lane.MLIR in lanes))
+    levels = 0 if backend_problems()[Backend.MLIR] else len(available_levels()) - 1
+    return _count(operator) * (len(backends) + levels * (Backend.MLIR in backends))

@@ -13,7 +13,7 @@ from workbench.cli.shared import AsJson, console, print_json
 from workbench.errors import WorkbenchError
 
 if TYPE_CHECKING:
-    from workbench.lab.check import Visit
+    from workbench.lab.check import NotebookVisit
 
 
 def lab(
@@ -47,19 +47,19 @@ def lab(
 
 def _check(
     folder: Path, only: list[str], pictures: Path | None, dark: bool, keep: Path | None, as_json: bool
-) -> list[Visit]:
-    from workbench.lab.check import check
-    from workbench.lab.pictures import Pictures
+) -> list[NotebookVisit]:
+    from workbench.lab.check import check_notebooks
+    from workbench.lab.pictures import WidgetScreenshots
 
-    album = Pictures(pictures, dark) if pictures else None
+    album = WidgetScreenshots(pictures, dark) if pictures else None
     if as_json:
-        visits = check(folder, only, album, keep)
+        visits = check_notebooks(folder, only, album, keep)
         notebooks = [visit.to_dict() for visit in visits]
         print_json({"folder": str(folder), "ok": not any(n["faults"] for n in notebooks), "notebooks": notebooks})
         return visits
     out = console()
     with out.status("opening JupyterLab") as status:
-        visits = check(folder, only, album, keep, tell=lambda visit: status.update(f"{visit.notebook} done"))
+        visits = check_notebooks(folder, only, album, keep, on_visit=lambda visit: status.update(f"{visit.notebook} done"))
     out.print(_table(visits))
     for visit in visits:
         for fault in visit.faults:
@@ -69,14 +69,14 @@ def _check(
     return visits
 
 
-def _table(visits: list[Visit]) -> Table:
+def _table(visits: list[NotebookVisit]) -> Table:
     table = Table("notebook", "seconds", "cells", "errors", "console", "outside", "no picture", "widgets")
     for visit in visits:
         counts = (visit.errors, visit.console_errors, visit.outside_requests, visit.without_picture)
         table.add_row(
             f"[{'red' if visit.faults else 'green'}]{visit.notebook}[/]",
             f"{visit.seconds:.1f}",
-            f"{visit.ran}/{visit.cells}",
+            f"{visit.num_run}/{visit.num_cells}",
             *(str(len(found)) for found in counts),
             ", ".join(dict.fromkeys(visit.widgets)),
         )

@@ -41,7 +41,7 @@ def memory(
     ):
         if value is not None and value < 1:
             raise WorkbenchError(f"--{name} {value}: must be at least 1")
-    found = memory_report.of_name(
+    found = memory_report.report_for(
         spec, context=context, batch=batch, dtype=dtype, weights=weights, cache=cache, changes=tuple(set_ or ()),
         step_tokens=step_tokens, page_size=page_size, memory=available,
     )  # fmt: skip
@@ -52,7 +52,7 @@ def show(found: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from workbench.study.byte_sizes import told_bytes
+    from workbench.study.byte_sizes import format_bytes
 
     table = Table("memory", "bytes", "", title_justify="left", pad_edge=False)
     table.columns[1].justify = table.columns[2].justify = "right"
@@ -65,7 +65,7 @@ def show(found: dict[str, Any]) -> None:
         "in all": found["total_bytes"],
     }
     for name, size in rows.items():
-        table.add_row(name, f"{size:,}", told_bytes(size))
+        table.add_row(name, f"{size:,}", format_bytes(size))
     out = console()
     formats = f"weights {found['weights']}, cache {found['cache']}, {found['dtype']}"
     heading = f"{found['model']}: {found['parameters']:,} parameters, {formats}"
@@ -76,7 +76,7 @@ def show(found: dict[str, Any]) -> None:
             Text(f"with a key/value head for every query head the cache were {saving:g} times as large"), soft_wrap=True
         )
     if "sequences" in found:
-        size = told_bytes(found["memory_bytes"])
+        size = format_bytes(found["memory_bytes"])
         words = f"{found['sequences']:,} such sequences fit into {size} beside weights and activations"
         out.print(Text(words), soft_wrap=True)
         longest = found["longest_context"]

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from workbench.cli.shared import Format, console, lanes_told, print_json
+from workbench.cli.shared import OutputFormat, console, backend_errors, print_json
 from workbench.errors import WorkbenchError, cannot_write
 
 QUESTION = "What do these variants cost in quality, and what do they buy in memory and speed?"
-CANONICAL = ("model.dtype=bfloat16", "cache.format=int8", "cache.format=int4")
+DEFAULT_VARIANTS = ("model.dtype=bfloat16", "cache.format=int8", "cache.format=int4")
 
 
 def quality(
@@ -22,7 +22,7 @@ def quality(
     ] = None,
     model: Annotated[str, typer.Option(help="a folder with a tokenizer, demo or demo-draft")] = "demo",
     dtype: Annotated[str, typer.Option(help="of the variants: auto, float32 or bfloat16")] = "float32",
-    lane: Annotated[str, typer.Option(help="of the variants: auto, eager (compiles nothing), mlir, inductor")] = "auto",
+    backend: Annotated[str, typer.Option(help="of the variants: auto, eager (compiles nothing), mlir, inductor")] = "auto",
     text: Annotated[
         list[Path] | None, typer.Option(help="score this file; the demo's held-out modules unless given")
     ] = None,
@@ -32,7 +32,7 @@ def quality(
     ] = None,
     speed: Annotated[bool, typer.Option(help="also decode speed at several contexts")] = True,
     pool: Annotated[bool, typer.Option(help="also the sequences that fit into a fixed memory")] = True,
-    format: Annotated[Format, typer.Option(help="how to print it")] = Format.TABLE,
+    format: Annotated[OutputFormat, typer.Option(help="how to print it")] = OutputFormat.TABLE,
     plot: Annotated[Path | None, typer.Option(help="also write the Pareto picture here: NAME.svg or NAME.png")] = None,
     out: Annotated[Path, typer.Option(help="folder in which the run folder is made")] = Path("runs"),
 ) -> None:
@@ -52,18 +52,18 @@ def quality(
     work: dict = {"kind": "quality", "windows": windows, "texts": [str(path) for path in text or ()]}
     work |= {} if speed else {"speed": None}
     work |= {} if pool else {"pool": None}
-    experiment = Experiment.of(
+    experiment = Experiment.from_values(
         {
             "question": QUESTION,
             "model": {"name": model, "dtype": dtype},
-            "lane": lane,
+            "backend": backend,
             "workload": work,
-            "variants": dict(variant_of(words) for words in variants or CANONICAL),
+            "variants": dict(parse_variant(words) for words in variants or DEFAULT_VARIANTS),
         },
         "quality",
     ).with_(*(set_ or ()))
-    with lanes_told():
-        record = run_comparison(experiment, out, "quality", progress=format is not Format.JSON)
+    with backend_errors():
+        record = run_comparison(experiment, out, "quality", progress=format is not OutputFormat.JSON)
     rows = record.summary["rows"]
     if plot is not None:
         content = pareto.png(rows, QUESTION) if plot.suffix == ".png" else pareto.svg(rows, QUESTION).encode()
@@ -72,17 +72,17 @@ def quality(
         except OSError as error:
             raise cannot_write(f"--plot {plot}", error) from None
     match format:
-        case Format.JSON:
+        case OutputFormat.JSON:
             print_json({"run": str(record.path), **record.summary})
-        case Format.MD:
-            print(comparison_text.markdown(rows), end="")
-        case Format.CSV:
-            print(comparison_text.comma_separated(rows), end="")
-        case Format.TABLE:
+        case OutputFormat.MD:
+            print(comparison_text.to_markdown(rows), end="")
+        case OutputFormat.CSV:
+            print(comparison_text.to_csv(rows), end="")
+        case OutputFormat.TABLE:
             report.show(record, console())
 
 
-def variant_of(words: str) -> tuple[str, dict]:
+def parse_variant(words: str) -> tuple[str, dict]:
     """Parse `[NAME:] PATH=VALUE PATH=VALUE ...` into a name and settings; values are YAML, quoted where necessary."""
     from workbench.files import read_yaml
 

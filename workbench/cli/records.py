@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 
-from workbench.cli.shared import Format
+from workbench.cli.shared import OutputFormat
 from workbench.errors import WorkbenchError, cannot_write
 
 
-class Drawn(StrEnum):
+class ComparisonFormat(StrEnum):
     TABLE = "table"
     MD = "md"
     CSV = "csv"
@@ -33,24 +33,24 @@ def runs(
     ] = "runs",
     sql: Annotated[str | None, typer.Option("--sql", help="a whole SELECT over the tables, in place of these")] = None,
     names: Annotated[bool, typer.Option("--names", help="list the columns of the table, and nothing else")] = False,
-    format: Annotated[Format, typer.Option(help="how to print it")] = Format.TABLE,
+    format: Annotated[OutputFormat, typer.Option(help="how to print it")] = OutputFormat.TABLE,
 ) -> None:
     """List runs by SQL. A setting is a column by its path (cache.format), a measure by its name (ttft_s_p50).
 
     The listing shows the folder's present files. SQL can read these tables and nothing else.
     """
     from workbench.records.runs import open_runs
-    from workbench.records.text import told
+    from workbench.records.text import format_table
 
     found = open_runs(folder)
     if names:
-        print("\n".join(found.names(table)))
+        print("\n".join(found.column_names(table)))
         return
     if sql is not None and (where or columns or order_by or limit is not None):
         raise WorkbenchError("--sql: is a whole query; write WHERE, ORDER BY and LIMIT in it")
     wanted = None if columns is None else [columns]
     rows = found.query(sql) if sql else found.select(wanted, where, order_by, limit, table)
-    sys.stdout.write(told(rows, format.value))
+    sys.stdout.write(format_table(rows, format.value))
     for problem in found.problems:
         print(f"not read: {problem}", file=sys.stderr)
 
@@ -62,7 +62,7 @@ def compare(
     pareto: Annotated[
         str | None, typer.Option(metavar="X,Y", help="two measures, each with :min or :max where its name does not say")
     ] = None,
-    format: Annotated[Drawn, typer.Option(help="how to show it")] = Drawn.TABLE,
+    format: Annotated[ComparisonFormat, typer.Option(help="how to show it")] = ComparisonFormat.TABLE,
     out: Annotated[Path | None, typer.Option(help="write it to this file; pictures need one")] = None,
     force: Annotated[bool, typer.Option("--force", help="also times taken on a busy machine")] = False,
     separate: Annotated[
@@ -75,13 +75,13 @@ def compare(
     """
     from workbench.records import compare as compare_runs
 
-    if format in (Drawn.SVG, Drawn.PNG) and out is None:
+    if format in (ComparisonFormat.SVG, ComparisonFormat.PNG) and out is None:
         raise WorkbenchError(f"--format {format}: is a picture; name its file with --out")
     axes = [] if pareto is None else pareto.split(",")
     if pareto is not None and len(axes) != 2:
         raise WorkbenchError(f"--pareto {pareto}: must be two measures with a comma between")
-    asked = measure or [axis.partition(":")[0] for axis in axes]
-    found = compare_runs(run, baseline, asked, force, separate)
+    names = measure or [axis.partition(":")[0] for axis in axes]
+    found = compare_runs(run, baseline, names, force, separate)
     content = _content(found, axes, format)
     if out is None:
         sys.stdout.write(content.decode())
@@ -92,23 +92,23 @@ def compare(
         raise cannot_write(f"--out {out}", error) from None
 
 
-def _content(found, axes: list[str], format: Drawn) -> bytes:
+def _content(found, axes: list[str], format: ComparisonFormat) -> bytes:
     """Format `found`, a Comparison, or with two axes its Pareto front."""
     from workbench.records import pictures, text
     from workbench.records.comparison import HEADINGS
 
-    if format in (Drawn.SVG, Drawn.PNG):
-        chart = pictures.pareto(found, axes[0], axes[1]) if axes else pictures.ratios(found)
-        return pictures.image(chart, format.value)
+    if format in (ComparisonFormat.SVG, ComparisonFormat.PNG):
+        chart = pictures.pareto_chart(found, axes[0], axes[1]) if axes else pictures.ratio_chart(found)
+        return pictures.render_chart(chart, format.value)
     rows = found.pareto(axes[0], axes[1]) if axes else found.as_dicts()
-    heads, cells = (list(rows[0]), pictures.as_rows(rows)) if axes else (list(HEADINGS), found.cells())
+    heads, cells = (list(rows[0]), pictures.pareto_cells(rows)) if axes else (list(HEADINGS), found.cells())
     match format:
-        case Drawn.JSON:
-            return text.as_json({"baseline": found.baseline, "busy": list(found.busy), "rows": rows}).encode()
-        case Drawn.CSV:
+        case ComparisonFormat.JSON:
+            return text.as_json({"baseline": found.baseline, "noisy_runs": list(found.busy), "rows": rows}).encode()
+        case ComparisonFormat.CSV:
             return text.as_csv(list(rows[0]), [list(row.values()) for row in rows]).encode()
-        case Drawn.MD:
-            return text.markdown(heads, cells).encode()
+        case ComparisonFormat.MD:
+            return text.markdown_table(heads, cells).encode()
     busy = [f"busy while measured, do not trust its times: {name}" for name in found.busy]
-    lines = [f"against {found.baseline}", *busy, "", text.plain(heads, cells, [False, *[False] * (len(heads) - 1)])]
+    lines = [f"against {found.baseline}", *busy, "", text.plain_table(heads, cells, [False, *[False] * (len(heads) - 1)])]
     return "\n".join(lines).encode()

@@ -28,5 +28,5 @@ def reproduce(
         print_json(found.as_dict())
     else:
         print(found)
-        print(f"new run folder  {found.again.path}")
+        print(f"new run folder  {found.repeated.path}")
     raise typer.Exit(0 if found.identical else 1)

@@ -13,11 +13,11 @@ from rich.console import Console
 
 from workbench.errors import WorkbenchError
 
-WIDE = 140
+FILE_WIDTH = 140
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
 
 
-class Format(StrEnum):
+class OutputFormat(StrEnum):
     TABLE = "table"
     MD = "md"
     CSV = "csv"
@@ -27,32 +27,32 @@ class Format(StrEnum):
 def console() -> Console:
     """Return a console on standard output; wide where it is no terminal, so that a table in a file is complete."""
     plain = Console()
-    return plain if plain.is_terminal else Console(width=WIDE)
+    return plain if plain.is_terminal else Console(width=FILE_WIDTH)
 
 
 def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def settings(option: str, text: str) -> Any:
+def parse_settings(option: str, text: str) -> Any:
     """Parse an option that takes a name or settings, as an experiment has them."""
     from workbench.files import read_yaml
 
     return read_yaml(text, f"{option} {text if len(text) <= 60 else text[:57] + '...'}")
 
 
-def given(context: typer.Context) -> set[str]:
+def given_options(context: typer.Context) -> set[str]:
     """Return the parameters given on the command line, whatever their values."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
 
 
 @contextmanager
-def lanes_told() -> Iterator[None]:
+def backend_errors() -> Iterator[None]:
     """Turn a backend's refusal into a one-line error for the user."""
-    from compiled_kernels.lanes import LaneError
+    from compiled_kernels.backends import BackendError
 
     try:
         yield
-    except LaneError as error:
+    except BackendError as error:
         raise WorkbenchError(str(error)) from None

@@ -9,10 +9,10 @@ import typer
 
 from workbench.cli.shared import AsJson, console, print_json
 
-TOLD = {
+LATENCY_LABELS = {
     "ttft_s": "TTFT", "tpot_s": "TPOT", "longest_gap_s": "longest gap", "e2el_s": "E2EL", "queue_s": "queue",
 }  # fmt: skip
-SHIPPED = ("azure", "mooncake")
+SHIPPED_TRACES = ("azure", "mooncake")
 
 
 def simulate(
@@ -40,12 +40,12 @@ def simulate(
 ) -> None:
     """Simulate traffic on many instances: latencies, goodput, and the load of each instance. Nothing is loaded."""
     from workbench.errors import WorkbenchError, nearest
-    from workbench.study.simulate import experiment_of, simulate_experiment
+    from workbench.study.simulate import simulation_experiment, simulate_experiment
 
     if not load > 0:
         raise WorkbenchError(f"--load {load}: must be above 0; 2 doubles the rate")
-    if trace not in SHIPPED and not Path(trace).exists():
-        known = f"there is no such file; name one, or {' or '.join(SHIPPED)}{nearest(trace, SHIPPED)}"
+    if trace not in SHIPPED_TRACES and not Path(trace).exists():
+        known = f"there is no such file; name one, or {' or '.join(SHIPPED_TRACES)}{nearest(trace, SHIPPED_TRACES)}"
         raise WorkbenchError(f"trace {trace!r}: {known}")
     executor: dict[str, Any] = {
         "kind": "simulated", "hardware": hardware, "gpus": gpus, "instances": instances, "router": router,
@@ -53,9 +53,9 @@ def simulate(
     if decode_instances:
         executor["decode"] = {"instances": decode_instances}
     workload: dict[str, Any] = {"kind": "traffic", "requests": requests, "time": 1 / load, "length": length}
-    workload |= {"lengths": {"kind": trace}} if trace in SHIPPED else {"trace": trace}
-    promise = {"ttft": ttft, "tpot": tpot}
-    experiment = experiment_of(model, executor, workload, promise, prefix, tuple(set_ or ()))
+    workload |= {"lengths": {"kind": trace}} if trace in SHIPPED_TRACES else {"trace": trace}
+    slo = {"ttft": ttft, "tpot": tpot}
+    experiment = simulation_experiment(model, executor, workload, slo, prefix, tuple(set_ or ()))
     found = simulate_experiment(experiment, until)
     print_json(found) if as_json else show(found)
 
@@ -64,27 +64,27 @@ def show(found: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from workbench.study.report import table as drawn
-    from workbench.study.run_sheets import groups
+    from workbench.study.report import sheet_table as sheet_table
+    from workbench.study.run_sheets import group_sheet
 
     out = console()
-    about, asked = found["about"], found["requests"]
+    about, requests = found["about"], found["requests"]
     heading = f"{about['model']}, {about['instances']} instances, {about['step_times']}"
     out.print(Text(heading, style="bold"), soft_wrap=True)
-    counts = [f"{asked[name]:,} {name.replace('_', ' ')}" for name in asked if name != "errors" and asked[name]]
+    counts = [f"{requests[name]:,} {name.replace('_', ' ')}" for name in requests if name != "errors" and requests[name]]
     out.print(Text(f"requests: {', '.join(counts)}"), soft_wrap=True)
-    for error, count in asked["errors"].items():
+    for error, count in requests["errors"].items():
         out.print(Text(f"  {count} times: {error}", style="red"), soft_wrap=True)
     table = Table("milliseconds", "p50", "p90", "p99", "most", pad_edge=False)
     for column in table.columns[1:]:
         column.justify = "right"
-    for name, told in TOLD.items():
+    for name, label in LATENCY_LABELS.items():
         row = found[name]
-        table.add_row(told, *("-" if row[q] is None else f"{row[q] * 1e3:,.2f}" for q in ("p50", "p90", "p99", "max")))
+        table.add_row(label, *("-" if row[q] is None else f"{row[q] * 1e3:,.2f}" for q in ("p50", "p90", "p99", "max")))
     out.print(table)
     for kind in ("tenant", "priority"):
         if found[f"by_{kind}"]:
-            out.print(drawn(groups(kind, found[f"by_{kind}"])))
+            out.print(sheet_table(group_sheet(kind, found[f"by_{kind}"])))
     good = found["goodput"]
     if good["requests_per_s"] is not None:
         promised = f"TTFT {good['ttft_s']:g} s, TPOT {good['tpot_s']:g} s"

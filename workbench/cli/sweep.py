@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from workbench.cli.shared import AsJson, console, given, lanes_told, print_json
+from workbench.cli.shared import AsJson, console, given_options, backend_errors, print_json
 from workbench.errors import WorkbenchError
 
 if TYPE_CHECKING:
     from workbench.sweep.folder import SweepFolder
-    from workbench.sweep.plan import Plan
-    from workbench.sweep.run import Row
+    from workbench.sweep.plan import SweepPlan
+    from workbench.sweep.run import SweepRow
 
-OF_POINTS = {"set_", "zip_", "repeat"}
+POINT_OPTIONS = {"set_", "zip_", "repeat"}
 STATES = {"done": "green", "failed": "red"}
 
 
@@ -48,74 +48,74 @@ def sweep(
 
     A point that fails is a row with its error. Interrupted, or killed, a sweep goes on with --resume.
     """
-    with lanes_told():
-        from workbench.sweep.places import place_from
-        from workbench.sweep.plan import plan as plan_of
-        from workbench.sweep.run import rows_of, run_sweep
-        from workbench.sweep.settings import place_setting
+    with backend_errors():
+        from workbench.sweep.places import make_executor
+        from workbench.sweep.plan import plan_sweep as plan_of
+        from workbench.sweep.run import read_rows, run_sweep
+        from workbench.sweep.settings import parse_executor
 
         started = time.process_time()  # nearly all of it imports, as in every worker
-        place = place_from(place_setting(executor, jobs=jobs))
-        asked = _asked(file, tuple(set_ or ()), tuple(zip_ or ()), repeat, out, resume, given(context))
-        plan = plan_of(asked, asked.path.parent, started, retry_failed)
+        sweep_executor = make_executor(parse_executor(executor, jobs=jobs))
+        folder = _open_sweep(file, tuple(set_ or ()), tuple(zip_ or ()), repeat, out, resume, given_options(context))
+        plan = plan_of(folder, folder.path.parent, started, retry_failed)
         if dry_run:
             print_json(plan.as_json()) if as_json else show_plan(plan)
             return
         if not as_json:
-            _tell(plan)
+            _print_remarks(plan)
         try:
-            rows = run_sweep(asked, place, retry_failed, progress=not as_json, expected=plan.expected)
+            rows = run_sweep(folder, sweep_executor, retry_failed, progress=not as_json, expected_seconds=plan.expected_seconds)
         except KeyboardInterrupt:
-            _interrupted(asked, rows_of(asked))
+            _interrupted(folder, read_rows(folder))
             raise typer.Exit(130) from None
     if as_json:
         from workbench.sweep.plan import row_json
 
-        print_json({"sweep": str(asked.path), "points": [row_json(row) for row in rows]})
+        print_json({"sweep": str(folder.path), "points": [row_json(row) for row in rows]})
     else:
-        show_rows(asked, rows)
+        show_rows(folder, rows)
     raise typer.Exit(1 if any(row.state == "failed" for row in rows) else 0)
 
 
-def _asked(
+def _open_sweep(
     file: Path | None, sets: tuple[str, ...], zips: tuple[str, ...], repeat: int | None,
     out: Path, resume: Path | None, words: set[str],
 ) -> SweepFolder:  # fmt: skip
     from workbench.sweep.folder import SweepFolder
-    from workbench.sweep.words import experiment_from
+    from workbench.sweep.words import experiment_with_axes
 
-    if file is None and words & OF_POINTS:
+    if file is None and words & POINT_OPTIONS:
         raise WorkbenchError("--set, --zip and --repeat are of an experiment: name its file")
     if resume is None:
         if file is None:
             raise WorkbenchError("name an experiment's file, or with --resume a sweep's folder")
         if "retry_failed" in words:
             raise WorkbenchError("--retry-failed: is of a sweep that has run; name its folder with --resume")
-        return SweepFolder.planned(experiment_from(file, sets, zips, repeat), out, file.stem)
+        return SweepFolder.create(experiment_with_axes(file, sets, zips, repeat), out, file.stem)
     if "out" in words:
         raise WorkbenchError("--out and --resume: a sweep goes on in the folder it has")
     found = SweepFolder.read(resume)
-    return found if file is None else found.extended(experiment_from(file, sets, zips, repeat))
+    return found if file is None else found.extend(experiment_with_axes(file, sets, zips, repeat))
 
 
-def _interrupted(asked: SweepFolder, rows: Sequence[Row]) -> None:
+def _interrupted(folder: SweepFolder, rows: Sequence[SweepRow]) -> None:
     done = sum(row.outcome is not None for row in rows)
-    told = f"interrupted: {done} of {len(rows)} points have an outcome; workbench sweep --resume {asked.path} goes on"
-    print(told, file=sys.stderr)
+    message = f"interrupted: {done} of {len(rows)} points have an outcome; workbench sweep --resume {folder.path} goes on"
+    print(message, file=sys.stderr)
 
 
-def _tell(plan: Plan) -> None:
+def _print_remarks(plan: SweepPlan) -> None:
     """Print remarks for the reader while the sweep runs."""
     for line in plan.remarks:
         print(f"note: {line}", file=sys.stderr)
     print(f"sweep  {plan.sweep.path}", file=sys.stderr)
 
 
-def show_plan(plan: Plan) -> None:
+def show_plan(plan: SweepPlan) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    out, least = console(), ", at least" if plan.bound else ""
+    out, least = console(), ", at least" if plan.is_lower_bound else ""
     out.print(Text(f"{plan.sweep.name}: {plan.sweep.experiment.question}", style="bold"), soft_wrap=True)
     for line in plan.remarks:
         out.print(Text(f"note: {line}"), soft_wrap=True)
@@ -126,13 +126,13 @@ def show_plan(plan: Plan) -> None:
         table.add_row(each.row.point.label, _time(found.seconds), _bytes(found.bytes), found.source, _state(each.row))
     out.print(table)
     count, done = len(plan.points), len(plan.points) - len(plan.to_run)
-    told = f"{count} points: {done} done, {len(plan.to_run)} to run" if done else f"{count} points to run"
+    totals = f"{count} points: {done} done, {len(plan.to_run)} to run" if done else f"{count} points to run"
     if plan.to_run:
-        told += f"; one after another {_time(plan.seconds)}{least}, with {_bytes(plan.most_bytes)} of memory at once"
-    out.print(Text(told), soft_wrap=True)
+        totals += f"; one after another {_time(plan.seconds)}{least}, with {_bytes(plan.peak_bytes)} of memory at once"
+    out.print(Text(totals), soft_wrap=True)
 
 
-def show_rows(asked: SweepFolder, rows: Sequence[Row]) -> None:
+def show_rows(folder: SweepFolder, rows: Sequence[SweepRow]) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -144,17 +144,17 @@ def show_rows(asked: SweepFolder, rows: Sequence[Row]) -> None:
         if outcome is None:
             table.add_row(row.point.label, _state(row), "", "", "")
             continue
-        run = "" if outcome.folder is None else str(outcome.folder.relative_to(asked.path))
-        told = "; ".join(filter(None, [outcome.error, run]))
+        run = "" if outcome.folder is None else str(outcome.folder.relative_to(folder.path))
+        counts = "; ".join(filter(None, [outcome.error, run]))
         size = _bytes(outcome.peak_bytes)
-        table.add_row(row.point.label, _state(row), _time(outcome.seconds), size, Text(told))
+        table.add_row(row.point.label, _state(row), _time(outcome.seconds), size, Text(counts))
     out.print(table)
     states = [row.state for row in rows]
-    told = [f"{states.count(state)} {state}" for state in ("done", "failed", "to run") if state in states]
-    out.print(Text(f"{len(rows)} points: {', '.join(told)}; in {asked.path}"), soft_wrap=True)
+    counts = [f"{states.count(state)} {state}" for state in ("done", "failed", "to run") if state in states]
+    out.print(Text(f"{len(rows)} points: {', '.join(counts)}; in {folder.path}"), soft_wrap=True)
 
 
-def _state(row: Row) -> str:
+def _state(row: SweepRow) -> str:
     style = STATES.get(row.state)
     return f"[{style}]{row.state}[/]" if style else row.state
 
@@ -169,6 +169,6 @@ def _time(seconds: float | None) -> str:
 
 
 def _bytes(size: int | None) -> str:
-    from workbench.study.byte_sizes import told_bytes
+    from workbench.study.byte_sizes import format_bytes
 
-    return "-" if size is None else told_bytes(size)
+    return "-" if size is None else format_bytes(size)

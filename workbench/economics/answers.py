@@ -9,17 +9,17 @@ from workbench.economics.prices import Prices
 from workbench.economics.usage import Usage
 
 
-def dearest_answer(prices: Prices, prompt: int, other_prompt: int, other_answer: int, read: bool = False) -> Fraction:
+def break_even_answer_tokens(prices: Prices, prompt: int, other_prompt: int, other_answer: int, from_cache: bool = False) -> Fraction:
     """Return the break-even answer length: with fewer answer tokens, `prompt` costs less than `other_prompt` with
     `other_answer`.
 
     A value below 0 means that it never does. `from_cache`: the prompt is read from a prompt cache."""
     budget = prices.cost(Usage(input=other_prompt, output=other_answer))
-    mine = prices.cost(Usage(cache_read=prompt) if read else Usage(input=prompt))
-    return (budget - mine) / prices.a_token("output")
+    mine = prices.cost(Usage(cache_read=prompt) if from_cache else Usage(input=prompt))
+    return (budget - mine) / prices.token_price("output")
 
 
-def ratio_to_pay(prompt: int, answer: int, other_prompt: int, other_answer: int) -> Fraction | None:
+def break_even_price_ratio(prompt: int, answer: int, other_prompt: int, other_answer: int) -> Fraction | None:
     """Return the break-even price ratio of an output token to an input token.
 
     Above it, `prompt` and `answer` cost less than the other two. None where no ratio does."""
@@ -29,7 +29,7 @@ def ratio_to_pay(prompt: int, answer: int, other_prompt: int, other_answer: int)
 
 
 @dataclass(frozen=True)
-class Thinking:
+class ThinkingCost:
     """Cost and context of an answer with and without hidden tokens before it."""
 
     cost: Fraction
@@ -38,12 +38,12 @@ class Thinking:
     context_without: int
 
     @property
-    def share(self) -> Fraction:
+    def thinking_fraction(self) -> Fraction:
         """Return the fraction of the bill that thinking costs."""
         return (self.cost - self.cost_without) / self.cost if self.cost else Fraction(0)
 
 
-def thinking(prices: Prices, prompt: int, hidden: int, answer: int) -> Thinking:
+def thinking_cost(prices: Prices, prompt: int, hidden: int, answer: int) -> ThinkingCost:
     """Price an answer with `hidden` thinking tokens, which are decoded and billed as output."""
     with_, without = Usage(input=prompt, output=hidden + answer), Usage(input=prompt, output=answer)
-    return Thinking(prices.cost(with_), prices.cost(without), prompt + hidden + answer, prompt + answer)
+    return ThinkingCost(prices.cost(with_), prices.cost(without), prompt + hidden + answer, prompt + answer)

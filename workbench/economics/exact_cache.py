@@ -20,7 +20,7 @@ Answer = TypeVar("Answer")
 GREEDY = SamplingParameters(temperature=0)
 
 
-def key_of(request: Request, model: str = "") -> str:
+def request_key(request: Request, model: str = "") -> str:
     """Return the cache key of a request: a hash of the model, the prompt's ids, the salt, and the sampling without its
     seed.
 
@@ -49,9 +49,9 @@ class ResponseCache(Generic[Answer]):
     def __len__(self) -> int:
         return len(self._answers)
 
-    def find(self, request: Request) -> Answer | None:
+    def get(self, request: Request) -> Answer | None:
         """Return the cached answer, or None; count a hit or a miss."""
-        key = key_of(request, self.model)
+        key = request_key(request, self.model)
         if key not in self._answers:
             self.misses += 1
             return None
@@ -59,25 +59,25 @@ class ResponseCache(Generic[Answer]):
         self._answers.move_to_end(key)
         return self._answers[key]
 
-    def keep(self, request: Request, answer: Answer) -> None:
-        key = key_of(request, self.model)
+    def put(self, request: Request, answer: Answer) -> None:
+        key = request_key(request, self.model)
         self._answers[key] = answer
         self._answers.move_to_end(key)
         if len(self._answers) > self.size:
             self._answers.popitem(last=False)
             self.evicted += 1
 
-    def ask(self, request: Request, compute: Callable[[Request], Answer]) -> Answer:
+    def get_or_compute(self, request: Request, compute: Callable[[Request], Answer]) -> Answer:
         """Return the cached answer, or compute and cache it. An exception of `compute` is not cached."""
-        found = self.find(request)
+        found = self.get(request)
         if found is None:
             found = compute(request)
-            self.keep(request, found)
+            self.put(request, found)
         return found
 
 
 @dataclass(frozen=True)
-class Replayed:
+class ResponseCacheReplay:
     """A traffic replayed against a response cache: its cost without the cache, and the saving."""
 
     requests: int
@@ -90,12 +90,12 @@ class Replayed:
         return self.hits / self.requests if self.requests else 0.0
 
     @property
-    def share(self) -> float:
+    def saved_fraction(self) -> float:
         """Return the saving as a fraction of the cost."""
         return float(self.saved / self.cost) if self.cost else 0.0
 
 
-def replayed(arrivals: Iterable[Arrival], prices: Prices, size: int) -> Replayed:
+def replay_response_cache(arrivals: Iterable[Arrival], prices: Prices, size: int) -> ResponseCacheReplay:
     """Replay a traffic, in order of time, against a response cache of `size` answers, as if at temperature 0.
 
     The names of a prompt's blocks represent its tokens; a prompt without blocks equals no other."""
@@ -107,8 +107,8 @@ def replayed(arrivals: Iterable[Arrival], prices: Prices, size: int) -> Replayed
         cost += alone
         ids = (*arrival.blocks, arrival.prompt_tokens) if arrival.blocks else (-requests,)
         asked = Request(str(requests), ids, GREEDY, cache_salt=arrival.tenant)
-        if cache.find(asked) is not None:
+        if cache.get(asked) is not None:
             saved += alone
         else:
-            cache.keep(asked, alone)
-    return Replayed(requests, cache.hits, cost, saved)
+            cache.put(asked, alone)
+    return ResponseCacheReplay(requests, cache.hits, cost, saved)

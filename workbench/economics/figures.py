@@ -9,19 +9,19 @@ from typing import Any
 
 from workbench.economics import answers, routing
 from workbench.economics.bill import Bill
-from workbench.economics.exact_cache import replayed
-from workbench.economics.prices import SOURCE, Prices, prices_of
-from workbench.economics.prompt_cache import FIVE_MINUTES, cached, uncached
+from workbench.economics.exact_cache import replay_response_cache
+from workbench.economics.prices import DEFAULT_TABLE, Prices, load_prices
+from workbench.economics.prompt_cache import FIVE_MINUTES, cached_usage, uncached_usage
 from workbench.economics.usage import Usage
-from workbench.economics.workloads import agent_loop
+from workbench.economics.workloads import agent_loop_calls
 from workbench.traffic.arrival import Arrival
 
 Figures = dict[str, Any]
 
 
-def price_asymmetry(tables: Iterable[str] = (SOURCE, "article-e-2x", "article-e-4x")) -> Figures:
+def price_asymmetry(tables: Iterable[str] = (DEFAULT_TABLE, "article-e-2x", "article-e-4x")) -> Figures:
     """Return the price ratio of an output token to an input token, by table."""
-    found = {name: prices_of(name) for name in tables}
+    found = {name: load_prices(name) for name in tables}
     return {name: float(prices.output / prices.input) for name, prices in found.items()}
 
 
@@ -35,14 +35,14 @@ def router_savings(
 
     Gives the fraction of the bill that must be simple to save `goal`. Gives the fraction of a traffic's questions if
     the cheapest are simple. Gives the saving if the cheapest four of five are."""
-    prices = prices or prices_of(SOURCE)
+    prices = prices or load_prices(DEFAULT_TABLE)
     costs = [prices.cost(Usage(input=each.prompt_tokens, output=each.output_tokens)) for each in arrivals]
     return {
         str(times): {
-            "most_saved": float(routing.saving(1, times)),
-            "simple_share_of_bill": _number(routing.simple_to_save(goal, times)),
-            "simple_share_of_questions": routing.questions_to_save(goal, times, costs),
-            "saved_by_four_of_five": routing.saving_of_cheapest(Fraction(4, 5), times, costs),
+            "most_saved": float(routing.routing_saving(1, times)),
+            "simple_share_of_bill": _number(routing.simple_fraction_for_saving(goal, times)),
+            "simple_share_of_questions": routing.question_fraction_for_saving(goal, times, costs),
+            "saved_by_four_of_five": routing.cheapest_first_saving(Fraction(4, 5), times, costs),
         }
         for times in cheaper
     }
@@ -50,27 +50,27 @@ def router_savings(
 
 def exact_cache(arrivals: Iterable[Arrival], prices: Prices | None = None, size: int = 100_000) -> Figures:
     """Return the hits and savings of a response cache in a traffic with named prompt blocks."""
-    found = replayed(arrivals, prices or prices_of(SOURCE), size)
-    rate, share = found.hit_rate, found.share
+    found = replay_response_cache(arrivals, prices or load_prices(DEFAULT_TABLE), size)
+    rate, share = found.hit_rate, found.saved_fraction
     return {"requests": found.requests, "hits": found.hits, "hit_rate": rate, "saved_share": share}
 
 
-def rich_prompt(tables: Iterable[str] = (SOURCE, "article-e-2x", "article-e-4x")) -> Figures:
+def rich_prompt(tables: Iterable[str] = (DEFAULT_TABLE, "article-e-2x", "article-e-4x")) -> Figures:
     """Compare a prompt of 2,000 tokens with one of 200 and an answer of 500.
 
     Returns, by table, the break-even answer length of the first; also with the prompt read from a cache, where there is
     one."""
-    found = {name: prices_of(name) for name in tables}
+    found = {name: load_prices(name) for name in tables}
     rows = {
         name: {
-            "answer_up_to": float(answers.dearest_answer(prices, 2000, 200, 500)),
+            "answer_up_to": float(answers.break_even_answer_tokens(prices, 2000, 200, 500)),
             "answer_up_to_if_read": (
-                float(answers.dearest_answer(prices, 2000, 200, 500, read=True)) if prices.cache_read else None
+                float(answers.break_even_answer_tokens(prices, 2000, 200, 500, from_cache=True)) if prices.cache_read else None
             ),
         }
         for name, prices in found.items()
     }
-    ratios = {str(answer): _number(answers.ratio_to_pay(2000, answer, 200, 500)) for answer in (1, 50, 100, 200)}
+    ratios = {str(answer): _number(answers.break_even_price_ratio(2000, answer, 200, 500)) for answer in (1, 50, 100, 200)}
     return rows | {"ratio_to_pay_by_answer": ratios}
 
 
@@ -78,10 +78,10 @@ def thinking_tokens(
     prompt: int = 1000, hidden: int = 2000, answer: int = 200, prices: Prices | None = None
 ) -> Figures:
     """Return an example's bill and context with hidden tokens before the answer, and without."""
-    found = answers.thinking(prices or prices_of(SOURCE), prompt, hidden, answer)
+    found = answers.thinking_cost(prices or load_prices(DEFAULT_TABLE), prompt, hidden, answer)
     return {
         "times_the_bill": float(found.cost / found.cost_without),
-        "share_of_bill": float(found.share),
+        "share_of_bill": float(found.thinking_fraction),
         "context_tokens": found.context - found.context_without,
     }
 
@@ -92,10 +92,10 @@ def agent_loop_figures(
     """Return the prefilled tokens and the bill of a conversation that is sent again with each call.
 
     Gives three cases: no cache, a cache, and a cache that already holds the beginning."""
-    prices = prices or prices_of(SOURCE)
-    cold, warm = (list(agent_loop(calls, start, new, output, warm=known)) for known in (False, True))
-    without, with_ = Bill.of(prices, uncached(cold)), Bill.of(prices, cached(cold, FIVE_MINUTES))
-    known = Bill.of(prices, itertools.islice(cached(warm, FIVE_MINUTES), 1, None))
+    prices = prices or load_prices(DEFAULT_TABLE)
+    cold, warm = (list(agent_loop_calls(calls, start, new, output, warm=known)) for known in (False, True))
+    without, with_ = Bill.from_usages(prices, uncached_usage(cold)), Bill.from_usages(prices, cached_usage(cold, FIVE_MINUTES))
+    known = Bill.from_usages(prices, itertools.islice(cached_usage(warm, FIVE_MINUTES), 1, None))
     first = known.usages[0]
     return {
         "prefilled": without.usage.prompt,

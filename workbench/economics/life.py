@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from workbench.economics.prices import Prices
-from workbench.economics.prompt_cache import LIVES, Life
+from workbench.economics.prompt_cache import CACHE_TTLS, CacheTTL
 
 
 @dataclass(frozen=True)
@@ -23,16 +23,16 @@ class BreakEven:
     `first_cheaper_request` is the first at which caching is cheaper, `first_cheaper_read` its read. None where it never
     is."""
 
-    crossing: Fraction | None
-    request: int | None
+    break_even_requests: Fraction | None
+    first_cheaper_request: int | None
 
     @property
-    def read(self) -> int | None:
-        return None if self.request is None else self.request - 1
+    def first_cheaper_read(self) -> int | None:
+        return None if self.first_cheaper_request is None else self.first_cheaper_request - 1
 
 
-def break_even(prices: Prices, life: Life) -> BreakEven:
-    plain, write, read = _three(prices, life)
+def break_even(prices: Prices, ttl: CacheTTL) -> BreakEven:
+    plain, write, read = _plain_write_read(prices, ttl)
     if write < plain:
         return BreakEven(None, 1)  # cheaper from the first, whatever a read costs
     if read >= plain:
@@ -41,60 +41,60 @@ def break_even(prices: Prices, life: Life) -> BreakEven:
     return BreakEven(crossing, math.floor(crossing) + 1)
 
 
-def hit_share_to_pay(prices: Prices, life: Life) -> Fraction | None:
+def break_even_hit_rate(prices: Prices, ttl: CacheTTL) -> Fraction | None:
     """Return the hit rate at which caching costs as much as no cache.
 
     Below 0 caching always costs less, above 1 never. None where a read costs as much as a write, so that hits save
     nothing."""
-    plain, write, read = _three(prices, life)
+    plain, write, read = _plain_write_read(prices, ttl)
     return (write - plain) / (write - read) if write > read else None
 
 
-def hits_a_write_to_pay(prices: Prices, life: Life) -> Fraction | None:
+def break_even_hits_per_write(prices: Prices, ttl: CacheTTL) -> Fraction | None:
     """Return the mean number of reads after each write at which caching costs as much as no cache.
 
     Returns None where a read costs as much as the plain price."""
-    plain, write, read = _three(prices, life)
+    plain, write, read = _plain_write_read(prices, ttl)
     return (write - plain) / (plain - read) if plain > read else None
 
 
-def even_writes(requests: int, gap: Fraction, life: Life, renews: bool = True) -> int:
+def even_writes(requests: int, gap: Fraction, ttl: CacheTTL, renews: bool = True) -> int:
     """Count the writes among requests that are `gap` seconds apart."""
-    if gap >= life.seconds:
+    if gap >= ttl.seconds:
         return requests
-    return 1 if renews else math.ceil(Fraction(requests, math.ceil(life.seconds / gap)))
+    return 1 if renews else math.ceil(Fraction(requests, math.ceil(ttl.seconds / gap)))
 
 
-def poisson_hit_share(rate: float, life: Life, renews: bool = True) -> float:
+def poisson_hit_rate(rate: float, ttl: CacheTTL, renews: bool = True) -> float:
     """Return the long-run hit rate of Poisson arrivals with `rate` requests a second."""
-    x = rate * life.seconds
+    x = rate * ttl.seconds
     return -math.expm1(-x) if renews else x / (1 + x)
 
 
-def poisson_writes(requests: int, rate: float, life: Life, renews: bool = True) -> float:
+def poisson_writes(requests: int, rate: float, ttl: CacheTTL, renews: bool = True) -> float:
     """Return the expected number of writes among the first `requests` of a Poisson process.
 
     Exact where hits renew the entry; otherwise the first two terms of the renewal theorem, with cycles of 1 +
     Poisson(x) requests."""
-    x = rate * life.seconds
+    x = rate * ttl.seconds
     if renews:
         return 1 + (requests - 1) * math.exp(-x)
     return min(requests, max(1.0, requests / (1 + x) + x * (2 + x) / (2 * (1 + x) ** 2)))
 
 
-def prefix_cost(prices: Prices, life: Life | None, requests: int, writes: float | int, tokens: int) -> float:
+def prefix_cost(prices: Prices, ttl: CacheTTL | None, requests: int, writes: float | int, tokens: int) -> float:
     """Return the cost of a prompt of `tokens` in `requests`, of which `writes` write it; without a TTL, the plain
     price."""
-    if life is None:
-        return float(requests * tokens * prices.a_token("input"))
-    _, write, read = _three(prices, life)
+    if ttl is None:
+        return float(requests * tokens * prices.token_price("input"))
+    _, write, read = _plain_write_read(prices, ttl)
     return tokens * (writes * float(write) + (requests - writes) * float(read))
 
 
-def best_life(
+def cheapest_ttl(
     prices: Prices, rate: float | Fraction, requests: int, renews: bool = True, arrivals: str = "poisson",
-    lives: Iterable[Life] = LIVES,
-) -> Life | None:  # fmt: skip
+    ttls: Iterable[CacheTTL] = CACHE_TTLS,
+) -> CacheTTL | None:  # fmt: skip
     """Return the TTL that makes `requests` cheapest; None: do not cache.
 
     Args:
@@ -105,8 +105,8 @@ def best_life(
         arrivals: `even` or `poisson`.
         ttls: TTLs to choose from; those without a price are skipped.
     """
-    costs: dict[Life | None, float] = {None: prefix_cost(prices, None, requests, 0, 1)}
-    for life in lives:
+    costs: dict[CacheTTL | None, float] = {None: prefix_cost(prices, None, requests, 0, 1)}
+    for life in ttls:
         if getattr(prices, life.kind) is None:
             continue
         if arrivals == "even":
@@ -117,6 +117,6 @@ def best_life(
     return min(costs, key=lambda life: costs[life])
 
 
-def _three(prices: Prices, life: Life) -> tuple[Fraction, Fraction, Fraction]:
+def _plain_write_read(prices: Prices, ttl: CacheTTL) -> tuple[Fraction, Fraction, Fraction]:
     """Return the prices of a token: plain, written, read."""
-    return prices.a_token("input"), prices.a_token(life.kind), prices.a_token("cache_read")
+    return prices.token_price("input"), prices.token_price(ttl.kind), prices.token_price("cache_read")

@@ -10,14 +10,14 @@ from workbench.errors import WorkbenchError
 HOUR = 3600
 
 
-def cost_per_million(an_hour: float | Fraction, tokens_per_s: float | Fraction) -> Fraction:
+def cost_per_million(price_per_hour: float | Fraction, tokens_per_s: float | Fraction) -> Fraction:
     """Return the exact cost of a million tokens: price an hour / (3600 s x tokens a second) x 10^6."""
-    if an_hour < 0 or tokens_per_s <= 0:
-        raise WorkbenchError(f"{an_hour} an hour at {tokens_per_s} tokens/s: give 0 or more, and a rate above 0")
-    return Fraction(an_hour) / (HOUR * Fraction(tokens_per_s)) * MILLION
+    if price_per_hour < 0 or tokens_per_s <= 0:
+        raise WorkbenchError(f"{price_per_hour} an hour at {tokens_per_s} tokens/s: give 0 or more, and a rate above 0")
+    return Fraction(price_per_hour) / (HOUR * Fraction(tokens_per_s)) * MILLION
 
 
-def output_over_input(prefill_tokens_per_s: float, decode_tokens_per_s: float) -> float:
+def output_input_cost_ratio(prefill_tokens_per_s: float, decode_tokens_per_s: float) -> float:
     """Return the cost ratio of an output token to an input token on a machine that is paid by time."""
     if prefill_tokens_per_s <= 0 or decode_tokens_per_s <= 0:
         raise WorkbenchError(
@@ -26,8 +26,8 @@ def output_over_input(prefill_tokens_per_s: float, decode_tokens_per_s: float) -
     return prefill_tokens_per_s / decode_tokens_per_s
 
 
-def tokens_per_s_to_match(an_hour: float | Fraction, price_per_million: float | Fraction) -> Fraction:
+def break_even_tokens_per_s(price_per_hour: float | Fraction, price_per_million: float | Fraction) -> Fraction:
     """Return the tokens a second at which the machine costs no more than a price per million."""
-    if an_hour < 0 or price_per_million <= 0:
-        raise WorkbenchError(f"{an_hour} an hour against {price_per_million} a million: give a price above 0")
-    return Fraction(an_hour) / (HOUR * Fraction(price_per_million)) * MILLION
+    if price_per_hour < 0 or price_per_million <= 0:
+        raise WorkbenchError(f"{price_per_hour} an hour against {price_per_million} a million: give a price above 0")
+    return Fraction(price_per_hour) / (HOUR * Fraction(price_per_million)) * MILLION

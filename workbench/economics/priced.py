@@ -6,24 +6,24 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-from workbench.economics.daily import Plan, day, most_saved, plans
-from workbench.economics.exact_cache import replayed
-from workbench.economics.life import best_life, break_even, even_writes, poisson_writes, prefix_cost
+from workbench.economics.daily import CachingPlan, system_prompt_day, max_saving, price_plans
+from workbench.economics.exact_cache import replay_response_cache
+from workbench.economics.life import cheapest_ttl, break_even, even_writes, poisson_writes, prefix_cost
 from workbench.economics.prices import Prices
-from workbench.economics.prompt_cache import FIVE_MINUTES, LIVES
+from workbench.economics.prompt_cache import FIVE_MINUTES, CACHE_TTLS
 from workbench.economics.usage import KINDS, Usage
-from workbench.economics.workloads import DAY, even, system_prompt, traffic
+from workbench.economics.workloads import DAY, even_times, system_prompt_calls, traffic_calls
 from workbench.traffic.arrival import Arrival
 
-RESPONSES = 100_000  # answers that the exact-match cache holds
+RESPONSE_CACHE_SIZE = 100_000  # answers that the exact-match cache holds
 
 
-def priced_day(
+def price_day(
     prices: Prices, prompt: int, requests: int, arrivals: str, seed: int = 0, days: int = 1, question: int = 0,
     output: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
     """Price a system prompt used `requests` times a day, at even or random times."""
-    found = day(prices, prompt, requests, arrivals, seed, days, question, output)
+    found = system_prompt_day(prices, prompt, requests, arrivals, seed, days, question, output)
     asked = {
         "prompt": prompt, "question": question, "output": output, "requests_a_day": requests, "days": days,
         "arrivals": arrivals, "seed": seed,
@@ -33,23 +33,23 @@ def priced_day(
     answer = {"workload": asked, **_about(prices), "plans": rows}
     if prices.cache_read is not None:
         rate = Fraction(requests, DAY)
-        answer["requests_a_life"] = {life.name: float(rate * life.seconds) for life in LIVES}
+        answer["requests_per_ttl"] = {life.name: float(rate * life.seconds) for life in CACHE_TTLS}
         answer["cheapest"] = _cheapest(prices, rate, requests * days, arrivals)
         if (days, question, output) == (1, 0, 0):
             answer["said"] = _said(prices, prompt, requests)
     return answer
 
 
-def priced_traffic(prices: Prices, arrivals: Sequence[Arrival], system: int = 0) -> dict[str, Any]:
+def price_traffic(prices: Prices, arrivals: Sequence[Arrival], system: int = 0) -> dict[str, Any]:
     """Price a traffic with its named blocks cached, and a system prompt before them all."""
-    found = plans(prices, list(traffic(arrivals, system)))
+    found = price_plans(prices, list(traffic_calls(arrivals, system)))
     blocks = any(arrival.blocks for arrival in arrivals)
     asked = {"prompt": system, "requests": len(arrivals), "arrivals": "trace", "blocks": blocks}
     answer = {"workload": asked, **_about(prices), "plans": [row for row, _ in _rows(found)]}
     if blocks:
-        kept = replayed(arrivals, prices, RESPONSES)
+        kept = replay_response_cache(arrivals, prices, RESPONSE_CACHE_SIZE)
         answer["response_cache"] = {
-            "hits": kept.hits, "hit_rate": kept.hit_rate, "saved": float(kept.saved), "share": kept.share,
+            "hits": kept.hits, "hit_rate": kept.hit_rate, "saved": float(kept.saved), "share": kept.saved_fraction,
         }  # fmt: skip
     return answer
 
@@ -60,31 +60,31 @@ def _about(prices: Prices) -> dict[str, Any]:
         amount = getattr(prices, kind)
         about["prices"][kind] = None if amount is None else float(amount)
     if prices.cache_read is not None:
-        about["most_saved"] = float(most_saved(prices)) if prices.input else None
-        bought = [life for life in LIVES if getattr(prices, life.kind) is not None]
+        about["most_saved"] = float(max_saving(prices)) if prices.input else None
+        bought = [life for life in CACHE_TTLS if getattr(prices, life.kind) is not None]
         crossings = {life.name: break_even(prices, life) for life in bought}
         about["break_even"] = {
             name: {
-                "crossing": None if found.crossing is None else float(found.crossing), "request": found.request,
-                "read": found.read,
+                "crossing": None if found.break_even_requests is None else float(found.break_even_requests), "request": found.first_cheaper_request,
+                "read": found.first_cheaper_read,
             }
             for name, found in crossings.items()
         }  # fmt: skip
     return about
 
 
-def _rows(found: Sequence[Plan]) -> list[tuple[dict[str, Any], Plan]]:
+def _rows(found: Sequence[CachingPlan]) -> list[tuple[dict[str, Any], CachingPlan]]:
     plain = found[0].bill
     rows = []
     for plan in found:
-        saved = plan.bill.saves(plain)
+        saved = plan.bill.saving_against(plain)
         share = float(saved / plain.total) if plain.total else None
         rows.append(({"plan": plan.name, **plan.bill.as_dict(), "saved": float(saved), "share": share}, plan))
     return rows
 
 
-def _formula(prices: Prices, plan: Plan, asked: dict[str, Any]) -> float:
-    requests, life = asked["requests_a_day"] * asked["days"], plan.life
+def _formula(prices: Prices, plan: CachingPlan, asked: dict[str, Any]) -> float:
+    requests, life = asked["requests_a_day"] * asked["days"], plan.ttl
     rate, writes = Fraction(asked["requests_a_day"], DAY), 0.0
     if life is not None and asked["arrivals"] == "even":
         writes = even_writes(requests, 1 / rate, life, plan.renews)
@@ -96,7 +96,7 @@ def _formula(prices: Prices, plan: Plan, asked: dict[str, Any]) -> float:
 def _cheapest(prices: Prices, rate: Fraction, requests: int, arrivals: str) -> dict[str, str | None]:
     found = {}
     for renews, name in ((True, "renewed by hits"), (False, "from the write on")):
-        best = best_life(prices, rate, requests, renews, arrivals)
+        best = cheapest_ttl(prices, rate, requests, renews, arrivals)
         found[name] = None if best is None else best.name
     return found
 
@@ -107,13 +107,13 @@ def _said(prices: Prices, prompt: int, requests: int) -> list[dict[str, Any]]:
     for said in prices.says:
         if (said.prompt, said.requests) != (prompt, requests):
             continue
-        calls = list(system_prompt(even(said.requests_a_life, FIVE_MINUTES.seconds), prompt))
-        plain, busy = plans(prices, calls, (FIVE_MINUTES,))[:2]
+        calls = list(system_prompt_calls(even_times(said.requests_per_ttl, FIVE_MINUTES.seconds), prompt))
+        plain, busy = price_plans(prices, calls, (FIVE_MINUTES,))[:2]
         rows.append({
             "uncached": float(said.uncached), "saved": float(said.saved), "share": float(said.share),
-            "requests_a_life": said.requests_a_life,
-            "requests_a_day_at_that": said.requests_a_life * DAY // FIVE_MINUTES.seconds,
-            "share_at_that": float(busy.bill.saves(plain.bill) / plain.bill.total),
-            "hit_share_at_that": (said.requests_a_life - 1) / said.requests_a_life,
+            "requests_per_ttl": said.requests_per_ttl,
+            "requests_a_day_at_that": said.requests_per_ttl * DAY // FIVE_MINUTES.seconds,
+            "share_at_that": float(busy.bill.saving_against(plain.bill) / plain.bill.total),
+            "hit_share_at_that": (said.requests_per_ttl - 1) / said.requests_per_ttl,
         })  # fmt: skip
     return rows

@@ -17,16 +17,16 @@ from workbench.files import UnreadableText, read_yaml_file
 
 TABLES = Path(__file__).resolve().parent / "tables"
 MILLION = 1_000_000
-SOURCE = "article-a"  # the shipped table with every price that the articles name
+DEFAULT_TABLE = "article-a"  # the shipped table with every price that the articles name
 Price = Annotated[Decimal, Field(ge=0, allow_inf_nan=False)]  # of a million tokens
 Count = Annotated[int, Field(ge=1)]
 
 
-class Part(BaseModel):
+class PriceSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Said(Part):
+class PublishedFigures(PriceSettings):
     """Published figures of a price table for one workload: `requests` a day with a system prompt of `prompt` tokens."""
 
     prompt: Count
@@ -34,10 +34,10 @@ class Said(Part):
     uncached: Price  # a day
     saved: Price  # a day, by caching
     share: Price  # of the uncached bill
-    requests_a_life: Count
+    requests_per_ttl: Count
 
 
-class Prices(Part):
+class Prices(PriceSettings):
     """Prices of a million tokens by kind. A table has all three prompt cache prices or none."""
 
     name: str
@@ -50,7 +50,7 @@ class Prices(Part):
     cache_write_5m: Price | None = None
     cache_write_1h: Price | None = None
     cache_read: Price | None = None
-    says: tuple[Said, ...] = ()
+    says: tuple[PublishedFigures, ...] = ()
 
     @model_validator(mode="after")
     def _whole(self) -> Prices:
@@ -60,13 +60,13 @@ class Prices(Part):
         return self
 
     @classmethod
-    def of(cls, values: Mapping[str, Any], where: str = "prices") -> Prices:
+    def from_values(cls, values: Mapping[str, Any], where: str = "prices") -> Prices:
         try:
             return cls.model_validate(values)
         except ValidationError as error:
             raise explain(error, where, cls) from None
 
-    def a_token(self, kind: str) -> Fraction:
+    def token_price(self, kind: str) -> Fraction:
         """Return the price of one token of a kind. Raises WorkbenchError where the table has no such price."""
         price = getattr(self, kind) if kind in KINDS else None
         if price is None:
@@ -75,9 +75,9 @@ class Prices(Part):
         return Fraction(price) / MILLION
 
     def cost(self, usage: Usage) -> Fraction:
-        return sum((count * self.a_token(kind) for kind, count in usage if count), Fraction(0))
+        return sum((count * self.token_price(kind) for kind, count in usage if count), Fraction(0))
 
-    def times(self, factor: Fraction | int) -> Prices:
+    def scaled(self, factor: Fraction | int) -> Prices:
         """Return the table with every price multiplied by `factor`, marked as an example."""
         changed = {kind: getattr(self, kind) for kind in KINDS}
         changed = {kind: None if old is None else _decimal(Fraction(old) * factor) for kind, old in changed.items()}
@@ -85,15 +85,15 @@ class Prices(Part):
         return self.model_copy(update={**changed, "name": name, "example": True, "says": ()})
 
 
-def prices_of(name: str | Path) -> Prices:
+def load_prices(name: str | Path) -> Prices:
     """Load the price table that ships under this name, or the one in a YAML file."""
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
         path = TABLES / f"{name}.yaml"
-        if str(name) not in shipped():
-            known = ", ".join(shipped())
+        if str(name) not in shipped_tables():
+            known = ", ".join(shipped_tables())
             raise WorkbenchError(
-                f"prices {str(name)!r}: no such table{nearest(str(name), shipped())}; name a YAML file, or: {known}"
+                f"prices {str(name)!r}: no such table{nearest(str(name), shipped_tables())}; name a YAML file, or: {known}"
             )
     try:
         values = read_yaml_file(path)
@@ -102,16 +102,16 @@ def prices_of(name: str | Path) -> Prices:
         raise WorkbenchError(told) from None
     if not isinstance(values, dict):
         raise WorkbenchError(f"prices {name}: must be a mapping with name, source, date, input and output")
-    return Prices.of(values, f"prices {name}")
+    return Prices.from_values(values, f"prices {name}")
 
 
-def shipped() -> list[str]:
+def shipped_tables() -> list[str]:
     return sorted(path.stem for path in TABLES.glob("*.yaml"))
 
 
-def told(money: Fraction, places: int = 4) -> str:
+def format_money(money: Fraction, digits: int = 4) -> str:
     """Format an amount for people: rounded once, here, and never used for computing again."""
-    return f"{float(round(money, places)):,.{places}f}"
+    return f"{float(round(money, digits)):,.{digits}f}"
 
 
 def _decimal(value: Fraction) -> Decimal:

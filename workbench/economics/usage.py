@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 KINDS = ("input", "cache_write_5m", "cache_write_1h", "cache_read", "output")
-counts = attrgetter(*KINDS)
+token_counts = attrgetter(*KINDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Usage:
         return ((kind, getattr(self, kind)) for kind in KINDS)
 
     def __add__(self, other: Usage) -> Usage:
-        return total((self, other))
+        return total_usage((self, other))
 
     @property
     def written(self) -> int:
@@ -36,6 +36,6 @@ class Usage:
         return self.input + self.written + self.cache_read
 
 
-def total(usages: Iterable[Usage]) -> Usage:
-    columns = zip(*(counts(usage) for usage in usages), strict=True)
+def total_usage(usages: Iterable[Usage]) -> Usage:
+    columns = zip(*(token_counts(usage) for usage in usages), strict=True)
     return Usage(*map(sum, columns))

@@ -12,21 +12,21 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from workbench.model.spec import Value
+from workbench.model.spec import FrozenModel
 
 _TORCHS_OWN = vars(nn.Module()).keys() - {"training"}
-_PLAIN = (int, float, str, type(None), Enum, Value)
+_PLAIN = (int, float, str, type(None), Enum, FrozenModel)
 _OURS = ("workbench", "compiled_kernels", "torch")  # whose code does not change while it runs
 
 
-def structure(module: nn.Module) -> Hashable | None:
+def compile_key(module: nn.Module) -> Hashable | None:
     """Return a compile-cache key: equal for modules that compute the same from their inputs and weights.
 
     It covers classes, attributes, submodules, and the weights' shapes and types. None if that is unknown: code of
     others may read what changes unseen.
     """
     own = {name: value for name, value in vars(module).items() if name not in _TORCHS_OWN}
-    parts = {name: None if part is None else structure(part) for name, part in module._modules.items()}
+    parts = {name: None if part is None else compile_key(part) for name, part in module._modules.items()}
     missing = [name for name, part in module._modules.items() if part is not None and parts[name] is None]
     if missing or not _ours(module) or not all(map(_fixed, own.values())):
         return None
@@ -52,7 +52,7 @@ def _kind(tensor: Tensor | None) -> Hashable:
     return tensor if tensor is None else (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
 
 
-class Watch:
+class ModelGuard:
     """A guard that notices new modules, parameters or attributes in a model since it was made."""
 
     def __init__(self, model: nn.Module):

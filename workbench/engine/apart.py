@@ -12,7 +12,7 @@ from workbench.engine.plan import StepPlan
 from workbench.request import Sequence
 
 
-def forward_apart(
+def forward_isolated(
     forward: Callable[[StepPlan], Tensor], plan: StepPlan
 ) -> tuple[StepPlan, Tensor, list[tuple[Sequence, Exception]]]:
     """Compute `plan` by halves until each failure is isolated to one sequence.
@@ -24,9 +24,9 @@ def forward_apart(
         the plan without sequences that fail even alone (and without their beams), the logits of the others
         [sample, vocab], and the error of each failed sequence.
     """
-    broken: list[tuple[Sequence, Exception]] = []
+    failed: list[tuple[Sequence, Exception]] = []
     rows: dict[Sequence, Tensor] = {}
-    parts = list(reversed(plan.halves()))
+    parts = list(reversed(plan.split_in_half()))
     while parts:
         part = parts.pop()
         if not part.spans:
@@ -35,21 +35,21 @@ def forward_apart(
             logits = forward(part).clone()  # what a step gives is valid until the next
         except Exception as error:
             if len(part.spans) == 1:
-                broken.append((part.spans[0].sequence, error))
+                failed.append((part.spans[0].sequence, error))
             else:
-                parts += reversed(part.halves())
+                parts += reversed(part.split_in_half())
             continue
-        counts = [span.logit_rows for span in part.spans]
+        counts = [span.num_logits for span in part.spans]
         rows |= zip((span.sequence for span in part.spans), logits.split(counts), strict=True)
-    ended = {mate for sequence, _ in broken for mate in (sequence, *sequence.mates)}
+    ended = {mate for sequence, _ in failed for mate in (sequence, *sequence.beams)}
     kept = tuple(span for span in plan.spans if span.sequence not in ended)
     logits = torch.cat([rows[span.sequence] for span in kept]) if kept else torch.empty(0, 0)
-    return replace(plan, spans=kept), logits, broken
+    return replace(plan, spans=kept), logits, failed
 
 
-def rows_of(plan: StepPlan, kept: StepPlan, logits: Tensor) -> Tensor:
+def select_logits(plan: StepPlan, remaining: StepPlan, logits: Tensor) -> Tensor:
     """Select from the `logits` [sample, vocab] of `plan` those of the spans of `remaining`."""
-    mine = {span.sequence for span in kept.spans}
-    parts = logits.split([span.logit_rows for span in plan.spans])
+    mine = {span.sequence for span in remaining.spans}
+    parts = logits.split([span.num_logits for span in plan.spans])
     rows = [part for span, part in zip(plan.spans, parts, strict=True) if span.sequence in mine]
     return torch.cat(rows) if rows else logits[:0]

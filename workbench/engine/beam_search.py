@@ -19,7 +19,7 @@ from torch import Tensor
 from workbench.engine import intake
 from workbench.errors import WorkbenchError
 from workbench.request import FinishReason, Request, SamplingParameters, Sequence
-from workbench.sampling.choice import fault
+from workbench.sampling.choice import describe_bad_logits
 from workbench.trace.events import Decoded, Finished
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ EarlyStopping = bool | Literal["never"]
 
 
 @dataclass(frozen=True)
-class Hypothesis:
+class BeamHypothesis:
     """A finished text: its tokens (end token included), their log-probabilities, and the sum / length **
     length_penalty."""
 
@@ -42,7 +42,7 @@ class Hypothesis:
 def beam_search(
     runner: Runner,
     prompt: str | Iterable[int],
-    width: int,
+    num_beams: int,
     max_tokens: int,
     length_penalty: float = 1.0,
     early_stopping: EarlyStopping = False,
@@ -50,7 +50,7 @@ def beam_search(
     stop_token_ids: tuple[int, ...] = (),
     ignore_eos: bool = False,
     request_id: str = "beams",
-) -> list[Hypothesis]:
+) -> list[BeamHypothesis]:
     """Return the best continuations of `prompt` by beam search, best first; other requests of the runner go on
     meanwhile.
 
@@ -70,16 +70,16 @@ def beam_search(
     Raises:
         WorkbenchError: if it cannot run.
     """
-    sampling = intake.sampling_from({
-        "beams": width, "n": width, "max_tokens": max_tokens, "length_penalty": length_penalty,
+    sampling = intake.parse_sampling({
+        "beams": num_beams, "n": num_beams, "max_tokens": max_tokens, "length_penalty": length_penalty,
         "early_stopping": early_stopping, "stop_token_ids": stop_token_ids, "ignore_eos": ignore_eos,
     })  # fmt: skip
     if isinstance(prompt, str):
-        request = intake.request_from(prompt, runner.tokenizer, sampling, request_id)
+        request = intake.make_request(prompt, runner.tokenizer, sampling, request_id)
     else:
         request = Request(request_id, tuple(prompt), sampling)
     logprobs: dict[int, list[float]] = {}
-    found: dict[int, Hypothesis] = {}
+    found: dict[int, BeamHypothesis] = {}
     for event in runner.stream([request]):
         if isinstance(event, Decoded) and event.logprob is not None:
             logprobs.setdefault(event.sample, []).append(event.logprob)
@@ -89,7 +89,7 @@ def beam_search(
             if event.score is None:
                 raise WorkbenchError(event.error or f"beam search: {event.reason}")
             mine = tuple(logprobs.get(event.sample, ()))
-            found[event.sample] = Hypothesis(event.token_ids, mine, event.score, event.output_text)
+            found[event.sample] = BeamHypothesis(event.token_ids, mine, event.score, event.output_text)
     return [found[number] for number in sorted(found)]
 
 
@@ -102,80 +102,80 @@ class Beam:
     logprobs: tuple[float, ...] = ()
 
 
-class Search:
+class BeamSearch:
     """One beam search: its beams and finished texts."""
 
-    def __init__(self, asked: SamplingParameters, mates: Iterable[Sequence], ends: set[int], most: int):
-        self.mates = list(mates)
-        self.width, self.returned, self.ends, self.most = asked.beams, asked.n, ends, most
-        self.length_penalty, self.early_stopping = asked.length_penalty, asked.early_stopping
+    def __init__(self, sampling: SamplingParameters, sequences: Iterable[Sequence], end_token_ids: set[int], max_tokens: int):
+        self.sequences = list(sequences)
+        self.num_beams, self.num_returned, self.end_token_ids, self.max_tokens = sampling.beams, sampling.n, end_token_ids, max_tokens
+        self.length_penalty, self.early_stopping = sampling.length_penalty, sampling.early_stopping
         # At first all texts are the same: only one of them may go on.
-        self.beams = [Beam(mate, 0.0 if number == 0 else -torch.inf) for number, mate in enumerate(mates)]
-        self.found: list[Hypothesis] = []
-        self.moments: list[tuple[float, int]] = []  # when, and in which step, the tokens of each place were computed
+        self.beams = [Beam(mate, 0.0 if number == 0 else -torch.inf) for number, mate in enumerate(sequences)]
+        self.hypotheses: list[BeamHypothesis] = []
+        self.token_times: list[tuple[float, int]] = []  # when, and in which step, the tokens of each place were computed
         self._rows: dict[str, list[tuple[int, float]]] = {}
 
     @property
     def ready(self) -> bool:
         """Return whether every beam has computed what it knows: they advance together."""
-        return len(self._rows) == self.width and all(beam.sequence.waiting_tokens == 0 for beam in self.beams)
+        return len(self._rows) == self.num_beams and all(beam.sequence.num_uncomputed_tokens == 0 for beam in self.beams)
 
-    def look(self, sequence: Sequence, logits: Tensor) -> str:
+    def add_logits(self, sequence: Sequence, logits: Tensor) -> str:
         """Add the model's `logits` [vocab] after the text of `sequence`; return what is wrong with them, or an empty
         string."""
         largest = float(logits.max())
         if not abs(largest) < torch.inf:
-            return f"the model's logits {fault(largest)}"
+            return f"the model's logits {describe_bad_logits(largest)}"
         logprobs = logits.double().log_softmax(-1)
-        count = min(len(logprobs), (1 + max(1, len(self.ends))) * self.width)
+        count = min(len(logprobs), (1 + max(1, len(self.end_token_ids))) * self.num_beams)
         least = logprobs.topk(count).values[-1]
         ids = (logprobs >= least).nonzero()[:, 0]
         self._rows[sequence.request_id] = list(zip(ids.tolist(), logprobs[ids].tolist(), strict=True))
         return ""
 
-    def select(self, now: float, step: int) -> list[tuple[Sequence, int]] | None:
+    def advance(self, now: float, step: int) -> list[tuple[Sequence, int]] | None:
         """Choose (sequence, token) for as many continuations as there are beams; None when the search is over."""
-        self.moments.append((now, step))
-        length = len(self.moments)
+        self.token_times.append((now, step))
+        length = len(self.token_times)
         candidates = [
             (-(beam.logprob + logprob), number, token, logprob)
             for number, beam in enumerate(self.beams)
             for token, logprob in self._rows[beam.sequence.request_id]
         ]
-        candidates = sorted(candidates)[: (1 + max(1, len(self.ends))) * self.width]
+        candidates = sorted(candidates)[: (1 + max(1, len(self.end_token_ids))) * self.num_beams]
         self._rows = {}
-        going: list[tuple[Beam, int]] = []
+        continuations: list[tuple[Beam, int]] = []
         for rank, (cost, number, token, logprob) in enumerate(candidates):
             beam = self.beams[number]
             longer = Beam(beam.sequence, -cost, (*beam.logprobs, logprob))
-            if token not in self.ends and length < self.most:
-                going.append((longer, token))
-            elif rank < self.width and cost < torch.inf:
+            if token not in self.end_token_ids and length < self.max_tokens:
+                continuations.append((longer, token))
+            elif rank < self.num_beams and cost < torch.inf:
                 self._finish(longer, token, length)
-        going = going[: self.width]
-        if not going or not self._may_improve(going[0][0].logprob, length):
+        continuations = continuations[: self.num_beams]
+        if not continuations or not self._may_improve(continuations[0][0].logprob, length):
             return None
-        while len(going) < self.width:  # a vocabulary smaller than the beams: texts that cannot be chosen fill up
-            beam, token = going[0]
-            going.append((Beam(beam.sequence, -torch.inf, beam.logprobs), token))
-        self.beams = [beam for beam, _ in going]
-        return [(beam.sequence, token) for beam, token in going]
+        while len(continuations) < self.num_beams:  # a vocabulary smaller than the beams: texts that cannot be chosen fill up
+            beam, token = continuations[0]
+            continuations.append((Beam(beam.sequence, -torch.inf, beam.logprobs), token))
+        self.beams = [beam for beam, _ in continuations]
+        return [(beam.sequence, token) for beam, token in continuations]
 
-    def moved(self, heirs: list[Sequence]) -> None:
+    def reassign(self, sequences: list[Sequence]) -> None:
         """Assign the sequences that hold the texts chosen by `advance`, in its order."""
-        self.beams = [Beam(heir, beam.logprob, beam.logprobs) for heir, beam in zip(heirs, self.beams, strict=True)]
+        self.beams = [Beam(heir, beam.logprob, beam.logprobs) for heir, beam in zip(sequences, self.beams, strict=True)]
 
     def _finish(self, beam: Beam, token: int, length: int) -> None:
         output = (*beam.sequence.output_ids, token)
-        self.found.append(Hypothesis(output, beam.logprobs, beam.logprob / length**self.length_penalty))
-        self.found = sorted(self.found, key=lambda each: -each.score)[: self.width]
+        self.hypotheses.append(BeamHypothesis(output, beam.logprobs, beam.logprob / length**self.length_penalty))
+        self.hypotheses = sorted(self.hypotheses, key=lambda each: -each.score)[: self.num_beams]
 
     def _may_improve(self, best: float, length: int) -> bool:
         """Return whether the best beam could still beat the worst finished text."""
-        if len(self.found) < self.width:
+        if len(self.hypotheses) < self.num_beams:
             return True
         if self.early_stopping is True:
             return False
         if self.early_stopping == "never" and self.length_penalty > 0:
-            length = self.most
-        return best / length**self.length_penalty > self.found[-1].score
+            length = self.max_tokens
+        return best / length**self.length_penalty > self.hypotheses[-1].score

@@ -17,8 +17,8 @@ class BestOf:
     log-probability, best first. Finished says of the others that they were not chosen, and why.
     """
 
-    def __init__(self, samples: int, chosen: int):
-        self.samples, self.chosen = samples, chosen
+    def __init__(self, samples: int, num_returned: int):
+        self.samples, self.num_returned = samples, num_returned
         self._events: list[Event] = []
         self._scores = [0.0] * samples
         self._ends: dict[int, Finished] = {}
@@ -30,23 +30,23 @@ class BestOf:
             self._scores[event.sample] += event.logprob or 0.0
         elif isinstance(event, Finished):
             self._ends[event.sample] = event
-        return self._told() if len(self._ends) == self.samples else []
+        return self._ranked_events() if len(self._ends) == self.samples else []
 
-    def _told(self) -> list[Event]:
+    def _ranked_events(self) -> list[Event]:
         broken = {number: end.reason not in COMPLETED for number, end in self._ends.items()}
         ranking = sorted(self._ends, key=lambda number: (broken[number], -self._scores[number], number))
         place = {number: rank for rank, number in enumerate(ranking)}
-        last = self._scores[ranking[self.chosen - 1]]
+        last = self._scores[ranking[self.num_returned - 1]]
         told: list[Event] = []
         for event in self._events:
             if isinstance(event, Finished) and not broken[event.sample]:
                 event = replace(event, score=(score := self._scores[event.sample]))
-                if place[event.sample] >= self.chosen:
-                    words = not_chosen(place[event.sample], self.samples, score, last)
+                if place[event.sample] >= self.num_returned:
+                    words = not_chosen_message(place[event.sample], self.samples, score, last)
                     event = replace(event, reason=str(FinishReason.NOT_CHOSEN), error=words)
             told.append(replace(event, sample=place[event.sample]))
         return told
 
 
-def not_chosen(rank: int, samples: int, score: float, last: float) -> str:
+def not_chosen_message(rank: int, samples: int, score: float, last: float) -> str:
     return f"not chosen: number {rank + 1} of {samples}, with a score of {score:.3f}; the last chosen has {last:.3f}"

@@ -15,47 +15,47 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from workbench.engine.interrupts import HeldBack
+from workbench.engine.interrupts import DeferInterrupts
 
 
-class Books:
+class StepLock:
     """A lock around work on a runner: `with lock.acquire() as interrupts:`.
 
     Recorded work is carried out on release, and `on_release` is called last. An interrupt inside is deferred to the
     end, or to where `interrupts` allows it.
     """
 
-    def __init__(self, noted: Callable[[], bool], heed: Callable[[], None], closing: Callable[[], None]):
-        self._noted, self._heed, self._closing = noted, heed, closing
+    def __init__(self, has_pending: Callable[[], bool], process: Callable[[], None], on_release: Callable[[], None]):
+        self._has_pending, self._process, self._on_release = has_pending, process, on_release
         self._lock = threading.Lock()
         self._holder: int | None = None  # the thread that holds the lock
 
-    def open(self) -> Opened:
+    def acquire(self) -> LockedSection:
         """Return the locked section; it waits for other threads. Within work of the same thread it is part of that
         work."""
-        return Opened(self)
+        return LockedSection(self)
 
-    def settle(self) -> None:
+    def process_pending(self) -> None:
         """Carry out recorded work if the lock is free; otherwise its holder will."""
-        if self._noted() and self._lock.acquire(blocking=False):
+        if self._has_pending() and self._lock.acquire(blocking=False):
             self._holder = threading.get_ident()
-            self._close()
+            self._release()
 
-    def _close(self) -> None:
+    def _release(self) -> None:
         try:
-            self._heed()
-            self._closing()  # before another thread can take the lock: what it raises is this work's
+            self._process()
+            self._on_release()  # before another thread can take the lock: what it raises is this work's
         finally:
             self._holder = None
             self._lock.release()
-            self.settle()  # recorded since
+            self.process_pending()  # recorded since
 
 
-class Opened:
-    def __init__(self, books: Books):
-        self._books, self._held = books, HeldBack()
+class LockedSection:
+    def __init__(self, books: StepLock):
+        self._books, self._held = books, DeferInterrupts()
 
-    def __enter__(self) -> HeldBack:
+    def __enter__(self) -> DeferInterrupts:
         books = self._books
         held = self._held.__enter__()
         self._within = books._holder == threading.get_ident()
@@ -67,6 +67,6 @@ class Opened:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> Any:
         try:
             if not self._within:
-                self._books._close()
+                self._books._release()
         finally:
             self._held.__exit__(kind, error, at)

@@ -11,6 +11,6 @@ def bucket_for(rows: int) -> int:
     return next((size for size in DECODE_BUCKETS if size >= rows), -(-rows // last) * last)
 
 
-def check_bucket_for(rows: int) -> int:
+def verify_bucket_for(rows: int) -> int:
     """Return the bucket of a verification step, where one more row is felt: exact up to 8, then multiples of 16."""
     return rows if rows <= 8 else -(-rows // 16) * 16 if rows <= DECODE_BUCKETS[-1] else bucket_for(rows)

@@ -12,18 +12,18 @@ from torch import Tensor
 from workbench.batch import TokenBatch
 from workbench.cache.pages import NULL_PAGE
 from workbench.cache.store import KVStore
-from workbench.engine.alike import Watch
+from workbench.engine.alike import ModelGuard
 from workbench.engine.buckets import bucket_for
-from workbench.engine.compiled import settled
-from workbench.engine.packing import pack
+from workbench.engine.compiled import synchronized
+from workbench.engine.packing import pack_batch
 from workbench.engine.plan import StepPlan
 from workbench.model.transformer import Transformer
 
-Replay = Callable[[], Tensor]
+StepFunction = Callable[[], Tensor]
 CPU = torch.device("cpu")
 
 
-def cuda_graph(step: Replay) -> Replay:
+def capture_cuda_graph(step: StepFunction) -> StepFunction:
     """Capture `step`; each call of the result computes it anew from the present contents of its inputs' memory."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -42,16 +42,16 @@ def cuda_graph(step: Replay) -> Replay:
     return replay
 
 
-class CapturedExecutor:
+class CudaGraphExecutor:
     """Execute decodes as CUDA graphs by rows and page table width, both rounded up; other steps run as written."""
 
     kernel_seconds: float | None = None
     artifacts: Mapping[str, str] = MappingProxyType({})
 
-    def __init__(self, model: Transformer, store: KVStore, capture: Callable[[Replay], Replay] = cuda_graph):
+    def __init__(self, model: Transformer, store: KVStore, capture: Callable[[StepFunction], StepFunction] = capture_cuda_graph):
         self.model, self.store, self._capture = model, store, capture
-        self._captured: dict[tuple[int, int], tuple[TokenBatch, Replay]] = {}
-        self._made, self._watch = 0, Watch(model)
+        self._graphs: dict[tuple[int, int], tuple[TokenBatch, StepFunction]] = {}
+        self._made, self._watch = 0, ModelGuard(model)
 
     @property
     def compiles(self) -> int:
@@ -59,24 +59,24 @@ class CapturedExecutor:
 
     def forward(self, plan: StepPlan) -> Tensor:
         if plan.phase != "decode" and self._watch.changed:
-            self._captured, self._watch = {}, Watch(self.model)
-        plan = plan.by_rows(self.store.lag)
+            self._graphs, self._watch = {}, ModelGuard(self.model)
+        plan = plan.as_decode_rows(self.store.residual_length)
         if not plan.decode_only:
-            logits = self.model(pack(plan, self.store.page_size, self.model.device), self.store)
+            logits = self.model(pack_batch(plan, self.store.page_size, self.model.device), self.store)
         else:
-            batch = pack(plan, self.store.page_size, CPU, bucket_for(len(plan.spans) + plan.padding))
-            self.store.settle(batch)  # by lengths that Python knows, so that no graph has to
+            batch = pack_batch(plan, self.store.page_size, CPU, bucket_for(len(plan.spans) + plan.padding_rows))
+            self.store.quantize_pending(batch)  # by lengths that Python knows, so that no graph has to
             logits = self._step(_widened(batch))()[: len(plan.spans)]
-        return settled(logits)
+        return synchronized(logits)
 
-    def _step(self, batch: TokenBatch) -> Replay:
+    def _step(self, batch: TokenBatch) -> StepFunction:
         """Return the captured step of this size, with its inputs filled from `batch`."""
-        key = (batch.rows, batch.page_tables[0].shape[1])
-        if key not in self._captured:
+        key = (batch.num_tokens, batch.page_tables[0].shape[1])
+        if key not in self._graphs:
             held = _moved(batch, self.model.device)
-            self._captured[key] = held, self._capture(lambda: self.model(held, self.store))
+            self._graphs[key] = held, self._capture(lambda: self.model(held, self.store))
             self._made += 1
-        held, replay = self._captured[key]
+        held, replay = self._graphs[key]
         for mine, given in zip(_tensors(held), _tensors(batch), strict=True):
             mine.copy_(given, non_blocking=True)
         return replay
@@ -88,13 +88,13 @@ def _widened(batch: TokenBatch) -> TokenBatch:
     tables = tuple(
         torch.nn.functional.pad(table, (0, width - table.shape[1]), value=NULL_PAGE) for table in batch.page_tables
     )
-    return replace(batch, page_tables=tables, sample_rows=torch.arange(batch.rows), settles=False)
+    return replace(batch, page_tables=tables, sample_rows=torch.arange(batch.num_tokens), settles=False)
 
 
 def _tensors(batch: TokenBatch) -> tuple[Tensor, ...]:
     return (
-        batch.ids, batch.positions, batch.span_starts, batch.context_lengths, *batch.page_tables, *batch.slots,
-        batch.sample_rows,
+        batch.token_ids, batch.positions, batch.span_starts, batch.context_lengths, *batch.page_tables, *batch.slot_mapping,
+        batch.logits_indices,
     )  # fmt: skip
 
 
@@ -103,4 +103,4 @@ def _moved(batch: TokenBatch, device: torch.device) -> TokenBatch:
     ids, positions, starts, lengths, *rest = (tensor.to(device, copy=True) for tensor in _tensors(batch))
     count = len(batch.page_tables)
     tables, slots = tuple(rest[:count]), tuple(rest[count:-1])
-    return TokenBatch(ids, positions, starts, lengths, tables, slots, rest[-1], decode_only=True, settles=False)
+    return TokenBatch(ids, positions, starts, lengths, tables, slots, rest[-1], decode_only=True, quantize_on_write=False)

@@ -18,19 +18,19 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from compiled_kernels import Lane
-from compiled_kernels.graphs import compiled, graph_count
+from compiled_kernels import Backend
+from compiled_kernels.graphs import compile_once, graph_count
 from workbench.batch import TokenBatch
-from workbench.cache.store import KVStore, Layer
-from workbench.engine.alike import Watch, structure
+from workbench.cache.store import KVStore, CacheLayer
+from workbench.engine.alike import ModelGuard, compile_key
 from workbench.engine.buckets import bucket_for
-from workbench.engine.packing import pack
+from workbench.engine.packing import pack_batch
 from workbench.engine.plan import StepPlan
-from workbench.model.layers import Angles, Block
+from workbench.model.layers import Angles, TransformerBlock
 from workbench.model.transformer import Transformer
 
 
-class CompiledExecutor:
+class InductorExecutor:
     """Execute steps with Inductor; `compiles` counts graphs since it was made."""
 
     kernel_seconds: float | None = None
@@ -40,9 +40,9 @@ class CompiledExecutor:
         self,
         model: Transformer,
         store: KVStore,
-        reads: Lane = Lane.INDUCTOR,
-        unit: str = "block",
-        decodes: Lane = Lane.INDUCTOR,
+        attention_backend: Backend = Backend.INDUCTOR,
+        compile_unit: str = "block",
+        decode_backend: Backend = Backend.INDUCTOR,
     ):
         """Compile for `model` and `store`.
 
@@ -53,54 +53,54 @@ class CompiledExecutor:
             compile_unit: `block` or `step`.
             decode_backend: backend of attention for decodes over caches that no graph can hold.
         """
-        self.model, self.store, self.reads, self.decodes = model, store, reads, decodes
-        self.unit = unit if all(layer.traceable for layer in store.layers) else "block"
+        self.model, self.store, self.attention_backend, self.decode_backend = model, store, attention_backend, decode_backend
+        self.compile_unit = compile_unit if all(layer.traceable for layer in store.layers) else "block"
         self._before_this = graph_count()
-        self._step = compiled(_step, dynamic=False)
-        self._look()
-        self._head = compiled(Transformer.logits_of, dynamic=False)
-        for table in range(len(store.tables)):
-            for pages in store.paged(table):
+        self._step = compile_once(_step, dynamic=False)
+        self._compile_blocks()
+        self._head = compile_once(Transformer.compute_logits, dynamic=False)
+        for table in range(len(store.groups)):
+            for pages in store.page_tensors(table):
                 torch._dynamo.mark_dynamic(pages, 0)  # the pool's size is no reason to compile again
 
     @property
     def compiles(self) -> int:
         return graph_count() - self._before_this
 
-    def _look(self) -> None:
-        self._sides = {block: _Sides.of(cast(Block, block)) for block in self.model.blocks}
-        self._watch = Watch(self.model)
+    def _compile_blocks(self) -> None:
+        self._sides = {block: _Sides.of(cast(TransformerBlock, block)) for block in self.model.blocks}
+        self._watch = ModelGuard(self.model)
 
     def forward(self, plan: StepPlan) -> Tensor:
         if plan.phase != "decode" and self._watch.changed:
-            self._look()
-        plan = plan.by_rows()
-        rows = bucket_for(len(plan.spans) + plan.padding) if plan.decode_only else None
-        batch = pack(plan, self.store.page_size, self.model.device, rows)
+            self._compile_blocks()
+        plan = plan.as_decode_rows()
+        rows = bucket_for(len(plan.spans) + plan.padding_rows) if plan.decode_only else None
+        batch = pack_batch(plan, self.store.page_size, self.model.device, rows)
         for table in batch.page_tables:
             torch._dynamo.mark_dynamic(table, 1)
         with torch.inference_mode():
-            if rows is not None and self.unit == "step":
-                return settled(self._step(self.model, batch, self.store)[batch.sample_rows])
-            return settled(self._by_blocks(batch, plan.decode_only))
+            if rows is not None and self.compile_unit == "step":
+                return synchronized(self._step(self.model, batch, self.store)[batch.logits_indices])
+            return synchronized(self._by_blocks(batch, plan.decode_only))
 
     def _by_blocks(self, batch: TokenBatch, decode_only: bool) -> Tensor:
-        x = self.model.hidden(batch, self.store, self._whole if decode_only else self._mixed)
-        samples = len(batch.sample_rows)
+        x = self.model.hidden_states(batch, self.store, self._whole if decode_only else self._mixed)
+        samples = len(batch.logits_indices)
         wanted = torch.zeros(bucket_for(samples), dtype=torch.long, device=x.device)
-        wanted[:samples] = batch.sample_rows
+        wanted[:samples] = batch.logits_indices
         return self._head(self.model, x[wanted])[:samples]
 
-    def _whole(self, block: Block, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: Layer) -> Tensor:
+    def _whole(self, block: TransformerBlock, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: CacheLayer) -> Tensor:
         if not cache.traceable:
             return self._mixed(block, x, cos, sin, batch, cache)
         return self._sides[block].whole(block, x, cos, sin, batch, cache)
 
-    def _mixed(self, block: Block, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: Layer) -> Tensor:
-        sides, lane = self._sides[block], self.decodes if batch.decode_only else self.reads
+    def _mixed(self, block: TransformerBlock, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: CacheLayer) -> Tensor:
+        sides, backend = self._sides[block], self.decode_backend if batch.decode_only else self.attention_backend
         q, k, v = sides.before(block, x, cos, sin)
-        cache.write(k, v, batch, lane)
-        return sides.after(block, x, block.attention.read(q, batch, cache, lane))
+        cache.write(k, v, batch, backend)
+        return sides.after(block, x, block.attention.attend(q, batch, cache, backend))
 
 
 @dataclass(frozen=True)
@@ -112,16 +112,16 @@ class _Sides:
     after: Callable[..., Tensor]
 
     @classmethod
-    def of(cls, block: Block) -> _Sides:
-        kind, alike = type(block), structure(block)
+    def of(cls, block: TransformerBlock) -> _Sides:
+        kind, alike = type(block), compile_key(block)
         return cls(
-            compiled(kind.forward, dynamic=False, alike=alike),
-            compiled(kind.before, dynamic=True, alike=alike),
-            compiled(kind.after, dynamic=True, alike=alike),
+            compile_once(kind.forward, dynamic=False, alike=alike),
+            compile_once(kind.before_attention, dynamic=True, alike=alike),
+            compile_once(kind.after_attention, dynamic=True, alike=alike),
         )
 
 
-def settled(logits: Tensor) -> Tensor:
+def synchronized(logits: Tensor) -> Tensor:
     """Return `logits` once they are computed, not merely queued, so that a step's time is the device's."""
     if logits.is_cuda:
         torch.cuda.synchronize(logits.device)
@@ -130,4 +130,4 @@ def settled(logits: Tensor) -> Tensor:
 
 def _step(model: Transformer, batch: TokenBatch, store: KVStore) -> Tensor:
     """Return logits of every row of a batch of decodes."""
-    return model.logits_of(model.hidden(batch, store))
+    return model.compute_logits(model.hidden_states(batch, store))

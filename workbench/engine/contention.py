@@ -8,7 +8,7 @@ The rule, for each shape of step:
 
 1. The first step runs on all threads, the second on one, which shows what one thread takes.
 2. Then all threads, until `SLOW_STEPS` steps in a row took more than `SLOWER` times that.
-3. Then one thread, until its steps have lasted `patience` times as long as the slower of those steps (at most
+3. Then one thread, until its steps have lasted `starvation_limit` times as long as the slower of those steps (at most
    `MOST_SECONDS`), and one step on all threads as a probe. All threads stay if it took no longer than one thread's
    steps did on average; otherwise one thread goes on with twice the patience, up to `MOST_PATIENCE`.
 
@@ -45,14 +45,14 @@ class Contention:
     count: int = 0  # of them
 
     @property
-    def alone(self) -> bool:
+    def single_threaded(self) -> bool:
         """Whether the next step runs on one thread."""
         return self.steps == 1 or (self.left is not None and self.left > 0)
 
 
 def after_step(state: Contention, seconds: float) -> Contention:
     """Return the state after the next step took so many seconds."""
-    alone, state = state.alone, replace(state, steps=state.steps + 1)
+    alone, state = state.single_threaded, replace(state, steps=state.steps + 1)
     if state.steps == 1:  # it finds nothing in the caches
         return state
     if alone:
@@ -102,17 +102,17 @@ class StepThreads:
         """Call `step(threads)`, which computes so many steps of `shape`, and return the seconds it took."""
         most = torch.get_num_threads()
         state = self._states.get((most, shape), Contention())
-        threads = 1 if state.alone else most
+        threads = 1 if state.single_threaded else most
         began = self._clock()
         step(threads)
         seconds = self._clock() - began
         if most > 1:
             now = self._states[most, shape] = after_step(state, seconds / steps)
             if (now.left is None) != (state.left is None):
-                self._tell(shape, most, seconds / steps, state, now)
+                self._report(shape, most, seconds / steps, state, now)
         return seconds
 
-    def _tell(self, shape: Hashable, most: int, seconds: float, state: Contention, now: Contention) -> None:
+    def _report(self, shape: Hashable, most: int, seconds: float, state: Contention, now: Contention) -> None:
         took = f"{shape}: a step on {most} threads took {1000 * seconds:.2f} ms"
         if now.left is not None:
             told = f"{took}, one thread {1000 * state.one_thread:.2f}: other processes hold the cores"

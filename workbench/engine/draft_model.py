@@ -10,15 +10,15 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from workbench.cache.holdings import Holdings
+from workbench.cache.holdings import KVCacheManager
 from workbench.engine.executors import Executor
 from workbench.engine.plan import Span, StepPlan
 from workbench.model.spec import ModelSpec
 from workbench.request import Request, Sequence
-from workbench.sampling.admitted import Admitted, admit
+from workbench.sampling.admitted import SamplingState, build_sampling_state
 from workbench.sampling.filters import Filter, History, Temperature
-from workbench.sampling.samplers import Draw, drawn, uniform
-from workbench.sampling.verify import DRAFT, NO_DRAFT, Draft
+from workbench.sampling.samplers import RandomSampler, sample_categorical, uniform
+from workbench.sampling.verify import DRAFT_STREAM, NO_DRAFT, Draft
 
 
 class Drawing(NamedTuple):
@@ -28,7 +28,7 @@ class Drawing(NamedTuple):
     uniforms: list[float]
 
 
-class Several(Protocol):
+class MultiStep(Protocol):
     """Several steps in one call: what follows each sequence's next token to be computed, and what follows that, `steps`
     times, by sequence; the first of these are `known`, the others the likeliest or, where a sequence has a `Drawing`,
     drawn. A sequence's tokens end early where the draft is unsure of the next (see `ModelDrafts`). Where anything is
@@ -40,7 +40,7 @@ class Several(Protocol):
 
 
 @dataclass
-class ModelDrafts:
+class DraftModelProposer:
     """A draft model's tokens for sequences of a target, each chosen as its request says: the largest where it is
     greedy, otherwise drawn from what the request's own filters leave of the draft's logits.
 
@@ -55,21 +55,21 @@ class ModelDrafts:
 
     spec: ModelSpec
     executor: Executor
-    holdings: Holdings
-    chunk: int  # tokens that a step computes at most
-    coupled: bool = False
+    kv_cache_manager: KVCacheManager
+    max_num_batched_tokens: int  # tokens that a step computes at most
+    common_random_numbers: bool = False
     confidence_threshold: float = 0.0
-    several: Several | None = None
-    _followed: dict[str, _Followed] = field(default_factory=dict, repr=False)
+    multi_step: MultiStep | None = None
+    _followed: dict[str, _DraftSequence] = field(default_factory=dict, repr=False)
 
     def propose(self, sequences: Many[Sequence], counts: Many[int]) -> list[Draft]:
         wanted = {
-            sequence.request_id: min(count, self.spec.context - len(sequence.token_ids))
+            sequence.request_id: min(count, self.spec.max_position_embeddings - len(sequence.token_ids))
             for sequence, count in zip(sequences, counts, strict=True)
         }
         followed = [self._follow(sequence) for sequence in sequences if wanted[sequence.request_id] > 0]
-        together = self.several is not None and all(each.plainly for each in followed)
-        mine = self._caught_up(followed, wanted, 2 if together else 1)
+        together = self.multi_step is not None and all(each.plainly for each in followed)
+        mine = self._catch_up(followed, wanted, 2 if together else 1)
         if together and mine:
             self._at_once(mine, wanted)
         else:
@@ -80,43 +80,43 @@ class ModelDrafts:
     def forget(self, request_id: str) -> None:
         followed = self._followed.pop(request_id, None)
         if followed is not None:
-            self.holdings.release(followed.own)
+            self.kv_cache_manager.free(followed.own)
 
-    def _follow(self, sequence: Sequence) -> _Followed:
+    def _follow(self, sequence: Sequence) -> _DraftSequence:
         """Return the draft's sequence, as long as the target's."""
         each = self._followed.get(sequence.request_id)
         if each is None:
-            own = Sequence.of(Request(sequence.request_id, sequence.request.prompt_ids), sequence.order)
-            own.pages = tuple([] for _ in self.holdings.pools)
-            each = self._followed[sequence.request_id] = _Followed(own, admit(sequence.request, self.spec.vocab))
-        each.keep_to(sequence.token_ids)
-        self.holdings.settle(each.own)
+            own = Sequence.from_request(Request(sequence.request_id, sequence.request.prompt_ids), sequence.arrival_index)
+            own.pages = tuple([] for _ in self.kv_cache_manager.pools)
+            each = self._followed[sequence.request_id] = _DraftSequence(own, build_sampling_state(sequence.request, self.spec.vocab_size))
+        each.sync(sequence.token_ids)
+        self.kv_cache_manager.update_after_step(each.own)
         return each
 
-    def _one_by_one(self, mine: list[_Followed], wanted: Mapping[str, int]) -> None:
+    def _one_by_one(self, mine: list[_DraftSequence], wanted: Mapping[str, int]) -> None:
         for place in range(max((wanted[each.name] for each in mine), default=0)):
             ready = [each for each in mine if wanted[each.name] > place and not each.unsure]
             if not ready:
                 break
-            plan = StepPlan(0, tuple(Span(each.own, each.own.computed, 1, True) for each in ready))
+            plan = StepPlan(0, tuple(Span(each.own, each.own.num_computed_tokens, 1, True) for each in ready))
             self._choose(ready, self.executor.forward(plan))
             for each in ready:
-                each.own.computed += 1
+                each.own.num_computed_tokens += 1
 
-    def _at_once(self, mine: list[_Followed], wanted: Mapping[str, int]) -> None:
+    def _at_once(self, mine: list[_DraftSequence], wanted: Mapping[str, int]) -> None:
         """Draft all tokens in one call; every sequence starts as far back as the furthest one, with equal results."""
-        assert self.several is not None
-        back = max(each.own.waiting_tokens for each in mine)
+        assert self.multi_step is not None
+        back = max(each.own.num_uncomputed_tokens for each in mine)
         for each in mine:
-            each.own.computed = max(0, each.known - back)
-        back = min(each.own.waiting_tokens for each in mine)  # shorter where a text is shorter still
+            each.own.num_computed_tokens = max(0, each.known - back)
+        back = min(each.own.num_uncomputed_tokens for each in mine)  # shorter where a text is shorter still
         for each in mine:
-            each.own.computed = each.known - back
+            each.own.num_computed_tokens = each.known - back
         known = [each.own.token_ids[each.known - back + 1 :] for each in mine]
         steps = back - 1 + max(wanted[each.name] for each in mine)
-        steps = min(steps, *(self.spec.context - each.own.computed for each in mine))
+        steps = min(steps, *(self.spec.max_position_embeddings - each.own.num_computed_tokens for each in mine))
         draws = [each.drawing(back, steps, self._use) for each in mine]
-        found, logits = self.several([each.own for each in mine], steps, known, draws)
+        found, logits = self.multi_step([each.own for each in mine], steps, known, draws)
         for row, (each, tokens) in enumerate(zip(mine, found, strict=True)):
             drafted = tokens[back - 1 : back - 1 + wanted[each.name]]
             if each.draws and drafted:
@@ -124,35 +124,35 @@ class ModelDrafts:
             each.own.token_ids += drafted
             # Where it was unsure of what comes next, the last of them was computed to find that out.
             unsure = len(tokens) < min(steps, back - 1 + wanted[each.name])
-            each.own.computed = len(each.own.token_ids) - (not unsure)
+            each.own.num_computed_tokens = len(each.own.token_ids) - (not unsure)
 
-    def _caught_up(self, followed: list[_Followed], wanted: Mapping[str, int], last: int) -> list[_Followed]:
+    def _catch_up(self, followed: list[_DraftSequence], wanted: Mapping[str, int], last: int) -> list[_DraftSequence]:
         """Compute all but `last` known tokens, and return sequences with pages for their drafts; the others freed
         theirs."""
         asked = {each.name for each in followed}
         while True:
             for each in list(followed):
-                if not self._room(each.own, wanted[each.name] - 1, asked):
+                if not self._allocate(each.own, wanted[each.name] - 1, asked):
                     followed.remove(each)
                     self.forget(each.name)
-            left, spans = self.chunk, []
+            left, spans = self.max_num_batched_tokens, []
             for own in (each.own for each in followed):
-                if own.waiting_tokens > last and (length := min(own.waiting_tokens - 1, left)):
-                    spans.append(Span(own, own.computed, length, False))
+                if own.num_uncomputed_tokens > last and (length := min(own.num_uncomputed_tokens - 1, left)):
+                    spans.append(Span(own, own.num_computed_tokens, length, False))
                     left -= length
             if not spans:
                 return followed
             self.executor.forward(StepPlan(0, tuple(sorted(spans, key=lambda span: span.length > 1))))
             for span in spans:
                 span.sequence.computed = span.end
-                self.holdings.settle(span.sequence)
+                self.kv_cache_manager.update_after_step(span.sequence)
 
-    def _room(self, own: Sequence, more: int, asked: set[str]) -> bool:
+    def _allocate(self, own: Sequence, more: int, asked: set[str]) -> bool:
         """Allocate pages for the next step with `more` draft tokens, freeing sequences that are not `asked` for; return
         success."""
-        while (missing := self.holdings.missing(own, more)) is not None:
-            if self.holdings.short(missing) is None:
-                self.holdings.take(own, more)
+        while (missing := self.kv_cache_manager.pages_to_allocate(own, more)) is not None:
+            if self.kv_cache_manager.first_exhausted_group(missing) is None:
+                self.kv_cache_manager.allocate(own, more)
                 return True
             idle = next((name for name in self._followed if name not in asked), None)
             if idle is None:
@@ -162,13 +162,13 @@ class ModelDrafts:
 
     @property
     def _use(self) -> bytes:
-        return b"" if self.coupled else DRAFT
+        return b"" if self.common_random_numbers else DRAFT_STREAM
 
-    def _choose(self, ready: list[_Followed], logits: Tensor) -> None:
+    def _choose(self, ready: list[_DraftSequence], logits: Tensor) -> None:
         """Append a token to each, and note what it was drawn from; none to those who are unsure of it."""
         groups: dict[tuple[Filter, ...], list[int]] = {}
         for row, each in enumerate(ready):
-            groups.setdefault(each.way.filters, []).append(row)
+            groups.setdefault(each.sampling_state.filters, []).append(row)
         for filters, rows in groups.items():
             left = (logits if len(rows) == len(ready) else logits[rows]).float()
             for rule in filters:
@@ -185,7 +185,7 @@ class ModelDrafts:
             tokens = left.argmax(-1).tolist() if len(drawing) < len(rows) else [0] * len(rows)
             if drawing:
                 chances = (left if len(drawing) == len(rows) else left[drawing]).double().softmax(-1)
-                found = drawn(chances, [ready[rows[place]].uniform(self._use) for place in drawing])
+                found = sample_categorical(chances, [ready[rows[place]].uniform(self._use) for place in drawing])
                 for place, token, row in zip(drawing, found, chances, strict=True):
                     tokens[place] = token
                     ready[rows[place]].chances.append(row)
@@ -194,11 +194,11 @@ class ModelDrafts:
 
 
 @dataclass
-class _Followed:
+class _DraftSequence:
     """A target's sequence in the draft model: after `known` tokens come draft tokens, sampled from `chances`."""
 
     own: Sequence
-    way: Admitted
+    sampling_state: SamplingState
     known: int = 0
     chances: list[Tensor] = field(default_factory=list)
     unsure: bool = False  # of the token after those drafted
@@ -209,7 +209,7 @@ class _Followed:
 
     @property
     def draws(self) -> bool:
-        return isinstance(self.way.sampler, Draw)
+        return isinstance(self.sampling_state.sampler, RandomSampler)
 
     @property
     def history(self) -> History:
@@ -218,34 +218,34 @@ class _Followed:
     @property
     def plainly(self) -> bool:
         """Tell whether its tokens are the largest, or drawn, of logits that a temperature alone has changed."""
-        way = self.way
-        return way.sampler is not None and not way.own_filters and all(isinstance(f, Temperature) for f in way.filters)
+        way = self.sampling_state
+        return way.sampler is not None and not way.custom_filters and all(isinstance(f, Temperature) for f in way.filters)
 
     def drawing(self, back: int, steps: int, use: bytes) -> Drawing | None:
         """Return how it is drawn in a call of so many steps, `back` of which, less one, give what is known."""
         if not self.draws:
             return None
         uniforms = [0.0] * (back - 1) + [self.uniform(use, ahead) for ahead in range(steps - back + 1)]
-        return Drawing(self.way.request.sampling.temperature, uniforms)
+        return Drawing(self.sampling_state.request.sampling.temperature, uniforms)
 
     def drawn_from(self, logits: Tensor) -> None:
         """Note what its drafted tokens were drawn from: [drafted, vocab]."""
-        for rule in self.way.filters:
+        for rule in self.sampling_state.filters:
             logits = rule(logits, ())
         self.chances = list(logits.double().softmax(-1))
 
-    def keep_to(self, token_ids: list[int]) -> None:
+    def sync(self, token_ids: list[int]) -> None:
         """Take over the target's `token_ids`; rejected draft tokens are dropped."""
         own, same = self.own, self.known
         while same < min(len(own.token_ids), len(token_ids)) and own.token_ids[same] == token_ids[same]:
             same += 1
         own.token_ids[same:] = token_ids[same:]
-        own.computed = min(own.computed, same, len(token_ids) - 1)
+        own.num_computed_tokens = min(own.num_computed_tokens, same, len(token_ids) - 1)
         self.known, self.chances, self.unsure = len(token_ids), [], False
 
     def uniform(self, use: bytes, ahead: int = 0) -> float:
         position = len(self.own.token_ids) - self.own.prompt_length + ahead
-        return uniform(self.way.request.sampling.seed, position, use)
+        return uniform(self.sampling_state.request.sampling.seed, position, use)
 
     def draft(self) -> Draft:
         return Draft(tuple(self.own.token_ids[self.known :]), torch.stack(self.chances) if self.chances else None)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from workbench.engine.draft_model import ModelDrafts
-from workbench.engine.drafts import Drafts, Proposer
+from workbench.engine.draft_model import DraftModelProposer
+from workbench.engine.drafts import Speculator, Proposer
 from workbench.engine.executors import MlirExecutor
-from workbench.engine.lookup import LookupDrafts
-from workbench.engine.mlir_drafts import DraftSteps
+from workbench.engine.lookup import PromptLookupProposer
+from workbench.engine.mlir_drafts import CompiledDraftSteps
 from workbench.engine.runner import Runner
 from workbench.engine.speculation import DraftModel, PromptLookup
 from workbench.errors import WorkbenchError
@@ -16,13 +16,13 @@ from workbench.model.spec import ModelSpec
 from workbench.prompt.tokenizer import Tokenizer
 
 
-def drafts_of(
+def build_speculator(
     settings: PromptLookup | DraftModel,
     spec: ModelSpec,
     tokenizer: Tokenizer | None,
-    lane: str,
+    backend: str,
     load: Callable[..., Runner],
-) -> Drafts:
+) -> Speculator:
     """Build a speculator for a model of `spec` on backend `backend`; `load` loads a draft model like the target.
 
     Raises:
@@ -30,38 +30,38 @@ def drafts_of(
     """
     proposer: Proposer
     if isinstance(settings, PromptLookup):
-        proposer = LookupDrafts(settings.min_ngram, settings.max_ngram)
+        proposer = PromptLookupProposer(settings.min_ngram, settings.max_ngram)
     else:
-        draft = load(settings.model, dtype=settings.dtype, lane=settings.lane or lane)
-        check_same_tokens(settings.model, draft.tokenizer, draft.model.spec, tokenizer, spec)
-        proposer = ModelDrafts(
-            draft.model.spec, draft.executor, draft.cache.holdings, draft.scheduler.limits.chunk,
-            coupled=settings.accept == "match", confidence_threshold=settings.confidence_threshold,
-            several=_several(draft, settings),
+        draft = load(settings.model, dtype=settings.dtype, backend=settings.backend or backend)
+        check_same_vocabulary(settings.model, draft.tokenizer, draft.model.spec, tokenizer, spec)
+        proposer = DraftModelProposer(
+            draft.model.spec, draft.executor, draft.kv_cache.manager, draft.scheduler.limits.max_prefill_tokens,
+            common_random_numbers=settings.accept == "match", confidence_threshold=settings.confidence_threshold,
+            multi_step=_multi_step(draft, settings),
         )  # fmt: skip
-    return Drafts(proposer, settings.num_speculative_tokens, spec.context, settings.length, settings.accept)
+    return Speculator(proposer, settings.num_speculative_tokens, spec.max_position_embeddings, settings.length, settings.accept)
 
 
-def _several(draft: Runner, settings: DraftModel) -> DraftSteps | None:
+def _multi_step(draft: Runner, settings: DraftModel) -> CompiledDraftSteps | None:
     """The call for several tokens, where the draft decodes by compiled steps."""
-    if not isinstance(draft.executor, MlirExecutor) or DraftSteps.problem(draft.model, draft.store):
+    if not isinstance(draft.executor, MlirExecutor) or CompiledDraftSteps.unsupported_reason(draft.model, draft.store):
         return None
-    most, least = settings.num_speculative_tokens + 1, settings.confidence_threshold
-    return DraftSteps(draft.model, draft.store, most, least)
+    max_draft_tokens, least = settings.num_speculative_tokens + 1, settings.confidence_threshold
+    return CompiledDraftSteps(draft.model, draft.store, max_draft_tokens, least)
 
 
-def check_same_tokens(
+def check_same_vocabulary(
     name: str, draft: Tokenizer | None, draft_spec: ModelSpec, target: Tokenizer | None, spec: ModelSpec
 ) -> None:
     """Refuse a draft model whose ids mean other tokens than the target's (WorkbenchError)."""
     refused = f"speculate.model {name}: a draft must have the target's tokenizer"
-    if draft_spec.vocab != spec.vocab:
-        raise WorkbenchError(f"{refused}; its vocabulary has {draft_spec.vocab} tokens, {spec.name}'s {spec.vocab}")
+    if draft_spec.vocab_size != spec.vocab_size:
+        raise WorkbenchError(f"{refused}; its vocabulary has {draft_spec.vocab_size} tokens, {spec.name}'s {spec.vocab_size}")
     if draft is None or target is None:
         if draft is not target:
             raise WorkbenchError(f"{refused}; {'it' if draft is None else spec.name} has none at all")
         return
-    for token in range(max(draft.vocab, target.vocab)):
-        ours, theirs = (each.spelling(token) if token < each.vocab else "" for each in (target, draft))
+    for token in range(max(draft.vocab_size, target.vocab_size)):
+        ours, theirs = (each.id_to_token(token) if token < each.vocab_size else "" for each in (target, draft))
         if ours != theirs:
             raise WorkbenchError(f"{refused}; token {token} is {theirs!r} there and {ours!r} in {spec.name}")

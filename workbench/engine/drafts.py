@@ -23,7 +23,7 @@ class Proposer(Protocol):
 
 
 @dataclass
-class Drafts:
+class Speculator:
     """The speculator of a runner: `proposer` chooses tokens, this class their number.
 
     The number is `num_speculative_tokens`, adapted to acceptance if `length` is adaptive, and never more than the
@@ -31,8 +31,8 @@ class Drafts:
     """
 
     proposer: Proposer
-    most: int
-    context: int
+    num_speculative_tokens: int
+    max_model_len: int
     length: Literal["fixed", "adaptive"] = "fixed"
     accept: Literal["rejection", "match"] = "rejection"
     _lengths: dict[str, int] = field(default_factory=dict, repr=False)
@@ -48,19 +48,19 @@ class Drafts:
         drafts = self.proposer.propose(asked, [self._count(sequence) for sequence in asked])
         return {sequence.request_id: draft for sequence, draft in zip(asked, drafts, strict=True) if len(draft)}
 
-    def checked(self, request_id: str, drafted: int, accepted: int) -> None:
+    def record_acceptance(self, request_id: str, drafted: int, accepted: int) -> None:
         """Record how many draft tokens of a sequence were accepted."""
         if self.length == "adaptive":
             change = 2 if accepted == drafted else -1
-            self._lengths[request_id] = min(self.most, max(1, self._lengths.get(request_id, self.most) + change))
+            self._lengths[request_id] = min(self.num_speculative_tokens, max(1, self._lengths.get(request_id, self.num_speculative_tokens) + change))
 
     def _count(self, sequence: Sequence) -> int:
-        if sequence.waiting_tokens != 1 or sequence.computed < sequence.prompt_length or sequence.mates:
+        if sequence.num_uncomputed_tokens != 1 or sequence.num_computed_tokens < sequence.prompt_length or sequence.beams:
             return 0
         # The token after the draft needs a position too.
         left = sequence.request.sampling.max_tokens - (len(sequence.token_ids) - sequence.prompt_length)
-        room = min(left, self.context - len(sequence.token_ids)) - 1
-        return min(self._lengths.get(sequence.request_id, self.most), room)
+        room = min(left, self.max_model_len - len(sequence.token_ids)) - 1
+        return min(self._lengths.get(sequence.request_id, self.num_speculative_tokens), room)
 
     def clear(self) -> None:
         """Forget every sequence; unfinished ones start anew."""

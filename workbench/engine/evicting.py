@@ -12,13 +12,13 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from workbench.cache.evict import Evict
+from workbench.cache.evict import EvictionPolicy
 from workbench.cache.moves import Eviction
 from workbench.cache.store import KVStore
-from workbench.engine.observed import Observed
+from workbench.engine.observed import ObservedLayer
 from workbench.engine.plan import Span, StepPlan
 from workbench.errors import WorkbenchError
-from workbench.model.spec import Attention, ModelSpec
+from workbench.model.spec import AttentionSpec, ModelSpec
 from workbench.request import Sequence
 
 
@@ -26,22 +26,22 @@ class Evictor:
     """The attention mass of each sequence's tokens, by layer, as [kv_head, slot]; `policy` chooses for each key/value
     head."""
 
-    def __init__(self, policy: Evict, store: KVStore):
+    def __init__(self, policy: EvictionPolicy, store: KVStore):
         self.policy, self.store = policy, store
         self._masses: WeakKeyDictionary[Sequence, tuple[int, list[Tensor]]] = WeakKeyDictionary()  # of so many queries
 
     @torch.inference_mode()
-    def carry_out(self, evictions: Iterable[Eviction]) -> None:
+    def evict(self, evictions: Iterable[Eviction]) -> None:
         """Move the kept tokens to the first slots of their sequence's pages, in text order."""
         for sequence, held, kept, pages in evictions:
             masses = self._padded(sequence, held)
             stays = [torch.stack([self._chosen(group, kept) for group in mass]) for mass in masses]
             for layer, slots in zip(self.store.layers, stays, strict=True):
-                _together(layer.paged(layer.table), pages[layer.table], slots, self.store.page_size)
+                _together(layer.page_tensors(layer.group), pages[layer.group], slots, self.store.page_size)
             moved = [mass.gather(1, slots) for mass, slots in zip(masses, stays, strict=True)]
             self._masses[sequence] = self._counted(sequence), moved
 
-    def votes(self, span: Span) -> range:
+    def observed_positions(self, span: Span) -> range:
         """Return the positions of `span` whose queries count and were not counted yet; an interrupted step is computed
         again."""
         prompt, observes = span.sequence.prompt_length, self.policy.observes
@@ -50,30 +50,30 @@ class Evictor:
             return range(first, span.end)
         return range(max(first, prompt - observes), max(first, min(span.end, prompt)) if observes else 0)
 
-    def begin(self, plan: StepPlan) -> bool:
+    def begin_step(self, plan: StepPlan) -> bool:
         """Return whether a step has queries whose attention counts; a text computed from its start counts anew."""
         for span in plan.spans:
             if span.start == 0:
                 self._masses.pop(span.sequence, None)
-        return any(self.votes(span) for span in plan.spans)
+        return any(self.observed_positions(span) for span in plan.spans)
 
     @torch.inference_mode()
-    def count(self, plan: StepPlan, layers: Iterable[Observed]) -> None:
+    def add_mass(self, plan: StepPlan, layers: Iterable[ObservedLayer]) -> None:
         """Add the attention of the queries that count, layer by layer."""
-        looked = [layer.given_up() for layer in layers]
+        looked = [layer.pop_call() for layer in layers]
         first = 0
         for seq, span in enumerate(plan.spans):
-            if votes := self.votes(span):
+            if votes := self.observed_positions(span):
                 rows = slice(first + votes.start - span.start, first + votes.stop - span.start)
-                end = votes.stop - span.sequence.evicted
+                end = votes.stop - span.sequence.num_evicted_tokens
                 masses = self._padded(span.sequence, end)
                 for mass, read in zip(masses, looked, strict=True):
-                    mass += read.mass(rows, seq, end)
+                    mass += read.attention_mass(rows, seq, end)
                 self._masses[span.sequence] = votes.stop, masses
             first += span.length
 
     def _chosen(self, mass: Tensor, kept: int) -> Tensor:
-        slots = self.policy.keep(mass, kept)
+        slots = self.policy.select(mass, kept)
         if len(slots) != kept:
             told = f"kept {len(slots)} of {len(mass)} tokens, not {kept}"
             raise WorkbenchError(f"cache.evict: {self.policy!r} {told}")
@@ -86,7 +86,7 @@ class Evictor:
         """Return the mass of each layer's first `held` slots, in float64."""
         _, masses = self._masses.get(sequence, (0, []))
         if not masses:
-            keys = (layer.paged(layer.table)[0] for layer in self.store.layers)
+            keys = (layer.page_tensors(layer.group)[0] for layer in self.store.layers)
             masses = [torch.zeros(each.shape[1], 0, dtype=torch.float64, device=each.device) for each in keys]
         return [torch.nn.functional.pad(mass, (0, held - mass.shape[1])) for mass in masses]
 
@@ -94,7 +94,7 @@ class Evictor:
 class EvictingExecutor:
     """Execute steps whose attention counts by `observing`, over `layers`; all others by `fast`."""
 
-    def __init__(self, fast: Any, observing: Any, layers: tuple[Observed, ...], evictor: Evictor):
+    def __init__(self, fast: Any, observing: Any, layers: tuple[ObservedLayer, ...], evictor: Evictor):
         self.fast, self.observing, self.layers, self.evictor = fast, observing, layers, evictor
         self.kernel_seconds: float | None = None
 
@@ -107,24 +107,24 @@ class EvictingExecutor:
         return self.fast.artifacts
 
     def forward(self, plan: StepPlan) -> Tensor:
-        if not self.evictor.begin(plan):
+        if not self.evictor.begin_step(plan):
             logits = self.fast.forward(plan)
             self.kernel_seconds = self.fast.kernel_seconds
             return logits
         logits, self.kernel_seconds = self.observing.forward(plan), None
-        self.evictor.count(plan, self.layers)
+        self.evictor.add_mass(plan, self.layers)
         return logits
 
 
-def check_evict(spec: ModelSpec, store: KVStore) -> None:
+def check_eviction(spec: ModelSpec, store: KVStore) -> None:
     """Refuse eviction where it cannot work (WorkbenchError): after it, slots are not positions."""
-    for index, (kind, shape) in enumerate(zip(spec.layers, store.shapes, strict=True)):
+    for index, (kind, shape) in enumerate(zip(spec.layers, store.specs, strict=True)):
         attention = kind.attention
-        if shape.format.packed:
+        if shape.format.quantized:
             told = f"is kept as {shape.format}, in groups of tokens that share their scales; keep it dense"
-        elif shape.window is not None:
-            told = f"has a window of {shape.window}, which bounds it already; evict where every layer sees all"
-        elif isinstance(attention, Attention) and (attention.position == "alibi" or attention.mask or attention.score):
+        elif shape.sliding_window is not None:
+            told = f"has a window of {shape.sliding_window}, which bounds it already; evict where every layer sees all"
+        elif isinstance(attention, AttentionSpec) and (attention.position == "alibi" or attention.mask or attention.score):
             told = "looks by distance (ALiBi, or a mask or score of your own), and distances are lost"
         else:
             continue

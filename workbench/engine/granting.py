@@ -5,207 +5,207 @@ from __future__ import annotations
 import bisect
 from collections.abc import Collection, Mapping
 
-from workbench.cache.holdings import Holdings
+from workbench.cache.holdings import KVCacheManager
 from workbench.cache.pages import NULL_PAGE
-from workbench.cache.prefix import Offer
-from workbench.engine.limits import Limits
-from workbench.engine.plan import Decision
-from workbench.engine.queue import Queue
-from workbench.engine.views import Views
+from workbench.cache.prefix import PrefixMatch
+from workbench.engine.limits import SchedulerLimits
+from workbench.engine.plan import RequestDecision
+from workbench.engine.queue import WaitingQueue
+from workbench.engine.views import RequestViews
 from workbench.request import Sequence
 
 
-class Granting:
+class StepAllocation:
     """The allocation of one step: tokens per sequence, and pages for them."""
 
     def __init__(
         self,
-        holdings: Holdings,
-        limits: Limits,
-        views: Views,
+        kv_cache_manager: KVCacheManager,
+        limits: SchedulerLimits,
+        views: RequestViews,
         running: list[Sequence],
-        queue: Queue,
-        decisions: list[Decision],
+        queue: WaitingQueue,
+        decisions: list[RequestDecision],
     ):
-        self.holdings, self.limits, self.views = holdings, limits, views
+        self.kv_cache_manager, self.limits, self.views = kv_cache_manager, limits, views
         self.running, self.decisions = running, decisions
-        self.lengths: dict[Sequence, int] = {}
+        self.num_scheduled_tokens: dict[Sequence, int] = {}
         self.queue = queue
-        self.freed = False  # a preemption freed pages
+        self.freed_pages = False  # a preemption freed pages
 
     @property
-    def left(self) -> int:
-        return self.limits.max_num_batched_tokens - sum(self.lengths.values())
+    def tokens_left(self) -> int:
+        return self.limits.max_num_batched_tokens - sum(self.num_scheduled_tokens.values())
 
     @property
-    def joining(self) -> int:
+    def num_joining(self) -> int:
         """Return the number of children that are to join the running sequences."""
-        return sum([len(sequence.followers) for sequence in self.running if sequence.followers])
+        return sum([len(sequence.children) for sequence in self.running if sequence.children])
 
     @property
-    def chunk_left(self) -> int:
+    def prefill_tokens_left(self) -> int:
         """Return the prefill tokens that this step may still compute."""
-        return self.limits.chunk - sum(n for s, n in self.lengths.items() if n > 1 or s.waiting_tokens > 1)
+        return self.limits.max_prefill_tokens - sum(n for s, n in self.num_scheduled_tokens.items() if n > 1 or s.num_uncomputed_tokens > 1)
 
-    def set_back(self, sequence: Sequence, reason: str) -> None:
+    def preempt(self, sequence: Sequence, reason: str) -> None:
         """Preempt `sequence` and its beams: free all their pages and queue them again."""
-        self.views.forget_offers()
-        self.freed = True
-        together = sequence.mates or [sequence]
+        self.views.invalidate_matches()
+        self.freed_pages = True
+        together = sequence.beams or [sequence]
         for each in together:
-            self.lengths.pop(each, None)
-            each.set_backs += 1  # before it is queued, so that a policy sees it
+            self.num_scheduled_tokens.pop(each, None)
+            each.num_preemptions += 1  # before it is queued, so that a policy sees it
             if each in self.running:
                 self.running.remove(each)
-            elif each.leader is None:
+            elif each.parent is None:
                 self.queue.remove(each)
-        if sequence.mates:
+        if sequence.beams:
             for each in together:
-                self.holdings.release(each)  # not swapped out: each beam would bring back pages of its own
+                self.kv_cache_manager.free(each)  # not swapped out: each beam would bring back pages of its own
             self.queue.add(*together)
         else:
-            saved = self.holdings.set_back(sequence)
+            saved = self.kv_cache_manager.preempt(sequence)
             reason += f", {saved} pages saved on the host" if saved else ""
-            self.queue.add(sequence, *sequence.followers)
+            self.queue.add(sequence, *sequence.children)
         for each in together:
-            self.decisions.append(Decision(each.request_id, "set_back", reason))
+            self.decisions.append(RequestDecision(each.request_id, "preempted", reason))
 
-    def unshare(self, need: str, but: Sequence | None = None) -> bool:
+    def reclaim_shared_pages(self, need: str, but: Sequence | None = None) -> bool:
         """Free the pages of the youngest waiting sequence that holds shared ones; return whether there was one."""
-        holder = self.queue.youngest_holder(but)
+        holder = self.queue.youngest_page_holder(but)
         if holder is not None:
-            self.views.forget_offers()
-            self.freed = True
-            self.holdings.release(holder)
-            holder.set_backs += 1
-            self.views.changed(holder)
-            self.decisions.append(Decision(holder.request_id, "set_back", f"{need}; who waits gives way"))
+            self.views.invalidate_matches()
+            self.freed_pages = True
+            self.kv_cache_manager.free(holder)
+            holder.num_preemptions += 1
+            self.views.update_waiting(holder)
+            self.decisions.append(RequestDecision(holder.request_id, "preempted", f"{need}; who waits gives way"))
         return holder is not None
 
-    def grow(self, order: list[Sequence], lack: Collection[Sequence] | None = None) -> bool:
+    def allocate(self, order: list[Sequence], candidates: Collection[Sequence] | None = None) -> bool:
         """Allocate pages for the scheduled sequences of `order`; preempt the last in it when pages run out. Return True
         if none was."""
-        holdings, order, index, roomy = self.holdings, list(order), 0, True
-        may = order if lack is None else [sequence for sequence in order if sequence in lack] if lack else []
+        holdings, order, index, roomy = self.kv_cache_manager, list(order), 0, True
+        may = order if candidates is None else [sequence for sequence in order if sequence in candidates] if candidates else []
         while index < len(may):
             sequence = may[index]
-            if len(sequence.token_ids) - sequence.evicted <= sequence.covered or not self.lengths.get(sequence):
+            if len(sequence.token_ids) - sequence.num_evicted_tokens <= sequence.allocated_until or not self.num_scheduled_tokens.get(sequence):
                 index += 1
                 continue
-            missing = holdings.missing(sequence)
-            short = holdings.short(missing) if missing is not None else None
+            missing = holdings.pages_to_allocate(sequence)
+            short = holdings.first_exhausted_group(missing) if missing is not None else None
             if missing is None or short is None:
-                self.views.forget_offers()
-                holdings.take(sequence)
+                self.views.invalidate_matches()
+                holdings.allocate(sequence)
                 index += 1
                 continue
-            need = f"{sequence.request_id} needs {missing[short]} more pages, {holdings.available(short)} free"
-            if not self.unshare(need):
+            need = f"{sequence.request_id} needs {missing[short]} more pages, {holdings.num_available(short)} free"
+            if not self.reclaim_shared_pages(need):
                 last, roomy = order[-1], False
                 which = "the youngest" if last is self.running[-1] else "the last in turn"
-                self.set_back(last, f"{need}; {which} gives way")
+                self.preempt(last, f"{need}; {which} gives way")
                 order = [each for each in order if each in self.running]
                 may = [each for each in may if each in self.running]
                 index = 0  # beams of the last may have been before this one
         return roomy
 
-    def admit(self, sequence: Sequence, tokens: int, places: int) -> str:
+    def admit(self, sequence: Sequence, tokens: int, free_slots: int) -> str:
         """Start `sequence` with up to `tokens` tokens, or return the reason why it cannot start."""
-        obstacle = self.obstacle(sequence, places)
-        if obstacle:
-            return obstacle
-        offer = self.views.offer(sequence)
-        saved = sequence.saved
-        computed, evicted = (saved.computed, saved.evicted) if saved is not None else (sequence.computed, 0)
-        todo = self._todo(sequence, computed or offer.tokens, evicted)
-        length = self._portion(min(tokens, todo), todo) if todo else 0
+        blocked = self.blocked_by(sequence, free_slots)
+        if blocked:
+            return blocked
+        offer = self.views.prefix_match(sequence)
+        saved = sequence.swapped
+        computed, evicted = (saved.num_computed_tokens, saved.num_evicted_tokens) if saved is not None else (sequence.num_computed_tokens, 0)
+        todo = self._num_new_tokens(sequence, computed or offer.num_tokens, evicted)
+        length = self._chunk_length(min(tokens, todo), todo) if todo else 0
         if todo and not length:
             cut = "" if self.limits.chunked_prefill else ", and chunked_prefill is off"
-            return f"not admitted: {todo} tokens to compute, {min(tokens, self.chunk_left)} of this step for it{cut}"
-        self.decisions.append(Decision(sequence.request_id, "admitted", self._begin(sequence, offer)))
-        bisect.insort(self.running, sequence, key=lambda running: running.order)
-        self.lengths[sequence] = length
+            return f"not admitted: {todo} tokens to compute, {min(tokens, self.prefill_tokens_left)} of this step for it{cut}"
+        self.decisions.append(RequestDecision(sequence.request_id, "admitted", self._start(sequence, offer)))
+        bisect.insort(self.running, sequence, key=lambda running: running.arrival_index)
+        self.num_scheduled_tokens[sequence] = length
         return ""
 
-    def give_all(self, order: list[Sequence], tokens: Mapping[Sequence, int]) -> None:
+    def schedule_all(self, order: list[Sequence], tokens: Mapping[Sequence, int]) -> None:
         """Schedule `tokens` for the sequences of `order`, as `schedule` does."""
-        lengths, wished = self.lengths, tokens.get
-        decodes = 0 if self.freed else self.views.decode  # counted before any preemption
+        lengths, wished = self.num_scheduled_tokens, tokens.get
+        decodes = 0 if self.freed_pages else self.views.num_decoding  # counted before any preemption
         if len(order) == len(self.running) == decodes and set(map(wished, order)) == {1}:
             lengths.update(dict.fromkeys(order, 1))
             return
         for sequence in order:
             if count := wished(sequence):
-                if len(sequence.token_ids) - sequence.computed == 1:
+                if len(sequence.token_ids) - sequence.num_computed_tokens == 1:
                     lengths[sequence] = 1
                 else:
-                    self.give(sequence, count)
+                    self.schedule(sequence, count)
 
-    def give(self, sequence: Sequence, tokens: int) -> None:
+    def schedule(self, sequence: Sequence, tokens: int) -> None:
         """Schedule `tokens` for a running sequence, at most what it has to compute."""
-        todo = len(sequence.token_ids) - sequence.computed
+        todo = len(sequence.token_ids) - sequence.num_computed_tokens
         if todo > 1:
-            todo = self.todo(sequence)
-            todo = self._portion(min(tokens, todo), todo)
-        self.lengths[sequence] = todo
+            todo = self.num_new_tokens(sequence)
+            todo = self._chunk_length(min(tokens, todo), todo)
+        self.num_scheduled_tokens[sequence] = todo
 
-    def obstacle(self, sequence: Sequence, places: int) -> str:
+    def blocked_by(self, sequence: Sequence, free_slots: int) -> str:
         """Return why `sequence` cannot start now, or an empty string; waiting holders of shared pages give them up for
         it."""
         limits = self.limits
-        wanted = 1 + len(sequence.followers) if sequence.mates else 1
-        if places < wanted:
-            come = self.joining
+        wanted = 1 + len(sequence.children) if sequence.beams else 1
+        if free_slots < wanted:
+            come = self.num_joining
             run = f"{len(self.running)} sequences run" + (f" and {come} are to join them" if come else "")
             beams = f", {wanted} beams would come" if wanted > 1 else ""
             return f"not admitted: {run}{beams}, max_num_seqs is {limits.max_num_seqs}"
-        if self.left <= 0:
+        if self.tokens_left <= 0:
             return f"not admitted: the step's {limits.max_num_batched_tokens} tokens are taken"
         while True:
-            offer = self.views.offer(sequence)
-            lacks = self.views.lacks(sequence, offer)
-            short = self.holdings.short(lacks, offer)
+            offer = self.views.prefix_match(sequence)
+            lacks = self.views.pages_to_start(sequence, offer)
+            short = self.kv_cache_manager.first_exhausted_group(lacks, offer)
             if short is None:
                 return ""
-            reason = f"not admitted: {lacks[short]} pages needed, {self.holdings.available(short, offer)} free"
-            if not self.unshare(reason, but=sequence):
+            reason = f"not admitted: {lacks[short]} pages needed, {self.kv_cache_manager.num_available(short, offer)} free"
+            if not self.reclaim_shared_pages(reason, but=sequence):
                 return reason
 
-    def todo(self, sequence: Sequence) -> int:
+    def num_new_tokens(self, sequence: Sequence) -> int:
         """Return the tokens that a running sequence may compute now: up to its next child's start, or the end of its
         budget."""
-        return self._todo(sequence, sequence.computed, sequence.evicted)
+        return self._num_new_tokens(sequence, sequence.num_computed_tokens, sequence.num_evicted_tokens)
 
-    def _todo(self, sequence: Sequence, computed: int, evicted: int) -> int:
-        todo = self.holdings.next_tokens(sequence, computed, evicted)
-        if not sequence.followers:
+    def _num_new_tokens(self, sequence: Sequence, computed: int, evicted: int) -> int:
+        todo = self.kv_cache_manager.num_next_tokens(sequence, computed, evicted)
+        if not sequence.children:
             return todo
-        return max(0, min(todo, min(follower.joins for follower in sequence.followers) - computed))
+        return max(0, min(todo, min(follower.num_shared_tokens for follower in sequence.children) - computed))
 
-    def _portion(self, length: int, todo: int) -> int:
+    def _chunk_length(self, length: int, todo: int) -> int:
         """Return the part of `length` that fits into a chunk; 0 if that would cut a prefill that must stay whole."""
-        length = max(0, min(length, self.chunk_left))
+        length = max(0, min(length, self.prefill_tokens_left))
         cut = length < todo <= self.limits.max_num_batched_tokens
         return 0 if cut and not self.limits.chunked_prefill else length
 
-    def _begin(self, sequence: Sequence, offer: Offer) -> str:
+    def _start(self, sequence: Sequence, offer: PrefixMatch) -> str:
         """Allocate the pages that `sequence` starts with; return the reason to record."""
-        holdings, pools = self.holdings, self.holdings.pools
-        before = [pool.used for pool in pools]
-        saved, waited = sequence.saved, sequence.computed
+        holdings, pools = self.kv_cache_manager, self.kv_cache_manager.pools
+        before = [pool.num_used for pool in pools]
+        saved, waited = sequence.swapped, sequence.num_computed_tokens
         sequence.cached_tokens += waited
         sequence.shared_pages += sum(page != NULL_PAGE for pages in sequence.pages for page in pages)
-        self.views.forget_offers()
-        holdings.begin(sequence, offer)
-        holdings.take(sequence)
-        taken = " + ".join(str(pool.used - used) for pool, used in zip(pools, before, strict=True))
-        left = " + ".join(str(pool.available) for pool in pools)
+        self.views.invalidate_matches()
+        holdings.start(sequence, offer)
+        holdings.allocate(sequence)
+        taken = " + ".join(str(pool.num_used - used) for pool, used in zip(pools, before, strict=True))
+        left = " + ".join(str(pool.num_available) for pool in pools)
         reason = f"admitted: {taken} pages taken, {left} left"
         if saved is not None:
-            return f"{reason}; {saved.computed} tokens come back from the host"
+            return f"{reason}; {saved.num_computed_tokens} tokens come back from the host"
         if waited:
             return f"{reason}; {waited} tokens stand in pages that it shares"
-        if offer.tokens:
-            reason += f"; {offer.tokens} tokens found in the cache, in {offer.shared} pages"
+        if offer.num_tokens:
+            reason += f"; {offer.num_tokens} tokens found in the cache, in {offer.num_shared_pages} pages"
         return reason
 

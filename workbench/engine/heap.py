@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 
 
-def trim() -> None:
+def trim_heap() -> None:
     """Return memory that was freed but kept for later (glibc's malloc_trim; elsewhere nothing happens).
 
     Creating or converting weights leaves a hundred megabytes of freed pieces that decode never asks for again.

@@ -13,24 +13,24 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from compiled_kernels.paged_attention.reference import context_of
-from compiled_kernels.quantized_attention import rotate
+from compiled_kernels.paged_attention.reference import gather_context
+from compiled_kernels.quantized_attention import hadamard_rotate
 from compiled_kernels.quantized_attention.reference import attend
-from compiled_kernels.quantized_attention.reference import context_of as quantized_context_of
+from compiled_kernels.quantized_attention.reference import gather_context as quantized_context_of
 from workbench.batch import TokenBatch
 from workbench.cache.pages import NULL_PAGE
 from workbench.cache.quantized import QuantizedLayer
-from workbench.cache.store import KVStore, Layer
+from workbench.cache.store import KVStore, CacheLayer
 from workbench.engine import inspection_shown
 from workbench.errors import WorkbenchError
-from workbench.model.layers import Block
+from workbench.model.layers import TransformerBlock
 from workbench.model.transformer import Transformer
 from workbench.request import Sequence as Served
-from workbench.shown import Shown, Table
+from workbench.shown import Displayable, Table
 
 
 @dataclass(frozen=True)
-class Inspection(Shown):
+class Inspection(Displayable):
     """The inspected weights and states of one request; a notebook shows the weights as pictures.
 
     `weights[layer]` is [head, row, context] in float32: zero where a row may not look, and less than one in all where
@@ -39,17 +39,17 @@ class Inspection(Shown):
     """
 
     request_id: str
-    rows: tuple[int, ...]  # positions in the text
+    positions: tuple[int, ...]  # positions in the text
     token_ids: tuple[int, ...]  # of all positions up to the last row
     weights: dict[int, Tensor] = field(default_factory=dict, repr=False)
-    hidden: dict[int, Tensor] = field(default_factory=dict, repr=False)
+    hidden_states: dict[int, Tensor] = field(default_factory=dict, repr=False)
     heads: tuple[int, ...] | None = None  # None: all
 
-    def _shown(self) -> Table:
-        return inspection_shown.table(self)
+    def _display_table(self) -> Table:
+        return inspection_shown.inspection_table(self)
 
     def _repr_html_(self) -> str:
-        return inspection_shown.html(self)
+        return inspection_shown.inspection_html(self)
 
 
 @torch.inference_mode()
@@ -57,10 +57,10 @@ def inspect(
     model: Transformer,
     store: KVStore,
     sequence: Served,
-    rows: Sequence[int],
+    positions: Sequence[int],
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
-    hidden: Sequence[int] | None = None,
+    hidden_states: Sequence[int] | None = None,
 ) -> Inspection:
     """Recompute attention weights and hidden states of `sequence`.
 
@@ -77,37 +77,37 @@ def inspect(
         WorkbenchError: for positions not computed yet, unknown layers or heads, and rows whose context left a window.
     """
     count = len(model.blocks)
-    if sequence.evicted:
-        told = f"{sequence.evicted} of its tokens were evicted, in each layer others"
+    if sequence.num_evicted_tokens:
+        told = f"{sequence.num_evicted_tokens} of its tokens were evicted, in each layer others"
         raise WorkbenchError(f"request {sequence.request_id}: cannot be inspected any more; {told}")
     places = tuple(
-        _index(row, sequence.computed, f"row {row}: {sequence.computed} tokens are computed") for row in rows
+        _index(row, sequence.num_computed_tokens, f"row {row}: {sequence.num_computed_tokens} tokens are computed") for row in positions
     )
     if not places:
         raise WorkbenchError(f"request {sequence.request_id}: no rows to inspect")
     weighed = {
         _index(n, count, f"layer {n}: the model has {count}") for n in (range(count) if layers is None else layers)
     }
-    wanted = {_index(n, count + 1, f"hidden state {n}: there are {count + 1}") for n in hidden or ()}
+    wanted = {_index(n, count + 1, f"hidden state {n}: there are {count + 1}") for n in hidden_states or ()}
     for row in places:
         _check_held(store, sequence, row)
     batch = _batch(store, sequence, places, model.device)
-    looked: dict[int, _Looked] = {}
+    looked: dict[int, _RecordingLayer] = {}
     states: dict[int, Tensor] = {}
     numbers = {block: number for number, block in enumerate(model.blocks)}
 
-    def run(block: Block, x: Tensor, cos: Any, sin: Any, batch: TokenBatch, cache: Layer) -> Tensor:
+    def run(block: TransformerBlock, x: Tensor, cos: Any, sin: Any, batch: TokenBatch, cache: CacheLayer) -> Tensor:
         number = numbers[block]
         if number in wanted:
             states[number] = x.clone()
-        q, _, _ = block.before(x, cos, sin)
-        look = _Looked(cache) if number in weighed else cache
-        mixed = block.attention.read(q, batch, cast(Layer, look))
-        if isinstance(look, _Looked):
+        q, _, _ = block.before_attention(x, cos, sin)
+        look = _RecordingLayer(cache) if number in weighed else cache
+        mixed = block.attention.attend(q, batch, cast(CacheLayer, look))
+        if isinstance(look, _RecordingLayer):
             looked[number] = look
-        return block.after(x, mixed)
+        return block.after_attention(x, mixed)
 
-    last = model.hidden(batch, store, run)
+    last = model.hidden_states(batch, store, run)
     if count in wanted:
         states[count] = last
     found = {number: _chosen(look.weights(), heads) for number, look in sorted(looked.items())}
@@ -116,16 +116,16 @@ def inspect(
     return Inspection(sequence.request_id, places, known, found, dict(sorted(states.items())), chosen)
 
 
-class _Looked:
+class _RecordingLayer:
     """A layer's cache that records the arguments of its attention."""
 
-    def __init__(self, layer: Layer):
+    def __init__(self, layer: CacheLayer):
         self.layer = layer
         self.read: tuple | None = None
 
-    def attend(self, q: Tensor, batch: TokenBatch, scale: float, mask: Any, lane: Any, *rest: Any) -> Tensor:
+    def attend(self, q: Tensor, batch: TokenBatch, scale: float, mask: Any, backend: Any, *rest: Any) -> Tensor:
         self.read = q, batch, (scale, mask, *rest)
-        return self.layer.attend(q, batch, scale, mask, lane, *rest)
+        return self.layer.attend(q, batch, scale, mask, backend, *rest)
 
     def weights(self) -> Tensor:
         """Return [head, row, context]: attention of the specification, with one basis vector per position as values."""
@@ -136,7 +136,7 @@ class _Looked:
         lengths = batch.context_lengths.tolist()
         out = torch.zeros(q.shape[1], len(q), max(lengths), device=q.device, dtype=q.dtype)
         for row, length in enumerate(lengths):
-            mine, keys, positions, there = _seen(self.layer, q[row : row + 1], batch, row, length)
+            mine, keys, positions, there = _visible_context(self.layer, q[row : row + 1], batch, row, length)
             query = torch.full((1, 1), length - 1, device=q.device)
             allowed = mask(query, positions[None]) & (positions[None] <= query) & there
             basis = torch.eye(len(positions), device=q.device, dtype=q.dtype)[:, None].expand(-1, keys.shape[1], -1)
@@ -145,7 +145,7 @@ class _Looked:
         return out.float()
 
 
-def _seen(layer: Layer, q: Tensor, batch: TokenBatch, row: int, length: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _visible_context(layer: CacheLayer, q: Tensor, batch: TokenBatch, row: int, length: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the context that a query sees.
 
     Returns:
@@ -153,14 +153,14 @@ def _seen(layer: Layer, q: Tensor, batch: TokenBatch, row: int, length: int) -> 
         them this query reads. A key stored both quantized and in full precision is read as one of them.
     """
     if not isinstance(layer, QuantizedLayer):
-        keys = context_of(layer.keys, batch.page_tables[layer.table][row], length)
+        keys = gather_context(layer.keys, batch.page_tables[layer.group][row], length)
         positions = torch.arange(length, device=q.device)
         return q, keys, positions, positions < length
-    tables = batch.page_tables[layer.table][row], batch.page_tables[layer.recent][row]
-    packed, recent = (layer.keys, layer.values), (layer.recent_keys, layer.recent_values)
-    keys, _, positions, is_packed = quantized_context_of(packed, recent, tables, length, 1, layer.rule, q.dtype)
-    there = layer.rule.packed(torch.full_like(positions, length - 1), positions) == is_packed
-    return rotate(q) if layer.shape.format.rotate else q, keys, positions, there
+    tables = batch.page_tables[layer.group][row], batch.page_tables[layer.residual_group][row]
+    packed, recent = (layer.keys, layer.values), (layer.residual_keys, layer.residual_values)
+    keys, _, positions, is_packed = quantized_context_of(packed, recent, tables, length, 1, layer.quantization_rule, q.dtype)
+    there = layer.quantization_rule.is_quantized(torch.full_like(positions, length - 1), positions) == is_packed
+    return hadamard_rotate(q) if layer.shape.format.rotate else q, keys, positions, there
 
 
 def _batch(store: KVStore, sequence: Served, rows: Sequence[int], device: torch.device) -> TokenBatch:
@@ -170,25 +170,25 @@ def _batch(store: KVStore, sequence: Served, rows: Sequence[int], device: torch.
     widest = max(2, *(len(pages) for pages in sequence.pages))
     tables = [[*pages, *[NULL_PAGE] * (widest - len(pages))] for pages in sequence.pages]
     return TokenBatch(
-        ids=torch.tensor([sequence.token_ids[row] for row in rows], device=device),
+        token_ids=torch.tensor([sequence.token_ids[row] for row in rows], device=device),
         positions=positions,
         span_starts=torch.arange(len(rows) + 1, dtype=torch.int32, device=device),
         context_lengths=(positions + 1).to(torch.int32),
         page_tables=tuple(torch.tensor([table] * len(rows), dtype=torch.int32, device=device) for table in tables),
-        slots=(nowhere,) * len(tables),
-        sample_rows=positions[:0],
+        slot_mapping=(nowhere,) * len(tables),
+        logits_indices=positions[:0],
         decode_only=True,
     )
 
 
 def _check_held(store: KVStore, sequence: Served, row: int) -> None:
     """Refuse a row whose query reads a freed page (WorkbenchError)."""
-    for table, pages in zip(store.tables, sequence.pages, strict=True):
-        first, others = table.held(row, row + 1, store.page_size)
+    for table, pages in zip(store.groups, sequence.pages, strict=True):
+        first, others = table.pages_needed(row, row + 1, store.page_size)
         if any(place >= len(pages) or pages[place] == NULL_PAGE for place in (*first, *others)):
             raise WorkbenchError(
                 f"request {sequence.request_id}: row {row} cannot be inspected any more; what it saw has left the "
-                f"window of {table.back} tokens"
+                f"window of {table.sliding_window} tokens"
             )
 
 

@@ -7,62 +7,62 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from workbench.pixels import coloured, data_uri, enlarged, pooled
+from workbench.pixels import colorize, data_uri, upscale, max_pool
 from workbench.shown import STYLE, Table
 
 if TYPE_CHECKING:
     from workbench.engine.inspection import Inspection
 
-MOST_MAPS, MOST_COLUMNS, MOST_ROWS = 32, 256, 128
+MAX_MAPS, MAX_COLUMNS, MAX_ROWS = 32, 256, 128
 WIDE, HIGH = 192, 96  # pixels that a small map is enlarged to, about
 LARGEST, LEAST_HIGH = 24, 10  # pixels of a weight at most, of a map at least
 
 
-def table(found: Inspection) -> Table:
+def inspection_table(found: Inspection) -> Table:
     """List the position with the largest weight, by layer and head."""
     rows = []
     for layer, weights in found.weights.items():
         for index, mass in enumerate(weights.numpy()):
             row, position = np.unravel_index(int(mass.argmax()), mass.shape)
-            told = f"{mass[row, position]:.2f} from {found.rows[row]} to {position}"
-            rows.append((layer, head_of(found, index), told))
-    states = ", ".join(f"{layer}: {list(each.shape)}" for layer, each in found.hidden.items())
+            told = f"{mass[row, position]:.2f} from {found.positions[row]} to {position}"
+            rows.append((layer, head_index(found, index), told))
+    states = ", ".join(f"{layer}: {list(each.shape)}" for layer, each in found.hidden_states.items())
     return Table(
         f"request {found.request_id}: {_rows(found)}", rows, ("layer", "head", "largest weight"),
         f"hidden states before block {states}" if states else "",
     )  # fmt: skip
 
 
-def html(found: Inspection) -> str:
+def inspection_html(found: Inspection) -> str:
     """Draw the first maps of all layers, and say where the others are."""
     maps = [(layer, index) for layer, weights in found.weights.items() for index in range(len(weights))]
-    words = table(found)
+    words = inspection_table(found)
     notes = [words.note] if words.note else []
-    if len(maps) > MOST_MAPS:
-        notes.append(f"{MOST_MAPS} of {len(maps)} heads are drawn; ask for others with layers= and heads=")
+    if len(maps) > MAX_MAPS:
+        notes.append(f"{MAX_MAPS} of {len(maps)} heads are drawn; ask for others with layers= and heads=")
     if maps:
         notes.append("dark: 0, yellow: the largest weight of the map; down: rows, across: positions from 0")
-    drawn = "".join(_figure(found, layer, index) for layer, index in maps[:MOST_MAPS])
+    drawn = "".join(_figure(found, layer, index) for layer, index in maps[:MAX_MAPS])
     title = f'<div class="title">{escape(words.title)}</div>'
     told = "".join(f'<div class="note">{escape(note)}</div>' for note in notes)
     return f'<div class="wb-shown">{STYLE}{title}{drawn}{told}</div>'
 
 
-def head_of(found: Inspection, index: int) -> int:
+def head_index(found: Inspection, index: int) -> int:
     return index if found.heads is None else found.heads[index]
 
 
 def _figure(found: Inspection, layer: int, index: int) -> str:
     whole = found.weights[layer][index].numpy()
-    mass, step = pooled(whole[-MOST_ROWS:], MOST_COLUMNS)
+    mass, step = max_pool(whole[-MAX_ROWS:], MAX_COLUMNS)
     across = max(1, min(LARGEST, WIDE // mass.shape[1]))
     down = max(1, min(LARGEST, max(HIGH // len(mass), -(-LEAST_HIGH // len(mass)))))
-    name = f"layer {layer} head {head_of(found, index)}"
+    name = f"layer {layer} head {head_index(found, index)}"
     row, position = np.unravel_index(int(whole.argmax()), whole.shape)
     largest = f"{whole[row, position]:.2f} at {position}"
-    told = f"{name}: {_rows(found)}; largest weight {largest}, from {found.rows[row]}"
+    told = f"{name}: {_rows(found)}; largest weight {largest}, from {found.positions[row]}"
     pixel = f"; a pixel is the largest of {step} positions" if step > 1 else ""
-    picture = data_uri(enlarged(coloured(mass, 0.0, float(mass.max())), down, across))
+    picture = data_uri(upscale(colorize(mass, 0.0, float(mass.max())), down, across))
     return (
         f'<figure><img src="{picture}" alt="{escape(told)}" title="{escape(told + pixel)}">'
         f"<figcaption>{name}: {largest}</figcaption></figure>"
@@ -70,6 +70,6 @@ def _figure(found: Inspection, layer: int, index: int) -> str:
 
 
 def _rows(found: Inspection) -> str:
-    few = ", ".join(map(str, found.rows[:8])) + (", ..." if len(found.rows) > 8 else "")
-    one = len(found.rows) == 1
+    few = ", ".join(map(str, found.positions[:8])) + (", ..." if len(found.positions) > 8 else "")
+    one = len(found.positions) == 1
     return f"{'row' if one else 'rows'} {few}, of {len(found.token_ids)} positions"

@@ -8,22 +8,22 @@ from dataclasses import dataclass
 from workbench.cache.pages import PagePool
 from workbench.cache.store import KVStore
 from workbench.engine.plan import StepPlan
-from workbench.model.cost import StepCost
+from workbench.model.cost import StepCostModel
 from workbench.model.transformer import Transformer
-from workbench.trace.events import Ask, Event, Formed, SpanNote, Stepped
+from workbench.trace.events import RecordedDecision, Event, StepPlanned, SpanRecord, Stepped
 
 
 @dataclass(frozen=True)
-class StepTimes:
+class StepTimestamps:
     """The times at which a step began, was planned and was computed, and the seconds spent on drafting."""
 
-    began: float
-    drafting: float
+    start: float
+    draft_seconds: float
     planned: float
     computed: float
 
 
-class Instruments:
+class Telemetry:
     """Telemetry of a runner: `listener` receives every event, and its time is measured and reported with the step.
 
     Errors of the listener are kept until the present work is done: `raise_listener_error`.
@@ -39,49 +39,49 @@ class Instruments:
     ):
         self.listener = listener
         self._clock = clock
-        self._cost = StepCost(model.spec, *model.value_bytes, store.value_bytes)
+        self._cost = StepCostModel(model.spec, *model.bytes_per_weight, store.bytes_per_value)
         self._pools = [(pool, store.page_bytes(table)) for table, pool in enumerate(pools)]
         self._seconds = 0.0  # the listener's time since the last step
-        self._kept: BaseException | None = None
+        self._listener_error: BaseException | None = None
 
-    def tell(self, event: Event) -> None:
+    def emit(self, event: Event) -> None:
         if self.listener is not None:
             began = self._clock()
-            self._hear(event)
+            self._call_listener(event)
             self._seconds += self._clock() - began
 
-    def raise_kept(self) -> None:
+    def raise_listener_error(self) -> None:
         """Raise the first error of the listener since the last call."""
-        kept, self._kept = self._kept, None
+        kept, self._listener_error = self._listener_error, None
         if kept is not None:
             raise kept
 
-    def _hear(self, event: Event) -> None:
+    def _call_listener(self, event: Event) -> None:
         assert self.listener is not None
         try:
             self.listener(event)
         except BaseException as error:  # within a step it would lose other requests' events
-            self._kept = self._kept or error
+            self._listener_error = self._listener_error or error
 
-    def formed(self, plan: StepPlan, began: float) -> None:
+    def emit_step_planned(self, plan: StepPlan, start: float) -> None:
         """Emit StepPlanned: the spans of the step and the policy's decisions."""
         if self.listener is None:
             return
         noting = self._clock()
-        spans = tuple(SpanNote(s.sequence.request_id, s.start, s.length, len(s.drafts)) for s in plan.spans)
-        asked = tuple(Ask(tuple(w.tokens), tuple(w.set_back), tuple(w.because.items())) for w in plan.wishes)
-        self._hear(Formed(began, step=plan.step, spans=spans, asked=asked))
+        spans = tuple(SpanRecord(s.sequence.request_id, s.start, s.length, len(s.draft_token_ids)) for s in plan.spans)
+        asked = tuple(RecordedDecision(tuple(w.num_scheduled_tokens), tuple(w.preempted), tuple(w.reasons.items())) for w in plan.policy_decisions)
+        self._call_listener(StepPlanned(start, step=plan.step, spans=spans, policy_decisions=asked))
         self._seconds += self._clock() - noting
 
-    def held(self) -> list[tuple[int, int]]:
+    def pages_in_use(self) -> list[tuple[int, int]]:
         """Return (pages in use, bytes per page) by cache group."""
-        return [(pool.used, size) for pool, size in self._pools]
+        return [(pool.num_used, size) for pool, size in self._pools]
 
-    def step(
+    def emit_step(
         self,
         plan: StepPlan,
-        held: list[tuple[int, int]],
-        times: StepTimes,
+        pages_in_use: list[tuple[int, int]],
+        times: StepTimestamps,
         accepted: int,
         compiles: int,
         kernel_seconds: float | None = None,
@@ -97,7 +97,7 @@ class Instruments:
             kernel_seconds: time in compiled code; None if unknown.
         """
         noting = self._clock()
-        cost = self._cost(((s.start, s.length) for s in plan.spans), sum(s.logit_rows for s in plan.spans))
+        cost = self._cost(((s.start, s.length) for s in plan.spans), sum(s.num_logits for s in plan.spans))
         now = self._clock()
         event = Stepped(
             now,
@@ -105,24 +105,24 @@ class Instruments:
             phase=plan.phase,
             requests=len(plan.spans),
             prefill_tokens=plan.prefill_tokens,
-            decode_tokens=plan.decode_tokens - plan.drafts + accepted,
-            pages_used=sum(count for count, _ in held),
-            kv_bytes=sum(count * size for count, size in held),
-            wall_seconds=now - times.began,
+            decode_tokens=plan.decode_tokens - plan.num_draft_tokens + accepted,
+            pages_used=sum(count for count, _ in pages_in_use),
+            kv_bytes=sum(count * size for count, size in pages_in_use),
+            wall_seconds=now - times.start,
             forward_seconds=times.computed - times.planned,
-            note_seconds=self._seconds + now - noting,
+            telemetry_seconds=self._seconds + now - noting,
             predicted_flops=cost.flops,
             predicted_bytes=cost.bytes,
-            pages_idle=sum(len(pool.idle) for pool, _ in self._pools),
+            pages_idle=sum(len(pool.evictable) for pool, _ in self._pools),
             compiles=compiles,
             context_tokens=sum(span.end for span in plan.spans),
-            drafted_tokens=plan.drafts,
+            drafted_tokens=plan.num_draft_tokens,
             accepted_tokens=accepted,
-            draft_seconds=times.drafting,
+            draft_seconds=times.draft_seconds,
             kernel_seconds=kernel_seconds,
-            padding_rows=plan.padding,
+            padding_rows=plan.padding_rows,
         )
         self._seconds = 0.0
         if self.listener is not None:
-            self._hear(event)
+            self._call_listener(event)
         return event

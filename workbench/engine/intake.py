@@ -14,11 +14,11 @@ from workbench.errors import WorkbenchError, explain
 from workbench.prompt.tokenizer import Tokenizer
 from workbench.request import Request, SamplingParameters
 
-Asked = str | Request | Iterable[str | Request]
+RequestInput = str | Request | Iterable[str | Request]
 Streams = TypeVar("Streams", bound=Callable[..., Any])
 
 
-def sampling_from(values: dict[str, Any], where: str = "sampling") -> SamplingParameters:
+def parse_sampling(values: dict[str, Any], where: str = "sampling") -> SamplingParameters:
     """Parse SamplingParameters from plain values; an error is one line with the path."""
     try:
         return SamplingParameters.model_validate(values)
@@ -26,7 +26,7 @@ def sampling_from(values: dict[str, Any], where: str = "sampling") -> SamplingPa
         raise explain(error, where, SamplingParameters) from None
 
 
-def takes_sampling(stream: Streams) -> Streams:
+def with_sampling_signature(stream: Streams) -> Streams:
     """Add every sampling parameter, with type and default, to the signature of `stream`, so that a notebook completes
     them."""
     known = inspect.signature(stream)
@@ -36,28 +36,28 @@ def takes_sampling(stream: Streams) -> Streams:
     return stream
 
 
-def requests_from(
-    asked: Asked, tokenizer: Tokenizer | None, values: dict[str, Any], names: Iterator[str]
+def make_requests(
+    inputs: RequestInput, tokenizer: Tokenizer | None, values: dict[str, Any], request_ids: Iterator[str]
 ) -> list[Request]:
     """Return requests in the given order; texts are encoded and take the next of `request_ids`."""
-    sampling = sampling_from(values)
-    items = [asked] if isinstance(asked, str | Request) else list(asked)
+    sampling = parse_sampling(values)
+    items = [inputs] if isinstance(inputs, str | Request) else list(inputs)
     if values and not any(isinstance(item, str) for item in items):
         raise WorkbenchError(f"{', '.join(values)}: a Request brings its own sampling; set it there")
     requests = [
-        item if isinstance(item, Request) else request_from(item, tokenizer, sampling, next(names)) for item in items
+        item if isinstance(item, Request) else make_request(item, tokenizer, sampling, next(request_ids)) for item in items
     ]
-    if isinstance(asked, str) and requests[0].fault:
-        raise WorkbenchError(requests[0].fault)
+    if isinstance(inputs, str) and requests[0].invalid_reason:
+        raise WorkbenchError(requests[0].invalid_reason)
     return requests
 
 
-def request_from(text: str, tokenizer: Tokenizer | None, sampling: SamplingParameters, request_id: str) -> Request:
+def make_request(text: str, tokenizer: Tokenizer | None, sampling: SamplingParameters, request_id: str) -> Request:
     """Encode `text` into a request. If that fails, the request carries the reason and it alone is refused."""
     try:
         ids = _encode(text, tokenizer)
     except WorkbenchError as error:
-        return Request(request_id, (), sampling, prompt=text, fault=str(error))
+        return Request(request_id, (), sampling, prompt=text, invalid_reason=str(error))
     return Request(request_id, ids, sampling, prompt=text)
 
 
@@ -66,49 +66,49 @@ def _encode(text: str, tokenizer: Tokenizer | None) -> tuple[int, ...]:
         raise WorkbenchError("this model has no tokenizer: give token ids in a Request, not text")
     ids = tokenizer.encode(text)
     # An empty text stays empty, and is refused: what a tokenizer puts before every text is no prompt.
-    return (*tokenizer.begin_ids, *ids) if ids else ()
+    return (*tokenizer.bos_token_ids, *ids) if ids else ()
 
 
-def sample_name(request_id: str, number: int) -> str:
+def sample_id(request_id: str, number: int) -> str:
     """Return the id of one of a request's samples."""
     return f"{request_id}#{number}" if number else request_id
 
 
-def samples_of(request: Request) -> list[Request]:
+def split_samples(request: Request) -> list[Request]:
     """Split a request into one per sample, with seeds counted up."""
     asked = request.sampling
-    if asked.samples == 1:
+    if asked.num_sequences == 1:
         return [request]
     alone: dict[str, Any] = {"n": 1, "best_of": None, "beams": 0}
-    if not asked.beams and asked.samples > asked.n and asked.logprobs is None:
+    if not asked.beams and asked.num_sequences > asked.n and asked.logprobs is None:
         alone["logprobs"] = 0  # they are ranked by the chosen tokens'
     return [
         replace(
             request,
-            request_id=sample_name(request.request_id, number),
+            request_id=sample_id(request.request_id, number),
             sampling=asked.model_copy(update={**alone, "seed": (asked.seed + number) % 2**63}),
         )
-        for number in range(asked.samples)
+        for number in range(asked.num_sequences)
     ]
 
 
-def check(request: Request, vocab: int) -> None:
+def check_request(request: Request, vocab_size: int) -> None:
     """Refuse an empty prompt, ids outside the vocabulary, and an invalid arrival time (WorkbenchError)."""
-    if request.fault:
-        raise WorkbenchError(f"request {request.request_id}: {request.fault}")
+    if request.invalid_reason:
+        raise WorkbenchError(f"request {request.request_id}: {request.invalid_reason}")
     if not request.prompt_ids:
         raise WorkbenchError(f"request {request.request_id}: the prompt is empty; give at least one token")
     for name, ids in (("prompt", request.prompt_ids), ("stop_token_ids", request.sampling.stop_token_ids)):
-        wrong = [i for i in ids if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < vocab]
+        wrong = [i for i in ids if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < vocab_size]
         if wrong:
             raise WorkbenchError(
-                f"request {request.request_id}: {name} has token id {wrong[0]!r}, the vocabulary is 0..{vocab - 1}"
+                f"request {request.request_id}: {name} has token id {wrong[0]!r}, the vocabulary is 0..{vocab_size - 1}"
             )
     if not _is_time(request.arrival):
         raise WorkbenchError(f"request {request.request_id}: arrival is {request.arrival}; give seconds from the start")
 
 
-def due(request: Request) -> float:
+def arrival(request: Request) -> float:
     """Return the submission time in seconds from the start; 0 for an invalid one, which is refused then."""
     return request.arrival if _is_time(request.arrival) else 0.0
 
@@ -117,7 +117,7 @@ def _is_time(arrival: object) -> bool:
     return isinstance(arrival, int | float) and math.isfinite(arrival)
 
 
-def fit(request: Request, context: int, overflow: str, begin_ids: tuple[int, ...]) -> Request:
+def truncate_prompt(request: Request, max_model_len: int, overflow: str, bos_token_ids: tuple[int, ...]) -> Request:
     """Under `cut_oldest`, truncate a prompt that leaves no room: drop the oldest tokens, as many as the output may
     need.
 
@@ -126,10 +126,10 @@ def fit(request: Request, context: int, overflow: str, begin_ids: tuple[int, ...
     ids = request.prompt_ids
     if not isinstance(ids, tuple | list):  # a fault, with which it is refused
         words = f"prompt_ids is of type {type(ids).__name__}; give a tuple of token ids"
-        return replace(request, prompt_ids=(), fault=request.fault or words)
-    if overflow != "cut_oldest" or len(ids) < context:
+        return replace(request, prompt_ids=(), fault=request.invalid_reason or words)
+    if overflow != "cut_oldest" or len(ids) < max_model_len:
         return request
-    front = begin_ids if ids[: len(begin_ids)] == begin_ids else ()
-    kept = max(context // 2, context - request.sampling.max_tokens) - len(front)
+    front = bos_token_ids if ids[: len(bos_token_ids)] == bos_token_ids else ()
+    kept = max(max_model_len // 2, max_model_len - request.sampling.max_tokens) - len(front)
     cut = len(ids) - len(front) - kept
     return replace(request, prompt_ids=(*front, *ids[-kept:]), cut_tokens=cut)

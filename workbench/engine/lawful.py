@@ -5,78 +5,78 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from workbench.engine.plan import Decision
-from workbench.engine.policy import Policy, State, Wishes
+from workbench.engine.plan import RequestDecision
+from workbench.engine.policy import SchedulingPolicy, SchedulerState, SchedulerDecision
 from workbench.errors import WorkbenchError
 from workbench.request import Sequence
 
 
 @dataclass
-class Lawful:
+class ValidatedDecision:
     """A validated decision. `errors` are requests with an invalid entry, with their beams; `ignored` concerns no
     request."""
 
-    tokens: dict[Sequence, int] = field(default_factory=dict)
-    set_back: list[Sequence] = field(default_factory=list)
-    because: Mapping[str, str] = field(default_factory=dict)
-    faults: list[tuple[Sequence, str]] = field(default_factory=list)
-    strays: list[Decision] = field(default_factory=list)
+    num_scheduled_tokens: dict[Sequence, int] = field(default_factory=dict)
+    preempted: list[Sequence] = field(default_factory=list)
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    errors: list[tuple[Sequence, str]] = field(default_factory=list)
+    ignored: list[RequestDecision] = field(default_factory=list)
 
 
-def name_of(policy: Policy) -> str:
+def policy_name(policy: SchedulingPolicy) -> str:
     return getattr(policy, "kind", None) or getattr(policy, "__qualname__", None) or type(policy).__qualname__
 
 
-def ask(policy: Policy, state: State) -> Wishes:
+def call_policy(policy: SchedulingPolicy, state: SchedulerState) -> SchedulerDecision:
     """Call `policy` on `state`. Nothing has changed if it fails.
 
     Raises:
         WorkbenchError: if it raises, or returns no SchedulerDecision.
     """
-    name = name_of(policy)
+    name = policy_name(policy)
     try:
         wishes = policy(state)
-        if isinstance(wishes, Wishes):  # it may return iterators, or a list that it changes later
-            tokens, set_back = tuple(wishes.tokens), tuple(wishes.set_back)
-            if type(wishes) is Wishes:
-                return Wishes(tokens, set_back, wishes.because)
-            return replace(wishes, tokens=tokens, set_back=set_back)
+        if isinstance(wishes, SchedulerDecision):  # it may return iterators, or a list that it changes later
+            tokens, preempted = tuple(wishes.num_scheduled_tokens), tuple(wishes.preempted)
+            if type(wishes) is SchedulerDecision:
+                return SchedulerDecision(tokens, preempted, wishes.reasons)
+            return replace(wishes, tokens=tokens, preempted=preempted)
     except WorkbenchError:
         raise
     except Exception as error:
         raise WorkbenchError(f"policy {name}: raised {type(error).__name__}: {error}; nothing was planned") from error
     else:
         raise WorkbenchError(
-            f"policy {name}: gave {type(wishes).__name__}, must give engine.policy.Wishes([(id, tokens), ...])"
+            f"policy {name}: gave {type(wishes).__name__}, must give engine.policy.SchedulerDecision([(id, tokens), ...])"
         )
 
 
-def lawful(wishes: Wishes, state: State, by_id: Mapping[str, Sequence], name: str) -> Lawful:
+def validate_decision(decision: SchedulerDecision, state: SchedulerState, by_id: Mapping[str, Sequence], name: str) -> ValidatedDecision:
     """Check every entry of a decision; an invalid one fails the request that it names and no other."""
-    found, left, faulty = Lawful(because=wishes.because), state.budget, set[Sequence]()
-    if not wishes.set_back and (whole := _whole(wishes.tokens, left, by_id)) is not None:
-        found.tokens = whole
+    found, left, refused = ValidatedDecision(reasons=decision.reasons), state.max_num_batched_tokens, set[Sequence]()
+    if not decision.preempted and (whole := _all_valid(decision.num_scheduled_tokens, left, by_id)) is not None:
+        found.num_scheduled_tokens = whole
         return found
-    here = {entry.id for entry in state.running}
+    here = {entry.request_id for entry in state.running}
 
     def wrong(sequence: Sequence, words: str) -> None:
-        for each in sequence.mates or [sequence]:
-            found.tokens.pop(each, None)
-            if each not in faulty:
-                faulty.add(each)
-                found.faults.append((each, f"policy {name}: {words}"))
+        for each in sequence.beams or [sequence]:
+            found.num_scheduled_tokens.pop(each, None)
+            if each not in refused:
+                refused.add(each)
+                found.errors.append((each, f"policy {name}: {words}"))
 
-    for place, pair in enumerate(wishes.set_back):
+    for place, pair in enumerate(decision.preempted):
         sequence = by_id.get(pair)
         if sequence is None or pair not in here:
-            found.strays.append(_stray(pair, f"policy {name}: wish {place} sets back {pair!r}, which does not run"))
-        elif sequence not in found.set_back:
-            found.set_back.append(sequence)
-    for place, pair in enumerate(wishes.tokens):
+            found.ignored.append(_ignored(pair, f"policy {name}: wish {place} sets back {pair!r}, which does not run"))
+        elif sequence not in found.preempted:
+            found.preempted.append(sequence)
+    for place, pair in enumerate(decision.num_scheduled_tokens):
         if type(pair) is tuple and len(pair) == 2 and type(pair[1]) is int and 0 <= pair[1] <= left:
             sequence = by_id.get(pair[0])  # the common case: a valid entry
-            if sequence and sequence not in found.tokens and not faulty and not (found.set_back and pair[1]):
-                found.tokens[sequence] = pair[1]
+            if sequence and sequence not in found.num_scheduled_tokens and not refused and not (found.preempted and pair[1]):
+                found.num_scheduled_tokens[sequence] = pair[1]
                 left -= pair[1]
                 continue
         try:
@@ -84,26 +84,26 @@ def lawful(wishes: Wishes, state: State, by_id: Mapping[str, Sequence], name: st
             sequence = by_id.get(request_id)
             whole = not isinstance(tokens, bool) and int(tokens) == tokens
         except (TypeError, ValueError):
-            found.strays.append(_stray("", f"policy {name}: wish {place} is {pair!r}, must be (id, tokens)"))
+            found.ignored.append(_ignored("", f"policy {name}: wish {place} is {pair!r}, must be (id, tokens)"))
             continue
         if sequence is None:
             known = f"wish {place} is for {request_id!r}, which neither runs nor waits"
-            found.strays.append(_stray(request_id, f"policy {name}: {known}"))
-        elif sequence in found.tokens or sequence in faulty:
+            found.ignored.append(_ignored(request_id, f"policy {name}: {known}"))
+        elif sequence in found.num_scheduled_tokens or sequence in refused:
             wrong(sequence, f"wishes for {request_id} twice in one step")
         elif not whole or tokens < 0:
             wrong(sequence, f"wishes {tokens!r} tokens for {request_id}; it must be a number from 0 on")
-        elif sequence in found.set_back and tokens:
+        elif sequence in found.preempted and tokens:
             wrong(sequence, f"wishes {tokens} tokens for {request_id} and sets it back in the same step")
         elif tokens > left:
-            wrong(sequence, f"wishes {tokens} tokens for {request_id}, {left} are left of the step's {state.budget}")
+            wrong(sequence, f"wishes {tokens} tokens for {request_id}, {left} are left of the step's {state.max_num_batched_tokens}")
         else:
-            found.tokens[sequence] = int(tokens)
+            found.num_scheduled_tokens[sequence] = int(tokens)
             left -= int(tokens)
     return found
 
 
-def _whole(wishes: Iterable[tuple[str, int]], budget: int, by_id: Mapping[str, Sequence]) -> dict[Sequence, int] | None:
+def _all_valid(wishes: Iterable[tuple[str, int]], budget: int, by_id: Mapping[str, Sequence]) -> dict[Sequence, int] | None:
     """Check all entries at once, the common case; None if each must be looked at."""
     try:
         pairs = tuple(wishes)
@@ -117,5 +117,5 @@ def _whole(wishes: Iterable[tuple[str, int]], budget: int, by_id: Mapping[str, S
     return dict(zip(sequences, counts, strict=True)) if sum(counts) <= budget and min(counts, default=0) >= 0 else None
 
 
-def _stray(name: object, reason: str) -> Decision:
-    return Decision(str(name), "refused_wish", reason)
+def _ignored(name: object, reason: str) -> RequestDecision:
+    return RequestDecision(str(name), "refused_decision", reason)

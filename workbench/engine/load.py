@@ -13,48 +13,48 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from compiled_kernels import Lane
-from compiled_kernels.lanes import AUTO
-from workbench.cache.evict import Evict, evict_from
-from workbench.cache.format import CacheFormat, cache_format
-from workbench.cache.settings import offload_from, prefix_from
-from workbench.cache.shapes import CacheShape
-from workbench.cache.tables import tables_of
+from compiled_kernels import Backend
+from compiled_kernels.backends import AUTO_BACKEND
+from workbench.cache.evict import EvictionPolicy, parse_eviction
+from workbench.cache.format import CacheFormat, parse_cache_format
+from workbench.cache.settings import parse_offload, parse_prefix_cache
+from workbench.cache.shapes import KVCacheSpec
+from workbench.cache.tables import build_cache_groups
 from workbench.engine import heap
-from workbench.engine.drafting import drafts_of
-from workbench.engine.exact import Held
-from workbench.engine.excluded import excluded
-from workbench.engine.executors import Unit
-from workbench.engine.fitting import fitted
-from workbench.engine.invariant_lanes import check_cache, invariant
-from workbench.engine.lanes import resolve_lanes
-from workbench.engine.layout import lay_out
-from workbench.engine.packed_lanes import fitted_to
-from workbench.engine.patience import to_stderr, told_if_long
+from workbench.engine.drafting import build_speculator
+from workbench.engine.exact import CacheLayout
+from workbench.engine.excluded import incompatible_settings
+from workbench.engine.executors import CompileUnit
+from workbench.engine.fitting import select_for_model
+from workbench.engine.invariant_lanes import check_batch_invariant_cache, select_batch_invariant
+from workbench.engine.lanes import resolve_backends
+from workbench.engine.layout import choose_weight_layout
+from workbench.engine.packed_lanes import select_for_cache
+from workbench.engine.patience import to_stderr, report_if_slow
 from workbench.engine.runner import Runner
-from workbench.engine.schedule import Kind, SetBack, policy_from
-from workbench.engine.scheduler import Limits
-from workbench.engine.speculation import NoSpeculation, speculation_from
-from workbench.engine.trial import measured
+from workbench.engine.schedule import BatchingMode, PreemptionMode, parse_policy
+from workbench.engine.scheduler import SchedulerLimits
+from workbench.engine.speculation import NoSpeculation, parse_speculation
+from workbench.engine.trial import autotune_backend
 from workbench.errors import WorkbenchError, nearest
 from workbench.model import families, shapes
-from workbench.model.composition import AttentionPart
-from workbench.model.config_fields import Fields, read_object
+from workbench.model.composition import AttentionConfig
+from workbench.model.config_fields import ConfigFields, read_object
 from workbench.model.quantized import WeightFormat
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
-from workbench.model.variants import vary, vary_spec
+from workbench.model.variants import change_attention, change_spec
 from workbench.model.weights import load_weights, random_weights
 from workbench.prompt.tokenizer import Tokenizer
 from workbench.trace.events import Event
 
-DEMO = Path(__file__).resolve().parent.parent / "demo"
-SHIPPED = {"demo": DEMO / "target", "demo-draft": DEMO / "draft"}
-SHAPE = "shape:"
+DEMO_FOLDER = Path(__file__).resolve().parent.parent / "demo"
+BUNDLED_MODELS = {"demo": DEMO_FOLDER / "target", "demo-draft": DEMO_FOLDER / "draft"}
+SHAPE_PREFIX = "shape:"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
-CACHE_MEMORY = 2**30  # bytes the cache may take when `pages` is left to us
+AUTO_CACHE_BYTES = 2**30  # bytes the cache may take when `pages` is left to us
 Overflow = Literal["refuse", "cut_oldest"]
-HEARD = ("note", "tell", "clock", "sleep")  # of what `load` is given, what does not say what the runner is
+CALLBACK_ARGUMENTS = ("listener", "report", "clock", "sleep")  # of what `load` is given, what does not say what the runner is
 
 
 def load(
@@ -65,17 +65,17 @@ def load(
     head_weights: str | None = None,
     weight_group: int = 64,
     activations: str = "float",
-    lane: str = "auto",
-    compile: Unit = "block",
+    backend: str = "auto",
+    compile: CompileUnit = "block",
     device: str = "cpu",
     seed: int = 0,
     max_num_seqs: int = 16,
     max_num_batched_tokens: int = 512,
     chunk_tokens: int | None = None,
     chunked_prefill: bool = True,
-    schedule: Kind = "continuous",
+    schedule: BatchingMode = "continuous",
     policy: Any = "fcfs",
-    set_back: SetBack = "auto",
+    preemption_mode: PreemptionMode = "auto",
     page_size: int = 64,
     pages: int | Literal["auto"] = "auto",
     cache: str | Mapping[str, Any] | CacheFormat = "dense",
@@ -83,22 +83,22 @@ def load(
     offload: Any = "none",
     evict: Any = None,
     overflow: Overflow = "refuse",
-    attention: AttentionPart | dict[str, Any] | None = None,
+    attention: AttentionConfig | dict[str, Any] | None = None,
     batch_invariant: bool = False,
     speculate: Any = "none",
-    note: Callable[[Event], None] | None = None,
-    tell: Callable[[str], None] = to_stderr,
+    listener: Callable[[Event], None] | None = None,
+    report: Callable[[str], None] = to_stderr,
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Runner:
     """Load `model` and return a runner.
 
-        runner = workbench.load("demo", cache="int8", lane="eager")
+        runner = workbench.load("demo", cache="int8", backend="eager")
         for event in runner.stream("def fib(n):", max_tokens=32, temperature=0):
             print(event.text, end="")
 
     `dtype` is `float32`, `bfloat16`, `float16` or `auto` (what the files say; bfloat16 for shapes); `weights` and
-    `head_weights` (as `weights` unless given) are `dense`, `int8` or `int4` in groups of `weight_group` columns; `lane`
+    `head_weights` (as `weights` unless given) are `dense`, `int8` or `int4` in groups of `weight_group` columns; `backend`
     is `eager`, `inductor`, `triton`, `mlir` or `auto` (see trial.py); `activations` are `float` or, where weights are
     `int8`, `int8`: each row of what is multiplied is quantized as it comes; `compile` is what Inductor
     compiles at once, a `block` or a whole decode `step`; `seed` is for random weights; `attention` is what changes in
@@ -109,71 +109,71 @@ def load(
     is a policy that keeps each sequence within a budget, as in an experiment ({"kind": "heavy_hitters", "budget": 256},
     or `window`, `sinks_recent`, `snapkv`; see cache/evict.py). `schedule` is `continuous` or `static` (a batch waits
     for its last), `policy` who is served next: `fcfs`, `prefill_first`, `decode_first`, `shortest_prompt`, `priority`,
-    `fair`, settings ({"kind": "priority", "patience": 100}), or a function from a state to wishes (see
+    `fair`, settings ({"kind": "priority", "starvation_limit": 100}), or a function from a state to wishes (see
     engine/policy.py); `chunk_tokens` are a step's prefill tokens at most, and without `chunked_prefill` no prompt is
-    cut; `set_back` is `recompute`, `offload` or `auto` (offload where there is a place). With `batch_invariant` a
+    cut; `preemption_mode` is `recompute`, `offload` or `auto` (offload where there is a place). With `batch_invariant` a
     request's logits have the same bits alone, in any batch and chunking, after any prefix that was computed before (see
-    invariant.py); refused where a lane, model or cache cannot keep that. `speculate` is `none`, `prompt_lookup`,
+    invariant.py); refused where a backend, model or cache cannot keep that. `speculate` is `none`, `prompt_lookup`,
     `draft`, or settings as in an experiment's `speculate:` (see engine/speculation.py): tokens that are proposed for
-    what comes next and checked by the next step. `note` receives every event of the runner, `tell` a line on what
+    what comes next and checked by the next step. `listener` receives every event of the runner, `report` a line on what
     takes long in loading.
     """
-    asked = {name: value for name, value in locals().items() if name not in HEARD}
+    asked = {name: value for name, value in locals().items() if name not in CALLBACK_ARGUMENTS}
     if page_size < 1 or (pages != "auto" and pages < 1):
         raise WorkbenchError(f"pages and page_size must be at least 1, not {pages} and {page_size}")
     if overflow not in get_args(Overflow):
         raise WorkbenchError(f"unknown overflow {overflow!r}; known: {', '.join(get_args(Overflow))}")
     torch_dtype = None if dtype == "auto" else parse_dtype(dtype)
-    if compile not in get_args(Unit):
-        raise WorkbenchError(f"unknown unit of compilation {compile!r}; known: {', '.join(get_args(Unit))}")
-    prefix, offload, evicts = prefix_from(prefix), offload_from(offload), evict_from(evict)
-    if set_back not in get_args(SetBack):
-        raise WorkbenchError(f"unknown set_back {set_back!r}; known: {', '.join(get_args(SetBack))}")
-    policy, speculate = policy_from(policy, schedule), speculation_from(speculate)
-    if problem := excluded(batch_invariant, evicts is not None, not isinstance(speculate, NoSpeculation)):
+    if compile not in get_args(CompileUnit):
+        raise WorkbenchError(f"unknown unit of compilation {compile!r}; known: {', '.join(get_args(CompileUnit))}")
+    prefix, offload, evicts = parse_prefix_cache(prefix), parse_offload(offload), parse_eviction(evict)
+    if preemption_mode not in get_args(PreemptionMode):
+        raise WorkbenchError(f"unknown preemption_mode {preemption_mode!r}; known: {', '.join(get_args(PreemptionMode))}")
+    policy, speculate = parse_policy(policy, schedule), parse_speculation(speculate)
+    if problem := incompatible_settings(batch_invariant, evicts is not None, not isinstance(speculate, NoSpeculation)):
         raise WorkbenchError(problem)
-    limits = Limits(max_num_seqs, max_num_batched_tokens, chunk_tokens, chunked_prefill)
-    format, place = WeightFormat.of(weights, head_weights, weight_group, activations), _device(device)
-    kept, lanes = cache_format(cache), resolve_lanes(lane, place.type)
-    source = _source(str(model), AttentionPart.of(attention))
+    limits = SchedulerLimits(max_num_seqs, max_num_batched_tokens, chunk_tokens, chunked_prefill)
+    format, place = WeightFormat.parse(weights, head_weights, weight_group, activations), _device(device)
+    kept, lanes = parse_cache_format(cache), resolve_backends(backend, place.type)
+    source = _source(str(model), AttentionConfig.parse(attention))
     format.check(source.spec)
     kept.check(len(source.spec.layers), page_size)
     if batch_invariant:
-        lanes = invariant(lanes, lane, source.spec, place.type)
+        lanes = select_batch_invariant(lanes, backend, source.spec, place.type)
     else:
-        lanes = fitted(lanes, source.spec, lane == AUTO, format)
-    with told_if_long(f"loading the weights of {model}", tell):
+        lanes = select_for_model(lanes, source.spec, backend == AUTO_BACKEND, format)
+    with report_if_slow(f"loading the weights of {model}", report):
         state = source.state(torch_dtype, seed)
         transformer = Transformer.from_state(source.spec, state, lanes.blocks, format).to(place)
     cache_dtype = transformer.dtype if kept.dtype == "auto" else parse_dtype(kept.dtype)
     shapes = transformer.cache_shapes(kept)
     if batch_invariant:
-        check_cache(shapes, cache_dtype, transformer.dtype)
-    lanes = fitted_to(lanes, shapes, page_size, cache_dtype, transformer.dtype, lane == AUTO and not batch_invariant)
-    if lane == AUTO and not batch_invariant:
-        with told_if_long(f"trying which lane decodes {model} fastest here: compiled now, then remembered", tell):
-            lanes = measured(lanes, transformer, page_size, compile, cache=kept, cache_dtype=cache_dtype)
-        transformer.run_on(lanes.blocks)
-    with told_if_long(f"laying out the weights of {model}", tell):
-        held = Held(shapes, page_size, cache_dtype)
-        lanes = lay_out(transformer, lanes, held, auto=lane == AUTO and not batch_invariant)
-    if compile == "step" and lanes.decode is not Lane.INDUCTOR:
+        check_batch_invariant_cache(shapes, cache_dtype, transformer.dtype)
+    lanes = select_for_cache(lanes, shapes, page_size, cache_dtype, transformer.dtype, backend == AUTO_BACKEND and not batch_invariant)
+    if backend == AUTO_BACKEND and not batch_invariant:
+        with report_if_slow(f"trying which backend decodes {model} fastest here: compiled now, then remembered", report):
+            lanes = autotune_backend(lanes, transformer, page_size, compile, cache=kept, cache_dtype=cache_dtype)
+        transformer.set_backend(lanes.blocks)
+    with report_if_slow(f"laying out the weights of {model}", report):
+        held = CacheLayout(shapes, page_size, cache_dtype)
+        lanes = choose_weight_layout(transformer, lanes, held, auto=backend == AUTO_BACKEND and not batch_invariant)
+    if compile == "step" and lanes.decode is not Backend.INDUCTOR:
         lanes = replace(lanes, reason=f"{lanes.reason}; compile: step has no effect, since {lanes.decode} decodes")
-    fitting = _pages_that_fit(source.spec.context, shapes, cache_dtype, limits, page_size, evicts)
-    heap.trim()
+    fitting = _auto_num_pages(source.spec.max_position_embeddings, shapes, cache_dtype, limits, page_size, evicts)
+    heap.trim_heap()
     tokenizer = source.tokenizer()
     drafts = None
     if not isinstance(speculate, NoSpeculation):
         shared = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens, "device": device}
-        shared |= {"page_size": page_size, "compile": compile, "seed": seed, "tell": tell}
+        shared |= {"page_size": page_size, "compile": compile, "seed": seed, "report": report}
         made = partial(load, **shared)
-        drafts = drafts_of(speculate, source.spec, tokenizer, lane, made)
+        drafts = build_speculator(speculate, source.spec, tokenizer, backend, made)
     runner = Runner(
         transformer,
         tokenizer,
         limits=limits,
         policy=policy,
-        set_back=set_back,
+        preemption_mode=preemption_mode,
         page_size=page_size,
         pages=fitting if pages == "auto" else pages,
         cache=kept,
@@ -182,22 +182,22 @@ def load(
         offload=offload,
         evict=evicts,
         overflow=overflow,
-        note=note,
-        lanes=lanes,
+        listener=listener,
+        backends=lanes,
         clock=clock,
         sleep=sleep,
         compile=compile,
         batch_invariant=batch_invariant,
-        drafts=drafts,
+        speculator=drafts,
     )
-    runner.asked = MappingProxyType(asked)
+    runner.load_arguments = MappingProxyType(asked)
     return runner
 
 
-def described(name: str, attention: AttentionPart | dict[str, Any] | None = None) -> tuple[ModelSpec, str]:
+def describe_model(name: str, attention: AttentionConfig | dict[str, Any] | None = None) -> tuple[ModelSpec, str]:
     """Return the spec of the model called `name` with its attention changed, and the dtype that `auto` means; reads no
     weights."""
-    source = _source(name, AttentionPart.of(attention))
+    source = _source(name, AttentionConfig.parse(attention))
     stored = torch.bfloat16 if source.folder is None else stored_dtype(source.folder / "config.json")
     return source.spec, str(stored).removeprefix("torch.")
 
@@ -222,7 +222,7 @@ class _Source:
     """The origin of a model: `spec` is the model to build, `trained` that of its folder, if there is one."""
 
     spec: ModelSpec
-    attention: AttentionPart
+    attention: AttentionConfig
     folder: Path | None = None
     trained: ModelSpec | None = None
 
@@ -230,62 +230,62 @@ class _Source:
         if self.folder is None or self.trained is None:
             return random_weights(self.spec, dtype or torch.bfloat16, seed)
         stored = load_weights(self.folder, self.trained, dtype or stored_dtype(self.folder / "config.json"))
-        return stored if self.attention.changes_nothing else vary(self.trained, stored, self.attention)[1]
+        return stored if self.attention.is_unchanged else change_attention(self.trained, stored, self.attention)[1]
 
     def tokenizer(self) -> Tokenizer | None:
         return None if self.folder is None else Tokenizer.from_folder(self.folder)
 
 
-def _source(name: str, attention: AttentionPart) -> _Source:
-    if name.startswith(SHAPE):
-        return _Source(vary_spec(shapes.named_shape(name.removeprefix(SHAPE)), attention), attention)
+def _source(name: str, attention: AttentionConfig) -> _Source:
+    if name.startswith(SHAPE_PREFIX):
+        return _Source(change_spec(shapes.named_shape(name.removeprefix(SHAPE_PREFIX)), attention), attention)
     folder = _folder(name)
     trained = families.read_spec(folder)
-    return _Source(vary_spec(trained, attention), attention, folder, trained)
+    return _Source(change_spec(trained, attention), attention, folder, trained)
 
 
-def folder_of(name: str) -> Path | None:
+def model_folder(name: str) -> Path | None:
     """Return the folder that a model's name means; None for a shape."""
-    return None if name.startswith(SHAPE) else _folder(name)
+    return None if name.startswith(SHAPE_PREFIX) else _folder(name)
 
 
 def _folder(name: str) -> Path:
-    folder = SHIPPED.get(name, Path(name))
+    folder = BUNDLED_MODELS.get(name, Path(name))
     if not folder.is_dir():
-        known = ", ".join([*SHIPPED, f"{SHAPE}NAME"])
-        raise WorkbenchError(f"no model {name!r}: not a folder here, nor one of {known}{nearest(name, SHIPPED)}")
+        known = ", ".join([*BUNDLED_MODELS, f"{SHAPE_PREFIX}NAME"])
+        raise WorkbenchError(f"no model {name!r}: not a folder here, nor one of {known}{nearest(name, BUNDLED_MODELS)}")
     return folder
 
 
 def stored_dtype(config: Path) -> torch.dtype:
     """Return the dtype in config.json, under its new name or its old one; float32 if there is none."""
-    fields = Fields(read_object(config), str(config))
+    fields = ConfigFields(read_object(config), str(config))
     key = "torch_dtype" if fields.get("dtype") is None else "dtype"
     name = fields.get(key)
     if name is None:
         return torch.float32
     if not isinstance(name, str) or name.removeprefix("torch.") not in DTYPES:
-        raise fields.wrong(key, name, f"one of {', '.join(DTYPES)}; or choose what to load as with dtype=...")
+        raise fields.invalid(key, name, f"one of {', '.join(DTYPES)}; or choose what to load as with dtype=...")
     return parse_dtype(name)
 
 
-def _pages_that_fit(
+def _auto_num_pages(
     context: int,
-    shapes: tuple[CacheShape, ...],
+    shapes: tuple[KVCacheSpec, ...],
     dtype: torch.dtype,
-    limits: Limits,
+    limits: SchedulerLimits,
     page_size: int,
-    policy: Evict | None,
+    policy: EvictionPolicy | None,
 ) -> tuple[int, ...]:
     """Pages of each table for every sequence at full context (of a window, what it sees; with a `policy`, its budget),
     or as many as the memory set aside holds."""
-    tables, chunk = tables_of(shape.tables for shape in shapes), limits.chunk
+    tables, chunk = build_cache_groups(shape.cache_groups for shape in shapes), limits.max_prefill_tokens
     page_bytes = [
-        page_size * sum(shapes[layer].table_bytes(number, dtype) for layer in table.layers)
+        page_size * sum(shapes[layer].group_bytes_per_token(number, dtype) for layer in table.layers)
         for number, table in enumerate(tables)
     ]
     if policy is not None:
-        context = policy.budget_for(page_size, round(sum(page_bytes))).at_once(context, context)
-    wanted = [limits.max_num_seqs * table.most(context, chunk, page_size) for table in tables]
+        context = policy.budget_for(page_size, round(sum(page_bytes))).peak_tokens(context, context)
+    wanted = [limits.max_num_seqs * table.max_pages(context, chunk, page_size) for table in tables]
     whole = sum(pages * each for pages, each in zip(wanted, page_bytes, strict=True))
-    return tuple(max(1, min(pages, int(pages * CACHE_MEMORY // whole))) for pages in wanted)
+    return tuple(max(1, min(pages, int(pages * AUTO_CACHE_BYTES // whole))) for pages in wanted)

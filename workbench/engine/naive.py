@@ -11,18 +11,18 @@ import torch
 from einops import einsum, rearrange
 from torch import Tensor
 
-from compiled_kernels import Lane
+from compiled_kernels import Backend
 from compiled_kernels.linear_w8a8.quantize import quantize_rows
 from compiled_kernels.paged_attention.reference import attend
 from workbench.batch import TokenBatch
 from workbench.errors import WorkbenchError
-from workbench.model.latent_spec import LatentAttention
-from workbench.model.layers import attention_module
+from workbench.model.latent_spec import MLASpec
+from workbench.model.layers import build_custom_attention
 from workbench.model.quantized import WeightFormat
-from workbench.model.rotary import RotaryTable, frequencies, turn_of
-from workbench.model.spec import AnyAttention, Attention, Gate, LayerKind, ModelSpec, Rotary
+from workbench.model.rotary import RotaryTable, rotary_frequencies, rotary_of_layer
+from workbench.model.spec import AnyAttentionSpec, AttentionSpec, GateSpec, LayerSpec, ModelSpec, RotaryConfig
 from workbench.model.transformer import Transformer
-from workbench.user_parts import load
+from workbench.user_parts import load_custom
 
 
 class Weights(dict[str, Tensor]):
@@ -57,51 +57,51 @@ def logits(model: Transformer, ids: Tensor, dtype: torch.dtype | None = None) ->
         x = x + (_norm(made, w[at + "feedforward_post_norm.weight"], *_style(spec)) if kind.post_norms else made)
     x = _norm(x, w["norm.weight"], *_style(spec))
     x = w.entering(x) if model.format.head == "int8" else x
-    logits = x @ w["embedding.weight" if spec.tied else "head.weight"].T
-    return spec.final_softcap * torch.tanh(logits / spec.final_softcap) if spec.final_softcap else logits
+    logits = x @ w["embedding.weight" if spec.tie_word_embeddings else "head.weight"].T
+    return spec.final_logit_softcapping * torch.tanh(logits / spec.final_logit_softcapping) if spec.final_logit_softcapping else logits
 
 
-def _attention(h: Tensor, w: Weights, at: str, a: AnyAttention, spec: ModelSpec) -> Tensor:
+def _attention(h: Tensor, w: Weights, at: str, a: AnyAttentionSpec, spec: ModelSpec) -> Tensor:
     """Normed rows [token, width] of a whole text -> what attention adds to them [token, width]."""
-    if isinstance(a, LatentAttention):
+    if isinstance(a, MLASpec):
         return _latent(h, w, at, a, a.rotary or spec.rotary)
     return (_grouped if a.module is None else _own)(h, w, at, a, spec)
 
 
-def _grouped(h: Tensor, w: Weights, at: str, a: Attention, spec: ModelSpec) -> Tensor:
-    qkv = rearrange(_linear(h, w, at + "qkv"), "token (head dim) -> token head dim", dim=a.dim)
-    q, k, v = qkv.split([a.heads, a.groups, a.groups], dim=1)
+def _grouped(h: Tensor, w: Weights, at: str, a: AttentionSpec, spec: ModelSpec) -> Tensor:
+    qkv = rearrange(_linear(h, w, at + "qkv"), "token (head dim) -> token head dim", dim=a.head_dim)
+    q, k, v = qkv.split([a.num_heads, a.num_kv_heads, a.num_kv_heads], dim=1)
     if a.qk_norm:
         q = _norm(q, w[at + "query_norm.weight"], *_style(spec))
         k = _norm(k, w[at + "key_norm.weight"], *_style(spec))
     if a.position == "rotary":
         q, k = (_turn(part, a.rotary or spec.rotary) for part in (q, k))
-    k, v = (part.repeat_interleave(a.heads // a.groups, dim=1) for part in (k, v))  # a key head for each query head
-    scores = einsum(q, k, "token head dim, context head dim -> head token context") * (a.scale or a.dim**-0.5)
+    k, v = (part.repeat_interleave(a.num_heads // a.num_kv_heads, dim=1) for part in (k, v))  # a key head for each query head
+    scores = einsum(q, k, "token head dim, context head dim -> head token context") * (a.scale or a.head_dim**-0.5)
     sinks = w[at + "sink_logits"] if a.sink_logits else None
     mixed = einsum(_weights(scores, a, sinks).to(v.dtype), v, "head token context, context head dim -> token head dim")
     return _linear(rearrange(mixed, "token head dim -> token (head dim)"), w, at + "output")
 
 
-def _latent(h: Tensor, w: Weights, at: str, a: LatentAttention, rotary: Rotary) -> Tensor:
+def _latent(h: Tensor, w: Weights, at: str, a: MLASpec, rotary: RotaryConfig) -> Tensor:
     """As published: every head's keys and values are made from the latents (DeepSeek-V2, 2024, section 2.1)."""
-    query, latent, key = _linear(h, w, at + "down").split([a.down - a.dim, a.latent, a.rope_dim], dim=-1)
-    if a.query_latent is not None:
-        query = _linear(_norm(query, w[at + "query_norm.weight"], a.norm_eps), w, at + "query_up")
-    query = rearrange(query, "token (head dim) -> token head dim", head=a.heads)
-    latent = _norm(latent, w[at + "latent_norm.weight"], a.norm_eps)
+    query, latent, key = _linear(h, w, at + "down").split([a.down_proj_columns - a.head_dim, a.kv_lora_rank, a.qk_rope_head_dim], dim=-1)
+    if a.q_lora_rank is not None:
+        query = _linear(_norm(query, w[at + "query_norm.weight"], a.rms_norm_eps), w, at + "query_up")
+    query = rearrange(query, "token (head dim) -> token head dim", head=a.num_heads)
+    latent = _norm(latent, w[at + "latent_norm.weight"], a.rms_norm_eps)
     made = einsum(latent, w[at + "up"], "token latent, head row latent -> token head row")
-    plain_key, value = made.split([a.plain_dim, a.value_dim], dim=-1)
-    plain, turned = query.split([a.plain_dim, a.rope_dim], dim=-1)
-    turned, key = (_turn(part, rotary, a.interleaved) for part in (turned, key[:, None]))
+    plain_key, value = made.split([a.qk_nope_head_dim, a.v_head_dim], dim=-1)
+    plain, turned = query.split([a.qk_nope_head_dim, a.qk_rope_head_dim], dim=-1)
+    turned, key = (_turn(part, rotary, a.rope_interleave) for part in (turned, key[:, None]))
     scores = einsum(plain, plain_key, "token head dim, context head dim -> head token context")
     scores = scores + einsum(turned, key[:, 0], "token head dim, context dim -> head token context")
-    scale = (a.plain_dim + a.rope_dim) ** -0.5 if a.scale is None else a.scale
+    scale = (a.qk_nope_head_dim + a.qk_rope_head_dim) ** -0.5 if a.scale is None else a.scale
     mixed = einsum(_weights(scores * scale, a, None), value, "head token context, context head dim -> token head dim")
     return _linear(rearrange(mixed, "token head dim -> token (head dim)"), w, at + "output")
 
 
-def _weights(scores: Tensor, a: AnyAttention, sinks: Tensor | None) -> Tensor:
+def _weights(scores: Tensor, a: AnyAttentionSpec, sinks: Tensor | None) -> Tensor:
     """Turn scaled scores [head, token, context] into weights; 0 where a query does not see, or sees nothing at all."""
     heads, tokens, _ = scores.shape
     if a.softcap:
@@ -111,12 +111,12 @@ def _weights(scores: Tensor, a: AnyAttention, sinks: Tensor | None) -> Tensor:
     if a.position == "alibi":
         scores = scores - torch.tensor(_slopes(heads), dtype=scores.dtype)[:, None, None] * far
     if a.score is not None:
-        scores = load(a.score)(scores, head, query, key)
+        scores = load_custom(a.score)(scores, head, query, key)
     seen = far >= 0
     if a.window is not None:
         seen &= (far < a.window) | (key < a.sinks)
     if a.mask is not None:
-        seen &= load(a.mask)(query, key)
+        seen &= load_custom(a.mask)(query, key)
     scores = scores.masked_fill(~seen, -torch.inf)
     if sinks is not None:
         scores = torch.cat([scores, sinks.to(scores.dtype)[:, None, None].expand(-1, tokens, 1)], dim=-1)
@@ -135,28 +135,28 @@ def _slopes(heads: int) -> list[float]:
 class _WholeText:
     """A stand-in for a cache: keys and values of one whole text, in order, without pages or backend."""
 
-    def write(self, k: Tensor, v: Tensor, batch: object, lane: object) -> None:
+    def write(self, k: Tensor, v: Tensor, batch: object, backend: object) -> None:
         self.k, self.v = k, v
 
-    def attend(self, q, batch, scale, mask, lane, softcap=0.0, sink_logits=None, score=None) -> Tensor:
+    def attend(self, q, batch, scale, mask, backend, softcap=0.0, sink_logits=None, score=None) -> Tensor:
         return attend(q, self.k, self.v, 0, scale, mask, softcap, sink_logits, score)
 
 
-def _own(h: Tensor, w: Weights, at: str, a: Attention, spec: ModelSpec) -> Tensor:
+def _own(h: Tensor, w: Weights, at: str, a: AttentionSpec, spec: ModelSpec) -> Tensor:
     """The same by an attention module of the user's own: only its cache and its batch are plain."""
     if w.int8_rows:
         raise WorkbenchError("activations: int8 and a custom attention module: the oracle knows no such rows")
-    module = attention_module(a, spec.width, Lane.EAGER, WeightFormat(), *_style(spec), h.dtype)
+    module = build_custom_attention(a, spec.hidden_size, Backend.EAGER, WeightFormat(), *_style(spec), h.dtype)
     mine = {name.removeprefix(at): values for name, values in w.items() if name.startswith(at)}
     module.load_state_dict(mine, strict=False)
     cos = sin = None
-    if turn := turn_of(spec, a):
+    if turn := rotary_of_layer(spec, a):
         cos, sin = (part.to(h.dtype) for part in RotaryTable(*turn)(torch.arange(len(h))))
-    q, k, v = module.project(h, cos, sin)
+    q, k, v = module.qkv_proj(h, cos, sin)
     cache, rows = _WholeText(), torch.arange(len(h))
     batch = TokenBatch(rows, rows, torch.tensor([0, len(h)]), torch.tensor([len(h)]), (), (), rows, False)
-    cache.write(k, v, batch, Lane.EAGER)
-    return module.close(module.read(q, batch, cache, Lane.EAGER))  # type: ignore[arg-type]
+    cache.write(k, v, batch, Backend.EAGER)
+    return module.o_proj(module.attend(q, batch, cache, Backend.EAGER))  # type: ignore[arg-type]
 
 
 def greedy(model: Transformer, prompt_ids: list[int], max_tokens: int, dtype: torch.dtype | None = None) -> list[int]:
@@ -167,30 +167,30 @@ def greedy(model: Transformer, prompt_ids: list[int], max_tokens: int, dtype: to
     return ids[len(prompt_ids) :]
 
 
-def _feedforward(h: Tensor, w: Weights, at: str, kind: LayerKind) -> Tensor:
+def _feedforward(h: Tensor, w: Weights, at: str, kind: LayerSpec) -> Tensor:
     gate, up = _linear(h, w, at + "gate_up").chunk(2, dim=-1)
     return _linear(_gated(gate, up, kind.gate), w, at + "down")
 
 
-def _mixture(h: Tensor, w: Weights, at: str, kind: LayerKind) -> Tensor:
+def _mixture(h: Tensor, w: Weights, at: str, kind: LayerSpec) -> Tensor:
     """One token after another, each through its own experts."""
     assert kind.experts is not None
     rows = []
     for token, scores in zip(h, _linear(h, w, at + "router"), strict=True):
-        best = scores.topk(kind.experts.used)
+        best = scores.topk(kind.experts.num_experts_per_tok)
         made = torch.zeros_like(token)
         for weight, number in zip(torch.softmax(best.values, dim=-1), best.indices.tolist(), strict=True):
             gate_up, down = w[at + "gate_up"][number] @ token, w[at + "down"][number]
-            if kind.feedforward_bias:
+            if kind.mlp_bias:
                 gate_up = gate_up + w[at + "gate_up_bias"][number]
             gate, up = gate_up.chunk(2)
             out = down @ _gated(gate, up, kind.gate)
-            made = made + weight * (out + w[at + "down_bias"][number] if kind.feedforward_bias else out)
+            made = made + weight * (out + w[at + "down_bias"][number] if kind.mlp_bias else out)
         rows.append(made)
     return torch.stack(rows)
 
 
-def _gated(gate: Tensor, up: Tensor, kind: Gate) -> Tensor:
+def _gated(gate: Tensor, up: Tensor, kind: GateSpec) -> Tensor:
     if kind.kind == "silu":
         return torch.nn.functional.silu(gate) * up
     if kind.kind == "gelu_tanh":
@@ -211,7 +211,7 @@ def _gelu(x: Tensor) -> Tensor:
 
 
 def _style(spec: ModelSpec) -> tuple[float, float]:
-    return spec.norm_eps, spec.norm_offset
+    return spec.rms_norm_eps, spec.norm_offset
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
@@ -224,9 +224,9 @@ def _linear(x: Tensor, w: Weights, name: str) -> Tensor:
     return out + w[name + ".bias"] if name + ".bias" in w else out
 
 
-def _turn(x: Tensor, rotary: Rotary, interleaved: bool = False) -> Tensor:
+def _turn(x: Tensor, rotary: RotaryConfig, interleaved: bool = False) -> Tensor:
     """Rotate x [token, head, head_dim], each pair by its position's angle."""
-    angles = torch.outer(torch.arange(len(x)).double(), frequencies(rotary, x.shape[-1]))[:, None]
-    cos, sin = (rotary.scaling.amplitude * part.to(x.dtype) for part in (angles.cos(), angles.sin()))
+    angles = torch.outer(torch.arange(len(x)).double(), rotary_frequencies(rotary, x.shape[-1]))[:, None]
+    cos, sin = (rotary.scaling.attention_factor * part.to(x.dtype) for part in (angles.cos(), angles.sin()))
     first, second = (x[..., 0::2], x[..., 1::2]) if interleaved else x.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)

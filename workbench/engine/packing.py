@@ -8,10 +8,10 @@ from workbench.batch import TokenBatch
 from workbench.cache.pages import NULL_PAGE
 from workbench.engine.plan import StepPlan
 
-LEAST_TABLE = 2  # torch.compile treats a dimension of one as a special case; two keeps it symbolic
+MIN_TABLE_WIDTH = 2  # torch.compile treats a dimension of one as a special case; two keeps it symbolic
 
 
-def pack(plan: StepPlan, page_size: int, device: torch.device, rows: int | None = None) -> TokenBatch:
+def pack_batch(plan: StepPlan, page_size: int, device: torch.device, rows: int | None = None) -> TokenBatch:
     """Pack `plan` into a batch; `rows` pads a plan of decodes with rows that touch the null page only.
 
     Args:
@@ -24,11 +24,11 @@ def pack(plan: StepPlan, page_size: int, device: torch.device, rows: int | None 
     padding = rows - len(spans) if rows else 0
     ids, positions, starts, lengths, samples = [], [], [0], [], []
     for span in spans:
-        ids += span.ids
+        ids += span.token_ids
         positions += range(span.start, span.end)
         starts.append(len(ids))
-        lengths.append(span.end - span.sequence.evicted)
-        samples += range(len(ids) - span.logit_rows, len(ids))
+        lengths.append(span.end - span.sequence.num_evicted_tokens)
+        samples += range(len(ids) - span.num_logits, len(ids))
     ids += [0] * padding
     positions += [0] * padding
     starts += range(starts[-1] + 1, starts[-1] + 1 + padding)
@@ -36,24 +36,24 @@ def pack(plan: StepPlan, page_size: int, device: torch.device, rows: int | None 
     page_tables, slots = [], []
     for group in range(len(spans[0].sequence.pages)):
         held = [span.sequence.pages[group] for span in spans]
-        widest = max(LEAST_TABLE, *(len(pages) for pages in held))
+        widest = max(MIN_TABLE_WIDTH, *(len(pages) for pages in held))
         table = [pages + [NULL_PAGE] * (widest - len(pages)) for pages in held]
         table += [[NULL_PAGE] * widest] * padding
         # A late table has no page yet for a span's last positions, and is written to otherwise than by slots.
         slots_here = [
             pages[place] * page_size + slot % page_size if (place := slot // page_size) < len(pages) else 0
             for span, pages in zip(spans, held, strict=True)
-            for slot in range(span.start - span.sequence.evicted, span.end - span.sequence.evicted)
+            for slot in range(span.start - span.sequence.num_evicted_tokens, span.end - span.sequence.num_evicted_tokens)
         ]
         page_tables.append(torch.tensor(table, dtype=torch.int32, device=device))
         slots.append(torch.tensor(slots_here + [0] * padding, device=device))
     return TokenBatch(
-        ids=torch.tensor(ids, device=device),
+        token_ids=torch.tensor(ids, device=device),
         positions=torch.tensor(positions, device=device),
         span_starts=torch.tensor(starts, dtype=torch.int32, device=device),
         context_lengths=torch.tensor(lengths, dtype=torch.int32, device=device),
         page_tables=tuple(page_tables),
-        slots=tuple(slots),
-        sample_rows=torch.tensor(samples, dtype=torch.long, device=device),
+        slot_mapping=tuple(slots),
+        logits_indices=torch.tensor(samples, dtype=torch.long, device=device),
         decode_only=plan.decode_only,
     )

@@ -19,14 +19,14 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from workbench.engine.policy import Entry, Policy, State, Wishes
-from workbench.engine.serving import in_turn, overdue, parted, serve, sharing, spared, waiting_overdue
-from workbench.shown import Brief
+from workbench.engine.policy import RequestView, SchedulingPolicy, SchedulerState, SchedulerDecision
+from workbench.engine.serving import sorted_with_aging, split_starving, split_decodes, schedule_in_order, with_aging, oldest_starving, starving_waiting
+from workbench.shown import ConciseRepr
 
-Steps = Annotated[int, Field(ge=1)]
+NumSteps = Annotated[int, Field(ge=1)]
 
 
-class BuiltIn(Brief, BaseModel):
+class BuiltInPolicy(ConciseRepr, BaseModel):
     """A policy that says in parts what it would say of a state in which everybody decodes: such a state is decided
     without an entry for each (see `Scheduler.plan`)."""
 
@@ -34,97 +34,97 @@ class BuiltIn(Brief, BaseModel):
     steady: ClassVar[bool] = True
     padded: ClassVar[bool] = False
 
-    def __call__(self, state: State) -> Wishes:
-        decodes, prefills = parted(state.running)
-        return serve(state, self.turns(state, prefills), self.keep(state), decodes)
+    def __call__(self, state: SchedulerState) -> SchedulerDecision:
+        decodes, prefills = split_decodes(state.running)
+        return schedule_in_order(state, self.turns(state, prefills), self.keep(state), decodes)
 
-    def turns(self, state: State, prefills: list[Entry]) -> Iterator[Entry]:
+    def turns(self, state: SchedulerState, prefills: list[RequestView]) -> Iterator[RequestView]:
         """Yield `prefills` and those that wait, in the order in which they are served."""
         return chain(prefills, state.waiting)
 
-    def keep(self, state: State) -> Sequence[Entry] | None:
+    def keep(self, state: SchedulerState) -> Sequence[RequestView] | None:
         """Return those that run in the order in which they hold on to their pages; None for that of arrival. It
         depends on who runs, on nothing that changes of them, and on whether the oldest of them is overdue."""
         return None
 
-    def head(self, state: State) -> tuple[Entry | None, str]:
+    def head(self, state: SchedulerState) -> tuple[RequestView | None, str]:
         """Return who begins next where everybody decodes; and why not yet, where that is the policy's doing."""
         return next(iter(self.turns(state, [])), None), ""
 
 
-class FCFS(BuiltIn):
+class FCFS(BuiltInPolicy):
     """First come, first served: decodes, then prefills in the tokens that are left (Sarathi-Serve's mixed steps)."""
 
     kind: Literal["fcfs"] = "fcfs"
 
 
-class PrefillFirst(BuiltIn):
+class PrefillFirst(BuiltInPolicy):
     """Prefills before decodes, which get what is left of the step: the first token comes soon, the others may stall."""
 
     kind: Literal["prefill_first"] = "prefill_first"
-    patience: Steps = 1000
+    starvation_limit: NumSteps = 1000
 
-    def __call__(self, state: State) -> Wishes:
-        decodes, prefills = parted(state.running)
-        late, others = overdue(state, self.patience, decodes)
-        return serve(state, self.turns(state, prefills), decodes=late, after=others)
+    def __call__(self, state: SchedulerState) -> SchedulerDecision:
+        decodes, prefills = split_decodes(state.running)
+        late, others = split_starving(state, self.starvation_limit, decodes)
+        return schedule_in_order(state, self.turns(state, prefills), decodes=late, late_decodes=others)
 
 
-class DecodeFirst(BuiltIn):
-    """As long as anything decodes nobody is prefilled, but for who has been here for `patience` steps: even gaps
+class DecodeFirst(BuiltInPolicy):
+    """As long as anything decodes nobody is prefilled, but for who has been here for `starvation_limit` steps: even gaps
     between tokens, and a first token that comes late."""
 
     kind: Literal["decode_first"] = "decode_first"
-    patience: Steps = 64
+    starvation_limit: NumSteps = 64
 
-    def __call__(self, state: State) -> Wishes:
-        decodes, prefills = parted(state.running)
+    def __call__(self, state: SchedulerState) -> SchedulerDecision:
+        decodes, prefills = split_decodes(state.running)
         if not decodes:
-            return serve(state, chain(prefills, state.waiting))
+            return schedule_in_order(state, chain(prefills, state.waiting))
         late = self.turns(state, prefills)
         first = next(late, None)
-        wishes = serve(state, () if first is None else chain((first,), late), decodes=decodes)
+        decision = schedule_in_order(state, () if first is None else chain((first,), late), decodes=decodes)
         if first is not None or not state.waiting:
-            return wishes
+            return decision
         head, words = self._not_yet(state, len(decodes))
-        return replace(wishes, tokens=(*wishes.tokens, (head.id, 0)), because={head.id: words})
+        return replace(decision, tokens=(*decision.num_scheduled_tokens, (head.request_id, 0)), because={head.request_id: words})
 
-    def turns(self, state: State, prefills: list[Entry]) -> Iterator[Entry]:
+    def turns(self, state: SchedulerState, prefills: list[RequestView]) -> Iterator[RequestView]:
         """As far as they are overdue."""
-        late = overdue(state, self.patience, prefills)[0]
-        return heapq.merge(late, waiting_overdue(state, self.patience), key=_order)
+        late = split_starving(state, self.starvation_limit, prefills)[0]
+        return heapq.merge(late, starving_waiting(state, self.starvation_limit), key=_order)
 
-    def head(self, state: State) -> tuple[Entry | None, str]:
+    def head(self, state: SchedulerState) -> tuple[RequestView | None, str]:
         first = next(self.turns(state, []), None)
         return (first, "") if first is not None or not state.waiting else self._not_yet(state, len(state.running))
 
-    def _not_yet(self, state: State, decodes: int) -> tuple[Entry, str]:
+    def _not_yet(self, state: SchedulerState, decodes: int) -> tuple[RequestView, str]:
         head = state.waiting[0]
-        waited = state.step - head.since
-        return head, f"{decodes} sequences decode, and it has waited {waited} of {self.patience} steps"
+        waited = state.step - head.arrival_step
+        return head, f"{decodes} sequences decode, and it has waited {waited} of {self.starvation_limit} steps"
 
 
-class ShortestPrompt(BuiltIn):
+class ShortestPrompt(BuiltInPolicy):
     """Short prompts are admitted and prefilled first."""
 
     kind: Literal["shortest_prompt"] = "shortest_prompt"
-    patience: Steps = 1000
+    starvation_limit: NumSteps = 1000
 
-    def turns(self, state: State, prefills: list[Entry]) -> Iterator[Entry]:
-        return in_turn(state, self.patience, prefills, _todo)
+    def turns(self, state: SchedulerState, prefills: list[RequestView]) -> Iterator[RequestView]:
+        return sorted_with_aging(state, self.starvation_limit, prefills, _num_new_tokens)
 
 
-class Priority(BuiltIn):
+class Priority(BuiltInPolicy):
     """The smaller `Request.priority`, the sooner; the largest gives way first when pages run out."""
 
     kind: Literal["priority"] = "priority"
-    patience: Steps = 1000
+    starvation_limit: NumSteps = 1000
 
-    def turns(self, state: State, prefills: list[Entry]) -> Iterator[Entry]:
-        return in_turn(state, self.patience, prefills, _priority)
+    def turns(self, state: SchedulerState, prefills: list[RequestView]) -> Iterator[RequestView]:
+        return sorted_with_aging(state, self.starvation_limit, prefills, _priority)
 
-    def keep(self, state: State) -> Sequence[Entry]:
-        first = spared(state, self.patience, state.running)
+    def keep(self, state: SchedulerState) -> Sequence[RequestView]:
+        first = oldest_starving(state, self.starvation_limit, state.running)
         keep = sorted(state.running, key=_priority)  # stable: in order of arrival where it is equal
         if first is not None:
             keep.remove(first)
@@ -132,29 +132,29 @@ class Priority(BuiltIn):
         return keep
 
 
-class Fair(BuiltIn):
+class Fair(BuiltInPolicy):
     """Next comes the tenant for whom the fewest tokens were computed, with its oldest request (the virtual token
     counter of Sheng et al., 2024)."""
 
     kind: Literal["fair"] = "fair"
-    patience: Steps = 1000
+    starvation_limit: NumSteps = 1000
 
-    def turns(self, state: State, prefills: list[Entry]) -> Iterator[Entry]:
-        return chain(prefills, sharing(state, self.patience, self._by_tenant(state)))
+    def turns(self, state: SchedulerState, prefills: list[RequestView]) -> Iterator[RequestView]:
+        return chain(prefills, with_aging(state, self.starvation_limit, self._by_tenant(state)))
 
-    def _by_tenant(self, state: State) -> Iterator[Entry]:
-        queues = state.tenants()
-        heap = [(state.served[tenant], queue[0].order, tenant, 0) for tenant, queue in queues.items()]
+    def _by_tenant(self, state: SchedulerState) -> Iterator[RequestView]:
+        queues = state.waiting_by_tenant()
+        heap = [(state.served_tokens[tenant], queue[0].arrival_index, tenant, 0) for tenant, queue in queues.items()]
         heapq.heapify(heap)
         while heap:
             tokens, _, tenant, place = heapq.heappop(heap)
             entry, place = queues[tenant][place], place + 1
             yield entry
             if place < len(queues[tenant]):
-                heapq.heappush(heap, (tokens + entry.todo, queues[tenant][place].order, tenant, place))
+                heapq.heappush(heap, (tokens + entry.num_new_tokens, queues[tenant][place].arrival_index, tenant, place))
 
 
-class Static:
+class StaticBatching:
     """Static batching: no request joins once any of the batch has decoded; `inner` chooses its members.
 
     The batch is gathered while its prompts are computed, which may take several steps without a decode. A finished
@@ -162,42 +162,42 @@ class Static:
     2022, Orca, section 3).
     """
 
-    def __init__(self, inner: Policy, padded: bool = False):
+    def __init__(self, inner: SchedulingPolicy, padded: bool = False):
         self.inner, self.padded = inner, padded
         self.steady = getattr(inner, "steady", False)
-        self.patience = getattr(inner, "patience", None)
+        self.starvation_limit = getattr(inner, "starvation_limit", None)
         self.kind = f"{'padded' if padded else 'static'} {getattr(inner, 'kind', type(inner).__qualname__)}"
 
-    def __call__(self, state: State) -> Wishes:
+    def __call__(self, state: SchedulerState) -> SchedulerDecision:
         if state.running and self._complete(state):
-            wishes = self.inner(replace(state, waiting=()))
+            decision = self.inner(replace(state, waiting=()))
             if not state.waiting:
-                return wishes
+                return decision
             head, count = state.waiting[0], len(state.running)
             words = f"a batch runs, and {count} sequences in it have not ended"
-            return replace(wishes, tokens=(*wishes.tokens, (head.id, 0)), because={head.id: words})
-        wishes = self.inner(state)
-        decodes = {entry.id for entry in state.running if entry.decodes}
-        if any(tokens and name not in decodes for name, tokens in wishes.tokens):  # the batch is still being gathered
-            return replace(wishes, tokens=[(name, 0 if name in decodes else n) for name, n in wishes.tokens])
-        return wishes
+            return replace(decision, tokens=(*decision.num_scheduled_tokens, (head.request_id, 0)), because={head.request_id: words})
+        decision = self.inner(state)
+        decodes = {entry.request_id for entry in state.running if entry.is_decoding}
+        if any(tokens and name not in decodes for name, tokens in decision.num_scheduled_tokens):  # the batch is still being gathered
+            return replace(decision, tokens=[(name, 0 if name in decodes else n) for name, n in decision.num_scheduled_tokens])
+        return decision
 
-    def _complete(self, state: State) -> bool:
-        if any(entry.known > entry.prompt + 1 for entry in state.running):
+    def _complete(self, state: SchedulerState) -> bool:
+        if any(entry.num_tokens > entry.num_prompt_tokens + 1 for entry in state.running):
             return True
         # Prompts that end with their prefill make room for others: without a bound it would be gathered for ever. Whole
         # prompts fill the steps they are laid into by half at least.
-        prompts = sum(entry.known for entry in state.running)
-        return state.step - min(entry.began for entry in state.running) > 2 * -(-prompts // state.chunk)
+        prompts = sum(entry.num_tokens for entry in state.running)
+        return state.step - min(entry.scheduled_step for entry in state.running) > 2 * -(-prompts // state.max_prefill_tokens)
 
 
-def _priority(entry: Entry) -> int:
+def _priority(entry: RequestView) -> int:
     return entry.priority
 
 
-def _todo(entry: Entry) -> int:
-    return entry.todo
+def _num_new_tokens(entry: RequestView) -> int:
+    return entry.num_new_tokens
 
 
-def _order(entry: Entry) -> int:
-    return entry.order
+def _order(entry: RequestView) -> int:
+    return entry.arrival_index

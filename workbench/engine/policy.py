@@ -27,46 +27,46 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-Counts = tuple[int, ...]  # pages, one number per cache group
+PagesByGroup = tuple[int, ...]  # pages, one number per cache group
 
 
-class Entry(NamedTuple):
+class RequestView(NamedTuple):
     """A read-only view of one sequence, in numbers."""
 
-    id: str
-    order: int  # order of arrival: the oldest has the smallest
-    since: int  # the step before which it arrived
+    request_id: str
+    arrival_index: int  # order of arrival: the oldest has the smallest
+    arrival_step: int  # the step before which it arrived
     tenant: str
     priority: int  # the smaller, the sooner
-    prompt: int  # tokens of its prompt
-    known: int  # known tokens: prompt and output
-    computed: int  # of these, tokens whose keys and values are in its pages
-    todo: int  # tokens that a step could compute now; for a waiting request, before cached tokens are subtracted
-    runs: bool
-    places: int = 1  # sequences that it becomes: one per sample or beam
-    seats: int = 1  # slots that must be free for it to start: one per beam, which advance together
-    set_backs: int = 0
-    began: int = 0  # the step in which it was last admitted, where it runs
+    num_prompt_tokens: int  # tokens of its prompt
+    num_tokens: int  # known tokens: prompt and output
+    num_computed_tokens: int  # of these, tokens whose keys and values are in its pages
+    num_new_tokens: int  # tokens that a step could compute now; for a waiting request, before cached tokens are subtracted
+    is_running: bool
+    num_sequences: int = 1  # sequences that it becomes: one per sample or beam
+    slots_needed: int = 1  # slots that must be free for it to start: one per beam, which advance together
+    num_preemptions: int = 0
+    scheduled_step: int = 0  # the step in which it was last admitted, where it runs
     @property
-    def decodes(self) -> bool:
+    def is_decoding(self) -> bool:
         """Return whether it runs and its prefill is done."""
-        return self.runs and self.todo == 1
+        return self.is_running and self.num_new_tokens == 1
 
 
-class WaitingOrders:
+class WaitingIndex:
     """Waiting requests in order of arrival and in the orders that policies asked for. Arrivals and departures update
     each order; nothing is sorted anew."""
 
-    MOST_KEYS = 4  # a new key every step is sorted every step, and old orders are dropped
+    MAX_SORT_KEYS = 4  # a new key every step is sorted every step, and old orders are dropped
 
     def __init__(self) -> None:
-        self._arrival: list[Entry] = []
-        self._orders: dict[Callable[[Entry], Any], list[Entry]] = {}
-        self._tenants: dict[str, list[Entry]] = {}
-        self._tuples: dict[Callable[[Entry], Any], tuple[Entry, ...]] = {}  # of both, until a request arrives or leaves
-        self._by_tenant: Mapping[str, tuple[Entry, ...]] | None = None
+        self._arrival: list[RequestView] = []
+        self._orders: dict[Callable[[RequestView], Any], list[RequestView]] = {}
+        self._tenants: dict[str, list[RequestView]] = {}
+        self._tuples: dict[Callable[[RequestView], Any], tuple[RequestView, ...]] = {}  # of both, until a request arrives or leaves
+        self._by_tenant: Mapping[str, tuple[RequestView, ...]] | None = None
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: RequestView) -> None:
         self._changed()
         bisect.insort(self._arrival, entry, key=_arrival)
         bisect.insort(self._tenants.setdefault(entry.tenant, []), entry, key=_arrival)
@@ -88,7 +88,7 @@ class WaitingOrders:
         for key, entries in [*self._orders.items()]:
             try:
                 place = bisect.bisect_left(entries, (key(entry), order), key=_and_arrival(key))
-                found = entries.pop(place).order
+                found = entries.pop(place).arrival_index
             except Exception:  # as in `add`; an IndexError too
                 found = None
             if found != order:  # the key is not pure: this order is rebuilt when needed
@@ -98,16 +98,16 @@ class WaitingOrders:
         self._tuples.clear()
         self._by_tenant = None
 
-    def entries(self) -> tuple[Entry, ...]:
+    def views(self) -> tuple[RequestView, ...]:
         """Return the views in order of arrival; the same tuple until a request arrives or leaves."""
         if _arrival not in self._tuples:
             self._tuples[_arrival] = tuple(self._arrival)
         return self._tuples[_arrival]
 
-    def by(self, key: Callable[[Entry], Any]) -> tuple[Entry, ...]:
+    def sorted_by(self, key: Callable[[RequestView], Any]) -> tuple[RequestView, ...]:
         """Return the views sorted by `key`, then by arrival."""
         if key not in self._orders:
-            while len(self._orders) >= self.MOST_KEYS:
+            while len(self._orders) >= self.MAX_SORT_KEYS:
                 oldest = next(iter(self._orders))
                 del self._orders[oldest]
                 self._tuples.pop(oldest, None)
@@ -116,85 +116,85 @@ class WaitingOrders:
             self._tuples[key] = tuple(self._orders[key])
         return self._tuples[key]
 
-    def tenants(self) -> Mapping[str, tuple[Entry, ...]]:
+    def by_tenant(self) -> Mapping[str, tuple[RequestView, ...]]:
         """Return each tenant's views in order of arrival."""
         if self._by_tenant is None:
             self._by_tenant = _tuples(self._tenants)
         return self._by_tenant
 
 
-def _arrival(entry: Entry) -> int:
-    return entry.order
+def _arrival(entry: RequestView) -> int:
+    return entry.arrival_index
 
 
-def _and_arrival(key: Callable[[Entry], Any]) -> Callable[[Entry], Any]:
-    return lambda entry: (key(entry), entry.order)
+def _and_arrival(key: Callable[[RequestView], Any]) -> Callable[[RequestView], Any]:
+    return lambda entry: (key(entry), entry.arrival_index)
 
 
-def _tuples(lists: Mapping[str, list[Entry]]) -> Mapping[str, tuple[Entry, ...]]:
+def _tuples(lists: Mapping[str, list[RequestView]]) -> Mapping[str, tuple[RequestView, ...]]:
     return MappingProxyType({name: tuple(entries) for name, entries in lists.items()})
 
 
-def _by_tenant(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
-    found: dict[str, list[Entry]] = {}
+def _by_tenant(entries: Iterable[RequestView]) -> dict[str, list[RequestView]]:
+    found: dict[str, list[RequestView]] = {}
     for entry in entries:
         found.setdefault(entry.tenant, []).append(entry)
     return found
 
 
 @dataclass(frozen=True)
-class State:
+class SchedulerState:
     """The scheduler's state before a step. Page counts and cached tokens are computed when first read."""
 
     step: int
-    running: Sequence[Entry]  # in order of arrival, as are those that wait
-    waiting: tuple[Entry, ...]
-    free: Counts  # pages available after all running sequences have theirs: negative if they run short
-    needs: Mapping[str, Counts]  # by request id: pages to allocate before its next tokens
-    gives: Mapping[str, Counts]  # by request id: pages that its preemption frees
-    cached: Mapping[str, int]  # by id of a waiting request: tokens in the prefix cache or on the CPU
-    served: Mapping[str, int] = field(default_factory=dict)  # computed tokens by tenant
-    admitted: int = 0  # admissions so far, including those after preemption
+    running: Sequence[RequestView]  # in order of arrival, as are those that wait
+    waiting: tuple[RequestView, ...]
+    free_pages: PagesByGroup  # pages available after all running sequences have theirs: negative if they run short
+    pages_needed: Mapping[str, PagesByGroup]  # by request id: pages to allocate before its next tokens
+    pages_released: Mapping[str, PagesByGroup]  # by request id: pages that its preemption frees
+    cached_tokens: Mapping[str, int]  # by id of a waiting request: tokens in the prefix cache or on the CPU
+    served_tokens: Mapping[str, int] = field(default_factory=dict)  # computed tokens by tenant
+    num_admitted: int = 0  # admissions so far, including those after preemption
     max_num_seqs: int = 16
-    budget: int = 512  # the most tokens of a step
-    chunk: int = 512  # the most prefill tokens of a step
-    whole: bool = False  # prefills are not cut, except one longer than a step after a preemption
-    queue: WaitingOrders | None = field(default=None, compare=False, repr=False)  # while it is the scheduler's
+    max_num_batched_tokens: int = 512  # the most tokens of a step
+    max_prefill_tokens: int = 512  # the most prefill tokens of a step
+    whole_prefills: bool = False  # prefills are not cut, except one longer than a step after a preemption
+    waiting_index: WaitingIndex | None = field(default=None, compare=False, repr=False)  # while it is the scheduler's
 
-    def by(self, key: Callable[[Entry], Any]) -> tuple[Entry, ...]:
+    def waiting_by(self, key: Callable[[RequestView], Any]) -> tuple[RequestView, ...]:
         """Return the waiting requests sorted by `key`, then by arrival.
 
         `key` is a pure function of the view. Pass the same function every time, not a new lambda, so that the order is
         kept from step to step.
         """
-        if self.queue is None or self.queue.entries() is not self.waiting:
+        if self.waiting_index is None or self.waiting_index.views() is not self.waiting:
             return tuple(sorted(self.waiting, key=key))
-        return self.queue.by(key)
+        return self.waiting_index.sorted_by(key)
 
-    def tenants(self) -> Mapping[str, tuple[Entry, ...]]:
+    def waiting_by_tenant(self) -> Mapping[str, tuple[RequestView, ...]]:
         """Return each tenant's waiting requests in order of arrival."""
-        if self.queue is None or self.queue.entries() is not self.waiting:
+        if self.waiting_index is None or self.waiting_index.views() is not self.waiting:
             return _tuples(_by_tenant(self.waiting))
-        return self.queue.tenants()
+        return self.waiting_index.by_tenant()
 
     @property
-    def places(self) -> int:
+    def free_slots(self) -> int:
         """Return the number of sequences that may start to run.
 
         One free slot is enough for a request: samples without a slot wait on the pages of its prompt.
         """
-        return self.max_num_seqs - sum([entry.places for entry in self.running])
+        return self.max_num_seqs - sum([entry.num_sequences for entry in self.running])
 
-    def fits(self, *entries: Entry) -> bool:
+    def fits(self, *entries: RequestView) -> bool:
         """Return whether there are pages for all of `entries`, which wait."""
-        needed = [self.needs[entry.id] for entry in entries]
-        return all(sum(column) <= free for column, free in zip(zip(*needed, strict=True), self.free, strict=False))
+        needed = [self.pages_needed[entry.request_id] for entry in entries]
+        return all(sum(column) <= free for column, free in zip(zip(*needed, strict=True), self.free_pages, strict=False))
 
-    def todo(self, entry: Entry) -> int:
+    def num_new_tokens(self, entry: RequestView) -> int:
         """Return the tokens to compute for a request, without those found in the prefix cache or on the CPU."""
-        return entry.todo if entry.runs else max(1, entry.todo - self.cached[entry.id])
+        return entry.num_new_tokens if entry.is_running else max(1, entry.num_new_tokens - self.cached_tokens[entry.request_id])
 
-    def portion(self, todo: int, left: int, chunk: int) -> int:
+    def chunk_length(self, num_new_tokens: int, tokens_left: int, prefill_tokens_left: int) -> int:
         """Return how many of `num_new_tokens` prefill tokens a step computes.
 
         Args:
@@ -202,25 +202,25 @@ class State:
             tokens_left: tokens left of the step.
             prefill_tokens_left: prefill tokens left of the step.
         """
-        length = max(0, min(todo, left, chunk))
-        return 0 if self.whole and length < todo <= min(self.budget, self.chunk) else length
+        length = max(0, min(num_new_tokens, tokens_left, prefill_tokens_left))
+        return 0 if self.whole_prefills and length < num_new_tokens <= min(self.max_num_batched_tokens, self.max_prefill_tokens) else length
 
-    def worked_out(self) -> State:
+    def materialize(self) -> SchedulerState:
         """Return a copy with everything computed, in values that outlive the decision."""
         every = (*self.running, *self.waiting)
         return replace(
             self,
             running=tuple(self.running),
-            needs={entry.id: self.needs[entry.id] for entry in every},
-            gives={entry.id: self.gives[entry.id] for entry in self.running},
-            cached={entry.id: self.cached[entry.id] for entry in self.waiting},
-            served={tenant: self.served[tenant] for tenant in {entry.tenant for entry in every}},
+            needs={entry.request_id: self.pages_needed[entry.request_id] for entry in every},
+            gives={entry.request_id: self.pages_released[entry.request_id] for entry in self.running},
+            cached={entry.request_id: self.cached_tokens[entry.request_id] for entry in self.waiting},
+            served={tenant: self.served_tokens[tenant] for tenant in {entry.tenant for entry in every}},
             queue=None,
         )
 
 
 @dataclass(frozen=True)
-class Wishes:
+class SchedulerDecision:
     """A policy's decision for one step: tokens per request, requests to preempt, and reasons.
 
     `num_scheduled_tokens` are (request_id, tokens) in the order in which pages are allocated. With 0 tokens a running
@@ -229,16 +229,16 @@ class Wishes:
     `preempted` are preempted in any case. `reasons` say why a waiting request was not scheduled by the policy.
     """
 
-    tokens: Iterable[tuple[str, int]] = ()
-    set_back: Iterable[str] = ()
-    because: Mapping[str, str] = field(default_factory=dict)
+    num_scheduled_tokens: Iterable[tuple[str, int]] = ()
+    preempted: Iterable[str] = ()
+    reasons: Mapping[str, str] = field(default_factory=dict)
 
 
-class Policy(Protocol):
+class SchedulingPolicy(Protocol):
     """A function from `SchedulerState` to `SchedulerDecision`.
 
     `steady = True` is a promise: if every running sequence needs one token, all have pages and none can be admitted,
     the policy lets all decode. It is not called in such steps.
     """
 
-    def __call__(self, state: State, /) -> Wishes: ...
+    def __call__(self, state: SchedulerState, /) -> SchedulerDecision: ...

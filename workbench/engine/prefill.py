@@ -12,37 +12,37 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from compiled_kernels import Lane
+from compiled_kernels import Backend
 from compiled_kernels.blocked import in_panels
 from compiled_kernels.mlir_text import Target
 from compiled_kernels.prefill import BlockShape, PrefillBlock
-from compiled_kernels.prefill.block import Buffers
+from compiled_kernels.prefill.block import PrefillBuffers
 from workbench.batch import TokenBatch
 from workbench.cache.store import KVStore
-from workbench.engine.alike import Watch
-from workbench.engine.angles import Angles
-from workbench.engine.mlir_step import check_step, step_shape, step_tensors
-from workbench.engine.packing import pack
+from workbench.engine.alike import ModelGuard
+from workbench.engine.angles import RotaryCache
+from workbench.engine.mlir_step import check_mlir_step, step_shape, step_tensors
+from workbench.engine.packing import pack_batch
 from workbench.engine.plan import StepPlan
-from workbench.engine.rows import RowsExecutor
-from workbench.model.layers import Block
-from workbench.model.parts import Linear
+from workbench.engine.rows import TokenParallelExecutor
+from workbench.model.layers import TransformerBlock
+from workbench.model.linear import Linear
 from workbench.model.rotary import RotaryTable
 from workbench.model.transformer import Transformer
 
 SIDES = ("before", "after")
-ROOM = 512  # rows that buffers are made for at first; they double
+INITIAL_ROWS = 512  # rows that buffers are made for at first; they double
 
 
 class PrefillExecutor:
     """Execute any step of a model with weights in panels; `token_parallel` returns the executor that
     computes logits."""
 
-    def __init__(self, model: Transformer, store: KVStore, head: Callable[[], RowsExecutor]):
-        self.model, self.store, self.head = model, store, head
+    def __init__(self, model: Transformer, store: KVStore, token_parallel: Callable[[], TokenParallelExecutor]):
+        self.model, self.store, self.token_parallel = model, store, token_parallel
         self.kernel_seconds: float | None = None  # attention is called from Python
-        self._angles = {turn: Angles(cast(RotaryTable, table)) for turn, table in enumerate(model.rotary)}
-        self._room, self._made, self._watch = 0, 0, Watch(model)
+        self._angles = {turn: RotaryCache(cast(RotaryTable, table)) for turn, table in enumerate(model.rotary)}
+        self._max_rows, self._made, self._watch = 0, 0, ModelGuard(model)
         self._blocks: list[PrefillBlock] = []
 
     @property
@@ -61,39 +61,39 @@ class PrefillExecutor:
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> Tensor:
         if self._watch.changed:
-            self._blocks, self._watch = [], Watch(self.model)
-        batch = pack(plan, self.store.page_size, self.model.device)
+            self._blocks, self._watch = [], ModelGuard(self.model)
+        batch = pack_batch(plan, self.store.page_size, self.model.device)
         x = self._hidden(batch)
-        return self.head().logits(x[batch.sample_rows])
+        return self.token_parallel().compute_logits(x[batch.logits_indices])
 
     def _hidden(self, batch: TokenBatch) -> Tensor:
         """Return the last block's output for each token, float32, in a buffer: [token, hidden]."""
-        rows, model = batch.rows, self.model
+        rows, model = batch.num_tokens, self.model
         blocks = self._for(rows)
         for turn, angles in self._angles.items():
-            told = next((block for block in blocks if block.shape.layer.turn == turn), None)
+            told = next((block for block in blocks if block.shape.layer.rotary_index == turn), None)
             if told is not None:
                 for mine, angle in zip(told.angles, angles(batch.positions), strict=True):
                     mine[:rows] = angle
         x = blocks[0].x[:rows]
-        x.copy_(model.embed(batch.ids))
+        x.copy_(model.embed(batch.token_ids))
         for block, module, cache in zip(blocks, model.blocks, self.store.layers, strict=True):
-            attention = cast(Block, module).attention
+            attention = cast(TransformerBlock, module).attention
             q, k, v = block.before(rows)
-            cache.write(k, v, batch, Lane.MLIR)
-            block.after(attention.read(q, batch, cache, Lane.MLIR))
+            cache.write(k, v, batch, Backend.MLIR)
+            block.after(attention.attend(q, batch, cache, Backend.MLIR))
         return x
 
     def _for(self, rows: int) -> list[PrefillBlock]:
         """Return the model's blocks, bound to buffers of at least `rows` rows."""
-        if rows > self._room or not self._blocks:
-            check_step(self.model, self.store)
-            self._room = max(ROOM, self._room, 1 << (rows - 1).bit_length())
-            buffers, tensors = Buffers(self._room), step_tensors(self.model, self.store)
-            step = step_shape(self.model, self.store.page_size, 1, self.store.shapes)
+        if rows > self._max_rows or not self._blocks:
+            check_mlir_step(self.model, self.store)
+            self._max_rows = max(INITIAL_ROWS, self._max_rows, 1 << (rows - 1).bit_length())
+            buffers, tensors = PrefillBuffers(self._max_rows), step_tensors(self.model, self.store)
+            step = step_shape(self.model, self.store.page_size, 1, self.store.specs)
             grown, self._blocks = bool(self._blocks), []
             for index, layer in enumerate(step.layers):
-                shape = BlockShape(layer, self.model.spec.width, self.model.spec.norm_eps, step.kind, Target.here())
+                shape = BlockShape(layer, self.model.spec.hidden_size, self.model.spec.rms_norm_eps, step.dtype, Target.current())
                 names = {named.name for named in (*shape.before, *shape.after)} - shape.buffers().keys()
                 own = {name: tensors[f"{name}_{index}"] for name in names}
                 self._blocks.append(PrefillBlock(shape, own, buffers))
@@ -101,6 +101,6 @@ class PrefillExecutor:
         return self._blocks
 
 
-def all_in_panels(model: Transformer) -> bool:
+def weights_in_panels(model: Transformer) -> bool:
     """Return whether every product of the model's blocks has its weight in panels."""
     return all(in_panels(part.weight) for part in model.blocks.modules() if isinstance(part, Linear))

@@ -4,39 +4,39 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workbench.engine.output import Output
-from workbench.errors import in_words
+from workbench.engine.output import StopChecker
+from workbench.errors import describe_error
 from workbench.request import FinishReason
-from workbench.sampling.choose import Choice
+from workbench.sampling.choose import SampledToken
 
 
 @dataclass(frozen=True)
-class Read:
+class DetokenizedTokens:
     """What a step sampled for one request: tokens, the text to show for each, and the finish reason if it came."""
 
-    choices: list[Choice]
+    tokens: list[SampledToken]
     texts: list[str]
-    reason: FinishReason | None = None
+    finish_reason: FinishReason | None = None
     error: str = ""
-    accepted: int = 0  # accepted draft tokens
+    num_accepted: int = 0  # accepted draft tokens
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        return tuple(choice.token_id for choice in self.choices)
+        return tuple(choice.token_id for choice in self.tokens)
 
 
-def read_out(output: Output, choices: list[Choice]) -> Read:
+def detokenize(stop_checker: StopChecker, sampled: list[SampledToken]) -> DetokenizedTokens:
     """Push tokens until one ends the request or cannot be detokenized; all but the last are accepted drafts."""
     texts: list[str] = []
-    accepted = len(choices) - 1
-    for place, choice in enumerate(choices):
+    accepted = len(sampled) - 1
+    for place, choice in enumerate(sampled):
         if choice.error:
-            return Read(choices[:place], texts, error=choice.error, accepted=accepted)
+            return DetokenizedTokens(sampled[:place], texts, error=choice.error, num_accepted=accepted)
         try:
-            text, reason = output.push(choice.token_id)
+            text, reason = stop_checker.push(choice.token_id)
         except Exception as error:  # an id, say, that the model has and the tokenizer lacks
-            return Read(choices[: place + 1], texts, error=in_words(error), accepted=accepted)
+            return DetokenizedTokens(sampled[: place + 1], texts, error=describe_error(error), num_accepted=accepted)
         texts.append(text)
         if reason is not None:
-            return Read(choices[: place + 1], texts, reason, accepted=accepted)
-    return Read(choices, texts, accepted=accepted)
+            return DetokenizedTokens(sampled[: place + 1], texts, reason, num_accepted=accepted)
+    return DetokenizedTokens(sampled, texts, num_accepted=accepted)

@@ -10,43 +10,43 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from workbench.engine.intake import due
-from workbench.engine.lawful import name_of
-from workbench.engine.policy import Policy, State, Wishes
+from workbench.engine.intake import arrival
+from workbench.engine.lawful import policy_name
+from workbench.engine.policy import SchedulingPolicy, SchedulerState, SchedulerDecision
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.request import Request
-from workbench.trace.events import Ask, Event, Finished, SpanNote
+from workbench.trace.events import RecordedDecision, Event, Finished, SpanRecord
 from workbench.trace.recorder import Recorder
-from workbench.trace.script import Input, Script, Step
+from workbench.trace.script import RecordedInput, StepScript, RecordedStep
 
 
-class Diverged(WorkbenchError):
+class ReplayDiverged(WorkbenchError):
     """A replay that left the record; the message names the step and the reason."""
 
 
-class Replayed:
+class RecordedPolicy:
     """A policy that returns the recorded decisions of one step, one after another, and promises what the
     original does."""
 
-    def __init__(self, policy: Policy):
-        self.kind, self.steady = name_of(policy), getattr(policy, "steady", False)
+    def __init__(self, policy: SchedulingPolicy):
+        self.kind, self.steady = policy_name(policy), getattr(policy, "steady", False)
         self.padded = getattr(policy, "padded", False)
-        self._left: deque[Ask] = deque()
+        self._left: deque[RecordedDecision] = deque()
         self._most = 0
 
-    def begin(self, asked: Iterable[Ask]) -> None:
+    def begin(self, asked: Iterable[RecordedDecision]) -> None:
         self._left = deque(asked)
         self._most = len(self._left)
 
-    def __call__(self, state: State) -> Wishes:
+    def __call__(self, state: SchedulerState) -> SchedulerDecision:
         if not self._left:
             raise WorkbenchError(f"the policy is to decide for the {self._most + 1}. time, in the record it did not")
         ask = self._left.popleft()
-        return Wishes(ask.tokens, ask.set_back, dict(ask.because))
+        return SchedulerDecision(ask.num_scheduled_tokens, ask.preempted, dict(ask.reasons))
 
 
-def replay(runner: Runner, requests: Iterable[Request], script: Script) -> Iterator[Event]:
+def replay(runner: Runner, requests: Iterable[Request], script: StepScript) -> Iterator[Event]:
     """Replay `requests` as `script` has them and yield the events.
 
     Closing the iterator cancels what is in progress; the runner's own policy comes back.
@@ -58,15 +58,15 @@ def replay(runner: Runner, requests: Iterable[Request], script: Script) -> Itera
 
 
 class _Replay:
-    def __init__(self, runner: Runner, requests: Iterable[Request], script: Script):
+    def __init__(self, runner: Runner, requests: Iterable[Request], script: StepScript):
         self.runner, self.script = runner, script
         self.recorder = Recorder()
-        self.policy = Replayed(runner.scheduler.policy)
+        self.policy = RecordedPolicy(runner.scheduler.policy)
         self._requests: dict[str, deque[Request]] = defaultdict(deque)
-        for request in sorted(requests, key=due):
+        for request in sorted(requests, key=arrival):
             self._requests[request.request_id].append(request)
         self._coming = deque(script.inputs)
-        self._box: deque[Event] = deque()
+        self._queue: deque[Event] = deque()
         self._ended: dict[str, str] = {}
         self._time = script.steps[0].time if script.steps else 0.0
 
@@ -75,28 +75,28 @@ class _Replay:
             with self._in_place():
                 for step in self.script.steps:
                     self._enter(lambda coming, step=step: coming.step <= step.number)
-                    self._form(step)
-                    yield from self._told()
+                    self._run_step(step)
+                    yield from self._pop_events()
                 self._enter(lambda _: True)
-                yield from self._told()
-                self._check_deeds()
-                if self.runner.busy:
-                    raise Diverged("replay: the record ends here, and requests still go on; it was not recorded whole")
+                yield from self._pop_events()
+                self._check_effects()
+                if self.runner.has_unfinished_requests:
+                    raise ReplayDiverged("replay: the record ends here, and requests still go on; it was not recorded whole")
         finally:
-            self.runner.cancel_all(self._box)
+            self.runner.cancel_all(self._queue)
 
-    def _form(self, step: Step) -> None:
-        self.policy.begin(step.asked)
+    def _run_step(self, step: RecordedStep) -> None:
+        self.policy.begin(step.policy_decisions)
         self._time, heard = step.time, len(self.recorder.events)
         try:
-            self.runner.step(self._box)
+            self.runner.step(self._queue)
         except WorkbenchError as error:
-            raise Diverged(f"replay: step {step.number} cannot be formed: {error}") from error
-        now = Script.recorded(_since(self.recorder, heard)).steps
+            raise ReplayDiverged(f"replay: step {step.number} cannot be formed: {error}") from error
+        now = StepScript.from_recorder(_since(self.recorder, heard)).steps
         if not now or now[0].spans != step.spans:
-            raise Diverged(f"replay: step {step.number} is not what it was: {self._difference(step, now)}")
+            raise ReplayDiverged(f"replay: step {step.number} is not what it was: {self._difference(step, now)}")
 
-    def _difference(self, step: Step, now: tuple[Step, ...]) -> str:
+    def _difference(self, step: RecordedStep, now: tuple[RecordedStep, ...]) -> str:
         """Return the first span that differs, and the known reason."""
         before = {span.sequence: span for span in step.spans}
         found = {span.sequence: span for span in now[0].spans} if now else {}
@@ -108,40 +108,40 @@ class _Replay:
                 return f"of {name} the record computes {then}, now {here}" + (f" ({known})" if known else "")
         return "the same spans in another order"
 
-    def _check_deeds(self) -> None:
-        now = Script.recorded(self.recorder).steps
+    def _check_effects(self) -> None:
+        now = StepScript.from_recorder(self.recorder).steps
         for step, made in zip(self.script.steps, now, strict=False):
-            if step.deeds != made.deeds:
-                then, here = (", ".join(map(" ".join, each.deeds)) or "nothing" for each in (step, made))
-                raise Diverged(f"replay: step {step.number}: the record decides {then}; now {here}")
+            if step.effects != made.effects:
+                then, here = (", ".join(map(" ".join, each.effects)) or "nothing" for each in (step, made))
+                raise ReplayDiverged(f"replay: step {step.number}: the record decides {then}; now {here}")
 
-    def _enter(self, is_due: Callable[[Input], bool]) -> None:
+    def _enter(self, is_due: Callable[[RecordedInput], bool]) -> None:
         while self._coming and is_due(self._coming[0]):
             kind, name, step, _ = self._coming.popleft()
             if kind == "cancelled":
                 self.runner.cancel(name)
             elif self._requests[name]:
-                self.runner.submit(self._requests[name].popleft(), self._box)
+                self.runner.submit(self._requests[name].popleft(), self._queue)
             else:
-                raise Diverged(f"replay: before step {step} the record submits {name}, which this workload lacks")
+                raise ReplayDiverged(f"replay: before step {step} the record submits {name}, which this workload lacks")
 
     def _note(self, event: Event) -> None:
         """Cancel what another listener cancelled at this event, within a step too."""
-        self.recorder.note(event)
+        self.recorder.record(event)
         if isinstance(event, Finished):
             self._ended[event.request_id] = f"it has ended: {event.error or event.reason}"
         heard = len(self.recorder.events)
         self._enter(lambda coming: coming.kind == "cancelled" and coming.event <= heard)
 
-    def _told(self) -> Iterator[Event]:
-        while self._box:
-            yield self._box.popleft()
+    def _pop_events(self) -> Iterator[Event]:
+        while self._queue:
+            yield self._queue.popleft()
 
     @contextmanager
     def _in_place(self) -> Iterator[None]:
         """Install the script's policy, a listener before the runner's own, and the record's clock for cached pages."""
-        runner, listener = self.runner, self.runner.instruments.listener
-        policy, index = runner.scheduler.policy, runner.cache.holdings.prefix
+        runner, listener = self.runner, self.runner.telemetry.listener
+        policy, index = runner.scheduler.policy, runner.kv_cache.manager.prefix_cache
         clock = index.clock if index is not None else runner.clock
 
         def note(event: Event) -> None:
@@ -150,12 +150,12 @@ class _Replay:
             self._note(event)
 
         try:
-            runner.scheduler.policy, runner.instruments.listener = self.policy, note
+            runner.scheduler.policy, runner.telemetry.listener = self.policy, note
             if index is not None:
                 index.clock = lambda: self._time
             yield
         finally:
-            runner.scheduler.policy, runner.instruments.listener = policy, listener
+            runner.scheduler.policy, runner.telemetry.listener = policy, listener
             if index is not None:
                 index.clock = clock
 
@@ -166,7 +166,7 @@ def _since(recorder: Recorder, place: int) -> Recorder:
     return part
 
 
-def _words(span: SpanNote | None) -> str:
+def _words(span: SpanRecord | None) -> str:
     if span is None:
         return "nothing"
     return f"{span.tokens} tokens from {span.start}" + (f", {span.drafted} of them drafted" if span.drafted else "")

@@ -10,29 +10,29 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from compiled_kernels import Lane
+from compiled_kernels import Backend
 
-LEAST_ROUNDS, MOST_ROUNDS = 7, 100
-AGREEING = 3  # a figure is trusted once this many rounds agree
-WITHIN = 1.1  # times the quickest
-CLEARLY = 0.8  # a backend is clearly faster below this fraction of another's time
+MIN_ROUNDS, MAX_ROUNDS = 7, 100
+MIN_AGREEING_ROUNDS = 3  # a figure is trusted once this many rounds agree
+AGREEMENT_RATIO = 1.1  # times the quickest
+CLEARLY_FASTER_RATIO = 0.8  # a backend is clearly faster below this fraction of another's time
 BUDGET_SECONDS = 1.5  # per backend
 
 
 @dataclass(frozen=True)
-class Times:
+class RoundTimes:
     """The quickest of `rounds` by backend. `is_stable`: several rounds of every backend agree with it."""
 
-    seconds: Mapping[Lane, float]
+    seconds: Mapping[Backend, float]
     rounds: int
-    quiet: bool
+    is_stable: bool
 
 
-def timed(
-    steps: Mapping[Lane, Callable[[], object]],
+def time_in_rounds(
+    steps: Mapping[Backend, Callable[[], object]],
     budget_seconds: float = BUDGET_SECONDS,
     clock: Callable[[], float] | None = None,
-) -> Times:
+) -> RoundTimes:
     """Run `steps` in turns until the quickest rounds of each agree or the budget is spent; each runs once before,
     untimed.
 
@@ -42,24 +42,24 @@ def timed(
         clock: returns seconds.
     """
     clock = clock or time.perf_counter
-    order, samples = list(steps), {lane: [] for lane in steps}
+    order, samples = list(steps), {backend: [] for backend in steps}
     for step in steps.values():
         step()
     began, rounds = clock(), 0
-    while rounds < MOST_ROUNDS and order:
+    while rounds < MAX_ROUNDS and order:
         first = rounds % len(order)
-        for lane in order[first:] + order[:first]:
+        for backend in order[first:] + order[:first]:
             start = clock()
-            steps[lane]()
-            samples[lane].append(clock() - start)
+            steps[backend]()
+            samples[backend].append(clock() - start)
         rounds += 1
         spent = clock() - began >= budget_seconds * len(order)
-        if (rounds >= LEAST_ROUNDS and all(map(_agree, samples.values()))) or (spent and rounds >= AGREEING):
+        if (rounds >= MIN_ROUNDS and all(map(_agree, samples.values()))) or (spent and rounds >= MIN_AGREEING_ROUNDS):
             break
     quiet = all(map(_agree, samples.values()))
-    return Times({lane: min(found) for lane, found in samples.items()}, rounds, quiet)
+    return RoundTimes({backend: min(found) for backend, found in samples.items()}, rounds, quiet)
 
 
 def _agree(samples: list[float]) -> bool:
-    quick = sorted(samples)[:AGREEING]
-    return len(quick) == AGREEING and quick[-1] <= WITHIN * quick[0]
+    quick = sorted(samples)[:MIN_AGREEING_ROUNDS]
+    return len(quick) == MIN_AGREEING_ROUNDS and quick[-1] <= AGREEMENT_RATIO * quick[0]

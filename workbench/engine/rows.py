@@ -16,24 +16,24 @@ import torch
 from torch import Tensor
 
 from compiled_kernels.decode_step import DecodeStep, StepShape
-from compiled_kernels.decode_step.text import given
+from compiled_kernels.decode_step.text import step_inputs
 from workbench.batch import TokenBatch
 from workbench.cache.quantized import QuantizedLayer
 from workbench.cache.store import KVStore
-from workbench.engine.alike import Watch
-from workbench.engine.angles import Angles
+from workbench.engine.alike import ModelGuard
+from workbench.engine.angles import RotaryCache
 from workbench.engine.buckets import DECODE_BUCKETS
 from workbench.engine.contention import StepThreads
-from workbench.engine.mlir_step import check_step, step_shape, step_tensors
-from workbench.engine.packing import pack
+from workbench.engine.mlir_step import check_mlir_step, step_shape, step_tensors
+from workbench.engine.packing import pack_batch
 from workbench.engine.plan import Span, StepPlan
 from workbench.model.rotary import RotaryTable
 from workbench.model.transformer import Transformer
 
-PARTS = 2  # of every context: the number must not depend on rows or threads
+CONTEXT_SPLITS = 2  # of every context: the number must not depend on rows or threads
 
 
-class RowsExecutor:
+class TokenParallelExecutor:
     """Execute steps as calls of a bucket of rows. Tokens of a sequence go in order; quantized layers quantize before
     each call."""
 
@@ -49,15 +49,15 @@ class RowsExecutor:
         self.buckets, self._threads = buckets, threads or StepThreads()
         self.model, self.store = model, store
         self.kernel_seconds: float | None = None
-        self._angles = {turn: Angles(cast(RotaryTable, table)) for turn, table in enumerate(model.rotary)}
-        lags = [layer.rule.lag for layer in store.layers if isinstance(layer, QuantizedLayer)]
-        self.most = max(1, min(lags, default=buckets[-1]))  # of a sequence in a call: none of them settles another
+        self._angles = {turn: RotaryCache(cast(RotaryTable, table)) for turn, table in enumerate(model.rotary)}
+        lags = [layer.quantization_rule.residual_length for layer in store.layers if isinstance(layer, QuantizedLayer)]
+        self.max_tokens_per_call = max(1, min(lags, default=buckets[-1]))  # of a sequence in a call: none of them settles another
         self._made = 0
-        self._look()
+        self._reset_steps()
 
-    def _look(self) -> None:
-        check_step(self.model, self.store)
-        self._watch = Watch(self.model)
+    def _reset_steps(self) -> None:
+        check_mlir_step(self.model, self.store)
+        self._watch = ModelGuard(self.model)
         self._steps: dict[tuple[str, int], DecodeStep] = {}
 
     @property
@@ -71,17 +71,17 @@ class RowsExecutor:
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> Tensor:
         if plan.phase != "decode" and self._watch.changed:
-            self._look()
+            self._reset_steps()
         self.kernel_seconds = 0.0
         found: list[list[Tensor]] = [[] for _ in plan.spans]  # of each span, what its sampled rows are
         for places, spans in self._calls(plan):
-            batch = pack(replace(plan, spans=spans), self.store.page_size, self.model.device)
-            rows = self._hidden(batch, plan.padding).index_select(0, batch.sample_rows)
-            for place, mine in zip(places, rows.split([span.logit_rows for span in spans]), strict=True):
+            batch = pack_batch(replace(plan, spans=spans), self.store.page_size, self.model.device)
+            rows = self._hidden(batch, plan.padding_rows).index_select(0, batch.logits_indices)
+            for place, mine in zip(places, rows.split([span.num_logits for span in spans]), strict=True):
                 found[place].append(mine)
-        return self.logits(torch.cat([rows for span in found for rows in span]))
+        return self.compute_logits(torch.cat([rows for span in found for rows in span]))
 
-    def logits(self, x: Tensor) -> Tensor:
+    def compute_logits(self, x: Tensor) -> Tensor:
         """Return logits of the last block's output: [sample, hidden] -> [sample, vocab]."""
         sampled = x.split(self.buckets[-1])
         if len(sampled) == 1:
@@ -94,7 +94,7 @@ class RowsExecutor:
         while waiting:
             room, places, spans, left = self.buckets[-1], [], [], []
             for place, span in waiting:
-                length = min(span.length, room, self.most)
+                length = min(span.length, room, self.max_tokens_per_call)
                 room -= length
                 if length:
                     places.append(place)
@@ -106,10 +106,10 @@ class RowsExecutor:
 
     def _hidden(self, batch: TokenBatch, padding: int) -> Tensor:
         """Return the last block's output for each token, float32, in a buffer: [token, hidden]."""
-        step = self._step("blocks", min(batch.rows + padding, self.buckets[-1]))
-        self.store.settle(batch)
-        rows = batch.rows
-        step.x[:rows], step.x[rows:] = self.model.embed(batch.ids), 0
+        step = self._step("blocks", min(batch.num_tokens + padding, self.buckets[-1]))
+        self.store.quantize_pending(batch)
+        rows = batch.num_tokens
+        step.x[:rows], step.x[rows:] = self.model.embed(batch.token_ids), 0
         of_row = torch.repeat_interleave(batch.span_starts.diff().long())
         last = batch.span_starts[1:].index_select(0, of_row) - 1
         later = last - torch.arange(rows)  # tokens of its span after each row's
@@ -127,15 +127,15 @@ class RowsExecutor:
     def _logits(self, x: Tensor) -> Tensor:
         """Compute [sample, hidden] -> [sample, vocab], in a buffer."""
         if not len(x):
-            return x.new_empty(0, self.model.spec.vocab)
+            return x.new_empty(0, self.model.spec.vocab_size)
         step = self._step("head", len(x))
         step.x[: len(x)], step.x[len(x) :] = x, 0
         self._run("head", step)
         logits = step.logits[: len(x)]
-        if not self.model.spec.final_softcap:
+        if not self.model.spec.final_logit_softcapping:
             return logits
         # torch's vectorized functions treat the end of their input otherwise: rows are capped one by one.
-        return torch.stack([self.model.capped(row.clone()) for row in logits])
+        return torch.stack([self.model.cap_logits(row.clone()) for row in logits])
 
     def _run(self, part: str, step: DecodeStep) -> None:
         seconds = self._threads.run(f"{part} {step.shape.rows}", step)
@@ -144,24 +144,24 @@ class RowsExecutor:
     def _step(self, part: str, rows: int) -> DecodeStep:
         key = part, next(size for size in self.buckets if size >= rows)
         if key not in self._steps:
-            shape = self.shape(*key)
-            tensors, names = step_tensors(self.model, self.store), [name for name, _ in given(shape)]
+            shape = self.compile_shape(*key)
+            tensors, names = step_tensors(self.model, self.store), [name for name, _ in step_inputs(shape)]
             self._steps[key] = DecodeStep(shape, {name: tensors[name] for name in names})
             self._made += 1
         return self._steps[key]
 
-    def shape(self, part: str, rows: int) -> StepShape:
+    def compile_shape(self, part: str, rows: int) -> StepShape:
         """Return the compile-time shape of the `blocks`, or of the `head` alone."""
         whole = replace(
-            step_shape(self.model, self.store.page_size, rows, self.store.shapes), chunks=PARTS, together=True
+            step_shape(self.model, self.store.page_size, rows, self.store.specs), chunks=CONTEXT_SPLITS, together=True
         )
         return replace(whole, head=None) if part == "blocks" else replace(whole, layers=())
 
 
 def _cut(span: Span, start: int, length: int) -> Span:
     """Return the part of a span from position `start`, with those of its logits and drafts that lie in it."""
-    end, known = start + length, span.end - len(span.drafts)
-    scored = max(0, end - max(start, span.end - span.logit_rows))
-    drafts = span.drafts[max(0, start - known) : max(0, end - known)]
-    last = span.samples and end == span.end
+    end, known = start + length, span.end - len(span.draft_token_ids)
+    scored = max(0, end - max(start, span.end - span.num_logits))
+    drafts = span.draft_token_ids[max(0, start - known) : max(0, end - known)]
+    last = span.needs_sample and end == span.end
     return span._replace(start=start, length=length, samples=last, scored=scored, drafts=drafts)

@@ -15,34 +15,34 @@ import torch
 
 from workbench.cache.format import CacheFormat
 from workbench.engine import intake, runner_shown
-from workbench.engine.apart import forward_apart, rows_of
-from workbench.engine.books import Books
-from workbench.engine.cache import Cache
+from workbench.engine.apart import forward_isolated, select_logits
+from workbench.engine.books import StepLock
+from workbench.engine.cache import KVCache
 from workbench.engine.contention import StepThreads
-from workbench.engine.drafts import Drafts
-from workbench.engine.excluded import excluded
-from workbench.engine.executors import Unit, evicting, executor_for
+from workbench.engine.drafts import Speculator
+from workbench.engine.excluded import incompatible_settings
+from workbench.engine.executors import CompileUnit, with_eviction, build_executor
 from workbench.engine.inspection import Inspection, inspect
-from workbench.engine.instruments import Instruments, StepTimes
-from workbench.engine.interrupts import HeldBack
-from workbench.engine.lanes import Lanes
-from workbench.engine.owner import Owner
+from workbench.engine.instruments import Telemetry, StepTimestamps
+from workbench.engine.interrupts import DeferInterrupts
+from workbench.engine.lanes import Backends
+from workbench.engine.owner import RunnerOwner
 from workbench.engine.plan import StepPlan
-from workbench.engine.reading import Read
-from workbench.engine.schedule import SetBack, policy_from
-from workbench.engine.scheduler import Limits, Scheduler
-from workbench.engine.served import Served
+from workbench.engine.reading import DetokenizedTokens
+from workbench.engine.schedule import PreemptionMode, parse_policy
+from workbench.engine.scheduler import SchedulerLimits, Scheduler
+from workbench.engine.served import RequestTracker
 from workbench.errors import WorkbenchError
 from workbench.model.transformer import Transformer
 from workbench.prompt.tokenizer import Tokenizer
 from workbench.request import FinishReason, Request
-from workbench.sampling.choose import Chooser
+from workbench.sampling.choose import Sampler
 from workbench.sampling.verify import Draft
-from workbench.shown import Shown, Table
+from workbench.shown import Displayable, Table
 from workbench.trace.events import Event, Finished, ThreadsChanged
 
 
-class Runner(Shown):
+class Runner(Displayable):
     """A model, its KV cache and its requests. The listener receives every event (see `telemetry`)."""
 
     def __init__(
@@ -50,9 +50,9 @@ class Runner(Shown):
         model: Transformer,
         tokenizer: Tokenizer | None = None,
         *,
-        limits: Limits | None = None,
+        limits: SchedulerLimits | None = None,
         policy: Any = "fcfs",
-        set_back: SetBack = "auto",
+        preemption_mode: PreemptionMode = "auto",
         page_size: int = 64,
         pages: int | tuple[int, ...] = 256,
         cache: CacheFormat | None = None,
@@ -62,11 +62,11 @@ class Runner(Shown):
         offload: Any = "none",
         evict: Any = None,
         overflow: Literal["refuse", "cut_oldest"] = "refuse",
-        note: Callable[[Event], None] | None = None,
-        lanes: Lanes | None = None,
-        compile: Unit = "block",
+        listener: Callable[[Event], None] | None = None,
+        backends: Backends | None = None,
+        compile: CompileUnit = "block",
         batch_invariant: bool = False,
-        drafts: Drafts | None = None,
+        speculator: Speculator | None = None,
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
     ):
@@ -97,42 +97,42 @@ class Runner(Shown):
         """
         self.model, self.tokenizer = model, tokenizer
         if tokenizer is not None:
-            tokenizer.check_fits(model.spec.vocab)
-        limits = limits or Limits()
+            tokenizer.check_vocab_size(model.spec.vocab_size)
+        limits = limits or SchedulerLimits()
         self.clock, self._sleep, self.now = clock, sleep, 0.0
-        self.cache = Cache.of(
-            model, limits.chunk, lambda: self.now, page_size=page_size, pages=pages, cache=cache,
+        self.kv_cache = KVCache.build(
+            model, limits.max_prefill_tokens, lambda: self.now, page_size=page_size, pages=pages, format=cache,
             cache_dtype=cache_dtype, page_orders=page_orders, prefix=prefix, offload=offload, evict=evict,
-            set_back=set_back,
+            preemption_mode=preemption_mode,
         )  # fmt: skip
-        self.store = self.cache.store
-        self.scheduler = Scheduler(self.cache.holdings, limits, model.spec.context, policy_from(policy))
-        self.lanes = lanes or Lanes.one(model.lane, "the model's")
+        self.store = self.kv_cache.store
+        self.scheduler = Scheduler(self.kv_cache.manager, limits, model.spec.max_position_embeddings, parse_policy(policy))
+        self.backends = backends or Backends.uniform(model.backend, "the model's")
         self._changes: list[tuple[int, str]] = []  # of threads, in the step under way
         threads = StepThreads(lambda *change: self._changes.append(change))
-        fast = executor_for(model, self.store, self.lanes, compile, batch_invariant, self._fell_back, threads)
-        self.executor = evicting(model, self.store, self.lanes, fast, self.cache.evictor, self._fell_back)
-        chooser = Chooser(model.spec.vocab)
-        self.instruments = Instruments(model, self.store, self.scheduler.pools, clock, note)
-        tell = self.instruments.tell
-        self.served = Served(model.spec, tokenizer, self.scheduler, self.cache, chooser, tell, clock)
-        self.books = Books(lambda: bool(self.served.noted), self.served.heed, self.instruments.raise_kept)
-        self.drafts: Drafts | None = None
-        self.speculate(drafts)
+        fast = build_executor(model, self.store, self.backends, compile, batch_invariant, self._on_fallback, threads)
+        self.executor = with_eviction(model, self.store, self.backends, fast, self.kv_cache.evictor, self._on_fallback)
+        chooser = Sampler(model.spec.vocab_size)
+        self.telemetry = Telemetry(model, self.store, self.scheduler.pools, clock, listener)
+        tell = self.telemetry.emit
+        self.tracker = RequestTracker(model.spec, tokenizer, self.scheduler, self.kv_cache, chooser, tell, clock)
+        self.step_lock = StepLock(lambda: bool(self.tracker.to_cancel), self.tracker.process_cancellations, self.telemetry.raise_listener_error)
+        self.speculator: Speculator | None = None
+        self.set_speculator(speculator)
         self.overflow = overflow
-        self.owner: Owner | None = None
-        self.asked: Mapping[str, Any] = {}  # the arguments of `load`
-        self._names = (f"request-{number}" for number in itertools.count())
+        self.owner: RunnerOwner | None = None
+        self.load_arguments: Mapping[str, Any] = {}  # the arguments of `load`
+        self._request_ids = (f"request-{number}" for number in itertools.count())
 
-    def _fell_back(self, why: str) -> None:
-        self.lanes = self.lanes.on_eager(why)
+    def _on_fallback(self, why: str) -> None:
+        self.backends = self.backends.fall_back_to_eager(why)
 
     @property
-    def busy(self) -> bool:
-        return self.scheduler.busy
+    def has_unfinished_requests(self) -> bool:
+        return self.scheduler.has_unfinished_requests
 
-    @intake.takes_sampling
-    def stream(self, requests: intake.Asked, **sampling: object) -> Iterator[Event]:
+    @intake.with_sampling_signature
+    def stream(self, requests: intake.RequestInput, **sampling: object) -> Iterator[Event]:
         """Run `requests` (a text, a Request, or several of either) and yield events as they happen.
 
             for event in runner.stream("def fib(n):", max_tokens=32, temperature=0):
@@ -147,48 +147,48 @@ class Runner(Shown):
             requests: what to run.
             sampling: SamplingParameters for requests given as text.
         """
-        if self.owner is not None and not self.owner.here():
+        if self.owner is not None and not self.owner.is_current_thread():
             return self.owner.stream(requests, **sampling)
-        return self._stream(self.read(requests, sampling), raises=isinstance(requests, str))
+        return self._stream(self.make_requests(requests, sampling), raises=isinstance(requests, str))
 
-    def read(self, requests: intake.Asked, sampling: dict[str, Any]) -> list[Request]:
+    def make_requests(self, requests: intake.RequestInput, sampling: dict[str, Any]) -> list[Request]:
         """Return `requests` as Requests, in the given order; texts are encoded and get an id."""
-        return intake.requests_from(requests, self.tokenizer, sampling, self._names)
+        return intake.make_requests(requests, self.tokenizer, sampling, self._request_ids)
 
-    def _stream(self, asked: list[Request], raises: bool) -> Iterator[Event]:
+    def _stream(self, waiting: list[Request], raises: bool) -> Iterator[Event]:
         began = self.clock()
-        coming = deque(sorted(asked, key=intake.due))
-        owed = 0  # submitted samples that have not finished
-        box: deque[Event] = deque()
+        arriving = deque(sorted(waiting, key=intake.arrival))
+        num_unfinished = 0  # submitted samples that have not finished
+        queue: deque[Event] = deque()
         try:
-            while coming or owed:
-                while coming and began + intake.due(coming[0]) <= self.clock():
-                    owed += self.submit(request := coming.popleft(), box, began + intake.due(request))
-                if owed and not box:
-                    self.step(box)
-                elif not box:
-                    self._sleep(max(0.0, min(0.01, began + intake.due(coming[0]) - self.clock())))
-                while box:
-                    event = box.popleft()
+            while arriving or num_unfinished:
+                while arriving and began + intake.arrival(arriving[0]) <= self.clock():
+                    num_unfinished += self.submit(request := arriving.popleft(), queue, began + intake.arrival(request))
+                if num_unfinished and not queue:
+                    self.step(queue)
+                elif not queue:
+                    self._sleep(max(0.0, min(0.01, began + intake.arrival(arriving[0]) - self.clock())))
+                while queue:
+                    event = queue.popleft()
                     if isinstance(event, Finished):
-                        owed -= 1
+                        num_unfinished -= 1
                         if raises and event.reason == FinishReason.REFUSED:
                             raise WorkbenchError(event.error)
                     yield event
         finally:
-            self.cancel_all(box)
+            self.cancel_all(queue)
 
-    def submit(self, request: Request, box: deque[Event] | None = None, arrival: float | None = None) -> int:
+    def submit(self, request: Request, queue: deque[Event] | None = None, arrival: float | None = None) -> int:
         """Queue `request`. Its events go to `queue` and to the listener. One that cannot run is refused at once.
 
         Returns:
             the number of Finished events to expect: one per sample.
         """
         self._check_owner()
-        begin_ids = self.tokenizer.begin_ids if self.tokenizer is not None else ()
-        request = intake.fit(request, self.model.spec.context, self.overflow, begin_ids)
-        with self.books.open():
-            return self.served.submit(request, box if box is not None else deque(), arrival)
+        begin_ids = self.tokenizer.bos_token_ids if self.tokenizer is not None else ()
+        request = intake.truncate_prompt(request, self.model.spec.max_position_embeddings, self.overflow, begin_ids)
+        with self.step_lock.acquire():
+            return self.tracker.submit(request, queue if queue is not None else deque(), arrival)
 
     def cancel(self, request_id: str) -> None:
         """End a request now, with all its samples; its pages are free when this returns. Unknown ids are ignored.
@@ -199,37 +199,37 @@ class Runner(Shown):
         self._check_owner()
         self._cancel(request_id)
 
-    def cancel_all(self, box: deque[Event]) -> None:
+    def cancel_all(self, queue: deque[Event]) -> None:
         """Cancel every request whose events go to `queue`."""
         self._check_owner()
-        self._cancel(*self.served.of(box))
+        self._cancel(*self.tracker.request_ids_of(queue))
 
     def _cancel(self, *request_ids: str) -> None:
-        with HeldBack():
-            self.served.noted += request_ids
-            self.books.settle()
+        with DeferInterrupts():
+            self.tracker.to_cancel += request_ids
+            self.step_lock.process_pending()
 
-    def speculate(self, drafts: Drafts | None) -> None:
+    def set_speculator(self, speculator: Speculator | None) -> None:
         """Verify tokens proposed by `speculator` from the next step on; None switches speculation off."""
-        if drafts is not None and self.cache.evictor is not None:
-            raise WorkbenchError(excluded(False, True, True))
-        if self.drafts is not None:
-            self.drafts.clear()
-        self.drafts = drafts
-        self.served.chooser.accept = drafts.accept if drafts is not None else "rejection"
+        if speculator is not None and self.kv_cache.evictor is not None:
+            raise WorkbenchError(incompatible_settings(False, True, True))
+        if self.speculator is not None:
+            self.speculator.clear()
+        self.speculator = speculator
+        self.tracker.sampler.acceptance_rule = speculator.accept if speculator is not None else "rejection"
 
-    def forget_prefixes(self) -> None:
+    def reset_prefix_cache(self) -> None:
         """Empty the prefix cache; running sequences keep their pages."""
-        self.cache.forget_prefixes()
+        self.kv_cache.reset_prefix_cache()
 
     def inspect(
         self,
         request_id: str,
-        rows: Iterable[int] = (-1,),
+        positions: Iterable[int] = (-1,),
         *,
         layers: Iterable[int] | None = None,
         heads: Iterable[int] | None = None,
-        hidden: Iterable[int] | None = None,
+        hidden_states: Iterable[int] | None = None,
     ) -> Inspection:
         """Return attention weights and hidden states of a request in progress.
 
@@ -247,107 +247,107 @@ class Runner(Shown):
         Raises:
             WorkbenchError: for what is missing.
         """
-        sequence = self.served.sequences.get(request_id)
+        sequence = self.tracker.sequences.get(request_id)
         if sequence is None:
-            known = ", ".join(self.served.sequences) or "none"
+            known = ", ".join(self.tracker.sequences) or "none"
             raise WorkbenchError(f"request {request_id!r} is not being served; served now: {known}")
-        asked = (None if each is None else tuple(each) for each in (layers, heads, hidden))
-        return inspect(self.model, self.store, sequence, tuple(rows), *asked)
+        asked = (None if each is None else tuple(each) for each in (layers, heads, hidden_states))
+        return inspect(self.model, self.store, sequence, tuple(positions), *asked)
 
-    def step(self, box: deque[Event] | None = None) -> None:
+    def step(self, queue: deque[Event] | None = None) -> None:
         """Run one step: propose, plan, forward, sample, commit, emit.
 
         Events about the whole step go to `queue`, those of a request to its own queue. An interrupt takes effect while
         the model computes, and then no request has advanced, or when the step is over.
         """
         self._check_owner()
-        with self.books.open() as held:
-            self._step(box, held)
+        with self.step_lock.acquire() as interrupts:
+            self._step(queue, interrupts)
 
-    def _step(self, box: deque[Event] | None, held: HeldBack) -> None:
+    def _step(self, queue: deque[Event] | None, interrupts: DeferInterrupts) -> None:
         began = self.now = self.clock()  # one time per step, so that TTLs are the same in a replay
         proposed = self._propose()
         drafted = self.clock()
         plan = self.scheduler.plan({name: draft.token_ids for name, draft in proposed.items()})
         if plan is None:
             return
-        self.instruments.formed(plan, began)
-        plan, faults = self.cache.move(plan, itertools.chain(self.scheduler.running, self.scheduler.waiting))
-        planned, pages = self.clock(), self.instruments.held()
-        self.served.planned(plan, planned)
-        for sequence, fault in (*plan.faults, *faults):
-            self.served.broke([sequence], fault)
-        plan = plan.going()
+        self.telemetry.emit_step_planned(plan, began)
+        plan, failures = self.kv_cache.transfer_pages(plan, itertools.chain(self.scheduler.running, self.scheduler.waiting))
+        planned, pages = self.clock(), self.telemetry.pages_in_use()
+        self.tracker.emit_decisions(plan, planned)
+        for sequence, fault in (*plan.errors, *failures):
+            self.tracker.fail([sequence], fault)
+        plan = plan.unfinished()
         if not plan.spans:
             return
         whole, accepted = plan, 0
         try:
-            with held.let_through():
+            with interrupts.allow():
                 logits = self.executor.forward(plan)
         except KeyboardInterrupt:
             raise KeyboardInterrupt("within a step, which is as if it had not begun") from None  # not fifty lines
         except Exception:
-            with held.let_through():
-                plan, logits, broken = forward_apart(self.executor.forward, plan)
-            for sequence, error in broken:
-                self.served.broke([sequence], error)
-        self.served.heed()
-        going = plan.going()
+            with interrupts.allow():
+                plan, logits, failed = forward_isolated(self.executor.forward, plan)
+            for sequence, error in failed:
+                self.tracker.fail([sequence], error)
+        self.tracker.process_cancellations()
+        going = plan.unfinished()
         if len(going.spans) < len(plan.spans):  # cancelled while the model computed
-            plan, logits = going, rows_of(plan, going, logits)
+            plan, logits = going, select_logits(plan, going, logits)
         computed = self.clock()
         try:
-            choices = self.served.choose(logits, plan, proposed)
+            sampled = self.tracker.sample(logits, plan, proposed)
         except Exception as error:  # the requests of this step fail; waiting ones go on
-            self.served.broke([span.sequence for span in plan.spans], error)
+            self.tracker.fail([span.sequence for span in plan.spans], error)
         else:
             now = self.clock()
-            read = self.served.read(choices)
-            accepted = self._commit(plan, read)
-            self.served.computed(plan, read, now)
-        times = StepTimes(began, drafted - began, planned, computed)
+            detokenized = self.tracker.detokenize(sampled)
+            accepted = self._commit(plan, detokenized)
+            self.tracker.emit_step(plan, detokenized, now)
+        times = StepTimestamps(began, drafted - began, planned, computed)
         compiles, kernels = self.executor.compiles, self.executor.kernel_seconds
         for threads, reason in self._changes:
-            self.instruments.tell(ThreadsChanged(self.clock(), step=plan.step, threads=threads, reason=reason))
+            self.telemetry.emit(ThreadsChanged(self.clock(), step=plan.step, threads=threads, reason=reason))
         self._changes.clear()
-        stepped = self.instruments.step(whole, pages, times, accepted, compiles, kernels)
-        if box is not None:
-            box.append(stepped)
+        stepped = self.telemetry.emit_step(whole, pages, times, accepted, compiles, kernels)
+        if queue is not None:
+            queue.append(stepped)
 
     def __repr__(self) -> str:
-        return f"<Runner {runner_shown.headline(self)}>"
+        return f"<Runner {runner_shown.runner_headline(self)}>"
 
-    def _shown(self) -> Table:
-        return runner_shown.table(self)
+    def _display_table(self) -> Table:
+        return runner_shown.runner_table(self)
 
     def _check_owner(self) -> None:
-        if self.owner is not None and self.owner.elsewhere():
-            raise WorkbenchError("another thread owns this runner: use runner.stream, or widgets.Live.of(runner).call")
+        if self.owner is not None and self.owner.is_other_thread():
+            raise WorkbenchError("another thread owns this runner: use runner.stream, or widgets.RunnerThread.of(runner).call")
 
     def _propose(self) -> dict[str, Draft]:
         """Return draft tokens to verify in the next step."""
-        if self.drafts is None:
+        if self.speculator is None:
             return {}
         try:
-            return self.drafts.propose(self.scheduler.running)
+            return self.speculator.propose(self.scheduler.running)
         except Exception as error:  # running requests cannot go on as asked; waiting ones can
-            self.served.broke(list(self.scheduler.running), error)
+            self.tracker.fail(list(self.scheduler.running), error)
             return {}
 
-    def _commit(self, plan: StepPlan, read: Mapping[str, Read]) -> int:
+    def _commit(self, plan: StepPlan, detokenized: Mapping[str, DetokenizedTokens]) -> int:
         """Commit the sampled tokens, and return the number of accepted draft tokens."""
-        tokens = {name: each.token_ids for name, each in read.items() if each.choices}
-        chosen = {name: ids[-1] for name, ids in tokens.items()}
-        self.scheduler.commit(plan, chosen, {name: ids[:-1] for name, ids in tokens.items()})
-        checks = [span for span in plan.spans if span.drafts]
+        tokens = {name: each.token_ids for name, each in detokenized.items() if each.tokens}
+        sampled = {name: ids[-1] for name, ids in tokens.items()}
+        self.scheduler.commit(plan, sampled, {name: ids[:-1] for name, ids in tokens.items()})
+        checks = [span for span in plan.spans if span.draft_token_ids]
         for span in checks:
-            assert self.drafts is not None
+            assert self.speculator is not None
             name = span.sequence.request_id
-            self.drafts.checked(name, len(span.drafts), read[name].accepted)
-        return sum(read[span.sequence.request_id].accepted for span in checks)
+            self.speculator.record_acceptance(name, len(span.draft_token_ids), detokenized[name].num_accepted)
+        return sum(detokenized[span.sequence.request_id].num_accepted for span in checks)
 
 
 def generate(runner: Runner, requests: Iterable[Request]) -> dict[str, Finished]:
     """Run to the end and return how each request finished, by its id; of several samples, `id`, `id#1`, ..."""
     ends = (event for event in runner.stream(list(requests)) if isinstance(event, Finished))
-    return {intake.sample_name(event.request_id, event.sample): event for event in ends}
+    return {intake.sample_id(event.request_id, event.sample): event for event in ends}

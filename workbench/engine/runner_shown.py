@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from workbench.engine.lawful import name_of
-from workbench.shown import Table, short
+from workbench.engine.lawful import policy_name
+from workbench.shown import Table, format_cell
 
 if TYPE_CHECKING:
     from workbench.engine.runner import Runner
 
 
-def headline(runner: Runner) -> str:
+def runner_headline(runner: Runner) -> str:
     spec, queues = runner.model.spec, runner.scheduler
-    used, there = sum(pool.used for pool in queues.pools), sum(pool.pages for pool in queues.pools)
+    used, there = sum(pool.num_used for pool in queues.pools), sum(pool.num_pages for pool in queues.pools)
     return (
-        f"{spec.name}: {spec.parameters:,} parameters, lane {runner.lanes}; {len(queues.running)} requests run, "
+        f"{spec.name}: {spec.num_parameters:,} parameters, backend {runner.backends}; {len(queues.running)} requests run, "
         f"{len(queues.waiting)} wait, {used} of {there} pages used"
     )
 
 
-def table(runner: Runner) -> Table:
+def runner_table(runner: Runner) -> Table:
     model, store, queues = runner.model, runner.store, runner.scheduler
     limits = queues.limits
     weights = str(model.dtype).removeprefix("torch.")
@@ -28,16 +28,16 @@ def table(runner: Runner) -> Table:
         weights += f", {model.format.blocks} in its products"
     if model.format.activations != "float":
         weights += f", with activations in {model.format.activations}"
-    pages = [f"{pool.used} of {pool.pages}" for pool in queues.pools]
-    formats = dict.fromkeys(str(shape.format) for shape in store.shapes)
+    pages = [f"{pool.num_used} of {pool.num_pages}" for pool in queues.pools]
+    formats = dict.fromkeys(str(shape.format) for shape in store.specs)
     rows = [
-        ("model", f"{model.spec.name}, {model.spec.parameters:,} parameters"),
-        ("weights", f"{weights}, {_bytes(model.weight_bytes)} on {model.device}"),
-        ("lane", f"{runner.lanes}: {runner.lanes.reason}"),
-        ("cache", f"{' / '.join(formats)}, {_bytes(store.bytes)}, {short(store.bytes_per_token)} bytes a token"),
+        ("model", f"{model.spec.name}, {model.spec.num_parameters:,} parameters"),
+        ("weights", f"{weights}, {_size_text(model.weight_bytes)} on {model.device}"),
+        ("backend", f"{runner.backends}: {runner.backends.reason}"),
+        ("cache", f"{' / '.join(formats)}, {_size_text(store.bytes)}, {format_cell(store.bytes_per_token)} bytes a token"),
         ("pages used", f"{'; '.join(pages)}, of {store.page_size} tokens each"),
         ("a step", f"at most {limits.max_num_seqs} requests and {limits.max_num_batched_tokens} tokens"),
-        ("policy", name_of(queues.policy)),
+        ("policy", policy_name(queues.policy)),
         ("tokenizer", "none" if runner.tokenizer is None else repr(runner.tokenizer)),
         ("running", ", ".join(each.request_id for each in queues.running) or "nobody"),
         ("waiting", ", ".join(each.request_id for each in queues.waiting) or "nobody"),
@@ -45,7 +45,7 @@ def table(runner: Runner) -> Table:
     return Table(f"runner of {model.spec.name}", rows)
 
 
-def _bytes(size: float) -> str:
+def _size_text(size: float) -> str:
     for unit in ("bytes", "KiB", "MiB"):
         if size < 1024:
             return f"{size:,.4g} {unit}"

@@ -8,28 +8,28 @@ from collections.abc import Callable, Iterable, Mapping
 from torch import Tensor
 
 from workbench.engine import intake
-from workbench.engine.beam_search import Hypothesis, Search
+from workbench.engine.beam_search import BeamHypothesis, BeamSearch
 from workbench.engine.best_of import BestOf
-from workbench.engine.cache import Cache
-from workbench.engine.mail import Mail
-from workbench.engine.output import NO_END, Output
+from workbench.engine.cache import KVCache
+from workbench.engine.mail import OutputProcessor
+from workbench.engine.output import NOT_STOPPED, StopChecker
 from workbench.engine.plan import StepPlan
-from workbench.engine.reading import Read, read_out
+from workbench.engine.reading import DetokenizedTokens, detokenize
 from workbench.engine.scheduler import Scheduler
-from workbench.engine.searches import Searches, places
-from workbench.errors import in_words
+from workbench.engine.searches import BeamSearches, beam_results
+from workbench.errors import describe_error
 from workbench.model.spec import ModelSpec
 from workbench.prompt.tokenizer import Tokenizer
 from workbench.request import FinishReason, Request, Sequence
-from workbench.sampling.choice import failed
-from workbench.sampling.choose import Choice, Chooser
+from workbench.sampling.choice import failed_token
+from workbench.sampling.choose import SampledToken, Sampler
 from workbench.sampling.verify import NO_DRAFT, Draft
-from workbench.trace.events import Cancelled, Decoded, Event, Finished, Planned, Prefilled, SetBack, Submitted, Verified
+from workbench.trace.events import Cancelled, Decoded, Event, Finished, Scheduled, Prefilled, Preempted, Submitted, Verified
 
-ENDED_WELL = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.NOT_CHOSEN)
+FINISHED_NORMALLY = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.NOT_CHOSEN)
 
 
-class Served:
+class RequestTracker:
     """The request tracker. Every sample has one Submitted and one Finished event, whatever happens in between.
 
     `emit` receives all events; those of a request go to its output queue too.
@@ -40,91 +40,91 @@ class Served:
         spec: ModelSpec,
         tokenizer: Tokenizer | None,
         scheduler: Scheduler,
-        cache: Cache,
-        chooser: Chooser,
-        tell: Callable[[Event], None],
+        cache: KVCache,
+        sampler: Sampler,
+        emit: Callable[[Event], None],
         clock: Callable[[], float],
     ):
         self.spec, self.tokenizer, self.clock = spec, tokenizer, clock
         self.sequences: dict[str, Sequence] = {}
-        self._scheduler, self._cache, self.chooser = scheduler, cache, chooser
-        self._outputs: dict[str, Output] = {}
-        self._searches = Searches()
-        self._tell, self._mail = tell, Mail(tell)
+        self._scheduler, self._cache, self.sampler = scheduler, cache, sampler
+        self._stop_checkers: dict[str, StopChecker] = {}
+        self._beam_searches = BeamSearches()
+        self._emit, self._processor = emit, OutputProcessor(emit)
         self._submitted = 0
-        self.noted: deque[str] = deque()  # request ids to cancel; any thread may append
+        self.to_cancel: deque[str] = deque()  # request ids to cancel; any thread may append
 
-    def submit(self, request: Request, box: deque[Event], arrival: float | None) -> int:
+    def submit(self, request: Request, queue: deque[Event], arrival: float | None) -> int:
         """Queue `request`, or finish it at once; return the number of Finished events to expect: one per sample."""
         now = self.clock()
         arrival = now if arrival is None else arrival
-        samples = intake.samples_of(request)
+        samples = intake.split_samples(request)
         taken = next((sample.request_id for sample in samples if sample.request_id in self.sequences), None)
         if taken is not None:
             refused = f"request id {taken!r} is already taken; ids must differ"
             end = Finished(now, request.request_id, reason=str(FinishReason.REFUSED), error=refused)
             for event in (_submitted(request, now, arrival), end):
-                self._tell(event)
-                box.append(event)
+                self._emit(event)
+                queue.append(event)
             return 1
-        asked, sequences = request.sampling, []
-        if not asked.beams and asked.samples > asked.n:
-            self._mail.hold(request.request_id, BestOf(asked.samples, asked.n))
+        sampling, sequences = request.sampling, []
+        if not sampling.beams and sampling.num_sequences > sampling.n:
+            self._processor.defer(request.request_id, BestOf(sampling.num_sequences, sampling.n))
         for number, sample in enumerate(samples):
-            sequence = Sequence.of(sample, self._submitted)
+            sequence = Sequence.from_request(sample, self._submitted)
             self._submitted += 1
             sequences.append(sequence)
             self.sequences[sample.request_id] = sequence
-            self._mail.open(sample.request_id, box, (request.request_id, number) if len(samples) > 1 else None)
-            self._mail.send(_submitted(sample, now, arrival))
+            self._processor.add_request(sample.request_id, queue, (request.request_id, number) if len(samples) > 1 else None)
+            self._processor.emit(_submitted(sample, now, arrival))
         try:
             self._admit(request, sequences)
         except Exception as error:  # an error of one request does not concern the others
             for sequence in sequences:
                 sequence.finish_reason = FinishReason.REFUSED
-                self._end(sequence, FinishReason.REFUSED, in_words(error))
+                self._end(sequence, FinishReason.REFUSED, describe_error(error))
         return len(samples)
 
     def _admit(self, request: Request, sequences: list[Sequence]) -> None:
-        intake.check(sequences[0].request, self.spec.vocab)
+        intake.check_request(sequences[0].request, self.spec.vocab_size)
         for sequence in sequences:
-            output = Output(sequence.request, self.tokenizer, self.spec.end_ids, self.spec.context)
-            self._outputs[sequence.request_id] = output
-            self.chooser.admit(sequence)
+            output = StopChecker(sequence.request, self.tokenizer, self.spec.eos_token_ids, self.spec.max_position_embeddings)
+            self._stop_checkers[sequence.request_id] = output
+            self.sampler.add(sequence)
         beams = request.sampling.beams > 0
-        self._scheduler.submit(sequences[0], sequences[1:], together=beams)
+        self._scheduler.submit(sequences[0], sequences[1:], as_beams=beams)
         if beams:
-            self._searches.begin(request.sampling, sequences, self._outputs[sequences[0].request_id])
+            self._beam_searches.add(request.sampling, sequences, self._stop_checkers[sequences[0].request_id])
 
-    def heed(self) -> None:
+    def process_cancellations(self) -> None:
         """End the requests to cancel, with all their samples; unknown ids are ignored."""
-        while self.noted:
-            request_id = self.noted.popleft()
-            names = self._mail.samples(request_id)
+        while self.to_cancel:
+            request_id = self.to_cancel.popleft()
+            names = self._processor.sample_ids_of(request_id)
             if any(name in self.sequences for name in names):
-                self._tell(Cancelled(self.clock(), request_id))
+                self._emit(Cancelled(self.clock(), request_id))
             for name in reversed(names):
                 sequence = self.sequences.get(name)
                 if sequence is not None:
                     self._finish(sequence, FinishReason.CANCELLED)
 
-    def of(self, box: deque[Event]) -> list[str]:
+    def request_ids_of(self, queue: deque[Event]) -> list[str]:
         """Return the ids of requests whose events go to `queue`."""
-        return self._mail.names(box)
+        return self._processor.request_ids_of(queue)
 
-    def planned(self, plan: StepPlan, now: float) -> None:
+    def emit_decisions(self, plan: StepPlan, now: float) -> None:
         """Emit the scheduler's decisions, also those on unknown ids that a policy named."""
         served = {decision.request_id for decision in plan.decisions} & self.sequences.keys()
         for decision in plan.decisions:
             name, action, reason = decision.request_id, decision.action, decision.reason
             if name in served and name not in self.sequences:  # it has been cancelled
                 continue
-            if action == "set_back":
-                self._send(SetBack(now, name, step=plan.step, reason=reason))
+            if action == "preempted":
+                self._send(Preempted(now, name, step=plan.step, reason=reason))
             else:
-                self._send(Planned(now, name, step=plan.step, action=action, reason=reason))
+                self._send(Scheduled(now, name, step=plan.step, action=action, reason=reason))
 
-    def choose(self, logits: Tensor, plan: StepPlan, drafts: Mapping[str, Draft]) -> dict[str, list[Choice]]:
+    def sample(self, logits: Tensor, plan: StepPlan, drafts: Mapping[str, Draft]) -> dict[str, list[SampledToken]]:
         """Sample tokens from the step's logits.
 
         Beams have none, unless their row is bad: their search takes the logits and advances all of them together.
@@ -137,94 +137,94 @@ class Served:
         Returns:
             by request id, the accepted draft tokens and one token after them.
         """
-        choices: dict[str, list[Choice]] = {}
+        choices: dict[str, list[SampledToken]] = {}
         rows, sequences, checked = [], [], []
         row = 0
         for span in plan.spans:
-            sequence, mine = span.sequence, range(row, row := row + span.logit_rows)
-            search = self._searches.of(sequence)
-            if not span.samples:
+            sequence, mine = span.sequence, range(row, row := row + span.num_logits)
+            search = self._beam_searches.search_of(sequence)
+            if not span.needs_sample:
                 continue
             if search is None:
                 rows += mine
                 sequences.append(sequence)
-                checked.append(drafts.get(sequence.request_id, NO_DRAFT).first(len(span.drafts)))
-            elif wrong := search.look(sequence, logits[mine.start]):
-                choices[sequence.request_id] = [failed(wrong)]
+                checked.append(drafts.get(sequence.request_id, NO_DRAFT).truncated(len(span.draft_token_ids)))
+            elif wrong := search.add_logits(sequence, logits[mine.start]):
+                choices[sequence.request_id] = [failed_token(wrong)]
         if sequences:
-            chosen = self.chooser.verify(logits if len(rows) == len(logits) else logits[rows], sequences, checked)
+            chosen = self.sampler.verify(logits if len(rows) == len(logits) else logits[rows], sequences, checked)
             choices |= {sequence.request_id: each for sequence, each in zip(sequences, chosen, strict=True)}
         return choices
 
-    def read(self, chosen: Mapping[str, list[Choice]]) -> dict[str, Read]:
+    def detokenize(self, sampled: Mapping[str, list[SampledToken]]) -> dict[str, DetokenizedTokens]:
         """Detokenize what was sampled for each request, up to its end."""
-        return {name: read_out(self._outputs[name], choices) for name, choices in chosen.items()}
+        return {name: detokenize(self._stop_checkers[name], choices) for name, choices in sampled.items()}
 
-    def computed(self, plan: StepPlan, read: Mapping[str, Read], now: float) -> None:
+    def emit_step(self, plan: StepPlan, detokenized: Mapping[str, DetokenizedTokens], now: float) -> None:
         """Emit the progress of each request after the step of `plan`, and finish those that are done."""
         for span in plan.spans:
             sequence, name = span.sequence, span.sequence.request_id
             if sequence.finish_reason is not None:  # it may have been cancelled
                 continue
-            if not span.decodes:
+            if not span.is_decode:
                 self._send(Prefilled(now, name, step=plan.step, tokens=span.length, computed=span.end))
-            if name not in read or sequence.finish_reason is not None:
+            if name not in detokenized or sequence.finish_reason is not None:
                 continue
-            if span.drafts:
-                drafted, accepted = len(span.drafts), read[name].accepted
-                told = Verified(now, name, step=plan.step, drafted=drafted, accepted=accepted, token_ids=span.drafts)
-                self._send(told)
+            if span.draft_token_ids:
+                drafted, accepted = len(span.draft_token_ids), detokenized[name].num_accepted
+                verified = Verified(now, name, step=plan.step, drafted=drafted, accepted=accepted, token_ids=span.draft_token_ids)
+                self._send(verified)
             if sequence.finish_reason is None:
-                self._decoded(sequence, read[name], plan.step, now)
+                self._emit_and_finish(sequence, detokenized[name], plan.step, now)
 
-        for search in self._searches.ready(plan):
-            self._searched(search, plan.step, now)
+        for search in self._beam_searches.ready(plan):
+            self._advance_beams(search, plan.step, now)
 
-    def _searched(self, search: Search, step: int, now: float) -> None:
+    def _advance_beams(self, search: BeamSearch, step: int, now: float) -> None:
         """Advance a search whose beams all have logits, or finish it with a text for each beam."""
-        going = search.select(now, step)
+        going = search.advance(now, step)
         if going is not None:
-            search.moved(self._scheduler.families.branch(search.mates, going))
+            search.reassign(self._scheduler.sequence_groups.advance_beams(search.sequences, going))
             return
-        for mate, found, words in places(search):
+        for mate, found, words in beam_results(search):
             if mate.finish_reason is not None:  # it may have been cancelled
                 return
             mate.token_ids = list(mate.request.prompt_ids)
-            reason = None if found is None else self._show(mate, found, search.moments)
+            reason = None if found is None else self._emit_hypothesis(mate, found, search.token_times)
             score = None if found is None else found.score
             if words:
                 self._finish(mate, FinishReason.NOT_CHOSEN, words, score)
             elif reason is not None:
                 self._finish(mate, reason, score=score)
 
-    def _show(self, mate: Sequence, found: Hypothesis, moments: list[tuple[float, int]]) -> FinishReason | None:
+    def _emit_hypothesis(self, mate: Sequence, found: BeamHypothesis, moments: list[tuple[float, int]]) -> FinishReason | None:
         """Emit a text as if `mate` had decoded it; return its finish reason, or None if it is not a complete text."""
         reason = None
         for (time, step), token, logprob in zip(moments, found.token_ids, found.logprobs, strict=False):
             if mate.finish_reason is not None:
                 return None
             mate.token_ids.append(token)
-            shown = read_out(self._outputs[mate.request_id], [Choice(token, logprob)])
-            self._show_read(mate, shown, step, time)
-            reason = shown.reason
+            shown = detokenize(self._stop_checkers[mate.request_id], [SampledToken(token, logprob)])
+            self._emit_tokens(mate, shown, step, time)
+            reason = shown.finish_reason
         return reason
 
-    def broke(self, sequences: Iterable[Sequence], error: Exception | str) -> None:
+    def fail(self, sequences: Iterable[Sequence], error: Exception | str) -> None:
         """Fail `sequences` with the error."""
         for sequence in sequences:
-            for each in reversed(self._searches.mates(sequence)):
-                self._finish(each, FinishReason.ERROR, in_words(error))
+            for each in reversed(self._beam_searches.beams_of(sequence)):
+                self._finish(each, FinishReason.ERROR, describe_error(error))
 
-    def _decoded(self, sequence: Sequence, read: Read, step: int, now: float) -> None:
-        self._show_read(sequence, read, step, now)
-        if read.reason is not None:
-            self._finish(sequence, read.reason)
+    def _emit_and_finish(self, sequence: Sequence, read: DetokenizedTokens, step: int, now: float) -> None:
+        self._emit_tokens(sequence, read, step, now)
+        if read.finish_reason is not None:
+            self._finish(sequence, read.finish_reason)
 
-    def _show_read(self, sequence: Sequence, read: Read, step: int, now: float) -> None:
+    def _emit_tokens(self, sequence: Sequence, read: DetokenizedTokens, step: int, now: float) -> None:
         """Emit the last tokens of `sequence`; fail it if they could not be detokenized."""
-        first = len(sequence.output_ids) - len(read.choices)
-        texts = () if _silent(sequence.request) else read.texts
-        for index, (choice, text) in enumerate(zip(read.choices, texts, strict=False), first):
+        first = len(sequence.output_ids) - len(read.tokens)
+        texts = () if _emits_no_tokens(sequence.request) else read.texts
+        for index, (choice, text) in enumerate(zip(read.tokens, texts, strict=False), first):
             if sequence.finish_reason is not None:  # it may have been cancelled
                 return
             self._send(
@@ -234,13 +234,13 @@ class Served:
                 )
             )  # fmt: skip
         if read.error:
-            self.broke([sequence], read.error)
+            self.fail([sequence], read.error)
 
     def _send(self, event: Event) -> None:
         """Emit an event of an unfinished request, and carry out cancellations that its listeners ask for."""
-        self._mail.send(event)
-        if self.noted:
-            self.heed()
+        self._processor.emit(event)
+        if self.to_cancel:
+            self.process_cancellations()
 
     def _finish(
         self, sequence: Sequence, reason: FinishReason, error: str = "", score: float | None = None
@@ -249,17 +249,17 @@ class Served:
             return
         freed = self._scheduler.finish(sequence, reason)
         if reason is FinishReason.ERROR:
-            self._cache.scrub(freed)
+            self._cache.zero_pages(freed)
         self._end(sequence, reason, error, score)
 
     def _end(self, sequence: Sequence, reason: FinishReason, error: str, score: float | None = None) -> None:
         name = sequence.request_id
-        output = self._outputs.pop(name, None)
-        ended = output.end if output is not None and reason in ENDED_WELL else NO_END
+        output = self._stop_checkers.pop(name, None)
+        ended = output.cause if output is not None and reason in FINISHED_NORMALLY else NOT_STOPPED
         rest = output.finish() if output is not None else ""
-        if output is not None and _silent(sequence.request):
+        if output is not None and _emits_no_tokens(sequence.request):
             rest = output.text
-        self._mail.send(
+        self._processor.emit(
             Finished(
                 self.clock(), name, rest, reason=str(reason), error=error, token_ids=tuple(sequence.output_ids),
                 output_text=output.text if output is not None else "", prompt_tokens=sequence.prompt_length,
@@ -268,15 +268,15 @@ class Served:
                 shared_pages=sequence.shared_pages, score=score, ended_by=ended.by, stop_reason=ended.stop,
             )
         )  # fmt: skip
-        self.chooser.forget(name)
-        self._searches.forget(name)
-        self._mail.close(name)
+        self.sampler.remove(name)
+        self._beam_searches.remove(name)
+        self._processor.remove_request(name)
         del self.sequences[name]
 
 
-def _silent(request: Request) -> bool:
+def _emits_no_tokens(request: Request) -> bool:
     """Return whether the request has no events for single tokens."""
-    return request.whole and request.sampling.logprobs is None
+    return request.final_only and request.sampling.logprobs is None
 
 
 def _submitted(request: Request, now: float, arrival: float) -> Submitted:

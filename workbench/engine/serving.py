@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import takewhile
 from typing import Any
 
-from workbench.engine.policy import Entry, State, Wishes
+from workbench.engine.policy import RequestView, SchedulerState, SchedulerDecision
 
-SHARE = 4  # one admission in this many goes to the oldest starving request
+AGING_INTERVAL = 4  # one admission in this many goes to the oldest starving request
 
 
-def serve(
-    state: State,
-    turns: Iterable[Entry],
-    keep: Iterable[Entry] | None = None,
-    decodes: Sequence[Entry] = (),
-    after: Sequence[Entry] = (),
-) -> Wishes:
+def schedule_in_order(
+    state: SchedulerState,
+    order: Iterable[RequestView],
+    keep_order: Iterable[RequestView] | None = None,
+    decodes: Sequence[RequestView] = (),
+    late_decodes: Sequence[RequestView] = (),
+) -> SchedulerDecision:
     """Schedule requests in order until tokens, slots or pages run out.
 
     Each of `decodes` gets one token, then running and waiting requests of `order` get theirs, then each of
@@ -32,109 +32,109 @@ def serve(
         decodes: decoding requests to schedule first.
         late_decodes: decoding requests to schedule last.
     """
-    left, chunk, free = state.budget, state.chunk, state.free
-    places = -1  # not computed yet
-    unasked = len(state.running) - len(decodes) - len(after)
-    tokens = {entry.id: 1 for entry in decodes[:left]}
+    left, chunk, free = state.max_num_batched_tokens, state.max_prefill_tokens, state.free_pages
+    free_slots = -1  # not computed yet
+    unasked = len(state.running) - len(decodes) - len(late_decodes)
+    tokens = {entry.request_id: 1 for entry in decodes[:left]}
     left -= len(tokens)
     begin: list[tuple[str, int]] = []
     closed = blocked = False
-    for entry in turns:
-        if entry.runs:
+    for entry in order:
+        if entry.is_running:
             unasked -= 1
-            if entry.todo == 1:
+            if entry.num_new_tokens == 1:
                 length = min(1, left)
             else:
-                length = 0 if blocked else state.portion(entry.todo, left, chunk)
-                blocked |= entry.todo > length == 0
+                length = 0 if blocked else state.chunk_length(entry.num_new_tokens, left, chunk)
+                blocked |= entry.num_new_tokens > length == 0
                 chunk -= length
-            tokens[entry.id] = length
+            tokens[entry.request_id] = length
         elif closed:
             if not unasked:
                 break
             continue
         else:
             length = 0
-            places = state.places if places < 0 else places
-            if min(free) >= 0 and left > 0 and chunk > 0 and not blocked and places >= entry.seats:
-                needs = state.needs[entry.id]
+            free_slots = state.free_slots if free_slots < 0 else free_slots
+            if min(free) >= 0 and left > 0 and chunk > 0 and not blocked and free_slots >= entry.slots_needed:
+                needs = state.pages_needed[entry.request_id]
                 if all(count <= pages for count, pages in zip(needs, free, strict=True)):
-                    length = state.portion(state.todo(entry), left, chunk)
+                    length = state.chunk_length(state.num_new_tokens(entry), left, chunk)
             if length:
-                places -= entry.places
+                free_slots -= entry.num_sequences
                 free = tuple(pages - count for count, pages in zip(needs, free, strict=True))
                 chunk -= length
             closed = not length
-            begin.append((entry.id, length))
+            begin.append((entry.request_id, length))
         left -= length
-    tokens |= {entry.id: 1 for entry in after[:left]}
+    tokens |= {entry.request_id: 1 for entry in late_decodes[:left]}
     given = tokens.get
-    if keep is None and len(decodes) == len(tokens) == len(state.running):
-        wishes = list(tokens.items())
+    if keep_order is None and len(decodes) == len(tokens) == len(state.running):
+        scheduled = list(tokens.items())
     else:
-        wishes = [(entry.id, given(entry.id, 0)) for entry in (state.running if keep is None else keep)]
-    wishes += begin
-    return Wishes(wishes)
+        scheduled = [(entry.request_id, given(entry.request_id, 0)) for entry in (state.running if keep_order is None else keep_order)]
+    scheduled += begin
+    return SchedulerDecision(scheduled)
 
 
-def parted(running: Sequence[Entry]) -> tuple[list[Entry], list[Entry]]:
+def split_decodes(running: Sequence[RequestView]) -> tuple[list[RequestView], list[RequestView]]:
     """Split running requests into decodes and prefills."""
-    decodes = [entry for entry in running if entry.todo == 1]
-    prefills = [entry for entry in running if entry.todo != 1] if len(decodes) < len(running) else []
+    decodes = [entry for entry in running if entry.num_new_tokens == 1]
+    prefills = [entry for entry in running if entry.num_new_tokens != 1] if len(decodes) < len(running) else []
     return decodes, prefills
 
 
-def overdue(state: State, patience: int, entries: Iterable[Entry]) -> tuple[list[Entry], list[Entry]]:
+def split_starving(state: SchedulerState, starvation_limit: int, entries: Iterable[RequestView]) -> tuple[list[RequestView], list[RequestView]]:
     """Split `entries` into those that have waited `starvation_limit` steps since arrival, in order of arrival, and
     the others."""
-    entries, since = list(entries), state.step - patience
-    late = [entry for entry in entries if entry.since <= since]
-    others = [entry for entry in entries if entry.since > since] if late else entries
-    return sorted(late, key=lambda entry: entry.order), others
+    entries, since = list(entries), state.step - starvation_limit
+    late = [entry for entry in entries if entry.arrival_step <= since]
+    others = [entry for entry in entries if entry.arrival_step > since] if late else entries
+    return sorted(late, key=lambda entry: entry.arrival_index), others
 
 
-def waiting_overdue(state: State, patience: int) -> Iterator[Entry]:
+def starving_waiting(state: SchedulerState, starvation_limit: int) -> Iterator[RequestView]:
     """Yield waiting requests that are starving, oldest first."""
-    since = state.step - patience
-    return takewhile(lambda entry: entry.since <= since, state.waiting)
+    since = state.step - starvation_limit
+    return takewhile(lambda entry: entry.arrival_step <= since, state.waiting)
 
 
-def spared(state: State, patience: int, entries: Sequence[Entry]) -> Entry | None:
+def oldest_starving(state: SchedulerState, starvation_limit: int, entries: Sequence[RequestView]) -> RequestView | None:
     """Return the oldest of `entries`, which are in order of arrival, if it is starving."""
-    return entries[0] if entries and state.step - entries[0].since >= patience else None
+    return entries[0] if entries and state.step - entries[0].arrival_step >= starvation_limit else None
 
 
-def in_turn(state: State, patience: int, prefills: list[Entry], key: Callable[[Entry], Any]) -> Iterator[Entry]:
+def sorted_with_aging(state: SchedulerState, starvation_limit: int, prefills: list[RequestView], key: Callable[[RequestView], Any]) -> Iterator[RequestView]:
     """Merge `prefills` and waiting requests by `key`, with aging: a starving request that is the oldest of `prefills`
     comes first.
 
     Waiting requests keep this order (`SchedulerState.waiting_by`) and are merged lazily; starving ones as `with_aging`
     says.
     """
-    waiting = state.by(key)
+    waiting = state.waiting_by(key)
     if not prefills:
-        return sharing(state, patience, iter(waiting))
-    first = spared(state, patience, prefills)
+        return with_aging(state, starvation_limit, iter(waiting))
+    first = oldest_starving(state, starvation_limit, prefills)
 
-    def turn(entry: Entry) -> tuple[bool, Any, int]:
-        return entry is not first, key(entry), entry.order
+    def turn(entry: RequestView) -> tuple[bool, Any, int]:
+        return entry is not first, key(entry), entry.arrival_index
 
-    return sharing(state, patience, heapq.merge(sorted(prefills, key=turn), waiting, key=turn))
+    return with_aging(state, starvation_limit, heapq.merge(sorted(prefills, key=turn), waiting, key=turn))
 
 
-def sharing(state: State, patience: int, turns: Iterator[Entry]) -> Iterator[Entry]:
+def with_aging(state: SchedulerState, starvation_limit: int, order: Iterator[RequestView]) -> Iterator[RequestView]:
     """Yield `order`, but give one in AGING_INTERVAL admissions to the oldest waiting request if it is starving."""
-    begun, gone = state.admitted, set[str]()
-    late = waiting_overdue(state, patience)
-    for entry in turns:
-        if entry.id in gone:
+    begun, gone = state.num_admitted, set[str]()
+    late = starving_waiting(state, starvation_limit)
+    for entry in order:
+        if entry.request_id in gone:
             continue
-        if not entry.runs:
-            oldest = next((each for each in late if each.id not in gone), entry) if begun % SHARE == 0 else entry
+        if not entry.is_running:
+            oldest = next((each for each in late if each.request_id not in gone), entry) if begun % AGING_INTERVAL == 0 else entry
             if oldest is not entry:
-                gone.add(oldest.id)
+                gone.add(oldest.request_id)
                 begun += 1
                 yield oldest
-            gone.add(entry.id)
+            gone.add(entry.request_id)
             begun += 1
         yield entry

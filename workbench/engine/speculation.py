@@ -7,20 +7,20 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from workbench.errors import WorkbenchError
-from workbench.shown import Brief
+from workbench.shown import ConciseRepr
 
 
-class _Part(Brief, BaseModel):
+class _SpeculationSettings(ConciseRepr, BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class NoSpeculation(_Part):
+class NoSpeculation(_SpeculationSettings):
     """One token per step."""
 
     kind: Literal["none"] = "none"
 
 
-class _Speculation(_Part):
+class _DraftSettings(_SpeculationSettings):
     """Settings of all proposers.
 
     With `length: adaptive` a sequence gets two more draft tokens after all were accepted, up to
@@ -34,7 +34,7 @@ class _Speculation(_Part):
     accept: Literal["rejection", "match"] = "rejection"
 
 
-class PromptLookup(_Speculation):
+class PromptLookup(_DraftSettings):
     """Propose what followed the last tokens at their latest earlier place in the text: the longest run of `max_ngram`
     down to `min_ngram` tokens."""
 
@@ -49,8 +49,8 @@ class PromptLookup(_Speculation):
         return self
 
 
-class DraftModel(_Speculation):
-    """A small model of the same tokenizer: `demo-draft`, or a folder, on the target's device, in `dtype`, on `lane`.
+class DraftModel(_DraftSettings):
+    """A small model of the same tokenizer: `demo-draft`, or a folder, on the target's device, in `dtype`, on `backend`.
 
     It stops proposing for a sequence before the first token of which it is unsure: where the probability of its own
     likeliest one is below `confidence_threshold` (transformers' `assistant_confidence_threshold`; llama.cpp's
@@ -59,7 +59,7 @@ class DraftModel(_Speculation):
     kind: Literal["draft"] = "draft"
     model: str = "demo-draft"
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
-    lane: str | None = None  # None is the target's
+    backend: str | None = None  # None is the target's
     confidence_threshold: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
 
 
@@ -68,13 +68,13 @@ def _named(value: Any) -> Any:
     return {"kind": value} if isinstance(value, str) else {"kind": "none"} if value is None else value
 
 
-Speculate = Annotated[
+SpeculationSetting = Annotated[
     Annotated[NoSpeculation | PromptLookup | DraftModel, Field(discriminator="kind")], BeforeValidator(_named)
 ]
-_SPECULATE: TypeAdapter[NoSpeculation | PromptLookup | DraftModel] = TypeAdapter(Speculate)
+_SPECULATE: TypeAdapter[NoSpeculation | PromptLookup | DraftModel] = TypeAdapter(SpeculationSetting)
 
 
-def speculation_from(value: Any) -> NoSpeculation | PromptLookup | DraftModel:
+def parse_speculation(value: Any) -> NoSpeculation | PromptLookup | DraftModel:
     """Parse a kind, a mapping or the value itself."""
     try:
         return _SPECULATE.validate_python(value)

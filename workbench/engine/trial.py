@@ -20,56 +20,56 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from compiled_kernels import Lane, LaneError
-from compiled_kernels.remembered import Remembered, cpu_model, directory, machine
-from compiled_kernels.right import PASSING, right_lane
+from compiled_kernels import Backend, BackendError
+from compiled_kernels.remembered import ResultCache, cpu_model, user_cache_directory, machine_key
+from compiled_kernels.right import TRANSIENT_ERRORS, first_correct_backend
 from workbench.cache.format import CacheFormat
-from workbench.engine.exact import Held, decode_of_one, expected
-from workbench.engine.executors import EagerExecutor, Unit, executor_for
-from workbench.engine.lanes import Lanes
+from workbench.engine.exact import CacheLayout, single_decode_step, reference_logits
+from workbench.engine.executors import EagerExecutor, CompileUnit, build_executor
+from workbench.engine.lanes import Backends
 from workbench.engine.plan import StepPlan
-from workbench.engine.rounds import CLEARLY, Times, timed
+from workbench.engine.rounds import CLEARLY_FASTER_RATIO, RoundTimes, time_in_rounds
 from workbench.errors import WorkbenchError
 from workbench.model.transformer import Transformer
 
-FILE = "decode_lanes.json"
-RULE = 2  # raised when what follows from a trial changes: older entries are tried again
-CONTEXT = 256  # tokens before the one that is decoded
-PREFILL = 128  # tokens of the prefill whose attention is checked
-TRIALS = 3  # the modules as written are taken only if all of them say so
-MOST_LETTERS = 300  # of a reason
+AUTOTUNE_FILE = "decode_backends.json"
+AUTOTUNE_VERSION = 2  # raised when what follows from a trial changes: older entries are tried again
+CONTEXT_TOKENS = 256  # tokens before the one that is decoded
+PREFILL_TOKENS = 128  # tokens of the prefill whose attention is checked
+MAX_TRIALS = 3  # the modules as written are taken only if all of them say so
+MAX_REASON_CHARACTERS = 300  # of a reason
 
 
 @dataclass(frozen=True)
-class Trial:
+class AutotuneResult:
     """The result for one model: seconds of a decode step by backend, and reasons for refused and untried ones.
 
     A result is remembered if its figures are stable and no backend failed for a temporary reason.
     """
 
-    chosen: Lane
-    seconds: Mapping[Lane, float]
-    refused: Mapping[Lane, str] = field(default_factory=dict)
-    untried: Mapping[Lane, str] = field(default_factory=dict)
-    quiet: bool = True
+    chosen: Backend
+    seconds: Mapping[Backend, float]
+    refused: Mapping[Backend, str] = field(default_factory=dict)
+    untried: Mapping[Backend, str] = field(default_factory=dict)
+    is_stable: bool = True
 
     def __str__(self) -> str:
         order = sorted(self.seconds.items(), key=lambda item: item[1])
-        told = [f"{lane} {1000 * seconds:.2f} ms" for lane, seconds in order]
-        told += [f"{lane} not chosen: {reason}" for lane, reason in self.refused.items()]
-        told += [f"{lane} not tried: {reason}" for lane, reason in self.untried.items()]
+        told = [f"{backend} {1000 * seconds:.2f} ms" for backend, seconds in order]
+        told += [f"{backend} not chosen: {reason}" for backend, reason in self.refused.items()]
+        told += [f"{backend} not tried: {reason}" for backend, reason in self.untried.items()]
         return ", ".join(told)
 
 
-def measured(
-    lanes: Lanes,
+def autotune_backend(
+    backends: Backends,
     model: Transformer,
     page_size: int,
-    unit: Unit = "block",
-    kept: Remembered | None = None,
+    compile_unit: CompileUnit = "block",
+    remembered: ResultCache | None = None,
     cache: CacheFormat | None = None,
     cache_dtype: torch.dtype | None = None,
-) -> Lanes:
+) -> Backends:
     """Return `backends` of `auto` with the decode backend that is fastest for `model` on this machine, and why.
 
     The candidates decode one token in turns with the eager modules. One that fails, or whose logits are further from
@@ -85,160 +85,160 @@ def measured(
         cache: format of keys and values.
         cache_dtype: type of what is not quantized; the model's unless given.
     """
-    if lanes.decode is lanes.blocks:
-        return lanes  # there is only one candidate
-    kept = kept or Remembered(directory() / FILE)
-    held = Held(model.cache_shapes(cache), page_size, cache_dtype or model.dtype)
-    key = _key(model, lanes, held, unit)
-    found = _trial(kept.load().get(key))
+    if backends.decode is backends.blocks:
+        return backends  # there is only one candidate
+    remembered = remembered or ResultCache(user_cache_directory() / AUTOTUNE_FILE)
+    held = CacheLayout(model.cache_shapes(cache), page_size, cache_dtype or model.dtype)
+    key = _key(model, backends, held, compile_unit)
+    found = _trial(remembered.load().get(key))
     if found is None:
-        found = _tried(lanes, model, held, unit)
-        if found.quiet:
-            kept.add(key, _entry(found, model, held, unit))
+        found = _tried(backends, model, held, compile_unit)
+        if found.is_stable:
+            remembered.add(key, _entry(found, model, held, compile_unit))
     told = [str(found)]
-    if lanes.blocks in found.refused:  # a backend that cannot decode is not used for prefill either
-        lanes = replace(lanes, blocks=Lane.EAGER, reads=Lane.EAGER)
+    if backends.blocks in found.refused:  # a backend that cannot decode is not used for prefill either
+        backends = replace(backends, blocks=Backend.EAGER, reads=Backend.EAGER)
         told.append("prefill on eager")
-    lanes = replace(lanes, vetted=lanes.blocks not in found.untried)
-    reads, why = _reads(lanes, model, held)
+    backends = replace(backends, vetted=backends.blocks not in found.untried)
+    reads, why = _reads(backends, model, held)
     reason = f"auto: a decode step takes {', '.join(told)}; {why}"
-    return replace(lanes, decode=found.chosen, reads=reads, reason=reason)
+    return replace(backends, decode=found.chosen, reads=reads, reason=reason)
 
 
-def _reads(lanes: Lanes, model: Transformer, held: Held) -> tuple[Lane, str]:
+def _reads(lanes: Backends, model: Transformer, held: CacheLayout) -> tuple[Backend, str]:
     """Choose the backend of a prefill's attention, by the first layer's shape."""
-    if lanes.reads is lanes.blocks:
+    if lanes.attention is lanes.blocks:
         return lanes.blocks, f"attention of a prefill on {lanes.blocks}"
-    attention, format = model.spec.layers[0].attention, held.shapes[0].format
+    attention, format = model.spec.layers[0].attention, held.specs[0].format
     arguments = {
-        "contexts": (PREFILL,), "spans": (PREFILL,), "groups": attention.groups, "share": attention.share,
-        "dim": attention.dim, "size": held.page_size, "dtype": model.dtype,
+        "contexts": (PREFILL_TOKENS,), "spans": (PREFILL_TOKENS,), "groups": attention.num_kv_heads, "share": attention.queries_per_kv,
+        "dim": attention.head_dim, "size": held.page_size, "dtype": model.dtype,
     }  # fmt: skip
-    if format.packed:
-        arguments |= {"formats": format.kinds, "run": format.group, "columns": format.columns, "lag": format.residual}
+    if format.quantized:
+        arguments |= {"formats": format.key_value_formats, "run": format.group, "columns": format.columns, "lag": format.residual}
     try:
-        operator = "quantized_attention" if format.packed else "paged_attention"
-        choice = right_lane(operator, arguments, (lanes.reads, lanes.blocks))
-    except LaneError as error:
+        operator = "quantized_attention" if format.quantized else "paged_attention"
+        choice = first_correct_backend(operator, arguments, (lanes.attention, lanes.blocks))
+    except BackendError as error:
         return lanes.blocks, str(error)
-    return choice.lane, f"attention of a prefill {choice.reason}"
+    return choice.backend, f"attention of a prefill {choice.reason}"
 
 
-def _tried(lanes: Lanes, model: Transformer, held: Held, unit: Unit) -> Trial:
+def _tried(lanes: Backends, model: Transformer, held: CacheLayout, unit: CompileUnit) -> AutotuneResult:
     """Try the candidates in order, each beside the eager modules, until one is taken."""
-    (store, plan), (plain_store, _) = (decode_of_one(model, held, CONTEXT) for _ in range(2))
+    (store, plan), (plain_store, _) = (single_decode_step(model, held, CONTEXT_TOKENS) for _ in range(2))
     plain = EagerExecutor(_as_written(model), plain_store)
-    refused: dict[Lane, str] = {}
-    seconds: dict[Lane, float] = {}
+    refused: dict[Backend, str] = {}
+    seconds: dict[Backend, float] = {}
     quiet = True
-    candidates = [lane for lane in dict.fromkeys((lanes.decode, lanes.blocks)) if lane is not Lane.EAGER]
+    candidates = [backend for backend in dict.fromkeys((lanes.decode, lanes.blocks)) if backend is not Backend.EAGER]
     with torch.inference_mode():
-        exact, bound = expected(model, store, plan)
-        for number, lane in enumerate(candidates):
+        exact, bound = reference_logits(model, store, plan)
+        for number, backend in enumerate(candidates):
             try:
                 # A store of its own: what one candidate writes, another must not find there.
-                own, _ = decode_of_one(model, held, CONTEXT)
-                step = executor_for(model, own, replace(lanes, decode=lane), unit).forward
+                own, _ = single_decode_step(model, held, CONTEXT_TOKENS)
+                step = build_executor(model, own, replace(lanes, decode=backend), unit).forward
                 away = (step(plan).double() - exact).abs().max().item()
-            except Exception as error:  # whatever a compiler throws is a reason not to choose its lane
-                ours = isinstance(error, (LaneError, WorkbenchError))
+            except Exception as error:  # whatever a compiler throws is a reason not to choose its backend
+                ours = isinstance(error, (BackendError, WorkbenchError))
                 words = str(error) if ours else f"{type(error).__name__}: {error}"
-                refused[lane] = " ".join(words.split())[:MOST_LETTERS]
-                quiet = quiet and not isinstance(error, PASSING)
+                refused[backend] = " ".join(words.split())[:MAX_REASON_CHARACTERS]
+                quiet = quiet and not isinstance(error, TRANSIENT_ERRORS)
                 continue
             if not away <= bound:
-                refused[lane] = f"its logits are {away:.2g} away from exact ones, {bound:.2g} is allowed"
+                refused[backend] = f"its logits are {away:.2g} away from exact ones, {bound:.2g} is allowed"
                 continue
-            trials = list(_trials(lane, step, plain.forward, plan))
+            trials = list(_trials(backend, step, plain.forward, plan))
             for each in trials:
                 seconds |= {one: min(found, seconds.get(one, math.inf)) for one, found in each.seconds.items()}
-            quiet = quiet and trials[-1].quiet
-            if not _slower(lane, trials[-1]):
-                why = f"{lane} is right, no slower than eager, and compiled already"
-                return Trial(lane, seconds, refused, dict.fromkeys(candidates[number + 1 :], why), quiet)
+            quiet = quiet and trials[-1].is_stable
+            if not _slower(backend, trials[-1]):
+                why = f"{backend} is right, no slower than eager, and compiled already"
+                return AutotuneResult(backend, seconds, refused, dict.fromkeys(candidates[number + 1 :], why), quiet)
         if not seconds:
-            seconds = dict(timed({Lane.EAGER: lambda: plain.forward(plan)}).seconds)
-    return Trial(Lane.EAGER, seconds, refused, {}, quiet)
+            seconds = dict(time_in_rounds({Backend.EAGER: lambda: plain.forward(plan)}).seconds)
+    return AutotuneResult(Backend.EAGER, seconds, refused, {}, quiet)
 
 
 def _trials(
-    lane: Lane, step: Callable[[StepPlan], Tensor], plain: Callable[[StepPlan], Tensor], plan: StepPlan
-) -> Iterator[Times]:
-    """Yield trials of `lane` beside the eager modules: one, and more as long as they say that it is clearly slower."""
-    for _ in range(TRIALS):
-        found = timed({lane: lambda: step(plan), Lane.EAGER: lambda: plain(plan)})
+    backend: Backend, step: Callable[[StepPlan], Tensor], plain: Callable[[StepPlan], Tensor], plan: StepPlan
+) -> Iterator[RoundTimes]:
+    """Yield trials of `backend` beside the eager modules: one, and more as long as they say that it is clearly slower."""
+    for _ in range(MAX_TRIALS):
+        found = time_in_rounds({backend: lambda: step(plan), Backend.EAGER: lambda: plain(plan)})
         yield found
-        if not _slower(lane, found):
+        if not _slower(backend, found):
             return
 
 
-def _slower(lane: Lane, found: Times) -> bool:
-    """Return whether a stable trial says that `lane` is clearly slower than the eager modules."""
-    return found.quiet and found.seconds[Lane.EAGER] < CLEARLY * found.seconds[lane]
+def _slower(backend: Backend, found: RoundTimes) -> bool:
+    """Return whether a stable trial says that `backend` is clearly slower than the eager modules."""
+    return found.is_stable and found.seconds[Backend.EAGER] < CLEARLY_FASTER_RATIO * found.seconds[backend]
 
 
 def _as_written(model: Transformer) -> Transformer:
     """Copy the modules to the eager backend, over the same weights."""
     shared = {id(each): each for each in (*model.parameters(), *model.buffers())}
     plain = copy.deepcopy(model, shared)
-    plain.run_on(Lane.EAGER)
+    plain.set_backend(Backend.EAGER)
     return plain
 
 
-def _key(model: Transformer, lanes: Lanes, held: Held, unit: Unit) -> str:
+def _key(model: Transformer, lanes: Backends, held: CacheLayout, unit: CompileUnit) -> str:
     what: Mapping[str, Any] = {
-        "rule": RULE,
-        "machine": machine(),
+        "rule": AUTOTUNE_VERSION,
+        "machine": machine_key(),
         "threads": torch.get_num_threads(),
         "cores": os.cpu_count(),
         "model": model.spec.model_dump(mode="json"),
         "weights": [*model.format.named, str(model.dtype)],
         "lanes": [lanes.decode, lanes.blocks],
-        "cache": [held.page_size, str(held.dtype), [repr(shape) for shape in held.shapes]],
+        "cache": [held.page_size, str(held.dtype), [repr(shape) for shape in held.specs]],
         "unit": unit,
     }
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
 
 
-def _entry(found: Trial, model: Transformer, held: Held, unit: Unit) -> dict[str, Any]:
+def _entry(found: AutotuneResult, model: Transformer, held: CacheLayout, unit: CompileUnit) -> dict[str, Any]:
     """What is remembered: the trial, and what a reader of `workbench doctor` is told it was of."""
     return {
         "chosen": str(found.chosen),
-        "seconds": {str(lane): value for lane, value in found.seconds.items()},
-        "refused": {str(lane): why for lane, why in found.refused.items()},
-        "untried": {str(lane): why for lane, why in found.untried.items()},
+        "seconds": {str(backend): value for backend, value in found.seconds.items()},
+        "refused": {str(backend): why for backend, why in found.refused.items()},
+        "untried": {str(backend): why for backend, why in found.untried.items()},
         "unit": unit,
-        "rule": RULE,
+        "rule": AUTOTUNE_VERSION,
         **tried_of(model, held),
     }
 
 
-def tried_of(model: Transformer, held: Held) -> dict[str, Any]:
+def tried_of(model: Transformer, held: CacheLayout) -> dict[str, Any]:
     """Return what a trial was of, where and when, as `workbench doctor` tells it."""
-    kinds = dict.fromkeys(str(shape.format) for shape in held.shapes)
+    kinds = dict.fromkeys(str(shape.format) for shape in held.specs)
     return {
         "model": model.spec.name,
         "weights": f"{model.format.blocks} {str(model.dtype).removeprefix('torch.')}{_activations(model)}",
         "cache": f"{', '.join(kinds)} {str(held.dtype).removeprefix('torch.')}",
         "threads": torch.get_num_threads(),
         "cpu": cpu_model(),
-        "here": machine(),
+        "here": machine_key(),
         "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M}",
     }
 
 
-def _trial(found: Any) -> Trial | None:
+def _trial(found: Any) -> AutotuneResult | None:
     """Parse a remembered entry; None if it is damaged."""
     try:
-        seconds = {Lane(lane): float(value) for lane, value in found["seconds"].items()}
+        seconds = {Backend(backend): float(value) for backend, value in found["seconds"].items()}
         refused, untried = (
-            {Lane(lane): str(why) for lane, why in found[name].items()} for name in ("refused", "untried")
+            {Backend(backend): str(why) for backend, why in found[name].items()} for name in ("refused", "untried")
         )
-        chosen = Lane(found["chosen"])
+        chosen = Backend(found["chosen"])
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
     sound = chosen in seconds and all(0 < value < math.inf for value in seconds.values())
-    return Trial(chosen, seconds, refused, untried) if sound else None
+    return AutotuneResult(chosen, seconds, refused, untried) if sound else None
 
 
 def _activations(model: Transformer) -> str:
@@ -246,12 +246,12 @@ def _activations(model: Transformer) -> str:
     return "" if kind == "float" else f", activations {kind}"
 
 
-def remembered_trials(kept: Remembered | None = None) -> list[dict[str, Any]]:
+def remembered_autotune_results(remembered: ResultCache | None = None) -> list[dict[str, Any]]:
     """Return every remembered result, newest last, without damaged entries.
 
     `valid` says whether machine, versions, code and rule are still those it was made with.
     """
-    entries = (kept or Remembered(directory() / FILE)).load().values()
+    entries = (remembered or ResultCache(user_cache_directory() / AUTOTUNE_FILE)).load().values()
     named = ("model", "weights", "cache", "unit", "threads", "cpu", "here", "date")
     sound = [entry for entry in entries if _trial(entry) is not None and all(name in entry for name in named)]
-    return [{**entry, "valid": entry["here"] == machine() and entry.get("rule") == RULE} for entry in sound]
+    return [{**entry, "valid": entry["here"] == machine_key() and entry.get("rule") == AUTOTUNE_VERSION} for entry in sound]

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from workbench.cache.holdings import Holdings
+from workbench.cache.holdings import KVCacheManager
 from workbench.engine.plan import Span
 
 
-def with_drafts(
-    spans: tuple[Span, ...], proposed: Mapping[str, tuple[int, ...]], holdings: Holdings, budget: int
+def add_drafts(
+    spans: tuple[Span, ...], proposed: Mapping[str, tuple[int, ...]], kv_cache_manager: KVCacheManager, max_num_batched_tokens: int
 ) -> tuple[Span, ...]:
     """Return `spans` with proposed tokens to verify, as many as `max_num_batched_tokens` tokens and free pages allow;
     they preempt nothing."""
-    left = budget - sum(span.length for span in spans)
+    left = max_num_batched_tokens - sum(span.length for span in spans)
     single, checks, longer = [], [], []
     for span in spans:
-        drafts = proposed.get(span.sequence.request_id, ())[: max(0, left)] if span.decodes else ()
-        while drafts and (missing := holdings.missing(span.sequence, len(drafts))) is not None:
-            if holdings.short(missing) is None:
-                holdings.take(span.sequence, len(drafts))
+        drafts = proposed.get(span.sequence.request_id, ())[: max(0, left)] if span.is_decode else ()
+        while drafts and (missing := kv_cache_manager.pages_to_allocate(span.sequence, len(drafts))) is not None:
+            if kv_cache_manager.first_exhausted_group(missing) is None:
+                kv_cache_manager.allocate(span.sequence, len(drafts))
                 break
             drafts = drafts[:-1]
         left -= len(drafts)

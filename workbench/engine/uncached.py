@@ -15,26 +15,26 @@ from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 
 
-def without_cache(runner: Runner, oracle: bool = False) -> None:
+def disable_cache(runner: Runner, oracle: bool = False) -> None:
     """Make `runner` recompute its texts in every step: by its prefill executor, or one by one with engine/naive.py.
 
     Raises:
         WorkbenchError: if pages may be freed before a text ends.
     """
-    held = runner.cache.evictor is None and all(table.back is None for table in runner.store.tables)
+    held = runner.kv_cache.evictor is None and all(table.sliding_window is None for table in runner.store.groups)
     if not (held or oracle):
         raise WorkbenchError("executor: uncached needs every token's page: take out cache.evict and attention.window")
-    runner.executor = _Oracle(runner) if oracle else _Anew(runner)
-    if runner.asked:
-        runner.asked = MappingProxyType({**runner.asked, "executor": {"kind": "uncached", "oracle": oracle}})
+    runner.executor = _NaiveExecutor(runner) if oracle else _RecomputingExecutor(runner)
+    if runner.load_arguments:
+        runner.load_arguments = MappingProxyType({**runner.load_arguments, "executor": {"kind": "uncached", "oracle": oracle}})
 
 
-class _Anew:
+class _RecomputingExecutor:
     """Start spans where their texts do; pages are written again with the same contents."""
 
     def __init__(self, runner: Runner):
         self.inner = runner.executor
-        self._nothing = torch.empty(0, runner.model.spec.vocab)
+        self._nothing = torch.empty(0, runner.model.spec.vocab_size)
 
     @property
     def compiles(self) -> int:
@@ -49,11 +49,11 @@ class _Anew:
         return self.inner.artifacts
 
     def forward(self, plan: StepPlan) -> Tensor:
-        spans = tuple(_whole(span) for span in plan.spans if span.logit_rows)
+        spans = tuple(_whole(span) for span in plan.spans if span.num_logits)
         return self.inner.forward(replace(plan, spans=spans)) if spans else self._nothing
 
 
-class _Oracle:
+class _NaiveExecutor:
     """Compute each text by itself: no pages, no batch, no backend."""
 
     compiles = 0
@@ -62,10 +62,10 @@ class _Oracle:
 
     def __init__(self, runner: Runner):
         self.model = runner.model
-        self._nothing = torch.empty(0, runner.model.spec.vocab)
+        self._nothing = torch.empty(0, runner.model.spec.vocab_size)
 
     def forward(self, plan: StepPlan) -> Tensor:
-        texts = [(_whole(span).ids, span.logit_rows) for span in plan.spans if span.logit_rows]
+        texts = [(_whole(span).token_ids, span.num_logits) for span in plan.spans if span.num_logits]
         found = [naive.logits(self.model, torch.tensor(ids))[-rows:] for ids, rows in texts]
         return torch.cat(found).float() if found else self._nothing
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from compiled_kernels import Lane, LaneError
+from compiled_kernels import Backend, BackendError
 from workbench.engine.plan import StepPlan
 from workbench.errors import WorkbenchError
 from workbench.model.transformer import Transformer
@@ -20,10 +20,10 @@ from workbench.model.transformer import Transformer
 if TYPE_CHECKING:
     from workbench.engine.executors import Executor
 
-MOST_LETTERS = 300  # of a compiler's message
+MAX_MESSAGE_CHARACTERS = 300  # of a compiler's message
 
 
-class Vetted:
+class FallbackExecutor:
     """Run `blocks`, and fall back to the eager modules with a warning if the first step fails there and not here.
 
     The step is then computed again, over the same slots of the cache. If both fail, nothing changes and the first error
@@ -34,8 +34,8 @@ class Vetted:
         self,
         model: Transformer,
         blocks: Executor,
-        plain: Callable[[], Executor],
-        fell_back: Callable[[str], None] = lambda why: None,
+        build_fallback: Callable[[], Executor],
+        on_fallback: Callable[[str], None] = lambda why: None,
     ):
         """Wrap `blocks`.
 
@@ -45,7 +45,7 @@ class Vetted:
             build_fallback: builds the eager executor.
             on_fallback: receives one line, the reason of the fallback.
         """
-        self.model, self.executor, self._plain, self._fell_back = model, blocks, plain, fell_back
+        self.model, self.executor, self._plain, self._fell_back = model, blocks, build_fallback, on_fallback
         self._vetted = False
 
     @property
@@ -66,7 +66,7 @@ class Vetted:
             return self.executor.forward(plan)
         try:
             logits = self.executor.forward(plan)
-        except (WorkbenchError, LaneError):
+        except (WorkbenchError, BackendError):
             raise
         except Exception as error:  # whatever a compiler throws
             logits = self._by_modules(plan, error)
@@ -75,20 +75,20 @@ class Vetted:
 
     def _by_modules(self, plan: StepPlan, error: Exception) -> Tensor:
         """Compute the step by the eager modules and keep them if that works; raise `error` otherwise."""
-        failed, blocks = self.model.lane, self.executor
-        self.model.run_on(Lane.EAGER)
+        failed, blocks = self.model.backend, self.executor
+        self.model.set_backend(Backend.EAGER)
         try:
             self.executor = self._plain()
             logits = self.executor.forward(plan)
         except BaseException as another:
-            self.model.run_on(failed)
+            self.model.set_backend(failed)
             self.executor = blocks
             if isinstance(another, Exception):
                 raise error from None
             raise
-        words = " ".join(f"{type(error).__name__}: {error}".split())[:MOST_LETTERS]
+        words = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_MESSAGE_CHARACTERS]
         told = f"{failed} does not compile here, prefill on eager ({words})"
         self._vetted = True
         self._fell_back(told)
-        warnings.warn(f"lane auto: {told}", stacklevel=3)
+        warnings.warn(f"backend auto: {told}", stacklevel=3)
         return logits

@@ -8,18 +8,18 @@ from collections.abc import Sequence as Many
 from types import MappingProxyType
 from typing import Any, overload
 
-from workbench.cache.holdings import Holdings
+from workbench.cache.holdings import KVCacheManager
 from workbench.cache.pages import NULL_PAGE
-from workbench.cache.prefix import Offer
-from workbench.engine.limits import Limits
-from workbench.engine.policy import Counts, Entry, State, WaitingOrders
-from workbench.engine.tenants import Tenants
+from workbench.cache.prefix import PrefixMatch
+from workbench.engine.limits import SchedulerLimits
+from workbench.engine.policy import PagesByGroup, RequestView, SchedulerState, WaitingIndex
+from workbench.engine.tenants import TenantCounters
 from workbench.request import Sequence
 
-KNOWN, RUNS = Entry._fields.index("known"), Entry._fields.index("runs")  # fields between them change every step
+NUM_TOKENS_FIELD, IS_RUNNING_FIELD = RequestView._fields.index("num_tokens"), RequestView._fields.index("is_running")  # fields between them change every step
 
 
-class _Worked(dict):
+class _LazyValues(dict):
     """Values that are computed when first read."""
 
     def __init__(self, work: Callable[[str], Any]):
@@ -31,14 +31,14 @@ class _Worked(dict):
         return value
 
 
-class _Unseen(Many[Entry]):
+class _Unseen(Many[RequestView]):
     """Entries that are made when the first of them is looked at, while the state they are of lasts."""
 
-    def __init__(self, count: int, make: Callable[[], tuple[Entry, ...]]):
+    def __init__(self, count: int, make: Callable[[], tuple[RequestView, ...]]):
         self._count, self._make = count, make
-        self._made: tuple[Entry, ...] | None = None
+        self._made: tuple[RequestView, ...] | None = None
 
-    def _entries(self) -> tuple[Entry, ...]:
+    def _entries(self) -> tuple[RequestView, ...]:
         if self._made is None:
             self._made = self._make()
         return self._made
@@ -46,69 +46,69 @@ class _Unseen(Many[Entry]):
     def __len__(self) -> int:
         return self._count
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[RequestView]:
         return iter(self._entries())
 
     @overload
-    def __getitem__(self, place: int) -> Entry: ...
+    def __getitem__(self, place: int) -> RequestView: ...
     @overload
-    def __getitem__(self, place: slice) -> tuple[Entry, ...]: ...
-    def __getitem__(self, place: int | slice) -> Entry | tuple[Entry, ...]:
+    def __getitem__(self, place: slice) -> tuple[RequestView, ...]: ...
+    def __getitem__(self, place: int | slice) -> RequestView | tuple[RequestView, ...]:
         return self._entries()[place]
 
 
-class Views:
+class RequestViews:
     """Views of sequences. Those of waiting sequences are kept from step to step, since nothing in them changes."""
 
-    def __init__(self, holdings: Holdings, limits: Limits, tenants: Tenants):
-        self.holdings, self.limits, self.tenants = holdings, limits, tenants
-        self._queue = WaitingOrders()
-        self._back: dict[int, Sequence] = {}  # waiting sequences with computed tokens, by arrival index
-        self._fixed: dict[Sequence, tuple[tuple, tuple]] = {}  # of running sequences: fields of their views that stay
-        self.uncovered: set[Sequence] = set()  # running sequences that may need pages, as of the last state
-        self._offers: dict[str, Offer] = {}
-        self._lacks: dict[str, list[int]] = {}
-        self.admitted = 0
-        self.decode = 0  # running sequences with one token to compute, as of the last state
+    def __init__(self, kv_cache_manager: KVCacheManager, limits: SchedulerLimits, tenant_counters: TenantCounters):
+        self.kv_cache_manager, self.limits, self.tenant_counters = kv_cache_manager, limits, tenant_counters
+        self._queue = WaitingIndex()
+        self._preempted: dict[int, Sequence] = {}  # waiting sequences with computed tokens, by arrival index
+        self._constant_fields: dict[Sequence, tuple[tuple, tuple]] = {}  # of running sequences: fields of their views that stay
+        self.may_need_pages: set[Sequence] = set()  # running sequences that may need pages, as of the last state
+        self._matches: dict[str, PrefixMatch] = {}
+        self._pages_to_start: dict[str, list[int]] = {}
+        self.num_admitted = 0
+        self.num_decoding = 0  # running sequences with one token to compute, as of the last state
 
-    def waits(self, sequence: Sequence) -> None:
-        self._queue.add(self._entry(sequence, runs=False))
-        self.runs_no_more(sequence)
+    def add_waiting(self, sequence: Sequence) -> None:
+        self._queue.add(self._entry(sequence, is_running=False))
+        self.drop_running(sequence)
         if sequence.computed_tokens:
-            self._back[sequence.order] = sequence
+            self._preempted[sequence.arrival_index] = sequence
 
-    def runs_no_more(self, sequence: Sequence) -> None:
-        self._fixed.pop(sequence, None)
+    def drop_running(self, sequence: Sequence) -> None:
+        self._constant_fields.pop(sequence, None)
 
-    def waits_no_more(self, sequence: Sequence) -> None:
-        self._queue.remove(sequence.order)
-        self._back.pop(sequence.order, None)
+    def remove_waiting(self, sequence: Sequence) -> None:
+        self._queue.remove(sequence.arrival_index)
+        self._preempted.pop(sequence.arrival_index, None)
 
-    def changed(self, sequence: Sequence) -> None:
+    def update_waiting(self, sequence: Sequence) -> None:
         """Update a waiting sequence that has fewer children, or other pages."""
-        self.waits_no_more(sequence)
-        self.waits(sequence)
+        self.remove_waiting(sequence)
+        self.add_waiting(sequence)
 
-    def offer(self, sequence: Sequence) -> Offer:
+    def prefix_match(self, sequence: Sequence) -> PrefixMatch:
         """Return the cached prefix of `sequence`, looked up once until pages change."""
-        if sequence.request_id not in self._offers:
-            self._offers[sequence.request_id] = self.holdings.match(sequence)
-        return self._offers[sequence.request_id]
+        if sequence.request_id not in self._matches:
+            self._matches[sequence.request_id] = self.kv_cache_manager.match_prefix(sequence)
+        return self._matches[sequence.request_id]
 
-    def lacks(self, sequence: Sequence, offer: Offer) -> list[int]:
+    def pages_to_start(self, sequence: Sequence, match: PrefixMatch) -> list[int]:
         """Return the pages that `sequence` and its beams need to start, by cache group, counted once until pages
         change."""
-        if sequence.request_id not in self._lacks:
-            lacks = self.holdings.lacks(sequence, offer)
-            for mate in sequence.followers if sequence.mates else ():
-                lacks = [pages + more for pages, more in zip(lacks, self.holdings.beyond(mate), strict=True)]
-            self._lacks[sequence.request_id] = lacks
-        return self._lacks[sequence.request_id]
+        if sequence.request_id not in self._pages_to_start:
+            lacks = self.kv_cache_manager.pages_to_start(sequence, match)
+            for mate in sequence.children if sequence.beams else ():
+                lacks = [pages + more for pages, more in zip(lacks, self.kv_cache_manager.pages_beyond_parent(mate), strict=True)]
+            self._pages_to_start[sequence.request_id] = lacks
+        return self._pages_to_start[sequence.request_id]
 
-    def forget_offers(self) -> None:
+    def invalidate_matches(self) -> None:
         """Drop cached lookups because pages change."""
-        self._offers.clear()
-        self._lacks.clear()
+        self._matches.clear()
+        self._pages_to_start.clear()
 
     def state(
         self,
@@ -116,87 +116,87 @@ class Views:
         running: list[Sequence],
         by_id: dict[str, Sequence],
         uncovered: Iterable[Sequence] | None = None,
-    ) -> State:
+    ) -> SchedulerState:
         """What a policy decides on. Where `uncovered` is given, those of `running` that may lack pages, entries of
         those that run are not made before the policy looks at one."""
-        self.forget_offers()
-        holdings, limits = self.holdings, self.limits
-        entries: Many[Entry]
+        self.invalidate_matches()
+        holdings, limits = self.kv_cache_manager, self.limits
+        entries: Many[RequestView]
         if uncovered is None:
-            entries, uncovered = self._entries(running), self.uncovered
+            entries, uncovered = self._entries(running), self.may_need_pages
         else:
             entries = _Unseen(len(running), lambda: self._entries(running))
-        free = [pool.available for pool in holdings.pools]
+        free = [pool.num_available for pool in holdings.pools]
         for sequence in uncovered:
-            if missing := holdings.missing(sequence):
+            if missing := holdings.pages_to_allocate(sequence):
                 free = [pages - count for pages, count in zip(free, missing, strict=True)]
-        served = _Worked(lambda tenant: total()[tenant])
+        served = _LazyValues(lambda tenant: total()[tenant])
         totals: list[Counter[str]] = []
 
         def total() -> Counter[str]:
             if not totals:
-                totals.append(self.tenants.served((*running, *self._back.values())))
+                totals.append(self.tenant_counters.served_tokens((*running, *self._preempted.values())))
             return totals[0]
 
-        return State(
-            step, entries, self._queue.entries(), tuple(free),
-            needs=MappingProxyType(_Worked(lambda name: self._needs(by_id[name]))),
-            gives=MappingProxyType(_Worked(lambda name: self._gives(by_id[name]))),
-            cached=MappingProxyType(_Worked(lambda name: self._cached(by_id[name]))),
-            served=MappingProxyType(served), admitted=self.admitted,
-            max_num_seqs=limits.max_num_seqs, budget=limits.max_num_batched_tokens, chunk=limits.chunk,
-            whole=not limits.chunked_prefill, queue=self._queue,
+        return SchedulerState(
+            step, entries, self._queue.views(), tuple(free),
+            pages_needed=MappingProxyType(_LazyValues(lambda name: self._needs(by_id[name]))),
+            pages_released=MappingProxyType(_LazyValues(lambda name: self._gives(by_id[name]))),
+            cached_tokens=MappingProxyType(_LazyValues(lambda name: self._cached(by_id[name]))),
+            served_tokens=MappingProxyType(served), num_admitted=self.num_admitted,
+            max_num_seqs=limits.max_num_seqs, max_num_batched_tokens=limits.max_num_batched_tokens, max_prefill_tokens=limits.max_prefill_tokens,
+            whole_prefills=not limits.chunked_prefill, waiting_index=self._queue,
         )  # fmt: skip
 
-    def _entries(self, running: list[Sequence]) -> tuple[Entry, ...]:
-        entries, fixed, evicts, new = [], self._fixed, self.holdings.budget is not None, tuple.__new__
-        self.uncovered.clear()
-        self.decode = 0
+    def _entries(self, running: list[Sequence]) -> tuple[RequestView, ...]:
+        entries, fixed, evicts, new = [], self._constant_fields, self.kv_cache_manager.budget is not None, tuple.__new__
+        self.may_need_pages.clear()
+        self.num_decoding = 0
         if len(fixed) > len(running):
-            self._fixed = fixed = {sequence: fixed[sequence] for sequence in running if sequence in fixed}
+            self._constant_fields = fixed = {sequence: fixed[sequence] for sequence in running if sequence in fixed}
         for sequence in running:
-            known, computed = len(sequence.token_ids), sequence.computed
-            if known - sequence.evicted > sequence.covered:
-                self.uncovered.add(sequence)
-            if evicts or sequence.followers:
+            num_tokens, computed = len(sequence.token_ids), sequence.num_computed_tokens
+            if num_tokens - sequence.num_evicted_tokens > sequence.allocated_until:
+                self.may_need_pages.add(sequence)
+            if evicts or sequence.children:
                 entries.append(self._entry(sequence, True))
                 continue
             if sequence not in fixed:
                 entry = self._entry(sequence, True)
-                fixed[sequence] = entry[:KNOWN], entry[RUNS:]
+                fixed[sequence] = entry[:NUM_TOKENS_FIELD], entry[IS_RUNNING_FIELD:]
             head, tail = fixed[sequence]
-            entries.append(new(Entry, head + (known, computed, known - computed) + tail))
-            self.decode += known - computed == 1
+            entries.append(new(RequestView, head + (num_tokens, computed, num_tokens - computed) + tail))
+            self.num_decoding += num_tokens - computed == 1
         return tuple(entries)
 
-    def _entry(self, sequence: Sequence, runs: bool) -> Entry:
-        request, known, computed = sequence.request, len(sequence.token_ids), sequence.computed
-        todo, followers = known - computed, len(sequence.followers)
-        if self.holdings.budget is not None:
-            todo = self.holdings.next_tokens(sequence, computed, sequence.evicted)
+    def _entry(self, sequence: Sequence, is_running: bool) -> RequestView:
+        request, num_tokens, computed = sequence.request, len(sequence.token_ids), sequence.num_computed_tokens
+        todo, followers = num_tokens - computed, len(sequence.children)
+        if self.kv_cache_manager.budget is not None:
+            todo = self.kv_cache_manager.num_next_tokens(sequence, computed, sequence.num_evicted_tokens)
         if followers:  # the next of them joins there, which may be at once
-            todo = max(1, min(follower.joins for follower in sequence.followers) - computed)
-        return Entry(
-            request.request_id, sequence.order, sequence.since, request.tenant, request.priority,
-            len(request.prompt_ids), known, computed, todo, runs, 1 + followers,
-            1 + followers if sequence.mates else 1, sequence.set_backs, sequence.began,
+            todo = max(1, min(follower.num_shared_tokens for follower in sequence.children) - computed)
+        return RequestView(
+            request.request_id, sequence.arrival_index, sequence.arrival_step, request.tenant, request.priority,
+            len(request.prompt_ids), num_tokens, computed, todo, is_running, 1 + followers,
+            1 + followers if sequence.beams else 1, sequence.num_preemptions, sequence.scheduled_step,
         )  # fmt: skip
 
-    def _needs(self, sequence: Sequence) -> Counts:
-        holdings = self.holdings
+    def _needs(self, sequence: Sequence) -> PagesByGroup:
+        holdings = self.kv_cache_manager
         if any(sequence.pages):
-            return tuple(holdings.missing(sequence) or [0] * len(holdings.pools))
-        offer = self.offer(sequence)
-        lacks = self.lacks(sequence, offer)
+            return tuple(holdings.pages_to_allocate(sequence) or [0] * len(holdings.pools))
+        offer = self.prefix_match(sequence)
+        lacks = self.pages_to_start(sequence, offer)
         # Evictable pages of its own match count as available, but will not be.
-        idle = [pool.available - holdings.available(t, offer) for t, pool in enumerate(holdings.pools)]
+        idle = [pool.num_available - holdings.num_available(t, offer) for t, pool in enumerate(holdings.pools)]
         return tuple(pages + kept for pages, kept in zip(lacks, idle, strict=True))
 
-    def _gives(self, sequence: Sequence) -> Counts:
+    def _gives(self, sequence: Sequence) -> PagesByGroup:
         return tuple(
-            sum(page != NULL_PAGE and pool.holders(page) - pool.kept(page) == 1 for page in pages)
-            for pool, pages in zip(self.holdings.pools, sequence.pages, strict=True)
+            sum(page != NULL_PAGE and pool.ref_count(page) - pool.is_cached(page) == 1 for page in pages)
+            for pool, pages in zip(self.kv_cache_manager.pools, sequence.pages, strict=True)
         )
 
     def _cached(self, sequence: Sequence) -> int:
-        return sequence.saved.computed if sequence.saved is not None else self.offer(sequence).tokens
+        return sequence.swapped.num_computed_tokens if sequence.swapped is not None else self.prefix_match(sequence).num_tokens

@@ -15,17 +15,17 @@ from einops import rearrange
 from torch import Tensor
 
 from compiled_kernels.masks import Mask
-from compiled_kernels.paged_attention.reference import attend, weigh
+from compiled_kernels.paged_attention.reference import attend, attention_weights
 from workbench.batch import TokenBatch
 from workbench.cache.store import KVStore
 from workbench.errors import WorkbenchError
 from workbench.model.transformer import Transformer
 
-CHUNK = 512  # tokens computed at once
-BLOCK = 256  # rows whose weights are held at once
+TOKENS_PER_CHUNK = 512  # tokens computed at once
+ROWS_PER_BLOCK = 256  # rows whose weights are held at once
 
 
-class WholeText:
+class TextAttention:
     """The attention of `model` over `token_ids`, which `extend` makes longer. One thread at a time extends it."""
 
     def __init__(self, model: Transformer, token_ids: Iterable[int] = ()):
@@ -44,20 +44,20 @@ class WholeText:
         fresh = tuple(token_ids)
         if not fresh:
             return
-        ids = self.model.checked_ids((*self.token_ids, *fresh))
-        for begin in range(len(self.token_ids), len(ids), CHUNK):
-            self._compute(ids[begin : begin + CHUNK], begin)
+        ids = self.model.validate_token_ids((*self.token_ids, *fresh))
+        for begin in range(len(self.token_ids), len(ids), TOKENS_PER_CHUNK):
+            self._compute(ids[begin : begin + TOKENS_PER_CHUNK], begin)
         self.token_ids += fresh
 
     @torch.inference_mode()
-    def weights(self, layer: int, rows: range, heads: Sequence[int] | None = None) -> Tensor:
+    def weights(self, layer: int, positions: range, heads: Sequence[int] | None = None) -> Tensor:
         """Return weights of consecutive rows, [head, row, context up to the last row] in float32.
 
         They are zero where a row may not look, and less than one in all where sink logits take their share.
         """
-        if not 0 <= rows.start <= rows.stop <= len(self.token_ids):
-            raise WorkbenchError(f"rows {rows.start} to {rows.stop}: the text has {len(self.token_ids)} tokens")
-        found = self.layers[layer].weights(rows)
+        if not 0 <= positions.start <= positions.stop <= len(self.token_ids):
+            raise WorkbenchError(f"rows {positions.start} to {positions.stop}: the text has {len(self.token_ids)} tokens")
+        found = self.layers[layer].weights(positions)
         return (found if heads is None else found[list(heads)]).float()
 
     def mask(self, layer: int) -> Mask:
@@ -71,7 +71,7 @@ class WholeText:
         batch = TokenBatch(ids, rows, spans, lengths, (), (), rows[:0], decode_only=False)
         for layer in self.layers:
             layer.begin = begin
-        self.model.hidden(batch, cast(KVStore, self))
+        self.model.hidden_states(batch, cast(KVStore, self))
 
 
 class _Layer:
@@ -82,15 +82,15 @@ class _Layer:
         self.q, self.k, self.v = torch.empty(0), torch.empty(0), torch.empty(0)
         self.rule: tuple[Any, ...] = ()
 
-    def write(self, k: Tensor, v: Tensor, batch: TokenBatch, lane: Any = None) -> None:
+    def write(self, k: Tensor, v: Tensor, batch: TokenBatch, backend: Any = None) -> None:
         """Store k and v; what an error left behind is overwritten."""
         self.k, self.v = _joined(self.k, k, self.begin), _joined(self.v, v, self.begin)
 
-    def attend(self, q: Tensor, batch: TokenBatch, scale: float, mask: Mask, lane: Any, *rest: Any) -> Tensor:
+    def attend(self, q: Tensor, batch: TokenBatch, scale: float, mask: Mask, backend: Any, *rest: Any) -> Tensor:
         self.q, self.rule = _joined(self.q, q, self.begin), (scale, mask, *rest)
         mixed = []
-        for start in range(0, len(q), BLOCK):
-            part, end = q[start : start + BLOCK], self.begin + min(start + BLOCK, len(q))
+        for start in range(0, len(q), ROWS_PER_BLOCK):
+            part, end = q[start : start + ROWS_PER_BLOCK], self.begin + min(start + ROWS_PER_BLOCK, len(q))
             mixed.append(attend(part, self.k[:end], self.v[:end], self.begin + start, *self.rule))
         return torch.cat(mixed)
 
@@ -98,7 +98,7 @@ class _Layer:
         if not self.rule:
             raise WorkbenchError("a layer's own module does not read its cache by `attend`: it has no weights to show")
         q, k = self.q[rows.start : rows.stop], self.k[: rows.stop]
-        return rearrange(weigh(q, k, rows.start, *self.rule), "group share row context -> (group share) row context")
+        return rearrange(attention_weights(q, k, rows.start, *self.rule), "group share row context -> (group share) row context")
 
 
 def _joined(before: Tensor, fresh: Tensor, begin: int) -> Tensor:

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from workbench.errors import WorkbenchError
-from workbench.fleet.work import SECOND, Form, Seen, StepTimes
+from workbench.fleet.work import TICKS_PER_SECOND, LinearCost, AttentionReach, StepTimeModel
 
-NEEDED = ("time", "wall_seconds", "prefill_tokens", "decode_tokens", "context_tokens")
-LEAST = 20  # steps
-PAUSE = 2e-3  # longer gaps between steps, in seconds, are idle time
+REQUIRED_COLUMNS = ("time", "wall_seconds", "prefill_tokens", "decode_tokens", "context_tokens")
+MIN_STEPS = 20  # steps
+MAX_GAP_SECONDS = 2e-3  # longer gaps between steps, in seconds, are idle time
 
 
-def fitted(steps: Sequence[Mapping[str, Any]], where: str = "steps") -> StepTimes:
+def fit_step_times(steps: Sequence[Mapping[str, Any]], where: str = "steps") -> StepTimeModel:
     """Fit step times to the rows of a steps.parquet.
 
     Finds nonnegative seconds a step, a prefill token, a decoded token and a position read, with the least relative
@@ -28,9 +28,9 @@ def fitted(steps: Sequence[Mapping[str, Any]], where: str = "steps") -> StepTime
     """
     import numpy
 
-    missing = [name for name in NEEDED if not steps or steps[0].get(name) is None]
-    if missing or len(steps) < LEAST:
-        lack = f"lacks {', '.join(missing)}" if steps and missing else f"has {len(steps)} steps, {LEAST} are needed"
+    missing = [name for name in REQUIRED_COLUMNS if not steps or steps[0].get(name) is None]
+    if missing or len(steps) < MIN_STEPS:
+        lack = f"lacks {', '.join(missing)}" if steps and missing else f"has {len(steps)} steps, {MIN_STEPS} are needed"
         raise WorkbenchError(f"{where}: {lack}; run a real experiment with this version, and name its run folder")
     features = numpy.array([_features(step) for step in steps], dtype=float)
     seconds = numpy.array(_seconds(steps))
@@ -42,9 +42,9 @@ def fitted(steps: Sequence[Mapping[str, Any]], where: str = "steps") -> StepTime
             break
         kept.remove(kept[int(found.argmin())])
     ticks = dict.fromkeys(range(features.shape[1]), 0)
-    ticks.update({column: round(float(value) * SECOND) for column, value in zip(kept, found, strict=True)})
-    form = Form(ticks[0], ticks[1], ticks[2], read=(ticks[3],))
-    return StepTimes(f"fitted to {len(scaled)} steps of {where}", (Seen(None, 0),), (form,))
+    ticks.update({column: round(float(value) * TICKS_PER_SECOND) for column, value in zip(kept, found, strict=True)})
+    form = LinearCost(ticks[0], ticks[1], ticks[2], positions_read=(ticks[3],))
+    return StepTimeModel(f"fitted to {len(scaled)} steps of {where}", (AttentionReach(None, 0),), (form,))
 
 
 def _features(step: Mapping[str, Any]) -> tuple[int, int, int, int]:
@@ -55,7 +55,7 @@ def _seconds(steps: Sequence[Mapping[str, Any]]) -> list[float]:
     """Return the seconds of each step from the end of the one before, where it followed at once."""
     seconds, before = [], None
     for step in steps:
-        pause = step["time"] - step["wall_seconds"] - before if before is not None else PAUSE
-        seconds.append(step["wall_seconds"] + (pause if 0 <= pause < PAUSE else 0.0))
+        pause = step["time"] - step["wall_seconds"] - before if before is not None else MAX_GAP_SECONDS
+        seconds.append(step["wall_seconds"] + (pause if 0 <= pause < MAX_GAP_SECONDS else 0.0))
         before = step["time"]
     return seconds

@@ -16,30 +16,30 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from workbench.errors import WorkbenchError
-from workbench.fleet.instance import Instance, Move
-from workbench.fleet.job import Job, symbols
-from workbench.fleet.machine import Machine
+from workbench.fleet.instance import Instance, PlannedSteps
+from workbench.fleet.job import SimulatedRequest, symbolic_prompt
+from workbench.fleet.machine import InstanceSpec
 from workbench.fleet.routers import AnyRouter, LeastLoaded
-from workbench.fleet.work import SECOND
+from workbench.fleet.work import TICKS_PER_SECOND
 from workbench.traffic.arrival import Arrival
-from workbench.traffic.source import Source
+from workbench.traffic.source import TrafficSource
 
 STEP, FAILURE, HANDOVER, ARRIVAL = range(4)
-NOBODY = "no instance left: those that could take it are gone for good"
+NO_INSTANCE_LEFT = "no instance left: those that could take it are gone for good"
 Prompts = Callable[[Arrival, int], tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Pool:
+class InstancePool:
     """`count` equal instances, and the router that chooses among them."""
 
-    machine: Machine
+    spec: InstanceSpec
     count: int
     router: AnyRouter = LeastLoaded()
 
 
 @dataclass(frozen=True)
-class Transfer:
+class KVTransfer:
     """Cost of sending keys and values to another instance. The sender's pages are free when it begins."""
 
     bytes_per_second: float = 50e9
@@ -47,7 +47,7 @@ class Transfer:
 
 
 @dataclass(frozen=True)
-class Failure:
+class InstanceFailure:
     """Failure of instance `instance` at second `at`.
 
     The instance recovers `downtime` seconds later with an empty cache, or never. Where no other instance can take them,
@@ -55,17 +55,17 @@ class Failure:
 
     instance: int
     at: float
-    down: float | None = None
+    downtime: float | None = None
 
 
-class Listener(Protocol):
+class FleetListener(Protocol):
     """Callbacks of a fleet, each called after the event."""
 
-    def came(self, job: Job) -> None: ...
+    def on_arrival(self, job: SimulatedRequest) -> None: ...
 
-    def moved(self, instance: Instance, move: Move) -> None: ...
+    def on_steps(self, instance: Instance, move: PlannedSteps) -> None: ...
 
-    def ended(self, job: Job) -> None: ...
+    def on_finish(self, job: SimulatedRequest) -> None: ...
 
 
 class Fleet:
@@ -86,15 +86,15 @@ class Fleet:
 
     def __init__(
         self,
-        source: Source,
-        pool: Pool,
-        decode: Pool | None = None,
+        source: TrafficSource,
+        pool: InstancePool,
+        decode: InstancePool | None = None,
         *,
-        transfer: Transfer = Transfer(),  # noqa: B008 (a frozen value)
-        failures: Sequence[Failure] = (),
-        prompts: Prompts = symbols,
-        one_by_one: bool = False,
-        listener: Listener | None = None,
+        transfer: KVTransfer = KVTransfer(),  # noqa: B008 (a frozen value)
+        failures: Sequence[InstanceFailure] = (),
+        prompts: Prompts = symbolic_prompt,
+        single_step: bool = False,
+        listener: FleetListener | None = None,
     ):
         self.source, self.transfer = source, transfer
         self.pools = (pool,) if decode is None else (pool, decode)
@@ -103,19 +103,19 @@ class Fleet:
         for each in self.pools:
             begin = len(self.instances)
             machines = range(begin, begin + each.count)
-            moved = listener.moved if listener is not None else None
-            made = [Instance(each.machine, n, one_by_one=one_by_one, moved=moved) for n in machines]
+            moved = listener.on_steps if listener is not None else None
+            made = [Instance(each.spec, n, single_step=single_step, on_steps=moved) for n in machines]
             self.of_pool.append(made)
             self.instances += made
-        self.jobs: list[Job] = []
+        self.jobs: list[SimulatedRequest] = []
         self.now = 0
         self.finished = self.failed = 0
-        self.stranded: list[tuple[Job, Callable[[Job], None]]] = []  # no instance is up for them; the call that retries
-        self.on_the_way: dict[int, Job] = {}  # from one pool to the other
+        self.stranded: list[tuple[SimulatedRequest, Callable[[SimulatedRequest], None]]] = []  # no instance is up for them; the call that retries
+        self.on_the_way: dict[int, SimulatedRequest] = {}  # from one pool to the other
         self._prompts, self._listener = prompts, listener
         self._events: list[tuple[int, int, int, int, Any]] = []  # time, kind, which, how many before, what
         self._pushed = 0
-        self._arrivals: Iterator[Arrival] = source.first()
+        self._arrivals: Iterator[Arrival] = source.initial_arrivals()
         self._coming = 0
         self._next_arrival()
         for failure in failures:
@@ -155,7 +155,7 @@ class Fleet:
             else:
                 self._arrive(what)
         for instance in self.instances:
-            if instance.up and instance.move is None and instance.jobs:
+            if instance.up and instance.current is None and instance.jobs:
                 self._start(instance)
         return True
 
@@ -176,33 +176,33 @@ class Fleet:
         if own:
             self._next_arrival()
         number = len(self.jobs)
-        job = Job(number, f"request-{number}", arrival, self.now, arrival.output_tokens)
+        job = SimulatedRequest(number, f"request-{number}", arrival, self.now, arrival.output_tokens)
         job.prompt = self._prompts(arrival, number)
-        room = min(pool.machine.context for pool in self.pools) - arrival.prompt_tokens
-        job.wanted = max(1, min(job.wanted, room))
+        room = min(pool.spec.context for pool in self.pools) - arrival.prompt_tokens
+        job.output_tokens = max(1, min(job.output_tokens, room))
         self.jobs.append(job)
         if self._listener is not None:
-            self._listener.came(job)
+            self._listener.on_arrival(job)
         self._route(job)
 
-    def _route(self, job: Job) -> None:
+    def _route(self, job: SimulatedRequest) -> None:
         """Submit the request to an instance that computes its prompt."""
-        if up := self._up(0, job, self._route):
-            job.until = job.wanted if len(self.pools) == 1 else job.produced + 1
+        if up := self._available(0, job, self._route):
+            job.tokens_on_instance = job.output_tokens if len(self.pools) == 1 else job.generated_tokens + 1
             self._submit(job, self._chosen(0, job, up), False)
 
-    def _up(self, pool: int, job: Job, again: Callable[[Job], None]) -> list[Instance]:
+    def _available(self, pool: int, job: SimulatedRequest, again: Callable[[SimulatedRequest], None]) -> list[Instance]:
         """Return the instances of `pool` that are up. If there are none, `job` waits for a recovery, or fails."""
         up = [instance for instance in self.of_pool[pool] if instance.up]
-        if not up and all(instance.gone for instance in self.of_pool[pool]):
-            job.error = NOBODY
+        if not up and all(instance.removed for instance in self.of_pool[pool]):
+            job.error = NO_INSTANCE_LEFT
             self._end(job)
         elif not up:
             self.stranded.append((job, again))
         return up
 
-    def _submit(self, job: Job, instance: Instance, handed_over: bool) -> None:
-        moving = instance.move
+    def _submit(self, job: SimulatedRequest, instance: Instance, handed_over: bool) -> None:
+        moving = instance.current
         refused = instance.submit(job, self.now, handed_over)
         if refused:
             job.error = refused
@@ -210,46 +210,46 @@ class Fleet:
         elif moving is not None:
             self._push(moving.end, STEP, instance.number, moving)
 
-    def _chosen(self, pool: int, job: Job, up: list[Instance]) -> Instance:
+    def _chosen(self, pool: int, job: SimulatedRequest, up: list[Instance]) -> Instance:
         view = self.pools[pool].router.choose(job, up)
         return self.instances[view.number]
 
     def _start(self, instance: Instance) -> None:
         for job in instance.start(self.now):
             self._end(job)
-        if instance.move is not None:
-            self._push(instance.move.end, STEP, instance.number, instance.move)
+        if instance.current is not None:
+            self._push(instance.current.end, STEP, instance.number, instance.current)
 
-    def _step(self, instance: Instance, move: Move) -> None:
-        if instance.move is not move or move.end != self.now:
+    def _step(self, instance: Instance, move: PlannedSteps) -> None:
+        if instance.current is not move or move.end != self.now:
             return  # the series was cut short, or the instance failed
         for job in instance.finish():
-            if job.produced >= job.wanted:
+            if job.generated_tokens >= job.output_tokens:
                 self._end(job)
             else:
                 self._hand_over(job)
 
-    def _hand_over(self, job: Job) -> None:
+    def _hand_over(self, job: SimulatedRequest) -> None:
         """Send the keys and values to an instance of the decode pool, chosen now."""
-        up = self._up(1, job, self._hand_over)
+        up = self._available(1, job, self._hand_over)
         if not up:
             return
         instance = self._chosen(1, job, up)
-        sent = (job.known - 1) * self.pools[0].machine.kv_bytes_per_token / self.transfer.bytes_per_second
+        sent = (job.num_tokens - 1) * self.pools[0].spec.kv_bytes_per_token / self.transfer.bytes_per_second
         self.on_the_way[job.number] = job
         what = (job, instance, instance.incarnation)
         self._push(self.now + _ticks(sent + self.transfer.latency), HANDOVER, job.number, what)
 
-    def _handed_over(self, job: Job, instance: Instance, incarnation: int) -> None:
+    def _handed_over(self, job: SimulatedRequest, instance: Instance, incarnation: int) -> None:
         del self.on_the_way[job.number]
         if not instance.up or instance.incarnation != incarnation:
             job.retries += 1
             self._route(job)  # the transfer is lost
             return
-        job.until = job.wanted
+        job.tokens_on_instance = job.output_tokens
         self._submit(job, instance, True)
 
-    def _failure(self, instance: Instance, what: Failure | None) -> None:
+    def _failure(self, instance: Instance, what: InstanceFailure | None) -> None:
         """Fail the instance by `what`, or with None let it recover."""
         if what is None:
             instance.recover(self.now)
@@ -257,25 +257,25 @@ class Fleet:
             for job, again in waiting:
                 again(job)
         elif instance.up:
-            instance.gone = what.down is None
-            if what.down is not None:
-                self._push(self.now + max(1, _ticks(what.down)), FAILURE, instance.number, None)
+            instance.removed = what.downtime is None
+            if what.downtime is not None:
+                self._push(self.now + max(1, _ticks(what.downtime)), FAILURE, instance.number, None)
             for job in instance.fail(self.now):
                 job.retries += 1
                 self._route(job)
 
-    def _end(self, job: Job) -> None:
-        job.ended, job.prompt = self.now, ()
+    def _end(self, job: SimulatedRequest) -> None:
+        job.finish_time, job.prompt = self.now, ()
         if job.error:
             self.failed += 1
         else:
             self.finished += 1
         if self._listener is not None:
-            self._listener.ended(job)
-        following = self.source.after(self.now / SECOND)
+            self._listener.on_finish(job)
+        following = self.source.next_after_finish(self.now / TICKS_PER_SECOND)
         if following is not None:
             self._next_arrival(following)
 
 
 def _ticks(seconds: float) -> int:
-    return round(seconds * SECOND)
+    return round(seconds * TICKS_PER_SECOND)

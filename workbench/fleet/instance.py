@@ -8,43 +8,43 @@ from functools import lru_cache
 
 from workbench.cache.pages import NULL_PAGE, pages_for
 from workbench.engine.plan import StepPlan
-from workbench.engine.scheduler import Refusal, Scheduler
-from workbench.engine.stretch import ahead, alike
-from workbench.fleet.job import Job
-from workbench.fleet.machine import Machine
-from workbench.fleet.work import SECOND, Run, work_of
-from workbench.request import FinishReason, Request, SamplingParameters, Saved, Sequence
+from workbench.engine.scheduler import RequestRefused, Scheduler
+from workbench.engine.stretch import fast_forward, steps_until_change
+from workbench.fleet.job import SimulatedRequest
+from workbench.fleet.machine import InstanceSpec
+from workbench.fleet.work import TICKS_PER_SECOND, StepSeries, step_work_of
+from workbench.request import FinishReason, Request, SamplingParameters, SwappedPages, Sequence
 
 NO_TOKEN = -(2**40)  # placeholder of tokens, which no model samples
 
 
 @dataclass
-class Move:
+class PlannedSteps:
     """A series of equal steps planned at once; `plan` is the first one's."""
 
     plan: StepPlan
-    run: Run
-    begun: int
+    series: StepSeries
+    start: int
     steps: int
 
     @property
     def end(self) -> int:
-        return self.begun + self.run.elapsed(self.steps)
+        return self.start + self.series.elapsed(self.steps)
 
 
 @dataclass
-class Tally:
+class InstanceCounters:
     """Sums over the steps of one instance."""
 
     steps: int = 0
-    moves: int = 0
-    busy: int = 0  # ticks
-    rows: int = 0  # sequences, summed over steps
-    most_rows: int = 0
+    plans: int = 0
+    busy_ticks: int = 0  # ticks
+    sequence_steps: int = 0  # sequences, summed over steps
+    max_sequences: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0
-    stored: int = 0  # tokens in the cache, summed over steps
-    reserved: int = 0  # tokens that the pages of those sequences could hold
+    stored_tokens: int = 0  # tokens in the cache, summed over steps
+    reserved_tokens: int = 0  # tokens that the pages of those sequences could hold
 
 
 class Instance:
@@ -60,197 +60,197 @@ class Instance:
 
     def __init__(
         self,
-        machine: Machine,
+        spec: InstanceSpec,
         number: int,
         *,
-        one_by_one: bool = False,
-        moved: Callable[[Instance, Move], None] | None = None,
+        single_step: bool = False,
+        on_steps: Callable[[Instance, PlannedSteps], None] | None = None,
     ):
-        self.machine, self.number, self.one_by_one, self.moved = machine, number, one_by_one, moved
+        self.spec, self.number, self.single_step, self.on_steps = spec, number, single_step, on_steps
         self.now = 0
         self.up, self.incarnation = True, 0
-        self.gone = False  # permanently: it is not up and never recovers
-        self.move: Move | None = None
-        self.tally = Tally()
-        self.jobs: dict[str, Job] = {}
-        self.scheduler: Scheduler = machine.scheduler(self._clock)
+        self.removed = False  # permanently: it is not up and never recovers
+        self.current: PlannedSteps | None = None
+        self.counters = InstanceCounters()
+        self.jobs: dict[str, SimulatedRequest] = {}
+        self.scheduler: Scheduler = spec.make_scheduler(self._clock)
         self._orders = 0
         self._came_over: set[str] = set()
 
     @property
-    def requests(self) -> int:
+    def num_requests(self) -> int:
         return len(self.jobs)
 
     @property
-    def backlog(self) -> int:
+    def pending_prompt_tokens(self) -> int:
         """Return the prompt tokens that are still to be computed here."""
-        waiting = sum(s.waiting_tokens - 1 for s in self.scheduler.waiting if s.saved is None)
-        return waiting + sum(s.waiting_tokens - 1 for s in self.scheduler.running)
+        waiting = sum(s.num_uncomputed_tokens - 1 for s in self.scheduler.waiting if s.swapped is None)
+        return waiting + sum(s.num_uncomputed_tokens - 1 for s in self.scheduler.running)
 
-    def cached(self, prompt: tuple[int, ...], tenant: str) -> int:
+    def cached_tokens(self, prompt: tuple[int, ...], tenant: str) -> int:
         """Return the tokens of a prompt that are in the prefix cache."""
-        index = self.scheduler.holdings.prefix
-        return index.match(prompt, tenant).tokens if index is not None else 0
+        index = self.scheduler.kv_cache_manager.prefix_cache
+        return index.match_prefix(prompt, tenant).num_tokens if index is not None else 0
 
-    def submit(self, job: Job, now: int, handed_over: bool = False) -> str:
+    def submit(self, job: SimulatedRequest, now: int, handed_over: bool = False) -> str:
         """Submit a request, with its keys and values if it was `handed_over`.
 
         Returns the reason of a refusal, or "" if it was accepted."""
         self.now = now
-        sampling = _sampling(job.until)
+        sampling = _sampling(job.tokens_on_instance)
         tenant, priority = job.arrival.tenant, job.arrival.priority
         request = Request(job.name, job.prompt, sampling, cache_salt=tenant, priority=priority, tenant=tenant)
-        sequence = Sequence(request, self._orders, [*job.prompt, *(NO_TOKEN - job.number,) * job.produced])
+        sequence = Sequence(request, self._orders, [*job.prompt, *(NO_TOKEN - job.number,) * job.generated_tokens])
         self._orders += 1
         if handed_over:
-            sequence.saved = self._brought(len(sequence.token_ids) - 1)
+            sequence.swapped = self._receive_pages(len(sequence.token_ids) - 1)
             self._came_over.add(job.name)
         try:
             self.scheduler.submit(sequence)
-        except Refusal as refusal:
-            if sequence.saved is not None:
-                self.scheduler.holdings.host.release(sequence.saved)
+        except RequestRefused as refusal:
+            if sequence.swapped is not None:
+                self.scheduler.kv_cache_manager.cpu_pages.release(sequence.swapped)
             return str(refusal)
         self.jobs[job.name] = job
-        job.places.append(self.number)
-        if self.move is not None:  # the request joins at the end of the running step
-            self.move.steps = max(1, self.move.run.until(now - self.move.begun, self.move.steps))
+        job.instances.append(self.number)
+        if self.current is not None:  # the request joins at the end of the running step
+            self.current.steps = max(1, self.current.series.steps_until(now - self.current.start, self.current.steps))
         return ""
 
-    def start(self, now: int) -> list[Job]:
+    def start(self, now: int) -> list[SimulatedRequest]:
         """Plan and begin the next series of steps, if there is anything to do.
 
         Returns the requests that end now with an error: those for which the policy decided something invalid."""
         self.now = now
-        broken: list[Job] = []
+        broken: list[SimulatedRequest] = []
         decisions, moving = (), 0
         while (plan := self.scheduler.plan()) is not None:
-            decisions, moving = (*decisions, *plan.decisions), moving + self._moving(plan)
+            decisions, moving = (*decisions, *plan.decisions), moving + self._swap_ticks(plan)
             for decision in plan.decisions:
                 if decision.action == "admitted" and (job := self.jobs[decision.request_id]).first_scheduled is None:
                     job.first_scheduled = now
-            for sequence, fault in plan.faults:
+            for sequence, fault in plan.errors:
                 self.scheduler.finish(sequence, FinishReason.ERROR)
                 broken.append(self._leave(sequence))
                 broken[-1].error = fault
             if broken:
-                plan = replace(plan.going(), decisions=decisions)
+                plan = replace(plan.unfinished(), decisions=decisions)
             if plan.spans:
-                self.move = self._begin(plan, moving)
+                self.current = self._begin(plan, moving)
                 break
         return broken
 
-    def _begin(self, plan: StepPlan, moving: int) -> Move:
+    def _begin(self, plan: StepPlan, swap_ticks: int) -> PlannedSteps:
         """Build the series that begins with `plan`; swapping pages takes `swap_ticks` ticks."""
-        times = self.machine.times
-        spans = [(s.start, s.length) for s in plan.spans] + [(0, 1)] * plan.padding
-        work = work_of(spans, sum(s.samples for s in plan.spans) + plan.padding, times.kinds)
-        steps, rows = (1, ()) if self.one_by_one else self._alike(plan)
-        return Move(plan, times.run(work, rows, moving), self.now, steps)
+        times = self.spec.times
+        spans = [(s.start, s.length) for s in plan.spans] + [(0, 1)] * plan.padding_rows
+        work = step_work_of(spans, sum(s.needs_sample for s in plan.spans) + plan.padding_rows, times.kinds)
+        steps, rows = (1, ()) if self.single_step else self._steps_until_change(plan)
+        return PlannedSteps(plan, times.series(work, rows, swap_ticks), self.now, steps)
 
-    def finish(self) -> list[Job]:
+    def finish(self) -> list[SimulatedRequest]:
         """Commit the current series and return the requests that leave with it."""
-        move, self.move = self.move, None
+        move, self.current = self.current, None
         assert move is not None
         self.now = move.end
         self._count(move)
-        plan = ahead(self.scheduler, move.plan, move.steps, NO_TOKEN)
-        first, longest = move.run.elapsed(1), move.run.last(move.steps)
+        plan = fast_forward(self.scheduler, move.plan, move.steps, NO_TOKEN)
+        first, longest = move.series.elapsed(1), move.series.last_step(move.steps)
         chosen, done = {}, []
         for span in plan.spans:
-            if span.samples:
+            if span.needs_sample:
                 job = self.jobs[span.sequence.request_id]
                 chosen[job.name] = NO_TOKEN - job.number
-                job.tokens(move.steps, move.begun + first, longest, self.now)
-                if job.produced >= job.until:
+                job.add_tokens(move.steps, move.start + first, longest, self.now)
+                if job.generated_tokens >= job.tokens_on_instance:
                     done.append(span.sequence)
         self.scheduler.commit(plan, chosen)
-        if self.moved is not None:
-            self.moved(self, move)
+        if self.on_steps is not None:
+            self.on_steps(self, move)
         for sequence in done:
             self.scheduler.finish(sequence, FinishReason.LENGTH)
         return [self._leave(sequence) for sequence in done]
 
-    def fail(self, now: int) -> list[Job]:
+    def fail(self, now: int) -> list[SimulatedRequest]:
         """Fail the instance and return its requests, with the tokens of the steps completed by then."""
-        if self.move is not None:
-            self.move.steps = self.move.run.until(now - self.move.begun + 1, self.move.steps) - 1
-            if self.move.steps:
+        if self.current is not None:
+            self.current.steps = self.current.series.steps_until(now - self.current.start + 1, self.current.steps) - 1
+            if self.current.steps:
                 self.finish()
-        self.move, self.now, self.up = None, now, False
+        self.current, self.now, self.up = None, now, False
         here = [sequence for queue in (self.scheduler.running, self.scheduler.waiting) for sequence in queue]
         return sorted((self._leave(sequence) for sequence in here), key=lambda job: job.number)
 
     def recover(self, now: int) -> None:
         """Restart the instance with an empty cache."""
         self.now, self.up, self.incarnation = now, True, self.incarnation + 1
-        self.scheduler, self._came_over = self.machine.scheduler(self._clock), set()
+        self.scheduler, self._came_over = self.spec.make_scheduler(self._clock), set()
 
     def _clock(self) -> float:
-        return self.now / SECOND
+        return self.now / TICKS_PER_SECOND
 
-    def _alike(self, plan: StepPlan) -> tuple[int, tuple[int, ...]]:
+    def _steps_until_change(self, plan: StepPlan) -> tuple[int, tuple[int, ...]]:
         """Return the number of steps planned like this one, and by attention reach the number of queries whose context
         still grows."""
-        steps, rows = alike(self.scheduler, plan), []
+        steps, rows = steps_until_change(self.scheduler, plan), []
         if steps == 1:
             return 1, ()
         for span in plan.spans:
             job = self.jobs[span.sequence.request_id]
-            steps = min(steps, job.until - job.produced)
-        for kind in self.machine.times.kinds:
-            left = [kind.most - s.end for s in plan.spans if s.end < kind.most] if kind.most is not None else None
+            steps = min(steps, job.tokens_on_instance - job.generated_tokens)
+        for kind in self.spec.times.kinds:
+            left = [kind.max_positions - s.end for s in plan.spans if s.end < kind.max_positions] if kind.max_positions is not None else None
             rows.append(len(plan.spans) if left is None else len(left))
             steps = min([steps, *(left or ())])
         return steps, tuple(rows)
 
-    def _moving(self, plan: StepPlan) -> int:
+    def _swap_ticks(self, plan: StepPlan) -> int:
         """Return the ticks of swapping pages to and from CPU memory; pages received from another instance are here
         already."""
-        if not plan.moves:
+        if not plan.transfers:
             return 0
-        moved = sum(self.machine.page_bytes[t] for t, _, _ in plan.moves.saves)
-        moved += sum(self.machine.page_bytes[t] for n, t, _, _ in plan.moves.loads if n not in self._came_over)
-        self._came_over.difference_update(name for name, _, _, _ in plan.moves.loads)
-        return round(moved * self.machine.host)
+        moved = sum(self.spec.page_bytes[t] for t, _, _ in plan.transfers.swap_outs)
+        moved += sum(self.spec.page_bytes[t] for n, t, _, _ in plan.transfers.swap_ins if n not in self._came_over)
+        self._came_over.difference_update(name for name, _, _, _ in plan.transfers.swap_ins)
+        return round(moved * self.spec.swap_ticks_per_byte)
 
-    def _brought(self, computed: int) -> Saved | None:
+    def _receive_pages(self, computed: int) -> SwappedPages | None:
         """Allocate pages for a received sequence; None if there are too few, so that it is computed again."""
-        rooms, size = self.scheduler.holdings.host.rooms, self.machine.page_size
+        rooms, size = self.scheduler.kv_cache_manager.cpu_pages.pools, self.spec.page_size
         wanted = []
-        for table in self.machine.tables:
-            dead = table.dead(computed, size)
-            wanted.append([place not in dead for place in range(pages_for(table.settled(computed), size))])
-        if any(sum(live) > room.free for live, room in zip(wanted, rooms, strict=True)):
+        for table in self.spec.tables:
+            dead = table.out_of_window_pages(computed, size)
+            wanted.append([place not in dead for place in range(pages_for(table.quantized_until(computed), size))])
+        if any(sum(live) > room.num_free for live, room in zip(wanted, rooms, strict=True)):
             return None
         places = []
         for live, room in zip(wanted, rooms, strict=True):
             mine = room.allocate(sum(live))
             places.append([mine.pop() if lives else NULL_PAGE for lives in live])
-        return Saved(computed, tuple(places))
+        return SwappedPages(computed, tuple(places))
 
-    def _leave(self, sequence: Sequence) -> Job:
+    def _leave(self, sequence: Sequence) -> SimulatedRequest:
         job = self.jobs.pop(sequence.request_id)
         job.cached_tokens += sequence.cached_tokens
         job.computed_tokens += sequence.computed_tokens
         job.written_tokens += sequence.written_tokens
-        job.set_backs += sequence.set_backs
+        job.num_preemptions += sequence.num_preemptions
         return job
 
-    def _count(self, move: Move) -> None:
-        tally, plan, steps = self.tally, move.plan, move.steps
+    def _count(self, move: PlannedSteps) -> None:
+        tally, plan, steps = self.counters, move.plan, move.steps
         rows, pool = len(plan.spans), self.scheduler.pools[0]
         tally.steps += steps
-        tally.moves += 1
-        tally.busy += move.run.elapsed(steps)
-        tally.rows += rows * steps
-        tally.most_rows = max(tally.most_rows, rows)
+        tally.plans += 1
+        tally.busy_ticks += move.series.elapsed(steps)
+        tally.sequence_steps += rows * steps
+        tally.max_sequences = max(tally.max_sequences, rows)
         decodes = plan.decode_tokens
         tally.decode_tokens += decodes * steps
-        tally.prefill_tokens += plan.tokens - decodes
-        stored = sum(sequence.computed for sequence in self.scheduler.running) + plan.tokens
-        tally.stored += stored * steps + rows * (steps * (steps - 1) // 2)
-        tally.reserved += pool.used * pool.page_size * steps
+        tally.prefill_tokens += plan.num_tokens - decodes
+        stored = sum(sequence.num_computed_tokens for sequence in self.scheduler.running) + plan.num_tokens
+        tally.stored_tokens += stored * steps + rows * (steps * (steps - 1) // 2)
+        tally.reserved_tokens += pool.num_used * pool.page_size * steps
 
 
 @lru_cache(maxsize=4096)

@@ -8,37 +8,37 @@ from workbench.traffic.arrival import Arrival
 
 
 @dataclass(eq=False, slots=True)
-class Job:
+class SimulatedRequest:
     """A request that wants `output_tokens` tokens and has `generated_tokens`; it leaves its instance at
     `tokens_on_instance`."""
 
     number: int
     name: str
     arrival: Arrival
-    came: int
-    wanted: int
+    arrival_time: int
+    output_tokens: int
     prompt: tuple[int, ...] = field(default=(), repr=False)  # token ids; given up when it ends
-    produced: int = 0
-    until: int = 0
+    generated_tokens: int = 0
+    tokens_on_instance: int = 0
     first_scheduled: int | None = None
     first_token: int | None = None
     last_token: int = 0
     longest_gap: int = 0
-    ended: int | None = None
+    finish_time: int | None = None
     error: str = ""
     cached_tokens: int = 0
     computed_tokens: int = 0
     written_tokens: int = 0
-    set_backs: int = 0
+    num_preemptions: int = 0
     retries: int = 0
-    places: list[int] = field(default_factory=list)  # the instances it was sent to
+    instances: list[int] = field(default_factory=list)  # the instances it was sent to
 
     @property
-    def known(self) -> int:
+    def num_tokens(self) -> int:
         """Return the tokens of prompt and output so far."""
-        return self.arrival.prompt_tokens + self.produced
+        return self.arrival.prompt_tokens + self.generated_tokens
 
-    def tokens(self, count: int, first: int, longest: int, last: int) -> None:
+    def add_tokens(self, count: int, first: int, longest: int, last: int) -> None:
         """Add `count` tokens, the first and the last at these times, at most `longest` ticks apart."""
         if self.first_token is None:
             self.first_token = first
@@ -46,11 +46,11 @@ class Job:
             self.longest_gap = max(self.longest_gap, first - self.last_token)
         if count > 1:
             self.longest_gap = max(self.longest_gap, longest)
-        self.produced += count
+        self.generated_tokens += count
         self.last_token = last
 
 
-def symbols(arrival: Arrival, number: int) -> tuple[int, ...]:
+def symbolic_prompt(arrival: Arrival, number: int) -> tuple[int, ...]:
     """Return a symbolic prompt for a prefix cache, which only compares: each token is its block's name, or unique to
     the request."""
     if not arrival.blocks:

@@ -5,46 +5,46 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from workbench.cache.holdings import Holdings
+from workbench.cache.holdings import KVCacheManager
 from workbench.cache.pages import PagePool
-from workbench.cache.prefix import PrefixIndex
-from workbench.cache.tables import Table
-from workbench.engine.policy import Policy
-from workbench.engine.scheduler import Limits, Scheduler
+from workbench.cache.prefix import RadixCache
+from workbench.cache.tables import KVCacheGroup
+from workbench.engine.policy import SchedulingPolicy
+from workbench.engine.scheduler import SchedulerLimits, Scheduler
 from workbench.errors import WorkbenchError
 from workbench.fleet.hardware import Hardware
-from workbench.fleet.roofline import Sizes, roofline
-from workbench.fleet.work import SECOND, StepTimes
+from workbench.fleet.roofline import ModelSizes, roofline_step_times
+from workbench.fleet.work import TICKS_PER_SECOND, StepTimeModel
 
-PLACES = 16  # pages of the pool for received sequences, over pages of the cache
+RECEIVE_POOL_FACTOR = 16  # pages of the pool for received sequences, over pages of the cache
 
 
 @dataclass(frozen=True)
-class Machine:
+class InstanceSpec:
     """A simulated instance's cache, limits and step times.
 
     `pages` and `page_bytes` are by page table. `receives_kv` tells whether sequences arrive from other instances with
     their pages. `swap_ticks_per_byte` is the cost of moving pages to and from CPU memory."""
 
-    times: StepTimes
-    tables: tuple[Table, ...]
+    times: StepTimeModel
+    tables: tuple[KVCacheGroup, ...]
     pages: tuple[int, ...]
     page_bytes: tuple[int, ...]
     page_size: int
     context: int
-    limits: Limits = Limits()
-    policy: Policy | None = None  # first come first served unless given
+    limits: SchedulerLimits = SchedulerLimits()
+    policy: SchedulingPolicy | None = None  # first come first served unless given
     prefix: bool = False
     ttl: float | None = None  # seconds that a cached prefix lives after its last use
-    arrives: bool = False
-    host: float = 0.0
+    receives_kv: bool = False
+    swap_ticks_per_byte: float = 0.0
 
-    def scheduler(self, clock: Callable[[], float]) -> Scheduler:
+    def make_scheduler(self, clock: Callable[[], float]) -> Scheduler:
         """Build a new scheduler with an empty cache."""
         pools = tuple(PagePool(pages, self.page_size) for pages in self.pages)
-        rooms = tuple(PagePool(PLACES * pages, self.page_size) for pages in self.pages) if self.arrives else ()
-        index = PrefixIndex(pools, self.tables, self.ttl, clock, rooms) if self.prefix else None
-        holdings = Holdings(pools, self.tables, self.limits.chunk, index, rooms)
+        rooms = tuple(PagePool(RECEIVE_POOL_FACTOR * pages, self.page_size) for pages in self.pages) if self.receives_kv else ()
+        index = RadixCache(pools, self.tables, self.ttl, clock, rooms) if self.prefix else None
+        holdings = KVCacheManager(pools, self.tables, self.limits.max_prefill_tokens, index, rooms)
         return Scheduler(holdings, self.limits, self.context, self.policy)
 
     @property
@@ -52,10 +52,10 @@ class Machine:
         return sum(self.page_bytes) / self.page_size
 
 
-def machine_of(
-    sizes: Sizes,
+def instance_spec(
+    sizes: ModelSizes,
     hardware: Hardware,
-    limits: Limits,
+    limits: SchedulerLimits,
     *,
     gpus: int = 1,
     page_size: int = 64,
@@ -65,10 +65,10 @@ def machine_of(
     context: int | None = None,
     prefix: bool = False,
     ttl: float | None = None,
-    arrives: bool = False,
-    times: StepTimes | None = None,
-    policy: Policy | None = None,
-) -> Machine:
+    receives_kv: bool = False,
+    times: StepTimeModel | None = None,
+    policy: SchedulingPolicy | None = None,
+) -> InstanceSpec:
     """Build the instance of `gpus` accelerators that serve a model.
 
     Page tables share the cache in the proportion in which full contexts need them.
@@ -92,10 +92,10 @@ def machine_of(
     Raises:
         WorkbenchError: Where the weights leave no memory for a cache.
     """
-    spec, context = sizes.spec, context or sizes.spec.context
+    spec, context = sizes.spec, context or sizes.spec.max_position_embeddings
     room = memory_share * gpus * hardware.memory - sizes.weight_bytes if cache_bytes is None else cache_bytes
     page_bytes = tuple(round(each * page_size) for each in sizes.token_bytes)
-    wanted = [table.most(context, limits.chunk, page_size) for table in sizes.tables]
+    wanted = [table.max_pages(context, limits.max_prefill_tokens, page_size) for table in sizes.tables]
     whole = sum(pages * each for pages, each in zip(wanted, page_bytes, strict=True))
     counts = tuple(int(each * room // whole) if pages is None else pages for each in wanted)
     if min(counts) < 1:
@@ -103,7 +103,7 @@ def machine_of(
             f"{spec.name} leaves no room for its cache: {sizes.weight_bytes / 1e9:.1f} GB of weights on {gpus} x "
             f"{hardware.name} with {hardware.memory / 1e9:.0f} GB each; give more gpus, or a smaller model"
         )
-    return Machine(
-        times or roofline(sizes, hardware, gpus), sizes.tables, counts, page_bytes, page_size, context, limits,
-        policy, prefix, ttl, arrives, SECOND / (hardware.host * gpus),
+    return InstanceSpec(
+        times or roofline_step_times(sizes, hardware, gpus), sizes.tables, counts, page_bytes, page_size, context, limits,
+        policy, prefix, ttl, receives_kv, TICKS_PER_SECOND / (hardware.host * gpus),
     )  # fmt: skip

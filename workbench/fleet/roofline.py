@@ -8,50 +8,50 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workbench.cache.tables import Table
+from workbench.cache.tables import KVCacheGroup
 from workbench.fleet.hardware import Hardware
-from workbench.fleet.work import SECOND, Form, Seen, StepTimes
-from workbench.model.latent_spec import LatentAttention
-from workbench.model.spec import AnyAttention, ModelSpec
+from workbench.fleet.work import TICKS_PER_SECOND, LinearCost, AttentionReach, StepTimeModel
+from workbench.model.latent_spec import MLASpec
+from workbench.model.spec import AnyAttentionSpec, ModelSpec
 
-VALUE = 2  # bytes of a bfloat16
+BYTES_PER_VALUE = 2  # bytes of a bfloat16
 
 
 @dataclass(frozen=True)
-class Sizes:
+class ModelSizes:
     """Bytes of a model: its weights, and a token in each table of its cache."""
 
     spec: ModelSpec
     weight_bytes: float
-    tables: tuple[Table, ...]
+    tables: tuple[KVCacheGroup, ...]
     token_bytes: tuple[float, ...]
 
     @classmethod
-    def dense(cls, spec: ModelSpec, value: float = VALUE) -> Sizes:
+    def dense(cls, spec: ModelSpec, bytes_per_value: float = BYTES_PER_VALUE) -> ModelSizes:
         """Build the sizes of a model with `bytes_per_value` bytes a number in weights and cache."""
         tables, token_bytes = [], []
-        for layers in spec.layer_groups:
+        for layers in spec.kv_cache_groups:
             attention = spec.layers[layers[0]].attention
-            tables.append(Table(layers, attention.window, attention.sinks))
-            token_bytes.append(len(layers) * attention.cached * value)
-        return cls(spec, spec.parameters * value, tuple(tables), tuple(token_bytes))
+            tables.append(KVCacheGroup(layers, attention.window, attention.sinks))
+            token_bytes.append(len(layers) * attention.cache_values_per_token * bytes_per_value)
+        return cls(spec, spec.num_parameters * bytes_per_value, tuple(tables), tuple(token_bytes))
 
     @property
     def lasting_bytes(self) -> float:
         """Return the bytes of a token once it has left every residual."""
-        late = {layer for table in self.tables if table.late for layer in table.layers}
-        kept = [table.late or not late.intersection(table.layers) for table in self.tables]
+        late = {layer for table in self.tables if table.is_delayed for layer in table.layers}
+        kept = [table.is_delayed or not late.intersection(table.layers) for table in self.tables]
         return sum(size for size, counts in zip(self.token_bytes, kept, strict=True) if counts)
 
 
-def roofline(
-    sizes: Sizes,
+def roofline_step_times(
+    sizes: ModelSizes,
     hardware: Hardware,
     gpus: int = 1,
     compute_share: float = 1.0,
     memory_share: float = 1.0,
     overhead: float = 0.0,
-) -> StepTimes:
+) -> StepTimeModel:
     """Return the step times of `gpus` accelerators.
 
     Args:
@@ -63,39 +63,39 @@ def roofline(
         overhead: Seconds added to every step.
     """
     spec = sizes.spec
-    flop, byte = SECOND / (hardware.flops * compute_share * gpus), SECOND / (hardware.bandwidth * memory_share * gpus)
-    kinds: dict[Seen, dict[AnyAttention, int]] = {}
+    flop, byte = TICKS_PER_SECOND / (hardware.flops * compute_share * gpus), TICKS_PER_SECOND / (hardware.bandwidth * memory_share * gpus)
+    kinds: dict[AttentionReach, dict[AnyAttentionSpec, int]] = {}
     for layer in spec.layers:
         attention = layer.attention
-        alike = kinds.setdefault(Seen(attention.window, attention.sinks), {})
+        alike = kinds.setdefault(AttentionReach(attention.window, attention.sinks), {})
         alike[attention] = alike.get(attention, 0) + 1
-    blocks = sum(k.attention.matrices(spec.width) + spec.width * k.feedforward_matrices[1] for k in spec.layers)
-    head = spec.vocab * spec.width
-    written, weight = sizes.lasting_bytes, sizes.weight_bytes / spec.parameters
-    number = written / sum(layer.attention.cached for layer in spec.layers)  # bytes of one in the cache
-    sent = 2 * len(spec.layers) * 2 * (gpus - 1) / gpus * spec.width * VALUE * SECOND / hardware.link
-    computing = Form(
-        step=round(overhead * SECOND),
-        prefill=round(2 * blocks * flop + sent),
-        decode=round(2 * blocks * flop + sent),
-        sampled=round(2 * head * flop),
-        pairs=tuple(round(_flops_of(alike) * flop) for alike in kinds.values()),
+    blocks = sum(k.attention.matrix_parameters(spec.hidden_size) + spec.hidden_size * k.mlp_parameters_per_column[1] for k in spec.layers)
+    head = spec.vocab_size * spec.hidden_size
+    written, weight = sizes.lasting_bytes, sizes.weight_bytes / spec.num_parameters
+    number = written / sum(layer.attention.cache_values_per_token for layer in spec.layers)  # bytes of one in the cache
+    sent = 2 * len(spec.layers) * 2 * (gpus - 1) / gpus * spec.hidden_size * BYTES_PER_VALUE * TICKS_PER_SECOND / hardware.link
+    computing = LinearCost(
+        step=round(overhead * TICKS_PER_SECOND),
+        prefill_tokens=round(2 * blocks * flop + sent),
+        decode_tokens=round(2 * blocks * flop + sent),
+        num_logits=round(2 * head * flop),
+        query_key_pairs=tuple(round(_flops_of(alike) * flop) for alike in kinds.values()),
     )
-    reading = Form(
-        step=round(overhead * SECOND + blocks * weight * byte),
-        prefill=round(written * byte + sent),
-        decode=round(written * byte + sent),
+    reading = LinearCost(
+        step=round(overhead * TICKS_PER_SECOND + blocks * weight * byte),
+        prefill_tokens=round(written * byte + sent),
+        decode_tokens=round(written * byte + sent),
         head=round(head * weight * byte),
-        read=tuple(
-            round(sum(n * attention.cached for attention, n in alike.items()) * number * byte)
+        positions_read=tuple(
+            round(sum(n * attention.cache_values_per_token for attention, n in alike.items()) * number * byte)
             for alike in kinds.values()
         ),
     )
-    return StepTimes(f"roofline of {gpus} x {hardware.name}", tuple(kinds), (computing, reading))
+    return StepTimeModel(f"roofline of {gpus} x {hardware.name}", tuple(kinds), (computing, reading))
 
 
-def _flops_of(alike: dict[AnyAttention, int]) -> float:
+def _flops_of(alike: dict[AnyAttentionSpec, int]) -> float:
     """Return the FLOPs of a query-key pair."""
     return sum(
-        2.0 * n * a.heads * (a.dim + (a.latent if isinstance(a, LatentAttention) else a.dim)) for a, n in alike.items()
+        2.0 * n * a.num_heads * (a.head_dim + (a.kv_lora_rank if isinstance(a, MLASpec) else a.head_dim)) for a, n in alike.items()
     )

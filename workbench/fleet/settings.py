@@ -8,24 +8,24 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from workbench.fleet.hardware import Hardware
 from workbench.fleet.routers import LeastLoaded, Router
-from workbench.shown import Brief
+from workbench.shown import ConciseRepr
 
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class Part(Brief, BaseModel):
+class ExecutorSettings(ConciseRepr, BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class RealExecutor(Part):
+class RealExecutor(ExecutorSettings):
     """Compute every step with the model."""
 
     kind: Literal["real"] = "real"
 
 
-class UncachedExecutor(Part):
+class UncachedExecutor(ExecutorSettings):
     """Compute every token from the whole text, without a KV cache.
 
     Uses the model's own modules on their backend or, with `oracle`, engine/naive.py."""
@@ -34,7 +34,7 @@ class UncachedExecutor(Part):
     oracle: bool = False
 
 
-class DecodePart(Part):
+class DecodePoolSettings(ExecutorSettings):
     """Settings of a decode pool, to which the other instances hand over keys and values.
 
     A transfer runs at `bytes_per_second` of the network (the hardware's unless given) after `latency` seconds."""
@@ -45,7 +45,7 @@ class DecodePart(Part):
     latency: Seconds = 0.0
 
 
-class FailurePart(Part):
+class FailureSettings(ExecutorSettings):
     """Failure of instance `instance` at second `at`; it recovers `down` seconds later, or never."""
 
     instance: Annotated[int, Field(ge=0)]
@@ -53,7 +53,7 @@ class FailurePart(Part):
     down: Seconds | None = None
 
 
-class SimulatedExecutor(Part):
+class SimulatedExecutor(ExecutorSettings):
     """Carry out the scheduler's plans on a simulated clock, without weights.
 
     Steps take the roofline of `hardware` (a data sheet's name, `here` for this machine's measured ceilings, or figures)
@@ -70,8 +70,8 @@ class SimulatedExecutor(Part):
     steps: str | None = None
     instances: Count = 1
     router: Router = LeastLoaded()
-    decode: DecodePart | None = None
-    failures: tuple[FailurePart, ...] = ()
+    decode: DecodePoolSettings | None = None
+    failures: tuple[FailureSettings, ...] = ()
 
 
-Executor = Annotated[RealExecutor | UncachedExecutor | SimulatedExecutor, Field(discriminator="kind")]
+AnyExecutorSettings = Annotated[RealExecutor | UncachedExecutor | SimulatedExecutor, Field(discriminator="kind")]

@@ -8,14 +8,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from workbench.lab.needs import chromium, lacks_browser, must_have
+from workbench.lab.needs import chromium, missing_browser, require
 
 if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext, ConsoleMessage, Page, Route, WebSocket
 
 ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
              "--disable-component-update", "--disable-sync")  # fmt: skip
-HERE = ("data", "blob", "about", "chrome", "chrome-error")
+LOCAL_SCHEMES = ("data", "blob", "about", "chrome", "chrome-error")
 DRIVER = Path(__file__).with_name("driver.js")
 
 
@@ -35,7 +35,7 @@ class Browser:
     """A browser to use as `with Browser() as browser: tab = browser.tab("http://127.0.0.1:8888")`."""
 
     def __enter__(self) -> Browser:
-        must_have(lacks_browser())
+        require(missing_browser())
         from playwright.sync_api import sync_playwright
 
         self._playwright = sync_playwright().start()
@@ -64,7 +64,7 @@ class Browser:
 def _watch(context: BrowserContext, tab: Tab, origin: str | None) -> None:
     def is_here(url: str) -> bool:
         parts = urlsplit(url)
-        if parts.scheme in HERE or (origin is None and parts.scheme == "file"):
+        if parts.scheme in LOCAL_SCHEMES or (origin is None and parts.scheme == "file"):
             return True
         return origin is not None and parts.netloc == urlsplit(origin).netloc
 

@@ -13,18 +13,18 @@ from typing import Any
 from workbench.errors import WorkbenchError
 from workbench.lab.cells import widget_outputs
 from workbench.lab.folder import notebooks_in
-from workbench.lab.needs import lacks_browser, lacks_lab, must_have
-from workbench.lab.pictures import Pictures
+from workbench.lab.needs import missing_browser, missing_lab, require
+from workbench.lab.pictures import WidgetScreenshots
 
 
 @dataclass(frozen=True)
-class Visit:
+class NotebookVisit:
     """The findings of one notebook's check."""
 
     notebook: str
     seconds: float
-    ran: int
-    cells: int
+    num_run: int
+    num_cells: int
     widgets: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()
     console_errors: tuple[str, ...] = ()
@@ -39,14 +39,14 @@ class Visit:
             *(f"console: {text}" for text in self.console_errors),
             *(f"asked another machine: {url}" for url in self.outside_requests),
             *(f"no picture in the exported page: {name}" for name in self.without_picture),
-            *([f"{self.ran} of {self.cells} cells ran"] if self.ran < self.cells else []),
+            *([f"{self.num_run} of {self.num_cells} cells ran"] if self.num_run < self.num_cells else []),
         ]
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"faults": self.faults}
 
 
-def visit(lab: Any, path: str, keep: Path, pictures: Pictures | None = None) -> Visit:
+def visit_notebook(lab: Any, path: str, out: Path, pictures: WidgetScreenshots | None = None) -> NotebookVisit:
     """Open a notebook of a `LabSession`, run it and collect its findings.
 
     The executed notebook and its export are written to `out`; screenshots of its widgets where `pictures` are wanted.
@@ -59,7 +59,7 @@ def visit(lab: Any, path: str, keep: Path, pictures: Pictures | None = None) -> 
     try:
         page = lab.open(path)
     except PlaywrightError as error:
-        return Visit(name, time.perf_counter() - start, 0, 0, errors=(error.message.splitlines()[0],))
+        return NotebookVisit(name, time.perf_counter() - start, 0, 0, errors=(error.message.splitlines()[0],))
     late: tuple[str, ...] = ()
     try:
         page.run_all()
@@ -71,25 +71,25 @@ def visit(lab: Any, path: str, keep: Path, pictures: Pictures | None = None) -> 
     errors = (*late, *map(str, page.errors()))
     console, outside = tuple(page.console_errors), tuple(page.outside_requests)
     page.close()
-    (keep / f"{Path(path).stem}.ipynb").write_text(json.dumps(document, indent=1), encoding="utf-8")
-    shown, asked = lab.shown_offline(write_html(document, keep / f"{Path(path).stem}.html"), widget_outputs(document))
+    (out / f"{Path(path).stem}.ipynb").write_text(json.dumps(document, indent=1), encoding="utf-8")
+    shown, asked = lab.shown_offline(write_html(document, out / f"{Path(path).stem}.html"), widget_outputs(document))
     without = tuple(str(widget) for widget, seen in zip(widgets, shown, strict=True) if not seen)
     outside += tuple(f"the exported page: {url}" for url in asked)
     names = tuple(widget.name for widget in widgets)
-    return Visit(name, time.perf_counter() - start, ran, cells, names, errors, console, outside, without)
+    return NotebookVisit(name, time.perf_counter() - start, ran, cells, names, errors, console, outside, without)
 
 
-def check(
+def check_notebooks(
     folder: Path,
     only: Sequence[str] = (),
-    pictures: Pictures | None = None,
-    keep: Path | None = None,
-    tell: Callable[[Visit], None] = lambda visit: None,
-) -> list[Visit]:
+    pictures: WidgetScreenshots | None = None,
+    out: Path | None = None,
+    on_visit: Callable[[NotebookVisit], None] = lambda visit: None,
+) -> list[NotebookVisit]:
     """Check the notebooks of `folder`, or those named in `only`, in a private server and browser."""
-    must_have(lacks_lab(), lacks_browser())
+    require(missing_lab(), missing_browser())
     from workbench.lab.browser import Browser
-    from workbench.lab.page import Lab
+    from workbench.lab.page import LabSession
     from workbench.lab.server import LabServer
 
     names = [path.name for path in notebooks_in(folder)]
@@ -101,11 +101,11 @@ def check(
         raise WorkbenchError(f"lab: {folder} holds no notebook; a percent file has lines that begin with '# %%'")
     visits = []
     with tempfile.TemporaryDirectory(prefix="workbench-lab-kept-") as bin_, LabServer({"notebooks": folder}) as server:
-        kept = Path(bin_) if keep is None else keep
+        kept = Path(bin_) if out is None else out
         kept.mkdir(parents=True, exist_ok=True)
         with Browser() as browser:
-            lab = Lab(server, browser)
+            lab = LabSession(server, browser)
             for name in chosen:
-                visits.append(visit(lab, f"notebooks/{name}", kept, pictures))
-                tell(visits[-1])
+                visits.append(visit_notebook(lab, f"notebooks/{name}", kept, pictures))
+                on_visit(visits[-1])
     return visits

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from workbench.lab.cells import CellError, cell_errors
 
-KERNEL_S = 3600  # nbclient wants a number: a slow machine takes long to start a kernel, and to hand on what cells show
+KERNEL_TIMEOUT_S = 3600  # nbclient wants a number: a slow machine takes long to start a kernel, and to hand on what cells show
 
 
 def execute(path: Path, keep: Path | None = None) -> list[CellError]:
@@ -26,8 +26,8 @@ def execute(path: Path, keep: Path | None = None) -> list[CellError]:
         document,
         kernel_name="python3",
         timeout=None,
-        startup_timeout=KERNEL_S,
-        iopub_timeout=KERNEL_S,
+        startup_timeout=KERNEL_TIMEOUT_S,
+        iopub_timeout=KERNEL_TIMEOUT_S,
         resources={"metadata": {"path": str(path.parent)}},
         store_widget_state=False,
     )

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 # JupyterLab gives every output the name of its type but those that hold a widget.
 VIEWS = ".jp-Cell-outputArea > .jp-OutputArea-child > .jp-OutputArea-output:not([data-mime-type])"
-DRAWN_S = 10.0  # for a widget to be drawn, and for the page to be still
-BROKEN = ("Error displaying widget", "Error creating widget", "Error rendering", "Failed to load model")
+DRAW_TIMEOUT_S = 10.0  # for a widget to be drawn, and for the page to be still
+ERROR_TEXTS = ("Error displaying widget", "Error creating widget", "Error rendering", "Failed to load model")
 
 
 @dataclass(frozen=True)
-class Shown:
+class WidgetOutput:
     """An output that holds a widget: its cell, and its class `wb-...` (`widget` for other libraries' widgets)."""
 
     cell: int
@@ -32,16 +32,16 @@ class Shown:
         return f"cell {self.cell} ({self.name})"
 
 
-class Lab:
+class LabSession:
     """A server and a browser for many notebooks.
 
     Every timeout is multiplied by `timeout_factor`, for slow machines and contention.
     """
 
-    def __init__(self, server: LabServer, browser: Browser, patience: float = 1.0) -> None:
-        self.server, self.browser, self.patience = server, browser, patience
+    def __init__(self, server: LabServer, browser: Browser, timeout_factor: float = 1.0) -> None:
+        self.server, self.browser, self.timeout_factor = server, browser, timeout_factor
         self.tab = tab = browser.tab(server.origin)
-        tab.page.set_default_timeout(LIMIT_S * patience * 1000)
+        tab.page.set_default_timeout(LIMIT_S * timeout_factor * 1000)
         tab.page.goto(f"{server.origin}/lab/workspaces/check?token={server.token}&reset")
         tab.page.wait_for_function("window.jupyterapp?.restored")
         tab.page.evaluate("window.jupyterapp.restored.then(() => null)")
@@ -88,7 +88,7 @@ class Lab:
 class NotebookPage:
     """An open notebook with an idle kernel. `tab` is Playwright's page, for anything beyond these methods."""
 
-    def __init__(self, lab: Lab, path: str) -> None:
+    def __init__(self, lab: LabSession, path: str) -> None:
         self.lab, self.path = lab, path
         self.tab: Page = lab.tab.page
         self._since = len(lab.tab.console_errors), len(lab.tab.outside_requests), len(lab.server.outside_requests())
@@ -122,7 +122,7 @@ class NotebookPage:
         """
         from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
-        timeout_s = LIMIT_S * self.lab.patience if timeout_s is None else timeout_s
+        timeout_s = LIMIT_S * self.lab.timeout_factor if timeout_s is None else timeout_s
         try:
             self.tab.wait_for_function("bench.ran !== null", timeout=timeout_s * 1000)
         except PlaywrightTimeout:
@@ -138,10 +138,10 @@ class NotebookPage:
 
         Once the console reports errors, undrawn widgets get the short timeout only.
         """
-        limit_s = DRAWN_S * self.lab.patience
+        limit_s = DRAW_TIMEOUT_S * self.lab.timeout_factor
         self.tab.evaluate("limit => bench.answered(limit)", limit_s * 1000)
-        if not self._drawn(DRAWN_S) and not self.console_errors:
-            self._drawn(limit_s - DRAWN_S)
+        if not self._drawn(DRAW_TIMEOUT_S) and not self.console_errors:
+            self._drawn(limit_s - DRAW_TIMEOUT_S)
         return self.tab.evaluate("([a, b]) => bench.settled(a, b)", [quiet_s * 1000, limit_s * 1000])
 
     def _drawn(self, limit_s: float) -> bool:
@@ -159,7 +159,7 @@ class NotebookPage:
         """Interrupt the kernel, as the stop button does."""
         self.tab.evaluate("bench.kernel().interrupt()")
 
-    def ask(self, expression: str) -> str:
+    def evaluate(self, expression: str) -> str:
         """Evaluate an expression in the kernel, and return its repr."""
         answer = self.tab.evaluate("text => bench.ask(text)", expression)
         if answer["status"] != "ok":
@@ -181,7 +181,7 @@ class NotebookPage:
         undrawn = [
             CellError(view["cell"], "Widget", view["text"] or "was not drawn", view["line"])
             for view in self.tab.evaluate("bench.views()")
-            if not view["drawn"] or any(words in view["text"] for words in BROKEN)
+            if not view["drawn"] or any(words in view["text"] for words in ERROR_TEXTS)
         ]
         return [*cell_errors(self.document()), *called_back, *undrawn]
 
@@ -203,9 +203,9 @@ class NotebookPage:
         """Locate the outputs that hold a widget."""
         return self.root.locator(VIEWS)
 
-    def widgets(self) -> list[Shown]:
+    def widgets(self) -> list[WidgetOutput]:
         """List the outputs that hold a widget, in order."""
-        return [Shown(view["cell"], view["name"]) for view in self.tab.evaluate("bench.views()")]
+        return [WidgetOutput(view["cell"], view["name"]) for view in self.tab.evaluate("bench.views()")]
 
     def screenshot(self, path: Path, of: Locator | None = None) -> Path:
         """Save a PNG of a locator's first match, or of the whole tab."""

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from workbench.lab.page import NotebookPage
 
 
-class Pictures:
+class WidgetScreenshots:
     """Screenshots of widgets in a folder.
 
     `pagemap.png` is the first `wb-pagemap`; later ones have their notebook's name as well.

@@ -25,7 +25,7 @@ from workbench.lab import stay_home
 CONFIG = Path(__file__).parent / "config"
 SOURCE = Path(workbench.__file__).resolve().parents[1]
 LIMIT_S = 600.0  # for the server to start, a page to load, a notebook to run: what hangs, not what is slow
-PLACES = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTERLAB_SETTINGS_DIR",
+JUPYTER_FOLDERS = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTERLAB_SETTINGS_DIR",
           "JUPYTERLAB_WORKSPACES_DIR", "IPYTHONDIR")  # fmt: skip
 # Off screen cells are in the page too; nothing is saved behind the reader's back.
 SETTINGS = {
@@ -37,7 +37,7 @@ SETTINGS = {
 }  # fmt: skip
 
 
-def ours_first(environment: dict[str, str], data: Path) -> dict[str, str]:
+def jupyter_environment(environment: dict[str, str], data: Path) -> dict[str, str]:
     """`environment` with the workbench's defaults for JupyterLab, this interpreter's kernel and this source first.
 
     The kernel is written into `data`. The one that comes with ipykernel says `python`, which jupytext does not take for
@@ -61,11 +61,11 @@ class LabServer:
     """`with LabServer({"notebooks": folder}) as server:` serves each folder under its name, from a new root.
 
     The folders are linked, not copied: a notebook finds what stands beside it, and nothing saves unless asked to. The
-    server has ten minutes to start, times `patience`.
+    server has ten minutes to start, times `starvation_limit`.
     """
 
-    def __init__(self, folders: dict[str, Path] | None = None, patience: float = 1.0) -> None:
-        self.patience = patience
+    def __init__(self, folders: dict[str, Path] | None = None, timeout_factor: float = 1.0) -> None:
+        self.patience = timeout_factor
         self.private = Path(tempfile.mkdtemp(prefix="workbench-lab-"))
         self.root = self.private / "root"
         self.root.mkdir()
@@ -82,7 +82,7 @@ class LabServer:
         return f"http://127.0.0.1:{self.port}"
 
     def __enter__(self) -> LabServer:
-        places = {name: self.private / name.lower() for name in PLACES}
+        places = {name: self.private / name.lower() for name in JUPYTER_FOLDERS}
         for name, settings in SETTINGS.items():
             file = places["JUPYTERLAB_SETTINGS_DIR"] / f"{name}.jupyterlab-settings"
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ class LabServer:
         startup = places["IPYTHONDIR"] / "profile_default" / "startup"
         startup.mkdir(parents=True)
         shutil.copy(stay_home.__file__, startup / "00_stay_home.py")
-        environment = ours_first(dict(os.environ), self.private / "data")
+        environment = jupyter_environment(dict(os.environ), self.private / "data")
         environment |= {name: str(path) for name, path in places.items()}
         environment[stay_home.LOG] = str(self.outside_log)
         with self.log.open("wb") as log:

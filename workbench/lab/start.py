@@ -9,16 +9,16 @@ import sys
 import tempfile
 from pathlib import Path
 
-from workbench.lab.needs import lacks_lab, must_have
+from workbench.lab.needs import missing_lab, require
 
 
 def start(folder: Path, notebook: str | None = None, port: int | None = None, browser: bool = True) -> int:
     """Open JupyterLab on `folder`, wait until it ends, and return its exit code."""
-    must_have(lacks_lab())
-    from workbench.lab.server import ours_first
+    require(missing_lab())
+    from workbench.lab.server import jupyter_environment
 
     with tempfile.TemporaryDirectory(prefix="workbench-lab-") as data:
-        environment = ours_first(dict(os.environ), Path(data))
+        environment = jupyter_environment(dict(os.environ), Path(data))
         process = subprocess.Popen(command(folder, notebook, port, browser), env=environment)
         signal.signal(signal.SIGTERM, lambda *_: process.terminate())
         while True:

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from workbench import shown
-from workbench.shown import Shown
+from workbench.shown import Displayable
 from workbench.study.verdict import Outcome, RuleChange, Verdict
 
-Numbers = Any  # a rule's input: a run's rows, or named values of a calculation or a measurement
+EvidenceNumbers = Any  # a rule's input: a run's rows, or named values of a calculation or a measurement
 
 
 @dataclass(frozen=True)
-class Source:
+class ClaimSource:
     """A text that makes the claim, with its figures, in our words."""
 
     name: str
@@ -22,7 +22,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunEvidence:
     """The experiment `name`.yaml beside the claims; its rows are the numbers. `quick` are settings for a first look."""
 
     name: str
@@ -30,34 +30,34 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Calculation:
+class CalculationEvidence:
     """Numbers that are equal on every machine. `machine` names their origin, a data sheet for example."""
 
-    numbers: Callable[[], Numbers]
+    numbers: Callable[[], EvidenceNumbers]
     machine: str = "any (calculated)"
 
 
 @dataclass(frozen=True)
-class Measurement:
+class MeasurementEvidence:
     """A small measurement on this machine, stored as a record of its `name`; several claims may share it.
 
     `numbers` takes a flag for a quick look. `timed` is false where contention changes nothing.
     """
 
     name: str
-    numbers: Callable[[bool], Numbers]
+    numbers: Callable[[bool], EvidenceNumbers]
     timed: bool = True
 
 
 @dataclass(frozen=True)
-class Missing:
+class MissingEvidence:
     """Hardware or software that a test would need and that is not here."""
 
     needs: str
 
 
 @dataclass(frozen=True)
-class Unbuilt:
+class UnbuiltEvidence:
     """A part that a test would need and that this project has not built: no machine is to blame, and no verdict is
     given.
     """
@@ -65,7 +65,7 @@ class Unbuilt:
     what: str
 
 
-Evidence = Run | Calculation | Measurement | Missing | Unbuilt
+Evidence = RunEvidence | CalculationEvidence | MeasurementEvidence | MissingEvidence | UnbuiltEvidence
 OUTCOMES: tuple[Outcome, ...] = ("holds", "holds-with-limits", "refuted")  # a rule's possible outcomes
 
 
@@ -77,22 +77,22 @@ class Ruling:
     """
 
     outcome: Outcome
-    because: str
+    reason: str
     limits: str = ""
     figures: Mapping[str, float | str] = field(default_factory=dict)
 
 
 # An experiment's judge is made of such functions; their verdicts name the claim. A rule that returns a Ruling states
 # itself in its docstring.
-Rule = Callable[[Numbers], Verdict | Ruling]
+Rule = Callable[[EvidenceNumbers], Verdict | Ruling]
 
 
-Gives = Mapping[Outcome, Numbers | Callable[[], Numbers]]
-Never = Mapping[Outcome, str]
+OutcomeExamples = Mapping[Outcome, EvidenceNumbers | Callable[[], EvidenceNumbers]]
+ImpossibleOutcomes = Mapping[Outcome, str]
 
 
 @dataclass(frozen=True)
-class Trial:
+class ClaimTrial:
     """One test of a claim: `evidence` gives numbers, `rule` interprets them.
 
     A rule shows that its verdict could have been another: `examples` and `impossible` together name every outcome. A
@@ -109,38 +109,38 @@ class Trial:
 
     evidence: Evidence
     rule: Rule
-    gives: Gives
-    never: Never = field(default_factory=dict)
+    examples: OutcomeExamples
+    impossible: ImpossibleOutcomes = field(default_factory=dict)
     changed: tuple[RuleChange, ...] = ()
 
     @property
-    def illustrates(self) -> str:
+    def no_test_reason(self) -> str:
         """Return the reason why the rule cannot refute the claim; empty for a test."""
-        return self.never.get("refuted", "")
+        return self.impossible.get("refuted", "")
 
-    def example(self, outcome: Outcome) -> Numbers:
+    def example(self, outcome: Outcome) -> EvidenceNumbers:
         """Return numbers under which the rule gives `outcome`. KeyError where there are none."""
-        found = self.gives[outcome]
+        found = self.examples[outcome]
         return found() if callable(found) else found
 
     @property
-    def told(self) -> str:
+    def evidence_label(self) -> str:
         """Return a short name of the evidence."""
         match self.evidence:
-            case Run(name):
+            case RunEvidence(name):
                 return f"run {name}"
-            case Measurement(name):
+            case MeasurementEvidence(name):
                 return f"measurement {name}"
-            case Calculation():
+            case CalculationEvidence():
                 return "calculation"
-            case Missing():
+            case MissingEvidence():
                 return "missing"
-            case Unbuilt():
+            case UnbuiltEvidence():
                 return "not built"
 
 
 @dataclass(frozen=True)
-class Table:
+class ClaimTable:
     """A title, headings and cells, for a terminal or a page."""
 
     title: str
@@ -149,7 +149,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Claim(Shown):
+class Claim(Displayable):
     """A claim: `says` is the statement in our words.
 
     The first trial that can fail decides; others report other machines, or illustrate. `condition_tables` takes the
@@ -158,36 +158,36 @@ class Claim(Shown):
 
     id: str
     says: str
-    sources: tuple[Source, ...]
-    trials: tuple[Trial, ...]
-    where: Callable[[Any], Sequence[Table]] | None = None  # of the Records that are there
+    sources: tuple[ClaimSource, ...]
+    trials: tuple[ClaimTrial, ...]
+    condition_tables: Callable[[Any], Sequence[ClaimTable]] | None = None  # of the Records that are there
 
     @property
-    def deciding(self) -> int:
+    def deciding_trial(self) -> int:
         """Return the index of the first trial whose rule can fail; 0 where none can."""
-        return next((place for place, trial in enumerate(self.trials) if not trial.illustrates), 0)
+        return next((place for place, trial in enumerate(self.trials) if not trial.no_test_reason), 0)
 
-    def _shown(self) -> shown.Table:
+    def _display_table(self) -> shown.Table:
         rows = [("says", self.says), *((source.name, source.figures) for source in self.sources)]
-        rows += [("put to the test by", trial.told) for trial in self.trials]
+        rows += [("put to the test by", trial.evidence_label) for trial in self.trials]
         return shown.Table(self.id, rows)
 
 
-def judged(claim: Claim, trial: Trial, numbers: Numbers) -> Verdict:
+def apply_rule(claim: Claim, trial: ClaimTrial, numbers: EvidenceNumbers) -> Verdict:
     """Apply the trial's rule to `numbers`."""
     found = trial.rule(numbers)
     if isinstance(found, Verdict):
         return found
     words = " ".join((trial.rule.__doc__ or "").split())
-    return Verdict(claim.id, claim.says, words, found.outcome, found.because, found.limits, found.figures)
+    return Verdict(claim.id, claim.says, words, found.outcome, found.reason, found.limits, found.figures)
 
 
 @dataclass(frozen=True)
-class OfJudge:
+class JudgeRule:
     """The rule of one claim where an experiment's judge gives verdicts on several: its verdict on `claim`."""
 
-    judge: Callable[[Numbers], Sequence[Verdict]]
+    judge: Callable[[EvidenceNumbers], Sequence[Verdict]]
     claim: str
 
-    def __call__(self, numbers: Numbers) -> Verdict:
+    def __call__(self, numbers: EvidenceNumbers) -> Verdict:
         return next(verdict for verdict in self.judge(numbers) if verdict.claim == self.claim)

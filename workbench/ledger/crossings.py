@@ -6,25 +6,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from workbench.fleet.hardware import Hardware, named_hardware
-from workbench.fleet.roofline import Sizes, roofline
-from workbench.fleet.work import SECOND, StepTimes, work_of
+from workbench.fleet.roofline import ModelSizes, roofline_step_times
+from workbench.fleet.work import TICKS_PER_SECOND, StepTimeModel, step_work_of
 from workbench.model.shapes import named_shape
 
-MOST = 1 << 24  # longest request considered
+MAX_TOKENS = 1 << 24  # longest request considered
 
 
 @dataclass(frozen=True)
-class Machine:
+class RooflineMachine:
     """One model on `gpus` accelerators of one kind, in 16 bits a number; its step times are lower bounds."""
 
     name: str
-    times: StepTimes
+    times: StepTimeModel
 
     @classmethod
-    def of(cls, shape: str, hardware: str | Hardware, gpus: int = 1) -> Machine:
+    def of(cls, shape: str, hardware: str | Hardware, gpus: int = 1) -> RooflineMachine:
         """Build the named shape on a data sheet's machine, or on hardware figures."""
         found = named_hardware(hardware) if isinstance(hardware, str) else hardware
-        times = roofline(Sizes.dense(named_shape(shape)), found, gpus)
+        times = roofline_step_times(ModelSizes.dense(named_shape(shape)), found, gpus)
         return cls(f"{shape}, {gpus} x {found.name}", times)
 
     def prefill(self, tokens: int) -> float:
@@ -36,43 +36,43 @@ class Machine:
         return self._seconds([(context - 1, 1)] * batch)
 
     def _seconds(self, spans: list[tuple[int, int]]) -> float:
-        return self.times(work_of(spans, len(spans), self.times.kinds)) / SECOND
+        return self.times(step_work_of(spans, len(spans), self.times.kinds)) / TICKS_PER_SECOND
 
 
-def first(true: Callable[[int], bool], least: int = 1, most: int = MOST) -> int | None:
+def smallest_where(predicate: Callable[[int], bool], start: int = 1, limit: int = MAX_TOKENS) -> int | None:
     """Return the least integer in [start, limit] from which `predicate` holds, by bisection; None where it fails at
     `limit`.
 
     The predicate must be monotonic.
     """
-    if not true(most):
+    if not predicate(limit):
         return None
-    low, high = least, most
+    low, high = start, limit
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if true(middle) else (middle + 1, high)
+        low, high = (low, middle) if predicate(middle) else (middle + 1, high)
     return low
 
 
-def prefill_crossings(machine: Machine) -> dict[str, int | None]:
+def prefill_break_even_points(machine: RooflineMachine) -> dict[str, int | None]:
     """Return prompt lengths in tokens at which prefill time changes its growth.
 
     Time is flat within 10% of one token's. Doubling the prompt doubles time from 1.9 times on, more than doubles it
     from 2.2 times on, and triples it once attention is half of the work.
     """
-    flat = first(lambda n: machine.prefill(n) > 1.1 * machine.prefill(1))
+    flat = smallest_where(lambda n: machine.prefill(n) > 1.1 * machine.prefill(1))
     return {
         "flat up to": None if flat is None else flat - 1,
-        "linear from": first(lambda n: machine.prefill(2 * n) >= 1.9 * machine.prefill(n)),
-        "more than linear from": first(lambda n: machine.prefill(2 * n) >= 2.2 * machine.prefill(n)),
-        "tripled by doubling from": first(lambda n: machine.prefill(2 * n) >= 3.0 * machine.prefill(n)),
+        "linear from": smallest_where(lambda n: machine.prefill(2 * n) >= 1.9 * machine.prefill(n)),
+        "more than linear from": smallest_where(lambda n: machine.prefill(2 * n) >= 2.2 * machine.prefill(n)),
+        "tripled by doubling from": smallest_where(lambda n: machine.prefill(2 * n) >= 3.0 * machine.prefill(n)),
     }
 
 
-def decode_crossings(machine: Machine, batch: int = 1) -> dict[str, int | None]:
+def decode_break_even_points(machine: RooflineMachine, batch: int = 1) -> dict[str, int | None]:
     """Return the contexts from which a decode step takes 10% longer than at 100 tokens, and twice as long."""
     least = machine.decode(100, batch)
     return {
-        f"{told} from": first(lambda n, times=times: machine.decode(n, batch) >= times * least, 100)
-        for told, times in (("10% longer", 1.1), ("twice as long", 2.0))
+        f"{name} from": smallest_where(lambda n, times=times: machine.decode(n, batch) >= times * least, 100)
+        for name, times in (("10% longer", 1.1), ("twice as long", 2.0))
     }

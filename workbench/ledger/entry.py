@@ -10,63 +10,63 @@ from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.files import read_json_file
-from workbench.shown import Shown, Table
-from workbench.study.run_folder import strict, write_atomically
+from workbench.shown import Displayable, Table
+from workbench.study.run_folder import finite_json, write_atomically
 from workbench.study.verdict import Outcome, RuleChange, Verdict
 
 NOT_RUN = "not run yet"
 NO_TEST = "no test"  # shown for a rule that cannot fail
-NAME = "ledger.json"
+LEDGER_FILE = "ledger.json"
 
 
 @dataclass(frozen=True)
-class Entry(Shown):
+class LedgerEntry(Displayable):
     """The verdict of one trial.
 
     Attributes:
         outcome: None where the evidence was not run yet, or the rule cannot fail (`no_test` has the reason).
         contention: share of the processor that other processes had during the measurement.
         remark: warnings about the record.
-        level: the processor's instruction set (`workbench.study.machine.LEVELS`).
+        level: the processor's instruction set (`workbench.machine.processor.LEVELS`).
         changed: changes of the rule after a look at results.
     """
 
     evidence: str
     outcome: Outcome | None = None
-    because: str = ""
+    reason: str = ""
     limits: str = ""
     rule: str = ""
     figures: Mapping[str, float | str] = field(default_factory=dict)
     machine: str = ""
     date: str | None = None
     record: str | None = None
-    busy: float | None = None
+    contention: float | None = None
     remark: str = ""
     level: str | None = None
     changed: tuple[RuleChange, ...] = ()
     no_test: str = ""
 
     @property
-    def told(self) -> str:
+    def outcome_label(self) -> str:
         return NO_TEST if self.no_test else self.outcome or NOT_RUN
 
-    def _shown(self) -> Table:
-        told = asdict(self) | {"busy": None if self.busy is None else f"{self.busy:.0%} of the processor had others"}
+    def _display_table(self) -> Table:
+        values = asdict(self) | {"contention": None if self.contention is None else f"{self.contention:.0%} of the processor had others"}
         hidden = ("outcome", "figures", "changed")
-        rows = [(name, value) for name, value in told.items() if name not in hidden and value]
+        rows = [(name, value) for name, value in values.items() if name not in hidden and value]
         rows += [("rule changed", str(change)) for change in self.changed]
         rows += [(f"our {name}", value) for name, value in self.figures.items()]
-        return Table(self.told, rows)
+        return Table(self.outcome_label, rows)
 
-    def with_verdict(self, verdict: Verdict) -> Entry:
-        figures = strict(dict(verdict.figures))
+    def with_verdict(self, verdict: Verdict) -> LedgerEntry:
+        figures = finite_json(dict(verdict.figures))
         assert isinstance(figures, dict)
         limits = verdict.limits if verdict.outcome == "holds-with-limits" else ""
-        found = {"outcome": verdict.outcome, "because": verdict.because, "limits": limits, "rule": verdict.rule}
+        found = {"outcome": verdict.outcome, "reason": verdict.reason, "limits": limits, "rule": verdict.rule}
         return replace(self, **found, figures=figures, changed=(*self.changed, *verdict.changed))
 
 
-Ledger = dict[str, tuple[Entry, ...]]  # by the claim's id, one entry a trial
+Ledger = dict[str, tuple[LedgerEntry, ...]]  # by the claim's id, one entry a trial
 
 
 def read_ledger(file: Path) -> Ledger:
@@ -82,7 +82,7 @@ def read_ledger(file: Path) -> Ledger:
         ) from None
 
 
-def write_ledger(ledger: Mapping[str, Sequence[Entry]], file: Path) -> None:
+def write_ledger(ledger: Mapping[str, Sequence[LedgerEntry]], file: Path) -> None:
     """Write the whole file at once; it is never edited by hand."""
     claims: dict[str, Any] = {id: [_short(entry) for entry in entries] for id, entries in ledger.items()}
     value = {"written by": "workbench claims run", "claims": claims}
@@ -93,10 +93,10 @@ def write_ledger(ledger: Mapping[str, Sequence[Entry]], file: Path) -> None:
         raise WorkbenchError(f"{file}: the ledger cannot be written there ({error})") from error
 
 
-def _entry(values: dict[str, Any]) -> Entry:
+def _entry(values: dict[str, Any]) -> LedgerEntry:
     changed = tuple(RuleChange(**change) for change in values.get("changed", ()))
-    return replace(Entry(**{name: value for name, value in values.items() if name != "changed"}), changed=changed)
+    return replace(LedgerEntry(**{name: value for name, value in values.items() if name != "changed"}), changed=changed)
 
 
-def _short(entry: Entry) -> dict[str, Any]:
+def _short(entry: LedgerEntry) -> dict[str, Any]:
     return {name: value for name, value in asdict(entry).items() if value not in (None, "", {}, ())}

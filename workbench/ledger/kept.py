@@ -9,16 +9,16 @@ from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.files import read_json_file, read_yaml
-from workbench.ledger.claim import Measurement, Numbers, Run
-from workbench.ledger.machines import machine_of
-from workbench.study.dated_record import write_dated
+from workbench.ledger.claim import MeasurementEvidence, EvidenceNumbers, RunEvidence
+from workbench.ledger.machines import describe_machine
+from workbench.study.dated_record import write_dated_record
 from workbench.study.environment import environment
 from workbench.study.experiment import Experiment
-from workbench.study.machine import BUSY, cpu_times, level_of, others_cpu_share
+from workbench.study.machine import MAX_CONTENTION, cpu_times, simd_level_of, others_cpu_share
 from workbench.study.record import Record
 
 
-class Kept:
+class StoredRecord:
     """A stored record: `numbers` are a rule's input, the run's rows or a measurement's values."""
 
     def __init__(self, file: Path, value: Mapping[str, Any]) -> None:
@@ -26,16 +26,16 @@ class Kept:
         self.environment = value["environment"]
         self.date: str = value["environment"]["date"]
         self.experiment: dict[str, Any] | None = value.get("experiment")
-        self.numbers: Numbers = value["numbers"] if "numbers" in value else value["summary"]["rows"]
-        self.busy: float | None = value.get("summary", value).get("others_cpu_share")
+        self.numbers: EvidenceNumbers = value["numbers"] if "numbers" in value else value["summary"]["rows"]
+        self.contention: float | None = value.get("summary", value).get("others_cpu_share")
         self.verdicts: list[dict[str, Any]] = value.get("summary", {}).get("verdicts", [])
 
     @property
     def machine(self) -> str:
-        return machine_of(self.environment, self.experiment)
+        return describe_machine(self.environment, self.experiment)
 
     @property
-    def level(self) -> str | None:
+    def instruction_set(self) -> str | None:
         """Return the processor's instruction set, from the CPU flags where the record does not name it.
 
         None where time was simulated, or the model was on another device.
@@ -43,32 +43,32 @@ class Kept:
         if self.simulated or (self.experiment or {}).get("model", {}).get("device", "cpu") != "cpu":
             return None
         cpu = self.environment["cpu"]
-        return cpu["level"] if "level" in cpu else level_of(cpu.get("flags", ()))
+        return cpu["level"] if "level" in cpu else simd_level_of(cpu.get("flags", ()))
 
     @property
     def simulated(self) -> bool:
         return ((self.experiment or {}).get("executor") or {}).get("kind") == "simulated"
 
     @property
-    def disturbed(self) -> bool:
+    def is_noisy(self) -> bool:
         """Return whether contention makes its times unreliable."""
-        return not self.simulated and self.busy is not None and self.busy > BUSY
+        return not self.simulated and self.contention is not None and self.contention > MAX_CONTENTION
 
     def remark(self, file: Path) -> str:
         """Return warnings about the record: contention, or an experiment that has changed since."""
-        told = []
-        if self.disturbed:
-            told.append(f"other processes took {self.busy:.0%} of the processor")
-        if self.changed(file):
-            told.append("the experiment has been changed since")
-        return "; ".join(told)
+        remarks = []
+        if self.is_noisy:
+            remarks.append(f"other processes took {self.contention:.0%} of the processor")
+        if self.experiment_changed(file):
+            remarks.append("the experiment has been changed since")
+        return "; ".join(remarks)
 
-    def changed(self, file: Path) -> bool:
+    def experiment_changed(self, file: Path) -> bool:
         """Return whether the experiment in `file` has changed since."""
-        return self.experiment is not None and file.is_file() and not _same(self.experiment, file)
+        return self.experiment is not None and file.is_file() and not _same_experiment(self.experiment, file)
 
 
-def all_kept(name: str, folder: Path, timed: bool = True) -> tuple[Kept, ...]:
+def stored_records(name: str, folder: Path, timed: bool = True) -> tuple[StoredRecord, ...]:
     """Return the records called `name` in `folder`, the one that decides first, then the newest.
 
     Where times matter (`timed`), the newest record without contention decides. WorkbenchError for an unreadable record.
@@ -76,28 +76,28 @@ def all_kept(name: str, folder: Path, timed: bool = True) -> tuple[Kept, ...]:
     pattern = re.compile(re.escape(name) + r"-\d{8}-\d{6}\.json")
     files = sorted(file for file in folder.glob(f"{name}-*.json") if pattern.fullmatch(file.name))
     newest_first = [_read(file) for file in reversed(files)]
-    return tuple(sorted(newest_first, key=lambda record: timed and record.disturbed))
+    return tuple(sorted(newest_first, key=lambda record: timed and record.is_noisy))
 
 
-def kept(name: str, folder: Path) -> Kept | None:
+def latest_record(name: str, folder: Path) -> StoredRecord | None:
     """Return the record called `name` in `folder` that decides, None where there is none."""
-    return next(iter(all_kept(name, folder)), None)
+    return next(iter(stored_records(name, folder)), None)
 
 
-def _read(file: Path) -> Kept:
+def _read(file: Path) -> StoredRecord:
     try:
-        return Kept(file, read_json_file(file))
+        return StoredRecord(file, read_json_file(file))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise WorkbenchError(f"{file}: is no record of rows or numbers ({type(error).__name__}: {error})") from None
 
 
-def name_of(evidence: Run | Measurement) -> str:
-    return evidence.name if isinstance(evidence, Run) else f"claims_{evidence.name}"
+def record_name(evidence: RunEvidence | MeasurementEvidence) -> str:
+    return evidence.name if isinstance(evidence, RunEvidence) else f"claims_{evidence.name}"
 
 
-def keep_run(record: Record, name: str, folder: Path) -> Path:
+def store_run(record: Record, name: str, folder: Path) -> Path:
     """Store a run's experiment, environment and summary as one dated file."""
-    return write_dated(
+    return write_dated_record(
         {
             "date": record.environment["date"],
             "summary": record.summary,
@@ -109,23 +109,23 @@ def keep_run(record: Record, name: str, folder: Path) -> Path:
     )
 
 
-def measured(evidence: Measurement, quick: bool) -> dict[str, Any]:
+def run_measurement(evidence: MeasurementEvidence, quick: bool) -> dict[str, Any]:
     """Measure now, and return the numbers as a record stores them."""
-    surroundings = environment()
+    current_environment = environment()
     before = cpu_times()
     numbers = evidence.numbers(quick)
-    busy = others_cpu_share(before)
-    return {"date": surroundings["date"], "numbers": numbers, "others_cpu_share": busy, "environment": surroundings}
+    contention = others_cpu_share(before)
+    return {"date": current_environment["date"], "numbers": numbers, "others_cpu_share": contention, "environment": current_environment}
 
 
-def _same(recorded: Mapping[str, Any], file: Path) -> bool:
+def _same_experiment(recorded: Mapping[str, Any], file: Path) -> bool:
     """Return whether a file still has the recorded experiment, apart from its question and its judge.
 
     Settings that are newer than the record have their defaults.
     """
     left_out = {"question", "judge"}
     try:
-        then = Experiment.of({**recorded}, "record")
+        then = Experiment.from_values({**recorded}, "record")
     except WorkbenchError:
         return False  # it has settings that no longer exist
-    return then.model_dump(exclude=left_out) == Experiment.read(file).model_dump(exclude=left_out)
+    return then.model_dump(exclude=left_out) == Experiment.from_file(file).model_dump(exclude=left_out)

@@ -8,7 +8,7 @@ from typing import Any
 GIB = 2**30
 
 
-def machine_of(environment: Mapping[str, Any], experiment: Mapping[str, Any] | None = None) -> str:
+def describe_machine(environment: Mapping[str, Any], experiment: Mapping[str, Any] | None = None) -> str:
     """Describe the machine of a record: processor, cores and memory, or the GPU of the model, or the simulated
     hardware.
     """

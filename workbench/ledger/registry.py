@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from workbench.errors import WorkbenchError, nearest
-from workbench.ledger.claim import OUTCOMES, Claim, Trial, judged
+from workbench.ledger.claim import OUTCOMES, Claim, ClaimTrial, apply_rule
 from workbench.study.verdict import Outcome
-from workbench.user_parts import find
+from workbench.user_parts import resolve_path
 
-CLAIMS = Path(__file__).resolve().parents[2] / "experiments" / "claims"
+CLAIMS_FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "claims"
 
 
-def claims_in(folder: Path = CLAIMS) -> dict[str, Claim]:
+def load_claims(folder: Path = CLAIMS_FOLDER) -> dict[str, Claim]:
     """Return every claim by its id, in the order of files and of their `CLAIMS`.
 
     Raises:
@@ -22,7 +22,7 @@ def claims_in(folder: Path = CLAIMS) -> dict[str, Claim]:
     found: dict[str, Claim] = {}
     places: dict[str, str] = {}
     for file in sorted(folder.glob("[!_]*.py")):
-        claims = find(f"{file}:CLAIMS")
+        claims = resolve_path(f"{file}:CLAIMS")
         if not isinstance(claims, Sequence) or not all(isinstance(claim, Claim) for claim in claims):
             raise WorkbenchError(f"{file}: CLAIMS must be a sequence of Claim values")
         for claim in claims:
@@ -34,49 +34,49 @@ def claims_in(folder: Path = CLAIMS) -> dict[str, Claim]:
     return found
 
 
-def chosen(claims: dict[str, Claim], ids: Sequence[str]) -> dict[str, Claim]:
+def select_claims(claims: dict[str, Claim], ids: Sequence[str]) -> dict[str, Claim]:
     """Select the claims `ids`, all where none are named. WorkbenchError for an unknown id."""
     for wrong in (id for id in ids if id not in claims):
         raise WorkbenchError(f"no claim {wrong!r}{nearest(wrong, claims)}; `workbench claims` lists them")
     return {id: claims[id] for id in ids} if ids else claims
 
 
-def check(claim: Claim) -> list[str]:
+def claim_errors(claim: Claim) -> list[str]:
     """List errors of a claim: rules that do not give the outcomes they declare, or that judge another claim."""
     wrong = [] if claim.trials else ["has no trial"]
     for number, trial in enumerate(claim.trials, 1):
-        wrong += [f"trial {number}: {fault}" for fault in _faults(claim, trial)]
+        wrong += [f"trial {number}: {fault}" for fault in _trial_errors(claim, trial)]
     return wrong
 
 
-def _faults(claim: Claim, trial: Trial) -> list[str]:
+def _trial_errors(claim: Claim, trial: ClaimTrial) -> list[str]:
     wrong = []
     for outcome in OUTCOMES:
-        if (outcome in trial.gives) == (outcome in trial.never):
+        if (outcome in trial.examples) == (outcome in trial.impossible):
             wrong.append(f"{outcome!r} must stand in `gives`, with evidence, or in `never`, with the reason")
-        elif outcome in trial.never:
-            wrong += [] if trial.never[outcome] else [f"never {outcome!r}, and does not say why"]
+        elif outcome in trial.impossible:
+            wrong += [] if trial.impossible[outcome] else [f"never {outcome!r}, and does not say why"]
         else:
-            wrong += _faults_of(claim, trial, outcome)
-    if not trial.gives.keys() <= set(OUTCOMES) or not trial.never.keys() <= set(OUTCOMES):
+            wrong += _example_errors(claim, trial, outcome)
+    if not trial.examples.keys() <= set(OUTCOMES) or not trial.impossible.keys() <= set(OUTCOMES):
         wrong.append(f"`gives` and `never` may name {', '.join(OUTCOMES)}")
     wrong += [f"a change without {name}" for change in trial.changed for name, words in vars(change).items()
               if not words]  # fmt: skip
     return wrong
 
 
-def _faults_of(claim: Claim, trial: Trial, wanted: Outcome) -> list[str]:
+def _example_errors(claim: Claim, trial: ClaimTrial, wanted: Outcome) -> list[str]:
     """List errors of the evidence that should give `wanted`."""
-    verdict = judged(claim, trial, trial.example(wanted))
+    verdict = apply_rule(claim, trial, trial.example(wanted))
     wrong = []
     if verdict.claim != claim.id:
         wrong.append(f"its rule speaks of {verdict.claim!r}")
     elif verdict.says != claim.says:
         wrong.append(f"its rule says {verdict.says!r}, the claim {claim.says!r}")
     if verdict.outcome != wanted:
-        wrong.append(f"{verdict.outcome} by numbers that should give {wanted!r} ({verdict.because})")
+        wrong.append(f"{verdict.outcome} by numbers that should give {wanted!r} ({verdict.reason})")
     if verdict.outcome == "holds-with-limits" and not verdict.limits:
         wrong.append("holds with limits and does not say which")
-    if not verdict.rule or not verdict.because:
+    if not verdict.rule or not verdict.reason:
         wrong.append("its rule has no words, or gives no reason")
     return wrong

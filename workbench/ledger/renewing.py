@@ -8,22 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.ledger.claim import Claim
-from workbench.ledger.entry import NAME, Ledger, read_ledger, write_ledger
-from workbench.ledger.rebuild import Records, rebuilt
-from workbench.ledger.registry import chosen, claims_in
-from workbench.ledger.running import Faults, Tell, run_all, wanted
+from workbench.ledger.entry import LEDGER_FILE, Ledger, read_ledger, write_ledger
+from workbench.ledger.rebuild import RecordFolder, rebuild_ledger
+from workbench.ledger.registry import select_claims, load_claims
+from workbench.ledger.running import MeasurementFailures, ProgressCallback, measure_all, evidence_to_measure
 
 
 @dataclass(frozen=True)
-class Renewed:
+class LedgerUpdate:
     """The selected claims, their entries, and evidence that could not be measured."""
 
     claims: dict[str, Claim]
     ledger: Ledger
-    faults: Faults
+    failures: MeasurementFailures
 
 
-def renew(
+def update_ledger(
     folder: Path,
     ids: Sequence[str],
     records: Path,
@@ -32,8 +32,8 @@ def renew(
     missing: bool = False,
     measure: bool = True,
     quick: bool = False,
-    tell: Tell = lambda line: None,
-) -> Renewed:
+    report_progress: ProgressCallback = lambda line: None,
+) -> LedgerUpdate:
     """Measure the evidence of claims, and write the ledger.
 
     Experiments lie beside `folder`. Calculations are always repeated, and claims that share a record with the selected
@@ -49,19 +49,19 @@ def renew(
         quick: take a first look, which neither stores records nor writes the ledger.
         report_progress: called with a line for each measurement.
     """
-    known = claims_in(folder)
-    asked, ledger = chosen(known, ids), read_ledger(folder / NAME)
-    here = Records(records, folder.parent)
-    work = wanted(asked.values(), here, missing) if measure else {}
+    known = load_claims(folder)
+    selected, ledger = select_claims(known, ids), read_ledger(folder / LEDGER_FILE)
+    here = RecordFolder(records, folder.parent)
+    work = evidence_to_measure(selected.values(), here, missing) if measure else {}
     if quick:
         with tempfile.TemporaryDirectory(prefix="workbench-claims-") as place:
-            faults = run_all(work, here, Path(place), True, tell, Path(place))
-            found = rebuilt(asked, Records(Path(place), folder.parent), {})
-        return Renewed(asked, found, faults)
+            faults = measure_all(work, here, Path(place), True, report_progress, Path(place))
+            found = rebuild_ledger(selected, RecordFolder(Path(place), folder.parent), {})
+        return LedgerUpdate(selected, found, faults)
     faults, fresh = {}, ledger
     try:
-        faults = run_all(work, here, out, False, tell, records)
+        faults = measure_all(work, here, out, False, report_progress, records)
     finally:  # an interrupt loses no finished measurement
-        fresh = rebuilt(known, Records(records, folder.parent), ledger)
-        write_ledger(fresh, folder / NAME)
-    return Renewed(asked, {id: fresh[id] for id in asked}, faults)
+        fresh = rebuild_ledger(known, RecordFolder(records, folder.parent), ledger)
+        write_ledger(fresh, folder / LEDGER_FILE)
+    return LedgerUpdate(selected, {id: fresh[id] for id in selected}, faults)

@@ -10,55 +10,55 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from workbench.errors import WorkbenchError
-from workbench.ledger.claim import Claim, Measurement, Run
-from workbench.ledger.kept import keep_run, measured, name_of
-from workbench.ledger.rebuild import Records
-from workbench.stages import Stage
-from workbench.study.dated_record import write_dated
+from workbench.ledger.claim import Claim, MeasurementEvidence, RunEvidence
+from workbench.ledger.kept import store_run, run_measurement, record_name
+from workbench.ledger.rebuild import RecordFolder
+from workbench.stages import ProgressStage
+from workbench.study.dated_record import write_dated_record
 from workbench.study.record import Record
 
 ROOT = Path(__file__).resolve().parents[2]
-Tell = Callable[[str], None]
-Faults = dict[str, str]  # error messages by the evidence's name
+ProgressCallback = Callable[[str], None]
+MeasurementFailures = dict[str, str]  # error messages by the evidence's name
 
 
-def wanted(claims: Iterable[Claim], records: Records, missing: bool) -> dict[str, Run | Measurement]:
+def evidence_to_measure(claims: Iterable[Claim], records: RecordFolder, missing: bool) -> dict[str, RunEvidence | MeasurementEvidence]:
     """Return the evidence to be measured for `claims`, each once.
 
     With `missing` this is evidence without a record, or with a record of an experiment that has changed since.
     """
-    found: dict[str, Run | Measurement] = {}
+    found: dict[str, RunEvidence | MeasurementEvidence] = {}
     for claim in claims:
         for trial in claim.trials:
             evidence = trial.evidence
-            if not isinstance(evidence, Run | Measurement) or (missing and not _due(evidence, records)):
+            if not isinstance(evidence, RunEvidence | MeasurementEvidence) or (missing and not _needs_measuring(evidence, records)):
                 continue
-            found.setdefault(name_of(evidence), evidence)
+            found.setdefault(record_name(evidence), evidence)
     return found
 
 
-def _due(evidence: Run | Measurement, records: Records) -> bool:
-    record = records.of(evidence)
-    if record is None or isinstance(evidence, Measurement):
+def _needs_measuring(evidence: RunEvidence | MeasurementEvidence, records: RecordFolder) -> bool:
+    record = records.latest(evidence)
+    if record is None or isinstance(evidence, MeasurementEvidence):
         return record is None
-    return record.changed(records.file(evidence))
+    return record.experiment_changed(records.experiment_file(evidence))
 
 
-def run_all(
-    evidence: Mapping[str, Run | Measurement], records: Records, out: Path, quick: bool, tell: Tell, folder: Path
-) -> Faults:
+def measure_all(
+    evidence: Mapping[str, RunEvidence | MeasurementEvidence], records: RecordFolder, out: Path, quick: bool, report_progress: ProgressCallback, folder: Path
+) -> MeasurementFailures:
     """Measure each evidence, and store its record in `folder`; run folders go to `out`.
 
     A failure is returned by name, and the rest goes on.
     """
-    faults: Faults = {}
+    faults: MeasurementFailures = {}
     for number, (name, each) in enumerate(evidence.items(), 1):
-        tell(Stage.of(f"{number} of {len(evidence)}: {name}", number - 1, len(evidence)))
+        report_progress(ProgressStage.create(f"{number} of {len(evidence)}: {name}", number - 1, len(evidence)))
         try:
-            if isinstance(each, Run):
-                keep_run(_run(records.file(each), out, each.quick if quick else ()), name, folder)
+            if isinstance(each, RunEvidence):
+                store_run(_run(records.experiment_file(each), out, each.quick if quick else ()), name, folder)
             else:
-                write_dated(measured(each, quick), folder, name)
+                write_dated_record(run_measurement(each, quick), folder, name)
         except (WorkbenchError, OSError) as error:
             faults[name] = str(error)
     return faults
@@ -73,8 +73,8 @@ def _run(file: Path, out: Path, settings: tuple[str, ...]) -> Record:
     words = [word for setting in settings for word in ("--set", setting)]
     command = [sys.executable, "-m", "workbench", "run", str(file), "--out", str(out), "--json", *words]
     place = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    surroundings = {**os.environ, "PYTHONPATH": place}
-    done = subprocess.run(command, capture_output=True, text=True, env=surroundings, check=False)
+    environment = {**os.environ, "PYTHONPATH": place}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     try:
         return Record.open(json.loads(done.stdout)["run"])
     except (ValueError, KeyError, TypeError):

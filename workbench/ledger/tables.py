@@ -8,38 +8,38 @@ from collections.abc import Mapping
 from itertools import zip_longest
 from typing import Any
 
-from workbench.ledger.claim import Claim, Measurement, Missing, OfJudge, Run, Table, Trial, Unbuilt
-from workbench.ledger.entry import NO_TEST, NOT_RUN, Entry, Ledger
-from workbench.ledger.picture import recorded_run
-from workbench.ledger.rebuild import Records, entry_from
+from workbench.ledger.claim import Claim, MeasurementEvidence, MissingEvidence, JudgeRule, RunEvidence, ClaimTable, ClaimTrial, UnbuiltEvidence
+from workbench.ledger.entry import NO_TEST, NOT_RUN, LedgerEntry, Ledger
+from workbench.ledger.picture import latest_run_record
+from workbench.ledger.rebuild import RecordFolder, judge_record
 
 HEADINGS = ("claim", "statement", "verdict", "machine", "level", "elsewhere")
 ORDER = ("holds", "holds-with-limits", "refuted", "not-testable-here", NOT_RUN, NO_TEST)
 
 
-def entries_of(claim: Claim, ledger: Ledger) -> tuple[Entry, ...]:
+def claim_entries(claim: Claim, ledger: Ledger) -> tuple[LedgerEntry, ...]:
     """Return the claim's entries of the ledger, and empty ones for trials that are missing there."""
-    asked = [trial.told for trial in claim.trials]
-    found = zip_longest(asked, ledger.get(claim.id, ())[: len(asked)])
-    return tuple(entry if entry and entry.evidence == told else Entry(told) for told, entry in found)
+    labels = [trial.evidence_label for trial in claim.trials]
+    found = zip_longest(labels, ledger.get(claim.id, ())[: len(labels)])
+    return tuple(entry if entry and entry.evidence == label else LedgerEntry(label) for label, entry in found)
 
 
-def listing(claims: Mapping[str, Claim], ledger: Ledger, verdict: str | None = None) -> list[dict[str, Any]]:
+def claim_rows(claims: Mapping[str, Claim], ledger: Ledger, verdict: str | None = None) -> list[dict[str, Any]]:
     """Return one row a claim, from the trial that decides; only those with `verdict` where one is given."""
     rows = []
     for id, claim in claims.items():
-        others = list(entries_of(claim, ledger))
-        first = others.pop(claim.deciding)
-        if verdict in (None, first.told):
+        others = list(claim_entries(claim, ledger))
+        first = others.pop(claim.deciding_trial)
+        if verdict in (None, first.outcome_label):
             rows.append(
                 {
                     "claim": id,
                     "statement": claim.says,
-                    "verdict": first.told,
+                    "verdict": first.outcome_label,
                     "machine": first.machine,
                     "level": first.level,
-                    "elsewhere": [{"verdict": other.told, "machine": other.machine} for other in others],
-                    "because": first.because,
+                    "elsewhere": [{"verdict": other.outcome_label, "machine": other.machine} for other in others],
+                    "reason": first.reason,
                     "limits": first.limits,
                     "date": first.date,
                     "record": first.record,
@@ -48,32 +48,32 @@ def listing(claims: Mapping[str, Claim], ledger: Ledger, verdict: str | None = N
     return rows
 
 
-def counted(rows: list[dict[str, Any]]) -> str:
+def count_verdicts(rows: list[dict[str, Any]]) -> str:
     """Count the claims by verdict, in one line."""
     counts = Counter(row["verdict"] for row in rows)
-    told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in ORDER if counts[verdict])
-    return f"{len(rows)} claim{'' if len(rows) == 1 else 's'}: {told or 'none'}"
+    summary = ", ".join(f"{counts[verdict]} {verdict}" for verdict in ORDER if counts[verdict])
+    return f"{len(rows)} claim{'' if len(rows) == 1 else 's'}: {summary or 'none'}"
 
 
-def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+def row_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     """Return a row of the listing as text; verdicts of other trials are counted."""
     others = Counter(other["verdict"] for other in row["elsewhere"])
-    told = ", ".join(f"{others[verdict]} {verdict}" for verdict in ORDER if others[verdict])
-    return row["claim"], row["statement"], row["verdict"], row["machine"], row["level"] or "", told
+    elsewhere = ", ".join(f"{others[verdict]} {verdict}" for verdict in ORDER if others[verdict])
+    return row["claim"], row["statement"], row["verdict"], row["machine"], row["level"] or "", elsewhere
 
 
-def command(claim: Claim, trial: Trial) -> str:
+def measure_command(claim: Claim, trial: ClaimTrial) -> str:
     """Return the command that measures a trial again."""
-    if isinstance(trial.evidence, Run):
+    if isinstance(trial.evidence, RunEvidence):
         return f"workbench run experiments/{trial.evidence.name}.yaml"
-    return "-" if isinstance(trial.evidence, Missing | Unbuilt) else f"workbench claims run {claim.id}"
+    return "-" if isinstance(trial.evidence, MissingEvidence | UnbuiltEvidence) else f"workbench claims run {claim.id}"
 
 
-def rule_source(trial: Trial) -> str:
+def rule_source(trial: ClaimTrial) -> str:
     """Return the source code of the rule; of a judge, the function that names the claim."""
     rule: Any = trial.rule
     try:
-        if isinstance(rule, OfJudge):
+        if isinstance(rule, JudgeRule):
             functions = inspect.getmembers(inspect.getmodule(rule.judge), inspect.isfunction)
             sources = [inspect.getsource(f) for _, f in functions if f.__module__ == rule.judge.__module__]
             naming = [source for source in sources if f'"{rule.claim}"' in source]
@@ -83,33 +83,33 @@ def rule_source(trial: Trial) -> str:
         return repr(rule)
 
 
-def figures(claim: Claim, entries: tuple[Entry, ...]) -> Table:
+def figures_table(claim: Claim, entries: tuple[LedgerEntry, ...]) -> ClaimTable:
     """Tabulate the figures of the sources and ours."""
     rows = [(f"source {source.name}", source.figures) for source in claim.sources]
     for entry in entries:
         whose = entry.machine or entry.evidence
-        told = entry.figures or ({"": entry.because} if entry.because else {})
-        rows += [(whose, f"{name}: {_number(value)}" if name else str(value)) for name, value in told.items()]
-    return Table("figures of the sources, and ours", ("whose", "figures"), rows)
+        values = entry.figures or ({"": entry.reason} if entry.reason else {})
+        rows += [(whose, f"{name}: {_number(value)}" if name else str(value)) for name, value in values.items()]
+    return ClaimTable("figures of the sources, and ours", ("whose", "figures"), rows)
 
 
-def detail(claim: Claim, ledger: Ledger, records: Records) -> dict[str, Any]:
+def claim_detail(claim: Claim, ledger: Ledger, records: RecordFolder) -> dict[str, Any]:
     """Return all details of one claim, as for JSON."""
-    entries = entries_of(claim, ledger)
+    entries = claim_entries(claim, ledger)
     trials = []
     for trial, entry in zip(claim.trials, entries, strict=True):
         trials.append(
             {
-                "evidence": entry.evidence, "verdict": entry.told, "because": entry.because, "limits": entry.limits,
+                "evidence": entry.evidence, "verdict": entry.outcome_label, "reason": entry.reason, "limits": entry.limits,
                 "machine": entry.machine, "date": entry.date, "record": entry.record, "remark": entry.remark,
                 "figures": dict(entry.figures), "rule": entry.rule, "rule_source": rule_source(trial),
-                "command": command(claim, trial), "level": entry.level, "no_test": entry.no_test,
+                "command": measure_command(claim, trial), "level": entry.level, "no_test": entry.no_test,
                 "changed": [str(change) for change in entry.changed],
-                "never": {str(outcome): reason for outcome, reason in trial.never.items()},
+                "never": {str(outcome): reason for outcome, reason in trial.impossible.items()},
             }
         )  # fmt: skip
-    drawable = recorded_run(claim, records) is not None
-    where = claim.where(records) if claim.where is not None else ()
+    drawable = latest_run_record(claim, records) is not None
+    where = claim.condition_tables(records) if claim.condition_tables is not None else ()
     tables = [*_by_machine(claim, records), *where]
     return {
         "claim": claim.id,
@@ -121,31 +121,31 @@ def detail(claim: Claim, ledger: Ledger, records: Records) -> dict[str, Any]:
     }
 
 
-def _by_machine(claim: Claim, records: Records) -> list[Table]:
+def _by_machine(claim: Claim, records: RecordFolder) -> list[ClaimTable]:
     """Tabulate all records of each trial, judged by the same rule, one machine a row."""
     found = []
     for trial in claim.trials:
-        if not isinstance(trial.evidence, Run | Measurement) or not (mine := records.all(trial.evidence)):
+        if not isinstance(trial.evidence, RunEvidence | MeasurementEvidence) or not (mine := records.all(trial.evidence)):
             continue
-        rows = [_machine_row(entry_from(claim, trial, record, records)) for record in mine]
+        rows = [_machine_row(judge_record(claim, trial, record, records)) for record in mine]
         headings = ("machine", "level", "verdict", "figures", "date", "others", "record")
-        found.append(Table(f"Records of {trial.told}, by machine; the first one decides", headings, rows))
+        found.append(ClaimTable(f"Records of {trial.evidence_label}, by machine; the first one decides", headings, rows))
     return found
 
 
-def _machine_row(entry: Entry) -> tuple[str, ...]:
-    told = ", ".join(f"{name}: {_number(value)}" for name, value in entry.figures.items()) or entry.because
-    busy = "" if entry.busy is None else f"{entry.busy:.0%}"
-    return entry.machine, entry.level or "", entry.told, told, (entry.date or "")[:10], busy, entry.record or ""
+def _machine_row(entry: LedgerEntry) -> tuple[str, ...]:
+    values = ", ".join(f"{name}: {_number(value)}" for name, value in entry.figures.items()) or entry.reason
+    contention = "" if entry.contention is None else f"{entry.contention:.0%}"
+    return entry.machine, entry.level or "", entry.outcome_label, values, (entry.date or "")[:10], contention, entry.record or ""
 
 
-TOLD = ("because", "limits", "machine", "level", "evidence", "record", "date", "remark", "rule", "command")
+TRIAL_FIELDS = ("reason", "limits", "machine", "level", "evidence", "record", "date", "remark", "rule", "command")
 
 
-def told(trial: Mapping[str, Any]) -> list[tuple[str, str]]:
+def trial_lines(trial: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return (name, text) lines of one trial of `detail`: verdict, impossible outcomes, changes of the rule."""
     lines = [("no test", f"the rule cannot fail: {trial['no_test']}")] if trial["no_test"] else []
-    lines += [(name, trial[name]) for name in TOLD if trial[name]]
+    lines += [(name, trial[name]) for name in TRIAL_FIELDS if trial[name]]
     lines += [("never", f"{outcome}: {why}") for outcome, why in trial["never"].items() if why != trial["no_test"]]
     return lines + [("changed", change) for change in trial["changed"]]
 

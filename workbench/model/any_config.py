@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import WorkbenchError
-from workbench.model.config_fields import REQUIRED, Fields, read_object
+from workbench.model.config_fields import REQUIRED, ConfigFields, read_object
 from workbench.model.families import FAMILIES, spec_from_config
-from workbench.model.family_fields import MOST_LAYERS
-from workbench.model.latent_spec import LatentAttention
-from workbench.model.spec import AnyAttention, Attention, Experts, LayerKind, ModelSpec
+from workbench.model.family_fields import MAX_LAYERS
+from workbench.model.latent_spec import MLASpec
+from workbench.model.spec import AnyAttentionSpec, AttentionSpec, MoESpec, LayerSpec, ModelSpec
 
 # The same figure under the names that families gave it, the commonest first.
-NAMES: dict[str, tuple[str, ...]] = {
+FIELD_ALIASES: dict[str, tuple[str, ...]] = {
     "width": ("hidden_size", "n_embd", "d_model", "dim"),
     "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
     "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
@@ -33,11 +33,11 @@ NAMES: dict[str, tuple[str, ...]] = {
     "expert_hidden": ("moe_intermediate_size", "expert_intermediate_size", "ffn_dim_exp"),
     "dense_layers": ("first_k_dense_replace", "moe_layer_start_index"),
 }
-NONE_IS_FINE = ("experts", "shared", "dense_layers")
-INSIDE = ("text_config", "language_config", "llm_config")  # where models of several kinds keep the decoder's
-LATENT = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
+MAY_BE_ZERO = ("experts", "shared", "dense_layers")
+DECODER_KEYS = ("text_config", "language_config", "llm_config")  # where models of several kinds keep the decoder's
+MLA_KEYS = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
 # Families whose feed-forward has two matrices and no gate; their embedding is the head unless they say otherwise.
-PLAIN = ("gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "bloom", "falcon", "phi", "gpt_bigcode", "starcoder2", "mpt")
+UNGATED_FAMILIES = ("gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "bloom", "falcon", "phi", "gpt_bigcode", "starcoder2", "mpt")
 
 
 def spec_from_any_config(file: Path) -> tuple[ModelSpec, list[str]]:
@@ -46,7 +46,7 @@ def spec_from_any_config(file: Path) -> tuple[ModelSpec, list[str]]:
     config = read_object(file)
     name = file.resolve().parent.name
     remarks = []
-    for key in INSIDE:
+    for key in DECODER_KEYS:
         if isinstance(inner := config.get(key), dict):
             config = {"tie_word_embeddings": config.get("tie_word_embeddings"), **inner}
             remarks.append(f"only the decoder in {key} is counted")
@@ -59,10 +59,10 @@ def spec_from_any_config(file: Path) -> tuple[ModelSpec, list[str]]:
             remarks.append(f"counted by the fields that configs share, since the model is not read whole ({error})")
     else:
         remarks.append(f"family {family!r} is not read: counted by the fields that configs share, without biases")
-    return _shared_fields(Fields(config, str(file)), name, remarks), remarks
+    return _shared_fields(ConfigFields(config, str(file)), name, remarks), remarks
 
 
-def _shared_fields(fields: Fields, name: str, remarks: list[str]) -> ModelSpec:
+def _shared_fields(fields: ConfigFields, name: str, remarks: list[str]) -> ModelSpec:
     width, layers = _integer(fields, "width"), _integer(fields, "layers")
     windows = _windows(fields, layers, remarks)
     sparse = _feedforwards(fields, width, remarks)
@@ -70,52 +70,52 @@ def _shared_fields(fields: Fields, name: str, remarks: list[str]) -> ModelSpec:
     first = _integer(fields, "dense_layers", 0) if "experts" in sparse else layers
     return ModelSpec(
         name=name,
-        vocab=_integer(fields, "vocab"),
-        width=width,
+        vocab_size=_integer(fields, "vocab"),
+        hidden_size=width,
         layers=tuple(
-            LayerKind(attention=_attention(fields, width, window), **(dense if index < first else sparse))
+            LayerSpec(attention=_attention(fields, width, window), **(dense if index < first else sparse))
             for index, window in enumerate(windows)
         ),
-        context=_integer(fields, "context", 2048),
-        tied=fields.boolean("tie_word_embeddings", default=fields.get("model_type") in PLAIN),
+        max_position_embeddings=_integer(fields, "context", 2048),
+        tie_word_embeddings=fields.boolean("tie_word_embeddings", default=fields.get("model_type") in UNGATED_FAMILIES),
     )
 
 
-def _attention(fields: Fields, width: int, window: int | None) -> AnyAttention:
+def _attention(fields: ConfigFields, width: int, window: int | None) -> AnyAttentionSpec:
     heads = _integer(fields, "heads")
-    if fields.get(LATENT[0]) is not None:
-        latent, rope, plain, value = (fields.integer(key) for key in LATENT)
+    if fields.get(MLA_KEYS[0]) is not None:
+        latent, rope, plain, value = (fields.integer(key) for key in MLA_KEYS)
         query = fields.integer("q_lora_rank", default=None)
-        return LatentAttention(
-            heads=heads, latent=latent, rope_dim=rope, plain_dim=plain, value_dim=value, query_latent=query
+        return MLASpec(
+            num_heads=heads, kv_lora_rank=latent, qk_rope_head_dim=rope, qk_nope_head_dim=plain, v_head_dim=value, q_lora_rank=query
         )
     groups = 1 if fields.get("multi_query") is True else _integer(fields, "groups", heads)
     if heads % groups:
-        raise fields.wrong("num_key_value_heads", groups, f"a divisor of the heads ({heads})")
-    return Attention(heads=heads, groups=groups, dim=_integer(fields, "dim", width // heads), window=window)
+        raise fields.invalid("num_key_value_heads", groups, f"a divisor of the heads ({heads})")
+    return AttentionSpec(num_heads=heads, num_kv_heads=groups, head_dim=_integer(fields, "dim", width // heads), window=window)
 
 
-def _dense_hidden(fields: Fields, width: int, remarks: list[str]) -> int:
+def _dense_hidden(fields: ConfigFields, width: int, remarks: list[str]) -> int:
     """Return the width of a gated feed-forward with as many parameters."""
     hidden = _integer(fields, "hidden", 4 * width)
-    if fields.get("model_type") not in PLAIN:
+    if fields.get("model_type") not in UNGATED_FAMILIES:
         return hidden
     remarks.append("its feed-forward has two matrices, not three; learned positions are not counted")
     return -(-2 * hidden // 3)
 
 
-def _feedforwards(fields: Fields, width: int, remarks: list[str]) -> dict[str, Any]:
+def _feedforwards(fields: ConfigFields, width: int, remarks: list[str]) -> dict[str, Any]:
     """Return the fields of layers with a mixture; shared experts are counted among the others."""
     count, shared = _integer(fields, "experts", 0), _integer(fields, "shared", 0)
     hidden = _integer(fields, "hidden", 4 * width)
     if count < 2:
         return {"hidden": hidden}
     remarks.append(f"a mixture of {count} experts" + (f" and {shared} shared ones" if shared else ""))
-    experts = Experts(count=count + shared, used=_integer(fields, "used", 2) + shared)
+    experts = MoESpec(num_experts=count + shared, num_experts_per_tok=_integer(fields, "used", 2) + shared)
     return {"hidden": _integer(fields, "expert_hidden", hidden), "experts": experts}
 
 
-def _windows(fields: Fields, layers: int, remarks: list[str]) -> Sequence[int | None]:
+def _windows(fields: ConfigFields, layers: int, remarks: list[str]) -> Sequence[int | None]:
     """Return each layer's window: by `layer_types`, by a pattern, or the same for all."""
     window: Any = fields.get("sliding_window") or fields.get("attention_window_size")
     kinds = fields.get("layer_types")
@@ -132,14 +132,14 @@ def _windows(fields: Fields, layers: int, remarks: list[str]) -> Sequence[int | 
     return [window] * layers
 
 
-def _integer(fields: Fields, figure: str, default: Any = REQUIRED) -> int:
-    names = NAMES[figure]
+def _integer(fields: ConfigFields, figure: str, default: Any = REQUIRED) -> int:
+    names = FIELD_ALIASES[figure]
     for key in names:
         if fields.get(key) is not None:
-            most = MOST_LAYERS if figure == "layers" else 2**48
-            return fields.integer(key, least=0 if figure in NONE_IS_FINE else 1, most=most)
+            most = MAX_LAYERS if figure == "layers" else 2**48
+            return fields.integer(key, minimum=0 if figure in MAY_BE_ZERO else 1, maximum=most)
     if default is REQUIRED:
         raise WorkbenchError(
-            f"{fields.where}: has none of {', '.join(names)}; without the {figure} memory cannot be counted"
+            f"{fields.source}: has none of {', '.join(names)}; without the {figure} memory cannot be counted"
         )
     return default

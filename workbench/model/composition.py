@@ -8,31 +8,31 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from workbench.errors import WorkbenchError, explain
-from workbench.model.spec import Rotary, Value
-from workbench.request import UserPart
+from workbench.model.spec import RotaryConfig, FrozenModel
+from workbench.request import CustomPart
 
 Count = Annotated[int, Field(ge=1)]
-Kind = Literal["multi_head", "multi_query"]  # as many key/value heads as query heads; one for all
+HeadSharing = Literal["multi_head", "multi_query"]  # as many key/value heads as query heads; one for all
 WINDOW, FULL = "window", "full"
 
 
-class AttentionChange(Value):
+class AttentionChange(FrozenModel):
     """Slots of one layer's attention (see `AttentionSpec`); null leaves the model's own."""
 
-    groups: Count | Kind | None = None  # key/value heads; a trained model's are pooled or repeated, see `regroup`
-    heads: Count | None = None  # of random weights only: a trained model's are what they are
-    dim: Annotated[int, Field(ge=2)] | None = None  # likewise
+    num_kv_heads: Count | HeadSharing | None = None  # key/value heads; a trained model's are pooled or repeated, see `regroup`
+    num_heads: Count | None = None  # of random weights only: a trained model's are what they are
+    head_dim: Annotated[int, Field(ge=2)] | None = None  # likewise
     window: Count | Literal["full"] | None = None  # in tokens
     sinks: Annotated[int, Field(ge=0)] | None = None
     softcap: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     qk_norm: bool | None = None
     position: Literal["rotary", "alibi", "none"] | None = None
-    rotary: Rotary | None = None
+    rotary: RotaryConfig | None = None
     sink_logits: bool | None = None
-    mask: UserPart | None = None
-    score: UserPart | None = None
-    module: UserPart | None = None
+    mask: CustomPart | None = None
+    score: CustomPart | None = None
+    module: CustomPart | None = None
 
     @field_validator("mask", "score", "module", mode="before")
     @classmethod
@@ -47,7 +47,7 @@ class AttentionChange(Value):
             raise ValueError(f"rotary: turns no heads with position: {self.position}; give one only")
         return self
 
-    def over(self, other: AttentionChange) -> AttentionChange:
+    def on_top_of(self, other: AttentionChange) -> AttentionChange:
         """Return this change on top of `other`, without those of its values that would have no effect."""
         below, mine = _given(other), _given(self)
         if self.window == FULL:
@@ -57,7 +57,7 @@ class AttentionChange(Value):
         return AttentionChange(**{**below, **mine})
 
 
-class AttentionPart(AttentionChange):
+class AttentionConfig(AttentionChange):
     """The slots for all layers, and where they differ:
 
     `pattern` is repeated over the layers, from the first on: `window` takes the change as it is, `full` without its
@@ -70,7 +70,7 @@ class AttentionPart(AttentionChange):
     layers: dict[int, AttentionChange] = {}
 
     @model_validator(mode="after")
-    def _pattern_is_known(self) -> AttentionPart:
+    def _pattern_is_known(self) -> AttentionConfig:
         known = (WINDOW, FULL, *self.kinds)
         for word in self.pattern:
             if word not in known:
@@ -82,32 +82,32 @@ class AttentionPart(AttentionChange):
         return self
 
     @classmethod
-    def of(cls, value: AttentionPart | dict[str, Any] | None) -> AttentionPart:
+    def parse(cls, value: AttentionConfig | dict[str, Any] | None) -> AttentionConfig:
         """Parse a setting. Raises WorkbenchError for an invalid one, by its path."""
-        if value is None or isinstance(value, AttentionPart):
+        if value is None or isinstance(value, AttentionConfig):
             return value or cls()
         try:
             return cls.model_validate(value)
         except ValidationError as error:
             raise explain(error, "attention", cls) from None
 
-    def changes(self, count: int) -> Iterator[AttentionChange]:
+    def layer_changes(self, count: int) -> Iterator[AttentionChange]:
         """Yield the change of each of `count` layers."""
         if beyond := [index for index in self.layers if not 0 <= index < count]:
             raise WorkbenchError(f"attention.layers: there is no layer {beyond[0]}; the model has 0 to {count - 1}")
-        plain = AttentionChange(**{name: value for name, value in _given(self).items() if name in CHANGED})
-        full = AttentionChange(window=FULL, sinks=0).over(plain)
-        kinds = {WINDOW: plain, FULL: full} | {name: kind.over(plain) for name, kind in self.kinds.items()}
+        plain = AttentionChange(**{name: value for name, value in _given(self).items() if name in CHANGEABLE})
+        full = AttentionChange(window=FULL, sinks=0).on_top_of(plain)
+        kinds = {WINDOW: plain, FULL: full} | {name: kind.on_top_of(plain) for name, kind in self.kinds.items()}
         for index in range(count):
             change = kinds[self.pattern[index % len(self.pattern)]] if self.pattern else plain
-            yield self.layers[index].over(change) if index in self.layers else change
+            yield self.layers[index].on_top_of(change) if index in self.layers else change
 
     @property
-    def changes_nothing(self) -> bool:
-        return not (any(name in CHANGED for name in _given(self)) or self.pattern or self.layers)
+    def is_unchanged(self) -> bool:
+        return not (any(name in CHANGEABLE for name in _given(self)) or self.pattern or self.layers)
 
 
-CHANGED = tuple(AttentionChange.model_fields)
+CHANGEABLE = tuple(AttentionChange.model_fields)
 
 
 def _given(change: AttentionChange) -> dict[str, Any]:

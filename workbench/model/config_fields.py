@@ -15,24 +15,24 @@ REQUIRED: Any = object()  # no default: the field must be there
 
 
 @dataclass(frozen=True)
-class Fields:
+class ConfigFields:
     """A JSON object with the place it was read from. `null` counts as absent, as in Hugging Face configs."""
 
     values: dict[str, Any]
-    where: str
+    source: str
 
     def get(self, key: str) -> Any:
         return self.values.get(key)
 
-    def integer(self, key: str, default: Any = REQUIRED, least: int = 1, most: int = 2**48) -> Any:
-        right = f"an integer of at least {least}"
+    def integer(self, key: str, default: Any = REQUIRED, minimum: int = 1, maximum: int = 2**48) -> Any:
+        right = f"an integer of at least {minimum}"
         value = self._value(key, default, right)
         if value is default:
             return default
-        if not _is_integer(value) or value < least:
-            raise self.wrong(key, value, right)
-        if value > most:
-            raise self.wrong(key, value, f"an integer of at most {most}")
+        if not _is_integer(value) or value < minimum:
+            raise self.invalid(key, value, right)
+        if value > maximum:
+            raise self.invalid(key, value, f"an integer of at most {maximum}")
         return value
 
     def number(self, key: str, default: Any = REQUIRED, zero: bool = False) -> Any:
@@ -42,15 +42,15 @@ class Fields:
         if value is default:
             return default
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise self.wrong(key, value, f"a number {least}")
+            raise self.invalid(key, value, f"a number {least}")
         if not (0 < value <= sys.float_info.max or (zero and value == 0)):
-            raise self.wrong(key, value, f"a finite number {least}")
+            raise self.invalid(key, value, f"a finite number {least}")
         return float(value)
 
     def boolean(self, key: str, default: bool = False) -> bool:
         value = self._value(key, default, "true or false")
         if not isinstance(value, bool):
-            raise self.wrong(key, value, "true or false")
+            raise self.invalid(key, value, "true or false")
         return value
 
     def token_ids(self, key: str) -> tuple[int, ...] | None:
@@ -60,29 +60,29 @@ class Fields:
             return None
         ids = value if isinstance(value, list) else [value]
         if not all(_is_integer(token) and token >= 0 for token in ids):
-            raise self.wrong(key, value, "a token id (an integer of at least 0), a list of them, or null")
+            raise self.invalid(key, value, "a token id (an integer of at least 0), a list of them, or null")
         return tuple(dict.fromkeys(ids))
 
-    def inner(self, key: str) -> Fields | None:
+    def nested(self, key: str) -> ConfigFields | None:
         """Return the object in `key`, or None where it is absent, null or empty."""
         value = self.get(key)
         if value is None or value == {}:
             return None
         if not isinstance(value, dict):
-            raise self.wrong(key, value, "an object or null")
-        return Fields(value, f"{self.where}: {key}")
+            raise self.invalid(key, value, "an object or null")
+        return ConfigFields(value, f"{self.source}: {key}")
 
-    def wrong(self, key: str, value: object, right: str) -> WorkbenchError:
+    def invalid(self, key: str, value: object, right: str) -> WorkbenchError:
         given = json.dumps(value, default=repr)
         given = given if len(given) <= 60 else given[:57] + "..."
-        return WorkbenchError(f"{self.where}: {key} is {given}; it must be {right}")
+        return WorkbenchError(f"{self.source}: {key} is {given}; it must be {right}")
 
     def _value(self, key: str, default: Any, right: str) -> Any:
         value = self.get(key)
         if value is not None:
             return value
         if default is REQUIRED:
-            raise WorkbenchError(f"{self.where}: {key} is missing; it must be {right}")
+            raise WorkbenchError(f"{self.source}: {key} is missing; it must be {right}")
         return default
 
 

@@ -9,53 +9,53 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from workbench.model.latent_spec import LatentAttention
-from workbench.model.spec import AnyAttention, ModelSpec
+from workbench.model.latent_spec import MLASpec
+from workbench.model.spec import AnyAttentionSpec, ModelSpec
 
 
 @dataclass(frozen=True)
-class Cost:
+class StepCostEstimate:
     flops: float = 0.0
     bytes: float = 0.0
 
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(self.flops + other.flops, self.bytes + other.bytes)
+    def __add__(self, other: StepCostEstimate) -> StepCostEstimate:
+        return StepCostEstimate(self.flops + other.flops, self.bytes + other.bytes)
 
     def seconds(self, flops_per_second: float, bytes_per_second: float) -> float:
         """Return the roofline's time in seconds: the slower of computing and moving."""
         return max(self.flops / flops_per_second, self.bytes / bytes_per_second)
 
 
-class StepCost:
+class StepCostModel:
     """Costs of steps of one model; what does not depend on the step is counted once."""
 
     def __init__(self, spec: ModelSpec, block_value: float, head_value: float, cache_value: float):
         """Take the bytes of a value in the blocks' matrices (scales included), in the head's, and in the cache."""
         self.spec = spec
         self._block_value, self._head_value, self._cache_value = block_value, head_value, cache_value
-        used = (kind.attention.matrices(spec.width) + spec.width * kind.feedforward_matrices[1] for kind in spec.layers)
+        used = (kind.attention.matrix_parameters(spec.hidden_size) + spec.hidden_size * kind.mlp_parameters_per_column[1] for kind in spec.layers)
         self._block_weights = sum(used)
-        self._head_weights = spec.vocab * spec.width
-        self._attentions: dict[AnyAttention, int] = {}
+        self._head_weights = spec.vocab_size * spec.hidden_size
+        self._attentions: dict[AnyAttentionSpec, int] = {}
         for kind in spec.layers:
             self._attentions[kind.attention] = self._attentions.get(kind.attention, 0) + 1
 
-    def __call__(self, spans: Iterable[tuple[int, int]], sampled: int) -> Cost:
+    def __call__(self, spans: Iterable[tuple[int, int]], sampled: int) -> StepCostEstimate:
         """Return FLOPs and bytes of a step: `spans` are (start, length) pairs; `sampled` rows go through the head."""
         tokens, flops, read = 0, 0.0, 0.0
         for start, length in spans:
             tokens += length
             for attention, layers in self._attentions.items():
-                seen, touched = visible(start, length, attention.window, attention.sinks)
-                values = attention.latent if isinstance(attention, LatentAttention) else attention.dim
-                flops += layers * 2.0 * attention.heads * (attention.dim + values) * seen
-                read += layers * attention.cached * (touched + length) * self._cache_value
+                seen, touched = visible_pairs(start, length, attention.window, attention.sinks)
+                values = attention.kv_lora_rank if isinstance(attention, MLASpec) else attention.head_dim
+                flops += layers * 2.0 * attention.num_heads * (attention.head_dim + values) * seen
+                read += layers * attention.cache_values_per_token * (touched + length) * self._cache_value
         flops += 2.0 * tokens * self._block_weights + 2.0 * sampled * self._head_weights
         weights = self._block_weights * self._block_value + self._head_weights * self._head_value * bool(sampled)
-        return Cost(flops, weights + read)
+        return StepCostEstimate(flops, weights + read)
 
 
-def visible(start: int, length: int, window: int | None, sinks: int = 0) -> tuple[int, int]:
+def visible_pairs(start: int, length: int, window: int | None, sinks: int = 0) -> tuple[int, int]:
     """Return (query, key) pairs that attend, and distinct positions read, for positions [start, start + length)."""
     end = start + length
     if window is None or end <= window:

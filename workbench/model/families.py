@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from workbench.errors import WorkbenchError, nearest
-from workbench.model.config_fields import Fields, read_object
+from workbench.model.config_fields import ConfigFields, read_object
 from workbench.model.families_gemma import gemma2, gemma3_text
 from workbench.model.families_llama import llama, mistral, qwen3
 from workbench.model.families_sparse import deepseek_v3, gpt_oss
-from workbench.model.rotary_config import rotary_to
-from workbench.model.spec import Attention, LayerKind, ModelSpec
+from workbench.model.rotary_config import write_rotary
+from workbench.model.spec import AttentionSpec, LayerSpec, ModelSpec
 
 
 def read_spec(folder: str | Path) -> ModelSpec:
@@ -28,8 +28,8 @@ def read_spec(folder: str | Path) -> ModelSpec:
     spec = spec_from_config(read_object(file), _name(folder), str(file))
     generation = folder / "generation_config.json"
     if generation.is_file():
-        end_ids = Fields(read_object(generation), str(generation)).token_ids("eos_token_id")
-        spec = spec if end_ids is None else spec.model_copy(update={"end_ids": end_ids})
+        eos_token_ids = ConfigFields(read_object(generation), str(generation)).token_ids("eos_token_id")
+        spec = spec if eos_token_ids is None else spec.model_copy(update={"eos_token_ids": eos_token_ids})
     return spec
 
 
@@ -45,7 +45,7 @@ def spec_from_config(config: dict[str, Any], name: str, where: str = "config.jso
         WorkbenchError: for missing and wrong fields, and for keys that are known to change the model and are not
             supported.
     """
-    fields = Fields(config, where)
+    fields = ConfigFields(config, where)
     family = fields.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
         given = "is missing" if family is None else f"{family!r} is not read"
@@ -62,52 +62,52 @@ def config_from_spec(spec: ModelSpec, dtype: torch.dtype = torch.bfloat16) -> di
         raise WorkbenchError(f"{spec.name}: a Llama config has one kind of layer, the spec {len(kinds)}")
     layer = kinds.pop()
     attention = layer.attention
-    if not isinstance(attention, Attention):
+    if not isinstance(attention, AttentionSpec):
         raise WorkbenchError(f"{spec.name}: a Llama config has grouped attention, the spec {attention.kind}")
-    if attention.input_bias != attention.output_bias:
+    if attention.qkv_bias != attention.o_proj_bias:
         raise WorkbenchError(f"{spec.name}: a Llama config has biases on all of attention or on none")
     _refuse_what_llama_has_not(spec, attention, layer)
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "vocab_size": spec.vocab,
-        "hidden_size": spec.width,
-        "intermediate_size": layer.hidden,
+        "vocab_size": spec.vocab_size,
+        "hidden_size": spec.hidden_size,
+        "intermediate_size": layer.intermediate_size,
         "num_hidden_layers": len(spec.layers),
-        "num_attention_heads": attention.heads,
-        "num_key_value_heads": attention.groups,
-        "head_dim": attention.dim,
+        "num_attention_heads": attention.num_heads,
+        "num_key_value_heads": attention.num_kv_heads,
+        "head_dim": attention.head_dim,
         "hidden_act": "silu",
-        "max_position_embeddings": spec.context,
-        "rms_norm_eps": spec.norm_eps,
-        "attention_bias": attention.input_bias,
-        "mlp_bias": layer.feedforward_bias,
-        "tie_word_embeddings": spec.tied,
+        "max_position_embeddings": spec.max_position_embeddings,
+        "rms_norm_eps": spec.rms_norm_eps,
+        "attention_bias": attention.qkv_bias,
+        "mlp_bias": layer.mlp_bias,
+        "tie_word_embeddings": spec.tie_word_embeddings,
         "bos_token_id": None,
-        "eos_token_id": _end_ids_to(spec.end_ids),
+        "eos_token_id": _end_ids_to(spec.eos_token_ids),
         "torch_dtype": str(dtype).removeprefix("torch."),
-        **rotary_to(spec.rotary),
+        **write_rotary(spec.rotary),
     }
 
 
-def _refuse_what_llama_has_not(spec: ModelSpec, attention: Attention, layer: LayerKind) -> None:
+def _refuse_what_llama_has_not(spec: ModelSpec, attention: AttentionSpec, layer: LayerSpec) -> None:
     """Refuse every field that the config does not hold, unless it is at its default."""
-    heads = {"heads": 1, "groups": 1, "dim": 2, "input_bias": False, "output_bias": False}
-    plain = Attention(heads=1, groups=1, dim=2)
+    heads = {"heads": 1, "groups": 1, "dim": 2, "qkv_bias": False, "o_proj_bias": False}
+    plain = AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=2)
     for given, right in (
         (attention.model_copy(update=heads), plain),
-        (layer.model_copy(update={"attention": plain, "hidden": 1, "feedforward_bias": False}),
-         LayerKind(attention=plain, hidden=1)),
+        (layer.model_copy(update={"attention": plain, "hidden": 1, "mlp_bias": False}),
+         LayerSpec(attention=plain, intermediate_size=1)),
     ):  # fmt: skip
         for name in type(right).model_fields:
             if getattr(given, name) != getattr(right, name):
                 raise WorkbenchError(f"{spec.name}: a Llama config has no {name}, the spec has {getattr(given, name)}")
-    for name, right in (("norm_offset", 0.0), ("embedding_scale", 1.0), ("final_softcap", 0.0)):
+    for name, right in (("norm_offset", 0.0), ("embedding_scale", 1.0), ("final_logit_softcapping", 0.0)):
         if getattr(spec, name) != right:
             raise WorkbenchError(f"{spec.name}: a Llama config has no {name}, the spec has {getattr(spec, name)}")
 
 
-FAMILIES: dict[str, Callable[[Fields, str], ModelSpec]] = {
+FAMILIES: dict[str, Callable[[ConfigFields, str], ModelSpec]] = {
     "llama": llama,
     "mistral": mistral,
     "qwen3": qwen3,
@@ -118,8 +118,8 @@ FAMILIES: dict[str, Callable[[Fields, str], ModelSpec]] = {
 }
 
 
-def _end_ids_to(end_ids: tuple[int, ...]) -> int | list[int] | None:
-    return None if not end_ids else end_ids[0] if len(end_ids) == 1 else list(end_ids)
+def _end_ids_to(eos_token_ids: tuple[int, ...]) -> int | list[int] | None:
+    return None if not eos_token_ids else eos_token_ids[0] if len(eos_token_ids) == 1 else list(eos_token_ids)
 
 
 def _name(folder: Path) -> str:

@@ -2,65 +2,65 @@
 
 from __future__ import annotations
 
-from workbench.model.config_fields import Fields
+from workbench.model.config_fields import ConfigFields
 from workbench.model.family_fields import (
     FULL,
     SLIDING,
-    by_kind,
-    heads_of,
-    layer_types_of,
-    layers_of,
-    model_of,
+    layers_by_type,
+    read_heads,
+    read_layer_types,
+    read_num_layers,
+    build_spec,
     refuse_activation,
-    refuse_what_is_not_carried_out,
-    refuse_windows,
+    refuse_unsupported,
+    refuse_sliding_windows,
 )
-from workbench.model.spec import Attention, LayerKind, ModelSpec
+from workbench.model.spec import AttentionSpec, LayerSpec, ModelSpec
 
 
-def llama(config: Fields, name: str) -> ModelSpec:
-    refuse_what_is_not_carried_out(config, "LlamaForCausalLM")
+def llama(config: ConfigFields, name: str) -> ModelSpec:
+    refuse_unsupported(config, "LlamaForCausalLM")
     refuse_activation(config, "hidden_act", "silu")
-    refuse_windows(config, "Llama")
+    refuse_sliding_windows(config, "Llama")
     bias = config.boolean("attention_bias")
-    layer = LayerKind(
-        attention=Attention(**heads_of(config), input_bias=bias, output_bias=bias),
-        hidden=config.integer("intermediate_size"),
-        feedforward_bias=config.boolean("mlp_bias"),
+    layer = LayerSpec(
+        attention=AttentionSpec(**read_heads(config), qkv_bias=bias, o_proj_bias=bias),
+        intermediate_size=config.integer("intermediate_size"),
+        mlp_bias=config.boolean("mlp_bias"),
     )
-    return model_of(config, name, (layer,) * layers_of(config))
+    return build_spec(config, name, (layer,) * read_num_layers(config))
 
 
-def mistral(config: Fields, name: str) -> ModelSpec:
+def mistral(config: ConfigFields, name: str) -> ModelSpec:
     """Read Mistral 7B (Jiang et al., 2023); later versions have no window: `sliding_window` is null."""
-    refuse_what_is_not_carried_out(config, "MistralForCausalLM")
+    refuse_unsupported(config, "MistralForCausalLM")
     refuse_activation(config, "hidden_act", "silu")
     window = config.integer("sliding_window", default=None) if "sliding_window" in config.values else 4096
     kinds, right = config.get("layer_types"), FULL if window is None else SLIDING
     if kinds is not None and (not isinstance(kinds, list) or any(kind != right for kind in kinds)):
-        raise config.wrong("layer_types", kinds, f'absent, or "{right}" for every layer, as sliding_window says')
-    attention = Attention(**heads_of(config), window=window)
-    layer = LayerKind(attention=attention, hidden=config.integer("intermediate_size"))
-    return model_of(config, name, (layer,) * layers_of(config))
+        raise config.invalid("layer_types", kinds, f'absent, or "{right}" for every layer, as sliding_window says')
+    attention = AttentionSpec(**read_heads(config), window=window)
+    layer = LayerSpec(attention=attention, intermediate_size=config.integer("intermediate_size"))
+    return build_spec(config, name, (layer,) * read_num_layers(config))
 
 
-def qwen3(config: Fields, name: str) -> ModelSpec:
+def qwen3(config: ConfigFields, name: str) -> ModelSpec:
     """Read Qwen 3 (2025). With `use_sliding_window` the layers from `max_window_layers` on have windows."""
-    refuse_what_is_not_carried_out(config, "Qwen3ForCausalLM")
+    refuse_unsupported(config, "Qwen3ForCausalLM")
     refuse_activation(config, "hidden_act", "silu")
-    bias, layers = config.boolean("attention_bias"), layers_of(config)
+    bias, layers = config.boolean("attention_bias"), read_num_layers(config)
     window = config.integer("sliding_window", default=4096) if config.boolean("use_sliding_window") else None
-    first = config.integer("max_window_layers", default=28, least=0)
+    first = config.integer("max_window_layers", default=28, minimum=0)
     kinds = tuple(FULL if window is None or index < first else SLIDING for index in range(layers))
     if config.get("layer_types") is not None:
-        kinds = layer_types_of(config, period=1)
+        kinds = read_layer_types(config, period=1)
     of_kind = {
-        kind: LayerKind(
-            attention=Attention(
-                **heads_of(config, dim=128), window=sliding, qk_norm=True, input_bias=bias, output_bias=bias
+        kind: LayerSpec(
+            attention=AttentionSpec(
+                **read_heads(config, dim=128), window=sliding, qk_norm=True, qkv_bias=bias, o_proj_bias=bias
             ),
-            hidden=config.integer("intermediate_size"),
+            intermediate_size=config.integer("intermediate_size"),
         )
         for kind, sliding in ((FULL, None), (SLIDING, window))
     }
-    return model_of(config, name, by_kind(kinds, of_kind))
+    return build_spec(config, name, layers_by_type(kinds, of_kind))

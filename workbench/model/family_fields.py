@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from workbench.model.config_fields import Fields
-from workbench.model.rotary_config import rotary_from
-from workbench.model.spec import LayerKind, ModelSpec, Rotary
+from workbench.model.config_fields import ConfigFields
+from workbench.model.rotary_config import read_rotary
+from workbench.model.spec import LayerSpec, ModelSpec, RotaryConfig
 
-MOST_LAYERS = 10_000  # a number beyond it is a damaged file, and would only fill the memory
+MAX_LAYERS = 10_000  # a number beyond it is a damaged file, and would only fill the memory
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 # Keys that change what is computed, with the values under which they change nothing. A family takes out what it reads.
-NOT_CARRIED_OUT: dict[str, tuple[object, ...]] = {
+UNSUPPORTED_KEYS: dict[str, tuple[object, ...]] = {
     "quantization_config": (),
     "compression_config": (),
     "attn_logit_softcapping": (),
@@ -24,101 +24,101 @@ NOT_CARRIED_OUT: dict[str, tuple[object, ...]] = {
 }
 
 
-def refuse_what_is_not_carried_out(config: Fields, architecture: str, reads: tuple[str, ...] = ()) -> None:
+def refuse_unsupported(config: ConfigFields, architecture: str, reads: tuple[str, ...] = ()) -> None:
     """Raise WorkbenchError for another architecture and for keys of `UNSUPPORTED_KEYS` not among `reads`."""
     architectures = config.get("architectures")
     if architectures is not None and (not isinstance(architectures, list) or architecture not in architectures):
-        raise config.wrong("architectures", architectures, f'["{architecture}"]')
-    for key, harmless in NOT_CARRIED_OUT.items():
+        raise config.invalid("architectures", architectures, f'["{architecture}"]')
+    for key, harmless in UNSUPPORTED_KEYS.items():
         value = config.get(key)
         if key not in reads and value is not None and value not in harmless:
-            raise config.wrong(key, value, "absent or null: what it changes is not carried out")
+            raise config.invalid(key, value, "absent or null: what it changes is not carried out")
 
 
-def refuse_activation(config: Fields, key: str, right: str) -> None:
+def refuse_activation(config: ConfigFields, key: str, right: str) -> None:
     activation = config.get(key)
     if activation not in (None, right):
-        raise config.wrong(key, activation, f'"{right}": other activations are not carried out')
+        raise config.invalid(key, activation, f'"{right}": other activations are not carried out')
 
 
-def refuse_windows(config: Fields, family: str) -> None:
+def refuse_sliding_windows(config: ConfigFields, family: str) -> None:
     """Raise WorkbenchError where layers of `family`, which all see the whole context, are given windows."""
     window = config.get("sliding_window")
     if window is not None and config.get("use_sliding_window") is not False:
-        raise config.wrong("sliding_window", window, f"null: {family} layers see the whole context")
+        raise config.invalid("sliding_window", window, f"null: {family} layers see the whole context")
     kinds = config.get("layer_types")
     if kinds is not None and (not isinstance(kinds, list) or any(kind != FULL for kind in kinds)):
-        raise config.wrong("layer_types", kinds, f'absent, or "{FULL}" for every layer')
+        raise config.invalid("layer_types", kinds, f'absent, or "{FULL}" for every layer')
 
 
-def heads_of(config: Fields, dim: int | None = None) -> dict[str, Any]:
+def read_heads(config: ConfigFields, dim: int | None = None) -> dict[str, Any]:
     """Read `num_heads`, `num_kv_heads` and `head_dim`; `dim` is the family's where the config has none, else
     hidden_size over heads."""
     heads = config.integer("num_attention_heads")
     groups = config.integer("num_key_value_heads", default=heads)
     if heads % groups:
-        raise config.wrong("num_key_value_heads", groups, f"a divisor of num_attention_heads ({heads})")
+        raise config.invalid("num_key_value_heads", groups, f"a divisor of num_attention_heads ({heads})")
     width = config.integer("hidden_size")
-    dim = config.integer("head_dim", default=dim, least=2)
+    dim = config.integer("head_dim", default=dim, minimum=2)
     if dim is None and width % heads:
-        raise config.wrong("hidden_size", width, f"a multiple of num_attention_heads ({heads})")
+        raise config.invalid("hidden_size", width, f"a multiple of num_attention_heads ({heads})")
     if (dim or width // heads) % 2:
-        raise config.wrong("head_dim", dim or width // heads, "even, because rotary turns pairs")
+        raise config.invalid("head_dim", dim or width // heads, "even, because rotary turns pairs")
     return {"heads": heads, "groups": groups, "dim": dim or width // heads}
 
 
-def layers_of(config: Fields) -> int:
-    return config.integer("num_hidden_layers", most=MOST_LAYERS)
+def read_num_layers(config: ConfigFields) -> int:
+    return config.integer("num_hidden_layers", maximum=MAX_LAYERS)
 
 
-def window_of(config: Fields, default: int) -> int:
+def read_window(config: ConfigFields, default: int) -> int:
     """Read the length of sliding windows; `default` is the family's where the config does not name it."""
     return config.integer("sliding_window") if "sliding_window" in config.values else default
 
 
-def layer_types_of(config: Fields, period: int) -> tuple[str, ...]:
+def read_layer_types(config: ConfigFields, period: int) -> tuple[str, ...]:
     """Read `layer_types`; without it every layer but each `period`-th is sliding."""
-    layers = layers_of(config)
+    layers = read_num_layers(config)
     kinds = config.get("layer_types")
     if kinds is None:
         return tuple(SLIDING if (index + 1) % period else FULL for index in range(layers))
     right = f'a list of {layers} times "{SLIDING}" or "{FULL}"'
     if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in (SLIDING, FULL) for kind in kinds):
-        raise config.wrong("layer_types", kinds, right)
+        raise config.invalid("layer_types", kinds, right)
     return tuple(kinds)
 
 
-def model_of(
-    config: Fields,
+def build_spec(
+    config: ConfigFields,
     name: str,
-    layers: tuple[LayerKind, ...],
+    layers: tuple[LayerSpec, ...],
     *,
     tied: bool = False,
     eps: float = 1e-6,
-    rotary: Rotary | None = None,
+    rotary: RotaryConfig | None = None,
     **more: Any,
 ) -> ModelSpec:
     """Build the model around `layers`; `tied`, `eps` and the rotary's base are the family's where the
     config has none."""
     return ModelSpec(
         name=name,
-        vocab=config.integer("vocab_size"),
-        width=config.integer("hidden_size"),
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=config.integer("hidden_size"),
         layers=layers,
-        context=config.integer("max_position_embeddings"),
-        rotary=rotary_from(config) if rotary is None else rotary,
-        norm_eps=config.number("rms_norm_eps", default=eps),
-        tied=config.boolean("tie_word_embeddings", default=tied),
-        end_ids=config.token_ids("eos_token_id") or (),
+        max_position_embeddings=config.integer("max_position_embeddings"),
+        rotary=read_rotary(config) if rotary is None else rotary,
+        rms_norm_eps=config.number("rms_norm_eps", default=eps),
+        tie_word_embeddings=config.boolean("tie_word_embeddings", default=tied),
+        eos_token_ids=config.token_ids("eos_token_id") or (),
         **more,
     )
 
 
-def cap(config: Fields, key: str, default: float) -> float:
+def read_softcap(config: ConfigFields, key: str, default: float) -> float:
     """Read a soft-cap: 0, which is none, where the config says null; `default` is the family's where it
     says nothing."""
     return config.number(key, default=0.0) if key in config.values else default
 
 
-def by_kind(kinds: tuple[str, ...], layers: Mapping[str, LayerKind]) -> tuple[LayerKind, ...]:
+def layers_by_type(kinds: tuple[str, ...], layers: Mapping[str, LayerSpec]) -> tuple[LayerSpec, ...]:
     return tuple(layers[kind] for kind in kinds)

@@ -6,45 +6,45 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from workbench.model.rotary_spec import Rotary, Value
-from workbench.request import UserPart
+from workbench.model.rotary_spec import RotaryConfig, FrozenModel
+from workbench.request import CustomPart
 
 
-class LatentAttention(Value):
+class MLASpec(FrozenModel):
     """The sizes of multi-head latent attention (DeepSeek-V2, 2024). A token leaves `kv_lora_rank` numbers in the
     cache, from which every head's key and value are made, and one key of width `qk_rope_head_dim`, rotated by its
     position, that all heads share.
 
     A head's query and key have `qk_nope_head_dim` columns without rotary, then `qk_rope_head_dim` rotated ones;
     its value has `v_head_dim`. With `q_lora_rank` queries are made from that many numbers. `rope_interleave` pairs are
-    the columns 2i and 2i + 1, others i and i + rope_dim / 2.
+    the columns 2i and 2i + 1, others i and i + qk_rope_head_dim / 2.
     """
 
     kind: Literal["latent"] = "latent"
-    heads: Annotated[int, Field(ge=1)]
-    latent: Annotated[int, Field(ge=1)]
-    rope_dim: Annotated[int, Field(ge=2, multiple_of=2)]
-    plain_dim: Annotated[int, Field(ge=1)]
-    value_dim: Annotated[int, Field(ge=1)]
-    query_latent: Annotated[int, Field(ge=1)] | None = None
+    num_heads: Annotated[int, Field(ge=1)]
+    kv_lora_rank: Annotated[int, Field(ge=1)]
+    qk_rope_head_dim: Annotated[int, Field(ge=2, multiple_of=2)]
+    qk_nope_head_dim: Annotated[int, Field(ge=1)]
+    v_head_dim: Annotated[int, Field(ge=1)]
+    q_lora_rank: Annotated[int, Field(ge=1)] | None = None
     window: Annotated[int, Field(ge=1)] | None = None
     sinks: Annotated[int, Field(ge=0)] = 0
     softcap: Annotated[float, Field(ge=0)] = 0.0
-    scale: Annotated[float, Field(gt=0)] | None = None  # of the scores; None is (plain_dim + rope_dim) ** -0.5
-    rotary: Rotary | None = None  # None is the model's
-    interleaved: bool = True
-    norm_eps: float = 1e-6  # of the norms of both latents
-    mask: UserPart | None = None  # custom, as in AttentionSpec
-    score: UserPart | None = None
-    input_bias: bool = False  # on the projections to the latents
-    output_bias: bool = False
+    scale: Annotated[float, Field(gt=0)] | None = None  # of the scores; None is (qk_nope_head_dim + qk_rope_head_dim) ** -0.5
+    rotary: RotaryConfig | None = None  # None is the model's
+    rope_interleave: bool = True
+    rms_norm_eps: float = 1e-6  # of the norms of both latents
+    mask: CustomPart | None = None  # custom, as in AttentionSpec
+    score: CustomPart | None = None
+    qkv_bias: bool = False  # on the projections to the latents
+    o_proj_bias: bool = False
 
     @model_validator(mode="after")
-    def _possible(self) -> LatentAttention:
+    def _possible(self) -> MLASpec:
         if self.sinks and self.window is None:
             raise ValueError(f"sinks {self.sinks} without a window: the whole context is in sight already")
-        if self.input_bias and self.query_latent is None:
-            raise ValueError("input_bias without query_latent: queries that come from no latent have no bias")
+        if self.qkv_bias and self.q_lora_rank is None:
+            raise ValueError("qkv_bias without q_lora_rank: queries that come from no latent have no bias")
         return self
 
     @property
@@ -60,49 +60,49 @@ class LatentAttention(Value):
         """Return None: no custom module replaces it."""
 
     @property
-    def groups(self) -> int:
+    def num_kv_heads(self) -> int:
         """Return 1: one cached head, which all query heads read."""
         return 1
 
     @property
-    def dim(self) -> int:
+    def head_dim(self) -> int:
         """Return the width of the cached head: the latent, whose columns are the values, and the rotated key."""
-        return self.latent + self.rope_dim
+        return self.kv_lora_rank + self.qk_rope_head_dim
 
     @property
-    def share(self) -> int:
-        return self.heads
+    def queries_per_kv(self) -> int:
+        return self.num_heads
 
     @property
-    def cached(self) -> int:
+    def cache_values_per_token(self) -> int:
         """Return the numbers that a token leaves in the cache: values are columns of the keys."""
-        return self.dim
+        return self.head_dim
 
     @property
-    def turned(self) -> int:
-        return self.rope_dim
+    def rotary_dim(self) -> int:
+        return self.qk_rope_head_dim
 
     @property
-    def mixed(self) -> int:
+    def o_proj_inputs(self) -> int:
         """Return the columns that the output projection reads."""
-        return self.heads * self.value_dim
+        return self.num_heads * self.v_head_dim
 
     @property
-    def queries(self) -> int:
+    def query_columns(self) -> int:
         """Return the columns of all heads' queries before they are absorbed."""
-        return self.heads * (self.plain_dim + self.rope_dim)
+        return self.num_heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
 
     @property
-    def down(self) -> int:
+    def down_proj_columns(self) -> int:
         """Return the columns of the fused projection from the model's width: queries or their latent, then the cached
         head."""
-        return (self.query_latent or self.queries) + self.dim
+        return (self.q_lora_rank or self.query_columns) + self.head_dim
 
-    def matrices(self, width: int) -> int:
+    def matrix_parameters(self, width: int) -> int:
         """Return the number of parameters in its matrices, in a model of that width."""
-        up = self.latent * self.heads * (self.plain_dim + self.value_dim) + (self.query_latent or 0) * self.queries
-        return width * (self.down + self.mixed) + up
+        up = self.kv_lora_rank * self.num_heads * (self.qk_nope_head_dim + self.v_head_dim) + (self.q_lora_rank or 0) * self.query_columns
+        return width * (self.down_proj_columns + self.o_proj_inputs) + up
 
-    def vectors(self, width: int) -> int:
+    def vector_parameters(self, width: int) -> int:
         """Return the number of its other parameters: biases and norms."""
-        return self.down * self.input_bias + width * self.output_bias + self.latent + (self.query_latent or 0)
+        return self.down_proj_columns * self.qkv_bias + width * self.o_proj_bias + self.kv_lora_rank + (self.q_lora_rank or 0)

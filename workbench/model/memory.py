@@ -9,32 +9,32 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from workbench.cache.tables import Table
-from workbench.model.latent_spec import LatentAttention
+from workbench.cache.tables import KVCacheGroup
+from workbench.model.latent_spec import MLASpec
 from workbench.model.parameters import parameter_shapes
-from workbench.model.quantized import DENSE, WeightFormat
-from workbench.model.spec import LayerKind, ModelSpec
+from workbench.model.quantized import DENSE_WEIGHTS, WeightFormat
+from workbench.model.spec import LayerSpec, ModelSpec
 
 INT8_SCALE, INT4_SCALE = 4, 2  # bytes of a scale
-ENDLESS = 2**50  # tokens
+UNLIMITED_TOKENS = 2**50  # tokens
 
 
 @dataclass(frozen=True)
-class TableBytes:
+class KVGroupBytes:
     """The cache of one group of layers: `bytes_per_token` of each position that it keeps."""
 
-    table: Table
+    table: KVCacheGroup
     bytes_per_token: float
 
     def bytes(self, tokens: int, page_size: int = 1) -> float:
         """Return the bytes of one sequence of `tokens` tokens, in whole pages of `page_size`, when its last token is
         computed."""
-        first, others = self.table.held(tokens - 1, tokens, page_size)
+        first, others = self.table.pages_needed(tokens - 1, tokens, page_size)
         return (len(first) + len(others)) * page_size * self.bytes_per_token
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryEstimate:
     """Bytes of a model that serves `batch` sequences of `context` tokens.
 
     `cache_bytes_per_token` is what a token takes while every layer keeps it; where windows or formats make layers keep
@@ -57,21 +57,21 @@ class Memory:
     def total_bytes(self) -> int:
         return self.weight_bytes + self.cache_bytes + self.activation_bytes
 
-    def sequences(self, memory_bytes: int) -> int:
+    def max_sequences(self, memory_bytes: int) -> int:
         """Return how many such sequences fit beside weights and activations into `memory_bytes`."""
         return max(0, (memory_bytes - self.weight_bytes - self.activation_bytes) // self.sequence_bytes)
 
 
-def memory(
+def estimate_memory(
     spec: ModelSpec,
-    parts: tuple[TableBytes, ...],
+    parts: tuple[KVGroupBytes, ...],
     context: int,
     batch: int = 1,
     itemsize: int = 2,
     format: WeightFormat = WeightFormat(),  # noqa: B008 (a frozen value)
     step_tokens: int = 512,
     page_size: int = 1,
-) -> Memory:
+) -> MemoryEstimate:
     """Estimate the memory of a model.
 
     Args:
@@ -84,12 +84,12 @@ def memory(
         step_tokens: tokens that the largest step computes, or one of each sequence.
         page_size: tokens of a page.
     """
-    late = {layer for part in parts if part.table.late for layer in part.table.layers}
-    lasting = [part for part in parts if part.table.late or not late.intersection(part.table.layers)]
-    return Memory(
+    late = {layer for part in parts if part.table.is_delayed for layer in part.table.layers}
+    lasting = [part for part in parts if part.table.is_delayed or not late.intersection(part.table.layers)]
+    return MemoryEstimate(
         context=context,
         batch=batch,
-        parameters=spec.parameters,
+        parameters=spec.num_parameters,
         weight_bytes=weight_bytes(spec, itemsize, format),
         cache_bytes_per_token=sum(part.bytes_per_token for part in lasting),
         sequence_bytes=math.ceil(sum(part.bytes(context, page_size) for part in parts)),
@@ -97,7 +97,7 @@ def memory(
     )
 
 
-def smaller_from(parts: tuple[TableBytes, ...], others: tuple[TableBytes, ...], chunk: int, page_size: int = 1) -> int:
+def break_even_context(parts: tuple[KVGroupBytes, ...], others: tuple[KVGroupBytes, ...], chunk_tokens: int, page_size: int = 1) -> int:
     """Return the context in tokens from which on one sequence takes fewer bytes in `parts` than in `others`, at its
     peak, where a step computes `chunk_tokens` of its tokens at most. `UNLIMITED_TOKENS` where it never does.
 
@@ -106,27 +106,27 @@ def smaller_from(parts: tuple[TableBytes, ...], others: tuple[TableBytes, ...], 
     """
 
     def smaller(tokens: int) -> bool:
-        return peak_bytes(parts, tokens, chunk, page_size) < peak_bytes(others, tokens, chunk, page_size)
+        return peak_bytes(parts, tokens, chunk_tokens, page_size) < peak_bytes(others, tokens, chunk_tokens, page_size)
 
     tables = [part.table for part in (*parts, *others)]
-    period = math.lcm(page_size, *(each for table in tables for each in (table.group, table.stride)))
+    period = math.lcm(page_size, *(each for table in tables for each in (table.quant_group, table.stride)))
     # Beyond `high` a table takes, one period further on, its bytes of a period more, or no more where it has a window.
-    high = max((table.back or 0) + table.lag + table.group for table in tables) + chunk + 2 * page_size
-    growing, fixed = ([part for part in both if part.table.back is None] for both in (parts, others))
+    high = max((table.sliding_window or 0) + table.residual_length + table.quant_group for table in tables) + chunk_tokens + 2 * page_size
+    growing, fixed = ([part for part in both if part.table.sliding_window is None] for both in (parts, others))
     if sum(part.bytes_per_token for part in growing) >= sum(part.bytes_per_token for part in fixed):
-        return ENDLESS
+        return UNLIMITED_TOKENS
     while not all(map(smaller, range(high, high + period))):
         high += period
     return max((tokens + 1 for tokens in range(1, high) if not smaller(tokens)), default=1)
 
 
-def peak_bytes(parts: tuple[TableBytes, ...], tokens: int, chunk: int, page_size: int = 1) -> float:
+def peak_bytes(parts: tuple[KVGroupBytes, ...], tokens: int, chunk_tokens: int, page_size: int = 1) -> float:
     """Return the largest bytes of one sequence while it grows to `tokens`, in whole pages, where a step computes
     `chunk_tokens` of them."""
-    return sum(part.table.most(tokens, chunk, page_size) * page_size * part.bytes_per_token for part in parts)
+    return sum(part.table.max_pages(tokens, chunk_tokens, page_size) * page_size * part.bytes_per_token for part in parts)
 
 
-def longest_context(found: Memory, parts: tuple[TableBytes, ...], memory_bytes: int, page_size: int = 1) -> int | None:
+def longest_context(found: MemoryEstimate, parts: tuple[KVGroupBytes, ...], memory_bytes: int, page_size: int = 1) -> int | None:
     """Return the tokens to which each of `found.batch` sequences may grow so that all fit into `memory_bytes`; None
     where windows keep any number."""
     room = (memory_bytes - found.weight_bytes - found.activation_bytes) // found.batch
@@ -134,9 +134,9 @@ def longest_context(found: Memory, parts: tuple[TableBytes, ...], memory_bytes: 
     def fits(tokens: int) -> bool:
         return math.ceil(peak_bytes(parts, tokens, 1, page_size)) <= room
 
-    if fits(ENDLESS):
+    if fits(UNLIMITED_TOKENS):
         return None
-    return bisect.bisect_left(range(1, ENDLESS), True, key=lambda tokens: not fits(tokens))
+    return bisect.bisect_left(range(1, UNLIMITED_TOKENS), True, key=lambda tokens: not fits(tokens))
 
 
 def weight_bytes(spec: ModelSpec, itemsize: int, format: WeightFormat = WeightFormat()) -> int:  # noqa: B008
@@ -145,7 +145,7 @@ def weight_bytes(spec: ModelSpec, itemsize: int, format: WeightFormat = WeightFo
     return _weight_bytes(cast(Hashable, spec), itemsize, format)
 
 
-def widest_columns(spec: ModelSpec) -> int:
+def max_layer_columns(spec: ModelSpec) -> int:
     """Return how many numbers a token has at once within the largest layer."""
     return _widest_columns(cast(Hashable, spec))
 
@@ -164,12 +164,12 @@ def _weight_bytes(spec: Any, itemsize: int, format: WeightFormat) -> int:
             name = "head.weight"  # the one matrix of a tied model is stored as the head is
         kind = format.head if name == "head.weight" else format.blocks
         values, rows = math.prod(shape), math.prod(shape[:-1])
-        if kind == "dense" or len(shape) != 2 or name == "embedding.weight" or name.endswith(DENSE):
+        if kind == "dense" or len(shape) != 2 or name == "embedding.weight" or name.endswith(DENSE_WEIGHTS):
             total += values * itemsize
         elif kind == "int8":
             total += values + rows * INT8_SCALE
         else:
-            total += values // 2 + values // format.group * INT4_SCALE
+            total += values // 2 + values // format.quant_group * INT4_SCALE
     return total
 
 
@@ -177,17 +177,17 @@ def activation_bytes(spec: ModelSpec, rows: int, itemsize: int, samples: int | N
     """Return the bytes of a step of `rows` tokens: rows in and out of a layer, the largest layer's own rows
     (attention's or the feed-forward's), and logits of `samples` rows (all unless given) in float32."""
     samples = rows if samples is None else samples
-    return rows * (2 * spec.width + widest_columns(spec)) * itemsize + samples * 4 * spec.vocab
+    return rows * (2 * spec.hidden_size + max_layer_columns(spec)) * itemsize + samples * 4 * spec.vocab_size
 
 
-def _attention_columns(kind: LayerKind) -> int:
+def _attention_columns(kind: LayerSpec) -> int:
     """Return how many numbers a token has in queries, keys, values, and attention's result."""
     spec = kind.attention
-    if isinstance(spec, LatentAttention):
-        return spec.down + spec.heads * (spec.dim + spec.latent) + spec.mixed
-    return (2 * spec.heads + 2 * spec.groups) * spec.dim
+    if isinstance(spec, MLASpec):
+        return spec.down_proj_columns + spec.num_heads * (spec.head_dim + spec.kv_lora_rank) + spec.o_proj_inputs
+    return (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
 
 
-def _feedforward_columns(kind: LayerKind) -> int:
+def _feedforward_columns(kind: LayerSpec) -> int:
     """Return the columns of both halves of the gate and of their product, over the experts that a token uses."""
-    return 3 * kind.hidden * (1 if kind.experts is None else kind.experts.used)
+    return 3 * kind.intermediate_size * (1 if kind.experts is None else kind.experts.num_experts_per_tok)

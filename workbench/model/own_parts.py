@@ -7,40 +7,40 @@ from typing import Any, cast
 
 from torch import nn
 
-from compiled_kernels.masks import Both, Causal, Mask, SlidingWindow
-from compiled_kernels.scores import ALiBi, Score, Then
+from compiled_kernels.masks import AndMask, Causal, Mask, SlidingWindow
+from compiled_kernels.scores import ALiBi, Score, ChainedScore
 from workbench.errors import WorkbenchError
-from workbench.model.spec import AnyAttention
-from workbench.request import UserPart
-from workbench.user_parts import find, load, takes
+from workbench.model.spec import AnyAttentionSpec
+from workbench.request import CustomPart
+from workbench.user_parts import resolve_path, load_custom, check_arity
 
 
-def mask_of(spec: AnyAttention) -> Mask:
+def build_mask(spec: AnyAttentionSpec) -> Mask:
     """Build the mask: the past, as far as the window and the custom mask show it."""
     band = Causal() if spec.window is None else SlidingWindow(spec.window, spec.sinks)
-    return band if spec.mask is None else Both(band, load_mask(spec.mask))
+    return band if spec.mask is None else AndMask(band, load_mask(spec.mask))
 
 
-def score_of(spec: AnyAttention) -> Score | None:
+def build_score(spec: AnyAttentionSpec) -> Score | None:
     """Build the score function: ALiBi, then the custom one; None for neither."""
-    alibi = ALiBi(spec.heads) if spec.position == "alibi" else None
+    alibi = ALiBi(spec.num_heads) if spec.position == "alibi" else None
     own = None if spec.score is None else load_score(spec.score)
-    return Then(alibi, own) if alibi and own else alibi or own
+    return ChainedScore(alibi, own) if alibi and own else alibi or own
 
 
-def load_mask(part: UserPart) -> Mask:
+def load_mask(part: CustomPart) -> Mask:
     """Load the mask that `part` names. Raises WorkbenchError where it cannot be one."""
     return cast(Mask, _callable(part, "mask", 2, "(query, key)"))
 
 
-def load_score(part: UserPart) -> Score:
+def load_score(part: CustomPart) -> Score:
     """Load the score function that `part` names. Raises WorkbenchError where it cannot be one."""
     return cast(Score, _callable(part, "score", 4, "(score, head, query, key)"))
 
 
-def load_module(part: UserPart) -> type[nn.Module]:
+def load_module(part: CustomPart) -> type[nn.Module]:
     """Load the attention module that `part` names. Raises WorkbenchError where it is no class of modules."""
-    found = find(part.path)
+    found = resolve_path(part.path)
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise WorkbenchError(f"module {part.path}: is no module; extend workbench.model.layers.Attention")
     missing = [verb for verb in ("project", "read", "close") if not callable(getattr(found, verb, None))]
@@ -49,11 +49,11 @@ def load_module(part: UserPart) -> type[nn.Module]:
     return found
 
 
-def _callable(part: UserPart, kind: str, count: int, shape: str) -> Callable[..., Any]:
-    made, name = load(part), f"{kind} {part.path}"
+def _callable(part: CustomPart, kind: str, count: int, shape: str) -> Callable[..., Any]:
+    made, name = load_custom(part), f"{kind} {part.path}"
     if not callable(made):
         raise WorkbenchError(f"{name}: not callable; it needs __call__(self, {shape[1:]}")
     if isinstance(made, nn.Module):
         raise WorkbenchError(f"{name}: is a torch module; what has parameters goes into an attention module (module:)")
-    takes(made, count, name, shape)
+    check_arity(made, count, name, shape)
     return made

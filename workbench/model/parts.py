@@ -8,28 +8,28 @@ import torch
 from torch import Tensor, nn
 
 import compiled_kernels
-from compiled_kernels import Lane
-from compiled_kernels.blocked import from_panels, in_panels, refusal, to_panels
-from workbench.model.quantized import Activations, Format, dequantize
+from compiled_kernels import Backend
+from compiled_kernels.blocked import from_panels, in_panels, panels_problem, to_panels
+from workbench.model.quantized import Activations, WeightDtype, dequantize
 
 
-class Norm(nn.Module):
+class RMSNorm(nn.Module):
     """Root-mean-square norm over `hidden_size`: x / sqrt(mean(x²) + eps) * (weight + offset)."""
 
-    def __init__(self, width: int, eps: float, lane: Lane, offset: float = 0.0):
+    def __init__(self, hidden_size: int, eps: float, backend: Backend, offset: float = 0.0):
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(width))
-        self.eps, self.lane, self.offset = eps, lane, offset
+        self.weight = nn.Parameter(torch.empty(hidden_size))
+        self.eps, self.backend, self.offset = eps, backend, offset
 
     def forward(self, x: Tensor) -> Tensor:
-        return compiled_kernels.rms_norm(x, self.factor, self.eps, self.lane)
+        return compiled_kernels.rms_norm(x, self.multiplier, self.eps, self.backend)
 
-    def after_sum(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    def add_and_norm(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Return x + residual and its norm."""
-        return compiled_kernels.add_rms_norm(x, residual, self.factor, self.eps, self.lane)
+        return compiled_kernels.add_rms_norm(x, residual, self.multiplier, self.eps, self.backend)
 
     @property
-    def factor(self) -> Tensor:
+    def multiplier(self) -> Tensor:
         """Return the factor of the normed rows. Beside an offset a low precision would lose the weight's digits."""
         if not self.offset:
             return self.weight
@@ -43,27 +43,27 @@ class Linear(nn.Module):
 
     def __init__(
         self,
-        width: int,
-        out: int,
+        in_features: int,
+        out_features: int,
         bias: bool,
-        lane: Lane,
-        format: Format = "dense",
-        group: int = 64,
+        backend: Backend,
+        format: WeightDtype = "dense",
+        quant_group: int = 64,
         activations: Activations = "float",
     ):
         super().__init__()
         self.activations: Activations = activations
-        self.width, self.group, self.lane = width, group, lane
-        self.format: Format = format
-        stored, scales = _storage(width, out, format, group)
+        self.in_features, self.quant_group, self.backend = in_features, quant_group, backend
+        self.format: WeightDtype = format
+        stored, scales = _storage(in_features, out_features, format, quant_group)
         self.weight = nn.Parameter(stored, requires_grad=False)
         self.scales = None if scales is None else nn.Parameter(scales, requires_grad=False)
-        self.bias = nn.Parameter(torch.empty(out)) if bias else None
+        self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         if self.scales is None:
-            return compiled_kernels.linear(x, self.weight, self.bias, self.lane)
-        return self.product(x, self.weight, self.scales, self.bias, self.lane)
+            return compiled_kernels.linear(x, self.weight, self.bias, self.backend)
+        return self.product(x, self.weight, self.scales, self.bias, self.backend)
 
     @property
     def product(self) -> Callable[..., Tensor]:
@@ -72,12 +72,12 @@ class Linear(nn.Module):
             return compiled_kernels.linear_int4
         return compiled_kernels.linear_w8a8 if self.activations == "int8" else compiled_kernels.linear_int8
 
-    def lay_out(self, panels: bool) -> None:
+    def use_panels(self, panels: bool) -> None:
         """Keep the matrix in panels from now on, where its size and format allow that, or row by row again."""
         if in_panels(self.weight):
             if not panels:
                 self.weight = nn.Parameter(from_panels(self.weight), requires_grad=False)
-        elif panels and self.format != "int4" and refusal(self.weight) is None:
+        elif panels and self.format != "int4" and panels_problem(self.weight) is None:
             self.weight = nn.Parameter(to_panels(self.weight), requires_grad=False)
 
     @property
@@ -85,12 +85,12 @@ class Linear(nn.Module):
         """Return the matrix, its scales and its bias, as far as there are such."""
         return tuple(part for part in (self.weight, self.scales, self.bias) if part is not None)
 
-    def rows(self, index: Tensor, dtype: torch.dtype) -> Tensor:
+    def lookup_rows(self, index: Tensor, dtype: torch.dtype) -> Tensor:
         """Look up rows of the matrix as numbers, for a tied embedding: [token] -> [token, in_features]."""
         return dequantize(from_panels(self.weight)[index], None if self.scales is None else self.scales[index], dtype)
 
 
-def _storage(width: int, out: int, format: Format, group: int) -> tuple[Tensor, Tensor | None]:
+def _storage(width: int, out: int, format: WeightDtype, group: int) -> tuple[Tensor, Tensor | None]:
     if format == "int8":
         return torch.empty(out, width, dtype=torch.int8), torch.empty(out)
     if format == "int4":

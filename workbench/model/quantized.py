@@ -11,14 +11,14 @@ from torch import Tensor
 
 from compiled_kernels.linear.quantize import dequantize_int4, dequantize_int8, quantize_int4, quantize_int8
 from workbench.errors import WorkbenchError
-from workbench.model.latent_spec import LatentAttention
-from workbench.model.spec import LayerKind, ModelSpec
+from workbench.model.latent_spec import MLASpec
+from workbench.model.spec import LayerSpec, ModelSpec
 
-Format = Literal["dense", "int8", "int4"]
-FORMATS: tuple[Format, ...] = ("dense", "int8", "int4")
+WeightDtype = Literal["dense", "int8", "int4"]
+WEIGHT_DTYPES: tuple[WeightDtype, ...] = ("dense", "int8", "int4")
 Activations = Literal["float", "int8"]
 ACTIVATIONS: tuple[Activations, ...] = ("float", "int8")
-DENSE = ("router.weight", "_bias")  # matrices by shape that are no product, or that choose
+DENSE_WEIGHTS = ("router.weight", "_bias")  # matrices by shape that are no product, or that choose
 
 
 @dataclass(frozen=True)
@@ -29,28 +29,28 @@ class WeightFormat:
     `activations` are what is multiplied with them: `float` in the model's type, or `int8`, each row quantized as it
     comes and multiplied as integers, wherever the matrix is int8 (see compiled_kernels/linear_w8a8)."""
 
-    blocks: Format = "dense"
-    head: Format = "dense"
-    group: int = 64
+    blocks: WeightDtype = "dense"
+    head: WeightDtype = "dense"
+    quant_group: int = 64
     activations: Activations = "float"
 
     @classmethod
-    def of(cls, blocks: str, head: str | None = None, group: int = 64, activations: str = "float") -> WeightFormat:
+    def parse(cls, blocks: str, head: str | None = None, quant_group: int = 64, activations: str = "float") -> WeightFormat:
         """`head` is as the blocks unless given. Raises WorkbenchError for a format that is not known, and for
         activations in INT8 where the blocks' weights are not."""
         head = blocks if head is None else head
         for name in (blocks, head):
-            if name not in FORMATS:
-                raise WorkbenchError(f"unknown weight format {name!r}; known: {', '.join(FORMATS)}")
+            if name not in WEIGHT_DTYPES:
+                raise WorkbenchError(f"unknown weight format {name!r}; known: {', '.join(WEIGHT_DTYPES)}")
         if activations not in ACTIVATIONS:
             raise WorkbenchError(f"unknown activations {activations!r}; known: {', '.join(ACTIVATIONS)}")
         if activations == "int8" and blocks != "int8":
             raise WorkbenchError(f"activations: int8 want weights in int8, not {blocks}; set weights: int8 too")
-        if group < 2 or group % 2:
-            raise WorkbenchError(f"weight group of {group}: INT4 groups are even, 32 or 64 as a rule")
-        return cls(blocks, head, group, activations)  # type: ignore[arg-type]
+        if quant_group < 2 or quant_group % 2:
+            raise WorkbenchError(f"weight group of {quant_group}: INT4 groups are even, 32 or 64 as a rule")
+        return cls(blocks, head, quant_group, activations)  # type: ignore[arg-type]
 
-    def activations_of(self, matrix: Format) -> Activations:
+    def activations_of(self, matrix: WeightDtype) -> Activations:
         """What is multiplied with a matrix stored so."""
         return self.activations if matrix == "int8" else "float"
 
@@ -58,29 +58,29 @@ class WeightFormat:
     def named(self) -> tuple[str | int, ...]:
         """What tells this format from others, for the keys of what is remembered."""
         activations = () if self.activations == "float" else (f"activations {self.activations}",)
-        return self.blocks, self.head, self.group, *activations
+        return self.blocks, self.head, self.quant_group, *activations
 
     def check(self, spec: ModelSpec) -> None:
         """Raise WorkbenchError where INT4 groups do not divide a matrix's columns."""
-        widths = [("width", spec.width)] if "int4" in (self.blocks, self.head) else []
+        widths = [("width", spec.hidden_size)] if "int4" in (self.blocks, self.head) else []
         if self.blocks == "int4":
             for kind in spec.layers:
                 widths += _columns(kind).items()
         for name, columns in widths:
-            if columns % self.group:
+            if columns % self.quant_group:
                 raise WorkbenchError(
-                    f"{spec.name}: INT4 groups of {self.group} do not divide its {name} of {columns}; set weight_group"
+                    f"{spec.name}: INT4 groups of {self.quant_group} do not divide its {name} of {columns}; set weight_group"
                 )
 
 
-def _columns(kind: LayerKind) -> dict[str, int]:
+def _columns(kind: LayerSpec) -> dict[str, int]:
     """Return the columns of a layer's matrices, but for those that read hidden states."""
     a = kind.attention
-    found = {} if kind.experts else {"hidden": kind.hidden}
-    if isinstance(a, LatentAttention):
-        found |= {"query latent": a.query_latent} if a.query_latent else {}
-        return found | {"heads x value dim": a.mixed}
-    return found | {"heads x dim": a.mixed}
+    found = {} if kind.experts else {"hidden": kind.intermediate_size}
+    if isinstance(a, MLASpec):
+        found |= {"query latent": a.q_lora_rank} if a.q_lora_rank else {}
+        return found | {"heads x value dim": a.o_proj_inputs}
+    return found | {"heads x dim": a.o_proj_inputs}
 
 
 def quantize(state: dict[str, Tensor], spec: ModelSpec, format: WeightFormat) -> dict[str, Tensor]:
@@ -91,16 +91,16 @@ def quantize(state: dict[str, Tensor], spec: ModelSpec, format: WeightFormat) ->
     the head.
     """
     format.check(spec)
-    if spec.tied and format.head != "dense":
+    if spec.tie_word_embeddings and format.head != "dense":
         state["head.weight"] = state.pop("embedding.weight")
     return {name: tensor for key in list(state) for name, tensor in _stored(key, state.pop(key), format).items()}
 
 
 def _stored(name: str, tensor: Tensor, format: WeightFormat) -> dict[str, Tensor]:
     kind = format.head if name == "head.weight" else format.blocks
-    if kind == "dense" or tensor.ndim != 2 or name == "embedding.weight" or name.endswith(DENSE):
+    if kind == "dense" or tensor.ndim != 2 or name == "embedding.weight" or name.endswith(DENSE_WEIGHTS):
         return {name: tensor}
-    values, scales = quantize_int8(tensor) if kind == "int8" else quantize_int4(tensor, format.group)
+    values, scales = quantize_int8(tensor) if kind == "int8" else quantize_int4(tensor, format.quant_group)
     return {name: values, name.removesuffix("weight") + "scales": scales}
 
 

@@ -6,14 +6,14 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from workbench.shown import Brief
+from workbench.shown import ConciseRepr
 
 
-class Value(Brief, BaseModel):
+class FrozenModel(ConciseRepr, BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class RotaryScaling(Value):
+class RotaryScaling(FrozenModel):
     """The scaling of rotary frequencies for contexts longer than the trained one.
 
     `linear` divides all of them by `factor`; `llama3` (Llama 3.1) divides only the slow ones, with a smooth passage
@@ -24,15 +24,15 @@ class RotaryScaling(Value):
 
     kind: Literal["default", "linear", "llama3", "yarn"] = "default"
     factor: Annotated[float, Field(gt=0)] = 1.0
-    low_factor: float = 1.0
-    high_factor: float = 4.0
-    fast_turns: Annotated[float, Field(gt=0)] = 32.0
-    slow_turns: Annotated[float, Field(gt=0)] = 1.0
-    whole_pairs: bool = True  # yarn's passage begins and ends at whole pairs
-    amplitude: Annotated[float, Field(gt=0)] = 1.0
-    original_context: int = 8192
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: Annotated[float, Field(gt=0)] = 32.0
+    beta_slow: Annotated[float, Field(gt=0)] = 1.0
+    truncate: bool = True  # yarn's passage begins and ends at whole pairs
+    attention_factor: Annotated[float, Field(gt=0)] = 1.0
+    original_max_position_embeddings: int = 8192
 
 
-class Rotary(Value):
-    base: Annotated[float, Field(gt=0)] = 10_000.0
+class RotaryConfig(FrozenModel):
+    rope_theta: Annotated[float, Field(gt=0)] = 10_000.0
     scaling: RotaryScaling = RotaryScaling()

@@ -13,10 +13,10 @@ from workbench.errors import WorkbenchError
 from workbench.files import UnreadableText, read_json
 from workbench.model.config_fields import read_object
 
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-MOST_HEADER_BYTES = 100_000_000  # the format's own limit
-PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     Raises WorkbenchError where there are no weights or only pickled ones, where a shard is missing, and where a file
     is corrupt or cut short.
     """
-    if (folder / SINGLE).exists():
-        return read_header(folder / SINGLE)
-    if (folder / INDEX).exists():
+    if (folder / SINGLE_FILE).exists():
+        return read_header(folder / SINGLE_FILE)
+    if (folder / INDEX_FILE).exists():
         return _sharded(folder)
     raise _no_weights(folder)
 
@@ -50,13 +50,13 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
                 raise WorkbenchError(f"{file}: is a Git LFS pointer, not the weights; run `git lfs pull` there")
             if len(start) < 8 or length > size - 8:
                 raise WorkbenchError(f"{file}: is cut short in its header ({size:,} bytes); {_AGAIN}")
-            if length > MOST_HEADER_BYTES:
+            if length > MAX_HEADER_BYTES:
                 raise WorkbenchError(f"{file}: is not safetensors (a header of {length:,} bytes); {_AGAIN}")
             header = stream.read(length)
     except OSError as error:
         raise WorkbenchError(f"{file}: cannot be read ({error.strerror})") from error
     try:
-        entries = read_json(header, max_bytes=MOST_HEADER_BYTES)
+        entries = read_json(header, max_bytes=MAX_HEADER_BYTES)
     except UnreadableText as error:
         reason = error.reason.removeprefix("not JSON: ")
         raise corrupt(file, f"its header is not JSON: {reason}") from None
@@ -90,7 +90,7 @@ def _entries(file: Path, header: object, data_bytes: int) -> dict[str, StoredTen
 
 
 def _sharded(folder: Path) -> dict[str, StoredTensor]:
-    index = folder / INDEX
+    index = folder / INDEX_FILE
     places = read_object(index).get("weight_map")
     if not isinstance(places, dict) or not places or not all(isinstance(s, str) for s in places.values()):
         raise WorkbenchError(f"{index}: weight_map must map tensor names to file names; {_AGAIN}")
@@ -118,8 +118,8 @@ def _no_weights(folder: Path) -> WorkbenchError:
         return WorkbenchError(f"{folder}: cannot be read ({error.strerror})")
     other = [name for name in names if name.endswith(".safetensors")]
     if other:
-        return WorkbenchError(f"{folder}: holds {other[0]} but neither {SINGLE} nor {INDEX}; fetch that")
-    pickled = [name for name in names if name.endswith(PICKLED)]
+        return WorkbenchError(f"{folder}: holds {other[0]} but neither {SINGLE_FILE} nor {INDEX_FILE}; fetch that")
+    pickled = [name for name in names if name.endswith(PICKLE_SUFFIXES)]
     if pickled:
         return WorkbenchError(
             f"{folder}: {pickled[0]} is refused: it is pickled, and reading a pickle can run any code; "
@@ -127,4 +127,4 @@ def _no_weights(folder: Path) -> WorkbenchError:
             "AutoModelForCausalLM as M; "
             f"M.from_pretrained('{folder}').save_pretrained('{folder}-safetensors')\""
         )
-    return WorkbenchError(f"{folder}: holds no weights; it must hold {SINGLE}, or {INDEX} and its shards")
+    return WorkbenchError(f"{folder}: holds no weights; it must hold {SINGLE_FILE}, or {INDEX_FILE} and its shards")

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from workbench.errors import WorkbenchError
 from workbench.model.families import config_from_spec
-from workbench.model.parameters import Part, parameter_shapes, part_bytes, stored_parts
-from workbench.model.safetensors_files import INDEX, SINGLE
+from workbench.model.parameters import StoredPart, parameter_shapes, part_bytes, stored_parts
+from workbench.model.safetensors_files import INDEX_FILE, SINGLE_FILE
 from workbench.model.spec import ModelSpec
 
 SHARD_BYTES = 5_000_000_000
@@ -56,7 +56,7 @@ def _write_weights(
     folder: Path, spec: ModelSpec, state: dict[str, Tensor], dtype: torch.dtype, shard_bytes: int
 ) -> None:
     shards = _shards(spec, dtype.itemsize, shard_bytes)
-    names = [SINGLE] if len(shards) == 1 else [_shard_name(i, len(shards)) for i in range(len(shards))]
+    names = [SINGLE_FILE] if len(shards) == 1 else [_shard_name(i, len(shards)) for i in range(len(shards))]
     for name, parts in zip(names, shards, strict=True):
         partial = folder / f"{name}.partial"
         # A clone per part: slices of a fused parameter share memory, which the format does not allow.
@@ -66,15 +66,15 @@ def _write_weights(
     if len(shards) > 1:
         places = {part.name: name for name, parts in zip(names, shards, strict=True) for _, _, part in parts}
         total = sum(part_bytes(part, dtype.itemsize) for parts in shards for _, _, part in parts)
-        _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": places})
-    stale = {*folder.glob("model-*-of-*.safetensors"), *folder.glob(SINGLE), *folder.glob(INDEX)}
-    for file in stale - {folder / name for name in names} - ({folder / INDEX} if len(shards) > 1 else set()):
+        _write_json(folder / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": places})
+    stale = {*folder.glob("model-*-of-*.safetensors"), *folder.glob(SINGLE_FILE), *folder.glob(INDEX_FILE)}
+    for file in stale - {folder / name for name in names} - ({folder / INDEX_FILE} if len(shards) > 1 else set()):
         file.unlink()
 
 
-def _shards(spec: ModelSpec, itemsize: int, shard_bytes: int) -> list[list[tuple[str, int, Part]]]:
+def _shards(spec: ModelSpec, itemsize: int, shard_bytes: int) -> list[list[tuple[str, int, StoredPart]]]:
     """Return parts as (our parameter, first row in it, part), cut where the next would pass `shard_bytes`."""
-    shards: list[list[tuple[str, int, Part]]] = [[]]
+    shards: list[list[tuple[str, int, StoredPart]]] = [[]]
     used = 0
     for ours, parts in stored_parts(spec).items():
         start = 0
@@ -84,13 +84,13 @@ def _shards(spec: ModelSpec, itemsize: int, shard_bytes: int) -> list[list[tuple
                 shards.append([])
                 used = 0
             shards[-1].append((ours, start, part))
-            used, start = used + size, start + part.ours[0]
+            used, start = used + size, start + part.shape_here[0]
     return shards
 
 
-def _clone(parameter: Tensor, start: int, part: Part, dtype: torch.dtype) -> Tensor:
-    rows = parameter.detach()[start : start + part.ours[0]]
-    rows = rows if part.layout is None else part.layout.written(rows)
+def _clone(parameter: Tensor, start: int, part: StoredPart, dtype: torch.dtype) -> Tensor:
+    rows = parameter.detach()[start : start + part.shape_here[0]]
+    rows = rows if part.layout is None else part.layout.to_stored(rows)
     return rows.to(device="cpu", dtype=dtype, copy=True).contiguous()
 
 

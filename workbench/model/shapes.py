@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from workbench.errors import WorkbenchError, nearest
-from workbench.model.spec import Attention, LayerKind, ModelSpec, Rotary, RotaryScaling
+from workbench.model.spec import AttentionSpec, LayerSpec, ModelSpec, RotaryConfig, RotaryScaling
 
-_LLAMA31 = RotaryScaling(kind="llama3", factor=8.0, low_factor=1.0, high_factor=4.0, original_context=8192)
+_LLAMA31 = RotaryScaling(kind="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)
 
 
 def named_shape(name: str) -> ModelSpec:
@@ -30,16 +30,16 @@ def _shape(
     scaling: RotaryScaling = RotaryScaling(),  # noqa: B008 (a frozen value)
     tied: bool = False,
 ) -> ModelSpec:
-    layer = LayerKind(attention=Attention(heads=heads, groups=groups, dim=width // heads), hidden=hidden)
+    layer = LayerSpec(attention=AttentionSpec(num_heads=heads, num_kv_heads=groups, head_dim=width // heads), intermediate_size=hidden)
     return ModelSpec(
         name=name,
-        vocab=vocab,
-        width=width,
+        vocab_size=vocab,
+        hidden_size=width,
         layers=(layer,) * layers,
-        context=context,
-        rotary=Rotary(base=base, scaling=scaling),
-        norm_eps=1e-5,
-        tied=tied,
+        max_position_embeddings=context,
+        rotary=RotaryConfig(rope_theta=base, scaling=scaling),
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=tied,
     )
 
 

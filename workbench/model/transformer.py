@@ -9,27 +9,27 @@ import torch
 from torch import Tensor, nn
 
 import compiled_kernels
-from compiled_kernels import Lane
+from compiled_kernels import Backend
 from compiled_kernels.blocked import from_panels, shape_of
 from workbench.batch import TokenBatch
 from workbench.cache.format import CacheFormat
 from workbench.cache.pages import pages_for
-from workbench.cache.shapes import CacheShape
-from workbench.cache.store import KVStore, Layer
+from workbench.cache.shapes import KVCacheSpec
+from workbench.cache.store import KVStore, CacheLayer
 from workbench.errors import WorkbenchError
 from workbench.model.cache_shapes import cache_shapes
 from workbench.model.feedforward import MixtureOfExperts
-from workbench.model.layers import STORED, Angles, Block, attention_module
-from workbench.model.parts import Linear, Norm
+from workbench.model.layers import STORED_PARAMETERS, Angles, TransformerBlock, build_custom_attention
+from workbench.model.linear import Linear, RMSNorm
 from workbench.model.quantized import WeightFormat, dequantize, quantize
-from workbench.model.rotary import RotaryTable, Turn, turn_of, turns_of
-from workbench.model.spec import Attention, ModelSpec
+from workbench.model.rotary import RotaryTable, RotaryKey, rotary_of_layer, rotaries_of_model
+from workbench.model.spec import AttentionSpec, ModelSpec
 
 DENSE = WeightFormat()
-RunBlock = Callable[[Block, Tensor, Angles, Angles, TokenBatch, Layer], Tensor]
+RunBlock = Callable[[TransformerBlock, Tensor, Angles, Angles, TokenBatch, CacheLayer], Tensor]
 
 
-def run_block(block: Block, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: Layer) -> Tensor:
+def run_block(block: TransformerBlock, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: CacheLayer) -> Tensor:
     return block(x, cos, sin, batch, cache)
 
 
@@ -37,48 +37,48 @@ class Transformer(nn.Module):
     """A model of `spec` whose operators run on one backend. Weights come from a state (see `hf/weights.py`), stored as
     `format` says."""
 
-    def __init__(self, spec: ModelSpec, lane: Lane = Lane.EAGER, format: WeightFormat = DENSE):
+    def __init__(self, spec: ModelSpec, backend: Backend = Backend.EAGER, format: WeightFormat = DENSE):
         super().__init__()
         self.spec = spec
-        self.lane = lane
+        self.backend = backend
         self.format = format
-        stored = spec.norm_eps, lane, format, spec.norm_offset
-        self.blocks = nn.ModuleList(Block(kind, spec.width, *stored) for kind in spec.layers)
-        self.norm = Norm(spec.width, spec.norm_eps, lane, spec.norm_offset)
+        stored = spec.rms_norm_eps, backend, format, spec.norm_offset
+        self.blocks = nn.ModuleList(TransformerBlock(kind, spec.hidden_size, *stored) for kind in spec.layers)
+        self.norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, backend, spec.norm_offset)
         # A tied model has one matrix: the embedding where it is dense, the head where it is quantized.
-        self.embedding = _unfilled(spec.vocab, spec.width) if self._plain_embedding else None
-        stored = lane, format.head, format.group, format.activations_of(format.head)
-        self.head = None if self._shared_embedding else Linear(spec.width, spec.vocab, False, *stored)
-        turns = turns_of(spec)
+        self.embedding = _unfilled(spec.vocab_size, spec.hidden_size) if self._plain_embedding else None
+        stored = backend, format.head, format.quant_group, format.activations_of(format.head)
+        self.head = None if self._shared_embedding else Linear(spec.hidden_size, spec.vocab_size, False, *stored)
+        turns = rotaries_of_model(spec)
         self.rotary = nn.ModuleList(RotaryTable(*turn) for turn in turns)
-        places: dict[Turn | None, int | None] = {None: None, **{turn: place for place, turn in enumerate(turns)}}
-        self.turns = tuple(places[turn_of(spec, kind.attention)] for kind in spec.layers)  # each layer's, in `rotary`
+        places: dict[RotaryKey | None, int | None] = {None: None, **{turn: place for place, turn in enumerate(turns)}}
+        self.rotary_of_block = tuple(places[rotary_of_layer(spec, kind.attention)] for kind in spec.layers)  # each layer's, in `rotary`
 
     @classmethod
     def from_state(
-        cls, spec: ModelSpec, state: dict[str, Tensor], lane: Lane = Lane.EAGER, format: WeightFormat = DENSE
+        cls, spec: ModelSpec, state: dict[str, Tensor], backend: Backend = Backend.EAGER, format: WeightFormat = DENSE
     ) -> Transformer:
         """Build the model of a dense `state`, which is emptied where `format` stores it otherwise."""
         if format != DENSE:
             state = quantize(state, spec, format)
         with torch.device("meta"):
-            model = cls(spec, lane, format)
+            model = cls(spec, backend, format)
         own = _own_modules(model, state["norm.weight"].dtype)
         missing, extra = model.load_state_dict(state, strict=False, assign=True)
         missing = [name for name in missing if name not in own]
         if missing or extra:
             raise WorkbenchError(f"{spec.name}: a state of another model: missing {missing[:3]}, extra {extra[:3]}")
         # Not part of any state: computed here, in float64.
-        model.rotary = nn.ModuleList(RotaryTable(*turn) for turn in turns_of(spec))
+        model.rotary = nn.ModuleList(RotaryTable(*turn) for turn in rotaries_of_model(spec))
         return model.requires_grad_(False).to(model.device).eval()
 
-    def run_on(self, lane: Lane) -> None:
+    def set_backend(self, backend: Backend) -> None:
         """Run every module's operators on another backend from now on."""
         for part in self.modules():
-            if "lane" in vars(part):
-                vars(part)["lane"] = lane
+            if "backend" in vars(part):
+                vars(part)["backend"] = backend
 
-    def lay_out(self, panels: bool = True) -> None:
+    def use_panels(self, panels: bool = True) -> None:
         """Keep the matrices of the blocks in panels from now on, which the products of the backend mlir read at decode
         and prefill alike, or row by row again.
 
@@ -87,7 +87,7 @@ class Transformer(nn.Module):
         """
         for part in self.blocks.modules():
             if isinstance(part, Linear):
-                part.lay_out(panels)
+                part.use_panels(panels)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -99,11 +99,11 @@ class Transformer(nn.Module):
 
     @property
     def _plain_embedding(self) -> bool:
-        return not (self.spec.tied and self.format.head != "dense")
+        return not (self.spec.tie_word_embeddings and self.format.head != "dense")
 
     @property
     def _shared_embedding(self) -> bool:
-        return self.spec.tied and self.format.head == "dense"
+        return self.spec.tie_word_embeddings and self.format.head == "dense"
 
     @property
     def head_tensors(self) -> tuple[Tensor, ...]:
@@ -123,19 +123,19 @@ class Transformer(nn.Module):
         return sum(tensor.nbytes for tensor in self.head_tensors)
 
     @property
-    def value_bytes(self) -> tuple[float, float]:
+    def bytes_per_weight(self) -> tuple[float, float]:
         """Return the bytes of a value of a matrix, scales included: in the blocks, and in the head."""
         linears = [part for block in self.blocks for part in block.modules() if isinstance(part, Linear)]
         stacks = [stack for block in self.blocks for stack in block.parameters() if stack.ndim == 3]
         stored = sum(
             linear.weight.nbytes + (0 if linear.scales is None else linear.scales.nbytes) for linear in linears
         ) + sum(stack.nbytes for stack in stacks)
-        values = sum(linear.width * shape_of(linear.weight)[0] for linear in linears) + sum(map(Tensor.numel, stacks))
-        return stored / values, self.head_bytes / (self.spec.vocab * self.spec.width)
+        values = sum(linear.in_features * shape_of(linear.weight)[0] for linear in linears) + sum(map(Tensor.numel, stacks))
+        return stored / values, self.head_bytes / (self.spec.vocab_size * self.spec.hidden_size)
 
     def embed(self, ids: Tensor) -> Tensor:
         """Embed token ids: [token] -> [token, hidden]."""
-        rows = cast(Linear, self.head).rows(ids, self.dtype) if self.embedding is None else self.embedding(ids)
+        rows = cast(Linear, self.head).lookup_rows(ids, self.dtype) if self.embedding is None else self.embedding(ids)
         scale = self.spec.embedding_scale
         return rows if scale == 1 else rows * rows.new_full((), scale)  # rounded to the model's type, as it was trained
 
@@ -160,69 +160,69 @@ class Transformer(nn.Module):
             store: the cache, which is written and read.
             run: how a block is called (a compiled block takes its place).
         """
-        rows = self.hidden(batch, store, run)[batch.sample_rows]
+        rows = self.hidden_states(batch, store, run)[batch.logits_indices]
         if not len(rows):  # part of a prefill: no operator need know what to do with nothing
-            return rows.new_empty((0, self.spec.vocab), dtype=torch.promote_types(self.dtype, torch.float32))
-        return self.logits_of(rows)
+            return rows.new_empty((0, self.spec.vocab_size), dtype=torch.promote_types(self.dtype, torch.float32))
+        return self.compute_logits(rows)
 
-    def hidden(self, batch: TokenBatch, store: KVStore, run: RunBlock = run_block) -> Tensor:
+    def hidden_states(self, batch: TokenBatch, store: KVStore, run: RunBlock = run_block) -> Tensor:
         """Return the hidden states after the last block, for every row: [token, hidden]."""
         exact = torch.promote_types(self.dtype, torch.float32)
         angles = [tuple(part.to(exact) for part in table(batch.positions)) for table in self.rotary]
-        x = self.embed(batch.ids)
-        for block, turn, cache in zip(self.blocks, self.turns, store.layers, strict=True):
+        x = self.embed(batch.token_ids)
+        for block, turn, cache in zip(self.blocks, self.rotary_of_block, store.layers, strict=True):
             cos, sin = (None, None) if turn is None else angles[turn]
-            x = run(cast(Block, block), x, cos, sin, batch, cache)
+            x = run(cast(TransformerBlock, block), x, cos, sin, batch, cache)
         return x
 
-    def logits_of(self, x: Tensor) -> Tensor:
+    def compute_logits(self, x: Tensor) -> Tensor:
         """Compute logits [sample, hidden] -> [sample, vocab], float32 (float64 stays)."""
         x = self.norm(x)
         if self.head is None:
-            logits = compiled_kernels.linear(x, self.head_tensors[0], None, self.lane)
+            logits = compiled_kernels.linear(x, self.head_tensors[0], None, self.backend)
         else:
             logits = self.head(x)
-        return self.capped(logits if logits.dtype == torch.float64 else logits.float())
+        return self.cap_logits(logits if logits.dtype == torch.float64 else logits.float())
 
-    def capped(self, logits: Tensor) -> Tensor:
-        cap = self.spec.final_softcap
+    def cap_logits(self, logits: Tensor) -> Tensor:
+        cap = self.spec.final_logit_softcapping
         return cap * torch.tanh(logits / cap) if cap else logits
 
-    def cache_shapes(self, format: CacheFormat | None = None) -> tuple[CacheShape, ...]:
+    def cache_shapes(self, format: CacheFormat | None = None) -> tuple[KVCacheSpec, ...]:
         """Return the cache shape of each layer, dense unless a format says otherwise."""
         return cache_shapes(self.spec, format)
 
     def logits(self, token_ids: Iterable[int] | Tensor) -> Tensor:
         """Return logits of every position of one text: [token, vocab], float32. Touches no runner's cache."""
-        ids = self.checked_ids(token_ids)
-        tables = len(self.spec.layer_groups)
+        ids = self.validate_token_ids(token_ids)
+        tables = len(self.spec.kv_cache_groups)
         size = 64
         pages = pages_for(len(ids), size)
         store = KVStore(self.cache_shapes(), (pages,) * tables, size, self.dtype, str(self.device))
         rows = torch.arange(len(ids), device=self.device)
         batch = TokenBatch(
-            ids=ids,
+            token_ids=ids,
             positions=rows,
             span_starts=torch.tensor([0, len(ids)], device=self.device),
             context_lengths=torch.tensor([len(ids)], device=self.device),
             page_tables=(torch.arange(1, pages + 1, device=self.device)[None],) * tables,
-            slots=(rows + size,) * tables,
-            sample_rows=rows,
+            slot_mapping=(rows + size,) * tables,
+            logits_indices=rows,
             decode_only=False,
         )
         return self(batch, store)
 
-    def checked_ids(self, token_ids: Iterable[int] | Tensor) -> Tensor:
+    def validate_token_ids(self, token_ids: Iterable[int] | Tensor) -> Tensor:
         """Return ids as a tensor [token]. Raises WorkbenchError where they are empty, too many or not in the
         vocabulary."""
         ids = torch.as_tensor(token_ids if isinstance(token_ids, Tensor) else list(token_ids))
         if ids.ndim != 1 or len(ids) == 0 or ids.is_floating_point():
             raise WorkbenchError("token ids must be one non-empty row of integers")
-        if int(ids.min()) < 0 or int(ids.max()) >= self.spec.vocab:
+        if int(ids.min()) < 0 or int(ids.max()) >= self.spec.vocab_size:
             given = f"{int(ids.min())}..{int(ids.max())}"
-            raise WorkbenchError(f"token ids must lie in 0..{self.spec.vocab - 1}; {given} given")
-        if len(ids) > self.spec.context:
-            raise WorkbenchError(f"{len(ids)} tokens exceed the model's context of {self.spec.context}")
+            raise WorkbenchError(f"token ids must lie in 0..{self.spec.vocab_size - 1}; {given} given")
+        if len(ids) > self.spec.max_position_embeddings:
+            raise WorkbenchError(f"{len(ids)} tokens exceed the model's context of {self.spec.max_position_embeddings}")
         return ids.long().to(self.device)
 
 
@@ -238,9 +238,9 @@ def _own_modules(model: Transformer, dtype: torch.dtype) -> set[str]:
     names = set()
     for index, block in enumerate(cast("list[Block]", list(model.blocks))):
         spec, attention = model.spec, model.spec.layers[index].attention
-        if isinstance(attention, Attention) and attention.module is not None:
-            built = attention, spec.width, model.lane, model.format, spec.norm_eps, spec.norm_offset, dtype
-            block.attention = attention_module(*built)
-            own = (name for name, _ in block.attention.named_parameters() if not name.startswith(STORED))
+        if isinstance(attention, AttentionSpec) and attention.module is not None:
+            built = attention, spec.hidden_size, model.backend, model.format, spec.rms_norm_eps, spec.norm_offset, dtype
+            block.attention = build_custom_attention(*built)
+            own = (name for name, _ in block.attention.named_parameters() if not name.startswith(STORED_PARAMETERS))
             names |= {f"blocks.{index}.attention.{name}" for name in own}
     return names

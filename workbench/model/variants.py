@@ -11,13 +11,13 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from workbench.errors import WorkbenchError, explain
-from workbench.model.composition import FULL, AttentionChange, AttentionPart
-from workbench.model.spec import AnyAttention, Attention, ModelSpec
+from workbench.model.composition import FULL, AttentionChange, AttentionConfig
+from workbench.model.spec import AnyAttentionSpec, AttentionSpec, ModelSpec
 
-State = dict[str, Tensor]
+StateDict = dict[str, Tensor]
 
 
-def vary(spec: ModelSpec, state: State, composition: AttentionPart) -> tuple[ModelSpec, State]:
+def change_attention(spec: ModelSpec, state: StateDict, composition: AttentionConfig) -> tuple[ModelSpec, StateDict]:
     """Change the attention of a trained model (spec, state); `state` itself stays as it is.
 
     Fewer key/value heads are pooled from those there are, more are copies (which changes nothing); norms that are new
@@ -34,7 +34,7 @@ def vary(spec: ModelSpec, state: State, composition: AttentionPart) -> tuple[Mod
     Raises:
         WorkbenchError: for what a trained model cannot become.
     """
-    changed = vary_spec(spec, composition)
+    changed = change_spec(spec, composition)
     found = dict(state)
     for index, (old, new) in enumerate(zip(spec.layers, changed.layers, strict=True)):
         both = old.attention, new.attention
@@ -42,9 +42,9 @@ def vary(spec: ModelSpec, state: State, composition: AttentionPart) -> tuple[Mod
     return changed, {name: values for name, values in found.items() if not _dropped(name, changed)}
 
 
-def vary_spec(spec: ModelSpec, composition: AttentionPart) -> ModelSpec:
+def change_spec(spec: ModelSpec, composition: AttentionConfig) -> ModelSpec:
     """Change the architecture alone, for weights that are still to be drawn."""
-    changes = composition.changes(len(spec.layers))
+    changes = composition.layer_changes(len(spec.layers))
     layers = tuple(
         kind.model_copy(update={"attention": _changed(kind.attention, change, index)})
         for index, (kind, change) in enumerate(zip(spec.layers, changes, strict=True))
@@ -52,7 +52,7 @@ def vary_spec(spec: ModelSpec, composition: AttentionPart) -> ModelSpec:
     return spec.model_copy(update={"layers": layers})
 
 
-def regroup(heads: Tensor, groups: int, pool: str = "mean_pool") -> Tensor:
+def pool_kv_heads(heads: Tensor, groups: int, pool: str = "mean_pool") -> Tensor:
     """Pool or copy key or value heads [kv_head, ...] to `groups` heads: each the mean of those it replaces (Ainslie et
     al., 2023), or the `first` of them; where there are more than before, copies."""
     before = heads.shape[0]
@@ -64,10 +64,10 @@ def regroup(heads: Tensor, groups: int, pool: str = "mean_pool") -> Tensor:
     return reduce(wide, "(group pooled) ... -> group ...", "mean", group=groups).to(heads.dtype)
 
 
-def _changed(attention: AnyAttention, change: AttentionChange, index: int) -> AnyAttention:
+def _changed(attention: AnyAttentionSpec, change: AttentionChange, index: int) -> AnyAttentionSpec:
     values: dict[str, Any] = {name: getattr(change, name) for name in type(change).model_fields}
     values = {name: value for name, value in values.items() if value is not None}
-    heads = values.get("heads", attention.heads)
+    heads = values.get("heads", attention.num_heads)
     if isinstance(values.get("groups"), str):
         values["groups"] = heads if values["groups"] == "multi_head" else 1
     if values.get("window") == FULL:
@@ -79,36 +79,36 @@ def _changed(attention: AnyAttention, change: AttentionChange, index: int) -> An
         raise explain(error, f"attention of layer {index}", type(attention)) from None
 
 
-def _layer(at: str, old: AnyAttention, new: AnyAttention, state: State, pool: str, one: float) -> State:
+def _layer(at: str, old: AnyAttentionSpec, new: AnyAttentionSpec, state: StateDict, pool: str, one: float) -> StateDict:
     """Return the layer's parameters that change or are new; a norm's weight of `one` changes nothing."""
     for slot in ("heads", "dim"):
         before, after = getattr(old, slot), getattr(new, slot)
         if before != after:
             told = f"{slot} {after} where the trained model has {before}"
             raise WorkbenchError(f"{at.rstrip('.')}: {told}; shape:NAME with random weights takes any")
-    found: State = {}
-    if not (isinstance(old, Attention) and isinstance(new, Attention)):
+    found: StateDict = {}
+    if not (isinstance(old, AttentionSpec) and isinstance(new, AttentionSpec)):
         return found  # what can change in latent attention has no parameters
-    if new.groups != old.groups:
-        if max(old.groups, new.groups) % min(old.groups, new.groups):
-            told = f"{old.groups} key/value heads cannot become {new.groups}"
+    if new.num_kv_heads != old.num_kv_heads:
+        if max(old.num_kv_heads, new.num_kv_heads) % min(old.num_kv_heads, new.num_kv_heads):
+            told = f"{old.num_kv_heads} key/value heads cannot become {new.num_kv_heads}"
             raise WorkbenchError(f"{at.rstrip('.')}: {told}: one number must divide the other")
         for name in (f"{at}qkv.weight", f"{at}qkv.bias"):
             if name in state:
-                found[name] = _regrouped(state[name], old, lambda part: regroup(part, new.groups, pool))
+                found[name] = _regrouped(state[name], old, lambda part: pool_kv_heads(part, new.num_kv_heads, pool))
     like = state[f"{at}qkv.weight"]
     for name in ("query_norm", "key_norm"):
         if new.qk_norm and not old.qk_norm:
-            found[f"{at}{name}.weight"] = torch.full((new.dim,), one, dtype=like.dtype, device=like.device)
+            found[f"{at}{name}.weight"] = torch.full((new.head_dim,), one, dtype=like.dtype, device=like.device)
     if new.sink_logits and not old.sink_logits:
-        found[f"{at}sink_logits"] = torch.zeros(new.heads, dtype=like.dtype, device=like.device)
+        found[f"{at}sink_logits"] = torch.zeros(new.num_heads, dtype=like.dtype, device=like.device)
     return found
 
 
-def _regrouped(stacked: Tensor, old: Attention, change: Callable[[Tensor], Tensor]) -> Tensor:
+def _regrouped(stacked: Tensor, old: AttentionSpec, change: Callable[[Tensor], Tensor]) -> Tensor:
     """Return query, key and value rows [(head dim), ...] with their key and value heads changed."""
-    rows = rearrange(stacked, "(head dim) ... -> head dim ...", dim=old.dim)
-    query, key, value = rows.split([old.heads, old.groups, old.groups])
+    rows = rearrange(stacked, "(head dim) ... -> head dim ...", dim=old.head_dim)
+    query, key, value = rows.split([old.num_heads, old.num_kv_heads, old.num_kv_heads])
     whole = torch.cat([query, change(key), change(value)])
     return rearrange(whole, "head dim ... -> (head dim) ...").contiguous()
 
@@ -119,7 +119,7 @@ def _dropped(name: str, spec: ModelSpec) -> bool:
         return False
     _, layer, *within = name.split(".")
     attention = spec.layers[int(layer)].attention
-    if not isinstance(attention, Attention):
+    if not isinstance(attention, AttentionSpec):
         return False
     norms = within[:2] in (["attention", "query_norm"], ["attention", "key_norm"])
     return (norms and not attention.qk_norm) or (within == ["attention", "sink_logits"] and not attention.sink_logits)

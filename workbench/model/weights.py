@@ -14,12 +14,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from workbench.errors import WorkbenchError
-from workbench.model.parameters import Part, parameter_shapes, stored_parts
+from workbench.model.parameters import StoredPart, parameter_shapes, stored_parts
 from workbench.model.safetensors_files import StoredTensor, corrupt, stored_tensors
 from workbench.model.spec import ModelSpec
 
-READABLE = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-CHUNK = 1 << 22  # random numbers drawn at once, in float32: 16 MiB
+READABLE_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+DRAW_CHUNK = 1 << 22  # random numbers drawn at once, in float32: 16 MiB
 
 
 def load_weights(folder: str | Path, spec: ModelSpec, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -35,9 +35,9 @@ def load_weights(folder: str | Path, spec: ModelSpec, dtype: torch.dtype) -> dic
     with ExitStack() as stack:
         files = {file: stack.enter_context(_open(file)) for file in {each.file for each in stored.values()}}
 
-        def read(part: Part) -> Tensor:
+        def read(part: StoredPart) -> Tensor:
             tensor = files[stored[part.name].file].get_tensor(part.name)
-            return tensor if part.layout is None else part.layout.read(tensor)
+            return tensor if part.layout is None else part.layout.from_stored(tensor)
 
         return {name: _fused([read(part) for part in parts], dtype) for name, parts in wanted.items()}
 
@@ -72,7 +72,7 @@ def _fused(parts: list[Tensor], dtype: torch.dtype) -> Tensor:
     return whole
 
 
-def _check(folder: Path, spec: ModelSpec, stored: dict[str, StoredTensor], wanted: list[Part]) -> None:
+def _check(folder: Path, spec: ModelSpec, stored: dict[str, StoredTensor], wanted: list[StoredPart]) -> None:
     known = {part.name for part in wanted}
     missing = [part.name for part in wanted if part.name not in stored]
     extra = [name for name in stored if name not in known and not _harmless(name, spec)]
@@ -86,15 +86,15 @@ def _check(folder: Path, spec: ModelSpec, stored: dict[str, StoredTensor], wante
         if tensor.shape != part.shape:
             shape, right = list(tensor.shape), list(part.shape)
             raise WorkbenchError(f"{tensor.file}: {part.name} has shape {shape}, config.json asks for {right}")
-        if tensor.dtype not in READABLE:
+        if tensor.dtype not in READABLE_DTYPES:
             raise WorkbenchError(
-                f"{tensor.file}: {part.name} is stored as {tensor.dtype}; read are {', '.join(READABLE)}: "
+                f"{tensor.file}: {part.name} is stored as {tensor.dtype}; read are {', '.join(READABLE_DTYPES)}: "
                 "take the model's unquantized weights"
             )
 
 
 def _harmless(name: str, spec: ModelSpec) -> bool:
-    return name.endswith("rotary_emb.inv_freq") or (spec.tied and name == "lm_head.weight")
+    return name.endswith("rotary_emb.inv_freq") or (spec.tie_word_embeddings and name == "lm_head.weight")
 
 
 def _some(names: list[str]) -> str:
@@ -108,8 +108,8 @@ def _random(name: str, shape: tuple[int, ...], spec: ModelSpec, dtype: torch.dty
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
     values = torch.empty(shape, dtype=dtype)
     std, flat = _std(name, shape, spec), values.view(-1)
-    draws = torch.empty(min(CHUNK, flat.numel()), dtype=torch.float32)
-    for chunk in flat.split(CHUNK):
+    draws = torch.empty(min(DRAW_CHUNK, flat.numel()), dtype=torch.float32)
+    for chunk in flat.split(DRAW_CHUNK):
         chunk.copy_(draws[: chunk.numel()].normal_(0.0, std, generator=generator))
     return values
 
@@ -122,7 +122,7 @@ def _std(name: str, shape: Iterable[int], spec: ModelSpec) -> float:
         return 0.1
     if name.endswith("sink_logits"):
         return 1.0
-    if name == "embedding.weight" and not spec.tied:
+    if name == "embedding.weight" and not spec.tie_word_embeddings:
         return 1.0 / spec.embedding_scale
     added = name.endswith(("output.weight", "feedforward.down.weight", "feedforward.down"))
     return (inputs * (2 * len(spec.layers) if added else 1)) ** -0.5

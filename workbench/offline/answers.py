@@ -7,14 +7,14 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from workbench.offline.lines import CHAT, Asked, Model
+from workbench.offline.lines import CHAT, BatchRequest, BatchModel
 from workbench.request import FinishReason
 from workbench.trace.events import Decoded, Finished
 
 CREATED = 0  # where the format wants a time: the same batch gives the same file
 
 
-def answered(line_id: str, asked: Asked, model: Model, ends: Sequence[Finished], tokens: Sequence[Decoded]) -> bytes:
+def response_line(line_id: str, batch_request: BatchRequest, model: BatchModel, ends: Sequence[Finished], tokens: Sequence[Decoded]) -> bytes:
     """Return the line of a request with all its samples; an error and no body if it failed or was refused.
 
     Args:
@@ -26,12 +26,12 @@ def answered(line_id: str, asked: Asked, model: Model, ends: Sequence[Finished],
     """
     wrong = next((end for end in ends if end.reason in (FinishReason.REFUSED, FinishReason.ERROR)), None)
     if wrong is not None:
-        return failed(line_id, asked.custom_id, wrong.reason, wrong.error, 400 if wrong.reason == "refused" else 500)
-    body = _body(line_id, asked, model, sorted(ends, key=lambda end: end.sample), tokens)
-    return _line(line_id, asked.custom_id, {"status_code": 200, "request_id": f"req_{line_id}", "body": body}, None)
+        return error_line(line_id, batch_request.custom_id, wrong.reason, wrong.error, 400 if wrong.reason == "refused" else 500)
+    body = _body(line_id, batch_request, model, sorted(ends, key=lambda end: end.sample), tokens)
+    return _line(line_id, batch_request.custom_id, {"status_code": 200, "request_id": f"req_{line_id}", "body": body}, None)
 
 
-def failed(line_id: str, custom_id: str | None, code: str, message: str, status: int = 400) -> bytes:
+def error_line(line_id: str, custom_id: str | None, code: str, message: str, status: int = 400) -> bytes:
     response = {"status_code": status, "request_id": f"req_{line_id}", "body": None}
     return _line(line_id, custom_id, response, {"code": code, "message": message})
 
@@ -42,7 +42,7 @@ def _line(line_id: str, custom_id: str | None, response: dict[str, Any], error: 
 
 
 def _body(
-    line_id: str, asked: Asked, model: Model, ends: Sequence[Finished], tokens: Sequence[Decoded]
+    line_id: str, asked: BatchRequest, model: BatchModel, ends: Sequence[Finished], tokens: Sequence[Decoded]
 ) -> dict[str, Any]:
     prompt, made = ends[0].prompt_tokens, sum(len(end.token_ids) for end in ends)
     chat = asked.url == CHAT
@@ -50,7 +50,7 @@ def _body(
     choices = []
     for end in chosen:
         mine = [token for token in tokens if token.sample == end.sample]
-        told = None if asked.request.whole else (_chat_logprobs if chat else _logprobs)(mine, model)
+        told = None if asked.request.final_only else (_chat_logprobs if chat else _logprobs)(mine, model)
         said = {"message": {"role": "assistant", "content": end.output_text}} if chat else {"text": end.output_text}
         choices.append({"index": end.sample, **said, "logprobs": told, "finish_reason": end.reason})
     return {
@@ -63,7 +63,7 @@ def _body(
     }
 
 
-def _logprobs(tokens: Sequence[Decoded], model: Model) -> dict[str, Any]:
+def _logprobs(tokens: Sequence[Decoded], model: BatchModel) -> dict[str, Any]:
     offsets, at = [], 0
     for token in tokens:
         offsets.append(at)
@@ -76,7 +76,7 @@ def _logprobs(tokens: Sequence[Decoded], model: Model) -> dict[str, Any]:
     }
 
 
-def _chat_logprobs(tokens: Sequence[Decoded], model: Model) -> dict[str, Any]:
+def _chat_logprobs(tokens: Sequence[Decoded], model: BatchModel) -> dict[str, Any]:
     return {
         "content": [
             _one(token.token_id, token.logprob, model)
@@ -86,12 +86,12 @@ def _chat_logprobs(tokens: Sequence[Decoded], model: Model) -> dict[str, Any]:
     }
 
 
-def _one(token_id: int, logprob: float | None, model: Model) -> dict[str, Any]:
+def _one(token_id: int, logprob: float | None, model: BatchModel) -> dict[str, Any]:
     exact = [] if model.tokenizer is None else list(model.tokenizer.token_bytes(token_id))
     return {"token": _spelled(token_id, model), "logprob": logprob, "bytes": exact}
 
 
-def _spelled(token_id: int, model: Model) -> str:
+def _spelled(token_id: int, model: BatchModel) -> str:
     """Return a token's text by itself; its id without a tokenizer."""
     if model.tokenizer is None:
         return f"token_id:{token_id}"

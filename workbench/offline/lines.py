@@ -6,20 +6,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from workbench.engine.intake import request_from, sampling_from
+from workbench.engine.intake import make_request, parse_sampling
 from workbench.errors import WorkbenchError, nearest
 from workbench.files import UnreadableText, read_json, read_json_object
 from workbench.prompt.chat import ChatTemplate
 from workbench.prompt.tokenizer import Tokenizer
 from workbench.request import Request, SamplingParameters
 
-KEYS = ("custom_id", "method", "url", "body")
+LINE_KEYS = ("custom_id", "method", "url", "body")
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-SAMPLING = frozenset(SamplingParameters.model_fields) - {"filters", "sampler"}  # no code to run is named by data
-SHORT = 16  # tokens of a completion that does not say, as at OpenAI
+SAMPLING_FIELDS = frozenset(SamplingParameters.model_fields) - {"filters", "sampler"}  # no code to run is named by data
+DEFAULT_MAX_TOKENS = 16  # tokens of a completion that does not say, as at OpenAI
 
 
-class BadLine(WorkbenchError):
+class InvalidLine(WorkbenchError):
     """An invalid line; the others are not affected."""
 
     def __init__(self, code: str, message: str):
@@ -28,7 +28,7 @@ class BadLine(WorkbenchError):
 
 
 @dataclass(frozen=True)
-class Model:
+class BatchModel:
     """A model as batch requests need it: its name, tokenizer, chat template and context length."""
 
     name: str
@@ -38,7 +38,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Asked:
+class BatchRequest:
     custom_id: str
     url: str
     request: Request
@@ -53,7 +53,7 @@ def custom_id_of(raw: bytes) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def read_line(raw: bytes, number: int, model: Model) -> Asked:
+def parse_line(raw: bytes, number: int, model: BatchModel) -> BatchRequest:
     """Parse line `number` (from 1) of a batch.
 
     Raises:
@@ -61,53 +61,53 @@ def read_line(raw: bytes, number: int, model: Model) -> Asked:
     """
     line = _object(raw)
     for key in line:
-        if key not in KEYS:
-            raise BadLine("invalid_request", f"{key}: unknown field{nearest(key, KEYS)}; a line has {', '.join(KEYS)}")
+        if key not in LINE_KEYS:
+            raise InvalidLine("invalid_request", f"{key}: unknown field{nearest(key, LINE_KEYS)}; a line has {', '.join(LINE_KEYS)}")
     name, url, body = line.get("custom_id"), line.get("url"), line.get("body")
     if not isinstance(name, str) or not name:
-        raise BadLine("invalid_request", f"custom_id: must be a text that names the line, not {name!r}")
+        raise InvalidLine("invalid_request", f"custom_id: must be a text that names the line, not {name!r}")
     if line.get("method") != "POST":
-        raise BadLine("invalid_request", f"method: must be 'POST', not {line.get('method')!r}")
-    if url not in BODIES:
-        hint = nearest(str(url), BODIES) or f"; known: {', '.join(BODIES)}"
-        raise BadLine("invalid_request", f"url: {url!r} is not answered here{hint}")
+        raise InvalidLine("invalid_request", f"method: must be 'POST', not {line.get('method')!r}")
+    if url not in BODY_PARSERS:
+        hint = nearest(str(url), BODY_PARSERS) or f"; known: {', '.join(BODY_PARSERS)}"
+        raise InvalidLine("invalid_request", f"url: {url!r} is not answered here{hint}")
     if not isinstance(body, dict):
-        raise BadLine("invalid_request", f"body: must be an object, not {type(body).__name__}")
+        raise InvalidLine("invalid_request", f"body: must be an object, not {type(body).__name__}")
     given = {key: value for key, value in body.items() if value is not None}
     try:
-        request = BODIES[url](given, str(number), model)
+        request = BODY_PARSERS[url](given, str(number), model)
         salt = given.get("cache_salt", "")
         if not isinstance(salt, str):
             raise WorkbenchError(f"body.cache_salt: must be a text, not {salt!r}")
     except WorkbenchError as error:
-        raise BadLine("invalid_request", str(error)) from None
+        raise InvalidLine("invalid_request", str(error)) from None
     # Single tokens are needed only for their log-probabilities.
-    return Asked(name, url, replace(request, cache_salt=salt, whole=request.sampling.logprobs is None))
+    return BatchRequest(name, url, replace(request, cache_salt=salt, whole=request.sampling.logprobs is None))
 
 
 def _object(raw: bytes) -> dict[str, Any]:
     try:
         found = read_json(raw)
     except UnreadableText as error:
-        raise BadLine("invalid_json", error.reason) from None
+        raise InvalidLine("invalid_json", error.reason) from None
     if not isinstance(found, dict):
-        raise BadLine("invalid_json", f"must be an object with {', '.join(KEYS)}, not {type(found).__name__}")
+        raise InvalidLine("invalid_json", f"must be an object with {', '.join(LINE_KEYS)}, not {type(found).__name__}")
     return found
 
 
-def _completion(body: Mapping[str, Any], name: str, model: Model) -> Request:
-    own = _own(body, model, "prompt")
-    asked = {"max_tokens": SHORT, "seed": int(name), **own}
+def _completion(body: Mapping[str, Any], name: str, model: BatchModel) -> Request:
+    own = _sampling_fields(body, model, "prompt")
+    asked = {"max_tokens": DEFAULT_MAX_TOKENS, "seed": int(name), **own}
     prompt = body.get("prompt")
     if isinstance(prompt, str):
-        return request_from(prompt, model.tokenizer, sampling_from(asked, "body"), name)
+        return make_request(prompt, model.tokenizer, parse_sampling(asked, "body"), name)
     if isinstance(prompt, list) and prompt and all(type(each) is int for each in prompt):
-        return Request(name, tuple(prompt), sampling_from(asked, "body"))
+        return Request(name, tuple(prompt), parse_sampling(asked, "body"))
     raise WorkbenchError("body.prompt: must be one text, or one list of token ids; write a line for each of several")
 
 
-def _chat(body: Mapping[str, Any], name: str, model: Model) -> Request:
-    own = _own(body, model, "messages", "max_completion_tokens", "logprobs", "top_logprobs")
+def _chat(body: Mapping[str, Any], name: str, model: BatchModel) -> Request:
+    own = _sampling_fields(body, model, "messages", "max_completion_tokens", "logprobs", "top_logprobs")
     wanted = body.get("logprobs", False)
     if not isinstance(wanted, bool):
         raise WorkbenchError(f"body.logprobs: true or false in a chat, not {wanted!r}; top_logprobs is how many")
@@ -123,7 +123,7 @@ def _chat(body: Mapping[str, Any], name: str, model: Model) -> Request:
         raise WorkbenchError(f"url: model {model.name!r} has no chat template; ask {COMPLETIONS} instead")
     ids = model.template.ids(_messages(body.get("messages")), model.tokenizer)
     rest = max(1, model.context - len(ids))
-    return Request(name, ids, sampling_from({"max_tokens": rest, "seed": int(name), **own}, "body"))
+    return Request(name, ids, parse_sampling({"max_tokens": rest, "seed": int(name), **own}, "body"))
 
 
 def _messages(found: Any) -> list[dict[str, str]]:
@@ -155,10 +155,10 @@ def _is_text(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
-def _own(body: Mapping[str, Any], model: Model, *besides: str) -> dict[str, Any]:
+def _sampling_fields(body: Mapping[str, Any], model: BatchModel, *besides: str) -> dict[str, Any]:
     """Return the body's sampling parameters; check fields that are none and not in `besides`."""
     common = {"model", "stream", "user", "cache_salt"}
-    known = sorted(SAMPLING | common | set(besides))
+    known = sorted(SAMPLING_FIELDS | common | set(besides))
     for key in body:
         if key not in known:
             raise WorkbenchError(f"body.{key}: unknown field{nearest(key, known)}")
@@ -166,7 +166,7 @@ def _own(body: Mapping[str, Any], model: Model, *besides: str) -> dict[str, Any]
         raise WorkbenchError(f"body.model: {body['model']!r} is not what runs here; this batch runs {model.name!r}")
     if body.get("stream", False) is not False:
         raise WorkbenchError("body.stream: a batch does not stream; leave it out")
-    return {key: value for key, value in body.items() if key in SAMPLING and key not in besides}
+    return {key: value for key, value in body.items() if key in SAMPLING_FIELDS and key not in besides}
 
 
-BODIES: dict[str, Callable[[Mapping[str, Any], str, Model], Request]] = {COMPLETIONS: _completion, CHAT: _chat}
+BODY_PARSERS: dict[str, Callable[[Mapping[str, Any], str, BatchModel], Request]] = {COMPLETIONS: _completion, CHAT: _chat}

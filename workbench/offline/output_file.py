@@ -23,7 +23,7 @@ class OutputFile:
     """The output file: ids of its responses in order, and the number of failed ones."""
 
     def __init__(self, path: Path, handle: RawIOBase, ids: list[str], failed: int, cut: int):
-        self.path, self.ids, self.failed, self.cut = path, ids, failed, cut
+        self.path, self.ids, self.failed, self.truncated_bytes = path, ids, failed, cut
         self._handle = handle
 
     @classmethod
@@ -46,16 +46,16 @@ class OutputFile:
                 ids, failed, whole = _read(path, lines)
             cut = handle.seek(0, os.SEEK_END) - whole
             handle.seek(whole)
-            with _told(path):
+            with _write_errors(path):
                 handle.truncate(whole)
             yield cls(path, handle, ids, failed, cut)
-            with _told(path):
+            with _write_errors(path):
                 os.fsync(handle.fileno())
 
-    def add(self, line: bytes) -> None:
+    def append(self, line: bytes) -> None:
         """Append one line; on WorkbenchError the file is as it was before."""
         end = self._handle.tell()
-        with _told(self.path):
+        with _write_errors(self.path):
             try:
                 while line:  # unbuffered, a disk that fills up takes a part and then says so
                     line = line[self._handle.write(line) :]
@@ -67,7 +67,7 @@ class OutputFile:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -10,43 +10,43 @@ from pathlib import Path
 
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
-from workbench.offline.answers import answered, failed
-from workbench.offline.lines import Asked, BadLine, Model, custom_id_of, read_line
+from workbench.offline.answers import response_line, error_line
+from workbench.offline.lines import BatchRequest, InvalidLine, BatchModel, custom_id_of, parse_line
 from workbench.offline.output_file import OutputFile
 from workbench.trace.events import Decoded, Event, Finished
 
-AHEAD = 256  # lines in progress before the first of them is written
+MAX_PENDING_LINES = 256  # lines in progress before the first of them is written
 
 
 @dataclass
-class Tally:
+class BatchProgress:
     """The progress of a batch. Tokens are those of this run."""
 
     lines: int = 0
-    kept: int = 0  # already in the output file
+    already_written: int = 0  # already in the output file
     answered: int = 0  # in the output file, those from before included
     failed: int = 0  # likewise
-    mended_bytes: int = 0  # of a partial line that was cut off
+    truncated_bytes: int = 0  # of a partial line that was cut off
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
 
 @dataclass
-class _Place:
+class _PendingLine:
     """A line that is not written yet, with the events that it still needs."""
 
     line_id: str
-    asked: Asked | None = None
-    owed: int = 0  # Finished events still to come
+    request: BatchRequest | None = None
+    num_unfinished: int = 0  # Finished events still to come
     ends: list[Finished] = field(default_factory=list)
     tokens: list[Decoded] = field(default_factory=list)
     answer: bytes = b""  # of a line that could not be asked
 
 
 def run_batch(
-    source: Path, out: Path, load: Callable[[], tuple[Runner, Model]], settings: str,
-    tell: Callable[[Tally], None] = lambda tally: None, ahead: int = AHEAD,
-) -> Tally:  # fmt: skip
+    source: Path, out: Path, load: Callable[[], tuple[Runner, BatchModel]], settings: str,
+    report: Callable[[BatchProgress], None] = lambda tally: None, max_pending_lines: int = MAX_PENDING_LINES,
+) -> BatchProgress:  # fmt: skip
     """Answer every line of `source` that `out` does not answer yet.
 
     Args:
@@ -59,16 +59,16 @@ def run_batch(
     """
     if source.resolve() == out.resolve():
         raise WorkbenchError(f"batch {source}: the answers must go to another file")
-    tally = Tally()
+    tally = BatchProgress()
     lines = list(_lines(source, settings))
     tally.lines = len(lines)
     with OutputFile.open(out) as file:
-        tally.kept, tally.mended_bytes = len(file.ids), file.cut
+        tally.already_written, tally.truncated_bytes = len(file.ids), file.truncated_bytes
         tally.failed, tally.answered = file.failed, len(file.ids) - file.failed
         _check(file, lines)
-        if tally.kept < tally.lines:
+        if tally.already_written < tally.lines:
             runner, model = load()
-            _Work(runner, model, file, tally, tell).run(lines, ahead)
+            _BatchRun(runner, model, file, tally, report).run(lines, max_pending_lines)
     return tally
 
 
@@ -95,69 +95,69 @@ def _check(file: OutputFile, lines: list[tuple[str, bytes]]) -> None:
             )
 
 
-class _Work:
-    def __init__(self, runner: Runner, model: Model, file: OutputFile, tally: Tally, tell: Callable[[Tally], None]):
+class _BatchRun:
+    def __init__(self, runner: Runner, model: BatchModel, file: OutputFile, tally: BatchProgress, tell: Callable[[BatchProgress], None]):
         self.runner, self.model, self.file, self.tally, self.tell = runner, model, file, tally, tell
-        self.places: dict[str, _Place] = {}  # by line number, those not written, in order
-        self.box: deque[Event] = deque()
+        self.pending: dict[str, _PendingLine] = {}  # by line number, those not written, in order
+        self.queue: deque[Event] = deque()
 
     def run(self, lines: list[tuple[str, bytes]], ahead: int) -> None:
         names: dict[str, int] = {}
         try:
             for number, (line_id, raw) in enumerate(lines, 1):
                 first = names.setdefault(name, number) if (name := custom_id_of(raw)) else number
-                if number <= self.tally.kept:
+                if number <= self.tally.already_written:
                     continue
-                self.ask(number, line_id, raw, first)
-                while len(self.places) >= ahead:
-                    self.go_on()
-            while self.places:
-                self.go_on()
+                self.submit(number, line_id, raw, first)
+                while len(self.pending) >= ahead:
+                    self.step()
+            while self.pending:
+                self.step()
         finally:
-            self.runner.cancel_all(self.box)
+            self.runner.cancel_all(self.queue)
 
-    def ask(self, number: int, line_id: str, raw: bytes, first: int) -> None:
-        place = self.places[str(number)] = _Place(line_id)
+    def submit(self, number: int, line_id: str, raw: bytes, first: int) -> None:
+        place = self.pending[str(number)] = _PendingLine(line_id)
         try:
-            place.asked = read_line(raw, number, self.model)
+            place.request = parse_line(raw, number, self.model)
             if first != number:
-                raise BadLine("invalid_request", f"custom_id: {place.asked.custom_id!r} is that of line {first} too")
-        except BadLine as error:
+                raise InvalidLine("invalid_request", f"custom_id: {place.request.custom_id!r} is that of line {first} too")
+        except InvalidLine as error:
             name = custom_id_of(raw)  # a line that has none is found by its number
             words = str(error) if name else f"line {number}: {error}"
-            place.answer = failed(line_id, name, error.code, words)
+            place.answer = error_line(line_id, name, error.code, words)
         else:
-            place.owed = self.runner.submit(place.asked.request, self.box)
-        self.hear()
+            place.num_unfinished = self.runner.submit(place.request.request, self.queue)
+        self.collect()
 
-    def go_on(self) -> None:
-        assert self.runner.busy, "answers are owed, and nobody computes them"
-        self.runner.step(self.box)
-        self.hear()
+    def step(self) -> None:
+        assert self.runner.has_unfinished_requests, "answers are owed, and nobody computes them"
+        self.runner.step(self.queue)
+        self.collect()
 
-    def hear(self) -> None:
+    def collect(self) -> None:
         """Collect events, and write every line whose predecessors are written."""
-        while self.box:
-            event = self.box.popleft()
-            place = self.places.get(event.request_id)
+        while self.queue:
+            event = self.queue.popleft()
+            place = self.pending.get(event.request_id)
             if place is None:
                 continue
             if isinstance(event, Finished):
-                place.owed -= 1
+                place.num_unfinished -= 1
                 place.ends.append(event)
             elif isinstance(event, Decoded):
                 place.tokens.append(event)
-        while self.places and self.places[name := next(iter(self.places))].owed == 0:
-            self.write(self.places.pop(name))
+        while self.pending and self.pending[name := next(iter(self.pending))].num_unfinished == 0:
+            self.write(self.pending.pop(name))
 
-    def write(self, place: _Place) -> None:
+    def write(self, place: _PendingLine) -> None:
         good = bool(place.ends) and all(end.reason not in ("refused", "error") for end in place.ends)
-        if place.asked is not None and place.ends:
-            place.answer = answered(place.line_id, place.asked, self.model, place.ends, place.tokens)
+        if place.request is not None and place.ends:
+            place.answer = response_line(place.line_id, place.request, self.model, place.ends, place.tokens)
         if good:
             self.tally.prompt_tokens += place.ends[0].prompt_tokens
             self.tally.completion_tokens += sum(len(end.token_ids) for end in place.ends)
-        self.file.add(place.answer)
+        self.file.append(place.answer)
         self.tally.answered += good
         self.tally.failed += not good
         self.tell(self.tally)

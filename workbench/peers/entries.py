@@ -6,61 +6,61 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from workbench.model.spec import ModelSpec
-from workbench.peers.catalog import DENSE, Peer
-from workbench.peers.works import Work
+from workbench.peers.catalog import DENSE_FORMATS, Peer
+from workbench.peers.works import PeerWorkload
 
 
 @dataclass(frozen=True)
-class Entry:
+class PeerEntry:
     """One entry: a peer, a format, a workload, and the reason why it is not timed ("ok": it is)."""
 
     peer: Peer
     format: str
-    work: Work
+    workload: PeerWorkload
     status: str = "ok"
     reason: str = ""
 
 
-def fitting(entry: Entry, spec: ModelSpec) -> Entry:
+def check_supported(entry: PeerEntry, spec: ModelSpec) -> PeerEntry:
     """Return the entry, with a reason where the peer or the model does not support it."""
-    peer, format, work = entry.peer, entry.format, entry.work
+    peer, format, work = entry.peer, entry.format, entry.workload
     reason = ""
     if format not in peer.formats:
         reason = f"no {format} here; it has {', '.join(peer.formats)}"
     elif work.kind not in peer.kinds:
         reason = f"does no {work.kind} here"
-    elif work.longest > spec.context:
-        reason = f"{work.longest} tokens, the model's context is {spec.context}"
+    elif work.longest > spec.max_position_embeddings:
+        reason = f"{work.longest} tokens, the model's context is {spec.max_position_embeddings}"
     return replace(entry, status="unsupported", reason=reason) if reason else entry
 
 
-def compared(entry: Entry) -> tuple[str, ...]:
+def formats_to_compare(entry: PeerEntry) -> tuple[str, ...]:
     """Return the formats whose logits must agree: for quantized weights dense ones too, where the bound is narrow."""
-    if entry.format in DENSE:
+    if entry.format in DENSE_FORMATS:
         return (entry.format,)
     return "bfloat16" if "bfloat16" in entry.peer.formats else "float32", entry.format
 
 
-def to_compare(entries: Sequence[Entry]) -> list[tuple[Peer, str]]:
+def comparisons(entries: Sequence[PeerEntry]) -> list[tuple[Peer, str]]:
     """Return every (peer, format) whose logits are compared before timing, each once."""
-    pairs = [(entry.peer, format) for entry in entries if entry.status == "ok" for format in compared(entry)]
+    pairs = [(entry.peer, format) for entry in entries if entry.status == "ok" for format in formats_to_compare(entry)]
     return list({(peer.name, format): (peer, format) for peer, format in pairs}.values())
 
 
-def agreeing(entry: Entry, agreement: Sequence[dict]) -> Entry:
+def check_agreement(entry: PeerEntry, agreement: Sequence[dict]) -> PeerEntry:
     """Return the entry, with a reason where the peer's logits did not agree."""
     if entry.status != "ok":
         return entry
     found = {each["format"]: each for each in agreement if each["peer"] == entry.peer.name}
-    for each in (found[format] for format in reversed(compared(entry))):
+    for each in (found[format] for format in reversed(formats_to_compare(entry))):
         if each["status"] != "ok":
             other = f"with {each['format']} weights: " if each["format"] != entry.format else ""
             return replace(entry, status=each["status"], reason=other + each["reason"])
     return entry
 
 
-def line_of(entry: Entry) -> dict:
+def entry_row(entry: PeerEntry) -> dict:
     return {
-        "peer": entry.peer.name, "format": entry.format, "work": entry.work.name, "status": entry.status,
+        "peer": entry.peer.name, "format": entry.format, "work": entry.workload.name, "status": entry.status,
         "reason": entry.reason,
     }  # fmt: skip

@@ -19,7 +19,7 @@ from workbench.model.weights import random_weights
 from workbench.peers.catalog import SCRIPTS
 from workbench.peers.process import installed, run_script
 
-DONE = "export.json"
+EXPORT_RECORD = "export.json"
 EXPORTERS = {"gguf": "export_gguf.py", "openvino": "export_openvino.py", "onnx": "export_onnx.py"}
 TIMEOUT = 3600.0
 # The ONNX builder requires tokens for begin, end and padding; the scripts make every tool ignore the end token.
@@ -35,7 +35,7 @@ class ExportFailure(Exception):
 
 
 @dataclass(frozen=True)
-class Exports:
+class ModelExports:
     """Exports of one model under `folder`, made with the tools' own exporters in the tools' own interpreters."""
 
     folder: Path
@@ -43,7 +43,7 @@ class Exports:
     seed: int
     threads: int
 
-    def model(self, reads: str, format: str, python: str, packages: Sequence[str] = ()) -> tuple[Path, str]:
+    def export(self, model_format: str, format: str, python: str, packages: Sequence[str] = ()) -> tuple[Path, str]:
         """Export the model for a tool, or find the export.
 
         Args:
@@ -58,13 +58,13 @@ class Exports:
         Raises:
             ExportFailure: Where the tool cannot export it.
         """
-        if reads == "none":
+        if model_format == "none":
             return self.folder, ""
         dense = "float32" if format == "float32" else "bfloat16"
         source = self._made(f"folder-{dense}", "", lambda target: self._hugging_face(target, dense))
-        if reads == "folder":
+        if model_format == "folder":
             return source, f"weights {format}"
-        script = EXPORTERS[reads]
+        script = EXPORTERS[model_format]
         code = "".join((SCRIPTS / name).read_text() for name in (script, "gguf_layout.py"))
         code += installed(python, tuple(packages))
 
@@ -75,21 +75,21 @@ class Exports:
                 raise ExportFailure(answer)
             return answer["detail"]
 
-        made = self._made(f"{reads}-{format}", code, make)
-        return made / "model.gguf" if reads == "gguf" else made, json.loads((made / DONE).read_text())["detail"]
+        made = self._made(f"{model_format}-{format}", code, make)
+        return made / "model.gguf" if model_format == "gguf" else made, json.loads((made / EXPORT_RECORD).read_text())["detail"]
 
     def _made(self, name: str, code: str, make: Callable[[Path], str]) -> Path:
         """Return the folder `name`, filled and described by `make` unless it exists; atomically."""
         told = json.dumps([self.spec.model_dump_json(), Path(__file__).read_text(), code])
         digest = hashlib.sha256(told.encode()).hexdigest()[:10]
         place = self.folder / f"{self.spec.name}-seed{self.seed}" / f"{name}-{digest}"
-        if (place / DONE).exists():
+        if (place / EXPORT_RECORD).exists():
             return place
         place.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=place.parent))
         try:
             detail = make(partial)
-            (partial / DONE).write_text(json.dumps({"detail": detail}))
+            (partial / EXPORT_RECORD).write_text(json.dumps({"detail": detail}))
             os.replace(partial, place)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
@@ -98,7 +98,7 @@ class Exports:
     def _hugging_face(self, target: Path, dtype: str) -> str:
         kind = getattr(torch, dtype)
         tokenizer = target / "words.json"
-        write_tokenizer(tokenizer, self.spec.vocab)
+        write_tokenizer(tokenizer, self.spec.vocab_size)
         save_folder(target, self.spec, random_weights(self.spec, kind, self.seed), kind, tokenizer)
         tokenizer.unlink()
         (target / "tokenizer_config.json").write_text(json.dumps(TOKENIZER))

@@ -7,14 +7,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from compiled_kernels import Lane, lane_problems
+from compiled_kernels import Backend, backend_problems
 
-APART = 1.5  # a latency this many times the least is another placement: some 20 ns in one complex, 100 over two
+MIN_LATENCY_RATIO = 1.5  # a latency this many times the least is another placement: some 20 ns in one complex, 100 over two
 
 
 def core_to_core_ns() -> float | None:
     """Measure the nanoseconds of a cache line from one core to another; None where that is impossible."""
-    if lane_problems()[Lane.MLIR]:
+    if backend_problems()[Backend.MLIR]:
         return None
     from compiled_kernels.core_latency import core_to_core_seconds
 
@@ -22,20 +22,20 @@ def core_to_core_ns() -> float | None:
     return None if seconds is None else 1e9 * seconds
 
 
-def placements(latencies: Sequence[float | None]) -> list[int]:
+def group_by_placement(latencies: Sequence[float | None]) -> list[int]:
     """Return the index of each run's placement, nearest cores first; all 0 where nothing was measured."""
     numbers: dict[float, int] = {}
     least, number = 0.0, -1
     for each in sorted({each for each in latencies if each is not None}):
-        if not numbers or each >= APART * least:
+        if not numbers or each >= MIN_LATENCY_RATIO * least:
             least, number = each, number + 1
         numbers[each] = number
     return [0 if each is None else numbers[each] for each in latencies]
 
 
-def of_one_placement(runs: Sequence[dict]) -> list[dict]:
+def largest_placement(runs: Sequence[dict]) -> list[dict]:
     """Return the runs of the placement with most runs, of equal ones the nearest: only these are comparable."""
-    numbers = placements([run.get("core_to_core_ns") for run in runs])
+    numbers = group_by_placement([run.get("core_to_core_ns") for run in runs])
     if not numbers:
         return []
     counts = Counter(numbers)

@@ -17,10 +17,10 @@ from workbench.peers.catalog import SCRIPTS
 VERSIONS = """import json, sys; from importlib import metadata
 have = {each.name.lower().replace("_", "-"): each.version for each in metadata.distributions() if each.name}
 print(json.dumps([sys.version, {name: have.get(name) for name in sys.argv[1:]}]))"""
-LAST_LINES = 3  # lines of a failed process's output, in its reason
-MOST_LETTERS = 400  # of a reason
-POOLS = ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "VECLIB", "RAYON")
-QUIET = {
+MAX_ERROR_LINES = 3  # lines of a failed process's output, in its reason
+MAX_REASON_CHARACTERS = 400  # of a reason
+THREAD_POOL_PREFIXES = ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "VECLIB", "RAYON")
+OFFLINE_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -60,10 +60,10 @@ def run_script(
     """
     job = {**job, "threads": threads, "cores": first_cores(threads), "packages": list(packages)}
     try:
-        answer = _answer([python, str(scripts / script)], job, timeout, surroundings(threads, environment or {}))
+        answer = _answer([python, str(scripts / script)], job, timeout, script_environment(threads, environment or {}))
     except OSError as error:
         answer = {"status": "failed", "reason": f"{python} could not be started ({error.strerror})"}
-    return {**answer, "reason": without_folders(answer["reason"])} if "reason" in answer else answer
+    return {**answer, "reason": strip_folders(answer["reason"])} if "reason" in answer else answer
 
 
 @functools.cache
@@ -71,16 +71,16 @@ def installed(python: str, packages: tuple[str, ...]) -> str:
     """Return the versions of these distributions in `python`, as JSON; empty where it does not start."""
     try:
         done = subprocess.run(
-            [python, "-c", VERSIONS, *packages], capture_output=True, text=True, env=surroundings(1, {}), check=False
+            [python, "-c", VERSIONS, *packages], capture_output=True, text=True, env=script_environment(1, {}), check=False
         )
     except OSError:
         return ""
     return done.stdout.strip()
 
 
-def without_folders(text: str) -> str:
+def strip_folders(text: str) -> str:
     """Return `text` on one short line with each path cut to its last name: records contain no paths of this machine."""
-    return " ".join(re.sub(r"(?<![\w.:/])(?:/[^\s/:'\"]+)+/(?=[^\s/])", "", text).split())[:MOST_LETTERS]
+    return " ".join(re.sub(r"(?<![\w.:/])(?:/[^\s/:'\"]+)+/(?=[^\s/])", "", text).split())[:MAX_REASON_CHARACTERS]
 
 
 def first_cores(threads: int) -> list[int]:
@@ -88,11 +88,11 @@ def first_cores(threads: int) -> list[int]:
     return sorted(os.sched_getaffinity(0))[:threads] if hasattr(os, "sched_getaffinity") else []
 
 
-def surroundings(threads: int, more: Mapping[str, str]) -> dict[str, str]:
+def script_environment(threads: int, more: Mapping[str, str]) -> dict[str, str]:
     """Return our environment for a foreign interpreter, without variables that mislead it, and every thread pool at
     `threads`."""
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
-    return {**kept, **{f"{pool}_NUM_THREADS": str(threads) for pool in POOLS}, **QUIET, **more}
+    return {**kept, **{f"{pool}_NUM_THREADS": str(threads) for pool in THREAD_POOL_PREFIXES}, **OFFLINE_ENVIRONMENT, **more}
 
 
 def _answer(command: list[str], job: dict, timeout: float, environment: dict[str, str]) -> dict:
@@ -117,7 +117,7 @@ def _answer(command: list[str], job: dict, timeout: float, environment: dict[str
     try:
         return json.loads(out)
     except ValueError:
-        last = " | ".join(lines[-LAST_LINES:]) or "it said nothing"
+        last = " | ".join(lines[-MAX_ERROR_LINES:]) or "it said nothing"
         return {"status": "failed", "reason": f"ended with {_code(process.returncode)} and no answer: {last}"}
 
 

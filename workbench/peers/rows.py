@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from workbench.peers.catalog import WORKBENCH
-from workbench.peers.placement import of_one_placement
+from workbench.peers.placement import largest_placement
 
-Row = dict[str, Any]
+PeerRow = dict[str, Any]
 
 
-def rows_of(lines: Sequence[Row], runs: Sequence[dict]) -> list[Row]:
+def summarize_runs(lines: Sequence[PeerRow], runs: Sequence[dict]) -> list[PeerRow]:
     """Add to each entry (peer, format, work, status, reason) its measurements, where it was timed.
 
     Only runs of one core placement are compared (see placement.py): `left_out` counts the others, `core_to_core_ns` is
@@ -22,7 +22,7 @@ def rows_of(lines: Sequence[Row], runs: Sequence[dict]) -> list[Row]:
     together: dict[tuple[str, str], list[dict]] = {}
     for run in runs:
         together.setdefault(_key(run)[1:], []).append(run)
-    compared = {key: of_one_placement(each) for key, each in together.items()}
+    compared = {key: largest_placement(each) for key, each in together.items()}
     rows = []
     for line in lines:
         own = [run for run in runs if _key(run) == _key(line)]
@@ -40,11 +40,11 @@ def is_workbench(name: str) -> bool:
     return name.split()[0] == WORKBENCH
 
 
-def _key(row: Row) -> tuple[str, str, str]:
+def _key(row: PeerRow) -> tuple[str, str, str]:
     return row["peer"], row["format"], row["work"]
 
 
-def _measured(line: Row, runs: Sequence[dict], left_out: int) -> Row:
+def _measured(line: PeerRow, runs: Sequence[dict], left_out: int) -> PeerRow:
     broken = next((run for run in runs if run["status"] != "ok"), None)
     if line["status"] != "ok" or broken or not runs:
         told = broken or line
@@ -67,7 +67,7 @@ def _measured(line: Row, runs: Sequence[dict], left_out: int) -> Row:
     }
 
 
-def _ratios(row: Row, beside: Sequence[Row]) -> Row:
+def _ratios(row: PeerRow, beside: Sequence[PeerRow]) -> PeerRow:
     if "tokens_per_s" not in row:
         return {}
     ours = [each["tokens_per_s"] for each in beside if "tokens_per_s" in each and is_workbench(each["peer"])]

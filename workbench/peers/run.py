@@ -12,14 +12,14 @@ from typing import Any
 from workbench.errors import WorkbenchError, nearest
 from workbench.model.shapes import named_shape
 from workbench.model.spec import ModelSpec
-from workbench.peers.agreement import Reference
+from workbench.peers.agreement import LogitsReference
 from workbench.peers.catalog import FORMATS, Peer, foreign_peers, python_of, workbench_peer
-from workbench.peers.entries import Entry, agreeing, fitting, line_of, to_compare
-from workbench.peers.export import ExportFailure, Exports
+from workbench.peers.entries import PeerEntry, check_agreement, check_supported, entry_row, comparisons
+from workbench.peers.export import ExportFailure, ModelExports
 from workbench.peers.placement import core_to_core_ns
 from workbench.peers.process import run_script
-from workbench.peers.rows import rows_of
-from workbench.peers.works import Work, standard_works
+from workbench.peers.rows import summarize_runs
+from workbench.peers.works import PeerWorkload, standard_workloads
 from workbench.study.environment import environment
 from workbench.study.machine import cpu_times, others_cpu_share
 
@@ -28,21 +28,21 @@ SHAPE = "shape:"
 
 def run_peers(
     model: str,
-    works: Sequence[Work] | None = None,
+    workloads: Sequence[PeerWorkload] | None = None,
     formats: Sequence[str] = ("bfloat16", "int8", "int4"),
     *,
     folder: Path,
     rounds: int = 3,
     repetitions: int = 3,
     threads: int = 2,
-    lanes: Sequence[str] = ("auto",),
+    backends: Sequence[str] = ("auto",),
     peers: Sequence[str] | None = None,
     pythons: Mapping[str, str] | None = None,
     seed: int = 0,
     settings: Mapping[str, Any] | None = None,
     timeout: float = 900.0,
-    tell: Callable[[str], None] = lambda line: None,
-    keep: Callable[[dict[str, Any]], None] = lambda record: None,
+    on_progress: Callable[[str], None] = lambda line: None,
+    on_round: Callable[[dict[str, Any]], None] = lambda record: None,
 ) -> dict[str, Any]:
     """Time peers and the workbench on one model and return the record.
 
@@ -67,14 +67,14 @@ def run_peers(
         on_round: Called with the record so far after each round.
     """
     spec = _checked(model, formats, rounds, repetitions, threads)
-    works, pythons = standard_works() if works is None else works, pythons or {}
-    every = (*(workbench_peer(lane, model, seed, settings or {}) for lane in lanes), *foreign_peers(peers))
+    workloads, pythons = standard_workloads() if workloads is None else workloads, pythons or {}
+    every = (*(workbench_peer(backend, model, seed, settings or {}) for backend in backends), *foreign_peers(peers))
     before, surroundings, date = cpu_times(), environment(), datetime.now(UTC).isoformat(timespec="seconds")
-    bench = _Bench(Exports(folder, spec, seed, threads), pythons, threads, timeout, tell)
-    entries = [fitting(Entry(peer, format, work), spec) for work in works for format in formats for peer in every]
-    pairs = to_compare(entries)
-    agreement = bench.agree(pairs, Reference(spec, seed, [format for _, format in pairs]))
-    entries = [agreeing(entry, agreement) for entry in entries]
+    bench = _PeerBench(ModelExports(folder, spec, seed, threads), pythons, threads, timeout, on_progress)
+    entries = [check_supported(PeerEntry(peer, format, work), spec) for work in workloads for format in formats for peer in every]
+    pairs = comparisons(entries)
+    agreement = bench.agree(pairs, LogitsReference(spec, seed, [format for _, format in pairs]))
+    entries = [check_agreement(entry, agreement) for entry in entries]
     runs: list[dict] = []
 
     def told(rounds_done: int) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def run_peers(
             "question": "How fast are other tools on the same model, the same machine and the same threads?",
             "date": date,
             "model": {"name": model, "seed": seed, "spec": spec.model_dump(mode="json")},
-            "works": [{**asdict(work), "requests": [list(pair) for pair in work.requests]} for work in works],
+            "works": [{**asdict(work), "requests": [list(pair) for pair in work.requests]} for work in workloads],
             "settings": {
                 "rounds": rounds,
                 "rounds_done": rounds_done,
@@ -93,7 +93,7 @@ def run_peers(
             },
             "peers": {peer.name: _versions(peer, runs, agreement) for peer in every},
             "agreement": agreement,
-            "rows": rows_of([line_of(entry) for entry in entries], runs),
+            "rows": summarize_runs([entry_row(entry) for entry in entries], runs),
             "runs": list(runs),
             "others_cpu_share": others_cpu_share(before),
             "environment": surroundings,
@@ -103,23 +103,23 @@ def run_peers(
     for turn in range(rounds):
         broken = {(run["peer"], run["format"], run["work"]) for run in runs if run["status"] != "ok"}
         for entry in entries if turn % 2 == 0 else entries[::-1]:  # drift favours no peer
-            if entry.status == "ok" and (entry.peer.name, entry.format, entry.work.name) not in broken:
+            if entry.status == "ok" and (entry.peer.name, entry.format, entry.workload.name) not in broken:
                 runs.append(bench.measure(entry, turn, repetitions, rounds))
         record = told(turn + 1)
-        keep(record)
+        on_round(record)
     return record
 
 
-class _Bench:
+class _PeerBench:
     """Run the peers' scripts on the exports of one model."""
 
     def __init__(
-        self, exports: Exports, pythons: Mapping[str, str], threads: int, timeout: float, tell: Callable[[str], None]
+        self, exports: ModelExports, pythons: Mapping[str, str], threads: int, timeout: float, on_progress: Callable[[str], None]
     ):
         self.exports, self.pythons, self.threads = exports, pythons, threads
-        self.timeout, self.tell = timeout, tell
+        self.timeout, self.tell = timeout, on_progress
 
-    def agree(self, asked: Sequence[tuple[Peer, str]], reference: Reference) -> list[dict]:
+    def agree(self, asked: Sequence[tuple[Peer, str]], reference: LogitsReference) -> list[dict]:
         """Return one finding for each (peer, format): status ok, disagrees, or the failure of its process."""
         findings = []
         for peer, format in asked:
@@ -132,10 +132,10 @@ class _Bench:
             findings.append({"peer": peer.name, "format": format, "reason": "", **answer})
         return findings
 
-    def measure(self, entry: Entry, turn: int, repetitions: int, rounds: int) -> dict:
-        peer, work = entry.peer, entry.work
+    def measure(self, entry: PeerEntry, turn: int, repetitions: int, rounds: int) -> dict:
+        peer, work = entry.peer, entry.workload
         self.tell(f"round {turn + 1}/{rounds}: {work.name} {entry.format}, {peer.name}")
-        vocab, first = self.exports.spec.vocab, turn * (repetitions + 1)
+        vocab, first = self.exports.spec.vocab_size, turn * (repetitions + 1)
         asked = [work.repetition(vocab, first + index) for index in range(repetitions + 1)]
         place = core_to_core_ns()
         answer = self._run(peer, entry.format, {"kind": work.kind, "repetitions": asked})
@@ -145,7 +145,7 @@ class _Bench:
     def _run(self, peer: Peer, format: str, job: dict) -> dict:
         python = python_of(peer, self.pythons)
         try:
-            model, weights = self.exports.model(peer.reads, format, python, peer.packages)
+            model, weights = self.exports.export(peer.model_format, format, python, peer.packages)
         except ExportFailure as failure:
             answer = {"status": failure.status, "reason": f"export: {failure}"}
         else:

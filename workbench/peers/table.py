@@ -8,13 +8,13 @@ from typing import Any
 
 from rich.table import Table
 
-from workbench.study.dated_record import write_dated
-from workbench.study.machine import is_busy
+from workbench.study.dated_record import write_dated_record
+from workbench.study.machine import is_contended
 
 COLUMNS = ("peer", "tokens/s", "rounds", "of workbench", "of best peer", "load s", "peak MB", "how, or why not")
 
 
-def tables(record: Mapping[str, Any]) -> list[Table]:
+def peers_tables(record: Mapping[str, Any]) -> list[Table]:
     """Return one rich table for each workload and format."""
     shown = []
     for title, rows in _sections(record):
@@ -27,7 +27,7 @@ def tables(record: Mapping[str, Any]) -> list[Table]:
     return shown
 
 
-def markdown(record: Mapping[str, Any]) -> str:
+def peers_markdown(record: Mapping[str, Any]) -> str:
     """Return the tables as Markdown, with the machine and every peer's versions."""
     settings, cpu = record["settings"], record["environment"]["cpu"]
     lines = [
@@ -46,7 +46,7 @@ def markdown(record: Mapping[str, Any]) -> str:
 
 def write_record(record: Mapping[str, Any], folder: Path) -> Path:
     """Write `peers-SHAPE-DATE.json` into `folder` atomically. Raises WorkbenchError where it cannot be written."""
-    return write_dated(record, folder, f"peers-{record['model']['name'].partition(':')[2]}")
+    return write_dated_record(record, folder, f"peers-{record['model']['name'].partition(':')[2]}")
 
 
 def _sections(record: Mapping[str, Any]) -> list[tuple[str, list[dict]]]:
@@ -64,7 +64,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
     if "tokens_per_s" not in row:
         return [row["peer"], row["status"], *[""] * 5, row["reason"]]
     how, busy = row["how"], row["others_cpu_share"]
-    if is_busy(busy):
+    if is_contended(busy):
         how += f" (others took {busy:.0%} of the processor: do not trust it)"
     if row.get("left_out"):
         how += f" ({row['left_out']} rounds with the cores elsewhere left out)"

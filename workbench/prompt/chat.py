@@ -17,9 +17,9 @@ from workbench.prompt.tokenizer import Tokenizer
 
 CONFIG, FILE = "tokenizer_config.json", "chat_template.jinja"
 ROLES = frozenset(["system", "developer", "user", "assistant", "tool", "function"])  # as at OpenAI
-DEEPEST = 64  # objects and lists within a message
-SHORT = 32  # characters that a text counts for besides its own: a template has work with every message
-KINDS = ("role", "type")  # fields whose values are words of the template's, not texts
+MAX_NESTING = 64  # objects and lists within a message
+CHARACTERS_PER_TEXT = 32  # characters that a text counts for besides its own: a template has work with every message
+KEYWORD_FIELDS = ("role", "type")  # fields whose values are words of the template's, not texts
 FILLERS = "xqzjkw·一あ"  # for characters of texts, in whatever a vocabulary's control tokens are not written
 
 
@@ -60,7 +60,7 @@ class ChatTemplate:
         Raises:
             WorkbenchError: if the template refuses the messages, or would loop or grow without end.
         """
-        characters = sum(SHORT + len(text) for _, text in _texts(messages, "messages"))
+        characters = sum(CHARACTERS_PER_TEXT + len(text) for _, text in _texts(messages, "messages"))
         try:
             return self._render(characters, messages=list(messages), add_generation_prompt=True, **self._names)
         except Exception as error:  # a template can raise whatever Python can
@@ -78,18 +78,18 @@ class ChatTemplate:
                 raise WorkbenchError(f"messages.{number}: must be an object with a role and a content")
         for where, text in _texts(messages, "messages"):
             try:
-                forged = tokenizer.controls_in(text)
+                forged = tokenizer.special_tokens_in(text)
             except WorkbenchError as error:
                 raise WorkbenchError(f"{where}: {error}") from None
             if forged:
-                raise WorkbenchError(f"{where}: holds the control token {tokenizer.spelling(forged[0])!r}; take it out")
+                raise WorkbenchError(f"{where}: holds the control token {tokenizer.id_to_token(forged[0])!r}; take it out")
         for number, message in enumerate(messages):
             if message.get("content") is None and not message.get("tool_calls"):
                 where = f"messages.{number}.content"
                 raise WorkbenchError(f"{where}: must be a text or a list of parts, where there are no tool_calls")
         text = self.render(messages)
-        written = self.render(_Neutral(tokenizer, self._words).of(messages))
-        if tokenizer.controls_in(text) != tokenizer.controls_in(written):
+        written = self.render(_MaskedMessages(tokenizer, self._words).mask(messages))
+        if tokenizer.special_tokens_in(text) != tokenizer.special_tokens_in(written):
             raise WorkbenchError(
                 "messages: a role, a name or the end of a text makes a control token of what the template writes "
                 f"around it; roles are {', '.join(sorted(ROLES))}, or those that the template names"
@@ -97,7 +97,7 @@ class ChatTemplate:
         return tuple(tokenizer.encode(text, special=True))
 
 
-class _Neutral:
+class _MaskedMessages:
     """Messages with masked texts of the same length and spaces, to find the control tokens that the template itself
     writes.
 
@@ -106,22 +106,22 @@ class _Neutral:
 
     def __init__(self, tokenizer: Tokenizer, words: frozenset[str]):
         self._words = words
-        names = "".join(tokenizer.control_ids)
+        names = "".join(tokenizer.special_token_ids)
         self._letters = {*names, *names.lower(), *names.upper()}
         self._filler = next((each for each in FILLERS if each not in self._letters), FILLERS[-1])
 
-    def of(self, value: Any, kind: bool = False) -> Any:
+    def mask(self, value: Any, kind: bool = False) -> Any:
         if isinstance(value, str):
             return value if kind and value in self._words else "".join(map(self._character, value))
         if isinstance(value, Mapping):
             made: dict[Any, Any] = {}
             for key, each in value.items():
-                name = self.of(key, kind=True)
+                name = self.mask(key, kind=True)
                 while name in made:
                     name += self._filler
-                made[name] = self.of(each, kind=key in KINDS)
+                made[name] = self.mask(each, kind=key in KEYWORD_FIELDS)
             return made
-        return [self.of(each) for each in value] if isinstance(value, list | tuple) else value
+        return [self.mask(each) for each in value] if isinstance(value, list | tuple) else value
 
     def _character(self, character: str) -> str:
         plain = character.isascii() and character not in self._letters
@@ -130,8 +130,8 @@ class _Neutral:
 
 def _texts(value: Any, where: str, depth: int = 0) -> Iterator[tuple[str, str]]:
     """Yield every text in `value`, keys too, with its path."""
-    if depth > DEEPEST:
-        raise WorkbenchError(f"{where[:80]}: messages are nested more than {DEEPEST} deep; flatten them")
+    if depth > MAX_NESTING:
+        raise WorkbenchError(f"{where[:80]}: messages are nested more than {MAX_NESTING} deep; flatten them")
     if isinstance(value, str):
         yield where, value
     elif isinstance(value, Mapping):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import codecs
 from typing import Protocol
 
-from workbench.prompt.stops import StopSearch
-from workbench.prompt.token_bytes import FALLBACK, Front
+from workbench.prompt.stops import StopStringSearch
+from workbench.prompt.token_bytes import FALLBACK, LeadingStrip
 from workbench.prompt.tokenizer import Tokenizer
 
 
@@ -21,8 +21,8 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = ()):
         self._tokenizer = tokenizer
-        self._stream: _Stream = _WindowStream(tokenizer) if tokenizer.rule is None else _ByteStream(tokenizer)
-        self._search = StopSearch(stop)
+        self._stream: _Stream = _WindowStream(tokenizer) if tokenizer.byte_rule is None else _ByteStream(tokenizer)
+        self._search = StopStringSearch(stop)
         self._shown: list[str] = []
 
     @property
@@ -31,14 +31,14 @@ class Detokenizer:
         return "".join(self._shown)
 
     @property
-    def stopped(self) -> str | None:
+    def matched_stop(self) -> str | None:
         """Return the stop string that ended the text, or None; nothing is shown after it."""
-        return self._search.stopped
+        return self._search.matched_stop
 
     def push(self, token_id: int) -> str:
         """Return the text that may be shown after `token_id`; WorkbenchError for an id out of range."""
-        token_id = self._tokenizer.known(token_id)
-        if self._tokenizer.is_control(token_id):
+        token_id = self._tokenizer.checked_id(token_id)
+        if self._tokenizer.is_special(token_id):
             return ""
         return self._show(self._search.push(self._stream.push(token_id)))
 
@@ -52,10 +52,10 @@ class Detokenizer:
         return text
 
 
-class WholeText:
+class WholeTextDetokenizer:
     """A detokenizer without stop strings that decodes once, at the end."""
 
-    stopped = None
+    matched_stop = None
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
@@ -63,7 +63,7 @@ class WholeText:
         self.text = ""
 
     def push(self, token_id: int) -> str:
-        self._ids.append(self._tokenizer.known(token_id))
+        self._ids.append(self._tokenizer.checked_id(token_id))
         return ""
 
     def finish(self) -> str:
@@ -81,8 +81,8 @@ class _ByteStream:
     """Detokenize with a byte rule: a token adds its bytes, and a character is shown with its last byte."""
 
     def __init__(self, tokenizer: Tokenizer):
-        assert tokenizer.rule is not None
-        self._tokenizer, self._front = tokenizer, Front(tokenizer.rule)
+        assert tokenizer.byte_rule is not None
+        self._tokenizer, self._front = tokenizer, LeadingStrip(tokenizer.byte_rule)
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
@@ -130,4 +130,4 @@ class _WindowStream:
         return new
 
     def _is_byte(self, token_id: int) -> bool:
-        return FALLBACK.fullmatch(self._tokenizer.spelling(token_id)) is not None
+        return FALLBACK.fullmatch(self._tokenizer.id_to_token(token_id)) is not None

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from workbench.errors import WorkbenchError
 
 
-class StopSearch:
+class StopStringSearch:
     """A search for stop strings that holds back only the end of the text that might begin one.
 
     It ends with the first piece that completes a stop string. The one that starts first wins; of those that start
@@ -18,20 +18,20 @@ class StopSearch:
     """
 
     def __init__(self, stops: Iterable[str]):
-        self.stopped: str | None = None
+        self.matched_stop: str | None = None
         self._held: deque[str] = deque()  # pieces, joined only where they are shown
         self._count = 0  # characters in them
-        self._begun: list[_Begun] = []
+        self._begun: list[_PartialMatch] = []
         for stop in dict.fromkeys(stops):
             if not stop:
                 raise WorkbenchError("stop: a stop string must not be empty; leave it out")
-            self._begun.append(_Begun(stop))
+            self._begun.append(_PartialMatch(stop))
         first = "".join(re.escape(begun.stop[0]) for begun in self._begun)
         self._first = re.compile(f"[{first}]").search if first else _never  # where any of them might begin
 
     def push(self, piece: str) -> str:
         """Return the text that may be shown now; it ends right before the stop string once one is found."""
-        if self.stopped is not None or not piece:
+        if self.matched_stop is not None or not piece:
             return ""
         if not self._held and self._first(piece) is None:
             return piece
@@ -39,12 +39,12 @@ class StopSearch:
         self._held.append(piece)
         found: list[tuple[int, int, str]] = []
         for begun in self._begun:
-            end = begun.read(piece)
+            end = begun.advance(piece)
             if end is not None:
                 found.append((before + end - len(begun.stop), len(begun.stop), begun.stop))
         if not found:
             return self._release(self._count - max(begun.length for begun in self._begun))
-        start, _, self.stopped = min(found)
+        start, _, self.matched_stop = min(found)
         shown = self._release(start)
         self._held.clear()
         return shown
@@ -53,7 +53,7 @@ class StopSearch:
         """Return held-back text when no more comes."""
         for begun in self._begun:
             begun.length = 0
-        return "" if self.stopped is not None else self._release(self._count)
+        return "" if self.matched_stop is not None else self._release(self._count)
 
     def _release(self, count: int) -> str:
         """Return the first `count` held-back characters."""
@@ -68,14 +68,14 @@ class StopSearch:
         return "".join(shown)
 
 
-class _Begun:
+class _PartialMatch:
     """The length of the stop string's prefix that the text ends with."""
 
     def __init__(self, stop: str):
         self.stop, self.length = stop, 0
         self._back = array("l", (0, 0))  # for each length met: that of the longest beginning that it ends with too
 
-    def read(self, piece: str) -> int | None:
+    def advance(self, piece: str) -> int | None:
         """Advance by `piece`; return the end of the stop string in it, if it is complete."""
         stop, length, at = self.stop, self.length, 0
         while at < len(piece):

@@ -19,23 +19,23 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-BASE = 500_000  # units that any template may spend
-PER_CHARACTER = 64  # and for each character of the messages
-DEEPEST = 64  # macros and loops that call themselves
-TURN = 16  # a turn of a loop, a call
-LARGEST = 100_000  # a width or count that a template names, as the sandbox has it for ranges
+BASE_UNITS = 500_000  # units that any template may spend
+UNITS_PER_CHARACTER = 64  # and for each character of the messages
+MAX_CALL_DEPTH = 64  # macros and loops that call themselves
+UNITS_PER_TURN = 16  # a turn of a loop, a call
+MAX_COUNT = 100_000  # a width or count that a template names, as the sandbox has it for ranges
 EACH, JOINED, READ = "each turn", "joined", "read"  # no template can write these names of filters
-QUICK = {"length", "count", "first", "last", "default", "d", "attr"}  # filters that cost the same for any length
-SHALLOW = QUICK | {"list", "select", "reject", "selectattr", "rejectattr", "map", "items", "reverse"}  # and by length
-WIDTHS = {"center", "indent", "batch", "slice", "truncate", "tojson"}  # filters whose numbers say how long a result is
+CONSTANT_COST_FILTERS = {"length", "count", "first", "last", "default", "d", "attr"}  # filters that cost the same for any length
+LINEAR_COST_FILTERS = CONSTANT_COST_FILTERS | {"list", "select", "reject", "selectattr", "rejectattr", "map", "items", "reverse"}  # and by length
+WIDTH_FILTERS = {"center", "indent", "batch", "slice", "truncate", "tojson"}  # filters whose numbers say how long a result is
 WIDTH_METHODS = {"center", "ljust", "rjust", "zfill", "expandtabs", "to_bytes"}
-LEFT_OUT = ("urlize", "xmlattr", "wordwrap", "pprint")  # filters for web pages
+REMOVED_FILTERS = ("urlize", "xmlattr", "wordwrap", "pprint")  # filters for web pages
 BUILT_IN = (str, bytes, int, float, list, tuple, dict)
 
 _left: ContextVar[list[int]] = ContextVar("units of work that are left, and how deep calls stand in each other")
 
 
-class RanWild(jinja2.TemplateRuntimeError):
+class TemplateTooExpensive(jinja2.TemplateRuntimeError):
     """A template that does more work than its messages can need."""
 
 
@@ -43,17 +43,17 @@ def spend(units: int) -> None:
     left = _left.get()
     left[0] -= units
     if left[0] < 0:
-        raise RanWild("it does more than messages of this length can need: loops without end, or texts that only grow")
+        raise TemplateTooExpensive("it does more than messages of this length can need: loops without end, or texts that only grow")
 
 
-def sized(value: Any) -> int:
+def size_of(value: Any) -> int:
     """Return how long `value` is by itself."""
     if isinstance(value, int):
         return value.bit_length() // 8
     return len(value) if hasattr(value, "__len__") else 1
 
 
-def spend_whole(value: Any) -> None:
+def spend_deep(value: Any) -> None:
     """Spend the size of `value` with all that it contains, as often as it contains it."""
     if isinstance(value, str):
         spend(1 + len(value))
@@ -61,7 +61,7 @@ def spend_whole(value: Any) -> None:
     held, most, units = [value], _left.get()[0], 0
     while held and units <= most:
         found = held.pop()
-        units += 1 + sized(found)
+        units += 1 + size_of(found)
         if isinstance(found, dict):
             held += found.keys()
             held += found.values()
@@ -80,7 +80,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def __init__(self, **options: Any):
         super().__init__(optimized=False, **options)  # nothing is computed before work is counted
         del self.globals["lipsum"]
-        for name in LEFT_OUT:
+        for name in REMOVED_FILTERS:
             del self.filters[name]
         self.filters |= {name: _counted(name, found) for name, found in self.filters.items()}
         self.tests |= {name: _counted(name, found) for name, found in self.tests.items()}
@@ -95,7 +95,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         template = self.from_string(_Counting(self).visit(self.parse(text)))
 
         def render(characters: int, /, **variables: Any) -> str:
-            token = _left.set([BASE + PER_CHARACTER * characters, 0])
+            token = _left.set([BASE_UNITS + UNITS_PER_CHARACTER * characters, 0])
             try:
                 return "".join(template.generate(**variables))
             finally:
@@ -107,7 +107,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.filters[name] = _counted(name, made)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        spend(TURN + _product(left, right) if operator == "*" else TURN + sized(left) + sized(right))
+        spend(UNITS_PER_TURN + _product(left, right) if operator == "*" else UNITS_PER_TURN + size_of(left) + size_of(right))
         if operator == "**" and isinstance(left, int) and isinstance(right, int):
             spend(max(0, right) * left.bit_length())
         if operator == "%" and isinstance(left, str):
@@ -115,7 +115,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        spend(TURN)
+        spend(UNITS_PER_TURN)
         if isinstance(__obj, LoopContext) and args:
             args = (_each(args[0]), *args[1:])
         owner = getattr(__obj, "__self__", None)
@@ -123,11 +123,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             _spend_method(owner, getattr(__obj, "__name__", ""), args, kwargs)
         left = _left.get()
         left[1] += 1
-        if left[1] > DEEPEST:
-            raise RanWild(f"it calls itself more than {DEEPEST} deep")
+        if left[1] > MAX_CALL_DEPTH:
+            raise TemplateTooExpensive(f"it calls itself more than {MAX_CALL_DEPTH} deep")
         found = super().call(__context, __obj, *args, **kwargs)
         left[1] -= 1
-        spend_whole(found) if isinstance(found, list | tuple | dict) else spend(sized(found))
+        spend_deep(found) if isinstance(found, list | tuple | dict) else spend(size_of(found))
         return found
 
 
@@ -195,19 +195,19 @@ def _each(items: Iterable[Any]) -> Iterator[Any]:
 
     def turns() -> Iterator[Any]:
         for item in found:
-            spend(TURN)
+            spend(UNITS_PER_TURN)
             yield item
 
     return turns()
 
 
 def _read(value: Any) -> Any:
-    spend_whole(value)
+    spend_deep(value)
     return value
 
 
 def _joined(parts: list[Any]) -> str:
-    spend_whole(parts)
+    spend_deep(parts)
     return "".join(map(str, parts))
 
 
@@ -216,10 +216,10 @@ def _counted(name: str, made: Callable[..., Any]) -> Callable[..., Any]:
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         given = [each for each in (*args, *kwargs.values()) if not isinstance(each, _UNCOUNTED)]
-        spend(TURN)
-        for value in () if name in QUICK else given:
-            spend(sized(value)) if name in SHALLOW else spend_whole(value)
-        if name in WIDTHS:
+        spend(UNITS_PER_TURN)
+        for value in () if name in CONSTANT_COST_FILTERS else given:
+            spend(size_of(value)) if name in LINEAR_COST_FILTERS else spend_deep(value)
+        if name in WIDTH_FILTERS:
             _check_numbers(given[1:])
         elif name == "round":
             _check_numbers(given[1:], 400)
@@ -229,14 +229,14 @@ def _counted(name: str, made: Callable[..., Any]) -> Callable[..., Any]:
             _spend_format(str(given[0]), tuple(given[1:]))
         elif name == "indent" and given:
             width = given[1] if len(given) > 1 else 4
-            spend(str(given[0]).count("\n") * (width if isinstance(width, int) else sized(width)))
+            spend(str(given[0]).count("\n") * (width if isinstance(width, int) else size_of(width)))
         elif name == "join" and given:
             listed = list(given[0])
-            spend_whole(listed)
+            spend_deep(listed)
             args = tuple(listed if each is given[0] else each for each in args)
-            spend(len(listed) * sum(sized(each) for each in given[1:]))
+            spend(len(listed) * sum(size_of(each) for each in given[1:]))
         found = made(*args, **kwargs)
-        spend(0 if name in QUICK else sized(found))
+        spend(0 if name in CONSTANT_COST_FILTERS else size_of(found))
         return found
 
     if hasattr(made, "jinja_pass_arg"):  # whether Jinja hands it the environment or the context first
@@ -247,19 +247,19 @@ def _counted(name: str, made: Callable[..., Any]) -> Callable[..., Any]:
 _UNCOUNTED = (jinja2.Environment, nodes.EvalContext, Context)
 
 
-def _check_numbers(values: Iterable[Any], largest: int = LARGEST) -> None:
+def _check_numbers(values: Iterable[Any], largest: int = MAX_COUNT) -> None:
     wrong = next((each for each in values if isinstance(each, int) and abs(each) > largest), None)
     if wrong is not None:
-        raise RanWild(f"it asks for a width or count of more than {largest:,}")
+        raise TemplateTooExpensive(f"it asks for a width or count of more than {largest:,}")
 
 
 def _product(left: Any, right: Any) -> int:
     """Return the size of a product."""
     if isinstance(left, int) and isinstance(right, int):
-        return sized(left) + sized(right)
+        return size_of(left) + size_of(right)
     if isinstance(left, int):
-        return max(0, left) * sized(right)
-    return sized(left) * max(0, right) if isinstance(right, int) else 1
+        return max(0, left) * size_of(right)
+    return size_of(left) * max(0, right) if isinstance(right, int) else 1
 
 
 def _replaced(text: str, old: str, new: str) -> int:
@@ -271,21 +271,21 @@ _WIDTHS = re.compile(r"\d+")
 
 def _spend_format(text: str, values: tuple[Any, ...]) -> None:
     """Spend the cost of `%` and `format`, whose widths are in the text or come as values."""
-    spend_whole(values)
+    spend_deep(values)
     _check_numbers(int(each[-12:]) for each in _WIDTHS.findall(text))
     if "*" in text or re.search(r"\{[^}]*\{", text):
         _check_numbers(values)
         spend(sum(abs(each) for each in values if isinstance(each, int)) * len(text))
     spend(sum(int(each) for each in _WIDTHS.findall(text)))
-    spend(len(text) * max(map(sized, values), default=0))
+    spend(len(text) * max(map(size_of, values), default=0))
 
 
 def _spend_method(owner: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Spend the cost of a method of a plain value whose result may be longer than what it reads."""
     given = (*args, *kwargs.values())
-    spend(sized(owner))
+    spend(size_of(owner))
     for each in given:
-        spend(sized(each))
+        spend(size_of(each))
     if name in WIDTH_METHODS:
         _check_numbers(given)
     if name == "replace" and len(given) >= 2 and isinstance(owner, str):
@@ -293,8 +293,8 @@ def _spend_method(owner: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[
     elif name == "expandtabs":
         spend(owner.count("\t" if isinstance(owner, str) else b"\t") * (given[0] if given else 8))
     elif name == "join" and given:
-        spend_whole(given[0])
-        spend(sized(owner) * sized(given[0]))
+        spend_deep(given[0])
+        spend(size_of(owner) * size_of(given[0]))
     elif name == "translate" and given:
-        spend_whole(given[0])
-        spend(sized(owner) * max(map(sized, getattr(given[0], "values", list)()), default=0))
+        spend_deep(given[0])
+        spend(size_of(owner) * max(map(size_of, getattr(given[0], "values", list)()), default=0))

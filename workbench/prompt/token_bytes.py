@@ -36,7 +36,7 @@ class ByteRule:
         return bytes([int(byte[1], 16)]) if byte else token.encode()
 
 
-class Front:
+class LeadingStrip:
     """Strip leading characters of a text that arrives in pieces, as a byte rule says."""
 
     def __init__(self, rule: ByteRule):
@@ -51,7 +51,7 @@ class Front:
         return piece
 
 
-def rule_of(decoder: Mapping | None) -> ByteRule | None:
+def parse_byte_rule(decoder: Mapping | None) -> ByteRule | None:
     """Parse the decoder of a `tokenizer.json`; None if a token's text depends on other tokens."""
     if decoder is None:
         return None

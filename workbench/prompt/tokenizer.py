@@ -13,7 +13,7 @@ import tokenizers
 
 from workbench.errors import WorkbenchError
 from workbench.files import UnreadableText, read_bytes
-from workbench.prompt.token_bytes import ByteRule, Front, rule_of
+from workbench.prompt.token_bytes import ByteRule, LeadingStrip, parse_byte_rule
 
 FILE = "tokenizer.json"
 MAX_BYTES = 256 << 20  # ten times the largest vocabulary met
@@ -37,11 +37,11 @@ class Tokenizer:
         self._lock = threading.Lock()  # how control tokens are read is a setting of the inner tokenizer
         self._added = frozenset(added)
         self._controls = {id: token.content for id, token in added.items() if token.special}
-        self.control_ids = {name: id for id, name in sorted(self._controls.items())}
-        self.vocab = max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.special_token_ids = {name: id for id, name in sorted(self._controls.items())}
+        self.vocab_size = max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         decoder = json.loads(inner.decoder.__getstate__()) if inner.decoder else None
-        self.rule: ByteRule | None = rule_of(decoder)
-        self.begin_ids = self._template_before()
+        self.byte_rule: ByteRule | None = parse_byte_rule(decoder)
+        self.bos_token_ids = self._template_before()
         self._unknown = _unknown_id(inner)
 
     @classmethod
@@ -141,48 +141,48 @@ class Tokenizer:
         Bytes that are no UTF-8 become U+FFFD as with Python's `errors="replace"`, also where `tokenizers` replaces a
         whole run of sentencepiece bytes for one that is wrong.
         """
-        kept = [id for id in map(self.known, ids) if special or id not in self._controls]
-        if self.rule is None:
+        kept = [id for id in map(self.checked_id, ids) if special or id not in self._controls]
+        if self.byte_rule is None:
             return self._inner.decode(kept, skip_special_tokens=False)
         text = b"".join(self.token_bytes(id) for id in kept).decode("utf-8", "replace")
-        return Front(self.rule).strip(text)
+        return LeadingStrip(self.byte_rule).strip(text)
 
-    def spelling(self, id: int) -> str:
+    def id_to_token(self, id: int) -> str:
         """Return the vocabulary's entry of a token (`Ġdef`, `▁the`, `<0x0A>`); empty if the id has none."""
-        return self._inner.id_to_token(self.known(id)) or ""
+        return self._inner.id_to_token(self.checked_id(id)) or ""
 
     def token_bytes(self, id: int) -> bytes:
         """Return the exact bytes of one token, a control token's name included; none if the id has no entry.
 
         Without a byte rule: the token decoded alone.
         """
-        token = self.spelling(id)
-        if self.rule is None:
+        token = self.id_to_token(id)
+        if self.byte_rule is None:
             return self._inner.decode([id], skip_special_tokens=False).encode()
-        return self.rule.token_bytes(token, id in self._added)
+        return self.byte_rule.token_bytes(token, id in self._added)
 
-    def is_control(self, id: int) -> bool:
+    def is_special(self, id: int) -> bool:
         return id in self._controls
 
-    def controls_in(self, text: str) -> list[int]:
+    def special_tokens_in(self, text: str) -> list[int]:
         """Return the control tokens that `encode(text, special=True)` reads, in order, without that for unknown
         characters."""
         return [id for id in self.encode(text, special=True) if id in self._controls and id != self._unknown]
 
-    def known(self, id: int) -> int:
+    def checked_id(self, id: int) -> int:
         """Return `id` as an int; WorkbenchError outside of [0, vocab_size)."""
-        if not 0 <= (number := index(id)) < self.vocab:
+        if not 0 <= (number := index(id)) < self.vocab_size:
             raise WorkbenchError(
-                f"token id {number} is out of range: this tokenizer's are 0 to {self.vocab - 1}"
+                f"token id {number} is out of range: this tokenizer's are 0 to {self.vocab_size - 1}"
             )
         return number
 
-    def check_fits(self, vocab: int) -> None:
+    def check_vocab_size(self, vocab_size: int) -> None:
         """Refuse a model whose embedding has only `vocab_size` rows, fewer than there are ids (WorkbenchError)."""
-        if self.vocab > vocab:
+        if self.vocab_size > vocab_size:
             raise WorkbenchError(
-                f"a tokenizer that does not match the vocabulary: its ids go to {self.vocab - 1}, "
-                f"the model's embedding ends at {vocab - 1}; use the {FILE} that was saved with this model"
+                f"a tokenizer that does not match the vocabulary: its ids go to {self.vocab_size - 1}, "
+                f"the model's embedding ends at {vocab_size - 1}; use the {FILE} that was saved with this model"
             )
 
     def _template_before(self) -> tuple[int, ...]:
@@ -191,8 +191,8 @@ class Tokenizer:
         return tuple(encoding.ids[:before])
 
     def __repr__(self) -> str:
-        kind = "windowed" if self.rule is None else "byte-level" if self.rule.alphabet else "sentencepiece"
-        return f"Tokenizer({kind}, vocab={self.vocab}, control={len(self._controls)})"
+        kind = "windowed" if self.byte_rule is None else "byte-level" if self.byte_rule.alphabet else "sentencepiece"
+        return f"Tokenizer({kind}, vocab={self.vocab_size}, control={len(self._controls)})"
 
 
 def _unknown_id(inner: tokenizers.Tokenizer) -> int | None:

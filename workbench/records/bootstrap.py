@@ -15,7 +15,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-RESAMPLES, SEED, WANTED = 4000, 0, 0.95  # resamples of a set; unpaired sets are drawn twice as often
+NUM_RESAMPLES, SEED, DEFAULT_CONFIDENCE = 4000, 0, 0.95  # resamples of a set; unpaired sets are drawn twice as often
 Samples = Mapping[Hashable, float]  # by repetition: two sets measured in turn share their keys
 
 
@@ -43,7 +43,7 @@ class Contrast:
     paired: bool
 
 
-def contrast(baseline: Samples, other: Samples, wanted: float = WANTED) -> Contrast:
+def contrast(baseline: Samples, other: Samples, target_confidence: float = DEFAULT_CONFIDENCE) -> Contrast:
     """Compare `other` with `baseline`. Exchanging the two turns the difference's sign and inverts the ratio.
 
     Args:
@@ -56,16 +56,16 @@ def contrast(baseline: Samples, other: Samples, wanted: float = WANTED) -> Contr
     first = np.array([baseline[name] for name in names])
     second = np.array([other[name] for name in (names if paired else sorted(other, key=repr))])
     n = min(len(first), len(second))
-    confidence = min(wanted, 1 - 2.0 ** (1 - n)) if n > 1 else None
-    difference, spread = _apart(first, second, paired, confidence)
+    confidence = min(target_confidence, 1 - 2.0 ** (1 - n)) if n > 1 else None
+    difference, spread = _difference(first, second, paired, confidence)
     ratio = scaled = None
     if (first > 0).all() and (second > 0).all():
-        log, logs = _apart(np.log(first), np.log(second), paired, confidence)
+        log, logs = _difference(np.log(first), np.log(second), paired, confidence)
         ratio, scaled = math.exp(log), logs and Interval(math.exp(logs.low), math.exp(logs.high))
     return Contrast(difference, ratio, spread, scaled, confidence, (len(first), len(second)), paired)
 
 
-def _apart(
+def _difference(
     first: np.ndarray, second: np.ndarray, paired: bool, confidence: float | None
 ) -> tuple[float, Interval | None]:
     """Return the median of paired differences, or the difference of medians, and its interval."""
@@ -73,9 +73,9 @@ def _apart(
     if confidence is None:
         return apart, None
     if paired:
-        found = _medians(second - first, 0)
+        found = _resampled_medians(second - first, 0)
     else:  # each set with either stream, so that exchanging the two draws the same resamples
-        ways = [_medians(second, one) - _medians(first, other) for one, other in ((0, 1), (1, 0))]
+        ways = [_resampled_medians(second, one) - _resampled_medians(first, other) for one, other in ((0, 1), (1, 0))]
         found = np.concatenate(ways)
     n = min(len(first), len(second))
     tail = _tail(confidence, n, n - 1 if paired else len(first) + len(second) - 2)
@@ -83,28 +83,28 @@ def _apart(
     return apart, Interval(float(min(low, apart)), float(max(high, apart)))
 
 
-def _medians(values: np.ndarray, stream: int) -> np.ndarray:
+def _resampled_medians(values: np.ndarray, stream: int) -> np.ndarray:
     generator = np.random.default_rng([SEED, stream])
-    return np.median(values[generator.integers(0, len(values), (RESAMPLES, len(values)))], axis=1)
+    return np.median(values[generator.integers(0, len(values), (NUM_RESAMPLES, len(values)))], axis=1)
 
 
 def _tail(confidence: float, n: int, degrees: int) -> float:
     """Return the percentile to cut off on either side, so that an interval of `n` repetitions covers `confidence`."""
-    return NormalDist().cdf(-math.sqrt(n / (n - 1)) * student((1 + confidence) / 2, degrees))
+    return NormalDist().cdf(-math.sqrt(n / (n - 1)) * student_t_quantile((1 + confidence) / 2, degrees))
 
 
-def student(p: float, degrees: int) -> float:
+def student_t_quantile(p: float, degrees: int) -> float:
     """Return the quantile of Student's t for p above 1/2, by bisection (CDF: Abramowitz and Stegun 26.7.3, 26.7.4)."""
     low, high = 0.0, 1.0
-    while _inside(high, degrees) < 2 * p - 1:
+    while _central_probability(high, degrees) < 2 * p - 1:
         high *= 2
     for _ in range(80):
         middle = (low + high) / 2
-        low, high = (middle, high) if _inside(middle, degrees) < 2 * p - 1 else (low, middle)
+        low, high = (middle, high) if _central_probability(middle, degrees) < 2 * p - 1 else (low, middle)
     return (low + high) / 2
 
 
-def _inside(t: float, degrees: int) -> float:
+def _central_probability(t: float, degrees: int) -> float:
     """Return the probability that Student's t lies within -t and `t`."""
     angle = math.atan(t / math.sqrt(degrees))
     sine, cosine, odd = math.sin(angle), math.cos(angle), degrees % 2

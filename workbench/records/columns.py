@@ -12,20 +12,20 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from workbench.records.rows import COMPLETE, Row
+from workbench.records.rows import COMPLETE, RunRow
 
-TYPES = {"UBIGINT": "BIGINT", "JSON": "VARCHAR", "NULL": "VARCHAR"}  # a difference may be negative; mixed is text
+COLUMN_TYPES = {"UBIGINT": "BIGINT", "JSON": "VARCHAR", "NULL": "VARCHAR"}  # a difference may be negative; mixed is text
 NOT_SETTINGS, NOT_MEASURES = {"variants", "question"}, {"verdicts", "verdict", "question", "date"}
 Structures = Mapping[str, Any]  # of each part: keys, and DuckDB's types
-SLICE = 512  # rows of one DuckDB query
+ROWS_PER_CHUNK = 512  # rows of one DuckDB query
 PARTS = {"experiment": "e", "environment": "v", "summary": "s"}
-HEAD = {
+LEADING_COLUMNS = {
     "run": "run",
     "variant": "variant",
     "date": "try_cast(coalesce(v ->> '$.date', s ->> '$.date') AS TIMESTAMPTZ)::TIMESTAMP",
     "question": "coalesce(e ->> '$.question', s ->> '$.question')",
     "model": "coalesce(e ->> '$.model.name', e ->> '$.model', s ->> '$.model.name')",
-    "lane": "coalesce(s ->> '$.lane.name', s ->> '$.lane', e ->> '$.lane_used', e ->> '$.lane')",
+    "backend": "coalesce(s ->> '$.backend.name', s ->> '$.backend', e ->> '$.backend_used', e ->> '$.backend')",
     "machine": "coalesce(v ->> '$.gpu[0]', (v ->> '$.cpu.model') || ', ' || (v ->> '$.cpu.usable_cores') || ' cores')",
     "verdict": "coalesce(s ->> '$.verdict', nullif(array_to_string(list_sort(list_distinct("
     "json_extract_string(s, '$.verdicts[*].outcome'))), ', '), ''))",
@@ -34,13 +34,13 @@ HEAD = {
 }
 
 
-def _arrow(rows: Sequence[Row]) -> pa.Table:
-    names = [field.name for field in fields(Row)]
+def _arrow(rows: Sequence[RunRow]) -> pa.Table:
+    names = [field.name for field in fields(RunRow)]
     made = pa.table({name: pa.array([getattr(row, name) for row in rows], pa.string()) for name in names})
-    return pa.Table.from_batches(made.to_batches(max_chunksize=SLICE), made.schema)
+    return pa.Table.from_batches(made.to_batches(max_chunksize=ROWS_PER_CHUNK), made.schema)
 
 
-def looked_at(rows: Sequence[Row]) -> tuple[pa.Table, Structures]:
+def infer_structures(rows: Sequence[RunRow]) -> tuple[pa.Table, Structures]:
     """Return the rows as an Arrow table, and the keys and types of each part.
 
     A part that is no JSON is left out of its row, and the row's `state` says so.
@@ -74,15 +74,15 @@ def _structure(texts: pa.ChunkedArray) -> tuple[Any, list[int]]:
                 asked = "SELECT json_group_structure(try_cast(text AS JSON)), list(json_valid(text)) FROM texts"
                 [[found, valid]] = connection.execute(asked).fetchall()
                 damaged += [start + index for index, whole in enumerate(valid) if whole is False]
-            structure = union(structure, json.loads(found or "{}"))
+            structure = merge_structures(structure, json.loads(found or "{}"))
             start += len(chunk)
     return structure if isinstance(structure, dict) else {}, damaged
 
 
-def union(one: Any, other: Any) -> Any:
+def merge_structures(one: Any, other: Any) -> Any:
     """Merge two structures of keys and DuckDB types, of which each row has one or the other."""
     if isinstance(one, dict) and isinstance(other, dict):
-        return one | {key: union(one[key], inside) if key in one else inside for key, inside in other.items()}
+        return one | {key: merge_structures(one[key], inside) if key in one else inside for key, inside in other.items()}
     if one == other or other == "NULL" or other == {}:
         return one
     if one == "NULL" or one == {}:
@@ -92,22 +92,22 @@ def union(one: Any, other: Any) -> Any:
     return "JSON" if len(both) < 2 or not both <= numbers else "DOUBLE" if "DOUBLE" in both else "BIGINT"
 
 
-def select(source: str, structures: Structures) -> tuple[str, list[str]]:
+def select_columns(source: str, structures: Structures) -> tuple[str, list[str]]:
     """Return the SQL that makes every column of the rows in `source`, and the columns' names.
 
     Args:
         source: the table's name in SQL.
         structures: keys and types of each part, from `infer_structures`.
     """
-    made = {f'"{name}"': how for name, how in HEAD.items()}
-    parsed, taken = [], {name.lower() for name in HEAD}
+    made = {f'"{name}"': how for name, how in LEADING_COLUMNS.items()}
+    parsed, taken = [], {name.lower() for name in LEADING_COLUMNS}
     for part, short in PARTS.items():
-        structure = _kept(structures[part])
+        structure = _column_structure(structures[part])
         skipped = {"experiment": NOT_SETTINGS, "summary": NOT_MEASURES}.get(part, set())
         structure = {key: value for key, value in structure.items() if key not in skipped}
         if not structure:
             continue
-        parsed.append(f"from_json({part}, {_text(json.dumps(structure))}) AS {short}{short}")
+        parsed.append(f"from_json({part}, {_quote_text(json.dumps(structure))}) AS {short}{short}")
         for path in _leaves(structure):
             name = {"experiment": ".", "summary": "_"}.get(part, ".").join(path)
             name = f"environment.{name}" if part == "environment" else name
@@ -115,14 +115,14 @@ def select(source: str, structures: Structures) -> tuple[str, list[str]]:
                 name = f"{'setting' if part == 'experiment' else part}.{name}"
             if name.lower() not in taken:
                 taken.add(name.lower())
-                made[quoted(name)] = f"{short}{short}." + ".".join(map(quoted, path))
+                made[quote_identifier(name)] = f"{short}{short}." + ".".join(map(quote_identifier, path))
     inner = ", ".join(["run", "variant", "path", "state", *(f"{p} AS {s}" for p, s in PARTS.items()), *parsed])
     columns = ", ".join(f"{how} AS {name}" for name, how in made.items())
     names = [name[1:-1].replace('""', '"') for name in made]
     return f"SELECT {columns} FROM (SELECT {inner} FROM {source})", names
 
 
-def _kept(structure: Any) -> Any:
+def _column_structure(structure: Any) -> Any:
     """Return the part of a structure that becomes columns: values and lists of values.
 
     Of names that differ by case only, the first is taken.
@@ -132,11 +132,11 @@ def _kept(structure: Any) -> Any:
     kept: dict[str, Any] = {}
     seen: set[str] = set()
     for key, value in structure.items():
-        inside = _kept(value) if isinstance(value, dict) else value
+        inside = _column_structure(value) if isinstance(value, dict) else value
         if isinstance(value, list):
-            inside = [TYPES.get(value[0], value[0])] if value and isinstance(value[0], str) else None
+            inside = [COLUMN_TYPES.get(value[0], value[0])] if value and isinstance(value[0], str) else None
         elif isinstance(value, str):
-            inside = TYPES.get(value, value)
+            inside = COLUMN_TYPES.get(value, value)
         if inside and key and key.lower() not in seen:
             seen.add(key.lower())
             kept[key] = inside
@@ -151,9 +151,9 @@ def _leaves(structure: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
             yield (key,)
 
 
-def quoted(name: str) -> str:
+def quote_identifier(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _text(text: str) -> str:
+def _quote_text(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"

@@ -11,10 +11,10 @@ from workbench.study.experiment import Experiment
 from workbench.study.record import Record
 from workbench.trace.recorder import row_name
 
-VERSIONS = ("python", "implementation", "packages", "compiler", "platform", "commit")
-HARDWARE = ("machine", "cpu", "memory_bytes", "gpu")
-RUNNING = ("threads", "lane")
-DRIFTING = "cpu.frequency_mhz"  # from second to second
+VERSION_ENTRIES = ("python", "implementation", "packages", "compiler", "platform", "commit")
+HARDWARE_ENTRIES = ("machine", "cpu", "memory_bytes", "gpu")
+RUNTIME_ENTRIES = ("threads", "backend")
+DRIFTING_ENTRY = "cpu.frequency_mhz"  # from second to second
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class TokenDifference:
         return f"{self.request}: token {self.position} was {self.was}, is {self.now}"
 
 
-def settings(before: Record, experiment: Experiment) -> tuple[Difference, ...]:
+def setting_differences(before: Record, experiment: Experiment) -> tuple[Difference, ...]:
     """List the settings in which `experiment` differs from the record's own file.
 
     Settings that are newer than the record appear with their default.
@@ -59,16 +59,16 @@ def settings(before: Record, experiment: Experiment) -> tuple[Difference, ...]:
         written = read_yaml(before.experiment_text, f"run {before.path}: experiment.yaml")
     except ValueError:
         return ()
-    return tuple(differing(written if isinstance(written, dict) else {}, experiment.model_dump(mode="json")))
+    return tuple(leaf_differences(written if isinstance(written, dict) else {}, experiment.model_dump(mode="json")))
 
 
-def surroundings(before: Record, after: Record, names: Sequence[str]) -> tuple[Difference, ...]:
+def environment_differences(before: Record, after: Record, names: Sequence[str]) -> tuple[Difference, ...]:
     """List the differences of two environments, among the entries called `names`."""
     was, now = ({name: record.environment.get(name) for name in names} for record in (before, after))
-    return tuple(each for each in differing(was, now) if each.path != DRIFTING)
+    return tuple(each for each in leaf_differences(was, now) if each.path != DRIFTING_ENTRY)
 
 
-def tokens(before: Record, after: Record) -> tuple[TokenDifference, ...]:
+def output_differences(before: Record, after: Record) -> tuple[TokenDifference, ...]:
     """List the first differing token of each request and sample whose outputs differ."""
     return token_differences(before.requests.to_pylist(), after.requests.to_pylist())
 
@@ -89,13 +89,13 @@ def token_differences(
     return tuple(found)
 
 
-def differing(before: Any, after: Any, path: str = "") -> list[Difference]:
+def leaf_differences(before: Any, after: Any, path: str = "") -> list[Difference]:
     """List every leaf that differs, by its dotted path."""
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         names = [*before, *(name for name in after if name not in before)]
         return [
             each
             for name in names
-            for each in differing(before.get(name), after.get(name), f"{path}.{name}" if path else str(name))
+            for each in leaf_differences(before.get(name), after.get(name), f"{path}.{name}" if path else str(name))
         ]
     return [] if before == after else [Difference(path, before, after)]

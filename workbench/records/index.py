@@ -23,20 +23,20 @@ import duckdb
 import pyarrow as pa
 
 from workbench.files import cache_directory
-from workbench.records.places import Place
+from workbench.records.places import RunLocation
 from workbench.records.rows import OUTCOME, POINT
 from workbench.study.run_folder import MANIFEST, MARKER, write_atomically
 
-SETTLED = 2_000_000_000  # nanoseconds; the coarsest clock of a file system (FAT)
-FEWEST = 256  # runs; fewer are read at once without an index
-FOLDERS = 16  # index files that are kept, the last ones used
-READ = ("experiment.yaml", "environment.json", "summary.json")
-ABOUT = b"about"
-ABSENT = (0, 0, 0, 0)
+STABLE_AFTER_NS = 2_000_000_000  # nanoseconds; the coarsest clock of a file system (FAT)
+MIN_INDEXED_RUNS = 256  # runs; fewer are read at once without an index
+MAX_INDEX_FILES = 16  # index files that are kept, the last ones used
+INDEXED_FILES = ("experiment.yaml", "environment.json", "summary.json")
+METADATA_KEY = b"about"
+NO_FILE = (0, 0, 0, 0)
 
 
 @dataclass(frozen=True)
-class Index:
+class RunIndex:
     """The stored listing of a folder.
 
     `table` has the columns `names`, one row a run; `structures` has the keys and types they were made by.
@@ -46,18 +46,18 @@ class Index:
     table: pa.Table
     names: list[str]
     structures: Mapping[str, Any]
-    marks: Mapping[str, bytes]
-    others: frozenset[str] = frozenset()
+    fingerprints: Mapping[str, bytes]
+    non_records: frozenset[str] = frozenset()
 
 
-def mark(place: Place) -> tuple[bytes, int]:
+def file_fingerprint(place: RunLocation) -> tuple[bytes, int]:
     """Return a fingerprint of the files that a row is made of, and the latest time of change in nanoseconds."""
     if place.files:
-        paths = [f"{place.path}/{name}" if name in place.files else "" for name in READ]
+        paths = [f"{place.path}/{name}" if name in place.files else "" for name in INDEXED_FILES]
     else:
         point = place.path.removesuffix(OUTCOME) + POINT if place.path.endswith(f"/{OUTCOME}") else ""
         paths = [place.path, point, ""]
-    stats = [_stat(path) if path else ABSENT for path in paths]
+    stats = [_stat(path) if path else NO_FILE for path in paths]
     made = struct.pack("12q2?", *(n for stat in stats for n in stat), MARKER in place.files, MANIFEST in place.files)
     return made, max(max(stat[2:]) for stat in stats)
 
@@ -66,38 +66,38 @@ def _stat(path: str) -> tuple[int, int, int, int]:
     try:
         found = os.stat(path)
     except OSError:
-        return ABSENT
+        return NO_FILE
     return found.st_ino & (2**63 - 1), found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def settled(place: Place, changed: int, now: int) -> bool:
+def is_stable(place: RunLocation, changed: int, now: int) -> bool:
     """Return whether a listing that began at `now` may enter a place that changed last at `changed` (nanoseconds)."""
-    return changed < now - SETTLED and MARKER not in place.files
+    return changed < now - STABLE_AFTER_NS and MARKER not in place.files
 
 
-def load(folder: Path) -> Index | None:
+def load_index(folder: Path) -> RunIndex | None:
     """Read the index of this folder; None where none can be read."""
     try:
         with pa.memory_map(str(_file(folder))) as source:
             table = pa.ipc.open_file(source).read_all()
         table.validate(full=True)
-        about = json.loads((table.schema.metadata or {})[ABOUT])
+        about = json.loads((table.schema.metadata or {})[METADATA_KEY])
         marks = dict(zip(about["runs"], map(bytes.fromhex, about["marks"]), strict=True))
         others = frozenset(about["others"])
         if table.num_rows != len(marks) - len(others) or table.column_names != about["names"]:
             return None
-        return Index(table.replace_schema_metadata(), about["names"], about["structures"], marks, others)
+        return RunIndex(table.replace_schema_metadata(), about["names"], about["structures"], marks, others)
     except (OSError, pa.ArrowException, ValueError, LookupError, TypeError, AttributeError):
         return None
 
 
-def save(folder: Path, index: Index) -> None:
+def save_index(folder: Path, index: RunIndex) -> None:
     """Replace the index of this folder. Where it cannot be written, listings take longer and nothing else changes."""
     about = {
-        "names": index.names, "structures": index.structures, "runs": [*index.marks],
-        "marks": [each.hex() for each in index.marks.values()], "others": sorted(index.others),
+        "names": index.names, "structures": index.structures, "runs": [*index.fingerprints],
+        "marks": [each.hex() for each in index.fingerprints.values()], "others": sorted(index.non_records),
     }  # fmt: skip
-    table = index.table.replace_schema_metadata({ABOUT: json.dumps(about).encode()})
+    table = index.table.replace_schema_metadata({METADATA_KEY: json.dumps(about).encode()})
     with suppress(OSError, pa.ArrowException):
         file = _file(folder)
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +108,7 @@ def save(folder: Path, index: Index) -> None:
 
         write_atomically(file, fill)
         kept = sorted(file.parent.glob("*.arrow"), key=lambda each: each.stat().st_mtime_ns)
-        for old in kept[:-FOLDERS]:
+        for old in kept[:-MAX_INDEX_FILES]:
             old.unlink(missing_ok=True)
 
 
@@ -116,13 +116,13 @@ def _file(folder: Path) -> Path:
     """Return the index file of a folder, one for each way to write the folder's name: rows have paths that begin with
     it.
     """
-    asked = "\0".join([os.path.realpath(folder), str(folder), _code()])
-    key = hashlib.sha256(asked.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+    identity = "\0".join([os.path.realpath(folder), str(folder), _code_fingerprint()])
+    key = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:32]
     return cache_directory() / "runs" / f"{key}.arrow"
 
 
 @cache
-def _code() -> str:
+def _code_fingerprint() -> str:
     """Hash the code that makes rows and columns: an index made by other code is not read."""
     here = Path(__file__).parent
     digest = hashlib.sha256(f"{duckdb.__version__} {pa.__version__}".encode())

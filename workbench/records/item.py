@@ -13,17 +13,17 @@ import pyarrow as pa
 
 from workbench.errors import WorkbenchError
 from workbench.files import UnreadableText, read_json_object
-from workbench.records.places import places
-from workbench.records.rows import COMPLETE, Row, run_rows, variant_rows
+from workbench.records.places import find_runs
+from workbench.records.rows import COMPLETE, RunRow, run_rows, variant_rows
 from workbench.study.record import Record
-from workbench.study.side_by_side import TABLES, round_figures
+from workbench.study.side_by_side import TABLES, round_metrics
 
-APART = ("variants", "question", "judge", "sweep")  # entries that are no settings of the engine
+NOT_COMPARED = ("variants", "question", "judge", "sweep")  # entries that are no settings of the engine
 Figures = dict[str, float]
 
 
 @dataclass(frozen=True)
-class Item:
+class ComparedRun:
     """A run or a variant: `settings` by dotted path, `figures` by name as in a listing.
 
     `contention` is the share of the processor that other processes had.
@@ -32,9 +32,9 @@ class Item:
     run: str
     variant: str | None
     settings: Mapping[str, Any]
-    surroundings: Mapping[str, str]
+    environment: Mapping[str, str]
     figures: Figures
-    busy: float | None
+    contention: float | None
     path: str = field(repr=False)
 
     @property
@@ -50,10 +50,10 @@ class Item:
         tables = {name: Record.open(folder).read_table(f"{name}.parquet") for name in TABLES}
         if any("round" not in table.column_names for table in tables.values()):
             return {}
-        rows = {name: _of(table, self.variant) for name, table in tables.items()}
+        rows = {name: _variant_rows(table, self.variant) for name, table in tables.items()}
         turns = dict.fromkeys(row["round"] for row in rows["requests"])
         return {
-            (self.path, turn): round_figures(
+            (self.path, turn): round_metrics(
                 *([row for row in rows[name] if row["round"] == turn] for name in TABLES)
             )
             for turn in turns
@@ -68,14 +68,14 @@ class Item:
         return {(self.path, 0): self.figures[measure]} if measure in self.figures else {}
 
 
-def items(asked: str) -> list[Item]:
+def find_compared_runs(name: str) -> list[ComparedRun]:
     """Return the runs that `RUN`, `RUN:VARIANT` or a folder of runs names, each variant of a run by itself.
 
     Raises:
         WorkbenchError: nothing is there, or a run is incomplete; the message has the reason.
     """
-    path, variant = _split(asked)
-    rows = run_rows(places(path))
+    path, variant = _split(name)
+    rows = run_rows(find_runs(path))
     if not rows:
         raise WorkbenchError(f"{path}: holds no run; `workbench runs {path}` lists what there is")
     for row in rows:
@@ -83,55 +83,55 @@ def items(asked: str) -> list[Item]:
             raise WorkbenchError(f"{row.path}: {row.state}; it cannot be compared")
         if os.path.isdir(row.path):
             Record.open(row.path)  # raises where files were lost in copying
-    found = [_item(row) for row in variant_rows(rows)]
+    found = [_compared_run(row) for row in variant_rows(rows)]
     if variant is None:
         return found
     chosen = [item for item in found if item.variant == variant]
     if not chosen:
         here = ", ".join(repr(item.variant) for item in found if item.variant) or "none"
-        raise WorkbenchError(f"{asked}: no variant {variant!r} there; it has {here}")
+        raise WorkbenchError(f"{name}: no variant {variant!r} there; it has {here}")
     return chosen
 
 
-def _split(asked: str) -> tuple[str, str | None]:
+def _split(name: str) -> tuple[str, str | None]:
     """Split `RUN:VARIANT`. Both may hold colons: the longest piece that exists is the path."""
-    pieces = asked.split(":")
+    pieces = name.split(":")
     for count in range(len(pieces), 0, -1):
         path = ":".join(pieces[:count])
         if os.path.exists(path):
             return path, ":".join(pieces[count:]) or None
-    raise WorkbenchError(f"{asked}: no such run; name a run folder or a record, and `:VARIANT` for one of its variants")
+    raise WorkbenchError(f"{name}: no such run; name a run folder or a record, and `:VARIANT` for one of its variants")
 
 
-def _item(row: Row) -> Item:
+def _compared_run(row: RunRow) -> ComparedRun:
     try:
         experiment, environment, summary = (
             read_json_object(text or "{}") for text in (row.experiment, row.environment, row.summary)
         )
     except UnreadableText as error:
         raise WorkbenchError(f"{row.path}: damaged ({error}); copy it again, or run it again") from None
-    settings = dict(flat({name: value for name, value in experiment.items() if name not in APART}, "."))
+    settings = dict(flatten({name: value for name, value in experiment.items() if name not in NOT_COMPARED}, "."))
     figures = {
-        name: float(value) for name, value in flat(summary, "_")
+        name: float(value) for name, value in flatten(summary, "_")
         if isinstance(value, int | float) and not isinstance(value, bool)
     }  # fmt: skip
     cpu, commit = environment.get("cpu") or {}, environment.get("commit") or {}
-    surroundings = {
+    origin = {
         "machine": ", ".join([*(environment.get("gpu") or ()), str(cpu.get("model")), f"{cpu.get('cores')} cores"]),
         "commit": str(commit.get("hash"))[:10] + ("+changes" if commit.get("dirty") else ""),
         "torch": str((environment.get("packages") or {}).get("torch")),
     }
-    return Item(row.run, row.variant, settings, surroundings, figures, summary.get("others_cpu_share"), row.path)
+    return ComparedRun(row.run, row.variant, settings, origin, figures, summary.get("others_cpu_share"), row.path)
 
 
-def flat(values: Mapping[str, Any], between: str, front: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(values: Mapping[str, Any], separator: str, prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
-            yield from flat(value, between, f"{front}{name}{between}")
+            yield from flatten(value, separator, f"{prefix}{name}{separator}")
         else:
-            yield f"{front}{name}", value
+            yield f"{prefix}{name}", value
 
 
-def _of(table: pa.Table, variant: str | None) -> list[dict[str, Any]]:
+def _variant_rows(table: pa.Table, variant: str | None) -> list[dict[str, Any]]:
     rows = table.to_pylist()
     return [row for row in rows if row.get("variant") == variant]

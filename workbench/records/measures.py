@@ -9,43 +9,43 @@ from workbench.errors import WorkbenchError
 
 Direction = Literal["min", "max"]
 # Shown by a comparison that names no measure, in this order, where runs have them.
-TOLD = (
+DEFAULT_MEASURES = (
     "ttft_s_p50", "ttft_s_p99", "tpot_s_p50", "e2el_s_p50", "seconds", "tokens_per_s", "output_tokens_per_s",
-    "goodput_share", "kv_bytes_peak", "bytes_per_token", "bits_per_byte", "kl_mean", "same_top", "copied",
+    "slo_attainment", "kv_bytes_peak", "bytes_per_token", "bits_per_byte", "kl_mean", "same_top", "copied",
     "draft_acceptance_rate", "peak_bytes",
 )  # fmt: skip
-MORE = re.compile(
-    r"per_s(_|$)|^(same|greedy_equal|copied|copy_gain|goodput|first_divergence|sequences|cache_hit|speed_up|cached)"
+HIGHER_IS_BETTER = re.compile(
+    r"per_s(_|$)|^(same|greedy_equal|copied|copy_gain|goodput|slo_attainment|first_divergence|sequences|cache_hit|speed_up|cached)"
     r"|share_of_|acceptance|speedup|predicted_speed_up"
 )
-LESS = re.compile(
-    r"(_|^)(s|ms|seconds)(_|$)|bytes|^kl_|bits_per|waste|^price|set_backs|compiles|varying|parted|pages_used|memory"
+LOWER_IS_BETTER = re.compile(
+    r"(_|^)(s|ms|seconds)(_|$)|bytes|^kl_|bits_per|waste|^price|num_preemptions|compiles|varying|parted|diverged|pages_used|memory"
 )
-TIMED = re.compile(r"(_|^)(s|ms|seconds)(_|$)|goodput|^price|share_of_(roofline|read|gemm|ceiling)|speed")
+TIME_DEPENDENT = re.compile(r"(_|^)(s|ms|seconds)(_|$)|goodput|slo_attainment|^price|share_of_(roofline|read|gemm|ceiling)|speed")
 
 
 def direction(name: str) -> Direction | None:
     """Return the better direction, or None where the name does not tell."""
-    return "max" if MORE.search(name) else "min" if LESS.search(name) else None
+    return "max" if HIGHER_IS_BETTER.search(name) else "min" if LOWER_IS_BETTER.search(name) else None
 
 
-def directed(asked: str) -> tuple[str, Direction]:
+def parse_objective(text: str) -> tuple[str, Direction]:
     """Parse `NAME`, `NAME:min` or `NAME:max`.
 
     WorkbenchError where neither the name nor the suffix gives a direction.
     """
-    name, colon, way = asked.strip().partition(":")
-    found = way if colon else direction(plain(name))
+    name, colon, way = text.strip().partition(":")
+    found = way if colon else direction(canonical_name(name))
     if found == "min" or found == "max":
-        return plain(name), found
-    raise WorkbenchError(f"{asked!r}: write {name}:min if less of it is better, {name}:max if more")
+        return canonical_name(name), found
+    raise WorkbenchError(f"{text!r}: write {name}:min if less of it is better, {name}:max if more")
 
 
-def timed(name: str) -> bool:
+def depends_on_time(name: str) -> bool:
     """Return whether other processes on the machine may have changed this measure."""
-    return TIMED.search(name) is not None
+    return TIME_DEPENDENT.search(name) is not None
 
 
-def plain(name: str) -> str:
+def canonical_name(name: str) -> str:
     """Return the canonical name of a measure that may be written `ttft_s.p50` or `ttft_s_p50`."""
     return name.strip().replace(".", "_")

@@ -12,18 +12,18 @@ from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.files import read_yaml
-from workbench.records.report_parts import environment_rows, question_of
+from workbench.records.report_parts import environment_rows, read_question
 from workbench.records.sweep_read import is_sweep, read_sweep
 from workbench.study.record import Record
 
-EXPERIMENT = "inference-workbench"
-LONGEST = 6000  # characters of a parameter that MLflow stores; of a tag 8,000
-BATCH = 100  # parameters in one call; of metrics 1,000 are allowed
-WRONG = re.compile(r"[^\w\-./: ]")
+DEFAULT_EXPERIMENT = "inference-workbench"
+MAX_VALUE_CHARACTERS = 6000  # characters of a parameter that MLflow stores; of a tag 8,000
+MAX_VALUES_PER_CALL = 100  # parameters in one call; of metrics 1,000 are allowed
+FORBIDDEN_CHARACTERS = re.compile(r"[^\w\-./: ]")
 
 
 @dataclass(frozen=True)
-class Exported:
+class MLflowRun:
     """An exported run: our name, MLflow's id, and how many values and files it has there."""
 
     run: str
@@ -33,7 +33,7 @@ class Exported:
     artifacts: int
 
 
-def export(folder: Path | str, uri: str, experiment: str = EXPERIMENT) -> list[Exported]:
+def export_to_mlflow(folder: Path | str, uri: str, experiment: str = DEFAULT_EXPERIMENT) -> list[MLflowRun]:
     """Export the run in `folder`, or each run of a sweep, to MLflow.
 
     Parameters are settings by their paths, metrics the numbers of the summary, artifacts the folder's files, tags the
@@ -59,7 +59,7 @@ def export(folder: Path | str, uri: str, experiment: str = EXPERIMENT) -> list[E
     try:
         known = client.get_experiment_by_name(experiment)
         place = known.experiment_id if known is not None else client.create_experiment(experiment)
-        return [_one(client, place, name, record, tags) for name, record, tags in records]
+        return [_export_run(client, place, name, record, tags) for name, record, tags in records]
     except Exception as error:  # MLflow's own, and those of the store behind the address
         raise WorkbenchError(f"export to {uri}: {type(error).__name__}: {str(error).splitlines()[0]}") from error
 
@@ -77,37 +77,37 @@ def _client(uri: str) -> Any:
         raise WorkbenchError(f"export to {uri}: {type(error).__name__}: {str(error).splitlines()[0]}") from error
 
 
-def _one(client: Any, place: str, name: str, record: Record, more: Mapping[str, str]) -> Exported:
+def _export_run(client: Any, place: str, name: str, record: Record, more: Mapping[str, str]) -> MLflowRun:
     from mlflow.entities import Metric, Param
 
     summary, environment = record.summary, record.environment
     moment = _milliseconds(environment.get("date"))
-    parameters = [Param(_name(key), value[:LONGEST]) for key, value in settings_of(record)]
-    metrics = [Metric(_name(key), float(value), moment, 0) for key, value in numbers_of(summary)]
-    tags = {"question": question_of(record.experiment_text), "record": record.name, **more}
+    parameters = [Param(_name(key), value[:MAX_VALUE_CHARACTERS]) for key, value in iterate_settings(record)]
+    metrics = [Metric(_name(key), float(value), moment, 0) for key, value in iterate_numbers(summary)]
+    tags = {"question": read_question(record.experiment_text), "record": record.name, **more}
     tags |= {_name(key): value for key, value in environment_rows(environment, summary)}
     tags |= {_name(f"verdict.{each['claim']}"): each["outcome"] for each in summary.get("verdicts") or ()}
-    run = client.create_run(place, start_time=moment, run_name=name, tags={k: v[:LONGEST] for k, v in tags.items()})
+    run = client.create_run(place, start_time=moment, run_name=name, tags={k: v[:MAX_VALUE_CHARACTERS] for k, v in tags.items()})
     run_id = run.info.run_id
-    for first in range(0, len(parameters), BATCH):
-        client.log_batch(run_id, params=parameters[first : first + BATCH])
-    for first in range(0, len(metrics), BATCH):
-        client.log_batch(run_id, metrics=metrics[first : first + BATCH])
+    for first in range(0, len(parameters), MAX_VALUES_PER_CALL):
+        client.log_batch(run_id, params=parameters[first : first + MAX_VALUES_PER_CALL])
+    for first in range(0, len(metrics), MAX_VALUES_PER_CALL):
+        client.log_batch(run_id, metrics=metrics[first : first + MAX_VALUES_PER_CALL])
     files = [path for path in sorted(record.path.iterdir()) if path.is_file() and not path.name.startswith(".")]
     for path in files:
         client.log_artifact(run_id, str(path))
     wall = summary.get("wall_s") or 0.0
     client.set_terminated(run_id, "FINISHED", end_time=moment + int(1000 * wall))
-    return Exported(record.name, run_id, len(parameters), len(metrics), len(files))
+    return MLflowRun(record.name, run_id, len(parameters), len(metrics), len(files))
 
 
-def settings_of(record: Record) -> Iterator[tuple[str, str]]:
+def iterate_settings(record: Record) -> Iterator[tuple[str, str]]:
     """Yield every setting of the resolved experiment by its dotted path."""
     for path, value in _leaves(read_yaml(record.experiment_text, f"run {record.path}: experiment.yaml")):
         yield path, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def numbers_of(summary: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+def iterate_numbers(summary: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """Yield every number of the summary by its dotted path; numbers of variants by their names in place of `rows`."""
     rows = summary.get("rows") or ()
     named = {str(row.get("variant", place)): row for place, row in enumerate(rows)}
@@ -127,7 +127,7 @@ def _leaves(value: Any, front: str = "") -> Iterator[tuple[str, Any]]:
 
 def _name(text: str) -> str:
     """Replace characters that MLflow does not allow in names (letters, digits, - _ . / : and spaces; 250 at most)."""
-    return WRONG.sub("_", text)[:250].strip("/. ") or "_"
+    return FORBIDDEN_CHARACTERS.sub("_", text)[:250].strip("/. ") or "_"
 
 
 def _milliseconds(date: str | None) -> int:

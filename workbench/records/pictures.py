@@ -8,25 +8,25 @@ from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.records.comparison import Comparison
-from workbench.records.measures import directed, direction
-from workbench.study.labels import place
-from workbench.study.pareto import BEATEN, BEST, drawing, plotting_problem
+from workbench.records.measures import parse_objective, direction
+from workbench.study.labels import place_labels
+from workbench.study.pareto import DOMINATED_COLOR, FRONTIER_COLOR, import_altair, plotting_problem
 
 WORSE, UNSURE = "#b3541e", "#6b6b6b"
-COLORS = {"better": BEST, "worse": WORSE, "not sure": UNSURE}
-WIDTH, HEIGHT, LINE = 560, 340, 26  # pixels: of a plot, and of one run's row of ratios
+COLORS = {"better": FRONTIER_COLOR, "worse": WORSE, "not sure": UNSURE}
+WIDTH, HEIGHT, ROW_HEIGHT = 560, 340, 26  # pixels: of a plot, and of one run's row of ratios
 BETTER = {"min": " (less is better)", "max": " (more is better)"}
-DECADE = 10.0  # a larger ratio of largest to smallest value makes the axis logarithmic
+LOG_AXIS_RATIO = 10.0  # a larger ratio of largest to smallest value makes the axis logarithmic
 
 
-def ratios(comparison: Comparison) -> Any:
+def ratio_chart(comparison: Comparison) -> Any:
     """Draw each run's ratio to the baseline with its interval: one panel a measure, one line a run."""
-    altair = drawing()
+    altair = import_altair()
     panels = []
     for name in dict.fromkeys(row.measure for row in comparison.rows):
         values = [
             {"label": row.label, "ratio": ratio, "low": row.ratio_low or ratio, "high": row.ratio_high or ratio,
-             "told": f"{ratio:.{2 if abs(ratio - 1) > 0.02 else 4}f}",
+             "label_text": f"{ratio:.{2 if abs(ratio - 1) > 0.02 else 4}f}",
              "verdict": row.verdict if row.verdict in COLORS else "not sure"}
             for row in comparison.rows
             if row.measure == name and (ratio := row.ratio) is not None
@@ -34,7 +34,7 @@ def ratios(comparison: Comparison) -> Any:
         if not values:
             continue
         ends = [1.0, *(each[end] for each in values for end in ("low", "high"))]
-        domain = _room(min(ends), max(ends), log=True)
+        domain = _axis_range(min(ends), max(ends), log=True)
         base = altair.Chart(altair.Data(values=values)).encode(
             y=altair.Y("label:N", title=None, sort=[v["label"] for v in values], axis=altair.Axis(labelLimit=420)),
             color=altair.Color("verdict:N", title=None, scale=altair.Scale(
@@ -46,25 +46,25 @@ def ratios(comparison: Comparison) -> Any:
         x = altair.X("ratio:Q", title=f"{name}, as a multiple of the baseline's{better}", scale=scale, axis=ticks)
         line = base.mark_rule(strokeWidth=3).encode(x=altair.X("low:Q", scale=scale, axis=ticks), x2="high:Q")
         dots = base.mark_point(filled=True, size=80, opacity=1).encode(x=x)
-        words = base.mark_text(dy=-9, fontSize=10).encode(x=x, text="told:N")
+        words = base.mark_text(dy=-9, fontSize=10).encode(x=x, text="label_text:N")
         one = altair.Chart(altair.Data(values=[{"one": 1}])).mark_rule(strokeDash=[4, 3], color="#333333")
         panel = altair.layer(one.encode(x=altair.X("one:Q", scale=scale)), line, dots, words)
-        panels.append(panel.properties(width=WIDTH, height=LINE * len(values) + 12))
+        panels.append(panel.properties(width=WIDTH, height=ROW_HEIGHT * len(values) + 12))
     if not panels:
         raise WorkbenchError("no ratio to draw: a value is 0 or below; take --format table for the differences")
-    title = altair.TitleParams(f"against {comparison.baseline}", subtitle=sureness(comparison))
+    title = altair.TitleParams(f"against {comparison.baseline}", subtitle=confidence_note(comparison))
     return altair.vconcat(*panels).properties(title=title)
 
 
-def pareto(comparison: Comparison, x: str, y: str) -> Any:
+def pareto_chart(comparison: Comparison, x: str, y: str) -> Any:
     """Draw the runs at two measures; the Pareto front is joined and green."""
-    altair = drawing()
+    altair = import_altair()
     rows = comparison.pareto(x, y)
-    (across, x_way), (up, y_way) = directed(x), directed(y)
+    (across, x_way), (up, y_way) = parse_objective(x), parse_objective(y)
     scales = [_scale([row[name] for row in rows]) for name in (across, up)]
     values = [{"label": row["label"], "x": row[across], "y": row[up], "front": row["front"]} for row in rows]
     pixels = [
-        (WIDTH * _share(row[across], *scales[0]), HEIGHT * (1 - _share(row[up], *scales[1]))) for row in rows
+        (WIDTH * _axis_position(row[across], *scales[0]), HEIGHT * (1 - _axis_position(row[up], *scales[1]))) for row in rows
     ]
     forms = ["~s" if high >= 1e4 else "~g" for _, _, high in scales]
     axes = [
@@ -79,21 +79,21 @@ def pareto(comparison: Comparison, x: str, y: str) -> Any:
     ]  # fmt: skip
     everything = altair.Chart(altair.Data(values=values)).encode(*places)
     dots = everything.mark_point(filled=True, size=80, opacity=1).encode(
-        color=altair.condition("datum.front", altair.value(BEST), altair.value(BEATEN))
+        color=altair.condition("datum.front", altair.value(FRONTIER_COLOR), altair.value(DOMINATED_COLOR))
     )
     step = "step-after" if x_way == "min" else "step-before"  # the corner of the region that a point dominates
-    joined = everything.transform_filter("datum.front").mark_line(color=BEST, strokeWidth=1, interpolate=step)
+    joined = everything.transform_filter("datum.front").mark_line(color=FRONTIER_COLOR, strokeWidth=1, interpolate=step)
     names = [
         altair.Chart(altair.Data(values=[value]))
         .mark_text(align="right" if label.left else "left", dx=label.dx, dy=label.dy, fontSize=11)
         .encode(*places, text="label:N")
-        for value, label in zip(values, place(pixels, [row["label"] for row in rows], WIDTH), strict=True)
+        for value, label in zip(values, place_labels(pixels, [row["label"] for row in rows], WIDTH), strict=True)
     ]
     shown = altair.layer(joined.encode(order=altair.Order("x:Q")), dots, *names)
     return shown.properties(width=WIDTH, height=HEIGHT, title=f"{up} against {across}: none beats the green")
 
 
-def sureness(comparison: Comparison) -> str:
+def confidence_note(comparison: Comparison) -> str:
     """Describe in one line the confidence and the repetitions behind the intervals."""
     known = [row for row in comparison.rows if row.confidence is not None]
     if not known:
@@ -104,7 +104,7 @@ def sureness(comparison: Comparison) -> str:
     return f"lines: {' or '.join(sure)} intervals of the median of {' or '.join(times)} repetitions{paired}"
 
 
-def image(chart: Any, form: str) -> bytes:
+def render_chart(chart: Any, form: str) -> bytes:
     """Render a chart as `svg` or `png`. WorkbenchError where vl-convert cannot draw."""
     if problem := plotting_problem():
         raise WorkbenchError(problem)
@@ -116,12 +116,12 @@ def image(chart: Any, form: str) -> bytes:
 
 def _scale(values: Sequence[float]) -> tuple[str, float, float]:
     least, most = min(values), max(values)
-    log = least > 0 and most / least > DECADE
-    low, high = _room(least, most, log)
+    log = least > 0 and most / least > LOG_AXIS_RATIO
+    low, high = _axis_range(least, most, log)
     return "log" if log else "linear", low, high
 
 
-def _room(least: float, most: float, log: bool) -> tuple[float, float]:
+def _axis_range(least: float, most: float, log: bool) -> tuple[float, float]:
     """Return the ends of an axis, a little beyond the values."""
     if log:
         wide = max(math.log(most / least), 0.02)
@@ -130,7 +130,7 @@ def _room(least: float, most: float, log: bool) -> tuple[float, float]:
     return least - 0.12 * wide, most + 0.2 * wide
 
 
-def _share(value: float, kind: str, low: float, high: float) -> float:
+def _axis_position(value: float, kind: str, low: float, high: float) -> float:
     if kind == "log":
         value, low, high = math.log(value), math.log(low), math.log(high)
     return (value - low) / (high - low)
@@ -147,7 +147,7 @@ def _ticks(low: float, high: float) -> list[float]:
     return [low, high]
 
 
-def as_rows(found: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+def pareto_cells(found: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Return the result of `Comparison.pareto` as cells of a table."""
     return [["yes" if v is True else "no" if v is False else v if isinstance(v, str) else f"{v:.4g}"
              for v in row.values()] for row in found]  # fmt: skip

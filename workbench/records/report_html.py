@@ -11,35 +11,35 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from workbench.errors import WorkbenchError
-from workbench.records.report_parts import NO_PREDICTION, RunPart, changed_settings, question_of, run_part
-from workbench.records.run_pictures import Picture
-from workbench.records.self_contained import loads
-from workbench.records.sweep_read import SweepPoint, SweepRead, is_sweep, read_sweep
-from workbench.records.sweep_sheet import sweep_pictures, table
+from workbench.records.report_parts import NO_PREDICTION, RunReport, changed_settings, read_question, build_run_report
+from workbench.records.run_pictures import ReportChart
+from workbench.records.self_contained import external_resources
+from workbench.records.sweep_read import StoredPoint, StoredSweep, is_sweep, read_sweep
+from workbench.records.sweep_sheet import sweep_charts, sweep_table
 from workbench.study import yaml_text
 from workbench.study.record import Record
 from workbench.study.run_folder import write_atomically
 
-MOST_DRAWN = 24  # points of a sweep drawn with charts of their own
+MAX_POINTS_DRAWN = 24  # points of a sweep drawn with charts of their own
 
 
 @dataclass(frozen=True)
-class Page:
+class ReportPage:
     """The template's input: a run's page has `run`, a sweep's page has the other fields."""
 
     question: str
     name: str
     line: str
-    run: RunPart | None = None
+    run: RunReport | None = None
     headings: Sequence[str] = ()
-    table: Sequence[tuple[SweepPoint, Sequence[str]]] = ()
-    pictures: Sequence[Picture] = ()
+    table: Sequence[tuple[StoredPoint, Sequence[str]]] = ()
+    pictures: Sequence[ReportChart] = ()
     changed: Sequence[tuple[str, str]] = ()
     experiment: str = ""
     environment: Sequence[tuple[str, str]] = ()
     other_environments: Sequence[str] = ()
     commands: Sequence[tuple[str, str]] = ()
-    points: Sequence[tuple[SweepPoint, RunPart | None]] = ()
+    points: Sequence[tuple[StoredPoint, RunReport | None]] = ()
 
 
 def write_report(folder: Path | str, out: Path | None = None) -> Path:
@@ -50,7 +50,7 @@ def write_report(folder: Path | str, out: Path | None = None) -> Path:
     """
     folder = Path(folder)
     out = out or folder.resolve().with_name(f"{folder.resolve().name}.html")
-    text = report(folder)
+    text = render_report(folder)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out, lambda file: file.write(text.encode("utf-8", "xmlcharrefreplace")))
@@ -60,48 +60,48 @@ def write_report(folder: Path | str, out: Path | None = None) -> Path:
     return out
 
 
-def report(folder: Path | str) -> str:
+def render_report(folder: Path | str) -> str:
     """Return the HTML text. WorkbenchError where `folder` has neither a complete run nor a sweep."""
     folder = Path(folder)
-    page = _of_sweep(read_sweep(folder)) if is_sweep(folder) else _of_run(Record.open(folder))
+    page = _sweep_page(read_sweep(folder)) if is_sweep(folder) else _run_page(Record.open(folder))
     text = _template().render(page=page, no_prediction=NO_PREDICTION)
-    if found := loads(text):  # our mistake: texts of users are escaped, and charts are data
+    if found := external_resources(text):  # our mistake: texts of users are escaped, and charts are data
         raise AssertionError(f"the report of {folder} would load {found[0]}")
     return text
 
 
-def _of_run(record: Record) -> Page:
-    part = run_part(record)
+def _run_page(record: Record) -> ReportPage:
+    part = build_run_report(record)
     date = dict(part.environment).get("date", "")
-    return Page(part.question, record.name, f"Run {record.name}, {date}", run=part)
+    return ReportPage(part.question, record.name, f"Run {record.name}, {date}", run=part)
 
 
-def _of_sweep(sweep: SweepRead) -> Page:
-    headings, rows = table(sweep)
+def _sweep_page(sweep: StoredSweep) -> ReportPage:
+    headings, rows = sweep_table(sweep)
     done = [point for point in sweep.points if point.record is not None]
-    drawn = {point.key for point in done[:MOST_DRAWN]}
-    points = [(point, run_part(point.record, point.key in drawn) if point.record else None) for point in sweep.points]
+    drawn = {point.key for point in done[:MAX_POINTS_DRAWN]}
+    points = [(point, build_run_report(point.record, point.key in drawn) if point.record else None) for point in sweep.points]
     ran = [(point, part) for point, part in points if part is not None]
     counts = ", ".join(f"{count} {state}" for state, count in sweep.counts.items())
-    text = yaml_text.write(dict(sweep.experiment))
+    text = yaml_text.write_yaml(dict(sweep.experiment))
     environment = ran[0][1].environment if ran else ()
-    return Page(
-        question_of(text),
+    return ReportPage(
+        read_question(text),
         sweep.name,
         f"Sweep {sweep.path.resolve().name}: {len(sweep.points)} points ({counts})",
         headings=headings,
         table=rows,
-        pictures=list(sweep_pictures(sweep)),
+        pictures=list(sweep_charts(sweep)),
         changed=changed_settings(text),
         experiment=text,
         environment=environment,
-        other_environments=list(_elsewhere(ran)),
+        other_environments=list(_environment_differences(ran)),
         commands=(("workbench sweep experiment.yaml", "with the YAML of this page in experiment.yaml"),),
         points=points,
     )
 
 
-def _elsewhere(ran: Sequence[tuple[SweepPoint, RunPart]]) -> list[str]:
+def _environment_differences(ran: Sequence[tuple[StoredPoint, RunReport]]) -> list[str]:
     """Describe points that ran on another machine, or with other versions, than the first."""
     fixed = ("processor", "memory", "accelerator", "python", "packages", "commit")
     found = []

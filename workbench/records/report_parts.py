@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from workbench.errors import WorkbenchError
-from workbench.records.run_pictures import Picture, pictures
+from workbench.records.run_pictures import ReportChart, run_charts
 from workbench.study import comparison_text
 from workbench.study.experiment import Experiment
 from workbench.study.record import Record
@@ -18,13 +18,13 @@ from workbench.study.run_sheets import run_remarks, run_sheets
 from workbench.study.sheet import Remark, Sheet
 from workbench.trace.recorder import row_name
 
-MOST_ROWS = 100  # requests listed
-MOST_TEXT = 2000  # characters shown of an output
+MAX_REQUESTS_LISTED = 100  # requests listed
+MAX_OUTPUT_CHARACTERS = 2000  # characters shown of an output
 NO_PREDICTION = "None was recorded with this run."
 
 
 @dataclass(frozen=True)
-class Output:
+class ReportedOutput:
     name: str
     reason: str
     tokens: int
@@ -33,7 +33,7 @@ class Output:
 
 
 @dataclass(frozen=True)
-class RunPart:
+class RunReport:
     """The contents of a run's report, in reading order."""
 
     name: str
@@ -42,28 +42,28 @@ class RunPart:
     experiment: str  # as YAML
     prediction: tuple[str, ...]
     verdicts: tuple[Mapping[str, str], ...]
-    pictures: tuple[Picture, ...]
+    pictures: tuple[ReportChart, ...]
     sheets: tuple[Sheet, ...]
     remarks: tuple[Remark, ...]
-    outputs: tuple[Output, ...]
+    outputs: tuple[ReportedOutput, ...]
     requests: int
     environment: tuple[tuple[str, str], ...]
     commands: tuple[tuple[str, str], ...]
 
 
-def run_part(record: Record, draw: bool = True) -> RunPart:
+def build_run_report(record: Record, draw: bool = True) -> RunReport:
     summary = record.summary
     compares = "rows" in summary
     sheets, remarks = _comparison(summary) if compares else (tuple(run_sheets(summary)), tuple(run_remarks(summary)))
     outputs, count = ((), 0) if compares else _outputs(record)
-    return RunPart(
+    return RunReport(
         record.name,
-        question_of(record.experiment_text),
+        read_question(record.experiment_text),
         changed_settings(record.experiment_text),
         record.experiment_text,
         tuple(predictions(summary)),
         tuple(summary.get("verdicts") or ()),
-        tuple(pictures(record)) if draw else (),
+        tuple(run_charts(record)) if draw else (),
         sheets,
         remarks,
         outputs,
@@ -74,14 +74,14 @@ def run_part(record: Record, draw: bool = True) -> RunPart:
 
 
 def _comparison(summary: Mapping[str, Any]) -> tuple[tuple[Sheet, ...], tuple[Remark, ...]]:
-    found = comparison_text.tables(summary["rows"])
-    sheets = (Sheet(tuple(head), tuple(tuple(row) for row in cells), left=("lane",)) for head, cells in found)
+    found = comparison_text.variant_tables(summary["rows"])
+    sheets = (Sheet(tuple(head), tuple(tuple(row) for row in cells), left=("backend",)) for head, cells in found)
     busy = summary.get("others_cpu_share") or 0.0
     remarks = (Remark(line, "do not trust" in line and busy > 0) for line in comparison_text.remarks(summary))
     return tuple(sheets), tuple(remarks)
 
 
-def question_of(experiment: str) -> str:
+def read_question(experiment: str) -> str:
     try:
         return Experiment.from_yaml(experiment).question
     except WorkbenchError:
@@ -97,7 +97,7 @@ def changed_settings(experiment: str) -> tuple[tuple[str, str], ...]:
         part = Experiment.from_yaml(experiment)
     except WorkbenchError:
         return ()
-    return tuple((path, told(value)) for path, value in _changed(part) if path != "question")
+    return tuple((path, format_value(value)) for path, value in _changed(part) if path != "question")
 
 
 def _changed(part: BaseModel, front: str = "") -> Iterator[tuple[str, Any]]:
@@ -112,17 +112,17 @@ def _changed(part: BaseModel, front: str = "") -> Iterator[tuple[str, Any]]:
             yield path, part.model_dump(mode="json")[name]
 
 
-def told(value: Any) -> str:
+def format_value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def predictions(summary: Mapping[str, Any]) -> Iterator[str]:
     """Yield predictions made before the run: the record's, and the roofline's seconds beside the measured ones."""
-    said = summary.get("prediction")
-    if isinstance(said, Mapping):
-        yield from (f"{name}: {told(value)}" for name, value in said.items())
-    elif said:
-        yield from (said if isinstance(said, list) else [str(said)])
+    prediction = summary.get("prediction")
+    if isinstance(prediction, Mapping):
+        yield from (f"{name}: {format_value(value)}" for name, value in prediction.items())
+    elif prediction:
+        yield from (prediction if isinstance(prediction, list) else [str(prediction)])
     roof = summary.get("roofline") or {}
     for name in ("prefill", "decode"):
         if name in roof:
@@ -132,20 +132,20 @@ def predictions(summary: Mapping[str, Any]) -> Iterator[str]:
                 f"{row['measured_s']:.4g} s were measured ({row['share_of_roofline']:.0%} of the roofline)"
             )
     for row in summary.get("rows") or ():
-        told_ = [f"{key.removeprefix('predicted_').replace('_', ' ')} {value:.3g}" for key, value in row.items()
+        predicted = [f"{key.removeprefix('predicted_').replace('_', ' ')} {value:.3g}" for key, value in row.items()
                  if key.startswith("predicted_") and isinstance(value, int | float)]  # fmt: skip
-        if told_:
-            yield f"{row.get('variant', '')}: {', '.join(told_)}"
+        if predicted:
+            yield f"{row.get('variant', '')}: {', '.join(predicted)}"
 
 
-def _outputs(record: Record) -> tuple[tuple[Output, ...], int]:
+def _outputs(record: Record) -> tuple[tuple[ReportedOutput, ...], int]:
     rows = record.requests.to_pylist()
     found = (
-        Output(
+        ReportedOutput(
             row_name(row), row["finish_reason"] or "unfinished", row["output_tokens"],
-            (row["output_text"] or "")[:MOST_TEXT], row["error"] or "",
+            (row["output_text"] or "")[:MAX_OUTPUT_CHARACTERS], row["error"] or "",
         )
-        for row in rows[:MOST_ROWS]
+        for row in rows[:MAX_REQUESTS_LISTED]
     )  # fmt: skip
     return tuple(found), len(rows)
 
@@ -158,7 +158,7 @@ def environment_rows(environment: Mapping[str, Any], summary: Mapping[str, Any])
     busy, load = summary.get("others_cpu_share"), environment.get("load_average")
     packages = environment.get("packages") or {}
     threads = environment.get("threads") or {}
-    lane = environment.get("lane") or {}
+    backend = environment.get("backend") or {}
     rows = {
         "date": environment.get("date"),
         "processor": f"{cpu.get('model')}, {cpu.get('usable_cores')} cores, {' '.join(cpu.get('flags') or ())}"
@@ -170,7 +170,7 @@ def environment_rows(environment: Mapping[str, Any], summary: Mapping[str, Any])
         "packages": ", ".join(f"{name} {version}" for name, version in packages.items() if version),
         "threads": ", ".join(f"{name} {value}" for name, value in threads.items() if value is not None),
         "compiler": environment.get("compiler"),
-        "lane": f"{lane.get('name')} ({lane.get('reason')})" if lane else None,
+        "backend": f"{backend.get('name')} ({backend.get('reason')})" if backend else None,
         "commit": str(commit.get("hash", "")) + (", with changes" if commit.get("dirty") else "") if commit else None,
         "load before": ", ".join(f"{value:.2f}" for value in load) if load else None,
         "other processes": f"{busy:.1%} of the processor while it ran" if busy is not None else None,

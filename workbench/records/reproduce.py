@@ -9,24 +9,24 @@ from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.records import differences
-from workbench.records.differences import HARDWARE, RUNNING, VERSIONS, Difference, TokenDifference
-from workbench.records.logits import Logits, logits
-from workbench.records.timings import Timing, timings
-from workbench.shown import Shown, Table
+from workbench.records.differences import HARDWARE_ENTRIES, RUNTIME_ENTRIES, VERSION_ENTRIES, Difference, TokenDifference
+from workbench.records.logits import LogitCheck, check_logits
+from workbench.records.timings import LatencyCheck, check_latencies
+from workbench.shown import Displayable, Table
 from workbench.study.experiment import Experiment
-from workbench.study.machine import is_busy
+from workbench.study.machine import is_contended
 from workbench.study.record import Record
 from workbench.study.run import run
 from workbench.study.run_folder import MANIFEST, MARKER
 
-SAME = ("settings", "versions", "hardware", "running")
+COMPARED_FIELDS = ("settings", "versions", "hardware", "running")
 POINT, SWEEP = "point.json", "sweep.yaml"  # as in sweep.point and sweep.folder
-WHOLES = (MARKER, MANIFEST, POINT)  # any of these marks a run's or a point's folder
-CHECKED = 2  # requests whose logits are checked by default
+RECORDED_FOLDER_FILES = (MARKER, MANIFEST, POINT)  # any of these marks a run's or a point's folder
+DEFAULT_LOGIT_CHECKS = 2  # requests whose logits are checked by default
 
 
 @dataclass(frozen=True)
-class Reproduced(Shown):
+class Reproduction(Displayable):
     """A run and its repetition.
 
     `tokens` has each request whose token ids differ, with the first position; `steps` counts steps formed as recorded,
@@ -34,17 +34,17 @@ class Reproduced(Shown):
     """
 
     before: Record
-    again: Record
+    repeated: Record
     requests: int
     tokens: tuple[TokenDifference, ...] = ()
     settings: tuple[Difference, ...] = ()
     versions: tuple[Difference, ...] = ()
     hardware: tuple[Difference, ...] = ()
     running: tuple[Difference, ...] = ()
-    logits: tuple[Logits, ...] = ()
-    timings: tuple[Timing, ...] = ()
+    logits: tuple[LogitCheck, ...] = ()
+    timings: tuple[LatencyCheck, ...] = ()
     steps: int | None = None
-    same_words: bool = False
+    same_reasons: bool = False
     remarks: tuple[str, ...] = ()
 
     @property
@@ -54,7 +54,7 @@ class Reproduced(Shown):
     def __str__(self) -> str:
         return "\n".join(self._lines())
 
-    def _shown(self) -> Table:
+    def _display_table(self) -> Table:
         first, *others = self._lines()
         return Table(first, [(line,) for line in others], ("beside the record",))
 
@@ -65,9 +65,9 @@ class Reproduced(Shown):
             yield f"tokens differ in {len(self.tokens)} of {self.requests} requests"
             yield from map(str, self.tokens)
         if self.steps is not None:
-            words = "down to the words of every decision" if self.same_words else "some decisions in other words"
+            words = "down to the words of every decision" if self.same_reasons else "some decisions in other words"
             yield f"replayed   {self.steps} steps, formed as they were recorded, {words}"
-        for name in SAME:
+        for name in COMPARED_FIELDS:
             found = getattr(self, name)
             yield from _listed(name, found) if found else (f"{name:10} the same",)
         yield from _listed("logits", self.logits)
@@ -75,19 +75,19 @@ class Reproduced(Shown):
         yield from self.remarks
 
     def as_dict(self) -> dict[str, Any]:
-        named = {name: [asdict(each) for each in getattr(self, name)] for name in SAME}
-        replayed = None if self.steps is None else {"steps": self.steps, "same_words": self.same_words}
+        named = {name: [asdict(each) for each in getattr(self, name)] for name in COMPARED_FIELDS}
+        replayed = None if self.steps is None else {"steps": self.steps, "same_words": self.same_reasons}
         return {
             "identical": self.identical,
             "requests": self.requests,
             "tokens": [{**asdict(each), "told": str(each)} for each in self.tokens],
             **named,
             "logits": [each.as_dict() for each in self.logits],
-            "timings": [{**asdict(each), "inside": each.inside} for each in self.timings],
+            "timings": [{**asdict(each), "inside": each.within_spread} for each in self.timings],
             "replayed": replayed,
             "remarks": list(self.remarks),
             "record": str(self.before.path),
-            "run": str(self.again.path),
+            "run": str(self.repeated.path),
         }
 
 
@@ -101,8 +101,8 @@ def reproduce(
     out: Path | str | None = None,
     progress: bool = True,
     replay: bool = False,
-    checked: int = CHECKED,
-) -> Reproduced:
+    logit_checks: int = DEFAULT_LOGIT_CHECKS,
+) -> Reproduction:
     """Run the experiment of `record` again, and compare both runs.
 
         print(workbench.reproduce(record, replay=True))
@@ -121,14 +121,14 @@ def reproduce(
     record = record if isinstance(record, Record) else Record.open(record)
     record.verify()
     experiment = Experiment.from_yaml(record.experiment_text, where=f"{record.path}/experiment.yaml")
-    if experiment.compares:
+    if experiment.is_comparison:
         raise WorkbenchError(
             f"{record.path}: a table of variants, not one run of requests; "
             "`workbench run` of its experiment.yaml makes it anew"
         )
     script = record.script() if replay else None
     again = run(experiment, _outside(record.path, out), "reproduce", progress, script)
-    return compare(record, again, experiment, checked)
+    return compare_repetition(record, again, experiment, logit_checks)
 
 
 def _outside(path: Path, out: Path | str | None) -> Path:
@@ -138,7 +138,7 @@ def _outside(path: Path, out: Path | str | None) -> Path:
     WorkbenchError where `out` lies within it.
     """
     recorded = path.resolve()
-    while (wider := _part_of(recorded)) is not None:
+    while (wider := _enclosing_folder(recorded)) is not None:
         recorded = wider
     if out is None:
         return recorded.parent
@@ -150,39 +150,39 @@ def _outside(path: Path, out: Path | str | None) -> Path:
     return Path(out)
 
 
-def _part_of(path: Path) -> Path | None:
+def _enclosing_folder(path: Path) -> Path | None:
     """Return the run, point or sweep that contains the folder `path`, or None."""
     if (path / POINT).exists():  # below `points` of its sweep
         sweep = path.parent.parent
         return sweep if (sweep / SWEEP).exists() else None
-    return next((parent for parent in path.parents[:3] if any((parent / name).exists() for name in WHOLES)), None)
+    return next((parent for parent in path.parents[:3] if any((parent / name).exists() for name in RECORDED_FOLDER_FILES)), None)
 
 
-def compare(before: Record, after: Record, experiment: Experiment, checked: int = CHECKED) -> Reproduced:
+def compare_repetition(before: Record, after: Record, experiment: Experiment, logit_checks: int = DEFAULT_LOGIT_CHECKS) -> Reproduction:
     """Compare two runs of `experiment`."""
-    tokens, remarks = differences.tokens(before, after), list[str]()
+    tokens, remarks = differences.output_differences(before, after), list[str]()
     steps = after.summary.get("replayed_steps")
-    found: tuple[Logits, ...] = ()
-    if checked and "simulated" not in after.summary:
+    found: tuple[LogitCheck, ...] = ()
+    if logit_checks and "simulated" not in after.summary:
         try:
-            found = logits(before, experiment, tokens, checked)
+            found = check_logits(before, experiment, tokens, logit_checks)
         except WorkbenchError as error:
             remarks.append(f"logits were not checked: {error}")
     for name, record in (("the recorded run", before), ("this one", after)):
         busy = record.summary.get("others_cpu_share")
-        if is_busy(busy):
+        if is_contended(busy):
             remarks.append(f"while {name} ran, other processes took {busy:.0%} of the processor: mind the timings")
-    return Reproduced(
+    return Reproduction(
         before,
         after,
         before.requests.num_rows,
         tokens,
-        differences.settings(before, experiment),
-        differences.surroundings(before, after, VERSIONS),
-        differences.surroundings(before, after, HARDWARE),
-        differences.surroundings(before, after, RUNNING),
+        differences.setting_differences(before, experiment),
+        differences.environment_differences(before, after, VERSION_ENTRIES),
+        differences.environment_differences(before, after, HARDWARE_ENTRIES),
+        differences.environment_differences(before, after, RUNTIME_ENTRIES),
         found,
-        timings(before, after),
+        check_latencies(before, after),
         steps,
         steps is not None and after.script().same_as(before.script()),
         tuple(remarks),

@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from workbench.files import MAX_DEPTH, UnreadableText, read_json, read_json_object
-from workbench.records.places import Place, read_text
-from workbench.records.settings_text import Pieces, as_json
-from workbench.study.intact import unfinished
+from workbench.records.places import RunLocation, read_text
+from workbench.records.settings_text import ParsedPieces, yaml_to_json
+from workbench.study.intact import describe_unfinished
 from workbench.study.run_folder import MANIFEST, MARKER
 
-NAMED_BY = ("peer", "operator", "case", "lane", "format", "work", "batch", "depth")  # name rows without a variant
+VARIANT_NAME_COLUMNS = ("peer", "operator", "case", "backend", "format", "work", "batch", "depth")  # name rows without a variant
 COMPLETE = "complete"
 POINT, OUTCOME = "point.json", "outcome.json"  # of a sweep's points
 
 
 @dataclass(frozen=True)
-class Row:
+class RunRow:
     """One run or one variant of it, JSON objects as text; None where a file is missing or damaged."""
 
     run: str
@@ -36,22 +36,22 @@ class Row:
     summary: str | None
 
 
-def run_rows(places: Sequence[Place]) -> list[Row]:
+def run_rows(places: Sequence[RunLocation]) -> list[RunRow]:
     """Return one row a run, leaving out JSON files that are no record."""
-    return [row for row in rows_by_place(places) if row is not None]
+    return [row for row in rows_by_location(places) if row is not None]
 
 
-def rows_by_place(places: Sequence[Place]) -> list[Row | None]:
+def rows_by_location(places: Sequence[RunLocation]) -> list[RunRow | None]:
     """Return the row of each location; None for a JSON file that is no record."""
-    pieces: Pieces = {}
-    return [_folder(place, pieces) if place.files else _file(place, pieces) for place in places]
+    pieces: ParsedPieces = {}
+    return [_read_folder(place, pieces) if place.files else _read_record(place, pieces) for place in places]
 
 
-def _folder(place: Place, pieces: Pieces) -> Row:
+def _read_folder(place: RunLocation, pieces: ParsedPieces) -> RunRow:
     text = place.read("experiment.yaml")
-    experiment = as_json(text, pieces) if text else None
+    experiment = yaml_to_json(text, pieces) if text else None
     if MARKER in place.files:
-        state = unfinished(Path(place.path))
+        state = describe_unfinished(Path(place.path))
     elif MANIFEST not in place.files:
         state = f"incomplete: {MANIFEST} is missing, half of it was copied"
     elif missing := [name for name in ("experiment.yaml", "summary.json") if name not in place.files]:
@@ -59,7 +59,7 @@ def _folder(place: Place, pieces: Pieces) -> Row:
     else:
         state = COMPLETE if experiment else "damaged: experiment.yaml cannot be read"
     inside = [_if_object(place.read(name)) for name in ("environment.json", "summary.json")]
-    return Row(place.name, None, place.path, state, experiment, *inside)
+    return RunRow(place.name, None, place.path, state, experiment, *inside)
 
 
 def _if_object(text: str | None) -> str | None:
@@ -77,7 +77,7 @@ def _if_object(text: str | None) -> str | None:
         return "not an object"
 
 
-def _file(place: Place, pieces: Pieces) -> Row | None:
+def _read_record(place: RunLocation, pieces: ParsedPieces) -> RunRow | None:
     """Read a committed record: experiment, environment and summary in one object, or figures beside them."""
     text = read_text(place.path) or ""
     outcome = place.path.endswith(f"/{OUTCOME}")
@@ -86,9 +86,9 @@ def _file(place: Place, pieces: Pieces) -> Row | None:
     try:
         record = read_json(text)
     except UnreadableText as error:
-        return Row(place.name, None, place.path, f"damaged: {error.reason}", None, None, None)
+        return RunRow(place.name, None, place.path, f"damaged: {error.reason}", None, None, None)
     if outcome:
-        return _failed(place, record)
+        return _failed_point(place, record)
     if not isinstance(record, dict) or "environment" not in record:
         return None
     experiment = record.get("experiment", record.get("settings"))
@@ -97,24 +97,24 @@ def _file(place: Place, pieces: Pieces) -> Row | None:
     question = record.get("question")
     if isinstance(experiment, str) and "\n" not in experiment or not (experiment or question):
         experiment = {"question": place.name.split("-")[0]}  # measured by a script of this name
-    settings = as_json(experiment, pieces) if isinstance(experiment, str) else json.dumps(experiment or {})
+    settings = yaml_to_json(experiment, pieces) if isinstance(experiment, str) else json.dumps(experiment or {})
     if question and settings and settings != "{}" and "question" not in (experiment or ()):
         settings = json.dumps({"question": question, **json.loads(settings)})
     texts = [_if_object(json.dumps(part)) for part in (record["environment"], summary)]
-    return Row(place.name, None, place.path, COMPLETE if settings else "damaged: its experiment", settings, *texts)
+    return RunRow(place.name, None, place.path, COMPLETE if settings else "damaged: its experiment", settings, *texts)
 
 
-def _failed(place: Place, outcome: Any) -> Row | None:
+def _failed_point(place: RunLocation, outcome: Any) -> RunRow | None:
     """Return a row with the settings and the error of a sweep's point that left no run."""
     if not isinstance(outcome, dict) or outcome.get("run") is not None or not outcome.get("error"):
         return None
     folder = place.path.removesuffix(f"/{OUTCOME}")
     experiment = _object(read_text(f"{folder}/{POINT}")).get("experiment")
     name = place.name.removesuffix(OUTCOME).rstrip("/") or folder
-    return Row(name, None, folder, f"failed: {outcome['error']}", json.dumps(experiment or {}), None, None)
+    return RunRow(name, None, folder, f"failed: {outcome['error']}", json.dumps(experiment or {}), None, None)
 
 
-def variant_rows(runs: Sequence[Row]) -> Iterator[Row]:
+def variant_rows(runs: Sequence[RunRow]) -> Iterator[RunRow]:
     """Yield one row a variant, with its own settings and figures; a run without variants yields its own row."""
     for run in runs:
         summary = _object(run.summary)
@@ -126,16 +126,16 @@ def variant_rows(runs: Sequence[Row]) -> Iterator[Row]:
         about = {name: value for name, value in summary.items() if name not in ("rows", "about", "picture")}
         for row in rows:
             name = variant_name(row)
-            settings = with_changes(experiment, name)
-            yield Row(run.run, name, run.path, run.state, json.dumps(settings), run.environment,
+            settings = apply_variant(experiment, name)
+            yield RunRow(run.run, name, run.path, run.state, json.dumps(settings), run.environment,
                       json.dumps({**about, **row}))  # fmt: skip
 
 
 def variant_name(row: Mapping[str, Any]) -> str:
-    return str(row["variant"]) if "variant" in row else " ".join(str(row[key]) for key in NAMED_BY if key in row)
+    return str(row["variant"]) if "variant" in row else " ".join(str(row[key]) for key in VARIANT_NAME_COLUMNS if key in row)
 
 
-def with_changes(experiment: Mapping[str, Any], variant: str) -> dict[str, Any]:
+def apply_variant(experiment: Mapping[str, Any], variant: str) -> dict[str, Any]:
     """Return the settings of a variant: the experiment's with the variant's changes, without `variants`."""
     settings = copy.deepcopy({name: value for name, value in experiment.items() if name != "variants"})
     variants = experiment.get("variants")

@@ -6,19 +6,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.records.svg import Axis, Bar, Series, bars, lines
+from workbench.records.svg import Axis, ChartBar, Series, bar_chart, line_chart
 from workbench.study.metrics import per_request
 from workbench.study.record import Record
 from workbench.trace.recorder import row_name
 
-MOST_REQUESTS = 48  # rows of a chart
+MAX_REQUESTS_DRAWN = 48  # rows of a chart
 PHASES = ("queue", "prefill", "decode")
 LATENCIES = {"ttft_s": "TTFT", "itl_s": "ITL", "e2el_s": "E2EL"}
 Rows = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Picture:
+class ReportChart:
     """A chart as SVG.
 
     One that is `stored` came from a file and is shown as an image; others go into the page as they are.
@@ -29,14 +29,14 @@ class Picture:
     stored: bool = False
 
 
-def pictures(record: Record) -> list[Picture]:
+def run_charts(record: Record) -> list[ReportChart]:
     """Return the charts stored with the run, then those drawn from its tables."""
-    found = [Picture(name, record.read_text(name), True) for name in sorted(record.manifest) if name.endswith(".svg")]
+    found = [ReportChart(name, record.read_text(name), True) for name in sorted(record.manifest) if name.endswith(".svg")]
     tables = {"requests.parquet", "steps.parquet", "tokens.parquet"}
     if tables <= record.manifest.keys():
         try:
             requests, steps, tokens = (record.read_table(name).to_pylist() for name in sorted(tables, key=_order))
-            found += drawn(requests, steps, tokens)
+            found += draw_charts(requests, steps, tokens)
         except KeyError:  # a table of the same name with other columns: a comparison's
             return found
     return found
@@ -46,32 +46,32 @@ def _order(name: str) -> int:
     return ("requests.parquet", "steps.parquet", "tokens.parquet").index(name)
 
 
-def drawn(requests: Rows, steps: Rows, tokens: Rows) -> Iterator[Picture]:
+def draw_charts(requests: Rows, steps: Rows, tokens: Rows) -> Iterator[ReportChart]:
     starts = [row["arrival"] for row in requests if row["arrival"] is not None]
     starts += [step["time"] - step["wall_seconds"] for step in steps]
     if not starts:
         return
     origin = min(starts)
-    if (asked := _lives(requests, origin)):
-        left_out = f"; the first {MOST_REQUESTS} of {len(requests)}" if len(requests) > MOST_REQUESTS else ""
+    if (request_bars := _request_bars(requests, origin)):
+        left_out = f"; the first {MAX_REQUESTS_DRAWN} of {len(requests)}" if len(requests) > MAX_REQUESTS_DRAWN else ""
         caption = f"When each request waited, was in prefill, and decoded{left_out}"
-        yield Picture(caption, bars(asked, Axis("seconds from the first arrival"), PHASES, caption))
+        yield ReportChart(caption, bar_chart(request_bars, Axis("seconds from the first arrival"), PHASES, caption))
     if len(steps) > 1:
         seconds = Axis("seconds from the first arrival")
         caption = "Sequences in each step, and tokens"
-        told = {"sequences": "requests", "prefill tokens": "prefill_tokens", "decode tokens": "decode_tokens"}
-        series = [Series(name, _over_steps(steps, key, origin)) for name, key in told.items()]
-        yield Picture(caption, lines(series, seconds, Axis("in one step"), caption))
+        columns = {"sequences": "requests", "prefill tokens": "prefill_tokens", "decode tokens": "decode_tokens"}
+        series = [Series(name, _over_steps(steps, key, origin)) for name, key in columns.items()]
+        yield ReportChart(caption, line_chart(series, seconds, Axis("in one step"), caption))
         caption = "Pages of the cache in use"
-        told = {"in use": "pages_used", "kept for later requests": "pages_idle"}
-        series = [Series(name, _over_steps(steps, key, origin)) for name, key in told.items()]
-        yield Picture(caption, lines(series, seconds, Axis("pages"), caption))
+        columns = {"in use": "pages_used", "kept for later requests": "pages_idle"}
+        series = [Series(name, _over_steps(steps, key, origin)) for name, key in columns.items()]
+        yield ReportChart(caption, line_chart(series, seconds, Axis("pages"), caption))
     figures = per_request(requests, tokens)
-    shares = [Series(name, _shares(figures, key)) for key, name in LATENCIES.items()]
+    shares = [Series(name, _cumulative_distribution(figures, key)) for key, name in LATENCIES.items()]
     if any(len(each.points) > 2 for each in shares):
         caption = "Share of requests (of tokens: ITL) that took at most so long"
         axes = Axis("milliseconds", log=True), Axis("share")
-        yield Picture(caption, lines([each for each in shares if each.points], *axes, caption))
+        yield ReportChart(caption, line_chart([each for each in shares if each.points], *axes, caption))
 
 
 def _over_steps(steps: Rows, key: str, origin: float) -> tuple[tuple[float, float], ...]:
@@ -80,17 +80,17 @@ def _over_steps(steps: Rows, key: str, origin: float) -> tuple[tuple[float, floa
     return tuple(point for end, step in ends for point in ((end - step["wall_seconds"], step[key]), (end, step[key])))
 
 
-def _lives(requests: Rows, origin: float) -> list[tuple[str, list[Bar]]]:
+def _request_bars(requests: Rows, origin: float) -> list[tuple[str, list[ChartBar]]]:
     found = []
-    for row in requests[:MOST_REQUESTS]:
+    for row in requests[:MAX_REQUESTS_DRAWN]:
         marks = [row["arrival"], row["first_scheduled"], row["first_token"], row["finished"]]
         pairs = zip(marks, marks[1:], strict=False)
-        each = [Bar(a - origin, b - origin, i) for i, (a, b) in enumerate(pairs) if a is not None and b is not None]
+        each = [ChartBar(a - origin, b - origin, i) for i, (a, b) in enumerate(pairs) if a is not None and b is not None]
         found.append((row_name(dict(row)), each))
     return found
 
 
-def _shares(figures: Rows, key: str) -> tuple[tuple[float, float], ...]:
+def _cumulative_distribution(figures: Rows, key: str) -> tuple[tuple[float, float], ...]:
     """Return the empirical cumulative distribution, in milliseconds, as a staircase."""
     values: list[float] = []
     for row in figures:

@@ -11,19 +11,19 @@ import pyarrow.parquet as pq
 
 from workbench.errors import WorkbenchError
 from workbench.records import columns, sql, text
-from workbench.records.listing import listing
-from workbench.records.places import places
+from workbench.records.listing import list_runs
+from workbench.records.places import find_runs
 from workbench.records.rows import run_rows, variant_rows
-from workbench.shown import MOST, Shown, Table
+from workbench.shown import MAX_TABLE_ROWS, Displayable, Table
 
 RUNS, VARIANTS = "runs", "variants"
-SHOWN = (
-    "run", "variant", "date", "model", "lane", "machine", "verdict", "ttft_s_p50", "tpot_s_p50", "output_tokens_per_s",
+DEFAULT_COLUMNS = (
+    "run", "variant", "date", "model", "backend", "machine", "verdict", "ttft_s_p50", "tpot_s_p50", "output_tokens_per_s",
     "state",
 )  # fmt: skip
 
 
-class Runs(Shown):
+class Runs(Displayable):
     """Tables over a folder of runs.
 
     `runs` has one row a run; `variants` one a variant, or the run's row where it has none. Each Parquet table of run
@@ -35,7 +35,7 @@ class Runs(Shown):
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
-        self._places = places(folder)
+        self._places = find_runs(folder)
         self._connection = sql.connect()
         self._names: dict[str, list[str]] = {}
         self._listed = pa.table({})
@@ -47,12 +47,12 @@ class Runs(Shown):
         found = {name.removesuffix(".parquet") for p in self._places for name in p.files if name.endswith(".parquet")}
         return [RUNS, VARIANTS, *sorted(name for name in found if name.isidentifier())]
 
-    def names(self, table: str = RUNS) -> list[str]:
+    def column_names(self, table: str = RUNS) -> list[str]:
         """Return the columns of a table."""
         if table not in self._names:
             if table not in self.tables:
                 raise WorkbenchError(f"no table {table!r} in {self.folder}; there are {', '.join(self.tables)}")
-            self._names[table] = self._make(table)
+            self._names[table] = self._make_table(table)
         return self._names[table]
 
     def query(self, select: str) -> pa.Table:
@@ -61,10 +61,10 @@ class Runs(Shown):
         WorkbenchError for any other statement and for unknown names.
         """
         tables = [table for table in self.tables if re.search(rf"\b{table}\b", select)]
-        names = list(dict.fromkeys(name for table in tables for name in self.names(table)))
-        with sql.told("query", select, names):
-            quoted = sql.with_quotes(select, names)
-            sql.only_a_query(quoted)
+        names = list(dict.fromkeys(name for table in tables for name in self.column_names(table)))
+        with sql.translate_errors("query", select, names):
+            quoted = sql.quote_columns(select, names)
+            sql.require_select(quoted)
             return self._connection.sql(quoted).to_arrow_table()
 
     def select(
@@ -87,51 +87,51 @@ class Runs(Shown):
         Raises:
             WorkbenchError: an unknown column, with the nearest names, or an error in the SQL.
         """
-        names = self.names(table)
+        names = self.column_names(table)
         found = self._connection.table(table)
         if where:
-            with sql.told("--where", where, names):
-                found = found.filter(sql.with_quotes(where, names))
+            with sql.translate_errors("--where", where, names):
+                found = found.filter(sql.quote_columns(where, names))
         if order_by:
-            with sql.told("--order-by", order_by, names):
-                found = found.order(sql.with_quotes(order_by, names))
+            with sql.translate_errors("--order-by", order_by, names):
+                found = found.order(sql.quote_columns(order_by, names))
         if limit is not None:
             found = found.limit(limit)
-        wanted = list(columns or self._wanted(table))
-        with sql.told("--columns", ", ".join(wanted), names):
-            found = found.project(", ".join(sql.with_quotes(name, [*names]) for name in wanted))
-        with sql.told("query", where or "", names):
+        wanted = list(columns or self._default_columns(table))
+        with sql.translate_errors("--columns", ", ".join(wanted), names):
+            found = found.project(", ".join(sql.quote_columns(name, [*names]) for name in wanted))
+        with sql.translate_errors("query", where or "", names):
             read = found.to_arrow_table()
-        return read if columns else _with_something(read)
+        return read if columns else _drop_empty_columns(read)
 
-    def _wanted(self, table: str) -> list[str]:
+    def _default_columns(self, table: str) -> list[str]:
         if table in (RUNS, VARIANTS):
-            return [name for name in SHOWN if name in self.names(table) and (name != "variant" or table == VARIANTS)]
-        return [columns.quoted(name) for name in self._connection.table(f"own {table}").columns]
+            return [name for name in DEFAULT_COLUMNS if name in self.column_names(table) and (name != "variant" or table == VARIANTS)]
+        return [columns.quote_identifier(name) for name in self._connection.table(f"own {table}").columns]
 
-    def _make(self, table: str) -> list[str]:
+    def _make_table(self, table: str) -> list[str]:
         if table == RUNS:
-            self._listed, names = listing(self.folder, self._places)
+            self._listed, names = list_runs(self.folder, self._places)
             self._connection.register(f"raw {table}", self._listed)
             self._connection.execute(f'CREATE VIEW {table} AS SELECT * FROM "raw {table}"').fetchall()
             return names
         if table == VARIANTS:
             return self._variants()
         own = self._read(table)
-        self.names(RUNS)
+        self.column_names(RUNS)
         self._connection.register(f"own {table}", own)
         mine = {name.lower() for name in own.column_names}
-        others = [name for name in self.names(RUNS) if name.lower() not in mine]
-        joined = ", ".join(["own.*", *("runs." + columns.quoted(name) for name in others)])
+        others = [name for name in self.column_names(RUNS) if name.lower() not in mine]
+        joined = ", ".join(["own.*", *("runs." + columns.quote_identifier(name) for name in others)])
         self._connection.execute(
-            f'CREATE VIEW {columns.quoted(table)} AS SELECT {joined} FROM "own {table}" AS own JOIN runs USING (run)'
+            f'CREATE VIEW {columns.quote_identifier(table)} AS SELECT {joined} FROM "own {table}" AS own JOIN runs USING (run)'
         ).fetchall()
         return [*own.column_names, *others]
 
     def _variants(self) -> list[str]:
-        whole, structures = columns.looked_at(list(variant_rows(run_rows(self._places))))
+        whole, structures = columns.infer_structures(list(variant_rows(run_rows(self._places))))
         self._connection.register(f"raw {VARIANTS}", whole)
-        made, names = columns.select(columns.quoted(f"raw {VARIANTS}"), structures)
+        made, names = columns.select_columns(columns.quote_identifier(f"raw {VARIANTS}"), structures)
         self._connection.execute(f"CREATE VIEW {VARIANTS} AS {made}").fetchall()
         return names
 
@@ -156,11 +156,11 @@ class Runs(Shown):
 
     @property
     def _count(self) -> int:
-        self.names(RUNS)
+        self.column_names(RUNS)
         return self._listed.num_rows
 
-    def _shown(self) -> Table:
-        return text.shown(repr(self), self.select(limit=MOST), "; ".join(self.problems))
+    def _display_table(self) -> Table:
+        return text.display_table(repr(self), self.select(limit=MAX_TABLE_ROWS), "; ".join(self.problems))
 
 
 def open_runs(folder: Path | str = "runs") -> Runs:
@@ -171,7 +171,7 @@ def open_runs(folder: Path | str = "runs") -> Runs:
     return Runs(folder)
 
 
-def _with_something(found: pa.Table) -> pa.Table:
+def _drop_empty_columns(found: pa.Table) -> pa.Table:
     """Drop columns without any value, and `state` where every run is complete."""
     kept = [name for name in found.column_names if found[name].null_count < max(found.num_rows, 1) or name == "run"]
     if "state" in kept and set(found["state"].to_pylist()) <= {"complete"}:

@@ -7,15 +7,15 @@ import binascii
 import re
 from html.parser import HTMLParser
 
-LOADING = {
+LOADING_ATTRIBUTES = {
     "src", "srcset", "data", "poster", "background", "action", "formaction", "manifest", "ping", "cite", "codebase",
     "icon", "imagesrcset", "archive", "profile", "longdesc", "usemap",
 }  # fmt: skip
-LINKS = {"href", "xlink:href"}  # a fragment is a place within the page; anything else is fetched
-VOID = {
+LINK_ATTRIBUTES = {"href", "xlink:href"}  # a fragment is a place within the page; anything else is fetched
+VOID_TAGS = {
     "area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr",
 }  # fmt: skip
-RUNNING = {"script", "iframe", "frame", "object", "embed", "applet", "base", "link", "foreignobject"}
+ACTIVE_TAGS = {"script", "iframe", "frame", "object", "embed", "applet", "base", "link", "foreignobject"}
 IN_STYLE = re.compile(r"@import\s+[^;]+|url\(\s*[^)]*\)", re.IGNORECASE)
 IMAGE = re.compile(r"data:image/svg\+xml;base64,(.*)", re.DOTALL)
 
@@ -30,7 +30,7 @@ class _Reader(HTMLParser):
         self.targets: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag not in VOID:
+        if tag not in VOID_TAGS:
             self.open.append(tag)
         self._look(tag, attrs)
 
@@ -48,7 +48,7 @@ class _Reader(HTMLParser):
             self._style(data)
 
     def _look(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in RUNNING:
+        if tag in ACTIVE_TAGS:
             self.found.append(f"<{tag}>")
         values = {name.lower(): value or "" for name, value in attrs}
         if tag == "meta" and values.get("http-equiv", "").lower() == "refresh":
@@ -56,9 +56,9 @@ class _Reader(HTMLParser):
         for name, value in values.items():
             if name == "id":
                 self.ids.append(value)
-            elif name in LINKS and value.startswith("#"):
+            elif name in LINK_ATTRIBUTES and value.startswith("#"):
                 self.targets.append(value[1:])
-            elif name in LINKS or (name in LOADING and not self._is_image(value)):
+            elif name in LINK_ATTRIBUTES or (name in LOADING_ATTRIBUTES and not self._is_image(value)):
                 self.found.append(f"{tag} {name}={value[:80]}")
             elif name == "style":
                 self._style(value)
@@ -79,12 +79,12 @@ class _Reader(HTMLParser):
         self.found += [f"style {each[:80]}" for each in IN_STYLE.findall(text) if "url(#" not in each]
 
 
-def loads(html: str) -> list[str]:
+def external_resources(html: str) -> list[str]:
     """List everything in the page that would be fetched or run; empty for a self-contained page."""
     return _read(html).found
 
 
-def faults(html: str) -> list[str]:
+def markup_errors(html: str) -> list[str]:
     """List tags that are not closed or not in order, duplicate ids, and internal links without a target."""
     reader = _read(html)
     found = [*reader.broken, *(f"<{tag}> is never closed" for tag in reader.open)]

@@ -12,7 +12,7 @@ import duckdb
 
 from workbench.errors import WorkbenchError
 
-SHUT = {
+READ_ONLY_SETTINGS = {
     "enable_external_access": False,
     "autoinstall_known_extensions": False,
     "autoload_known_extensions": False,
@@ -21,17 +21,17 @@ SHUT = {
     "lock_configuration": True,
 }
 # Texts, quoted names and comments are skipped; dotted names in the rest are columns.
-PIECE = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|--[^\n]*|/\*.*?\*/|[A-Za-z_]\w*(?:\.\w+)+", re.DOTALL)
-UNKNOWN = re.compile(r'(?:Referenced column|column named) "([^"]+)"')
-NEAR = 3
+SQL_TOKEN = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|--[^\n]*|/\*.*?\*/|[A-Za-z_]\w*(?:\.\w+)+", re.DOTALL)
+UNKNOWN_COLUMN = re.compile(r'(?:Referenced column|column named) "([^"]+)"')
+MAX_SUGGESTIONS = 3
 
 
 def connect() -> duckdb.DuckDBPyConnection:
     """Open a database in memory that can neither read or write files, nor fetch, nor be reconfigured."""
-    return duckdb.connect(config={name: str(value).lower() for name, value in SHUT.items()})
+    return duckdb.connect(config={name: str(value).lower() for name, value in READ_ONLY_SETTINGS.items()})
 
 
-def with_quotes(sql: str, names: Sequence[str]) -> str:
+def quote_columns(sql: str, names: Sequence[str]) -> str:
     """Quote every dotted name in `sql` that is a column; a measure may be written with dots for underscores."""
     known = {name.lower(): name for name in names}
 
@@ -40,10 +40,10 @@ def with_quotes(sql: str, names: Sequence[str]) -> str:
         name = known.get(word) or known.get(word.replace(".", "_"))
         return '"' + name.replace('"', '""') + '"' if name and word[0] not in "'\"-/" else found[0]
 
-    return PIECE.sub(quoted, sql)
+    return SQL_TOKEN.sub(quoted, sql)
 
 
-def only_a_query(sql: str) -> None:
+def require_select(sql: str) -> None:
     """Raise WorkbenchError unless `sql` is one SELECT."""
     found = duckdb.extract_statements(sql)
     if len(found) != 1 or found[0].type != duckdb.StatementType.SELECT:
@@ -51,7 +51,7 @@ def only_a_query(sql: str) -> None:
 
 
 @contextmanager
-def told(what: str, sql: str, names: Sequence[str]) -> Iterator[None]:
+def translate_errors(source: str, sql: str, names: Sequence[str]) -> Iterator[None]:
     """Translate DuckDB's errors to WorkbenchError: an unknown column with the nearest names, others as DuckDB's first
     line.
     """
@@ -60,26 +60,26 @@ def told(what: str, sql: str, names: Sequence[str]) -> Iterator[None]:
     except duckdb.Error as error:
         text = str(error)
         if (unknown := _unknown(text, sql, names)) is not None:
-            raise WorkbenchError(f"{what}: no column {unknown!r}{nearest(unknown, names)}") from None
-        raise WorkbenchError(f"{what}: {_first(text)}") from None
+            raise WorkbenchError(f"{source}: no column {unknown!r}{suggest_columns(unknown, names)}") from None
+        raise WorkbenchError(f"{source}: {_first(text)}") from None
 
 
-def nearest(word: str, names: Sequence[str]) -> str:
+def suggest_columns(word: str, names: Sequence[str]) -> str:
     """Suggest the nearest names, first those with `word` as a part; where none is near, say how to list all."""
     lower = word.lower()
     around = [name for name in names if lower in re.split(r"[._]", name.lower()) or name.lower().endswith(f".{lower}")]
-    close = list(dict.fromkeys([*sorted(around, key=len), *difflib.get_close_matches(word, names, n=NEAR, cutoff=0.6)]))
+    close = list(dict.fromkeys([*sorted(around, key=len), *difflib.get_close_matches(word, names, n=MAX_SUGGESTIONS, cutoff=0.6)]))
     if not close:
         return "; `workbench runs --names` lists all, with `--table variants` those of the variants of each run"
-    return "; did you mean " + " or ".join(map(repr, close[:NEAR])) + "?"
+    return "; did you mean " + " or ".join(map(repr, close[:MAX_SUGGESTIONS])) + "?"
 
 
 def _unknown(text: str, sql: str, names: Sequence[str]) -> str | None:
     known = {name.lower() for name in names}
-    if found := UNKNOWN.search(text):
+    if found := UNKNOWN_COLUMN.search(text):
         return found[1]
     if "Referenced table" in text or "Catalog Error: Table" in text:
-        dotted = [piece for piece in PIECE.findall(sql) if piece[0] not in "'\"-/"]
+        dotted = [piece for piece in SQL_TOKEN.findall(sql) if piece[0] not in "'\"-/"]
         return next((piece for piece in dotted if piece.lower() not in known), None)
     return None
 

@@ -10,15 +10,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from workbench.shown import cut
+from workbench.shown import truncate_text
 
 WIDTH, HEIGHT = 480, 260
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 12, 40
 COLOURS = 7  # CSS classes s0 to s6, defined by the page
 DASHES = ("", "6 3", "2 3", "8 3 2 3", "1 4", "10 4", "4 2")
-LEAST, MOST = 1e-30, 1e30  # larger and smaller values are not drawn
-LETTER = 6.2  # pixels of a character at font size 11
-MOST_POINTS = 1500  # of one line; more than a screen has columns
+MIN_DRAWABLE, MAX_DRAWABLE = 1e-30, 1e30  # larger and smaller values are not drawn
+CHARACTER_WIDTH = 6.2  # pixels of a character at font size 11
+MAX_POINTS = 1500  # of one line; more than a screen has columns
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Bar:
+class ChartBar:
     """A bar from `begin` to `end`, in the colour of a series."""
 
     begin: float
@@ -68,7 +68,7 @@ class Scale:
             return cls(low / 1.1, high * 1.1, begin, end, True)
         low = min(0.0, low) if zero else low
         spread = high - low
-        if spread <= 1e-9 * max(abs(low), abs(high), LEAST):  # equal, as far as a chart shows
+        if spread <= 1e-9 * max(abs(low), abs(high), MIN_DRAWABLE):  # equal, as far as a chart shows
             spread = max(abs(high), 1.0)
         return cls(low if zero and low == 0 else low - 0.04 * spread, high + 0.04 * spread, begin, end)
 
@@ -79,23 +79,23 @@ class Scale:
             share = (value - self.low) / (self.high - self.low)
         return self.begin + share * (self.end - self.begin)
 
-    def ticks(self, most: int = 6) -> list[float]:
+    def ticks(self, max_ticks: int = 6) -> list[float]:
         """Return round values: 1, 2 or 5 times a power of ten."""
         if self.log:
             powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
             for steps in ((1, 2, 5), (1, 3), (1,)):
                 found = [step * 10.0**power for power in powers for step in steps]
                 found = [value for value in found if self.low <= value <= self.high]
-                if 2 <= len(found) <= most + 2 or steps == (1,):
+                if 2 <= len(found) <= max_ticks + 2 or steps == (1,):
                     return found
-        rough = (self.high - self.low) / most
+        rough = (self.high - self.low) / max_ticks
         power = 10.0 ** math.floor(math.log10(rough))
         step = next(power * m for m in (1, 2, 5, 10) if power * m >= rough)
         first = math.ceil(self.low / step)
         return [round(n * step, 12) for n in range(first, math.floor(self.high / step) + 1)]
 
 
-def lines(series: Sequence[Series], x: Axis, y: Axis, title: str) -> str:
+def line_chart(series: Sequence[Series], x: Axis, y: Axis, title: str) -> str:
     """Draw one line a series, over numbers or names; points that a logarithm cannot show are left out."""
     series = [Series(each.name, tuple(_drawable(each.points, x, y)), each.marked) for each in series]
     across = Scale.over([p[0] for each in series for p in each.points], LEFT, WIDTH - RIGHT, x)
@@ -115,9 +115,9 @@ def lines(series: Sequence[Series], x: Axis, y: Axis, title: str) -> str:
     return _picture(height, title, [*parts, *keys])
 
 
-def bars(rows: Sequence[tuple[str, Sequence[Bar]]], x: Axis, names: Sequence[str], title: str) -> str:
+def bar_chart(rows: Sequence[tuple[str, Sequence[ChartBar]]], x: Axis, names: Sequence[str], title: str) -> str:
     """Draw one row of bars a name; `names` label the colours."""
-    line, left = 15, min(190, LEFT + int(LETTER * max((len(name) for name, _ in rows), default=0)) - 40)
+    line, left = 15, min(190, LEFT + int(CHARACTER_WIDTH * max((len(name) for name, _ in rows), default=0)) - 40)
     left = max(left, 60)
     legend = _legend(names)
     height = TOP + line * len(rows) + BOTTOM + 16 * len(legend)
@@ -143,16 +143,16 @@ def _drawable(points: Sequence[tuple[float, float]], x: Axis, y: Axis) -> Iterat
 
 def _shown(value: float, axis: Axis) -> bool:
     size = abs(value)  # False for NaN too
-    return size <= MOST and (not axis.log or value >= LEAST)
+    return size <= MAX_DRAWABLE and (not axis.log or value >= MIN_DRAWABLE)
 
 
 def _thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
     """Return the lowest and the highest of neighbouring points, so that no peak is lost where points are many."""
-    if len(points) <= MOST_POINTS:
+    if len(points) <= MAX_POINTS:
         return points
-    size = 2 * len(points) / MOST_POINTS
+    size = 2 * len(points) / MAX_POINTS
     kept: list[tuple[float, float]] = []
-    for number in range(MOST_POINTS // 2):
+    for number in range(MAX_POINTS // 2):
         part = points[int(number * size) : int((number + 1) * size)]
         ends = {id(each): each for each in (min(part, key=_height), max(part, key=_height))}
         kept += sorted(ends.values())
@@ -168,15 +168,15 @@ def _grid(across: Scale, up: Scale, x: Axis, y: Axis) -> Iterator[str]:
     for value in up.ticks(5):
         at = up(value)
         yield f'<line class="g" x1="{across.begin}" x2="{across.end}" y1="{at:.1f}" y2="{at:.1f}"/>'
-        yield f'<text class="t" x="{across.begin - 6}" y="{at + 4:.1f}" text-anchor="end">{number(value)}</text>'
+        yield f'<text class="t" x="{across.begin - 6}" y="{at + 4:.1f}" text-anchor="end">{format_tick(value)}</text>'
     middle = (up.begin + up.end) / 2
     turned = f"translate(13,{middle:.0f}) rotate(-90)"
     yield f'<text class="t" transform="{turned}" text-anchor="middle">{escape(y.title)}</text>'
 
 
 def _vertical(across: Scale, x: Axis, top: float, bottom: float) -> Iterator[str]:
-    told = [(float(i), _short(name, 90)) for i, name in enumerate(x.names)] or [(v, number(v)) for v in across.ticks()]
-    for value, name in told:
+    ticks = [(float(i), _short(name, 90)) for i, name in enumerate(x.names)] or [(v, format_tick(v)) for v in across.ticks()]
+    for value, name in ticks:
         at = across(value)
         yield f'<line class="g" x1="{at:.1f}" x2="{at:.1f}" y1="{top}" y2="{bottom}"/>'
         yield f'<text class="t" x="{at:.1f}" y="{bottom + 15}" text-anchor="middle">{name}</text>'
@@ -199,7 +199,7 @@ def _legend(names: Sequence[str]) -> list[list[tuple[int, str]]]:
     rows: list[list[tuple[int, str]]] = []
     left = 0.0
     for number, name in enumerate(names if len(names) > 1 else ()):
-        wide = 34 + LETTER * min(len(name), 60)
+        wide = 34 + CHARACTER_WIDTH * min(len(name), 60)
         if left < wide or not rows:
             rows.append([])
             left = WIDTH - 20
@@ -220,8 +220,8 @@ def _keys(rows: Sequence[Sequence[tuple[int, str]]], top: float, marked: Sequenc
                 at = f'x1="{x}" x2="{x + 18}" y1="{y - 2}" y2="{y - 2}"'
                 yield f'<line class="s{colour}" stroke-dasharray="{DASHES[colour]}" {at}/>'
                 yield _mark(colour, x + 9, y - 2) if marked[number] else ""
-            yield f'<text class="t" x="{x + 23}" y="{y + 2}">{_short(name, 60 * LETTER)}</text>'
-            x += 34 + LETTER * min(len(name), 60)
+            yield f'<text class="t" x="{x + 23}" y="{y + 2}">{_short(name, 60 * CHARACTER_WIDTH)}</text>'
+            x += 34 + CHARACTER_WIDTH * min(len(name), 60)
 
 
 def _picture(height: float, title: str, parts: Sequence[str]) -> str:
@@ -233,15 +233,15 @@ def _picture(height: float, title: str, parts: Sequence[str]) -> str:
 
 
 def _short(name: str, pixels: float) -> str:
-    return escape(fitted(name, pixels))
+    return escape(truncate_to_width(name, pixels))
 
 
-def fitted(name: str, pixels: float) -> str:
+def truncate_to_width(name: str, pixels: float) -> str:
     """Truncate `name` to the room at font size 11, to three letters at least."""
-    return cut(name, max(3, int(pixels / LETTER)))
+    return truncate_text(name, max(3, int(pixels / CHARACTER_WIDTH)))
 
 
-def number(value: float) -> str:
+def format_tick(value: float) -> str:
     """Format a tick: at most four digits, and a suffix for thousands and above."""
     for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= size:

@@ -18,7 +18,7 @@ SWEEP, POINTS, POINT, OUTCOME = "sweep.yaml", "points", "point.json", "outcome.j
 
 
 @dataclass(frozen=True)
-class SweepPoint:
+class StoredPoint:
     """A point as stored.
 
     `settings` are those of the sweep (dotted path -> value); without record and error it has not run.
@@ -41,11 +41,11 @@ class SweepPoint:
 
 
 @dataclass(frozen=True)
-class SweepRead:
+class StoredSweep:
     path: Path
     name: str
     experiment: Mapping[str, Any] = field(repr=False)
-    points: tuple[SweepPoint, ...] = field(repr=False)
+    points: tuple[StoredPoint, ...] = field(repr=False)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -57,7 +57,7 @@ def is_sweep(path: Path) -> bool:
     return (path / SWEEP).is_file()
 
 
-def read_sweep(path: Path) -> SweepRead:
+def read_sweep(path: Path) -> StoredSweep:
     """Read a sweep's folder.
 
     WorkbenchError where `sweep.yaml` cannot be read; a damaged point has an `error` instead.
@@ -69,10 +69,10 @@ def read_sweep(path: Path) -> SweepRead:
     except (ValueError, LookupError, TypeError) as error:
         raise WorkbenchError(f"{path / SWEEP}: cannot be read as a sweep's ({type(error).__name__}: {error})") from None
     points = (_point(path / POINTS / key, number, key, label) for number, (key, label) in enumerate(named, 1))
-    return SweepRead(path, name, experiment, tuple(points))
+    return StoredSweep(path, name, experiment, tuple(points))
 
 
-def _point(folder: Path, number: int, key: str, label: str) -> SweepPoint:
+def _point(folder: Path, number: int, key: str, label: str) -> StoredPoint:
     settings = _object(folder / POINT).get("settings")
     outcome = _object(folder / OUTCOME)
     error, run = outcome.get("error"), outcome.get("run")
@@ -82,8 +82,8 @@ def _point(folder: Path, number: int, key: str, label: str) -> SweepPoint:
             record = Record.open(folder / Path(str(run)).name)
         except WorkbenchError as found:
             error = error or str(found)
-    told = str(error) if error else None
-    return SweepPoint(number, key, label, settings if isinstance(settings, dict) else {}, record, told)
+    message = str(error) if error else None
+    return StoredPoint(number, key, label, settings if isinstance(settings, dict) else {}, record, message)
 
 
 def _object(path: Path) -> dict[str, Any]:

@@ -6,42 +6,42 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from workbench.records.run_pictures import Picture
-from workbench.records.svg import COLOURS, Axis, Series, lines
-from workbench.records.sweep_read import SweepPoint, SweepRead
+from workbench.records.run_pictures import ReportChart
+from workbench.records.svg import COLOURS, Axis, Series, line_chart
+from workbench.records.sweep_read import StoredPoint, StoredSweep
 from workbench.study.comparison_text import COSTS, QUALITY
-from workbench.study.run_sheets import ms, rate
+from workbench.study.run_sheets import format_ms, format_rate
 
-MOST_PICTURES = 12
-SEED = "seed"  # last piece of settings in which only repetitions differ
+MAX_CHARTS = 12
+SEED_SUFFIX = "seed"  # last piece of settings in which only repetitions differ
 Cell = Callable[[Any], str]
-RUN: tuple[tuple[str, str, Cell], ...] = (
-    ("ttft_s.p50", "TTFT p50 ms", ms),
-    ("ttft_s.p99", "TTFT p99 ms", ms),
-    ("tpot_s.p50", "TPOT p50 ms", ms),
-    ("itl_s.p99", "ITL p99 ms", ms),
-    ("output_tokens_per_s", "output tokens/s", rate),
-    ("prefill_tokens_per_s", "prefill tokens/s", rate),
-    ("decode_tokens_per_s", "decode tokens/s", rate),
+RUN_MEASURES: tuple[tuple[str, str, Cell], ...] = (
+    ("ttft_s.p50", "TTFT p50 ms", format_ms),
+    ("ttft_s.p99", "TTFT p99 ms", format_ms),
+    ("tpot_s.p50", "TPOT p50 ms", format_ms),
+    ("itl_s.p99", "ITL p99 ms", format_ms),
+    ("output_tokens_per_s", "output tokens/s", format_rate),
+    ("prefill_tokens_per_s", "prefill tokens/s", format_rate),
+    ("decode_tokens_per_s", "decode tokens/s", format_rate),
     ("kv.bytes_used_peak", "cache bytes", "{:,.0f}".format),
     ("goodput.share", "kept promise", "{:.1%}".format),
 )
 
 
-def axes_of(sweep: SweepRead) -> dict[str, list[Any]]:
+def swept_axes(sweep: StoredSweep) -> dict[str, list[Any]]:
     """Return settings that differ between points, and their values in the order of the points."""
     paths = dict.fromkeys(path for point in sweep.points for path in point.settings)
     found = {path: _distinct(point.settings.get(path) for point in sweep.points) for path in paths}
     return {path: values for path, values in found.items() if len(values) > 1}
 
 
-def measures_of(sweep: SweepRead) -> list[tuple[str, str, Cell]]:
+def available_measures(sweep: StoredSweep) -> list[tuple[str, str, Cell]]:
     """Return the measures that any point has; of a table of variants, those of its first row."""
-    figures = [figures_of(point) for point in sweep.points]
-    return [each for each in (*RUN, *QUALITY, *COSTS) if any(is_number(row.get(each[0])) for row in figures)]
+    figures = [point_measures(point) for point in sweep.points]
+    return [each for each in (*RUN_MEASURES, *QUALITY, *COSTS) if any(is_number(row.get(each[0])) for row in figures)]
 
 
-def figures_of(point: SweepPoint) -> dict[str, Any]:
+def point_measures(point: StoredPoint) -> dict[str, Any]:
     """Return a point's numbers by name, names of groups joined by dots."""
     if point.record is None:
         return {}
@@ -50,47 +50,47 @@ def figures_of(point: SweepPoint) -> dict[str, Any]:
     return _flat(rows[0] if rows else summary)
 
 
-def table(sweep: SweepRead) -> tuple[list[str], list[tuple[SweepPoint, list[str]]]]:
+def sweep_table(sweep: StoredSweep) -> tuple[list[str], list[tuple[StoredPoint, list[str]]]]:
     """Return the headings after the point's own, and each point with its cells: settings, then measures."""
-    axes, measures = axes_of(sweep), measures_of(sweep)
+    axes, measures = swept_axes(sweep), available_measures(sweep)
     rows = []
     for point in sweep.points:
-        figures = figures_of(point)
-        cells = [word(point.settings.get(path)) for path in axes]
+        figures = point_measures(point)
+        cells = [format_setting(point.settings.get(path)) for path in axes]
         cells += ["-" if figures.get(key) is None else tell(figures[key]) for key, _, tell in measures]
         rows.append((point, cells))
     return [*axes, *(heading for _, heading, _ in measures)], rows
 
 
-def sweep_pictures(sweep: SweepRead) -> Iterator[Picture]:
+def sweep_charts(sweep: StoredSweep) -> Iterator[ReportChart]:
     """Draw a chart for each axis and measure: medians of repetitions, one line for each setting of the other axes."""
-    axes = {path: values for path, values in axes_of(sweep).items() if path.rsplit(".", 1)[-1] != SEED}
+    axes = {path: values for path, values in swept_axes(sweep).items() if path.rsplit(".", 1)[-1] != SEED_SUFFIX}
     made = 0
-    for key, heading, _ in measures_of(sweep):
+    for key, heading, _ in available_measures(sweep):
         for path, values in axes.items():
             series = _series(sweep.points, key, path, values, [other for other in axes if other != path])
             flat = len({y for each in series for _, y in each.points}) < 2
-            if made == MOST_PICTURES or flat or len(series) > COLOURS:
+            if made == MAX_CHARTS or flat or len(series) > COLOURS:
                 continue
             made += 1
             numbers = all(is_number(value) for value in values)
-            names = () if numbers else tuple(word(value) for value in values)
+            names = () if numbers else tuple(format_setting(value) for value in values)
             log = numbers and min(values) > 0 and max(values) / min(values) >= 8
             title = heading.removesuffix(" ms") + (", s" if heading.endswith(" ms") else "")
             caption = f"{title} over {path}"
-            yield Picture(caption, lines(series, Axis(path, log, names), Axis(title), caption))
+            yield ReportChart(caption, line_chart(series, Axis(path, log, names), Axis(title), caption))
 
 
 def _series(
-    points: Sequence[SweepPoint], key: str, path: str, values: Sequence[Any], others: Sequence[str]
+    points: Sequence[StoredPoint], key: str, path: str, values: Sequence[Any], others: Sequence[str]
 ) -> list[Series]:
     numbers = all(is_number(value) for value in values)
     found: dict[str, dict[float, list[float]]] = {}
     for point in points:
-        figure = figures_of(point).get(key)
+        figure = point_measures(point).get(key)
         if figure is None or not is_number(figure) or path not in point.settings:
             continue
-        name = " ".join(f"{other}={word(point.settings.get(other))}" for other in others)
+        name = " ".join(f"{other}={format_setting(point.settings.get(other))}" for other in others)
         place = point.settings[path] if numbers else values.index(point.settings[path])
         found.setdefault(name, {}).setdefault(float(place), []).append(float(figure))
     return [
@@ -103,7 +103,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def word(value: Any) -> str:
+def format_setting(value: Any) -> str:
     return value if isinstance(value, str) else "-" if value is None else str(value)
 
 

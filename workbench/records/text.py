@@ -12,22 +12,22 @@ from typing import Any
 
 import pyarrow as pa
 
-from workbench.shown import Table, cut
+from workbench.shown import Table, truncate_text
 
-WIDEST = 48  # characters of a cell in a terminal
+MAX_CELL_WIDTH = 48  # characters of a cell in a terminal
 
 
-def told(table: pa.Table, form: str) -> str:
+def format_table(table: pa.Table, format: str) -> str:
     """Format `table` as table, md, csv or json; csv and json have unrounded values."""
     names = table.column_names
-    if form == "json":
+    if format == "json":
         return as_json([{name: _plain(value) for name, value in row.items()} for row in table.to_pylist()])
     columns = [column.to_pylist() for column in table.columns]
-    if form == "csv":
+    if format == "csv":
         return as_csv(names, zip(*[[_plain(value) for value in column] for column in columns], strict=True))
     cells = list(zip(*[[_short(value) for value in column] for column in columns], strict=True))
     numbers = [pa.types.is_floating(field.type) or pa.types.is_integer(field.type) for field in table.schema]
-    return markdown(names, cells) if form == "md" else plain(names, cells, numbers)
+    return markdown_table(names, cells) if format == "md" else plain_table(names, cells, numbers)
 
 
 def as_json(value: Any) -> str:
@@ -42,9 +42,9 @@ def as_csv(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     return out.getvalue()
 
 
-def plain(headings: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool] = ()) -> str:
+def plain_table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool] = ()) -> str:
     """Align columns under their headings; those flagged in `right` to the right. (Rich takes 3 s for 10,000 rows.)"""
-    lines_of = [[cut(_line(cell), WIDEST) for cell in row] for row in rows]
+    lines_of = [[truncate_text(_line(cell), MAX_CELL_WIDTH) for cell in row] for row in rows]
     sides = list(right) or [False] * len(headings)
     widths = [max(map(len, column)) for column in zip(headings, *lines_of, strict=True)] if headings else []
     rule = ["-" * width for width in widths]
@@ -55,12 +55,12 @@ def plain(headings: Sequence[str], rows: Sequence[Sequence[str]], right: Sequenc
     return "\n".join(lines) + "\n"
 
 
-def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [headings, ["---"] * len(headings), *rows]
     return "".join(f"| {' | '.join(_line(cell).replace('|', '/') for cell in line)} |\n" for line in lines)
 
 
-def shown(title: str, table: pa.Table, note: str = "") -> Table:
+def display_table(title: str, table: pa.Table, note: str = "") -> Table:
     rows = [[_when(value) for value in row.values()] for row in table.to_pylist()]
     return Table(title, rows, table.column_names, note)
 

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.errors import WorkbenchError
-from workbench.records.differences import HARDWARE, surroundings
+from workbench.records.differences import HARDWARE_ENTRIES, environment_differences
 from workbench.study.metrics import per_request, percentile
 from workbench.study.record import Record
 from workbench.study.run_folder import MANIFEST
 
-MEASURES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "itl_s": "ITL", "e2el_s": "E2EL"}
-OF_STEPS = ("tpot_s", "itl_s")  # a replay has these too: it submits by step and ignores the clock
-MOST = 50  # the latest repetitions
+LATENCIES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "itl_s": "ITL", "e2el_s": "E2EL"}
+STEP_LATENCIES = ("tpot_s", "itl_s")  # a replay has these too: it submits by step and ignores the clock
+MAX_REPETITIONS = 50  # the latest repetitions
 STAMP = re.compile(r"-\d{8}-\d{6}-[0-9a-f]+$")
 
 
 @dataclass(frozen=True)
-class Timing:
+class LatencyCheck:
     """A median latency in seconds, now and as recorded, and the spread it is compared with.
 
     `spread_source` names the source of the spread.
@@ -31,19 +31,19 @@ class Timing:
     now: float
     low: float
     high: float
-    of: str
+    spread_source: str
 
     @property
-    def inside(self) -> bool:
+    def within_spread(self) -> bool:
         return self.low <= self.now <= self.high
 
     def __str__(self) -> str:
-        side = "inside" if self.inside else "above" if self.now > self.high else "below"
-        spread = f"{self.low * 1e3:,.2f} to {self.high * 1e3:,.2f} in {self.of}"
+        side = "inside" if self.within_spread else "above" if self.now > self.high else "below"
+        spread = f"{self.low * 1e3:,.2f} to {self.high * 1e3:,.2f} in {self.spread_source}"
         return f"{self.name} p50 {self.now * 1e3:,.2f} ms, was {self.was * 1e3:,.2f}: {side} the spread ({spread})"
 
 
-def timings(before: Record, after: Record) -> tuple[Timing, ...]:
+def check_latencies(before: Record, after: Record) -> tuple[LatencyCheck, ...]:
     """Compare each latency's median with its spread.
 
     The spread is over repetitions of the run in the same folder (the same experiment on the same hardware). Without any
@@ -51,28 +51,28 @@ def timings(before: Record, after: Record) -> tuple[Timing, ...]:
     tokens alone.
     """
     replayed = after.summary.get("replayed_steps") is not None
-    repeated = [before, *repetitions(before, after)]
+    repeated = [before, *find_repetitions(before, after)]
     found = []
-    for key, name in MEASURES.items():
-        if replayed and key not in OF_STEPS:
+    for key, name in LATENCIES.items():
+        if replayed and key not in STEP_LATENCIES:
             continue
         was, now = (record.summary.get(key, {}).get("p50") for record in (before, after))
         if was is None or now is None:
             continue
         medians = [value for record in repeated if (value := record.summary.get(key, {}).get("p50")) is not None]
         if len(medians) > 1:
-            spread, of = (min(medians), max(medians)), f"{len(medians)} recorded repetitions"
+            spread, spread_source = (min(medians), max(medians)), f"{len(medians)} recorded repetitions"
         else:
             values = list(_values(before, key))
             low, high = percentile(values, 10), percentile(values, 90)
             if low is None or high is None:
                 continue
-            spread, of = (low, high), f"the recorded run, p10 to p90 of {len(values)}"
-        found.append(Timing(name, was, now, *spread, of))
+            spread, spread_source = (low, high), f"the recorded run, p10 to p90 of {len(values)}"
+        found.append(LatencyCheck(name, was, now, *spread, spread_source))
     return tuple(found)
 
 
-def repetitions(record: Record, but: Record | None = None) -> list[Record]:
+def find_repetitions(record: Record, exclude: Record | None = None) -> list[Record]:
     """List other finished runs of the same experiment on the same hardware in the same folder, the latest first."""
     wanted = record.manifest.get("experiment.yaml")
     stem = STAMP.sub("", record.name)
@@ -80,14 +80,14 @@ def repetitions(record: Record, but: Record | None = None) -> list[Record]:
     for path in _beside(record, (stem, "reproduce")):
         try:
             other = Record.open(path)
-            same = other.manifest.get("experiment.yaml") == wanted and not surroundings(record, other, HARDWARE)
+            same = other.manifest.get("experiment.yaml") == wanted and not environment_differences(record, other, HARDWARE_ENTRIES)
             if same and other.summary.get("replayed_steps") is None:
                 out.append(other)
         except WorkbenchError:  # damaged or unfinished: no evidence
             continue
-        if len(out) == MOST:
+        if len(out) == MAX_REPETITIONS:
             break
-    mine = {each.path.resolve() for each in (record, but) if each is not None}
+    mine = {each.path.resolve() for each in (record, exclude) if each is not None}
     return [other for other in out if other.path.resolve() not in mine]
 
 

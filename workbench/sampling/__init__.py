@@ -1,7 +1,7 @@
 """Turn logits into tokens: filters, samplers, user-defined components, and the sampler of a runner."""
 
-from workbench.sampling.choice import Choice
-from workbench.sampling.choose import Chooser
+from workbench.sampling.choice import SampledToken
+from workbench.sampling.choose import Sampler
 from workbench.sampling.filters import (
     Filter,
     FrequencyPenalty,
@@ -13,9 +13,9 @@ from workbench.sampling.filters import (
     Temperature,
     TopK,
     TopP,
-    pipeline,
+    build_filters,
 )
-from workbench.sampling.samplers import Draw, Greedy, Sampler, uniform
+from workbench.sampling.samplers import RandomSampler, Greedy, TokenSampler, uniform
 
 __all__ = [
     "Choice",

@@ -13,7 +13,7 @@ from workbench.request import SamplingParameters
 
 
 @dataclass(frozen=True)
-class Choice:
+class SampledToken:
     """The token sampled for one sequence; on failure `error` has the reason and `token_id` is -1."""
 
     token_id: int
@@ -22,13 +22,13 @@ class Choice:
     error: str = ""
 
 
-def noted(token: int, scores: Tensor, filtered: Tensor, sampling: SamplingParameters) -> Choice:
+def with_logprobs(token: int, scores: Tensor, filtered: Tensor, sampling: SamplingParameters) -> SampledToken:
     """Return the token with the requested log-probabilities, of the model or of the filtered distribution."""
     if sampling.logprobs is None:
-        return Choice(token)
+        return SampledToken(token)
     row = scores if sampling.logprobs_of == "model" else filtered
     logprobs = row.double().log_softmax(-1)
-    return Choice(token, float(logprobs[token]), _most_probable(logprobs, sampling.logprobs))
+    return SampledToken(token, float(logprobs[token]), _most_probable(logprobs, sampling.logprobs))
 
 
 def _most_probable(logprobs: Tensor, count: int) -> tuple[tuple[int, float], ...]:
@@ -40,15 +40,15 @@ def _most_probable(logprobs: Tensor, count: int) -> tuple[tuple[int, float], ...
     return tuple(zip(ids[best].tolist(), logprobs[ids[best]].tolist(), strict=True))
 
 
-def failed(error: str) -> Choice:
-    return Choice(-1, error=error)
+def failed_token(error: str) -> SampledToken:
+    return SampledToken(-1, error=error)
 
 
-def fault(largest: float) -> str:
+def describe_bad_logits(largest: float) -> str:
     if math.isnan(largest):
         return "contain NaN"
     return "contain +inf" if largest > 0 else "leave no token: all are -inf"
 
 
-def told(name: str, error: Exception) -> str:
+def describe_failure(name: str, error: Exception) -> str:
     return str(error) if isinstance(error, WorkbenchError) else f"{name}: {type(error).__name__}: {error}"

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from workbench.sampling.verify import Draft, judge
+from workbench.sampling.verify import Draft, rejection_sample
 
-WHOLE = 4  # probabilities are multiples of 1 / WHOLE
-CELLS = math.lcm(*range(1, WHOLE + 1))
+DENOMINATOR = 4  # probabilities are multiples of 1 / WHOLE
+NUM_CELLS = math.lcm(*range(1, DENOMINATOR + 1))
 Tokens = tuple[int, ...]
-Table = Mapping[Tokens, Sequence[float]]  # the distribution of the next token, by as many of the last ones as it knows
-Rule = Callable[[int], Tensor]  # the target's row at a drafted position
-Judge = Callable[[Draft, Rule, list[float]], tuple[int, Tensor]]
+NextTokenTable = Mapping[Tokens, Sequence[float]]  # the distribution of the next token, by as many of the last ones as it knows
+TargetRow = Callable[[int], Tensor]  # the target's row at a drafted position
+AcceptanceRule = Callable[[Draft, TargetRow, list[float]], tuple[int, Tensor]]
 Proposes = Callable[[Sequence[float], int], bool]  # whether a draft goes on, by its distribution and the token drawn
 
 
@@ -28,8 +28,8 @@ def always(row: Sequence[float], token: int) -> bool:
     return True
 
 
-def joint(
-    target: Table, draft: Table | None, drafted: int, rule: Judge = judge, proposes: Proposes = always
+def speculative_distribution(
+    target: NextTokenTable, draft: NextTokenTable | None, drafted: int, rule: AcceptanceRule = rejection_sample, proposes: Proposes = always
 ) -> dict[Tokens, float]:
     """Return the distribution of `drafted` + 1 tokens when at most `drafted` are proposed and `rule` judges them.
 
@@ -44,21 +44,21 @@ def joint(
     for path, weight in _paths(draft, drafted, proposes) if draft else [((0,) * drafted, 1.0)]:
         rows = [_row(draft, path[:i]) for i in range(len(path))] if draft else []
         proposed = Draft(path, torch.tensor(rows, dtype=torch.float64) if rows else None)
-        for cells in itertools.product(range(CELLS), repeat=len(path)):
+        for cells in itertools.product(range(NUM_CELLS), repeat=len(path)):
             standing, left = rule(
                 proposed,
                 lambda i, path=path: torch.tensor(_row(target, path[:i]), dtype=torch.float64),
-                [(cell + 0.5) / CELLS for cell in cells],
+                [(cell + 0.5) / NUM_CELLS for cell in cells],
             )
             for token in vocab:
                 begun = (*path[:standing], token)
-                chance = weight * float(left[token] / left.sum()) / CELLS ** len(path)
+                chance = weight * float(left[token] / left.sum()) / NUM_CELLS ** len(path)
                 for rest in itertools.product(vocab, repeat=drafted - standing):
-                    found[begun + rest] += chance * follow(target, begun, rest)
+                    found[begun + rest] += chance * continuation_probability(target, begun, rest)
     return found
 
 
-def _paths(draft: Table, most: int, proposes: Proposes, path: Tokens = ()) -> Iterator[tuple[Tokens, float]]:
+def _paths(draft: NextTokenTable, most: int, proposes: Proposes, path: Tokens = ()) -> Iterator[tuple[Tokens, float]]:
     """Yield all drafts that go on from `path`, and how probable each is from there."""
     if len(path) == most:
         yield path, 1.0
@@ -73,26 +73,26 @@ def _paths(draft: Table, most: int, proposes: Proposes, path: Tokens = ()) -> It
         yield path, ends
 
 
-def plain(target: Table, tokens: int) -> dict[Tokens, float]:
+def target_distribution(target: NextTokenTable, tokens: int) -> dict[Tokens, float]:
     """Return the distribution of `tokens` tokens without drafts."""
     outcomes = itertools.product(range(_size(target)), repeat=tokens)
-    return {outcome: follow(target, (), outcome) for outcome in outcomes}
+    return {outcome: continuation_probability(target, (), outcome) for outcome in outcomes}
 
 
-def follow(target: Table, begun: Tokens, rest: Tokens) -> float:
+def continuation_probability(target: NextTokenTable, begun: Tokens, rest: Tokens) -> float:
     """Return the probability that the target continues with `rest`."""
     return math.prod(_row(target, (*begun, *rest[:i]))[rest[i]] for i in range(len(rest)))
 
 
-def distance(found: Mapping[Tokens, float], wanted: Mapping[Tokens, float]) -> float:
+def total_variation(found: Mapping[Tokens, float], wanted: Mapping[Tokens, float]) -> float:
     """Return the total variation distance of two distributions."""
     return 0.5 * sum(abs(found[outcome] - wanted[outcome]) for outcome in wanted)
 
 
-def _size(table: Table) -> int:
+def _size(table: NextTokenTable) -> int:
     return len(next(iter(table.values())))
 
 
-def _row(table: Table, begun: Tokens) -> Sequence[float]:
+def _row(table: NextTokenTable, begun: Tokens) -> Sequence[float]:
     """Return the distribution after `begun`, by the longest suffix of it that the table knows."""
     return next(table[begun[i:]] for i in range(len(begun) + 1) if begun[i:] in table)

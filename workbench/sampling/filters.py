@@ -158,7 +158,7 @@ class MinP:
         return logits.masked_fill(probabilities < self.p * probabilities.amax(-1, keepdim=True), REMOVED)
 
 
-def pipeline(parameters: SamplingParameters) -> tuple[Filter, ...]:
+def build_filters(parameters: SamplingParameters) -> tuple[Filter, ...]:
     """Return the filters of `parameters`, in order, without those that change nothing.
 
     At temperature 0 the largest logit is taken, so temperature, top-k, top-p and min-p drop out, as in transformers;

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 
-class Sampler(Protocol):
+class TokenSampler(Protocol):
     def start(self) -> Any: ...
 
     def choose(self, logits: Tensor, uniform: float, state: Any, /) -> tuple[int, Any]: ...
@@ -50,7 +50,7 @@ class Greedy:
 
 
 @dataclass(frozen=True)
-class Draw:
+class RandomSampler:
     """Sample from the softmax by inverting its distribution function with one uniform number."""
 
     def start(self) -> None:
@@ -61,16 +61,16 @@ class Draw:
 
     def choose_rows(self, logits: Tensor, uniforms: Sequence[float]) -> list[int]:
         """Return the token ids of rows `[sample, vocab]`, with one uniform number per row."""
-        return drawn(logits.double().softmax(-1), uniforms)
+        return sample_categorical(logits.double().softmax(-1), uniforms)
 
 
-def drawn(weights: Tensor, uniforms: Sequence[float]) -> list[int]:
+def sample_categorical(weights: Tensor, uniforms: Sequence[float]) -> list[int]:
     """Sample a token from each row of `weights` [sample, vocab] by its uniform number.
 
     Weights need not add up to one. A single row takes many numbers, and gives a token for each.
     """
     if weights.device.type != "cpu" or weights.dtype != torch.float64:
-        return drawn_in_parallel(weights, uniforms)
+        return sample_categorical_parallel(weights, uniforms)
     reached = weights.detach().numpy().cumsum(-1)  # one after the other: it rises only where something was added
     totals = reached[:, -1]
     targets = np.minimum(np.array(uniforms) * totals, np.nextafter(totals, 0.0))
@@ -79,7 +79,7 @@ def drawn(weights: Tensor, uniforms: Sequence[float]) -> list[int]:
     return [int(token) % weights.shape[-1] for token in found]  # where nothing has any weight, the first
 
 
-def drawn_in_parallel(weights: Tensor, uniforms: Sequence[float]) -> list[int]:
+def sample_categorical_parallel(weights: Tensor, uniforms: Sequence[float]) -> list[int]:
     """Sample like `sample_categorical` on any device, with the same tokens where sums are rounded alike."""
     # A parallel sum may rise where nothing was added: only tokens of some weight are looked at.
     reached = weights.cumsum(-1).masked_fill(weights == 0, -1.0)

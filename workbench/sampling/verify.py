@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-ACCEPT, DRAFT = b"accept", b"draft"  # what a random number is for, beside the draw itself
+ACCEPT_STREAM, DRAFT_STREAM = b"accept", b"draft"  # what a random number is for, beside the draw itself
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Draft:
     def __len__(self) -> int:
         return len(self.token_ids)
 
-    def first(self, count: int) -> Draft:
+    def truncated(self, count: int) -> Draft:
         """Return the draft of the first `count` tokens."""
         if count >= len(self):
             return self
@@ -38,7 +38,7 @@ class Draft:
 NO_DRAFT = Draft()
 
 
-def judge(draft: Draft, target: Callable[[int], Tensor], uniforms: Sequence[float]) -> tuple[int, Tensor]:
+def rejection_sample(draft: Draft, target: Callable[[int], Tensor], uniforms: Sequence[float]) -> tuple[int, Tensor]:
     """Verify a draft: return the number of accepted tokens, and the weights [vocab] of the token after them.
 
     Args:

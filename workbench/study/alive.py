@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 PROC = Path("/proc")
-DEAD = "ZX"  # a zombie has ended; only its parent has not looked yet
+ENDED_STATES = "ZX"  # a zombie has ended; only its parent has not looked yet
 
 
-def process(pid: int | None = None) -> dict[str, Any] | None:
+def describe_process(pid: int | None = None) -> dict[str, Any] | None:
     """Describe a process (this one by default) as JSON: pid, start time, and the boot and pid namespace in which the
     pid is valid.
 
@@ -25,18 +25,18 @@ def process(pid: int | None = None) -> dict[str, Any] | None:
     return None if started is None else {"pid": pid or os.getpid(), "started": started, "where": f"{boot} {space}"}
 
 
-def runs(mark: object) -> bool | None:
+def is_running(description: object) -> bool | None:
     """Return whether the process that `describe_process` described is still running.
 
     Returns None if this cannot be known from here: another machine or container, an earlier boot, or no description."""
-    here = process()
-    if here is None or not isinstance(mark, Mapping) or mark.get("where") != here["where"]:
+    here = describe_process()
+    if here is None or not isinstance(description, Mapping) or description.get("where") != here["where"]:
         return None
-    pid = mark.get("pid")
-    return isinstance(pid, int) and process(pid) == mark
+    pid = description.get("pid")
+    return isinstance(pid, int) and describe_process(pid) == description
 
 
 def _started(pid: int) -> int | None:
     """Return the clock ticks from boot to the start of the process. Pids are reused; pid and start are unique."""
     fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
-    return None if fields[0] in DEAD else int(fields[19])
+    return None if fields[0] in ENDED_STATES else int(fields[19])

@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-FIGURES = ("queue_s", "ttft_s", "tpot_s")
+GROUP_METRICS = ("queue_s", "ttft_s", "tpot_s")
 
 
-def apart(
+def metrics_by_group(
     figures: Iterable[Mapping[str, Any]], by: str, distribution: Callable[[Iterable[float | None]], dict]
 ) -> dict[str, dict]:
     """Summarize queue time, TTFT and TPOT for each value of one request field.
@@ -28,6 +28,6 @@ def apart(
     if len(groups) < 2:
         return {}
     return {
-        str(name): {"requests": len(mine)} | {key: distribution(each[key] for each in mine) for key in FIGURES}
+        str(name): {"requests": len(mine)} | {key: distribution(each[key] for each in mine) for key in GROUP_METRICS}
         for name, mine in sorted(groups.items())
     }

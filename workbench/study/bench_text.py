@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from workbench.study.machine import is_busy
+from workbench.study.machine import is_contended
 
 COLUMNS = ("work", "batch", "depth", "tokens/s", "spread", "step ms", "of read", "of GEMM", "not kernels")
-UNTOLD = "where a lane does not tell its kernels' time, `not kernels` is at least the part outside the forward pass (>)"
+KERNEL_TIME_REMARK = "where a backend does not tell its kernels' time, `not kernels` is at least the part outside the forward pass (>)"
 
 
 def show(record: Mapping[str, Any], console: Console) -> None:
@@ -30,13 +30,13 @@ def show(record: Mapping[str, Any], console: Console) -> None:
         console.print(Text(line), soft_wrap=True)
 
 
-def markdown(record: Mapping[str, Any]) -> str:
+def to_markdown(record: Mapping[str, Any]) -> str:
     lines = [heading(record), "", _line(COLUMNS), _line(["---"] * len(COLUMNS))]
     lines += [_line([cell.replace("|", "/") for cell in _cells(row)]) for row in record["rows"]]
     return "\n".join([*lines, "", *(f"- {line}" for line in remarks(record))]) + "\n"
 
 
-def comma_separated(record: Mapping[str, Any]) -> str:
+def to_csv(record: Mapping[str, Any]) -> str:
     """Return the rows as CSV, every number as measured."""
     flat = [_flat(row) for row in record["rows"]]
     names = list(dict.fromkeys(name for row in flat for name in row))
@@ -52,7 +52,7 @@ def heading(record: Mapping[str, Any]) -> str:
     activations = settings.get("activations", "float")
     weights = settings.get("weights", "dense") + ("" if activations == "float" else f", activations {activations}")
     return (
-        f"{record['model']['name']}, weights {weights}, lane {settings['lane_used']}, "
+        f"{record['model']['name']}, weights {weights}, backend {settings['backend_used']}, "
         f"{settings['threads']} threads, median of {settings['repetitions']} repetitions, "
         f"{record['environment']['cpu']['model']}, {record['date']}"
     )
@@ -70,9 +70,9 @@ def remarks(record: Mapping[str, Any]) -> list[str]:
         rates = f"read {read / 1e9:,.1f} GB/s, GEMM in {rows[0]['gemm_dtype']} {gemm / 1e9:,.0f} GFLOP/s"
         lines.append(f"ceilings: {rates}")
         if any(row["outside_kernels_share"] is None for row in rows):
-            lines.append(UNTOLD)
+            lines.append(KERNEL_TIME_REMARK)
     busy = record["others_cpu_share"]
-    if is_busy(busy):
+    if is_contended(busy):
         lines.append(f"others took {busy:.0%} of the processor: do not trust these times")
     return lines
 

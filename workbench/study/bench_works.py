@@ -13,11 +13,11 @@ from workbench.errors import WorkbenchError
 from workbench.request import Request, SamplingParameters
 from workbench.trace.events import Event, Finished, Prefilled, Stepped
 
-Pair = tuple[int, int]  # prompt tokens, output tokens
+PromptAndOutput = tuple[int, int]  # prompt tokens, output tokens
 
 
 @dataclass(frozen=True)
-class Work:
+class BenchCase:
     """One case to time, for `batch` sequences at once.
 
     `prefill` times the `prompt` tokens after `depth` others; `decode` times `output` tokens after both. `mixed` times
@@ -28,7 +28,7 @@ class Work:
     depth: int = 0
     prompt: int = 512
     output: int = 128
-    lengths: tuple[Pair, ...] = ()
+    lengths: tuple[PromptAndOutput, ...] = ()
 
     @property
     def longest(self) -> int:
@@ -39,7 +39,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Figures:
+class BenchRepetition:
     """One repetition of a case.
 
     Holds the tokens and their wall and forward seconds, the minimum FLOPs and bytes of these steps, bytes of cache in
@@ -56,12 +56,12 @@ class Figures:
     kernel_seconds: float | None = None  # of the forward seconds, in compiled code; None where it was not reported
 
 
-def repetition(runner: Runner, work: Work, seed: int) -> Figures:
+def run_repetition(runner: Runner, case: BenchCase, seed: int) -> BenchRepetition:
     """Run a case once, with prompts drawn from `seed`. Raises WorkbenchError where a request does not run."""
-    before, steps = runner.executor.compiles, list(_measured_steps(runner, work, seed))
+    before, steps = runner.executor.compiles, list(_measured_steps(runner, case, seed))
     kernels = [step.kernel_seconds for step in steps if step.kernel_seconds is not None]
-    return Figures(
-        tokens=_tokens(work, steps),
+    return BenchRepetition(
+        tokens=_tokens(case, steps),
         wall_seconds=math.fsum(step.wall_seconds for step in steps),
         forward_seconds=math.fsum(step.forward_seconds for step in steps),
         flops=math.fsum(step.predicted_flops for step in steps),
@@ -73,34 +73,34 @@ def repetition(runner: Runner, work: Work, seed: int) -> Figures:
     )
 
 
-def most_tokens(work: Work, budget: int) -> int:
+def max_sequence_length(case: BenchCase, budget: int) -> int:
     """Return the maximum length of a sequence while a case runs: in decode the first ones keep decoding until the last
     joins."""
-    return work.longest + (_waiting_steps(work, budget) if work.kind == "decode" else 0)
+    return case.longest + (_waiting_steps(case, budget) if case.kind == "decode" else 0)
 
 
-def _tokens(work: Work, steps: Sequence[Stepped]) -> int:
-    if work.kind == "mixed":  # a prefill step yields the first token of a request
-        return sum(output for _, output in work.lengths)
-    return sum(step.prefill_tokens if work.kind == "prefill" else step.decode_tokens for step in steps)
+def _tokens(case: BenchCase, steps: Sequence[Stepped]) -> int:
+    if case.kind == "mixed":  # a prefill step yields the first token of a request
+        return sum(output for _, output in case.lengths)
+    return sum(step.prefill_tokens if case.kind == "prefill" else step.decode_tokens for step in steps)
 
 
-def _measured_steps(runner: Runner, work: Work, seed: int) -> Iterator[Stepped]:
+def _measured_steps(runner: Runner, case: BenchCase, seed: int) -> Iterator[Stepped]:
     """Yield the steps that count: prefill steps from `depth` on, `output` steps that decode the whole batch, or all
     steps."""
     counted = 0
-    for step, prefilled in _steps(runner, _requests(runner, work, seed)):
-        if work.kind == "prefill":
-            counts = bool(prefilled) and all(each.computed - each.tokens >= work.depth for each in prefilled)
+    for step, prefilled in _steps(runner, _requests(runner, case, seed)):
+        if case.kind == "prefill":
+            counts = bool(prefilled) and all(each.computed - each.tokens >= case.depth for each in prefilled)
         else:
-            counts = work.kind == "mixed" or (step.phase == "decode" and step.decode_tokens == work.batch)
+            counts = case.kind == "mixed" or (step.phase == "decode" and step.decode_tokens == case.batch)
         if counts:
             counted += 1
             yield step
-        if work.kind == "decode" and counted == work.output:
+        if case.kind == "decode" and counted == case.output:
             return
-    if not counted or work.kind == "decode":
-        raise WorkbenchError(f"{work.kind} at depth {work.depth}, batch {work.batch}: the requests ended too soon")
+    if not counted or case.kind == "decode":
+        raise WorkbenchError(f"{case.kind} at depth {case.depth}, batch {case.batch}: the requests ended too soon")
 
 
 def _steps(runner: Runner, requests: list[Request]) -> Iterator[tuple[Stepped, list[Prefilled]]]:
@@ -120,13 +120,13 @@ def _steps(runner: Runner, requests: list[Request]) -> Iterator[tuple[Stepped, l
         events.close()  # type: ignore[attr-defined]
 
 
-def _requests(runner: Runner, work: Work, seed: int) -> list[Request]:
-    draw, vocab = random.Random(f"{work}/{seed}"), runner.model.spec.vocab
-    waiting = _waiting_steps(work, runner.scheduler.limits.max_num_batched_tokens)
-    lengths: Sequence[Pair] = work.lengths
-    if work.kind != "mixed":
-        output = 1 if work.kind == "prefill" else work.output + waiting
-        lengths = ((work.depth + work.prompt, output),) * work.batch
+def _requests(runner: Runner, case: BenchCase, seed: int) -> list[Request]:
+    draw, vocab = random.Random(f"{case}/{seed}"), runner.model.spec.vocab_size
+    waiting = _waiting_steps(case, runner.scheduler.limits.max_num_batched_tokens)
+    lengths: Sequence[PromptAndOutput] = case.lengths
+    if case.kind != "mixed":
+        output = 1 if case.kind == "prefill" else case.output + waiting
+        lengths = ((case.depth + case.prompt, output),) * case.batch
     return [
         Request(
             f"bench-{seed}-{index}",
@@ -137,8 +137,8 @@ def _requests(runner: Runner, work: Work, seed: int) -> list[Request]:
     ]
 
 
-def _waiting_steps(work: Work, budget: int) -> int:
+def _waiting_steps(case: BenchCase, budget: int) -> int:
     """Return an upper bound of the steps until the last sequence is prefilled: each step has `budget` tokens less the
     decodes."""
-    room = max(1, budget - work.batch)
-    return work.batch * -(-(work.depth + work.prompt) // room) + 1
+    room = max(1, budget - case.batch)
+    return case.batch * -(-(case.depth + case.prompt) // room) + 1

@@ -17,7 +17,7 @@ UNITS = {
     "GIB": 2**30,
     "TIB": 2**40,
 }
-REASONABLE = 2**60
+MAX_BYTES = 2**60
 
 
 def parse_bytes(text: str) -> int:
@@ -26,13 +26,13 @@ def parse_bytes(text: str) -> int:
     if (
         match is None
         or (unit := match[2].upper()) not in UNITS
-        or not 0 < (size := float(match[1]) * UNITS[unit]) < REASONABLE
+        or not 0 < (size := float(match[1]) * UNITS[unit]) < MAX_BYTES
     ):
         raise WorkbenchError(f"memory {text!r}: write a number and a unit, such as 80GB or 64GiB")
     return int(size)
 
 
-def told_bytes(size: float) -> str:
+def format_bytes(size: float) -> str:
     """Format a size in bytes for people: `41.9 GB`."""
     for unit, least in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size >= least:

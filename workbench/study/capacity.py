@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from workbench.cache.budget import Budget
-from workbench.cache.holdings import Holdings
+from workbench.cache.budget import EvictionBudget
+from workbench.cache.holdings import KVCacheManager
 from workbench.cache.pages import PagePool
 from workbench.cache.store import KVStore
-from workbench.cache.tables import Table
-from workbench.engine.scheduler import Limits, Refusal, Scheduler
+from workbench.cache.tables import KVCacheGroup
+from workbench.engine.scheduler import SchedulerLimits, RequestRefused, Scheduler
 from workbench.errors import WorkbenchError
 from workbench.request import Request, SamplingParameters
 from workbench.request import Sequence as Served
@@ -19,26 +19,26 @@ from workbench.request import Sequence as Served
 def page_bytes(store: KVStore) -> tuple[int, ...]:
     """Return the bytes of one page of each table, counted from the tensors."""
     return tuple(
-        sum(tensor.nbytes // tensor.shape[0] for tensor in store.paged(table)) for table in range(len(store.tables))
+        sum(tensor.nbytes // tensor.shape[0] for tensor in store.page_tensors(table)) for table in range(len(store.groups))
     )
 
 
-def stored_bytes_per_token(store: KVStore) -> float:
+def lasting_bytes_per_token(store: KVStore) -> float:
     """Return the bytes of a token once it has left every residual: layers that keep recent tokens unquantized count
     quantized bytes only."""
-    late = {layer for table in store.tables if table.late for layer in table.layers}
-    kept = [table.late or not late.intersection(table.layers) for table in store.tables]
+    late = {layer for table in store.groups if table.is_delayed for layer in table.layers}
+    kept = [table.is_delayed or not late.intersection(table.layers) for table in store.groups]
     return sum(size for size, counts in zip(page_bytes(store), kept, strict=True) if counts) / store.page_size
 
 
-def pages_within(
-    tables: Sequence[Table],
+def split_budget_into_pages(
+    tables: Sequence[KVCacheGroup],
     sizes: Sequence[int],
     budget: int,
     tokens: int,
-    chunk: int,
-    page: int,
-    evict: Budget | None = None,
+    max_num_batched_tokens: int,
+    page_size: int,
+    evict: EvictionBudget | None = None,
 ) -> tuple[tuple[int, ...], int]:
     """Split a budget of bytes into pages for each table, so that as many sequences as possible decode at once while one
     is prefilled.
@@ -55,11 +55,11 @@ def pages_within(
     Returns:
         Pages of each table, and the number of sequences that these hold.
     """
-    prompt = _prompt(tokens, page)
-    rest = tokens if evict is None else evict.resting(prompt, tokens)
-    top = tokens if evict is None else evict.at_once(prompt, tokens)
-    steady = [table.most(rest, 1, page) for table in tables]
-    ahead = [table.most(top, chunk, page) - count for table, count in zip(tables, steady, strict=True)]
+    prompt = _prompt(tokens, page_size)
+    rest = tokens if evict is None else evict.tokens_after_prompt(prompt, tokens)
+    top = tokens if evict is None else evict.peak_tokens(prompt, tokens)
+    steady = [table.max_pages(rest, 1, page_size) for table in tables]
+    ahead = [table.max_pages(top, max_num_batched_tokens, page_size) - count for table, count in zip(tables, steady, strict=True)]
     one = sum(count * size for count, size in zip(steady, sizes, strict=True))
     once = sum((1 + count) * size for count, size in zip(ahead, sizes, strict=True))
     fit = (budget - once) // one
@@ -70,22 +70,22 @@ def pages_within(
     return tuple(max(1, fit * count + more) for count, more in zip(steady, ahead, strict=True)), fit
 
 
-def sequences_at_once(
-    tables: Sequence[Table],
+def max_concurrent_sequences(
+    tables: Sequence[KVCacheGroup],
     pages: Sequence[int],
-    page: int,
+    page_size: int,
     tokens: int,
-    chunk: int,
-    least: int,
-    evict: Budget | None = None,
+    max_num_batched_tokens: int,
+    lower_bound: int,
+    evict: EvictionBudget | None = None,
 ) -> int:
     """Return the maximum number of sequences of `tokens` tokens that the scheduler runs at once without preempting or
     delaying one.
 
     The search begins at `lower_bound` and ends at twice that."""
-    runs = functools.partial(_run_together, tables, pages, page, tokens, chunk, evict)
-    low, high = 0, least
-    while high <= 2 * least and runs(high):
+    runs = functools.partial(_runs_without_preemption, tables, pages, page_size, tokens, max_num_batched_tokens, evict)
+    low, high = 0, lower_bound
+    while high <= 2 * lower_bound and runs(high):
         low, high = high, max(high + 1, high + high // 4)
     while high - low > 1:
         middle = (low + high) // 2
@@ -93,30 +93,30 @@ def sequences_at_once(
     return low
 
 
-def _run_together(
-    tables: Sequence[Table],
+def _runs_without_preemption(
+    tables: Sequence[KVCacheGroup],
     pages: Sequence[int],
     page: int,
     tokens: int,
     chunk: int,
-    evict: Budget | None,
+    evict: EvictionBudget | None,
     count: int,
 ) -> bool:
     """Return whether `count` sequences are prefilled and decode their last two pages without a preemption."""
     pools = tuple(PagePool(number, page) for number in pages)
-    scheduler = Scheduler(Holdings(pools, tables, chunk, budget=evict), Limits(count, chunk), tokens + 1)
+    scheduler = Scheduler(KVCacheManager(pools, tables, chunk, budget=evict), SchedulerLimits(count, chunk), tokens + 1)
     prompt = _prompt(tokens, page)
     sampling = SamplingParameters(max_tokens=tokens + 1 - prompt)
     try:
         for index in range(count):
-            scheduler.submit(Served.of(Request(str(index), (0,) * prompt, sampling), index))
-    except Refusal:  # not even one fits
+            scheduler.submit(Served.from_request(Request(str(index), (0,) * prompt, sampling), index))
+    except RequestRefused:  # not even one fits
         return False
     while (plan := scheduler.plan()) is not None:
-        if any(decision.action == "set_back" for decision in plan.decisions):
+        if any(decision.action == "preempted" for decision in plan.decisions):
             return False
-        scheduler.commit(plan, {s.sequence.request_id: 0 for s in plan.spans if s.samples and s.end < tokens})
-    return sum(sequence.computed == tokens for sequence in scheduler.running) == count
+        scheduler.commit(plan, {s.sequence.request_id: 0 for s in plan.spans if s.needs_sample and s.end < tokens})
+    return sum(sequence.num_computed_tokens == tokens for sequence in scheduler.running) == count
 
 
 def _prompt(tokens: int, page: int) -> int:

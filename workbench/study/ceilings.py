@@ -12,51 +12,51 @@ from typing import Any
 
 import torch
 
-from compiled_kernels.level import ENVIRONMENT
-from compiled_kernels.remembered import directory
+from compiled_kernels.level import LEVEL_VARIABLE
+from compiled_kernels.remembered import user_cache_directory
 from workbench.errors import WorkbenchError
 from workbench.files import read_json_file
-from workbench.study.machine import cpu_model, is_busy, last_level_cache
+from workbench.study.machine import cpu_model, is_contended, last_level_cache
 from workbench.study.measure_ceilings import (
     GEMM_SHAPE,
     Ceiling,
-    enough_bytes,
-    level_of,
+    saturating_bytes,
+    memory_level_of,
     measure_gemm_rate,
     measure_read_bandwidth,
 )
 from workbench.study.run_folder import write_atomically
 
-FILE = "ceilings.json"
+CEILINGS_FILE = "ceilings.json"
 
 __all__ = ["Ceiling", "Ceilings", "ceilings_for", "kept_ceilings", "measure_gemm_rate", "measure_read_bandwidth"]
 
 
 @dataclass(frozen=True)
-class Ceilings:
+class MachineCeilings:
     """Measured ceilings of one machine: read bandwidth by working set, GEMM rates by dtype."""
 
-    reads: tuple[Ceiling, ...]
-    gemms: tuple[Ceiling, ...]
+    read_ceilings: tuple[Ceiling, ...]
+    gemm_ceilings: tuple[Ceiling, ...]
 
-    def read(self, working_set_bytes: int) -> Ceiling:
+    def read_ceiling(self, working_set_bytes: int) -> Ceiling:
         """Return the read ceiling measured at the working set nearest to this size, by ratio."""
-        return min(self.reads, key=lambda c: abs(math.log(c.working_set_bytes / max(working_set_bytes, 1))))
+        return min(self.read_ceilings, key=lambda c: abs(math.log(c.working_set_bytes / max(working_set_bytes, 1))))
 
-    def gemm(self, dtype: str) -> Ceiling:
+    def gemm_ceiling(self, dtype: str) -> Ceiling:
         """Return the GEMM ceiling of this dtype. Raises WorkbenchError if it was not measured."""
-        for ceiling in self.gemms:
+        for ceiling in self.gemm_ceilings:
             if ceiling.dtype == dtype:
                 return ceiling
-        known = ", ".join(c.dtype for c in self.gemms) or "none"
+        known = ", ".join(c.dtype for c in self.gemm_ceilings) or "none"
         raise WorkbenchError(f"GEMM ceiling of {dtype}: not measured; measured: {known}")
 
     def roofline_seconds(self, flops: float, read_bytes: float, dtype: str, working_set_bytes: int) -> float:
         """Return the minimum seconds of a step with these FLOPs and bytes: the longer of computing and reading."""
-        return max(flops / self.gemm(dtype).value, read_bytes / self.read(working_set_bytes).value)
+        return max(flops / self.gemm_ceiling(dtype).value, read_bytes / self.read_ceiling(working_set_bytes).value)
 
     def as_json(self) -> dict:
-        return {"reads": [asdict(c) for c in self.reads], "gemms": [asdict(c) for c in self.gemms]}
+        return {"reads": [asdict(c) for c in self.read_ceilings], "gemms": [asdict(c) for c in self.gemm_ceilings]}
 
 
 def ceilings_for(
@@ -67,7 +67,7 @@ def ceilings_for(
     compiled: bool = False,
     refresh: bool = False,
     cache_dir: Path | None = None,
-) -> Ceilings:
+) -> MachineCeilings:
     """Return the ceilings for working sets of these bytes, from this machine's file or measured now and stored there.
 
     A stored ceiling serves sizes within a factor of 2^(1/4), for the same SIMD level, processor, threads and torch. A
@@ -84,13 +84,13 @@ def ceilings_for(
         cache_dir: Folder of the file; None is the cache directory of the workbench.
     """
     threads = threads or torch.get_num_threads()
-    file = (cache_dir or directory()) / FILE
+    file = (cache_dir or user_cache_directory()) / CEILINGS_FILE
     kept = {} if refresh else _load(file)
     measured: dict[str, Ceiling] = {}
 
     def find(key: str, measure: Callable[[], Ceiling]) -> Ceiling:
         before = kept.get(key)
-        if before is None or is_busy(before.others_cpu_share):
+        if before is None or is_contended(before.others_cpu_share):
             now = measure()
             higher = now if before is None or now.value >= before.value else before
             # Stored with the contention of today: a ceiling measured without contention is final.
@@ -113,30 +113,30 @@ def ceilings_for(
     )
     if measured:
         _save(file, _load(file) | measured)  # what another process added meanwhile stays
-    return Ceilings(reads, gemms)
+    return MachineCeilings(reads, gemms)
 
 
-def kept_ceilings(
+def stored_ceilings(
     *working_sets: int,
     threads: int | None = None,
     dtypes: Iterable[str] = ("float32", "bfloat16"),
     cache_dir: Path | None = None,
-) -> Ceilings:
+) -> MachineCeilings:
     """Return the ceilings that `ceilings_for` stored, each the higher of plain and compiled; measure nothing."""
-    threads, kept = threads or torch.get_num_threads(), _load((cache_dir or directory()) / FILE)
+    threads, kept = threads or torch.get_num_threads(), _load((cache_dir or user_cache_directory()) / CEILINGS_FILE)
     reads = [_highest(kept, *(_read_key(threads, size, way) for way in (False, True))) for size in working_sets]
     gemms = [_highest(kept, _gemm_key(threads, dtype, GEMM_SHAPE)) for dtype in dtypes]
-    return Ceilings(tuple(c for c in reads if c), tuple(c for c in gemms if c))
+    return MachineCeilings(tuple(c for c in reads if c), tuple(c for c in gemms if c))
 
 
-def _highest(kept: dict[str, Ceiling], *keys: str) -> Ceiling | None:
-    return max((kept[key] for key in keys if key in kept), key=lambda ceiling: ceiling.value, default=None)
+def _highest(stored: dict[str, Ceiling], *keys: str) -> Ceiling | None:
+    return max((stored[key] for key in keys if key in stored), key=lambda ceiling: ceiling.value, default=None)
 
 
 def _read_key(threads: int, size: int, compiled: bool) -> str:
     cache = last_level_cache()
-    bucket = _bucket(min(size, enough_bytes(cache)))  # beyond that, one measurement serves all sizes
-    return f"{_machine(threads)}, read {bucket} {level_of(size, cache)}{' compiled' * compiled}"
+    bucket = _bucket(min(size, saturating_bytes(cache)))  # beyond that, one measurement serves all sizes
+    return f"{_machine(threads)}, read {bucket} {memory_level_of(size, cache)}{' compiled' * compiled}"
 
 
 def _gemm_key(threads: int, dtype: str, shape: tuple[int, int, int]) -> str:
@@ -144,7 +144,7 @@ def _gemm_key(threads: int, dtype: str, shape: tuple[int, int, int]) -> str:
 
 
 def _machine(threads: int) -> str:
-    held = f", held to {os.environ[ENVIRONMENT]}" if os.environ.get(ENVIRONMENT) else ""  # torch is held with us
+    held = f", held to {os.environ[LEVEL_VARIABLE]}" if os.environ.get(LEVEL_VARIABLE) else ""  # torch is held with us
     return f"{cpu_model()} x {os.cpu_count()}{held}, threads {threads}, torch {torch.__version__}"
 
 
@@ -173,8 +173,8 @@ def _ceiling(entry: object) -> Ceiling | None:
     return Ceiling(**values)
 
 
-def _save(file: Path, kept: dict[str, Ceiling]) -> None:
-    text = json.dumps({"ceilings": {key: asdict(ceiling) for key, ceiling in kept.items()}}, indent=2)
+def _save(file: Path, stored: dict[str, Ceiling]) -> None:
+    text = json.dumps({"ceilings": {key: asdict(ceiling) for key, ceiling in stored.items()}}, indent=2)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, lambda out: out.write(text.encode()))

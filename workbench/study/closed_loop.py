@@ -12,11 +12,11 @@ from workbench.engine.runner import Runner
 from workbench.request import Request
 from workbench.trace.events import Event, Finished
 
-NAP = 0.01  # maximum seconds between two looks at the clock
+POLL_SECONDS = 0.01  # maximum seconds between two looks at the clock
 
 
-def closed_loop(
-    runner: Runner, requests: list[Request], clients: int, think: float, sleep: Callable[[float], None] = time.sleep
+def stream_closed_loop(
+    runner: Runner, requests: list[Request], clients: int, think_seconds: float, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[Event]:
     """Stream events as `runner.stream` does, for a fixed number of clients.
 
@@ -35,7 +35,7 @@ def closed_loop(
             if owed and not box:
                 runner.step(box)
             elif not box:
-                sleep(max(0.0, min(NAP, began + due[0][0] - runner.clock())))
+                sleep(max(0.0, min(POLL_SECONDS, began + due[0][0] - runner.clock())))
             while box:
                 event = box.popleft()
                 if isinstance(event, Finished):
@@ -43,7 +43,7 @@ def closed_loop(
                     if not owed[event.request_id]:
                         del owed[event.request_id]
                         if numbers < len(requests):
-                            heapq.heappush(due, (runner.clock() - began + think, numbers))
+                            heapq.heappush(due, (runner.clock() - began + think_seconds, numbers))
                             numbers += 1
                 yield event
     finally:

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from workbench.study.pareto import drawing
+from workbench.study.pareto import import_altair
 
 GOOD, BAD = "#0b6e4f", "#b3541e"
-DEAR = 2.0  # times as long
+EXPENSIVE_RATIO = 2.0  # times as long
 COUNTS = {"varying_outputs": "outputs", "varying_bits": "sets of bits"}
 PRICES = {"price_prefill": "prefill", "price_decode_one": "decode of one", "price_decode_many": "decode of many"}
 
 
 def chart(rows: Sequence[Mapping[str, Any]], title: str) -> Any:
     """Draw an Altair chart: bars of distinct outputs by variant, and beside them the costs as ratios."""
-    altair = drawing()
+    altair = import_altair()
     counts = _values(rows, COUNTS)
     left = _bars(altair, counts, "different answers to one prompt", "datum.value > 1", "d", tick=1)
     ratios = _values(rows, PRICES)
     if not ratios:
         return left.properties(title=title)
-    right = _bars(altair, ratios, "time with the mode / without", f"datum.value > {DEAR}", ".2f", tick=0.5)
+    right = _bars(altair, ratios, "time with the mode / without", f"datum.value > {EXPENSIVE_RATIO}", ".2f", tick=0.5)
     return altair.hconcat(left, right).properties(title=title)
 
 

@@ -8,7 +8,7 @@ from statistics import median
 
 from workbench.engine.runner import Runner
 from workbench.request import Request, SamplingParameters
-from workbench.study.company_workload import PricePart
+from workbench.study.company_workload import OverheadSettings
 from workbench.study.experiment import Experiment
 from workbench.study.findings import Rows
 from workbench.study.run import runner_for
@@ -17,8 +17,8 @@ from workbench.trace.events import Stepped
 Costs = dict[str, dict[str, float]]
 
 
-def prices(
-    price: PricePart, variants: Mapping[str, Experiment], seed: int, tell: Callable[[str], None]
+def measure_overhead(
+    settings: OverheadSettings, variants: Mapping[str, Experiment], seed: int, on_progress: Callable[[str], None]
 ) -> tuple[Costs, Rows]:
     """Time every variant in interleaved rounds after one warm-up round.
 
@@ -28,41 +28,41 @@ def prices(
     """
     runners: dict[str, Runner] = {}
     for name, variant in variants.items():
-        tell(f"loading to be timed: {name}")
-        runners[name] = runner_for(_of_model(variant, price))
+        on_progress(f"loading to be timed: {name}")
+        runners[name] = runner_for(_of_model(variant, settings))
     times: Rows = []
-    for turn in range(price.rounds + 1):
+    for turn in range(settings.rounds + 1):
         for name, runner in runners.items():
-            tell(f"timed, round {turn}: {name}" if turn else f"warm-up: {name}")
-            found = timed(price, runner, f"{seed}/{turn}")
+            on_progress(f"timed, round {turn}: {name}" if turn else f"warm-up: {name}")
+            found = time_round(settings, runner, f"{seed}/{turn}")
             if turn:
                 times.append({"variant": name, "round": turn, **found})
     costs: Costs = {}
     for name in variants:
         mine = _rounds(times, name)
-        costs[name] = {f"{what}_s": median(each[what] for each in mine) for what in WORKS}
-        if (plain := _without(name, variants)) is not None:
+        costs[name] = {f"{what}_s": median(each[what] for each in mine) for what in TIMED_PHASES}
+        if (plain := _variant_without_mode(name, variants)) is not None:
             pairs = list(zip(mine, _rounds(times, plain), strict=True))
-            costs[name] |= {f"price_{what}": median(on[what] / off[what] for on, off in pairs) for what in WORKS}
+            costs[name] |= {f"price_{what}": median(on[what] / off[what] for on, off in pairs) for what in TIMED_PHASES}
     return costs, times
 
 
-WORKS = ("prefill", "decode_one", "decode_many")
+TIMED_PHASES = ("prefill", "decode_one", "decode_many")
 
 
-def timed(price: PricePart, runner: Runner, name: str) -> dict[str, float]:
+def time_round(settings: OverheadSettings, runner: Runner, name: str) -> dict[str, float]:
     """Return the seconds of one prefill, of a decode step of one sequence, and of one of `batch` sequences."""
-    runner.forget_prefixes()
+    runner.reset_prefix_cache()
     return {
-        "prefill": _steps(runner, name, 1, price.prefill_tokens, 1, "prefill", total=True),
-        "decode_one": _steps(runner, name, 1, price.context, price.tokens, "decode"),
-        "decode_many": _steps(runner, name, price.batch, price.context, price.tokens, "decode"),
+        "prefill": _steps(runner, name, 1, settings.prefill_tokens, 1, "prefill", total=True),
+        "decode_one": _steps(runner, name, 1, settings.context, settings.tokens, "decode"),
+        "decode_many": _steps(runner, name, settings.batch, settings.context, settings.tokens, "decode"),
     }
 
 
 def _steps(runner: Runner, name: str, count: int, prompt: int, tokens: int, phase: str, total: bool = False) -> float:
     """Return the seconds of all steps of a phase together, or the median step of those that decode every sequence."""
-    draw, vocab = random.Random(name), runner.model.spec.vocab
+    draw, vocab = random.Random(name), runner.model.spec.vocab_size
     sampling = SamplingParameters(temperature=0.0, max_tokens=tokens, ignore_eos=True)
     ids = [tuple(draw.randrange(vocab) for _ in range(prompt)) for _ in range(count)]
     requests = [Request(f"timed-{index}", each, sampling) for index, each in enumerate(ids)]
@@ -76,13 +76,13 @@ def _rounds(times: Rows, name: str) -> Rows:
     return [each for each in times if each["variant"] == name]
 
 
-def _of_model(variant: Experiment, price: PricePart) -> Experiment:
+def _of_model(variant: Experiment, price: OverheadSettings) -> Experiment:
     if price.model is None:
         return variant
     return variant.model_copy(update={"model": variant.model.model_copy(update={"name": price.model})})
 
 
-def _without(name: str, variants: Mapping[str, Experiment]) -> str | None:
+def _variant_without_mode(name: str, variants: Mapping[str, Experiment]) -> str | None:
     """Return the name of the variant that differs from this one by `batch_invariant` alone; None if there is none."""
     mine = variants[name]
     if not mine.batch_invariant:

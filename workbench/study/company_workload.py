@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from workbench.study.parts import Count, Part, Seed
+from workbench.study.parts import Count, ExperimentSettings, Seed
 
 
-class PricePart(Part):
+class OverheadSettings(ExperimentSettings):
     """Settings for the cost of `batch_invariant`: a prefill of one prompt, decodes of one sequence, decodes of many."""
 
     model: str | None = None  # None is the model whose outputs are compared
@@ -20,16 +20,16 @@ class PricePart(Part):
     rounds: Count = 5
 
 
-class CompanyWorkload(Part):
+class DeterminismWorkload(ExperimentSettings):
     """Run each prompt greedily in `runs` different batch compositions, and `repeats` times in the first of them."""
 
-    kind: Literal["company"] = "company"
+    kind: Literal["determinism"] = "determinism"
     prompts: Annotated[tuple[str, ...], Field(min_length=1)] | Count = 4  # texts, or the number of random prompts
     prompt_tokens: Count = 48  # of random prompts
     output_tokens: Count = 128
     runs: Count = 8
     repeats: Count = 3
-    companions: Count = 15  # at most
-    companion_tokens: Count = 96  # maximum of another request's prompt, and of its output
-    price: PricePart | None = PricePart()
+    other_requests: Count = 15  # at most
+    other_request_tokens: Count = 96  # maximum of another request's prompt, and of its output
+    price: OverheadSettings | None = OverheadSettings()
     seed: Seed = 0

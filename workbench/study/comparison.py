@@ -10,35 +10,35 @@ from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.fleet.settings import SimulatedExecutor
-from workbench.stages import stages
+from workbench.stages import progress_stages
 from workbench.study import company_chart, curves, latency_chart, lengths_chart, pareto, speculation_chart, texts_chart
-from workbench.study.company import company
-from workbench.study.company_workload import CompanyWorkload
+from workbench.study.company import measure_determinism
+from workbench.study.company_workload import DeterminismWorkload
 from workbench.study.environment import environment
 from workbench.study.experiment import Experiment
-from workbench.study.findings import Findings
-from workbench.study.interruption import interruption
-from workbench.study.interruption_workload import InterruptionWorkload
-from workbench.study.lengths import lengths
+from workbench.study.findings import VariantResults
+from workbench.study.interruption import measure_prefill_interference
+from workbench.study.interruption_workload import PrefillInterferenceWorkload
+from workbench.study.lengths import measure_lengths
 from workbench.study.lengths_workload import LengthsWorkload
 from workbench.study.machine import cpu_times, others_cpu_share
-from workbench.study.predicted import Predictions, predictions
-from workbench.study.quality import quality
+from workbench.study.predicted import Predictions, predict_variants
+from workbench.study.quality import measure_quality
 from workbench.study.quality_workload import QualityWorkload, SharedPrefixWorkload
 from workbench.study.record import Record, RunFolder
-from workbench.study.run import threads
+from workbench.study.run import torch_threads
 from workbench.study.run_folder import writing
-from workbench.study.shared_prefix import shared_prefix
-from workbench.study.side_by_side import side_by_side
-from workbench.study.simulated_variants import simulated_variants
-from workbench.study.speculating import speculating
+from workbench.study.shared_prefix import measure_shared_prefix
+from workbench.study.side_by_side import measure_serving
+from workbench.study.simulated_variants import measure_simulated_variants
+from workbench.study.speculating import measure_speculation
 from workbench.study.speculation_workload import SpeculationWorkload
-from workbench.study.streaming import streaming
+from workbench.study.streaming import measure_streaming
 from workbench.study.streaming_workload import StreamingWorkload
-from workbench.study.texts import sampled_texts
+from workbench.study.texts import measure_sampled_texts
 from workbench.study.texts_workload import TextsWorkload
 from workbench.study.verdict import verdicts
-from workbench.user_parts import find
+from workbench.user_parts import resolve_path
 
 
 def run_comparison(
@@ -46,7 +46,7 @@ def run_comparison(
 ) -> Record:
     """Measure every variant and write a run folder below `out`. A mistake in the experiment leaves no folder."""
     if experiment.judge is not None:
-        find(experiment.judge.path)  # checked before anything is measured
+        resolve_path(experiment.judge.path)  # checked before anything is measured
     with writing(out, name) as folder:
         return _measured(experiment, folder, progress)
 
@@ -56,17 +56,17 @@ def _measured(experiment: Experiment, folder: RunFolder, progress: bool) -> Reco
     folder.write_json("environment.json", environment())
     before, began = cpu_times(), time.perf_counter()
     try:
-        with threads(experiment.measure.threads), stages(progress) as tell:
-            predicted = predictions(experiment, tell)
+        with torch_threads(experiment.measure.threads), progress_stages(progress) as tell:
+            predicted = predict_variants(experiment, tell)
             if predicted is not None:
                 folder.write_json("prediction.json", predicted)  # before anything is measured
-            found = findings(experiment, tell, predicted)
+            found = measure_variants(experiment, tell, predicted)
     except WorkbenchError:
         shutil.rmtree(folder.path, ignore_errors=True)
         raise
     summary = {
         "rows": found.rows,
-        "about": found.about,
+        "about": found.metadata,
         "wall_s": time.perf_counter() - began,
         "others_cpu_share": others_cpu_share(before),
     }
@@ -80,11 +80,11 @@ def _measured(experiment: Experiment, folder: RunFolder, progress: bool) -> Reco
     return Record.open(folder.finish())
 
 
-def findings(
+def measure_variants(
     experiment: Experiment,
-    tell: Callable[[str], None] = lambda line: None,
+    on_progress: Callable[[str], None] = lambda line: None,
     predicted: Predictions | None = None,
-) -> Findings:
+) -> VariantResults:
     """Measure the variants by the kind of workload. `predicted` is the result of `predict_variants`, computed here if
     needed."""
     sweep, simulated = experiment.sweep, isinstance(experiment.executor, SimulatedExecutor)
@@ -94,33 +94,33 @@ def findings(
             "experiment one axis, which is drawn as a curve"
         )
     if isinstance(experiment.workload, LengthsWorkload):
-        return lengths(experiment, tell, predicted or predictions(experiment, tell) or {})
+        return measure_lengths(experiment, on_progress, predicted or predict_variants(experiment, on_progress) or {})
     if isinstance(experiment.workload, TextsWorkload):
-        return sampled_texts(experiment, tell, predicted or predictions(experiment, tell) or {})
+        return measure_sampled_texts(experiment, on_progress, predicted or predict_variants(experiment, on_progress) or {})
     if isinstance(experiment.workload, QualityWorkload):
-        return quality(experiment, tell, predicted)
+        return measure_quality(experiment, on_progress, predicted)
     if isinstance(experiment.workload, SharedPrefixWorkload):
-        return shared_prefix(experiment, tell)
-    if isinstance(experiment.workload, CompanyWorkload):
-        return company(experiment, tell)
+        return measure_shared_prefix(experiment, on_progress)
+    if isinstance(experiment.workload, DeterminismWorkload):
+        return measure_determinism(experiment, on_progress)
     if isinstance(experiment.workload, SpeculationWorkload):
-        return speculating(experiment, tell)
-    if isinstance(experiment.workload, InterruptionWorkload):
-        return interruption(experiment, tell)
+        return measure_speculation(experiment, on_progress)
+    if isinstance(experiment.workload, PrefillInterferenceWorkload):
+        return measure_prefill_interference(experiment, on_progress)
     if isinstance(experiment.workload, StreamingWorkload):
-        return streaming(experiment, tell)
+        return measure_streaming(experiment, on_progress)
     if simulated:
-        return simulated_variants(experiment, tell)
-    return side_by_side(experiment, tell, predicted)
+        return measure_simulated_variants(experiment, on_progress)
+    return measure_serving(experiment, on_progress, predicted)
 
 
-def picture_of(experiment: Experiment, rows: Sequence[Mapping[str, Any]]) -> tuple[str, Any]:
+def chart_of(experiment: Experiment, rows: Sequence[Mapping[str, Any]]) -> tuple[str, Any]:
     """Return the name of the chart for this kind of run, and the module that draws it: `svg` and `png` of rows and a
     title."""
     if isinstance(experiment.workload, QualityWorkload):
         return "pareto", pareto
-    if isinstance(experiment.workload, CompanyWorkload):
-        return "company", company_chart
+    if isinstance(experiment.workload, DeterminismWorkload):
+        return "determinism", company_chart
     if isinstance(experiment.workload, SpeculationWorkload):
         return "speculation", speculation_chart
     if isinstance(experiment.workload, LengthsWorkload):
@@ -132,9 +132,9 @@ def picture_of(experiment: Experiment, rows: Sequence[Mapping[str, Any]]) -> tup
     return "curves", curves
 
 
-def _draw(folder: RunFolder, experiment: Experiment, found: Findings) -> dict[str, Any] | None:
+def _draw(folder: RunFolder, experiment: Experiment, found: VariantResults) -> dict[str, Any] | None:
     """Write the chart as SVG and PNG, and return the files' names, or the reason why there is none."""
-    name, picture = picture_of(experiment, found.rows)
+    name, picture = chart_of(experiment, found.rows)
     if problem := pareto.plotting_problem():
         return {"problem": problem}
     folder.write_text(f"{name}.svg", picture.svg(found.rows, experiment.question))

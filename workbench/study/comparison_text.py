@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from workbench.study.machine import is_busy
+from workbench.study.machine import is_contended
 from workbench.study.record import Record
 from workbench.study.verdict import RuleChange
 
@@ -56,7 +56,7 @@ QUALITY: tuple[tuple[str, str, Cell], ...] = (
     ("copy_gain", "copy gain", "{:.2f}".format),
 )
 COSTS: tuple[tuple[str, str, Cell], ...] = (
-    ("lane", "lane", str),
+    ("backend", "backend", str),
     ("weight_bytes", "weight bytes", _whole),
     ("bytes_per_token", "bytes/token", _whole),
     ("stored_bytes_per_token", "stored for good", _whole),
@@ -78,7 +78,7 @@ COSTS: tuple[tuple[str, str, Cell], ...] = (
     ("short_ttft_s_p50", "short TTFT ms", _ms),
     ("short_ttft_s_p99", "short TTFT p99", _ms),
     ("seconds", "all of it s", "{:.2f}".format),
-    ("goodput_share", "kept promise", _share),
+    ("slo_attainment", "SLO attainment", _share),
     ("goodput_requests_per_s", "goodput/s", "{:.2f}".format),
     ("cache_hit_rate", "cache hits", _share),
     ("cache_waste", "pages empty", _share),
@@ -93,7 +93,7 @@ COSTS: tuple[tuple[str, str, Cell], ...] = (
     ("varying_outputs", "outputs in varying company", str),
     ("varying_bits", "sets of bits", str),
     ("same_bits", "in the same", str),
-    ("parted_prompts", "prompts that part", str),
+    ("diverged_prompts", "prompts that part", str),
     ("price_prefill", "prefill takes x", "{:.2f}".format),
     ("price_decode_one", "decode of one", "{:.2f}".format),
     ("price_decode_many", "of many", "{:.2f}".format),
@@ -108,7 +108,7 @@ COSTS: tuple[tuple[str, str, Cell], ...] = (
     ("same_tokens_share", "same outputs", _share),
 )
 CURVES: tuple[tuple[str, str, Cell], ...] = (
-    ("goodput_share", "kept promise", _share),
+    ("slo_attainment", "SLO attainment", _share),
     ("ttft_s_p50", "TTFT p50 ms", _ms),
     ("ttft_s_p99", "TTFT p99 ms", _ms),
     ("longest_gap_s_p99", "longest gap p99 ms", _ms),
@@ -121,14 +121,14 @@ CURVES: tuple[tuple[str, str, Cell], ...] = (
     ("decode_bytes_share", "of bytes/s", _share),
     ("e2el_s", "E2EL ms", _ms),
 )
-Found = tuple[list[str], list[list[str]]]
+TableText = tuple[list[str], list[list[str]]]
 
 
-def tables(rows: Rows) -> list[Found]:
+def variant_tables(rows: Rows) -> list[TableText]:
     """Return headings and cells of the tables that the rows have data for: quality, copying by depth, costs."""
     contexts = list(dict.fromkeys(context for row in rows for context in row.get("decode_tokens_per_s", {})))
     loads = list(dict.fromkeys(load for row in rows for load in row.get("tokens_per_s", {})))
-    decoded = [{**row, "lane": row["decode_lane"]} if "decode_lane" in row else row for row in rows]
+    decoded = [{**row, "backend": row["decode_backend"]} if "decode_backend" in row else row for row in rows]
     costs = _table("what it costs and buys", COSTS, decoded)
     costs[0].extend(f"tok/s at {int(context):,}" for context in contexts)
     costs[0].extend(f"tok/s of {load}" for load in loads)
@@ -139,7 +139,7 @@ def tables(rows: Rows) -> list[Found]:
     return [each for each in found if len(each[0]) > 1]
 
 
-def _curves(rows: Rows) -> list[Found]:
+def _curves(rows: Rows) -> list[TableText]:
     """Build the tables of simulated variants: some metrics for each value, in the first column, of a swept setting."""
     tables = []
     for key, heading, tell in CURVES:
@@ -151,17 +151,17 @@ def _curves(rows: Rows) -> list[Found]:
     return tables
 
 
-def _table(name: str, known: Sequence[tuple[str, str, Cell]], rows: Rows) -> Found:
+def _table(name: str, known: Sequence[tuple[str, str, Cell]], rows: Rows) -> TableText:
     columns = [column for column in known if any(row.get(column[0]) is not None for row in rows)]
     cells = [[row["variant"], *(_cell(row.get(key), tell) for key, _, tell in columns)] for row in rows]
     return [name, *(heading for _, heading, _ in columns)], cells
 
 
-def _cell(value: Any, tell: Cell) -> str:
-    return "-" if value is None else tell(value)
+def _cell(value: Any, format: Cell) -> str:
+    return "-" if value is None else format(value)
 
 
-def _by_depth(rows: Rows) -> Found:
+def _by_depth(rows: Rows) -> TableText:
     """Build the table of copying: the fraction of the identifiers' tokens that are most likely, and the gain in nats a
     token, by depth (0% is the beginning)."""
     depths = list(dict.fromkeys(depth for row in rows for depth in row.get("copying", {})))
@@ -173,11 +173,11 @@ def _copied(found: Mapping[str, float] | None) -> str:
     return "-" if found is None else f"{found['copied']:.0%} ({found['gain']:+.2f})"
 
 
-def markdown(rows: Rows) -> str:
-    return "\n".join(_markdown(*found) for found in tables(rows))
+def to_markdown(rows: Rows) -> str:
+    return "\n".join(_markdown(*found) for found in variant_tables(rows))
 
 
-def comma_separated(rows: Rows) -> str:
+def to_csv(rows: Rows) -> str:
     """Return one CSV line a variant, every number as measured; nested metrics are named group.metric."""
     flat = [_flat(row) for row in rows]
     names = list(dict.fromkeys(name for row in flat for name in row))
@@ -193,11 +193,11 @@ def show(record: Record, console: Console) -> None:
     summary = record.summary
     question = next(line for line in record.experiment_text.splitlines() if line.startswith("question:"))
     console.print(Text(question.removeprefix("question:").strip(" '\""), style="bold"), soft_wrap=True)
-    for found in tables(summary["rows"]):
+    for found in variant_tables(summary["rows"]):
         console.print(_rich(*found))
     for verdict in summary["verdicts"]:
         console.print(Text(f"{verdict['claim']}: {verdict['outcome']}", style="bold"), soft_wrap=True)
-        for name in ("says", "rule", "because"):
+        for name in ("says", "rule", "reason"):
             console.print(Text(f"  {name:8}{verdict[name]}"), soft_wrap=True)
         for change in verdict.get("changed", ()):  # records that are older than the field have none
             console.print(Text(f"  changed {RuleChange(**change)}"), soft_wrap=True)
@@ -216,7 +216,7 @@ def remarks(summary: Mapping[str, Any]) -> list[str]:
     if picture:
         lines.append(f"picture: {picture.get('svg') or picture['problem']}")
     busy = summary["others_cpu_share"]
-    if is_busy(busy):
+    if is_contended(busy):
         lines.append(f"other processes took {busy:.0%} of the processor: do not trust these times")
     return lines
 
@@ -224,7 +224,7 @@ def remarks(summary: Mapping[str, Any]) -> list[str]:
 def _rich(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> Table:
     made = Table(*headings, box=box.SIMPLE_HEAD, pad_edge=False)
     for column in made.columns:
-        column.justify = "left" if column.header == "lane" or column is made.columns[0] else "right"
+        column.justify = "left" if column.header == "backend" or column is made.columns[0] else "right"
     for row in cells:
         made.add_row(*row)
     return made

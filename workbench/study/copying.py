@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.prompt.tokenizer import Tokenizer
-from workbench.study.forced import Text, score
+from workbench.study.forced import ForcedText, score_texts
 
 VERBS = ("push", "pop", "scan", "merge", "flip", "split", "shift", "count", "trim", "wrap", "fetch", "store", "clear")
 NOUNS = (
@@ -48,13 +48,13 @@ class Snippet:
     `text.first_scored` is the index of the name's first token. `distance` is the number of tokens from the assigned
     name to it, None in the text without an assignment."""
 
-    text: Text
+    text: ForcedText
     name: int
     depth: float | None
     distance: int | None
 
 
-def snippets(tokenizer: Tokenizer, names: int, tokens: int, depths: Sequence[float], seed: int) -> list[Snippet]:
+def generate_snippets(tokenizer: Tokenizer, names: int, tokens: int, depths: Sequence[float], seed: int) -> list[Snippet]:
     """Generate texts for `names` invented identifiers: one without the assignment, and one for each depth.
 
     Depth 0 is the beginning and 1 the end. All texts of a name have nearly `tokens` tokens and the same filler."""
@@ -92,7 +92,7 @@ def _for_one_name(
             ids += filler[number] if number < len(filler) else ask
         first = len(ids)
         distance = None if stands is None else first - stands
-        return Snippet(Text((*ids, *name), first, prefilled=first), index, depth, distance)
+        return Snippet(ForcedText((*ids, *name), first, num_prompt_tokens=first), index, depth, distance)
 
     return [snippet(None), *(snippet(depth) for depth in depths)]
 
@@ -111,22 +111,22 @@ def _invented(draw: random.Random) -> str:
     return "_".join("".join(draw.choices(SYLLABLES, k=2)) for _ in range(2))
 
 
-def copying(runner: Runner, asked: Sequence[Snippet]) -> list[dict]:
+def measure_copying(runner: Runner, snippets: Sequence[Snippet]) -> list[dict]:
     """Score snippets and return one row for each snippet with an assignment.
 
     Rows have name, depth, distance, `gain` in nats a token, and `copied`: the fraction of the name's tokens that are
     the most likely ones."""
-    nats: list[list[float]] = [[] for _ in asked]
-    right: list[list[bool]] = [[] for _ in asked]
+    nats: list[list[float]] = [[] for _ in snippets]
+    right: list[list[bool]] = [[] for _ in snippets]
 
     def note(index: int, first: int, logits) -> None:
-        ids = asked[index].text.ids[first : first + len(logits)]
+        ids = snippets[index].text.ids[first : first + len(logits)]
         logprobs = logits.double().log_softmax(-1).cpu()
         nats[index] += [float(row[token]) for row, token in zip(logprobs, ids, strict=True)]
         right[index] += [int(row.argmax()) == token for row, token in zip(logprobs, ids, strict=True)]
 
-    score(runner, [snippet.text for snippet in asked], note)
-    without = {snippet.name: nats[i] for i, snippet in enumerate(asked) if snippet.depth is None}
+    score_texts(runner, [snippet.text for snippet in snippets], note)
+    without = {snippet.name: nats[i] for i, snippet in enumerate(snippets) if snippet.depth is None}
     return [
         {
             "name": snippet.name,
@@ -135,12 +135,12 @@ def copying(runner: Runner, asked: Sequence[Snippet]) -> list[dict]:
             "gain": (math.fsum(nats[i]) - math.fsum(without[snippet.name])) / len(nats[i]),
             "copied": sum(right[i]) / len(right[i]),
         }
-        for i, snippet in enumerate(asked)
+        for i, snippet in enumerate(snippets)
         if snippet.depth is not None
     ]
 
 
-def by_depth(rows: Sequence[dict]) -> dict[float, dict[str, float]]:
+def mean_by_depth(rows: Sequence[dict]) -> dict[float, dict[str, float]]:
     """Return the means over names for each depth: gain, copied, distance."""
     found = {}
     for depth in sorted({row["depth"] for row in rows}):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from workbench.study.pareto import drawing
+from workbench.study.pareto import import_altair
 
 WIDTH, HEIGHT = 300, 220
 CURVES = (
-    ("goodput_share", "requests that kept the promise", "linear"),
+    ("slo_attainment", "requests that met the SLO", "linear"),
     ("ttft_s_p50", "TTFT p50, s", "log"),
     ("ttft_s_p99", "TTFT p99, s", "log"),
     ("longest_gap_s_p99", "longest gap between tokens, p99, s", "log"),
@@ -34,12 +34,12 @@ BARS = (
 def chart(rows: Sequence[Mapping[str, Any]], title: str) -> Any:
     """Draw an Altair chart: one panel for each metric that the rows have, one curve or bar a variant."""
     panels = _curves(rows) if any(row.get("curve") for row in rows) else _bars(rows)
-    altair = drawing()
+    altair = import_altair()
     return altair.concat(*panels, columns=2).properties(title=title)
 
 
 def _curves(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
-    altair = drawing()
+    altair = import_altair()
     order = [row["variant"] for row in rows]
     points = [{"variant": row["variant"], **point} for row in rows for point in row["curve"]]
     numbers = all(isinstance(point["value"], int | float) for point in points)
@@ -60,7 +60,7 @@ def _curves(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
 
 
 def _bars(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
-    altair = drawing()
+    altair = import_altair()
     order = [row["variant"] for row in rows]
     panels = []
     for key, told in BARS:

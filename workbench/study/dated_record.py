@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import WorkbenchError
-from workbench.study.run_folder import strict, write_atomically
+from workbench.study.run_folder import finite_json, write_atomically
 
 
-def write_dated(record: Mapping[str, Any], folder: Path, name: str) -> Path:
+def write_dated_record(record: Mapping[str, Any], folder: Path, name: str) -> Path:
     """Write `NAME-YYYYmmdd-HHMMSS.json` into `folder` by the record's own `date`, atomically.
 
     Numbers that are not finite become null. A second record of the same second gets `-2`. Raises WorkbenchError where
@@ -22,7 +22,7 @@ def write_dated(record: Mapping[str, Any], folder: Path, name: str) -> Path:
     stem = f"{name}-{date[:8]}-{date[8:]}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(strict(record), indent=2, allow_nan=False) + "\n"
+        text = json.dumps(finite_json(record), indent=2, allow_nan=False) + "\n"
         for number in itertools.count(1):
             path = folder / f"{stem}{'' if number == 1 else f'-{number}'}.json"
             with contextlib.suppress(FileExistsError):

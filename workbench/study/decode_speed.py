@@ -11,11 +11,11 @@ from workbench.errors import WorkbenchError
 from workbench.request import Request, SamplingParameters
 from workbench.trace.events import Finished, Stepped
 
-Tell = Callable[[str], None]
+ProgressCallback = Callable[[str], None]
 
 
-def decode_speed(
-    runners: Mapping[str, Runner], contexts: Sequence[int], tokens: int, rounds: int, tell: Tell = lambda line: None
+def time_decode_steps(
+    runners: Mapping[str, Runner], contexts: Sequence[int], tokens: int, rounds: int, on_progress: ProgressCallback = lambda line: None
 ) -> list[dict]:
     """Time decode steps and return one row a runner and context: the seconds of each step.
 
@@ -25,7 +25,7 @@ def decode_speed(
         open_ones: dict[str, Iterator[Stepped]] = {}
         try:
             for name, runner in runners.items():
-                tell(f"decode at {context:,}: {name}")
+                on_progress(f"decode at {context:,}: {name}")
                 open_ones[name] = _decoding(runner, context, tokens * (rounds + 1))
                 _take(open_ones[name], tokens)  # prefill, and what is compiled
             seconds: dict[str, list[float]] = {name: [] for name in runners}
@@ -37,7 +37,7 @@ def decode_speed(
                 steps.close()  # type: ignore[attr-defined]
         rows += [
             {
-                "variant": name, "context": context, "lane": str(runner.lanes),
+                "variant": name, "context": context, "backend": str(runner.backends),
                 "tokens_per_s": 1 / median(seconds[name]), "step_s": seconds[name],
             }
             for name, runner in runners.items()
@@ -52,7 +52,7 @@ def _take(steps: Iterator[Stepped], count: int) -> list[Stepped]:
 def _decoding(runner: Runner, context: int, tokens: int) -> Iterator[Stepped]:
     """Yield the decode steps of one sequence from `context` prompt tokens on."""
     draw = random.Random(context)
-    prompt = tuple(draw.randrange(runner.model.spec.vocab) for _ in range(context))
+    prompt = tuple(draw.randrange(runner.model.spec.vocab_size) for _ in range(context))
     sampling = SamplingParameters(temperature=0.0, max_tokens=tokens + 1, ignore_eos=True)
     events = runner.stream([Request(f"decode-{context}", prompt, sampling)])
     try:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
-from compiled_kernels import Lane, LaneError, lane_problems
-from compiled_kernels.stages import Stage, Stages
+from compiled_kernels import Backend, BackendError, backend_problems
+from compiled_kernels.stages import CompilerStage, CompilerStages
 from workbench.engine.buckets import bucket_for
-from workbench.engine.load import SHAPE, SHIPPED, parse_dtype, stored_dtype
+from workbench.engine.load import SHAPE_PREFIX, BUNDLED_MODELS, parse_dtype, stored_dtype
 from workbench.model.families import read_spec
 from workbench.model.quantized import WeightFormat
 from workbench.model.shapes import named_shape
@@ -18,30 +18,30 @@ from workbench.model.transformer import Transformer
 
 def decode_step_stages(
     model: str, dtype: str = "auto", weights: WeightFormat | None = None, rows: int = 1, page_size: int = 64
-) -> Stages:
+) -> CompilerStages:
     """Return the compilation stages of the step that decodes `rows` sequences, on torch's present threads.
 
     `rows` is rounded up to its bucket (1, 2, 4, ...). The step is compiled where it is not cached, without any weights.
-    Raises LaneError where the mlir backend does not work here."""
-    if problem := lane_problems()[Lane.MLIR]:
-        raise LaneError(f"lane mlir does not work here: {problem}")
-    from compiled_kernels.decode_step.step import library, step_text
+    Raises BackendError where the mlir backend does not work here."""
+    if problem := backend_problems()[Backend.MLIR]:
+        raise BackendError(f"backend mlir does not work here: {problem}")
+    from compiled_kernels.decode_step.step import libgomp_path, step_text
     from compiled_kernels.mlir import compile_text
-    from workbench.engine.layout import layout_problem
+    from workbench.engine.layout import unsupported_layout_reason
     from workbench.engine.mlir_step import step_shape
 
-    if model.startswith(SHAPE):
-        spec, stored = named_shape(model.removeprefix(SHAPE)), torch.bfloat16
+    if model.startswith(SHAPE_PREFIX):
+        spec, stored = named_shape(model.removeprefix(SHAPE_PREFIX)), torch.bfloat16
     else:
-        folder = SHIPPED.get(model, Path(model))
+        folder = BUNDLED_MODELS.get(model, Path(model))
         spec, stored = read_spec(folder), stored_dtype(folder / "config.json")
     format = weights or WeightFormat()
     format.check(spec)
     with torch.device("meta"):
         shapes = Transformer(spec, format=format).to(stored if dtype == "auto" else parse_dtype(dtype))
-    if layout_problem(shapes, shapes.cache_shapes()) is None:
-        shapes.lay_out()  # as the mlir backend does; `auto` leaves weights row by row where torch's product is quicker
+    if unsupported_layout_reason(shapes, shapes.cache_shapes()) is None:
+        shapes.use_panels()  # as the mlir backend does; `auto` leaves weights row by row where torch's product is quicker
     shape = step_shape(shapes, page_size, bucket_for(rows))
-    kernel = compile_text(step_text(shape), "decode_step", level=shape.target.level, libraries=(library(),))
-    texts = {name: Stage(text) for name, text in kernel.stages.items()}
-    return Stages(kernel.digest, "the entry in the cache of artifacts that runs", texts)
+    kernel = compile_text(step_text(shape), "decode_step", level=shape.target.level, libraries=(libgomp_path(),))
+    texts = {name: CompilerStage(text) for name, text in kernel.stages.items()}
+    return CompilerStages(kernel.digest, "the entry in the cache of artifacts that runs", texts)

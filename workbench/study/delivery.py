@@ -16,7 +16,7 @@ from workbench.trace.events import Decoded, Event, Finished
 SCRIPT = Path(__file__).with_name("streaming_client.py")
 
 
-class Client:
+class StreamingClient:
     """A client in a process of its own. Once closed, `received` has its notes by request."""
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Client:
             [sys.executable, "-I", str(SCRIPT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
         )
         self._pipe = cast(IO[bytes], self._process.stdin)
-        self.seen: dict[str, list[Any]] = {}
+        self.received: dict[str, list[Any]] = {}
         if cast(IO[bytes], self._process.stdout).readline().strip() != b"ready":
             self._process.kill()
             raise WorkbenchError("the client's process did not start; see above for what it said")
@@ -36,16 +36,16 @@ class Client:
         }  # fmt: skip
         self._pipe.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
 
-    def __enter__(self) -> Client:
+    def __enter__(self) -> StreamingClient:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         said = self._process.communicate()[0]
         if kind is None:
-            self.seen = json.loads(said)
+            self.received = json.loads(said)
 
 
-def deliver(event: Event, delivery: Delivery, client: Client) -> None:
+def deliver(event: Event, delivery: Delivery, client: StreamingClient) -> None:
     """Send the client what an event adds. With `stream` the last piece carries the finish reason."""
     if isinstance(event, Finished):
         client.send(event.request_id, event.text if delivery == "stream" else event.output_text, event.reason)

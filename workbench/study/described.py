@@ -9,32 +9,32 @@ from typing import Any
 import torch
 from pydantic import BaseModel
 
-from workbench.cache.format import cache_format
+from workbench.cache.format import parse_cache_format
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
-from workbench.study.experiment import CachePart, Experiment, ModelPart, SchedulePart
+from workbench.study.experiment import CacheSettings, Experiment, ModelSettings, SchedulerSettings
 
-TOP = ("lane", "compile", "batch_invariant", "attention", "speculate", "executor")
-PAGED = ("page_size", "pages", "prefix", "offload", "evict")  # arguments of `load` beside the cache's format
+TOP_LEVEL_SETTINGS = ("backend", "compile", "batch_invariant", "attention", "speculate", "executor")
+PAGE_SETTINGS = ("page_size", "pages", "prefix", "offload", "evict")  # arguments of `load` beside the cache's format
 
 
-def described(runner: Runner, question: str, workload: Mapping[str, Any]) -> Experiment:
+def experiment_of_runner(runner: Runner, question: str, workload: Mapping[str, Any]) -> Experiment:
     """Return the experiment whose runner `runner` is.
 
     Raises WorkbenchError where no settings express it: a runner that neither `load` nor `runner_for` built, or a policy
     that is a user-defined object."""
-    if not runner.asked:
+    if not runner.load_arguments:
         raise WorkbenchError("this runner was put together by hand, which no settings describe: give an Experiment")
-    asked = {name: _plain(value) for name, value in runner.asked.items()}
-    cache = cache_format(runner.asked["cache"]).model_dump(mode="json")
-    return Experiment.of(
+    asked = {name: _plain(value) for name, value in runner.load_arguments.items()}
+    cache = parse_cache_format(runner.load_arguments["cache"]).model_dump(mode="json")
+    return Experiment.from_values(
         {
             "question": question,
-            "model": {"name": asked["model"], **_of(ModelPart, asked)},
-            "cache": {**cache, **_of(CachePart, {name: asked[name] for name in PAGED})},
-            "schedule": {"kind": asked["schedule"], **_of(SchedulePart, asked)},
+            "model": {"name": asked["model"], **_of(ModelSettings, asked)},
+            "cache": {**cache, **_of(CacheSettings, {name: asked[name] for name in PAGE_SETTINGS})},
+            "schedule": {"kind": asked["schedule"], **_of(SchedulerSettings, asked)},
             "workload": dict(workload),
-            **{name: asked[name] for name in TOP if asked.get(name) is not None},
+            **{name: asked[name] for name in TOP_LEVEL_SETTINGS if asked.get(name) is not None},
         },
         "this runner",
     )

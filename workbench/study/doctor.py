@@ -9,14 +9,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from compiled_kernels import lane_problems
-from compiled_kernels.lanes import NO_LEVEL
-from compiled_kernels.level import level_here, machine_level
-from workbench.engine.lanes import resolve_lanes
+from compiled_kernels import backend_problems
+from compiled_kernels.backends import UNSUPPORTED_CPU
+from compiled_kernels.level import current_level, machine_level
+from workbench.engine.lanes import resolve_backends
 from workbench.engine.layout import remembered_layouts
-from workbench.engine.load import SHIPPED
-from workbench.engine.rounds import CLEARLY
-from workbench.engine.trial import remembered_trials
+from workbench.engine.load import BUNDLED_MODELS
+from workbench.engine.rounds import CLEARLY_FASTER_RATIO
+from workbench.engine.trial import remembered_autotune_results
 from workbench.study.environment import environment
 
 # Extras: the module that each needs, and its use.
@@ -28,24 +28,24 @@ EXTRAS = {
     "lab": ("jupytext", "what the notebooks show"),
     "dev": ("pytest", "the test suite"),
 }
-TOLD = (
+TRIAL_COLUMNS = (
     "model", "weights", "cache", "unit", "threads", "cpu", "chosen", "seconds", "refused", "untried", "date", "valid",
 )  # fmt: skip
 LAID_OUT = ("model", "weights", "cache", "threads", "cpu", "chosen", "reason", "date", "valid")
 
 
-def findings() -> dict:
+def diagnose() -> dict:
     """Return backends, choices of `auto` and its untried ones, extras, models and the environment, JSON-ready; null
     means no problem."""
-    auto = resolve_lanes("auto")
+    auto = resolve_backends("auto")
     return {
-        "level": {"here": level_here(), "machine": machine_level(), "problem": None if level_here() else NO_LEVEL},
-        "lanes": {str(name): problem for name, problem in lane_problems().items()},
-        "auto_lane": {
+        "level": {"here": current_level(), "machine": machine_level(), "problem": None if current_level() else UNSUPPORTED_CPU},
+        "lanes": {str(name): problem for name, problem in backend_problems().items()},
+        "auto_backend": {
             "tries": list(dict.fromkeys((auto.decode, auto.blocks))),
             "reason": auto.reason,
             "layouts": [{name: entry[name] for name in LAID_OUT} for entry in remembered_layouts()],
-            "trials": [{name: entry[name] for name in TOLD} for entry in remembered_trials()],
+            "trials": [{name: entry[name] for name in TRIAL_COLUMNS} for entry in remembered_autotune_results()],
         },
         "extras": {
             extra: None
@@ -55,7 +55,7 @@ def findings() -> dict:
         },
         "models": {
             name: None if (folder / "model.safetensors").is_file() else "missing: run python -m experiments.train_demo"
-            for name, folder in SHIPPED.items()
+            for name, folder in BUNDLED_MODELS.items()
         },
         "environment": environment(),
     }
@@ -69,25 +69,25 @@ def show(found: dict, console: Console) -> None:
     console.print(table)
     level = found["level"]
     if level["problem"]:
-        console.print(Text(f"lane mlir: {level['problem']}"))
+        console.print(Text(f"backend mlir: {level['problem']}"))
     else:
         held = "" if level["here"] == level["machine"] else f", held down from {level['machine']} by WORKBENCH_LEVEL"
         console.print(Text(f"kernels are made for level {level['here']} of the instruction set{held}"))
     surroundings = found["environment"]
-    first, *others = found["auto_lane"]["tries"]
+    first, *others = found["auto_backend"]["tries"]
     if others:
         told = (
             f"tries {first} on each model's decode step, and takes it where it is right and not clearly slower than "
             f"the modules as written; else {', then '.join(others)}"
         )
     else:
-        told = f"is {first} here ({found['auto_lane']['reason']})"
-    console.print(Text(f"lane auto {told}"))
-    if trials := found["auto_lane"]["trials"]:
+        told = f"is {first} here ({found['auto_backend']['reason']})"
+    console.print(Text(f"backend auto {told}"))
+    if trials := found["auto_backend"]["trials"]:
         console.print(_chosen(trials))
     elif others:
         console.print(Text("nothing was tried yet: the first run of a model does"))
-    if layouts := found["auto_lane"]["layouts"]:
+    if layouts := found["auto_backend"]["layouts"]:
         console.print(_laid_out(layouts))
     console.print(
         Text(
@@ -101,20 +101,20 @@ def _chosen(trials: list[dict]) -> Table:
     """Build a table of the backends that `auto` chose, with decode step times and the reasons against others."""
     table = Table("model", "weights", "cache", "threads", "chosen", "a decode step", "not taken", "tried (UTC)")
     for each in trials:
-        times = ", ".join(f"{lane} {1000 * seconds:.2f} ms" for lane, seconds in each["seconds"].items())
-        others = [f"{lane}: {why}" for lane, why in {**each["refused"], **each["untried"]}.items()]
+        times = ", ".join(f"{backend} {1000 * seconds:.2f} ms" for backend, seconds in each["seconds"].items())
+        others = [f"{backend}: {why}" for backend, why in {**each["refused"], **each["untried"]}.items()]
         eager = each["seconds"].get("eager", math.inf)
-        for lane, seconds in each["seconds"].items():
-            if lane != each["chosen"]:
-                slower = eager < CLEARLY * seconds
-                others.append(f"{lane}: {'clearly slower than eager' if slower else 'not clearly quicker'}")
+        for backend, seconds in each["seconds"].items():
+            if backend != each["chosen"]:
+                slower = eager < CLEARLY_FASTER_RATIO * seconds
+                others.append(f"{backend}: {'clearly slower than eager' if slower else 'not clearly quicker'}")
         cells = (each["model"], each["weights"], each["cache"], str(each["threads"]), each["chosen"], times)
         table.add_row(*map(Text, (*cells, "; ".join(others), _when(each))))
     return table
 
 
 def _laid_out(layouts: list[dict]) -> Table:
-    """How the weights of a model that the lane mlir decodes lie in memory, and why."""
+    """How the weights of a model that the backend mlir decodes lie in memory, and why."""
     table = Table("model", "weights", "cache", "threads", "layout of weights", "why", "tried (UTC)")
     for each in layouts:
         cells = (each["model"], each["weights"], each["cache"], str(each["threads"]), each["chosen"], each["reason"])

@@ -70,9 +70,9 @@ def _git(repository: Path, *arguments: str) -> str | None:
     return _output(["git", "-C", str(repository), *arguments], surroundings)
 
 
-def _output(command: list[str], surroundings: dict[str, str] | None = None) -> str | None:
+def _output(command: list[str], environment_variables: dict[str, str] | None = None) -> str | None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, env=surroundings)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, env=environment_variables)
     except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

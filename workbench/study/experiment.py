@@ -8,26 +8,26 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from workbench.cache.evict import EvictPart
+from workbench.cache.evict import EvictionSetting
 from workbench.cache.format import CacheFormat
-from workbench.cache.settings import NoOffload, NoPrefix, Offload, Prefix
-from workbench.engine.excluded import excluded
-from workbench.engine.limits import Limits
+from workbench.cache.settings import NoOffload, NoPrefixCache, OffloadSetting, PrefixCacheSetting
+from workbench.engine.excluded import incompatible_settings
+from workbench.engine.limits import SchedulerLimits
 from workbench.engine.policies import FCFS
-from workbench.engine.schedule import Kind, PolicySetting, SetBack
-from workbench.engine.speculation import NoSpeculation, Speculate
+from workbench.engine.schedule import BatchingMode, PolicySetting, PreemptionMode
+from workbench.engine.speculation import NoSpeculation, SpeculationSetting
 from workbench.errors import WorkbenchError, explain
 from workbench.files import UnreadableText, read_bytes, read_yaml
-from workbench.fleet.settings import Executor, RealExecutor
-from workbench.model.composition import AttentionPart
-from workbench.model.quantized import Activations, Format, WeightFormat
-from workbench.request import SamplingParameters, UserPart
-from workbench.shown import Brief, Shown, Table, differing
+from workbench.fleet.settings import AnyExecutorSettings, RealExecutor
+from workbench.model.composition import AttentionConfig
+from workbench.model.quantized import Activations, WeightDtype, WeightFormat
+from workbench.request import SamplingParameters, CustomPart
+from workbench.shown import ConciseRepr, Displayable, Table, non_default_settings
 from workbench.study import yaml_text
-from workbench.study.company_workload import CompanyWorkload
-from workbench.study.interruption_workload import InterruptionWorkload
+from workbench.study.company_workload import DeterminismWorkload
+from workbench.study.interruption_workload import PrefillInterferenceWorkload
 from workbench.study.lengths_workload import LengthsWorkload
-from workbench.study.parts import Count, Part
+from workbench.study.parts import Count, ExperimentSettings
 from workbench.study.quality_workload import QualityWorkload, SharedPrefixWorkload
 from workbench.study.speculation_workload import SpeculationWorkload
 from workbench.study.streaming_workload import StreamingWorkload
@@ -35,16 +35,16 @@ from workbench.study.sweep_part import Sweep
 from workbench.study.texts_workload import TextsWorkload
 from workbench.traffic.settings import TrafficWorkload
 
-MOST_THREADS = 1024  # beyond it the system, not torch, refuses, and ends the process
+MAX_THREADS = 1024  # beyond it the system, not torch, refuses, and ends the process
 
 
-class ModelPart(Part):
+class ModelSettings(ExperimentSettings):
     """Settings of the model: a folder, `demo`, `demo-draft`, or `shape:NAME` with random weights from `seed`."""
 
     name: str = "demo"
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
-    weights: Format = "dense"  # of the products' matrices
-    head_weights: Format | None = None  # of the output head; None is as `weights`
+    weights: WeightDtype = "dense"  # of the products' matrices
+    head_weights: WeightDtype | None = None  # of the output head; None is as `weights`
     weight_group: Annotated[int, Field(ge=2, multiple_of=2)] = 64  # columns that share a scale in int4
     activations: Activations = "float"  # what int8 weights are multiplied with; int8: each row quantized as it comes
     device: str = "cpu"
@@ -52,10 +52,10 @@ class ModelPart(Part):
 
     @property
     def format(self) -> WeightFormat:
-        return WeightFormat.of(self.weights, self.head_weights, self.weight_group, self.activations)
+        return WeightFormat.parse(self.weights, self.head_weights, self.weight_group, self.activations)
 
     @model_validator(mode="after")
-    def _activations_are_for_int8(self) -> ModelPart:
+    def _activations_are_for_int8(self) -> ModelSettings:
         try:
             assert self.format
         except WorkbenchError as error:
@@ -63,35 +63,35 @@ class ModelPart(Part):
         return self
 
 
-class CachePart(Brief, CacheFormat):
+class CacheSettings(ConciseRepr, CacheFormat):
     """Settings of the KV cache. `pages: auto` gives every sequence its full context, within 1 GiB."""
 
     page_size: Count = 64
     pages: Count | Literal["auto"] = "auto"
-    prefix: Prefix = NoPrefix()  # reuse of full pages by their tokens
-    offload: Offload = NoOffload()  # where pages of a preempted sequence may be swapped to
-    evict: EvictPart | None = None  # which tokens remain when a sequence is limited to some
+    prefix: PrefixCacheSetting = NoPrefixCache()  # reuse of full pages by their tokens
+    offload: OffloadSetting = NoOffload()  # where pages of a preempted sequence may be swapped to
+    evict: EvictionSetting | None = None  # which tokens remain when a sequence is limited to some
 
 
-class SchedulePart(Part):
+class SchedulerSettings(ExperimentSettings):
     """Settings of the scheduler: batching, policy, limits of a step, preemption."""
 
-    kind: Kind = "continuous"  # static: a batch runs until its last request ends, and none joins it
+    kind: BatchingMode = "continuous"  # static: a batch runs until its last request ends, and none joins it
     policy: PolicySetting = FCFS()  # order in which requests are scheduled
     max_num_seqs: Count = 16
     max_num_batched_tokens: Count = 512
     chunked_prefill: bool = True  # split a prompt at the end of a step's token budget
     chunk_tokens: Count | None = None  # a step's prefill tokens at most; None: all its tokens
-    set_back: SetBack = "auto"  # recompute, offload, or auto: offload where configured
+    preemption_mode: PreemptionMode = "auto"  # recompute, offload, or auto: offload where configured
     overflow: Literal["refuse", "cut_oldest"] = "refuse"
 
     @model_validator(mode="after")
-    def _possible(self) -> SchedulePart:
-        Limits(self.max_num_seqs, self.max_num_batched_tokens, self.chunk_tokens, self.chunked_prefill)
+    def _possible(self) -> SchedulerSettings:
+        SchedulerLimits(self.max_num_seqs, self.max_num_batched_tokens, self.chunk_tokens, self.chunked_prefill)
         return self
 
 
-class PromptsWorkload(Part):
+class PromptsWorkload(ExperimentSettings):
     """The given texts, all submitted at once, each `copies` times with seeds counted up from the sampling's."""
 
     kind: Literal["prompts"] = "prompts"
@@ -99,7 +99,7 @@ class PromptsWorkload(Part):
     copies: Count = 1
 
 
-class RandomWorkload(Part):
+class RandomWorkload(ExperimentSettings):
     """`requests` prompts of random tokens; every output has its full length."""
 
     kind: Literal["random"] = "random"
@@ -113,9 +113,9 @@ class RandomWorkload(Part):
 COMPARISONS = (
     QualityWorkload
     | SharedPrefixWorkload
-    | CompanyWorkload
+    | DeterminismWorkload
     | SpeculationWorkload
-    | InterruptionWorkload
+    | PrefillInterferenceWorkload
     | StreamingWorkload
     | LengthsWorkload
     | TextsWorkload
@@ -123,70 +123,70 @@ COMPARISONS = (
 Workload = Annotated[PromptsWorkload | RandomWorkload | TrafficWorkload | COMPARISONS, Field(discriminator="kind")]
 
 
-class Promise(Part):
+class SLO(ExperimentSettings):
     """Service-level objective of a request, in seconds: goodput counts the requests that attain it."""
 
     ttft: Annotated[float, Field(gt=0)] = 1.0
     tpot: Annotated[float, Field(gt=0)] = 0.1
 
 
-class MeasurePart(Part):
+class MeasureSettings(ExperimentSettings):
     """Settings of a measurement: warm-up, rounds, threads, ceilings, prediction, SLO."""
 
     warmup: Annotated[int, Field(ge=0)] = 1  # warm-up runs, which compile and touch everything once
     rounds: Count = 1  # measured rounds of each variant, interleaved; a row has their medians
-    threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] | Literal["auto"] = "auto"
+    threads: Annotated[int, Field(ge=1, le=MAX_THREADS)] | Literal["auto"] = "auto"
     ceilings: bool = True  # measure this machine's ceilings, for the roofline
     predict: bool = False  # record the cost model's prediction of each variant before any is run
-    promise: Promise = Promise()
+    slo: SLO = SLO()
 
 
-class Experiment(Shown, Part):
+class Experiment(Displayable, ExperimentSettings):
     """Everything that determines a run. The same value gives the same tokens.
 
         experiment = Experiment(question="What does INT8 cost?", workload={"kind": "random", "requests": 4})
         experiment.with_("cache.format=int8", "backend=eager")"""
 
     question: str
-    model: ModelPart = ModelPart()
-    lane: str = "auto"
+    model: ModelSettings = ModelSettings()
+    backend: str = "auto"
     compile: Literal["block", "step"] = "block"  # what the inductor backend compiles at once in decode
     batch_invariant: bool = False  # a request has the same bits in any batch composition, chunking, prefix
-    attention: AttentionPart = AttentionPart()  # changes of the model's attention
-    cache: CachePart = CachePart()
-    schedule: SchedulePart = SchedulePart()
-    speculate: Speculate = NoSpeculation()  # speculative decoding: the proposer of draft tokens
+    attention: AttentionConfig = AttentionConfig()  # changes of the model's attention
+    cache: CacheSettings = CacheSettings()
+    schedule: SchedulerSettings = SchedulerSettings()
+    speculate: SpeculationSetting = NoSpeculation()  # speculative decoding: the proposer of draft tokens
     sampling: SamplingParameters = SamplingParameters()
     workload: Workload
-    executor: Executor = RealExecutor()
-    measure: MeasurePart = MeasurePart()
+    executor: AnyExecutorSettings = RealExecutor()
+    measure: MeasureSettings = MeasureSettings()
     variants: dict[str, dict[str, Any]] = {}  # changes by name: {int8: {cache.format: int8}}
     sweep: Sweep | None = None  # the points that `workbench sweep` runs
-    judge: UserPart | None = None  # function from a comparison's rows to verdicts
+    judge: CustomPart | None = None  # function from a comparison's rows to verdicts
 
     @model_validator(mode="after")
     def _possible(self) -> Experiment:
-        if problem := excluded(self.batch_invariant, self.cache.evict is not None, self.speculate.kind != "none"):
+        if problem := incompatible_settings(self.batch_invariant, self.cache.evict is not None, self.speculate.kind != "none"):
             raise ValueError(problem)
         return self
 
     @property
-    def compares(self) -> bool:
+    def is_comparison(self) -> bool:
         """True if a run of it is a table of variants rather than one set of requests."""
         return bool(self.variants) or self.sweep is not None or isinstance(self.workload, COMPARISONS)
 
     def variant(self, name: str) -> Experiment:
         """Return the experiment of the variant `name`: this one with its changes, without variants."""
-        return self.alone(self.variants[name], f"variants.{name}")
+        return self.single(self.variants[name], f"variants.{name}")
 
-    def alone(self, changes: Mapping[str, Any], where: str) -> Experiment:
+    def single(self, changes: Mapping[str, Any], where: str) -> Experiment:
         """Return one experiment with `changes` (dotted path -> value), without variants, sweep and judge.
 
         `where` is the prefix of paths in error messages."""
         values = self.model_dump(mode="json", exclude={"variants", "sweep", "judge"})
         for path, value in changes.items():
             _set(values, path, value, f"{where}.{path}")
-        return Experiment.of(values, where)
+        return Experiment.from_values(values, where)
 
     @classmethod
     def from_yaml(cls, text: str | bytes, overrides: tuple[str, ...] = (), where: str = "experiment") -> Experiment:
@@ -197,17 +197,17 @@ class Experiment(Shown, Part):
             raise WorkbenchError(f"{where}: must be a mapping with `question` and `workload`, not {kind}")
         for override in overrides:
             _override(values, override)
-        return cls.of(values, where)
+        return cls.from_values(values, where)
 
     @classmethod
-    def of(cls, values: dict[str, Any], where: str = "experiment") -> Experiment:
+    def from_values(cls, values: dict[str, Any], where: str = "experiment") -> Experiment:
         try:
             return cls.model_validate(values)
         except ValidationError as error:
             raise explain(error, where, cls) from None
 
     @classmethod
-    def read(cls, path: Path | str, overrides: tuple[str, ...] = ()) -> Experiment:
+    def from_file(cls, path: Path | str, overrides: tuple[str, ...] = ()) -> Experiment:
         """Read the experiment in a YAML file and apply `path=value` overrides.
 
         Where there is no such file, `experiments/NAME.yaml` is the project's own experiment of that name, which is
@@ -220,15 +220,15 @@ class Experiment(Shown, Part):
 
     def to_yaml(self) -> str:
         """Write the whole experiment as YAML, defaults included, in the order of the fields."""
-        return yaml_text.write(self.model_dump(mode="json"))
+        return yaml_text.write_yaml(self.model_dump(mode="json"))
 
     def with_(self, *overrides: str) -> Experiment:
         """Return a changed copy: `experiment.with_("cache.page_size=16", "backend=eager")`."""
         return Experiment.from_yaml(self.to_yaml(), overrides)
 
-    def _shown(self) -> Table:
-        rows = [(path, value) for path, value in differing(self) if path != "question"]
-        return Table(self.question, rows, note="", folded=(("all settings, as YAML", self.to_yaml()),))
+    def _display_table(self) -> Table:
+        rows = [(path, value) for path, value in non_default_settings(self) if path != "question"]
+        return Table(self.question, rows, note="", collapsed=(("all settings, as YAML", self.to_yaml()),))
 
 
 def _file_of(path: Path) -> Path:

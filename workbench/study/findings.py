@@ -9,9 +9,9 @@ Rows = list[dict[str, Any]]
 
 
 @dataclass
-class Findings:
+class VariantResults:
     """Measured variants: one row each in `rows`, the inputs in `metadata`, the raw data behind the rows in `tables`."""
 
     rows: Rows
-    about: dict[str, Any]
+    metadata: dict[str, Any]
     tables: dict[str, Rows] = field(default_factory=dict, repr=False)

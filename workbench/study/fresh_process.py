@@ -1,6 +1,6 @@
 """A model in a process of its own: time from process start to the first tokens, and memory in decode.
 
-`python -m workbench.study.fresh_process` reads one job in JSON from its input and prints one answer."""
+`python -m workbench.bench.fresh_process` reads one job in JSON from its input and prints one answer."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from statistics import median
 from typing import Any
 
 from workbench.errors import WorkbenchError
-from workbench.study.memory import peak_bytes, resident_bytes, weight_bytes
+from workbench.study.memory import peak_bytes, resident_bytes, allocated_weight_bytes
 from workbench.trace.events import Decoded, Finished, Stepped
 
 ROOT = Path(__file__).resolve().parents[2]
-COLD_PROMPT = 32
-SMALL = "shape:tiny"  # run before memory is measured: code and compilers are no part of the model
+COLD_PROMPT_TOKENS = 32
+TINY_MODEL = "shape:tiny"  # run before memory is measured: code and compilers are no part of the model
 
 
 def cold_start(settings: Mapping[str, Any], threads: int) -> dict[str, dict[str, float]]:
@@ -31,7 +31,7 @@ def cold_start(settings: Mapping[str, Any], threads: int) -> dict[str, dict[str,
     arguments of `workbench.load`."""
     with tempfile.TemporaryDirectory(prefix="workbench-cold-") as folder:
         places = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "WORKBENCH_CACHE_DIR": f"{folder}/workbench"}
-        job = {"settings": dict(settings), "threads": threads, "batch": 1, "prompt": COLD_PROMPT, "output": 2}
+        job = {"settings": dict(settings), "threads": threads, "batch": 1, "prompt": COLD_PROMPT_TOKENS, "output": 2}
         return {name: in_fresh_process(job, places)["seconds"] for name in ("cold", "warm")}
 
 
@@ -41,14 +41,14 @@ def memory_in_decode(settings: Mapping[str, Any], threads: int, batch: int, prom
     return in_fresh_process({**job, "small_first": True})["memory"]
 
 
-def in_fresh_process(job: Mapping[str, Any], surroundings: Mapping[str, str] | None = None) -> dict[str, Any]:
+def in_fresh_process(job: Mapping[str, Any], environment_variables: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Run `job` in a new process and return its answer. Raises WorkbenchError with the last lines of its output where
     it fails."""
     place = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, "-m", "workbench.study.fresh_process"]
+    command = [sys.executable, "-m", "workbench.bench.fresh_process"]
     done = subprocess.run(
         command, input=json.dumps({**job, "began": time.time()}), capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": place, **(surroundings or {})}, check=False,
+        env={**os.environ, "PYTHONPATH": place, **(environment_variables or {})}, check=False,
     )  # fmt: skip
     lines = done.stdout.splitlines()
     if done.returncode or not lines:
@@ -57,7 +57,7 @@ def in_fresh_process(job: Mapping[str, Any], surroundings: Mapping[str, str] | N
     return json.loads(lines[-1])
 
 
-def answer(job: Mapping[str, Any]) -> dict[str, Any]:
+def run_job(job: Mapping[str, Any]) -> dict[str, Any]:
     """Run a job in this process and return `seconds` since it began, and `memory`."""
     import torch
 
@@ -68,11 +68,11 @@ def answer(job: Mapping[str, Any]) -> dict[str, Any]:
     if job.get("small_first"):
         import torch._inductor.compile_fx
 
-        _run({**job, "settings": {**job["settings"], "model": SMALL}, "prompt": 8, "output": 4}, {})
+        _run({**job, "settings": {**job["settings"], "model": TINY_MODEL}, "prompt": 8, "output": 4}, {})
     before = resident_bytes()
     runner, steps = _run(job, seconds)
     formula = {
-        "weights_bytes": weight_bytes(runner),
+        "weights_bytes": allocated_weight_bytes(runner),
         "cache_bytes": max(step.kv_bytes for step, _ in steps),
         "activations_bytes": activation_bytes(runner.model.spec, job["batch"], runner.model.dtype.itemsize),
     }
@@ -96,7 +96,7 @@ def _run(job: Mapping[str, Any], seconds: dict[str, float]) -> tuple[Any, list[t
     batch, prompt, output = job["batch"], job["prompt"], job["output"]
     runner = workbench.load(**job["settings"], max_num_seqs=batch, pages=batch * -(-(prompt + output) // 64))
     seconds["loaded"] = time.time() - job["began"]
-    vocab = runner.model.spec.vocab
+    vocab = runner.model.spec.vocab_size
     sampling = SamplingParameters(temperature=0.0, max_tokens=output, ignore_eos=True)
     requests = [Request(str(i), tuple((7 * i + j) % vocab for j in range(prompt)), sampling) for i in range(batch)]
     steps: list[tuple[Stepped, int | None]] = []
@@ -113,4 +113,4 @@ def _run(job: Mapping[str, Any], seconds: dict[str, float]) -> tuple[Any, list[t
 if __name__ == "__main__":
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # other output is no answer
-    print(json.dumps(answer(json.load(sys.stdin))), file=answers, flush=True)
+    print(json.dumps(run_job(json.load(sys.stdin))), file=answers, flush=True)

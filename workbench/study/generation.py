@@ -8,18 +8,18 @@ from typing import Any
 from workbench.engine.load import load
 from workbench.engine.patience import to_stderr
 from workbench.study.metrics import summarize
-from workbench.trace.events import Finished, Planned
+from workbench.trace.events import Finished, Scheduled
 from workbench.trace.recorder import Recorder
 
 
-def generation(
+def generate_text(
     prompt: str,
     model: str,
-    lane: str,
+    backend: str,
     dtype: str,
     sampling: dict[str, Any],
-    show: Callable[[str], None],
-    tell: Callable[[str], None] = to_stderr,
+    on_text: Callable[[str], None],
+    on_progress: Callable[[str], None] = to_stderr,
     speculate: Any = "none",
 ) -> dict:
     """Continue one prompt and return text, ids, finish reason, usage and metrics.
@@ -33,18 +33,18 @@ def generation(
     """
     recorder = Recorder()
     runner = load(
-        model, lane=lane, dtype=dtype, max_num_seqs=1, note=recorder.note, tell=tell, speculate=speculate
+        model, backend=backend, dtype=dtype, max_num_seqs=1, listener=recorder.record, report=on_progress, speculate=speculate
     )
     finished = Finished(0.0)
     for event in runner.stream(prompt, **sampling):
-        admitted = isinstance(event, Planned) and event.action == "admitted"
-        show(prompt if admitted else event.text)
+        admitted = isinstance(event, Scheduled) and event.action == "admitted"
+        on_text(prompt if admitted else event.text)
         if isinstance(event, Finished):
             finished = event
     summary = summarize(recorder.requests(), recorder.steps(), recorder.tokens(), recorder.checks())
     metrics = {key: summary[key]["mean"] for key in ("ttft_s", "tpot_s", "e2el_s")}
     metrics["output_tokens_per_s"] = summary["output_tokens_per_s"]
-    metrics["lane"] = str(runner.lanes)
+    metrics["backend"] = str(runner.backends)
     metrics["speculation"] = summary["speculation"]
     return {
         "text": finished.output_text,

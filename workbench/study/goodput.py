@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from workbench.study.experiment import Promise
+from workbench.study.experiment import SLO
 from workbench.study.metrics import per_request
 from workbench.trace.recorder import Recorder
 
-ROUNDING = 1 + 1e-9
+ROUNDING_TOLERANCE = 1 + 1e-9
 
 
-def goodput(figures: Sequence[Mapping[str, Any]], promise: Promise, seconds: float | None) -> dict[str, Any]:
+def goodput(requests: Sequence[Mapping[str, Any]], slo: SLO, seconds: float | None) -> dict[str, Any]:
     """Count the requests that attain the SLO: first token within `slo.ttft`, mean time per later token within
     `slo.tpot`.
 
@@ -24,21 +24,21 @@ def goodput(figures: Sequence[Mapping[str, Any]], promise: Promise, seconds: flo
     Returns:
         The SLO, the number of attaining requests, their fraction (`share`), and their rate (`requests_per_s`).
     """
-    kept = [each for each in figures if _kept(each, promise)]
+    kept = [each for each in requests if _meets_slo(each, slo)]
     return {
-        "ttft_s": promise.ttft,
-        "tpot_s": promise.tpot,
+        "ttft_s": slo.ttft,
+        "tpot_s": slo.tpot,
         "requests": len(kept),
-        "share": len(kept) / len(figures) if figures else None,
+        "share": len(kept) / len(requests) if requests else None,
         "requests_per_s": len(kept) / seconds if seconds else None,
     }
 
 
-def recorded_goodput(recorder: Recorder, promise: Promise, seconds: float | None) -> dict[str, Any]:
+def recorded_goodput(recorder: Recorder, slo: SLO, seconds: float | None) -> dict[str, Any]:
     """Return the goodput of a recorded run."""
-    return goodput(per_request(recorder.requests(), recorder.tokens()), promise, seconds)
+    return goodput(per_request(recorder.requests(), recorder.tokens()), slo, seconds)
 
 
-def _kept(figures: Mapping[str, Any], promise: Promise) -> bool:
+def _meets_slo(figures: Mapping[str, Any], slo: SLO) -> bool:
     ttft, tpot = figures["ttft_s"], figures["tpot_s"]
-    return ttft is not None and ttft <= promise.ttft * ROUNDING and (tpot is None or tpot <= promise.tpot * ROUNDING)
+    return ttft is not None and ttft <= slo.ttft * ROUNDING_TOLERANCE and (tpot is None or tpot <= slo.tpot * ROUNDING_TOLERANCE)

@@ -24,10 +24,10 @@ def first_divergence(one: Sequence[int], other: Sequence[int]) -> int | None:
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), None)
 
 
-def divergence_summary(found: Sequence[int | None], tokens: int) -> dict[str, float]:
+def greedy_divergence_summary(first_divergences: Sequence[int | None], tokens: int) -> dict[str, float]:
     """Summarize first divergences. `greedy_equal` is the fraction of equal outputs; these enter the mean with their
     whole length."""
     return {
-        "greedy_equal": sum(place is None for place in found) / len(found),
-        "first_divergence": sum(tokens if place is None else place for place in found) / len(found),
+        "greedy_equal": sum(place is None for place in first_divergences) / len(first_divergences),
+        "first_divergence": sum(tokens if place is None else place for place in first_divergences) / len(first_divergences),
     }

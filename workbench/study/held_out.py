@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from workbench.engine.load import DEMO
+from workbench.engine.load import DEMO_FOLDER
 from workbench.errors import WorkbenchError
 from workbench.prompt.tokenizer import Tokenizer
 
@@ -19,28 +19,28 @@ BEGIN, END = "<|begin|>", "<|end|>"
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class HeldOutTexts:
     """Held-out texts by name. Modules whose bytes differ from those of the card are left out."""
 
     texts: dict[str, str]
-    listed: int
+    num_listed: int
 
     @property
-    def known(self) -> int:
+    def num_verified(self) -> int:
         return len(self.texts)
 
 
 @dataclass(frozen=True)
-class Window:
+class TextWindow:
     """A window of one text. Tokens from index `first_scored` on are scored; they have `num_bytes` bytes of text."""
 
     ids: tuple[int, ...]
-    first: int
-    bytes: int
+    first_scored: int
+    num_bytes: int
     name: str
 
 
-def held_out_modules(manifest: Path = DEMO / "corpus.json", library: Path | None = None) -> HeldOut:
+def held_out_modules(manifest: Path = DEMO_FOLDER / "corpus.json", library: Path | None = None) -> HeldOutTexts:
     """Return the held-out modules of this Python, each verified by its SHA-256.
 
     Raises WorkbenchError where none is left: another version of Python has other sources."""
@@ -58,10 +58,10 @@ def held_out_modules(manifest: Path = DEMO / "corpus.json", library: Path | None
             f"none of the {len(listed)} held-out modules of Python {corpus['python']} is here; run with that version, "
             "or give a text of your own with --text"
         )
-    return HeldOut(texts, len(listed))
+    return HeldOutTexts(texts, len(listed))
 
 
-def windows(tokenizer: Tokenizer, texts: Mapping[str, str], context: int) -> list[Window]:
+def cut_windows(tokenizer: Tokenizer, texts: Mapping[str, str], context: int) -> list[TextWindow]:
     """Cut texts into windows of `context` + 1 tokens, half of them new.
 
     Every token but the first of a text is scored in exactly one window. Only a text's first tokens are predicted from
@@ -70,7 +70,7 @@ def windows(tokenizer: Tokenizer, texts: Mapping[str, str], context: int) -> lis
     return [window for name, text in sorted(texts.items()) for window in _cut(tokenizer, name, text, context, size)]
 
 
-def _cut(tokenizer: Tokenizer, name: str, text: str, context: int, size: Callable[[int], int]) -> Iterator[Window]:
+def _cut(tokenizer: Tokenizer, name: str, text: str, context: int, size: Callable[[int], int]) -> Iterator[TextWindow]:
     begin, end = _ends(tokenizer)
     body = tokenizer.encode(text)
     ids = (*begin, *body, *end)
@@ -79,23 +79,23 @@ def _cut(tokenizer: Tokenizer, name: str, text: str, context: int, size: Callabl
     for start in range(0, len(ids) - 1, context // 2):
         cut = ids[start : start + context + 1]
         if known < start + len(cut):
-            yield Window(cut, known - start, sum(sizes[known : start + len(cut)]), name)
+            yield TextWindow(cut, known - start, sum(sizes[known : start + len(cut)]), name)
         known = start + len(cut)
         if known == len(ids):
             return
 
 
-def sample(every: Sequence[Window], count: int, seed: int, least: int = 0) -> Sequence[Window]:
+def sample_windows(windows: Sequence[TextWindow], count: int, seed: int, min_tokens: int = 0) -> Sequence[TextWindow]:
     """Draw `count` windows of at least `min_tokens` tokens without repetition; the same for the same seed."""
-    long = [window for window in every if len(window.ids) >= least]
+    long = [window for window in windows if len(window.ids) >= min_tokens]
     if len(long) < count:
-        raise WorkbenchError(f"{len(long)} windows of at least {least} tokens in these texts, {count} are asked for")
+        raise WorkbenchError(f"{len(long)} windows of at least {min_tokens} tokens in these texts, {count} are asked for")
     return random.Random(seed).sample(long, count)
 
 
 def _ends(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the tokens before and after a text; a model in use gets its tokenizer's own begin token."""
-    control = tokenizer.control_ids
+    control = tokenizer.special_token_ids
     if BEGIN in control and END in control:
         return (control[BEGIN],), (control[END],)
-    return tokenizer.begin_ids, ()
+    return tokenizer.bos_token_ids, ()

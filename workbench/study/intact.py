@@ -19,7 +19,7 @@ State = Literal["complete", "running", "killed", "unfinished", "no manifest", "d
 
 
 @dataclass(frozen=True)
-class Condition:
+class FolderCondition:
     """The state of a run folder.
 
     `damaged` says of each file what is missing or changed, `readable` names the others. `running` and `killed` need a
@@ -28,9 +28,9 @@ class Condition:
 
     state: State
     manifest: dict[str, dict] = field(default_factory=dict, repr=False)  # file name -> bytes, sha256
-    lacks: tuple[str, ...] = ()
+    damaged: tuple[str, ...] = ()
     readable: tuple[str, ...] = ()
-    why: str = ""  # of an abandoned run, as far as its marker says
+    reason: str = ""  # of an abandoned run, as far as its marker says
 
     def __str__(self) -> str:
         here = ", ".join(self.readable) or "nothing"
@@ -40,16 +40,16 @@ class Condition:
             case "running":
                 return f"unfinished (it is still running) and holds {here}; wait for its end"
             case "killed":
-                return f"unfinished ({self.why or 'it was killed or interrupted'}) and holds {here}; run it again"
+                return f"unfinished ({self.reason or 'it was killed or interrupted'}) and holds {here}; run it again"
             case "unfinished":
                 return f"unfinished (it was killed or is still running) and holds {here}; run it again"
             case "no manifest":
                 return f"{MANIFEST} is missing: this is no run folder, or only half of one was copied; it holds {here}"
             case "damaged":
-                return f"{'; '.join(self.lacks)}; copy the whole folder or run it again"
+                return f"{'; '.join(self.damaged)}; copy the whole folder or run it again"
 
 
-def condition(path: Path, contents: bool = False) -> Condition:
+def check_folder(path: Path, contents: bool = False) -> FolderCondition:
     """Check the run folder `path` by file names and sizes, and with `contents` by SHA-256 too.
 
     Raises WorkbenchError if there is no such folder."""
@@ -62,23 +62,23 @@ def condition(path: Path, contents: bool = False) -> Condition:
         why = writer.get("ended") if isinstance(writer, dict) else None
         ended = why is True or isinstance(why, str)  # True: of an older marker
         told = " ".join(why.split()) if isinstance(why, str) else ""
-        return Condition(states[False if ended else alive.runs(writer)], readable=here, why=told)
+        return FolderCondition(states[False if ended else alive.is_running(writer)], readable=here, reason=told)
     if not (path / MANIFEST).exists():
-        return Condition("no manifest", readable=here)
+        return FolderCondition("no manifest", readable=here)
     try:
         manifest = _manifest(path)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        return Condition("damaged", lacks=(f"{MANIFEST} is damaged ({error})",), readable=here)
+        return FolderCondition("damaged", damaged=(f"{MANIFEST} is damaged ({error})",), readable=here)
     wrong = {name: _wrong(path / name, expected, contents) for name, expected in manifest.items()}
     lacks = tuple(f"{name} {told}" for name, told in wrong.items() if told)
     readable = tuple(name for name in here if not wrong.get(name))
-    return Condition("damaged" if lacks else "complete", manifest, lacks, readable)
+    return FolderCondition("damaged" if lacks else "complete", manifest, lacks, readable)
 
 
-def unfinished(path: Path) -> str:
+def describe_unfinished(path: Path) -> str:
     """Return the state of a run whose marker is still there, for a listing."""
-    found = condition(path)
-    told = {"running": "still running", "killed": found.why or "killed or interrupted"}
+    found = check_folder(path)
+    told = {"running": "still running", "killed": found.reason or "killed or interrupted"}
     return "unfinished: " + told.get(found.state, "killed, or still running")
 
 
@@ -91,7 +91,7 @@ def marker_text(ended: str | None = None) -> bytes:
     """Return the marker file's content: a sentence for people, and the writing process or the reason why it `ended`.
 
     The length is constant, so that a full disk has room to overwrite the marker."""
-    writer = alive.process() if ended is None else {"ended": ended[:MARKER_BYTES]}
+    writer = alive.describe_process() if ended is None else {"ended": ended[:MARKER_BYTES]}
     told = "This run was not finished, or still runs." if ended is None else "This run was not finished."
     while len(text := f"{told}\n{json.dumps(writer)}".encode()) >= MARKER_BYTES:
         assert writer is not None

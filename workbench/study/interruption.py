@@ -12,34 +12,34 @@ from typing import Any, cast
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.request import Request, SamplingParameters
-from workbench.stages import Counted
+from workbench.stages import StageCounter
 from workbench.study.experiment import Experiment
-from workbench.study.findings import Findings
-from workbench.study.interruption_workload import InterruptionWorkload
+from workbench.study.findings import VariantResults
+from workbench.study.interruption_workload import PrefillInterferenceWorkload
 from workbench.study.metrics import percentile
 from workbench.study.run import runner_for
 from workbench.study.variants import every_variant, settings_text
 from workbench.trace.events import Decoded, Event, Finished
 
-Tell = Callable[[str], None]
+ProgressCallback = Callable[[str], None]
 LONG, BEHIND = "long", "behind"  # the others' names are numbers
 MEDIANS = ("longest_gap_s", "gap_s_p50", "ttft_s", "behind_ttft_s", "seconds")
 
 
-def interruption(experiment: Experiment, tell: Tell = lambda line: None) -> Findings:
+def measure_prefill_interference(experiment: Experiment, on_progress: ProgressCallback = lambda line: None) -> VariantResults:
     """Measure prefill interference and return one row a variant: medians over interleaved rounds after one warm-up."""
     variants = every_variant(experiment)
-    tell = Counted(tell, len(variants) * (cast(InterruptionWorkload, experiment.workload).rounds + 2))
+    on_progress = StageCounter(on_progress, len(variants) * (cast(PrefillInterferenceWorkload, experiment.workload).rounds + 2))
     runners: dict[str, Runner] = {}
     for name, variant in variants.items():
-        tell(f"loading: {name}")
+        on_progress(f"loading: {name}")
         runners[name] = runner_for(variant)
     rounds: list[dict[str, Any]] = []
-    for turn in range(cast(InterruptionWorkload, experiment.workload).rounds + 1):
+    for turn in range(cast(PrefillInterferenceWorkload, experiment.workload).rounds + 1):
         for name, runner in runners.items():
-            tell(f"{f'round {turn}' if turn else 'warm-up'}: {name}")
-            runner.forget_prefixes()
-            found = interrupted(runner, cast(InterruptionWorkload, variants[name].workload), turn)
+            on_progress(f"{f'round {turn}' if turn else 'warm-up'}: {name}")
+            runner.reset_prefix_cache()
+            found = run_interference_round(runner, cast(PrefillInterferenceWorkload, variants[name].workload), turn)
             if turn:
                 rounds.append({"variant": name, "round": turn, **found})
     rows = []
@@ -47,21 +47,21 @@ def interruption(experiment: Experiment, tell: Tell = lambda line: None) -> Find
         mine = [each for each in rounds if each["variant"] == name]
         short = [ttft for each in mine for ttft in (*each["running_ttft_s"], each["behind_ttft_s"])]
         rows.append({
-            "variant": name, "settings": settings_text(experiment, name), "lane": str(runner.lanes),
+            "variant": name, "settings": settings_text(experiment, name), "backend": str(runner.backends),
             **{key: median(each[key] for each in mine) for key in MEDIANS},
             "short_ttft_s_p50": percentile(short, 50), "short_ttft_s_p99": percentile(short, 99),
             "output_tokens_per_s": median(each["output_tokens"] / each["seconds"] for each in mine),
         })  # fmt: skip
-    return Findings(rows, {"workload": experiment.workload.model_dump(mode="json")}, {"rounds": rounds})
+    return VariantResults(rows, {"workload": experiment.workload.model_dump(mode="json")}, {"rounds": rounds})
 
 
-def interrupted(runner: Runner, work: InterruptionWorkload, turn: int) -> dict[str, Any]:
+def run_interference_round(runner: Runner, workload: PrefillInterferenceWorkload, round_index: int) -> dict[str, Any]:
     """Run one round.
 
     Returns the gaps between tokens of the decoding requests after the long prompt's arrival; the TTFT of the long
     request, of the short one behind it, and of the decoding ones; and the seconds from the first arrival to the last
     end."""
-    draw, vocab, box = random.Random(f"{work.seed}/{turn}"), runner.model.spec.vocab, deque[Event]()
+    draw, vocab, box = random.Random(f"{workload.seed}/{round_index}"), runner.model.spec.vocab_size, deque[Event]()
     arrived: dict[str, float] = {}
     times: dict[str, list[float]] = defaultdict(list)
     owed: set[str] = set()
@@ -73,10 +73,10 @@ def interrupted(runner: Runner, work: InterruptionWorkload, turn: int) -> dict[s
         owed.add(name)
         runner.submit(Request(name, ids, sampling), box, arrived[name])
 
-    running = [str(number) for number in range(work.running)]
+    running = [str(number) for number in range(workload.running)]
     try:
         for name in running:
-            ask(name, work.prompt_tokens, work.output_tokens)
+            ask(name, workload.prompt_tokens, workload.output_tokens)
         while owed:
             runner.step(box)
             while box:
@@ -87,14 +87,14 @@ def interrupted(runner: Runner, work: InterruptionWorkload, turn: int) -> dict[s
                     owed.discard(event.request_id)
                     if event.reason != "length":
                         raise WorkbenchError(f"{event.request_id}: {event.error or event.reason}")
-            if LONG not in arrived and all(len(times[name]) >= work.after for name in running):
+            if LONG not in arrived and all(len(times[name]) >= workload.after for name in running):
                 if not all(name in owed for name in running):
                     raise WorkbenchError(
-                        f"{work.running} requests do not run at once: one ended before all had {work.after} tokens; "
+                        f"{workload.running} requests do not run at once: one ended before all had {workload.after} tokens; "
                         "raise schedule.max_num_seqs or workload.output_tokens"
                     )
-                ask(LONG, work.long_tokens, 1)
-                ask(BEHIND, work.prompt_tokens, work.output_tokens)
+                ask(LONG, workload.long_tokens, 1)
+                ask(BEHIND, workload.prompt_tokens, workload.output_tokens)
     finally:
         runner.cancel_all(box)
     gaps = [(before, after - before) for name in running for before, after in pairwise(times[name])]

@@ -6,16 +6,16 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
-from workbench.study.parts import Count, Part, Seed
+from workbench.study.parts import Count, ExperimentSettings, Seed
 
 
-class InterruptionWorkload(Part):
+class PrefillInterferenceWorkload(ExperimentSettings):
     """`running` short requests decode; then one long prompt arrives, and a short request right behind it.
 
     The long prompt of `long_tokens` arrives when each running request has `after` tokens. Short requests have outputs
     of `output_tokens`, the long one of one token."""
 
-    kind: Literal["interruption"] = "interruption"
+    kind: Literal["prefill_interference"] = "prefill_interference"
     running: Count = 4
     prompt_tokens: Count = 32  # of a short request
     output_tokens: Count = 64

@@ -10,29 +10,29 @@ import torch
 
 from compiled_kernels.cases import Case, Suite, suite_of, suites
 from compiled_kernels.check import device_of
-from compiled_kernels.lanes import Lane
-from compiled_kernels.measure import PAST_CACHES, Measurement, Timing, measure
-from workbench.study.ceilings import Ceilings, ceilings_for
+from compiled_kernels.backends import Backend
+from compiled_kernels.measure import COLD_WORKING_SET_BYTES, KernelMeasurement, KernelTiming, measure
+from workbench.study.ceilings import MachineCeilings, ceilings_for
 from workbench.study.environment import environment
 from workbench.study.machine import cpu_times, last_level_cache, others_cpu_share
-from workbench.study.measure_ceilings import thread_count
+from workbench.study.measure_ceilings import intra_op_threads
 
-LEAST_READ = 2**20  # a read test of less times its own call, not the memory
-RATED = ("float32", "bfloat16")
+MIN_READ_BYTES = 2**20  # a read test of less times its own call, not the memory
+GEMM_DTYPES = ("float32", "bfloat16")
 
 
 def timed_cases(operator: str | None = None) -> list[tuple[Suite, Case]]:
-    """Return the cases that are benchmarks, of all operators or one. Raises LaneError for an unknown operator."""
+    """Return the cases that are benchmarks, of all operators or one. Raises BackendError for an unknown operator."""
     chosen = suites() if operator is None else (suite_of(operator),)
     return [(suite, case) for suite in chosen for case in suite.cases if case.timed]
 
 
 def kernel_bench(
     cases: Sequence[tuple[Suite, Case]],
-    lanes: Iterable[Lane] = tuple(Lane),
+    backends: Iterable[Backend] = tuple(Backend),
     threads: int | None = None,
     budget_seconds: float = 0.4,
-    tell: Callable[[str], None] = lambda line: None,
+    on_progress: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Time `backends` on each case, and eager as the baseline, and return the record.
 
@@ -43,19 +43,19 @@ def kernel_bench(
         budget_seconds: Time for each backend of a case.
         on_progress: Called with one line of text before each case.
     """
-    asked = tuple(lanes)
+    asked = tuple(backends)
     before, surroundings, rows = cpu_times(), environment(), []
-    with thread_count(threads) as used:
+    with intra_op_threads(threads) as used:
         for suite, case in cases:
-            tell(f"{suite.operator} {case.name}")
+            on_progress(f"{suite.operator} {case.name}")
             torch._dynamo.reset()  # what earlier cases compiled is done with
             started = cpu_times()
             found = _measured(suite, case, asked, budget_seconds)
             busy = others_cpu_share(started)
             ceilings = _ceilings(found, case, used)
-            rows += [{**row, "others_cpu_share": busy} for row in rows_of(suite, case, found, asked, ceilings)]
+            rows += [{**row, "others_cpu_share": busy} for row in kernel_rows(suite, case, found, asked, ceilings)]
     return {
-        "question": "How near to this machine's limits is each operator on each lane?",
+        "question": "How near to this machine's limits is each operator on each backend?",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "threads": used,
         "others_cpu_share": others_cpu_share(before),
@@ -64,44 +64,44 @@ def kernel_bench(
     }
 
 
-def rows_of(
-    suite: Suite, case: Case, found: Measurement, asked: Sequence[Lane], ceilings: Ceilings
+def kernel_rows(
+    suite: Suite, case: Case, measurement: KernelMeasurement, backends: Sequence[Backend], ceilings: MachineCeilings
 ) -> Iterator[dict[str, Any]]:
     """Yield one row for each backend: time, fraction of the binding roofline, ratio to eager, or the reason why there
     is none."""
-    eager = found.timings.get(Lane.EAGER)
-    for lane in asked:
-        row: dict[str, Any] = {"operator": suite.operator, "lane": str(lane), "case": case.name}
-        timing = found.timings.get(lane)
-        if timing and device_of(lane) == "cuda":  # a GPU: the ceilings and the eager baseline are the CPU's
-            yield {**row, "status": "ok", "reason": "on the GPU", **times(case, found, timing)}
+    eager = measurement.timings.get(Backend.EAGER)
+    for backend in backends:
+        row: dict[str, Any] = {"operator": suite.operator, "backend": str(backend), "case": case.name}
+        timing = measurement.timings.get(backend)
+        if timing and device_of(backend) == "cuda":  # a GPU: the ceilings and the eager baseline are the CPU's
+            yield {**row, "status": "ok", "reason": "on the GPU", **timing_figures(case, measurement, timing)}
         elif timing:
-            yield {**row, "status": "ok", "reason": "", **_figures(case, found, timing, eager, ceilings)}
+            yield {**row, "status": "ok", "reason": "", **_figures(case, measurement, timing, eager, ceilings)}
         else:
-            yield {**row, "status": "not timed", "reason": found.refused.get(lane, "")}
+            yield {**row, "status": "not timed", "reason": measurement.refused.get(backend, "")}
 
 
-def _measured(suite: Suite, case: Case, asked: tuple[Lane, ...], budget_seconds: float) -> Measurement:
-    lanes = dict.fromkeys((Lane.EAGER, *asked))
-    past_caches = max(PAST_CACHES, 4 * (last_level_cache() or 0))
-    return measure(suite, case, lanes, budget_seconds, past_caches)
+def _measured(suite: Suite, case: Case, backends: tuple[Backend, ...], budget_seconds: float) -> KernelMeasurement:
+    backends = dict.fromkeys((Backend.EAGER, *backends))
+    past_caches = max(COLD_WORKING_SET_BYTES, 4 * (last_level_cache() or 0))
+    return measure(suite, case, backends, budget_seconds, past_caches)
 
 
-def _ceilings(found: Measurement, case: Case, threads: int) -> Ceilings:
+def _ceilings(found: KernelMeasurement, case: Case, threads: int) -> MachineCeilings:
     size = found.working_set_bytes * found.copies if found.data == "memory" else found.working_set_bytes
-    return ceilings_for(max(size, LEAST_READ), threads=threads, dtypes=(_rated(case),), compiled=True)
+    return ceilings_for(max(size, MIN_READ_BYTES), threads=threads, dtypes=(_rated(case),), compiled=True)
 
 
 def _rated(case: Case) -> str:
     name = str(case.arguments["dtype"]).removeprefix("torch.")
-    return name if name in RATED else RATED[0]
+    return name if name in GEMM_DTYPES else GEMM_DTYPES[0]
 
 
-def _figures(case: Case, found: Measurement, timing: Timing, eager: Timing | None, ceilings: Ceilings) -> dict:
-    read, gemm = ceilings.reads[0], ceilings.gemm(_rated(case))
-    moving, computing = case.work.bytes / read.value, case.work.flops / gemm.value
+def _figures(case: Case, found: KernelMeasurement, timing: KernelTiming, eager: KernelTiming | None, ceilings: MachineCeilings) -> dict:
+    read, gemm = ceilings.read_ceilings[0], ceilings.gemm_ceiling(_rated(case))
+    moving, computing = case.cost.bytes / read.value, case.cost.flops / gemm.value
     return {
-        **times(case, found, timing),
+        **timing_figures(case, found, timing),
         "bound": "read" if moving >= computing else "gemm",
         "ceiling_bytes_per_s": read.value,
         "ceiling_flops_per_s": gemm.value,
@@ -111,7 +111,7 @@ def _figures(case: Case, found: Measurement, timing: Timing, eager: Timing | Non
     }
 
 
-def times(case: Case, found: Measurement, timing: Timing) -> dict[str, Any]:
+def timing_figures(case: Case, measurement: KernelMeasurement, timing: KernelTiming) -> dict[str, Any]:
     """Return a backend's time, the memory level of the data, and the rates that follow from the case's minimum bytes
     and FLOPs."""
     return {
@@ -119,11 +119,11 @@ def times(case: Case, found: Measurement, timing: Timing) -> dict[str, Any]:
         "p10_seconds": timing.p10,
         "p90_seconds": timing.p90,
         "rounds": timing.rounds,
-        "data": found.data,
-        "copies": found.copies,
-        "working_set_bytes": found.working_set_bytes,
-        "bytes": case.work.bytes,
-        "flops": case.work.flops,
-        "bytes_per_s": case.work.bytes / timing.seconds,
-        "flops_per_s": case.work.flops / timing.seconds,
+        "data": measurement.data,
+        "copies": measurement.copies,
+        "working_set_bytes": measurement.working_set_bytes,
+        "bytes": case.cost.bytes,
+        "flops": case.cost.flops,
+        "bytes_per_s": case.cost.bytes / timing.seconds,
+        "flops_per_s": case.cost.flops / timing.seconds,
     }

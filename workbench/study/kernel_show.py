@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from compiled_kernels.cases import Case, Suite
-from compiled_kernels.lanes import Lane
+from compiled_kernels.backends import Backend
 from compiled_kernels.measure import measure
-from compiled_kernels.stages import Stages
-from workbench.study.kernel_bench import times
+from compiled_kernels.stages import CompilerStages
+from workbench.study.kernel_bench import timing_figures
 
 
-def overview(suite: Suite, case: Case, lane: Lane, found: Stages, budget_seconds: float = 0.2) -> dict[str, Any]:
+def stages_overview(suite: Suite, case: Case, backend: Backend, stages: CompilerStages, budget_seconds: float = 0.2) -> dict[str, Any]:
     """Summarize a case on one backend.
 
     Returns:
@@ -19,21 +19,21 @@ def overview(suite: Suite, case: Case, lane: Lane, found: Stages, budget_seconds
         the generated code moves, where the compiler reports them. `measured`: time and rates, or the reason why there
         are none.
     """
-    measured = measure(suite, case, (lane,), budget_seconds)
-    timing = measured.timings.get(lane)
-    fusion = found.stages.get("fusion")
+    measured = measure(suite, case, (backend,), budget_seconds)
+    timing = measured.timings.get(backend)
+    fusion = stages.stages.get("fusion")
     return {
-        "stages": sizes(found),
-        "predicted": {"bytes": case.work.bytes, "flops": case.work.flops},
+        "stages": stage_sizes(stages),
+        "predicted": {"bytes": case.cost.bytes, "flops": case.cost.flops},
         "generated": {"bytes": sum(each["bytes"] for each in fusion.data["kernels"])} if fusion else None,
-        "measured": times(case, measured, timing) if timing else None,
-        "not_measured": "" if timing else measured.refused[lane],
+        "measured": timing_figures(case, measured, timing) if timing else None,
+        "not_measured": "" if timing else measured.refused[backend],
     }
 
 
-def sizes(found: Stages) -> list[dict[str, Any]]:
+def stage_sizes(stages: CompilerStages) -> list[dict[str, Any]]:
     """Return the lines and characters of each stage, in order."""
     return [
         {"stage": name, "lines": stage.text.count("\n") + 1, "characters": len(stage.text)}
-        for name, stage in found.stages.items()
+        for name, stage in stages.stages.items()
     ]

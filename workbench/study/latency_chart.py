@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from workbench.study.labels import place
-from workbench.study.pareto import drawing
+from workbench.study.labels import place_labels
+from workbench.study.pareto import import_altair
 
 WIDTH, HEIGHT = 380, 280
 MEASURED, BOUND = "#0b6e4f", "#a8a8a8"
@@ -19,7 +19,7 @@ Rows = Sequence[Mapping[str, Any]]
 def chart(rows: Rows, title: str) -> Any:
     """Draw an Altair chart: tokens a second of each variant as a bar with its bound as a tick, and TTFT and TPOT
     against them."""
-    altair = drawing()
+    altair = import_altair()
     panels = [_bars(altair, rows), *(_against(altair, rows, key, told) for key, told in PANELS)]
     return altair.hconcat(*panels).properties(title=title)
 
@@ -68,7 +68,7 @@ def _against(altair: Any, rows: Rows, key: str, told: str) -> Any:
         altair.Chart(altair.Data(values=[point]))
         .mark_text(align="right" if label.left else "left", dx=label.dx, dy=label.dy, fontSize=11)
         .encode(x=x, y=y, text="variant:N")
-        for point, label in zip(seen, place(pixels, [p["variant"] for p in seen], WIDTH), strict=True)
+        for point, label in zip(seen, place_labels(pixels, [p["variant"] for p in seen], WIDTH), strict=True)
     ]
     return altair.layer(dots, *texts).properties(width=WIDTH, height=HEIGHT)
 

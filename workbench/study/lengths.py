@@ -10,9 +10,9 @@ from typing import Any, cast
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.request import Request, SamplingParameters
-from workbench.stages import Counted
+from workbench.stages import StageCounter
 from workbench.study.experiment import Experiment
-from workbench.study.findings import Findings
+from workbench.study.findings import VariantResults
 from workbench.study.lengths_workload import LengthsWorkload
 from workbench.study.predicted import Predictions
 from workbench.study.run import runner_for
@@ -22,47 +22,47 @@ from workbench.trace.events import Decoded, Finished, Stepped
 SECONDS = ("prefill_s", "decode_step_s", "decode_s", "e2el_s")
 
 
-def lengths(experiment: Experiment, tell: Callable[[str], None], predicted: Predictions) -> Findings:
+def measure_lengths(experiment: Experiment, on_progress: Callable[[str], None], predicted: Predictions) -> VariantResults:
     """Measure lengths and return one row a variant.
 
     Its `curve` has one point a length: medians over the rounds, the prediction, and the fractions of the measured
     ceilings that the necessary FLOPs and bytes reach."""
     work = cast(LengthsWorkload, experiment.workload)
     variants = every_variant(experiment) or {"as given": experiment}
-    tell = Counted(tell, len(variants) * (1 + (work.rounds + 1) * len(work.lengths)))
+    on_progress = StageCounter(on_progress, len(variants) * (1 + (work.rounds + 1) * len(work.lengths)))
     runners: dict[str, Runner] = {}
     for name, variant in variants.items():
-        tell(f"loading: {name}")
+        on_progress(f"loading: {name}")
         runners[name] = runner_for(variant)
     rounds: list[dict[str, Any]] = []
     for turn in range(work.rounds + 1):
         for prompt, output in work.lengths:
             for name, runner in runners.items():
-                tell(f"{f'round {turn}' if turn else 'warm-up'}: {prompt:,} in, {output:,} out, {name}")
-                found = alone(runner, prompt, output, f"{work.seed}/{turn}")
+                on_progress(f"{f'round {turn}' if turn else 'warm-up'}: {prompt:,} in, {output:,} out, {name}")
+                found = time_request(runner, prompt, output, f"{work.seed}/{turn}")
                 if turn:
                     rounds.append({"variant": name, "round": turn, "prompt_tokens": prompt, "output_tokens": output}
                                   | found)  # fmt: skip
     rows = []
     for name, runner in runners.items():
         told = predicted["variants"][name]
-        row: dict[str, Any] = {"variant": name, "settings": settings_text(experiment, name), "lane": str(runner.lanes)}
-        row |= {"parameters": runner.model.spec.parameters, "weight_bytes": runner.model.weight_bytes}
+        row: dict[str, Any] = {"variant": name, "settings": settings_text(experiment, name), "backend": str(runner.backends)}
+        row |= {"parameters": runner.model.spec.num_parameters, "weight_bytes": runner.model.weight_bytes}
         row |= {"predicted": told, "curve": []}
         for foretold in told["lengths"]:
             mine = [r for r in rounds if r["variant"] == name and _same(r, foretold)]
             row["curve"].append(_point({key: median(r[key] for r in mine) for key in SECONDS}, foretold, told))
         rows.append(row)
-    return Findings(rows, {"rounds": work.rounds}, {"rounds": rounds})
+    return VariantResults(rows, {"rounds": work.rounds}, {"rounds": rounds})
 
 
-def alone(runner: Runner, prompt: int, output: int, name: str) -> dict[str, float]:
+def time_request(runner: Runner, prompt: int, output: int, name: str) -> dict[str, float]:
     """Time one request that runs alone, with an empty prefix index.
 
     Returns the seconds of its prefill steps together, of its median decode step, of all decode steps, and from arrival
     to the last token."""
-    runner.forget_prefixes()
-    draw, vocab = random.Random(f"{name}/{prompt}"), runner.model.spec.vocab
+    runner.reset_prefix_cache()
+    draw, vocab = random.Random(f"{name}/{prompt}"), runner.model.spec.vocab_size
     sampling = SamplingParameters(temperature=0.0, max_tokens=output, ignore_eos=True)
     asked = Request(f"alone-{prompt}", tuple(draw.randrange(vocab) for _ in range(prompt)), sampling)
     steps: dict[str, list[float]] = {"prefill": [], "decode": []}
@@ -82,15 +82,15 @@ def alone(runner: Runner, prompt: int, output: int, name: str) -> dict[str, floa
     }
 
 
-def _point(found: dict[str, float], foretold: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
+def _point(found: dict[str, float], prediction: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
     ceilings = told["flops_per_s"], told["bytes_per_s"]
     shares = {}
     for phase, seconds in (("prefill", found["prefill_s"]), ("decode", found["decode_step_s"])):
         for what, ceiling in zip(("flops", "bytes"), ceilings, strict=True):
-            shares[f"{phase}_{what}_share"] = foretold[f"{phase}_{what}"] / seconds / ceiling
-    predicted = {f"predicted_{key}": foretold[key] for key in SECONDS}
-    lengths = {key: foretold[key] for key in ("prompt_tokens", "output_tokens")}
-    return {"path": "prompt tokens", "value": foretold["prompt_tokens"], **lengths, **found, **predicted, **shares}
+            shares[f"{phase}_{what}_share"] = prediction[f"{phase}_{what}"] / seconds / ceiling
+    predicted = {f"predicted_{key}": prediction[key] for key in SECONDS}
+    lengths = {key: prediction[key] for key in ("prompt_tokens", "output_tokens")}
+    return {"path": "prompt tokens", "value": prediction["prompt_tokens"], **lengths, **found, **predicted, **shares}
 
 
 def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

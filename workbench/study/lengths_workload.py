@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from workbench.study.parts import Count, Part, Seed
+from workbench.study.parts import Count, ExperimentSettings, Seed
 
 
-class LengthsWorkload(Part):
+class LengthsWorkload(ExperimentSettings):
     """Requests of random tokens, each alone on the machine: pairs of prompt tokens and output tokens.
 
     Every round runs all lengths of all variants in turn; one warm-up round comes first."""

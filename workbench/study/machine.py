@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-BUSY = 0.1  # fraction of all cores used by other processes above which timings are unreliable
-TELLING_FLAGS = (
+MAX_CONTENTION = 0.1  # fraction of all cores used by other processes above which timings are unreliable
+REPORTED_FLAGS = (
     "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx_vnni", "avx512_vnni", "avx512_bf16",
     "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8", "asimd", "asimddp", "bf16", "i8mm", "sve", "sve2",
 )  # fmt: skip
@@ -29,7 +29,7 @@ class CpuTimes:
     """Seconds of CPU since boot over all cores: in total, active, and used by this process with its children."""
 
     total: float
-    busy: float
+    active: float
     own: float
 
 
@@ -44,7 +44,7 @@ def cpu_times() -> CpuTimes | None:
     mine = os.times()
     own = mine.user + mine.system + mine.children_user + mine.children_system
     idle = seconds[3] + seconds[4]  # idle and waiting for disks
-    return CpuTimes(total=sum(seconds), busy=sum(seconds) - idle, own=own)
+    return CpuTimes(total=sum(seconds), active=sum(seconds) - idle, own=own)
 
 
 def others_cpu_share(before: CpuTimes | None, after: CpuTimes | None = None) -> float | None:
@@ -52,13 +52,13 @@ def others_cpu_share(before: CpuTimes | None, after: CpuTimes | None = None) -> 
     after = after or cpu_times()
     if before is None or after is None or after.total <= before.total:
         return None
-    others = (after.busy - before.busy) - (after.own - before.own)
+    others = (after.active - before.active) - (after.own - before.own)
     return min(1.0, max(0.0, others / (after.total - before.total)))
 
 
-def is_busy(others: float | None) -> bool:
+def is_contended(others: float | None) -> bool:
     """Return whether timings taken under this contention are unreliable. An unknown share counts as reliable."""
-    return others is not None and others > BUSY
+    return others is not None and others > MAX_CONTENTION
 
 
 def cpu_model() -> str:
@@ -79,7 +79,7 @@ def _all_cpuinfo(key: str) -> Iterable[str]:
     return [value.strip() for value in re.findall(rf"^{re.escape(key)}\s*:(.*)$", text, flags=re.MULTILINE)]
 
 
-def level_of(flags: Iterable[str]) -> str | None:
+def simd_level_of(flags: Iterable[str]) -> str | None:
     """Return the highest of `LEVELS` whose flags, and those of all levels below it, are among `flags`; None below the
     first."""
     mine, found = set(flags), None
@@ -90,10 +90,10 @@ def level_of(flags: Iterable[str]) -> str | None:
     return found
 
 
-def level_here() -> str | None:
+def simd_level() -> str | None:
     """Return the SIMD level of this processor, or the level that the process is held to; None below AVX2 and outside
     x86-64."""
-    return os.environ.get("WORKBENCH_LEVEL") or level_of((_cpuinfo("flags") or "").split())
+    return os.environ.get("WORKBENCH_LEVEL") or simd_level_of((_cpuinfo("flags") or "").split())
 
 
 def cpu() -> dict:
@@ -104,8 +104,8 @@ def cpu() -> dict:
         "cores": os.cpu_count(),
         "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "frequency_mhz": sum(megahertz) / len(megahertz) if megahertz else None,
-        "flags": [flag for flag in TELLING_FLAGS if flag in flags],
-        "level": level_here(),
+        "flags": [flag for flag in REPORTED_FLAGS if flag in flags],
+        "level": simd_level(),
         "last_level_cache_bytes": last_level_cache(),
     }
 

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 import torch
 
 import compiled_kernels
-from compiled_kernels import Lane, LaneError
-from compiled_kernels.lanes import lane_problems
+from compiled_kernels import Backend, BackendError
+from compiled_kernels.backends import backend_problems
 from workbench.errors import WorkbenchError
 from workbench.study.machine import cpu_times, last_level_cache, others_cpu_share
 
-MOST_BYTES = 512 * 2**20  # past a few times the cache, more bytes read no slower
+MAX_WORKING_SET_BYTES = 512 * 2**20  # past a few times the cache, more bytes read no slower
 BUDGET_SECONDS = 0.08  # for each way of reading or multiplying
 REPEATS = 25
-WIDTH = 1024  # numbers a row, for methods that read rows
+READ_ROW_LENGTH = 1024  # numbers a row, for methods that read rows
 GEMM_SHAPE = (512, 1024, 1024)  # rows, out, in: a prefill chunk through a layer's matrix
 
 
@@ -43,16 +43,16 @@ class Ceiling:
     others_cpu_share: float | None = None  # fraction of the cores used by other processes meanwhile
 
 
-def level_of(working_set_bytes: int, cache_bytes: int | None) -> str:
+def memory_level_of(working_set_bytes: int, cache_bytes: int | None) -> str:
     """Return the memory level that holds a working set of this size when it is read repeatedly."""
     if cache_bytes is None:
         return "memory"
     return "cache" if working_set_bytes <= cache_bytes else "DRAM"
 
 
-def enough_bytes(cache_bytes: int | None) -> int:
+def saturating_bytes(cache_bytes: int | None) -> int:
     """Return the size in bytes beyond which a larger working set reads no slower, so that none is measured."""
-    return max(MOST_BYTES, 4 * (cache_bytes or 0))
+    return max(MAX_WORKING_SET_BYTES, 4 * (cache_bytes or 0))
 
 
 def measure_read_bandwidth(
@@ -69,11 +69,11 @@ def measure_read_bandwidth(
     if working_set_bytes < 4:
         raise WorkbenchError(f"working set of {working_set_bytes} bytes: must be at least 4")
     cache = last_level_cache()
-    count = min(working_set_bytes, enough_bytes(cache)) // 4
-    width = min(WIDTH, count)
+    count = min(working_set_bytes, saturating_bytes(cache)) // 4
+    width = min(READ_ROW_LENGTH, count)
     data = _filled(count - count % width).view(-1, width)
     nbytes = data.numel() * 4
-    with thread_count(threads) as used, torch.inference_mode():
+    with intra_op_threads(threads) as used, torch.inference_mode():
         ways = _reads(data, compiled)
         before = cpu_times()  # from here on: compiling runs helper processes of our own
         best, method = _best(ways)
@@ -86,7 +86,7 @@ def measure_read_bandwidth(
         repeats=best.repeats,
         seconds=best.seconds,
         working_set_bytes=working_set_bytes,
-        level=level_of(working_set_bytes, cache),
+        level=memory_level_of(working_set_bytes, cache),
         measured_bytes=nbytes,
         dtype="float32",
         others_cpu_share=others_cpu_share(before),
@@ -106,7 +106,7 @@ def measure_gemm_rate(
     flat = w.t().contiguous()
     ways = {"mm, weight [out, in]": lambda: x @ w.t(), "mm, weight [in, out]": lambda: x @ flat}
     before = cpu_times()
-    with thread_count(threads) as used, torch.inference_mode():
+    with intra_op_threads(threads) as used, torch.inference_mode():
         best, method = _best(ways)
     return Ceiling(
         kind="gemm",
@@ -124,7 +124,7 @@ def measure_gemm_rate(
 
 
 @contextmanager
-def thread_count(threads: int | None) -> Iterator[int]:
+def intra_op_threads(threads: int | None) -> Iterator[int]:
     """Set torch's intra-operator threads to `threads` (None keeps them), yield the number, and restore it after."""
     before = torch.get_num_threads()
     if threads is not None and threads < 1:
@@ -159,11 +159,11 @@ def _reads(data: torch.Tensor, compiled: bool) -> dict[str, Callable[[], object]
     }
     if flat.numel() % 2 == 0:
         ways["torch.sum of int64 views"] = lambda: torch.sum(flat.view(torch.int64))
-    if compiled and lane_problems()[Lane.MLIR] is None:
+    if compiled and backend_problems()[Backend.MLIR] is None:
         row = vector[None]
-        with suppress(LaneError):  # rows of a width that the kernel does not support: the other methods remain
-            compiled_kernels.linear(row, data, lane=Lane.MLIR)
-            ways["mlir product of one row"] = lambda: compiled_kernels.linear(row, data, lane=Lane.MLIR)
+        with suppress(BackendError):  # rows of a width that the kernel does not support: the other methods remain
+            compiled_kernels.linear(row, data, backend=Backend.MLIR)
+            ways["mlir product of one row"] = lambda: compiled_kernels.linear(row, data, backend=Backend.MLIR)
     elif compiled and any(shutil.which(name) for name in ("c++", "g++", "clang++")):
         reduce = torch.compile(_multiply_reduce, dynamic=False)
         with suppress(RuntimeError):  # a compiler without Python's headers: the other methods remain

@@ -9,7 +9,7 @@ if TYPE_CHECKING:  # a fresh process notes the time before it imports torch
     from workbench.engine.runner import Runner
 
 
-def weight_bytes(runner: Runner) -> int:
+def allocated_weight_bytes(runner: Runner) -> int:
     """Return the bytes of all parameters and buffers of the model, each storage counted once."""
     tensors = [*runner.model.parameters(), *runner.model.buffers()]
     return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())

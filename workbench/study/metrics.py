@@ -9,8 +9,8 @@ import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 
-from workbench.study.acceptance import acceptance
-from workbench.study.apart import apart
+from workbench.study.acceptance import acceptance_metrics
+from workbench.study.apart import metrics_by_group
 
 PHASES = ("prefill", "decode", "mixed")
 COMPLETED = ("stop", "length")
@@ -63,7 +63,7 @@ def per_request(requests: Rows, tokens: Rows) -> list[dict]:
     """Return `request_metrics` of every request that was not refused, in the order given."""
     outputs: dict[tuple[str, int], deque[list[float]]] = defaultdict(deque)
     for token in tokens:
-        mine = outputs[_whose(token)]
+        mine = outputs[_sample_key(token)]
         if token["index"] == 0 or not mine:  # an id may be used again once its request has ended
             mine.append([])
         mine[-1].append(token["time"])
@@ -72,16 +72,16 @@ def per_request(requests: Rows, tokens: Rows) -> list[dict]:
 
 
 def _next_output(request: Mapping, outputs: dict[tuple[str, int], deque[list[float]]]) -> list[float]:
-    has_output = request["first_token"] is not None and outputs[_whose(request)]
-    return outputs[_whose(request)].popleft() if has_output else []
+    has_output = request["first_token"] is not None and outputs[_sample_key(request)]
+    return outputs[_sample_key(request)].popleft() if has_output else []
 
 
-def _whose(row: Mapping) -> tuple[str, int]:
+def _sample_key(row: Mapping) -> tuple[str, int]:
     """Return the request and the index of its sample; records of older versions have one sample each."""
     return row["request_id"], row.get("sample", 0)
 
 
-def summarize(requests: Rows, steps: Rows, tokens: Rows, checks: Rows = ()) -> dict:
+def summarize(requests: Rows, steps: Rows, tokens: Rows, verifications: Rows = ()) -> dict:
     """Summarize a whole run, nested and JSON-ready, with units in the names; None where nothing was measured.
 
     E2EL counts completed requests only (stop or length): a cancelled request ended at an arbitrary moment.
@@ -95,14 +95,14 @@ def summarize(requests: Rows, steps: Rows, tokens: Rows, checks: Rows = ()) -> d
     figures = per_request(requests, tokens)
     served = [row for row in requests if row["finish_reason"] != "refused"]
     completed = [f for f, row in zip(figures, served, strict=True) if row["finish_reason"] in COMPLETED]
-    phases = {name: phase(steps, name) for name in PHASES}
+    phases = {name: phase_metrics(steps, name) for name in PHASES}
     wall = wall_seconds(requests, steps, tokens)
     compiling = compiling_steps(steps)
     return {
         "requests": {
             "count": len(requests),
             "by_finish_reason": dict(Counter(row["finish_reason"] or "unfinished" for row in requests)),
-            "set_backs": sum(row["set_backs"] for row in requests),
+            "num_preemptions": sum(row["num_preemptions"] for row in requests),
         },
         "tokens": {
             "prompt": sum(row["prompt_tokens"] for row in served),
@@ -122,10 +122,10 @@ def summarize(requests: Rows, steps: Rows, tokens: Rows, checks: Rows = ()) -> d
         "itl_s": distribution(gap for f in figures for gap in f["itl_s"]),
         "e2el_s": distribution(f["e2el_s"] for f in completed),
         "queue_s": distribution(f["queue_s"] for f in figures),
-        "by_tenant": apart(figures, "tenant", distribution),
-        "by_priority": apart(figures, "priority", distribution),
+        "by_tenant": metrics_by_group(figures, "tenant", distribution),
+        "by_priority": metrics_by_group(figures, "priority", distribution),
         "phases": phases,
-        "speculation": acceptance(checks, steps) if checks else None,
+        "speculation": acceptance_metrics(verifications, steps) if verifications else None,
         "instruments_share_of_decode": _rate(phases["decode"]["note_s"], phases["decode"]["wall_s"]),
         "shared_pages": sum(row.get("shared_pages", 0) for row in served),
         "pages_idle_peak": max((step.get("pages_idle", 0) for step in steps), default=0),
@@ -146,7 +146,7 @@ def compiling_steps(steps: Rows) -> list[Mapping]:
     ]
 
 
-def phase(steps: Rows, name: str) -> dict:
+def phase_metrics(steps: Rows, name: str) -> dict:
     """Summarize the steps of one phase: tokens per wall second, FLOPs and bytes per forward second."""
     mine = [step for step in steps if step["phase"] == name]
 
@@ -162,7 +162,7 @@ def phase(steps: Rows, name: str) -> dict:
         "decode_tokens": decode,
         "wall_s": wall,
         "forward_s": forward,
-        "note_s": total("note_seconds"),
+        "note_s": total("telemetry_seconds"),
         "step_wall_s": distribution(step["wall_seconds"] for step in mine),
         "tokens_per_s": _rate(prefill + decode, wall),
         "predicted_flops": flops,

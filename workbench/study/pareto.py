@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from workbench.errors import WorkbenchError
-from workbench.study.labels import place
+from workbench.study.labels import place_labels
 
 SIZES = {"bytes_per_token": "bytes of cache a token (measured)", "weight_bytes": "bytes of weights (measured)"}
-LEAST_KL = 1e-10  # what is below is no distance: rounding
-BEST, BEATEN = "#0b6e4f", "#a8a8a8"
+MIN_KL = 1e-10  # what is below is no distance: rounding
+FRONTIER_COLOR, DOMINATED_COLOR = "#0b6e4f", "#a8a8a8"
 WIDTH, HEIGHT = 560, 340  # of the plot, in pixels
 
 
-def frontier(points: Sequence[tuple[float, float]]) -> list[int]:
+def pareto_frontier(points: Sequence[tuple[float, float]]) -> list[int]:
     """Return the indices of the non-dominated points, in order of the first coordinate.
 
     A point is dominated if another is as small in both coordinates and smaller in one."""
@@ -31,11 +31,11 @@ def chart(rows: Sequence[Mapping[str, Any]], title: str) -> Any:
 
     Both axes are logarithmic and the Pareto frontier is joined. A KL of zero is drawn at the bottom, below the smallest
     positive one."""
-    altair = drawing()
+    altair = import_altair()
     sized = max(SIZES, key=lambda key: len({row.get(key) for row in rows}))
     points = [(float(row[sized]), float(row["kl_mean"])) for row in rows]
-    best = set(frontier(points))
-    some = [kl for _, kl in points if kl > LEAST_KL] or [LEAST_KL]
+    best = set(pareto_frontier(points))
+    some = [kl for _, kl in points if kl > MIN_KL] or [MIN_KL]
     bottom, top = 10.0 ** (math.ceil(math.log10(min(some))) - 1), 10.0 ** (math.floor(math.log10(max(some))) + 1)
     decades = [10.0**power for power in range(round(math.log10(bottom)), round(math.log10(top)) + 1)]
     axis = altair.Axis(values=decades, labelExpr=f"datum.value <= {bottom} ? '0' : format(datum.value, '.0e')")
@@ -62,14 +62,14 @@ def chart(rows: Sequence[Mapping[str, Any]], title: str) -> Any:
     ]
     everything = altair.Chart(altair.Data(values=values)).encode(x=x, y=y)
     dots = everything.mark_point(filled=True, size=70, opacity=1).encode(
-        color=altair.condition("datum.best", altair.value(BEST), altair.value(BEATEN))
+        color=altair.condition("datum.best", altair.value(FRONTIER_COLOR), altair.value(DOMINATED_COLOR))
     )
-    line = everything.transform_filter("datum.best").mark_line(color=BEST, strokeWidth=1, interpolate="step-after")
+    line = everything.transform_filter("datum.best").mark_line(color=FRONTIER_COLOR, strokeWidth=1, interpolate="step-after")
     texts = [
         altair.Chart(altair.Data(values=[value]))
         .mark_text(align="right" if label.left else "left", dx=label.dx, dy=label.dy, fontSize=11)
         .encode(x=x, y=y, text="variant:N")
-        for value, label in zip(values, place(pixels, list(names.values()), WIDTH), strict=True)
+        for value, label in zip(values, place_labels(pixels, list(names.values()), WIDTH), strict=True)
     ]
     shown = altair.layer(line.encode(order=altair.Order("bytes:Q")), dots, *texts)
     return shown.properties(width=WIDTH, height=HEIGHT, title=title)
@@ -97,7 +97,7 @@ def png(rows: Sequence[Mapping[str, Any]], title: str) -> bytes:
 def plotting_problem() -> str | None:
     """Return the reason why no chart can be drawn here; None where one can."""
     try:
-        drawing()
+        import_altair()
         import vl_convert  # noqa: F401
     except WorkbenchError as error:
         return str(error)
@@ -106,7 +106,7 @@ def plotting_problem() -> str | None:
     return None
 
 
-def drawing() -> Any:
+def import_altair() -> Any:
     try:
         import altair
     except ImportError:

@@ -6,12 +6,12 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from workbench.shown import Brief
+from workbench.shown import ConciseRepr
 
 Count = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
+Fraction01 = Annotated[float, Field(ge=0, le=1)]
 
 
-class Part(Brief, BaseModel):
+class ExperimentSettings(ConciseRepr, BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -11,89 +11,89 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from compiled_kernels import Lane, lane_problems
-from workbench.engine.load import CACHE_MEMORY
+from compiled_kernels import Backend, backend_problems
+from workbench.engine.load import AUTO_CACHE_BYTES
 from workbench.engine.speculation import DraftModel, NoSpeculation
 from workbench.errors import WorkbenchError
 from workbench.fleet.hardware import Hardware
-from workbench.fleet.roofline import Sizes
+from workbench.fleet.roofline import ModelSizes
 from workbench.fleet.settings import SimulatedExecutor, UncachedExecutor
-from workbench.model.cost import Cost, StepCost
-from workbench.study.cache_of import spec_of
+from workbench.model.cost import StepCostEstimate, StepCostModel
+from workbench.study.cache_of import spec_and_dtype
 from workbench.study.ceilings import ceilings_for
-from workbench.study.experiment import Experiment, ModelPart, PromptsWorkload, RandomWorkload
+from workbench.study.experiment import Experiment, ModelSettings, PromptsWorkload, RandomWorkload
 from workbench.study.lengths_workload import LengthsWorkload
 from workbench.study.quality_costs import with_model
 from workbench.study.quality_workload import QualityWorkload
-from workbench.study.simulated import fleet_for, results
-from workbench.study.simulated_machine import cost_of, sizes_of
+from workbench.study.simulated import fleet_for, fleet_metrics
+from workbench.study.simulated_machine import step_cost_of, sizes_of
 from workbench.study.simulated_run import tokenizer_of
-from workbench.study.texts import foretold
+from workbench.study.texts import predict_draws
 from workbench.study.texts_workload import TextsWorkload
 from workbench.study.variants import every_variant
 from workbench.study.workload import requests_of
 from workbench.traffic.settings import TrafficWorkload
 
 Predictions = dict[str, Any]
-Tell = Callable[[str], None]
+ProgressCallback = Callable[[str], None]
 
 
-def predictions(experiment: Experiment, tell: Tell = lambda line: None) -> Predictions | None:
+def predict_variants(experiment: Experiment, on_progress: ProgressCallback = lambda line: None) -> Predictions | None:
     """Predict every variant, with the ceilings used; None where the experiment asks for no prediction.
 
     For sampled texts the prediction is of the drawn distributions, not of time, since all variants cost the same."""
-    work, here = experiment.workload, Here(tell)
+    work, here = experiment.workload, MeasuredHardware(on_progress)
     if isinstance(work, TextsWorkload):
-        return foretold(experiment, tell)
+        return predict_draws(experiment, on_progress)
     if isinstance(work, LengthsWorkload):
-        of: Callable[[Experiment, Here], dict[str, Any]] = of_lengths
+        of: Callable[[Experiment, MeasuredHardware], dict[str, Any]] = predict_lengths
     elif not experiment.measure.predict or isinstance(experiment.executor, SimulatedExecutor):
         return None
     elif isinstance(work, PromptsWorkload | RandomWorkload | TrafficWorkload):
-        of = of_requests
+        of = predict_serving
     elif isinstance(work, QualityWorkload) and work.speed is not None:
-        of = of_speed
+        of = predict_decode_speed
     else:
         raise WorkbenchError(f"measure.predict: the cost model says nothing of a workload of kind {work.kind!r}")
     return {"variants": {name: of(each, here) for name, each in _variants(experiment).items()}}
 
 
-class Here:
+class MeasuredHardware:
     """Ceilings of this machine, each measured once, as a `Hardware` value."""
 
-    def __init__(self, tell: Tell = lambda line: None):
-        self._tell = tell
+    def __init__(self, on_progress: ProgressCallback = lambda line: None):
+        self._tell = on_progress
         self._known: dict[tuple[int, str], Hardware] = {}
 
-    def __call__(self, sizes: Sizes, dtype: str) -> Hardware:
+    def __call__(self, sizes: ModelSizes, dtype: str) -> Hardware:
         kind = dtype if dtype in ("float32", "bfloat16") else "float32"
         size = round(sizes.weight_bytes)
         if (size, kind) not in self._known:
             self._tell("measuring what this machine reads and multiplies at best")
-            compiled = lane_problems()[Lane.INDUCTOR] is None
+            compiled = backend_problems()[Backend.INDUCTOR] is None
             with tempfile.TemporaryDirectory() as folder:  # what was measured on another day is no part of this run
                 found = ceilings_for(size, dtypes=(kind,), compiled=compiled, cache_dir=Path(folder))
-            reads = found.read(size).value
+            reads = found.read_ceiling(size).value
             self._known[size, kind] = Hardware(
-                name="here", flops=found.gemm(kind).value, bandwidth=reads, network=reads, link=reads, host=reads,
-                memory=(sizes.weight_bytes + CACHE_MEMORY) / SimulatedExecutor().memory, source="measured in this run",
+                name="here", flops=found.gemm_ceiling(kind).value, bandwidth=reads, network=reads, link=reads, host=reads,
+                memory=(sizes.weight_bytes + AUTO_CACHE_BYTES) / SimulatedExecutor().memory, source="measured in this run",
             )  # fmt: skip
         return self._known[size, kind]
 
 
-def of_lengths(experiment: Experiment, here: Here) -> dict[str, Any]:
+def predict_lengths(experiment: Experiment, measured_hardware: MeasuredHardware) -> dict[str, Any]:
     """Predict each length's prefill, and the decode step in the middle of its output."""
     assert isinstance(experiment.workload, LengthsWorkload)
-    sizes, dtype = sizes_of(experiment), spec_of(experiment)[1]
-    hardware, cost = here(sizes, dtype), cost_of(sizes)
+    sizes, dtype = sizes_of(experiment), spec_and_dtype(experiment)[1]
+    hardware, cost = measured_hardware(sizes, dtype), step_cost_of(sizes)
     uncached = isinstance(experiment.executor, UncachedExecutor)
     found = []
     for prompt, output in experiment.workload.lengths:
         most = prompt if uncached else experiment.schedule.max_num_batched_tokens
-        prefill = chunks(cost, prompt, most)
+        prefill = prefill_steps(cost, prompt, most)
         known = prompt + output // 2
         decode = cost([(0, known)], 1) if uncached else cost([(known - 1, 1)], 1)
-        times = {"prefill_s": seconds(prefill, hardware), "decode_step_s": seconds([decode], hardware)}
+        times = {"prefill_s": roofline_seconds(prefill, hardware), "decode_step_s": roofline_seconds([decode], hardware)}
         times["decode_s"] = (output - 1) * times["decode_step_s"]
         found.append({
             "prompt_tokens": prompt, "output_tokens": output, **times,
@@ -104,46 +104,46 @@ def of_lengths(experiment: Experiment, here: Here) -> dict[str, Any]:
     return {"flops_per_s": hardware.flops, "bytes_per_s": hardware.bandwidth, "lengths": found}
 
 
-def of_speed(experiment: Experiment, here: Here) -> dict[str, Any]:
+def predict_decode_speed(experiment: Experiment, measured_hardware: MeasuredHardware) -> dict[str, Any]:
     """Predict the tokens a second of one decoding sequence, by context length."""
     assert isinstance(experiment.workload, QualityWorkload) and experiment.workload.speed is not None
     part = experiment.workload.speed
     timed = with_model(experiment, part.model, part.dtype)
     sizes = sizes_of(timed)
-    hardware, cost = here(sizes, spec_of(timed)[1]), cost_of(sizes)
-    steps = {str(context): seconds([cost([(context, 1)], 1)], hardware) for context in part.contexts}
+    hardware, cost = measured_hardware(sizes, spec_and_dtype(timed)[1]), step_cost_of(sizes)
+    steps = {str(context): roofline_seconds([cost([(context, 1)], 1)], hardware) for context in part.contexts}
     rates = {context: 1 / time for context, time in steps.items()}
     return {"flops_per_s": hardware.flops, "bytes_per_s": hardware.bandwidth, "decode_tokens_per_s": rates}
 
 
-def of_requests(experiment: Experiment, here: Here) -> dict[str, Any]:
+def predict_serving(experiment: Experiment, measured_hardware: MeasuredHardware) -> dict[str, Any]:
     """Predict latencies and rates with the real scheduler on a simulated clock that takes each step's bound.
 
     With speculation all drafts count as accepted. Without a cache, requests run one after another."""
-    sizes, dtype = sizes_of(experiment), spec_of(experiment)[1]
-    hardware = here(sizes, dtype)
+    sizes, dtype = sizes_of(experiment), spec_and_dtype(experiment)[1]
+    hardware = measured_hardware(sizes, dtype)
     ceilings = {"flops_per_s": hardware.flops, "bytes_per_s": hardware.bandwidth}
     if isinstance(experiment.executor, UncachedExecutor):
-        return ceilings | _anew(experiment, cost_of(sizes), hardware)
+        return ceilings | _predict_uncached(experiment, step_cost_of(sizes), hardware)
     clock = SimulatedExecutor(hardware=hardware)
     changes = {"executor": clock, "speculate": NoSpeculation(), "variants": {}, "judge": None}
     plain = experiment.model_copy(update=changes)
     fleet = fleet_for(plain, tokenizer=tokenizer_of(plain)).run()
-    found = results(fleet, experiment.measure.promise, 0.0)
+    found = fleet_metrics(fleet, experiment.measure.slo, 0.0)
     figures = {f"{key}_p50": found[key]["p50"] for key in ("ttft_s", "tpot_s", "e2el_s")}
-    gain = _drafts_gain(experiment, sizes, hardware, here) if figures["tpot_s_p50"] else 1.0
+    gain = _speculation_speedup_bound(experiment, sizes, hardware, measured_hardware) if figures["tpot_s_p50"] else 1.0
     if gain != 1:
         figures |= {"tpot_s_p50": figures["tpot_s_p50"] / gain, "e2el_s_p50": None}
     return ceilings | figures | {"output_tokens_per_s": gain * found["output_tokens_per_s"]}
 
 
-def _anew(experiment: Experiment, cost: StepCost, hardware: Hardware) -> dict[str, Any]:
-    requests = requests_of(experiment, tokenizer_of(experiment), spec_of(experiment)[0].vocab)
+def _predict_uncached(experiment: Experiment, cost: StepCostModel, hardware: Hardware) -> dict[str, Any]:
+    requests = requests_of(experiment, tokenizer_of(experiment), spec_and_dtype(experiment)[0].vocab_size)
     ttft, tpot = [], []
     for request in requests:
         known = len(request.prompt_ids)
         steps = [
-            seconds([cost([(0, length)], 1)], hardware) for length in range(known, known + request.sampling.max_tokens)
+            roofline_seconds([cost([(0, length)], 1)], hardware) for length in range(known, known + request.sampling.max_tokens)
         ]
         ttft.append(steps[0])
         tpot += steps[1:]
@@ -153,35 +153,35 @@ def _anew(experiment: Experiment, cost: StepCost, hardware: Hardware) -> dict[st
     }  # fmt: skip
 
 
-def _drafts_gain(experiment: Experiment, sizes: Sizes, hardware: Hardware, here: Here) -> float:
+def _speculation_speedup_bound(experiment: Experiment, sizes: ModelSizes, hardware: Hardware, measured_hardware: MeasuredHardware) -> float:
     """Times the tokens a second of decode that drafts would give if all stood, contexts left out. Drafts that stop
     where the draft is unsure are as long as is best for them, with the token that was not proposed computed too."""
     speculate = experiment.speculate
     if isinstance(speculate, NoSpeculation):
         return 1.0
     rows, more = experiment.schedule.max_num_seqs, speculate.num_speculative_tokens
-    target = cost_of(sizes)
-    step, proposing = seconds([target([(0, 1)] * rows, rows)], hardware), 0.0
+    target = step_cost_of(sizes)
+    step, proposing = roofline_seconds([target([(0, 1)] * rows, rows)], hardware), 0.0
     stops = isinstance(speculate, DraftModel) and speculate.confidence_threshold > 0
     if isinstance(speculate, DraftModel):
-        small = experiment.model_copy(update={"model": ModelPart(name=speculate.model, dtype=speculate.dtype)})
+        small = experiment.model_copy(update={"model": ModelSettings(name=speculate.model, dtype=speculate.dtype)})
         each = sizes_of(small)
-        proposing = seconds([cost_of(each)([(0, 1)] * rows, rows)], here(each, spec_of(small)[1]))
+        proposing = roofline_seconds([step_cost_of(each)([(0, 1)] * rows, rows)], measured_hardware(each, spec_and_dtype(small)[1]))
 
     def gain(drafted: int) -> float:
-        check = seconds([target([(0, drafted + 1)] * rows, rows * (drafted + 1))], hardware)
+        check = roofline_seconds([target([(0, drafted + 1)] * rows, rows * (drafted + 1))], hardware)
         return (drafted + 1) * step / (check + min(more, drafted + 1) * proposing)
 
     return max(map(gain, range(more + 1) if stops else [more]))
 
 
-def chunks(cost: StepCost, prompt: int, most: int) -> list[Cost]:
+def prefill_steps(cost: StepCostModel, prompt: int, max_num_batched_tokens: int) -> list[StepCostEstimate]:
     """Return the costs of the steps of a prefill, `max_num_batched_tokens` tokens each."""
-    starts = range(0, prompt, most)
-    return [cost([(at, min(most, prompt - at))], int(at + most >= prompt)) for at in starts]
+    starts = range(0, prompt, max_num_batched_tokens)
+    return [cost([(at, min(max_num_batched_tokens, prompt - at))], int(at + max_num_batched_tokens >= prompt)) for at in starts]
 
 
-def seconds(steps: list[Cost], hardware: Hardware) -> float:
+def roofline_seconds(steps: list[StepCostEstimate], hardware: Hardware) -> float:
     return sum(step.seconds(hardware.flops, hardware.bandwidth) for step in steps)
 
 

@@ -9,65 +9,65 @@ from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.prompt.tokenizer import Tokenizer
-from workbench.study.copying import Snippet, snippets
-from workbench.study.forced import Text
-from workbench.study.held_out import Window, held_out_modules, sample, windows
+from workbench.study.copying import Snippet, generate_snippets
+from workbench.study.forced import ForcedText
+from workbench.study.held_out import TextWindow, held_out_modules, sample_windows, cut_windows
 from workbench.study.quality_workload import QualityWorkload
 
-LEAST_PROMPT = 16
+MIN_PROMPT_TOKENS = 16
 
 
 @dataclass(frozen=True)
 class QualityTexts:
     """Texts of a quality run. `metadata` names their sources, for the record."""
 
-    windows: Sequence[Window]
+    windows: Sequence[TextWindow]
     prompts: Sequence[tuple[int, ...]]
     snippets: Sequence[Snippet]
-    about: dict[str, Any]
-    decode: int
+    metadata: dict[str, Any]
+    num_decoded: int
 
     @classmethod
-    def of(cls, work: QualityWorkload, tokenizer: Tokenizer, context: int) -> QualityTexts:
+    def from_workload(cls, workload: QualityWorkload, tokenizer: Tokenizer, context: int) -> QualityTexts:
         """Build the texts of a workload for a model with this `context`. Raises WorkbenchError where they are too short
         or unreadable."""
-        if (work.context or 0) > context:
-            raise WorkbenchError(f"workload.context {work.context}: above the model's own, {context}")
-        context = work.context or context
-        texts, about = texts_of(work.texts)
-        if work.decode + 2 > context:
-            raise WorkbenchError(f"workload.decode {work.decode}: must be below the model's context of {context}")
-        least = max(work.decode + 2, context // 2)
-        every = windows(tokenizer, texts, context - 1)
-        scored = sample(every, work.windows, work.seed, least)
-        length = max(1, min(context // 2, context - work.greedy_tokens))
-        beginnings = sample(every, work.greedy_prompts, work.seed + 1, LEAST_PROMPT)
+        if (workload.context or 0) > context:
+            raise WorkbenchError(f"workload.context {workload.context}: above the model's own, {context}")
+        context = workload.context or context
+        texts, about = read_texts(workload.texts)
+        if workload.decode + 2 > context:
+            raise WorkbenchError(f"workload.decode {workload.decode}: must be below the model's context of {context}")
+        least = max(workload.decode + 2, context // 2)
+        every = cut_windows(tokenizer, texts, context - 1)
+        scored = sample_windows(every, workload.windows, workload.seed, least)
+        length = max(1, min(context // 2, context - workload.greedy_tokens))
+        beginnings = sample_windows(every, workload.greedy_prompts, workload.seed + 1, MIN_PROMPT_TOKENS)
         asked: Sequence[Snippet] = ()
-        if work.copying is not None:
-            tokens = context * 9 // 10 if work.copying.tokens == "auto" else work.copying.tokens
+        if workload.copying is not None:
+            tokens = context * 9 // 10 if workload.copying.tokens == "auto" else workload.copying.tokens
             if tokens >= context:
                 raise WorkbenchError(
                     f"workload.copying.tokens {tokens}: must be below the model's context of {context}"
                 )
-            asked = snippets(tokenizer, work.copying.names, tokens, work.copying.depths, work.seed)
+            asked = generate_snippets(tokenizer, workload.copying.names, tokens, workload.copying.depths, workload.seed)
         about |= {"windows": sorted({window.name for window in scored}), "context": context}
-        return cls(scored, [window.ids[:length] for window in beginnings], asked, about, work.decode)
+        return cls(scored, [window.ids[:length] for window in beginnings], asked, about, workload.decode)
 
     @property
-    def scored(self) -> list[Text]:
+    def scored(self) -> list[ForcedText]:
         """Return the windows to score; the last tokens of each are decoded one at a time."""
-        return [Text(window.ids, window.first, len(window.ids) - self.decode) for window in self.windows]
+        return [ForcedText(window.ids, window.first_scored, len(window.ids) - self.num_decoded) for window in self.windows]
 
     @property
     def scored_bytes(self) -> int:
-        return sum(window.bytes for window in self.windows)
+        return sum(window.num_bytes for window in self.windows)
 
 
-def texts_of(files: Sequence[str]) -> tuple[dict[str, str], dict[str, Any]]:
+def read_texts(files: Sequence[str]) -> tuple[dict[str, str], dict[str, Any]]:
     """Return texts by name, and their sources: the held-out modules where no files are given."""
     if not files:
         modules = held_out_modules()
-        return modules.texts, {"texts": "held-out modules", "known": modules.known, "listed": modules.listed}
+        return modules.texts, {"texts": "held-out modules", "known": modules.num_verified, "listed": modules.num_listed}
     texts = {}
     for name in files:
         try:

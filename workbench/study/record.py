@@ -11,20 +11,20 @@ import pyarrow.parquet as pq
 
 from workbench.errors import WorkbenchError
 from workbench.files import UnreadableText, read_json_object, read_yaml
-from workbench.shown import Shown, Table
-from workbench.study.intact import Condition, State, condition
+from workbench.shown import Displayable, Table
+from workbench.study.intact import FolderCondition, State, check_folder
 from workbench.study.run_folder import RunFolder
-from workbench.trace.script import Script
+from workbench.trace.script import StepScript
 
 __all__ = ["Record", "RunFolder"]
 
 
 @dataclass(frozen=True)
-class Record(Shown):
+class Record(Displayable):
     """An opened run folder. Files are read on first access."""
 
     path: Path
-    condition: Condition = field(repr=False)
+    condition: FolderCondition = field(repr=False)
 
     @classmethod
     def open(cls, path: Path | str, incomplete_ok: bool = False) -> Record:
@@ -33,7 +33,7 @@ class Record(Shown):
         Raises WorkbenchError if `path` is no run, was not finished, or lacks a file of its manifest. `incomplete_ok`
         opens an unfinished, half copied or older run with the files it has. Sizes are compared here, contents by
         `verify`."""
-        record = cls(Path(path), condition(Path(path)))
+        record = cls(Path(path), check_folder(Path(path)))
         if not (record.complete or incomplete_ok):
             raise WorkbenchError(f"run {path}: {record.condition}")
         return record
@@ -85,7 +85,7 @@ class Record(Shown):
     def decisions(self) -> pa.Table:
         return self.read_table("decisions.parquet")
 
-    def script(self) -> Script:
+    def script(self) -> StepScript:
         """Return the script with which `engine.replay` repeats this run's steps. Raises WorkbenchError where it is not
         recorded."""
         if not all((self.path / f"{name}.parquet").is_file() for name in ("inputs", "spans")):
@@ -94,13 +94,13 @@ class Record(Shown):
                 "older than these tables), so its steps cannot be replayed; reproduce it without --replay"
             )
         inputs, spans = (self.read_table(f"{name}.parquet").to_pylist() for name in ("inputs", "spans"))
-        return Script.of(inputs, spans, self.decisions.to_pylist())
+        return StepScript.from_tables(inputs, spans, self.decisions.to_pylist())
 
     def verify(self) -> None:
         """Compare every file's contents with the manifest. Raises WorkbenchError that names each differing file."""
         if self.state in ("running", "killed", "unfinished"):
             raise WorkbenchError(f"run {self.path}: unfinished, so it has no manifest to verify against")
-        found = condition(self.path, contents=True)
+        found = check_folder(self.path, contents=True)
         if found.state != "complete":
             raise WorkbenchError(f"run {self.path}: {found}")
 
@@ -128,7 +128,7 @@ class Record(Shown):
             message = f"run {self.path}: cannot read {name} ({error.strerror}); the folder holds {here}"
             raise WorkbenchError(message) from error
 
-    def _shown(self) -> Table:
+    def _display_table(self) -> Table:
         """Summarize every readable file, however incomplete the run is."""
         rows = {"run": self.name, "state": str(self.condition)}
         folded: list[tuple[str, str]] = []
@@ -137,11 +137,11 @@ class Record(Shown):
             written = read_yaml(self.experiment_text, f"run {self.path}: experiment.yaml")
             question = written.get("question") if isinstance(written, dict) else None
             rows = {"question": str(question), **rows} if question else rows
-        return Table("", [*rows.items(), *self._headline().items(), *self._verdicts().items()], folded=folded)
+        return Table("", [*rows.items(), *self._headline().items(), *self._verdicts().items()], collapsed=folded)
 
     def _verdicts(self) -> dict[str, str]:
         found = self.summary.get("verdicts") if self.complete and "summary.json" in self.manifest else None
-        return {each["claim"]: f"{each['outcome']}: {each['because']}" for each in found or ()}
+        return {each["claim"]: f"{each['outcome']}: {each['reason']}" for each in found or ()}
 
     def _headline(self) -> dict[str, str]:
         if not (self.path / "summary.json").is_file():

@@ -20,13 +20,13 @@ from workbench.study.run_sheets import run_remarks, run_sheets
 from workbench.study.sheet import Sheet
 from workbench.trace.recorder import row_name
 
-MOST_TEXTS = 3
+MAX_TEXTS = 3
 
 
 def show(record: Record, console: Console, file: Path | None = None) -> None:
     """Print the report of a finished run. `file` is the YAML file of its experiment, if known."""
     experiment = Experiment.from_yaml(record.experiment_text)
-    if experiment.compares:
+    if experiment.is_comparison:
         comparison_text.show(record, console)
         return
     for part in _parts(record, experiment, file or record.path / "experiment.yaml"):
@@ -37,30 +37,30 @@ def _parts(record: Record, experiment: Experiment, file: Path) -> Iterator[Rende
     summary = record.summary
     yield Text(experiment.question, style="bold")
     yield from _texts(record, experiment)
-    yield from map(table, run_sheets(summary))
+    yield from map(sheet_table, run_sheets(summary))
     yield Text()
     for remark in run_remarks(summary):
-        yield Text(remark.text, style="yellow" if remark.serious else "")
+        yield Text(remark.text, style="yellow" if remark.is_warning else "")
     yield Text(f"\nrun folder  {record.path}", style="bold")
     yield Text(_next_steps(record, experiment, file))
 
 
 def _texts(record: Record, experiment: Experiment) -> Iterator[RenderableType]:
     prompts = getattr(experiment.workload, "prompts", ())
-    copies = getattr(experiment.workload, "copies", 1) * experiment.sampling.samples
+    copies = getattr(experiment.workload, "copies", 1) * experiment.sampling.num_sequences
     rows = record.requests.to_pylist()
-    for index, row in enumerate(rows[:MOST_TEXTS]):
+    for index, row in enumerate(rows[:MAX_TEXTS]):
         if row["error"]:
             yield Panel(Text(row["error"], style="red"), title=Text(f"{row_name(row)}: {row['finish_reason']}"))
         elif prompts:
             text = Text(prompts[index // copies], style="dim") + Text(row["output_text"], style="default")
             title = f"{row_name(row)}: {row['output_tokens']} tokens, {row['finish_reason']}"
             yield Panel(text, title=Text(title))
-    if len(rows) > MOST_TEXTS:
-        yield Text(f"and {len(rows) - MOST_TEXTS} more requests in requests.parquet", style="dim")
+    if len(rows) > MAX_TEXTS:
+        yield Text(f"and {len(rows) - MAX_TEXTS} more requests in requests.parquet", style="dim")
 
 
-def table(sheet: Sheet) -> Table:
+def sheet_table(sheet: Sheet) -> Table:
     """Convert a sheet to a rich table; user text is never markup."""
     made = Table(title_justify="left", pad_edge=False, caption=sheet.caption or None, caption_justify="left")
     for column, heading in enumerate(sheet.headings):
@@ -73,7 +73,7 @@ def table(sheet: Sheet) -> Table:
 def _next_steps(record: Record, experiment: Experiment, file: Path) -> str:
     """Suggest commands to run next: changes of this run's own experiment, where it has any to make."""
     workbench, real = _program(), experiment.executor.kind == "real"
-    changes = ["lane=eager"] if real and experiment.lane != "eager" else []
+    changes = ["backend=eager"] if real and experiment.backend != "eager" else []
     changes += ["workload.copies=8"] if getattr(experiment.workload, "copies", 8) != 8 else []
     demo = real and experiment.model.name == "demo"
     lines = [

@@ -12,18 +12,18 @@ from typing import Any
 
 import torch
 
-from compiled_kernels import Lane, lane_problems
+from compiled_kernels import Backend, backend_problems
 from workbench.engine.load import load
-from workbench.engine.patience import to_nobody, to_stderr
-from workbench.engine.replay import Diverged, replay
+from workbench.engine.patience import discard, to_stderr
+from workbench.engine.replay import ReplayDiverged, replay
 from workbench.engine.runner import Runner
-from workbench.engine.uncached import without_cache
+from workbench.engine.uncached import disable_cache
 from workbench.errors import WorkbenchError
 from workbench.fleet.settings import SimulatedExecutor, UncachedExecutor
 from workbench.progress import Progress
 from workbench.request import Request
 from workbench.study.ceilings import ceilings_for
-from workbench.study.closed_loop import closed_loop
+from workbench.study.closed_loop import stream_closed_loop
 from workbench.study.environment import environment
 from workbench.study.experiment import Experiment
 from workbench.study.goodput import recorded_goodput
@@ -35,7 +35,7 @@ from workbench.study.workload import clients_of, requests_of
 from workbench.trace.events import Decoded, Event, Prefilled
 from workbench.trace.perfetto import chrome_trace
 from workbench.trace.recorder import Recorder
-from workbench.trace.script import Script
+from workbench.trace.script import StepScript
 
 
 def run(
@@ -43,7 +43,7 @@ def run(
     out: Path | str = "runs",
     name: str | None = None,
     progress: bool = True,
-    script: Script | None = None,
+    script: StepScript | None = None,
 ) -> Record:
     """Run an experiment and write its folder below `out`.
 
@@ -64,11 +64,11 @@ def run(
         Diverged: Where the batches of `script` cannot be repeated.
     """
     if not isinstance(experiment, Experiment):
-        experiment, name = Experiment.read(experiment), name or Path(experiment).stem
+        experiment, name = Experiment.from_file(experiment), name or Path(experiment).stem
     name = name or "run"
-    if script is not None and (experiment.compares or isinstance(experiment.executor, SimulatedExecutor)):
+    if script is not None and (experiment.is_comparison or isinstance(experiment.executor, SimulatedExecutor)):
         raise WorkbenchError("replay: is for one real run of requests; a simulated one is the same without it")
-    if experiment.compares:
+    if experiment.is_comparison:
         from workbench.study.comparison import run_comparison  # which runs variants by what is here
 
         return run_comparison(experiment, out, name, progress)
@@ -82,39 +82,39 @@ def run(
         return _measured(experiment, folder, progress, script)
 
 
-def _measured(experiment: Experiment, folder: RunFolder, progress: bool, script: Script | None) -> Record:
+def _measured(experiment: Experiment, folder: RunFolder, progress: bool, script: StepScript | None) -> Record:
     folder.write_text("experiment.yaml", experiment.to_yaml())
-    with threads(experiment.measure.threads):
+    with torch_threads(experiment.measure.threads):
         try:
-            runner = runner_for(experiment, to_stderr if progress else to_nobody)
-            requests = requests_of(experiment, runner.tokenizer, runner.model.spec.vocab)
+            runner = runner_for(experiment, to_stderr if progress else discard)
+            requests = requests_of(experiment, runner.tokenizer, runner.model.spec.vocab_size)
             clients = clients_of(experiment)
         except WorkbenchError:
             shutil.rmtree(folder.path, ignore_errors=True)  # nothing was computed: a mistake leaves no folder
             raise
         recorder = Recorder()
-        lane, reason = str(runner.lanes), runner.lanes.reason
+        backend, reason = str(runner.backends), runner.backends.reason
         surroundings = environment()
-        folder.write_json("environment.json", {**surroundings, "lane": {"name": lane, "reason": reason}})
+        folder.write_json("environment.json", {**surroundings, "backend": {"name": backend, "reason": reason}})
         for index in range(experiment.measure.warmup):
-            title = f"warm-up {index + 1} (compiling)" if lane != "eager" else "warm-up"
-            play(runner, requests, title, progress, clients)
-        runner.forget_prefixes()  # what the warm-up left would be found
-        runner.instruments.listener = recorder.note
+            title = f"warm-up {index + 1} (compiling)" if backend != "eager" else "warm-up"
+            run_requests(runner, requests, title, progress, clients)
+        runner.reset_prefix_cache()  # what the warm-up left would be found
+        runner.telemetry.listener = recorder.record
         before = cpu_times()
         try:
-            play(runner, requests, "measured run", progress, clients, script)
-        except Diverged:
+            run_requests(runner, requests, "measured run", progress, clients, script)
+        except ReplayDiverged:
             shutil.rmtree(folder.path, ignore_errors=True)
             raise
         busy = others_cpu_share(before)
-        if runner.lanes.reason != reason:  # blocks turned out to fail
-            lane, reason = str(runner.lanes), runner.lanes.reason
-            folder.write_json("environment.json", {**surroundings, "lane": {"name": lane, "reason": reason}})
-        runner.instruments.listener = None
+        if runner.backends.reason != reason:  # blocks turned out to fail
+            backend, reason = str(runner.backends), runner.backends.reason
+            folder.write_json("environment.json", {**surroundings, "backend": {"name": backend, "reason": reason}})
+        runner.telemetry.listener = None
         summary = summarize(recorder.requests(), recorder.steps(), recorder.tokens(), recorder.checks())
-        summary["goodput"] = recorded_goodput(recorder, experiment.measure.promise, summary["wall_s"])
-        summary["lane"] = {"name": lane, "reason": reason}
+        summary["goodput"] = recorded_goodput(recorder, experiment.measure.slo, summary["wall_s"])
+        summary["backend"] = {"name": backend, "reason": reason}
         artifacts = summary["artifacts"] = dict(runner.executor.artifacts)
         summary["others_cpu_share"] = busy
         summary["replayed_steps"] = len(script.steps) if script is not None else None
@@ -126,13 +126,13 @@ def _measured(experiment: Experiment, folder: RunFolder, progress: bool, script:
         folder.write_table(f"{table}.parquet", getattr(recorder, table)())
     if checks := recorder.checks():
         folder.write_table("checks.parquet", checks)
-    trace = {**chrome_trace(recorder), "otherData": {"lane": lane, "lane_reason": reason, "artifacts": artifacts}}
+    trace = {**chrome_trace(recorder), "otherData": {"backend": backend, "backend_reason": reason, "artifacts": artifacts}}
     folder.write_json("trace.json", trace, indent=None)
     folder.write_json("summary.json", summary)
     return Record.open(folder.finish())
 
 
-def runner_for(experiment: Experiment, tell: Callable[[str], None] = to_stderr, **besides: Any) -> Runner:
+def runner_for(experiment: Experiment, on_progress: Callable[[str], None] = to_stderr, **overrides: Any) -> Runner:
     """Build the runner of an experiment. `on_progress` and `overrides` are passed on to `load`."""
     model, cache, schedule = experiment.model, experiment.cache, experiment.schedule
     runner = load(
@@ -142,7 +142,7 @@ def runner_for(experiment: Experiment, tell: Callable[[str], None] = to_stderr, 
         head_weights=model.head_weights,
         weight_group=model.weight_group,
         activations=model.activations,
-        lane=experiment.lane,
+        backend=experiment.backend,
         compile=experiment.compile,
         batch_invariant=experiment.batch_invariant,
         device=model.device,
@@ -153,7 +153,7 @@ def runner_for(experiment: Experiment, tell: Callable[[str], None] = to_stderr, 
         chunked_prefill=schedule.chunked_prefill,
         schedule=schedule.kind,
         policy=schedule.policy,
-        set_back=schedule.set_back,
+        preemption_mode=schedule.preemption_mode,
         page_size=cache.page_size,
         pages=cache.pages,
         cache=cache,
@@ -163,21 +163,21 @@ def runner_for(experiment: Experiment, tell: Callable[[str], None] = to_stderr, 
         overflow=schedule.overflow,
         attention=experiment.attention,
         speculate=experiment.speculate,
-        tell=tell,
+        report=on_progress,
         **besides,
     )
     if isinstance(experiment.executor, UncachedExecutor):
-        without_cache(runner, experiment.executor.oracle)
+        disable_cache(runner, experiment.executor.oracle)
     return runner
 
 
-def play(
+def run_requests(
     runner: Runner,
     requests: list[Request],
     title: str,
     progress: bool,
     clients: tuple[int, float] | None = None,
-    script: Script | None = None,
+    script: StepScript | None = None,
 ) -> float:
     """Run `requests` to their ends and return the wall seconds.
 
@@ -192,7 +192,7 @@ def play(
     if script is not None:
         events = replay(runner, requests, script)
     else:
-        events = runner.stream(requests) if clients is None else closed_loop(runner, requests, *clients)
+        events = runner.stream(requests) if clients is None else stream_closed_loop(runner, requests, *clients)
     total = sum(len(r.prompt_ids) + r.sampling.max_tokens for r in requests)
     began = time.perf_counter()
     with Progress(total=total, desc=title, unit="token", disable=not progress) as bar:
@@ -212,7 +212,7 @@ def _model_figures(runner: Runner) -> dict:
     dtype = str(runner.model.dtype).removeprefix("torch.")
     return {
         "name": spec.name,
-        "parameters": spec.parameters,
+        "parameters": spec.num_parameters,
         "dtype": dtype,
         "weights": runner.model.format.blocks,
         "activations": runner.model.format.activations,
@@ -224,12 +224,12 @@ def _cache_figures(runner: Runner, summary: dict) -> dict:
     store = runner.store
     return {
         "page_size": store.page_size,
-        "pages": sum(store.pages),
+        "pages": sum(store.num_pages),
         "pages_used_peak": summary["pages_used_peak"],
         "bytes_per_token_formula": store.bytes_per_token,
         "bytes_used_peak": summary["kv_bytes_peak"],
         "bytes_allocated": store.bytes,
-        "bytes_allocated_formula": store.formula_bytes,
+        "bytes_allocated_formula": store.expected_bytes,
     }
 
 
@@ -240,9 +240,9 @@ def _roofline(runner: Runner, summary: dict, progress: bool) -> dict:
     dtypes = (dtype,) if dtype in ("float32", "bfloat16") else ("float32",)
     if progress:
         Progress.write("measuring what this machine reads and multiplies at best", file=sys.stderr)
-    compiled = lane_problems()[Lane.INDUCTOR] is None
+    compiled = backend_problems()[Backend.INDUCTOR] is None
     ceilings = ceilings_for(working_set, dtypes=dtypes, compiled=compiled)
-    read, gemm = ceilings.read(working_set), ceilings.gemm(dtypes[0])
+    read, gemm = ceilings.read_ceiling(working_set), ceilings.gemm_ceiling(dtypes[0])
     figures = {
         "working_set_bytes": working_set,
         "read_ceiling_bytes_per_s": read.value,
@@ -268,11 +268,11 @@ def _roofline(runner: Runner, summary: dict, progress: bool) -> dict:
 
 
 @contextmanager
-def threads(wanted: int | str) -> Iterator[None]:
+def torch_threads(count: int | str) -> Iterator[None]:
     """Set torch's threads for the duration of a run and restore them after; `auto` leaves them."""
     before = torch.get_num_threads()
-    if isinstance(wanted, int):
-        torch.set_num_threads(wanted)
+    if isinstance(count, int):
+        torch.set_num_threads(count)
     try:
         yield
     finally:

@@ -16,13 +16,13 @@ from typing import BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from workbench.engine.interrupts import HeldBack
-from workbench.errors import FULL, WorkbenchError, in_words
+from workbench.engine.interrupts import DeferInterrupts
+from workbench.errors import DISK_FULL_ERRNOS, WorkbenchError, describe_error
 from workbench.study.intact import MANIFEST, MARKER, fingerprint, marker_text
 from workbench.study.tables import SCHEMAS, table_of
 
-ATTEMPTS = 100
-REMEDY = "name a folder that can be written with --out"
+MAX_NAME_ATTEMPTS = 100
+WRITABLE_HINT = "name a folder that can be written with --out"
 
 
 class RunFolder:
@@ -44,16 +44,16 @@ class RunFolder:
         parent = Path(parent)
         with _writable(parent):
             parent.mkdir(parents=True, exist_ok=True)
-            for _ in range(ATTEMPTS):
+            for _ in range(MAX_NAME_ATTEMPTS):
                 if path := _make(parent, f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"):
                     return cls(path)
         raise WorkbenchError(f"output folder {parent}: no name is free for run {name!r}; use another folder")
 
-    def give_up(self, why: str = "") -> None:
+    def abandon(self, reason: str = "") -> None:
         """Mark the folder as no longer written, with the reason.
 
         On a full disk the existing marker is overwritten in place, which takes no room."""
-        marker, text = self.path / MARKER, marker_text(why or "it was interrupted")
+        marker, text = self.path / MARKER, marker_text(reason or "it was interrupted")
         if marker.is_file():
             with suppress(OSError):  # report what ended the run, not this
                 try:
@@ -71,7 +71,7 @@ class RunFolder:
 
     def write_json(self, name: str, value: object, indent: int | None = 2) -> None:
         """Write `value` as strict JSON: numbers that are not finite become null."""
-        text = json.dumps(strict(value), indent=indent, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(finite_json(value), indent=indent, ensure_ascii=False, allow_nan=False)
         self.write_text(name, text + "\n")
 
     def write_table(self, name: str, rows: Sequence[Mapping], schema: pa.Schema | None = None) -> None:
@@ -105,13 +105,13 @@ class RunFolder:
 def writing(parent: Path | str, name: str) -> Iterator[RunFolder]:
     """Create a new folder in `parent` to be written inside the block. An exception or interrupt marks it as abandoned.
     """
-    with HeldBack() as held:
+    with DeferInterrupts() as held:
         folder = RunFolder.create(parent, name)
         try:
-            with held.let_through():
+            with held.allow():
                 yield folder
         except BaseException as error:
-            folder.give_up("" if isinstance(error, KeyboardInterrupt) else in_words(error))
+            folder.abandon("" if isinstance(error, KeyboardInterrupt) else describe_error(error))
             raise
 
 
@@ -125,7 +125,7 @@ def write_atomically(path: Path, fill: Callable[[BinaryIO], object], replace: bo
             fill(file)
             file.flush()
             os.fsync(file.fileno())
-        if not replace and _take(path, temporary):
+        if not replace and _claim_name(path, temporary):
             temporary.unlink()
         else:
             os.replace(temporary, path)
@@ -134,7 +134,7 @@ def write_atomically(path: Path, fill: Callable[[BinaryIO], object], replace: bo
         raise
 
 
-def _take(path: Path, content: Path) -> bool:
+def _claim_name(path: Path, content: Path) -> bool:
     """Claim the name `path` exclusively.
 
     Returns True with `content` linked under it, or False and an empty file where the file system has no hard links."""
@@ -176,7 +176,7 @@ def _writable(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        remedy = "make room there, or name another with --out" if error.errno in FULL else REMEDY
+        remedy = "make room there, or name another with --out" if error.errno in DISK_FULL_ERRNOS else WRITABLE_HINT
         raise WorkbenchError(f"output folder {folder}: cannot be written ({reason}); {remedy}") from error
 
 
@@ -188,12 +188,12 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def strict(value: object) -> object:
+def finite_json(value: object) -> object:
     """Convert `value` to strict JSON: numbers that are not finite become null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: strict(inner) for key, inner in value.items()}
+        return {key: finite_json(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [strict(inner) for inner in value]
+        return [finite_json(inner) for inner in value]
     return value

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from workbench.study.machine import is_busy
+from workbench.study.machine import is_contended
 from workbench.study.sheet import Remark, Sheet
 
 LATENCIES = {
@@ -19,52 +19,52 @@ Summary = Mapping[str, Any]
 
 def run_sheets(summary: Summary) -> Iterator[Sheet]:
     """Yield the sheets that the summary has data for."""
-    yield timings(summary)
+    yield latency_sheet(summary)
     for kind in ("tenant", "priority"):
         if summary.get(f"by_{kind}"):
-            yield groups(kind, summary[f"by_{kind}"])
+            yield group_sheet(kind, summary[f"by_{kind}"])
     if summary.get("speculation"):
-        yield speculation(summary["speculation"])
-    yield memory(summary["kv"], summary["tokens"])
+        yield speculation_sheet(summary["speculation"])
+    yield memory_sheet(summary["kv"], summary["tokens"])
     if "roofline" in summary:
-        yield roofline(summary)
+        yield roofline_sheet(summary)
 
 
-def timings(summary: Summary) -> Sheet:
+def latency_sheet(summary: Summary) -> Sheet:
     rows = tuple(
-        (name, *(ms(summary[key][p]) for p in ("p50", "p90", "p99")), meaning)
+        (name, *(format_ms(summary[key][p]) for p in ("p50", "p90", "p99")), meaning)
         for key, (name, meaning) in LATENCIES.items()
     )
     decode, prefill = summary["phases"]["decode"], summary["phases"]["prefill"]
-    speeds = f"{rate(summary['output_tokens_per_s'])} output tokens/s over the whole run"
-    speeds += f"; {rate(decode['tokens_per_s'])} in decode, {rate(prefill['tokens_per_s'])} in prefill"
+    speeds = f"{format_rate(summary['output_tokens_per_s'])} output tokens/s over the whole run"
+    speeds += f"; {format_rate(decode['tokens_per_s'])} in decode, {format_rate(prefill['tokens_per_s'])} in prefill"
     return Sheet(("milliseconds", "p50", "p90", "p99", "what it is"), rows, speeds, ("what it is",))
 
 
-def groups(kind: str, found: Mapping[str, Any]) -> Sheet:
+def group_sheet(kind: str, metrics: Mapping[str, Any]) -> Sheet:
     """Build the sheet of latencies by tenant or priority."""
     rows = []
-    for name, figures in found.items():
+    for name, figures in metrics.items():
         times = [("queue_s", "p50"), *((key, p) for key in ("ttft_s", "tpot_s") for p in ("p50", "p99"))]
-        told = (ms(figures[key][p]) for key, p in times)
+        told = (format_ms(figures[key][p]) for key, p in times)
         rows.append((name or "(none)", f"{figures['requests']:,}", *told))
     return Sheet((kind, "requests", "queue p50", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99"), tuple(rows))
 
 
-def speculation(found: Mapping[str, Any]) -> Sheet:
-    counts = found["acceptance_histogram"]
-    shares = tuple(f"{share:.0%}" for share in found["acceptance_by_position"])
+def speculation_sheet(metrics: Mapping[str, Any]) -> Sheet:
+    counts = metrics["acceptance_histogram"]
+    shares = tuple(f"{share:.0%}" for share in metrics["acceptance_by_position"])
     caption = (
-        f"draft_acceptance_rate {found['draft_acceptance_rate']:.2f} ({found['accepted_tokens']:,} of "
-        f"{found['drafted_tokens']:,}), mean_acceptance_length {found['mean_acceptance_length']:.2f}; drafting took "
-        f"{found['draft_share'] or 0:.0%} of the steps that check"
+        f"draft_acceptance_rate {metrics['draft_acceptance_rate']:.2f} ({metrics['accepted_tokens']:,} of "
+        f"{metrics['drafted_tokens']:,}), mean_acceptance_length {metrics['mean_acceptance_length']:.2f}; drafting took "
+        f"{metrics['draft_share'] or 0:.0%} of the steps that check"
     )
     headings = ("speculation", "checks", *(f"stand {n}" for n in range(len(counts))))
-    checks = ("of which", f"{found['checks']:,}", *(f"{count:,}" for count in counts))
+    checks = ("of which", f"{metrics['checks']:,}", *(f"{count:,}" for count in counts))
     return Sheet(headings, (checks, ("by position", "", "", *shares)), caption)
 
 
-def memory(kv: Mapping[str, Any], tokens: Mapping[str, Any]) -> Sheet:
+def memory_sheet(kv: Mapping[str, Any], tokens: Mapping[str, Any]) -> Sheet:
     formula = kv["bytes_per_token_formula"]
     pages, size = kv["pages_used_peak"], kv["page_size"]
     told = f"{pages} pages x {size} tokens x {formula:,} = {pages * size * formula:,}"
@@ -79,7 +79,7 @@ def memory(kv: Mapping[str, Any], tokens: Mapping[str, Any]) -> Sheet:
     return Sheet(("KV cache", "bytes", "formula"), rows, left=("formula",))
 
 
-def roofline(summary: Summary) -> Sheet:
+def roofline_sheet(summary: Summary) -> Sheet:
     roof, rows = summary["roofline"], []
     for name in ("prefill", "decode"):
         if name in roof:
@@ -96,8 +96,8 @@ def roofline(summary: Summary) -> Sheet:
 
 
 def run_remarks(summary: Summary) -> Iterator[Remark]:
-    lane = summary["lane"]
-    yield Remark(f"lane {lane['name']} ({lane['reason']}); {summary['compiles']} graphs compiled")
+    backend = summary["backend"]
+    yield Remark(f"backend {backend['name']} ({backend['reason']}); {summary['compiles']} graphs compiled")
     if cut := summary["tokens"]["cut"]:
         yield Remark(f"{cut} of the oldest prompt tokens were cut (overflow: cut_oldest)", True)
     if found := summary["tokens"].get("cached"):
@@ -111,7 +111,7 @@ def run_remarks(summary: Summary) -> Iterator[Remark]:
     if slow := summary["compiling_steps"]:
         yield Remark(f"{slow} of the measured steps compiled something; raise measure.warmup", True)
     busy = summary["others_cpu_share"]
-    if is_busy(busy):
+    if is_contended(busy):
         yield Remark(f"other processes took {busy:.0%} of the processor: do not trust these timings", True)
     if replayed := summary.get("replayed_steps"):
         yield Remark(f"a replay: {replayed:,} steps were formed as a record has them, not as requests came")
@@ -120,9 +120,9 @@ def run_remarks(summary: Summary) -> Iterator[Remark]:
         yield Remark(f"not every request ran: {failed}", True)
 
 
-def ms(seconds: float | None) -> str:
+def format_ms(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1e3:,.2f}"
 
 
-def rate(value: float | None) -> str:
+def format_rate(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}"

@@ -10,38 +10,38 @@ from typing import Any, cast
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.request import Request, SamplingParameters
-from workbench.stages import Counted
+from workbench.stages import StageCounter
 from workbench.study.experiment import Experiment
-from workbench.study.findings import Findings
+from workbench.study.findings import VariantResults
 from workbench.study.quality_workload import SharedPrefixWorkload
 from workbench.study.run import runner_for
 from workbench.study.variants import every_variant, settings_text
 from workbench.trace.events import Decoded, Finished, Submitted
 
-Tell = Callable[[str], None]
+ProgressCallback = Callable[[str], None]
 
 
-def shared_prefix(experiment: Experiment, tell: Tell = lambda line: None) -> Findings:
+def measure_shared_prefix(experiment: Experiment, on_progress: ProgressCallback = lambda line: None) -> VariantResults:
     """Measure a shared prefix and return one row a variant.
 
     Rounds are interleaved, each with a prefix of its own, after one warm-up round."""
     work = cast(SharedPrefixWorkload, experiment.workload)
     variants = every_variant(experiment)
-    tell = Counted(tell, len(variants) * (work.rounds + 2))
+    on_progress = StageCounter(on_progress, len(variants) * (work.rounds + 2))
     runners: dict[str, Runner] = {}
     for name, variant in variants.items():
-        tell(f"loading: {name}")
+        on_progress(f"loading: {name}")
         runners[name] = runner_for(variant)
     requests: list[dict[str, Any]] = []
     batches: list[dict[str, Any]] = []
     for turn in range(work.rounds + 1):
         for name, runner in runners.items():
-            tell(f"{f'round {turn}' if turn else 'warm-up'}: {name}")
-            alone = _asked(work, runner.model.spec.vocab, f"{turn}/alone")
-            found = [served(runner, [request])[0] for request in alone]
-            together = _asked(work, runner.model.spec.vocab, f"{turn}/together")
+            on_progress(f"{f'round {turn}' if turn else 'warm-up'}: {name}")
+            alone = _shared_prefix_requests(work, runner.model.spec.vocab_size, f"{turn}/alone")
+            found = [time_requests(runner, [request])[0] for request in alone]
+            together = _shared_prefix_requests(work, runner.model.spec.vocab_size, f"{turn}/together")
             began = runner.clock()
-            served_together = served(runner, together)
+            served_together = time_requests(runner, together)
             seconds = runner.clock() - began
             if turn:
                 marks = {"variant": name, "round": turn}
@@ -54,10 +54,10 @@ def shared_prefix(experiment: Experiment, tell: Tell = lambda line: None) -> Fin
         row["same_tokens"] = _tokens(row["variant"], requests, batches) == _tokens(
             rows[0]["variant"], requests, batches
         )
-    return Findings(rows, {"requests": work.requests, "prefix_tokens": work.prefix_tokens}, {"requests": requests})
+    return VariantResults(rows, {"requests": work.requests, "prefix_tokens": work.prefix_tokens}, {"requests": requests})
 
 
-def served(runner: Runner, requests: Sequence[Request]) -> list[dict[str, Any]]:
+def time_requests(runner: Runner, requests: Sequence[Request]) -> list[dict[str, Any]]:
     """Run `requests`, all submitted at once, and return a row each: TTFT, tokens, tokens found in the prefix cache."""
     rows: dict[str, dict[str, Any]] = {}
     arrived: dict[str, float] = {}
@@ -79,13 +79,13 @@ def served(runner: Runner, requests: Sequence[Request]) -> list[dict[str, Any]]:
     return [rows[request.request_id] for request in requests]
 
 
-def _asked(work: SharedPrefixWorkload, vocab: int, name: str) -> list[Request]:
-    draw = random.Random(f"{work.seed}/{name}")
-    prefix = tuple(draw.randrange(vocab) for _ in range(work.prefix_tokens))
-    sampling = SamplingParameters(temperature=0.0, max_tokens=work.output_tokens, ignore_eos=True)
+def _shared_prefix_requests(workload: SharedPrefixWorkload, vocab: int, name: str) -> list[Request]:
+    draw = random.Random(f"{workload.seed}/{name}")
+    prefix = tuple(draw.randrange(vocab) for _ in range(workload.prefix_tokens))
+    sampling = SamplingParameters(temperature=0.0, max_tokens=workload.output_tokens, ignore_eos=True)
     return [
-        Request(f"{name}/{index}", prefix + tuple(draw.randrange(vocab) for _ in range(work.own_tokens)), sampling)
-        for index in range(work.requests)
+        Request(f"{name}/{index}", prefix + tuple(draw.randrange(vocab) for _ in range(workload.own_tokens)), sampling)
+        for index in range(workload.requests)
     ]
 
 
@@ -98,7 +98,7 @@ def _row(
     return {
         "variant": name,
         "settings": settings_text(experiment, name),
-        "lane": str(runner.lanes),
+        "backend": str(runner.backends),
         "ttft_first_s": median(each["ttft_s"] for each in mine if each["index"] == 0),
         "ttft_s": median([each["ttft_s"] for each in mine if each["index"]] or [mine[0]["ttft_s"]]),
         "cached_tokens": median([each["cached_tokens"] for each in mine if each["index"]] or [0]),

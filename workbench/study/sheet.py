@@ -24,4 +24,4 @@ class Remark:
     """A line of remark. `is_warning` marks unreliable numbers or a failure."""
 
     text: str
-    serious: bool = False
+    is_warning: bool = False

@@ -7,12 +7,12 @@ from statistics import median
 from typing import Any
 
 from workbench.engine.runner import Runner
-from workbench.stages import Counted
+from workbench.stages import StageCounter
 from workbench.study.experiment import Experiment
-from workbench.study.findings import Findings
+from workbench.study.findings import VariantResults
 from workbench.study.metrics import per_request, percentile, summarize
 from workbench.study.predicted import Predictions
-from workbench.study.run import play, runner_for
+from workbench.study.run import run_requests, runner_for
 from workbench.study.variants import every_variant, settings_text
 from workbench.study.workload import clients_of, requests_of
 from workbench.trace.recorder import Recorder
@@ -21,54 +21,54 @@ SPREADS = ("ttft_s", "tpot_s", "e2el_s")
 TABLES = ("requests", "steps", "tokens")
 
 
-def side_by_side(
-    experiment: Experiment, tell: Callable[[str], None], predicted: Predictions | None = None
-) -> Findings:
+def measure_serving(
+    experiment: Experiment, on_progress: Callable[[str], None], predicted: Predictions | None = None
+) -> VariantResults:
     """Measure latencies, rates and cache use of every variant, and return one row each.
 
     Rows are medians over interleaved rounds, after the experiment's number of warm-ups, with `predicted` beside them.
     The prefix index is emptied before each round."""
     variants = every_variant(experiment)
-    tell = Counted(tell, len(variants) * (1 + experiment.measure.rounds))
+    on_progress = StageCounter(on_progress, len(variants) * (1 + experiment.measure.rounds))
     runners: dict[str, Runner] = {}
     alike: dict[str, Runner] = {}  # variants that differ only in their workload share one
     for name, variant in variants.items():
-        tell(f"loading and warming up: {name}")
+        on_progress(f"loading and warming up: {name}")
         same = {"workload": experiment.workload, "sampling": experiment.sampling, "measure": experiment.measure}
         key = variant.model_copy(update=same).to_yaml()
         if key not in alike:
             alike[key] = runner_for(variant)
         runners[name] = alike[key]
         for _ in range(variant.measure.warmup):
-            _played(runners[name], variant, name)
+            _run_round(runners[name], variant, name)
     rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in variants}
     tables: dict[str, list[dict[str, Any]]] = {table: [] for table in TABLES}
     for turn in range(experiment.measure.rounds):
         for name, variant in variants.items():
-            tell(f"round {turn + 1}: {name}")
+            on_progress(f"round {turn + 1}: {name}")
             recorder = Recorder()
-            runners[name].instruments.listener = recorder.note
-            _played(runners[name], variant, name)
-            runners[name].instruments.listener = None
+            runners[name].telemetry.listener = recorder.record
+            _run_round(runners[name], variant, name)
+            runners[name].telemetry.listener = None
             found = {table: getattr(recorder, table)() for table in TABLES}
-            rounds[name].append(round_figures(**found))
+            rounds[name].append(round_metrics(**found))
             for table in TABLES:
                 tables[table] += [{"variant": name, "round": turn + 1, **row} for row in found[table]]
     rows = []
     for name, runner in runners.items():
-        marks = {"variant": name, "settings": settings_text(experiment, name), "lane": str(runner.lanes)}
+        marks = {"variant": name, "settings": settings_text(experiment, name), "backend": str(runner.backends)}
         told = {} if predicted is None else {"predicted": predicted["variants"][name]}
         rows.append(marks | _median(rounds[name]) | told)
-    return Findings(rows, {"rounds": experiment.measure.rounds}, tables)
+    return VariantResults(rows, {"rounds": experiment.measure.rounds}, tables)
 
 
-def _played(runner: Runner, variant: Experiment, title: str) -> None:
-    runner.forget_prefixes()
-    requests = requests_of(variant, runner.tokenizer, runner.model.spec.vocab)
-    play(runner, requests, title, False, clients_of(variant))
+def _run_round(runner: Runner, variant: Experiment, title: str) -> None:
+    runner.reset_prefix_cache()
+    requests = requests_of(variant, runner.tokenizer, runner.model.spec.vocab_size)
+    run_requests(runner, requests, title, False, clients_of(variant))
 
 
-def round_figures(requests: list[dict], steps: list[dict], tokens: list[dict]) -> dict[str, Any]:
+def round_metrics(requests: list[dict], steps: list[dict], tokens: list[dict]) -> dict[str, Any]:
     """Return the metrics of one round. Service time is E2EL less queue time."""
     summary = summarize(requests, steps, tokens)
     each = per_request(requests, tokens)

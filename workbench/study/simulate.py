@@ -6,29 +6,29 @@ import time
 from typing import Any
 
 from workbench.study.experiment import Experiment
-from workbench.study.simulated import about, fleet_for, results
+from workbench.study.simulated import describe_simulation, fleet_for, fleet_metrics
 
-SCHEDULE = {"max_num_seqs": 256, "max_num_batched_tokens": 2048}  # of a server, not of this machine
+SCHEDULER_DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 2048}  # of a server, not of this machine
 
 
-def experiment_of(
+def simulation_experiment(
     model: str,
     executor: dict[str, Any],
     workload: dict[str, Any],
-    promise: dict[str, float],
+    slo: dict[str, float],
     prefix: bool = False,
     changes: tuple[str, ...] = (),
 ) -> Experiment:
     """Build an experiment from command line arguments; `changes` are those of `workbench run --set`."""
-    plain = Experiment.of(
+    plain = Experiment.from_values(
         {
             "question": "How would this traffic be served?",
             "model": {"name": model},
             "cache": {"prefix": "radix" if prefix else "off"},
-            "schedule": SCHEDULE,
+            "schedule": SCHEDULER_DEFAULTS,
             "workload": workload,
             "executor": executor,
-            "measure": {"promise": promise},
+            "measure": {"slo": slo},
         },
         "simulate",
     )
@@ -39,4 +39,4 @@ def simulate_experiment(experiment: Experiment, until: float | None = None) -> d
     """Simulate an experiment up to second `until` and return its metrics and a description."""
     began = time.perf_counter()
     fleet = fleet_for(experiment).run(until)
-    return {**results(fleet, experiment.measure.promise, began), "about": about(experiment)}
+    return {**fleet_metrics(fleet, experiment.measure.slo, began), "about": describe_simulation(experiment)}

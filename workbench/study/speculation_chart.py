@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from workbench.study.pareto import drawing
+from workbench.study.pareto import import_altair
 
 WIDTH, HEIGHT = 420, 260
 Rows = Sequence[Mapping[str, Any]]
@@ -16,7 +16,7 @@ def chart(rows: Rows, title: str) -> Any:
 
     Left: tokens a second over the rate without drafts at the same load, one line a variant, and the prediction for the
     first load as a diamond. Right: the fraction of verifications that accept 0, 1, 2, ... tokens."""
-    altair = drawing()
+    altair = import_altair()
     drafting = [row for row in rows if row.get("speed_up")]
     points = [
         {"variant": row["variant"], "load": int(load), "times": times}

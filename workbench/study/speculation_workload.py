@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from workbench.study.parts import Count, Part, Seed
+from workbench.study.parts import Count, ExperimentSettings, Seed
 
 
-class SpeculationWorkload(Part):
+class SpeculationWorkload(ExperimentSettings):
     """Continue prompts of held-out code at several loads (sequences at once), all variants in turn.
 
     The first variant is the baseline of the others. All outputs have the same length: texts do not end early."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from workbench.study.parts import Count, Part, Seed
+from workbench.study.parts import Count, ExperimentSettings, Seed
 
 Delivery = Literal["whole", "events", "stream"]
 
 
-class StreamingWorkload(Part):
+class StreamingWorkload(ExperimentSettings):
     """Send `requests` at once, all with outputs of full length, to a client in a process of its own.
 
     `whole`: the client gets each text at its end, and no token is detokenized before. `events`: the same, but every

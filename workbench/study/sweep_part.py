@@ -7,13 +7,13 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
-from workbench.study.parts import Count, Part
+from workbench.study.parts import Count, ExperimentSettings
 
-OUTSIDE = ("variants", "sweep", "judge")
+UNSWEEPABLE_SETTINGS = ("variants", "sweep", "judge")
 Values = Annotated[tuple[Any, ...], Field(min_length=1)]
 
 
-class Sweep(Part):
+class Sweep(ExperimentSettings):
     """A sweep runs every combination of its settings.
 
     A point is one value of each of the `axes`, one index into each group of `linked` settings (lists of one length that
@@ -43,9 +43,9 @@ class Sweep(Part):
         taken: list[str] = []
         for group in self.groups():
             for path in group:
-                if path.split(".")[0] in OUTSIDE:
+                if path.split(".")[0] in UNSWEEPABLE_SETTINGS:
                     raise ValueError(f"{path} is no setting of a point and cannot be swept")
-                if (other := next((each for each in taken if overlap(each, path)), None)) is not None:
+                if (other := next((each for each in taken if paths_overlap(each, path)), None)) is not None:
                     raise ValueError(f"{path} is swept twice" + (f", within {other}" if other != path else ""))
             taken += group
         return self
@@ -63,6 +63,6 @@ class Sweep(Part):
         return next(iter(self.axes.items())) if plain else None
 
 
-def overlap(one: str, other: str) -> bool:
+def paths_overlap(one: str, other: str) -> bool:
     """Return whether one dotted path equals the other or is its prefix."""
     return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")

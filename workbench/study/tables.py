@@ -36,7 +36,7 @@ SCHEMAS = {
         shared_pages=COUNT,
         finish_reason=TEXT,
         error=TEXT,
-        set_backs=COUNT,
+        num_preemptions=COUNT,
         output_text=TEXT,
         token_ids=pa.list_(pa.int64()),
     ),

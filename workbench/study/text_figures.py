@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-LONGEST = 64  # maximum tokens of a loop's period
-TURNS = 3  # repeats of a period that make a loop
-LEAST = 12  # minimum tokens of these repeats together
+MAX_LOOP_TOKENS = 64  # maximum tokens of a loop's period
+MIN_LOOP_REPEATS = 3  # repeats of a period that make a loop
+MIN_LOOP_SPAN = 12  # minimum tokens of these repeats together
 
 
-def distinct(ids: Sequence[int], n: int) -> float:
+def distinct_ngram_fraction(ids: Sequence[int], n: int) -> float:
     """Return the fraction of a text's n-grams that are distinct (Li et al., 2016)."""
     grams = [tuple(ids[i : i + n]) for i in range(len(ids) - n + 1)]
     return len(set(grams)) / len(grams)
@@ -21,15 +21,15 @@ def distinct(ids: Sequence[int], n: int) -> float:
 
 def ends_in_loop(ids: Sequence[int]) -> bool:
     """Return whether a period of at most `MAX_LOOP_TOKENS` tokens repeats at the end of the text."""
-    for period in range(1, min(LONGEST, len(ids) // TURNS) + 1):
-        turns = max(TURNS, -(-LEAST // period))
+    for period in range(1, min(MAX_LOOP_TOKENS, len(ids) // MIN_LOOP_REPEATS) + 1):
+        turns = max(MIN_LOOP_REPEATS, -(-MIN_LOOP_SPAN // period))
         end = list(ids[-period * turns :])
         if len(end) == period * turns and end == end[-period:] * turns:
             return True
     return False
 
 
-def surprise(logits: Tensor, ids: Sequence[int]) -> tuple[float, float, float]:
+def token_surprisal(logits: Tensor, ids: Sequence[int]) -> tuple[float, float, float]:
     """Return surprisal statistics of a text's tokens.
 
     Args:

@@ -14,34 +14,34 @@ from torch import Tensor
 from workbench.engine.runner import Runner, generate
 from workbench.errors import WorkbenchError
 from workbench.request import Request, SamplingParameters
-from workbench.sampling.filters import History, pipeline
-from workbench.stages import Counted
+from workbench.sampling.filters import History, build_filters
+from workbench.stages import StageCounter
 from workbench.study.experiment import Experiment
-from workbench.study.findings import Findings
-from workbench.study.held_out import sample, windows
-from workbench.study.quality_texts import texts_of
+from workbench.study.findings import VariantResults
+from workbench.study.held_out import sample_windows, cut_windows
+from workbench.study.quality_texts import read_texts
 from workbench.study.run import runner_for
-from workbench.study.text_figures import distinct, ends_in_loop, entropy, surprise
+from workbench.study.text_figures import distinct_ngram_fraction, ends_in_loop, entropy, token_surprisal
 from workbench.study.texts_workload import TextsWorkload
-from workbench.study.variants import REFERENCE, every_variant, reference_of, settings_text
+from workbench.study.variants import REFERENCE, every_variant, reference_experiment, settings_text
 
-Tell = Callable[[str], None]
+ProgressCallback = Callable[[str], None]
 Ids = tuple[int, ...]
-CAME, NOISE, LOOP = "held-out text", "random tokens", "a loop"  # rows beside the variants
+HELD_OUT_ROW, RANDOM_ROW, LOOP_ROW = "held-out text", "random tokens", "a loop"  # rows beside the variants
 
 
-class Asked:
+class ScoringModel:
     """The prompts, their held-out continuations, and the float32 model that scores texts."""
 
     def __init__(self, experiment: Experiment):
         work = cast(TextsWorkload, experiment.workload)
-        self.judge = runner_for(reference_of(experiment))
+        self.judge = runner_for(reference_experiment(experiment))
         if self.judge.tokenizer is None:
             raise WorkbenchError(f"workload.kind texts: model {experiment.model.name!r} has no tokenizer")
-        texts, self.about = texts_of(work.texts)
+        texts, self.about = read_texts(work.texts)
         length = work.prompt_tokens + work.output_tokens
-        every = windows(self.judge.tokenizer, texts, length)
-        cut = [window.ids for window in sample(every, work.prompts, work.seed, length)]
+        every = cut_windows(self.judge.tokenizer, texts, length)
+        cut = [window.ids for window in sample_windows(every, work.prompts, work.seed, length)]
         self.prompts: list[Ids] = [ids[: work.prompt_tokens] for ids in cut]
         self.came: list[Ids] = [ids[work.prompt_tokens : length] for ids in cut]
 
@@ -51,12 +51,12 @@ class Asked:
         return self.judge.model.logits((*prompt, *output)[:-1])[len(prompt) - 1 :]
 
 
-def foretold(experiment: Experiment, tell: Tell = lambda line: None) -> dict[str, Any]:
+def predict_draws(experiment: Experiment, on_progress: ProgressCallback = lambda line: None) -> dict[str, Any]:
     """Predict by variant the distributions of its draws as if every context were held-out text.
 
     Returns their entropy, and the bits that the model assigns to a drawn token."""
-    tell("what would be drawn after held-out text")
-    asked = Asked(experiment)
+    on_progress("what would be drawn after held-out text")
+    asked = ScoringModel(experiment)
     rows = torch.cat([asked.logits(index, came) for index, came in enumerate(asked.came)])
     variants = every_variant(experiment) or {"as given": experiment}
     return {"variants": {name: _drawn(rows, each.sampling) for name, each in variants.items()}}
@@ -67,27 +67,27 @@ def _drawn(logits: Tensor, sampling: SamplingParameters) -> dict[str, float]:
     if sampling.temperature == 0:
         return {"drawn_entropy": 0.0, "bits_a_token": -float(exact.amax(-1).mean()) / math.log(2)}
     kept = logits
-    for rule in pipeline(sampling):
+    for rule in build_filters(sampling):
         kept = rule(kept, [History()] * len(kept))
     p = kept.double().softmax(-1)
     return {"drawn_entropy": entropy(kept), "bits_a_token": -float((p * exact).sum(-1).mean()) / math.log(2)}
 
 
-def sampled_texts(experiment: Experiment, tell: Tell, predicted: dict[str, Any]) -> Findings:
+def measure_sampled_texts(experiment: Experiment, on_progress: ProgressCallback, predicted: dict[str, Any]) -> VariantResults:
     """Measure sampled texts and return the rows of the references, then one row a variant: means over the texts."""
-    work, asked = cast(TextsWorkload, experiment.workload), Asked(experiment)
-    draw, vocab = random.Random(work.seed), asked.judge.model.spec.vocab
+    work, asked = cast(TextsWorkload, experiment.workload), ScoringModel(experiment)
+    draw, vocab = random.Random(work.seed), asked.judge.model.spec.vocab_size
     noise = [tuple(draw.randrange(vocab) for _ in came) for came in asked.came]
     loops = [(came[:8] * len(came))[: len(came)] for came in asked.came]
     found: list[dict[str, Any]] = []
-    for name, outputs in ((CAME, asked.came), (NOISE, noise), (LOOP, loops)):
+    for name, outputs in ((HELD_OUT_ROW, asked.came), (RANDOM_ROW, noise), (LOOP_ROW, loops)):
         found += [{"variant": name, **_figures(asked, i, ids)} for i, ids in enumerate(outputs)]
-    rows = [{"variant": name, "settings": "", **_means(found, name)} for name in (CAME, NOISE, LOOP)]
+    rows = [{"variant": name, "settings": "", **_means(found, name)} for name in (HELD_OUT_ROW, RANDOM_ROW, LOOP_ROW)]
     runners: dict[str, Runner] = {}
     variants = every_variant(experiment) or {"as given": experiment}
-    tell = Counted(tell, len(variants))
+    on_progress = StageCounter(on_progress, len(variants))
     for name, variant in variants.items():
-        tell(name)
+        on_progress(name)
         key = variant.model_copy(update={"sampling": SamplingParameters()}).to_yaml()
         if key not in runners:
             runners[key] = runner_for(variant)
@@ -95,20 +95,20 @@ def sampled_texts(experiment: Experiment, tell: Tell, predicted: dict[str, Any])
         found += [{"variant": name, **_figures(asked, i, ids)} for i, ids in enumerate(turns[0])]
         same = all(turn == turns[0] for turn in turns)
         rows.append({
-            "variant": name, "settings": settings_text(experiment, name), "lane": str(runners[key].lanes),
+            "variant": name, "settings": settings_text(experiment, name), "backend": str(runners[key].backends),
             "temperature": variant.sampling.temperature, "top_k": variant.sampling.top_k, **_means(found, name),
             "repeated_alike": same if work.repeats > 1 else None, "predicted": predicted["variants"][name],
         })  # fmt: skip
     about = asked.about | {"prompts": work.prompts, "output_tokens": work.output_tokens, "looked_at_by": REFERENCE}
-    return Findings(rows, about, {"texts": found})
+    return VariantResults(rows, about, {"texts": found})
 
 
 def _outputs(
-    runner: Runner, prompts: Sequence[Ids], sampling: SamplingParameters, work: TextsWorkload
+    runner: Runner, prompts: Sequence[Ids], sampling: SamplingParameters, workload: TextsWorkload
 ) -> list[Ids]:
     asked = [
         Request(str(i), prompt, sampling.model_copy(
-            update={"max_tokens": work.output_tokens, "ignore_eos": True, "stop": (), "seed": sampling.seed + i}))
+            update={"max_tokens": workload.output_tokens, "ignore_eos": True, "stop": (), "seed": sampling.seed + i}))
         for i, prompt in enumerate(prompts)
     ]  # fmt: skip
     ends = generate(runner, asked)
@@ -117,13 +117,13 @@ def _outputs(
     return [ends[str(i)].token_ids for i in range(len(prompts))]
 
 
-def _figures(asked: Asked, index: int, ids: Ids) -> dict[str, Any]:
+def _figures(asked: ScoringModel, index: int, ids: Ids) -> dict[str, Any]:
     assert asked.judge.tokenizer is not None
-    bits, spread, likely = surprise(asked.logits(index, ids), ids)
+    bits, spread, likely = token_surprisal(asked.logits(index, ids), ids)
     size = sum(len(asked.judge.tokenizer.token_bytes(token)) for token in ids)
     return {
-        "text": index, "distinct_1": distinct(ids, 1), "distinct_2": distinct(ids, 2),
-        "repeated_4": 1 - distinct(ids, 4), "looped": ends_in_loop(ids), "bits_a_token": bits / len(ids),
+        "text": index, "distinct_1": distinct_ngram_fraction(ids, 1), "distinct_2": distinct_ngram_fraction(ids, 2),
+        "repeated_4": 1 - distinct_ngram_fraction(ids, 4), "looped": ends_in_loop(ids), "bits_a_token": bits / len(ids),
         "bits": bits, "bytes": size, "entropy": spread, "most_likely": likely,
         "output_text": asked.judge.tokenizer.decode(ids),
     }  # fmt: skip

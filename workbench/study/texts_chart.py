@@ -6,19 +6,19 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from workbench.study.labels import place
-from workbench.study.pareto import drawing
+from workbench.study.labels import place_labels
+from workbench.study.pareto import import_altair
 
 WIDTH, HEIGHT = 480, 340
 LOW = -0.12  # where the axis begins, so that names find room below 0
-KNOWN, MADE, FORETOLD = "#a8a8a8", "#0b6e4f", "black"
+REFERENCE_COLOR, SAMPLED_COLOR, PREDICTED_COLOR = "#a8a8a8", "#0b6e4f", "black"
 Rows = Sequence[Mapping[str, Any]]
 
 
 def chart(rows: Rows, title: str) -> Any:
     """Draw Altair charts: left bits a token against repeated 4-grams by variant, right bits a token beside the
     predicted ones."""
-    altair = drawing()
+    altair = import_altair()
     return altair.hconcat(_repeats(altair, rows), _bits(altair, rows)).properties(title=title)
 
 
@@ -37,7 +37,7 @@ def _repeats(altair: Any, rows: Rows) -> Any:
     )  # fmt: skip
     base = altair.Chart(altair.Data(values=points)).encode(x=x, y=y)
     dots = base.mark_point(filled=True, size=60, opacity=1).encode(
-        color=altair.condition("datum.made", altair.value(MADE), altair.value(KNOWN))
+        color=altair.condition("datum.made", altair.value(SAMPLED_COLOR), altair.value(REFERENCE_COLOR))
     )
     width = WIDTH / math.log(right / left)
     pixels = [(width * math.log(p["bits"] / left), HEIGHT * (1 - p["repeated"]) / (1 - LOW)) for p in points]
@@ -45,18 +45,18 @@ def _repeats(altair: Any, rows: Rows) -> Any:
         altair.Chart(altair.Data(values=[point]))
         .mark_text(align="right" if label.left else "left", dx=label.dx, dy=label.dy, fontSize=11)
         .encode(x=x, y=y, text="variant:N")
-        for point, label in zip(points, place(pixels, [p["variant"] for p in points], WIDTH), strict=True)
+        for point, label in zip(points, place_labels(pixels, [p["variant"] for p in points], WIDTH), strict=True)
     ]
     return altair.layer(dots, *texts).properties(width=WIDTH, height=HEIGHT)
 
 
 def _bits(altair: Any, rows: Rows) -> Any:
     values = [{"variant": row["variant"], "bits": row["bits_a_token"],
-               "foretold": row.get("predicted", {}).get("bits_a_token")} for row in rows]  # fmt: skip
+               "predicted": row.get("predicted", {}).get("bits_a_token")} for row in rows]  # fmt: skip
     base = altair.Chart(altair.Data(values=values)).encode(y=altair.Y("variant:N", sort=None, title=None))
-    bars = base.mark_bar(color=MADE).encode(x=altair.X("bits:Q", title="bits a token (tick: foretold)"))
-    ticks = base.transform_filter("isValid(datum.foretold)").mark_tick(color=FORETOLD, thickness=2)
-    return (bars + ticks.encode(x="foretold:Q")).properties(width=300, height=altair.Step(22))
+    bars = base.mark_bar(color=SAMPLED_COLOR).encode(x=altair.X("bits:Q", title="bits a token (tick: predicted)"))
+    ticks = base.transform_filter("isValid(datum.predicted)").mark_tick(color=PREDICTED_COLOR, thickness=2)
+    return (bars + ticks.encode(x="predicted:Q")).properties(width=300, height=altair.Step(22))
 
 
 def svg(rows: Rows, title: str) -> str:

@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from workbench.study.parts import Count, Part, Seed
+from workbench.study.parts import Count, ExperimentSettings, Seed
 
 
-class TextsWorkload(Part):
+class TextsWorkload(ExperimentSettings):
     """Continue held-out prompts with each variant's sampling, `repeats` times, to see whether the same text comes
     again.
 

@@ -15,19 +15,19 @@ def every_variant(experiment: Experiment) -> dict[str, Experiment]:
 
     Raises WorkbenchError that names the variant and the wrong path."""
     if not experiment.variants:
-        return {AS_GIVEN: experiment.alone({}, AS_GIVEN)}
+        return {AS_GIVEN: experiment.single({}, AS_GIVEN)}
     return {name: experiment.variant(name) for name in experiment.variants}
 
 
-def reference_of(experiment: Experiment) -> Experiment:
+def reference_experiment(experiment: Experiment) -> Experiment:
     """Return the reference: the same model in float32, unchanged attention, dense cache and weights, eager backend."""
     values = experiment.model_dump(mode="json", exclude={"variants", "sweep", "judge"})
     values["model"] |= {"dtype": "float32", "weights": "dense", "head_weights": None, "activations": "float"}
     kept = {"page_size", "pages"}
     values["cache"] = {name: value for name, value in values["cache"].items() if name in kept}
     values["attention"] = {}
-    values["lane"] = "eager"
-    return Experiment.of(values, "reference")
+    values["backend"] = "eager"
+    return Experiment.from_values(values, "reference")
 
 
 def settings_text(experiment: Experiment, name: str) -> str:

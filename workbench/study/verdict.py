@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, cast
 
 from workbench.errors import WorkbenchError
-from workbench.request import UserPart
-from workbench.user_parts import find
+from workbench.request import CustomPart
+from workbench.user_parts import resolve_path
 
 Outcome = Literal["holds", "holds-with-limits", "refuted", "not-testable-here"]
-Rows = Sequence[Mapping[str, Any]]
+VariantRows = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Verdict:
     says: str
     rule: str
     outcome: Outcome
-    because: str
+    reason: str
     limits: str = ""
     figures: Mapping[str, float | str] = field(default_factory=dict)
     changed: tuple[RuleChange, ...] = ()
@@ -51,24 +51,24 @@ class Verdict:
         return asdict(self)
 
     def __str__(self) -> str:
-        return f"{self.claim}: {self.outcome} ({self.because})"
+        return f"{self.claim}: {self.outcome} ({self.reason})"
 
 
-Judge = Callable[[Rows], Sequence[Verdict]]
+Judge = Callable[[VariantRows], Sequence[Verdict]]
 
 
-def verdicts(judge: UserPart | None, rows: Rows) -> list[Verdict]:
+def verdicts(judge: CustomPart | None, rows: VariantRows) -> list[Verdict]:
     """Apply `judge` to the rows; no judge gives no verdicts. Raises WorkbenchError for a judge that returns other
     values."""
     if judge is None:
         return []
-    found = list(cast(Judge, find(judge.path))(rows, **judge.arguments))
+    found = list(cast(Judge, resolve_path(judge.path))(rows, **judge.arguments))
     if wrong := [each for each in found if not isinstance(each, Verdict)]:
         raise WorkbenchError(f"judge {judge.path}: gives {type(wrong[0]).__name__}, must give Verdict values")
     return found
 
 
-def row_of(rows: Rows, variant: str) -> Mapping[str, Any]:
+def variant_row(rows: VariantRows, variant: str) -> Mapping[str, Any]:
     """Return the row of one variant. Raises WorkbenchError where the run has none of that name."""
     for row in rows:
         if row["variant"] == variant:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from workbench.engine.intake import request_from
+from workbench.engine.intake import make_request
 from workbench.errors import WorkbenchError
 from workbench.prompt.tokenizer import Tokenizer
 from workbench.request import Request, SamplingParameters
 from workbench.study.experiment import Experiment, PromptsWorkload, RandomWorkload
-from workbench.traffic.arrival import Arrival, request_of
+from workbench.traffic.arrival import Arrival, request_from_arrival
 from workbench.traffic.settings import ClosedLoop, TrafficWorkload
 from workbench.traffic.source import source_of
 
@@ -43,15 +43,15 @@ def clients_of(experiment: Experiment) -> tuple[int, float] | None:
 def arrivals_of(workload: TrafficWorkload) -> list[Arrival]:
     """Return all arrivals of a finite traffic; those of a closed loop in the order of asking, at second 0."""
     source = source_of(workload)
-    coming = list(source.first())
-    while (arrival := source.after(0.0)) is not None:
+    coming = list(source.initial_arrivals())
+    while (arrival := source.next_after_finish(0.0)) is not None:
         coming.append(replace(arrival, time=0.0))
     return coming
 
 
 def _traffic(workload: TrafficWorkload, sampling: SamplingParameters, vocab: int) -> list[Request]:
     return [
-        request_of(
+        request_from_arrival(
             arrival, f"request-{index}", vocab, sampling.model_copy(update={"seed": (sampling.seed + index) % 2**63})
         )
         for index, arrival in enumerate(arrivals_of(workload))
@@ -61,7 +61,7 @@ def _traffic(workload: TrafficWorkload, sampling: SamplingParameters, vocab: int
 def _prompts(workload: PromptsWorkload, sampling: SamplingParameters, tokenizer: Tokenizer | None) -> list[Request]:
     texts = [text for text in workload.prompts for _ in range(workload.copies)]
     return [
-        request_from(text, tokenizer, sampling.model_copy(update={"seed": sampling.seed + index}), f"request-{index}")
+        make_request(text, tokenizer, sampling.model_copy(update={"seed": sampling.seed + index}), f"request-{index}")
         for index, text in enumerate(texts)
     ]
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import yaml
 
-LINE_ENDS = "\x85\u2028\u2029"  # PyYAML reads these as the end of a line unless they are escaped
+UNICODE_LINE_BREAKS = "\x85\u2028\u2029"  # PyYAML reads these as the end of a line unless they are escaped
 
 
-def write(values: Any) -> str:
+def write_yaml(values: Any) -> str:
     """Write `values` in their order, one a line; a text of several lines as a block, wherever that preserves it."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
 
@@ -20,7 +20,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    style = '"' if any(end in text for end in LINE_ENDS) else "|" if "\n" in text else None
+    style = '"' if any(end in text for end in UNICODE_LINE_BREAKS) else "|" if "\n" in text else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 

@@ -11,25 +11,25 @@ from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.study.experiment import COMPARISONS, Experiment
-from workbench.study.sweep_part import Sweep, overlap
-from workbench.sweep.labels import Choice, labels_of, value_at
-from workbench.sweep.point import Point
+from workbench.study.sweep_part import Sweep, paths_overlap
+from workbench.sweep.labels import AxisChoice, label_points, value_at
+from workbench.sweep.point import SweepPoint
 
-MOST_POINTS = 100_000
-SEEDS = ("sampling.seed", "workload.seed")  # where the experiment has them
+MAX_POINTS = 100_000
+SEED_PATHS = ("sampling.seed", "workload.seed")  # where the experiment has them
 SEED_STRIDE = 1_000_000  # a run numbers its requests' seeds from its own; repetitions must share none
 POINTS = "points"
 
 
 @dataclass(frozen=True)
-class Expanded:
+class ExpandedSweep:
     """The points of a sweep, and remarks on how they were made."""
 
-    points: tuple[Point, ...]
+    points: tuple[SweepPoint, ...]
     remarks: tuple[str, ...]
 
 
-def expand(experiment: Experiment, folder: Path) -> Expanded:
+def expand_sweep(experiment: Experiment, folder: Path) -> ExpandedSweep:
     """Expand `experiment`'s sweep into points with folders below `folder`, in the order of running.
 
     All points come once, then all again with the next seeds, for as many repetitions as the sweep has.
@@ -40,10 +40,10 @@ def expand(experiment: Experiment, folder: Path) -> Expanded:
     sweep = experiment.sweep or Sweep()
     axes, remarks = _axes(experiment, sweep)
     count = math.prod(map(len, axes)) * sweep.repeat
-    if count > MOST_POINTS:
-        raise WorkbenchError(f"sweep: {count:,} points; at most {MOST_POINTS:,} can be planned")
+    if count > MAX_POINTS:
+        raise WorkbenchError(f"sweep: {count:,} points; at most {MAX_POINTS:,} can be planned")
     combined = [_combined(choices) for choices in itertools.product(*axes)]
-    labels = labels_of(experiment, combined)
+    labels = label_points(experiment, combined)
     made: list[tuple[str, Mapping[str, Any], Experiment]] = []
     wrong: dict[str, list[str]] = {}
     for repetition, (index, choice) in itertools.product(range(sweep.repeat), enumerate(combined)):
@@ -53,24 +53,24 @@ def expand(experiment: Experiment, folder: Path) -> Expanded:
         except WorkbenchError as error:
             wrong.setdefault(str(error).removeprefix("sweep: "), []).append(label)
     if wrong:
-        told = "; ".join(f"{error} (in {_some(names, count)})" for error, names in wrong.items())
-        raise WorkbenchError(f"sweep: {told}")
-    points: dict[str, Point] = {}
+        message = "; ".join(f"{error} (in {_count_and_names(names, count)})" for error, names in wrong.items())
+        raise WorkbenchError(f"sweep: {message}")
+    points: dict[str, SweepPoint] = {}
     for label, settings, each in made:
-        point = Point.of(each, label, settings, folder / POINTS)
+        point = SweepPoint.of(each, label, settings, folder / POINTS)
         first = points.setdefault(point.key, point)
         if first is not point:
             remarks.append(f"{label} is the same experiment as {first.label}: it runs once")
-    return Expanded(tuple(points.values()), tuple(remarks))
+    return ExpandedSweep(tuple(points.values()), tuple(remarks))
 
 
-def _axes(experiment: Experiment, sweep: Sweep) -> tuple[list[list[Choice]], list[str]]:
-    axes = [[Choice({path: value}) for value in values] for path, values in sweep.axes.items()]
+def _axes(experiment: Experiment, sweep: Sweep) -> tuple[list[list[AxisChoice]], list[str]]:
+    axes = [[AxisChoice({path: value}) for value in values] for path, values in sweep.axes.items()]
     for group in sweep.linked:
         places = zip(*group.values(), strict=True)
-        axes.append([Choice(dict(zip(group, values, strict=True))) for values in places])
+        axes.append([AxisChoice(dict(zip(group, values, strict=True))) for values in places])
     if sweep.overrides:
-        axes.append([Choice(each) for each in sweep.overrides])
+        axes.append([AxisChoice(each) for each in sweep.overrides])
     remarks = []
     if experiment.judge is not None:
         remarks.append("the judge is left out: it judges the rows of one run, and points are runs by themselves")
@@ -79,38 +79,38 @@ def _axes(experiment: Experiment, sweep: Sweep) -> tuple[list[list[Choice]], lis
     if not experiment.variants:
         return axes, remarks
     swept = [path for group in sweep.groups() for path in group]
-    both = [path for path in swept if any(overlap(path, own) for v in experiment.variants.values() for own in v)]
+    both = [path for path in swept if any(paths_overlap(path, own) for v in experiment.variants.values() for own in v)]
     if both:
-        told = ", ".join(both)
-        remarks.append(f"the {len(experiment.variants)} variants are set aside: they set {told}, as the sweep does")
+        paths = ", ".join(both)
+        remarks.append(f"the {len(experiment.variants)} variants are set aside: they set {paths}, as the sweep does")
         return axes, remarks
-    return [[Choice(settings, name) for name, settings in experiment.variants.items()], *axes], remarks
+    return [[AxisChoice(settings, name) for name, settings in experiment.variants.items()], *axes], remarks
 
 
-def _combined(choices: Sequence[Choice]) -> Choice:
+def _combined(choices: Sequence[AxisChoice]) -> AxisChoice:
     """Merge choices into one: all their settings, and the name of the variant if there is one."""
     settings = {path: value for choice in choices for path, value in choice.settings.items()}
-    return Choice(settings, next((choice.name for choice in choices if choice.name is not None), None))
+    return AxisChoice(settings, next((choice.name for choice in choices if choice.name is not None), None))
 
 
 def _point(experiment: Experiment, settings: Mapping[str, Any], repetition: int) -> tuple[dict[str, Any], Experiment]:
     fixed = {} if isinstance(experiment.workload, COMPARISONS) else {"measure.rounds": 1}
-    made = experiment.alone({**fixed, **settings}, "sweep")
+    made = experiment.single({**fixed, **settings}, "sweep")
     if repetition == 0:
         return dict(settings), made
     seeds = {path: seed + repetition * SEED_STRIDE for path, seed in _seeds(made)}
-    return {**settings, **seeds}, made.alone(seeds, "sweep")
+    return {**settings, **seeds}, made.single(seeds, "sweep")
 
 
 def _seeds(experiment: Experiment) -> Iterator[tuple[str, int]]:
     values = experiment.model_dump(mode="json")
-    for path in SEEDS:
+    for path in SEED_PATHS:
         if isinstance(seed := value_at(values, path), int):
             yield path, seed
 
 
-def _some(names: Sequence[str], count: int) -> str:
+def _count_and_names(names: Sequence[str], count: int) -> str:
     if len(names) == count:
         return f"all {count} points" if count > 1 else "the only point"
-    told = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-    return f"{len(names)} of {count} points: {told}"
+    shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    return f"{len(names)} of {count} points: {shown}"

@@ -17,10 +17,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-PARENT_DEATH = 1  # PR_SET_PDEATHSIG, prctl(2)
+PR_SET_PDEATHSIG = 1  # PR_SET_PDEATHSIG, prctl(2)
 
 
-def told(point: Path) -> tuple[list[str], str, str, str]:
+def worker_arguments(point: Path) -> tuple[list[str], str, str, str]:
     """Return the arguments of `run_child` for the point in this folder, valid on any machine."""
     from workbench.sweep.places import ROOT, worker_command
     from workbench.sweep.point import LOG
@@ -29,7 +29,7 @@ def told(point: Path) -> tuple[list[str], str, str, str]:
     return worker_command(point)[2:], str(point / LOG), str(Path.cwd()), str(ROOT)
 
 
-def carry_out(module_words: Sequence[str], log: str, folder: str, search: str) -> int:
+def run_child(module_words: Sequence[str], log: str, folder: str, python_path: str) -> int:
     """Run `python -m` these words as a child bound to this process, and return its exit code.
 
     Args:
@@ -38,7 +38,7 @@ def carry_out(module_words: Sequence[str], log: str, folder: str, search: str) -
         folder: the child's working folder, where it exists.
         python_path: placed before the entries of PYTHONPATH.
     """
-    paths = os.pathsep.join(filter(None, (search, os.environ.get("PYTHONPATH"))))
+    paths = os.pathsep.join(filter(None, (python_path, os.environ.get("PYTHONPATH"))))
     command = [sys.executable, "-m", "workbench.sweep.bound", str(os.getpid()), *module_words]
     with Path(log).open("ab") as file:
         return subprocess.run(
@@ -47,9 +47,9 @@ def carry_out(module_words: Sequence[str], log: str, folder: str, search: str) -
         ).returncode  # fmt: skip
 
 
-def carry_out_job(job: str, outcome: str, *given: Any) -> int:
+def run_child_job(job: str, outcome: str, *arguments: Any) -> int:
     """Call `run_child`; then remove the point's file named `job` if there is one named `outcome`."""
-    code = carry_out(*given)
+    code = run_child(*given)
     point = Path(given[1]).parent
     if (point / outcome).exists():
         (point / job).unlink(missing_ok=True)
@@ -59,7 +59,7 @@ def carry_out_job(job: str, outcome: str, *given: Any) -> int:
 def bind(parent: int) -> None:
     """End this process when `parent`, which started it, ends or has ended meanwhile."""
     with suppress(OSError, AttributeError):  # a system without prctl
-        ctypes.CDLL(None).prctl(PARENT_DEATH, signal.SIGKILL, 0, 0, 0)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         sys.exit(f"process {parent}, which this one belongs to, has ended")
 

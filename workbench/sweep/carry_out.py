@@ -16,50 +16,50 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from workbench.study.record import Record
-    from workbench.sweep.point import Outcome, Point
+    from workbench.sweep.point import Outcome, SweepPoint
 
-BEGAN = time.perf_counter()  # before torch is imported, which counts
+STARTED = time.perf_counter()  # before torch is imported, which counts
 LOCK = ".lock"
-NAME = "run"
-NOT_SERVED = ("refused", "error")
+RUN_NAME = "run"
+FAILED_REASONS = ("refused", "error")
 
 
-def carry_out(folder: Path) -> Outcome:
+def run_point(folder: Path) -> Outcome:
     """Run the point in `folder`, unless it has an outcome.
 
     An error becomes the outcome; only the end of the process leaves none.
     """
-    from workbench.sweep.point import Outcome, Point
+    from workbench.sweep.point import Outcome, SweepPoint
 
-    point = Point.read(folder)
-    with _alone(folder):
+    point = SweepPoint.read(folder)
+    with _point_lock(folder):
         if (known := Outcome.read(folder)) is not None:
             return known
-        record, error = _attempt(point)
-        found = Outcome(point.key, record and record.path, error, time.perf_counter() - BEGAN, _peak())
+        record, error = _run_experiment(point)
+        found = Outcome(point.key, record and record.path, error, time.perf_counter() - STARTED, _peak())
         found.write(folder)
         return found
 
 
-def _attempt(point: Point) -> tuple[Record | None, str | None]:
+def _run_experiment(point: SweepPoint) -> tuple[Record | None, str | None]:
     from workbench.errors import WorkbenchError
     from workbench.study.run import run
 
     try:
-        record = run(point.experiment, point.folder, NAME, progress=False)
+        record = run(point.experiment, point.folder, RUN_NAME, progress=False)
     except WorkbenchError as error:
         return None, str(error)
     except Exception as error:
         traceback.print_exc()  # into the point's log
         return None, f"{type(error).__name__}: {error}"
-    return record, _not_served(record)
+    return record, _failed_requests(record)
 
 
-def _not_served(record: Record) -> str | None:
+def _failed_requests(record: Record) -> str | None:
     """Describe requests that the run refused or failed; None where there are none."""
     counts = record.summary.get("requests", {}).get("by_finish_reason", {})
-    told = [f"{counts[reason]} {reason}" for reason in NOT_SERVED if counts.get(reason)]
-    return f"of {sum(counts.values())} requests: {', '.join(told)}" if told else None
+    counted = [f"{counts[reason]} {reason}" for reason in FAILED_REASONS if counts.get(reason)]
+    return f"of {sum(counts.values())} requests: {', '.join(counted)}" if counted else None
 
 
 def _peak() -> int | None:
@@ -69,7 +69,7 @@ def _peak() -> int | None:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _point_lock(folder: Path) -> Iterator[None]:
     """Lock a point for one process; the lock is released with the process, however it ends.
 
     Where a file system has no locks, several processes may enter.
@@ -87,7 +87,7 @@ def main(words: list[str]) -> int:
     from workbench.errors import WorkbenchError
 
     try:
-        found = carry_out(Path(words[0]).parent)
+        found = run_point(Path(words[0]).parent)
     except WorkbenchError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -10,10 +10,10 @@ from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.study.memory import resident_bytes
-from workbench.sweep.point import Outcome, Point
-from workbench.sweep.work import Served, ThisMachine, Work, work_of
+from workbench.sweep.point import Outcome, SweepPoint
+from workbench.sweep.work import ServedRequests, CachedCeilings, PointWorkload, point_workload
 
-MODEL, MEASURED, LIKE, NONE = "cost model", "measured", "cost model, scaled to {} that ran", "unknown"
+COST_MODEL, MEASURED, SCALED_COST_MODEL, UNKNOWN = "cost model", "measured", "cost model, scaled to {} that ran", "unknown"
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class Estimates:
     `contention` is the share that other processes had when this machine's ceilings were measured.
     """
 
-    of: Mapping[str, Estimate]
-    busy: float = 0.0
+    by_key: Mapping[str, Estimate]
+    contention: float = 0.0
 
 
-def estimates(
-    points: Sequence[Point], outcomes: Mapping[str, Outcome], elsewhere: Mapping[str, Path], start_seconds: float = 0.0
+def estimate_points(
+    points: Sequence[SweepPoint], outcomes: Mapping[str, Outcome], earlier_folders: Mapping[str, Path], start_seconds: float = 0.0
 ) -> Estimates:
     """Estimate every point.
 
@@ -54,19 +54,19 @@ def estimates(
     Raises:
         WorkbenchError: the message lists every point whose model or workload is impossible.
     """
-    works, bounds = _works(points), _Bounds(start_seconds)
-    least = {key: bounds.of(work) for key, work in works.items()}
-    ran = {point.key: found for point in points if (found := _measured(point, outcomes, elsewhere)) is not None}
-    seconds = _likely(least, {key: each.seconds for key, each in ran.items()}, 0)
-    size = _likely(least, {key: each.peak_bytes for key, each in ran.items()}, 1)
+    works, bounds = _workloads(points), _LowerBounds(start_seconds)
+    bounds_by_key = {key: bounds.of(work) for key, work in works.items()}
+    ran = {point.key: found for point in points if (found := _measured(point, outcomes, earlier_folders)) is not None}
+    seconds = _scale_bounds(bounds_by_key, {key: each.seconds for key, each in ran.items()}, 0)
+    size = _scale_bounds(bounds_by_key, {key: each.peak_bytes for key, each in ran.items()}, 1)
     found = {}
-    for key in least:
-        source = MEASURED if key in ran else LIKE.format(len(ran)) if ran else NONE if works[key] is None else MODEL
+    for key in bounds_by_key:
+        source = MEASURED if key in ran else SCALED_COST_MODEL.format(len(ran)) if ran else UNKNOWN if works[key] is None else COST_MODEL
         found[key] = Estimate(seconds[key], size[key], source)
-    return Estimates(found, bounds.machine.busy)
+    return Estimates(found, bounds.machine.contention)
 
 
-def _likely(least: Mapping[str, Sequence], measured: Mapping[str, float | None], which: int) -> dict[str, Any]:
+def _scale_bounds(least: Mapping[str, Sequence], measured: Mapping[str, float | None], which: int) -> dict[str, Any]:
     """Return measured values, or bounds scaled to the measured ones, or the median of the measured ones."""
     known = {key: value for key, value in measured.items() if value}
     bounds = {key: each[which] for key, each in least.items()}
@@ -75,45 +75,45 @@ def _likely(least: Mapping[str, Sequence], measured: Mapping[str, float | None],
     return {key: known.get(key) or (usual if bound is None else bound * factor) for key, bound in bounds.items()}
 
 
-def _works(points: Sequence[Point]) -> dict[str, Work | None]:
-    works: dict[str, Work | None] = {}
+def _workloads(points: Sequence[SweepPoint]) -> dict[str, PointWorkload | None]:
+    works: dict[str, PointWorkload | None] = {}
     wrong: dict[str, list[str]] = {}
     for point in points:
         try:
-            works[point.key] = work_of(point.experiment)
+            works[point.key] = point_workload(point.experiment)
         except WorkbenchError as error:
             wrong.setdefault(str(error), []).append(point.label)
     if wrong:
-        told = "; ".join(f"{error} (in {', '.join(names)})" for error, names in wrong.items())
-        raise WorkbenchError(f"sweep: {told}")
+        message = "; ".join(f"{error} (in {', '.join(names)})" for error, names in wrong.items())
+        raise WorkbenchError(f"sweep: {message}")
     return works
 
 
-class _Bounds:
+class _LowerBounds:
     """Lower bounds of points; equal workloads are computed once."""
 
     def __init__(self, start_seconds: float) -> None:
         self.start, self.process = start_seconds, resident_bytes() or 0
-        self.machine = ThisMachine()
+        self.machine = CachedCeilings()
         self.known: dict[str, tuple[float, int]] = {}
 
-    def of(self, work: Work | None) -> tuple[float | None, int | None]:
+    def of(self, work: PointWorkload | None) -> tuple[float | None, int | None]:
         """Return seconds and bytes."""
         if work is None:
             return None, None
         each = [self._served(served) for served in work.served]
-        seconds = max(work.least_seconds, sum(seconds for seconds, _ in each))
+        seconds = max(work.min_seconds, sum(seconds for seconds, _ in each))
         return self.start + seconds, self.process + work.other_bytes + sum(size for _, size in each)
 
-    def _served(self, served: Served) -> tuple[float, int]:
-        key = served.likeness
+    def _served(self, served: ServedRequests) -> tuple[float, int]:
+        key = served.cost_key
         if key not in self.known:
             self.known[key] = served.seconds(self.machine), served.bytes()
         return self.known[key]
 
 
-def _measured(point: Point, outcomes: Mapping[str, Outcome], elsewhere: Mapping[str, Path]) -> Outcome | None:
+def _measured(point: SweepPoint, outcomes: Mapping[str, Outcome], earlier_folders: Mapping[str, Path]) -> Outcome | None:
     found = outcomes.get(point.key)
-    if found is None and point.key in elsewhere:
-        found = Outcome.read(elsewhere[point.key])
+    if found is None and point.key in earlier_folders:
+        found = Outcome.read(earlier_folders[point.key])
     return None if found is None or found.error is not None else found

@@ -20,8 +20,8 @@ from workbench.errors import WorkbenchError
 from workbench.files import read_yaml_file
 from workbench.study import yaml_text
 from workbench.study.experiment import Experiment
-from workbench.sweep.axes import POINTS, expand
-from workbench.sweep.point import Point, write_text
+from workbench.sweep.axes import POINTS, expand_sweep
+from workbench.sweep.point import SweepPoint, write_text
 
 SWEEP = "sweep.yaml"
 
@@ -33,14 +33,14 @@ class SweepFolder:
     path: Path
     name: str
     experiment: Experiment
-    points: tuple[Point, ...]
+    points: tuple[SweepPoint, ...]
     remarks: tuple[str, ...] = ()
 
     @classmethod
-    def planned(cls, experiment: Experiment, parent: Path, name: str) -> SweepFolder:
+    def create(cls, experiment: Experiment, parent: Path, name: str) -> SweepFolder:
         """Create a sweep with a new name below `parent`; nothing is written. WorkbenchError where a point is wrong."""
         path = parent / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-        found = expand(experiment, path)
+        found = expand_sweep(experiment, path)
         return cls(path, name, experiment, found.points, found.remarks)
 
     @classmethod
@@ -49,15 +49,15 @@ class SweepFolder:
         try:
             values = read_yaml_file(path / SWEEP)
             name, keys = values["name"], [each["key"] for each in values["points"]]
-            experiment = Experiment.of(values["experiment"], str(path / SWEEP))
+            experiment = Experiment.from_values(values["experiment"], str(path / SWEEP))
         except (LookupError, TypeError, ValueError) as error:
-            told = f" ({error})" if isinstance(error, WorkbenchError) else ""
-            raise WorkbenchError(f"{path}: is no sweep's folder, which has a {SWEEP}{told}") from None
-        return cls(path, name, experiment, tuple(Point.read(path / POINTS / key) for key in keys))
+            cause = f" ({error})" if isinstance(error, WorkbenchError) else ""
+            raise WorkbenchError(f"{path}: is no sweep's folder, which has a {SWEEP}{cause}") from None
+        return cls(path, name, experiment, tuple(SweepPoint.read(path / POINTS / key) for key in keys))
 
-    def extended(self, experiment: Experiment) -> SweepFolder:
+    def extend(self, experiment: Experiment) -> SweepFolder:
         """Add the points of another sweep; points in both are the same."""
-        found = expand(experiment, self.path)
+        found = expand_sweep(experiment, self.path)
         points = {point.key: point for point in (*self.points, *found.points)}
         return replace(self, experiment=experiment, points=tuple(points.values()), remarks=found.remarks)
 
@@ -67,10 +67,10 @@ class SweepFolder:
             point.write()
         points = [{"key": point.key, "label": point.label} for point in self.points]
         values = {"name": self.name, "points": points, "experiment": self.experiment.model_dump(mode="json")}
-        write_text(self.path / SWEEP, yaml_text.write(values))
+        write_text(self.path / SWEEP, yaml_text.write_yaml(values))
 
 
-def asked_before(parent: Path, points: Sequence[Point]) -> dict[str, Path]:
+def find_earlier_points(parent: Path, points: Sequence[SweepPoint]) -> dict[str, Path]:
     """Return the folders of points that another sweep below `parent` has, by key."""
     others = [path.parent / POINTS for path in parent.glob(f"*/{SWEEP}")]
     found = {point.key: other / point.key for other in others for point in points if (other / point.key).is_dir()}

@@ -12,20 +12,20 @@ from workbench.study.variants import AS_GIVEN
 
 
 @dataclass(frozen=True)
-class Choice:
+class AxisChoice:
     """One value of an axis: its settings (dotted path -> value), and its name where it is a variant."""
 
     settings: Mapping[str, Any]
     name: str | None = None
 
 
-def labels_of(experiment: Experiment, choices: Sequence[Choice]) -> list[str]:
+def label_points(experiment: Experiment, choices: Sequence[AxisChoice]) -> list[str]:
     """Return one label a choice, in their order; a variant's name replaces the settings of the variants."""
     base = experiment.model_dump(mode="json", exclude={"variants", "sweep", "judge"})
     named = any(choice.name is not None for choice in choices)
     inside = {path for settings in experiment.variants.values() for path in settings} if named else set()
     paths = dict.fromkeys(path for choice in choices for path in choice.settings if path not in inside)
-    rows = [{path: told(choice.settings.get(path, value_at(base, path))) for path in paths} for choice in choices]
+    rows = [{path: format_value(choice.settings.get(path, value_at(base, path))) for path in paths} for choice in choices]
     differing = [path for path in paths if len({row[path] for row in rows}) > 1]
     labels = []
     for choice, row in zip(choices, rows, strict=True):
@@ -41,5 +41,5 @@ def value_at(values: Any, path: str) -> Any:
     return values
 
 
-def told(value: Any) -> str:
+def format_value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -12,20 +12,20 @@ from pathlib import Path
 
 from workbench.sweep.places import worker_command, worker_environment
 from workbench.sweep.point import LOG
-from workbench.sweep.settings import LocalPart
+from workbench.sweep.settings import LocalSweepConfig
 
-PAUSE = 0.05  # seconds between polls of the workers
-PATIENCE = 5.0  # seconds until a terminated worker is killed
-THREADS = "OMP_NUM_THREADS"
+POLL_SECONDS = 0.05  # seconds between polls of the workers
+TERMINATE_SECONDS = 5.0  # seconds until a terminated worker is killed
+THREADS_VARIABLE = "OMP_NUM_THREADS"
 
 
-class LocalPlace:
+class LocalSweepExecutor:
     """Run up to `jobs` workers at once; several share the processor's cores between them."""
 
-    def __init__(self, setting: LocalPart) -> None:
+    def __init__(self, setting: LocalSweepConfig) -> None:
         self.jobs = setting.jobs
 
-    def run(self, points: Sequence[Path], ended: Callable[[Path], None]) -> None:
+    def run(self, points: Sequence[Path], on_end: Callable[[Path], None]) -> None:
         waiting = deque(points)
         running: dict[Path, subprocess.Popen] = {}
         try:
@@ -33,20 +33,20 @@ class LocalPlace:
                 while waiting and len(running) < self.jobs:
                     point = waiting.popleft()
                     running[point] = self._start(point)
-                time.sleep(PAUSE)
+                time.sleep(POLL_SECONDS)
                 for point in [point for point, worker in running.items() if worker.poll() is not None]:
                     del running[point]
-                    ended(point)
+                    on_end(point)
         finally:
             _stop(list(running.values()))
 
     def _start(self, point: Path) -> subprocess.Popen:
-        surroundings = worker_environment()
+        environment = worker_environment()
         if self.jobs > 1:
-            surroundings.setdefault(THREADS, str(max(1, (os.cpu_count() or 1) // self.jobs)))
+            environment.setdefault(THREADS_VARIABLE, str(max(1, (os.cpu_count() or 1) // self.jobs)))
         with (point / LOG).open("ab") as log:
             return subprocess.Popen(
-                worker_command(point), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=surroundings
+                worker_command(point), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
             )
 
 
@@ -55,7 +55,7 @@ def _stop(workers: list[subprocess.Popen]) -> None:
         worker.terminate()
     for worker in workers:
         with suppress(subprocess.TimeoutExpired):
-            worker.wait(PATIENCE)
+            worker.wait(TERMINATE_SECONDS)
             continue
         worker.kill()
         worker.wait()

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Protocol
 
 from workbench.sweep.point import POINT
-from workbench.sweep.settings import LocalPart, PlaceSetting, RayPart, SlurmPart
+from workbench.sweep.settings import LocalSweepConfig, SweepExecutorSetting, RaySweepConfig, SlurmSweepConfig
 
 ROOT = Path(__file__).resolve().parents[2]  # a checkout that is not installed can be imported from here
 
 
-class Place(Protocol):
+class SweepExecutor(Protocol):
     """An executor of a sweep's points."""
 
-    def run(self, points: Sequence[Path], ended: Callable[[Path], None]) -> None:
+    def run(self, points: Sequence[Path], on_end: Callable[[Path], None]) -> None:
         """Run a worker for each of `points` (folders of points), starting them in this order.
 
         `on_end` is called with each folder whose worker has ended, from the calling thread. Its outcome is then there,
@@ -34,7 +34,7 @@ class Place(Protocol):
 
 def worker_command(point: Path) -> list[str]:
     """Return the command that runs the point in this folder, in a fresh process."""
-    return [sys.executable, "-m", "workbench.sweep.carry_out", str(point / POINT)]
+    return [sys.executable, "-m", "workbench.sweep.worker", str(point / POINT)]
 
 
 def worker_environment() -> dict[str, str]:
@@ -42,18 +42,18 @@ def worker_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
 
 
-def place_from(setting: PlaceSetting) -> Place:
+def make_executor(setting: SweepExecutorSetting) -> SweepExecutor:
     """Make the executor of a setting, and import its dependencies."""
     match setting:
-        case LocalPart():
-            from workbench.sweep.local import LocalPlace
+        case LocalSweepConfig():
+            from workbench.sweep.local import LocalSweepExecutor
 
-            return LocalPlace(setting)
-        case RayPart():
-            from workbench.sweep.ray import RayPlace
+            return LocalSweepExecutor(setting)
+        case RaySweepConfig():
+            from workbench.sweep.ray import RaySweepExecutor
 
-            return RayPlace(setting)
-        case SlurmPart():
-            from workbench.sweep.slurm import SlurmPlace
+            return RaySweepExecutor(setting)
+        case SlurmSweepConfig():
+            from workbench.sweep.slurm import SlurmSweepExecutor
 
-            return SlurmPlace(setting)
+            return SlurmSweepExecutor(setting)

@@ -6,29 +6,29 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from workbench.study.machine import BUSY
-from workbench.sweep.estimate import MEASURED, MODEL, Estimate, estimates
-from workbench.sweep.folder import SweepFolder, asked_before
-from workbench.sweep.run import Row, rows_of
+from workbench.study.machine import MAX_CONTENTION
+from workbench.sweep.estimate import MEASURED, COST_MODEL, Estimate, estimate_points
+from workbench.sweep.folder import SweepFolder, find_earlier_points
+from workbench.sweep.run import SweepRow, read_rows
 
 
 @dataclass(frozen=True)
-class Planned:
-    row: Row
+class PlannedPoint:
+    row: SweepRow
     estimate: Estimate
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """Every point with its estimate; `remarks` are for the reader."""
 
     sweep: SweepFolder
-    points: tuple[Planned, ...]
+    points: tuple[PlannedPoint, ...]
     remarks: tuple[str, ...]
     retry_failed: bool = False
 
     @property
-    def to_run(self) -> list[Planned]:
+    def to_run(self) -> list[PlannedPoint]:
         again = ("to run", "failed") if self.retry_failed else ("to run",)
         return [each for each in self.points if each.row.state in again]
 
@@ -38,20 +38,20 @@ class Plan:
         return sum(each.estimate.seconds or 0.0 for each in self.to_run)
 
     @property
-    def most_bytes(self) -> int | None:
+    def peak_bytes(self) -> int | None:
         return max((each.estimate.bytes for each in self.to_run if each.estimate.bytes), default=None)
 
     @property
-    def bound(self) -> bool:
+    def is_lower_bound(self) -> bool:
         """Return whether the estimates are lower bounds."""
-        return any(each.estimate.source == MODEL for each in self.to_run)
+        return any(each.estimate.source == COST_MODEL for each in self.to_run)
 
     @property
-    def unknown(self) -> int:
+    def num_without_estimate(self) -> int:
         return sum(each.estimate.seconds is None for each in self.to_run)
 
     @property
-    def expected(self) -> dict[str, float | None]:
+    def expected_seconds(self) -> dict[str, float | None]:
         return {each.row.point.key: each.estimate.seconds for each in self.points}
 
     def as_json(self) -> dict[str, Any]:
@@ -69,12 +69,12 @@ class Plan:
             ],
             "to_run": len(self.to_run),
             "seconds": self.seconds,
-            "most_bytes": self.most_bytes,
-            "without_estimate": self.unknown,
+            "most_bytes": self.peak_bytes,
+            "without_estimate": self.num_without_estimate,
         }  # fmt: skip
 
 
-def plan(sweep: SweepFolder, parent: Path, start_seconds: float = 0.0, retry_failed: bool = False) -> Plan:
+def plan_sweep(sweep: SweepFolder, parent: Path, start_seconds: float = 0.0, retry_failed: bool = False) -> SweepPlan:
     """Plan a sweep.
 
     Args:
@@ -86,33 +86,33 @@ def plan(sweep: SweepFolder, parent: Path, start_seconds: float = 0.0, retry_fai
     Raises:
         WorkbenchError: a point's model or workload is impossible.
     """
-    rows = rows_of(sweep)
+    rows = read_rows(sweep)
     outcomes = {row.point.key: row.outcome for row in rows if row.outcome is not None}
-    found = estimates(sweep.points, outcomes, asked_before(parent, sweep.points), start_seconds)
-    planned = tuple(Planned(row, found.of[row.point.key]) for row in rows)
-    made = Plan(sweep, planned, sweep.remarks, retry_failed)
-    return replace(made, remarks=(*sweep.remarks, *_sources(made, start_seconds, found.busy)))
+    found = estimate_points(sweep.points, outcomes, find_earlier_points(parent, sweep.points), start_seconds)
+    planned = tuple(PlannedPoint(row, found.by_key[row.point.key]) for row in rows)
+    made = SweepPlan(sweep, planned, sweep.remarks, retry_failed)
+    return replace(made, remarks=(*sweep.remarks, *_source_remarks(made, start_seconds, found.contention)))
 
 
-def _sources(made: Plan, start_seconds: float, busy: float) -> list[str]:
+def _source_remarks(made: SweepPlan, start_seconds: float, contention: float) -> list[str]:
     sources = [each.estimate.source for each in made.to_run]
-    told = []
-    if MODEL in sources:
+    remarks = []
+    if COST_MODEL in sources:
         start = f" and {start_seconds:.1f} s for a process to start, as this one did" if start_seconds else ""
-        told.append(
+        remarks.append(
             f"cost model: FLOPs and bytes of every step at this machine's measured ceilings{start}; the least: "
             "compiling, and what Python takes between kernels, come on top"
         )
-        if busy > BUSY:
-            told.append(f"others had {busy:.0%} of this machine when its ceilings were measured: they are too low")
+        if contention > MAX_CONTENTION:
+            remarks.append(f"others had {contention:.0%} of this machine when its ceilings were measured: they are too low")
     if MEASURED in sources:
-        told.append("measured: the same points have run in another sweep")
-    if made.unknown:
-        told.append(f"unknown: of {made.unknown} points shapes do not tell the time; it is told once one has run")
-    return told
+        remarks.append("measured: the same points have run in another sweep")
+    if made.num_without_estimate:
+        remarks.append(f"unknown: of {made.num_without_estimate} points shapes do not tell the time; it is told once one has run")
+    return remarks
 
 
-def row_json(row: Row) -> dict[str, Any]:
+def row_json(row: SweepRow) -> dict[str, Any]:
     outcome = row.outcome
     return {
         "key": row.point.key,

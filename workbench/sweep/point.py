@@ -12,7 +12,7 @@ from typing import Any
 from workbench.errors import WorkbenchError
 from workbench.files import read_json_file
 from workbench.study.experiment import Experiment
-from workbench.study.intact import condition
+from workbench.study.intact import check_folder
 from workbench.study.run_folder import write_atomically
 
 POINT, OUTCOME, LOG = "point.json", "outcome.json", "log.txt"
@@ -20,7 +20,7 @@ KEY_DIGITS = 16
 
 
 @dataclass(frozen=True)
-class Point:
+class SweepPoint:
     """One experiment of a sweep.
 
     `experiment_text` is the experiment in canonical JSON and `key` its hash. `label` names the settings in which the
@@ -35,13 +35,13 @@ class Point:
     folder: Path
 
     @classmethod
-    def of(cls, experiment: Experiment, label: str, settings: Mapping[str, Any], parent: Path) -> Point:
+    def of(cls, experiment: Experiment, label: str, settings: Mapping[str, Any], parent: Path) -> SweepPoint:
         """Make a point of `experiment`, with a folder below `parent`."""
         text = _canonical(experiment.model_dump(mode="json"))
         return cls(_hash(text), label, settings, text, parent / _hash(text))
 
     @classmethod
-    def read(cls, folder: Path) -> Point:
+    def read(cls, folder: Path) -> SweepPoint:
         """Read the point of a folder. WorkbenchError where none is written there, or another one."""
         try:
             values = read_json_file(folder / POINT)
@@ -60,7 +60,7 @@ class Point:
 
     @property
     def experiment(self) -> Experiment:
-        return Experiment.of(json.loads(self.experiment_text), f"point {self.label}")
+        return Experiment.from_values(json.loads(self.experiment_text), f"point {self.label}")
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Outcome:
             found = cls(values["key"], run, values["error"], values["seconds"], values["peak_bytes"])
         except (ValueError, LookupError, TypeError):
             return None
-        gone = run is not None and not (run.is_dir() and condition(run).state == "complete")
+        gone = run is not None and not (run.is_dir() and check_folder(run).state == "complete")
         return None if gone or found.key != folder.name else found
 
     def write(self, folder: Path) -> None:

@@ -22,39 +22,39 @@ from typing import Any
 from workbench.errors import WorkbenchError
 from workbench.sweep import bound
 from workbench.sweep.point import LOG, OUTCOME
-from workbench.sweep.settings import RayPart
+from workbench.sweep.settings import RaySweepConfig
 
-OBJECTS = 100 * 2**20  # of the object store, which stays empty
-FULL_SPEED = ("RAY_worker_niceness", "0")  # at Ray's niceness of 15, other processes would distort timings
-PATIENCE = 90.0  # seconds until a network file system shows another node's writes
-SOCKETS = "/tmp"  # paths of sockets have at most 107 bytes, and other folders for temporary files may be longer
+OBJECT_STORE_BYTES = 100 * 2**20  # of the object store, which stays empty
+WORKER_NICENESS = ("RAY_worker_niceness", "0")  # at Ray's niceness of 15, other processes would distort timings
+FILE_TIMEOUT_SECONDS = 90.0  # seconds until a network file system shows another node's writes
+SOCKET_FOLDER = "/tmp"  # paths of sockets have at most 107 bytes, and other folders for temporary files may be longer
 
 
-class RayPlace:
+class RaySweepExecutor:
     """Run as many points at once as fit the cluster, each with `cpus` cores and `gpus` accelerators."""
 
-    def __init__(self, setting: RayPart) -> None:
+    def __init__(self, setting: RaySweepConfig) -> None:
         self.setting = setting
-        self.ray = _imported()
+        self.ray = _import_ray()
 
-    def run(self, points: Sequence[Path], ended: Callable[[Path], None]) -> None:
+    def run(self, points: Sequence[Path], on_end: Callable[[Path], None]) -> None:
         with redirect_stdout(sys.stderr), self._cluster() as cpus:  # Ray prints deaths to stdout
             task = self._task(cpus)
-            running: dict[Any, Path] = {task.remote(*bound.told(point)): point for point in points}
+            running: dict[Any, Path] = {task.remote(*bound.worker_arguments(point)): point for point in points}
             try:
                 while running:
                     (done,), _ = self.ray.wait(list(running), num_returns=1)
-                    self._look_after(done, running[done])
-                    ended(running.pop(done))
+                    self._check_worker(done, running[done])
+                    on_end(running.pop(done))
             finally:
                 for left in running:
                     self.ray.cancel(left, force=True)
 
-    def _look_after(self, done: Any, point: Path) -> None:
+    def _check_worker(self, done: Any, point: Path) -> None:
         """Write a worker's death to the point's log; raise WorkbenchError for faults that the user must mend."""
         try:
             if self.ray.get(done) == 0:
-                _await(point / OUTCOME)
+                _wait_for_file(point / OUTCOME)
         except self.ray.exceptions.RayTaskError as error:
             raise WorkbenchError(
                 f"ray: a worker cannot carry out {point} ({error.cause}); the folder of the sweep must be at the same "
@@ -75,9 +75,9 @@ class RayPlace:
             )
         self.ray.cloudpickle.register_pickle_by_value(bound)  # a worker needs no workbench: only its child does
         options = {"num_cpus": cpus, "num_gpus": self.setting.gpus, "max_retries": 0}
-        return self.ray.remote(**options)(bound.carry_out)
+        return self.ray.remote(**options)(bound.run_child)
 
-    def _begin(self, **how: Any) -> None:
+    def _start(self, **options: Any) -> None:
         """Start or join a cluster. Ray reports a node that did not start in its 30 seconds by a plain Exception."""
         try:
             self.ray.init(**how)
@@ -104,17 +104,17 @@ class RayPlace:
         folder = None
         common = {"log_to_driver": False, "logging_level": logging.ERROR}
         try:
-            with _signals_kept():
+            with _keep_signal_handlers():
                 if setting.address is not None:
                     cpus = cpus or 1
-                    self._begin(address=setting.address, **common)
+                    self._start(address=setting.address, **common)
                 else:
                     cpus = cpus or max(1, (os.cpu_count() or 1) // setting.workers)
-                    folder = tempfile.mkdtemp(prefix="ray-", dir=SOCKETS)
-                    os.environ.setdefault(*FULL_SPEED)
-                    self._begin(
+                    folder = tempfile.mkdtemp(prefix="ray-", dir=SOCKET_FOLDER)
+                    os.environ.setdefault(*WORKER_NICENESS)
+                    self._start(
                         address="local", num_cpus=setting.workers * cpus, include_dashboard=False,
-                        object_store_memory=OBJECTS, _temp_dir=folder, **common,
+                        object_store_memory=OBJECT_STORE_BYTES, _temp_dir=folder, **common,
                     )  # fmt: skip
             yield cpus
         except (ConnectionError, self.ray.exceptions.RaySystemError) as error:
@@ -130,14 +130,14 @@ class RayPlace:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _await(file: Path) -> None:
-    deadline = time.monotonic() + PATIENCE
+def _wait_for_file(file: Path) -> None:
+    deadline = time.monotonic() + FILE_TIMEOUT_SECONDS
     while not file.exists() and time.monotonic() < deadline:
         os.listdir(file.parent)  # makes a network file system refresh
         time.sleep(0.1)
 
 
-def _imported() -> Any:
+def _import_ray() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
     try:
         import ray
@@ -149,7 +149,7 @@ def _imported() -> Any:
 
 
 @contextmanager
-def _signals_kept() -> Iterator[None]:
+def _keep_signal_handlers() -> Iterator[None]:
     """Restore the handler of SIGTERM, which Ray replaces when it starts."""
     before = signal.getsignal(signal.SIGTERM)
     try:

@@ -15,23 +15,23 @@ from types import FrameType
 from typing import Literal
 
 from workbench.progress import Progress
-from workbench.shown import Shown, Table
-from workbench.stages import BAR, ticking
+from workbench.shown import Displayable, Table
+from workbench.stages import BAR_FORMAT, refreshing
 from workbench.study.experiment import Experiment
 from workbench.sweep.folder import SweepFolder
-from workbench.sweep.places import Place, place_from
-from workbench.sweep.point import LOG, OUTCOME, Outcome, Point
-from workbench.sweep.settings import LocalPart
-from workbench.sweep.words import sweep_of
+from workbench.sweep.places import SweepExecutor, make_executor
+from workbench.sweep.point import LOG, OUTCOME, Outcome, SweepPoint
+from workbench.sweep.settings import LocalSweepConfig
+from workbench.sweep.words import open_sweep
 
-ATTEMPTS = 2  # runs of a point whose worker dies
+MAX_ATTEMPTS = 2  # runs of a point whose worker dies
 
 
 @dataclass(frozen=True)
-class Row:
+class SweepRow:
     """A point and its outcome; None where it has not run, or runs elsewhere."""
 
-    point: Point
+    point: SweepPoint
     outcome: Outcome | None
 
     @property
@@ -41,43 +41,43 @@ class Row:
         return "done" if self.outcome.error is None else "failed"
 
 
-class Rows(Shown, list[Row]):
+class SweepRows(Displayable, list[SweepRow]):
     """The points of the sweep in `folder`, in their order."""
 
     folder: Path
 
-    def _shown(self) -> Table:
-        told = [(r.point.label, r.state, *_told(r.outcome, self.folder)) for r in self]
+    def _display_table(self) -> Table:
+        cells = [(r.point.label, r.state, *_outcome_cells(r.outcome, self.folder)) for r in self]
         states = [row.state for row in self]
         counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-        return Table(f"{self.folder}: {counts}", told, ("point", "state", "seconds", "run folder, or why not"))
+        return Table(f"{self.folder}: {counts}", cells, ("point", "state", "seconds", "run folder, or why not"))
 
 
-def _told(outcome: Outcome | None, sweep: Path) -> tuple[object, str]:
+def _outcome_cells(outcome: Outcome | None, sweep: Path) -> tuple[object, str]:
     if outcome is None:
         return "", ""
     run = "" if outcome.folder is None else str(outcome.folder.relative_to(sweep))
     return round(outcome.seconds, 1), "; ".join(filter(None, [outcome.error, run]))
 
 
-def rows_of(sweep: SweepFolder) -> Rows:
+def read_rows(sweep: SweepFolder) -> SweepRows:
     """Read the current state of all points."""
-    rows = Rows(Row(point, Outcome.read(point.folder)) for point in sweep.points)
+    rows = SweepRows(SweepRow(point, Outcome.read(point.folder)) for point in sweep.points)
     rows.folder = sweep.path
     return rows
 
 
 def run_sweep(
     sweep: SweepFolder | Experiment | Path | str,
-    place: Place | None = None,
+    executor: SweepExecutor | None = None,
     retry_failed: bool = False,
-    attempts: int = ATTEMPTS,
+    attempts: int = MAX_ATTEMPTS,
     progress: bool = True,
-    expected: Mapping[str, float | None] | None = None,
+    expected_seconds: Mapping[str, float | None] | None = None,
     *,
     sets: Sequence[str] = (),
     out: Path | str = "runs",
-) -> Rows:
+) -> SweepRows:
     """Run every point of a sweep that has no outcome.
 
         rows = workbench.run_sweep("experiments/first_light.yaml", sets=["cache.format=dense,int8"])
@@ -95,23 +95,23 @@ def run_sweep(
         sets: `PATH=VALUE,VALUE` each, an axis; one value changes the experiment.
         out: folder for new sweeps.
     """
-    sweep = sweep if isinstance(sweep, SweepFolder) else sweep_of(sweep, sets, Path(out))
-    place = place or place_from(LocalPart())
+    sweep = sweep if isinstance(sweep, SweepFolder) else open_sweep(sweep, sets, Path(out))
+    executor = executor or make_executor(LocalSweepConfig())
     sweep.write()
-    waiting = [row.point for row in rows_of(sweep) if _is_due(row, retry_failed)]
-    with _bar(sweep, waiting, expected or {}, progress) as bar, _ended_as_interrupted():
-        hear = _Hear({point.folder: point for point in waiting}, attempts, bar)
-        todo = list(hear.points)
+    waiting = [row.point for row in read_rows(sweep) if _needs_run(row, retry_failed)]
+    with _bar(sweep, waiting, expected_seconds or {}, progress) as bar, _terminate_as_interrupt():
+        on_end = _OutcomeCollector({point.folder: point for point in waiting}, attempts, bar)
+        todo = list(on_end.points)
         while todo:
-            place.run(todo, hear)
-            todo, hear.again = hear.again, []
-    return rows_of(sweep)
+            executor.run(todo, on_end)
+            todo, on_end.again = on_end.again, []
+    return read_rows(sweep)
 
 
-class _Hear:
+class _OutcomeCollector:
     """Collect outcomes of workers that have ended; a point without one is retried or given up."""
 
-    def __init__(self, points: Mapping[Path, Point], attempts: int, bar: _Bar) -> None:
+    def __init__(self, points: Mapping[Path, SweepPoint], attempts: int, bar: _Bar) -> None:
         self.points, self.attempts, self.bar = points, attempts, bar
         self.died: Counter[Path] = Counter()
         self.again: list[Path] = []
@@ -124,25 +124,25 @@ class _Hear:
                 self.bar.tell(f"{point.label}: its worker died; it runs again")
                 self.again.append(folder)
                 return
-            outcome = Outcome(point.key, None, _last_words(folder, self.died[folder]), 0.0)
+            outcome = Outcome(point.key, None, _death_message(folder, self.died[folder]), 0.0)
             outcome.write(folder)
         self.bar.add(point, outcome)
 
 
-def _is_due(row: Row, retry_failed: bool) -> bool:
+def _needs_run(row: SweepRow, retry_failed: bool) -> bool:
     if row.state == "failed" and retry_failed:
         (row.point.folder / OUTCOME).unlink()
         return True
     return row.outcome is None
 
 
-def _last_words(folder: Path, times: int) -> str:
+def _death_message(folder: Path, times: int) -> str:
     try:
         lines = (folder / LOG).read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError:
         lines = []
-    said = next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
-    return f"its worker died {times} times, which also lack of memory does; its {LOG} ends with: {said}"
+    last_line = next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
+    return f"its worker died {times} times, which also lack of memory does; its {LOG} ends with: {last_line}"
 
 
 class _Bar:
@@ -152,7 +152,7 @@ class _Bar:
         self.bar, self.weights, self.done, self.points = bar, weights, done, points
         self._describe()
 
-    def add(self, point: Point, outcome: Outcome) -> None:
+    def add(self, point: SweepPoint, outcome: Outcome) -> None:
         if outcome.error is not None:
             self.tell(f"{point.label}: {outcome.error}")
         self.done += 1
@@ -168,17 +168,17 @@ class _Bar:
 
 @contextmanager
 def _bar(
-    sweep: SweepFolder, waiting: list[Point], expected: Mapping[str, float | None], progress: bool
+    sweep: SweepFolder, waiting: list[SweepPoint], expected_seconds: Mapping[str, float | None], progress: bool
 ) -> Iterator[_Bar]:
-    known = [seconds for point in waiting if (seconds := expected.get(point.key))]
+    known = [seconds for point in waiting if (seconds := expected_seconds.get(point.key))]
     usual = fmean(known) if known else 1.0
-    weights = {point.key: expected.get(point.key) or usual for point in waiting}
-    with Progress(total=sum(weights.values()), smoothing=0, bar_format=BAR, disable=not progress) as bar, ticking(bar):
+    weights = {point.key: expected_seconds.get(point.key) or usual for point in waiting}
+    with Progress(total=sum(weights.values()), smoothing=0, bar_format=BAR_FORMAT, disable=not progress) as bar, refreshing(bar):
         yield _Bar(bar, weights, len(sweep.points) - len(waiting), len(sweep.points))
 
 
 @contextmanager
-def _ended_as_interrupted() -> Iterator[None]:
+def _terminate_as_interrupt() -> Iterator[None]:
     """Treat SIGTERM as Ctrl-C: end workers, and report finished points."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -8,10 +8,10 @@ from pydantic import Field, ValidationError, field_validator
 
 from workbench.errors import WorkbenchError, explain, nearest
 from workbench.files import read_yaml
-from workbench.study.parts import Count, Part
+from workbench.study.parts import Count, ExperimentSettings
 
 
-class PlacePart(Part):
+class SweepExecutorConfig(ExperimentSettings):
     """Settings common to all executors."""
 
     processes: Count = 1  # of one point together, for torch.distributed later
@@ -24,14 +24,14 @@ class PlacePart(Part):
         return value
 
 
-class LocalPart(PlacePart):
+class LocalSweepConfig(SweepExecutorConfig):
     """Run on this machine, each point in a process of its own, `jobs` at once."""
 
     kind: Literal["local"] = "local"
     jobs: Count = 1
 
 
-class RayPart(PlacePart):
+class RaySweepConfig(SweepExecutorConfig):
     """Run on the Ray cluster at `address` (`auto`: this machine's), or start one here with so many `workers`.
 
     A point has `cpus` cores; by default one, on a cluster started here its share of the machine's.
@@ -44,7 +44,7 @@ class RayPart(PlacePart):
     gpus: Annotated[float, Field(ge=0)] = 0.0
 
 
-class SlurmPart(PlacePart):
+class SlurmSweepConfig(SweepExecutorConfig):
     """Run as jobs of a Slurm cluster, by submitit; `folder` holds its logs, which every node must see."""
 
     kind: Literal["slurm"] = "slurm"
@@ -58,11 +58,11 @@ class SlurmPart(PlacePart):
     local: bool = False  # processes of this machine in place of Slurm's jobs, by the same code
 
 
-PlaceSetting = LocalPart | RayPart | SlurmPart
-PLACES: dict[str, type[PlaceSetting]] = {"local": LocalPart, "ray": RayPart, "slurm": SlurmPart}
+SweepExecutorSetting = LocalSweepConfig | RaySweepConfig | SlurmSweepConfig
+EXECUTORS: dict[str, type[SweepExecutorSetting]] = {"local": LocalSweepConfig, "ray": RaySweepConfig, "slurm": SlurmSweepConfig}
 
 
-def place_setting(text: str, **changes: Any) -> PlaceSetting:
+def parse_executor(text: str, **changes: Any) -> SweepExecutorSetting:
     """Parse the words of `--executor`;
 
     `changes` that are not None override them. WorkbenchError for unknown settings.
@@ -70,11 +70,11 @@ def place_setting(text: str, **changes: Any) -> PlaceSetting:
     values = read_yaml(text, f"--executor {text[:60]}")
     values = {"kind": values} if isinstance(values, str) else values
     kind = values.get("kind") if isinstance(values, dict) else None
-    if kind not in PLACES:
+    if kind not in EXECUTORS:
         named = f"{kind!r} is none" if kind else "names none"
-        raise WorkbenchError(f"--executor {text}: {named} of {', '.join(PLACES)}{nearest(str(kind), PLACES)}")
+        raise WorkbenchError(f"--executor {text}: {named} of {', '.join(EXECUTORS)}{nearest(str(kind), EXECUTORS)}")
     values |= {name: value for name, value in changes.items() if value is not None}
     try:
-        return PLACES[kind].model_validate(values)
+        return EXECUTORS[kind].model_validate(values)
     except ValidationError as error:
-        raise explain(error, f"--executor {text}", PLACES[kind]) from None
+        raise explain(error, f"--executor {text}", EXECUTORS[kind]) from None

@@ -20,14 +20,14 @@ from workbench.progress import Progress
 from workbench.study import alive
 from workbench.sweep import bound
 from workbench.sweep.point import LOG, OUTCOME, write_json
-from workbench.sweep.settings import SlurmPart
+from workbench.sweep.settings import SlurmSweepConfig
 
-JOB = "job.json"
-ARRAY = 500  # jobs submitted as one array; Slurm allows 1,001 unless its administrator says otherwise
+JOB_FILE = "job.json"
+MAX_ARRAY_JOBS = 500  # jobs submitted as one array; Slurm allows 1,001 unless its administrator says otherwise
 
 
 @dataclass(frozen=True)
-class Job:
+class SlurmJob:
     """A job of Slurm's for a point, or with `process` a process of this machine in its place."""
 
     id: str
@@ -35,33 +35,33 @@ class Job:
     process: dict[str, Any] | None = None
 
     @classmethod
-    def read(cls, point: Path) -> Job | None:
+    def read(cls, point: Path) -> SlurmJob | None:
         try:
-            return cls(**read_json_file(point / JOB))
+            return cls(**read_json_file(point / JOB_FILE))
         except (ValueError, TypeError):
             return None
 
 
-class SlurmPlace:
+class SlurmSweepExecutor:
     """Run one job a point. `run` returns once all are submitted; their outcomes are read when the sweep is resumed."""
 
-    def __init__(self, setting: SlurmPart) -> None:
+    def __init__(self, setting: SlurmSweepConfig) -> None:
         self.setting = setting
-        self.submitit = _imported()
+        self.submitit = _import_submitit()
 
-    def run(self, points: Sequence[Path], ended: Callable[[Path], None]) -> None:
-        entered = {point: job for point in points if (job := Job.read(point))}
-        present = self._present(entered.values())
+    def run(self, points: Sequence[Path], on_end: Callable[[Path], None]) -> None:
+        entered = {point: job for point in points if (job := SlurmJob.read(point))}
+        present = self._present_jobs(entered.values())
         gone = [point for point, job in entered.items() if job.id not in present]
         fresh = [point for point in points if point not in entered]
-        for start in range(0, len(fresh), ARRAY):
-            self._submit(fresh[start : start + ARRAY])
+        for start in range(0, len(fresh), MAX_ARRAY_JOBS):
+            self._submit(fresh[start : start + MAX_ARRAY_JOBS])
         self._tell(len(fresh), len(entered) - len(gone))
         for point in gone:
             if not (point / OUTCOME).exists():
                 self._note(point, entered[point])
-            (point / JOB).unlink(missing_ok=True)
-            ended(point)
+            (point / JOB_FILE).unlink(missing_ok=True)
+            on_end(point)
 
     def _submit(self, points: Sequence[Path]) -> None:
         """Submit points as one array, and store the jobs' ids as soon as they are known."""
@@ -77,45 +77,45 @@ class SlurmPlace:
             )  # fmt: skip
             self.submitit.core.utils.cloudpickle.register_pickle_by_value(bound)  # a job finds the workbench by itself
             with executor.batch():
-                jobs = [executor.submit(bound.carry_out_job, JOB, OUTCOME, *bound.told(point)) for point in points]
+                jobs = [executor.submit(bound.run_child_job, JOB_FILE, OUTCOME, *bound.worker_arguments(point)) for point in points]
         except (RuntimeError, ValueError, NameError, AssertionError, OSError) as error:
             reason = " ".join(str(error).split())
             raise WorkbenchError(f"executor slurm: {len(points)} points cannot be submitted ({reason})") from error
         submitted = datetime.now(UTC).isoformat(timespec="seconds")
         for point, job in zip(points, jobs, strict=True):
-            process = alive.process(int(job.job_id)) if setting.local else None
-            write_json(point / JOB, asdict(Job(job.job_id, submitted, process)))
+            process = alive.describe_process(int(job.job_id)) if setting.local else None
+            write_json(point / JOB_FILE, asdict(SlurmJob(job.job_id, submitted, process)))
             if (point / OUTCOME).exists():  # it has ended meanwhile
-                (point / JOB).unlink(missing_ok=True)
+                (point / JOB_FILE).unlink(missing_ok=True)
 
-    def _present(self, jobs: Iterable[Job]) -> set[str]:
+    def _present_jobs(self, jobs: Iterable[SlurmJob]) -> set[str]:
         """Return the ids of jobs that wait or run."""
         jobs = list(jobs)
-        here = {job.id for job in jobs if alive.runs(job.process)}
+        here = {job.id for job in jobs if alive.is_running(job.process)}
         if all(job.process for job in jobs) or self.setting.local:
             return here
         command = ["squeue", "--me", "--noheader", "--array", "--format=%i"]
         try:
             listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         except (OSError, subprocess.CalledProcessError) as error:
-            told = getattr(error, "stderr", "") or str(error)
+            message = getattr(error, "stderr", "") or str(error)
             raise WorkbenchError(
-                f"executor slurm: cannot tell which jobs still wait or run ({told.strip()}); resume the sweep where "
+                f"executor slurm: cannot tell which jobs still wait or run ({message.strip()}); resume the sweep where "
                 "squeue works"
             ) from None
         return here | set(listed.split())
 
-    def _note(self, point: Path, job: Job) -> None:
+    def _note(self, point: Path, job: SlurmJob) -> None:
         with (point / LOG).open("a", encoding="utf-8") as log:
             log.write(f"slurm: job {job.id}, submitted {job.submitted}, is gone without an outcome\n")
 
     def _tell(self, fresh: int, under_way: int) -> None:
         counts = {"submitted": fresh, "already waiting or running": under_way}
-        if told := ", ".join(f"{count:,} {what}" for what, count in counts.items() if count):
-            Progress.write(f"slurm: {told}; resume the sweep to collect what they leave", file=sys.stderr)
+        if message := ", ".join(f"{count:,} {what}" for what, count in counts.items() if count):
+            Progress.write(f"slurm: {message}; resume the sweep to collect what they leave", file=sys.stderr)
 
 
-def _imported() -> Any:
+def _import_submitit() -> Any:
     try:
         import submitit
     except ImportError as error:

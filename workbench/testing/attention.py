@@ -10,22 +10,22 @@ from typing import Any
 
 from torch import nn
 
-from compiled_kernels import Lane
+from compiled_kernels import Backend
 from workbench.errors import WorkbenchError
-from workbench.model.composition import AttentionPart
+from workbench.model.composition import AttentionConfig
 from workbench.testing import attention_lanes, attention_laws, position_laws
-from workbench.testing.attention_scenes import Scene, scenes
-from workbench.testing.holding import held
-from workbench.testing.report import Law, Report
-from workbench.user_parts import build, find, named
+from workbench.testing.attention_scenes import AttentionScenario, attention_scenarios
+from workbench.testing.holding import check_law
+from workbench.testing.report import Law, ConformityReport
+from workbench.user_parts import build_custom, resolve_path, temporarily_registered
 
 
 def check_attention(
     part: object,
     examples: int = 20,
     arguments: Mapping[str, Any] | None = None,
-    lanes: Iterable[str] = tuple(Lane),
-) -> Report:
+    backends: Iterable[str] = tuple(Backend),
+) -> ConformityReport:
     """Try `part` in small models, and report law by law whether it holds.
 
     Args:
@@ -39,26 +39,26 @@ def check_attention(
     Raises:
         WorkbenchError: `part` cannot be found or built.
     """
-    if isinstance(part, (dict, AttentionPart)):
-        composition = AttentionPart.of(part)
+    if isinstance(part, (dict, AttentionConfig)):
+        composition = AttentionConfig.parse(part)
         change = composition.model_dump(exclude_defaults=True)
-        return Report(f"attention {change}", _laws(change, None, "composition", examples, lanes))
+        return ConformityReport(f"attention {change}", _laws(change, None, "composition", examples, backends))
     name = part if isinstance(part, str) else getattr(part, "__qualname__", None) or repr(part)
-    found = find(part) if isinstance(part, str) else part
+    found = resolve_path(part) if isinstance(part, str) else part
     kind, made = _kind(found, arguments or {}, name)
     if kind is None:
-        told = "takes neither (query, key) nor (score, head, query, key), and is no module"
-        return Report(name, (Law("is a mask, a score function or an attention module", False, told),))
-    with nullcontext(part) if isinstance(part, str) else named(found) as path:
+        message = "takes neither (query, key) nor (score, head, query, key), and is no module"
+        return ConformityReport(name, (Law("is a mask, a score function or an attention module", False, message),))
+    with nullcontext(part) if isinstance(part, str) else temporarily_registered(found) as path:
         change = {kind: {"path": path, "arguments": dict(arguments or {})}}
-        return Report(f"{kind} {name}", _laws(change, made, kind, examples, lanes))
+        return ConformityReport(f"{kind} {name}", _laws(change, made, kind, examples, backends))
 
 
 def _kind(found: Any, arguments: Mapping[str, Any], name: str) -> tuple[str | None, Any]:
     """Return the kind of `found`, by the arguments it can be called with, and the callable where it is one."""
     if inspect.isclass(found) and issubclass(found, nn.Module):
         return "module", None
-    made = build(found, arguments, name)
+    made = build_custom(found, arguments, name)
     for kind, count in (("mask", 2), ("score", 4)):
         if callable(made) and _takes(made, count):
             return kind, made
@@ -73,25 +73,25 @@ def _takes(function: Callable[..., Any], count: int) -> bool:
     return True
 
 
-def _laws(change: dict[str, Any], made: Any, kind: str, examples: int, lanes: Iterable[str]) -> tuple[Law, ...]:
+def _laws(change: dict[str, Any], made: Any, kind: str, examples: int, backends: Iterable[str]) -> tuple[Law, ...]:
     found = []
-    for law, check in position_laws.LAWS.get(kind, {}).items():
-        found.append(held(law, functools.partial(check, made), 5 * examples, position_laws.positions()))
+    for law, check in position_laws.POSITION_LAWS.get(kind, {}).items():
+        found.append(check_law(law, functools.partial(check, made), 5 * examples, position_laws.positions()))
     if all(law.ok for law in found[:1]):  # without results of the right shape, further laws are not tried
-        problem = _unbuildable(change)
+        problem = _build_error(change)
         if problem:
             return (*found, Law("goes into a model", False, problem))
         for law, check in attention_laws.LAWS.items():
-            found.append(held(law, functools.partial(check, change), examples, scenes()))
-        for lane in lanes:
-            found.append(attention_lanes.law(Lane(lane), change, examples))
+            found.append(check_law(law, functools.partial(check, change), examples, attention_scenarios()))
+        for backend in backends:
+            found.append(attention_lanes.backend_law(Backend(backend), change, examples))
     return tuple(found)
 
 
-def _unbuildable(change: dict[str, Any]) -> str | None:
-    scene = Scene(0, 1, 2, 4, (2,), 1, 1)
+def _build_error(change: dict[str, Any]) -> str | None:
+    scenario = AttentionScenario(0, 1, 2, 4, (2,), 1, 1)
     try:
-        scene.model(change)
+        scenario.model(change)
     except WorkbenchError as error:
         return str(error)
     return None

@@ -10,31 +10,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from compiled_kernels import Lane, LaneError, lane_problems
-from compiled_kernels.cases import Case, Work, disagreement, suite_of
-from compiled_kernels.check import device_of, moved
-from compiled_kernels.masks import Both
-from compiled_kernels.paged_attention import refusal
-from workbench.model.own_parts import mask_of, score_of
-from workbench.testing.attention_scenes import Scene, scenes
-from workbench.testing.holding import held
-from workbench.testing.report import Broken, Law
+from compiled_kernels import Backend, BackendError, backend_problems
+from compiled_kernels.cases import Case, CaseCost, disagreement, suite_of
+from compiled_kernels.check import device_of, to_device
+from compiled_kernels.masks import AndMask
+from compiled_kernels.paged_attention import unsupported_reason
+from workbench.model.own_parts import build_mask, build_score
+from workbench.testing.attention_scenes import AttentionScenario, attention_scenarios
+from workbench.testing.holding import check_law
+from workbench.testing.report import LawBroken, Law
 
 Change = Mapping[str, Any]
 
 
-def law(lane: Lane, change: Change, examples: int) -> Law:
+def backend_law(backend: Backend, change: Change, examples: int) -> Law:
     """Check `backend` against the reference. A backend that refuses with a reason is not tried."""
-    name = f"lane {lane}: agrees with the einops reference, and blind queries give zeros"
-    if problem := lane_problems()[lane]:
+    name = f"backend {backend}: agrees with the einops reference, and blind queries give zeros"
+    if problem := backend_problems()[backend]:
         return Law(name, True, f"not tried: {problem}", tried=False)
     if change.get("module") is not None:
-        told = "not tried: a module is no operator; its model is held to the oracle above"
-        return Law(name, True, told, tried=False)
-    attention = Scene(0, 1, 2, 4, (2,), 1, 1).spec(change).layers[0].attention
-    if problem := refusal(lane, mask_of(attention), score_of(attention)):
+        message = "not tried: a module is no operator; its model is held to the oracle above"
+        return Law(name, True, message, tried=False)
+    attention = AttentionScenario(0, 1, 2, 4, (2,), 1, 1).spec(change).layers[0].attention
+    if problem := unsupported_reason(backend, build_mask(attention), build_score(attention)):
         return Law(name, True, f"not claimed: {problem}", tried=False)
-    return held(name, functools.partial(_agrees, lane, change), examples, scenes(90, alike=lane is Lane.INDUCTOR))
+    return check_law(name, functools.partial(_agrees, backend, change), examples, attention_scenarios(90, same_shape=backend is Backend.INDUCTOR))
 
 
 @dataclass(frozen=True)
@@ -45,37 +45,37 @@ class _EveryOther:
         return (query % 2 == 0) & (key >= 0)
 
 
-def _agrees(lane: Lane, change: Change, scene: Scene) -> None:
-    attention = scene.spec(change).layers[0].attention
+def _agrees(backend: Backend, change: Change, scenario: AttentionScenario) -> None:
+    attention = scenario.spec(change).layers[0].attention
     suite = suite_of("paged_attention")
-    decodes = len(scene.lengths) - 1
-    spans = [1 if i < decodes else 1 + (scene.seed + i) % length for i, length in enumerate(scene.lengths)]
+    decodes = len(scenario.lengths) - 1
+    spans = [1 if i < decodes else 1 + (scenario.seed + i) % length for i, length in enumerate(scenario.lengths)]
     arguments = {
-        "contexts": scene.lengths, "spans": spans, "groups": attention.groups, "share": attention.share,
-        "dim": attention.dim, "size": scene.page_size, "dtype": torch.float32,
+        "contexts": scenario.lengths, "spans": spans, "groups": attention.num_kv_heads, "share": attention.queries_per_kv,
+        "dim": attention.head_dim, "size": scenario.page_size, "dtype": torch.float32,
         "softcap": attention.softcap, "sinks": attention.sink_logits,
     }  # fmt: skip
-    score = score_of(attention)
-    for mask in (mask_of(attention), Both(mask_of(attention), _EveryOther())):
-        if refusal(lane, mask, score):
+    score = build_score(attention)
+    for mask in (build_mask(attention), AndMask(build_mask(attention), _EveryOther())):
+        if unsupported_reason(backend, mask, score):
             continue
-        generator = torch.Generator().manual_seed(scene.seed)
-        *inputs, _ = suite.inputs(generator, **arguments, mask=mask)
-        inputs = moved((*inputs, score), device_of(lane))
+        generator = torch.Generator().manual_seed(scenario.seed)
+        *inputs, _ = suite.input_maker(generator, **arguments, mask=mask)
+        inputs = to_device((*inputs, score), device_of(backend))
         try:
-            wrong = disagreement(suite, Case("drawn", arguments, Work(0, 0)), inputs, lane)
-        except LaneError as error:
+            wrong = disagreement(suite, Case("drawn", arguments, CaseCost(0, 0)), inputs, backend)
+        except BackendError as error:
             wrong = f"raised {error}"
         if wrong:
-            raise Broken(f"{wrong}, on {scene}, queries of {', '.join(map(str, spans))} tokens")
-        _blind_rows_are_zero(suite.call(*inputs, lane=lane), inputs, scene)
+            raise LawBroken(f"{wrong}, on {scenario}, queries of {', '.join(map(str, spans))} tokens")
+        _blind_rows_are_zero(suite.call(*inputs, backend=backend), inputs, scenario)
 
 
-def _blind_rows_are_zero(out: Tensor, inputs: tuple, scene: Scene) -> None:
+def _blind_rows_are_zero(out: Tensor, inputs: tuple, scenario: AttentionScenario) -> None:
     starts, lengths, mask = inputs[4].tolist(), inputs[5].tolist(), inputs[7]
     for seq, context in enumerate(lengths):
         rows = out[starts[seq] : starts[seq + 1]]
         at = torch.arange(context - len(rows), context, device=out.device)
         blind = ~mask(at[:, None], torch.arange(context, device=out.device)[None]).any(-1)
         if bool(rows.isnan().any()) or bool(rows[blind].any()):
-            raise Broken(f"a query that sees nothing gives no zeros, on {scene}")
+            raise LawBroken(f"a query that sees nothing gives no zeros, on {scenario}")

@@ -12,71 +12,71 @@ from typing import Any
 import torch
 
 from workbench.engine import naive
-from workbench.testing.attention_scenes import CONTEXT, VOCAB, Scene, must_agree, rows_of
-from workbench.testing.report import Broken
+from workbench.testing.attention_scenes import CONTEXT, VOCAB, AttentionScenario, require_equal_logits, sampled_logits
+from workbench.testing.report import LawBroken
 
 Change = Mapping[str, Any]
 ROUNDING = 1e-9
 
 
-def _causal(change: Change, scene: Scene) -> None:
+def _causal(change: Change, scenario: AttentionScenario) -> None:
     """Check that another ending leaves all rows before it unchanged."""
-    model, text = scene.model(change), list(max(scene.texts(), key=len))
-    kept = 1 + scene.seed % (len(text) - 1)
-    other = text[:kept] + [(token + 1 + scene.seed) % VOCAB for token in text[kept:]]
+    model, text = scenario.model(change), list(max(scenario.texts(), key=len))
+    kept = 1 + scenario.seed % (len(text) - 1)
+    other = text[:kept] + [(token + 1 + scenario.seed) % VOCAB for token in text[kept:]]
     first, second = (model.logits(ids)[:kept] for ids in (text, other))
     away = (first - second).abs().amax(-1)
     changed = (~(away <= ROUNDING * (1 + first.abs().max()))).nonzero()[:, 0].tolist()
     if changed:
-        raise Broken(f"tokens from {kept} on change the logits of position {changed[0]} before them, on {scene}")
+        raise LawBroken(f"tokens from {kept} on change the logits of position {changed[0]} before them, on {scenario}")
 
 
-def _batched(change: Change, scene: Scene) -> None:
-    model, texts = scene.model(change), scene.texts()
-    together = rows_of(model, {f"{i}": text for i, text in enumerate(texts)})
+def _batched(change: Change, scenario: AttentionScenario) -> None:
+    model, texts = scenario.model(change), scenario.texts()
+    together = sampled_logits(model, {f"{i}": text for i, text in enumerate(texts)})
     for i, text in enumerate(texts):
-        must_agree(rows_of(model, {f"{i}": text}), together, "beside other texts it gives other rows than alone", scene)
+        require_equal_logits(sampled_logits(model, {f"{i}": text}), together, "beside other texts it gives other rows than alone", scenario)
 
 
-def _paged(change: Change, scene: Scene) -> None:
-    model, texts = scene.model(change), {f"{i}": text for i, text in enumerate(scene.texts())}
-    pages = len(texts) * -(-CONTEXT // scene.page_size)
-    shuffle = random.Random(scene.seed)
-    orders = tuple(shuffle.sample(range(1, pages + 1), pages) for _ in model.spec.layer_groups)
-    scattered = rows_of(model, texts, page_size=scene.page_size, pages=pages, page_orders=orders)
-    told = f"in pages of {scene.page_size} tokens in random order it gives other rows than in one page"
-    must_agree(scattered, rows_of(model, texts), told, scene)
+def _paged(change: Change, scenario: AttentionScenario) -> None:
+    model, texts = scenario.model(change), {f"{i}": text for i, text in enumerate(scenario.texts())}
+    pages = len(texts) * -(-CONTEXT // scenario.page_size)
+    shuffle = random.Random(scenario.seed)
+    orders = tuple(shuffle.sample(range(1, pages + 1), pages) for _ in model.spec.kv_cache_groups)
+    scattered = sampled_logits(model, texts, page_size=scenario.page_size, pages=pages, page_orders=orders)
+    message = f"in pages of {scenario.page_size} tokens in random order it gives other rows than in one page"
+    require_equal_logits(scattered, sampled_logits(model, texts), message, scenario)
 
 
-def _chunked(change: Change, scene: Scene) -> None:
-    model, texts = scene.model(change), {f"{i}": text for i, text in enumerate(scene.texts())}
-    chunked = rows_of(model, texts, max_num_batched_tokens=scene.budget)
-    told = f"in steps of {scene.budget} tokens it gives other rows than at once"
-    must_agree(chunked, rows_of(model, texts), told, scene)
+def _chunked(change: Change, scenario: AttentionScenario) -> None:
+    model, texts = scenario.model(change), {f"{i}": text for i, text in enumerate(scenario.texts())}
+    chunked = sampled_logits(model, texts, max_num_batched_tokens=scenario.max_num_batched_tokens)
+    message = f"in steps of {scenario.max_num_batched_tokens} tokens it gives other rows than at once"
+    require_equal_logits(chunked, sampled_logits(model, texts), message, scenario)
 
 
-def _warm(change: Change, scene: Scene) -> None:
+def _warm(change: Change, scenario: AttentionScenario) -> None:
     """Check texts with a common beginning, one after another: later ones reuse pages of the first."""
-    model, longest = scene.model(change), max(scene.texts(), key=len)
+    model, longest = scenario.model(change), max(scenario.texts(), key=len)
     ends = [(), (0,), (1, 0)]
     texts = {f"{i}": longest[: len(longest) - i] + end for i, end in enumerate(ends) if len(longest) > i}
-    settings = {"page_size": scene.page_size, "max_num_seqs": 1, "max_num_batched_tokens": scene.budget}
-    warm = rows_of(model, texts, prefix="radix", **settings)
-    told = "on a prefix found in the cache it gives other rows than on one computed"
-    must_agree(warm, rows_of(model, texts, **settings), told, scene)
+    settings = {"page_size": scenario.page_size, "max_num_seqs": 1, "max_num_batched_tokens": scenario.max_num_batched_tokens}
+    warm = sampled_logits(model, texts, prefix="radix", **settings)
+    message = "on a prefix found in the cache it gives other rows than on one computed"
+    require_equal_logits(warm, sampled_logits(model, texts, **settings), message, scenario)
 
 
-def _plain(change: Change, scene: Scene) -> None:
-    model = scene.model(change)
-    texts = {f"{i}": text for i, text in enumerate(scene.texts())}
-    for tokens, row in rows_of(model, texts, page_size=scene.page_size).values():
+def _plain(change: Change, scenario: AttentionScenario) -> None:
+    model = scenario.model(change)
+    texts = {f"{i}": text for i, text in enumerate(scenario.texts())}
+    for tokens, row in sampled_logits(model, texts, page_size=scenario.page_size).values():
         right = naive.logits(model, torch.tensor(tokens))[-1]
         away = float((row - right).abs().max())
         if not away <= ROUNDING * (1 + float(right.abs().max())):
-            raise Broken(f"is {away:.2g} away from the oracle after {len(tokens)} tokens, on {scene}")
+            raise LawBroken(f"is {away:.2g} away from the oracle after {len(tokens)} tokens, on {scenario}")
 
 
-LAWS: dict[str, Callable[[Change, Scene], None]] = {
+LAWS: dict[str, Callable[[Change, AttentionScenario], None]] = {
     "causality: what comes later changes nothing before it": _causal,
     "batched = alone": _batched,
     "pages of any size in any order = one page": _paged,

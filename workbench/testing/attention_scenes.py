@@ -12,33 +12,33 @@ from torch import Tensor
 
 from workbench.engine.plan import StepPlan
 from workbench.engine.runner import Runner, generate
-from workbench.engine.scheduler import Limits
-from workbench.model.composition import AttentionPart
-from workbench.model.spec import Attention, LayerKind, ModelSpec
+from workbench.engine.scheduler import SchedulerLimits
+from workbench.model.composition import AttentionConfig
+from workbench.model.spec import AttentionSpec, LayerSpec, ModelSpec
 from workbench.model.transformer import Transformer
-from workbench.model.variants import vary_spec
+from workbench.model.variants import change_spec
 from workbench.model.weights import random_weights
 from workbench.request import Request, SamplingParameters
-from workbench.testing.report import Broken
+from workbench.testing.report import LawBroken
 
 VOCAB, CONTEXT = 31, 64
-Rows = dict[tuple[str, int], tuple[tuple[int, ...], Tensor]]  # (text, number of tokens) -> token ids, logits [vocab]
+SampledLogits = dict[tuple[str, int], tuple[tuple[int, ...], Tensor]]  # (text, number of tokens) -> token ids, logits [vocab]
 
 
 @dataclass(frozen=True)
-class Scene:
+class AttentionScenario:
     """Sizes of a model, lengths of texts, and the runner's token budget and page size."""
 
     seed: int
-    groups: int
-    share: int
-    dim: int
+    num_kv_heads: int
+    queries_per_kv: int
+    head_dim: int
     lengths: tuple[int, ...]
-    budget: int  # tokens a step
+    max_num_batched_tokens: int  # tokens a step
     page_size: int
 
     def __repr__(self) -> str:
-        heads = f"{self.groups * self.share} heads on {self.groups}, width {self.dim}"
+        heads = f"{self.num_kv_heads * self.queries_per_kv} heads on {self.num_kv_heads}, width {self.head_dim}"
         return f"texts of {', '.join(map(str, self.lengths))} tokens ({heads}, seed {self.seed})"
 
     def texts(self) -> list[tuple[int, ...]]:
@@ -46,10 +46,10 @@ class Scene:
         return [tuple(torch.randint(VOCAB, (length,), generator=generator).tolist()) for length in self.lengths]
 
     def spec(self, change: Mapping[str, Any]) -> ModelSpec:
-        attention = Attention(heads=self.groups * self.share, groups=self.groups, dim=self.dim)
-        kinds = (LayerKind(attention=attention, hidden=12),) * 2
-        plain = ModelSpec(name="tiny", vocab=VOCAB, width=8, layers=kinds, context=CONTEXT, tied=True)
-        return vary_spec(plain, AttentionPart.of(dict(change)))
+        attention = AttentionSpec(num_heads=self.num_kv_heads * self.queries_per_kv, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim)
+        kinds = (LayerSpec(attention=attention, intermediate_size=12),) * 2
+        plain = ModelSpec(name="tiny", vocab_size=VOCAB, hidden_size=8, layers=kinds, max_position_embeddings=CONTEXT, tie_word_embeddings=True)
+        return change_spec(plain, AttentionConfig.parse(dict(change)))
 
     def model(self, change: Mapping[str, Any]) -> Transformer:
         """Build the model in float64 with random weights."""
@@ -57,19 +57,19 @@ class Scene:
         return Transformer.from_state(spec, random_weights(spec, torch.float64, self.seed))
 
 
-def scenes(longest: int = 40, alike: bool = False) -> st.SearchStrategy[Scene]:
+def attention_scenarios(longest: int = 40, same_shape: bool = False) -> st.SearchStrategy[AttentionScenario]:
     """Draw scenarios of many sizes.
 
     With `same_shape` only the lengths of texts differ, so that one compilation serves all.
     """
-    lengths = st.lists(st.integers(2, longest), min_size=3 if alike else 2, max_size=3).map(tuple)
-    heads = (2, 2, 8) if alike else (st.integers(1, 2), st.integers(1, 3), st.sampled_from([4, 8]))
+    lengths = st.lists(st.integers(2, longest), min_size=3 if same_shape else 2, max_size=3).map(tuple)
+    heads = (2, 2, 8) if same_shape else (st.integers(1, 2), st.integers(1, 3), st.sampled_from([4, 8]))
     sizes = (st.just(size) if isinstance(size, int) else size for size in heads)
-    page_size = st.just(4) if alike else st.integers(1, 9)
-    return st.builds(Scene, st.integers(0, 10_000), *sizes, lengths, st.integers(1, 12), page_size)
+    page_size = st.just(4) if same_shape else st.integers(1, 9)
+    return st.builds(AttentionScenario, st.integers(0, 10_000), *sizes, lengths, st.integers(1, 12), page_size)
 
 
-def rows_of(model: Transformer, texts: Mapping[str, tuple[int, ...]], most: int = 4, **settings: Any) -> Rows:
+def sampled_logits(model: Transformer, texts: Mapping[str, tuple[int, ...]], max_tokens: int = 4, **settings: Any) -> SampledLogits:
     """Return the logits of every row that a runner samples while it continues `texts`.
 
     Args:
@@ -78,20 +78,20 @@ def rows_of(model: Transformer, texts: Mapping[str, tuple[int, ...]], most: int 
         max_tokens: output tokens of each text.
         settings: of the runner; pages start filled with NaN.
     """
-    limits = Limits(settings.pop("max_num_seqs", 4), settings.pop("max_num_batched_tokens", 512))
+    limits = SchedulerLimits(settings.pop("max_num_seqs", 4), settings.pop("max_num_batched_tokens", 512))
     runner = Runner(model, limits=limits, **{"page_size": 64, "pages": 4 * CONTEXT, **settings})
-    for table in range(len(runner.store.tables)):
-        for tensor in runner.store.paged(table):
+    for table in range(len(runner.store.groups)):
+        for tensor in runner.store.page_tensors(table):
             tensor[1:].view(torch.uint8).fill_(255)  # NaN in every type of float
-    watched = _Watched(runner)
-    greedy = SamplingParameters(temperature=0, max_tokens=most, ignore_eos=True)
+    watched = _RecordingExecutor(runner)
+    greedy = SamplingParameters(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     for name, event in generate(runner, [Request(name, ids, greedy) for name, ids in texts.items()]).items():
         if event.error:
-            raise Broken(f"raised {event.error}, on text {name} of {len(texts[name])} tokens")
+            raise LawBroken(f"raised {event.error}, on text {name} of {len(texts[name])} tokens")
     return watched.rows
 
 
-class _Watched:
+class _RecordingExecutor:
     """A wrapper of a runner's executor that records the logits it samples from."""
 
     def __init__(self, runner: Runner):
@@ -105,14 +105,14 @@ class _Watched:
 
     def forward(self, plan: StepPlan) -> Tensor:
         logits = self.inner.forward(plan)
-        sampled = [span for span in plan.spans if span.samples]
+        sampled = [span for span in plan.spans if span.needs_sample]
         for span, row in zip(sampled, logits, strict=True):
             tokens = tuple(span.sequence.token_ids[: span.end])
             self.rows[span.sequence.request_id, span.end] = tokens, row.clone()
         return logits
 
 
-def must_agree(rows: Rows, plain: Rows, otherwise: str, scene: object) -> None:
+def require_equal_logits(rows: SampledLogits, plain: SampledLogits, message: str, scenario: object) -> None:
     """Raise LawBroken unless logits after equal tokens agree, up to rounding in float64."""
     for place, (tokens, row) in rows.items():
         before, right = plain.get(place, (None, None))
@@ -120,4 +120,4 @@ def must_agree(rows: Rows, plain: Rows, otherwise: str, scene: object) -> None:
             away = float((row - right).abs().max())
             if not away <= 1e-9 * (1 + float(right.abs().max())):
                 where = "after {1} tokens of text {0}".format(*place)
-                raise Broken(f"{otherwise}: logits differ by {away:.2g} {where}, on {scene}")
+                raise LawBroken(f"{message}: logits differ by {away:.2g} {where}, on {scenario}")

@@ -6,14 +6,14 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from workbench.cache.evict import Evict, evict_from
+from workbench.cache.evict import EvictionPolicy, parse_eviction
 from workbench.errors import WorkbenchError
 from workbench.testing import evict_laws
-from workbench.testing.holding import held
-from workbench.testing.report import Law, Report
+from workbench.testing.holding import check_law
+from workbench.testing.report import Law, ConformityReport
 
 
-def check_evict(policy: Mapping[str, Any] | Evict, examples: int = 6) -> Report:
+def check_evict(policy: Mapping[str, Any] | EvictionPolicy, examples: int = 6) -> ConformityReport:
     """Try `policy` in small models, and report law by law whether it holds.
 
     Args:
@@ -27,21 +27,21 @@ def check_evict(policy: Mapping[str, Any] | Evict, examples: int = 6) -> Report:
     Raises:
         WorkbenchError: `policy` is none.
     """
-    given = evict_from(policy)
+    given = parse_eviction(policy)
     if given is None:
         raise WorkbenchError("check_evict: None evicts nothing; give settings or a policy")
     law = "keeps as many as the budget says, in order, the newest among them, and the same when asked again"
-    laws = [held(law, functools.partial(evict_laws.chooses, given), 20 * examples, evict_laws.choosing())]
-    drawn = evict_laws.evict_scenes()
-    for law, check in evict_laws.LAWS.items() if laws[0].ok else ():
+    laws = [check_law(law, functools.partial(evict_laws.check_choice, given), 20 * examples, evict_laws.mass_and_budget())]
+    drawn = evict_laws.eviction_scenarios()
+    for law, check in evict_laws.EVICTION_LAWS.items() if laws[0].ok else ():
         if law in given.gives_up:
             laws.append(Law(law, True, "given up", tried=False))
         else:
-            laws.append(held(law, functools.partial(check, given), examples, drawn))
-    for law in sorted(given.gives_up - evict_laws.LAWS.keys()):
-        refused = evict_laws.INSTEAD.get(law)
+            laws.append(check_law(law, functools.partial(check, given), examples, drawn))
+    for law in sorted(given.gives_up - evict_laws.EVICTION_LAWS.keys()):
+        refused = evict_laws.REFUSALS.get(law)
         if refused is None:
             laws.append(Law(law, True, "given up", tried=False))
         else:
-            laws.append(held(f"{law}: given up, and refused", functools.partial(refused, given), 1, drawn))
-    return Report(f"eviction {given!r}", tuple(laws))
+            laws.append(check_law(f"{law}: given up, and refused", functools.partial(refused, given), 1, drawn))
+    return ConformityReport(f"eviction {given!r}", tuple(laws))

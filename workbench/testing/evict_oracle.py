@@ -11,13 +11,13 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from workbench.cache.budget import Budget
-from workbench.cache.evict import Evict
-from workbench.model.layers import Attention, Block
+from workbench.cache.budget import EvictionBudget
+from workbench.cache.evict import EvictionPolicy
+from workbench.model.layers import Attention, TransformerBlock
 from workbench.model.transformer import Transformer
 
 
-class _Kept:
+class _HeadCache:
     """Keys and values [head_dim] of each token kept by one key/value head, and the attention that each has received."""
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class _Kept:
         self.values: list[Tensor] = []
         self.mass: list[Tensor] = []
 
-    def read(self, q: Tensor, k: Tensor, v: Tensor, scale: float, counts: bool) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, counts: bool) -> Tensor:
         """Attend with query heads [queries_per_kv, head_dim], adding k and v [head_dim] of their own token first.
 
         Returns [queries_per_kv, head_dim].
@@ -38,36 +38,36 @@ class _Kept:
             self.mass = [mass + weight.sum() for mass, weight in zip(self.mass, weights.T, strict=True)]
         return weights @ torch.stack(self.values)
 
-    def choose(self, policy: Evict, count: int) -> None:
-        stays = policy.keep(torch.stack(self.mass), count).tolist()
+    def evict(self, policy: EvictionPolicy, count: int) -> None:
+        stays = policy.select(torch.stack(self.mass), count).tolist()
         self.keys, self.values = [self.keys[i] for i in stays], [self.values[i] for i in stays]
         self.mass = [self.mass[i] for i in stays]
 
 
 @torch.inference_mode()
-def evicted_rows(model: Transformer, policy: Evict, budget: Budget, ids: tuple[int, ...], prompt: int) -> Tensor:
+def evicted_logits(model: Transformer, policy: EvictionPolicy, budget: EvictionBudget, ids: tuple[int, ...], prompt: int) -> Tensor:
     """Return the logits [token, vocab] of every position of `ids`, the first `prompt` of which are the prompt."""
-    kept = [[_Kept() for _ in range(shape.groups)] for shape in model.cache_shapes()]
-    most, rows = budget.most(prompt), []
+    kept = [[_HeadCache() for _ in range(shape.num_kv_heads)] for shape in model.cache_shapes()]
+    most, rows = budget.max_tokens(prompt), []
     for position, token in enumerate(ids):
         held = len(kept[0][0].keys)
         if held >= most if budget.in_decode else position == prompt > most:
             for head in itertools.chain(*kept):
-                head.choose(policy, budget.after(prompt))
+                head.evict(policy, budget.tokens_after_eviction(prompt))
         observes = policy.observes
         counts = observes is None or prompt - observes <= position < prompt
         rows.append(_row(model, kept, token, position, counts))
     return torch.cat(rows)
 
 
-def _row(model: Transformer, kept: list[list[_Kept]], token: int, position: int, counts: bool) -> Tensor:
+def _row(model: Transformer, kept: list[list[_HeadCache]], token: int, position: int, counts: bool) -> Tensor:
     x = model.embed(torch.tensor([token]))
-    for block, turn, heads in zip(model.blocks, model.turns, kept, strict=True):
-        block = cast(Block, block)
+    for block, turn, heads in zip(model.blocks, model.rotary_of_block, kept, strict=True):
+        block = cast(TransformerBlock, block)
         cos, sin = (None, None) if turn is None else model.rotary[turn](torch.tensor([position]))
-        q, k, v = block.before(x, cos, sin)
+        q, k, v = block.before_attention(x, cos, sin)
         scale, shares = cast(Attention, block.attention).scale, q[0].chunk(len(heads))
         each = zip(heads, shares, k[0], v[0], strict=True)
-        found = [head.read(query, key, value, scale, counts) for head, query, key, value in each]
-        x = block.after(x, torch.cat(found)[None])
-    return model.logits_of(x)
+        found = [head.attend(query, key, value, scale, counts) for head, query, key, value in each]
+        x = block.after_attention(x, torch.cat(found)[None])
+    return model.compute_logits(x)

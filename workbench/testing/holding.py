@@ -8,13 +8,13 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, Verbosity, given, settings
 from hypothesis.strategies import SearchStrategy, tuples
 
-from workbench.testing.report import Broken, Law
+from workbench.testing.report import LawBroken, Law
 
-SIMPLER = 30
-HEALTH = (HealthCheck.nested_given, HealthCheck.too_slow, HealthCheck.differing_executors)
+SHRINK_TRIES = 30
+SUPPRESSED_CHECKS = (HealthCheck.nested_given, HealthCheck.too_slow, HealthCheck.differing_executors)
 
 
-def held(law: str, check: Callable[..., None], examples: int, *drawn: SearchStrategy[Any]) -> Law:
+def check_law(law: str, check: Callable[..., None], examples: int, *drawn: SearchStrategy[Any]) -> Law:
     """Return the result of `law`: `check` is called with drawn values, and raises where the law is broken.
 
     A failing example is simplified in up to `SHRINK_TRIES` further tries.
@@ -30,7 +30,7 @@ def held(law: str, check: Callable[..., None], examples: int, *drawn: SearchStra
         derandomize=True,
         verbosity=Verbosity.quiet,
         report_multiple_bugs=False,
-        suppress_health_check=HEALTH,
+        suppress_health_check=SUPPRESSED_CHECKS,
         phases=(Phase.generate, Phase.shrink),
     )
     @given(tuples(*drawn))
@@ -38,7 +38,7 @@ def held(law: str, check: Callable[..., None], examples: int, *drawn: SearchStra
         nonlocal later
         tried.append(None)
         later += bool(faults)
-        if later > SIMPLER:  # enough: a known failure stays the example
+        if later > SHRINK_TRIES:  # enough: a known failure stays the example
             if repr(values) in faults:
                 raise faults[repr(values)]
             return
@@ -50,7 +50,7 @@ def held(law: str, check: Callable[..., None], examples: int, *drawn: SearchStra
 
     try:
         hold()
-    except Broken as broken:
+    except LawBroken as broken:
         return Law(law, False, str(broken))
     except Exception as error:  # errors of the part, and hypothesis's own where results are not deterministic
         return Law(law, False, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")

@@ -6,17 +6,17 @@ import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from compiled_kernels import Lane
-from workbench.cache.format import CacheFormat, cache_format
+from compiled_kernels import Backend
+from workbench.cache.format import CacheFormat, parse_cache_format
 from workbench.testing import kv_laws
-from workbench.testing.holding import held
-from workbench.testing.kv_scenes import folded, scenes
-from workbench.testing.report import Report
+from workbench.testing.holding import check_law
+from workbench.testing.kv_scenes import shrink_to_test_layers, kv_scenarios
+from workbench.testing.report import ConformityReport
 
 
 def check_kv_format(
-    format: str | Mapping[str, Any] | CacheFormat, examples: int = 6, lanes: Iterable[str] = tuple(Lane)
-) -> Report:
+    format: str | Mapping[str, Any] | CacheFormat, examples: int = 6, backends: Iterable[str] = tuple(Backend)
+) -> ConformityReport:
     """Try `format` in small models, and report law by law whether it holds.
 
     Args:
@@ -28,9 +28,9 @@ def check_kv_format(
     Raises:
         WorkbenchError: an impossible format.
     """
-    given = cache_format(format)
-    tried = folded(given)
-    drawn = scenes(tried)
-    laws = [held(law, functools.partial(check, tried), examples, drawn) for law, check in kv_laws.LAWS.items()]
-    laws += [kv_laws.lane_law(Lane(lane), tried, examples) for lane in lanes]
-    return Report(f"cache format {given.model_dump(exclude_defaults=True)}", tuple(laws))
+    given = parse_cache_format(format)
+    tried = shrink_to_test_layers(given)
+    drawn = kv_scenarios(tried)
+    laws = [check_law(law, functools.partial(check, tried), examples, drawn) for law, check in kv_laws.LAWS.items()]
+    laws += [kv_laws.backend_law(Backend(backend), tried, examples) for backend in backends]
+    return ConformityReport(f"cache format {given.model_dump(exclude_defaults=True)}", tuple(laws))

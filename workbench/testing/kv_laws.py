@@ -11,91 +11,91 @@ from collections.abc import Callable
 
 import torch
 
-from compiled_kernels import Lane, LaneError, lane_problems
-from compiled_kernels.cases import Case, Work, disagreement, suite_of
-from compiled_kernels.check import device_of, moved
+from compiled_kernels import Backend, BackendError, backend_problems
+from compiled_kernels.cases import Case, CaseCost, disagreement, suite_of
+from compiled_kernels.check import device_of, to_device
 from compiled_kernels.quantized_attention import dequantize, quantize
 from workbench.cache.format import CacheFormat
-from workbench.cache.shapes import CacheShape, shapes_of
+from workbench.cache.shapes import KVCacheSpec, build_cache_specs
 from workbench.cache.store import KVStore
-from workbench.cache.tables import tables_of
-from workbench.engine.packed_lanes import problem_of
-from workbench.testing.attention_scenes import must_agree
-from workbench.testing.holding import held
-from workbench.testing.kv_scenes import DIM, KVScene, group_of, layers_of, rows_of, scenes
-from workbench.testing.report import Broken, Law
+from workbench.cache.tables import build_cache_groups
+from workbench.engine.packed_lanes import unsupported_cache_reason
+from workbench.testing.attention_scenes import require_equal_logits
+from workbench.testing.holding import check_law
+from workbench.testing.kv_scenes import HEAD_DIM, KVScenario, quant_group_tokens, num_test_layers, sampled_kv_logits, kv_scenarios
+from workbench.testing.report import LawBroken, Law
 
 
-def _half_a_step(format: CacheFormat, scene: KVScene) -> None:
-    generator = torch.Generator().manual_seed(scene.seed)
-    for layer in range(scene.layers):
-        for kind in format.of(layer).kinds:
-            numbers = torch.randn(DIM, format.of(layer).group, generator=generator) * 10.0 ** (scene.seed % 7 - 4)
+def _half_a_step(format: CacheFormat, scenario: KVScenario) -> None:
+    generator = torch.Generator().manual_seed(scenario.seed)
+    for layer in range(scenario.layers):
+        for kind in format.for_layer(layer).key_value_formats:
+            numbers = torch.randn(HEAD_DIM, format.for_layer(layer).group, generator=generator) * 10.0 ** (scenario.seed % 7 - 4)
             packed = quantize(numbers, kind, numbers.shape[1])
             away = (dequantize(packed, torch.float64) - numbers.double()).abs()
             if packed.scales is None:
-                allowed = torch.zeros(DIM, 1)
+                allowed = torch.zeros(HEAD_DIM, 1)
             elif packed.minima is None:  # e4m3: three bits after the leading one
                 allowed = torch.maximum(numbers.abs() / 16, packed.scales.float().T * 2**-10)
             else:
                 allowed = packed.scales.float().T / 2
             if not bool((away <= allowed.double() * (1 + 1e-4)).all()):
                 far = f"{float(away.max()):.3g}"
-                raise Broken(f"layer {layer}: a number is {far} away from its {kind} code, on {scene}")
+                raise LawBroken(f"layer {layer}: a number is {far} away from its {kind} code, on {scenario}")
 
 
-def _counted(format: CacheFormat, scene: KVScene) -> None:
-    store = _store(format, scene)
-    if store.bytes != store.formula_bytes:
-        raise Broken(f"its tensors hold {store.bytes} bytes, the formula says {store.formula_bytes}, on {scene}")
+def _counted(format: CacheFormat, scenario: KVScenario) -> None:
+    store = _store(format, scenario)
+    if store.bytes != store.expected_bytes:
+        raise LawBroken(f"its tensors hold {store.bytes} bytes, the formula says {store.expected_bytes}, on {scenario}")
 
 
-def _scrubbed(format: CacheFormat, scene: KVScene) -> None:
-    store = _store(format, scene)
-    for table in range(len(store.tables)):
-        for tensor in store.paged(table):
+def _scrubbed(format: CacheFormat, scenario: KVScenario) -> None:
+    store = _store(format, scenario)
+    for table in range(len(store.groups)):
+        for tensor in store.page_tensors(table):
             tensor.view(torch.uint8).fill_(255)
-        store.scrub(table, [1])
-        if any(tensor[1].view(torch.uint8).any() for tensor in store.paged(table)):
-            raise Broken(f"table {table}: something is left in a scrubbed page, on {scene}")
+        store.zero_pages(table, [1])
+        if any(tensor[1].view(torch.uint8).any() for tensor in store.page_tensors(table)):
+            raise LawBroken(f"table {table}: something is left in a scrubbed page, on {scenario}")
 
 
-def _batched(format: CacheFormat, scene: KVScene) -> None:
-    together = rows_of(scene, format)
-    for name, ids in scene.texts().items():
-        alone = rows_of(scene, format, {name: ids})
-        must_agree(alone, together, "beside other texts it gives other rows than alone", scene)
+def _batched(format: CacheFormat, scenario: KVScenario) -> None:
+    together = sampled_kv_logits(scenario, format)
+    for name, ids in scenario.texts().items():
+        alone = sampled_kv_logits(scenario, format, {name: ids})
+        require_equal_logits(alone, together, "beside other texts it gives other rows than alone", scenario)
 
 
-def _chunked(format: CacheFormat, scene: KVScene) -> None:
-    whole = rows_of(scene, format)
-    for budget in (scene.budget, 1):
-        chunked = rows_of(scene, format, max_num_batched_tokens=budget, max_num_seqs=1)
-        must_agree(chunked, whole, f"in steps of {budget} tokens it gives other rows than at once", scene)
+def _chunked(format: CacheFormat, scenario: KVScenario) -> None:
+    whole = sampled_kv_logits(scenario, format)
+    for budget in (scenario.max_num_batched_tokens, 1):
+        chunked = sampled_kv_logits(scenario, format, max_num_batched_tokens=budget, max_num_seqs=1)
+        require_equal_logits(chunked, whole, f"in steps of {budget} tokens it gives other rows than at once", scenario)
 
 
-def _paged(format: CacheFormat, scene: KVScene) -> None:
-    shuffle, pages = random.Random(scene.seed), 40
-    tables = len(tables_of(shape.tables for shape in scene.model().cache_shapes(format)))
+def _paged(format: CacheFormat, scenario: KVScenario) -> None:
+    shuffle, pages = random.Random(scenario.seed), 40
+    tables = len(build_cache_groups(shape.cache_groups for shape in scenario.model().cache_shapes(format)))
     orders = tuple(shuffle.sample(range(1, pages + 1), pages) for _ in range(tables))
-    size = group_of(format)
-    scattered = rows_of(scene, format, page_size=size, pages=pages, page_orders=orders)
-    wide = rows_of(scene, format, page_size=4 * size)
-    told = f"in pages of {size} tokens in random order it gives other rows than in wide ones"
-    must_agree(scattered, wide, told, scene)
+    size = quant_group_tokens(format)
+    scattered = sampled_kv_logits(scenario, format, page_size=size, pages=pages, page_orders=orders)
+    wide = sampled_kv_logits(scenario, format, page_size=4 * size)
+    message = f"in pages of {size} tokens in random order it gives other rows than in wide ones"
+    require_equal_logits(scattered, wide, message, scenario)
 
 
-def _warm(format: CacheFormat, scene: KVScene) -> None:
+def _warm(format: CacheFormat, scenario: KVScenario) -> None:
     """Check texts with a common beginning, one after another: later ones reuse pages of the first."""
-    longest = max(scene.texts().values(), key=len)
+    longest = max(scenario.texts().values(), key=len)
     texts = {f"{i}": longest[: len(longest) - i] for i in range(3) if len(longest) - i > 1}
-    size = group_of(format)
-    warm = rows_of(scene, format, texts, prefix="radix", max_num_seqs=1, page_size=size)
-    cold = rows_of(scene, format, texts, max_num_seqs=1, page_size=size)
-    must_agree(warm, cold, "on a prefix found in the cache it gives other rows than on one computed", scene)
+    size = quant_group_tokens(format)
+    warm = sampled_kv_logits(scenario, format, texts, prefix="radix", max_num_seqs=1, page_size=size)
+    cold = sampled_kv_logits(scenario, format, texts, max_num_seqs=1, page_size=size)
+    require_equal_logits(warm, cold, "on a prefix found in the cache it gives other rows than on one computed", scenario)
 
 
-LAWS: dict[str, Callable[[CacheFormat, KVScene], None]] = {
+LAWS: dict[str, Callable[[CacheFormat, KVScenario], None]] = {
     "every number within half a step of its code": _half_a_step,
     "bytes counted from the tensors = the formula": _counted,
     "a scrubbed page holds nothing": _scrubbed,
@@ -106,46 +106,46 @@ LAWS: dict[str, Callable[[CacheFormat, KVScene], None]] = {
 }
 
 
-def lane_law(lane: Lane, format: CacheFormat, examples: int) -> Law:
+def backend_law(backend: Backend, format: CacheFormat, examples: int) -> Law:
     """Check `backend` against the reference. A backend that refuses with a reason is not tried."""
-    name = f"lane {lane}: agrees with the einops reference in float64"
-    if problem := lane_problems()[lane]:
+    name = f"backend {backend}: agrees with the einops reference in float64"
+    if problem := backend_problems()[backend]:
         return Law(name, True, f"not tried: {problem}", tried=False)
-    shapes = shapes_of([(2, DIM, None, 0, None)] * layers_of(format), format)
-    packed = tuple({shape.format: shape for shape in shapes if shape.format.packed}.values())
+    shapes = build_cache_specs([(2, HEAD_DIM, None, 0, None)] * num_test_layers(format), format)
+    packed = tuple({shape.format: shape for shape in shapes if shape.format.quantized}.values())
     if not packed:
-        told = "not tried: a dense layer is paged_attention's, which has cases of its own"
-        return Law(name, True, told, tried=False)
-    if problem := problem_of(lane, shapes, torch.float32, torch.float32):
+        message = "not tried: a dense layer is paged_attention's, which has cases of its own"
+        return Law(name, True, message, tried=False)
+    if problem := unsupported_cache_reason(backend, shapes, torch.float32, torch.float32):
         return Law(name, True, f"not claimed: {problem}", tried=False)
-    return held(name, functools.partial(_agree, lane, packed), examples, scenes(format))
+    return check_law(name, functools.partial(_agree, backend, packed), examples, kv_scenarios(format))
 
 
-def _agree(lane: Lane, shapes: tuple[CacheShape, ...], scene: KVScene) -> None:
+def _agree(backend: Backend, shapes: tuple[KVCacheSpec, ...], scenario: KVScenario) -> None:
     for shape in shapes:
-        _agrees(lane, shape, scene)
+        _agrees(backend, shape, scenario)
 
 
-def _agrees(lane: Lane, shape: CacheShape, scene: KVScene) -> None:
-    suite, format, rule = suite_of("quantized_attention"), shape.format, shape.rule
+def _agrees(backend: Backend, shape: KVCacheSpec, scenario: KVScenario) -> None:
+    suite, format, rule = suite_of("quantized_attention"), shape.format, shape.quantization_rule
     # A kernel compiled for decodes does not depend on span lengths, and compiling takes long.
-    spans = [1 if lane is Lane.INDUCTOR else 1 + (scene.seed + i) % length for i, length in enumerate(scene.lengths)]
+    spans = [1 if backend is Backend.INDUCTOR else 1 + (scenario.seed + i) % length for i, length in enumerate(scenario.lengths)]
     arguments = {
-        "contexts": scene.lengths, "spans": sorted(spans), "groups": scene.groups, "share": 2, "dim": DIM,
-        "size": scene.parts * format.group, "dtype": torch.float32, "formats": format.kinds, "run": format.group,
-        "columns": format.columns, "lag": rule.lag, "first": rule.first,
+        "contexts": scenario.lengths, "spans": sorted(spans), "groups": scenario.num_kv_heads, "share": 2, "dim": HEAD_DIM,
+        "size": scenario.quant_groups_per_page * format.group, "dtype": torch.float32, "formats": format.key_value_formats, "run": format.group,
+        "columns": format.columns, "lag": rule.residual_length, "first": rule.num_sink_tokens,
     }  # fmt: skip
-    arguments["contexts"] = tuple(max(pair) for pair in zip(scene.lengths, arguments["spans"], strict=True))
-    inputs = moved(suite.inputs(torch.Generator().manual_seed(scene.seed), **arguments), device_of(lane))
+    arguments["contexts"] = tuple(max(pair) for pair in zip(scenario.lengths, arguments["spans"], strict=True))
+    inputs = to_device(suite.input_maker(torch.Generator().manual_seed(scenario.seed), **arguments), device_of(backend))
     try:
-        wrong = disagreement(suite, Case("drawn", arguments, Work(0, 0)), inputs, lane)
-    except LaneError as error:
+        wrong = disagreement(suite, Case("drawn", arguments, CaseCost(0, 0)), inputs, backend)
+    except BackendError as error:
         wrong = f"raised {error}"
     if wrong:
-        raise Broken(f"{wrong}, on {scene}, queries of {', '.join(map(str, arguments['spans']))} tokens")
+        raise LawBroken(f"{wrong}, on {scenario}, queries of {', '.join(map(str, arguments['spans']))} tokens")
 
 
-def _store(format: CacheFormat, scene: KVScene) -> KVStore:
-    shapes = scene.model().cache_shapes(format)
-    tables = len(tables_of(shape.tables for shape in shapes))
-    return KVStore(shapes, tuple(range(1, tables + 1)), scene.page_size(format), torch.float32)
+def _store(format: CacheFormat, scenario: KVScenario) -> KVStore:
+    shapes = scenario.model().cache_shapes(format)
+    tables = len(build_cache_groups(shape.cache_groups for shape in shapes))
+    return KVStore(shapes, tuple(range(1, tables + 1)), scenario.page_size(format), torch.float32)

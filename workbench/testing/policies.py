@@ -7,21 +7,21 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from workbench.engine.lawful import name_of
-from workbench.engine.schedule import policy_from
-from workbench.testing.holding import held
-from workbench.testing.policy_laws import LAWS, RIVALS, STARVING, nobody_starves
-from workbench.testing.policy_scenes import PolicyScene, scenes
-from workbench.testing.report import Report
+from workbench.engine.lawful import policy_name
+from workbench.engine.schedule import parse_policy
+from workbench.testing.holding import check_law
+from workbench.testing.policy_laws import LAWS, COMPETING_REQUESTS, STARVATION_LAW, check_no_starvation
+from workbench.testing.policy_scenes import PolicyScenario, policy_scenarios
+from workbench.testing.report import ConformityReport
 
 # One slot or several, few tokens a step or many, pages for all requests or hardly one.
-_STARVING = st.builds(
-    PolicyScene, st.just(()), st.sampled_from(["full", "full and window"]), st.sampled_from([10, 40]),
+_STARVATION_SCENARIOS = st.builds(
+    PolicyScenario, st.just(()), st.sampled_from(["full", "full and window"]), st.sampled_from([10, 40]),
     st.sampled_from([1, 2, 4]), st.sampled_from([4, 24]),
 )  # fmt: skip
 
 
-def check_policy(policy: Any, examples: int = 40, kind: Any = "continuous") -> Report:
+def check_policy(policy: Any, examples: int = 40, kind: Any = "continuous") -> ConformityReport:
     """Try `policy` on small schedules, and report law by law whether it holds.
 
     Args:
@@ -33,9 +33,9 @@ def check_policy(policy: Any, examples: int = 40, kind: Any = "continuous") -> R
     Raises:
         WorkbenchError: the policy cannot be found or built.
     """
-    made = policy_from(policy, kind)
-    laws = [held(law, functools.partial(check, made), examples, scenes()) for law, check in LAWS.items()]
-    for rivals in RIVALS:
-        check = functools.partial(nobody_starves, made, rivals)
-        laws.append(held(STARVING.format(rivals), check, max(2, examples // 10), _STARVING))
-    return Report(f"policy {name_of(made)}", tuple(laws))
+    made = parse_policy(policy, kind)
+    laws = [check_law(law, functools.partial(check, made), examples, policy_scenarios()) for law, check in LAWS.items()]
+    for rivals in COMPETING_REQUESTS:
+        check = functools.partial(check_no_starvation, made, rivals)
+        laws.append(check_law(STARVATION_LAW.format(rivals), check, max(2, examples // 10), _STARVATION_SCENARIOS))
+    return ConformityReport(f"policy {policy_name(made)}", tuple(laws))

@@ -5,146 +5,146 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from workbench.engine.lawful import lawful
-from workbench.engine.policy import Counts, Entry, Policy, State, Wishes
+from workbench.engine.lawful import validate_decision
+from workbench.engine.policy import PagesByGroup, RequestView, SchedulingPolicy, SchedulerState, SchedulerDecision
 from workbench.request import Request, Sequence
-from workbench.testing.policy_scenes import Coming, Played, PolicyScene, steps
-from workbench.testing.report import Broken
+from workbench.testing.policy_scenes import ArrivingRequest, ScheduleHarness, PolicyScenario, play_scenario
+from workbench.testing.report import LawBroken
 
-PATIENCE = 200  # steps that a request may wait, where the policy has no limit
-AHEAD = 250  # further steps for requests ahead: all work under way in a starvation scenario
+STARVATION_LIMIT = 200  # steps that a request may wait, where the policy has no limit
+STEPS_AHEAD = 250  # further steps for requests ahead: all work under way in a starvation scenario
 
 
-def _pure(policy: Policy, scene: PolicyScene) -> None:
-    for played, plan in steps(scene, policy):
-        if played.asked is None:
+def _pure(policy: SchedulingPolicy, scenario: PolicyScenario) -> None:
+    for played, plan in play_scenario(scenario, policy):
+        if played.last_decision is None:
             continue
-        state, wishes = played.asked
+        state, wishes = played.last_decision
         again = policy(replace(state))
-        again = tuple(again.tokens), tuple(again.set_back)
-        if again != (wishes.tokens, wishes.set_back):
-            raise Broken(f"step {plan.step}: asked twice about one state it wishes {wishes.tokens}, then {again[0]}")
+        again = tuple(again.num_scheduled_tokens), tuple(again.preempted)
+        if again != (wishes.num_scheduled_tokens, wishes.preempted):
+            raise LawBroken(f"step {plan.step}: asked twice about one state it wishes {wishes.num_scheduled_tokens}, then {again[0]}")
 
 
-def _within(policy: Policy, scene: PolicyScene) -> None:
-    for played, plan in steps(scene, policy):
-        if played.asked is None:
+def _within(policy: SchedulingPolicy, scenario: PolicyScenario) -> None:
+    for played, plan in play_scenario(scenario, policy):
+        if played.last_decision is None:
             continue
-        state, wishes = played.asked
-        here = {e.id: Sequence.of(Request(e.id, ()), e.order) for e in (*state.running, *state.waiting)}
-        found = lawful(wishes, state, here, "it")
-        wrong = [words.removeprefix("policy it: ") for _, words in found.faults]
-        wrong += [stray.reason.removeprefix("policy it: ") for stray in found.strays]
+        state, wishes = played.last_decision
+        here = {e.request_id: Sequence.from_request(Request(e.request_id, ()), e.arrival_index) for e in (*state.running, *state.waiting)}
+        found = validate_decision(wishes, state, here, "it")
+        wrong = [words.removeprefix("policy it: ") for _, words in found.errors]
+        wrong += [stray.reason.removeprefix("policy it: ") for stray in found.ignored]
         if wrong:
-            raise Broken(f"step {plan.step}: it {wrong[0]}, on {scene}")
+            raise LawBroken(f"step {plan.step}: it {wrong[0]}, on {scenario}")
 
 
-def _pages(policy: Policy, scene: PolicyScene) -> None:
+def _pages(policy: SchedulingPolicy, scenario: PolicyScenario) -> None:
     """Check that no request starts without free pages, and that every page is free in the end."""
     scheduler = None
-    for played, plan in steps(scene, policy):
+    for played, plan in play_scenario(scenario, policy):
         scheduler = played.scheduler
         for pool in scheduler.pools:
-            if pool.free + pool.used + len(pool.idle) != pool.pages:
-                raise Broken(f"step {plan.step}: {pool.free} free + {pool.used} used pages are not {pool.pages}")
-        if played.asked is None:
+            if pool.num_free + pool.num_used + len(pool.evictable) != pool.num_pages:
+                raise LawBroken(f"step {plan.step}: {pool.num_free} free + {pool.num_used} used pages are not {pool.num_pages}")
+        if played.last_decision is None:
             continue
-        state, wishes = played.asked
-        begins, room = _begins(state, wishes), _room(state, wishes)
-        needed = tuple(sum(column) for column in zip(*(state.needs[entry.id] for entry in begins), strict=True))
+        state, wishes = played.last_decision
+        begins, room = _admitted(state, wishes), _available_pages(state, wishes)
+        needed = tuple(sum(column) for column in zip(*(state.pages_needed[entry.request_id] for entry in begins), strict=True))
         if any(count > max(0, free) for count, free in zip(needed, room, strict=False)):
-            names = ", ".join(entry.id for entry in begins)
-            raise Broken(f"step {plan.step}: lets {names} begin, who need {needed} pages of {room}, on {scene}")
-    if scheduler is not None and scheduler.pages_used:
-        raise Broken(f"{scheduler.pages_used} pages are still held when everything has ended, on {scene}")
+            names = ", ".join(entry.request_id for entry in begins)
+            raise LawBroken(f"step {plan.step}: lets {names} begin, who need {needed} pages of {room}, on {scenario}")
+    if scheduler is not None and scheduler.pages_in_use:
+        raise LawBroken(f"{scheduler.pages_in_use} pages are still held when everything has ended, on {scenario}")
 
 
-def _fitting(policy: Policy, scene: PolicyScene) -> None:
+def _progress(policy: SchedulingPolicy, scenario: PolicyScenario) -> None:
     """Check that no request starts where none fits, and that some request advances where one can."""
-    for played, plan in steps(scene, policy):
-        if played.asked is None:
+    for played, plan in play_scenario(scenario, policy):
+        if played.last_decision is None:
             continue
-        state, wishes = played.asked
-        room, begins = _room(state, wishes), _begins(state, wishes)
-        fitting = [e for e in state.waiting if all(n <= f for n, f in zip(state.needs[e.id], room, strict=True))]
+        state, wishes = played.last_decision
+        room, begins = _available_pages(state, wishes), _admitted(state, wishes)
+        fitting = [e for e in state.waiting if all(n <= f for n, f in zip(state.pages_needed[e.request_id], room, strict=True))]
         if not fitting and begins:
-            name, needs = begins[0].id, state.needs[begins[0].id]
-            raise Broken(f"step {plan.step}: lets {name} begin, who needs {needs} pages of {room}, on {scene}")
-        if not begins and not any(tokens for _, tokens in wishes.tokens):
-            raise Broken(f"step {plan.step}: plans nothing for {len(state.running)} that run, on {scene}")
+            name, needs = begins[0].request_id, state.pages_needed[begins[0].request_id]
+            raise LawBroken(f"step {plan.step}: lets {name} begin, who needs {needs} pages of {room}, on {scenario}")
+        if not begins and not any(tokens for _, tokens in wishes.num_scheduled_tokens):
+            raise LawBroken(f"step {plan.step}: plans nothing for {len(state.running)} that run, on {scenario}")
 
 
-def _no_loop(policy: Policy, scene: PolicyScene) -> None:
+def _no_loop(policy: SchedulingPolicy, scenario: PolicyScenario) -> None:
     """Check that between two preemptions of one sequence some request advances further than ever before."""
     most: dict[str, int] = {}  # most tokens computed of each request
     before: dict[str, tuple[int, int]] = {}  # at its last preemption: the step, and the sum of `most`
-    for _, plan in steps(scene, policy):
+    for _, plan in play_scenario(scenario, policy):
         for decision in plan.decisions:
-            if decision.action == "set_back":
+            if decision.action == "preempted":
                 name, now = decision.request_id, sum(most.values())
                 if name in before and before[name][1] == now:
                     between = f"after step {before[name][0]} and again after step {plan.step}"
-                    raise Broken(f"{name} is set back {between}, and nobody got further in between, on {scene}")
+                    raise LawBroken(f"{name} is set back {between}, and nobody got further in between, on {scenario}")
                 before[name] = plan.step, now
         for span in plan.spans:
             most[span.sequence.request_id] = max(most.get(span.sequence.request_id, 0), span.end)
 
 
-RIVALS: dict[str, tuple[Coming, Coming]] = {  # the waiting request, and those that arrive without end
-    "short prompts": (Coming(0, 14, 3, 1), Coming(0, 1, 2, 1)),
-    "long prompts": (Coming(0, 2, 3, 1), Coming(0, 20, 2, 1)),
-    "urgent requests": (Coming(0, 6, 3, 2), Coming(0, 6, 3, 0)),
-    "requests of other tenants": (Coming(0, 6, 3, 1), Coming(0, 6, 3, 1)),
-    "prompts without outputs": (Coming(0, 5, 12, 1), Coming(0, 9, 1, 1)),
-    "long outputs": (Coming(0, 8, 3, 1), Coming(0, 3, 24, 1)),
+COMPETING_REQUESTS: dict[str, tuple[ArrivingRequest, ArrivingRequest]] = {  # the waiting request, and those that arrive without end
+    "short prompts": (ArrivingRequest(0, 14, 3, 1), ArrivingRequest(0, 1, 2, 1)),
+    "long prompts": (ArrivingRequest(0, 2, 3, 1), ArrivingRequest(0, 20, 2, 1)),
+    "urgent requests": (ArrivingRequest(0, 6, 3, 2), ArrivingRequest(0, 6, 3, 0)),
+    "requests of other tenants": (ArrivingRequest(0, 6, 3, 1), ArrivingRequest(0, 6, 3, 1)),
+    "prompts without outputs": (ArrivingRequest(0, 5, 12, 1), ArrivingRequest(0, 9, 1, 1)),
+    "long outputs": (ArrivingRequest(0, 8, 3, 1), ArrivingRequest(0, 3, 24, 1)),
 }
 
 
-def nobody_starves(policy: Policy, rivals: str, scene: PolicyScene) -> None:
+def check_no_starvation(policy: SchedulingPolicy, competing: str, scenario: PolicyScenario) -> None:
     """Check that each waiting or running request ends within the starvation limit and the work ahead of it.
 
     Competing requests arrive without end meanwhile.
     """
-    victim, rival = RIVALS[rivals]
-    played, count = Played.of(scene, policy), 0
-    while count < scene.seats:  # they run when the victim arrives
+    victim, rival = COMPETING_REQUESTS[competing]
+    played, count = ScheduleHarness.of(scenario, policy), 0
+    while count < scenario.max_num_seqs:  # they run when the victim arrives
         count += played.submit(rival, f"rival {count}") is not None
-        if len(played.open) <= count - 1:
+        if len(played.unfinished) <= count - 1:
             return  # it does not fit alone
     played.step()
     played.submit(victim, "victim")
-    awaited = list(played.open)
-    patience = getattr(policy, "patience", None) or PATIENCE
-    for _ in range(patience + AHEAD):
-        while sum(not sequence.computed for sequence in played.open) < 5:
-            tenant = count if rivals == "requests of other tenants" else 0
+    awaited = list(played.unfinished)
+    starvation_limit = getattr(policy, "starvation_limit", None) or STARVATION_LIMIT
+    for _ in range(starvation_limit + STEPS_AHEAD):
+        while sum(not sequence.num_computed_tokens for sequence in played.unfinished) < 5:
+            tenant = count if competing == "requests of other tenants" else 0
             played.submit(replace(rival, tenant=tenant), f"rival {count}")
             count += 1
         played.step()
         awaited = [sequence for sequence in awaited if sequence.finish_reason is None]
         if not awaited:
             return
-    done = f"{awaited[0].computed} of its tokens computed, {awaited[0].set_backs} set-backs"
-    raise Broken(f"among {rivals} without end, one has not ended after {patience + AHEAD} steps ({done}), on {scene}")
+    done = f"{awaited[0].num_computed_tokens} of its tokens computed, {awaited[0].num_preemptions} set-backs"
+    raise LawBroken(f"among {competing} without end, one has not ended after {starvation_limit + STEPS_AHEAD} steps ({done}), on {scenario}")
 
 
-def _begins(state: State, wishes: Wishes) -> list[Entry]:
+def _admitted(state: SchedulerState, wishes: SchedulerDecision) -> list[RequestView]:
     """Return the waiting requests that the decision starts."""
-    waiting = {entry.id: entry for entry in state.waiting}
-    return [waiting[name] for name, tokens in wishes.tokens if tokens and name in waiting]
+    waiting = {entry.request_id: entry for entry in state.waiting}
+    return [waiting[name] for name, tokens in wishes.num_scheduled_tokens if tokens and name in waiting]
 
 
-def _room(state: State, wishes: Wishes) -> Counts:
+def _available_pages(state: SchedulerState, wishes: SchedulerDecision) -> PagesByGroup:
     """Return the free pages, with those of preempted requests."""
-    given = [state.gives[name] for name in wishes.set_back if name in state.gives]
-    return tuple(sum(column) for column in zip(state.free, *given, strict=True))
+    given = [state.pages_released[name] for name in wishes.preempted if name in state.pages_released]
+    return tuple(sum(column) for column in zip(state.free_pages, *given, strict=True))
 
 
-LAWS: dict[str, Callable[[Policy, PolicyScene], None]] = {
+LAWS: dict[str, Callable[[SchedulingPolicy, PolicyScenario], None]] = {
     "a step's tokens are kept to, nobody is named twice, and only who is there": _within,
     "pages conserved: nobody begins in pages that are not there": _pages,
-    "no plan when nothing fits, and one whenever somebody can get on": _fitting,
+    "no plan when nothing fits, and one whenever somebody can get on": _progress,
     "no set-back loop: between two of one sequence somebody gets further": _no_loop,
     "the same state gives the same plan": _pure,
 }
-STARVING = "nobody starves among {}"
+STARVATION_LAW = "nobody starves among {}"

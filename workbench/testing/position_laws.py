@@ -10,14 +10,14 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from workbench.testing.report import Broken
+from workbench.testing.report import LawBroken
 
-FARTHEST = 5000
-ACROSS = 256  # queries checked at once for visible keys ahead of them
+MAX_POSITION = 5000
+CAUSAL_QUERIES = 256  # queries checked at once for visible keys ahead of them
 
 
 @dataclass(frozen=True)
-class Block:
+class PositionBlock:
     """A block of queries [first, first + queries) and of the last `keys` keys up to two after the last query."""
 
     first: int
@@ -47,84 +47,84 @@ class Block:
         return torch.randn(shape, generator=torch.Generator().manual_seed(self.seed))
 
 
-def positions() -> st.SearchStrategy[Block]:
-    first = st.one_of(st.integers(0, 20), st.integers(0, FARTHEST))
-    return st.builds(Block, first, st.integers(1, 9), st.integers(1, 80), st.integers(1, 5), st.integers(0, 10_000))
+def positions() -> st.SearchStrategy[PositionBlock]:
+    first = st.one_of(st.integers(0, 20), st.integers(0, MAX_POSITION))
+    return st.builds(PositionBlock, first, st.integers(1, 9), st.integers(1, 80), st.integers(1, 5), st.integers(0, 10_000))
 
 
-def _seen(mask: Any, query: Tensor, key: Tensor, block: Block) -> Tensor:
+def _seen(mask: Any, query: Tensor, key: Tensor, block: PositionBlock) -> Tensor:
     """Call the mask, and return its result as booleans [query, key]."""
     try:
         seen = mask(query, key)
     except Exception as error:
-        raise Broken(f"raised {type(error).__name__}: {error}, on {block}") from error
+        raise LawBroken(f"raised {type(error).__name__}: {error}, on {block}") from error
     if not isinstance(seen, Tensor) or seen.dtype != torch.bool:
         kind = seen.dtype if isinstance(seen, Tensor) else type(seen).__name__
-        raise Broken(f"answered with {kind}, not with a tensor of booleans, on {block}")
+        raise LawBroken(f"answered with {kind}, not with a tensor of booleans, on {block}")
     shape = torch.broadcast_shapes(query.shape, key.shape)
     try:
         return seen.expand(shape)
     except RuntimeError:
-        raise Broken(f"answered with shape {tuple(seen.shape)} for {tuple(shape)}, on {block}") from None
+        raise LawBroken(f"answered with shape {tuple(seen.shape)} for {tuple(shape)}, on {block}") from None
 
 
-def _mask_answers(mask: Any, block: Block) -> None:
+def _mask_answers(mask: Any, block: PositionBlock) -> None:
     _seen(mask, block.query, block.key, block)
 
 
-def _mask_is_causal(mask: Any, block: Block) -> None:
+def _mask_is_causal(mask: Any, block: PositionBlock) -> None:
     # Far more pairs than a drawn block has, to find a leak at one position in hundreds too.
-    queries = torch.arange(block.first, block.first + ACROSS)[:, None]
-    keys = torch.arange(block.first, block.first + 2 * ACROSS)[None]
+    queries = torch.arange(block.first, block.first + CAUSAL_QUERIES)[:, None]
+    keys = torch.arange(block.first, block.first + 2 * CAUSAL_QUERIES)[None]
     ahead = (_seen(mask, queries, keys, block) & (keys > queries)).nonzero()
     if len(ahead):
         row, column = ahead[0].tolist()
         query, key = int(queries[row, 0]), int(keys[0, column])
-        raise Broken(f"shows key {key} to query {query}; a mask says the whole truth: add `& (key <= query)`")
+        raise LawBroken(f"shows key {key} to query {query}; a mask says the whole truth: add `& (key <= query)`")
 
 
-def _mask_is_of_positions(mask: Any, block: Block) -> None:
+def _mask_is_of_positions(mask: Any, block: PositionBlock) -> None:
     whole = _seen(mask, block.query, block.key, block).clone()
     _repeats(whole, _seen(mask, block.query, block.key, block), block)
     for row, query in enumerate(block.query):
         alone = _seen(mask, query[:, None], block.key, block)[0]
         if not torch.equal(alone, whole[row]):
-            raise Broken(f"answers for query {int(query)} depend on which others are asked with it, on {block}")
+            raise LawBroken(f"answers for query {int(query)} depend on which others are asked with it, on {block}")
     half = (block.key.shape[1] + 1) // 2
     for part in (slice(0, half), slice(half - 1, None)):
         if not torch.equal(_seen(mask, block.query, block.key[:, part], block), whole[:, part]):
-            raise Broken(f"answers depend on how many keys are asked for at once, on {block}")
+            raise LawBroken(f"answers depend on how many keys are asked for at once, on {block}")
 
 
-def _scored(score: Any, scores: Tensor, head: Tensor, query: Tensor, key: Tensor, block: Block) -> Tensor:
+def _scored(score: Any, scores: Tensor, head: Tensor, query: Tensor, key: Tensor, block: PositionBlock) -> Tensor:
     try:
         out = score(scores.clone(), head, query, key)
     except Exception as error:
-        raise Broken(f"raised {type(error).__name__}: {error}, on {block}") from error
+        raise LawBroken(f"raised {type(error).__name__}: {error}, on {block}") from error
     if not isinstance(out, Tensor):
-        raise Broken(f"answered with {type(out).__name__}, not with a tensor, on {block}")
+        raise LawBroken(f"answered with {type(out).__name__}, not with a tensor, on {block}")
     if out.shape != scores.shape or out.dtype != scores.dtype:
         given, right = f"{tuple(out.shape)} {out.dtype}", f"{tuple(scores.shape)} {scores.dtype}"
-        raise Broken(f"answered with {given} for {right}, on {block}")
+        raise LawBroken(f"answered with {given} for {right}, on {block}")
     return out
 
 
-def _score_answers(score: Any, block: Block) -> None:
+def _score_answers(score: Any, block: PositionBlock) -> None:
     for dtype in (torch.float32, torch.float64):
         past = (block.key <= block.query).expand(block.scores().shape)
         out = _scored(score, block.scores().to(dtype), block.head, block.query, block.key, block)[past]
         if bool(out.isnan().any()) or bool((out == torch.inf).any()):
-            raise Broken(f"gave NaN or +inf for finite scores, on {block}")
+            raise LawBroken(f"gave NaN or +inf for finite scores, on {block}")
 
 
-def _score_keeps_input(score: Any, block: Block) -> None:
+def _score_keeps_input(score: Any, block: PositionBlock) -> None:
     scores = block.scores()
     score(scores, block.head, block.query, block.key)
     if not torch.equal(scores, block.scores()):
-        raise Broken(f"changed its input in place, on {block}")
+        raise LawBroken(f"changed its input in place, on {block}")
 
 
-def _score_is_elementwise(score: Any, block: Block) -> None:
+def _score_is_elementwise(score: Any, block: PositionBlock) -> None:
     """Check that each score depends on one score, its head and its positions alone."""
     scores = block.scores()
     whole = _scored(score, scores, block.head, block.query, block.key, block)
@@ -133,26 +133,26 @@ def _score_is_elementwise(score: Any, block: Block) -> None:
     other[..., 0] += 3.0  # the first key's score alone
     moved = _scored(score, other, block.head, block.query, block.key, block)
     if not _near(moved[..., 1:], whole[..., 1:]):
-        raise Broken(f"the score of one key changes those of others, on {block}")
+        raise LawBroken(f"the score of one key changes those of others, on {block}")
     for row, query in enumerate(block.query):
         alone = _scored(score, scores[:, row : row + 1], block.head, query[:, None], block.key, block)
         if not _near(alone[:, 0], whole[:, row]):
-            raise Broken(f"scores of query {int(query)} depend on which others are asked with it, on {block}")
+            raise LawBroken(f"scores of query {int(query)} depend on which others are asked with it, on {block}")
     one = _scored(score, scores[:1], block.head[:1], block.query, block.key, block)
     if not _near(one, whole[:1]):
-        raise Broken(f"scores of head 0 depend on which heads are asked with it, on {block}")
+        raise LawBroken(f"scores of head 0 depend on which heads are asked with it, on {block}")
 
 
-def _repeats(first: Tensor, again: Tensor, block: Block) -> None:
+def _repeats(first: Tensor, again: Tensor, block: PositionBlock) -> None:
     if not torch.equal(first.nan_to_num(), again.nan_to_num()):
-        raise Broken(f"answered differently when asked again, on {block}")
+        raise LawBroken(f"answered differently when asked again, on {block}")
 
 
 def _near(first: Tensor, second: Tensor) -> bool:
     return torch.allclose(first, second, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
-LAWS: dict[str, dict[str, Callable[[Any, Block], None]]] = {
+POSITION_LAWS: dict[str, dict[str, Callable[[Any, PositionBlock], None]]] = {
     "mask": {
         "answers with booleans that broadcast over positions": _mask_answers,
         "shows no key that comes after its query": _mask_is_causal,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-class Broken(AssertionError):
+class LawBroken(AssertionError):
     """Raised where a law does not hold; the message says how."""
 
 
@@ -27,7 +27,7 @@ class Law(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Report:
+class ConformityReport:
     """The results of all laws: print it, read `passed`, or call `raise_if_failed` in a test."""
 
     part: str

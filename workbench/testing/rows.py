@@ -10,12 +10,12 @@ from torch import Tensor
 
 from workbench.sampling.filters import History
 
-KINDS = ("random", "tied", "constant", "peaked", "wide")
-REMOVED = ("none", "some", "half", "all but one")
+ROW_KINDS = ("random", "tied", "constant", "peaked", "wide")
+REMOVED_AMOUNTS = ("none", "some", "half", "all but one")
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
+class LogitsRow:
     """Logits `[vocab]` with at least one finite entry, the tokens before them, and a description."""
 
     logits: Tensor
@@ -26,13 +26,13 @@ class Row:
         return f"a row of {len(self.logits)} logits ({self.kind})"
 
     @classmethod
-    def generic(cls, vocab: int, seed: int, history: History) -> Row:
+    def generic(cls, vocab: int, seed: int, history: History) -> LogitsRow:
         """Draw a row of normal logits: no two tokens are nearly equal."""
         generator = torch.Generator().manual_seed(seed)
         return cls(torch.randn(vocab, generator=generator), history, f"normal, seed {seed}")
 
 
-def logits_of(vocab: int, kind: str, removed: str, seed: int) -> Tensor:
+def make_logits(vocab: int, kind: str, removed: str, seed: int) -> Tensor:
     """Draw logits `[vocab]` of one of `ROW_KINDS`, with some tokens removed; at least one token is left."""
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(vocab, generator=generator)
@@ -49,13 +49,13 @@ def logits_of(vocab: int, kind: str, removed: str, seed: int) -> Tensor:
     return logits
 
 
-def rows(vocab: int) -> st.SearchStrategy[Row]:
+def logits_rows(vocab: int) -> st.SearchStrategy[LogitsRow]:
     """Return a hypothesis strategy for rows of one vocabulary, each with a history of its own."""
     tokens = st.lists(st.integers(0, vocab - 1), max_size=8)
 
-    def row(kind: str, removed: str, seed: int, prompt: list[int], output: list[int]) -> Row:
-        told = f"{kind}, removed: {removed}, seed {seed}"
-        return Row(logits_of(vocab, kind, removed, seed), History(prompt, output), told)
+    def row(kind: str, removed: str, seed: int, prompt: list[int], output: list[int]) -> LogitsRow:
+        label = f"{kind}, removed: {removed}, seed {seed}"
+        return LogitsRow(make_logits(vocab, kind, removed, seed), History(prompt, output), label)
 
     seeds = st.integers(0, 10_000)
-    return st.builds(row, st.sampled_from(KINDS), st.sampled_from(REMOVED), seeds, tokens, tokens)
+    return st.builds(row, st.sampled_from(ROW_KINDS), st.sampled_from(REMOVED_AMOUNTS), seeds, tokens, tokens)

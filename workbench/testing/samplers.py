@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from workbench.sampling.samplers import uniform
-from workbench.testing.holding import held
-from workbench.testing.report import Broken, Law, Report
-from workbench.testing.rows import Row, rows
-from workbench.user_parts import build, find
+from workbench.testing.holding import check_law
+from workbench.testing.report import LawBroken, Law, ConformityReport
+from workbench.testing.rows import LogitsRow, logits_rows
+from workbench.user_parts import build_custom, resolve_path
 
-Check = Callable[[Any, list[Row], int], None]
+Check = Callable[[Any, list[LogitsRow], int], None]
 
 
 def check_sampler(
     part: object, vocab: int = 64, examples: int = 50, arguments: Mapping[str, Any] | None = None
-) -> Report:
+) -> ConformityReport:
     """Try `part` on many rows of logits, and report law by law whether it holds.
 
     Args:
@@ -36,85 +36,85 @@ def check_sampler(
         WorkbenchError: `part` cannot be found or built.
     """
     name = part if isinstance(part, str) else getattr(part, "__qualname__", None) or repr(part)
-    made = build(find(part) if isinstance(part, str) else part, arguments or {}, name)
+    made = build_custom(resolve_path(part) if isinstance(part, str) else part, arguments or {}, name)
     if callable(getattr(made, "choose", None)):
         kind, laws = "sampler", SAMPLER_LAWS
     elif callable(made):
         kind, laws = "filter", FILTER_LAWS
     else:
-        return Report(name, (Law("is a filter or a sampler", False, "has neither choose() nor __call__()"),))
-    drawn = st.lists(rows(vocab), min_size=3, max_size=3), st.integers(0, 2**63 - 1)
-    tried = (held(law, functools.partial(check, made), examples, *drawn) for law, check in laws.items())
-    return Report(f"{kind} {name}", tuple(tried))
+        return ConformityReport(name, (Law("is a filter or a sampler", False, "has neither choose() nor __call__()"),))
+    drawn = st.lists(logits_rows(vocab), min_size=3, max_size=3), st.integers(0, 2**63 - 1)
+    tried = (check_law(law, functools.partial(check, made), examples, *drawn) for law, check in laws.items())
+    return ConformityReport(f"{kind} {name}", tuple(tried))
 
 
-def _filtered(part: Any, row: Row) -> Tensor:
+def _filtered(part: Any, row: LogitsRow) -> Tensor:
     """Return the row that `part` returns for `row`, checked for shape and type."""
     logits = row.logits[None].clone()
     try:
         out = part(logits, [row.history])
     except Exception as error:
-        raise Broken(f"raised {type(error).__name__}: {error}, on {row}") from error
-    _must(isinstance(out, Tensor), f"returned {type(out).__name__}, not a tensor, on {row}")
-    _must(out.shape == logits.shape, f"returned shape {tuple(out.shape)} for {tuple(logits.shape)}, on {row}")
-    _must(out.dtype == logits.dtype, f"returned {out.dtype} for {logits.dtype}, on {row}")
+        raise LawBroken(f"raised {type(error).__name__}: {error}, on {row}") from error
+    _require(isinstance(out, Tensor), f"returned {type(out).__name__}, not a tensor, on {row}")
+    _require(out.shape == logits.shape, f"returned shape {tuple(out.shape)} for {tuple(logits.shape)}, on {row}")
+    _require(out.dtype == logits.dtype, f"returned {out.dtype} for {logits.dtype}, on {row}")
     return out[0]
 
 
-def _filter_answers(part: Any, some: list[Row], seed: int) -> None:
+def _filter_answers(part: Any, some: list[LogitsRow], seed: int) -> None:
     _filtered(part, some[0])
 
 
-def _filter_keeps_input(part: Any, some: list[Row], seed: int) -> None:
+def _filter_keeps_input(part: Any, some: list[LogitsRow], seed: int) -> None:
     logits = some[0].logits[None].clone()
     part(logits, [some[0].history])
-    _must(torch.equal(logits[0], some[0].logits), f"changed its input in place, on {some[0]}")
+    _require(torch.equal(logits[0], some[0].logits), f"changed its input in place, on {some[0]}")
 
 
-def _filter_leaves_a_token(part: Any, some: list[Row], seed: int) -> None:
+def _filter_leaves_a_token(part: Any, some: list[LogitsRow], seed: int) -> None:
     out = _filtered(part, some[0])
-    _must(not bool(out.isnan().any()), f"returned NaN, on {some[0]}")
-    _must(not bool((out == torch.inf).any()), f"returned +inf, on {some[0]}")
-    _must(bool((out > -torch.inf).any()), f"removed every token, on {some[0]}")
+    _require(not bool(out.isnan().any()), f"returned NaN, on {some[0]}")
+    _require(not bool((out == torch.inf).any()), f"returned +inf, on {some[0]}")
+    _require(bool((out > -torch.inf).any()), f"removed every token, on {some[0]}")
 
 
-def _filter_resurrects_none(part: Any, some: list[Row], seed: int) -> None:
+def _filter_resurrects_none(part: Any, some: list[LogitsRow], seed: int) -> None:
     out = _filtered(part, some[0])
     back = ((some[0].logits == -torch.inf) & (out != -torch.inf)).nonzero()[:, 0].tolist()
-    _must(not back, f"brought removed tokens {back[:5]} back, on {some[0]}")
+    _require(not back, f"brought removed tokens {back[:5]} back, on {some[0]}")
 
 
-def _filter_forgets(part: Any, some: list[Row], seed: int) -> None:
+def _filter_forgets(part: Any, some: list[LogitsRow], seed: int) -> None:
     first = _filtered(part, some[0])
     for other in some[1:]:
         _filtered(part, other)
     again = _filtered(part, some[0])
-    _must(_same(first, again), f"answered differently after seeing other requests' rows, on {some[0]}")
+    _require(_same(first, again), f"answered differently after seeing other requests' rows, on {some[0]}")
 
 
-def _filter_ignores_neighbours(part: Any, some: list[Row], seed: int) -> None:
+def _filter_ignores_neighbours(part: Any, some: list[LogitsRow], seed: int) -> None:
     # A row without near ties, so that rounding that depends on the number of rows does not matter.
-    row = Row.generic(len(some[0].logits), seed, some[0].history)
+    row = LogitsRow.generic(len(some[0].logits), seed, some[0].history)
     alone = _filtered(part, row)
     for place in range(3):
         batch = [*some[1:]]
         batch.insert(place, row)
         together = part(torch.stack([each.logits for each in batch]), [each.history for each in batch])
         shape = tuple(together.shape)
-        _must(shape == (3, len(alone)), f"returned shape {shape} for 3 rows, on {row}")
+        _require(shape == (3, len(alone)), f"returned shape {shape} for 3 rows, on {row}")
         near = torch.allclose(together[place], alone, rtol=1e-4, atol=1e-4)
-        _must(near, f"gave a row another answer beside {batch[place - 1]} than alone, on {row}")
+        _require(near, f"gave a row another answer beside {batch[place - 1]} than alone, on {row}")
 
 
-def _chosen(part: Any, row: Row, draw: float, state: Any) -> tuple[int, Any]:
+def _chosen(part: Any, row: LogitsRow, draw: float, state: Any) -> tuple[int, Any]:
     try:
         token, after = part.choose(row.logits.clone(), draw, state)
         return int(token), after
     except Exception as error:
-        raise Broken(f"raised {type(error).__name__}: {error}, on {row}") from error
+        raise LawBroken(f"raised {type(error).__name__}: {error}, on {row}") from error
 
 
-def _played(part: Any, some: list[Row], seed: int, length: int = 6) -> list[int]:
+def _sample_request(part: Any, some: list[LogitsRow], seed: int, length: int = 6) -> list[int]:
     """Sample one request's tokens from its start, over `some` rows in turn."""
     state, tokens = part.start(), []
     for position in range(length):
@@ -123,62 +123,62 @@ def _played(part: Any, some: list[Row], seed: int, length: int = 6) -> list[int]
     return tokens
 
 
-def _sampler_answers(part: Any, some: list[Row], seed: int) -> None:
-    _played(part, some, seed)
+def _sampler_answers(part: Any, some: list[LogitsRow], seed: int) -> None:
+    _sample_request(part, some, seed)
 
 
-def _sampler_keeps_to_what_is_left(part: Any, some: list[Row], seed: int) -> None:
-    for position, token in enumerate(_played(part, some, seed)):
+def _sampler_keeps_to_what_is_left(part: Any, some: list[LogitsRow], seed: int) -> None:
+    for position, token in enumerate(_sample_request(part, some, seed)):
         row = some[position % len(some)]
-        _must(0 <= token < len(row.logits), f"chose {token}, which is no token, on {row}")
-        _must(float(row.logits[token]) > -torch.inf, f"chose token {token}, which was removed, on {row}")
+        _require(0 <= token < len(row.logits), f"chose {token}, which is no token, on {row}")
+        _require(float(row.logits[token]) > -torch.inf, f"chose token {token}, which was removed, on {row}")
     for draw in (0.0, 1 - 2.0**-53):
         token, _ = _chosen(part, some[0], draw, part.start())
         removed = not 0 <= token < len(some[0].logits) or float(some[0].logits[token]) == -torch.inf
-        _must(not removed, f"chose {token}, removed or no token, for the number {draw}, on {some[0]}")
+        _require(not removed, f"chose {token}, removed or no token, for the number {draw}, on {some[0]}")
 
 
-def _sampler_repeats(part: Any, some: list[Row], seed: int) -> None:
-    first, again = _played(part, some, seed), _played(part, some, seed)
-    _must(first == again, f"gave {first}, then {again}, for the same seed, on {some[0]}")
+def _sampler_repeats(part: Any, some: list[LogitsRow], seed: int) -> None:
+    first, again = _sample_request(part, some, seed), _sample_request(part, some, seed)
+    _require(first == again, f"gave {first}, then {again}, for the same seed, on {some[0]}")
 
 
-def _sampler_keeps_its_state_outside(part: Any, some: list[Row], seed: int) -> None:
-    alone = _played(part, some, seed)
+def _sampler_keeps_its_state_outside(part: Any, some: list[LogitsRow], seed: int) -> None:
+    alone = _sample_request(part, some, seed)
     mine, other, tokens = part.start(), part.start(), []
     for position in range(len(alone)):
         _, other = _chosen(part, some[-1 - position % len(some)], uniform(seed + 1, position), other)
         token, mine = _chosen(part, some[position % len(some)], uniform(seed, position), mine)
         tokens.append(token)
-    told = "keep what must be remembered in the state that start() and choose() return, not in the object"
-    _must(tokens == alone, f"gave {tokens} beside another request, {alone} alone: {told}; on {some[0]}")
+    advice = "keep what must be remembered in the state that start() and choose() return, not in the object"
+    _require(tokens == alone, f"gave {tokens} beside another request, {alone} alone: {advice}; on {some[0]}")
 
 
-def _sampler_is_a_function(part: Any, some: list[Row], seed: int) -> None:
+def _sampler_is_a_function(part: Any, some: list[LogitsRow], seed: int) -> None:
     state = part.start()
     for position, row in enumerate(some):
         before = copy.deepcopy(state)
         first, after = _chosen(part, row, uniform(seed, position), state)
         again, _ = _chosen(part, row, uniform(seed, position), before)
-        _must(first == again, f"gave {first}, then {again}, for the same row, number and state, on {row}")
+        _require(first == again, f"gave {first}, then {again}, for the same row, number and state, on {row}")
         repeated, _ = _chosen(part, row, uniform(seed, position), state)
-        _must(first == repeated, f"changed the state it was given instead of returning a new one, on {row}")
+        _require(first == repeated, f"changed the state it was given instead of returning a new one, on {row}")
         state = after
 
 
-def _sampler_keeps_input(part: Any, some: list[Row], seed: int) -> None:
+def _sampler_keeps_input(part: Any, some: list[LogitsRow], seed: int) -> None:
     logits = some[0].logits.clone()
     part.choose(logits, uniform(seed, 0), part.start())
-    _must(torch.equal(logits, some[0].logits), f"changed its input in place, on {some[0]}")
+    _require(torch.equal(logits, some[0].logits), f"changed its input in place, on {some[0]}")
 
 
 def _same(first: Tensor, second: Tensor) -> bool:
     return bool(((first == second) | (first.isnan() & second.isnan())).all())
 
 
-def _must(true: bool, otherwise: str) -> None:
+def _require(true: bool, otherwise: str) -> None:
     if not true:
-        raise Broken(otherwise)
+        raise LawBroken(otherwise)
 
 
 FILTER_LAWS: dict[str, Check] = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from workbench.shown import Shown, Table
+from workbench.shown import Displayable, Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,24 +32,24 @@ class Submitted(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Planned(Event):
+class Scheduled(Event):
     """One decision of the scheduler: `action` is admitted, waiting, cut, evicted or refused_decision."""
 
-    kind: ClassVar[str] = "planned"
+    kind: ClassVar[str] = "scheduled"
     step: int = 0
     action: str = ""
     reason: str = ""
 
 
-class Ask(NamedTuple):
+class RecordedDecision(NamedTuple):
     """A policy's decision as it was returned (`scheduler.policy.SchedulerDecision`)."""
 
-    tokens: tuple[tuple[str, int], ...]
-    set_back: tuple[str, ...] = ()
-    because: tuple[tuple[str, str], ...] = ()
+    num_scheduled_tokens: tuple[tuple[str, int], ...]
+    preempted: tuple[str, ...] = ()
+    reasons: tuple[tuple[str, str], ...] = ()
 
 
-class SpanNote(NamedTuple):
+class SpanRecord(NamedTuple):
     """Tokens [start, start + tokens) of a sequence in a step; the last `drafted` of them are draft tokens.
 
     `sequence` is the request's id, with `#n` for its sample n.
@@ -62,13 +62,13 @@ class SpanNote(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Formed(Event):
+class StepPlanned(Event):
     """The plan of a step: spans in packed order, and the policy's decisions. `time` is when the step began."""
 
-    kind: ClassVar[str] = "formed"
+    kind: ClassVar[str] = "step_planned"
     step: int = 0
-    spans: tuple[SpanNote, ...] = ()
-    asked: tuple[Ask, ...] = ()
+    spans: tuple[SpanRecord, ...] = ()
+    policy_decisions: tuple[RecordedDecision, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +115,10 @@ class Verified(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class SetBack(Event):
+class Preempted(Event):
     """A preemption: the sequence freed its pages and will be computed again; its tokens are kept."""
 
-    kind: ClassVar[str] = "set_back"
+    kind: ClassVar[str] = "preempted"
     step: int = 0
     reason: str = ""
 
@@ -134,7 +134,7 @@ class ThreadsChanged(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Finished(Event, Shown):
+class Finished(Event, Displayable):
     """The end of a request; `text` is what was still held back, `output_text` the whole."""
 
     kind: ClassVar[str] = "finished"
@@ -155,7 +155,7 @@ class Finished(Event, Shown):
     ended_by: str = ""
     stop_reason: int | str | None = None
 
-    def _shown(self) -> Table:
+    def _display_table(self) -> Table:
         rows: list[tuple[str, object]] = [("text", self.output_text)] if self.output_text else []
         rows += [("tokens", f"{len(self.token_ids)} after {self.prompt_tokens} of the prompt")]
         ended = f"{self.ended_by}, {self.stop_reason!r}" if self.stop_reason is not None else self.ended_by
@@ -181,7 +181,7 @@ class Stepped(Event):
     kv_bytes: int = 0  # what those pages take
     wall_seconds: float = 0.0
     forward_seconds: float = 0.0
-    note_seconds: float = 0.0  # time of the telemetry itself
+    telemetry_seconds: float = 0.0  # time of the telemetry itself
     predicted_flops: float = 0.0
     predicted_bytes: float = 0.0
     pages_idle: int = 0  # referenced by the prefix cache alone

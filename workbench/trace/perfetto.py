@@ -19,7 +19,7 @@ def chrome_trace(recorder: Recorder) -> dict:
     """Return the trace as a JSON-ready dict; times in microseconds from the first event, to the nanosecond."""
     tracks = Tracks()
     for event in recorder.events:
-        tracks.note(event)
+        tracks.record(event)
     clock = _Clock(tracks.begin if recorder.events else 0.0)
     names = [_name("process", ENGINE, 0, "engine"), _name("process", REQUESTS, 0, "requests")]
     names += [_name("thread", ENGINE, STEP_TRACK, "steps")]

@@ -10,10 +10,10 @@ from workbench.trace.events import (
     Decoded,
     Event,
     Finished,
-    Formed,
-    Planned,
+    StepPlanned,
+    Scheduled,
     Prefilled,
-    SetBack,
+    Preempted,
     Stepped,
     Submitted,
     ThreadsChanged,
@@ -23,18 +23,18 @@ from workbench.trace.events import (
 STEP_FIELDS = tuple(f.name for f in fields(Stepped) if f.name not in ("request_id", "text", "sample"))
 
 
-class Numbers:
+class RowNumbers:
     """Assign events to rows of `Recorder.requests`: one per submission and sample."""
 
     def __init__(self) -> None:
         self._count = 0
-        self._under_way: dict[tuple[str, int], list[int]] = {}
+        self._active: dict[tuple[str, int], list[int]] = {}
 
-    def of(self, event: Event) -> int | None:
+    def row_of(self, event: Event) -> int | None:
         """Return the row of `event`; None if it concerns no single request."""
         if not event.request_id or isinstance(event, Cancelled):
             return None
-        mine = self._under_way.setdefault((event.request_id, event.sample), [])
+        mine = self._active.setdefault((event.request_id, event.sample), [])
         if isinstance(event, Submitted) or not mine:
             mine.append(self._count)
             self._count += 1
@@ -48,7 +48,7 @@ class Recorder:
     def __init__(self) -> None:
         self.events: list[Event] = []
 
-    def note(self, event: Event) -> None:
+    def record(self, event: Event) -> None:
         self.events.append(event)
 
     def requests(self) -> list[dict]:
@@ -60,14 +60,14 @@ class Recorder:
         for number, event in self.by_request():
             if number == len(rows):
                 rows.append(empty_row(event.request_id, event.sample))
-            enter(rows[number], event)
+            update_row(rows[number], event)
         return rows
 
     def by_request(self) -> Iterator[tuple[int, Event]]:
         """Yield events that concern one request, each with the number of its row in `requests()`."""
-        numbers = Numbers()
+        numbers = RowNumbers()
         for event in self.events:
-            number = numbers.of(event)
+            number = numbers.row_of(event)
             if number is not None:
                 yield number, event
 
@@ -95,7 +95,7 @@ class Recorder:
         return [
             {"time": event.time, "step": event.step, **span._asdict()}
             for event in self.events
-            if isinstance(event, Formed)
+            if isinstance(event, StepPlanned)
             for span in event.spans
         ]
 
@@ -107,10 +107,10 @@ class Recorder:
         the next step, or the one for which the policy was called.
         """
         rows: list[dict] = []
-        step = next((event.step for event in self.events if isinstance(event, Formed)), 0)
+        step = next((event.step for event in self.events if isinstance(event, StepPlanned)), 0)
         for place, event in enumerate(self.events):
-            if isinstance(event, Formed):
-                rows += [{"event": place, "time": event.time, "step": event.step, **row} for row in _asked(event)]
+            if isinstance(event, StepPlanned):
+                rows += [{"event": place, "time": event.time, "step": event.step, **row} for row in _decision_rows(event)]
                 step = event.step + 1
             elif isinstance(event, Cancelled) or (isinstance(event, Submitted) and not event.sample):
                 row = {"kind": event.kind, "sequence": event.request_id, "tokens": None, "reason": ""}
@@ -118,7 +118,7 @@ class Recorder:
         return rows
 
     def decisions(self) -> list[dict]:
-        """One row a decision of the scheduler (`kind` planned), one a set-back that came of it (set_back), one a change
+        """One row a decision of the scheduler (`kind` planned), one a set-back that came of it (preempted), one a change
         of threads (threads_changed), whose action is how many."""
         return [
             {
@@ -131,33 +131,33 @@ class Recorder:
                 "reason": e.reason,
             }
             for e in self.events
-            if isinstance(e, (Planned, SetBack, ThreadsChanged))
+            if isinstance(e, (Scheduled, Preempted, ThreadsChanged))
         ]
 
 
-def _action(event: Planned | SetBack | ThreadsChanged) -> str:
+def _action(event: Scheduled | Preempted | ThreadsChanged) -> str:
     match event:
-        case Planned():
+        case Scheduled():
             return event.action
-        case SetBack():
-            return "set_back"
+        case Preempted():
+            return "preempted"
         case ThreadsChanged():
             return str(event.threads)
 
 
-def _asked(event: Formed) -> Iterator[dict]:
-    for ask in event.asked:
-        yield {"kind": "asked", "sequence": "", "tokens": None, "reason": ""}
-        for name in ask.set_back:
-            yield {"kind": "set_back", "sequence": name, "tokens": None, "reason": ""}
-        for wish in ask.tokens:
-            match wish:
+def _decision_rows(event: StepPlanned) -> Iterator[dict]:
+    for ask in event.policy_decisions:
+        yield {"kind": "policy_called", "sequence": "", "tokens": None, "reason": ""}
+        for name in ask.preempted:
+            yield {"kind": "preempted", "sequence": name, "tokens": None, "reason": ""}
+        for allotment in ask.num_scheduled_tokens:
+            match allotment:
                 case (str(name), int(tokens)):
-                    yield {"kind": "wish", "sequence": name, "tokens": tokens, "reason": ""}
+                    yield {"kind": "allotment", "sequence": name, "tokens": tokens, "reason": ""}
                 case _:  # an invalid entry, which was refused
-                    yield {"kind": "wish", "sequence": "", "tokens": None, "reason": repr(wish)}
-        for name, reason in ask.because:
-            yield {"kind": "because", "sequence": name, "tokens": None, "reason": reason}
+                    yield {"kind": "allotment", "sequence": "", "tokens": None, "reason": repr(allotment)}
+        for name, reason in ask.reasons:
+            yield {"kind": "reason", "sequence": name, "tokens": None, "reason": reason}
 
 
 def row_name(row: dict) -> str:
@@ -187,20 +187,20 @@ def empty_row(request_id: str, sample: int) -> dict:
         "shared_pages": 0,
         "finish_reason": None,
         "error": None,
-        "set_backs": 0,
+        "num_preemptions": 0,
         "output_text": "",
         "token_ids": [],
     }
 
 
-def enter(row: dict, event: Event) -> None:
+def update_row(row: dict, event: Event) -> None:
     """Update a request's row by one event."""
     match event:
         case Submitted():
             row["submitted"], row["arrival"] = event.time, event.arrival or event.time
             for name in ("prompt_tokens", "cut_tokens", "tenant", "priority"):
                 row[name] = getattr(event, name)
-        case Planned(action="admitted") | Prefilled():
+        case Scheduled(action="admitted") | Prefilled():
             _first(row, "first_scheduled", event.time)
         case Decoded():
             _first(row, "first_scheduled", event.time)
@@ -208,8 +208,8 @@ def enter(row: dict, event: Event) -> None:
             row["token_ids"].append(event.token_id)
             row["output_tokens"] += 1
             row["output_text"] += event.text
-        case SetBack():
-            row["set_backs"] += 1
+        case Preempted():
+            row["num_preemptions"] += 1
         case Finished():
             row["finished"], row["finish_reason"] = event.time, str(event.reason)
             row["error"] = event.error or None

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from workbench.trace.events import Ask, SpanNote
+from workbench.trace.events import RecordedDecision, SpanRecord
 from workbench.trace.recorder import Recorder, row_name
 
 Rows = Iterable[Mapping[str, Any]]
-TOLD = ("waiting", "refused_wish")  # actions without effect on the batch
+REPORT_ONLY_ACTIONS = ("waiting", "refused_decision")  # actions without effect on the batch
 
 
-class Action(NamedTuple):
+class RecordedAction(NamedTuple):
     """An action of the scheduler on a sequence, with its reason."""
 
     sequence: str
@@ -22,7 +22,7 @@ class Action(NamedTuple):
     reason: str
 
 
-class Input(NamedTuple):
+class RecordedInput(NamedTuple):
     """A request submitted or cancelled, before step `step` and after so many events."""
 
     kind: str
@@ -32,75 +32,75 @@ class Input(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Step:
+class RecordedStep:
     """One step as it was planned. `time` is when it began, in seconds on the clock of that run."""
 
     number: int
     time: float
-    spans: tuple[SpanNote, ...]
-    asked: tuple[Ask, ...]
-    actions: tuple[Action, ...]
+    spans: tuple[SpanRecord, ...]
+    policy_decisions: tuple[RecordedDecision, ...]
+    actions: tuple[RecordedAction, ...]
 
     @property
-    def deeds(self) -> tuple[tuple[str, str], ...]:
+    def effects(self) -> tuple[tuple[str, str], ...]:
         """Return (sequence, action) for admissions, cuts, evictions and preemptions, in order."""
-        return tuple((each.sequence, each.action) for each in self.actions if each.action not in TOLD)
+        return tuple((each.sequence, each.action) for each in self.actions if each.action not in REPORT_ONLY_ACTIONS)
 
 
 @dataclass(frozen=True)
-class Script:
-    steps: tuple[Step, ...]
-    inputs: tuple[Input, ...]
+class StepScript:
+    steps: tuple[RecordedStep, ...]
+    inputs: tuple[RecordedInput, ...]
 
     @classmethod
-    def of(cls, inputs: Rows, spans: Rows, decisions: Rows) -> Script:
+    def from_tables(cls, inputs: Rows, spans: Rows, decisions: Rows) -> StepScript:
         """Build a script from the rows of a record's tables of these names."""
         times: dict[int, float] = {}
-        coming: list[Input] = []
-        asked: dict[int, list[Ask]] = defaultdict(list)
+        arriving: list[RecordedInput] = []
+        policy_decisions: dict[int, list[RecordedDecision]] = defaultdict(list)
         for row in inputs:
             if row["kind"] in ("submitted", "cancelled"):
-                coming.append(Input(row["kind"], row["sequence"], row["step"], row["event"]))
+                arriving.append(RecordedInput(row["kind"], row["sequence"], row["step"], row["event"]))
             else:
                 times[row["step"]] = row["time"]
-                _add(asked[row["step"]], row)
-        batches: dict[int, list[SpanNote]] = defaultdict(list)
+                _add(policy_decisions[row["step"]], row)
+        batches: dict[int, list[SpanRecord]] = defaultdict(list)
         for row in spans:
             times[row["step"]] = row["time"]
-            batches[row["step"]].append(SpanNote(row["sequence"], row["start"], row["tokens"], row["drafted"]))
-        actions: dict[int, list[Action]] = defaultdict(list)
+            batches[row["step"]].append(SpanRecord(row["sequence"], row["start"], row["tokens"], row["drafted"]))
+        actions: dict[int, list[RecordedAction]] = defaultdict(list)
         for row in decisions:
             if row["kind"] == "threads_changed":  # the clock's doing, not the scheduler's
                 continue
-            actions[row["step"]].append(Action(row_name(dict(row)), row["action"], row["reason"]))
+            actions[row["step"]].append(RecordedAction(row_name(dict(row)), row["action"], row["reason"]))
         steps = (
-            Step(number, times[number], tuple(batches[number]), tuple(asked[number]), tuple(actions[number]))
+            RecordedStep(number, times[number], tuple(batches[number]), tuple(policy_decisions[number]), tuple(actions[number]))
             for number in sorted(times)
         )
-        return cls(tuple(steps), tuple(coming))
+        return cls(tuple(steps), tuple(arriving))
 
     @classmethod
-    def recorded(cls, recorder: Recorder) -> Script:
-        return cls.of(recorder.inputs(), recorder.spans(), recorder.decisions())
+    def from_recorder(cls, recorder: Recorder) -> StepScript:
+        return cls.from_tables(recorder.inputs(), recorder.spans(), recorder.decisions())
 
-    def same_as(self, other: Script) -> bool:
+    def same_as(self, other: StepScript) -> bool:
         """Return whether the steps are equal, with decisions and reasons; times and step numbers may differ."""
         return _plain(self.steps) == _plain(other.steps)
 
 
-def _plain(steps: Sequence[Step]) -> list[tuple]:
-    return [(step.spans, step.asked, step.actions) for step in steps]
+def _plain(steps: Sequence[RecordedStep]) -> list[tuple]:
+    return [(step.spans, step.policy_decisions, step.actions) for step in steps]
 
 
-def _add(asks: list[Ask], row: Mapping[str, Any]) -> None:
-    if row["kind"] == "asked":
-        asks.append(Ask(()))
+def _add(asks: list[RecordedDecision], row: Mapping[str, Any]) -> None:
+    if row["kind"] == "policy_called":
+        asks.append(RecordedDecision(()))
         return
     ask = asks[-1]
     match row["kind"]:
-        case "wish" if row["tokens"] is not None:
-            asks[-1] = ask._replace(tokens=(*ask.tokens, (row["sequence"], row["tokens"])))
-        case "set_back":
-            asks[-1] = ask._replace(set_back=(*ask.set_back, row["sequence"]))
-        case "because":
-            asks[-1] = ask._replace(because=(*ask.because, (row["sequence"], row["reason"])))
+        case "allotment" if row["tokens"] is not None:
+            asks[-1] = ask._replace(tokens=(*ask.num_scheduled_tokens, (row["sequence"], row["tokens"])))
+        case "preempted":
+            asks[-1] = ask._replace(preempted=(*ask.preempted, row["sequence"]))
+        case "reason":
+            asks[-1] = ask._replace(reason=(*ask.reasons, (row["sequence"], row["reason"])))

@@ -10,19 +10,19 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from workbench.trace.events import Decoded, Event, Finished, Planned, Prefilled, SetBack, Stepped
-from workbench.trace.recorder import Numbers, empty_row, enter
+from workbench.trace.events import Decoded, Event, Finished, Scheduled, Prefilled, Preempted, Stepped
+from workbench.trace.recorder import RowNumbers, empty_row, update_row
 
 STEPS = 0  # the track of the steps; those of requests are 1, 2, ... as they came
 STEP_ARGUMENTS = (
     "step", "requests", "prefill_tokens", "decode_tokens", "pages_used", "pages_idle", "wall_seconds",
-    "forward_seconds", "kernel_seconds", "note_seconds", "predicted_flops", "predicted_bytes", "compiles",
+    "forward_seconds", "kernel_seconds", "telemetry_seconds", "predicted_flops", "predicted_bytes", "compiles",
     "drafted_tokens", "accepted_tokens", "draft_seconds", "padding_rows",
 )  # fmt: skip
-KNOWN = (
+ROW_ARGUMENTS = (
     "prompt_tokens", "cut_tokens", "output_tokens", "cached_tokens", "computed_tokens", "written_tokens",
     "shared_pages",
-    "finish_reason", "error", "set_backs",
+    "finish_reason", "error", "num_preemptions",
 )  # fmt: skip
 
 
@@ -52,7 +52,7 @@ class Track:
     moments: list[Moment] = field(default_factory=list)
     tokens: list[Moment] = field(default_factory=list)
     token_times: array[float] = field(default_factory=lambda: array("d"))
-    away: SetBack | None = None  # preempted, and not admitted again
+    preempted: Preempted | None = None  # preempted, and not admitted again
     last: float = float("-inf")  # time of its last event
 
 
@@ -65,23 +65,23 @@ class Tracks:
         self.step_times = array("d")  # when each began
         self.requests: list[Track] = []
         self.begin, self.end = float("inf"), float("-inf")
-        self._numbers = Numbers()
+        self._numbers = RowNumbers()
         self._chunks: list[tuple[Track, Prefilled, float]] = []  # of the present step, with their earliest start
 
-    def note(self, event: Event) -> None:
+    def record(self, event: Event) -> None:
         self.begin, self.end = min(self.begin, event.time), max(self.end, event.time)
         if isinstance(event, Stepped):
             self._step(event)
-        number = self._numbers.of(event)
+        number = self._numbers.row_of(event)
         if number is None:
             return
         if number == len(self.requests):
             self.requests.append(Track(empty_row(event.request_id, event.sample)))
         track = self.requests[number]
-        enter(track.row, event)
+        update_row(track.row, event)
         if (arrival := track.row["arrival"]) is not None:
             self.begin, self.end = min(self.begin, arrival), max(self.end, arrival)
-        self._happens(track, event)
+        self._update_track(track, event)
         track.last = event.time
 
     def phases(self, track: Track) -> list[Slice]:
@@ -90,7 +90,7 @@ class Tracks:
 
     def inner(self, track: Track) -> list[Slice]:
         """Return its chunks and preemptions, a present one included."""
-        return track.inner if track.away is None else [*track.inner, _set_back(track.away, self.end)]
+        return track.inner if track.preempted is None else [*track.inner, _preempted_slice(track.preempted, self.end)]
 
     def _step(self, event: Stepped) -> None:
         # One step follows another, whatever the rounding of a difference says.
@@ -105,30 +105,30 @@ class Tracks:
                 track.inner.append(Slice("chunk", min(max(start, since), chunk.time), chunk.time, told))
         self._chunks.clear()
 
-    def _happens(self, track: Track, event: Event) -> None:
-        admitted = isinstance(event, Planned) and event.action == "admitted"
-        if track.away is not None and (admitted or isinstance(event, (Prefilled, Decoded, Finished))):
-            track.inner.append(_set_back(track.away, event.time))
-            track.away = None
+    def _update_track(self, track: Track, event: Event) -> None:
+        admitted = isinstance(event, Scheduled) and event.action == "admitted"
+        if track.preempted is not None and (admitted or isinstance(event, (Prefilled, Decoded, Finished))):
+            track.inner.append(_preempted_slice(track.preempted, event.time))
+            track.preempted = None
         match event:
-            case SetBack():
-                if track.away is not None:
-                    track.inner.append(_set_back(track.away, event.time))
-                track.away = event
+            case Preempted():
+                if track.preempted is not None:
+                    track.inner.append(_preempted_slice(track.preempted, event.time))
+                track.preempted = event
             case Prefilled():
                 self._chunks.append((track, event, max(track.last, track.row["arrival"] or track.last)))
             case Decoded():
                 told = {name: getattr(event, name) for name in ("index", "token_id", "text", "step")}
                 track.tokens.append(Moment("token", event.time, told))
                 track.token_times.append(event.time)
-            case Planned():
+            case Scheduled():
                 told = {"step": event.step, "reason": event.reason}
                 track.moments.append(Moment(event.action, event.time, told))
             case Finished():
                 track.phases = _phases(track.row, event.time)
 
 
-def _set_back(event: SetBack, end: float) -> Slice:
+def _preempted_slice(event: Preempted, end: float) -> Slice:
     return Slice("set back", event.time, end, {"step": event.step, "reason": event.reason})
 
 
@@ -137,7 +137,7 @@ def _phases(row: dict[str, Any], end: float) -> list[Slice]:
     began = finished if row["arrival"] is None else row["arrival"]
     marks = [began, row["first_scheduled"], row["first_token"], finished]
     name = f"{row['request_id']}#{row['sample']}" if row["sample"] else row["request_id"]
-    out = [Slice(name, began, finished, {name: row[name] for name in KNOWN})]
+    out = [Slice(name, began, finished, {name: row[name] for name in ROW_ARGUMENTS})]
     for phase, start, stop in zip(("queue", "prefill", "decode"), marks, marks[1:], strict=False):
         if start is not None:
             out.append(Slice(phase, start, finished if stop is None else stop, {}))

@@ -31,7 +31,7 @@ class Arrival:
     priority: int = 0  # the smaller, the sooner
 
 
-def scaled(arrivals: Iterable[Arrival], time: float = 1.0, length: float = 1.0) -> Iterator[Arrival]:
+def scale_arrivals(arrivals: Iterable[Arrival], time: float = 1.0, length: float = 1.0) -> Iterator[Arrival]:
     """Scale gaps between requests by `time` and texts by `length`, at least one token each.
 
     Blocks keep their names and change their size, so that shared prefixes stay shared."""
@@ -52,7 +52,7 @@ def scaled(arrivals: Iterable[Arrival], time: float = 1.0, length: float = 1.0) 
         )  # fmt: skip
 
 
-def request_of(
+def request_from_arrival(
     arrival: Arrival, request_id: str, vocab: int, sampling: SamplingParameters = SamplingParameters()  # noqa: B008
 ) -> Request:
     """Build the runner's request: token ids by the arrival's blocks, and an output of exactly its length."""

@@ -15,13 +15,13 @@ from workbench.errors import WorkbenchError
 from workbench.files import UnreadableText, read_json
 from workbench.traffic.arrival import BLOCK_TOKENS, Arrival
 
-AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens"
-MOONCAKE = '{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [one a 512 tokens]}'
+AZURE_HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
+MOONCAKE_LINE = '{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [one a 512 tokens]}'
 
-MOST_TOKENS = 2**24  # beyond any context; a number larger than that is a slip, and its prompt would fill the memory
+MAX_TOKENS_PER_REQUEST = 2**24  # beyond any context; a number larger than that is a slip, and its prompt would fill the memory
 
 
-def recorded(path: Path | str) -> Iterator[Arrival]:
+def read_trace(path: Path | str) -> Iterator[Arrival]:
     """Yield the requests of a trace file in its order, the first at second 0. The first line decides the format.
 
     An output of no tokens counts as one: computing a prompt yields a token."""
@@ -35,13 +35,13 @@ def recorded(path: Path | str) -> Iterator[Arrival]:
 
 def _lines(file: TextIO, path: str) -> Iterator[Arrival]:
     first = file.readline().strip()
-    if first == AZURE:
-        read, begin, right = _azure, 2, f"{AZURE}, as in 2023-11-16 18:15:46.6805900,374,44"
+    if first == AZURE_HEADER:
+        read, begin, right = _azure, 2, f"{AZURE_HEADER}, as in 2023-11-16 18:15:46.6805900,374,44"
     elif first.startswith("{"):
-        read, begin, right = _mooncake, 1, MOONCAKE
+        read, begin, right = _mooncake, 1, MOONCAKE_LINE
         file.seek(0)
     else:
-        raise WorkbenchError(f"{path}, line 1: {_short(first)} begins no trace; begin with {AZURE} or {MOONCAKE}")
+        raise WorkbenchError(f"{path}, line 1: {_short(first)} begins no trace; begin with {AZURE_HEADER} or {MOONCAKE_LINE}")
     began = last = None
     for number, line in enumerate(file, begin):
         if not line.strip():
@@ -89,8 +89,8 @@ def _mooncake(line: str) -> tuple[float, int, int, tuple[int, ...]]:
 def _tokens(value: object, least: int) -> int:
     if isinstance(value, str) and value.strip().isascii() and value.strip().isdigit() and len(value) < 20:
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST_TOKENS:
-        raise ValueError(f"{value!r:.60} is no count from {least} to {MOST_TOKENS:,}")
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MAX_TOKENS_PER_REQUEST:
+        raise ValueError(f"{value!r:.60} is no count from {least} to {MAX_TOKENS_PER_REQUEST:,}")
     return value
 
 

@@ -6,36 +6,36 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from workbench.shown import Brief
+from workbench.shown import ConciseRepr
 
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class Part(Brief, BaseModel):
+class TrafficSettings(ConciseRepr, BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class AsRecorded(Part):
+class AsRecorded(TrafficSettings):
     """Use the times of the trace or of the generator."""
 
     kind: Literal["as_recorded"] = "as_recorded"
 
 
-class AtOnce(Part):
+class AtOnce(TrafficSettings):
     """Send all requests at second 0."""
 
     kind: Literal["at_once"] = "at_once"
 
 
-class Poisson(Part):
+class Poisson(TrafficSettings):
     """Send requests independently, `rate` a second on average."""
 
     kind: Literal["poisson"] = "poisson"
     rate: Positive
 
 
-class Bursts(Part):
+class Bursts(TrafficSettings):
     """Send bursts of `size` requests independently, `rate` requests a second on average."""
 
     kind: Literal["bursts"] = "bursts"
@@ -43,7 +43,7 @@ class Bursts(Part):
     size: Count = 8
 
 
-class ClosedLoop(Part):
+class ClosedLoop(TrafficSettings):
     """Simulate `clients` users, each of whom sends the next request `think` seconds after the last answer ended."""
 
     kind: Literal["closed_loop"] = "closed_loop"
@@ -54,7 +54,7 @@ class ClosedLoop(Part):
 Arrivals = Annotated[AsRecorded | AtOnce | Poisson | Bursts | ClosedLoop, Field(discriminator="kind")]
 
 
-class Fixed(Part):
+class FixedLengths(TrafficSettings):
     """Use the same lengths for every request; nothing is shared."""
 
     kind: Literal["fixed"] = "fixed"
@@ -62,7 +62,7 @@ class Fixed(Part):
     output: Count = 128
 
 
-class Exponential(Part):
+class ExponentialLengths(TrafficSettings):
     """Draw lengths independently with these means (a geometric distribution, at least one token)."""
 
     kind: Literal["exponential"] = "exponential"
@@ -70,7 +70,7 @@ class Exponential(Part):
     output: Count = 128
 
 
-class Sessions(Part):
+class SessionLengths(TrafficSettings):
     """Simulate `sessions` users with conversations, one of whom sends the next turn.
 
     A turn's prompt is a system prompt shared by all, the conversation so far, and a question. After `turns` turns the
@@ -84,22 +84,22 @@ class Sessions(Part):
     output: Count = 128
 
 
-class Azure(Part):
+class AzureLengths(TrafficSettings):
     """Draw lengths from a generator fitted to the conversations of Azure's public trace of 2023."""
 
     kind: Literal["azure"] = "azure"
 
 
-class Mooncake(Part):
+class MooncakeLengths(TrafficSettings):
     """Draw lengths and shared prefixes from a generator fitted to Mooncake's public trace of conversations."""
 
     kind: Literal["mooncake"] = "mooncake"
 
 
-Lengths = Annotated[Fixed | Exponential | Sessions | Azure | Mooncake, Field(discriminator="kind")]
+Lengths = Annotated[FixedLengths | ExponentialLengths | SessionLengths | AzureLengths | MooncakeLengths, Field(discriminator="kind")]
 
 
-class TrafficWorkload(Part):
+class TrafficWorkload(TrafficSettings):
     """Requests over time. A `trace` file replaces `lengths`; `time` and `length` scale gaps and texts.
 
     `tenants` and `priorities` assign requests by weight: {a: 3, b: 1}, {0: 1, 5: 9}. All requests of a session have one
@@ -107,7 +107,7 @@ class TrafficWorkload(Part):
 
     kind: Literal["traffic"] = "traffic"
     trace: str | None = None
-    lengths: Lengths = Azure()
+    lengths: Lengths = AzureLengths()
     arrivals: Arrivals = AsRecorded()
     requests: Count | None = None  # None: all of the trace, or an hour of the generator
     time: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0

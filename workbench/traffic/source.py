@@ -9,67 +9,67 @@ from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from workbench.errors import WorkbenchError
-from workbench.traffic.arrival import Arrival, scaled
+from workbench.traffic.arrival import Arrival, scale_arrivals
 from workbench.traffic.lengths import HOURS, LENGTHS
-from workbench.traffic.replay import recorded
+from workbench.traffic.replay import read_trace
 from workbench.traffic.settings import AsRecorded, ClosedLoop, TrafficWorkload
 from workbench.traffic.times import TIMES
 
 Name = TypeVar("Name", str, int)
 
 
-class Source(Protocol):
+class TrafficSource(Protocol):
     """A source of arrivals.
 
     `initial_arrivals` yields those with given times, in order of time. `next_after_finish` is called once for each
     request that ends, however it ends, and returns the arrival that follows at `time`, if any."""
 
-    def first(self) -> Iterator[Arrival]: ...
+    def initial_arrivals(self) -> Iterator[Arrival]: ...
 
-    def after(self, time: float) -> Arrival | None: ...
+    def next_after_finish(self, time: float) -> Arrival | None: ...
 
 
-class Open:
+class OpenLoopSource:
     """Open loop: requests arrive at given times, independently of answers."""
 
     def __init__(self, arrivals: Iterable[Arrival]):
         self._arrivals = arrivals
 
-    def first(self) -> Iterator[Arrival]:
+    def initial_arrivals(self) -> Iterator[Arrival]:
         return iter(self._arrivals)
 
-    def after(self, time: float) -> Arrival | None:
+    def next_after_finish(self, time: float) -> Arrival | None:
         return None
 
 
-class Closed:
+class ClosedLoopSource:
     """Closed loop: `clients` requests at second 0, and the next one `think_seconds` after one has ended."""
 
-    def __init__(self, arrivals: Iterable[Arrival], clients: int, think: float = 0.0):
+    def __init__(self, arrivals: Iterable[Arrival], clients: int, think_seconds: float = 0.0):
         self._coming = iter(arrivals)
-        self._clients, self._think = clients, think
+        self._clients, self._think = clients, think_seconds
 
-    def first(self) -> Iterator[Arrival]:
+    def initial_arrivals(self) -> Iterator[Arrival]:
         for arrival in itertools.islice(self._coming, self._clients):
             yield replace(arrival, time=0.0)
 
-    def after(self, time: float) -> Arrival | None:
+    def next_after_finish(self, time: float) -> Arrival | None:
         arrival = next(self._coming, None)
         return None if arrival is None else replace(arrival, time=time + self._think)
 
 
-def source_of(workload: TrafficWorkload) -> Source:
+def source_of(workload: TrafficWorkload) -> TrafficSource:
     """Return the traffic of a workload, the same every time. Raises WorkbenchError for one without times or an end."""
-    arrivals, kind = scaled(_owned(_lengths(workload), workload), workload.time, workload.length), workload.arrivals
+    arrivals, kind = scale_arrivals(_with_tenants(_lengths(workload), workload), workload.time, workload.length), workload.arrivals
     if isinstance(kind, ClosedLoop):
-        return Closed(arrivals, kind.clients, kind.think * workload.time)
+        return ClosedLoopSource(arrivals, kind.clients, kind.think * workload.time)
     if isinstance(kind, AsRecorded):
-        return Open(arrivals)
+        return OpenLoopSource(arrivals)
     times = TIMES[type(kind)](kind, random.Random(f"{workload.seed}/times"))
-    return Open(replace(a, time=time * workload.time) for a, time in zip(arrivals, times, strict=False))
+    return OpenLoopSource(replace(a, time=time * workload.time) for a, time in zip(arrivals, times, strict=False))
 
 
-def _owned(arrivals: Iterator[Arrival], workload: TrafficWorkload) -> Iterator[Arrival]:
+def _with_tenants(arrivals: Iterator[Arrival], workload: TrafficWorkload) -> Iterator[Arrival]:
     """Assign a tenant and a priority to each request, independent of the number of requests."""
     if not (workload.tenants or workload.priorities):
         yield from arrivals
@@ -90,7 +90,7 @@ def _drawn(shares: Mapping[Name, float], seed: str, other: Name) -> Name:
 def _lengths(workload: TrafficWorkload) -> Iterator[Arrival]:
     recorded_times = isinstance(workload.arrivals, AsRecorded)
     if workload.trace is not None:
-        return itertools.islice(recorded(workload.trace), workload.requests)
+        return itertools.islice(read_trace(workload.trace), workload.requests)
     part = workload.lengths
     hour = HOURS.get(type(part))
     if hour is None and (recorded_times or workload.requests is None):

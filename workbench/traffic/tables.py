@@ -15,19 +15,19 @@ def quantile(table: Sequence[float], share: float) -> float:
     return table[below] + (table[below + 1] - table[below]) * (place - below)
 
 
-def drawn(table: Sequence[float], draw: random.Random) -> int:
-    return max(1, round(quantile(table, draw.random())))
+def draw_from_quantiles(table: Sequence[float], rng: random.Random) -> int:
+    return max(1, round(quantile(table, rng.random())))
 
 
-def poisson_times(counts: Sequence[float], width: float, draw: random.Random) -> Iterator[float]:
+def poisson_times(counts: Sequence[float], width: float, rng: random.Random) -> Iterator[float]:
     """Yield the times of a Poisson process with `counts` arrivals in periods of `width` seconds, repeated forever."""
     due, period = 0.0, 0
-    waiting = draw.expovariate(1.0)  # how many are expected until the next one comes
+    waiting = rng.expovariate(1.0)  # how many are expected until the next one comes
     while True:
         expected = counts[period % len(counts)] * (1 - due)
         if waiting <= expected:
             due += waiting / counts[period % len(counts)]
-            waiting = draw.expovariate(1.0)
+            waiting = rng.expovariate(1.0)
             yield (period + due) * width
         else:
             waiting, due, period = waiting - expected, 0.0, period + 1

@@ -8,24 +8,24 @@ from collections.abc import Callable, Iterator
 from workbench.traffic.settings import AtOnce, Bursts, Poisson
 
 
-def at_once(part: AtOnce, draw: random.Random) -> Iterator[float]:
+def arrivals_at_once(settings: AtOnce, rng: random.Random) -> Iterator[float]:
     while True:
         yield 0.0
 
 
-def poisson(part: Poisson, draw: random.Random) -> Iterator[float]:
+def poisson_arrivals(settings: Poisson, rng: random.Random) -> Iterator[float]:
     now = 0.0
     while True:
-        now += draw.expovariate(part.rate)
+        now += rng.expovariate(settings.rate)
         yield now
 
 
-def bursts(part: Bursts, draw: random.Random) -> Iterator[float]:
+def burst_arrivals(settings: Bursts, rng: random.Random) -> Iterator[float]:
     now = 0.0
     while True:
-        now += draw.expovariate(part.rate / part.size)
-        for _ in range(part.size):
+        now += rng.expovariate(settings.rate / settings.size)
+        for _ in range(settings.size):
             yield now
 
 
-TIMES: dict[type, Callable[..., Iterator[float]]] = {AtOnce: at_once, Poisson: poisson, Bursts: bursts}
+TIMES: dict[type, Callable[..., Iterator[float]]] = {AtOnce: arrivals_at_once, Poisson: poisson_arrivals, Bursts: burst_arrivals}

@@ -9,17 +9,17 @@ from workbench.errors import WorkbenchError
 from workbench.trace.events import Event
 
 
-class Asked:
+class RequestHandle:
     """Requests submitted together. `events` grows while they are served, with their steps' events.
 
     Iterating waits for new events; leaving the loop early (an error, the stop button) cancels the requests.
     """
 
-    def __init__(self, end: Callable[[], None]):
+    def __init__(self, cancel: Callable[[], None]):
         """`cancel` cancels the requests soon; the server reports events by `emit`."""
         self.events: list[Event] = []
         self.error = ""  # why it ended, where that was no end of a request
-        self._end = end
+        self._end = cancel
         self._news, self._done = threading.Condition(), False
 
     @property
@@ -40,7 +40,7 @@ class Asked:
             self.stop()
             raise
 
-    def tell(self, events: list[Event], done: bool = False, error: str = "") -> None:
+    def emit(self, events: list[Event], done: bool = False, error: str = "") -> None:
         """Append `events`; after `done` there are no more."""
         with self._news:
             self.events += events

@@ -12,102 +12,102 @@ from html import escape
 
 import numpy as np
 
-from workbench.pixels import coloured
+from workbench.pixels import colorize
 
-SERIES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442")
+SERIES_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442")
 
 # Variables of JupyterLab's themes, each with what a page has that is none of its own.
-STYLE = (
+BASE_STYLE = (
     ".wb-pic{background:var(--jp-layout-color0,#fff);color:var(--jp-ui-font-color0,#1b1b1b);"
     "font:12px var(--jp-ui-font-family,system-ui,sans-serif)}"
     ".wb-pic text{fill:currentColor}.wb-pic .faint{opacity:.62}.wb-pic .grid{stroke:currentColor;stroke-opacity:.18}"
     ".wb-pic .line{fill:none;stroke:currentColor}.wb-pic [data-key]:focus{outline:2px solid #d55e00;outline-offset:1px}"
-    + "".join(f".wb-pic .c{n}{{fill:{c}}}.wb-pic .l{n}{{fill:none;stroke:{c}}}" for n, c in enumerate(SERIES))
+    + "".join(f".wb-pic .c{n}{{fill:{c}}}.wb-pic .l{n}{{fill:none;stroke:{c}}}" for n, c in enumerate(SERIES_COLOURS))
 )
 
-NUMBER = re.compile(r"(\.\d*?)0+$")
+TRAILING_ZEROS = re.compile(r"(\.\d*?)0+$")
 
 
-def num(value: float) -> str:
+def format_coordinate(value: float) -> str:
     """Format a coordinate with at most two decimals, without trailing zeros."""
-    return NUMBER.sub(r"\1", f"{value:.2f}").rstrip(".")
+    return TRAILING_ZEROS.sub(r"\1", f"{value:.2f}").rstrip(".")
 
 
 def tag(name: str, *inner: str, **attributes: object) -> str:
     """One element around the markup `inner`; `_` in an attribute's name is `-`, a trailing one is dropped; None is left
     out."""
     pairs = ((key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items() if value is not None)
-    told = "".join(f' {key}="{num(v) if isinstance(v, float) else attribute(v)}"' for key, v in pairs)
+    told = "".join(f' {key}="{format_coordinate(v) if isinstance(v, float) else escape_attribute(v)}"' for key, v in pairs)
     return f"<{name}{told}>{''.join(inner)}</{name}>" if inner else f"<{name}{told}/>"
 
 
-def attribute(value: object) -> str:
+def escape_attribute(value: object) -> str:
     """Escape a value for use between quotes; line breaks survive in XML."""
     return escape(str(value)).replace("\n", "&#10;")
 
 
 def rect(x: float, y: float, width: float, height: float, **attributes: object) -> str:
     """`tip` is shown where the pointer or the keyboard's focus is; a `key` makes the element one that can be picked."""
-    return tag("rect", x=float(x), y=float(y), width=float(width), height=float(height), **_live(attributes))
+    return tag("rect", x=float(x), y=float(y), width=float(width), height=float(height), **_interactive(attributes))
 
 
 def circle(x: float, y: float, radius: float, **attributes: object) -> str:
-    return tag("circle", cx=float(x), cy=float(y), r=float(radius), **_live(attributes))
+    return tag("circle", cx=float(x), cy=float(y), r=float(radius), **_interactive(attributes))
 
 
 def line(x1: float, y1: float, x2: float, y2: float, **attributes: object) -> str:
     ends = {"x1": float(x1), "y1": float(y1), "x2": float(x2), "y2": float(y2)}
-    return tag("line", **{"class_": "line", **ends, **_live(attributes)})
+    return tag("line", **{"class_": "line", **ends, **_interactive(attributes)})
 
 
 def path(points: Iterable[tuple[float, float]], **attributes: object) -> str:
-    told = " ".join(f"{num(x)},{num(y)}" for x, y in points)
-    return tag("polyline", **{"class_": "line", "points": told, **_live(attributes)})
+    told = " ".join(f"{format_coordinate(x)},{format_coordinate(y)}" for x, y in points)
+    return tag("polyline", **{"class_": "line", "points": told, **_interactive(attributes)})
 
 
-def diamond(x: float, y: float, wide: float = 5, high: float = 5, **attributes: object) -> str:
+def diamond(x: float, y: float, half_width: float = 5, half_height: float = 5, **attributes: object) -> str:
     """Around x, y; `wide` and `high` are from there to its corners."""
-    corners = ((x, y - high), (x + wide, y), (x, y + high), (x - wide, y), (x, y - high))
+    corners = ((x, y - half_height), (x + half_width, y), (x, y + half_height), (x - half_width, y), (x, y - half_height))
     return path(corners, **attributes)
 
 
 def polygon(points: Iterable[tuple[float, float]], **attributes: object) -> str:
-    return tag("polygon", points=" ".join(f"{num(x)},{num(y)}" for x, y in points), **_live(attributes))
+    return tag("polygon", points=" ".join(f"{format_coordinate(x)},{format_coordinate(y)}" for x, y in points), **_interactive(attributes))
 
 
-def text(x: float, y: float, told: str, **attributes: object) -> str:
-    return tag("text", escape(told), x=float(x), y=float(y), **_live(attributes))
+def text(x: float, y: float, content: str, **attributes: object) -> str:
+    return tag("text", escape(content), x=float(x), y=float(y), **_interactive(attributes))
 
 
 def group(*inner: str, **attributes: object) -> str:
-    return tag("g", *inner or ("",), **_live(attributes))
+    return tag("g", *inner or ("",), **_interactive(attributes))
 
 
-def svg(width: float, height: float, *parts: str, title: str) -> str:
+def document(width: float, height: float, *parts: str, title: str) -> str:
     """Return a whole picture; `title` is read by screen readers. It shrinks with its place, never beyond `width`."""
     return tag(
-        "svg", tag("title", escape(title)), tag("style", STYLE), *parts,
-        xmlns="http://www.w3.org/2000/svg", class_="wb-pic", role="group", viewBox=f"0 0 {num(width)} {num(height)}",
+        "svg", tag("title", escape(title)), tag("style", BASE_STYLE), *parts,
+        xmlns="http://www.w3.org/2000/svg", class_="wb-pic", role="group", viewBox=f"0 0 {format_coordinate(width)} {format_coordinate(height)}",
         width=float(width), height=float(height), style="max-width:100%;height:auto",
     )  # fmt: skip
 
 
 def html(*parts: str) -> str:
     """A picture that is text and tables, in the same colours. `parts` are markup: escape what comes from outside."""
-    return f'<div class="wb-pic"><style>{STYLE}</style>{"".join(parts)}</div>'
+    return f'<div class="wb-pic"><style>{BASE_STYLE}</style>{"".join(parts)}</div>'
 
 
-def shade(share: float) -> str:
+def cividis_colour(fraction: float) -> str:
     """Return the cividis colour of an amount between 0 and 1, dark to light; grey for NaN."""
-    return "#" + coloured(np.array([[share]])).tobytes().hex()
+    return "#" + colorize(np.array([[fraction]])).tobytes().hex()
 
 
-def ink(share: float) -> str:
+def contrast_colour(fraction: float) -> str:
     """Black or white, whichever is read on `shade(share)`."""
-    return "#ffffff" if share < 0.55 else "#000000"
+    return "#ffffff" if fraction < 0.55 else "#000000"
 
 
-def _live(attributes: dict[str, object]) -> dict[str, object]:
+def _interactive(attributes: dict[str, object]) -> dict[str, object]:
     changed = {("data_" + key if key in ("tip", "key") else key): value for key, value in attributes.items()}
     if "data_key" in changed:
         changed.setdefault("tabindex", 0)

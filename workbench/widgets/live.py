@@ -15,32 +15,32 @@ from typing import Any, TypeVar
 
 from workbench.engine import intake
 from workbench.engine.runner import Runner
-from workbench.errors import in_words
+from workbench.errors import describe_error
 from workbench.request import FinishReason, Request
 from workbench.trace.events import Event, Finished
-from workbench.widgets.asked import Asked
-from workbench.widgets.stop_button import reached
-from workbench.widgets.turns import Turns
+from workbench.widgets.asked import RequestHandle
+from workbench.widgets.stop_button import register_stoppable
+from workbench.widgets.turns import FifoLock
 
 Result = TypeVar("Result")
 
 
 @dataclass(eq=False)
-class _Serving:
+class _ServedRequests:
     """Requests served together, known to the owner's thread only.
 
     `pending` are still to be submitted, `num_unfinished` counts the others; `is_single_text` if one text was given.
     """
 
-    asked: Asked
-    coming: deque[Request]
-    lone: bool
-    began: float = 0.0
-    box: deque[Event] = field(default_factory=deque)
-    owed: int = 0
+    handle: RequestHandle
+    pending: deque[Request]
+    is_single_text: bool
+    start_time: float = 0.0
+    output_queue: deque[Event] = field(default_factory=deque)
+    num_unfinished: int = 0
 
 
-class Live:
+class RunnerThread:
     """The thread that owns `runner`; `RunnerThread.attach(runner)` returns the existing one or makes it.
 
     `runner.stream(...)` of other threads comes here by itself, so cells need not know of it. Everything else that is
@@ -49,50 +49,50 @@ class Live:
 
     def __init__(self, runner: Runner):
         self.runner = runner
-        self.trials = Turns()  # who changes the runner for a while, and wants it back as it was
+        self.exclusive = FifoLock()  # who changes the runner for a while, and wants it back as it was
         self._numbers = itertools.count(1)
         self._bell = threading.Condition()  # guards the two below
         self._jobs: deque[Callable[[], None]] = deque()
         self._thread: threading.Thread | None = None
-        self._serving: list[_Serving] = []  # of the owner's thread alone
-        heard = runner.instruments.listener
+        self._serving: list[_ServedRequests] = []  # of the owner's thread alone
+        heard = runner.telemetry.listener
         self._listeners = [heard] if heard is not None else []
-        runner.instruments.listener = self._heard
+        runner.telemetry.listener = self._on_event
         runner.owner = self
 
     @classmethod
-    def of(cls, runner: Runner) -> Live:
+    def attach(cls, runner: Runner) -> RunnerThread:
         """Return the thread that owns `runner`, made at the first call; the kernel's stop button reaches it."""
         if not isinstance(runner.owner, cls):
-            reached(cls(runner))
+            register_stoppable(cls(runner))
         assert isinstance(runner.owner, cls)
         return runner.owner
 
-    def name(self, kind: str) -> str:
+    def new_request_id(self, kind: str) -> str:
         """Return a new request id, unique among all widgets of the runner."""
         return f"{kind}-{next(self._numbers)}"
 
-    def here(self) -> bool:
+    def is_current_thread(self) -> bool:
         return threading.current_thread() is self._thread
 
-    def elsewhere(self) -> bool:
-        return self._thread is not None and not self.here()
+    def is_other_thread(self) -> bool:
+        return self._thread is not None and not self.is_current_thread()
 
-    def ask(self, requests: intake.Asked, **sampling: object) -> Asked:
+    def submit(self, requests: intake.RequestInput, **sampling: object) -> RequestHandle:
         """Submit `requests` as `Runner.stream` does, and return their handle at once."""
-        coming = deque(sorted(self.runner.read(requests, sampling), key=intake.due))
-        asked = Asked(lambda: self._put(lambda: self._end(serving)))
-        serving = _Serving(asked, coming, isinstance(requests, str))
+        coming = deque(sorted(self.runner.make_requests(requests, sampling), key=intake.arrival))
+        asked = RequestHandle(lambda: self._put(lambda: self._end(serving)))
+        serving = _ServedRequests(asked, coming, isinstance(requests, str))
         self._put(lambda: self._begin(serving))
         return asked
 
-    def stream(self, requests: intake.Asked, **sampling: object) -> Iterator[Event]:
-        return iter(self.ask(requests, **sampling))
+    def stream(self, requests: intake.RequestInput, **sampling: object) -> Iterator[Event]:
+        return iter(self.submit(requests, **sampling))
 
-    def call(self, work: Callable[[Runner], Result]) -> Result:
+    def call(self, function: Callable[[Runner], Result]) -> Result:
         """Return `function(runner)`, run between two of its steps; waits for it and raises its errors here."""
         answer: Future[Result] = Future()
-        self._put(lambda: _answer(answer, work, self.runner))
+        self._put(lambda: _resolve(answer, function, self.runner))
         return answer.result()
 
     def stop(self) -> None:
@@ -108,7 +108,7 @@ class Live:
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 
     def _put(self, job: Callable[[], Any]) -> None:
-        if self.here():
+        if self.is_current_thread():
             job()
             return
         with self._bell:
@@ -118,7 +118,7 @@ class Live:
                 self._thread.start()
             self._bell.notify()
 
-    def _heard(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         for listener in tuple(self._listeners):
             listener(event)
 
@@ -137,61 +137,61 @@ class Live:
                     job()
                 self._serve()
             except Exception as error:  # of the runner itself: nothing that was asked can go on
-                self._give_up(in_words(error))
+                self._fail_all(describe_error(error))
 
     def _idle(self) -> float | None:
         """Return seconds until there is work; None where only a new job brings it."""
-        if any(each.owed for each in self._serving):
+        if any(each.num_unfinished for each in self._serving):
             return 0
-        coming = [each.began + intake.due(each.coming[0]) for each in self._serving if each.coming]
+        coming = [each.start_time + intake.arrival(each.pending[0]) for each in self._serving if each.pending]
         return max(0.0, min(coming) - self.runner.clock()) if coming else None
 
-    def _begin(self, each: _Serving) -> None:
+    def _begin(self, each: _ServedRequests) -> None:
         self._serving.append(each)
-        each.began = self.runner.clock()
+        each.start_time = self.runner.clock()
 
     def _serve(self) -> None:
         steps: deque[Event] = deque()
         for each in self._serving:
-            while each.coming and each.began + intake.due(each.coming[0]) <= self.runner.clock():
-                request = each.coming.popleft()
-                each.owed += self.runner.submit(request, each.box, each.began + intake.due(request))
-        if self.runner.busy:
+            while each.pending and each.start_time + intake.arrival(each.pending[0]) <= self.runner.clock():
+                request = each.pending.popleft()
+                each.num_unfinished += self.runner.submit(request, each.output_queue, each.start_time + intake.arrival(request))
+        if self.runner.has_unfinished_requests:
             self.runner.step(steps)
         for each in list(self._serving):
             self._deliver(each, steps)
 
-    def _deliver(self, each: _Serving, steps: deque[Event]) -> None:
-        events = [*each.box]
-        each.box.clear()
+    def _deliver(self, each: _ServedRequests, steps: deque[Event]) -> None:
+        events = [*each.output_queue]
+        each.output_queue.clear()
         ends = [event for event in events if isinstance(event, Finished)]
-        each.owed -= len(ends)
+        each.num_unfinished -= len(ends)
         refused = [end.error for end in ends if end.reason == FinishReason.REFUSED]
-        done = not each.owed and not each.coming
+        done = not each.num_unfinished and not each.pending
         if done:
             self._serving.remove(each)
-        each.asked.tell([*events, *steps], done, refused[0] if refused and each.lone else "")
+        each.handle.emit([*events, *steps], done, refused[0] if refused and each.is_single_text else "")
 
-    def _give_up(self, error: str) -> None:
+    def _fail_all(self, error: str) -> None:
         for each in list(self._serving):
             try:
                 self._end(each, error)
             except Exception:  # the runner cannot even cancel: its handles end all the same
                 self._serving.remove(each)
-                each.asked.tell([*each.box], True, error)
+                each.handle.emit([*each.output_queue], True, error)
 
-    def _end(self, each: _Serving, error: str = "") -> None:
+    def _end(self, each: _ServedRequests, error: str = "") -> None:
         if each not in self._serving:
             return
-        each.coming.clear()
-        for name in self.runner.served.of(each.box):
+        each.pending.clear()
+        for name in self.runner.tracker.request_ids_of(each.output_queue):
             self.runner.cancel(name)
         self._serving.remove(each)
-        each.asked.tell([*each.box], True, error)
+        each.handle.emit([*each.output_queue], True, error)
 
 
-def _answer(answer: Future[Any], work: Callable[[Runner], Any], runner: Runner) -> None:
+def _resolve(future: Future[Any], function: Callable[[Runner], Any], runner: Runner) -> None:
     try:
-        answer.set_result(work(runner))
+        future.set_result(function(runner))
     except BaseException as error:
-        answer.set_exception(error)
+        future.set_exception(error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def seconds(value: float | None) -> str:
+def format_seconds(value: float | None) -> str:
     """`1.5 s`, `20 ms`, `3.14 µs`; – for what is not known."""
     if value is None:
         return "–"
@@ -13,6 +13,6 @@ def seconds(value: float | None) -> str:
     return f"{value / 1e-9:.3g} ns"
 
 
-def percent(share: float) -> str:
+def format_percent(fraction: float) -> str:
     """`12.5 %`; what is less than a hundredth of one is not counted out."""
-    return f"{100 * share:.3g} %" if share >= 0.0001 else "< 0.01 %"
+    return f"{100 * fraction:.3g} %" if fraction >= 0.0001 else "< 0.01 %"

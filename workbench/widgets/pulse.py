@@ -7,25 +7,25 @@ import time
 import weakref
 from collections.abc import Callable
 
-SECONDS = 0.1  # between the end of one redraw and the begin of the next: at most ten a second
+MIN_REDRAW_INTERVAL_SECONDS = 0.1  # between the end of one redraw and the begin of the next: at most ten a second
 
 
-_ALL: weakref.WeakSet[Pulse] = weakref.WeakSet()
+_ALL: weakref.WeakSet[Throttle] = weakref.WeakSet()
 
 
-def catch_up() -> None:
+def flush_all() -> None:
     """Flush pending redraws of all widgets of this process."""
     for pulse in tuple(_ALL):
-        pulse.catch_up()
+        pulse.flush_pending()
 
 
-class Pulse:
+class Throttle:
     """Throttle of `draw`: called soon after `mark`, in a thread of its own, at most ten times a second.
 
     The last mark is always drawn. `flush` draws here and now; marks after `stop` do nothing.
     """
 
-    def __init__(self, draw: Callable[[], None], seconds: float = SECONDS):
+    def __init__(self, draw: Callable[[], None], seconds: float = MIN_REDRAW_INTERVAL_SECONDS):
         self._draw, self._seconds = draw, seconds
         self._state, self._drawing = threading.Lock(), threading.RLock()
         self._timer: threading.Timer | None = None
@@ -36,7 +36,7 @@ class Pulse:
         with self._state:
             if self._timer is not None or self._stopped:
                 return
-            self._timer = threading.Timer(max(0.0, self._next - time.monotonic()), self._beat)
+            self._timer = threading.Timer(max(0.0, self._next - time.monotonic()), self._on_timer)
             self._timer.daemon = True
             self._timer.start()
 
@@ -46,9 +46,9 @@ class Pulse:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-        self._now()
+        self._redraw()
 
-    def catch_up(self) -> None:
+    def flush_pending(self) -> None:
         """Draw what is marked and not drawn yet; wait for a redraw that is under way."""
         with self._state:
             marked = self._timer is not None
@@ -64,13 +64,13 @@ class Pulse:
                 self._timer.cancel()
                 self._timer = None
 
-    def _beat(self) -> None:
+    def _on_timer(self) -> None:
         with self._state:
             self._timer = None  # before drawing: what is marked meanwhile is drawn again
             self._next = time.monotonic() + self._seconds  # a long redraw may still be going on: the lock waits for it
-        self._now()
+        self._redraw()
 
-    def _now(self) -> None:
+    def _redraw(self) -> None:
         with self._drawing:
             self._draw()
             with self._state:

@@ -12,16 +12,16 @@ class Stoppable(Protocol):
     def stop(self) -> None: ...
 
 
-_GOING: weakref.WeakSet[Stoppable] = weakref.WeakSet()
+_STOPPABLE: weakref.WeakSet[Stoppable] = weakref.WeakSet()
 
 
-def reached(each: Stoppable) -> None:
+def register_stoppable(target: Stoppable) -> None:
     """Let the stop button stop `target` as long as it is referenced."""
-    _GOING.add(each)
-    hear_stop_button()
+    _STOPPABLE.add(target)
+    install_stop_handler()
 
 
-def hear_stop_button() -> None:
+def install_stop_handler() -> None:
     """Install the handler of the stop button for the time when no cell runs.
 
     While a cell runs, the button interrupts the cell and all it waits for. The handler can be set only from within a
@@ -30,4 +30,4 @@ def hear_stop_button() -> None:
     kernel = notebook_kernel()
     if hasattr(kernel, "saved_sigint_handler"):
         # What ipykernel puts in force when the cell is over; by itself that ignores interrupts until the next.
-        kernel.saved_sigint_handler = lambda *_: [each.stop() for each in tuple(_GOING)]
+        kernel.saved_sigint_handler = lambda *_: [each.stop() for each in tuple(_STOPPABLE)]

@@ -7,35 +7,35 @@ from collections import deque
 from collections.abc import Callable
 
 
-class Turns:
+class FifoLock:
     """Fair lock: `enqueue` at once, `acquire` in a thread of one's own, `release` in any case, also after giving up."""
 
     def __init__(self) -> None:
         self._bell = threading.Condition()
         self._line: deque[object] = deque()
 
-    def join(self, who: object) -> None:
+    def enqueue(self, owner: object) -> None:
         with self._bell:
-            self._line.append(who)
+            self._line.append(owner)
 
-    def first(self, who: object) -> bool:
+    def is_first(self, owner: object) -> bool:
         with self._bell:
-            return bool(self._line) and self._line[0] is who
+            return bool(self._line) and self._line[0] is owner
 
-    def wait(self, who: object, gave_up: Callable[[], bool]) -> bool:
+    def acquire(self, owner: object, cancelled: Callable[[], bool]) -> bool:
         """Wait until the lock is held or `cancelled()`; return whether it is held.
 
         `cancelled` is tested again at each `notify`.
         """
         with self._bell:
-            self._bell.wait_for(lambda: gave_up() or self._line[0] is who)
-            return not gave_up()
+            self._bell.wait_for(lambda: cancelled() or self._line[0] is owner)
+            return not cancelled()
 
-    def look(self) -> None:
+    def notify(self) -> None:
         with self._bell:
             self._bell.notify_all()
 
-    def leave(self, who: object) -> None:
+    def release(self, owner: object) -> None:
         with self._bell:
-            self._line.remove(who)
+            self._line.remove(owner)
             self._bell.notify_all()

@@ -14,13 +14,13 @@ import anywidget
 import ipywidgets
 import traitlets
 
-from workbench.widgets.pulse import Pulse
+from workbench.widgets.pulse import Throttle
 
 HERE = Path(__file__).parent
-_SHOWN: dict[str, tuple[str, list[View]]] = {}  # by cell: which of its runs, and what that has shown
+_SHOWN_BY_CELL: dict[str, tuple[str, list[PictureWidget]]] = {}  # by cell: which of its runs, and what that has shown
 
 
-class Picture(anywidget.AnyWidget):
+class MarkupWidget(anywidget.AnyWidget):
     """Markup in the browser. `picked` is the key of what was clicked last, or chosen with Enter."""
 
     _esm = HERE / "picture.js"
@@ -31,7 +31,7 @@ class Picture(anywidget.AnyWidget):
     typing = traitlets.Bool(False).tag(sync=True)  # whether the keyboard is in a field or a slider of this widget
 
 
-class View(ipywidgets.VBox):
+class PictureWidget(ipywidgets.VBox):
     """A widget: its own traits are its state, `picture()` draws them.
 
     A subclass says what it looks like in `picture`, calls `watch` with the traits that change it, and puts its
@@ -41,10 +41,10 @@ class View(ipywidgets.VBox):
 
     def __init__(self, **traits: Any):
         super().__init__(**traits)
-        self.shown = Picture(name=uuid4().hex)
-        self.pulse = Pulse(self.redraw)
-        self._display_id, self._displayed, self._owed = uuid4().hex, False, False
-        self.shown.observe(lambda _: self.keep() if self._owed else None, "typing")
+        self.shown = MarkupWidget(name=uuid4().hex)
+        self.throttle = Throttle(self.redraw)
+        self._display_id, self._displayed, self._keep_pending = uuid4().hex, False, False
+        self.shown.observe(lambda _: self.keep() if self._keep_pending else None, "typing")
         self.add_class("wb")
         self.add_class(f"wb-{type(self).__name__.lower()}")
 
@@ -62,21 +62,21 @@ class View(ipywidgets.VBox):
 
     def watch(self, *names: str) -> None:
         """Redraw on changes of these traits, at most ten times a second."""
-        self.observe(lambda _: self.pulse.mark(), list(names))
+        self.observe(lambda _: self.throttle.mark(), list(names))
 
     def keep(self) -> None:
         """Save the present picture in the notebook's output; call it when work is done.
 
         JupyterLab then makes the view anew: while the keyboard is in one of its fields or sliders, it is postponed.
         """
-        self._owed = self.shown.typing
-        if self._displayed and not self._owed:
+        self._keep_pending = self.shown.typing
+        if self._displayed and not self._keep_pending:
             _publish(self._bundle(), self._display_id, update=True)
 
     def close(self) -> None:
         """Close the widget with its controls and end its work."""
         if hasattr(self, "pulse"):  # one that was refused at birth has none, and is closed all the same
-            self.pulse.stop()
+            self.throttle.stop()
         for child in self.children:
             _close(child)
         super().close()
@@ -106,18 +106,18 @@ def _close(widget: Any) -> None:
     widget.close()
 
 
-def _replace(view: View) -> None:
+def _replace(view: PictureWidget) -> None:
     """Close views that an earlier run of this cell has shown."""
     ipython = sys.modules.get("IPython")
     parent: Any = getattr(ipython.get_ipython() if ipython is not None else None, "parent_header", None) or {}
     cell, run = parent.get("metadata", {}).get("cellId"), parent.get("header", {}).get("msg_id")
     if cell is None:
         return
-    if _SHOWN.get(cell, (run,))[0] != run:
-        for old in _SHOWN.pop(cell)[1]:
+    if _SHOWN_BY_CELL.get(cell, (run,))[0] != run:
+        for old in _SHOWN_BY_CELL.pop(cell)[1]:
             if old is not view:
                 old.close()
-    _SHOWN.setdefault(cell, (run, []))[1].append(view)
+    _SHOWN_BY_CELL.setdefault(cell, (run, []))[1].append(view)
 
 
 def _publish(bundle: dict[str, Any], display_id: str, update: bool) -> None:

@@ -30,7 +30,7 @@ class Unsupported(Exception):
     """The tool cannot do this workload or format; the message gives the reason."""
 
 
-class Engine(Protocol):
+class PeerEngine(Protocol):
     """A tool with the model loaded.
 
     `how` states conditions of the measurements (cache format, batching). It may also have `artifacts`: content hashes
@@ -50,9 +50,9 @@ class Engine(Protocol):
         ...
 
 
-def serve(make: Callable[[dict], Engine]) -> None:
+def serve(make: Callable[[dict], PeerEngine]) -> None:
     """Answer the job on stdin with the engine that `make(job)` returns."""
-    answer_with(lambda job: _work(make, job))
+    answer_with(lambda job: _run_job(make, job))
 
 
 def answer_with(work: Callable[[dict], dict]) -> None:
@@ -84,7 +84,7 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _work(make: Callable[[dict], Engine], job: dict) -> dict:
+def _run_job(make: Callable[[dict], PeerEngine], job: dict) -> dict:
     began = time.perf_counter()
     engine = make(job)
     answer: dict = {"load_seconds": time.perf_counter() - began, "how": engine.how}
@@ -92,14 +92,14 @@ def _work(make: Callable[[dict], Engine], job: dict) -> dict:
         engine.logits(job["prompt"][::-1])  # a tool's cache of another prompt must not affect these
         return {**answer, "logits": engine.logits(job["prompt"])}
     first, *others = job["repetitions"]
-    answer["warm_up"] = measured(engine, job["kind"], first)
+    answer["warm_up"] = measure_requests(engine, job["kind"], first)
     before = processor_seconds()
-    answer["measured"] = [measured(engine, job["kind"], each) for each in others]
+    answer["measured"] = [measure_requests(engine, job["kind"], each) for each in others]
     answer["artifacts"] = getattr(engine, "artifacts", {})
     return {**answer, "others_cpu_share": others_cpu_share(before, processor_seconds())}
 
 
-def measured(engine: Engine, kind: str, requests: list[dict]) -> dict:
+def measure_requests(engine: PeerEngine, kind: str, requests: list[dict]) -> dict:
     """Return `tokens` and `seconds` of one repetition.
 
     Counts output tokens after the first (decode), prompt tokens until the first output token (prefill), or all output
@@ -138,7 +138,7 @@ def others_cpu_share(before: tuple | None, after: tuple | None) -> float | None:
     return min(1.0, max(0.0, others / (after[0] - before[0])))
 
 
-def most_tokens(job: dict) -> tuple[int, int]:
+def batch_and_length(job: dict) -> tuple[int, int]:
     """Return the number of sequences that run at once, and the maximum tokens of one."""
     if job["kind"] == "logits":
         return 1, len(job["prompt"]) + 2

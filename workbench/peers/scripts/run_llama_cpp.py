@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from peer_protocol import most_tokens, serve
+from peer_protocol import batch_and_length, serve
 
 BATCH = 2048  # tokens of one call of llama_decode, llama.cpp's default
 
@@ -24,7 +24,7 @@ class LlamaCpp:
         if not self.model:
             raise RuntimeError(f"llama.cpp could not load {job['model']}")
         self.vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
-        sequences, longest = most_tokens(job)
+        sequences, longest = batch_and_length(job)
         context = llama_cpp.llama_context_default_params()
         context.kv_unified = True  # 1.15 times a stream for each sequence, with the 16 mixed requests
         context.n_seq_max = sequences

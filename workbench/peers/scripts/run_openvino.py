@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from peer_protocol import most_tokens, serve
+from peer_protocol import batch_and_length, serve
 
 CACHE_GIGABYTES = 2
 
@@ -32,7 +32,7 @@ class OpenVINO:
             self.properties["KV_CACHE_PRECISION"] = "f32"
             self.how = "cache in float32"
         if job["kind"] == "mixed":
-            self.batched = self._batching_pipeline(most_tokens(job)[0])
+            self.batched = self._batching_pipeline(batch_and_length(job)[0])
             self.how += ", its continuous batching"
         elif job["kind"] != "logits":
             self.pipeline = openvino_genai.LLMPipeline(self.model, "CPU", **self.properties)

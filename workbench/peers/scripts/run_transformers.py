@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from peer_protocol import most_tokens, serve
+from peer_protocol import batch_and_length, serve
 
 PAGE = 64  # tokens
 BATCH_TOKENS = 512  # of one step
@@ -27,7 +27,7 @@ class Transformers:
         if self.backend == "zentorch":
             import zentorch  # noqa: F401 (registers its backend)
         self.cache: Any = None
-        self.room = -(-most_tokens(job)[1] // 64) * 64
+        self.room = -(-batch_and_length(job)[1] // 64) * 64
         if self.static:
             self.step = torch.compile(self.model.forward, backend=self.backend, dynamic=False)
             self.how += f", decode step compiled with {self.backend}"
@@ -85,7 +85,7 @@ class Transformers:
         """Start continuous batching with a cache for this workload: by default it takes most of the memory."""
         from transformers import ContinuousBatchingConfig, GenerationConfig
 
-        sequences, longest = most_tokens(job)
+        sequences, longest = batch_and_length(job)
         config = ContinuousBatchingConfig(
             page_size=PAGE, num_blocks=sequences * (-(-longest // PAGE) + 1), max_batch_tokens=BATCH_TOKENS
         )

@@ -7,7 +7,7 @@ import os
 import time
 from typing import Any
 
-from peer_protocol import most_tokens, serve
+from peer_protocol import batch_and_length, serve
 
 CACHE_GIGABYTES = 2
 
@@ -20,7 +20,7 @@ class VLLM:
         import vllm
 
         self.vllm = vllm
-        sequences, longest = most_tokens(job)
+        sequences, longest = batch_and_length(job)
         self.engine: Any = vllm.LLM(
             model=job["model"],
             dtype=job["format"],

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from peer_protocol import most_tokens, serve
+from peer_protocol import batch_and_length, serve
 
 WEIGHTS: dict[str, dict[str, Any]] = {  # what `workbench.load` calls the formats; others are dense
     "int8": {"weights": "int8"},
     "int4": {"weights": "int4", "head_weights": "int8"},
     "int4-head": {"weights": "int4", "head_weights": "int4"},
 }
-TOLD = ("weights", "head_weights", "weight_group", "compile")  # settings reported with the measurements
+PASSED_SETTINGS = ("weights", "head_weights", "weight_group", "compile")  # settings reported with the measurements
 
 
 class Workbench:
@@ -24,10 +24,10 @@ class Workbench:
         self.decoded, self.finished = Decoded, Finished
         torch.set_num_threads(job["threads"])
         self.workbench, self.asked = workbench, 0
-        options, (sequences, longest) = job["options"], most_tokens(job)
+        options, (sequences, longest) = job["options"], batch_and_length(job)
         settings: dict[str, Any] = {
             "dtype": "float32" if job["format"] == "float32" else "bfloat16",
-            "lane": options["lane"],
+            "backend": options["backend"],
             "seed": options["seed"],
             "max_num_seqs": sequences,
             "pages": sequences * (-(-longest // 64) + 1),
@@ -35,8 +35,8 @@ class Workbench:
             **options["settings"],
         }
         self.runner = workbench.load(options["model"], **settings)
-        told = [f"{name} {settings[name]}" for name in TOLD if name in settings]
-        self.how = ", ".join([*told, f"lane {self.runner.lanes}"])
+        told = [f"{name} {settings[name]}" for name in PASSED_SETTINGS if name in settings]
+        self.how = ", ".join([*told, f"backend {self.runner.backends}"])
 
     @property
     def artifacts(self) -> dict[str, str]:

@@ -11,9 +11,9 @@ import numpy as np
 import traitlets
 
 from workbench import pixels
-from workbench.widgets.attention.tiles import SIDE, Tiles
+from workbench.widgets.attention.tiles import TILE_SIDE, TilePyramid
 
-HERE = Path(__file__).parent
+FOLDER = Path(__file__).parent
 
 
 class HeatMap(anywidget.AnyWidget):
@@ -24,11 +24,11 @@ class HeatMap(anywidget.AnyWidget):
     keyboard's cursor, [row, column] or empty; `describe` returns the caption for it.
     """
 
-    _esm = HERE / "heat_map.js"
-    _css = HERE / "heat_map.css"
+    _esm = FOLDER / "heat_map.js"
+    _css = FOLDER / "heat_map.css"
     rows = traitlets.Int(0).tag(sync=True)
     columns = traitlets.Int(0).tag(sync=True)
-    side = traitlets.Int(SIDE).tag(sync=True)
+    side = traitlets.Int(TILE_SIDE).tag(sync=True)
     top = traitlets.Int(0).tag(sync=True)
     stamp = traitlets.Int(0).tag(sync=True)  # tiles of another are old
     frame = traitlets.Int(0).tag(sync=True)  # of another map altogether: it is shown whole again
@@ -40,36 +40,36 @@ class HeatMap(anywidget.AnyWidget):
     column_title = traitlets.Unicode("").tag(sync=True)
     marks = traitlets.List().tag(sync=True)
     pointed = traitlets.List(traitlets.Int()).tag(sync=True)
-    told = traitlets.Unicode("").tag(sync=True)
+    caption = traitlets.Unicode("").tag(sync=True)
     label = traitlets.Unicode("heat map").tag(sync=True)
 
     def __init__(self, tell: Callable[[int, int], str] = "row {}, column {}".format, **traits: Any):
-        super().__init__(colours=pixels.indexed(), **traits)
-        self.tiles = Tiles(0, 0, lambda begin, end: np.zeros((end - begin, 0), np.uint8))
-        self.tell = tell
-        self.on_msg(self._asked)
-        self.observe(self._tell, ["pointed"])
+        super().__init__(colours=pixels.palette(), **traits)
+        self.tiles = TilePyramid(0, 0, lambda begin, end: np.zeros((end - begin, 0), np.uint8))
+        self.describe = tell
+        self.on_msg(self._on_message)
+        self.observe(self._update_caption, ["pointed"])
         self.add_class("wb-heatmap")
 
-    def put(self, tiles: Tiles, fresh: bool = True, **traits: Any) -> None:
+    def show_tiles(self, tiles: TilePyramid, reset_view: bool = True, **traits: Any) -> None:
         """Show `tiles`, at once with other traits. Not `fresh`: the map that was shown, which has grown or changed."""
         self.tiles = tiles
         with self.hold_sync():
             self.set_trait("rows", tiles.rows)
             self.set_trait("columns", tiles.columns)
-            self.top, self.stamp = tiles.top, self.stamp + 1
+            self.top, self.stamp = tiles.max_level, self.stamp + 1
             for name, value in traits.items():
                 self.set_trait(name, value)
-            if fresh:
+            if reset_view:
                 self.frame += 1
-        self._tell()
+        self._update_caption()
 
-    def _asked(self, _: Any, content: dict[str, Any], __: Any) -> None:
+    def _on_message(self, _: Any, content: dict[str, Any], __: Any) -> None:
         for level, row, column in content.get("want", ()):
             cells = np.ascontiguousarray(self.tiles.tile(level, row, column))
             told = {"tile": [level, row, column], "size": list(cells.shape), "stamp": content.get("stamp")}
             self.send(told, [cells.tobytes()])
 
-    def _tell(self, _: object = None) -> None:
+    def _update_caption(self, _: object = None) -> None:
         inside = len(self.pointed) == 2 and self.pointed[0] < self.rows and self.pointed[1] < self.columns
-        self.told = self.tell(*self.pointed) if inside else ""
+        self.caption = self.describe(*self.pointed) if inside else ""

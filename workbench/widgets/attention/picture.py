@@ -10,28 +10,28 @@ import numpy as np
 from workbench.pixels import data_uri
 from workbench.widgets import kit
 
-THUMB, GAP, SIDE, LEFT = 60, 8, 460, 92
+THUMBNAIL_SIDE, GAP, SIDE, LEFT = 60, 8, 460, 92
 WIDTH = 640
-NAMED = 64  # tokens at most whose names stand on an axis
+MAX_NAMED_TOKENS = 64  # tokens at most whose names stand on an axis
 HATCH = (
     '<defs><pattern id="wb-unseen" width="6" height="6" patternUnits="userSpaceOnUse">'
     '<path class="grid" d="M-1 7L7 -1"/></pattern></defs>'
 )
-WINDOW, SINKS, HEADS = [], [3, 3], [8, 3]  # dashes of the lines over a map
-LINES = ((WINDOW, "where the window begins"), (SINKS, "where the sinks end"), (HEADS, "the next head's rows"))
+WINDOW_DASH, SINKS_DASH, HEADS_DASH = [], [3, 3], [8, 3]  # dashes of the lines over a map
+LINE_MEANINGS = ((WINDOW_DASH, "where the window begins"), (SINKS_DASH, "where the sinks end"), (HEADS_DASH, "the next head's rows"))
 TICKS = (0.0, 0.01, 0.1, 0.25, 0.5, 1.0)
 
 
 @dataclass(frozen=True)
-class Thumb:
+class HeadThumbnail:
     head: int
-    group: int
+    kv_head: int
     cells: np.ndarray  # uint8, small
     chosen: bool
 
 
 @dataclass(frozen=True)
-class Map:
+class WeightMap:
     """`cells` are all of a map of `rows` x `columns`, reduced or not; names, numbers and `marks` as in HeatMap."""
 
     cells: np.ndarray
@@ -43,45 +43,45 @@ class Map:
     marks: Sequence[Sequence]
 
 
-def heads(thumbs: Sequence[Thumb], caption: Sequence[str]) -> tuple[str, float]:
+def draw_heads(thumbs: Sequence[HeadThumbnail], caption: Sequence[str]) -> tuple[str, float]:
     """Markup and height: every head as a small map that can be picked, under a bracket for each group."""
-    each, across = THUMB + GAP, max(1, (WIDTH - 8) // (THUMB + GAP))
+    each, across = THUMBNAIL_SIDE + GAP, max(1, (WIDTH - 8) // (THUMBNAIL_SIDE + GAP))
     parts = [kit.text(4, 14 + 15 * n, line, class_=None if n == 0 else "faint") for n, line in enumerate(caption)]
     top = 15 * len(caption) + 10
     for place, thumb in enumerate(thumbs):
-        x, y = 4 + each * (place % across), top + (THUMB + 34) * (place // across)
-        begins = place % across == 0 or thumbs[place - 1].group != thumb.group
+        x, y = 4 + each * (place % across), top + (THUMBNAIL_SIDE + 34) * (place // across)
+        begins = place % across == 0 or thumbs[place - 1].kv_head != thumb.kv_head
         if begins:
-            alike = [t for t in thumbs[place : place - place % across + across] if t.group == thumb.group]
+            alike = [t for t in thumbs[place : place - place % across + across] if t.kv_head == thumb.kv_head]
             end = x + each * len(alike) - GAP
             parts.append(kit.path([(x, y + 12), (x, y + 7), (end, y + 7), (end, y + 12)]))
-            parts.append(kit.text(x + 1, y + 4, f"keys {thumb.group}", font_size=10))
-        parts.append(kit.rect(x, y + 15, THUMB, THUMB, fill="url(#wb-unseen)"))
-        parts.append(_image(x, y + 15, THUMB, THUMB, thumb.cells))
+            parts.append(kit.text(x + 1, y + 4, f"keys {thumb.kv_head}", font_size=10))
+        parts.append(kit.rect(x, y + 15, THUMBNAIL_SIDE, THUMBNAIL_SIDE, fill="url(#wb-unseen)"))
+        parts.append(_image(x, y + 15, THUMBNAIL_SIDE, THUMBNAIL_SIDE, thumb.cells))
         parts.append(
             kit.rect(
-                x, y + 15, THUMB, THUMB, key=f"head {thumb.head}", fill="transparent", stroke="currentColor",
+                x, y + 15, THUMBNAIL_SIDE, THUMBNAIL_SIDE, key=f"head {thumb.head}", fill="transparent", stroke="currentColor",
                 stroke_width=3 if thumb.chosen else 0.5, tabindex=0 if thumb.chosen else -1, role="button",
-                aria_label=f"head {thumb.head}", tip=f"head {thumb.head} reads keys and values {thumb.group}",
+                aria_label=f"head {thumb.head}", tip=f"head {thumb.head} reads keys and values {thumb.kv_head}",
             )
         )  # fmt: skip
         weight = "bold" if thumb.chosen else None
         told = f"head {thumb.head}" + (" ◂" if thumb.chosen else "")
-        parts.append(kit.text(x, y + THUMB + 27, told, font_size=10, font_weight=weight))
-    height = top + (THUMB + 34) * -(-len(thumbs) // across) + 2
+        parts.append(kit.text(x, y + THUMBNAIL_SIDE + 27, told, font_size=10, font_weight=weight))
+    height = top + (THUMBNAIL_SIDE + 34) * -(-len(thumbs) // across) + 2
     return HATCH + "".join(parts), height
 
 
-def legend(y: float, marks: Sequence[Sequence] = ()) -> tuple[str, float]:
+def draw_legend(y: float, marks: Sequence[Sequence] = ()) -> tuple[str, float]:
     """Draw the colour scale and those of `marks` that are on the map."""
     x, wide = 4.0, 240.0
-    bars = [kit.rect(x + wide * n / 48, y, wide / 48 + 0.5, 10, fill=kit.shade(n / 47)) for n in range(48)]
+    bars = [kit.rect(x + wide * n / 48, y, wide / 48 + 0.5, 10, fill=kit.cividis_colour(n / 47)) for n in range(48)]
     ticks = [kit.text(x + wide * t**0.5, y + 21, f"{t:g}", font_size=9, text_anchor="middle") for t in TICKS[1:]]
     zero = kit.text(x, y + 21, "0", font_size=9)
     unseen = kit.rect(x + wide + 22, y, 22, 10, fill="url(#wb-unseen)", stroke="currentColor", stroke_opacity=0.5)
     said = kit.text(x + wide + 50, y + 9, "not looked at", font_size=10)
     parts, right, high = [*bars, zero, *ticks, unseen, said], 4.0, 30.0
-    for dash, told in LINES:
+    for dash, told in LINE_MEANINGS:
         if any(list(mark[0]) == dash for mark in marks):
             high = 48.0
             parts.append(_line([(right, y + 36), (right + 32, y + 36)], dash))
@@ -90,10 +90,10 @@ def legend(y: float, marks: Sequence[Sequence] = ()) -> tuple[str, float]:
     return "".join(parts), high
 
 
-def large(shown: Map, y: float) -> tuple[str, float]:
+def draw_map(shown: WeightMap, y: float) -> tuple[str, float]:
     """The map with its axes; every cell is a token's, or the largest weight of several."""
     cell = min(SIDE / max(shown.columns, 1), 1.5 * SIDE / max(shown.rows, 1), 20.0)
-    named = shown.columns <= NAMED and cell >= 7
+    named = shown.columns <= MAX_NAMED_TOKENS and cell >= 7
     room = 78 if named else 40
     wide, high, top = cell * shown.columns, cell * shown.rows, y + room
     parts = [
@@ -108,7 +108,7 @@ def large(shown: Map, y: float) -> tuple[str, float]:
         where = top + cell * (n + 0.5) + 3
         parts.append(kit.text(LEFT - 5, where, name[-13:], text_anchor="end", font_size=size))
     for n, name in _labels(shown.column_names, range(shown.columns), cell, named):
-        turned = f"translate({kit.num(LEFT + cell * (n + 0.5) + 3)},{kit.num(top - 5)}) rotate(-90)"
+        turned = f"translate({kit.format_coordinate(LEFT + cell * (n + 0.5) + 3)},{kit.format_coordinate(top - 5)}) rotate(-90)"
         parts.append(kit.tag("g", kit.text(0, 0, name[:11], font_size=size), transform=turned))
     parts.append(kit.text(4, y + 12, "from ↓  to →", class_="faint", font_size=10))
     return "".join(parts), room + high + 8

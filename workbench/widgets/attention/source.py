@@ -9,10 +9,10 @@ import numpy as np
 
 from workbench.errors import WorkbenchError
 
-Seen = Callable[[Any, Any], Any]  # positions of queries and keys that broadcast -> whether the query looks there
+MaskPredicate = Callable[[Any, Any], Any]  # positions of queries and keys that broadcast -> whether the query looks there
 
 
-class Weights(Protocol):
+class AttentionSource(Protocol):
     """Attention weights of some layers. Rows are queries, in the order given; columns all positions of the text."""
 
     @property
@@ -31,13 +31,13 @@ class Weights(Protocol):
     @property
     def layers(self) -> Sequence[int]: ...
 
-    def heads(self, layer: int) -> int: ...
+    def num_heads(self, layer: int) -> int: ...
 
-    def groups(self, layer: int) -> int:
+    def num_kv_heads(self, layer: int) -> int:
         """Number of KV heads; query heads that share one are neighbours."""
         ...
 
-    def band(self, layer: int) -> tuple[int | None, int]:
+    def window_and_sinks(self, layer: int) -> tuple[int | None, int]:
         """Sliding window and number of sink tokens."""
         ...
 
@@ -47,7 +47,7 @@ class Weights(Protocol):
         ...
 
 
-class Arrays:
+class ArrayAttentionSource:
     """Weights [head, row, column] by layer, of rows at `positions`. Without a `mask` what is 0 is taken as not seen."""
 
     def __init__(
@@ -55,9 +55,9 @@ class Arrays:
         weights: Mapping[int, Any],
         positions: Sequence[int] | None = None,
         token_ids: Sequence[int] = (),
-        groups: Mapping[int, int] | None = None,
-        bands: Mapping[int, tuple[int | None, int]] | None = None,
-        masks: Mapping[int, Seen] | None = None,
+        num_kv_heads: Mapping[int, int] | None = None,
+        windows_and_sinks: Mapping[int, tuple[int | None, int]] | None = None,
+        masks: Mapping[int, MaskPredicate] | None = None,
     ):
         self._weights = {layer: np.asarray(each, dtype=np.float32) for layer, each in weights.items()}
         if not self._weights:
@@ -73,26 +73,26 @@ class Arrays:
         if len(self.positions) != rows or len(self.token_ids) not in (0, self.columns):
             told = f"{len(self.positions)} positions and {len(self.token_ids)} tokens"
             raise WorkbenchError(f"AttentionView: {told} for weights of {rows} rows over {self.columns} tokens")
-        self._groups, self._bands, self._masks = groups or {}, bands or {}, masks or {}
+        self._num_kv_heads, self._windows_and_sinks, self._masks = num_kv_heads or {}, windows_and_sinks or {}, masks or {}
 
-    def heads(self, layer: int) -> int:
+    def num_heads(self, layer: int) -> int:
         return len(self._weights[layer])
 
-    def groups(self, layer: int) -> int:
-        return self._groups.get(layer, self.heads(layer))
+    def num_kv_heads(self, layer: int) -> int:
+        return self._num_kv_heads.get(layer, self.num_heads(layer))
 
-    def band(self, layer: int) -> tuple[int | None, int]:
-        return self._bands.get(layer, (None, 0))
+    def window_and_sinks(self, layer: int) -> tuple[int | None, int]:
+        return self._windows_and_sinks.get(layer, (None, 0))
 
     def read(self, layer: int, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
         weights = self._weights[layer][:, begin:end]
         mask = self._masks.get(layer)
         if mask is None:
             return weights, weights > 0
-        return weights, looked(mask, self.positions[begin:end], self.columns)
+        return weights, mask_cells(mask, self.positions[begin:end], self.columns)
 
 
-class OfText:
+class ComputedAttentionSource:
     """Weights of a `WholeText`, every position a row; more come as it is extended."""
 
     def __init__(self, text: Any):
@@ -112,25 +112,25 @@ class OfText:
     def positions(self) -> Sequence[int]:
         return range(self.columns)
 
-    def heads(self, layer: int) -> int:
+    def num_heads(self, layer: int) -> int:
         return self._attention[layer].heads
 
-    def groups(self, layer: int) -> int:
+    def num_kv_heads(self, layer: int) -> int:
         return getattr(self._attention[layer], "groups", 1)
 
-    def band(self, layer: int) -> tuple[int | None, int]:
+    def window_and_sinks(self, layer: int) -> tuple[int | None, int]:
         return self._attention[layer].window, self._attention[layer].sinks
 
     def read(self, layer: int, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
         weights = self.text.weights(layer, range(begin, end)).cpu().numpy()
-        return weights, looked(self.text.mask(layer), range(begin, end), end)
+        return weights, mask_cells(self.text.mask(layer), range(begin, end), end)
 
 
-def inspected(found: Any, spec: Any) -> Arrays:
+def source_of_inspection(found: Any, spec: Any) -> ArrayAttentionSource:
     """An `Inspection` of a request; without a model's `spec` its groups and masks are not known."""
     known: dict[str, Any] = {}
     if spec is not None:
-        from workbench.model.own_parts import mask_of
+        from workbench.model.own_parts import build_mask
 
         attention = {layer: spec.layers[layer].attention for layer in found.weights}
         # Heads may have been chosen: which of them share a group is known only where all are there.
@@ -138,13 +138,13 @@ def inspected(found: Any, spec: Any) -> Arrays:
         known = {
             "groups": {n: getattr(a, "groups", 1) for n, a in whole.items()},
             "bands": {n: (a.window, a.sinks) for n, a in attention.items()},
-            "masks": {n: mask_of(a) for n, a in attention.items()},
+            "masks": {n: build_mask(a) for n, a in attention.items()},
         }
     weights = {n: each.cpu().numpy() for n, each in found.weights.items()}
-    return Arrays(weights, found.rows, found.token_ids, **known)
+    return ArrayAttentionSource(weights, found.rows, found.token_ids, **known)
 
 
-def looked(mask: Seen, positions: Sequence[int], columns: int) -> np.ndarray:
+def mask_cells(mask: MaskPredicate, positions: Sequence[int], columns: int) -> np.ndarray:
     """The predicate as cells [row, column]; no row sees what comes after it."""
     import torch
 

@@ -11,22 +11,22 @@ import traitlets
 from workbench.errors import WorkbenchError
 from workbench.widgets import kit
 from workbench.widgets.attention import picture as drawn
-from workbench.widgets.attention.cells import LayerCells
-from workbench.widgets.attention.follow import Follow
+from workbench.widgets.attention.cells import LayerWeightBytes
+from workbench.widgets.attention.follow import GenerationFollower
 from workbench.widgets.attention.heat_map import HeatMap
-from workbench.widgets.attention.labels import Labels, spelled
-from workbench.widgets.attention.source import Arrays, Weights, inspected
-from workbench.widgets.attention.tiles import Tiles
-from workbench.widgets.view import View
+from workbench.widgets.attention.labels import MapLabels, token_label
+from workbench.widgets.attention.source import ArrayAttentionSource, AttentionSource, source_of_inspection
+from workbench.widgets.attention.tiles import TilePyramid
+from workbench.widgets.view import PictureWidget
 
 if TYPE_CHECKING:
     from workbench.engine.runner import Runner
 
-KEPT = 256 * 2**20  # bytes of all layers that were looked at; the one in sight is kept in any case
+VIEW_CACHE_BYTES = 256 * 2**20  # bytes of all layers that were looked at; the one in sight is kept in any case
 STACKED = (("one head", False), ("heads that share keys", True))
 
 
-class AttentionView(View):
+class AttentionView(PictureWidget):
     """Attention weights [row, context] of one layer and head, or of all heads that share keys, stacked.
 
     `source` is a runner with a `prompt` (text, ids or a Request, continued by `max_tokens` tokens in the background,
@@ -55,27 +55,27 @@ class AttentionView(View):
         **sampling: Any,
     ):
         super().__init__()
-        self.map = HeatMap(tell=self._told, row_title="from", column_title="to")
-        self._follow: Follow | None = None
+        self.map = HeatMap(tell=self._describe_cell, row_title="from", column_title="to")
+        self._follow: GenerationFollower | None = None
         self._tokenizer = getattr(source, "tokenizer", None)
         self._tokens, self._noted = tuple(tokens), ""
         self.source = self._read(source, prompt, groups, max_tokens, sampling)
         self.layer, self.head, self.stacked = self.source.layers[0] if layer is None else layer, head, stacked
         self._check()
-        self._cells: dict[int, LayerCells] = {}
-        self._tiles: dict[tuple[int, tuple[int, ...]], Tiles] = {}
+        self._cells: dict[int, LayerWeightBytes] = {}
+        self._tiles: dict[tuple[int, tuple[int, ...]], TilePyramid] = {}
         self._stop = ipywidgets.Button(description="stop", tooltip="end the generation")
         self._last: tuple[int, tuple[int, ...]] | None = None  # what the large map shows
         self.watch("layer", "head", "stacked", "problem")
         self.shown.observe(self._picked, ["picked"])
         self.show(self._controls(), below=(self.map,))
         if self._follow is not None:
-            self._follow.start(self.pulse.mark)
+            self._follow.start(self.throttle.mark)
 
     def wait(self, seconds: float | None = None) -> bool:
         """Until the text is generated, or so many seconds: whether it is. The saved picture is then of the whole."""
         done = self._follow is None or self._follow.wait(seconds)
-        self.pulse.flush()
+        self.throttle.flush()
         self.keep()
         return done
 
@@ -96,13 +96,13 @@ class AttentionView(View):
 
     def redraw(self) -> None:
         """The heads as a picture, the large map by its tiles."""
-        self._take()
+        self._extend()
         labels, key = self._labels(), (self.layer, self._heads())
         markup, height = self._heading(labels.title)
-        self.shown.content = kit.svg(drawn.WIDTH, height, markup, title=labels.title)
+        self.shown.content = kit.document(drawn.WIDTH, height, markup, title=labels.title)
         rows, numbers, columns = labels.axes
         named = {"row_names": rows, "row_numbers": numbers, "column_names": columns}
-        self.map.put(self._of(*key), fresh=key != self._last, marks=labels.marks, label=labels.title, **named)
+        self.map.show_tiles(self._of(*key), reset_view=key != self._last, marks=labels.marks, label=labels.title, **named)
         self._last = key
         self._trim()
 
@@ -110,31 +110,31 @@ class AttentionView(View):
         """Heads, legend and map."""
         labels, tiles = self._labels(), self._of(self.layer, self._heads())
         markup, height = self._heading(labels.title)
-        shown = drawn.Map(tiles.reduced(256), tiles.rows, tiles.columns, *labels.axes, labels.marks)
-        large, tall = drawn.large(shown, height + 8)
-        return kit.svg(drawn.WIDTH, height + tall + 8, markup, large, title=labels.title)
+        shown = drawn.WeightMap(tiles.downsample(256), tiles.rows, tiles.columns, *labels.axes, labels.marks)
+        large, tall = drawn.draw_map(shown, height + 8)
+        return kit.document(drawn.WIDTH, height + tall + 8, markup, large, title=labels.title)
 
-    def _read(self, source: Any, prompt: Any, groups: int | None, most: int, sampling: dict[str, Any]) -> Weights:
+    def _read(self, source: Any, prompt: Any, groups: int | None, most: int, sampling: dict[str, Any]) -> AttentionSource:
         if hasattr(source, "model"):
             if prompt is None:
                 raise WorkbenchError("AttentionView(runner, prompt): a prompt is missing: text, ids or an Inspection")
             if hasattr(prompt, "weights"):
-                return inspected(prompt, source.model.spec)
-            self._follow = Follow(source, prompt, most, sampling)
+                return source_of_inspection(prompt, source.model.spec)
+            self._follow = GenerationFollower(source, prompt, most, sampling)
             self._noted = self._follow.note
             return self._follow.weights
         if prompt is not None or sampling:
             raise WorkbenchError("AttentionView: a prompt needs a runner: AttentionView(workbench.load(...), prompt)")
         if hasattr(source, "weights"):
-            return inspected(source, None)
+            return source_of_inspection(source, None)
         layers = dict(source) if isinstance(source, Mapping) else dict(enumerate(source))
-        return Arrays(layers, groups=None if groups is None else dict.fromkeys(layers, groups))
+        return ArrayAttentionSource(layers, num_kv_heads=None if groups is None else dict.fromkeys(layers, groups))
 
     def _check(self) -> None:
         if self.layer not in self.source.layers:
             known = ", ".join(map(str, self.source.layers))
             raise WorkbenchError(f"AttentionView: there is no layer {self.layer}; known: {known}")
-        count, groups = self.source.heads(self.layer), self.source.groups(self.layer)
+        count, groups = self.source.num_heads(self.layer), self.source.num_kv_heads(self.layer)
         if not 0 <= self.head < count:
             told = f"layer {self.layer} has 0 to {count - 1}"
             raise WorkbenchError(f"AttentionView: there is no head {self.head}; {told}")
@@ -143,23 +143,23 @@ class AttentionView(View):
 
     def _controls(self) -> ipywidgets.Widget:
         layer = ipywidgets.SelectionSlider(options=list(self.source.layers), description="layer")
-        head = ipywidgets.IntSlider(max=self.source.heads(self.layer) - 1, description="head")
+        head = ipywidgets.IntSlider(max=self.source.num_heads(self.layer) - 1, description="head")
         stacked = ipywidgets.Dropdown(options=STACKED, description="show")
         for control, name in ((layer, "layer"), (head, "head"), (stacked, "stacked")):
             ipywidgets.link((self, name), (control, "value"))
-        self.observe(lambda _: setattr(head, "max", self.source.heads(self.layer) - 1), ["layer"])
+        self.observe(lambda _: setattr(head, "max", self.source.num_heads(self.layer) - 1), ["layer"])
         if self._follow is None or self._follow.done:
             return ipywidgets.HBox([layer, head, stacked])
         self._stop.on_click(lambda _: self.stop())
         return ipywidgets.HBox([layer, head, stacked, self._stop])
 
-    def _take(self) -> None:
+    def _extend(self) -> None:
         """Extend the text by the tokens generated since the last call."""
         if self._follow is None:
             return
         self._stop.disabled = self._follow.done
         try:
-            self._follow.take()
+            self._follow.extend()
         except WorkbenchError as error:
             self._follow.stop()
             self.problem = str(error)
@@ -167,16 +167,16 @@ class AttentionView(View):
     def _heads(self) -> tuple[int, ...]:
         if not self.stacked:
             return (self.head,)
-        share = self.source.heads(self.layer) // self.source.groups(self.layer)
+        share = self.source.num_heads(self.layer) // self.source.num_kv_heads(self.layer)
         first = self.head // share * share
         return tuple(range(first, first + share))
 
-    def _of(self, layer: int, heads: tuple[int, ...]) -> Tiles:
-        cells = self._cells.setdefault(layer, LayerCells(self.source, layer))
+    def _of(self, layer: int, heads: tuple[int, ...]) -> TilePyramid:
+        cells = self._cells.setdefault(layer, LayerWeightBytes(self.source, layer))
         rows, columns = len(heads) * len(self.source.positions), self.source.columns
         tiles = self._tiles.get((layer, heads))
         if tiles is None or (len(heads) > 1 and tiles.rows != rows):  # stacked rows change places
-            tiles = self._tiles[layer, heads] = cells.of(heads)
+            tiles = self._tiles[layer, heads] = cells.tiles_of_heads(heads)
         elif tiles.rows != rows:
             tiles.grow(rows, columns)
         return tiles
@@ -184,37 +184,37 @@ class AttentionView(View):
     def _trim(self) -> None:
         """Layers looked at longest ago are let go where all together are too large."""
         self._cells[self.layer] = self._cells.pop(self.layer)  # the last looked at is the last
-        while len(self._cells) > 1 and self._kept_bytes() > KEPT:
+        while len(self._cells) > 1 and self._cached_bytes() > VIEW_CACHE_BYTES:
             gone = next(iter(self._cells))
             del self._cells[gone]
             self._tiles = {key: tiles for key, tiles in self._tiles.items() if key[0] != gone}
 
-    def _kept_bytes(self) -> int:
+    def _cached_bytes(self) -> int:
         return sum(each.nbytes for each in (*self._cells.values(), *self._tiles.values()))
 
     def _heading(self, title: str) -> tuple[str, float]:
-        count, share = self.source.heads(self.layer), self.source.heads(self.layer) // self.source.groups(self.layer)
+        count, share = self.source.num_heads(self.layer), self.source.num_heads(self.layer) // self.source.num_kv_heads(self.layer)
         chosen = self._heads()
         thumbs = [
-            drawn.Thumb(head, head // share, self._of(self.layer, (head,)).reduced(64), head in chosen)
+            drawn.HeadThumbnail(head, head // share, self._of(self.layer, (head,)).downsample(64), head in chosen)
             for head in range(count)
         ]
-        markup, height = drawn.heads(thumbs, [title, *filter(None, [self._noted, self.problem])])
-        legend, more = drawn.legend(height + 6, self._labels().marks)
+        markup, height = drawn.draw_heads(thumbs, [title, *filter(None, [self._noted, self.problem])])
+        legend, more = drawn.draw_legend(height + 6, self._labels().marks)
         return markup + legend, height + more + 6
 
-    def _labels(self) -> Labels:
-        return Labels(self.source, self.layer, self._heads(), self._names())
+    def _labels(self) -> MapLabels:
+        return MapLabels(self.source, self.layer, self._heads(), self._names())
 
     def _names(self) -> list[str]:
         if self._tokens:
             return list(self._tokens)
         if self._tokenizer is None or not self.source.token_ids:
             return [str(n) for n in range(self.source.columns)]
-        return [spelled(self._tokenizer.token_bytes(n)) for n in self.source.token_ids]
+        return [token_label(self._tokenizer.token_bytes(n)) for n in self.source.token_ids]
 
-    def _told(self, row: int, column: int) -> str:
-        return self._labels().cell(row, column)
+    def _describe_cell(self, row: int, column: int) -> str:
+        return self._labels().describe_cell(row, column)
 
     def _picked(self, change: dict[str, Any]) -> None:
         self.head = int(str(change["new"]).removeprefix("head "))

@@ -10,7 +10,7 @@ from workbench.ledger import tables
 from workbench.widgets import kit
 
 # A verdict has a sign and a word beside its colour.
-SIGNS = {
+VERDICT_SIGNS = {
     "holds": ("✓", "#009e73"), "holds-with-limits": ("≈", "#e69f00"), "refuted": ("✗", "#d55e00"),
     "not-testable-here": ("–", "#808080"), "not run yet": ("?", "#808080"), "no test": ("○", "#808080"),
 }  # fmt: skip
@@ -23,7 +23,7 @@ STYLE = (
 )
 
 
-def page(rows: Sequence[Mapping[str, Any]], counted: str, chosen: Mapping[str, Any] | None, running: str) -> str:
+def draw_ledger(rows: Sequence[Mapping[str, Any]], counted: str, chosen: Mapping[str, Any] | None, running: str) -> str:
     """`rows` are those of `ledger.tables.listing`, `chosen` is `ledger.tables.detail` of one; `running` is what the
     experiment behind it has said so far."""
     lines = [_line(row, index, chosen) for index, row in enumerate(rows)]
@@ -42,14 +42,14 @@ def _line(row: Mapping[str, Any], index: int, chosen: Mapping[str, Any] | None) 
     first = picked or (chosen is None and index == 0)  # one stop for the tabulator key; arrows go on from there
     return (
         f'<tr data-key="{escape(row["claim"])}" tabindex="{0 if first else -1}" aria-selected="{str(picked).lower()}" '
-        f'data-tip="{kit.attribute(row["because"])}"><td>{verdict(row["verdict"])}</td><td>{escape(row["claim"])}</td>'
+        f'data-tip="{kit.escape_attribute(row["reason"])}"><td>{draw_verdict(row["verdict"])}</td><td>{escape(row["claim"])}</td>'
         f"<td>{escape(row['statement'])}</td></tr>"
     )
 
 
-def verdict(told: str) -> str:
-    sign, colour = SIGNS[told]
-    return f'<b style="color:{colour}">{sign}</b>&nbsp;{escape(told)}'
+def draw_verdict(outcome: str) -> str:
+    sign, colour = VERDICT_SIGNS[outcome]
+    return f'<b style="color:{colour}">{sign}</b>&nbsp;{escape(outcome)}'
 
 
 def _detail(claim: Mapping[str, Any]) -> Iterable[str]:
@@ -57,8 +57,8 @@ def _detail(claim: Mapping[str, Any]) -> Iterable[str]:
     for source in claim["sources"]:
         yield f"<p>{escape(source['name'])}: {escape(source['figures'])}</p>"
     for trial in claim["trials"]:
-        rows = [f"<tr><th>{verdict(trial['verdict'])}</th><td>{escape(trial['evidence'])}</td></tr>"]
-        rows += [f'<tr><td>{name}</td><td class="why">{escape(words)}</td></tr>' for name, words in tables.told(trial)]
+        rows = [f"<tr><th>{draw_verdict(trial['verdict'])}</th><td>{escape(trial['evidence'])}</td></tr>"]
+        rows += [f'<tr><td>{name}</td><td class="why">{escape(words)}</td></tr>' for name, words in tables.trial_lines(trial)]
         rows += [f"<tr><td>{escape(n)}</td><td>{escape(_number(v))}</td></tr>" for n, v in trial["figures"].items()]
         yield f"<table>{''.join(rows)}</table>"
     for table in claim["where"]:

@@ -12,31 +12,31 @@ import traitlets
 
 from workbench.errors import WorkbenchError, nearest
 from workbench.ledger import tables
-from workbench.ledger.entry import NAME, read_ledger
-from workbench.ledger.rebuild import Records
-from workbench.ledger.registry import CLAIMS, claims_in
+from workbench.ledger.entry import LEDGER_FILE, read_ledger
+from workbench.ledger.rebuild import RecordFolder
+from workbench.ledger.registry import CLAIMS_FOLDER, load_claims
 from workbench.widgets.claims import picture as claims_picture
-from workbench.widgets.job import Job
-from workbench.widgets.view import View
+from workbench.widgets.job import CommandProcess
+from workbench.widgets.view import PictureWidget
 
-EVERY = "every verdict"
+ALL_VERDICTS = "every verdict"
 
 
-class Claims(View):
+class Claims(PictureWidget):
     """The claims in `folder` (the workbench's own unless given) with verdicts and evidence; `claim` is the one whose
     details are shown, `verdict` and `words` choose which are listed. `measure()` runs the experiment behind it in a
     process of its own: quick by itself, which writes nothing, or whole, which writes record and ledger."""
 
     claim = traitlets.Unicode()
-    verdict = traitlets.Unicode(EVERY)
+    verdict = traitlets.Unicode(ALL_VERDICTS)
     words = traitlets.Unicode()
     whole = traitlets.Bool(False)
 
-    def __init__(self, folder: Path | str = CLAIMS, claim: str = ""):
+    def __init__(self, folder: Path | str = CLAIMS_FOLDER, claim: str = ""):
         super().__init__()
         self._folder = Path(folder)
-        self._claims = claims_in(self._folder)
-        self._job: Job | None = None
+        self._claims = load_claims(self._folder)
+        self._job: CommandProcess | None = None
         self._found = ""
         self.read()
         self.claim = claim
@@ -45,7 +45,7 @@ class Claims(View):
         self.show(*self._controls())
 
     @traitlets.validate("claim")
-    def _known(self, proposal: Any) -> str:
+    def _validate_claim(self, proposal: Any) -> str:
         asked = proposal["value"]
         if asked and asked not in self._claims:
             raise WorkbenchError(f"no claim {asked!r}{nearest(asked, self._claims)}")
@@ -54,31 +54,31 @@ class Claims(View):
     @property
     def rows(self) -> Sequence[dict[str, Any]]:
         """Those that are listed now, as `ledger.tables.listing` has them."""
-        verdict = None if self.verdict == EVERY else self.verdict
+        verdict = None if self.verdict == ALL_VERDICTS else self.verdict
         words = self.words.lower().split()
-        found = tables.listing(self._claims, self._ledger, verdict)
+        found = tables.claim_rows(self._claims, self._ledger, verdict)
         return [row for row in found if all(w in f"{row['claim']} {row['statement']}".lower() for w in words)]
 
     def read(self) -> None:
         """The ledger as it lies there now."""
-        self._ledger = read_ledger(self._folder / NAME)
-        self._records = Records(self._folder.parent / "records", self._folder.parent)
+        self._ledger = read_ledger(self._folder / LEDGER_FILE)
+        self._records = RecordFolder(self._folder.parent / "records", self._folder.parent)
 
     def picture(self) -> str:
         rows = self.rows
-        chosen = tables.detail(self._claims[self.claim], self._ledger, self._records) if self.claim else None
-        return claims_picture.page(rows, tables.counted(list(rows)), chosen, self._running())
+        chosen = tables.claim_detail(self._claims[self.claim], self._ledger, self._records) if self.claim else None
+        return claims_picture.draw_ledger(rows, tables.count_verdicts(list(rows)), chosen, self._running())
 
-    def measure(self) -> Job:
+    def measure(self) -> CommandProcess:
         """Run what is behind `claim`; `wait()` of the job waits for it."""
         if not self.claim:
             raise WorkbenchError("choose a claim first: claims.claim = 'kv-gqa', or a click on its line")
-        if self._job is not None and self._job.code is None:
+        if self._job is not None and self._job.returncode is None:
             raise WorkbenchError("one is being measured; wait for it or stop it")
         words = ["claims", "run", self.claim, "--json", "--folder", str(self._folder)]
         self._found = ""
-        self._job = Job([*words, *([] if self.whole else ["--quick"])], self._heard)
-        self._heard()
+        self._job = CommandProcess([*words, *([] if self.whole else ["--quick"])], self._on_job_change)
+        self._on_job_change()
         return self._job
 
     def stop(self) -> None:
@@ -90,23 +90,23 @@ class Claims(View):
             self.stop()
         super().close()
 
-    def _heard(self) -> None:
+    def _on_job_change(self) -> None:
         job = self._job
-        if job is not None and job.code is not None and not self._found:
+        if job is not None and job.returncode is not None and not self._found:
             self._found = _outcome(job)
             self.read()
-            self.pulse.flush()
+            self.throttle.flush()
             self.keep()
         self._buttons()
-        self.pulse.mark()
+        self.throttle.mark()
 
     def _running(self) -> str:
         if self._job is None:
             return ""
-        return "\n".join([*self._job.said[-6:], self._found or "measuring ..."])
+        return "\n".join([*self._job.progress_lines[-6:], self._found or "measuring ..."])
 
     def _controls(self) -> tuple[ipywidgets.Widget, ...]:
-        verdict = ipywidgets.Dropdown(options=[EVERY, *tables.ORDER], description="verdict")
+        verdict = ipywidgets.Dropdown(options=[ALL_VERDICTS, *tables.ORDER], description="verdict")
         words = ipywidgets.Text(description="words", placeholder="cache, speculation, ...", continuous_update=True)
         whole = ipywidgets.Checkbox(description="whole (writes record and ledger)", indent=False)
         for control, name in ((verdict, "verdict"), (words, "words"), (whole, "whole")):
@@ -122,15 +122,15 @@ class Claims(View):
     def _buttons(self) -> None:
         if not hasattr(self, "_stop"):
             return
-        going = self._job is not None and self._job.code is None
+        going = self._job is not None and self._job.returncode is None
         self._run.disabled, self._stop.disabled = going or not self.claim, not going
 
 
-def _outcome(job: Job) -> str:
+def _outcome(job: CommandProcess) -> str:
     """Summarize what a finished job found, one line a claim."""
     try:
-        found = json.loads(job.out)
+        found = json.loads(job.stdout)
     except ValueError:
-        return "stopped" if job.code in (-2, 130) else f"ended with {job.code}"
-    lines = [f"{row['verdict']}: {row['because']}" for row in found["claims"]]
+        return "stopped" if job.returncode in (-2, 130) else f"ended with {job.returncode}"
+    lines = [f"{row['verdict']}: {row['reason']}" for row in found["claims"]]
     return "\n".join([*lines, *(f"{name}: {fault}" for name, fault in found["faults"].items())])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from workbench.records.comparison import Comparison, Row
-from workbench.records.measures import directed, direction
-from workbench.records.pictures import sureness
-from workbench.records.svg import LETTER, Axis, Scale, fitted, number
-from workbench.study.labels import place
+from workbench.records.comparison import Comparison, ComparisonRow
+from workbench.records.measures import parse_objective, direction
+from workbench.records.pictures import confidence_note
+from workbench.records.svg import CHARACTER_WIDTH, Axis, Scale, truncate_to_width, format_tick
+from workbench.study.labels import place_labels
 from workbench.widgets import kit
 
 WIDTH, LINE = 760, 22
@@ -18,12 +18,12 @@ BETTER = {"min": "less is better", "max": "more is better"}
 DECADE = 10.0
 
 
-def ratios(comparison: Comparison, measures: Sequence[str] = ()) -> str:
+def draw_ratios(comparison: Comparison, measures: Sequence[str] = ()) -> str:
     """A panel a measure, a line a run: its ratio to the baseline with its interval, and what that says."""
     rows = [row for row in comparison.rows if not measures or row.measure in measures]
-    left = min(LABEL, max((LETTER * len(row.label) for row in rows), default=0)) + 18
-    parts = [kit.text(4, 16, fitted(f"against {comparison.baseline}", WIDTH - 8), font_weight="bold")]
-    parts.append(kit.text(4, 33, sureness(comparison), class_="faint"))
+    left = min(LABEL, max((CHARACTER_WIDTH * len(row.label) for row in rows), default=0)) + 18
+    parts = [kit.text(4, 16, truncate_to_width(f"against {comparison.baseline}", WIDTH - 8), font_weight="bold")]
+    parts.append(kit.text(4, 33, confidence_note(comparison), class_="faint"))
     top, stop = 44.0, next((row for row in rows if row.ratio is not None), None)
     for name in dict.fromkeys(row.measure for row in rows):
         mine = [row for row in rows if row.measure == name]
@@ -31,10 +31,10 @@ def ratios(comparison: Comparison, measures: Sequence[str] = ()) -> str:
         top += 30 + LINE * len(mine) + 18
     if not rows:
         parts.append(kit.text(4, top + 14, "no measure is chosen"))
-    return kit.svg(WIDTH, top + (24 if not rows else 0), *parts, title=f"ratios to {comparison.baseline}")
+    return kit.document(WIDTH, top + (24 if not rows else 0), *parts, title=f"ratios to {comparison.baseline}")
 
 
-def _panel(name: str, rows: Sequence[Row], left: float, top: float, stop: Row | None) -> Iterator[str]:
+def _panel(name: str, rows: Sequence[ComparisonRow], left: float, top: float, stop: ComparisonRow | None) -> Iterator[str]:
     better = BETTER.get(direction(name) or "", "which way is better is not known")
     yield kit.text(4, top + 14, f"{name} ({better})")
     known = [row for row in rows if row.ratio is not None]
@@ -48,35 +48,35 @@ def _panel(name: str, rows: Sequence[Row], left: float, top: float, stop: Row | 
         yield kit.text(across(tick), bottom + 11, f"{tick:.3g}", class_="faint", text_anchor="middle", font_size=10)
     for index, row in enumerate(rows):
         y = top + 26 + LINE * index + LINE / 2
-        yield kit.text(4, y + 4, fitted(row.label, left - 12), tip=row.label)
+        yield kit.text(4, y + 4, truncate_to_width(row.label, left - 12), tip=row.label)
         if row.ratio is None:
             yield kit.text(left, y + 4, f"difference {row.difference:+.4g}; no ratio of values at or below 0")
             continue
         if row.ratio_low is not None and row.ratio_high is not None:
             yield kit.line(across(row.ratio_low), y, across(row.ratio_high), y, stroke_width=3, stroke_opacity=0.55)
         reach = {"key": f"{name}:{row.label}", "tabindex": 0 if row is stop else -1}
-        yield mark(across(row.ratio), y, row.verdict, tip=_told(row), **reach)
-        yield kit.text(WIDTH - NUMBERS + 14, y + 4, _figures(row), tip=_told(row))
+        yield draw_mark(across(row.ratio), y, row.verdict, tip=_describe_row(row), **reach)
+        yield kit.text(WIDTH - NUMBERS + 14, y + 4, _figures(row), tip=_describe_row(row))
 
 
 def _ends(across: Scale) -> Iterator[float]:
     """Draw the axis labels below a panel: 1, and both ends where they do not overlap it."""
     yield 1.0
-    yield from (end for end in (across.low, across.high) if abs(across(end) - across(1.0)) > 5 * LETTER)
+    yield from (end for end in (across.low, across.high) if abs(across(end) - across(1.0)) > 5 * CHARACTER_WIDTH)
 
 
-def _figures(row: Row) -> str:
+def _figures(row: ComparisonRow) -> str:
     """The ratio, its interval where there is room for it, and what that says."""
     between = "" if row.ratio_low is None else f" [{row.ratio_low:.3f}, {row.ratio_high:.3f}]"
-    told = f"{row.ratio:.3f}{between}  {_sure(row)}"
-    return told if LETTER * len(told) <= NUMBERS - 14 else f"{row.ratio:.3f}  {_sure(row)}"
+    told = f"{row.ratio:.3f}{between}  {_significance(row)}"
+    return told if CHARACTER_WIDTH * len(told) <= NUMBERS - 14 else f"{row.ratio:.3f}  {_significance(row)}"
 
 
-def _sure(row: Row) -> str:
+def _significance(row: ComparisonRow) -> str:
     return row.verdict or ("no interval" if row.confidence is None else "not sure")
 
 
-def mark(x: float, y: float, verdict: str | None, **attributes: object) -> str:
+def draw_mark(x: float, y: float, verdict: str | None, **attributes: object) -> str:
     """Draw better, worse, same or not significant: by shape, and by colour besides."""
     if verdict in ("better", "worse"):
         up = -1 if verdict == "better" else 1
@@ -87,10 +87,10 @@ def mark(x: float, y: float, verdict: str | None, **attributes: object) -> str:
     return kit.circle(x, y, 5, class_="line", stroke_width=2, **attributes)
 
 
-def pareto(comparison: Comparison, x: str, y: str) -> str:
+def draw_pareto(comparison: Comparison, x: str, y: str) -> str:
     """Every run at two measures (`NAME`, `NAME:min` or `NAME:max`); those that none beats are filled and joined."""
     rows = comparison.pareto(x, y)
-    (across_name, across_way), (up_name, up_way) = directed(x), directed(y)
+    (across_name, across_way), (up_name, up_way) = parse_objective(x), parse_objective(y)
     left, top, right, bottom = PLOT
     across = _scale([row[across_name] for row in rows], left, right, across_name)
     up = _scale([row[up_name] for row in rows], bottom, top, up_name)
@@ -99,9 +99,9 @@ def pareto(comparison: Comparison, x: str, y: str) -> str:
     front = sorted(point for row, point in zip(rows, points, strict=True) if row["front"])
     parts.append(kit.path(_corners(front, across_way == "min"), stroke_dasharray="3 2"))
     # The columns beside the plot are free for names that stand at its right edge.
-    labels = place(points, [_name(row) for row in rows], WIDTH)
+    labels = place_labels(points, [_name(row) for row in rows], WIDTH)
     for index, (row, (a, b), label) in enumerate(zip(rows, points, labels, strict=True)):
-        tip = f"{row['label']}\n{across_name} {number(row[across_name])}\n{up_name} {number(row[up_name])}"
+        tip = f"{row['label']}\n{across_name} {format_tick(row[across_name])}\n{up_name} {format_tick(row[up_name])}"
         filled = {"class_": "c2"} if row["front"] else {"class_": "line", "stroke_width": 1.5}
         reach = {"key": str(row["label"]), "tabindex": 0 if index == 0 else -1}
         parts.append(kit.circle(a, b, 5, tip=tip, **reach, **filled))
@@ -111,7 +111,7 @@ def pareto(comparison: Comparison, x: str, y: str) -> str:
     turned = f"translate(12,{(top + bottom) / 2:.0f}) rotate(-90)"
     parts.append(kit.text(0, 0, _axis(up_name, up_way), text_anchor="middle", transform=turned))
     title = f"{up_name} against {across_name}: none beats those that are filled"
-    return kit.svg(WIDTH, bottom + 44, *parts, title=title)
+    return kit.document(WIDTH, bottom + 44, *parts, title=title)
 
 
 def _scale(values: Sequence[float], begin: float, end: float, name: str) -> Scale:
@@ -122,11 +122,11 @@ def _grid(across: Scale, up: Scale) -> Iterator[str]:
     for value in across.ticks():
         at = across(value)
         yield kit.line(at, up.begin, at, up.end, class_="grid")
-        yield kit.text(at, up.begin + 16, number(value), class_="faint", text_anchor="middle")
+        yield kit.text(at, up.begin + 16, format_tick(value), class_="faint", text_anchor="middle")
     for value in up.ticks():
         at = up(value)
         yield kit.line(across.begin, at, across.end, at, class_="grid")
-        yield kit.text(across.begin - 5, at + 4, number(value), class_="faint", text_anchor="end")
+        yield kit.text(across.begin - 5, at + 4, format_tick(value), class_="faint", text_anchor="end")
 
 
 def _corners(front: Sequence[tuple[float, float]], less: bool) -> Iterator[tuple[float, float]]:
@@ -143,10 +143,10 @@ def _axis(name: str, way: str) -> str:
 
 
 def _name(row: dict[str, object]) -> str:
-    return fitted(str(row["label"]), 36 * LETTER)
+    return truncate_to_width(str(row["label"]), 36 * CHARACTER_WIDTH)
 
 
-def _told(row: Row) -> str:
+def _describe_row(row: ComparisonRow) -> str:
     sure = "one repetition: no interval" if row.confidence is None else f"{row.confidence:.0%} interval"
     between = "" if row.ratio_low is None else f" [{row.ratio_low:.3f}, {row.ratio_high:.3f}]"
     apart = "" if row.difference_low is None else f" [{row.difference_low:+.4g}, {row.difference_high:+.4g}]"

@@ -12,16 +12,16 @@ import traitlets
 
 from workbench.errors import WorkbenchError
 from workbench.records.comparison import Comparison, compare
-from workbench.records.item import items
+from workbench.records.item import find_compared_runs
 from workbench.records.measures import direction
 from workbench.widgets import kit
 from workbench.widgets.compare import picture as compare_picture
-from workbench.widgets.view import View
+from workbench.widgets.view import PictureWidget
 
-WAYS = ("ratios", "table", "two measures")
+LAYOUTS = ("ratios", "table", "two measures")
 
 
-class Compare(View):
+class Compare(PictureWidget):
     """Any number of `runs` (Records, run folders, sweeps, records that are files, each whole or `PATH:VARIANT`).
 
     Labels show only the settings that differ. Against `baseline` (the first unless given) stand differences and ratios
@@ -30,7 +30,7 @@ class Compare(View):
     """
 
     baseline = traitlets.Unicode()
-    way = traitlets.Enum(WAYS, default_value=WAYS[0])
+    way = traitlets.Enum(LAYOUTS, default_value=LAYOUTS[0])
     measures = traitlets.Tuple()  # those shown; all that a comparison shows unasked, where none is named
     x = traitlets.Unicode()
     y = traitlets.Unicode()
@@ -56,7 +56,7 @@ class Compare(View):
         plotted = [name for name in (*told, *known) if direction(name)]
         self.measures = tuple(measures)
         self.x, self.y = x or plotted[0], y or plotted[min(1, len(plotted) - 1)]
-        self.observe(self._again, ["baseline", "measures"])
+        self.observe(self._compare_again, ["baseline", "measures"])
         self.watch("way", "x", "y")
         self.show(*self._controls(known, told, plotted))
 
@@ -66,21 +66,21 @@ class Compare(View):
         if self.way == "table":
             return kit.html(self.comparison._repr_html_())
         if self.way == "ratios":
-            return compare_picture.ratios(self.comparison)
+            return compare_picture.draw_ratios(self.comparison)
         try:
-            return compare_picture.pareto(self.comparison, self.x, self.y)
+            return compare_picture.draw_pareto(self.comparison, self.x, self.y)
         except WorkbenchError as error:
             return kit.html(f'<p role="alert">{html.escape(str(error))}</p>')
 
     def _compared(self, measures: Sequence[str]) -> Comparison:
         return compare(self._names, self.baseline, tuple(measures), force=self._force)
 
-    def _again(self, _: object) -> None:
+    def _compare_again(self, _: object) -> None:
         try:
             self.comparison, self._problem = self._compared(self.measures), ""
         except WorkbenchError as error:
             self._problem = str(error)
-        self.pulse.mark()
+        self.throttle.mark()
 
     def _controls(
         self, known: Sequence[str], told: Sequence[str], plotted: Sequence[str]
@@ -89,7 +89,7 @@ class Compare(View):
         baselines = [(s if short.count(s) == 1 else name, name) for s, name in zip(short, self._names, strict=True)]
         wide = ipywidgets.Layout(width="auto", min_width="22em")
         baseline = ipywidgets.Dropdown(options=baselines, description="baseline", layout=wide)
-        way = ipywidgets.ToggleButtons(options=WAYS, description="show", style={"button_width": "auto"})
+        way = ipywidgets.ToggleButtons(options=LAYOUTS, description="show", style={"button_width": "auto"})
         measures = ipywidgets.SelectMultiple(options=known, value=tuple(told), description="measures", rows=5)
         x = ipywidgets.Dropdown(options=_with(plotted, self.x), description="across")
         y = ipywidgets.Dropdown(options=_with(plotted, self.y), description="up")
@@ -110,7 +110,7 @@ class Compare(View):
 def _named(run: Any) -> list[str]:
     """`run` as paths of single runs and variants, as `compare` takes them."""
     path = str(getattr(run, "path", run))
-    return [f"{item.path}:{item.variant}" if item.variant else item.path for item in items(path)]
+    return [f"{item.path}:{item.variant}" if item.variant else item.path for item in find_compared_runs(path)]
 
 
 def _chosen(baseline: str | None, names: Sequence[str]) -> str:

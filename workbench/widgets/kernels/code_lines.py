@@ -11,7 +11,7 @@ LANGUAGES = {
     "ptx": "ptx", "asm": "gas", "torch": "mlir", "linalg": "mlir", "transformed": "mlir", "bufferized": "mlir",
     "vector": "mlir", "llvm": "mlir", "ttir": "mlir", "ttgir": "mlir",
 }  # fmt: skip
-STYLE = (
+CODE_STYLE = (
     ".wb-code .k{color:var(--jp-mirror-editor-keyword-color,#008000);font-weight:bold}"
     ".wb-code .c{color:var(--jp-mirror-editor-comment-color,#408080);font-style:italic}"
     ".wb-code .s{color:var(--jp-mirror-editor-string-color,#ba2121)}"
@@ -20,7 +20,7 @@ STYLE = (
 )
 
 
-def code_lines(text: str, stage: str) -> list[str]:
+def highlight_lines(text: str, stage: str) -> list[str]:
     """Escaped lines of `text`; without Pygments, or in a language it does not know, nothing is coloured."""
     lexer = _lexer(LANGUAGES.get(stage, ""))
     if lexer is None:

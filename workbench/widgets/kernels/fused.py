@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from workbench.widgets.kernels.inductor_loops import marked_loops
-from workbench.widgets.kernels.marked import LETTERS, Group, Marked
+from workbench.widgets.kernels.inductor_loops import mark_loops
+from workbench.widgets.kernels.marked import LETTERS, FusedGroup, FusionMarks
 
 LINALG = re.compile(r"^\s*(?:%\S+ = )?linalg\.(?!yield)(\w+)")
 LOOP = re.compile(r"^\s*(?:%\S+ = )?(?:scf\.(?:for|forall|parallel)|affine\.for)\b")
@@ -22,17 +22,17 @@ INNER = re.compile(
 KERNEL = re.compile(r"^(?:#|//|;) (.+: \w+) sm_\d+ \((.*)$")
 
 
-def marked(lane: str, stage: str, text: str, fusion: Mapping[str, Any] | None = None, graph: str = "") -> Marked:
-    """The groups of one stage's text. `fusion` is what the lane inductor tells of itself, `graph` its stage
+def mark_fusion(backend: str, stage: str, text: str, fusion: Mapping[str, Any] | None = None, graph: str = "") -> FusionMarks:
+    """The groups of one stage's text. `fusion` is what the backend inductor tells of itself, `graph` its stage
     `post_grad`, by whose comments the lines of earlier graphs are found."""
     lines = text.split("\n")
-    if lane == "inductor":
-        return marked_loops(stage, lines, fusion, graph) if fusion else Marked()
-    if lane == "triton":
+    if backend == "inductor":
+        return mark_loops(stage, lines, fusion, graph) if fusion else FusionMarks()
+    if backend == "triton":
         return _sections(lines)
-    if lane == "mlir" and stage in STRUCTURED:
+    if backend == "mlir" and stage in STRUCTURED:
         return _blocks(lines, *STRUCTURED[stage])
-    return Marked()
+    return FusionMarks()
 
 
 STRUCTURED = {
@@ -43,9 +43,9 @@ STRUCTURED = {
 }
 
 
-def summary(lane: str, texts: Mapping[str, str], fusion: Mapping[str, Any] | None) -> str:
+def summarize_fusion(backend: str, texts: Mapping[str, str], fusion: Mapping[str, Any] | None) -> str:
     """Summarize in one line how many operations became how many kernels or loops."""
-    if lane == "inductor" and fusion:
+    if backend == "inductor" and fusion:
         graph = texts.get("decomposed", "")
         nests = sum(len(kernel["fused"]) for kernel in fusion["kernels"])
         counts = [
@@ -54,42 +54,42 @@ def summary(lane: str, texts: Mapping[str, str], fusion: Mapping[str, Any] | Non
             (nests, "loop nest"),
             (len(fusion["kernels"]), "kernel"),
         ]
-    elif lane == "mlir":
+    elif backend == "mlir":
         counts = [(sum(1 for line in texts.get("torch", "").split("\n") if "torch.aten." in line), "torch operation")]
         found = [
-            (marked(lane, name, texts[name]).groups, word) for name, (_, word) in STRUCTURED.items() if name in texts
+            (mark_fusion(backend, name, texts[name]).groups, word) for name, (_, word) in STRUCTURED.items() if name in texts
         ]
         counts += [(len(groups), word) for groups, word in found if groups][:2]
         counts.append((1, "function"))
-    elif lane == "triton":
+    elif backend == "triton":
         counts = [(len(_sections(texts.get("source", "").split("\n")).groups), "kernel written by hand")]
     else:
         return "as written: every operation of torch is a kernel of its own"
-    return " → ".join(_counted(count, word) for count, word in counts if count)
+    return " → ".join(_count_text(count, word) for count, word in counts if count)
 
 
-def _sections(lines: Sequence[str]) -> Marked:
-    groups: list[Group] = []
+def _sections(lines: Sequence[str]) -> FusionMarks:
+    groups: list[FusedGroup] = []
     letters: dict[int, str] = {}
     for number, line in enumerate(lines):
         if found := KERNEL.match(line):
             letter = LETTERS[len(groups) % len(LETTERS)]
-            groups.append(Group(letter, f"kernel {found.group(1)}", found.group(2)))
+            groups.append(FusedGroup(letter, f"kernel {found.group(1)}", found.group(2)))
         if groups and line.strip():
             letters[number] = groups[-1].letter
-    return Marked(tuple(groups), letters)
+    return FusionMarks(tuple(groups), letters)
 
 
-def _blocks(lines: Sequence[str], begins: re.Pattern[str], word: str) -> Marked:
+def _blocks(lines: Sequence[str], begins: re.Pattern[str], word: str) -> FusionMarks:
     """Operations with regions of their own, outermost ones, from their first line to the brace that closes them."""
-    groups: list[Group] = []
+    groups: list[FusedGroup] = []
     letters: dict[int, str] = {}
     end, held = "", []
     for number, line in enumerate(lines):
         first = not end and begins.match(line)
         if first:
             letter = LETTERS[len(groups) % len(LETTERS)]
-            groups.append(Group(letter, f"{word} {len(groups) + 1}", ""))
+            groups.append(FusedGroup(letter, f"{word} {len(groups) + 1}", ""))
             end, held = line[: len(line) - len(line.lstrip())] + "}", []
         if not end:
             continue
@@ -98,10 +98,10 @@ def _blocks(lines: Sequence[str], begins: re.Pattern[str], word: str) -> Marked:
         if (first and not line.rstrip().endswith("{")) or line.startswith(end):
             told = ", ".join(dict.fromkeys(held)) or first and first.group(0).strip() or "no arithmetic"
             groups[-1], end = replace(groups[-1], told=told), ""
-    return Marked(tuple(groups), letters)
+    return FusionMarks(tuple(groups), letters)
 
 
-def _counted(count: int, word: str) -> str:
+def _count_text(count: int, word: str) -> str:
     if count == 1:
         return f"1 {word}"
     first, _, rest = word.partition(" ")

@@ -6,15 +6,15 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from workbench.widgets.kernels.marked import LETTERS, Group, Marked
+from workbench.widgets.kernels.marked import LETTERS, FusedGroup, FusionMarks
 
 OPERATION = re.compile(r"^\s*(\w+)(?:: \"[^\"]*\")? = ")
-WHERE = re.compile(r"^\s*# File: ")
-NODES = re.compile(r"^(?:class )?((?:op\d+_?)+)")
+SOURCE_COMMENT = re.compile(r"^\s*# File: ")
+NODE_NAMES = re.compile(r"^(?:class )?((?:op\d+_?)+)")
 
 
-def marked_loops(stage: str, lines: Sequence[str], fusion: Mapping[str, Any], graph: str) -> Marked:
-    """`fusion` is what the lane tells of itself, `graph` its stage `post_grad`."""
+def mark_loops(stage: str, lines: Sequence[str], fusion: Mapping[str, Any], graph: str) -> FusionMarks:
+    """`fusion` is what the backend tells of itself, `graph` its stage `post_grad`."""
     origins = {node["name"]: node["origins"] for node in fusion["nodes"]}
     loops = {node["name"]: node["iteration"] for node in fusion["nodes"]}
     groups, homes, kernels = [], {}, {}
@@ -24,7 +24,7 @@ def marked_loops(stage: str, lines: Sequence[str], fusion: Mapping[str, Any], gr
             inside = sorted({name for part in parts for name in origins.get(part, ())})
             over = " and ".join(dict.fromkeys(each for part in parts for each in loops.get(part, ())))
             name = f"{kernel['kernel']}, loop nest {number + 1} of {len(kernel['fused'])}"
-            groups.append(Group(letter, name, f"{', '.join(inside) or '-'}; over {over or 'nothing'}"))
+            groups.append(FusedGroup(letter, name, f"{', '.join(inside) or '-'}; over {over or 'nothing'}"))
             homes |= dict.fromkeys(parts, letter)
             kernels[kernel["kernel"]] = kernels.get(kernel["kernel"], "") + letter
     by_operation: dict[str, str] = {}
@@ -40,7 +40,7 @@ def marked_loops(stage: str, lines: Sequence[str], fusion: Mapping[str, Any], gr
         found = _by_node(lines, homes, kernels)
     else:
         found = _by_kernel(lines, kernels)
-    return Marked(tuple(groups), {n: letters for n, letters in enumerate(found) if letters})
+    return FusionMarks(tuple(groups), {n: letters for n, letters in enumerate(found) if letters})
 
 
 def _operation(line: str) -> str:
@@ -53,18 +53,18 @@ def _by_place(lines: Sequence[str], later: Sequence[str], by_operation: Mapping[
     known: dict[str, str] = {}
     place = ""
     for line in later:
-        place = line.strip() if WHERE.match(line) else place
+        place = line.strip() if SOURCE_COMMENT.match(line) else place
         known[place] = "".join(sorted({*known.get(place, ""), *by_operation.get(_operation(line), "")}))
     place = ""
     for line in lines:
-        place = line.strip() if WHERE.match(line) else place
+        place = line.strip() if SOURCE_COMMENT.match(line) else place
         yield known.get(place, "") if place and OPERATION.match(line) else ""
 
 
 def _by_node(lines: Sequence[str], homes: Mapping[str, str], kernels: Mapping[str, str]) -> Iterable[str]:
     letter = ""
     for line in lines:
-        found = NODES.match(line.removeprefix("  loop nest "))
+        found = NODE_NAMES.match(line.removeprefix("  loop nest "))
         if found:
             letter = homes.get(found.group(1).split("_")[0], "")
         elif line and not line[0].isspace():

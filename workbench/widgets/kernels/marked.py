@@ -9,20 +9,20 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 @dataclass(frozen=True)
-class Group:
+class FusedGroup:
     """A fused group: `letter` marks its lines, `name` names it, `description` lists its operations."""
 
     letter: str
     name: str
-    told: str
+    description: str
 
 
 @dataclass(frozen=True)
-class Marked:
+class FusionMarks:
     """`letters` of each line by its number, from 0 on: none, one, or several where an operation went into several."""
 
-    groups: tuple[Group, ...] = ()
+    groups: tuple[FusedGroup, ...] = ()
     letters: Mapping[int, str] | None = None
 
-    def of(self, line: int) -> str:
+    def letters_of_line(self, line: int) -> str:
         return (self.letters or {}).get(line, "")

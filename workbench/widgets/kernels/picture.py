@@ -1,5 +1,5 @@
-"""An operator on its way to the machine, drawn: the stages of each lane, one stage's text with what was fused marked,
-and the lanes' times."""
+"""An operator on its way to the machine, drawn: the stages of each backend, one stage's text with what was fused marked,
+and the backends' times."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 from workbench.widgets import kit
 from workbench.widgets.kernels import code_lines
-from workbench.widgets.kernels.marked import Marked
+from workbench.widgets.kernels.marked import FusionMarks
 
-MOST = 1500  # lines of a text that are shown
+MAX_LINES = 1500  # lines of a text that are shown
 STYLE = (
     "<style>.wb-kernel table{border-collapse:collapse;margin:4px 0;font:inherit;color:inherit}"
     ".wb-kernel tr,.wb-kernel td,.wb-kernel th{background:none!important;font-size:inherit}"
@@ -27,22 +27,22 @@ STYLE = (
     ".wb-code .g{display:inline-block;height:1.35em;vertical-align:bottom;width:2.4em;padding-left:.3em;"
     "border-left:5px solid transparent}"
     ".wb-code .l{display:inline-block;width:3.5em;text-align:right;margin-right:1em;opacity:.5}"
-    + "".join(f".wb-kernel .g{n}{{border-left:5px solid {c}!important}}" for n, c in enumerate(kit.SERIES))
-    + code_lines.STYLE
+    + "".join(f".wb-kernel .g{n}{{border-left:5px solid {c}!important}}" for n, c in enumerate(kit.SERIES_COLOURS))
+    + code_lines.CODE_STYLE
     + "</style>"
 )
 
 
 @dataclass(frozen=True)
-class Shown:
-    """`sizes` are, for each lane, lines by stage, or why there are none; `rows` the lanes' times, as `kernels bench`
+class KernelPage:
+    """`sizes` are, for each backend, lines by stage, or why there are none; `rows` the backends' times, as `kernels bench`
     gives them."""
 
     title: str
-    lane: str
+    backend: str
     stage: str
     text: str
-    marked: Marked
+    marked: FusionMarks
     sizes: Mapping[str, Mapping[str, int] | str]
     summary: str = ""
     note: str = ""
@@ -51,82 +51,82 @@ class Shown:
     problems: Sequence[str] = field(default_factory=tuple)
 
 
-def drawn(shown: Shown) -> str:
+def draw_kernel(shown: KernelPage) -> str:
     problems = [f'<div role="alert">{escape(told)}</div>' for told in shown.problems]
     parts = [_stages(shown), *problems, _fused(shown), _code(shown), _times(shown)]
     title = f"<div><b>{escape(shown.title)}</b></div>"
     return kit.html(STYLE, f'<div class="wb-kernel">{title}{"".join(parts)}</div>')
 
 
-def _stages(shown: Shown) -> str:
+def _stages(shown: KernelPage) -> str:
     rows = []
-    for lane, sizes in shown.sizes.items():
+    for backend, sizes in shown.sizes.items():
         if isinstance(sizes, str):
             cell = f'<span class="faint">{escape(sizes)}</span>'
         else:
-            cell = " → ".join(_stage(shown, lane, stage, lines) for stage, lines in sizes.items())
-        rows.append(f"<tr><th>{escape(lane)}</th><td>{cell}</td></tr>")
+            cell = " → ".join(_stage(shown, backend, stage, lines) for stage, lines in sizes.items())
+        rows.append(f"<tr><th>{escape(backend)}</th><td>{cell}</td></tr>")
     return f"<table>{''.join(rows)}</table>"
 
 
-def _stage(shown: Shown, lane: str, stage: str, lines: int) -> str:
-    now = (lane, stage) == (shown.lane, shown.stage)
+def _stage(shown: KernelPage, backend: str, stage: str, lines: int) -> str:
+    now = (backend, stage) == (shown.backend, shown.stage)
     named = (
         f'aria-current="true" class="stage now" tabindex="0">▸ {stage}'
         if now
         else f'class="stage" tabindex="-1">{stage}'
     )
-    tip = f"{stage} of {lane}: {lines:,} lines"
-    return f'<span role="button" data-key="{lane}/{stage}" data-tip="{tip}" {named} <small>{lines:,}</small></span>'
+    tip = f"{stage} of {backend}: {lines:,} lines"
+    return f'<span role="button" data-key="{backend}/{stage}" data-tip="{tip}" {named} <small>{lines:,}</small></span>'
 
 
-def _fused(shown: Shown) -> str:
-    told = f"<div>{escape(shown.lane)}: {escape(shown.summary)}</div>" if shown.summary else ""
+def _fused(shown: KernelPage) -> str:
+    told = f"<div>{escape(shown.backend)}: {escape(shown.summary)}</div>" if shown.summary else ""
     rows = [
-        f'<tr><td class="g{place % len(kit.SERIES)}"><b>{each.letter}</b></td><td>{escape(each.name)}</td>'
-        f"<td>{escape(each.told)}</td></tr>"
+        f'<tr><td class="g{place % len(kit.SERIES_COLOURS)}"><b>{each.letter}</b></td><td>{escape(each.name)}</td>'
+        f"<td>{escape(each.description)}</td></tr>"
         for place, each in enumerate(shown.marked.groups)
     ]
     return told + (f"<table>{''.join(rows)}</table>" if rows else "")
 
 
-def _code(shown: Shown) -> str:
+def _code(shown: KernelPage) -> str:
     if not shown.text:
         return ""
-    whole = code_lines.code_lines(shown.text, shown.stage)
-    places = {each.letter: place % len(kit.SERIES) for place, each in enumerate(shown.marked.groups)}
+    whole = code_lines.highlight_lines(shown.text, shown.stage)
+    places = {each.letter: place % len(kit.SERIES_COLOURS) for place, each in enumerate(shown.marked.groups)}
     lines, before = [], ""
-    for number, line in enumerate(whole[:MOST]):
-        letters = shown.marked.of(number)
+    for number, line in enumerate(whole[:MAX_LINES]):
+        letters = shown.marked.letters_of_line(number)
         colour = f" g{places[letters[0]]}" if letters else ""
         told = letters if letters != before else ""
         lines.append(f'<span class="g{colour}">{told}</span><span class="l">{number + 1}</span>{line}')
         before = letters
-    cut = f"\n… {len(whole) - MOST:,} more lines: view.text has them all" if len(whole) > MOST else ""
-    label = escape(f"{shown.stage} of {shown.lane}")
+    cut = f"\n… {len(whole) - MAX_LINES:,} more lines: view.text has them all" if len(whole) > MAX_LINES else ""
+    label = escape(f"{shown.stage} of {shown.backend}")
     body = "\n".join(lines)
     note = f'<div class="faint">{escape(shown.note)}</div>' if shown.note else ""
     # A `pre`: elsewhere exports make one space of an indentation.
     return f'{note}<pre class="wb-code" data-scroll tabindex="0" role="region" aria-label="{label}">{body}{cut}</pre>'
 
 
-def _times(shown: Shown) -> str:
+def _times(shown: KernelPage) -> str:
     if not shown.rows:
         return f"<div>{escape(shown.timing)}</div>" if shown.timing else ""
     slowest = max((row["seconds"] for row in shown.rows if row.get("seconds")), default=1.0)
-    head = "<tr><th>lane</th><th>µs</th><th>10 % to 90 %</th><th>× eager</th><th>of the ceiling</th><th></th></tr>"
+    head = "<tr><th>backend</th><th>µs</th><th>10 % to 90 %</th><th>× eager</th><th>of the ceiling</th><th></th></tr>"
     rows = "".join(_time(row, slowest) for row in shown.rows)
     return f"<table>{head}{rows}</table><div class='faint'>{escape(shown.timing)}</div>"
 
 
 def _time(row: Mapping[str, Any], slowest: float) -> str:
-    lane = escape(str(row["lane"]))
+    backend = escape(str(row["backend"]))
     if not row.get("seconds"):
-        return f'<tr><th>{lane}</th><td colspan="5" class="faint">not timed: {escape(str(row["reason"]))}</td></tr>'
+        return f'<tr><th>{backend}</th><td colspan="5" class="faint">not timed: {escape(str(row["reason"]))}</td></tr>'
     spread = f"{row['p10_seconds'] * 1e6:,.1f} to {row['p90_seconds'] * 1e6:,.1f}"
     eager, share = row.get("speedup_over_eager"), row.get("share_of_ceiling")
     bound = f"{share:.1%} ({'memory' if row['bound'] == 'read' else 'arithmetic'})" if share is not None else ""
     wide = 160 * row["seconds"] / slowest
     bar = kit.tag("svg", kit.rect(0, 2, max(1.0, wide), 9, class_="c0"), width=164, height=13, aria_hidden="true")
     cells = (f"{row['seconds'] * 1e6:,.1f}", spread, "" if eager is None else f"{eager:.2f}", bound)
-    return f"<tr><th>{lane}</th>{''.join(f'<td class=right>{cell}</td>' for cell in cells)}<td>{bar}</td></tr>"
+    return f"<tr><th>{backend}</th>{''.join(f'<td class=right>{cell}</td>' for cell in cells)}<td>{bar}</td></tr>"

@@ -6,35 +6,35 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from workbench.errors import WorkbenchError, in_words
+from workbench.errors import WorkbenchError, describe_error
 
-FIRST = {"inductor": "post_grad", "mlir": "linalg", "triton": "source", "eager": "source"}  # where fusion shows best
+DEFAULT_STAGE = {"inductor": "post_grad", "mlir": "linalg", "triton": "source", "eager": "source"}  # where fusion shows best
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def as_workbench_error() -> Iterator[None]:
     """Raise errors of the kernels as WorkbenchError."""
-    from compiled_kernels.lanes import LaneError
+    from compiled_kernels.backends import BackendError
 
     try:
         yield
-    except LaneError as error:
+    except BackendError as error:
         raise WorkbenchError(str(error)) from None
 
 
-def known(kind: str, word: str, words: Iterable[str]) -> str:
-    from compiled_kernels.cases import known as chosen
+def validate_name(kind: str, word: str, words: Iterable[str]) -> str:
+    from compiled_kernels.cases import require_known as require_known
 
-    return chosen(kind, word, words)
+    return require_known(kind, word, words)
 
 
-def operators() -> list[str]:
+def operator_names() -> list[str]:
     from compiled_kernels.cases import suites
 
     return [suite.operator for suite in suites()]
 
 
-def cases(operator: str) -> list[str]:
+def case_names(operator: str) -> list[str]:
     """Return names of an operator's cases, timed ones first."""
     from compiled_kernels.cases import suite_of
 
@@ -47,23 +47,23 @@ def case_name(operator: str, name: str | None) -> str:
     return case_of(suite_of(operator), name).name
 
 
-def stages(operator: str, case: str, lane: str) -> Any:
+def make_stages(operator: str, case: str, backend: str) -> Any:
     """Return the `Stages` of a backend, or as text the reason why it cannot make them here."""
     from compiled_kernels.cases import case_of, suite_of
-    from compiled_kernels.lanes import Lane
+    from compiled_kernels.backends import Backend
     from compiled_kernels.stages import stages_of
 
     suite = suite_of(operator)
     try:
-        return stages_of(suite, None if lane == Lane.TRITON else case_of(suite, case), Lane(lane))
-    except Exception as error:  # compilers raise many kinds; the other lanes can still be shown
-        return f"cannot be made here: {in_words(error)}"
+        return stages_of(suite, None if backend == Backend.TRITON else case_of(suite, case), Backend(backend))
+    except Exception as error:  # compilers raise many kinds; the other backends can still be shown
+        return f"cannot be made here: {describe_error(error)}"
 
 
-def fusion(made: Any) -> Mapping[str, Any] | None:
+def fusion_data(made: Any) -> Mapping[str, Any] | None:
     stage = made.stages.get("fusion") if hasattr(made, "stages") else None
     return None if stage is None else stage.data
 
 
-def first(lane: str, texts: Mapping[str, str]) -> str:
-    return FIRST[lane] if FIRST[lane] in texts else next(iter(texts))
+def default_stage(backend: str, texts: Mapping[str, str]) -> str:
+    return DEFAULT_STAGE[backend] if DEFAULT_STAGE[backend] in texts else next(iter(texts))

@@ -11,24 +11,24 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from workbench.errors import WorkbenchError
-from workbench.widgets.job import surroundings
+from workbench.widgets.job import child_environment
 
 
-class Timing:
-    """One case on some lanes, `seconds` for each, as `workbench kernels bench` has it, under way from the start on;
+class BackendTimingProcess:
+    """One case on some backends, `seconds` for each, as `workbench kernels bench` has it, under way from the start on;
     `on_record` is called at the end. Without `ceilings` this machine's limits are not measured besides."""
 
     def __init__(
-        self, operator: str, case: str, lanes: Sequence[str], seconds: float, ceilings: bool, told: Callable[[], None]
+        self, operator: str, case: str, backends: Sequence[str], seconds: float, ceilings: bool, on_record: Callable[[], None]
     ):
         self.record: dict[str, Any] = {}
         self.error = ""
-        self._stopped, self._told = False, told
-        job = {"operator": operator, "case": case, "lanes": list(lanes), "seconds": seconds, "ceilings": ceilings}
+        self._stopped, self._on_record = False, on_record
+        job = {"operator": operator, "case": case, "backends": list(backends), "seconds": seconds, "ceilings": ceilings}
         command = [sys.executable, "-m", "workbench.widgets.kernels.timing", json.dumps(job)]
         self._process = subprocess.Popen(
             command, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env=surroundings(),
+            env=child_environment(),
         )  # fmt: skip
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
@@ -58,36 +58,36 @@ class Timing:
             self.record = json.loads(out)
         except (WorkbenchError, ValueError) as error:
             self.error = "the timing was stopped" if self._stopped else f"the timing broke: {error}"
-        self._told()
+        self._on_record()
 
 
-def timed(job: Mapping[str, Any]) -> dict[str, Any]:
+def time_backends(job: Mapping[str, Any]) -> dict[str, Any]:
     """The record of `kernel_bench`; or, without ceilings, as much of it."""
     from compiled_kernels.cases import case_of, suite_of
-    from compiled_kernels.lanes import Lane
+    from compiled_kernels.backends import Backend
     from workbench.study.kernel_bench import kernel_bench
 
     suite = suite_of(job["operator"])
-    case, lanes = case_of(suite, job["case"]), tuple(Lane(name) for name in job["lanes"])
+    case, backends = case_of(suite, job["case"]), tuple(Backend(name) for name in job["backends"])
     if job["ceilings"]:
-        return kernel_bench([(suite, case)], lanes, budget_seconds=job["seconds"])
+        return kernel_bench([(suite, case)], backends, budget_seconds=job["seconds"])
     import torch
 
     from compiled_kernels.measure import measure
     from workbench.study.environment import environment
-    from workbench.study.kernel_bench import times
+    from workbench.study.kernel_bench import timing_figures
     from workbench.study.machine import cpu_times, others_cpu_share
 
     before = cpu_times()
-    found = measure(suite, case, lanes, job["seconds"])
+    found = measure(suite, case, backends, job["seconds"])
     busy, rows = others_cpu_share(before), []
-    eager = found.timings.get(Lane.EAGER)
-    for lane in lanes:
-        row: dict[str, Any] = {"operator": suite.operator, "lane": str(lane), "case": case.name}
-        if timing := found.timings.get(lane):
-            row |= times(case, found, timing)
+    eager = found.timings.get(Backend.EAGER)
+    for backend in backends:
+        row: dict[str, Any] = {"operator": suite.operator, "backend": str(backend), "case": case.name}
+        if timing := found.timings.get(backend):
+            row |= timing_figures(case, found, timing)
             row["speedup_over_eager"] = eager.seconds / timing.seconds if eager else None
-        rows.append(row if timing else {**row, "reason": found.refused.get(lane, "")})
+        rows.append(row if timing else {**row, "reason": found.refused.get(backend, "")})
     about = {"threads": torch.get_num_threads(), "others_cpu_share": busy, "environment": environment()}
     return {**about, "date": about["environment"]["date"], "rows": rows}
 
@@ -95,4 +95,4 @@ def timed(job: Mapping[str, Any]) -> dict[str, Any]:
 if __name__ == "__main__":
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what else is printed is no answer
-    print(json.dumps(timed(json.loads(sys.argv[1]))), file=answers, flush=True)
+    print(json.dumps(time_backends(json.loads(sys.argv[1]))), file=answers, flush=True)

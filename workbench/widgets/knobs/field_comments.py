@@ -13,16 +13,16 @@ from pydantic import BaseModel
 
 
 @functools.cache
-def comments_of(model: type[BaseModel]) -> dict[str, str]:
+def field_comments(model: type[BaseModel]) -> dict[str, str]:
     """By field: its own description where it has one, else its comment; nothing where there is neither or no source."""
     found: dict[str, str] = {}
     for base in reversed(model.__mro__):
         if issubclass(base, BaseModel) and base is not BaseModel:
-            found |= _written(base)
+            found |= _source_comments(base)
     return found | {name: field.description for name, field in model.model_fields.items() if field.description}
 
 
-def _written(model: type[BaseModel]) -> dict[str, str]:
+def _source_comments(model: type[BaseModel]) -> dict[str, str]:
     try:
         source = textwrap.dedent(inspect.getsource(model))
     except (OSError, TypeError):  # made in a session that keeps no source

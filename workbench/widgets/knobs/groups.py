@@ -9,24 +9,24 @@ from typing import Any
 import ipywidgets
 
 from workbench.errors import WorkbenchError
-from workbench.shown import cut
-from workbench.widgets.knobs.leaves import Knob, Unreadable
-from workbench.widgets.knobs.values import spoken
+from workbench.shown import truncate_text
+from workbench.widgets.knobs.leaves import FormField, UnreadableField
+from workbench.widgets.knobs.values import format_value
 
 COLUMNS = {"display": "grid", "grid_template_columns": "repeat(auto-fill, minmax(24em, 1fr))"}
 
 
-def alert(line: str) -> ipywidgets.HTML:
+def error_line(line: str) -> ipywidgets.HTML:
     """Return a line that shows an error, announced at once by screen readers."""
     style = "color:var(--jp-error-color1,#b00020);font-weight:600"
     told = f'<div role="alert" style="{style}">✗ {escape(line)}</div>' if line else ""
     return ipywidgets.HTML(told)
 
 
-class Group:
+class FieldGroup:
     """The fields of one model, in as many columns as there is room for; `kind` tells it from its neighbours."""
 
-    def __init__(self, fields: Mapping[str, Knob], kind: str | None = None, told: str = ""):
+    def __init__(self, fields: Mapping[str, FormField], kind: str | None = None, told: str = ""):
         self.fields, self._kind, self._alerts = fields, kind, dict[str, ipywidgets.HTML]()
         head = (ipywidgets.HTML(f'<div style="opacity:.75">{escape(told)}</div>'),) if told else ()
         self._cells = ipywidgets.VBox(layout=COLUMNS)
@@ -38,39 +38,39 @@ class Group:
         for name, knob in self.fields.items():
             try:
                 values[name] = knob.read()
-            except Unreadable as error:
-                raise Unreadable((name, *error.path), error.why) from None
+            except UnreadableField as error:
+                raise UnreadableField((name, *error.path), error.reason) from None
         return values
 
     def write(self, value: Any) -> None:
         for name, knob in self.fields.items():
             if name in value:
-                if not knob.takes(value[name]):
-                    raise WorkbenchError(f"{name}: there is no control for {cut(spoken(value[name]), 60)} here")
+                if not knob.accepts(value[name]):
+                    raise WorkbenchError(f"{name}: there is no control for {truncate_text(format_value(value[name]), 60)} here")
                 knob.write(value[name])
 
-    def takes(self, value: Any) -> bool:
+    def accepts(self, value: Any) -> bool:
         return isinstance(value, dict) and (self._kind is None or value.get("kind") == self._kind)
 
-    def leaves(self) -> Iterator[tuple[str, ...]]:
+    def field_paths(self) -> Iterator[tuple[str, ...]]:
         for name, knob in self.fields.items():
-            yield from ((name, *path) for path in knob.leaves())
+            yield from ((name, *path) for path in knob.field_paths())
 
-    def complain(self, path: Sequence[str], line: str) -> bool:
+    def show_error(self, path: Sequence[str], line: str) -> bool:
         if not path or path[0] not in self.fields:
             return False
-        if not self.fields[path[0]].complain(path[1:], line):
-            self._alerts[path[0]] = alert(line)
+        if not self.fields[path[0]].show_error(path[1:], line):
+            self._alerts[path[0]] = error_line(line)
             self._lay()
         return True
 
-    def content(self) -> None:
+    def clear_errors(self) -> None:
         """Clear all errors."""
         if self._alerts:
             self._alerts.clear()
             self._lay()
         for knob in self.fields.values():
-            knob.content()
+            knob.clear_errors()
 
     def _lay(self) -> None:
         told, cells = self._alerts, list[ipywidgets.Widget]()

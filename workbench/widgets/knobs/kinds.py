@@ -7,18 +7,18 @@ from typing import Any, NamedTuple
 
 import ipywidgets
 
-from workbench.widgets.knobs.leaves import LABEL, Changed, Knob
-from workbench.widgets.knobs.values import same
+from workbench.widgets.knobs.leaves import LABEL_STYLE, Changed, FormField
+from workbench.widgets.knobs.values import equal_json
 
 INSIDE, CHECK = {"margin": "0 0 0 2em"}, {"width": "13em", "margin": "0 0 0 4em"}
 
 
-class Maybe:
+class OptionalField:
     """A setting that may be left out: a checkbox, and beside it what stands there if not."""
 
-    def __init__(self, make: Callable[[], Knob], name: str, told: str, changed: Changed):
+    def __init__(self, make: Callable[[], FormField], name: str, told: str, changed: Changed):
         self._make = make
-        self._inner: Knob | None = None
+        self._inner: FormField | None = None
         self._check = ipywidgets.Checkbox(description=name, tooltip=told or name, indent=False, layout=CHECK)
         self._below = ipywidgets.VBox(layout=INSIDE)
         self._row = ipywidgets.HBox([self._check])
@@ -26,7 +26,7 @@ class Maybe:
         self._check.observe(lambda _: (self._lay(), changed()), "value")
 
     @property
-    def inner(self) -> Knob:
+    def inner(self) -> FormField:
         if self._inner is None:
             self._inner = self._make()
         return self._inner
@@ -39,18 +39,18 @@ class Maybe:
             self.inner.write(value)
         self._check.value = value is not None
 
-    def takes(self, value: Any) -> bool:
-        return value is None or self.inner.takes(value)
+    def accepts(self, value: Any) -> bool:
+        return value is None or self.inner.accepts(value)
 
-    def leaves(self) -> Iterator[tuple[str, ...]]:
-        yield from self.inner.leaves()
+    def field_paths(self) -> Iterator[tuple[str, ...]]:
+        yield from self.inner.field_paths()
 
-    def complain(self, path: Sequence[str], line: str) -> bool:
-        return bool(self._check.value) and self.inner.complain(path, line)
+    def show_error(self, path: Sequence[str], line: str) -> bool:
+        return bool(self._check.value) and self.inner.show_error(path, line)
 
-    def content(self) -> None:
+    def clear_errors(self) -> None:
         if self._inner is not None:
-            self._inner.content()
+            self._inner.clear_errors()
 
     def _lay(self) -> None:
         inside = self.inner.widget if self._check.value else None
@@ -60,21 +60,21 @@ class Maybe:
         self.widget.children = (self._row, self._below) if below else (self._row,)
 
 
-class Kind(NamedTuple):
+class UnionOption(NamedTuple):
     """One of several: a plain value, or what `make` makes."""
 
     label: str
     value: Any = None
-    make: Callable[[], Knob] | None = None
+    make: Callable[[], FormField] | None = None
 
 
-class Several:
+class UnionField:
     """One of several kinds of setting: a list to choose from, and the chosen kind's own settings."""
 
-    def __init__(self, kinds: Sequence[Kind], name: str, told: str, changed: Changed):
-        self._kinds, self._made = kinds, dict[int, Knob]()
+    def __init__(self, kinds: Sequence[UnionOption], name: str, told: str, changed: Changed):
+        self._kinds, self._made = kinds, dict[int, FormField]()
         self._list: Any = ipywidgets.Dropdown(options=[(kind.label, n) for n, kind in enumerate(kinds)], value=0)
-        self._list.description, self._list.style, self._list.tooltip = name, LABEL, told or name
+        self._list.description, self._list.style, self._list.tooltip = name, LABEL_STYLE, told or name
         self._below = ipywidgets.VBox(layout=INSIDE)
         self._row = ipywidgets.HBox([self._list])
         self.widget = ipywidgets.VBox([self._row])
@@ -92,24 +92,24 @@ class Several:
             knob.write(value)
         self._list.value = place
 
-    def takes(self, value: Any) -> bool:
+    def accepts(self, value: Any) -> bool:
         return self._place(value) is not None
 
-    def leaves(self) -> Iterator[tuple[str, ...]]:
+    def field_paths(self) -> Iterator[tuple[str, ...]]:
         yield ()  # the list itself
         for place, kind in enumerate(self._kinds):
             if knob := self._of(place):
-                yield from ((kind.label, *path) for path in knob.leaves() if path)
+                yield from ((kind.label, *path) for path in knob.field_paths() if path)
 
-    def complain(self, path: Sequence[str], line: str) -> bool:
+    def show_error(self, path: Sequence[str], line: str) -> bool:
         knob = self._of(self._list.value)
-        return knob is not None and knob.complain(path, line)
+        return knob is not None and knob.show_error(path, line)
 
-    def content(self) -> None:
+    def clear_errors(self) -> None:
         for knob in self._made.values():
-            knob.content()
+            knob.clear_errors()
 
-    def _of(self, place: int) -> Knob | None:
+    def _of(self, place: int) -> FormField | None:
         kind = self._kinds[place]
         if kind.make is not None and place not in self._made:
             self._made[place] = kind.make()
@@ -121,7 +121,7 @@ class Several:
             if told is not None and kind.label != told:
                 continue
             knob = self._of(place)
-            if knob.takes(value) if knob is not None else same(kind.value, value):
+            if knob.accepts(value) if knob is not None else equal_json(kind.value, value):
                 return place
         return None
 

@@ -8,21 +8,21 @@ from typing import Any, Protocol
 
 import ipywidgets
 
-from workbench.widgets.knobs.values import one_line, same, spoken
+from workbench.widgets.knobs.values import to_yaml_line, equal_json, format_value
 
 Changed = Callable[[], None]
-LABEL = {"description_width": "11em"}
+LABEL_STYLE = {"description_width": "11em"}
 
 
-class Unreadable(ValueError):
+class UnreadableField(ValueError):
     """A field holds text that is no value; `path` names the field, `reason` the error."""
 
-    def __init__(self, path: tuple[str, ...], why: str):
-        super().__init__(f"{'.'.join(path)}: {why}")
-        self.path, self.why = path, why
+    def __init__(self, path: tuple[str, ...], reason: str):
+        super().__init__(f"{'.'.join(path)}: {reason}")
+        self.path, self.reason = path, reason
 
 
-class Knob(Protocol):
+class FormField(Protocol):
     """A setting: `widget` shows it. `read` and `write` speak JSON; `takes` says whether it can show a value; `leaves`
     are the paths below its own that it sets; `complain` says below it what is wrong, at a path of its own."""
 
@@ -30,18 +30,18 @@ class Knob(Protocol):
 
     def read(self) -> Any: ...
     def write(self, value: Any) -> None: ...
-    def takes(self, value: Any) -> bool: ...
-    def leaves(self) -> Iterator[tuple[str, ...]]: ...
-    def complain(self, path: Sequence[str], line: str) -> bool:
+    def accepts(self, value: Any) -> bool: ...
+    def field_paths(self) -> Iterator[tuple[str, ...]]: ...
+    def show_error(self, path: Sequence[str], line: str) -> bool:
         """Show the error here and return True, or return False to leave it to the caller."""
         ...
 
-    def content(self) -> None:
+    def clear_errors(self) -> None:
         """Clear all errors."""
         ...
 
 
-class Leaf:
+class ValueField:
     """One control whose value is the setting."""
 
     kinds: tuple[type, ...] = ()
@@ -49,7 +49,7 @@ class Leaf:
     def __init__(self, control: Any, name: str, told: str, changed: Changed):
         self.widget = control
         control.description, control.tooltip = name, told or name
-        control.style = LABEL if name else {"description_width": "0"}
+        control.style = LABEL_STYLE if name else {"description_width": "0"}
         control.observe(lambda _: changed(), "value")
 
     def read(self) -> Any:
@@ -58,45 +58,45 @@ class Leaf:
     def write(self, value: Any) -> None:
         self.widget.value = value
 
-    def takes(self, value: Any) -> bool:
+    def accepts(self, value: Any) -> bool:
         return type(value) in self.kinds
 
-    def leaves(self) -> Iterator[tuple[str, ...]]:
+    def field_paths(self) -> Iterator[tuple[str, ...]]:
         yield ()
 
-    def complain(self, path: Sequence[str], line: str) -> bool:
+    def show_error(self, path: Sequence[str], line: str) -> bool:
         return False
 
-    def content(self) -> None:
+    def clear_errors(self) -> None:
         pass
 
 
-class Choice(Leaf):
+class ChoiceField(ValueField):
     """One of a few values, each of them plain."""
 
     def __init__(self, options: Sequence[Any], name: str, told: str, changed: Changed):
         self._options = list(options)
-        control = ipywidgets.Dropdown(options=[(spoken(each), n) for n, each in enumerate(options)], value=0)
+        control = ipywidgets.Dropdown(options=[(format_value(each), n) for n, each in enumerate(options)], value=0)
         super().__init__(control, name, told, changed)
 
     def read(self) -> Any:
         return self._options[self.widget.value]
 
     def write(self, value: Any) -> None:
-        self.widget.value = next(n for n, each in enumerate(self._options) if same(each, value))
+        self.widget.value = next(n for n, each in enumerate(self._options) if equal_json(each, value))
 
-    def takes(self, value: Any) -> bool:
-        return any(same(each, value) for each in self._options)
+    def accepts(self, value: Any) -> bool:
+        return any(equal_json(each, value) for each in self._options)
 
 
-class Flag(Leaf):
+class BoolField(ValueField):
     kinds = (bool,)
 
     def __init__(self, name: str, told: str, changed: Changed):
         super().__init__(ipywidgets.Checkbox(), name, told, changed)
 
 
-class Whole(Leaf):
+class IntField(ValueField):
     kinds = (int,)
 
     def __init__(self, least: int | None, most: int | None, step: int, name: str, told: str, changed: Changed):
@@ -105,7 +105,7 @@ class Whole(Leaf):
         super().__init__(ipywidgets.BoundedIntText(start, min=low, max=high, step=step), name, told, changed)
 
 
-class Number(Leaf):
+class FloatField(ValueField):
     """A slider where both ends are known, else a box. An end that itself is not allowed can be chosen."""
 
     kinds = (float, int)
@@ -125,7 +125,7 @@ class Number(Leaf):
         self.widget.value = float(value)
 
 
-class Words(Leaf):
+class TextField(ValueField):
     """A text; `known` are some that are offered."""
 
     kinds = (str,)
@@ -136,7 +136,7 @@ class Words(Leaf):
         super().__init__(control, name, told, changed)
 
 
-class Written(Leaf):
+class YamlField(ValueField):
     """A list or a mapping, in YAML's words on one line; nothing at all is an empty one."""
 
     def __init__(self, empty: list | dict, name: str, told: str, changed: Changed):
@@ -153,7 +153,7 @@ class Written(Leaf):
         try:
             return read_yaml(f"{ends[0]}{text}{ends[1]}") if text else self._empty
         except UnreadableText as error:
-            raise Unreadable((), str(error)) from None
+            raise UnreadableField((), str(error)) from None
 
     def write(self, value: Any) -> None:
-        self.widget.value = "" if value == self._empty else one_line(value)
+        self.widget.value = "" if value == self._empty else to_yaml_line(value)

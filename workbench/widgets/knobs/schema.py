@@ -13,57 +13,57 @@ from annotated_types import Ge, Gt, Le, Lt, MultipleOf
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
-from workbench.widgets.knobs.field_comments import comments_of
-from workbench.widgets.knobs.groups import Group
-from workbench.widgets.knobs.kinds import Kind, Maybe, Several
-from workbench.widgets.knobs.leaves import Changed, Choice, Flag, Knob, Number, Whole, Words, Written
-from workbench.widgets.knobs.values import spoken
+from workbench.widgets.knobs.field_comments import field_comments
+from workbench.widgets.knobs.groups import FieldGroup
+from workbench.widgets.knobs.kinds import UnionOption, OptionalField, UnionField
+from workbench.widgets.knobs.leaves import Changed, ChoiceField, BoolField, FormField, FloatField, IntField, TextField, YamlField
+from workbench.widgets.knobs.values import format_value
 
-WORDS: dict[type, str] = {int: "a number", float: "a number", str: "a text"}
+TYPE_LABELS: dict[type, str] = {int: "a number", float: "a number", str: "a text"}
 
 
 @dataclass(frozen=True)
-class Maker:
+class FormBuilder:
     """Builder of a form's fields; see `SettingsForm`. Defaults are written under `suppress_changes`."""
 
-    leave: Collection[str]
-    known: Mapping[str, Sequence[str]]
-    changed: Changed
-    quiet: Callable[[], AbstractContextManager[None]]
+    excluded: Collection[str]
+    suggestions: Mapping[str, Sequence[str]]
+    on_change: Changed
+    suppress_changes: Callable[[], AbstractContextManager[None]]
 
-    def group(self, model: type[BaseModel], path: str = "") -> Group:
-        told, fields = comments_of(model), dict[str, Knob]()
+    def group(self, model: type[BaseModel], path: str = "") -> FieldGroup:
+        told, fields = field_comments(model), dict[str, FormField]()
         kind = None
         for name, field in model.model_fields.items():
             inside = f"{path}.{name}".lstrip(".")
             if name == "kind" and len(get_args(field.annotation)) == 1:
                 kind = field.default
-            elif inside not in self.leave:
-                fields[name] = self._knob(field.annotation, field.metadata, inside, name, told.get(name, ""))
+            elif inside not in self.excluded:
+                fields[name] = self._field(field.annotation, field.metadata, inside, name, told.get(name, ""))
                 default = field.get_default(call_default_factory=True)
                 if default is not PydanticUndefined:
-                    with self.quiet():
+                    with self.suppress_changes():
                         fields[name].write(to_jsonable_python(default))
-        return Group(fields, kind, inspect.cleandoc(model.__doc__ or "").split("\n\n")[0] if path else "")
+        return FieldGroup(fields, kind, inspect.cleandoc(model.__doc__ or "").split("\n\n")[0] if path else "")
 
-    def _knob(self, annotation: Any, metadata: Sequence[Any], path: str, name: str, told: str) -> Knob:
+    def _field(self, annotation: Any, metadata: Sequence[Any], path: str, name: str, told: str) -> FormField:
         """Build the field of one setting; `name` is empty beside a field that is named."""
         values, typed = _members(annotation, metadata)
         if not typed:
-            return Choice(values, name, told, self.changed)
+            return ChoiceField(values, name, told, self.on_change)
         if len(typed) == 1 and not values:
-            return self._plain(*typed[0], path, name, told)
+            return self._plain_field(*typed[0], path, name, told)
 
-        def beside(annotation: Any, metadata: Sequence[Any]) -> Callable[[], Knob]:
-            return lambda: self._plain(annotation, metadata, path, "", told or name)
+        def beside(annotation: Any, metadata: Sequence[Any]) -> Callable[[], FormField]:
+            return lambda: self._plain_field(annotation, metadata, path, "", told or name)
 
         if len(typed) == 1 and values == [None]:
-            return Maybe(beside(*typed[0]), name, told, self.changed)
-        kinds = [Kind(spoken(value), value) for value in values]
-        kinds += [Kind(_label(each), make=beside(each, metadata)) for each, metadata in typed]
-        return Several([kind for kind in kinds if f"{path}:{kind.label}" not in self.leave], name, told, self.changed)
+            return OptionalField(beside(*typed[0]), name, told, self.on_change)
+        kinds = [UnionOption(format_value(value), value) for value in values]
+        kinds += [UnionOption(_label(each), make=beside(each, metadata)) for each, metadata in typed]
+        return UnionField([kind for kind in kinds if f"{path}:{kind.label}" not in self.excluded], name, told, self.on_change)
 
-    def _plain(self, annotation: Any, metadata: Sequence[Any], path: str, name: str, told: str) -> Knob:
+    def _plain_field(self, annotation: Any, metadata: Sequence[Any], path: str, name: str, told: str) -> FormField:
         limits = {type(each): each for each in metadata}
 
         def end(closed: Any, open_: Any, step: int) -> Any:
@@ -74,18 +74,18 @@ class Maker:
         if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
             return self.group(annotation, path)
         if annotation is bool:
-            return Flag(name, told, self.changed)
+            return BoolField(name, told, self.on_change)
         if annotation is int:
             multiple = limits[MultipleOf].multiple_of if MultipleOf in limits else 1
-            return Whole(end(Ge, Gt, 1), end(Le, Lt, -1), multiple, name, told, self.changed)
+            return IntField(end(Ge, Gt, 1), end(Le, Lt, -1), multiple, name, told, self.on_change)
         if annotation is float:
-            return Number(end(Ge, Gt, 0), end(Le, Lt, 0), name, told, self.changed)
+            return FloatField(end(Ge, Gt, 0), end(Le, Lt, 0), name, told, self.on_change)
         if annotation is str:
-            return Words(self.known.get(path, ()), name, told, self.changed)
+            return TextField(self.suggestions.get(path, ()), name, told, self.on_change)
         empty: list | dict = {} if get_origin(annotation) is dict else []
         if not isinstance(empty, get_origin(annotation) or ()) and get_origin(annotation) not in (tuple, list):
             raise TypeError(f"{path}: there is no control for {annotation}")
-        return Written(empty, name, told, self.changed)
+        return YamlField(empty, name, told, self.on_change)
 
 
 def _members(annotation: Any, metadata: Sequence[Any]) -> tuple[list[Any], list[tuple[Any, list[Any]]]]:
@@ -115,4 +115,4 @@ def _members(annotation: Any, metadata: Sequence[Any]) -> tuple[list[Any], list[
 
 def _label(annotation: Any) -> str:
     kind = getattr(annotation, "model_fields", {}).get("kind")
-    return str(kind.default) if kind is not None else WORDS.get(annotation, getattr(annotation, "__name__", "a list"))
+    return str(kind.default) if kind is not None else TYPE_LABELS.get(annotation, getattr(annotation, "__name__", "a list"))

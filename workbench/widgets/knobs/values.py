@@ -9,7 +9,7 @@ from typing import Any
 NOT_SET = "not set"
 
 
-def one_line(value: Any) -> str:
+def to_yaml_line(value: Any) -> str:
     """YAML of JSON values that reads back as they are; what cannot be seen in a text is escaped."""
     import yaml
 
@@ -25,10 +25,10 @@ def one_line(value: Any) -> str:
     return yaml.dump(value, Dumper=OneLine, width=sys.maxsize, **options).strip()
 
 
-def same(one: Any, other: Any) -> bool:
+def equal_json(one: Any, other: Any) -> bool:
     """Equal as JSON: 1 is not true."""
     return type(one) is type(other) and one == other
 
 
-def spoken(value: Any) -> str:
+def format_value(value: Any) -> str:
     return NOT_SET if value is None else value if isinstance(value, str) else json.dumps(value)

@@ -8,20 +8,20 @@ import ipywidgets
 import traitlets
 
 OTHER = "…"
-WORDS = {"description_width": "6.5em"}
+LABEL_STYLE = {"description_width": "6.5em"}
 
 
-class LogNumber(ipywidgets.HBox):
+class LogSlider(ipywidgets.HBox):
     """An integer from 1 to 2^`most`: the slider goes by quarters of a power of two, the field beside it by ones."""
 
     value = traitlets.Int(1)
 
-    def __init__(self, description: str, most: int, value: int = 1):
+    def __init__(self, description: str, max_power: int, value: int = 1):
         self.slider = ipywidgets.FloatLogSlider(
-            base=2, min=0, max=most, step=0.25, value=value, readout=False, description=description, style=WORDS
+            base=2, min=0, max=max_power, step=0.25, value=value, readout=False, description=description, style=LABEL_STYLE
         )
         self.field = ipywidgets.BoundedIntText(
-            min=1, max=2**most, value=value, layout={"width": "8em"}, tooltip=f"{description}, exactly"
+            min=1, max=2**max_power, value=value, layout={"width": "8em"}, tooltip=f"{description}, exactly"
         )
         super().__init__([self.slider, self.field])
         self.value = value
@@ -39,15 +39,15 @@ class LogNumber(ipywidgets.HBox):
             self.slider.observe(self._slid, "value")
 
 
-class KnownOrOwn(ipywidgets.HBox):
+class ChoiceOrText(ipywidgets.HBox):
     """`value` is one of `known`, (label, value) pairs, or what is written in the field that `other` opens."""
 
     value = traitlets.Unicode()
 
-    def __init__(self, description: str, known: Sequence[tuple[str, str]], other: str, value: str):
-        self.known = {each for _, each in known}
+    def __init__(self, description: str, options: Sequence[tuple[str, str]], other: str, value: str):
+        self.options = {each for _, each in options}
         self.choice = ipywidgets.Dropdown(
-            options=[*known, (other, OTHER)], description=description, value=known[0][1], style=WORDS
+            options=[*options, (other, OTHER)], description=description, value=options[0][1], style=LABEL_STYLE
         )
         self.field = ipywidgets.Text(
             placeholder=other, continuous_update=False, tooltip=other, layout={"width": "20em"}
@@ -69,7 +69,7 @@ class KnownOrOwn(ipywidgets.HBox):
 
     @traitlets.observe("value")
     def _follow(self, _: object) -> None:
-        own = self.value not in self.known
+        own = self.value not in self.options
         self.field.layout.display = "" if own else "none"
         self.choice.value = OTHER if own else self.value
         if own:

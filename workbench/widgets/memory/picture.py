@@ -6,22 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from workbench.records.svg import LETTER, Scale
-from workbench.study.byte_sizes import told_bytes
+from workbench.records.svg import CHARACTER_WIDTH, Scale
+from workbench.study.byte_sizes import format_bytes
 from workbench.widgets import kit
 
 WIDTH, LEFT, RIGHT, TOP, ROW, BAR = 780, 120, 110, 26, 30, 20
-FAR = 8  # a memory so many times the largest bar lies beyond the picture
+MAX_LIMIT_RATIO = 8  # a memory so many times the largest bar lies beyond the picture
 PARTS = ("weights", "cache", "activations")
 LETTERS = tuple(name[0].upper() for name in PARTS)
 HEADS = ("the runner, as loaded", "predicted", "measured", "difference")
-END = "style='text-align:right;white-space:nowrap'"
-WIDE = "style='border-spacing:10px 1px'"
-INK = ("#ffffff", "#000000", "#000000")  # read on the first three series colours
+RIGHT_ALIGNED = "style='text-align:right;white-space:nowrap'"
+TABLE_SPACING = "style='border-spacing:10px 1px'"
+TEXT_COLOURS = ("#ffffff", "#000000", "#000000")  # read on the first three series colours
 
 
 @dataclass(frozen=True)
-class Stack:
+class MemoryBar:
     """One bar: bytes of its parts, as in `PARTS`; with a `problem` there are none."""
 
     name: str
@@ -36,24 +36,24 @@ class Stack:
 
 
 @dataclass(frozen=True)
-class Line:
+class MemoryTableRow:
     """One line of the table: a letter that the bar has too, what it is, its bytes, and how they come about."""
 
     letter: str
-    what: str
+    name: str
     bytes: float
-    how: str = ""
+    formula: str = ""
 
 
-def scale_of(stacks: Sequence[Stack], available: float | None) -> Scale:
+def scale_of(stacks: Sequence[MemoryBar], available: float | None) -> Scale:
     """From bytes to pixels; `available` is in it unless it is far beyond."""
     most = max([stack.total for stack in stacks] or [0]) or 1
-    if available is not None and available < FAR * most:
+    if available is not None and available < MAX_LIMIT_RATIO * most:
         most = max(most, available)
     return Scale(0, most, LEFT, WIDTH - RIGHT)
 
 
-def bars(stacks: Sequence[Stack], available: float | None, title: str) -> str:
+def draw_bars(stacks: Sequence[MemoryBar], available: float | None, title: str) -> str:
     across = scale_of(stacks, available)
     bottom = TOP + ROW * len(stacks)
     parts = [*_grid(across, bottom)]
@@ -61,29 +61,29 @@ def bars(stacks: Sequence[Stack], available: float | None, title: str) -> str:
         parts += _bar(across, stack, TOP + ROW * row, row == 0)
     if available is not None:
         parts.append(_limit(across, available, bottom))
-    return kit.svg(WIDTH, bottom + 24, *parts, title=title)
+    return kit.document(WIDTH, bottom + 24, *parts, title=title)
 
 
-def table(lines: Sequence[Line], total: float) -> str:
+def draw_table(lines: Sequence[MemoryTableRow], total: float) -> str:
     rows = "".join(
-        f"<tr><td>{_swatch(line.letter)}</td><td>{escape(line.what)}</td><td {END}>{line.bytes:,.0f}</td>"
-        f"<td {END}>{told_bytes(line.bytes)}</td><td style='text-align:left'>{escape(line.how)}</td></tr>"
+        f"<tr><td>{_swatch(line.letter)}</td><td>{escape(line.name)}</td><td {RIGHT_ALIGNED}>{line.bytes:,.0f}</td>"
+        f"<td {RIGHT_ALIGNED}>{format_bytes(line.bytes)}</td><td style='text-align:left'>{escape(line.formula)}</td></tr>"
         for line in lines
     )
-    whole = f"<tr><th></th><th>in all</th><th {END}>{total:,.0f}</th><th {END}>{told_bytes(total)}</th><th></th></tr>"
-    heads = f"<tr><th></th><th>part</th><th {END}>bytes</th><th></th><th style='text-align:left'>formula</th></tr>"
-    return f"<table {WIDE}>{heads}{rows}{whole}</table>"
+    whole = f"<tr><th></th><th>in all</th><th {RIGHT_ALIGNED}>{total:,.0f}</th><th {RIGHT_ALIGNED}>{format_bytes(total)}</th><th></th></tr>"
+    heads = f"<tr><th></th><th>part</th><th {RIGHT_ALIGNED}>bytes</th><th></th><th style='text-align:left'>formula</th></tr>"
+    return f"<table {TABLE_SPACING}>{heads}{rows}{whole}</table>"
 
 
-def measured(rows: Sequence[tuple[str, float, float, str]]) -> str:
+def draw_measured(rows: Sequence[tuple[str, float, float, str]]) -> str:
     """Predicted and measured bytes side by side: (what, predicted, measured, note)."""
     told = "".join(
-        f"<tr><td>{escape(what)}</td><td {END}>{predicted:,.10g}</td><td {END}>{found:,.10g}</td>"
-        f"<td {END}>{_difference(found - predicted)}</td><td style='text-align:left'>{escape(note)}</td></tr>"
+        f"<tr><td>{escape(what)}</td><td {RIGHT_ALIGNED}>{predicted:,.10g}</td><td {RIGHT_ALIGNED}>{found:,.10g}</td>"
+        f"<td {RIGHT_ALIGNED}>{_difference(found - predicted)}</td><td style='text-align:left'>{escape(note)}</td></tr>"
         for what, predicted, found, note in rows
     )
-    heads = "".join(f"<th {END if n else ''}>{name}</th>" for n, name in enumerate(HEADS))
-    return f"<table {WIDE}><tr>{heads}<th></th></tr>{told}</table>"
+    heads = "".join(f"<th {RIGHT_ALIGNED if n else ''}>{name}</th>" for n, name in enumerate(HEADS))
+    return f"<table {TABLE_SPACING}><tr>{heads}<th></th></tr>{told}</table>"
 
 
 def _difference(value: float) -> str:
@@ -95,7 +95,7 @@ def _swatch(letter: str) -> str:
         return ""
     place = LETTERS.index(letter)
     box = kit.rect(0, 0, 16, 16, class_=f"c{place}")
-    ink = kit.text(8, 12, letter, text_anchor="middle", style=f"fill:{INK[place]};font-size:11px")
+    ink = kit.text(8, 12, letter, text_anchor="middle", style=f"fill:{TEXT_COLOURS[place]};font-size:11px")
     return kit.tag("svg", box, ink, width=16, height=16, aria_hidden="true")
 
 
@@ -104,12 +104,12 @@ def _grid(across: Scale, bottom: float) -> list[str]:
     for value in across.ticks(5):
         at = across(value)
         parts.append(kit.line(at, TOP - 4, at, bottom, class_="grid"))
-        told = told_bytes(value) if value else "0"
+        told = format_bytes(value) if value else "0"
         parts.append(kit.text(at, bottom + 15, told, text_anchor="middle", class_="faint"))
     return parts
 
 
-def _bar(across: Scale, stack: Stack, top: float, first: bool) -> list[str]:
+def _bar(across: Scale, stack: MemoryBar, top: float, first: bool) -> list[str]:
     weight = "bold" if stack.chosen else None
     told = f"▸ {stack.name}" if stack.chosen else stack.name
     parts = [kit.text(LEFT - 8, top + 15, told, text_anchor="end", font_weight=weight)]
@@ -121,23 +121,23 @@ def _bar(across: Scale, stack: Stack, top: float, first: bool) -> list[str]:
         tip = f"{stack.name}: {PARTS[place]} {size:,.0f} bytes, {size / (stack.total or 1):.1%} of {stack.total:,.0f}"
         edge = {"stroke": "currentColor", "stroke_width": 1.5} if stack.chosen else {}
         parts.append(kit.rect(left, top, right - left, BAR, class_=f"c{place}", tip=tip, **edge))
-        if inside := _fitting(place, size, right - left):
+        if inside := _fit_text(place, size, right - left):
             middle = (left + right) / 2
-            parts.append(kit.text(middle, top + 14, inside, text_anchor="middle", style=f"fill:{INK[place]}"))
+            parts.append(kit.text(middle, top + 14, inside, text_anchor="middle", style=f"fill:{TEXT_COLOURS[place]}"))
         begin += size
-    parts.append(kit.text(across(begin) + 6, top + 15, told_bytes(stack.total), font_weight=weight))
+    parts.append(kit.text(across(begin) + 6, top + 15, format_bytes(stack.total), font_weight=weight))
     picked = {} if stack.key is None else {"key": stack.key, "tabindex": 0 if first else -1}
     return [kit.group(*parts, **picked)]
 
 
-def _fitting(place: int, size: float, room: float) -> str:
+def _fit_text(place: int, size: float, room: float) -> str:
     """As much as can be said within the bar."""
-    tries = (f"{PARTS[place]} {told_bytes(size)}", told_bytes(size), LETTERS[place])
-    return next((told for told in tries if LETTER * len(told) + 6 <= room), "")
+    tries = (f"{PARTS[place]} {format_bytes(size)}", format_bytes(size), LETTERS[place])
+    return next((told for told in tries if CHARACTER_WIDTH * len(told) + 6 <= room), "")
 
 
 def _limit(across: Scale, available: float, bottom: float) -> str:
-    told = told_bytes(available)
+    told = format_bytes(available)
     if available > across.high:
         far = f"memory: {told}, {available / across.high:,.0f} times as far →"
         return kit.text(WIDTH - 4, 14, far, text_anchor="end")

@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING, Any
 import traitlets
 
 from workbench.errors import WorkbenchError
-from workbench.trace.events import Event, Formed, Stepped
+from workbench.trace.events import Event, StepPlanned, Stepped
 from workbench.widgets import kit
 from workbench.widgets.memory import picture as memory_picture
-from workbench.widgets.memory.picture import Line, Stack
-from workbench.widgets.memory.settings import available_bytes, controls, fits, settings_of
-from workbench.widgets.view import View
+from workbench.widgets.memory.picture import MemoryTableRow, MemoryBar
+from workbench.widgets.memory.settings import available_bytes, build_controls, describe_fit, settings_of_runner
+from workbench.widgets.view import PictureWidget
 
 if TYPE_CHECKING:
     from workbench.engine.runner import Runner
     from workbench.model.spec import ModelSpec
-    from workbench.study.memory_report import Counted
+    from workbench.study.memory_report import ModelMemory
 
-GIVEN = "as given"
+AS_GIVEN = "as given"
 SETTINGS = ("context", "batch", "dtype", "weights", "cache", "step_tokens", "page_size")
 
 
-class MemoryCalculator(View):
+class MemoryCalculator(PictureWidget):
     """Bytes of a model that serves `batch` sequences of `context` tokens: the figures of `workbench memory`.
 
     `model` is `demo`, `shape:NAME`, a folder, a config.json, or a ModelSpec; with a `runner` it is the runner's, and
@@ -51,40 +51,40 @@ class MemoryCalculator(View):
         self._given = None if isinstance(model, str | Path) else model
         if runner is not None:
             self._given = self._given or runner.model.spec
-            settings = settings_of(runner) | settings
+            settings = settings_of_runner(runner) | settings
         elif model is None:
             model = "demo"
-        asked = str(model) if isinstance(model, str | Path) else GIVEN
-        self._spec, self._remarks = self._found(asked)
+        asked = str(model) if isinstance(model, str | Path) else AS_GIVEN
+        self._spec, self._remarks = self._spec_of_name(asked)
         self._available = available_bytes(str(settings.get("memory", self.memory)))
-        for name, value in ({"model": asked, "context": self._spec.context} | settings).items():
+        for name, value in ({"model": asked, "context": self._spec.max_position_embeddings} | settings).items():
             if not self.has_trait(name):
                 raise WorkbenchError(f"MemoryCalculator has no setting {name!r}; it has {', '.join(SETTINGS)}, memory")
             setattr(self, name, value)
-        self.counted(self.cache)  # invalid settings raise here
+        self.count(self.cache)  # invalid settings raise here
         self._last: dict[str, Event] = {}
         if runner is not None:
-            from workbench.widgets.live import Live
+            from workbench.widgets.live import RunnerThread
 
-            self._leave = Live.of(runner).listen(self._heard)
+            self._leave = RunnerThread.attach(runner).listen(self._on_event)
         self.observe(self._look_up, ["model", "memory"])
         self.shown.observe(lambda change: change["new"] and self._pick(change["new"]), "picked")
         self.watch("model", "memory", "error", *SETTINGS)
-        self.show(*controls(self, [GIVEN] * (self._given is not None)))
+        self.show(*build_controls(self, [AS_GIVEN] * (self._given is not None)))
 
     @property
     def found(self) -> dict[str, Any]:
         """The present settings as `workbench memory --json` tells them. Raises WorkbenchError for what cannot be."""
-        from workbench.study.memory_report import report
+        from workbench.study.memory_report import memory_report
 
         told = {"dtype": self.dtype, "weights": self.weights, "cache": self.cache}
-        return report(self.counted(self.cache), told, self._remarks, self._available)
+        return memory_report(self.count(self.cache), told, self._remarks, self._available)
 
-    def counted(self, cache: str) -> Counted:
+    def count(self, cache: str) -> ModelMemory:
         """The present settings counted, with a cache of that format."""
-        from workbench.study.memory_report import of_spec
+        from workbench.study.memory_report import estimate_memory
 
-        return of_spec(
+        return estimate_memory(
             self._spec, context=self.context, batch=self.batch, dtype=self.dtype, weights=self.weights, cache=cache,
             step_tokens=self.step_tokens, page_size=self.page_size,
         )  # fmt: skip
@@ -97,67 +97,67 @@ class MemoryCalculator(View):
         from workbench.cache.format import FORMATS
 
         alert = f'<p role="alert">⚠ {escape(self.error)}</p>' if self.error else ""
-        stacks = [self._stack(name) for name in FORMATS]
-        title = f"{self._spec.name}: {self._spec.parameters:,} parameters"
+        stacks = [self._bar(name) for name in FORMATS]
+        title = f"{self._spec.name}: {self._spec.num_parameters:,} parameters"
         told = f"{self.batch:,} × {self.context:,} tokens, weights {self.weights}, {self.dtype}; a bar a cache format"
         head = f"<p><b>{escape(title)}</b><br>{escape(told)}</p>"
-        bars = memory_picture.bars(stacks, self._available, f"{title}, {told}")
-        return kit.html(alert, head, bars, self._words(), self._measured())
+        bars = memory_picture.draw_bars(stacks, self._available, f"{title}, {told}")
+        return kit.html(alert, head, bars, self._summary(), self._measured())
 
-    def _stack(self, cache: str) -> Stack:
+    def _bar(self, cache: str) -> MemoryBar:
         try:
-            found = self.counted(cache).memory
+            found = self.count(cache).memory
         except WorkbenchError as error:
-            return Stack(cache, (), cache == self.cache, cache, str(error))
+            return MemoryBar(cache, (), cache == self.cache, cache, str(error))
         sizes = found.weight_bytes, found.cache_bytes, found.activation_bytes
-        return Stack(f"cache {cache}", sizes, cache == self.cache, cache)
+        return MemoryBar(f"cache {cache}", sizes, cache == self.cache, cache)
 
-    def _words(self) -> str:
-        from workbench.study.memory_terms import in_words, terms
+    def _summary(self) -> str:
+        from workbench.study.memory_terms import describe_estimate, cache_terms
 
         try:
-            counted, found = self.counted(self.cache), self.found
+            counted, found = self.count(self.cache), self.found
         except WorkbenchError as error:
             return f'<p role="alert">⚠ {escape(str(error))}</p>'
-        memory, words, parts = counted.memory, in_words(counted, self.step_tokens), terms(counted)
-        each = [Line("", f"a sequence: {term.what}", term.bytes, str(term)) for term in parts]
+        memory, words, parts = counted.memory, describe_estimate(counted, self.step_tokens), cache_terms(counted)
+        each = [MemoryTableRow("", f"a sequence: {term.name}", term.bytes, str(term)) for term in parts]
         cache = f"{self.batch:,} × {memory.sequence_bytes:,} bytes"
         lines = [
-            Line("W", "weights", memory.weight_bytes, words["weights"]),
-            Line("C", "cache", memory.cache_bytes, cache), *each,
-            Line("", "a token", memory.cache_bytes_per_token, "while every layer keeps it"),
-            Line("A", "activations", memory.activation_bytes, words["activations"]),
+            MemoryTableRow("W", "weights", memory.weight_bytes, words["weights"]),
+            MemoryTableRow("C", "cache", memory.cache_bytes, cache), *each,
+            MemoryTableRow("", "a token", memory.cache_bytes_per_token, "while every layer keeps it"),
+            MemoryTableRow("A", "activations", memory.activation_bytes, words["activations"]),
         ]  # fmt: skip
         remarks = "".join(f"<li>{escape(each)}</li>" for each in found["remarks"])
-        return memory_picture.table(lines, memory.total_bytes) + f"<p>{escape(fits(found))}</p><ul>{remarks}</ul>"
+        return memory_picture.draw_table(lines, memory.total_bytes) + f"<p>{escape(describe_fit(found))}</p><ul>{remarks}</ul>"
 
     def _measured(self) -> str:
         if self.runner is None:
             return ""
-        from workbench.study.memory_held import held, held_in_step
+        from workbench.study.memory_held import compare_memory, compare_step_memory
 
-        rows = held(self.runner)
-        formed, stepped = self._last.get("formed"), self._last.get("stepped")
-        if isinstance(formed, Formed) and isinstance(stepped, Stepped) and formed.step == stepped.step:
-            rows = *rows, held_in_step(self.runner, formed, stepped)
-        return memory_picture.measured([(e.what, e.predicted, e.measured, e.note) for e in rows])
+        rows = compare_memory(self.runner)
+        formed, stepped = self._last.get("step_planned"), self._last.get("stepped")
+        if isinstance(formed, StepPlanned) and isinstance(stepped, Stepped) and formed.step == stepped.step:
+            rows = *rows, compare_step_memory(self.runner, formed, stepped)
+        return memory_picture.draw_measured([(e.name, e.predicted, e.measured, e.note) for e in rows])
 
-    def _heard(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         """In the thread that owns the runner: only kept here, drawn elsewhere."""
-        if isinstance(event, Formed | Stepped):
+        if isinstance(event, StepPlanned | Stepped):
             self._last[event.kind] = event
-            self.pulse.mark()
+            self.throttle.mark()
 
-    def _found(self, name: str) -> tuple[ModelSpec, list[str]]:
-        from workbench.study.memory_report import spec_and_remarks
+    def _spec_of_name(self, name: str) -> tuple[ModelSpec, list[str]]:
+        from workbench.study.memory_report import read_spec_and_remarks
 
-        return (self._given, []) if name == GIVEN and self._given is not None else spec_and_remarks(name)
+        return (self._given, []) if name == AS_GIVEN and self._given is not None else read_spec_and_remarks(name)
 
     def _look_up(self, change: dict) -> None:
         """Look up a model or a memory; an unknown one is an error and changes nothing."""
         try:
             if change["name"] == "model":
-                self._spec, self._remarks = self._found(change["new"])
+                self._spec, self._remarks = self._spec_of_name(change["new"])
             else:
                 self._available = available_bytes(change["new"])
         except WorkbenchError as error:

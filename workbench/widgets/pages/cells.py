@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from html import escape
 
-from workbench.shown import cut
+from workbench.shown import truncate_text
 from workbench.widgets import kit
-from workbench.widgets.pages.snapshot import Snapshot
+from workbench.widgets.pages.snapshot import PageSnapshot
 
-MOST_NAMED = 6  # of a page's sequences; of the others the letters
-LONGEST = 24  # letters of a name in a tip
+MAX_NAMED_OWNERS = 6  # of a page's sequences; of the others the letters
+MAX_NAME_LETTERS = 24  # letters of a name in a tip
 
 
 def letters(number: int) -> str:
@@ -23,28 +23,28 @@ def letters(number: int) -> str:
     return told
 
 
-class Cells:
+class PageCells:
     """The pages of one panel of a snapshot, put where they are wanted; `markup` is all that was put."""
 
-    def __init__(self, seen: Snapshot, panel: int, numbers: Mapping[str, int], chosen: str = ""):
-        self.seen, self.panel, self.about = seen, panel, seen.panels[panel]
-        self._numbers = [numbers[owner.name] for owner in seen.owners]
+    def __init__(self, snapshot: PageSnapshot, panel: int, numbers: Mapping[str, int], chosen: str = ""):
+        self.snapshot, self.panel, self.about = snapshot, panel, snapshot.panels[panel]
+        self._numbers = [numbers[owner.name] for owner in snapshot.owners]
         self._letters = [letters(number) for number in self._numbers]
-        names = [escape(cut(owner.name, LONGEST)) for owner in seen.owners]
-        self._told = [f"{letter} {name}" for letter, name in zip(self._letters, names, strict=True)]
-        self._chosen = next((n for n, owner in enumerate(seen.owners) if owner.name == chosen), None)
-        self._references = seen.references[panel].tolist()
-        self._kept = seen.kept[panel].tolist()
-        self._tokens = seen.census[panel].tokens.tolist()
+        names = [escape(truncate_text(owner.name, MAX_NAME_LETTERS)) for owner in snapshot.owners]
+        self._owner_labels = [f"{letter} {name}" for letter, name in zip(self._letters, names, strict=True)]
+        self._chosen = next((n for n, owner in enumerate(snapshot.owners) if owner.name == chosen), None)
+        self._references = snapshot.references[panel].tolist()
+        self._in_prefix_index = snapshot.in_prefix_index[panel].tolist()
+        self._tokens = snapshot.census[panel].tokens.tolist()
         self._holders: dict[int, list[tuple[int, int]]] = {}
         self._written: set[int] = set()
         size = self.about.page_size
-        for number, owner in enumerate(seen.owners):
+        for number, owner in enumerate(snapshot.owners):
             pages = owner.pages[panel]
             for place, page in enumerate(pages):
                 if page:
                     self._holders.setdefault(page, []).append((number, place))
-            before, after = int(seen.before[number, panel]), int(seen.tokens[number, panel])
+            before, after = int(snapshot.tokens_before[number, panel]), int(snapshot.tokens[number, panel])
             if after > before:
                 self._written.update(pages[before // size : -(-after // size)])
         self._tips: dict[int, str] = {}
@@ -53,7 +53,7 @@ class Cells:
         self._marks: dict[str, list[str]] = {"h": [], "k": [], "w": []}
 
     def idle_pages(self) -> list[int]:
-        return [page for page, kept in enumerate(self._kept) if kept and page not in self._holders]
+        return [page for page, kept in enumerate(self._in_prefix_index) if kept and page not in self._holders]
 
     def page(self, page: int, x: float, y: float, wide: float, high: float, label: str = "") -> None:
         """One page; `label` in place of its owner's letters."""
@@ -63,13 +63,13 @@ class Cells:
         tip = self._tips.get(page) or self._tips.setdefault(page, self._tip(page, holders))
         key = f'data-key="{self.panel}.{page}"{stop} data-tip="{tip}"'
         if holders is None:
-            state = "id" if self._kept[page] else "fr"
+            state = "id" if self._in_prefix_index[page] else "fr"
             dim = " dm" if self._chosen is not None else ""
             self._rects.append(f'<rect class="{state}{dim}" {place} {key}/>')
             if label and wide >= 20:
                 self._texts.append(f'<text class="np" x="{x + wide / 2:g}" y="{y + high - 4:g}">{label}</text>')
             return
-        number = self._numbers[holders[0][0]] % len(kit.SERIES)
+        number = self._numbers[holders[0][0]] % len(kit.SERIES_COLOURS)
         kind = f"c{number}" if len(holders) == 1 else "sh"
         dim = "" if self._chosen is None or any(owner == self._chosen for owner, _ in holders) else " dm"
         share = self._tokens[page] / self.about.page_size
@@ -88,13 +88,13 @@ class Cells:
 
     def name(self, number: int, x: float, y: float, wide: float) -> str:
         """A sequence's letters and name, which can be picked."""
-        owner, colour = self.seen.owners[number], self._numbers[number] % len(kit.SERIES)
+        owner, colour = self.snapshot.owners[number], self._numbers[number] % len(kit.SERIES_COLOURS)
         what = "runs" if owner.running else "waits"
         held = ", ".join(f"{sum(page > 0 for page in pages)} of {panel.title.split(' · ')[0]}"
-                         for panel, pages in zip(self.seen.panels, owner.pages, strict=True))  # fmt: skip
+                         for panel, pages in zip(self.snapshot.panels, owner.pages, strict=True))  # fmt: skip
         dim = " dm" if self._chosen is not None and number != self._chosen else ""
         room = max(4, int((wide - 40) / 6.6))
-        told = cut(owner.name, room - (0 if owner.running else 8)) + ("" if owner.running else " (waits)")
+        told = truncate_text(owner.name, room - (0 if owner.running else 8)) + ("" if owner.running else " (waits)")
         return kit.group(
             f'<rect class="c{colour}" x="{x:g}" y="{y - 11:g}" width="26" height="14"/>',
             f'<g class="n"><text class="n{colour}" x="{x + 13:g}" y="{y:g}">{self._letters[number]}</text></g>',
@@ -111,23 +111,23 @@ class Cells:
     def _mark(self, page: int, holders: int, x: float, y: float, wide: float, high: float) -> None:
         if holders > 1:
             self._marks["h"].append(hatch(x, y, wide, high))
-        if self._kept[page]:
+        if self._in_prefix_index[page]:
             self._marks["k"].append(corner(x + wide, y, min(6.0, wide / 2)))
         if page in self._written:
             self._marks["w"].append(f"M{x:g} {y:g}h{wide:.4g}v{high:g}h-{wide:.4g}z")
 
     def _tip(self, page: int, holders: list[tuple[int, int]] | None) -> str:
         size, count = self.about.page_size, self._references[page]
-        what = "place" if self.about.host else "page"
+        what = "place" if self.about.on_cpu else "page"
         where = f"{what} {page} of {_table(self.about.title)}"
         if holders is None:
-            if not self._kept[page]:
+            if not self._in_prefix_index[page]:
                 return f"{where}: free"
             return f"{where}: idle&#10;{size} tokens that the prefix index keeps · 1 reference"
-        told = "&#10;".join(f"{self._told[owner]}: its page {place + 1}" for owner, place in holders[:MOST_NAMED])
-        if len(holders) > MOST_NAMED:
-            told += "&#10;and " + " ".join(self._letters[owner] for owner, _ in holders[MOST_NAMED:])
-        known = ", one the prefix index" if self._kept[page] else ""
+        told = "&#10;".join(f"{self._owner_labels[owner]}: its page {place + 1}" for owner, place in holders[:MAX_NAMED_OWNERS])
+        if len(holders) > MAX_NAMED_OWNERS:
+            told += "&#10;and " + " ".join(self._letters[owner] for owner, _ in holders[MAX_NAMED_OWNERS:])
+        known = ", one the prefix index" if self._in_prefix_index[page] else ""
         more = f"{count} reference{'s' if count != 1 else ''}{known}"
         return f"{where}&#10;{told}&#10;{self._tokens[page]} of {size} tokens · {more}"
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from workbench.widgets import kit
-from workbench.widgets.pages.cells import Cells, mark
-from workbench.widgets.pages.snapshot import Snapshot
-from workbench.widgets.pages.strip import HIGH, PATTERNS, strip
+from workbench.widgets.pages.cells import PageCells, mark
+from workbench.widgets.pages.snapshot import PageSnapshot
+from workbench.widgets.pages.strip import STRIP_HEIGHT, PATTERNS, draw_strip
 
 LAYOUTS = ("by page", "by sequence")
 WIDTH = 900.0
@@ -30,9 +30,9 @@ STYLE = (
 )
 
 
-def page_map(
-    seen: Snapshot,
-    history: Sequence[Snapshot],
+def draw_page_map(
+    snapshot: PageSnapshot,
+    history: Sequence[PageSnapshot],
     numbers: Mapping[str, int],
     layout: str = "by page",
     chosen: str = "",
@@ -40,50 +40,50 @@ def page_map(
 ) -> str:
     """`seen` is shown, one of `history`, all the snapshots there are; `numbers` are those of the owners, which give
     them their letters and colours; what `chosen` does not hold is dimmed."""
-    told = f"after step {seen.step - 1}" if seen.resting else f"what step {seen.step} is computed on"
+    told = f"after step {snapshot.step - 1}" if snapshot.between_steps else f"what step {snapshot.step} is computed on"
     parts = [kit.tag("style", STYLE), PATTERNS, kit.text(8, 17, told, class_="b")]
     if note:
         parts.append(kit.text(WIDTH - 8, 17, note, class_="s faint", text_anchor="end"))
     y = 28.0
-    for panel in range(len(seen.panels)):
-        parts += [kit.text(8, y + 12, seen.panels[panel].title, class_="b"), _counts(seen, panel, y + 27)]
+    for panel in range(len(snapshot.panels)):
+        parts += [kit.text(8, y + 12, snapshot.panels[panel].title, class_="b"), _counts(snapshot, panel, y + 27)]
         y += 34
-        used = max(each.last_used[panel] for each in history)
+        used = max(each.last_used_page[panel] for each in history)
         if not used:  # there is nothing to be seen, and was not
             y += 4
             continue
         if len(history) > 1:
-            parts.append(strip(seen, history, panel, numbers, 8, y, WIDTH - 90))
-            y += HIGH + 10
+            parts.append(draw_strip(snapshot, history, panel, numbers, 8, y, WIDTH - 90))
+            y += STRIP_HEIGHT + 10
         draw = _by_page if layout == LAYOUTS[0] else _by_sequence
-        markup, high = draw(Cells(seen, panel, numbers, chosen), y, used)
+        markup, high = draw(PageCells(snapshot, panel, numbers, chosen), y, used)
         parts.append(markup)
         y += high + 12
     if layout == LAYOUTS[0]:
-        markup, high = _owners(seen, numbers, chosen, y)
+        markup, high = _owners(snapshot, numbers, chosen, y)
         parts.append(markup)
         y += high
-    parts.append(_keys(y + 8))
-    return kit.svg(WIDTH, y + 38, *parts, title=f"Pages of the cache: {told}")
+    parts.append(_legend(y + 8))
+    return kit.document(WIDTH, y + 38, *parts, title=f"Pages of the cache: {told}")
 
 
-def _counts(seen: Snapshot, panel: int, y: float) -> str:
+def _counts(seen: PageSnapshot, panel: int, y: float) -> str:
     about, count = seen.panels[panel], seen.census[panel]
-    one, several = int((count.owners == 1).sum()), seen.shared(panel)
-    if about.host:
-        told = f"{about.pages} places: {one} of sequences that were set back, {seen.idle(panel)} of the prefix index"
+    one, several = int((count.num_owners == 1).sum()), seen.num_shared(panel)
+    if about.on_cpu:
+        told = f"{about.pages} places: {one} of sequences that were set back, {seen.num_idle(panel)} of the prefix index"
     else:
-        slots, filled = (one + several) * about.page_size, int(count.tokens[count.owners > 0].sum())
+        slots, filled = (one + several) * about.page_size, int(count.tokens[count.num_owners > 0].sum())
         told = (
             f"{about.pages} pages of {about.page_size} tokens: {one} held by one sequence, {several} by several, "
-            f"{seen.idle(panel)} idle (the prefix index alone)"
+            f"{seen.num_idle(panel)} idle (the prefix index alone)"
         )
         share = f", {filled / slots:.0%} of their slots filled" if slots else ""
-        return kit.text(8, y, f"{told}, {seen.free(panel)} free{share}", class_="s faint")
-    return kit.text(8, y, f"{told}, {seen.free(panel)} free", class_="s faint")
+        return kit.text(8, y, f"{told}, {seen.num_free(panel)} free{share}", class_="s faint")
+    return kit.text(8, y, f"{told}, {seen.num_free(panel)} free", class_="s faint")
 
 
-def _by_page(cells: Cells, y: float, used: int) -> tuple[str, float]:
+def _by_page(cells: PageCells, y: float, used: int) -> tuple[str, float]:
     pages = cells.about.pages
     side = next(side for most, side in ((80, 26.0), (300, 20.0), (1300, 16.0), (10**9, 10.0)) if used <= most)
     columns = int((WIDTH - 16) // side)
@@ -99,8 +99,8 @@ def _by_page(cells: Cells, y: float, used: int) -> tuple[str, float]:
     return cells.markup() + rest, high
 
 
-def _by_sequence(cells: Cells, y: float, used: int) -> tuple[str, float]:
-    seen, panel = cells.seen, cells.panel
+def _by_sequence(cells: PageCells, y: float, used: int) -> tuple[str, float]:
+    seen, panel = cells.snapshot, cells.panel
     longest = max((len(owner.pages[panel]) for owner in seen.owners), default=0)
     left = 8 + NAMES + TOKENS
     side = min(26.0, (WIDTH - left - 8) / max(1, longest))
@@ -128,8 +128,8 @@ def _by_sequence(cells: Cells, y: float, used: int) -> tuple[str, float]:
     return cells.markup() + "".join(parts), row - y
 
 
-def _owners(seen: Snapshot, numbers: Mapping[str, int], chosen: str, y: float) -> tuple[str, float]:
-    cells = Cells(seen, 0, numbers, chosen)
+def _owners(seen: PageSnapshot, numbers: Mapping[str, int], chosen: str, y: float) -> tuple[str, float]:
+    cells = PageCells(seen, 0, numbers, chosen)
     columns = int(WIDTH // LEGEND_COLUMN)
     parts = [
         cells.name(number, 8 + (number % columns) * LEGEND_COLUMN, y + 12 + (number // columns) * 17, LEGEND_COLUMN)
@@ -138,7 +138,7 @@ def _owners(seen: Snapshot, numbers: Mapping[str, int], chosen: str, y: float) -
     return "".join(parts), -(-len(parts) // columns) * 17.0
 
 
-def _keys(y: float) -> str:
+def _legend(y: float) -> str:
     """Draw the legend of marks."""
     parts, x = [], 8.0
     for kind, told in (

@@ -9,23 +9,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.shown import ranges
-from workbench.widgets.pages.snapshot import Ints, Owner, Panel, Snapshot
+from workbench.shown import format_ranges
+from workbench.widgets.pages.snapshot import Ints, PageOwner, PagePanel, PageSnapshot
 
 
-def snapshot(
+def take_snapshot(
     scheduler: Any,
-    panels: tuple[Panel, ...],
-    ends: Mapping[str, int] | None = None,
-    before: Snapshot | None = None,
-) -> Snapshot:
+    panels: tuple[PagePanel, ...],
+    computed_until: Mapping[str, int] | None = None,
+    previous: PageSnapshot | None = None,
+) -> PageSnapshot:
     """Take a snapshot of the pages of `scheduler` (`scheduler.Scheduler`) between two steps.
 
     `computed_until` are, where a step was just planned, the positions up to which it computes each sequence. Parts
     unchanged since the snapshot `previous` are shared with it.
     """
     holdings = scheduler.holdings
-    known = {owner.name: owner for owner in before.owners} if before is not None else {}
+    known = {owner.name: owner for owner in previous.owners} if previous is not None else {}
     running = set(scheduler.running)
     owners, after, earlier = [], [], []
     everybody = [*scheduler.running, *scheduler.waiting]
@@ -34,7 +34,7 @@ def snapshot(
         lists = [*sequence.pages, *(saved.places if saved is not None else ())]
         if not any(lists):
             continue
-        end = (ends or {}).get(sequence.request_id, sequence.computed)
+        end = (computed_until or {}).get(sequence.request_id, sequence.computed)
         there = saved.computed - saved.evicted if saved is not None else 0
         tables = holdings.tables
         host = [table.settled(there) for table in tables] if len(panels) > len(tables) else []
@@ -48,28 +48,28 @@ def snapshot(
         owners.append(_owner(f"(ended {order})", False, lists, None))
         after.append([0] * len(panels))
         earlier.append([0] * len(panels))
-    references, kept = _counted(holdings, before)
-    step = scheduler.steps if ends is None else scheduler.steps - 1
+    references, kept = _references_and_index(holdings, previous)
+    step = scheduler.steps if computed_until is None else scheduler.steps - 1
     shape = (len(owners), len(panels))
     tokens, held = (np.array(each, np.int32).reshape(shape) for each in (after, earlier))
-    return Snapshot(step, ends is None, panels, tuple(owners), tokens, held, references, kept)
+    return PageSnapshot(step, computed_until is None, panels, tuple(owners), tokens, held, references, kept)
 
 
-def plain_panels(holdings: Any) -> tuple[Panel, ...]:
+def panels_of_cache(holdings: Any) -> tuple[PagePanel, ...]:
     """The panels of `cache.holdings.Holdings` of which nothing more is known than its tables."""
-    tables = [Panel(f"table {t}", pool.pages, pool.page_size) for t, pool in enumerate(holdings.pools)]
+    tables = [PagePanel(f"table {t}", pool.pages, pool.page_size) for t, pool in enumerate(holdings.pools)]
     rooms = [
-        Panel(f"host, of table {t}", room.pages, room.page_size, True) for t, room in enumerate(holdings.host.rooms)
+        PagePanel(f"host, of table {t}", room.pages, room.page_size, True) for t, room in enumerate(holdings.host.rooms)
     ]
     return (*tables, *rooms)
 
 
-def panels_of(runner: Any) -> tuple[Panel, ...]:
+def panels_of_runner(runner: Any) -> tuple[PagePanel, ...]:
     """The panels of a runner's cache: what each table holds, of which layers, in what format."""
     store, titles = runner.store, {}
     for number, table in enumerate(store.tables):
         shape = store.shapes[table.layers[0]]
-        told = [f"table {number}", f"layers {ranges(table.layers)}"]
+        told = [f"table {number}", f"layers {format_ranges(table.layers)}"]
         if not shape.format.packed:
             told.append("latent rows" if shape.shared is not None else str(store.dtype).removeprefix("torch."))
         else:
@@ -79,34 +79,34 @@ def panels_of(runner: Any) -> tuple[Panel, ...]:
             told.append(f"window {shape.window}" + (f", {shape.sinks} sinks" if shape.sinks else ""))
         titles[number] = " · ".join(told)
     return tuple(
-        replace(panel, title=panel.title if panel.host else titles[number])
-        for number, panel in enumerate(plain_panels(runner.cache.holdings))
+        replace(panel, title=panel.title if panel.on_cpu else titles[number])
+        for number, panel in enumerate(panels_of_cache(runner.cache.holdings))
     )
 
 
-def _owner(name: str, running: bool, lists: Sequence[Sequence[int]], known: Owner | None) -> Owner:
+def _owner(name: str, running: bool, lists: Sequence[Sequence[int]], known: PageOwner | None) -> PageOwner:
     pages = tuple(map(tuple, lists))
     same = known is not None and (known.running, known.pages) == (running, pages)
-    return known if known is not None and same else Owner(name, running, pages)
+    return known if known is not None and same else PageOwner(name, running, pages)
 
 
-def _counted(holdings: Any, before: Snapshot | None) -> tuple[tuple[Ints, ...], tuple[NDArray[np.bool_], ...]]:
+def _references_and_index(holdings: Any, before: PageSnapshot | None) -> tuple[tuple[Ints, ...], tuple[NDArray[np.bool_], ...]]:
     references, kept = [], []
     for number, pool in enumerate((*holdings.pools, *holdings.host.rooms)):
         counts, marks = pool.counts()
         counted, marked = np.array(counts, np.int32), np.frombuffer(marks, np.bool_).copy()
         if number >= len(holdings.pools):  # a room's index has no marks of its own
-            marked[_of_index(holdings, number - len(holdings.pools))] = True
+            marked[_index_pages_on_cpu(holdings, number - len(holdings.pools))] = True
         if before is not None and np.array_equal(before.references[number], counted):
             counted = before.references[number]
-        if before is not None and np.array_equal(before.kept[number], marked):
-            marked = before.kept[number]
+        if before is not None and np.array_equal(before.in_prefix_index[number], marked):
+            marked = before.in_prefix_index[number]
         references.append(counted)
         kept.append(marked)
     return tuple(references), tuple(kept)
 
 
-def _of_index(holdings: Any, table: int) -> list[int]:
+def _index_pages_on_cpu(holdings: Any, table: int) -> list[int]:
     """Places on the host of pages that the prefix index laid there, and of those on their way back from there."""
     fetched = [place for t, place in holdings.host.fetched if t == table]
     return fetched + (list(holdings.prefix.tree.hosted[table]) if holdings.prefix is not None else [])

@@ -11,14 +11,14 @@ import traitlets
 
 from workbench.errors import WorkbenchError
 from workbench.widgets.pages.cells import letters
-from workbench.widgets.pages.log import PageLog, listener
-from workbench.widgets.pages.picture import LAYOUTS, page_map
-from workbench.widgets.pages.snapshot import Snapshot
-from workbench.widgets.pages.taking import panels_of, snapshot
-from workbench.widgets.view import View
+from workbench.widgets.pages.log import SnapshotLog, snapshot_listener
+from workbench.widgets.pages.picture import LAYOUTS, draw_page_map
+from workbench.widgets.pages.snapshot import PageSnapshot
+from workbench.widgets.pages.taking import panels_of_runner, take_snapshot
+from workbench.widgets.view import PictureWidget
 
 
-class PageMap(View):
+class PageMap(PictureWidget):
     """Pages by owner over steps: shared prefixes, what the prefix index keeps, what is free, residual and quantized
     pages each in a panel of their own, and what lies on the host.
 
@@ -36,9 +36,9 @@ class PageMap(View):
 
     def __init__(self, source: Any):
         super().__init__()
-        self._log, self._leave = _log_of(source, self.pulse.mark)
+        self._log, self._leave = _open_log(source, self.throttle.mark)
         self.follow = self._leave is not None
-        self._reaching: int | None = None
+        self._range_thread: int | None = None
         self._slider = ipywidgets.IntSlider(description="step", layout=ipywidgets.Layout(width="32em"))
         self._play = ipywidgets.Play(interval=200, show_repeat=False)
         live = ipywidgets.Checkbox(description="follow", indent=False, disabled=self._leave is None)
@@ -49,42 +49,42 @@ class PageMap(View):
         traitlets.link((self, "follow"), (live, "value"))
         traitlets.link((self, "arranged"), (arranged, "value"))
         self.watch("follow", "arranged", "chosen")
-        self.observe(self._moved, "step")
+        self.observe(self._on_step, "step")
         self.shown.observe(lambda change: self._pick(change["new"]), "picked")
-        self._reach(self.snapshots[-1].step)
+        self._set_slider_range(self.snapshots[-1].step)
         self.show(ipywidgets.HBox([self._play, self._slider, live, arranged]))
 
     @property
-    def snapshots(self) -> tuple[Snapshot, ...]:
+    def snapshots(self) -> tuple[PageSnapshot, ...]:
         """Return the recorded snapshots, oldest first."""
         return self._log.snapshots
 
     def fullest(self, panel: int = 0) -> int:
         """The first step after which the fewest pages of a panel (its place, from above) were free."""
-        return min(self.snapshots, key=lambda seen: seen.free(panel)).step
+        return min(self.snapshots, key=lambda seen: seen.num_free(panel)).step
 
     def most_shared(self, panel: int = 0) -> int:
         """The first step after which the most pages of a panel were held by several sequences."""
-        return max(self.snapshots, key=lambda seen: seen.shared(panel)).step
+        return max(self.snapshots, key=lambda seen: seen.num_shared(panel)).step
 
     def redraw(self) -> None:
-        self._reach(self.snapshots[-1].step if self.follow else None)
+        self._set_slider_range(self.snapshots[-1].step if self.follow else None)
         super().redraw()
 
     def picture(self) -> str:
-        history, thinned = self.snapshots, self._log.thinned
+        history, thinned = self.snapshots, self._log.num_thinned
         note = f"{len(history)} steps noted" + (f", {thinned} older ones let go between them" if thinned else "")
-        return page_map(self._log.at(self.step), history, self._log.numbers, self.arranged, self.chosen, note)
+        return draw_page_map(self._log.at(self.step), history, self._log.owner_numbers, self.arranged, self.chosen, note)
 
     def close(self) -> None:
         if self._leave is not None:
             self._leave()
         super().close()
 
-    def _reach(self, step: int | None) -> None:
+    def _set_slider_range(self, step: int | None) -> None:
         """The controls go as far as there are snapshots; shown is the one at `step`, if that is given."""
         first, last = self.snapshots[0].step, self.snapshots[-1].step
-        self._reaching = get_ident()
+        self._range_thread = get_ident()
         try:
             for control in (self._slider, self._play):
                 control.max = max(last, control.min)
@@ -92,39 +92,39 @@ class PageMap(View):
             if step is not None:
                 self.step = step
         finally:
-            self._reaching = None
+            self._range_thread = None
 
-    def _moved(self, change: dict[str, Any]) -> None:
-        if self._reaching == get_ident():
+    def _on_step(self, change: dict[str, Any]) -> None:
+        if self._range_thread == get_ident():
             return
         self.follow = self.follow and change["new"] >= self.snapshots[-1].step  # who looks back is not carried off
-        self.pulse.mark()
+        self.throttle.mark()
 
     def _pick(self, key: str) -> None:
         if key.startswith("@"):
             name = key[1:]
         elif key.startswith("band:"):
             found = key.rsplit(":", 1)[1]
-            name = next((name for name, number in self._log.numbers.items() if letters(number) == found), "")
+            name = next((name for name, number in self._log.owner_numbers.items() if letters(number) == found), "")
         else:
             panel, page = map(int, key.split("."))
             seen = self._log.at(self.step)
-            number = int(seen.census[panel].first[page])
+            number = int(seen.census[panel].first_owner[page])
             name = seen.owners[number].name if number >= 0 else ""
         self.chosen = "" if name == self.chosen else name
 
 
-def _log_of(source: Any, told: Callable[[], None]) -> tuple[PageLog, Callable[[], None] | None]:
+def _open_log(source: Any, on_change: Callable[[], None]) -> tuple[SnapshotLog, Callable[[], None] | None]:
     """Return the log of `source`, and for a runner a function that stops recording."""
     from workbench.engine.runner import Runner
-    from workbench.widgets.live import Live
+    from workbench.widgets.live import RunnerThread
 
     if isinstance(source, Runner):
-        live, panels = Live.of(source), panels_of(source)
-        log = PageLog([live.call(lambda runner: snapshot(runner.scheduler, panels))])
-        return log, live.listen(listener(log, source.scheduler, panels, told))
+        live, panels = RunnerThread.attach(source), panels_of_runner(source)
+        log = SnapshotLog([live.call(lambda runner: take_snapshot(runner.scheduler, panels))])
+        return log, live.listen(snapshot_listener(log, source.scheduler, panels, on_change))
     given = list(source) if isinstance(source, list | tuple) else []
-    if not given or not all(isinstance(each, Snapshot) for each in given):
+    if not given or not all(isinstance(each, PageSnapshot) for each in given):
         raise WorkbenchError(
             f"PageMap: give a runner, or the snapshots of another PageMap, not {type(source).__name__}; "
             "a record does not say which page was whose"
@@ -134,4 +134,4 @@ def _log_of(source: Any, told: Callable[[], None]) -> tuple[PageLog, Callable[[]
     steps = [each.step for each in given]
     if steps != sorted(set(steps)):
         raise WorkbenchError("PageMap: snapshots come in the order of their steps, each step once")
-    return PageLog(given, most=len(given)), None
+    return SnapshotLog(given, max_snapshots=len(given)), None

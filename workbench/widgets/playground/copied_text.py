@@ -7,7 +7,7 @@ import ipywidgets
 from workbench.widgets.playground.copy_button import CopyButton
 
 
-class CopiedText(ipywidgets.VBox):
+class ExperimentCopy(ipywidgets.VBox):
     """Two buttons that copy, and the texts themselves for pages that may not."""
 
     def __init__(self) -> None:
@@ -18,7 +18,7 @@ class CopiedText(ipywidgets.VBox):
         row = ipywidgets.HBox([self.yaml, self.python, ipywidgets.Label("what was played:"), self._which])
         super().__init__([row, self.area])
 
-    def tell(self, yaml: str, python: str) -> None:
+    def set_texts(self, yaml: str, python: str) -> None:
         self.yaml.text, self.python.text = yaml, python
         self._show()
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from html import escape
 
 from workbench.widgets import kit
-from workbench.widgets.numbers import seconds
-from workbench.widgets.playground.played import Played
-from workbench.widgets.tokens.text import body, legend
+from workbench.widgets.numbers import format_seconds
+from workbench.widgets.playground.played import PlayedRequest
+from workbench.widgets.tokens.text import draw_generated_text, draw_probability_legend
 
 STYLE = (
     ".wb-pic .wb-figures{border-collapse:collapse;margin:4px 0;border:0}"
@@ -15,7 +15,7 @@ STYLE = (
     ".wb-pic .wb-figures th{font-size:11px;font-weight:400;opacity:.75}"
     ".wb-pic .wb-figures td{font-size:15px;white-space:nowrap;font-variant-numeric:tabular-nums}"
 )
-ENDS = {
+FINISH_REASONS = {
     "stop": "an end token, or a text to stop at",
     "length": "max_tokens, or the context is full",
     "cancelled": "somebody stopped it",
@@ -25,36 +25,36 @@ ENDS = {
 }
 
 
-def figures(played: Played) -> str:
+def draw_figures(played: PlayedRequest) -> str:
     """Nothing that has not been measured yet has a number."""
     rows = [
-        ("TTFT", seconds(played.ttft), "from the request's arrival to its first token"),
-        ("TPOT", seconds(played.tpot), "between two tokens after the first, on average"),
+        ("TTFT", format_seconds(played.ttft), "from the request's arrival to its first token"),
+        ("TPOT", format_seconds(played.tpot), "between two tokens after the first, on average"),
         ("throughput", "" if played.throughput is None else f"{played.throughput:.3g} tokens/s", "of all samples"),
-        ("prompt, output", f"{played.prompt_tokens}, {played.tokens} tokens" if played.prompt_tokens else "", "tokens"),
-        ("KV cache", size(played.kv_bytes) if played.steps else "", "pages in use in the last step, in bytes"),
-        ("KV peak", size(played.kv_peak) if played.steps else "", "the most bytes of pages in use in any step"),
+        ("prompt, output", f"{played.prompt_tokens}, {played.num_tokens} tokens" if played.prompt_tokens else "", "tokens"),
+        ("KV cache", format_bytes(played.kv_bytes) if played.steps else "", "pages in use in the last step, in bytes"),
+        ("KV peak", format_bytes(played.kv_peak) if played.steps else "", "the most bytes of pages in use in any step"),
         ("steps", str(played.steps or ""), "forward passes of the runner meanwhile"),
     ]
     if played.drafted:
         rows.append(("drafts accepted", f"{played.accepted} of {played.drafted}", "tokens that speculation proposed"))
     if played.compiles and played.compiles[1] > played.compiles[0]:
         rows.append(("compiled", f"{played.compiles[1] - played.compiles[0]} graphs", "meanwhile: run again without"))
-    if played.ends:
-        ends = list(dict.fromkeys(end for _, end in sorted(played.ends.items())))
-        rows.append(("finished", ", ".join(ends), "; ".join(f"{end}: {ENDS.get(end, end)}" for end in ends)))
+    if played.finish_reasons:
+        ends = list(dict.fromkeys(end for _, end in sorted(played.finish_reasons.items())))
+        rows.append(("finished", ", ".join(ends), "; ".join(f"{end}: {FINISH_REASONS.get(end, end)}" for end in ends)))
     heads = (kit.tag("th", name, scope="col", data_tip=told) for name, _, told in rows)
     cells = (kit.tag("td", escape(value) or "–", data_tip=told) for _, value, told in rows)
     table = kit.tag("table", kit.tag("tr", *heads), kit.tag("tr", *cells), class_="wb-figures")
     return kit.tag("style", STYLE) + table
 
 
-def words(played: Played, prompt: str) -> str:
-    pieces = dict(played.pieces)  # which another thread may be adding to
-    return body(prompt, pieces, dict(played.rest), dict(played.ends)) + legend(pieces.values())
+def draw_text(played: PlayedRequest, prompt: str) -> str:
+    pieces = dict(played.tokens_by_sample)  # which another thread may be adding to
+    return draw_generated_text(prompt, pieces, dict(played.trailing_text), dict(played.finish_reasons)) + draw_probability_legend(pieces.values())
 
 
-def size(count: int) -> str:
+def format_bytes(count: int) -> str:
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= scale:
             return f"{count / scale:.3g} {unit}"

@@ -7,59 +7,59 @@ from collections.abc import Sequence
 from html import escape
 from itertools import chain
 
-from workbench.records.svg import LETTER, Axis, Scale, number
+from workbench.records.svg import CHARACTER_WIDTH, Axis, Scale, format_tick
 from workbench.widgets import kit
-from workbench.widgets.numbers import percent, seconds
-from workbench.widgets.roofline.values import Point, Roof, Roofs
+from workbench.widgets.numbers import format_percent, format_seconds
+from workbench.widgets.roofline.values import RooflinePoint, Roof, Roofs
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 780, 420, 64, 16, 16, 44
 X, Y = Axis("FLOPs a byte", log=True), Axis("FLOP/s", log=True)
-RIM = 3.0  # how many times beyond what it holds the picture reaches
-LINE = 14
-NAMED = 12  # of more points the places in the table stand at the marks
-PLACES = ((9, 4), (9, -8), (9, 16), (-9, 4), (-9, -8), (-9, 16), (9, 28), (-9, 28), (9, -20), (-9, -20))
+MARGIN_FACTOR = 3.0  # how many times beyond what it holds the picture reaches
+LINE_HEIGHT = 14
+MAX_NAMED_POINTS = 12  # of more points the places in the table stand at the marks
+LABEL_OFFSETS = ((9, 4), (9, -8), (9, 16), (-9, 4), (-9, -8), (-9, 16), (9, 28), (-9, 28), (9, -20), (-9, -20))
 
 
-def scales(points: Sequence[Point], roofs: Roofs) -> tuple[Scale, Scale]:
+def build_scales(points: Sequence[RooflinePoint], roofs: Roofs) -> tuple[Scale, Scale]:
     """From FLOPs a byte and FLOP/s to pixels: all points, and where slopes and flats meet."""
     knees = [gemm.rate / read.rate for gemm in roofs.gemms for read in roofs.reads]
     across = [point.intensity for point in points] + knees
     up = list(chain.from_iterable((point.rate, point.predicted_rate) for point in points))
     up = [rate for rate in up if rate] + [gemm.rate for gemm in roofs.gemms]
-    lowest = min(across, default=1.0) / RIM
+    lowest = min(across, default=1.0) / MARGIN_FACTOR
     if not points:
         up += [read.rate * lowest for read in roofs.reads]
-    wide = Scale.over([lowest, max(across, default=1.0) * RIM], LEFT, WIDTH - RIGHT, X)
-    high = Scale.over([min(up, default=1.0) / RIM, max(up, default=1.0) * RIM], HEIGHT - BOTTOM, TOP, Y)
+    wide = Scale.over([lowest, max(across, default=1.0) * MARGIN_FACTOR], LEFT, WIDTH - RIGHT, X)
+    high = Scale.over([min(up, default=1.0) / MARGIN_FACTOR, max(up, default=1.0) * MARGIN_FACTOR], HEIGHT - BOTTOM, TOP, Y)
     return wide, high
 
 
-def drawing(points: Sequence[Point], roofs: Roofs, chosen: int | None = None) -> str:
+def draw_roofline(points: Sequence[RooflinePoint], roofs: Roofs, chosen: int | None = None) -> str:
     """Points that compute nothing have no place on a logarithm and stand in the table only."""
     drawn = [(place, point) for place, point in enumerate(points) if point.flops > 0 and point.bytes > 0]
-    across, up = scales([point for _, point in drawn], roofs)
+    across, up = build_scales([point for _, point in drawn], roofs)
     parts = [*_axes(across, up), *_roofs(across, up, roofs)]
     marks = [(across(p.intensity), up(rate)) for _, p in drawn for rate in (p.rate, p.predicted_rate) if rate]
     taken = [(x - 5, y - 5, x + 5, y + 5) for x, y in marks]
     for place, point in drawn:
-        told = point.name if len(drawn) <= NAMED else str(place + 1)
+        told = point.name if len(drawn) <= MAX_NAMED_POINTS else str(place + 1)
         parts += _point(across, up, point, place, told, taken, first=place == drawn[0][0], chosen=place == chosen)
     title = f"Roofline: {len(points)} works under {len(roofs.reads)} levels of memory and {len(roofs.gemms)} precisions"
-    return kit.svg(WIDTH, HEIGHT, *parts, title=title)
+    return kit.document(WIDTH, HEIGHT, *parts, title=title)
 
 
-def table(points: Sequence[Point], chosen: int | None = None) -> str:
+def draw_table(points: Sequence[RooflinePoint], chosen: int | None = None) -> str:
     heads = ("", "work", "FLOPs", "bytes", "FLOPs a byte", "predicted", "measured", "of the roof", "which binds")
     rows = "".join(_row(point, place, place == chosen) for place, point in enumerate(points))
     told = "".join(f"<th>{head}</th>" for head in heads)
     return f"<table style='border-spacing:10px 1px'><tr>{told}</tr>{rows}</table>"
 
 
-def _row(point: Point, place: int, chosen: bool) -> str:
-    share = percent(point.predicted / point.seconds) if point.predicted and point.seconds else "–"
+def _row(point: RooflinePoint, place: int, chosen: bool) -> str:
+    share = format_percent(point.predicted / point.seconds) if point.predicted and point.seconds else "–"
     cells = (
-        number(point.flops), number(point.bytes), number(point.intensity) if point.bytes else "–",
-        seconds(point.predicted), seconds(point.seconds), share, point.bound.name if point.bound else "–",
+        format_tick(point.flops), format_tick(point.bytes), format_tick(point.intensity) if point.bytes else "–",
+        format_seconds(point.predicted), format_seconds(point.seconds), share, point.bound.name if point.bound else "–",
     )  # fmt: skip
     name = f"▸ <b>{escape(point.name)}</b>" if chosen else escape(point.name)
     told = "".join(f"<td style='text-align:right;white-space:nowrap'>{escape(cell)}</td>" for cell in cells)
@@ -70,10 +70,10 @@ def _axes(across: Scale, up: Scale) -> list[str]:
     parts = []
     for value in across.ticks(8):
         parts.append(kit.line(across(value), up.end, across(value), up.begin, class_="grid"))
-        parts.append(kit.text(across(value), up.begin + 15, number(value), text_anchor="middle", class_="faint"))
+        parts.append(kit.text(across(value), up.begin + 15, format_tick(value), text_anchor="middle", class_="faint"))
     for value in up.ticks(8):
         parts.append(kit.line(across.begin, up(value), across.end, up(value), class_="grid"))
-        parts.append(kit.text(LEFT - 6, up(value) + 4, number(value), text_anchor="end", class_="faint"))
+        parts.append(kit.text(LEFT - 6, up(value) + 4, format_tick(value), text_anchor="end", class_="faint"))
     middle = (up.begin + up.end) / 2
     parts.append(kit.text((across.begin + across.end) / 2, up.begin + 34, X.title, text_anchor="middle"))
     return [*parts, kit.text(0, 0, Y.title, text_anchor="middle", transform=f"translate(12,{middle:.0f}) rotate(-90)")]
@@ -90,8 +90,8 @@ def _roofs(across: Scale, up: Scale, roofs: Roofs) -> list[str]:
         if start >= knee:
             continue
         ends = (across(start), up(start * read.rate)), (across(knee), up(knee * read.rate))
-        told = f"{read.name}: {number(read.rate)}B/s"
-        parts.append(kit.path(ends, stroke_width=1.5, tip=_told(read, "bytes a second"), data_roof="read"))
+        told = f"{read.name}: {format_tick(read.rate)}B/s"
+        parts.append(kit.path(ends, stroke_width=1.5, tip=_describe_roof(read, "bytes a second"), data_roof="read"))
         along = ends[0][0] + 12, ends[0][1] + 12 * math.tan(tilt) - 7
         at = f"translate({along[0]:.1f},{along[1]:.1f}) rotate({math.degrees(tilt):.1f})"
         parts.append(kit.text(0, 0, told, transform=at, class_="faint"))
@@ -99,22 +99,22 @@ def _roofs(across: Scale, up: Scale, roofs: Roofs) -> list[str]:
         start = across.low if steepest is None else max(across.low, gemm.rate / steepest)
         dash = ("", "7 3", "2 3")[place % 3] or None
         ends = (across(start), up(gemm.rate)), (across.end, up(gemm.rate))
-        tip = _told(gemm, "FLOP/s")
+        tip = _describe_roof(gemm, "FLOP/s")
         parts.append(kit.path(ends, stroke_width=1.5, tip=tip, data_roof="gemm", stroke_dasharray=dash))
-        told = f"{gemm.name}: {number(gemm.rate)}FLOP/s"
+        told = f"{gemm.name}: {format_tick(gemm.rate)}FLOP/s"
         parts.append(kit.text(across.end - 4, up(gemm.rate) - 5, told, text_anchor="end", class_="faint"))
     return parts
 
 
-def _told(roof: Roof, unit: str) -> str:
+def _describe_roof(roof: Roof, unit: str) -> str:
     return f"{roof.name}: {roof.rate:,.4g} {unit}. {roof.note}".strip()
 
 
 def _point(
-    across: Scale, up: Scale, point: Point, place: int, told: str, taken: list, first: bool, chosen: bool
+    across: Scale, up: Scale, point: RooflinePoint, place: int, told: str, taken: list, first: bool, chosen: bool
 ) -> list[str]:
     """Hollow where it could be, filled where it was, and a line between."""
-    x, hue, parts = across(point.intensity), point.series % len(kit.SERIES), []
+    x, hue, parts = across(point.intensity), point.series % len(kit.SERIES_COLOURS), []
     ends = [up(rate) for rate in (point.predicted_rate, point.rate) if rate]
     if len(ends) == 2:
         parts.append(kit.line(x, ends[0], x, ends[1], class_=f"l{hue}", stroke_width=1.5))
@@ -124,32 +124,32 @@ def _point(
         parts.append(kit.circle(x, ends[-1], 5, class_=f"c{hue}", data_mark="measured"))
     if chosen:
         parts.append(kit.circle(x, ends[-1], 9, class_="line", stroke_width=1.5))
-    places = PLACES if point.rate else PLACES[2:]  # beside a mark on a roof runs the roof
+    places = LABEL_OFFSETS if point.rate else LABEL_OFFSETS[2:]  # beside a mark on a roof runs the roof
     parts += _label(x, ends[-1], told, taken, places) if ends else []
-    return [kit.group(*parts, tip=_numbers(point), key=str(place), tabindex=0 if first else -1)]
+    return [kit.group(*parts, tip=_describe_point(point), key=str(place), tabindex=0 if first else -1)]
 
 
 def _label(x: float, y: float, name: str, taken: list, places: Sequence[tuple[int, int]]) -> list[str]:
     """The name beside its mark, where nothing else stands; else nowhere: hovering tells it, and the table."""
-    wide = LETTER * len(name)
+    wide = CHARACTER_WIDTH * len(name)
     for right, down in places:
         left = x + right if right > 0 else x + right - wide
-        box = left, y + down - LINE + 3, left + wide, y + down + 3
-        if box[0] < LEFT or box[2] > WIDTH or any(_meet(box, each) for each in taken):
+        box = left, y + down - LINE_HEIGHT + 3, left + wide, y + down + 3
+        if box[0] < LEFT or box[2] > WIDTH or any(_boxes_overlap(box, each) for each in taken):
             continue
         taken.append(box)
         return [kit.text(x + right, y + down, name, text_anchor="start" if right > 0 else "end")]
     return []
 
 
-def _meet(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+def _boxes_overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
-def _numbers(point: Point) -> str:
-    told = f"{point.name}: {number(point.flops)} FLOPs, {number(point.bytes)} bytes, {point.intensity:.3g} a byte"
+def _describe_point(point: RooflinePoint) -> str:
+    told = f"{point.name}: {format_tick(point.flops)} FLOPs, {format_tick(point.bytes)} bytes, {point.intensity:.3g} a byte"
     if point.seconds:
-        told += f"; measured {seconds(point.seconds)}, {number(point.flops / point.seconds)}FLOP/s"
+        told += f"; measured {format_seconds(point.seconds)}, {format_tick(point.flops / point.seconds)}FLOP/s"
     if point.predicted and point.bound:
-        told += f"; predicted {seconds(point.predicted)}, {point.bound.name} binds"
+        told += f"; predicted {format_seconds(point.predicted)}, {point.bound.name} binds"
     return f"{told}. {point.note}".strip()

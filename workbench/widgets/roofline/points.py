@@ -9,14 +9,14 @@ from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.files import UnreadableText, read_bytes, read_json_object
-from workbench.widgets.roofline.values import KERNEL, Point, Roof
+from workbench.widgets.roofline.values import KERNEL_SERIES, RooflinePoint, Roof
 
 PHASES = ("prefill", "decode", "mixed")
-FIELDS = ("phase", "requests", "prefill_tokens", "predicted_flops", "predicted_bytes", "forward_seconds", "compiles")
-GIVEN = "a run folder, a record of `workbench bench` or `workbench kernels bench` (dict or .json), or Points"
+STEP_FIELDS = ("phase", "requests", "prefill_tokens", "predicted_flops", "predicted_bytes", "forward_seconds", "compiles")
+ACCEPTED_SOURCES = "a run folder, a record of `workbench bench` or `workbench kernels bench` (dict or .json), or Points"
 
 
-def of_steps(steps: Iterable[Mapping[str, Any]], dtype: str, name: str = "") -> list[Point]:
+def points_of_steps(steps: Iterable[Mapping[str, Any]], dtype: str, name: str = "") -> list[RooflinePoint]:
     """Of steps with `FIELDS`, one point for all of a phase that have about as many rows: mean FLOPs and bytes, median
     seconds of the forward pass. Steps that compiled a graph count only where there are no others."""
     kinds: dict[tuple[int, int], list[tuple[bool, Mapping[str, Any]]]] = {}
@@ -28,51 +28,51 @@ def of_steps(steps: Iterable[Mapping[str, Any]], dtype: str, name: str = "") -> 
     points = []
     for (series, _), found in sorted(kinds.items()):
         mine = [step for quiet, step in found if quiet] or [step for _, step in found]
-        points.append(_of_alike(series, mine, dtype, name))
+        points.append(_point_of_steps(series, mine, dtype, name))
     return points
 
 
-def of_record(record: Mapping[str, Any]) -> list[Point]:
+def points_of_record(record: Mapping[str, Any]) -> list[RooflinePoint]:
     """Of a bench, with the ceilings that were measured for each row then. Raises WorkbenchError for other records."""
     rows = record.get("rows")
     if not isinstance(rows, list) or not all(isinstance(row, dict) and "status" in row for row in rows):
-        raise WorkbenchError(f"a roofline of a record without rows of work: give {GIVEN}")
+        raise WorkbenchError(f"a roofline of a record without rows of work: give {ACCEPTED_SOURCES}")
     timed = [row for row in rows if row["status"] == "ok"]
-    return [_of_kernel(row) if "operator" in row else _of_work(row) for row in timed]
+    return [_point_of_kernel(row) if "operator" in row else _point_of_workload(row) for row in timed]
 
 
-def of_source(source: Any) -> list[Point]:
+def points_of(source: Any) -> list[RooflinePoint]:
     """Points of anything but a runner. Raises WorkbenchError for what is none of these things."""
-    if isinstance(source, Point):
+    if isinstance(source, RooflinePoint):
         return [source]
     if isinstance(source, Mapping):
-        return of_record(source)
+        return points_of_record(source)
     if isinstance(source, str | Path):
-        return _of_path(Path(source))
+        return _points_of_path(Path(source))
     if hasattr(source, "steps") and hasattr(source, "environment"):
-        return _of_run(source)
-    if isinstance(source, Sequence) and all(isinstance(each, Point) for each in source):
+        return _points_of_run(source)
+    if isinstance(source, Sequence) and all(isinstance(each, RooflinePoint) for each in source):
         return list(source)
-    raise WorkbenchError(f"a roofline of {type(source).__name__}: give a runner, {GIVEN}")
+    raise WorkbenchError(f"a roofline of {type(source).__name__}: give a runner, {ACCEPTED_SOURCES}")
 
 
-def _of_path(path: Path) -> list[Point]:
+def _points_of_path(path: Path) -> list[RooflinePoint]:
     if path.suffix == ".json":
         try:
-            return of_record(read_json_object(read_bytes(path)))
+            return points_of_record(read_json_object(read_bytes(path)))
         except UnreadableText as error:
             raise WorkbenchError(f"{path}: no record can be read there ({error})") from None
     from workbench.study.record import Record
 
-    return _of_run(Record.open(path))
+    return _points_of_run(Record.open(path))
 
 
-def _of_run(record: Any) -> list[Point]:
-    from workbench.study.cache_of import spec_of
+def _points_of_run(record: Any) -> list[RooflinePoint]:
+    from workbench.study.cache_of import spec_and_dtype
     from workbench.study.experiment import Experiment
 
-    dtype = spec_of(Experiment.from_yaml(record.experiment_text))[1]
-    return of_steps(record.steps.to_pylist(), dtype, record.name)
+    dtype = spec_and_dtype(Experiment.from_yaml(record.experiment_text))[1]
+    return points_of_steps(record.steps.to_pylist(), dtype, record.name)
 
 
 def _size(step: Mapping[str, Any]) -> int:
@@ -80,11 +80,11 @@ def _size(step: Mapping[str, Any]) -> int:
     return step["requests"] if step["phase"] == "decode" else (step["prefill_tokens"] - 1).bit_length()
 
 
-def _of_alike(series: int, steps: Sequence[Mapping[str, Any]], dtype: str, name: str) -> Point:
+def _point_of_steps(series: int, steps: Sequence[Mapping[str, Any]], dtype: str, name: str) -> RooflinePoint:
     tokens = sorted({step["prefill_tokens"] for step in steps})
     told = f"{tokens[0]}" if len(tokens) == 1 else f"{tokens[0]}–{tokens[-1]}"
     told = f"decode × {steps[0]['requests']}" if PHASES[series] == "decode" else f"{PHASES[series]} {told}"
-    return Point(
+    return RooflinePoint(
         f"{name} {told}".strip(),
         fmean(step["predicted_flops"] for step in steps),
         fmean(step["predicted_bytes"] for step in steps),
@@ -95,21 +95,21 @@ def _of_alike(series: int, steps: Sequence[Mapping[str, Any]], dtype: str, name:
     )
 
 
-def _of_kernel(row: Mapping[str, Any]) -> Point:
+def _point_of_kernel(row: Mapping[str, Any]) -> RooflinePoint:
     read = row.get("ceiling_bytes_per_s")
     dtype = next((each for each in ("float32", "bfloat16") if each in row["case"]), "")
-    return Point(
-        f"{row['operator']} {row['case']}, {row['lane']}", row["flops"], row["bytes"], row["seconds"],
+    return RooflinePoint(
+        f"{row['operator']} {row['case']}, {row['backend']}", row["flops"], row["bytes"], row["seconds"],
         read and Roof(_level(row.get("data")), read, row["working_set_bytes"] * row["copies"]),
-        read and Roof(dtype, row["ceiling_flops_per_s"]), dtype, KERNEL, row["reason"],
+        read and Roof(dtype, row["ceiling_flops_per_s"]), dtype, KERNEL_SERIES, row["reason"],
     )  # fmt: skip
 
 
-def _of_work(row: Mapping[str, Any]) -> Point:
+def _point_of_workload(row: Mapping[str, Any]) -> RooflinePoint:
     """Its record has rates only: the work of one second."""
-    series = next((place for place, phase in enumerate(PHASES) if row["work"].startswith(phase)), KERNEL)
+    series = next((place for place, phase in enumerate(PHASES) if row["work"].startswith(phase)), KERNEL_SERIES)
     depth = f" at {row['depth']:,}" if row["depth"] else ""
-    return Point(
+    return RooflinePoint(
         f"a second of {row['work']} × {row['batch']}{depth}", row["flops_per_s"], row["bytes_per_s"], 1.0,
         Roof(row["read_level"], row["read_ceiling_bytes_per_s"], row["weight_bytes"] + row["cache_bytes"]),
         Roof(row["gemm_dtype"], row["gemm_ceiling_flops_per_s"]), row["gemm_dtype"], series,

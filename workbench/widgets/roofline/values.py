@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-KERNEL = 3  # the series of what is no phase: prefill, decode and mixed come before it
+KERNEL_SERIES = 3  # the series of what is no phase: prefill, decode and mixed come before it
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Roof:
     rate: float
     size: float = 0.0  # of a level: the working set at which it was measured
     note: str = ""
-    busy: bool = False  # measured while others used the machine: it may be higher
+    contended: bool = False  # measured while others used the machine: it may be higher
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Roofs:
         """Of this precision; of any where it was not measured."""
         return next((roof for roof in self.gemms if roof.name == dtype), self.gemms[0] if self.gemms else None)
 
-    def above(self, points: Sequence[Point]) -> Roofs:
+    def relevant_to(self, points: Sequence[RooflinePoint]) -> Roofs:
         """Those that hold for points, and with them all of these, unless every point brought its own."""
         reads, gemms = [p.read for p in points if p.read], [p.gemm for p in points if p.gemm]
         if not points or set(reads) & set(self.reads) or set(gemms) & set(self.gemms):
@@ -46,7 +46,7 @@ def _distinct(roofs: Sequence[Roof]) -> tuple[Roof, ...]:
 
 
 @dataclass(frozen=True)
-class Point:
+class RooflinePoint:
     """Work of so many FLOPs and bytes, `seconds` as measured, and the roofs that it cannot pass."""
 
     name: str
@@ -56,7 +56,7 @@ class Point:
     read: Roof | None = None
     gemm: Roof | None = None
     dtype: str = ""
-    series: int = KERNEL
+    series: int = KERNEL_SERIES
     note: str = ""
 
     @property
@@ -87,7 +87,7 @@ class Point:
     def predicted_rate(self) -> float | None:
         return None if not self.predicted else self.flops / self.predicted
 
-    def under(self, roofs: Roofs) -> Point:
+    def with_ceilings(self, roofs: Roofs) -> RooflinePoint:
         """With the roofs that hold for it, where it brought none."""
         read, gemm = self.read or roofs.read(self.bytes), self.gemm or roofs.gemm(self.dtype)
         return replace(self, read=read, gemm=gemm)

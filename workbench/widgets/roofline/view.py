@@ -10,28 +10,28 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets
 import traitlets
 
-from workbench.errors import WorkbenchError, in_words
+from workbench.errors import WorkbenchError, describe_error
 from workbench.trace.events import Event, Stepped
 from workbench.widgets import kit
 from workbench.widgets.roofline import picture as roofline_picture
-from workbench.widgets.roofline.points import FIELDS, of_source, of_steps
-from workbench.widgets.roofline.values import Point, Roof, Roofs
-from workbench.widgets.view import View
+from workbench.widgets.roofline.points import STEP_FIELDS, points_of, points_of_steps
+from workbench.widgets.roofline.values import RooflinePoint, Roof, Roofs
+from workbench.widgets.view import PictureWidget
 
 if TYPE_CHECKING:
-    from workbench.study.ceilings import Ceiling, Ceilings
+    from workbench.study.ceilings import Ceiling, MachineCeilings
 
 DTYPES = ("float32", "bfloat16")
-STEPS = 5_000  # of a runner, the last ones
+MAX_STEPS = 5_000  # of a runner, the last ones
 SEVERAL = 2**20  # bytes: the least working set whose reading can be timed
 
 
-class Roofline(View):
+class Roofline(PictureWidget):
     """FLOPs a byte against FLOP/s, on logarithms: a work stands below the lower of two roofs, what its bytes allow and
     what its FLOPs allow. A hollow mark is where it could be, a filled one where it was measured.
 
     `sources` are a runner (its steps appear as it works), runs, records of benches (their ceilings come with them),
-    or `Point`s. `ceilings` are those of this machine that were measured before, unless given: `Ceilings`, `Roofs`, or
+    or `RooflinePoint`s. `ceilings` are those of this machine that were measured before, unless given: `Ceilings`, `Roofs`, or
     the name of a machine whose data sheet is known, such as `h100`; `measure` measures this machine's. Raises
     WorkbenchError for what is no source.
     """
@@ -42,20 +42,20 @@ class Roofline(View):
     measuring = traitlets.Bool(False)
     error = traitlets.Unicode()
 
-    def __init__(self, *sources: Any, ceilings: Ceilings | Roofs | str | None = None):
+    def __init__(self, *sources: Any, ceilings: MachineCeilings | Roofs | str | None = None):
         super().__init__()
-        runners = [source for source in sources if hasattr(source, "instruments")]
+        runners = [source for source in sources if hasattr(source, "telemetry")]
         if len(runners) > 1:
             raise WorkbenchError("a roofline of several runners: give one; of the others, their runs")
         self.runner: Any = runners[0] if runners else None
-        self.points = tuple(p for source in sources if source is not self.runner for p in of_source(source))
-        self._steps: deque[Stepped] = deque(maxlen=STEPS)
+        self.points = tuple(p for source in sources if source is not self.runner for p in points_of(source))
+        self._recent_steps: deque[Stepped] = deque(maxlen=MAX_STEPS)
         self._leave = lambda: None
-        self.ceilings = self._remembered() if ceilings is None else roofs_of(ceilings)
+        self.ceilings = self._cached_ceilings() if ceilings is None else roofs_of(ceilings)
         if self.runner is not None:
-            from workbench.widgets.live import Live
+            from workbench.widgets.live import RunnerThread
 
-            self._leave = Live.of(self.runner).listen(self._heard)
+            self._leave = RunnerThread.attach(self.runner).listen(self._on_event)
         wide: Any = {"width": "auto"}
         tip = "a few seconds, while nothing else runs"
         button = ipywidgets.Button(description="Measure this machine", tooltip=tip, layout=wide)
@@ -69,26 +69,26 @@ class Roofline(View):
         self.show(ipywidgets.HBox([button, forget] if self.runner is not None else [button]))
 
     @property
-    def works(self) -> list[Point]:
+    def works(self) -> list[RooflinePoint]:
         """All points, each with the roofs that hold for it."""
-        steps = [{name: getattr(step, name) for name in FIELDS} for step in tuple(self._steps)]
-        mine = of_steps(steps, self._dtype) if steps else []
-        return [point.under(self.ceilings) for point in (*self.points, *mine)]
+        steps = [{name: getattr(step, name) for name in STEP_FIELDS} for step in tuple(self._recent_steps)]
+        mine = points_of_steps(steps, self._dtype) if steps else []
+        return [point.with_ceilings(self.ceilings) for point in (*self.points, *mine)]
 
     def picture(self) -> str:
         works = self.works
-        roofs = self.ceilings.above(works)
+        roofs = self.ceilings.relevant_to(works)
         told = "measuring this machine … (goes on to its end, some seconds)" if self.measuring else ""
         if not (roofs.reads and roofs.gemms) and not told:
             told = "The roofs are not known yet: press Measure this machine, or call measure()."
         alert = f'<p role="alert">⚠ {escape(self.error)}</p>' if self.error else ""
-        picture = roofline_picture.drawing(works, roofs, self.chosen)
+        picture = roofline_picture.draw_roofline(works, roofs, self.chosen)
         words = "○ what the roof allows, ● as measured; a line joins the two."
-        if any(roof.busy for roof in (*roofs.reads, *roofs.gemms)):
+        if any(roof.contended for roof in (*roofs.reads, *roofs.gemms)):
             words += " Other processes were at work while the roofs were measured: they may be higher."
         return kit.html(
             alert, f"<p>{told}</p>" if told else "", picture, f"<p>{words}</p>",
-            roofline_picture.table(works, self.chosen) if works else "",
+            roofline_picture.draw_table(works, self.chosen) if works else "",
         )  # fmt: skip
 
     def measure(self, wait: bool = True, refresh: bool = False) -> None:
@@ -106,41 +106,41 @@ class Roofline(View):
 
     def forget(self) -> None:
         """The runner's steps until now are no points any more."""
-        self._steps.clear()
-        self.pulse.mark()
+        self._recent_steps.clear()
+        self.throttle.mark()
 
     def close(self) -> None:
         self._leave()
         super().close()
 
-    def _heard(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         """In the thread that owns the runner: only kept here, drawn elsewhere."""
         if isinstance(event, Stepped):
-            self._steps.append(event)
-            self.pulse.mark()
+            self._recent_steps.append(event)
+            self.throttle.mark()
 
     def _measure(self, refresh: bool) -> None:
         from workbench.study.ceilings import ceilings_for
 
-        def work(_: Any) -> Ceilings:
+        def work(_: Any) -> MachineCeilings:
             return ceilings_for(*self._sizes(), dtypes=DTYPES, refresh=refresh)
 
         try:
             if self.runner is None:
                 self.ceilings = roofs_of(work(None))
             else:
-                from workbench.widgets.live import Live
+                from workbench.widgets.live import RunnerThread
 
-                self.ceilings = roofs_of(Live.of(self.runner).call(work))
+                self.ceilings = roofs_of(RunnerThread.attach(self.runner).call(work))
         except Exception as error:
-            self.error = in_words(error)
+            self.error = describe_error(error)
         finally:
             self.measuring = False
 
-    def _remembered(self) -> Roofs:
-        from workbench.study.ceilings import kept_ceilings
+    def _cached_ceilings(self) -> Roofs:
+        from workbench.study.ceilings import stored_ceilings
 
-        return roofs_of(kept_ceilings(*self._sizes(), dtypes=DTYPES))
+        return roofs_of(stored_ceilings(*self._sizes(), dtypes=DTYPES))
 
     def _sizes(self) -> list[int]:
         """Working sets within the last cache and far beyond it, and the runner's weights."""
@@ -161,7 +161,7 @@ class Roofline(View):
             self.shown.picked = ""
 
 
-def roofs_of(ceilings: Ceilings | Roofs | str) -> Roofs:
+def roofs_of(ceilings: MachineCeilings | Roofs | str) -> Roofs:
     """Ceilings that were measured, or those of a machine's data sheet. Raises WorkbenchError for an unknown name."""
     if isinstance(ceilings, Roofs):
         return ceilings
@@ -172,15 +172,15 @@ def roofs_of(ceilings: Ceilings | Roofs | str) -> Roofs:
         note = f"from the {sheet.source}"
         read = Roof(f"{sheet.name} memory", sheet.bandwidth, sheet.memory, note)
         return Roofs((read,), (Roof("bfloat16", sheet.flops, 0, note),))
-    return Roofs(*(tuple(_roof(each) for each in dict.fromkeys(kind)) for kind in (ceilings.reads, ceilings.gemms)))
+    return Roofs(*(tuple(_roof(each) for each in dict.fromkeys(kind)) for kind in (ceilings.read_ceilings, ceilings.gemm_ceilings)))
 
 
 def _roof(ceiling: Ceiling) -> Roof:
-    from workbench.study.byte_sizes import told_bytes
-    from workbench.study.machine import is_busy
+    from workbench.study.byte_sizes import format_bytes
+    from workbench.study.machine import is_contended
 
     size, others = ceiling.working_set_bytes, ceiling.others_cpu_share
-    name = f"{ceiling.level} ({told_bytes(size)})" if ceiling.kind == "read" else ceiling.dtype
+    name = f"{ceiling.level} ({format_bytes(size)})" if ceiling.kind == "read" else ceiling.dtype
     busy = "" if others is None else f", others took {others:.0%} of the processor"
     note = f"Median of {ceiling.repeats} by {ceiling.method}, {ceiling.threads} threads{busy}"
-    return Roof(name, ceiling.value, size, note, is_busy(others))
+    return Roof(name, ceiling.value, size, note, is_contended(others))

@@ -27,7 +27,7 @@ HATCH = (
 
 
 @dataclass(frozen=True)
-class Sieve:
+class FilterFigures:
     """One filter as it is drawn: shares of all probability, `before` it and `kept` after it."""
 
     name: str
@@ -38,7 +38,7 @@ class Sieve:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class CandidateToken:
     """A token, or several folded into one: its share in the model's distribution and after the filters, the number of
     the filter where it `fell` (0: it is left), how often it was drawn, and its shares after each filter."""
 
@@ -54,50 +54,50 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Word:
+class ContextToken:
     """A token of the text; `place` counts from the text's beginning."""
 
-    place: int
+    position: int
     text: str
     output: bool = False
 
 
-def strip(words: Sequence[Word], position: int, before: int, after: int) -> str:
+def draw_context(words: Sequence[ContextToken], position: int, before: int, after: int) -> str:
     """The text around `position`, whose token is marked; a click on a token goes there. So many are left out."""
     parts = [f'<span class="faint">… {before} before</span> '] if before else []
     for word in words:
-        kind = "next" if word.place == position else "later" if word.place > position else ""
+        kind = "next" if word.position == position else "later" if word.position > position else ""
         told = " ".join(filter(None, (kind, "out" if word.output else "")))
-        tip = f"position {word.place}, {'output' if word.output else 'prompt'}: what came next instead of this?"
+        tip = f"position {word.position}, {'output' if word.output else 'prompt'}: what came next instead of this?"
         parts.append(
             kit.tag(
                 "span", escape(word.text), class_=told or None, data_tip=tip,
-                data_key=f"t{word.place}" if word.place else None,
-                tabindex=(0 if word.place == position else -1) if word.place else None,
+                data_key=f"t{word.position}" if word.position else None,
+                tabindex=(0 if word.position == position else -1) if word.position else None,
             )
         )  # fmt: skip
         parts.append("<br>" if word.text.endswith("⏎") else "")
-    if words and position > words[-1].place and not after:
+    if words and position > words[-1].position and not after:
         parts.append(kit.tag("span", "what comes next", class_="next"))
     parts.append(f' <span class="faint">{after} more …</span>' if after else "")
     return f'<div class="strip">{"".join(parts)}</div>'
 
 
-def distribution(
-    sieves: Sequence[Sieve], candidates: Sequence[Candidate], draws: int, first_bits: tuple[int, float], title: str
+def draw_distribution(
+    sieves: Sequence[FilterFigures], candidates: Sequence[CandidateToken], draws: int, first_bits: tuple[int, float], title: str
 ) -> str:
     """Filters above, tokens below. `first_bits` are the tokens and the entropy before any filter."""
     top = 16 + ROW * (len(sieves) + 1)
     height = top + 44 + ROW * len(candidates) + 26
     parts = [kit.tag("style", STYLE), HATCH, *_filters(sieves, first_bits), *_tokens(candidates, draws, top + 26)]
-    return kit.svg(WIDTH, height, *parts, *_legend(height - 8, draws), title=title)
+    return kit.document(WIDTH, height, *parts, *_legend(height - 8, draws), title=title)
 
 
-def _filters(sieves: Sequence[Sieve], first: tuple[int, float]) -> list[str]:
+def _filters(sieves: Sequence[FilterFigures], first: tuple[int, float]) -> list[str]:
     heads = ((4, "filter, in order", ""), (LEFT, "probability kept", ""), (580, "fell here", "num"))
     heads = (*heads, (672, "tokens left", "num"), (750, "bits", "num"))
     parts = [kit.text(x, 12, told, class_=f"head {kind}".strip()) for x, told, kind in heads]
-    for number, each in enumerate((Sieve("the model", 1, 1, *first), *sieves)):
+    for number, each in enumerate((FilterFigures("the model", 1, 1, *first), *sieves)):
         y = 16 + ROW * number
         name = f"{number}  {each.name}" if number else each.name
         gone = each.before - each.kept
@@ -116,7 +116,7 @@ def _filters(sieves: Sequence[Sieve], first: tuple[int, float]) -> list[str]:
     return parts
 
 
-def _tokens(candidates: Sequence[Candidate], draws: int, top: float) -> list[str]:
+def _tokens(candidates: Sequence[CandidateToken], draws: int, top: float) -> list[str]:
     heads = [(LEFT - 8, "next token", "num"), (580, "model", "num"), (672, "after", "num")]
     heads += [(750, "drawn", "num")] if draws else []
     parts = [kit.text(x, top + 8, told, class_=f"head {kind}") for x, told, kind in heads]
@@ -153,7 +153,7 @@ def _legend(y: float, draws: int) -> list[str]:
     return [*parts, kit.text(LEFT + 440, y, "▶ in the text")]
 
 
-def _tip(each: Candidate, draws: int) -> str:
+def _tip(each: CandidateToken, draws: int) -> str:
     told = [f"{each.name}" + (f", id {each.token}" if each.token >= 0 else ""), f"model {_percent(each.before)}"]
     told += [f"after filter {number} {_percent(share)}" for number, share in enumerate(each.shares, 1)]
     told += [f"fell at filter {each.fell}"] if each.fell else []

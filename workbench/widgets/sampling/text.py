@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from workbench.errors import WorkbenchError, in_words
+from workbench.errors import WorkbenchError, describe_error
 from workbench.request import Request, SamplingParameters
 
-MOST_BYTES = 2**31  # of logits of one text
+MAX_LOGITS_BYTES = 2**31  # of logits of one text
 
 
 @dataclass(frozen=True)
-class Text:
+class TextLogits:
     """`logits` [token vocab]: the last row is what comes after the whole text, the one before what comes after all but
     its last token, and so on. Position p is the token with p before it."""
 
@@ -27,15 +27,15 @@ class Text:
         return (*self.prompt_ids, *self.output_ids)
 
     @property
-    def last(self) -> int:
+    def last_position(self) -> int:
         return len(self.ids) or len(self.logits)  # of arrays alone nothing is known but their rows
 
     @property
-    def first(self) -> int:
-        return self.last - len(self.logits) + 1
+    def first_position(self) -> int:
+        return self.last_position - len(self.logits) + 1
 
     @classmethod
-    def of(cls, logits: Any, prompt_ids: Sequence[int] = (), output_ids: Sequence[int] = ()) -> Text:
+    def from_array(cls, logits: Any, prompt_ids: Sequence[int] = (), output_ids: Sequence[int] = ()) -> TextLogits:
         """From anything that holds numbers [vocab] or [token vocab]."""
         import torch
 
@@ -61,9 +61,9 @@ class Text:
         return History(self.prompt_ids[:position], self.ids[len(self.prompt_ids) : position])
 
     def stages(self, position: int, sampling: SamplingParameters) -> Any:
-        from workbench.sampling.stages import stages_of
+        from workbench.sampling.stages import trace_filters
 
-        return stages_of(self.logits[position - self.first], self.history(position), sampling)
+        return trace_filters(self.logits[position - self.first_position], self.history(position), sampling)
 
     def token(self, position: int) -> int:
         """The token that stands there; -1 after the end."""
@@ -77,7 +77,7 @@ class Text:
         return [uniform((seed + number) % 2**63, place) for number in range(count)]
 
 
-class Generation:
+class BackgroundCompletion:
     """A prompt that `runner` continues; `ids` grow meanwhile. With `output` that is what follows it."""
 
     def __init__(self, runner: Any, prompt: str | Sequence[int] | None, output: str | Sequence[int] | None):
@@ -87,32 +87,32 @@ class Generation:
         self.prompt_ids = self._encoded(prompt)
         self.output_ids = None if output is None else self._encoded(output)
         self.ids: list[int] = []
-        self._asked: Any = None
+        self._handle: Any = None
         self._thread: threading.Thread | None = None
 
     def begin(
-        self, sampling: SamplingParameters, news: Callable[[], None], end: Callable[[Text | None, str], None]
+        self, sampling: SamplingParameters, on_token: Callable[[], None], on_end: Callable[[TextLogits | None, str], None]
     ) -> None:
         """Return at once; `news` is called as `ids` grow, `end` with the text, or with why there is none."""
-        from workbench.widgets.live import Live
+        from workbench.widgets.live import RunnerThread
 
-        live = Live.of(self.runner)
+        live = RunnerThread.attach(self.runner)
         self.ids = [*self.prompt_ids, *(self.output_ids or ())]
         if self.output_ids is None:
-            self._asked = live.ask(Request(live.name("sampling-explorer"), self.prompt_ids, sampling))
+            self._handle = live.submit(Request(live.new_request_id("sampling-explorer"), self.prompt_ids, sampling))
 
         def follow() -> None:
             try:
-                end(self._followed(live, news), "")
+                on_end(self._followed(live, on_token), "")
             except Exception as error:
-                end(None, in_words(error))
+                on_end(None, describe_error(error))
 
         self._thread = threading.Thread(target=follow, name="sampling explorer", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        if self._asked is not None:
-            self._asked.stop()
+        if self._handle is not None:
+            self._handle.stop()
 
     @property
     def working(self) -> bool:
@@ -126,18 +126,18 @@ class Generation:
                 self.stop()
                 raise
 
-    def _followed(self, live: Any, news: Callable[[], None]) -> Text:
-        for event in self._asked if self.output_ids is None else ():
+    def _followed(self, live: Any, news: Callable[[], None]) -> TextLogits:
+        for event in self._handle if self.output_ids is None else ():
             if event.kind == "decoded":
                 self.ids.append(event.token_id)
                 news()
             elif event.kind == "finished" and event.error:
                 raise WorkbenchError(event.error)
-        if (size := 4 * len(self.ids) * self.runner.model.spec.vocab) > MOST_BYTES:
+        if (size := 4 * len(self.ids) * self.runner.model.spec.vocab) > MAX_LOGITS_BYTES:
             needed = f"{len(self.ids):,} tokens would take {size / 2**30:.1f} GiB"
             raise WorkbenchError(f"prompt, max_tokens: the logits of {needed}; look at a shorter text")
         logits = live.call(lambda runner: runner.model.logits(self.ids))
-        return Text.of(logits, self.ids[: len(self.prompt_ids)], self.ids[len(self.prompt_ids) :])
+        return TextLogits.from_array(logits, self.ids[: len(self.prompt_ids)], self.ids[len(self.prompt_ids) :])
 
     def _encoded(self, given: str | Sequence[int]) -> tuple[int, ...]:
         return self.runner.read(given, {})[0].prompt_ids if isinstance(given, str) else tuple(map(int, given))

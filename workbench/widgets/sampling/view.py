@@ -10,16 +10,16 @@ import ipywidgets
 import traitlets
 from pydantic import ValidationError
 
-from workbench.errors import WorkbenchError, in_words
+from workbench.errors import WorkbenchError, describe_error
 from workbench.request import SamplingParameters
 from workbench.widgets import kit
-from workbench.widgets.sampling.picture import Word, distribution, strip
-from workbench.widgets.sampling.seen import Seen, see
-from workbench.widgets.sampling.text import Generation, Text
+from workbench.widgets.sampling.picture import ContextToken, draw_distribution, draw_context
+from workbench.widgets.sampling.seen import PositionFigures, position_figures
+from workbench.widgets.sampling.text import BackgroundCompletion, TextLogits
 from workbench.widgets.tokens.spelling import speller
-from workbench.widgets.view import View
+from workbench.widgets.view import PictureWidget
 
-KNOBS = {  # least, most, step of each slider; what is given may lie beyond
+SLIDERS = {  # least, most, step of each slider; what is given may lie beyond
     "temperature": (0.0, 2.0, 0.05),
     "top_k": (0, 100, 1),
     "top_p": (0.01, 1.0, 0.01),
@@ -28,11 +28,11 @@ KNOBS = {  # least, most, step of each slider; what is given may lie beyond
     "presence_penalty": (-2.0, 2.0, 0.1),
     "frequency_penalty": (-2.0, 2.0, 0.1),
 }
-AROUND = 48  # tokens of the text that are shown before and after the position
-SEEDS = 2**63
+CONTEXT_TOKENS = 48  # tokens of the text that are shown before and after the position
+MAX_SEED = 2**63
 
 
-class SamplingExplorer(View):
+class SamplingExplorer(PictureWidget):
     """`SamplingExplorer(runner, "def f(")` generates and shows every position; `SamplingExplorer(logits)` shows an
     array [vocab] or [token vocab], with the ids of the text as `prompt` and `output`, and `texts` or a `tokenizer` to
     name tokens by.
@@ -62,26 +62,26 @@ class SamplingExplorer(View):
     ):  # fmt: skip
         super().__init__(draws=draws, bars=bars)
         self._given = _parameters({"max_tokens": 24, **sampling})
-        for name in (*KNOBS, "seed"):
+        for name in (*SLIDERS, "seed"):
             self.set_trait(name, getattr(self._given, name))
         runner = source if hasattr(source, "stream") else None
-        self._spell = speller(tokenizer if runner is None else runner.tokenizer, texts)
-        self._text: Text | None = None
+        self._token_text = speller(tokenizer if runner is None else runner.tokenizer, texts)
+        self._text: TextLogits | None = None
         self._problem, self._wanted = "", position
-        self._generation = None if runner is None else Generation(runner, prompt, output)
+        self._generation = None if runner is None else BackgroundCompletion(runner, prompt, output)
         self._controls()
         if runner is None:
             if isinstance(prompt, str) or isinstance(output, str):
                 raise WorkbenchError("prompt, output: beside logits give token ids; texts are for a runner")
-            self._have(Text.of(source, prompt or (), output or ()))
+            self._set_text(TextLogits.from_array(source, prompt or (), output or ()))
         self.redraw()
         self.generate()
-        self.watch(*KNOBS, "seed", "draws", "bars", "position", "token")
+        self.watch(*SLIDERS, "seed", "draws", "bars", "position", "token")
 
     @property
     def parameters(self) -> SamplingParameters:
         """Return the sampling parameters of the sliders, with those given besides."""
-        mine = {name: getattr(self, name) for name in (*KNOBS, "seed")}
+        mine = {name: getattr(self, name) for name in (*SLIDERS, "seed")}
         return _parameters(self._given.model_dump(exclude_unset=True) | mine)
 
     @property
@@ -90,18 +90,18 @@ class SamplingExplorer(View):
         known = self._generation if self._text is None else self._text
         return () if known is None else tuple(known.ids)
 
-    def seen(self) -> Seen:
+    def figures(self) -> PositionFigures:
         """The figures of the present picture. WorkbenchError where there are none."""
         if self._text is None:
             raise WorkbenchError(self._problem or "the text is still being generated: explorer.wait()")
-        return see(self._text, self.position, self.parameters, self.draws, self.bars, self.token, self._spell)
+        return position_figures(self._text, self.position, self.parameters, self.draws, self.bars, self.token, self._token_text)
 
     def generate(self) -> None:
         """Continue the prompt anew with the present parameters, in the background."""
         if self._generation is not None and not self._generation.working:
             self._problem, self._text = "", None
             self._busy(True)
-            self._generation.begin(self.parameters, self.pulse.mark, self._ended)
+            self._generation.begin(self.parameters, self.throttle.mark, self._ended)
 
     def stop(self) -> None:
         """End the generation; what there is of it can be looked at."""
@@ -120,44 +120,44 @@ class SamplingExplorer(View):
         ids = self.ids
         prompt = 0 if known is None else len(known.prompt_ids)
         at = len(ids) if text is None else self.position
-        begin, end = max(0, at - AROUND), min(len(ids), at + AROUND)
-        words = [Word(place, self._spell(ids[place]), place >= prompt) for place in range(begin, end)]
-        parts = [strip(words, at, begin, len(ids) - end)] if ids else []
+        begin, end = max(0, at - CONTEXT_TOKENS), min(len(ids), at + CONTEXT_TOKENS)
+        words = [ContextToken(place, self._token_text(ids[place]), place >= prompt) for place in range(begin, end)]
+        parts = [draw_context(words, at, begin, len(ids) - end)] if ids else []
         if text is None and not self._problem:
             return kit.html(*parts, "<p>working …</p>")
         try:
-            seen = self.seen()
+            seen = self.figures()
             title = f"distribution of the token at position {at}"
-            parts.append(f"<p>{escape(_told(seen, at))}</p>")
-            parts.append(distribution(seen.sieves, seen.candidates, self.draws, seen.first, title))
+            parts.append(f"<p>{escape(_describe(seen, at))}</p>")
+            parts.append(draw_distribution(seen.sieves, seen.candidates, self.draws, seen.first, title))
         except Exception as error:
-            parts.append(f'<p role="alert">{escape(in_words(error))}</p>')
+            parts.append(f'<p role="alert">{escape(describe_error(error))}</p>')
         return kit.html(*parts)
 
-    def _ended(self, text: Text | None, problem: str) -> None:
+    def _ended(self, text: TextLogits | None, problem: str) -> None:
         self._problem = problem
         try:
             if text is not None:
-                self._have(text)
+                self._set_text(text)
         except WorkbenchError as error:
             self._problem = str(error)
         self._busy(False)
-        self.pulse.flush()
+        self.throttle.flush()
         self.keep()
 
-    def _have(self, text: Text) -> None:
-        wanted = max(text.first, len(text.prompt_ids)) if self._wanted is None else self._wanted
-        if not text.first <= wanted <= text.last:
-            raise WorkbenchError(f"position {wanted}: this text has {text.first} to {text.last}")
+    def _set_text(self, text: TextLogits) -> None:
+        wanted = max(text.first_position, len(text.prompt_ids)) if self._wanted is None else self._wanted
+        if not text.first_position <= wanted <= text.last_position:
+            raise WorkbenchError(f"position {wanted}: this text has {text.first_position} to {text.last_position}")
         with self.hold_trait_notifications():
             self._text, self._wanted, self.position = text, None, wanted
-        self._place.set_trait("min", min(text.first, self._place.max))
-        self._place.max, self._place.min, self._place.value = text.last, text.first, wanted
+        self._place.set_trait("min", min(text.first_position, self._place.max))
+        self._place.max, self._place.min, self._place.value = text.last_position, text.first_position, wanted
 
     def _controls(self) -> None:
         style = {"description_width": "9.5em"}
         sliders = []
-        for name, (least, most, step) in KNOBS.items():
+        for name, (least, most, step) in SLIDERS.items():
             value = getattr(self, name)
             kind = ipywidgets.IntSlider if isinstance(step, int) else ipywidgets.FloatSlider
             slider = kind(
@@ -170,7 +170,7 @@ class SamplingExplorer(View):
         self._place.observe(lambda change: self.set_trait("position", change["new"]), "value")
         self.observe(lambda change: setattr(self._place, "value", change["new"]), "position")
         again = ipywidgets.Button(description="Draw again", tooltip="as many draws with other seeds")
-        again.on_click(lambda _: self.set_trait("seed", (self.seed + max(1, self.draws)) % SEEDS))
+        again.on_click(lambda _: self.set_trait("seed", (self.seed + max(1, self.draws)) % MAX_SEED))
         self._run = ipywidgets.Button(description="Generate", tooltip="continue the prompt with these settings")
         self._run.on_click(lambda _: self.generate())
         self._halt = ipywidgets.Button(description="Stop", disabled=True, tooltip="end the generation")
@@ -189,26 +189,26 @@ class SamplingExplorer(View):
         elif key[:1] == "c":
             self.token = int(key[1:])
 
-    @traitlets.validate(*KNOBS, "seed")
+    @traitlets.validate(*SLIDERS, "seed")
     def _valid(self, proposal: Any) -> Any:
         _parameters({proposal["trait"].name: proposal["value"]})
         return proposal["value"]
 
     @traitlets.validate("position")
-    def _there(self, proposal: Any) -> int:
+    def _validate_position(self, proposal: Any) -> int:
         text = getattr(self, "_text", None)
         if text is not None and not text.first <= proposal["value"] <= text.last:
             raise WorkbenchError(f"position {proposal['value']}: this text has {text.first} to {text.last}")
         return proposal["value"]
 
 
-def _told(seen: Seen, position: int) -> str:
-    last = seen.sieves[-1].bits if seen.sieves else seen.first[1]
-    told = f"Position {position}: {seen.first[1]:.2f} bits before the filters, {last:.2f} after."
-    if seen.chosen is None:
+def _describe(figures: PositionFigures, position: int) -> str:
+    last = figures.sieves[-1].bits if figures.sieves else figures.first[1]
+    told = f"Position {position}: {figures.first[1]:.2f} bits before the filters, {last:.2f} after."
+    if figures.chosen is None:
         return told
-    shares = f"the model gives it {seen.chosen.before:.2%}, the filters {seen.chosen.after:.2%}"
-    return f"{told} In the text stands “{seen.chosen.name}”: {shares}."
+    shares = f"the model gives it {figures.chosen.before:.2%}, the filters {figures.chosen.after:.2%}"
+    return f"{told} In the text stands “{figures.chosen.name}”: {shares}."
 
 
 def _parameters(given: dict[str, Any]) -> SamplingParameters:
@@ -218,6 +218,6 @@ def _parameters(given: dict[str, Any]) -> SamplingParameters:
         fault = error.errors()[0]
         name = ".".join(map(str, fault["loc"]))
         raise WorkbenchError(f"{name}: {fault['msg']}" if name else fault["msg"]) from None
-    if found.samples > 1:
+    if found.num_sequences > 1:
         raise WorkbenchError("n, best_of, beams: the explorer looks at one sample; leave them out")
     return found

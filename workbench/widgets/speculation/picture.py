@@ -7,9 +7,9 @@ from html import escape
 from typing import Any
 
 from workbench.widgets import kit
-from workbench.widgets.speculation.seen import Check, Piece, Speeds
+from workbench.widgets.speculation.seen import DraftVerification, PlacedToken, SpeculationSpeed
 
-MARKS = {  # what stands before the token, and what it means
+TOKEN_MARKS = {  # what stands before the token, and what it means
     "plain": ("", "not drafted"),
     "accepted": ("✓", "drafted, stands"),
     "rejected": ("✗", "drafted, falls"),
@@ -18,7 +18,7 @@ MARKS = {  # what stands before the token, and what it means
     "corrected": ("→", "chosen instead"),
     "bonus": ("+", "chosen besides, all stand"),
 }
-IN_TEXT = ("plain", "accepted", "corrected", "bonus")
+OUTPUT_KINDS = ("plain", "accepted", "corrected", "bonus")
 STYLE = (
     ".wb-pic .told{line-height:2;margin:8px 0;max-width:760px;overflow-wrap:anywhere}.wb-pic .told,.wb-pic code{"
     "font-family:var(--jp-code-font-family,monospace)}.wb-pic .told span{padding:1px 2px;margin-right:1px}"
@@ -31,47 +31,47 @@ STYLE = (
 WIDTH, HEIGHT = 760, 186
 
 
-def text(pieces: Sequence[Piece], shown: int, spell: Callable[[int], str]) -> str:
+def draw_text(pieces: Sequence[PlacedToken], shown: int, token_text: Callable[[int], str]) -> str:
     """The text as it stood when the check after number `shown` began; the pieces of that one are marked."""
     parts = []
     for piece in pieces:
-        if piece.check > shown:
+        if piece.verification > shown:
             break
-        told = "?" if piece.token is None else spell(piece.token)
-        mark, meaning = MARKS[piece.kind]
-        kind = None if piece.kind == "plain" else f"{piece.kind} now" if piece.check == shown else piece.kind
-        tip = f"check {piece.check}" + (f", draft {piece.place}" if piece.place else "") + f": {meaning}"
-        live = {"data_tip": tip, "data_key": f"k{piece.check}", "tabindex": 0 if piece.check == shown else -1}
-        parts.append(kit.tag("span", escape(mark + told), class_=kind, **(live if piece.check else {})))
-        parts.append("<br>" if told.endswith("⏎") and piece.kind in IN_TEXT else "")
+        told = "?" if piece.token is None else token_text(piece.token)
+        mark, meaning = TOKEN_MARKS[piece.kind]
+        kind = None if piece.kind == "plain" else f"{piece.kind} now" if piece.verification == shown else piece.kind
+        tip = f"check {piece.verification}" + (f", draft {piece.draft_position}" if piece.draft_position else "") + f": {meaning}"
+        live = {"data_tip": tip, "data_key": f"k{piece.verification}", "tabindex": 0 if piece.verification == shown else -1}
+        parts.append(kit.tag("span", escape(mark + told), class_=kind, **(live if piece.verification else {})))
+        parts.append("<br>" if told.endswith("⏎") and piece.kind in OUTPUT_KINDS else "")
     keys = (
-        f'<span class="{kind}">{mark}token</span> {told}' for kind, (mark, told) in MARKS.items() if kind != "plain"
+        f'<span class="{kind}">{mark}token</span> {told}' for kind, (mark, told) in TOKEN_MARKS.items() if kind != "plain"
     )
     return f'<p class="told">{" &nbsp; ".join(keys)}</p><div class="told">{"".join(parts)}</div>'
 
 
-def check_told(number: int, last: int, check: Check, spell: Callable[[int], str]) -> str:
+def describe_verification(number: int, last: int, check: DraftVerification, spell: Callable[[int], str]) -> str:
     """One check as a sentence."""
     count = len(check.token_ids)
     known = [spell(each) for each in check.token_ids if each is not None]
     drafted = f"{count} drafted" + (f", <code>{escape(' '.join(known))}</code>" if known else "")
     told = f"Check {number} of {last}, step {check.step}: {drafted}; {check.accepted} stand"
-    after = check.given[check.accepted :]
+    after = check.emitted[check.accepted :]
     how = "besides" if check.accepted == count else "instead"
     return f"<p>{told}{f', then <code>{escape(spell(after[0]))}</code> {how}' if after else ''}.</p>"
 
 
-def table(told: Mapping[str, Any], speeds: Speeds | None, same: str, why: str) -> str:
+def draw_table(figures: Mapping[str, Any], speeds: SpeculationSpeed | None, same: str, speed_reason: str) -> str:
     """The figures of the run; `why` there are no `speeds`, `same` what the plain run says of the tokens."""
-    length, rate = told["mean_acceptance_length"], told["draft_acceptance_rate"]
+    length, rate = figures["mean_acceptance_length"], figures["draft_acceptance_rate"]
     rows = [
-        ("checks", f"{told['checks']:,}"),
-        ("drafted, accepted", f"{told['drafted_tokens']:,}, {told['accepted_tokens']:,}"),
+        ("checks", f"{figures['checks']:,}"),
+        ("drafted, accepted", f"{figures['drafted_tokens']:,}, {figures['accepted_tokens']:,}"),
         ("acceptance rate", "" if rate is None else f"{rate:.1%}"),
         ("mean acceptance length", "" if length is None else f"{length:.2f} tokens a check"),
     ]
     if speeds is None:
-        rows += [("speed-up", f"not known: {why}")]
+        rows += [("speed-up", f"not known: {speed_reason}")]
     else:
         rows += [
             ("predicted speed-up", "" if speeds.predicted is None else f"{speeds.predicted:.2f} times"),
@@ -88,20 +88,20 @@ def table(told: Mapping[str, Any], speeds: Speeds | None, same: str, why: str) -
     return f"<table>{''.join(f'<tr>{each}</tr>' for each in lines)}</table>"
 
 
-def charts(told: Mapping[str, Any]) -> str:
+def draw_charts(figures: Mapping[str, Any]) -> str:
     """Left: acceptance by position, with what one chance for all would give; right: checks in which so many stand."""
-    chance, counts = told["chance"] or 0.0, told["acceptance_histogram"]
+    chance, counts = figures["chance"] or 0.0, figures["acceptance_histogram"]
     total = max(1, sum(counts))
     left = [
         (str(n), share, chance**n, f"draft {n} stands in {share:.1%} of the checks; alike: {chance**n:.1%}")
-        for n, share in enumerate(told["acceptance_by_position"], 1)
+        for n, share in enumerate(figures["acceptance_by_position"], 1)
     ]
     right = [(str(n), count / total, None, f"{n} stand in {count} of {total} checks") for n, count in enumerate(counts)]
     parts = _bars(left, 40, "acceptance by position in the draft", "c0", "draft")
     parts += _bars(right, 420, "share of the checks in which so many stand", "c4", "stand")
     legend = f"were each accepted alike, with chance {chance:.0%}"
     parts += [kit.diamond(50, HEIGHT - 8, class_="l1"), kit.text(60, HEIGHT - 4, legend)]
-    return kit.svg(WIDTH, HEIGHT, *parts, title="acceptance by position in the draft; checks by how many tokens stand")
+    return kit.document(WIDTH, HEIGHT, *parts, title="acceptance by position in the draft; checks by how many tokens stand")
 
 
 def _bars(

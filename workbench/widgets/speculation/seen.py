@@ -13,12 +13,12 @@ from workbench.errors import WorkbenchError
 from workbench.trace.events import Event
 from workbench.trace.recorder import Recorder, row_name
 
-Rows = Sequence[Mapping[str, Any]]
-ENOUGH = 5  # steps without a check, to know what one takes
+TableRows = Sequence[Mapping[str, Any]]
+MIN_PLAIN_STEPS = 5  # steps without a check, to know what one takes
 
 
 @dataclass(frozen=True)
-class Check:
+class DraftVerification:
     """`token_ids` were drafted (unknown of older records: None each), the first `accepted` stand; `given` are the
     output tokens from `index` on that the step gave."""
 
@@ -26,30 +26,30 @@ class Check:
     token_ids: tuple[int | None, ...]
     accepted: int
     index: int
-    given: tuple[int, ...]
+    emitted: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Piece:
+class PlacedToken:
     """A token in its place: `kind` is plain, accepted, rejected (the one that fell), untried (after it), unused (after
     the request's end), corrected or bonus; `check` the number of its check from 1, 0 where there was none."""
 
     token: int | None
     kind: str
-    check: int = 0
-    place: int = 0  # in the draft, from 1
+    verification: int = 0
+    draft_position: int = 0  # in the draft, from 1
 
 
 @dataclass(frozen=True)
-class Drafted:
+class SpeculationTables:
     """Tables of one run: `checks`, `tokens` and `steps` as a record has them."""
 
-    checks: Rows = field(repr=False)
-    tokens: Rows = field(repr=False)
-    steps: Rows = field(repr=False)
+    checks: TableRows = field(repr=False)
+    tokens: TableRows = field(repr=False)
+    steps: TableRows = field(repr=False)
 
     @classmethod
-    def of(cls, source: Any) -> Drafted:
+    def from_source(cls, source: Any) -> SpeculationTables:
         """From a record, its folder, or events."""
         if not hasattr(source, "read_table") and not isinstance(source, str) and hasattr(source, "__iter__"):
             recorder = Recorder()
@@ -77,13 +77,13 @@ class Drafted:
     def token_ids(self, name: str) -> list[int]:
         return [row["token_id"] for row in self.tokens if row_name(dict(row)) == name]
 
-    def checks_of(self, name: str) -> list[Check]:
+    def verifications_of(self, name: str) -> list[DraftVerification]:
         given: dict[int, list[Mapping]] = {}
         for row in self.tokens:
             if row_name(dict(row)) == name:
                 given.setdefault(row["step"], []).append(row)
         return [
-            Check(
+            DraftVerification(
                 row["step"], tuple(row.get("token_ids") or [None] * row["drafted"]), row["accepted"],
                 rows[0]["index"] if (rows := given.get(row["step"], [])) else -1, tuple(r["token_id"] for r in rows),
             )
@@ -92,27 +92,27 @@ class Drafted:
         ]  # fmt: skip
 
 
-def pieces(token_ids: Sequence[int], checks: Sequence[Check]) -> list[Piece]:
+def place_tokens(token_ids: Sequence[int], checks: Sequence[DraftVerification]) -> list[PlacedToken]:
     """The output token by token, with what was drafted and did not stand before what came instead."""
-    found: list[Piece] = []
+    found: list[PlacedToken] = []
     at = 0
     for number, check in enumerate(checks, 1):
         if check.index < 0:  # ended before it gave anything
             continue
-        found += [Piece(token, "plain") for token in token_ids[at : check.index]]
-        stood = min(check.accepted, len(check.given))
-        found += [Piece(token, "accepted", number, place) for place, token in enumerate(check.given[:stood], 1)]
+        found += [PlacedToken(token, "plain") for token in token_ids[at : check.index]]
+        stood = min(check.accepted, len(check.emitted))
+        found += [PlacedToken(token, "accepted", number, place) for place, token in enumerate(check.emitted[:stood], 1)]
         for place, token in enumerate(check.token_ids[stood:], stood + 1):
             kind = "unused" if place <= check.accepted else "rejected" if place == check.accepted + 1 else "untried"
-            found.append(Piece(token, kind, number, place))
+            found.append(PlacedToken(token, kind, number, place))
         last = "bonus" if check.accepted == len(check.token_ids) else "corrected"
-        found += [Piece(token, last, number) for token in check.given[check.accepted :]]
-        at = check.index + len(check.given)
-    return found + [Piece(token, "plain") for token in token_ids[at:]]
+        found += [PlacedToken(token, last, number) for token in check.emitted[check.accepted :]]
+        at = check.index + len(check.emitted)
+    return found + [PlacedToken(token, "plain") for token in token_ids[at:]]
 
 
 @dataclass(frozen=True)
-class Speeds:
+class SpeculationSpeed:
     """Tokens a second drafted and plain, and the speed-up that follows from acceptance and what a step takes."""
 
     tokens_per_s: float
@@ -126,33 +126,33 @@ class Speeds:
         return self.tokens_per_s / self.plain_tokens_per_s
 
 
-def figures(run: Drafted) -> dict[str, Any]:
+def speculation_figures(run: SpeculationTables) -> dict[str, Any]:
     """As in a run's summary."""
-    from workbench.study.acceptance import acceptance
+    from workbench.study.acceptance import acceptance_metrics
 
-    return acceptance(run.checks, run.steps)
+    return acceptance_metrics(run.checks, run.steps)
 
 
-def speeds(run: Drafted, plain: Drafted | None) -> Speeds | None:
+def speculation_speed(run: SpeculationTables, plain: SpeculationTables | None) -> SpeculationSpeed | None:
     """Return the speeds, or None where they are unknown: without `plain`, where every step of the run checked."""
-    from workbench.study.acceptance import speed_up, timed_steps, tokens_a_check
+    from workbench.study.acceptance import expected_speedup, steady_decode_steps, expected_tokens_per_verification
 
     loads = Counter(step["requests"] for step in run.steps if step["phase"] == "decode")
     load = max(loads, key=lambda each: (loads[each], each), default=0)
-    mine = timed_steps(run.steps, load)
-    theirs = timed_steps(plain.steps, load) if plain is not None else [s for s in mine if not s["drafted_tokens"]]
-    if not mine or len(theirs) < (1 if plain is not None else ENOUGH):
+    mine = steady_decode_steps(run.steps, load)
+    theirs = steady_decode_steps(plain.steps, load) if plain is not None else [s for s in mine if not s["drafted_tokens"]]
+    if not mine or len(theirs) < (1 if plain is not None else MIN_PLAIN_STEPS):
         return None
     ours, others = (_sum(steps, "decode_tokens") / _sum(steps, "wall_seconds") for steps in (mine, theirs))
     cost = median(s["wall_seconds"] for s in mine) / median(s["wall_seconds"] for s in theirs)
-    chance = figures(run)["chance"]
+    chance = speculation_figures(run)["chance"]
     checked = sum(bool(step["drafted_tokens"]) for step in mine) / len(mine)
     predicted = None
     if chance is not None:
-        given = [tokens_a_check(chance, check["drafted"]) for check in run.checks]
-        predicted = speed_up(sum(given) / len(given), checked, cost)
-    return Speeds(ours, others, cost, predicted, own=plain is None)
+        given = [expected_tokens_per_verification(chance, check["drafted"]) for check in run.checks]
+        predicted = expected_speedup(sum(given) / len(given), checked, cost)
+    return SpeculationSpeed(ours, others, cost, predicted, own=plain is None)
 
 
-def _sum(rows: Rows, name: str) -> float:
+def _sum(rows: TableRows, name: str) -> float:
     return math.fsum(row[name] for row in rows)

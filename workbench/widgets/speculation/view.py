@@ -10,16 +10,16 @@ from typing import Any
 import ipywidgets
 import traitlets
 
-from workbench.errors import WorkbenchError, in_words
+from workbench.errors import WorkbenchError, describe_error
 from workbench.widgets import kit
-from workbench.widgets.speculation.picture import STYLE, charts, check_told, table, text
-from workbench.widgets.speculation.run import Trial
-from workbench.widgets.speculation.seen import Drafted, Speeds, figures, pieces, speeds
+from workbench.widgets.speculation.picture import STYLE, draw_charts, describe_verification, draw_table, draw_text
+from workbench.widgets.speculation.run import SpeculationComparison
+from workbench.widgets.speculation.seen import SpeculationTables, SpeculationSpeed, speculation_figures, place_tokens, speculation_speed
 from workbench.widgets.tokens.spelling import speller
-from workbench.widgets.view import View
+from workbench.widgets.view import PictureWidget
 
 
-class SpeculationView(View):
+class SpeculationView(PictureWidget):
     """`SpeculationView(runner, prompt)` continues a prompt with the runner's drafts and without, in turn, or with those
     that `speculate` names (as in `load`; the runner has its own back when it is over, and a second view's runs begin
     only then);
@@ -39,37 +39,37 @@ class SpeculationView(View):
         tokenizer: Any = None, rounds: int = 2, **sampling: Any,
     ):  # fmt: skip
         super().__init__()
-        self._trial, self._problem, self._over = None, "", False
-        self._plain: Drafted | None = None  # what it is held against: its tokens, and its time
-        self._timed: tuple[Drafted, Drafted | None] | None = None
+        self._comparison, self._problem, self._over = None, "", False
+        self._plain: SpeculationTables | None = None  # what it is held against: its tokens, and its time
+        self._timed: tuple[SpeculationTables, SpeculationTables | None] | None = None
         if hasattr(source, "stream"):
             given = {"max_tokens": 64, "temperature": 0.0, **sampling}
-            self._trial, self._run = Trial(source, prompt, speculate, rounds, given), Drafted([], [], [])
+            self._comparison, self._run = SpeculationComparison(source, prompt, speculate, rounds, given), SpeculationTables([], [], [])
             tokenizer = source.tokenizer
         else:
             if prompt is not None or speculate is not None or sampling:
                 raise WorkbenchError("prompt, speculate and sampling go with a runner; a record and events have theirs")
-            self._run = Drafted.of(source)
-            self._plain = None if plain is None else Drafted.of(plain)
+            self._run = SpeculationTables.from_source(source)
+            self._plain = None if plain is None else SpeculationTables.from_source(plain)
             self._timed = self._run, self._plain
             tokenizer = tokenizer or _tokenizer_of(source)
         self._spell = speller(tokenizer)
         self._controls()
         self._read()
         self.redraw()
-        if self._trial is not None:
-            self._trial.begin(self._news, self._ended)
+        if self._comparison is not None:
+            self._comparison.begin(self._on_change, self._ended)
         self.watch("check", "sequence")
 
     @property
     def figures(self) -> dict[str, Any]:
         """Return the figures of drafted tokens, as in a run's summary."""
-        return figures(self._run)
+        return speculation_figures(self._run)
 
     @property
-    def speeds(self) -> Speeds | None:
+    def speeds(self) -> SpeculationSpeed | None:
         """Predicted and measured speed-up; None where there is nothing to hold the run against."""
-        return None if self._timed is None else speeds(*self._timed)
+        return None if self._timed is None else speculation_speed(*self._timed)
 
     @property
     def token_ids(self) -> list[int]:
@@ -85,13 +85,13 @@ class SpeculationView(View):
 
     def stop(self) -> None:
         """End the runs; what there is can be looked at."""
-        if self._trial is not None:
-            self._trial.stop()
+        if self._comparison is not None:
+            self._comparison.stop()
 
     def wait(self, seconds: float | None = None) -> SpeculationView:
         """Until all runs are over, or so many seconds."""
-        if self._trial is not None:
-            self._trial.wait(seconds)
+        if self._comparison is not None:
+            self._comparison.wait(seconds)
         return self
 
     def picture(self) -> str:
@@ -99,31 +99,31 @@ class SpeculationView(View):
         try:
             if self._problem:
                 raise WorkbenchError(self._problem)
-            checks = self._run.checks_of(self.sequence)
+            checks = self._run.verifications_of(self.sequence)
             shown = min(self.check, len(checks))
-            told = figures(self._run)
-            parts = [table(told, self.speeds, self._same(), self._why())]
+            told = speculation_figures(self._run)
+            parts = [draw_table(told, self.speeds, self._output_difference(), self._speed_reason())]
             if 1 <= shown <= len(checks):
-                parts.append(check_told(shown, len(checks), checks[shown - 1], self._spell))
-            found = pieces(self.token_ids, checks)
-            parts.append(text(found, shown, self._spell))
-            parts.append(charts(told) if told["checks"] else "<p>Nothing was drafted.</p>")
+                parts.append(describe_verification(shown, len(checks), checks[shown - 1], self._spell))
+            found = place_tokens(self.token_ids, checks)
+            parts.append(draw_text(found, shown, self._spell))
+            parts.append(draw_charts(told) if told["checks"] else "<p>Nothing was drafted.</p>")
         except Exception as error:
-            parts = [f'<p role="alert">{escape(in_words(error))}</p>']
+            parts = [f'<p role="alert">{escape(describe_error(error))}</p>']
         return kit.html(style, *parts)
 
     @property
     def _working(self) -> bool:
-        return self._trial is not None and not self._over
+        return self._comparison is not None and not self._over
 
-    def _why(self) -> str:
-        if self._trial is None:
+    def _speed_reason(self) -> str:
+        if self._comparison is None:
             return "give plain=, a run of the same without drafts"
-        if self._trial.waiting:
+        if self._comparison.waiting:
             return "waits for another view's runs on this runner"
         return "both runs are under way" if self._working else "nothing was timed"
 
-    def _same(self) -> str:
+    def _output_difference(self) -> str:
         ours, theirs = self.token_ids, self.plain_token_ids
         if not theirs:
             return ""
@@ -131,21 +131,21 @@ class SpeculationView(View):
         place = next(parts, None if len(ours) == len(theirs) else min(len(ours), len(theirs)))
         return f"the same {len(ours):,} as plain" if place is None else f"other than plain from output token {place} on"
 
-    def _news(self) -> None:
-        self.pulse.mark()
+    def _on_change(self) -> None:
+        self.throttle.mark()
 
     def _ended(self) -> None:
-        assert self._trial is not None
-        both = self._trial.both
+        assert self._comparison is not None
+        both = self._comparison.events
         self._problem = both.problem
         self._over = True
         if both.plain:
-            self._plain = Drafted.of(both.plain[0])
+            self._plain = SpeculationTables.from_source(both.plain[0])
         if len(both.plain) > 1:
-            self._timed = _together(both.drafted[1 : len(both.plain)]), _together(both.plain[1:])
+            self._timed = _concatenate_runs(both.drafted[1 : len(both.plain)]), _concatenate_runs(both.plain[1:])
         self._halt.disabled = True
         self._read()
-        self.pulse.flush()
+        self.throttle.flush()
         self.keep()
 
     def redraw(self) -> None:
@@ -155,14 +155,14 @@ class SpeculationView(View):
 
     def _read(self) -> None:
         """The run as it is now; who looks at the last check goes on with it."""
-        if self._trial is not None:
-            self._run = Drafted.of(list(self._trial.both.seen))
+        if self._comparison is not None:
+            self._run = SpeculationTables.from_source(list(self._comparison.events.current))
         names = self._run.names
         if list(self._who.options) != names:
             self._who.options = names
         if names and self.sequence not in names:
             self.sequence = names[0]
-        last = len(self._run.checks_of(self.sequence))
+        last = len(self._run.verifications_of(self.sequence))
         at_end = self.check == self._step.max
         self._step.max = max(self._step.min, last)
         if at_end:
@@ -178,8 +178,8 @@ class SpeculationView(View):
         self._who.observe(lambda change: change["new"] and self.set_trait("sequence", change["new"]), "value")
         self.observe(lambda change: self._chosen(change["new"]), "sequence")
         self.shown.observe(lambda change: self._pick(change["new"]), "picked")
-        several = [self._who] if self._trial is None and len(self._run.names) > 1 else []
-        self.children = (self._step, *several, *([self._halt] if self._trial is not None else []), self.shown)
+        several = [self._who] if self._comparison is None and len(self._run.names) > 1 else []
+        self.children = (self._step, *several, *([self._halt] if self._comparison is not None else []), self.shown)
 
     def _pick(self, key: str) -> None:
         if key.startswith("k"):  # a token's; those of bars only let the keyboard come by
@@ -188,7 +188,7 @@ class SpeculationView(View):
     def _chosen(self, name: str) -> None:
         if name in self._who.options:
             self._who.value = name
-        last = len(self._run.checks_of(name))
+        last = len(self._run.verifications_of(name))
         self._step.max = last
         self.check = last
 
@@ -200,9 +200,9 @@ class SpeculationView(View):
         return proposal["value"]
 
 
-def _together(runs: Sequence[Sequence[Any]]) -> Drafted:
+def _concatenate_runs(runs: Sequence[Sequence[Any]]) -> SpeculationTables:
     """Runs one after the other, as one."""
-    return Drafted.of([event for run in runs for event in run])
+    return SpeculationTables.from_source([event for run in runs for event in run])
 
 
 def _tokenizer_of(source: Any) -> Any:

@@ -11,10 +11,10 @@ import numpy as np
 from workbench.records.svg import Scale
 from workbench.trace.tracks import Moment, Slice, Tracks
 
-NEAR = 4.0  # pixels: decisions that are nearer are one mark
+MERGE_PIXELS = 4.0  # pixels: decisions that are nearer are one mark
 
 
-class Bar(NamedTuple):
+class TimelineBar(NamedTuple):
     """From pixel `x`, `wide` of them; `slices` are one, or several where they are narrower than a pixel."""
 
     x: float
@@ -22,7 +22,7 @@ class Bar(NamedTuple):
     slices: Sequence[Slice]
 
 
-def bars(slices: Iterable[Slice], across: Scale) -> Iterator[Bar]:
+def merge_slices(slices: Iterable[Slice], across: Scale) -> Iterator[TimelineBar]:
     """Merge visible slices of one kind into bars. `slices` are in order of time and do not overlap."""
     low, high = across.low, across.high
     x = end = 0.0
@@ -36,16 +36,16 @@ def bars(slices: Iterable[Slice], across: Scale) -> Iterator[Bar]:
             end = max(end, right)
             continue
         if group:
-            yield Bar(x, end - x, group)
+            yield TimelineBar(x, end - x, group)
         x, end, group = left, right, [each]
     if group:
-        yield Bar(x, end - x, group)
+        yield TimelineBar(x, end - x, group)
 
 
-def steps(tracks: Tracks, across: Scale) -> list[Bar]:
+def merge_steps(tracks: Tracks, across: Scale) -> list[TimelineBar]:
     """Return visible steps as bars; steps that begin within one pixel are one bar."""
     begins = np.array(tracks.step_times)  # a copy: an array that is looked at cannot grow
-    first, last = between(begins, across)
+    first, last = visible_range(begins, across)
     while first and tracks.steps[first - 1].end >= across.low:
         first -= 1
     seen = tracks.steps[first:last]
@@ -58,18 +58,18 @@ def steps(tracks: Tracks, across: Scale) -> list[Bar]:
     for low, high in zip(edges, edges[1:], strict=False):
         group = seen[low:high]
         x, end = across(max(group[0].begin, across.low)), across(min(group[-1].end, across.high))
-        out.append(Bar(x, end - x, group))
+        out.append(TimelineBar(x, end - x, group))
     return out
 
 
-def near(moments: Iterable[Moment], across: Scale) -> Iterator[tuple[float, list[Moment]]]:
+def merge_moments(moments: Iterable[Moment], across: Scale) -> Iterator[tuple[float, list[Moment]]]:
     """Return the pixels of visible moments, grouping those nearer than `MERGE_PIXELS`."""
     x, group = 0.0, []
     for each in moments:
         if not across.low <= each.time <= across.high:
             continue
         at = across(each.time)
-        if group and at - x < NEAR:
+        if group and at - x < MERGE_PIXELS:
             group.append(each)
             continue
         if group:
@@ -79,7 +79,7 @@ def near(moments: Iterable[Moment], across: Scale) -> Iterator[tuple[float, list
         yield x, group
 
 
-def between(times: array[float] | np.ndarray, across: Scale) -> tuple[int, int]:
+def visible_range(times: array[float] | np.ndarray, across: Scale) -> tuple[int, int]:
     """Return the range of visible indices in ascending `times`."""
     known = np.array(times)
     return int(np.searchsorted(known, across.low)), int(np.searchsorted(known, across.high, "right"))

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from workbench.records.svg import Scale
-from workbench.shown import cut
+from workbench.shown import truncate_text
 from workbench.trace.recorder import row_name
 from workbench.trace.tracks import Moment, Track, Tracks
 from workbench.widgets import kit
-from workbench.widgets.timeline.bars import Bar, bars, between, near, steps
-from workbench.widgets.timeline.tips import bar_tip, decision, inside, request_tip, step_tip
+from workbench.widgets.timeline.bars import TimelineBar, merge_slices, visible_range, merge_moments, merge_steps
+from workbench.widgets.timeline.tips import bar_tip, describe_decision, bar_text, request_tip, step_tip
 
 WIDTH, LEFT, RIGHT = 960.0, 160.0, 24.0
-STEP = 22.0  # of the two bars of a step
-FEW = 64  # rows that are seen at once; of more, those in sight, to be scrolled
-MOST = 512  # rows drawn
-TOKENS = 6.0  # pixels from token to token from which they are drawn
-LONGEST = 22  # letters of a request's name
-DETAILS = 14  # decisions of the chosen request
-STEPS = -1  # in place of a request's number: the row of the steps
+ROW_HEIGHT = 22.0  # of the two bars of a step
+MAX_TALL_ROWS = 64  # rows that are seen at once; of more, those in sight, to be scrolled
+MAX_REQUESTS = 512  # rows drawn
+MIN_TOKEN_SPACING = 6.0  # pixels from token to token from which they are drawn
+MAX_NAME_LETTERS = 22  # letters of a request's name
+MAX_DECISIONS = 14  # decisions of the chosen request
+STEPS_ROW = -1  # in place of a request's number: the row of the steps
 STYLE = (
     ".wb-pic .pf{fill:#e69f00;fill-opacity:.25}.wb-pic .de{fill:#0072b2;fill-opacity:.85}"
     ".wb-pic .qu{fill:none;stroke:currentColor;stroke-dasharray:3 2;stroke-opacity:.8}"
@@ -35,39 +35,39 @@ STYLE = (
 )
 
 
-def timeline(tracks: Tracks, low: float, high: float, chosen: int = -1) -> str:
+def draw_timeline(tracks: Tracks, low: float, high: float, chosen: int = -1) -> str:
     """From `low` to `high` milliseconds after the first moment; `chosen` is the request whose decisions are told."""
     begin = tracks.begin if tracks.steps or tracks.requests else 0.0
     across = Scale(begin + low / 1e3, begin + max(high, low + 1e-3) / 1e3, LEFT, WIDTH - RIGHT)
-    rows, seen = _in_sight(tracks, across), steps(tracks, across)
-    few = len(rows) <= FEW
+    rows, seen = _visible_requests(tracks, across), merge_steps(tracks, across)
+    few = len(rows) <= MAX_TALL_ROWS
     side = 17.0 if len(rows) <= 40 else 14.0
-    drawn = rows[:MOST]
+    drawn = rows[:MAX_REQUESTS]
     # One stop for the tabulator key in the whole chart: the chosen request, or the first step; arrows go on from there.
-    stop = chosen if chosen in drawn else STEPS if seen else drawn[0] if drawn else STEPS
-    head, y = _head(seen, across, low, high, stop == STEPS)
+    stop = chosen if chosen in drawn else STEPS_ROW if seen else drawn[0] if drawn else STEPS_ROW
+    head, y = _head(seen, across, low, high, stop == STEPS_ROW)
     body = [_row(tracks, number, across, place * side, side, chosen, stop) for place, number in enumerate(drawn)]
     tail, more = _tail(tracks, len(rows), len(drawn), chosen)
     high_body = max(1.0, side * len(drawn))
     title = f"Timeline of {len(tracks.requests)} requests in {len(tracks.steps)} steps"
     style = kit.tag("style", STYLE)
     if few:
-        place = kit.group(*body, transform=f"translate(0,{kit.num(y)})")
-        foot = kit.group(*tail, transform=f"translate(0,{kit.num(y + high_body)})")
-        return kit.svg(WIDTH, y + high_body + more, style, *head, place, foot, title=title)
-    scrolled = kit.svg(WIDTH, high_body, *body, title="Requests")
+        place = kit.group(*body, transform=f"translate(0,{kit.format_coordinate(y)})")
+        foot = kit.group(*tail, transform=f"translate(0,{kit.format_coordinate(y + high_body)})")
+        return kit.document(WIDTH, y + high_body + more, style, *head, place, foot, title=title)
+    scrolled = kit.document(WIDTH, high_body, *body, title="Requests")
     return kit.html(
-        kit.svg(WIDTH, y, style, *head, title=title),
-        f'<div data-scroll="rows" tabindex="-1" style="max-height:{int(FEW * side)}px;overflow-y:auto">',
+        kit.document(WIDTH, y, style, *head, title=title),
+        f'<div data-scroll="rows" tabindex="-1" style="max-height:{int(MAX_TALL_ROWS * side)}px;overflow-y:auto">',
         f"{scrolled}</div>",
-        kit.svg(WIDTH, more, *tail, title="What the marks mean"),
+        kit.document(WIDTH, more, *tail, title="What the marks mean"),
     )
 
 
-def _head(seen: Sequence[Bar], across: Scale, low: float, high: float, stop: bool) -> tuple[list[str], float]:
+def _head(seen: Sequence[TimelineBar], across: Scale, low: float, high: float, stop: bool) -> tuple[list[str], float]:
     """The axis, and the steps: prefill tokens above, decode tokens below, each as high as there are tokens."""
     parts, axis = [], Scale(low, max(high, low + 1e-3), LEFT, WIDTH - RIGHT)
-    bottom = 22 + 2 * STEP + 14
+    bottom = 22 + 2 * ROW_HEIGHT + 14
     for value in axis.ticks(8):
         x = axis(value)
         parts += [
@@ -75,26 +75,26 @@ def _head(seen: Sequence[Bar], across: Scale, low: float, high: float, stop: boo
             kit.text(x, 12, f"{value:g} ms", class_="s faint", text_anchor="middle"),
         ]
     for place, (kind, name) in enumerate((("c1", "prefill_tokens"), ("c0", "decode_tokens"))):
-        y = 22 + place * (STEP + 2)
+        y = 22 + place * (ROW_HEIGHT + 2)
         peaks = [max(step.args[name] for step in bar.slices) for bar in seen]
         most = max(peaks, default=0)
         d = "".join(
-            f"M{bar.x:.5g} {y + STEP:g}v{-STEP * peak / most:.4g}h{max(0.7, bar.wide - 0.4):.4g}V{y + STEP:g}z"
+            f"M{bar.x:.5g} {y + ROW_HEIGHT:g}v{-ROW_HEIGHT * peak / most:.4g}h{max(0.7, bar.wide - 0.4):.4g}V{y + ROW_HEIGHT:g}z"
             for bar, peak in zip(seen, peaks, strict=True)
             if peak
         )
         label = f"{name.replace('_', ' ')}, to {most}"
         parts += [
             kit.tag("path", class_=kind, d=d) if d else "",
-            kit.text(LEFT - 8, y + STEP - 6, label, class_="s", text_anchor="end"),
-            kit.line(LEFT, y + STEP, WIDTH - RIGHT, y + STEP, class_="grid"),
+            kit.text(LEFT - 8, y + ROW_HEIGHT - 6, label, class_="s", text_anchor="end"),
+            kit.line(LEFT, y + ROW_HEIGHT, WIDTH - RIGHT, y + ROW_HEIGHT, class_="grid"),
         ]
     for place, bar in enumerate(seen):
         live = {"key": f"step:{bar.slices[0].args['step']}", "tabindex": 0 if stop and not place else -1}
         if not place:
             live["data_row"] = ""
         tip = step_tip(bar)
-        parts.append(kit.rect(bar.x, 22, max(bar.wide, 0.7), 2 * STEP + 2, class_="hit step", tip=tip, **live))
+        parts.append(kit.rect(bar.x, 22, max(bar.wide, 0.7), 2 * ROW_HEIGHT + 2, class_="hit step", tip=tip, **live))
         if len(bar.slices) == 1 and bar.wide > 26:
             told = str(bar.slices[0].args["step"])
             parts.append(kit.text(bar.x + bar.wide / 2, bottom - 1, told, class_="in faint"))
@@ -102,10 +102,10 @@ def _head(seen: Sequence[Bar], across: Scale, low: float, high: float, stop: boo
     return parts, bottom + 6
 
 
-def _in_sight(tracks: Tracks, across: Scale) -> list[int]:
+def _visible_requests(tracks: Tracks, across: Scale) -> list[int]:
     """The requests to be shown: all, or where they are many those that are under way in sight."""
     everybody = range(len(tracks.requests))
-    if len(everybody) <= FEW:
+    if len(everybody) <= MAX_TALL_ROWS:
         return list(everybody)
     found = []
     for number in everybody:
@@ -123,7 +123,7 @@ def _row(tracks: Tracks, number: int, across: Scale, y: float, side: float, chos
         parts.append(kit.rect(0, y, WIDTH, side, class_="odd"))
     parts.append(
         kit.text(
-            LEFT - 8, y + side - 5, cut(name, LONGEST), text_anchor="end", class_="s b" if number == chosen else "s",
+            LEFT - 8, y + side - 5, truncate_text(name, MAX_NAME_LETTERS), text_anchor="end", class_="s b" if number == chosen else "s",
             tip=request_tip(name, phases), key=f"@{number}", tabindex=0 if number == stop else -1, data_row="",
         )  # fmt: skip
     )
@@ -134,13 +134,13 @@ def _row(tracks: Tracks, number: int, across: Scale, y: float, side: float, chos
         "set back": ("sb", y + 2, high), "chunk": ("ch", y + 2, high),
     }  # fmt: skip
     for kind, (css, top, tall) in shapes.items():
-        for bar in bars(by_kind[kind], across):
+        for bar in merge_slices(by_kind[kind], across):
             tip = bar_tip(name, bar, track)
             key = f"{css}:{number}:{_nanos(tracks, bar.slices[0].begin)}"
             parts.append(kit.rect(bar.x, top, max(bar.wide, 0.8), tall, class_=css, tip=tip, key=key, tabindex=-1))
             if kind == "set back":
                 parts.append(kit.tag("path", class_="cross", d=_crosses(bar, top, tall)))
-            told = inside(bar)
+            told = bar_text(bar)
             if bar.wide > 6 * len(told) + 4 and kind not in ("queue", "prefill"):
                 ink = {"decode": "in w", "chunk": "in k"}.get(kind, "in")
                 labels.append(kit.text(bar.x + bar.wide / 2, top + tall / 2 + 3, told, class_=ink))
@@ -149,11 +149,11 @@ def _row(tracks: Tracks, number: int, across: Scale, y: float, side: float, chos
 
 def _tokens(track: Track, across: Scale, y: float, tall: float) -> str:
     """The moments of tokens, where there is room between them."""
-    first, last = between(track.token_times, across)
+    first, last = visible_range(track.token_times, across)
     if last - first < 2:
         return ""
     times = track.token_times[first:last]
-    if (across(times[-1]) - across(times[0])) / (last - first - 1) < TOKENS:
+    if (across(times[-1]) - across(times[0])) / (last - first - 1) < MIN_TOKEN_SPACING:
         return ""
     return kit.tag("path", class_="tk", d="".join(f"M{across(time):.5g} {y:g}v{tall:g}" for time in times))
 
@@ -161,10 +161,10 @@ def _tokens(track: Track, across: Scale, y: float, tall: float) -> str:
 def _decisions(tracks: Tracks, number: int, across: Scale, y: float) -> list[str]:
     return [
         kit.tag(
-            "path", class_="dc", d=f"M{x - 3:.5g} {y:g}h6l-3 5z", data_tip="\n".join(map(decision, found)),
+            "path", class_="dc", d=f"M{x - 3:.5g} {y:g}h6l-3 5z", data_tip="\n".join(map(describe_decision, found)),
             data_key=f"why:{number}:{_nanos(tracks, found[0].time)}", tabindex=-1,
         )  # fmt: skip
-        for x, found in near(tracks.requests[number].moments, across)
+        for x, found in merge_moments(tracks.requests[number].moments, across)
     ]
 
 
@@ -173,7 +173,7 @@ def _nanos(tracks: Tracks, time: float) -> int:
     return round((time - tracks.begin) * 1e9)
 
 
-def _crosses(bar: Bar, y: float, tall: float) -> str:
+def _crosses(bar: TimelineBar, y: float, tall: float) -> str:
     places = [bar.x + (n + 0.5) * tall for n in range(min(200, int(bar.wide / tall)))]
     return "".join(f"M{x - 2:.5g} {y + 3:g}l4 {tall - 6:g}m0 {6 - tall:g}l-4 {tall - 6:g}" for x in places)
 
@@ -190,7 +190,7 @@ def _tail(tracks: Tracks, rows: int, drawn: int, chosen: int) -> tuple[list[str]
             kit.text(x + 28, y + 10, told, class_="s"),
         ]
         if css == "sb":
-            parts.append(kit.tag("path", class_="cross", d=_crosses(Bar(x, 22, ()), y, tall)))
+            parts.append(kit.tag("path", class_="cross", d=_crosses(TimelineBar(x, 22, ()), y, tall)))
         x += 50 + 6 * len(told)
     parts.append(kit.tag("path", class_="dc", d=f"M{x:g} {y + 3:g}h8l-4 6z"))
     parts.append(kit.text(x + 14, y + 10, "a decision and its reason", class_="s"))
@@ -202,10 +202,10 @@ def _tail(tracks: Tracks, rows: int, drawn: int, chosen: int) -> tuple[list[str]
     if 0 <= chosen < len(tracks.requests):
         track = tracks.requests[chosen]
         parts.append(kit.text(8, y, f"Decisions on {row_name(track.row)}", class_="s b"))
-        backs = [Moment("set_back", each.begin, each.args) for each in tracks.inner(track) if each.name == "set back"]
+        backs = [Moment("preempted", each.begin, each.args) for each in tracks.inner(track) if each.name == "set back"]
         found = sorted([*track.moments, *backs], key=lambda moment: moment.time)
-        left_out = f"{len(found) - DETAILS} earlier ones, and then:" if len(found) > DETAILS else ""
-        for line in [*([left_out] if left_out else []), *map(decision, found[-DETAILS:])] or ["none"]:
+        left_out = f"{len(found) - MAX_DECISIONS} earlier ones, and then:" if len(found) > MAX_DECISIONS else ""
+        for line in [*([left_out] if left_out else []), *map(describe_decision, found[-MAX_DECISIONS:])] or ["none"]:
             y += 15
             parts.append(kit.text(20, y, line, class_="s"))
         y += 12

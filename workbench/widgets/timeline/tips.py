@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from workbench.trace.tracks import Moment, Slice, Track
-from workbench.widgets.timeline.bars import Bar
+from workbench.widgets.timeline.bars import TimelineBar
 
 
-def step_tip(bar: Bar) -> str:
+def step_tip(bar: TimelineBar) -> str:
     prefill, decode = (sum(step.args[name] for step in bar.slices) for name in ("prefill_tokens", "decode_tokens"))
     first, last = bar.slices[0], bar.slices[-1]
     took = f"{(last.end - first.begin) * 1e3:.2f} ms"
@@ -22,7 +22,7 @@ def step_tip(bar: Bar) -> str:
     )
 
 
-def bar_tip(name: str, bar: Bar, track: Track) -> str:
+def bar_tip(name: str, bar: TimelineBar, track: Track) -> str:
     each, last = bar.slices[0], bar.slices[-1]
     took = f"{(last.end - each.begin) * 1e3:.2f} ms"
     if len(bar.slices) > 1:
@@ -40,7 +40,7 @@ def bar_tip(name: str, bar: Bar, track: Track) -> str:
         reasons = [m for m in track.moments if each.begin <= m.time <= each.end and each.name == "queue"]
         if each.name == "decode":
             told += f", {len(track.token_times)} tokens"
-    return "\n".join([told, *map(decision, reasons[-4:])])
+    return "\n".join([told, *map(describe_decision, reasons[-4:])])
 
 
 def request_tip(name: str, phases: Sequence[Slice]) -> str:
@@ -49,18 +49,18 @@ def request_tip(name: str, phases: Sequence[Slice]) -> str:
     args, took = phases[0].args, (phases[0].end - phases[0].begin) * 1e3
     told = f"{name}: {took:.2f} ms, {args.get('finish_reason') or 'under way'}"
     counts = (f"{args[key]} {key.replace('_', ' ')}" for key in (
-        "prompt_tokens", "output_tokens", "cached_tokens", "computed_tokens", "shared_pages", "set_backs")
+        "prompt_tokens", "output_tokens", "cached_tokens", "computed_tokens", "shared_pages", "num_preemptions")
         if args.get(key))  # fmt: skip
     return "\n".join([told, *counts, *([args["error"]] if args.get("error") else [])])
 
 
-def decision(moment: Moment) -> str:
+def describe_decision(moment: Moment) -> str:
     """Describe a scheduling decision: its time and reason."""
     reason = moment.args.get("reason", "")
     return f"step {moment.args.get('step')}: {reason if reason.startswith(moment.name) else f'{moment.name}: {reason}'}"
 
 
-def inside(bar: Bar) -> str:
+def bar_text(bar: TimelineBar) -> str:
     """Return the text within a bar."""
     each = bar.slices[0]
     if len(bar.slices) > 1:

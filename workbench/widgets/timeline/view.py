@@ -14,20 +14,20 @@ from workbench.errors import WorkbenchError
 from workbench.trace.events import Event
 from workbench.trace.perfetto import read_trace
 from workbench.trace.tracks import Tracks
-from workbench.widgets.timeline.picture import timeline
-from workbench.widgets.view import View
+from workbench.widgets.timeline.picture import draw_timeline
+from workbench.widgets.view import PictureWidget
 
 BUTTONS = (
     ("◀", "earlier"), ("▶", "later"), ("+", "zoom in"), ("−", "zoom out"), ("all", "the whole run"),
 )  # fmt: skip
 
 
-class Timeline(View):
+class Timeline(PictureWidget):
     """A Gantt of steps and requests: queue, prefill chunks, decode, set-backs, and the reason of each decision. The
     bars are those of the Perfetto export.
 
     Given a runner, everything that it does from now on is shown, and followed as long as `follow` is on; given a
-    record, a recorder, what `Live.ask` gave, or events, these. `window` is what is seen, in milliseconds from the first
+    record, a recorder, what `RunnerThread.ask` gave, or events, these. `window` is what is seen, in milliseconds from the first
     moment; `chosen` the number of the request whose decisions are listed (a click on its name), or -1.
 
     All of it is kept until it is closed: of a runner that serves for hours, memory grows with every token and step.
@@ -41,9 +41,9 @@ class Timeline(View):
 
     def __init__(self, source: Any):
         super().__init__()
-        self._taking, self._reaching = RLock(), 0
+        self._drain_lock, self._reaching = RLock(), 0
         self._known = 0.05  # how long the run was when it was drawn last, in milliseconds
-        self._heard: deque[Event] = deque()
+        self._pending_events: deque[Event] = deque()
         self._tracks, self._fresh = self._source(source)
         self.follow = self._leave is not None
         # In percent of the run: a slider whose ends move while it is shown sends values not chosen by the user.
@@ -51,22 +51,22 @@ class Timeline(View):
             value=(0.0, 100.0), description="from, to", min=0.0, max=100.0, step=0.1, readout=False
         )
         self._slider.layout.width = "36em"
-        self._slider.observe(self._slid, "value")
+        self._slider.observe(self._on_slider, "value")
         live = ipywidgets.Checkbox(description="follow", indent=False, disabled=self._leave is None)
         live.layout.width = "6em"
         traitlets.link((self, "follow"), (live, "value"))
         self.watch("follow", "chosen")
-        self.observe(self._moved, "window")
+        self.observe(self._on_window, "window")
         self.shown.observe(lambda change: self._pick(change["new"]), "picked")
-        self._reach(whole=True)
+        self._extend_window(whole=True)
         self.show(ipywidgets.HBox([self._slider, *map(self._button, BUTTONS), live]))
 
     @property
     def tracks(self) -> Tracks:
         """Return the tracks of all events received so far."""
-        with self._taking:
+        with self._drain_lock:
             for event in self._fresh():
-                self._tracks.note(event)
+                self._tracks.record(event)
         return self._tracks
 
     @property
@@ -75,14 +75,14 @@ class Timeline(View):
         return max(0.0, self._tracks.end - self._tracks.begin) * 1e3 if self._tracks.requests else 0.0
 
     def redraw(self) -> None:
-        with self._taking:
-            self._reach(whole=False)
+        with self._drain_lock:
+            self._extend_window(whole=False)
             super().redraw()
 
     def picture(self) -> str:
-        with self._taking:
+        with self._drain_lock:
             low, high = self.window
-            return timeline(self.tracks, low, high, self.chosen)
+            return draw_timeline(self.tracks, low, high, self.chosen)
 
     def close(self) -> None:
         if self._leave is not None:
@@ -100,17 +100,17 @@ class Timeline(View):
     def _source(self, source: Any) -> tuple[Tracks, Callable[[], Iterator[Event]]]:
         from workbench.engine.runner import Runner
         from workbench.study.record import Record
-        from workbench.widgets.live import Live
+        from workbench.widgets.live import RunnerThread
 
         if isinstance(source, Runner):
-            self._leave = Live.of(source).listen(self._hear)
+            self._leave = RunnerThread.attach(source).listen(self._on_event)
             return Tracks(), self._drain
         if isinstance(source, Record):
             return read_trace(source.read_json("trace.json")), lambda: iter(())
         events = getattr(source, "events", source)
         if not isinstance(events, list | tuple) or not all(isinstance(each, Event) for each in events):
             raise WorkbenchError(
-                "Timeline: give a runner, a record, a recorder, what Live.ask gave, or a list of events, not "
+                "Timeline: give a runner, a record, a recorder, what RunnerThread.ask gave, or a list of events, not "
                 f"{type(source).__name__}"
             )
         seen = 0
@@ -122,15 +122,15 @@ class Timeline(View):
 
         return Tracks(), fresh
 
-    def _hear(self, event: Event) -> None:
-        self._heard.append(event)
-        self.pulse.mark()
+    def _on_event(self, event: Event) -> None:
+        self._pending_events.append(event)
+        self.throttle.mark()
 
     def _drain(self) -> Iterator[Event]:
-        while self._heard:
-            yield self._heard.popleft()
+        while self._pending_events:
+            yield self._pending_events.popleft()
 
-    def _reach(self, whole: bool) -> None:
+    def _extend_window(self, whole: bool) -> None:
         """Extend the window to the run's end where `follow` is on, and move the slider's handles."""
         if not self.tracks.requests:
             return
@@ -147,17 +147,17 @@ class Timeline(View):
         finally:
             self._reaching = 0
 
-    def _slid(self, change: dict[str, Any]) -> None:
+    def _on_slider(self, change: dict[str, Any]) -> None:
         if self._reaching != get_ident():
             low, high = (share / 100 * self._known for share in change["new"])
             self.window = (low, max(high, low + 0.05))
 
-    def _moved(self, change: dict[str, Any]) -> None:
+    def _on_window(self, change: dict[str, Any]) -> None:
         if self._reaching == get_ident():
             return
         if change["new"][1] < self._known * 0.999:
             self.follow = False  # who looks back is not carried off
-        self.pulse.mark()
+        self.throttle.mark()
 
     def _button(self, about: tuple[str, str]) -> ipywidgets.Button:
         sign, what = about

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from workbench.widgets import kit
 
-MOST = 2000  # pieces that are drawn
+MAX_TOKENS = 2000  # pieces that are drawn
 STYLE = (
     ".wb-pic table.wb-cut{border-collapse:collapse;margin:4px 0;border:0}"
     ".wb-pic .wb-cut :is(th,td){border:0;text-align:right;padding:1px 18px 1px 0;background:none;font-weight:400}"
@@ -27,7 +27,7 @@ STYLE = (
 )
 
 
-class Cut(NamedTuple):
+class TokenizedPiece(NamedTuple):
     """One token: its number, its bytes, how the vocabulary writes it, and whether it is a control token."""
 
     id: int
@@ -45,57 +45,57 @@ class Cut(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Side:
+class Tokenization:
     """A tokenization of a text of `characters` characters, or the error in its place."""
 
     name: str
-    vocab: int
+    vocab_size: int
     characters: int
-    cuts: tuple[Cut, ...] = ()
+    tokens: tuple[TokenizedPiece, ...] = ()
     error: str = ""
 
     @property
-    def characters_a_token(self) -> float | None:
-        return self.characters / len(self.cuts) if self.cuts else None
+    def characters_per_token(self) -> float | None:
+        return self.characters / len(self.tokens) if self.tokens else None
 
     @property
-    def bytes_a_token(self) -> float | None:
-        return sum(len(cut.bytes) for cut in self.cuts) / len(self.cuts) if self.cuts else None
+    def bytes_per_token(self) -> float | None:
+        return sum(len(cut.bytes) for cut in self.tokens) / len(self.tokens) if self.tokens else None
 
 
-def picture(sides: Sequence[Side]) -> str:
+def draw_tokenizations(sides: Sequence[Tokenization]) -> str:
     columns = (
         kit.tag("div", kit.tag("small", escape(side.name)), _pieces(side, place)) for place, side in enumerate(sides)
     )
     return kit.html(kit.tag("style", STYLE), _figures(sides), kit.tag("div", *columns, class_="wb-sides"))
 
 
-def _figures(sides: Sequence[Side]) -> str:
+def _figures(sides: Sequence[Tokenization]) -> str:
     heads = ("tokenizer", "tokens", "characters", "characters a token", "bytes a token", "vocabulary")
     rows = [
-        (side.name, len(side.cuts), side.characters, side.characters_a_token, side.bytes_a_token, side.vocab)
+        (side.name, len(side.tokens), side.characters, side.characters_per_token, side.bytes_per_token, side.vocab_size)
         for side in sides
     ]
     head = kit.tag("thead", kit.tag("tr", *(kit.tag("th", each, scope="col") for each in heads)))
-    body = (kit.tag("tr", *(kit.tag("td", escape(_told(each))) for each in row)) for row in rows)
+    body = (kit.tag("tr", *(kit.tag("td", escape(_format_cell(each))) for each in row)) for row in rows)
     return kit.tag("table", head, kit.tag("tbody", *body), class_="wb-cut")
 
 
-def _told(value: object) -> str:
+def _format_cell(value: object) -> str:
     if value is None:
         return "–"
     return f"{value:.2f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _pieces(side: Side, place: int) -> str:
+def _pieces(side: Tokenization, place: int) -> str:
     if side.error:
         return kit.tag("div", escape(side.error), role="alert")
-    marks = [_mark(cut, place, index) for index, cut in enumerate(side.cuts[:MOST])]
-    more = f" and {len(side.cuts) - MOST:,} more" if len(side.cuts) > MOST else ""
+    marks = [_mark(cut, place, index) for index, cut in enumerate(side.tokens[:MAX_TOKENS])]
+    more = f" and {len(side.tokens) - MAX_TOKENS:,} more" if len(side.tokens) > MAX_TOKENS else ""
     return kit.tag("pre", *marks, more, class_="wb-side", data_scroll="")  # elsewhere exports make one space of several
 
 
-def _mark(cut: Cut, place: int, index: int) -> str:
+def _mark(cut: TokenizedPiece, place: int, index: int) -> str:
     """A box with the piece and, below it, its number; a line ends where the text's does. What is no text by itself is
     its bytes, underlined."""
     if cut.control:

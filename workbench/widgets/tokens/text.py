@@ -7,11 +7,11 @@ from html import escape
 from typing import NamedTuple
 
 from workbench.widgets import kit
-from workbench.widgets.numbers import percent
+from workbench.widgets.numbers import format_percent
 
-CLASSES = 10
-HEAVY = [(CLASSES - 1 - n) * 4 // CLASSES for n in range(CLASSES)]  # pixels under a token: the less probable, the more
-STYLE = (
+NUM_PROBABILITY_CLASSES = 10
+UNDERLINE_PIXELS = [(NUM_PROBABILITY_CLASSES - 1 - n) * 4 // NUM_PROBABILITY_CLASSES for n in range(NUM_PROBABILITY_CLASSES)]  # pixels under a token: the less probable, the more
+GENERATED_STYLE = (
     ".wb-pic pre.wb-tokens{white-space:pre-wrap;overflow-wrap:anywhere;word-break:normal;max-height:26em;overflow:auto;"
     "font:13px var(--jp-code-font-family,ui-monospace,monospace);line-height:2.2;padding:4px;margin:0;border:0;"
     "background:none;color:inherit}"
@@ -22,28 +22,28 @@ STYLE = (
     ".wb-sample{display:block;border-top:1px solid;opacity:.7;font-size:11px}"
     "@media print{.wb-pic pre.wb-tokens{max-height:none}}"
     + "".join(
-        f".wb-pic .p{n}{{background:{kit.shade(n / (CLASSES - 1))};color:{kit.ink(n / (CLASSES - 1))};"
-        + (f"text-decoration:underline {HEAVY[n]}px" if HEAVY[n] else "")
+        f".wb-pic .p{n}{{background:{kit.cividis_colour(n / (NUM_PROBABILITY_CLASSES - 1))};color:{kit.contrast_colour(n / (NUM_PROBABILITY_CLASSES - 1))};"
+        + (f"text-decoration:underline {UNDERLINE_PIXELS[n]}px" if UNDERLINE_PIXELS[n] else "")
         + "}"
-        for n in range(CLASSES)
+        for n in range(NUM_PROBABILITY_CLASSES)
     )
 )
 
 
-class Piece(NamedTuple):
+class GeneratedToken(NamedTuple):
     """One token: its number, what it added to the text (it may lag behind), what the vocabulary has for it, how
     probable it was (None where that was not asked for), and what else was, the most probable first."""
 
     id: int
     text: str
     spelling: str
-    chance: float | None = None
-    others: tuple[tuple[str, float], ...] = ()
+    probability: float | None = None
+    alternatives: tuple[tuple[str, float], ...] = ()
 
 
-def marked(sample: int, index: int, piece: Piece) -> str:
+def draw_token(sample: int, index: int, piece: GeneratedToken) -> str:
     """One element. Its text is what the token added, no more and no less; signs for what cannot be seen are style."""
-    names = [] if piece.chance is None else [f"p{min(int(piece.chance * CLASSES), CLASSES - 1)}"]
+    names = [] if piece.probability is None else [f"p{min(int(piece.probability * NUM_PROBABILITY_CLASSES), NUM_PROBABILITY_CLASSES - 1)}"]
     if not piece.text:
         names.append("e")
     elif piece.text[0] == "\n":
@@ -52,31 +52,31 @@ def marked(sample: int, index: int, piece: Piece) -> str:
     return kit.tag("b", escape(piece.text, quote=False), class_=" ".join(names) or None, **place)
 
 
-def tip(piece: Piece) -> str:
-    chance = "" if piece.chance is None else f" · {percent(piece.chance)}"
+def tip(piece: GeneratedToken) -> str:
+    chance = "" if piece.probability is None else f" · {format_percent(piece.probability)}"
     lines = [f"{piece.spelling} · id {piece.id}{chance}"]
-    return "\n".join([*lines, *(f"{percent(share)} {spelling}" for spelling, share in piece.others)])
+    return "\n".join([*lines, *(f"{format_percent(share)} {spelling}" for spelling, share in piece.alternatives)])
 
 
-def body(
-    prompt: str, samples: Mapping[int, Sequence[Piece]], rest: Mapping[int, str], ends: Mapping[int, str]
+def draw_generated_text(
+    prompt: str, samples: Mapping[int, Sequence[GeneratedToken]], trailing_text: Mapping[int, str], finish_reasons: Mapping[int, str]
 ) -> str:
     """The prompt and what was generated from it, each sample by itself, with what was added and how it ended. In a
     `pre`: elsewhere exports make one space of tokens that are several."""
     parts = [kit.tag("span", escape(prompt, quote=False), class_="asked")]
     for sample, pieces in sorted(samples.items()):
         if len(samples) > 1:
-            parts.append(kit.tag("span", f"sample {sample} {ends.get(sample, '')}", class_="wb-sample"))
-        marks = (marked(sample, index, piece) for index, piece in enumerate(pieces))
+            parts.append(kit.tag("span", f"sample {sample} {finish_reasons.get(sample, '')}", class_="wb-sample"))
+        marks = (draw_token(sample, index, piece) for index, piece in enumerate(pieces))
         parts.append(kit.tag("span", *marks, data_grows=f"s{sample}") if pieces else "")
-        parts.append(escape(rest.get(sample, ""), quote=False))
-    return kit.tag("style", STYLE) + kit.tag("pre", *parts, class_="wb-tokens", data_scroll="")
+        parts.append(escape(trailing_text.get(sample, ""), quote=False))
+    return kit.tag("style", GENERATED_STYLE) + kit.tag("pre", *parts, class_="wb-tokens", data_scroll="")
 
 
-def legend(shown: Iterable[Sequence[Piece]]) -> str:
+def draw_probability_legend(shown: Iterable[Sequence[GeneratedToken]]) -> str:
     """Draw the legend of probability shades, where there are any."""
-    if not any(piece.chance is not None for pieces in shown for piece in pieces[:1]):
+    if not any(piece.probability is not None for pieces in shown for piece in pieces[:1]):
         return ""
-    marks = "".join(kit.tag("b", f" {10 * n} ", class_=f"p{n}") for n in range(CLASSES))
+    marks = "".join(kit.tag("b", f" {10 * n} ", class_=f"p{n}") for n in range(NUM_PROBABILITY_CLASSES))
     words = "chance of each token, from so many percent (the darker and the heavier its underline, the less probable):"
     return kit.tag("div", f"{words} ", kit.tag("span", marks, class_="wb-shades"), class_="wb-legend")
