@@ -15,21 +15,21 @@ CHANGED = (
     RuleChange(
         what="the four prompts were chosen from 24, and outputs and runs were shortened; the rule stayed",
         when="2026-11-21",
-        after="a search of 24 prompts for some whose bits depend on company",
+        after="a search of 24 prompts for some whose bits depend on the batch",
         why="most prompts show no difference; so the record says that it happens, not how often",
     ),
 )
 EXACT_CACHE_CHANGED = (
     RuleChange(
         what=(
-            "judged by this run: is the answer of one request the same in any company. Before, by three tries of one "
+            "judged by this run: is the answer of one request the same in any batch. Before, by three tries of one "
             "request alone, and by how many requests of a generator fitted to Mooncake's hour stood there before "
             "(0.7%, which led to 'with limits')"
         ),
         when="2026-11-22",
         after="the calculation that judged it, and determinism-20261121-154531.json",
         why=(
-            "a request alone gives one answer however the engine rounds in company; and how often a generator repeats "
+            "a request alone gives one answer however the engine rounds in a batch; and how often a generator repeats "
             "itself says nothing of whether an answer may be kept, which is what is claimed"
         ),
     ),
@@ -48,14 +48,14 @@ def reproduces(rows: VariantRows) -> Verdict:
             claim="greedy-not-deterministic",
             says="Temperature 0 reproduces within one deployment; batch composition, hardware and ties can change it",
             rule=(
-                "the same company gives one answer, bit for bit, and varying company more than one, as tokens in some "
-                "type: holds; more than one as bits only, or the same company too gives several: with limits; varying "
-                "company never changes a bit: refuted. Other hardware is not tried"
+                "the same batch gives one answer, bit for bit, and varying batches more than one, as tokens in some "
+                "type: holds; more than one as bits only, or the same batch too gives several: with limits; varying "
+                "batches never change a bit: refuted. Other hardware is not tried"
             ),
             outcome=_outcome(off),
             reason="; ".join([*map(_describe, off), *map(_describe, on), *map(_price, on)]),
             limits=_limits(off),
-            figures={f"outputs in varying company, {row['variant']}": row["varying_outputs"] for row in rows},
+            figures={f"outputs in varying batches, {row['variant']}": row["varying_outputs"] for row in rows},
             changed=CHANGED,
         )
     )
@@ -72,7 +72,7 @@ def exact_cache(rows: VariantRows) -> Verdict:
         claim="exact-cache",
         says="Answers at temperature 0 can be cached by exact input",
         rule=(
-            "the answer of one request, computed again in the same and in varying company, with no mode for it: the "
+            "the answer of one request, computed again in the same and in varying batches, with no mode for it: the "
             "same to the last bit in every type: holds; the same tokens, or the same bits where batch_invariant is on: "
             "with limits; else refuted"
         ),
@@ -80,10 +80,10 @@ def exact_cache(rows: VariantRows) -> Verdict:
         reason="; ".join(map(_describe, rows)),
         limits=(
             ("the same tokens for these prompts, not the same bits: a near tie may turn over" if tokens else
-             "another answer may come in other company")
+             "another answer may come in other batches")
             + (", and none does where batch_invariant is on" if mended else "")
         ),
-        figures={f"outputs in varying company, {row['variant']}": row["varying_outputs"] for row in rows},
+        figures={f"outputs in varying batches, {row['variant']}": row["varying_outputs"] for row in rows},
         changed=EXACT_CACHE_CHANGED,
     )  # fmt: skip
 
@@ -98,13 +98,13 @@ def _outcome(off: VariantRows) -> Outcome:
 
 def _limits(off: VariantRows) -> str:
     if any(row["same_bits"] != 1 for row in off):
-        return "not even the same company reproduces every bit"
-    return "bits change with the company, tokens did not"
+        return "not even the same batch reproduces every bit"
+    return "bits change with the batch, tokens did not"
 
 
 def _describe(row: Mapping[str, Any]) -> str:
     return (
-        f"{row['variant']}: {row['varying_outputs']} outputs, {row['varying_bits']} sets of bits in varying company, "
+        f"{row['variant']}: {row['varying_outputs']} outputs, {row['varying_bits']} sets of bits in varying batches, "
         f"{row['same_bits']} in the same"
     )
 

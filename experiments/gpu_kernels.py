@@ -73,7 +73,7 @@ def llama_cases(quick: bool) -> Iterator[tuple[Suite, Case]]:
                 rows = 2 * tokens * (width + out)
                 work = CaseCost(out * width * bits // 8 + rows, 2 * tokens * width * out)
                 yield suite_of(operator), Case(f"{tokens}x{width}x{out}", {**arguments, **more}, work)
-    heads: dict[str, Any] = {"groups": 8, "share": 4, "dim": 128}
+    heads: dict[str, Any] = {"num_kv_heads": 8, "queries_per_kv": 4, "dim": 128}
     attention = suite_of("paged_attention")
     for seqs, context in CONTEXTS[:2] if quick else CONTEXTS:
         for size in (16, 64):

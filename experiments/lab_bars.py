@@ -119,7 +119,7 @@ def notebook_bytes(lab: LabSession, tokens: int = 2000) -> int:
     while page.evaluate("playground.running") == "True":
         time.sleep(0.5)
     page.settle()
-    made = int(page.evaluate("playground.played.tokens"))
+    made = int(page.evaluate("playground.played.num_tokens"))
     if made < tokens:
         raise SystemExit(f"only {made} of {tokens} tokens were generated")
     return len(json.dumps(page.document(), indent=1, ensure_ascii=False).encode())

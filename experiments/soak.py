@@ -142,7 +142,7 @@ def summarize(record: dict[str, Any]) -> str:
         f"{record['requests']} requests, {record['sequences']} sequences: {reasons}",
         f"{record['output_tokens']} tokens in {record['seconds']:.1f} s "
         f"({record['output_tokens_per_second']:.0f} a second), {record['steps']} steps, {record['num_preemptions']} "
-        f"set-backs, {record['cached_tokens']} of {record['prompt_tokens']} prompt tokens found in the prefix index",
+        f"preemptions, {record['cached_tokens']} of {record['prompt_tokens']} prompt tokens found in the prefix index",
         f"memory {flat}: {memory['slope']:+.2f} MiB a thousand requests, last third less first "
         f"{memory['difference']:+.2f} MiB, {memory['samples']} samples",
     ]
@@ -155,7 +155,7 @@ def main(
     backend: Annotated[str, typer.Option()] = "auto",
     policy: Annotated[str, typer.Option()] = "priority",
     speculate: Annotated[str, typer.Option()] = "none",
-    pages: Annotated[int, typer.Option(help="so few that sequences are set back")] = 48,
+    pages: Annotated[int, typer.Option(help="so few that sequences are preempted")] = 48,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="the record on standard output")] = False,
     out: Annotated[Path | None, typer.Option(help="folder for a dated record")] = None,

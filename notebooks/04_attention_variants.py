@@ -117,7 +117,7 @@ widgets.AttentionView(own, TEXT, max_tokens=0, layer=2)
 # %% [markdown]
 # ## Try
 #
-# - `{"groups": "multi_head"}`, `{"position": "alibi"}`, `{"softcap": 20}`: what do the maps and the table say?
+# - `{"num_kv_heads": "multi_head"}`, `{"position": "alibi"}`, `{"softcap": 20}`: what do the maps and the table say?
 # - A mask that sees blocks of 16 tokens and the first token of each earlier block. Does it keep the laws?
 # - `backends=["eager", "inductor", "mlir"]` in the check: which backends can carry out your mask, and how do they refuse?
 #

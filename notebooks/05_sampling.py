@@ -27,7 +27,7 @@ explorer
 
 # %%
 ids = tuple(runner.tokenizer.encode(PROMPT))
-live = widgets.RunnerThread.of(runner)  # the runner may be at work for a widget: this asks in between
+live = widgets.RunnerThread.attach(runner)  # the runner may be at work for a widget: this asks in between
 logits = live.call(lambda runner: runner.model.logits(ids))[-1]
 way = SamplingParameters(temperature=0.8, top_k=40, top_p=0.9, min_p=0.02)
 for stage in trace_filters(logits, History(ids), way).steps:
@@ -83,7 +83,7 @@ widgets.SamplingExplorer([2.0, 1.5, 1.5, 0.0, -1.0], texts=["red", "green", "blu
 # %%
 way = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "seed": 1}
 samples = [e.token_id for e in runner.stream(PROMPT, max_tokens=1, n=100, **way) if e.kind == "decoded"]
-drawn = widgets.SamplingExplorer(runner, PROMPT, draws=100, max_tokens=1, **way).wait().seen().draws
+drawn = widgets.SamplingExplorer(runner, PROMPT, draws=100, max_tokens=1, **way).wait().figures().draws
 for token in sorted(drawn, key=drawn.get, reverse=True)[:5]:
     print(
         f"{runner.tokenizer.decode([token])!r:<12}{drawn[token]:>5} drawn here{samples.count(token):>5} by the engine"

@@ -38,7 +38,7 @@ timeline = widgets.Timeline(runner)
 timeline
 
 # %%
-widgets.RunnerThread.of(runner).ask(asked(8, every=0.02)).wait()
+widgets.RunnerThread.attach(runner).submit(asked(8, every=0.02)).wait()
 timeline.keep()
 
 # %% [markdown]
@@ -90,7 +90,7 @@ for name, view in (("whole", whole), ("in chunks", chunked)):
     print(f"{name}: the longest step takes {longest * 1e3:.1f} ms")
 
 # %% [markdown]
-# ## Too few pages: somebody is set back
+# ## Too few pages: a request is preempted
 # Nobody knows how long an answer will be, so requests are admitted on what they need now. When all pages are held and
 # one more is needed, the youngest gives its pages up and is computed again later: its tokens are kept, its time is
 # not. In the page map each cell is a page, its letter and colour the request that holds it, the level how much of it
@@ -99,7 +99,7 @@ for name, view in (("whole", whole), ("in chunks", chunked)):
 # %%
 small = workbench.load("demo", backend="eager", page_size=16, pages=14, max_num_seqs=6)
 pages, timeline = widgets.PageMap(small), widgets.Timeline(small)
-widgets.RunnerThread.of(small).ask(asked(6, prompt=32, output=36)).wait()
+widgets.RunnerThread.attach(small).submit(asked(6, prompt=32, output=36)).wait()
 timeline
 
 # %%
@@ -121,7 +121,7 @@ sharing = workbench.load("demo", backend="eager", page_size=16, pages=48, prefix
 shared = widgets.PageMap(sharing)
 beginning = asked(1, prompt=64)[0].prompt_ids
 list(sharing.stream(asked(1, prompt=72, output=4, shared=beginning)))
-widgets.RunnerThread.of(sharing).ask(asked(6, prompt=80, output=20, shared=beginning)).wait()
+widgets.RunnerThread.attach(sharing).submit(asked(6, prompt=80, output=20, shared=beginning)).wait()
 shared.arranged = "by sequence"
 shared.step = shared.most_shared()
 shared
@@ -135,7 +135,7 @@ shared
 int4 = {"format": "int4", "group": 16, "residual": 16}
 packed = workbench.load("demo", backend="eager", page_size=16, pages=32, cache=int4)
 tables = widgets.PageMap(packed)
-widgets.RunnerThread.of(packed).ask(asked(4, prompt=40, output=24)).wait()
+widgets.RunnerThread.attach(packed).submit(asked(4, prompt=40, output=24)).wait()
 tables.step = tables.fullest()
 tables
 
@@ -149,5 +149,5 @@ tables
 #   described, thousands of requests in seconds, and a fleet of such machines behind a router
 #   (`workbench/simulate/fleet.py`).
 #
-# To read: `workbench/engine/scheduler.py` (who runs), `workbench/engine/granting.py` (who gives way, and the words for
+# To read: `workbench/engine/scheduler.py` (who runs), `workbench/engine/granting.py` (who is preempted, and the words for
 # it), `workbench/cache/holdings.py` (who holds what), `workbench/cache/prefix.py` (what is found again).

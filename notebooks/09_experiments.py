@@ -119,4 +119,4 @@ widgets.Claims(claim="kv-gqa")
 #   `workbench sweep experiments/first_light.yaml --set cache.page_size=16,64 --set backend=eager,auto`
 # - Write a claim of your own: a file in `experiments/claims/`, with evidence for each verdict that its rule can give.
 #
-# Read: `workbench/experiment/experiment.py`, `workbench/records/`, `workbench/sweep/`, `workbench/ledger/`.
+# Read: `workbench/experiment/experiment.py`, `workbench/runs/`, `workbench/reports/`, `workbench/sweep/`, `workbench/claims/`.

@@ -298,7 +298,7 @@ def test_reproduce_says_what_differs(run_folder: Path, tmp_path: Path, capsys) -
     out, err = capsys.readouterr()
     result = json.loads(out)
     assert err == "" and not result["identical"] and result["requests"] == 1
-    assert [each["told"] for each in result["tokens"]] == [f"request-0: token 2 was {true + 1}, is {true}"]
+    assert [each["text"] for each in result["tokens"]] == [f"request-0: token 2 was {true + 1}, is {true}"]
     assert Record.open(result["run"]).path.parent == tmp_path / "again"
 
 
@@ -314,9 +314,9 @@ def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
     assert "pip install 'inference-workbench[triton]'" in text
     assert main(["doctor", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert set(found) == {"level", "lanes", "auto_backend", "extras", "models", "environment"}
+    assert set(found) == {"level", "backends", "auto_backend", "extras", "models", "environment"}
     assert set(found["auto_backend"]["tries"]) <= {str(backend) for backend in Backend} and found["auto_backend"]["reason"]
-    assert found["lanes"] == {"eager": None, "inductor": "no [C++] compiler"}
+    assert found["backends"] == {"eager": None, "inductor": "no [C++] compiler"}
     assert found["models"] == {"demo": None, "demo-draft": None} and found["extras"]["dev"] is None
 
 

@@ -31,7 +31,7 @@ HEXADECIMAL = "seed: 0x" + "f" * 9000
 HOSTILE_YAML = {
     "its aliases written out": (BOMB, LONG_TEXT),
     "more than 250,000 values": (MERGED,),
-    "stands inside of what it repeats": (AROUND, "&a [*a]", "&a {b: {c: *a}}"),
+    "is inside of what it repeats": (AROUND, "&a [*a]", "&a {b: {c: *a}}"),
     "more than 100 digits": (HEXADECIMAL, "seed: " + "9" * 9000, "x: 1." + "0" * 9000, "x: 1:" + "59:" * 90 + "59"),
     "nested more than 64 deep": ("[" * 100_000, "{a: " * 100_000, "- " * 100_000, "? " * 100_000,
                                  "a: &a " + "[" * 60 + "]" * 60 + "\nb: " + "[" * 60 + "*a" + "]" * 60),
@@ -155,7 +155,7 @@ def test_a_key_that_stands_twice_in_json_is_named_with_its_lines(
         read_json(text)
     lines = [number for number, line in enumerate(text.split("\n"), 1) if '"twice"' in line or key in line]
     first, last = (lines[-2], lines[-1]) if indent else (above + 1, above + 1)
-    assert str(error.value) == f"x.2.twice stands twice, in lines {first} and {last}; leave one of them"
+    assert str(error.value) == f"x.2.twice is given twice, in lines {first} and {last}; leave one of them"
 
 
 def test_aliases_that_stand_for_little_are_fine() -> None:

@@ -176,5 +176,5 @@ def test_what_a_listing_skips_is_nothing_that_is_whole(tmp_path: Path) -> None:
 def test_a_price_table_with_a_key_twice_is_refused(tmp_path: Path) -> None:
     table = "name: mine\nsource: me\ndate: 2026-01-01\ninput: 3\noutput: 15\ninput: 4\n"
     (tmp_path / "mine.yaml").write_text(table)
-    with pytest.raises(WorkbenchError, match=r"mine.yaml: cannot be read \(input stands twice, in lines 4 and 6;"):
+    with pytest.raises(WorkbenchError, match=r"mine.yaml: cannot be read \(input is given twice, in lines 4 and 6;"):
         load_prices(tmp_path / "mine.yaml")

@@ -54,8 +54,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 def explain(error: ValidationError, where: str, model: type | None = None) -> WorkbenchError:
     """Convert a pydantic error: every wrong path on one line, unknown keys with the nearest right name."""
-    told = "; ".join(_told(item, model) for item in error.errors())
-    return WorkbenchError(f"{where}: " + UNION_REPEAT.sub(r"\1: Input should be \2, or \4\3", told))
+    message = "; ".join(_told(item, model) for item in error.errors())
+    return WorkbenchError(f"{where}: " + UNION_REPEAT.sub(r"\1: Input should be \2, or \4\3", message))
 
 
 def explain_by_path(error: ValidationError, model: type) -> list[tuple[tuple[str, ...], str]]:

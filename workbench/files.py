@@ -178,7 +178,7 @@ class _Bounded(Composer, SafeConstructor, Resolver):
         if node is None:
             return None
         if alias and id(node) not in self._sizes:
-            raise _Refused(f"the alias *{event.anchor} stands inside of what it repeats{_place(event.start_mark)}")
+            raise _Refused(f"the alias *{event.anchor} is inside of what it repeats{_place(event.start_mark)}")
         size, values, depth = self._sizes.setdefault(id(node), self._measured(node))
         if size > self._most:
             raise _Refused(_too_long("its aliases written out, ", self._most) + _place(event.start_mark))
@@ -269,7 +269,7 @@ def _decoded(text: str | bytes, where: str, max_bytes: int, kind: str) -> str:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise _Refused("a key stands twice; leave one of them")
+        raise _Refused("a key is given twice; leave one of them")
     return found
 
 
@@ -323,7 +323,7 @@ def _twice_in_json(text: str) -> str | None:
 
 
 def _twice(path: Iterable[str], first: int, second: int) -> str:
-    return f"{'.'.join(path)} stands twice, in lines {first} and {second}; leave one of them"
+    return f"{'.'.join(path)} is given twice, in lines {first} and {second}; leave one of them"
 
 
 def _too_deep(kind: str) -> str:

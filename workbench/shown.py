@@ -57,12 +57,12 @@ class Table:
     def _inside(self) -> str:
         head = "".join(f"<th>{escape(name)}</th>" for name in self.headings)
         body = "".join(f"<tr>{_cells(row, not self.headings)}</tr>" for row in self.rows[:MAX_TABLE_ROWS])
-        told = f'<div class="title">{escape(self.title)}</div>' if self.title else ""
+        markup = f'<div class="title">{escape(self.title)}</div>' if self.title else ""
         if self.rows:
-            told += f"<table>{f'<thead><tr>{head}</tr></thead>' if head else ''}<tbody>{body}</tbody></table>"
+            markup += f"<table>{f'<thead><tr>{head}</tr></thead>' if head else ''}<tbody>{body}</tbody></table>"
         notes = [note for note in (_more(self.rows) if len(self.rows) > MAX_TABLE_ROWS else "", self.note) if note]
-        told += "".join(f'<div class="note">{escape(note)}</div>' for note in notes)
-        return told + "".join(table._inside() for table in self.subtables) + "".join(map(_folded, self.collapsed))
+        markup += "".join(f'<div class="note">{escape(note)}</div>' for note in notes)
+        return markup + "".join(table._inside() for table in self.subtables) + "".join(map(_folded, self.collapsed))
 
 
 class Displayable:

@@ -55,15 +55,15 @@ class LayerKernel:
     def attention(self) -> DecodeAttention:
         step, shape = self.step, self.shape
         made = {
-            "rows": step.rows, "heads": shape.num_heads, "groups": shape.num_kv_heads, "dim": shape.head_dim, "size": step.page_size,
-            "held": step.max_pages, "kind": step.dtype, "scale": shape.scale, "target": step.target, "chunks": step.chunks,
+            "rows": step.rows, "num_heads": shape.num_heads, "num_kv_heads": shape.num_kv_heads, "head_dim": shape.head_dim, "page_size": step.page_size,
+            "max_pages": step.max_pages, "dtype": step.dtype, "scale": shape.scale, "target": step.target, "chunks": step.chunks,
             "window": shape.window, "sinks": shape.sinks, "softcap": shape.softcap, "sink_logits": shape.sink_logits,
         }  # fmt: skip
         if (packing := shape.quantized) is None:
             return DecodeAttention(**made)
         packed = {
-            "key_kind": packing.key_format, "value_kind": packing.value_format, "tokens_per_scale": packing.tokens_per_scale,
-            "columns_per_scale": packing.columns_per_scale, "lag": packing.residual_length, "first": packing.num_sink_tokens,
+            "key_format": packing.key_format, "value_format": packing.value_format, "tokens_per_scale": packing.tokens_per_scale,
+            "columns_per_scale": packing.columns_per_scale, "residual_length": packing.residual_length, "num_sink_tokens": packing.num_sink_tokens,
         }  # fmt: skip
         return QuantizedAttention(**made, **packed)
 

@@ -44,7 +44,7 @@ SUITES = (
         tuple(
             Case(
                 f"{tokens}x{groups}x{dim}",
-                {"tokens": tokens, "pages": pages, "groups": groups, "size": size, "dim": dim, "dtype": dtype},
+                {"tokens": tokens, "pages": pages, "num_kv_heads": groups, "size": size, "dim": dim, "dtype": dtype},
                 CaseCost(2 * tokens * groups * dim * dtype.itemsize, 0),
                 timed=dim == 64 and dtype == torch.bfloat16,
             )

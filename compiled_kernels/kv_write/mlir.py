@@ -41,7 +41,7 @@ def _range(numbers: Tensor) -> str:
 def stages(case: Case, operator: str = "kv_write") -> Mapping[str, str]:
     """Return every stage of the function that runs for `case`."""
     of = case.arguments
-    return _compiled(Target.current(), of["groups"], of["dim"], of["size"], MLIR_TYPES[of["dtype"]]).stages
+    return _compiled(Target.current(), of["num_kv_heads"], of["dim"], of["size"], MLIR_TYPES[of["dtype"]]).stages
 
 
 @functools.lru_cache(maxsize=512)

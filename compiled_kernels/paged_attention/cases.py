@@ -68,10 +68,10 @@ def even(query: Tensor, key: Tensor) -> Tensor:
 def case(
     name: str, contexts: Sequence[int], spans: Sequence[int], dtype: torch.dtype, timed: bool = False, /, **more: Any
 ) -> Case:
-    shape = {"groups": 3, "share": 3, "dim": 64, "size": 64, **more}
+    shape = {"num_kv_heads": 3, "queries_per_kv": 3, "dim": 64, "size": 64, **more}
     seen = [_seen(span, context, shape.get("mask", Causal())) for span, context in zip(spans, contexts, strict=True)]
-    rows = 2 * sum(read for read, _ in seen) * shape["groups"] * shape["dim"] * dtype.itemsize
-    heads = shape["groups"] * shape["share"]
+    rows = 2 * sum(read for read, _ in seen) * shape["num_kv_heads"] * shape["dim"] * dtype.itemsize
+    heads = shape["num_kv_heads"] * shape["queries_per_kv"]
     pairs = sum(looks for _, looks in seen)
     moved = rows + 2 * sum(spans) * heads * shape["dim"] * dtype.itemsize
     arguments = {"contexts": tuple(contexts), "spans": tuple(spans), "dtype": dtype, **shape}
@@ -97,7 +97,7 @@ def size(q, keys, values, table, starts, lengths, scale, mask, decode_only, soft
 
 
 def _cases():
-    small: dict[str, Any] = {"groups": 2, "dim": 8, "size": 4}
+    small: dict[str, Any] = {"num_kv_heads": 2, "dim": 8, "size": 4}
     for dtype in (torch.float32, torch.bfloat16):
         yield case("decode 1 at 128", (128,), (1,), dtype, True)
         yield case("decode 1 at 4096", (4096,), (1,), dtype, True)
@@ -107,7 +107,7 @@ def _cases():
         yield case("chunk 128 at 640", (640,), (128,), dtype)
         yield case("mixed", (9, 30, 17, 5), (1, 1, 17, 3), dtype, **small)
         yield case("rows of no span", (9, 30), (1, 17), dtype, beyond=3, **small)
-        yield case("one head a group", (9, 4), (1, 4), dtype, **small | {"share": 1})
+        yield case("one head a group", (9, 4), (1, 4), dtype, **small | {"queries_per_kv": 1})
         yield case("decode window", (40, 3, 7), (1, 1, 1), dtype, mask=SlidingWindow(7), **small)
         yield case("span past a window", (200,), (100,), dtype, mask=SlidingWindow(40), **small)
         yield case("mixed window and sinks", (40, 9), (1, 6), dtype, mask=SlidingWindow(5, sinks=2), **small)

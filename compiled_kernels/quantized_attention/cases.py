@@ -118,13 +118,13 @@ def case(
     /,
     **more: Any,
 ) -> Case:
-    of = {"groups": 3, "share": 3, "dim": 64, "size": 64, "run": 64, "columns": 64, "lag": 64, **more}
+    of = {"num_kv_heads": 3, "queries_per_kv": 3, "dim": 64, "size": 64, "run": 64, "columns": 64, "lag": 64, **more}
     rule = QuantizationRule(of["run"], of["lag"])
     bits = [bits_per_number(kind, run, dtype) for kind, run in zip(formats, (of["run"], of["columns"]), strict=True)]
     settled = sum(rule.quantized_until(context) for context in contexts)
-    row = of["groups"] * of["dim"]
+    row = of["num_kv_heads"] * of["dim"]
     read = settled * row * sum(bits) / 8 + 2 * (sum(contexts) - settled) * row * dtype.itemsize
-    heads = of["groups"] * of["share"]
+    heads = of["num_kv_heads"] * of["queries_per_kv"]
     pairs = sum(span * context - span * (span - 1) // 2 for span, context in zip(spans, contexts, strict=True))
     work = CaseCost(int(read) + 2 * sum(spans) * heads * of["dim"] * dtype.itemsize, 4 * pairs * heads * of["dim"])
     arguments = {"contexts": tuple(contexts), "spans": tuple(spans), "formats": formats, "dtype": dtype, **of}
@@ -151,7 +151,7 @@ def scale(*inputs: Any) -> Tensor:
 
 
 def _cases():
-    small: dict[str, Any] = {"groups": 2, "dim": 16, "size": 16, "run": 8, "columns": 16, "lag": 5}
+    small: dict[str, Any] = {"num_kv_heads": 2, "dim": 16, "size": 16, "run": 8, "columns": 16, "lag": 5}
     for dtype in (torch.float32, torch.bfloat16):
         for formats in FORMATS:
             integers = formats[0] in ("int8", "int4")

@@ -101,9 +101,9 @@ def stages(case: Case, operator: str = "quantized_attention") -> Mapping[str, st
     window, sinks = window_and_sinks(of["mask"], "mlir") if "mask" in of else (0, 0)
     rows, threads = sum(of["spans"]), torch.get_num_threads()
     shape = QuantizedAttention(
-        num_heads=of["groups"] * of["share"], num_kv_heads=of["groups"], head_dim=of["dim"], page_size=of["size"], dtype=MLIR_TYPES[of["dtype"]],
+        num_heads=of["num_kv_heads"] * of["queries_per_kv"], num_kv_heads=of["num_kv_heads"], head_dim=of["dim"], page_size=of["size"], dtype=MLIR_TYPES[of["dtype"]],
         scale=of["dim"] ** -0.5, target=Target.current(), window=window, sinks=sinks, softcap=of.get("softcap", 0.0),
-        sink_logits=of.get("sinks", False), chunks=threads if rows * of["groups"] < MIN_ITEMS_PER_THREAD * threads else 1,
+        sink_logits=of.get("sinks", False), chunks=threads if rows * of["num_kv_heads"] < MIN_ITEMS_PER_THREAD * threads else 1,
         key_format=of["formats"][0], value_format=of["formats"][1], tokens_per_scale=of["run"], columns_per_scale=min(of["columns"], of["dim"]),
         residual_length=of["lag"], num_sink_tokens=of.get("first", 0),
     )  # fmt: skip

@@ -44,7 +44,7 @@ def daily(found: EvidenceNumbers) -> Ruling:
     """$6.00 uncached, and a plan that saves 97% at least: holds; prices that allow such a saving, for arrivals of
     another kind: with limits; where even hits alone cost too much for it: refuted."""
     best = max(row["share"] for row in found["rows"])
-    even = {row["renews"]: row for row in found["rows"] if row["arrivals"] == "even" and row["life"] == FIVE}
+    even = {row["renews"]: row for row in found["rows"] if row["arrivals"] == "even" and row["ttl"] == FIVE}
     right = abs(found["uncached"] / 6.0 - 1) < 0.01
     outcome = "refuted" if not right or found["most_saved"] < 0.97 else "holds" if best >= 0.97 else "holds-with-limits"
     return Ruling(

@@ -188,7 +188,7 @@ def test_layers_alike_share_tables_and_a_window_within_the_residual_stays_dense(
         ({"format": "int4", "grup": 32}, "cache: grup: unknown key; did you mean 'group'"),
         ({"format": "int4", "group": 12}, "cache: group: .*multiple of 8"),
         ({"format": "int4", "residual": 0}, "cache: residual: .*greater than or equal to 1"),
-        ({"rotate": True}, "rotate without a packed format"),
+        ({"rotate": True}, "rotate without a quantized format"),
         ({"format": "int8", "layers": {0: {"fromat": "dense"}}}, "cache: layers.0.fromat: unknown key"),
     ],
 )
@@ -203,7 +203,7 @@ def test_what_a_model_or_its_pages_do_not_fit_is_refused() -> None:
     with pytest.raises(WorkbenchError, match="groups of 64 tokens do not divide pages of 96"):
         CacheFormat(format="int8").check(2, 96)
     odd = KVCacheSpec(1, 12, 0, None, 0, LayerFormat(format="int4"), 1)
-    with pytest.raises(WorkbenchError, match="int4 keys are packed 8 columns at a time; heads have 12"):
+    with pytest.raises(WorkbenchError, match="int4 keys are quantized 8 columns at a time; heads have 12"):
         odd.page_formats(64)
     with pytest.raises(WorkbenchError, match="a power of two, not 24"):
-        replace(odd, dim=24, format=LayerFormat(format="int4", rotate=True, columns=8)).page_formats(64)
+        replace(odd, head_dim=24, format=LayerFormat(format="int4", rotate=True, columns=8)).page_formats(64)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from workbench.cache.store import KVCacheSpec, DenseLayer, KVStore
 
 SHAPES = st.lists(
-    st.builds(KVCacheSpec, groups=st.integers(1, 4), dim=st.integers(1, 16), table=st.integers(0, 1)),
+    st.builds(KVCacheSpec, num_kv_heads=st.integers(1, 4), head_dim=st.integers(1, 16), group=st.integers(0, 1)),
     min_size=1,
     max_size=4,
 )

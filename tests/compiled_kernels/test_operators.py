@@ -35,8 +35,8 @@ def attention(draw: st.DrawFn, own: bool = False) -> dict:
     return {
         "contexts": contexts,
         "spans": [1 if decode else draw(st.integers(1, context)) for context in contexts],
-        "groups": draw(st.sampled_from([1, 2])),
-        "share": draw(st.sampled_from([1, 3])),
+        "num_kv_heads": draw(st.sampled_from([1, 2])),
+        "queries_per_kv": draw(st.sampled_from([1, 3])),
         "dim": draw(st.sampled_from([2, 8])),
         "size": draw(st.integers(1, 5)),
         "mask": draw(MASKS if own else BANDS),
@@ -55,8 +55,8 @@ def quantized(draw: st.DrawFn) -> dict:
         "contexts": contexts,
         "spans": [1] * len(contexts),  # spans compile their decodes: they have cases and laws of their own
         "formats": draw(st.sampled_from([("int8", "int8"), ("int4", "int4"), ("fp8", "fp8"), ("dense", "int4")])),
-        "groups": draw(st.sampled_from([1, 2])),
-        "share": draw(st.sampled_from([1, 3, 5])),
+        "num_kv_heads": draw(st.sampled_from([1, 2])),
+        "queries_per_kv": draw(st.sampled_from([1, 3, 5])),
         "dim": draw(st.sampled_from([8, 16])),
         "size": 8 * parts,
         "run": 8,
@@ -95,7 +95,7 @@ ARGUMENTS: dict[str, st.SearchStrategy[dict]] = {
     "linear_int4": products(group=st.sampled_from([4, 16])),
     "linear_w8a8": products(),
     "kv_write": st.fixed_dictionaries(
-        {"tokens": ROWS, "pages": st.integers(5, 7), "groups": ROWS, "size": ROWS, "dim": st.integers(1, 9)}
+        {"tokens": ROWS, "pages": st.integers(5, 7), "num_kv_heads": ROWS, "size": ROWS, "dim": st.integers(1, 9)}
     ),
     "paged_attention": attention(),
     "quantized_attention": quantized(),
@@ -222,7 +222,7 @@ def test_attention_moves_what_is_seen_and_no_more(name: str) -> None:
     suite = SUITES["paged_attention"]
     case = cases.case_of(suite, name)
     of = case.arguments
-    mask, heads = of.get("mask", Causal()), of["groups"] * of["share"]
+    mask, heads = of.get("mask", Causal()), of["num_kv_heads"] * of["queries_per_kv"]
     looks, read = 0, 0
     for context, span in zip(of["contexts"], of["spans"], strict=True):
         pairs = [
@@ -233,7 +233,7 @@ def test_attention_moves_what_is_seen_and_no_more(name: str) -> None:
         ]
         looks, read = looks + len(pairs), read + len({key for _, key in pairs})
     assert case.cost.flops == 4 * looks * heads * of["dim"]
-    assert case.cost.bytes == 4 * of["dim"] * (2 * read * of["groups"] + 2 * sum(of["spans"]) * heads)
+    assert case.cost.bytes == 4 * of["dim"] * (2 * read * of["num_kv_heads"] + 2 * sum(of["spans"]) * heads)
 
 
 @settings(max_examples=40, deadline=None)

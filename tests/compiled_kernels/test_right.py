@@ -81,7 +81,7 @@ def test_other_work_or_another_machine_is_checked_anew(
         assert asked(ARGUMENTS, BACKENDS) == 5
     finally:
         torch.set_num_threads(threads)
-    monkeypatch.setattr(right, "machine", lambda: {"cpu": "another"})
+    monkeypatch.setattr(right, "machine_key", lambda: {"cpu": "another"})
     assert asked(ARGUMENTS, BACKENDS) == 6
 
 

@@ -124,7 +124,7 @@ class History:
             return False
         self.memory.move(plan)
         for sequence, words in plan.errors:
-            assert self.policy == "wild" and words.startswith("policy wild: wishes")
+            assert self.policy == "wild" and words.startswith("policy wild: schedules")
             if sequence.finish_reason is None:
                 self.end(sequence, FinishReason.ERROR)  # its mates too
         if not plan.spans:

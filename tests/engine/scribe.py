@@ -40,7 +40,7 @@ class Scribe:
     def forward(self, plan: StepPlan) -> Tensor:
         try:
             logits = self.inner.forward(
-                replace(plan, spans=tuple(span._replace(scored=span.length) for span in plan.spans))
+                replace(plan, spans=tuple(span._replace(requested_logits=span.length) for span in plan.spans))
             )
         except Exception as error:  # the runner would end the requests with it, and the test would go on
             raise Objection(f"the step failed: {type(error).__name__}: {error}") from error

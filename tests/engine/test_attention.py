@@ -21,11 +21,11 @@ COMPOSITIONS = [
     {"window": 7, "sinks": 2, "pattern": ["window", "full"]},
     {"softcap": 3.0, "sink_logits": True, "scale": 0.2},
     {"qk_norm": True, "position": "none"},
-    {"groups": "multi_query", "rotary": {"base": 100.0}, "layers": {1: {"position": "none"}}},
+    {"num_kv_heads": "multi_query", "rotary": {"rope_theta": 100.0}, "layers": {1: {"position": "none"}}},
     {"position": "alibi"},
     {"mask": HERE + "even", "score": HERE + "farther", "window": 9},
 ]
-SAID = COMPOSITIONS[:4]  # what lanes written by hand can say
+SAID = COMPOSITIONS[:4]  # what backends written by hand can say
 
 
 def rows_are_the_oracles(runner) -> None:
@@ -106,7 +106,7 @@ def test_a_part_that_no_compiler_sees_through() -> None:
 
 
 def test_a_trained_model_with_fewer_groups_and_another_position_still_runs() -> None:
-    runner = load("demo", backend="eager", dtype="float32", attention={"groups": "multi_query", "window": 32, "sinks": 4})
+    runner = load("demo", backend="eager", dtype="float32", attention={"num_kv_heads": "multi_query", "window": 32, "sinks": 4})
     spec: ModelSpec = runner.model.spec
     assert {(k.attention.num_kv_heads, k.attention.window, k.attention.sinks) for k in spec.layers} == {(1, 32, 4)}
     assert runner.tokenizer is not None
@@ -146,7 +146,7 @@ def test_a_variant_in_a_file_and_by_its_registered_name(tmp_path: Path) -> None:
             {"module": {"path": "workbench.model.layers:Attention", "arguments": {"depth": 2}}},
             "module workbench.model.layers:Attention: could not be built with depth=2: TypeError",
         ),
-        ({"groups": 5}, "4 query heads cannot share 5 key/value heads evenly"),
+        ({"num_kv_heads": 5}, "4 query heads cannot share 5 key/value heads evenly"),
     ],
 )
 def test_a_composition_that_cannot_be(attention: dict, told: str) -> None:

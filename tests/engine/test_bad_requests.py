@@ -61,7 +61,7 @@ def test_what_pages_held_before_reaches_nobody() -> None:
 def test_a_nan_weight_ends_those_who_meet_it() -> None:
     """A real NaN, from an embedding row into the cache: its owner ends, its pages are clean, the other goes on."""
     state = {name: value.clone() for name, value in MODEL.state_dict().items()}
-    spec = MODEL.spec.model_copy(update={"tied": False})
+    spec = MODEL.spec.model_copy(update={"tie_word_embeddings": False})
     state["head.weight"] = state["embedding.weight"].clone()
     alone = finals(runner_of(Transformer.from_state(spec, dict(state))), [Request("good", (1, 2, 3), GREEDY)])
     state["embedding.weight"][7] = torch.nan

@@ -254,7 +254,7 @@ def test_a_cancelled_search_gives_its_pages_back() -> None:
 
 
 def test_more_beams_than_a_small_vocabulary_has_tokens() -> None:
-    spec = spec_of(layer()).model_copy(update={"vocab": 3})
+    spec = spec_of(layer()).model_copy(update={"vocab_size": 3})
     model = model_of(spec, dtype=torch.float64)
     runner = runner_of(model, max_num_seqs=6)
     texts = found(runner, [searched("s", (0, 1), 6, 3, stop_token_ids=(2,))])["s"]

@@ -44,7 +44,7 @@ def test_the_best_are_the_best_of_all(n: int, more: int, prompt: int, seqs: int)
 
 def test_nothing_is_told_before_the_choice() -> None:
     recorder = Recorder()
-    runner = runner_of(MODEL, note=recorder.record)
+    runner = runner_of(MODEL, listener=recorder.record)
     events = list(runner.stream([request("a", 6, 4, n=1, best_of=3, **DRAWN), request("b", 6, 9)]))
     mine = [event for event in events if event.request_id == "a" and not isinstance(event, Submitted)]
     first, last = events.index(mine[0]), events.index(mine[-1])
@@ -90,7 +90,7 @@ def test_samples_without_a_place_wait_on_the_prompts_pages() -> None:
     assert sorted(end.computed_tokens for end in ends) == [4] * 5 + [13 + 4]
     assert sorted(end.cached_tokens for end in ends) == [0] + [13] * 5
     reasons = [event.reason for event in events if isinstance(event, Scheduled) and event.action == "admitted"]
-    assert any("13 tokens stand in pages that it shares" in reason for reason in reasons)
+    assert any("13 tokens are in shared pages" in reason for reason in reasons)
     assert runner.scheduler.pages_in_use == 0
 
 
@@ -100,6 +100,6 @@ def test_who_waits_on_pages_gives_them_up_to_who_needs_them() -> None:
     Poison(runner)
     events = list(runner.stream([request("a", 14, 8, n=6, **DRAWN)]))
     ends = {event.sample: event for event in events if isinstance(event, Finished)}
-    assert any(isinstance(e, Preempted) and "who waits gives way" in e.reason for e in events)
+    assert any(isinstance(e, Preempted) and "a waiting request is preempted" in e.reason for e in events)
     assert [ends[k].token_ids for k in range(6)] == [end.token_ids for _, end in sorted(alone.items())]
     assert any(isinstance(event, Stepped) for event in events) and runner.scheduler.pages_in_use == 0

@@ -43,7 +43,7 @@ def test_replays_give_the_oracles_rows() -> None:
 
 @pytest.mark.parametrize("format", ["int8", "int4", "fp8"])
 def test_packed_pages_settle_before_the_replay_and_never_in_the_graph(format: str) -> None:
-    spec = spec_of(layer(2, 1, 8), layer(2, 1, 8, window=9, sinks=2)).model_copy(update={"context": 64})
+    spec = spec_of(layer(2, 1, 8), layer(2, 1, 8, window=9, sinks=2)).model_copy(update={"max_position_embeddings": 64})
     cache = parse_cache_format({"format": format, "group": 8, "residual": 5, "sinks": 2})
     found, settled = {}, []
 

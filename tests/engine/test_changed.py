@@ -103,7 +103,7 @@ def test_a_block_changed_in_place_runs_as_it_is_now(backend: Backend) -> None:
     spec, asked = spec_of(layer(4, 2), layer(4, 2)), request("a", 19, 4)
     blocks = Backend.EAGER if backend is Backend.MLIR else backend
     model, plain = model_of(spec, backend=blocks), model_of(spec)
-    runner, exact = runner_of(model, lanes=Backends(backend, blocks, blocks, "as it is tested")), runner_of(plain)
+    runner, exact = runner_of(model, backends=Backends(backend, blocks, blocks, "as it is tested")), runner_of(plain)
     before = rows_of(runner, asked)
     for change in CHANGES[backend]:
         change(model)
@@ -118,7 +118,7 @@ def test_a_block_changed_in_place_runs_as_it_is_now(backend: Backend) -> None:
 @pytest.mark.parametrize("change", [halved, scaled])
 def test_mlir_refuses_parts_that_it_does_not_know(change: Callable[[Transformer], None]) -> None:
     model = model_of(spec_of())
-    runner = runner_of(model, lanes=Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, "as it is tested"))
+    runner = runner_of(model, backends=Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, "as it is tested"))
     rows_of(runner, request("a", 5, 3))
     change(model)
     done = generate(runner, [request("a", 5, 3)])["a"]

@@ -35,7 +35,7 @@ def model_drafts(runner: Runner, several: bool = False, **more) -> DraftModelPro
 def test_a_draft_that_is_the_target_always_stands(temperature: float) -> None:
     model = model_of(spec_of(layer(), layer(window=9)))
     asked = [request(f"r{i}", 4 + 13 * i, 9 + 3 * i, temperature=temperature, top_k=20, seed=i) for i in range(3)]
-    runner = runner_of(model, drafts=drafts(model_drafts(runner_of(model))))
+    runner = runner_of(model, speculator=drafts(model_drafts(runner_of(model))))
     checks = [e for e in runner.stream(asked) if isinstance(e, Verified)]
     assert checks and all(check.accepted == check.drafted for check in checks)
 
@@ -75,11 +75,11 @@ class Follows:
 @pytest.mark.parametrize(("windowed", "every"), [(False, 1), (True, 1), (True, 3)])
 def test_the_drafts_cache_follows_what_the_target_accepts(several: bool, windowed: bool, every: int) -> None:
     target, small = model_of(spec_of(), 1), model_of(spec_of(layer(), layer(window=9 if windowed else None)), 2)
-    lanes = Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, "") if several else None
-    own = runner_of(small, lanes=lanes)
+    backends = Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, "") if several else None
+    own = runner_of(small, backends=backends)
     proposer = Follows(model_drafts(own, several), small, every)
     asked = [request(f"r{i}", 2 + 17 * i, 20) for i in range(3)]
-    runner = runner_of(target, drafts=drafts(proposer, 4), max_num_seqs=2)
+    runner = runner_of(target, speculator=drafts(proposer, 4), max_num_seqs=2)
     assert tokens(generate(runner, asked)) == tokens(plain(target, asked))
     assert proposer.drafted > 20 // every
     for each in asked:
@@ -98,14 +98,14 @@ def test_a_draft_that_keeps_what_fell_is_seen(monkeypatch: pytest.MonkeyPatch) -
     right = _DraftSequence.sync
     monkeypatch.setattr(_DraftSequence, "sync", sync)
     small = model_of(spec_of(layer(), layer()), 2)
-    runner = runner_of(model_of(spec_of(), 1), drafts=drafts(Follows(model_drafts(runner_of(small)), small, 3), 4))
+    runner = runner_of(model_of(spec_of(), 1), speculator=drafts(Follows(model_drafts(runner_of(small)), small, 3), 4))
     assert any("AssertionError" in end.error for end in generate(runner, [request("r", 19, 20)]).values())
 
 
 def test_a_draft_without_pages_proposes_nothing() -> None:
     target = model_of(spec_of(), 1)
     own = runner_of(model_of(spec_of(), 2), pages=6)
-    runner = runner_of(target, drafts=drafts(model_drafts(own)))
+    runner = runner_of(target, speculator=drafts(model_drafts(own)))
     asked = [request(f"r{i}", 12, 9) for i in range(3)]
     events = list(runner.stream(asked))
     assert {e.reason for e in events if isinstance(e, Finished)} == {"length"}
@@ -131,14 +131,14 @@ def sharp(seed: int, vocab: int = VOCAB, **more):
 def test_a_draft_that_stops_where_it_is_unsure_changes_nothing(several, least, seed, most, every, threads) -> None:
     """Greedy: each draft is the model's own, up to the first token below the threshold, and outputs are those without;
     its cache follows, whether it was stopped or not."""
-    target, lanes = model_of(spec_of(), 1), Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, "") if several else None
+    target, backends = model_of(spec_of(), 1), Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, "") if several else None
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        own = sharp(seed, lanes=lanes)
+        own = sharp(seed, backends=backends)
         proposer = Follows(model_drafts(own, several, confidence_threshold=least), own.model, every)
         asked = [request(f"r{i}", 2 + 17 * i, 12 + 5 * i) for i in range(3)]
-        runner = runner_of(target, drafts=drafts(proposer, most), max_num_seqs=2)
+        runner = runner_of(target, speculator=drafts(proposer, most), max_num_seqs=2)
         assert tokens(run_checked(runner, asked)) == tokens(plain(target, asked))
     finally:
         torch.set_num_threads(before)
@@ -151,13 +151,13 @@ def test_a_draft_that_stops_where_it_is_unsure_changes_nothing(several, least, s
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_thresholds_at_the_ends(several: bool, temperature: float) -> None:
     """0 proposes as ever; above 1 nothing is proposed; between them there are drafts of several lengths."""
-    lanes = Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, "") if several else None
+    backends = Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, "") if several else None
     asked = [request(f"r{i}", 5 + 9 * i, 20, temperature=temperature, seed=i) for i in range(2)]
     target, lengths = model_of(spec_of(), 1), {}
     ends = {}
     for least in (None, 0.0, 0.5, 1.01):
         more = {} if least is None else {"confidence_threshold": least}
-        runner = runner_of(target, drafts=drafts(model_drafts(sharp(3, lanes=lanes), several, **more), 4))
+        runner = runner_of(target, speculator=drafts(model_drafts(sharp(3, backends=backends), several, **more), 4))
         events = list(runner.stream(asked))
         lengths[least] = [(e.token_ids, e.accepted) for e in events if isinstance(e, Verified)]
         ends[least] = tokens({e.request_id: e for e in events if isinstance(e, Finished)})
@@ -169,11 +169,11 @@ def test_thresholds_at_the_ends(several: bool, temperature: float) -> None:
 @needs_mlir
 def test_rows_that_have_ended_do_not_end_others() -> None:
     """Several rows in one call: each is cut for itself, whatever is known of it, however many rows are for nobody."""
-    own = sharp(3, lanes=Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, ""))
+    own = sharp(3, backends=Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, ""))
     asked = [request(f"r{i}", 3 + 6 * i, 14) for i in range(3)]
     target = model_of(spec_of(), 1)
     proposer = Follows(model_drafts(own, True, confidence_threshold=0.88), own.model)
-    runner = runner_of(target, drafts=drafts(proposer, 4), max_num_seqs=3)
+    runner = runner_of(target, speculator=drafts(proposer, 4), max_num_seqs=3)
     assert tokens(generate(runner, asked)) == tokens(plain(target, asked))
     assert min(proposer.cut, proposer.drafted) > 2
 
@@ -268,12 +268,12 @@ def test_tokens_drawn_in_one_call_are_those_of_the_distribution_function(
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        own = sharp(3, vocab, lanes=Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, ""))
+        own = sharp(3, vocab, backends=Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, ""))
         proposer = Draws(model_drafts(own, True, coupled=coupled, confidence_threshold=least), own.model)
         asked = [request(f"r{i}", 4 + 9 * i, 14, temperature=way, seed=seed + i) for i, way in enumerate(ways)]
         accept = "match" if coupled else "rejection"
         target = model_of(spec_of().model_copy(update={"vocab": vocab}), 1)
-        found = generate(runner_of(target, drafts=drafts(proposer, 4, accept=accept), max_num_seqs=3), asked)
+        found = generate(runner_of(target, speculator=drafts(proposer, 4, accept=accept), max_num_seqs=3), asked)
     finally:
         torch.set_num_threads(before)
     assert {end.reason for end in found.values()} == {"length"}, [end.error for end in found.values()]
@@ -286,9 +286,9 @@ def test_tokens_drawn_in_one_call_are_those_of_the_distribution_function(
 @pytest.mark.parametrize("level", available_levels(), ids=str)
 def test_drawn_drafts_at_every_level(level: Level) -> None:
     with limited_to(level):
-        own = sharp(5, SHARED, lanes=Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, ""))
+        own = sharp(5, SHARED, backends=Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, ""))
         proposer = Draws(model_drafts(own, True, confidence_threshold=0.0), own.model)
         asked = [request(f"r{i}", 4 + 9 * i, 20, temperature=0.7, seed=i) for i in range(3)]
         target = model_of(spec_of().model_copy(update={"vocab": SHARED}), 1)
-        found = generate(runner_of(target, drafts=drafts(proposer, 4), max_num_seqs=3), asked)
+        found = generate(runner_of(target, speculator=drafts(proposer, 4), max_num_seqs=3), asked)
     assert {end.reason for end in found.values()} == {"length"} and proposer.drawn > 20

@@ -53,7 +53,7 @@ def test_adaptive_lengths_grow_by_two_and_shrink_by_one() -> None:
 def test_no_more_is_drafted_than_the_request_can_use() -> None:
     asked = request("a", 4, 6)
     wanted = plain(model_of(spec_of()), [asked])
-    runner = runner_of(model_of(spec_of()), drafts=drafts(Guesses({"a": wanted["a"].token_ids}, right=1.0), 9))
+    runner = runner_of(model_of(spec_of()), speculator=drafts(Guesses({"a": wanted["a"].token_ids}, right=1.0), 9))
     checks = [e for e in runner.stream([asked]) if isinstance(e, Verified)]
     assert sum(check.drafted for check in checks) <= 4 and tokens(generate(runner, [asked])) == tokens(wanted)
 
@@ -88,7 +88,7 @@ def test_another_tokenizer_is_refused_in_one_line() -> None:
     with pytest.raises(WorkbenchError, match="it has none at all"):
         check_same_vocabulary("x", None, spec, ours, spec)
     with pytest.raises(WorkbenchError, match="vocabulary has 128256 tokens"):
-        check_same_vocabulary("x", None, spec.model_copy(update={"vocab": 128256}), ours, spec)
+        check_same_vocabulary("x", None, spec.model_copy(update={"vocab_size": 128256}), ours, spec)
 
 
 def test_load_speculates() -> None:

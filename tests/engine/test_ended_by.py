@@ -21,7 +21,7 @@ CONTEXT, EOS = 24, (1, 40, 41, 42, 43)
 SPEC = ModelSpec(name="tiny", vocab_size=266, hidden_size=8, layers=(layer(),), max_position_embeddings=CONTEXT, tie_word_embeddings=True, eos_token_ids=EOS)
 PLAIN = runner_of(model_of(SPEC, dtype=torch.float64), tokenizer=byte_level())
 CHECKING = runner_of(
-    model_of(SPEC, dtype=torch.float64), tokenizer=byte_level(), drafts=Speculator(PromptLookupProposer(1, 2), 3, CONTEXT)
+    model_of(SPEC, dtype=torch.float64), tokenizer=byte_level(), speculator=Speculator(PromptLookupProposer(1, 2), 3, CONTEXT)
 )
 
 

@@ -1,4 +1,4 @@
-"""Eviction in a runner: bounded memory, company, lanes, hosts, and what is refused."""
+"""Eviction in a runner: bounded memory, company, backends, hosts, and what is refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from workbench.request import CustomPart
 from workbench.study.experiment import Experiment
 from workbench.trace.events import Scheduled
 
-LONG = spec_of(layer(4, 2), layer(2, 1, qk_norm=True)).model_copy(update={"context": 1024})
+LONG = spec_of(layer(4, 2), layer(2, 1, qk_norm=True)).model_copy(update={"max_position_embeddings": 1024})
 POLICIES = [
     {"kind": "heavy_hitters", "budget": 12},
     {"kind": "snapkv", "budget": 12, "observe": 4, "pool": 3},
@@ -25,9 +25,9 @@ POLICIES = [
 ]
 
 
-def runner(spec: ModelSpec = LONG, lanes: Backends | None = None, **settings) -> Runner:
+def runner(spec: ModelSpec = LONG, backends: Backends | None = None, **settings) -> Runner:
     model = model_of(spec, dtype=settings.pop("dtype", torch.float32))
-    return runner_of(model, lanes=lanes, **{"pages": 300, **settings})
+    return runner_of(model, backends=backends, **{"pages": 300, **settings})
 
 
 @pytest.mark.parametrize("policy", [policy for policy in POLICIES if policy["kind"] != "snapkv"])
@@ -72,8 +72,8 @@ def test_lanes_agree(backend: Backend, policy: dict) -> None:
     asked, spec = [request("a", 50, 20), request("b", 9, 20)], LONG.model_copy(update={"layers": LONG.layers[:1] * 2})
     right = finals(runner(spec, evict=policy), asked)
     model = model_of(spec, backend=backend) if backend is Backend.INDUCTOR else model_of(spec)
-    lanes = Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, "decode") if backend is Backend.MLIR else None
-    assert finals(runner_of(model, lanes=lanes, pages=300, evict=policy), asked) == right
+    backends = Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, "decode") if backend is Backend.MLIR else None
+    assert finals(runner_of(model, backends=backends, pages=300, evict=policy), asked) == right
 
 
 @pytest.mark.parametrize("policy", POLICIES[:2])

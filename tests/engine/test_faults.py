@@ -114,9 +114,9 @@ def test_a_wrong_wish_ends_the_request_it_names() -> None:
         return SchedulerDecision(wishes)
 
     told: list[Event] = []
-    runner = runner_of(MODEL, policy=wrong, note=told.append)
+    runner = runner_of(MODEL, policy=wrong, listener=told.append)
     done = generate(runner, requests)
-    assert done["r1"].reason == "error" and "wishes -1 tokens for r1" in done["r1"].error
+    assert done["r1"].reason == "error" and "schedules -1 tokens for r1" in done["r1"].error
     assert {name: done[name].token_ids for name in ("r0", "r2")} == {name: alone[name] for name in ("r0", "r2")}
     assert any("neither runs nor waits" in getattr(event, "reason", "") for event in told)
     at_rest(runner)
@@ -128,7 +128,7 @@ def test_a_listener_cancels_what_it_is_told_of(kind: str, n: int) -> None:
     """In the midst of a step or of a submission: it ends once, nothing is told of it after that, the others go on."""
     asked = [request("r0", 6, 12), request("r1", 9, 12, n=n), request("r2", 12, 9), request("r3", 15, 12, n=n)]
     alone = finals(runner_of(MODEL, pages=80), asked)
-    runner = runner_of(MODEL, pages=14, drafts=Speculator(PromptLookupProposer(1, 2), 3, MODEL.spec.max_position_embeddings))
+    runner = runner_of(MODEL, pages=14, speculator=Speculator(PromptLookupProposer(1, 2), 3, MODEL.spec.max_position_embeddings))
     told: list[Event] = []
 
     def heard(event: Event) -> None:

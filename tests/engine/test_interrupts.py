@@ -41,8 +41,8 @@ KINDS: dict[str, Any] = {
     "few pages, saved on the host": lambda: runner_of(MODEL, pages=22, prefix="radix", offload=HOST),
     "packed": lambda: runner_of(PLAIN, cache=PACKED, page_size=8),
     "evicting": lambda: runner_of(PLAIN, evict={"kind": "heavy_hitters", "budget": 12}),
-    "lookup": lambda: runner_of(MODEL, drafts=drafts(PromptLookupProposer(1, 3))),
-    "draft model": lambda: runner_of(MODEL, drafts=drafts(model_drafts(runner_of(PLAIN)))),
+    "lookup": lambda: runner_of(MODEL, speculator=drafts(PromptLookupProposer(1, 3))),
+    "draft model": lambda: runner_of(MODEL, speculator=drafts(model_drafts(runner_of(PLAIN)))),
 }
 MINE = [request("a", 11, 9), request("c", 5, 6, n=3, temperature=1.0, seed=3), request("d", 4, 5, beams=2)]
 OTHER, NEXT = request("b", 14, 16), request("e", 17, 8)

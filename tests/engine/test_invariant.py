@@ -214,5 +214,5 @@ def test_a_mixture_of_experts_is_refused() -> None:
 
 def test_auto_takes_the_lane_that_keeps_it() -> None:
     runner = load("shape:tiny", batch_invariant=True)
-    assert str(runner.backends) == "mlir" and runner.backends.reason.startswith("batch_invariant: of all lanes")
+    assert str(runner.backends) == "mlir" and runner.backends.reason.startswith("batch_invariant: of all backends")
     assert isinstance(runner.executor, TokenParallelExecutor)

@@ -104,7 +104,7 @@ def test_lanes_agree_with_the_oracle(backend: Backend) -> None:
     "format", [WeightFormat.parse("int8"), WeightFormat.parse("int8", activations="int8"), WeightFormat.parse("int4", quant_group=2)]
 )
 def test_quantized_weights_are_the_oracles(format: WeightFormat) -> None:
-    attention = LATENT.model_copy(update={"q_lora_rank": 4, "v_head_dim": 2, "heads": 2})
+    attention = LATENT.model_copy(update={"q_lora_rank": 4, "v_head_dim": 2, "num_heads": 2})
     spec = spec_of(LayerSpec(attention=attention, intermediate_size=12), MIXTURE)
     # The oracle's dense weights are float32 by scales: in float64, products of integers, scaled later, are nearer.
     dtype = torch.float64 if format.activations == "float" else torch.float32
@@ -133,10 +133,10 @@ def test_what_the_compiled_step_lacks_is_refused_and_auto_takes_another(
     model = model_of(spec)
     alone = Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, "asked for")
     with pytest.raises(WorkbenchError, match="backend mlir: decodes no step of tiny: "):
-        runner_of(model, lanes=alone)
+        runner_of(model, backends=alone)
     if backend_problems()[Backend.MLIR] is None:
-        lanes = autotune_backend(alone, model, 4, remembered=ResultCache(tmp_path / "lanes.json"))
-        assert lanes.decode is Backend.EAGER and said in lanes.reason
+        backends = autotune_backend(alone, model, 4, remembered=ResultCache(tmp_path / "backends.json"))
+        assert backends.decode is Backend.EAGER and said in backends.reason
 
 
 @pytest.mark.parametrize("backend", [Backend.MLIR, Backend.TRITON])

@@ -243,9 +243,9 @@ def test_a_lane_asked_for_never_falls_back() -> None:
 @pytest.mark.usefixtures("without_compiler")
 def test_auto_falls_back_and_says_why() -> None:
     assert load("shape:tiny", backend="auto").model.backend == Backend.EAGER
-    lanes = resolve_backends("auto")
-    assert lanes.decode == lanes.blocks == Backend.EAGER
-    assert "inductor does not work here: no C++ compiler found" in lanes.reason
+    backends = resolve_backends("auto")
+    assert backends.decode == backends.blocks == Backend.EAGER
+    assert "inductor does not work here: no C++ compiler found" in backends.reason
 
 
 def only(monkeypatch: pytest.MonkeyPatch, *working: Backend) -> None:
@@ -284,7 +284,7 @@ def test_a_unit_without_effect_is_told() -> None:
 @pytest.mark.skipif(any(backend_problems()[backend] for backend in (Backend.INDUCTOR, Backend.MLIR)), reason="auto has one backend here")
 @pytest.mark.parametrize(("weights", "activations"), [("dense", "float"), ("int8", "float"), ("int8", "int8")])
 def test_auto_decodes_and_prefills_as_the_oracle(weights: str, activations: str) -> None:
-    """Nothing stands in for anything: lanes are tried, compiled, and chosen."""
+    """Nothing stands in for anything: backends are tried, compiled, and chosen."""
     formats = {"weights": weights, "activations": activations}
     runner = load("shape:tiny", backend="auto", max_num_seqs=2, page_size=16, pages=16, **formats)
     assert "a decode step takes" in runner.backends.reason and "not chosen" not in runner.backends.reason

@@ -33,7 +33,7 @@ def runner(
     spec: ModelSpec, dtype: torch.dtype = torch.float32, format: WeightFormat | None = None, seed: int = 0, **settings
 ) -> Runner:
     model = Transformer.from_state(spec, weights_of(spec, dtype, seed), format=format or WeightFormat())
-    return runner_of(model, lanes=MIXED, **settings)
+    return runner_of(model, backends=MIXED, **settings)
 
 
 @settings(max_examples=8, deadline=None)
@@ -138,7 +138,7 @@ def test_as_auto_runs_it() -> None:
     """Blocks by Inductor, attention and decode steps in MLIR, prefills and decodes mixed, the smaller ones as rows."""
     spec = spec_of(layer(4, 2, bias=True), layer(4, 2, window=5))
     model = Transformer.from_state(spec, random_weights(spec, torch.float32), Backend.INDUCTOR)
-    ours = runner_of(model, lanes=Backends(Backend.MLIR, Backend.INDUCTOR, Backend.MLIR, "as auto has it"))
+    ours = runner_of(model, backends=Backends(Backend.MLIR, Backend.INDUCTOR, Backend.MLIR, "as auto has it"))
     ours.executor.few_tokens = 6  # type: ignore[attr-defined]
     Oracle(ours)
     generate(ours, [request("a", 5, 6), request("b", 39, 4), request("c", 17, 3)])

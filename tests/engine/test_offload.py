@@ -27,8 +27,8 @@ def test_a_set_back_comes_back_by_copying(kind: str, tmp_path: Path) -> None:
     poisoned(runner)
     events = list(runner.stream(requests))
     backs = [event for event in events if isinstance(event, Preempted)]
-    assert backs and all("pages saved on the host" in event.reason for event in backs)
-    assert any("tokens come back from the host" in e.reason for e in events if isinstance(e, Scheduled))
+    assert backs and all("pages swapped out to the CPU" in event.reason for event in backs)
+    assert any("tokens swapped in from the CPU" in e.reason for e in events if isinstance(e, Scheduled))
     ends = {e.request_id: e for e in events if isinstance(e, Finished)}
     assert {name: end.token_ids for name, end in ends.items()} == roomy
     assert all(end.computed_tokens == 9 + 14 - 1 for end in ends.values()), "nothing was computed twice"

@@ -29,16 +29,16 @@ SMALL = {"group": 8, "residual": 5}
 
 def spec(context: int = 96) -> ModelSpec:
     kinds = layer(6, 2, 16), layer(6, 2, 16, window=20, sinks=2), layer(6, 2, 16, softcap=2.0, sink_logits=True)
-    return spec_of(*kinds).model_copy(update={"context": context})
+    return spec_of(*kinds).model_copy(update={"max_position_embeddings": context})
 
 
 def model(backend: Backend, dtype: torch.dtype = torch.float32) -> Transformer:
     return Transformer.from_state(spec(), random_weights(spec(), dtype, 3), backend)
 
 
-def rows(model: Transformer, lanes: Backends | None = None, **settings) -> SampledLogits:
+def rows(model: Transformer, backends: Backends | None = None, **settings) -> SampledLogits:
     asked = {f"{i}": request(f"{i}", length, 1).prompt_ids for i, length in enumerate((60, 33, 7))}
-    return sampled_logits(model, asked, 12, page_size=8, pages=60, max_num_batched_tokens=16, lanes=lanes, **settings)
+    return sampled_logits(model, asked, 12, page_size=8, pages=60, max_num_batched_tokens=16, backends=backends, **settings)
 
 
 def agree(found: SampledLogits, right: SampledLogits, bound: float) -> None:
@@ -58,15 +58,15 @@ def test_the_compiled_step_gives_the_modules_rows(kinds, dtype: torch.dtype) -> 
     """Three layers: full, windowed with sinks, soft-capped with sink logits; the second one kept dense."""
     made = {"keys": kinds[0], "values": kinds[1], **SMALL, "layers": {1: {"format": "dense"}}}
     cache, plain = parse_cache_format(made), model(Backend.EAGER, dtype)
-    lanes = Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, "")
-    agree(rows(plain, lanes, cache=cache), rows(plain, cache=cache), 1e-4 if dtype == torch.float32 else 0.06)
+    backends = Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, "")
+    agree(rows(plain, backends, cache=cache), rows(plain, cache=cache), 1e-4 if dtype == torch.float32 else 0.06)
 
 
 @pytest.mark.skipif(NO_MLIR is not None, reason=str(NO_MLIR))
 def test_the_compiled_step_reads_windows_over_packed_pages() -> None:
     cache, plain = parse_cache_format({"format": "int4", **SMALL, "sinks": 3}), model(Backend.EAGER)
-    lanes = Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, "")
-    agree(rows(plain, lanes, cache=cache), rows(plain, cache=cache), 1e-4)
+    backends = Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, "")
+    agree(rows(plain, backends, cache=cache), rows(plain, cache=cache), 1e-4)
 
 
 @pytest.mark.skipif(NO_MLIR is not None, reason=str(NO_MLIR))

@@ -31,9 +31,9 @@ def test_told_once_it_takes_long() -> None:
 def test_loading_tells_what_takes_long(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     heard = threading.Event()
 
-    def slow(lanes, *_, **settings):
+    def slow(backends, *_, **settings):
         assert heard.wait()
-        return lanes
+        return backends
 
     def tell(line: str) -> None:
         if line.startswith("trying which backend decodes shape:tiny fastest here"):

@@ -136,7 +136,7 @@ def test_the_least_urgent_gives_way() -> None:
     for _ in range(6):
         line.step()
         said += [words for words in line.said if "gives way" in words]
-    assert said[0].startswith("r1 ") and "the last in turn gives way" in said[0]
+    assert said[0].startswith("r1 ") and "the last in order is preempted" in said[0]
 
 
 def test_a_policy_is_asked_only_where_there_is_something_to_decide() -> None:

@@ -34,7 +34,7 @@ AUTO = Backends(Backend.MLIR, Backend.EAGER, Backend.MLIR, "auto")
 
 
 def layer(hidden: int = 64, bias: bool = False, **slots) -> LayerSpec:
-    sizes = {"heads": 4, "groups": 2, "dim": 16, "qkv_bias": bias, "o_proj_bias": bias}
+    sizes = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "qkv_bias": bias, "o_proj_bias": bias}
     return LayerSpec(attention=AttentionSpec(**sizes, **slots), intermediate_size=hidden, mlp_bias=bias)
 
 
@@ -61,7 +61,7 @@ def held(model: Transformer) -> CacheLayout:
 
 
 def runner(model: Transformer, **settings) -> Runner:
-    ours = runner_of(model, lanes=MLIR, **settings)
+    ours = runner_of(model, backends=MLIR, **settings)
     assert isinstance(ours.executor.rest, PrefillExecutor)  # type: ignore[attr-defined]
     ours.executor.few_tokens = 0  # type: ignore[attr-defined]
     return ours
@@ -109,15 +109,15 @@ def test_a_packed_cache_is_prefilled_as_by_the_modules() -> None:
     settings = {"cache": kept, "page_size": 8}
     plain, ours = model_of(SPEC, torch.float32), model_of(SPEC, torch.float32)
     choose_weight_layout(ours, MLIR, held(ours), auto=False)
-    modules = runner_of(plain, lanes=MLIR, **settings)
+    modules = runner_of(plain, backends=MLIR, **settings)
     modules.executor.few_tokens = 0  # type: ignore[attr-defined]
     assert finals(modules, requests()) == finals(runner(ours, **settings), requests())
 
 
 def test_the_plain_weights_are_still_there() -> None:
     plain, ours = model_of(SPEC, torch.bfloat16), model_of(SPEC, torch.bfloat16)
-    lanes = choose_weight_layout(ours, MLIR, held(ours), auto=False)
-    assert lanes.blocks is lanes.attention is Backend.MLIR
+    backends = choose_weight_layout(ours, MLIR, held(ours), auto=False)
+    assert backends.blocks is backends.attention is Backend.MLIR
     products = [part for part in ours.blocks.modules() if isinstance(part, Linear)]
     assert all(in_panels(part.weight) for part in products)
     before, after = (model.dense_state(torch.float32) for model in (plain, ours))
@@ -153,9 +153,9 @@ def test_auto_takes_panels_unless_torchs_product_is_clearly_quicker(
     taken = torchs > 0.8 * panels
     for _ in range(2):  # tried, then as it is remembered
         model, kept = model_of(SPEC, torch.float32), ResultCache(tmp_path / "layouts.json")
-        lanes = choose_weight_layout(model, AUTO, held(model), auto=True, remembered=kept)
-        assert lanes.blocks is (Backend.MLIR if taken else Backend.EAGER)
-        assert f"{1000 * panels:.2f} ms from panels, {1000 * torchs:.2f} by torch" in lanes.reason
+        backends = choose_weight_layout(model, AUTO, held(model), auto=True, remembered=kept)
+        assert backends.blocks is (Backend.MLIR if taken else Backend.EAGER)
+        assert f"{1000 * panels:.2f} ms from panels, {1000 * torchs:.2f} by torch" in backends.reason
         assert in_panels_all(model) is taken
         monkeypatch.setattr(layout, "_seconds", None)
 
@@ -168,15 +168,15 @@ def test_auto_checks_what_panels_give(monkeypatch: pytest.MonkeyPatch, tmp_path:
         spoiled = lambda self, plan, forward=forward: forward(self, plan) + 0.1  # noqa: E731
         with monkeypatch.context() as patch:
             patch.setattr(MlirExecutor if at == "decode" else PrefillExecutor, "forward", spoiled)
-            lanes = choose_weight_layout(model, AUTO, held(model), auto=True, remembered=kept)
-        assert lanes.blocks is Backend.EAGER and not in_panels_all(model)
-        assert "row by row: a product of 512 tokens" in lanes.reason
-        assert f"logits of a {at} are 0.1 away" in lanes.reason
+            backends = choose_weight_layout(model, AUTO, held(model), auto=True, remembered=kept)
+        assert backends.blocks is Backend.EAGER and not in_panels_all(model)
+        assert "row by row: a product of 512 tokens" in backends.reason
+        assert f"logits of a {at} are 0.1 away" in backends.reason
 
 
 def test_auto_leaves_a_lane_that_was_refused() -> None:
     model = model_of(SPEC, torch.float32)
-    refused = replace(AUTO, reads=Backend.EAGER)
+    refused = replace(AUTO, attention=Backend.EAGER)
     assert choose_weight_layout(model, refused, held(model), auto=True) is refused and not in_panels_all(model)
 
 

@@ -60,7 +60,7 @@ class Traffic:
 
     def runner(self, clock: Clock, **changes: Any) -> Runner:
         drafts = Speculator(PromptLookupProposer(1, 3), 3, CONTEXT, "adaptive") if self.drafts else None
-        made = runner_of(MODEL, **{**self.settings, **changes}, drafts=drafts, clock=clock, sleep=clock.sleep)
+        made = runner_of(MODEL, **{**self.settings, **changes}, speculator=drafts, clock=clock, sleep=clock.sleep)
         if self.quick:
             made.executor = Made()  # type: ignore[assignment]
         return made

@@ -66,7 +66,7 @@ def test_cancelling_a_request_ends_all_its_samples() -> None:
 
 def test_rows_of_samples() -> None:
     recorder = Recorder()
-    runner = runner_of(MODEL, note=recorder.record)
+    runner = runner_of(MODEL, listener=recorder.record)
     generate(runner, [request("a", 6, 3, temperature=0.9, n=2), request("b", 6, 3)])
     names = ("request_id", "sample", "output_tokens", "cached_tokens")
     rows = [tuple(row[name] for name in names) for row in recorder.requests()]

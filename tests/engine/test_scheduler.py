@@ -115,7 +115,7 @@ TestHistories.settings = settings(max_examples=120, stateful_step_count=25, dead
 @given(st.lists(st.tuples(st.integers(1, 20), st.integers(1, 15)), min_size=1, max_size=8))
 @settings(deadline=None)
 def test_everything_submitted_ends(sizes: list[tuple[int, int]]) -> None:
-    """However scarce the pages: no loop of set-backs, nobody starves."""
+    """However scarce the pages: no loop of preemptions, nobody starves."""
     scheduler = scheduler_of((PagePool(9, 4),), SchedulerLimits(4, 8))
     going = [sequence(order, prompt, most) for order, (prompt, most) in enumerate(sizes)]
     for new in going:

@@ -43,7 +43,7 @@ def test_greedy_output_is_what_it_is_without(spec: ModelSpec, seed, most, cache,
     shared = {"cache": cache, "prefix": prefix, "pages": pages, "page_size": size, "max_num_seqs": 3}
     wanted = plain(model, asked, **{**shared, "pages": 60})
     proposer = Guesses({name: end.token_ids for name, end in wanted.items()}, seed, right)
-    runner = runner_of(model, **shared, drafts=drafts(proposer, most))
+    runner = runner_of(model, **shared, speculator=drafts(proposer, most))
     if cache is None:
         Oracle(runner)
     assert tokens(run_checked(runner, asked)) == tokens(wanted)
@@ -52,7 +52,7 @@ def test_greedy_output_is_what_it_is_without(spec: ModelSpec, seed, most, cache,
 
 
 def keeps_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(KVCacheManager, "cut", lambda self, sequence: None)
+    monkeypatch.setattr(KVCacheManager, "free_rejected_drafts", lambda self, sequence: None)
 
 
 def takes_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ def takes_all(monkeypatch: pytest.MonkeyPatch) -> None:
 def one_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each drafted token is computed a place too early."""
     wrong = property(lambda s: [*s.sequence.token_ids[s.start : s.end - len(s.drafts)], *s.drafts[1:], *s.drafts[:1]])
-    monkeypatch.setattr(Span, "ids", wrong)
+    monkeypatch.setattr(Span, "token_ids", wrong)
 
 
 @pytest.mark.parametrize("bug", [keeps_pages, takes_all, one_off])
@@ -77,7 +77,7 @@ def test_planted_bugs_are_seen(bug, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def same() -> bool:
         proposer = Guesses({name: end.token_ids for name, end in wanted.items()})
-        return tokens(run_checked(runner_of(model, drafts=drafts(proposer)), asked)) == tokens(wanted)
+        return tokens(run_checked(runner_of(model, speculator=drafts(proposer)), asked)) == tokens(wanted)
 
     assert same()
     bug(monkeypatch)
@@ -97,7 +97,7 @@ def test_events_are_those_of_a_run_without(way: dict) -> None:
         for e in wanted
         if isinstance(e, Finished)
     }
-    found = list(runner_of(model, drafts=drafts(Guesses(answers), accept="match")).stream(asked))
+    found = list(runner_of(model, speculator=drafts(Guesses(answers), accept="match")).stream(asked))
 
     def told(events) -> dict:
         return {
@@ -137,7 +137,7 @@ def test_cancelling_at_any_event_frees_its_pages(moment: int, which: int, seed: 
     asked = [request(f"r{i}", 3 + 4 * i, 9) for i in range(3)]
     wanted = plain(model, asked)
     proposer = Guesses({name: end.token_ids for name, end in wanted.items()}, seed)
-    runner = runner_of(model, drafts=drafts(proposer))
+    runner = runner_of(model, speculator=drafts(proposer))
     ends = {}
     for number, event in enumerate(runner.stream(asked)):
         if number == moment:
@@ -178,7 +178,7 @@ def test_checks_in_the_compiled_step_are_the_oracles() -> None:
     wanted = plain(model, asked)
     proposer = Guesses({name: end.token_ids for name, end in wanted.items()})
     mixed = Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, "decode steps alone are compiled")
-    runner = runner_of(model, lanes=mixed, drafts=drafts(proposer, 2))
+    runner = runner_of(model, backends=mixed, speculator=drafts(proposer, 2))
     Oracle(runner)
     assert tokens(generate(runner, asked)) == tokens(wanted)
     assert runner.executor.inner.checks  # type: ignore[attr-defined]
@@ -196,7 +196,7 @@ def test_packed_pages_and_shared_contexts_in_the_compiled_step(threads: int) -> 
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        runner = runner_of(model, lanes=mixed, drafts=drafts(proposer), **shared)
+        runner = runner_of(model, backends=mixed, speculator=drafts(proposer), **shared)
         assert tokens(generate(runner, asked)) == tokens(wanted)
         assert runner.executor.checks  # type: ignore[attr-defined]
     finally:

@@ -37,7 +37,7 @@ def test_every_policy_gives_the_same_tokens(
     patience = {} if policy == "fcfs" else {"starvation_limit": 6}
     runner = runner_of(
         MODEL, policy=parse_policy({"kind": policy, **patience}, cast(BatchingMode, kind)), pages=pages,
-        max_num_batched_tokens=budget, prefix="radix", drafts=drafts(Guesses(ANSWERS, seed, right)),
+        max_num_batched_tokens=budget, prefix="radix", speculator=drafts(Guesses(ANSWERS, seed, right)),
     )  # fmt: skip
     assert tokens(run_checked(runner, ASKED)) == tokens(WANTED)
     runner.reset_prefix_cache()
@@ -89,7 +89,7 @@ def test_checks_have_the_bits_of_single_tokens_under_batch_invariant() -> None:
     for right, pages, budget in ((0.8, 80, 16), (0.5, 24, 7)):
         runner = invariant_runner(
             pages=pages, max_num_batched_tokens=budget, policy="shortest_prompt",
-            drafts=drafts(Guesses({name: end[0] for name, end in single.items()}, 1, right)),
+            speculator=drafts(Guesses({name: end[0] for name, end in single.items()}, 1, right)),
         )  # fmt: skip
         bits = Bits(runner, dict(alone))
         assert tokens(run_checked(runner, ASKED)) == single
@@ -103,7 +103,7 @@ def test_without_it_some_bit_differs() -> None:
         runner = runner_of(MODEL, pages=80)
         Bits(runner, alone)
         run_checked(runner, [each])
-    runner = runner_of(MODEL, pages=80, drafts=drafts(Guesses(ANSWERS, 1, 0.8)))
+    runner = runner_of(MODEL, pages=80, speculator=drafts(Guesses(ANSWERS, 1, 0.8)))
     bits = Bits(runner, alone)
     run_checked(runner, ASKED)
     assert bits.differing
@@ -112,7 +112,7 @@ def test_without_it_some_bit_differs() -> None:
 @pytest.mark.parametrize("policy", BUILT_IN_POLICIES)
 def test_cancels_under_every_policy(policy: str) -> None:
     """Amid drafts: pages come back, and the others' tokens stay."""
-    runner = runner_of(MODEL, policy=policy, pages=24, drafts=drafts(Guesses(ANSWERS, 3)))
+    runner = runner_of(MODEL, policy=policy, pages=24, speculator=drafts(Guesses(ANSWERS, 3)))
     box: deque = deque()
     for each in ASKED:
         runner.submit(each, box)

@@ -56,7 +56,7 @@ class Timed(EagerExecutor):
 
 @pytest.fixture
 def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    kept = ResultCache(tmp_path / "lanes.json")
+    kept = ResultCache(tmp_path / "backends.json")
 
     def run(
         mlir: float = 1.0, eager: float = 2.0, inductor: float = 1.5, model=None, unit: CompileUnit = "block", fails=(), **bad
@@ -65,18 +65,18 @@ def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         model = model or model_of(spec_of(layer(4, 2), layer(4, 2, window=5)))
         run.compiled = []
 
-        def build_executor(model, store, lanes, unit):
-            run.compiled.append(lanes.decode)
-            if lanes.decode in fails:
-                raise fails[lanes.decode]
-            if lanes.decode is Backend.MLIR:
+        def build_executor(model, store, backends, unit):
+            run.compiled.append(backends.decode)
+            if backends.decode in fails:
+                raise fails[backends.decode]
+            if backends.decode is Backend.MLIR:
                 return Timed(model, store, clock, mlir, **bad)
             return Timed(model, store, clock, inductor)
 
         monkeypatch.setattr(trial, "build_executor", build_executor)
         monkeypatch.setattr(trial, "EagerExecutor", lambda model, store: Timed(model, store, clock, eager))
         monkeypatch.setattr(rounds, "time", clock)
-        monkeypatch.setattr(trial, "first_correct_backend", lambda operator, arguments, lanes: CorrectBackend(lanes[0], "as told"))
+        monkeypatch.setattr(trial, "first_correct_backend", lambda operator, arguments, backends: CorrectBackend(backends[0], "as told"))
         return trial.autotune_backend(BOTH, model, 4, unit, kept)
 
     return run, kept
@@ -84,18 +84,18 @@ def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
 def test_the_first_that_is_right_decodes_and_no_other_is_compiled(tried) -> None:
     run, _ = tried
-    lanes = run(mlir=0.001, eager=0.002, inductor=0.0001)
-    assert (lanes.decode, lanes.blocks, lanes.vetted) == (Backend.MLIR, Backend.INDUCTOR, False)
+    backends = run(mlir=0.001, eager=0.002, inductor=0.0001)
+    assert (backends.decode, backends.blocks, backends.vetted) == (Backend.MLIR, Backend.INDUCTOR, False)
     assert run.compiled == [Backend.MLIR]
     untried = "inductor not tried: mlir is right, no slower than eager, and compiled already"
     told = f"auto: a decode step takes mlir 1.00 ms, eager 2.00 ms, {untried}; attention of a prefill as told"
-    assert lanes.reason == told
+    assert backends.reason == told
 
 
 def test_the_next_where_the_modules_as_written_are_clearly_quicker(tried) -> None:
     run, _ = tried
-    lanes = run(mlir=3.0, eager=2.0, inductor=1.5)
-    assert (lanes.decode, lanes.vetted, run.compiled) == (Backend.INDUCTOR, True, [Backend.MLIR, Backend.INDUCTOR])
+    backends = run(mlir=3.0, eager=2.0, inductor=1.5)
+    assert (backends.decode, backends.vetted, run.compiled) == (Backend.INDUCTOR, True, [Backend.MLIR, Backend.INDUCTOR])
     assert run(mlir=3.0, eager=2.0, inductor=9.0, unit="step").decode == Backend.EAGER
 
 
@@ -115,20 +115,20 @@ def one_short(batch: TokenBatch) -> TokenBatch:
 
 
 def another_place(batch: TokenBatch) -> TokenBatch:
-    return replace(batch, slots=tuple(slots + 1 for slots in batch.slot_mapping))
+    return replace(batch, slot_mapping=tuple(slots + 1 for slots in batch.slot_mapping))
 
 
 def another_token(batch: TokenBatch) -> TokenBatch:
-    return replace(batch, ids=(batch.token_ids + 1) % VOCAB)
+    return replace(batch, token_ids=(batch.token_ids + 1) % VOCAB)
 
 
 @pytest.mark.parametrize("change", [in_order, one_short, another_place, another_token])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_lane_that_reads_or_writes_elsewhere_is_not_chosen(tried, change, dtype: torch.dtype) -> None:
     run, _ = tried
-    lanes = run(model=model_of(spec_of(layer(4, 2), layer(4, 2, window=5)), dtype=dtype), change=change)
-    assert lanes.decode == Backend.INDUCTOR
-    assert "mlir not chosen: its logits are" in lanes.reason and "is allowed" in lanes.reason
+    backends = run(model=model_of(spec_of(layer(4, 2), layer(4, 2, window=5)), dtype=dtype), change=change)
+    assert backends.decode == Backend.INDUCTOR
+    assert "mlir not chosen: its logits are" in backends.reason and "is allowed" in backends.reason
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -137,14 +137,14 @@ def test_a_lane_that_ignores_windows_is_not_chosen(tried, dtype: torch.dtype) ->
     model = model_of(spec_of(layer(4, 2), layer(4, 2, window=5)), dtype=dtype)
     assert run(model=model).decode == Backend.MLIR, "with its windows it is right"
     kept.file.unlink()
-    lanes = run(model=model, blind=True)
-    assert lanes.decode == Backend.INDUCTOR and "mlir not chosen: its logits are" in lanes.reason
+    backends = run(model=model, blind=True)
+    assert backends.decode == Backend.INDUCTOR and "mlir not chosen: its logits are" in backends.reason
 
 
 def test_a_lane_that_is_slightly_wrong_is_not_chosen(tried) -> None:
     run, _ = tried
-    lanes = run(spoil=lambda rows: rows * 1.001)  # in float32
-    assert lanes.decode == Backend.INDUCTOR and "mlir not chosen: its logits are" in lanes.reason
+    backends = run(spoil=lambda rows: rows * 1.001)  # in float32
+    assert backends.decode == Backend.INDUCTOR and "mlir not chosen: its logits are" in backends.reason
     nowhere = run(spoil=lambda rows: rows * torch.nan, unit="step")
     assert "nan away" in nowhere.reason
 
@@ -158,22 +158,22 @@ def test_a_lane_that_is_slightly_wrong_is_not_chosen(tried) -> None:
 )
 def test_a_lane_that_fails_is_not_chosen(tried, error: Exception, told: str) -> None:
     run, _ = tried
-    lanes = run(fails={Backend.MLIR: error})
-    assert lanes.decode == Backend.INDUCTOR and f"mlir not chosen: {told}" in lanes.reason
+    backends = run(fails={Backend.MLIR: error})
+    assert backends.decode == Backend.INDUCTOR and f"mlir not chosen: {told}" in backends.reason
 
 
 def test_blocks_that_cannot_decode_do_not_prefill(tried) -> None:
     run, _ = tried
-    lanes = run(mlir=9.0, eager=2.0, fails={Backend.INDUCTOR: RuntimeError("the compiler broke")})
-    assert (lanes.decode, lanes.blocks, lanes.reads) == (Backend.EAGER, Backend.EAGER, Backend.EAGER)
-    assert "inductor not chosen: RuntimeError: the compiler broke, prefill on eager" in lanes.reason
+    backends = run(mlir=9.0, eager=2.0, fails={Backend.INDUCTOR: RuntimeError("the compiler broke")})
+    assert (backends.decode, backends.blocks, backends.reads) == (Backend.EAGER, Backend.EAGER, Backend.EAGER)
+    assert "inductor not chosen: RuntimeError: the compiler broke, prefill on eager" in backends.reason
 
 
 def test_where_no_compiled_lane_works_the_modules_as_written_do(tried) -> None:
     run, _ = tried
-    lanes = run(fails={backend: RuntimeError(f"{backend} broke") for backend in (Backend.MLIR, Backend.INDUCTOR)})
-    assert lanes.decode == Backend.EAGER
-    assert "eager 2000.00 ms, mlir not chosen: RuntimeError: mlir broke, inductor not chosen" in lanes.reason
+    backends = run(fails={backend: RuntimeError(f"{backend} broke") for backend in (Backend.MLIR, Backend.INDUCTOR)})
+    assert backends.decode == Backend.EAGER
+    assert "eager 2000.00 ms, mlir not chosen: RuntimeError: mlir broke, inductor not chosen" in backends.reason
 
 
 def test_units_are_tried_each(tried) -> None:

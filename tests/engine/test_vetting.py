@@ -64,15 +64,15 @@ def test_where_the_plain_run_fails_too_nothing_changes() -> None:
         with pytest.raises(MemoryError, match="first"):
             vetted.forward(plan)
         assert (first.calls, second.calls) == (calls, calls), "it is vetted anew each time"
-    lanes = {vars(part)["backend"] for part in model.modules() if "backend" in vars(part)}
-    assert vetted.executor is first and lanes == {Backend.INDUCTOR} and not told
+    backends = {vars(part)["backend"] for part in model.modules() if "backend" in vars(part)}
+    assert vetted.executor is first and backends == {Backend.INDUCTOR} and not told
 
 
 def test_the_runner_says_what_ran_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(spec_of(layer(4, 2)), backend=Backend.INDUCTOR)
     failing = lambda model, store, *_: Broken(model, store, RuntimeError("no compiler"))  # noqa: E731
     monkeypatch.setattr(executors, "InductorExecutor", failing)
-    runner = runner_of(model, lanes=Backends(Backend.MLIR, Backend.INDUCTOR, Backend.MLIR, "auto: told", checked=False))
+    runner = runner_of(model, backends=Backends(Backend.MLIR, Backend.INDUCTOR, Backend.MLIR, "auto: told", checked=False))
     runner.executor.few_tokens = 0  # type: ignore[attr-defined]
     assert str(runner.backends) == "mlir (prefill: inductor, its attention: mlir)"
     with pytest.warns(UserWarning, match="backend auto: inductor does not compile here, prefill on eager"):
@@ -105,12 +105,12 @@ def test_blocks_whose_queries_are_seen_are_vetted_too(monkeypatch: pytest.Monkey
     expected = generate(plain, asked)["a"].token_ids
     failing = lambda model, store, *_: Broken(model, store, RuntimeError("no compiler"))  # noqa: E731
     monkeypatch.setattr(executors, "InductorExecutor", failing)
-    lanes = Backends(Backend.MLIR, Backend.INDUCTOR, Backend.MLIR, "auto: told", checked=False)
-    runner = runner_of(model_of(spec_of(layer(4, 2)), backend=Backend.INDUCTOR), lanes=lanes, evict=EVICT)
+    backends = Backends(Backend.MLIR, Backend.INDUCTOR, Backend.MLIR, "auto: told", checked=False)
+    runner = runner_of(model_of(spec_of(layer(4, 2)), backend=Backend.INDUCTOR), backends=backends, evict=EVICT)
     runner.executor.fast.few_tokens = 0  # type: ignore[attr-defined]
     with pytest.warns(UserWarning, match="backend auto: inductor does not compile here, prefill on eager"):
         found = generate(runner, asked)["a"].token_ids
     assert found == expected and runner.backends.blocks is Backend.EAGER
-    lanes = replace(lanes, vetted=True)
-    asked_for = runner_of(model_of(spec_of(layer(4, 2)), backend=Backend.INDUCTOR), lanes=lanes, evict=EVICT)
+    backends = replace(backends, checked=True)
+    asked_for = runner_of(model_of(spec_of(layer(4, 2)), backend=Backend.INDUCTOR), backends=backends, evict=EVICT)
     assert "no compiler" in (generate(asked_for, asked)["a"].error or ""), "who asks for a backend is told"

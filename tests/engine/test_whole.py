@@ -34,7 +34,7 @@ def ended(event: Event) -> tuple | None:
 def test_it_ends_as_any_other(sampling: SamplingParameters, text: str) -> None:
     plain = Request("r", tuple(byte_level().encode(text)), sampling)
     told = list(runner().stream([plain]))
-    mine = list(runner().stream([replace(plain, whole=True)]))
+    mine = list(runner().stream([replace(plain, final_only=True)]))
     assert {ended(event) for event in mine} == {ended(event) for event in told}
     tokens = [event for event in mine if isinstance(event, Decoded)]
     assert bool(tokens) == (sampling.logprobs is not None)
@@ -57,5 +57,5 @@ def test_whole_is_what_the_pieces_are(name: str, data: st.DataObject) -> None:
 def test_the_best_are_chosen_all_the_same(asked: dict) -> None:
     sampling = SamplingParameters(max_tokens=5, **asked)
     plain = Request("r", tuple(byte_level().encode("abc")), sampling)
-    told, mine = (list(runner().stream([replace(plain, whole=whole)])) for whole in (False, True))
+    told, mine = (list(runner().stream([replace(plain, final_only=whole)])) for whole in (False, True))
     assert {ended(event) for event in mine} == {ended(event) for event in told}

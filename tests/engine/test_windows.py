@@ -17,7 +17,7 @@ SINKS = LayerSpec(attention=AttentionSpec(num_heads=2, num_kv_heads=1, head_dim=
 @pytest.mark.parametrize("kind", [layer(4, 2, window=WINDOW), SINKS])
 def test_a_window_bounds_memory(length: int, kind: LayerSpec) -> None:
     """Twenty times the window: no more pages at the end than soon after its beginning."""
-    model = model_of(spec_of(kind, kind).model_copy(update={"context": 160}))
+    model = model_of(spec_of(kind, kind).model_copy(update={"max_position_embeddings": 160}))
     runner = runner_of(model, pages=8, page_size=2, max_num_batched_tokens=4)
     (poisoned if kind is not SINKS else Poison)(runner)
     used, ids = [], list(request("a", length, 1).prompt_ids)
@@ -33,7 +33,7 @@ def test_a_window_bounds_memory(length: int, kind: LayerSpec) -> None:
 
 
 def test_a_refusal_counts_what_is_needed_at_once() -> None:
-    spec = spec_of(layer(4, 2, window=WINDOW)).model_copy(update={"context": 400})
+    spec = spec_of(layer(4, 2, window=WINDOW)).model_copy(update={"max_position_embeddings": 400})
     runner = runner_of(model_of(spec), pages=4, page_size=2, max_num_batched_tokens=4)
     refused = generate(runner, [request("a", 100, 100)])["a"]
     # Positions t - 4 .. t + 3 are touched at once: eight, which meet five pages of two.

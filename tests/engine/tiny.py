@@ -24,7 +24,7 @@ VOCAB, CONTEXT = 31, 48
 def layer(
     heads: int = 2, groups: int = 1, dim: int = 4, window: int | None = None, bias: bool = False, **slots
 ) -> LayerSpec:
-    sizes = {"heads": heads, "groups": groups, "dim": dim, "window": window}
+    sizes = {"num_heads": heads, "num_kv_heads": groups, "head_dim": dim, "window": window}
     attention = AttentionSpec(**sizes, qkv_bias=bias, o_proj_bias=bias, **slots)
     return LayerSpec(attention=attention, intermediate_size=12, mlp_bias=bias)
 

@@ -38,7 +38,7 @@ def test_torchs_forms_give_the_same(operator: str) -> None:
 @pytest.mark.parametrize("spans", [(1, 1), (9, 9)])
 def test_attention_over_keys_in_order_gives_the_same(spans: tuple[int, int]) -> None:
     suite = cases.suite_of("paged_attention")
-    shape = {"groups": 2, "share": 2, "dim": 8, "size": 4, "dtype": torch.float32}
+    shape = {"num_kv_heads": 2, "queries_per_kv": 2, "dim": 8, "size": 4, "dtype": torch.float32}
     inputs = suite.input_maker(torch.Generator().manual_seed(0), contexts=(9, 9), spans=spans, **shape)
     form = gpu_kernels.torch_form("paged_attention", inputs)
     assert form is not None

@@ -31,7 +31,7 @@ def over_budget(state: SchedulerState) -> SchedulerDecision:
     """A policy that wishes more than a step has for every prompt of 3 tokens, 5, 7, ...: they end with it."""
     wishes = FCFS()(state)
     odd = {entry.request_id for entry in (*state.running, *state.waiting) if entry.num_prompt_tokens % 2 and entry.num_prompt_tokens > 1}
-    return replace(wishes, tokens=[(name, state.max_num_batched_tokens + 1 if name in odd else n) for name, n in wishes.num_scheduled_tokens])
+    return replace(wishes, num_scheduled_tokens=[(name, state.max_num_batched_tokens + 1 if name in odd else n) for name, n in wishes.num_scheduled_tokens])
 
 
 BLOCK = 4
@@ -119,7 +119,7 @@ def told(run: Fleet) -> tuple[list[tuple], list[tuple]]:
     instances = []
     for instance in run.instances:
         tally = vars(instance.counters).copy()
-        del tally["moves"]
+        del tally["plans"]
         pools = instance.scheduler.pools
         kept = [pool.num_available if instance.spec.ttl else (pool.num_free, len(pool.evictable)) for pool in pools]
         instances.append((tuple(tally.items()), kept))  # what is over is given up when somebody looks, and not before

@@ -107,8 +107,8 @@ def test_a_wish_that_breaks_a_law_ends_its_request_and_nobody_elses(scene: dict[
         asked = job.arrival.prompt_tokens
         if not job.instances:  # it could never run
             continue
-        assert ("wishes" in job.error) == (asked % 2 == 1 and asked > 1), job
-        assert "wishes" not in job.error or len(job.instances) == 1 and job.generated_tokens == 0 and job.finish_time is not None
+        assert ("schedules" in job.error) == (asked % 2 == 1 and asked > 1), job
+        assert "schedules" not in job.error or len(job.instances) == 1 and job.generated_tokens == 0 and job.finish_time is not None
     assert run.finished + run.failed == run.submitted
 
 

@@ -17,11 +17,11 @@ from workbench.traffic.arrival import Arrival
 @dataclass(frozen=True)
 class Seen:
     number: int
-    requests: int = 0
-    backlog: int = 0
+    num_requests: int = 0
+    pending_prompt_tokens: int = 0
     holds: int = 0
 
-    def cached(self, prompt: tuple[int, ...], tenant: str) -> int:
+    def cached_tokens(self, prompt: tuple[int, ...], tenant: str) -> int:
         return self.holds
 
 
@@ -39,9 +39,9 @@ def test_every_router_keeps_its_promise(views: list[Seen], number: int, session:
     count = len(views)
     turns = [RoundRobin().choose(job(n), views).number for n in range(number, number + count)]
     assert sorted(turns) == list(range(count))
-    assert LeastLoaded().choose(job(number), views).num_requests == min(view.requests for view in views)
+    assert LeastLoaded().choose(job(number), views).num_requests == min(view.num_requests for view in views)
     aware = PrefixAware(request_tokens=0).choose(job(number), views)
-    assert aware.pending_prompt_tokens - aware.cached_tokens((), "") == min(view.backlog - view.holds for view in views)
+    assert aware.pending_prompt_tokens - aware.cached_tokens((), "") == min(view.pending_prompt_tokens - view.holds for view in views)
     sticky = SessionSticky()
     mine = sticky.choose(job(number, session or "s"), views).number
     assert sticky.choose(job(number + 1, session or "s"), list(reversed(views))).number == mine

@@ -160,7 +160,7 @@ def test_a_rule_shows_evidence_for_every_outcome_or_says_why_there_is_none() -> 
     claim = Claim("mine", "So it is", (ClaimSource("A", "1"),), ())
     assert claim_errors(claim) == ["has no trial"]
     wrong = claim_errors(replace(claim, trials=(trial_of(yes),)))
-    assert len(wrong) == 3 and all("must stand in `examples`, with evidence, or in `impossible`" in each for each in wrong)
+    assert len(wrong) == 3 and all("must be in `examples`, with evidence, or in `impossible`" in each for each in wrong)
     wrong = claim_errors(replace(claim, trials=(trial_of(yes, examples=dict.fromkeys(OUTCOMES, 1)),)))
     assert all(any(f"should give '{outcome}'" in each for each in wrong) for outcome in ("refuted", "holds"))
     assert any("does not say which" in each for each in wrong)
@@ -168,7 +168,7 @@ def test_a_rule_shows_evidence_for_every_outcome_or_says_why_there_is_none() -> 
     wrong = claim_errors(replace(claim, trials=(silent,)))
     assert any("does not say why" in each for each in wrong) and any("may name holds" in each for each in wrong)
     both = trial_of(yes, examples=dict.fromkeys(OUTCOMES, 1), impossible={"holds": "so"})
-    assert any("must stand in" in each for each in claim_errors(replace(claim, trials=(both,))))
+    assert any("must be in" in each for each in claim_errors(replace(claim, trials=(both,))))
     bare = trial_of(yes, changed=(RuleChange("the bar", "2026-11-22", "", "it was high"),))
     assert any("a change without after" in each for each in claim_errors(replace(claim, trials=(bare,))))
     assert apply_rule(claim, both, {}).rule == "Always."

@@ -25,11 +25,11 @@ def test_nothing_changes_nothing() -> None:
 
 def test_every_slot_reaches_every_layer() -> None:
     slots = {
-        "groups": 2, "window": 9, "sinks": 2, "softcap": 3.0, "scale": 0.2, "qk_norm": True,
+        "num_kv_heads": 2, "window": 9, "sinks": 2, "softcap": 3.0, "scale": 0.2, "qk_norm": True,
         "rotary": RotaryConfig(rope_theta=7.0), "sink_logits": True,
     }  # fmt: skip
     assert {attention.position for attention in varied(position="none")} == {"none"}
-    assert set(slots) | {"heads", "dim", "position", "mask", "score", "module"} == set(AttentionChange.model_fields)
+    assert set(slots) | {"num_heads", "head_dim", "position", "mask", "score", "module"} == set(AttentionChange.model_fields)
     for attention in varied(**slots):
         assert attention == LAYER.attention.model_copy(update=slots)
 
@@ -49,9 +49,9 @@ def test_kinds_and_single_layers_stand_on_top() -> None:
     assert [a.position for a in found] == ["none", "rotary"] * 3
 
 
-@pytest.mark.parametrize(("groups", "right"), [("multi_head", 6), ("multi_query", 1), (3, 3)])
-def test_groups_by_number_or_name(groups: object, right: int) -> None:
-    assert {a.num_kv_heads for a in varied(groups=groups)} == {right}
+@pytest.mark.parametrize(("num_kv_heads", "right"), [("multi_head", 6), ("multi_query", 1), (3, 3)])
+def test_groups_by_number_or_name(num_kv_heads: object, right: int) -> None:
+    assert {a.num_kv_heads for a in varied(num_kv_heads=num_kv_heads)} == {right}
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_what_is_wrong_is_told_in_one_line(values: dict, told: str) -> None:
 @pytest.mark.parametrize(
     ("values", "told"),
     [
-        ({"groups": 4}, "attention of layer 0: 6 query heads cannot share 4 key/value heads evenly"),
+        ({"num_kv_heads": 4}, "attention of layer 0: 6 query heads cannot share 4 key/value heads evenly"),
         ({"sinks": 4}, "attention of layer 0: sinks 4 without a window"),
         ({"layers": {6: {"window": 3}}}, "there is no layer 6; the model has 0 to 5"),
     ],

@@ -16,7 +16,7 @@ def test_every_layer_is_looked_at(place: int) -> None:
     kinds = [layer()] * 3
     format.check(spec_of(*kinds))
     for wrong, told in (
-        (layer().model_copy(update={"hidden": 14}), "do not divide its hidden of 14"),
+        (layer().model_copy(update={"intermediate_size": 14}), "do not divide its intermediate_size of 14"),
         (layer(3, 1, 2), "do not divide its heads x dim of 6"),
     ):
         with pytest.raises(WorkbenchError, match=told):

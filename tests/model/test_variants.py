@@ -33,7 +33,7 @@ def logits(model: Transformer) -> torch.Tensor:
 @given(st.sampled_from([1, 2, 3]), st.sampled_from([1, 2, 3]), st.booleans())
 def test_more_groups_are_copies_and_change_nothing(groups: int, copies: int, bias: bool) -> None:
     spec = spec_of(layer(6 * groups, groups, bias=bias), layer(6 * groups, groups, window=4))
-    plain, more = varied(spec), varied(spec, groups=groups * copies)
+    plain, more = varied(spec), varied(spec, num_kv_heads=groups * copies)
     assert {kind.attention.num_kv_heads for kind in more.spec.layers} == {groups * copies}
     assert torch.allclose(logits(plain), logits(more), rtol=0, atol=1e-12)
 
@@ -88,9 +88,9 @@ def test_a_window_wide_enough_and_no_cap_change_nothing() -> None:
 @pytest.mark.parametrize(
     ("values", "told"),
     [
-        ({"groups": 3}, "blocks.0.attention: 2 key/value heads cannot become 3: one number must divide the other"),
-        ({"heads": 12}, "heads 12 where the trained model has 6; shape:NAME with random weights takes any"),
-        ({"dim": 8}, "dim 8 where the trained model has 4"),
+        ({"num_kv_heads": 3}, "blocks.0.attention: 2 key/value heads cannot become 3: one number must divide the other"),
+        ({"num_heads": 12}, "num_heads 12 where the trained model has 6; shape:NAME with random weights takes any"),
+        ({"head_dim": 8}, "head_dim 8 where the trained model has 4"),
     ],
 )
 def test_what_a_trained_model_cannot_become(values: dict, told: str) -> None:

@@ -274,7 +274,7 @@ def test_any_damage_is_noticed_or_harmless(
 
 
 def test_known_harmless_extras_are_ignored(tmp_path: Path) -> None:
-    spec = TINY.model_copy(update={"tied": True})
+    spec = TINY.model_copy(update={"tie_word_embeddings": True})
     state = random_weights(spec, torch.float32)
     save_folder(tmp_path, spec, state, torch.float32)
     extras = {"lm_head.weight": torch.ones(257, 64), f"{LAYER}.rotary_emb.inv_freq": torch.ones(8)}

@@ -124,8 +124,8 @@ def test_files_that_are_as_they_were_are_not_read_again(tmp_path: Path, monkeypa
     time.sleep(2 * TICK)
     first = listed(tmp_path / "runs")
     assert len(stored()) == 1
-    monkeypatch.setattr("workbench.records.places.read_text", None)
-    monkeypatch.setattr("workbench.records.rows.read_text", None)
+    monkeypatch.setattr("workbench.runs.locations.read_text", None)
+    monkeypatch.setattr("workbench.runs.rows.read_text", None)
     assert listed(tmp_path / "runs") == first
     monkeypatch.undo()
 

@@ -70,7 +70,7 @@ def test_batches_of_wall_clock_arrivals_come_back(record: Record, tmp_path: Path
 def test_the_command_line_says_the_same(record: Record, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce", str(record.path), "--replay", "--logits", "1", "--out", str(tmp_path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["identical"] and found["replayed"] == {"steps": record.steps.num_rows, "same_words": True}
+    assert found["identical"] and found["replayed"] == {"steps": record.steps.num_rows, "same_reasons": True}
     assert [each["within"] for each in found["logits"]] == [True] and found["settings"] == []
     assert all(set(each) >= {"was", "now", "low", "high", "spread_source", "inside"} for each in found["timings"])
 

@@ -30,10 +30,10 @@ problem = backend_problems()[Backend.MLIR]
 
 def test_answers_are_counted_by_prompt() -> None:
     rows = [
-        {"prompt": 0, "determinism": "varying", "token_ids": [1, 2], "logprobs": [0.5, 0.5]},
-        {"prompt": 0, "determinism": "varying", "token_ids": [1, 2], "logprobs": [0.5, 0.25]},
-        {"prompt": 1, "determinism": "varying", "token_ids": [1, 3], "logprobs": [0.5, 0.5]},
-        {"prompt": 1, "determinism": "same", "token_ids": [7, 7], "logprobs": [0.5, 0.5]},
+        {"prompt": 0, "batch_composition": "varying", "token_ids": [1, 2], "logprobs": [0.5, 0.5]},
+        {"prompt": 0, "batch_composition": "varying", "token_ids": [1, 2], "logprobs": [0.5, 0.25]},
+        {"prompt": 1, "batch_composition": "varying", "token_ids": [1, 3], "logprobs": [0.5, 0.5]},
+        {"prompt": 1, "batch_composition": "same", "token_ids": [7, 7], "logprobs": [0.5, 0.5]},
     ]
     assert (num_distinct_outputs(rows, "varying", "token_ids"), num_distinct_outputs(rows, "varying", "logprobs")) == (1, 2)
     assert num_distinct_outputs(rows, "same", "token_ids") == 1

@@ -12,7 +12,7 @@ from workbench.user_parts import temporarily_registered
 
 RIGHT = [
     {}, {"window": 5, "sinks": 2, "softcap": 2.0, "qk_norm": True}, {"position": "alibi", "sink_logits": True},
-    {"position": "none", "scale": 0.2, "groups": "multi_query"}, parts.Strided, parts.Strided(7),
+    {"position": "none", "scale": 0.2, "num_kv_heads": "multi_query"}, parts.Strided, parts.Strided(7),
     parts.blind_now_and_then, parts.bent, parts.hides_far, parts.Gated, "tests.testing.attention_parts:Strided",
     "tests/testing/attention_parts.py:bent",
 ]  # fmt: skip

@@ -21,7 +21,7 @@ from workbench.testing.holding import check_law
 HEAVY = {"kind": "heavy_hitters", "budget": 64}
 SNAP = {"kind": "snapkv", "budget": 64, "observe": 3, "pool": 3}
 ORACLE = "what stays is what a model without pages, batches and chunks keeps, head by head"
-KEPT = "the budget is kept at every step, in tokens, pages and bytes; all pages come back"
+KEPT = "the budget is kept at every step, in tokens, pages and bytes; all pages are freed"
 
 
 def breaks(law: str, policy: dict, examples: int = 2) -> bool:
@@ -72,7 +72,7 @@ def test_a_law_that_is_given_up_is_not_tried() -> None:
 
 
 def _nothing_counted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Evictor, "count", lambda *_: None)
+    patch.setattr(Evictor, "add_mass", lambda *_: None)
 
 
 def _positions_as_slots(patch: pytest.MonkeyPatch) -> None:
@@ -120,7 +120,7 @@ def test_an_engine_that_keeps_others_is_told(plant, monkeypatch: pytest.MonkeyPa
 
 
 def test_an_engine_that_evicts_wherever_a_step_ends_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(EvictionBudget, "left", lambda *_: None)
+    monkeypatch.setattr(EvictionBudget, "tokens_until_eviction", lambda *_: None)
     assert breaks("chunked = whole", HEAVY) and breaks("batched = alone", HEAVY)
 
 

@@ -31,7 +31,7 @@ def test_our_policies_keep_every_law(name: str, kind: str) -> None:
 def greedy(state: SchedulerState) -> SchedulerDecision:
     """More tokens than a step has."""
     wishes = FCFS()(state)
-    return replace(wishes, tokens=[(name, tokens and state.max_num_batched_tokens) for name, tokens in wishes.num_scheduled_tokens])
+    return replace(wishes, num_scheduled_tokens=[(name, tokens and state.max_num_batched_tokens) for name, tokens in wishes.num_scheduled_tokens])
 
 
 def crowded(state: SchedulerState) -> SchedulerDecision:
@@ -79,7 +79,7 @@ def in_rounds(state: SchedulerState) -> SchedulerDecision:
     """Who has computed something makes room for who waits."""
     backs = [entry.request_id for entry in state.running if entry.num_computed_tokens] if state.waiting else []
     running = tuple(entry for entry in state.running if entry.request_id not in backs)
-    return replace(FCFS()(replace(state, running=running)), set_back=backs)
+    return replace(FCFS()(replace(state, running=running)), preempted=backs)
 
 
 class Moody:
@@ -91,21 +91,21 @@ class Moody:
     def __call__(self, state: SchedulerState) -> SchedulerDecision:
         wishes = FCFS()(state)
         going = [name for name, tokens in wishes.num_scheduled_tokens if tokens]
-        return replace(wishes, tokens=[(going[-1], 1)]) if going and next(self.asked) % 2 else wishes
+        return replace(wishes, num_scheduled_tokens=[(going[-1], 1)]) if going and next(self.asked) % 2 else wishes
 
 
 @pytest.mark.parametrize(
     ("policy", "law"),
     [
-        (greedy, "a step's tokens are kept to, nobody is named twice, and only who is there"),
-        (crowded, "pages conserved: nobody begins in pages that are not there"),
-        (blind, "no plan when nothing fits, and one whenever somebody can get on"),
-        (idle, "no plan when nothing fits, and one whenever somebody can get on"),
-        (in_rounds, "no set-back loop: between two of one sequence somebody gets further"),
+        (greedy, "a step keeps its token budget, names no request twice, and only present ones"),
+        (crowded, "pages conserved: no request starts without free pages"),
+        (blind, "no request starts where none fits, and some request advances where one can"),
+        (idle, "no request starts where none fits, and some request advances where one can"),
+        (in_rounds, "no preemption loop: between two of one sequence some request advances further"),
         (Moody(), "the same state gives the same plan"),
-        (shortest, "nobody starves among short prompts"),
-        (newest, "nobody starves among requests of other tenants"),
-        (youngest, "nobody starves among long outputs"),
+        (shortest, "no request starves among short prompts"),
+        (newest, "no request starves among requests of other tenants"),
+        (youngest, "no request starves among long outputs"),
     ],
 )  # fmt: skip
 def test_a_policy_that_breaks_a_law_is_told_which(policy: Callable[[SchedulerState], SchedulerDecision], law: str) -> None:

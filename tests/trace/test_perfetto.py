@@ -85,7 +85,7 @@ def test_steps_tokens_set_backs_and_pages_are_all_there(recorder):
     pages = [e["args"]["pages used"] for e in trace if e["ph"] == "C" and e["name"] == "pages used"]
     assert pages == [s.pages_used for s in steps]
     assert sum(e["name"] == "token" for e in trace) == sum(isinstance(e, Decoded) for e in recorder.events)
-    assert sum(e["name"] == "set back" for e in trace) == sum(isinstance(e, Preempted) for e in recorder.events)
+    assert sum(e["name"] == "preempted" for e in trace) == sum(isinstance(e, Preempted) for e in recorder.events)
 
 
 def test_times_are_microseconds_from_the_first_event():
@@ -139,5 +139,5 @@ def test_a_set_back_lasts_until_the_request_is_admitted_again():
     recorder.record(Prefilled(4.0, "a", step=2, tokens=5, computed=5))
     recorder.record(Stepped(4.5, step=2, phase="prefill", wall_seconds=2.0))
     found = {e["name"]: e for e in chrome_trace(recorder)["traceEvents"] if e["ph"] == "X"}
-    assert (found["set back"]["ts"], found["set back"]["dur"]) == (1e6, 1e6)
+    assert (found["preempted"]["ts"], found["preempted"]["dur"]) == (1e6, 1e6)
     assert (found["chunk"]["ts"], found["chunk"]["dur"]) == (2e6, 1e6), "not before it was admitted"

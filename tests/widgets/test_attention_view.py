@@ -35,7 +35,7 @@ def demo() -> Runner:
 def runner() -> Iterator[Runner]:
     made = runner_of(model_of(WINDOWED))
     yield made
-    RunnerThread.of(made).stop()
+    RunnerThread.attach(made).stop()
 
 
 def elements(picture: str, name: str) -> list[ET.Element]:
@@ -59,7 +59,7 @@ def test_rows_sum_to_one_and_nothing_is_seen_outside_window_and_sinks(spec: Mode
             assert (total < 1 + 1e-5).all()
             if not attention.sink_logits and attention.mask is None:
                 assert (abs(total - 1) < 1e-5).all()
-            cells = view.map.tiles if not view.pulse.flush() and view._last == (number, (view.head,)) else None
+            cells = view.map.tiles if not view.throttle.flush() and view._last == (number, (view.head,)) else None
             assert cells is not None and not cells.tile(0, 0, 0)[unseen].any()
     view.close()
 
@@ -95,7 +95,7 @@ def test_a_text_is_followed_while_it_is_generated(runner: Runner) -> None:
     for number in range(2):
         view.layer = alone.layer = number
         assert abs(view.weights() - alone.weights()).max() < 1e-5
-        small, large = (each._of(number, (0,)).reduced(256) for each in (view, alone))
+        small, large = (each._of(number, (0,)).downsample(256) for each in (view, alone))
         assert abs(small.astype(int) - large).max() <= 1
     view.close()
 
@@ -108,7 +108,7 @@ def test_an_inspection_shows_the_rows_that_were_asked_for() -> None:
     found = runner.inspect("a", (21, 19))
     view = AttentionView(runner, found, layer=1, head=2)
     assert torch.equal(torch.tensor(view.weights()), found.weights[1][2])
-    assert view.map.row_numbers == [21, 19] and view.map.rows == 2 and view.source.groups(1) == 4
+    assert view.map.row_numbers == [21, 19] and view.map.rows == 2 and view.source.num_kv_heads(1) == 4
     plain = AttentionView(found)
     assert (plain.weights() == found.weights[0][0].numpy()).all()
 
@@ -118,10 +118,10 @@ def test_heads_that_share_keys_are_banded_and_stacked(runner: Runner) -> None:
     texts = [each.text for each in elements(view.picture(), "text")]
     assert [text for text in texts if text and text.startswith("keys")] == ["keys 0", "keys 1"]
     view.stacked = True
-    view.pulse.flush()
+    view.throttle.flush()
     assert view._last == (0, (2, 3)) and view.map.rows == 2 * len(IDS) and view.weights().shape == (2, 20, 20)
     view.layer = 1
-    view.pulse.flush()
+    view.throttle.flush()
     assert view._last == (1, (3,))
 
 
@@ -137,10 +137,10 @@ def test_window_and_sinks_bound_what_is_seen(runner: Runner) -> None:
     lines = {"where the window begins": None, "where the sinks end": "3 3"}
     assert dashes(view.picture()) == lines
     view.stacked = True
-    view.pulse.flush()
+    view.throttle.flush()
     assert dashes(view.picture()) == {**lines, "the next head's rows": "8 3"}
     view.layer, view.stacked = 1, False
-    view.pulse.flush()
+    view.throttle.flush()
     assert view.map.marks == [] and dashes(view.picture()) == {}
 
 
@@ -158,10 +158,10 @@ def test_a_head_is_picked_and_a_cell_told(runner: Runner) -> None:
     view = AttentionView(runner, IDS, max_tokens=0)
     view.shown.picked = "head 2"
     view.map.pointed = [9, 3]
-    assert view.head == 2 and "not looked at" in view.map.told
+    assert view.head == 2 and "not looked at" in view.map.caption
     view.map.pointed = [9, 8]
     weight = view.weights()[9, 8]
-    assert view.map.told == f"head 2: from 9 to 8: weight {weight:.4f}"
+    assert view.map.caption == f"head 2: from 9 to 8: weight {weight:.4f}"
 
 
 def test_the_demo_models_tokens_stand_on_the_axes_escaped(demo: Runner) -> None:
@@ -223,12 +223,12 @@ def test_a_source_of_text_grows_with_it(runner: Runner) -> None:
 def test_layers_looked_at_before_are_let_go_where_all_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = np.random.default_rng(0).random((6, 2, 40, 40))
     view = AttentionView(weights)
-    one, before = view._kept_bytes(), view.picture()
-    monkeypatch.setattr("workbench.widgets.attention.view.KEPT", 3 * one)
+    one, before = view._cached_bytes(), view.picture()
+    monkeypatch.setattr("workbench.widgets.attention.view.VIEW_CACHE_BYTES", 3 * one)
     for number in (1, 2, 0, 3, 4, 5, 5, 0):
         view.layer = number
-        view.pulse.flush()
-        assert 0 < view._kept_bytes() <= 3 * one and number in view._cells
+        view.throttle.flush()
+        assert 0 < view._cached_bytes() <= 3 * one and number in view._cells
         assert {layer for layer, _ in view._tiles} == set(view._cells)
     assert set(view._cells) == {4, 5, 0} and view.picture() == before  # what was let go is made again
     view.close()

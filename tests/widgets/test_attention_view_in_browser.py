@@ -42,7 +42,7 @@ def test_maps_are_moved_pointed_at_and_picked(lab: LabSession, tmp_path: Path) -
         canvas.press(key)
     page.settle()
     assert page.evaluate("v.map.pointed") == "[2, 1]"
-    assert page.evaluate("v.map.told") == repr(short.locator("[role=status]").last.inner_text())
+    assert page.evaluate("v.map.caption") == repr(short.locator("[role=status]").last.inner_text())
     short.locator("[data-key='head 3']").click()
     page.settle()
     assert page.evaluate("(v.head, v._last)") == "(3, (0, (3,)))"

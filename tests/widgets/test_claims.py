@@ -29,7 +29,7 @@ def test_verdicts_words_and_details(folder: Path) -> None:
     view.verdict, view.words = "every verdict", "IT small"
     assert {row["claim"] for row in view.rows} == {"look", "size"}
     view.shown.picked = "size"  # as a click does
-    view.pulse.flush()
+    view.throttle.flush()
     for words in ("n is 4", "up to 5", "A: 3", "At most 3: holds", 'aria-selected="true"'):
         assert words in view.shown.content
     with pytest.raises(WorkbenchError, match="did you mean 'size'"):

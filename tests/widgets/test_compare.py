@@ -1,4 +1,4 @@
-"""Runs side by side: what is drawn is what `workbench.records.compare` says."""
+"""Runs side by side: what is drawn is what `workbench.runs.compare` says."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_another_baseline_is_compared_anew(files: list[Path]) -> None:
     view.baseline = str(next(file for file in files if "int8" in file.name))
     after = {row.label: row.ratio for row in view.comparison.rows}["cache.format=dense"]
     assert before is not None and after is not None and before * after == pytest.approx(1)
-    view.pulse.flush()
+    view.throttle.flush()
     assert "against cache.format=int8" in view.shown.content
 
 
@@ -81,7 +81,7 @@ def test_controls_and_traits_are_one(files: list[Path]) -> None:
     assert {row.measure for row in view.comparison.rows} == {"kl_mean"}
     controls["show"].value = "two measures"
     controls["across"].value, controls["up"].value = "bytes_per_token", "kl_mean"
-    view.pulse.flush()
+    view.throttle.flush()
     assert told(view.shown.content)[-2:] == ["bytes_per_token (less is better)", "kl_mean (less is better)"]
     assert view.x == "bytes_per_token" and controls["baseline"].value == view.baseline
 
@@ -101,10 +101,10 @@ def test_what_cannot_be_compared_is_told(files: list[Path], tmp_path: Path) -> N
         Compare(*files, baseline="nobody")
     view = Compare(*files)
     view.measures = ("no_such",)
-    view.pulse.flush()
+    view.throttle.flush()
     assert 'role="alert"' in view.shown.content and "no_such" in view.shown.content
     view.measures = ()
-    view.pulse.flush()
+    view.throttle.flush()
     assert view.shown.content.startswith("<svg")
 
 

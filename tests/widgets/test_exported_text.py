@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from workbench.widgets import kit
+from workbench.widgets import svg
 from workbench.widgets.kernels import picture as kernels
 from workbench.widgets.kernels.marked import FusionMarks
 from workbench.widgets.tokens import picture as tokens
@@ -31,7 +31,7 @@ def test_an_export_keeps_every_space() -> None:
     pieces = [text.GeneratedToken(number, piece, piece) for number, piece in enumerate(PIECES)]
     cuts = tuple(tokens.TokenizedPiece(number, piece.encode(), piece) for number, piece in enumerate(PIECES))
     pictures = (
-        kit.html(text.draw_generated_text("\n  asked\n", {0: pieces, 1: pieces}, {0: "  "}, {})),
+        svg.html(text.draw_generated_text("\n  asked\n", {0: pieces, 1: pieces}, {0: "  "}, {})),
         tokens.draw_tokenizations([tokens.Tokenization("demo", 9, len(CODE), cuts)]),
         kernels.draw_kernel(kernels.KernelPage("add", "eager", "source", CODE, FusionMarks(), {"eager": {"source": 4}})),
     )

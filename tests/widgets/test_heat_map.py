@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.pixels import data_uri
-from workbench.widgets import kit
+from workbench.widgets import svg
 from workbench.widgets.attention import tiles
 from workbench.widgets.attention.heat_map import HeatMap
 from workbench.widgets.attention.tiles import TilePyramid
@@ -24,7 +24,7 @@ SIDE = 4
 @pytest.fixture(autouse=True, scope="module")
 def small():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiles, "SIDE", SIDE)
+        patch.setattr(tiles, "TILE_SIDE", SIDE)
         yield
 
 
@@ -139,5 +139,5 @@ def test_a_png_holds_the_cells_and_the_table_the_kits_colours(size: tuple[int, i
     lines = np.frombuffer(zlib.decompress(parts[b"IDAT"]), np.uint8).reshape(rows, columns + 1)
     assert (rows, columns) == size and not lines[:, 0].any() and np.array_equal(lines[:, 1:], cells)
     colours = parts[b"PLTE"]
-    assert len(colours) == 768 and "#" + colours[3:6].hex() == kit.cividis_colour(0) and "#" + colours[-3:].hex() == kit.cividis_colour(1)
+    assert len(colours) == 768 and "#" + colours[3:6].hex() == svg.cividis_colour(0) and "#" + colours[-3:].hex() == svg.cividis_colour(1)
     assert parts[b"tRNS"] == b"\0"

@@ -26,8 +26,8 @@ def demo() -> Runner:
 def runner(demo: Runner) -> Iterator[Runner]:
     demo.owner = None
     yield demo
-    RunnerThread.of(demo).stop()
-    assert RunnerThread.of(demo).call(lambda runner: sum(pool.used for pool in runner.scheduler.pools)) == 0
+    RunnerThread.attach(demo).stop()
+    assert RunnerThread.attach(demo).call(lambda runner: sum(pool.used for pool in runner.scheduler.pools)) == 0
     demo.owner, demo.telemetry.listener = None, None
 
 
@@ -38,13 +38,13 @@ def finished(events: list[Event]) -> Finished:
 
 def test_what_is_asked_is_what_the_runner_gives(runner: Runner) -> None:
     alone = [e.token_id for e in runner.stream("def f(x):", max_tokens=12) if isinstance(e, Decoded)]
-    first, second = RunnerThread.of(runner).ask("def f(x):", max_tokens=12), RunnerThread.of(runner).ask("class A:", max_tokens=12)
+    first, second = RunnerThread.attach(runner).submit("def f(x):", max_tokens=12), RunnerThread.attach(runner).submit("class A:", max_tokens=12)
     assert [e.token_id for e in first if isinstance(e, Decoded)] == alone
     assert second.wait() and len(finished(second.events).token_ids) == 12
 
 
 def test_a_cell_streams_through_the_owner(runner: Runner) -> None:
-    other = RunnerThread.of(runner).ask("class A:", max_tokens=900)
+    other = RunnerThread.attach(runner).submit("class A:", max_tokens=900)
     text = "".join(event.text for event in runner.stream("def f(x):", max_tokens=8))
     assert text and not other.done
     other.stop()
@@ -52,18 +52,18 @@ def test_a_cell_streams_through_the_owner(runner: Runner) -> None:
 
 
 def test_while_it_works_nobody_else_steps(runner: Runner) -> None:
-    asked = RunnerThread.of(runner).ask("class A:", max_tokens=900)
+    asked = RunnerThread.attach(runner).submit("class A:", max_tokens=900)
     until(lambda: asked.events)
     with pytest.raises(WorkbenchError, match="another thread owns this runner"):
         runner.step()
-    names = RunnerThread.of(runner).call(lambda r: list(r.served.sequences))
+    names = RunnerThread.attach(runner).call(lambda r: list(r.served.sequences))
     assert len(names) == 1
     asked.stop()
     assert asked.wait()
 
 
 def test_leaving_the_loop_ends_the_requests(runner: Runner) -> None:
-    asked = RunnerThread.of(runner).ask("class A:", max_tokens=900)
+    asked = RunnerThread.attach(runner).submit("class A:", max_tokens=900)
     for event in asked:
         if isinstance(event, Decoded):
             break
@@ -71,8 +71,8 @@ def test_leaving_the_loop_ends_the_requests(runner: Runner) -> None:
 
 
 def test_what_cannot_run_raises_where_it_is_read_and_harms_nobody(runner: Runner) -> None:
-    good = RunnerThread.of(runner).ask("class A:", max_tokens=6)
-    bad = RunnerThread.of(runner).ask("", max_tokens=6)
+    good = RunnerThread.attach(runner).submit("class A:", max_tokens=6)
+    bad = RunnerThread.attach(runner).submit("", max_tokens=6)
     with pytest.raises(WorkbenchError, match="the prompt is empty"):
         list(bad)
     assert good.wait() and finished(good.events).reason == "length"
@@ -85,39 +85,39 @@ def test_a_fault_of_the_runner_is_told_to_all_and_ends_with_them(runner: Runner,
     step = runner.step
     runner.step = broken  # type: ignore[method-assign]
     try:
-        asked = RunnerThread.of(runner).ask("class A:", max_tokens=6)
+        asked = RunnerThread.attach(runner).submit("class A:", max_tokens=6)
         with pytest.raises(WorkbenchError, match="out of order"):
             list(asked)
     finally:
         runner.step = step  # type: ignore[method-assign]
-    assert RunnerThread.of(runner).ask("class A:", max_tokens=3).wait()
+    assert RunnerThread.attach(runner).submit("class A:", max_tokens=3).wait()
 
 
 def test_later_arrivals_come_when_they_are_due(runner: Runner) -> None:
     few = SamplingParameters(max_tokens=3)
-    asked = RunnerThread.of(runner).ask([Request("late", (5, 6, 7), few, arrival=0.2), Request("now", (5, 6, 7), few)])
+    asked = RunnerThread.attach(runner).submit([Request("late", (5, 6, 7), few, arrival=0.2), Request("now", (5, 6, 7), few)])
     assert asked.wait()
     assert [e.request_id for e in asked.events if isinstance(e, Finished)] == ["now", "late"]
 
 
 def test_errors_of_a_call_come_out_and_the_thread_ends_when_all_is_done(runner: Runner) -> None:
     with pytest.raises(WorkbenchError, match="is not being served"):
-        RunnerThread.of(runner).call(lambda r: r.inspect("nobody"))
-    assert RunnerThread.of(runner).ask("class A:", max_tokens=2).wait()
+        RunnerThread.attach(runner).call(lambda r: r.inspect("nobody"))
+    assert RunnerThread.attach(runner).submit("class A:", max_tokens=2).wait()
     until(lambda: not [t for t in threading.enumerate() if t.name == "runner's owner"])
-    assert not RunnerThread.of(runner).elsewhere()
+    assert not RunnerThread.attach(runner).is_other_thread()
     runner.step()  # nobody is in the way
 
 
 def test_listeners_hear_everything_until_they_leave(runner: Runner) -> None:
     heard: list[Event] = []
-    leave = RunnerThread.of(runner).listen(heard.append)
-    asked = RunnerThread.of(runner).ask("class A:", max_tokens=4)
+    leave = RunnerThread.attach(runner).listen(heard.append)
+    asked = RunnerThread.attach(runner).submit("class A:", max_tokens=4)
     assert asked.wait()
     assert {event.kind for event in heard} >= {"submitted", "step_planned", "prefilled", "decoded", "stepped", "finished"}
     leave()
     count = len(heard)
-    assert RunnerThread.of(runner).ask("class A:", max_tokens=4).wait() and len(heard) == count
+    assert RunnerThread.attach(runner).submit("class A:", max_tokens=4).wait() and len(heard) == count
 
 
 def test_a_job_that_fails_ends_what_was_asked_and_the_next_is_served(runner: Runner) -> None:
@@ -129,14 +129,14 @@ def test_a_job_that_fails_ends_what_was_asked_and_the_next_is_served(runner: Run
 
     clock = runner.clock
     runner.clock = broken  # type: ignore[assignment]
-    asked = RunnerThread.of(runner).ask("class A:", max_tokens=3)
+    asked = RunnerThread.attach(runner).submit("class A:", max_tokens=3)
     try:
         came.wait()
     finally:
         runner.clock = clock
     with pytest.raises(WorkbenchError, match="no clock"):
         list(asked)
-    again = RunnerThread.of(runner).ask("class A:", max_tokens=3)
+    again = RunnerThread.attach(runner).submit("class A:", max_tokens=3)
     assert again.wait() and finished(again.events).reason == "length"
 
 
@@ -145,6 +145,6 @@ def test_the_stop_button_reaches_what_goes_on(runner: Runner, monkeypatch: pytes
     kernel = SimpleNamespace(saved_sigint_handler=lambda *_: None)
     monkeypatch.setattr("IPython.get_ipython", lambda: SimpleNamespace(kernel=kernel))
     runner.owner = None
-    asked = RunnerThread.of(runner).ask("class A:", max_tokens=900)
+    asked = RunnerThread.attach(runner).submit("class A:", max_tokens=900)
     kernel.saved_sigint_handler(2, None)
     assert asked.wait() and finished(asked.events).reason == "cancelled"

@@ -145,7 +145,7 @@ def test_a_loaded_model_takes_what_was_predicted(cache: str, weights: str) -> No
     for row in rows:
         assert f"{row.measured:,.10g}" in view.picture()
     list(runner.stream("def f(x):" * 30, max_tokens=4))
-    view.pulse.flush()
+    view.throttle.flush()
     assert f"{view._last['stepped'].kv_bytes:,}</td>" in view.shown.content
     view.close()
     formed = [event for event in events if isinstance(event, StepPlanned)]

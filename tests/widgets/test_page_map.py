@@ -214,19 +214,19 @@ def seen(runner: Runner) -> tuple[PageSnapshot, ...]:
 def test_a_map_of_a_runner_follows_it_but_does_not_carry_off_who_looks_back(runner: Runner, view: PageMap) -> None:
     before = view.step
     run(runner)
-    view.pulse.flush()
+    view.throttle.flush()
     assert view.follow and view.step == view.snapshots[-1].step > before + 7
-    assert view.snapshots[-1].resting and not view.snapshots[-1].owners
+    assert view.snapshots[-1].between_steps and not view.snapshots[-1].owners
     assert {owner.name for seen in view.snapshots for owner in seen.owners} == {f"r<{n}>" for n in range(3)}
     assert view._repr_mimebundle_()["image/svg+xml"] == view.picture() == view.shown.content
     middle = view.snapshots[len(view.snapshots) // 2]
     view.step = middle.step
     assert not view.follow
     run(runner)
-    view.pulse.flush()
+    view.throttle.flush()
     assert view.step == middle.step and f"what step {middle.step} is computed on" in view.shown.content
     view.follow = True
-    view.pulse.flush()
+    view.throttle.flush()
     assert view.step == view.snapshots[-1].step
     view.close()
     count = len(view.snapshots)

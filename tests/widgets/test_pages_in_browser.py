@@ -22,7 +22,7 @@ timeline = widgets.Timeline(runner)
 timeline
 # %%
 few = SamplingParameters(max_tokens=24, ignore_eos=True)
-asked = widgets.RunnerThread.of(runner).ask([Request(f"r{n}", tuple(range(40 + n)), few) for n in range(4)])
+asked = widgets.RunnerThread.attach(runner).submit([Request(f"r{n}", tuple(range(40 + n)), few) for n in range(4)])
 """
 
 

@@ -50,7 +50,7 @@ def texts(picture: str) -> str:
 def test_what_is_played_is_what_the_runner_gives(play: Playground, demo: Runner) -> None:
     play.run()
     assert play.wait()
-    ids = [piece.id for piece in play.played.pieces[0]]
+    ids = [piece.id for piece in play.played.tokens_by_sample[0]]
     events = list(demo.stream(PROMPT, max_tokens=20))
     assert ids == [event.token_id for event in events if isinstance(event, Decoded)]
     text = "".join(event.text for event in events)
@@ -64,19 +64,19 @@ def test_every_token_has_its_chance_and_the_others_there_were(play: Playground) 
     play.settings.write({"sampling": {"temperature": 0.0, "logprobs": 7}})
     play.run()
     assert play.wait()
-    for piece in play.played.pieces[0]:
-        shares = [share for _, share in piece.others]
-        assert len(shares) == 7 and shares == sorted(shares, reverse=True) and piece.chance == shares[0]
+    for piece in play.played.tokens_by_sample[0]:
+        shares = [share for _, share in piece.alternatives]
+        assert len(shares) == 7 and shares == sorted(shares, reverse=True) and piece.probability == shares[0]
 
 
 def test_settings_of_sampling_take_effect_without_another_runner(play: Playground) -> None:
     play.run()
     assert play.wait()
-    first, runners = play.played.text(), list(play._runners._kept.values())
+    first, runners = play.played.text(), list(play._runners._runners.values())
     play.settings.write({"sampling": {"seed": 7}})
     play.run()
     assert play.wait() and play.played.text() != first
-    assert list(play._runners._kept.values()) == runners
+    assert list(play._runners._runners.values()) == runners
 
 
 def test_other_settings_make_a_runner_and_few_are_kept(play: Playground) -> None:
@@ -84,19 +84,19 @@ def test_other_settings_make_a_runner_and_few_are_kept(play: Playground) -> None
         play.settings.write({"cache": {"page_size": size}, "sampling": {"max_tokens": 2}})
         play.run()
         assert play.wait() and not play._alert.value
-    kept = list(play._runners._kept.values())
+    kept = list(play._runners._runners.values())
     assert [runner.store.page_size for runner in kept] == [32, 64, 8]
 
 
 def test_stop_ends_it_within_a_step_or_two(play: Playground) -> None:
     play.settings.write({"sampling": {"max_tokens": 1000, "ignore_eos": True}})
     play.run()
-    until(lambda: play.played.tokens >= 3)
-    assert play.running and play._go.disabled and not play._halt.disabled
+    until(lambda: play.played.num_tokens >= 3)
+    assert play.running and play._run_button.disabled and not play._stop_button.disabled
     play.stop()
-    seen = play.played.tokens
-    assert play.wait() and play.played.ends == {0: "cancelled"} and play.played.tokens <= seen + 3
-    assert not play._go.disabled and play._halt.disabled and "cancelled" in play.shown.content
+    seen = play.played.num_tokens
+    assert play.wait() and play.played.finish_reasons == {0: "cancelled"} and play.played.num_tokens <= seen + 3
+    assert not play._run_button.disabled and play._stop_button.disabled and "cancelled" in play.shown.content
 
 
 def test_reset_is_as_it_was_made(play: Playground) -> None:
@@ -106,17 +106,17 @@ def test_reset_is_as_it_was_made(play: Playground) -> None:
     play.run()
     play.reset()
     play.settings.write({"sampling": {"max_tokens": 20}})
-    assert play.experiment == before and play.prompt == PROMPT and not play.played.tokens
+    assert play.experiment == before and play.prompt == PROMPT and not play.played.num_tokens
     assert play.text.content.count("<b ") == 0
 
 
 def test_what_is_wrong_is_told_and_cannot_be_run(play: Playground) -> None:
     play.settings.write({"sampling": {"beams": 3, "stop": ["x"]}})
-    assert play._go.disabled and play.experiment is None
+    assert play._run_button.disabled and play.experiment is None
     play.run()
-    assert not play.played.tokens
+    assert not play.played.num_tokens
     play.settings.write({"sampling": {"beams": 0, "stop": []}})
-    assert not play._go.disabled
+    assert not play._run_button.disabled
 
 
 def test_what_cannot_be_carried_out_is_said_in_the_widget(play: Playground) -> None:
@@ -146,7 +146,7 @@ def test_what_was_played_can_be_taken_away(play: Playground) -> None:
         }
     )
     play.run()
-    assert play.wait() and play.played.tokens == 20
+    assert play.wait() and play.played.num_tokens == 20
     assert Experiment.from_yaml(play.copied.yaml.text) == play.last == play.experiment
     assert ids_of(play.copied.python.text) == play.played.text()
 
@@ -154,12 +154,12 @@ def test_what_was_played_can_be_taken_away(play: Playground) -> None:
 def test_samples_are_shown_apart(play: Playground) -> None:
     play.settings.write({"sampling": {"n": 3, "max_tokens": 5}})
     play.run()
-    assert play.wait() and set(play.played.pieces) == {0, 1, 2}
+    assert play.wait() and set(play.played.tokens_by_sample) == {0, 1, 2}
     assert all(f'data-grows="s{n}"' in play.text.content and f"sample {n}" in play.text.content for n in range(3))
     play.settings.write({"sampling": {"n": 1, "beams": 2}})
     play.run()
-    assert play.wait() and len(play.played.pieces[0]) == 5 and not play._alert.value
-    assert play.played.ends == {0: "length", 1: "not_chosen"} and "sample 1 not_chosen" in play.picture()
+    assert play.wait() and len(play.played.tokens_by_sample[0]) == 5 and not play._alert.value
+    assert play.played.finish_reasons == {0: "length", 1: "not_chosen"} and "sample 1 not_chosen" in play.picture()
 
 
 def test_what_grows_is_sent_once(play: Playground) -> None:
@@ -244,7 +244,7 @@ def test_a_run_that_was_reset_has_no_say_in_the_next(play: Playground, gate: Gat
     play.run()
     assert gate.begun.wait() and play.running
     assert ends(play.reset)
-    assert not play.running and not play._go.disabled and play._halt.disabled
+    assert not play.running and not play._run_button.disabled and play._stop_button.disabled
     play.settings.write(OTHER | {"sampling": {"max_tokens": 1000, "ignore_eos": True}})
     play.run()
     second = play._playing
@@ -252,8 +252,8 @@ def test_a_run_that_was_reset_has_no_say_in_the_next(play: Playground, gate: Gat
     threads = [each for each in threading.enumerate() if each.name == "playground"]
     assert len(threads) == 2
     gate.open.set()
-    until(lambda: sum(each.is_alive() for each in threads) == 1 and second.played.tokens > 3)
-    assert play.running and play._go.disabled and not play._halt.disabled
+    until(lambda: sum(each.is_alive() for each in threads) == 1 and second.played.num_tokens > 3)
+    assert play.running and play._run_button.disabled and not play._stop_button.disabled
     assert play.copied.yaml.text == "" and play.played is second.played
     play.stop()
     assert play.wait() and not play.running and play.output == second.played.text() != ""
@@ -264,15 +264,15 @@ def test_stop_does_not_wait_for_the_runner_to_be_made(play: Playground, gate: Ga
     play.run()
     assert gate.begun.wait()
     play.stop()
-    assert play.wait() and not play.running and not play._go.disabled and play._halt.disabled
+    assert play.wait() and not play.running and not play._run_button.disabled and play._stop_button.disabled
     until(lambda: "stopped; what was begun of its runner still goes on" in play._doing.value)
     gate.open.set()
     assert gate.made.wait()
     until(lambda: "stopped" not in play._doing.value)
-    assert not play.played.tokens and not play._alert.value
+    assert not play.played.num_tokens and not play._alert.value
     gate.begun.clear()
     play.run()
-    assert play.wait() and play.played.tokens == 5 and not gate.begun.is_set()  # it was kept
+    assert play.wait() and play.played.num_tokens == 5 and not gate.begun.is_set()  # it was kept
 
 
 def test_the_stop_button_ends_the_making_of_a_runner(play: Playground, gate: Gate) -> None:
@@ -298,11 +298,11 @@ def test_what_is_told_on_the_way_is_not_markup(play: Playground) -> None:
     play.run()
     playing = play._playing
     assert playing is not None and play.wait()
-    type(playing).doing, kept = property(lambda _: "<b>&"), type(playing).doing  # type: ignore[method-assign]
+    type(playing).status, kept = property(lambda _: "<b>&"), type(playing).status  # type: ignore[method-assign]
     try:
         play.redraw()
     finally:
-        type(playing).doing = kept  # type: ignore[method-assign]
+        type(playing).status = kept  # type: ignore[method-assign]
     assert "&lt;b&gt;&amp;" in play._doing.value
 
 
@@ -313,6 +313,6 @@ def test_two_play_on_one_runner_at_once(play: Playground, demo: Runner) -> None:
     for each in both:
         each.run()
     assert all(each.wait() for each in both)
-    first, second = ([piece.id for piece in each.played.pieces[0]] for each in both)
+    first, second = ([piece.id for piece in each.played.tokens_by_sample[0]] for each in both)
     assert first == second and len(first) == 20
     other.close()

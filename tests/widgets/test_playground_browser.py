@@ -44,8 +44,8 @@ def test_press_run_and_stop_and_take_it_away(lab: LabSession, tmp_path: Path) ->
     page.tab.wait_for_function(IDLE)
     page.settle()
     said = page.evaluate("play.played.text()")
-    tokens = int(page.evaluate("play.played.tokens"))
-    assert page.evaluate("play.played.ends") == "{0: 'cancelled'}" and 5 <= tokens < 900 and run.is_enabled()
+    tokens = int(page.evaluate("play.played.num_tokens"))
+    assert page.evaluate("play.played.finish_reasons") == "{0: 'cancelled'}" and 5 <= tokens < 900 and run.is_enabled()
     shown = play.locator(".wb-tokens b").all_text_contents()
     assert len(shown) == tokens and repr("".join(shown) + page_rest(page)) == said
     first = play.locator(".wb-tokens b").first
@@ -57,9 +57,9 @@ def test_press_run_and_stop_and_take_it_away(lab: LabSession, tmp_path: Path) ->
 
     run.click()
     # The kernel is asked: the page may still show the tokens, and the buttons, of the run before.
-    until(lambda: page.evaluate("not play.played.ends and play.played.tokens >= 5") == "True")
+    until(lambda: page.evaluate("not play.played.finish_reasons and play.played.num_tokens >= 5") == "True")
     page.interrupt()  # no cell runs: the kernel's stop button ends what plays
-    until(lambda: page.evaluate("play.played.ends") == "{0: 'cancelled'}")
+    until(lambda: page.evaluate("play.played.finish_reasons") == "{0: 'cancelled'}")
     page.tab.wait_for_function(IDLE)
     page.settle()
 
@@ -94,4 +94,4 @@ def typed(page: NotebookPage) -> None:
 
 
 def page_rest(page: NotebookPage) -> str:
-    return page.evaluate("play.played.rest.get(0, '')").strip("'")
+    return page.evaluate("play.played.trailing_text.get(0, '')").strip("'")

@@ -149,7 +149,7 @@ def test_a_runner_walks_right_with_its_batch(monkeypatch: pytest.MonkeyPatch, tm
     prefill = next(p for p in view.works if p.name.startswith("prefill"))
     assert prefill.bound == view.ceilings.gemms[1] and decodes["decode × 1"].bound in view.ceilings.reads
     assert prefill.gemm is not None and prefill.gemm.name == "bfloat16"
-    view.pulse.flush()
+    view.throttle.flush()
     assert "decode × 8" in view.shown.content
     view.shown.picked = "0"
     assert view.chosen == 0 and "▸ <b>prefill" in view.picture()

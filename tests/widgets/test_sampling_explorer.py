@@ -41,7 +41,7 @@ PROMPT = "def read_file(path):\n    with open("
 def runner() -> Iterator[Runner]:
     runner = load("demo", backend="eager")
     yield runner
-    RunnerThread.of(runner).stop()
+    RunnerThread.attach(runner).stop()
     runner.owner, runner.telemetry.listener = None, None
 
 
@@ -79,7 +79,7 @@ def test_what_is_shown_is_what_the_engine_draws_from(
 def test_the_filters_stand_in_the_engines_order() -> None:
     given = {"min_p": 0.01, "top_p": 0.9, "top_k": 9, "temperature": 0.5, "presence_penalty": 1.0}
     given |= {"logit_bias": {3: 1.0}, "frequency_penalty": 1.0, "repetition_penalty": 1.2}
-    shown = [each.name for each in SamplingExplorer(torch.zeros(VOCAB), **given).seen().sieves]
+    shown = [each.name for each in SamplingExplorer(torch.zeros(VOCAB), **given).figures().sieves]
     order = "repetition penalty 1.2, frequency penalty 1, presence penalty 1, logit bias, temperature 0.5, top k 9"
     assert shown == [*order.split(", "), "top p 0.9", "min p 0.01"]
 
@@ -89,10 +89,10 @@ def test_penalties_see_what_stands_before_the_position_and_no_more() -> None:
     for position, seen in ((2, {1, 2}), (3, {1, 2, 3}), (4, {1, 2, 3, 4})):
         explorer.position = position
         explorer.presence_penalty, explorer.repetition_penalty = 1.0, 1.0
-        less = {each.token for each in explorer.seen().candidates if each.after < 1 / 8}
+        less = {each.token for each in explorer.figures().candidates if each.after < 1 / 8}
         assert less == seen - {1, 2}  # the prompt does not count
     rows = SamplingExplorer(torch.ones(3, 8), [1, 2], output=[3, 4], bars=8, repetition_penalty=1.5, position=3)
-    assert {each.token for each in rows.seen().candidates if each.after < 1 / 8} == {1, 2, 3}
+    assert {each.token for each in rows.figures().candidates if each.after < 1 / 8} == {1, 2, 3}
 
 
 def test_every_position_of_a_generation_can_be_looked_at(runner: Runner, explorer: SamplingExplorer) -> None:
@@ -101,11 +101,11 @@ def test_every_position_of_a_generation_can_be_looked_at(runner: Runner, explore
     logits = runner.model.logits([*prompt, *asked])
     for place, token in enumerate(asked):
         explorer.position = len(prompt) + place
-        seen = explorer.seen()
+        seen = explorer.figures()
         assert seen.chosen is not None and seen.chosen.token == token
         assert seen.chosen.before == float(logits[len(prompt) + place - 1].double().softmax(-1)[token])
     explorer.position = len(prompt) + len(asked)
-    assert explorer.seen().chosen is None and "what comes next" in explorer.picture()
+    assert explorer.figures().chosen is None and "what comes next" in explorer.picture()
     with pytest.raises(WorkbenchError, match="this text has 1 to"):
         explorer.position += 1
 
@@ -115,7 +115,7 @@ def test_the_first_draw_is_the_engines_own(explorer: SamplingExplorer) -> None:
     try:
         for place in range(8):
             explorer.position = len(explorer._text.prompt_ids) + place  # type: ignore[union-attr]
-            seen = explorer.seen()
+            seen = explorer.figures()
             assert seen.chosen is not None and seen.draws == {seen.chosen.token: 1}
     finally:
         explorer.draws = 1000
@@ -125,7 +125,7 @@ def test_a_slider_moves_the_trait_and_the_picture(explorer: SamplingExplorer) ->
     sliders = {each.description: each for each in explorer.children[1].children}
     before = explorer.picture()
     sliders["top k"].value = 3
-    explorer.pulse.flush()
+    explorer.throttle.flush()
     assert explorer.top_k == explorer.parameters.top_k == 3
     assert explorer.shown.content == explorer.picture() != before and "top k 3" in explorer.shown.content
     explorer.top_k = 0
@@ -133,22 +133,22 @@ def test_a_slider_moves_the_trait_and_the_picture(explorer: SamplingExplorer) ->
     explorer.shown.picked = "t2"
     assert explorer.position == explorer.children[0].value == 2
     explorer.shown.picked = "c7"
-    assert any(each.picked and each.token == 7 for each in explorer.seen().candidates)
+    assert any(each.picked and each.token == 7 for each in explorer.figures().candidates)
     explorer.token = -1
 
 
 def test_draw_again_draws_with_other_seeds() -> None:
     explorer = SamplingExplorer(torch.zeros(VOCAB), draws=200)
-    first = explorer.seen().draws
+    first = explorer.figures().draws
     (button,) = explorer.children[2].children
     button.click()
-    assert explorer.seed == 200 and explorer.seen().draws != first
+    assert explorer.seed == 200 and explorer.figures().draws != first
 
 
 def test_draws_come_as_often_as_expected() -> None:
     """Within five standard deviations of the binomial distribution, for every token."""
     row = torch.linspace(-2, 2, VOCAB)
-    for each in SamplingExplorer(row, draws=20_000, bars=VOCAB, top_k=20).seen().candidates:
+    for each in SamplingExplorer(row, draws=20_000, bars=VOCAB, top_k=20).figures().candidates:
         assert abs(each.drawn - 20_000 * each.after) <= 5 * math.sqrt(20_000 * each.after * (1 - each.after)) + 1e-9
 
 

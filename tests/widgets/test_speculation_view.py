@@ -31,7 +31,7 @@ IN_TEXT = ("plain", "accepted", "corrected", "bonus")
 def runner() -> Iterator[Runner]:
     runner = load("demo", backend="eager", speculate={"kind": "prompt_lookup", "num_speculative_tokens": 3})
     yield runner
-    RunnerThread.of(runner).stop()
+    RunnerThread.attach(runner).stop()
     runner.owner, runner.telemetry.listener = None, None
 
 
@@ -39,7 +39,7 @@ def runner() -> Iterator[Runner]:
 def events(runner: Runner) -> list[Event]:
     """Two requests together, recorded."""
     recorder = Recorder()
-    leave = RunnerThread.of(runner).listen(recorder.record)
+    leave = RunnerThread.attach(runner).listen(recorder.record)
     way = SamplingParameters(max_tokens=24, temperature=0, ignore_eos=True)
     ids = runner.make_requests(PROMPT, {})[0].prompt_ids
     list(runner.stream([Request("first", ids, way), Request("second", ids[:-4], way)]))
@@ -94,18 +94,18 @@ def test_of_events_it_shows_each_request_and_the_runs_figures(runner: Runner, ev
     assert told["accepted_tokens"] == sum(e.accepted_tokens for e in events if isinstance(e, Stepped)) > 0
     for name in ("first", "second"):
         view.sequence = name
-        found = place_tokens(view.token_ids, view._run.checks_of(name))
+        found = place_tokens(view.token_ids, view._run.verifications_of(name))
         assert tuple(p.token for p in found if p.kind in IN_TEXT) == ends[name] == tuple(view.token_ids)
         drafted = [token for e in checks if e.request_id == name for token in e.token_ids]
         assert [p.token for p in found if p.draft_position] == drafted
-        assert view.check == len(view._run.checks_of(name)) == view._step.value
+        assert view.check == len(view._run.verifications_of(name)) == view._step.value
     with pytest.raises(WorkbenchError, match="this run has first, second"):
         view.sequence = "third"
 
 
 def test_one_goes_through_the_checks(runner: Runner, events: list[Event]) -> None:
     view = SpeculationView(events, tokenizer=runner.tokenizer)
-    count, checks = view.check, view._run.checks_of(view.sequence)
+    count, checks = view.check, view._run.verifications_of(view.sequence)
     lengths = []
     for number in range(count + 1):
         view._step.value = number
@@ -160,7 +160,7 @@ def test_other_drafts_are_lent_to_the_runner(runner: Runner) -> None:
     )
     view.wait()
     assert runner.speculator is drafts and view.figures["drafted_tokens"] > 0 == (view.speeds or 0)
-    assert max(len(check.token_ids) for check in view._run.checks_of(view.sequence)) == 2
+    assert max(len(check.token_ids) for check in view._run.verifications_of(view.sequence)) == 2
     assert view.plain_token_ids is None and "nothing was timed" in view.picture()
 
 
@@ -170,8 +170,8 @@ def test_stopped_the_runner_drafts_as_before(runner: Runner) -> None:
     view.wait()
     assert runner.speculator is drafts and view.speeds is None and "not known" in view.picture()
     other = SpeculationView(runner, PROMPT, max_tokens=900, ignore_eos=True)
-    until(lambda: other._trial.both.seen or not other._trial.working)  # type: ignore[union-attr]
-    RunnerThread.of(runner).stop()  # as the kernel's stop button does
+    until(lambda: other._comparison.events.current or not other._comparison.working)  # type: ignore[union-attr]
+    RunnerThread.attach(runner).stop()  # as the kernel's stop button does
     other.wait()
     assert runner.speculator is drafts and other.speeds is None and 0 < len(other.token_ids) < 900
 
@@ -185,8 +185,8 @@ def test_two_views_on_one_runner_do_not_disturb_each_other(runner: Runner) -> No
         return SpeculationView(runner, PROMPT, speculate=speculate, rounds=rounds, max_tokens=12)
 
     def drafted(view: SpeculationView) -> list[list[tuple[int, ...]]]:
-        assert view._trial is not None and view._problem == ""
-        return [[e.token_ids for e in events if isinstance(e, Verified)] for events in view._trial.both.drafted]
+        assert view._comparison is not None and view._problem == ""
+        return [[e.token_ids for e in events if isinstance(e, Verified)] for events in view._comparison.events.drafted]
 
     alone = [drafted(view(most, 0).wait()) for most in (2, 4)]
     together = [view(most, 1) for most in (2, 4)]

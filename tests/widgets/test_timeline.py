@@ -27,7 +27,7 @@ from workbench.widgets.timeline.bars import merge_slices, merge_moments, merge_s
 from workbench.widgets.timeline.picture import LEFT, RIGHT, WIDTH, draw_timeline
 
 SVG = "{http://www.w3.org/2000/svg}"
-CLASSES = {"queue": "qu", "prefill": "pf", "decode": "de", "set back": "sb", "chunk": "ch"}
+CLASSES = {"queue": "qu", "prefill": "pf", "decode": "de", "preempted": "sb", "chunk": "ch"}
 SHARES = st.lists(st.integers(0, 1000).map(lambda n: n / 1000), min_size=2, max_size=2).map(sorted)
 
 
@@ -126,7 +126,7 @@ def test_a_runner_is_followed_and_its_decisions_are_told() -> None:
     view = Timeline(runner)
     assert "Timeline of 0 requests" in view.picture() and view.follow
     assert RunnerThread.attach(runner).submit([request(f"r<{n}>", 9, 14) for n in range(4)]).wait()
-    view.pulse.flush()
+    view.throttle.flush()
     again = Timeline(heard)
     assert view.picture() == again.picture() == view._repr_mimebundle_()["image/svg+xml"]
     assert not again.follow and view.window == (0.0, view.length) and view.length > 0
@@ -138,7 +138,7 @@ def test_a_runner_is_followed_and_its_decisions_are_told() -> None:
     view.window = (0.0, view.length / 2)
     assert not view.follow, "who looks back is not carried off"
     assert RunnerThread.attach(runner).submit([request("later", 5, 5)]).wait()
-    view.pulse.flush()
+    view.throttle.flush()
     assert view.window[1] == pytest.approx(again.length / 2) and len(view.tracks.requests) == 5
     view.close()
     assert RunnerThread.attach(runner).submit([request("unheard", 5, 5)]).wait()
@@ -179,7 +179,7 @@ def test_one_tab_stop_and_from_there_every_tip_by_arrow_keys() -> None:
     runner = runner_of(model_of(spec_of()), pages=9)
     view = Timeline(runner)
     assert RunnerThread.attach(runner).submit([request(f"r{n}", 9, 14) for n in range(4)]).wait()
-    view.pulse.flush()
+    view.throttle.flush()
     for chosen in (-1, 2):
         view.chosen = chosen
         found = [e for e in ET.fromstring(view.picture()).iter() if "data-tip" in e.attrib]

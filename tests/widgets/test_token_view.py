@@ -31,12 +31,12 @@ def test_the_pieces_of_both_are_the_text(view: TokenView, text: str) -> None:
     view.text = text
     demo, single = view.sides
     for side in (demo, single):
-        assert b"".join(cut.bytes for cut in side.cuts) == text.encode()
-        assert not any(cut.control for cut in side.cuts)
-    assert len(single.cuts) == len(text.encode()) and all(len(cut.bytes) == 1 for cut in single.cuts)
+        assert b"".join(cut.bytes for cut in side.tokens) == text.encode()
+        assert not any(cut.control for cut in side.tokens)
+    assert len(single.tokens) == len(text.encode()) and all(len(cut.bytes) == 1 for cut in single.tokens)
     if text:
-        assert demo.characters_a_token == len(text) / len(demo.cuts)
-        assert demo.characters_a_token >= (single.characters_a_token or 0) and single.bytes_a_token == 1
+        assert demo.characters_per_token == len(text) / len(demo.tokens)
+        assert demo.characters_per_token >= (single.characters_per_token or 0) and single.bytes_per_token == 1
 
 
 @given(TEXTS)
@@ -46,7 +46,7 @@ def test_what_is_drawn_is_each_piece_or_its_bytes(view: TokenView, text: str) ->
     view.text = text
     for place, drawn in enumerate(re.findall(r'<pre class="wb-side".*?</pre>', view.picture(), re.S)):
         pieces = re.findall(r"<b [^>]*>(<u>|<span>)(.*?)</(?:u|span)><i>(\d+)</i></b>", drawn, re.S)
-        cuts = view.sides[place].cuts
+        cuts = view.sides[place].tokens
         assert [int(number) for _, _, number in pieces] == [cut.id for cut in cuts]
         for (mark, told, _), cut in zip(pieces, cuts, strict=True):
             assert "<" not in told
@@ -60,8 +60,8 @@ def test_what_is_drawn_is_each_piece_or_its_bytes(view: TokenView, text: str) ->
 def test_ids_are_those_of_the_tokenizer(view: TokenView) -> None:
     view.text = "def f(x):\n    return x"
     tokenizer = Tokenizer.from_folder(BUNDLED_MODELS["demo"])
-    assert tokenizer is not None and [cut.id for cut in view.sides[0].cuts] == tokenizer.encode(view.text)
-    view.pulse.flush()
+    assert tokenizer is not None and [cut.id for cut in view.sides[0].tokens] == tokenizer.encode(view.text)
+    view.throttle.flush()
     assert view.shown.content == view.picture() and view.shown.content.count("<br>") == 2
 
 
@@ -69,7 +69,7 @@ def test_a_tokenizer_may_be_given_in_several_ways() -> None:
     tokenizer = Tokenizer.from_folder(DEMO_FOLDER / "bytes")
     assert tokenizer is not None
     ways = (tokenizer, DEMO_FOLDER / "bytes", str(DEMO_FOLDER / "bytes"), "bytes")
-    assert len({TokenView("né", way).sides[0].cuts for way in ways}) == 1
+    assert len({TokenView("né", way).sides[0].tokens for way in ways}) == 1
     with pytest.raises(WorkbenchError, match="has no tokenizer"):
         TokenView("a", "shape:llama-3.2-1b")
     with pytest.raises(WorkbenchError, match="has no tokenizer"):

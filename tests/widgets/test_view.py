@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.patience import limit
-from workbench.widgets import kit
+from workbench.widgets import svg
 from workbench.widgets import pulse as pulse_module
 from workbench.widgets.pulse import Throttle
 from workbench.widgets.view import PictureWidget
@@ -37,7 +37,7 @@ class Count(PictureWidget):
         self.show()
 
     def picture(self) -> str:
-        return kit.document(100, 20, kit.text(2, 15, str(self.number)), title="a number")
+        return svg.document(100, 20, svg.text(2, 15, str(self.number)), title="a number")
 
 
 def test_a_view_offers_its_picture_beside_the_live_view() -> None:
@@ -161,7 +161,7 @@ def test_what_is_marked_can_be_waited_for(monkeypatch: pytest.MonkeyPatch) -> No
 
 @given(WORDS, WORDS)
 def test_what_comes_from_outside_is_escaped(told: str, tip: str) -> None:
-    picture = kit.document(10, 10, kit.text(0, 0, told, tip=tip, key=tip), title=told)
+    picture = svg.document(10, 10, svg.text(0, 0, told, tip=tip, key=tip), title=told)
     root = ET.fromstring(picture)
     (text,) = root.iter("{http://www.w3.org/2000/svg}text")
     assert (text.text or "") == told and text.attrib["data-tip"] == tip and text.attrib["tabindex"] == "0"
@@ -169,12 +169,12 @@ def test_what_comes_from_outside_is_escaped(told: str, tip: str) -> None:
 
 @given(st.floats(allow_nan=True, allow_infinity=True))
 def test_every_amount_has_a_colour(share: float) -> None:
-    assert len(kit.cividis_colour(share)) == 7 and int(kit.cividis_colour(share)[1:], 16) >= 0
+    assert len(svg.cividis_colour(share)) == 7 and int(svg.cividis_colour(share)[1:], 16) >= 0
 
 
 @given(st.floats(-1e6, 1e6))
 def test_numbers_are_short_and_near(value: float) -> None:
-    assert abs(float(kit.format_coordinate(value)) - value) <= 0.005 + 1e-9
+    assert abs(float(svg.format_coordinate(value)) - value) <= 0.005 + 1e-9
 
 
 class Boxed(Count):

@@ -69,8 +69,8 @@ class EvictionSettings(ConciseRepr, BaseModel):
     def _one_budget(self) -> EvictionSettings:
         given = [name for name in ("budget", "bytes", "ratio") if getattr(self, name) is not None]
         if len(given) != 1:
-            told = f"{' and '.join(given)} were given" if given else "none was given"
-            raise ValueError(f"give exactly one of budget (tokens), bytes and ratio (of the prompt); {told}")
+            message = f"{' and '.join(given)} were given" if given else "none was given"
+            raise ValueError(f"give exactly one of budget (tokens), bytes and ratio (of the prompt); {message}")
         return self
 
     def budget_for(self, page_size: int, page_bytes: int) -> EvictionBudget:
@@ -167,8 +167,8 @@ def parse_eviction(value: Mapping[str, Any] | EvictionPolicy | None) -> Eviction
     except ValidationError as error:
         fault = error.errors()[0]
         place = ".".join(str(part) for part in ("evict", *fault["loc"]))
-        told = fault["msg"].removeprefix("Value error, ")
-        raise WorkbenchError(f"{place}: {told}; for example {{kind: heavy_hitters, budget: 256}}") from None
+        message = fault["msg"].removeprefix("Value error, ")
+        raise WorkbenchError(f"{place}: {message}; for example {{kind: heavy_hitters, budget: 256}}") from None
 
 
 def select_recent_and_heaviest(mass: Tensor, budget: int, newest: int) -> Tensor:

@@ -37,7 +37,7 @@ class LayerFormat(BaseModel):
     @model_validator(mode="after")
     def _rotates_something(self) -> LayerFormat:
         if self.rotate and not self.quantized:
-            raise ValueError("rotate without a packed format changes nothing; set format, keys or values")
+            raise ValueError("rotate without a quantized format changes nothing; set format, keys or values")
         return self
 
     @property

@@ -126,7 +126,7 @@ class KVCacheManager(KVCacheAccounting):
         else:
             sequence.restored_tokens -= saved.num_computed_tokens
         if saved is not None:
-            saved = replace(saved, evicted=sequence.num_evicted_tokens)
+            saved = replace(saved, num_evicted_tokens=sequence.num_evicted_tokens)
         self.free(sequence)
         sequence.swapped = saved
         return 0 if saved is None else sum(place != NULL_PAGE for places in saved.cpu_pages for place in places)

@@ -120,4 +120,4 @@ class PagePool:
 
     def _check_held(self, page: int) -> None:
         if not 1 <= page <= self.num_pages or self._holders[page] < 1:
-            raise ValueError(f"page {page} is not held")
+            raise ValueError(f"page {page} is not referenced")

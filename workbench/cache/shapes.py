@@ -82,10 +82,10 @@ class KVCacheSpec:
         columns = min(self.format.columns, self.head_dim)
         for name, kind, each in (("keys", keys, 8 if keys == "int4" else 4), ("values", values, columns)):
             if kind != "dense" and self.head_dim % each:
-                raise WorkbenchError(f"cache: {kind} {name} are packed {each} columns at a time; heads have {self.head_dim}")
+                raise WorkbenchError(f"cache: {kind} {name} are quantized {each} columns at a time; heads have {self.head_dim}")
         if self.format.rotate and self.head_dim & (self.head_dim - 1):
-            told = f"a Hadamard matrix turns heads whose width is a power of two, not {self.head_dim}"
-            raise WorkbenchError(f"cache.rotate: {told}")
+            message = f"a Hadamard matrix turns heads whose width is a power of two, not {self.head_dim}"
+            raise WorkbenchError(f"cache.rotate: {message}")
         made = self.num_kv_heads, self.head_dim, page_size
         return PageFormat(keys, True, *made, self.format.group), PageFormat(values, False, *made, columns)
 
@@ -118,5 +118,5 @@ def build_cache_specs(
             numbers[shape] = taken, taken + mine.quantized
             taken += 1 + mine.quantized
         table, recent = numbers[shape]
-        shapes.append(replace(shape, table=table, recent=recent))
+        shapes.append(replace(shape, group=table, residual_group=recent))
     return tuple(shapes)

@@ -101,6 +101,6 @@ def build_cache_groups(layers: Iterable[Mapping[int, KVCacheGroup]]) -> tuple[KV
         for number, table in tables.items():
             known = held.setdefault(number, table)
             if replace(known, layers=()) != table:
-                raise ValueError(f"layers of table {number} differ in window, sinks or format: {known}, {table}")
+                raise ValueError(f"layers of cache group {number} differ in window, sinks or format: {known}, {table}")
             held[number] = replace(known, layers=(*known.layers, index))
     return tuple(held.get(number, KVCacheGroup()) for number in range(max(held, default=-1) + 1))

@@ -64,7 +64,7 @@ def compare(
     ] = None,
     format: Annotated[ComparisonFormat, typer.Option(help="how to show it")] = ComparisonFormat.TABLE,
     out: Annotated[Path | None, typer.Option(help="write it to this file; pictures need one")] = None,
-    force: Annotated[bool, typer.Option("--force", help="also times taken on a busy machine")] = False,
+    force: Annotated[bool, typer.Option("--force", help="also times measured under contention")] = False,
     separate: Annotated[
         bool, typer.Option("--separate", help="hold runs apart that differ in seeds at most, and so repeat each other")
     ] = False,
@@ -109,6 +109,6 @@ def _content(found, axes: list[str], format: ComparisonFormat) -> bytes:
             return text.as_csv(list(rows[0]), [list(row.values()) for row in rows]).encode()
         case ComparisonFormat.MD:
             return text.markdown_table(heads, cells).encode()
-    busy = [f"busy while measured, do not trust its times: {name}" for name in found.busy]
+    busy = [f"measured under contention, do not trust its times: {name}" for name in found.busy]
     lines = [f"against {found.baseline}", *busy, "", text.plain_table(heads, cells, [False, *[False] * (len(heads) - 1)])]
     return "\n".join(lines).encode()

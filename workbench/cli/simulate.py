@@ -29,8 +29,8 @@ def simulate(
     requests: Annotated[int | None, typer.Option(min=1, help="only so many requests")] = None,
     load: Annotated[float, typer.Option(help="requests come so many times as fast")] = 1.0,
     length: Annotated[float, typer.Option(help="texts are so many times as long")] = 1.0,
-    ttft: Annotated[float, typer.Option(help="promised seconds to the first token")] = 1.0,
-    tpot: Annotated[float, typer.Option(help="promised seconds a token after it")] = 0.1,
+    ttft: Annotated[float, typer.Option(help="SLO: seconds to the first token")] = 1.0,
+    tpot: Annotated[float, typer.Option(help="SLO: seconds a token after it")] = 0.1,
     until: Annotated[float | None, typer.Option(help="stop at this second; what is not done is in flight")] = None,
     set_: Annotated[
         list[str] | None,
@@ -95,7 +95,7 @@ def show(found: dict[str, Any]) -> None:
     tokens += f"; {hits:.1%} of prompt tokens from the cache" if hits else ""
     tokens += f"; {waste:.1%} of pages in use empty" if waste is not None else ""
     out.print(Text(tokens), soft_wrap=True)
-    busy = ", ".join(f"{each['busy']:.0%}" for each in found["instances"] if each["busy"] is not None)
-    out.print(Text(f"busy: {busy}; sequences at once: {max(i['sequences_most'] for i in found['instances'])}"))
+    busy = ", ".join(f"{each['utilization']:.0%}" for each in found["instances"] if each["utilization"] is not None)
+    out.print(Text(f"utilization: {busy}; sequences at once: {max(i['sequences_max'] for i in found['instances'])}"))
     words = f"{found['simulated_s']:,.0f} simulated seconds in {found['wall_s']:.1f} s"
     out.print(Text(words), soft_wrap=True)

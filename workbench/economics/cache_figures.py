@@ -64,7 +64,7 @@ def cache_daily(
         for plan in found:
             saved = plan.bill.saving_against(plain)
             rows.append({
-                "arrivals": arrivals, "plan": plan.name, "life": plan.ttl.name if plan.ttl else None,
+                "arrivals": arrivals, "plan": plan.name, "ttl": plan.ttl.name if plan.ttl else None,
                 "renews": plan.renews, "cost": float(plan.bill.total), "saved": float(saved),
                 "share": float(saved / plain.total), "writes": plan.bill.num_cache_writes, "reads": plan.bill.num_cache_reads,
             })  # fmt: skip

@@ -37,15 +37,15 @@ class BestOf:
         ranking = sorted(self._ends, key=lambda number: (broken[number], -self._scores[number], number))
         place = {number: rank for rank, number in enumerate(ranking)}
         last = self._scores[ranking[self.num_returned - 1]]
-        told: list[Event] = []
+        ranked: list[Event] = []
         for event in self._events:
             if isinstance(event, Finished) and not broken[event.sample]:
                 event = replace(event, score=(score := self._scores[event.sample]))
                 if place[event.sample] >= self.num_returned:
                     words = not_chosen_message(place[event.sample], self.samples, score, last)
                     event = replace(event, reason=str(FinishReason.NOT_CHOSEN), error=words)
-            told.append(replace(event, sample=place[event.sample]))
-        return told
+            ranked.append(replace(event, sample=place[event.sample]))
+        return ranked
 
 
 def not_chosen_message(rank: int, samples: int, score: float, last: float) -> str:

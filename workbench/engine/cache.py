@@ -66,8 +66,8 @@ class KVCache:
         if policy is not None:
             check_eviction(model.spec, store)
             if index is not None:
-                told = "pages of sequences that lose tokens are nobody else's prefix; set prefix: off"
-                raise WorkbenchError(f"cache.prefix radix with cache.evict: {told}")
+                message = "pages of sequences that lose tokens cannot be shared; set prefix: off"
+                raise WorkbenchError(f"cache.prefix radix with cache.evict: {message}")
             budget = policy.budget_for(page_size, sum(store.page_bytes(table) for table in range(len(tables))))
         evictor = None if policy is None else Evictor(policy, store)
         holdings = KVCacheManager(pools, store.groups, max_chunk_tokens, index, rooms, budget, preemption_mode != "recompute")

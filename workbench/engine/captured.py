@@ -88,7 +88,7 @@ def _widened(batch: TokenBatch) -> TokenBatch:
     tables = tuple(
         torch.nn.functional.pad(table, (0, width - table.shape[1]), value=NULL_PAGE) for table in batch.page_tables
     )
-    return replace(batch, page_tables=tables, sample_rows=torch.arange(batch.num_tokens), settles=False)
+    return replace(batch, page_tables=tables, logits_indices=torch.arange(batch.num_tokens), quantize_on_write=False)
 
 
 def _tensors(batch: TokenBatch) -> tuple[Tensor, ...]:

@@ -75,8 +75,8 @@ class Evictor:
     def _chosen(self, mass: Tensor, kept: int) -> Tensor:
         slots = self.policy.select(mass, kept)
         if len(slots) != kept:
-            told = f"kept {len(slots)} of {len(mass)} tokens, not {kept}"
-            raise WorkbenchError(f"cache.evict: {self.policy!r} {told}")
+            message = f"kept {len(slots)} of {len(mass)} tokens, not {kept}"
+            raise WorkbenchError(f"cache.evict: {self.policy!r} {message}")
         return slots
 
     def _counted(self, sequence: Sequence) -> int:
@@ -121,14 +121,14 @@ def check_eviction(spec: ModelSpec, store: KVStore) -> None:
     for index, (kind, shape) in enumerate(zip(spec.layers, store.specs, strict=True)):
         attention = kind.attention
         if shape.format.quantized:
-            told = f"is kept as {shape.format}, in groups of tokens that share their scales; keep it dense"
+            message = f"is kept as {shape.format}, in groups of tokens that share their scales; keep it dense"
         elif shape.sliding_window is not None:
-            told = f"has a window of {shape.sliding_window}, which bounds it already; evict where every layer sees all"
+            message = f"has a window of {shape.sliding_window}, which bounds it already; evict where every layer sees all"
         elif isinstance(attention, AttentionSpec) and (attention.position == "alibi" or attention.mask or attention.score):
-            told = "looks by distance (ALiBi, or a mask or score of your own), and distances are lost"
+            message = "looks by distance (ALiBi, or a custom mask or score), and distances are lost"
         else:
             continue
-        raise WorkbenchError(f"cache.evict: layer {index} {told}")
+        raise WorkbenchError(f"cache.evict: layer {index} {message}")
 
 
 def _together(tensors: Iterable[Tensor], pages: list[int], slots: Tensor, size: int) -> None:

@@ -134,7 +134,7 @@ def build_executor(
     on_fallback: Callable[[str], None] = lambda why: None,
     threads: StepThreads | None = None,
 ) -> Executor:
-    """What runs `model`, whose modules are on `lanes.blocks`. A model on the backend mlir that its compiled step cannot
+    """What runs `model`, whose modules are on `backends.blocks`. A model on the backend mlir that its compiled step cannot
     carry out decodes by its modules, on the same backend. Raises WorkbenchError where only the step is on that backend, and
     for `batch_invariant` (see invariant.py) where the model or its cache cannot keep it. `fell_back` as in `Vetted`;
     `threads` runs compiled steps."""
@@ -164,7 +164,7 @@ def with_eviction(
     evictor: Evictor | None,
     fell_back: Callable[[str], None] = lambda why: None,
 ) -> Executor:
-    """`fast`, and where the queries of a step are to be seen the model's blocks, on the lanes that carry them out. They
+    """`fast`, and where the queries of a step are to be seen the model's blocks, on the backends that carry them out. They
     are compiled for themselves, and so vetted for themselves where others are (`fell_back` as in `Vetted`)."""
     if evictor is None:
         return fast

@@ -21,7 +21,7 @@ from workbench.model.transformer import DENSE
 
 
 def select_for_model(backends: Backends, spec: ModelSpec, auto: bool, format: WeightFormat = DENSE) -> Backends:
-    """`lanes` as far as they can carry out `spec` with weights and activations of `format`.
+    """`backends` as far as they can carry out `spec` with weights and activations of `format`.
 
     Under `auto` an unsupported backend is replaced by the next one, and the reason says so.
 
@@ -36,7 +36,7 @@ def select_for_model(backends: Backends, spec: ModelSpec, auto: bool, format: We
     if problem := _format_problem(backends.blocks, format) or _blocks_problem(backends.blocks, spec):
         return Backends.uniform(Backend.EAGER, f"auto: not {backends.blocks}: {problem}")
     if backends.attention is not backends.blocks and (problem := _blocks_problem(backends.attention, spec)):
-        backends = replace(backends, reads=backends.blocks, reason=f"auto: not {backends.attention}: {problem}")
+        backends = replace(backends, attention=backends.blocks, reason=f"auto: not {backends.attention}: {problem}")
     if backends.decode is Backend.MLIR and (problem := unsupported_model_reason(spec)):
         backends = replace(backends, decode=backends.blocks, reason=f"auto: not mlir: {problem}")
     return backends

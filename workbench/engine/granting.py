@@ -65,7 +65,7 @@ class StepAllocation:
             self.queue.add(*together)
         else:
             saved = self.kv_cache_manager.preempt(sequence)
-            reason += f", {saved} pages saved on the host" if saved else ""
+            reason += f", {saved} pages swapped out to the CPU" if saved else ""
             self.queue.add(sequence, *sequence.children)
         for each in together:
             self.decisions.append(RequestDecision(each.request_id, "preempted", reason))
@@ -79,7 +79,7 @@ class StepAllocation:
             self.kv_cache_manager.free(holder)
             holder.num_preemptions += 1
             self.views.update_waiting(holder)
-            self.decisions.append(RequestDecision(holder.request_id, "preempted", f"{need}; who waits gives way"))
+            self.decisions.append(RequestDecision(holder.request_id, "preempted", f"{need}; a waiting request is preempted"))
         return holder is not None
 
     def allocate(self, order: list[Sequence], candidates: Collection[Sequence] | None = None) -> bool:
@@ -102,8 +102,8 @@ class StepAllocation:
             need = f"{sequence.request_id} needs {missing[short]} more pages, {holdings.num_available(short)} free"
             if not self.reclaim_shared_pages(need):
                 last, roomy = order[-1], False
-                which = "the youngest" if last is self.running[-1] else "the last in turn"
-                self.preempt(last, f"{need}; {which} gives way")
+                which = "the youngest" if last is self.running[-1] else "the last in order"
+                self.preempt(last, f"{need}; {which} is preempted")
                 order = [each for each in order if each in self.running]
                 may = [each for each in may if each in self.running]
                 index = 0  # beams of the last may have been before this one
@@ -202,9 +202,9 @@ class StepAllocation:
         left = " + ".join(str(pool.num_available) for pool in pools)
         reason = f"admitted: {taken} pages taken, {left} left"
         if saved is not None:
-            return f"{reason}; {saved.num_computed_tokens} tokens come back from the host"
+            return f"{reason}; {saved.num_computed_tokens} tokens swapped in from the CPU"
         if waited:
-            return f"{reason}; {waited} tokens stand in pages that it shares"
+            return f"{reason}; {waited} tokens are in shared pages"
         if offer.num_tokens:
             reason += f"; {offer.num_tokens} tokens found in the cache, in {offer.num_shared_pages} pages"
         return reason

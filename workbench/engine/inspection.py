@@ -78,8 +78,8 @@ def inspect(
     """
     count = len(model.blocks)
     if sequence.num_evicted_tokens:
-        told = f"{sequence.num_evicted_tokens} of its tokens were evicted, in each layer others"
-        raise WorkbenchError(f"request {sequence.request_id}: cannot be inspected any more; {told}")
+        message = f"{sequence.num_evicted_tokens} of its tokens were evicted, in each layer others"
+        raise WorkbenchError(f"request {sequence.request_id}: cannot be inspected any more; {message}")
     places = tuple(
         _index(row, sequence.num_computed_tokens, f"row {row}: {sequence.num_computed_tokens} tokens are computed") for row in positions
     )
@@ -130,7 +130,7 @@ class _RecordingLayer:
     def weights(self) -> Tensor:
         """Return [head, row, context]: attention of the specification, with one basis vector per position as values."""
         if self.read is None:
-            raise WorkbenchError("a layer's own module does not read its cache by `attend`: it has no weights to show")
+            raise WorkbenchError("a custom attention module does not read its cache by `attend`: it has no weights to show")
         q, batch, (scale, mask, *rest) = self.read
         q = q.to(torch.promote_types(q.dtype, torch.float32))
         lengths = batch.context_lengths.tolist()

@@ -24,8 +24,8 @@ def inspection_table(found: Inspection) -> Table:
     for layer, weights in found.weights.items():
         for index, mass in enumerate(weights.numpy()):
             row, position = np.unravel_index(int(mass.argmax()), mass.shape)
-            told = f"{mass[row, position]:.2f} from {found.positions[row]} to {position}"
-            rows.append((layer, head_index(found, index), told))
+            label = f"{mass[row, position]:.2f} from {found.positions[row]} to {position}"
+            rows.append((layer, head_index(found, index), label))
     states = ", ".join(f"{layer}: {list(each.shape)}" for layer, each in found.hidden_states.items())
     return Table(
         f"request {found.request_id}: {_rows(found)}", rows, ("layer", "head", "largest weight"),
@@ -44,8 +44,8 @@ def inspection_html(found: Inspection) -> str:
         notes.append("dark: 0, yellow: the largest weight of the map; down: rows, across: positions from 0")
     drawn = "".join(_figure(found, layer, index) for layer, index in maps[:MAX_MAPS])
     title = f'<div class="title">{escape(words.title)}</div>'
-    told = "".join(f'<div class="note">{escape(note)}</div>' for note in notes)
-    return f'<div class="wb-shown">{STYLE}{title}{drawn}{told}</div>'
+    label = "".join(f'<div class="note">{escape(note)}</div>' for note in notes)
+    return f'<div class="wb-shown">{STYLE}{title}{drawn}{label}</div>'
 
 
 def head_index(found: Inspection, index: int) -> int:
@@ -60,11 +60,11 @@ def _figure(found: Inspection, layer: int, index: int) -> str:
     name = f"layer {layer} head {head_index(found, index)}"
     row, position = np.unravel_index(int(whole.argmax()), whole.shape)
     largest = f"{whole[row, position]:.2f} at {position}"
-    told = f"{name}: {_rows(found)}; largest weight {largest}, from {found.positions[row]}"
+    label = f"{name}: {_rows(found)}; largest weight {largest}, from {found.positions[row]}"
     pixel = f"; a pixel is the largest of {step} positions" if step > 1 else ""
     picture = data_uri(upscale(colorize(mass, 0.0, float(mass.max())), down, across))
     return (
-        f'<figure><img src="{picture}" alt="{escape(told)}" title="{escape(told + pixel)}">'
+        f'<figure><img src="{picture}" alt="{escape(label)}" title="{escape(label + pixel)}">'
         f"<figcaption>{name}: {largest}</figcaption></figure>"
     )
 

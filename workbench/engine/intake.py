@@ -126,7 +126,7 @@ def truncate_prompt(request: Request, max_model_len: int, overflow: str, bos_tok
     ids = request.prompt_ids
     if not isinstance(ids, tuple | list):  # a fault, with which it is refused
         words = f"prompt_ids is of type {type(ids).__name__}; give a tuple of token ids"
-        return replace(request, prompt_ids=(), fault=request.invalid_reason or words)
+        return replace(request, prompt_ids=(), invalid_reason=request.invalid_reason or words)
     if overflow != "cut_oldest" or len(ids) < max_model_len:
         return request
     front = bos_token_ids if ids[: len(bos_token_ids)] == bos_token_ids else ()

@@ -32,7 +32,7 @@ def select_batch_invariant(backends: Backends, requested: str, spec: ModelSpec, 
         raise WorkbenchError(f"batch_invariant: backend {str(chosen)!r} alone keeps it, on the CPU; device is {device!r}")
     if problem := unsupported_model_reason(spec):
         raise WorkbenchError(f"batch_invariant: backend {str(chosen)!r} computes no step of {spec.name}: {problem}")
-    return Backends.uniform(chosen, f"batch_invariant: {'of all lanes this one keeps it' if requested == AUTO_BACKEND else 'asked for'}")
+    return Backends.uniform(chosen, f"batch_invariant: {'of all backends this one keeps it' if requested == AUTO_BACKEND else 'asked for'}")
 
 
 def check_batch_invariant_cache(specs: tuple[KVCacheSpec, ...], cache_dtype: torch.dtype, model_dtype: torch.dtype) -> None:
@@ -40,7 +40,7 @@ def check_batch_invariant_cache(specs: tuple[KVCacheSpec, ...], cache_dtype: tor
     (WorkbenchError)."""
     names = [str(dtype).removeprefix("torch.") for dtype in (cache_dtype, model_dtype)]
     if model_dtype not in (torch.float32, torch.bfloat16) or cache_dtype != model_dtype:
-        told = f"{names[1]} weights and a {names[0]} cache"
-        raise WorkbenchError(f"batch_invariant: steps are computed in float32 or bfloat16, one for both, not {told}")
+        message = f"{names[1]} weights and a {names[0]} cache"
+        raise WorkbenchError(f"batch_invariant: steps are computed in float32 or bfloat16, one for both, not {message}")
     if problem := unsupported_store_reason(specs):
         raise WorkbenchError(f"batch_invariant: this cache cannot be kept so: {problem}")

@@ -33,7 +33,7 @@ class Backends:
 
     def fall_back_to_eager(self, why: str) -> Backends:
         """Return the same with eager blocks and attention, after blocks failed."""
-        return replace(self, blocks=Backend.EAGER, reads=Backend.EAGER, reason=f"{self.reason}; {why}", vetted=True)
+        return replace(self, blocks=Backend.EAGER, attention=Backend.EAGER, reason=f"{self.reason}; {why}", checked=True)
 
     def __str__(self) -> str:
         if self.decode is self.blocks is self.attention:

@@ -40,14 +40,14 @@ def call_policy(policy: SchedulingPolicy, state: SchedulerState) -> SchedulerDec
             tokens, preempted = tuple(wishes.num_scheduled_tokens), tuple(wishes.preempted)
             if type(wishes) is SchedulerDecision:
                 return SchedulerDecision(tokens, preempted, wishes.reasons)
-            return replace(wishes, tokens=tokens, preempted=preempted)
+            return replace(wishes, num_scheduled_tokens=tokens, preempted=preempted)
     except WorkbenchError:
         raise
     except Exception as error:
         raise WorkbenchError(f"policy {name}: raised {type(error).__name__}: {error}; nothing was planned") from error
     else:
         raise WorkbenchError(
-            f"policy {name}: gave {type(wishes).__name__}, must give engine.policy.SchedulerDecision([(id, tokens), ...])"
+            f"policy {name}: returned {type(wishes).__name__}, must return scheduler.policy.SchedulerDecision([(id, tokens), ...])"
         )
 
 
@@ -69,7 +69,7 @@ def validate_decision(decision: SchedulerDecision, state: SchedulerState, by_id:
     for place, pair in enumerate(decision.preempted):
         sequence = by_id.get(pair)
         if sequence is None or pair not in here:
-            found.ignored.append(_ignored(pair, f"policy {name}: wish {place} sets back {pair!r}, which does not run"))
+            found.ignored.append(_ignored(pair, f"policy {name}: entry {place} preempts {pair!r}, which does not run"))
         elif sequence not in found.preempted:
             found.preempted.append(sequence)
     for place, pair in enumerate(decision.num_scheduled_tokens):
@@ -84,19 +84,19 @@ def validate_decision(decision: SchedulerDecision, state: SchedulerState, by_id:
             sequence = by_id.get(request_id)
             whole = not isinstance(tokens, bool) and int(tokens) == tokens
         except (TypeError, ValueError):
-            found.ignored.append(_ignored("", f"policy {name}: wish {place} is {pair!r}, must be (id, tokens)"))
+            found.ignored.append(_ignored("", f"policy {name}: entry {place} is {pair!r}, must be (id, tokens)"))
             continue
         if sequence is None:
-            known = f"wish {place} is for {request_id!r}, which neither runs nor waits"
+            known = f"entry {place} is for {request_id!r}, which neither runs nor waits"
             found.ignored.append(_ignored(request_id, f"policy {name}: {known}"))
         elif sequence in found.num_scheduled_tokens or sequence in refused:
-            wrong(sequence, f"wishes for {request_id} twice in one step")
+            wrong(sequence, f"schedules {request_id} twice in one step")
         elif not whole or tokens < 0:
-            wrong(sequence, f"wishes {tokens!r} tokens for {request_id}; it must be a number from 0 on")
+            wrong(sequence, f"schedules {tokens!r} tokens for {request_id}; it must be a number from 0 on")
         elif sequence in found.preempted and tokens:
-            wrong(sequence, f"wishes {tokens} tokens for {request_id} and sets it back in the same step")
+            wrong(sequence, f"schedules {tokens} tokens for {request_id} and preempts it in the same step")
         elif tokens > left:
-            wrong(sequence, f"wishes {tokens} tokens for {request_id}, {left} are left of the step's {state.max_num_batched_tokens}")
+            wrong(sequence, f"schedules {tokens} tokens for {request_id}, {left} are left of the step's {state.max_num_batched_tokens}")
         else:
             found.num_scheduled_tokens[sequence] = int(tokens)
             left -= int(tokens)

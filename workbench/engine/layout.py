@@ -42,8 +42,8 @@ class PanelTrial(NamedTuple):
 
     def __str__(self) -> str:
         ours, torchs = (f"{1000 * seconds:.2f}" for seconds in (self.panels, self.torch))
-        told = f"a product of {PRODUCT_TOKENS} tokens takes {ours} ms from panels, {torchs} by torch"
-        return f"{told}; {self.problem}" if self.problem else told
+        message = f"a product of {PRODUCT_TOKENS} tokens takes {ours} ms from panels, {torchs} by torch"
+        return f"{message}; {self.problem}" if self.problem else message
 
 
 def choose_weight_layout(model: Transformer, backends: Backends, layout: CacheLayout, auto: bool, remembered: ResultCache | None = None) -> Backends:
@@ -56,7 +56,7 @@ def choose_weight_layout(model: Transformer, backends: Backends, layout: CacheLa
     """
     if backends.decode is not Backend.MLIR or unsupported_layout_reason(model, layout.specs):
         return backends
-    in_panels = replace(backends, blocks=Backend.MLIR, reads=Backend.MLIR, vetted=True)
+    in_panels = replace(backends, blocks=Backend.MLIR, attention=Backend.MLIR, checked=True)
     if not auto:
         _take(model, True, Backend.MLIR)
         return in_panels
@@ -101,7 +101,7 @@ def _key(model: Transformer, held: CacheLayout) -> str:
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
 
 
-def _tried(model: Transformer, lanes: Backends, held: CacheLayout, blocks: Backend) -> tuple[PanelTrial, bool]:
+def _tried(model: Transformer, backends: Backends, held: CacheLayout, blocks: Backend) -> tuple[PanelTrial, bool]:
     """Time the largest product, then check a decode and a prefill from panels; return the result and whether to
     remember it.
 
@@ -117,7 +117,7 @@ def _tried(model: Transformer, lanes: Backends, held: CacheLayout, blocks: Backe
         return PanelTrial(ours, torchs, "torch's is clearly quicker"), quiet
     _take(model, True, Backend.MLIR)
     try:
-        problem = _wrong(model, lanes, held)
+        problem = _wrong(model, backends, held)
     finally:
         _take(model, False, blocks)
     return PanelTrial(ours, torchs, problem), quiet
@@ -143,13 +143,13 @@ def _seconds(linear: Linear, dtype: torch.dtype) -> tuple[float, float, bool]:
 
 
 @torch.inference_mode()
-def _wrong(model: Transformer, lanes: Backends, held: CacheLayout) -> str:
+def _wrong(model: Transformer, backends: Backends, held: CacheLayout) -> str:
     """Return how far logits of a decode or prefill exceed the allowed error; an empty string if they are right."""
     (store, decode), (own, _) = (single_decode_step(model, held, CONTEXT_TOKENS) for _ in range(2))
     sequence = decode.spans[0].sequence
     length = min(PREFILL_TOKENS, sequence.num_computed_tokens)
     prefill = StepPlan(0, (Span(sequence, 0, length, True),))
-    executor = build_executor(model, own, lanes)
+    executor = build_executor(model, own, backends)
     assert isinstance(executor, MlirExecutor)
     for name, plan, run in (("decode", decode, executor.forward), ("prefill", prefill, executor.prefill_executor.forward)):
         exact, bound = reference_logits(model, store, plan)

@@ -134,31 +134,31 @@ def load(
         raise WorkbenchError(problem)
     limits = SchedulerLimits(max_num_seqs, max_num_batched_tokens, chunk_tokens, chunked_prefill)
     format, place = WeightFormat.parse(weights, head_weights, weight_group, activations), _device(device)
-    kept, lanes = parse_cache_format(cache), resolve_backends(backend, place.type)
+    kept, backends = parse_cache_format(cache), resolve_backends(backend, place.type)
     source = _source(str(model), AttentionConfig.parse(attention))
     format.check(source.spec)
     kept.check(len(source.spec.layers), page_size)
     if batch_invariant:
-        lanes = select_batch_invariant(lanes, backend, source.spec, place.type)
+        backends = select_batch_invariant(backends, backend, source.spec, place.type)
     else:
-        lanes = select_for_model(lanes, source.spec, backend == AUTO_BACKEND, format)
+        backends = select_for_model(backends, source.spec, backend == AUTO_BACKEND, format)
     with report_if_slow(f"loading the weights of {model}", report):
         state = source.state(torch_dtype, seed)
-        transformer = Transformer.from_state(source.spec, state, lanes.blocks, format).to(place)
+        transformer = Transformer.from_state(source.spec, state, backends.blocks, format).to(place)
     cache_dtype = transformer.dtype if kept.dtype == "auto" else parse_dtype(kept.dtype)
     shapes = transformer.cache_shapes(kept)
     if batch_invariant:
         check_batch_invariant_cache(shapes, cache_dtype, transformer.dtype)
-    lanes = select_for_cache(lanes, shapes, page_size, cache_dtype, transformer.dtype, backend == AUTO_BACKEND and not batch_invariant)
+    backends = select_for_cache(backends, shapes, page_size, cache_dtype, transformer.dtype, backend == AUTO_BACKEND and not batch_invariant)
     if backend == AUTO_BACKEND and not batch_invariant:
         with report_if_slow(f"trying which backend decodes {model} fastest here: compiled now, then remembered", report):
-            lanes = autotune_backend(lanes, transformer, page_size, compile, cache=kept, cache_dtype=cache_dtype)
-        transformer.set_backend(lanes.blocks)
+            backends = autotune_backend(backends, transformer, page_size, compile, cache=kept, cache_dtype=cache_dtype)
+        transformer.set_backend(backends.blocks)
     with report_if_slow(f"laying out the weights of {model}", report):
         held = CacheLayout(shapes, page_size, cache_dtype)
-        lanes = choose_weight_layout(transformer, lanes, held, auto=backend == AUTO_BACKEND and not batch_invariant)
-    if compile == "step" and lanes.decode is not Backend.INDUCTOR:
-        lanes = replace(lanes, reason=f"{lanes.reason}; compile: step has no effect, since {lanes.decode} decodes")
+        backends = choose_weight_layout(transformer, backends, held, auto=backend == AUTO_BACKEND and not batch_invariant)
+    if compile == "step" and backends.decode is not Backend.INDUCTOR:
+        backends = replace(backends, reason=f"{backends.reason}; compile: step has no effect, since {backends.decode} decodes")
     fitting = _auto_num_pages(source.spec.max_position_embeddings, shapes, cache_dtype, limits, page_size, evicts)
     heap.trim_heap()
     tokenizer = source.tokenizer()
@@ -183,7 +183,7 @@ def load(
         evict=evicts,
         overflow=overflow,
         listener=listener,
-        backends=lanes,
+        backends=backends,
         clock=clock,
         sleep=sleep,
         compile=compile,

@@ -47,10 +47,10 @@ class OutputProcessor:
                 events = contest.add(events[0])
                 if events:
                     del self._best_of[owner]
-        for told in events:
-            self._emit(told)
+        for each in events:
+            self._emit(each)
             if box is not None:
-                box.append(told)
+                box.append(each)
 
     def request_ids_of(self, queue: deque[Event]) -> list[str]:
         """Return the request ids whose events go to `queue`."""

@@ -33,7 +33,7 @@ class CompiledDraftSteps:
         if model.embedding is None or model.spec.embedding_scale != 1:
             return "its embedding is quantized or scaled"
         if any(shape.format.quantized for shape in store.specs):
-            return "its cache is packed: tokens are settled between steps"
+            return "its cache is quantized: tokens are quantized between steps"
         return None
 
     def __call__(

@@ -40,12 +40,12 @@ from workbench.model.transformer import Transformer
 
 # Fields of a spec that the step supports, or that are handled before it is reached.
 SUPPORTED_ATTENTION_FIELDS = (
-    "kind", "heads", "groups", "dim", "window", "sinks", "softcap", "scale", "qk_norm", "position", "rotary",
+    "kind", "num_heads", "num_kv_heads", "head_dim", "window", "sinks", "softcap", "scale", "qk_norm", "position", "rotary",
     "sink_logits", "mask", "score", "module", "qkv_bias", "o_proj_bias",
 )  # fmt: skip
-SUPPORTED_LAYER_FIELDS = ("attention", "hidden", "mlp_bias")
+SUPPORTED_LAYER_FIELDS = ("attention", "intermediate_size", "mlp_bias")
 SUPPORTED_MODEL_FIELDS = (
-    "name", "vocab", "width", "layers", "context", "rotary", "rms_norm_eps", "embedding_scale", "final_logit_softcapping", "tied",
+    "name", "vocab_size", "hidden_size", "layers", "max_position_embeddings", "rotary", "rms_norm_eps", "embedding_scale", "final_logit_softcapping", "tie_word_embeddings",
     "eos_token_ids",
 )  # fmt: skip
 KNOWN_MODULES = ("workbench.model.layers", "workbench.model.linear", "workbench.model.feedforward", "torch.nn.modules.linear")
@@ -153,7 +153,7 @@ def unsupported_model_reason(spec: ModelSpec) -> str | None:
         if not isinstance(attention, AttentionSpec):
             return f"layer {index} has {attention.kind} attention, which the compiled decode step has not"
         if attention.module is not None:
-            return f"layer {index} has an attention module of the user's own"
+            return f"layer {index} has a custom attention module"
         if problem := unsupported_reason(Backend.MLIR, build_mask(attention), build_score(attention)):
             return f"layer {index}: {problem}"
         if attention.head_dim % 2:
@@ -178,7 +178,7 @@ def unsupported_store_reason(specs: Iterable[KVCacheSpec]) -> str | None:
         if not shape.format.quantized:
             continue
         if not set(shape.format.key_value_formats) <= set(SCALED_FORMATS):
-            return f"layer {index}: a compiled step reads keys and values that are both packed, not {shape.format}"
+            return f"layer {index}: a compiled step reads keys and values that are both quantized, not {shape.format}"
         if shape.format.rotate:
             return f"layer {index}: a compiled step does not rotate heads"
     return None

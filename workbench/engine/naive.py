@@ -143,7 +143,7 @@ class _WholeText:
 
 
 def _own(h: Tensor, w: Weights, at: str, a: AttentionSpec, spec: ModelSpec) -> Tensor:
-    """The same by an attention module of the user's own: only its cache and its batch are plain."""
+    """The same by a custom attention module: only its cache and its batch are plain."""
     if w.int8_rows:
         raise WorkbenchError("activations: int8 and a custom attention module: the oracle knows no such rows")
     module = build_custom_attention(a, spec.hidden_size, Backend.EAGER, WeightFormat(), *_style(spec), h.dtype)

@@ -50,7 +50,7 @@ class ObservedLayer:
     def pop_call(self) -> AttentionCall:
         read, self._call = self._call, None
         if read is None:
-            raise WorkbenchError("cache.evict: an attention module of your own does not read its cache by `attend`")
+            raise WorkbenchError("cache.evict: a custom attention module does not read its cache by `attend`")
         return read
 
 

@@ -30,7 +30,7 @@ def select_for_cache(
         if problem := problems.get(backends.blocks) or problems.get(backends.decode):
             raise WorkbenchError(f"backend {str(backends.blocks)!r} cannot carry out this cache: {problem}")
         return backends
-    for role in ("decode", "reads"):
+    for role in ("decode", "attention"):
         backend = getattr(backends, role)
         if backend in problems and backend is not backends.blocks:
             backends = replace(backends, **{role: backends.blocks}, reason=f"auto: not {backend}: {problems[backend]}")
@@ -44,7 +44,7 @@ def unsupported_cache_reason(backend: Backend, specs: tuple[KVCacheSpec, ...], c
     for layer, shape in enumerate(specs):
         kinds = shape.format.key_value_formats
         if shape.format.quantized and backend is Backend.MLIR and not set(kinds) <= set(SCALED_FORMATS):
-            return f"layer {layer}: it reads keys and values that are both packed, not {shape.format}; others do"
+            return f"layer {layer}: it reads keys and values that are both quantized, not {shape.format}; others do"
     return None
 
 

@@ -140,15 +140,15 @@ class StepPlan(Displayable):
     def _display_table(self) -> Table:
         counts = f"{self.prefill_tokens} of prefill, {self.decode_tokens} of decode"
         decisions = [(each.request_id, each.action, each.reason) for each in self.decisions]
-        ended = [(sequence.request_id, "ends with an error", told) for sequence, told in self.errors]
+        ended = [(sequence.request_id, "ends with an error", parts) for sequence, parts in self.errors]
         moves = {"evictions": self.transfers.evictions, "pages saved": self.transfers.swap_outs, "pages copied": self.transfers.copies,
                  "pages loaded": self.transfers.swap_ins}  # fmt: skip
-        told = [f"{len(which)} {name}" for name, which in moves.items() if which]
-        told += [f"{self.padding_rows} rows of padding"] * bool(self.padding_rows)
+        parts = [f"{len(which)} {name}" for name, which in moves.items() if which]
+        parts += [f"{self.padding_rows} rows of padding"] * bool(self.padding_rows)
         return Table(
             f"step {self.step}: {self.phase}, {self.num_tokens} tokens ({counts})",
             [span.as_row for span in self.spans],
             ("request", "tokens", "kind", "drafted", "logits", "pages now"),
-            ", ".join(told),
+            ", ".join(parts),
             subtables=(Table("decisions", decisions + ended, ("request", "action", "why")),) if decisions or ended else (),
         )

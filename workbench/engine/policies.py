@@ -87,7 +87,7 @@ class DecodeFirst(BuiltInPolicy):
         if first is not None or not state.waiting:
             return decision
         head, words = self._not_yet(state, len(decodes))
-        return replace(decision, tokens=(*decision.num_scheduled_tokens, (head.request_id, 0)), because={head.request_id: words})
+        return replace(decision, num_scheduled_tokens=(*decision.num_scheduled_tokens, (head.request_id, 0)), reasons={head.request_id: words})
 
     def turns(self, state: SchedulerState, prefills: list[RequestView]) -> Iterator[RequestView]:
         """As far as they are overdue."""
@@ -115,7 +115,7 @@ class ShortestPrompt(BuiltInPolicy):
 
 
 class Priority(BuiltInPolicy):
-    """The smaller `Request.priority`, the sooner; the largest gives way first when pages run out."""
+    """The smaller `Request.priority`, the sooner; the largest is preempted first when pages run out."""
 
     kind: Literal["priority"] = "priority"
     starvation_limit: NumSteps = 1000
@@ -175,11 +175,11 @@ class StaticBatching:
                 return decision
             head, count = state.waiting[0], len(state.running)
             words = f"a batch runs, and {count} sequences in it have not ended"
-            return replace(decision, tokens=(*decision.num_scheduled_tokens, (head.request_id, 0)), because={head.request_id: words})
+            return replace(decision, num_scheduled_tokens=(*decision.num_scheduled_tokens, (head.request_id, 0)), reasons={head.request_id: words})
         decision = self.inner(state)
         decodes = {entry.request_id for entry in state.running if entry.is_decoding}
         if any(tokens and name not in decodes for name, tokens in decision.num_scheduled_tokens):  # the batch is still being gathered
-            return replace(decision, tokens=[(name, 0 if name in decodes else n) for name, n in decision.num_scheduled_tokens])
+            return replace(decision, num_scheduled_tokens=[(name, 0 if name in decodes else n) for name, n in decision.num_scheduled_tokens])
         return decision
 
     def _complete(self, state: SchedulerState) -> bool:

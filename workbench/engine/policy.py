@@ -211,11 +211,11 @@ class SchedulerState:
         return replace(
             self,
             running=tuple(self.running),
-            needs={entry.request_id: self.pages_needed[entry.request_id] for entry in every},
-            gives={entry.request_id: self.pages_released[entry.request_id] for entry in self.running},
-            cached={entry.request_id: self.cached_tokens[entry.request_id] for entry in self.waiting},
-            served={tenant: self.served_tokens[tenant] for tenant in {entry.tenant for entry in every}},
-            queue=None,
+            pages_needed={entry.request_id: self.pages_needed[entry.request_id] for entry in every},
+            pages_released={entry.request_id: self.pages_released[entry.request_id] for entry in self.running},
+            cached_tokens={entry.request_id: self.cached_tokens[entry.request_id] for entry in self.waiting},
+            served_tokens={tenant: self.served_tokens[tenant] for tenant in {entry.tenant for entry in every}},
+            waiting_index=None,
         )
 
 

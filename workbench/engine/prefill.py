@@ -71,9 +71,9 @@ class PrefillExecutor:
         rows, model = batch.num_tokens, self.model
         blocks = self._for(rows)
         for turn, angles in self._angles.items():
-            told = next((block for block in blocks if block.shape.layer.rotary_index == turn), None)
-            if told is not None:
-                for mine, angle in zip(told.angles, angles(batch.positions), strict=True):
+            bound = next((block for block in blocks if block.shape.layer.rotary_index == turn), None)
+            if bound is not None:
+                for mine, angle in zip(bound.angles, angles(batch.positions), strict=True):
                     mine[:rows] = angle
         x = blocks[0].x[:rows]
         x.copy_(model.embed(batch.token_ids))

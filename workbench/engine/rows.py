@@ -164,4 +164,4 @@ def _cut(span: Span, start: int, length: int) -> Span:
     scored = max(0, end - max(start, span.end - span.num_logits))
     drafts = span.draft_token_ids[max(0, start - known) : max(0, end - known)]
     last = span.needs_sample and end == span.end
-    return span._replace(start=start, length=length, samples=last, scored=scored, drafts=drafts)
+    return span._replace(start=start, length=length, needs_sample=last, requested_logits=scored, draft_token_ids=drafts)

@@ -322,7 +322,7 @@ class Runner(Displayable):
 
     def _check_owner(self) -> None:
         if self.owner is not None and self.owner.is_other_thread():
-            raise WorkbenchError("another thread owns this runner: use runner.stream, or widgets.RunnerThread.of(runner).call")
+            raise WorkbenchError("another thread owns this runner: use runner.stream, or widgets.RunnerThread.attach(runner).call")
 
     def _propose(self) -> dict[str, Draft]:
         """Return draft tokens to verify in the next step."""

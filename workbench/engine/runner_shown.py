@@ -39,8 +39,8 @@ def runner_table(runner: Runner) -> Table:
         ("a step", f"at most {limits.max_num_seqs} requests and {limits.max_num_batched_tokens} tokens"),
         ("policy", policy_name(queues.policy)),
         ("tokenizer", "none" if runner.tokenizer is None else repr(runner.tokenizer)),
-        ("running", ", ".join(each.request_id for each in queues.running) or "nobody"),
-        ("waiting", ", ".join(each.request_id for each in queues.waiting) or "nobody"),
+        ("running", ", ".join(each.request_id for each in queues.running) or "none"),
+        ("waiting", ", ".join(each.request_id for each in queues.waiting) or "none"),
     ]
     return Table(f"runner of {model.spec.name}", rows)
 

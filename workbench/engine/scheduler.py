@@ -285,7 +285,7 @@ class Scheduler:
             return self._decide(decisions, policy_decisions)
         raise WorkbenchError(
             f"policy {name}: plans nothing, with {len(self.running)} sequences that run and {len(self.waiting)} that "
-            "wait; it must go on with somebody"
+            "wait; it must schedule a request"
             + "".join(f"; {decision.request_id}: {decision.reason}" for decision in decisions[:3])
         )
 
@@ -294,7 +294,7 @@ class Scheduler:
         waiting = [wish for wish in decision.num_scheduled_tokens.items() if wish[0] not in running]
         for sequence in decision.preempted:
             if sequence in self.running:  # not preempted already, with another beam
-                step.preempt(sequence, f"policy {policy_name(self.policy)} set it back")
+                step.preempt(sequence, f"policy {policy_name(self.policy)} preempted it")
         if decision.preempted:
             running = set(self.running)
         order = [sequence for sequence in decision.num_scheduled_tokens if sequence in running]

@@ -55,10 +55,10 @@ class AutotuneResult:
 
     def __str__(self) -> str:
         order = sorted(self.seconds.items(), key=lambda item: item[1])
-        told = [f"{backend} {1000 * seconds:.2f} ms" for backend, seconds in order]
-        told += [f"{backend} not chosen: {reason}" for backend, reason in self.refused.items()]
-        told += [f"{backend} not tried: {reason}" for backend, reason in self.untried.items()]
-        return ", ".join(told)
+        parts = [f"{backend} {1000 * seconds:.2f} ms" for backend, seconds in order]
+        parts += [f"{backend} not chosen: {reason}" for backend, reason in self.refused.items()]
+        parts += [f"{backend} not tried: {reason}" for backend, reason in self.untried.items()]
+        return ", ".join(parts)
 
 
 def autotune_backend(
@@ -95,50 +95,50 @@ def autotune_backend(
         found = _tried(backends, model, held, compile_unit)
         if found.is_stable:
             remembered.add(key, _entry(found, model, held, compile_unit))
-    told = [str(found)]
+    parts = [str(found)]
     if backends.blocks in found.refused:  # a backend that cannot decode is not used for prefill either
-        backends = replace(backends, blocks=Backend.EAGER, reads=Backend.EAGER)
-        told.append("prefill on eager")
-    backends = replace(backends, vetted=backends.blocks not in found.untried)
+        backends = replace(backends, blocks=Backend.EAGER, attention=Backend.EAGER)
+        parts.append("prefill on eager")
+    backends = replace(backends, checked=backends.blocks not in found.untried)
     reads, why = _reads(backends, model, held)
-    reason = f"auto: a decode step takes {', '.join(told)}; {why}"
-    return replace(backends, decode=found.chosen, reads=reads, reason=reason)
+    reason = f"auto: a decode step takes {', '.join(parts)}; {why}"
+    return replace(backends, decode=found.chosen, attention=reads, reason=reason)
 
 
-def _reads(lanes: Backends, model: Transformer, held: CacheLayout) -> tuple[Backend, str]:
+def _reads(backends: Backends, model: Transformer, held: CacheLayout) -> tuple[Backend, str]:
     """Choose the backend of a prefill's attention, by the first layer's shape."""
-    if lanes.attention is lanes.blocks:
-        return lanes.blocks, f"attention of a prefill on {lanes.blocks}"
+    if backends.attention is backends.blocks:
+        return backends.blocks, f"attention of a prefill on {backends.blocks}"
     attention, format = model.spec.layers[0].attention, held.specs[0].format
     arguments = {
-        "contexts": (PREFILL_TOKENS,), "spans": (PREFILL_TOKENS,), "groups": attention.num_kv_heads, "share": attention.queries_per_kv,
+        "contexts": (PREFILL_TOKENS,), "spans": (PREFILL_TOKENS,), "num_kv_heads": attention.num_kv_heads, "queries_per_kv": attention.queries_per_kv,
         "dim": attention.head_dim, "size": held.page_size, "dtype": model.dtype,
     }  # fmt: skip
     if format.quantized:
         arguments |= {"formats": format.key_value_formats, "run": format.group, "columns": format.columns, "lag": format.residual}
     try:
         operator = "quantized_attention" if format.quantized else "paged_attention"
-        choice = first_correct_backend(operator, arguments, (lanes.attention, lanes.blocks))
+        choice = first_correct_backend(operator, arguments, (backends.attention, backends.blocks))
     except BackendError as error:
-        return lanes.blocks, str(error)
+        return backends.blocks, str(error)
     return choice.backend, f"attention of a prefill {choice.reason}"
 
 
-def _tried(lanes: Backends, model: Transformer, held: CacheLayout, unit: CompileUnit) -> AutotuneResult:
+def _tried(backends: Backends, model: Transformer, held: CacheLayout, unit: CompileUnit) -> AutotuneResult:
     """Try the candidates in order, each beside the eager modules, until one is taken."""
     (store, plan), (plain_store, _) = (single_decode_step(model, held, CONTEXT_TOKENS) for _ in range(2))
     plain = EagerExecutor(_as_written(model), plain_store)
     refused: dict[Backend, str] = {}
     seconds: dict[Backend, float] = {}
     quiet = True
-    candidates = [backend for backend in dict.fromkeys((lanes.decode, lanes.blocks)) if backend is not Backend.EAGER]
+    candidates = [backend for backend in dict.fromkeys((backends.decode, backends.blocks)) if backend is not Backend.EAGER]
     with torch.inference_mode():
         exact, bound = reference_logits(model, store, plan)
         for number, backend in enumerate(candidates):
             try:
                 # A store of its own: what one candidate writes, another must not find there.
                 own, _ = single_decode_step(model, held, CONTEXT_TOKENS)
-                step = build_executor(model, own, replace(lanes, decode=backend), unit).forward
+                step = build_executor(model, own, replace(backends, decode=backend), unit).forward
                 away = (step(plan).double() - exact).abs().max().item()
             except Exception as error:  # whatever a compiler throws is a reason not to choose its backend
                 ours = isinstance(error, (BackendError, WorkbenchError))
@@ -185,7 +185,7 @@ def _as_written(model: Transformer) -> Transformer:
     return plain
 
 
-def _key(model: Transformer, lanes: Backends, held: CacheLayout, unit: CompileUnit) -> str:
+def _key(model: Transformer, backends: Backends, held: CacheLayout, unit: CompileUnit) -> str:
     what: Mapping[str, Any] = {
         "rule": AUTOTUNE_VERSION,
         "machine": machine_key(),
@@ -193,7 +193,7 @@ def _key(model: Transformer, lanes: Backends, held: CacheLayout, unit: CompileUn
         "cores": os.cpu_count(),
         "model": model.spec.model_dump(mode="json"),
         "weights": [*model.format.named, str(model.dtype)],
-        "lanes": [lanes.decode, lanes.blocks],
+        "backends": [backends.decode, backends.blocks],
         "cache": [held.page_size, str(held.dtype), [repr(shape) for shape in held.specs]],
         "unit": unit,
     }
@@ -201,7 +201,7 @@ def _key(model: Transformer, lanes: Backends, held: CacheLayout, unit: CompileUn
 
 
 def _entry(found: AutotuneResult, model: Transformer, held: CacheLayout, unit: CompileUnit) -> dict[str, Any]:
-    """What is remembered: the trial, and what a reader of `workbench doctor` is told it was of."""
+    """What is remembered: the trial, and what a reader of `workbench doctor` is parts it was of."""
     return {
         "chosen": str(found.chosen),
         "seconds": {str(backend): value for backend, value in found.seconds.items()},

@@ -24,6 +24,6 @@ def add_drafts(
             drafts = drafts[:-1]
         left -= len(drafts)
         if drafts:
-            span = span._replace(length=span.length + len(drafts), drafts=drafts)
+            span = span._replace(length=span.length + len(drafts), draft_token_ids=drafts)
         (checks if drafts else longer if span.length > 1 else single).append(span)
     return (*single, *checks, *longer)

@@ -87,8 +87,8 @@ class FallbackExecutor:
                 raise error from None
             raise
         words = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_MESSAGE_CHARACTERS]
-        told = f"{failed} does not compile here, prefill on eager ({words})"
+        message = f"{failed} does not compile here, prefill on eager ({words})"
         self._vetted = True
-        self._fell_back(told)
-        warnings.warn(f"backend auto: {told}", stacklevel=3)
+        self._fell_back(message)
+        warnings.warn(f"backend auto: {message}", stacklevel=3)
         return logits

@@ -96,7 +96,7 @@ class _Layer:
 
     def weights(self, rows: range) -> Tensor:
         if not self.rule:
-            raise WorkbenchError("a layer's own module does not read its cache by `attend`: it has no weights to show")
+            raise WorkbenchError("a custom attention module does not read its cache by `attend`: it has no weights to show")
         q, k = self.q[rows.start : rows.stop], self.k[: rows.stop]
         return rearrange(attention_weights(q, k, rows.start, *self.rule), "group share row context -> (group share) row context")
 

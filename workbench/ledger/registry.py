@@ -27,7 +27,7 @@ def load_claims(folder: Path = CLAIMS_FOLDER) -> dict[str, Claim]:
             raise WorkbenchError(f"{file}: CLAIMS must be a sequence of Claim values")
         for claim in claims:
             if claim.id in found:
-                raise WorkbenchError(f"claim {claim.id!r} stands in {places[claim.id]} and in {file.name}; rename one")
+                raise WorkbenchError(f"claim {claim.id!r} is in {places[claim.id]} and in {file.name}; rename one")
             found[claim.id], places[claim.id] = claim, file.name
     if not found:
         raise WorkbenchError(f"{folder}: no claims there; name a folder of files with CLAIMS")
@@ -53,13 +53,13 @@ def _trial_errors(claim: Claim, trial: ClaimTrial) -> list[str]:
     wrong = []
     for outcome in OUTCOMES:
         if (outcome in trial.examples) == (outcome in trial.impossible):
-            wrong.append(f"{outcome!r} must stand in `gives`, with evidence, or in `never`, with the reason")
+            wrong.append(f"{outcome!r} must be in `examples`, with evidence, or in `impossible`, with the reason")
         elif outcome in trial.impossible:
-            wrong += [] if trial.impossible[outcome] else [f"never {outcome!r}, and does not say why"]
+            wrong += [] if trial.impossible[outcome] else [f"{outcome!r} is impossible without a reason"]
         else:
             wrong += _example_errors(claim, trial, outcome)
     if not trial.examples.keys() <= set(OUTCOMES) or not trial.impossible.keys() <= set(OUTCOMES):
-        wrong.append(f"`gives` and `never` may name {', '.join(OUTCOMES)}")
+        wrong.append(f"`examples` and `impossible` may name {', '.join(OUTCOMES)}")
     wrong += [f"a change without {name}" for change in trial.changed for name, words in vars(change).items()
               if not words]  # fmt: skip
     return wrong

@@ -66,7 +66,7 @@ def _shared_fields(fields: ConfigFields, name: str, remarks: list[str]) -> Model
     width, layers = _integer(fields, "width"), _integer(fields, "layers")
     windows = _windows(fields, layers, remarks)
     sparse = _feedforwards(fields, width, remarks)
-    dense: dict[str, Any] = {"hidden": _dense_hidden(fields, width, remarks)}
+    dense: dict[str, Any] = {"intermediate_size": _dense_hidden(fields, width, remarks)}
     first = _integer(fields, "dense_layers", 0) if "experts" in sparse else layers
     return ModelSpec(
         name=name,
@@ -109,10 +109,10 @@ def _feedforwards(fields: ConfigFields, width: int, remarks: list[str]) -> dict[
     count, shared = _integer(fields, "experts", 0), _integer(fields, "shared", 0)
     hidden = _integer(fields, "hidden", 4 * width)
     if count < 2:
-        return {"hidden": hidden}
+        return {"intermediate_size": hidden}
     remarks.append(f"a mixture of {count} experts" + (f" and {shared} shared ones" if shared else ""))
     experts = MoESpec(num_experts=count + shared, num_experts_per_tok=_integer(fields, "used", 2) + shared)
-    return {"hidden": _integer(fields, "expert_hidden", hidden), "experts": experts}
+    return {"intermediate_size": _integer(fields, "expert_hidden", hidden), "experts": experts}
 
 
 def _windows(fields: ConfigFields, layers: int, remarks: list[str]) -> Sequence[int | None]:

@@ -92,11 +92,11 @@ def config_from_spec(spec: ModelSpec, dtype: torch.dtype = torch.bfloat16) -> di
 
 def _refuse_what_llama_has_not(spec: ModelSpec, attention: AttentionSpec, layer: LayerSpec) -> None:
     """Refuse every field that the config does not hold, unless it is at its default."""
-    heads = {"heads": 1, "groups": 1, "dim": 2, "qkv_bias": False, "o_proj_bias": False}
+    heads = {"num_heads": 1, "num_kv_heads": 1, "head_dim": 2, "qkv_bias": False, "o_proj_bias": False}
     plain = AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=2)
     for given, right in (
         (attention.model_copy(update=heads), plain),
-        (layer.model_copy(update={"attention": plain, "hidden": 1, "mlp_bias": False}),
+        (layer.model_copy(update={"attention": plain, "intermediate_size": 1, "mlp_bias": False}),
          LayerSpec(attention=plain, intermediate_size=1)),
     ):  # fmt: skip
         for name in type(right).model_fields:

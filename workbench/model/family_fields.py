@@ -64,7 +64,7 @@ def read_heads(config: ConfigFields, dim: int | None = None) -> dict[str, Any]:
         raise config.invalid("hidden_size", width, f"a multiple of num_attention_heads ({heads})")
     if (dim or width // heads) % 2:
         raise config.invalid("head_dim", dim or width // heads, "even, because rotary turns pairs")
-    return {"heads": heads, "groups": groups, "dim": dim or width // heads}
+    return {"num_heads": heads, "num_kv_heads": groups, "head_dim": dim or width // heads}
 
 
 def read_num_layers(config: ConfigFields) -> int:

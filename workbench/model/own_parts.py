@@ -43,7 +43,7 @@ def load_module(part: CustomPart) -> type[nn.Module]:
     found = resolve_path(part.path)
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise WorkbenchError(f"module {part.path}: is no module; extend workbench.model.layers.Attention")
-    missing = [verb for verb in ("project", "read", "close") if not callable(getattr(found, verb, None))]
+    missing = [verb for verb in ("qkv_proj", "attend", "o_proj") if not callable(getattr(found, verb, None))]
     if missing:
         raise WorkbenchError(f"module {part.path}: has no {missing[0]}; extend workbench.model.layers.Attention")
     return found

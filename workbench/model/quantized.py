@@ -62,7 +62,7 @@ class WeightFormat:
 
     def check(self, spec: ModelSpec) -> None:
         """Raise WorkbenchError where INT4 groups do not divide a matrix's columns."""
-        widths = [("width", spec.hidden_size)] if "int4" in (self.blocks, self.head) else []
+        widths = [("hidden_size", spec.hidden_size)] if "int4" in (self.blocks, self.head) else []
         if self.blocks == "int4":
             for kind in spec.layers:
                 widths += _columns(kind).items()
@@ -76,7 +76,7 @@ class WeightFormat:
 def _columns(kind: LayerSpec) -> dict[str, int]:
     """Return the columns of a layer's matrices, but for those that read hidden states."""
     a = kind.attention
-    found = {} if kind.experts else {"hidden": kind.intermediate_size}
+    found = {} if kind.experts else {"intermediate_size": kind.intermediate_size}
     if isinstance(a, MLASpec):
         found |= {"query latent": a.q_lora_rank} if a.q_lora_rank else {}
         return found | {"heads x value dim": a.o_proj_inputs}

@@ -145,7 +145,7 @@ class ModelSpec(Displayable, FrozenModel):
         groups: dict[tuple, list[int]] = {}
         for index, layer in enumerate(self.layers):
             attention = layer.attention
-            latent = getattr(attention, "latent", None)  # two may be as wide and be parted otherwise
+            latent = getattr(attention, "kv_lora_rank", None)  # two may be as wide and be parted otherwise
             kind = attention.window, attention.sinks, attention.num_kv_heads, attention.head_dim, attention.cache_values_per_token, latent
             groups.setdefault(kind, []).append(index)
         return tuple(tuple(indices) for indices in groups.values())

@@ -67,9 +67,9 @@ def pool_kv_heads(heads: Tensor, groups: int, pool: str = "mean_pool") -> Tensor
 def _changed(attention: AnyAttentionSpec, change: AttentionChange, index: int) -> AnyAttentionSpec:
     values: dict[str, Any] = {name: getattr(change, name) for name in type(change).model_fields}
     values = {name: value for name, value in values.items() if value is not None}
-    heads = values.get("heads", attention.num_heads)
-    if isinstance(values.get("groups"), str):
-        values["groups"] = heads if values["groups"] == "multi_head" else 1
+    heads = values.get("num_heads", attention.num_heads)
+    if isinstance(values.get("num_kv_heads"), str):
+        values["num_kv_heads"] = heads if values["num_kv_heads"] == "multi_head" else 1
     if values.get("window") == FULL:
         values |= {"window": None, "sinks": 0}
     try:
@@ -81,7 +81,7 @@ def _changed(attention: AnyAttentionSpec, change: AttentionChange, index: int) -
 
 def _layer(at: str, old: AnyAttentionSpec, new: AnyAttentionSpec, state: StateDict, pool: str, one: float) -> StateDict:
     """Return the layer's parameters that change or are new; a norm's weight of `one` changes nothing."""
-    for slot in ("heads", "dim"):
+    for slot in ("num_heads", "head_dim"):
         before, after = getattr(old, slot), getattr(new, slot)
         if before != after:
             told = f"{slot} {after} where the trained model has {before}"

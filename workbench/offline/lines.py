@@ -82,7 +82,7 @@ def parse_line(raw: bytes, number: int, model: BatchModel) -> BatchRequest:
     except WorkbenchError as error:
         raise InvalidLine("invalid_request", str(error)) from None
     # Single tokens are needed only for their log-probabilities.
-    return BatchRequest(name, url, replace(request, cache_salt=salt, whole=request.sampling.logprobs is None))
+    return BatchRequest(name, url, replace(request, cache_salt=salt, final_only=request.sampling.logprobs is None))
 
 
 def _object(raw: bytes) -> dict[str, Any]:

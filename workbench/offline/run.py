@@ -131,7 +131,7 @@ class _BatchRun:
         self.collect()
 
     def step(self) -> None:
-        assert self.runner.has_unfinished_requests, "answers are owed, and nobody computes them"
+        assert self.runner.has_unfinished_requests, "lines are unfinished, and no request is running"
         self.runner.step(self.queue)
         self.collect()
 

@@ -65,7 +65,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
         return [row["peer"], row["status"], *[""] * 5, row["reason"]]
     how, busy = row["how"], row["others_cpu_share"]
     if is_contended(busy):
-        how += f" (others took {busy:.0%} of the processor: do not trust it)"
+        how += f" (contention: {busy:.0%} of the processor; unreliable)"
     if row.get("left_out"):
         how += f" ({row['left_out']} rounds with the cores elsewhere left out)"
     low, high = row["spread"]

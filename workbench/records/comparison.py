@@ -111,7 +111,7 @@ class Comparison(Displayable):
         return [_cells(row) for row in self.rows]
 
     def _display_table(self) -> Table:
-        note = f"taken on a busy machine: {', '.join(self.noisy_runs)}" if self.noisy_runs else ""
+        note = f"measured under contention: {', '.join(self.noisy_runs)}" if self.noisy_runs else ""
         return Table(f"against {self.baseline}", self.cells(), HEADINGS, note)
 
 

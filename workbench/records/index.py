@@ -126,6 +126,6 @@ def _code_fingerprint() -> str:
     """Hash the code that makes rows and columns: an index made by other code is not read."""
     here = Path(__file__).parent
     digest = hashlib.sha256(f"{duckdb.__version__} {pa.__version__}".encode())
-    for name in ("columns", "index", "listing", "places", "rows", "settings_text", "../files"):
+    for name in ("columns", "index", "listing", "locations", "rows", "../files"):
         digest.update((here / f"{name}.py").read_bytes())
     return digest.hexdigest()

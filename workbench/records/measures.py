@@ -11,7 +11,7 @@ Direction = Literal["min", "max"]
 # Shown by a comparison that names no measure, in this order, where runs have them.
 DEFAULT_MEASURES = (
     "ttft_s_p50", "ttft_s_p99", "tpot_s_p50", "e2el_s_p50", "seconds", "tokens_per_s", "output_tokens_per_s",
-    "slo_attainment", "kv_bytes_peak", "bytes_per_token", "bits_per_byte", "kl_mean", "same_top", "copied",
+    "goodput_share", "slo_attainment", "kv_bytes_peak", "bytes_per_token", "bits_per_byte", "kl_mean", "same_top", "copied",
     "draft_acceptance_rate", "peak_bytes",
 )  # fmt: skip
 HIGHER_IS_BETTER = re.compile(

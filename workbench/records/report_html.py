@@ -114,7 +114,7 @@ def _environment_differences(ran: Sequence[tuple[StoredPoint, RunReport]]) -> li
 
 def _template():
     environment = Environment(
-        loader=PackageLoader("workbench.records", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        loader=PackageLoader("workbench.reports", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     environment.filters |= {"as_image": _as_image, "as_drawn": Markup}
     return environment.get_template("report.html.j2")

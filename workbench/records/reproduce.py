@@ -65,7 +65,7 @@ class Reproduction(Displayable):
             yield f"tokens differ in {len(self.tokens)} of {self.requests} requests"
             yield from map(str, self.tokens)
         if self.steps is not None:
-            words = "down to the words of every decision" if self.same_reasons else "some decisions in other words"
+            words = "down to the reason of every decision" if self.same_reasons else "some decisions with other reasons"
             yield f"replayed   {self.steps} steps, formed as they were recorded, {words}"
         for name in COMPARED_FIELDS:
             found = getattr(self, name)
@@ -76,11 +76,11 @@ class Reproduction(Displayable):
 
     def as_dict(self) -> dict[str, Any]:
         named = {name: [asdict(each) for each in getattr(self, name)] for name in COMPARED_FIELDS}
-        replayed = None if self.steps is None else {"steps": self.steps, "same_words": self.same_reasons}
+        replayed = None if self.steps is None else {"steps": self.steps, "same_reasons": self.same_reasons}
         return {
             "identical": self.identical,
             "requests": self.requests,
-            "tokens": [{**asdict(each), "told": str(each)} for each in self.tokens],
+            "tokens": [{**asdict(each), "text": str(each)} for each in self.tokens],
             **named,
             "logits": [each.as_dict() for each in self.logits],
             "timings": [{**asdict(each), "inside": each.within_spread} for each in self.timings],

@@ -88,7 +88,7 @@ def markup_errors(html: str) -> list[str]:
     """List tags that are not closed or not in order, duplicate ids, and internal links without a target."""
     reader = _read(html)
     found = [*reader.broken, *(f"<{tag}> is never closed" for tag in reader.open)]
-    found += [f"id {each} stands twice" for each in sorted({i for i in reader.ids if reader.ids.count(i) > 1})]
+    found += [f"id {each} is used twice" for each in sorted({i for i in reader.ids if reader.ids.count(i) > 1})]
     return found + [f"#{each} leads nowhere" for each in reader.targets if each not in reader.ids]
 
 

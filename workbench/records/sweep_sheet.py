@@ -24,7 +24,7 @@ RUN_MEASURES: tuple[tuple[str, str, Cell], ...] = (
     ("prefill_tokens_per_s", "prefill tokens/s", format_rate),
     ("decode_tokens_per_s", "decode tokens/s", format_rate),
     ("kv.bytes_used_peak", "cache bytes", "{:,.0f}".format),
-    ("goodput.share", "kept promise", "{:.1%}".format),
+    ("goodput.share", "SLO attainment", "{:.1%}".format),
 )
 
 

@@ -18,9 +18,9 @@ from workbench.sampling.filters import (
 from workbench.sampling.samplers import RandomSampler, Greedy, TokenSampler, uniform
 
 __all__ = [
-    "Choice",
-    "Chooser",
-    "Draw",
+    "SampledToken",
+    "Sampler",
+    "RandomSampler",
     "Filter",
     "FrequencyPenalty",
     "Greedy",
@@ -29,10 +29,10 @@ __all__ = [
     "MinP",
     "PresencePenalty",
     "RepetitionPenalty",
-    "Sampler",
+    "TokenSampler",
     "Temperature",
     "TopK",
     "TopP",
-    "pipeline",
+    "build_filters",
     "uniform",
 ]

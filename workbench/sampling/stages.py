@@ -92,7 +92,7 @@ def trace_filters(logits: Tensor, history: History, sampling: SamplingParameters
         _check(left, "after the filters the logits")
     for part, rule in zip(sampling.filters, sampling_state.custom_filters, strict=True):
         alone = replace(sampling_state.request, sampling=sampling.model_copy(update={"filters": (part,)}))
-        after = apply_custom_filters(left, replace(sampling_state, request=alone, own_filters=(rule,)), history)
+        after = apply_custom_filters(left, replace(sampling_state, request=alone, custom_filters=(rule,)), history)
         if isinstance(after, SampledToken):
             raise WorkbenchError(after.error)
         left = _entered(found, left, after, part.path)

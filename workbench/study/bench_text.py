@@ -73,7 +73,7 @@ def remarks(record: Mapping[str, Any]) -> list[str]:
             lines.append(KERNEL_TIME_REMARK)
     busy = record["others_cpu_share"]
     if is_contended(busy):
-        lines.append(f"others took {busy:.0%} of the processor: do not trust these times")
+        lines.append(f"contention by other processes: {busy:.0%} of the processor; times are unreliable")
     return lines
 
 

@@ -20,7 +20,7 @@ from workbench.study.variants import every_variant, settings_text
 from workbench.trace.events import Decoded, Finished
 
 ProgressCallback = Callable[[str], None]
-REPEATED_REQUEST = "asked"  # id of the repeated request; the others' ids end in numbers
+REPEATED_REQUEST = "repeated"  # id of the repeated request; the others' ids end in numbers
 
 
 def measure_determinism(experiment: Experiment, on_progress: ProgressCallback = lambda line: None) -> VariantResults:
@@ -42,7 +42,7 @@ def measure_determinism(experiment: Experiment, on_progress: ProgressCallback = 
             turns = [("varying", turn) for turn in range(work.runs)] + [("same", 0)] * work.repeats
             for kind, turn in turns:
                 others = _batch_composition(work, f"{work.seed}/{index}/{turn}", runner.model.spec.vocab_size)
-                found.append({"prompt": index, "determinism": kind, **generate_in_batch(work, runner, prompt, others)})
+                found.append({"prompt": index, "batch_composition": kind, **generate_in_batch(work, runner, prompt, others)})
         asked += [{"variant": name, **each} for each in found]
         rows.append({
             "variant": name, "settings": settings_text(experiment, name), "backend": str(runner.backends),
@@ -51,7 +51,7 @@ def measure_determinism(experiment: Experiment, on_progress: ProgressCallback = 
                for kind in ("varying", "same") for what, key in (("outputs", "token_ids"), ("bits", "logprobs"))},
             "diverged_prompts": sum(count > 1 for count in _distinct_by_prompt(found, "varying", "token_ids")),
         })  # fmt: skip
-    tables = {"asked": asked}
+    tables = {"outputs": asked}
     if work.price is not None:
         costs, tables["times"] = measure_overhead(work.price, variants, work.seed, on_progress)
         for row in rows:
@@ -73,7 +73,7 @@ def num_distinct_outputs(runs: Sequence[dict[str, Any]], kind: str, key: str) ->
 def _distinct_by_prompt(found: Sequence[dict[str, Any]], kind: str, key: str) -> list[int]:
     answers: dict[int, set] = {}
     for each in found:
-        if each["determinism"] == kind:
+        if each["batch_composition"] == kind:
             answers.setdefault(each["prompt"], set()).add(tuple(each[key]))
     return [len(each) for each in answers.values()]
 

@@ -9,14 +9,14 @@ from workbench.study.pareto import import_altair
 
 WIDTH, HEIGHT = 300, 220
 CURVES = (
-    ("slo_attainment", "requests that met the SLO", "linear"),
+    ("slo_attainment", "SLO attainment", "linear"),
     ("ttft_s_p50", "TTFT p50, s", "log"),
     ("ttft_s_p99", "TTFT p99, s", "log"),
     ("longest_gap_s_p99", "longest gap between tokens, p99, s", "log"),
     ("cache_hit_rate", "prompt tokens from the cache", "linear"),
 )
 BARS = (
-    ("cache_waste", "pages in use in which nothing stands"),
+    ("cache_waste", "pages in use without tokens"),
     ("sequences_mean", "sequences at once"),
     ("output_tokens_per_s", "output tokens a second"),
     ("longest_gap_s", "longest gap between tokens of those running, s"),

@@ -40,7 +40,7 @@ def diagnose() -> dict:
     auto = resolve_backends("auto")
     return {
         "level": {"here": current_level(), "machine": machine_level(), "problem": None if current_level() else UNSUPPORTED_CPU},
-        "lanes": {str(name): problem for name, problem in backend_problems().items()},
+        "backends": {str(name): problem for name, problem in backend_problems().items()},
         "auto_backend": {
             "tries": list(dict.fromkeys((auto.decode, auto.blocks))),
             "reason": auto.reason,
@@ -63,7 +63,7 @@ def diagnose() -> dict:
 
 def show(found: dict, console: Console) -> None:
     table = Table("what", "name", "state")
-    for kind in ("lanes", "extras", "models"):
+    for kind in ("backends", "extras", "models"):
         for name, problem in found[kind].items():
             table.add_row(kind[:-1], name, Text(problem) if problem else Text("works", style="green"))
     console.print(table)

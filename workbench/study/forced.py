@@ -85,7 +85,7 @@ class _ScoringExecutor:
         first = [max(span.start, self.next[index]) for span, index in zip(plan.spans, indices, strict=True)]
         wanted = [max(0, span.end - place) for span, place in zip(plan.spans, first, strict=True)]
         asked = [max(rows, int(span.needs_sample)) for span, rows in zip(plan.spans, wanted, strict=True)]
-        spans = tuple(span._replace(scored=rows) for span, rows in zip(plan.spans, asked, strict=True))
+        spans = tuple(span._replace(requested_logits=rows) for span, rows in zip(plan.spans, asked, strict=True))
         logits = self.inner.forward(replace(plan, spans=spans))
         sampled = []
         for index, span, rows, part in zip(indices, spans, wanted, logits.split(asked), strict=True):

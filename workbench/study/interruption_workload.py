@@ -27,5 +27,5 @@ class PrefillInterferenceWorkload(ExperimentSettings):
     @model_validator(mode="after")
     def _possible(self) -> Self:
         if self.output_tokens <= self.after:
-            raise ValueError(f"output_tokens ({self.output_tokens}) must be above after ({self.after}), or nobody runs")
+            raise ValueError(f"output_tokens ({self.output_tokens}) must be above after ({self.after}), or none runs")
         return self

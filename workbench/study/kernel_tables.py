@@ -61,7 +61,7 @@ def show_bench(record: Mapping[str, Any], console: Console) -> None:
     busy = record["others_cpu_share"]
     table.caption = f"{record['threads']} threads, {record['environment']['cpu']['model']}, {record['date']}"
     if is_contended(busy):
-        table.caption += f"; others took {busy:.0%} of the processor: do not trust these times"
+        table.caption += f"; contention {busy:.0%} of the processor: do not trust these times"
     table.caption_justify = "left"
     console.print(table)
     reasons = Counter((row["operator"], row["backend"], row["reason"]) for row in record["rows"] if row["status"] != "ok")

@@ -27,7 +27,7 @@ def cache_bytes(runner: Runner, ids: Sequence[int]) -> dict[str, Any]:
     sizes, pools = page_bytes(runner.store), runner.scheduler.pools
     sampling = SamplingParameters(temperature=0.0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
     held = tokens = 0
-    for event in runner.stream([Request("kept", tuple(ids[:-OUTPUT_TOKENS]), sampling)]):
+    for event in runner.stream([Request("measured", tuple(ids[:-OUTPUT_TOKENS]), sampling)]):
         if isinstance(event, Finished) and event.reason != "length":
             raise WorkbenchError(f"memory of one sequence: {event.error or event.reason}")
         if (

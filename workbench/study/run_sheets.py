@@ -57,9 +57,9 @@ def speculation_sheet(metrics: Mapping[str, Any]) -> Sheet:
     caption = (
         f"draft_acceptance_rate {metrics['draft_acceptance_rate']:.2f} ({metrics['accepted_tokens']:,} of "
         f"{metrics['drafted_tokens']:,}), mean_acceptance_length {metrics['mean_acceptance_length']:.2f}; drafting took "
-        f"{metrics['draft_share'] or 0:.0%} of the steps that check"
+        f"{metrics['draft_share'] or 0:.0%} of the verifying steps"
     )
-    headings = ("speculation", "checks", *(f"stand {n}" for n in range(len(counts))))
+    headings = ("speculation", "verifications", *(f"accepted {n}" for n in range(len(counts))))
     checks = ("of which", f"{metrics['checks']:,}", *(f"{count:,}" for count in counts))
     return Sheet(headings, (checks, ("by position", "", "", *shares)), caption)
 
@@ -104,7 +104,7 @@ def run_remarks(summary: Summary) -> Iterator[Remark]:
         pages, computed = summary["shared_pages"], summary["tokens"]["computed"]
         yield Remark(f"{found:,} tokens were found in {pages:,} shared pages, {computed:,} were computed")
     if restored := summary["tokens"].get("restored"):
-        yield Remark(f"{restored:,} tokens came back from the host after a set-back")
+        yield Remark(f"{restored:,} tokens were swapped in from the CPU after a preemption")
     share = summary["instruments_share_of_decode"]
     if share is not None:
         yield Remark(f"instruments took {share:.2%} of decode time")

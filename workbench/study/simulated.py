@@ -141,10 +141,10 @@ def instance_metrics(instance: Instance, now: int) -> dict[str, Any]:
     return {
         "instance": instance.number,
         "steps": tally.steps,
-        "moves": tally.plans,
-        "busy": tally.busy_ticks / now if now else None,
+        "plans": tally.plans,
+        "utilization": tally.busy_ticks / now if now else None,
         "sequences_mean": tally.sequence_steps / tally.steps if tally.steps else None,
-        "sequences_most": tally.max_sequences,
+        "sequences_max": tally.max_sequences,
         "prefill_tokens": tally.prefill_tokens,
         "decode_tokens": tally.decode_tokens,
     }

@@ -108,7 +108,7 @@ def simulated_executor_of(experiment: Experiment) -> SimulatedExecutor:
     if experiment.cache.evict is not None or not isinstance(experiment.cache.offload, NoOffload):
         raise WorkbenchError("cache: evict and offload are not simulated; take them out, or run with executor: real")
     if experiment.speculate.kind != "none":
-        raise WorkbenchError("speculate: a clock cannot tell which proposals are accepted; run with executor: real")
+        raise WorkbenchError("speculate: a clock does not know which proposals are accepted; run with executor: real")
     if experiment.batch_invariant:
         raise WorkbenchError("batch_invariant: a clock computes no bits; take it out, or run with executor: real")
     schedule = experiment.schedule

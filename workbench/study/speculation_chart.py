@@ -46,7 +46,7 @@ def chart(rows: Rows, title: str) -> Any:
         width=WIDTH, height=HEIGHT, title="speed-up (diamonds: predicted for the first load)"
     )
     counts = [
-        {"variant": row["variant"], "stand": stand, "share": count / sum(row["acceptance_histogram"])}
+        {"variant": row["variant"], "accepted": stand, "share": count / sum(row["acceptance_histogram"])}
         for row in drafting
         for stand, count in enumerate(row["acceptance_histogram"])
     ]
@@ -54,8 +54,8 @@ def chart(rows: Rows, title: str) -> Any:
         altair.Chart(altair.Data(values=counts))
         .mark_bar()
         .encode(
-            x=altair.X("stand:O", title="drafted tokens that stand"),
-            y=altair.Y("share:Q", title="share of the checks", axis=altair.Axis(format="%")),
+            x=altair.X("accepted:O", title="accepted draft tokens"),
+            y=altair.Y("share:Q", title="share of the verifications", axis=altair.Axis(format="%")),
             xOffset=altair.XOffset("variant:N", sort=[row["variant"] for row in drafting]),
             color=colour,
         )

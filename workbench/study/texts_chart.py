@@ -31,7 +31,7 @@ def _repeats(altair: Any, rows: Rows) -> Any:
         scale=altair.Scale(type="log", domain=[left, right], nice=False),
     )  # fmt: skip
     y = altair.Y(
-        "repeated:Q", title="4-grams that stood before in the text",
+        "repeated:Q", title="repeated 4-grams",
         scale=altair.Scale(domain=[LOW, 1], nice=False),
         axis=altair.Axis(format="%", values=[0, 0.2, 0.4, 0.6, 0.8, 1]),
     )  # fmt: skip

@@ -108,7 +108,7 @@ def _source_remarks(made: SweepPlan, start_seconds: float, contention: float) ->
     if MEASURED in sources:
         remarks.append("measured: the same points have run in another sweep")
     if made.num_without_estimate:
-        remarks.append(f"unknown: of {made.num_without_estimate} points shapes do not tell the time; it is told once one has run")
+        remarks.append(f"unknown: of {made.num_without_estimate} points shapes give no time; it is estimated once one has run")
     return remarks
 
 

@@ -131,7 +131,7 @@ def _within_budget(policy: EvictionPolicy, scenario: EvictionScenario) -> None:
         if pool.num_used * page > allowed or pool.num_used + pool.num_free != pool.num_pages:
             raise LawBroken(f"{pool.num_used * page} bytes are held where {allowed} may be, on {scenario}")
     if pool.num_free != pool.num_pages:
-        raise LawBroken(f"{pool.num_pages - pool.num_free} pages did not come back, on {scenario}")
+        raise LawBroken(f"{pool.num_pages - pool.num_free} pages were not freed, on {scenario}")
 
 
 def _allowed(budget: EvictionBudget, sequence: Sequence) -> int:
@@ -184,7 +184,7 @@ def _preempted(policy: EvictionPolicy, scenario: EvictionScenario) -> None:
     needs = [pages_for(budget.peak_tokens(len(ids), len(ids) + OUTPUT_TOKENS - 1), size) for ids in scenario.texts().values()]
     for offload in ("none", "memory"):
         cramped = scenario.rows(policy, page_size=size, pages=max(needs) + 1, offload=offload)
-        message = f"set back (offload {offload}) it gives other rows than undisturbed"
+        message = f"preempted (offload {offload}) it gives other logits than uninterrupted"
         require_equal_logits(cramped, scenario.rows(policy), message, scenario.scenario)
 
 
@@ -206,12 +206,12 @@ def _no_prefix(policy: EvictionPolicy, scenario: EvictionScenario) -> None:
 
 
 EVICTION_LAWS: dict[str, Callable[[EvictionPolicy, EvictionScenario], None]] = {
-    "the budget is kept at every step, in tokens, pages and bytes; all pages come back": _within_budget,
+    "the budget is kept at every step, in tokens, pages and bytes; all pages are freed": _within_budget,
     "what stays is what a model without pages, batches and chunks keeps, head by head": _oracle,
     "batched = alone": _batched,
     "chunked = whole": _chunked,
     "pages of any size in any order = one page": _paged,
-    "set back = undisturbed": _preempted,
+    "preempted = uninterrupted": _preempted,
     "with room for every token nothing changes, bit for bit": _unlimited,
 }
 REFUSALS: dict[str, Callable[[EvictionPolicy, EvictionScenario], None]] = {PREFIX_LAW: _no_prefix}

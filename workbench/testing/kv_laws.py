@@ -131,7 +131,7 @@ def _agrees(backend: Backend, shape: KVCacheSpec, scenario: KVScenario) -> None:
     # A kernel compiled for decodes does not depend on span lengths, and compiling takes long.
     spans = [1 if backend is Backend.INDUCTOR else 1 + (scenario.seed + i) % length for i, length in enumerate(scenario.lengths)]
     arguments = {
-        "contexts": scenario.lengths, "spans": sorted(spans), "groups": scenario.num_kv_heads, "share": 2, "dim": HEAD_DIM,
+        "contexts": scenario.lengths, "spans": sorted(spans), "num_kv_heads": scenario.num_kv_heads, "queries_per_kv": 2, "dim": HEAD_DIM,
         "size": scenario.quant_groups_per_page * format.group, "dtype": torch.float32, "formats": format.key_value_formats, "run": format.group,
         "columns": format.columns, "lag": rule.residual_length, "first": rule.num_sink_tokens,
     }  # fmt: skip

@@ -23,7 +23,7 @@ def _pure(policy: SchedulingPolicy, scenario: PolicyScenario) -> None:
         again = policy(replace(state))
         again = tuple(again.num_scheduled_tokens), tuple(again.preempted)
         if again != (wishes.num_scheduled_tokens, wishes.preempted):
-            raise LawBroken(f"step {plan.step}: asked twice about one state it wishes {wishes.num_scheduled_tokens}, then {again[0]}")
+            raise LawBroken(f"step {plan.step}: called twice with one state it decides {wishes.num_scheduled_tokens}, then {again[0]}")
 
 
 def _within(policy: SchedulingPolicy, scenario: PolicyScenario) -> None:
@@ -84,7 +84,7 @@ def _no_loop(policy: SchedulingPolicy, scenario: PolicyScenario) -> None:
                 name, now = decision.request_id, sum(most.values())
                 if name in before and before[name][1] == now:
                     between = f"after step {before[name][0]} and again after step {plan.step}"
-                    raise LawBroken(f"{name} is set back {between}, and nobody got further in between, on {scenario}")
+                    raise LawBroken(f"{name} is preempted {between}, and no request advanced in between, on {scenario}")
                 before[name] = plan.step, now
         for span in plan.spans:
             most[span.sequence.request_id] = max(most.get(span.sequence.request_id, 0), span.end)
@@ -124,7 +124,7 @@ def check_no_starvation(policy: SchedulingPolicy, competing: str, scenario: Poli
         awaited = [sequence for sequence in awaited if sequence.finish_reason is None]
         if not awaited:
             return
-    done = f"{awaited[0].num_computed_tokens} of its tokens computed, {awaited[0].num_preemptions} set-backs"
+    done = f"{awaited[0].num_computed_tokens} of its tokens computed, {awaited[0].num_preemptions} preemptions"
     raise LawBroken(f"among {competing} without end, one has not ended after {starvation_limit + STEPS_AHEAD} steps ({done}), on {scenario}")
 
 
@@ -141,10 +141,10 @@ def _available_pages(state: SchedulerState, wishes: SchedulerDecision) -> PagesB
 
 
 LAWS: dict[str, Callable[[SchedulingPolicy, PolicyScenario], None]] = {
-    "a step's tokens are kept to, nobody is named twice, and only who is there": _within,
-    "pages conserved: nobody begins in pages that are not there": _pages,
-    "no plan when nothing fits, and one whenever somebody can get on": _progress,
-    "no set-back loop: between two of one sequence somebody gets further": _no_loop,
+    "a step keeps its token budget, names no request twice, and only present ones": _within,
+    "pages conserved: no request starts without free pages": _pages,
+    "no request starts where none fits, and some request advances where one can": _progress,
+    "no preemption loop: between two of one sequence some request advances further": _no_loop,
     "the same state gives the same plan": _pure,
 }
-STARVATION_LAW = "nobody starves among {}"
+STARVATION_LAW = "no request starves among {}"

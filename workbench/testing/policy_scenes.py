@@ -176,4 +176,4 @@ def play_scenario(scenario: PolicyScenario, policy: SchedulingPolicy) -> Iterato
                 most[span.sequence.request_id], further = span.end, step
         if step - further > STALL_STEPS:
             name, preemptions = max(((s.request_id, s.num_preemptions) for s in played.unfinished), key=lambda pair: pair[1])
-            raise LawBroken(f"nobody got further in {STALL_STEPS} steps: {name} was set back {preemptions} times, on {scenario}")
+            raise LawBroken(f"no request advanced in {STALL_STEPS} steps: {name} was preempted {preemptions} times, on {scenario}")

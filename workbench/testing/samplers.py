@@ -187,7 +187,7 @@ FILTER_LAWS: dict[str, Check] = {
     "leaves at least one token, and neither NaN nor +inf": _filter_leaves_a_token,
     "brings no removed token back": _filter_resurrects_none,
     "remembers nothing of other requests": _filter_forgets,
-    "treats a row alike whatever stands beside it": _filter_ignores_neighbours,
+    "treats a row alike whatever its neighbours": _filter_ignores_neighbours,
 }
 SAMPLER_LAWS: dict[str, Check] = {
     "never raises on rows with a finite token": _sampler_answers,

@@ -159,10 +159,10 @@ class Finished(Event, Displayable):
         rows: list[tuple[str, object]] = [("text", self.output_text)] if self.output_text else []
         rows += [("tokens", f"{len(self.token_ids)} after {self.prompt_tokens} of the prompt")]
         ended = f"{self.ended_by}, {self.stop_reason!r}" if self.stop_reason is not None else self.ended_by
-        told = {"ended by": ended, "error": self.error, "found in the cache": self.cached_tokens,
+        details = {"ended by": ended, "error": self.error, "found in the cache": self.cached_tokens,
                 "computed": self.computed_tokens, "written to the cache": self.written_tokens,
-                "come back from the host": self.restored_tokens, "score": self.score}  # fmt: skip
-        rows += [(name, value) for name, value in told.items() if value]
+                "swapped in from the CPU": self.restored_tokens, "score": self.score}  # fmt: skip
+        rows += [(name, value) for name, value in details.items() if value]
         sample = f", sample {self.sample}" if self.sample else ""
         return Table(f"{self.request_id or 'request'}{sample}: {self.reason}", rows)
 

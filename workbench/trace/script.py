@@ -99,8 +99,8 @@ def _add(asks: list[RecordedDecision], row: Mapping[str, Any]) -> None:
     ask = asks[-1]
     match row["kind"]:
         case "allotment" if row["tokens"] is not None:
-            asks[-1] = ask._replace(tokens=(*ask.num_scheduled_tokens, (row["sequence"], row["tokens"])))
+            asks[-1] = ask._replace(num_scheduled_tokens=(*ask.num_scheduled_tokens, (row["sequence"], row["tokens"])))
         case "preempted":
             asks[-1] = ask._replace(preempted=(*ask.preempted, row["sequence"]))
         case "reason":
-            asks[-1] = ask._replace(reason=(*ask.reasons, (row["sequence"], row["reason"])))
+            asks[-1] = ask._replace(reasons=(*ask.reasons, (row["sequence"], row["reason"])))

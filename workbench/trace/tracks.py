@@ -101,8 +101,8 @@ class Tracks:
         self.step_times.append(start)
         for track, chunk, since in self._chunks:
             if chunk.step == event.step:
-                told = {"step": chunk.step, "tokens": chunk.tokens, "computed": chunk.computed}
-                track.inner.append(Slice("chunk", min(max(start, since), chunk.time), chunk.time, told))
+                details = {"step": chunk.step, "tokens": chunk.tokens, "computed": chunk.computed}
+                track.inner.append(Slice("chunk", min(max(start, since), chunk.time), chunk.time, details))
         self._chunks.clear()
 
     def _update_track(self, track: Track, event: Event) -> None:
@@ -118,18 +118,18 @@ class Tracks:
             case Prefilled():
                 self._chunks.append((track, event, max(track.last, track.row["arrival"] or track.last)))
             case Decoded():
-                told = {name: getattr(event, name) for name in ("index", "token_id", "text", "step")}
-                track.tokens.append(Moment("token", event.time, told))
+                details = {name: getattr(event, name) for name in ("index", "token_id", "text", "step")}
+                track.tokens.append(Moment("token", event.time, details))
                 track.token_times.append(event.time)
             case Scheduled():
-                told = {"step": event.step, "reason": event.reason}
-                track.moments.append(Moment(event.action, event.time, told))
+                details = {"step": event.step, "reason": event.reason}
+                track.moments.append(Moment(event.action, event.time, details))
             case Finished():
                 track.phases = _phases(track.row, event.time)
 
 
 def _preempted_slice(event: Preempted, end: float) -> Slice:
-    return Slice("set back", event.time, end, {"step": event.step, "reason": event.reason})
+    return Slice("preempted", event.time, end, {"step": event.step, "reason": event.reason})
 
 
 def _phases(row: dict[str, Any], end: float) -> list[Slice]:

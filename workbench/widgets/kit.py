@@ -37,8 +37,8 @@ def tag(name: str, *inner: str, **attributes: object) -> str:
     """One element around the markup `inner`; `_` in an attribute's name is `-`, a trailing one is dropped; None is left
     out."""
     pairs = ((key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items() if value is not None)
-    told = "".join(f' {key}="{format_coordinate(v) if isinstance(v, float) else escape_attribute(v)}"' for key, v in pairs)
-    return f"<{name}{told}>{''.join(inner)}</{name}>" if inner else f"<{name}{told}/>"
+    content = "".join(f' {key}="{format_coordinate(v) if isinstance(v, float) else escape_attribute(v)}"' for key, v in pairs)
+    return f"<{name}{content}>{''.join(inner)}</{name}>" if inner else f"<{name}{content}/>"
 
 
 def escape_attribute(value: object) -> str:
@@ -61,8 +61,8 @@ def line(x1: float, y1: float, x2: float, y2: float, **attributes: object) -> st
 
 
 def path(points: Iterable[tuple[float, float]], **attributes: object) -> str:
-    told = " ".join(f"{format_coordinate(x)},{format_coordinate(y)}" for x, y in points)
-    return tag("polyline", **{"class_": "line", "points": told, **_interactive(attributes)})
+    content = " ".join(f"{format_coordinate(x)},{format_coordinate(y)}" for x, y in points)
+    return tag("polyline", **{"class_": "line", "points": content, **_interactive(attributes)})
 
 
 def diamond(x: float, y: float, half_width: float = 5, half_height: float = 5, **attributes: object) -> str:

@@ -1,4 +1,4 @@
-// Shows the markup that the kernel has drawn. What has data-tip tells it to pointer and keyboard; what has data-key
+// Shows the markup that the kernel has drawn. An element with data-tip shows it to pointer and keyboard; an element with data-key
 // can be picked by click or Enter, and the arrow keys go from one to the next; where some have data-row, each the first
 // of its row, up and down go from row to row.
 function render({ model, el }) {
@@ -10,7 +10,7 @@ function render({ model, el }) {
   el.append(view);
   document.body.append(tip); // outputs cut off what stands out of them
 
-  const tell = (target, x, y) => {
+  const showTip = (target, x, y) => {
     const text = target?.dataset?.tip;
     tip.style.display = text ? "block" : "none";
     if (!text) return;
@@ -43,16 +43,16 @@ function render({ model, el }) {
       if (scrolled[n]) [each.scrollLeft, each.scrollTop] = scrolled[n];
     });
     if (key !== undefined) view.querySelector(`[data-key="${CSS.escape(key)}"]`)?.focus();
-    if (!view.querySelector("[data-tip]:hover, [data-tip]:focus")) tell(null);
+    if (!view.querySelector("[data-tip]:hover, [data-tip]:focus")) showTip(null);
   };
 
-  view.addEventListener("pointermove", (event) => tell(near(event), event.clientX, event.clientY));
-  view.addEventListener("pointerleave", () => tell(null));
+  view.addEventListener("pointermove", (event) => showTip(near(event), event.clientX, event.clientY));
+  view.addEventListener("pointerleave", () => showTip(null));
   view.addEventListener("focusin", (event) => {
     const place = event.target.getBoundingClientRect();
-    tell(near(event), place.right, place.bottom);
+    showTip(near(event), place.right, place.bottom);
   });
-  view.addEventListener("focusout", () => tell(null));
+  view.addEventListener("focusout", () => showTip(null));
   view.addEventListener("click", (event) => pick(event.target));
   view.addEventListener("keydown", (event) => {
     if (event.shiftKey || event.ctrlKey || event.metaKey || event.altKey) return; // the notebook's own
@@ -68,7 +68,7 @@ function render({ model, el }) {
     while (across && all[at] && !("row" in all[at].dataset)) at += step;
     all[at]?.focus();
   });
-  // A place in the picture that only gets longer is told what is new: pieces of one element each, from place `at` on.
+  // A place in the picture that only gets longer gets the new part: pieces of one element each, from place `at` on.
   const grow = ({ into, at, pieces }) => {
     const place = view.querySelector(`[data-grows="${CSS.escape(into)}"]`);
     if (!place || place.childElementCount < at) return model.send("all"); // something was missed
@@ -90,7 +90,7 @@ function keepFocus(model, root) {
   const name = model.get("name");
   if (!root || !name) return;
   const stops = () => [...root.querySelectorAll("button, input, textarea, select, [tabindex]")];
-  const tell = (typing) => {
+  const reportTyping = (typing) => {
     if (model.get("typing") === typing) return;
     model.set("typing", typing);
     model.save_changes();
@@ -105,11 +105,11 @@ function keepFocus(model, root) {
   });
   root.addEventListener("focusin", (event) => {
     focused.set(name, stops().indexOf(event.target));
-    tell(event.target.closest("input, textarea, select, [role=slider]") !== null);
+    reportTyping(event.target.closest("input, textarea, select, [role=slider]") !== null);
   });
   root.addEventListener("focusout", (event) => {
     if (root.contains(event.relatedTarget)) return;
-    setTimeout(() => root.isConnected && !root.contains(document.activeElement) && (focused.delete(name), tell(false)));
+    setTimeout(() => root.isConnected && !root.contains(document.activeElement) && (focused.delete(name), reportTyping(false)));
   });
 }
 export default { render };

@@ -49,7 +49,7 @@ class PictureWidget(ipywidgets.VBox):
         self.add_class(f"wb-{type(self).__name__.lower()}")
 
     def picture(self) -> str:
-        """SVG or HTML (from `kit.svg` or `kit.html`) of the present state; has no effect and names no file."""
+        """SVG or HTML (from `svg.document` or `svg.html`) of the present state; has no effect and names no file."""
         raise NotImplementedError
 
     def redraw(self) -> None:
@@ -75,7 +75,7 @@ class PictureWidget(ipywidgets.VBox):
 
     def close(self) -> None:
         """Close the widget with its controls and end its work."""
-        if hasattr(self, "pulse"):  # one that was refused at birth has none, and is closed all the same
+        if hasattr(self, "throttle"):  # one that was refused at birth has none, and is closed all the same
             self.throttle.stop()
         for child in self.children:
             _close(child)

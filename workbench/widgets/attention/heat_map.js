@@ -5,12 +5,12 @@ const NAMED = 8; // cells of so many pixels have their names beside them
 function render({ model, el }) {
   const canvas = document.createElement("canvas");
   const bar = document.createElement("div");
-  const told = document.createElement("span");
+  const caption = document.createElement("span");
   canvas.tabIndex = 0;
   canvas.setAttribute("role", "application");
   bar.className = "wb-bar";
-  told.className = "wb-told";
-  told.setAttribute("role", "status");
+  caption.className = "wb-caption";
+  caption.setAttribute("role", "status");
   el.append(canvas, bar);
 
   const pen = canvas.getContext("2d");
@@ -32,7 +32,7 @@ function render({ model, el }) {
   button("+", "zoom in", () => zoom(2));
   button("−", "zoom out", () => zoom(0.5));
   button("whole", "show the whole map", () => { place = null; soon(); });
-  bar.append(told);
+  bar.append(caption);
 
   const fit = () => {
     const [w, h] = inner();
@@ -188,8 +188,8 @@ function render({ model, el }) {
       pen.globalAlpha = 1;
     }
     pen.restore();
-    told.textContent = get("told");
-    canvas.setAttribute("aria-label", `${get("label")}. Arrow keys move the cursor, plus and minus zoom, 0 shows the whole. ${get("told")}`);
+    caption.textContent = get("caption");
+    canvas.setAttribute("aria-label", `${get("label")}. Arrow keys move the cursor, plus and minus zoom, 0 shows the whole. ${get("caption")}`);
     canvas.dataset.tiles = String(tiles.size);
     canvas.dataset.level = String(level);
   };

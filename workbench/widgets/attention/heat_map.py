@@ -67,8 +67,8 @@ class HeatMap(anywidget.AnyWidget):
     def _on_message(self, _: Any, content: dict[str, Any], __: Any) -> None:
         for level, row, column in content.get("want", ()):
             cells = np.ascontiguousarray(self.tiles.tile(level, row, column))
-            told = {"tile": [level, row, column], "size": list(cells.shape), "stamp": content.get("stamp")}
-            self.send(told, [cells.tobytes()])
+            header = {"tile": [level, row, column], "size": list(cells.shape), "stamp": content.get("stamp")}
+            self.send(header, [cells.tobytes()])
 
     def _update_caption(self, _: object = None) -> None:
         inside = len(self.pointed) == 2 and self.pointed[0] < self.rows and self.pointed[1] < self.columns

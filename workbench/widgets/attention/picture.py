@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from workbench.pixels import data_uri
-from workbench.widgets import kit
+from workbench.widgets import svg
 
 THUMBNAIL_SIDE, GAP, SIDE, LEFT = 60, 8, 460, 92
 WIDTH = 640
@@ -46,7 +46,7 @@ class WeightMap:
 def draw_heads(thumbs: Sequence[HeadThumbnail], caption: Sequence[str]) -> tuple[str, float]:
     """Markup and height: every head as a small map that can be picked, under a bracket for each group."""
     each, across = THUMBNAIL_SIDE + GAP, max(1, (WIDTH - 8) // (THUMBNAIL_SIDE + GAP))
-    parts = [kit.text(4, 14 + 15 * n, line, class_=None if n == 0 else "faint") for n, line in enumerate(caption)]
+    parts = [svg.text(4, 14 + 15 * n, line, class_=None if n == 0 else "faint") for n, line in enumerate(caption)]
     top = 15 * len(caption) + 10
     for place, thumb in enumerate(thumbs):
         x, y = 4 + each * (place % across), top + (THUMBNAIL_SIDE + 34) * (place // across)
@@ -54,20 +54,20 @@ def draw_heads(thumbs: Sequence[HeadThumbnail], caption: Sequence[str]) -> tuple
         if begins:
             alike = [t for t in thumbs[place : place - place % across + across] if t.kv_head == thumb.kv_head]
             end = x + each * len(alike) - GAP
-            parts.append(kit.path([(x, y + 12), (x, y + 7), (end, y + 7), (end, y + 12)]))
-            parts.append(kit.text(x + 1, y + 4, f"keys {thumb.kv_head}", font_size=10))
-        parts.append(kit.rect(x, y + 15, THUMBNAIL_SIDE, THUMBNAIL_SIDE, fill="url(#wb-unseen)"))
+            parts.append(svg.path([(x, y + 12), (x, y + 7), (end, y + 7), (end, y + 12)]))
+            parts.append(svg.text(x + 1, y + 4, f"keys {thumb.kv_head}", font_size=10))
+        parts.append(svg.rect(x, y + 15, THUMBNAIL_SIDE, THUMBNAIL_SIDE, fill="url(#wb-unseen)"))
         parts.append(_image(x, y + 15, THUMBNAIL_SIDE, THUMBNAIL_SIDE, thumb.cells))
         parts.append(
-            kit.rect(
+            svg.rect(
                 x, y + 15, THUMBNAIL_SIDE, THUMBNAIL_SIDE, key=f"head {thumb.head}", fill="transparent", stroke="currentColor",
                 stroke_width=3 if thumb.chosen else 0.5, tabindex=0 if thumb.chosen else -1, role="button",
                 aria_label=f"head {thumb.head}", tip=f"head {thumb.head} reads keys and values {thumb.kv_head}",
             )
         )  # fmt: skip
         weight = "bold" if thumb.chosen else None
-        told = f"head {thumb.head}" + (" ◂" if thumb.chosen else "")
-        parts.append(kit.text(x, y + THUMBNAIL_SIDE + 27, told, font_size=10, font_weight=weight))
+        label = f"head {thumb.head}" + (" ◂" if thumb.chosen else "")
+        parts.append(svg.text(x, y + THUMBNAIL_SIDE + 27, label, font_size=10, font_weight=weight))
     height = top + (THUMBNAIL_SIDE + 34) * -(-len(thumbs) // across) + 2
     return HATCH + "".join(parts), height
 
@@ -75,18 +75,18 @@ def draw_heads(thumbs: Sequence[HeadThumbnail], caption: Sequence[str]) -> tuple
 def draw_legend(y: float, marks: Sequence[Sequence] = ()) -> tuple[str, float]:
     """Draw the colour scale and those of `marks` that are on the map."""
     x, wide = 4.0, 240.0
-    bars = [kit.rect(x + wide * n / 48, y, wide / 48 + 0.5, 10, fill=kit.cividis_colour(n / 47)) for n in range(48)]
-    ticks = [kit.text(x + wide * t**0.5, y + 21, f"{t:g}", font_size=9, text_anchor="middle") for t in TICKS[1:]]
-    zero = kit.text(x, y + 21, "0", font_size=9)
-    unseen = kit.rect(x + wide + 22, y, 22, 10, fill="url(#wb-unseen)", stroke="currentColor", stroke_opacity=0.5)
-    said = kit.text(x + wide + 50, y + 9, "not looked at", font_size=10)
+    bars = [svg.rect(x + wide * n / 48, y, wide / 48 + 0.5, 10, fill=svg.cividis_colour(n / 47)) for n in range(48)]
+    ticks = [svg.text(x + wide * t**0.5, y + 21, f"{t:g}", font_size=9, text_anchor="middle") for t in TICKS[1:]]
+    zero = svg.text(x, y + 21, "0", font_size=9)
+    unseen = svg.rect(x + wide + 22, y, 22, 10, fill="url(#wb-unseen)", stroke="currentColor", stroke_opacity=0.5)
+    said = svg.text(x + wide + 50, y + 9, "not looked at", font_size=10)
     parts, right, high = [*bars, zero, *ticks, unseen, said], 4.0, 30.0
-    for dash, told in LINE_MEANINGS:
+    for dash, label in LINE_MEANINGS:
         if any(list(mark[0]) == dash for mark in marks):
             high = 48.0
             parts.append(_line([(right, y + 36), (right + 32, y + 36)], dash))
-            parts.append(kit.text(right + 38, y + 40, told, font_size=10))
-            right += 60 + 5.2 * len(told)
+            parts.append(svg.text(right + 38, y + 40, label, font_size=10))
+            right += 60 + 5.2 * len(label)
     return "".join(parts), high
 
 
@@ -97,7 +97,7 @@ def draw_map(shown: WeightMap, y: float) -> tuple[str, float]:
     room = 78 if named else 40
     wide, high, top = cell * shown.columns, cell * shown.rows, y + room
     parts = [
-        kit.rect(LEFT, top, wide, high, fill="url(#wb-unseen)", stroke="currentColor", stroke_opacity=0.4),
+        svg.rect(LEFT, top, wide, high, fill="url(#wb-unseen)", stroke="currentColor", stroke_opacity=0.4),
         _image(LEFT, top, wide, high, shown.cells),
     ]
     for dash, *points in shown.marks:
@@ -106,19 +106,19 @@ def draw_map(shown: WeightMap, y: float) -> tuple[str, float]:
     size = min(10.0, max(7.0, cell))
     for n, name in _labels(shown.row_names, shown.row_numbers, cell, named):
         where = top + cell * (n + 0.5) + 3
-        parts.append(kit.text(LEFT - 5, where, name[-13:], text_anchor="end", font_size=size))
+        parts.append(svg.text(LEFT - 5, where, name[-13:], text_anchor="end", font_size=size))
     for n, name in _labels(shown.column_names, range(shown.columns), cell, named):
-        turned = f"translate({kit.format_coordinate(LEFT + cell * (n + 0.5) + 3)},{kit.format_coordinate(top - 5)}) rotate(-90)"
-        parts.append(kit.tag("g", kit.text(0, 0, name[:11], font_size=size), transform=turned))
-    parts.append(kit.text(4, y + 12, "from ↓  to →", class_="faint", font_size=10))
+        turned = f"translate({svg.format_coordinate(LEFT + cell * (n + 0.5) + 3)},{svg.format_coordinate(top - 5)}) rotate(-90)"
+        parts.append(svg.tag("g", svg.text(0, 0, name[:11], font_size=size), transform=turned))
+    parts.append(svg.text(4, y + 12, "from ↓  to →", class_="faint", font_size=10))
     return "".join(parts), room + high + 8
 
 
 def _line(points: Sequence[tuple[float, float]], dash: Sequence[float]) -> str:
     """Seen on dark and on light."""
-    told = " ".join(map(str, dash)) or None
-    return kit.path(points, stroke_width=2.6, style="stroke:#000", stroke_dasharray=told) + kit.path(
-        points, stroke_width=1.2, style="stroke:#fff", stroke_dasharray=told
+    label = " ".join(map(str, dash)) or None
+    return svg.path(points, stroke_width=2.6, style="stroke:#000", stroke_dasharray=label) + svg.path(
+        points, stroke_width=1.2, style="stroke:#fff", stroke_dasharray=label
     )
 
 
@@ -132,7 +132,7 @@ def _labels(names: Sequence[str], numbers: Sequence[int], cell: float, named: bo
 def _image(x: float, y: float, width: float, height: float, cells: np.ndarray) -> str:
     if not cells.size:
         return ""
-    return kit.tag(
+    return svg.tag(
         "image", x=float(x), y=float(y), width=float(width), height=float(height), href=data_uri(cells),
         preserveAspectRatio="none", style="image-rendering:pixelated",
     )  # fmt: skip

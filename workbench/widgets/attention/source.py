@@ -64,15 +64,15 @@ class ArrayAttentionSource:
             raise WorkbenchError("AttentionView: no layer's weights were given; inspect with layers=None for all")
         shapes = {each.shape[1:] for each in self._weights.values()}
         if len(shapes) > 1 or any(each.ndim != 3 or not each.size for each in self._weights.values()):
-            told = ", ".join(str(each.shape) for each in self._weights.values())
-            raise WorkbenchError(f"AttentionView: weights are [layer, head, row, context], no side empty, not {told}")
+            message = ", ".join(str(each.shape) for each in self._weights.values())
+            raise WorkbenchError(f"AttentionView: weights are [layer, head, row, context], no side empty, not {message}")
         rows, self.columns = shapes.pop()
         self.layers = tuple(self._weights)
         self.positions = tuple(range(self.columns - rows, self.columns)) if positions is None else tuple(positions)
         self.token_ids = tuple(token_ids)
         if len(self.positions) != rows or len(self.token_ids) not in (0, self.columns):
-            told = f"{len(self.positions)} positions and {len(self.token_ids)} tokens"
-            raise WorkbenchError(f"AttentionView: {told} for weights of {rows} rows over {self.columns} tokens")
+            message = f"{len(self.positions)} positions and {len(self.token_ids)} tokens"
+            raise WorkbenchError(f"AttentionView: {message} for weights of {rows} rows over {self.columns} tokens")
         self._num_kv_heads, self._windows_and_sinks, self._masks = num_kv_heads or {}, windows_and_sinks or {}, masks or {}
 
     def num_heads(self, layer: int) -> int:
@@ -116,7 +116,7 @@ class ComputedAttentionSource:
         return self._attention[layer].heads
 
     def num_kv_heads(self, layer: int) -> int:
-        return getattr(self._attention[layer], "groups", 1)
+        return getattr(self._attention[layer], "num_kv_heads", 1)
 
     def window_and_sinks(self, layer: int) -> tuple[int | None, int]:
         return self._attention[layer].window, self._attention[layer].sinks
@@ -136,7 +136,7 @@ def source_of_inspection(found: Any, spec: Any) -> ArrayAttentionSource:
         # Heads may have been chosen: which of them share a group is known only where all are there.
         whole = {n: a for n, a in attention.items() if a.heads == len(found.weights[n])}
         known = {
-            "groups": {n: getattr(a, "groups", 1) for n, a in whole.items()},
+            "groups": {n: getattr(a, "num_kv_heads", 1) for n, a in whole.items()},
             "bands": {n: (a.window, a.sinks) for n, a in attention.items()},
             "masks": {n: build_mask(a) for n, a in attention.items()},
         }

@@ -9,7 +9,7 @@ import ipywidgets
 import traitlets
 
 from workbench.errors import WorkbenchError
-from workbench.widgets import kit
+from workbench.widgets import svg
 from workbench.widgets.attention import picture as drawn
 from workbench.widgets.attention.cells import LayerWeightBytes
 from workbench.widgets.attention.follow import GenerationFollower
@@ -99,7 +99,7 @@ class AttentionView(PictureWidget):
         self._extend()
         labels, key = self._labels(), (self.layer, self._heads())
         markup, height = self._heading(labels.title)
-        self.shown.content = kit.document(drawn.WIDTH, height, markup, title=labels.title)
+        self.shown.content = svg.document(drawn.WIDTH, height, markup, title=labels.title)
         rows, numbers, columns = labels.axes
         named = {"row_names": rows, "row_numbers": numbers, "column_names": columns}
         self.map.show_tiles(self._of(*key), reset_view=key != self._last, marks=labels.marks, label=labels.title, **named)
@@ -112,7 +112,7 @@ class AttentionView(PictureWidget):
         markup, height = self._heading(labels.title)
         shown = drawn.WeightMap(tiles.downsample(256), tiles.rows, tiles.columns, *labels.axes, labels.marks)
         large, tall = drawn.draw_map(shown, height + 8)
-        return kit.document(drawn.WIDTH, height + tall + 8, markup, large, title=labels.title)
+        return svg.document(drawn.WIDTH, height + tall + 8, markup, large, title=labels.title)
 
     def _read(self, source: Any, prompt: Any, groups: int | None, most: int, sampling: dict[str, Any]) -> AttentionSource:
         if hasattr(source, "model"):
@@ -136,8 +136,8 @@ class AttentionView(PictureWidget):
             raise WorkbenchError(f"AttentionView: there is no layer {self.layer}; known: {known}")
         count, groups = self.source.num_heads(self.layer), self.source.num_kv_heads(self.layer)
         if not 0 <= self.head < count:
-            told = f"layer {self.layer} has 0 to {count - 1}"
-            raise WorkbenchError(f"AttentionView: there is no head {self.head}; {told}")
+            message = f"layer {self.layer} has 0 to {count - 1}"
+            raise WorkbenchError(f"AttentionView: there is no head {self.head}; {message}")
         if count % groups:
             raise WorkbenchError(f"AttentionView: {count} heads cannot share {groups} groups of keys evenly")
 

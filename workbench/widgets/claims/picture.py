@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from workbench.ledger import tables
-from workbench.widgets import kit
+from workbench.widgets import svg
 
 # A verdict has a sign and a word beside its colour.
 VERDICT_SIGNS = {
@@ -34,7 +34,7 @@ def draw_ledger(rows: Sequence[Mapping[str, Any]], counted: str, chosen: Mapping
         parts += _detail(chosen)
     if running:
         parts.append(f'<pre role="status" class="why">{escape(running)}</pre>')
-    return kit.html(*parts)
+    return svg.html(*parts)
 
 
 def _line(row: Mapping[str, Any], index: int, chosen: Mapping[str, Any] | None) -> str:
@@ -42,7 +42,7 @@ def _line(row: Mapping[str, Any], index: int, chosen: Mapping[str, Any] | None) 
     first = picked or (chosen is None and index == 0)  # one stop for the tabulator key; arrows go on from there
     return (
         f'<tr data-key="{escape(row["claim"])}" tabindex="{0 if first else -1}" aria-selected="{str(picked).lower()}" '
-        f'data-tip="{kit.escape_attribute(row["reason"])}"><td>{draw_verdict(row["verdict"])}</td><td>{escape(row["claim"])}</td>'
+        f'data-tip="{svg.escape_attribute(row["reason"])}"><td>{draw_verdict(row["verdict"])}</td><td>{escape(row["claim"])}</td>'
         f"<td>{escape(row['statement'])}</td></tr>"
     )
 

@@ -9,7 +9,7 @@ from workbench.records.measures import parse_objective, direction
 from workbench.records.pictures import confidence_note
 from workbench.records.svg import CHARACTER_WIDTH, Axis, Scale, truncate_to_width, format_tick
 from workbench.study.labels import place_labels
-from workbench.widgets import kit
+from workbench.widgets import svg
 
 WIDTH, LINE = 760, 22
 LABEL, NUMBERS = 260, 230  # pixels at most for a run's label, and for the ratio and its interval in figures
@@ -22,41 +22,41 @@ def draw_ratios(comparison: Comparison, measures: Sequence[str] = ()) -> str:
     """A panel a measure, a line a run: its ratio to the baseline with its interval, and what that says."""
     rows = [row for row in comparison.rows if not measures or row.measure in measures]
     left = min(LABEL, max((CHARACTER_WIDTH * len(row.label) for row in rows), default=0)) + 18
-    parts = [kit.text(4, 16, truncate_to_width(f"against {comparison.baseline}", WIDTH - 8), font_weight="bold")]
-    parts.append(kit.text(4, 33, confidence_note(comparison), class_="faint"))
+    parts = [svg.text(4, 16, truncate_to_width(f"against {comparison.baseline}", WIDTH - 8), font_weight="bold")]
+    parts.append(svg.text(4, 33, confidence_note(comparison), class_="faint"))
     top, stop = 44.0, next((row for row in rows if row.ratio is not None), None)
     for name in dict.fromkeys(row.measure for row in rows):
         mine = [row for row in rows if row.measure == name]
         parts += _panel(name, mine, left, top, stop)
         top += 30 + LINE * len(mine) + 18
     if not rows:
-        parts.append(kit.text(4, top + 14, "no measure is chosen"))
-    return kit.document(WIDTH, top + (24 if not rows else 0), *parts, title=f"ratios to {comparison.baseline}")
+        parts.append(svg.text(4, top + 14, "no measure is chosen"))
+    return svg.document(WIDTH, top + (24 if not rows else 0), *parts, title=f"ratios to {comparison.baseline}")
 
 
 def _panel(name: str, rows: Sequence[ComparisonRow], left: float, top: float, stop: ComparisonRow | None) -> Iterator[str]:
     better = BETTER.get(direction(name) or "", "which way is better is not known")
-    yield kit.text(4, top + 14, f"{name} ({better})")
+    yield svg.text(4, top + 14, f"{name} ({better})")
     known = [row for row in rows if row.ratio is not None]
     ends = [1.0, *(v for row in known for v in (row.ratio, row.ratio_low, row.ratio_high) if v is not None)]
     across = Scale.over([min(ends) / 1.02, max(ends) * 1.02], left, WIDTH - NUMBERS, Axis(name, log=True))
     bottom = top + 26 + LINE * len(rows)
     one = across(1.0)
     if known:
-        yield kit.line(one, top + 20, one, bottom, stroke_dasharray="4 3")
+        yield svg.line(one, top + 20, one, bottom, stroke_dasharray="4 3")
     for tick in _ends(across) if known else ():
-        yield kit.text(across(tick), bottom + 11, f"{tick:.3g}", class_="faint", text_anchor="middle", font_size=10)
+        yield svg.text(across(tick), bottom + 11, f"{tick:.3g}", class_="faint", text_anchor="middle", font_size=10)
     for index, row in enumerate(rows):
         y = top + 26 + LINE * index + LINE / 2
-        yield kit.text(4, y + 4, truncate_to_width(row.label, left - 12), tip=row.label)
+        yield svg.text(4, y + 4, truncate_to_width(row.label, left - 12), tip=row.label)
         if row.ratio is None:
-            yield kit.text(left, y + 4, f"difference {row.difference:+.4g}; no ratio of values at or below 0")
+            yield svg.text(left, y + 4, f"difference {row.difference:+.4g}; no ratio of values at or below 0")
             continue
         if row.ratio_low is not None and row.ratio_high is not None:
-            yield kit.line(across(row.ratio_low), y, across(row.ratio_high), y, stroke_width=3, stroke_opacity=0.55)
+            yield svg.line(across(row.ratio_low), y, across(row.ratio_high), y, stroke_width=3, stroke_opacity=0.55)
         reach = {"key": f"{name}:{row.label}", "tabindex": 0 if row is stop else -1}
         yield draw_mark(across(row.ratio), y, row.verdict, tip=_describe_row(row), **reach)
-        yield kit.text(WIDTH - NUMBERS + 14, y + 4, _figures(row), tip=_describe_row(row))
+        yield svg.text(WIDTH - NUMBERS + 14, y + 4, _figures(row), tip=_describe_row(row))
 
 
 def _ends(across: Scale) -> Iterator[float]:
@@ -68,8 +68,8 @@ def _ends(across: Scale) -> Iterator[float]:
 def _figures(row: ComparisonRow) -> str:
     """The ratio, its interval where there is room for it, and what that says."""
     between = "" if row.ratio_low is None else f" [{row.ratio_low:.3f}, {row.ratio_high:.3f}]"
-    told = f"{row.ratio:.3f}{between}  {_significance(row)}"
-    return told if CHARACTER_WIDTH * len(told) <= NUMBERS - 14 else f"{row.ratio:.3f}  {_significance(row)}"
+    label = f"{row.ratio:.3f}{between}  {_significance(row)}"
+    return label if CHARACTER_WIDTH * len(label) <= NUMBERS - 14 else f"{row.ratio:.3f}  {_significance(row)}"
 
 
 def _significance(row: ComparisonRow) -> str:
@@ -81,10 +81,10 @@ def draw_mark(x: float, y: float, verdict: str | None, **attributes: object) -> 
     if verdict in ("better", "worse"):
         up = -1 if verdict == "better" else 1
         points = [(x - 6, y - 5 * up), (x + 6, y - 5 * up), (x, y + 6 * up)]
-        return kit.polygon(points, class_="c2" if verdict == "better" else "c5", **attributes)
+        return svg.polygon(points, class_="c2" if verdict == "better" else "c5", **attributes)
     if verdict == "same":
-        return kit.rect(x - 5, y - 5, 10, 10, class_="c0", **attributes)
-    return kit.circle(x, y, 5, class_="line", stroke_width=2, **attributes)
+        return svg.rect(x - 5, y - 5, 10, 10, class_="c0", **attributes)
+    return svg.circle(x, y, 5, class_="line", stroke_width=2, **attributes)
 
 
 def draw_pareto(comparison: Comparison, x: str, y: str) -> str:
@@ -97,21 +97,21 @@ def draw_pareto(comparison: Comparison, x: str, y: str) -> str:
     points = [(across(row[across_name]), up(row[up_name])) for row in rows]
     parts = [*_grid(across, up)]
     front = sorted(point for row, point in zip(rows, points, strict=True) if row["front"])
-    parts.append(kit.path(_corners(front, across_way == "min"), stroke_dasharray="3 2"))
+    parts.append(svg.path(_corners(front, across_way == "min"), stroke_dasharray="3 2"))
     # The columns beside the plot are free for names that stand at its right edge.
     labels = place_labels(points, [_name(row) for row in rows], WIDTH)
     for index, (row, (a, b), label) in enumerate(zip(rows, points, labels, strict=True)):
         tip = f"{row['label']}\n{across_name} {format_tick(row[across_name])}\n{up_name} {format_tick(row[up_name])}"
         filled = {"class_": "c2"} if row["front"] else {"class_": "line", "stroke_width": 1.5}
         reach = {"key": str(row["label"]), "tabindex": 0 if index == 0 else -1}
-        parts.append(kit.circle(a, b, 5, tip=tip, **reach, **filled))
+        parts.append(svg.circle(a, b, 5, tip=tip, **reach, **filled))
         where = "end" if label.left else "start"
-        parts.append(kit.text(a + label.dx, b + label.dy + 3, _name(row), text_anchor=where, font_size=11))
-    parts.append(kit.text((left + right) / 2, bottom + 34, _axis(across_name, across_way), text_anchor="middle"))
+        parts.append(svg.text(a + label.dx, b + label.dy + 3, _name(row), text_anchor=where, font_size=11))
+    parts.append(svg.text((left + right) / 2, bottom + 34, _axis(across_name, across_way), text_anchor="middle"))
     turned = f"translate(12,{(top + bottom) / 2:.0f}) rotate(-90)"
-    parts.append(kit.text(0, 0, _axis(up_name, up_way), text_anchor="middle", transform=turned))
+    parts.append(svg.text(0, 0, _axis(up_name, up_way), text_anchor="middle", transform=turned))
     title = f"{up_name} against {across_name}: none beats those that are filled"
-    return kit.document(WIDTH, bottom + 44, *parts, title=title)
+    return svg.document(WIDTH, bottom + 44, *parts, title=title)
 
 
 def _scale(values: Sequence[float], begin: float, end: float, name: str) -> Scale:
@@ -121,12 +121,12 @@ def _scale(values: Sequence[float], begin: float, end: float, name: str) -> Scal
 def _grid(across: Scale, up: Scale) -> Iterator[str]:
     for value in across.ticks():
         at = across(value)
-        yield kit.line(at, up.begin, at, up.end, class_="grid")
-        yield kit.text(at, up.begin + 16, format_tick(value), class_="faint", text_anchor="middle")
+        yield svg.line(at, up.begin, at, up.end, class_="grid")
+        yield svg.text(at, up.begin + 16, format_tick(value), class_="faint", text_anchor="middle")
     for value in up.ticks():
         at = up(value)
-        yield kit.line(across.begin, at, across.end, at, class_="grid")
-        yield kit.text(across.begin - 5, at + 4, format_tick(value), class_="faint", text_anchor="end")
+        yield svg.line(across.begin, at, across.end, at, class_="grid")
+        yield svg.text(across.begin - 5, at + 4, format_tick(value), class_="faint", text_anchor="end")
 
 
 def _corners(front: Sequence[tuple[float, float]], less: bool) -> Iterator[tuple[float, float]]:

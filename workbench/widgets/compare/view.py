@@ -14,7 +14,7 @@ from workbench.errors import WorkbenchError
 from workbench.records.comparison import Comparison, compare
 from workbench.records.item import find_compared_runs
 from workbench.records.measures import direction
-from workbench.widgets import kit
+from workbench.widgets import svg
 from workbench.widgets.compare import picture as compare_picture
 from workbench.widgets.view import PictureWidget
 
@@ -26,7 +26,7 @@ class Compare(PictureWidget):
 
     Labels show only the settings that differ. Against `baseline` (the first unless given) stand differences and ratios
     with confidence intervals where something was repeated; `x` and `y` are the measures of the plot of two. `force`
-    takes times of a busy machine too. `comparison` is the value that is drawn (`workbench.records.Comparison`).
+    takes times of a busy machine too. `comparison` is the value that is drawn (`workbench.runs.Comparison`).
     """
 
     baseline = traitlets.Unicode()
@@ -52,25 +52,25 @@ class Compare(PictureWidget):
         self.baseline = _chosen(baseline, self._names)
         self.comparison = self._compared(measures)
         known = sorted(set.intersection(*(_known(group) for group in self.comparison.groups)))
-        told = list(dict.fromkeys(row.measure for row in self.comparison.rows))
-        plotted = [name for name in (*told, *known) if direction(name)]
+        default_measures = list(dict.fromkeys(row.measure for row in self.comparison.rows))
+        plotted = [name for name in (*default_measures, *known) if direction(name)]
         self.measures = tuple(measures)
         self.x, self.y = x or plotted[0], y or plotted[min(1, len(plotted) - 1)]
         self.observe(self._compare_again, ["baseline", "measures"])
         self.watch("way", "x", "y")
-        self.show(*self._controls(known, told, plotted))
+        self.show(*self._controls(known, default_measures, plotted))
 
     def picture(self) -> str:
         if self._problem:
-            return kit.html(f'<p role="alert">{html.escape(self._problem)}</p>')
+            return svg.html(f'<p role="alert">{html.escape(self._problem)}</p>')
         if self.way == "table":
-            return kit.html(self.comparison._repr_html_())
+            return svg.html(self.comparison._repr_html_())
         if self.way == "ratios":
             return compare_picture.draw_ratios(self.comparison)
         try:
             return compare_picture.draw_pareto(self.comparison, self.x, self.y)
         except WorkbenchError as error:
-            return kit.html(f'<p role="alert">{html.escape(str(error))}</p>')
+            return svg.html(f'<p role="alert">{html.escape(str(error))}</p>')
 
     def _compared(self, measures: Sequence[str]) -> Comparison:
         return compare(self._names, self.baseline, tuple(measures), force=self._force)
@@ -83,14 +83,14 @@ class Compare(PictureWidget):
         self.throttle.mark()
 
     def _controls(
-        self, known: Sequence[str], told: Sequence[str], plotted: Sequence[str]
+        self, known: Sequence[str], default_measures: Sequence[str], plotted: Sequence[str]
     ) -> tuple[ipywidgets.Widget, ...]:
         short = [Path(name).name for name in self._names]
         baselines = [(s if short.count(s) == 1 else name, name) for s, name in zip(short, self._names, strict=True)]
         wide = ipywidgets.Layout(width="auto", min_width="22em")
         baseline = ipywidgets.Dropdown(options=baselines, description="baseline", layout=wide)
         way = ipywidgets.ToggleButtons(options=LAYOUTS, description="show", style={"button_width": "auto"})
-        measures = ipywidgets.SelectMultiple(options=known, value=tuple(told), description="measures", rows=5)
+        measures = ipywidgets.SelectMultiple(options=known, value=tuple(default_measures), description="measures", rows=5)
         x = ipywidgets.Dropdown(options=_with(plotted, self.x), description="across")
         y = ipywidgets.Dropdown(options=_with(plotted, self.y), description="up")
         for control, name in ((baseline, "baseline"), (way, "way"), (x, "x"), (y, "y")):

@@ -96,8 +96,8 @@ def _blocks(lines: Sequence[str], begins: re.Pattern[str], word: str) -> FusionM
         letters[number] = groups[-1].letter
         held += INNER.findall(line)
         if (first and not line.rstrip().endswith("{")) or line.startswith(end):
-            told = ", ".join(dict.fromkeys(held)) or first and first.group(0).strip() or "no arithmetic"
-            groups[-1], end = replace(groups[-1], told=told), ""
+            description = ", ".join(dict.fromkeys(held)) or first and first.group(0).strip() or "no arithmetic"
+            groups[-1], end = replace(groups[-1], description=description), ""
     return FusionMarks(tuple(groups), letters)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from workbench.widgets import kit
+from workbench.widgets import svg
 from workbench.widgets.kernels import code_lines
 from workbench.widgets.kernels.marked import FusionMarks
 
@@ -27,7 +27,7 @@ STYLE = (
     ".wb-code .g{display:inline-block;height:1.35em;vertical-align:bottom;width:2.4em;padding-left:.3em;"
     "border-left:5px solid transparent}"
     ".wb-code .l{display:inline-block;width:3.5em;text-align:right;margin-right:1em;opacity:.5}"
-    + "".join(f".wb-kernel .g{n}{{border-left:5px solid {c}!important}}" for n, c in enumerate(kit.SERIES_COLOURS))
+    + "".join(f".wb-kernel .g{n}{{border-left:5px solid {c}!important}}" for n, c in enumerate(svg.SERIES_COLOURS))
     + code_lines.CODE_STYLE
     + "</style>"
 )
@@ -52,10 +52,10 @@ class KernelPage:
 
 
 def draw_kernel(shown: KernelPage) -> str:
-    problems = [f'<div role="alert">{escape(told)}</div>' for told in shown.problems]
+    problems = [f'<div role="alert">{escape(content)}</div>' for content in shown.problems]
     parts = [_stages(shown), *problems, _fused(shown), _code(shown), _times(shown)]
     title = f"<div><b>{escape(shown.title)}</b></div>"
-    return kit.html(STYLE, f'<div class="wb-kernel">{title}{"".join(parts)}</div>')
+    return svg.html(STYLE, f'<div class="wb-kernel">{title}{"".join(parts)}</div>')
 
 
 def _stages(shown: KernelPage) -> str:
@@ -81,26 +81,26 @@ def _stage(shown: KernelPage, backend: str, stage: str, lines: int) -> str:
 
 
 def _fused(shown: KernelPage) -> str:
-    told = f"<div>{escape(shown.backend)}: {escape(shown.summary)}</div>" if shown.summary else ""
+    content = f"<div>{escape(shown.backend)}: {escape(shown.summary)}</div>" if shown.summary else ""
     rows = [
-        f'<tr><td class="g{place % len(kit.SERIES_COLOURS)}"><b>{each.letter}</b></td><td>{escape(each.name)}</td>'
+        f'<tr><td class="g{place % len(svg.SERIES_COLOURS)}"><b>{each.letter}</b></td><td>{escape(each.name)}</td>'
         f"<td>{escape(each.description)}</td></tr>"
         for place, each in enumerate(shown.marked.groups)
     ]
-    return told + (f"<table>{''.join(rows)}</table>" if rows else "")
+    return content + (f"<table>{''.join(rows)}</table>" if rows else "")
 
 
 def _code(shown: KernelPage) -> str:
     if not shown.text:
         return ""
     whole = code_lines.highlight_lines(shown.text, shown.stage)
-    places = {each.letter: place % len(kit.SERIES_COLOURS) for place, each in enumerate(shown.marked.groups)}
+    places = {each.letter: place % len(svg.SERIES_COLOURS) for place, each in enumerate(shown.marked.groups)}
     lines, before = [], ""
     for number, line in enumerate(whole[:MAX_LINES]):
         letters = shown.marked.letters_of_line(number)
         colour = f" g{places[letters[0]]}" if letters else ""
-        told = letters if letters != before else ""
-        lines.append(f'<span class="g{colour}">{told}</span><span class="l">{number + 1}</span>{line}')
+        content = letters if letters != before else ""
+        lines.append(f'<span class="g{colour}">{content}</span><span class="l">{number + 1}</span>{line}')
         before = letters
     cut = f"\n… {len(whole) - MAX_LINES:,} more lines: view.text has them all" if len(whole) > MAX_LINES else ""
     label = escape(f"{shown.stage} of {shown.backend}")
@@ -127,6 +127,6 @@ def _time(row: Mapping[str, Any], slowest: float) -> str:
     eager, share = row.get("speedup_over_eager"), row.get("share_of_ceiling")
     bound = f"{share:.1%} ({'memory' if row['bound'] == 'read' else 'arithmetic'})" if share is not None else ""
     wide = 160 * row["seconds"] / slowest
-    bar = kit.tag("svg", kit.rect(0, 2, max(1.0, wide), 9, class_="c0"), width=164, height=13, aria_hidden="true")
+    bar = svg.tag("svg", svg.rect(0, 2, max(1.0, wide), 9, class_="c0"), width=164, height=13, aria_hidden="true")
     cells = (f"{row['seconds'] * 1e6:,.1f}", spread, "" if eager is None else f"{eager:.2f}", bound)
     return f"<tr><th>{backend}</th>{''.join(f'<td class=right>{cell}</td>' for cell in cells)}<td>{bar}</td></tr>"

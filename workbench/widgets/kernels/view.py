@@ -93,12 +93,12 @@ class KernelView(PictureWidget):
         self.stop()
         key, backends = (self.operator, self.case), dict.fromkeys(("eager", *self.backends))
 
-        def told() -> None:
+        def on_record() -> None:
             if self._timing is timing and timing.record:
                 self._timed[key] = timing.record
             self.throttle.mark()
 
-        timing = self._timing = BackendTimingProcess(*key, tuple(backends), seconds, ceilings, told)
+        timing = self._timing = BackendTimingProcess(*key, tuple(backends), seconds, ceilings, on_record)
         self.throttle.mark()
         return self
 

@@ -19,16 +19,16 @@ COLUMNS = {"display": "grid", "grid_template_columns": "repeat(auto-fill, minmax
 def error_line(line: str) -> ipywidgets.HTML:
     """Return a line that shows an error, announced at once by screen readers."""
     style = "color:var(--jp-error-color1,#b00020);font-weight:600"
-    told = f'<div role="alert" style="{style}">✗ {escape(line)}</div>' if line else ""
-    return ipywidgets.HTML(told)
+    help_text = f'<div role="alert" style="{style}">✗ {escape(line)}</div>' if line else ""
+    return ipywidgets.HTML(help_text)
 
 
 class FieldGroup:
     """The fields of one model, in as many columns as there is room for; `kind` tells it from its neighbours."""
 
-    def __init__(self, fields: Mapping[str, FormField], kind: str | None = None, told: str = ""):
+    def __init__(self, fields: Mapping[str, FormField], kind: str | None = None, help_text: str = ""):
         self.fields, self._kind, self._alerts = fields, kind, dict[str, ipywidgets.HTML]()
-        head = (ipywidgets.HTML(f'<div style="opacity:.75">{escape(told)}</div>'),) if told else ()
+        head = (ipywidgets.HTML(f'<div style="opacity:.75">{escape(help_text)}</div>'),) if help_text else ()
         self._cells = ipywidgets.VBox(layout=COLUMNS)
         self.widget = ipywidgets.VBox([*head, self._cells])
         self._lay()
@@ -73,7 +73,7 @@ class FieldGroup:
             knob.clear_errors()
 
     def _lay(self) -> None:
-        told, cells = self._alerts, list[ipywidgets.Widget]()
+        help_text, cells = self._alerts, list[ipywidgets.Widget]()
         for name, knob in self.fields.items():
-            cells.append(ipywidgets.VBox([knob.widget, told[name]]) if name in told else knob.widget)
+            cells.append(ipywidgets.VBox([knob.widget, help_text[name]]) if name in help_text else knob.widget)
         self._cells.children = cells

@@ -16,10 +16,10 @@ INSIDE, CHECK = {"margin": "0 0 0 2em"}, {"width": "13em", "margin": "0 0 0 4em"
 class OptionalField:
     """A setting that may be left out: a checkbox, and beside it what stands there if not."""
 
-    def __init__(self, make: Callable[[], FormField], name: str, told: str, changed: Changed):
+    def __init__(self, make: Callable[[], FormField], name: str, help_text: str, changed: Changed):
         self._make = make
         self._inner: FormField | None = None
-        self._check = ipywidgets.Checkbox(description=name, tooltip=told or name, indent=False, layout=CHECK)
+        self._check = ipywidgets.Checkbox(description=name, tooltip=help_text or name, indent=False, layout=CHECK)
         self._below = ipywidgets.VBox(layout=INSIDE)
         self._row = ipywidgets.HBox([self._check])
         self.widget = ipywidgets.VBox([self._row])
@@ -71,10 +71,10 @@ class UnionOption(NamedTuple):
 class UnionField:
     """One of several kinds of setting: a list to choose from, and the chosen kind's own settings."""
 
-    def __init__(self, kinds: Sequence[UnionOption], name: str, told: str, changed: Changed):
+    def __init__(self, kinds: Sequence[UnionOption], name: str, help_text: str, changed: Changed):
         self._kinds, self._made = kinds, dict[int, FormField]()
         self._list: Any = ipywidgets.Dropdown(options=[(kind.label, n) for n, kind in enumerate(kinds)], value=0)
-        self._list.description, self._list.style, self._list.tooltip = name, LABEL_STYLE, told or name
+        self._list.description, self._list.style, self._list.tooltip = name, LABEL_STYLE, help_text or name
         self._below = ipywidgets.VBox(layout=INSIDE)
         self._row = ipywidgets.HBox([self._list])
         self.widget = ipywidgets.VBox([self._row])
@@ -116,9 +116,9 @@ class UnionField:
         return self._made.get(place)
 
     def _place(self, value: Any) -> int | None:
-        told = value.get("kind") if isinstance(value, dict) else None
+        help_text = value.get("kind") if isinstance(value, dict) else None
         for place, kind in enumerate(self._kinds):
-            if told is not None and kind.label != told:
+            if help_text is not None and kind.label != help_text:
                 continue
             knob = self._of(place)
             if knob.accepts(value) if knob is not None else equal_json(kind.value, value):

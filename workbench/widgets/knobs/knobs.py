@@ -71,10 +71,10 @@ class SettingsForm:
         try:
             return self._model.model_validate({**self.values, **other_values})
         except ValidationError as error:
-            told = explain_by_path(error, self._model)
+            errors = explain_by_path(error, self._model)
         except UnreadableField as error:
-            told = [(error.path, str(error))]
-        for path, line in told:
+            errors = [(error.path, str(error))]
+        for path, line in errors:
             self.show_error(path, line)
         return None
 

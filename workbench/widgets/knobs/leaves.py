@@ -46,9 +46,9 @@ class ValueField:
 
     kinds: tuple[type, ...] = ()
 
-    def __init__(self, control: Any, name: str, told: str, changed: Changed):
+    def __init__(self, control: Any, name: str, help_text: str, changed: Changed):
         self.widget = control
-        control.description, control.tooltip = name, told or name
+        control.description, control.tooltip = name, help_text or name
         control.style = LABEL_STYLE if name else {"description_width": "0"}
         control.observe(lambda _: changed(), "value")
 
@@ -74,10 +74,10 @@ class ValueField:
 class ChoiceField(ValueField):
     """One of a few values, each of them plain."""
 
-    def __init__(self, options: Sequence[Any], name: str, told: str, changed: Changed):
+    def __init__(self, options: Sequence[Any], name: str, help_text: str, changed: Changed):
         self._options = list(options)
         control = ipywidgets.Dropdown(options=[(format_value(each), n) for n, each in enumerate(options)], value=0)
-        super().__init__(control, name, told, changed)
+        super().__init__(control, name, help_text, changed)
 
     def read(self) -> Any:
         return self._options[self.widget.value]
@@ -92,17 +92,17 @@ class ChoiceField(ValueField):
 class BoolField(ValueField):
     kinds = (bool,)
 
-    def __init__(self, name: str, told: str, changed: Changed):
-        super().__init__(ipywidgets.Checkbox(), name, told, changed)
+    def __init__(self, name: str, help_text: str, changed: Changed):
+        super().__init__(ipywidgets.Checkbox(), name, help_text, changed)
 
 
 class IntField(ValueField):
     kinds = (int,)
 
-    def __init__(self, least: int | None, most: int | None, step: int, name: str, told: str, changed: Changed):
+    def __init__(self, least: int | None, most: int | None, step: int, name: str, help_text: str, changed: Changed):
         low, high = -(2**63) if least is None else least, 2**63 - 1 if most is None else most
         start = min(max(0, low), high)
-        super().__init__(ipywidgets.BoundedIntText(start, min=low, max=high, step=step), name, told, changed)
+        super().__init__(ipywidgets.BoundedIntText(start, min=low, max=high, step=step), name, help_text, changed)
 
 
 class FloatField(ValueField):
@@ -110,13 +110,13 @@ class FloatField(ValueField):
 
     kinds = (float, int)
 
-    def __init__(self, least: float | None, most: float | None, name: str, told: str, changed: Changed):
+    def __init__(self, least: float | None, most: float | None, name: str, help_text: str, changed: Changed):
         if least is not None and most is not None:
             control = ipywidgets.FloatSlider(most, min=least, max=most, step=(most - least) / 100, readout_format=".3g")
         else:
             low, high = -sys.float_info.max if least is None else least, sys.float_info.max if most is None else most
             control = ipywidgets.BoundedFloatText(min(max(0.0, low), high), min=low, max=high, step=0.1)
-        super().__init__(control, name, told, changed)
+        super().__init__(control, name, help_text, changed)
 
     def read(self) -> Any:
         return float(self.widget.value)
@@ -130,19 +130,19 @@ class TextField(ValueField):
 
     kinds = (str,)
 
-    def __init__(self, known: Sequence[str], name: str, told: str, changed: Changed):
+    def __init__(self, known: Sequence[str], name: str, help_text: str, changed: Changed):
         control = ipywidgets.Combobox(options=tuple(known), ensure_option=False) if known else ipywidgets.Text()
         control.continuous_update = False
-        super().__init__(control, name, told, changed)
+        super().__init__(control, name, help_text, changed)
 
 
 class YamlField(ValueField):
     """A list or a mapping, in YAML's words on one line; nothing at all is an empty one."""
 
-    def __init__(self, empty: list | dict, name: str, told: str, changed: Changed):
+    def __init__(self, empty: list | dict, name: str, help_text: str, changed: Changed):
         self._empty, self.kinds = empty, (type(empty),)
         control = ipywidgets.Text(continuous_update=False, placeholder="a, b" if isinstance(empty, list) else "a: b")
-        super().__init__(control, name, told, changed)
+        super().__init__(control, name, help_text, changed)
 
     def read(self) -> Any:
         from workbench.files import UnreadableText, read_yaml

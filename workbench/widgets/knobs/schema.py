@@ -32,38 +32,38 @@ class FormBuilder:
     suppress_changes: Callable[[], AbstractContextManager[None]]
 
     def group(self, model: type[BaseModel], path: str = "") -> FieldGroup:
-        told, fields = field_comments(model), dict[str, FormField]()
+        help_text, fields = field_comments(model), dict[str, FormField]()
         kind = None
         for name, field in model.model_fields.items():
             inside = f"{path}.{name}".lstrip(".")
             if name == "kind" and len(get_args(field.annotation)) == 1:
                 kind = field.default
             elif inside not in self.excluded:
-                fields[name] = self._field(field.annotation, field.metadata, inside, name, told.get(name, ""))
+                fields[name] = self._field(field.annotation, field.metadata, inside, name, help_text.get(name, ""))
                 default = field.get_default(call_default_factory=True)
                 if default is not PydanticUndefined:
                     with self.suppress_changes():
                         fields[name].write(to_jsonable_python(default))
         return FieldGroup(fields, kind, inspect.cleandoc(model.__doc__ or "").split("\n\n")[0] if path else "")
 
-    def _field(self, annotation: Any, metadata: Sequence[Any], path: str, name: str, told: str) -> FormField:
+    def _field(self, annotation: Any, metadata: Sequence[Any], path: str, name: str, help_text: str) -> FormField:
         """Build the field of one setting; `name` is empty beside a field that is named."""
         values, typed = _members(annotation, metadata)
         if not typed:
-            return ChoiceField(values, name, told, self.on_change)
+            return ChoiceField(values, name, help_text, self.on_change)
         if len(typed) == 1 and not values:
-            return self._plain_field(*typed[0], path, name, told)
+            return self._plain_field(*typed[0], path, name, help_text)
 
         def beside(annotation: Any, metadata: Sequence[Any]) -> Callable[[], FormField]:
-            return lambda: self._plain_field(annotation, metadata, path, "", told or name)
+            return lambda: self._plain_field(annotation, metadata, path, "", help_text or name)
 
         if len(typed) == 1 and values == [None]:
-            return OptionalField(beside(*typed[0]), name, told, self.on_change)
+            return OptionalField(beside(*typed[0]), name, help_text, self.on_change)
         kinds = [UnionOption(format_value(value), value) for value in values]
         kinds += [UnionOption(_label(each), make=beside(each, metadata)) for each, metadata in typed]
-        return UnionField([kind for kind in kinds if f"{path}:{kind.label}" not in self.excluded], name, told, self.on_change)
+        return UnionField([kind for kind in kinds if f"{path}:{kind.label}" not in self.excluded], name, help_text, self.on_change)
 
-    def _plain_field(self, annotation: Any, metadata: Sequence[Any], path: str, name: str, told: str) -> FormField:
+    def _plain_field(self, annotation: Any, metadata: Sequence[Any], path: str, name: str, help_text: str) -> FormField:
         limits = {type(each): each for each in metadata}
 
         def end(closed: Any, open_: Any, step: int) -> Any:
@@ -74,18 +74,18 @@ class FormBuilder:
         if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
             return self.group(annotation, path)
         if annotation is bool:
-            return BoolField(name, told, self.on_change)
+            return BoolField(name, help_text, self.on_change)
         if annotation is int:
             multiple = limits[MultipleOf].multiple_of if MultipleOf in limits else 1
-            return IntField(end(Ge, Gt, 1), end(Le, Lt, -1), multiple, name, told, self.on_change)
+            return IntField(end(Ge, Gt, 1), end(Le, Lt, -1), multiple, name, help_text, self.on_change)
         if annotation is float:
-            return FloatField(end(Ge, Gt, 0), end(Le, Lt, 0), name, told, self.on_change)
+            return FloatField(end(Ge, Gt, 0), end(Le, Lt, 0), name, help_text, self.on_change)
         if annotation is str:
-            return TextField(self.suggestions.get(path, ()), name, told, self.on_change)
+            return TextField(self.suggestions.get(path, ()), name, help_text, self.on_change)
         empty: list | dict = {} if get_origin(annotation) is dict else []
         if not isinstance(empty, get_origin(annotation) or ()) and get_origin(annotation) not in (tuple, list):
             raise TypeError(f"{path}: there is no control for {annotation}")
-        return YamlField(empty, name, told, self.on_change)
+        return YamlField(empty, name, help_text, self.on_change)
 
 
 def _members(annotation: Any, metadata: Sequence[Any]) -> tuple[list[Any], list[tuple[Any, list[Any]]]]:

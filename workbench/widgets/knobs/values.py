@@ -17,10 +17,10 @@ def to_yaml_line(value: Any) -> str:
         def ignore_aliases(self, data: Any) -> bool:
             return True
 
-    def told(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    def represent(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
         return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
 
-    OneLine.add_representer(str, told)
+    OneLine.add_representer(str, represent)
     options: dict[str, Any] = {"default_flow_style": True, "allow_unicode": True, "sort_keys": False}
     return yaml.dump(value, Dumper=OneLine, width=sys.maxsize, **options).strip()
 

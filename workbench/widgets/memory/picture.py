@@ -8,7 +8,7 @@ from html import escape
 
 from workbench.records.svg import CHARACTER_WIDTH, Scale
 from workbench.study.byte_sizes import format_bytes
-from workbench.widgets import kit
+from workbench.widgets import svg
 
 WIDTH, LEFT, RIGHT, TOP, ROW, BAR = 780, 120, 110, 26, 30, 20
 MAX_LIMIT_RATIO = 8  # a memory so many times the largest bar lies beyond the picture
@@ -61,7 +61,7 @@ def draw_bars(stacks: Sequence[MemoryBar], available: float | None, title: str) 
         parts += _bar(across, stack, TOP + ROW * row, row == 0)
     if available is not None:
         parts.append(_limit(across, available, bottom))
-    return kit.document(WIDTH, bottom + 24, *parts, title=title)
+    return svg.document(WIDTH, bottom + 24, *parts, title=title)
 
 
 def draw_table(lines: Sequence[MemoryTableRow], total: float) -> str:
@@ -77,13 +77,13 @@ def draw_table(lines: Sequence[MemoryTableRow], total: float) -> str:
 
 def draw_measured(rows: Sequence[tuple[str, float, float, str]]) -> str:
     """Predicted and measured bytes side by side: (what, predicted, measured, note)."""
-    told = "".join(
+    caption = "".join(
         f"<tr><td>{escape(what)}</td><td {RIGHT_ALIGNED}>{predicted:,.10g}</td><td {RIGHT_ALIGNED}>{found:,.10g}</td>"
         f"<td {RIGHT_ALIGNED}>{_difference(found - predicted)}</td><td style='text-align:left'>{escape(note)}</td></tr>"
         for what, predicted, found, note in rows
     )
     heads = "".join(f"<th {RIGHT_ALIGNED if n else ''}>{name}</th>" for n, name in enumerate(HEADS))
-    return f"<table {TABLE_SPACING}><tr>{heads}<th></th></tr>{told}</table>"
+    return f"<table {TABLE_SPACING}><tr>{heads}<th></th></tr>{caption}</table>"
 
 
 def _difference(value: float) -> str:
@@ -94,53 +94,53 @@ def _swatch(letter: str) -> str:
     if letter not in LETTERS:
         return ""
     place = LETTERS.index(letter)
-    box = kit.rect(0, 0, 16, 16, class_=f"c{place}")
-    ink = kit.text(8, 12, letter, text_anchor="middle", style=f"fill:{TEXT_COLOURS[place]};font-size:11px")
-    return kit.tag("svg", box, ink, width=16, height=16, aria_hidden="true")
+    box = svg.rect(0, 0, 16, 16, class_=f"c{place}")
+    ink = svg.text(8, 12, letter, text_anchor="middle", style=f"fill:{TEXT_COLOURS[place]};font-size:11px")
+    return svg.tag("svg", box, ink, width=16, height=16, aria_hidden="true")
 
 
 def _grid(across: Scale, bottom: float) -> list[str]:
     parts = []
     for value in across.ticks(5):
         at = across(value)
-        parts.append(kit.line(at, TOP - 4, at, bottom, class_="grid"))
-        told = format_bytes(value) if value else "0"
-        parts.append(kit.text(at, bottom + 15, told, text_anchor="middle", class_="faint"))
+        parts.append(svg.line(at, TOP - 4, at, bottom, class_="grid"))
+        caption = format_bytes(value) if value else "0"
+        parts.append(svg.text(at, bottom + 15, caption, text_anchor="middle", class_="faint"))
     return parts
 
 
 def _bar(across: Scale, stack: MemoryBar, top: float, first: bool) -> list[str]:
     weight = "bold" if stack.chosen else None
-    told = f"▸ {stack.name}" if stack.chosen else stack.name
-    parts = [kit.text(LEFT - 8, top + 15, told, text_anchor="end", font_weight=weight)]
+    caption = f"▸ {stack.name}" if stack.chosen else stack.name
+    parts = [svg.text(LEFT - 8, top + 15, caption, text_anchor="end", font_weight=weight)]
     if stack.problem:
-        return [kit.group(*parts, kit.text(LEFT + 4, top + 15, f"not possible: {stack.problem}", class_="faint"))]
+        return [svg.group(*parts, svg.text(LEFT + 4, top + 15, f"not possible: {stack.problem}", class_="faint"))]
     begin = 0.0
     for place, size in enumerate(stack.bytes):
         left, right = across(begin), across(begin + size)
         tip = f"{stack.name}: {PARTS[place]} {size:,.0f} bytes, {size / (stack.total or 1):.1%} of {stack.total:,.0f}"
         edge = {"stroke": "currentColor", "stroke_width": 1.5} if stack.chosen else {}
-        parts.append(kit.rect(left, top, right - left, BAR, class_=f"c{place}", tip=tip, **edge))
+        parts.append(svg.rect(left, top, right - left, BAR, class_=f"c{place}", tip=tip, **edge))
         if inside := _fit_text(place, size, right - left):
             middle = (left + right) / 2
-            parts.append(kit.text(middle, top + 14, inside, text_anchor="middle", style=f"fill:{TEXT_COLOURS[place]}"))
+            parts.append(svg.text(middle, top + 14, inside, text_anchor="middle", style=f"fill:{TEXT_COLOURS[place]}"))
         begin += size
-    parts.append(kit.text(across(begin) + 6, top + 15, format_bytes(stack.total), font_weight=weight))
+    parts.append(svg.text(across(begin) + 6, top + 15, format_bytes(stack.total), font_weight=weight))
     picked = {} if stack.key is None else {"key": stack.key, "tabindex": 0 if first else -1}
-    return [kit.group(*parts, **picked)]
+    return [svg.group(*parts, **picked)]
 
 
 def _fit_text(place: int, size: float, room: float) -> str:
     """As much as can be said within the bar."""
     tries = (f"{PARTS[place]} {format_bytes(size)}", format_bytes(size), LETTERS[place])
-    return next((told for told in tries if CHARACTER_WIDTH * len(told) + 6 <= room), "")
+    return next((caption for caption in tries if CHARACTER_WIDTH * len(caption) + 6 <= room), "")
 
 
 def _limit(across: Scale, available: float, bottom: float) -> str:
-    told = format_bytes(available)
+    caption = format_bytes(available)
     if available > across.high:
-        far = f"memory: {told}, {available / across.high:,.0f} times as far →"
-        return kit.text(WIDTH - 4, 14, far, text_anchor="end")
+        far = f"memory: {caption}, {available / across.high:,.0f} times as far →"
+        return svg.text(WIDTH - 4, 14, far, text_anchor="end")
     at, tip = across(available), f"memory: {available:,.0f} bytes"
-    dash = kit.line(at, TOP - 6, at, bottom, stroke_dasharray="6 3", stroke_width=2, tip=tip)
-    return dash + kit.text(at, 14, f"memory: {told}", text_anchor="end" if at > WIDTH / 2 else "start")
+    dash = svg.line(at, TOP - 6, at, bottom, stroke_dasharray="6 3", stroke_width=2, tip=tip)
+    return dash + svg.text(at, 14, f"memory: {caption}", text_anchor="end" if at > WIDTH / 2 else "start")

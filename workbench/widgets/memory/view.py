@@ -10,7 +10,7 @@ import traitlets
 
 from workbench.errors import WorkbenchError
 from workbench.trace.events import Event, StepPlanned, Stepped
-from workbench.widgets import kit
+from workbench.widgets import svg
 from workbench.widgets.memory import picture as memory_picture
 from workbench.widgets.memory.picture import MemoryTableRow, MemoryBar
 from workbench.widgets.memory.settings import available_bytes, build_controls, describe_fit, settings_of_runner
@@ -77,8 +77,8 @@ class MemoryCalculator(PictureWidget):
         """The present settings as `workbench memory --json` tells them. Raises WorkbenchError for what cannot be."""
         from workbench.study.memory_report import memory_report
 
-        told = {"dtype": self.dtype, "weights": self.weights, "cache": self.cache}
-        return memory_report(self.count(self.cache), told, self._remarks, self._available)
+        caption = {"dtype": self.dtype, "weights": self.weights, "cache": self.cache}
+        return memory_report(self.count(self.cache), caption, self._remarks, self._available)
 
     def count(self, cache: str) -> ModelMemory:
         """The present settings counted, with a cache of that format."""
@@ -99,10 +99,10 @@ class MemoryCalculator(PictureWidget):
         alert = f'<p role="alert">⚠ {escape(self.error)}</p>' if self.error else ""
         stacks = [self._bar(name) for name in FORMATS]
         title = f"{self._spec.name}: {self._spec.num_parameters:,} parameters"
-        told = f"{self.batch:,} × {self.context:,} tokens, weights {self.weights}, {self.dtype}; a bar a cache format"
-        head = f"<p><b>{escape(title)}</b><br>{escape(told)}</p>"
-        bars = memory_picture.draw_bars(stacks, self._available, f"{title}, {told}")
-        return kit.html(alert, head, bars, self._summary(), self._measured())
+        caption = f"{self.batch:,} × {self.context:,} tokens, weights {self.weights}, {self.dtype}; a bar a cache format"
+        head = f"<p><b>{escape(title)}</b><br>{escape(caption)}</p>"
+        bars = memory_picture.draw_bars(stacks, self._available, f"{title}, {caption}")
+        return svg.html(alert, head, bars, self._summary(), self._measured())
 
     def _bar(self, cache: str) -> MemoryBar:
         try:

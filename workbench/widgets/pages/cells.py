@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from html import escape
 
 from workbench.shown import truncate_text
-from workbench.widgets import kit
+from workbench.widgets import svg
 from workbench.widgets.pages.snapshot import PageSnapshot
 
 MAX_NAMED_OWNERS = 6  # of a page's sequences; of the others the letters
@@ -15,12 +15,12 @@ MAX_NAME_LETTERS = 24  # letters of a name in a tip
 
 def letters(number: int) -> str:
     """A, B, ... Z, AA, AB, ..."""
-    told = ""
+    caption = ""
     number += 1
     while number:
         number, rest = divmod(number - 1, 26)
-        told = chr(65 + rest) + told
-    return told
+        caption = chr(65 + rest) + caption
+    return caption
 
 
 class PageCells:
@@ -69,7 +69,7 @@ class PageCells:
             if label and wide >= 20:
                 self._texts.append(f'<text class="np" x="{x + wide / 2:g}" y="{y + high - 4:g}">{label}</text>')
             return
-        number = self._numbers[holders[0][0]] % len(kit.SERIES_COLOURS)
+        number = self._numbers[holders[0][0]] % len(svg.SERIES_COLOURS)
         kind = f"c{number}" if len(holders) == 1 else "sh"
         dim = "" if self._chosen is None or any(owner == self._chosen for owner, _ in holders) else " dm"
         share = self._tokens[page] / self.about.page_size
@@ -81,24 +81,24 @@ class PageCells:
                 f'height="{level:.4g}"/>'
             )
         self._mark(page, len(holders), x, y, wide, high)
-        told = label or (self._letters[holders[0][0]] if len(holders) == 1 else f"{len(holders)}×")
-        if wide >= 6.5 * len(told) or (wide >= 13 and len(told) <= 2):
+        caption = label or (self._letters[holders[0][0]] if len(holders) == 1 else f"{len(holders)}×")
+        if wide >= 6.5 * len(caption) or (wide >= 13 and len(caption) <= 2):
             ink = "np" if share < 1 or len(holders) > 1 else f"n{number}"
-            self._texts.append(f'<text class="{ink}" x="{x + wide / 2:g}" y="{y + high / 2 + 3.5:g}">{told}</text>')
+            self._texts.append(f'<text class="{ink}" x="{x + wide / 2:g}" y="{y + high / 2 + 3.5:g}">{caption}</text>')
 
     def name(self, number: int, x: float, y: float, wide: float) -> str:
         """A sequence's letters and name, which can be picked."""
-        owner, colour = self.snapshot.owners[number], self._numbers[number] % len(kit.SERIES_COLOURS)
+        owner, colour = self.snapshot.owners[number], self._numbers[number] % len(svg.SERIES_COLOURS)
         what = "runs" if owner.running else "waits"
         held = ", ".join(f"{sum(page > 0 for page in pages)} of {panel.title.split(' · ')[0]}"
                          for panel, pages in zip(self.snapshot.panels, owner.pages, strict=True))  # fmt: skip
         dim = " dm" if self._chosen is not None and number != self._chosen else ""
         room = max(4, int((wide - 40) / 6.6))
-        told = truncate_text(owner.name, room - (0 if owner.running else 8)) + ("" if owner.running else " (waits)")
-        return kit.group(
+        caption = truncate_text(owner.name, room - (0 if owner.running else 8)) + ("" if owner.running else " (waits)")
+        return svg.group(
             f'<rect class="c{colour}" x="{x:g}" y="{y - 11:g}" width="26" height="14"/>',
             f'<g class="n"><text class="n{colour}" x="{x + 13:g}" y="{y:g}">{self._letters[number]}</text></g>',
-            kit.text(x + 31, y, told, class_="s"),
+            svg.text(x + 31, y, caption, class_="s"),
             class_=f"who{dim}", key=f"@{owner.name}", tip=f"{owner.name}: {what}; pages: {held}",
             tabindex=0 if number == 0 else -1,
         )  # fmt: skip
@@ -124,12 +124,12 @@ class PageCells:
             if not self._in_prefix_index[page]:
                 return f"{where}: free"
             return f"{where}: idle&#10;{size} tokens that the prefix index keeps · 1 reference"
-        told = "&#10;".join(f"{self._owner_labels[owner]}: its page {place + 1}" for owner, place in holders[:MAX_NAMED_OWNERS])
+        caption = "&#10;".join(f"{self._owner_labels[owner]}: its page {place + 1}" for owner, place in holders[:MAX_NAMED_OWNERS])
         if len(holders) > MAX_NAMED_OWNERS:
-            told += "&#10;and " + " ".join(self._letters[owner] for owner, _ in holders[MAX_NAMED_OWNERS:])
+            caption += "&#10;and " + " ".join(self._letters[owner] for owner, _ in holders[MAX_NAMED_OWNERS:])
         known = ", one the prefix index" if self._in_prefix_index[page] else ""
         more = f"{count} reference{'s' if count != 1 else ''}{known}"
-        return f"{where}&#10;{told}&#10;{self._tokens[page]} of {size} tokens · {more}"
+        return f"{where}&#10;{caption}&#10;{self._tokens[page]} of {size} tokens · {more}"
 
 
 def hatch(x: float, y: float, wide: float, high: float) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from workbench.widgets import kit
+from workbench.widgets import svg
 from workbench.widgets.pages.cells import PageCells, mark
 from workbench.widgets.pages.snapshot import PageSnapshot
 from workbench.widgets.pages.strip import STRIP_HEIGHT, PATTERNS, draw_strip
@@ -40,13 +40,13 @@ def draw_page_map(
 ) -> str:
     """`seen` is shown, one of `history`, all the snapshots there are; `numbers` are those of the owners, which give
     them their letters and colours; what `chosen` does not hold is dimmed."""
-    told = f"after step {snapshot.step - 1}" if snapshot.between_steps else f"what step {snapshot.step} is computed on"
-    parts = [kit.tag("style", STYLE), PATTERNS, kit.text(8, 17, told, class_="b")]
+    caption = f"after step {snapshot.step - 1}" if snapshot.between_steps else f"what step {snapshot.step} is computed on"
+    parts = [svg.tag("style", STYLE), PATTERNS, svg.text(8, 17, caption, class_="b")]
     if note:
-        parts.append(kit.text(WIDTH - 8, 17, note, class_="s faint", text_anchor="end"))
+        parts.append(svg.text(WIDTH - 8, 17, note, class_="s faint", text_anchor="end"))
     y = 28.0
     for panel in range(len(snapshot.panels)):
-        parts += [kit.text(8, y + 12, snapshot.panels[panel].title, class_="b"), _counts(snapshot, panel, y + 27)]
+        parts += [svg.text(8, y + 12, snapshot.panels[panel].title, class_="b"), _counts(snapshot, panel, y + 27)]
         y += 34
         used = max(each.last_used_page[panel] for each in history)
         if not used:  # there is nothing to be seen, and was not
@@ -64,23 +64,23 @@ def draw_page_map(
         parts.append(markup)
         y += high
     parts.append(_legend(y + 8))
-    return kit.document(WIDTH, y + 38, *parts, title=f"Pages of the cache: {told}")
+    return svg.document(WIDTH, y + 38, *parts, title=f"Pages of the cache: {caption}")
 
 
 def _counts(seen: PageSnapshot, panel: int, y: float) -> str:
     about, count = seen.panels[panel], seen.census[panel]
     one, several = int((count.num_owners == 1).sum()), seen.num_shared(panel)
     if about.on_cpu:
-        told = f"{about.pages} places: {one} of sequences that were set back, {seen.num_idle(panel)} of the prefix index"
+        caption = f"{about.pages} places: {one} of preempted sequences, {seen.num_idle(panel)} of the prefix index"
     else:
         slots, filled = (one + several) * about.page_size, int(count.tokens[count.num_owners > 0].sum())
-        told = (
+        caption = (
             f"{about.pages} pages of {about.page_size} tokens: {one} held by one sequence, {several} by several, "
             f"{seen.num_idle(panel)} idle (the prefix index alone)"
         )
         share = f", {filled / slots:.0%} of their slots filled" if slots else ""
-        return kit.text(8, y, f"{told}, {seen.num_free(panel)} free{share}", class_="s faint")
-    return kit.text(8, y, f"{told}, {seen.num_free(panel)} free", class_="s faint")
+        return svg.text(8, y, f"{caption}, {seen.num_free(panel)} free{share}", class_="s faint")
+    return svg.text(8, y, f"{caption}, {seen.num_free(panel)} free", class_="s faint")
 
 
 def _by_page(cells: PageCells, y: float, used: int) -> tuple[str, float]:
@@ -94,7 +94,7 @@ def _by_page(cells: PageCells, y: float, used: int) -> tuple[str, float]:
     high = -(-count // columns) * side
     rest = ""
     if count < pages:
-        rest = kit.text(8, y + high + 12, f"pages {count + 1} to {pages} are free", class_="s faint")
+        rest = svg.text(8, y + high + 12, f"pages {count + 1} to {pages} are free", class_="s faint")
         high += 16
     return cells.markup() + rest, high
 
@@ -109,21 +109,21 @@ def _by_sequence(cells: PageCells, y: float, used: int) -> tuple[str, float]:
         if not any(owner.pages[panel]):
             continue
         parts.append(cells.name(number, 8, row + 12, NAMES))
-        told = f"{seen.tokens[number, panel]} tokens"
-        parts.append(kit.text(left - 8, row + 12, told, class_="s faint", text_anchor="end"))
+        caption = f"{seen.tokens[number, panel]} tokens"
+        parts.append(svg.text(left - 8, row + 12, caption, class_="s faint", text_anchor="end"))
         for place, page in enumerate(owner.pages[panel]):
             if page:
                 cells.page(page, left + place * side, row, side - min(2.0, side / 5), 15, str(page))
         row += 19
     alone = cells.idle_pages()
     if alone:
-        parts.append(kit.text(8, row + 12, "the prefix index alone", class_="s"))
+        parts.append(svg.text(8, row + 12, "the prefix index alone", class_="s"))
         side = min(26.0, (WIDTH - left - 8) / len(alone))
         for place, page in enumerate(alone):
             cells.page(page, left + place * side, row, side - min(2.0, side / 5), 15, str(page))
         row += 19
     if row == y:
-        parts.append(kit.text(8, row + 12, "nobody holds anything", class_="s faint"))
+        parts.append(svg.text(8, row + 12, "nobody holds anything", class_="s faint"))
         row += 19
     return cells.markup() + "".join(parts), row - y
 
@@ -141,11 +141,11 @@ def _owners(seen: PageSnapshot, numbers: Mapping[str, int], chosen: str, y: floa
 def _legend(y: float) -> str:
     """Draw the legend of marks."""
     parts, x = [], 8.0
-    for kind, told in (
+    for kind, caption in (
         ("c4", "held by one; the level is its tokens"), ("shared", "by several"),
         ("id", "idle: the prefix index alone"),
         ("known", "the index knows it too"), ("written", "this step writes to it"), ("fr", "free"),
     ):  # fmt: skip
-        parts += [mark(kind, x, y), kit.text(x + 18, y + 11, told, class_="s")]
-        x += 30 + 5.9 * len(told)
-    return kit.group(*parts)
+        parts += [mark(kind, x, y), svg.text(x + 18, y + 11, caption, class_="s")]
+        x += 30 + 5.9 * len(caption)
+    return svg.group(*parts)

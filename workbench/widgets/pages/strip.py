@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from workbench.shown import truncate_text
-from workbench.widgets import kit
+from workbench.widgets import svg
 from workbench.widgets.pages.cells import MAX_NAME_LETTERS, letters
 from workbench.widgets.pages.snapshot import PageSnapshot
 
@@ -17,7 +17,7 @@ MAX_COLUMNS = 96  # snapshots drawn at most, of all there are
 HATCHES = (  # in the order in which the colours come again: none, and then these, in squares of 5
     "M-1 6L6 -1M-1 1L1 -1M4 6L6 4", "M-1 -1L6 6M4 -1L6 1M-1 4L1 6", "M0 2.5h5", "M2.5 0v5", "M0 2.5h5M2.5 0v5"
 )  # fmt: skip
-PATTERNS = kit.tag("defs", *(
+PATTERNS = svg.tag("defs", *(
     f'<pattern id="wb-band-{n}" width="5" height="5" patternUnits="userSpaceOnUse">'
     f'<path d="{d}" stroke="#000" stroke-opacity=".65" fill="none"/></pattern>' for n, d in enumerate(HATCHES, 1)
 ))  # fmt: skip
@@ -45,23 +45,23 @@ def draw_strip(
         below = base
         base = [low + count for low, count in zip(base, counts, strict=True)]
         tops.append((name, counts, below, base))
-    parts = [kit.line(x, y, x + wide, y, class_="grid"), kit.line(x, y + STRIP_HEIGHT, x + wide, y + STRIP_HEIGHT, class_="grid")]
+    parts = [svg.line(x, y, x + wide, y, class_="grid"), svg.line(x, y + STRIP_HEIGHT, x + wide, y + STRIP_HEIGHT, class_="grid")]
     alone, shared, idle = snapshot.counts[panel]
     now = {"\0shared": shared, "\0idle": idle, **dict(zip((each.name for each in snapshot.owners), alone, strict=True))}
     first_band = True
     for name, counts, below, top in reversed(tops):  # each covers what is below it, which is drawn over it
         tip = _tip(name, counts, drawn, now.get(name, 0), snapshot.step, numbers)
-        live = f'data-key="band:{panel}:{kit.escape_attribute(_band_label(name, numbers))}" tabindex="{0 if first_band else -1}"'
-        band = _band(name, counts, below, top, edges, y, most, numbers, f'data-tip="{kit.escape_attribute(tip)}" {live}')
+        live = f'data-key="band:{panel}:{svg.escape_attribute(_band_label(name, numbers))}" tabindex="{0 if first_band else -1}"'
+        band = _band(name, counts, below, top, edges, y, most, numbers, f'data-tip="{svg.escape_attribute(tip)}" {live}')
         first_band = first_band and not band
         parts.append(band)
     at = x + wide * (snapshot.step - first + 0.5) / (last - first)
     parts += [
-        kit.line(at, y - 2, at, y + STRIP_HEIGHT + 2, stroke_width=1.5, stroke_dasharray="4 2"),
-        kit.text(x + wide + 6, y + 9, _many(most, "place" if about.on_cpu else "page"), class_="s faint"),
-        kit.text(x + wide + 6, y + STRIP_HEIGHT, f"steps {first}-{last - 1 - history[-1].between_steps}", class_="s faint"),
+        svg.line(at, y - 2, at, y + STRIP_HEIGHT + 2, stroke_width=1.5, stroke_dasharray="4 2"),
+        svg.text(x + wide + 6, y + 9, _many(most, "place" if about.on_cpu else "page"), class_="s faint"),
+        svg.text(x + wide + 6, y + STRIP_HEIGHT, f"steps {first}-{last - 1 - history[-1].between_steps}", class_="s faint"),
     ]
-    return kit.group(*parts, class_="strip")
+    return svg.group(*parts, class_="strip")
 
 
 def _many(count: int, what: str) -> str:
@@ -96,8 +96,8 @@ def _band(
             points.append(f"H{edges[place]:.5g}V{y + STRIP_HEIGHT - height * scale:.5g}")
     path = "".join(points) + f"H{edges[end + 1]:.5g}V{y + STRIP_HEIGHT:g}z"
     kinds = {"\0shared": "sh", "\0idle": "bi"}
-    kind = kinds.get(name) or f"c{numbers[name] % len(kit.SERIES_COLOURS)}"
-    times = 0 if name in kinds else numbers[name] // len(kit.SERIES_COLOURS) % (len(HATCHES) + 1)
+    kind = kinds.get(name) or f"c{numbers[name] % len(svg.SERIES_COLOURS)}"
+    times = 0 if name in kinds else numbers[name] // len(svg.SERIES_COLOURS) % (len(HATCHES) + 1)
     hatched = f'<path class="o" fill="url(#wb-band-{times})" d="{path}"/>' if times else ""
     letter = _letter(_band_label(name, numbers), here, counts, below, edges, y, scale)
     return f'<path class="{kind}" d="{path}" {live}/>{hatched}{letter}'
@@ -119,7 +119,7 @@ def _tip(
 
 
 def _letter(
-    told: str, here: Iterable[int], counts: list[int], below: list[float], edges: list[float], y: float, scale: float
+    label: str, here: Iterable[int], counts: list[int], below: list[float], edges: list[float], y: float, scale: float
 ) -> str:
     """The band's name where it is highest, if there is room for it."""
     place = max(here, key=lambda place: (counts[place], edges[place + 1] - edges[place]))
@@ -127,10 +127,10 @@ def _letter(
     while run + 1 < len(counts) and counts[run + 1] == counts[place] and below[run + 1] == below[place]:
         run += 1
     wide, high = edges[run + 1] - edges[place], counts[place] * scale
-    if high < 9 or wide < 7 * len(told):
+    if high < 9 or wide < 7 * len(label):
         return ""
     middle = y + STRIP_HEIGHT - (below[place] + counts[place] / 2) * scale + 3
     return (
         f'<g class="n" font-size="9"><text class="np" x="{(edges[place] + edges[run + 1]) / 2:.4g}" '
-        f'y="{middle:.4g}">{told}</text></g>'
+        f'y="{middle:.4g}">{label}</text></g>'
     )

@@ -69,15 +69,15 @@ def panels_of_runner(runner: Any) -> tuple[PagePanel, ...]:
     store, titles = runner.store, {}
     for number, table in enumerate(store.tables):
         shape = store.shapes[table.layers[0]]
-        told = [f"table {number}", f"layers {format_ranges(table.layers)}"]
+        title_parts = [f"table {number}", f"layers {format_ranges(table.layers)}"]
         if not shape.format.packed:
-            told.append("latent rows" if shape.shared is not None else str(store.dtype).removeprefix("torch."))
+            title_parts.append("latent rows" if shape.shared is not None else str(store.dtype).removeprefix("torch."))
         else:
             packed = number == shape.table
-            told.append(f"quantized: {shape.format}" if packed else "residual, in full precision: not quantized yet")
+            title_parts.append(f"quantized: {shape.format}" if packed else "residual, in full precision: not quantized yet")
         if shape.window is not None:
-            told.append(f"window {shape.window}" + (f", {shape.sinks} sinks" if shape.sinks else ""))
-        titles[number] = " · ".join(told)
+            title_parts.append(f"window {shape.window}" + (f", {shape.sinks} sinks" if shape.sinks else ""))
+        titles[number] = " · ".join(title_parts)
     return tuple(
         replace(panel, title=panel.title if panel.on_cpu else titles[number])
         for number, panel in enumerate(panels_of_cache(runner.cache.holdings))

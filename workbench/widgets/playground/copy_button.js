@@ -1,12 +1,12 @@
 // Puts a text that the kernel has sent into the clipboard.
 function render({ model, el }) {
   const button = document.createElement("button");
-  const said = document.createElement("span");
+  const status = document.createElement("span");
   button.className = "jupyter-button lm-Widget";
   button.type = "button";
-  said.setAttribute("role", "status");
-  said.style.marginLeft = "6px";
-  el.append(button, said);
+  status.setAttribute("role", "status");
+  status.style.marginLeft = "6px";
+  el.append(button, status);
   const label = () => {
     button.textContent = model.get("label");
     button.disabled = !model.get("text");
@@ -26,11 +26,11 @@ function render({ model, el }) {
     }
   };
   button.addEventListener("click", async () => {
-    said.textContent = (await copied(model.get("text"))) ? "copied" : "this page may not copy: take it from below";
+    status.textContent = (await copied(model.get("text"))) ? "copied" : "this page may not copy: take it from below";
   });
   const changed = () => {
     label();
-    said.textContent = "";
+    status.textContent = "";
   };
   model.on("change:label change:text", changed);
   label();

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from workbench.widgets import kit
+from workbench.widgets import svg
 from workbench.widgets.numbers import format_seconds
 from workbench.widgets.playground.played import PlayedRequest
 from workbench.widgets.tokens.text import draw_generated_text, draw_probability_legend
@@ -43,10 +43,10 @@ def draw_figures(played: PlayedRequest) -> str:
     if played.finish_reasons:
         ends = list(dict.fromkeys(end for _, end in sorted(played.finish_reasons.items())))
         rows.append(("finished", ", ".join(ends), "; ".join(f"{end}: {FINISH_REASONS.get(end, end)}" for end in ends)))
-    heads = (kit.tag("th", name, scope="col", data_tip=told) for name, _, told in rows)
-    cells = (kit.tag("td", escape(value) or "–", data_tip=told) for _, value, told in rows)
-    table = kit.tag("table", kit.tag("tr", *heads), kit.tag("tr", *cells), class_="wb-figures")
-    return kit.tag("style", STYLE) + table
+    heads = (svg.tag("th", name, scope="col", data_tip=help_text) for name, _, help_text in rows)
+    cells = (svg.tag("td", escape(value) or "–", data_tip=help_text) for _, value, help_text in rows)
+    table = svg.tag("table", svg.tag("tr", *heads), svg.tag("tr", *cells), class_="wb-figures")
+    return svg.tag("style", STYLE) + table
 
 
 def draw_text(played: PlayedRequest, prompt: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import ipywidgets
 import traitlets
 
-from workbench.widgets import kit
+from workbench.widgets import svg
 from workbench.widgets.growing import GrowingPicture
 from workbench.widgets.knobs.groups import error_line
 from workbench.widgets.playground.copied_text import ExperimentCopy
@@ -50,7 +50,7 @@ class Playground(PictureWidget):
         self._initial = initial_experiment(given, prompt, self._runners)
         self.last: Any = None  # the experiment that was played last
         super().__init__(prompt=self._initial.workload.prompts[0])
-        self.text = GrowingPicture(lambda: kit.html(draw_text(self.played, self._played_prompt)))
+        self.text = GrowingPicture(lambda: svg.html(draw_text(self.played, self._played_prompt)))
         self._box = ipywidgets.Textarea(description="prompt", rows=4, layout={"width": "auto"}, continuous_update=False)
         self._run_button = ipywidgets.Button(description="Run", icon="play", button_style="primary", layout=NARROW)
         self._stop_button = ipywidgets.Button(description="Stop", icon="stop", layout=NARROW, disabled=True)
@@ -119,7 +119,7 @@ class Playground(PictureWidget):
             self._check()
 
     def picture(self) -> str:
-        return kit.html(draw_figures(self.played), draw_text(self.played, self._played_prompt))
+        return svg.html(draw_figures(self.played), draw_text(self.played, self._played_prompt))
 
     def redraw(self) -> None:
         with self._drawing:
@@ -130,7 +130,7 @@ class Playground(PictureWidget):
         doing = self._playing.status if self._playing is not None else ""
         self._doing.value = f'<span role="status">{escape(doing)}</span>'
         self.output = played.text()
-        self.shown.content = kit.html(draw_figures(played))
+        self.shown.content = svg.html(draw_figures(played))
         pieces = dict(played.tokens_by_sample)
         if {f"s{sample}" for sample in pieces} != self.text.region_names:
             self.text.send_all({f"s{sample}": len(each) for sample, each in pieces.items()})

@@ -8,7 +8,7 @@ from html import escape
 from itertools import chain
 
 from workbench.records.svg import CHARACTER_WIDTH, Axis, Scale, format_tick
-from workbench.widgets import kit
+from workbench.widgets import svg
 from workbench.widgets.numbers import format_percent, format_seconds
 from workbench.widgets.roofline.values import RooflinePoint, Roof, Roofs
 
@@ -42,17 +42,17 @@ def draw_roofline(points: Sequence[RooflinePoint], roofs: Roofs, chosen: int | N
     marks = [(across(p.intensity), up(rate)) for _, p in drawn for rate in (p.rate, p.predicted_rate) if rate]
     taken = [(x - 5, y - 5, x + 5, y + 5) for x, y in marks]
     for place, point in drawn:
-        told = point.name if len(drawn) <= MAX_NAMED_POINTS else str(place + 1)
-        parts += _point(across, up, point, place, told, taken, first=place == drawn[0][0], chosen=place == chosen)
+        label = point.name if len(drawn) <= MAX_NAMED_POINTS else str(place + 1)
+        parts += _point(across, up, point, place, label, taken, first=place == drawn[0][0], chosen=place == chosen)
     title = f"Roofline: {len(points)} works under {len(roofs.reads)} levels of memory and {len(roofs.gemms)} precisions"
-    return kit.document(WIDTH, HEIGHT, *parts, title=title)
+    return svg.document(WIDTH, HEIGHT, *parts, title=title)
 
 
 def draw_table(points: Sequence[RooflinePoint], chosen: int | None = None) -> str:
     heads = ("", "work", "FLOPs", "bytes", "FLOPs a byte", "predicted", "measured", "of the roof", "which binds")
     rows = "".join(_row(point, place, place == chosen) for place, point in enumerate(points))
-    told = "".join(f"<th>{head}</th>" for head in heads)
-    return f"<table style='border-spacing:10px 1px'><tr>{told}</tr>{rows}</table>"
+    label = "".join(f"<th>{head}</th>" for head in heads)
+    return f"<table style='border-spacing:10px 1px'><tr>{label}</tr>{rows}</table>"
 
 
 def _row(point: RooflinePoint, place: int, chosen: bool) -> str:
@@ -62,21 +62,21 @@ def _row(point: RooflinePoint, place: int, chosen: bool) -> str:
         format_seconds(point.predicted), format_seconds(point.seconds), share, point.bound.name if point.bound else "–",
     )  # fmt: skip
     name = f"▸ <b>{escape(point.name)}</b>" if chosen else escape(point.name)
-    told = "".join(f"<td style='text-align:right;white-space:nowrap'>{escape(cell)}</td>" for cell in cells)
-    return f"<tr><td>{place + 1}</td><td style='text-align:left'>{name}</td>{told}</tr>"
+    label = "".join(f"<td style='text-align:right;white-space:nowrap'>{escape(cell)}</td>" for cell in cells)
+    return f"<tr><td>{place + 1}</td><td style='text-align:left'>{name}</td>{label}</tr>"
 
 
 def _axes(across: Scale, up: Scale) -> list[str]:
     parts = []
     for value in across.ticks(8):
-        parts.append(kit.line(across(value), up.end, across(value), up.begin, class_="grid"))
-        parts.append(kit.text(across(value), up.begin + 15, format_tick(value), text_anchor="middle", class_="faint"))
+        parts.append(svg.line(across(value), up.end, across(value), up.begin, class_="grid"))
+        parts.append(svg.text(across(value), up.begin + 15, format_tick(value), text_anchor="middle", class_="faint"))
     for value in up.ticks(8):
-        parts.append(kit.line(across.begin, up(value), across.end, up(value), class_="grid"))
-        parts.append(kit.text(LEFT - 6, up(value) + 4, format_tick(value), text_anchor="end", class_="faint"))
+        parts.append(svg.line(across.begin, up(value), across.end, up(value), class_="grid"))
+        parts.append(svg.text(LEFT - 6, up(value) + 4, format_tick(value), text_anchor="end", class_="faint"))
     middle = (up.begin + up.end) / 2
-    parts.append(kit.text((across.begin + across.end) / 2, up.begin + 34, X.title, text_anchor="middle"))
-    return [*parts, kit.text(0, 0, Y.title, text_anchor="middle", transform=f"translate(12,{middle:.0f}) rotate(-90)")]
+    parts.append(svg.text((across.begin + across.end) / 2, up.begin + 34, X.title, text_anchor="middle"))
+    return [*parts, svg.text(0, 0, Y.title, text_anchor="middle", transform=f"translate(12,{middle:.0f}) rotate(-90)")]
 
 
 def _roofs(across: Scale, up: Scale, roofs: Roofs) -> list[str]:
@@ -90,19 +90,19 @@ def _roofs(across: Scale, up: Scale, roofs: Roofs) -> list[str]:
         if start >= knee:
             continue
         ends = (across(start), up(start * read.rate)), (across(knee), up(knee * read.rate))
-        told = f"{read.name}: {format_tick(read.rate)}B/s"
-        parts.append(kit.path(ends, stroke_width=1.5, tip=_describe_roof(read, "bytes a second"), data_roof="read"))
+        label = f"{read.name}: {format_tick(read.rate)}B/s"
+        parts.append(svg.path(ends, stroke_width=1.5, tip=_describe_roof(read, "bytes a second"), data_roof="read"))
         along = ends[0][0] + 12, ends[0][1] + 12 * math.tan(tilt) - 7
         at = f"translate({along[0]:.1f},{along[1]:.1f}) rotate({math.degrees(tilt):.1f})"
-        parts.append(kit.text(0, 0, told, transform=at, class_="faint"))
+        parts.append(svg.text(0, 0, label, transform=at, class_="faint"))
     for place, gemm in enumerate(roofs.gemms):
         start = across.low if steepest is None else max(across.low, gemm.rate / steepest)
         dash = ("", "7 3", "2 3")[place % 3] or None
         ends = (across(start), up(gemm.rate)), (across.end, up(gemm.rate))
         tip = _describe_roof(gemm, "FLOP/s")
-        parts.append(kit.path(ends, stroke_width=1.5, tip=tip, data_roof="gemm", stroke_dasharray=dash))
-        told = f"{gemm.name}: {format_tick(gemm.rate)}FLOP/s"
-        parts.append(kit.text(across.end - 4, up(gemm.rate) - 5, told, text_anchor="end", class_="faint"))
+        parts.append(svg.path(ends, stroke_width=1.5, tip=tip, data_roof="gemm", stroke_dasharray=dash))
+        label = f"{gemm.name}: {format_tick(gemm.rate)}FLOP/s"
+        parts.append(svg.text(across.end - 4, up(gemm.rate) - 5, label, text_anchor="end", class_="faint"))
     return parts
 
 
@@ -111,22 +111,22 @@ def _describe_roof(roof: Roof, unit: str) -> str:
 
 
 def _point(
-    across: Scale, up: Scale, point: RooflinePoint, place: int, told: str, taken: list, first: bool, chosen: bool
+    across: Scale, up: Scale, point: RooflinePoint, place: int, label: str, taken: list, first: bool, chosen: bool
 ) -> list[str]:
     """Hollow where it could be, filled where it was, and a line between."""
-    x, hue, parts = across(point.intensity), point.series % len(kit.SERIES_COLOURS), []
+    x, hue, parts = across(point.intensity), point.series % len(svg.SERIES_COLOURS), []
     ends = [up(rate) for rate in (point.predicted_rate, point.rate) if rate]
     if len(ends) == 2:
-        parts.append(kit.line(x, ends[0], x, ends[1], class_=f"l{hue}", stroke_width=1.5))
+        parts.append(svg.line(x, ends[0], x, ends[1], class_=f"l{hue}", stroke_width=1.5))
     if point.predicted_rate:
-        parts.append(kit.circle(x, ends[0], 5, class_=f"l{hue}", stroke_width=2, data_mark="predicted"))
+        parts.append(svg.circle(x, ends[0], 5, class_=f"l{hue}", stroke_width=2, data_mark="predicted"))
     if point.rate:
-        parts.append(kit.circle(x, ends[-1], 5, class_=f"c{hue}", data_mark="measured"))
+        parts.append(svg.circle(x, ends[-1], 5, class_=f"c{hue}", data_mark="measured"))
     if chosen:
-        parts.append(kit.circle(x, ends[-1], 9, class_="line", stroke_width=1.5))
+        parts.append(svg.circle(x, ends[-1], 9, class_="line", stroke_width=1.5))
     places = LABEL_OFFSETS if point.rate else LABEL_OFFSETS[2:]  # beside a mark on a roof runs the roof
-    parts += _label(x, ends[-1], told, taken, places) if ends else []
-    return [kit.group(*parts, tip=_describe_point(point), key=str(place), tabindex=0 if first else -1)]
+    parts += _label(x, ends[-1], label, taken, places) if ends else []
+    return [svg.group(*parts, tip=_describe_point(point), key=str(place), tabindex=0 if first else -1)]
 
 
 def _label(x: float, y: float, name: str, taken: list, places: Sequence[tuple[int, int]]) -> list[str]:
@@ -138,7 +138,7 @@ def _label(x: float, y: float, name: str, taken: list, places: Sequence[tuple[in
         if box[0] < LEFT or box[2] > WIDTH or any(_boxes_overlap(box, each) for each in taken):
             continue
         taken.append(box)
-        return [kit.text(x + right, y + down, name, text_anchor="start" if right > 0 else "end")]
+        return [svg.text(x + right, y + down, name, text_anchor="start" if right > 0 else "end")]
     return []
 
 
@@ -147,9 +147,9 @@ def _boxes_overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
 
 
 def _describe_point(point: RooflinePoint) -> str:
-    told = f"{point.name}: {format_tick(point.flops)} FLOPs, {format_tick(point.bytes)} bytes, {point.intensity:.3g} a byte"
+    label = f"{point.name}: {format_tick(point.flops)} FLOPs, {format_tick(point.bytes)} bytes, {point.intensity:.3g} a byte"
     if point.seconds:
-        told += f"; measured {format_seconds(point.seconds)}, {format_tick(point.flops / point.seconds)}FLOP/s"
+        label += f"; measured {format_seconds(point.seconds)}, {format_tick(point.flops / point.seconds)}FLOP/s"
     if point.predicted and point.bound:
-        told += f"; predicted {format_seconds(point.predicted)}, {point.bound.name} binds"
-    return f"{told}. {point.note}".strip()
+        label += f"; predicted {format_seconds(point.predicted)}, {point.bound.name} binds"
+    return f"{label}. {point.note}".strip()

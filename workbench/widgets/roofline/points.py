@@ -82,10 +82,10 @@ def _size(step: Mapping[str, Any]) -> int:
 
 def _point_of_steps(series: int, steps: Sequence[Mapping[str, Any]], dtype: str, name: str) -> RooflinePoint:
     tokens = sorted({step["prefill_tokens"] for step in steps})
-    told = f"{tokens[0]}" if len(tokens) == 1 else f"{tokens[0]}–{tokens[-1]}"
-    told = f"decode × {steps[0]['requests']}" if PHASES[series] == "decode" else f"{PHASES[series]} {told}"
+    label = f"{tokens[0]}" if len(tokens) == 1 else f"{tokens[0]}–{tokens[-1]}"
+    label = f"decode × {steps[0]['requests']}" if PHASES[series] == "decode" else f"{PHASES[series]} {label}"
     return RooflinePoint(
-        f"{name} {told}".strip(),
+        f"{name} {label}".strip(),
         fmean(step["predicted_flops"] for step in steps),
         fmean(step["predicted_bytes"] for step in steps),
         median(step["forward_seconds"] for step in steps),

@@ -12,7 +12,7 @@ import traitlets
 
 from workbench.errors import WorkbenchError, describe_error
 from workbench.trace.events import Event, Stepped
-from workbench.widgets import kit
+from workbench.widgets import svg
 from workbench.widgets.roofline import picture as roofline_picture
 from workbench.widgets.roofline.points import STEP_FIELDS, points_of, points_of_steps
 from workbench.widgets.roofline.values import RooflinePoint, Roof, Roofs
@@ -78,16 +78,16 @@ class Roofline(PictureWidget):
     def picture(self) -> str:
         works = self.works
         roofs = self.ceilings.relevant_to(works)
-        told = "measuring this machine … (goes on to its end, some seconds)" if self.measuring else ""
-        if not (roofs.reads and roofs.gemms) and not told:
-            told = "The roofs are not known yet: press Measure this machine, or call measure()."
+        message = "measuring this machine … (goes on to its end, some seconds)" if self.measuring else ""
+        if not (roofs.reads and roofs.gemms) and not message:
+            message = "The roofs are not known yet: press Measure this machine, or call measure()."
         alert = f'<p role="alert">⚠ {escape(self.error)}</p>' if self.error else ""
         picture = roofline_picture.draw_roofline(works, roofs, self.chosen)
         words = "○ what the roof allows, ● as measured; a line joins the two."
         if any(roof.contended for roof in (*roofs.reads, *roofs.gemms)):
             words += " Other processes were at work while the roofs were measured: they may be higher."
-        return kit.html(
-            alert, f"<p>{told}</p>" if told else "", picture, f"<p>{words}</p>",
+        return svg.html(
+            alert, f"<p>{message}</p>" if message else "", picture, f"<p>{words}</p>",
             roofline_picture.draw_table(works, self.chosen) if works else "",
         )  # fmt: skip
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from workbench.widgets import kit
+from workbench.widgets import svg
 
 WIDTH, ROW, LEFT, BAR = 760, 19, 190, 300
 MONO = "font-family:var(--jp-code-font-family,monospace)"
@@ -67,18 +67,18 @@ def draw_context(words: Sequence[ContextToken], position: int, before: int, afte
     parts = [f'<span class="faint">… {before} before</span> '] if before else []
     for word in words:
         kind = "next" if word.position == position else "later" if word.position > position else ""
-        told = " ".join(filter(None, (kind, "out" if word.output else "")))
+        caption = " ".join(filter(None, (kind, "out" if word.output else "")))
         tip = f"position {word.position}, {'output' if word.output else 'prompt'}: what came next instead of this?"
         parts.append(
-            kit.tag(
-                "span", escape(word.text), class_=told or None, data_tip=tip,
+            svg.tag(
+                "span", escape(word.text), class_=caption or None, data_tip=tip,
                 data_key=f"t{word.position}" if word.position else None,
                 tabindex=(0 if word.position == position else -1) if word.position else None,
             )
         )  # fmt: skip
         parts.append("<br>" if word.text.endswith("⏎") else "")
     if words and position > words[-1].position and not after:
-        parts.append(kit.tag("span", "what comes next", class_="next"))
+        parts.append(svg.tag("span", "what comes next", class_="next"))
     parts.append(f' <span class="faint">{after} more …</span>' if after else "")
     return f'<div class="strip">{"".join(parts)}</div>'
 
@@ -89,14 +89,14 @@ def draw_distribution(
     """Filters above, tokens below. `first_bits` are the tokens and the entropy before any filter."""
     top = 16 + ROW * (len(sieves) + 1)
     height = top + 44 + ROW * len(candidates) + 26
-    parts = [kit.tag("style", STYLE), HATCH, *_filters(sieves, first_bits), *_tokens(candidates, draws, top + 26)]
-    return kit.document(WIDTH, height, *parts, *_legend(height - 8, draws), title=title)
+    parts = [svg.tag("style", STYLE), HATCH, *_filters(sieves, first_bits), *_tokens(candidates, draws, top + 26)]
+    return svg.document(WIDTH, height, *parts, *_legend(height - 8, draws), title=title)
 
 
 def _filters(sieves: Sequence[FilterFigures], first: tuple[int, float]) -> list[str]:
     heads = ((4, "filter, in order", ""), (LEFT, "probability kept", ""), (580, "fell here", "num"))
     heads = (*heads, (672, "tokens left", "num"), (750, "bits", "num"))
-    parts = [kit.text(x, 12, told, class_=f"head {kind}".strip()) for x, told, kind in heads]
+    parts = [svg.text(x, 12, caption, class_=f"head {kind}".strip()) for x, caption, kind in heads]
     for number, each in enumerate((FilterFigures("the model", 1, 1, *first), *sieves)):
         y = 16 + ROW * number
         name = f"{number}  {each.name}" if number else each.name
@@ -104,61 +104,61 @@ def _filters(sieves: Sequence[FilterFigures], first: tuple[int, float]) -> list[
         tip = f"{name}: {_percent(each.kept)} of all probability kept, {_percent(gone)} falls here; "
         tip += f"{each.left:,} tokens left, {each.bits:.2f} bits"
         inner = [
-            kit.text(4, y + 14, name),
-            kit.rect(LEFT, y + 4, BAR, 11, class_="was", stroke_dasharray="2 3"),
-            kit.rect(LEFT, y + 4, BAR * each.kept, 11, class_="c0"),
+            svg.text(4, y + 14, name),
+            svg.rect(LEFT, y + 4, BAR, 11, class_="was", stroke_dasharray="2 3"),
+            svg.rect(LEFT, y + 4, BAR * each.kept, 11, class_="c0"),
         ]
         if gone > 0:
-            inner.append(kit.rect(LEFT + BAR * each.kept, y + 4, BAR * gone, 11, class_="gone"))
+            inner.append(svg.rect(LEFT + BAR * each.kept, y + 4, BAR * gone, 11, class_="gone"))
         figures = ((580, _percent(gone) if number else ""), (672, f"{each.left:,}"), (750, f"{each.bits:.2f}"))
-        inner += [kit.text(x, y + 14, told, class_="num") for x, told in figures if told]
-        parts.append(kit.group(*inner, tip=tip))
+        inner += [svg.text(x, y + 14, caption, class_="num") for x, caption in figures if caption]
+        parts.append(svg.group(*inner, tip=tip))
     return parts
 
 
 def _tokens(candidates: Sequence[CandidateToken], draws: int, top: float) -> list[str]:
     heads = [(LEFT - 8, "next token", "num"), (580, "model", "num"), (672, "after", "num")]
     heads += [(750, "drawn", "num")] if draws else []
-    parts = [kit.text(x, top + 8, told, class_=f"head {kind}") for x, told, kind in heads]
+    parts = [svg.text(x, top + 8, caption, class_=f"head {kind}") for x, caption, kind in heads]
     most = max([1e-12, *(max(each.before, each.after) for each in candidates)])
     for number, each in enumerate(candidates):
         y, scale = top + 14 + ROW * number, BAR / most
-        inner = [kit.text(LEFT - 8, y + 14, ("▶ " if each.chosen else "") + each.name, class_="num mono")]
-        inner.append(kit.rect(LEFT, y + 3, scale * each.before, 13, class_="gone" if each.fell else "was"))
+        inner = [svg.text(LEFT - 8, y + 14, ("▶ " if each.chosen else "") + each.name, class_="num mono")]
+        inner.append(svg.rect(LEFT, y + 3, scale * each.before, 13, class_="gone" if each.fell else "was"))
         if each.after > 0:
-            inner.append(kit.rect(LEFT, y + 6, scale * each.after, 7, class_="c0"))
+            inner.append(svg.rect(LEFT, y + 6, scale * each.after, 7, class_="c0"))
         if draws and each.drawn:
             x, middle = LEFT + scale * each.drawn / draws, y + 9.5
-            inner.append(kit.diamond(x, middle, 4, class_="c1 l1"))
+            inner.append(svg.diamond(x, middle, 4, class_="c1 l1"))
         after = f"✕ at {each.fell}" if each.fell else _percent(each.after)
         inner += [
-            kit.text(580, y + 14, _percent(each.before), class_="num"),
-            kit.text(672, y + 14, after, class_="num"),
+            svg.text(580, y + 14, _percent(each.before), class_="num"),
+            svg.text(672, y + 14, after, class_="num"),
         ]
         if draws:
-            inner.append(kit.text(750, y + 14, f"{each.drawn:,}", class_="num"))
+            inner.append(svg.text(750, y + 14, f"{each.drawn:,}", class_="num"))
         if each.picked:
-            inner.append(kit.rect(0, y + 1, WIDTH, ROW - 1, class_="line", stroke_dasharray="4 2"))
+            inner.append(svg.rect(0, y + 1, WIDTH, ROW - 1, class_="line", stroke_dasharray="4 2"))
         key = {"key": f"c{each.token}", "tabindex": -1 if number else 0} if each.token >= 0 else {}
-        parts.append(kit.group(kit.rect(0, y, WIDTH, ROW, fill="transparent"), *inner, tip=_tip(each, draws), **key))
+        parts.append(svg.group(svg.rect(0, y, WIDTH, ROW, fill="transparent"), *inner, tip=_tip(each, draws), **key))
     return parts
 
 
 def _legend(y: float, draws: int) -> list[str]:
-    parts = [kit.rect(LEFT, y - 11, 18, 12, class_="was"), kit.text(LEFT + 24, y, "model")]
-    parts += [kit.rect(LEFT + 80, y - 8, 18, 7, class_="c0"), kit.text(LEFT + 104, y, "after the filters")]
-    parts += [kit.rect(LEFT + 216, y - 11, 18, 12, class_="gone"), kit.text(LEFT + 240, y, "fell, at which filter")]
+    parts = [svg.rect(LEFT, y - 11, 18, 12, class_="was"), svg.text(LEFT + 24, y, "model")]
+    parts += [svg.rect(LEFT + 80, y - 8, 18, 7, class_="c0"), svg.text(LEFT + 104, y, "after the filters")]
+    parts += [svg.rect(LEFT + 216, y - 11, 18, 12, class_="gone"), svg.text(LEFT + 240, y, "fell, at which filter")]
     x = LEFT + 376
-    parts += [kit.diamond(x, y - 5, 4, class_="c1 l1"), kit.text(x + 9, y, "drawn")] if draws else []
-    return [*parts, kit.text(LEFT + 440, y, "▶ in the text")]
+    parts += [svg.diamond(x, y - 5, 4, class_="c1 l1"), svg.text(x + 9, y, "drawn")] if draws else []
+    return [*parts, svg.text(LEFT + 440, y, "▶ in the text")]
 
 
 def _tip(each: CandidateToken, draws: int) -> str:
-    told = [f"{each.name}" + (f", id {each.token}" if each.token >= 0 else ""), f"model {_percent(each.before)}"]
-    told += [f"after filter {number} {_percent(share)}" for number, share in enumerate(each.shares, 1)]
-    told += [f"fell at filter {each.fell}"] if each.fell else []
-    told += [f"drawn {each.drawn:,} times, {each.after * draws:,.1f} expected"] if draws else []
-    return "; ".join(told)
+    caption = [f"{each.name}" + (f", id {each.token}" if each.token >= 0 else ""), f"model {_percent(each.before)}"]
+    caption += [f"after filter {number} {_percent(share)}" for number, share in enumerate(each.shares, 1)]
+    caption += [f"fell at filter {each.fell}"] if each.fell else []
+    caption += [f"drawn {each.drawn:,} times, {each.after * draws:,.1f} expected"] if draws else []
+    return "; ".join(caption)
 
 
 def _percent(share: float) -> str:

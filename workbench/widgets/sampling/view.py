@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from workbench.errors import WorkbenchError, describe_error
 from workbench.request import SamplingParameters
-from workbench.widgets import kit
+from workbench.widgets import svg
 from workbench.widgets.sampling.picture import ContextToken, draw_distribution, draw_context
 from workbench.widgets.sampling.seen import PositionFigures, position_figures
 from workbench.widgets.sampling.text import BackgroundCompletion, TextLogits
@@ -124,7 +124,7 @@ class SamplingExplorer(PictureWidget):
         words = [ContextToken(place, self._token_text(ids[place]), place >= prompt) for place in range(begin, end)]
         parts = [draw_context(words, at, begin, len(ids) - end)] if ids else []
         if text is None and not self._problem:
-            return kit.html(*parts, "<p>working …</p>")
+            return svg.html(*parts, "<p>working …</p>")
         try:
             seen = self.figures()
             title = f"distribution of the token at position {at}"
@@ -132,7 +132,7 @@ class SamplingExplorer(PictureWidget):
             parts.append(draw_distribution(seen.sieves, seen.candidates, self.draws, seen.first, title))
         except Exception as error:
             parts.append(f'<p role="alert">{escape(describe_error(error))}</p>')
-        return kit.html(*parts)
+        return svg.html(*parts)
 
     def _ended(self, text: TextLogits | None, problem: str) -> None:
         self._problem = problem
@@ -204,11 +204,11 @@ class SamplingExplorer(PictureWidget):
 
 def _describe(figures: PositionFigures, position: int) -> str:
     last = figures.sieves[-1].bits if figures.sieves else figures.first[1]
-    told = f"Position {position}: {figures.first[1]:.2f} bits before the filters, {last:.2f} after."
+    caption = f"Position {position}: {figures.first[1]:.2f} bits before the filters, {last:.2f} after."
     if figures.chosen is None:
-        return told
+        return caption
     shares = f"the model gives it {figures.chosen.before:.2%}, the filters {figures.chosen.after:.2%}"
-    return f"{told} In the text stands “{figures.chosen.name}”: {shares}."
+    return f"{caption} In the text stands “{figures.chosen.name}”: {shares}."
 
 
 def _parameters(given: dict[str, Any]) -> SamplingParameters:

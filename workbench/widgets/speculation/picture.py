@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from workbench.widgets import kit
+from workbench.widgets import svg
 from workbench.widgets.speculation.seen import DraftVerification, PlacedToken, SpeculationSpeed
 
 TOKEN_MARKS = {  # what stands before the token, and what it means
@@ -20,8 +20,8 @@ TOKEN_MARKS = {  # what stands before the token, and what it means
 }
 OUTPUT_KINDS = ("plain", "accepted", "corrected", "bonus")
 STYLE = (
-    ".wb-pic .told{line-height:2;margin:8px 0;max-width:760px;overflow-wrap:anywhere}.wb-pic .told,.wb-pic code{"
-    "font-family:var(--jp-code-font-family,monospace)}.wb-pic .told span{padding:1px 2px;margin-right:1px}"
+    ".wb-pic .spelled{line-height:2;margin:8px 0;max-width:760px;overflow-wrap:anywhere}.wb-pic .spelled,.wb-pic code{"
+    "font-family:var(--jp-code-font-family,monospace)}.wb-pic .spelled span{padding:1px 2px;margin-right:1px}"
     ".wb-pic .accepted{border-bottom:3px solid #009e73}.wb-pic .rejected{text-decoration:line-through;"
     "border-top:2px dotted #d55e00}.wb-pic .untried,.wb-pic .unused{text-decoration:line-through;opacity:.62}"
     ".wb-pic .corrected{outline:1px solid currentColor}.wb-pic .bonus{outline:1px dashed currentColor}"
@@ -37,17 +37,17 @@ def draw_text(pieces: Sequence[PlacedToken], shown: int, token_text: Callable[[i
     for piece in pieces:
         if piece.verification > shown:
             break
-        told = "?" if piece.token is None else token_text(piece.token)
+        token_text = "?" if piece.token is None else token_text(piece.token)
         mark, meaning = TOKEN_MARKS[piece.kind]
         kind = None if piece.kind == "plain" else f"{piece.kind} now" if piece.verification == shown else piece.kind
         tip = f"check {piece.verification}" + (f", draft {piece.draft_position}" if piece.draft_position else "") + f": {meaning}"
         live = {"data_tip": tip, "data_key": f"k{piece.verification}", "tabindex": 0 if piece.verification == shown else -1}
-        parts.append(kit.tag("span", escape(mark + told), class_=kind, **(live if piece.verification else {})))
-        parts.append("<br>" if told.endswith("⏎") and piece.kind in OUTPUT_KINDS else "")
+        parts.append(svg.tag("span", escape(mark + token_text), class_=kind, **(live if piece.verification else {})))
+        parts.append("<br>" if token_text.endswith("⏎") and piece.kind in OUTPUT_KINDS else "")
     keys = (
-        f'<span class="{kind}">{mark}token</span> {told}' for kind, (mark, told) in TOKEN_MARKS.items() if kind != "plain"
+        f'<span class="{kind}">{mark}token</span> {token_text}' for kind, (mark, token_text) in TOKEN_MARKS.items() if kind != "plain"
     )
-    return f'<p class="told">{" &nbsp; ".join(keys)}</p><div class="told">{"".join(parts)}</div>'
+    return f'<p class="spelled">{" &nbsp; ".join(keys)}</p><div class="spelled">{"".join(parts)}</div>'
 
 
 def describe_verification(number: int, last: int, check: DraftVerification, spell: Callable[[int], str]) -> str:
@@ -55,10 +55,10 @@ def describe_verification(number: int, last: int, check: DraftVerification, spel
     count = len(check.token_ids)
     known = [spell(each) for each in check.token_ids if each is not None]
     drafted = f"{count} drafted" + (f", <code>{escape(' '.join(known))}</code>" if known else "")
-    told = f"Check {number} of {last}, step {check.step}: {drafted}; {check.accepted} stand"
+    token_text = f"Check {number} of {last}, step {check.step}: {drafted}; {check.accepted} stand"
     after = check.emitted[check.accepted :]
     how = "besides" if check.accepted == count else "instead"
-    return f"<p>{told}{f', then <code>{escape(spell(after[0]))}</code> {how}' if after else ''}.</p>"
+    return f"<p>{token_text}{f', then <code>{escape(spell(after[0]))}</code> {how}' if after else ''}.</p>"
 
 
 def draw_table(figures: Mapping[str, Any], speeds: SpeculationSpeed | None, same: str, speed_reason: str) -> str:
@@ -100,8 +100,8 @@ def draw_charts(figures: Mapping[str, Any]) -> str:
     parts = _bars(left, 40, "acceptance by position in the draft", "c0", "draft")
     parts += _bars(right, 420, "share of the checks in which so many stand", "c4", "stand")
     legend = f"were each accepted alike, with chance {chance:.0%}"
-    parts += [kit.diamond(50, HEIGHT - 8, class_="l1"), kit.text(60, HEIGHT - 4, legend)]
-    return kit.document(WIDTH, HEIGHT, *parts, title="acceptance by position in the draft; checks by how many tokens stand")
+    parts += [svg.diamond(50, HEIGHT - 8, class_="l1"), svg.text(60, HEIGHT - 4, legend)]
+    return svg.document(WIDTH, HEIGHT, *parts, title="acceptance by position in the draft; checks by how many tokens stand")
 
 
 def _bars(
@@ -109,23 +109,23 @@ def _bars(
 ) -> list[str]:
     """Bars of (name, share, what was expected, tip), with their shares in figures where there is room."""
     top, bottom, wide = 40, HEIGHT - 36, 320 / max(1, len(rows))
-    parts, figures = [kit.text(x, 12, title)], []
+    parts, figures = [svg.text(x, 12, title)], []
     for share in (0.0, 0.5, 1.0):
         y = bottom - share * (bottom - top)
-        parts += [kit.line(x, y, x + 320, y, class_="grid"), kit.text(x - 4, y + 4, f"{share:.0%}", text_anchor="end")]
+        parts += [svg.line(x, y, x + 320, y, class_="grid"), svg.text(x - 4, y + 4, f"{share:.0%}", text_anchor="end")]
     for number, (name, share, guess, tip) in enumerate(rows):
         at, thick = x + wide * (number + 0.15), 0.7 * wide
         tall = share * (bottom - top)
         live = {"tip": tip, "key": f"{key}:{name}", "tabindex": 0 if key == "draft" and not number else -1}
-        parts.append(kit.rect(at, bottom - tall, thick, tall, class_=kind, **live))
+        parts.append(svg.rect(at, bottom - tall, thick, tall, class_=kind, **live))
         if wide >= 24:
             above = min(bottom - tall, bottom if guess is None else bottom - guess * (bottom - top) - 5) - 3
             figures.append(
-                kit.text(at + thick / 2, max(above, 24), f"{share:.0%}", text_anchor="middle", class_="figure")
+                svg.text(at + thick / 2, max(above, 24), f"{share:.0%}", text_anchor="middle", class_="figure")
             )
         if len(rows) <= 24 or number % 8 == 0:
-            parts.append(kit.text(at + thick / 2, bottom + 13, name, text_anchor="middle"))
+            parts.append(svg.text(at + thick / 2, bottom + 13, name, text_anchor="middle"))
         if guess is not None:
             y = bottom - guess * (bottom - top)
-            parts.append(kit.diamond(at + thick / 2, y, class_="l1", stroke_width=2))
+            parts.append(svg.diamond(at + thick / 2, y, class_="l1", stroke_width=2))
     return [*parts, *figures]

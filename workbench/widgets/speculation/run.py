@@ -74,14 +74,14 @@ class SpeculationComparison:
     def stop(self) -> None:
         self._stopped = True
         if self._exclusive is not None:
-            self._exclusive.look()
+            self._exclusive.notify()
         if self._handle is not None:
             self._handle.stop()
 
     @property
     def waiting(self) -> bool:
         """For another trial on the same runner."""
-        return self.working and self._exclusive is not None and not self._exclusive.first(self)
+        return self.working and self._exclusive is not None and not self._exclusive.is_first(self)
 
     @property
     def working(self) -> bool:
@@ -113,7 +113,7 @@ class SpeculationComparison:
 
     def _run_once(self, live: Any, events: list[Event], news: Callable[[], None]) -> bool:
         """Run the request once; return whether it ran to its end."""
-        self._handle = live.ask(self.request)
+        self._handle = live.submit(self.request)
         if self._stopped:
             self._handle.stop()
         for event in self._handle:

@@ -11,7 +11,7 @@ import ipywidgets
 import traitlets
 
 from workbench.errors import WorkbenchError, describe_error
-from workbench.widgets import kit
+from workbench.widgets import svg
 from workbench.widgets.speculation.picture import STYLE, draw_charts, describe_verification, draw_table, draw_text
 from workbench.widgets.speculation.run import SpeculationComparison
 from workbench.widgets.speculation.seen import SpeculationTables, SpeculationSpeed, speculation_figures, place_tokens, speculation_speed
@@ -101,16 +101,16 @@ class SpeculationView(PictureWidget):
                 raise WorkbenchError(self._problem)
             checks = self._run.verifications_of(self.sequence)
             shown = min(self.check, len(checks))
-            told = speculation_figures(self._run)
-            parts = [draw_table(told, self.speeds, self._output_difference(), self._speed_reason())]
+            figures = speculation_figures(self._run)
+            parts = [draw_table(figures, self.speeds, self._output_difference(), self._speed_reason())]
             if 1 <= shown <= len(checks):
                 parts.append(describe_verification(shown, len(checks), checks[shown - 1], self._spell))
             found = place_tokens(self.token_ids, checks)
             parts.append(draw_text(found, shown, self._spell))
-            parts.append(draw_charts(told) if told["checks"] else "<p>Nothing was drafted.</p>")
+            parts.append(draw_charts(figures) if figures["checks"] else "<p>Nothing was drafted.</p>")
         except Exception as error:
             parts = [f'<p role="alert">{escape(describe_error(error))}</p>']
-        return kit.html(style, *parts)
+        return svg.html(style, *parts)
 
     @property
     def _working(self) -> bool:

@@ -8,7 +8,7 @@ from workbench.records.svg import Scale
 from workbench.shown import truncate_text
 from workbench.trace.recorder import row_name
 from workbench.trace.tracks import Moment, Track, Tracks
-from workbench.widgets import kit
+from workbench.widgets import svg
 from workbench.widgets.timeline.bars import TimelineBar, merge_slices, visible_range, merge_moments, merge_steps
 from workbench.widgets.timeline.tips import bar_tip, describe_decision, bar_text, request_tip, step_tip
 
@@ -36,7 +36,7 @@ STYLE = (
 
 
 def draw_timeline(tracks: Tracks, low: float, high: float, chosen: int = -1) -> str:
-    """From `low` to `high` milliseconds after the first moment; `chosen` is the request whose decisions are told."""
+    """From `low` to `high` milliseconds after the first moment; `chosen` is the request whose decisions are caption."""
     begin = tracks.begin if tracks.steps or tracks.requests else 0.0
     across = Scale(begin + low / 1e3, begin + max(high, low + 1e-3) / 1e3, LEFT, WIDTH - RIGHT)
     rows, seen = _visible_requests(tracks, across), merge_steps(tracks, across)
@@ -50,17 +50,17 @@ def draw_timeline(tracks: Tracks, low: float, high: float, chosen: int = -1) -> 
     tail, more = _tail(tracks, len(rows), len(drawn), chosen)
     high_body = max(1.0, side * len(drawn))
     title = f"Timeline of {len(tracks.requests)} requests in {len(tracks.steps)} steps"
-    style = kit.tag("style", STYLE)
+    style = svg.tag("style", STYLE)
     if few:
-        place = kit.group(*body, transform=f"translate(0,{kit.format_coordinate(y)})")
-        foot = kit.group(*tail, transform=f"translate(0,{kit.format_coordinate(y + high_body)})")
-        return kit.document(WIDTH, y + high_body + more, style, *head, place, foot, title=title)
-    scrolled = kit.document(WIDTH, high_body, *body, title="Requests")
-    return kit.html(
-        kit.document(WIDTH, y, style, *head, title=title),
+        place = svg.group(*body, transform=f"translate(0,{svg.format_coordinate(y)})")
+        foot = svg.group(*tail, transform=f"translate(0,{svg.format_coordinate(y + high_body)})")
+        return svg.document(WIDTH, y + high_body + more, style, *head, place, foot, title=title)
+    scrolled = svg.document(WIDTH, high_body, *body, title="Requests")
+    return svg.html(
+        svg.document(WIDTH, y, style, *head, title=title),
         f'<div data-scroll="rows" tabindex="-1" style="max-height:{int(MAX_TALL_ROWS * side)}px;overflow-y:auto">',
         f"{scrolled}</div>",
-        kit.document(WIDTH, more, *tail, title="What the marks mean"),
+        svg.document(WIDTH, more, *tail, title="What the marks mean"),
     )
 
 
@@ -71,8 +71,8 @@ def _head(seen: Sequence[TimelineBar], across: Scale, low: float, high: float, s
     for value in axis.ticks(8):
         x = axis(value)
         parts += [
-            kit.line(x, 18, x, bottom, class_="grid"),
-            kit.text(x, 12, f"{value:g} ms", class_="s faint", text_anchor="middle"),
+            svg.line(x, 18, x, bottom, class_="grid"),
+            svg.text(x, 12, f"{value:g} ms", class_="s faint", text_anchor="middle"),
         ]
     for place, (kind, name) in enumerate((("c1", "prefill_tokens"), ("c0", "decode_tokens"))):
         y = 22 + place * (ROW_HEIGHT + 2)
@@ -85,20 +85,20 @@ def _head(seen: Sequence[TimelineBar], across: Scale, low: float, high: float, s
         )
         label = f"{name.replace('_', ' ')}, to {most}"
         parts += [
-            kit.tag("path", class_=kind, d=d) if d else "",
-            kit.text(LEFT - 8, y + ROW_HEIGHT - 6, label, class_="s", text_anchor="end"),
-            kit.line(LEFT, y + ROW_HEIGHT, WIDTH - RIGHT, y + ROW_HEIGHT, class_="grid"),
+            svg.tag("path", class_=kind, d=d) if d else "",
+            svg.text(LEFT - 8, y + ROW_HEIGHT - 6, label, class_="s", text_anchor="end"),
+            svg.line(LEFT, y + ROW_HEIGHT, WIDTH - RIGHT, y + ROW_HEIGHT, class_="grid"),
         ]
     for place, bar in enumerate(seen):
         live = {"key": f"step:{bar.slices[0].args['step']}", "tabindex": 0 if stop and not place else -1}
         if not place:
             live["data_row"] = ""
         tip = step_tip(bar)
-        parts.append(kit.rect(bar.x, 22, max(bar.wide, 0.7), 2 * ROW_HEIGHT + 2, class_="hit step", tip=tip, **live))
+        parts.append(svg.rect(bar.x, 22, max(bar.wide, 0.7), 2 * ROW_HEIGHT + 2, class_="hit step", tip=tip, **live))
         if len(bar.slices) == 1 and bar.wide > 26:
-            told = str(bar.slices[0].args["step"])
-            parts.append(kit.text(bar.x + bar.wide / 2, bottom - 1, told, class_="in faint"))
-    parts.append(kit.text(LEFT - 8, bottom - 1, "step", class_="s faint", text_anchor="end"))
+            caption = str(bar.slices[0].args["step"])
+            parts.append(svg.text(bar.x + bar.wide / 2, bottom - 1, caption, class_="in faint"))
+    parts.append(svg.text(LEFT - 8, bottom - 1, "step", class_="s faint", text_anchor="end"))
     return parts, bottom + 6
 
 
@@ -120,30 +120,30 @@ def _row(tracks: Tracks, number: int, across: Scale, y: float, side: float, chos
     name, phases, inner = row_name(track.row), tracks.phases(track), tracks.inner(track)
     high, parts, labels = side - 4, [], []
     if number % 2:
-        parts.append(kit.rect(0, y, WIDTH, side, class_="odd"))
+        parts.append(svg.rect(0, y, WIDTH, side, class_="odd"))
     parts.append(
-        kit.text(
+        svg.text(
             LEFT - 8, y + side - 5, truncate_text(name, MAX_NAME_LETTERS), text_anchor="end", class_="s b" if number == chosen else "s",
             tip=request_tip(name, phases), key=f"@{number}", tabindex=0 if number == stop else -1, data_row="",
         )  # fmt: skip
     )
     by_kind = {kind: [each for each in phases[1:] if each.name == kind] for kind in ("queue", "prefill", "decode")}
-    by_kind |= {kind: [each for each in inner if each.name == kind] for kind in ("set back", "chunk")}
+    by_kind |= {kind: [each for each in inner if each.name == kind] for kind in ("preempted", "chunk")}
     shapes = {
         "queue": ("qu", y + side / 2 - 2, 4.0), "prefill": ("pf", y + 2, high), "decode": ("de", y + 5, high - 6),
-        "set back": ("sb", y + 2, high), "chunk": ("ch", y + 2, high),
+        "preempted": ("sb", y + 2, high), "chunk": ("ch", y + 2, high),
     }  # fmt: skip
     for kind, (css, top, tall) in shapes.items():
         for bar in merge_slices(by_kind[kind], across):
             tip = bar_tip(name, bar, track)
             key = f"{css}:{number}:{_nanos(tracks, bar.slices[0].begin)}"
-            parts.append(kit.rect(bar.x, top, max(bar.wide, 0.8), tall, class_=css, tip=tip, key=key, tabindex=-1))
-            if kind == "set back":
-                parts.append(kit.tag("path", class_="cross", d=_crosses(bar, top, tall)))
-            told = bar_text(bar)
-            if bar.wide > 6 * len(told) + 4 and kind not in ("queue", "prefill"):
+            parts.append(svg.rect(bar.x, top, max(bar.wide, 0.8), tall, class_=css, tip=tip, key=key, tabindex=-1))
+            if kind == "preempted":
+                parts.append(svg.tag("path", class_="cross", d=_crosses(bar, top, tall)))
+            caption = bar_text(bar)
+            if bar.wide > 6 * len(caption) + 4 and kind not in ("queue", "prefill"):
                 ink = {"decode": "in w", "chunk": "in k"}.get(kind, "in")
-                labels.append(kit.text(bar.x + bar.wide / 2, top + tall / 2 + 3, told, class_=ink))
+                labels.append(svg.text(bar.x + bar.wide / 2, top + tall / 2 + 3, caption, class_=ink))
     return "".join([*parts, _tokens(track, across, y + 5, high - 6), *labels, *_decisions(tracks, number, across, y)])
 
 
@@ -155,12 +155,12 @@ def _tokens(track: Track, across: Scale, y: float, tall: float) -> str:
     times = track.token_times[first:last]
     if (across(times[-1]) - across(times[0])) / (last - first - 1) < MIN_TOKEN_SPACING:
         return ""
-    return kit.tag("path", class_="tk", d="".join(f"M{across(time):.5g} {y:g}v{tall:g}" for time in times))
+    return svg.tag("path", class_="tk", d="".join(f"M{across(time):.5g} {y:g}v{tall:g}" for time in times))
 
 
 def _decisions(tracks: Tracks, number: int, across: Scale, y: float) -> list[str]:
     return [
-        kit.tag(
+        svg.tag(
             "path", class_="dc", d=f"M{x - 3:.5g} {y:g}h6l-3 5z", data_tip="\n".join(map(describe_decision, found)),
             data_key=f"why:{number}:{_nanos(tracks, found[0].time)}", tabindex=-1,
         )  # fmt: skip
@@ -181,32 +181,32 @@ def _crosses(bar: TimelineBar, y: float, tall: float) -> str:
 def _tail(tracks: Tracks, rows: int, drawn: int, chosen: int) -> tuple[list[str], float]:
     """Draw the legend, a note on omitted requests, and the decisions on the chosen request."""
     parts, x, y = [], 8.0, 10.0
-    for css, tall, told in (
+    for css, tall, caption in (
         ("qu", 4.0, "queue"), ("ch", 12.0, "prefill, a chunk"), ("pf", 12.0, "prefill, between chunks"),
-        ("de", 8.0, "decode, its tokens"), ("sb", 12.0, "set back"),
+        ("de", 8.0, "decode, its tokens"), ("sb", 12.0, "preempted"),
     ):  # fmt: skip
         parts += [
-            kit.rect(x, y + 6 - tall / 2, 22, tall, class_=css),
-            kit.text(x + 28, y + 10, told, class_="s"),
+            svg.rect(x, y + 6 - tall / 2, 22, tall, class_=css),
+            svg.text(x + 28, y + 10, caption, class_="s"),
         ]
         if css == "sb":
-            parts.append(kit.tag("path", class_="cross", d=_crosses(TimelineBar(x, 22, ()), y, tall)))
-        x += 50 + 6 * len(told)
-    parts.append(kit.tag("path", class_="dc", d=f"M{x:g} {y + 3:g}h8l-4 6z"))
-    parts.append(kit.text(x + 14, y + 10, "a decision and its reason", class_="s"))
+            parts.append(svg.tag("path", class_="cross", d=_crosses(TimelineBar(x, 22, ()), y, tall)))
+        x += 50 + 6 * len(caption)
+    parts.append(svg.tag("path", class_="dc", d=f"M{x:g} {y + 3:g}h8l-4 6z"))
+    parts.append(svg.text(x + 14, y + 10, "a decision and its reason", class_="s"))
     y += 26
     if rows < len(tracks.requests) or drawn < rows:
-        told = f"{drawn} of {len(tracks.requests)} requests: those under way in this stretch"
-        parts.append(kit.text(8, y, told + (", the first of them" if drawn < rows else ""), class_="s faint"))
+        caption = f"{drawn} of {len(tracks.requests)} requests: those under way in this stretch"
+        parts.append(svg.text(8, y, caption + (", the first of them" if drawn < rows else ""), class_="s faint"))
         y += 16
     if 0 <= chosen < len(tracks.requests):
         track = tracks.requests[chosen]
-        parts.append(kit.text(8, y, f"Decisions on {row_name(track.row)}", class_="s b"))
-        backs = [Moment("preempted", each.begin, each.args) for each in tracks.inner(track) if each.name == "set back"]
+        parts.append(svg.text(8, y, f"Decisions on {row_name(track.row)}", class_="s b"))
+        backs = [Moment("preempted", each.begin, each.args) for each in tracks.inner(track) if each.name == "preempted"]
         found = sorted([*track.moments, *backs], key=lambda moment: moment.time)
         left_out = f"{len(found) - MAX_DECISIONS} earlier ones, and then:" if len(found) > MAX_DECISIONS else ""
         for line in [*([left_out] if left_out else []), *map(describe_decision, found[-MAX_DECISIONS:])] or ["none"]:
             y += 15
-            parts.append(kit.text(20, y, line, class_="s"))
+            parts.append(svg.text(20, y, line, class_="s"))
         y += 12
     return parts, y

@@ -13,8 +13,8 @@ def step_tip(bar: TimelineBar) -> str:
     first, last = bar.slices[0], bar.slices[-1]
     took = f"{(last.end - first.begin) * 1e3:.2f} ms"
     if len(bar.slices) > 1:
-        told = f"{len(bar.slices)} steps, {first.args['step']} to {last.args['step']}: {took}"
-        return f"{told}\n{prefill} prefill + {decode} decode tokens"
+        text = f"{len(bar.slices)} steps, {first.args['step']} to {last.args['step']}: {took}"
+        return f"{text}\n{prefill} prefill + {decode} decode tokens"
     args = first.args
     return (
         f"step {args['step']}: {first.name}, {took}\n{args['requests']} requests: {prefill} prefill + {decode} decode "
@@ -30,28 +30,28 @@ def bar_tip(name: str, bar: TimelineBar, track: Track) -> str:
         many = f"{len(bar.slices)} × {each.name}"
         return f"{name}: {many}" + (f" of {tokens} tokens" if tokens else "") + f", {took}"
     if each.name == "chunk":
-        told = f"{name}: prefill chunk of {each.args['tokens']} tokens, up to token {each.args['computed']}, in step "
-        told += f"{each.args['step']}, {took}"
+        text = f"{name}: prefill chunk of {each.args['tokens']} tokens, up to token {each.args['computed']}, in step "
+        text += f"{each.args['step']}, {took}"
         reasons = [m for m in track.moments if m.args.get("step") == each.args["step"]]
-    elif each.name == "set back":
-        told, reasons = f"{name}: set back in step {each.args['step']}, {took}\n{each.args['reason']}", []
+    elif each.name == "preempted":
+        text, reasons = f"{name}: preempted in step {each.args['step']}, {took}\n{each.args['reason']}", []
     else:
-        told = f"{name}: {each.name}, {took}"
+        text = f"{name}: {each.name}, {took}"
         reasons = [m for m in track.moments if each.begin <= m.time <= each.end and each.name == "queue"]
         if each.name == "decode":
-            told += f", {len(track.token_times)} tokens"
-    return "\n".join([told, *map(describe_decision, reasons[-4:])])
+            text += f", {len(track.token_times)} tokens"
+    return "\n".join([text, *map(describe_decision, reasons[-4:])])
 
 
 def request_tip(name: str, phases: Sequence[Slice]) -> str:
     if not phases:
         return name
     args, took = phases[0].args, (phases[0].end - phases[0].begin) * 1e3
-    told = f"{name}: {took:.2f} ms, {args.get('finish_reason') or 'under way'}"
+    text = f"{name}: {took:.2f} ms, {args.get('finish_reason') or 'under way'}"
     counts = (f"{args[key]} {key.replace('_', ' ')}" for key in (
         "prompt_tokens", "output_tokens", "cached_tokens", "computed_tokens", "shared_pages", "num_preemptions")
         if args.get(key))  # fmt: skip
-    return "\n".join([told, *counts, *([args["error"]] if args.get("error") else [])])
+    return "\n".join([text, *counts, *([args["error"]] if args.get("error") else [])])
 
 
 def describe_decision(moment: Moment) -> str:

@@ -27,7 +27,7 @@ class Timeline(PictureWidget):
     bars are those of the Perfetto export.
 
     Given a runner, everything that it does from now on is shown, and followed as long as `follow` is on; given a
-    record, a recorder, what `RunnerThread.ask` gave, or events, these. `window` is what is seen, in milliseconds from the first
+    record, a recorder, what `RunnerThread.submit` gave, or events, these. `window` is what is seen, in milliseconds from the first
     moment; `chosen` the number of the request whose decisions are listed (a click on its name), or -1.
 
     All of it is kept until it is closed: of a runner that serves for hours, memory grows with every token and step.
@@ -110,7 +110,7 @@ class Timeline(PictureWidget):
         events = getattr(source, "events", source)
         if not isinstance(events, list | tuple) or not all(isinstance(each, Event) for each in events):
             raise WorkbenchError(
-                "Timeline: give a runner, a record, a recorder, what RunnerThread.ask gave, or a list of events, not "
+                "Timeline: give a runner, a record, a recorder, what RunnerThread.submit gave, or a list of events, not "
                 f"{type(source).__name__}"
             )
         seen = 0

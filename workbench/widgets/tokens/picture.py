@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import NamedTuple
 
-from workbench.widgets import kit
+from workbench.widgets import svg
 
 MAX_TOKENS = 2000  # pieces that are drawn
 STYLE = (
@@ -65,9 +65,9 @@ class Tokenization:
 
 def draw_tokenizations(sides: Sequence[Tokenization]) -> str:
     columns = (
-        kit.tag("div", kit.tag("small", escape(side.name)), _pieces(side, place)) for place, side in enumerate(sides)
+        svg.tag("div", svg.tag("small", escape(side.name)), _pieces(side, place)) for place, side in enumerate(sides)
     )
-    return kit.html(kit.tag("style", STYLE), _figures(sides), kit.tag("div", *columns, class_="wb-sides"))
+    return svg.html(svg.tag("style", STYLE), _figures(sides), svg.tag("div", *columns, class_="wb-sides"))
 
 
 def _figures(sides: Sequence[Tokenization]) -> str:
@@ -76,9 +76,9 @@ def _figures(sides: Sequence[Tokenization]) -> str:
         (side.name, len(side.tokens), side.characters, side.characters_per_token, side.bytes_per_token, side.vocab_size)
         for side in sides
     ]
-    head = kit.tag("thead", kit.tag("tr", *(kit.tag("th", each, scope="col") for each in heads)))
-    body = (kit.tag("tr", *(kit.tag("td", escape(_format_cell(each))) for each in row)) for row in rows)
-    return kit.tag("table", head, kit.tag("tbody", *body), class_="wb-cut")
+    head = svg.tag("thead", svg.tag("tr", *(svg.tag("th", each, scope="col") for each in heads)))
+    body = (svg.tag("tr", *(svg.tag("td", escape(_format_cell(each))) for each in row)) for row in rows)
+    return svg.tag("table", head, svg.tag("tbody", *body), class_="wb-cut")
 
 
 def _format_cell(value: object) -> str:
@@ -89,24 +89,24 @@ def _format_cell(value: object) -> str:
 
 def _pieces(side: Tokenization, place: int) -> str:
     if side.error:
-        return kit.tag("div", escape(side.error), role="alert")
+        return svg.tag("div", escape(side.error), role="alert")
     marks = [_mark(cut, place, index) for index, cut in enumerate(side.tokens[:MAX_TOKENS])]
     more = f" and {len(side.tokens) - MAX_TOKENS:,} more" if len(side.tokens) > MAX_TOKENS else ""
-    return kit.tag("pre", *marks, more, class_="wb-side", data_scroll="")  # elsewhere exports make one space of several
+    return svg.tag("pre", *marks, more, class_="wb-side", data_scroll="")  # elsewhere exports make one space of several
 
 
 def _mark(cut: TokenizedPiece, place: int, index: int) -> str:
     """A box with the piece and, below it, its number; a line ends where the text's does. What is no text by itself is
     its bytes, underlined."""
     if cut.control:
-        shown = kit.tag("u", escape(cut.spelling))
+        shown = svg.tag("u", escape(cut.spelling))
     elif (text := cut.text) is None:
-        shown = kit.tag("u", _hex(cut.bytes))
+        shown = svg.tag("u", _hex(cut.bytes))
     else:
-        shown = kit.tag("span", escape(text.replace("\r", "␍").replace("\n", "↵").replace("\t", "⇥"), quote=False))
+        shown = svg.tag("span", escape(text.replace("\r", "␍").replace("\n", "↵").replace("\t", "⇥"), quote=False))
     tip = f"id {cut.id} · bytes {_hex(cut.bytes)}\nin the vocabulary: {cut.spelling}"
     focus = {"data_key": f"{place}.{index}", "tabindex": -1 if index else 0, "data_tip": tip}
-    return kit.tag("b", shown, kit.tag("i", str(cut.id)), **focus) + ("<br>" if cut.bytes.endswith(b"\n") else "")
+    return svg.tag("b", shown, svg.tag("i", str(cut.id)), **focus) + ("<br>" if cut.bytes.endswith(b"\n") else "")
 
 
 def _hex(data: bytes) -> str:

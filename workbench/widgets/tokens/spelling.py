@@ -19,9 +19,9 @@ class TokenVocabulary(Protocol):
 
 def spell_bytes(raw: bytes) -> str:
     """`␣def`, `⏎`, `\\xe2`; long ones are cut."""
-    told = raw.decode("utf-8", "backslashreplace")
-    told = "".join(WHITESPACE_SIGNS.get(letter) or (letter if letter.isprintable() else repr(letter)[1:-1]) for letter in told)
-    return truncate_text(told, MAX_LETTERS)
+    text = raw.decode("utf-8", "backslashreplace")
+    text = "".join(WHITESPACE_SIGNS.get(letter) or (letter if letter.isprintable() else repr(letter)[1:-1]) for letter in text)
+    return truncate_text(text, MAX_LETTERS)
 
 
 def speller(tokenizer: TokenVocabulary | None = None, texts: Sequence[str] | None = None) -> Callable[[int], str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
-from workbench.widgets import kit
+from workbench.widgets import svg
 from workbench.widgets.numbers import format_percent
 
 NUM_PROBABILITY_CLASSES = 10
@@ -18,11 +18,11 @@ GENERATED_STYLE = (
     ".wb-pic b{font-weight:400;padding:1px 0 8px;text-underline-offset:4px;text-decoration-skip-ink:none}"
     ".wb-legend{font-size:11px;white-space:pre-wrap}"
     ".wb-tokens b:hover,.wb-tokens b:focus{outline:2px solid #d55e00}"
-    ".wb-tokens .asked{opacity:.7}.wb-tokens .e::before{content:'\\25ab'}.wb-tokens .n::before{content:'\\21b5'}"
+    ".wb-tokens .prompt{opacity:.7}.wb-tokens .e::before{content:'\\25ab'}.wb-tokens .n::before{content:'\\21b5'}"
     ".wb-sample{display:block;border-top:1px solid;opacity:.7;font-size:11px}"
     "@media print{.wb-pic pre.wb-tokens{max-height:none}}"
     + "".join(
-        f".wb-pic .p{n}{{background:{kit.cividis_colour(n / (NUM_PROBABILITY_CLASSES - 1))};color:{kit.contrast_colour(n / (NUM_PROBABILITY_CLASSES - 1))};"
+        f".wb-pic .p{n}{{background:{svg.cividis_colour(n / (NUM_PROBABILITY_CLASSES - 1))};color:{svg.contrast_colour(n / (NUM_PROBABILITY_CLASSES - 1))};"
         + (f"text-decoration:underline {UNDERLINE_PIXELS[n]}px" if UNDERLINE_PIXELS[n] else "")
         + "}"
         for n in range(NUM_PROBABILITY_CLASSES)
@@ -49,7 +49,7 @@ def draw_token(sample: int, index: int, piece: GeneratedToken) -> str:
     elif piece.text[0] == "\n":
         names.append("n")
     place = {"data_key": f"{sample}.{index}", "tabindex": -1 if sample or index else 0, "data_tip": tip(piece)}
-    return kit.tag("b", escape(piece.text, quote=False), class_=" ".join(names) or None, **place)
+    return svg.tag("b", escape(piece.text, quote=False), class_=" ".join(names) or None, **place)
 
 
 def tip(piece: GeneratedToken) -> str:
@@ -63,20 +63,20 @@ def draw_generated_text(
 ) -> str:
     """The prompt and what was generated from it, each sample by itself, with what was added and how it ended. In a
     `pre`: elsewhere exports make one space of tokens that are several."""
-    parts = [kit.tag("span", escape(prompt, quote=False), class_="asked")]
+    parts = [svg.tag("span", escape(prompt, quote=False), class_="prompt")]
     for sample, pieces in sorted(samples.items()):
         if len(samples) > 1:
-            parts.append(kit.tag("span", f"sample {sample} {finish_reasons.get(sample, '')}", class_="wb-sample"))
+            parts.append(svg.tag("span", f"sample {sample} {finish_reasons.get(sample, '')}", class_="wb-sample"))
         marks = (draw_token(sample, index, piece) for index, piece in enumerate(pieces))
-        parts.append(kit.tag("span", *marks, data_grows=f"s{sample}") if pieces else "")
+        parts.append(svg.tag("span", *marks, data_grows=f"s{sample}") if pieces else "")
         parts.append(escape(trailing_text.get(sample, ""), quote=False))
-    return kit.tag("style", GENERATED_STYLE) + kit.tag("pre", *parts, class_="wb-tokens", data_scroll="")
+    return svg.tag("style", GENERATED_STYLE) + svg.tag("pre", *parts, class_="wb-tokens", data_scroll="")
 
 
 def draw_probability_legend(shown: Iterable[Sequence[GeneratedToken]]) -> str:
     """Draw the legend of probability shades, where there are any."""
     if not any(piece.probability is not None for pieces in shown for piece in pieces[:1]):
         return ""
-    marks = "".join(kit.tag("b", f" {10 * n} ", class_=f"p{n}") for n in range(NUM_PROBABILITY_CLASSES))
+    marks = "".join(svg.tag("b", f" {10 * n} ", class_=f"p{n}") for n in range(NUM_PROBABILITY_CLASSES))
     words = "chance of each token, from so many percent (the darker and the heavier its underline, the less probable):"
-    return kit.tag("div", f"{words} ", kit.tag("span", marks, class_="wb-shades"), class_="wb-legend")
+    return svg.tag("div", f"{words} ", svg.tag("span", marks, class_="wb-shades"), class_="wb-legend")

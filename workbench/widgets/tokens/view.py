@@ -63,7 +63,7 @@ def resolve_tokenizer(given: Any) -> tuple[str, Any]:
         found, name = None if folder is None else Tokenizer.from_folder(folder), str(given)
     else:
         found = getattr(given, "tokenizer", None)
-        name = str(getattr(given, "asked", {}).get("model", type(given).__name__))
+        name = str(getattr(given, "load_arguments", {}).get("model", type(given).__name__))
     if not isinstance(found, Tokenizer):
         raise WorkbenchError(f"{name}: has no tokenizer; give one, a runner, a model's name or folder, or {BYTE_TOKENIZER!r}")
     return Path(name).name, found
