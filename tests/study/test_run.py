@@ -16,7 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
+import workbench.study.rounds as rounds_module
 import workbench.study.run as run_module
+import workbench.study.runner_for as runner_module
 from compiled_kernels import Backend, backend_problems
 from tests.patience import until
 from workbench.engine.lanes import Backends
@@ -181,7 +183,7 @@ def test_a_mistake_leaves_no_folder(tmp_path: Path, changes: dict, told: str) ->
 
 def test_an_unwritable_folder_is_told_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "runs").write_text("in the way")
-    monkeypatch.setattr(run_module, "load", lambda *_, **__: pytest.fail("work was begun"))
+    monkeypatch.setattr(runner_module, "load", lambda *_, **__: pytest.fail("work was begun"))
     with pytest.raises(WorkbenchError, match="output folder .*runs: cannot be written .*--out"):
         run(experiment(), tmp_path / "runs", progress=False)
 
@@ -200,8 +202,8 @@ def test_progress_is_no_part_of_the_output(tmp_path: Path, capsys, monkeypatch: 
 
 def test_threads_are_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    monkeypatch.setattr(run_module.torch, "set_num_threads", seen.append)
-    monkeypatch.setattr(run_module.torch, "get_num_threads", lambda: 7)
+    monkeypatch.setattr(rounds_module.torch, "set_num_threads", seen.append)
+    monkeypatch.setattr(rounds_module.torch, "get_num_threads", lambda: 7)
     with pytest.raises(WorkbenchError):
         run(experiment(model={"name": "demmo"}, measure={"threads": 3}), tmp_path, progress=False)
     assert seen == [3, 7]

@@ -15,7 +15,7 @@ from workbench.study.company_price import measure_overhead
 from workbench.study.company_workload import DeterminismWorkload
 from workbench.study.experiment import Experiment
 from workbench.study.findings import VariantResults
-from workbench.study.run import runner_for
+from workbench.study.runner_for import runner_for
 from workbench.study.variants import every_variant, settings_text
 from workbench.trace.events import Decoded, Finished
 

@@ -11,7 +11,7 @@ from workbench.request import Request, SamplingParameters
 from workbench.study.company_workload import OverheadSettings
 from workbench.study.experiment import Experiment
 from workbench.study.findings import Rows
-from workbench.study.run import runner_for
+from workbench.study.runner_for import runner_for
 from workbench.trace.events import Stepped
 
 Costs = dict[str, dict[str, float]]

@@ -26,7 +26,7 @@ from workbench.study.predicted import Predictions, predict_variants
 from workbench.study.quality import measure_quality
 from workbench.study.quality_workload import QualityWorkload, SharedPrefixWorkload
 from workbench.study.record import Record, RunFolder
-from workbench.study.run import torch_threads
+from workbench.study.rounds import torch_threads
 from workbench.study.run_folder import writing
 from workbench.study.shared_prefix import measure_shared_prefix
 from workbench.study.side_by_side import measure_serving

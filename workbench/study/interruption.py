@@ -17,7 +17,7 @@ from workbench.study.experiment import Experiment
 from workbench.study.findings import VariantResults
 from workbench.study.interruption_workload import PrefillInterferenceWorkload
 from workbench.study.metrics import percentile
-from workbench.study.run import runner_for
+from workbench.study.runner_for import runner_for
 from workbench.study.variants import every_variant, settings_text
 from workbench.trace.events import Decoded, Event, Finished
 

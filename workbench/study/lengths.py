@@ -15,7 +15,7 @@ from workbench.study.experiment import Experiment
 from workbench.study.findings import VariantResults
 from workbench.study.lengths_workload import LengthsWorkload
 from workbench.study.predicted import Predictions
-from workbench.study.run import runner_for
+from workbench.study.runner_for import runner_for
 from workbench.study.variants import every_variant, settings_text
 from workbench.trace.events import Decoded, Finished, Stepped
 

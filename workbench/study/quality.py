@@ -17,7 +17,7 @@ from workbench.study.predicted import Predictions
 from workbench.study.quality_costs import measure_capacity, validate_contexts, cache_bytes, measure_decode_speed
 from workbench.study.quality_texts import QualityTexts
 from workbench.study.quality_workload import QualityWorkload
-from workbench.study.run import runner_for
+from workbench.study.runner_for import runner_for
 from workbench.study.variants import REFERENCE, every_variant, reference_experiment, settings_text
 
 ProgressCallback = Callable[[str], None]

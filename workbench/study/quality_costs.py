@@ -13,7 +13,7 @@ from workbench.study.capacity import page_bytes, split_budget_into_pages, max_co
 from workbench.study.decode_speed import time_decode_steps
 from workbench.study.experiment import Experiment
 from workbench.study.quality_workload import PoolSettings, DecodeSpeedSettings
-from workbench.study.run import runner_for
+from workbench.study.runner_for import runner_for
 from workbench.study.variants import REFERENCE
 from workbench.trace.events import Finished, Stepped
 

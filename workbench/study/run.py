@@ -22,6 +22,8 @@ from workbench.errors import WorkbenchError
 from workbench.fleet.settings import SimulatedExecutor, UncachedExecutor
 from workbench.progress import Progress
 from workbench.request import Request
+from workbench.study.runner_for import runner_for
+from workbench.study.rounds import run_requests, torch_threads
 from workbench.study.ceilings import ceilings_for
 from workbench.study.closed_loop import stream_closed_loop
 from workbench.study.environment import environment
@@ -132,81 +134,6 @@ def _measured(experiment: Experiment, folder: RunFolder, progress: bool, script:
     return Record.open(folder.finish())
 
 
-def runner_for(experiment: Experiment, on_progress: Callable[[str], None] = to_stderr, **overrides: Any) -> Runner:
-    """Build the runner of an experiment. `on_progress` and `overrides` are passed on to `load`."""
-    model, cache, schedule = experiment.model, experiment.cache, experiment.schedule
-    runner = load(
-        model.name,
-        dtype=model.dtype,
-        weights=model.weights,
-        head_weights=model.head_weights,
-        weight_group=model.weight_group,
-        activations=model.activations,
-        backend=experiment.backend,
-        compile=experiment.compile,
-        batch_invariant=experiment.batch_invariant,
-        device=model.device,
-        seed=model.seed,
-        max_num_seqs=schedule.max_num_seqs,
-        max_num_batched_tokens=schedule.max_num_batched_tokens,
-        chunk_tokens=schedule.chunk_tokens,
-        chunked_prefill=schedule.chunked_prefill,
-        schedule=schedule.kind,
-        policy=schedule.policy,
-        preemption_mode=schedule.preemption_mode,
-        page_size=cache.page_size,
-        pages=cache.pages,
-        cache=cache,
-        prefix=cache.prefix,
-        offload=cache.offload,
-        evict=cache.evict,
-        overflow=schedule.overflow,
-        attention=experiment.attention,
-        speculate=experiment.speculate,
-        report=on_progress,
-        **besides,
-    )
-    if isinstance(experiment.executor, UncachedExecutor):
-        disable_cache(runner, experiment.executor.oracle)
-    return runner
-
-
-def run_requests(
-    runner: Runner,
-    requests: list[Request],
-    title: str,
-    progress: bool,
-    clients: tuple[int, float] | None = None,
-    script: StepScript | None = None,
-) -> float:
-    """Run `requests` to their ends and return the wall seconds.
-
-    Args:
-        runner: The runner.
-        requests: Requests with their arrival times.
-        title: Text of the progress bar.
-        progress: Show the progress bar.
-        clients: Number of closed-loop clients and their pause in seconds; None submits at arrival times.
-        script: Recorded batches to repeat.
-    """
-    if script is not None:
-        events = replay(runner, requests, script)
-    else:
-        events = runner.stream(requests) if clients is None else stream_closed_loop(runner, requests, *clients)
-    total = sum(len(r.prompt_ids) + r.sampling.max_tokens for r in requests)
-    began = time.perf_counter()
-    with Progress(total=total, desc=title, unit="token", disable=not progress) as bar:
-        for event in events:
-            bar.update(_tokens(event))
-        bar.total = bar.n  # a text may end before max_tokens
-        bar.refresh()
-    return time.perf_counter() - began
-
-
-def _tokens(event: Event) -> int:
-    return event.tokens if isinstance(event, Prefilled) else int(isinstance(event, Decoded))
-
-
 def _model_figures(runner: Runner) -> dict:
     spec = runner.model.spec
     dtype = str(runner.model.dtype).removeprefix("torch.")
@@ -265,15 +192,3 @@ def _roofline(runner: Runner, summary: dict, progress: bool) -> dict:
             "share_of_gemm_ceiling": phase["flops_per_s"] / gemm.value,
         }
     return figures
-
-
-@contextmanager
-def torch_threads(count: int | str) -> Iterator[None]:
-    """Set torch's threads for the duration of a run and restore them after; `auto` leaves them."""
-    before = torch.get_num_threads()
-    if isinstance(count, int):
-        torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

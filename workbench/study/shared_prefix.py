@@ -14,7 +14,7 @@ from workbench.stages import StageCounter
 from workbench.study.experiment import Experiment
 from workbench.study.findings import VariantResults
 from workbench.study.quality_workload import SharedPrefixWorkload
-from workbench.study.run import runner_for
+from workbench.study.runner_for import runner_for
 from workbench.study.variants import every_variant, settings_text
 from workbench.trace.events import Decoded, Finished, Submitted
 

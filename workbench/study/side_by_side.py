@@ -12,7 +12,8 @@ from workbench.study.experiment import Experiment
 from workbench.study.findings import VariantResults
 from workbench.study.metrics import per_request, percentile, summarize
 from workbench.study.predicted import Predictions
-from workbench.study.run import run_requests, runner_for
+from workbench.study.rounds import run_requests
+from workbench.study.runner_for import runner_for
 from workbench.study.variants import every_variant, settings_text
 from workbench.study.workload import clients_of, requests_of
 from workbench.trace.recorder import Recorder

@@ -21,7 +21,7 @@ from workbench.study.experiment import CacheSettings, Experiment, ModelSettings
 from workbench.study.findings import VariantResults
 from workbench.study.held_out import sample_windows, cut_windows
 from workbench.study.quality_texts import read_texts
-from workbench.study.run import runner_for
+from workbench.study.runner_for import runner_for
 from workbench.study.speculation_workload import SpeculationWorkload
 from workbench.study.variants import every_variant, settings_text
 from workbench.trace.events import Finished

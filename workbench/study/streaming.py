@@ -16,7 +16,7 @@ from workbench.study.delivery import StreamingClient, deliver
 from workbench.study.experiment import Experiment
 from workbench.study.findings import VariantResults
 from workbench.study.metrics import percentile
-from workbench.study.run import runner_for
+from workbench.study.runner_for import runner_for
 from workbench.study.streaming_prediction import predicted_rates
 from workbench.study.streaming_workload import StreamingWorkload
 from workbench.study.variants import every_variant, settings_text

@@ -20,7 +20,7 @@ from workbench.study.experiment import Experiment
 from workbench.study.findings import VariantResults
 from workbench.study.held_out import sample_windows, cut_windows
 from workbench.study.quality_texts import read_texts
-from workbench.study.run import runner_for
+from workbench.study.runner_for import runner_for
 from workbench.study.text_figures import distinct_ngram_fraction, ends_in_loop, entropy, token_surprisal
 from workbench.study.texts_workload import TextsWorkload
 from workbench.study.variants import REFERENCE, every_variant, reference_experiment, settings_text

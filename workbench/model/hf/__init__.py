@@ -1,0 +1,1 @@
+"""Hugging Face folders: config.json, weights, saving."""
