@@ -3,10 +3,10 @@
 A leaf: tensors in, tensors out; it never imports `workbench`.
 """
 
+from compiled_kernels.backends import Backend, BackendError, backend_problems
 from compiled_kernels.expert_linear import expert_linear
 from compiled_kernels.gated import gated_clamped, gated_gelu, gated_silu
 from compiled_kernels.kv_write import kv_write
-from compiled_kernels.backends import Backend, BackendError, backend_problems
 from compiled_kernels.level import limit_libraries
 from compiled_kernels.linear import linear, linear_int4, linear_int8
 from compiled_kernels.linear_w8a8 import linear_w8a8

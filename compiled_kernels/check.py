@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
+from compiled_kernels.backends import Backend, BackendError, backend_problems, triton_interpreted
+from compiled_kernels.capabilities import known_gap
 from compiled_kernels.cases import Case, Suite, disagreement, suite_of, suites
-from compiled_kernels.compiled import compile_call
-from compiled_kernels.gaps import known_gap
+from compiled_kernels.compiled_calls import compile_call
 from compiled_kernels.interpreted import interpreting, needs_interpreter
-from compiled_kernels.backends import Backend, BackendError, triton_interpreted, backend_problems
-from compiled_kernels.level import limited_to, current_level, available_levels
+from compiled_kernels.level import available_levels, current_level, limited_to
 
 GPU_BACKENDS = (Backend.TRITON,)  # backends whose kernels are for a GPU, and take tensors that lie there
 
@@ -38,7 +38,10 @@ class CheckResult:
 
 
 def check(
-    backends: Iterable[Backend] = tuple(Backend), operator: str | None = None, compiled: bool = False, interpret: bool = False
+    backends: Iterable[Backend] = tuple(Backend),
+    operator: str | None = None,
+    compiled: bool = False,
+    interpret: bool = False,
 ) -> Iterator[CheckResult]:
     """Yield one result for each operator, backend and case, as they are found.
 
@@ -72,7 +75,9 @@ def _at_levels(suite: Suite, backend: Backend, compiled: bool) -> Iterator[Check
         return
     for level in available_levels():
         with limited_to(level):
-            rows = list(_rows(suite, backend, compiled))  # not a generator: the caller would run at this level meanwhile
+            rows = list(
+                _rows(suite, backend, compiled)
+            )  # not a generator: the caller would run at this level meanwhile
         yield from rows
 
 
@@ -80,7 +85,15 @@ def _rows(suite: Suite, backend: Backend, compiled: bool) -> Iterator[CheckResul
     form = compile_call(suite, backend) if compiled else None
     for case in suite.cases:
         status, reason = verdict(suite, case, backend, form)
-        yield CheckResult(suite.operator, str(backend), case.name, status, reason, _form(backend, compiled), str(current_level() or ""))
+        yield CheckResult(
+            suite.operator,
+            str(backend),
+            case.name,
+            status,
+            reason,
+            _form(backend, compiled),
+            str(current_level() or ""),
+        )
 
 
 def _form(backend: Backend, compiled: bool) -> str:

@@ -14,8 +14,8 @@ import time
 import torch
 
 from compiled_kernels.mlir import Kernel, compile_text
+from compiled_kernels.mlir.invoke import BoundCall, libgomp_path
 from compiled_kernels.mlir_text import THREADS
-from compiled_kernels.openmp import BoundCall, libgomp_path
 
 ROUND_TRIPS = 100  # there and back again, in one sample
 SAMPLES = 101

@@ -48,7 +48,9 @@ def _rows(process: subprocess.Popen, words: IO[bytes]) -> Iterator[dict]:
     if process.wait():
         words.seek(0)
         last = words.read().decode(errors="replace").strip().splitlines()[-1:]
-        raise BackendError(f"backend triton: the interpreter's process ended with {process.returncode}: {' '.join(last)}")
+        raise BackendError(
+            f"backend triton: the interpreter's process ended with {process.returncode}: {' '.join(last)}"
+        )
 
 
 def main(operators: Sequence[str]) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 import compiled_kernels
-from compiled_kernels.cases import Suite, suites
-from compiled_kernels.gaps import GAPS
 from compiled_kernels.backends import Backend
+from compiled_kernels.capabilities import GAPS
+from compiled_kernels.cases import Suite, suites
 
 ROOT = Path(__file__).resolve().parents[1]
 

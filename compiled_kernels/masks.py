@@ -1,14 +1,68 @@
-"""Attention masks: predicates over positions that broadcast, True where the query sees the key."""
+"""Masks as small pictures: SVG drawn from the predicate itself."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from compiled_kernels.backends import BackendError, describe_callable
-from compiled_kernels.pictures import MaskPicture, draw_mask
+
+SEEN, SELF, PAPER, LINE = "#3b6ea5", "#1d3c5e", "#ffffff", "#d5dbe3"
+MIN_GRID_CELL = 8  # cells of at least so many pixels are separated by lines
+
+
+class MaskPicture(str):
+    """SVG as text; a notebook shows it drawn."""
+
+    def _repr_svg_(self) -> str:
+        return str(self)
+
+
+def draw_mask(mask: Callable[[Tensor, Tensor], Tensor], tokens: int = 16, cell: int | None = None) -> MaskPicture:
+    """Draw a mask as SVG. Rows are queries, columns keys, of a text of `tokens`: filled where the query sees the key,
+    dark where it is itself. `cell` is a square's side in pixels; unless given, the picture is about 256 wide."""
+    if tokens < 1:
+        raise ValueError(f"a picture needs at least one token, not {tokens}")
+    cell = cell or max(1, min(16, 256 // tokens))
+    at = torch.arange(tokens)
+    seen = mask(at[:, None], at[None]).expand(tokens, tokens).tolist()
+    side = tokens * cell
+    drawn = [_run(row, start, end, cell, SEEN) for row, cells in enumerate(seen) for start, end in _runs(cells)]
+    drawn += [_run(row, row, row + 1, cell, SELF) for row in range(tokens) if seen[row][row]]
+    if cell >= MIN_GRID_CELL:
+        drawn += [f'<path d="{_lines(tokens, cell)}" stroke="{LINE}" fill="none"/>']
+    count = sum(map(sum, seen))
+    size = f'width="{side}" height="{side}"'
+    return MaskPicture(
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {side} {side}" role="img">'
+        f"<title>{tokens} queries (rows) by {tokens} keys (columns): {count} pairs seen</title>"
+        f'<rect {size} fill="{PAPER}"/>{"".join(drawn)}</svg>'
+    )
+
+
+def _runs(cells: list[bool]) -> list[tuple[int, int]]:
+    """Return [start, end) of each run of filled cells."""
+    found, start = [], None
+    for place, filled in enumerate([*cells, False]):
+        if filled and start is None:
+            start = place
+        elif not filled and start is not None:
+            found.append((start, place))
+            start = None
+    return found
+
+
+def _run(row: int, start: int, end: int, cell: int, fill: str) -> str:
+    return f'<rect x="{start * cell}" y="{row * cell}" width="{(end - start) * cell}" height="{cell}" fill="{fill}"/>'
+
+
+def _lines(tokens: int, cell: int) -> str:
+    side, inner = tokens * cell, range(cell, tokens * cell, cell)
+    return " ".join([f"M{at} 0V{side}" for at in inner] + [f"M0 {at}H{side}" for at in inner])
+
 
 __all__ = ["Both", "Causal", "Mask", "Picture", "SlidingWindow", "band", "picture"]
 
@@ -60,4 +114,6 @@ def window_and_sinks(mask: Mask, backend: str) -> tuple[int, int]:
         return 0, 0
     if isinstance(mask, SlidingWindow):
         return mask.window, mask.sinks
-    raise BackendError(f"paged_attention: backend {backend} knows causal masks with window and sinks, not {describe_callable(mask)}")
+    raise BackendError(
+        f"paged_attention: backend {backend} knows causal masks with window and sinks, not {describe_callable(mask)}"
+    )

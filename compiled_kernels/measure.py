@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
+from compiled_kernels.backends import Backend, backend_problems, triton_interpreted
+from compiled_kernels.capabilities import known_gap
 from compiled_kernels.cases import Case, Suite, disagreement
 from compiled_kernels.check import copy_with_strides, device_of, to_device
-from compiled_kernels.compiled import compile_context, compile_calls
-from compiled_kernels.gaps import known_gap
-from compiled_kernels.backends import Backend, triton_interpreted, backend_problems
+from compiled_kernels.compiled_calls import compile_calls, compile_context
 
 # Weights and caches: read once a step.
 COLD_OPERATORS = ("linear", "linear_int8", "linear_int4", "paged_attention", "quantized_attention")

@@ -55,4 +55,6 @@ def uses_alibi(score: Score | None, backend: str) -> bool:
     function. Raises BackendError for any other: the backend cannot carry it out."""
     if score is None or isinstance(score, ALiBi):
         return score is not None
-    raise BackendError(f"paged_attention: backend {backend} knows no score functions but ALiBi, not {describe_callable(score)}")
+    raise BackendError(
+        f"paged_attention: backend {backend} knows no score functions but ALiBi, not {describe_callable(score)}"
+    )

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from compiled_kernels.cases import Case, Suite, case_of
 from compiled_kernels.backends import Backend, BackendError, backend_problems
+from compiled_kernels.cases import Case, Suite, case_of
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,9 @@ def _eager(suite: Suite) -> CompilerStages:
     except (ImportError, OSError) as error:
         raise BackendError(f"{suite.operator}: its source cannot be read: {error}") from None
     note = "the specification, and what is called: it runs as written, or as torch's own operation where `api` says so"
-    return CompilerStages(digest("".join(texts)), note, {"source": CompilerStage(texts[0]), "api": CompilerStage(texts[1])})
+    return CompilerStages(
+        digest("".join(texts)), note, {"source": CompilerStage(texts[0]), "api": CompilerStage(texts[1])}
+    )
 
 
 def _triton(suite: Suite) -> CompilerStages:

@@ -10,9 +10,9 @@ import typer
 from rich.console import Console
 
 from workbench.errors import WorkbenchError, nearest
-from workbench.study import report
-from workbench.study.experiment import Experiment
-from workbench.study.run import run
+from workbench.experiment.experiment import Experiment
+from workbench.measure.run import run
+from workbench.reports import terminal as report
 
 HERE = Path(__file__).resolve().parent
 WIDE = 140  # columns where stdout is no terminal

@@ -20,18 +20,16 @@ from statistics import median
 from typing import Any
 
 from workbench.engine.runner import Runner
-from workbench.fleet.fitted import fit_step_times
-from workbench.fleet.fleet import Fleet, InstancePool
-from workbench.fleet.work import StepTimeModel
-from workbench.study.experiment import Experiment
-from workbench.study.metrics import distribution, summarize
-from workbench.study.run import run_requests, runner_for, torch_threads
-from workbench.study.simulated import request_metrics_of
-from workbench.study.simulated_machine import instance_spec_for
-from workbench.study.workload import arrivals_of, requests_of
+from workbench.experiment.build import arrivals_of, requests_of
+from workbench.experiment.experiment import Experiment
+from workbench.measure.metrics import distribution, summarize
+from workbench.measure.run import run_requests, runner_for, torch_threads
+from workbench.measure.simulated import instance_spec_for, request_metrics_of
+from workbench.simulate.fleet import Fleet, InstancePool
+from workbench.simulate.source import OpenLoopSource
+from workbench.simulate.step_times import StepTimeModel, fit_step_times
+from workbench.simulate.traffic_settings import TrafficWorkload
 from workbench.trace.recorder import Recorder
-from workbench.traffic.settings import TrafficWorkload
-from workbench.traffic.source import OpenLoopSource
 
 METRICS = [(name, q) for name in ("ttft_s", "tpot_s") for q in ("p50", "p90")]
 REPETITIONS, TOLERANCE = 5, 0.15

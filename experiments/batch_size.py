@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from workbench.study.verdict import Outcome, VariantRows, RuleChange, Verdict, variant_row
+from workbench.experiment.verdict import Outcome, RuleChange, VariantRows, Verdict, variant_row
 
 SIZES = ("1", "2", "4", "8", "16", "32", "64")
 CROWD, LIMITED = "64", "64, at most 16"  # the same clients, of whom few are served at once

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from workbench.study.verdict import VariantRows, RuleChange, Verdict, variant_row
+from workbench.experiment.verdict import RuleChange, VariantRows, Verdict, variant_row
 
 BEATS, SOME = 2.0, 1.1  # times the tokens a second
 SIZES = {1: "at most 1", 2: "at most 2", 4: "at most 4", 8: "at most 8", 16: "continuous"}

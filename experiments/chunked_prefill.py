@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from workbench.study.verdict import VariantRows, Verdict, variant_row
+from workbench.experiment.verdict import VariantRows, Verdict, variant_row
 
 STALL, SOME = 3.0, 1.2  # times as long a gap
 UNDISTURBED, WHOLE = "a short one arrives", "whole"

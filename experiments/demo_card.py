@@ -10,7 +10,7 @@ import torch
 
 import workbench
 from experiments import demo_corpus, demo_model, demo_quality
-from workbench.study.environment import environment
+from workbench.machine.environment import environment
 
 CURVE_ROWS = 12
 
@@ -115,7 +115,5 @@ def _curve(name: str, work: Path) -> str:
     stride = -(-len(points) // CURVE_ROWS)
     kept = points[stride - 1 :: stride]
     kept += [points[-1]] if kept[-1] is not points[-1] else []
-    rows = "\n".join(
-        f"| {p['tokens']:,} | {p['training_loss']:.3f} | {p['held_out_loss']:.3f} |" for p in kept
-    )
+    rows = "\n".join(f"| {p['tokens']:,} | {p['training_loss']:.3f} | {p['held_out_loss']:.3f} |" for p in kept)
     return f"**{name}**\n\n| tokens seen | training | held out |\n|---|---|---|\n{rows}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from workbench.study.verdict import Outcome, VariantRows, RuleChange, Verdict
+from workbench.experiment.verdict import Outcome, RuleChange, VariantRows, Verdict
 
 COSTS = {"price_prefill": "prefill", "price_decode_one": "decode of one", "price_decode_many": "of many"}
 CHANGED = (
@@ -43,21 +43,19 @@ def judge(rows: VariantRows) -> list[Verdict]:
 def reproduces(rows: VariantRows) -> Verdict:
     off = [row for row in rows if not row["batch_invariant"]]
     on = [row for row in rows if row["batch_invariant"]]
-    return (
-        Verdict(
-            claim="greedy-not-deterministic",
-            says="Temperature 0 reproduces within one deployment; batch composition, hardware and ties can change it",
-            rule=(
-                "the same batch gives one answer, bit for bit, and varying batches more than one, as tokens in some "
-                "type: holds; more than one as bits only, or the same batch too gives several: with limits; varying "
-                "batches never change a bit: refuted. Other hardware is not tried"
-            ),
-            outcome=_outcome(off),
-            reason="; ".join([*map(_describe, off), *map(_describe, on), *map(_price, on)]),
-            limits=_limits(off),
-            figures={f"outputs in varying batches, {row['variant']}": row["varying_outputs"] for row in rows},
-            changed=CHANGED,
-        )
+    return Verdict(
+        claim="greedy-not-deterministic",
+        says="Temperature 0 reproduces within one deployment; batch composition, hardware and ties can change it",
+        rule=(
+            "the same batch gives one answer, bit for bit, and varying batches more than one, as tokens in some "
+            "type: holds; more than one as bits only, or the same batch too gives several: with limits; varying "
+            "batches never change a bit: refuted. Other hardware is not tried"
+        ),
+        outcome=_outcome(off),
+        reason="; ".join([*map(_describe, off), *map(_describe, on), *map(_price, on)]),
+        limits=_limits(off),
+        figures={f"outputs in varying batches, {row['variant']}": row["varying_outputs"] for row in rows},
+        changed=CHANGED,
     )
 
 
@@ -111,7 +109,9 @@ def _describe(row: Mapping[str, Any]) -> str:
 
 def _price(row: Mapping[str, Any]) -> str:
     ratios = [f"{name} {row[key]:.2f}" for key, name in COSTS.items() if key in row]
-    return f"{row['variant']} takes {', '.join(ratios)} of the time without" if ratios else f"{row['variant']}: not timed"
+    return (
+        f"{row['variant']} takes {', '.join(ratios)} of the time without" if ratios else f"{row['variant']}: not timed"
+    )
 
 
 def example_rows(tokens: int, bits: int, same: int = 1, mended: bool = True) -> list[dict[str, Any]]:

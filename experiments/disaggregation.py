@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from workbench.study.verdict import VariantRows, RuleChange, Verdict, variant_row
+from workbench.experiment.verdict import RuleChange, VariantRows, Verdict, variant_row
 
 STALL, SOME = 3.0, 1.2  # times as long a gap
 SLO_ATTAINMENT = 0.9  # share of requests that meet the SLO
@@ -72,7 +72,10 @@ def separate(rows: VariantRows) -> Verdict:
             f"{highest_load_within_slo(cut):g} with chunks of 512 in one pool of 8"
         ),
         limits="decodes do not wait, but one pool of as many instances serves a higher load as promised",
-        figures={"times the longest gap, one pool": times, "requests/s, separate pools": highest_load_within_slo(split)},
+        figures={
+            "times the longest gap, one pool": times,
+            "requests/s, separate pools": highest_load_within_slo(split),
+        },
         changed=CHANGED,
     )
 

@@ -14,8 +14,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from statistics import mean, quantiles
 
-from workbench.traffic.arrival import Arrival
-from workbench.traffic.replay import read_trace
+from workbench.simulate.arrival import Arrival
+from workbench.simulate.trace_files import read_trace
 
 WIDTH = 300.0  # seconds that share a rate
 QUARTERS = 4

@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from workbench.engine import heap
-from workbench.study.memory import resident_bytes
+from workbench.engine import load as heap
+from workbench.machine.processor import resident_bytes
 
 MIB = 2**20
 WARM_UP = 0.3  # share of the requests, until every kernel is compiled and every buffer has its size

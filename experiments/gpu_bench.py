@@ -124,12 +124,18 @@ def main(
             for row in rows_of(part, quick):
                 lines.write(json.dumps(row) + "\n")
         return
-    from workbench.study.dated_record import write_dated_record
-    from workbench.study.environment import environment
+    from workbench.machine.environment import environment
+    from workbench.runs.folder import write_dated_record
 
     date = datetime.now(UTC).isoformat(timespec="seconds")
     current_environment, parts = environment(), play(quick)
-    record = {"experiment": "gpu_bench", "date": date, "quick": quick, "environment": current_environment, "parts": parts}
+    record = {
+        "experiment": "gpu_bench",
+        "date": date,
+        "quick": quick,
+        "environment": current_environment,
+        "parts": parts,
+    }
     print(write_dated_record(record, out, "gpu_bench"))
     raise typer.Exit(1 if any(failures(part) for part in parts) else 0)
 

@@ -88,9 +88,13 @@ class WorkbenchEngine:
         )  # fmt: skip
 
     def work(self, work: str, batch: int) -> Turn:
-        from workbench.study.bench_works import BenchCase, run_repetition
+        from workbench.bench.model import BenchCase, run_repetition
 
-        bench_work = BenchCase("decode", batch, 0, PROMPT, OUTPUT) if work == "decode" else BenchCase("prefill", 1, 0, LONG_PROMPT)
+        bench_work = (
+            BenchCase("decode", batch, 0, PROMPT, OUTPUT)
+            if work == "decode"
+            else BenchCase("prefill", 1, 0, LONG_PROMPT)
+        )
 
         def turn(number: int) -> Row:
             figures = run_repetition(self.runner, bench_work, number)

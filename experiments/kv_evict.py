@@ -8,7 +8,7 @@ eviction, but for their first token.
 
 from __future__ import annotations
 
-from workbench.study.verdict import Outcome, VariantRows, RuleChange, Verdict, variant_row
+from workbench.experiment.verdict import Outcome, RuleChange, VariantRows, Verdict, variant_row
 
 FULL, PAGE = "float32", 16
 BUDGETS = (64, 192)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from workbench.experiment.experiment import CacheSettings
+from workbench.experiment.verdict import RuleChange, VariantRows, Verdict, variant_row
+from workbench.memory.capacity import meta_kv_store, page_bytes
+from workbench.memory.report import report_for
 from workbench.model.shapes import named_shape
-from workbench.study.cache_of import meta_kv_store
-from workbench.study.capacity import page_bytes
-from workbench.study.experiment import CacheSettings
-from workbench.study.memory_report import report_for
-from workbench.study.verdict import VariantRows, RuleChange, Verdict, variant_row
 
 GROUPS = {"4 groups": 4, "2 groups": 2, "1 group, mean": 1}
 LLAMA = "llama-3-70b"

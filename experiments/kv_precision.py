@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workbench.study.verdict import VariantRows, Verdict, variant_row
+from workbench.experiment.verdict import VariantRows, Verdict, variant_row
 
 HALF, QUARTER = 0.55, 0.29  # of bfloat16's bytes, scales and minima counted
 MINIMAL_KL = {"int8": 1e-3, "int4": 1e-2}  # nats a token above the cache in bfloat16
@@ -49,8 +49,12 @@ def size_and_quality(rows: VariantRows) -> Verdict:
             f"{whole['int4']:.2f} of bfloat16's at {tokens:,} tokens"
             + ("" if good["int4"] else f"; INT4 costs a KL of {lost['int4']:.1g}")
         ),
-        figures={"INT8's share of the bytes": stored["int8"], "INT4's": stored["int4"],
-                 "INT8's KL, nats a token": lost["int8"], "INT4's KL": lost["int4"]},
+        figures={
+            "INT8's share of the bytes": stored["int8"],
+            "INT4's": stored["int4"],
+            "INT8's KL, nats a token": lost["int8"],
+            "INT4's KL": lost["int4"],
+        },
     )
 
 

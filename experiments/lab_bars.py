@@ -19,11 +19,11 @@ from typing import Annotated, Any
 
 import typer
 
-from workbench.lab.browser import Browser
-from workbench.lab.page import LabSession, NotebookPage
+from tools.notebooks.browser import Browser
+from tools.notebooks.page import LabSession, NotebookPage
 from workbench.lab.server import LabServer
-from workbench.study.dated_record import write_dated_record
-from workbench.study.environment import environment
+from workbench.machine.environment import environment
+from workbench.runs.folder import write_dated_record
 
 ROUNDS = 5
 BARS = {"import_s": 2.0, "first_token_s": 1.0, "redraw_ms": 100.0, "notebook_bytes": 5_000_000}
@@ -34,7 +34,7 @@ from workbench import widgets
 [getattr(widgets, name) for name in dir(widgets)]
 print(time.perf_counter() - began)
 """
-PLAYGROUND = '''
+PLAYGROUND = """
 # %%
 from workbench import widgets
 playground = widgets.Playground(prompt="def fibonacci(n):\\n")
@@ -42,7 +42,7 @@ playground
 
 # %%
 playground.experiment
-'''
+"""
 PAGES = """
 # %%
 import workbench
@@ -138,7 +138,9 @@ def redraws(lab: LabSession) -> dict[str, Any]:
     page.settle()
     found: dict[str, Any] = {}
     for name, css in (("pages", "wb-pagemap"), ("timeline", "wb-timeline")):
-        kernel = float(page.evaluate(f"min(__import__('timeit').repeat({name}.picture, number=1, repeat={ROUNDS})) * 1000"))
+        kernel = float(
+            page.evaluate(f"min(__import__('timeit').repeat({name}.picture, number=1, repeat={ROUNDS})) * 1000")
+        )
         drawn = [page.widget(css).first.evaluate(REDRAW) for _ in range(ROUNDS)]
         browser = median(ms for ms, _ in drawn)
         found[name] = {"kernel_ms": kernel, "browser_ms": browser, "both_ms": kernel + browser, "letters": drawn[0][1]}

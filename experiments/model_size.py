@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from experiments.prefill_decode_length import BOUND, TRIVIAL
-from workbench.study.verdict import Outcome, VariantRows, RuleChange, Verdict
+from workbench.experiment.verdict import Outcome, RuleChange, VariantRows, Verdict
 
 NAMES = ("demo-draft", "demo", "smollm2-135m", "tinyllama-1.1b")
 BELOW = 0.8  # an exponent of the number of parameters up to it is less than linear
@@ -42,24 +42,22 @@ def latency(rows: VariantRows) -> Verdict:
     outcome: Outcome = "refuted"
     if min(measured) <= BELOW:
         outcome = "holds" if max(measured) <= BELOW else "holds-with-limits"
-    return (
-        Verdict(
-            claim="model-size-not-linear",
-            says="At small batch latency does not grow linearly with model size",
-            rule=(
-                f"the latency of one request goes with at most the power {BELOW} of the parameters between all "
-                "neighbours in size: holds; between some: with limits; between none: refuted"
-            ),
-            outcome=outcome,
-            reason=(
-                f"from {_list(sizes, ',')} parameters {_list([1e3 * r['curve'][0]['e2el_s'] for r in found], ',.0f')} "
-                f"ms: powers {_list(measured, '.2f')}, in all {whole:.2f}; predicted from the bytes and products alone "
-                f"{_list(powers['predicted_e2el_s'], '.2f')}; of a decode step "
-                f"{_list(powers['decode_step_s'], '.2f')}, at {_list(reads, '.0%')} of the read ceiling"
-            ),
-            limits="small models, whose steps are overhead more than reading; large ones grow as their bytes do",
-            figures={"power of the parameters, in all": whole},
-        )
+    return Verdict(
+        claim="model-size-not-linear",
+        says="At small batch latency does not grow linearly with model size",
+        rule=(
+            f"the latency of one request goes with at most the power {BELOW} of the parameters between all "
+            "neighbours in size: holds; between some: with limits; between none: refuted"
+        ),
+        outcome=outcome,
+        reason=(
+            f"from {_list(sizes, ',')} parameters {_list([1e3 * r['curve'][0]['e2el_s'] for r in found], ',.0f')} "
+            f"ms: powers {_list(measured, '.2f')}, in all {whole:.2f}; predicted from the bytes and products alone "
+            f"{_list(powers['predicted_e2el_s'], '.2f')}; of a decode step "
+            f"{_list(powers['decode_step_s'], '.2f')}, at {_list(reads, '.0%')} of the read ceiling"
+        ),
+        limits="small models, whose steps are overhead more than reading; large ones grow as their bytes do",
+        figures={"power of the parameters, in all": whole},
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
-from workbench.study.verdict import Outcome, VariantRows, Verdict, variant_row
+from workbench.experiment.verdict import Outcome, VariantRows, Verdict, variant_row
 
 LADDER = ("naive loop", "+ cache", "+ compiled step", "+ INT8 weights", "+ batch of 16", "+ drafts")
 BESIDE = ("drafts, no batch", "INT4 for INT8", "16 bits for INT8")  # other ways to go on from a rung
@@ -19,7 +19,9 @@ RATE = "output_tokens_per_s"
 def judge(rows: VariantRows) -> list[Verdict]:
     rates = {row["variant"]: row[RATE] for row in rows}
     bounds = {row["variant"]: row["predicted"][RATE] for row in rows}
-    steps = {after: variant_row(rows, after)[RATE] / variant_row(rows, before)[RATE] for before, after in pairwise(LADDER)}
+    steps = {
+        after: variant_row(rows, after)[RATE] / variant_row(rows, before)[RATE] for before, after in pairwise(LADDER)
+    }
     predicted_gains = {after: bounds[after] / bounds[before] for before, after in pairwise(LADDER)}
     helps = {name: times for name, times in steps.items() if times >= NOTHING}
     top = max(LADDER, key=lambda name: rates[name])
@@ -39,7 +41,9 @@ def judge(rows: VariantRows) -> list[Verdict]:
             outcome=outcome,
             reason=(
                 f"{rates[LADDER[0]]:,.0f} to {rates[top]:,.0f} tokens/s ({top}): {whole:.0f} times; "
-                + ", ".join(f"{name} x{times:.2f} (bound x{predicted_gains[name]:.2f})" for name, times in steps.items())
+                + ", ".join(
+                    f"{name} x{times:.2f} (bound x{predicted_gains[name]:.2f})" for name, times in steps.items()
+                )
                 + f"; product of all rungs {math.prod(steps.values()):.0f}; no gain from: "
                 + (", ".join(name for name in steps if name not in helps) or "none")
                 + "; besides: "

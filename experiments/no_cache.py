@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.prefill_decode_length import exponents
-from workbench.study.verdict import Outcome, VariantRows, RuleChange, Verdict, variant_row
+from workbench.experiment.verdict import Outcome, RuleChange, VariantRows, Verdict, variant_row
 
 AT_MOST, AT_LEAST = 1.1, 0.8  # exponents of the length, of a step with the cache and of one without
 APART = 0.5  # by how much the second must be larger

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workbench.study.verdict import VariantRows, Verdict, variant_row
+from workbench.experiment.verdict import VariantRows, Verdict, variant_row
 
 WASTE, SOME_WASTE = 0.04, 0.15  # of the pages in use; the first is the figure of vLLM's paper (2023)
 TIMES, SOME_TIMES = 2.0, 1.2  # as many sequences in the same memory

@@ -14,13 +14,12 @@ from typing import Annotated
 
 import typer
 
-from workbench.cache.holdings import KVCacheManager
-from workbench.cache.pages import PagePool
-from workbench.cache.tables import KVCacheGroup
-from workbench.engine.limits import SchedulerLimits
-from workbench.engine.schedule import BUILT_IN_POLICIES, parse_policy
-from workbench.engine.scheduler import Scheduler
+from workbench.kv_cache.manager import KVCacheManager
+from workbench.kv_cache.pages import KVCacheGroup, PagePool
 from workbench.request import Request, SamplingParameters, Sequence
+from workbench.scheduler.plan import SchedulerLimits
+from workbench.scheduler.policies import BUILT_IN_POLICIES, parse_policy
+from workbench.scheduler.scheduler import Scheduler
 
 SEQS, PAGE, BUDGET, CONTEXT = 64, 64, 4096, 65_536
 STEPS, WARM_UP_STEPS = 150, 20  # steps planned, and steps of warm-up (with prefill) that do not count

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from workbench.fleet.hardware import HARDWARE
+from workbench.experiment.verdict import Outcome, RuleChange, VariantRows, Verdict
 from workbench.model.cost import StepCostModel
 from workbench.model.shapes import named_shape
-from workbench.study.verdict import Outcome, VariantRows, RuleChange, Verdict
+from workbench.simulate.roofline import HARDWARE
 
 FLAT, HALFWAY = 0.2, 0.5  # powers of the length: 1.5 times for 8 times the tokens; as near to flat as to linear
 STILL = 0.25  # a local exponent up to it: doubling the prompt costs at most a fifth more

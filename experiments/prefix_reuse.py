@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workbench.study.verdict import Outcome, VariantRows, RuleChange, Verdict, variant_row
+from workbench.experiment.verdict import Outcome, RuleChange, VariantRows, Verdict, variant_row
 
 LATENCY, THROUGHPUT = 5.0, 6.0  # times: "up to 80%" less time is 5 times as quick
 GAIN, NEAR = 1.5, 0.5  # times that would be a gain; share of the bound from which on "up to" is fair

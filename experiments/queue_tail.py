@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from workbench.study.verdict import VariantRows, RuleChange, Verdict, variant_row
+from workbench.experiment.verdict import RuleChange, VariantRows, Verdict, variant_row
 
 TRAFFICS = ("Azure", "Mooncake")
 SPIKE, FINE = 5.0, 2.0  # times the lightest load's: of p99, and of a median that looks fine

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workbench.study.verdict import VariantRows, RuleChange, Verdict, variant_row
+from workbench.experiment.verdict import RuleChange, VariantRows, Verdict, variant_row
 
 DRAMATIC, SOME = 2.0, 1.2  # times as long until the first token
 CHANGED = (
@@ -29,8 +29,10 @@ def judge(rows: VariantRows) -> list[Verdict]:
                 "limits; else refuted"
             ),
             outcome=(
-                "holds" if least >= DRAMATIC
-                else "holds-with-limits" if max(median, tail) >= DRAMATIC or least >= SOME
+                "holds"
+                if least >= DRAMATIC
+                else "holds-with-limits"
+                if max(median, tail) >= DRAMATIC or least >= SOME
                 else "refuted"
             ),  # fmt: skip
             reason=(

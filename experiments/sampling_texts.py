@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from workbench.study.texts import HELD_OUT_ROW
-from workbench.study.verdict import Outcome, VariantRows, Verdict, variant_row
+from workbench.experiment.verdict import Outcome, VariantRows, Verdict, variant_row
+from workbench.measure.sampled_texts import HELD_OUT_ROW
 
 COOL = ("temperature 0.5", "temperature 0.8", "temperature 1", "temperature 1.2")
 HOT = ("temperature 1.6", "temperature 2")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workbench.study.verdict import VariantRows, Verdict, variant_row
+from workbench.experiment.verdict import VariantRows, Verdict, variant_row
 
 KEEPS, MOST = 0.95, 0.85  # of the tokens a second
 RATE = "output_tokens_per_s"

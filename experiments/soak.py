@@ -23,9 +23,9 @@ from experiments import flat_memory
 from experiments.soak_requests import random_requests
 from workbench.engine.load import load
 from workbench.engine.runner import Runner
+from workbench.machine.environment import environment
 from workbench.request import FinishReason, Request
-from workbench.study.dated_record import write_dated_record
-from workbench.study.environment import environment
+from workbench.runs.folder import write_dated_record
 from workbench.trace.events import Event, Finished, Preempted, Stepped
 
 CLIENTS = 24  # requests under way
@@ -167,8 +167,16 @@ def main(
         max_num_batched_tokens=256,
     )  # fmt: skip
     spec = runner.model.spec
-    given = random_requests(requests, spec.vocab_size, spec.max_position_embeddings, seed, text=runner.tokenizer is not None)
-    settings = {"model": model, "backend": str(runner.backends), "policy": policy, "speculate": speculate, "pages": pages}
+    given = random_requests(
+        requests, spec.vocab_size, spec.max_position_embeddings, seed, text=runner.tokenizer is not None
+    )
+    settings = {
+        "model": model,
+        "backend": str(runner.backends),
+        "policy": policy,
+        "speculate": speculate,
+        "pages": pages,
+    }
     record = {"experiment": "soak", "date": date, "settings": settings | {"seed": seed}, "environment": environment()}
     record |= Soak(runner, seed).run(given, requests)
     print(json.dumps(record, indent=2) if as_json else summarize(record))

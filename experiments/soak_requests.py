@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from workbench.request import Request, SamplingParameters
-from workbench.traffic.arrival import request_from_arrival
-from workbench.traffic.settings import AtOnce, ExponentialLengths, SessionLengths, TrafficWorkload
-from workbench.traffic.source import source_of
+from workbench.simulate.arrival import request_from_arrival
+from workbench.simulate.source import source_of
+from workbench.simulate.traffic_settings import AtOnce, ExponentialLengths, SessionLengths, TrafficWorkload
 
 STOPS = (("e",), ("\n", "self"), ("))", " return", "0"))
 MULTIPLE_OUTPUTS: tuple[dict[str, Any], ...] = ({"n": 2}, {"n": 3}, {"best_of": 3}, {"beams": 2}, {"beams": 3, "n": 2})
@@ -37,7 +37,9 @@ def random_requests(count: int, vocab: int, context: int, seed: int, text: bool 
             prompt, arrival = context + 5, replace(arrival, blocks=())
         arrival = replace(arrival, prompt_tokens=prompt, output_tokens=min(arrival.output_tokens, context // 4))
         request = request_from_arrival(arrival, f"r{number}", vocab)
-        sampling = SamplingParameters.model_validate(request.sampling.model_dump() | _random_sampling(draw, vocab, text))
+        sampling = SamplingParameters.model_validate(
+            request.sampling.model_dump() | _random_sampling(draw, vocab, text)
+        )
         yield replace(request, sampling=sampling, priority=draw.randrange(3), cache_salt=draw.choice(SALTS))
 
 

@@ -6,11 +6,17 @@ from functools import cache
 
 from torch import Tensor
 
-from workbench.sampling.enumeration import TargetRow, NextTokenTable, total_variation, speculative_distribution, target_distribution
+from workbench.experiment.verdict import RuleChange, VariantRows, Verdict, variant_row
+from workbench.measure.metrics import expected_tokens_per_verification
+from workbench.sampling.enumeration import (
+    NextTokenTable,
+    TargetRow,
+    speculative_distribution,
+    target_distribution,
+    total_variation,
+)
 from workbench.sampling.verify import Draft
 from workbench.sampling.verify import rejection_sample as engine_rule
-from workbench.study.acceptance import expected_tokens_per_verification
-from workbench.study.verdict import VariantRows, RuleChange, Verdict, variant_row
 
 # A target over four tokens that knows the last one, and a draft that knows none; in quarters, so that sums are exact.
 TARGET: NextTokenTable = {

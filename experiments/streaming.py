@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import median
 
-from workbench.study.verdict import VariantRows, RuleChange, Verdict, variant_row
+from workbench.experiment.verdict import RuleChange, VariantRows, Verdict, variant_row
 
 OVERHEAD, SOME = 1.05, 1.01  # times the tokens a second without streaming
 SAME, ALIKE = 1.05, 1.25  # times the total time

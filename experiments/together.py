@@ -14,11 +14,11 @@ from typing import Annotated
 
 import typer
 
-from workbench.study.environment import environment
-from workbench.study.experiment import Experiment
-from workbench.study.machine import cpu_times, others_cpu_share
-from workbench.study.run import run_requests, runner_for
-from workbench.study.workload import requests_of
+from workbench.experiment.build import requests_of
+from workbench.experiment.experiment import Experiment
+from workbench.machine.environment import environment
+from workbench.machine.processor import cpu_times, others_cpu_share
+from workbench.measure.run import run_requests, runner_for
 
 HERE = Path(__file__).resolve().parent
 PREDICTION = 5.0  # at least: a step of 16 rows reads the weights once, as a step of one does

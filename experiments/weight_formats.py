@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from workbench.study.verdict import Outcome, VariantRows, Verdict, variant_row
+from workbench.experiment.verdict import Outcome, VariantRows, Verdict, variant_row
 
 FULL, INT8, INT4 = "bfloat16", "int8", "int4, groups of 64"
 W8A8 = "int8, activations int8"  # shown beside INT8; the rule does not ask for it

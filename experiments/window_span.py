@@ -5,7 +5,7 @@ The rule on the middle was changed after the run (`CHANGED`).
 
 from __future__ import annotations
 
-from workbench.study.verdict import VariantRows, RuleChange, Verdict, variant_row
+from workbench.experiment.verdict import RuleChange, VariantRows, Verdict, variant_row
 
 FULL, NARROW = "float32", "window 64"
 WINDOWS = {"window 512": 512, "window 256": 256, "window 128": 128, "window 64": 64}
@@ -35,7 +35,9 @@ def window_bounds(rows: VariantRows) -> Verdict:
     """
     full = variant_row(rows, FULL)
     per_token = full["stored_bytes_per_token"]
-    bounded = all(variant_row(rows, name)["kv_bytes"] <= (span + 2 * PAGE) * per_token for name, span in WINDOWS.items())
+    bounded = all(
+        variant_row(rows, name)["kv_bytes"] <= (span + 2 * PAGE) * per_token for name, span in WINDOWS.items()
+    )
     shares = []
     for name, span in WINDOWS.items():
         for depth, found in variant_row(rows, name)["copying"].items():

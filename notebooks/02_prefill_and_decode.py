@@ -35,7 +35,7 @@ for name, mine in events.items():
 # knows of it. Try other lengths above.
 
 # %%
-from workbench.study.metrics import summarize
+from workbench.measure.metrics import summarize
 from workbench.trace.recorder import Recorder
 
 recorder = Recorder()

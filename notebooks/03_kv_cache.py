@@ -21,7 +21,9 @@ spec
 layers, attention = len(spec.layers), spec.layers[0].attention
 by_formula = 2 * layers * attention.num_kv_heads * attention.head_dim * runner.model.dtype.itemsize
 room = sum(pages + 1 for pages in runner.store.num_pages) * runner.store.page_size
-print(f"2 x {layers} layers x {attention.num_kv_heads} groups x {attention.head_dim} dim x {runner.model.dtype.itemsize} bytes")
+print(
+    f"2 x {layers} layers x {attention.num_kv_heads} groups x {attention.head_dim} dim x {runner.model.dtype.itemsize} bytes"
+)
 print(f"= {by_formula:,} bytes a token; allocated: {runner.store.bytes / room:,.0f}")
 
 # %% [markdown]
@@ -51,9 +53,8 @@ for step in [event for event in events if event.kind == "stepped"][::8]:
 # first choice.
 
 # %%
-from workbench.study.divergence import ReferenceLogits, measure_divergence
-from workbench.study.forced import ForcedText
-from workbench.study.memory_held import compare_memory
+from workbench.measure.quality.teacher_forcing import ForcedText, ReferenceLogits, measure_divergence
+from workbench.memory.measured import compare_memory
 
 text = "\n".join(f"def f{n}(x):\n    return x * {n} + 1\n" for n in range(30))
 ids = tuple(runner.tokenizer.encode(text))[:400]
@@ -92,4 +93,4 @@ widgets.MemoryCalculator("shape:llama-3.1-8b", context=8192, batch=16, memory="h
 # - `cache={"format": "int4", "residual": 128}`: more in full precision. Is the text nearer to the dense cache's?
 #
 # The same figures in a terminal: `workbench memory shape:llama-3.1-8b --context 8192 --batch 16 --memory 80GB`. Read on
-# in `workbench/cache/format.py`, `workbench/cache/store.py`, `workbench/model/memory.py`.
+# in `workbench/kv_cache/format.py`, `workbench/kv_cache/store.py`, `workbench/model/memory.py`.

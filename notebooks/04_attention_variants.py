@@ -122,6 +122,6 @@ widgets.AttentionView(own, TEXT, max_tokens=0, layer=2)
 # - `backends=["eager", "inductor", "mlir"]` in the check: which backends can carry out your mask, and how do they refuse?
 #
 # Where to read: `compiled_kernels/masks.py` and `compiled_kernels/scores.py` (masks and score functions),
-# `workbench/model/composition.py` (what a configuration may say), `experiments/custom_attention.py` (score functions and
+# `workbench/model/attention_config.py` (what a configuration may say), `experiments/custom_attention.py` (score functions and
 # whole modules of your own), `experiments/window_span.yaml` (the measurement above, in full). `03_kv_cache` has the
 # bytes, `05_sampling` goes on with what becomes of the logits.

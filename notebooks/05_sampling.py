@@ -7,8 +7,8 @@
 # %%
 import workbench
 from workbench import SamplingParameters, widgets
+from workbench.sampling.filter_trace import entropy_bits, trace_filters
 from workbench.sampling.filters import History
-from workbench.sampling.stages import entropy_bits, trace_filters
 
 runner = workbench.load("demo", backend="eager")
 PROMPT = "def read_file(path):\n    with open("

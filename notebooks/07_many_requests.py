@@ -50,6 +50,7 @@ timeline.keep()
 # all have left. Continuous batching fills a place in the very next step (Yu et al. 2022, Orca). Compare the rows of
 # those that wait, and the number of steps.
 
+
 # %%
 def served(requests, **settings):
     """The timeline of `requests` on a runner with these settings."""
@@ -142,12 +143,12 @@ tables
 # %% [markdown]
 # ## Try
 # - Another policy: `served(asked(8), policy="shortest_prompt", max_num_seqs=2)`; `policy="priority"`, `"fair"`, or a
-#   function of your own (`workbench/engine/policy.py`).
+#   function of your own (`workbench/scheduler/policy.py`).
 # - The same timeline in Perfetto: a run's folder holds `trace.json` (see `09_experiments`); open it in
 #   ui.perfetto.dev. `widgets.Timeline(record)` shows the same events.
 # - More than this machine can do: `workbench simulate` runs the same scheduler against a machine that is only
 #   described, thousands of requests in seconds, and a fleet of such machines behind a router
 #   (`workbench/simulate/fleet.py`).
 #
-# To read: `workbench/engine/scheduler.py` (who runs), `workbench/engine/granting.py` (who is preempted, and the words for
-# it), `workbench/cache/holdings.py` (who holds what), `workbench/cache/prefix.py` (what is found again).
+# To read: `workbench/scheduler/scheduler.py` (who runs), `workbench/scheduler/allocate.py` (who is preempted, and the words for
+# it), `workbench/kv_cache/manager.py` (who holds what), `workbench/kv_cache/prefix.py` (what is found again).

@@ -84,5 +84,5 @@ widgets.SpeculationView(events, tokenizer=lookup.tokenizer)
 # - `accept: match` lets only those guesses stand that would have been drawn anyway: seeded output is the same, token
 #   for token. What does it cost in acceptance?
 #
-# Read: `workbench/sampling/verify.py` (the rule), `workbench/engine/drafts.py`, `draft_model.py` and `lookup.py`. The
+# Read: `workbench/sampling/verify.py` (the rule), `workbench/speculative/proposers.py`, `draft_model.py` and `lookup.py`. The
 # load from which on it loses is measured by `experiments/speculation.yaml`.

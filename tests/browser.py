@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from tests.patience import limit, scale
-from workbench.lab.browser import Browser
-from workbench.lab.needs import missing_browser, missing_lab
-from workbench.lab.page import LabSession, NotebookPage
+from tools.notebooks.browser import Browser
+from tools.notebooks.page import LabSession, NotebookPage
 from workbench.lab.server import LabServer
+from workbench.lab.start import missing_browser, missing_lab
 
 ROOT = Path(__file__).resolve().parent.parent
 browser = pytest.mark.timeout(limit(240))

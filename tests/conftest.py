@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.browser import lab
 from tests.patience import TEST_SECONDS, limit
-from workbench.engine import patience
+from workbench import progress as patience
 
 __all__ = ["lab"]
 

@@ -14,13 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import workbench
-import workbench.study.generation as generation_module
+import workbench.measure.run as generation_module
 from compiled_kernels import Backend
 from compiled_kernels.level import Level
 from workbench.cli import main
 from workbench.errors import WorkbenchError
-from workbench.study.record import Record
-from workbench.study.run_folder import MANIFEST, MARKER, fingerprint
+from workbench.runs.folder import MANIFEST, MARKER, fingerprint
+from workbench.runs.record import Record
 
 ROOT = Path(__file__).resolve().parents[1]
 GENERATE = ["generate", "--lane", "eager", "--max-tokens", "8"]
@@ -303,7 +303,7 @@ def test_reproduce_says_what_differs(run_folder: Path, tmp_path: Path, capsys) -
 
 
 def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    import workbench.study.doctor as doctor
+    import workbench.machine.doctor as doctor
 
     monkeypatch.setattr(doctor, "EXTRAS", {"triton": ("no_such_module", ""), "dev": ("pytest", "")})
     monkeypatch.setattr(doctor, "backend_problems", lambda: {"eager": None, "inductor": "no [C++] compiler"})
@@ -315,14 +315,16 @@ def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
     assert main(["doctor", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert set(found) == {"level", "backends", "auto_backend", "extras", "models", "environment"}
-    assert set(found["auto_backend"]["tries"]) <= {str(backend) for backend in Backend} and found["auto_backend"]["reason"]
+    assert (
+        set(found["auto_backend"]["tries"]) <= {str(backend) for backend in Backend} and found["auto_backend"]["reason"]
+    )
     assert found["backends"] == {"eager": None, "inductor": "no [C++] compiler"}
     assert found["models"] == {"demo": None, "demo-draft": None} and found["extras"]["dev"] is None
 
 
 def test_doctor_shows_what_auto_chose_and_why(capsys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from compiled_kernels.remembered import ResultCache, machine_key
-    from workbench.engine.trial import AUTOTUNE_VERSION
+    from compiled_kernels.result_cache import ResultCache, machine_key
+    from workbench.executors.autotune import AUTOTUNE_VERSION
 
     monkeypatch.setenv("WORKBENCH_CACHE_DIR", str(tmp_path))
     assert main(["doctor", "--json"]) == 0
@@ -348,7 +350,7 @@ def test_doctor_shows_what_auto_chose_and_why(capsys, monkeypatch: pytest.Monkey
 
 
 def test_doctor_shows_how_weights_were_laid_out_and_why(capsys, monkeypatch, tmp_path: Path) -> None:
-    from compiled_kernels.remembered import ResultCache
+    from compiled_kernels.result_cache import ResultCache
 
     tried = {
         "model": "demo", "weights": "dense bfloat16", "cache": "int8 bfloat16", "threads": 2, "cpu": "X",
@@ -376,7 +378,7 @@ def test_doctor_shows_how_weights_were_laid_out_and_why(capsys, monkeypatch, tmp
     [(None, "eager and inductor work here"), (Level.V3, "level v3 of the instruction set, held down from v4+vnni by")],
 )
 def test_doctor_says_what_the_processor_carries_out(here: Level | None, told: str, capsys, monkeypatch) -> None:
-    import workbench.study.doctor as doctor
+    import workbench.machine.doctor as doctor
 
     monkeypatch.setattr(doctor, "current_level", lambda: here)
     monkeypatch.setattr(doctor, "machine_level", lambda: Level.V4_VNNI)

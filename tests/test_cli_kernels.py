@@ -11,17 +11,17 @@ import pytest
 
 import compiled_kernels.check as check_module
 import workbench
-import workbench.study.bench as bench_module
-import workbench.study.kernel_bench as kernel_bench_module
-import workbench.study.kernel_show as kernel_show_module
+import workbench.bench.kernels as kernel_bench_module
+import workbench.bench.kernels as kernel_show_module
+import workbench.bench.model as bench_module
+from compiled_kernels.backends import Backend, backend_problems
 from compiled_kernels.cases import case_of, suite_of, suites
 from compiled_kernels.check import CheckResult
-from compiled_kernels.backends import Backend, backend_problems
 from compiled_kernels.measure import KernelMeasurement, KernelTiming
 from compiled_kernels.mlir import ahead
 from workbench.cli import main
+from workbench.machine.ceilings import Ceiling, MachineCeilings
 from workbench.request import Request, SamplingParameters
-from workbench.study.ceilings import Ceiling, MachineCeilings
 from workbench.trace.events import Finished
 
 OPERATORS = [suite.operator for suite in suites()]
@@ -43,7 +43,9 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def measure(suite: Any, case: Any, backends: Any, *_: Any) -> KernelMeasurement:
         there = {backend: TIMES[backend] for backend in backends if backend in TIMES}
-        return KernelMeasurement("cache", 4, 1000, there, {backend: "not here" for backend in backends if backend not in there})
+        return KernelMeasurement(
+            "cache", 4, 1000, there, {backend: "not here" for backend in backends if backend not in there}
+        )
 
     made_up = MachineCeilings((ceiling("read", 8e9, "bytes/s"),), (ceiling("gemm", 1e12, "FLOP/s"),))
     monkeypatch.setattr(kernel_bench_module, "measure", measure)
@@ -204,7 +206,9 @@ def test_a_mistake_is_one_line_and_code_2(asked: list[str], expected: str, capsy
     assert out == "" and expected in line and "Traceback" not in err
 
 
-MLIR = pytest.mark.skipif(backend_problems()[Backend.MLIR] is not None, reason=f"backend mlir: {backend_problems()[Backend.MLIR]}")
+MLIR = pytest.mark.skipif(
+    backend_problems()[Backend.MLIR] is not None, reason=f"backend mlir: {backend_problems()[Backend.MLIR]}"
+)
 PTX = pytest.mark.skipif(find_spec("triton") is None, reason="pip install 'inference-workbench[triton]'")
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from workbench.cli import main
-from workbench.lab import needs, start, stay_home
-from workbench.lab.folder import notebooks_folder, notebooks_in
+from workbench.lab import start, stay_home
+from workbench.lab import start as needs
+from workbench.lab.start import notebooks_folder, notebooks_in
 
 PERCENT = "# %%\nx = 1\n"
 

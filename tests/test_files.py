@@ -138,8 +138,11 @@ VALUES = st.recursive(PLAIN, lambda inner: st.lists(inner) | st.dictionaries(st.
 @given(VALUES)
 def test_all_json_there_is_comes_back(value: Any) -> None:
     assert read_json(json.dumps(value)) == value
-    assert read_json(json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass").decode("utf-8", "replace"))\
-        is not None or value is None
+    assert (
+        read_json(json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass").decode("utf-8", "replace"))
+        is not None
+        or value is None
+    )
 
 
 @given(VALUES, st.integers(0, 3), st.sampled_from([None, 1]), st.data())
@@ -150,7 +153,7 @@ def test_a_key_that_stands_twice_in_json_is_named_with_its_lines(
     text = json.dumps(around, indent=indent)
     assert read_json(text) == around
     key = json.dumps("twice") if data.draw(st.booleans()) else '"\\u0074wice"'
-    text = "\n" * above + text.replace('"last": 1', f'{key}: 1')
+    text = "\n" * above + text.replace('"last": 1', f"{key}: 1")
     with pytest.raises(UnreadableText) as error:
         read_json(text)
     lines = [number for number, line in enumerate(text.split("\n"), 1) if '"twice"' in line or key in line]

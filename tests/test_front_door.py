@@ -14,9 +14,10 @@ import pytest
 from pydantic import BaseModel
 
 import workbench
-from workbench.cache import evict
 from workbench.engine.runner import Runner
-from workbench.study import experiment, sweep_part
+from workbench.experiment import experiment
+from workbench.experiment import settings as sweep_part
+from workbench.kv_cache import eviction as evict
 
 ROOT = Path(__file__).resolve().parents[1]
 # Not triton: torch imports it by itself where it is installed.

@@ -27,16 +27,15 @@ from tests.offline.batches import LINES, written
 from tests.offline.batches import run as run_lines
 from tests.offline.test_resume import whole
 from tests.study.runs import small_recorder
-from workbench.cache import host
+from workbench.claims.ledger import LedgerEntry, write_ledger
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
-from workbench.ledger.entry import LedgerEntry, write_ledger
-from workbench.records.runs import open_runs
-from workbench.study import run_folder
-from workbench.study.dated_record import write_dated_record
-from workbench.study.intact import MARKER, check_folder
-from workbench.study.record import Record
-from workbench.study.run_folder import writing
+from workbench.kv_cache import offload as host
+from workbench.runs import folder as run_folder
+from workbench.runs.condition import MARKER, check_folder
+from workbench.runs.folder import write_dated_record, writing
+from workbench.runs.record import Record
+from workbench.runs.runs import open_runs
 from workbench.sweep.point import write_json
 from workbench.trace.events import Finished
 

@@ -14,30 +14,29 @@ import pytest
 from tests.offline.batches import model
 from tests.records.folders import environment, write
 from tests.test_files import HOSTILE_JSON, HOSTILE_YAML
+from workbench.claims.ledger import read_ledger
+from workbench.claims.stored_record import latest_record
 from workbench.cli.quality import parse_variant
 from workbench.cli.shared import parse_settings
 from workbench.economics.prices import load_prices
 from workbench.errors import WorkbenchError
-from workbench.ledger.entry import read_ledger
-from workbench.ledger.kept import latest_record
-from workbench.model.config_fields import read_object
-from workbench.model.safetensors_files import read_header
-from workbench.offline.lines import parse_line
+from workbench.experiment.experiment import Experiment
+from workbench.model.hf.fields import read_object
+from workbench.model.hf.safetensors_files import read_header
 from workbench.offline.output_file import OutputFile
-from workbench.prompt.chat import ChatTemplate
+from workbench.offline.requests import parse_line
+from workbench.prompt.templates import ChatTemplate
 from workbench.prompt.tokenizer import Tokenizer
-from workbench.records.item import find_compared_runs
-from workbench.records.runs import open_runs
-from workbench.records.sweep_read import read_sweep
-from workbench.study.experiment import Experiment
-from workbench.study.intact import MANIFEST, check_folder
-from workbench.study.record import Record
-from workbench.sweep.folder import SweepFolder
+from workbench.reports.sweep_report import read_sweep
+from workbench.runs.compared_run import find_compared_runs
+from workbench.runs.condition import MANIFEST, check_folder
+from workbench.runs.record import Record
+from workbench.runs.runs import open_runs
+from workbench.simulate.trace_files import read_trace
+from workbench.sweep.folder import SweepFolder, experiment_with_axes
 from workbench.sweep.point import Outcome, SweepPoint
 from workbench.sweep.settings import parse_executor
-from workbench.sweep.words import experiment_with_axes
-from workbench.traffic.replay import read_trace
-from workbench.widgets.roofline.points import points_of
+from workbench.widgets.roofline.data import points_of
 
 
 def raw(text: str | bytes) -> bytes:

@@ -13,14 +13,18 @@ PACKAGES = ("workbench", "compiled_kernels", "experiments")
 # Lower rooms first; a module may import its own room and those below it.
 ORDER = [
     (
-        "workbench.errors", "workbench.files", "workbench.pixels", "workbench.progress", "workbench.shown",
-        "workbench.stages",
+        "workbench.errors",
+        "workbench.files",
+        "workbench.pixels",
+        "workbench.progress",
+        "workbench.display",
+        "workbench.progress",
     ),
     ("compiled_kernels",),
-    ("workbench.batch", "workbench.request", "workbench.trace", "workbench.user_parts"),
+    ("workbench.batch", "workbench.request", "workbench.trace", "workbench.custom"),
     ("workbench.traffic",),
     ("workbench.economics",),
-    ("workbench.cache",),
+    ("workbench.kv_cache",),
     ("workbench.prompt",),
     ("workbench.model",),
     ("workbench.sampling",),
@@ -28,10 +32,10 @@ ORDER = [
     ("workbench.offline",),
     ("workbench.fleet",),
     ("workbench.study",),
-    ("workbench.records",),
-    ("workbench.peers",),
+    ("workbench.runs",),
+    ("benchmarks.peers",),
     ("workbench.sweep",),
-    ("workbench.ledger",),
+    ("workbench.claims",),
     ("workbench.widgets",),
     ("workbench.lab",),
     ("workbench.testing",),
@@ -39,20 +43,34 @@ ORDER = [
     ("workbench.cli",),
 ]
 FREE_OF_TORCH = (
-    "workbench/cache/pages.py",
-    "workbench/cache/holdings.py",
-    "workbench/cache/moves.py",
-    "workbench/cache/prefix.py",
-    "workbench/cache/radix.py",
-    "workbench/cache/tables.py",
+    "workbench/kv_cache/pages.py",
+    "workbench/kv_cache/manager.py",
+    "workbench/kv_cache/pages.py",
+    "workbench/kv_cache/prefix.py",
+    "workbench/kv_cache/radix_tree.py",
+    "workbench/kv_cache/pages.py",
     "workbench/files.py",
     "workbench/pixels.py",
     "workbench/request.py",
-    "workbench/shown.py",
-    *(f"workbench/engine/{name}.py" for name in (
-        "scheduler", "plan", "granting", "lawful", "limits", "policies", "policy", "queue", "schedule", "serving",
-        "stretch", "tenants", "views",
-    )),  # fmt: skip
+    "workbench/display.py",
+    *(
+        f"workbench/engine/{name}.py"
+        for name in (
+            "scheduler",
+            "plan",
+            "granting",
+            "lawful",
+            "limits",
+            "policies",
+            "policy",
+            "queue",
+            "schedule",
+            "serving",
+            "stretch",
+            "tenants",
+            "views",
+        )
+    ),  # fmt: skip
     *(
         path.relative_to(ROOT).as_posix()
         for room in ("trace", "traffic", "economics", "fleet")
@@ -105,5 +123,5 @@ def test_integers_name_no_torch(name: str) -> None:
 def test_the_check_can_fail(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.py"
     wrong.write_text("from workbench.engine.runner import Runner\n")
-    found = violations(wrong, "workbench.cache.wrong")
+    found = violations(wrong, "workbench.kv_cache.wrong")
     assert found == ["workbench.cache.wrong imports workbench.engine.runner.Runner"]

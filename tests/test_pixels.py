@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.pixels import colorize, data_uri, upscale, png, max_pool
+from workbench.pixels import colorize, data_uri, max_pool, png, upscale
 
 
 def read(data: bytes) -> np.ndarray:

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from workbench.claims.claim import Claim, ClaimSource, ClaimTrial, MissingEvidence
+from workbench.claims.ledger import LedgerEntry
+from workbench.display import MAX_TABLE_ROWS, Displayable, Table, format_ranges, non_default_settings
 from workbench.engine.load import describe_model
-from workbench.ledger.claim import Claim, MissingEvidence, ClaimSource, ClaimTrial
-from workbench.ledger.entry import LedgerEntry
-from workbench.records.comparison import Comparison
+from workbench.experiment.experiment import Experiment
 from workbench.request import Request, SamplingParameters, Sequence
-from workbench.shown import MAX_TABLE_ROWS, Displayable, Table, non_default_settings, format_ranges
-from workbench.study.experiment import Experiment
+from workbench.runs.comparison import Comparison
 from workbench.trace.events import Finished
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -113,7 +113,9 @@ def test_what_differs_from_the_defaults_is_the_whole_experiment(file: Path) -> N
         place[last] = value
     assert Experiment.from_values(values) == whole
     shown = yaml.safe_load(whole.to_yaml())
-    assert len(list(non_default_settings(whole))) < sum(1 for _ in _leaves(shown)), "some settings are at their defaults"
+    assert len(list(non_default_settings(whole))) < sum(1 for _ in _leaves(shown)), (
+        "some settings are at their defaults"
+    )
     assert whole._repr_html_().index("<details>") < whole._repr_html_().index("<pre>")
 
 

@@ -7,11 +7,11 @@ import re
 import pytest
 
 from workbench import progress
-from workbench.progress import Progress
-from workbench.stages import StageCounter, ProgressStage, progress_stages
-from workbench.study import comparison, pareto
-from workbench.study.comparison import run_comparison
-from workbench.study.experiment import Experiment
+from workbench.experiment.experiment import Experiment
+from workbench.measure import chart as pareto
+from workbench.measure import compare_variants as comparison
+from workbench.measure.compare_variants import run_comparison
+from workbench.progress import Progress, ProgressStage, StageCounter, progress_stages
 
 TWO: dict[str, dict] = {"a": {}, "b": {"cache.page_size": 16}}
 

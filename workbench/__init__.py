@@ -16,18 +16,18 @@ import typing as _typing  # private, like every name here that is not public
 
 if _typing.TYPE_CHECKING:
     from workbench import widgets
+    from workbench.custom import register
     from workbench.engine.beam_search import beam_search
     from workbench.engine.load import load
     from workbench.errors import WorkbenchError
-    from workbench.records.comparison import compare
-    from workbench.records.reproduce import reproduce
-    from workbench.records.runs import open_runs
-    from workbench.request import Request, SamplingParameters
     from workbench.experiment.experiment import Experiment
-    from workbench.runs.record import Record
     from workbench.measure.run import run
+    from workbench.reports.reproduce import reproduce
+    from workbench.request import Request, SamplingParameters
+    from workbench.runs.comparison import compare
+    from workbench.runs.record import Record
+    from workbench.runs.runs import open_runs
     from workbench.sweep.run import run_sweep
-    from workbench.custom import register
 
 __version__ = "0.1.0"
 __all__ = [
@@ -37,13 +37,13 @@ __all__ = [
 
 _HOMES = {
     "beam_search": "workbench.engine.beam_search",
-    "compare": "workbench.records.comparison",
+    "compare": "workbench.runs.comparison",
     "Experiment": "workbench.experiment.experiment",
     "load": "workbench.engine.load",
-    "open_runs": "workbench.records.runs",
+    "open_runs": "workbench.runs.runs",
     "Record": "workbench.runs.record",
     "register": "workbench.custom",
-    "reproduce": "workbench.records.reproduce",
+    "reproduce": "workbench.reports.reproduce",
     "Request": "workbench.request",
     "run": "workbench.measure.run",
     "run_sweep": "workbench.sweep.run",

@@ -28,7 +28,9 @@ class TokenBatch:
     slot_mapping: tuple[Int[Tensor, " token"], ...]
     logits_indices: Int[Tensor, " sample"]
     decode_only: bool
-    quantize_on_write: bool = True  # whether `write` quantizes what becomes old enough; False if `KVStore.quantize_pending` did
+    quantize_on_write: bool = (
+        True  # whether `write` quantizes what becomes old enough; False if `KVStore.quantize_pending` did
+    )
 
     @property
     def num_tokens(self) -> int:

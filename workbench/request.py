@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from workbench.shown import ConciseRepr, Displayable, Table, non_default_settings
+from workbench.display import ConciseRepr, Displayable, Table, non_default_settings
 
 MAX_STOP_STRINGS = 64
 MAX_LOGPROBS = 100
@@ -110,7 +110,6 @@ class SamplingParameters(ConciseRepr, Displayable, BaseModel):
         if "" in value:
             raise ValueError("a stop string must not be empty")
         return value
-
 
     @model_validator(mode="after")
     def _several(self) -> SamplingParameters:

@@ -1,5 +1,5 @@
 """Weights laid out in panels, and the products that read them."""
 
-from compiled_kernels.blocked.layout import from_panels, in_panels, panels_problem, shape_of, to_panels, as_words
+from compiled_kernels.blocked.layout import as_words, from_panels, in_panels, panels_problem, shape_of, to_panels
 
 __all__ = ["from_panels", "in_panels", "refusal", "shape_of", "to_panels", "words"]

@@ -59,9 +59,17 @@ def few_text(product: FewRows) -> str:
 
 def _widened(lines: Lines, product: FewRows) -> InputRows:
     """Name what sums of float32 read x from: itself, or bfloat16 widened beforehand where that is little memory."""
-    if product.w8a8 or product.uses_bf16_pairs or product.x_dtype == "f32" or product.rows * product.in_features * 4 > MAX_WIDENED_BYTES:
+    if (
+        product.w8a8
+        or product.uses_bf16_pairs
+        or product.x_dtype == "f32"
+        or product.rows * product.in_features * 4 > MAX_WIDENED_BYTES
+    ):
         return InputRows("%x", product.x_type, product.x_dtype, ())
-    kind, lanes = rows_type(product.in_features, "f32", product.rows), largest_divisor(product.in_features, product.lanes)
+    kind, lanes = (
+        rows_type(product.in_features, "f32", product.rows),
+        largest_divisor(product.in_features, product.lanes),
+    )
     bounds = [lines.index(bound) for bound in (0, product.rows, 1, product.in_features, lanes)]
     lines.emit(f"%wide = memref.alloca() {{alignment = 64 : i64}} : {kind}")
     lines.emit(f"scf.for %wide_row = {bounds[0]} to {bounds[1]} step {bounds[2]} {{")
@@ -109,7 +117,9 @@ def _block(lines: Lines, product: FewRows, x: InputRows, panel: str, columns: ra
     _fetch(lines, product, panel, at, columns)
     kind = product.weight_types[0]
     words = [lines.load("%w0", f"{panel}, {at}, {lines.index(column)}", kind, lanes, "i32") for column in columns]
-    lines.end_loop(step_sums(lines, words, product.weight_dtype, x, f"%k{mark}", names, lanes, product.uses_bf16_pairs), lanes)
+    lines.end_loop(
+        step_sums(lines, words, product.weight_dtype, x, f"%k{mark}", names, lanes, product.uses_bf16_pairs), lanes
+    )
     return found
 
 
@@ -117,8 +127,12 @@ def _integers(lines: Lines, product: FewRows, rows: list[str], panel: str, colum
     """Sums along the whole width of products of integers, which are exact: there are no blocks to keep apart."""
     lanes, mark, int8 = product.lanes, lines.serial, product.int8_rows
     names = [f"%s{mark}_{i}" for i in range(len(rows) * len(columns))]
-    over = f"%k{mark} = {lines.index(0)} to {lines.index(product.in_features)} step {lines.index(product.values_per_word)}"
-    found = lines.begin_loop(f"%whole{mark}", over, names, [lines.constant("0", lanes, "i32")] * len(names), lanes, "i32")
+    over = (
+        f"%k{mark} = {lines.index(0)} to {lines.index(product.in_features)} step {lines.index(product.values_per_word)}"
+    )
+    found = lines.begin_loop(
+        f"%whole{mark}", over, names, [lines.constant("0", lanes, "i32")] * len(names), lanes, "i32"
+    )
     at = lines.let(f"arith.divui %k{mark}, {lines.index(product.values_per_word)} : index")
     _fetch(lines, product, panel, at, columns)
     kind = product.weight_types[0]
@@ -162,6 +176,8 @@ def finished(lines: Lines, product: Panels, sums: str, column: str, row: tuple[s
         sums = lines.let(f"arith.mulf {sums}, {scales} : {vector(lanes)}")
     if product.bias:
         place = len(types) - 1
-        bias = lines.extend(lines.load(f"%w{place}", column, types[place], lanes, product.x_dtype), lanes, product.x_dtype)
+        bias = lines.extend(
+            lines.load(f"%w{place}", column, types[place], lanes, product.x_dtype), lanes, product.x_dtype
+        )
         sums = lines.let(f"arith.addf {sums}, {bias} : {vector(lanes)}")
     return sums

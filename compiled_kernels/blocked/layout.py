@@ -46,7 +46,10 @@ def to_panels(weight: Tensor) -> Tensor:
     if problem := panels_problem(weight):
         raise ValueError(problem)
     return rearrange(
-        weight, "(panel column) (row value) -> panel row column value", column=PANEL, value=VALUES_PER_WORD[weight.dtype]
+        weight,
+        "(panel column) (row value) -> panel row column value",
+        column=PANEL,
+        value=VALUES_PER_WORD[weight.dtype],
     ).contiguous()
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from compiled_kernels.blocked.few import finished
-from compiled_kernels.blocked.layout import PANEL_PAIR, PANEL
+from compiled_kernels.blocked.layout import PANEL, PANEL_PAIR
 from compiled_kernels.blocked.registers import InputRows, step_sums, unpack
 from compiled_kernels.blocked.shape import TILE_ROWS, VALUES_PER_WORD, Panels, rows_type
 from compiled_kernels.linear_w8a8.mlir_rows import panel_sums, row_scale
@@ -106,7 +106,9 @@ def many_text(product: ManyRows, finish: Finish) -> str:
 def _body(product: ManyRows, finish: Finish) -> str:
     """Emit the runs of rows, as equal as they can be: a last run of few rows would read the whole weight for them."""
     scratch = "" if product.in_place else f"%block = memref.alloca() {{alignment = 64 : i64}} : {product.block_type}"
-    pairs = (product.panel_distance if product.panel_distance else product.out_features // PANEL) // (1 if product.panel_distance else 2)
+    pairs = (product.panel_distance if product.panel_distance else product.out_features // PANEL) // (
+        1 if product.panel_distance else 2
+    )
     return f"""%zero = arith.constant 0 : index
 %one = arith.constant 1 : index
 %two = arith.constant 2 : index
@@ -310,7 +312,9 @@ def _step(
     """`sums` moved on by vectors of words of the block whose first values stand at `column` of x."""
     if not product.w8a8:
         x = InputRows("%x", product.x_type, product.multiplied_dtype, rows)
-        return step_sums(lines, words, product.multiplied_dtype, x, column, sums, product.lanes, product.uses_bf16_pairs)
+        return step_sums(
+            lines, words, product.multiplied_dtype, x, column, sums, product.lanes, product.uses_bf16_pairs
+        )
     int8 = product.int8_rows
     parts = [unpack_int8(lines, int8, each) if int8.values == product.values_per_word else [each] for each in words]
     at = lines.let(f"arith.divui {column}, {lines.index(int8.values)} : index")

@@ -8,15 +8,14 @@ import functools
 import torch
 from torch import Tensor
 
+from compiled_kernels.backends import BackendError
 from compiled_kernels.blocked.few import FewRows, few_text
-from compiled_kernels.blocked.layout import PANEL, VALUES_PER_WORD, shape_of, as_words
+from compiled_kernels.blocked.layout import PANEL, VALUES_PER_WORD, as_words, shape_of
 from compiled_kernels.blocked.many import ManyRows, many_text, store_sums
 from compiled_kernels.blocked.shape import TILE_ROWS
-from compiled_kernels.expect import COMPUTE_DTYPES, check_argument
-from compiled_kernels.backends import BackendError
 from compiled_kernels.mlir import Kernel, compile_text
-from compiled_kernels.mlir_text import THREADS, MLIR_TYPES, Named, Target, call, declare_arguments
-from compiled_kernels.openmp import BoundCall, libgomp_path
+from compiled_kernels.mlir.invoke import COMPUTE_DTYPES, BoundCall, check_argument, libgomp_path
+from compiled_kernels.mlir_text import MLIR_TYPES, THREADS, Named, Target, call, declare_arguments
 
 
 def linear(name: str, x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -55,9 +54,7 @@ def _expect(name: str, x: Tensor, weight: Tensor, scales: Tensor | None) -> None
 
 
 @functools.lru_cache(maxsize=512)
-def few_rows(
-    target: Target, name: str, rows: int, width: int, out: int, kind: str, x: str, bias: bool
-) -> Kernel:
+def few_rows(target: Target, name: str, rows: int, width: int, out: int, kind: str, x: str, bias: bool) -> Kernel:
     """Emit @{name}(x, weight, scales, bias, out): every thread takes a share of the columns."""
     product = FewRows("product", width, out, kind, x, target, bias, rows)
     arguments = _arguments(product)

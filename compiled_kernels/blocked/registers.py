@@ -22,7 +22,14 @@ class InputRows(NamedTuple):
 
 
 def step_sums(
-    lines: Lines, words: Sequence[str], kind: str, x: InputRows, column: str, sums: Sequence[str], lanes: int, pairs: bool
+    lines: Lines,
+    words: Sequence[str],
+    kind: str,
+    x: InputRows,
+    column: str,
+    sums: Sequence[str],
+    lanes: int,
+    pairs: bool,
 ) -> list[str]:
     """Emit `sums` (of row 0 for each vector of words, of row 1, ...) moved on by what the `words` hold: vectors of
     i32, side by side, whose first values stand at `column` of x."""

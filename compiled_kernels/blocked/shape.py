@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from compiled_kernels.blocked.layout import PANEL_PAIR, PANEL
+from compiled_kernels.blocked.layout import PANEL, PANEL_PAIR
 from compiled_kernels.linear_w8a8.mlir_rows import Int8Rows
 from compiled_kernels.mlir_text import SIZE_BOUND, Target, memref
 
 VALUES_PER_WORD = {"f32": 1, "bf16": 2, "i8": 4}  # of a weight, in a word
 TILE_ROWS = 6  # tokens whose sums are in registers at once: 6 x 4 vectors of 32 registers, 6 x 2 of 16
-MAX_K_BLOCK = 320  # of the width, walked in one go: a pair of panels of bfloat16 that long fills a cache of the first level
+MAX_K_BLOCK = (
+    320  # of the width, walked in one go: a pair of panels of bfloat16 that long fills a cache of the first level
+)
 
 
 @dataclass(frozen=True)
@@ -73,13 +75,19 @@ class Panels:
         """Return the memref types of the weight's words, of its scales and of its bias, as far as there are such."""
         scales = (memref((self.out_features,), "f32"),) if self.weight_dtype == "i8" else ()
         bias = (memref((self.out_features,), self.x_dtype),) if self.bias else ()
-        return (memref((self.out_features // PANEL, self.in_features // self.values_per_word, PANEL), "i32"), *scales, *bias)
+        return (
+            memref((self.out_features // PANEL, self.in_features // self.values_per_word, PANEL), "i32"),
+            *scales,
+            *bias,
+        )
 
     def __post_init__(self) -> None:
         if self.w8a8 and self.weight_dtype != "i8":
             raise ValueError(f"{self.name}: rows of INT8 are multiplied with weights of i8, not of {self.weight_dtype}")
         if self.out_features % PANEL_PAIR or self.in_features % (2 * self.values_per_word):
-            raise ValueError(f"{self.name}: {self.out_features} x {self.in_features} {self.weight_dtype} is not for panels")
+            raise ValueError(
+                f"{self.name}: {self.out_features} x {self.in_features} {self.weight_dtype} is not for panels"
+            )
 
 
 def rows_type(columns: int, kind: str, rows: int = SIZE_BOUND) -> str:

@@ -1,7 +1,6 @@
 """A whole decode step in MLIR. Imports torch-mlir only when it compiles."""
 
 from compiled_kernels.decode_step.shape import LayerShape, QuantizedLayout, StepShape, WeightLayout
-from compiled_kernels.decode_step.step import DecodeStep
-from compiled_kernels.decode_step.steps import DecodeSteps
+from compiled_kernels.decode_step.step import DecodeStep, DecodeSteps
 
 __all__ = ["DecodeStep", "DecodeSteps", "LayerShape", "Packing", "StepShape", "Weight"]

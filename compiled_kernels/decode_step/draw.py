@@ -7,7 +7,7 @@ ends a row before the first token of its own whose row's likeliest is less likel
 
 from __future__ import annotations
 
-from compiled_kernels.decode_step.gate import exp
+from compiled_kernels.decode_step.elementwise import exp
 from compiled_kernels.decode_step.shape import StepShape
 from compiled_kernels.mlir_text import Lines, Named, memref, vector
 

@@ -7,22 +7,22 @@ At a bar all threads wait for one another; where rows are of one sequence, after
 
 from __future__ import annotations
 
-from compiled_kernels.decode_step.gate import gate_text
-from compiled_kernels.decode_step.parts import (
+from compiled_kernels.decode_step.elementwise import gate_text
+from compiled_kernels.decode_step.layer_kernel import (
     AnyProduct,
     LayerKernel,
     int8_buffers,
-    weight_arguments_of,
+    product_text_of,
     quantize,
     quantizers,
     taken,
-    product_text_of,
+    weight_arguments_of,
 )
-from compiled_kernels.decode_step.rotation import write_text, key_norm, query_norm, rotary_text
+from compiled_kernels.decode_step.rotary import key_norm, query_norm, rotary_text, write_text
 from compiled_kernels.mlir_text import Named, call, declare_arguments, memref, thread_share
-from compiled_kernels.paged_attention.mlir_text import attention_text
+from compiled_kernels.paged_attention.mlir_decode import attention_text
+from compiled_kernels.quantized_attention.mlir_decode import attention_text as quantized_text
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention
-from compiled_kernels.quantized_attention.mlir_text import attention_text as quantized_text
 
 
 def layer_text(layer: LayerKernel) -> str:
@@ -107,7 +107,15 @@ def _attend(layer: LayerKernel) -> str:
     if isinstance(attention, QuantizedAttention):
         flat, indices = attention.flat_type, [Named(name, "index") for name in ("line", "line", "length")]
         tables = [Named("flat_quantized_table", flat), Named("flat_table", flat)]
-        item = [queries, Named("floats", attention.float_queries_type), *layer.quantized_pages, *pages, *tables, *indices, *item[5:]]
+        item = [
+            queries,
+            Named("floats", attention.float_queries_type),
+            *layer.quantized_pages,
+            *pages,
+            *tables,
+            *indices,
+            *item[5:],
+        ]
     keep = call(f"{layer.name}_keep", kept)
     return f"""%groups = arith.constant {groups} : index
 %chunks = arith.constant {chunks} : index

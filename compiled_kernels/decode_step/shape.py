@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from compiled_kernels.mlir_text import Target
-from compiled_kernels.quantized_attention.packed import QuantFormat
+from compiled_kernels.quantized_attention.quantize import QuantFormat
 
 
 @dataclass(frozen=True)

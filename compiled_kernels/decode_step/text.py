@@ -7,23 +7,23 @@ What is small (norms, merging, angles) every thread computes for itself rather t
 
 from __future__ import annotations
 
-from compiled_kernels.decode_step.layer import layer_text, layer_arguments
-from compiled_kernels.decode_step.norm import norm_text
-from compiled_kernels.decode_step.parts import (
+from compiled_kernels.decode_step.elementwise import norm_text
+from compiled_kernels.decode_step.layer import layer_arguments, layer_text
+from compiled_kernels.decode_step.layer_kernel import (
     AnyProduct,
     LayerKernel,
-    rotary_arguments,
     head_product,
     int8_buffers,
-    weight_arguments_of,
+    product_text_of,
     quantize,
     quantizers,
+    rotary_arguments,
     taken,
-    product_text_of,
+    weight_arguments_of,
 )
 from compiled_kernels.decode_step.shape import LayerShape, StepShape
 from compiled_kernels.mlir_text import THREADS, Named, call, declare_arguments, exp_function, memref, thread_share
-from compiled_kernels.quantized_attention.mlir_item import span_function
+from compiled_kernels.quantized_attention.mlir_decode import span_function
 
 
 def step_text(shape: StepShape) -> str:
@@ -97,7 +97,10 @@ def _layer_call(layer: LayerKernel, index: int) -> str:
 
 def _logits(shape: StepShape, head: AnyProduct, unit: int) -> str:
     """Emit logits = the norm of x times the head's weight; this thread's columns."""
-    x, weight = Named("x", memref((shape.rows, shape.hidden_size), "f32")), Named("norm", memref((shape.hidden_size,), shape.dtype))
+    x, weight = (
+        Named("x", memref((shape.rows, shape.hidden_size), "f32")),
+        Named("norm", memref((shape.hidden_size,), shape.dtype)),
+    )
     normed = Named("normed", memref((shape.rows, shape.hidden_size), shape.dtype))
     logits = Named("logits", memref((shape.rows, shape.vocab_size), "f32"))
     columns = [Named("vocab_begin", "index"), Named("vocab_end", "index")]

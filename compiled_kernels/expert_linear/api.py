@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from compiled_kernels.expert_linear.reference import reference
-from compiled_kernels.expert_linear.traced import MAX_TRACED_ROWS, traced
 from compiled_kernels.backends import Backend
+from compiled_kernels.expert_linear.inductor import MAX_TRACED_ROWS, traced
+from compiled_kernels.expert_linear.reference import reference
 from compiled_kernels.operators import define_operator
 
 EXPERT_LINEAR = define_operator(
@@ -39,6 +39,11 @@ def expert_linear(
     if backend is Backend.EAGER:
         return reference(x, expert, weight, bias)
     # Which experts are named no graph can read: inside one, products of many rows are opaque.
-    if backend is Backend.INDUCTOR and torch.compiler.is_compiling() and x.shape[0] <= MAX_TRACED_ROWS and x.device.type == "cpu":
+    if (
+        backend is Backend.INDUCTOR
+        and torch.compiler.is_compiling()
+        and x.shape[0] <= MAX_TRACED_ROWS
+        and x.device.type == "cpu"
+    ):
         return traced(x, expert, weight, bias)
     return EXPERT_LINEAR.implementation(backend)(x, expert, weight, bias)

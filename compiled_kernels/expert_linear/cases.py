@@ -5,7 +5,7 @@ import math
 import torch
 
 import compiled_kernels
-from compiled_kernels.cases import Case, Suite, CaseCost, random_normal
+from compiled_kernels.cases import Case, CaseCost, Suite, random_normal
 
 
 def inputs(
@@ -13,7 +13,10 @@ def inputs(
 ) -> tuple:
     """Draw inputs; experts that no row names are NaN."""
     expert = torch.randint(experts, (rows,), generator=generator)
-    weight, shift = random_normal(generator, dtype, (experts, out, width)), random_normal(generator, dtype, (experts, out))
+    weight, shift = (
+        random_normal(generator, dtype, (experts, out, width)),
+        random_normal(generator, dtype, (experts, out)),
+    )
     unnamed = torch.ones(experts, dtype=torch.bool)
     unnamed[expert] = False
     weight[unnamed], shift[unnamed] = torch.nan, torch.nan
@@ -24,9 +27,7 @@ def terms(width: int, **_: object) -> float:
     return 4 + math.sqrt(width)
 
 
-def scale(
-    x: torch.Tensor, expert: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
+def scale(x: torch.Tensor, expert: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Return the typical size of a sum of products of either sign: the root of the sum of their squares; of a row the
     largest."""
     shift = None if bias is None else bias.double().square()

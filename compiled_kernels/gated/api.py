@@ -5,8 +5,8 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
-from compiled_kernels.gated import reference
 from compiled_kernels.backends import Backend
+from compiled_kernels.gated import reference
 from compiled_kernels.operators import Operator, define_operator
 
 

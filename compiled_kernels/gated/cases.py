@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 import compiled_kernels
-from compiled_kernels.cases import Case, Suite, CaseCost, random_normal
+from compiled_kernels.cases import Case, CaseCost, Suite, random_normal
 
 
 def inputs(generator: torch.Generator, tokens: int, hidden: int, dtype: torch.dtype) -> tuple:
@@ -33,5 +33,11 @@ SMALL_SHAPES = [(1, 5760), (16, 5760), (3, 33), (1, 1)]
 SUITES = (
     Suite("gated_silu", inputs, compiled_kernels.gated_silu, _cases(SHAPES), rounding_terms=lambda **_: 8),
     Suite("gated_gelu", inputs, compiled_kernels.gated_gelu, _cases(SMALL_SHAPES), rounding_terms=lambda **_: 12),
-    Suite("gated_clamped", clamped_inputs, compiled_kernels.gated_clamped, _cases(SMALL_SHAPES), rounding_terms=lambda **_: 10),
+    Suite(
+        "gated_clamped",
+        clamped_inputs,
+        compiled_kernels.gated_clamped,
+        _cases(SMALL_SHAPES),
+        rounding_terms=lambda **_: 10,
+    ),
 )

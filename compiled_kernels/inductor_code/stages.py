@@ -1,15 +1,33 @@
-"""The stages of the backend inductor, of the very compilation whose code then ran on the case."""
+"""The kernels inside a module that Inductor wrote: their source in C++ or Triton, by name."""
 
 from __future__ import annotations
 
+import ast
 from typing import Any
 
+from compiled_kernels.backends import Backend, BackendError
 from compiled_kernels.cases import Case, Suite
 from compiled_kernels.inductor_code.fusion import fusion, fusion_text
-from compiled_kernels.inductor_code.sources import kernels
 from compiled_kernels.inductor_code.watch import code_digest, trace_compilation
-from compiled_kernels.backends import Backend, BackendError
 from compiled_kernels.stages import CompilerStage, CompilerStages
+
+LANGUAGES = {"cpp_pybinding": "cpp", "cpp": "cpp", "triton": "triton"}  # methods of async_compile
+
+
+def kernels(code: str) -> dict[str, dict[str, str]]:
+    """Return {"cpp" or "triton": {kernel's name: its source}}; other languages are left out."""
+    found: dict[str, dict[str, str]] = {}
+    for node in ast.walk(ast.parse(code)):
+        if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)):
+            continue
+        method, target = node.value.func, node.targets[0]
+        if not (isinstance(method, ast.Attribute) and isinstance(target, ast.Name) and method.attr in LANGUAGES):
+            continue
+        texts = [each.value for each in node.value.args if isinstance(each, ast.Constant)]
+        text = max((each for each in texts if isinstance(each, str)), key=len, default="")
+        found.setdefault(LANGUAGES[method.attr], {})[target.id] = text
+    return found
+
 
 ORDER = ("graph", "decomposed", "post_grad", "ir", "fused_ir", "fusion", "cpp", "triton", "python")
 COMMENT = {"cpp": "//", "triton": "#"}

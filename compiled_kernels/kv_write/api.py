@@ -12,7 +12,10 @@ KV_WRITE = define_operator(
     "kv_write",
     "(Tensor(a!) pages, Tensor rows, Tensor slots) -> ()",
     lambda pages, rows, slots: None,
-    {Backend.TRITON: "compiled_kernels.kv_write.triton:kv_write", Backend.MLIR: "compiled_kernels.kv_write.mlir:kv_write"},
+    {
+        Backend.TRITON: "compiled_kernels.kv_write.triton:kv_write",
+        Backend.MLIR: "compiled_kernels.kv_write.mlir:kv_write",
+    },
 )
 
 

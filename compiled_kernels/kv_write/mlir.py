@@ -8,12 +8,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from compiled_kernels.cases import Case
-from compiled_kernels.expect import FLOAT_DTYPES, INDEX_DTYPES, check_argument
 from compiled_kernels.backends import BackendError
+from compiled_kernels.cases import Case
 from compiled_kernels.mlir import Kernel, compile_text
-from compiled_kernels.mlir_text import SIZE_BOUND, THREADS, MLIR_TYPES, Lines, Target, largest_divisor, memref
-from compiled_kernels.openmp import BoundCall, libgomp_path
+from compiled_kernels.mlir.invoke import FLOAT_DTYPES, INDEX_DTYPES, BoundCall, check_argument, libgomp_path
+from compiled_kernels.mlir_text import MLIR_TYPES, SIZE_BOUND, THREADS, Lines, Target, largest_divisor, memref
 
 SINGLE_THREAD_TOKENS = 64  # tokens that one thread writes before a second one would be awake
 

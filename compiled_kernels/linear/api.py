@@ -6,9 +6,10 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int8, UInt8
 from torch import Tensor
 
-from compiled_kernels.blocked.layout import from_panels, shape_of
 from compiled_kernels.backends import Backend
-from compiled_kernels.linear import reference, traced
+from compiled_kernels.blocked.layout import from_panels, shape_of
+from compiled_kernels.linear import inductor as traced
+from compiled_kernels.linear import reference
 from compiled_kernels.operators import define_operator
 
 
@@ -26,13 +27,19 @@ LINEAR_INT8 = define_operator(
     "linear_int8",
     "(Tensor x, Tensor values, Tensor scales, Tensor? bias) -> Tensor",
     _fake,
-    {Backend.TRITON: "compiled_kernels.linear.triton:linear_int8", Backend.MLIR: "compiled_kernels.linear.mlir:linear_int8"},
+    {
+        Backend.TRITON: "compiled_kernels.linear.triton:linear_int8",
+        Backend.MLIR: "compiled_kernels.linear.mlir:linear_int8",
+    },
 )
 LINEAR_INT4 = define_operator(
     "linear_int4",
     "(Tensor x, Tensor packed, Tensor scales, Tensor? bias) -> Tensor",
     _fake,
-    {Backend.TRITON: "compiled_kernels.linear.triton:linear_int4", Backend.MLIR: "compiled_kernels.linear.mlir:linear_int4"},
+    {
+        Backend.TRITON: "compiled_kernels.linear.triton:linear_int4",
+        Backend.MLIR: "compiled_kernels.linear.mlir:linear_int4",
+    },
 )
 
 

@@ -6,7 +6,7 @@ import torch
 
 import compiled_kernels
 from compiled_kernels.blocked import from_panels, to_panels
-from compiled_kernels.cases import Case, Suite, CaseCost, random_normal
+from compiled_kernels.cases import Case, CaseCost, Suite, random_normal
 from compiled_kernels.linear.quantize import dequantize_int4, dequantize_int8, quantize_int4, quantize_int8
 from compiled_kernels.linear.reference import linear as exact_linear
 
@@ -57,7 +57,8 @@ def cases(bits: int, **more: int) -> tuple[Case, ...]:
                 Case(
                     f"{tokens}x{width}x{out}" + (f" group {more['group']}" if more else " panels" if panels else ""),
                     {"tokens": tokens, "width": width, "out": out, "dtype": dtype, "bias": out % 2 == 1 or panels}
-                    | more | ({"panels": True} if panels else {}),
+                    | more
+                    | ({"panels": True} if panels else {}),
                     CaseCost(out * width * each // 8 + scales + rows, 2 * tokens * width * out),
                     timed=width > 500 and dtype == torch.bfloat16,
                 )

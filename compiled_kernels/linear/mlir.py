@@ -10,17 +10,16 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from compiled_kernels.backends import BackendError
 from compiled_kernels.blocked import in_panels
 from compiled_kernels.blocked import mlir as blocked
 from compiled_kernels.blocked.shape import TILE_ROWS
 from compiled_kernels.cases import Case
-from compiled_kernels.expect import COMPUTE_DTYPES, check_argument
-from compiled_kernels.backends import BackendError
 from compiled_kernels.linear.mlir_shape import MAX_ROWS_TOGETHER
 from compiled_kernels.linear.mlir_text import Product, product_text
 from compiled_kernels.mlir import Kernel, compile_text
-from compiled_kernels.mlir_text import THREADS, MLIR_TYPES, Named, Target, call, declare_arguments
-from compiled_kernels.openmp import BoundCall, libgomp_path
+from compiled_kernels.mlir.invoke import COMPUTE_DTYPES, BoundCall, check_argument, libgomp_path
+from compiled_kernels.mlir_text import MLIR_TYPES, THREADS, Named, Target, call, declare_arguments
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -65,7 +64,9 @@ def stages(case: Case, operator: str = "linear") -> Mapping[str, str]:
             else blocked.many_rows(Target.current(), operator, *told)[0]
         ).stages
     shape = (min(of["tokens"], MAX_ROWS_TOGETHER), of["width"], of["out"])
-    return _compiled(Target.current(), operator, *shape, kind, MLIR_TYPES[of["dtype"]], of.get("group", 0), of["bias"]).stages
+    return _compiled(
+        Target.current(), operator, *shape, kind, MLIR_TYPES[of["dtype"]], of.get("group", 0), of["bias"]
+    ).stages
 
 
 def _run(x: Tensor, name: str, kind: str, group: int, weights: tuple[Tensor, ...], bias: Tensor | None) -> Tensor:

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from compiled_kernels.linear_w8a8.mlir_rows import Int8Rows
 from compiled_kernels.mlir_text import SIZE_BOUND, Target, largest_divisor, memref
 
-MAX_ROWS_TOGETHER = 4  # tokens whose sums are kept at once; more are more passes over weights that lie in the nearest cache
+MAX_ROWS_TOGETHER = (
+    4  # tokens whose sums are kept at once; more are more passes over weights that lie in the nearest cache
+)
 PREFETCH_BLOCK_BYTES = 8192  # bytes: with blocks of weights up to this size the next block is fetched while one is read
 
 
@@ -37,7 +39,9 @@ class Product:
         if self.w8a8 and self.weight_dtype != "i8":
             raise ValueError(f"{self.name}: rows of INT8 are multiplied with weights of i8, not of {self.weight_dtype}")
         if self.any_rows and (self.accumulate or self.rows > MAX_ROWS_TOGETHER):
-            raise ValueError(f"{self.name}: any number of rows overlaps its last two runs, of {MAX_ROWS_TOGETHER} at most")
+            raise ValueError(
+                f"{self.name}: any number of rows overlaps its last two runs, of {MAX_ROWS_TOGETHER} at most"
+            )
 
     @property
     def stored_rows(self) -> int:
@@ -53,7 +57,13 @@ class Product:
     def uses_bf16_pairs(self) -> bool:
         """Return whether sums are dot products of bfloat16 pairs."""
         fits = self.quant_group % 32 == 0 if self.weight_dtype == "i4" else self.in_features % 32 == 0
-        return self.target.has_bf16_dot and self.x_dtype == "bf16" and self.weight_dtype != "f32" and fits and not self.w8a8
+        return (
+            self.target.has_bf16_dot
+            and self.x_dtype == "bf16"
+            and self.weight_dtype != "f32"
+            and fits
+            and not self.w8a8
+        )
 
     @property
     def values_per_vector(self) -> int:
@@ -75,7 +85,10 @@ class Product:
     @property
     def block(self) -> int:
         """Return weight rows whose sums are kept at once."""
-        return largest_divisor(self.out_features // self.segments, max(1, min(4, self.target.accumulators // min(self.rows, MAX_ROWS_TOGETHER))))
+        return largest_divisor(
+            self.out_features // self.segments,
+            max(1, min(4, self.target.accumulators // min(self.rows, MAX_ROWS_TOGETHER))),
+        )
 
     @property
     def prefetch_rows(self) -> int:

@@ -19,10 +19,20 @@ from torch import Tensor
 
 from compiled_kernels.backends import BackendError
 from compiled_kernels.triton_code.dots import dot, operand
-from compiled_kernels.triton_code.launch import KernelLaunch, ceil_div, check, floor_power_of_two, power_of_two, num_processors, run
+from compiled_kernels.triton_code.launch import (
+    KernelLaunch,
+    ceil_div,
+    check,
+    floor_power_of_two,
+    num_processors,
+    power_of_two,
+    run,
+)
 
 ROW_BYTES = 8192  # of INT8 weights, half of INT4, that a program has under way in the one-row kernels
-PROGRAMS_FOR_WIDE_TILES = 4 * 8  # programs a processor from which a program takes twice the rows, and reads x half as often
+PROGRAMS_FOR_WIDE_TILES = (
+    4 * 8
+)  # programs a processor from which a program takes twice the rows, and reads x half as often
 MEMORY_BOUND_ROWS = 32  # rows up to which a product waits for memory
 MIN_DOT_SIZE = 16
 NUMBERS_PER_PROGRAM = 1024  # numbers a program of `add_parts`
@@ -244,3 +254,32 @@ def linear_int8(x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None) 
 
 def linear_int4(x: Tensor, packed: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
     return run(*plan_int4(x, packed, scales, bias))
+
+
+INVARIANT_TILE = (64, 64, 64, 4)  # outputs, tokens, bytes of a step, warps
+INVARIANT_FLOAT32_TILE = (32, 32, 16, 4)  # float32 has no tensor cores here, and its tiles must fit the registers
+
+
+def plan_batch_invariant(
+    x: Tensor, weights: Tensor, scales: Tensor | None, bias: Tensor | None
+) -> tuple[list[KernelLaunch], Tensor]:
+    """Plan x times `weights`: dense without `scales`, INT8 with one a row, INT4 (uint8) with one a group of columns."""
+    check("linear", x, scales, bias)
+    width, outs, half = x.shape[1], weights.shape[0], 0
+    if weights.dtype == torch.uint8 and scales is not None:
+        half = weights.shape[1] // scales.shape[1]
+        if half != power_of_two(half):
+            raise BackendError(f"linear_int4: backend triton knows groups of a power of two columns, not {2 * half}")
+    scales = torch.ones(outs, device=x.device) if scales is None else scales.contiguous()
+    x, weights = x if x.stride(1) == 1 else x.contiguous(), weights.contiguous()
+    out = x.new_empty(x.shape[0], outs)
+    block_outs, block_tokens, size, warps = INVARIANT_TILE if x.dtype.itemsize == 2 else INVARIANT_FLOAT32_TILE
+    size = max(half, MIN_DOT_SIZE, min(size, power_of_two(weights.shape[1])))
+    arguments = {
+        "x": x, "weights": weights, "scales": scales, "bias": x if bias is None else bias, "out": out, "parts": out,
+        "tokens": x.shape[0], "width": width, "outs": outs, "x_stride": x.stride(0),
+        "steps": ceil_div(weights.shape[1], size), "OUTS": block_outs, "TOKENS": block_tokens, "BYTES": size,
+        "HALF": half, "EVEN": weights.shape[1] % size == 0, "BIAS": bias is not None, "SPLIT": False,
+    }  # fmt: skip
+    grid = (ceil_div(x.shape[0], block_tokens), ceil_div(outs, block_outs), 1)
+    return [KernelLaunch(product, grid, arguments, num_warps=warps, num_stages=4)], out

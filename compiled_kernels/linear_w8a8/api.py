@@ -5,9 +5,9 @@ from __future__ import annotations
 from jaxtyping import Float, Int8
 from torch import Tensor
 
-from compiled_kernels.blocked.layout import from_panels, shape_of
 from compiled_kernels.backends import Backend, BackendError
-from compiled_kernels.linear_w8a8 import traced
+from compiled_kernels.blocked.layout import from_panels, shape_of
+from compiled_kernels.linear_w8a8 import inductor as traced
 from compiled_kernels.linear_w8a8.quantize import MAX_EXACT_COLUMNS
 from compiled_kernels.operators import define_operator
 

@@ -5,7 +5,7 @@ from torch import Tensor
 
 import compiled_kernels
 from compiled_kernels.blocked import from_panels, to_panels
-from compiled_kernels.cases import Case, Suite, CaseCost, random_normal
+from compiled_kernels.cases import Case, CaseCost, Suite, random_normal
 from compiled_kernels.linear.quantize import quantize_int8
 from compiled_kernels.linear.reference import linear
 from compiled_kernels.linear_w8a8.quantize import quantize_rows

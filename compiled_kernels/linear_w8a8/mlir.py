@@ -10,17 +10,16 @@ import torch
 from torch import Tensor
 
 from compiled_kernels.blocked.few import FewRows, few_text
-from compiled_kernels.blocked.layout import PANEL, VALUES_PER_WORD, in_panels, shape_of, as_words
+from compiled_kernels.blocked.layout import PANEL, VALUES_PER_WORD, as_words, in_panels, shape_of
 from compiled_kernels.blocked.many import ManyRows, many_text, store_sums
 from compiled_kernels.blocked.shape import TILE_ROWS
 from compiled_kernels.cases import Case
-from compiled_kernels.expect import COMPUTE_DTYPES, check_argument
 from compiled_kernels.linear.mlir_shape import MAX_ROWS_TOGETHER
 from compiled_kernels.linear.mlir_text import Product, product_text
 from compiled_kernels.linear_w8a8.mlir_rows import TAIL, quantize_text
 from compiled_kernels.mlir import Kernel, compile_text
-from compiled_kernels.mlir_text import SIZE_BOUND, THREADS, MLIR_TYPES, Named, Target, call, declare_arguments, memref
-from compiled_kernels.openmp import BoundCall, libgomp_path
+from compiled_kernels.mlir.invoke import COMPUTE_DTYPES, BoundCall, check_argument, libgomp_path
+from compiled_kernels.mlir_text import MLIR_TYPES, SIZE_BOUND, THREADS, Named, Target, call, declare_arguments, memref
 
 NAME = "linear_w8a8"
 AnyProduct = Product | FewRows | ManyRows
@@ -38,7 +37,9 @@ def linear_w8a8(x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None) 
         weights = (*weights, bias.to(x.dtype).contiguous())
     if not tokens or not out:
         return x.new_empty(tokens, out)
-    kernel, product = _compiled(Target.current(), tokens_of(tokens, panels), width, out, MLIR_TYPES[x.dtype], bias is not None, panels)
+    kernel, product = _compiled(
+        Target.current(), tokens_of(tokens, panels), width, out, MLIR_TYPES[x.dtype], bias is not None, panels
+    )
     rows = torch.empty(tokens, product.int8_rows.words + TAIL, dtype=torch.int32)
     found = torch.empty(tokens, out, dtype=x.dtype if isinstance(product, ManyRows) else torch.float32)
     BoundCall(kernel.address, (x.contiguous(), rows, *weights, found, torch.tensor([tokens])))()
@@ -65,7 +66,16 @@ def _compiled(
     product: AnyProduct
     if not panels:
         product = Product(
-            "product", tokens or MAX_ROWS_TOGETHER, width, out, "i8", x, target, bias=bias, any_rows=not tokens, w8a8=True
+            "product",
+            tokens or MAX_ROWS_TOGETHER,
+            width,
+            out,
+            "i8",
+            x,
+            target,
+            bias=bias,
+            any_rows=not tokens,
+            w8a8=True,
         )
         text = product_text(product)
     elif tokens:

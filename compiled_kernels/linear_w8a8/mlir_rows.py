@@ -154,7 +154,12 @@ def dot(lines: Lines, rows: Int8Rows, sums: str, weights: str, x: str) -> str:
 
 
 def panel_sums(
-    lines: Lines, rows: Int8Rows, parts: Sequence[Sequence[str]], x: Named, names: Sequence[str], at: str,
+    lines: Lines,
+    rows: Int8Rows,
+    parts: Sequence[Sequence[str]],
+    x: Named,
+    names: Sequence[str],
+    at: str,
     sums: Sequence[str],
 ) -> list[str]:
     """`sums` (of row 0 for each vector of words, of row 1, ...) moved on by vectors of a panel's words, side by side and

@@ -1,12 +1,5 @@
-"""Kernels compiled ahead of time for AArch64, without such a machine: what of their MLIR text is portable.
+"""A module of the LLVM dialect as the text of LLVM IR, for an LLVM other than torch-mlir's own."""
 
-The text of a level is compiled as it is. That of `v3` suits NEON: its 16 vectors of 256 bits are the 32 vectors of
-128 bits that AArch64 has. torch-mlir brings LLVM's x86 backend alone, so it goes as far as LLVM IR, and llvmlite,
-whose LLVM has every backend, takes it from there.
-"""
-
-# The stubs of these optional packages, where installed, do not list what they export.
-# pyright: reportAttributeAccessIssue=false, reportMissingImports=false
 from __future__ import annotations
 
 import functools
@@ -15,13 +8,62 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from compiled_kernels.cases import Case, Suite, suite_of, suites
+import ml_dtypes
+import numpy
+
 from compiled_kernels.backends import Backend, BackendError, backend_problems
-from compiled_kernels.level import Level, limited_to, available_levels
+from compiled_kernels.cases import Case, Suite, suite_of, suites
+from compiled_kernels.level import Level, available_levels, limited_to
 from compiled_kernels.mlir.compile import OPT_LEVEL, run_passes
-from compiled_kernels.mlir.llvm_ir import llvm_ir
-from compiled_kernels.mlir.obey import Processor
-from compiled_kernels.mlir.pipeline import passes_to_llvm
+from compiled_kernels.mlir.pipeline import Processor, passes_to_llvm
+
+KINDS = {"float": numpy.float32, "double": numpy.float64, "half": numpy.float16, "bfloat": ml_dtypes.bfloat16}
+LETTER = {"half": "H", "bfloat": "R"}
+_CONSTANT = re.compile(
+    rf"\b(?P<kind>{'|'.join(KINDS)})\b"
+    r"|(?<=[ (])(?:f0x(?P<bits>[0-9A-F]+)|(?P<number>[+-]inf|-?\d+\.\d+(?:e[+-]\d+)?))(?=[,)>\s]|$)"
+)
+
+
+def llvm_ir(llvm: str) -> str:
+    """The text of LLVM IR that a module of the LLVM dialect (its text) stands for."""
+    from torch_mlir.dialects.llvm import translate_module_to_llvmir
+    from torch_mlir.ir import Context, Location, Module
+
+    with Context(), Location.unknown():
+        text = translate_module_to_llvmir(Module.parse(llvm).operation)
+    return "\n".join(map(constants_by_bits, text.split("\n")))
+
+
+def constants_by_bits(line: str) -> str:
+    """A line of LLVM IR with its floating-point constants by their bits, as every LLVM reads them. From 23 on LLVM
+    writes them `-inf`, `f0x3727C5AC` or in the fewest digits, which those before refuse.
+
+    >>> constants_by_bits("  %4 = fmul float %3, f0x3FB8AA3B")
+    '  %4 = fmul float %3, 0x3FF7154760000000'
+    """
+    kind = ""  # of the type named last before a constant
+
+    def written(found: re.Match[str]) -> str:
+        nonlocal kind
+        if found["kind"]:
+            kind = found["kind"]
+        return found[0] if found["kind"] or not kind else _by_bits(kind, found["bits"], found["number"])
+
+    return _CONSTANT.sub(written, line)
+
+
+def _by_bits(kind: str, bits: str | None, number: str | None) -> str:
+    element = KINDS[kind]
+    size = numpy.dtype(element).itemsize
+    if bits is not None:
+        value = numpy.frombuffer(int(bits, 16).to_bytes(size, "little"), element)
+    else:
+        value = numpy.array([float(number or 0)], element)
+    if kind == "float":  # by the bits of the double that is equal to it
+        return f"0x{int(value.astype(numpy.float64).view(numpy.uint64)[0]):016X}"
+    return f"0x{LETTER.get(kind, '')}{int(value.view(f'u{size}')[0]):0{2 * size}X}"
+
 
 TARGETS = {"aarch64": ("aarch64-linux-gnu", Processor("generic", ("+neon",), "neoverse-n1"))}
 NO_LLVM = "llvmlite, whose LLVM has the AArch64 backend, is not installed: pip install llvmlite"

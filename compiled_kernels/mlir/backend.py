@@ -19,9 +19,15 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.tools_common import legalize_graph
 
 from compiled_kernels.backends import BackendError, _mlir_problem
-from compiled_kernels.mlir import suited
-from compiled_kernels.mlir.report import CompileReport, Subgraph, short_names
-from compiled_kernels.mlir.subgraphs import PlacedSubgraph, compile_subgraph, replace_subgraph
+from compiled_kernels.mlir import supported as suited
+from compiled_kernels.mlir.subgraphs import (
+    CompileReport,
+    PlacedSubgraph,
+    Subgraph,
+    compile_subgraph,
+    replace_subgraph,
+    short_names,
+)
 
 NAME = "workbench_mlir"
 

@@ -19,11 +19,9 @@ from torch import Tensor
 from compiled_kernels.backends import UNSUPPORTED_CPU, BackendError
 from compiled_kernels.level import Level, current_level
 from compiled_kernels.mlir.artifacts import ArtifactCache, cache_directory, key_of
-from compiled_kernels.mlir.execute import Code, JITCode, Kernel, SharedObject, open_globally
+from compiled_kernels.mlir.execute import Code, JITCode, Kernel, SharedObject, capture_native_errors, open_globally
 from compiled_kernels.mlir.lower import lower, sources
-from compiled_kernels.mlir.native_errors import capture_native_errors
-from compiled_kernels.mlir.obey import Processor, target_level, processor_of
-from compiled_kernels.mlir.pipeline import run_pipeline, passes_to_llvm
+from compiled_kernels.mlir.pipeline import Processor, passes_to_llvm, processor_of, run_pipeline, target_level
 
 OPT_LEVEL = 3
 
@@ -182,7 +180,9 @@ def engine_of(llvm: str, libraries: tuple[str, ...]) -> Any:
             options: dict[str, Any] = {"shared_libs": list(libraries), "enable_pic": True}
             return ExecutionEngine(Module.parse(llvm), opt_level=OPT_LEVEL, **options)
         except RuntimeError as error:
-            raise BackendError(f"mlir: LLVM does not compile this module: {' '.join(str(error).split())[:300]}") from None
+            raise BackendError(
+                f"mlir: LLVM does not compile this module: {' '.join(str(error).split())[:300]}"
+            ) from None
 
 
 @cache

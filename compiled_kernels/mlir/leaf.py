@@ -58,7 +58,9 @@ class LeafOperator:
 
     def _compiled(self, inputs: Sequence[Tensor], constants: tuple[float, ...]) -> PreparedKernel:
         if any(each.device.type != "cpu" for each in inputs):
-            raise BackendError(f"{self.name}: backend mlir runs on the CPU; {[str(each.device) for each in inputs]} given")
+            raise BackendError(
+                f"{self.name}: backend mlir runs on the CPU; {[str(each.device) for each in inputs]} given"
+            )
         shapes = [tuple(each.shape) for each in inputs]
         wide = [enclosing_shape(each.shape, each.stride()) for each in inputs]
         stored = [whole or shape for whole, shape in zip(wide, shapes, strict=True)]

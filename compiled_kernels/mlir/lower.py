@@ -51,7 +51,9 @@ def lower_graph(graph: torch.fx.Graph, name: str, lanes: int = 0) -> dict[str, s
     try:
         importer.import_stateless_graph(graph, func_name=name)
     except (NotImplementedError, ValueError, TypeError, KeyError) as error:
-        raise BackendError(f"mlir: torch-mlir does not import this graph: {' '.join(str(error).split())[:300]}") from None
+        raise BackendError(
+            f"mlir: torch-mlir does not import this graph: {' '.join(str(error).split())[:300]}"
+        ) from None
     module = importer.module
     stages = {"torch": str(module)}
     pipeline.run_pipeline(module, pipeline.TO_LINALG)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from compiled_kernels.cases import PACKAGES, Case, suites
 from compiled_kernels.backends import BackendError
+from compiled_kernels.cases import PACKAGES, Case, suites
 from compiled_kernels.mlir.leaf import LeafOperator
 
 

@@ -8,7 +8,7 @@ intrinsic; without it the same function is written in plain vector arithmetic.
 
 from compiled_kernels.mlir_text.functions import THREADS, Named, call, declare_arguments, exp_function, thread_share
 from compiled_kernels.mlir_text.lines import Lines
-from compiled_kernels.mlir_text.target import SIZE_BOUND, MLIR_TYPES, Target, largest_divisor, memref, number, vector
+from compiled_kernels.mlir_text.target import MLIR_TYPES, SIZE_BOUND, Target, largest_divisor, memref, number, vector
 
 __all__ = [
     "PAGES",

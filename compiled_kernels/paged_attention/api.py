@@ -9,9 +9,8 @@ from torch import Tensor
 from compiled_kernels.backends import Backend, BackendError, describe_callable
 from compiled_kernels.masks import Mask, window_and_sinks
 from compiled_kernels.operators import define_operator
-from compiled_kernels.paged_attention.page_blocked import decode_attention
+from compiled_kernels.paged_attention.inductor import by_spans, decode_attention
 from compiled_kernels.paged_attention.reference import reference
-from compiled_kernels.paged_attention.inductor import by_spans
 from compiled_kernels.scores import Score, uses_alibi
 
 PAGED_ATTENTION = define_operator(
@@ -81,7 +80,9 @@ def paged_attention(
     # Walking spans reads their lengths, which no graph can: inside one, these backends are opaque too.
     (window, sinks), alibi = _sayable(backend, mask, score)
     cache = keys, values, page_table, span_starts, context_lengths
-    return PAGED_ATTENTION.implementation(backend)(q, *cache, scale, window, sinks, decode_only, softcap, sink_logits, alibi)
+    return PAGED_ATTENTION.implementation(backend)(
+        q, *cache, scale, window, sinks, decode_only, softcap, sink_logits, alibi
+    )
 
 
 def unsupported_reason(backend: Backend, mask: Mask, score: Score | None) -> str | None:
@@ -97,5 +98,7 @@ def unsupported_reason(backend: Backend, mask: Mask, score: Score | None) -> str
 
 def _sayable(backend: Backend, mask: Mask, score: Score | None) -> tuple[tuple[int, int], bool]:
     if backend in (Backend.TRITON, Backend.MLIR) and score is not None:
-        raise BackendError(f"paged_attention: backend {backend} knows no score functions, not {describe_callable(score)}")
+        raise BackendError(
+            f"paged_attention: backend {backend} knows no score functions, not {describe_callable(score)}"
+        )
     return window_and_sinks(mask, backend), uses_alibi(score, backend)

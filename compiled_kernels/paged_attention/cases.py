@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 import compiled_kernels
-from compiled_kernels.cases import Case, Suite, CaseCost, random_normal
 from compiled_kernels.backends import Backend
+from compiled_kernels.cases import Case, CaseCost, Suite, random_normal
 from compiled_kernels.masks import AndMask, Causal, Mask, SlidingWindow
 from compiled_kernels.scores import ALiBi
 

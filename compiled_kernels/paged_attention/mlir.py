@@ -9,16 +9,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from compiled_kernels.cases import Case
-from compiled_kernels.expect import COMPUTE_DTYPES, INDEX_DTYPES, check_argument
 from compiled_kernels.backends import BackendError
+from compiled_kernels.cases import Case
 from compiled_kernels.masks import window_and_sinks
 from compiled_kernels.mlir import Kernel, compile_text
-from compiled_kernels.mlir_text import THREADS, MLIR_TYPES, Target, exp_function
-from compiled_kernels.openmp import BoundCall, libgomp_path
+from compiled_kernels.mlir.invoke import COMPUTE_DTYPES, INDEX_DTYPES, BoundCall, check_argument, libgomp_path
+from compiled_kernels.mlir_text import MLIR_TYPES, THREADS, Target, exp_function
+from compiled_kernels.paged_attention.mlir_decode import DecodeAttention, attention_text, entry_text
 from compiled_kernels.paged_attention.mlir_shape import PagedHeads
 from compiled_kernels.paged_attention.mlir_spans import BLOCK_POSITIONS, SpanAttention, span_text
-from compiled_kernels.paged_attention.mlir_text import DecodeAttention, attention_text, entry_text
 
 MIN_ITEMS_PER_THREAD = 8  # with fewer rows times groups a thread, the context is split too
 
@@ -76,7 +75,9 @@ def _expect(
     check_argument(name, "q", q, (tokens, heads, dim), COMPUTE_DTYPES, contiguous=False)
     for pool, numbers in (("keys", keys), ("values", values)):
         check_argument(name, pool, numbers, (pages, groups, size, dim), (q.dtype,))
-    check_argument(name, "page_table", page_table, (tokens if decode_only else seqs, held), INDEX_DTYPES, contiguous=False)
+    check_argument(
+        name, "page_table", page_table, (tokens if decode_only else seqs, held), INDEX_DTYPES, contiguous=False
+    )
     check_argument(name, "context_lengths", context_lengths, (seqs,), INDEX_DTYPES, contiguous=False)
     if sink_logits is not None:
         check_argument(name, "sink_logits", sink_logits, (heads,), (sink_logits.dtype,), contiguous=False)
@@ -119,7 +120,13 @@ class _Paged:
     def span(self, q: Tensor, table: Tensor, context: int, out: Tensor) -> None:
         """Attend with one span's queries [token, head, dim] over its context of that many positions, into `out`."""
         shape = SpanAttention(**vars(self._heads(q)))
-        elements = -(-context // BLOCK_POSITIONS) * shape.num_kv_heads * BLOCK_POSITIONS * shape.head_dim // shape.values_per_element
+        elements = (
+            -(-context // BLOCK_POSITIONS)
+            * shape.num_kv_heads
+            * BLOCK_POSITIONS
+            * shape.head_dim
+            // shape.values_per_element
+        )
         laid_out = torch.empty(2, elements, dtype=torch.int32)  # of 4 bytes, as float32 is
         sizes = torch.tensor([q.shape[0], context])
         cache = self.keys, self.values
@@ -185,7 +192,9 @@ def _padded(part: Tensor, rows: int) -> Tensor:
 
 
 def _decode_shape(rows: int, held: int, heads: PagedHeads) -> DecodeAttention:
-    chunks = torch.get_num_threads() if rows * heads.num_kv_heads < MIN_ITEMS_PER_THREAD * torch.get_num_threads() else 1
+    chunks = (
+        torch.get_num_threads() if rows * heads.num_kv_heads < MIN_ITEMS_PER_THREAD * torch.get_num_threads() else 1
+    )
     return DecodeAttention(rows=rows, max_pages=held, chunks=chunks, **vars(heads))
 
 

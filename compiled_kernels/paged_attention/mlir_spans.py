@@ -1,19 +1,124 @@
-"""Attention of a span of many tokens over its paged context as MLIR text.
-
-First keys and values are laid out anew, in blocks of consecutive positions, so that one vector holds many keys (or many
-columns of values) and one number of a query (or one weight) is spread over it: products need no sums across lanes.
-Then tiles of queries walk the blocks they may see with a running softmax (FlashAttention, Dao et al. 2022). Where the
-processor multiplies pairs of bfloat16, a vector's element is a pair: two columns of a key, two keys' values.
-
-    @paged_attention:  @pack for each block of each group | for each tile:  @rows for each block, then @finish
-"""
+"""Attention of a span, first: keys and values laid out anew, in blocks of consecutive positions."""
 
 from __future__ import annotations
 
-from compiled_kernels.paged_attention.mlir_span_finish import finish
-from compiled_kernels.paged_attention.mlir_span_pack import pack
-from compiled_kernels.paged_attention.mlir_span_rows import rows
-from compiled_kernels.paged_attention.mlir_span_shape import BLOCK_POSITIONS, QUERIES_TOGETHER, SpanAttention
+from compiled_kernels.mlir_text import Lines, largest_divisor, vector
+from compiled_kernels.paged_attention.mlir_shape import BLOCK_POSITIONS, QUERIES_TOGETHER, SpanAttention
+from compiled_kernels.paged_attention.mlir_span_tile import finish, rows
+
+
+def pack(shape: SpanAttention) -> str:
+    """Emit @pack(k, v, table, keys [at, dim, key], values [at, key, dim], group, block, blocks, context): the keys and
+    values of one block of one group go to at = group * blocks + block; zeros beyond the context and for the null page, which replaces freed
+    pages."""
+    t = shape.types
+    zero = "arith.constant 0 : i32" if shape.uses_bf16_pairs else "arith.constant 0.0 : f32"
+    return f"""func.func private @pack(%k: {t["pages"]}, %v: {t["pages"]}, %table: {t["table"]}, %keys: {t["keys"]},
+    %values: {t["values"]}, %group: index, %block: index, %blocks: index, %context: index) {{
+%zero = arith.constant 0 : index
+%one = arith.constant 1 : index
+%size = arith.constant {shape.page_size} : index
+%length = arith.constant {BLOCK_POSITIONS} : index
+%each = arith.constant {shape.values_per_element} : index
+%halves = arith.constant {BLOCK_POSITIONS // shape.values_per_element} : index
+%elements = arith.constant {shape.head_dim // shape.values_per_element} : index
+%dim = arith.constant {shape.head_dim} : index
+%sixteen = arith.constant 16 : index
+%nothing = {zero}
+%mine = arith.muli %group, %blocks : index
+%at = arith.addi %mine, %block : index
+%start = arith.muli %block, %length : index
+scf.for %half = %zero to %halves step %one {{
+  scf.for %d = %zero to %dim step %one {{
+    memref.store %nothing, %values[%at, %half, %d] : {t["values"]}
+  }}
+}}
+scf.for %key = %zero to %length step %one {{
+  %position = arith.addi %start, %key : index
+  %known = arith.cmpi ult, %position, %context : index
+  %there = scf.if %known -> (i1) {{
+{_held(shape)}
+    scf.yield %held : i1
+  }} else {{
+    scf.yield %known : i1
+  }}
+  scf.if %there {{
+{_copied(shape)}
+  }} else {{
+    scf.for %d = %zero to %elements step %one {{
+      memref.store %nothing, %keys[%at, %d, %key] : {t["keys"]}
+    }}
+  }}
+}}
+return
+}}"""
+
+
+def _held(shape: SpanAttention) -> str:
+    """Emit %held: whether %position lies in a page and not in the null page."""
+    return f"""    %slot = arith.divui %position, %size : index
+    %found = memref.load %table[%slot] : {shape.types["table"]}
+    %null = arith.constant 0 : i32
+    %held = arith.cmpi ne, %found, %null : i32"""
+
+
+def _copied(shape: SpanAttention) -> str:
+    """Emit one key and its value, of %position; they are the `side` of the pair `half`."""
+    return f"""    %place = arith.divui %position, %size : index
+    %offset = arith.remui %position, %size : index
+    %number = memref.load %table[%place] : {shape.types["table"]}
+    %page = arith.index_cast %number : i32 to index
+    %half = arith.divui %key, %each : index
+    %side = arith.remui %key, %each : index
+    %bits = arith.muli %side, %sixteen : index
+    %shift = arith.index_cast %bits : index to i32
+    {_key(shape)}
+    {_value(shape)}"""
+
+
+def _key(shape: SpanAttention) -> str:
+    """Emit one key's elements, each into its own row of the block: an element of a pair is two columns."""
+    t, lines = shape.types, Lines()
+    read = largest_divisor(shape.head_dim, 32 if shape.uses_bf16_pairs else shape.lanes)
+    elements_type = vector(read // shape.values_per_element, shape.element_type)
+    for at in range(0, shape.head_dim, read):
+        column = lines.index(at)
+        loaded = lines.load("%k", f"%page, %group, %offset, {column}", t["pages"], read, shape.dtype)
+        if shape.uses_bf16_pairs:
+            elements = lines.let(f"vector.bitcast {loaded} : {vector(read, shape.dtype)} to {elements_type}")
+        else:
+            elements = lines.extend(loaded, read, shape.dtype)
+        for i in range(read // shape.values_per_element):
+            element = lines.let(f"vector.extract {elements}[{i}] : {shape.element_type} from {elements_type}")
+            place = lines.index(at // shape.values_per_element + i)
+            lines.emit(f"memref.store {element}, %keys[%at, {place}, %key] : {t['keys']}")
+    return lines.text()
+
+
+def _value(shape: SpanAttention) -> str:
+    """Emit one value's row: an element of a pair is two keys' values, which come one after the other."""
+    t, lanes, lines = shape.types, shape.columns, Lines("u")
+    for at in range(0, shape.head_dim, lanes):
+        column = lines.index(at)
+        loaded = lines.load("%v", f"%page, %group, %offset, {column}", t["pages"], lanes, shape.dtype)
+        value = (
+            _joined(lines, shape, loaded, column) if shape.uses_bf16_pairs else lines.extend(loaded, lanes, shape.dtype)
+        )
+        lines.store(value, "%values", f"%at, %half, {column}", t["values"], lanes, shape.element_type)
+    return lines.text()
+
+
+def _joined(lines: Lines, shape: SpanAttention, loaded: str, column: str) -> str:
+    """Emit the block's elements, with bfloat16 values in the half of each element that is %shift bits up."""
+    lanes = shape.columns
+    words, out = vector(lanes, "i16"), vector(lanes, shape.element_type)
+    bits = lines.let(f"vector.bitcast {loaded} : {vector(lanes, shape.dtype)} to {words}")
+    bits = lines.let(f"arith.extui {bits} : {words} to {out}")
+    shift = lines.let(f"vector.broadcast %shift : i32 to {out}")
+    bits = lines.let(f"arith.shli {bits}, {shift} : {out}")
+    before = lines.load("%values", f"%at, %half, {column}", shape.types["values"], lanes, shape.element_type)
+    return lines.let(f"arith.ori {before}, {bits} : {out}")
+
 
 __all__ = ["BLOCK", "SpanAttention", "span_text"]
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from compiled_kernels.backends import BackendError
 from compiled_kernels.triton_code.attention import attend
+from compiled_kernels.triton_code.attention_launches import MIN_DOT_SIZE, AttentionLaunches
 from compiled_kernels.triton_code.launch import KernelLaunch, check, power_of_two, run
-from compiled_kernels.triton_code.walks import MIN_DOT_SIZE, AttentionLaunches
 
 TILE_BYTES = 16 * 1024  # of keys, and as much of values: 64 keys of dim 128 in bfloat16
 MAX_TILE_KEYS = 64
@@ -74,7 +74,9 @@ def plan(
         "SHARE": share, "TILE": tile, "SIZE": size, "WINDOW": window > 0, "SOFTCAP": softcap > 0,
     }  # fmt: skip
 
-    walks = AttentionLaunches(attend, spans, walk, q, groups, reach, tile, sink_logits is not None, splits, batch_invariant)
+    walks = AttentionLaunches(
+        attend, spans, walk, q, groups, reach, tile, sink_logits is not None, splits, batch_invariant
+    )
     return walks.launches(decode_only), out
 
 

@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from compiled_kernels.backends import BackendError
 from compiled_kernels.blocked.shape import TILE_ROWS
 from compiled_kernels.decode_step.step import check_tensors
-from compiled_kernels.expect import check_argument
-from compiled_kernels.backends import BackendError
 from compiled_kernels.mlir import Kernel, compile_text
+from compiled_kernels.mlir.invoke import BoundCall, check_argument, libgomp_path
 from compiled_kernels.mlir_text import MLIR_TYPES, Named
-from compiled_kernels.openmp import BoundCall, libgomp_path
 from compiled_kernels.prefill.shape import BlockShape
 from compiled_kernels.prefill.text import after_text, before_text
 
@@ -76,7 +75,9 @@ class PrefillBlock:
         self._after()
 
 
-def _bound(kernel: Kernel, arguments: Sequence[Named], tensors: Mapping[str, Tensor], buffers: PrefillBuffers) -> BoundCall:
+def _bound(
+    kernel: Kernel, arguments: Sequence[Named], tensors: Mapping[str, Tensor], buffers: PrefillBuffers
+) -> BoundCall:
     return BoundCall(kernel.address, [*(tensors[name] for name, _ in arguments), buffers.sizes])
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from compiled_kernels.blocked.few import FewRows
 from compiled_kernels.blocked.layout import PANEL
 from compiled_kernels.blocked.many import ManyRows
-from compiled_kernels.decode_step.parts import AnyProduct, LayerKernel, int8_buffers, weight_arguments_of
+from compiled_kernels.decode_step.layer_kernel import AnyProduct, LayerKernel, int8_buffers, weight_arguments_of
 from compiled_kernels.decode_step.shape import LayerShape, StepShape
 from compiled_kernels.mlir_text import SIZE_BOUND, Named, Target, memref
 
@@ -59,7 +59,9 @@ class BlockShape:
         """Return the product of gate and up. Pairs of panels are one of the gate and one of up, so that its end is
         `intermediate_size` columns wide."""
         hidden = self.layer.intermediate_size
-        return replace(_many(self.layer_kernel.gate_up), result=self.down.multiplied_dtype, columns=hidden, apart=hidden // PANEL)
+        return replace(
+            _many(self.layer_kernel.gate_up), result=self.down.multiplied_dtype, columns=hidden, apart=hidden // PANEL
+        )
 
     @cached_property
     def down(self) -> ManyRows:

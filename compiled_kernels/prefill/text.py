@@ -1,30 +1,88 @@
-"""The two sides of a block's attention as MLIR text, for any number of rows.
-
-    before:  norm -> qkv -> rotary                                       q, k, v of each row
-    after:   output, add -> norm -> gate and up, gate -> down, add       x of each row
-
-Nothing is added up across rows, so every thread takes its own rows through all of a side and waits for none: the next
-product finds in the nearest caches what the last one left there.
-"""
+"""Between the first product of a block and its attention: heads normed and rotated, as cache and attention
+take them."""
 
 from __future__ import annotations
 
 from compiled_kernels.blocked.layout import PANEL
 from compiled_kernels.blocked.many import EVEN_RUNS, MAX_RUN_ROWS, ManyRows, add_sums, many_text, pair_sums, store_sums
 from compiled_kernels.blocked.shape import TILE_ROWS
-from compiled_kernels.decode_step.gate import silu
-from compiled_kernels.decode_step.norm import norm_range_text
-from compiled_kernels.decode_step.parts import weight_arguments_of, quantizers, taken
-from compiled_kernels.mlir_text import SIZE_BOUND, THREADS, Lines, Named, call, declare_arguments, largest_divisor, exp_function, vector
+from compiled_kernels.decode_step.elementwise import norm_range_text, silu
+from compiled_kernels.decode_step.layer_kernel import quantizers, taken, weight_arguments_of
+from compiled_kernels.decode_step.rotary import rotary_head
+from compiled_kernels.mlir_text import (
+    SIZE_BOUND,
+    THREADS,
+    Lines,
+    Named,
+    call,
+    declare_arguments,
+    exp_function,
+    largest_divisor,
+    vector,
+)
 from compiled_kernels.prefill.shape import BlockShape
-from compiled_kernels.prefill.turn import rotary_text
+
+
+def rotary_text(shape: BlockShape) -> str:
+    """Emit @turn(qkv [row, columns], [cos, sin [row, dim / 2],] [query norm, key norm [dim],] q, k, v [row, head,
+    dim], from, to): queries and keys of the rows from..to, normed and rotated where the layer does that, and their
+    values."""
+    layer, types = shape.layer, {name: kind for name, kind in shape.heads}
+    arguments = [
+        shape.layer_kernel.qkv_out._replace(name="qkv"),
+        *shape.layer_kernel.angles,
+        *shape.layer_kernel.head_norms.values(),
+    ]
+    bounds = [Named("from", "index"), Named("to", "index")]
+    query, key = Lines("q"), Lines("k")
+    rotary_head(query, shape.layer_kernel, "%query_norm", "%q", "%row, %head", types["q"])
+    rotary_head(key, shape.layer_kernel, "%key_norm", "%k", "%row, %head", types["k"])
+    return f"""func.func private @turn({declare_arguments([*arguments, *shape.heads, *bounds])}) {{
+%zero = arith.constant 0 : index
+%one = arith.constant 1 : index
+%dim = arith.constant {layer.head_dim} : index
+%heads = arith.constant {layer.num_heads} : index
+%groups = arith.constant {layer.num_kv_heads} : index
+%with_keys = arith.constant {layer.num_heads + layer.num_kv_heads} : index
+scf.for %row = %from to %to step %one {{
+  scf.for %head = %zero to %heads step %one {{
+    %base = arith.muli %head, %dim : index
+{query.text()}
+  }}
+  scf.for %head = %zero to %groups step %one {{
+    %of_keys = arith.addi %heads, %head : index
+    %base = arith.muli %of_keys, %dim : index
+{key.text()}
+    %of_values = arith.addi %with_keys, %head : index
+    %value_at = arith.muli %of_values, %dim : index
+{_value(shape, types["v"])}
+  }}
+}}
+return
+}}"""
+
+
+def _value(shape: BlockShape, kind: str) -> str:
+    """Emit %v[%row, %head] = the head that begins at column %value_at of the row, rounded."""
+    lines, lanes = Lines("w"), largest_divisor(shape.layer.head_dim, shape.target.lanes)
+    for at in range(0, shape.layer.head_dim, lanes):
+        place = lines.index(at)
+        column = lines.let(f"arith.addi %value_at, {place} : index")
+        value = lines.load("%qkv", f"%row, {column}", shape.layer_kernel.qkv_out.type, lanes, "f32")
+        lines.store(lines.truncate(value, lanes, shape.dtype), "%v", f"%row, %head, {place}", kind, lanes, shape.dtype)
+    return lines.text()
+
 
 BOUNDS = [Named("run", "index"), Named("run_end", "index")]
 
 
 def before_text(shape: BlockShape) -> str:
     """Emit @before(see `BlockShape.before`, (rows)), run by all threads at once."""
-    functions = [norm_range_text(shape.layer_kernel.step, shape.qkv.multiplied_dtype), many_text(shape.qkv, store_sums), rotary_text(shape)]
+    functions = [
+        norm_range_text(shape.layer_kernel.step, shape.qkv.multiplied_dtype),
+        many_text(shape.qkv, store_sums),
+        rotary_text(shape),
+    ]
     functions += quantizers("rows", [shape.qkv], SIZE_BOUND)
     x, normed, qkv = shape.x, shape.normed, shape.layer_kernel.qkv_out
     steps = (
@@ -38,7 +96,11 @@ def before_text(shape: BlockShape) -> str:
 def after_text(shape: BlockShape) -> str:
     """Emit @after(see `BlockShape.after`, (rows)), run by all threads at once."""
     products = many_text(shape.output, add_sums), many_text(shape.gate_up, _gated), many_text(shape.down, add_sums)
-    functions = [exp_function(shape.target.lanes), norm_range_text(shape.layer_kernel.step, shape.gate_up.multiplied_dtype), *products]
+    functions = [
+        exp_function(shape.target.lanes),
+        norm_range_text(shape.layer_kernel.step, shape.gate_up.multiplied_dtype),
+        *products,
+    ]
     functions += quantizers("rows", shape.products[1:], SIZE_BOUND)
     x, normed, mixed = shape.x, shape.normed, shape.mixed
     widen = []
@@ -60,7 +122,10 @@ def _multiply(product: ManyRows, name: str, x: Named, out: Named) -> list[str]:
     """The run's rows of x, quantized where the product takes them so, times the weight."""
     given = taken(product, x, SIZE_BOUND)
     quantized = [] if given is x else [call(f"rows_{given.name}", [x, given, *BOUNDS])]
-    return [*quantized, call(product.name, [given, *weight_arguments_of(name, product), out, *BOUNDS, Named("rows", "index")])]
+    return [
+        *quantized,
+        call(product.name, [given, *weight_arguments_of(name, product), out, *BOUNDS, Named("rows", "index")]),
+    ]
 
 
 def _entry(name: str, arguments: list[Named], steps: tuple[str, ...]) -> str:

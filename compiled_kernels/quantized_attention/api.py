@@ -9,11 +9,10 @@ from torch import Tensor
 from compiled_kernels.backends import Backend, BackendError, describe_callable
 from compiled_kernels.masks import Mask, window_and_sinks
 from compiled_kernels.operators import define_operator
-from compiled_kernels.quantized_attention.packed import QuantizedTensor
-from compiled_kernels.quantized_attention.page_blocked import decode_attention
+from compiled_kernels.quantized_attention.inductor import by_spans, decode_attention
+from compiled_kernels.quantized_attention.pages import QuantizationRule
+from compiled_kernels.quantized_attention.quantize import QuantizedTensor
 from compiled_kernels.quantized_attention.reference import reference
-from compiled_kernels.quantized_attention.rule import QuantizationRule
-from compiled_kernels.quantized_attention.inductor import by_spans
 from compiled_kernels.scores import Score, uses_alibi
 
 QUANTIZED_ATTENTION = define_operator(
@@ -72,7 +71,9 @@ def quantized_attention(
     if backend in (Backend.INDUCTOR, Backend.EAGER) and not torch.compiler.is_compiling():
         return (by_spans if backend is Backend.INDUCTOR else reference)(q, *cache, span_starts, context_lengths, *rest)
     if score is not None and backend in (Backend.TRITON, Backend.MLIR):
-        raise BackendError(f"quantized_attention: backend {backend} knows no score functions, not {describe_callable(score)}")
+        raise BackendError(
+            f"quantized_attention: backend {backend} knows no score functions, not {describe_callable(score)}"
+        )
     window, sinks = window_and_sinks(mask, backend)
     tensors = *keys, *values, *cache[2:], span_starts, context_lengths
     numbers = rule.quant_group, rule.residual_length, rule.num_sink_tokens, scale, window, sinks, decode_only, softcap

@@ -8,15 +8,19 @@ import torch
 from torch import Tensor
 
 import compiled_kernels
-from compiled_kernels.cases import Case, Suite, CaseCost, random_normal
 from compiled_kernels.backends import Backend
+from compiled_kernels.cases import Case, CaseCost, Suite, random_normal
 from compiled_kernels.masks import Causal, Mask, SlidingWindow
-from compiled_kernels.quantized_attention.packed import QuantFormat, QuantizedTensor, bits_per_number, dequantize
+from compiled_kernels.quantized_attention.pages import PageFormat, QuantizationRule, TokenGroups, quantize_pages
+from compiled_kernels.quantized_attention.quantize import QuantFormat, QuantizedTensor, bits_per_number, dequantize
 from compiled_kernels.quantized_attention.reference import reference
-from compiled_kernels.quantized_attention.rule import QuantizationRule
-from compiled_kernels.quantized_attention.settle import TokenGroups, PageFormat, quantize_pages
 
-FORMATS: tuple[tuple[QuantFormat, QuantFormat], ...] = (("int8", "int8"), ("int4", "int4"), ("fp8", "fp8"), ("dense", "int4"))
+FORMATS: tuple[tuple[QuantFormat, QuantFormat], ...] = (
+    ("int8", "int8"),
+    ("int4", "int4"),
+    ("fp8", "fp8"),
+    ("dense", "int4"),
+)
 
 
 def inputs(

@@ -8,15 +8,15 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from compiled_kernels.cases import Case
 from compiled_kernels.backends import BackendError
+from compiled_kernels.cases import Case
 from compiled_kernels.masks import window_and_sinks
 from compiled_kernels.mlir import Kernel, compile_text
-from compiled_kernels.mlir_text import THREADS, MLIR_TYPES, Target, exp_function
-from compiled_kernels.openmp import BoundCall, libgomp_path
+from compiled_kernels.mlir.invoke import BoundCall, libgomp_path
+from compiled_kernels.mlir_text import MLIR_TYPES, THREADS, Target, exp_function
+from compiled_kernels.quantized_attention.mlir_decode import attention_text, entry_text
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention
-from compiled_kernels.quantized_attention.mlir_text import attention_text, entry_text
-from compiled_kernels.quantized_attention.packed import SCALED_FORMATS, QuantizedTensor
+from compiled_kernels.quantized_attention.quantize import SCALED_FORMATS, QuantizedTensor
 
 MIN_ITEMS_PER_THREAD = 8  # with fewer rows times groups a thread, the context is split too
 
@@ -46,7 +46,10 @@ def quantized_attention(
     sink_logits: Tensor | None,
     alibi: bool,
 ) -> Tensor:
-    keys, values = QuantizedTensor(key_codes, key_scales, key_minima), QuantizedTensor(value_codes, value_scales, value_minima)
+    keys, values = (
+        QuantizedTensor(key_codes, key_scales, key_minima),
+        QuantizedTensor(value_codes, value_scales, value_minima),
+    )
     _check(q, keys, values, residual_keys, window, sinks, first)
     tokens, heads, dim = q.shape
     threads = torch.get_num_threads()
@@ -84,7 +87,9 @@ def _columns(values: QuantizedTensor) -> int:
     return values.codes.shape[-2] // values.scales.shape[-2] if values.scales is not None else 0
 
 
-def _check(q: Tensor, keys: QuantizedTensor, values: QuantizedTensor, recent: Tensor, window: int, sinks: int, first: int) -> None:
+def _check(
+    q: Tensor, keys: QuantizedTensor, values: QuantizedTensor, recent: Tensor, window: int, sinks: int, first: int
+) -> None:
     what = "quantized_attention: backend mlir"
     if q.dtype != recent.dtype or q.dtype not in (torch.float32, torch.bfloat16):
         raise BackendError(f"{what} wants queries and recent keys in one of float32 and bfloat16, "

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from compiled_kernels.mlir_text import SIZE_BOUND, Target, largest_divisor, memref
 from compiled_kernels.paged_attention.mlir_shape import HEADS_TOGETHER, DecodeAttention
-from compiled_kernels.quantized_attention.packed import QuantFormat, codes_per_word
+from compiled_kernels.quantized_attention.quantize import QuantFormat, codes_per_word
 
 ROWS_BOUND = 1 << 20  # rows: a bound for types only
 
@@ -48,7 +48,13 @@ class QuantizedOperand:
     @property
     def uses_int8_dot(self) -> bool:
         """Return whether weights are fixed-point numbers of 16 bits, multiplied with four codes at a time."""
-        return self.format != "fp8" and self.target.has_int8_dot and not self.exact and self.lanes == 16 and self.folds % 4 == 0
+        return (
+            self.format != "fp8"
+            and self.target.has_int8_dot
+            and not self.exact
+            and self.lanes == 16
+            and self.folds % 4 == 0
+        )
 
     @property
     def codes(self) -> str:
@@ -84,16 +90,34 @@ class QuantizedAttention(DecodeAttention):
 
     @cached_property
     def key_operand(self) -> QuantizedOperand:
-        return QuantizedOperand(self.key_format, self.num_kv_heads, self.head_dim, self.page_size, self.tokens_per_scale, self.target, self.dtype == "f32")
+        return QuantizedOperand(
+            self.key_format,
+            self.num_kv_heads,
+            self.head_dim,
+            self.page_size,
+            self.tokens_per_scale,
+            self.target,
+            self.dtype == "f32",
+        )
 
     @cached_property
     def value_operand(self) -> QuantizedOperand:
-        return QuantizedOperand(self.value_format, self.num_kv_heads, self.page_size, self.head_dim, self.columns_per_scale, self.target, self.dtype == "f32")
+        return QuantizedOperand(
+            self.value_format,
+            self.num_kv_heads,
+            self.page_size,
+            self.head_dim,
+            self.columns_per_scale,
+            self.target,
+            self.dtype == "f32",
+        )
 
     @property
     def quantized_types(self) -> tuple[str, ...]:
         """Return the types of codes, scales and minima: of keys, then of values."""
-        return tuple(kind for side in (self.key_operand, self.value_operand) for kind in (side.codes, side.scales, side.scales))
+        return tuple(
+            kind for side in (self.key_operand, self.value_operand) for kind in (side.codes, side.scales, side.scales)
+        )
 
     @property
     def flat_type(self) -> str:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from compiled_kernels.mlir_text import Lines
-from compiled_kernels.paged_attention.mlir_scores import QueryHead
 from compiled_kernels.paged_attention.mlir_shape import HEADS_TOGETHER
-from compiled_kernels.paged_attention.mlir_tile import weigh
+from compiled_kernels.paged_attention.mlir_tile import QueryHead, weigh
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention
 from compiled_kernels.quantized_attention.mlir_sums import weighted_sums
 
@@ -74,5 +73,3 @@ def _mix(lines: Lines, shape: QuantizedAttention, heads: list[QueryHead], factor
         lines.store(lines.fma(before, factor, found, side.lanes), "%partial", place, partial, side.lanes)
 
     weighted_sums(lines, side, "v", heads, weight, True, join)
-
-

@@ -1,24 +1,166 @@
-"""Quantization of numbers to codes, each within half a step of its number.
+"""Numbers as small codes with a scale (and a minimum) for each run of them, laid out for sums over one axis.
 
-Scale and minimum are float16, the scale rounded up and the minimum down, so that the steps from the stored minimum on
-reach every number; codes are then chosen against what is stored. What float16 cannot hold is stored as its largest
-number; a run with a NaN or an infinity in it reads as NaN, all of it.
+    numbers  [..., summed, kept]      keys: summed = dim, kept = offset       values: summed = offset, kept = dim
+    codes    [..., word, kept, 4]     four bytes a word, one after another along `summed`; INT4: eight halves of bytes
+    scales   [..., part, summed]      one for each run of kept / part numbers
+
+So keys have a scale a channel and run of tokens, values one a token and run of columns (KIVI, Liu et al. 2024), and
+attention sums over the same axis in both: q over dim, weights over offset. A scale is multiplied into what is summed
+with, once for a run, and never into the codes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Literal, NamedTuple, get_args
+
 import torch
 from einops import rearrange
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from compiled_kernels.quantized_attention.packed import MAX_CODES, QuantFormat, QuantizedTensor, pack_codes
+QuantFormat = Literal["dense", "int8", "int4", "fp8"]
+QUANT_FORMATS: tuple[QuantFormat, ...] = get_args(QuantFormat)
+BYTES_PER_WORD = 4  # of a word
+MAX_CODES = {"int8": 255, "int4": 15}  # the highest code
+SCALED_FORMATS: tuple[QuantFormat, ...] = ("int8", "int4", "fp8")  # codes with scales
+
+
+class QuantizedTensor(NamedTuple):
+    """A quantized tensor: `number = minimum + scale * code`. FP8 has no minima, and codes that are the bits of e4m3
+    numbers; dense has codes only: the numbers, in order."""
+
+    codes: Tensor
+    scales: Tensor | None = None
+    minima: Tensor | None = None
+
+    @property
+    def kind(self) -> QuantFormat:
+        if self.scales is None:
+            return "dense"
+        if self.minima is None:
+            return "fp8"
+        return "int8" if self.codes.shape[-3] * BYTES_PER_WORD == self.scales.shape[-1] else "int4"
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> QuantizedTensor:
+        """Apply the same change to all its tensors."""
+        scales, minima = (None if part is None else change(part) for part in (self.scales, self.minima))
+        return QuantizedTensor(change(self.codes), scales, minima)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    @property
+    def kernel_tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return codes, scales and minima; where FP8 has no minima its scales stand in for them, unread."""
+        assert self.scales is not None
+        return self.codes, self.scales, self.scales if self.minima is None else self.minima
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(tensor for tensor in self if tensor is not None)
+
+
+def codes_per_word(kind: QuantFormat) -> int:
+    """Return the number of codes of one word."""
+    return 8 if kind == "int4" else BYTES_PER_WORD
+
+
+def pack_codes(
+    codes: UInt8[Tensor, "*before summed kept"], kind: QuantFormat
+) -> UInt8[Tensor, "*before word kept four"]:
+    """Store codes in words. In INT4 byte i of word w has code 8 w + i below and code 8 w + 4 + i above."""
+    if kind != "int4":
+        return rearrange(codes, "... (word four) kept -> ... word kept four", four=BYTES_PER_WORD).contiguous()
+    low, high = rearrange(codes, "... (word half four) kept -> half ... word kept four", half=2, four=BYTES_PER_WORD)
+    return low | high << 4
+
+
+def unpack_codes(
+    stored: UInt8[Tensor, "*before word kept four"], kind: QuantFormat
+) -> UInt8[Tensor, "*before summed kept"]:
+    """Undo `pack_codes`."""
+    if kind != "int4":
+        return rearrange(stored, "... word kept four -> ... (word four) kept")
+    halves = torch.stack([stored & 15, stored >> 4], dim=-4)
+    return rearrange(halves, "... half word kept four -> ... (word half four) kept")
+
+
+def dequantize(packed: QuantizedTensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return the numbers, [..., summed, kept], computed in `dtype`; a dense tensor as it is stored."""
+    if packed.scales is None:
+        return packed.codes.to(dtype)
+    codes = unpack_codes(packed.codes, packed.kind)
+    numbers = decode_e4m3(codes, dtype) if packed.kind == "fp8" else codes.to(dtype)
+    runs = rearrange(numbers, "... summed (part run) -> ... part summed run", part=packed.scales.shape[-2])
+    runs = runs * packed.scales.to(dtype)[..., None]
+    if packed.minima is not None:
+        runs = runs + packed.minima.to(dtype)[..., None]
+    return rearrange(runs, "... part summed run -> ... summed (part run)")
+
+
+def decode_e4m3(codes: UInt8[Tensor, "*any"], dtype: torch.dtype) -> Float[Tensor, "*any"]:
+    """Return bits of e4m3 as numbers, exact in every `dtype`. The bits of NaN, which `quantize` never writes, are none
+    here.
+
+        e4m3     s eeee mmm          bias 7
+        float16  s 0eeee mmm0000000  bias 15: the number, and 2 ** 8 too small
+
+    A conversion from float8 is one number at a time on a CPU; this is shifts and a conversion that it has for vectors.
+    """
+    bits = codes.view(torch.int8).to(torch.int16) << 7  # the sign, extended, lies in two places
+    return (bits & ~0x4000).view(torch.float16).to(dtype) * 2**8
+
+
+def storage_shapes(
+    kind: QuantFormat, before: tuple[int, ...], summed: int, kept: int, run: int
+) -> list[tuple[tuple, torch.dtype]]:
+    """Return shapes and types of the tensors that hold numbers [*before, summed, kept] in a format, a scale for `run`
+    of them. Raises ValueError where words or runs do not fit."""
+    each = codes_per_word(kind)
+    if summed % each or kept % run:
+        raise ValueError(f"{kind}: words of {each} and runs of {run} do not divide {summed} x {kept} numbers")
+    scales = ((*before, kept // run, summed), torch.float16)
+    return [
+        ((*before, summed // each, kept, BYTES_PER_WORD), torch.uint8),
+        scales,
+        *([scales] if kind in MAX_CODES else []),
+    ]
+
+
+def bits_per_number(kind: QuantFormat, run: int, dense: torch.dtype) -> float:
+    """Return bits per number: those of a code, and its part of what a run of `run` numbers shares."""
+    if kind == "dense":
+        return 8.0 * dense.itemsize
+    return 32 / codes_per_word(kind) + (32 if kind in MAX_CODES else 16) / run
+
+
+def hadamard_rotate(x: Tensor) -> Tensor:
+    """Rotate x [..., dim] by H / sqrt(dim), rounded once to the type of x; H is Sylvester's, so that twice is once
+    back.
+
+    By butterflies (the fast Walsh-Hadamard transform) in float64, not a product of matrices: a product's bits depend
+    on how many rows it has, and a bit decides a code that lies between two. ValueError where dim is no power of two.
+    """
+    dim = x.shape[-1]
+    if dim < 1 or dim & (dim - 1):
+        raise ValueError(f"a Hadamard rotation needs a head width that is a power of two, not {dim}")
+    turned, half = x.double(), 1
+    while half < dim:
+        above, below = turned.unflatten(-1, (dim // (2 * half), 2, half)).unbind(-2)
+        turned = torch.stack([above + below, above - below], dim=-2).flatten(-3)
+        half *= 2
+    return (turned * dim**-0.5).to(x.dtype)
+
 
 FLOAT16_MAX = torch.finfo(torch.float16).max
 E4M3_MAX = torch.finfo(torch.float8_e4m3fn).max
 
 
-def quantize(numbers: Float[Tensor, "*before summed kept"], kind: QuantFormat, numbers_per_scale: int) -> QuantizedTensor:
+def quantize(
+    numbers: Float[Tensor, "*before summed kept"], kind: QuantFormat, numbers_per_scale: int
+) -> QuantizedTensor:
     """Quantize `numbers` to a format, with a scale for each `numbers_per_scale` of them along `kept`."""
     if kind == "dense":
         return QuantizedTensor(numbers)
@@ -26,7 +168,9 @@ def quantize(numbers: Float[Tensor, "*before summed kept"], kind: QuantFormat, n
     sound = torch.where(exact.isfinite(), exact.clamp(-FLOAT16_MAX, FLOAT16_MAX), torch.nan)
     runs = rearrange(sound, "... summed (part run) -> ... part summed run", run=numbers_per_scale)
     scales, minima, codes = _fp8(runs) if kind == "fp8" else _integers(runs, MAX_CODES[kind])
-    return QuantizedTensor(pack_codes(rearrange(codes, "... part summed run -> ... summed (part run)"), kind), scales, minima)
+    return QuantizedTensor(
+        pack_codes(rearrange(codes, "... part summed run -> ... summed (part run)"), kind), scales, minima
+    )
 
 
 def _integers(runs: Tensor, levels: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,8 +8,8 @@ from einops import einsum, rearrange
 from torch import Tensor
 
 from compiled_kernels.masks import Mask
-from compiled_kernels.quantized_attention.packed import QuantizedTensor, dequantize
-from compiled_kernels.quantized_attention.rule import QuantizationRule
+from compiled_kernels.quantized_attention.pages import QuantizationRule
+from compiled_kernels.quantized_attention.quantize import QuantizedTensor, dequantize
 from compiled_kernels.scores import Score
 
 
@@ -38,9 +38,13 @@ def reference(
             continue
         recent, packed = residual_keys, (keys, values)
         tables = quantized_table[seq], residual_table[seq]
-        k, v, positions, is_packed = gather_context(packed, (recent, residual_values), tables, context, last - first, rule)
+        k, v, positions, is_packed = gather_context(
+            packed, (recent, residual_values), tables, context, last - first, rule
+        )
         queries = torch.arange(context - (last - first), context, device=q.device)[:, None]
-        allowed = mask(queries, positions) & (rule.is_quantized(queries, positions) == is_packed) & (positions <= queries)
+        allowed = (
+            mask(queries, positions) & (rule.is_quantized(queries, positions) == is_packed) & (positions <= queries)
+        )
         seen = queries, positions, allowed
         out[first:last] = attend(q[first:last], k, v, *seen, scale, softcap, sink_logits, score)
     return out
@@ -112,7 +116,9 @@ def _positions(begin: int, end: int) -> Tensor:
     return torch.arange(begin, max(begin, end))
 
 
-def _packed_run(pages: QuantizedTensor, table: Tensor, end: int, size: int, dtype: torch.dtype, transposed: bool) -> Tensor:
+def _packed_run(
+    pages: QuantizedTensor, table: Tensor, end: int, size: int, dtype: torch.dtype, transposed: bool
+) -> Tensor:
     """Return the first `end` positions as numbers [position, kv_head, dim]."""
     used = table[: -(-end // size)].long()
     numbers = dequantize(pages.map(lambda part: part[used]), dtype)

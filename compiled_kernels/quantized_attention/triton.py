@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from compiled_kernels.backends import BackendError
-from compiled_kernels.quantized_attention.packed import QuantizedTensor
+from compiled_kernels.quantized_attention.quantize import QuantizedTensor
+from compiled_kernels.triton_code.attention_launches import MIN_DOT_SIZE, AttentionLaunches
 from compiled_kernels.triton_code.launch import KernelLaunch, check, power_of_two, run
-from compiled_kernels.triton_code.packed import FORMAT_NUMBERS
-from compiled_kernels.triton_code.packed_attention import attend_quantized
-from compiled_kernels.triton_code.walks import MIN_DOT_SIZE, AttentionLaunches
+from compiled_kernels.triton_code.quantized import FORMAT_NUMBERS
+from compiled_kernels.triton_code.quantized_attention import attend_quantized
 
 MAX_TILE_KEYS = 64
 
@@ -125,7 +125,10 @@ def quantized_attention(
 ) -> Tensor:
     if alibi:
         raise BackendError("quantized_attention: backend triton knows no score functions, not ALiBi")
-    keys, values = QuantizedTensor(key_codes, key_scales, key_minima), QuantizedTensor(value_codes, value_scales, value_minima)
+    keys, values = (
+        QuantizedTensor(key_codes, key_scales, key_minima),
+        QuantizedTensor(value_codes, value_scales, value_minima),
+    )
     return run(
         *plan(
             q, keys, values, residual_keys, residual_values, quantized_table, residual_table, span_starts, context_lengths,

@@ -5,7 +5,7 @@ import math
 import torch
 
 import compiled_kernels
-from compiled_kernels.cases import Case, Suite, CaseCost, random_normal
+from compiled_kernels.cases import Case, CaseCost, Suite, random_normal
 
 
 def inputs(generator: torch.Generator, tokens: int, width: int, dtype: torch.dtype) -> tuple:

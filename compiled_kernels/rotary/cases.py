@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 import compiled_kernels
-from compiled_kernels.cases import Case, Suite, CaseCost, random_normal
+from compiled_kernels.cases import Case, CaseCost, Suite, random_normal
 
 
 def inputs(generator: torch.Generator, tokens: int, heads: int, dim: int, dtype: torch.dtype) -> tuple:

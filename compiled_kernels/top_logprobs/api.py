@@ -27,14 +27,18 @@ TOP_LOGPROBS = define_operator(
 )
 
 
-def log_softmax(logits: Float[Tensor, "sample vocab"], backend: Backend = Backend.EAGER) -> Float[Tensor, "sample vocab"]:
+def log_softmax(
+    logits: Float[Tensor, "sample vocab"], backend: Backend = Backend.EAGER
+) -> Float[Tensor, "sample vocab"]:
     """Compute logits - log(sum(exp(logits))) of each row, in float32; the type of `logits` is kept. -inf stays."""
     if backend in (Backend.EAGER, Backend.INDUCTOR):
         return reference.log_softmax(logits)
     return LOG_SOFTMAX.implementation(backend)(logits)
 
 
-def top_logprobs(logits: Float[Tensor, "sample vocab"], count: int, backend: Backend = Backend.EAGER) -> tuple[Tensor, Tensor]:
+def top_logprobs(
+    logits: Float[Tensor, "sample vocab"], count: int, backend: Backend = Backend.EAGER
+) -> tuple[Tensor, Tensor]:
     """Return the `count` largest log probabilities of each row and their token ids, both [sample, count].
 
     Largest first, equal ones by token id. The log probabilities have the type of `logits`.

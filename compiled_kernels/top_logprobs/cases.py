@@ -5,7 +5,7 @@ import math
 import torch
 
 import compiled_kernels
-from compiled_kernels.cases import Case, Suite, CaseCost
+from compiled_kernels.cases import Case, CaseCost, Suite
 
 
 def inputs(generator: torch.Generator, samples: int, vocab: int, dtype: torch.dtype) -> tuple:

@@ -71,7 +71,9 @@ def plan(logits: Tensor, count: int) -> tuple[list[KernelLaunch], tuple[Tensor, 
     check("top_logprobs", logits)
     samples, vocab = logits.shape
     if not 1 <= count <= min(vocab, MAX_ENTRIES):
-        raise BackendError(f"top_logprobs: backend triton gives 1 to {min(vocab, MAX_ENTRIES)} entries of {vocab}, not {count}")
+        raise BackendError(
+            f"top_logprobs: backend triton gives 1 to {min(vocab, MAX_ENTRIES)} entries of {vocab}, not {count}"
+        )
     chunks = ceil_div(vocab, CHUNK)
     maxima, sums = (logits.new_empty((samples, chunks), dtype=torch.float32) for _ in range(2))
     keys = logits.new_empty((samples, chunks, count), dtype=torch.int64)
@@ -85,7 +87,10 @@ def plan(logits: Tensor, count: int) -> tuple[list[KernelLaunch], tuple[Tensor, 
     places = power_of_two(chunks * count)
     second = between | {"logprobs": logprobs, "ids": ids, "CHUNKS": power_of_two(chunks), "PLACES": places}
     warps = min(16, max(4, places // CANDIDATES_A_WARP))
-    return [KernelLaunch(survey, (samples, chunks), first), KernelLaunch(gather, (samples,), second, warps)], (logprobs, ids)
+    return [KernelLaunch(survey, (samples, chunks), first), KernelLaunch(gather, (samples,), second, warps)], (
+        logprobs,
+        ids,
+    )
 
 
 def top_logprobs(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:

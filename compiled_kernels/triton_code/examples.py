@@ -98,7 +98,7 @@ def attention() -> Examples:
 
 
 def packed_attention() -> Examples:
-    from compiled_kernels.quantized_attention.packed import QuantFormat, QuantizedTensor, storage_shapes
+    from compiled_kernels.quantized_attention.quantize import QuantFormat, QuantizedTensor, storage_shapes
     from compiled_kernels.quantized_attention.triton import plan
 
     size, run = 64, 64
@@ -126,7 +126,7 @@ def packed_attention() -> Examples:
 
 
 def fixed_product() -> Examples:
-    from compiled_kernels.linear.triton_fixed import plan_batch_invariant
+    from compiled_kernels.linear.triton import plan_batch_invariant
 
     weights = {
         "dense": (meta(WIDTH, WIDTH), None),

@@ -7,12 +7,22 @@ from itertools import islice
 from random import Random
 
 from experiments import determinism
+from workbench.claims.break_even import RooflineMachine
+from workbench.claims.claim import (
+    CalculationEvidence,
+    Claim,
+    ClaimSource,
+    ClaimTrial,
+    EvidenceNumbers,
+    JudgeRule,
+    Ruling,
+    RunEvidence,
+    UnbuiltEvidence,
+)
 from workbench.economics import figures
-from workbench.fleet.hardware import Hardware
-from workbench.ledger.claim import CalculationEvidence, Claim, EvidenceNumbers, JudgeRule, Ruling, RunEvidence, ClaimSource, ClaimTrial, UnbuiltEvidence
-from workbench.ledger.crossings import RooflineMachine
-from workbench.study.verdict import RuleChange
-from workbench.traffic.arrival import Arrival
+from workbench.experiment.verdict import RuleChange
+from workbench.simulate.arrival import Arrival
+from workbench.simulate.roofline import Hardware
 
 TABLE = "the sources' prices (calculated)"
 BATCHES = (1, 8, 32, 64, 128, 256)
@@ -46,7 +56,7 @@ def asymmetry(found: EvidenceNumbers) -> Ruling:
 
 def routed(arrivals: Sequence[Arrival] = (), cheaper: Sequence[int] = (20, 30)) -> EvidenceNumbers:
     """Return the savings of a router, for Azure's questions unless others are given."""
-    from workbench.traffic.generators import azure_conversations
+    from workbench.simulate.generators import azure_conversations
 
     questions = arrivals or list(islice(azure_conversations(Random(0)), 5000))
     return figures.router_savings(arrivals=questions, cheaper=cheaper)
@@ -218,7 +228,9 @@ CLAIMS = (
         sources=(ClaimSource("B", "cosine 0.95; 500 queries on Redis"),),
         trials=(
             ClaimTrial(
-                UnbuiltEvidence("a cache keyed by embeddings in front of the engine, and 500 queries with their right answers"),
+                UnbuiltEvidence(
+                    "a cache keyed by embeddings in front of the engine, and 500 queries with their right answers"
+                ),
                 similar,
                 examples={
                     "holds": {"hit_rate": 0.3, "wrong_share": 0.005},

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from experiments import kv_evict
-from workbench.ledger.claim import Claim, OutcomeExamples, ImpossibleOutcomes, EvidenceNumbers, JudgeRule, RunEvidence, ClaimSource, ClaimTrial
+from workbench.claims.claim import (
+    Claim,
+    ClaimSource,
+    ClaimTrial,
+    EvidenceNumbers,
+    ImpossibleOutcomes,
+    JudgeRule,
+    OutcomeExamples,
+    RunEvidence,
+)
 
 
 def _eviction_rows(bits: dict[str, tuple[float, float]], left: float, pages: float) -> EvidenceNumbers:

@@ -6,9 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments import kv_groups
-from workbench.ledger.claim import CalculationEvidence, Claim, ImpossibleOutcomes, EvidenceNumbers, Ruling, RunEvidence, ClaimSource, ClaimTable, ClaimTrial
+from workbench.claims.claim import (
+    CalculationEvidence,
+    Claim,
+    ClaimSource,
+    ClaimTable,
+    ClaimTrial,
+    EvidenceNumbers,
+    ImpossibleOutcomes,
+    Ruling,
+    RunEvidence,
+)
+from workbench.memory.report import report_for
 from workbench.model.cost import visible_pairs
-from workbench.study.memory_report import report_for
 
 LLAMA = "shape:llama-3.1-70b"
 FULL = 128_000  # tokens; the sources write 128K
@@ -142,7 +152,9 @@ CLAIMS = (
         id="kv-formula",
         says="bytes = 2 x layers x kv_heads x head_dim x tokens x bytes per value",
         sources=(ClaimSource("A", "the formula"), ClaimSource("E", "the formula, as a function")),
-        trials=(ClaimTrial(RunEvidence("kv_groups"), kv_groups.formula, {"holds": GROUPED, "refuted": WASTEFUL}, EXACT),),
+        trials=(
+            ClaimTrial(RunEvidence("kv_groups"), kv_groups.formula, {"holds": GROUPED, "refuted": WASTEFUL}, EXACT),
+        ),
     ),
     Claim(
         id="kv-llama70b",
@@ -185,7 +197,9 @@ CLAIMS = (
         id="kv-gqa",
         says="8 KV heads for 64 query heads shrink the cache 8 times",
         sources=(ClaimSource("A", "8 times"),),
-        trials=(ClaimTrial(RunEvidence("kv_groups"), kv_groups.saving, {"holds": GROUPED, "refuted": WASTEFUL}, EXACT),),
+        trials=(
+            ClaimTrial(RunEvidence("kv_groups"), kv_groups.saving, {"holds": GROUPED, "refuted": WASTEFUL}, EXACT),
+        ),
     ),
     Claim(
         id="kv-memory-quadratic",

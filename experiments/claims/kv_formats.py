@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from experiments import kv_precision, paging_waste, window_span
-from workbench.ledger.claim import Claim, OutcomeExamples, EvidenceNumbers, JudgeRule, RunEvidence, ClaimSource, ClaimTrial
+from workbench.claims.claim import (
+    Claim,
+    ClaimSource,
+    ClaimTrial,
+    EvidenceNumbers,
+    JudgeRule,
+    OutcomeExamples,
+    RunEvidence,
+)
 
 
 def _formats(int8: float, int4: float, lost: float, sequences: tuple[int, int, int]) -> EvidenceNumbers:

@@ -7,7 +7,15 @@ from statistics import median
 from typing import Any
 
 from experiments.claims.tokens import CODE, ENGINE
-from workbench.ledger.claim import CalculationEvidence, Claim, MeasurementEvidence, EvidenceNumbers, Ruling, ClaimSource, ClaimTrial
+from workbench.claims.claim import (
+    CalculationEvidence,
+    Claim,
+    ClaimSource,
+    ClaimTrial,
+    EvidenceNumbers,
+    MeasurementEvidence,
+    Ruling,
+)
 
 
 def _demo(**settings: Any) -> Any:
@@ -205,7 +213,10 @@ CLAIMS = (
     Claim(
         id="latency-identity",
         says="Total latency is TTFT + output tokens / tokens per second",
-        sources=(ClaimSource("B", "tokens per second after the first token"), ClaimSource("E", "tokens per second of all")),
+        sources=(
+            ClaimSource("B", "tokens per second after the first token"),
+            ClaimSource("E", "tokens per second of all"),
+        ),
         trials=(
             ClaimTrial(
                 MeasurementEvidence("latency_identity", identity),

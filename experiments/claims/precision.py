@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from experiments import weight_formats
-from workbench.ledger.claim import CalculationEvidence, Claim, EvidenceNumbers, JudgeRule, Ruling, RunEvidence, ClaimSource, ClaimTrial
-from workbench.study.memory_report import report_for
+from workbench.claims.claim import (
+    CalculationEvidence,
+    Claim,
+    ClaimSource,
+    ClaimTrial,
+    EvidenceNumbers,
+    JudgeRule,
+    Ruling,
+    RunEvidence,
+)
+from workbench.memory.report import report_for
 
 STATED_GB = {"FP32": 280.0, "FP16": 140.0, "INT8": 70.0, "INT4": 35.0}  # GB
 NEAR, SOME = 0.05, 0.2
@@ -72,7 +81,11 @@ CLAIMS = (
             ClaimTrial(
                 RunEvidence("weight_formats"),
                 JudgeRule(weight_formats.judge, "weights-quality"),
-                {"holds": _quality_rows(0.999, 0.97), "holds-with-limits": _quality_rows(0.999, 0.8), "refuted": _quality_rows(0.9, 0.5)},
+                {
+                    "holds": _quality_rows(0.999, 0.97),
+                    "holds-with-limits": _quality_rows(0.999, 0.8),
+                    "refuted": _quality_rows(0.9, 0.5),
+                },
             ),
         ),
     ),

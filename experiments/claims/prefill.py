@@ -10,14 +10,23 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from experiments import model_size, no_cache, prefill_decode_length
-from workbench.fleet.hardware import Hardware
-from workbench.fleet.roofline import ModelSizes, roofline_step_times
-from workbench.fleet.work import step_work_of
-from workbench.ledger.claim import CalculationEvidence, Claim, EvidenceNumbers, JudgeRule, Ruling, RunEvidence, ClaimSource, ClaimTable, ClaimTrial
-from workbench.ledger.crossings import RooflineMachine, decode_break_even_points, prefill_break_even_points
+from workbench.claims.break_even import RooflineMachine, decode_break_even_points, prefill_break_even_points
+from workbench.claims.claim import (
+    CalculationEvidence,
+    Claim,
+    ClaimSource,
+    ClaimTable,
+    ClaimTrial,
+    EvidenceNumbers,
+    JudgeRule,
+    Ruling,
+    RunEvidence,
+)
+from workbench.experiment.verdict import Outcome
 from workbench.model.cost import visible_pairs
 from workbench.model.shapes import named_shape
-from workbench.study.verdict import Outcome
+from workbench.simulate.roofline import Hardware, ModelSizes, roofline_step_times
+from workbench.simulate.step_times import step_work_of
 
 LENGTHS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
 MACHINES = (("llama-3.1-8b", "h100", 1), ("llama-3.1-8b", "h200", 1),
@@ -44,7 +53,9 @@ def rows_of(machine: RooflineMachine) -> EvidenceNumbers:
     return [{"variant": machine.name, "curve": points}]
 
 
-def _rows(prefill: Callable[[int], float], decode: Callable[[int], float], flops: float, reads: float) -> EvidenceNumbers:
+def _rows(
+    prefill: Callable[[int], float], decode: Callable[[int], float], flops: float, reads: float
+) -> EvidenceNumbers:
     """Return rows of a made-up machine: seconds by length, and the shares of its ceilings."""
     points = []
     for prompt, output in (*((n, 16) for n in (64, 128, 512, 1024, 2048, 4096)), prefill_decode_length.REQUEST_SHAPE):
@@ -76,7 +87,9 @@ NONE = Hardware(name="next to no products", flops=1e11, bandwidth=2e12, memory=8
 HALF = Hardware(name="as few as that", flops=1.4e13, bandwidth=2e12, memory=80e9)
 
 
-def seen_by(hardware: Hardware, window: int | None = None, shape: str = "llama-3.1-8b") -> Callable[[], EvidenceNumbers]:
+def seen_by(
+    hardware: Hardware, window: int | None = None, shape: str = "llama-3.1-8b"
+) -> Callable[[], EvidenceNumbers]:
     """Return a function for rows of a shape's roofline on `hardware`, with attention windows of `window` tokens."""
     spec = named_shape(shape)
     layers = tuple(
@@ -96,7 +109,9 @@ def _trials(
     """
     rule = JudgeRule(prefill_decode_length.judge, claim)
     bounds = [
-        CalculationEvidence(lambda m=machine: rows_of(RooflineMachine.of(*m)), f"roofline: {gpus} x {hardware}, {shape}")
+        CalculationEvidence(
+            lambda m=machine: rows_of(RooflineMachine.of(*m)), f"roofline: {gpus} x {hardware}, {shape}"
+        )
         for machine in MACHINES
         for shape, hardware, gpus in [machine]
     ]
@@ -142,7 +157,9 @@ def decode_sizes(records: Any) -> Sequence[ClaimTable]:
     rows = []
     for name, machine in _machines(records):
         for batch in (1, 32):
-            rows.append((name, str(batch), *(_format_tokens(n) for n in decode_break_even_points(machine, batch).values())))
+            rows.append(
+                (name, str(batch), *(_format_tokens(n) for n in decode_break_even_points(machine, batch).values()))
+            )
     headings = ("decode", "requests", "10% longer from", "twice as long from")
     note = "Context of each request, in tokens, against 100 tokens"
     return [ClaimTable(note, headings, rows), *_measured(records, "decode_step_s")]
@@ -208,7 +225,11 @@ CLAIMS = (
     Claim(
         id="prefill-compute-bound",
         says="Prefill is limited by arithmetic",
-        sources=(ClaimSource("C", "without figures"), ClaimSource("D", "without figures"), ClaimSource("E", "without figures")),
+        sources=(
+            ClaimSource("C", "without figures"),
+            ClaimSource("D", "without figures"),
+            ClaimSource("E", "without figures"),
+        ),
         trials=_trials(
             "prefill-compute-bound",
             {"holds": LINEAR, "holds-with-limits": SOMEWHERE, "refuted": SQUARE},
@@ -257,8 +278,10 @@ CLAIMS = (
             "decode-flat-in-context",
             {"holds-with-limits": ROOT, "refuted": SQUARE},
             {"holds-with-limits": seen_by(FEW, 1024), "refuted": seen_by(NONE, shape="smollm2-135m")},
-            {"holds": "the rule asks of Llama 3.1 8B and 70B at 100,000 tokens too, where the roofline says 1.9 and "
-             "1.2 times as long: nothing measured at shorter contexts changes that"},
+            {
+                "holds": "the rule asks of Llama 3.1 8B and 70B at 100,000 tokens too, where the roofline says 1.9 and "
+                "1.2 times as long: nothing measured at shorter contexts changes that"
+            },
         ),
         condition_tables=decode_sizes,
     ),
@@ -309,7 +332,9 @@ CLAIMS = (
                 },
             ),
             ClaimTrial(
-                CalculationEvidence(lambda: no_cache_rows("llama-3.1-8b", "h100", 131_072), "roofline: 1 x h100, llama-3.1-8b"),
+                CalculationEvidence(
+                    lambda: no_cache_rows("llama-3.1-8b", "h100", 131_072), "roofline: 1 x h100, llama-3.1-8b"
+                ),
                 NO_CACHE,
                 {
                     "holds": lambda: no_cache_rows("llama-3.1-8b", "h100", 131_072),

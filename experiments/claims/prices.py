@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from workbench.claims.claim import (
+    CalculationEvidence,
+    Claim,
+    ClaimSource,
+    ClaimTable,
+    ClaimTrial,
+    EvidenceNumbers,
+    MissingEvidence,
+    Ruling,
+)
 from workbench.economics import cache_figures
 from workbench.economics.prices import DEFAULT_TABLE, Prices, load_prices
-from workbench.ledger.claim import CalculationEvidence, Claim, MissingEvidence, EvidenceNumbers, Ruling, ClaimSource, ClaimTable, ClaimTrial
 
 TABLE = "the sources' prices (calculated)"
 FIVE, HOUR = "5 minutes", "1 hour"
@@ -125,7 +134,9 @@ CLAIMS = (
         sources=(ClaimSource("A", "1.25, 2 and 0.1 times"),),
         trials=(
             ClaimTrial(
-                MissingEvidence("a vendor's own price list: the table here is the source's, and cannot vouch for itself"),
+                MissingEvidence(
+                    "a vendor's own price list: the table here is the source's, and cannot vouch for itself"
+                ),
                 multiples,
                 examples={
                     "holds": {"cache_write_5m": 1.25, "cache_write_1h": 2.0, "cache_read": 0.1},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from experiments import window_span
-from workbench.ledger.claim import Claim, MissingEvidence, EvidenceNumbers, Ruling, RunEvidence, ClaimSource, ClaimTrial
+from workbench.claims.claim import Claim, ClaimSource, ClaimTrial, EvidenceNumbers, MissingEvidence, Ruling, RunEvidence
 
 
 def _depths(*gains: float) -> EvidenceNumbers:

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from experiments.claims.tokens import CODE, ENGINE
-from workbench.ledger.claim import CalculationEvidence, Claim, MeasurementEvidence, EvidenceNumbers, Ruling, ClaimSource, ClaimTrial
-from workbench.study.verdict import RuleChange
+from workbench.claims.claim import (
+    CalculationEvidence,
+    Claim,
+    ClaimSource,
+    ClaimTrial,
+    EvidenceNumbers,
+    MeasurementEvidence,
+    Ruling,
+)
+from workbench.experiment.verdict import RuleChange
 
 
 def ordered() -> EvidenceNumbers:
@@ -164,8 +172,11 @@ CLAIMS = (
                 order,
                 examples={
                     "holds": {"order": ["Temperature", "TopK", "TopP"], "kept": 9, "kept_temperature_last": 5},
-                    "holds-with-limits": {"order": ["TopK", "Temperature", "TopP"], "kept": 9,
-                                          "kept_temperature_last": 9},
+                    "holds-with-limits": {
+                        "order": ["TopK", "Temperature", "TopP"],
+                        "kept": 9,
+                        "kept_temperature_last": 9,
+                    },
                     "refuted": {"order": ["TopK", "TopP", "Temperature"], "kept": 5, "kept_temperature_last": 9},
                 },
             ),

@@ -17,8 +17,16 @@ from experiments import (
     speculation,
 )
 from experiments.claims.streams import crowds
-from workbench.ledger.claim import Claim, OutcomeExamples, EvidenceNumbers, JudgeRule, RunEvidence, ClaimSource, ClaimTrial
-from workbench.study.verdict import Outcome
+from workbench.claims.claim import (
+    Claim,
+    ClaimSource,
+    ClaimTrial,
+    EvidenceNumbers,
+    JudgeRule,
+    OutcomeExamples,
+    RunEvidence,
+)
+from workbench.experiment.verdict import Outcome
 
 
 def _batches(*rates: float) -> EvidenceNumbers:

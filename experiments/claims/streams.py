@@ -6,11 +6,21 @@ import math
 from itertools import pairwise
 
 from experiments import batch_size, model_size, naive_loop, streaming
-from workbench.fleet.hardware import Hardware
-from workbench.ledger.claim import OUTCOMES, CalculationEvidence, Claim, EvidenceNumbers, JudgeRule, Ruling, RunEvidence, ClaimSource, ClaimTrial
-from workbench.ledger.crossings import RooflineMachine
+from workbench.claims.break_even import RooflineMachine
+from workbench.claims.claim import (
+    OUTCOMES,
+    CalculationEvidence,
+    Claim,
+    ClaimSource,
+    ClaimTrial,
+    EvidenceNumbers,
+    JudgeRule,
+    Ruling,
+    RunEvidence,
+)
+from workbench.experiment.verdict import Outcome
 from workbench.model.shapes import named_shape
-from workbench.study.verdict import Outcome
+from workbench.simulate.roofline import Hardware
 
 SHAPES = ("smollm2-135m", "tinyllama-1.1b", "llama-3.1-8b", "llama-3.1-70b")
 FEWER = ("measure.rounds=1",)
@@ -97,7 +107,14 @@ def _unlimited(rows: EvidenceNumbers) -> EvidenceNumbers:
     return [row if row["variant"] != batch_size.LIMITED else same | {"variant": batch_size.LIMITED} for row in rows]
 
 
-def _judged_claim(id: str, says: str, run: RunEvidence, judge, tried: tuple[EvidenceNumbers, EvidenceNumbers, EvidenceNumbers], *sources: ClaimSource) -> Claim:
+def _judged_claim(
+    id: str,
+    says: str,
+    run: RunEvidence,
+    judge,
+    tried: tuple[EvidenceNumbers, EvidenceNumbers, EvidenceNumbers],
+    *sources: ClaimSource,
+) -> Claim:
     """Make a claim from rows under which it holds, holds with limits, and is refuted."""
     gives: dict[Outcome, EvidenceNumbers] = dict(zip(OUTCOMES, tried, strict=True))
     return Claim(id, says, sources, (ClaimTrial(run, JudgeRule(judge, id), gives),))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from experiments import sampling_texts
-from workbench.ledger.claim import Claim, EvidenceNumbers, JudgeRule, RunEvidence, ClaimSource, ClaimTrial
-from workbench.study.texts import HELD_OUT_ROW
+from workbench.claims.claim import Claim, ClaimSource, ClaimTrial, EvidenceNumbers, JudgeRule, RunEvidence
+from workbench.measure.sampled_texts import HELD_OUT_ROW
 
 WAYS = ("greedy", *sampling_texts.COOL, *sampling_texts.HOT, *sampling_texts.FEW, HELD_OUT_ROW)
 

@@ -8,8 +8,16 @@ from itertools import islice
 from random import Random
 from statistics import median
 
-from workbench.ledger.claim import CalculationEvidence, Claim, MeasurementEvidence, EvidenceNumbers, Ruling, ClaimSource, ClaimTrial
-from workbench.ledger.crossings import RooflineMachine
+from workbench.claims.break_even import RooflineMachine
+from workbench.claims.claim import (
+    CalculationEvidence,
+    Claim,
+    ClaimSource,
+    ClaimTrial,
+    EvidenceNumbers,
+    MeasurementEvidence,
+    Ruling,
+)
 
 ENGINE = "this engine (any machine)"
 # The first article of the Universal Declaration of Human Rights: the same sentences in each language.
@@ -176,7 +184,7 @@ def turns() -> EvidenceNumbers:
     """Return, for next turns of Mooncake's conversations (a fitted generator), the tokens before the message and new
     ones.
     """
-    from workbench.traffic.generators import mooncake_conversations
+    from workbench.simulate.generators import mooncake_conversations
 
     before, share, last = [], [], {}
     for turn in islice(mooncake_conversations(Random(0)), 12_000):
@@ -277,7 +285,11 @@ CLAIMS = (
     Claim(
         id="tok-roundtrip",
         says="Text becomes ids by a merge table fixed at training; with another tokenizer a model receives garbage",
-        sources=(ClaimSource("B", "without figures"), ClaimSource("C", "without figures"), ClaimSource("D", "without figures")),
+        sources=(
+            ClaimSource("B", "without figures"),
+            ClaimSource("C", "without figures"),
+            ClaimSource("D", "without figures"),
+        ),
         trials=(
             ClaimTrial(
                 CalculationEvidence(reading, ENGINE),
@@ -334,7 +346,9 @@ CLAIMS = (
                     "holds-with-limits": {"turns": 10, "before_p50": 10_000, "message_share_p50": 0.02},
                     "refuted": {"turns": 10, "before_p50": 100, "message_share_p50": 0.9},
                 },
-                impossible={"holds": "recorded traffic says nothing of tool schemas and of the order of a prompt's parts"},
+                impossible={
+                    "holds": "recorded traffic says nothing of tool schemas and of the order of a prompt's parts"
+                },
             ),
         ),
     ),

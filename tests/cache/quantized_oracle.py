@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.cache.shapes import KVCacheSpec
+from workbench.kv_cache.format import KVCacheSpec
 
 LEVELS = {"int8": 255, "int4": 15}
 MOST_FP8 = 448.0
@@ -77,7 +77,11 @@ def attended(q: Tensor, k: Tensor, v: Tensor, shape: KVCacheSpec, scale: float) 
     lag, group, first = shape.format.residual, shape.format.group, max(shape.format.sinks, shape.num_sink_tokens)
     for t in range(len(q)):
         settled = max(0, (t + 1 - lag) // group * group)
-        seen = [p for p in range(t + 1) if shape.sliding_window is None or p > t - shape.sliding_window or p < shape.num_sink_tokens]
+        seen = [
+            p
+            for p in range(t + 1)
+            if shape.sliding_window is None or p > t - shape.sliding_window or p < shape.num_sink_tokens
+        ]
         for head in range(q.shape[1]):
             query, at = q[t, head].double().numpy() @ turned, head // share
             rows = [coded_keys if first <= p < settled else stored[0] for p in seen]

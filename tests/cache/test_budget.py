@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.cache.budget import EvictionBudget
-from workbench.cache.evict import HeavyHitters, SnapKV, SlidingWindowEviction, parse_eviction
 from workbench.errors import WorkbenchError
+from workbench.kv_cache.budget import EvictionBudget
+from workbench.kv_cache.eviction import HeavyHitters, SlidingWindowEviction, SnapKV, parse_eviction
 
 budgets = st.builds(
     EvictionBudget, st.integers(1, 40), st.none(), st.one_of(st.none(), st.integers(1, 60)), st.booleans()

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.cache.evict import HeavyHitters, SinksRecent, SnapKV, SlidingWindowEviction
+from workbench.kv_cache.eviction import HeavyHitters, SinksRecent, SlidingWindowEviction, SnapKV
 
 policies = st.one_of(
     st.builds(HeavyHitters, budget=st.just(2), recent=st.floats(0.01, 1.0)),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from workbench.cache.holdings import KVCacheManager
-from workbench.cache.pages import PagePool
-from workbench.cache.prefix import RadixCache
-from workbench.cache.tables import KVCacheGroup
+from workbench.kv_cache.manager import KVCacheManager
+from workbench.kv_cache.pages import KVCacheGroup, PagePool
+from workbench.kv_cache.prefix import RadixCache
 from workbench.request import Request, Sequence
 
-TABLES = (KVCacheGroup(residual_length=5, quant_group=2), KVCacheGroup(sliding_window=7))  # of eight tokens the first has settled two: half a page
+TABLES = (
+    KVCacheGroup(residual_length=5, quant_group=2),
+    KVCacheGroup(sliding_window=7),
+)  # of eight tokens the first has settled two: half a page
 IDS = tuple(range(20))
 
 

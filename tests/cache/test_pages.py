@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from workbench.cache.pages import NULL_PAGE, PagePool, pages_for
 from workbench.errors import WorkbenchError
+from workbench.kv_cache.pages import NULL_PAGE, PagePool, pages_for
 
 PAGES = 7
 

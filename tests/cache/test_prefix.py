@@ -9,9 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from workbench.cache.pages import NULL_PAGE, PagePool
-from workbench.cache.prefix import RadixCache
-from workbench.cache.tables import KVCacheGroup
+from workbench.kv_cache.pages import NULL_PAGE, KVCacheGroup, PagePool
+from workbench.kv_cache.prefix import RadixCache
 
 SIZE, PAGES, TTL = 2, 14, 10.0
 LAYOUTS = [
@@ -269,4 +268,6 @@ def test_the_last_token_is_never_offered(ids: list[int]) -> None:
     pool = PagePool(4, SIZE)
     index = RadixCache([pool], [KVCacheGroup()])
     index.insert(0, ids, "", len(ids), (pool.allocate(1),))
-    assert index.match_prefix(ids).num_tokens == 0 and index.match_prefix([*ids, 1]).num_tokens == len(ids) // SIZE * SIZE
+    assert (
+        index.match_prefix(ids).num_tokens == 0 and index.match_prefix([*ids, 1]).num_tokens == len(ids) // SIZE * SIZE
+    )

@@ -16,11 +16,10 @@ from compiled_kernels import Backend, backend_problems
 from compiled_kernels.masks import Causal, SlidingWindow
 from tests.cache.quantized_oracle import attended
 from workbench.batch import TokenBatch
-from workbench.cache.format import CacheFormat, LayerFormat, parse_cache_format
-from workbench.cache.quantized import QuantizedLayer
-from workbench.cache.shapes import KVCacheSpec, build_cache_specs
-from workbench.cache.store import KVStore
 from workbench.errors import WorkbenchError
+from workbench.kv_cache.format import CacheFormat, KVCacheSpec, LayerFormat, build_cache_specs, parse_cache_format
+from workbench.kv_cache.quantized import QuantizedLayer
+from workbench.kv_cache.store import KVStore
 
 NO_MLIR = backend_problems()[Backend.MLIR]
 Text = tuple[Tensor, Tensor, Tensor]  # queries, keys, values
@@ -55,7 +54,10 @@ def shapes(draw: st.DrawFn, kinds: st.SearchStrategy = KINDS) -> KVCacheSpec:
 def text(seed: int, tokens: int, shape: KVCacheSpec, share: int = 2) -> Text:
     generator = torch.Generator().manual_seed(seed)
     heads = shape.num_kv_heads * share
-    return tuple(torch.randn(tokens, n, shape.head_dim, generator=generator) for n in (heads, shape.num_kv_heads, shape.num_kv_heads))  # type: ignore[return-value]
+    return tuple(
+        torch.randn(tokens, n, shape.head_dim, generator=generator)
+        for n in (heads, shape.num_kv_heads, shape.num_kv_heads)
+    )  # type: ignore[return-value]
 
 
 class Cache:
@@ -71,7 +73,9 @@ class Cache:
                 tensor.view(torch.uint8).fill_(255)  # NaN, whatever the type of float
         orders = [shuffle.sample(range(1, pages + 1), pages) for _ in range(2)]
         self.tables = [[order[i * each : (i + 1) * each] for i in range(len(texts))] for order in orders]
-        self.mask = Causal() if shape.sliding_window is None else SlidingWindow(shape.sliding_window, shape.num_sink_tokens)
+        self.mask = (
+            Causal() if shape.sliding_window is None else SlidingWindow(shape.sliding_window, shape.num_sink_tokens)
+        )
         self.done = [0] * len(texts)
         self.out = [torch.full_like(q, torch.nan) for q, _, _ in texts]
 
@@ -178,7 +182,11 @@ def test_layers_alike_share_tables_and_a_window_within_the_residual_stays_dense(
     assert [str(s.format) for s in made] == ["int4", "int4", "dense", "int4", "dense"]
     tables = KVStore(made, (1,) * 6, 64, torch.float32).groups
     assert (tables[0].residual_length, tables[0].quant_group, tables[0].layers) == (64, 64, (0, 1))
-    assert tables[1].sliding_window == 128 and tables[3].residual_length == 32 and (tables[5].sliding_window, tables[5].num_sink_tokens) == (50, 4)
+    assert (
+        tables[1].sliding_window == 128
+        and tables[3].residual_length == 32
+        and (tables[5].sliding_window, tables[5].num_sink_tokens) == (50, 4)
+    )
 
 
 @pytest.mark.parametrize(

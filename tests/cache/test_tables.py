@@ -7,10 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.cache.format import LayerFormat
-from workbench.cache.pages import pages_for
-from workbench.cache.shapes import KVCacheSpec
-from workbench.cache.tables import KVCacheGroup, build_cache_groups
+from workbench.kv_cache.format import KVCacheSpec, LayerFormat
+from workbench.kv_cache.pages import KVCacheGroup, build_cache_groups, pages_for
 
 
 @st.composite
@@ -21,13 +19,19 @@ def layouts(draw: st.DrawFn) -> tuple[KVCacheGroup, int]:
     back, first = draw(st.sampled_from([None, 1, 2, 5, 8, 13])), draw(st.sampled_from([0, 0, 1, 5]))
     group = draw(st.sampled_from([g for g in (1, 2, 4, 8) if size % g == 0])) if late else 1
     strides = [1] if late or back is None else [s for s in (1, 2, 4, 8) if s <= back]  # of a page, or of several
-    return KVCacheGroup((), back, first, draw(st.integers(0, 8)) if late else 0, group, draw(st.sampled_from(strides))), size
+    return KVCacheGroup(
+        (), back, first, draw(st.integers(0, 8)) if late else 0, group, draw(st.sampled_from(strides))
+    ), size
 
 
 def reads(table: KVCacheGroup, query: int) -> set[int]:
     """The rule as it is written."""
     settled = max(0, (query + 1 - table.residual_length) // table.quant_group * table.quant_group)
-    gone = 0 if table.sliding_window is None else max(0, query - table.sliding_window + table.stride) // table.stride * table.stride
+    gone = (
+        0
+        if table.sliding_window is None
+        else max(0, query - table.sliding_window + table.stride) // table.stride * table.stride
+    )
     return {p for p in range(settled) if p >= gone or p < table.num_sink_tokens}
 
 
@@ -52,7 +56,9 @@ def test_dead_pages_are_read_by_nobody_later(layout: tuple[KVCacheGroup, int], c
     assert not dead & {p // size for p in reads(table, computed + later)}
     assert dead <= set(range(table.quantized_until(computed) // size)), "only full pages are given back"
     if table.sliding_window is not None and not table.is_delayed:  # and none is kept too long
-        alive = {p // size for p in reads(table, computed) if p < computed} | set(range(pages_for(table.num_sink_tokens, size)))
+        alive = {p // size for p in reads(table, computed) if p < computed} | set(
+            range(pages_for(table.num_sink_tokens, size))
+        )
         assert set(range(computed // size)) - alive <= dead
 
 
@@ -80,7 +86,9 @@ def test_nothing_changes_before_it_is_said_to(layout: tuple[KVCacheGroup, int], 
 
 
 def test_tables_of_dense_layers() -> None:
-    made = build_cache_groups([{0: KVCacheGroup()}, {1: KVCacheGroup(sliding_window=8, num_sink_tokens=2)}, {0: KVCacheGroup()}])
+    made = build_cache_groups(
+        [{0: KVCacheGroup()}, {1: KVCacheGroup(sliding_window=8, num_sink_tokens=2)}, {0: KVCacheGroup()}]
+    )
     assert made == (KVCacheGroup((0, 2)), KVCacheGroup((1,), sliding_window=8, num_sink_tokens=2))
     with pytest.raises(ValueError, match="layers of table 0 differ"):
         build_cache_groups([{0: KVCacheGroup()}, {0: KVCacheGroup(sliding_window=8)}])
@@ -101,7 +109,9 @@ def test_the_residual_of_a_quantized_layer(group: int, lag: int, sinks: int, sta
     first, rest = residual.pages_needed(start, end, size)
     assert {p // size for p in wanted} <= {*first, *rest}
     assert not rest or min(rest) == pages_for(sinks, size) or min(rest) in {p // size for p in wanted}
-    assert quantized.quantized_until(start) == residual.first_visible(start), "a page goes as soon as its last group is quantized"
+    assert quantized.quantized_until(start) == residual.first_visible(start), (
+        "a page goes as soon as its last group is quantized"
+    )
 
 
 @given(st.sampled_from([8, 16, 64]), st.integers(1, 200), st.integers(1, 600), st.integers(1, 2000))

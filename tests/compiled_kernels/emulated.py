@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from compiled_kernels.mlir.ahead import compile_ahead
-from compiled_kernels.mlir.obey import PACKED_PREFIX
+from compiled_kernels.mlir.pipeline import PACKED_PREFIX
 from tests.patience import limit
 
 LINKER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 
+import compiled_kernels.capabilities as gaps_module
 import compiled_kernels.check as check_module
-import compiled_kernels.gaps as gaps_module
+from compiled_kernels.backends import Backend, BackendError, backend_problems
+from compiled_kernels.capabilities import GAPS, Gap
 from compiled_kernels.cases import Case, Suite, case_of, suite_of, suites
 from compiled_kernels.check import check, verdict
-from compiled_kernels.compiled import compile_call
-from compiled_kernels.gaps import GAPS, Gap
+from compiled_kernels.compiled_calls import compile_call
 from compiled_kernels.interpreted import interpreting, needs_interpreter
-from compiled_kernels.backends import Backend, BackendError, backend_problems
 
 COMPILES = backend_problems()[Backend.INDUCTOR]
 needs_compiler = pytest.mark.skipif(COMPILES is not None, reason=str(COMPILES))
@@ -35,7 +35,9 @@ def gap(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 def rotary(call: Callable[..., Any]) -> Suite:
     """The suite of rotary, with another call in its place; the specification stays."""
     suite = suite_of("rotary")
-    return replace(suite, call=lambda *inputs, backend: call(suite.call(*inputs, backend=backend), backend), exact=suite.exact)
+    return replace(
+        suite, call=lambda *inputs, backend: call(suite.call(*inputs, backend=backend), backend), exact=suite.exact
+    )
 
 
 def broken(outputs: torch.Tensor, backend: Backend) -> torch.Tensor:
@@ -105,7 +107,9 @@ def test_what_a_kernel_throws_is_its_failure_and_the_rest_goes_on(monkeypatch: p
 
 def test_a_lane_that_does_not_work_here_is_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_module, "backend_problems", lambda: dict.fromkeys(Backend, "not here"))
-    assert {(row.status, row.reason, row.execution) for row in check((Backend.MLIR,), "rotary")} == {("gap", "not here", "")}
+    assert {(row.status, row.reason, row.execution) for row in check((Backend.MLIR,), "rotary")} == {
+        ("gap", "not here", "")
+    }
 
 
 def test_an_unknown_operator_is_told_with_the_nearest() -> None:
@@ -119,8 +123,12 @@ def test_the_compiled_form_is_checked() -> None:
     cases = tuple(case for case in suite.cases if not case.timed)
     form = compile_call(suite, Backend.INDUCTOR)
     assert [verdict(suite, case, Backend.INDUCTOR, form) for case in cases] == [("ok", "")] * len(cases)
-    wrong = replace(suite, call=lambda gate_up, backend: suite.call(gate_up, backend=backend) * (1 + 0.1 * (backend == "inductor")))
-    status, reason = verdict(replace(wrong, exact=suite.exact), cases[0], Backend.INDUCTOR, compile_call(wrong, Backend.INDUCTOR))
+    wrong = replace(
+        suite, call=lambda gate_up, backend: suite.call(gate_up, backend=backend) * (1 + 0.1 * (backend == "inductor"))
+    )
+    status, reason = verdict(
+        replace(wrong, exact=suite.exact), cases[0], Backend.INDUCTOR, compile_call(wrong, Backend.INDUCTOR)
+    )
     assert status == "failed" and "against float64" in reason
 
 

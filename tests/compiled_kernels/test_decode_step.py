@@ -16,7 +16,15 @@ from compiled_kernels.mlir_text import SIZE_BOUND, Target
 
 DENSE, INT8, INT4 = WeightLayout("bf16", bias=True), WeightLayout("i8"), WeightLayout("i4", quant_group=4)
 LAYER = LayerShape(
-    num_heads=2, num_kv_heads=1, head_dim=4, intermediate_size=8, scale=0.5, qkv=DENSE, output=INT8, gate_up=INT4, down=WeightLayout("bf16")
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=4,
+    intermediate_size=8,
+    scale=0.5,
+    qkv=DENSE,
+    output=INT8,
+    gate_up=INT4,
+    down=WeightLayout("bf16"),
 )
 SHAPE = StepShape(
     rows=1, hidden_size=8, vocab_size=16, eps=1e-5, dtype="bf16", layers=(LAYER,), head=INT8, page_size=4, max_pages=2, chunks=1,

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from compiled_kernels.backends import Backend, BackendError, backend_problems
 from compiled_kernels.cases import case_of, suite_of
 from compiled_kernels.inductor_code import loaded_code, stages
 from compiled_kernels.inductor_code.fusion import fusion, fusion_text
-from compiled_kernels.inductor_code.sources import kernels
-from compiled_kernels.inductor_code.watch import FusionLogHandler, CompilationTrace
-from compiled_kernels.backends import Backend, BackendError, backend_problems
+from compiled_kernels.inductor_code.stages import kernels
+from compiled_kernels.inductor_code.watch import CompilationTrace, FusionLogHandler
 from compiled_kernels.stages import CompilerStages
 
 PROBLEM = backend_problems()[Backend.INDUCTOR]

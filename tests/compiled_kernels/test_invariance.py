@@ -12,8 +12,8 @@ from torch import Tensor
 
 import compiled_kernels
 from compiled_kernels import Backend, backend_problems
+from compiled_kernels.capabilities import BATCH_VARIANT, batch_variance
 from compiled_kernels.cases import random_normal, suites
-from compiled_kernels.invariance import BATCH_VARIANT, batch_variance
 from compiled_kernels.linear.quantize import quantize_int4, quantize_int8
 
 Run = Callable[[Tensor, Backend], Tensor]

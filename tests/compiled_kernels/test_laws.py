@@ -136,7 +136,9 @@ def test_what_is_written_is_found_where_its_slot_says(
     seeds, st.integers(1, 12), st.integers(0, 9), st.sampled_from([(1, 1), (2, 3)]), st.integers(1, 5),
     st.one_of(st.just(Causal()), st.builds(SlidingWindow, st.integers(1, 6), st.integers(0, 2))),
 )  # fmt: skip
-def test_attention_is_torchs(backend: Backend, seed: int, span: int, before: int, heads: tuple, size: int, mask) -> None:
+def test_attention_is_torchs(
+    backend: Backend, seed: int, span: int, before: int, heads: tuple, size: int, mask
+) -> None:
     """One span over pages in a random order beside scaled_dot_product_attention over plain keys and values."""
     (groups, share), dim, context = heads, 8, before + span
     q = drawn(seed, span, groups * share, dim)
@@ -155,7 +157,9 @@ def test_attention_is_torchs(backend: Backend, seed: int, span: int, before: int
         enable_gqa=True,
     )[0].transpose(0, 1)  # fmt: skip
     (keys, values), starts, lengths = pools, torch.tensor([0, span]), torch.tensor([context])
-    ours = compiled_kernels.paged_attention(q, keys, values, table[None], starts, lengths, 0.4, mask, span == 1, backend)
+    ours = compiled_kernels.paged_attention(
+        q, keys, values, table[None], starts, lengths, 0.4, mask, span == 1, backend
+    )
     close(ours, expected)
 
 

@@ -19,13 +19,12 @@ from compiled_kernels.cases import case_of, suite_of
 from compiled_kernels.decode_step import DecodeStep, LayerShape, StepShape, WeightLayout
 from compiled_kernels.decode_step.step import allocate
 from compiled_kernels.decode_step.text import step_inputs as given_tensors
-from compiled_kernels.level import Level, limited_to, current_level, level_of, available_levels
+from compiled_kernels.level import Level, available_levels, current_level, level_of, limited_to
 from compiled_kernels.mlir import compile_text
-from compiled_kernels.mlir.execute import Kernel
-from compiled_kernels.mlir.native_errors import capture_native_errors
+from compiled_kernels.mlir.execute import Kernel, capture_native_errors
 from compiled_kernels.mlir.show import stages
 from compiled_kernels.mlir_text import SIZE_BOUND, Target, memref
-from workbench.study import machine
+from workbench.machine import processor as machine
 
 problem = backend_problems()[Backend.MLIR]
 needs_mlir = pytest.mark.skipif(problem is not None, reason=f"backend mlir: {problem}")
@@ -154,7 +153,9 @@ def test_code_keeps_to_its_level(operator: str, level: Level) -> None:
 
 @needs_mlir
 @needs_objdump
-@pytest.mark.skipif(len(available_levels()) < 2, reason="this machine executes one level: nothing else could be in its code")
+@pytest.mark.skipif(
+    len(available_levels()) < 2, reason="this machine executes one level: nothing else could be in its code"
+)
 def test_code_of_a_higher_level_would_be_seen() -> None:
     with limited_to(available_levels()[-1]):
         asm = stages("linear", case_of(suite_of("linear"), SHOWN["linear"])).stages["asm"]
@@ -164,7 +165,15 @@ def test_code_of_a_higher_level_would_be_seen() -> None:
 def a_step(level: Level) -> DecodeStep:
     weight = WeightLayout("bf16")
     layer = LayerShape(
-        num_heads=4, num_kv_heads=2, head_dim=64, intermediate_size=128, scale=0.125, qkv=weight, output=weight, gate_up=weight, down=weight
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=64,
+        intermediate_size=128,
+        scale=0.125,
+        qkv=weight,
+        output=weight,
+        gate_up=weight,
+        down=weight,
     )
     shape = StepShape(
         rows=2, hidden_size=256, vocab_size=64, eps=1e-5, dtype="bf16", layers=(layer,), head=weight, page_size=16, max_pages=2, chunks=1,

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import compiled_kernels.measure as measure_module
-from compiled_kernels.cases import case_of, suite_of, suites
 from compiled_kernels.backends import Backend
-from compiled_kernels.measure import MIN_ROUNDS, MAX_ROUNDS, time_interleaved, measure, working_set
+from compiled_kernels.cases import case_of, suite_of, suites
+from compiled_kernels.measure import MAX_ROUNDS, MIN_ROUNDS, measure, time_interleaved, working_set
 
 BACKENDS = (Backend.EAGER, Backend.INDUCTOR, Backend.MLIR)
 
@@ -88,14 +88,19 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> list[Backend]:
         return calls
 
     monkeypatch.setattr(measure_module, "compile_calls", compile_calls)
-    monkeypatch.setattr(measure_module, "backend_problems", lambda: {**dict.fromkeys(Backend), Backend.TRITON: "no GPU"})
+    monkeypatch.setattr(
+        measure_module, "backend_problems", lambda: {**dict.fromkeys(Backend), Backend.TRITON: "no GPU"}
+    )
     return called
 
 
 def test_a_lane_that_is_wrong_or_absent_is_not_timed(uncompiled: list[Backend]) -> None:
     suite = suite_of("rotary")
     found = measure(suite, suite.cases[0], tuple(Backend), budget_seconds=0.001)
-    assert set(found.timings) == {Backend.EAGER, Backend.INDUCTOR} and set(found.refused) == {Backend.TRITON, Backend.MLIR}
+    assert set(found.timings) == {Backend.EAGER, Backend.INDUCTOR} and set(found.refused) == {
+        Backend.TRITON,
+        Backend.MLIR,
+    }
     assert "against float64" in found.refused[Backend.MLIR] and found.refused[Backend.TRITON] == "no GPU"
     assert uncompiled.count(Backend.MLIR) == 2  # seen wrong, and never again
     timing = found.timings[Backend.EAGER]

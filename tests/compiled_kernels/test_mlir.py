@@ -86,7 +86,9 @@ def test_one_graph_holds_it_from_the_first_call(operator: str) -> None:
     suite = SUITES[operator]
     inputs = suite.make_inputs(suite.cases[-1])
     torch._dynamo.reset()
-    compiled = torch.compile(lambda *given: suite.call(*given, backend=Backend.MLIR), backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(
+        lambda *given: suite.call(*given, backend=Backend.MLIR), backend="aot_eager", fullgraph=True
+    )
     ours, theirs = compiled(*inputs), suite.call(*inputs, backend=Backend.MLIR)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
@@ -118,7 +120,9 @@ def test_masked_logits_stay_masked() -> None:
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_what_is_not_finite_stays_with_its_row(operator: str, odd: float) -> None:
     suite = SUITES[operator]
-    inputs = suite.make_inputs(next(case for case in suite.cases if case.name.startswith(("16x", "3x")) and "32" in case.name))
+    inputs = suite.make_inputs(
+        next(case for case in suite.cases if case.name.startswith(("16x", "3x")) and "32" in case.name)
+    )
     inputs[0][1].view(-1)[3] = odd
     exact, ours = (suite.call(*inputs, backend=backend) for backend in (Backend.EAGER, Backend.MLIR))
     torch.testing.assert_close(ours, exact, equal_nan=True, rtol=1e-4, atol=1e-4)
@@ -133,7 +137,9 @@ def test_gates_far_from_zero_are_shut_or_open() -> None:
 
 def test_other_devices_are_refused() -> None:
     leaf = LeafOperator("rms_norm", lambda x: x)
-    with pytest.raises(compiled_kernels.BackendError, match=r"rms_norm: backend mlir runs on the CPU; \['meta'\] given"):
+    with pytest.raises(
+        compiled_kernels.BackendError, match=r"rms_norm: backend mlir runs on the CPU; \['meta'\] given"
+    ):
         leaf.prepare((torch.empty(2, 2, device="meta"),))
 
 

@@ -17,12 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compiled_kernels.agreement import disagreement
-from compiled_kernels.cases import Case, suite_of
-from compiled_kernels.gaps import known_gap
 from compiled_kernels.backends import Backend, BackendError, backend_problems
+from compiled_kernels.capabilities import known_gap
+from compiled_kernels.cases import Case, suite_of
 from compiled_kernels.level import Level, limited_to
 from compiled_kernels.mlir import ahead
-from compiled_kernels.mlir.llvm_ir import constants_by_bits
+from compiled_kernels.mlir.ahead import constants_by_bits
 from compiled_kernels.mlir.show import stages
 from tests.compiled_kernels import emulated
 from tests.compiled_kernels.test_level import a_step

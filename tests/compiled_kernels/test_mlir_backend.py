@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from compiled_kernels.level import Level, limited_to, available_levels
+from compiled_kernels.level import Level, available_levels, limited_to
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("torch_mlir") is None,

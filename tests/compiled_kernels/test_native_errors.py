@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from compiled_kernels.mlir.native_errors import capture_native_errors
+from compiled_kernels.mlir.execute import capture_native_errors
 from tests.patience import limit
 
 MEBIBYTE = bytes(2**20)
@@ -153,7 +153,7 @@ def test_nothing_that_another_thread_writes_meanwhile_is_lost(capfd: pytest.Capt
 def test_a_process_without_standard_error_compiles_all_the_same() -> None:
     program = (
         "import os, sys; os.close(2); sys.stderr = None\n"
-        "from compiled_kernels.mlir.native_errors import native_errors\n"
+        "from compiled_kernels.mlir.execute import native_errors\n"
         "with native_errors() as said: pass\n"
         "assert said.text == '' and said.missing == ()\n"
     )

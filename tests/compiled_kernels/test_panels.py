@@ -13,11 +13,11 @@ from torch import Tensor
 
 import compiled_kernels
 from compiled_kernels import Backend, BackendError, backend_problems
-from compiled_kernels.blocked import from_panels, panels_problem, to_panels, as_words
+from compiled_kernels.blocked import as_words, from_panels, panels_problem, to_panels
 from compiled_kernels.blocked import mlir as blocked
 from compiled_kernels.blocked.shape import TILE_ROWS
 from compiled_kernels.cases import random_normal
-from compiled_kernels.level import Level, limited_to, available_levels
+from compiled_kernels.level import Level, available_levels, limited_to
 from compiled_kernels.linear.quantize import quantize_int8
 
 problem = backend_problems()[Backend.MLIR]
@@ -55,7 +55,10 @@ def inputs(kind: str) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]:
     """x of many rows, the weight in panels, its scales, a bias, and the exact product."""
     generator = torch.Generator().manual_seed(3)
     dtype = torch.float32 if kind == "float32" else torch.bfloat16
-    x, weight = random_normal(generator, dtype, (797, WIDTH)), random_normal(generator, dtype, (OUT, WIDTH)) * WIDTH**-0.5
+    x, weight = (
+        random_normal(generator, dtype, (797, WIDTH)),
+        random_normal(generator, dtype, (OUT, WIDTH)) * WIDTH**-0.5,
+    )
     bias = random_normal(generator, dtype, (OUT,))
     if kind != "int8":
         return x, to_panels(weight), None, bias, x.double() @ weight.double().T + bias.double()

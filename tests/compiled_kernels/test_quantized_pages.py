@@ -11,17 +11,23 @@ from torch import Tensor
 from compiled_kernels import Backend, backend_problems
 from compiled_kernels.masks import Causal
 from compiled_kernels.quantized_attention import (
-    QuantizedTensor,
     PageFormat,
     QuantizationRule,
+    QuantizedTensor,
     bits_per_number,
     dequantize,
+    hadamard_rotate,
     quantize,
     quantized_attention,
-    hadamard_rotate,
     storage_shapes,
 )
-from compiled_kernels.quantized_attention.packed import MAX_CODES, decode_e4m3, pack_codes, codes_per_word, unpack_codes
+from compiled_kernels.quantized_attention.quantize import (
+    MAX_CODES,
+    codes_per_word,
+    decode_e4m3,
+    pack_codes,
+    unpack_codes,
+)
 
 INTEGERS = st.sampled_from(["int8", "int4"])
 KINDS = st.sampled_from(["int8", "int4", "fp8"])

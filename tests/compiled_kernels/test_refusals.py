@@ -10,7 +10,7 @@ import torch
 import compiled_kernels
 from compiled_kernels import Backend, BackendError, backend_problems
 from compiled_kernels.cases import case_of, suite_of
-from compiled_kernels.expect import check_argument
+from compiled_kernels.mlir.invoke import check_argument
 
 problem = backend_problems()[Backend.MLIR]
 needs_mlir = pytest.mark.skipif(problem is not None, reason=f"backend mlir: {problem}")
@@ -102,7 +102,9 @@ def test_outputs_are_as_large_as_what_is_written() -> None:
 
 def test_what_is_right_passes() -> None:
     check_argument("any", "part", torch.ones(2, 3).t(), (3, 2), (torch.float32,), contiguous=False)
-    with pytest.raises(BackendError, match="any: backend mlir wants part as .3, 2. float32 on the CPU, contiguous; .3, 2. "):
+    with pytest.raises(
+        BackendError, match="any: backend mlir wants part as .3, 2. float32 on the CPU, contiguous; .3, 2. "
+    ):
         check_argument("any", "part", torch.ones(2, 3).t(), (3, 2), (torch.float32,))
     with pytest.raises(BackendError, match="on the CPU, contiguous; .2. float32 on meta given"):
         check_argument("any", "part", torch.ones(2, device="meta"), (2,), (torch.float32,))

@@ -13,10 +13,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compiled_kernels import right
+from compiled_kernels import correct_backend as right
 from compiled_kernels.backends import Backend, BackendError, backend_problems
-from compiled_kernels.remembered import ResultCache
-from compiled_kernels.right import FILE, first_correct_backend
+from compiled_kernels.correct_backend import FILE, first_correct_backend
+from compiled_kernels.result_cache import ResultCache
 
 BACKENDS = (Backend.MLIR, Backend.INDUCTOR, Backend.EAGER)
 ARGUMENTS = {"tokens": 1, "heads": 2, "dim": 4, "dtype": torch.float32}
@@ -52,7 +52,10 @@ def test_the_first_that_is_right_is_taken_and_remembered(verdicts: Verdicts, tmp
     assert found.reason.startswith("on eager, checked on ")
     for words in ("mlir: output 0: far away", "inductor: RuntimeError: it broke", "triton: no GPU"):
         assert words in found.reason
-    assert first_correct_backend("rotary", ARGUMENTS, (Backend.TRITON, *BACKENDS), tmp_path) == found and len(verdicts.asked) == 3
+    assert (
+        first_correct_backend("rotary", ARGUMENTS, (Backend.TRITON, *BACKENDS), tmp_path) == found
+        and len(verdicts.asked) == 3
+    )
 
 
 @pytest.mark.parametrize("error", [MemoryError("none left"), OSError(28, "No space left on device")])

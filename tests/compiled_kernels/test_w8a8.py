@@ -15,7 +15,7 @@ import compiled_kernels
 from compiled_kernels import Backend, BackendError, backend_problems
 from compiled_kernels.blocked import to_panels
 from compiled_kernels.cases import Case, CaseCost
-from compiled_kernels.level import Level, limited_to, available_levels
+from compiled_kernels.level import Level, available_levels, limited_to
 from compiled_kernels.linear_w8a8 import mlir, reference
 from compiled_kernels.linear_w8a8.quantize import MAX_EXACT_COLUMNS, quantize_rows
 

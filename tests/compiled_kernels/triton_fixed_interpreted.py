@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import compiled_kernels
-from compiled_kernels.linear import triton_fixed as products
+from compiled_kernels.linear import triton as products
 from compiled_kernels.linear.quantize import dequantize_int4, dequantize_int8, quantize_int4, quantize_int8
 from compiled_kernels.masks import Causal, Mask, SlidingWindow, window_and_sinks
 from compiled_kernels.paged_attention import triton as attention
@@ -66,7 +66,9 @@ def test_a_row_of_a_product_is_the_same_alone(
     place %= rows
     if bad is not None:
         x[(place + 1) % rows] = bad
-    together, alone = (run(*products.plan_batch_invariant(each, weights, scales, None)) for each in (x, x[place : place + 1]))
+    together, alone = (
+        run(*products.plan_batch_invariant(each, weights, scales, None)) for each in (x, x[place : place + 1])
+    )
     assert torch.equal(together[place : place + 1], alone)
     exact = compiled_kernels.linear(x[place : place + 1].double(), dense.double())
     room = (width**0.5 + 4) * torch.finfo(torch.bfloat16 if dtype != torch.float32 else dtype).eps

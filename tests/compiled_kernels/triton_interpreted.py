@@ -16,9 +16,9 @@ from torch import Tensor
 
 import compiled_kernels
 from compiled_kernels import Backend, BackendError
-from compiled_kernels.cases import Case, Suite, CaseCost, disagreement
+from compiled_kernels.capabilities import BF16_DOTS, GAPS, Gap, known_gap
+from compiled_kernels.cases import Case, CaseCost, Suite, disagreement
 from compiled_kernels.check import verdict
-from compiled_kernels.gaps import BF16_DOTS, GAPS, Gap, known_gap
 from compiled_kernels.linear import triton as products
 from compiled_kernels.masks import Causal, window_and_sinks
 from compiled_kernels.paged_attention import triton as attention
@@ -106,7 +106,9 @@ def test_attention_in_any_number_of_parts_is_the_same(data: st.DataObject) -> No
             )
         )  # fmt: skip
 
-    suite = Suite("paged_attention", SUITES["paged_attention"].input_maker, ours, (), SUITES["paged_attention"].rounding_terms)
+    suite = Suite(
+        "paged_attention", SUITES["paged_attention"].input_maker, ours, (), SUITES["paged_attention"].rounding_terms
+    )
     assert disagreement(suite, case, inputs, Backend.TRITON) is None
 
 
@@ -125,10 +127,25 @@ def test_attention_over_packed_pages_in_any_number_of_parts_is_the_same(data: st
         q, *parts = given_[:-6]
         scale, mask, rule, decode_only, softcap, sink_logits = given_[-6:]
         numbers = rule.group, rule.lag, rule.first, scale, *window_and_sinks(mask, "triton"), decode_only, softcap
-        every: list[Any] = [q, QuantizedTensor(*parts[:3]), QuantizedTensor(*parts[3:6]), *parts[6:], *numbers, sink_logits]
+        every: list[Any] = [
+            q,
+            QuantizedTensor(*parts[:3]),
+            QuantizedTensor(*parts[3:6]),
+            *parts[6:],
+            *numbers,
+            sink_logits,
+        ]
         return run(*packed_attention.plan(*every, splits=splits))
 
-    suite = Suite("quantized_attention", reference.input_maker, ours, (), reference.rounding_terms, reference.exact, reference.scale)
+    suite = Suite(
+        "quantized_attention",
+        reference.input_maker,
+        ours,
+        (),
+        reference.rounding_terms,
+        reference.exact,
+        reference.scale,
+    )
     assert disagreement(suite, case, inputs, Backend.TRITON) is None
 
 
@@ -142,7 +159,9 @@ def test_products_in_any_number_of_parts_are_the_same(operator: str, data: st.Da
     reference = SUITES[operator]
 
     def ours(*given_, backend):
-        return reference.call(*given_, backend=backend) if backend is Backend.EAGER else run(*plan(*given_, splits=splits))
+        return (
+            reference.call(*given_, backend=backend) if backend is Backend.EAGER else run(*plan(*given_, splits=splits))
+        )
 
     suite = Suite(operator, reference.input_maker, ours, (), reference.rounding_terms, reference.exact)
     assert disagreement(suite, case, inputs, Backend.TRITON) is None

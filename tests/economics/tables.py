@@ -9,9 +9,8 @@ from fractions import Fraction
 
 from hypothesis import strategies as st
 
-from workbench.economics.prices import Prices
+from workbench.economics.prices import KINDS, Prices
 from workbench.economics.prompt_cache import PromptCall
-from workbench.economics.usage import KINDS
 
 AMOUNTS = st.integers(0, 100_000).map(lambda thousandths: Decimal(thousandths) / 1000)
 

@@ -6,12 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.economics.exact_cache import GREEDY, ResponseCache, request_key, replay_response_cache
-from workbench.economics.prices import load_prices
-from workbench.economics.usage import Usage
+from workbench.economics.prices import Usage, load_prices
+from workbench.economics.response_cache import GREEDY, ResponseCache, replay_response_cache, request_key
 from workbench.errors import WorkbenchError
 from workbench.request import Request, SamplingParameters
-from workbench.traffic.arrival import Arrival
+from workbench.simulate.arrival import Arrival
 
 
 def asked(*ids: int, salt: str = "", name: str = "r", **sampling: object) -> Request:
@@ -49,7 +48,11 @@ def test_what_cannot_change_the_answer_does_not() -> None:
 def test_a_drawn_answer_is_refused(temperature: float) -> None:
     request = Request("mine", (1,), SamplingParameters(temperature=temperature))
     cache: ResponseCache[str] = ResponseCache(4)
-    for wrong in (lambda: cache.get(request), lambda: cache.put(request, ""), lambda: cache.get_or_compute(request, str)):
+    for wrong in (
+        lambda: cache.get(request),
+        lambda: cache.put(request, ""),
+        lambda: cache.get_or_compute(request, str),
+    ):
         with pytest.raises(WorkbenchError, match="mine: temperature .* only temperature 0"):
             wrong()
     assert (len(cache), cache.hits, cache.misses) == (0, 0, 0)

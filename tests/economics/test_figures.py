@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.economics.tables import PRICES
-from workbench.economics import answers, cache_figures, figures, routing
-from workbench.economics.bill import Bill
-from workbench.economics.prices import Prices, load_prices
+from workbench.economics import cache_figures, figures
+from workbench.economics import savings as answers
+from workbench.economics import savings as routing
+from workbench.economics.bill import DAY, Bill, agent_loop_calls, even_times, random_times, traffic_calls
+from workbench.economics.prices import Prices, Usage, load_prices
 from workbench.economics.prompt_cache import FIVE_MINUTES, cached_usage, uncached_usage
-from workbench.economics.usage import Usage
-from workbench.economics.workloads import DAY, agent_loop_calls, even_times, random_times, traffic_calls
 from workbench.errors import WorkbenchError
-from workbench.traffic.arrival import Arrival
-from workbench.traffic.generators import mooncake_conversations
+from workbench.simulate.arrival import Arrival
+from workbench.simulate.generators import mooncake_conversations
 
 SHARES = st.fractions(0, 1, max_denominator=50)
 
@@ -29,7 +29,10 @@ def test_the_simple_share_saves_the_goal(goal: Fraction, times: int, router: Fra
     if needed is not None:
         assert routing.routing_saving(needed, times, router, redone) == goal
     else:
-        assert routing.routing_saving(1, times, router, redone) < goal or routing.routing_saving(1, times, router, redone) <= 0
+        assert (
+            routing.routing_saving(1, times, router, redone) < goal
+            or routing.routing_saving(1, times, router, redone) <= 0
+        )
 
 
 def test_seventy_percent_wants_almost_three_quarters_of_the_bill() -> None:
@@ -56,7 +59,10 @@ def test_a_detailed_prompt_pays_up_to_an_answer() -> None:
     assert found["article-a"] == {"answer_up_to": 140.0, "answer_up_to_if_read": 500.0}
     assert found["article-e-2x"]["answer_up_to"] < 0
     assert answers.break_even_price_ratio(2000, 100, 200, 500) == Fraction(9, 2)
-    assert answers.break_even_price_ratio(2000, 500, 200, 500) is None and answers.break_even_price_ratio(100, 500, 200, 500) == 0
+    assert (
+        answers.break_even_price_ratio(2000, 500, 200, 500) is None
+        and answers.break_even_price_ratio(100, 500, 200, 500) == 0
+    )
 
 
 def test_thinking_is_billed_and_fills_the_context() -> None:
@@ -97,7 +103,10 @@ def test_a_fitted_traffic_is_cheaper_cached() -> None:
     coming = mooncake_conversations(random.Random(0))
     calls = list(traffic_calls(next(coming) for _ in range(300)))
     prices = load_prices("article-a")
-    kept, plain = Bill.from_usages(prices, cached_usage(calls, FIVE_MINUTES)), Bill.from_usages(prices, uncached_usage(calls))
+    kept, plain = (
+        Bill.from_usages(prices, cached_usage(calls, FIVE_MINUTES)),
+        Bill.from_usages(prices, uncached_usage(calls)),
+    )
     assert kept.num_cache_reads > 0 and kept.usage.prompt == plain.usage.prompt
 
 

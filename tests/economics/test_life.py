@@ -11,21 +11,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.economics.tables import PRICES, table
-from workbench.economics.bill import Bill
-from workbench.economics.daily import system_prompt_day, max_saving
-from workbench.economics.life import (
-    cheapest_ttl,
+from workbench.economics.bill import (
+    DAY,
+    Bill,
+    even_times,
+    max_saving,
+    random_times,
+    system_prompt_calls,
+    system_prompt_day,
+)
+from workbench.economics.prices import Prices, load_prices
+from workbench.economics.prompt_cache import (
+    CACHE_TTLS,
+    FIVE_MINUTES,
+    ONE_HOUR,
+    CacheTTL,
     break_even,
-    even_writes,
     break_even_hit_rate,
     break_even_hits_per_write,
+    cached_usage,
+    cheapest_ttl,
+    even_writes,
     poisson_hit_rate,
     poisson_writes,
     prefix_cost,
+    uncached_usage,
 )
-from workbench.economics.prices import Prices, load_prices
-from workbench.economics.prompt_cache import FIVE_MINUTES, CACHE_TTLS, ONE_HOUR, CacheTTL, cached_usage, uncached_usage
-from workbench.economics.workloads import DAY, even_times, random_times, system_prompt_calls
 
 A = load_prices("article-a")
 
@@ -33,7 +44,9 @@ A = load_prices("article-a")
 def costs(prices: Prices, life: CacheTTL, requests: int) -> tuple[Fraction, Fraction]:
     """Cached and plain, of requests in one life."""
     calls = list(system_prompt_calls([Fraction(0)] * requests, 1000))
-    return Bill.from_usages(prices, cached_usage(calls, life)).total, Bill.from_usages(prices, uncached_usage(calls)).total
+    return Bill.from_usages(prices, cached_usage(calls, life)).total, Bill.from_usages(
+        prices, uncached_usage(calls)
+    ).total
 
 
 @given(PRICES, st.sampled_from(CACHE_TTLS))
@@ -71,11 +84,16 @@ def test_at_the_share_that_pays_caching_costs_as_much_as_none(prices: Prices, li
 
 
 @given(
-    st.integers(1, 60), st.fractions(1, 5000, max_denominator=6).filter(bool), st.sampled_from(CACHE_TTLS), st.booleans()
+    st.integers(1, 60),
+    st.fractions(1, 5000, max_denominator=6).filter(bool),
+    st.sampled_from(CACHE_TTLS),
+    st.booleans(),
 )
 def test_writes_of_even_arrivals(requests: int, gap: Fraction, life: CacheTTL, renews: bool) -> None:
     calls = list(system_prompt_calls(even_times(requests, gap * requests), 1))
-    assert Bill.from_usages(A, cached_usage(calls, life, renews)).num_cache_writes == even_writes(requests, gap, life, renews)
+    assert Bill.from_usages(A, cached_usage(calls, life, renews)).num_cache_writes == even_writes(
+        requests, gap, life, renews
+    )
 
 
 @pytest.mark.parametrize("life", CACHE_TTLS, ids=lambda life: life.name)
@@ -143,10 +161,21 @@ def test_the_day_is_settled() -> None:
     plain, five, five_fixed, hour, hour_fixed = system_prompt_day(A)
     assert plain.bill.total == 6
     assert five.bill.total == Fraction(2000 * 3, 10**6) * (Fraction(125, 100) + 999 * Fraction(1, 10))
-    assert (five.bill.num_cache_writes, five_fixed.bill.num_cache_writes, hour.bill.num_cache_writes, hour_fixed.bill.num_cache_writes) == (1, 250, 1, 24)
-    assert five.bill.saving_against(plain.bill) == Fraction("5.3931") and five_fixed.bill.saving_against(plain.bill) == Fraction("3.675")
+    assert (
+        five.bill.num_cache_writes,
+        five_fixed.bill.num_cache_writes,
+        hour.bill.num_cache_writes,
+        hour_fixed.bill.num_cache_writes,
+    ) == (1, 250, 1, 24)
+    assert five.bill.saving_against(plain.bill) == Fraction("5.3931") and five_fixed.bill.saving_against(
+        plain.bill
+    ) == Fraction("3.675")
     assert max_saving(A) == Fraction(9, 10)
-    for plans in (system_prompt_day(A), system_prompt_day(A, arrivals="poisson"), system_prompt_day(A, requests=20_160)):
+    for plans in (
+        system_prompt_day(A),
+        system_prompt_day(A, arrivals="poisson"),
+        system_prompt_day(A, requests=20_160),
+    ):
         plain = plans[0].bill
         for plan in plans[1:]:
             assert plan.bill.saving_against(plain) < max_saving(A) * plain.total < Fraction("0.98") * plain.total

@@ -9,9 +9,17 @@ from pathlib import Path
 import pytest
 
 from tests.economics.tables import table
-from workbench.economics.machine import cost_per_million, output_input_cost_ratio, break_even_tokens_per_s
-from workbench.economics.prices import Prices, load_prices, shipped_tables, format_money
-from workbench.economics.usage import KINDS, Usage
+from workbench.economics.prices import (
+    KINDS,
+    Prices,
+    Usage,
+    break_even_tokens_per_s,
+    cost_per_million,
+    format_money,
+    load_prices,
+    output_input_cost_ratio,
+    shipped_tables,
+)
 from workbench.errors import WorkbenchError
 
 GOOD = "name: mine\nsource: a price list\ndate: 2026-01-02\ninput: 1.10\noutput: '4.40'\n"
@@ -92,6 +100,10 @@ def test_a_machine_by_the_hour() -> None:
     assert break_even_tokens_per_s(Fraction(36, 10), 1) == 1000
     assert cost_per_million(2, break_even_tokens_per_s(2, Fraction(7, 3))) == Fraction(7, 3)
     assert output_input_cost_ratio(4000, 800) == 5
-    for wrong in (lambda: cost_per_million(-1, 5), lambda: cost_per_million(1, 0), lambda: output_input_cost_ratio(0, 1)):
+    for wrong in (
+        lambda: cost_per_million(-1, 5),
+        lambda: cost_per_million(1, 0),
+        lambda: output_input_cost_ratio(0, 1),
+    ):
         with pytest.raises(WorkbenchError):
             wrong()

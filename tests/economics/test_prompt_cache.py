@@ -10,19 +10,18 @@ from hypothesis import strategies as st
 
 from tests.economics.tables import AMOUNTS, CALLS, PRICES, cheaper
 from workbench.economics.bill import Bill
-from workbench.economics.prices import Prices
+from workbench.economics.prices import KINDS, Prices, Usage, total_usage
 from workbench.economics.prompt_cache import (
-    FIVE_MINUTES,
     CACHE_TTLS,
+    FIVE_MINUTES,
     ONE_HOUR,
-    PromptCall,
     CacheTTL,
     PromptCache,
+    PromptCall,
     Seconds,
     cached_usage,
     uncached_usage,
 )
-from workbench.economics.usage import KINDS, Usage, total_usage
 from workbench.errors import WorkbenchError
 
 PLANS = st.tuples(st.sampled_from(CACHE_TTLS), st.booleans())
@@ -109,7 +108,10 @@ def test_a_cheaper_price_is_never_a_dearer_bill(calls, plan, prices, kind, by) -
 @given(CALLS, PRICES)
 def test_at_one_price_for_all_a_cache_changes_nothing(calls: list[PromptCall], prices: Prices) -> None:
     flat = prices.model_copy(update=dict.fromkeys(("cache_write_5m", "cache_read"), prices.input))
-    assert Bill.from_usages(flat, cached_usage(calls, FIVE_MINUTES)).total == Bill.from_usages(flat, uncached_usage(calls)).total
+    assert (
+        Bill.from_usages(flat, cached_usage(calls, FIVE_MINUTES)).total
+        == Bill.from_usages(flat, uncached_usage(calls)).total
+    )
 
 
 def test_calls_come_in_order() -> None:

@@ -9,14 +9,16 @@ import pytest
 
 from compiled_kernels import Backend, backend_problems
 from tests.engine.tiny import CONTEXT, VOCAB, runner_of
-from workbench.cache.pages import pages_for
-from workbench.engine.drafts import Speculator
 from workbench.engine.runner import Runner, generate
+from workbench.kv_cache.pages import pages_for
 from workbench.request import Sequence
 from workbench.sampling.verify import Draft
+from workbench.speculative.proposers import Speculator
 from workbench.trace.events import Finished
 
-needs_mlir = pytest.mark.skipif(backend_problems()[Backend.MLIR] is not None, reason=f"{backend_problems()[Backend.MLIR]}")
+needs_mlir = pytest.mark.skipif(
+    backend_problems()[Backend.MLIR] is not None, reason=f"{backend_problems()[Backend.MLIR]}"
+)
 
 
 class Guesses:

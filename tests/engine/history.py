@@ -7,21 +7,26 @@ from typing import cast, get_args
 
 from tests.engine.memory import Memory
 from tests.engine.wild import Wild
-from workbench.cache.holdings import KVCacheManager
-from workbench.cache.pages import PagePool
-from workbench.cache.prefix import PrefixMatch, RadixCache
-from workbench.cache.tables import KVCacheGroup
-from workbench.engine.plan import StepPlan
-from workbench.engine.policies import FCFS
-from workbench.engine.policy import SchedulingPolicy
-from workbench.engine.schedule import BUILT_IN_POLICIES, BatchingMode, parse_policy
-from workbench.engine.scheduler import SchedulerLimits, RequestRefused, Scheduler
+from workbench.kv_cache.manager import KVCacheManager
+from workbench.kv_cache.pages import KVCacheGroup, PagePool
+from workbench.kv_cache.prefix import PrefixMatch, RadixCache
 from workbench.request import FinishReason, Request, SamplingParameters, Sequence
+from workbench.scheduler.plan import StepPlan
+from workbench.scheduler.policies import BUILT_IN_POLICIES, FCFS, BatchingMode, parse_policy
+from workbench.scheduler.policy import SchedulingPolicy
+from workbench.scheduler.scheduler import RequestRefused, Scheduler, SchedulerLimits
 
 CONTEXT, SIZE, BUDGET = 40, 4, 7
-FULL, WINDOW, SINKS = KVCacheGroup((0,)), KVCacheGroup((1,), sliding_window=5), KVCacheGroup((1,), sliding_window=6, num_sink_tokens=3)
+FULL, WINDOW, SINKS = (
+    KVCacheGroup((0,)),
+    KVCacheGroup((1,), sliding_window=5),
+    KVCacheGroup((1,), sliding_window=6, num_sink_tokens=3),
+)
 PACKED, RECENT = KVCacheGroup((0,), residual_length=5, quant_group=2), KVCacheGroup((0,), sliding_window=7, stride=2)
-WHOLE_PACKED, WHOLE_RECENT = KVCacheGroup((0,), residual_length=8, quant_group=4), KVCacheGroup((0,), sliding_window=12, num_sink_tokens=2, stride=4)
+WHOLE_PACKED, WHOLE_RECENT = (
+    KVCacheGroup((0,), residual_length=8, quant_group=4),
+    KVCacheGroup((0,), sliding_window=12, num_sink_tokens=2, stride=4),
+)
 LAYOUTS = [
     (FULL,),
     (FULL, WINDOW),
@@ -29,12 +34,19 @@ LAYOUTS = [
     (WINDOW,),
     (PACKED, RECENT),
     (FULL, WHOLE_PACKED, WHOLE_RECENT),
-    (KVCacheGroup((0,), sliding_window=9, residual_length=3, quant_group=2), KVCacheGroup((0,), sliding_window=5, stride=2)),
+    (
+        KVCacheGroup((0,), sliding_window=9, residual_length=3, quant_group=2),
+        KVCacheGroup((0,), sliding_window=5, stride=2),
+    ),
 ]
 
 
 STOPS = [FinishReason.CANCELLED, FinishReason.STOP, FinishReason.ERROR]
-POLICIES = ["continuous fcfs"] * 4 + [f"{kind} {name}" for kind in get_args(BatchingMode) for name in BUILT_IN_POLICIES] + ["wild"] * 4
+POLICIES = (
+    ["continuous fcfs"] * 4
+    + [f"{kind} {name}" for kind in get_args(BatchingMode) for name in BUILT_IN_POLICIES]
+    + ["wild"] * 4
+)
 
 
 def policy_of(name: str, seed: int) -> SchedulingPolicy:
@@ -96,7 +108,8 @@ class History:
         asked = SamplingParameters(max_tokens=most)
         theirs = {"cache_salt": salt, "priority": self.draw.randrange(3), "tenant": self.draw.choice("ab")}
         new = [
-            Sequence.from_request(Request(f"r{self.count + i}", ids, asked, **theirs), self.count + i) for i in range(samples)
+            Sequence.from_request(Request(f"r{self.count + i}", ids, asked, **theirs), self.count + i)
+            for i in range(samples)
         ]
         self.count += samples
         tokens = min(len(ids) + most, CONTEXT) - 1

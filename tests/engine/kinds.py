@@ -5,8 +5,16 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from tests.engine.tiny import CONTEXT, VOCAB
-from workbench.model.latent_spec import MLASpec
-from workbench.model.spec import AttentionSpec, MoESpec, GateSpec, LayerSpec, ModelSpec, RotaryConfig, RotaryScaling
+from workbench.model.spec import (
+    AttentionSpec,
+    GateSpec,
+    LayerSpec,
+    MLASpec,
+    ModelSpec,
+    MoESpec,
+    RotaryConfig,
+    RotaryScaling,
+)
 
 WINDOWS = st.sampled_from([None, None, 3, 9])
 ROTARIES = st.builds(
@@ -70,4 +78,12 @@ def models(experts: st.SearchStrategy[MoESpec | None]) -> st.SearchStrategy[Mode
 
 dense_models = models(st.none())
 # Which experts are chosen jumps where two scores meet: only float64 is sure to choose as the oracle does.
-mixtures = models(st.sampled_from([MoESpec(num_experts=3, num_experts_per_tok=2), MoESpec(num_experts=1, num_experts_per_tok=1), MoESpec(num_experts=4, num_experts_per_tok=1)]))
+mixtures = models(
+    st.sampled_from(
+        [
+            MoESpec(num_experts=3, num_experts_per_tok=2),
+            MoESpec(num_experts=1, num_experts_per_tok=1),
+            MoESpec(num_experts=4, num_experts_per_tok=1),
+        ]
+    )
+)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from workbench.cache.pages import NULL_PAGE
-from workbench.cache.radix import RadixNode
-from workbench.cache.tables import KVCacheGroup
-from workbench.engine.plan import StepPlan
-from workbench.engine.scheduler import Scheduler
+from workbench.kv_cache.pages import NULL_PAGE, KVCacheGroup
+from workbench.kv_cache.radix_tree import RadixNode
 from workbench.request import Sequence
+from workbench.scheduler.plan import StepPlan
+from workbench.scheduler.scheduler import Scheduler
 
 Name = tuple[str, tuple[int, ...]]  # the salt and the tokens up to a position: what its keys and values depend on
 

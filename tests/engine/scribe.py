@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from tests.engine.tiny import Objection, runner_of
-from workbench.engine.plan import StepPlan
-from workbench.engine.rows import TokenParallelExecutor
 from workbench.engine.runner import Runner, generate
+from workbench.executors.token_parallel import TokenParallelExecutor
 from workbench.model.transformer import Transformer
 from workbench.request import Request, SamplingParameters
+from workbench.scheduler.plan import StepPlan
 
 Rows = dict[int, Tensor]  # by position
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from tests.engine.tiny import every_tensor
-from workbench.cache.pages import pages_for
-from workbench.cache.store import KVStore
-from workbench.engine.executors import EagerExecutor, Executor
-from workbench.engine.plan import Span, StepPlan
+from workbench.executors.base import EagerExecutor, Executor
+from workbench.kv_cache.pages import pages_for
+from workbench.kv_cache.store import KVStore
 from workbench.model.transformer import Transformer
 from workbench.request import Request, Sequence
+from workbench.scheduler.plan import Span, StepPlan
 
 
 def forced(

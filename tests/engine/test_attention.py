@@ -10,12 +10,12 @@ import torch
 import workbench
 from compiled_kernels import Backend, backend_problems
 from tests.engine.tiny import HERE, Oracle, request
-from workbench.engine import lanes as lanes_module
+from workbench.custom import register
 from workbench.engine.load import load
 from workbench.engine.runner import generate
 from workbench.errors import WorkbenchError
+from workbench.executors import select as lanes_module
 from workbench.model.spec import ModelSpec
-from workbench.user_parts import register
 
 COMPOSITIONS = [
     {"window": 7, "sinks": 2, "pattern": ["window", "full"]},
@@ -101,12 +101,16 @@ def test_a_part_that_no_compiler_sees_through() -> None:
     with pytest.raises(WorkbenchError, match="layer 0: mask tests.engine.test_attention:untraceable cannot be traced"):
         tiny("inductor", attention)
     runner = tiny("auto", attention)
-    assert runner.backends.decode is runner.model.backend is Backend.EAGER and "cannot be traced" in runner.backends.reason
+    assert (
+        runner.backends.decode is runner.model.backend is Backend.EAGER and "cannot be traced" in runner.backends.reason
+    )
     rows_are_the_oracles(runner)
 
 
 def test_a_trained_model_with_fewer_groups_and_another_position_still_runs() -> None:
-    runner = load("demo", backend="eager", dtype="float32", attention={"num_kv_heads": "multi_query", "window": 32, "sinks": 4})
+    runner = load(
+        "demo", backend="eager", dtype="float32", attention={"num_kv_heads": "multi_query", "window": 32, "sinks": 4}
+    )
     spec: ModelSpec = runner.model.spec
     assert {(k.attention.num_kv_heads, k.attention.window, k.attention.sinks) for k in spec.layers} == {(1, 32, 4)}
     assert runner.tokenizer is not None

@@ -15,14 +15,14 @@ from torch import Tensor
 from tests.engine.beam_oracle import Text, beams
 from tests.engine.poison import MODEL, Poison, asked
 from tests.engine.tiny import VOCAB, finals, layer, model_of, request, runner_of, spec_of, specs
-from workbench.cache.format import parse_cache_format
 from workbench.engine import naive
 from workbench.engine.beam_search import EarlyStopping, beam_search
 from workbench.engine.runner import Runner, generate
 from workbench.errors import WorkbenchError
-from workbench.model.families import read_spec
+from workbench.kv_cache.format import parse_cache_format
+from workbench.model.hf.families import read_spec
+from workbench.model.hf.weights import load_weights
 from workbench.model.transformer import Transformer
-from workbench.model.weights import load_weights
 from workbench.request import Request, SamplingParameters
 from workbench.trace.events import Decoded, Finished, Preempted, Stepped
 
@@ -156,7 +156,11 @@ def defined(model: Transformer, search: Request) -> list[tuple[Text, float]]:
 def test_quantized_caches(kind: str) -> None:
     """The definition, over what a cold runner with the same cache says of each text."""
     model = model_of(spec_of(layer(4, 2, dim=8), layer(4, 2, dim=8, window=9)), seed=3)
-    settings_ = {"cache": parse_cache_format({"format": kind, "residual": 5, "group": 8}), "page_size": 8, "max_num_seqs": 5}
+    settings_ = {
+        "cache": parse_cache_format({"format": kind, "residual": 5, "group": 8}),
+        "page_size": 8,
+        "max_num_seqs": 5,
+    }
     cold, ids = runner_of(model, **settings_), prompt_of(19)
 
     def logprobs(text: Text) -> Tensor:

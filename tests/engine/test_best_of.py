@@ -10,7 +10,7 @@ from tests.engine.poison import MODEL, Poison
 from tests.engine.tiny import request, runner_of
 from workbench.engine.runner import generate
 from workbench.request import SamplingParameters
-from workbench.trace.events import Decoded, Finished, Scheduled, Preempted, Stepped, Submitted
+from workbench.trace.events import Decoded, Finished, Preempted, Scheduled, Stepped, Submitted
 from workbench.trace.recorder import Recorder
 
 DRAWN = {"temperature": 0.9, "seed": 5}

@@ -19,7 +19,7 @@ from tests.engine.test_faults import at_rest
 from tests.engine.test_interrupts import KINDS
 from tests.engine.tiny import request
 from tests.patience import limit
-from workbench.engine.intake import sample_id
+from workbench.engine.inputs import sample_id
 from workbench.engine.runner import Runner
 from workbench.trace.events import Event, Finished
 

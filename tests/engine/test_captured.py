@@ -9,10 +9,10 @@ from torch import Tensor
 
 from compiled_kernels.masks import SlidingWindow
 from tests.engine.tiny import Oracle, finals, layer, model_of, request, runner_of, spec_of
-from workbench.cache.format import parse_cache_format
-from workbench.cache.quantized import QuantizedLayer
-from workbench.engine.captured import CudaGraphExecutor
 from workbench.engine.runner import generate
+from workbench.executors.cuda_graph import CudaGraphExecutor
+from workbench.kv_cache.format import parse_cache_format
+from workbench.kv_cache.quantized import QuantizedLayer
 
 
 def test_replays_give_the_oracles_rows() -> None:

@@ -13,15 +13,15 @@ from torch import nn
 from compiled_kernels import Backend, backend_problems
 from compiled_kernels.masks import SlidingWindow
 from tests.engine.tiny import layer, model_of, request, runner_of, spec_of
-from workbench.engine.alike import compile_key
-from workbench.engine.lanes import Backends
 from workbench.engine.runner import Runner, generate
+from workbench.executors.guards import compile_key
+from workbench.executors.select import Backends
 from workbench.model.feedforward import GatedMLP
+from workbench.model.hf.weights import random_weights
 from workbench.model.layers import Attention, TransformerBlock
 from workbench.model.quantized import WeightFormat
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
-from workbench.model.weights import random_weights
 from workbench.request import Request
 
 problem = backend_problems()[Backend.INDUCTOR]
@@ -114,7 +114,9 @@ def test_a_block_changed_in_place_runs_as_it_is_now(backend: Backend) -> None:
         before = now
 
 
-@pytest.mark.skipif(backend_problems()[Backend.MLIR] is not None, reason=f"backend mlir: {backend_problems()[Backend.MLIR]}")
+@pytest.mark.skipif(
+    backend_problems()[Backend.MLIR] is not None, reason=f"backend mlir: {backend_problems()[Backend.MLIR]}"
+)
 @pytest.mark.parametrize("change", [halved, scaled])
 def test_mlir_refuses_parts_that_it_does_not_know(change: Callable[[Transformer], None]) -> None:
     model = model_of(spec_of())
@@ -139,7 +141,9 @@ def test_what_may_share_a_graph() -> None:
     """Blocks alike are equal; another format, window, width, type or place of the weights is not."""
 
     def kind(spec: ModelSpec, format: str = "dense", dtype: torch.dtype = torch.float32) -> Hashable:
-        model = Transformer.from_state(spec, random_weights(spec, dtype), format=WeightFormat.parse(format, quant_group=4))
+        model = Transformer.from_state(
+            spec, random_weights(spec, dtype), format=WeightFormat.parse(format, quant_group=4)
+        )
         found = compile_key(model.blocks[0])
         hash(found)
         return found

@@ -9,13 +9,13 @@ import torch
 
 from compiled_kernels import Backend, backend_problems
 from tests.engine.tiny import Oracle, layer, model_of, request, runner_of, spec_of
-from workbench.engine.buckets import DECODE_BUCKETS, bucket_for
-from workbench.engine.compiled import InductorExecutor
-from workbench.engine.executors import CompileUnit
 from workbench.engine.runner import generate
+from workbench.executors.base import CompileUnit
+from workbench.executors.inductor import InductorExecutor
+from workbench.executors.packing import DECODE_BUCKETS, bucket_for
+from workbench.model.hf.weights import random_weights
 from workbench.model.quantized import WeightFormat
 from workbench.model.transformer import Transformer
-from workbench.model.weights import random_weights
 
 BUCKETS = len([rows for rows in DECODE_BUCKETS if rows <= 4])
 # For each kind of layer two sides, the reads of one decode and of several beside a prefill, and a block a bucket;
@@ -67,7 +67,11 @@ def test_a_whole_step_is_one_graph() -> None:
     assert block.executor.compiles > 0, "blocks are other graphs than the whole step"
 
 
-INT8, INT4, BOTH = WeightFormat.parse("int8"), WeightFormat.parse("int4", quant_group=4), WeightFormat.parse("int4", "int8", 4)
+INT8, INT4, BOTH = (
+    WeightFormat.parse("int8"),
+    WeightFormat.parse("int4", quant_group=4),
+    WeightFormat.parse("int4", "int8", 4),
+)
 W8A8 = WeightFormat.parse("int8", activations="int8")
 
 

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compiled_kernels.backends import Backend, backend_problems
-from workbench.engine.contention import MOST_SECONDS, SLOW_STEPS, SLOWER, Contention, StepThreads, after_step
-from workbench.engine.exact import CacheLayout, single_decode_step
 from workbench.engine.load import load
-from workbench.engine.mlir_step import MlirStep
-from workbench.engine.rows import TokenParallelExecutor
+from workbench.executors.contention import MOST_SECONDS, SLOW_STEPS, SLOWER, Contention, StepThreads, after_step
+from workbench.executors.mlir import MlirStep
+from workbench.executors.reference import CacheLayout, single_decode_step
+from workbench.executors.token_parallel import TokenParallelExecutor
 from workbench.request import Request, SamplingParameters
 from workbench.trace.events import ThreadsChanged
 from workbench.trace.recorder import Recorder
@@ -193,7 +193,7 @@ def test_the_runner_tells_its_listener(two_threads: None, monkeypatch: pytest.Mo
     runner = load("shape:tiny", backend="mlir", listener=recorder.record)
     real = after_step
     made_up = lambda state, _: real(state, 1e-4 if state.alone else 0.09)  # noqa: E731
-    monkeypatch.setattr("workbench.engine.contention.after_step", made_up)
+    monkeypatch.setattr("workbench.executors.contention.after_step", made_up)
     list(runner.stream([Request("a", (1, 2, 3), SamplingParameters(max_tokens=12, ignore_eos=True))]))
     (change,) = [event for event in recorder.events if isinstance(event, ThreadsChanged)]
     assert change.threads == 1 and "other processes hold the cores" in change.reason

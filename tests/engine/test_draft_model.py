@@ -10,16 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiled_kernels import Backend
-from compiled_kernels.level import Level, limited_to, available_levels
+from compiled_kernels.level import Level, available_levels, limited_to
 from tests.engine.guesses import drafts, needs_mlir, plain, run_checked, tokens
 from tests.engine.tiny import VOCAB, layer, model_of, request, runner_of, spec_of
 from tests.sampling import test_verify as law
-from workbench.engine.draft_model import DraftModelProposer, _DraftSequence
-from workbench.engine.lanes import Backends
-from workbench.engine.mlir_drafts import CompiledDraftSteps
 from workbench.engine.runner import Runner, generate
+from workbench.executors.select import Backends
 from workbench.sampling.samplers import uniform
 from workbench.sampling.verify import NO_DRAFT, Draft
+from workbench.speculative.draft_model import CompiledDraftSteps, DraftModelProposer, _DraftSequence
 from workbench.trace.events import Finished, Verified
 
 
@@ -131,7 +130,10 @@ def sharp(seed: int, vocab: int = VOCAB, **more):
 def test_a_draft_that_stops_where_it_is_unsure_changes_nothing(several, least, seed, most, every, threads) -> None:
     """Greedy: each draft is the model's own, up to the first token below the threshold, and outputs are those without;
     its cache follows, whether it was stopped or not."""
-    target, backends = model_of(spec_of(), 1), Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, "") if several else None
+    target, backends = (
+        model_of(spec_of(), 1),
+        Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, "") if several else None,
+    )
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

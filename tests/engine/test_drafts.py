@@ -8,14 +8,13 @@ from hypothesis import strategies as st
 
 from tests.engine.guesses import Guesses, drafts, plain, tokens
 from tests.engine.tiny import model_of, request, runner_of, spec_of
-from workbench.engine.drafting import check_same_vocabulary
-from workbench.engine.load import DEMO_FOLDER, load
-from workbench.engine.lookup import PromptLookupProposer
+from workbench.engine.load import DEMO_FOLDER, check_same_vocabulary, load
 from workbench.engine.runner import generate
-from workbench.engine.speculation import parse_speculation
 from workbench.errors import WorkbenchError
 from workbench.prompt.tokenizer import Tokenizer
 from workbench.request import Request, Sequence
+from workbench.speculative.config import parse_speculation
+from workbench.speculative.proposers import PromptLookupProposer
 from workbench.trace.events import Finished, Verified
 
 

@@ -10,18 +10,27 @@ from hypothesis import strategies as st
 
 from tests.engine.tiny import layer, model_of, runner_of
 from tests.prompt.samples import byte_level
-from workbench.engine.drafts import Speculator
-from workbench.engine.lookup import PromptLookupProposer
 from workbench.engine.runner import generate
 from workbench.model.spec import ModelSpec
 from workbench.request import Request, SamplingParameters
+from workbench.speculative.proposers import PromptLookupProposer, Speculator
 from workbench.trace.events import Finished
 
 CONTEXT, EOS = 24, (1, 40, 41, 42, 43)
-SPEC = ModelSpec(name="tiny", vocab_size=266, hidden_size=8, layers=(layer(),), max_position_embeddings=CONTEXT, tie_word_embeddings=True, eos_token_ids=EOS)
+SPEC = ModelSpec(
+    name="tiny",
+    vocab_size=266,
+    hidden_size=8,
+    layers=(layer(),),
+    max_position_embeddings=CONTEXT,
+    tie_word_embeddings=True,
+    eos_token_ids=EOS,
+)
 PLAIN = runner_of(model_of(SPEC, dtype=torch.float64), tokenizer=byte_level())
 CHECKING = runner_of(
-    model_of(SPEC, dtype=torch.float64), tokenizer=byte_level(), speculator=Speculator(PromptLookupProposer(1, 2), 3, CONTEXT)
+    model_of(SPEC, dtype=torch.float64),
+    tokenizer=byte_level(),
+    speculator=Speculator(PromptLookupProposer(1, 2), 3, CONTEXT),
 )
 
 

@@ -7,13 +7,13 @@ import torch
 
 from compiled_kernels import Backend, backend_problems
 from tests.engine.tiny import finals, layer, model_of, request, runner_of, spec_of
-from workbench.cache.format import CacheFormat
-from workbench.engine.lanes import Backends
 from workbench.engine.runner import Runner, generate
 from workbench.errors import WorkbenchError
+from workbench.executors.select import Backends
+from workbench.experiment.experiment import Experiment
+from workbench.kv_cache.format import CacheFormat
 from workbench.model.spec import ModelSpec
 from workbench.request import CustomPart
-from workbench.study.experiment import Experiment
 from workbench.trace.events import Scheduled
 
 LONG = spec_of(layer(4, 2), layer(2, 1, qk_norm=True)).model_copy(update={"max_position_embeddings": 1024})

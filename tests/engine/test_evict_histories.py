@@ -11,14 +11,15 @@ from hypothesis.stateful import initialize
 from tests.engine.history import BUDGET, CONTEXT, FULL, SIZE, Counted
 from tests.engine.memory import Memory, Name
 from tests.engine.test_histories import Histories
-from workbench.cache.budget import EvictionBudget
-from workbench.cache.pages import PagePool
-from workbench.cache.tables import KVCacheGroup
-from workbench.engine.plan import StepPlan
-from workbench.engine.scheduler import SchedulerLimits, Scheduler
+from workbench.kv_cache.budget import EvictionBudget
+from workbench.kv_cache.pages import KVCacheGroup, PagePool
 from workbench.request import Sequence
+from workbench.scheduler.plan import StepPlan
+from workbench.scheduler.scheduler import Scheduler, SchedulerLimits
 
-budgets = st.builds(EvictionBudget, st.sampled_from([14, 9, 5, 2, 12]), st.none(), st.sampled_from([None, 1, 3]), st.booleans())
+budgets = st.builds(
+    EvictionBudget, st.sampled_from([14, 9, 5, 2, 12]), st.none(), st.sampled_from([None, 1, 3]), st.booleans()
+)
 
 
 class EvictingMemory(Memory):

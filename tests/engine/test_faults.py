@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.engine.tiny import finals, layer, model_of, request, runner_of, spec_of
-from workbench.engine.drafts import Speculator
-from workbench.engine.lookup import PromptLookupProposer
-from workbench.engine.policy import SchedulerState, SchedulerDecision
 from workbench.engine.runner import Runner, generate
-from workbench.engine.schedule import BUILT_IN_POLICIES
 from workbench.errors import WorkbenchError
-from workbench.request import Request, CustomPart
+from workbench.request import CustomPart, Request
+from workbench.scheduler.policies import BUILT_IN_POLICIES
+from workbench.scheduler.policy import SchedulerDecision, SchedulerState
+from workbench.speculative.proposers import PromptLookupProposer, Speculator
 from workbench.trace.events import Event, Finished, Submitted
 
 MODEL = model_of(spec_of(layer(4, 2), layer(4, 2, window=5)))
@@ -128,7 +127,9 @@ def test_a_listener_cancels_what_it_is_told_of(kind: str, n: int) -> None:
     """In the midst of a step or of a submission: it ends once, nothing is told of it after that, the others go on."""
     asked = [request("r0", 6, 12), request("r1", 9, 12, n=n), request("r2", 12, 9), request("r3", 15, 12, n=n)]
     alone = finals(runner_of(MODEL, pages=80), asked)
-    runner = runner_of(MODEL, pages=14, speculator=Speculator(PromptLookupProposer(1, 2), 3, MODEL.spec.max_position_embeddings))
+    runner = runner_of(
+        MODEL, pages=14, speculator=Speculator(PromptLookupProposer(1, 2), 3, MODEL.spec.max_position_embeddings)
+    )
     told: list[Event] = []
 
     def heard(event: Event) -> None:
@@ -185,7 +186,7 @@ def test_a_policy_that_raises_ends_nobody() -> None:
 def test_histories_with_faults(seed: int, policy: str, kind: str, pages: int, prefix: str) -> None:
     """Requests that break in every way, that are cancelled, and that are well, under any policy: the last are as alone,
     and everybody has one end with one reason."""
-    from workbench.engine.schedule import parse_policy
+    from workbench.scheduler.policies import parse_policy
 
     draw = random.Random(seed)
     ways = [draw.choice(["well", "well", "sampler", "nan", "memory", "cancelled"]) for _ in range(6)]

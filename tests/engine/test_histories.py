@@ -14,8 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.engine import many_histories
 from tests.engine.history import LAYOUTS, POLICIES, SIZE, STOPS, History
-from workbench.engine.scheduler import Scheduler
 from workbench.request import FinishReason, Sequence
+from workbench.scheduler.scheduler import Scheduler
 
 
 class Histories(History, RuleBasedStateMachine):

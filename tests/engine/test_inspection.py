@@ -16,17 +16,17 @@ from hypothesis import strategies as st
 from compiled_kernels.quantized_attention import hadamard_rotate
 from compiled_kernels.quantized_attention.reference import gather_context as quantized_context_of
 from tests.engine.tiny import VOCAB, finals, layer, model_of, request, runner_of, spec_of, specs
-from workbench.cache.format import CacheFormat
-from workbench.cache.quantized import QuantizedLayer
 from workbench.engine import naive
 from workbench.engine.runner import Runner
-from workbench.engine.scheduler import SchedulerLimits
 from workbench.errors import WorkbenchError
+from workbench.kv_cache.format import CacheFormat
+from workbench.kv_cache.quantized import QuantizedLayer
+from workbench.model.hf.save import save_folder
+from workbench.model.hf.weights import random_weights
 from workbench.model.layers import TransformerBlock
-from workbench.model.save import save_folder
 from workbench.model.spec import AttentionSpec, LayerSpec, ModelSpec
 from workbench.model.transformer import Transformer
-from workbench.model.weights import random_weights
+from workbench.scheduler.scheduler import SchedulerLimits
 from workbench.trace.events import Decoded, Event
 
 MODEL = model_of(spec_of(layer(4, 2), layer(4, 2), layer(4, 2)))
@@ -120,14 +120,20 @@ def test_quantized_keys_weigh_as_the_cache_reads_them(cache: str | dict) -> None
         assert isinstance(layer, QuantizedLayer)
         weights = found.weights[number]
         assert (weights.sum(-1) - 1).abs().max() < 1e-5
-        tables = [torch.tensor(runner.tracker.sequences["a"].pages[table]) for table in (layer.group, layer.residual_group)]
+        tables = [
+            torch.tensor(runner.tracker.sequences["a"].pages[table]) for table in (layer.group, layer.residual_group)
+        ]
         pages = (layer.keys, layer.values), (layer.residual_keys, layer.residual_values)
-        _, v, positions, is_packed = quantized_context_of(*pages, (tables[0], tables[1]), row + 1, 1, layer.quantization_rule)
+        _, v, positions, is_packed = quantized_context_of(
+            *pages, (tables[0], tables[1]), row + 1, 1, layer.quantization_rule
+        )
         read = layer.quantization_rule.is_quantized(torch.full_like(positions, row), positions) == is_packed
         values = torch.zeros(row + 1, 2, 8).index_add_(0, positions, v * read[:, None, None])
         mixed = torch.einsum("hc,chd->hd", weights[:, 0], values.repeat_interleave(2, dim=1))
         mixed = hadamard_rotate(mixed[None]) if layer.shape.format.rotate else mixed[None]
-        assert (block.after_attention(found.hidden_states[number], mixed) - found.hidden_states[number + 1]).abs().max() < 1e-5
+        assert (
+            block.after_attention(found.hidden_states[number], mixed) - found.hidden_states[number + 1]
+        ).abs().max() < 1e-5
 
 
 def test_only_what_was_asked_for() -> None:

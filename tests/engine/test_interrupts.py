@@ -17,13 +17,12 @@ from tests.engine.history import History
 from tests.engine.interrupted import interrupted, lines_of
 from tests.engine.test_draft_model import model_drafts
 from tests.engine.tiny import CONTEXT, finals, layer, model_of, request, runner_of, spec_of
-from workbench.cache.format import CacheFormat
-from workbench.engine import books
-from workbench.engine.drafts import Speculator
-from workbench.engine.interrupts import DeferInterrupts
-from workbench.engine.lookup import PromptLookupProposer
+from workbench.engine import faults as books
+from workbench.engine.faults import DeferInterrupts
 from workbench.engine.runner import Runner
+from workbench.kv_cache.format import CacheFormat
 from workbench.request import FinishReason
+from workbench.speculative.proposers import PromptLookupProposer, Speculator
 from workbench.trace.events import Event, Finished
 
 MODEL = model_of(spec_of(layer(), layer(2, 1, window=9)))

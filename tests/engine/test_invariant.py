@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from compiled_kernels import Backend, backend_problems
 from tests.engine.scribe import Rows, Scribe, asked, differing, served
 from tests.engine.tiny import layer, runner_of, spec_of, weights_of
-from workbench.cache.format import CacheFormat
-from workbench.engine.buckets import DECODE_BUCKETS
 from workbench.engine.load import load
-from workbench.engine.rows import TokenParallelExecutor
 from workbench.errors import WorkbenchError
+from workbench.executors.packing import DECODE_BUCKETS
+from workbench.executors.token_parallel import TokenParallelExecutor
+from workbench.kv_cache.format import CacheFormat
 from workbench.model.quantized import WeightFormat
 from workbench.model.shapes import named_shape
-from workbench.model.spec import MoESpec, LayerSpec, ModelSpec
+from workbench.model.spec import LayerSpec, ModelSpec, MoESpec
 from workbench.model.transformer import Transformer
 from workbench.request import Request
 from workbench.trace.events import Preempted
@@ -106,7 +106,7 @@ def test_company_chunks_and_pages(
 
 
 def tables_of(kind: str) -> int:
-    from workbench.cache.tables import build_cache_groups
+    from workbench.kv_cache.pages import build_cache_groups
 
     return len(build_cache_groups(shape.cache_groups for shape in MODELS[kind].cache_shapes(KINDS[kind][3])))
 
@@ -206,7 +206,9 @@ def test_what_cannot_keep_it_is_refused(settings: dict, told: str) -> None:
 
 
 def test_a_mixture_of_experts_is_refused() -> None:
-    mixed = LayerSpec(attention=layer().attention, intermediate_size=12, experts=MoESpec(num_experts=3, num_experts_per_tok=2))
+    mixed = LayerSpec(
+        attention=layer().attention, intermediate_size=12, experts=MoESpec(num_experts=3, num_experts_per_tok=2)
+    )
     model = Transformer.from_state(spec_of(mixed), weights_of(spec_of(mixed), torch.float32, 0))
     with pytest.raises(WorkbenchError, match="layer 0 has experts"):
         served(model, [], batch_invariant=True)

@@ -13,10 +13,10 @@ from compiled_kernels import Backend, BackendError
 from compiled_kernels.mlir import iree, iree_export
 from compiled_kernels.mlir.iree_export import iree_problem
 from workbench.batch import TokenBatch
-from workbench.cache.store import KVCacheSpec, DenseLayer, KVStore
+from workbench.kv_cache.store import DenseLayer, KVCacheSpec, KVStore
+from workbench.model.hf.weights import random_weights
 from workbench.model.shapes import named_shape
 from workbench.model.transformer import Transformer
-from workbench.model.weights import random_weights
 
 pytestmark = pytest.mark.skipif(iree_problem() is not None, reason=iree_problem() or "")
 PAGES, SIZE = 2, 8
@@ -49,7 +49,9 @@ def pages() -> list[Tensor]:
     shapes = Transformer.from_state(
         named_shape("tiny"), random_weights(named_shape("tiny"), torch.float32)
     ).cache_shapes()
-    return [torch.full((PAGES + 1, each.num_kv_heads, SIZE, each.head_dim), torch.nan) for each in shapes for _ in range(2)]
+    return [
+        torch.full((PAGES + 1, each.num_kv_heads, SIZE, each.head_dim), torch.nan) for each in shapes for _ in range(2)
+    ]
 
 
 def inputs(token: int, position: int) -> tuple[Tensor, ...]:

@@ -11,27 +11,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiled_kernels import Backend, backend_problems
-from compiled_kernels.remembered import ResultCache
+from compiled_kernels.result_cache import ResultCache
 from tests.engine.kinds import dense_models, latent, mixtures
 from tests.engine.tiny import Oracle, model_of, request, runner_of, spec_of, weights_of
-from workbench.cache.store import DenseLayer
 from workbench.engine import naive
-from workbench.engine.lanes import Backends
-from workbench.engine.mlir_step import unsupported_model_reason
 from workbench.engine.runner import generate
-from workbench.engine.trial import autotune_backend
 from workbench.errors import WorkbenchError
-from workbench.model.latent_spec import MLASpec
+from workbench.executors.autotune import autotune_backend
+from workbench.executors.mlir import unsupported_model_reason
+from workbench.executors.select import Backends
+from workbench.kv_cache.store import DenseLayer
+from workbench.model.hf.weights import random_weights
 from workbench.model.parameters import parameter_shapes
 from workbench.model.quantized import WeightFormat
-from workbench.model.spec import MoESpec, GateSpec, LayerSpec, ModelSpec
+from workbench.model.spec import GateSpec, LayerSpec, MLASpec, ModelSpec, MoESpec
 from workbench.model.transformer import Transformer
-from workbench.model.weights import random_weights
 
 LATENT = MLASpec(num_heads=3, kv_lora_rank=4, qk_rope_head_dim=4, qk_nope_head_dim=3, v_head_dim=5, q_lora_rank=3)
 LATENTS = spec_of(LayerSpec(attention=LATENT, intermediate_size=12), LayerSpec(attention=LATENT, intermediate_size=12))
-GEMMA = LayerSpec(attention=spec_of().layers[0].attention, intermediate_size=12, gate=GateSpec(kind="gelu_tanh"), post_norms=True)
-MIXTURE = LayerSpec(attention=spec_of().layers[0].attention, intermediate_size=12, experts=MoESpec(num_experts=3, num_experts_per_tok=2))
+GEMMA = LayerSpec(
+    attention=spec_of().layers[0].attention, intermediate_size=12, gate=GateSpec(kind="gelu_tanh"), post_norms=True
+)
+MIXTURE = LayerSpec(
+    attention=spec_of().layers[0].attention, intermediate_size=12, experts=MoESpec(num_experts=3, num_experts_per_tok=2)
+)
 
 
 def serve(model: Transformer, shuffle: random.Random, **settings) -> None:
@@ -101,7 +104,12 @@ def test_lanes_agree_with_the_oracle(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize(
-    "format", [WeightFormat.parse("int8"), WeightFormat.parse("int8", activations="int8"), WeightFormat.parse("int4", quant_group=2)]
+    "format",
+    [
+        WeightFormat.parse("int8"),
+        WeightFormat.parse("int8", activations="int8"),
+        WeightFormat.parse("int4", quant_group=2),
+    ],
 )
 def test_quantized_weights_are_the_oracles(format: WeightFormat) -> None:
     attention = LATENT.model_copy(update={"q_lora_rank": 4, "v_head_dim": 2, "num_heads": 2})

@@ -13,14 +13,14 @@ import torch
 import workbench
 from compiled_kernels import Backend, backend_problems
 from tests.engine.tiny import VOCAB, Oracle, request, spec_of
-from workbench.engine import lanes as lanes_module
 from workbench.engine import load as load_module
-from workbench.engine.lanes import Backends, resolve_backends
 from workbench.engine.load import BUNDLED_MODELS, load
 from workbench.engine.runner import generate
 from workbench.errors import WorkbenchError
-from workbench.model.save import save_folder
-from workbench.model.weights import random_weights
+from workbench.executors import select as lanes_module
+from workbench.executors.select import Backends, resolve_backends
+from workbench.model.hf.save import save_folder
+from workbench.model.hf.weights import random_weights
 from workbench.request import Request, SamplingParameters
 from workbench.trace.events import Finished
 
@@ -230,7 +230,10 @@ def test_a_setting_that_cannot_be(wrong: dict, told: str) -> None:
 
 @pytest.fixture
 def without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    problems = {Backend.EAGER: None, **dict.fromkeys((Backend.INDUCTOR, Backend.TRITON, Backend.MLIR), "no C++ compiler found")}
+    problems = {
+        Backend.EAGER: None,
+        **dict.fromkeys((Backend.INDUCTOR, Backend.TRITON, Backend.MLIR), "no C++ compiler found"),
+    }
     monkeypatch.setattr(lanes_module, "backend_problems", lambda: problems)
 
 
@@ -277,11 +280,16 @@ def test_mlir_is_for_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_unit_without_effect_is_told() -> None:
-    assert "compile: step has no effect, since eager decodes" in load("demo", backend="eager", compile="step").backends.reason
+    assert (
+        "compile: step has no effect, since eager decodes"
+        in load("demo", backend="eager", compile="step").backends.reason
+    )
     assert load("demo", backend="eager").backends.reason == "asked for"
 
 
-@pytest.mark.skipif(any(backend_problems()[backend] for backend in (Backend.INDUCTOR, Backend.MLIR)), reason="auto has one backend here")
+@pytest.mark.skipif(
+    any(backend_problems()[backend] for backend in (Backend.INDUCTOR, Backend.MLIR)), reason="auto has one backend here"
+)
 @pytest.mark.parametrize(("weights", "activations"), [("dense", "float"), ("int8", "float"), ("int8", "int8")])
 def test_auto_decodes_and_prefills_as_the_oracle(weights: str, activations: str) -> None:
     """Nothing stands in for anything: backends are tried, compiled, and chosen."""

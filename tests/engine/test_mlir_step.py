@@ -8,18 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiled_kernels import Backend, backend_problems
-from compiled_kernels.level import Level, limited_to, available_levels
+from compiled_kernels.level import Level, available_levels, limited_to
 from compiled_kernels.mlir.artifacts import ArtifactCache, cache_directory
 from tests.engine.tiny import Oracle, layer, poison, request, runner_of, spec_of, specs, weights_of
-from workbench.engine.lanes import Backends
-from workbench.engine.mlir_step import MlirStep
 from workbench.engine.runner import Runner, generate
 from workbench.errors import WorkbenchError
+from workbench.executors.mlir import MlirStep
+from workbench.executors.select import Backends
+from workbench.model.hf.weights import random_weights
 from workbench.model.quantized import WeightFormat
 from workbench.model.shapes import named_shape
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
-from workbench.model.weights import random_weights
 from workbench.trace.events import Stepped
 
 problem = backend_problems()[Backend.MLIR]
@@ -47,7 +47,12 @@ def test_rows_are_the_oracles(spec: ModelSpec, seed: int, together: int) -> None
 
 @pytest.mark.parametrize(
     "format",
-    [WeightFormat.parse("int8"), W8A8, WeightFormat.parse("int4", quant_group=4), WeightFormat.parse("int4", "int8", 4)],
+    [
+        WeightFormat.parse("int8"),
+        W8A8,
+        WeightFormat.parse("int4", quant_group=4),
+        WeightFormat.parse("int4", "int8", 4),
+    ],
 )
 @pytest.mark.parametrize("tied", [True, False])
 def test_quantized_weights_are_the_oracles(format: WeightFormat, tied: bool) -> None:

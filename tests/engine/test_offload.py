@@ -12,10 +12,10 @@ import pytest
 
 from tests.engine.poison import MODEL, asked, poisoned
 from tests.engine.tiny import finals, request, runner_of
-from workbench.cache import host
 from workbench.engine.runner import generate
 from workbench.errors import WorkbenchError
-from workbench.trace.events import Finished, Scheduled, Preempted, Stepped
+from workbench.kv_cache import offload as host
+from workbench.trace.events import Finished, Preempted, Scheduled, Stepped
 
 
 @pytest.mark.parametrize("kind", ["memory", "file"])
@@ -34,7 +34,9 @@ def test_a_set_back_comes_back_by_copying(kind: str, tmp_path: Path) -> None:
     assert all(end.computed_tokens == 9 + 14 - 1 for end in ends.values()), "nothing was computed twice"
     assert sum(end.restored_tokens for end in ends.values()) > 0
     runner.scheduler.kv_cache_manager.transfers_done()
-    assert runner.kv_cache.cpu_store is not None and all(room.num_used == 0 for room in runner.kv_cache.cpu_store.cpu_pools)
+    assert runner.kv_cache.cpu_store is not None and all(
+        room.num_used == 0 for room in runner.kv_cache.cpu_store.cpu_pools
+    )
     path = tmp_path / "pages"
     assert path.exists() == (kind == "file")
     del runner
@@ -121,7 +123,9 @@ def test_an_idle_conversation_waits_on_the_host(kind: str, tmp_path: Path) -> No
     runner.reset_prefix_cache()
     runner.scheduler.kv_cache_manager.transfers_done()
     assert all(pool.num_free == pool.num_pages for pool in runner.scheduler.pools)
-    assert runner.kv_cache.cpu_store is not None and all(room.num_used == 0 for room in runner.kv_cache.cpu_store.cpu_pools)
+    assert runner.kv_cache.cpu_store is not None and all(
+        room.num_used == 0 for room in runner.kv_cache.cpu_store.cpu_pools
+    )
 
 
 @pytest.mark.parametrize("lacks", ["fcntl", "posix_fallocate"])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.engine.test_policies import Line
-from workbench.engine.policies import FCFS, Fair, Priority, ShortestPrompt
+from workbench.scheduler.policies import FCFS, Fair, Priority, ShortestPrompt
 
 STEPS, PATIENCE = 600, 20
 

@@ -10,17 +10,17 @@ import torch
 from compiled_kernels import Backend, backend_problems
 from tests.engine.tiny import layer, poison, request, spec_of
 from tests.patience import limit
-from workbench.cache.format import parse_cache_format
-from workbench.engine.lanes import Backends
 from workbench.engine.load import load
 from workbench.engine.runner import Runner, generate
-from workbench.engine.scheduler import SchedulerLimits
 from workbench.errors import WorkbenchError
+from workbench.executors.select import Backends
+from workbench.experiment.experiment import Experiment
+from workbench.kv_cache.format import parse_cache_format
+from workbench.model.hf.weights import random_weights
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
-from workbench.model.weights import random_weights
-from workbench.study.experiment import Experiment
-from workbench.testing.attention_scenes import SampledLogits, sampled_logits
+from workbench.scheduler.scheduler import SchedulerLimits
+from workbench.testing.attention_scenarios import SampledLogits, sampled_logits
 
 NO_MLIR = backend_problems()[Backend.MLIR]
 NO_COMPILER = backend_problems()[Backend.INDUCTOR]
@@ -38,7 +38,9 @@ def model(backend: Backend, dtype: torch.dtype = torch.float32) -> Transformer:
 
 def rows(model: Transformer, backends: Backends | None = None, **settings) -> SampledLogits:
     asked = {f"{i}": request(f"{i}", length, 1).prompt_ids for i, length in enumerate((60, 33, 7))}
-    return sampled_logits(model, asked, 12, page_size=8, pages=60, max_num_batched_tokens=16, backends=backends, **settings)
+    return sampled_logits(
+        model, asked, 12, page_size=8, pages=60, max_num_batched_tokens=16, backends=backends, **settings
+    )
 
 
 def agree(found: SampledLogits, right: SampledLogits, bound: float) -> None:
@@ -88,7 +90,9 @@ def test_the_other_lanes_refuse_before_anything_is_computed() -> None:
         load("shape:tiny", backend="mlir", cache={"keys": "dense", "values": "int4"})
     with pytest.raises(WorkbenchError, match="it wants the cache in the model's bfloat16, not in float32"):
         load("shape:tiny", backend="mlir", cache={"format": "int8", "dtype": "float32"})
-    assert load("shape:tiny", backend="eager", cache={"format": "int8", "dtype": "float32"}).store.dtype == torch.float32
+    assert (
+        load("shape:tiny", backend="eager", cache={"format": "int8", "dtype": "float32"}).store.dtype == torch.float32
+    )
     with pytest.raises(WorkbenchError, match="groups of 64 tokens do not divide pages of 16"):
         load("shape:tiny", backend="eager", cache="int4", page_size=16)
 

@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
+from workbench import progress as patience
 from workbench.engine import load as load_module
-from workbench.engine import patience
 from workbench.engine.load import load
-from workbench.engine.patience import report_if_slow
+from workbench.progress import report_if_slow
 
 
 def test_told_once_it_takes_long() -> None:

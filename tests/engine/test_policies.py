@@ -6,16 +6,14 @@ import pytest
 
 from experiments import plan_cost
 from tests.engine.tiny import finals, model_of, request, runner_of, spec_of
-from workbench.cache.holdings import KVCacheManager
-from workbench.cache.pages import PagePool
-from workbench.cache.tables import KVCacheGroup
-from workbench.scheduler.policies import FCFS
-from workbench.scheduler.policy import SchedulingPolicy, SchedulerState, SchedulerDecision
-from workbench.engine.schedule import BUILT_IN_POLICIES, BatchingMode, parse_policy
-from workbench.engine.scheduler import SchedulerLimits, Scheduler
 from workbench.errors import WorkbenchError
+from workbench.experiment.experiment import Experiment
+from workbench.kv_cache.manager import KVCacheManager
+from workbench.kv_cache.pages import KVCacheGroup, PagePool
 from workbench.request import FinishReason, Request, SamplingParameters, Sequence
-from workbench.study.experiment import Experiment
+from workbench.scheduler.policies import BUILT_IN_POLICIES, FCFS, BatchingMode, parse_policy
+from workbench.scheduler.policy import SchedulerDecision, SchedulerState, SchedulingPolicy
+from workbench.scheduler.scheduler import Scheduler, SchedulerLimits
 from workbench.trace.events import Finished, Stepped
 
 
@@ -175,7 +173,9 @@ def test_tokens_are_the_same_under_every_policy(name: str, kind: BatchingMode) -
     requests = [request(f"r{i}", 5 + 3 * i, 6, n=1 + i % 2, temperature=1.0) for i in range(5)]
     alone = finals(runner_of(model), requests)
     for pages, offload in ((14, "none"), (14, "memory"), (40, "none")):
-        assert finals(runner_of(model, policy=parse_policy(name, kind), pages=pages, offload=offload), requests) == alone
+        assert (
+            finals(runner_of(model, policy=parse_policy(name, kind), pages=pages, offload=offload), requests) == alone
+        )
 
 
 def test_set_back_by_recomputing_although_there_is_a_host() -> None:

@@ -10,16 +10,16 @@ import torch
 
 from compiled_kernels import Backend, backend_problems
 from compiled_kernels.blocked import in_panels
-from compiled_kernels.remembered import ResultCache
+from compiled_kernels.result_cache import ResultCache
 from tests.engine.tiny import CONTEXT, VOCAB, Oracle, finals, request, runner_of, weights_of
-from workbench.cache.format import CacheFormat
-from workbench.engine import layout
-from workbench.engine.exact import CacheLayout
-from workbench.engine.executors import MlirExecutor
-from workbench.engine.lanes import Backends
-from workbench.engine.layout import choose_weight_layout
-from workbench.engine.prefill import PrefillExecutor
 from workbench.engine.runner import Runner, generate
+from workbench.executors import layout
+from workbench.executors.base import MlirExecutor
+from workbench.executors.layout import choose_weight_layout
+from workbench.executors.prefill import PrefillExecutor
+from workbench.executors.reference import CacheLayout
+from workbench.executors.select import Backends
+from workbench.kv_cache.format import CacheFormat
 from workbench.model.linear import Linear
 from workbench.model.quantized import WeightFormat
 from workbench.model.spec import AttentionSpec, LayerSpec, ModelSpec, RotaryConfig
@@ -39,7 +39,15 @@ def layer(hidden: int = 64, bias: bool = False, **slots) -> LayerSpec:
 
 
 def spec_of(*layers: LayerSpec, width: int = 64) -> ModelSpec:
-    return ModelSpec(name="panels", vocab_size=VOCAB, hidden_size=width, layers=layers, max_position_embeddings=CONTEXT, tie_word_embeddings=True, eos_token_ids=())
+    return ModelSpec(
+        name="panels",
+        vocab_size=VOCAB,
+        hidden_size=width,
+        layers=layers,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=True,
+        eos_token_ids=(),
+    )
 
 
 SPEC = spec_of(
@@ -50,7 +58,11 @@ SPEC = spec_of(
 
 
 def model_of(
-    spec: ModelSpec, dtype: torch.dtype, format: str = "dense", activations: str = "float", backend: Backend = Backend.MLIR
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    format: str = "dense",
+    activations: str = "float",
+    backend: Backend = Backend.MLIR,
 ) -> Transformer:
     stored = WeightFormat.parse(format, quant_group=32, activations=activations)
     return Transformer.from_state(spec, weights_of(spec, dtype, 5), backend, stored)

@@ -14,12 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.tiny import CONTEXT, VOCAB, model_of, request, runner_of, spec_of
-from workbench.engine.drafts import Speculator
-from workbench.engine.lookup import PromptLookupProposer
-from workbench.engine.plan import StepPlan
-from workbench.engine.replay import ReplayDiverged, RecordedPolicy, replay
+from workbench.engine.replay import RecordedPolicy, ReplayDiverged, replay
 from workbench.engine.runner import Runner
 from workbench.request import Request
+from workbench.scheduler.plan import StepPlan
+from workbench.speculative.proposers import PromptLookupProposer, Speculator
 from workbench.trace.events import Decoded, Event, Finished
 from workbench.trace.recorder import Recorder
 from workbench.trace.script import RecordedAction, StepScript
@@ -240,7 +239,9 @@ def test_the_other_policys_batches_are_followed() -> None:
 def test_what_cannot_be_followed_says_where_and_why() -> None:
     traffic = busy()
     script = StepScript.from_recorder(record(traffic, Clock(1, 0.2)))
-    with pytest.raises(ReplayDiverged, match=r"replay: step \d+ (is not what it was|cannot be formed): .*(pages|tokens)"):
+    with pytest.raises(
+        ReplayDiverged, match=r"replay: step \d+ (is not what it was|cannot be formed): .*(pages|tokens)"
+    ):
         again(traffic, script, Clock(1, 0.2), pages=7)
     fewer = replace(traffic, asked=traffic.asked[:2])
     with pytest.raises(ReplayDiverged, match=r"before step \d+ the record submits r2, which this workload lacks"):
@@ -271,5 +272,7 @@ def test_a_failed_replay_leaves_the_runner_as_it_was() -> None:
     policy = runner.scheduler.policy
     with pytest.raises(ReplayDiverged):
         list(replay(runner, traffic.requests(), script))
-    assert runner.scheduler.policy is policy and runner.scheduler.pages_in_use == 0 and not runner.has_unfinished_requests
+    assert (
+        runner.scheduler.policy is policy and runner.scheduler.pages_in_use == 0 and not runner.has_unfinished_requests
+    )
     assert len(list(runner.stream([request("z", 3, 2)]))) > 0

@@ -8,14 +8,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.calls import calls_of
-from workbench.cache.holdings import KVCacheManager
-from workbench.cache.pages import PagePool, pages_for
-from workbench.cache.prefix import RadixCache
-from workbench.cache.tables import KVCacheGroup
-from workbench.engine.plan import StepPlan
-from workbench.engine.scheduler import SchedulerLimits, RequestRefused, Scheduler
 from workbench.errors import WorkbenchError
+from workbench.kv_cache.manager import KVCacheManager
+from workbench.kv_cache.pages import KVCacheGroup, PagePool, pages_for
+from workbench.kv_cache.prefix import RadixCache
 from workbench.request import FinishReason, Request, SamplingParameters, Sequence
+from workbench.scheduler.plan import StepPlan
+from workbench.scheduler.scheduler import RequestRefused, Scheduler, SchedulerLimits
 
 CONTEXT = 40
 
@@ -27,7 +26,9 @@ def sequence(order: int, prompt: int, most: int) -> Sequence:
 
 def scheduler_of(pools: tuple[PagePool, ...], limits: SchedulerLimits, context: int = CONTEXT) -> Scheduler:
     """Over tables whose queries read everything."""
-    return Scheduler(KVCacheManager(pools, (KVCacheGroup(),) * len(pools), limits.max_num_batched_tokens), limits, context)
+    return Scheduler(
+        KVCacheManager(pools, (KVCacheGroup(),) * len(pools), limits.max_num_batched_tokens), limits, context
+    )
 
 
 class Histories(RuleBasedStateMachine):
@@ -154,7 +155,12 @@ def test_reasons_have_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    "tables", [(KVCacheGroup(),), (KVCacheGroup(), KVCacheGroup(sliding_window=256)), (KVCacheGroup(residual_length=128, quant_group=64), KVCacheGroup(sliding_window=192))]
+    "tables",
+    [
+        (KVCacheGroup(),),
+        (KVCacheGroup(), KVCacheGroup(sliding_window=256)),
+        (KVCacheGroup(residual_length=128, quant_group=64), KVCacheGroup(sliding_window=192)),
+    ],
 )
 def test_a_decode_step_is_planned_and_committed_in_few_calls_a_sequence(tables: tuple[KVCacheGroup, ...]) -> None:
     """With the index; in 64 steps each sequence fills a page. Calls, not seconds: `experiments.plan_cost` has those."""

@@ -12,10 +12,9 @@ import torch
 from tests.engine.tiny import layer, model_of, request, runner_of, spec_of
 from tests.test_pixels import read
 from tests.test_shown import ODD
-from workbench.engine.inspection import Inspection
-from workbench.engine.inspection_shown import LARGEST, MAX_MAPS
-from workbench.engine.plan import StepPlan
 from workbench.engine.runner import Runner
+from workbench.inspect.attention import LARGEST, MAX_MAPS, Inspection
+from workbench.scheduler.plan import StepPlan
 
 
 def plans(runner: Runner) -> list[StepPlan]:

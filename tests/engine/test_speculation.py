@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 from compiled_kernels import Backend
 from tests.engine.guesses import Guesses, drafts, needs_mlir, plain, run_checked, tokens
 from tests.engine.tiny import Oracle, layer, model_of, request, runner_of, spec_of, specs
-from workbench.cache.format import CacheFormat
-from workbench.cache.holdings import KVCacheManager
-from workbench.cache.pages import pages_for
-from workbench.engine.lanes import Backends
-from workbench.engine.plan import Span
 from workbench.engine.runner import generate
+from workbench.executors.select import Backends
+from workbench.kv_cache.format import CacheFormat
+from workbench.kv_cache.manager import KVCacheManager
+from workbench.kv_cache.pages import pages_for
 from workbench.model.spec import ModelSpec
 from workbench.request import Request, Sequence
-from workbench.sampling import choose
-from workbench.sampling.choice import SampledToken
+from workbench.sampling import sampler as choose
+from workbench.sampling.sampler import SampledToken
+from workbench.scheduler.plan import Span
 from workbench.trace.events import Decoded, Finished, Stepped, Verified
 
 PACKED = CacheFormat(format="int8", group=8, columns=8, residual=8)
@@ -164,7 +164,12 @@ def test_rows_of_one_sequence_are_the_span() -> None:
     assert check is not None and [(s.length, s.draft_token_ids) for s in check.spans] == [(4, (4, 5, 6))]
     whole = runner.executor.forward(check)
     rows = check.as_decode_rows()
-    assert [(s.start, s.length, s.token_ids) for s in rows.spans] == [(9, 1, [3]), (10, 1, [4]), (11, 1, [5]), (12, 1, [6])]
+    assert [(s.start, s.length, s.token_ids) for s in rows.spans] == [
+        (9, 1, [3]),
+        (10, 1, [4]),
+        (11, 1, [5]),
+        (12, 1, [6]),
+    ]
     torch.testing.assert_close(runner.executor.forward(rows), whole)
     assert check.as_decode_rows(3) is check
 

@@ -13,17 +13,19 @@ from hypothesis import strategies as st
 from compiled_kernels import Backend, backend_problems
 from tests.engine.guesses import Guesses, check_pages, drafts, plain, run_checked, tokens
 from tests.engine.tiny import layer, model_of, request, runner_of, spec_of
-from workbench.engine.plan import StepPlan
-from workbench.engine.rows import TokenParallelExecutor
 from workbench.engine.runner import Runner
-from workbench.engine.schedule import BUILT_IN_POLICIES, BatchingMode, parse_policy
+from workbench.executors.token_parallel import TokenParallelExecutor
+from workbench.scheduler.plan import StepPlan
+from workbench.scheduler.policies import BUILT_IN_POLICIES, BatchingMode, parse_policy
 from workbench.trace.events import Decoded, Verified
 
 MODEL = model_of(spec_of(layer(4, 2), layer(4, 2, window=9)))
 ASKED = [request(f"r{i}", 3 + 5 * i, 6 + 3 * (i % 3)) for i in range(5)]
 WANTED = plain(MODEL, ASKED, pages=80)
 ANSWERS = {name: end.token_ids for name, end in WANTED.items()}
-needs_mlir = pytest.mark.skipif(backend_problems()[Backend.MLIR] is not None, reason=f"{backend_problems()[Backend.MLIR]}")
+needs_mlir = pytest.mark.skipif(
+    backend_problems()[Backend.MLIR] is not None, reason=f"{backend_problems()[Backend.MLIR]}"
+)
 
 
 @pytest.mark.parametrize("kind", ["continuous", "static"])

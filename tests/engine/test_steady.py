@@ -8,15 +8,13 @@ import pytest
 
 from tests.engine import many_histories
 from tests.engine.history import POLICIES
-from workbench.cache.holdings import KVCacheManager
-from workbench.cache.pages import PagePool
-from workbench.cache.tables import KVCacheGroup
-from workbench.engine.limits import SchedulerLimits
-from workbench.engine.plan import StepPlan
-from workbench.engine.policies import FCFS, BuiltInPolicy, Priority
-from workbench.engine.policy import SchedulerState, SchedulerDecision
-from workbench.engine.scheduler import Scheduler
+from workbench.kv_cache.manager import KVCacheManager
+from workbench.kv_cache.pages import KVCacheGroup, PagePool
 from workbench.request import Request, SamplingParameters, Sequence
+from workbench.scheduler.plan import SchedulerLimits, StepPlan
+from workbench.scheduler.policies import FCFS, BuiltInPolicy, Priority
+from workbench.scheduler.policy import SchedulerDecision, SchedulerState
+from workbench.scheduler.scheduler import Scheduler
 
 KNOWN = [name for name in POLICIES if name != "wild"]
 

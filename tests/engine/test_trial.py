@@ -12,17 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiled_kernels import Backend
+from compiled_kernels.correct_backend import CorrectBackend
 from compiled_kernels.masks import Causal
-from compiled_kernels.remembered import ResultCache
-from compiled_kernels.right import CorrectBackend
+from compiled_kernels.result_cache import ResultCache
 from tests.engine.tiny import VOCAB, layer, model_of, spec_of
 from workbench.batch import TokenBatch
-from workbench.engine import rounds, trial
-from workbench.engine.exact import CacheLayout
-from workbench.engine.executors import EagerExecutor, CompileUnit
-from workbench.engine.lanes import Backends
-from workbench.engine.packing import pack_batch
 from workbench.errors import WorkbenchError
+from workbench.executors import autotune as trial
+from workbench.executors import reference as rounds
+from workbench.executors.base import CompileUnit, EagerExecutor
+from workbench.executors.packing import pack_batch
+from workbench.executors.reference import CacheLayout
+from workbench.executors.select import Backends
 
 BOTH = Backends(Backend.MLIR, Backend.INDUCTOR, Backend.MLIR, "auto")
 
@@ -59,7 +60,13 @@ def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     kept = ResultCache(tmp_path / "backends.json")
 
     def run(
-        mlir: float = 1.0, eager: float = 2.0, inductor: float = 1.5, model=None, unit: CompileUnit = "block", fails=(), **bad
+        mlir: float = 1.0,
+        eager: float = 2.0,
+        inductor: float = 1.5,
+        model=None,
+        unit: CompileUnit = "block",
+        fails=(),
+        **bad,
     ) -> Backends:
         clock = Clock()
         model = model or model_of(spec_of(layer(4, 2), layer(4, 2, window=5)))
@@ -76,7 +83,9 @@ def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         monkeypatch.setattr(trial, "build_executor", build_executor)
         monkeypatch.setattr(trial, "EagerExecutor", lambda model, store: Timed(model, store, clock, eager))
         monkeypatch.setattr(rounds, "time", clock)
-        monkeypatch.setattr(trial, "first_correct_backend", lambda operator, arguments, backends: CorrectBackend(backends[0], "as told"))
+        monkeypatch.setattr(
+            trial, "first_correct_backend", lambda operator, arguments, backends: CorrectBackend(backends[0], "as told")
+        )
         return trial.autotune_backend(BOTH, model, 4, unit, kept)
 
     return run, kept
@@ -95,7 +104,11 @@ def test_the_first_that_is_right_decodes_and_no_other_is_compiled(tried) -> None
 def test_the_next_where_the_modules_as_written_are_clearly_quicker(tried) -> None:
     run, _ = tried
     backends = run(mlir=3.0, eager=2.0, inductor=1.5)
-    assert (backends.decode, backends.vetted, run.compiled) == (Backend.INDUCTOR, True, [Backend.MLIR, Backend.INDUCTOR])
+    assert (backends.decode, backends.vetted, run.compiled) == (
+        Backend.INDUCTOR,
+        True,
+        [Backend.MLIR, Backend.INDUCTOR],
+    )
     assert run(mlir=3.0, eager=2.0, inductor=9.0, unit="step").decode == Backend.EAGER
 
 

@@ -9,13 +9,12 @@ import torch
 
 from compiled_kernels import Backend, BackendError
 from tests.engine.tiny import layer, model_of, request, runner_of, spec_of
-from workbench.engine import executors
-from workbench.engine.exact import CacheLayout, single_decode_step
-from workbench.engine.executors import EagerExecutor
-from workbench.engine.lanes import Backends
 from workbench.engine.runner import generate
-from workbench.engine.vetting import FallbackExecutor
 from workbench.errors import WorkbenchError
+from workbench.executors import base as executors
+from workbench.executors.base import EagerExecutor, FallbackExecutor
+from workbench.executors.reference import CacheLayout, single_decode_step
+from workbench.executors.select import Backends
 
 EVICT = {"kind": "heavy_hitters", "budget": 16}
 
@@ -72,7 +71,9 @@ def test_the_runner_says_what_ran_and_why(monkeypatch: pytest.MonkeyPatch) -> No
     model = model_of(spec_of(layer(4, 2)), backend=Backend.INDUCTOR)
     failing = lambda model, store, *_: Broken(model, store, RuntimeError("no compiler"))  # noqa: E731
     monkeypatch.setattr(executors, "InductorExecutor", failing)
-    runner = runner_of(model, backends=Backends(Backend.MLIR, Backend.INDUCTOR, Backend.MLIR, "auto: told", checked=False))
+    runner = runner_of(
+        model, backends=Backends(Backend.MLIR, Backend.INDUCTOR, Backend.MLIR, "auto: told", checked=False)
+    )
     runner.executor.few_tokens = 0  # type: ignore[attr-defined]
     assert str(runner.backends) == "mlir (prefill: inductor, its attention: mlir)"
     with pytest.warns(UserWarning, match="backend auto: inductor does not compile here, prefill on eager"):

@@ -12,15 +12,14 @@ from hypothesis import strategies as st
 
 from tests.calls import calls_of
 from tests.engine import many_histories
-from workbench.cache.holdings import KVCacheManager
-from workbench.cache.pages import PagePool
-from workbench.cache.tables import KVCacheGroup
-from workbench.engine.limits import SchedulerLimits
-from workbench.engine.policy import RequestView, SchedulerState, WaitingIndex
-from workbench.engine.schedule import BUILT_IN_POLICIES, parse_policy
-from workbench.engine.scheduler import Scheduler
-from workbench.engine.views import RequestViews
+from workbench.kv_cache.manager import KVCacheManager
+from workbench.kv_cache.pages import KVCacheGroup, PagePool
 from workbench.request import Request, SamplingParameters, Sequence
+from workbench.scheduler.plan import SchedulerLimits
+from workbench.scheduler.policies import BUILT_IN_POLICIES, parse_policy
+from workbench.scheduler.policy import RequestView, SchedulerState, WaitingIndex
+from workbench.scheduler.queue import RequestViews
+from workbench.scheduler.scheduler import Scheduler
 
 
 def by_priority(entry: RequestView) -> int:
@@ -104,7 +103,9 @@ def test_what_a_policy_is_shown_is_what_is_made_anew(monkeypatch: pytest.MonkeyP
         for key in (by_priority, by_todo):
             assert found.waiting_by(key) == tuple(sorted(found.waiting, key=key))
         served = self.tenant_counters.served_tokens([*running, *waiting])
-        assert all(found.served_tokens[entry.tenant] == served[entry.tenant] for entry in (*found.running, *found.waiting))
+        assert all(
+            found.served_tokens[entry.tenant] == served[entry.tenant] for entry in (*found.running, *found.waiting)
+        )
         shown += 1
         return found
 

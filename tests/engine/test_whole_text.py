@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.tiny import CONTEXT, VOCAB, layer, model_of, own_specs, request, runner_of, spec_of
-from workbench.engine import whole_text
-from workbench.engine.whole_text import TextAttention
 from workbench.errors import WorkbenchError
-from workbench.model.own_parts import build_mask
+from workbench.inspect import whole_text
+from workbench.inspect.whole_text import TextAttention
+from workbench.model.custom import build_mask
 from workbench.model.spec import ModelSpec
 
 ids = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=24)

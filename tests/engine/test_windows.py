@@ -10,7 +10,9 @@ from workbench.engine.runner import generate
 from workbench.model.spec import AttentionSpec, LayerSpec
 from workbench.trace.events import Decoded, Stepped
 
-SINKS = LayerSpec(attention=AttentionSpec(num_heads=2, num_kv_heads=1, head_dim=4, window=6, sinks=3), intermediate_size=12)
+SINKS = LayerSpec(
+    attention=AttentionSpec(num_heads=2, num_kv_heads=1, head_dim=4, window=6, sinks=3), intermediate_size=12
+)
 
 
 @pytest.mark.parametrize("length", [WINDOW - 1, WINDOW, WINDOW + 1])

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compiled_kernels import Backend
-from workbench.cache.store import KVStore
 from workbench.engine import naive
 from workbench.engine.runner import Runner, generate
-from workbench.engine.scheduler import SchedulerLimits
+from workbench.kv_cache.store import KVStore
+from workbench.model.hf.weights import random_weights
 from workbench.model.spec import AttentionSpec, LayerSpec, ModelSpec, RotaryConfig
 from workbench.model.transformer import Transformer
-from workbench.model.weights import random_weights
-from workbench.request import Request, SamplingParameters, CustomPart
+from workbench.request import CustomPart, Request, SamplingParameters
+from workbench.scheduler.scheduler import SchedulerLimits
 
 VOCAB, CONTEXT = 31, 48
 
@@ -31,7 +31,15 @@ def layer(
 
 def spec_of(*layers: LayerSpec, tied: bool = True, eos_token_ids: tuple[int, ...] = ()) -> ModelSpec:
     kinds = layers or (layer(), layer())
-    return ModelSpec(name="tiny", vocab_size=VOCAB, hidden_size=8, layers=kinds, max_position_embeddings=CONTEXT, tie_word_embeddings=tied, eos_token_ids=eos_token_ids)
+    return ModelSpec(
+        name="tiny",
+        vocab_size=VOCAB,
+        hidden_size=8,
+        layers=kinds,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=tied,
+        eos_token_ids=eos_token_ids,
+    )
 
 
 def even(query: Tensor, key: Tensor) -> Tensor:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from workbench.engine.policies import FCFS
-from workbench.engine.policy import RequestView, SchedulerState, SchedulerDecision
+from workbench.scheduler.policies import FCFS
+from workbench.scheduler.policy import RequestView, SchedulerDecision, SchedulerState
 
 
 class Wild:

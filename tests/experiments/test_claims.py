@@ -13,14 +13,13 @@ from typing import Any
 
 import pytest
 
-from workbench.ledger.claim import CalculationEvidence, Claim, MissingEvidence, RunEvidence, UnbuiltEvidence, apply_rule
-from workbench.ledger.entry import LEDGER_FILE, NO_TEST, LedgerEntry, read_ledger
-from workbench.ledger.kept import latest_record
-from workbench.ledger.rebuild import RecordFolder, judge_trial
-from workbench.ledger.registry import CLAIMS_FOLDER, claim_errors, load_claims
-from workbench.ledger.tables import claim_detail, claim_rows, rule_source, trial_lines
-from workbench.study.experiment import Experiment
-from workbench.study.verdict import verdicts
+from workbench.claims.claim import CalculationEvidence, Claim, MissingEvidence, RunEvidence, UnbuiltEvidence, apply_rule
+from workbench.claims.ledger import LEDGER_FILE, NO_TEST, LedgerEntry, RecordFolder, judge_trial, read_ledger
+from workbench.claims.registry import CLAIMS_FOLDER, claim_errors, load_claims
+from workbench.claims.stored_record import latest_record
+from workbench.claims.tables import claim_detail, claim_rows, rule_source, trial_lines
+from workbench.experiment.experiment import Experiment
+from workbench.experiment.verdict import verdicts
 from workbench.widgets.claims import picture as claims_picture
 
 RECORDS = CLAIMS_FOLDER.parent / "records"
@@ -248,7 +247,7 @@ def test_settled_by_calculation_where_sources_contradict() -> None:
 def test_a_record_adds_this_machine_to_the_tables(tmp_path: Path) -> None:
     """Its ceilings become a roofline of here, first among the machines, and its curve a table of its own."""
     from experiments.claims.prefill import rows_of
-    from workbench.ledger.crossings import RooflineMachine
+    from workbench.claims.break_even import RooflineMachine
 
     (row,) = rows_of(RooflineMachine.of("llama-3.1-8b", "a100"))
     row["predicted"] = {"flops_per_s": 8e11, "bytes_per_s": 4e10}

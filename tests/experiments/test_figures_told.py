@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.claims import figures_told as told
-from workbench.fleet.hardware import HARDWARE
+from experiments.claims import stated_figures as told
 from workbench.model.shapes import named_shape
+from workbench.simulate.roofline import HARDWARE
 
 POSITIVE = st.floats(1e-6, 1e6)
 
@@ -63,7 +63,10 @@ def test_what_does_not_fit_is_not_tried() -> None:
     assert told.ServedModel("llama-3.1-70b", "INT8", "h100").fits(1000)
     for each in told.served_models():
         room = each.gpus * HARDWARE[each.hardware].memory
-        assert told.weights(each.model, each.format) < room and named_shape(each.model).max_position_embeddings >= told.DEFAULT_CONTEXT
+        assert (
+            told.weights(each.model, each.format) < room
+            and named_shape(each.model).max_position_embeddings >= told.DEFAULT_CONTEXT
+        )
     assert all(each.model.startswith("llama-3.1") for each in told.served_models(tokens=100_000))
 
 

@@ -19,10 +19,10 @@ from experiments import (
 )
 from experiments.__main__ import main, names
 from workbench.errors import WorkbenchError
-from workbench.study.experiment import Experiment
-from workbench.study.texts import HELD_OUT_ROW
-from workbench.study.variants import every_variant
-from workbench.study.verdict import Verdict
+from workbench.experiment.experiment import Experiment
+from workbench.experiment.variants import every_variant
+from workbench.experiment.verdict import Verdict
+from workbench.measure.sampled_texts import HELD_OUT_ROW
 
 EXPERIMENTS = Path(batch_size.__file__).parent
 NAMES = (
@@ -147,8 +147,19 @@ def test_sizes(power: float | None, outcome: str) -> None:
     sizes = (1e6, 8e6, 1.35e8, 1.1e9)
     times = [1.0, 2.0, 34.0, 280.0] if power is None else [size**power for size in sizes]
     rows = [
-        {"variant": name, "parameters": size, "curve": [{"e2el_s": t, "predicted_e2el_s": t, "decode_step_s": t,
-                                                           "decode_bytes_share": 0.5, "decode_flops_share": 0.02}]}
+        {
+            "variant": name,
+            "parameters": size,
+            "curve": [
+                {
+                    "e2el_s": t,
+                    "predicted_e2el_s": t,
+                    "decode_step_s": t,
+                    "decode_bytes_share": 0.5,
+                    "decode_flops_share": 0.02,
+                }
+            ],
+        }
         for name, size, t in zip(model_size.NAMES, sizes, times, strict=True)
     ]
     assert outcomes(model_size.judge(rows)) == {"model-size-not-linear": outcome, "decode-bandwidth-bound": "holds"}

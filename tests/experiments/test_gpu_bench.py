@@ -10,8 +10,8 @@ import torch
 import typer
 
 from compiled_kernels import Backend, cases
-from compiled_kernels.gaps import GAPS
 from compiled_kernels.backends import backend_problems
+from compiled_kernels.capabilities import GAPS
 from experiments import gpu_bench, gpu_kernels, gpu_models, gpu_timing
 
 
@@ -69,7 +69,9 @@ def test_a_part_that_breaks_says_so_and_keeps_its_rows(tmp_path: Path) -> None:
     (tmp_path / "check rotary.jsonl").write_text('{"status": "ok"}\n{"sta')
     found = part.finished(60)
     assert found["rows"] == [{"status": "ok"}] and "needs a CUDA device" in " ".join(found["error"].split())
-    assert "1 rows, 0 of them failed" in gpu_bench.summarize_part(found) and "ended with" in gpu_bench.summarize_part(found)
+    assert "1 rows, 0 of them failed" in gpu_bench.summarize_part(found) and "ended with" in gpu_bench.summarize_part(
+        found
+    )
     slow = gpu_bench.BenchmarkPart("check rotary", False, tmp_path)
     assert "not done after" in slow.finished(0)["error"]
 

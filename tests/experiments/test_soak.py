@@ -10,8 +10,8 @@ from experiments import flat_memory
 from experiments.soak import Soak, summarize
 from experiments.soak_requests import random_requests
 from tests.engine.tiny import CONTEXT, VOCAB, layer, model_of, runner_of, spec_of
-from workbench.cache.holdings import KVCacheManager
-from workbench.engine.mail import OutputProcessor
+from workbench.engine.outputs import OutputProcessor
+from workbench.kv_cache.manager import KVCacheManager
 from workbench.trace.events import Finished
 
 MODEL = model_of(spec_of(layer(), layer(window=9), eos_token_ids=(3,)))

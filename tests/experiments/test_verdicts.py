@@ -25,10 +25,10 @@ from experiments import (
     window_span,
 )
 from workbench.errors import WorkbenchError
+from workbench.experiment.experiment import Experiment
+from workbench.experiment.variants import every_variant
+from workbench.experiment.verdict import Verdict, variant_row, verdicts
 from workbench.request import CustomPart
-from workbench.study.experiment import Experiment
-from workbench.study.variants import every_variant
-from workbench.study.verdict import Verdict, variant_row, verdicts
 
 EXPERIMENTS = Path(kv_precision.__file__).parent
 NAMES = (

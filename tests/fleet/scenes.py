@@ -8,16 +8,16 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from workbench.cache.tables import KVCacheGroup
-from workbench.engine.policies import FCFS, DecodeFirst, Fair, PrefillFirst, Priority, ShortestPrompt, StaticBatching
-from workbench.engine.policy import SchedulerState, SchedulerDecision
-from workbench.engine.scheduler import SchedulerLimits
-from workbench.fleet.fleet import InstanceFailure, Fleet, InstancePool, KVTransfer
-from workbench.fleet.machine import InstanceSpec
-from workbench.fleet.routers import LeastLoaded, PrefixAware, RoundRobin, SessionSticky
-from workbench.fleet.work import TICKS_PER_SECOND, LinearCost, AttentionReach, StepTimeModel
-from workbench.traffic.arrival import Arrival
-from workbench.traffic.source import ClosedLoopSource, OpenLoopSource
+from workbench.kv_cache.pages import KVCacheGroup
+from workbench.scheduler.policies import FCFS, DecodeFirst, Fair, PrefillFirst, Priority, ShortestPrompt, StaticBatching
+from workbench.scheduler.policy import SchedulerDecision, SchedulerState
+from workbench.scheduler.scheduler import SchedulerLimits
+from workbench.simulate.arrival import Arrival
+from workbench.simulate.fleet import Fleet, InstanceFailure, InstancePool, KVTransfer
+from workbench.simulate.instance import InstanceSpec
+from workbench.simulate.routers import LeastLoaded, PrefixAware, RoundRobin, SessionSticky
+from workbench.simulate.source import ClosedLoopSource, OpenLoopSource
+from workbench.simulate.step_times import TICKS_PER_SECOND, AttentionReach, LinearCost, StepTimeModel
 
 TICK = 1 / TICKS_PER_SECOND
 
@@ -30,8 +30,17 @@ def _fcfs_by_hand(state: SchedulerState) -> SchedulerDecision:
 def over_budget(state: SchedulerState) -> SchedulerDecision:
     """A policy that wishes more than a step has for every prompt of 3 tokens, 5, 7, ...: they end with it."""
     wishes = FCFS()(state)
-    odd = {entry.request_id for entry in (*state.running, *state.waiting) if entry.num_prompt_tokens % 2 and entry.num_prompt_tokens > 1}
-    return replace(wishes, num_scheduled_tokens=[(name, state.max_num_batched_tokens + 1 if name in odd else n) for name, n in wishes.num_scheduled_tokens])
+    odd = {
+        entry.request_id
+        for entry in (*state.running, *state.waiting)
+        if entry.num_prompt_tokens % 2 and entry.num_prompt_tokens > 1
+    }
+    return replace(
+        wishes,
+        num_scheduled_tokens=[
+            (name, state.max_num_batched_tokens + 1 if name in odd else n) for name, n in wishes.num_scheduled_tokens
+        ],
+    )
 
 
 BLOCK = 4
@@ -103,7 +112,12 @@ def fleet(scene: dict[str, Any], **changes: Any) -> Fleet:
     rest = {**scene, **changes}
     made: Sequence[Arrival] = rest.pop("arrivals")
     clients, pool = rest.pop("clients"), rest.pop("pool")
-    return Fleet(OpenLoopSource(made) if clients is None else ClosedLoopSource(made, clients, 2 * TICK), pool, rest.pop("decode"), **rest)
+    return Fleet(
+        OpenLoopSource(made) if clients is None else ClosedLoopSource(made, clients, 2 * TICK),
+        pool,
+        rest.pop("decode"),
+        **rest,
+    )
 
 
 def told(run: Fleet) -> tuple[list[tuple], list[tuple]]:

@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fleet.scenes import TICK, fleet, machines, over_budget, scenes, told
-from workbench.cache.tables import KVCacheGroup
-from workbench.engine.policies import Fair
-from workbench.engine.scheduler import SchedulerLimits
 from workbench.errors import WorkbenchError
-from workbench.fleet.fleet import InstanceFailure, Fleet, InstancePool
-from workbench.fleet.machine import InstanceSpec
-from workbench.fleet.routers import LeastLoaded
-from workbench.fleet.work import LinearCost, AttentionReach, StepTimeModel
-from workbench.traffic.arrival import Arrival
-from workbench.traffic.source import OpenLoopSource
+from workbench.kv_cache.pages import KVCacheGroup
+from workbench.scheduler.policies import Fair
+from workbench.scheduler.scheduler import SchedulerLimits
+from workbench.simulate.arrival import Arrival
+from workbench.simulate.fleet import Fleet, InstanceFailure, InstancePool
+from workbench.simulate.instance import InstanceSpec
+from workbench.simulate.routers import LeastLoaded
+from workbench.simulate.source import OpenLoopSource
+from workbench.simulate.step_times import AttentionReach, LinearCost, StepTimeModel
 
 
 @settings(max_examples=200)
@@ -62,7 +62,9 @@ def test_nobody_is_lost_and_nobody_is_in_two_places(scene: dict[str, Any]) -> No
     for instance in (each for each in run.instances if each.up):  # at rest pages are free, or kept for later
         instance.scheduler.kv_cache_manager.transfers_done()  # what came with the last step
         assert all(pool.num_used == 0 for pool in instance.scheduler.pools)
-        assert all(room.num_used == 0 or instance.spec.prefix for room in instance.scheduler.kv_cache_manager.cpu_pages.pools)
+        assert all(
+            room.num_used == 0 or instance.spec.prefix for room in instance.scheduler.kv_cache_manager.cpu_pages.pools
+        )
 
 
 @given(scenes())
@@ -108,7 +110,12 @@ def test_a_wish_that_breaks_a_law_ends_its_request_and_nobody_elses(scene: dict[
         if not job.instances:  # it could never run
             continue
         assert ("schedules" in job.error) == (asked % 2 == 1 and asked > 1), job
-        assert "schedules" not in job.error or len(job.instances) == 1 and job.generated_tokens == 0 and job.finish_time is not None
+        assert (
+            "schedules" not in job.error
+            or len(job.instances) == 1
+            and job.generated_tokens == 0
+            and job.finish_time is not None
+        )
     assert run.finished + run.failed == run.submitted
 
 
@@ -140,10 +147,9 @@ def test_a_failure_of_nobody_is_refused() -> None:
 
 
 def _machine() -> Any:
-    from workbench.engine.scheduler import SchedulerLimits
-    from workbench.fleet.hardware import HARDWARE
-    from workbench.fleet.machine import instance_spec
-    from workbench.fleet.roofline import ModelSizes
     from workbench.model.shapes import named_shape
+    from workbench.scheduler.scheduler import SchedulerLimits
+    from workbench.simulate.instance import instance_spec
+    from workbench.simulate.roofline import HARDWARE, ModelSizes
 
     return instance_spec(ModelSizes.dense(named_shape("llama-3.1-8b")), HARDWARE["h100"], SchedulerLimits())

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench.errors import WorkbenchError
-from workbench.fleet.job import SimulatedRequest
-from workbench.fleet.routers import LeastLoaded, PrefixAware, RoundRobin, SessionSticky, router_from
-from workbench.traffic.arrival import Arrival
+from workbench.simulate.arrival import Arrival
+from workbench.simulate.job import SimulatedRequest
+from workbench.simulate.routers import LeastLoaded, PrefixAware, RoundRobin, SessionSticky, router_from
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,9 @@ def test_every_router_keeps_its_promise(views: list[Seen], number: int, session:
     assert sorted(turns) == list(range(count))
     assert LeastLoaded().choose(job(number), views).num_requests == min(view.num_requests for view in views)
     aware = PrefixAware(request_tokens=0).choose(job(number), views)
-    assert aware.pending_prompt_tokens - aware.cached_tokens((), "") == min(view.pending_prompt_tokens - view.holds for view in views)
+    assert aware.pending_prompt_tokens - aware.cached_tokens((), "") == min(
+        view.pending_prompt_tokens - view.holds for view in views
+    )
     sticky = SessionSticky()
     mine = sticky.choose(job(number, session or "s"), views).number
     assert sticky.choose(job(number + 1, session or "s"), list(reversed(views))).number == mine

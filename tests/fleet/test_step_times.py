@@ -10,17 +10,20 @@ from hypothesis import strategies as st
 
 from tests.fleet.scenes import FORMS
 from workbench.errors import WorkbenchError
-from workbench.fleet.fitted import fit_step_times
-from workbench.fleet.hardware import HARDWARE
-from workbench.fleet.roofline import ModelSizes, roofline_step_times
-from workbench.fleet.work import TICKS_PER_SECOND, AttentionReach, StepTimeModel, StepWork, step_work_of
 from workbench.model.cost import StepCostModel
 from workbench.model.shapes import SHAPES, named_shape
+from workbench.simulate.roofline import HARDWARE, ModelSizes, roofline_step_times
+from workbench.simulate.step_times import (
+    TICKS_PER_SECOND,
+    AttentionReach,
+    StepTimeModel,
+    StepWork,
+    fit_step_times,
+    step_work_of,
+)
 
 COUNTS = st.integers(0, 50)
-WORKS = st.builds(
-    StepWork, COUNTS, COUNTS, COUNTS, st.tuples(COUNTS, COUNTS), st.tuples(COUNTS, COUNTS)
-)
+WORKS = st.builds(StepWork, COUNTS, COUNTS, COUNTS, st.tuples(COUNTS, COUNTS), st.tuples(COUNTS, COUNTS))
 KINDS = (AttentionReach(None, 0), AttentionReach(7, 2))
 
 
@@ -80,7 +83,10 @@ def test_a_table_is_fitted_to_steps_that_follow_it() -> None:
             "context_tokens": context,
         })  # fmt: skip
     (form,) = fit_step_times(rows).costs
-    found = [ticks / TICKS_PER_SECOND for ticks in (form.step, form.prefill_tokens, form.decode_tokens, form.positions_read[0])]
+    found = [
+        ticks / TICKS_PER_SECOND
+        for ticks in (form.step, form.prefill_tokens, form.decode_tokens, form.positions_read[0])
+    ]
     assert found == pytest.approx([1e-3, 2e-5, 1e-4, 3e-7], rel=1e-3)
     for row in rows:  # a step that takes the same whatever it does: no figure becomes negative
         row["wall_seconds"] = 1e-3

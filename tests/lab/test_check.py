@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.browser import ROOT, browser
-from workbench.lab.check import NotebookVisit, visit_notebook
-from workbench.lab.folder import notebooks_in
-from workbench.lab.page import LabSession
-from workbench.lab.pictures import WidgetScreenshots
+from tools.notebooks.check import NotebookVisit, WidgetScreenshots, visit_notebook
+from tools.notebooks.page import LabSession
+from workbench.lab.start import notebooks_in
 
 pytestmark = browser
 

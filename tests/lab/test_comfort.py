@@ -6,7 +6,7 @@ import re
 
 from tests.browser import browser
 from tests.patience import until
-from workbench.lab.page import LabSession
+from tools.notebooks.page import LabSession
 
 pytestmark = browser
 

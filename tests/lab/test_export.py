@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.browser import browser
-from workbench.lab.cells import VIEW, widget_outputs
-from workbench.lab.page import LabSession
+from tools.notebooks.page import LabSession
+from workbench.lab.execute import VIEW, widget_outputs
 
 nbformat = pytest.importorskip("nbformat", reason="pip install 'inference-workbench[lab]'")
 pytestmark = browser

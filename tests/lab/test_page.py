@@ -8,8 +8,8 @@ import pytest
 
 from tests.browser import ROOT, browser, pressed
 from tests.patience import until
+from tools.notebooks.page import LabSession
 from workbench.errors import WorkbenchError
-from workbench.lab.page import LabSession
 
 pytestmark = browser
 

@@ -17,8 +17,8 @@ import pytest
 from tests.browser import ROOT, browser
 from tests.lab.test_check import PICTURED
 from tests.patience import limit
-from workbench.lab.cells import widget_outputs
-from workbench.lab.page import LabSession
+from tools.notebooks.page import LabSession
+from workbench.lab.execute import widget_outputs
 from workbench.lab.server import free_port
 
 pytestmark = browser

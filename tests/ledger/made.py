@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 CLAIM = '''
-from workbench.ledger.claim import Calculation, Claim, Measurement, Missing, Ruling, Run, Source, Table, Trial
-from workbench.study.verdict import Verdict
+from workbench.claims.claim import Calculation, Claim, Measurement, Missing, Ruling, Run, Source, Table, Trial
+from workbench.experiment.verdict import Verdict
 
 
 def small(found):
@@ -52,7 +52,7 @@ def record(
     **settings: object,
 ) -> None:  # fmt: skip
     """A record of `speedy` in `place`."""
-    from workbench.study.experiment import Experiment
+    from workbench.experiment.experiment import Experiment
 
     experiment = Experiment.from_yaml(SPEEDY).model_dump(mode="json") | settings
     value = {

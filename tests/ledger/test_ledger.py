@@ -9,15 +9,39 @@ from pathlib import Path
 import pytest
 
 from tests.ledger import made
+from workbench.claims import tables
+from workbench.claims import update as running
+from workbench.claims.break_even import (
+    RooflineMachine,
+    decode_break_even_points,
+    prefill_break_even_points,
+    smallest_where,
+)
+from workbench.claims.claim import (
+    OUTCOMES,
+    CalculationEvidence,
+    Claim,
+    ClaimSource,
+    ClaimTrial,
+    MissingEvidence,
+    Rule,
+    Ruling,
+    UnbuiltEvidence,
+    apply_rule,
+)
+from workbench.claims.ledger import (
+    LEDGER_FILE,
+    NO_TEST,
+    LedgerEntry,
+    RecordFolder,
+    read_ledger,
+    rebuild_ledger,
+    write_ledger,
+)
+from workbench.claims.registry import claim_errors, load_claims, select_claims
+from workbench.claims.update import update_ledger
 from workbench.errors import WorkbenchError
-from workbench.ledger import running, tables
-from workbench.ledger.claim import OUTCOMES, CalculationEvidence, Claim, MissingEvidence, Rule, Ruling, ClaimSource, ClaimTrial, UnbuiltEvidence, apply_rule
-from workbench.ledger.crossings import RooflineMachine, decode_break_even_points, smallest_where, prefill_break_even_points
-from workbench.ledger.entry import LEDGER_FILE, NO_TEST, LedgerEntry, read_ledger, write_ledger
-from workbench.ledger.rebuild import RecordFolder, rebuild_ledger
-from workbench.ledger.registry import claim_errors, select_claims, load_claims
-from workbench.ledger.renewing import update_ledger
-from workbench.study.verdict import RuleChange
+from workbench.experiment.verdict import RuleChange
 
 
 def outcomes(folder: Path) -> dict[str, str]:
@@ -69,7 +93,9 @@ def test_what_came_out_as_before_stays_as_it_was_written(tmp_path: Path) -> None
     text = (folder / LEDGER_FILE).read_text()
     from_records(folder)
     assert (folder / LEDGER_FILE).read_text() == text, "a calculation keeps the day on which it came out so"
-    write_ledger(ledger | {"size": (replace(ledger["size"][0], date="2020-01-01", outcome="refuted"),)}, folder / LEDGER_FILE)
+    write_ledger(
+        ledger | {"size": (replace(ledger["size"][0], date="2020-01-01", outcome="refuted"),)}, folder / LEDGER_FILE
+    )
     assert from_records(folder)["size"] == "holds-with-limits"
     assert read_ledger(folder / LEDGER_FILE)["size"][0].date != "2020-01-01"
 
@@ -195,7 +221,9 @@ def test_a_rule_that_cannot_fail_decides_nothing(tmp_path: Path) -> None:
 
 def test_what_is_not_built_is_no_missing_machine(tmp_path: Path) -> None:
     claims = load_claims(made.folder(tmp_path))
-    far = replace(claims["far"], trials=(replace(claims["far"].trials[0], evidence=UnbuiltEvidence("a telescope mount")),))
+    far = replace(
+        claims["far"], trials=(replace(claims["far"].trials[0], evidence=UnbuiltEvidence("a telescope mount")),)
+    )
     (entry,) = rebuild_ledger({"far": far}, RecordFolder(tmp_path / "records", tmp_path), {})["far"]
     assert (entry.outcome_label, entry.reason, entry.outcome) == ("not run yet", "not built: a telescope mount", None)
 
@@ -234,7 +262,10 @@ def test_a_change_of_a_rule_after_a_look_is_shown_with_its_verdict(tmp_path: Pat
     assert again["speed"][0].changed == (change,)
     (shown,) = tables.claim_detail(claim, again, records)["trials"]
     assert ("changed", str(change)) in tables.trial_lines(shown)
-    assert "after speedy-20261121-120000.json: half a second. Why: a whole one" in again["speed"][0]._display_table().text()
+    assert (
+        "after speedy-20261121-120000.json: half a second. Why: a whole one"
+        in again["speed"][0]._display_table().text()
+    )
 
 
 def test_an_entry_survives_the_file(tmp_path: Path) -> None:
@@ -248,7 +279,11 @@ def test_an_entry_survives_the_file(tmp_path: Path) -> None:
 
 
 def test_crossings_are_where_the_times_cross() -> None:
-    assert smallest_where(lambda n: n >= 37) == 37 and smallest_where(lambda n: False) is None and smallest_where(lambda n: True, 5) == 5
+    assert (
+        smallest_where(lambda n: n >= 37) == 37
+        and smallest_where(lambda n: False) is None
+        and smallest_where(lambda n: True, 5) == 5
+    )
     machine = RooflineMachine.of("llama-3.1-8b", "h100")
     found = prefill_break_even_points(machine)
     flat, more = found["flat up to"], found["more than linear from"]

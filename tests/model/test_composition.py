@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from workbench.errors import WorkbenchError
-from workbench.model.composition import AttentionChange, AttentionConfig
+from workbench.model.attention_config import AttentionChange, AttentionConfig
 from workbench.model.spec import AttentionSpec, LayerSpec, ModelSpec, RotaryConfig
 from workbench.model.variants import change_spec
 
@@ -29,7 +29,9 @@ def test_every_slot_reaches_every_layer() -> None:
         "rotary": RotaryConfig(rope_theta=7.0), "sink_logits": True,
     }  # fmt: skip
     assert {attention.position for attention in varied(position="none")} == {"none"}
-    assert set(slots) | {"num_heads", "head_dim", "position", "mask", "score", "module"} == set(AttentionChange.model_fields)
+    assert set(slots) | {"num_heads", "head_dim", "position", "mask", "score", "module"} == set(
+        AttentionChange.model_fields
+    )
     for attention in varied(**slots):
         assert attention == LAYER.attention.model_copy(update=slots)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.model.strategies import llama_specs
 from workbench.errors import WorkbenchError
-from workbench.model.families import config_from_spec, read_spec, spec_from_config
+from workbench.model.hf.families import config_from_spec, read_spec, spec_from_config
 from workbench.model.shapes import named_shape
 from workbench.model.spec import ModelSpec, RotaryConfig, RotaryScaling
 
@@ -65,9 +65,7 @@ _json = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
 )
-_keys = st.sampled_from(
-    [*PLAIN, "head_dim", "hidden_act", "rope_scaling", "rope_theta", "eos_token_id", "layer_types"]
-)
+_keys = st.sampled_from([*PLAIN, "head_dim", "hidden_act", "rope_scaling", "rope_theta", "eos_token_id", "layer_types"])
 
 
 @settings(max_examples=300)
@@ -161,12 +159,8 @@ def test_a_wrong_config_is_named_with_its_field(changes: dict[str, object], said
 
 
 def test_harmless_keys_are_accepted() -> None:
-    assert (
-        read(sliding_window=4096, use_sliding_window=False, pretraining_tp=2, attention_dropout=0.1) == read()
-    )
-    assert (
-        read(layer_types=["full_attention"] * 2, quantization_config=None, partial_rotary_factor=1) == read()
-    )
+    assert read(sliding_window=4096, use_sliding_window=False, pretraining_tp=2, attention_dropout=0.1) == read()
+    assert read(layer_types=["full_attention"] * 2, quantization_config=None, partial_rotary_factor=1) == read()
 
 
 def test_what_a_llama_config_cannot_say_is_not_exported() -> None:

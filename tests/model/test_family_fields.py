@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from tests.model.families_of_transformers import CASES, Case
 from workbench.errors import WorkbenchError
-from workbench.model.families import FAMILIES, config_from_spec, read_spec, spec_from_config
-from workbench.model.latent_spec import MLASpec
+from workbench.model.hf.families import FAMILIES, config_from_spec, read_spec, spec_from_config
 from workbench.model.rotary import rotary_frequencies
-from workbench.model.spec import AttentionSpec, MoESpec, GateSpec, ModelSpec, RotaryConfig, RotaryScaling
+from workbench.model.spec import AttentionSpec, GateSpec, MLASpec, ModelSpec, MoESpec, RotaryConfig, RotaryScaling
 
 COMMON = {
     "vocab_size": 100,
@@ -62,7 +61,12 @@ def test_gemma2() -> None:
     first = spec.layers[0]
     assert windows(spec) == [9, None] * 3 and first.post_norms and first.gate == GateSpec(kind="gelu_tanh")
     assert (attention_of(spec).softcap, spec.final_logit_softcapping, attention_of(spec).scale) == (50.0, 30.0, 1 / 16)
-    assert (spec.norm_offset, spec.embedding_scale, spec.tie_word_embeddings, attention_of(spec).head_dim) == (1.0, 8.0, True, 256)
+    assert (spec.norm_offset, spec.embedding_scale, spec.tie_word_embeddings, attention_of(spec).head_dim) == (
+        1.0,
+        8.0,
+        True,
+        256,
+    )
     bare = read("gemma2", attn_logit_softcapping=None, final_logit_softcapping=None)
     assert (attention_of(bare).softcap, bare.final_logit_softcapping) == (0.0, 0.0)
 
@@ -88,7 +92,11 @@ def test_gpt_oss() -> None:
     assert attention.sink_logits and attention.qkv_bias and attention.o_proj_bias and attention.head_dim == 64
     assert (layer.experts, layer.gate) == (MoESpec(num_experts=8, num_experts_per_tok=4), GateSpec(kind="clamped"))
     yarn = RotaryScaling(
-        kind="yarn", factor=32, truncate=False, attention_factor=1.3465735902799727, original_max_position_embeddings=4096
+        kind="yarn",
+        factor=32,
+        truncate=False,
+        attention_factor=1.3465735902799727,
+        original_max_position_embeddings=4096,
     )
     assert spec.rotary == RotaryConfig(rope_theta=150_000.0, scaling=yarn) and spec.rms_norm_eps == 1e-5
 
@@ -112,7 +120,9 @@ def test_deepseek_v3() -> None:
 
 
 def test_yarn_keeps_quick_pairs_and_divides_slow_ones() -> None:
-    rotary = RotaryConfig(rope_theta=10_000.0, scaling=RotaryScaling(kind="yarn", factor=40.0, original_max_position_embeddings=4096))
+    rotary = RotaryConfig(
+        rope_theta=10_000.0, scaling=RotaryScaling(kind="yarn", factor=40.0, original_max_position_embeddings=4096)
+    )
     plain, scaled = rotary_frequencies(RotaryConfig(), 64), rotary_frequencies(rotary, 64)
     ratio = plain / scaled
     assert torch.equal(ratio[:11], torch.ones(11, dtype=torch.float64))  # 32 turns: pair 10.5

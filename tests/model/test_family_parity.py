@@ -13,11 +13,11 @@ from compiled_kernels import Backend, backend_problems
 from tests.engine.steps import forced
 from tests.model.families_of_transformers import CASES, Case, logits_of, saved, token_ids
 from workbench.engine import naive
-from workbench.engine.executors import build_executor
-from workbench.engine.lanes import Backends
-from workbench.model.families import read_spec
+from workbench.executors.base import build_executor
+from workbench.executors.select import Backends
+from workbench.model.hf.families import read_spec
+from workbench.model.hf.weights import load_weights
 from workbench.model.transformer import Transformer
-from workbench.model.weights import load_weights
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'transformers>=5'")
 BOUND = 2e-5

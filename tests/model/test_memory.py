@@ -13,14 +13,14 @@ from torch.utils._pytree import tree_leaves
 
 from tests.engine.tiny import layer, model_of, runner_of, spec_of
 from tests.model.strategies import llama_specs
-from workbench.cache.pages import pages_for
+from workbench.experiment.experiment import CacheSettings
+from workbench.kv_cache.pages import pages_for
+from workbench.memory.capacity import bytes_by_table, meta_kv_store
 from workbench.model.memory import activation_bytes, estimate_memory, weight_bytes
 from workbench.model.quantized import WeightFormat
 from workbench.model.shapes import SHAPES, named_shape
 from workbench.model.spec import AttentionSpec, LayerSpec, ModelSpec
 from workbench.model.transformer import Transformer
-from workbench.study.cache_of import bytes_by_table, meta_kv_store
-from workbench.study.experiment import CacheSettings
 
 KINDS = st.tuples(
     st.integers(1, 2), st.integers(1, 2), st.sampled_from([2, 6]), st.sampled_from([None, 3, 9])
@@ -47,7 +47,14 @@ def test_weights_are_the_models_tensors(spec: ModelSpec, dtype: str) -> None:
 )
 def test_quantized_weights_are_the_models_tensors(blocks: str, head: str, tied: bool, layers: int) -> None:
     kind = LayerSpec(attention=AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=8), intermediate_size=64)
-    spec = ModelSpec(name="x", vocab_size=48, hidden_size=32, layers=(kind,) * layers, max_position_embeddings=64, tie_word_embeddings=tied)
+    spec = ModelSpec(
+        name="x",
+        vocab_size=48,
+        hidden_size=32,
+        layers=(kind,) * layers,
+        max_position_embeddings=64,
+        tie_word_embeddings=tied,
+    )
     format = WeightFormat.parse(blocks, head, 16)
     with torch.device("meta"):
         model = Transformer(spec, format=format).to(torch.bfloat16)
@@ -130,8 +137,17 @@ class Live(TorchDispatchMode):
 @pytest.mark.parametrize(("width", "hidden", "heads"), [(64, 1024, 2), (256, 256, 4), (32, 64, 16)])
 def test_activations_are_what_a_step_has_alive(width: int, hidden: int, heads: int) -> None:
     """The formula counts what must be there at once; the modules as written need a little more (a norm's own steps)."""
-    kind = LayerSpec(attention=AttentionSpec(num_heads=heads, num_kv_heads=heads, head_dim=32), intermediate_size=hidden)
-    spec = ModelSpec(name="x", vocab_size=64, hidden_size=width, layers=(kind,) * 3, max_position_embeddings=256, tie_word_embeddings=True)
+    kind = LayerSpec(
+        attention=AttentionSpec(num_heads=heads, num_kv_heads=heads, head_dim=32), intermediate_size=hidden
+    )
+    spec = ModelSpec(
+        name="x",
+        vocab_size=64,
+        hidden_size=width,
+        layers=(kind,) * 3,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+    )
     model = model_of(spec)
     ids = torch.arange(48) % 64
     with torch.inference_mode(), Live() as live:

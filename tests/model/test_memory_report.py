@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from workbench.errors import WorkbenchError
-from workbench.model.any_config import spec_from_any_config
-from workbench.model.families import config_from_spec
+from workbench.memory.report import parse_bytes, report_for
+from workbench.model.hf.any_config import spec_from_any_config
+from workbench.model.hf.families import config_from_spec
 from workbench.model.shapes import SHAPES, named_shape
-from workbench.study.byte_sizes import parse_bytes
-from workbench.study.memory_report import report_for
 
 
 def test_llama_3_70b() -> None:
@@ -99,7 +98,11 @@ def test_windows_experts_and_what_lies_inside(tmp_path: Path) -> None:
     spec, remarks = spec_from_any_config(written(tmp_path / "m", {"model_type": "outer", "text_config": inner}))
     assert [kind.attention.window for kind in spec.layers] == [16, 16, None, 16, 16, None]
     experts = spec.layers[0].experts
-    assert experts is not None and (spec.layers[0].intermediate_size, experts.num_experts, experts.num_experts_per_tok) == (32, 4, 2) and spec.tie_word_embeddings
+    assert (
+        experts is not None
+        and (spec.layers[0].intermediate_size, experts.num_experts, experts.num_experts_per_tok) == (32, 4, 2)
+        and spec.tie_word_embeddings
+    )
     assert any("only the decoder in text_config" in remark for remark in remarks)
     kinds = ["full_attention", "sliding_attention"] * 3
     spec, _ = spec_from_any_config(written(tmp_path / "n", inner | {"layer_types": kinds}))

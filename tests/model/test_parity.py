@@ -12,10 +12,10 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from workbench.engine import naive
-from workbench.model.families import read_spec
-from workbench.model.save import save_folder
+from workbench.model.hf.families import read_spec
+from workbench.model.hf.save import save_folder
+from workbench.model.hf.weights import load_weights, random_weights
 from workbench.model.transformer import Transformer
-from workbench.model.weights import load_weights, random_weights
 
 TOKENS = 40
 BOUND = 1e-5

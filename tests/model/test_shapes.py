@@ -5,7 +5,7 @@ import math
 import pytest
 
 from workbench.errors import WorkbenchError
-from workbench.model.families import config_from_spec, spec_from_config
+from workbench.model.hf.families import config_from_spec, spec_from_config
 from workbench.model.parameters import parameter_shapes
 from workbench.model.shapes import SHAPES, named_shape
 
@@ -36,9 +36,7 @@ def test_shapes_are_llama_configs(name: str) -> None:
 
 
 def test_only_llama_31_scales_its_rotary() -> None:
-    scaled = {
-        name: spec.rotary.scaling for name, spec in SHAPES.items() if spec.rotary.scaling.kind != "default"
-    }
+    scaled = {name: spec.rotary.scaling for name, spec in SHAPES.items() if spec.rotary.scaling.kind != "default"}
     assert list(scaled) == ["llama-3.1-8b", "llama-3.1-70b"]
     scaling = scaled["llama-3.1-8b"]
     assert (scaling.kind, scaling.factor, scaling.low_freq_factor, scaling.high_freq_factor) == (
@@ -51,7 +49,5 @@ def test_only_llama_31_scales_its_rotary() -> None:
 
 
 def test_an_unknown_name_gets_the_nearest_and_the_list() -> None:
-    with pytest.raises(
-        WorkbenchError, match="no shape 'Llama-3.1-8'; did you mean 'llama-3.1-8b'.*known: tiny, "
-    ):
+    with pytest.raises(WorkbenchError, match="no shape 'Llama-3.1-8'; did you mean 'llama-3.1-8b'.*known: tiny, "):
         named_shape("Llama-3.1-8")

@@ -8,10 +8,10 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench.cache.tables import KVCacheGroup
-from workbench.model.memory import UNLIMITED_TOKENS, KVGroupBytes, peak_bytes, break_even_context
-from workbench.study.cache_of import break_even_context
-from workbench.study.experiment import Experiment
+from workbench.experiment.experiment import Experiment
+from workbench.kv_cache.pages import KVCacheGroup
+from workbench.memory.capacity import break_even_context
+from workbench.model.memory import UNLIMITED_TOKENS, KVGroupBytes, break_even_context, peak_bytes
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "09_experiments.py"
 groups = st.sampled_from([8, 16, 32])

@@ -10,17 +10,19 @@ from hypothesis import strategies as st
 from tests.engine.tiny import layer, spec_of, weights_of
 from workbench.engine import naive
 from workbench.errors import WorkbenchError
-from workbench.model.composition import AttentionConfig
+from workbench.model.attention_config import AttentionConfig
 from workbench.model.parameters import parameter_shapes
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
-from workbench.model.variants import pool_kv_heads, change_attention
+from workbench.model.variants import change_attention, pool_kv_heads
 
 IDS = torch.arange(1, 17)
 
 
 def varied(spec: ModelSpec, **values: object) -> Transformer:
-    return Transformer.from_state(*change_attention(spec, weights_of(spec, torch.float64, 3), AttentionConfig.parse(values)))
+    return Transformer.from_state(
+        *change_attention(spec, weights_of(spec, torch.float64, 3), AttentionConfig.parse(values))
+    )
 
 
 def logits(model: Transformer) -> torch.Tensor:
@@ -63,7 +65,9 @@ def test_equal_heads_pooled_are_themselves() -> None:
 
 def test_slots_that_are_new_begin_at_rest() -> None:
     spec = spec_of(layer(4, 2))
-    state = change_attention(spec, weights_of(spec, torch.bfloat16, 0), AttentionConfig(qk_norm=True, sink_logits=True))[1]
+    state = change_attention(
+        spec, weights_of(spec, torch.bfloat16, 0), AttentionConfig(qk_norm=True, sink_logits=True)
+    )[1]
     assert torch.equal(state["blocks.0.attention.query_norm.weight"], torch.ones(4, dtype=torch.bfloat16))
     assert torch.equal(state["blocks.0.attention.sink_logits"], torch.zeros(4, dtype=torch.bfloat16))
 
@@ -88,7 +92,10 @@ def test_a_window_wide_enough_and_no_cap_change_nothing() -> None:
 @pytest.mark.parametrize(
     ("values", "told"),
     [
-        ({"num_kv_heads": 3}, "blocks.0.attention: 2 key/value heads cannot become 3: one number must divide the other"),
+        (
+            {"num_kv_heads": 3},
+            "blocks.0.attention: 2 key/value heads cannot become 3: one number must divide the other",
+        ),
         ({"num_heads": 12}, "num_heads 12 where the trained model has 6; shape:NAME with random weights takes any"),
         ({"head_dim": 8}, "head_dim 8 where the trained model has 4"),
     ],

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from tests.model.strategies import llama_specs
 from workbench.errors import WorkbenchError
-from workbench.model import weights
-from workbench.model.families import read_spec
+from workbench.model.hf import weights
+from workbench.model.hf.families import read_spec
+from workbench.model.hf.save import save_folder
+from workbench.model.hf.weights import load_weights, random_weights
 from workbench.model.parameters import parameter_shapes
-from workbench.model.save import save_folder
 from workbench.model.shapes import named_shape
 from workbench.model.spec import ModelSpec
-from workbench.model.weights import load_weights, random_weights
 
 TINY = named_shape("tiny")
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
@@ -80,9 +80,7 @@ def test_tensors_that_need_no_work_stay_memory_mapped(tmp_path: Path) -> None:
 
 
 def _mapped(tensor: Tensor, file: str) -> bool:
-    ranges = [
-        line.split()[0] for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(file)
-    ]
+    ranges = [line.split()[0] for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(file)]
     bounds = [[int(end, 16) for end in each.split("-")] for each in ranges]
     return any(low <= tensor.data_ptr() < high for low, high in bounds)
 
@@ -200,9 +198,7 @@ LAYER = "model.layers.0.self_attn"
          "norm.weight is stored as I8; read are F64, F32, F16, BF16: take the model's unquantized weights"),
     ],
 )  # fmt: skip
-def test_a_spoilt_folder_gets_a_clear_error(
-    tmp_path: Path, spoil: Callable[[Path], object], said: str
-) -> None:
+def test_a_spoilt_folder_gets_a_clear_error(tmp_path: Path, spoil: Callable[[Path], object], said: str) -> None:
     save_folder(tmp_path, TINY, random_weights(TINY, torch.float32), torch.float32)
     spoil(tmp_path)
     with pytest.raises(WorkbenchError, match=f"^{re.escape(str(tmp_path))}.*{said}") as caught:
@@ -240,9 +236,7 @@ def _index(change: Callable[[dict[str, str]], object]) -> Callable[[Path], objec
         (_index(lambda places: places.pop(LAST)), "lacks model.norm.weight"),
     ],
 )
-def test_a_spoilt_index_gets_a_clear_error(
-    tmp_path: Path, spoil: Callable[[Path], object], said: str
-) -> None:
+def test_a_spoilt_index_gets_a_clear_error(tmp_path: Path, spoil: Callable[[Path], object], said: str) -> None:
     save_folder(tmp_path, TINY, random_weights(TINY, torch.float32), torch.float32, shard_bytes=50_000)
     spoil(tmp_path)
     with pytest.raises(WorkbenchError, match=f"^{re.escape(str(tmp_path))}.*{said}"):
@@ -251,9 +245,7 @@ def test_a_spoilt_index_gets_a_clear_error(
 
 @settings(max_examples=60)
 @given(st.data())
-def test_any_damage_is_noticed_or_harmless(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
+def test_any_damage_is_noticed_or_harmless(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Cut anywhere, or a byte of the header changed: a clear error or the shapes of the spec."""
     folder = tmp_path_factory.mktemp("damaged")
     save_folder(folder, TINY, random_weights(TINY, torch.bfloat16), torch.bfloat16)

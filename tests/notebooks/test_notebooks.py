@@ -9,8 +9,7 @@ import pytest
 
 from tests.browser import ROOT
 from workbench.lab.execute import execute
-from workbench.lab.folder import notebooks_in
-from workbench.lab.needs import missing_lab
+from workbench.lab.start import missing_lab, notebooks_in
 
 NOTEBOOKS = notebooks_in(ROOT / "notebooks")
 

@@ -13,9 +13,9 @@ from tests.engine.tiny import layer, model_of, runner_of
 from tests.prompt.samples import byte_level
 from workbench.engine.runner import Runner
 from workbench.model.spec import ModelSpec
-from workbench.offline.lines import CHAT, COMPLETIONS, BatchModel
+from workbench.offline.requests import CHAT, COMPLETIONS, BatchModel
 from workbench.offline.run import BatchProgress, run_batch
-from workbench.prompt.chat import ChatTemplate
+from workbench.prompt.templates import ChatTemplate
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{{ '<|' + m.role + '|>' + m.content + '<|turn|>' }}{% endfor %}"
@@ -26,7 +26,15 @@ CONTEXT = 48
 
 @cache
 def runner() -> Runner:
-    spec = ModelSpec(name="tiny", vocab_size=266, hidden_size=8, layers=(layer(),), max_position_embeddings=CONTEXT, tie_word_embeddings=True, eos_token_ids=(1,))
+    spec = ModelSpec(
+        name="tiny",
+        vocab_size=266,
+        hidden_size=8,
+        layers=(layer(),),
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=True,
+        eos_token_ids=(1,),
+    )
     return runner_of(model_of(spec, dtype=torch.float64), tokenizer=byte_level())
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.offline.batches import CONTEXT, LINES, TEMPLATE, answers, chat, line, model, runner
 from tests.prompt.samples import byte_level
 from workbench.errors import WorkbenchError
-from workbench.prompt.chat import ChatTemplate
+from workbench.prompt.templates import ChatTemplate
 from workbench.trace.events import Finished
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from benchmarks.peers.agreement import LogitsReference
+from benchmarks.peers.catalog import SCRIPTS, Peer
 from workbench.model.shapes import named_shape
-from workbench.peers.agreement import LogitsReference
-from workbench.peers.catalog import SCRIPTS, Peer
 
 SCRIPT = Path(__file__).resolve().parent / "fake_peer.py"
 TINY = named_shape("tiny")

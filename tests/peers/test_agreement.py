@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from benchmarks.peers.agreement import QUANT_GROUP_COLUMNS, LogitsReference, bound_for, relative_error, round_to_format
+from benchmarks.peers.catalog import FORMATS
+from benchmarks.peers.scripts import gguf_layout
 from tests.peers.fakes import TINY, noise, reference
 from workbench.engine import naive
+from workbench.model.hf.weights import random_weights
 from workbench.model.transformer import Transformer
-from workbench.model.weights import random_weights
-from workbench.peers.agreement import QUANT_GROUP_COLUMNS, LogitsReference, bound_for, relative_error, round_to_format
-from workbench.peers.catalog import FORMATS
-from workbench.peers.scripts import gguf_layout
 
 
 def last_logits(state: dict[str, torch.Tensor], dtype: torch.dtype) -> list[float]:
@@ -79,7 +79,11 @@ def test_rounding_is_what_it_says() -> None:
     int8, int4 = (round_to_format(format, values) for format in ("int8", "int4"))
     for row in int8:
         assert len((row / row.abs().max() * 127).round(decimals=3).unique()) <= 255
-    steps = int4.unflatten(1, (-1, QUANT_GROUP_COLUMNS)) / values.unflatten(1, (-1, QUANT_GROUP_COLUMNS)).abs().amax(-1, keepdim=True) * 7
+    steps = (
+        int4.unflatten(1, (-1, QUANT_GROUP_COLUMNS))
+        / values.unflatten(1, (-1, QUANT_GROUP_COLUMNS)).abs().amax(-1, keepdim=True)
+        * 7
+    )
     torch.testing.assert_close(steps, steps.round(), atol=1e-4, rtol=0)
     assert steps.abs().max() <= 7.001
     assert 0 < relative_error(int8, values) < relative_error(int4, values) < 0.2

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.peers import export
+from benchmarks.peers.export import ExportFailure, ModelExports
+from benchmarks.peers.process import installed
+from benchmarks.peers.scripts import gguf_layout
 from tests.peers.fakes import TINY
-from workbench.model.families import read_spec
+from workbench.model.hf.families import read_spec
+from workbench.model.hf.weights import load_weights, random_weights
 from workbench.model.parameters import stored_parts
-from workbench.model.weights import load_weights, random_weights
-from workbench.peers import export
-from workbench.peers.export import ExportFailure, ModelExports
-from workbench.peers.process import installed
-from workbench.peers.scripts import gguf_layout
 from workbench.prompt.tokenizer import Tokenizer
 
 

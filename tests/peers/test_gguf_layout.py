@@ -9,11 +9,11 @@ from einops import rearrange
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.model.families import config_from_spec
+from benchmarks.peers.scripts import gguf_layout
+from workbench.model.hf.families import config_from_spec
 from workbench.model.parameters import stored_parts
 from workbench.model.rotary import rotary_frequencies
 from workbench.model.shapes import SHAPES, named_shape
-from workbench.peers.scripts import gguf_layout
 
 heads_and_pairs = st.tuples(st.integers(1, 5), st.integers(1, 8))
 

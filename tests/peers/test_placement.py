@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.peers.placement import MIN_LATENCY_RATIO, core_to_core_ns, group_by_placement, largest_placement
+from benchmarks.peers.rows import summarize_runs
 from compiled_kernels import Backend, backend_problems
-from benchmarks.peers.placement import MIN_LATENCY_RATIO, core_to_core_ns, largest_placement, group_by_placement
-from workbench.peers.rows import summarize_runs
 
 latencies = st.lists(st.one_of(st.none(), st.floats(1, 1000)), max_size=12)
 
@@ -57,18 +57,24 @@ def test_rows_leave_rounds_of_another_placement_out() -> None:
     assert q["status"] == "elsewhere" and "tokens_per_s" not in q
     died = {**run_of("p", 105.0, 1.0), "status": "failed", "reason": "killed"}
     assert summarize_runs(lines, [*runs, died])[1]["reason"] == "killed"  # wherever the cores sat meanwhile
-    before = summarize_runs(lines[:2], [{**run, "core_to_core_ns": None} for run in runs[:4]])  # records from before know none
+    before = summarize_runs(
+        lines[:2], [{**run, "core_to_core_ns": None} for run in runs[:4]]
+    )  # records from before know none
     assert before[1]["tokens_per_s"] == 27.5 and before[1]["core_to_core_ns"] is None
 
 
-@pytest.mark.skipif(backend_problems()[Backend.MLIR] is not None, reason=f"backend mlir: {backend_problems()[Backend.MLIR]}")
+@pytest.mark.skipif(
+    backend_problems()[Backend.MLIR] is not None, reason=f"backend mlir: {backend_problems()[Backend.MLIR]}"
+)
 def test_the_latency_of_this_machine_is_a_time() -> None:
     """More than light takes from one end of a processor to the other."""
     found = core_to_core_ns()
     assert found is None or found > 1
 
 
-@pytest.mark.skipif(backend_problems()[Backend.MLIR] is not None, reason=f"backend mlir: {backend_problems()[Backend.MLIR]}")
+@pytest.mark.skipif(
+    backend_problems()[Backend.MLIR] is not None, reason=f"backend mlir: {backend_problems()[Backend.MLIR]}"
+)
 def test_one_thread_alone_waits_for_nobody() -> None:
     program = "from benchmarks.peers.placement import core_to_core_ns; print(core_to_core_ns())"
     environment = {**os.environ, "OMP_THREAD_LIMIT": "1"}

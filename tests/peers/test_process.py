@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.peers.catalog import SCRIPTS
+from benchmarks.peers.process import first_cores, run_script, script_environment, strip_folders
 from tests.patience import limit, until
 from tests.peers.fakes import SCRIPT, fake
-from workbench.peers.catalog import SCRIPTS
-from workbench.peers.process import first_cores, run_script, script_environment, strip_folders
 
 
 def run(tmp_path: Path, timeout: float | None = None, python: str = sys.executable, **options: Any) -> dict:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.peers import catalog, interpreters, peers_markdown, peers_tables, run_peers, write_record
+from benchmarks.peers.catalog import Peer
+from benchmarks.peers.rows import summarize_runs
+from benchmarks.peers.works import PeerWorkload, decode_workload, mixed_workload, prefill_workload
 from tests.peers.fakes import fake, noise, right_logits
 from workbench.errors import WorkbenchError
-from workbench.peers import catalog, interpreters, peers_markdown, run_peers, peers_tables, write_record
-from workbench.peers.catalog import Peer
-from workbench.peers.rows import summarize_runs
-from workbench.peers.works import PeerWorkload, decode_workload, mixed_workload, prefill_workload
 
 WORKS = (decode_workload(0, 5), prefill_workload(20))
 
@@ -93,7 +93,9 @@ def test_medians_spread_and_ratios() -> None:
     found = {row["peer"]: row for row in summarize_runs(lines, runs)}
     assert found["workbench"]["tokens_per_s"] == 3 and found["workbench"]["spread"] == [2, 6]
     assert found["workbench"]["peak_bytes"] == 1 and found["workbench"]["others_cpu_share"] == pytest.approx(0.1)
-    assert found["workbench"]["how"] == "backend 0; then backend 1" and found["a"]["how"] == "so", "auto may choose anew"
+    assert found["workbench"]["how"] == "backend 0; then backend 1" and found["a"]["how"] == "so", (
+        "auto may choose anew"
+    )
     assert [found[name]["of_workbench"] for name in seconds] == [1, 8 / 3, 4 / 3, 2 / 3]
     assert [found[name]["of_best_peer"] for name in seconds] == [3 / 4, 2, 1, 1 / 2]
 

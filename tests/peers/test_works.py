@@ -6,8 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.peers.works import (
+    decode_workload,
+    mixed_workload,
+    parse_workloads,
+    prefill_workload,
+    standard_workloads,
+)
 from workbench.errors import WorkbenchError
-from workbench.peers.works import decode_workload, mixed_workload, prefill_workload, standard_workloads, parse_workloads
 
 
 @given(st.data(), st.integers(1, 20), st.integers(1, 50), st.integers(0, 60), st.integers(0, 5))

@@ -110,8 +110,7 @@ def bare() -> Tokenizer:
 
 BY_BYTES = {make.__name__: make for make in (byte_level, trained, sentencepiece)}
 BY_WINDOW = {
-    make.__name__: make
-    for make in (stripped_bytes, metaspace, metaspace_bytes, word_suffix, word_piece, bare)
+    make.__name__: make for make in (stripped_bytes, metaspace, metaspace_bytes, word_suffix, word_piece, bare)
 }
 ALL = BY_BYTES | BY_WINDOW
 

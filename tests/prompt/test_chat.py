@@ -13,7 +13,7 @@ from tokenizers import normalizers
 
 from tests.prompt import chats
 from workbench.errors import WorkbenchError
-from workbench.prompt.chat import ChatTemplate
+from workbench.prompt.templates import ChatTemplate
 
 NAMES = {"bos_token": "<|begin|>"}
 TOKENIZERS = {

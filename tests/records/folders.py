@@ -12,8 +12,8 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from workbench.study.experiment import Experiment
-from workbench.study.run_folder import RunFolder
+from workbench.experiment.experiment import Experiment
+from workbench.runs.folder import RunFolder
 
 RECORDS = Path(__file__).resolve().parents[2] / "experiments" / "records"
 FORMATS = ("dense", "int8", "int4")
@@ -75,9 +75,7 @@ def write(path: Path, experiment_text: str, summary: dict, surroundings: dict) -
     return path
 
 
-def run_of_rounds(
-    parent: Path, name: str, values: dict[str, list[float]], busy: float = 0.0, seed: int = 0
-) -> Path:
+def run_of_rounds(parent: Path, name: str, values: dict[str, list[float]], busy: float = 0.0, seed: int = 0) -> Path:
     """A finished run of variants in rounds: `values` are TTFTs in seconds by variant, one a round of one request."""
     variants = {variant: {"cache.format": FORMATS[index % 3]} for index, variant in enumerate(values)}
     experiment = Experiment.from_values({"question": "sooner?", "workload": {"kind": "random"}, "variants": variants})

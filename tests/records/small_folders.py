@@ -8,12 +8,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tests.study.runs import small_recorder
-from workbench.study.environment import environment
-from workbench.study.experiment import Experiment
-from workbench.study.metrics import summarize
-from workbench.study.record import Record
-from workbench.study.run_folder import RunFolder
-from workbench.study.verdict import RuleChange
+from workbench.experiment.experiment import Experiment
+from workbench.experiment.verdict import RuleChange
+from workbench.machine.environment import environment
+from workbench.measure.metrics import summarize
+from workbench.runs.folder import RunFolder
+from workbench.runs.record import Record
 from workbench.trace.recorder import Recorder
 
 HOSTILE = (

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from workbench.records import bootstrap
-from workbench.records.bootstrap import contrast, student_t_quantile
+from workbench.runs import bootstrap
+from workbench.runs.bootstrap import contrast, student_t_quantile
 
 TRIALS = 300
 figures = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=8)

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from tests.records.folders import RECORDS, environment, many, run_of_rounds, write
 from workbench.cli import main
 from workbench.errors import WorkbenchError
-from workbench.records import compare
-from workbench.records.comparison import Comparison, RepeatedRuns
-from workbench.records.item import ComparedRun
-from workbench.records.measures import parse_objective, direction, depends_on_time
-from workbench.records.naming import label_runs
+from workbench.runs import compare
+from workbench.runs.compared_run import ComparedRun, label_runs
+from workbench.runs.comparison import Comparison, RepeatedRuns
+from workbench.runs.measures import depends_on_time, direction, parse_objective
 
 DENSE = [1.0, 1.2, 1.1, 1.3, 1.0, 1.4]
 TWICE = [2 * value for value in DENSE]
@@ -142,7 +141,9 @@ points = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=2, m
 @given(points=points, ways=st.tuples(st.sampled_from(["min", "max"]), st.sampled_from(["min", "max"])))
 def test_nobody_beats_the_front_and_everybody_else_is_beaten(points: list, ways: tuple[str, str]) -> None:
     groups = [
-        RepeatedRuns(str(index), (ComparedRun(str(index), None, {}, {}, {"x": float(x), "y": float(y)}, None, str(index)),))
+        RepeatedRuns(
+            str(index), (ComparedRun(str(index), None, {}, {}, {"x": float(x), "y": float(y)}, None, str(index)),)
+        )
         for index, (x, y) in enumerate(points)
     ]
     found = Comparison("0", tuple(groups), ()).pareto(f"x:{ways[0]}", f"y:{ways[1]}")
@@ -162,7 +163,12 @@ def test_a_measure_says_by_its_name_which_way_is_better() -> None:
     assert parse_objective("ttft_s.p50") == ("ttft_s_p50", "min") and parse_objective("scored:max") == ("scored", "max")
     with pytest.raises(WorkbenchError, match="scored:min if less of it is better"):
         parse_objective("scored")
-    assert depends_on_time("output_tokens_per_s") and depends_on_time("wall_s") and not depends_on_time("kv_bytes_peak") and not depends_on_time("kl_mean")
+    assert (
+        depends_on_time("output_tokens_per_s")
+        and depends_on_time("wall_s")
+        and not depends_on_time("kv_bytes_peak")
+        and not depends_on_time("kl_mean")
+    )
 
 
 def test_the_commands_print_what_the_values_say(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiled_kernels.remembered import user_cache_directory
+from compiled_kernels.result_cache import user_cache_directory
 from tests.records.folders import environment, many, write
 from workbench.files import cache_directory
-from workbench.records import index
-from workbench.records.runs import open_runs
-from workbench.study.run_folder import MARKER
+from workbench.runs import index
+from workbench.runs.folder import MARKER
+from workbench.runs.runs import open_runs
 
 TICK = 0.02  # seconds, longer than that of any file system's clock a test runs on
 EXPERIMENT = "question: q\ncache:\n  format: int8\n"
@@ -55,9 +55,9 @@ def has(name: str, change: Callable[[Path], object]) -> Callable[[Path], object]
 
 
 def added(summary: dict) -> Callable[[Path, int], None]:
-    return lambda folder, which: write(
-        free(folder / f"{'abmz'[which % 4]}-{which}"), EXPERIMENT, summary, environment(which)
-    ) and None
+    return lambda folder, which: (
+        write(free(folder / f"{'abmz'[which % 4]}-{which}"), EXPERIMENT, summary, environment(which)) and None
+    )
 
 
 CHANGES: dict[str, Callable[[Path, int], Any]] = {

@@ -10,8 +10,8 @@ import pytest
 from tests.records.small_folders import HOSTILE, comparison_folder, experiment, run_folder, sweep_folder
 from workbench.cli import main
 from workbench.errors import WorkbenchError
-from workbench.records import mlflow_export
-from workbench.records.mlflow_export import export_to_mlflow
+from workbench.reports import mlflow_export
+from workbench.reports.mlflow_export import export_to_mlflow
 
 TOLD = "mlflow is not installed; pip install 'inference-workbench[mlflow]'"
 

@@ -16,12 +16,12 @@ from rich.console import Console
 from tests.records.small_folders import HOSTILE, comparison_folder, experiment, run_folder, sweep_folder
 from workbench.cli import main
 from workbench.errors import WorkbenchError
-from workbench.records.report_html import render_report, write_report
-from workbench.records.report_parts import changed_settings
-from workbench.records.self_contained import markup_errors, external_resources
-from workbench.records.svg import Axis, ChartBar, Series, bar_chart, line_chart, format_tick
-from workbench.study import comparison_text
-from workbench.study.verdict import RuleChange
+from workbench.experiment.verdict import RuleChange
+from workbench.reports import variants_table as comparison_text
+from workbench.reports.report import render_report, write_report
+from workbench.reports.run_report import changed_settings
+from workbench.reports.self_contained import external_resources, markup_errors
+from workbench.reports.svg import Axis, ChartBar, Series, bar_chart, format_tick, line_chart
 from workbench.trace.events import Decoded, Finished, Stepped, Submitted
 from workbench.trace.recorder import Recorder
 

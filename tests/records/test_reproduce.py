@@ -12,13 +12,13 @@ import pytest
 
 from workbench.cli import main
 from workbench.errors import WorkbenchError
-from workbench.records.differences import leaf_differences, token_differences
-from workbench.records.reproduce import Reproduction, reproduce
-from workbench.records.timings import LatencyCheck, find_repetitions
-from workbench.study.experiment import Experiment
-from workbench.study.record import Record
-from workbench.study.run import run
-from workbench.study.run_folder import MANIFEST, fingerprint
+from workbench.experiment.experiment import Experiment
+from workbench.measure.run import run
+from workbench.reports.differences import leaf_differences, token_differences
+from workbench.reports.latency_check import LatencyCheck, find_repetitions
+from workbench.reports.reproduce import Reproduction, reproduce
+from workbench.runs.folder import MANIFEST, fingerprint
+from workbench.runs.record import Record
 
 ASKED = {
     "question": "What comes back?",
@@ -61,8 +61,13 @@ def test_batches_of_wall_clock_arrivals_come_back(record: Record, tmp_path: Path
     assert found.identical and found.same_reasons and found.steps == record.steps.num_rows
     assert found.repeated.script().same_as(record.script())
     assert not (found.settings + found.versions + found.hardware + found.running)
-    assert [each.within_bound for each in found.logits] == [True, True] and all(each.num_tokens == 8 for each in found.logits)
-    assert all(each.greedy_shortfall == 0 and each.logprob_error is not None and each.divergence_gap is None for each in found.logits)
+    assert [each.within_bound for each in found.logits] == [True, True] and all(
+        each.num_tokens == 8 for each in found.logits
+    )
+    assert all(
+        each.greedy_shortfall == 0 and each.logprob_error is not None and each.divergence_gap is None
+        for each in found.logits
+    )
     assert {each.name for each in found.timings} == {"TPOT", "ITL"}, "a replay has no arrivals of its own"
     assert find_repetitions(found.repeated) == []
 
@@ -86,7 +91,11 @@ def test_tokens_that_no_rounding_explains(record: Record, tmp_path: Path) -> Non
     assert (parted.request, parted.position) == ("request-3", 5) and parted.was != parted.now
     first = found.logits[0]
     assert first.request == "request-3" and first.num_tokens == 6 and first.error <= first.bound
-    assert first.explained_by_rounding is False and first.within_bound is False and "rounding does not suffice" in str(first)
+    assert (
+        first.explained_by_rounding is False
+        and first.within_bound is False
+        and "rounding does not suffice" in str(first)
+    )
     assert str(found).startswith("tokens differ in 1 of 6 requests\nrequest-3: token 5 was ")
 
 

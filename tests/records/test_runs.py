@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from tests.records.folders import RECORDS, environment, many, run_of_rounds, write
 from tests.study.runs import small_recorder, write_run
 from workbench.errors import WorkbenchError
+from workbench.experiment import yaml as yaml_text
 from workbench.files import read_yaml
-from workbench.records.places import find_runs
-from workbench.records.rows import run_rows
-from workbench.records.runs import Runs, open_runs
-from workbench.records.settings_text import yaml_to_json
-from workbench.records.sql import quote_columns
-from workbench.study import yaml_text
-from workbench.study.run_folder import finite_json
+from workbench.runs.folder import finite_json
+from workbench.runs.locations import find_runs
+from workbench.runs.rows import run_rows, yaml_to_json
+from workbench.runs.runs import Runs, open_runs
+from workbench.runs.sql import quote_columns
 
 COUNT = 200
 

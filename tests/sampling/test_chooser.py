@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.errors import WorkbenchError
-from workbench.request import Request, SamplingParameters, Sequence, CustomPart
-from workbench.sampling import Sampler, RandomSampler, History, build_filters, uniform
-from workbench.testing.rows import LogitsRow, logits_rows
+from workbench.request import CustomPart, Request, SamplingParameters, Sequence
+from workbench.sampling import History, RandomSampler, Sampler, build_filters, uniform
+from workbench.testing.samplers import LogitsRow, logits_rows
 
 PARTS = "tests.sampling.parts:"
 INF = float("inf")

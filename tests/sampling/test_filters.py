@@ -23,7 +23,7 @@ from workbench.sampling import (
     TopP,
     build_filters,
 )
-from workbench.testing.rows import LogitsRow, logits_rows
+from workbench.testing.samplers import LogitsRow, logits_rows
 
 VOCABS = st.sampled_from([2, 5, 64, 257, 4096])
 PROBABILITIES = st.floats(0.01, 1.0)

@@ -10,12 +10,12 @@ import pytest
 from tests.sampling import parts
 from workbench.errors import WorkbenchError
 from workbench.sampling import (
-    RandomSampler,
     FrequencyPenalty,
     Greedy,
     LogitBias,
     MinP,
     PresencePenalty,
+    RandomSampler,
     RepetitionPenalty,
     Temperature,
     TopK,

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from transformers.generation.logits_process import TypicalLogitsWarper
 
 from experiments.custom_sampling import Mirostat, Typical
-from workbench.request import Request, SamplingParameters, Sequence, CustomPart
+from workbench.request import CustomPart, Request, SamplingParameters, Sequence
 from workbench.sampling import Sampler, uniform
 from workbench.testing import check_sampler
-from workbench.testing.rows import logits_rows
+from workbench.testing.samplers import logits_rows
 
 
 @pytest.mark.parametrize("part", ["experiments.custom_sampling:Typical", "experiments/custom_sampling.py:Mirostat"])

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.sampling import RandomSampler, Greedy, uniform
+from workbench.sampling import Greedy, RandomSampler, uniform
 from workbench.sampling.samplers import sample_categorical, sample_categorical_parallel
-from workbench.testing.rows import logits_rows
+from workbench.testing.samplers import logits_rows
 
 SEEDS = st.integers(0, 2**63 - 1)
 ALMOST_ONE = 1 - 2.0**-53

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from workbench.errors import WorkbenchError
-from workbench.request import Request, SamplingParameters, Sequence, CustomPart
-from workbench.sampling import Sampler, RandomSampler, History, build_filters, uniform
-from workbench.sampling.stages import entropy_bits, trace_filters
+from workbench.request import CustomPart, Request, SamplingParameters, Sequence
+from workbench.sampling import History, RandomSampler, Sampler, build_filters, uniform
+from workbench.sampling.filter_trace import entropy_bits, trace_filters
 
 VOCAB = 12
 VALUES = st.one_of(st.sampled_from([-math.inf, 0.0, 0.5, 1.0]), st.floats(-30, 30, width=32))
@@ -94,7 +94,9 @@ def test_top_k_and_top_p_remove_what_the_one_distribution_holds(row: Tensor) -> 
 
 @given(ROWS, st.lists(st.floats(0, 1, exclude_max=True), min_size=2, max_size=20))
 def test_many_draws_from_one_row_are_those_of_as_many_rows(row: Tensor, numbers: list[float]) -> None:
-    assert RandomSampler().choose_rows(row[None], numbers) == RandomSampler().choose_rows(row.expand(len(numbers), -1), numbers)
+    assert RandomSampler().choose_rows(row[None], numbers) == RandomSampler().choose_rows(
+        row.expand(len(numbers), -1), numbers
+    )
 
 
 def test_the_users_own_parts_are_stages_and_draws_too() -> None:

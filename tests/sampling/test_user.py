@@ -7,7 +7,7 @@ import torch
 
 from workbench.errors import WorkbenchError
 from workbench.request import CustomPart
-from workbench.sampling.user import load_filter, load_sampler
+from workbench.sampling.samplers import load_filter, load_sampler
 
 PARTS = "tests.sampling.parts:"
 LOGITS = torch.tensor([[1.0, 2.0, 4.0]])

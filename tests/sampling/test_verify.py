@@ -12,9 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench.request import Request, SamplingParameters, Sequence, CustomPart
-from workbench.sampling import Sampler, History, build_filters, uniform
-from workbench.sampling.enumeration import NUM_CELLS, DENOMINATOR, speculative_distribution, target_distribution
+from workbench.request import CustomPart, Request, SamplingParameters, Sequence
+from workbench.sampling import History, Sampler, build_filters, uniform
+from workbench.sampling.enumeration import DENOMINATOR, NUM_CELLS, speculative_distribution, target_distribution
 from workbench.sampling.verify import DRAFT_STREAM, NO_DRAFT, Draft, rejection_sample
 
 VOCAB = 3
@@ -23,7 +23,9 @@ VOCAB = 3
 def chances() -> st.SearchStrategy[tuple[float, ...]]:
     """Distributions over the vocabulary in quarters."""
     cuts = st.lists(st.integers(0, DENOMINATOR), min_size=VOCAB - 1, max_size=VOCAB - 1).map(sorted)
-    return cuts.map(lambda cut: tuple((b - a) / DENOMINATOR for a, b in zip([0, *cut], [*cut, DENOMINATOR], strict=True)))
+    return cuts.map(
+        lambda cut: tuple((b - a) / DENOMINATOR for a, b in zip([0, *cut], [*cut, DENOMINATOR], strict=True))
+    )
 
 
 def tables(depth: int) -> st.SearchStrategy[dict[tuple[int, ...], tuple[float, ...]]]:
@@ -33,7 +35,9 @@ def tables(depth: int) -> st.SearchStrategy[dict[tuple[int, ...], tuple[float, .
 
 
 def lossless(p, q, drafted: int, rule=rejection_sample) -> bool:
-    return speculative_distribution(p, q, drafted, rule) == pytest.approx(target_distribution(p, drafted + 1), abs=1e-12)
+    return speculative_distribution(p, q, drafted, rule) == pytest.approx(
+        target_distribution(p, drafted + 1), abs=1e-12
+    )
 
 
 @settings(max_examples=40)
@@ -106,7 +110,8 @@ def test_a_token_stands_as_often_as_the_distributions_overlap(p, q):
     """The acceptance rate is the sum of min(p, q), the most that any rule can reach."""
     rows = torch.tensor([q], dtype=torch.float64)
     stands = sum(
-        q[token] * (rejection_sample(Draft((token,), rows), lambda _: torch.tensor(p).double(), [(c + 0.5) / NUM_CELLS])[0])
+        q[token]
+        * (rejection_sample(Draft((token,), rows), lambda _: torch.tensor(p).double(), [(c + 0.5) / NUM_CELLS])[0])
         for token in range(VOCAB)
         if q[token]
         for c in range(NUM_CELLS)
@@ -227,7 +232,7 @@ def test_two_tokens_have_the_targets_joint_distribution(name, kind):
 
 
 def test_counting_catches_filters_that_do_not_see_drafted_tokens(monkeypatch):
-    from workbench.sampling import asked
+    from workbench.sampling import sampler as asked
 
     blind = property(lambda own: [History(PROMPT, own.sequence.output_ids)] * len(own.rows))
     monkeypatch.setattr(asked.PendingRows, "histories", blind)
@@ -235,14 +240,14 @@ def test_counting_catches_filters_that_do_not_see_drafted_tokens(monkeypatch):
 
 
 def test_counting_catches_a_draft_whose_probabilities_are_ignored(monkeypatch):
-    from workbench.sampling import asked
+    from workbench.sampling import sampler as asked
 
     monkeypatch.setattr(asked, "rejection_sample", ignores_q)
     assert chi_square_p(first_two(WAYS["plain"], "drawn"), expected(WAYS["plain"])) < LEVEL
 
 
 def test_counting_catches_one_random_number_for_two_uses(monkeypatch):
-    from workbench.sampling import asked
+    from workbench.sampling import sampler as asked
 
     monkeypatch.setattr(asked, "ACCEPT_STREAM", b"")
     assert chi_square_p(first_two(WAYS["plain"], "certain"), expected(WAYS["plain"])) < LEVEL

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from workbench.errors import WorkbenchError
-from workbench.study.dated_record import write_dated_record
-from workbench.study.run_folder import RunFolder
+from workbench.runs.folder import RunFolder, write_dated_record
 from workbench.trace.events import Decoded, Finished, Stepped, Submitted
 from workbench.trace.perfetto import chrome_trace
 from workbench.trace.recorder import Recorder

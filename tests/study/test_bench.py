@@ -14,18 +14,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import workbench
-import workbench.study.bench as bench_module
+import workbench.bench.model as bench_module
+from workbench.bench import model_table as bench_text
+from workbench.bench.fresh_process import in_fresh_process, memory_in_decode
+from workbench.bench.model import (
+    BenchCase,
+    BenchRepetition,
+    bench,
+    bench_row,
+    max_sequence_length,
+    mixed_case,
+    run_repetition,
+    standard_cases,
+    step_token_budget,
+)
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
+from workbench.machine.ceilings import Ceiling, MachineCeilings
+from workbench.machine.processor import allocated_weight_bytes, peak_bytes, resident_bytes
 from workbench.model.memory import activation_bytes
-from workbench.study import bench_text
-from workbench.study.bench import bench, standard_cases, mixed_case, step_token_budget
-from workbench.study.bench_rows import bench_row
-from workbench.study.bench_works import BenchRepetition, BenchCase, max_sequence_length, run_repetition
-from workbench.study.ceilings import Ceiling, MachineCeilings
-from workbench.study.dated_record import write_dated_record
-from workbench.study.fresh_process import in_fresh_process, memory_in_decode
-from workbench.study.memory import peak_bytes, resident_bytes, allocated_weight_bytes
+from workbench.runs.folder import write_dated_record
 
 BUDGET = 16
 
@@ -53,9 +61,7 @@ def test_prefill_counts_what_comes_after_the_depth(
 
 
 @given(batch=st.integers(1, 4), depth=st.sampled_from([0, 16, 48]), output=st.integers(1, 5), seed=st.integers(0, 9))
-def test_decode_counts_steps_of_the_whole_batch(
-    runner: Runner, batch: int, depth: int, output: int, seed: int
-) -> None:
+def test_decode_counts_steps_of_the_whole_batch(runner: Runner, batch: int, depth: int, output: int, seed: int) -> None:
     work = BenchCase("decode", batch, depth, prompt=16, output=output)
     figures = run_repetition(runner, work, seed)
     assert figures.tokens == batch * output and len(figures.step_seconds) == output
@@ -76,7 +82,10 @@ def test_a_request_that_does_not_run_is_told(runner: Runner) -> None:
 
 
 def test_a_step_of_prefill_begins_at_every_depth() -> None:
-    assert step_token_budget(standard_cases()) == 512 and step_token_budget((BenchCase("prefill", 1, 128, prompt=64),)) == 64
+    assert (
+        step_token_budget(standard_cases()) == 512
+        and step_token_budget((BenchCase("prefill", 1, 128, prompt=64),)) == 64
+    )
     with pytest.raises(WorkbenchError, match="depth 100: must be a multiple of 64"):
         step_token_budget((BenchCase("prefill", 1, 100, prompt=64),))
     with pytest.raises(WorkbenchError, match="batch 64: must be below 64"):
@@ -104,7 +113,13 @@ def record() -> dict[str, Any]:
         patch.setattr(bench_module, "ceilings_for", lambda *_, **__: CEILINGS)
         works = standard_cases((1, 2), (0, 224), 32, 3)
         made = bench(
-            "shape:tiny", works, settings={"backend": "eager"}, threads=1, repetitions=2, memory=False, on_progress=told.append
+            "shape:tiny",
+            works,
+            settings={"backend": "eager"},
+            threads=1,
+            repetitions=2,
+            memory=False,
+            on_progress=told.append,
         )
     made["told"] = told
     return made
@@ -159,7 +174,9 @@ def test_memory_and_starts_are_told(record: dict[str, Any]) -> None:
 
 def test_memory_by_formula(runner: Runner) -> None:
     spec = runner.model.spec
-    assert allocated_weight_bytes(runner) == 2 * spec.num_parameters + 8 * (16 // 2)  # and the rotary frequencies, in float64
+    assert allocated_weight_bytes(runner) == 2 * spec.num_parameters + 8 * (
+        16 // 2
+    )  # and the rotary frequencies, in float64
     assert activation_bytes(spec, 2, 2) == 2 * activation_bytes(spec, 1, 2)
     assert activation_bytes(spec, 1, 2) == (2 * 64 + 3 * 128) * 2 + 4 * 257  # the feed-forward is the widest
     size, peak = resident_bytes(), peak_bytes()
@@ -176,5 +193,11 @@ def test_a_fresh_process_measures_its_own_memory() -> None:
 
 def test_a_process_that_fails_is_told_with_its_words() -> None:
     with pytest.raises(WorkbenchError, match="no shape 'tyni'"):
-        job = {"settings": {"model": "shape:tyni", "backend": "eager"}, "threads": 1, "batch": 1, "prompt": 4, "output": 2}
+        job = {
+            "settings": {"model": "shape:tyni", "backend": "eager"},
+            "threads": 1,
+            "batch": 1,
+            "prompt": 4,
+            "output": 2,
+        }
         in_fresh_process(job)

@@ -6,10 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench.cache.budget import EvictionBudget
-from workbench.cache.tables import KVCacheGroup
 from workbench.errors import WorkbenchError
-from workbench.study.capacity import page_bytes, split_budget_into_pages, max_concurrent_sequences, lasting_bytes_per_token
+from workbench.kv_cache.budget import EvictionBudget
+from workbench.kv_cache.pages import KVCacheGroup
+from workbench.memory.capacity import (
+    lasting_bytes_per_token,
+    max_concurrent_sequences,
+    page_bytes,
+    split_budget_into_pages,
+)
 
 SIZES = st.integers(1, 5)
 

@@ -12,9 +12,17 @@ from hypothesis import strategies as st
 
 from compiled_kernels.backends import Backend, backend_problems
 from workbench.errors import WorkbenchError
-from workbench.study import ceilings, measure_ceilings
-from workbench.study.ceilings import CEILINGS_FILE, Ceiling, MachineCeilings, ceilings_for
-from workbench.study.measure_ceilings import memory_level_of, measure_gemm_rate, measure_read_bandwidth
+from workbench.machine import ceilings
+from workbench.machine import ceilings as measure_ceilings
+from workbench.machine.ceilings import (
+    CEILINGS_FILE,
+    Ceiling,
+    MachineCeilings,
+    ceilings_for,
+    measure_gemm_rate,
+    measure_read_bandwidth,
+    memory_level_of,
+)
 
 SHAPE = (2, 8, 4)
 
@@ -38,9 +46,7 @@ def measured(monkeypatch) -> list[tuple]:
 
 
 def ceiling(kind: str, value: float = 100.0, size: int = 64, **more) -> Ceiling:
-    whole = Ceiling(
-        kind, value, "a second", "by hand", threads=1, repeats=3, seconds=0.5, working_set_bytes=size
-    )
+    whole = Ceiling(kind, value, "a second", "by hand", threads=1, repeats=3, seconds=0.5, working_set_bytes=size)
     return replace(whole, **more)
 
 
@@ -148,9 +154,7 @@ def test_what_was_measured_once_is_kept(tmp_path, measured):
     assert len(measured) == 6
 
 
-@pytest.mark.parametrize(
-    "change", [{"threads": 2}, {"compiled": True}, {"gemm_shape": (3, 8, 4)}, {"size": 4000}]
-)
+@pytest.mark.parametrize("change", [{"threads": 2}, {"compiled": True}, {"gemm_shape": (3, 8, 4)}, {"size": 4000}])
 def test_other_circumstances_are_measured_anew(tmp_path, measured, change):
     ceilings_for(1000, threads=1, gemm_shape=SHAPE, cache_dir=tmp_path)
     count = len(measured)
@@ -169,18 +173,14 @@ def test_near_sizes_share_a_measurement_unless_the_cache_ends_between(tmp_path, 
 
 
 def test_a_measurement_on_a_busy_machine_is_made_again_and_the_higher_kept(tmp_path, monkeypatch):
-    made = [
-        ceiling("read", value, others_cpu_share=busy) for value, busy in ((5.0, 0.9), (4.0, 0.8), (7.0, 0.0))
-    ]
+    made = [ceiling("read", value, others_cpu_share=busy) for value, busy in ((5.0, 0.9), (4.0, 0.8), (7.0, 0.0))]
     coming = iter(made)
     monkeypatch.setattr(ceilings, "measure_read_bandwidth", lambda *_: next(coming))
     values = [ceilings_for(64, dtypes=(), cache_dir=tmp_path).read_ceilings[0].value for _ in range(5)]
     assert values == [5.0, 5.0, 7.0, 7.0, 7.0]
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", "null", '{"ceilings": 3}', '{"ceilings": {"a": 1}}', "\udcff"]
-)
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"ceilings": 3}', '{"ceilings": {"a": 1}}', "\udcff"])
 def test_a_damaged_file_is_made_anew(tmp_path, measured, text):
     (tmp_path / CEILINGS_FILE).write_bytes(text.encode("utf-8", "surrogateescape"))
     first = ceilings_for(1000, threads=1, cache_dir=tmp_path)

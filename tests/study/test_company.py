@@ -10,11 +10,11 @@ import pytest
 from compiled_kernels import Backend, backend_problems
 from experiments import determinism
 from workbench.errors import WorkbenchError
-from workbench.study import company_chart
-from workbench.study.company import measure_determinism, num_distinct_outputs
-from workbench.study.comparison import run_comparison
-from workbench.study.experiment import Experiment
-from workbench.study.pareto import plotting_problem
+from workbench.experiment.experiment import Experiment
+from workbench.measure import determinism as company_chart
+from workbench.measure.chart import plotting_problem
+from workbench.measure.compare_variants import run_comparison
+from workbench.measure.determinism import measure_determinism, num_distinct_outputs
 
 PRICE = {"prefill_tokens": 20, "context": 9, "batch": 3, "tokens": 4, "rounds": 2}
 ASKED: dict[str, Any] = {
@@ -35,7 +35,10 @@ def test_answers_are_counted_by_prompt() -> None:
         {"prompt": 1, "batch_composition": "varying", "token_ids": [1, 3], "logprobs": [0.5, 0.5]},
         {"prompt": 1, "batch_composition": "same", "token_ids": [7, 7], "logprobs": [0.5, 0.5]},
     ]
-    assert (num_distinct_outputs(rows, "varying", "token_ids"), num_distinct_outputs(rows, "varying", "logprobs")) == (1, 2)
+    assert (num_distinct_outputs(rows, "varying", "token_ids"), num_distinct_outputs(rows, "varying", "logprobs")) == (
+        1,
+        2,
+    )
     assert num_distinct_outputs(rows, "same", "token_ids") == 1
 
 

@@ -7,9 +7,9 @@ import torch
 
 from workbench.engine.load import BUNDLED_MODELS, load
 from workbench.errors import WorkbenchError
+from workbench.measure.quality import copying as copying_module
+from workbench.measure.quality.copying import generate_snippets, mean_by_depth, measure_copying
 from workbench.prompt.tokenizer import Tokenizer
-from workbench.study import copying as copying_module
-from workbench.study.copying import mean_by_depth, measure_copying, generate_snippets
 
 TOKENIZER = Tokenizer.from_folder(BUNDLED_MODELS["demo"])
 assert TOKENIZER is not None

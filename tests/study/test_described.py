@@ -7,15 +7,18 @@ import pytest
 from workbench.engine.load import load
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
-from workbench.study.described import experiment_of_runner
-from workbench.study.experiment import Experiment
-from workbench.study.run import runner_for
+from workbench.experiment.build import experiment_of_runner
+from workbench.experiment.experiment import Experiment
+from workbench.measure.run import runner_for
 
 WORKLOAD = {"kind": "prompts", "prompts": ["a"]}
 CHANGES = (
     {},
     {"cache": {"format": "int8", "group": 16, "page_size": 32, "pages": 40, "prefix": {"kind": "radix", "ttl": 3.0}}},
-    {"cache": {"evict": {"kind": "snapkv", "budget": 64}}, "schedule": {"policy": {"kind": "priority", "starvation_limit": 9}}},
+    {
+        "cache": {"evict": {"kind": "snapkv", "budget": 64}},
+        "schedule": {"policy": {"kind": "priority", "starvation_limit": 9}},
+    },
     {"attention": {"window": 64, "sinks": 2}, "schedule": {"kind": "static", "max_num_seqs": 3}},
     {"speculate": {"kind": "prompt_lookup", "max_ngram": 3}, "model": {"dtype": "float32", "weights": "int8"}},
     {"executor": {"kind": "uncached", "oracle": True}},

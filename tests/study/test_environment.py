@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from workbench.study import machine
-from workbench.study.environment import commit, environment
-from workbench.study.machine import LEVELS, CpuTimes, cpu_times, last_level_cache, simd_level_of, others_cpu_share
+from workbench.machine import processor as machine
+from workbench.machine.environment import commit, environment
+from workbench.machine.processor import LEVELS, CpuTimes, cpu_times, last_level_cache, others_cpu_share, simd_level_of
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from workbench.errors import WorkbenchError
+from workbench.experiment import yaml as yaml_text
+from workbench.experiment.experiment import Experiment
 from workbench.files import read_yaml
-from workbench.study import yaml_text
-from workbench.study.experiment import Experiment
 
 FIRST_LIGHT = Path(__file__).resolve().parents[2] / "experiments" / "first_light.yaml"
 SMALL = """

@@ -13,9 +13,15 @@ from torch import Tensor
 from tests.engine.tiny import VOCAB, expected, finals, layer, model_of, request, runner_of, spec_of, specs
 from workbench.engine import naive
 from workbench.errors import WorkbenchError
+from workbench.measure.quality.teacher_forcing import (
+    ForcedText,
+    ReferenceLogits,
+    TokenDivergences,
+    append_divergences,
+    measure_divergence,
+    score_texts,
+)
 from workbench.model.spec import ModelSpec
-from workbench.study.divergence import ReferenceLogits, TokenDivergences, measure_divergence, append_divergences
-from workbench.study.forced import ForcedText, score_texts
 
 MODEL = model_of(spec_of(layer(4, 2), layer(4, 2, window=5)))
 

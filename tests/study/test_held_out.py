@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from workbench.engine.load import BUNDLED_MODELS
 from workbench.errors import WorkbenchError
+from workbench.measure.quality.held_out import cut_windows, held_out_modules, sample_windows
 from workbench.prompt.tokenizer import Tokenizer
-from workbench.study.held_out import held_out_modules, sample_windows, cut_windows
 
 TOKENIZER = Tokenizer.from_folder(BUNDLED_MODELS["demo"])
 assert TOKENIZER is not None

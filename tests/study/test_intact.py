@@ -24,10 +24,10 @@ from hypothesis import strategies as st
 from tests.study.runs import small_recorder, write_note, write_run
 from tests.study.test_record import run_and_kill
 from workbench.errors import WorkbenchError
-from workbench.study import alive
-from workbench.study.dated_record import write_dated_record
-from workbench.study.intact import MANIFEST, MARKER, check_folder, marker_text
-from workbench.study.record import Record, RunFolder
+from workbench.runs import process as alive
+from workbench.runs.condition import MANIFEST, MARKER, check_folder, marker_text
+from workbench.runs.folder import write_dated_record
+from workbench.runs.record import Record, RunFolder
 
 ROOT = Path(__file__).parents[2]
 BYTES = 60_000  # more than one small run takes
@@ -249,9 +249,9 @@ def test_a_record_killed_before_any_file_operation_is_whole_or_absent(tmp_path: 
 
 def test_a_judge_that_fails_loses_no_measurement(tmp_path: Path) -> None:
     from tests.study.test_side_by_side import PREFIX
-    from workbench.study import comparison
-    from workbench.study.experiment import Experiment
-    from workbench.study.findings import VariantResults
+    from workbench.experiment.experiment import Experiment
+    from workbench.experiment.variants import VariantResults
+    from workbench.measure import compare_variants as comparison
 
     found = VariantResults([{"variant": "a", "seconds": 1.5}], {}, {"rounds": [{"round": 1}]})
     asked = Experiment.from_values(PREFIX | {"judge": {"path": "experiments.prefix_reuse:judge"}})

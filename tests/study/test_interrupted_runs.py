@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 
 from tests.engine.interrupted import interrupted, lines_of
 from workbench.errors import WorkbenchError
-from workbench.records import open_runs
-from workbench.study import comparison, pareto
-from workbench.study import run as study_run
-from workbench.study.experiment import Experiment
-from workbench.study.intact import MARKER, check_folder
-from workbench.study.record import Record
-from workbench.study.run import run
-from workbench.study.run_folder import RunFolder, writing
+from workbench.experiment.experiment import Experiment
+from workbench.measure import chart as pareto
+from workbench.measure import compare_variants as comparison
+from workbench.measure import run as study_run
+from workbench.measure.run import run
+from workbench.runs import open_runs
+from workbench.runs.condition import MARKER, check_folder
+from workbench.runs.folder import RunFolder, writing
+from workbench.runs.record import Record
 
 REQUESTS = {"kind": "random", "requests": 1, "prompt_tokens": 3, "output_tokens": 2}
 BRIEF = {"warmup": 0, "ceilings": False}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.study.labels import DOT, Box, Label, _box, _boxes_overlap, place_labels
+from workbench.measure.chart import DOT, Box, Label, _box, _boxes_overlap, place_labels
 
 POINTS = st.lists(
     st.tuples(st.integers(120, 400).map(float), st.integers(0, 300).map(float)), min_size=1, max_size=4, unique=True

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from workbench.experiment.experiment import Experiment
+from workbench.machine.ceilings import Ceiling, MachineCeilings
+from workbench.measure import predictions as predictions_of
+from workbench.measure.compare_variants import run_comparison
+from workbench.measure.lengths import measure_lengths
+from workbench.measure.predictions import MeasuredHardware, predict_serving, predict_variants, prefill_steps
 from workbench.model.cost import StepCostModel
-from workbench.study import predicted as predictions_of
-from workbench.study.ceilings import Ceiling, MachineCeilings
-from workbench.study.comparison import run_comparison
-from workbench.study.experiment import Experiment
-from workbench.study.lengths import measure_lengths
-from workbench.study.predicted import MeasuredHardware, prefill_steps, predict_serving, predict_variants
-from workbench.study.record import Record
+from workbench.runs.record import Record
 
 TINY = {"question": "?", "model": {"name": "shape:tiny", "dtype": "float32"}, "backend": "eager"}
 WORK = {"kind": "lengths", "lengths": [[8, 4], [64, 4]], "rounds": 2}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pytest import approx
 
 from tests.trace.histories import recorders
-from workbench.study.metrics import distribution, per_request, percentile, request_metrics, summarize
+from workbench.measure.metrics import distribution, per_request, percentile, request_metrics, summarize
 
 numbers = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40)
 times = st.lists(st.floats(0, 1e3), min_size=1, max_size=30).map(sorted)
@@ -25,12 +25,7 @@ def request(arrival: float = 0.0, **more) -> dict:
 def step(**more) -> dict:
     zeros = dict.fromkeys(("prefill_tokens", "decode_tokens", "pages_used", "kv_bytes", "compiles"), 0)
     seconds = dict.fromkeys(("wall_seconds", "forward_seconds", "telemetry_seconds"), 0.0)
-    return (
-        zeros
-        | seconds
-        | {"time": 0.0, "phase": "decode", "predicted_flops": 0.0, "predicted_bytes": 0.0}
-        | more
-    )
+    return zeros | seconds | {"time": 0.0, "phase": "decode", "predicted_flops": 0.0, "predicted_bytes": 0.0} | more
 
 
 @given(numbers, st.floats(0, 100))
@@ -48,9 +43,7 @@ def test_percentiles_rise_between_least_and_most(values):
 
 
 def test_nothing_has_no_percentile():
-    assert distribution([None, None]) == dict.fromkeys(("p50", "p90", "p99", "mean", "min", "max")) | {
-        "count": 0
-    }
+    assert distribution([None, None]) == dict.fromkeys(("p50", "p90", "p99", "mean", "min", "max")) | {"count": 0}
 
 
 @given(times, st.floats(-10, 0))
@@ -119,9 +112,7 @@ def test_rates_and_shares_by_hand():
 
 
 def test_steps_that_compiled_are_told_apart():
-    steps = [
-        step(wall_seconds=float(wall), compiles=count) for wall, count in ((1, 2), (5, 3), (1, 3), (7, 5))
-    ]
+    steps = [step(wall_seconds=float(wall), compiles=count) for wall, count in ((1, 2), (5, 3), (1, 3), (7, 5))]
     summary = summarize([], steps, [])
     assert (summary["compiles"], summary["compiling_steps"], summary["compiling_wall_s"]) == (5, 2, 12.0)
 

@@ -14,14 +14,15 @@ import pytest
 from workbench.cli import main
 from workbench.cli.quality import parse_variant
 from workbench.errors import WorkbenchError
-from workbench.records.reproduce import reproduce
-from workbench.study import comparison_text, pareto
-from workbench.study.comparison import run_comparison
-from workbench.study.experiment import Experiment
-from workbench.study.quality import measure_quality
-from workbench.study.record import Record
-from workbench.study.run import run
-from workbench.study.verdict import Verdict
+from workbench.experiment.experiment import Experiment
+from workbench.experiment.verdict import Verdict
+from workbench.measure import chart as pareto
+from workbench.measure.compare_variants import run_comparison
+from workbench.measure.quality.quality import measure_quality
+from workbench.measure.run import run
+from workbench.reports import variants_table as comparison_text
+from workbench.reports.reproduce import reproduce
+from workbench.runs.record import Record
 
 WORK = {
     "kind": "quality", "windows": 2, "decode": 8, "greedy_prompts": 2, "greedy_tokens": 8,
@@ -146,9 +147,7 @@ def test_inspect_shows_it_and_reproduce_says_why_not(record: Record, capsys: pyt
         reproduce(record)
 
 
-def test_a_text_of_ones_own_on_the_command_line(
-    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_text_of_ones_own_on_the_command_line(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["quality", "half: model.dtype=bfloat16", "--model", "demo-draft", "--text", str(text), "--windows", "1"]
     small = ["--set", "workload.copying=null", "--set", "workload.greedy_prompts=1", "--set", "workload.decode=4"]
     words += [*small, "--no-speed", "--no-pool", "--format", "json", "--out", str(tmp_path / "runs")]

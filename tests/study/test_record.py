@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 from tests.study.runs import small_recorder, write_run
 from tests.trace.histories import recorders
 from workbench.errors import WorkbenchError
+from workbench.runs.folder import MANIFEST, MARKER, SCHEMAS
 from workbench.runs.record import Record, RunFolder
-from workbench.study.run_folder import MANIFEST, MARKER
-from workbench.study.tables import SCHEMAS
 
 FILES = {
     "experiment.yaml", "environment.json", "requests.parquet", "steps.parquet", "tokens.parquet",
@@ -155,9 +154,7 @@ def test_a_half_copied_folder_says_what_is_missing(tmp_path, name):
     Record.open(path).verify()
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"files": 3}', '{"files": {"../x": {}}}', '{"files": {"x": 1}}']
-)
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"files": 3}', '{"files": {"../x": {}}}', '{"files": {"x": 1}}'])
 def test_a_damaged_manifest_is_told(tmp_path, text):
     path = write_run(tmp_path, small_recorder())
     (path / MANIFEST).write_text(text)

@@ -16,22 +16,22 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-import workbench.study.rounds as rounds_module
-import workbench.study.run as run_module
-import workbench.study.runner_for as runner_module
+import workbench.experiment.runner as runner_module
+import workbench.measure.rounds as rounds_module
+import workbench.measure.run as run_module
 from compiled_kernels import Backend, backend_problems
 from tests.patience import until
-from workbench.engine.lanes import Backends
+from workbench.bench.kernels import decode_step_stages
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
-from workbench.records.reproduce import reproduce
-from workbench.study import report
-from workbench.study.ceilings import Ceiling, MachineCeilings
-from workbench.study.decode_step_stages import decode_step_stages
-from workbench.study.experiment import Experiment
-from workbench.study.record import Record
-from workbench.study.run import run
-from workbench.study.run_folder import MANIFEST, fingerprint
+from workbench.executors.select import Backends
+from workbench.experiment.experiment import Experiment
+from workbench.machine.ceilings import Ceiling, MachineCeilings
+from workbench.measure.run import run
+from workbench.reports import terminal as report
+from workbench.reports.reproduce import reproduce
+from workbench.runs.folder import MANIFEST, fingerprint
+from workbench.runs.record import Record
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMED = {
@@ -113,12 +113,16 @@ def test_the_bytes_of_the_cache_are_those_of_the_formula(random_run: Record) -> 
 
 
 def test_the_environment_names_the_lane_and_why(random_run: Record) -> None:
-    assert random_run.environment["backend"] == {"name": "eager", "reason": "asked for"} == random_run.summary["backend"]
+    assert (
+        random_run.environment["backend"] == {"name": "eager", "reason": "asked for"} == random_run.summary["backend"]
+    )
     assert random_run.environment["packages"]["torch"] and random_run.environment["threads"]["torch"]
     assert random_run.summary["instruments_share_of_decode"] > 0
 
 
-@pytest.mark.skipif(backend_problems()[Backend.MLIR] is not None, reason=f"backend mlir: {backend_problems()[Backend.MLIR]}")
+@pytest.mark.skipif(
+    backend_problems()[Backend.MLIR] is not None, reason=f"backend mlir: {backend_problems()[Backend.MLIR]}"
+)
 def test_what_ran_is_told_by_its_content(tmp_path: Path) -> None:
     """The same hashes in the summary and in the trace; `kernels show decode_step` shows what they name."""
     record = run(experiment(backend="mlir", model={"name": "demo-draft"}), tmp_path, progress=False)
@@ -218,7 +222,17 @@ def fake_ceilings(*working_sets: int, dtypes: tuple[str, ...] = (), compiled: bo
 
 def test_the_report_of_a_run(random_run: Record) -> None:
     text = shown(random_run)
-    for words in ("What now?", "TTFT", "TPOT", "ITL", "p50", "p99", "tokens/s", "backend eager (asked for)", "try next"):
+    for words in (
+        "What now?",
+        "TTFT",
+        "TPOT",
+        "ITL",
+        "p50",
+        "p99",
+        "tokens/s",
+        "backend eager (asked for)",
+        "try next",
+    ):
         assert words in text
     kv = random_run.summary["kv"]
     assert f"16 pages x 8 tokens x 512 = {kv['bytes_used_peak']:,}" in text and "(equal)" in text
@@ -239,9 +253,7 @@ def test_the_report_puts_the_roofline_beside_the_measured(tmp_path: Path, monkey
     decode = record.summary["roofline"]["decode"]
     phase = record.summary["phases"]["decode"]
     assert decode["share_of_read_ceiling"] == pytest.approx(phase["predicted_bytes"] / phase["forward_s"] / 2e10)
-    assert decode["predicted_s"] == pytest.approx(
-        max(phase["predicted_bytes"] / 2e10, phase["predicted_flops"] / 1e12)
-    )
+    assert decode["predicted_s"] == pytest.approx(max(phase["predicted_bytes"] / 2e10, phase["predicted_flops"] / 1e12))
     text = shown(record)
     assert "of read ceiling" in text and f"{decode['share_of_read_ceiling']:.0%}" in text
     assert "it is read from DRAM, at 20.0 GB/s at best" in text.replace("\n", " ")

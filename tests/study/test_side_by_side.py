@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from workbench.errors import WorkbenchError
-from workbench.study.comparison import run_comparison
-from workbench.study.comparison_text import variant_tables
-from workbench.study.experiment import Experiment
-from workbench.study.record import Record
-from workbench.study.run import run
-from workbench.study.shared_prefix import measure_shared_prefix
-from workbench.study.side_by_side import measure_serving
+from workbench.experiment.experiment import Experiment
+from workbench.measure.compare_variants import run_comparison
+from workbench.measure.run import run
+from workbench.measure.serving import measure_serving
+from workbench.measure.shared_prefix import measure_shared_prefix
+from workbench.reports.variants_table import variant_tables
+from workbench.runs.record import Record
 
 TINY = {"model": {"name": "shape:tiny", "dtype": "float32"}, "backend": "eager", "cache": {"page_size": 8}}
 PREFIX = {

@@ -9,13 +9,14 @@ import pytest
 import yaml
 
 from workbench.errors import WorkbenchError
-from workbench.study import curves, pareto
-from workbench.study.comparison import run_comparison
-from workbench.study.experiment import Experiment
-from workbench.study.run import run
-from workbench.study.simulate import simulation_experiment, simulate_experiment
-from workbench.study.simulated import fleet_for
-from workbench.study.workload import requests_of
+from workbench.experiment.build import requests_of
+from workbench.experiment.experiment import Experiment
+from workbench.measure import chart as pareto
+from workbench.measure import simulation as curves
+from workbench.measure.compare_variants import run_comparison
+from workbench.measure.run import run
+from workbench.measure.simulated import fleet_for
+from workbench.measure.simulation import simulate_experiment, simulation_experiment
 
 BASE = """
 question: how long?
@@ -56,7 +57,7 @@ def test_no_step_is_quicker_than_reading_the_weights_and_none_slower_than_the_co
 )
 def test_other_workloads_are_simulated_too(workload: str) -> None:
     experiment = Experiment.from_yaml(BASE, (f"workload={workload}", "model.name=demo", "sampling.max_tokens=9"))
-    from workbench.study.simulated_run import tokenizer_of
+    from workbench.measure.simulation import tokenizer_of
 
     fleet = fleet_for(experiment, tokenizer=tokenizer_of(experiment)).run()
     assert fleet.finished == fleet.submitted > 1 and {job.generated_tokens for job in fleet.jobs} == {9}
@@ -77,8 +78,7 @@ def test_clients_wait_for_their_answers(tmp_path: Path) -> None:
 
 def test_variants_and_a_swept_setting(tmp_path: Path) -> None:
     text = BASE + (
-        "variants: {one: {}, two: {executor.instances: 2}}\n"
-        "sweep: {axes: {workload.arrivals.rate: [40, 400]}}\n"
+        "variants: {one: {}, two: {executor.instances: 2}}\nsweep: {axes: {workload.arrivals.rate: [40, 400]}}\n"
     )
     record = run_comparison(Experiment.from_yaml(text), tmp_path, "sweep", progress=False)
     rows = record.summary["rows"]
@@ -120,7 +120,9 @@ def test_what_cannot_be_simulated_is_told(tmp_path: Path) -> None:
 def test_simulating_from_words() -> None:
     executor = {"kind": "simulated", "instances": 2, "router": "prefix_aware", "decode": {"instances": 1}}
     workload = {"kind": "traffic", "lengths": {"kind": "azure"}, "requests": 50}
-    experiment = simulation_experiment("shape:llama-3.1-70b", executor, workload, {"ttft": 0.5}, True, ("executor.gpus=4",))
+    experiment = simulation_experiment(
+        "shape:llama-3.1-70b", executor, workload, {"ttft": 0.5}, True, ("executor.gpus=4",)
+    )
     found = simulate_experiment(experiment)
     assert found["requests"]["submitted"] == found["requests"]["finished"] == 50
     assert len(found["instances"]) == 3 and found["about"]["instances"] == 3

@@ -11,11 +11,12 @@ from rich.console import Console
 
 from experiments.speculation import off_by
 from workbench.errors import WorkbenchError
-from workbench.study import pareto, report
-from workbench.study.acceptance import acceptance_metrics, expected_tokens_per_verification
-from workbench.study.comparison import run_comparison
-from workbench.study.experiment import Experiment
-from workbench.study.run import run
+from workbench.experiment.experiment import Experiment
+from workbench.measure import chart as pareto
+from workbench.measure.compare_variants import run_comparison
+from workbench.measure.metrics import acceptance_metrics, expected_tokens_per_verification
+from workbench.measure.run import run
+from workbench.reports import terminal as report
 
 CHECKS = st.lists(
     st.integers(1, 5).flatmap(lambda k: st.tuples(st.just(k), st.integers(0, k))), min_size=1, max_size=30
@@ -37,7 +38,9 @@ def test_figures_of_acceptance_agree_with_one_another(pairs) -> None:
 
 @given(st.floats(0, 1), st.integers(0, 8))
 def test_tokens_a_check_are_a_geometric_sum(chance: float, drafted: int) -> None:
-    assert expected_tokens_per_verification(chance, drafted) == pytest.approx(sum(chance**i for i in range(drafted + 1)), rel=1e-6)
+    assert expected_tokens_per_verification(chance, drafted) == pytest.approx(
+        sum(chance**i for i in range(drafted + 1)), rel=1e-6
+    )
 
 
 def test_on_the_example_the_engines_rule_is_exact_and_each_sketch_far_off() -> None:
@@ -92,7 +95,9 @@ def test_speculation_beside_none(tmp_path: Path) -> None:
 
 def test_texts_that_do_not_fit_are_refused() -> None:
     with pytest.raises(WorkbenchError, match="exceed the model's context of 1024"):
-        run_comparison(Experiment.from_values(EXPERIMENT | {"workload": WORK | {"prompt_tokens": 1020}}), progress=False)
+        run_comparison(
+            Experiment.from_values(EXPERIMENT | {"workload": WORK | {"prompt_tokens": 1020}}), progress=False
+        )
 
 
 def test_a_run_that_speculates_tells_of_it(tmp_path: Path) -> None:

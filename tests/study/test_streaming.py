@@ -9,14 +9,12 @@ import pytest
 
 from workbench.engine.runner import Runner, generate
 from workbench.errors import WorkbenchError
-from workbench.study import streaming_prediction
-from workbench.study.comparison import run_comparison
-from workbench.study.comparison_text import variant_tables
-from workbench.study.delivery import StreamingClient, deliver
-from workbench.study.experiment import Experiment
-from workbench.study.run import runner_for
-from workbench.study.streaming import run_streaming_round, random_requests
-from workbench.study.streaming_prediction import predicted_rates
+from workbench.experiment.experiment import Experiment
+from workbench.measure import streaming as streaming_prediction
+from workbench.measure.compare_variants import run_comparison
+from workbench.measure.run import runner_for
+from workbench.measure.streaming import StreamingClient, deliver, predicted_rates, random_requests, run_streaming_round
+from workbench.reports.variants_table import variant_tables
 from workbench.trace.events import Decoded, Finished
 
 WORK = {"kind": "streaming", "requests": 3, "prompt_tokens": 4, "output_tokens": 12, "rounds": 2}
@@ -39,7 +37,9 @@ def variant(name: str) -> Experiment:
 @pytest.mark.parametrize("delivery", ["whole", "events", "stream"])
 def test_the_client_has_the_whole_text(delivery: str, runner: Runner) -> None:
     requests = random_requests(variant(delivery), runner.model.spec.vocab_size, 1)
-    texts = {name: end.output_text for name, end in generate(runner, random_requests(variant("events"), 4096, 1)).items()}
+    texts = {
+        name: end.output_text for name, end in generate(runner, random_requests(variant("events"), 4096, 1)).items()
+    }
     events = list(runner.stream(requests))
     with StreamingClient() as client:
         for event in events:

@@ -10,10 +10,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.study.experiment import Experiment
-from workbench.study.predicted import predict_variants
-from workbench.study.text_figures import MIN_LOOP_SPAN, MIN_LOOP_REPEATS, distinct_ngram_fraction, ends_in_loop, entropy, token_surprisal
-from workbench.study.texts import HELD_OUT_ROW, LOOP_ROW, RANDOM_ROW, measure_sampled_texts
+from workbench.experiment.experiment import Experiment
+from workbench.measure.predictions import predict_variants
+from workbench.measure.sampled_texts import (
+    HELD_OUT_ROW,
+    LOOP_ROW,
+    MIN_LOOP_REPEATS,
+    MIN_LOOP_SPAN,
+    RANDOM_ROW,
+    distinct_ngram_fraction,
+    ends_in_loop,
+    entropy,
+    measure_sampled_texts,
+    token_surprisal,
+)
 
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=9)
 

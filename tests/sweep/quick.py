@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.patience import until
-from workbench.study import alive
-from workbench.study.experiment import Experiment
-from workbench.study.record import Record
-from workbench.sweep import places
+from workbench.experiment.experiment import Experiment
+from workbench.runs import process as alive
+from workbench.runs.record import Record
+from workbench.sweep import executor as places
 from workbench.sweep.folder import SweepFolder
 from workbench.sweep.point import POINT
 

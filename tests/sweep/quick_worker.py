@@ -12,8 +12,8 @@ import sys
 import time
 from pathlib import Path
 
-from workbench.study.alive import describe_process
-from workbench.study.run_folder import RunFolder
+from workbench.runs.folder import RunFolder
+from workbench.runs.process import describe_process
 
 
 def main(folder: Path) -> None:

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from tests.sweep.points import TINY, write
 from workbench.errors import WorkbenchError
-from workbench.study.experiment import Experiment
-from workbench.study.sweep_part import paths_overlap
+from workbench.experiment.experiment import Experiment
+from workbench.experiment.settings import paths_overlap
 from workbench.sweep.axes import SEED_STRIDE, expand_sweep
+from workbench.sweep.folder import experiment_with_axes
 from workbench.sweep.point import SweepPoint, key_of
-from workbench.sweep.words import experiment_with_axes
 
 BASE = Experiment.from_yaml(TINY)
 FOLDER = Path("nowhere")
@@ -113,7 +113,9 @@ def test_a_key_is_the_same_in_any_order_and_after_yaml(change: tuple[str, Any], 
 
 def test_repetitions_come_last_and_share_no_seed() -> None:
     points = swept({"axes": {"backend": ["eager", "auto"]}, "repeat": 3})
-    assert [point.label for point in points] == [f"backend={backend} #{r}" for r in (1, 2, 3) for backend in ("eager", "auto")]
+    assert [point.label for point in points] == [
+        f"backend={backend} #{r}" for r in (1, 2, 3) for backend in ("eager", "auto")
+    ]
     seeds = [point.experiment.sampling.seed for point in points[::2]]
     assert seeds == [0, SEED_STRIDE, 2 * SEED_STRIDE]
     assert [point.settings.get("workload.seed") for point in points[1::2]] == [None, SEED_STRIDE, 2 * SEED_STRIDE]

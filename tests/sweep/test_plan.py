@@ -13,18 +13,17 @@ from hypothesis import strategies as st
 from tests.sweep.points import write
 from workbench.cli import main
 from workbench.errors import WorkbenchError
-from workbench.study.ceilings import Ceiling, MachineCeilings
-from workbench.study.experiment import Experiment
-from workbench.study.run_folder import RunFolder
-from workbench.sweep import work
-from workbench.sweep.worker import RUN_NAME
-from workbench.sweep.estimate import SCALED_COST_MODEL, MEASURED, COST_MODEL, UNKNOWN, Estimate
-from workbench.sweep.folder import SweepFolder
-from workbench.sweep.plan import SweepPlan, PlannedPoint, plan_sweep
+from workbench.experiment.experiment import Experiment
+from workbench.machine.ceilings import Ceiling, MachineCeilings
+from workbench.runs.folder import RunFolder
+from workbench.sweep import point_workload as work
+from workbench.sweep.estimate import COST_MODEL, MEASURED, SCALED_COST_MODEL, UNKNOWN, Estimate
+from workbench.sweep.folder import SweepFolder, experiment_with_axes
+from workbench.sweep.plan import PlannedPoint, SweepPlan, plan_sweep
 from workbench.sweep.point import Outcome, SweepPoint
+from workbench.sweep.point_workload import CachedCeilings, ServedRequests, point_workload
 from workbench.sweep.run import SweepRow
-from workbench.sweep.words import experiment_with_axes
-from workbench.sweep.work import ServedRequests, CachedCeilings, point_workload
+from workbench.sweep.worker import RUN_NAME
 
 KV = Path(__file__).parents[2] / "experiments" / "kv_precision.yaml"
 SIZES = "workload.output_tokens=2,40,400"
@@ -79,7 +78,10 @@ def test_points_that_ran_scale_the_others(tmp_path: Path) -> None:
     bounds = [each.estimate.seconds or 0.0 for each in plan_sweep(sweep, tmp_path / "runs").points]
     done(sweep.points[1], 7 * bounds[1])
     made = plan_sweep(sweep, tmp_path / "runs")
-    assert sources(made) == [SCALED_COST_MODEL.format(1), MEASURED, SCALED_COST_MODEL.format(1)] and not made.is_lower_bound
+    assert (
+        sources(made) == [SCALED_COST_MODEL.format(1), MEASURED, SCALED_COST_MODEL.format(1)]
+        and not made.is_lower_bound
+    )
     assert made.points[0].estimate.seconds == pytest.approx(7 * bounds[0])
     assert made.points[1].estimate.seconds == 7 * bounds[1] and made.points[1].row.state == "done"
     assert made.seconds == pytest.approx(7 * (bounds[0] + bounds[2]))

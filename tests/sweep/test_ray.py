@@ -14,7 +14,7 @@ import pytest
 from tests.patience import SlowClock
 from tests.sweep.quick import began, ended, kill_holder_of, quick_sweep, quick_workers, states
 from workbench.errors import WorkbenchError
-from workbench.sweep.places import make_executor
+from workbench.sweep.executor import make_executor
 from workbench.sweep.ray import WORKER_NICENESS
 from workbench.sweep.run import run_sweep
 from workbench.sweep.settings import parse_executor

@@ -17,19 +17,19 @@ from tests.patience import until
 from tests.sweep.points import write
 from workbench.cli import main
 from workbench.errors import WorkbenchError
-from workbench.records.reproduce import reproduce
-from workbench.study.experiment import Experiment
-from workbench.study.record import Record
-from workbench.study.run_folder import RunFolder
-from workbench.sweep import local, places
-from workbench.sweep.worker import RUN_NAME, run_point
-from workbench.sweep.folder import SweepFolder
+from workbench.experiment.experiment import Experiment
+from workbench.reports.reproduce import reproduce
+from workbench.runs.folder import RunFolder
+from workbench.runs.record import Record
+from workbench.sweep import executor as places
+from workbench.sweep import local
+from workbench.sweep.executor import make_executor
+from workbench.sweep.folder import SweepFolder, experiment_with_axes
 from workbench.sweep.local import LocalSweepExecutor
-from workbench.sweep.places import make_executor
 from workbench.sweep.point import OUTCOME, POINT, Outcome, SweepPoint
 from workbench.sweep.run import read_rows, run_sweep
 from workbench.sweep.settings import LocalSweepConfig, parse_executor
-from workbench.sweep.words import experiment_with_axes
+from workbench.sweep.worker import RUN_NAME, run_point
 
 SIZES = "workload.output_tokens=2,3,4"
 
@@ -101,7 +101,9 @@ def test_a_sweep_may_be_extended_and_only_what_is_new_runs(tmp_path: Path) -> No
     run_sweep(sweep, Pretended(), progress=False)
     more = sweep.extend(experiment_with_axes(tmp_path / "tiny.yaml", ["workload.output_tokens=4,5"]))
     assert len(run_sweep(more, place, progress=False)) == 4
-    assert [SweepPoint.read(sweep.path / "points" / key).settings for key in place.ran] == [{"workload.output_tokens": 5}]
+    assert [SweepPoint.read(sweep.path / "points" / key).settings for key in place.ran] == [
+        {"workload.output_tokens": 5}
+    ]
 
 
 def test_what_is_gone_or_damaged_runs_again(tmp_path: Path) -> None:

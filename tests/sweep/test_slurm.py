@@ -13,8 +13,8 @@ import pytest
 from tests.patience import until
 from tests.sweep.quick import began, ended, quick_sweep, quick_workers, states
 from workbench.errors import WorkbenchError
+from workbench.sweep.executor import make_executor
 from workbench.sweep.folder import SweepFolder
-from workbench.sweep.places import make_executor
 from workbench.sweep.run import read_rows, run_sweep
 from workbench.sweep.settings import parse_executor
 from workbench.sweep.slurm import JOB_FILE, SlurmJob
@@ -29,7 +29,7 @@ import sys
 from pathlib import Path
 from tests.patience import until
 from tests.sweep.quick import quick_command
-from workbench.sweep import places
+from workbench.sweep import executor as places
 from workbench.sweep.folder import SweepFolder
 from workbench.sweep.run import run_sweep
 from workbench.sweep.settings import place_setting
@@ -76,7 +76,9 @@ def test_submitted_left_and_collected(tmp_path: Path, quick_workers: None, capfd
     assert states(first) == ["complete", "killed"]
     assert [(states(point), len(began(point))) for point in others] == [(["complete"], 1)] * 2
     assert f"job {held.id}, submitted {held.submitted}, is gone" in (first / "log.txt").read_text()
-    until(lambda: not list(sweep.path.glob(f"points/*/{JOB_FILE}")))  # one that has left an outcome is not asked for again
+    until(
+        lambda: not list(sweep.path.glob(f"points/*/{JOB_FILE}"))
+    )  # one that has left an outcome is not asked for again
 
 
 @pytest.fixture

@@ -6,9 +6,10 @@ import pytest
 
 from compiled_kernels import Backend
 from tests.testing import attention_parts as parts
+from workbench.custom import temporarily_registered
 from workbench.errors import WorkbenchError
-from workbench.testing import attention_lanes, check_attention
-from workbench.user_parts import temporarily_registered
+from workbench.testing import attention_backends as attention_lanes
+from workbench.testing import check_attention
 
 RIGHT = [
     {}, {"window": 5, "sinks": 2, "softcap": 2.0, "qk_norm": True}, {"position": "alibi", "sink_logits": True},

@@ -9,14 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from workbench.cache.budget import EvictionBudget
-from workbench.cache.evict import FULL_ATTENTION_LAW, PREFIX_LAW, parse_eviction
-from workbench.cache.holdings import KVCacheManager
-from workbench.engine import evicting, packing
-from workbench.engine.evicting import Evictor
 from workbench.errors import WorkbenchError
-from workbench.testing import check_evict, evict_laws
-from workbench.testing.holding import check_law
+from workbench.executors import evicting, packing
+from workbench.executors.evicting import Evictor
+from workbench.kv_cache.budget import EvictionBudget
+from workbench.kv_cache.eviction import FULL_ATTENTION_LAW, PREFIX_LAW, parse_eviction
+from workbench.kv_cache.manager import KVCacheManager
+from workbench.testing import check_evict
+from workbench.testing import eviction as evict_laws
+from workbench.testing.law import check_law
 
 HEAVY = {"kind": "heavy_hitters", "budget": 64}
 SNAP = {"kind": "snapkv", "budget": 64, "observe": 3, "pool": 3}
@@ -110,7 +111,10 @@ def _every_head_as_all_together(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "plant",
     [
-        _nothing_counted, _positions_as_slots, _moved_the_wrong_way_round, _every_layer_as_the_first,
+        _nothing_counted,
+        _positions_as_slots,
+        _moved_the_wrong_way_round,
+        _every_layer_as_the_first,
         _every_head_as_all_together,
     ],  # fmt: skip
 )

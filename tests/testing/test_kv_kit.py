@@ -8,10 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compiled_kernels.quantized_attention import QuantizationRule
-from workbench.cache import quantized
-from workbench.cache.format import CacheFormat
 from workbench.errors import WorkbenchError
-from workbench.testing import check_kv_format, kv_laws, kv_scenes
+from workbench.kv_cache import quantized
+from workbench.kv_cache.format import CacheFormat
+from workbench.testing import check_kv_format
+from workbench.testing import kv_format as kv_laws
+from workbench.testing import kv_scenarios as kv_scenes
 
 KINDS = ("dense", "int8", "int4", "fp8")
 SMALL = {"format": "int4", "group": 8, "residual": 5}

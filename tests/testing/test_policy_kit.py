@@ -8,12 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from workbench.scheduler.policies import FCFS
-from workbench.scheduler.policy import SchedulerState, SchedulerDecision
-from workbench.engine.schedule import BUILT_IN_POLICIES
 from workbench.errors import WorkbenchError
+from workbench.scheduler.policies import BUILT_IN_POLICIES, FCFS
+from workbench.scheduler.policy import SchedulerDecision, SchedulerState
 from workbench.testing import check_policy
-from workbench.testing.report import ConformityReport
+from workbench.testing.law import ConformityReport
 
 
 def broken(report: ConformityReport) -> list[str]:
@@ -31,7 +30,12 @@ def test_our_policies_keep_every_law(name: str, kind: str) -> None:
 def greedy(state: SchedulerState) -> SchedulerDecision:
     """More tokens than a step has."""
     wishes = FCFS()(state)
-    return replace(wishes, num_scheduled_tokens=[(name, tokens and state.max_num_batched_tokens) for name, tokens in wishes.num_scheduled_tokens])
+    return replace(
+        wishes,
+        num_scheduled_tokens=[
+            (name, tokens and state.max_num_batched_tokens) for name, tokens in wishes.num_scheduled_tokens
+        ],
+    )
 
 
 def crowded(state: SchedulerState) -> SchedulerDecision:
@@ -72,7 +76,10 @@ def youngest(state: SchedulerState) -> SchedulerDecision:
     if len(state.running) < 2:
         return FCFS()(state)
     *others, last = state.running
-    return SchedulerDecision([(last.request_id, min(last.num_new_tokens, state.max_num_batched_tokens))], preempted=[entry.request_id for entry in others])
+    return SchedulerDecision(
+        [(last.request_id, min(last.num_new_tokens, state.max_num_batched_tokens))],
+        preempted=[entry.request_id for entry in others],
+    )
 
 
 def in_rounds(state: SchedulerState) -> SchedulerDecision:
@@ -108,7 +115,9 @@ class Moody:
         (youngest, "no request starves among long outputs"),
     ],
 )  # fmt: skip
-def test_a_policy_that_breaks_a_law_is_told_which(policy: Callable[[SchedulerState], SchedulerDecision], law: str) -> None:
+def test_a_policy_that_breaks_a_law_is_told_which(
+    policy: Callable[[SchedulerState], SchedulerDecision], law: str
+) -> None:
     report = check_policy(policy, examples=20)
     assert law in broken(report), str(report)
     assert "BROKEN" in str(report)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from workbench.trace.events import Decoded, Event, Finished, Scheduled, Prefilled, Preempted, Stepped, Submitted
+from workbench.trace.events import Decoded, Event, Finished, Preempted, Prefilled, Scheduled, Stepped, Submitted
 from workbench.trace.recorder import Recorder
 
 ENDS = ("stop", "length", "cancelled", "error")
@@ -53,9 +53,7 @@ def recorders(draw: st.DrawFn, most: int = 5) -> Recorder:
                     decoded += 1
                 if fate == "end":
                     text, reason = "x" * len(output), draw(st.sampled_from(ENDS))
-                    happened.append(
-                        Finished(0.0, name, reason=reason, token_ids=tuple(output), output_text=text)
-                    )
+                    happened.append(Finished(0.0, name, reason=reason, token_ids=tuple(output), output_text=text))
                     waiting.remove(name)
         computed = clock.tick()
         for event in happened:

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from hypothesis import given
 
 from tests.trace.histories import recorders
-from workbench.trace.events import Decoded, Scheduled, Prefilled, Preempted, Stepped, Submitted
+from workbench.trace.events import Decoded, Preempted, Prefilled, Scheduled, Stepped, Submitted
 from workbench.trace.perfetto import ENGINE, REQUESTS, STEP_TRACK, chrome_trace
 from workbench.trace.recorder import Recorder
 

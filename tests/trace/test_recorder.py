@@ -10,7 +10,7 @@ from hypothesis import given
 
 from tests.calls import calls_of
 from tests.trace.histories import recorders
-from workbench.trace.events import Decoded, Finished, Scheduled, Prefilled, Preempted, Stepped, Submitted
+from workbench.trace.events import Decoded, Finished, Preempted, Prefilled, Scheduled, Stepped, Submitted
 from workbench.trace.recorder import Recorder
 
 
@@ -29,9 +29,7 @@ def test_every_request_once_with_all_that_happened_to_it(recorder):
 
 @given(recorders())
 def test_times_are_those_of_the_events_and_in_order(recorder):
-    times = {e.time for e in recorder.events} | {
-        e.arrival for e in recorder.events if isinstance(e, Submitted)
-    }
+    times = {e.time for e in recorder.events} | {e.arrival for e in recorder.events if isinstance(e, Submitted)}
     ends = {e.request_id: e for e in recorder.events if isinstance(e, Finished)}
     for row in recorder.requests():
         marks = [row[k] for k in ("arrival", "submitted", "first_scheduled", "first_token", "finished")]
@@ -54,18 +52,14 @@ def test_tables_hold_each_event_once(recorder):
         mine = [t for t in recorder.tokens() if t["request_id"] == row["request_id"]]
         assert row["first_token"] == next((t["time"] for t in mine), None)
         admitted = [d for d in recorder.decisions() if d["request_id"] == row["request_id"]]
-        assert row["first_scheduled"] == next(
-            (d["time"] for d in admitted if d["action"] == "admitted"), None
-        )
+        assert row["first_scheduled"] == next((d["time"] for d in admitted if d["action"] == "admitted"), None)
         assert [t["index"] for t in mine] == list(range(row["output_tokens"]))
         assert [t["token_id"] for t in mine] == row["token_ids"]
 
 
 def test_a_step_row_is_the_whole_step():
     recorder = Recorder()
-    step = Stepped(
-        2.0, step=3, phase="decode", requests=4, wall_seconds=0.125, compiles=2, predicted_bytes=5.0
-    )
+    step = Stepped(2.0, step=3, phase="decode", requests=4, wall_seconds=0.125, compiles=2, predicted_bytes=5.0)
     recorder.record(step)
     [row] = recorder.steps()
     assert row["time"] == 2.0

@@ -10,10 +10,10 @@ from statistics import quantiles
 import pytest
 
 from tests.traffic.traces import AZURE, MOONCAKE, trace
-from workbench.traffic import azure_table, mooncake_table
-from workbench.traffic.arrival import BLOCK_TOKENS, Arrival
-from workbench.traffic.generators import azure_conversations, mooncake_conversations
-from workbench.traffic.replay import read_trace
+from workbench.simulate import azure_table, mooncake_table
+from workbench.simulate.arrival import BLOCK_TOKENS, Arrival
+from workbench.simulate.generators import azure_conversations, mooncake_conversations
+from workbench.simulate.trace_files import read_trace
 
 Generator = Callable[[random.Random], Iterator[Arrival]]
 PAIRS = [

@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench.errors import WorkbenchError
+from workbench.experiment.experiment import Experiment
 from workbench.request import SamplingParameters
-from workbench.study.experiment import Experiment
-from workbench.traffic.arrival import Arrival, prompt_ids, request_from_arrival, scale_arrivals
-from workbench.traffic.replay import read_trace
-from workbench.traffic.settings import (
+from workbench.simulate.arrival import Arrival, prompt_ids, request_from_arrival, scale_arrivals
+from workbench.simulate.source import source_of
+from workbench.simulate.trace_files import read_trace
+from workbench.simulate.traffic_settings import (
     AsRecorded,
     AtOnce,
     Bursts,
@@ -28,14 +29,15 @@ from workbench.traffic.settings import (
     SessionLengths,
     TrafficWorkload,
 )
-from workbench.traffic.source import source_of
 
 KINDS = st.one_of(
     st.just(AtOnce()),
     st.builds(Poisson, rate=st.floats(0.1, 100)),
     st.builds(Bursts, rate=st.floats(0.1, 100), size=st.integers(1, 9)),
 )
-LENGTHS = st.sampled_from([FixedLengths(prompt=9, output=4), ExponentialLengths(prompt=30, output=7), SessionLengths(sessions=3, turns=2)])
+LENGTHS = st.sampled_from(
+    [FixedLengths(prompt=9, output=4), ExponentialLengths(prompt=30, output=7), SessionLengths(sessions=3, turns=2)]
+)
 VOCAB = 257
 
 
@@ -62,7 +64,12 @@ def test_the_mean_rate_is_the_one_asked_for(arrivals: object) -> None:
 @given(st.floats(0, 5), st.floats(0.02, 3), st.integers(0, 5))
 def test_what_was_shared_stays_shared_when_scaled(time: float, length: float, seed: int) -> None:
     workload = TrafficWorkload(
-        lengths=SessionLengths(sessions=2, turns=3), arrivals=Poisson(rate=1), requests=8, time=time, length=length, seed=seed
+        lengths=SessionLengths(sessions=2, turns=3),
+        arrivals=Poisson(rate=1),
+        requests=8,
+        time=time,
+        length=length,
+        seed=seed,
     )
     plain = list(source_of(workload.model_copy(update={"time": 1.0, "length": 1.0})).initial_arrivals())
     made = list(source_of(workload).initial_arrivals())
@@ -95,7 +102,9 @@ def test_a_request_has_the_lengths_of_its_arrival() -> None:
 
 @given(st.integers(1, 6), st.integers(1, 30), st.floats(0, 3), st.randoms(use_true_random=False))
 def test_a_closed_loop_never_has_more_under_way_than_clients(clients: int, count: int, think: float, draw) -> None:
-    workload = TrafficWorkload(lengths=FixedLengths(), arrivals=ClosedLoop(clients=clients, think=think), requests=count)
+    workload = TrafficWorkload(
+        lengths=FixedLengths(), arrivals=ClosedLoop(clients=clients, think=think), requests=count
+    )
     source = source_of(workload)
     under_way = list(source.initial_arrivals())
     seen = len(under_way)
@@ -111,9 +120,9 @@ def test_a_closed_loop_never_has_more_under_way_than_clients(clients: int, count
     assert seen == count
 
 
-ROWS = st.lists(
-    st.tuples(st.floats(0, 500), st.integers(1, 2000), st.integers(0, 300)), min_size=1, max_size=12
-).map(lambda rows: sorted(rows, key=lambda row: row[0]))
+ROWS = st.lists(st.tuples(st.floats(0, 500), st.integers(1, 2000), st.integers(0, 300)), min_size=1, max_size=12).map(
+    lambda rows: sorted(rows, key=lambda row: row[0])
+)
 
 
 @given(ROWS)
@@ -212,7 +221,9 @@ def test_whose_a_request_is_depends_on_nothing_that_comes_after_it(
 
 def test_tenants_and_priorities_have_their_shares() -> None:
     shares = {"tenants": {"a": 3, "b": 1}, "priorities": {0: 1, 5: 4}}
-    workload = TrafficWorkload.model_validate({"arrivals": AtOnce(), "lengths": FixedLengths(), "requests": 4000, **shares})
+    workload = TrafficWorkload.model_validate(
+        {"arrivals": AtOnce(), "lengths": FixedLengths(), "requests": 4000, **shares}
+    )
     made = list(source_of(workload).initial_arrivals())
     assert sum(each.tenant == "a" for each in made) / 4000 == pytest.approx(3 / 4, abs=0.03)
     assert sum(each.priority == 5 for each in made) / 4000 == pytest.approx(4 / 5, abs=0.03)

@@ -19,8 +19,12 @@ from workbench.errors import WorkbenchError
 from workbench.model.spec import ModelSpec
 from workbench.request import Request
 from workbench.widgets import AttentionView, RunnerThread
-from workbench.widgets.attention.cells import LayerWeightBytes, quantize_weights
-from workbench.widgets.attention.source import ArrayAttentionSource, ComputedAttentionSource
+from workbench.widgets.attention.data import (
+    ArrayAttentionSource,
+    ComputedAttentionSource,
+    LayerWeightBytes,
+    quantize_weights,
+)
 
 WINDOWED = spec_of(layer(4, 2, window=5, sinks=2), layer(4, 4))
 IDS = tuple(n % VOCAB for n in range(7, 27))
@@ -80,7 +84,9 @@ def test_rows_of_stacked_heads_are_those_of_the_heads(rows: int, groups: int, sh
     cells = LayerWeightBytes(ArrayAttentionSource({0: weights}, num_kv_heads={0: groups}), 0)
     first = share * data.draw(st.integers(0, groups - 1))
     stacked = cells.tiles_of_heads(tuple(range(first, first + share)))
-    expected = quantize_weights(weights[first : first + share], weights[first : first + share] > 0).reshape(-1, rows + 2)
+    expected = quantize_weights(weights[first : first + share], weights[first : first + share] > 0).reshape(
+        -1, rows + 2
+    )
     begin = data.draw(st.integers(0, len(expected) - 1))
     end = data.draw(st.integers(begin + 1, len(expected)))
     assert np.array_equal(stacked._read(begin, end), expected[begin:end])
@@ -210,7 +216,7 @@ def test_what_is_wrong_is_told(runner: Runner, make, told: str) -> None:
 
 
 def test_a_source_of_text_grows_with_it(runner: Runner) -> None:
-    from workbench.engine.whole_text import TextAttention
+    from workbench.inspect.whole_text import TextAttention
 
     text = TextAttention(runner.model, IDS[:4])
     cells = LayerWeightBytes(ComputedAttentionSource(text), 0)

@@ -10,7 +10,7 @@ from tests.ledger import made
 from workbench.cli import main
 from workbench.errors import WorkbenchError
 from workbench.widgets import Claims
-from workbench.widgets.job import CommandProcess
+from workbench.widgets.background import CommandProcess
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_verdicts_words_and_details(folder: Path) -> None:
 
 
 def test_every_verdict_is_told_by_a_sign_of_its_own() -> None:
-    from workbench.ledger.tables import ORDER
+    from workbench.claims.tables import ORDER
     from workbench.widgets.claims.picture import VERDICT_SIGNS
 
     assert set(VERDICT_SIGNS) == set(ORDER) and len({sign for sign, _ in VERDICT_SIGNS.values()}) == len(ORDER)

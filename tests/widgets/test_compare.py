@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench.errors import WorkbenchError
-from workbench.records.comparison import Comparison, ComparisonRow
+from workbench.runs.comparison import Comparison, ComparisonRow
 from workbench.widgets import Compare
 from workbench.widgets.compare.picture import draw_pareto, draw_ratios
 

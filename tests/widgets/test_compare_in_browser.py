@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.browser import browser
-from workbench.lab.page import LabSession
+from tools.notebooks.page import LabSession
 
 pytestmark = browser
 
@@ -13,8 +13,8 @@ import torch
 torch.set_num_threads(1)
 import tempfile
 from workbench import widgets
-from workbench.study.experiment import Experiment
-from workbench.study.run import run
+from workbench.experiment.experiment import Experiment
+from workbench.measure.run import run
 asked = {
     "question": "Which?", "model": {"name": "shape:tiny", "dtype": "float32"}, "backend": "eager",
     "workload": {
@@ -46,7 +46,9 @@ def test_choosers_answer_the_keyboard_and_the_notebook_does_not(lab: LabSession)
     assert page.evaluate("view.baseline").endswith(names[2] + "'")
     chooser.press("ArrowUp")
     page.settle()
-    assert page.evaluate("view.baseline").endswith(names[1] + "'") and chooser.evaluate("each => each.matches(':focus')")
+    assert page.evaluate("view.baseline").endswith(names[1] + "'") and chooser.evaluate(
+        "each => each.matches(':focus')"
+    )
     for letter in "bgd":  # by its first letter, where JupyterLab has commands
         chooser.press(letter)
         page.tab.wait_for_timeout(1200)  # until the browser takes the next letter for a first one

@@ -9,7 +9,7 @@ import pytest
 
 from workbench.widgets import svg
 from workbench.widgets.kernels import picture as kernels
-from workbench.widgets.kernels.marked import FusionMarks
+from workbench.widgets.kernels.fusion import FusionMarks
 from workbench.widgets.tokens import picture as tokens
 from workbench.widgets.tokens import text
 
@@ -33,7 +33,9 @@ def test_an_export_keeps_every_space() -> None:
     pictures = (
         svg.html(text.draw_generated_text("\n  asked\n", {0: pieces, 1: pieces}, {0: "  "}, {})),
         tokens.draw_tokenizations([tokens.Tokenization("demo", 9, len(CODE), cuts)]),
-        kernels.draw_kernel(kernels.KernelPage("add", "eager", "source", CODE, FusionMarks(), {"eager": {"source": 4}})),
+        kernels.draw_kernel(
+            kernels.KernelPage("add", "eager", "source", CODE, FusionMarks(), {"eager": {"source": 4}})
+        ),
     )
     drawn = whole("".join(pictures))
     assert len(drawn) == 3 and "".join(PIECES) in drawn[0] and "        return  x" in drawn[2]

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from workbench.pixels import data_uri
 from workbench.widgets import svg
-from workbench.widgets.attention import tiles
-from workbench.widgets.attention.heat_map import HeatMap
-from workbench.widgets.attention.tiles import TilePyramid
+from workbench.widgets.attention import data as tiles
+from workbench.widgets.attention.data import TilePyramid
+from workbench.widgets.attention.picture import HeatMap
 
 SIZES = st.tuples(st.integers(1, 40), st.integers(1, 40))
 SIDE = 4
@@ -139,5 +139,9 @@ def test_a_png_holds_the_cells_and_the_table_the_kits_colours(size: tuple[int, i
     lines = np.frombuffer(zlib.decompress(parts[b"IDAT"]), np.uint8).reshape(rows, columns + 1)
     assert (rows, columns) == size and not lines[:, 0].any() and np.array_equal(lines[:, 1:], cells)
     colours = parts[b"PLTE"]
-    assert len(colours) == 768 and "#" + colours[3:6].hex() == svg.cividis_colour(0) and "#" + colours[-3:].hex() == svg.cividis_colour(1)
+    assert (
+        len(colours) == 768
+        and "#" + colours[3:6].hex() == svg.cividis_colour(0)
+        and "#" + colours[-3:].hex() == svg.cividis_colour(1)
+    )
     assert parts[b"tRNS"] == b"\0"

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tests.patience import limit
 from workbench.errors import WorkbenchError
 from workbench.widgets import KernelView
-from workbench.widgets.kernels import stages as kernel_stages
+from workbench.widgets.kernels import data as kernel_stages
 from workbench.widgets.kernels import view as kernel_view
-from workbench.widgets.kernels.code_lines import LANGUAGES, highlight_lines
-from workbench.widgets.kernels.fused import mark_fusion, summarize_fusion
+from workbench.widgets.kernels.data import LANGUAGES, highlight_lines
+from workbench.widgets.kernels.fusion import mark_fusion, summarize_fusion
 from workbench.widgets.kernels.picture import KernelPage, draw_kernel
 from workbench.widgets.kernels.timing import time_backends
 

@@ -13,11 +13,10 @@ from pydantic import BaseModel, Field
 
 from tests.study import test_experiment as experiments
 from workbench.errors import WorkbenchError
-from workbench.study.experiment import Experiment
-from workbench.widgets.knobs.field_comments import field_comments
-from workbench.widgets.knobs.knobs import SettingsForm
-from workbench.widgets.knobs.values import to_yaml_line
-from workbench.widgets.playground.knobs import EXCLUDED_SETTINGS, setting_suggestions
+from workbench.experiment.experiment import Experiment
+from workbench.widgets.playground.settings import EXCLUDED_SETTINGS, setting_suggestions
+from workbench.widgets.settings_form.fields import to_yaml_line
+from workbench.widgets.settings_form.form import SettingsForm, field_comments
 
 BESIDES = {"question": "q", "workload": {"kind": "prompts", "prompts": ["a"]}}
 

@@ -38,7 +38,10 @@ def finished(events: list[Event]) -> Finished:
 
 def test_what_is_asked_is_what_the_runner_gives(runner: Runner) -> None:
     alone = [e.token_id for e in runner.stream("def f(x):", max_tokens=12) if isinstance(e, Decoded)]
-    first, second = RunnerThread.attach(runner).submit("def f(x):", max_tokens=12), RunnerThread.attach(runner).submit("class A:", max_tokens=12)
+    first, second = (
+        RunnerThread.attach(runner).submit("def f(x):", max_tokens=12),
+        RunnerThread.attach(runner).submit("class A:", max_tokens=12),
+    )
     assert [e.token_id for e in first if isinstance(e, Decoded)] == alone
     assert second.wait() and len(finished(second.events).token_ids) == 12
 
@@ -95,7 +98,9 @@ def test_a_fault_of_the_runner_is_told_to_all_and_ends_with_them(runner: Runner,
 
 def test_later_arrivals_come_when_they_are_due(runner: Runner) -> None:
     few = SamplingParameters(max_tokens=3)
-    asked = RunnerThread.attach(runner).submit([Request("late", (5, 6, 7), few, arrival=0.2), Request("now", (5, 6, 7), few)])
+    asked = RunnerThread.attach(runner).submit(
+        [Request("late", (5, 6, 7), few, arrival=0.2), Request("now", (5, 6, 7), few)]
+    )
     assert asked.wait()
     assert [e.request_id for e in asked.events if isinstance(e, Finished)] == ["now", "late"]
 
@@ -114,7 +119,14 @@ def test_listeners_hear_everything_until_they_leave(runner: Runner) -> None:
     leave = RunnerThread.attach(runner).listen(heard.append)
     asked = RunnerThread.attach(runner).submit("class A:", max_tokens=4)
     assert asked.wait()
-    assert {event.kind for event in heard} >= {"submitted", "step_planned", "prefilled", "decoded", "stepped", "finished"}
+    assert {event.kind for event in heard} >= {
+        "submitted",
+        "step_planned",
+        "prefilled",
+        "decoded",
+        "stepped",
+        "finished",
+    }
     leave()
     count = len(heard)
     assert RunnerThread.attach(runner).submit("class A:", max_tokens=4).wait() and len(heard) == count

@@ -14,15 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.model.test_memory_report import DEEPSEEK_V3
-from workbench.cache.format import FORMATS
 from workbench.engine.load import load
 from workbench.errors import WorkbenchError
+from workbench.kv_cache.format import FORMATS
+from workbench.memory.measured import compare_memory, runner_bytes_by_table, step_bytes
+from workbench.memory.report import cache_terms, estimate_memory, read_spec_and_remarks, report_for
 from workbench.model.memory import longest_context
 from workbench.model.shapes import named_shape
-from workbench.study.memory_held import compare_memory, runner_bytes_by_table, step_bytes
-from workbench.study.memory_report import report_for, estimate_memory, read_spec_and_remarks
-from workbench.study.memory_terms import cache_terms
-from workbench.trace.events import StepPlanned, Stepped
+from workbench.trace.events import Stepped, StepPlanned
 from workbench.widgets import MemoryCalculator
 from workbench.widgets.memory.picture import PARTS, MemoryBar, draw_bars, scale_of
 
@@ -90,7 +89,10 @@ def test_more_tokens_and_more_sequences_take_more(
     more = {"context": chosen["context"] + tokens, "batch": chosen["batch"] + sequences}
     assert estimate_memory(spec, changes=changes, **chosen | more).memory.total_bytes >= less.total_bytes
     if not changes and chosen["cache"] == "dense" and chosen["page_size"] == 1:  # others take a page, a group at once
-        assert estimate_memory(spec, **chosen | {"context": more["context"]}).memory.total_bytes >= less.total_bytes + tokens
+        assert (
+            estimate_memory(spec, **chosen | {"context": more["context"]}).memory.total_bytes
+            >= less.total_bytes + tokens
+        )
 
 
 @settings(max_examples=60)

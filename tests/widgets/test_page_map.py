@@ -17,17 +17,15 @@ from hypothesis import strategies as st
 from tests.engine import many_histories
 from tests.engine.history import LAYOUTS, POLICIES, STOPS, History
 from tests.engine.tiny import layer, model_of, request, runner_of, spec_of
-from workbench.cache.format import CacheFormat
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
+from workbench.kv_cache.format import CacheFormat
 from workbench.widgets import PageMap
-from workbench.widgets.live import RunnerThread
 from workbench.widgets.pages.cells import letters
-from workbench.widgets.pages.log import SnapshotLog
+from workbench.widgets.pages.data import PageSnapshot, SnapshotLog, panels_of_cache, take_snapshot
 from workbench.widgets.pages.picture import LAYOUTS as ARRANGED
 from workbench.widgets.pages.picture import draw_page_map
-from workbench.widgets.pages.snapshot import PageSnapshot
-from workbench.widgets.pages.taking import panels_of_cache, take_snapshot
+from workbench.widgets.runner_thread import RunnerThread
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -78,7 +76,11 @@ class Watched(History):
             for t, pages in enumerate(s.pages if s.request_id in by_name else ()):
                 number = by_name[s.request_id]
                 assert seen.owners[number].pages[t] == tuple(pages)
-                assert seen.tokens_before[number, t] == tables[t].quantized_until(s.num_stored_tokens) <= seen.tokens[number, t]
+                assert (
+                    seen.tokens_before[number, t]
+                    == tables[t].quantized_until(s.num_stored_tokens)
+                    <= seen.tokens[number, t]
+                )
                 assert seen.tokens[number, t] <= len(pages) * pools[t].page_size or seen.between_steps
 
     def check(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.browser import browser, pressed
-from workbench.lab.page import LabSession
+from tools.notebooks.page import LabSession
 
 pytestmark = browser
 

@@ -17,11 +17,12 @@ from tests.patience import limit, until
 from workbench.engine.load import load
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
-from workbench.study.experiment import Experiment
-from workbench.study.run import runner_for
+from workbench.experiment.experiment import Experiment
+from workbench.measure.run import runner_for
 from workbench.trace.events import Decoded
-from workbench.widgets import Playground, stop_button
-from workbench.widgets.playground.experiment_text import non_default
+from workbench.widgets import Playground
+from workbench.widgets import background as stop_button
+from workbench.widgets.playground.settings import non_default
 
 PROMPT = "def f(x):\n"
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from tests.browser import browser
 from tests.patience import until
-from workbench.lab.page import LabSession, NotebookPage
-from workbench.study.experiment import Experiment
+from tools.notebooks.page import LabSession, NotebookPage
+from workbench.experiment.experiment import Experiment
 
 pytestmark = browser
 

@@ -15,17 +15,15 @@ from hypothesis import strategies as st
 from tests.records.small_folders import run_folder
 from workbench.engine.load import load
 from workbench.errors import WorkbenchError
-from workbench.fleet.hardware import HARDWARE
+from workbench.machine import ceilings as study_ceilings
+from workbench.machine.ceilings import Ceiling, MachineCeilings, ceilings_for, stored_ceilings
 from workbench.request import Request, SamplingParameters
-from workbench.study import ceilings as study_ceilings
-from workbench.study.ceilings import MachineCeilings, ceilings_for, stored_ceilings
-from workbench.study.measure_ceilings import Ceiling
+from workbench.simulate.roofline import HARDWARE
 from workbench.trace.events import Stepped
 from workbench.trace.recorder import Recorder
 from workbench.widgets import Roofline
-from workbench.widgets.roofline.picture import draw_roofline, build_scales, draw_table
-from workbench.widgets.roofline.points import points_of_steps
-from workbench.widgets.roofline.values import RooflinePoint, Roof, Roofs
+from workbench.widgets.roofline.data import Roof, RooflinePoint, Roofs, points_of_steps
+from workbench.widgets.roofline.picture import build_scales, draw_roofline, draw_table
 
 SVG = "{http://www.w3.org/2000/svg}"
 RECORDS = Path(__file__).resolve().parents[2] / "experiments" / "records"
@@ -178,9 +176,7 @@ def test_what_goes_wrong_in_measuring_is_told(monkeypatch: pytest.MonkeyPatch) -
     assert view.works[0].read is not None and view.works[0].read.rate == HARDWARE["h100"].bandwidth
 
 
-def test_what_was_measured_before_is_known_without_measuring(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_measured_before_is_known_without_measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = {"measure_read_bandwidth": lambda size, *_: measured(size).read_ceilings[0],
              "measure_gemm_rate": lambda dtype, *_: measured().gemm_ceilings[dtype == "bfloat16"]}  # fmt: skip
     for name, fake in found.items():
@@ -216,7 +212,11 @@ def test_a_run_and_points_stand_side_by_side(tmp_path: Path) -> None:
     assert "mine &lt;b&gt;" in view.picture() and view.works[1].dtype == "bfloat16"
     assert Roofline(str(record.path)).points == Roofline(record).points
     moves = [RooflinePoint("moves", 0.0, 1e8, 0.5, Roof("r", 1e9), Roof("g", 1e9))]
-    assert "moves" not in draw_roofline(moves, Roofs()) and "<td>1</td>" in draw_table(moves) and "100 ms" in draw_table(moves)
+    assert (
+        "moves" not in draw_roofline(moves, Roofs())
+        and "<td>1</td>" in draw_table(moves)
+        and "100 ms" in draw_table(moves)
+    )
 
 
 @pytest.mark.parametrize("bad", [3, {"rows": [{}]}, {"x": 1}, "no-such.json", "no-such-run", ["text"]])

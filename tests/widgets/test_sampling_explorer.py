@@ -20,8 +20,7 @@ from workbench.request import SamplingParameters
 from workbench.sampling import History, build_filters
 from workbench.trace.events import Decoded
 from workbench.widgets import RunnerThread, SamplingExplorer
-from workbench.widgets.sampling.seen import position_figures
-from workbench.widgets.sampling.text import TextLogits
+from workbench.widgets.sampling.data import TextLogits, position_figures
 
 VOCAB = 40
 VALUES = st.one_of(st.sampled_from([-math.inf, 0.0, 1.0]), st.floats(-20, 20, width=32))

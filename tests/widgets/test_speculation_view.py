@@ -14,14 +14,14 @@ from tests.patience import until
 from workbench.engine.load import load
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
+from workbench.measure.metrics import acceptance_metrics
 from workbench.request import Request, SamplingParameters
-from workbench.study.acceptance import acceptance_metrics
-from workbench.study.run_folder import RunFolder
+from workbench.runs.folder import RunFolder
 from workbench.trace.events import Event, Finished, Stepped, Verified
 from workbench.trace.recorder import Recorder
 from workbench.widgets import RunnerThread, SpeculationView
+from workbench.widgets.speculation.data import DraftVerification, SpeculationTables, place_tokens, speculation_speed
 from workbench.widgets.speculation.picture import draw_charts
-from workbench.widgets.speculation.seen import DraftVerification, SpeculationTables, place_tokens, speculation_speed
 
 PROMPT = "def read_file(path):\n    with open(path) as f:\n        return f.read()\n\ndef write_file(path, text):\n"
 IN_TEXT = ("plain", "accepted", "corrected", "bonus")
@@ -82,7 +82,9 @@ def test_every_token_is_in_its_place(made: tuple[list[int], list[DraftVerificati
         assert count["rejected"] == (check.accepted < len(check.token_ids))
         assert count["accepted"] + count["corrected"] + count["bonus"] == len(check.emitted)
         assert not (count["rejected"] and count["bonus"]) and not count["plain"]
-    assert [piece.verification for piece in found if piece.verification] == sorted(piece.verification for piece in found if piece.verification)
+    assert [piece.verification for piece in found if piece.verification] == sorted(
+        piece.verification for piece in found if piece.verification
+    )
 
 
 def test_of_events_it_shows_each_request_and_the_runs_figures(runner: Runner, events: list[Event]) -> None:
@@ -221,12 +223,16 @@ def test_the_prediction_is_leviathans_and_time_is_of_steps_that_decode() -> None
     steps = ((0, 9.0, 0, 1), (1, 9.0, 2, 2), (2, 3.0, 2, 2), (3, 3.0, 0, 1), (4, 3.0, 2, 2), (7, 9.0, 2, 2))
     mine = [row(*each) for each in (*steps, (8, 3.0, 2, 1), (9, 3.0, 2, 2))]
     checks = [{"drafted": 2, "accepted": accepted} for accepted in (1, 1, 0, 0)]
-    found = speculation_speed(SpeculationTables(checks, [], mine), SpeculationTables([], [], [row(n, 1.0, 0, 1) for n in range(6)]))
+    found = speculation_speed(
+        SpeculationTables(checks, [], mine), SpeculationTables([], [], [row(n, 1.0, 0, 1) for n in range(6)])
+    )
     assert found is not None
     chance = 2 / 6  # two stood of six that were tried
     assert found.cost == 3 and found.predicted == pytest.approx((0.8 * (1 + chance + chance**2) + 0.2) / 3)
     assert found.tokens_per_s == pytest.approx(8 / 15) and found.measured == pytest.approx(8 / 15)
-    assert speculation_speed(SpeculationTables(checks, [], mine), None) is None  # one step without a check is too few to know its time
+    assert (
+        speculation_speed(SpeculationTables(checks, [], mine), None) is None
+    )  # one step without a check is too few to know its time
     more = [row(n, 1.0, 0, 1) for n in range(10, 15)]
     own = speculation_speed(SpeculationTables(checks, [], [*mine, *more]), None)
     assert own is not None and own.own and own.plain_tokens_per_s == pytest.approx(6 / 8)

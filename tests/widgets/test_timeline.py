@@ -15,15 +15,15 @@ from tests.engine.tiny import model_of, request, runner_of, spec_of
 from tests.study.runs import small_recorder, write_run
 from tests.trace.histories import recorders
 from workbench.errors import WorkbenchError
-from workbench.records.svg import Scale
-from workbench.study.record import Record
+from workbench.reports.svg import Scale
+from workbench.runs.record import Record
 from workbench.trace.events import Event, Finished, Stepped, Submitted
 from workbench.trace.perfetto import ENGINE, REQUESTS, chrome_trace, read_trace
 from workbench.trace.recorder import Recorder
 from workbench.trace.tracks import Tracks
 from workbench.widgets import Timeline
-from workbench.widgets.live import RunnerThread
-from workbench.widgets.timeline.bars import merge_slices, merge_moments, merge_steps
+from workbench.widgets.runner_thread import RunnerThread
+from workbench.widgets.timeline.data import merge_moments, merge_slices, merge_steps
 from workbench.widgets.timeline.picture import LEFT, RIGHT, WIDTH, draw_timeline
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from workbench.engine.load import DEMO_FOLDER, BUNDLED_MODELS
+from workbench.engine.load import BUNDLED_MODELS, DEMO_FOLDER
 from workbench.errors import WorkbenchError
 from workbench.prompt.tokenizer import Tokenizer
 from workbench.widgets import TokenView
-from workbench.widgets.tokens.picture import MAX_TOKENS, TokenizedPiece, Tokenization, draw_tokenizations
+from workbench.widgets.tokens.picture import MAX_TOKENS, Tokenization, TokenizedPiece, draw_tokenizations
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=40)
 

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from tests.patience import limit
 from workbench.widgets import svg
-from workbench.widgets import pulse as pulse_module
-from workbench.widgets.pulse import Throttle
+from workbench.widgets import throttle as pulse_module
+from workbench.widgets.throttle import Throttle
 from workbench.widgets.view import PictureWidget
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -20,23 +20,12 @@ import typer
 from rich.console import Console
 
 from workbench import __version__
-from workbench.cli import (
-    batch,
-    bench,
-    claims,
-    cost,
-    export,
-    kernels,
-    lab,
-    memory,
-    quality,
-    records,
-    report,
-    reproduce,
-    simulate,
-    sweep,
-)
-from workbench.cli.shared import AsJson, console, print_json, parse_settings
+from workbench.cli import batch, bench, claims, cost, kernels, lab, memory, quality, simulate, sweep
+from workbench.cli import reports as export
+from workbench.cli import reports as report
+from workbench.cli import reports as reproduce
+from workbench.cli import runs as records
+from workbench.cli.shared import AsJson, console, parse_settings, print_json
 from workbench.errors import DISK_FULL_ERRNOS, WorkbenchError, cannot_write
 
 app = typer.Typer(
@@ -101,9 +90,9 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run an experiment and leave a run folder."""
-    from workbench.study import report
-    from workbench.study.experiment import Experiment
-    from workbench.study.run import run as run_experiment
+    from workbench.experiment.experiment import Experiment
+    from workbench.measure.run import run as run_experiment
+    from workbench.reports import terminal as report
 
     experiment = Experiment.from_file(file, tuple(set_ or ()))
     record = run_experiment(experiment, out, file.stem, progress=not as_json)
@@ -136,8 +125,8 @@ def generate(
     as_json: AsJson = False,
 ) -> None:
     """Continue a text, as it is generated."""
-    from workbench.engine.patience import discard, to_stderr
-    from workbench.study.generation import generate_text
+    from workbench.measure.run import generate_text
+    from workbench.progress import discard, to_stderr
 
     sampling = {
         "max_tokens": max_tokens,
@@ -149,7 +138,9 @@ def generate(
     }
     show = (lambda text: None) if as_json else lambda text: print(text, end="", flush=True)
     report_progress = discard if as_json else to_stderr
-    result = generate_text(prompt, model, backend, dtype, sampling, show, report_progress, parse_settings("--speculate", speculate))
+    result = generate_text(
+        prompt, model, backend, dtype, sampling, show, report_progress, parse_settings("--speculate", speculate)
+    )
     if as_json:
         print_json(result)
     else:
@@ -164,8 +155,8 @@ def inspect(
     as_json: AsJson = False,
 ) -> None:
     """Show the contents of a run folder, and check that it is complete."""
-    from workbench.study import report
-    from workbench.study.record import Record
+    from workbench.reports import terminal as report
+    from workbench.runs.record import Record
 
     record = Record.open(folder)
     record.verify()
@@ -178,7 +169,7 @@ def inspect(
 @app.command(epilog="Example: `workbench doctor --json`")
 def doctor(as_json: AsJson = False) -> None:
     """Show installed components, the backends that work here, and why the others do not."""
-    from workbench.study.doctor import diagnose, show
+    from workbench.machine.doctor import diagnose, show
 
     found = diagnose()
     if as_json:

@@ -16,12 +16,17 @@ from workbench.progress import Progress
 
 if TYPE_CHECKING:
     from workbench.engine.runner import Runner
-    from workbench.offline.lines import BatchModel
+    from workbench.experiment.experiment import Experiment
+    from workbench.offline.requests import BatchModel
     from workbench.offline.run import BatchProgress
-    from workbench.study.experiment import Experiment
 
 ANSWER_SETTINGS = ("model", "attention", "speculate", "batch_invariant")  # settings that an answer depends on
-PLACEMENT_SETTINGS = {"page_size", "pages", "prefix", "offload"}  # settings of the cache that decide where data lies, not its values
+PLACEMENT_SETTINGS = {
+    "page_size",
+    "pages",
+    "prefix",
+    "offload",
+}  # settings of the cache that decide where data lies, not its values
 
 
 def batch(
@@ -40,11 +45,13 @@ def batch(
 
     A line that is wrong has its error and the rest goes on. Lines that OUT already answers are not run again.
     """
+    from workbench.experiment.experiment import Experiment
     from workbench.offline.run import run_batch
-    from workbench.study.experiment import Experiment
 
     values: dict[str, Any] = {"question": "What are the answers?", "workload": {"kind": "random"}, "backend": backend}
-    experiment = Experiment.from_values(values | {"model": {"name": model, "dtype": dtype}}, "batch").with_(*(set_ or ()))
+    experiment = Experiment.from_values(values | {"model": {"name": model, "dtype": dtype}}, "batch").with_(
+        *(set_ or ())
+    )
     began = time.perf_counter()
     with Progress(unit="line", desc="batch", disable=as_json) as bar, backend_errors():
 
@@ -63,21 +70,26 @@ def batch(
 
 def _loaded(experiment: Experiment, quiet: bool) -> tuple[Runner, BatchModel]:
     from workbench.engine.load import model_folder
-    from workbench.engine.patience import discard, to_stderr
-    from workbench.offline.lines import BatchModel
-    from workbench.prompt.chat import ChatTemplate
-    from workbench.study.run import runner_for
+    from workbench.measure.run import runner_for
+    from workbench.offline.requests import BatchModel
+    from workbench.progress import discard, to_stderr
+    from workbench.prompt.templates import ChatTemplate
 
     runner, folder = runner_for(experiment, discard if quiet else to_stderr), model_folder(experiment.model.name)
     template = None if folder is None else ChatTemplate.from_folder(folder)
-    return runner, BatchModel(experiment.model.name, runner.tokenizer, template, runner.model.spec.max_position_embeddings)
+    return runner, BatchModel(
+        experiment.model.name, runner.tokenizer, template, runner.model.spec.max_position_embeddings
+    )
 
 
 def _settings(experiment: Experiment) -> str:
     """Return all settings that decide an answer, as one text: a file begun under others is not continued."""
     values = experiment.model_dump(mode="json")
     cache = {name: value for name, value in values["cache"].items() if name not in PLACEMENT_SETTINGS}
-    deciding = {name: values[name] for name in ANSWER_SETTINGS} | {"cache": cache, "overflow": values["schedule"]["overflow"]}
+    deciding = {name: values[name] for name in ANSWER_SETTINGS} | {
+        "cache": cache,
+        "overflow": values["schedule"]["overflow"],
+    }
     return json.dumps(deciding, sort_keys=True)
 
 

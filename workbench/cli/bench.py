@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from workbench.cli.shared import AsJson, OutputFormat, console, given_options, backend_errors, print_json
+from workbench.cli.shared import AsJson, OutputFormat, backend_errors, console, given_options, print_json
 from workbench.errors import WorkbenchError
-from workbench.stages import progress_stages
+from workbench.progress import progress_stages
 
 if TYPE_CHECKING:
-    from workbench.study.bench_works import BenchCase
+    from workbench.bench.model import BenchCase
 
 
 WITH_PEERS = {"peer", "peer_python", "work", "rounds"}
@@ -47,7 +47,9 @@ def bench(
         list[str] | None, typer.Option(help="with --peers: decode@DEPTH, prefill@TOKENS, mixed, all; may be repeated")
     ] = None,
     rounds: Annotated[int, typer.Option(help="with --peers: how often each tool has its turn")] = 3,
-    format: Annotated[OutputFormat, typer.Option(help="how to print it; beside peers there is no csv")] = OutputFormat.TABLE,
+    format: Annotated[
+        OutputFormat, typer.Option(help="how to print it; beside peers there is no csv")
+    ] = OutputFormat.TABLE,
     as_json: AsJson = False,
     out: Annotated[Path | None, typer.Option(help="folder for the record, e.g. experiments/records")] = None,
 ) -> None:
@@ -67,9 +69,9 @@ def bench(
         formats = ("bfloat16" if chosen == "auto" else chosen,)
         _peers(model, formats, backend, threads, rounds, repetitions, peer, peer_python, work, format, out)
         return
-    from workbench.study import bench_text
-    from workbench.study.bench import bench as run_bench
-    from workbench.study.dated_record import write_dated_record
+    from workbench.bench import model_table as bench_text
+    from workbench.bench.model import bench as run_bench
+    from workbench.runs.folder import write_dated_record
 
     settings: dict[str, Any] = {"dtype": dtype, "weights": weights, "activations": activations, "backend": backend}
     with backend_errors(), progress_stages(not quiet) as tell:
@@ -94,7 +96,7 @@ def bench(
 def _works(
     batch: list[int] | None, depth: list[int] | None, prompt: int, generate: int, mixed: bool
 ) -> tuple[BenchCase, ...]:
-    from workbench.study.bench import BATCHES, DEPTHS, standard_cases, mixed_case
+    from workbench.bench.model import BATCHES, DEPTHS, mixed_case, standard_cases
 
     for name, values, least in (
         ("batch", batch or (), 1), ("depth", depth or (), 0), ("prompt", (prompt,), 1), ("generate", (generate,), 1)
@@ -104,7 +106,7 @@ def _works(
     works = standard_cases(batch or BATCHES, depth or DEPTHS, prompt, generate)
     if not mixed:
         return works
-    from workbench.peers.works import mixed_workload as mixed_lengths
+    from benchmarks.peers.works import mixed_workload as mixed_lengths
 
     return *works, mixed_case(mixed_lengths().requests)
 
@@ -122,11 +124,11 @@ def _peers(
 ) -> None:  # fmt: skip
     import torch
 
-    from compiled_kernels.remembered import user_cache_directory
-    from workbench.peers.catalog import interpreters
-    from workbench.peers.run import run_peers
-    from workbench.peers.table import peers_markdown, peers_tables, write_record
-    from workbench.peers.works import parse_workloads
+    from benchmarks.peers.catalog import interpreters
+    from benchmarks.peers.run import run_peers
+    from benchmarks.peers.table import peers_markdown, peers_tables, write_record
+    from benchmarks.peers.works import parse_workloads
+    from compiled_kernels.result_cache import user_cache_directory
 
     written: list[Path] = []
 

@@ -40,7 +40,7 @@ def claims(
     """Print the ledger: each claim, its verdict, and the machine of the verdict."""
     if context.invoked_subcommand is not None:
         return
-    from workbench.ledger import tables
+    from workbench.claims import tables
 
     if verdict is not None and verdict not in tables.ORDER:
         raise WorkbenchError(f"--verdict {verdict}: is none{nearest(verdict, tables.ORDER)}; {', '.join(tables.ORDER)}")
@@ -71,8 +71,8 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Measure the evidence of claims, store the records, and write the ledger."""
-    from workbench.ledger.renewing import update_ledger
-    from workbench.stages import progress_stages
+    from workbench.claims.update import update_ledger
+    from workbench.progress import progress_stages
 
     place = folder or _home()
     with progress_stages() as tell:
@@ -80,7 +80,7 @@ def run(
             place, ids or (), records or place.parent / "records", out, missing=missing, measure=not from_records,
             quick=quick, report_progress=tell,
         )  # fmt: skip
-    from workbench.ledger import tables
+    from workbench.claims import tables
 
     rows = tables.claim_rows(renewed.claims, renewed.ledger)
     if as_json:
@@ -105,10 +105,10 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show everything about one claim: evidence, rule, our figures beside the sources', conditions, command."""
-    from workbench.ledger import tables
-    from workbench.ledger.picture import draw_claim
-    from workbench.ledger.rebuild import RecordFolder
-    from workbench.ledger.registry import select_claims
+    from workbench.claims import tables
+    from workbench.claims.ledger import RecordFolder
+    from workbench.claims.registry import select_claims
+    from workbench.claims.tables import draw_claim
 
     place = folder or _home()
     known, ledger = _claims_and_ledger(folder)
@@ -137,14 +137,14 @@ def show(
 
 
 def _home() -> Path:
-    from workbench.ledger.registry import CLAIMS_FOLDER
+    from workbench.claims.registry import CLAIMS_FOLDER
 
     return CLAIMS_FOLDER
 
 
 def _claims_and_ledger(folder: Path | None) -> tuple[Any, Any]:
-    from workbench.ledger.entry import LEDGER_FILE, read_ledger
-    from workbench.ledger.registry import load_claims
+    from workbench.claims.ledger import LEDGER_FILE, read_ledger
+    from workbench.claims.registry import load_claims
 
     place = folder or _home()
     return load_claims(place), read_ledger(place / LEDGER_FILE)

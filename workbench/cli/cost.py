@@ -47,8 +47,8 @@ def cost(
 
     With `--per-hour`, price the tokens of a machine of one's own instead.
     """
-    from workbench.economics.priced import price_day, price_traffic
     from workbench.economics.prices import load_prices
+    from workbench.economics.report import price_day, price_traffic
 
     prices, words = load_prices(price), given_options(context)
     if per_hour is not None or tokens_per_s is not None or run is not None:
@@ -69,8 +69,8 @@ def cost(
 
 
 def _traffic(trace: str, requests: int | None, seed: int) -> list[Any]:
-    from workbench.traffic.settings import AzureLengths, MooncakeLengths, TrafficWorkload
-    from workbench.traffic.source import source_of
+    from workbench.simulate.source import source_of
+    from workbench.simulate.traffic_settings import AzureLengths, MooncakeLengths, TrafficWorkload
 
     drawn = {"azure": AzureLengths(), "mooncake": MooncakeLengths()}
     source: dict[str, Any] = {"lengths": drawn[trace]} if trace in GENERATED_TRACES else {"trace": trace}
@@ -78,12 +78,12 @@ def _traffic(trace: str, requests: int | None, seed: int) -> list[Any]:
 
 
 def _machine(per_hour: float | None, tokens_per_s: float | None, run: Path | None) -> dict[str, Any]:
-    from workbench.economics.machine import cost_per_million
+    from workbench.economics.prices import cost_per_million
 
     if per_hour is None or (tokens_per_s is None) == (run is None):
         raise WorkbenchError("a machine's tokens: give --per-hour and one of --tokens-per-s and --run")
     if run is not None:
-        from workbench.study.record import Record
+        from workbench.runs.record import Record
 
         summary = Record.open(run).summary
         tokens_per_s = summary.get("output_tokens_per_s")

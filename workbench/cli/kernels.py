@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from workbench.cli.shared import AsJson, console, given_options, backend_errors, print_json
+from workbench.cli.shared import AsJson, backend_errors, console, given_options, print_json
 from workbench.errors import WorkbenchError
 from workbench.progress import Progress
 
@@ -23,7 +23,9 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
-BackendOption = Annotated[list[str] | None, typer.Option("--lane", help="eager, inductor, triton or mlir; may be repeated")]
+BackendOption = Annotated[
+    list[str] | None, typer.Option("--lane", help="eager, inductor, triton or mlir; may be repeated")
+]
 Operator = Annotated[str | None, typer.Option(help="this operator only")]
 
 
@@ -31,7 +33,7 @@ Operator = Annotated[str | None, typer.Option(help="this operator only")]
 def list_(as_json: AsJson = False) -> None:
     """List the operators: computation, source files, backends, cases and gaps."""
     from compiled_kernels.listing import list_operators
-    from workbench.study import kernel_tables
+    from workbench.bench import kernel_tables
 
     found = list_operators()
     print_json(found) if as_json else kernel_tables.show_list(found, console())
@@ -41,7 +43,7 @@ def list_(as_json: AsJson = False) -> None:
 def check(operator: Operator = None, backend: BackendOption = None, as_json: AsJson = False) -> None:
     """Check every backend against the specification, over every case. Compiles: the first time it takes minutes."""
     from compiled_kernels.check import check as rows_of
-    from workbench.study import kernel_tables
+    from workbench.bench import kernel_tables
 
     with backend_errors():
         backends = _parse_backends(backend)
@@ -67,9 +69,9 @@ def bench(
 ) -> None:
     """Time the backends beside each other, as shares of this machine's ceilings. Incorrect cases are not timed."""
     from compiled_kernels.cases import require_known
-    from workbench.study import kernel_tables
-    from workbench.study.dated_record import write_dated_record
-    from workbench.study.kernel_bench import kernel_bench, timed_cases
+    from workbench.bench import kernel_tables
+    from workbench.bench.kernels import kernel_bench, timed_cases
+    from workbench.runs.folder import write_dated_record
 
     with backend_errors():
         cases, backends = timed_cases(operator), _parse_backends(backend)
@@ -106,7 +108,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show the stages of compiling an operator, or a model's whole decode step, down to the code that runs."""
-    from workbench.study import kernel_tables
+    from workbench.bench import kernel_tables
 
     with backend_errors():
         if operator == DECODE_STEP:
@@ -140,7 +142,7 @@ def ahead(
     """Compile the kernels of backend mlir for a processor that is not here: which are portable, and why others are not."""
     from compiled_kernels.cases import require_known, suites
     from compiled_kernels.mlir import ahead as ahead_of_time
-    from workbench.study import kernel_tables
+    from workbench.bench import kernel_tables
 
     with backend_errors():
         require_known("target", target, ahead_of_time.TARGETS)
@@ -155,18 +157,24 @@ def ahead(
     raise typer.Exit(1 if any(row["status"] == "failed" for row in rows) else 0)
 
 
-def _operator(operator: str, backend: str, case: str | None, overview: bool) -> tuple[str, dict[str, Any], CompilerStages]:
+def _operator(
+    operator: str, backend: str, case: str | None, overview: bool
+) -> tuple[str, dict[str, Any], CompilerStages]:
     """Return the case's name, a summary, and the stages of one operator."""
     from compiled_kernels.cases import case_of, suite_of
     from compiled_kernels.stages import stages_of
-    from workbench.study import kernel_show
+    from workbench.bench import kernels as kernel_show
 
     suite = suite_of(operator)
     which, (chosen,) = case_of(suite, case), _parse_backends([backend])
     found = stages_of(suite, None if case is None else which, chosen)
     summary: dict[str, Any] = {"operator": operator, "backend": backend, "case": which.name}
     summary |= {"artifact": found.artifact, "note": found.note}
-    return which.name, {**summary, **(kernel_show.stages_overview(suite, which, chosen, found) if overview else {})}, found
+    return (
+        which.name,
+        {**summary, **(kernel_show.stages_overview(suite, which, chosen, found) if overview else {})},
+        found,
+    )
 
 
 def _step(
@@ -180,9 +188,8 @@ def _step(
     page_size: int,
 ) -> tuple[str, dict[str, Any], CompilerStages]:
     from compiled_kernels.backends import Backend
+    from workbench.bench.kernels import decode_step_stages, stage_sizes
     from workbench.model.quantized import WeightFormat
-    from workbench.study.decode_step_stages import decode_step_stages
-    from workbench.study.kernel_show import stage_sizes
 
     if backend not in (None, str(Backend.MLIR)):
         _parse_backends([backend])
@@ -194,7 +201,13 @@ def _step(
     found = decode_step_stages(model, dtype, format, rows, page_size)
     stored = weights if activations == "float" else f"{weights}, activations {activations}"
     name = f"{model}, rows {rows}, weights {stored}, pages of {page_size}"
-    summary = {"operator": DECODE_STEP, "backend": str(Backend.MLIR), "case": name, "artifact": found.artifact, "note": found.note}
+    summary = {
+        "operator": DECODE_STEP,
+        "backend": str(Backend.MLIR),
+        "case": name,
+        "artifact": found.artifact,
+        "note": found.note,
+    }
     return name, {**summary, "stages": stage_sizes(found)}, found
 
 
@@ -205,10 +218,12 @@ def _refuse(options: set[str], why: str) -> None:
 
 
 def _parse_backends(names: list[str] | None) -> tuple[Backend, ...]:
-    from compiled_kernels.cases import require_known
     from compiled_kernels.backends import Backend
+    from compiled_kernels.cases import require_known
 
-    return tuple(Backend(require_known("backend", name, list(Backend))) for name in dict.fromkeys(names or list(Backend)))
+    return tuple(
+        Backend(require_known("backend", name, list(Backend))) for name in dict.fromkeys(names or list(Backend))
+    )
 
 
 def _count(operator: str | None) -> int:

@@ -13,7 +13,7 @@ from workbench.cli.shared import AsJson, console, print_json
 from workbench.errors import WorkbenchError
 
 if TYPE_CHECKING:
-    from workbench.lab.check import NotebookVisit
+    from tools.notebooks.check import NotebookVisit
 
 
 def lab(
@@ -28,7 +28,7 @@ def lab(
     as_json: AsJson = False,
 ) -> None:
     """Open JupyterLab on the notebooks, or check that all of them work in a real browser, offline."""
-    from workbench.lab.folder import notebooks_folder
+    from workbench.lab.start import notebooks_folder
 
     if not check and (pictures or dark or keep or as_json):
         raise WorkbenchError("lab: --pictures, --dark, --keep and --json go with --check")
@@ -48,8 +48,7 @@ def lab(
 def _check(
     folder: Path, only: list[str], pictures: Path | None, dark: bool, keep: Path | None, as_json: bool
 ) -> list[NotebookVisit]:
-    from workbench.lab.check import check_notebooks
-    from workbench.lab.pictures import WidgetScreenshots
+    from tools.notebooks.check import WidgetScreenshots, check_notebooks
 
     album = WidgetScreenshots(pictures, dark) if pictures else None
     if as_json:
@@ -59,7 +58,9 @@ def _check(
         return visits
     out = console()
     with out.status("opening JupyterLab") as status:
-        visits = check_notebooks(folder, only, album, keep, on_visit=lambda visit: status.update(f"{visit.notebook} done"))
+        visits = check_notebooks(
+            folder, only, album, keep, on_visit=lambda visit: status.update(f"{visit.notebook} done")
+        )
     out.print(_table(visits))
     for visit in visits:
         for fault in visit.faults:

@@ -31,7 +31,7 @@ def memory(
     as_json: AsJson = False,
 ) -> None:
     """Compute weights, cache and activations of a model of any size: nothing is loaded."""
-    from workbench.study import memory_report
+    from workbench.memory import report as memory_report
 
     for name, value in (
         ("context", context),
@@ -52,7 +52,7 @@ def show(found: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from workbench.study.byte_sizes import format_bytes
+    from workbench.memory.report import format_bytes
 
     table = Table("memory", "bytes", "", title_justify="left", pad_edge=False)
     table.columns[1].justify = table.columns[2].justify = "right"

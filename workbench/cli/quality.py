@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from workbench.cli.shared import OutputFormat, console, backend_errors, print_json
+from workbench.cli.shared import OutputFormat, backend_errors, console, print_json
 from workbench.errors import WorkbenchError, cannot_write
 
 QUESTION = "What do these variants cost in quality, and what do they buy in memory and speed?"
@@ -22,7 +22,9 @@ def quality(
     ] = None,
     model: Annotated[str, typer.Option(help="a folder with a tokenizer, demo or demo-draft")] = "demo",
     dtype: Annotated[str, typer.Option(help="of the variants: auto, float32 or bfloat16")] = "float32",
-    backend: Annotated[str, typer.Option(help="of the variants: auto, eager (compiles nothing), mlir, inductor")] = "auto",
+    backend: Annotated[
+        str, typer.Option(help="of the variants: auto, eager (compiles nothing), mlir, inductor")
+    ] = "auto",
     text: Annotated[
         list[Path] | None, typer.Option(help="score this file; the demo's held-out modules unless given")
     ] = None,
@@ -41,9 +43,11 @@ def quality(
     Quality: bits per byte on held-out text, KL divergence, agreement of the top token, greedy output, copying by depth.
     Cost: bytes a token, decode speed, sequences that fit. Without variants: bfloat16, an INT8 and an INT4 cache.
     """
-    from workbench.study import comparison_text, pareto, report
-    from workbench.study.comparison import run_comparison
-    from workbench.study.experiment import Experiment
+    from workbench.experiment.experiment import Experiment
+    from workbench.measure import chart as pareto
+    from workbench.measure.compare_variants import run_comparison
+    from workbench.reports import terminal as report
+    from workbench.reports import variants_table as comparison_text
 
     if plot is not None and plot.suffix not in (".svg", ".png"):
         raise WorkbenchError(f"--plot {plot}: must end in .svg or .png")

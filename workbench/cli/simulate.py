@@ -40,7 +40,7 @@ def simulate(
 ) -> None:
     """Simulate traffic on many instances: latencies, goodput, and the load of each instance. Nothing is loaded."""
     from workbench.errors import WorkbenchError, nearest
-    from workbench.study.simulate import simulation_experiment, simulate_experiment
+    from workbench.measure.simulation import simulate_experiment, simulation_experiment
 
     if not load > 0:
         raise WorkbenchError(f"--load {load}: must be above 0; 2 doubles the rate")
@@ -64,14 +64,16 @@ def show(found: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from workbench.study.report import sheet_table as sheet_table
-    from workbench.study.run_sheets import group_sheet
+    from workbench.reports.sheets import group_sheet
+    from workbench.reports.terminal import sheet_table as sheet_table
 
     out = console()
     about, requests = found["about"], found["requests"]
     heading = f"{about['model']}, {about['instances']} instances, {about['step_times']}"
     out.print(Text(heading, style="bold"), soft_wrap=True)
-    counts = [f"{requests[name]:,} {name.replace('_', ' ')}" for name in requests if name != "errors" and requests[name]]
+    counts = [
+        f"{requests[name]:,} {name.replace('_', ' ')}" for name in requests if name != "errors" and requests[name]
+    ]
     out.print(Text(f"requests: {', '.join(counts)}"), soft_wrap=True)
     for error, count in requests["errors"].items():
         out.print(Text(f"  {count} times: {error}", style="red"), soft_wrap=True)

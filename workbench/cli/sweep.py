@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from workbench.cli.shared import AsJson, console, given_options, backend_errors, print_json
+from workbench.cli.shared import AsJson, backend_errors, console, given_options, print_json
 from workbench.errors import WorkbenchError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def sweep(
     A point that fails is a row with its error. Interrupted, or killed, a sweep goes on with --resume.
     """
     with backend_errors():
-        from workbench.sweep.places import make_executor
+        from workbench.sweep.executor import make_executor
         from workbench.sweep.plan import plan_sweep as plan_of
         from workbench.sweep.run import read_rows, run_sweep
         from workbench.sweep.settings import parse_executor
@@ -64,7 +64,9 @@ def sweep(
         if not as_json:
             _print_remarks(plan)
         try:
-            rows = run_sweep(folder, sweep_executor, retry_failed, progress=not as_json, expected_seconds=plan.expected_seconds)
+            rows = run_sweep(
+                folder, sweep_executor, retry_failed, progress=not as_json, expected_seconds=plan.expected_seconds
+            )
         except KeyboardInterrupt:
             _interrupted(folder, read_rows(folder))
             raise typer.Exit(130) from None
@@ -81,8 +83,7 @@ def _open_sweep(
     file: Path | None, sets: tuple[str, ...], zips: tuple[str, ...], repeat: int | None,
     out: Path, resume: Path | None, words: set[str],
 ) -> SweepFolder:  # fmt: skip
-    from workbench.sweep.folder import SweepFolder
-    from workbench.sweep.words import experiment_with_axes
+    from workbench.sweep.folder import SweepFolder, experiment_with_axes
 
     if file is None and words & POINT_OPTIONS:
         raise WorkbenchError("--set, --zip and --repeat are of an experiment: name its file")
@@ -100,7 +101,9 @@ def _open_sweep(
 
 def _interrupted(folder: SweepFolder, rows: Sequence[SweepRow]) -> None:
     done = sum(row.outcome is not None for row in rows)
-    message = f"interrupted: {done} of {len(rows)} points have an outcome; workbench sweep --resume {folder.path} goes on"
+    message = (
+        f"interrupted: {done} of {len(rows)} points have an outcome; workbench sweep --resume {folder.path} goes on"
+    )
     print(message, file=sys.stderr)
 
 
@@ -169,6 +172,6 @@ def _time(seconds: float | None) -> str:
 
 
 def _bytes(size: int | None) -> str:
-    from workbench.study.byte_sizes import format_bytes
+    from workbench.memory.report import format_bytes
 
     return "-" if size is None else format_bytes(size)

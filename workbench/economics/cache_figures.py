@@ -7,19 +7,31 @@ from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from typing import Any
 
-from workbench.economics.bill import Bill
-from workbench.economics.daily import ARRIVALS, system_prompt_day, max_saving, price_plans
-from workbench.economics.life import (
-    cheapest_ttl,
+from workbench.economics.bill import (
+    ARRIVALS,
+    DAY,
+    Bill,
+    even_times,
+    max_saving,
+    price_plans,
+    system_prompt_calls,
+    system_prompt_day,
+)
+from workbench.economics.prices import DEFAULT_TABLE, Prices, load_prices
+from workbench.economics.prompt_cache import (
+    CACHE_TTLS,
+    FIVE_MINUTES,
+    ONE_HOUR,
+    CacheTTL,
     break_even,
     break_even_hit_rate,
     break_even_hits_per_write,
+    cached_usage,
+    cheapest_ttl,
     poisson_writes,
     prefix_cost,
+    uncached_usage,
 )
-from workbench.economics.prices import DEFAULT_TABLE, Prices, load_prices
-from workbench.economics.prompt_cache import FIVE_MINUTES, CACHE_TTLS, ONE_HOUR, CacheTTL, cached_usage, uncached_usage
-from workbench.economics.workloads import DAY, even_times, system_prompt_calls
 
 CacheFigures = dict[str, Any]
 
@@ -44,10 +56,18 @@ def cache_breakeven(prices: Prices | None = None) -> CacheFigures:
 def _crossing(prices: Prices, ttl: CacheTTL) -> CacheFigures:
     found = break_even(prices, ttl)
     calls = list(system_prompt_calls(range(50), 1000))
-    bills = ((n, Bill.from_usages(prices, cached_usage(calls[:n], ttl)), Bill.from_usages(prices, uncached_usage(calls[:n]))) for n in range(1, 51))
+    bills = (
+        (n, Bill.from_usages(prices, cached_usage(calls[:n], ttl)), Bill.from_usages(prices, uncached_usage(calls[:n])))
+        for n in range(1, 51)
+    )
     simulated = next((n for n, mine, plain in bills if mine.total < plain.total), None)
     crossing = None if found.break_even_requests is None else float(found.break_even_requests)
-    return {"crossing": crossing, "request": found.first_cheaper_request, "read": found.first_cheaper_read, "simulated_request": simulated}
+    return {
+        "crossing": crossing,
+        "request": found.first_cheaper_request,
+        "read": found.first_cheaper_read,
+        "simulated_request": simulated,
+    }
 
 
 def cache_daily(
@@ -68,7 +88,9 @@ def cache_daily(
                 "renews": plan.renews, "cost": float(plan.bill.total), "saved": float(saved),
                 "share": float(saved / plain.total), "writes": plan.bill.num_cache_writes, "reads": plan.bill.num_cache_reads,
             })  # fmt: skip
-    busy = price_plans(prices, list(system_prompt_calls(even_times(window, FIVE_MINUTES.seconds), prompt)), (FIVE_MINUTES,))
+    busy = price_plans(
+        prices, list(system_prompt_calls(even_times(window, FIVE_MINUTES.seconds), prompt)), (FIVE_MINUTES,)
+    )
     return {
         "rows": rows,
         "uncached": rows[0]["cost"],
@@ -104,7 +126,9 @@ def _pays_from(prices: Prices, ttl: CacheTTL) -> CacheFigures:
 def _choices(prices: Prices, a_day: int, requests: int, seed: int) -> Iterator[CacheFigures]:
     rate, plain = a_day / DAY, float(prices.token_price("input"))
     times = ARRIVALS["poisson"](requests, Fraction(requests * DAY, a_day), seed)
-    simulated = {(plan.ttl, plan.renews): plan.bill for plan in price_plans(prices, list(system_prompt_calls(times, 1)))}
+    simulated = {
+        (plan.ttl, plan.renews): plan.bill for plan in price_plans(prices, list(system_prompt_calls(times, 1)))
+    }
     for renews in (True, False):
         best = cheapest_ttl(prices, rate, a_day, renews)
         costs: CacheFigures = {}

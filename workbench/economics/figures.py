@@ -7,14 +7,13 @@ from collections.abc import Iterable
 from fractions import Fraction
 from typing import Any
 
-from workbench.economics import answers, routing
-from workbench.economics.bill import Bill
-from workbench.economics.exact_cache import replay_response_cache
-from workbench.economics.prices import DEFAULT_TABLE, Prices, load_prices
+from workbench.economics import savings as answers
+from workbench.economics import savings as routing
+from workbench.economics.bill import Bill, agent_loop_calls
+from workbench.economics.prices import DEFAULT_TABLE, Prices, Usage, load_prices
 from workbench.economics.prompt_cache import FIVE_MINUTES, cached_usage, uncached_usage
-from workbench.economics.usage import Usage
-from workbench.economics.workloads import agent_loop_calls
-from workbench.traffic.arrival import Arrival
+from workbench.economics.response_cache import replay_response_cache
+from workbench.simulate.arrival import Arrival
 
 Figures = dict[str, Any]
 
@@ -65,18 +64,20 @@ def rich_prompt(tables: Iterable[str] = (DEFAULT_TABLE, "article-e-2x", "article
         name: {
             "answer_up_to": float(answers.break_even_answer_tokens(prices, 2000, 200, 500)),
             "answer_up_to_if_read": (
-                float(answers.break_even_answer_tokens(prices, 2000, 200, 500, from_cache=True)) if prices.cache_read else None
+                float(answers.break_even_answer_tokens(prices, 2000, 200, 500, from_cache=True))
+                if prices.cache_read
+                else None
             ),
         }
         for name, prices in found.items()
     }
-    ratios = {str(answer): _number(answers.break_even_price_ratio(2000, answer, 200, 500)) for answer in (1, 50, 100, 200)}
+    ratios = {
+        str(answer): _number(answers.break_even_price_ratio(2000, answer, 200, 500)) for answer in (1, 50, 100, 200)
+    }
     return rows | {"ratio_to_pay_by_answer": ratios}
 
 
-def thinking_tokens(
-    prompt: int = 1000, hidden: int = 2000, answer: int = 200, prices: Prices | None = None
-) -> Figures:
+def thinking_tokens(prompt: int = 1000, hidden: int = 2000, answer: int = 200, prices: Prices | None = None) -> Figures:
     """Return an example's bill and context with hidden tokens before the answer, and without."""
     found = answers.thinking_cost(prices or load_prices(DEFAULT_TABLE), prompt, hidden, answer)
     return {
@@ -94,7 +95,10 @@ def agent_loop_figures(
     Gives three cases: no cache, a cache, and a cache that already holds the beginning."""
     prices = prices or load_prices(DEFAULT_TABLE)
     cold, warm = (list(agent_loop_calls(calls, start, new, output, warm=known)) for known in (False, True))
-    without, with_ = Bill.from_usages(prices, uncached_usage(cold)), Bill.from_usages(prices, cached_usage(cold, FIVE_MINUTES))
+    without, with_ = (
+        Bill.from_usages(prices, uncached_usage(cold)),
+        Bill.from_usages(prices, cached_usage(cold, FIVE_MINUTES)),
+    )
     known = Bill.from_usages(prices, itertools.islice(cached_usage(warm, FIVE_MINUTES), 1, None))
     first = known.usages[0]
     return {

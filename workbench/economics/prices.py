@@ -1,19 +1,55 @@
-"""Price tables as data, and money as exact fractions of a currency's unit."""
+"""Token usage of requests by kind."""
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from workbench.economics.usage import KINDS, Usage
 from workbench.errors import WorkbenchError, explain, nearest
 from workbench.files import UnreadableText, read_yaml_file
+
+KINDS = ("input", "cache_write_5m", "cache_write_1h", "cache_read", "output")
+token_counts = attrgetter(*KINDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens by kind, each counted once: `input` are those neither read from nor written to the cache."""
+
+    input: int = 0
+    cache_write_5m: int = 0
+    cache_write_1h: int = 0
+    cache_read: int = 0
+    output: int = 0
+
+    def __iter__(self) -> Iterator[tuple[str, int]]:
+        return ((kind, getattr(self, kind)) for kind in KINDS)
+
+    def __add__(self, other: Usage) -> Usage:
+        return total_usage((self, other))
+
+    @property
+    def written(self) -> int:
+        return self.cache_write_5m + self.cache_write_1h
+
+    @property
+    def prompt(self) -> int:
+        """Return all input tokens, whatever their price."""
+        return self.input + self.written + self.cache_read
+
+
+def total_usage(usages: Iterable[Usage]) -> Usage:
+    columns = zip(*(token_counts(usage) for usage in usages), strict=True)
+    return Usage(*map(sum, columns))
+
 
 TABLES = Path(__file__).resolve().parent / "tables"
 MILLION = 1_000_000
@@ -119,3 +155,27 @@ def _decimal(value: Fraction) -> Decimal:
     if Fraction(found) != value:
         raise WorkbenchError(f"a price of {value} has no end as a decimal number; choose a factor with an exact price")
     return found
+
+
+HOUR = 3600
+
+
+def cost_per_million(price_per_hour: float | Fraction, tokens_per_s: float | Fraction) -> Fraction:
+    """Return the exact cost of a million tokens: price an hour / (3600 s x tokens a second) x 10^6."""
+    if price_per_hour < 0 or tokens_per_s <= 0:
+        raise WorkbenchError(f"{price_per_hour} an hour at {tokens_per_s} tokens/s: give 0 or more, and a rate above 0")
+    return Fraction(price_per_hour) / (HOUR * Fraction(tokens_per_s)) * MILLION
+
+
+def output_input_cost_ratio(prefill_tokens_per_s: float, decode_tokens_per_s: float) -> float:
+    """Return the cost ratio of an output token to an input token on a machine that is paid by time."""
+    if prefill_tokens_per_s <= 0 or decode_tokens_per_s <= 0:
+        raise WorkbenchError(f"{prefill_tokens_per_s} tokens/s in, {decode_tokens_per_s} out: rates must be above 0")
+    return prefill_tokens_per_s / decode_tokens_per_s
+
+
+def break_even_tokens_per_s(price_per_hour: float | Fraction, price_per_million: float | Fraction) -> Fraction:
+    """Return the tokens a second at which the machine costs no more than a price per million."""
+    if price_per_hour < 0 or price_per_million <= 0:
+        raise WorkbenchError(f"{price_per_hour} an hour against {price_per_million} a million: give a price above 0")
+    return Fraction(price_per_hour) / (HOUR * Fraction(price_per_million)) * MILLION

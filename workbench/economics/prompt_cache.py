@@ -5,11 +5,12 @@ its last read. An entry written at second 0 for 300 is read before second 300 an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
-from workbench.economics.usage import Usage
+from workbench.economics.prices import Prices, Usage
 from workbench.errors import WorkbenchError
 
 Seconds = float | Fraction
@@ -66,9 +67,7 @@ class PromptCache:
             if at > found or self.renews:
                 self._ends[name] = call.time + self.ttl.seconds
         read = sum(tokens for _, tokens in call.segments[:found])
-        return Usage(
-            input=call.input, cache_read=read, output=call.output, **{self.ttl.kind: call.cacheable - read}
-        )
+        return Usage(input=call.input, cache_read=read, output=call.output, **{self.ttl.kind: call.cacheable - read})
 
     def _path(self, call: PromptCall) -> list[int]:
         """Return the ids of the prefixes that the call's segments end."""
@@ -88,3 +87,110 @@ def cached_usage(calls: Iterable[PromptCall], ttl: CacheTTL, renews: bool = True
 def uncached_usage(calls: Iterable[PromptCall]) -> Iterator[Usage]:
     """Yield the usage of each call without a prompt cache."""
     return (Usage(input=call.cacheable + call.input, output=call.output) for call in calls)
+
+
+@dataclass(frozen=True)
+class BreakEven:
+    """Break-even of caching within one TTL.
+
+    `break_even_requests` solves w + (n - 1) r = n p for n: one write and reads of the rest against the plain price.
+    `first_cheaper_request` is the first at which caching is cheaper, `first_cheaper_read` its read. None where it never
+    is."""
+
+    break_even_requests: Fraction | None
+    first_cheaper_request: int | None
+
+    @property
+    def first_cheaper_read(self) -> int | None:
+        return None if self.first_cheaper_request is None else self.first_cheaper_request - 1
+
+
+def break_even(prices: Prices, ttl: CacheTTL) -> BreakEven:
+    plain, write, read = _plain_write_read(prices, ttl)
+    if write < plain:
+        return BreakEven(None, 1)  # cheaper from the first, whatever a read costs
+    if read >= plain:
+        return BreakEven(None, None)
+    crossing = (write - read) / (plain - read)
+    return BreakEven(crossing, math.floor(crossing) + 1)
+
+
+def break_even_hit_rate(prices: Prices, ttl: CacheTTL) -> Fraction | None:
+    """Return the hit rate at which caching costs as much as no cache.
+
+    Below 0 caching always costs less, above 1 never. None where a read costs as much as a write, so that hits save
+    nothing."""
+    plain, write, read = _plain_write_read(prices, ttl)
+    return (write - plain) / (write - read) if write > read else None
+
+
+def break_even_hits_per_write(prices: Prices, ttl: CacheTTL) -> Fraction | None:
+    """Return the mean number of reads after each write at which caching costs as much as no cache.
+
+    Returns None where a read costs as much as the plain price."""
+    plain, write, read = _plain_write_read(prices, ttl)
+    return (write - plain) / (plain - read) if plain > read else None
+
+
+def even_writes(requests: int, gap: Fraction, ttl: CacheTTL, renews: bool = True) -> int:
+    """Count the writes among requests that are `gap` seconds apart."""
+    if gap >= ttl.seconds:
+        return requests
+    return 1 if renews else math.ceil(Fraction(requests, math.ceil(ttl.seconds / gap)))
+
+
+def poisson_hit_rate(rate: float, ttl: CacheTTL, renews: bool = True) -> float:
+    """Return the long-run hit rate of Poisson arrivals with `rate` requests a second."""
+    x = rate * ttl.seconds
+    return -math.expm1(-x) if renews else x / (1 + x)
+
+
+def poisson_writes(requests: int, rate: float, ttl: CacheTTL, renews: bool = True) -> float:
+    """Return the expected number of writes among the first `requests` of a Poisson process.
+
+    Exact where hits renew the entry; otherwise the first two terms of the renewal theorem, with cycles of 1 +
+    Poisson(x) requests."""
+    x = rate * ttl.seconds
+    if renews:
+        return 1 + (requests - 1) * math.exp(-x)
+    return min(requests, max(1.0, requests / (1 + x) + x * (2 + x) / (2 * (1 + x) ** 2)))
+
+
+def prefix_cost(prices: Prices, ttl: CacheTTL | None, requests: int, writes: float | int, tokens: int) -> float:
+    """Return the cost of a prompt of `tokens` in `requests`, of which `writes` write it; without a TTL, the plain
+    price."""
+    if ttl is None:
+        return float(requests * tokens * prices.token_price("input"))
+    _, write, read = _plain_write_read(prices, ttl)
+    return tokens * (writes * float(write) + (requests - writes) * float(read))
+
+
+def cheapest_ttl(
+    prices: Prices, rate: float | Fraction, requests: int, renews: bool = True, arrivals: str = "poisson",
+    ttls: Iterable[CacheTTL] = CACHE_TTLS,
+) -> CacheTTL | None:  # fmt: skip
+    """Return the TTL that makes `requests` cheapest; None: do not cache.
+
+    Args:
+        prices: The price table.
+        rate: Requests a second.
+        requests: Number of requests.
+        renews: Hits renew the entry.
+        arrivals: `even` or `poisson`.
+        ttls: TTLs to choose from; those without a price are skipped.
+    """
+    costs: dict[CacheTTL | None, float] = {None: prefix_cost(prices, None, requests, 0, 1)}
+    for life in ttls:
+        if getattr(prices, life.kind) is None:
+            continue
+        if arrivals == "even":
+            writes = even_writes(requests, 1 / Fraction(rate), life, renews)
+        else:
+            writes = poisson_writes(requests, float(rate), life, renews)
+        costs[life] = prefix_cost(prices, life, requests, writes, 1)
+    return min(costs, key=lambda life: costs[life])
+
+
+def _plain_write_read(prices: Prices, ttl: CacheTTL) -> tuple[Fraction, Fraction, Fraction]:
+    """Return the prices of a token: plain, written, read."""
+    return prices.token_price("input"), prices.token_price(ttl.kind), prices.token_price("cache_read")

@@ -11,19 +11,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from workbench.engine import intake
+from workbench.engine import inputs as intake
+from workbench.engine.outputs import StopChecker, not_chosen_message
 from workbench.errors import WorkbenchError
 from workbench.request import FinishReason, Request, SamplingParameters, Sequence
-from workbench.sampling.choice import describe_bad_logits
+from workbench.sampling.sampler import describe_bad_logits
+from workbench.scheduler.plan import StepPlan
 from workbench.trace.events import Decoded, Finished
 
 if TYPE_CHECKING:
     from workbench.engine.runner import Runner
+
 
 EarlyStopping = bool | Literal["never"]
 
@@ -105,20 +108,31 @@ class Beam:
 class BeamSearch:
     """One beam search: its beams and finished texts."""
 
-    def __init__(self, sampling: SamplingParameters, sequences: Iterable[Sequence], end_token_ids: set[int], max_tokens: int):
+    def __init__(
+        self, sampling: SamplingParameters, sequences: Iterable[Sequence], end_token_ids: set[int], max_tokens: int
+    ):
         self.sequences = list(sequences)
-        self.num_beams, self.num_returned, self.end_token_ids, self.max_tokens = sampling.beams, sampling.n, end_token_ids, max_tokens
+        self.num_beams, self.num_returned, self.end_token_ids, self.max_tokens = (
+            sampling.beams,
+            sampling.n,
+            end_token_ids,
+            max_tokens,
+        )
         self.length_penalty, self.early_stopping = sampling.length_penalty, sampling.early_stopping
         # At first all texts are the same: only one of them may go on.
         self.beams = [Beam(mate, 0.0 if number == 0 else -torch.inf) for number, mate in enumerate(sequences)]
         self.hypotheses: list[BeamHypothesis] = []
-        self.token_times: list[tuple[float, int]] = []  # when, and in which step, the tokens of each place were computed
+        self.token_times: list[
+            tuple[float, int]
+        ] = []  # when, and in which step, the tokens of each place were computed
         self._rows: dict[str, list[tuple[int, float]]] = {}
 
     @property
     def ready(self) -> bool:
         """Return whether every beam has computed what it knows: they advance together."""
-        return len(self._rows) == self.num_beams and all(beam.sequence.num_uncomputed_tokens == 0 for beam in self.beams)
+        return len(self._rows) == self.num_beams and all(
+            beam.sequence.num_uncomputed_tokens == 0 for beam in self.beams
+        )
 
     def add_logits(self, sequence: Sequence, logits: Tensor) -> str:
         """Add the model's `logits` [vocab] after the text of `sequence`; return what is wrong with them, or an empty
@@ -155,7 +169,9 @@ class BeamSearch:
         continuations = continuations[: self.num_beams]
         if not continuations or not self._may_improve(continuations[0][0].logprob, length):
             return None
-        while len(continuations) < self.num_beams:  # a vocabulary smaller than the beams: texts that cannot be chosen fill up
+        while (
+            len(continuations) < self.num_beams
+        ):  # a vocabulary smaller than the beams: texts that cannot be chosen fill up
             beam, token = continuations[0]
             continuations.append((Beam(beam.sequence, -torch.inf, beam.logprobs), token))
         self.beams = [beam for beam, _ in continuations]
@@ -179,3 +195,57 @@ class BeamSearch:
         if self.early_stopping == "never" and self.length_penalty > 0:
             length = self.max_tokens
         return best / length**self.length_penalty > self.hypotheses[-1].score
+
+
+class BeamResult(NamedTuple):
+    """The result of one beam: its text, and why that is not returned (empty if it is)."""
+
+    sequence: Sequence
+    hypothesis: BeamHypothesis | None
+    not_chosen_reason: str = ""
+
+
+class BeamSearches:
+    """Beam searches by sequence; every beam is a sequence of its own to the scheduler."""
+
+    def __init__(self) -> None:
+        self._by_request_id: dict[str, BeamSearch] = {}  # by each of their beams
+
+    def add(self, sampling: SamplingParameters, beams: list[Sequence], stop_checker: StopChecker) -> None:
+        """Start a search with `beams`; its texts end where `stop_checker` would."""
+        search = BeamSearch(sampling, beams, stop_checker.end_token_ids, stop_checker.max_output_tokens)
+        self._by_request_id |= {beam.request_id: search for beam in beams}
+
+    def search_of(self, sequence: Sequence) -> BeamSearch | None:
+        return self._by_request_id.get(sequence.request_id)
+
+    def beams_of(self, sequence: Sequence) -> list[Sequence]:
+        """Return the beams of the search of `sequence`; the sequence itself without one."""
+        search = self.search_of(sequence)
+        return [sequence] if search is None else search.sequences
+
+    def remove(self, request_id: str) -> None:
+        self._by_request_id.pop(request_id, None)
+
+    def ready(self, plan: StepPlan) -> list[BeamSearch]:
+        """Return searches whose beams all have logits after `plan`."""
+        if not self._by_request_id:
+            return []
+        met = {id(search): search for span in plan.spans if (search := self.search_of(span.sequence)) is not None}
+        return [search for search in met.values() if search.ready]
+
+
+def beam_results(search: BeamSearch) -> list[BeamResult]:
+    """Return the result of each beam of a finished search, best text first."""
+    return [_beam_result(search, rank, mate) for rank, mate in enumerate(search.sequences)]
+
+
+def _beam_result(search: BeamSearch, rank: int, mate: Sequence) -> BeamResult:
+    found, returned = search.hypotheses, search.num_returned
+    if rank >= len(found):
+        return BeamResult(mate, None, f"not chosen: the search found {len(found)} texts")
+    if rank < returned:
+        return BeamResult(mate, found[rank])
+    return BeamResult(
+        mate, found[rank], not_chosen_message(rank, len(search.sequences), found[rank].score, found[returned - 1].score)
+    )

@@ -8,20 +8,19 @@ from typing import Any
 
 import torch
 
-from workbench.cache.evict import parse_eviction
-from workbench.cache.format import CacheFormat
-from workbench.cache.holdings import KVCacheManager
-from workbench.cache.host import CPUPageStore, transfer_pages, open_offload
-from workbench.cache.pages import PagePool
-from workbench.cache.prefix import RadixCache
-from workbench.cache.settings import RadixPrefixCache, parse_offload, parse_prefix_cache
-from workbench.cache.store import KVStore
-from workbench.cache.tables import build_cache_groups
-from workbench.engine.evicting import Evictor, check_eviction
-from workbench.engine.plan import StepPlan
 from workbench.errors import WorkbenchError
+from workbench.executors.evicting import Evictor, check_eviction
+from workbench.kv_cache.eviction import parse_eviction
+from workbench.kv_cache.format import CacheFormat
+from workbench.kv_cache.manager import KVCacheManager
+from workbench.kv_cache.offload import CPUPageStore, open_offload, transfer_pages
+from workbench.kv_cache.pages import PagePool, build_cache_groups
+from workbench.kv_cache.prefix import RadixCache
+from workbench.kv_cache.settings import RadixPrefixCache, parse_offload, parse_prefix_cache
+from workbench.kv_cache.store import KVStore
 from workbench.model.transformer import Transformer
 from workbench.request import Sequence
+from workbench.scheduler.plan import StepPlan
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,9 @@ class KVCache:
         if preemption_mode == "offload" and host is None:
             raise WorkbenchError("preemption_mode: offload needs a place for the pages; set offload: memory")
         reuse = parse_prefix_cache(prefix)
-        index = RadixCache(pools, store.groups, reuse.ttl, clock, rooms) if isinstance(reuse, RadixPrefixCache) else None
+        index = (
+            RadixCache(pools, store.groups, reuse.ttl, clock, rooms) if isinstance(reuse, RadixPrefixCache) else None
+        )
         policy, budget = parse_eviction(evict), None
         if policy is not None:
             check_eviction(model.spec, store)
@@ -70,10 +71,14 @@ class KVCache:
                 raise WorkbenchError(f"cache.prefix radix with cache.evict: {message}")
             budget = policy.budget_for(page_size, sum(store.page_bytes(table) for table in range(len(tables))))
         evictor = None if policy is None else Evictor(policy, store)
-        holdings = KVCacheManager(pools, store.groups, max_chunk_tokens, index, rooms, budget, preemption_mode != "recompute")
+        holdings = KVCacheManager(
+            pools, store.groups, max_chunk_tokens, index, rooms, budget, preemption_mode != "recompute"
+        )
         return cls(store, holdings, host, evictor)
 
-    def transfer_pages(self, plan: StepPlan, running: Iterable[Sequence]) -> tuple[StepPlan, list[tuple[Sequence, str]]]:
+    def transfer_pages(
+        self, plan: StepPlan, running: Iterable[Sequence]
+    ) -> tuple[StepPlan, list[tuple[Sequence, str]]]:
         """Execute the plan's page transfers; return the plan without requests whose pages are lost, and
         their errors."""
         if not plan.transfers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -15,37 +16,41 @@ from torch import Tensor
 
 from compiled_kernels import Backend
 from compiled_kernels.backends import AUTO_BACKEND
-from workbench.cache.evict import EvictionPolicy, parse_eviction
-from workbench.cache.format import CacheFormat, parse_cache_format
-from workbench.cache.settings import parse_offload, parse_prefix_cache
-from workbench.cache.shapes import KVCacheSpec
-from workbench.cache.tables import build_cache_groups
-from workbench.engine import heap
-from workbench.engine.drafting import build_speculator
-from workbench.engine.exact import CacheLayout
-from workbench.engine.excluded import incompatible_settings
-from workbench.engine.executors import CompileUnit
-from workbench.engine.fitting import select_for_model
-from workbench.engine.invariant_lanes import check_batch_invariant_cache, select_batch_invariant
-from workbench.engine.lanes import resolve_backends
-from workbench.engine.layout import choose_weight_layout
-from workbench.engine.packed_lanes import select_for_cache
-from workbench.engine.patience import to_stderr, report_if_slow
+from workbench.engine import load as heap
 from workbench.engine.runner import Runner
-from workbench.engine.schedule import BatchingMode, PreemptionMode, parse_policy
-from workbench.engine.scheduler import SchedulerLimits
-from workbench.engine.speculation import NoSpeculation, parse_speculation
-from workbench.engine.trial import autotune_backend
 from workbench.errors import WorkbenchError, nearest
-from workbench.model import families, shapes
-from workbench.model.composition import AttentionConfig
-from workbench.model.config_fields import ConfigFields, read_object
+from workbench.executors.autotune import autotune_backend
+from workbench.executors.base import CompileUnit, MlirExecutor
+from workbench.executors.layout import choose_weight_layout
+from workbench.executors.reference import CacheLayout
+from workbench.executors.select import (
+    check_batch_invariant_cache,
+    incompatible_settings,
+    resolve_backends,
+    select_batch_invariant,
+    select_for_cache,
+    select_for_model,
+)
+from workbench.kv_cache.eviction import EvictionPolicy, parse_eviction
+from workbench.kv_cache.format import CacheFormat, KVCacheSpec, parse_cache_format
+from workbench.kv_cache.pages import build_cache_groups
+from workbench.kv_cache.settings import parse_offload, parse_prefix_cache
+from workbench.model import shapes
+from workbench.model.attention_config import AttentionConfig
+from workbench.model.hf import families
+from workbench.model.hf.fields import ConfigFields, read_object
+from workbench.model.hf.weights import load_weights, random_weights
 from workbench.model.quantized import WeightFormat
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.model.variants import change_attention, change_spec
-from workbench.model.weights import load_weights, random_weights
+from workbench.progress import report_if_slow, to_stderr
 from workbench.prompt.tokenizer import Tokenizer
+from workbench.scheduler.policies import BatchingMode, PreemptionMode, parse_policy
+from workbench.scheduler.scheduler import SchedulerLimits
+from workbench.speculative.config import DraftModel, NoSpeculation, PromptLookup, parse_speculation
+from workbench.speculative.draft_model import CompiledDraftSteps, DraftModelProposer
+from workbench.speculative.proposers import PromptLookupProposer, Proposer, Speculator
 from workbench.trace.events import Event
 
 DEMO_FOLDER = Path(__file__).resolve().parent.parent / "demo"
@@ -54,7 +59,12 @@ SHAPE_PREFIX = "shape:"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 AUTO_CACHE_BYTES = 2**30  # bytes the cache may take when `pages` is left to us
 Overflow = Literal["refuse", "cut_oldest"]
-CALLBACK_ARGUMENTS = ("listener", "report", "clock", "sleep")  # of what `load` is given, what does not say what the runner is
+CALLBACK_ARGUMENTS = (
+    "listener",
+    "report",
+    "clock",
+    "sleep",
+)  # of what `load` is given, what does not say what the runner is
 
 
 def load(
@@ -128,7 +138,9 @@ def load(
         raise WorkbenchError(f"unknown unit of compilation {compile!r}; known: {', '.join(get_args(CompileUnit))}")
     prefix, offload, evicts = parse_prefix_cache(prefix), parse_offload(offload), parse_eviction(evict)
     if preemption_mode not in get_args(PreemptionMode):
-        raise WorkbenchError(f"unknown preemption_mode {preemption_mode!r}; known: {', '.join(get_args(PreemptionMode))}")
+        raise WorkbenchError(
+            f"unknown preemption_mode {preemption_mode!r}; known: {', '.join(get_args(PreemptionMode))}"
+        )
     policy, speculate = parse_policy(policy, schedule), parse_speculation(speculate)
     if problem := incompatible_settings(batch_invariant, evicts is not None, not isinstance(speculate, NoSpeculation)):
         raise WorkbenchError(problem)
@@ -149,16 +161,24 @@ def load(
     shapes = transformer.cache_shapes(kept)
     if batch_invariant:
         check_batch_invariant_cache(shapes, cache_dtype, transformer.dtype)
-    backends = select_for_cache(backends, shapes, page_size, cache_dtype, transformer.dtype, backend == AUTO_BACKEND and not batch_invariant)
+    backends = select_for_cache(
+        backends, shapes, page_size, cache_dtype, transformer.dtype, backend == AUTO_BACKEND and not batch_invariant
+    )
     if backend == AUTO_BACKEND and not batch_invariant:
-        with report_if_slow(f"trying which backend decodes {model} fastest here: compiled now, then remembered", report):
+        with report_if_slow(
+            f"trying which backend decodes {model} fastest here: compiled now, then remembered", report
+        ):
             backends = autotune_backend(backends, transformer, page_size, compile, cache=kept, cache_dtype=cache_dtype)
         transformer.set_backend(backends.blocks)
     with report_if_slow(f"laying out the weights of {model}", report):
         held = CacheLayout(shapes, page_size, cache_dtype)
-        backends = choose_weight_layout(transformer, backends, held, auto=backend == AUTO_BACKEND and not batch_invariant)
+        backends = choose_weight_layout(
+            transformer, backends, held, auto=backend == AUTO_BACKEND and not batch_invariant
+        )
     if compile == "step" and backends.decode is not Backend.INDUCTOR:
-        backends = replace(backends, reason=f"{backends.reason}; compile: step has no effect, since {backends.decode} decodes")
+        backends = replace(
+            backends, reason=f"{backends.reason}; compile: step has no effect, since {backends.decode} decodes"
+        )
     fitting = _auto_num_pages(source.spec.max_position_embeddings, shapes, cache_dtype, limits, page_size, evicts)
     heap.trim_heap()
     tokenizer = source.tokenizer()
@@ -289,3 +309,70 @@ def _auto_num_pages(
     wanted = [limits.max_num_seqs * table.max_pages(context, chunk, page_size) for table in tables]
     whole = sum(pages * each for pages, each in zip(wanted, page_bytes, strict=True))
     return tuple(max(1, min(pages, int(pages * AUTO_CACHE_BYTES // whole))) for pages in wanted)
+
+
+def build_speculator(
+    settings: PromptLookup | DraftModel,
+    spec: ModelSpec,
+    tokenizer: Tokenizer | None,
+    backend: str,
+    load: Callable[..., Runner],
+) -> Speculator:
+    """Build a speculator for a model of `spec` on backend `backend`; `load` loads a draft model like the target.
+
+    Raises:
+        WorkbenchError: for a draft model with other tokens than the target's.
+    """
+    proposer: Proposer
+    if isinstance(settings, PromptLookup):
+        proposer = PromptLookupProposer(settings.min_ngram, settings.max_ngram)
+    else:
+        draft = load(settings.model, dtype=settings.dtype, backend=settings.backend or backend)
+        check_same_vocabulary(settings.model, draft.tokenizer, draft.model.spec, tokenizer, spec)
+        proposer = DraftModelProposer(
+            draft.model.spec, draft.executor, draft.kv_cache.manager, draft.scheduler.limits.max_prefill_tokens,
+            common_random_numbers=settings.accept == "match", confidence_threshold=settings.confidence_threshold,
+            multi_step=_multi_step(draft, settings),
+        )  # fmt: skip
+    return Speculator(
+        proposer, settings.num_speculative_tokens, spec.max_position_embeddings, settings.length, settings.accept
+    )
+
+
+def _multi_step(draft: Runner, settings: DraftModel) -> CompiledDraftSteps | None:
+    """The call for several tokens, where the draft decodes by compiled steps."""
+    if not isinstance(draft.executor, MlirExecutor) or CompiledDraftSteps.unsupported_reason(draft.model, draft.store):
+        return None
+    max_draft_tokens, least = settings.num_speculative_tokens + 1, settings.confidence_threshold
+    return CompiledDraftSteps(draft.model, draft.store, max_draft_tokens, least)
+
+
+def check_same_vocabulary(
+    name: str, draft: Tokenizer | None, draft_spec: ModelSpec, target: Tokenizer | None, spec: ModelSpec
+) -> None:
+    """Refuse a draft model whose ids mean other tokens than the target's (WorkbenchError)."""
+    refused = f"speculate.model {name}: a draft must have the target's tokenizer"
+    if draft_spec.vocab_size != spec.vocab_size:
+        raise WorkbenchError(
+            f"{refused}; its vocabulary has {draft_spec.vocab_size} tokens, {spec.name}'s {spec.vocab_size}"
+        )
+    if draft is None or target is None:
+        if draft is not target:
+            raise WorkbenchError(f"{refused}; {'it' if draft is None else spec.name} has none at all")
+        return
+    for token in range(max(draft.vocab_size, target.vocab_size)):
+        ours, theirs = (each.id_to_token(token) if token < each.vocab_size else "" for each in (target, draft))
+        if ours != theirs:
+            raise WorkbenchError(f"{refused}; token {token} is {theirs!r} there and {ours!r} in {spec.name}")
+
+
+def trim_heap() -> None:
+    """Return memory that was freed but kept for later (glibc's malloc_trim; elsewhere nothing happens).
+
+    Creating or converting weights leaves a hundred megabytes of freed pieces that decode never asks for again.
+    """
+    try:
+        release = ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError, TypeError):  # not glibc
+        return
+    release(0)

@@ -15,14 +15,13 @@ from compiled_kernels import Backend
 from compiled_kernels.linear_w8a8.quantize import quantize_rows
 from compiled_kernels.paged_attention.reference import attend
 from workbench.batch import TokenBatch
+from workbench.custom import load_custom
 from workbench.errors import WorkbenchError
-from workbench.model.latent_spec import MLASpec
 from workbench.model.layers import build_custom_attention
 from workbench.model.quantized import WeightFormat
 from workbench.model.rotary import RotaryTable, rotary_frequencies, rotary_of_layer
-from workbench.model.spec import AnyAttentionSpec, AttentionSpec, GateSpec, LayerSpec, ModelSpec, RotaryConfig
+from workbench.model.spec import AnyAttentionSpec, AttentionSpec, GateSpec, LayerSpec, MLASpec, ModelSpec, RotaryConfig
 from workbench.model.transformer import Transformer
-from workbench.user_parts import load_custom
 
 
 class Weights(dict[str, Tensor]):
@@ -58,7 +57,11 @@ def logits(model: Transformer, ids: Tensor, dtype: torch.dtype | None = None) ->
     x = _norm(x, w["norm.weight"], *_style(spec))
     x = w.entering(x) if model.format.head == "int8" else x
     logits = x @ w["embedding.weight" if spec.tie_word_embeddings else "head.weight"].T
-    return spec.final_logit_softcapping * torch.tanh(logits / spec.final_logit_softcapping) if spec.final_logit_softcapping else logits
+    return (
+        spec.final_logit_softcapping * torch.tanh(logits / spec.final_logit_softcapping)
+        if spec.final_logit_softcapping
+        else logits
+    )
 
 
 def _attention(h: Tensor, w: Weights, at: str, a: AnyAttentionSpec, spec: ModelSpec) -> Tensor:
@@ -76,7 +79,9 @@ def _grouped(h: Tensor, w: Weights, at: str, a: AttentionSpec, spec: ModelSpec) 
         k = _norm(k, w[at + "key_norm.weight"], *_style(spec))
     if a.position == "rotary":
         q, k = (_turn(part, a.rotary or spec.rotary) for part in (q, k))
-    k, v = (part.repeat_interleave(a.num_heads // a.num_kv_heads, dim=1) for part in (k, v))  # a key head for each query head
+    k, v = (
+        part.repeat_interleave(a.num_heads // a.num_kv_heads, dim=1) for part in (k, v)
+    )  # a key head for each query head
     scores = einsum(q, k, "token head dim, context head dim -> head token context") * (a.scale or a.head_dim**-0.5)
     sinks = w[at + "sink_logits"] if a.sink_logits else None
     mixed = einsum(_weights(scores, a, sinks).to(v.dtype), v, "head token context, context head dim -> token head dim")
@@ -85,7 +90,9 @@ def _grouped(h: Tensor, w: Weights, at: str, a: AttentionSpec, spec: ModelSpec) 
 
 def _latent(h: Tensor, w: Weights, at: str, a: MLASpec, rotary: RotaryConfig) -> Tensor:
     """As published: every head's keys and values are made from the latents (DeepSeek-V2, 2024, section 2.1)."""
-    query, latent, key = _linear(h, w, at + "down").split([a.down_proj_columns - a.head_dim, a.kv_lora_rank, a.qk_rope_head_dim], dim=-1)
+    query, latent, key = _linear(h, w, at + "down").split(
+        [a.down_proj_columns - a.head_dim, a.kv_lora_rank, a.qk_rope_head_dim], dim=-1
+    )
     if a.q_lora_rank is not None:
         query = _linear(_norm(query, w[at + "query_norm.weight"], a.rms_norm_eps), w, at + "query_up")
     query = rearrange(query, "token (head dim) -> token head dim", head=a.num_heads)

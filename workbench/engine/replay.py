@@ -10,15 +10,15 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from workbench.engine.intake import arrival
-from workbench.engine.lawful import policy_name
-from workbench.engine.policy import SchedulingPolicy, SchedulerState, SchedulerDecision
+from workbench.engine.inputs import arrival
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.request import Request
-from workbench.trace.events import RecordedDecision, Event, Finished, SpanRecord
+from workbench.scheduler.allocate import policy_name
+from workbench.scheduler.policy import SchedulerDecision, SchedulerState, SchedulingPolicy
+from workbench.trace.events import Event, Finished, RecordedDecision, SpanRecord
 from workbench.trace.recorder import Recorder
-from workbench.trace.script import RecordedInput, StepScript, RecordedStep
+from workbench.trace.script import RecordedInput, RecordedStep, StepScript
 
 
 class ReplayDiverged(WorkbenchError):
@@ -81,7 +81,9 @@ class _Replay:
                 yield from self._pop_events()
                 self._check_effects()
                 if self.runner.has_unfinished_requests:
-                    raise ReplayDiverged("replay: the record ends here, and requests still go on; it was not recorded whole")
+                    raise ReplayDiverged(
+                        "replay: the record ends here, and requests still go on; it was not recorded whole"
+                    )
         finally:
             self.runner.cancel_all(self._queue)
 

@@ -13,32 +13,31 @@ from typing import Any, Literal
 
 import torch
 
-from workbench.cache.format import CacheFormat
-from workbench.engine import intake, runner_shown
-from workbench.engine.apart import forward_isolated, select_logits
-from workbench.engine.books import StepLock
+from workbench.display import Displayable, Table, format_cell
+from workbench.engine import inputs as intake
+from workbench.engine import runner as runner_shown
 from workbench.engine.cache import KVCache
-from workbench.engine.contention import StepThreads
-from workbench.engine.drafts import Speculator
-from workbench.engine.excluded import incompatible_settings
-from workbench.engine.executors import CompileUnit, with_eviction, build_executor
-from workbench.engine.inspection import Inspection, inspect
-from workbench.engine.instruments import Telemetry, StepTimestamps
-from workbench.engine.interrupts import DeferInterrupts
-from workbench.engine.lanes import Backends
-from workbench.engine.owner import RunnerOwner
-from workbench.engine.plan import StepPlan
-from workbench.engine.reading import DetokenizedTokens
-from workbench.engine.schedule import PreemptionMode, parse_policy
-from workbench.engine.scheduler import SchedulerLimits, Scheduler
-from workbench.engine.served import RequestTracker
+from workbench.engine.faults import DeferInterrupts, StepLock, forward_isolated, select_logits
+from workbench.engine.inputs import RunnerOwner
+from workbench.engine.outputs import DetokenizedTokens
+from workbench.engine.requests import RequestTracker
+from workbench.engine.telemetry import StepTimestamps, Telemetry
 from workbench.errors import WorkbenchError
+from workbench.executors.base import CompileUnit, build_executor, with_eviction
+from workbench.executors.contention import StepThreads
+from workbench.executors.select import Backends, incompatible_settings
+from workbench.inspect.attention import Inspection, inspect
+from workbench.kv_cache.format import CacheFormat
 from workbench.model.transformer import Transformer
 from workbench.prompt.tokenizer import Tokenizer
 from workbench.request import FinishReason, Request
-from workbench.sampling.choose import Sampler
+from workbench.sampling.sampler import Sampler
 from workbench.sampling.verify import Draft
-from workbench.shown import Displayable, Table
+from workbench.scheduler.allocate import policy_name
+from workbench.scheduler.plan import StepPlan
+from workbench.scheduler.policies import PreemptionMode, parse_policy
+from workbench.scheduler.scheduler import Scheduler, SchedulerLimits
+from workbench.speculative.proposers import Speculator
 from workbench.trace.events import Event, Finished, ThreadsChanged
 
 
@@ -106,7 +105,9 @@ class Runner(Displayable):
             preemption_mode=preemption_mode,
         )  # fmt: skip
         self.store = self.kv_cache.store
-        self.scheduler = Scheduler(self.kv_cache.manager, limits, model.spec.max_position_embeddings, parse_policy(policy))
+        self.scheduler = Scheduler(
+            self.kv_cache.manager, limits, model.spec.max_position_embeddings, parse_policy(policy)
+        )
         self.backends = backends or Backends.uniform(model.backend, "the model's")
         self._changes: list[tuple[int, str]] = []  # of threads, in the step under way
         threads = StepThreads(lambda *change: self._changes.append(change))
@@ -116,7 +117,11 @@ class Runner(Displayable):
         self.telemetry = Telemetry(model, self.store, self.scheduler.pools, clock, listener)
         tell = self.telemetry.emit
         self.tracker = RequestTracker(model.spec, tokenizer, self.scheduler, self.kv_cache, chooser, tell, clock)
-        self.step_lock = StepLock(lambda: bool(self.tracker.to_cancel), self.tracker.process_cancellations, self.telemetry.raise_listener_error)
+        self.step_lock = StepLock(
+            lambda: bool(self.tracker.to_cancel),
+            self.tracker.process_cancellations,
+            self.telemetry.raise_listener_error,
+        )
         self.speculator: Speculator | None = None
         self.set_speculator(speculator)
         self.overflow = overflow
@@ -272,7 +277,9 @@ class Runner(Displayable):
         if plan is None:
             return
         self.telemetry.emit_step_planned(plan, began)
-        plan, failures = self.kv_cache.transfer_pages(plan, itertools.chain(self.scheduler.running, self.scheduler.waiting))
+        plan, failures = self.kv_cache.transfer_pages(
+            plan, itertools.chain(self.scheduler.running, self.scheduler.waiting)
+        )
         planned, pages = self.clock(), self.telemetry.pages_in_use()
         self.tracker.emit_decisions(plan, planned)
         for sequence, fault in (*plan.errors, *failures):
@@ -322,7 +329,9 @@ class Runner(Displayable):
 
     def _check_owner(self) -> None:
         if self.owner is not None and self.owner.is_other_thread():
-            raise WorkbenchError("another thread owns this runner: use runner.stream, or widgets.RunnerThread.attach(runner).call")
+            raise WorkbenchError(
+                "another thread owns this runner: use runner.stream, or widgets.RunnerThread.attach(runner).call"
+            )
 
     def _propose(self) -> dict[str, Draft]:
         """Return draft tokens to verify in the next step."""
@@ -351,3 +360,48 @@ def generate(runner: Runner, requests: Iterable[Request]) -> dict[str, Finished]
     """Run to the end and return how each request finished, by its id; of several samples, `id`, `id#1`, ..."""
     ends = (event for event in runner.stream(list(requests)) if isinstance(event, Finished))
     return {intake.sample_id(event.request_id, event.sample): event for event in ends}
+
+
+def runner_headline(runner: Runner) -> str:
+    spec, queues = runner.model.spec, runner.scheduler
+    used, there = sum(pool.num_used for pool in queues.pools), sum(pool.num_pages for pool in queues.pools)
+    return (
+        f"{spec.name}: {spec.num_parameters:,} parameters, backend {runner.backends}; {len(queues.running)} requests run, "
+        f"{len(queues.waiting)} wait, {used} of {there} pages used"
+    )
+
+
+def runner_table(runner: Runner) -> Table:
+    model, store, queues = runner.model, runner.store, runner.scheduler
+    limits = queues.limits
+    weights = str(model.dtype).removeprefix("torch.")
+    if model.format.blocks != "dense":
+        weights += f", {model.format.blocks} in its products"
+    if model.format.activations != "float":
+        weights += f", with activations in {model.format.activations}"
+    pages = [f"{pool.num_used} of {pool.num_pages}" for pool in queues.pools]
+    formats = dict.fromkeys(str(shape.format) for shape in store.specs)
+    rows = [
+        ("model", f"{model.spec.name}, {model.spec.num_parameters:,} parameters"),
+        ("weights", f"{weights}, {_size_text(model.weight_bytes)} on {model.device}"),
+        ("backend", f"{runner.backends}: {runner.backends.reason}"),
+        (
+            "cache",
+            f"{' / '.join(formats)}, {_size_text(store.bytes)}, {format_cell(store.bytes_per_token)} bytes a token",
+        ),
+        ("pages used", f"{'; '.join(pages)}, of {store.page_size} tokens each"),
+        ("a step", f"at most {limits.max_num_seqs} requests and {limits.max_num_batched_tokens} tokens"),
+        ("policy", policy_name(queues.policy)),
+        ("tokenizer", "none" if runner.tokenizer is None else repr(runner.tokenizer)),
+        ("running", ", ".join(each.request_id for each in queues.running) or "none"),
+        ("waiting", ", ".join(each.request_id for each in queues.waiting) or "none"),
+    ]
+    return Table(f"runner of {model.spec.name}", rows)
+
+
+def _size_text(size: float) -> str:
+    for unit in ("bytes", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:,.4g} {unit}"
+        size /= 1024
+    return f"{size:,.4g} GiB"

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from workbench.engine import naive
-from workbench.engine.plan import Span, StepPlan
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
+from workbench.scheduler.plan import Span, StepPlan
 
 
 def disable_cache(runner: Runner, oracle: bool = False) -> None:
@@ -26,7 +26,9 @@ def disable_cache(runner: Runner, oracle: bool = False) -> None:
         raise WorkbenchError("executor: uncached needs every token's page: take out cache.evict and attention.window")
     runner.executor = _NaiveExecutor(runner) if oracle else _RecomputingExecutor(runner)
     if runner.load_arguments:
-        runner.load_arguments = MappingProxyType({**runner.load_arguments, "executor": {"kind": "uncached", "oracle": oracle}})
+        runner.load_arguments = MappingProxyType(
+            {**runner.load_arguments, "executor": {"kind": "uncached", "oracle": oracle}}
+        )
 
 
 class _RecomputingExecutor:

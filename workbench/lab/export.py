@@ -17,7 +17,7 @@ from nbconvert.exporters import HTMLExporter
 from traitlets import List, Unicode, default
 from traitlets.config import Config
 
-from workbench.lab.cells import VIEW
+from workbench.lab.execute import VIEW
 
 
 class OfflineHTML(HTMLExporter):

@@ -1,15 +1,72 @@
-"""Start JupyterLab on the notebooks, with the user's own settings and defaults that suit percent files."""
+"""Requirements of JupyterLab and of the check, and the command that installs what is missing."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
-from workbench.lab.needs import missing_lab, require
+from workbench.errors import WorkbenchError
+
+LAB_PACKAGES = ("jupyterlab", "ipywidgets", "anywidget", "jupytext", "nbclient", "nbconvert")
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+def missing_lab() -> str | None:
+    """Return one line that names the install command, or None where JupyterLab can be opened."""
+    missing = [name for name in LAB_PACKAGES if find_spec(name) is None]
+    if not missing:
+        return None
+    return f"lab: {', '.join(missing)} not installed; pip install 'inference-workbench[lab]'"
+
+
+def missing_browser() -> str | None:
+    """Return one line that names the install command, or None where a browser can be driven."""
+    if find_spec("playwright") is None:
+        return "lab: playwright is not installed; pip install playwright (no `playwright install`)"
+    if chromium() is None:
+        return "lab: no Chromium on this machine; apt-get install chromium"
+    return None
+
+
+def chromium() -> str | None:
+    return next((path for name in BROWSERS if (path := shutil.which(name))), None)
+
+
+def require(*answers: str | None) -> None:
+    for answer in answers:
+        if answer:
+            raise WorkbenchError(answer)
+
+
+def notebooks_folder(given: Path | None = None) -> Path:
+    """Return `given`, or the nearest folder `notebooks` from the current folder upwards."""
+    if given is not None:
+        if not given.is_dir():
+            raise WorkbenchError(f"--folder {given}: no such folder; name one that holds notebooks")
+        return given.resolve()
+    here = Path.cwd()
+    for place in (here, *here.parents):
+        if place.name == "notebooks" or (place / "notebooks").is_dir():
+            return place if place.name == "notebooks" else place / "notebooks"
+    raise WorkbenchError(f"no folder notebooks/ in {here} or above; name one with --folder")
+
+
+def notebooks_in(folder: Path) -> list[Path]:
+    """List the percent files, and the .ipynb files without one beside them, by name."""
+    percent = [path for path in folder.glob("*.py") if is_percent(path)]
+    paired = {path.stem for path in percent}
+    alone = [path for path in folder.glob("*.ipynb") if path.stem not in paired]
+    return sorted((*percent, *alone))
+
+
+def is_percent(path: Path) -> bool:
+    return any(line.startswith("# %%") for line in path.read_text(encoding="utf-8").splitlines())
 
 
 def start(folder: Path, notebook: str | None = None, port: int | None = None, browser: bool = True) -> int:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from workbench.model.latent_spec import MLASpec
-from workbench.model.spec import AnyAttentionSpec, ModelSpec
+from workbench.model.spec import AnyAttentionSpec, MLASpec, ModelSpec
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,10 @@ class StepCostModel:
         """Take the bytes of a value in the blocks' matrices (scales included), in the head's, and in the cache."""
         self.spec = spec
         self._block_value, self._head_value, self._cache_value = block_value, head_value, cache_value
-        used = (kind.attention.matrix_parameters(spec.hidden_size) + spec.hidden_size * kind.mlp_parameters_per_column[1] for kind in spec.layers)
+        used = (
+            kind.attention.matrix_parameters(spec.hidden_size) + spec.hidden_size * kind.mlp_parameters_per_column[1]
+            for kind in spec.layers
+        )
         self._block_weights = sum(used)
         self._head_weights = spec.vocab_size * spec.hidden_size
         self._attentions: dict[AnyAttentionSpec, int] = {}

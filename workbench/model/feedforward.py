@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 import compiled_kernels
 from compiled_kernels import Backend
-from compiled_kernels.gaps import known_gap
+from compiled_kernels.capabilities import known_gap
 from workbench.errors import WorkbenchError
 from workbench.model.linear import Linear
 from workbench.model.quantized import WeightFormat
-from workbench.model.spec import MoESpec, GateSpec, LayerSpec
+from workbench.model.spec import GateSpec, LayerSpec, MoESpec
 
 
 def build_feedforward(kind: LayerSpec, hidden_size: int, backend: Backend, format: WeightFormat) -> nn.Module:
@@ -69,7 +69,9 @@ class MixtureOfExperts(nn.Module):
     def unread_bytes(self) -> int:
         """Return the bytes that a single token leaves unread: the experts that it does not use."""
         stacks = (self.gate_up, self.gate_up_bias, self.down, self.down_bias)
-        return sum(each.nbytes // len(each) * (len(each) - self.num_experts_per_tok) for each in stacks if each is not None)
+        return sum(
+            each.nbytes // len(each) * (len(each) - self.num_experts_per_tok) for each in stacks if each is not None
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         scores, chosen = self.router(x).topk(self.num_experts_per_tok, dim=-1)

@@ -11,19 +11,25 @@ from torch import Tensor, nn
 import compiled_kernels
 from compiled_kernels import Backend
 from workbench.batch import TokenBatch
-from workbench.cache.store import CacheLayer
+from workbench.custom import build_custom
+from workbench.kv_cache.store import CacheLayer
+from workbench.model.custom import build_mask, build_score, load_module
 from workbench.model.feedforward import build_feedforward
-from workbench.model.latent import MLA
-from workbench.model.latent_spec import MLASpec as MLASpec
-from workbench.model.own_parts import load_module, build_mask, build_score
 from workbench.model.linear import Linear, RMSNorm
+from workbench.model.mla import MLA
 from workbench.model.quantized import WeightFormat
 from workbench.model.spec import AnyAttentionSpec, LayerSpec
 from workbench.model.spec import AttentionSpec as AttentionSpec
-from workbench.user_parts import build_custom
+from workbench.model.spec import MLASpec as MLASpec
 
 Angles = Tensor | None  # [token, dim / 2]; None where heads are not rotated
-STORED_PARAMETERS = ("qkv.", "output.", "query_norm.", "key_norm.", "sink_logits")  # parameters of attention that a state holds
+STORED_PARAMETERS = (
+    "qkv.",
+    "output.",
+    "query_norm.",
+    "key_norm.",
+    "sink_logits",
+)  # parameters of attention that a state holds
 
 
 class Attention(nn.Module):
@@ -34,7 +40,13 @@ class Attention(nn.Module):
     """
 
     def __init__(
-        self, spec: AttentionSpec, hidden_size: int, backend: Backend, format: WeightFormat, eps: float = 1e-5, offset: float = 0.0
+        self,
+        spec: AttentionSpec,
+        hidden_size: int,
+        backend: Backend,
+        format: WeightFormat,
+        eps: float = 1e-5,
+        offset: float = 0.0,
     ):
         """Build the module; `eps` and `offset` are those of the norms of queries and keys."""
         super().__init__()
@@ -97,11 +109,19 @@ def build_attention(
         return Attention(spec, hidden_size, backend, format, eps, offset)
     found, name = load_module(spec.module), f"module {spec.module.path}"
     offsets = (offset,) if offset else ()  # few models have one: only then a module must take it
-    return cast(Attention, build_custom(found, spec.module.arguments, name, spec, hidden_size, backend, format, eps, *offsets))
+    return cast(
+        Attention, build_custom(found, spec.module.arguments, name, spec, hidden_size, backend, format, eps, *offsets)
+    )
 
 
 def build_custom_attention(
-    spec: AttentionSpec, hidden_size: int, backend: Backend, format: WeightFormat, eps: float, offset: float, dtype: torch.dtype
+    spec: AttentionSpec,
+    hidden_size: int,
+    backend: Backend,
+    format: WeightFormat,
+    eps: float,
+    offset: float,
+    dtype: torch.dtype,
 ) -> Attention | MLA:
     """Build a custom module in memory: the random numbers that it draws are the same every time."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
@@ -113,7 +133,9 @@ class TransformerBlock(nn.Module):
     """One layer, normed before each part and, with `post_norms`, after it too (Gemma 2). `before_attention` and
     `after_attention` are the two sides of the read from the cache."""
 
-    def __init__(self, kind: LayerSpec, hidden_size: int, eps: float, backend: Backend, format: WeightFormat, offset: float = 0.0):
+    def __init__(
+        self, kind: LayerSpec, hidden_size: int, eps: float, backend: Backend, format: WeightFormat, offset: float = 0.0
+    ):
         """Build the block; `offset` is added to the weights of the norms."""
         super().__init__()
         norm = hidden_size, eps, backend, offset

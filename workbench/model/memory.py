@@ -9,11 +9,11 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from workbench.cache.tables import KVCacheGroup
-from workbench.model.latent_spec import MLASpec
+from workbench.kv_cache.format import CacheFormat, KVCacheSpec, build_cache_specs
+from workbench.kv_cache.pages import KVCacheGroup
 from workbench.model.parameters import parameter_shapes
 from workbench.model.quantized import DENSE_WEIGHTS, WeightFormat
-from workbench.model.spec import LayerSpec, ModelSpec
+from workbench.model.spec import LayerSpec, MLASpec, ModelSpec
 
 INT8_SCALE, INT4_SCALE = 4, 2  # bytes of a scale
 UNLIMITED_TOKENS = 2**50  # tokens
@@ -97,7 +97,9 @@ def estimate_memory(
     )
 
 
-def break_even_context(parts: tuple[KVGroupBytes, ...], others: tuple[KVGroupBytes, ...], chunk_tokens: int, page_size: int = 1) -> int:
+def break_even_context(
+    parts: tuple[KVGroupBytes, ...], others: tuple[KVGroupBytes, ...], chunk_tokens: int, page_size: int = 1
+) -> int:
     """Return the context in tokens from which on one sequence takes fewer bytes in `parts` than in `others`, at its
     peak, where a step computes `chunk_tokens` of its tokens at most. `UNLIMITED_TOKENS` where it never does.
 
@@ -111,7 +113,11 @@ def break_even_context(parts: tuple[KVGroupBytes, ...], others: tuple[KVGroupByt
     tables = [part.table for part in (*parts, *others)]
     period = math.lcm(page_size, *(each for table in tables for each in (table.quant_group, table.stride)))
     # Beyond `high` a table takes, one period further on, its bytes of a period more, or no more where it has a window.
-    high = max((table.sliding_window or 0) + table.residual_length + table.quant_group for table in tables) + chunk_tokens + 2 * page_size
+    high = (
+        max((table.sliding_window or 0) + table.residual_length + table.quant_group for table in tables)
+        + chunk_tokens
+        + 2 * page_size
+    )
     growing, fixed = ([part for part in both if part.table.sliding_window is None] for both in (parts, others))
     if sum(part.bytes_per_token for part in growing) >= sum(part.bytes_per_token for part in fixed):
         return UNLIMITED_TOKENS
@@ -123,10 +129,14 @@ def break_even_context(parts: tuple[KVGroupBytes, ...], others: tuple[KVGroupByt
 def peak_bytes(parts: tuple[KVGroupBytes, ...], tokens: int, chunk_tokens: int, page_size: int = 1) -> float:
     """Return the largest bytes of one sequence while it grows to `tokens`, in whole pages, where a step computes
     `chunk_tokens` of them."""
-    return sum(part.table.max_pages(tokens, chunk_tokens, page_size) * page_size * part.bytes_per_token for part in parts)
+    return sum(
+        part.table.max_pages(tokens, chunk_tokens, page_size) * page_size * part.bytes_per_token for part in parts
+    )
 
 
-def longest_context(found: MemoryEstimate, parts: tuple[KVGroupBytes, ...], memory_bytes: int, page_size: int = 1) -> int | None:
+def longest_context(
+    found: MemoryEstimate, parts: tuple[KVGroupBytes, ...], memory_bytes: int, page_size: int = 1
+) -> int | None:
     """Return the tokens to which each of `found.batch` sequences may grow so that all fit into `memory_bytes`; None
     where windows keep any number."""
     room = (memory_bytes - found.weight_bytes - found.activation_bytes) // found.batch
@@ -191,3 +201,15 @@ def _attention_columns(kind: LayerSpec) -> int:
 def _feedforward_columns(kind: LayerSpec) -> int:
     """Return the columns of both halves of the gate and of their product, over the experts that a token uses."""
     return 3 * kind.intermediate_size * (1 if kind.experts is None else kind.experts.num_experts_per_tok)
+
+
+def cache_shapes(spec: ModelSpec, format: CacheFormat | None = None) -> tuple[KVCacheSpec, ...]:
+    """Return the cache shape of each layer, dense unless a format says otherwise."""
+    attentions = (kind.attention for kind in spec.layers)
+    return build_cache_specs(
+        (
+            (a.num_kv_heads, a.head_dim, a.window, a.sinks, a.kv_lora_rank if isinstance(a, MLASpec) else None)
+            for a in attentions
+        ),
+        format,
+    )

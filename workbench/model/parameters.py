@@ -10,8 +10,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from workbench.model.latent_spec import MLASpec
-from workbench.model.spec import AttentionSpec, LayerSpec, ModelSpec
+from workbench.model.spec import AttentionSpec, LayerSpec, MLASpec, ModelSpec
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,9 @@ def parameter_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 def stored_parts(spec: ModelSpec) -> StoredParts:
     """Return every parameter's stored parts, in the order of the layers. Rows of query and key keep Hugging Face's own
     order, in which rotary pairs dimension d with d + dim / 2."""
-    parts: StoredParts = {"embedding.weight": (StoredPart("model.embed_tokens.weight", (spec.vocab_size, spec.hidden_size)),)}
+    parts: StoredParts = {
+        "embedding.weight": (StoredPart("model.embed_tokens.weight", (spec.vocab_size, spec.hidden_size)),)
+    }
     for index, layer in enumerate(spec.layers):
         parts.update(_layer(f"blocks.{index}", f"model.layers.{index}", layer, spec.hidden_size))
     parts["norm.weight"] = (StoredPart("model.norm.weight", (spec.hidden_size,)),)

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from compiled_kernels.linear.quantize import dequantize_int4, dequantize_int8, quantize_int4, quantize_int8
 from workbench.errors import WorkbenchError
-from workbench.model.latent_spec import MLASpec
-from workbench.model.spec import LayerSpec, ModelSpec
+from workbench.model.spec import LayerSpec, MLASpec, ModelSpec
 
 WeightDtype = Literal["dense", "int8", "int4"]
 WEIGHT_DTYPES: tuple[WeightDtype, ...] = ("dense", "int8", "int4")
@@ -35,7 +34,9 @@ class WeightFormat:
     activations: Activations = "float"
 
     @classmethod
-    def parse(cls, blocks: str, head: str | None = None, quant_group: int = 64, activations: str = "float") -> WeightFormat:
+    def parse(
+        cls, blocks: str, head: str | None = None, quant_group: int = 64, activations: str = "float"
+    ) -> WeightFormat:
         """`head` is as the blocks unless given. Raises WorkbenchError for a format that is not known, and for
         activations in INT8 where the blocks' weights are not."""
         head = blocks if head is None else head

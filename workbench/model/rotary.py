@@ -63,7 +63,11 @@ def _yarn(plain: Tensor, rotary: RotaryConfig, dim: int) -> Tensor:
 
 def _pair(turns: float, rotary: RotaryConfig, dim: int) -> float:
     """Return the pair, as a fraction, that makes so many turns in the original context."""
-    return dim * math.log(rotary.scaling.original_max_position_embeddings / (turns * 2 * math.pi)) / (2 * math.log(rotary.rope_theta))
+    return (
+        dim
+        * math.log(rotary.scaling.original_max_position_embeddings / (turns * 2 * math.pi))
+        / (2 * math.log(rotary.rope_theta))
+    )
 
 
 class RotaryTable(torch.nn.Module):

@@ -5,7 +5,9 @@ from __future__ import annotations
 from workbench.errors import WorkbenchError, nearest
 from workbench.model.spec import AttentionSpec, LayerSpec, ModelSpec, RotaryConfig, RotaryScaling
 
-_LLAMA31 = RotaryScaling(kind="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)
+_LLAMA31 = RotaryScaling(
+    kind="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192
+)
 
 
 def named_shape(name: str) -> ModelSpec:
@@ -30,7 +32,9 @@ def _shape(
     scaling: RotaryScaling = RotaryScaling(),  # noqa: B008 (a frozen value)
     tied: bool = False,
 ) -> ModelSpec:
-    layer = LayerSpec(attention=AttentionSpec(num_heads=heads, num_kv_heads=groups, head_dim=width // heads), intermediate_size=hidden)
+    layer = LayerSpec(
+        attention=AttentionSpec(num_heads=heads, num_kv_heads=groups, head_dim=width // heads), intermediate_size=hidden
+    )
     return ModelSpec(
         name=name,
         vocab_size=vocab,

@@ -12,24 +12,25 @@ import compiled_kernels
 from compiled_kernels import Backend
 from compiled_kernels.blocked import from_panels, shape_of
 from workbench.batch import TokenBatch
-from workbench.cache.format import CacheFormat
-from workbench.cache.pages import pages_for
-from workbench.cache.shapes import KVCacheSpec
-from workbench.cache.store import KVStore, CacheLayer
 from workbench.errors import WorkbenchError
-from workbench.model.cache_shapes import cache_shapes
+from workbench.kv_cache.format import CacheFormat, KVCacheSpec
+from workbench.kv_cache.pages import pages_for
+from workbench.kv_cache.store import CacheLayer, KVStore
 from workbench.model.feedforward import MixtureOfExperts
 from workbench.model.layers import STORED_PARAMETERS, Angles, TransformerBlock, build_custom_attention
 from workbench.model.linear import Linear, RMSNorm
+from workbench.model.memory import cache_shapes
 from workbench.model.quantized import WeightFormat, dequantize, quantize
-from workbench.model.rotary import RotaryTable, RotaryKey, rotary_of_layer, rotaries_of_model
+from workbench.model.rotary import RotaryKey, RotaryTable, rotaries_of_model, rotary_of_layer
 from workbench.model.spec import AttentionSpec, ModelSpec
 
 DENSE = WeightFormat()
 RunBlock = Callable[[TransformerBlock, Tensor, Angles, Angles, TokenBatch, CacheLayer], Tensor]
 
 
-def run_block(block: TransformerBlock, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: CacheLayer) -> Tensor:
+def run_block(
+    block: TransformerBlock, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: CacheLayer
+) -> Tensor:
     return block(x, cos, sin, batch, cache)
 
 
@@ -52,7 +53,9 @@ class Transformer(nn.Module):
         turns = rotaries_of_model(spec)
         self.rotary = nn.ModuleList(RotaryTable(*turn) for turn in turns)
         places: dict[RotaryKey | None, int | None] = {None: None, **{turn: place for place, turn in enumerate(turns)}}
-        self.rotary_of_block = tuple(places[rotary_of_layer(spec, kind.attention)] for kind in spec.layers)  # each layer's, in `rotary`
+        self.rotary_of_block = tuple(
+            places[rotary_of_layer(spec, kind.attention)] for kind in spec.layers
+        )  # each layer's, in `rotary`
 
     @classmethod
     def from_state(
@@ -130,7 +133,9 @@ class Transformer(nn.Module):
         stored = sum(
             linear.weight.nbytes + (0 if linear.scales is None else linear.scales.nbytes) for linear in linears
         ) + sum(stack.nbytes for stack in stacks)
-        values = sum(linear.in_features * shape_of(linear.weight)[0] for linear in linears) + sum(map(Tensor.numel, stacks))
+        values = sum(linear.in_features * shape_of(linear.weight)[0] for linear in linears) + sum(
+            map(Tensor.numel, stacks)
+        )
         return stored / values, self.head_bytes / (self.spec.vocab_size * self.spec.hidden_size)
 
     def embed(self, ids: Tensor) -> Tensor:

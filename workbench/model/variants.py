@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from workbench.errors import WorkbenchError, explain
-from workbench.model.composition import FULL, AttentionChange, AttentionConfig
+from workbench.model.attention_config import FULL, AttentionChange, AttentionConfig
 from workbench.model.spec import AnyAttentionSpec, AttentionSpec, ModelSpec
 
 StateDict = dict[str, Tensor]

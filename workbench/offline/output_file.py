@@ -1,7 +1,7 @@
 """Append responses to a file in order, so that every whole line in it is done.
 
-    | line 1 \n | line 2 \n | ... | line k \n | half a li     a kill may come at any byte:
-                                              ^ cut off when it is opened again
+| line 1 \n | line 2 \n | ... | line k \n | half a li     a kill may come at any byte:
+                                          ^ cut off when it is opened again
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
-from workbench.offline.answers import response_line, error_line
-from workbench.offline.lines import BatchRequest, InvalidLine, BatchModel, custom_id_of, parse_line
 from workbench.offline.output_file import OutputFile
+from workbench.offline.requests import BatchModel, BatchRequest, InvalidLine, custom_id_of, parse_line
+from workbench.offline.responses import error_line, response_line
 from workbench.trace.events import Decoded, Event, Finished
 
 MAX_PENDING_LINES = 256  # lines in progress before the first of them is written
@@ -96,7 +96,14 @@ def _check(file: OutputFile, lines: list[tuple[str, bytes]]) -> None:
 
 
 class _BatchRun:
-    def __init__(self, runner: Runner, model: BatchModel, file: OutputFile, tally: BatchProgress, tell: Callable[[BatchProgress], None]):
+    def __init__(
+        self,
+        runner: Runner,
+        model: BatchModel,
+        file: OutputFile,
+        tally: BatchProgress,
+        tell: Callable[[BatchProgress], None],
+    ):
         self.runner, self.model, self.file, self.tally, self.tell = runner, model, file, tally, tell
         self.pending: dict[str, _PendingLine] = {}  # by line number, those not written, in order
         self.queue: deque[Event] = deque()
@@ -121,7 +128,9 @@ class _BatchRun:
         try:
             place.request = parse_line(raw, number, self.model)
             if first != number:
-                raise InvalidLine("invalid_request", f"custom_id: {place.request.custom_id!r} is that of line {first} too")
+                raise InvalidLine(
+                    "invalid_request", f"custom_id: {place.request.custom_id!r} is that of line {first} too"
+                )
         except InvalidLine as error:
             name = custom_id_of(raw)  # a line that has none is found by its number
             words = str(error) if name else f"line {number}: {error}"

@@ -172,9 +172,7 @@ class Tokenizer:
     def checked_id(self, id: int) -> int:
         """Return `id` as an int; WorkbenchError outside of [0, vocab_size)."""
         if not 0 <= (number := index(id)) < self.vocab_size:
-            raise WorkbenchError(
-                f"token id {number} is out of range: this tokenizer's are 0 to {self.vocab_size - 1}"
-            )
+            raise WorkbenchError(f"token id {number} is out of range: this tokenizer's are 0 to {self.vocab_size - 1}")
         return number
 
     def check_vocab_size(self, vocab_size: int) -> None:
@@ -205,6 +203,4 @@ def _unknown_id(inner: tokenizers.Tokenizer) -> int | None:
 
 def _unreadable(path: Path | str, error: Exception | str) -> WorkbenchError:
     reason = " ".join(str(error).split())
-    return WorkbenchError(
-        f"{path}: no readable tokenizer ({reason}); copy {FILE} anew from the model's source"
-    )
+    return WorkbenchError(f"{path}: no readable tokenizer ({reason}); copy {FILE} anew from the model's source")

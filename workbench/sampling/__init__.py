@@ -1,7 +1,5 @@
 """Turn logits into tokens: filters, samplers, user-defined components, and the sampler of a runner."""
 
-from workbench.sampling.choice import SampledToken
-from workbench.sampling.choose import Sampler
 from workbench.sampling.filters import (
     Filter,
     FrequencyPenalty,
@@ -15,7 +13,8 @@ from workbench.sampling.filters import (
     TopP,
     build_filters,
 )
-from workbench.sampling.samplers import RandomSampler, Greedy, TokenSampler, uniform
+from workbench.sampling.sampler import SampledToken, Sampler
+from workbench.sampling.samplers import Greedy, RandomSampler, TokenSampler, uniform
 
 __all__ = [
     "SampledToken",

@@ -18,7 +18,9 @@ from workbench.sampling.verify import Draft, rejection_sample
 DENOMINATOR = 4  # probabilities are multiples of 1 / WHOLE
 NUM_CELLS = math.lcm(*range(1, DENOMINATOR + 1))
 Tokens = tuple[int, ...]
-NextTokenTable = Mapping[Tokens, Sequence[float]]  # the distribution of the next token, by as many of the last ones as it knows
+NextTokenTable = Mapping[
+    Tokens, Sequence[float]
+]  # the distribution of the next token, by as many of the last ones as it knows
 TargetRow = Callable[[int], Tensor]  # the target's row at a drafted position
 AcceptanceRule = Callable[[Draft, TargetRow, list[float]], tuple[int, Tensor]]
 Proposes = Callable[[Sequence[float], int], bool]  # whether a draft goes on, by its distribution and the token drawn
@@ -29,7 +31,11 @@ def always(row: Sequence[float], token: int) -> bool:
 
 
 def speculative_distribution(
-    target: NextTokenTable, draft: NextTokenTable | None, drafted: int, rule: AcceptanceRule = rejection_sample, proposes: Proposes = always
+    target: NextTokenTable,
+    draft: NextTokenTable | None,
+    drafted: int,
+    rule: AcceptanceRule = rejection_sample,
+    proposes: Proposes = always,
 ) -> dict[Tokens, float]:
     """Return the distribution of `drafted` + 1 tokens when at most `drafted` are proposed and `rule` judges them.
 

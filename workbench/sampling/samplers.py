@@ -10,11 +10,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from workbench.custom import check_arity, load_custom
+from workbench.errors import WorkbenchError
+from workbench.request import CustomPart
+from workbench.sampling.filters import Filter
 
 
 class TokenSampler(Protocol):
@@ -88,3 +93,23 @@ def sample_categorical_parallel(weights: Tensor, uniforms: Sequence[float]) -> l
     below_total = torch.nextafter(total, torch.zeros_like(total))
     target = torch.minimum(share * total, below_total)
     return (reached > target).to(torch.uint8).argmax(-1).tolist()
+
+
+def load_filter(part: CustomPart) -> Filter:
+    """Build the filter that `part` names; WorkbenchError if it cannot be one."""
+    made = load_custom(part)
+    if callable(made):
+        check_arity(made, 2, f"filter {part.path}", "(logits, histories)")
+        return cast(Filter, made)
+    raise WorkbenchError(f"filter {part.path}: not callable; it needs __call__(self, logits, histories)")
+
+
+def load_sampler(part: CustomPart) -> TokenSampler:
+    """Build the sampler that `part` names; WorkbenchError if it cannot be one."""
+    made = load_custom(part)
+    for verb, count, shape in (("start", 0, "()"), ("choose", 3, "(logits, uniform, state)")):
+        method = getattr(made, verb, None)
+        if not callable(method):
+            raise WorkbenchError(f"sampler {part.path}: has no {verb}; a sampler needs {verb}{shape}")
+        check_arity(method, count, f"sampler {part.path}: {verb}", shape)
+    return made

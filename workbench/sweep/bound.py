@@ -22,7 +22,7 @@ PR_SET_PDEATHSIG = 1  # PR_SET_PDEATHSIG, prctl(2)
 
 def worker_arguments(point: Path) -> tuple[list[str], str, str, str]:
     """Return the arguments of `run_child` for the point in this folder, valid on any machine."""
-    from workbench.sweep.places import ROOT, worker_command
+    from workbench.sweep.executor import ROOT, worker_command
     from workbench.sweep.point import LOG
 
     point = point.resolve()

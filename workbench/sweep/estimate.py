@@ -9,11 +9,16 @@ from statistics import median
 from typing import Any
 
 from workbench.errors import WorkbenchError
-from workbench.study.memory import resident_bytes
+from workbench.machine.processor import resident_bytes
 from workbench.sweep.point import Outcome, SweepPoint
-from workbench.sweep.work import ServedRequests, CachedCeilings, PointWorkload, point_workload
+from workbench.sweep.point_workload import CachedCeilings, PointWorkload, ServedRequests, point_workload
 
-COST_MODEL, MEASURED, SCALED_COST_MODEL, UNKNOWN = "cost model", "measured", "cost model, scaled to {} that ran", "unknown"
+COST_MODEL, MEASURED, SCALED_COST_MODEL, UNKNOWN = (
+    "cost model",
+    "measured",
+    "cost model, scaled to {} that ran",
+    "unknown",
+)
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,10 @@ class Estimates:
 
 
 def estimate_points(
-    points: Sequence[SweepPoint], outcomes: Mapping[str, Outcome], earlier_folders: Mapping[str, Path], start_seconds: float = 0.0
+    points: Sequence[SweepPoint],
+    outcomes: Mapping[str, Outcome],
+    earlier_folders: Mapping[str, Path],
+    start_seconds: float = 0.0,
 ) -> Estimates:
     """Estimate every point.
 
@@ -61,7 +69,15 @@ def estimate_points(
     size = _scale_bounds(bounds_by_key, {key: each.peak_bytes for key, each in ran.items()}, 1)
     found = {}
     for key in bounds_by_key:
-        source = MEASURED if key in ran else SCALED_COST_MODEL.format(len(ran)) if ran else UNKNOWN if works[key] is None else COST_MODEL
+        source = (
+            MEASURED
+            if key in ran
+            else SCALED_COST_MODEL.format(len(ran))
+            if ran
+            else UNKNOWN
+            if works[key] is None
+            else COST_MODEL
+        )
         found[key] = Estimate(seconds[key], size[key], source)
     return Estimates(found, bounds.machine.contention)
 
@@ -112,7 +128,9 @@ class _LowerBounds:
         return self.known[key]
 
 
-def _measured(point: SweepPoint, outcomes: Mapping[str, Outcome], earlier_folders: Mapping[str, Path]) -> Outcome | None:
+def _measured(
+    point: SweepPoint, outcomes: Mapping[str, Outcome], earlier_folders: Mapping[str, Path]
+) -> Outcome | None:
     found = outcomes.get(point.key)
     if found is None and point.key in earlier_folders:
         found = Outcome.read(earlier_folders[point.key])

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from workbench.sweep.places import worker_command, worker_environment
+from workbench.sweep.executor import worker_command, worker_environment
 from workbench.sweep.point import LOG
 from workbench.sweep.settings import LocalSweepConfig
 

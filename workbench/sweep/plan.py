@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from workbench.study.machine import MAX_CONTENTION
-from workbench.sweep.estimate import MEASURED, COST_MODEL, Estimate, estimate_points
+from workbench.machine.processor import MAX_CONTENTION
+from workbench.sweep.estimate import COST_MODEL, MEASURED, Estimate, estimate_points
 from workbench.sweep.folder import SweepFolder, find_earlier_points
 from workbench.sweep.run import SweepRow, read_rows
 
@@ -104,11 +104,15 @@ def _source_remarks(made: SweepPlan, start_seconds: float, contention: float) ->
             "compiling, and what Python takes between kernels, come on top"
         )
         if contention > MAX_CONTENTION:
-            remarks.append(f"others had {contention:.0%} of this machine when its ceilings were measured: they are too low")
+            remarks.append(
+                f"others had {contention:.0%} of this machine when its ceilings were measured: they are too low"
+            )
     if MEASURED in sources:
         remarks.append("measured: the same points have run in another sweep")
     if made.num_without_estimate:
-        remarks.append(f"unknown: of {made.num_without_estimate} points shapes give no time; it is estimated once one has run")
+        remarks.append(
+            f"unknown: of {made.num_without_estimate} points shapes give no time; it is estimated once one has run"
+        )
     return remarks
 
 

@@ -14,15 +14,13 @@ from statistics import fmean
 from types import FrameType
 from typing import Literal
 
-from workbench.progress import Progress
-from workbench.shown import Displayable, Table
-from workbench.stages import BAR_FORMAT, refreshing
-from workbench.study.experiment import Experiment
-from workbench.sweep.folder import SweepFolder
-from workbench.sweep.places import SweepExecutor, make_executor
+from workbench.display import Displayable, Table
+from workbench.experiment.experiment import Experiment
+from workbench.progress import BAR_FORMAT, Progress, refreshing
+from workbench.sweep.executor import SweepExecutor, make_executor
+from workbench.sweep.folder import SweepFolder, open_sweep
 from workbench.sweep.point import LOG, OUTCOME, Outcome, SweepPoint
 from workbench.sweep.settings import LocalSweepConfig
-from workbench.sweep.words import open_sweep
 
 MAX_ATTEMPTS = 2  # runs of a point whose worker dies
 
@@ -173,7 +171,10 @@ def _bar(
     known = [seconds for point in waiting if (seconds := expected_seconds.get(point.key))]
     usual = fmean(known) if known else 1.0
     weights = {point.key: expected_seconds.get(point.key) or usual for point in waiting}
-    with Progress(total=sum(weights.values()), smoothing=0, bar_format=BAR_FORMAT, disable=not progress) as bar, refreshing(bar):
+    with (
+        Progress(total=sum(weights.values()), smoothing=0, bar_format=BAR_FORMAT, disable=not progress) as bar,
+        refreshing(bar),
+    ):
         yield _Bar(bar, weights, len(sweep.points) - len(waiting), len(sweep.points))
 
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, field_validator
 
 from workbench.errors import WorkbenchError, explain, nearest
+from workbench.experiment.settings import Count, ExperimentSettings
 from workbench.files import read_yaml
-from workbench.study.parts import Count, ExperimentSettings
 
 
 class SweepExecutorConfig(ExperimentSettings):
@@ -59,7 +59,11 @@ class SlurmSweepConfig(SweepExecutorConfig):
 
 
 SweepExecutorSetting = LocalSweepConfig | RaySweepConfig | SlurmSweepConfig
-EXECUTORS: dict[str, type[SweepExecutorSetting]] = {"local": LocalSweepConfig, "ray": RaySweepConfig, "slurm": SlurmSweepConfig}
+EXECUTORS: dict[str, type[SweepExecutorSetting]] = {
+    "local": LocalSweepConfig,
+    "ray": RaySweepConfig,
+    "slurm": SlurmSweepConfig,
+}
 
 
 def parse_executor(text: str, **changes: Any) -> SweepExecutorSetting:

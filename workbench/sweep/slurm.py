@@ -17,7 +17,7 @@ from typing import Any
 from workbench.errors import WorkbenchError
 from workbench.files import read_json_file
 from workbench.progress import Progress
-from workbench.study import alive
+from workbench.runs import process as alive
 from workbench.sweep import bound
 from workbench.sweep.point import LOG, OUTCOME, write_json
 from workbench.sweep.settings import SlurmSweepConfig
@@ -77,7 +77,10 @@ class SlurmSweepExecutor:
             )  # fmt: skip
             self.submitit.core.utils.cloudpickle.register_pickle_by_value(bound)  # a job finds the workbench by itself
             with executor.batch():
-                jobs = [executor.submit(bound.run_child_job, JOB_FILE, OUTCOME, *bound.worker_arguments(point)) for point in points]
+                jobs = [
+                    executor.submit(bound.run_child_job, JOB_FILE, OUTCOME, *bound.worker_arguments(point))
+                    for point in points
+                ]
         except (RuntimeError, ValueError, NameError, AssertionError, OSError) as error:
             reason = " ".join(str(error).split())
             raise WorkbenchError(f"executor slurm: {len(points)} points cannot be submitted ({reason})") from error

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from workbench.testing.attention import check_attention
-    from workbench.testing.evict import check_evict
+    from workbench.testing.eviction import check_evict
     from workbench.testing.kv_format import check_kv_format
     from workbench.testing.policies import check_policy
     from workbench.testing.samplers import check_sampler
@@ -16,7 +16,7 @@ __all__ = ["check_attention", "check_evict", "check_kv_format", "check_policy", 
 
 _HOMES = {
     "check_attention": "workbench.testing.attention",
-    "check_evict": "workbench.testing.evict",
+    "check_evict": "workbench.testing.eviction",
     "check_kv_format": "workbench.testing.kv_format",
     "check_policy": "workbench.testing.policies",
     "check_sampler": "workbench.testing.samplers",

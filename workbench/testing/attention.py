@@ -11,13 +11,13 @@ from typing import Any
 from torch import nn
 
 from compiled_kernels import Backend
+from workbench.custom import build_custom, resolve_path, temporarily_registered
 from workbench.errors import WorkbenchError
-from workbench.model.composition import AttentionConfig
-from workbench.testing import attention_lanes, attention_laws, position_laws
-from workbench.testing.attention_scenes import AttentionScenario, attention_scenarios
-from workbench.testing.holding import check_law
-from workbench.testing.report import Law, ConformityReport
-from workbench.user_parts import build_custom, resolve_path, temporarily_registered
+from workbench.model.attention_config import AttentionConfig
+from workbench.testing import attention_backends as attention_lanes
+from workbench.testing import attention_laws, position_laws
+from workbench.testing.attention_scenarios import AttentionScenario, attention_scenarios
+from workbench.testing.law import ConformityReport, Law, check_law
 
 
 def check_attention(

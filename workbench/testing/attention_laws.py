@@ -12,8 +12,14 @@ from typing import Any
 import torch
 
 from workbench.engine import naive
-from workbench.testing.attention_scenes import CONTEXT, VOCAB, AttentionScenario, require_equal_logits, sampled_logits
-from workbench.testing.report import LawBroken
+from workbench.testing.attention_scenarios import (
+    CONTEXT,
+    VOCAB,
+    AttentionScenario,
+    require_equal_logits,
+    sampled_logits,
+)
+from workbench.testing.law import LawBroken
 
 Change = Mapping[str, Any]
 ROUNDING = 1e-9
@@ -35,7 +41,12 @@ def _batched(change: Change, scenario: AttentionScenario) -> None:
     model, texts = scenario.model(change), scenario.texts()
     together = sampled_logits(model, {f"{i}": text for i, text in enumerate(texts)})
     for i, text in enumerate(texts):
-        require_equal_logits(sampled_logits(model, {f"{i}": text}), together, "beside other texts it gives other rows than alone", scenario)
+        require_equal_logits(
+            sampled_logits(model, {f"{i}": text}),
+            together,
+            "beside other texts it gives other rows than alone",
+            scenario,
+        )
 
 
 def _paged(change: Change, scenario: AttentionScenario) -> None:
@@ -60,7 +71,11 @@ def _warm(change: Change, scenario: AttentionScenario) -> None:
     model, longest = scenario.model(change), max(scenario.texts(), key=len)
     ends = [(), (0,), (1, 0)]
     texts = {f"{i}": longest[: len(longest) - i] + end for i, end in enumerate(ends) if len(longest) > i}
-    settings = {"page_size": scenario.page_size, "max_num_seqs": 1, "max_num_batched_tokens": scenario.max_num_batched_tokens}
+    settings = {
+        "page_size": scenario.page_size,
+        "max_num_seqs": 1,
+        "max_num_batched_tokens": scenario.max_num_batched_tokens,
+    }
     warm = sampled_logits(model, texts, prefix="radix", **settings)
     message = "on a prefix found in the cache it gives other rows than on one computed"
     require_equal_logits(warm, sampled_logits(model, texts, **settings), message, scenario)

@@ -1,17 +1,169 @@
-"""Check a cache format, as a configuration has it, against the laws of keys and values."""
+"""Laws of a cache format: stored codes, and equal results however texts are chunked, batched, paged and shared.
+
+Models compute in float64, so that only a broken law makes a difference.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+import random
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from compiled_kernels import Backend
-from workbench.cache.format import CacheFormat, parse_cache_format
-from workbench.testing import kv_laws
-from workbench.testing.holding import check_law
-from workbench.testing.kv_scenes import shrink_to_test_layers, kv_scenarios
-from workbench.testing.report import ConformityReport
+import torch
+
+from compiled_kernels import Backend, BackendError, backend_problems
+from compiled_kernels.cases import Case, CaseCost, disagreement, suite_of
+from compiled_kernels.check import device_of, to_device
+from compiled_kernels.quantized_attention import dequantize, quantize
+from workbench.executors.select import unsupported_cache_reason
+from workbench.kv_cache.format import CacheFormat, KVCacheSpec, build_cache_specs, parse_cache_format
+from workbench.kv_cache.pages import build_cache_groups
+from workbench.kv_cache.store import KVStore
+from workbench.testing import kv_format as kv_laws
+from workbench.testing.attention_scenarios import require_equal_logits
+from workbench.testing.kv_scenarios import (
+    HEAD_DIM,
+    KVScenario,
+    kv_scenarios,
+    num_test_layers,
+    quant_group_tokens,
+    sampled_kv_logits,
+    shrink_to_test_layers,
+)
+from workbench.testing.law import ConformityReport, Law, LawBroken, check_law
+
+
+def _half_a_step(format: CacheFormat, scenario: KVScenario) -> None:
+    generator = torch.Generator().manual_seed(scenario.seed)
+    for layer in range(scenario.layers):
+        for kind in format.for_layer(layer).key_value_formats:
+            numbers = torch.randn(HEAD_DIM, format.for_layer(layer).group, generator=generator) * 10.0 ** (
+                scenario.seed % 7 - 4
+            )
+            packed = quantize(numbers, kind, numbers.shape[1])
+            away = (dequantize(packed, torch.float64) - numbers.double()).abs()
+            if packed.scales is None:
+                allowed = torch.zeros(HEAD_DIM, 1)
+            elif packed.minima is None:  # e4m3: three bits after the leading one
+                allowed = torch.maximum(numbers.abs() / 16, packed.scales.float().T * 2**-10)
+            else:
+                allowed = packed.scales.float().T / 2
+            if not bool((away <= allowed.double() * (1 + 1e-4)).all()):
+                far = f"{float(away.max()):.3g}"
+                raise LawBroken(f"layer {layer}: a number is {far} away from its {kind} code, on {scenario}")
+
+
+def _counted(format: CacheFormat, scenario: KVScenario) -> None:
+    store = _store(format, scenario)
+    if store.bytes != store.expected_bytes:
+        raise LawBroken(f"its tensors hold {store.bytes} bytes, the formula says {store.expected_bytes}, on {scenario}")
+
+
+def _scrubbed(format: CacheFormat, scenario: KVScenario) -> None:
+    store = _store(format, scenario)
+    for table in range(len(store.groups)):
+        for tensor in store.page_tensors(table):
+            tensor.view(torch.uint8).fill_(255)
+        store.zero_pages(table, [1])
+        if any(tensor[1].view(torch.uint8).any() for tensor in store.page_tensors(table)):
+            raise LawBroken(f"table {table}: something is left in a scrubbed page, on {scenario}")
+
+
+def _batched(format: CacheFormat, scenario: KVScenario) -> None:
+    together = sampled_kv_logits(scenario, format)
+    for name, ids in scenario.texts().items():
+        alone = sampled_kv_logits(scenario, format, {name: ids})
+        require_equal_logits(alone, together, "beside other texts it gives other rows than alone", scenario)
+
+
+def _chunked(format: CacheFormat, scenario: KVScenario) -> None:
+    whole = sampled_kv_logits(scenario, format)
+    for budget in (scenario.max_num_batched_tokens, 1):
+        chunked = sampled_kv_logits(scenario, format, max_num_batched_tokens=budget, max_num_seqs=1)
+        require_equal_logits(chunked, whole, f"in steps of {budget} tokens it gives other rows than at once", scenario)
+
+
+def _paged(format: CacheFormat, scenario: KVScenario) -> None:
+    shuffle, pages = random.Random(scenario.seed), 40
+    tables = len(build_cache_groups(shape.cache_groups for shape in scenario.model().cache_shapes(format)))
+    orders = tuple(shuffle.sample(range(1, pages + 1), pages) for _ in range(tables))
+    size = quant_group_tokens(format)
+    scattered = sampled_kv_logits(scenario, format, page_size=size, pages=pages, page_orders=orders)
+    wide = sampled_kv_logits(scenario, format, page_size=4 * size)
+    message = f"in pages of {size} tokens in random order it gives other rows than in wide ones"
+    require_equal_logits(scattered, wide, message, scenario)
+
+
+def _warm(format: CacheFormat, scenario: KVScenario) -> None:
+    """Check texts with a common beginning, one after another: later ones reuse pages of the first."""
+    longest = max(scenario.texts().values(), key=len)
+    texts = {f"{i}": longest[: len(longest) - i] for i in range(3) if len(longest) - i > 1}
+    size = quant_group_tokens(format)
+    warm = sampled_kv_logits(scenario, format, texts, prefix="radix", max_num_seqs=1, page_size=size)
+    cold = sampled_kv_logits(scenario, format, texts, max_num_seqs=1, page_size=size)
+    require_equal_logits(
+        warm, cold, "on a prefix found in the cache it gives other rows than on one computed", scenario
+    )
+
+
+LAWS: dict[str, Callable[[CacheFormat, KVScenario], None]] = {
+    "every number within half a step of its code": _half_a_step,
+    "bytes counted from the tensors = the formula": _counted,
+    "a scrubbed page holds nothing": _scrubbed,
+    "batched = alone": _batched,
+    "chunked = whole = decoded one by one": _chunked,
+    "pages of any size in any order = wide pages": _paged,
+    "a warm prefix = a cold one": _warm,
+}
+
+
+def backend_law(backend: Backend, format: CacheFormat, examples: int) -> Law:
+    """Check `backend` against the reference. A backend that refuses with a reason is not tried."""
+    name = f"backend {backend}: agrees with the einops reference in float64"
+    if problem := backend_problems()[backend]:
+        return Law(name, True, f"not tried: {problem}", tried=False)
+    shapes = build_cache_specs([(2, HEAD_DIM, None, 0, None)] * num_test_layers(format), format)
+    packed = tuple({shape.format: shape for shape in shapes if shape.format.quantized}.values())
+    if not packed:
+        message = "not tried: a dense layer is paged_attention's, which has cases of its own"
+        return Law(name, True, message, tried=False)
+    if problem := unsupported_cache_reason(backend, shapes, torch.float32, torch.float32):
+        return Law(name, True, f"not claimed: {problem}", tried=False)
+    return check_law(name, functools.partial(_agree, backend, packed), examples, kv_scenarios(format))
+
+
+def _agree(backend: Backend, shapes: tuple[KVCacheSpec, ...], scenario: KVScenario) -> None:
+    for shape in shapes:
+        _agrees(backend, shape, scenario)
+
+
+def _agrees(backend: Backend, shape: KVCacheSpec, scenario: KVScenario) -> None:
+    suite, format, rule = suite_of("quantized_attention"), shape.format, shape.quantization_rule
+    # A kernel compiled for decodes does not depend on span lengths, and compiling takes long.
+    spans = [
+        1 if backend is Backend.INDUCTOR else 1 + (scenario.seed + i) % length
+        for i, length in enumerate(scenario.lengths)
+    ]
+    arguments = {
+        "contexts": scenario.lengths, "spans": sorted(spans), "num_kv_heads": scenario.num_kv_heads, "queries_per_kv": 2, "dim": HEAD_DIM,
+        "size": scenario.quant_groups_per_page * format.group, "dtype": torch.float32, "formats": format.key_value_formats, "run": format.group,
+        "columns": format.columns, "lag": rule.residual_length, "first": rule.num_sink_tokens,
+    }  # fmt: skip
+    arguments["contexts"] = tuple(max(pair) for pair in zip(scenario.lengths, arguments["spans"], strict=True))
+    inputs = to_device(suite.input_maker(torch.Generator().manual_seed(scenario.seed), **arguments), device_of(backend))
+    try:
+        wrong = disagreement(suite, Case("drawn", arguments, CaseCost(0, 0)), inputs, backend)
+    except BackendError as error:
+        wrong = f"raised {error}"
+    if wrong:
+        raise LawBroken(f"{wrong}, on {scenario}, queries of {', '.join(map(str, arguments['spans']))} tokens")
+
+
+def _store(format: CacheFormat, scenario: KVScenario) -> KVStore:
+    shapes = scenario.model().cache_shapes(format)
+    tables = len(build_cache_groups(shape.cache_groups for shape in shapes))
+    return KVStore(shapes, tuple(range(1, tables + 1)), scenario.page_size(format), torch.float32)
 
 
 def check_kv_format(

@@ -1,18 +1,180 @@
-"""Check a custom scheduling policy against the laws of the workbench's own."""
+"""Laws of a scheduling policy, on integer schedules run by the real scheduler."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
 
-from workbench.engine.lawful import policy_name
-from workbench.engine.schedule import parse_policy
-from workbench.testing.holding import check_law
-from workbench.testing.policy_laws import LAWS, COMPETING_REQUESTS, STARVATION_LAW, check_no_starvation
-from workbench.testing.policy_scenes import PolicyScenario, policy_scenarios
-from workbench.testing.report import ConformityReport
+from workbench.request import Request, Sequence
+from workbench.scheduler.allocate import policy_name, validate_decision
+from workbench.scheduler.policies import parse_policy
+from workbench.scheduler.policy import PagesByGroup, RequestView, SchedulerDecision, SchedulerState, SchedulingPolicy
+from workbench.testing.law import ConformityReport, LawBroken, check_law
+from workbench.testing.policy_scenarios import (
+    ArrivingRequest,
+    PolicyScenario,
+    ScheduleHarness,
+    play_scenario,
+    policy_scenarios,
+)
+
+STARVATION_LIMIT = 200  # steps that a request may wait, where the policy has no limit
+STEPS_AHEAD = 250  # further steps for requests ahead: all work under way in a starvation scenario
+
+
+def _pure(policy: SchedulingPolicy, scenario: PolicyScenario) -> None:
+    for played, plan in play_scenario(scenario, policy):
+        if played.last_decision is None:
+            continue
+        state, wishes = played.last_decision
+        again = policy(replace(state))
+        again = tuple(again.num_scheduled_tokens), tuple(again.preempted)
+        if again != (wishes.num_scheduled_tokens, wishes.preempted):
+            raise LawBroken(
+                f"step {plan.step}: called twice with one state it decides {wishes.num_scheduled_tokens}, then {again[0]}"
+            )
+
+
+def _within(policy: SchedulingPolicy, scenario: PolicyScenario) -> None:
+    for played, plan in play_scenario(scenario, policy):
+        if played.last_decision is None:
+            continue
+        state, wishes = played.last_decision
+        here = {
+            e.request_id: Sequence.from_request(Request(e.request_id, ()), e.arrival_index)
+            for e in (*state.running, *state.waiting)
+        }
+        found = validate_decision(wishes, state, here, "it")
+        wrong = [words.removeprefix("policy it: ") for _, words in found.errors]
+        wrong += [stray.reason.removeprefix("policy it: ") for stray in found.ignored]
+        if wrong:
+            raise LawBroken(f"step {plan.step}: it {wrong[0]}, on {scenario}")
+
+
+def _pages(policy: SchedulingPolicy, scenario: PolicyScenario) -> None:
+    """Check that no request starts without free pages, and that every page is free in the end."""
+    scheduler = None
+    for played, plan in play_scenario(scenario, policy):
+        scheduler = played.scheduler
+        for pool in scheduler.pools:
+            if pool.num_free + pool.num_used + len(pool.evictable) != pool.num_pages:
+                raise LawBroken(
+                    f"step {plan.step}: {pool.num_free} free + {pool.num_used} used pages are not {pool.num_pages}"
+                )
+        if played.last_decision is None:
+            continue
+        state, wishes = played.last_decision
+        begins, room = _admitted(state, wishes), _available_pages(state, wishes)
+        needed = tuple(
+            sum(column) for column in zip(*(state.pages_needed[entry.request_id] for entry in begins), strict=True)
+        )
+        if any(count > max(0, free) for count, free in zip(needed, room, strict=False)):
+            names = ", ".join(entry.request_id for entry in begins)
+            raise LawBroken(f"step {plan.step}: lets {names} begin, who need {needed} pages of {room}, on {scenario}")
+    if scheduler is not None and scheduler.pages_in_use:
+        raise LawBroken(f"{scheduler.pages_in_use} pages are still held when everything has ended, on {scenario}")
+
+
+def _progress(policy: SchedulingPolicy, scenario: PolicyScenario) -> None:
+    """Check that no request starts where none fits, and that some request advances where one can."""
+    for played, plan in play_scenario(scenario, policy):
+        if played.last_decision is None:
+            continue
+        state, wishes = played.last_decision
+        room, begins = _available_pages(state, wishes), _admitted(state, wishes)
+        fitting = [
+            e for e in state.waiting if all(n <= f for n, f in zip(state.pages_needed[e.request_id], room, strict=True))
+        ]
+        if not fitting and begins:
+            name, needs = begins[0].request_id, state.pages_needed[begins[0].request_id]
+            raise LawBroken(f"step {plan.step}: lets {name} begin, who needs {needs} pages of {room}, on {scenario}")
+        if not begins and not any(tokens for _, tokens in wishes.num_scheduled_tokens):
+            raise LawBroken(f"step {plan.step}: plans nothing for {len(state.running)} that run, on {scenario}")
+
+
+def _no_loop(policy: SchedulingPolicy, scenario: PolicyScenario) -> None:
+    """Check that between two preemptions of one sequence some request advances further than ever before."""
+    most: dict[str, int] = {}  # most tokens computed of each request
+    before: dict[str, tuple[int, int]] = {}  # at its last preemption: the step, and the sum of `most`
+    for _, plan in play_scenario(scenario, policy):
+        for decision in plan.decisions:
+            if decision.action == "preempted":
+                name, now = decision.request_id, sum(most.values())
+                if name in before and before[name][1] == now:
+                    between = f"after step {before[name][0]} and again after step {plan.step}"
+                    raise LawBroken(f"{name} is preempted {between}, and no request advanced in between, on {scenario}")
+                before[name] = plan.step, now
+        for span in plan.spans:
+            most[span.sequence.request_id] = max(most.get(span.sequence.request_id, 0), span.end)
+
+
+COMPETING_REQUESTS: dict[
+    str, tuple[ArrivingRequest, ArrivingRequest]
+] = {  # the waiting request, and those that arrive without end
+    "short prompts": (ArrivingRequest(0, 14, 3, 1), ArrivingRequest(0, 1, 2, 1)),
+    "long prompts": (ArrivingRequest(0, 2, 3, 1), ArrivingRequest(0, 20, 2, 1)),
+    "urgent requests": (ArrivingRequest(0, 6, 3, 2), ArrivingRequest(0, 6, 3, 0)),
+    "requests of other tenants": (ArrivingRequest(0, 6, 3, 1), ArrivingRequest(0, 6, 3, 1)),
+    "prompts without outputs": (ArrivingRequest(0, 5, 12, 1), ArrivingRequest(0, 9, 1, 1)),
+    "long outputs": (ArrivingRequest(0, 8, 3, 1), ArrivingRequest(0, 3, 24, 1)),
+}
+
+
+def check_no_starvation(policy: SchedulingPolicy, competing: str, scenario: PolicyScenario) -> None:
+    """Check that each waiting or running request ends within the starvation limit and the work ahead of it.
+
+    Competing requests arrive without end meanwhile.
+    """
+    victim, rival = COMPETING_REQUESTS[competing]
+    played, count = ScheduleHarness.of(scenario, policy), 0
+    while count < scenario.max_num_seqs:  # they run when the victim arrives
+        count += played.submit(rival, f"rival {count}") is not None
+        if len(played.unfinished) <= count - 1:
+            return  # it does not fit alone
+    played.step()
+    played.submit(victim, "victim")
+    awaited = list(played.unfinished)
+    starvation_limit = getattr(policy, "starvation_limit", None) or STARVATION_LIMIT
+    for _ in range(starvation_limit + STEPS_AHEAD):
+        while sum(not sequence.num_computed_tokens for sequence in played.unfinished) < 5:
+            tenant = count if competing == "requests of other tenants" else 0
+            played.submit(replace(rival, tenant=tenant), f"rival {count}")
+            count += 1
+        played.step()
+        awaited = [sequence for sequence in awaited if sequence.finish_reason is None]
+        if not awaited:
+            return
+    done = f"{awaited[0].num_computed_tokens} of its tokens computed, {awaited[0].num_preemptions} preemptions"
+    raise LawBroken(
+        f"among {competing} without end, one has not ended after {starvation_limit + STEPS_AHEAD} steps ({done}), on {scenario}"
+    )
+
+
+def _admitted(state: SchedulerState, wishes: SchedulerDecision) -> list[RequestView]:
+    """Return the waiting requests that the decision starts."""
+    waiting = {entry.request_id: entry for entry in state.waiting}
+    return [waiting[name] for name, tokens in wishes.num_scheduled_tokens if tokens and name in waiting]
+
+
+def _available_pages(state: SchedulerState, wishes: SchedulerDecision) -> PagesByGroup:
+    """Return the free pages, with those of preempted requests."""
+    given = [state.pages_released[name] for name in wishes.preempted if name in state.pages_released]
+    return tuple(sum(column) for column in zip(state.free_pages, *given, strict=True))
+
+
+LAWS: dict[str, Callable[[SchedulingPolicy, PolicyScenario], None]] = {
+    "a step keeps its token budget, names no request twice, and only present ones": _within,
+    "pages conserved: no request starts without free pages": _pages,
+    "no request starts where none fits, and some request advances where one can": _progress,
+    "no preemption loop: between two of one sequence some request advances further": _no_loop,
+    "the same state gives the same plan": _pure,
+}
+STARVATION_LAW = "no request starves among {}"
+
 
 # One slot or several, few tokens a step or many, pages for all requests or hardly one.
 _STARVATION_SCENARIOS = st.builds(

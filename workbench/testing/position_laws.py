@@ -10,7 +10,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from workbench.testing.report import LawBroken
+from workbench.testing.law import LawBroken
 
 MAX_POSITION = 5000
 CAUSAL_QUERIES = 256  # queries checked at once for visible keys ahead of them
@@ -49,7 +49,9 @@ class PositionBlock:
 
 def positions() -> st.SearchStrategy[PositionBlock]:
     first = st.one_of(st.integers(0, 20), st.integers(0, MAX_POSITION))
-    return st.builds(PositionBlock, first, st.integers(1, 9), st.integers(1, 80), st.integers(1, 5), st.integers(0, 10_000))
+    return st.builds(
+        PositionBlock, first, st.integers(1, 9), st.integers(1, 80), st.integers(1, 5), st.integers(0, 10_000)
+    )
 
 
 def _seen(mask: Any, query: Tensor, key: Tensor, block: PositionBlock) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from workbench.shown import Displayable, Table
+from workbench.display import Displayable, Table
 
 
 @dataclass(frozen=True, slots=True)

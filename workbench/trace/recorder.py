@@ -10,11 +10,11 @@ from workbench.trace.events import (
     Decoded,
     Event,
     Finished,
-    StepPlanned,
-    Scheduled,
-    Prefilled,
     Preempted,
+    Prefilled,
+    Scheduled,
     Stepped,
+    StepPlanned,
     Submitted,
     ThreadsChanged,
     Verified,
@@ -110,7 +110,9 @@ class Recorder:
         step = next((event.step for event in self.events if isinstance(event, StepPlanned)), 0)
         for place, event in enumerate(self.events):
             if isinstance(event, StepPlanned):
-                rows += [{"event": place, "time": event.time, "step": event.step, **row} for row in _decision_rows(event)]
+                rows += [
+                    {"event": place, "time": event.time, "step": event.step, **row} for row in _decision_rows(event)
+                ]
                 step = event.step + 1
             elif isinstance(event, Cancelled) or (isinstance(event, Submitted) and not event.sample):
                 row = {"kind": event.kind, "sequence": event.request_id, "tokens": None, "reason": ""}

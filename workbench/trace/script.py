@@ -74,7 +74,9 @@ class StepScript:
                 continue
             actions[row["step"]].append(RecordedAction(row_name(dict(row)), row["action"], row["reason"]))
         steps = (
-            RecordedStep(number, times[number], tuple(batches[number]), tuple(policy_decisions[number]), tuple(actions[number]))
+            RecordedStep(
+                number, times[number], tuple(batches[number]), tuple(policy_decisions[number]), tuple(actions[number])
+            )
             for number in sorted(times)
         )
         return cls(tuple(steps), tuple(arriving))

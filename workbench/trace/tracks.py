@@ -1,7 +1,7 @@
 """Keep a run as slices and instants on tracks, updated by every event, for Perfetto and the timeline.
 
-    a request   | queue | prefill: chunk, chunk | decode .... [preempted] [chunk] ..... |      an instant per token,
-    the engine  | step | step | step | step | step | step | step | step | step | step |      and one per decision
+a request   | queue | prefill: chunk, chunk | decode .... [preempted] [chunk] ..... |      an instant per token,
+the engine  | step | step | step | step | step | step | step | step | step | step |      and one per decision
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from workbench.trace.events import Decoded, Event, Finished, Scheduled, Prefilled, Preempted, Stepped
+from workbench.trace.events import Decoded, Event, Finished, Preempted, Prefilled, Scheduled, Stepped
 from workbench.trace.recorder import RowNumbers, empty_row, update_row
 
 STEPS = 0  # the track of the steps; those of requests are 1, 2, ... as they came

@@ -6,6 +6,8 @@ The picture is a function of the widget's state. The same drawing is shown live,
 from __future__ import annotations
 
 import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -14,7 +16,7 @@ import anywidget
 import ipywidgets
 import traitlets
 
-from workbench.widgets.pulse import Throttle
+from workbench.widgets.throttle import Throttle
 
 HERE = Path(__file__).parent
 _SHOWN_BY_CELL: dict[str, tuple[str, list[PictureWidget]]] = {}  # by cell: which of its runs, and what that has shown
@@ -124,3 +126,37 @@ def _publish(bundle: dict[str, Any], display_id: str, update: bool) -> None:
     from IPython.display import publish_display_data
 
     publish_display_data(bundle, transient={"display_id": display_id}, update=update)
+
+
+class GrowingPicture(MarkupWidget):
+    """Markup that grows: `draw` makes the whole, `append` sends new pieces.
+
+    An element with `data-grows="NAME"` has one child for each piece of that name. A browser that
+    missed some gets the whole.
+    """
+
+    def __init__(self, draw: Callable[[], str]):
+        super().__init__()
+        self._draw, self._num_sent = draw, dict[str, int]()
+        self._drawing = threading.RLock()
+        self.on_msg(lambda *_: self.send_all())
+
+    @property
+    def region_names(self) -> set[str]:
+        return set(self._num_sent)
+
+    def send_all(self, counts: Mapping[str, int] | None = None) -> None:
+        """Send the whole; `counts` are its pieces by name, where they differ from those sent before."""
+        with self._drawing:
+            if counts is not None:
+                self._num_sent = dict(counts)
+            self.content = self._draw()
+
+    def append(self, name: str, count: int, pieces: Callable[[int], Sequence[str]]) -> None:
+        """Send the new ones of `count` pieces; `pieces(n)` makes those from the n-th on."""
+        with self._drawing:
+            at = self._num_sent.get(name, 0)
+            if count > at:
+                self._num_sent[name] = count
+                message: dict[str, Any] = {"into": name, "at": at, "pieces": list(pieces(at))}
+                self.send(message)

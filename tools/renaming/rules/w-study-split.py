@@ -71,5 +71,5 @@ for path in study.glob("*.py"):
 test = root / "tests/study/test_run.py"  # patches names of the module that held all of it
 source = test.read_text()
 if "rounds_module" not in source:
-    source = source.replace("import workbench.study.run as run_module\n", "import workbench.study.rounds as rounds_module\nimport workbench.study.run as run_module\nimport workbench.study.runner_for as runner_module\n")
+    source = source.replace("import workbench.measure.run as run_module\n", "import workbench.measure.rounds as rounds_module\nimport workbench.measure.run as run_module\nimport workbench.experiment.runner as runner_module\n")
     test.write_text(source.replace('run_module, "load"', 'runner_module, "load"').replace("run_module.torch", "rounds_module.torch"))

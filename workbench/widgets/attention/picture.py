@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import anywidget
 import numpy as np
+import traitlets
 
+from workbench import pixels
 from workbench.pixels import data_uri
 from workbench.widgets import svg
+from workbench.widgets.attention.data import TILE_SIDE, AttentionSource, TilePyramid
 
 THUMBNAIL_SIDE, GAP, SIDE, LEFT = 60, 8, 460, 92
 WIDTH = 640
@@ -18,7 +24,11 @@ HATCH = (
     '<path class="grid" d="M-1 7L7 -1"/></pattern></defs>'
 )
 WINDOW_DASH, SINKS_DASH, HEADS_DASH = [], [3, 3], [8, 3]  # dashes of the lines over a map
-LINE_MEANINGS = ((WINDOW_DASH, "where the window begins"), (SINKS_DASH, "where the sinks end"), (HEADS_DASH, "the next head's rows"))
+LINE_MEANINGS = (
+    (WINDOW_DASH, "where the window begins"),
+    (SINKS_DASH, "where the sinks end"),
+    (HEADS_DASH, "the next head's rows"),
+)
 TICKS = (0.0, 0.01, 0.1, 0.25, 0.5, 1.0)
 
 
@@ -136,3 +146,139 @@ def _image(x: float, y: float, width: float, height: float, cells: np.ndarray) -
         "image", x=float(x), y=float(y), width=float(width), height=float(height), href=data_uri(cells),
         preserveAspectRatio="none", style="image-rendering:pixelated",
     )  # fmt: skip
+
+
+MAX_STEPPED_ROWS = 128  # rows at most whose edge is drawn step by step
+
+
+@dataclass(frozen=True)
+class MapLabels:
+    """Of `heads` of a layer, one below the other; `names` are those of all positions."""
+
+    source: AttentionSource
+    layer: int
+    heads: tuple[int, ...]
+    names: Sequence[str]
+
+    @property
+    def title(self) -> str:
+        window, sinks = self.source.window_and_sinks(self.layer)
+        reach = "the whole context" if window is None else f"a window of {window}"
+        reach += f" and {sinks} sinks" if sinks else ""
+        first, last = self.heads[0], self.heads[-1]
+        which = f"head {first}" if first == last else f"heads {first} to {last}"
+        size = f"{len(self.source.positions)} queries, {self.source.columns} tokens"
+        return f"layer {self.layer}, {which} of {self.source.num_heads(self.layer)}, {reach}; {size}"
+
+    @property
+    def axes(self) -> tuple[list[str], list[int], list[str]]:
+        """Names and positions of rows, names of columns."""
+        numbers = list(self.source.positions) * len(self.heads)
+        return [self.names[n] for n in numbers], numbers, list(self.names)
+
+    @property
+    def marks(self) -> list[list[Any]]:
+        """As in HeatMap: bounds of window and sinks, and where one head's rows end and the next one's begin."""
+        (window, sinks), positions = self.source.window_and_sinks(self.layer), self.source.positions
+        count, marks = len(positions), []
+        consecutive = count > 1 and positions[-1] - positions[0] == count - 1
+        bounded = consecutive and window is not None and positions[-1] >= window
+        for place in range(len(self.heads)):
+            if bounded and window is not None:
+                top = place * count - positions[0]
+                first, end = max(positions[0], window), positions[-1] + 1
+                marks.append([WINDOW_DASH, *_edge(first - window + 1, top + first, end - first)])
+                if sinks:
+                    marks.append([SINKS_DASH, [sinks, top + first], [sinks, top + end]])
+            if place:
+                marks.append([HEADS_DASH, [0, place * count], [self.source.columns, place * count]])
+        return marks
+
+    def describe_cell(self, row: int, column: int) -> str:
+        """From, to, weight."""
+        place, at = divmod(row, len(self.source.positions))
+        head, position = self.heads[place], self.source.positions[at]
+        weights, seen = self.source.read(self.layer, at, at + 1)
+        shown = column < weights.shape[-1] and bool((seen[head] if seen.ndim == 3 else seen)[0, column])
+        value = f"weight {float(weights[head, 0, column]):.4f}" if shown else "not looked at"
+        return f"head {head}: from {self._named(position)} to {self._named(column)}: {value}"
+
+    def _named(self, position: int) -> str:
+        name = self.names[position]
+        return name if name == str(position) else f"{position} {name}"
+
+
+def _edge(column: int, row: int, count: int) -> list[list[int]]:
+    """The left edge of what `count` rows see, each one column further than the one above: in steps, where one sees
+    them, else straight."""
+    if count > MAX_STEPPED_ROWS:
+        return [[column, row], [column + count, row + count]]
+    return [[column + n, row + n + end] for n in range(count) for end in (0, 1)]
+
+
+def token_label(token: bytes) -> str:
+    """A token's text in one line, whatever it holds."""
+    text = token.decode("utf-8", "replace")
+    return "".join({" ": "·", "\n": "⏎", "\t": "⇥"}.get(c, c if c.isprintable() else "�") for c in text)
+
+
+FOLDER = Path(__file__).parent
+
+
+class HeatMap(anywidget.AnyWidget):
+    """Heat map of `tiles`, moved and zoomed with mouse and keyboard.
+
+    `marks` are lines over it, each [dash, [x, y], [x, y], ...] in cells; `row_names` and `column_names` are drawn where
+    there is room, else some of `row_numbers` and column numbers. `pointed` is the cell under the pointer or the
+    keyboard's cursor, [row, column] or empty; `describe` returns the caption for it.
+    """
+
+    _esm = FOLDER / "heat_map.js"
+    _css = FOLDER / "heat_map.css"
+    rows = traitlets.Int(0).tag(sync=True)
+    columns = traitlets.Int(0).tag(sync=True)
+    side = traitlets.Int(TILE_SIDE).tag(sync=True)
+    top = traitlets.Int(0).tag(sync=True)
+    stamp = traitlets.Int(0).tag(sync=True)  # tiles of another are old
+    frame = traitlets.Int(0).tag(sync=True)  # of another map altogether: it is shown whole again
+    colours = traitlets.Bytes(b"").tag(sync=True)
+    row_names = traitlets.List(traitlets.Unicode()).tag(sync=True)
+    row_numbers = traitlets.List(traitlets.Int()).tag(sync=True)
+    column_names = traitlets.List(traitlets.Unicode()).tag(sync=True)
+    row_title = traitlets.Unicode("").tag(sync=True)
+    column_title = traitlets.Unicode("").tag(sync=True)
+    marks = traitlets.List().tag(sync=True)
+    pointed = traitlets.List(traitlets.Int()).tag(sync=True)
+    caption = traitlets.Unicode("").tag(sync=True)
+    label = traitlets.Unicode("heat map").tag(sync=True)
+
+    def __init__(self, tell: Callable[[int, int], str] = "row {}, column {}".format, **traits: Any):
+        super().__init__(colours=pixels.palette(), **traits)
+        self.tiles = TilePyramid(0, 0, lambda begin, end: np.zeros((end - begin, 0), np.uint8))
+        self.describe = tell
+        self.on_msg(self._on_message)
+        self.observe(self._update_caption, ["pointed"])
+        self.add_class("wb-heatmap")
+
+    def show_tiles(self, tiles: TilePyramid, reset_view: bool = True, **traits: Any) -> None:
+        """Show `tiles`, at once with other traits. Not `fresh`: the map that was shown, which has grown or changed."""
+        self.tiles = tiles
+        with self.hold_sync():
+            self.set_trait("rows", tiles.rows)
+            self.set_trait("columns", tiles.columns)
+            self.top, self.stamp = tiles.max_level, self.stamp + 1
+            for name, value in traits.items():
+                self.set_trait(name, value)
+            if reset_view:
+                self.frame += 1
+        self._update_caption()
+
+    def _on_message(self, _: Any, content: dict[str, Any], __: Any) -> None:
+        for level, row, column in content.get("want", ()):
+            cells = np.ascontiguousarray(self.tiles.tile(level, row, column))
+            header = {"tile": [level, row, column], "size": list(cells.shape), "stamp": content.get("stamp")}
+            self.send(header, [cells.tobytes()])
+
+    def _update_caption(self, _: object = None) -> None:
+        inside = len(self.pointed) == 2 and self.pointed[0] < self.rows and self.pointed[1] < self.columns
+        self.caption = self.describe(*self.pointed) if inside else ""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from workbench.ledger import tables
+from workbench.claims import tables
 from workbench.widgets import svg
 
 # A verdict has a sign and a word beside its colour.
@@ -58,7 +58,9 @@ def _detail(claim: Mapping[str, Any]) -> Iterable[str]:
         yield f"<p>{escape(source['name'])}: {escape(source['figures'])}</p>"
     for trial in claim["trials"]:
         rows = [f"<tr><th>{draw_verdict(trial['verdict'])}</th><td>{escape(trial['evidence'])}</td></tr>"]
-        rows += [f'<tr><td>{name}</td><td class="why">{escape(words)}</td></tr>' for name, words in tables.trial_lines(trial)]
+        rows += [
+            f'<tr><td>{name}</td><td class="why">{escape(words)}</td></tr>' for name, words in tables.trial_lines(trial)
+        ]
         rows += [f"<tr><td>{escape(n)}</td><td>{escape(_number(v))}</td></tr>" for n, v in trial["figures"].items()]
         yield f"<table>{''.join(rows)}</table>"
     for table in claim["where"]:

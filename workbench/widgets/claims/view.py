@@ -10,13 +10,12 @@ from typing import Any
 import ipywidgets
 import traitlets
 
+from workbench.claims import tables
+from workbench.claims.ledger import LEDGER_FILE, RecordFolder, read_ledger
+from workbench.claims.registry import CLAIMS_FOLDER, load_claims
 from workbench.errors import WorkbenchError, nearest
-from workbench.ledger import tables
-from workbench.ledger.entry import LEDGER_FILE, read_ledger
-from workbench.ledger.rebuild import RecordFolder
-from workbench.ledger.registry import CLAIMS_FOLDER, load_claims
+from workbench.widgets.background import CommandProcess
 from workbench.widgets.claims import picture as claims_picture
-from workbench.widgets.job import CommandProcess
 from workbench.widgets.view import PictureWidget
 
 ALL_VERDICTS = "every verdict"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from workbench.records.comparison import Comparison, ComparisonRow
-from workbench.records.measures import parse_objective, direction
-from workbench.records.pictures import confidence_note
-from workbench.records.svg import CHARACTER_WIDTH, Axis, Scale, truncate_to_width, format_tick
-from workbench.study.labels import place_labels
+from workbench.measure.chart import place_labels
+from workbench.reports.comparison_charts import confidence_note
+from workbench.reports.svg import CHARACTER_WIDTH, Axis, Scale, format_tick, truncate_to_width
+from workbench.runs.comparison import Comparison, ComparisonRow
+from workbench.runs.measures import direction, parse_objective
 from workbench.widgets import svg
 
 WIDTH, LINE = 760, 22
@@ -34,7 +34,9 @@ def draw_ratios(comparison: Comparison, measures: Sequence[str] = ()) -> str:
     return svg.document(WIDTH, top + (24 if not rows else 0), *parts, title=f"ratios to {comparison.baseline}")
 
 
-def _panel(name: str, rows: Sequence[ComparisonRow], left: float, top: float, stop: ComparisonRow | None) -> Iterator[str]:
+def _panel(
+    name: str, rows: Sequence[ComparisonRow], left: float, top: float, stop: ComparisonRow | None
+) -> Iterator[str]:
     better = BETTER.get(direction(name) or "", "which way is better is not known")
     yield svg.text(4, top + 14, f"{name} ({better})")
     known = [row for row in rows if row.ratio is not None]

@@ -11,9 +11,9 @@ import ipywidgets
 import traitlets
 
 from workbench.errors import WorkbenchError
-from workbench.records.comparison import Comparison, compare
-from workbench.records.item import find_compared_runs
-from workbench.records.measures import direction
+from workbench.runs.compared_run import find_compared_runs
+from workbench.runs.comparison import Comparison, compare
+from workbench.runs.measures import direction
 from workbench.widgets import svg
 from workbench.widgets.compare import picture as compare_picture
 from workbench.widgets.view import PictureWidget
@@ -90,7 +90,9 @@ class Compare(PictureWidget):
         wide = ipywidgets.Layout(width="auto", min_width="22em")
         baseline = ipywidgets.Dropdown(options=baselines, description="baseline", layout=wide)
         way = ipywidgets.ToggleButtons(options=LAYOUTS, description="show", style={"button_width": "auto"})
-        measures = ipywidgets.SelectMultiple(options=known, value=tuple(default_measures), description="measures", rows=5)
+        measures = ipywidgets.SelectMultiple(
+            options=known, value=tuple(default_measures), description="measures", rows=5
+        )
         x = ipywidgets.Dropdown(options=_with(plotted, self.x), description="across")
         y = ipywidgets.Dropdown(options=_with(plotted, self.y), description="up")
         for control, name in ((baseline, "baseline"), (way, "way"), (x, "x"), (y, "y")):

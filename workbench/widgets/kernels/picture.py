@@ -9,8 +9,8 @@ from html import escape
 from typing import Any
 
 from workbench.widgets import svg
-from workbench.widgets.kernels import code_lines
-from workbench.widgets.kernels.marked import FusionMarks
+from workbench.widgets.kernels import data as code_lines
+from workbench.widgets.kernels.fusion import FusionMarks
 
 MAX_LINES = 1500  # lines of a text that are shown
 STYLE = (

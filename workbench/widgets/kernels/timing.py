@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from workbench.errors import WorkbenchError
-from workbench.widgets.job import child_environment
+from workbench.widgets.background import child_environment
 
 
 class BackendTimingProcess:
@@ -19,7 +19,13 @@ class BackendTimingProcess:
     `on_record` is called at the end. Without `ceilings` this machine's limits are not measured besides."""
 
     def __init__(
-        self, operator: str, case: str, backends: Sequence[str], seconds: float, ceilings: bool, on_record: Callable[[], None]
+        self,
+        operator: str,
+        case: str,
+        backends: Sequence[str],
+        seconds: float,
+        ceilings: bool,
+        on_record: Callable[[], None],
     ):
         self.record: dict[str, Any] = {}
         self.error = ""
@@ -63,9 +69,9 @@ class BackendTimingProcess:
 
 def time_backends(job: Mapping[str, Any]) -> dict[str, Any]:
     """The record of `kernel_bench`; or, without ceilings, as much of it."""
-    from compiled_kernels.cases import case_of, suite_of
     from compiled_kernels.backends import Backend
-    from workbench.study.kernel_bench import kernel_bench
+    from compiled_kernels.cases import case_of, suite_of
+    from workbench.bench.kernels import kernel_bench
 
     suite = suite_of(job["operator"])
     case, backends = case_of(suite, job["case"]), tuple(Backend(name) for name in job["backends"])
@@ -74,9 +80,9 @@ def time_backends(job: Mapping[str, Any]) -> dict[str, Any]:
     import torch
 
     from compiled_kernels.measure import measure
-    from workbench.study.environment import environment
-    from workbench.study.kernel_bench import timing_figures
-    from workbench.study.machine import cpu_times, others_cpu_share
+    from workbench.bench.kernels import timing_figures
+    from workbench.machine.environment import environment
+    from workbench.machine.processor import cpu_times, others_cpu_share
 
     before = cpu_times()
     found = measure(suite, case, backends, job["seconds"])

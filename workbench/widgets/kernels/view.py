@@ -10,10 +10,9 @@ from typing import Any
 import ipywidgets
 import traitlets
 
+from workbench.widgets.kernels import data as kernel_stages
 from workbench.widgets.kernels import picture as kernel_picture
-from workbench.widgets.kernels import stages as kernel_stages
-from workbench.widgets.kernels.fused import mark_fusion, summarize_fusion
-from workbench.widgets.kernels.marked import FusionMarks
+from workbench.widgets.kernels.fusion import FusionMarks, mark_fusion, summarize_fusion
 from workbench.widgets.kernels.timing import BackendTimingProcess
 from workbench.widgets.view import PictureWidget
 
@@ -50,7 +49,9 @@ class KernelView(PictureWidget):
             self.backends = tuple(kernel_stages.validate_name("backend", name, BACKENDS) for name in backends)
             self.operator = kernel_stages.validate_name("operator", operator, kernel_stages.operator_names())
             self.case = kernel_stages.case_name(operator, case)
-            self.backend = kernel_stages.validate_name("backend", backend or (self.backends or BACKENDS)[0], self.backends)
+            self.backend = kernel_stages.validate_name(
+                "backend", backend or (self.backends or BACKENDS)[0], self.backends
+            )
         self._made: dict[tuple[str, str, str], Any] = {}  # Stages, or why there are none
         self._wanted: deque[tuple[str, str, str]] = deque()
         self._bell = threading.Condition()
@@ -65,7 +66,9 @@ class KernelView(PictureWidget):
             self.make(self.backend)
         if stage is not None:
             with kernel_stages.as_workbench_error():
-                self.stage = kernel_stages.validate_name(f"stage of {operator} on {self.backend}", stage, self._texts(self.backend))
+                self.stage = kernel_stages.validate_name(
+                    f"stage of {operator} on {self.backend}", stage, self._texts(self.backend)
+                )
         self.show(*self._controls())
 
     @property
@@ -81,7 +84,9 @@ class KernelView(PictureWidget):
     def make(self, *backends: str) -> KernelView:
         """Have the stages of `backends` (all unless given) made now; a backend that cannot make them says why."""
         with kernel_stages.as_workbench_error():
-            names = [kernel_stages.validate_name("backend", backend, self.backends) for backend in backends or self.backends]
+            names = [
+                kernel_stages.validate_name("backend", backend, self.backends) for backend in backends or self.backends
+            ]
         keys = [self._want(backend) for backend in names]
         with self._bell:
             self._bell.wait_for(lambda: not any(key in self._wanted for key in keys))

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from workbench.records.svg import CHARACTER_WIDTH, Scale
-from workbench.study.byte_sizes import format_bytes
+from workbench.memory.report import format_bytes
+from workbench.reports.svg import CHARACTER_WIDTH, Scale
 from workbench.widgets import svg
 
 WIDTH, LEFT, RIGHT, TOP, ROW, BAR = 780, 120, 110, 26, 30, 20

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 import traitlets
 
 from workbench.errors import WorkbenchError
-from workbench.trace.events import Event, StepPlanned, Stepped
+from workbench.trace.events import Event, Stepped, StepPlanned
 from workbench.widgets import svg
 from workbench.widgets.memory import picture as memory_picture
-from workbench.widgets.memory.picture import MemoryTableRow, MemoryBar
-from workbench.widgets.memory.settings import available_bytes, build_controls, describe_fit, settings_of_runner
+from workbench.widgets.memory.controls import available_bytes, build_controls, describe_fit, settings_of_runner
+from workbench.widgets.memory.picture import MemoryBar, MemoryTableRow
 from workbench.widgets.view import PictureWidget
 
 if TYPE_CHECKING:
     from workbench.engine.runner import Runner
+    from workbench.memory.report import ModelMemory
     from workbench.model.spec import ModelSpec
-    from workbench.study.memory_report import ModelMemory
 
 AS_GIVEN = "as given"
 SETTINGS = ("context", "batch", "dtype", "weights", "cache", "step_tokens", "page_size")
@@ -64,7 +64,7 @@ class MemoryCalculator(PictureWidget):
         self.count(self.cache)  # invalid settings raise here
         self._last: dict[str, Event] = {}
         if runner is not None:
-            from workbench.widgets.live import RunnerThread
+            from workbench.widgets.runner_thread import RunnerThread
 
             self._leave = RunnerThread.attach(runner).listen(self._on_event)
         self.observe(self._look_up, ["model", "memory"])
@@ -75,14 +75,14 @@ class MemoryCalculator(PictureWidget):
     @property
     def found(self) -> dict[str, Any]:
         """The present settings as `workbench memory --json` tells them. Raises WorkbenchError for what cannot be."""
-        from workbench.study.memory_report import memory_report
+        from workbench.memory.report import memory_report
 
         caption = {"dtype": self.dtype, "weights": self.weights, "cache": self.cache}
         return memory_report(self.count(self.cache), caption, self._remarks, self._available)
 
     def count(self, cache: str) -> ModelMemory:
         """The present settings counted, with a cache of that format."""
-        from workbench.study.memory_report import estimate_memory
+        from workbench.memory.report import estimate_memory
 
         return estimate_memory(
             self._spec, context=self.context, batch=self.batch, dtype=self.dtype, weights=self.weights, cache=cache,
@@ -94,12 +94,14 @@ class MemoryCalculator(PictureWidget):
         super().close()
 
     def picture(self) -> str:
-        from workbench.cache.format import FORMATS
+        from workbench.kv_cache.format import FORMATS
 
         alert = f'<p role="alert">⚠ {escape(self.error)}</p>' if self.error else ""
         stacks = [self._bar(name) for name in FORMATS]
         title = f"{self._spec.name}: {self._spec.num_parameters:,} parameters"
-        caption = f"{self.batch:,} × {self.context:,} tokens, weights {self.weights}, {self.dtype}; a bar a cache format"
+        caption = (
+            f"{self.batch:,} × {self.context:,} tokens, weights {self.weights}, {self.dtype}; a bar a cache format"
+        )
         head = f"<p><b>{escape(title)}</b><br>{escape(caption)}</p>"
         bars = memory_picture.draw_bars(stacks, self._available, f"{title}, {caption}")
         return svg.html(alert, head, bars, self._summary(), self._measured())
@@ -113,7 +115,7 @@ class MemoryCalculator(PictureWidget):
         return MemoryBar(f"cache {cache}", sizes, cache == self.cache, cache)
 
     def _summary(self) -> str:
-        from workbench.study.memory_terms import describe_estimate, cache_terms
+        from workbench.memory.report import cache_terms, describe_estimate
 
         try:
             counted, found = self.count(self.cache), self.found
@@ -129,12 +131,15 @@ class MemoryCalculator(PictureWidget):
             MemoryTableRow("A", "activations", memory.activation_bytes, words["activations"]),
         ]  # fmt: skip
         remarks = "".join(f"<li>{escape(each)}</li>" for each in found["remarks"])
-        return memory_picture.draw_table(lines, memory.total_bytes) + f"<p>{escape(describe_fit(found))}</p><ul>{remarks}</ul>"
+        return (
+            memory_picture.draw_table(lines, memory.total_bytes)
+            + f"<p>{escape(describe_fit(found))}</p><ul>{remarks}</ul>"
+        )
 
     def _measured(self) -> str:
         if self.runner is None:
             return ""
-        from workbench.study.memory_held import compare_memory, compare_step_memory
+        from workbench.memory.measured import compare_memory, compare_step_memory
 
         rows = compare_memory(self.runner)
         formed, stepped = self._last.get("step_planned"), self._last.get("stepped")
@@ -149,7 +154,7 @@ class MemoryCalculator(PictureWidget):
             self.throttle.mark()
 
     def _spec_of_name(self, name: str) -> tuple[ModelSpec, list[str]]:
-        from workbench.study.memory_report import read_spec_and_remarks
+        from workbench.memory.report import read_spec_and_remarks
 
         return (self._given, []) if name == AS_GIVEN and self._given is not None else read_spec_and_remarks(name)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from html import escape
 
-from workbench.shown import truncate_text
+from workbench.display import truncate_text
 from workbench.widgets import svg
-from workbench.widgets.pages.snapshot import PageSnapshot
+from workbench.widgets.pages.data import PageSnapshot
 
 MAX_NAMED_OWNERS = 6  # of a page's sequences; of the others the letters
 MAX_NAME_LETTERS = 24  # letters of a name in a tip
@@ -124,7 +124,9 @@ class PageCells:
             if not self._in_prefix_index[page]:
                 return f"{where}: free"
             return f"{where}: idle&#10;{size} tokens that the prefix index keeps · 1 reference"
-        caption = "&#10;".join(f"{self._owner_labels[owner]}: its page {place + 1}" for owner, place in holders[:MAX_NAMED_OWNERS])
+        caption = "&#10;".join(
+            f"{self._owner_labels[owner]}: its page {place + 1}" for owner, place in holders[:MAX_NAMED_OWNERS]
+        )
         if len(holders) > MAX_NAMED_OWNERS:
             caption += "&#10;and " + " ".join(self._letters[owner] for owner, _ in holders[MAX_NAMED_OWNERS:])
         known = ", one the prefix index" if self._in_prefix_index[page] else ""

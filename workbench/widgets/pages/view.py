@@ -11,10 +11,8 @@ import traitlets
 
 from workbench.errors import WorkbenchError
 from workbench.widgets.pages.cells import letters
-from workbench.widgets.pages.log import SnapshotLog, snapshot_listener
+from workbench.widgets.pages.data import PageSnapshot, SnapshotLog, panels_of_runner, snapshot_listener, take_snapshot
 from workbench.widgets.pages.picture import LAYOUTS, draw_page_map
-from workbench.widgets.pages.snapshot import PageSnapshot
-from workbench.widgets.pages.taking import panels_of_runner, take_snapshot
 from workbench.widgets.view import PictureWidget
 
 
@@ -74,7 +72,9 @@ class PageMap(PictureWidget):
     def picture(self) -> str:
         history, thinned = self.snapshots, self._log.num_thinned
         note = f"{len(history)} steps noted" + (f", {thinned} older ones let go between them" if thinned else "")
-        return draw_page_map(self._log.at(self.step), history, self._log.owner_numbers, self.arranged, self.chosen, note)
+        return draw_page_map(
+            self._log.at(self.step), history, self._log.owner_numbers, self.arranged, self.chosen, note
+        )
 
     def close(self) -> None:
         if self._leave is not None:
@@ -117,7 +117,7 @@ class PageMap(PictureWidget):
 def _open_log(source: Any, on_change: Callable[[], None]) -> tuple[SnapshotLog, Callable[[], None] | None]:
     """Return the log of `source`, and for a runner a function that stops recording."""
     from workbench.engine.runner import Runner
-    from workbench.widgets.live import RunnerThread
+    from workbench.widgets.runner_thread import RunnerThread
 
     if isinstance(source, Runner):
         live, panels = RunnerThread.attach(source), panels_of_runner(source)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from html import escape
+from pathlib import Path
+
+import anywidget
+import ipywidgets
+import traitlets
 
 from workbench.widgets import svg
-from workbench.widgets.numbers import format_seconds
-from workbench.widgets.playground.played import PlayedRequest
+from workbench.widgets.playground.data import PlayedRequest
+from workbench.widgets.svg import format_seconds
 from workbench.widgets.tokens.text import draw_generated_text, draw_probability_legend
 
 STYLE = (
@@ -31,7 +36,11 @@ def draw_figures(played: PlayedRequest) -> str:
         ("TTFT", format_seconds(played.ttft), "from the request's arrival to its first token"),
         ("TPOT", format_seconds(played.tpot), "between two tokens after the first, on average"),
         ("throughput", "" if played.throughput is None else f"{played.throughput:.3g} tokens/s", "of all samples"),
-        ("prompt, output", f"{played.prompt_tokens}, {played.num_tokens} tokens" if played.prompt_tokens else "", "tokens"),
+        (
+            "prompt, output",
+            f"{played.prompt_tokens}, {played.num_tokens} tokens" if played.prompt_tokens else "",
+            "tokens",
+        ),
         ("KV cache", format_bytes(played.kv_bytes) if played.steps else "", "pages in use in the last step, in bytes"),
         ("KV peak", format_bytes(played.kv_peak) if played.steps else "", "the most bytes of pages in use in any step"),
         ("steps", str(played.steps or ""), "forward passes of the runner meanwhile"),
@@ -51,7 +60,9 @@ def draw_figures(played: PlayedRequest) -> str:
 
 def draw_text(played: PlayedRequest, prompt: str) -> str:
     pieces = dict(played.tokens_by_sample)  # which another thread may be adding to
-    return draw_generated_text(prompt, pieces, dict(played.trailing_text), dict(played.finish_reasons)) + draw_probability_legend(pieces.values())
+    return draw_generated_text(
+        prompt, pieces, dict(played.trailing_text), dict(played.finish_reasons)
+    ) + draw_probability_legend(pieces.values())
 
 
 def format_bytes(count: int) -> str:
@@ -59,3 +70,31 @@ def format_bytes(count: int) -> str:
         if count >= scale:
             return f"{count / scale:.3g} {unit}"
     return f"{count} B"
+
+
+class CopyButton(anywidget.AnyWidget):
+    """`text` goes into the clipboard, which only the browser can do; without a text it cannot be pressed."""
+
+    _esm = Path(__file__).parent / "copy_button.js"
+    label = traitlets.Unicode("Copy").tag(sync=True)
+    text = traitlets.Unicode().tag(sync=True)
+
+
+class ExperimentCopy(ipywidgets.VBox):
+    """Two buttons that copy, and the texts themselves for pages that may not."""
+
+    def __init__(self) -> None:
+        self.yaml, self.python = CopyButton(label="Copy as YAML"), CopyButton(label="Copy as Python")
+        self._which = ipywidgets.ToggleButtons(options=["hide", "YAML", "Python"], style={"button_width": "auto"})
+        self.area = ipywidgets.Textarea(disabled=False, rows=14, layout={"width": "auto", "display": "none"})
+        self._which.observe(lambda _: self._show(), "value")
+        row = ipywidgets.HBox([self.yaml, self.python, ipywidgets.Label("what was played:"), self._which])
+        super().__init__([row, self.area])
+
+    def set_texts(self, yaml: str, python: str) -> None:
+        self.yaml.text, self.python.text = yaml, python
+        self._show()
+
+    def _show(self) -> None:
+        self.area.value = self.python.text if self._which.value == "Python" else self.yaml.text
+        self.area.layout.display = "none" if self._which.value == "hide" else None

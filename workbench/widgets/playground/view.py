@@ -10,17 +10,18 @@ import ipywidgets
 import traitlets
 
 from workbench.widgets import svg
-from workbench.widgets.growing import GrowingPicture
-from workbench.widgets.knobs.groups import error_line
-from workbench.widgets.playground.copied_text import ExperimentCopy
-from workbench.widgets.playground.experiment_text import as_python
-from workbench.widgets.playground.kept_runners import RunnerCache
-from workbench.widgets.playground.knobs import EXCLUDED_SETTINGS, initial_experiment, setting_suggestions, single_prompt_workload
-from workbench.widgets.playground.picture import draw_figures, draw_text
-from workbench.widgets.playground.played import PlayedRequest
-from workbench.widgets.playground.playing import BackgroundGeneration
+from workbench.widgets.playground.data import BackgroundGeneration, PlayedRequest, RunnerCache
+from workbench.widgets.playground.picture import ExperimentCopy, draw_figures, draw_text
+from workbench.widgets.playground.settings import (
+    EXCLUDED_SETTINGS,
+    as_python,
+    initial_experiment,
+    setting_suggestions,
+    single_prompt_workload,
+)
+from workbench.widgets.settings_form.form import error_line
 from workbench.widgets.tokens.text import draw_token
-from workbench.widgets.view import PictureWidget
+from workbench.widgets.view import GrowingPicture, PictureWidget
 
 NARROW = ipywidgets.Layout(width="7em")
 
@@ -40,9 +41,9 @@ class Playground(PictureWidget):
     output = traitlets.Unicode()
 
     def __init__(self, given: Any = None, prompt: str | None = None):
-        from workbench.study.experiment import Experiment
-        from workbench.widgets.knobs.knobs import SettingsForm
-        from workbench.widgets.stop_button import install_stop_handler
+        from workbench.experiment.experiment import Experiment
+        from workbench.widgets.background import install_stop_handler
+        from workbench.widgets.settings_form.form import SettingsForm
 
         install_stop_handler()
         self._runners, self._playing = RunnerCache(), None

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from html import escape
 from itertools import chain
 
-from workbench.records.svg import CHARACTER_WIDTH, Axis, Scale, format_tick
+from workbench.reports.svg import CHARACTER_WIDTH, Axis, Scale, format_tick
 from workbench.widgets import svg
-from workbench.widgets.numbers import format_percent, format_seconds
-from workbench.widgets.roofline.values import RooflinePoint, Roof, Roofs
+from workbench.widgets.roofline.data import Roof, RooflinePoint, Roofs
+from workbench.widgets.svg import format_percent, format_seconds
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 780, 420, 64, 16, 16, 44
 X, Y = Axis("FLOPs a byte", log=True), Axis("FLOP/s", log=True)
@@ -30,7 +30,9 @@ def build_scales(points: Sequence[RooflinePoint], roofs: Roofs) -> tuple[Scale, 
     if not points:
         up += [read.rate * lowest for read in roofs.reads]
     wide = Scale.over([lowest, max(across, default=1.0) * MARGIN_FACTOR], LEFT, WIDTH - RIGHT, X)
-    high = Scale.over([min(up, default=1.0) / MARGIN_FACTOR, max(up, default=1.0) * MARGIN_FACTOR], HEIGHT - BOTTOM, TOP, Y)
+    high = Scale.over(
+        [min(up, default=1.0) / MARGIN_FACTOR, max(up, default=1.0) * MARGIN_FACTOR], HEIGHT - BOTTOM, TOP, Y
+    )
     return wide, high
 
 

@@ -14,12 +14,11 @@ from workbench.errors import WorkbenchError, describe_error
 from workbench.trace.events import Event, Stepped
 from workbench.widgets import svg
 from workbench.widgets.roofline import picture as roofline_picture
-from workbench.widgets.roofline.points import STEP_FIELDS, points_of, points_of_steps
-from workbench.widgets.roofline.values import RooflinePoint, Roof, Roofs
+from workbench.widgets.roofline.data import STEP_FIELDS, Roof, RooflinePoint, Roofs, points_of, points_of_steps
 from workbench.widgets.view import PictureWidget
 
 if TYPE_CHECKING:
-    from workbench.study.ceilings import Ceiling, MachineCeilings
+    from workbench.machine.ceilings import Ceiling, MachineCeilings
 
 DTYPES = ("float32", "bfloat16")
 MAX_STEPS = 5_000  # of a runner, the last ones
@@ -53,7 +52,7 @@ class Roofline(PictureWidget):
         self._leave = lambda: None
         self.ceilings = self._cached_ceilings() if ceilings is None else roofs_of(ceilings)
         if self.runner is not None:
-            from workbench.widgets.live import RunnerThread
+            from workbench.widgets.runner_thread import RunnerThread
 
             self._leave = RunnerThread.attach(self.runner).listen(self._on_event)
         wide: Any = {"width": "auto"}
@@ -120,7 +119,7 @@ class Roofline(PictureWidget):
             self.throttle.mark()
 
     def _measure(self, refresh: bool) -> None:
-        from workbench.study.ceilings import ceilings_for
+        from workbench.machine.ceilings import ceilings_for
 
         def work(_: Any) -> MachineCeilings:
             return ceilings_for(*self._sizes(), dtypes=DTYPES, refresh=refresh)
@@ -129,7 +128,7 @@ class Roofline(PictureWidget):
             if self.runner is None:
                 self.ceilings = roofs_of(work(None))
             else:
-                from workbench.widgets.live import RunnerThread
+                from workbench.widgets.runner_thread import RunnerThread
 
                 self.ceilings = roofs_of(RunnerThread.attach(self.runner).call(work))
         except Exception as error:
@@ -138,13 +137,13 @@ class Roofline(PictureWidget):
             self.measuring = False
 
     def _cached_ceilings(self) -> Roofs:
-        from workbench.study.ceilings import stored_ceilings
+        from workbench.machine.ceilings import stored_ceilings
 
         return roofs_of(stored_ceilings(*self._sizes(), dtypes=DTYPES))
 
     def _sizes(self) -> list[int]:
         """Working sets within the last cache and far beyond it, and the runner's weights."""
-        from workbench.study.machine import last_level_cache
+        from workbench.machine.processor import last_level_cache
 
         cache = last_level_cache() or 2**25
         weights = [] if self.runner is None else [self.runner.model.weight_bytes]
@@ -166,18 +165,23 @@ def roofs_of(ceilings: MachineCeilings | Roofs | str) -> Roofs:
     if isinstance(ceilings, Roofs):
         return ceilings
     if isinstance(ceilings, str):
-        from workbench.fleet.hardware import named_hardware
+        from workbench.simulate.roofline import named_hardware
 
         sheet = named_hardware(ceilings)
         note = f"from the {sheet.source}"
         read = Roof(f"{sheet.name} memory", sheet.bandwidth, sheet.memory, note)
         return Roofs((read,), (Roof("bfloat16", sheet.flops, 0, note),))
-    return Roofs(*(tuple(_roof(each) for each in dict.fromkeys(kind)) for kind in (ceilings.read_ceilings, ceilings.gemm_ceilings)))
+    return Roofs(
+        *(
+            tuple(_roof(each) for each in dict.fromkeys(kind))
+            for kind in (ceilings.read_ceilings, ceilings.gemm_ceilings)
+        )
+    )
 
 
 def _roof(ceiling: Ceiling) -> Roof:
-    from workbench.study.byte_sizes import format_bytes
-    from workbench.study.machine import is_contended
+    from workbench.machine.processor import is_contended
+    from workbench.memory.report import format_bytes
 
     size, others = ceiling.working_set_bytes, ceiling.others_cpu_share
     name = f"{ceiling.level} ({format_bytes(size)})" if ceiling.kind == "read" else ceiling.dtype

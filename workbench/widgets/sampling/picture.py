@@ -84,7 +84,11 @@ def draw_context(words: Sequence[ContextToken], position: int, before: int, afte
 
 
 def draw_distribution(
-    sieves: Sequence[FilterFigures], candidates: Sequence[CandidateToken], draws: int, first_bits: tuple[int, float], title: str
+    sieves: Sequence[FilterFigures],
+    candidates: Sequence[CandidateToken],
+    draws: int,
+    first_bits: tuple[int, float],
+    title: str,
 ) -> str:
     """Filters above, tokens below. `first_bits` are the tokens and the entropy before any filter."""
     top = 16 + ROW * (len(sieves) + 1)

@@ -13,10 +13,9 @@ from pydantic import ValidationError
 from workbench.errors import WorkbenchError, describe_error
 from workbench.request import SamplingParameters
 from workbench.widgets import svg
-from workbench.widgets.sampling.picture import ContextToken, draw_distribution, draw_context
-from workbench.widgets.sampling.seen import PositionFigures, position_figures
-from workbench.widgets.sampling.text import BackgroundCompletion, TextLogits
-from workbench.widgets.tokens.spelling import speller
+from workbench.widgets.sampling.data import BackgroundCompletion, PositionFigures, TextLogits, position_figures
+from workbench.widgets.sampling.picture import ContextToken, draw_context, draw_distribution
+from workbench.widgets.tokens.text import speller
 from workbench.widgets.view import PictureWidget
 
 SLIDERS = {  # least, most, step of each slider; what is given may lie beyond
@@ -94,7 +93,9 @@ class SamplingExplorer(PictureWidget):
         """The figures of the present picture. WorkbenchError where there are none."""
         if self._text is None:
             raise WorkbenchError(self._problem or "the text is still being generated: explorer.wait()")
-        return position_figures(self._text, self.position, self.parameters, self.draws, self.bars, self.token, self._token_text)
+        return position_figures(
+            self._text, self.position, self.parameters, self.draws, self.bars, self.token, self._token_text
+        )
 
     def generate(self) -> None:
         """Continue the prompt anew with the present parameters, in the background."""

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from workbench.widgets import svg
-from workbench.widgets.speculation.seen import DraftVerification, PlacedToken, SpeculationSpeed
+from workbench.widgets.speculation.data import DraftVerification, PlacedToken, SpeculationSpeed
 
 TOKEN_MARKS = {  # what stands before the token, and what it means
     "plain": ("", "not drafted"),
@@ -40,12 +40,22 @@ def draw_text(pieces: Sequence[PlacedToken], shown: int, token_text: Callable[[i
         token_text = "?" if piece.token is None else token_text(piece.token)
         mark, meaning = TOKEN_MARKS[piece.kind]
         kind = None if piece.kind == "plain" else f"{piece.kind} now" if piece.verification == shown else piece.kind
-        tip = f"check {piece.verification}" + (f", draft {piece.draft_position}" if piece.draft_position else "") + f": {meaning}"
-        live = {"data_tip": tip, "data_key": f"k{piece.verification}", "tabindex": 0 if piece.verification == shown else -1}
+        tip = (
+            f"check {piece.verification}"
+            + (f", draft {piece.draft_position}" if piece.draft_position else "")
+            + f": {meaning}"
+        )
+        live = {
+            "data_tip": tip,
+            "data_key": f"k{piece.verification}",
+            "tabindex": 0 if piece.verification == shown else -1,
+        }
         parts.append(svg.tag("span", escape(mark + token_text), class_=kind, **(live if piece.verification else {})))
         parts.append("<br>" if token_text.endswith("⏎") and piece.kind in OUTPUT_KINDS else "")
     keys = (
-        f'<span class="{kind}">{mark}token</span> {token_text}' for kind, (mark, token_text) in TOKEN_MARKS.items() if kind != "plain"
+        f'<span class="{kind}">{mark}token</span> {token_text}'
+        for kind, (mark, token_text) in TOKEN_MARKS.items()
+        if kind != "plain"
     )
     return f'<p class="spelled">{" &nbsp; ".join(keys)}</p><div class="spelled">{"".join(parts)}</div>'
 
@@ -101,12 +111,12 @@ def draw_charts(figures: Mapping[str, Any]) -> str:
     parts += _bars(right, 420, "share of the checks in which so many stand", "c4", "stand")
     legend = f"were each accepted alike, with chance {chance:.0%}"
     parts += [svg.diamond(50, HEIGHT - 8, class_="l1"), svg.text(60, HEIGHT - 4, legend)]
-    return svg.document(WIDTH, HEIGHT, *parts, title="acceptance by position in the draft; checks by how many tokens stand")
+    return svg.document(
+        WIDTH, HEIGHT, *parts, title="acceptance by position in the draft; checks by how many tokens stand"
+    )
 
 
-def _bars(
-    rows: Sequence[tuple[str, float, float | None, str]], x: float, title: str, kind: str, key: str
-) -> list[str]:
+def _bars(rows: Sequence[tuple[str, float, float | None, str]], x: float, title: str, kind: str, key: str) -> list[str]:
     """Bars of (name, share, what was expected, tip), with their shares in figures where there is room."""
     top, bottom, wide = 40, HEIGHT - 36, 320 / max(1, len(rows))
     parts, figures = [svg.text(x, 12, title)], []

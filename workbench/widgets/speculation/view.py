@@ -12,10 +12,16 @@ import traitlets
 
 from workbench.errors import WorkbenchError, describe_error
 from workbench.widgets import svg
-from workbench.widgets.speculation.picture import STYLE, draw_charts, describe_verification, draw_table, draw_text
-from workbench.widgets.speculation.run import SpeculationComparison
-from workbench.widgets.speculation.seen import SpeculationTables, SpeculationSpeed, speculation_figures, place_tokens, speculation_speed
-from workbench.widgets.tokens.spelling import speller
+from workbench.widgets.speculation.data import (
+    SpeculationComparison,
+    SpeculationSpeed,
+    SpeculationTables,
+    place_tokens,
+    speculation_figures,
+    speculation_speed,
+)
+from workbench.widgets.speculation.picture import STYLE, describe_verification, draw_charts, draw_table, draw_text
+from workbench.widgets.tokens.text import speller
 from workbench.widgets.view import PictureWidget
 
 
@@ -44,7 +50,10 @@ class SpeculationView(PictureWidget):
         self._timed: tuple[SpeculationTables, SpeculationTables | None] | None = None
         if hasattr(source, "stream"):
             given = {"max_tokens": 64, "temperature": 0.0, **sampling}
-            self._comparison, self._run = SpeculationComparison(source, prompt, speculate, rounds, given), SpeculationTables([], [], [])
+            self._comparison, self._run = (
+                SpeculationComparison(source, prompt, speculate, rounds, given),
+                SpeculationTables([], [], []),
+            )
             tokenizer = source.tokenizer
         else:
             if prompt is not None or speculate is not None or sampling:
@@ -210,9 +219,9 @@ def _tokenizer_of(source: Any) -> Any:
     path = getattr(source, "path", source)
     if not hasattr(source, "experiment_text") and not isinstance(path, str | Path):
         return None
-    from workbench.study.experiment import Experiment
-    from workbench.study.record import Record
-    from workbench.study.simulated_run import tokenizer_of
+    from workbench.experiment.experiment import Experiment
+    from workbench.measure.simulation import tokenizer_of
+    from workbench.runs.record import Record
 
     try:
         record = source if hasattr(source, "experiment_text") else Record.open(path)

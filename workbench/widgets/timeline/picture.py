@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from workbench.records.svg import Scale
-from workbench.shown import truncate_text
+from workbench.display import truncate_text
+from workbench.reports.svg import Scale
 from workbench.trace.recorder import row_name
 from workbench.trace.tracks import Moment, Track, Tracks
 from workbench.widgets import svg
-from workbench.widgets.timeline.bars import TimelineBar, merge_slices, visible_range, merge_moments, merge_steps
-from workbench.widgets.timeline.tips import bar_tip, describe_decision, bar_text, request_tip, step_tip
+from workbench.widgets.timeline.data import (
+    TimelineBar,
+    bar_text,
+    bar_tip,
+    describe_decision,
+    merge_moments,
+    merge_slices,
+    merge_steps,
+    request_tip,
+    step_tip,
+    visible_range,
+)
 
 WIDTH, LEFT, RIGHT = 960.0, 160.0, 24.0
 ROW_HEIGHT = 22.0  # of the two bars of a step
@@ -123,8 +133,15 @@ def _row(tracks: Tracks, number: int, across: Scale, y: float, side: float, chos
         parts.append(svg.rect(0, y, WIDTH, side, class_="odd"))
     parts.append(
         svg.text(
-            LEFT - 8, y + side - 5, truncate_text(name, MAX_NAME_LETTERS), text_anchor="end", class_="s b" if number == chosen else "s",
-            tip=request_tip(name, phases), key=f"@{number}", tabindex=0 if number == stop else -1, data_row="",
+            LEFT - 8,
+            y + side - 5,
+            truncate_text(name, MAX_NAME_LETTERS),
+            text_anchor="end",
+            class_="s b" if number == chosen else "s",
+            tip=request_tip(name, phases),
+            key=f"@{number}",
+            tabindex=0 if number == stop else -1,
+            data_row="",
         )  # fmt: skip
     )
     by_kind = {kind: [each for each in phases[1:] if each.name == kind] for kind in ("queue", "prefill", "decode")}
@@ -161,8 +178,12 @@ def _tokens(track: Track, across: Scale, y: float, tall: float) -> str:
 def _decisions(tracks: Tracks, number: int, across: Scale, y: float) -> list[str]:
     return [
         svg.tag(
-            "path", class_="dc", d=f"M{x - 3:.5g} {y:g}h6l-3 5z", data_tip="\n".join(map(describe_decision, found)),
-            data_key=f"why:{number}:{_nanos(tracks, found[0].time)}", tabindex=-1,
+            "path",
+            class_="dc",
+            d=f"M{x - 3:.5g} {y:g}h6l-3 5z",
+            data_tip="\n".join(map(describe_decision, found)),
+            data_key=f"why:{number}:{_nanos(tracks, found[0].time)}",
+            tabindex=-1,
         )  # fmt: skip
         for x, found in merge_moments(tracks.requests[number].moments, across)
     ]

@@ -99,8 +99,8 @@ class Timeline(PictureWidget):
 
     def _source(self, source: Any) -> tuple[Tracks, Callable[[], Iterator[Event]]]:
         from workbench.engine.runner import Runner
-        from workbench.study.record import Record
-        from workbench.widgets.live import RunnerThread
+        from workbench.runs.record import Record
+        from workbench.widgets.runner_thread import RunnerThread
 
         if isinstance(source, Runner):
             self._leave = RunnerThread.attach(source).listen(self._on_event)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
+from workbench.display import truncate_text
 from workbench.widgets import svg
-from workbench.widgets.numbers import format_percent
+from workbench.widgets.svg import format_percent
 
 NUM_PROBABILITY_CLASSES = 10
-UNDERLINE_PIXELS = [(NUM_PROBABILITY_CLASSES - 1 - n) * 4 // NUM_PROBABILITY_CLASSES for n in range(NUM_PROBABILITY_CLASSES)]  # pixels under a token: the less probable, the more
+UNDERLINE_PIXELS = [
+    (NUM_PROBABILITY_CLASSES - 1 - n) * 4 // NUM_PROBABILITY_CLASSES for n in range(NUM_PROBABILITY_CLASSES)
+]  # pixels under a token: the less probable, the more
 GENERATED_STYLE = (
     ".wb-pic pre.wb-tokens{white-space:pre-wrap;overflow-wrap:anywhere;word-break:normal;max-height:26em;overflow:auto;"
     "font:13px var(--jp-code-font-family,ui-monospace,monospace);line-height:2.2;padding:4px;margin:0;border:0;"
@@ -43,7 +46,11 @@ class GeneratedToken(NamedTuple):
 
 def draw_token(sample: int, index: int, piece: GeneratedToken) -> str:
     """One element. Its text is what the token added, no more and no less; signs for what cannot be seen are style."""
-    names = [] if piece.probability is None else [f"p{min(int(piece.probability * NUM_PROBABILITY_CLASSES), NUM_PROBABILITY_CLASSES - 1)}"]
+    names = (
+        []
+        if piece.probability is None
+        else [f"p{min(int(piece.probability * NUM_PROBABILITY_CLASSES), NUM_PROBABILITY_CLASSES - 1)}"]
+    )
     if not piece.text:
         names.append("e")
     elif piece.text[0] == "\n":
@@ -59,7 +66,10 @@ def tip(piece: GeneratedToken) -> str:
 
 
 def draw_generated_text(
-    prompt: str, samples: Mapping[int, Sequence[GeneratedToken]], trailing_text: Mapping[int, str], finish_reasons: Mapping[int, str]
+    prompt: str,
+    samples: Mapping[int, Sequence[GeneratedToken]],
+    trailing_text: Mapping[int, str],
+    finish_reasons: Mapping[int, str],
 ) -> str:
     """The prompt and what was generated from it, each sample by itself, with what was added and how it ended. In a
     `pre`: elsewhere exports make one space of tokens that are several."""
@@ -80,3 +90,34 @@ def draw_probability_legend(shown: Iterable[Sequence[GeneratedToken]]) -> str:
     marks = "".join(svg.tag("b", f" {10 * n} ", class_=f"p{n}") for n in range(NUM_PROBABILITY_CLASSES))
     words = "chance of each token, from so many percent (the darker and the heavier its underline, the less probable):"
     return svg.tag("div", f"{words} ", svg.tag("span", marks, class_="wb-shades"), class_="wb-legend")
+
+
+WHITESPACE_SIGNS = {" ": "␣", "\n": "⏎", "\r": "␍", "\t": "⇥"}
+MAX_LETTERS = 24  # letters
+
+
+class TokenVocabulary(Protocol):
+    vocab_size: int
+
+    def token_bytes(self, id: int, /) -> bytes: ...
+
+
+def spell_bytes(raw: bytes) -> str:
+    """`␣def`, `⏎`, `\\xe2`; long ones are cut."""
+    text = raw.decode("utf-8", "backslashreplace")
+    text = "".join(
+        WHITESPACE_SIGNS.get(letter) or (letter if letter.isprintable() else repr(letter)[1:-1]) for letter in text
+    )
+    return truncate_text(text, MAX_LETTERS)
+
+
+def speller(tokenizer: TokenVocabulary | None = None, texts: Sequence[str] | None = None) -> Callable[[int], str]:
+    """Return a function from token id to text: from `texts`, else `tokenizer`, else `#id`."""
+
+    def tell(token: int) -> str:
+        if texts is not None:
+            return spell_bytes(texts[token].encode("utf-8", "replace")) if 0 <= token < len(texts) else f"#{token}"
+        known = tokenizer is not None and 0 <= token < tokenizer.vocab_size
+        return (spell_bytes(tokenizer.token_bytes(token)) if known and tokenizer is not None else "") or f"#{token}"
+
+    return tell

@@ -9,7 +9,7 @@ import ipywidgets
 import traitlets
 
 from workbench.errors import WorkbenchError
-from workbench.widgets.tokens.picture import TokenizedPiece, Tokenization, draw_tokenizations
+from workbench.widgets.tokens.picture import Tokenization, TokenizedPiece, draw_tokenizations
 from workbench.widgets.view import PictureWidget
 
 EXAMPLE_TEXT = 'def greet(name):\n    return f"Grüße, {name}! 你好 👋"\n'
@@ -65,5 +65,7 @@ def resolve_tokenizer(given: Any) -> tuple[str, Any]:
         found = getattr(given, "tokenizer", None)
         name = str(getattr(given, "load_arguments", {}).get("model", type(given).__name__))
     if not isinstance(found, Tokenizer):
-        raise WorkbenchError(f"{name}: has no tokenizer; give one, a runner, a model's name or folder, or {BYTE_TOKENIZER!r}")
+        raise WorkbenchError(
+            f"{name}: has no tokenizer; give one, a runner, a model's name or folder, or {BYTE_TOKENIZER!r}"
+        )
     return Path(name).name, found

@@ -1,0 +1,111 @@
+"""Agreement of a peer's logits with ours, as closely as its weight format allows; checked before anything is timed."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from benchmarks.peers.catalog import DENSE_FORMATS
+from workbench.engine import naive
+from workbench.model.hf.weights import random_weights
+from workbench.model.spec import ModelSpec
+from workbench.model.transformer import Transformer
+
+PROMPT_TOKENS = 24  # tokens
+QUANT_GROUP_COLUMNS = 32  # columns that share a scale in our INT4
+ERROR_MARGIN = 1.5  # groups of 64 have 1.12 times the scale of 32 (normal weights), INT8 activations add a little
+MAX_RELATIVE_ERROR = 0.9  # logits of zero are 1 away
+ROUNDING_FLOOR = 64 * torch.finfo(torch.float32).eps  # for sums in another order, in float32
+
+
+def prompt_of(vocab: int, seed: int) -> list[int]:
+    """Return the prompt whose last logits are compared."""
+    draw = random.Random(f"agreement/{seed}")
+    return [draw.randrange(vocab) for _ in range(PROMPT_TOKENS)]
+
+
+class LogitsReference:
+    """Our logits of one prompt, exact in float32, and an error bound for each weight format.
+
+    The bound for a format is `ERROR_MARGIN` times the relative error of the plain computation (engine/naive.py) in
+    bfloat16 with the weights rounded to that format (float32: against float64), plus `ROUNDING_FLOOR`, at most
+    `MAX_RELATIVE_ERROR`. On random weights INT4 alone has an error of half the logits' size, so that bound is weak: a
+    peer's dense weights are compared too."""
+
+    def __init__(self, spec: ModelSpec, seed: int, formats: Sequence[str]):
+        self.prompt = prompt_of(spec.vocab_size, seed)
+        ids = torch.tensor(self.prompt)
+        self.exact: dict[str, Tensor] = {}
+        self.bounds: dict[str, float] = {}
+        for dense in dict.fromkeys("float32" if format == "float32" else "bfloat16" for format in formats):
+            state = random_weights(spec, getattr(torch, dense), seed)
+            state = {name: values.float() for name, values in state.items()}
+            exact = _last(spec, state, ids, torch.float32)
+            self.exact[dense] = exact
+            for format in (each for each in formats if (each == "float32") == (dense == "float32")):
+                own = self._own(spec, state, ids, format)
+                self.bounds[format] = bound_for(relative_error(own, exact))
+
+    def _own(self, spec: ModelSpec, state: Mapping[str, Tensor], ids: Tensor, format: str) -> Tensor:
+        if format == "float32":
+            return _last(spec, state, ids, torch.float64)
+        rounded = {name: round_to_format(format, values) for name, values in state.items()}
+        return _last(spec, rounded, ids, torch.bfloat16)
+
+    def disagreement(self, format: str, logits: Mapping[str, Sequence[float]]) -> dict:
+        """Return the relative error of each row against our float32 logits (None: not finite), the bound, and the
+        problem ("" if none)."""
+        exact = self.exact["float32" if format == "float32" else "bfloat16"]
+        bound, reason = self.bounds[format], ""
+        errors: dict[str, float | None] = {}
+        for name, values in logits.items():
+            if len(values) != len(exact):
+                reason = f"{name}: {len(values)} logits, the vocabulary has {len(exact)}"
+                continue
+            found = torch.tensor(values, dtype=torch.float64)
+            error = relative_error(found, exact)
+            errors[name] = error if math.isfinite(error) else None  # JSON has no NaN
+            if not math.isfinite(error):
+                reason = f"{name} logits: {int((~found.isfinite()).sum())} of {len(found)} are not finite"
+            elif error > bound:
+                reason = f"{name} logits are {error:.2g} (relative) away from ours, {bound:.2g} is allowed"
+        return {"errors": errors, "bound": bound, "reason": reason or ("" if errors else "no logits were given")}
+
+
+def bound_for(own_error: float) -> float:
+    """Return the error bound of a peer where the plain computation at the same precision has the error `own_error`."""
+    return min(MAX_RELATIVE_ERROR, ERROR_MARGIN * own_error + ROUNDING_FLOOR)
+
+
+def relative_error(values: Tensor, exact: Tensor) -> float:
+    """Return |values - exact| / |exact|, Euclidean over the vocabulary."""
+    exact = exact.double()
+    return ((values.double() - exact).norm() / exact.norm()).item()
+
+
+def round_to_format(format: str, values: Tensor) -> Tensor:
+    """Round a parameter as coarsely as `format` may: symmetric INT8 with a scale a row, or INT4 with a scale per 32
+    columns.
+
+    Every matrix is rounded, head and embedding too, as some tools do; norms and biases are not."""
+    if values.ndim < 2 or format in DENSE_FORMATS:
+        return values
+    if format == "int8":
+        return _rounded(values, 127)
+    group = QUANT_GROUP_COLUMNS if values.shape[1] % QUANT_GROUP_COLUMNS == 0 else values.shape[1]
+    return _rounded(values.unflatten(1, (-1, group)), 7).flatten(1)
+
+
+def _rounded(values: Tensor, levels: int) -> Tensor:
+    scale = values.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny) / levels
+    return (values / scale).round() * scale
+
+
+def _last(spec: ModelSpec, state: Mapping[str, Tensor], ids: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the logits after the last token, [vocab]."""
+    model = Transformer.from_state(spec, {name: values.to(dtype) for name, values in state.items()})
+    return naive.logits(model, ids)[-1].double()

@@ -1,0 +1,113 @@
+"""Known gaps of the backends, with the reason beside each. `check` holds this table to the truth: a gap that has
+closed fails it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from compiled_kernels.backends import Backend
+
+
+@dataclass(frozen=True)
+class Gap:
+    """One gap: `case` is a pattern of case names, as in a shell. `worked_around_in` is the file that makes up for the
+    gap, where one does: such a case is right all the same, and a test of the gap itself keeps the row."""
+
+    operator: str
+    backend: Backend
+    case: str
+    reason: str
+    worked_around_in: str = ""
+
+    def covers(self, operator: str, backend: Backend, case: str) -> bool:
+        return operator == self.operator and backend is self.backend and fnmatchcase(case, self.case)
+
+
+BF16_DOTS = "Triton's interpreter multiplies bfloat16 as if its bits were integers: operands are float32 there"
+DOTS = "compiled_kernels/triton_code/dots.py"
+NO_SCORES = "written by hand for scale, soft-cap and sink logits: score functions run on eager and inductor"
+NO_MASKS = "written by hand for windows with sinks: other masks run on eager and inductor"
+
+GAPS: tuple[Gap, ...] = (
+    Gap(
+        "expert_linear",
+        Backend.TRITON,
+        "*",
+        "not written: which experts are named decides the work, on the host so far",
+    ),
+    Gap("expert_linear", Backend.MLIR, "*", "not written; backend auto runs mixtures through inductor"),
+    Gap("linear_w8a8", Backend.TRITON, "*", "not written; INT8 activations run on eager, inductor and mlir"),
+    Gap("quantized_attention", Backend.MLIR, "*dense keys*", "keys and values are both read as integers, or neither"),
+    Gap("log_softmax", Backend.TRITON, "*", "fused with the top-k extraction: see top_logprobs"),
+    *(Gap("paged_attention", backend, "*ALiBi*", NO_SCORES) for backend in (Backend.TRITON, Backend.MLIR)),
+    *(Gap("paged_attention", backend, "*own mask*", NO_MASKS) for backend in (Backend.TRITON, Backend.MLIR)),
+    Gap("top_logprobs", Backend.MLIR, "*", "selection has no vector form; log_softmax has"),
+    Gap("linear_int8", Backend.TRITON, "* bfloat16", BF16_DOTS, DOTS),
+    Gap("linear_int4", Backend.TRITON, "* bfloat16", BF16_DOTS, DOTS),
+    Gap("paged_attention", Backend.TRITON, "* bfloat16", BF16_DOTS, DOTS),
+    Gap("quantized_attention", Backend.TRITON, "* bfloat16", BF16_DOTS, DOTS),
+)
+
+
+def known_gap(operator: str, backend: Backend, case: str) -> Gap | None:
+    """Return the gap that a case falls into on a backend, unless it is worked around."""
+    return next((gap for gap in GAPS if gap.covers(operator, backend, case) and not gap.worked_around_in), None)
+
+
+@dataclass(frozen=True)
+class BatchVariance:
+    """The bits of a row of `operator`'s result on this backend depend on more than the row and its own context."""
+
+    operator: str
+    backend: Backend
+    reason: str
+
+
+BY_ROWS = "torch's matrix product chooses its kernel, and with it the order of its sums, by the number of rows"
+VENDOR = "the vendor's matrix product chooses its kernel, and with it the order of its sums, by the number of rows"
+ONE_ROW = "one row has a kernel of its own, and more rows split their width by how many tiles there are"
+LOWERED = "compiled for each number of rows, with leave to regroup sums and to join them with products"
+SPLIT = "walks over the context are split by how many programs there are"
+
+BATCH_VARIANT: tuple[BatchVariance, ...] = (
+    *(
+        BatchVariance(name, Backend.EAGER, BY_ROWS)
+        for name in ("linear", "linear_int8", "linear_int4", "expert_linear")
+    ),
+    *(
+        BatchVariance(name, Backend.EAGER, "torch cuts sums over the context by the shape of the whole span")
+        for name in ("paged_attention", "quantized_attention")
+    ),
+    BatchVariance("rms_norm", Backend.EAGER, "torch cuts sums by the shape of the whole batch"),
+    *(
+        BatchVariance(name, Backend.INDUCTOR, f"one row is a multiply-reduce; of more rows {BY_ROWS}")
+        for name in ("linear", "linear_int8", "linear_int4", "expert_linear")
+    ),
+    *(
+        BatchVariance(
+            name, Backend.INDUCTOR, "decodes and longer spans are different code, each with its own order of sums"
+        )
+        for name in ("paged_attention", "quantized_attention")
+    ),
+    BatchVariance("rms_norm", Backend.INDUCTOR, LOWERED),
+    BatchVariance("linear", Backend.TRITON, VENDOR),
+    *(BatchVariance(name, Backend.TRITON, ONE_ROW) for name in ("linear_int8", "linear_int4")),
+    *(BatchVariance(name, Backend.TRITON, SPLIT) for name in ("paged_attention", "quantized_attention")),
+    *(
+        BatchVariance(name, Backend.MLIR, "decodes and longer spans are different code, split by rows and threads")
+        for name in ("paged_attention", "quantized_attention")
+    ),
+    *(
+        BatchVariance(name, Backend.MLIR, LOWERED)
+        for name in ("rms_norm", "rotary", "gated_silu", "gated_gelu", "gated_clamped", "log_softmax")
+    ),
+)
+
+
+def batch_variance(operator: str, backend: Backend) -> str | None:
+    """Return why a row's bits depend on the batch composition; None where they do not. The operator `decode_step` is a
+    whole step."""
+    if operator == "decode_step" and backend is not Backend.MLIR:
+        return next(f"{row.operator}: {row.reason}" for row in BATCH_VARIANT if row.backend is backend)
+    return next((row.reason for row in BATCH_VARIANT if (row.operator, row.backend) == (operator, backend)), None)

@@ -1,0 +1,226 @@
+"""One kind of layer: its products, its attention, its weights, and the buffers between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from compiled_kernels.blocked.few import FewRows, few_text
+from compiled_kernels.blocked.shape import Panels
+from compiled_kernels.decode_step.shape import LayerShape, StepShape, WeightLayout
+from compiled_kernels.linear.mlir_text import Product, product_text
+from compiled_kernels.linear_w8a8.mlir_rows import quantize_text
+from compiled_kernels.mlir_text import Named, call, memref
+from compiled_kernels.paged_attention.mlir_decode import DecodeAttention
+from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention
+from compiled_kernels.quantized_attention.mlir_tile import QUANTIZED_NAMES
+
+AnyProduct = Product | FewRows
+"""A product of a step: with a weight row by row, or in panels."""
+Sized = Product | Panels
+"""A product of a step, or one of any number of rows."""
+
+
+@dataclass(frozen=True)
+class LayerKernel:
+    """Layers of `shape` in a step; their functions are called `name` and what begins with it."""
+
+    step: StepShape
+    shape: LayerShape
+    name: str = "layer"
+
+    @property
+    def qkv(self) -> AnyProduct:
+        return layer_product(self.step, f"{self.name}_qkv", self.step.hidden_size, self._qkv_columns, self.shape.qkv)
+
+    @property
+    def output(self) -> AnyProduct:
+        width = self.shape.num_heads * self.shape.head_dim
+        return layer_product(
+            self.step, f"{self.name}_output", width, self.step.hidden_size, self.shape.output, accumulate=True
+        )
+
+    @property
+    def gate_up(self) -> AnyProduct:
+        columns = 2 * self.shape.intermediate_size
+        return layer_product(
+            self.step, f"{self.name}_gate_up", self.step.hidden_size, columns, self.shape.gate_up, segments=2
+        )
+
+    @property
+    def down(self) -> AnyProduct:
+        return layer_product(
+            self.step,
+            f"{self.name}_down",
+            self.shape.intermediate_size,
+            self.step.hidden_size,
+            self.shape.down,
+            accumulate=True,
+        )
+
+    @property
+    def products(self) -> tuple[AnyProduct, ...]:
+        return self.qkv, self.output, self.gate_up, self.down
+
+    @property
+    def attention(self) -> DecodeAttention:
+        step, shape = self.step, self.shape
+        made = {
+            "rows": step.rows, "num_heads": shape.num_heads, "num_kv_heads": shape.num_kv_heads, "head_dim": shape.head_dim, "page_size": step.page_size,
+            "max_pages": step.max_pages, "dtype": step.dtype, "scale": shape.scale, "target": step.target, "chunks": step.chunks,
+            "window": shape.window, "sinks": shape.sinks, "softcap": shape.softcap, "sink_logits": shape.sink_logits,
+        }  # fmt: skip
+        if (packing := shape.quantized) is None:
+            return DecodeAttention(**made)
+        packed = {
+            "key_format": packing.key_format, "value_format": packing.value_format, "tokens_per_scale": packing.tokens_per_scale,
+            "columns_per_scale": packing.columns_per_scale, "residual_length": packing.residual_length, "num_sink_tokens": packing.num_sink_tokens,
+        }  # fmt: skip
+        return QuantizedAttention(**made, **packed)
+
+    @property
+    def quantized_pages(self) -> list[Named]:
+        """Return quantized keys and values, if there are such: codes, scales and minima."""
+        attention = self.attention
+        if not isinstance(attention, QuantizedAttention):
+            return []
+        return [Named(name, kind) for name, kind in zip(QUANTIZED_NAMES, attention.quantized_types, strict=True)]
+
+    @property
+    def page_tables(self) -> list[Named]:
+        """Return the page table of the residual pages, and of the quantized ones where there are such."""
+        kind = self.attention.types["table"]
+        return [Named("table", kind), *([Named("quantized_table", kind)] if self.quantized_pages else [])]
+
+    @property
+    def weights(self) -> list[Named]:
+        """Return the weights in the order in which they are passed."""
+        return [
+            Named("attention_norm", self.norm_type),
+            *weight_arguments_of("qkv", self.qkv),
+            *weight_arguments_of("output", self.output),
+            Named("feedforward_norm", self.norm_type),
+            *weight_arguments_of("gate_up", self.gate_up),
+            *weight_arguments_of("down", self.down),
+            *self.head_norms.values(),
+            *self.sink_logits,
+        ]
+
+    @property
+    def head_norms(self) -> dict[str, Named]:
+        """Return the weights of the norms of queries and keys, if there are such."""
+        norm = memref((self.shape.head_dim,), self.step.dtype)
+        return {of: Named(f"{of}_norm", norm) for of in ("query", "key") if self.shape.qk_norm}
+
+    @property
+    def sink_logits(self) -> list[Named]:
+        return [Named("sink_logits", self.attention.types["sinks"])] if self.shape.sink_logits else []
+
+    @property
+    def own_arguments(self) -> list[Named]:
+        """Return the arguments that each layer has for itself, even if its shape is another's: weights and pages."""
+        pages = self.attention.pages
+        return [*self.weights, Named("keys", pages), Named("values", pages), *self.quantized_pages]
+
+    @property
+    def x(self) -> Named:
+        """Return the residual stream."""
+        return Named("x", memref((self.step.rows, self.step.hidden_size), "f32"))
+
+    @property
+    def qkv_out(self) -> Named:
+        return Named(f"qkv_out_{self._qkv_columns}", memref((self.step.rows, self._qkv_columns), "f32"))
+
+    @property
+    def partial(self) -> Named:
+        return Named(f"partial_{self.shape.num_heads}_{self.shape.head_dim}", self.attention.types["partial"])
+
+    @property
+    def gate_up_out(self) -> Named:
+        return Named(
+            f"gate_up_out_{self.shape.intermediate_size}",
+            memref((self.step.rows, 2 * self.shape.intermediate_size), "f32"),
+        )
+
+    @property
+    def gated(self) -> Named:
+        return Named(
+            f"gated_{self.shape.intermediate_size}",
+            memref((self.step.rows, self.shape.intermediate_size), self.step.dtype),
+        )
+
+    @property
+    def shared_buffers(self) -> list[Named]:
+        """Return the buffers that all threads see; they are named after their sizes, so that layers of one size share
+        them."""
+        lengths = Named("lengths", self.attention.types["lengths"])
+        return [self.x, lengths, self.qkv_out, self.partial, self.gate_up_out, self.gated]
+
+    @property
+    def angles(self) -> list[Named]:
+        """Return cosines and sines of each row's position, if queries and keys are rotated."""
+        return [] if self.shape.rotary_index is None else rotary_arguments(self.step, self.shape.head_dim)
+
+    @property
+    def _qkv_columns(self) -> int:
+        return (self.shape.num_heads + 2 * self.shape.num_kv_heads) * self.shape.head_dim
+
+    @property
+    def norm_type(self) -> str:
+        return memref((self.step.hidden_size,), self.step.dtype)
+
+
+def head_product(step: StepShape) -> AnyProduct | None:
+    """Return the product from the last norm to logits; None where the step has no head."""
+    return step.head and layer_product(step, "head", step.hidden_size, step.vocab_size, step.head)
+
+
+def rotary_arguments(step: StepShape, dim: int, suffix: str = "") -> list[Named]:
+    return [Named(name + suffix, memref((step.rows, dim // 2), "f32")) for name in ("cos", "sin")]
+
+
+def layer_product(
+    step: StepShape, name: str, width: int, out: int, weight: WeightLayout, accumulate: bool = False, segments: int = 1
+) -> AnyProduct:
+    if weight.panels:
+        panels = weight.dtype, step.dtype, step.target, weight.bias
+        return FewRows(name, width, out, *panels, step.rows, accumulate, w8a8=weight.w8a8)
+    stored = weight.dtype, step.dtype, step.target, weight.quant_group, weight.bias
+    return Product(name, step.rows, width, out, *stored, accumulate, segments, w8a8=weight.w8a8)
+
+
+def product_text_of(product: AnyProduct) -> str:
+    """Emit the product's function: @name(x, weights, out, begin, end)."""
+    return few_text(product) if isinstance(product, FewRows) else product_text(product)
+
+
+def quantizers(prefix: str, products: Iterable[Sized], rows: int) -> list[str]:
+    """The functions that make rows of INT8 for those of `products` that take such."""
+    made = dict.fromkeys(each.int8_rows for each in products if each.w8a8)
+    return [quantize_text(f"{prefix}_{int8.named(rows).name}", int8, rows) for int8 in made]
+
+
+def int8_buffers(products: Iterable[Sized], rows: int) -> list[Named]:
+    """Where those rows are, one buffer for all products that take such of one width."""
+    return list(dict.fromkeys(each.int8_rows.named(rows) for each in products if each.w8a8))
+
+
+def taken(product: Sized, x: Named, rows: int) -> Named:
+    """What `product` takes of `x`: itself, or its rows of INT8."""
+    return product.int8_rows.named(rows) if product.w8a8 else x
+
+
+def quantize(prefix: str, product: AnyProduct, x: Named, rows: int) -> list[str]:
+    """The call that makes what `product` takes of `x`, if that is not `x`: each thread makes all of it for itself, in
+    place of waiting for the others."""
+    if not product.w8a8:
+        return []
+    made, bounds = taken(product, x, rows), [Named(f"{product.name}_{end}", "index") for end in ("from", "to")]
+    numbers = zip(bounds, (0, rows), strict=True)
+    constants = (f"%{name} = arith.constant {number} : index" for (name, _), number in numbers)
+    return [*constants, call(f"{prefix}_{made.name}", [x, made, *bounds])]
+
+
+def weight_arguments_of(name: str, of: Product | Panels) -> list[Named]:
+    """Return a product's weight, scales and bias as arguments."""
+    return [Named(f"{name}{i}", kind) for i, kind in enumerate(of.weight_types)]

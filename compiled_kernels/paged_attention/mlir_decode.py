@@ -1,0 +1,246 @@
+"""Decode attention: one item of work, which is one sequence, one group and one chunk of its pages."""
+
+from __future__ import annotations
+
+from compiled_kernels.mlir_text import Lines
+from compiled_kernels.paged_attention.mlir_shape import DecodeAttention
+from compiled_kernels.paged_attention.mlir_tile import tile
+
+
+def pages(shape: DecodeAttention, name: str) -> str:
+    """Emit @{name}_pages(q [share, dim], k, v, table, partial, row, group, chunk, scores, weights, begin, end, first,
+    last): the tile of every page of the row's table from begin to end, cut to the positions from first to last."""
+    t = shape.types
+    return f"""func.func private @{name}_pages(%q: {t["queries"]}, %k: {t["pages"]}, %v: {t["pages"]},
+    %table: {t["table"]}, %partial: {t["partial"]}, %row: index, %group: index, %chunk: index, %scores: {t["scores"]},
+    %weights: {t["weights"]}, %begin: index, %end: index, %first: index, %last: index) {{
+%zero = arith.constant 0 : index
+%one = arith.constant 1 : index
+%size = arith.constant {shape.page_size} : index
+scf.for %p = %begin to %end step %one {{
+  %base = arith.muli %p, %size : index
+  %started = arith.cmpi ugt, %first, %base : index
+  %skipped = arith.subi %first, %base : index
+  %from = arith.select %started, %skipped, %zero : index
+  %left = arith.subi %last, %base : index
+  %to = arith.minui %left, %size : index
+  %number = memref.load %table[%row, %p] : {t["table"]}
+  %page = arith.index_cast %number : i32 to index
+  %after = arith.addi %p, %one : index
+  %more = arith.cmpi ult, %after, %end : index
+  %later = arith.select %more, %after, %p : index
+  %next_number = memref.load %table[%row, %later] : {t["table"]}
+  %next = arith.index_cast %next_number : i32 to index
+  func.call @{name}_tile(%q, %k, %v, %page, %next, %group, %from, %to, %partial, %row, %chunk, %scores, %weights)
+    : ({t["queries"]}, {t["pages"]}, {t["pages"]}, index, index, index, index, index, {t["partial"]}, index, index, {t["scores"]},
+       {t["weights"]}) -> ()
+}}
+return
+}}"""
+
+
+def item(shape: DecodeAttention, name: str) -> str:
+    """Emit @{name}_item(q [share, dim], k, v, table, lengths, partial, row, group, chunk): the chunk's part of the
+    row's context, for all query heads of the group, into `partial`."""
+    t = shape.types
+    walks = [_walk(shape, name, "%begin, %end, %first, %length")]
+    if shape.sinks:
+        walks = [_sinks(shape), _walk(shape, name, "%zero, %sink_pages, %zero, %sink_end"), *walks]
+    return f"""func.func private @{name}_item(%q: {t["queries"]}, %k: {t["pages"]}, %v: {t["pages"]}, %table: {t["table"]},
+    %lengths: {t["lengths"]}, %partial: {t["partial"]}, %row: index, %group: index, %chunk: index) {{
+%scores = memref.alloca() {{alignment = 64 : i64}} : {t["scores"]}
+%weights = memref.alloca() {{alignment = 64 : i64}} : {t["weights"]}
+%zero = arith.constant 0 : index
+%one = arith.constant 1 : index
+%share = arith.constant {shape.queries_per_kv} : index
+%size = arith.constant {shape.page_size} : index
+%dim = arith.constant {shape.head_dim} : index
+%total_at = arith.constant {shape.head_dim + 1} : index
+{empty(shape)}
+%length32 = memref.load %lengths[%row] : {t["lengths"]}
+%length = arith.index_cast %length32 : i32 to index
+{_first(shape)}
+{_chunk(shape)}
+{chr(10).join(walks)}
+return
+}}"""
+
+
+def empty(shape: DecodeAttention) -> str:
+    """Emit the state before any key: sums 0, peak minus infinity, total 0."""
+    partial = shape.types["partial"]
+    return f"""%none = arith.constant 0xFF800000 : f32
+%nothing = arith.constant 0.0 : f32
+%base = arith.muli %group, %share : index
+%last_head = arith.addi %base, %share : index
+scf.for %h = %base to %last_head step %one {{
+  scf.for %d = %zero to %dim step %one {{
+    memref.store %nothing, %partial[%row, %h, %chunk, %d] : {partial}
+  }}
+  memref.store %none, %partial[%row, %h, %chunk, %dim] : {partial}
+  memref.store %nothing, %partial[%row, %h, %chunk, %total_at] : {partial}
+}}"""
+
+
+def _first(shape: DecodeAttention) -> str:
+    """Emit %first: the first position in the window."""
+    if not shape.window:
+        return "%first = arith.addi %zero, %zero : index"
+    return f"""%window = arith.constant {shape.window} : index
+%long = arith.cmpi ugt, %length, %window : index
+%past = arith.subi %length, %window : index
+%first = arith.select %long, %past, %zero : index"""
+
+
+def _chunk(shape: DecodeAttention) -> str:
+    """Emit %begin and %end: the chunk's pages of the table. Counted from the end: the last chunk is never empty."""
+    return f"""%start = arith.divui %first, %size : index
+%stop = arith.ceildivui %length, %size : index
+%pages = arith.subi %stop, %start : index
+%chunks = arith.constant {shape.chunks} : index
+%each = arith.ceildivui %pages, %chunks : index
+%after = arith.subi %chunks, %chunk : index
+%after_me = arith.subi %after, %one : index
+%back = arith.muli %each, %after : index
+%back_end = arith.muli %each, %after_me : index
+%reach = arith.minui %back, %pages : index
+%reach_end = arith.minui %back_end, %pages : index
+%begin = arith.subi %stop, %reach : index
+%end = arith.subi %stop, %reach_end : index"""
+
+
+def _sinks(shape: DecodeAttention) -> str:
+    """Emit %sink_pages and %sink_end: pages and positions of the sinks before the window; the first chunk sees to
+    them."""
+    return f"""%sinks = arith.constant {shape.sinks} : index
+%kept = arith.minui %sinks, %first : index
+%mine = arith.cmpi eq, %chunk, %zero : index
+%sink_end = arith.select %mine, %kept, %zero : index
+%sink_pages = arith.ceildivui %sink_end, %size : index"""
+
+
+def _walk(shape: DecodeAttention, name: str, bounds: str) -> str:
+    """Emit a call of @{name}_pages with these (begin, end, first, last)."""
+    t = shape.types
+    given = f"%q, %k, %v, %table, %partial, %row, %group, %chunk, %scores, %weights, {bounds}"
+    memories = f"{t['queries']}, {t['pages']}, {t['pages']}, {t['table']}, {t['partial']}"
+    kinds = f"{memories}, index, index, index, {t['scores']}, {t['weights']}, index, index, index, index"
+    return f"func.call @{name}_pages({given})\n  : ({kinds}) -> ()"
+
+
+def merge(shape: DecodeAttention, name: str) -> str:
+    """Emit @{name}_merge(partial[, sink logits], mixed [row, head * dim], begin, end): for the rows from begin to end,
+    every head's chunks, weighed by their peaks, over their common total; a row without a context is zero."""
+    t, lines = shape.types, Lines()
+    peak_at, total_at = lines.index(shape.head_dim), lines.index(shape.head_dim + 1)
+    chunks = [lines.index(chunk) for chunk in range(shape.chunks)]
+    factors = _factors(lines, shape, chunks, peak_at)
+    total = _total(lines, shape, chunks, factors, total_at)
+    shares = [
+        lines.splat(lines.let(f"arith.divf {factor}, {total} : f32"), shape.columns)
+        for factor in factors[: shape.chunks]
+    ]
+    _mixed(lines, shape, chunks, shares)
+    sinks = f", %sinks: {t['sinks']}" if shape.sink_logits else ""
+    return f"""func.func private @{name}_merge(%partial: {t["partial"]}{sinks}, %mixed: {t["mixed"]},
+    %begin: index, %end: index) {{
+%zero = arith.constant 0 : index
+%one = arith.constant 1 : index
+%heads = arith.constant {shape.num_heads} : index
+scf.for %row = %begin to %end step %one {{
+scf.for %head = %zero to %heads step %one {{
+{lines.text()}
+}}
+}}
+return
+}}"""
+
+
+def _factors(lines: Lines, shape: DecodeAttention, chunks: list[str], peak_at: str) -> list[str]:
+    """Emit exp(peak - highest peak) of each chunk, and last of the sink logit, if there is one."""
+    t = shape.types
+    highest = lines.let("arith.constant -3.0e38 : f32")  # below every score: a peak of nothing is no number
+    peaks = [lines.let(f"memref.load %partial[%row, %head, {c}, {peak_at}] : {t['partial']}") for c in chunks]
+    if shape.sink_logits:
+        peaks.append(lines.let(f"memref.load %sinks[%head] : {t['sinks']}"))
+    for peak in peaks:
+        highest = lines.let(f"arith.maximumf {highest}, {peak} : f32")
+    return [lines.exp_of_scalar(lines.let(f"arith.subf {peak}, {highest} : f32"), shape.lanes) for peak in peaks]
+
+
+def _total(lines: Lines, shape: DecodeAttention, chunks: list[str], factors: list[str], total_at: str) -> str:
+    """Emit the divisor of the head's sums: the chunks' totals times their factors; 1 where that is 0."""
+    total = lines.let("arith.constant 0.0 : f32")
+    for chunk, factor in zip(chunks, factors, strict=False):
+        found = lines.let(f"memref.load %partial[%row, %head, {chunk}, {total_at}] : {shape.types['partial']}")
+        total = lines.let(f"arith.addf {total}, {lines.let(f'arith.mulf {found}, {factor} : f32')} : f32")
+    if shape.sink_logits:
+        total = lines.let(f"arith.addf {total}, {factors[-1]} : f32")
+    nothing, one = lines.let("arith.constant 0.0 : f32"), lines.let("arith.constant 1.0 : f32")
+    empty = lines.let(f"arith.cmpf oeq, {total}, {nothing} : f32")
+    return lines.let(f"arith.select {empty}, {one}, {total} : f32")
+
+
+def _mixed(lines: Lines, shape: DecodeAttention, chunks: list[str], shares: list[str]) -> None:
+    """Emit mixed[row, head] = the chunks' sums, each times its share, rounded."""
+    t, lanes = shape.types, shape.columns
+    base = lines.let(f"arith.muli %head, {lines.index(shape.head_dim)} : index")
+    for at in range(0, shape.head_dim, lanes):
+        column = lines.index(at)
+        mixed = lines.constant("0.0", lanes)
+        for chunk, share in zip(chunks, shares, strict=True):
+            sums = lines.load("%partial", f"%row, %head, {chunk}, {column}", t["partial"], lanes, "f32")
+            mixed = lines.fma(sums, share, mixed, lanes)
+        place = lines.let(f"arith.addi {base}, {column} : index")
+        rounded = lines.truncate(mixed, lanes, shape.dtype)
+        lines.store(rounded, "%mixed", f"%row, {place}", t["mixed"], lanes, shape.dtype)
+
+
+__all__ = ["Attention", "attention_text", "entry_text"]
+
+
+def attention_text(shape: DecodeAttention, name: str) -> str:
+    """Emit @{name}_item(queries, keys, values, table, lengths, partial, row, group, chunk) and @{name}_merge(partial[,
+    sink logits], mixed, begin, end), with what they call; @exp must be there."""
+    return "\n".join((tile(shape, name), pages(shape, name), item(shape, name), merge(shape, name)))
+
+
+def entry_text(shape: DecodeAttention) -> str:
+    """Emit @paged_attention(q [row, head, dim], keys, values, table, lengths, partial[, sink logits], mixed [row, head
+    * dim]), run by all threads at once over the functions named `attend`."""
+    t = shape.types
+    sink = f", %sinks: {t['sinks']}" if shape.sink_logits else ""
+    sunk, sunk_type = (", %sinks", f", {t['sinks']}") if shape.sink_logits else ("", "")
+    return f"""func.func @paged_attention(%q: {t["q"]}, %k: {t["pages"]}, %v: {t["pages"]}, %table: {t["table"]}, %lengths: {t["lengths"]},
+    %partial: {t["partial"]}{sink}, %mixed: {t["mixed"]}) {{
+  %thread, %threads = call @thread() : () -> (index, index)
+  %queries = memref.alloca() {{alignment = 64 : i64}} : {t["queries"]}
+  %zero = arith.constant 0 : index
+  %one = arith.constant 1 : index
+  %dim = arith.constant {shape.head_dim} : index
+  %share = arith.constant {shape.queries_per_kv} : index
+  %groups = arith.constant {shape.num_kv_heads} : index
+  %chunks = arith.constant {shape.chunks} : index
+  %items = arith.constant {shape.rows * shape.num_kv_heads * shape.chunks} : index
+  %rows = arith.constant {shape.rows} : index
+  scf.for %item = %thread to %items step %threads {{
+    %chunk = arith.remui %item, %chunks : index
+    %pair = arith.divui %item, %chunks : index
+    %group = arith.remui %pair, %groups : index
+    %row = arith.divui %pair, %groups : index
+    %first = arith.muli %group, %share : index
+    scf.for %h = %zero to %share step %one {{
+      %head = arith.addi %first, %h : index
+      scf.for %d = %zero to %dim step %one {{
+        %value = memref.load %q[%row, %head, %d] : {t["q"]}
+        memref.store %value, %queries[%h, %d] : {t["queries"]}
+      }}
+    }}
+    func.call @attend_item(%queries, %k, %v, %table, %lengths, %partial, %row, %group, %chunk)
+      : ({t["queries"]}, {t["pages"]}, {t["pages"]}, {t["table"]}, {t["lengths"]}, {t["partial"]}, index, index, index) -> ()
+  }}
+  call @GOMP_barrier() : () -> ()
+  %begin, %end = call @share(%rows, %one, %thread, %threads) : (index, index, index, index) -> (index, index)
+  call @attend_merge(%partial{sunk}, %mixed, %begin, %end) : ({t["partial"]}{sunk_type}, {t["mixed"]}, index, index) -> ()
+  return
+}}"""

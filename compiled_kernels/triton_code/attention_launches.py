@@ -1,0 +1,107 @@
+"""The layout of attention's launches on the device: rows together, spans by kind, and walks over the context split
+where programs are too few to fill it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from compiled_kernels.triton_code.attention import ANY, LONGER, SINGLE, merge
+from compiled_kernels.triton_code.launch import KernelLaunch, ceil_div, floor_power_of_two, num_processors, power_of_two
+
+MIN_DOT_SIZE = 16  # the tensor cores' smallest tile
+MAX_ROWS = 128  # two warp groups of 64 rows, the widest of Hopper's matrix instruction
+MAX_ACCUMULATORS = 128 * 128  # rows times dim in registers
+FIXED_ROWS = 64  # where spans of one token and longer ones must be walked by the same kernel
+EXACT_ROWS = 16  # of float32, which has no tensor cores here: its operands lie in registers too
+# Half the stages of the pipeline go to the pages' numbers, which are read before the keys: two tiles are under way.
+STAGES = 5
+PROGRAMS_PER_PROCESSOR = 3  # programs of a decode that a processor holds: 70 KiB of shared memory each
+MIN_TILES_PER_SPLIT = 2  # a part of a split walk, so that what it leaves is small beside what it reads
+MAX_SPLITS = 64
+MIN_OCCUPANCY = 0.85  # of the best share of places taken
+
+
+def choose_splits(programs: int, processors: int, most: int, decode: bool) -> int:
+    """Return the parts of each walk, a power of two. Decode waits for memory: the fewest parts that keep every place
+    of the device taken nearly as well as any number would. A long span is arithmetic: parts only for idle processors.
+    """
+    if not decode:
+        return min(most, floor_power_of_two(processors // max(1, programs)))
+    choices = [1 << bits for bits in range(most.bit_length())]
+    waves = [max(1, programs) * parts / (PROGRAMS_PER_PROCESSOR * processors) for parts in choices]
+    taken = [wave / math.ceil(wave) for wave in waves]
+    return next(parts for parts, share in zip(choices, taken, strict=True) if share >= MIN_OCCUPANCY * max(taken))
+
+
+@dataclass(frozen=True)
+class AttentionLaunches:
+    """Launches of `kernel` (`attend`, or one of its shape) over `reach` positions at most, in tiles of `tile` keys.
+
+    `spans` are the arguments that `merge` has in common with it, `walk` what only the kernel takes.
+    """
+
+    kernel: Any
+    spans: Mapping[str, Any]
+    walk: Mapping[str, Any]
+    q: Tensor
+    num_kv_heads: int
+    reach: int
+    tile: int
+    has_sink_logits: bool  # whether there are sink logits
+    splits: int | None = None  # parts of each walk, where they are not to be chosen by shape
+    batch_invariant: bool = False  # whether all spans are walked alike
+
+    def launches(self, decode_only: bool) -> list[KernelLaunch]:
+        """Return the launches. Spans of one token and longer ones have launches of their own, each of which leaves the
+        other's alone."""
+        (tokens, heads, dim), seqs = self.q.shape, self.spans["seqs"]
+        share = heads // self.num_kv_heads
+        single = power_of_two(share, MIN_DOT_SIZE)
+        if decode_only and not self.batch_invariant:
+            return self._of(SINGLE.value, single, alone=True)
+        if self.batch_invariant:
+            rows = FIXED_ROWS if self.q.dtype.itemsize == 2 else EXACT_ROWS
+            return self._of(ANY.value, max(single, rows), alone=True)
+        padded = power_of_two(dim, MIN_DOT_SIZE)
+        most = min(MAX_ROWS, MAX_ACCUMULATORS // padded) if self.q.dtype.itemsize == 2 else EXACT_ROWS
+        longer = max(single, min(most, power_of_two(ceil_div(tokens, seqs) * share)))
+        if seqs == 1:  # one span, and it is not of one token
+            return self._of(ANY.value, longer, alone=True)
+        return [*self._of(SINGLE.value, single, alone=False), *self._of(LONGER.value, longer, alone=False)]
+
+    def _of(self, kind: int, rows: int, alone: bool) -> list[KernelLaunch]:
+        """Return the walk over spans of one kind, and the merge where it is split; `alone` if there is no
+        other kind."""
+        (tokens, heads, dim), seqs, out = self.q.shape, self.spans["seqs"], self.spans["out"]
+        together = 1 if kind == SINGLE.value else rows // (heads // self.num_kv_heads)
+        count = seqs if kind == SINGLE.value else tokens // together + seqs
+        most = min(MAX_SPLITS, floor_power_of_two(ceil_div(self.reach, self.tile) // MIN_TILES_PER_SPLIT))
+        decode = kind == SINGLE.value
+        parts = self.splits or choose_splits(count * self.num_kv_heads, num_processors(self.q.device), most, decode)
+        buffers = {"parts": out, "logs": out}  # unused where nothing is split
+        if parts > 1:
+            buffers = {
+                "parts": self.q.new_empty((tokens, heads, parts, dim), dtype=torch.float32),
+                "logs": self.q.new_empty((tokens, heads, parts), dtype=torch.float32),
+            }
+        walked = {
+            **self.spans, **self.walk, **buffers, "splits": parts, "TOKENS": together, "ROWS": rows, "KIND": kind,
+            "SPLIT": parts > 1, "SINK_LOGITS": self.has_sink_logits and parts == 1,
+        }  # fmt: skip
+        warps = 8 if rows == MAX_ROWS else 4
+        found = [
+            KernelLaunch(self.kernel, (count, self.num_kv_heads, parts), walked, num_warps=warps, num_stages=STAGES)
+        ]
+        if parts > 1:
+            merged = {
+                **self.spans, **buffers, "splits": parts, "SPLITS": power_of_two(parts),
+                "KIND": ANY.value if alone else kind, "SINK_LOGITS": self.has_sink_logits,
+            }  # fmt: skip
+            found.append(KernelLaunch(merge, (tokens, heads), merged))
+        return found

@@ -1,0 +1,147 @@
+"""Screenshots of widgets as files for a README: one a widget, in the light theme and optionally the dark one."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from workbench.errors import WorkbenchError
+from workbench.lab.execute import widget_outputs
+from workbench.lab.start import missing_browser, missing_lab, notebooks_in, require
+
+if TYPE_CHECKING:
+    from tools.notebooks.page import NotebookPage
+
+
+class WidgetScreenshots:
+    """Screenshots of widgets in a folder.
+
+    `pagemap.png` is the first `wb-pagemap`; later ones have their notebook's name as well.
+    """
+
+    def __init__(self, folder: Path, dark: bool = False) -> None:
+        self.folder, self.dark = folder, dark
+        self.taken: list[Path] = []
+
+    def take(self, page: NotebookPage) -> None:
+        names = [self._name(widget.name, Path(page.path).stem) for widget in page.widgets()]
+        self._shoot(page, names, "")
+        if self.dark:
+            page.lab.theme("dark")
+            page.settle()
+            self._shoot(page, names, "-dark")
+            page.lab.theme("light")
+
+    def _name(self, widget: str, notebook: str) -> str:
+        plain = widget.removeprefix("wb-")
+        wanted = [plain, f"{plain}-{notebook}", *(f"{plain}-{notebook}-{n}" for n in range(2, 1000))]
+        if widget == "widget":
+            wanted = wanted[1:]
+        name = next(name for name in wanted if self.folder / f"{name}.png" not in self.taken)
+        self.taken.append(self.folder / f"{name}.png")
+        return name
+
+    def _shoot(self, page: NotebookPage, names: list[str], suffix: str) -> None:
+        for place, name in enumerate(names):
+            output = page.views().nth(place)
+            ours = output.locator('[class*="wb-"]')
+            page.screenshot(self.folder / f"{name}{suffix}.png", ours.first if ours.count() else output)
+
+
+@dataclass(frozen=True)
+class NotebookVisit:
+    """The findings of one notebook's check."""
+
+    notebook: str
+    seconds: float
+    num_run: int
+    num_cells: int
+    widgets: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
+    console_errors: tuple[str, ...] = ()
+    outside_requests: tuple[str, ...] = ()
+    without_picture: tuple[str, ...] = ()
+
+    @property
+    def faults(self) -> list[str]:
+        """List one line for everything that is wrong; empty where the notebook is as it should be."""
+        return [
+            *self.errors,
+            *(f"console: {text}" for text in self.console_errors),
+            *(f"asked another machine: {url}" for url in self.outside_requests),
+            *(f"no picture in the exported page: {name}" for name in self.without_picture),
+            *([f"{self.num_run} of {self.num_cells} cells ran"] if self.num_run < self.num_cells else []),
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"faults": self.faults}
+
+
+def visit_notebook(lab: Any, path: str, out: Path, pictures: WidgetScreenshots | None = None) -> NotebookVisit:
+    """Open a notebook of a `LabSession`, run it and collect its findings.
+
+    The executed notebook and its export are written to `out`; screenshots of its widgets where `pictures` are wanted.
+    """
+    from playwright.sync_api import Error as PlaywrightError
+
+    from workbench.lab.export import write_html
+
+    name, start = Path(path).name, time.perf_counter()
+    try:
+        page = lab.open(path)
+    except PlaywrightError as error:
+        return NotebookVisit(name, time.perf_counter() - start, 0, 0, errors=(error.message.splitlines()[0],))
+    late: tuple[str, ...] = ()
+    try:
+        page.run_all()
+    except WorkbenchError as error:
+        late = (str(error),)
+    (ran, cells), document, widgets = page.executed(), page.document(), page.widgets()
+    if pictures is not None:
+        pictures.take(page)
+    errors = (*late, *map(str, page.errors()))
+    console, outside = tuple(page.console_errors), tuple(page.outside_requests)
+    page.close()
+    (out / f"{Path(path).stem}.ipynb").write_text(json.dumps(document, indent=1), encoding="utf-8")
+    shown, asked = lab.shown_offline(write_html(document, out / f"{Path(path).stem}.html"), widget_outputs(document))
+    without = tuple(str(widget) for widget, seen in zip(widgets, shown, strict=True) if not seen)
+    outside += tuple(f"the exported page: {url}" for url in asked)
+    names = tuple(widget.name for widget in widgets)
+    return NotebookVisit(name, time.perf_counter() - start, ran, cells, names, errors, console, outside, without)
+
+
+def check_notebooks(
+    folder: Path,
+    only: Sequence[str] = (),
+    pictures: WidgetScreenshots | None = None,
+    out: Path | None = None,
+    on_visit: Callable[[NotebookVisit], None] = lambda visit: None,
+) -> list[NotebookVisit]:
+    """Check the notebooks of `folder`, or those named in `only`, in a private server and browser."""
+    require(missing_lab(), missing_browser())
+    from tools.notebooks.browser import Browser
+    from tools.notebooks.page import LabSession
+    from workbench.lab.server import LabServer
+
+    names = [path.name for path in notebooks_in(folder)]
+    chosen = list(only) or names
+    for name in chosen:
+        if name not in names:
+            raise WorkbenchError(f"lab: no notebook {name} in {folder}; there are {', '.join(names) or 'none'}")
+    if not chosen:
+        raise WorkbenchError(f"lab: {folder} holds no notebook; a percent file has lines that begin with '# %%'")
+    visits = []
+    with tempfile.TemporaryDirectory(prefix="workbench-lab-kept-") as bin_, LabServer({"notebooks": folder}) as server:
+        kept = Path(bin_) if out is None else out
+        kept.mkdir(parents=True, exist_ok=True)
+        with Browser() as browser:
+            lab = LabSession(server, browser)
+            for name in chosen:
+                visits.append(visit_notebook(lab, f"notebooks/{name}", kept, pictures))
+                on_visit(visits[-1])
+    return visits

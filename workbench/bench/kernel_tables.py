@@ -1,0 +1,136 @@
+"""Terminal tables of operators, checks and timings."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from workbench.machine.processor import is_contended
+
+CHECK_STATUSES = ("ok", "gap", "failed")
+
+
+def show_list(operators: Sequence[Mapping[str, Any]], console: Console) -> None:
+    for entry in operators:
+        console.print(
+            Text(entry["operator"], style="bold") + Text(f"  {', '.join(entry['backends'])}", style="default")
+        )
+        for line in (entry["formula"], entry["source"]):
+            console.print(Text(f"  {line}"), soft_wrap=True)
+        console.print(Text(f"  {entry['place']}, {entry['cases']} cases, {entry['timed']} of them timed", style="dim"))
+        for gap in entry["gaps"]:
+            console.print(Text(f"  gap on {gap['backend']}, {gap['cases']} cases: {gap['reason']}"), soft_wrap=True)
+
+
+def show_check(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
+    """Print counts by operator, backend and level, then every gap with its reason, then every failure."""
+    counts = Counter((row["operator"], row["backend"], row["level"], row["status"]) for row in rows)
+    forms = {(row["operator"], row["backend"], row["level"]): row["form"] for row in rows}
+    table = _table("operator", "backend", "level", *CHECK_STATUSES, "ran")
+    order = list(dict.fromkeys(operator for operator, _, _ in forms))
+    for (operator, backend, level), form in sorted(forms.items(), key=lambda item: order.index(item[0][0])):
+        numbers = [counts[operator, backend, level, status] for status in CHECK_STATUSES]
+        cells = [str(number or "") for number in numbers]
+        table.add_row(operator, backend, level, *cells, form, style="red" if numbers[-1] else None)
+    console.print(table)
+    gaps = Counter((row["operator"], row["backend"], row["reason"]) for row in rows if row["status"] == "gap")
+    for (operator, backend, reason), count in gaps.items():
+        console.print(Text(f"gap  {operator} on {backend}, {count} cases: {reason}", style="dim"), soft_wrap=True)
+    failures: dict[tuple[str, ...], list[str]] = {}
+    for row in rows:
+        if row["status"] == "failed":
+            failures.setdefault((row["operator"], row["backend"], row["level"], row["reason"]), []).append(row["case"])
+    for (operator, backend, level, reason), cases in failures.items():
+        told = f"failed  {operator} on {backend}{level and f' at {level}'}, {'; '.join(cases)}: {reason}"
+        console.print(Text(told, style="red"), soft_wrap=True)
+    total = Counter(row["status"] for row in rows)
+    console.print(", ".join(f"{total[status]} {status}" for status in CHECK_STATUSES))
+
+
+def show_bench(record: Mapping[str, Any], console: Console) -> None:
+    table = _table("case", "backend", "us", "p10 to p90", "GB/s", "GFLOP/s", "of ceiling", "x eager", "data in")
+    before = None
+    for row in record["rows"]:
+        heading = f"{row['operator']} {row['case']}"
+        table.add_row(heading if heading != before else "", row["backend"], *_cells(row))
+        before = heading
+    busy = record["others_cpu_share"]
+    table.caption = f"{record['threads']} threads, {record['environment']['cpu']['model']}, {record['date']}"
+    if is_contended(busy):
+        table.caption += f"; contention {busy:.0%} of the processor: do not trust these times"
+    table.caption_justify = "left"
+    console.print(table)
+    reasons = Counter(
+        (row["operator"], row["backend"], row["reason"]) for row in record["rows"] if row["status"] != "ok"
+    )
+    for (operator, backend, reason), count in reasons.items():
+        told = f"not timed  {operator} on {backend}, {count} cases: {reason}"
+        console.print(Text(told, style="dim"), soft_wrap=True)
+
+
+def show_ahead(rows: Sequence[Mapping[str, Any]], target: str, console: Console) -> None:
+    """A line a case with its status at each level whose text was compiled, then each reason."""
+    levels = list(dict.fromkeys(row["level"] for row in rows))
+    table = _table("operator", "case", *(f"text of {level}" for level in levels))
+    cases: dict[tuple[str, str], dict[str, str]] = {}
+    for row in rows:
+        cases.setdefault((row["operator"], row["case"]), {})[row["level"]] = row["status"]
+    for told, status in cases.items():
+        table.add_row(*told, *(status.get(level, "") for level in levels))
+    console.print(table)
+    reasons = Counter((row["status"], row["operator"], row["level"], row["reason"]) for row in rows if row["reason"])
+    for (status, operator, level, reason), count in reasons.items():
+        told = f"{status}  {operator}, text of {level}, {count} {'case' if count == 1 else 'cases'}: {reason}"
+        console.print(Text(told, style="red" if status == "failed" else "dim"), soft_wrap=True)
+    total = Counter(row["status"] for row in rows)
+    console.print(f"for {target}: {', '.join(f'{count} {status}' for status, count in total.items())}")
+
+
+def show_stages(overview: Mapping[str, Any], console: Console) -> None:
+    console.print(Text(f"{overview['operator']} {overview['case']} on {overview['backend']}", style="bold"))
+    console.print(Text(f"artifact {overview['artifact']} ({overview['note']})"), soft_wrap=True)
+    table = _table("stage", "lines", "characters")
+    for stage in overview["stages"]:
+        table.add_row(stage["stage"], f"{stage['lines']:,}", f"{stage['characters']:,}")
+    console.print(table)
+    if "predicted" not in overview:
+        return
+    predicted, generated, measured = overview["predicted"], overview["generated"], overview["measured"]
+    console.print(f"at the least  {predicted['bytes']:,} bytes, {predicted['flops']:,} FLOPs")
+    if generated:
+        console.print(f"generated     {generated['bytes']:,} bytes read and written, by the compiler's own account")
+    if measured:
+        rates = f"{measured['bytes_per_s'] / 1e9:,.1f} GB/s, {measured['flops_per_s'] / 1e9:,.1f} GFLOP/s"
+        console.print(f"measured      {measured['seconds'] * 1e6:,.1f} us, {rates}, data in {measured['data']}")
+    else:
+        console.print(Text(f"not measured  {overview['not_measured']}"))
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    if row["status"] != "ok":
+        return ["not timed"]
+    spread = f"{row['p10_seconds'] * 1e6:,.1f} to {row['p90_seconds'] * 1e6:,.1f}"
+    share, speedup = row.get("share_of_ceiling"), row.get("speedup_over_eager")
+    return [
+        f"{row['seconds'] * 1e6:,.1f}",
+        spread,
+        f"{row['bytes_per_s'] / 1e9:,.1f}",
+        f"{row['flops_per_s'] / 1e9:,.1f}",
+        "" if share is None else f"{share:.0%} {row['bound']}",
+        "" if speedup is None else f"{speedup:.2f}",
+        row["data"],
+    ]
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        left = column in ("operator", "backend", "case", "stage", "ran", "data in")
+        table.add_column(column, justify="left" if left else "right", no_wrap=True)
+    return table

@@ -1,0 +1,200 @@
+"""Benchmark of operators on every backend, with the ceilings of this machine, as a record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from compiled_kernels import Backend, BackendError, backend_problems
+from compiled_kernels.backends import Backend
+from compiled_kernels.cases import Case, Suite, suite_of, suites
+from compiled_kernels.check import device_of
+from compiled_kernels.measure import COLD_WORKING_SET_BYTES, KernelMeasurement, KernelTiming, measure
+from compiled_kernels.stages import CompilerStage, CompilerStages
+from workbench.engine.load import BUNDLED_MODELS, SHAPE_PREFIX, parse_dtype, stored_dtype
+from workbench.executors.packing import bucket_for
+from workbench.machine.ceilings import MachineCeilings, ceilings_for, intra_op_threads
+from workbench.machine.environment import environment
+from workbench.machine.processor import cpu_times, last_level_cache, others_cpu_share
+from workbench.model.hf.families import read_spec
+from workbench.model.quantized import WeightFormat
+from workbench.model.shapes import named_shape
+from workbench.model.transformer import Transformer
+
+MIN_READ_BYTES = 2**20  # a read test of less times its own call, not the memory
+GEMM_DTYPES = ("float32", "bfloat16")
+
+
+def timed_cases(operator: str | None = None) -> list[tuple[Suite, Case]]:
+    """Return the cases that are benchmarks, of all operators or one. Raises BackendError for an unknown operator."""
+    chosen = suites() if operator is None else (suite_of(operator),)
+    return [(suite, case) for suite in chosen for case in suite.cases if case.timed]
+
+
+def kernel_bench(
+    cases: Sequence[tuple[Suite, Case]],
+    backends: Iterable[Backend] = tuple(Backend),
+    threads: int | None = None,
+    budget_seconds: float = 0.4,
+    on_progress: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Time `backends` on each case, and eager as the baseline, and return the record.
+
+    Args:
+        cases: Pairs of a suite and a case.
+        backends: Backends to time.
+        threads: Intra-operator threads; None keeps the present number.
+        budget_seconds: Time for each backend of a case.
+        on_progress: Called with one line of text before each case.
+    """
+    asked = tuple(backends)
+    before, surroundings, rows = cpu_times(), environment(), []
+    with intra_op_threads(threads) as used:
+        for suite, case in cases:
+            on_progress(f"{suite.operator} {case.name}")
+            torch._dynamo.reset()  # what earlier cases compiled is done with
+            started = cpu_times()
+            found = _measured(suite, case, asked, budget_seconds)
+            busy = others_cpu_share(started)
+            ceilings = _ceilings(found, case, used)
+            rows += [{**row, "others_cpu_share": busy} for row in kernel_rows(suite, case, found, asked, ceilings)]
+    return {
+        "question": "How near to this machine's limits is each operator on each backend?",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "threads": used,
+        "others_cpu_share": others_cpu_share(before),
+        "rows": rows,
+        "environment": surroundings,
+    }
+
+
+def kernel_rows(
+    suite: Suite, case: Case, measurement: KernelMeasurement, backends: Sequence[Backend], ceilings: MachineCeilings
+) -> Iterator[dict[str, Any]]:
+    """Yield one row for each backend: time, fraction of the binding roofline, ratio to eager, or the reason why there
+    is none."""
+    eager = measurement.timings.get(Backend.EAGER)
+    for backend in backends:
+        row: dict[str, Any] = {"operator": suite.operator, "backend": str(backend), "case": case.name}
+        timing = measurement.timings.get(backend)
+        if timing and device_of(backend) == "cuda":  # a GPU: the ceilings and the eager baseline are the CPU's
+            yield {**row, "status": "ok", "reason": "on the GPU", **timing_figures(case, measurement, timing)}
+        elif timing:
+            yield {**row, "status": "ok", "reason": "", **_figures(case, measurement, timing, eager, ceilings)}
+        else:
+            yield {**row, "status": "not timed", "reason": measurement.refused.get(backend, "")}
+
+
+def _measured(suite: Suite, case: Case, backends: tuple[Backend, ...], budget_seconds: float) -> KernelMeasurement:
+    backends = dict.fromkeys((Backend.EAGER, *backends))
+    past_caches = max(COLD_WORKING_SET_BYTES, 4 * (last_level_cache() or 0))
+    return measure(suite, case, backends, budget_seconds, past_caches)
+
+
+def _ceilings(found: KernelMeasurement, case: Case, threads: int) -> MachineCeilings:
+    size = found.working_set_bytes * found.copies if found.data == "memory" else found.working_set_bytes
+    return ceilings_for(max(size, MIN_READ_BYTES), threads=threads, dtypes=(_rated(case),), compiled=True)
+
+
+def _rated(case: Case) -> str:
+    name = str(case.arguments["dtype"]).removeprefix("torch.")
+    return name if name in GEMM_DTYPES else GEMM_DTYPES[0]
+
+
+def _figures(
+    case: Case, found: KernelMeasurement, timing: KernelTiming, eager: KernelTiming | None, ceilings: MachineCeilings
+) -> dict:
+    read, gemm = ceilings.read_ceilings[0], ceilings.gemm_ceiling(_rated(case))
+    moving, computing = case.cost.bytes / read.value, case.cost.flops / gemm.value
+    return {
+        **timing_figures(case, found, timing),
+        "bound": "read" if moving >= computing else "gemm",
+        "ceiling_bytes_per_s": read.value,
+        "ceiling_flops_per_s": gemm.value,
+        "predicted_seconds": max(moving, computing),
+        "share_of_ceiling": max(moving, computing) / timing.seconds,
+        "speedup_over_eager": eager.seconds / timing.seconds if eager else None,
+    }
+
+
+def timing_figures(case: Case, measurement: KernelMeasurement, timing: KernelTiming) -> dict[str, Any]:
+    """Return a backend's time, the memory level of the data, and the rates that follow from the case's minimum bytes
+    and FLOPs."""
+    return {
+        "seconds": timing.seconds,
+        "p10_seconds": timing.p10,
+        "p90_seconds": timing.p90,
+        "rounds": timing.rounds,
+        "data": measurement.data,
+        "copies": measurement.copies,
+        "working_set_bytes": measurement.working_set_bytes,
+        "bytes": case.cost.bytes,
+        "flops": case.cost.flops,
+        "bytes_per_s": case.cost.bytes / timing.seconds,
+        "flops_per_s": case.cost.flops / timing.seconds,
+    }
+
+
+def stages_overview(
+    suite: Suite, case: Case, backend: Backend, stages: CompilerStages, budget_seconds: float = 0.2
+) -> dict[str, Any]:
+    """Summarize a case on one backend.
+
+    Returns:
+        `stages`: lines and characters of each stage. `predicted`: minimum bytes and FLOPs. `generated`: the bytes that
+        the generated code moves, where the compiler reports them. `measured`: time and rates, or the reason why there
+        are none.
+    """
+    measured = measure(suite, case, (backend,), budget_seconds)
+    timing = measured.timings.get(backend)
+    fusion = stages.stages.get("fusion")
+    return {
+        "stages": stage_sizes(stages),
+        "predicted": {"bytes": case.cost.bytes, "flops": case.cost.flops},
+        "generated": {"bytes": sum(each["bytes"] for each in fusion.data["kernels"])} if fusion else None,
+        "measured": timing_figures(case, measured, timing) if timing else None,
+        "not_measured": "" if timing else measured.refused[backend],
+    }
+
+
+def stage_sizes(stages: CompilerStages) -> list[dict[str, Any]]:
+    """Return the lines and characters of each stage, in order."""
+    return [
+        {"stage": name, "lines": stage.text.count("\n") + 1, "characters": len(stage.text)}
+        for name, stage in stages.stages.items()
+    ]
+
+
+def decode_step_stages(
+    model: str, dtype: str = "auto", weights: WeightFormat | None = None, rows: int = 1, page_size: int = 64
+) -> CompilerStages:
+    """Return the compilation stages of the step that decodes `rows` sequences, on torch's present threads.
+
+    `rows` is rounded up to its bucket (1, 2, 4, ...). The step is compiled where it is not cached, without any weights.
+    Raises BackendError where the mlir backend does not work here."""
+    if problem := backend_problems()[Backend.MLIR]:
+        raise BackendError(f"backend mlir does not work here: {problem}")
+    from compiled_kernels.decode_step.step import libgomp_path, step_text
+    from compiled_kernels.mlir import compile_text
+    from workbench.executors.layout import unsupported_layout_reason
+    from workbench.executors.mlir import step_shape
+
+    if model.startswith(SHAPE_PREFIX):
+        spec, stored = named_shape(model.removeprefix(SHAPE_PREFIX)), torch.bfloat16
+    else:
+        folder = BUNDLED_MODELS.get(model, Path(model))
+        spec, stored = read_spec(folder), stored_dtype(folder / "config.json")
+    format = weights or WeightFormat()
+    format.check(spec)
+    with torch.device("meta"):
+        shapes = Transformer(spec, format=format).to(stored if dtype == "auto" else parse_dtype(dtype))
+    if unsupported_layout_reason(shapes, shapes.cache_shapes()) is None:
+        shapes.use_panels()  # as the mlir backend does; `auto` leaves weights row by row where torch's product is quicker
+    shape = step_shape(shapes, page_size, bucket_for(rows))
+    kernel = compile_text(step_text(shape), "decode_step", level=shape.target.level, libraries=(libgomp_path(),))
+    texts = {name: CompilerStage(text) for name, text in kernel.stages.items()}
+    return CompilerStages(kernel.digest, "the entry in the cache of artifacts that runs", texts)

@@ -1,0 +1,133 @@
+"""The record of the model benchmark as a terminal table, Markdown or CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from workbench.machine.processor import is_contended
+
+COLUMNS = ("work", "batch", "depth", "tokens/s", "spread", "step ms", "of read", "of GEMM", "not kernels")
+KERNEL_TIME_REMARK = (
+    "where a backend does not tell its kernels' time, `not kernels` is at least the part outside the forward pass (>)"
+)
+
+
+def show(record: Mapping[str, Any], console: Console) -> None:
+    table = Table(*COLUMNS, box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in table.columns:
+        column.no_wrap, column.justify = True, "left" if column.header == "work" else "right"
+    for row in record["rows"]:
+        table.add_row(*_cells(row))
+    console.print(Text(heading(record), style="bold"), soft_wrap=True)
+    console.print(table)
+    for line in remarks(record):
+        console.print(Text(line), soft_wrap=True)
+
+
+def to_markdown(record: Mapping[str, Any]) -> str:
+    lines = [heading(record), "", _line(COLUMNS), _line(["---"] * len(COLUMNS))]
+    lines += [_line([cell.replace("|", "/") for cell in _cells(row)]) for row in record["rows"]]
+    return "\n".join([*lines, "", *(f"- {line}" for line in remarks(record))]) + "\n"
+
+
+def to_csv(record: Mapping[str, Any]) -> str:
+    """Return the rows as CSV, every number as measured."""
+    flat = [_flat(row) for row in record["rows"]]
+    names = list(dict.fromkeys(name for row in flat for name in row))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, names, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return out.getvalue()
+
+
+def heading(record: Mapping[str, Any]) -> str:
+    settings = record["settings"]
+    activations = settings.get("activations", "float")
+    weights = settings.get("weights", "dense") + ("" if activations == "float" else f", activations {activations}")
+    return (
+        f"{record['model']['name']}, weights {weights}, backend {settings['backend_used']}, "
+        f"{settings['threads']} threads, median of {settings['repetitions']} repetitions, "
+        f"{record['environment']['cpu']['model']}, {record['date']}"
+    )
+
+
+def remarks(record: Mapping[str, Any]) -> list[str]:
+    """Return one line for each remark on rows, memory, cold start, ceilings and machine load."""
+    rows = [row for row in record["rows"] if row["reason"]]
+    lines = [f"{row['work']}, batch {row['batch']}, depth {row['depth']:,}: {row['reason']}" for row in rows]
+    lines += [_memory(memory) for memory in record["memory"]]
+    for name, seconds in (record["cold_start"] or {}).items():
+        lines.append(f"{name} start: " + ", ".join(f"{what} {value:.1f} s" for what, value in seconds.items()))
+    if rows := [row for row in record["rows"] if row["status"] == "ok"]:
+        read, gemm = rows[0]["read_ceiling_bytes_per_s"], rows[0]["gemm_ceiling_flops_per_s"]
+        rates = f"read {read / 1e9:,.1f} GB/s, GEMM in {rows[0]['gemm_dtype']} {gemm / 1e9:,.0f} GFLOP/s"
+        lines.append(f"ceilings: {rates}")
+        if any(row["outside_kernels_share"] is None for row in rows):
+            lines.append(KERNEL_TIME_REMARK)
+    busy = record["others_cpu_share"]
+    if is_contended(busy):
+        lines.append(f"contention by other processes: {busy:.0%} of the processor; times are unreliable")
+    return lines
+
+
+def _memory(memory: Mapping[str, Any]) -> str:
+    megabytes = {name: None if value is None else value / 1e6 for name, value in memory.items()}
+    parts = ", ".join(f"{name} {megabytes[f'{name}_bytes']:,.1f}" for name in ("weights", "cache", "activations"))
+    line = f"memory in decode, batch {memory['batch']}: {parts} = {megabytes['formula_bytes']:,.1f} MB by formula"
+    if memory["measured_bytes"] is not None:
+        ratio = memory["measured_bytes"] / memory["formula_bytes"]
+        line += f"; the process grew by {megabytes['measured_bytes']:,.1f} MB ({ratio:.2f} x)"
+    if memory["process_peak_bytes"] is not None:
+        line += f", its peak was {megabytes['process_peak_bytes']:,.0f} MB"
+    return line
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    name = [row["work"], str(row["batch"]), f"{row['depth']:,}"]
+    if row["status"] != "ok":
+        return [*name, row["status"], *[""] * 5]
+    low, high = row["spread"]
+    return [
+        *name,
+        _number(row["tokens_per_s"]),
+        f"{_number(low)} to {_number(high)}",
+        f"{row['step_seconds']['p50'] * 1e3:,.2f}",
+        f"{row['share_of_read_ceiling']:.0%}",
+        f"{row['share_of_gemm_ceiling']:.0%}",
+        _outside(row),
+    ]
+
+
+def _outside(row: Mapping[str, Any]) -> str:
+    """Format the fraction of a step's time outside kernels, or its lower bound."""
+    share = row["outside_kernels_share"]
+    return f"> {row['outside_forward_share']:.1%}" if share is None else f"{share:.1%}"
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{name}_{inner}": each for inner, each in value.items()}
+        elif isinstance(value, list):
+            flat |= {f"{name}_min": value[0], f"{name}_max": value[-1]}
+        else:
+            flat[name] = value
+    return flat
+
+
+def _number(value: float) -> str:
+    return f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def _line(cells: Any) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -1,0 +1,193 @@
+"""A claim about inference as a value: its statement, its tests, and the results that would refute it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from workbench import display as shown
+from workbench.display import Displayable
+from workbench.experiment.verdict import Outcome, RuleChange, Verdict
+
+EvidenceNumbers = Any  # a rule's input: a run's rows, or named values of a calculation or a measurement
+
+
+@dataclass(frozen=True)
+class ClaimSource:
+    """A text that makes the claim, with its figures, in our words."""
+
+    name: str
+    figures: str
+
+
+@dataclass(frozen=True)
+class RunEvidence:
+    """The experiment `name`.yaml beside the claims; its rows are the numbers. `quick` are settings for a first look."""
+
+    name: str
+    quick: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class CalculationEvidence:
+    """Numbers that are equal on every machine. `machine` names their origin, a data sheet for example."""
+
+    numbers: Callable[[], EvidenceNumbers]
+    machine: str = "any (calculated)"
+
+
+@dataclass(frozen=True)
+class MeasurementEvidence:
+    """A small measurement on this machine, stored as a record of its `name`; several claims may share it.
+
+    `numbers` takes a flag for a quick look. `timed` is false where contention changes nothing.
+    """
+
+    name: str
+    numbers: Callable[[bool], EvidenceNumbers]
+    timed: bool = True
+
+
+@dataclass(frozen=True)
+class MissingEvidence:
+    """Hardware or software that a test would need and that is not here."""
+
+    needs: str
+
+
+@dataclass(frozen=True)
+class UnbuiltEvidence:
+    """A part that a test would need and that this project has not built: no machine is to blame, and no verdict is
+    given.
+    """
+
+    what: str
+
+
+Evidence = RunEvidence | CalculationEvidence | MeasurementEvidence | MissingEvidence | UnbuiltEvidence
+OUTCOMES: tuple[Outcome, ...] = ("holds", "holds-with-limits", "refuted")  # a rule's possible outcomes
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """A rule's result: `reason` cites the numbers, `limits` the conditions under which the claim holds.
+
+    `figures` are our numbers by name.
+    """
+
+    outcome: Outcome
+    reason: str
+    limits: str = ""
+    figures: Mapping[str, float | str] = field(default_factory=dict)
+
+
+# An experiment's judge is made of such functions; their verdicts name the claim. A rule that returns a Ruling states
+# itself in its docstring.
+Rule = Callable[[EvidenceNumbers], Verdict | Ruling]
+
+
+OutcomeExamples = Mapping[Outcome, EvidenceNumbers | Callable[[], EvidenceNumbers]]
+ImpossibleOutcomes = Mapping[Outcome, str]
+
+
+@dataclass(frozen=True)
+class ClaimTrial:
+    """One test of a claim: `evidence` gives numbers, `rule` interprets them.
+
+    A rule shows that its verdict could have been another: `examples` and `impossible` together name every outcome. A
+    rule that can never refute is no test; it is shown as an illustration and decides nothing.
+
+    Attributes:
+        evidence: the source of numbers.
+        rule: returns a verdict or a ruling; its docstring states it in words.
+        examples: by outcome, numbers of the evidence's kind under which the rule gives it, or a function that computes
+            them (the same calculation with other inputs).
+        impossible: outcomes without such numbers, and the reason.
+        changed: changes of the rule made after a look at results, where the rule itself does not list them.
+    """
+
+    evidence: Evidence
+    rule: Rule
+    examples: OutcomeExamples
+    impossible: ImpossibleOutcomes = field(default_factory=dict)
+    changed: tuple[RuleChange, ...] = ()
+
+    @property
+    def no_test_reason(self) -> str:
+        """Return the reason why the rule cannot refute the claim; empty for a test."""
+        return self.impossible.get("refuted", "")
+
+    def example(self, outcome: Outcome) -> EvidenceNumbers:
+        """Return numbers under which the rule gives `outcome`. KeyError where there are none."""
+        found = self.examples[outcome]
+        return found() if callable(found) else found
+
+    @property
+    def evidence_label(self) -> str:
+        """Return a short name of the evidence."""
+        match self.evidence:
+            case RunEvidence(name):
+                return f"run {name}"
+            case MeasurementEvidence(name):
+                return f"measurement {name}"
+            case CalculationEvidence():
+                return "calculation"
+            case MissingEvidence():
+                return "missing"
+            case UnbuiltEvidence():
+                return "not built"
+
+
+@dataclass(frozen=True)
+class ClaimTable:
+    """A title, headings and cells, for a terminal or a page."""
+
+    title: str
+    headings: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Claim(Displayable):
+    """A claim: `says` is the statement in our words.
+
+    The first trial that can fail decides; others report other machines, or illustrate. `condition_tables` takes the
+    `RecordFolder` and makes tables of the sizes from which the claim is true.
+    """
+
+    id: str
+    says: str
+    sources: tuple[ClaimSource, ...]
+    trials: tuple[ClaimTrial, ...]
+    condition_tables: Callable[[Any], Sequence[ClaimTable]] | None = None  # of the Records that are there
+
+    @property
+    def deciding_trial(self) -> int:
+        """Return the index of the first trial whose rule can fail; 0 where none can."""
+        return next((place for place, trial in enumerate(self.trials) if not trial.no_test_reason), 0)
+
+    def _display_table(self) -> shown.Table:
+        rows = [("says", self.says), *((source.name, source.figures) for source in self.sources)]
+        rows += [("put to the test by", trial.evidence_label) for trial in self.trials]
+        return shown.Table(self.id, rows)
+
+
+def apply_rule(claim: Claim, trial: ClaimTrial, numbers: EvidenceNumbers) -> Verdict:
+    """Apply the trial's rule to `numbers`."""
+    found = trial.rule(numbers)
+    if isinstance(found, Verdict):
+        return found
+    words = " ".join((trial.rule.__doc__ or "").split())
+    return Verdict(claim.id, claim.says, words, found.outcome, found.reason, found.limits, found.figures)
+
+
+@dataclass(frozen=True)
+class JudgeRule:
+    """The rule of one claim where an experiment's judge gives verdicts on several: its verdict on `claim`."""
+
+    judge: Callable[[EvidenceNumbers], Sequence[Verdict]]
+    claim: str
+
+    def __call__(self, numbers: EvidenceNumbers) -> Verdict:
+        return next(verdict for verdict in self.judge(numbers) if verdict.claim == self.claim)

@@ -1,0 +1,112 @@
+"""Compare the costs of prompts and answers: a detailed prompt, or thinking before the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+
+from workbench.economics.prices import Prices, Usage
+from workbench.errors import WorkbenchError
+
+
+def break_even_answer_tokens(
+    prices: Prices, prompt: int, other_prompt: int, other_answer: int, from_cache: bool = False
+) -> Fraction:
+    """Return the break-even answer length: with fewer answer tokens, `prompt` costs less than `other_prompt` with
+    `other_answer`.
+
+    A value below 0 means that it never does. `from_cache`: the prompt is read from a prompt cache."""
+    budget = prices.cost(Usage(input=other_prompt, output=other_answer))
+    mine = prices.cost(Usage(cache_read=prompt) if from_cache else Usage(input=prompt))
+    return (budget - mine) / prices.token_price("output")
+
+
+def break_even_price_ratio(prompt: int, answer: int, other_prompt: int, other_answer: int) -> Fraction | None:
+    """Return the break-even price ratio of an output token to an input token.
+
+    Above it, `prompt` and `answer` cost less than the other two. None where no ratio does."""
+    if answer >= other_answer:
+        return Fraction(0) if prompt < other_prompt else None
+    return Fraction(max(0, prompt - other_prompt), other_answer - answer)
+
+
+@dataclass(frozen=True)
+class ThinkingCost:
+    """Cost and context of an answer with and without hidden tokens before it."""
+
+    cost: Fraction
+    cost_without: Fraction
+    context: int  # positions it takes, of the model's context and of its cache
+    context_without: int
+
+    @property
+    def thinking_fraction(self) -> Fraction:
+        """Return the fraction of the bill that thinking costs."""
+        return (self.cost - self.cost_without) / self.cost if self.cost else Fraction(0)
+
+
+def thinking_cost(prices: Prices, prompt: int, hidden: int, answer: int) -> ThinkingCost:
+    """Price an answer with `hidden` thinking tokens, which are decoded and billed as output."""
+    with_, without = Usage(input=prompt, output=hidden + answer), Usage(input=prompt, output=answer)
+    return ThinkingCost(prices.cost(with_), prices.cost(without), prompt + hidden + answer, prompt + answer)
+
+
+Share = Fraction | float
+
+
+def routing_saving(
+    simple_fraction: Share, times_cheaper: Share, router_overhead: Share = 0, escalated_fraction: Share = 0
+) -> Fraction:
+    """Return the fraction of the bill that routing saves.
+
+    Args:
+        simple_fraction: Fraction of the bill (not of the questions) that goes to the cheaper model.
+        times_cheaper: Price of the expensive model over the cheaper one's.
+        router_overhead: Cost of classifying, as a fraction of the bill.
+        escalated_fraction: Fraction of the simple ones whose answer fails, so that the expensive model runs too.
+    """
+    for name, value in (("simple", simple_fraction), ("router", router_overhead), ("redone", escalated_fraction)):
+        if not 0 <= value <= 1:
+            raise WorkbenchError(f"routing: {name} is {value}; it is a share, from 0 to 1")
+    if times_cheaper < 1:
+        raise WorkbenchError(f"routing: {times_cheaper} times cheaper; give 1 or more")
+    return Fraction(simple_fraction) * (1 - 1 / Fraction(times_cheaper) - Fraction(escalated_fraction)) - Fraction(
+        router_overhead
+    )
+
+
+def simple_fraction_for_saving(
+    goal: Share, times_cheaper: Share, router: Share = 0, redone: Share = 0
+) -> Fraction | None:
+    """Return the fraction of the bill that must be simple for routing to save `goal` of it; None where all is too
+    little."""
+    kept = 1 - 1 / Fraction(times_cheaper) - Fraction(redone)
+    needed = (Fraction(goal) + Fraction(router)) / kept if kept > 0 else Fraction(2)
+    return needed if needed <= 1 else None
+
+
+def cheapest_first_saving(share: Share, times_cheaper: Share, costs: Iterable[Fraction]) -> float:
+    """Return the fraction of the bill saved if the cheapest `share` of the questions are simple; 0 for none."""
+    ordered = sorted(costs)
+    whole = sum(ordered, Fraction(0))
+    routed = sum(ordered[: int(Fraction(share) * len(ordered))], Fraction(0))
+    return float(routing_saving(routed / whole, times_cheaper)) if whole else 0.0
+
+
+def question_fraction_for_saving(goal: Share, times_cheaper: Share, costs: Iterable[Fraction]) -> float | None:
+    """Return the fraction of the questions, cheapest first, that must be simple to save `goal`; None where all are too
+    few.
+
+    Short questions are many and cost little, so this exceeds their fraction of the bill."""
+    ordered = sorted(costs)
+    whole = sum(ordered, Fraction(0))
+    needed = simple_fraction_for_saving(goal, times_cheaper)
+    if needed is None or not whole:
+        return None
+    routed = Fraction(0)
+    for count, cost in enumerate(ordered, 1):
+        routed += cost
+        if routed >= needed * whole:
+            return count / len(ordered)
+    return None

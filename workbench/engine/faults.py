@@ -1,0 +1,169 @@
+"""Defer Ctrl-C and a notebook's stop button until the engine's state is consistent.
+
+Python may raise KeyboardInterrupt at any instruction of the main thread, in the middle of an allocation too.
+"""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.request import Sequence
+from workbench.scheduler.plan import StepPlan
+
+# The module below `signal`: less its enums, which take twenty microseconds a step.
+_raw: Any = importlib.import_module("_signal")
+_set, _get = _raw.signal, _raw.getsignal
+
+
+class DeferInterrupts:
+    """A block in which an interrupt is deferred to its end, or to a part of it that may be interrupted (`allow`).
+
+    Nothing changes in other threads than the main one, or where interrupts have no handler: none arrive there.
+    """
+
+    def __enter__(self) -> DeferInterrupts:
+        self._pending: tuple[int, FrameType | None] | None = None
+        self._before: Any = None
+        if threading.current_thread() is threading.main_thread():
+            listens = _get(signal.SIGINT)
+            if callable(listens):  # SIG_IGN and SIG_DFL are numbers here
+                self._before = listens
+                _set(signal.SIGINT, self._defer)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._before is not None:
+            _set(signal.SIGINT, self._before)
+            self._raise()
+
+    def allow(self) -> AllowInterrupts:
+        """Return a block in which interrupts arrive as usual, for long work that may be left half-way."""
+        return AllowInterrupts(self)
+
+    def _defer(self, number: int, frame: FrameType | None) -> None:
+        self._pending = number, frame
+
+    def _raise(self) -> None:
+        came, self._pending = self._pending, None
+        if came is not None:
+            self._before(*came)
+
+
+class AllowInterrupts:
+    def __init__(self, held: DeferInterrupts):
+        self._held = held
+
+    def __enter__(self) -> None:
+        if self._held._before is not None:
+            _set(signal.SIGINT, self._held._before)
+            self._held._raise()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._held._before is not None:
+            _set(signal.SIGINT, self._held._defer)
+
+
+class StepLock:
+    """A lock around work on a runner: `with lock.acquire() as interrupts:`.
+
+    Recorded work is carried out on release, and `on_release` is called last. An interrupt inside is deferred to the
+    end, or to where `interrupts` allows it.
+    """
+
+    def __init__(self, has_pending: Callable[[], bool], process: Callable[[], None], on_release: Callable[[], None]):
+        self._has_pending, self._process, self._on_release = has_pending, process, on_release
+        self._lock = threading.Lock()
+        self._holder: int | None = None  # the thread that holds the lock
+
+    def acquire(self) -> LockedSection:
+        """Return the locked section; it waits for other threads. Within work of the same thread it is part of that
+        work."""
+        return LockedSection(self)
+
+    def process_pending(self) -> None:
+        """Carry out recorded work if the lock is free; otherwise its holder will."""
+        if self._has_pending() and self._lock.acquire(blocking=False):
+            self._holder = threading.get_ident()
+            self._release()
+
+    def _release(self) -> None:
+        try:
+            self._process()
+            self._on_release()  # before another thread can take the lock: what it raises is this work's
+        finally:
+            self._holder = None
+            self._lock.release()
+            self.process_pending()  # recorded since
+
+
+class LockedSection:
+    def __init__(self, books: StepLock):
+        self._books, self._held = books, DeferInterrupts()
+
+    def __enter__(self) -> DeferInterrupts:
+        books = self._books
+        held = self._held.__enter__()
+        self._within = books._holder == threading.get_ident()
+        if not self._within:
+            books._lock.acquire()
+            books._holder = threading.get_ident()
+        return held
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> Any:
+        try:
+            if not self._within:
+                self._books._release()
+        finally:
+            self._held.__exit__(kind, error, at)
+
+
+def forward_isolated(
+    forward: Callable[[StepPlan], Tensor], plan: StepPlan
+) -> tuple[StepPlan, Tensor, list[tuple[Sequence, Exception]]]:
+    """Compute `plan` by halves until each failure is isolated to one sequence.
+
+    Positions are written again with the same keys and values, and nothing else has changed, since `commit` comes later.
+    A failure that does not recur ends no request.
+
+    Returns:
+        the plan without sequences that fail even alone (and without their beams), the logits of the others
+        [sample, vocab], and the error of each failed sequence.
+    """
+    failed: list[tuple[Sequence, Exception]] = []
+    rows: dict[Sequence, Tensor] = {}
+    parts = list(reversed(plan.split_in_half()))
+    while parts:
+        part = parts.pop()
+        if not part.spans:
+            continue
+        try:
+            logits = forward(part).clone()  # what a step gives is valid until the next
+        except Exception as error:
+            if len(part.spans) == 1:
+                failed.append((part.spans[0].sequence, error))
+            else:
+                parts += reversed(part.split_in_half())
+            continue
+        counts = [span.num_logits for span in part.spans]
+        rows |= zip((span.sequence for span in part.spans), logits.split(counts), strict=True)
+    ended = {mate for sequence, _ in failed for mate in (sequence, *sequence.beams)}
+    kept = tuple(span for span in plan.spans if span.sequence not in ended)
+    logits = torch.cat([rows[span.sequence] for span in kept]) if kept else torch.empty(0, 0)
+    return replace(plan, spans=kept), logits, failed
+
+
+def select_logits(plan: StepPlan, remaining: StepPlan, logits: Tensor) -> Tensor:
+    """Select from the `logits` [sample, vocab] of `plan` those of the spans of `remaining`."""
+    mine = {span.sequence for span in remaining.spans}
+    parts = logits.split([span.num_logits for span in plan.spans])
+    rows = [part for span, part in zip(plan.spans, parts, strict=True) if span.sequence in mine]
+    return torch.cat(rows) if rows else logits[:0]

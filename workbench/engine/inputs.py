@@ -1,0 +1,151 @@
+"""Turn inputs into requests, and validate them once."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
+
+from pydantic import ValidationError
+
+from workbench.errors import WorkbenchError, explain
+from workbench.prompt.tokenizer import Tokenizer
+from workbench.request import Request, SamplingParameters
+from workbench.trace.events import Event
+
+RequestInput = str | Request | Iterable[str | Request]
+Streams = TypeVar("Streams", bound=Callable[..., Any])
+
+
+def parse_sampling(values: dict[str, Any], where: str = "sampling") -> SamplingParameters:
+    """Parse SamplingParameters from plain values; an error is one line with the path."""
+    try:
+        return SamplingParameters.model_validate(values)
+    except ValidationError as error:
+        raise explain(error, where, SamplingParameters) from None
+
+
+def with_sampling_signature(stream: Streams) -> Streams:
+    """Add every sampling parameter, with type and default, to the signature of `stream`, so that a notebook completes
+    them."""
+    known = inspect.signature(stream)
+    named = inspect.signature(SamplingParameters).parameters.values()
+    kept = [each for each in known.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    stream.__signature__ = known.replace(parameters=[*kept, *named])  # type: ignore[attr-defined]
+    return stream
+
+
+def make_requests(
+    inputs: RequestInput, tokenizer: Tokenizer | None, values: dict[str, Any], request_ids: Iterator[str]
+) -> list[Request]:
+    """Return requests in the given order; texts are encoded and take the next of `request_ids`."""
+    sampling = parse_sampling(values)
+    items = [inputs] if isinstance(inputs, str | Request) else list(inputs)
+    if values and not any(isinstance(item, str) for item in items):
+        raise WorkbenchError(f"{', '.join(values)}: a Request brings its own sampling; set it there")
+    requests = [
+        item if isinstance(item, Request) else make_request(item, tokenizer, sampling, next(request_ids))
+        for item in items
+    ]
+    if isinstance(inputs, str) and requests[0].invalid_reason:
+        raise WorkbenchError(requests[0].invalid_reason)
+    return requests
+
+
+def make_request(text: str, tokenizer: Tokenizer | None, sampling: SamplingParameters, request_id: str) -> Request:
+    """Encode `text` into a request. If that fails, the request carries the reason and it alone is refused."""
+    try:
+        ids = _encode(text, tokenizer)
+    except WorkbenchError as error:
+        return Request(request_id, (), sampling, prompt=text, invalid_reason=str(error))
+    return Request(request_id, ids, sampling, prompt=text)
+
+
+def _encode(text: str, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    if tokenizer is None:
+        raise WorkbenchError("this model has no tokenizer: give token ids in a Request, not text")
+    ids = tokenizer.encode(text)
+    # An empty text stays empty, and is refused: what a tokenizer puts before every text is no prompt.
+    return (*tokenizer.bos_token_ids, *ids) if ids else ()
+
+
+def sample_id(request_id: str, number: int) -> str:
+    """Return the id of one of a request's samples."""
+    return f"{request_id}#{number}" if number else request_id
+
+
+def split_samples(request: Request) -> list[Request]:
+    """Split a request into one per sample, with seeds counted up."""
+    asked = request.sampling
+    if asked.num_sequences == 1:
+        return [request]
+    alone: dict[str, Any] = {"n": 1, "best_of": None, "beams": 0}
+    if not asked.beams and asked.num_sequences > asked.n and asked.logprobs is None:
+        alone["logprobs"] = 0  # they are ranked by the chosen tokens'
+    return [
+        replace(
+            request,
+            request_id=sample_id(request.request_id, number),
+            sampling=asked.model_copy(update={**alone, "seed": (asked.seed + number) % 2**63}),
+        )
+        for number in range(asked.num_sequences)
+    ]
+
+
+def check_request(request: Request, vocab_size: int) -> None:
+    """Refuse an empty prompt, ids outside the vocabulary, and an invalid arrival time (WorkbenchError)."""
+    if request.invalid_reason:
+        raise WorkbenchError(f"request {request.request_id}: {request.invalid_reason}")
+    if not request.prompt_ids:
+        raise WorkbenchError(f"request {request.request_id}: the prompt is empty; give at least one token")
+    for name, ids in (("prompt", request.prompt_ids), ("stop_token_ids", request.sampling.stop_token_ids)):
+        wrong = [i for i in ids if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < vocab_size]
+        if wrong:
+            raise WorkbenchError(
+                f"request {request.request_id}: {name} has token id {wrong[0]!r}, the vocabulary is 0..{vocab_size - 1}"
+            )
+    if not _is_time(request.arrival):
+        raise WorkbenchError(f"request {request.request_id}: arrival is {request.arrival}; give seconds from the start")
+
+
+def arrival(request: Request) -> float:
+    """Return the submission time in seconds from the start; 0 for an invalid one, which is refused then."""
+    return request.arrival if _is_time(request.arrival) else 0.0
+
+
+def _is_time(arrival: object) -> bool:
+    return isinstance(arrival, int | float) and math.isfinite(arrival)
+
+
+def truncate_prompt(request: Request, max_model_len: int, overflow: str, bos_token_ids: tuple[int, ...]) -> Request:
+    """Under `cut_oldest`, truncate a prompt that leaves no room: drop the oldest tokens, as many as the output may
+    need.
+
+    At least half the context stays, and so do the tokens that the tokenizer puts before every text.
+    """
+    ids = request.prompt_ids
+    if not isinstance(ids, tuple | list):  # a fault, with which it is refused
+        words = f"prompt_ids is of type {type(ids).__name__}; give a tuple of token ids"
+        return replace(request, prompt_ids=(), invalid_reason=request.invalid_reason or words)
+    if overflow != "cut_oldest" or len(ids) < max_model_len:
+        return request
+    front = bos_token_ids if ids[: len(bos_token_ids)] == bos_token_ids else ()
+    kept = max(max_model_len // 2, max_model_len - request.sampling.max_tokens) - len(front)
+    cut = len(ids) - len(front) - kept
+    return replace(request, prompt_ids=(*front, *ids[-kept:]), cut_tokens=cut)
+
+
+class RunnerOwner(Protocol):
+    """The owner of a runner, with a thread of its own while there is work; others stream through it."""
+
+    def is_current_thread(self) -> bool:
+        """Return whether this is the owner's thread."""
+        ...
+
+    def is_other_thread(self) -> bool:
+        """Return whether the owner's thread is at work and is not this one."""
+        ...
+
+    def stream(self, requests: RequestInput, **sampling: object) -> Iterator[Event]: ...

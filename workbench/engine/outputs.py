@@ -1,0 +1,205 @@
+"""Check the tokens of a request for its end, and turn them into text."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from workbench.errors import WorkbenchError, describe_error
+from workbench.prompt.detokenize import Detokenizer, WholeTextDetokenizer
+from workbench.prompt.tokenizer import Tokenizer
+from workbench.request import FinishReason, Request
+from workbench.sampling.sampler import SampledToken
+from workbench.trace.events import Decoded, Event, Finished, Submitted
+
+
+class StopCause(NamedTuple):
+    """The cause of a text's end, or none.
+
+    `by` is eos, stop_token, stop_string, max_tokens or context (the model's is full); `stop` is the token id or the
+    stop string.
+    """
+
+    by: str = ""
+    stop: int | str | None = None
+
+
+NOT_STOPPED = StopCause()
+
+
+class StopChecker:
+    """A stop checker: it detokenizes, and finds the end by an end token, a stop string or a limit."""
+
+    def __init__(
+        self, request: Request, tokenizer: Tokenizer | None, eos_token_ids: tuple[int, ...], max_model_len: int
+    ):
+        sampling = request.sampling
+        if sampling.stop and tokenizer is None:
+            raise WorkbenchError(
+                f"request {request.request_id}: stop strings need a tokenizer, and this model has none; "
+                "use stop_token_ids"
+            )
+        self._detokenizer = None
+        if tokenizer is not None:
+            whole = request.final_only and not sampling.stop  # a stop string needs every token's text
+            self._detokenizer = WholeTextDetokenizer(tokenizer) if whole else Detokenizer(tokenizer, sampling.stop)
+        self._stop_ids = frozenset(sampling.stop_token_ids)
+        self._eos_token_ids = frozenset(() if sampling.ignore_eos else eos_token_ids)
+        self._max_tokens = sampling.max_tokens
+        self.cause = NOT_STOPPED
+        self.end_token_ids = {*self._stop_ids, *self._eos_token_ids}
+        self.max_output_tokens = min(sampling.max_tokens, max_model_len - len(request.prompt_ids))
+        self._count = 0
+
+    def push(self, token_id: int) -> tuple[str, FinishReason | None]:
+        """Take the next token; return the text to show now, and the finish reason if this is the end."""
+        self._count += 1
+        if token_id in self.end_token_ids:
+            self.cause = StopCause("eos" if token_id in self._eos_token_ids else "stop_token", token_id)
+            return "", FinishReason.STOP
+        text = self._detokenizer.push(token_id) if self._detokenizer is not None else ""
+        if self._detokenizer is not None and self._detokenizer.matched_stop is not None:
+            self.cause = StopCause("stop_string", self._detokenizer.matched_stop)
+            return text, FinishReason.STOP
+        if self._count >= self.max_output_tokens:
+            self.cause = StopCause("max_tokens" if self._count >= self._max_tokens else "context")
+            return text, FinishReason.LENGTH
+        return text, None
+
+    def finish(self) -> str:
+        """Return text that was held back."""
+        return self._detokenizer.finish() if self._detokenizer is not None else ""
+
+    @property
+    def text(self) -> str:
+        return self._detokenizer.text if self._detokenizer is not None else ""
+
+
+@dataclass(frozen=True)
+class DetokenizedTokens:
+    """What a step sampled for one request: tokens, the text to show for each, and the finish reason if it came."""
+
+    tokens: list[SampledToken]
+    texts: list[str]
+    finish_reason: FinishReason | None = None
+    error: str = ""
+    num_accepted: int = 0  # accepted draft tokens
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return tuple(choice.token_id for choice in self.tokens)
+
+
+def detokenize(stop_checker: StopChecker, sampled: list[SampledToken]) -> DetokenizedTokens:
+    """Push tokens until one ends the request or cannot be detokenized; all but the last are accepted drafts."""
+    texts: list[str] = []
+    accepted = len(sampled) - 1
+    for place, choice in enumerate(sampled):
+        if choice.error:
+            return DetokenizedTokens(sampled[:place], texts, error=choice.error, num_accepted=accepted)
+        try:
+            text, reason = stop_checker.push(choice.token_id)
+        except Exception as error:  # an id, say, that the model has and the tokenizer lacks
+            return DetokenizedTokens(sampled[: place + 1], texts, error=describe_error(error), num_accepted=accepted)
+        texts.append(text)
+        if reason is not None:
+            return DetokenizedTokens(sampled[: place + 1], texts, reason, num_accepted=accepted)
+    return DetokenizedTokens(sampled, texts, num_accepted=accepted)
+
+
+COMPLETED = (FinishReason.STOP, FinishReason.LENGTH)
+
+
+class BestOf:
+    """The events of `samples` samples, kept until all have finished.
+
+    They are then emitted with their original times and new numbers: samples 0 to `num_returned` - 1 have the highest
+    log-probability, best first. Finished says of the others that they were not chosen, and why.
+    """
+
+    def __init__(self, samples: int, num_returned: int):
+        self.samples, self.num_returned = samples, num_returned
+        self._events: list[Event] = []
+        self._scores = [0.0] * samples
+        self._ends: dict[int, Finished] = {}
+
+    def add(self, event: Event) -> list[Event]:
+        """Add an event; return the events to emit now: none, or all after the last end."""
+        self._events.append(event)
+        if isinstance(event, Decoded):
+            self._scores[event.sample] += event.logprob or 0.0
+        elif isinstance(event, Finished):
+            self._ends[event.sample] = event
+        return self._ranked_events() if len(self._ends) == self.samples else []
+
+    def _ranked_events(self) -> list[Event]:
+        broken = {number: end.reason not in COMPLETED for number, end in self._ends.items()}
+        ranking = sorted(self._ends, key=lambda number: (broken[number], -self._scores[number], number))
+        place = {number: rank for rank, number in enumerate(ranking)}
+        last = self._scores[ranking[self.num_returned - 1]]
+        ranked: list[Event] = []
+        for event in self._events:
+            if isinstance(event, Finished) and not broken[event.sample]:
+                event = replace(event, score=(score := self._scores[event.sample]))
+                if place[event.sample] >= self.num_returned:
+                    words = not_chosen_message(place[event.sample], self.samples, score, last)
+                    event = replace(event, reason=str(FinishReason.NOT_CHOSEN), error=words)
+            ranked.append(replace(event, sample=place[event.sample]))
+        return ranked
+
+
+def not_chosen_message(rank: int, samples: int, score: float, last: float) -> str:
+    return f"not chosen: number {rank + 1} of {samples}, with a score of {score:.3f}; the last chosen has {last:.3f}"
+
+
+class OutputProcessor:
+    """One output queue per stream, by request id; `emit` receives every event too.
+
+    A sample of a request with several has an id of its own in the engine, and leaves with the request's id and its
+    number.
+    """
+
+    def __init__(self, emit: Callable[[Event], None]):
+        self._emit = emit
+        self._queues: dict[str, deque[Event]] = {}
+        self._samples: dict[str, tuple[str, int]] = {}
+        self._best_of: dict[str, BestOf] = {}
+
+    def add_request(self, name: str, queue: deque[Event], sample_of: tuple[str, int] | None = None) -> None:
+        """Send events of `name` to `queue` from now on; `sample_of` is its request id and sample number."""
+        self._queues[name] = queue
+        if sample_of is not None:
+            self._samples[name] = sample_of
+
+    def defer(self, request_id: str, best_of: BestOf) -> None:
+        """Defer the events of a request's samples, except their submission, as best-of-n requires."""
+        self._best_of[request_id] = best_of
+
+    def remove_request(self, name: str) -> None:
+        del self._queues[name]
+        self._samples.pop(name, None)
+
+    def emit(self, event: Event) -> None:
+        box, events = self._queues.get(event.request_id), [event]
+        if event.request_id in self._samples:
+            owner, number = self._samples[event.request_id]
+            events = [replace(event, request_id=owner, sample=number)]
+            contest = self._best_of.get(owner)
+            if contest is not None and not isinstance(event, Submitted):
+                events = contest.add(events[0])
+                if events:
+                    del self._best_of[owner]
+        for each in events:
+            self._emit(each)
+            if box is not None:
+                box.append(each)
+
+    def request_ids_of(self, queue: deque[Event]) -> list[str]:
+        """Return the request ids whose events go to `queue`."""
+        return [name for name, owner in self._queues.items() if owner is queue]
+
+    def sample_ids_of(self, request_id: str) -> list[str]:
+        """Return the ids of a request's unfinished samples; its own id if it has no others."""
+        return [name for name, (owner, _) in self._samples.items() if owner == request_id] or [request_id]

@@ -1,0 +1,297 @@
+"""Track the requests of a runner from submission to their end: sequences, output, and events."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+
+from torch import Tensor
+
+from workbench.engine import inputs as intake
+from workbench.engine.beam_search import BeamHypothesis, BeamSearch, BeamSearches, beam_results
+from workbench.engine.cache import KVCache
+from workbench.engine.outputs import NOT_STOPPED, BestOf, DetokenizedTokens, OutputProcessor, StopChecker, detokenize
+from workbench.errors import describe_error
+from workbench.model.spec import ModelSpec
+from workbench.prompt.tokenizer import Tokenizer
+from workbench.request import FinishReason, Request, Sequence
+from workbench.sampling.sampler import SampledToken, Sampler, failed_token
+from workbench.sampling.verify import NO_DRAFT, Draft
+from workbench.scheduler.plan import StepPlan
+from workbench.scheduler.scheduler import Scheduler
+from workbench.trace.events import (
+    Cancelled,
+    Decoded,
+    Event,
+    Finished,
+    Preempted,
+    Prefilled,
+    Scheduled,
+    Submitted,
+    Verified,
+)
+
+FINISHED_NORMALLY = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.NOT_CHOSEN)
+
+
+class RequestTracker:
+    """The request tracker. Every sample has one Submitted and one Finished event, whatever happens in between.
+
+    `emit` receives all events; those of a request go to its output queue too.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        tokenizer: Tokenizer | None,
+        scheduler: Scheduler,
+        cache: KVCache,
+        sampler: Sampler,
+        emit: Callable[[Event], None],
+        clock: Callable[[], float],
+    ):
+        self.spec, self.tokenizer, self.clock = spec, tokenizer, clock
+        self.sequences: dict[str, Sequence] = {}
+        self._scheduler, self._cache, self.sampler = scheduler, cache, sampler
+        self._stop_checkers: dict[str, StopChecker] = {}
+        self._beam_searches = BeamSearches()
+        self._emit, self._processor = emit, OutputProcessor(emit)
+        self._submitted = 0
+        self.to_cancel: deque[str] = deque()  # request ids to cancel; any thread may append
+
+    def submit(self, request: Request, queue: deque[Event], arrival: float | None) -> int:
+        """Queue `request`, or finish it at once; return the number of Finished events to expect: one per sample."""
+        now = self.clock()
+        arrival = now if arrival is None else arrival
+        samples = intake.split_samples(request)
+        taken = next((sample.request_id for sample in samples if sample.request_id in self.sequences), None)
+        if taken is not None:
+            refused = f"request id {taken!r} is already taken; ids must differ"
+            end = Finished(now, request.request_id, reason=str(FinishReason.REFUSED), error=refused)
+            for event in (_submitted(request, now, arrival), end):
+                self._emit(event)
+                queue.append(event)
+            return 1
+        sampling, sequences = request.sampling, []
+        if not sampling.beams and sampling.num_sequences > sampling.n:
+            self._processor.defer(request.request_id, BestOf(sampling.num_sequences, sampling.n))
+        for number, sample in enumerate(samples):
+            sequence = Sequence.from_request(sample, self._submitted)
+            self._submitted += 1
+            sequences.append(sequence)
+            self.sequences[sample.request_id] = sequence
+            self._processor.add_request(
+                sample.request_id, queue, (request.request_id, number) if len(samples) > 1 else None
+            )
+            self._processor.emit(_submitted(sample, now, arrival))
+        try:
+            self._admit(request, sequences)
+        except Exception as error:  # an error of one request does not concern the others
+            for sequence in sequences:
+                sequence.finish_reason = FinishReason.REFUSED
+                self._end(sequence, FinishReason.REFUSED, describe_error(error))
+        return len(samples)
+
+    def _admit(self, request: Request, sequences: list[Sequence]) -> None:
+        intake.check_request(sequences[0].request, self.spec.vocab_size)
+        for sequence in sequences:
+            output = StopChecker(
+                sequence.request, self.tokenizer, self.spec.eos_token_ids, self.spec.max_position_embeddings
+            )
+            self._stop_checkers[sequence.request_id] = output
+            self.sampler.add(sequence)
+        beams = request.sampling.beams > 0
+        self._scheduler.submit(sequences[0], sequences[1:], as_beams=beams)
+        if beams:
+            self._beam_searches.add(request.sampling, sequences, self._stop_checkers[sequences[0].request_id])
+
+    def process_cancellations(self) -> None:
+        """End the requests to cancel, with all their samples; unknown ids are ignored."""
+        while self.to_cancel:
+            request_id = self.to_cancel.popleft()
+            names = self._processor.sample_ids_of(request_id)
+            if any(name in self.sequences for name in names):
+                self._emit(Cancelled(self.clock(), request_id))
+            for name in reversed(names):
+                sequence = self.sequences.get(name)
+                if sequence is not None:
+                    self._finish(sequence, FinishReason.CANCELLED)
+
+    def request_ids_of(self, queue: deque[Event]) -> list[str]:
+        """Return the ids of requests whose events go to `queue`."""
+        return self._processor.request_ids_of(queue)
+
+    def emit_decisions(self, plan: StepPlan, now: float) -> None:
+        """Emit the scheduler's decisions, also those on unknown ids that a policy named."""
+        served = {decision.request_id for decision in plan.decisions} & self.sequences.keys()
+        for decision in plan.decisions:
+            name, action, reason = decision.request_id, decision.action, decision.reason
+            if name in served and name not in self.sequences:  # it has been cancelled
+                continue
+            if action == "preempted":
+                self._send(Preempted(now, name, step=plan.step, reason=reason))
+            else:
+                self._send(Scheduled(now, name, step=plan.step, action=action, reason=reason))
+
+    def sample(self, logits: Tensor, plan: StepPlan, drafts: Mapping[str, Draft]) -> dict[str, list[SampledToken]]:
+        """Sample tokens from the step's logits.
+
+        Beams have none, unless their row is bad: their search takes the logits and advances all of them together.
+
+        Args:
+            logits: [sample, vocab], the rows of `plan`.
+            plan: the computed plan.
+            drafts: drafts by request id.
+
+        Returns:
+            by request id, the accepted draft tokens and one token after them.
+        """
+        choices: dict[str, list[SampledToken]] = {}
+        rows, sequences, checked = [], [], []
+        row = 0
+        for span in plan.spans:
+            sequence, mine = span.sequence, range(row, row := row + span.num_logits)
+            search = self._beam_searches.search_of(sequence)
+            if not span.needs_sample:
+                continue
+            if search is None:
+                rows += mine
+                sequences.append(sequence)
+                checked.append(drafts.get(sequence.request_id, NO_DRAFT).truncated(len(span.draft_token_ids)))
+            elif wrong := search.add_logits(sequence, logits[mine.start]):
+                choices[sequence.request_id] = [failed_token(wrong)]
+        if sequences:
+            chosen = self.sampler.verify(logits if len(rows) == len(logits) else logits[rows], sequences, checked)
+            choices |= {sequence.request_id: each for sequence, each in zip(sequences, chosen, strict=True)}
+        return choices
+
+    def detokenize(self, sampled: Mapping[str, list[SampledToken]]) -> dict[str, DetokenizedTokens]:
+        """Detokenize what was sampled for each request, up to its end."""
+        return {name: detokenize(self._stop_checkers[name], choices) for name, choices in sampled.items()}
+
+    def emit_step(self, plan: StepPlan, detokenized: Mapping[str, DetokenizedTokens], now: float) -> None:
+        """Emit the progress of each request after the step of `plan`, and finish those that are done."""
+        for span in plan.spans:
+            sequence, name = span.sequence, span.sequence.request_id
+            if sequence.finish_reason is not None:  # it may have been cancelled
+                continue
+            if not span.is_decode:
+                self._send(Prefilled(now, name, step=plan.step, tokens=span.length, computed=span.end))
+            if name not in detokenized or sequence.finish_reason is not None:
+                continue
+            if span.draft_token_ids:
+                drafted, accepted = len(span.draft_token_ids), detokenized[name].num_accepted
+                verified = Verified(
+                    now, name, step=plan.step, drafted=drafted, accepted=accepted, token_ids=span.draft_token_ids
+                )
+                self._send(verified)
+            if sequence.finish_reason is None:
+                self._emit_and_finish(sequence, detokenized[name], plan.step, now)
+
+        for search in self._beam_searches.ready(plan):
+            self._advance_beams(search, plan.step, now)
+
+    def _advance_beams(self, search: BeamSearch, step: int, now: float) -> None:
+        """Advance a search whose beams all have logits, or finish it with a text for each beam."""
+        going = search.advance(now, step)
+        if going is not None:
+            search.reassign(self._scheduler.sequence_groups.advance_beams(search.sequences, going))
+            return
+        for mate, found, words in beam_results(search):
+            if mate.finish_reason is not None:  # it may have been cancelled
+                return
+            mate.token_ids = list(mate.request.prompt_ids)
+            reason = None if found is None else self._emit_hypothesis(mate, found, search.token_times)
+            score = None if found is None else found.score
+            if words:
+                self._finish(mate, FinishReason.NOT_CHOSEN, words, score)
+            elif reason is not None:
+                self._finish(mate, reason, score=score)
+
+    def _emit_hypothesis(
+        self, mate: Sequence, found: BeamHypothesis, moments: list[tuple[float, int]]
+    ) -> FinishReason | None:
+        """Emit a text as if `mate` had decoded it; return its finish reason, or None if it is not a complete text."""
+        reason = None
+        for (time, step), token, logprob in zip(moments, found.token_ids, found.logprobs, strict=False):
+            if mate.finish_reason is not None:
+                return None
+            mate.token_ids.append(token)
+            shown = detokenize(self._stop_checkers[mate.request_id], [SampledToken(token, logprob)])
+            self._emit_tokens(mate, shown, step, time)
+            reason = shown.finish_reason
+        return reason
+
+    def fail(self, sequences: Iterable[Sequence], error: Exception | str) -> None:
+        """Fail `sequences` with the error."""
+        for sequence in sequences:
+            for each in reversed(self._beam_searches.beams_of(sequence)):
+                self._finish(each, FinishReason.ERROR, describe_error(error))
+
+    def _emit_and_finish(self, sequence: Sequence, read: DetokenizedTokens, step: int, now: float) -> None:
+        self._emit_tokens(sequence, read, step, now)
+        if read.finish_reason is not None:
+            self._finish(sequence, read.finish_reason)
+
+    def _emit_tokens(self, sequence: Sequence, read: DetokenizedTokens, step: int, now: float) -> None:
+        """Emit the last tokens of `sequence`; fail it if they could not be detokenized."""
+        first = len(sequence.output_ids) - len(read.tokens)
+        texts = () if _emits_no_tokens(sequence.request) else read.texts
+        for index, (choice, text) in enumerate(zip(read.tokens, texts, strict=False), first):
+            if sequence.finish_reason is not None:  # it may have been cancelled
+                return
+            self._send(
+                Decoded(
+                    now, sequence.request_id, text, step=step, token_id=choice.token_id,
+                    index=index, logprob=choice.logprob, top_logprobs=choice.top_logprobs,
+                )
+            )  # fmt: skip
+        if read.error:
+            self.fail([sequence], read.error)
+
+    def _send(self, event: Event) -> None:
+        """Emit an event of an unfinished request, and carry out cancellations that its listeners ask for."""
+        self._processor.emit(event)
+        if self.to_cancel:
+            self.process_cancellations()
+
+    def _finish(self, sequence: Sequence, reason: FinishReason, error: str = "", score: float | None = None) -> None:
+        if sequence.finish_reason is not None:
+            return
+        freed = self._scheduler.finish(sequence, reason)
+        if reason is FinishReason.ERROR:
+            self._cache.zero_pages(freed)
+        self._end(sequence, reason, error, score)
+
+    def _end(self, sequence: Sequence, reason: FinishReason, error: str, score: float | None = None) -> None:
+        name = sequence.request_id
+        output = self._stop_checkers.pop(name, None)
+        ended = output.cause if output is not None and reason in FINISHED_NORMALLY else NOT_STOPPED
+        rest = output.finish() if output is not None else ""
+        if output is not None and _emits_no_tokens(sequence.request):
+            rest = output.text
+        self._processor.emit(
+            Finished(
+                self.clock(), name, rest, reason=str(reason), error=error, token_ids=tuple(sequence.output_ids),
+                output_text=output.text if output is not None else "", prompt_tokens=sequence.prompt_length,
+                cached_tokens=sequence.cached_tokens, computed_tokens=sequence.computed_tokens,
+                restored_tokens=sequence.restored_tokens, written_tokens=sequence.written_tokens,
+                shared_pages=sequence.shared_pages, score=score, ended_by=ended.by, stop_reason=ended.stop,
+            )
+        )  # fmt: skip
+        self.sampler.remove(name)
+        self._beam_searches.remove(name)
+        self._processor.remove_request(name)
+        del self.sequences[name]
+
+
+def _emits_no_tokens(request: Request) -> bool:
+    """Return whether the request has no events for single tokens."""
+    return request.final_only and request.sampling.logprobs is None
+
+
+def _submitted(request: Request, now: float, arrival: float) -> Submitted:
+    return Submitted(
+        now, request.request_id, prompt_tokens=len(request.prompt_ids), arrival=arrival, cut_tokens=request.cut_tokens,
+        tenant=request.tenant, priority=request.priority,
+    )  # fmt: skip

@@ -1,0 +1,131 @@
+"""Emit events to the listener, and each step with its predicted cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from workbench.kv_cache.pages import PagePool
+from workbench.kv_cache.store import KVStore
+from workbench.model.cost import StepCostModel
+from workbench.model.transformer import Transformer
+from workbench.scheduler.plan import StepPlan
+from workbench.trace.events import Event, RecordedDecision, SpanRecord, Stepped, StepPlanned
+
+
+@dataclass(frozen=True)
+class StepTimestamps:
+    """The times at which a step began, was planned and was computed, and the seconds spent on drafting."""
+
+    start: float
+    draft_seconds: float
+    planned: float
+    computed: float
+
+
+class Telemetry:
+    """Telemetry of a runner: `listener` receives every event, and its time is measured and reported with the step.
+
+    Errors of the listener are kept until the present work is done: `raise_listener_error`.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        store: KVStore,
+        pools: tuple[PagePool, ...],
+        clock: Callable[[], float],
+        listener: Callable[[Event], None] | None,
+    ):
+        self.listener = listener
+        self._clock = clock
+        self._cost = StepCostModel(model.spec, *model.bytes_per_weight, store.bytes_per_value)
+        self._pools = [(pool, store.page_bytes(table)) for table, pool in enumerate(pools)]
+        self._seconds = 0.0  # the listener's time since the last step
+        self._listener_error: BaseException | None = None
+
+    def emit(self, event: Event) -> None:
+        if self.listener is not None:
+            began = self._clock()
+            self._call_listener(event)
+            self._seconds += self._clock() - began
+
+    def raise_listener_error(self) -> None:
+        """Raise the first error of the listener since the last call."""
+        kept, self._listener_error = self._listener_error, None
+        if kept is not None:
+            raise kept
+
+    def _call_listener(self, event: Event) -> None:
+        assert self.listener is not None
+        try:
+            self.listener(event)
+        except BaseException as error:  # within a step it would lose other requests' events
+            self._listener_error = self._listener_error or error
+
+    def emit_step_planned(self, plan: StepPlan, start: float) -> None:
+        """Emit StepPlanned: the spans of the step and the policy's decisions."""
+        if self.listener is None:
+            return
+        noting = self._clock()
+        spans = tuple(SpanRecord(s.sequence.request_id, s.start, s.length, len(s.draft_token_ids)) for s in plan.spans)
+        asked = tuple(
+            RecordedDecision(tuple(w.num_scheduled_tokens), tuple(w.preempted), tuple(w.reasons.items()))
+            for w in plan.policy_decisions
+        )
+        self._call_listener(StepPlanned(start, step=plan.step, spans=spans, policy_decisions=asked))
+        self._seconds += self._clock() - noting
+
+    def pages_in_use(self) -> list[tuple[int, int]]:
+        """Return (pages in use, bytes per page) by cache group."""
+        return [(pool.num_used, size) for pool, size in self._pools]
+
+    def emit_step(
+        self,
+        plan: StepPlan,
+        pages_in_use: list[tuple[int, int]],
+        times: StepTimestamps,
+        accepted: int,
+        compiles: int,
+        kernel_seconds: float | None = None,
+    ) -> Stepped:
+        """Emit Stepped for a whole step, from `times.start` until now, and return it.
+
+        Args:
+            plan: the plan as it was made.
+            pages_in_use: pages in use during the step; a request that finished in it has freed its pages by now.
+            times: timestamps of the step.
+            accepted: the number of accepted draft tokens.
+            compiles: graphs compiled so far.
+            kernel_seconds: time in compiled code; None if unknown.
+        """
+        noting = self._clock()
+        cost = self._cost(((s.start, s.length) for s in plan.spans), sum(s.num_logits for s in plan.spans))
+        now = self._clock()
+        event = Stepped(
+            now,
+            step=plan.step,
+            phase=plan.phase,
+            requests=len(plan.spans),
+            prefill_tokens=plan.prefill_tokens,
+            decode_tokens=plan.decode_tokens - plan.num_draft_tokens + accepted,
+            pages_used=sum(count for count, _ in pages_in_use),
+            kv_bytes=sum(count * size for count, size in pages_in_use),
+            wall_seconds=now - times.start,
+            forward_seconds=times.computed - times.planned,
+            telemetry_seconds=self._seconds + now - noting,
+            predicted_flops=cost.flops,
+            predicted_bytes=cost.bytes,
+            pages_idle=sum(len(pool.evictable) for pool, _ in self._pools),
+            compiles=compiles,
+            context_tokens=sum(span.end for span in plan.spans),
+            drafted_tokens=plan.num_draft_tokens,
+            accepted_tokens=accepted,
+            draft_seconds=times.draft_seconds,
+            kernel_seconds=kernel_seconds,
+            padding_rows=plan.padding_rows,
+        )
+        self._seconds = 0.0
+        if self.listener is not None:
+            self._call_listener(event)
+        return event

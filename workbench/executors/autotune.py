@@ -1,0 +1,272 @@
+"""Autotune the decode backend of one model on this machine (`auto`); results are remembered.
+
+Compiled backends are tried in order of preference. The first with right results is taken, unless eager is clearly
+faster in several stable trials. Later ones are not compiled: that takes Inductor half a minute, and where both were
+timed the first was always faster (experiments/LOG.md).
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from compiled_kernels import Backend, BackendError
+from compiled_kernels.correct_backend import TRANSIENT_ERRORS, first_correct_backend
+from compiled_kernels.result_cache import ResultCache, cpu_model, machine_key, user_cache_directory
+from workbench.errors import WorkbenchError
+from workbench.executors.base import CompileUnit, EagerExecutor, build_executor
+from workbench.executors.reference import (
+    CLEARLY_FASTER_RATIO,
+    CacheLayout,
+    RoundTimes,
+    reference_logits,
+    single_decode_step,
+    time_in_rounds,
+)
+from workbench.executors.select import Backends
+from workbench.kv_cache.format import CacheFormat
+from workbench.model.transformer import Transformer
+from workbench.scheduler.plan import StepPlan
+
+AUTOTUNE_FILE = "decode_backends.json"
+AUTOTUNE_VERSION = 2  # raised when what follows from a trial changes: older entries are tried again
+CONTEXT_TOKENS = 256  # tokens before the one that is decoded
+PREFILL_TOKENS = 128  # tokens of the prefill whose attention is checked
+MAX_TRIALS = 3  # the modules as written are taken only if all of them say so
+MAX_REASON_CHARACTERS = 300  # of a reason
+
+
+@dataclass(frozen=True)
+class AutotuneResult:
+    """The result for one model: seconds of a decode step by backend, and reasons for refused and untried ones.
+
+    A result is remembered if its figures are stable and no backend failed for a temporary reason.
+    """
+
+    chosen: Backend
+    seconds: Mapping[Backend, float]
+    refused: Mapping[Backend, str] = field(default_factory=dict)
+    untried: Mapping[Backend, str] = field(default_factory=dict)
+    is_stable: bool = True
+
+    def __str__(self) -> str:
+        order = sorted(self.seconds.items(), key=lambda item: item[1])
+        parts = [f"{backend} {1000 * seconds:.2f} ms" for backend, seconds in order]
+        parts += [f"{backend} not chosen: {reason}" for backend, reason in self.refused.items()]
+        parts += [f"{backend} not tried: {reason}" for backend, reason in self.untried.items()]
+        return ", ".join(parts)
+
+
+def autotune_backend(
+    backends: Backends,
+    model: Transformer,
+    page_size: int,
+    compile_unit: CompileUnit = "block",
+    remembered: ResultCache | None = None,
+    cache: CacheFormat | None = None,
+    cache_dtype: torch.dtype | None = None,
+) -> Backends:
+    """Return `backends` of `auto` with the decode backend that is fastest for `model` on this machine, and why.
+
+    The candidates decode one token in turns with the eager modules. One that fails, or whose logits are further from
+    exact ones than arithmetic in this precision is, is not chosen. Results are remembered by machine, versions, model
+    and threads.
+
+    Args:
+        backends: the backends to start from.
+        model: the model, with its weights.
+        page_size: tokens per page.
+        compile_unit: what Inductor compiles at once.
+        remembered: where results are remembered.
+        cache: format of keys and values.
+        cache_dtype: type of what is not quantized; the model's unless given.
+    """
+    if backends.decode is backends.blocks:
+        return backends  # there is only one candidate
+    remembered = remembered or ResultCache(user_cache_directory() / AUTOTUNE_FILE)
+    held = CacheLayout(model.cache_shapes(cache), page_size, cache_dtype or model.dtype)
+    key = _key(model, backends, held, compile_unit)
+    found = _trial(remembered.load().get(key))
+    if found is None:
+        found = _tried(backends, model, held, compile_unit)
+        if found.is_stable:
+            remembered.add(key, _entry(found, model, held, compile_unit))
+    parts = [str(found)]
+    if backends.blocks in found.refused:  # a backend that cannot decode is not used for prefill either
+        backends = replace(backends, blocks=Backend.EAGER, attention=Backend.EAGER)
+        parts.append("prefill on eager")
+    backends = replace(backends, checked=backends.blocks not in found.untried)
+    reads, why = _reads(backends, model, held)
+    reason = f"auto: a decode step takes {', '.join(parts)}; {why}"
+    return replace(backends, decode=found.chosen, attention=reads, reason=reason)
+
+
+def _reads(backends: Backends, model: Transformer, held: CacheLayout) -> tuple[Backend, str]:
+    """Choose the backend of a prefill's attention, by the first layer's shape."""
+    if backends.attention is backends.blocks:
+        return backends.blocks, f"attention of a prefill on {backends.blocks}"
+    attention, format = model.spec.layers[0].attention, held.specs[0].format
+    arguments = {
+        "contexts": (PREFILL_TOKENS,), "spans": (PREFILL_TOKENS,), "num_kv_heads": attention.num_kv_heads, "queries_per_kv": attention.queries_per_kv,
+        "dim": attention.head_dim, "size": held.page_size, "dtype": model.dtype,
+    }  # fmt: skip
+    if format.quantized:
+        arguments |= {
+            "formats": format.key_value_formats,
+            "run": format.group,
+            "columns": format.columns,
+            "lag": format.residual,
+        }
+    try:
+        operator = "quantized_attention" if format.quantized else "paged_attention"
+        choice = first_correct_backend(operator, arguments, (backends.attention, backends.blocks))
+    except BackendError as error:
+        return backends.blocks, str(error)
+    return choice.backend, f"attention of a prefill {choice.reason}"
+
+
+def _tried(backends: Backends, model: Transformer, held: CacheLayout, unit: CompileUnit) -> AutotuneResult:
+    """Try the candidates in order, each beside the eager modules, until one is taken."""
+    (store, plan), (plain_store, _) = (single_decode_step(model, held, CONTEXT_TOKENS) for _ in range(2))
+    plain = EagerExecutor(_as_written(model), plain_store)
+    refused: dict[Backend, str] = {}
+    seconds: dict[Backend, float] = {}
+    quiet = True
+    candidates = [
+        backend for backend in dict.fromkeys((backends.decode, backends.blocks)) if backend is not Backend.EAGER
+    ]
+    with torch.inference_mode():
+        exact, bound = reference_logits(model, store, plan)
+        for number, backend in enumerate(candidates):
+            try:
+                # A store of its own: what one candidate writes, another must not find there.
+                own, _ = single_decode_step(model, held, CONTEXT_TOKENS)
+                step = build_executor(model, own, replace(backends, decode=backend), unit).forward
+                away = (step(plan).double() - exact).abs().max().item()
+            except Exception as error:  # whatever a compiler throws is a reason not to choose its backend
+                ours = isinstance(error, (BackendError, WorkbenchError))
+                words = str(error) if ours else f"{type(error).__name__}: {error}"
+                refused[backend] = " ".join(words.split())[:MAX_REASON_CHARACTERS]
+                quiet = quiet and not isinstance(error, TRANSIENT_ERRORS)
+                continue
+            if not away <= bound:
+                refused[backend] = f"its logits are {away:.2g} away from exact ones, {bound:.2g} is allowed"
+                continue
+            trials = list(_trials(backend, step, plain.forward, plan))
+            for each in trials:
+                seconds |= {one: min(found, seconds.get(one, math.inf)) for one, found in each.seconds.items()}
+            quiet = quiet and trials[-1].is_stable
+            if not _slower(backend, trials[-1]):
+                why = f"{backend} is right, no slower than eager, and compiled already"
+                return AutotuneResult(backend, seconds, refused, dict.fromkeys(candidates[number + 1 :], why), quiet)
+        if not seconds:
+            seconds = dict(time_in_rounds({Backend.EAGER: lambda: plain.forward(plan)}).seconds)
+    return AutotuneResult(Backend.EAGER, seconds, refused, {}, quiet)
+
+
+def _trials(
+    backend: Backend, step: Callable[[StepPlan], Tensor], plain: Callable[[StepPlan], Tensor], plan: StepPlan
+) -> Iterator[RoundTimes]:
+    """Yield trials of `backend` beside the eager modules: one, and more as long as they say that it is clearly slower."""
+    for _ in range(MAX_TRIALS):
+        found = time_in_rounds({backend: lambda: step(plan), Backend.EAGER: lambda: plain(plan)})
+        yield found
+        if not _slower(backend, found):
+            return
+
+
+def _slower(backend: Backend, found: RoundTimes) -> bool:
+    """Return whether a stable trial says that `backend` is clearly slower than the eager modules."""
+    return found.is_stable and found.seconds[Backend.EAGER] < CLEARLY_FASTER_RATIO * found.seconds[backend]
+
+
+def _as_written(model: Transformer) -> Transformer:
+    """Copy the modules to the eager backend, over the same weights."""
+    shared = {id(each): each for each in (*model.parameters(), *model.buffers())}
+    plain = copy.deepcopy(model, shared)
+    plain.set_backend(Backend.EAGER)
+    return plain
+
+
+def _key(model: Transformer, backends: Backends, held: CacheLayout, unit: CompileUnit) -> str:
+    what: Mapping[str, Any] = {
+        "rule": AUTOTUNE_VERSION,
+        "machine": machine_key(),
+        "threads": torch.get_num_threads(),
+        "cores": os.cpu_count(),
+        "model": model.spec.model_dump(mode="json"),
+        "weights": [*model.format.named, str(model.dtype)],
+        "backends": [backends.decode, backends.blocks],
+        "cache": [held.page_size, str(held.dtype), [repr(shape) for shape in held.specs]],
+        "unit": unit,
+    }
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
+
+
+def _entry(found: AutotuneResult, model: Transformer, held: CacheLayout, unit: CompileUnit) -> dict[str, Any]:
+    """What is remembered: the trial, and what a reader of `workbench doctor` is parts it was of."""
+    return {
+        "chosen": str(found.chosen),
+        "seconds": {str(backend): value for backend, value in found.seconds.items()},
+        "refused": {str(backend): why for backend, why in found.refused.items()},
+        "untried": {str(backend): why for backend, why in found.untried.items()},
+        "unit": unit,
+        "rule": AUTOTUNE_VERSION,
+        **tried_of(model, held),
+    }
+
+
+def tried_of(model: Transformer, held: CacheLayout) -> dict[str, Any]:
+    """Return what a trial was of, where and when, as `workbench doctor` tells it."""
+    kinds = dict.fromkeys(str(shape.format) for shape in held.specs)
+    return {
+        "model": model.spec.name,
+        "weights": f"{model.format.blocks} {str(model.dtype).removeprefix('torch.')}{_activations(model)}",
+        "cache": f"{', '.join(kinds)} {str(held.dtype).removeprefix('torch.')}",
+        "threads": torch.get_num_threads(),
+        "cpu": cpu_model(),
+        "here": machine_key(),
+        "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M}",
+    }
+
+
+def _trial(found: Any) -> AutotuneResult | None:
+    """Parse a remembered entry; None if it is damaged."""
+    try:
+        seconds = {Backend(backend): float(value) for backend, value in found["seconds"].items()}
+        refused, untried = (
+            {Backend(backend): str(why) for backend, why in found[name].items()} for name in ("refused", "untried")
+        )
+        chosen = Backend(found["chosen"])
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+    sound = chosen in seconds and all(0 < value < math.inf for value in seconds.values())
+    return AutotuneResult(chosen, seconds, refused, untried) if sound else None
+
+
+def _activations(model: Transformer) -> str:
+    kind = model.format.activations
+    return "" if kind == "float" else f", activations {kind}"
+
+
+def remembered_autotune_results(remembered: ResultCache | None = None) -> list[dict[str, Any]]:
+    """Return every remembered result, newest last, without damaged entries.
+
+    `valid` says whether machine, versions, code and rule are still those it was made with.
+    """
+    entries = (remembered or ResultCache(user_cache_directory() / AUTOTUNE_FILE)).load().values()
+    named = ("model", "weights", "cache", "unit", "threads", "cpu", "here", "date")
+    sound = [entry for entry in entries if _trial(entry) is not None and all(name in entry for name in named)]
+    return [
+        {**entry, "valid": entry["here"] == machine_key() and entry.get("rule") == AUTOTUNE_VERSION} for entry in sound
+    ]

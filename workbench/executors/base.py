@@ -1,0 +1,264 @@
+"""Execute a step's plan: eager modules, blocks compiled by Inductor, or a compiled step; choose between them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from compiled_kernels import Backend, BackendError
+from workbench.errors import WorkbenchError
+from workbench.executors.contention import StepThreads
+from workbench.executors.cuda_graph import CudaGraphExecutor
+from workbench.executors.evicting import EvictingExecutor, Evictor, observe_store
+from workbench.executors.guards import ModelGuard
+from workbench.executors.inductor import InductorExecutor, synchronized
+from workbench.executors.mlir import MlirStep, unsupported_model_reason, unsupported_store_reason
+from workbench.executors.packing import bucket_for, pack_batch, verify_bucket_for
+from workbench.executors.prefill import PrefillExecutor, weights_in_panels
+from workbench.executors.select import Backends
+from workbench.executors.token_parallel import TokenParallelExecutor
+from workbench.kv_cache.store import KVStore
+from workbench.model.transformer import Transformer
+from workbench.scheduler.plan import StepPlan
+
+CompileUnit = Literal["block", "step"]
+# Tokens of a step that go through the compiled step as rows. A call takes FEW_ROWS[-1] of them, with the weights read
+# anew: one call was quicker than blocks in panels in every case measured (0.5 to 0.9 of their time at 64 tokens), a
+# second about even (0.9 to 1.1 at 128), from a third on it loses (1.0 to 1.3 at 192). Demo and shape:smollm2-135m,
+# float32 and bfloat16, v3, v4 and v4+bf16 alike (experiments/LOG.md, 2026-11-22).
+MAX_TOKEN_PARALLEL_TOKENS = 128
+FEW_TOKENS_BESIDE_OTHERS = 256  # where blocks are not in panels: up to here rows were quicker than Inductor's
+TOKEN_PARALLEL_BUCKETS = (8, 16, 32, 64)
+
+
+class Executor(Protocol):
+    """An executor of plans. `forward` returns logits of each span's last `num_logits` tokens, in order: [sample,
+    vocab]."""
+
+    @property
+    def compiles(self) -> int: ...
+
+    @property
+    def kernel_seconds(self) -> float | None: ...
+
+    @property
+    def artifacts(self) -> Mapping[str, str]: ...
+
+    def forward(self, plan: StepPlan) -> Tensor: ...
+
+
+class EagerExecutor:
+    """Run the modules as written."""
+
+    compiles = 0
+    kernel_seconds: float | None = None
+    artifacts: Mapping[str, str] = MappingProxyType({})
+
+    def __init__(self, model: Transformer, store: KVStore):
+        self.model, self.store = model, store
+
+    def forward(self, plan: StepPlan) -> Tensor:
+        rows = len(plan.spans) + plan.padding_rows if plan.padding_rows else None
+        return synchronized(self.model(pack_batch(plan, self.store.page_size, self.model.device, rows), self.store))
+
+
+class MlirExecutor:
+    """Run decodes, and steps of few tokens, as one compiled function per bucket; other steps by blocks."""
+
+    def __init__(self, model: Transformer, store: KVStore, rest: Executor, threads: StepThreads | None = None):
+        self.model, self.store, self.threads = model, store, threads or StepThreads()
+        panels = weights_in_panels(model)
+        self.prefill_executor = PrefillExecutor(model, store, self._rows) if panels else rest
+        self.decode_steps: dict[int, MlirStep] = {}
+        self.verify_steps: dict[int, MlirStep] = {}  # rows may be of one sequence
+        self.max_token_parallel_tokens = MAX_TOKEN_PARALLEL_TOKENS if panels else FEW_TOKENS_BESIDE_OTHERS
+        self.token_parallel: TokenParallelExecutor | None = None
+        self.kernel_seconds: float | None = None
+        self._made, self._watch = 0, ModelGuard(model)
+
+    @property
+    def compiles(self) -> int:
+        return (
+            self.prefill_executor.compiles + self._made + (self.token_parallel.compiles if self.token_parallel else 0)
+        )
+
+    @property
+    def artifacts(self) -> Mapping[str, str]:
+        ours = {f"decode {rows}": step.artifact for rows, step in self.decode_steps.items()}
+        ours |= {f"check {rows}": step.artifact for rows, step in self.verify_steps.items()}
+        return {
+            **self.prefill_executor.artifacts,
+            **(self.token_parallel.artifacts if self.token_parallel else {}),
+            **ours,
+        }
+
+    def forward(self, plan: StepPlan) -> Tensor:
+        self.kernel_seconds = None
+        if plan.phase != "decode" and self._watch.changed:
+            self.decode_steps, self.verify_steps, self._watch = {}, {}, ModelGuard(self.model)
+        together = plan.num_draft_tokens > 0
+        plan = plan.as_decode_rows(self.store.residual_length)
+        if not plan.decode_only:
+            return (
+                self.prefill_executor.forward(plan)
+                if plan.num_tokens > self.max_token_parallel_tokens
+                else self._as_rows(plan)
+            )
+        count, steps = len(plan.spans), self.verify_steps if together else self.decode_steps
+        rows = verify_bucket_for(count) if together else bucket_for(count + plan.padding_rows)
+        if rows not in steps:
+            steps[rows] = MlirStep(self.model, self.store, rows, together, self.threads)
+            self._made += 1
+        with torch.inference_mode():
+            logits = steps[rows](plan)
+            self.kernel_seconds = steps[rows].kernel_seconds
+            # A slice where every sequence samples, which is nearly always: a selection would copy all logits.
+            sampled = [row for row, span in enumerate(plan.spans) if span.num_logits]
+            return logits[:count] if len(sampled) == count else logits.index_select(0, torch.tensor(sampled))
+
+    def _rows(self) -> TokenParallelExecutor:
+        self.token_parallel = self.token_parallel or TokenParallelExecutor(
+            self.model, self.store, TOKEN_PARALLEL_BUCKETS, self.threads
+        )
+        return self.token_parallel
+
+    def _as_rows(self, plan: StepPlan) -> Tensor:
+        few = self._rows()
+        if (
+            max(span.length for span in plan.spans) > few.max_tokens_per_call < TOKEN_PARALLEL_BUCKETS[-1]
+        ):  # it would take many small calls
+            return self.prefill_executor.forward(plan)
+        logits, self.kernel_seconds = few.forward(plan), few.kernel_seconds
+        return logits
+
+
+def build_executor(
+    model: Transformer,
+    store: KVStore,
+    backends: Backends,
+    compile_unit: CompileUnit = "block",
+    batch_invariant: bool = False,
+    on_fallback: Callable[[str], None] = lambda why: None,
+    threads: StepThreads | None = None,
+) -> Executor:
+    """What runs `model`, whose modules are on `backends.blocks`. A model on the backend mlir that its compiled step cannot
+    carry out decodes by its modules, on the same backend. Raises WorkbenchError where only the step is on that backend, and
+    for `batch_invariant` (see invariant.py) where the model or its cache cannot keep it. `fell_back` as in `Vetted`;
+    `threads` runs compiled steps."""
+    if batch_invariant:
+        return TokenParallelExecutor(model, store, threads=threads)
+    if model.device.type == "cuda" and model.backend is Backend.TRITON:
+        return CudaGraphExecutor(model, store)
+    if model.backend is Backend.INDUCTOR:
+        blocks: Executor = InductorExecutor(model, store, backends.attention, compile_unit, backends.decode)
+    else:
+        blocks = EagerExecutor(model, store)
+    if backends.decode is not Backend.MLIR or unsupported_store_reason(store.specs) is not None:
+        return blocks
+    if not backends.checked:
+        blocks = FallbackExecutor(model, blocks, lambda: EagerExecutor(model, store), on_fallback)
+    problem = unsupported_model_reason(model.spec)
+    if problem and model.backend is not Backend.MLIR:
+        raise WorkbenchError(f"backend mlir: decodes no step of {model.spec.name}: {problem}")
+    return blocks if problem else MlirExecutor(model, store, blocks, threads)
+
+
+def with_eviction(
+    model: Transformer,
+    store: KVStore,
+    backends: Backends,
+    fast: Executor,
+    evictor: Evictor | None,
+    fell_back: Callable[[str], None] = lambda why: None,
+) -> Executor:
+    """`fast`, and where the queries of a step are to be seen the model's blocks, on the backends that carry them out. They
+    are compiled for themselves, and so vetted for themselves where others are (`fell_back` as in `Vetted`)."""
+    if evictor is None:
+        return fast
+    seen, layers = observe_store(store)
+    if model.backend is Backend.INDUCTOR:
+        blocks: Executor = InductorExecutor(model, seen, backends.attention, "block", backends.blocks)
+        if not backends.checked:
+            blocks = FallbackExecutor(model, blocks, lambda: EagerExecutor(model, seen), fell_back)
+    else:
+        blocks = EagerExecutor(model, seen)
+    return EvictingExecutor(fast, blocks, layers, evictor)
+
+
+MAX_MESSAGE_CHARACTERS = 300  # of a compiler's message
+
+
+class FallbackExecutor:
+    """Run `blocks`, and fall back to the eager modules with a warning if the first step fails there and not here.
+
+    The step is then computed again, over the same slots of the cache. If both fail, nothing changes and the first error
+    is raised. Results are not compared.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        blocks: Executor,
+        build_fallback: Callable[[], Executor],
+        on_fallback: Callable[[str], None] = lambda why: None,
+    ):
+        """Wrap `blocks`.
+
+        Args:
+            model: the model.
+            blocks: the executor to check.
+            build_fallback: builds the eager executor.
+            on_fallback: receives one line, the reason of the fallback.
+        """
+        self.model, self.executor, self._plain, self._fell_back = model, blocks, build_fallback, on_fallback
+        self._vetted = False
+
+    @property
+    def compiles(self) -> int:
+        return self.executor.compiles
+
+    @property
+    def kernel_seconds(self) -> float | None:
+        return self.executor.kernel_seconds
+
+    @property
+    def artifacts(self) -> Mapping[str, str]:
+        return self.executor.artifacts
+
+    def forward(self, plan: StepPlan) -> Tensor:
+        """Return logits as `Executor` does."""
+        if self._vetted:
+            return self.executor.forward(plan)
+        try:
+            logits = self.executor.forward(plan)
+        except (WorkbenchError, BackendError):
+            raise
+        except Exception as error:  # whatever a compiler throws
+            logits = self._by_modules(plan, error)
+        self._vetted = True
+        return logits
+
+    def _by_modules(self, plan: StepPlan, error: Exception) -> Tensor:
+        """Compute the step by the eager modules and keep them if that works; raise `error` otherwise."""
+        failed, blocks = self.model.backend, self.executor
+        self.model.set_backend(Backend.EAGER)
+        try:
+            self.executor = self._plain()
+            logits = self.executor.forward(plan)
+        except BaseException as another:
+            self.model.set_backend(failed)
+            self.executor = blocks
+            if isinstance(another, Exception):
+                raise error from None
+            raise
+        words = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_MESSAGE_CHARACTERS]
+        message = f"{failed} does not compile here, prefill on eager ({words})"
+        self._vetted = True
+        self._fell_back(message)
+        warnings.warn(f"backend auto: {message}", stacklevel=3)
+        return logits

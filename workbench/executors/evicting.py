@@ -1,0 +1,195 @@
+"""Record the queries of attention layers, to recompute attention weights beside any kernel."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from compiled_kernels import Backend
+from compiled_kernels.masks import Mask
+from compiled_kernels.paged_attention.reference import attention_weights, gather_context
+from workbench.batch import TokenBatch
+from workbench.errors import WorkbenchError
+from workbench.kv_cache.eviction import EvictionPolicy
+from workbench.kv_cache.pages import Eviction
+from workbench.kv_cache.store import DenseLayer, KVStore
+from workbench.model.spec import AttentionSpec, ModelSpec
+from workbench.request import Sequence
+from workbench.scheduler.plan import Span, StepPlan
+
+
+class AttentionCall:
+    """The arguments of one layer's attention in a step."""
+
+    def __init__(self, layer: DenseLayer, q: Tensor, batch: TokenBatch, scale: float, mask: Mask, *rest: Any):
+        self.layer, self.q, self.batch, self.arguments = layer, q, batch, (scale, mask, *rest)
+
+    def attention_mass(self, rows: slice, seq: int, end: int) -> Tensor:
+        """Return the attention that the queries `rows` give to each slot, by key/value head: [kv_head, slot].
+
+        The queries are the last ones of sequence number `seq`, up to slot `end`.
+        """
+        keys = gather_context(self.layer.keys, self.batch.page_tables[self.layer.group][seq], end)
+        weights = attention_weights(self.q[rows], keys, end - (rows.stop - rows.start), *self.arguments)
+        return weights.double().sum((1, 2))
+
+
+class ObservedLayer:
+    """A layer's cache that records the arguments of its attention."""
+
+    traceable = False  # in a graph the queries could not be seen
+
+    def __init__(self, layer: DenseLayer):
+        self.layer, self.group = layer, layer.group
+        self.write, self.page_tensors = layer.write, layer.page_tensors
+        self._call: AttentionCall | None = None
+
+    def attend(self, q: Tensor, batch: TokenBatch, scale: float, mask: Mask, backend: Backend, *rest: Any) -> Tensor:
+        self._call = AttentionCall(self.layer, q, batch, scale, mask, *rest)
+        alone = (
+            batch.decode_only and backend is not Backend.INDUCTOR
+        )  # outside a graph that backend compiles decodes itself
+        return self.layer.attend(q, replace(batch, decode_only=alone), scale, mask, backend, *rest)
+
+    def pop_call(self) -> AttentionCall:
+        read, self._call = self._call, None
+        if read is None:
+            raise WorkbenchError("cache.evict: a custom attention module does not read its cache by `attend`")
+        return read
+
+
+def observe_store(store: KVStore) -> tuple[KVStore, tuple[ObservedLayer, ...]]:
+    """Return `store` with its layers observed, and these layers."""
+    layers = tuple(ObservedLayer(layer) for layer in store.layers if isinstance(layer, DenseLayer))
+    seen = copy.copy(store)
+    seen.layers = layers  # type: ignore[assignment]
+    return seen, layers
+
+
+class Evictor:
+    """The attention mass of each sequence's tokens, by layer, as [kv_head, slot]; `policy` chooses for each key/value
+    head."""
+
+    def __init__(self, policy: EvictionPolicy, store: KVStore):
+        self.policy, self.store = policy, store
+        self._masses: WeakKeyDictionary[Sequence, tuple[int, list[Tensor]]] = WeakKeyDictionary()  # of so many queries
+
+    @torch.inference_mode()
+    def evict(self, evictions: Iterable[Eviction]) -> None:
+        """Move the kept tokens to the first slots of their sequence's pages, in text order."""
+        for sequence, held, kept, pages in evictions:
+            masses = self._padded(sequence, held)
+            stays = [torch.stack([self._chosen(group, kept) for group in mass]) for mass in masses]
+            for layer, slots in zip(self.store.layers, stays, strict=True):
+                _together(layer.page_tensors(layer.group), pages[layer.group], slots, self.store.page_size)
+            moved = [mass.gather(1, slots) for mass, slots in zip(masses, stays, strict=True)]
+            self._masses[sequence] = self._counted(sequence), moved
+
+    def observed_positions(self, span: Span) -> range:
+        """Return the positions of `span` whose queries count and were not counted yet; an interrupted step is computed
+        again."""
+        prompt, observes = span.sequence.prompt_length, self.policy.observes
+        first = max(span.start, self._counted(span.sequence))
+        if observes is None:
+            return range(first, span.end)
+        return range(max(first, prompt - observes), max(first, min(span.end, prompt)) if observes else 0)
+
+    def begin_step(self, plan: StepPlan) -> bool:
+        """Return whether a step has queries whose attention counts; a text computed from its start counts anew."""
+        for span in plan.spans:
+            if span.start == 0:
+                self._masses.pop(span.sequence, None)
+        return any(self.observed_positions(span) for span in plan.spans)
+
+    @torch.inference_mode()
+    def add_mass(self, plan: StepPlan, layers: Iterable[ObservedLayer]) -> None:
+        """Add the attention of the queries that count, layer by layer."""
+        looked = [layer.pop_call() for layer in layers]
+        first = 0
+        for seq, span in enumerate(plan.spans):
+            if votes := self.observed_positions(span):
+                rows = slice(first + votes.start - span.start, first + votes.stop - span.start)
+                end = votes.stop - span.sequence.num_evicted_tokens
+                masses = self._padded(span.sequence, end)
+                for mass, read in zip(masses, looked, strict=True):
+                    mass += read.attention_mass(rows, seq, end)
+                self._masses[span.sequence] = votes.stop, masses
+            first += span.length
+
+    def _chosen(self, mass: Tensor, kept: int) -> Tensor:
+        slots = self.policy.select(mass, kept)
+        if len(slots) != kept:
+            message = f"kept {len(slots)} of {len(mass)} tokens, not {kept}"
+            raise WorkbenchError(f"cache.evict: {self.policy!r} {message}")
+        return slots
+
+    def _counted(self, sequence: Sequence) -> int:
+        return self._masses.get(sequence, (0, []))[0]
+
+    def _padded(self, sequence: Sequence, held: int) -> list[Tensor]:
+        """Return the mass of each layer's first `held` slots, in float64."""
+        _, masses = self._masses.get(sequence, (0, []))
+        if not masses:
+            keys = (layer.page_tensors(layer.group)[0] for layer in self.store.layers)
+            masses = [torch.zeros(each.shape[1], 0, dtype=torch.float64, device=each.device) for each in keys]
+        return [torch.nn.functional.pad(mass, (0, held - mass.shape[1])) for mass in masses]
+
+
+class EvictingExecutor:
+    """Execute steps whose attention counts by `observing`, over `layers`; all others by `fast`."""
+
+    def __init__(self, fast: Any, observing: Any, layers: tuple[ObservedLayer, ...], evictor: Evictor):
+        self.fast, self.observing, self.layers, self.evictor = fast, observing, layers, evictor
+        self.kernel_seconds: float | None = None
+
+    @property
+    def compiles(self) -> int:
+        return max(self.fast.compiles, self.observing.compiles)  # both count the graphs of one process
+
+    @property
+    def artifacts(self) -> Mapping[str, str]:
+        return self.fast.artifacts
+
+    def forward(self, plan: StepPlan) -> Tensor:
+        if not self.evictor.begin_step(plan):
+            logits = self.fast.forward(plan)
+            self.kernel_seconds = self.fast.kernel_seconds
+            return logits
+        logits, self.kernel_seconds = self.observing.forward(plan), None
+        self.evictor.add_mass(plan, self.layers)
+        return logits
+
+
+def check_eviction(spec: ModelSpec, store: KVStore) -> None:
+    """Refuse eviction where it cannot work (WorkbenchError): after it, slots are not positions."""
+    for index, (kind, shape) in enumerate(zip(spec.layers, store.specs, strict=True)):
+        attention = kind.attention
+        if shape.format.quantized:
+            message = f"is kept as {shape.format}, in groups of tokens that share their scales; keep it dense"
+        elif shape.sliding_window is not None:
+            message = (
+                f"has a window of {shape.sliding_window}, which bounds it already; evict where every layer sees all"
+            )
+        elif isinstance(attention, AttentionSpec) and (
+            attention.position == "alibi" or attention.mask or attention.score
+        ):
+            message = "looks by distance (ALiBi, or a custom mask or score), and distances are lost"
+        else:
+            continue
+        raise WorkbenchError(f"cache.evict: layer {index} {message}")
+
+
+def _together(tensors: Iterable[Tensor], pages: list[int], slots: Tensor, size: int) -> None:
+    """Move the contents of `slots` [kv_head, kept] of these pages to the first slots, in this order."""
+    targets = torch.arange(slots.shape[1], device=slots.device)
+    moved = (slots != targets).any(0)
+    slots, targets = slots[:, moved], targets[moved]
+    held, group = torch.tensor(pages, device=slots.device), torch.arange(len(slots), device=slots.device)[:, None]
+    for tensor in tensors:
+        tensor[held[targets // size], group, targets % size] = tensor[held[slots // size], group, slots % size]

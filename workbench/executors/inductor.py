@@ -1,0 +1,141 @@
+"""Compile steps with torch.compile (the backend `inductor`).
+
+The unit of compilation is a block, or a whole step. As blocks, all layers of a kind share one graph with weights as its
+inputs: quick to compile. A whole step is one graph: fewer calls, long to compile. Either way a batch of decodes is
+padded to a bucket of rows. In any other batch the two sides of the attention are compiled once, with a symbolic number
+of rows, and attention walks the spans between them.
+
+A block that was changed in place (its mask, say) is compiled again; steps that prefill look for such changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from compiled_kernels import Backend
+from compiled_kernels.torch_compile import compile_once, graph_count
+from workbench.batch import TokenBatch
+from workbench.executors.guards import ModelGuard, compile_key
+from workbench.executors.packing import bucket_for, pack_batch
+from workbench.kv_cache.store import CacheLayer, KVStore
+from workbench.model.layers import Angles, TransformerBlock
+from workbench.model.transformer import Transformer
+from workbench.scheduler.plan import StepPlan
+
+
+class InductorExecutor:
+    """Execute steps with Inductor; `compiles` counts graphs since it was made."""
+
+    kernel_seconds: float | None = None
+    artifacts: Mapping[str, str] = MappingProxyType({})
+
+    def __init__(
+        self,
+        model: Transformer,
+        store: KVStore,
+        attention_backend: Backend = Backend.INDUCTOR,
+        compile_unit: str = "block",
+        decode_backend: Backend = Backend.INDUCTOR,
+    ):
+        """Compile for `model` and `store`.
+
+        Args:
+            model: the model.
+            store: its KV cache.
+            attention_backend: backend of attention in batches that are not of decodes alone.
+            compile_unit: `block` or `step`.
+            decode_backend: backend of attention for decodes over caches that no graph can hold.
+        """
+        self.model, self.store, self.attention_backend, self.decode_backend = (
+            model,
+            store,
+            attention_backend,
+            decode_backend,
+        )
+        self.compile_unit = compile_unit if all(layer.traceable for layer in store.layers) else "block"
+        self._before_this = graph_count()
+        self._step = compile_once(_step, dynamic=False)
+        self._compile_blocks()
+        self._head = compile_once(Transformer.compute_logits, dynamic=False)
+        for table in range(len(store.groups)):
+            for pages in store.page_tensors(table):
+                torch._dynamo.mark_dynamic(pages, 0)  # the pool's size is no reason to compile again
+
+    @property
+    def compiles(self) -> int:
+        return graph_count() - self._before_this
+
+    def _compile_blocks(self) -> None:
+        self._sides = {block: _Sides.of(cast(TransformerBlock, block)) for block in self.model.blocks}
+        self._watch = ModelGuard(self.model)
+
+    def forward(self, plan: StepPlan) -> Tensor:
+        if plan.phase != "decode" and self._watch.changed:
+            self._compile_blocks()
+        plan = plan.as_decode_rows()
+        rows = bucket_for(len(plan.spans) + plan.padding_rows) if plan.decode_only else None
+        batch = pack_batch(plan, self.store.page_size, self.model.device, rows)
+        for table in batch.page_tables:
+            torch._dynamo.mark_dynamic(table, 1)
+        with torch.inference_mode():
+            if rows is not None and self.compile_unit == "step":
+                return synchronized(self._step(self.model, batch, self.store)[batch.logits_indices])
+            return synchronized(self._by_blocks(batch, plan.decode_only))
+
+    def _by_blocks(self, batch: TokenBatch, decode_only: bool) -> Tensor:
+        x = self.model.hidden_states(batch, self.store, self._whole if decode_only else self._mixed)
+        samples = len(batch.logits_indices)
+        wanted = torch.zeros(bucket_for(samples), dtype=torch.long, device=x.device)
+        wanted[:samples] = batch.logits_indices
+        return self._head(self.model, x[wanted])[:samples]
+
+    def _whole(
+        self, block: TransformerBlock, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: CacheLayer
+    ) -> Tensor:
+        if not cache.traceable:
+            return self._mixed(block, x, cos, sin, batch, cache)
+        return self._sides[block].whole(block, x, cos, sin, batch, cache)
+
+    def _mixed(
+        self, block: TransformerBlock, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: CacheLayer
+    ) -> Tensor:
+        sides, backend = self._sides[block], self.decode_backend if batch.decode_only else self.attention_backend
+        q, k, v = sides.before(block, x, cos, sin)
+        cache.write(k, v, batch, backend)
+        return sides.after(block, x, block.attention.attend(q, batch, cache, backend))
+
+
+@dataclass(frozen=True)
+class _Sides:
+    """A block compiled whole, and as the two sides of its attention; shared by all blocks of the same structure."""
+
+    whole: Callable[..., Tensor]
+    before: Callable[..., tuple[Tensor, Tensor, Tensor]]
+    after: Callable[..., Tensor]
+
+    @classmethod
+    def of(cls, block: TransformerBlock) -> _Sides:
+        kind, alike = type(block), compile_key(block)
+        return cls(
+            compile_once(kind.forward, dynamic=False, alike=alike),
+            compile_once(kind.before_attention, dynamic=True, alike=alike),
+            compile_once(kind.after_attention, dynamic=True, alike=alike),
+        )
+
+
+def synchronized(logits: Tensor) -> Tensor:
+    """Return `logits` once they are computed, not merely queued, so that a step's time is the device's."""
+    if logits.is_cuda:
+        torch.cuda.synchronize(logits.device)
+    return logits
+
+
+def _step(model: Transformer, batch: TokenBatch, store: KVStore) -> Tensor:
+    """Return logits of every row of a batch of decodes."""
+    return model.compute_logits(model.hidden_states(batch, store))

@@ -1,0 +1,194 @@
+"""Choose the layout of block weights: row by row, or in panels, which the backend mlir reads at decode and prefill
+alike (see compiled_kernels/blocked/layout.py)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+import compiled_kernels
+from compiled_kernels import Backend, BackendError
+from compiled_kernels.blocked import panels_problem, to_panels
+from compiled_kernels.result_cache import ResultCache, machine_key, user_cache_directory
+from workbench.executors.autotune import tried_of
+from workbench.executors.base import MlirExecutor, build_executor
+from workbench.executors.mlir import unsupported_model_reason, unsupported_store_reason
+from workbench.executors.reference import (
+    CLEARLY_FASTER_RATIO,
+    CacheLayout,
+    reference_logits,
+    single_decode_step,
+    time_in_rounds,
+)
+from workbench.executors.select import Backends
+from workbench.kv_cache.format import KVCacheSpec
+from workbench.model.linear import Linear
+from workbench.model.transformer import Transformer
+from workbench.scheduler.plan import Span, StepPlan
+
+LAYOUT_FILE = "layouts.json"
+PRODUCT_TOKENS = 512  # of the product that is timed
+CONTEXT_TOKENS, PREFILL_TOKENS = (
+    96,
+    64,
+)  # tokens before the one that is decoded for a check, and of the prefill that is checked
+
+
+class PanelTrial(NamedTuple):
+    """Seconds of a product of `PRODUCT_TOKENS` rows from panels and by torch, and why panels are not taken, if so."""
+
+    panels: float
+    torch: float
+    problem: str = ""
+
+    def __str__(self) -> str:
+        ours, torchs = (f"{1000 * seconds:.2f}" for seconds in (self.panels, self.torch))
+        message = f"a product of {PRODUCT_TOKENS} tokens takes {ours} ms from panels, {torchs} by torch"
+        return f"{message}; {self.problem}" if self.problem else message
+
+
+def choose_weight_layout(
+    model: Transformer, backends: Backends, layout: CacheLayout, auto: bool, remembered: ResultCache | None = None
+) -> Backends:
+    """Convert the block weights to panels if the backend mlir decodes and can prefill from them; return the backends
+    then.
+
+    Under `auto` it is not done where torch's product is clearly faster (AMX), where the backend mlir was refused for
+    attention, or where results are further from exact logits than arithmetic in this precision is. The decision is
+    remembered.
+    """
+    if backends.decode is not Backend.MLIR or unsupported_layout_reason(model, layout.specs):
+        return backends
+    in_panels = replace(backends, blocks=Backend.MLIR, attention=Backend.MLIR, checked=True)
+    if not auto:
+        _take(model, True, Backend.MLIR)
+        return in_panels
+    if backends.attention is not Backend.MLIR:
+        return backends
+    remembered, key = remembered or ResultCache(user_cache_directory() / LAYOUT_FILE), _key(model, layout)
+    found = _sound(remembered.load().get(key))
+    if found is None:
+        found, quiet = _tried(model, in_panels, layout, backends.blocks)
+        if quiet:
+            remembered.add(key, {**found._asdict(), **tried_of(model, layout)})
+    if found.problem:
+        return replace(backends, reason=f"{backends.reason}; weights row by row: {found}")
+    _take(model, True, Backend.MLIR)
+    return replace(in_panels, reason=f"{backends.reason}; then weights were laid out in panels: {found}")
+
+
+def unsupported_layout_reason(model: Transformer, specs: Iterable[KVCacheSpec]) -> str | None:
+    """Return why the backend mlir does not prefill `model` from panels; None if it does."""
+    for part in model.blocks.modules():
+        if isinstance(part, Linear):
+            if part.format == "int4":
+                return "INT4 weights are not laid out in panels"
+            if problem := panels_problem(part.weight):
+                return problem
+    return unsupported_model_reason(model.spec) or unsupported_store_reason(specs)
+
+
+def _take(model: Transformer, panels: bool, backend: Backend) -> None:
+    model.use_panels(panels)
+    model.set_backend(backend)
+
+
+def _key(model: Transformer, held: CacheLayout) -> str:
+    what = {
+        "machine": machine_key(),
+        "threads": torch.get_num_threads(),
+        "model": model.spec.model_dump(mode="json"),
+        "weights": [*model.format.named, str(model.dtype)],
+        "cache": [held.page_size, str(held.dtype), [repr(shape) for shape in held.specs]],
+    }
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
+
+
+def _tried(model: Transformer, backends: Backends, held: CacheLayout, blocks: Backend) -> tuple[PanelTrial, bool]:
+    """Time the largest product, then check a decode and a prefill from panels; return the result and whether to
+    remember it.
+
+    The model is row by row again afterwards, on `blocks`.
+    """
+    linears = [part for part in model.blocks.modules() if isinstance(part, Linear)]
+    largest = max(linears, key=lambda part: part.weight.numel())
+    try:
+        ours, torchs, quiet = _seconds(largest, model.dtype)
+    except BackendError as error:
+        return PanelTrial(math.inf, math.inf, str(error)), False
+    if torchs < CLEARLY_FASTER_RATIO * ours:
+        return PanelTrial(ours, torchs, "torch's is clearly quicker"), quiet
+    _take(model, True, Backend.MLIR)
+    try:
+        problem = _wrong(model, backends, held)
+    finally:
+        _take(model, False, blocks)
+    return PanelTrial(ours, torchs, problem), quiet
+
+
+@torch.inference_mode()
+def _seconds(linear: Linear, dtype: torch.dtype) -> tuple[float, float, bool]:
+    """Time the product with `PRODUCT_TOKENS` rows from panels and by torch; return whether the rounds agreed, too."""
+    out, width = linear.weight.shape
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(rows, width, generator=generator).to(dtype) for rows in (PRODUCT_TOKENS, out))
+    if linear.format == "int8":
+        values, scales = torch.zeros(out, width, dtype=torch.int8), torch.ones(out)
+        panels = to_panels(values)
+        ours = lambda: linear.product(x, panels, scales, None, Backend.MLIR)  # noqa: E731
+        torchs = lambda: linear.product(x, values, scales, None, Backend.EAGER)  # noqa: E731
+    else:
+        panels = to_panels(weight)
+        ours = lambda: compiled_kernels.linear(x, panels, None, Backend.MLIR)  # noqa: E731
+        torchs = lambda: F.linear(x, weight)  # noqa: E731
+    found = time_in_rounds({Backend.MLIR: ours, Backend.EAGER: torchs})
+    return found.seconds[Backend.MLIR], found.seconds[Backend.EAGER], found.is_stable
+
+
+@torch.inference_mode()
+def _wrong(model: Transformer, backends: Backends, held: CacheLayout) -> str:
+    """Return how far logits of a decode or prefill exceed the allowed error; an empty string if they are right."""
+    (store, decode), (own, _) = (single_decode_step(model, held, CONTEXT_TOKENS) for _ in range(2))
+    sequence = decode.spans[0].sequence
+    length = min(PREFILL_TOKENS, sequence.num_computed_tokens)
+    prefill = StepPlan(0, (Span(sequence, 0, length, True),))
+    executor = build_executor(model, own, backends)
+    assert isinstance(executor, MlirExecutor)
+    for name, plan, run in (
+        ("decode", decode, executor.forward),
+        ("prefill", prefill, executor.prefill_executor.forward),
+    ):
+        exact, bound = reference_logits(model, store, plan)
+        away = (run(plan).double() - exact).abs().max().item()
+        if not away <= bound:
+            return f"logits of a {name} are {away:.2g} away from exact ones, {bound:.2g} is allowed"
+    return ""
+
+
+def remembered_layouts(kept: ResultCache | None = None) -> list[dict[str, Any]]:
+    """Return every choice of a layout that is remembered, newest last: `chosen` is panels or rows, `reason` says why;
+    `valid` says whether machine, versions and code are still those it was made with. Damaged entries are left out."""
+    named, choices = ("model", "weights", "cache", "threads", "cpu", "here", "date"), []
+    for entry in (kept or ResultCache(user_cache_directory() / LAYOUT_FILE)).load().values():
+        found = _sound(entry)
+        if found is None or not all(name in entry for name in named):
+            continue
+        chosen = {"chosen": "rows" if found.problem else "panels", "reason": str(found)}
+        choices.append({**{name: entry[name] for name in named}, **chosen, "valid": entry["here"] == machine_key()})
+    return choices
+
+
+def _sound(found: Any) -> PanelTrial | None:
+    """Parse a remembered entry; None if it is damaged."""
+    try:
+        read = PanelTrial(float(found["panels"]), float(found["torch"]), str(found["problem"]))
+    except (KeyError, TypeError, ValueError):
+        return None
+    return read if all(0 < each < float("inf") for each in read[:2]) else None

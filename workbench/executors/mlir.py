@@ -1,0 +1,299 @@
+"""Cache cosines and sines of rotary positions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from compiled_kernels import Backend
+from compiled_kernels.backends import BackendError
+from compiled_kernels.blocked import as_words, in_panels
+from compiled_kernels.decode_step import DecodeStep, LayerShape, QuantizedLayout, StepShape, WeightLayout
+from compiled_kernels.masks import window_and_sinks
+from compiled_kernels.mlir_text import MLIR_TYPES, Target
+from compiled_kernels.paged_attention import unsupported_reason
+from compiled_kernels.quantized_attention.mlir_tile import QUANTIZED_NAMES
+from compiled_kernels.quantized_attention.quantize import SCALED_FORMATS
+from workbench.errors import WorkbenchError
+from workbench.executors.contention import StepThreads
+from workbench.executors.packing import MIN_TABLE_WIDTH, pack_batch
+from workbench.kv_cache.format import KVCacheSpec
+from workbench.kv_cache.pages import NULL_PAGE, pages_for
+from workbench.kv_cache.quantized import QuantizedLayer
+from workbench.kv_cache.store import KVStore
+from workbench.model.custom import build_mask, build_score
+from workbench.model.feedforward import GatedMLP
+from workbench.model.layers import Attention as AttentionModule
+from workbench.model.layers import TransformerBlock
+from workbench.model.linear import Linear
+from workbench.model.quantized import WeightDtype
+from workbench.model.rotary import RotaryTable
+from workbench.model.spec import AttentionSpec, FrozenModel, ModelSpec
+from workbench.model.transformer import Transformer
+from workbench.scheduler.plan import StepPlan
+
+POSITIONS_PER_BLOCK = 1024  # positions whose angles are computed together, always
+
+
+class RotaryCache:
+    """A table of float32 angles by position. Computed anew they would take as long as a small step, and could have
+    other bits."""
+
+    def __init__(self, table: RotaryTable):
+        self._table = table
+        self._known = [torch.empty(0), torch.empty(0)]
+
+    def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cos and sin [token, head_dim / 2] of positions [token]."""
+        while len(self._known[0]) <= int(positions.max()):
+            start = len(self._known[0])
+            found = self._table(torch.arange(start, start + POSITIONS_PER_BLOCK, device=positions.device))
+            joined = zip(self._known, found, strict=True)
+            self._known = [torch.cat([known, more.float()]) if start else more.float() for known, more in joined]
+        cos, sin = (known[positions] for known in self._known)
+        return cos, sin
+
+
+# Fields of a spec that the step supports, or that are handled before it is reached.
+SUPPORTED_ATTENTION_FIELDS = (
+    "kind", "num_heads", "num_kv_heads", "head_dim", "window", "sinks", "softcap", "scale", "qk_norm", "position", "rotary",
+    "sink_logits", "mask", "score", "module", "qkv_bias", "o_proj_bias",
+)  # fmt: skip
+SUPPORTED_LAYER_FIELDS = ("attention", "intermediate_size", "mlp_bias")
+SUPPORTED_MODEL_FIELDS = (
+    "name", "vocab_size", "hidden_size", "layers", "max_position_embeddings", "rotary", "rms_norm_eps", "embedding_scale", "final_logit_softcapping", "tie_word_embeddings",
+    "eos_token_ids",
+)  # fmt: skip
+KNOWN_MODULES = (
+    "workbench.model.layers",
+    "workbench.model.linear",
+    "workbench.model.feedforward",
+    "torch.nn.modules.linear",
+)
+MIN_ROWS_PER_THREAD = 8  # with fewer rows x KV heads per thread, the context is split among threads
+
+
+class MlirStep:
+    """The compiled step of one bucket of rows, over a model's weights and a store's pages."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        store: KVStore,
+        rows: int,
+        rows_share_sequences: bool = False,
+        threads: StepThreads | None = None,
+    ):
+        """With `together` several rows may be of one sequence, each with its own length. `threads` runs the step."""
+        check_mlir_step(model, store)
+        self.model, self.store, self.kernel_seconds = model, store, 0.0  # of the last call's compiled code
+        shape = step_shape(model, store.page_size, rows, store.specs, rows_share_sequences)
+        self.step = DecodeStep(shape, step_tensors(model, store))
+        self._name, self._threads = f"{'check' if rows_share_sequences else 'decode'} {rows}", threads or StepThreads()
+        self._angles = {turn: RotaryCache(cast(RotaryTable, model.rotary[turn])) for turn in self.step.angles}
+        self._ids = torch.zeros(rows, dtype=torch.long)
+        # Written to through numpy: a small step is over before torch has made a handful of small tensors.
+        self._fields = [each.numpy() for each in (self._ids, self.step.lengths, *self.step.tables)]
+
+    def __call__(self, plan: StepPlan) -> Tensor:
+        """Return logits of every row of a plan of one token each, float32: [row, vocab]. The next call
+        overwrites them."""
+        step, spans = self.step, plan.spans
+        if self.store.residual_length is not None:
+            self.store.quantize_pending(pack_batch(plan, self.store.page_size, self.model.device))
+        rows, (ids, lengths, *tables) = len(spans), self._fields
+        ids[:rows] = [span.token_ids[0] for span in spans]
+        lengths[:rows] = [span.end - span.sequence.num_evicted_tokens for span in spans]
+        lengths[rows:] = 1
+        for t, table in enumerate(tables):
+            for row, span in enumerate(spans):
+                pages = span.sequence.pages[t]
+                table[row, : len(pages)] = pages
+            table[rows:, 0] = NULL_PAGE
+        step.x.copy_(self.model.embed(self._ids))
+        positions = torch.tensor([span.start for span in spans])
+        for turn, mine in step.angles.items():
+            for part, angle in zip(mine, self._angles[turn](positions), strict=True):
+                part[:rows] = angle
+        self.kernel_seconds = self._threads.run(self._name, step)
+        return self.model.cap_logits(step.logits)
+
+    @property
+    def artifact(self) -> str:
+        """Return the content hash of the code that runs (see compiled_kernels/mlir/artifacts.py)."""
+        return self.step.kernel.digest
+
+
+def check_mlir_step(model: Transformer, store: KVStore) -> None:
+    """Check that a step can be compiled; raise WorkbenchError or BackendError otherwise."""
+    if model.device.type != "cpu":
+        raise WorkbenchError(f"backend mlir: decodes on the CPU, and the model is on {model.device}")
+    if model.dtype not in (torch.float32, torch.bfloat16) or store.dtype != model.dtype:
+        kinds = f"{model.dtype} weights and {store.dtype} cache"
+        raise WorkbenchError(f"backend mlir: decodes in float32 or bfloat16, one for both, not with {kinds}")
+    if problem := unsupported_model_reason(model.spec) or unsupported_store_reason(store.specs):
+        raise WorkbenchError(f"backend mlir: decodes no step of {model.spec.name}: {problem}")
+    for part in model.blocks.modules():
+        if part is not model.blocks and type(part).__module__ not in KNOWN_MODULES:
+            remedy = "load the model on backend inductor or eager"
+            raise BackendError(f"backend mlir: does not know how to decode with a {type(part).__name__}; {remedy}")
+
+
+def step_shape(
+    model: Transformer,
+    page_size: int,
+    rows: int,
+    cache_specs: tuple[KVCacheSpec, ...] | None = None,
+    rows_share_sequences: bool = False,
+) -> StepShape:
+    """Return the compile-time shape of a step of `rows`, over a dense cache unless given."""
+    cache_specs = cache_specs or model.cache_shapes()
+    blocks = [cast(TransformerBlock, block) for block in model.blocks]
+    threads = torch.get_num_threads()
+    groups = min(kind.attention.num_kv_heads for kind in model.spec.layers)
+    return StepShape(
+        rows=rows,
+        hidden_size=model.spec.hidden_size,
+        vocab_size=model.spec.vocab_size,
+        eps=model.spec.rms_norm_eps,
+        dtype=MLIR_TYPES[model.dtype],
+        layers=tuple(_layer(block, cache_specs[i], model.rotary_of_block[i]) for i, block in enumerate(blocks)),
+        head=_head(model),
+        page_size=page_size,
+        max_pages=max(MIN_TABLE_WIDTH, pages_for(model.spec.max_position_embeddings, page_size)),
+        chunks=threads if rows * groups < MIN_ROWS_PER_THREAD * threads else 1,
+        target=Target.current(),
+        same_sequence=rows_share_sequences,
+    )
+
+
+def unsupported_model_reason(spec: ModelSpec) -> str | None:
+    """Return why a decode step of `spec` cannot be one MLIR function; None if it can."""
+    for index, kind in enumerate(spec.layers):
+        attention = kind.attention
+        if not isinstance(attention, AttentionSpec):
+            return f"layer {index} has {attention.kind} attention, which the compiled decode step has not"
+        if attention.module is not None:
+            return f"layer {index} has a custom attention module"
+        if problem := unsupported_reason(Backend.MLIR, build_mask(attention), build_score(attention)):
+            return f"layer {index}: {problem}"
+        if attention.head_dim % 2:
+            return f"layer {index} has heads of odd width {attention.head_dim}"
+        if problem := _unknown(attention, SUPPORTED_ATTENTION_FIELDS) or _unknown(kind, SUPPORTED_LAYER_FIELDS):
+            return f"layer {index} has {problem}, which the compiled decode step has not"
+    return _unknown(spec, SUPPORTED_MODEL_FIELDS)
+
+
+def _unknown(given: FrozenModel, known: Iterable[str]) -> str | None:
+    """Return a field that is not `known` and not at its default: a new feature is refused until the step
+    supports it."""
+    for name, field in type(given).model_fields.items():
+        if name not in known and getattr(given, name) != field.default:
+            return f"{name} {getattr(given, name)}"
+    return None
+
+
+def unsupported_store_reason(specs: Iterable[KVCacheSpec]) -> str | None:
+    """Return why a decode step cannot use a cache of these specs within one MLIR function; None if it can."""
+    for index, shape in enumerate(specs):
+        if not shape.format.quantized:
+            continue
+        if not set(shape.format.key_value_formats) <= set(SCALED_FORMATS):
+            return f"layer {index}: a compiled step reads keys and values that are both quantized, not {shape.format}"
+        if shape.format.rotate:
+            return f"layer {index}: a compiled step does not rotate heads"
+    return None
+
+
+def _layer(block: TransformerBlock, cache: KVCacheSpec, turn: int | None) -> LayerShape:
+    attention, feedforward = cast(AttentionModule, block.attention), cast(GatedMLP, block.feedforward)
+    spec = attention.spec
+    window, sinks = window_and_sinks(attention.mask, "mlir")
+    return LayerShape(
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        intermediate_size=feedforward.down.in_features,
+        scale=attention.scale,
+        qkv=_stored(attention.qkv),
+        output=_stored(attention.output),
+        gate_up=_stored(feedforward.gate_up),
+        down=_stored(feedforward.down),
+        window=window,
+        sinks=sinks,
+        softcap=spec.softcap,
+        sink_logits=spec.sink_logits,
+        qk_norm=spec.qk_norm,
+        rotary_index=turn,
+        page_table=cache.residual_group if cache.format.quantized else cache.group,
+        quantized=_packing(cache) if cache.format.quantized else None,
+    )
+
+
+def _packing(cache: KVCacheSpec) -> QuantizedLayout:
+    keys, values = cache.format.key_value_formats
+    columns, rule = min(cache.format.columns, cache.head_dim), cache.quantization_rule
+    return QuantizedLayout(
+        keys, values, rule.quant_group, columns, rule.residual_length, rule.num_sink_tokens, cache.group
+    )
+
+
+def _stored(linear: Linear) -> WeightLayout:
+    weight = _weight(linear.format, linear.weight.dtype, linear.quant_group, linear.bias is not None)
+    return replace(weight, panels=in_panels(linear.weight), w8a8=linear.activations == "int8")
+
+
+def _head(model: Transformer) -> WeightLayout:
+    format = model.format
+    weight = _weight(format.head, model.dtype, format.quant_group)
+    return replace(weight, w8a8=format.activations_of(format.head) == "int8")
+
+
+def _weight(format: WeightDtype, dtype: torch.dtype, group: int, bias: bool = False) -> WeightLayout:
+    kind = {"int8": "i8", "int4": "i4"}.get(format, MLIR_TYPES[dtype])
+    return WeightLayout(kind, group if format == "int4" else 0, bias)
+
+
+def step_tensors(model: Transformer, store: KVStore) -> dict[str, Tensor]:
+    """Weights and pages by the names that a step gives them."""
+    blocks = [cast(TransformerBlock, block) for block in model.blocks]
+    found: dict[str, Tensor] = {"norm": model.norm.weight}
+    found |= {f"head_{i}": tensor for i, tensor in enumerate(model.head_tensors)}
+    for index, (block, cache) in enumerate(zip(blocks, store.layers, strict=True)):
+        found[f"attention_norm_{index}"] = block.attention_norm.weight
+        found[f"feedforward_norm_{index}"] = block.feedforward_norm.weight
+        attention, feedforward = cast(AttentionModule, block.attention), cast(GatedMLP, block.feedforward)
+        products = {
+            "qkv": attention.qkv,
+            "output": attention.output,
+            "gate_up": feedforward.gate_up,
+            "down": feedforward.down,
+        }
+        for name, linear in products.items():
+            found |= {f"{name}{i}_{index}": _stored_words(tensor) for i, tensor in enumerate(linear.tensors)}
+        if attention.query_norm is not None and attention.key_norm is not None:
+            found[f"query_norm_{index}"] = attention.query_norm.weight
+            found[f"key_norm_{index}"] = attention.key_norm.weight
+        if attention.sink_logits is not None:
+            found[f"sink_logits_{index}"] = attention.sink_logits.float()
+        if isinstance(cache, QuantizedLayer):
+            packed = zip(QUANTIZED_NAMES, (*cache.keys.kernel_tensors, *cache.values.kernel_tensors), strict=True)
+            found |= {f"{name}_{index}": _words(tensor) for name, tensor in packed}
+            found[f"keys_{index}"], found[f"values_{index}"] = cache.residual_keys, cache.residual_values
+        else:
+            found[f"keys_{index}"], found[f"values_{index}"] = cache.keys, cache.values
+    return found
+
+
+def _stored_words(tensor: Tensor) -> Tensor:
+    """A weight in panels as the words that the step reads; all others as they are."""
+    return as_words(tensor) if in_panels(tensor) else tensor
+
+
+def _words(part: Tensor) -> Tensor:
+    """Codes, four bytes in a row, as the words that the step reads; scales and minima as they are."""
+    return part.view(torch.int32)[..., 0] if part.dtype == torch.uint8 else part

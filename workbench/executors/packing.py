@@ -1,0 +1,75 @@
+"""Round the rows of decode steps up to a few sizes, so that what is compiled for one serves many."""
+
+from __future__ import annotations
+
+import torch
+
+from workbench.batch import TokenBatch
+from workbench.kv_cache.pages import NULL_PAGE
+from workbench.scheduler.plan import StepPlan
+
+DECODE_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
+
+
+def bucket_for(rows: int) -> int:
+    """Return the smallest bucket that holds `rows`; beyond the last, multiples of it."""
+    last = DECODE_BUCKETS[-1]
+    return next((size for size in DECODE_BUCKETS if size >= rows), -(-rows // last) * last)
+
+
+def verify_bucket_for(rows: int) -> int:
+    """Return the bucket of a verification step, where one more row is felt: exact up to 8, then multiples of 16."""
+    return rows if rows <= 8 else -(-rows // 16) * 16 if rows <= DECODE_BUCKETS[-1] else bucket_for(rows)
+
+
+MIN_TABLE_WIDTH = 2  # torch.compile treats a dimension of one as a special case; two keeps it symbolic
+
+
+def pack_batch(plan: StepPlan, page_size: int, device: torch.device, rows: int | None = None) -> TokenBatch:
+    """Pack `plan` into a batch; `rows` pads a plan of decodes with rows that touch the null page only.
+
+    Args:
+        plan: the spans to pack, decodes first.
+        page_size: tokens per page.
+        device: the device of the tensors.
+        rows: number of rows after padding; None: no padding.
+    """
+    spans = plan.spans
+    padding = rows - len(spans) if rows else 0
+    ids, positions, starts, lengths, samples = [], [], [0], [], []
+    for span in spans:
+        ids += span.token_ids
+        positions += range(span.start, span.end)
+        starts.append(len(ids))
+        lengths.append(span.end - span.sequence.num_evicted_tokens)
+        samples += range(len(ids) - span.num_logits, len(ids))
+    ids += [0] * padding
+    positions += [0] * padding
+    starts += range(starts[-1] + 1, starts[-1] + 1 + padding)
+    lengths += [1] * padding
+    page_tables, slots = [], []
+    for group in range(len(spans[0].sequence.pages)):
+        held = [span.sequence.pages[group] for span in spans]
+        widest = max(MIN_TABLE_WIDTH, *(len(pages) for pages in held))
+        table = [pages + [NULL_PAGE] * (widest - len(pages)) for pages in held]
+        table += [[NULL_PAGE] * widest] * padding
+        # A late table has no page yet for a span's last positions, and is written to otherwise than by slots.
+        slots_here = [
+            pages[place] * page_size + slot % page_size if (place := slot // page_size) < len(pages) else 0
+            for span, pages in zip(spans, held, strict=True)
+            for slot in range(
+                span.start - span.sequence.num_evicted_tokens, span.end - span.sequence.num_evicted_tokens
+            )
+        ]
+        page_tables.append(torch.tensor(table, dtype=torch.int32, device=device))
+        slots.append(torch.tensor(slots_here + [0] * padding, device=device))
+    return TokenBatch(
+        token_ids=torch.tensor(ids, device=device),
+        positions=torch.tensor(positions, device=device),
+        span_starts=torch.tensor(starts, dtype=torch.int32, device=device),
+        context_lengths=torch.tensor(lengths, dtype=torch.int32, device=device),
+        page_tables=tuple(page_tables),
+        slot_mapping=tuple(slots),
+        logits_indices=torch.tensor(samples, dtype=torch.long, device=device),
+        decode_only=plan.decode_only,
+    )

@@ -1,0 +1,107 @@
+"""Execute steps of many tokens on the backend mlir: compiled functions for each block's two sides, over panel weights.
+
+The cache's own write and attention run between them, for any kind of cache layer. Rows of all sequences, prefills and
+decodes alike, go through a side together. The residual stream is float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from compiled_kernels import Backend
+from compiled_kernels.blocked import in_panels
+from compiled_kernels.mlir_text import Target
+from compiled_kernels.prefill import BlockShape, PrefillBlock
+from compiled_kernels.prefill.block import PrefillBuffers
+from workbench.batch import TokenBatch
+from workbench.executors.guards import ModelGuard
+from workbench.executors.mlir import RotaryCache, check_mlir_step, step_shape, step_tensors
+from workbench.executors.packing import pack_batch
+from workbench.executors.token_parallel import TokenParallelExecutor
+from workbench.kv_cache.store import KVStore
+from workbench.model.layers import TransformerBlock
+from workbench.model.linear import Linear
+from workbench.model.rotary import RotaryTable
+from workbench.model.transformer import Transformer
+from workbench.scheduler.plan import StepPlan
+
+SIDES = ("before", "after")
+INITIAL_ROWS = 512  # rows that buffers are made for at first; they double
+
+
+class PrefillExecutor:
+    """Execute any step of a model with weights in panels; `token_parallel` returns the executor that
+    computes logits."""
+
+    def __init__(self, model: Transformer, store: KVStore, token_parallel: Callable[[], TokenParallelExecutor]):
+        self.model, self.store, self.token_parallel = model, store, token_parallel
+        self.kernel_seconds: float | None = None  # attention is called from Python
+        self._angles = {turn: RotaryCache(cast(RotaryTable, table)) for turn, table in enumerate(model.rotary)}
+        self._max_rows, self._made, self._watch = 0, 0, ModelGuard(model)
+        self._blocks: list[PrefillBlock] = []
+
+    @property
+    def compiles(self) -> int:
+        return self._made
+
+    @property
+    def artifacts(self) -> Mapping[str, str]:
+        kinds = list(dict.fromkeys(tuple(kernel.digest for kernel in block.kernels) for block in self._blocks))
+        return {
+            f"{side} attention {i}": digest
+            for i, pair in enumerate(kinds)
+            for side, digest in zip(SIDES, pair, strict=True)
+        }
+
+    @torch.inference_mode()
+    def forward(self, plan: StepPlan) -> Tensor:
+        if self._watch.changed:
+            self._blocks, self._watch = [], ModelGuard(self.model)
+        batch = pack_batch(plan, self.store.page_size, self.model.device)
+        x = self._hidden(batch)
+        return self.token_parallel().compute_logits(x[batch.logits_indices])
+
+    def _hidden(self, batch: TokenBatch) -> Tensor:
+        """Return the last block's output for each token, float32, in a buffer: [token, hidden]."""
+        rows, model = batch.num_tokens, self.model
+        blocks = self._for(rows)
+        for turn, angles in self._angles.items():
+            bound = next((block for block in blocks if block.shape.layer.rotary_index == turn), None)
+            if bound is not None:
+                for mine, angle in zip(bound.angles, angles(batch.positions), strict=True):
+                    mine[:rows] = angle
+        x = blocks[0].x[:rows]
+        x.copy_(model.embed(batch.token_ids))
+        for block, module, cache in zip(blocks, model.blocks, self.store.layers, strict=True):
+            attention = cast(TransformerBlock, module).attention
+            q, k, v = block.before(rows)
+            cache.write(k, v, batch, Backend.MLIR)
+            block.after(attention.attend(q, batch, cache, Backend.MLIR))
+        return x
+
+    def _for(self, rows: int) -> list[PrefillBlock]:
+        """Return the model's blocks, bound to buffers of at least `rows` rows."""
+        if rows > self._max_rows or not self._blocks:
+            check_mlir_step(self.model, self.store)
+            self._max_rows = max(INITIAL_ROWS, self._max_rows, 1 << (rows - 1).bit_length())
+            buffers, tensors = PrefillBuffers(self._max_rows), step_tensors(self.model, self.store)
+            step = step_shape(self.model, self.store.page_size, 1, self.store.specs)
+            grown, self._blocks = bool(self._blocks), []
+            for index, layer in enumerate(step.layers):
+                shape = BlockShape(
+                    layer, self.model.spec.hidden_size, self.model.spec.rms_norm_eps, step.dtype, Target.current()
+                )
+                names = {named.name for named in (*shape.before, *shape.after)} - shape.buffers().keys()
+                own = {name: tensors[f"{name}_{index}"] for name in names}
+                self._blocks.append(PrefillBlock(shape, own, buffers))
+            self._made += 0 if grown else len(self.artifacts)  # for more rows the same code is bound anew
+        return self._blocks
+
+
+def weights_in_panels(model: Transformer) -> bool:
+    """Return whether every product of the model's blocks has its weight in panels."""
+    return all(in_panels(part.weight) for part in model.blocks.modules() if isinstance(part, Linear))

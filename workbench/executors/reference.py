@@ -1,0 +1,177 @@
+"""Time steps of several backends beside each other, on a shared machine.
+
+Contention only ever makes a step slower, and not every round. So backends take turns, rounds go on while the quick ones
+disagree, and the quickest rounds are compared.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+import compiled_kernels
+from compiled_kernels import Backend
+from workbench.batch import TokenBatch
+from workbench.executors.packing import pack_batch
+from workbench.kv_cache.format import KVCacheSpec
+from workbench.kv_cache.pages import build_cache_groups, pages_for
+from workbench.kv_cache.store import CacheLayer, KVStore
+from workbench.model.layers import Angles, TransformerBlock
+from workbench.model.linear import Linear
+from workbench.model.quantized import Activations
+from workbench.model.transformer import Transformer
+from workbench.request import Request, Sequence
+from workbench.scheduler.plan import Span, StepPlan
+
+MIN_ROUNDS, MAX_ROUNDS = 7, 100
+MIN_AGREEING_ROUNDS = 3  # a figure is trusted once this many rounds agree
+AGREEMENT_RATIO = 1.1  # times the quickest
+CLEARLY_FASTER_RATIO = 0.8  # a backend is clearly faster below this fraction of another's time
+BUDGET_SECONDS = 1.5  # per backend
+
+
+@dataclass(frozen=True)
+class RoundTimes:
+    """The quickest of `rounds` by backend. `is_stable`: several rounds of every backend agree with it."""
+
+    seconds: Mapping[Backend, float]
+    rounds: int
+    is_stable: bool
+
+
+def time_in_rounds(
+    steps: Mapping[Backend, Callable[[], object]],
+    budget_seconds: float = BUDGET_SECONDS,
+    clock: Callable[[], float] | None = None,
+) -> RoundTimes:
+    """Run `steps` in turns until the quickest rounds of each agree or the budget is spent; each runs once before,
+    untimed.
+
+    Args:
+        steps: functions to time, by backend.
+        budget_seconds: time limit per backend.
+        clock: returns seconds.
+    """
+    clock = clock or time.perf_counter
+    order, samples = list(steps), {backend: [] for backend in steps}
+    for step in steps.values():
+        step()
+    began, rounds = clock(), 0
+    while rounds < MAX_ROUNDS and order:
+        first = rounds % len(order)
+        for backend in order[first:] + order[:first]:
+            start = clock()
+            steps[backend]()
+            samples[backend].append(clock() - start)
+        rounds += 1
+        spent = clock() - began >= budget_seconds * len(order)
+        if (rounds >= MIN_ROUNDS and all(map(_agree, samples.values()))) or (spent and rounds >= MIN_AGREEING_ROUNDS):
+            break
+    quiet = all(map(_agree, samples.values()))
+    return RoundTimes({backend: min(found) for backend, found in samples.items()}, rounds, quiet)
+
+
+def _agree(samples: list[float]) -> bool:
+    quick = sorted(samples)[:MIN_AGREEING_ROUNDS]
+    return len(quick) == MIN_AGREEING_ROUNDS and quick[-1] <= AGREEMENT_RATIO * quick[0]
+
+
+ERROR_FACTOR = 2  # times the error of the modules themselves: another order of summation, another place to round
+FLIPPED = 0.25  # of what activations in INT8 change: a number between two INT8 values may become either
+ROUNDING_FACTOR = 8  # of numbers as large as the logits, where the modules happen to be exact
+POOL_FACTOR = 2  # pools have this many times the pages of the sequence
+
+
+@dataclass(frozen=True)
+class CacheLayout:
+    """The layout of a store, without its number of pages."""
+
+    specs: tuple[KVCacheSpec, ...]
+    page_size: int
+    dtype: torch.dtype
+
+
+def single_decode_step(
+    model: Transformer, layout: CacheLayout, context_tokens: int, seed: int = 0
+) -> tuple[KVStore, StepPlan]:
+    """Build a decode of one token after `context_tokens` others, and a store with their random keys and values in
+    shuffled pages.
+
+    What the sequence does not hold is NaN in floating-point pages.
+    """
+    length = min(context_tokens + 1, model.spec.max_position_embeddings)
+    count, tables = (
+        pages_for(length, layout.page_size),
+        len(build_cache_groups(shape.cache_groups for shape in layout.specs)),
+    )
+    store = KVStore(layout.specs, (POOL_FACTOR * count,) * tables, layout.page_size, layout.dtype, str(model.device))
+    for pages in (part for table in range(tables) for part in store.page_tensors(table)):
+        if pages.is_floating_point():
+            pages[1:] = torch.nan
+    draw = random.Random(seed)
+    tokens = [draw.randrange(model.spec.vocab_size) for _ in range(length)]
+    sequence = Sequence.from_request(Request("trial", tuple(tokens[:-1])), 0)
+    sequence.token_ids.append(tokens[-1])
+    sequence.pages = tuple(draw.sample(range(1, POOL_FACTOR * count + 1), count) for _ in range(tables))
+    if length > 1:
+        before = pack_batch(StepPlan(0, (Span(sequence, 0, length - 1, False),)), layout.page_size, model.device)
+        dice = torch.Generator().manual_seed(seed)
+        for shape, layer in zip(layout.specs, store.layers, strict=True):
+            drawn = torch.randn(2, length - 1, shape.num_kv_heads, shape.head_dim, generator=dice).to(
+                model.device, model.dtype
+            )
+            layer.write(drawn[0], drawn[1], before)
+    sequence.num_computed_tokens = length - 1
+    return store, StepPlan(0, (Span.next_tokens(sequence, 1),))
+
+
+def reference_logits(model: Transformer, store: KVStore, plan: StepPlan) -> tuple[Tensor, float]:
+    """The exact logits of the plan's rows, [sample, vocab] in float64, and how far another way of computing them may
+    be away: `ROOM` times the error that the modules make on the backend eager in their own precision, and a rounding; with
+    activations in INT8 also `FLIPPED` of what these change."""
+    higher = torch.float32 if model.dtype.itemsize < 4 else torch.float64
+    exact = _eager(model, store, plan, higher).double()
+    plain = _eager(model, store, plan, model.dtype).double()
+    rounding = ROUNDING_FACTOR * torch.finfo(model.dtype).eps * (1 + exact.abs().max().item())
+    if model.format.activations != "float":
+        unquantized = _eager(model, store, plan, higher, "float").double()
+        rounding += FLIPPED * (unquantized - exact).abs().max().item()
+    return exact, ERROR_FACTOR * (plain - exact).abs().max().item() + rounding
+
+
+def _eager(
+    model: Transformer, store: KVStore, plan: StepPlan, dtype: torch.dtype, activations: Activations | None = None
+) -> Tensor:
+    """Logits by the modules as written, on the backend eager in `dtype`, with the model's own activations unless given.
+    Weights are cast a block at a time."""
+    batch = pack_batch(plan, store.page_size, model.device)
+    own = KVStore(store.specs, store.num_pages, store.page_size, dtype, str(model.device))
+    for table in range(len(store.groups)):
+        for mine, theirs in zip(own.page_tensors(table), store.page_tensors(table), strict=True):
+            mine.copy_(theirs)
+
+    def run(
+        block: TransformerBlock, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: CacheLayer
+    ) -> Tensor:
+        return here(block)(x.to(dtype), cos, sin, batch, cache)
+
+    def here(module: nn.Module) -> nn.Module:
+        """A copy on the backend eager; cast only to another type: scales are more precise than the model's own."""
+        made = copy.deepcopy(module)
+        for part in made.modules():
+            if "backend" in vars(part):
+                vars(part)["backend"] = Backend.EAGER
+            if isinstance(part, Linear) and activations is not None:
+                part.activations = activations
+        return made if dtype == model.dtype else made.to(dtype)
+
+    x = here(model.norm)(model.hidden_states(batch, own, run)[batch.logits_indices])
+    if model.head is not None:
+        return model.cap_logits(here(model.head)(x))
+    return model.cap_logits(compiled_kernels.linear(x, model.head_tensors[0].to(dtype)))

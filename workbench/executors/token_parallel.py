@@ -1,0 +1,167 @@
+"""Execute any step as rows of one compiled function, a token per row.
+
+`batch_invariant` asks for it, and it is the fastest way through a step of few tokens on the backend mlir. A row is
+computed at the end of its own context. Its sums have an order of their own: products walk the hidden size in one order,
+attention its context in pages and in splits that the row's position alone decides, norms and gates see only the row. So
+a token has the same bits alone, among others, in a chunk of any length and after a cached prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from compiled_kernels.decode_step import DecodeStep, StepShape
+from compiled_kernels.decode_step.text import step_inputs
+from workbench.batch import TokenBatch
+from workbench.executors.contention import StepThreads
+from workbench.executors.guards import ModelGuard
+from workbench.executors.mlir import RotaryCache, check_mlir_step, step_shape, step_tensors
+from workbench.executors.packing import DECODE_BUCKETS, pack_batch
+from workbench.kv_cache.quantized import QuantizedLayer
+from workbench.kv_cache.store import KVStore
+from workbench.model.rotary import RotaryTable
+from workbench.model.transformer import Transformer
+from workbench.scheduler.plan import Span, StepPlan
+
+CONTEXT_SPLITS = 2  # of every context: the number must not depend on rows or threads
+
+
+class TokenParallelExecutor:
+    """Execute steps as calls of a bucket of rows. Tokens of a sequence go in order; quantized layers quantize before
+    each call."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        store: KVStore,
+        buckets: tuple[int, ...] = DECODE_BUCKETS,
+        threads: StepThreads | None = None,
+    ):
+        """`buckets` are the numbers of rows that are compiled for, ascending. The last is the most of a call: with 64
+        rows, reading the weights anew for each call is little beside multiplying with them; `threads` runs it."""
+        self.buckets, self._threads = buckets, threads or StepThreads()
+        self.model, self.store = model, store
+        self.kernel_seconds: float | None = None
+        self._angles = {turn: RotaryCache(cast(RotaryTable, table)) for turn, table in enumerate(model.rotary)}
+        lags = [layer.quantization_rule.residual_length for layer in store.layers if isinstance(layer, QuantizedLayer)]
+        self.max_tokens_per_call = max(
+            1, min(lags, default=buckets[-1])
+        )  # of a sequence in a call: none of them settles another
+        self._made = 0
+        self._reset_steps()
+
+    def _reset_steps(self) -> None:
+        check_mlir_step(self.model, self.store)
+        self._watch = ModelGuard(self.model)
+        self._steps: dict[tuple[str, int], DecodeStep] = {}
+
+    @property
+    def compiles(self) -> int:
+        return self._made
+
+    @property
+    def artifacts(self) -> Mapping[str, str]:
+        return {f"{part} {rows}": step.kernel.digest for (part, rows), step in self._steps.items()}
+
+    @torch.inference_mode()
+    def forward(self, plan: StepPlan) -> Tensor:
+        if plan.phase != "decode" and self._watch.changed:
+            self._reset_steps()
+        self.kernel_seconds = 0.0
+        found: list[list[Tensor]] = [[] for _ in plan.spans]  # of each span, what its sampled rows are
+        for places, spans in self._calls(plan):
+            batch = pack_batch(replace(plan, spans=spans), self.store.page_size, self.model.device)
+            rows = self._hidden(batch, plan.padding_rows).index_select(0, batch.logits_indices)
+            for place, mine in zip(places, rows.split([span.num_logits for span in spans]), strict=True):
+                found[place].append(mine)
+        return self.compute_logits(torch.cat([rows for span in found for rows in span]))
+
+    def compute_logits(self, x: Tensor) -> Tensor:
+        """Return logits of the last block's output: [sample, hidden] -> [sample, vocab]."""
+        sampled = x.split(self.buckets[-1])
+        if len(sampled) == 1:
+            return self._logits(sampled[0])
+        return torch.cat([self._logits(rows).clone() for rows in sampled])
+
+    def _calls(self, plan: StepPlan) -> Iterator[tuple[list[int], tuple[Span, ...]]]:
+        """Yield the plan's tokens one call at a time: indices of spans in the plan, and the parts of these spans."""
+        waiting = list(enumerate(plan.spans))
+        while waiting:
+            room, places, spans, left = self.buckets[-1], [], [], []
+            for place, span in waiting:
+                length = min(span.length, room, self.max_tokens_per_call)
+                room -= length
+                if length:
+                    places.append(place)
+                    spans.append(_cut(span, span.start, length))
+                if length < span.length:
+                    left.append((place, _cut(span, span.start + length, span.length - length)))
+            yield places, tuple(spans)
+            waiting = left
+
+    def _hidden(self, batch: TokenBatch, padding: int) -> Tensor:
+        """Return the last block's output for each token, float32, in a buffer: [token, hidden]."""
+        step = self._step("blocks", min(batch.num_tokens + padding, self.buckets[-1]))
+        self.store.quantize_pending(batch)
+        rows = batch.num_tokens
+        step.x[:rows], step.x[rows:] = self.model.embed(batch.token_ids), 0
+        of_row = torch.repeat_interleave(batch.span_starts.diff().long())
+        last = batch.span_starts[1:].index_select(0, of_row) - 1
+        later = last - torch.arange(rows)  # tokens of its span after each row's
+        step.lengths[:rows] = batch.context_lengths.index_select(0, of_row) - later
+        step.lengths[rows:] = 1
+        for mine, table in zip(step.tables, batch.page_tables, strict=True):
+            mine[:rows, : table.shape[1]] = table.index_select(0, of_row)
+            mine[rows:, 0] = 0
+        for turn, mine in step.angles.items():
+            for part, angle in zip(mine, self._angles[turn](batch.positions), strict=True):
+                part[:rows] = angle
+        self._run("blocks", step)
+        return step.x[:rows]
+
+    def _logits(self, x: Tensor) -> Tensor:
+        """Compute [sample, hidden] -> [sample, vocab], in a buffer."""
+        if not len(x):
+            return x.new_empty(0, self.model.spec.vocab_size)
+        step = self._step("head", len(x))
+        step.x[: len(x)], step.x[len(x) :] = x, 0
+        self._run("head", step)
+        logits = step.logits[: len(x)]
+        if not self.model.spec.final_logit_softcapping:
+            return logits
+        # torch's vectorized functions treat the end of their input otherwise: rows are capped one by one.
+        return torch.stack([self.model.cap_logits(row.clone()) for row in logits])
+
+    def _run(self, part: str, step: DecodeStep) -> None:
+        seconds = self._threads.run(f"{part} {step.shape.rows}", step)
+        self.kernel_seconds = (self.kernel_seconds or 0.0) + seconds
+
+    def _step(self, part: str, rows: int) -> DecodeStep:
+        key = part, next(size for size in self.buckets if size >= rows)
+        if key not in self._steps:
+            shape = self.compile_shape(*key)
+            tensors, names = step_tensors(self.model, self.store), [name for name, _ in step_inputs(shape)]
+            self._steps[key] = DecodeStep(shape, {name: tensors[name] for name in names})
+            self._made += 1
+        return self._steps[key]
+
+    def compile_shape(self, part: str, rows: int) -> StepShape:
+        """Return the compile-time shape of the `blocks`, or of the `head` alone."""
+        whole = replace(
+            step_shape(self.model, self.store.page_size, rows, self.store.specs), chunks=CONTEXT_SPLITS, together=True
+        )
+        return replace(whole, head=None) if part == "blocks" else replace(whole, layers=())
+
+
+def _cut(span: Span, start: int, length: int) -> Span:
+    """Return the part of a span from position `start`, with those of its logits and drafts that lie in it."""
+    end, known = start + length, span.end - len(span.draft_token_ids)
+    scored = max(0, end - max(start, span.end - span.num_logits))
+    drafts = span.draft_token_ids[max(0, start - known) : max(0, end - known)]
+    last = span.needs_sample and end == span.end
+    return span._replace(start=start, length=length, needs_sample=last, requested_logits=scored, draft_token_ids=drafts)

@@ -1,0 +1,265 @@
+"""An experiment: a question and all settings that answer it, as one frozen value that survives a YAML round trip."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from workbench.display import ConciseRepr, Displayable, Table, non_default_settings
+from workbench.errors import WorkbenchError, explain
+from workbench.executors.select import incompatible_settings
+from workbench.experiment import yaml as yaml_text
+from workbench.experiment.settings import (
+    Count,
+    DeterminismWorkload,
+    ExperimentSettings,
+    LengthsWorkload,
+    PrefillInterferenceWorkload,
+    QualityWorkload,
+    SharedPrefixWorkload,
+    SpeculationWorkload,
+    StreamingWorkload,
+    Sweep,
+    TextsWorkload,
+)
+from workbench.files import UnreadableText, read_bytes, read_yaml
+from workbench.kv_cache.eviction import EvictionSetting
+from workbench.kv_cache.format import CacheFormat
+from workbench.kv_cache.settings import NoOffload, NoPrefixCache, OffloadSetting, PrefixCacheSetting
+from workbench.model.attention_config import AttentionConfig
+from workbench.model.quantized import Activations, WeightDtype, WeightFormat
+from workbench.request import CustomPart, SamplingParameters
+from workbench.scheduler.plan import SchedulerLimits
+from workbench.scheduler.policies import FCFS, BatchingMode, PolicySetting, PreemptionMode
+from workbench.simulate.executor_settings import AnyExecutorSettings, RealExecutor
+from workbench.simulate.traffic_settings import TrafficWorkload
+from workbench.speculative.config import NoSpeculation, SpeculationSetting
+
+MAX_THREADS = 1024  # beyond it the system, not torch, refuses, and ends the process
+
+
+class ModelSettings(ExperimentSettings):
+    """Settings of the model: a folder, `demo`, `demo-draft`, or `shape:NAME` with random weights from `seed`."""
+
+    name: str = "demo"
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
+    weights: WeightDtype = "dense"  # of the products' matrices
+    head_weights: WeightDtype | None = None  # of the output head; None is as `weights`
+    weight_group: Annotated[int, Field(ge=2, multiple_of=2)] = 64  # columns that share a scale in int4
+    activations: Activations = "float"  # what int8 weights are multiplied with; int8: each row quantized as it comes
+    device: str = "cpu"
+    seed: Annotated[int, Field(ge=0)] = 0
+
+    @property
+    def format(self) -> WeightFormat:
+        return WeightFormat.parse(self.weights, self.head_weights, self.weight_group, self.activations)
+
+    @model_validator(mode="after")
+    def _activations_are_for_int8(self) -> ModelSettings:
+        try:
+            assert self.format
+        except WorkbenchError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+
+class CacheSettings(ConciseRepr, CacheFormat):
+    """Settings of the KV cache. `pages: auto` gives every sequence its full context, within 1 GiB."""
+
+    page_size: Count = 64
+    pages: Count | Literal["auto"] = "auto"
+    prefix: PrefixCacheSetting = NoPrefixCache()  # reuse of full pages by their tokens
+    offload: OffloadSetting = NoOffload()  # where pages of a preempted sequence may be swapped to
+    evict: EvictionSetting | None = None  # which tokens remain when a sequence is limited to some
+
+
+class SchedulerSettings(ExperimentSettings):
+    """Settings of the scheduler: batching, policy, limits of a step, preemption."""
+
+    kind: BatchingMode = "continuous"  # static: a batch runs until its last request ends, and none joins it
+    policy: PolicySetting = FCFS()  # order in which requests are scheduled
+    max_num_seqs: Count = 16
+    max_num_batched_tokens: Count = 512
+    chunked_prefill: bool = True  # split a prompt at the end of a step's token budget
+    chunk_tokens: Count | None = None  # a step's prefill tokens at most; None: all its tokens
+    preemption_mode: PreemptionMode = "auto"  # recompute, offload, or auto: offload where configured
+    overflow: Literal["refuse", "cut_oldest"] = "refuse"
+
+    @model_validator(mode="after")
+    def _possible(self) -> SchedulerSettings:
+        SchedulerLimits(self.max_num_seqs, self.max_num_batched_tokens, self.chunk_tokens, self.chunked_prefill)
+        return self
+
+
+class PromptsWorkload(ExperimentSettings):
+    """The given texts, all submitted at once, each `copies` times with seeds counted up from the sampling's."""
+
+    kind: Literal["prompts"] = "prompts"
+    prompts: Annotated[tuple[str, ...], Field(min_length=1)]
+    copies: Count = 1
+
+
+class RandomWorkload(ExperimentSettings):
+    """`requests` prompts of random tokens; every output has its full length."""
+
+    kind: Literal["random"] = "random"
+    requests: Count = 16
+    prompt_tokens: Count = 32
+    output_tokens: Count = 128
+    seed: Annotated[int, Field(ge=0)] = 0
+
+
+# Workloads whose run is a table of variants.
+COMPARISONS = (
+    QualityWorkload
+    | SharedPrefixWorkload
+    | DeterminismWorkload
+    | SpeculationWorkload
+    | PrefillInterferenceWorkload
+    | StreamingWorkload
+    | LengthsWorkload
+    | TextsWorkload
+)
+Workload = Annotated[PromptsWorkload | RandomWorkload | TrafficWorkload | COMPARISONS, Field(discriminator="kind")]
+
+
+class SLO(ExperimentSettings):
+    """Service-level objective of a request, in seconds: goodput counts the requests that attain it."""
+
+    ttft: Annotated[float, Field(gt=0)] = 1.0
+    tpot: Annotated[float, Field(gt=0)] = 0.1
+
+
+class MeasureSettings(ExperimentSettings):
+    """Settings of a measurement: warm-up, rounds, threads, ceilings, prediction, SLO."""
+
+    warmup: Annotated[int, Field(ge=0)] = 1  # warm-up runs, which compile and touch everything once
+    rounds: Count = 1  # measured rounds of each variant, interleaved; a row has their medians
+    threads: Annotated[int, Field(ge=1, le=MAX_THREADS)] | Literal["auto"] = "auto"
+    ceilings: bool = True  # measure this machine's ceilings, for the roofline
+    predict: bool = False  # record the cost model's prediction of each variant before any is run
+    slo: SLO = SLO()
+
+
+class Experiment(Displayable, ExperimentSettings):
+    """Everything that determines a run. The same value gives the same tokens.
+
+    experiment = Experiment(question="What does INT8 cost?", workload={"kind": "random", "requests": 4})
+    experiment.with_("cache.format=int8", "backend=eager")"""
+
+    question: str
+    model: ModelSettings = ModelSettings()
+    backend: str = "auto"
+    compile: Literal["block", "step"] = "block"  # what the inductor backend compiles at once in decode
+    batch_invariant: bool = False  # a request has the same bits in any batch composition, chunking, prefix
+    attention: AttentionConfig = AttentionConfig()  # changes of the model's attention
+    cache: CacheSettings = CacheSettings()
+    schedule: SchedulerSettings = SchedulerSettings()
+    speculate: SpeculationSetting = NoSpeculation()  # speculative decoding: the proposer of draft tokens
+    sampling: SamplingParameters = SamplingParameters()
+    workload: Workload
+    executor: AnyExecutorSettings = RealExecutor()
+    measure: MeasureSettings = MeasureSettings()
+    variants: dict[str, dict[str, Any]] = {}  # changes by name: {int8: {cache.format: int8}}
+    sweep: Sweep | None = None  # the points that `workbench sweep` runs
+    judge: CustomPart | None = None  # function from a comparison's rows to verdicts
+
+    @model_validator(mode="after")
+    def _possible(self) -> Experiment:
+        if problem := incompatible_settings(
+            self.batch_invariant, self.cache.evict is not None, self.speculate.kind != "none"
+        ):
+            raise ValueError(problem)
+        return self
+
+    @property
+    def is_comparison(self) -> bool:
+        """True if a run of it is a table of variants rather than one set of requests."""
+        return bool(self.variants) or self.sweep is not None or isinstance(self.workload, COMPARISONS)
+
+    def variant(self, name: str) -> Experiment:
+        """Return the experiment of the variant `name`: this one with its changes, without variants."""
+        return self.single(self.variants[name], f"variants.{name}")
+
+    def single(self, changes: Mapping[str, Any], where: str) -> Experiment:
+        """Return one experiment with `changes` (dotted path -> value), without variants, sweep and judge.
+
+        `where` is the prefix of paths in error messages."""
+        values = self.model_dump(mode="json", exclude={"variants", "sweep", "judge"})
+        for path, value in changes.items():
+            _set(values, path, value, f"{where}.{path}")
+        return Experiment.from_values(values, where)
+
+    @classmethod
+    def from_yaml(cls, text: str | bytes, overrides: tuple[str, ...] = (), where: str = "experiment") -> Experiment:
+        """Read YAML and apply `path=value` overrides. Errors name the path of the wrong value."""
+        values = read_yaml(text, where)
+        if not isinstance(values, dict):
+            kind = type(values).__name__
+            raise WorkbenchError(f"{where}: must be a mapping with `question` and `workload`, not {kind}")
+        for override in overrides:
+            _override(values, override)
+        return cls.from_values(values, where)
+
+    @classmethod
+    def from_values(cls, values: dict[str, Any], where: str = "experiment") -> Experiment:
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise explain(error, where, cls) from None
+
+    @classmethod
+    def from_file(cls, path: Path | str, overrides: tuple[str, ...] = ()) -> Experiment:
+        """Read the experiment in a YAML file and apply `path=value` overrides.
+
+        Where there is no such file, `experiments/NAME.yaml` is the project's own experiment of that name, which is
+        installed with the package."""
+        try:
+            text = read_bytes(_file_of(Path(path)))
+        except UnreadableText as error:
+            raise WorkbenchError(f"{path}: cannot read this experiment ({error.reason}); name a YAML file") from None
+        return cls.from_yaml(text, overrides, str(path))
+
+    def to_yaml(self) -> str:
+        """Write the whole experiment as YAML, defaults included, in the order of the fields."""
+        return yaml_text.write_yaml(self.model_dump(mode="json"))
+
+    def with_(self, *overrides: str) -> Experiment:
+        """Return a changed copy: `experiment.with_("cache.page_size=16", "backend=eager")`."""
+        return Experiment.from_yaml(self.to_yaml(), overrides)
+
+    def _display_table(self) -> Table:
+        rows = [(path, value) for path, value in non_default_settings(self) if path != "question"]
+        return Table(self.question, rows, note="", collapsed=(("all settings, as YAML", self.to_yaml()),))
+
+
+def _file_of(path: Path) -> Path:
+    """Return `path`, or the project's own experiment that it names."""
+    ours = Path(__file__).resolve().parents[2] / "experiments" / path.name
+    return ours if path.parent == Path("experiments") and not path.exists() and ours.is_file() else path
+
+
+def _override(values: dict[str, Any], override: str) -> None:
+    path, equals, text = override.partition("=")
+    if not equals or not path:
+        raise WorkbenchError(f"--set {override}: write it as path=value, for example --set sampling.seed=7")
+    try:
+        value = read_yaml(text)
+    except UnreadableText:
+        value = text  # a prompt may hold anything
+    _set(values, path, value, f"--set {override}")
+
+
+def _set(values: dict[str, Any], path: str, value: object, where: str) -> None:
+    *parents, last = path.split(".")
+    place = values
+    for parent in parents:
+        if place.get(parent) is None:
+            place[parent] = {}
+        place = place[parent]
+        if not isinstance(place, dict):
+            raise WorkbenchError(f"{where}: {parent} is a value, not a group of settings")
+    place[last] = value

@@ -1,0 +1,272 @@
+"""Draw attention weights: one small heat map per head, rows down and the context across."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from compiled_kernels.paged_attention.reference import gather_context
+from compiled_kernels.quantized_attention import hadamard_rotate
+from compiled_kernels.quantized_attention.reference import attend
+from compiled_kernels.quantized_attention.reference import gather_context as quantized_context_of
+from workbench.batch import TokenBatch
+from workbench.display import STYLE, Displayable, Table
+from workbench.errors import WorkbenchError
+from workbench.inspect import attention as inspection_shown
+from workbench.kv_cache.pages import NULL_PAGE
+from workbench.kv_cache.quantized import QuantizedLayer
+from workbench.kv_cache.store import CacheLayer, KVStore
+from workbench.model.layers import TransformerBlock
+from workbench.model.transformer import Transformer
+from workbench.pixels import colorize, data_uri, max_pool, upscale
+from workbench.request import Sequence as Served
+
+MAX_MAPS, MAX_COLUMNS, MAX_ROWS = 32, 256, 128
+WIDE, HIGH = 192, 96  # pixels that a small map is enlarged to, about
+LARGEST, LEAST_HIGH = 24, 10  # pixels of a weight at most, of a map at least
+
+
+def inspection_table(found: Inspection) -> Table:
+    """List the position with the largest weight, by layer and head."""
+    rows = []
+    for layer, weights in found.weights.items():
+        for index, mass in enumerate(weights.numpy()):
+            row, position = np.unravel_index(int(mass.argmax()), mass.shape)
+            label = f"{mass[row, position]:.2f} from {found.positions[row]} to {position}"
+            rows.append((layer, head_index(found, index), label))
+    states = ", ".join(f"{layer}: {list(each.shape)}" for layer, each in found.hidden_states.items())
+    return Table(
+        f"request {found.request_id}: {_rows(found)}", rows, ("layer", "head", "largest weight"),
+        f"hidden states before block {states}" if states else "",
+    )  # fmt: skip
+
+
+def inspection_html(found: Inspection) -> str:
+    """Draw the first maps of all layers, and say where the others are."""
+    maps = [(layer, index) for layer, weights in found.weights.items() for index in range(len(weights))]
+    words = inspection_table(found)
+    notes = [words.note] if words.note else []
+    if len(maps) > MAX_MAPS:
+        notes.append(f"{MAX_MAPS} of {len(maps)} heads are drawn; ask for others with layers= and heads=")
+    if maps:
+        notes.append("dark: 0, yellow: the largest weight of the map; down: rows, across: positions from 0")
+    drawn = "".join(_figure(found, layer, index) for layer, index in maps[:MAX_MAPS])
+    title = f'<div class="title">{escape(words.title)}</div>'
+    label = "".join(f'<div class="note">{escape(note)}</div>' for note in notes)
+    return f'<div class="wb-shown">{STYLE}{title}{drawn}{label}</div>'
+
+
+def head_index(found: Inspection, index: int) -> int:
+    return index if found.heads is None else found.heads[index]
+
+
+def _figure(found: Inspection, layer: int, index: int) -> str:
+    whole = found.weights[layer][index].numpy()
+    mass, step = max_pool(whole[-MAX_ROWS:], MAX_COLUMNS)
+    across = max(1, min(LARGEST, WIDE // mass.shape[1]))
+    down = max(1, min(LARGEST, max(HIGH // len(mass), -(-LEAST_HIGH // len(mass)))))
+    name = f"layer {layer} head {head_index(found, index)}"
+    row, position = np.unravel_index(int(whole.argmax()), whole.shape)
+    largest = f"{whole[row, position]:.2f} at {position}"
+    label = f"{name}: {_rows(found)}; largest weight {largest}, from {found.positions[row]}"
+    pixel = f"; a pixel is the largest of {step} positions" if step > 1 else ""
+    picture = data_uri(upscale(colorize(mass, 0.0, float(mass.max())), down, across))
+    return (
+        f'<figure><img src="{picture}" alt="{escape(label)}" title="{escape(label + pixel)}">'
+        f"<figcaption>{name}: {largest}</figcaption></figure>"
+    )
+
+
+def _rows(found: Inspection) -> str:
+    few = ", ".join(map(str, found.positions[:8])) + (", ..." if len(found.positions) > 8 else "")
+    one = len(found.positions) == 1
+    return f"{'row' if one else 'rows'} {few}, of {len(found.token_ids)} positions"
+
+
+@dataclass(frozen=True)
+class Inspection(Displayable):
+    """The inspected weights and states of one request; a notebook shows the weights as pictures.
+
+    `weights[layer]` is [head, row, context] in float32: zero where a row may not look, and less than one in all where
+    sink logits take their share. `hidden_states[layer]` is [row, hidden], the input of block `layer`; under the number
+    of layers, the output of the last.
+    """
+
+    request_id: str
+    positions: tuple[int, ...]  # positions in the text
+    token_ids: tuple[int, ...]  # of all positions up to the last row
+    weights: dict[int, Tensor] = field(default_factory=dict, repr=False)
+    hidden_states: dict[int, Tensor] = field(default_factory=dict, repr=False)
+    heads: tuple[int, ...] | None = None  # None: all
+
+    def _display_table(self) -> Table:
+        return inspection_shown.inspection_table(self)
+
+    def _repr_html_(self) -> str:
+        return inspection_shown.inspection_html(self)
+
+
+@torch.inference_mode()
+def inspect(
+    model: Transformer,
+    store: KVStore,
+    sequence: Served,
+    positions: Sequence[int],
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    hidden_states: Sequence[int] | None = None,
+) -> Inspection:
+    """Recompute attention weights and hidden states of `sequence`.
+
+    Args:
+        model: the model.
+        store: its KV cache.
+        sequence: the sequence; its pages are read.
+        positions: positions; negative ones count from the last computed.
+        layers: layers whose weights are wanted; all unless given.
+        heads: heads whose weights are wanted; all unless given.
+        hidden_states: blocks before which hidden states are wanted; none unless given.
+
+    Raises:
+        WorkbenchError: for positions not computed yet, unknown layers or heads, and rows whose context left a window.
+    """
+    count = len(model.blocks)
+    if sequence.num_evicted_tokens:
+        message = f"{sequence.num_evicted_tokens} of its tokens were evicted, in each layer others"
+        raise WorkbenchError(f"request {sequence.request_id}: cannot be inspected any more; {message}")
+    places = tuple(
+        _index(row, sequence.num_computed_tokens, f"row {row}: {sequence.num_computed_tokens} tokens are computed")
+        for row in positions
+    )
+    if not places:
+        raise WorkbenchError(f"request {sequence.request_id}: no rows to inspect")
+    weighed = {
+        _index(n, count, f"layer {n}: the model has {count}") for n in (range(count) if layers is None else layers)
+    }
+    wanted = {_index(n, count + 1, f"hidden state {n}: there are {count + 1}") for n in hidden_states or ()}
+    for row in places:
+        _check_held(store, sequence, row)
+    batch = _batch(store, sequence, places, model.device)
+    looked: dict[int, _RecordingLayer] = {}
+    states: dict[int, Tensor] = {}
+    numbers = {block: number for number, block in enumerate(model.blocks)}
+
+    def run(block: TransformerBlock, x: Tensor, cos: Any, sin: Any, batch: TokenBatch, cache: CacheLayer) -> Tensor:
+        number = numbers[block]
+        if number in wanted:
+            states[number] = x.clone()
+        q, _, _ = block.before_attention(x, cos, sin)
+        look = _RecordingLayer(cache) if number in weighed else cache
+        mixed = block.attention.attend(q, batch, cast(CacheLayer, look))
+        if isinstance(look, _RecordingLayer):
+            looked[number] = look
+        return block.after_attention(x, mixed)
+
+    last = model.hidden_states(batch, store, run)
+    if count in wanted:
+        states[count] = last
+    found = {number: _chosen(look.weights(), heads) for number, look in sorted(looked.items())}
+    known = tuple(sequence.token_ids[: max(places) + 1])
+    chosen = None if heads is None else tuple(heads)
+    return Inspection(sequence.request_id, places, known, found, dict(sorted(states.items())), chosen)
+
+
+class _RecordingLayer:
+    """A layer's cache that records the arguments of its attention."""
+
+    def __init__(self, layer: CacheLayer):
+        self.layer = layer
+        self.read: tuple | None = None
+
+    def attend(self, q: Tensor, batch: TokenBatch, scale: float, mask: Any, backend: Any, *rest: Any) -> Tensor:
+        self.read = q, batch, (scale, mask, *rest)
+        return self.layer.attend(q, batch, scale, mask, backend, *rest)
+
+    def weights(self) -> Tensor:
+        """Return [head, row, context]: attention of the specification, with one basis vector per position as values."""
+        if self.read is None:
+            raise WorkbenchError(
+                "a custom attention module does not read its cache by `attend`: it has no weights to show"
+            )
+        q, batch, (scale, mask, *rest) = self.read
+        q = q.to(torch.promote_types(q.dtype, torch.float32))
+        lengths = batch.context_lengths.tolist()
+        out = torch.zeros(q.shape[1], len(q), max(lengths), device=q.device, dtype=q.dtype)
+        for row, length in enumerate(lengths):
+            mine, keys, positions, there = _visible_context(self.layer, q[row : row + 1], batch, row, length)
+            query = torch.full((1, 1), length - 1, device=q.device)
+            allowed = mask(query, positions[None]) & (positions[None] <= query) & there
+            basis = torch.eye(len(positions), device=q.device, dtype=q.dtype)[:, None].expand(-1, keys.shape[1], -1)
+            found = attend(mine, keys, basis, query, positions, allowed, scale, *rest)[0]
+            out[:, row].index_add_(1, positions, found)
+        return out.float()
+
+
+def _visible_context(
+    layer: CacheLayer, q: Tensor, batch: TokenBatch, row: int, length: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the context that a query sees.
+
+    Returns:
+        the query as the layer's keys need it, all stored keys [slot, kv_head, head_dim], their positions, and which of
+        them this query reads. A key stored both quantized and in full precision is read as one of them.
+    """
+    if not isinstance(layer, QuantizedLayer):
+        keys = gather_context(layer.keys, batch.page_tables[layer.group][row], length)
+        positions = torch.arange(length, device=q.device)
+        return q, keys, positions, positions < length
+    tables = batch.page_tables[layer.group][row], batch.page_tables[layer.residual_group][row]
+    packed, recent = (layer.keys, layer.values), (layer.residual_keys, layer.residual_values)
+    keys, _, positions, is_packed = quantized_context_of(
+        packed, recent, tables, length, 1, layer.quantization_rule, q.dtype
+    )
+    there = layer.quantization_rule.is_quantized(torch.full_like(positions, length - 1), positions) == is_packed
+    return hadamard_rotate(q) if layer.shape.format.rotate else q, keys, positions, there
+
+
+def _batch(store: KVStore, sequence: Served, rows: Sequence[int], device: torch.device) -> TokenBatch:
+    """Make each row a span of its own over what was known when it was computed."""
+    positions = torch.tensor(rows, device=device)
+    nowhere = torch.full_like(positions, NULL_PAGE)
+    widest = max(2, *(len(pages) for pages in sequence.pages))
+    tables = [[*pages, *[NULL_PAGE] * (widest - len(pages))] for pages in sequence.pages]
+    return TokenBatch(
+        token_ids=torch.tensor([sequence.token_ids[row] for row in rows], device=device),
+        positions=positions,
+        span_starts=torch.arange(len(rows) + 1, dtype=torch.int32, device=device),
+        context_lengths=(positions + 1).to(torch.int32),
+        page_tables=tuple(torch.tensor([table] * len(rows), dtype=torch.int32, device=device) for table in tables),
+        slot_mapping=(nowhere,) * len(tables),
+        logits_indices=positions[:0],
+        decode_only=True,
+    )
+
+
+def _check_held(store: KVStore, sequence: Served, row: int) -> None:
+    """Refuse a row whose query reads a freed page (WorkbenchError)."""
+    for table, pages in zip(store.groups, sequence.pages, strict=True):
+        first, others = table.pages_needed(row, row + 1, store.page_size)
+        if any(place >= len(pages) or pages[place] == NULL_PAGE for place in (*first, *others)):
+            raise WorkbenchError(
+                f"request {sequence.request_id}: row {row} cannot be inspected any more; what it saw has left the "
+                f"window of {table.sliding_window} tokens"
+            )
+
+
+def _chosen(weights: Tensor, heads: Sequence[int] | None) -> Tensor:
+    if heads is None:
+        return weights
+    return weights[[_index(head, len(weights), f"head {head}: there are {len(weights)}") for head in heads]]
+
+
+def _index(number: int, count: int, wrong: str) -> int:
+    place = number + count if number < 0 else number
+    if not 0 <= place < count:
+        raise WorkbenchError(wrong)
+    return place

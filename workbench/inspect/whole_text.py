@@ -1,0 +1,111 @@
+"""Compute a text beside its runner with every query and key kept: attention weights of any row, at any time.
+
+`inspect` looks into a request in progress while its pages exist. This is for the rest: finished texts, windows whose
+pages were freed, rows by the thousand. Keys are as they were computed; the effects of quantization and eviction are
+seen with `inspect`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from compiled_kernels.masks import Mask
+from compiled_kernels.paged_attention.reference import attend, attention_weights
+from workbench.batch import TokenBatch
+from workbench.errors import WorkbenchError
+from workbench.kv_cache.store import KVStore
+from workbench.model.transformer import Transformer
+
+TOKENS_PER_CHUNK = 512  # tokens computed at once
+ROWS_PER_BLOCK = 256  # rows whose weights are held at once
+
+
+class TextAttention:
+    """The attention of `model` over `token_ids`, which `extend` makes longer. One thread at a time extends it."""
+
+    def __init__(self, model: Transformer, token_ids: Iterable[int] = ()):
+        self.model = model
+        self.token_ids: tuple[int, ...] = ()
+        self.layers = tuple(_Layer() for _ in model.blocks)
+        self.extend(token_ids)
+
+    @torch.inference_mode()
+    def extend(self, token_ids: Iterable[int]) -> None:
+        """Compute the tokens after the text so far.
+
+        Raises:
+            WorkbenchError: where the model's context or vocabulary ends.
+        """
+        fresh = tuple(token_ids)
+        if not fresh:
+            return
+        ids = self.model.validate_token_ids((*self.token_ids, *fresh))
+        for begin in range(len(self.token_ids), len(ids), TOKENS_PER_CHUNK):
+            self._compute(ids[begin : begin + TOKENS_PER_CHUNK], begin)
+        self.token_ids += fresh
+
+    @torch.inference_mode()
+    def weights(self, layer: int, positions: range, heads: Sequence[int] | None = None) -> Tensor:
+        """Return weights of consecutive rows, [head, row, context up to the last row] in float32.
+
+        They are zero where a row may not look, and less than one in all where sink logits take their share.
+        """
+        if not 0 <= positions.start <= positions.stop <= len(self.token_ids):
+            raise WorkbenchError(
+                f"rows {positions.start} to {positions.stop}: the text has {len(self.token_ids)} tokens"
+            )
+        found = self.layers[layer].weights(positions)
+        return (found if heads is None else found[list(heads)]).float()
+
+    def mask(self, layer: int) -> Mask:
+        """Return the attention mask of a layer."""
+        return self.layers[layer].rule[1]
+
+    def _compute(self, ids: Tensor, begin: int) -> None:
+        rows = torch.arange(begin, begin + len(ids), device=ids.device)
+        spans = torch.tensor([0, len(ids)], dtype=torch.int32, device=ids.device)
+        lengths = torch.tensor([begin + len(ids)], dtype=torch.int32, device=ids.device)
+        batch = TokenBatch(ids, rows, spans, lengths, (), (), rows[:0], decode_only=False)
+        for layer in self.layers:
+            layer.begin = begin
+        self.model.hidden_states(batch, cast(KVStore, self))
+
+
+class _Layer:
+    """A stand-in for a layer's cache: queries, keys and values of one text, in order."""
+
+    def __init__(self) -> None:
+        self.begin = 0
+        self.q, self.k, self.v = torch.empty(0), torch.empty(0), torch.empty(0)
+        self.rule: tuple[Any, ...] = ()
+
+    def write(self, k: Tensor, v: Tensor, batch: TokenBatch, backend: Any = None) -> None:
+        """Store k and v; what an error left behind is overwritten."""
+        self.k, self.v = _joined(self.k, k, self.begin), _joined(self.v, v, self.begin)
+
+    def attend(self, q: Tensor, batch: TokenBatch, scale: float, mask: Mask, backend: Any, *rest: Any) -> Tensor:
+        self.q, self.rule = _joined(self.q, q, self.begin), (scale, mask, *rest)
+        mixed = []
+        for start in range(0, len(q), ROWS_PER_BLOCK):
+            part, end = q[start : start + ROWS_PER_BLOCK], self.begin + min(start + ROWS_PER_BLOCK, len(q))
+            mixed.append(attend(part, self.k[:end], self.v[:end], self.begin + start, *self.rule))
+        return torch.cat(mixed)
+
+    def weights(self, rows: range) -> Tensor:
+        if not self.rule:
+            raise WorkbenchError(
+                "a custom attention module does not read its cache by `attend`: it has no weights to show"
+            )
+        q, k = self.q[rows.start : rows.stop], self.k[: rows.stop]
+        return rearrange(
+            attention_weights(q, k, rows.start, *self.rule), "group share row context -> (group share) row context"
+        )
+
+
+def _joined(before: Tensor, fresh: Tensor, begin: int) -> Tensor:
+    return torch.cat([before[:begin], fresh]) if begin else fresh

@@ -1,0 +1,237 @@
+"""Settings for the format of keys and values: dense, or quantized to INT8, INT4 or FP8 with a residual in full
+precision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from compiled_kernels.quantized_attention import PageFormat, QuantFormat, QuantizationRule, bits_per_number
+from workbench.errors import WorkbenchError, explain, nearest
+from workbench.kv_cache.pages import KVCacheGroup
+
+FORMATS: tuple[QuantFormat, ...] = ("dense", "int8", "int4", "fp8")
+Count = Annotated[int, Field(ge=1)]
+
+
+class LayerFormat(BaseModel):
+    """The format of one layer's keys and values.
+
+    Quantized keys have a scale per channel of `group` tokens, quantized values one per `columns` columns of a token
+    (Liu et al. 2024, KIVI). Complete groups that are at least `residual` tokens old are quantized. The others and the
+    first `sinks` stay in full precision. With `rotate` heads are rotated by a Hadamard matrix first.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: QuantFormat = "dense"
+    keys: QuantFormat | None = None  # None is as `format`
+    values: QuantFormat | None = None  # None is as `format`
+    group: Annotated[int, Field(ge=8, multiple_of=8)] = 64
+    columns: Annotated[int, Field(ge=8, multiple_of=8)] = 64  # the whole head where it is narrower
+    residual: Count = 64
+    sinks: Annotated[int, Field(ge=0)] = 0
+    rotate: bool = False
+
+    @model_validator(mode="after")
+    def _rotates_something(self) -> LayerFormat:
+        if self.rotate and not self.quantized:
+            raise ValueError("rotate without a quantized format changes nothing; set format, keys or values")
+        return self
+
+    @property
+    def key_value_formats(self) -> tuple[QuantFormat, QuantFormat]:
+        """Return the formats of keys and of values."""
+        return self.keys or self.format, self.values or self.format
+
+    @property
+    def quantized(self) -> bool:
+        return self.key_value_formats != ("dense", "dense")
+
+    def __str__(self) -> str:
+        keys, values = self.key_value_formats
+        return keys if keys == values else f"{keys} keys, {values} values"
+
+
+class LayerFormatOverride(BaseModel):
+    """Overrides for one layer; None is as in the other layers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: QuantFormat | None = None
+    keys: QuantFormat | None = None
+    values: QuantFormat | None = None
+    group: Annotated[int, Field(ge=8, multiple_of=8)] | None = None
+    columns: Annotated[int, Field(ge=8, multiple_of=8)] | None = None
+    residual: Count | None = None
+    sinks: Annotated[int, Field(ge=0)] | None = None
+    rotate: bool | None = None
+
+
+class CacheFormat(LayerFormat):
+    """The format of all layers, with overrides by layer index. `dtype` is the type of what is not quantized; `auto` is
+    the model's."""
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    layers: dict[Annotated[int, Field(ge=0)], LayerFormatOverride] = {}
+
+    def for_layer(self, layer: int) -> LayerFormat:
+        """Return the format of one layer. An override with a `format` takes over neither `keys` nor `values`."""
+        mine = {name: getattr(self, name) for name in LayerFormat.model_fields}
+        change = self.layers.get(layer)
+        if change is not None:
+            if change.format is not None:
+                mine |= {"keys": None, "values": None}
+            mine |= change.model_dump(exclude_none=True)
+        if mine["rotate"] and {mine["keys"] or mine["format"], mine["values"] or mine["format"]} == {"dense"}:
+            mine["rotate"] = False  # a dense layer has nothing to rotate
+        return LayerFormat(**mine)
+
+    def check(self, layers: int, page_size: int) -> None:
+        """Refuse layers that the model does not have, and groups that do not divide pages (WorkbenchError)."""
+        if wrong := [index for index in self.layers if index >= layers]:
+            raise WorkbenchError(f"cache.layers: no layer {wrong[0]}; the model has layers 0..{layers - 1}")
+        for index in range(layers):
+            mine = self.for_layer(index)
+            if mine.quantized and page_size % mine.group:
+                raise WorkbenchError(
+                    f"cache.group: groups of {mine.group} tokens do not divide pages of {page_size}; "
+                    f"set cache.page_size to a multiple, or a smaller cache.group"
+                )
+
+
+def parse_cache_format(given: str | Mapping[str, Any] | CacheFormat) -> CacheFormat:
+    """Parse a format's name, settings, or a CacheFormat, as given to `load(cache=...)`."""
+    if isinstance(given, CacheFormat):
+        return given
+    if isinstance(given, str):
+        if given not in FORMATS:
+            known = ", ".join(FORMATS)
+            raise WorkbenchError(f"unknown cache format {given!r}{nearest(given, FORMATS)}; known: {known}")
+        return CacheFormat(format=given)
+    try:
+        return CacheFormat.model_validate(dict(given))
+    except ValidationError as error:
+        raise explain(error, "cache", CacheFormat) from None
+
+
+DENSE = LayerFormat()
+
+
+@dataclass(frozen=True)
+class KVCacheSpec:
+    """The cache of one layer: key/value heads, head size, window, format and cache groups.
+
+    With a sliding window its queries see the last positions and the sink tokens only. A quantized layer keeps quantized
+    tokens in `group` and all others, in full precision, in `residual_group`. With `num_value_columns` the values are
+    the first columns of the keys and are not stored again (multi-head latent attention).
+    """
+
+    num_kv_heads: int
+    head_dim: int
+    group: int = 0
+    sliding_window: int | None = None
+    num_sink_tokens: int = 0
+    format: LayerFormat = DENSE
+    residual_group: int = 0
+    num_value_columns: int | None = None
+
+    @property
+    def values_per_token(self) -> int:
+        """Return the numbers of keys and values per token."""
+        return (2 if self.num_value_columns is None else 1) * self.num_kv_heads * self.head_dim
+
+    @property
+    def quantization_rule(self) -> QuantizationRule:
+        """Return the rule that decides which positions a query reads quantized; a window's sinks stay in full
+        precision."""
+        return QuantizationRule(self.format.group, self.format.residual, max(self.format.sinks, self.num_sink_tokens))
+
+    @property
+    def cache_groups(self) -> dict[int, KVCacheGroup]:
+        """Return the layer's cache groups by number."""
+        if not self.format.quantized:
+            return {self.group: KVCacheGroup(sliding_window=self.sliding_window, num_sink_tokens=self.num_sink_tokens)}
+        rule = self.quantization_rule
+        packed = KVCacheGroup(
+            sliding_window=self.sliding_window, residual_length=rule.residual_length, quant_group=rule.quant_group
+        )
+        recent = KVCacheGroup(
+            sliding_window=rule.residual_length + rule.quant_group,
+            num_sink_tokens=rule.num_sink_tokens,
+            stride=rule.quant_group,
+        )
+        return {self.group: packed, self.residual_group: recent}
+
+    def bytes_per_token(self, dtype: torch.dtype) -> float:
+        """Return num_kv_heads x head_dim x bytes of a key and a value.
+
+        A quantized layer counts codes, scales and minima. With multi-head latent attention only the key counts.
+        """
+        if not self.format.quantized:
+            return self.values_per_token * dtype.itemsize
+        return self.num_kv_heads * self.head_dim * sum(self._bits(dtype)) / 8
+
+    def residual_bytes(self, dtype: torch.dtype) -> int:
+        """Return the most bytes that a sequence keeps in full precision beside its quantized tokens: residual and
+        sinks."""
+        rule = self.quantization_rule
+        tokens = rule.residual_length + rule.quant_group - 1 + rule.num_sink_tokens if self.format.quantized else 0
+        return 2 * self.num_kv_heads * self.head_dim * dtype.itemsize * tokens
+
+    def group_bytes_per_token(self, group: int, dtype: torch.dtype) -> float:
+        """Return the bytes of one token in one cache group."""
+        if not self.format.quantized or group == self.group:
+            return self.bytes_per_token(dtype) if group == self.group else 0
+        return 2 * self.num_kv_heads * self.head_dim * dtype.itemsize if group == self.residual_group else 0
+
+    def page_formats(self, page_size: int) -> tuple[PageFormat, PageFormat]:
+        """Return the page formats of quantized keys and values; WorkbenchError for heads that do not fit them."""
+        keys, values = self.format.key_value_formats
+        columns = min(self.format.columns, self.head_dim)
+        for name, kind, each in (("keys", keys, 8 if keys == "int4" else 4), ("values", values, columns)):
+            if kind != "dense" and self.head_dim % each:
+                raise WorkbenchError(
+                    f"cache: {kind} {name} are quantized {each} columns at a time; heads have {self.head_dim}"
+                )
+        if self.format.rotate and self.head_dim & (self.head_dim - 1):
+            message = f"a Hadamard matrix turns heads whose width is a power of two, not {self.head_dim}"
+            raise WorkbenchError(f"cache.rotate: {message}")
+        made = self.num_kv_heads, self.head_dim, page_size
+        return PageFormat(keys, True, *made, self.format.group), PageFormat(values, False, *made, columns)
+
+    def _bits(self, dtype: torch.dtype) -> tuple[float, float]:
+        runs = self.format.group, min(self.format.columns, self.head_dim)
+        keys, values = self.format.key_value_formats
+        return bits_per_number(keys, runs[0], dtype), bits_per_number(values, runs[1], dtype)
+
+
+def build_cache_specs(
+    layers: Iterable[tuple[int, int, int | None, int, int | None]], format: CacheFormat | None = None
+) -> tuple[KVCacheSpec, ...]:
+    """Build the specs of layers given as (groups, dim, window, sinks, shared); equal layers share cache groups.
+
+    A layer whose window lies within the residual would never read quantized tokens, so it stays dense.
+
+    Raises:
+        WorkbenchError: for multi-head latent attention with a quantized format.
+    """
+    numbers: dict[KVCacheSpec, tuple[int, int]] = {}
+    shapes, taken = [], 0
+    for index, (groups, dim, window, sinks, shared) in enumerate(layers):
+        mine = DENSE if format is None else format.for_layer(index)
+        if not mine.quantized or (window is not None and window <= mine.residual):
+            mine = DENSE
+        if mine.quantized and shared is not None:
+            raise WorkbenchError(f"cache: layer {index} keeps latent rows, which have no {mine} form; keep it dense")
+        shape = KVCacheSpec(groups, dim, 0, window, sinks, mine, num_value_columns=shared)
+        if shape not in numbers:
+            numbers[shape] = taken, taken + mine.quantized
+            taken += 1 + mine.quantized
+        table, recent = numbers[shape]
+        shapes.append(replace(shape, group=table, residual_group=recent))
+    return tuple(shapes)

@@ -1,0 +1,362 @@
+"""Count the pages that a sequence needs and compare them with those available; changes nothing. Integers only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import replace
+
+from workbench.kv_cache.budget import EvictionBudget
+from workbench.kv_cache.cpu_pages import CPUPagePool
+from workbench.kv_cache.pages import NULL_PAGE, Eviction, KVCacheGroup, PagePool, PageTransfers, pages_for
+from workbench.kv_cache.prefix import PrefixMatch, RadixCache
+from workbench.request import Sequence, SwappedPages
+
+
+class KVCacheAccounting:
+    """`chunk` is the most tokens that a step computes of one sequence, but for drafts after its last one: so far ahead
+    a windowed table has pages, and no further, however long the prompt. It therefore never holds more than
+    `Table.most`, which is what `at_once` promises before a request is let in.
+
+    `prefix` offers pages that were kept; `budget` is what a sequence may hold where tokens are evicted.
+    """
+
+    def __init__(
+        self,
+        pools: Many[PagePool],
+        groups: Many[KVCacheGroup],
+        max_chunk_tokens: int,
+        prefix_cache: RadixCache | None = None,
+        budget: EvictionBudget | None = None,
+    ):
+        if len(pools) != len(groups):
+            raise ValueError(f"{len(pools)} pools for {len(groups)} tables")
+        self.pools, self.groups, self.max_chunk_tokens = tuple(pools), tuple(groups), max_chunk_tokens
+        self.prefix_cache, self.budget, self.page_size = prefix_cache, budget, self.pools[0].page_size
+
+    def peak_pages(self, num_tokens: int, num_prompt_tokens: int, num_sequences: int = 1) -> list[int]:
+        """Return the most pages that `num_sequences` of `num_tokens` tokens need at once, by group; all but the last of
+        `num_prompt_tokens` are shared."""
+        if self.budget is not None:
+            num_tokens = self.budget.peak_tokens(num_prompt_tokens, num_tokens)
+        counts = []
+        for table in self.groups:
+            shared = (
+                table.quantized_until(num_prompt_tokens - 1) // self.page_size if table.sliding_window is None else 0
+            )
+            counts.append(
+                num_sequences * table.max_pages(num_tokens, self.max_chunk_tokens, self.page_size)
+                - (num_sequences - 1) * shared
+            )
+        return counts
+
+    def match_prefix(self, sequence: Sequence) -> PrefixMatch:
+        """Return the cached prefix that `sequence` could start from now."""
+        if self.prefix_cache is None or sequence.swapped is not None or sequence.num_computed_tokens:
+            return PrefixMatch(0, tuple([] for _ in self.groups))
+        ids = sequence.token_ids
+        if sequence.children:  # children start with this prefix and no more
+            ids = ids[: 1 + min(follower.num_shared_tokens for follower in sequence.children)]
+        return self.prefix_cache.match_prefix(ids, sequence.request.cache_salt)
+
+    def pages_to_start(self, sequence: Sequence, match: PrefixMatch) -> list[int]:
+        """Return the pages to allocate, by group, for `sequence` to start from `match` or its swapped pages and run one
+        step."""
+        saved = sequence.swapped
+        if sequence.num_computed_tokens:  # it waited on shared pages
+            return self.pages_to_allocate(sequence) or [0] * len(self.groups)
+        if saved is not None:
+            computed, evicted, held = (
+                saved.num_computed_tokens,
+                saved.num_evicted_tokens,
+                [len(places) for places in saved.cpu_pages],
+            )
+            here = [sum(place == NULL_PAGE for place in places) for places in saved.cpu_pages]
+        else:
+            computed, evicted, held = match.num_tokens, 0, [len(pages) for pages in match.pages]
+            here = [match.num_resident_pages(t) for t in range(len(self.groups))]
+        known = self._known(sequence, computed, evicted)
+        computed -= evicted
+        counts = []
+        for t, table in enumerate(self.groups):
+            place = table.quantized_until(computed) // self.page_size
+            copied = saved is None and match.has_page(t, place)
+            stop = self._stop(table, computed, known)
+            counts.append(max(stop, held[t]) - here[t] + copied)
+        return counts
+
+    def pages_beyond_parent(self, child: Sequence) -> list[int]:
+        """Return the pages to allocate, by group, for the next step of a child besides those that it shares."""
+        known, joins = len(child.token_ids), child.num_shared_tokens
+        return [
+            max(1, self._stop(table, joins, known) - table.quantized_until(joins) // self.page_size)
+            for table in self.groups
+        ]
+
+    def pages_to_allocate(self, sequence: Sequence, num_draft_tokens: int = 0) -> list[int] | None:
+        """Pages to be taken, by table, before the next step of a sequence that runs, with so many tokens computed on
+        trial; None for none at all."""
+        known = self._known(sequence, sequence.num_computed_tokens, sequence.num_evicted_tokens)
+        if known + num_draft_tokens <= sequence.allocated_until:
+            return None
+        counts = []
+        for table, pages, pool in zip(self.groups, sequence.pages, self.pools, strict=True):
+            stop = self._stop(table, sequence.num_stored_tokens, known, num_draft_tokens)
+            place = table.quantized_until(sequence.num_stored_tokens) // self.page_size
+            copied = place < len(pages) and pool.ref_count(pages[place]) > 1
+            counts.append(max(0, stop - len(pages)) + copied)
+        return counts
+
+    def num_next_tokens(self, sequence: Sequence, num_computed_tokens: int, num_evicted_tokens: int) -> int:
+        """Return the tokens that the next step may compute, given the numbers of computed and evicted tokens."""
+        return self._known(sequence, num_computed_tokens, num_evicted_tokens) - (
+            num_computed_tokens - num_evicted_tokens
+        )
+
+    def first_exhausted_group(self, counts: list[int], match: PrefixMatch | None = None) -> int | None:
+        """Return the first group without that many available pages besides those offered; None if all suffice."""
+        for t, (count, pool) in enumerate(zip(counts, self.pools, strict=True)):
+            if count > pool.num_available - (self._idle(match, t) if match is not None else 0):
+                return t
+        return None
+
+    def num_available(self, group: int, match: PrefixMatch | None = None) -> int:
+        return self.pools[group].num_available - (self._idle(match, group) if match is not None else 0)
+
+    def _known(self, sequence: Sequence, computed: int, evicted: int) -> int:
+        """Return the tokens that the sequence holds after its next step."""
+        known = len(sequence.token_ids) - evicted
+        left = (
+            None
+            if self.budget is None
+            else self.budget.tokens_until_eviction(sequence.prompt_length, computed, evicted)
+        )
+        return known if left is None else min(known, computed - evicted + left)
+
+    def _stop(self, table: KVCacheGroup, computed: int, known: int, drafted: int = 0) -> int:
+        """How long the list of pages must be for the next step; `drafted` tokens follow the last that is known."""
+        cut = table.sliding_window is not None and known > computed + self.max_chunk_tokens
+        end = computed + self.max_chunk_tokens if cut else known + drafted
+        return pages_for(table.quantized_until(end), self.page_size)
+
+    def _idle(self, offer: PrefixMatch, table: int) -> int:
+        return sum(page in self.pools[table].evictable for page in offer.pages[table])
+
+
+class KVCacheManager(KVCacheAccounting):
+    """The KV cache manager: it allocates, shares, preempts and frees pages, and plans their transfers."""
+
+    def __init__(
+        self,
+        pools: Many[PagePool],
+        groups: Many[KVCacheGroup],
+        max_chunk_tokens: int,
+        prefix_cache: RadixCache | None = None,
+        cpu_pools: Many[PagePool] = (),
+        budget: EvictionBudget | None = None,
+        offload_preempted: bool = True,
+    ):
+        super().__init__(pools, groups, max_chunk_tokens, prefix_cache, budget)
+        self.cpu_pages, self.offload_preempted, self.transfers = (
+            CPUPagePool(cpu_pools, prefix_cache),
+            offload_preempted,
+            PageTransfers(),
+        )
+
+    def pop_transfers(self) -> PageTransfers:
+        """Return the transfers that the step being planned begins with, and start an empty list."""
+        moves, self.transfers = self.transfers, PageTransfers()
+        return moves
+
+    def transfers_done(self) -> None:
+        """Release CPU pages whose swap-in the last step executed."""
+        self.cpu_pages.transfers_done()
+
+    def start(self, sequence: Sequence, match: PrefixMatch) -> None:
+        """Give `sequence` the matched or swapped pages; pages for its next step are still to be allocated."""
+        if sequence.swapped is not None:
+            self._restore(sequence, sequence.swapped)
+            return
+        if sequence.num_computed_tokens:
+            return
+        sequence.pages = tuple(list(pages) for pages in match.pages)
+        if self.prefix_cache is not None:
+            self.prefix_cache.acquire(sequence.arrival_index, match)
+            places = self.prefix_cache.take_cpu_pages(match)
+            for (t, at, node), place in zip(match.on_cpu, places, strict=True):
+                page = sequence.pages[t][at] = self._allocate_pages(t, 1)[0]
+                self.transfers.swap_ins.append((sequence.request_id, t, place, page))
+                self.prefix_cache.attach_page(sequence.arrival_index, node, t, page)
+                self.cpu_pages.fetched.append((t, place))
+        sequence.num_computed_tokens = match.num_tokens
+        sequence.allocated_until = sequence.next_page_boundary = 0
+        sequence.cached_tokens += match.num_tokens
+        sequence.shared_pages += match.num_shared_pages
+
+    def fork(self, parent: Sequence, child: Sequence) -> int:
+        """Share the computed pages of `parent` with `child`, and return their number. The first write to the last
+        page copies it."""
+        child.pages = tuple(self._written(parent))
+        for pool, pages in zip(self.pools, child.pages, strict=True):
+            pool.acquire(page for page in pages if page != NULL_PAGE)
+        if self.prefix_cache is not None:
+            self.prefix_cache.fork(parent.arrival_index, child.arrival_index, parent.num_computed_tokens)
+        child.num_computed_tokens = parent.num_computed_tokens
+        child.allocated_until = child.next_page_boundary = parent.allocated_until = 0
+        return sum(page != NULL_PAGE for pages in child.pages for page in pages)
+
+    def allocate(self, sequence: Sequence, num_draft_tokens: int = 0) -> None:
+        """Allocate the missing pages; copy a shared page that will be written (copy on write)."""
+        counts = self.pages_to_allocate(sequence, num_draft_tokens)
+        if counts is None:
+            return
+        covered = []
+        for t, (table, pages, pool) in enumerate(zip(self.groups, sequence.pages, self.pools, strict=True)):
+            fresh = self._allocate_pages(t, counts[t])
+            place = table.quantized_until(sequence.num_stored_tokens) // self.page_size
+            if place < len(pages) and pool.ref_count(pages[place]) > 1:
+                self._copy(sequence, t, pages[place], fresh[0])
+                pool.release([pages[place]])
+                pages[place] = fresh.pop(0)
+            pages.extend(fresh)
+            covered.append(len(pages) * self.page_size + table.residual_length + table.quant_group - 1)
+        sequence.allocated_until = min(covered) if sequence.num_uncomputed_tokens <= self.max_chunk_tokens else 0
+
+    def free_rejected_drafts(self, sequence: Sequence) -> None:
+        """Free pages that hold only rejected draft tokens."""
+        for table, pages, pool in zip(self.groups, sequence.pages, self.pools, strict=True):
+            known = self._known(sequence, sequence.num_computed_tokens, sequence.num_evicted_tokens)
+            stop = self._stop(table, sequence.num_stored_tokens, known)
+            if len(pages) > stop:
+                pool.release(pages[stop:])
+                del pages[stop:]
+                sequence.allocated_until = 0
+
+    def update_after_step(self, sequence: Sequence) -> None:
+        """Update pages after a step: cache the full ones, free those that no query can reach any more."""
+        if sequence.num_computed_tokens < sequence.next_page_boundary:
+            return
+        self._cache_full_pages(sequence)
+        for table, pages, pool in zip(self.groups, sequence.pages, self.pools, strict=True):
+            unreachable = table.out_of_window_pages(sequence.num_computed_tokens, self.page_size)
+            begin = unreachable.stop
+            while begin > unreachable.start and pages[begin - 1] != NULL_PAGE:
+                begin -= 1
+            if begin < unreachable.stop:
+                pool.release(pages[begin : unreachable.stop])
+                pages[begin : unreachable.stop] = [NULL_PAGE] * (unreachable.stop - begin)
+        sequence.next_page_boundary = min(
+            table.next_page_boundary(sequence.num_computed_tokens, self.page_size) for table in self.groups
+        )
+
+    def preempt(self, sequence: Sequence) -> int:
+        """Preempt `sequence`: free its pages, swapped out where the CPU has room; return the number swapped out."""
+        saved = self.cpu_pages.cancel_swap_in(sequence)
+        if saved is None:
+            saved = (
+                None
+                if not self.offload_preempted
+                else self.cpu_pages.swap_out(sequence.num_computed_tokens, self._written(sequence), self.transfers)
+            )
+        else:
+            sequence.restored_tokens -= saved.num_computed_tokens
+        if saved is not None:
+            saved = replace(saved, num_evicted_tokens=sequence.num_evicted_tokens)
+        self.free(sequence)
+        sequence.swapped = saved
+        return 0 if saved is None else sum(place != NULL_PAGE for places in saved.cpu_pages for place in places)
+
+    def finish(self, sequence: Sequence, failed: bool = False) -> list[list[int]]:
+        """Free a finished sequence; if it is `failed`, drop what it cached. Return the freed pages by group."""
+        dropped = (
+            self.prefix_cache.finish(sequence.arrival_index, failed)
+            if self.prefix_cache is not None
+            else [[] for _ in self.pools]
+        )
+        return [ours + theirs for ours, theirs in zip(dropped, self.free(sequence), strict=True)]
+
+    def free(self, sequence: Sequence) -> list[list[int]]:
+        """Free all pages of `sequence`; return those that have no other reference, by group."""
+        freed: list[list[int]] = [[] for _ in self.pools]
+        if self.prefix_cache is not None:
+            self.prefix_cache.release(sequence.arrival_index)
+        for t, (pool, pages) in enumerate(zip(self.pools, sequence.pages, strict=True)):
+            # The last first: a page is dropped before its predecessors.
+            now = pool.release(page for page in reversed(pages) if page != NULL_PAGE)
+            self.transfers.drop_targets(t, set(now))
+            freed[t] += now
+        if sequence.swapped is not None:
+            self.cpu_pages.release(sequence.swapped)
+        sequence.pages, sequence.swapped = tuple([] for _ in self.pools), None
+        sequence.num_computed_tokens = sequence.num_evicted_tokens = sequence.allocated_until = (
+            sequence.next_page_boundary
+        ) = 0
+        return freed
+
+    def evict(self, sequence: Sequence) -> str:
+        """Evict tokens beyond the budget before the next step, and return the reason; the policy chooses them at
+        execution."""
+        if self.budget is None:
+            return ""
+        held = sequence.num_stored_tokens
+        kept = self.budget.tokens_to_keep(
+            sequence.prompt_length, sequence.num_computed_tokens, sequence.num_evicted_tokens
+        )
+        if kept is None:
+            return ""
+        self.transfers.evictions.append(Eviction(sequence, held, kept, tuple(list(pages) for pages in sequence.pages)))
+        back = pages_for(kept, self.page_size)
+        for pool, pages in zip(self.pools, sequence.pages, strict=True):
+            pool.release(pages[back:])
+            del pages[back:]
+        sequence.num_evicted_tokens += held - kept
+        sequence.allocated_until = 0
+        return f"{held - kept} of {held} tokens evicted"
+
+    def _allocate_pages(self, table: int, count: int) -> list[int]:
+        pool = self.pools[table]
+        if self.prefix_cache is not None:
+            if pool.num_free < count:
+                self.prefix_cache.evict(table, count - pool.num_free, self.transfers)
+            for t, page in self.prefix_cache.pop_freed():
+                self.transfers.drop_targets(t, {page})
+        return pool.allocate(count)
+
+    def _copy(self, sequence: Sequence, table: int, page: int, target: int) -> None:
+        """Plan a copy of `page`, or of the CPU page that it is still to be loaded from, to `target`."""
+        place = self.transfers.source_cpu_page(table, page)
+        if place is None:
+            self.transfers.copies.append((table, page, target))
+        else:
+            self.transfers.swap_ins.append((sequence.request_id, table, place, target))
+
+    def _cache_full_pages(self, sequence: Sequence) -> None:
+        if self.prefix_cache is None:
+            return
+        ids, salt, before = sequence.token_ids, sequence.request.cache_salt, self.prefix_cache.written_tokens
+        for t, place, page in self.prefix_cache.insert(
+            sequence.arrival_index, ids, salt, sequence.num_computed_tokens, sequence.pages
+        ):
+            self.pools[t].release([sequence.pages[t][place]])
+            sequence.pages[t][place] = page
+        sequence.written_tokens += self.prefix_cache.written_tokens - before
+
+    def _restore(self, sequence: Sequence, swapped: SwappedPages) -> None:
+        pages: list[list[int]] = []
+        for t, places in enumerate(swapped.cpu_pages):
+            fresh = self._allocate_pages(t, sum(place != NULL_PAGE for place in places))
+            pages.append([NULL_PAGE if place == NULL_PAGE else fresh.pop(0) for place in places])
+        sequence.pages, sequence.swapped = tuple(pages), None
+        self.cpu_pages.swap_in(sequence, swapped, self.transfers)
+        sequence.num_computed_tokens, sequence.num_evicted_tokens = (
+            swapped.num_computed_tokens,
+            swapped.num_evicted_tokens,
+        )
+        sequence.allocated_until = sequence.next_page_boundary = 0
+        sequence.restored_tokens += swapped.num_computed_tokens
+
+    def _written(self, sequence: Sequence) -> list[list[int]]:
+        """Return the pages of `sequence` that hold something, by group."""
+        return [
+            pages[: pages_for(table.quantized_until(sequence.num_stored_tokens), self.page_size)]
+            for table, pages in zip(self.groups, sequence.pages, strict=True)
+        ]

@@ -1,0 +1,273 @@
+"""Reuse pages across requests with the same prefix: a radix tree over full pages.
+
+A page that no sequence references is evictable. It stays until its pool runs short or its TTL ends. Eviction takes the
+least recently used first, leaves before their parents. With CPU pages it is swapped out before it is lost. Integers
+only.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from workbench.kv_cache.pages import NULL_PAGE, KVCacheGroup, PagePool, PageTransfers
+from workbench.kv_cache.radix_tree import RadixNode, RadixTree
+
+
+@dataclass(frozen=True)
+class PrefixMatch:
+    """The longest known prefix: its tokens and each group's pages.
+
+    NULL_PAGE marks a page that is not needed or must come from the CPU; `on_cpu` lists the latter as (group, index in
+    the sequence, node).
+    """
+
+    num_tokens: int
+    pages: tuple[list[int], ...]
+    nodes: tuple[RadixNode, ...] = ()
+    on_cpu: tuple[tuple[int, int, RadixNode], ...] = ()
+
+    @property
+    def num_shared_pages(self) -> int:
+        return sum(page != NULL_PAGE for pages in self.pages for page in pages) + len(self.on_cpu)
+
+    def num_resident_pages(self, group: int) -> int:
+        """Return the number of a group's pages that are not on the CPU."""
+        return len(self.pages[group]) - sum(t == group for t, _, _ in self.on_cpu)
+
+    def has_page(self, group: int, place: int) -> bool:
+        """Return whether a page is offered for index `place`."""
+        here = place < len(self.pages[group]) and self.pages[group][place] != NULL_PAGE
+        return here or any((group, place) == (t, at) for t, at, _ in self.on_cpu)
+
+
+@dataclass
+class RadixPath:
+    """A sequence's path in the tree, with visited pages by group. A stale path is from before `clear`, and inserts
+    nothing."""
+
+    nodes: list[RadixNode]
+    num_visited_pages: list[int]
+    is_stale: bool = False
+
+
+class RadixCache:
+    """A prefix cache for all requests of a runner.
+
+    Args:
+        pools: page pools, by cache group.
+        groups: cache groups.
+        ttl: seconds that an unused page stays after its last use; None: no limit.
+        clock: returns seconds.
+        cpu_pools: CPU page pools, by cache group; none without offloading.
+    """
+
+    def __init__(
+        self,
+        pools: Sequence[PagePool],
+        groups: Sequence[KVCacheGroup],
+        ttl: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        cpu_pools: Sequence[PagePool] = (),
+    ):
+        self.pools, self.groups = tuple(pools), tuple(groups)
+        self.page_size = self.pools[0].page_size
+        self.ttl, self.clock = ttl, clock
+        self.tree = RadixTree(pools, groups, cpu_pools)
+        self.written_tokens = 0  # new tokens inserted so far, each counted once for all groups
+        self._paths: dict[int, RadixPath] = {}
+        self._entered: dict[int, dict[tuple[RadixNode, int], None]] = {}  # inserted by each unfinished sequence
+
+    @property
+    def num_pages(self) -> int:
+        """Return the number of pages that it references, shared ones included."""
+        return sum(len(nodes) for nodes in self.tree.node_of)
+
+    def match_prefix(self, ids: Sequence[int], salt: str = "") -> PrefixMatch:
+        """Return the known prefix of `ids` for requests with `salt`; never all of it, since the last token must be
+        computed."""
+        now = self._expire()
+        path = list(itertools.takewhile(lambda node: not self._over(node, now), self.tree.match_prefix(ids, salt)))
+        unbroken = [self._unbroken(path, t) for t, table in enumerate(self.groups) if table.sliding_window is None]
+        for count in range(len(path), 0, -1):
+            offer = self._offer(path, count, unbroken)
+            if offer is not None:
+                return offer
+        return PrefixMatch(0, tuple([] for _ in self.groups))
+
+    def acquire(self, key: int, match: PrefixMatch) -> None:
+        """Reference the matched pages for sequence `key`."""
+        now = self.clock()
+        for pool, pages in zip(self.pools, match.pages, strict=True):
+            pool.acquire(page for page in pages if page != NULL_PAGE)
+        for node in match.nodes:
+            node.last_used = now
+        self._start_path(key, list(match.nodes), match.num_tokens)
+
+    def take_cpu_pages(self, match: PrefixMatch) -> list[int]:
+        """Return the CPU pages of a match, which belong to the caller from now on."""
+        return [self.tree.take_cpu_page(node, t) for t, _, node in match.on_cpu]
+
+    def attach_page(self, key: int, node: RadixNode, group: int, page: int) -> None:
+        """Attach `page` of sequence `key`, which will hold what the node had on the CPU."""
+        self._keep(key, node, group, page)
+
+    def fork(self, key: int, other: int, tokens: int) -> None:
+        """Start the path of sequence `other` as the first `tokens` tokens of sequence `key`."""
+        lease = self._paths.get(key)
+        if lease is not None:
+            path = lease.nodes[: tokens // self.page_size]
+            self._start_path(other, path, len(path) * self.page_size).is_stale = lease.is_stale
+            self._entered.setdefault(other, {}).update(self._entered.get(key, {}))
+
+    def insert(
+        self, key: int, ids: Sequence[int], salt: str, computed: int, pages: tuple[list[int], ...]
+    ) -> list[tuple[int, int, int]]:
+        """Insert the full pages of sequence `key`, of which `computed` tokens are known.
+
+        Returns:
+            (group, index, page) for tokens with a page already: the caller references it in place of its own.
+        """
+        lease = self._paths.get(key) or self._start_path(key, [], 0)
+        adopted: list[tuple[int, int, int]] = []
+        if lease.is_stale:
+            return adopted
+        self.tree.insert(lease.nodes, ids, salt, computed // self.page_size, self.clock())
+        for t, (table, group_pages) in enumerate(zip(self.groups, pages, strict=True)):
+            full = table.quantized_until(computed) // self.page_size
+            for place in range(lease.num_visited_pages[t], full):
+                page, node = group_pages[place], lease.nodes[place]
+                if page == NULL_PAGE:
+                    continue
+                if node.pages[t] == page:  # inserted by another sequence that shares it
+                    self._entered.setdefault(key, {})[node, t] = None
+                elif node.pages[t] == NULL_PAGE:
+                    self.written_tokens += 0 if any(node.pages) or any(node.cpu_pages) else self.page_size
+                    self._keep(key, node, t, page)
+                else:
+                    self.pools[t].acquire([node.pages[t]])
+                    adopted.append((t, place, node.pages[t]))
+            lease.num_visited_pages[t] = max(lease.num_visited_pages[t], full)
+        return adopted
+
+    def release(self, key: int) -> None:
+        """End the path of sequence `key`, whose pages are released next; inserted pages stay."""
+        lease = self._paths.pop(key, None)
+        if lease is None or not lease.nodes:
+            return
+        now = self.clock()
+        for node in lease.nodes:
+            node.last_used = now
+        lease.nodes[-1].ref_count -= 1
+        self.tree.prune(lease.nodes[-1])
+
+    def finish(self, key: int, failed: bool = False) -> list[list[int]]:
+        """Forget sequence `key` for good. If it is `failed`, drop every page it ever inserted, before a preemption too.
+
+        Returns:
+            the pages that became free, by cache group.
+        """
+        freed: list[list[int]] = [[] for _ in self.pools]
+        entered = self._entered.pop(key, {})
+        for node, t in entered if failed else ():
+            if node.cpu_pages[t] == NULL_PAGE and node.pages[t] == NULL_PAGE:
+                continue  # dropped since, and maybe no longer in the tree
+            self.tree.free_cpu_page(node, t)
+            if node.pages[t] != NULL_PAGE:
+                freed[t] += self.tree.detach_page(node, t)
+            self.tree.prune(node)
+        return freed
+
+    def evict(self, group: int, count: int, transfers: PageTransfers | None = None) -> None:
+        """Free `count` evictable pages of a group in least-recently-used order; record swap-outs in `transfers`."""
+        pool, tree = self.pools[group], self.tree
+        for _ in range(count):
+            if not pool.evictable:
+                return
+            page = next(iter(pool.evictable))
+            node = tree.node_of[group][page]
+            place = (
+                tree.allocate_cpu_page(group)
+                if transfers is not None and transfers.source_cpu_page(group, page) is None
+                else NULL_PAGE
+            )
+            tree.detach_page(node, group)
+            if transfers is not None and place != NULL_PAGE:
+                transfers.swap_outs.append((group, page, place))
+                tree.set_cpu_page(node, group, place)
+            else:
+                tree.page_lost(node, group)
+
+    def pop_freed(self) -> list[tuple[int, int]]:
+        """Return the (group, page) pairs that it freed since the last call."""
+        return self.tree.pop_freed()
+
+    def num_available_cpu_pages(self, group: int) -> int:
+        """Return the number of CPU pages that can be had."""
+        return self.tree.cpu_pools[group].num_free + len(self.tree.on_cpu[group])
+
+    def allocate_cpu_page(self, group: int) -> int:
+        """Return a free CPU page, or that of the oldest swapped-out page."""
+        return self.tree.allocate_cpu_page(group)
+
+    def clear(self) -> None:
+        """Drop every page; sequences in progress keep theirs and insert none of them again."""
+        for lease in self._paths.values():
+            if lease.nodes:
+                lease.nodes[-1].ref_count -= 1
+            lease.nodes, lease.is_stale = [], True
+        self._entered.clear()
+        self.tree.clear()
+
+    def _unbroken(self, path: list[RadixNode], table: int) -> tuple[int, int]:
+        """Return a group without a window, and the length of its unbroken run of pages on the path."""
+        has = (node.pages[table] or node.cpu_pages[table] for node in path)
+        return table, next((place for place, page in enumerate(has) if page == NULL_PAGE), len(path))
+
+    def _offer(self, path: list[RadixNode], count: int, unbroken: list[tuple[int, int]]) -> PrefixMatch | None:
+        """Build the match of a prefix of `count` pages of tokens; None if a page is missing."""
+        tokens = count * self.page_size
+        if any(self.groups[t].pages_needed(tokens, tokens, self.page_size)[1].stop > places for t, places in unbroken):
+            return None
+        found, hosted = [], []
+        for t, table in enumerate(self.groups):
+            first, rest = table.pages_needed(tokens, tokens, self.page_size)
+            pages = [NULL_PAGE] * max(first.stop, rest.stop)
+            for place in (*first, *rest):
+                node = path[place]
+                pages[place] = node.pages[t]
+                if node.pages[t] == NULL_PAGE:
+                    if node.cpu_pages[t] == NULL_PAGE:
+                        return None
+                    hosted.append((t, place, node))
+            found.append(pages)
+        return PrefixMatch(tokens, tuple(found), tuple(path[:count]), tuple(hosted))
+
+    def _start_path(self, key: int, path: list[RadixNode], tokens: int) -> RadixPath:
+        done = [table.quantized_until(tokens) // self.page_size for table in self.groups]
+        lease = self._paths[key] = RadixPath(path, done)
+        if path:
+            path[-1].ref_count += 1
+        return lease
+
+    def _expire(self) -> float:
+        """Free evictable pages whose TTL is over, oldest first; return the present time."""
+        now = self.clock()
+        if self.ttl is not None:
+            for t, (pool, hosted) in enumerate(zip(self.pools, self.tree.on_cpu, strict=True)):
+                while pool.evictable and self._over(node := self.tree.node_of[t][next(iter(pool.evictable))], now):
+                    self.tree.detach_page(node, t)
+                    self.tree.page_lost(node, t)
+                while hosted and self._over(node := next(iter(hosted.values())), now):
+                    self.tree.free_cpu_page(node, t)
+                    self.tree.page_lost(node, t)
+        return now
+
+    def _keep(self, key: int, node: RadixNode, table: int, page: int) -> None:
+        self.tree.attach_page(node, table, page)
+        self._entered.setdefault(key, {})[node, table] = None
+
+    def _over(self, node: RadixNode, now: float) -> bool:
+        return self.ttl is not None and now - node.last_used > self.ttl

@@ -1,0 +1,135 @@
+"""Store one layer's keys and values, most of them quantized. Two verbs: write and attend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+import compiled_kernels
+from compiled_kernels import Backend
+from compiled_kernels.masks import Mask
+from compiled_kernels.quantized_attention import TokenGroups, hadamard_rotate, quantize_pages
+from compiled_kernels.scores import Score
+from workbench.batch import TokenBatch
+from workbench.kv_cache.format import KVCacheSpec
+
+
+class QuantizedLayer:
+    """Quantized pages for old groups of tokens, and residual pages of `dtype` for all others and the sinks.
+
+    What a query reads depends on its position alone (see `quantization_rule`).
+
+        write:   tokens -> residual pages;  groups that become old enough -> quantized pages
+        attend:  quantized pages for old positions, residual pages for the others, one softmax
+    """
+
+    traceable = False  # the groups that a step quantizes are known to Python only: no graph holds the write
+
+    def __init__(self, shape: KVCacheSpec, pages: tuple[int, int], page_size: int, dtype: torch.dtype, device: str):
+        """Allocate `pages`: those of the quantized group and of the residual group."""
+        self.shape, self.quantization_rule, self.page_size = shape, shape.quantization_rule, page_size
+        self.group, self.residual_group = shape.group, shape.residual_group
+        self.key_format, self.value_format = shape.page_formats(page_size)
+        self.keys = self.key_format.empty(pages[0] + 1, dtype, device)
+        self.values = self.value_format.empty(pages[0] + 1, dtype, device)
+        size = (pages[1] + 1, shape.num_kv_heads, page_size, shape.head_dim)
+        self.residual_keys = torch.zeros(size, dtype=dtype, device=device)
+        self.residual_values = torch.zeros(size, dtype=dtype, device=device)
+
+    def write(self, k: Tensor, v: Tensor, batch: TokenBatch, backend: Backend = Backend.EAGER) -> None:
+        """Store k and v [token, kv_head, head_dim] of the batch's tokens, and quantize groups that become
+        old enough."""
+        if self.shape.format.rotate:
+            k, v = hadamard_rotate(k), hadamard_rotate(v)
+        slots = batch.slot_mapping[self.residual_group]
+        compiled_kernels.kv_write(self.residual_keys, k, slots, backend)
+        compiled_kernels.kv_write(self.residual_values, v, slots, backend)
+        if batch.quantize_on_write:
+            quantize_layers([self], batch)
+
+    def groups_to_quantize(self, batch: TokenBatch) -> list[tuple[int, int, int, int]]:
+        """List the groups that this step makes old enough to quantize.
+
+        Returns:
+            (sequence, page index in the text, group within the page, tokens always read in full precision) for each.
+        """
+        rule, size, rows = self.quantization_rule, self.page_size, []
+        starts, ends = batch.span_starts.tolist(), batch.context_lengths.tolist()
+        for seq, end in enumerate(ends):
+            settled = rule.quantized_until(end)
+            if settled == 0:
+                continue
+            before = rule.quantized_until(end - (starts[seq + 1] - starts[seq]))
+            for at in range(before, settled, rule.quant_group):
+                unread = max(0, min(rule.quant_group, rule.num_sink_tokens - at))
+                rows.append((seq, at // size, at % size // rule.quant_group, unread))
+        return rows
+
+    def attend(
+        self,
+        q: Tensor,
+        batch: TokenBatch,
+        scale: float,
+        mask: Mask,
+        backend: Backend,
+        softcap: float = 0.0,
+        sink_logits: Tensor | None = None,
+        score: Score | None = None,
+    ) -> Tensor:
+        """Return attention of queries [token, head, head_dim] over everything written so far: [token, head,
+        head_dim]."""
+        turned = self.shape.format.rotate
+        mixed = compiled_kernels.quantized_attention(
+            hadamard_rotate(q) if turned else q,
+            self.keys,
+            self.values,
+            self.residual_keys,
+            self.residual_values,
+            batch.page_tables[self.group],
+            batch.page_tables[self.residual_group],
+            batch.span_starts,
+            batch.context_lengths,
+            scale,
+            mask,
+            self.quantization_rule,
+            batch.decode_only
+            and backend is not Backend.INDUCTOR,  # outside a graph that backend compiles decodes itself
+            backend,
+            softcap,
+            sink_logits,
+            score,
+        )
+        return hadamard_rotate(mixed) if turned else mixed
+
+    def page_tensors(self, group: int) -> tuple[Tensor, ...]:
+        """Return every tensor whose first axis is the pages of a cache group: what is copied, swapped or zeroed with a
+        page."""
+        if group == self.group:
+            return *self.keys.tensors, *self.values.tensors
+        return (self.residual_keys, self.residual_values) if group == self.residual_group else ()
+
+    @property
+    def bytes(self) -> int:
+        return sum(tensor.nbytes for table in (self.group, self.residual_group) for tensor in self.page_tensors(table))
+
+
+def quantize_layers(layers: Sequence[QuantizedLayer], batch: TokenBatch) -> None:
+    """Quantize the groups that this step makes old enough, in layers of one spec; they lie in residual pages."""
+    first = layers[0]
+    rows = first.groups_to_quantize(batch)
+    if not rows:
+        return
+    device = first.residual_keys.device
+    seqs, places, parts, unread = torch.tensor(rows, device=batch.token_ids.device).unbind(1)
+    from_pages, to_pages = (
+        batch.page_tables[table][seqs, places].long() for table in (first.residual_group, first.group)
+    )
+    groups = TokenGroups(
+        first.quantization_rule.quant_group, *(each.to(device) for each in (from_pages, to_pages, parts, unread))
+    )
+    quantize_pages([each.residual_keys for each in layers], [each.keys for each in layers], first.key_format, groups)
+    quantize_pages(
+        [each.residual_values for each in layers], [each.values for each in layers], first.value_format, groups
+    )

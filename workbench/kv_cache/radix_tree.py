@@ -1,0 +1,139 @@
+"""A radix tree over full pages of tokens, with the pages (GPU or CPU) that hold their keys and values.
+
+    root(salt) -- page of tokens 0.. -- page of tokens S.. -- ...        a node: one full page per cache group, or none
+
+Children are found by their whole page of tokens, so nothing depends on a hash being unique. Integers only.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+
+from workbench.kv_cache.pages import NULL_PAGE, KVCacheGroup, PagePool
+
+
+class RadixNode:
+    """A page of tokens that follows its parent's (a root's is its salt), with its pages and CPU pages by
+    cache group."""
+
+    __slots__ = ("children", "pages", "parent", "places", "tokens", "used", "users")
+
+    def __init__(self, tokens: tuple[int, ...] | str, parent: RadixNode | None, num_groups: int, now: float):
+        self.tokens = tokens
+        self.parent = parent
+        self.children: dict[tuple[int, ...], RadixNode] = {}
+        self.pages = [NULL_PAGE] * num_groups
+        self.cpu_pages = [NULL_PAGE] * num_groups
+        self.ref_count = 0  # sequences whose path ends here
+        self.last_used = now  # time of the last match, insertion or release by a sequence
+
+
+class RadixTree:
+    """A tree that references every page of its nodes (see PagePool), and CPU pages for those swapped out."""
+
+    def __init__(self, pools: Sequence[PagePool], groups: Sequence[KVCacheGroup], cpu_pools: Sequence[PagePool]):
+        self.pools, self.groups, self.cpu_pools = tuple(pools), tuple(groups), tuple(cpu_pools)
+        self.page_size = self.pools[0].page_size
+        self.roots: dict[str, RadixNode] = {}
+        self.node_of: tuple[dict[int, RadixNode], ...] = tuple({} for _ in self.pools)
+        self.on_cpu: tuple[OrderedDict[int, RadixNode], ...] = tuple(OrderedDict() for _ in self.pools)  # oldest first
+        self._freed: list[tuple[int, int]] = []
+
+    def match_prefix(self, ids: Sequence[int], salt: str) -> Iterator[RadixNode]:
+        """Yield the nodes of the longest known prefix of `ids` without its last token."""
+        node = self.roots.get(salt)
+        for end in range(self.page_size, len(ids), self.page_size):
+            node = node.children.get(tuple(ids[end - self.page_size : end])) if node is not None else None
+            if node is None:
+                return
+            yield node
+
+    def insert(self, path: list[RadixNode], ids: Sequence[int], salt: str, num_full_pages: int, now: float) -> None:
+        """Extend `path` to `num_full_pages` pages of tokens, creating missing nodes."""
+        if len(path) >= num_full_pages:
+            return
+        if path:
+            path[-1].ref_count -= 1
+        elif salt not in self.roots:
+            self.roots[salt] = RadixNode(salt, None, len(self.pools), now)
+        node = path[-1] if path else self.roots[salt]
+        for place in range(len(path), num_full_pages):
+            tokens = tuple(ids[place * self.page_size : (place + 1) * self.page_size])
+            below = node.children.get(tokens)
+            if below is None:
+                below = node.children[tokens] = RadixNode(tokens, node, len(self.pools), now)
+            below.last_used = now
+            path.append(below)
+            node = below
+        node.ref_count += 1
+
+    def attach_page(self, node: RadixNode, group: int, page: int) -> None:
+        """Attach `page`, which a sequence holds, to `node`."""
+        self.free_cpu_page(node, group)  # the page replaces its copy on the CPU
+        self.pools[group].mark_cached(page)
+        node.pages[group], self.node_of[group][page] = page, node
+
+    def detach_page(self, node: RadixNode, group: int) -> list[int]:
+        """Detach a node's page; return it if that freed it."""
+        page, node.pages[group] = node.pages[group], NULL_PAGE
+        del self.node_of[group][page]
+        freed = self.pools[group].unmark_cached(page)
+        self._freed += [(group, page) for page in freed]
+        return freed
+
+    def pop_freed(self) -> list[tuple[int, int]]:
+        """Return the (group, page) pairs that became free since the last call."""
+        freed, self._freed = self._freed, []
+        return freed
+
+    def page_lost(self, node: RadixNode, group: int) -> None:
+        """Handle the loss of a node's page. If every later query reads that group, the node's other pages are useless
+        and dropped."""
+        if self.groups[group].sliding_window is None:
+            for t, page in enumerate(node.pages):
+                self.free_cpu_page(node, t)
+                if page != NULL_PAGE and page in self.pools[t].evictable:
+                    self.detach_page(node, t)
+        self.prune(node)
+
+    def prune(self, node: RadixNode | None) -> None:
+        """Remove nodes that hold nothing and lead nowhere."""
+        while node is not None and not node.children and not node.ref_count and not any(node.pages + node.cpu_pages):
+            if isinstance(node.tokens, str):
+                self.roots.pop(node.tokens, None)
+            elif node.parent is not None:
+                node.parent.children.pop(node.tokens, None)
+            node = node.parent
+
+    def allocate_cpu_page(self, group: int) -> int:
+        """Return a free CPU page, or that of the oldest swapped-out node; NULL_PAGE for none."""
+        if not self.cpu_pools:
+            return NULL_PAGE
+        if not self.cpu_pools[group].num_free and self.on_cpu[group]:
+            node = next(iter(self.on_cpu[group].values()))
+            self.free_cpu_page(node, group)
+            self.page_lost(node, group)
+        return self.cpu_pools[group].allocate(1)[0] if self.cpu_pools[group].num_free else NULL_PAGE
+
+    def set_cpu_page(self, node: RadixNode, group: int, cpu_page: int) -> None:
+        """Record that the contents of `node` are in CPU page `cpu_page`."""
+        node.cpu_pages[group], self.on_cpu[group][cpu_page] = cpu_page, node
+
+    def take_cpu_page(self, node: RadixNode, group: int) -> int:
+        """Remove a node's CPU page from the tree and return it to the caller."""
+        place, node.cpu_pages[group] = node.cpu_pages[group], NULL_PAGE
+        del self.on_cpu[group][place]
+        return place
+
+    def free_cpu_page(self, node: RadixNode, group: int) -> None:
+        if node.cpu_pages[group] != NULL_PAGE:
+            self.cpu_pools[group].release([self.take_cpu_page(node, group)])
+
+    def clear(self) -> None:
+        for t, (nodes, hosted) in enumerate(zip(self.node_of, self.on_cpu, strict=True)):
+            for node in list(nodes.values()):
+                self.detach_page(node, t)
+            for node in list(hosted.values()):
+                self.free_cpu_page(node, t)
+        self.roots = {}

@@ -1,0 +1,92 @@
+"""Settings for the prefix cache and for offloading pages of preempted sequences."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+
+from workbench.display import ConciseRepr
+from workbench.errors import WorkbenchError
+
+Bytes = Annotated[int, Field(ge=1)]
+
+
+class CacheSetting(ConciseRepr, BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class NoPrefixCache(CacheSetting):
+    """Compute every prompt."""
+
+    kind: Literal["off"] = "off"
+
+
+class RadixPrefixCache(CacheSetting):
+    """Find full pages again by their tokens; `ttl` is their lifetime in seconds after the last use."""
+
+    kind: Literal["radix"] = "radix"
+    ttl: Annotated[float, Field(gt=0)] | None = None
+
+
+class NoOffload(CacheSetting):
+    """Recompute a preempted sequence."""
+
+    kind: Literal["none"] = "none"
+
+
+class MemoryOffload(CacheSetting):
+    """Swap pages out to host memory of at most `bytes`."""
+
+    kind: Literal["memory"] = "memory"
+    bytes: Bytes = 2**30
+
+
+class FileOffload(CacheSetting):
+    """Swap pages out to a memory-mapped file of `bytes`, which is removed with the runner."""
+
+    kind: Literal["file"] = "file"
+    path: str
+    bytes: Bytes = 2**30
+
+
+def _prefix_by_kind(value: Any) -> Any:
+    """Accept a kind alone; YAML reads a bare `off` as False."""
+    if isinstance(value, dict) and value.get("kind") is False:
+        return {**value, "kind": "off"}
+    return {"kind": "off" if value is False else value} if isinstance(value, str | bool) else value
+
+
+def _offload_by_kind(value: Any) -> Any:
+    return {"kind": value} if isinstance(value, str) else value
+
+
+PrefixCacheSetting = Annotated[
+    Annotated[NoPrefixCache | RadixPrefixCache, Field(discriminator="kind")],
+    BeforeValidator(_prefix_by_kind),
+]
+OffloadSetting = Annotated[
+    Annotated[NoOffload | MemoryOffload | FileOffload, Field(discriminator="kind")],
+    BeforeValidator(_offload_by_kind),
+]
+_PREFIX: TypeAdapter[NoPrefixCache | RadixPrefixCache] = TypeAdapter(PrefixCacheSetting)
+_OFFLOAD: TypeAdapter[NoOffload | MemoryOffload | FileOffload] = TypeAdapter(OffloadSetting)
+
+
+def parse_prefix_cache(value: Any) -> NoPrefixCache | RadixPrefixCache:
+    """Parse `off`, `radix`, a mapping or the value itself."""
+    return _from(_PREFIX, value, "prefix", "off or radix, or {kind: radix, ttl: 600}")
+
+
+def parse_offload(value: Any) -> NoOffload | MemoryOffload | FileOffload:
+    """Parse `none`, `memory`, a mapping or the value itself."""
+    return _from(_OFFLOAD, value, "offload", "none or memory, or {kind: file, path: ..., bytes: ...}")
+
+
+def _from(adapter: TypeAdapter, value: Any, name: str, right: str) -> Any:
+    try:
+        return adapter.validate_python(value)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        place = ".".join(str(part) for part in fault["loc"])
+        raise WorkbenchError(f"{name}: {place + ': ' if place else ''}{fault['msg']}; give {right}") from None

@@ -1,0 +1,178 @@
+"""Store keys and values in pages: dense layers, with the two verbs write and attend, and the store of all layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+import compiled_kernels
+from compiled_kernels import Backend
+from compiled_kernels.masks import Mask
+from compiled_kernels.scores import Score
+from workbench.batch import TokenBatch
+from workbench.kv_cache.format import KVCacheSpec
+from workbench.kv_cache.pages import NULL_PAGE, build_cache_groups
+from workbench.kv_cache.quantized import QuantizedLayer, quantize_layers
+
+
+class DenseLayer:
+    """One layer's keys and values, each [page, kv_head, offset, head_dim]; page 0 is the null page.
+
+    With multi-head latent attention values are columns of the keys and both are one tensor: backends read it at equal
+    width, and the surplus is cut off.
+    """
+
+    traceable = True
+
+    def __init__(self, shape: KVCacheSpec, pages: int, page_size: int, dtype: torch.dtype, device: str):
+        size = (pages + 1, shape.num_kv_heads, page_size, shape.head_dim)
+        self.group, self.num_value_columns = shape.group, shape.num_value_columns
+        self.keys = torch.zeros(size, dtype=dtype, device=device)
+        self.values = torch.zeros(size, dtype=dtype, device=device) if self.num_value_columns is None else self.keys
+
+    def write(self, k: Tensor, v: Tensor, batch: TokenBatch, backend: Backend = Backend.EAGER) -> None:
+        """Store k and v [token, kv_head, head_dim] of the batch's tokens in their slots."""
+        slots = batch.slot_mapping[self.group]
+        compiled_kernels.kv_write(self.keys, k, slots, backend)
+        if self.num_value_columns is None:
+            compiled_kernels.kv_write(self.values, v, slots, backend)
+
+    def attend(
+        self,
+        q: Tensor,
+        batch: TokenBatch,
+        scale: float,
+        mask: Mask,
+        backend: Backend,
+        softcap: float = 0.0,
+        sink_logits: Tensor | None = None,
+        score: Score | None = None,
+    ) -> Tensor:
+        """Return attention of queries [token, head, head_dim] over everything written: [token, head, head_dim or value
+        columns]."""
+        mixed = compiled_kernels.paged_attention(
+            q,
+            self.keys,
+            self.values,
+            batch.page_tables[self.group],
+            batch.span_starts,
+            batch.context_lengths,
+            scale,
+            mask,
+            batch.decode_only,
+            backend,
+            softcap,
+            sink_logits,
+            score,
+        )
+        return mixed if self.num_value_columns is None else mixed[..., : self.num_value_columns]
+
+    def page_tensors(self, group: int) -> tuple[Tensor, ...]:
+        """Return every tensor whose first axis is the pages of a cache group: what is copied, swapped or zeroed with a
+        page."""
+        if group != self.group:
+            return ()
+        return (self.keys, self.values) if self.num_value_columns is None else (self.keys,)
+
+    @property
+    def bytes(self) -> int:
+        return self.keys.nbytes + (self.values.nbytes if self.num_value_columns is None else 0)
+
+
+CacheLayer = DenseLayer | QuantizedLayer
+
+
+class KVStore:
+    """All layers' pages. Cache groups may have different numbers of pages."""
+
+    def __init__(
+        self,
+        specs: Iterable[KVCacheSpec],
+        num_pages: tuple[int, ...],
+        page_size: int,
+        dtype: torch.dtype,
+        device: str = "cpu",
+    ):
+        self.specs = tuple(specs)
+        self.groups = build_cache_groups(shape.cache_groups for shape in self.specs)
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.dtype = dtype
+        self.layers: tuple[CacheLayer, ...] = tuple(self._layer(shape, device) for shape in self.specs)
+
+    def _layer(self, shape: KVCacheSpec, device: str) -> CacheLayer:
+        if not shape.format.quantized:
+            return DenseLayer(shape, self.num_pages[shape.group], self.page_size, self.dtype, device)
+        pages = self.num_pages[shape.group], self.num_pages[shape.residual_group]
+        return QuantizedLayer(shape, pages, self.page_size, self.dtype, device)
+
+    @property
+    def residual_length(self) -> int | None:
+        """Return the tokens of one sequence that a step may compute and quantize beforehand (`quantize_pending`); None:
+        any."""
+        return min(
+            (shape.quantization_rule.residual_length for shape in self.specs if shape.format.quantized), default=None
+        )
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes that the tensors hold."""
+        return sum(layer.bytes for layer in self.layers)
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Return num_kv_heads x head_dim x bytes of a key and a value, scales included, summed over the layers.
+
+        What quantized layers keep in full precision beside it is `residual_bytes`, once per sequence.
+        """
+        total = sum(shape.bytes_per_token(self.dtype) for shape in self.specs)
+        return int(total) if total == int(total) else total
+
+    @property
+    def bytes_per_value(self) -> float:
+        """Return the bytes of one number of a key or value, scales included."""
+        values = sum(shape.values_per_token for shape in self.specs)
+        return self.bytes_per_token / values if values else self.dtype.itemsize
+
+    @property
+    def residual_bytes(self) -> int:
+        """Return the most bytes that a long sequence keeps in full precision beside its quantized tokens."""
+        return sum(shape.residual_bytes(self.dtype) for shape in self.specs)
+
+    def page_bytes(self, group: int) -> int:
+        """Return the bytes of one page of a cache group in all its layers."""
+        return round(self.page_size * sum(shape.group_bytes_per_token(group, self.dtype) for shape in self.specs))
+
+    @property
+    def expected_bytes(self) -> int:
+        """Return the bytes of every slot by the formula, null pages included; equals `bytes` exactly."""
+        return sum((pages + 1) * self.page_bytes(table) for table, pages in enumerate(self.num_pages))
+
+    def quantize_pending(self, batch: TokenBatch) -> None:
+        """Quantize what a step of decodes makes old enough, before it is computed.
+
+        A token is never quantized by its own step, so everything it needs lies in pages of earlier steps.
+        """
+        alike: dict[KVCacheSpec, list[QuantizedLayer]] = {}
+        for layer in self.layers:
+            if isinstance(layer, QuantizedLayer):
+                alike.setdefault(layer.shape, []).append(layer)
+        for layers in alike.values():
+            quantize_layers(layers, batch)
+
+    def page_tensors(self, group: int) -> tuple[Tensor, ...]:
+        """Return every tensor whose first axis is the pages of a cache group, layer by layer."""
+        return tuple(tensor for layer in self.layers for tensor in layer.page_tensors(group))
+
+    def zero_pages(self, group: int, pages: Iterable[int]) -> None:
+        """Zero `pages` of a cache group, so that contents of a failed request never reach the next owner."""
+        index = torch.tensor([NULL_PAGE, *pages])
+        for tensor in self.page_tensors(group):
+            tensor[index] = 0
+
+    def copy_pages(self, group: int, sources: list[int], targets: list[int]) -> None:
+        """Copy each page of `sources` to the page beside it in `targets`; no target is given twice."""
+        for tensor in self.page_tensors(group):
+            tensor[torch.tensor(targets)] = tensor[torch.tensor(sources)]

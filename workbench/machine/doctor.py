@@ -1,0 +1,130 @@
+"""Diagnosis of this machine: the backends, extras and models that work here, and the reasons why others do not."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from compiled_kernels import backend_problems
+from compiled_kernels.backends import UNSUPPORTED_CPU
+from compiled_kernels.level import current_level, machine_level
+from workbench.engine.load import BUNDLED_MODELS
+from workbench.executors.autotune import remembered_autotune_results
+from workbench.executors.layout import remembered_layouts
+from workbench.executors.reference import CLEARLY_FASTER_RATIO
+from workbench.executors.select import resolve_backends
+from workbench.machine.environment import environment
+
+# Extras: the module that each needs, and its use.
+EXTRAS = {
+    "triton": ("triton", "GPU kernels, their interpreter and their PTX"),
+    "iree": ("iree.compiler", "whole steps through IREE"),
+    "plots": ("altair", "plots of comparisons"),
+    "peers": ("llama_cpp", "other tools to compare with"),
+    "lab": ("jupytext", "what the notebooks show"),
+    "dev": ("pytest", "the test suite"),
+}
+TRIAL_COLUMNS = (
+    "model", "weights", "cache", "unit", "threads", "cpu", "chosen", "seconds", "refused", "untried", "date", "valid",
+)  # fmt: skip
+LAID_OUT = ("model", "weights", "cache", "threads", "cpu", "chosen", "reason", "date", "valid")
+
+
+def diagnose() -> dict:
+    """Return backends, choices of `auto` and its untried ones, extras, models and the environment, JSON-ready; null
+    means no problem."""
+    auto = resolve_backends("auto")
+    return {
+        "level": {
+            "here": current_level(),
+            "machine": machine_level(),
+            "problem": None if current_level() else UNSUPPORTED_CPU,
+        },
+        "backends": {str(name): problem for name, problem in backend_problems().items()},
+        "auto_backend": {
+            "tries": list(dict.fromkeys((auto.decode, auto.blocks))),
+            "reason": auto.reason,
+            "layouts": [{name: entry[name] for name in LAID_OUT} for entry in remembered_layouts()],
+            "trials": [{name: entry[name] for name in TRIAL_COLUMNS} for entry in remembered_autotune_results()],
+        },
+        "extras": {
+            extra: None
+            if importlib.util.find_spec(module.partition(".")[0])
+            else f"not installed ({what}): pip install 'inference-workbench[{extra}]'"
+            for extra, (module, what) in EXTRAS.items()
+        },
+        "models": {
+            name: None if (folder / "model.safetensors").is_file() else "missing: run python -m experiments.train_demo"
+            for name, folder in BUNDLED_MODELS.items()
+        },
+        "environment": environment(),
+    }
+
+
+def show(found: dict, console: Console) -> None:
+    table = Table("what", "name", "state")
+    for kind in ("backends", "extras", "models"):
+        for name, problem in found[kind].items():
+            table.add_row(kind[:-1], name, Text(problem) if problem else Text("works", style="green"))
+    console.print(table)
+    level = found["level"]
+    if level["problem"]:
+        console.print(Text(f"backend mlir: {level['problem']}"))
+    else:
+        held = "" if level["here"] == level["machine"] else f", held down from {level['machine']} by WORKBENCH_LEVEL"
+        console.print(Text(f"kernels are made for level {level['here']} of the instruction set{held}"))
+    surroundings = found["environment"]
+    first, *others = found["auto_backend"]["tries"]
+    if others:
+        told = (
+            f"tries {first} on each model's decode step, and takes it where it is right and not clearly slower than "
+            f"the modules as written; else {', then '.join(others)}"
+        )
+    else:
+        told = f"is {first} here ({found['auto_backend']['reason']})"
+    console.print(Text(f"backend auto {told}"))
+    if trials := found["auto_backend"]["trials"]:
+        console.print(_chosen(trials))
+    elif others:
+        console.print(Text("nothing was tried yet: the first run of a model does"))
+    if layouts := found["auto_backend"]["layouts"]:
+        console.print(_laid_out(layouts))
+    console.print(
+        Text(
+            f"Python {surroundings['python']}, torch {surroundings['packages']['torch']}, "
+            f"{surroundings['cpu']['model']}, {surroundings['threads']['torch']} threads"
+        )
+    )
+
+
+def _chosen(trials: list[dict]) -> Table:
+    """Build a table of the backends that `auto` chose, with decode step times and the reasons against others."""
+    table = Table("model", "weights", "cache", "threads", "chosen", "a decode step", "not taken", "tried (UTC)")
+    for each in trials:
+        times = ", ".join(f"{backend} {1000 * seconds:.2f} ms" for backend, seconds in each["seconds"].items())
+        others = [f"{backend}: {why}" for backend, why in {**each["refused"], **each["untried"]}.items()]
+        eager = each["seconds"].get("eager", math.inf)
+        for backend, seconds in each["seconds"].items():
+            if backend != each["chosen"]:
+                slower = eager < CLEARLY_FASTER_RATIO * seconds
+                others.append(f"{backend}: {'clearly slower than eager' if slower else 'not clearly quicker'}")
+        cells = (each["model"], each["weights"], each["cache"], str(each["threads"]), each["chosen"], times)
+        table.add_row(*map(Text, (*cells, "; ".join(others), _when(each))))
+    return table
+
+
+def _laid_out(layouts: list[dict]) -> Table:
+    """How the weights of a model that the backend mlir decodes lie in memory, and why."""
+    table = Table("model", "weights", "cache", "threads", "layout of weights", "why", "tried (UTC)")
+    for each in layouts:
+        cells = (each["model"], each["weights"], each["cache"], str(each["threads"]), each["chosen"], each["reason"])
+        table.add_row(*map(Text, (*cells, _when(each))))
+    return table
+
+
+def _when(tried: dict) -> str:
+    return tried["date"] if tried["valid"] else f"{tried['date']}; with other code or versions: tried again"

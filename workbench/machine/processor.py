@@ -1,0 +1,161 @@
+"""The processor, its memory and its contention by other processes, read with the standard library."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from workbench.engine.runner import Runner
+
+
+MAX_CONTENTION = 0.1  # fraction of all cores used by other processes above which timings are unreliable
+REPORTED_FLAGS = (
+    "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx_vnni", "avx512_vnni", "avx512_bf16",
+    "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8", "asimd", "asimddp", "bf16", "i8mm", "sve", "sve2",
+)  # fmt: skip
+# Levels of x86-64, lowest first, with the flags that each requires besides those of the levels below:
+# what records keep. compiled_kernels/level.py is the whole list; this file needs no torch.
+LEVELS = {
+    "v3": {"avx2", "fma"},
+    "v4": {"avx512f", "avx512bw", "avx512vl"},
+    "v4+vnni": {"avx512_vnni"},
+    "v4+bf16": {"avx512_bf16"},
+}
+
+
+@dataclass(frozen=True)
+class CpuTimes:
+    """Seconds of CPU since boot over all cores: in total, active, and used by this process with its children."""
+
+    total: float
+    active: float
+    own: float
+
+
+def cpu_times() -> CpuTimes | None:
+    """Read the CPU times now from /proc/stat and this process's times; None where there is no such file."""
+    try:
+        fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
+        ticks = os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError, ValueError):
+        return None
+    seconds = [int(field) / ticks for field in fields]  # user .. steal; guest times are part of user
+    mine = os.times()
+    own = mine.user + mine.system + mine.children_user + mine.children_system
+    idle = seconds[3] + seconds[4]  # idle and waiting for disks
+    return CpuTimes(total=sum(seconds), active=sum(seconds) - idle, own=own)
+
+
+def others_cpu_share(before: CpuTimes | None, after: CpuTimes | None = None) -> float | None:
+    """Return the fraction of all cores, 0 to 1, that other processes (or stolen time) used since `before`."""
+    after = after or cpu_times()
+    if before is None or after is None or after.total <= before.total:
+        return None
+    others = (after.active - before.active) - (after.own - before.own)
+    return min(1.0, max(0.0, others / (after.total - before.total)))
+
+
+def is_contended(others: float | None) -> bool:
+    """Return whether timings taken under this contention are unreliable. An unknown share counts as reliable."""
+    return others is not None and others > MAX_CONTENTION
+
+
+def cpu_model() -> str:
+    """Return the processor's name, or the nearest description that the system has."""
+    return _cpuinfo("model name") or _cpuinfo("Processor") or platform.processor() or platform.machine()
+
+
+def _cpuinfo(key: str) -> str | None:
+    values = list(_all_cpuinfo(key))
+    return values[0] if values else None
+
+
+def _all_cpuinfo(key: str) -> Iterable[str]:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return []
+    return [value.strip() for value in re.findall(rf"^{re.escape(key)}\s*:(.*)$", text, flags=re.MULTILINE)]
+
+
+def simd_level_of(flags: Iterable[str]) -> str | None:
+    """Return the highest of `LEVELS` whose flags, and those of all levels below it, are among `flags`; None below the
+    first."""
+    mine, found = set(flags), None
+    for level, needed in LEVELS.items():
+        if not needed <= mine:
+            break
+        found = level
+    return found
+
+
+def simd_level() -> str | None:
+    """Return the SIMD level of this processor, or the level that the process is held to; None below AVX2 and outside
+    x86-64."""
+    return os.environ.get("WORKBENCH_LEVEL") or simd_level_of((_cpuinfo("flags") or "").split())
+
+
+def cpu() -> dict:
+    flags = set((_cpuinfo("flags") or _cpuinfo("Features") or "").split())
+    megahertz = [float(value) for value in _all_cpuinfo("cpu MHz")]
+    return {
+        "model": cpu_model(),
+        "cores": os.cpu_count(),
+        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "frequency_mhz": sum(megahertz) / len(megahertz) if megahertz else None,
+        "flags": [flag for flag in REPORTED_FLAGS if flag in flags],
+        "level": simd_level(),
+        "last_level_cache_bytes": last_level_cache(),
+    }
+
+
+def last_level_cache(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int | None:
+    """Return the bytes of core 0's last-level data cache; None where the system does not report it."""
+    best: tuple[int, int] | None = None
+    for index in sorted(folder.glob("index*")):
+        try:
+            level, size = int((index / "level").read_text()), (index / "size").read_text().strip()
+            unit = {"K": 2**10, "M": 2**20, "G": 2**30}.get(size[-1:], 1)
+            kind = (index / "type").read_text().strip()
+            if kind != "Instruction":
+                best = max(best or (0, 0), (level, int(size.rstrip("KMG")) * unit))
+        except (OSError, ValueError):
+            continue
+    return best[1] if best else None
+
+
+def memory_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def allocated_weight_bytes(runner: Runner) -> int:
+    """Return the bytes of all parameters and buffers of the model, each storage counted once."""
+    tensors = [*runner.model.parameters(), *runner.model.buffers()]
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
+
+
+def resident_bytes() -> int | None:
+    """Return the resident bytes of this process now; None where the system does not report them."""
+    return _status("VmRSS")
+
+
+def peak_bytes() -> int | None:
+    """Return the peak resident bytes of this process; None where the system does not report them."""
+    return _status("VmHWM")
+
+
+def _status(name: str) -> int | None:
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(name)) * 1024
+    except (OSError, StopIteration, ValueError):
+        return None

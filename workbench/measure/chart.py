@@ -1,0 +1,163 @@
+"""Placement of labels in a chart, so that none covers another label or a dot."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from workbench.errors import WorkbenchError
+
+LETTER, LINE, DOT = 6.4, 12.0, 5.0  # a letter's width, a line's height and a dot's radius in pixels, at size 11
+GAP = 7.0  # from a dot's middle to where its name begins
+VERTICAL_OFFSETS = (-6.0, 9.0, -18.0, 21.0, -30.0, 33.0, -42.0, 45.0)  # heights of a name against its dot
+
+
+@dataclass(frozen=True)
+class Label:
+    """A label's offset from its dot's middle, in pixels. It starts there, or with `left` ends there."""
+
+    dx: float
+    dy: float
+    left: bool = False
+
+
+Box = tuple[float, float, float, float]
+
+
+def place_labels(points: Sequence[tuple[float, float]], names: Sequence[str], width: float) -> list[Label]:
+    """Place a label beside each point (x, y), in pixels with y downwards, in a chart of this width.
+
+    Each label takes the first free position, right before left and near before far; without a free one, the first."""
+    taken = [(x - DOT, y - DOT, x + DOT, y + DOT) for x, y in points]
+    found = []
+    for (x, y), name in zip(points, names, strict=True):
+        tries = [Label(-GAP if left else GAP, dy, left) for dy in VERTICAL_OFFSETS for left in (False, True)]
+        free = (
+            label
+            for label in tries
+            if (box := _box(x, y, name, label))[0] >= 0
+            and box[2] <= width + 40
+            and not any(_boxes_overlap(box, t) for t in taken)
+        )
+        label = next(free, tries[0])
+        taken.append(_box(x, y, name, label))
+        found.append(label)
+    return found
+
+
+def _box(x: float, y: float, name: str, label: Label) -> Box:
+    begin = x + label.dx - (LETTER * len(name) if label.left else 0)
+    return begin, y + label.dy - LINE / 2, begin + LETTER * len(name), y + label.dy + LINE / 2
+
+
+def _boxes_overlap(one: Box, other: Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+
+
+SIZES = {"bytes_per_token": "bytes of cache a token (measured)", "weight_bytes": "bytes of weights (measured)"}
+MIN_KL = 1e-10  # what is below is no distance: rounding
+FRONTIER_COLOR, DOMINATED_COLOR = "#0b6e4f", "#a8a8a8"
+WIDTH, HEIGHT = 560, 340  # of the plot, in pixels
+
+
+def pareto_frontier(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Return the indices of the non-dominated points, in order of the first coordinate.
+
+    A point is dominated if another is as small in both coordinates and smaller in one."""
+    best: list[int] = []
+    for index in sorted(range(len(points)), key=lambda i: points[i]):
+        if not best or points[index][1] < points[best[-1]][1] or points[index] == points[best[-1]]:
+            best.append(index)
+    return best
+
+
+def chart(rows: Sequence[Mapping[str, Any]], title: str) -> Any:
+    """Draw an Altair chart of `kl_mean` against `bytes_per_token`, or against `weight_bytes` where only these differ.
+
+    Both axes are logarithmic and the Pareto frontier is joined. A KL of zero is drawn at the bottom, below the smallest
+    positive one."""
+    altair = import_altair()
+    sized = max(SIZES, key=lambda key: len({row.get(key) for row in rows}))
+    points = [(float(row[sized]), float(row["kl_mean"])) for row in rows]
+    best = set(pareto_frontier(points))
+    some = [kl for _, kl in points if kl > MIN_KL] or [MIN_KL]
+    bottom, top = 10.0 ** (math.ceil(math.log10(min(some))) - 1), 10.0 ** (math.floor(math.log10(max(some))) + 1)
+    decades = [10.0**power for power in range(round(math.log10(bottom)), round(math.log10(top)) + 1)]
+    axis = altair.Axis(values=decades, labelExpr=f"datum.value <= {bottom} ? '0' : format(datum.value, '.0e')")
+    sizes = [x for x, _ in points]
+    left, right = 0.85 * min(sizes), 1.3 * max(sizes)
+    x = altair.X(
+        "bytes:Q", title=SIZES[sized], axis=altair.Axis(values=_round_numbers(left, right)),
+        scale=altair.Scale(type="log", domain=[left, right], nice=False),
+    )  # fmt: skip
+    y = altair.Y(
+        "kl:Q", title="mean KL divergence from float32, nats", axis=axis,
+        scale=altair.Scale(type="log", domain=[bottom, top], nice=False),
+    )  # fmt: skip
+    names: dict[tuple[float, float, bool], str] = {}  # points that are one bear their names together
+    for index, (row, (size, kl)) in enumerate(zip(rows, points, strict=True)):
+        key = size, max(kl, bottom), index in best
+        names[key] = f"{names[key]}, {row['variant']}" if key in names else row["variant"]
+    pixels = [
+        (WIDTH * math.log(size / left) / math.log(right / left), HEIGHT * math.log(top / kl) / math.log(top / bottom))
+        for size, kl, _ in names
+    ]
+    values = [
+        {"variant": name, "bytes": size, "kl": kl, "best": is_best} for (size, kl, is_best), name in names.items()
+    ]
+    everything = altair.Chart(altair.Data(values=values)).encode(x=x, y=y)
+    dots = everything.mark_point(filled=True, size=70, opacity=1).encode(
+        color=altair.condition("datum.best", altair.value(FRONTIER_COLOR), altair.value(DOMINATED_COLOR))
+    )
+    line = everything.transform_filter("datum.best").mark_line(
+        color=FRONTIER_COLOR, strokeWidth=1, interpolate="step-after"
+    )
+    texts = [
+        altair.Chart(altair.Data(values=[value]))
+        .mark_text(align="right" if label.left else "left", dx=label.dx, dy=label.dy, fontSize=11)
+        .encode(x=x, y=y, text="variant:N")
+        for value, label in zip(values, place_labels(pixels, list(names.values()), WIDTH), strict=True)
+    ]
+    shown = altair.layer(line.encode(order=altair.Order("bytes:Q")), dots, *texts)
+    return shown.properties(width=WIDTH, height=HEIGHT, title=title)
+
+
+def _round_numbers(least: float, most: float) -> list[float]:
+    """Return 1, 1.5, 2, 3, 5 and 7 of every decade between the two bounds."""
+    decades = range(math.floor(math.log10(least)), math.floor(math.log10(most)) + 1)
+    numbers = (step * 10.0**power for power in decades for step in (1, 1.5, 2, 3, 5, 7))
+    return [number for number in numbers if least <= number <= most]
+
+
+def svg(rows: Sequence[Mapping[str, Any]], title: str) -> str:
+    import vl_convert
+
+    return vl_convert.vegalite_to_svg(chart(rows, title).to_json())
+
+
+def png(rows: Sequence[Mapping[str, Any]], title: str) -> bytes:
+    import vl_convert
+
+    return vl_convert.vegalite_to_png(chart(rows, title).to_json(), scale=2)
+
+
+def plotting_problem() -> str | None:
+    """Return the reason why no chart can be drawn here; None where one can."""
+    try:
+        import_altair()
+        import vl_convert  # noqa: F401
+    except WorkbenchError as error:
+        return str(error)
+    except ImportError:
+        return "pictures need vl-convert-python; pip install 'inference-workbench[plots]'"
+    return None
+
+
+def import_altair() -> Any:
+    try:
+        import altair
+    except ImportError:
+        raise WorkbenchError("pictures need altair; pip install 'inference-workbench[plots]'") from None
+    return altair

@@ -1,0 +1,178 @@
+"""Prefill and decode times of one request by length, compared with the cost model's prediction."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+from typing import Any, cast
+
+from workbench.engine.runner import Runner
+from workbench.errors import WorkbenchError
+from workbench.experiment.experiment import Experiment
+from workbench.experiment.runner import runner_for
+from workbench.experiment.settings import LengthsWorkload
+from workbench.experiment.variants import VariantResults, every_variant, settings_text
+from workbench.measure.chart import import_altair
+from workbench.measure.predictions import Predictions
+from workbench.progress import StageCounter
+from workbench.request import Request, SamplingParameters
+from workbench.trace.events import Decoded, Finished, Stepped
+
+SECONDS = ("prefill_s", "decode_step_s", "decode_s", "e2el_s")
+
+
+def measure_lengths(
+    experiment: Experiment, on_progress: Callable[[str], None], predicted: Predictions
+) -> VariantResults:
+    """Measure lengths and return one row a variant.
+
+    Its `curve` has one point a length: medians over the rounds, the prediction, and the fractions of the measured
+    ceilings that the necessary FLOPs and bytes reach."""
+    work = cast(LengthsWorkload, experiment.workload)
+    variants = every_variant(experiment) or {"as given": experiment}
+    on_progress = StageCounter(on_progress, len(variants) * (1 + (work.rounds + 1) * len(work.lengths)))
+    runners: dict[str, Runner] = {}
+    for name, variant in variants.items():
+        on_progress(f"loading: {name}")
+        runners[name] = runner_for(variant)
+    rounds: list[dict[str, Any]] = []
+    for turn in range(work.rounds + 1):
+        for prompt, output in work.lengths:
+            for name, runner in runners.items():
+                on_progress(f"{f'round {turn}' if turn else 'warm-up'}: {prompt:,} in, {output:,} out, {name}")
+                found = time_request(runner, prompt, output, f"{work.seed}/{turn}")
+                if turn:
+                    rounds.append({"variant": name, "round": turn, "prompt_tokens": prompt, "output_tokens": output}
+                                  | found)  # fmt: skip
+    rows = []
+    for name, runner in runners.items():
+        told = predicted["variants"][name]
+        row: dict[str, Any] = {
+            "variant": name,
+            "settings": settings_text(experiment, name),
+            "backend": str(runner.backends),
+        }
+        row |= {"parameters": runner.model.spec.num_parameters, "weight_bytes": runner.model.weight_bytes}
+        row |= {"predicted": told, "curve": []}
+        for foretold in told["lengths"]:
+            mine = [r for r in rounds if r["variant"] == name and _same(r, foretold)]
+            row["curve"].append(_point({key: median(r[key] for r in mine) for key in SECONDS}, foretold, told))
+        rows.append(row)
+    return VariantResults(rows, {"rounds": work.rounds}, {"rounds": rounds})
+
+
+def time_request(runner: Runner, prompt: int, output: int, name: str) -> dict[str, float]:
+    """Time one request that runs alone, with an empty prefix index.
+
+    Returns the seconds of its prefill steps together, of its median decode step, of all decode steps, and from arrival
+    to the last token."""
+    runner.reset_prefix_cache()
+    draw, vocab = random.Random(f"{name}/{prompt}"), runner.model.spec.vocab_size
+    sampling = SamplingParameters(temperature=0.0, max_tokens=output, ignore_eos=True)
+    asked = Request(f"alone-{prompt}", tuple(draw.randrange(vocab) for _ in range(prompt)), sampling)
+    steps: dict[str, list[float]] = {"prefill": [], "decode": []}
+    began = ended = runner.clock()
+    for event in runner.stream([asked]):
+        if isinstance(event, Stepped):
+            steps[event.phase].append(event.wall_seconds)
+        elif isinstance(event, Decoded):
+            ended = event.time
+        elif isinstance(event, Finished) and event.reason != "length":
+            raise WorkbenchError(f"a prompt of {prompt} tokens and {output} more: {event.error or event.reason}")
+    return {
+        "prefill_s": sum(steps["prefill"]),
+        "decode_step_s": median(steps["decode"]),
+        "decode_s": sum(steps["decode"]),
+        "e2el_s": ended - began,
+    }
+
+
+def _point(found: dict[str, float], prediction: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
+    ceilings = told["flops_per_s"], told["bytes_per_s"]
+    shares = {}
+    for phase, seconds in (("prefill", found["prefill_s"]), ("decode", found["decode_step_s"])):
+        for what, ceiling in zip(("flops", "bytes"), ceilings, strict=True):
+            shares[f"{phase}_{what}_share"] = prediction[f"{phase}_{what}"] / seconds / ceiling
+    predicted = {f"predicted_{key}": prediction[key] for key in SECONDS}
+    lengths = {key: prediction[key] for key in ("prompt_tokens", "output_tokens")}
+    return {"path": "prompt tokens", "value": prediction["prompt_tokens"], **lengths, **found, **predicted, **shares}
+
+
+def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return all(one[key] == other[key] for key in ("prompt_tokens", "output_tokens"))
+
+
+WIDTH, HEIGHT = 440, 280
+PANELS = (("prefill_s", "prefill"), ("decode_step_s", "one decode step"))
+SERIES_NAMES = ["measured", "bound by this machine's ceilings"]
+Rows = Sequence[Mapping[str, Any]]
+
+
+def chart(rows: Rows, title: str) -> Any:
+    """Draw an Altair chart with logarithmic axes: prefill and one decode step against the prompt's length.
+
+    Where all rows have a single length, it shows the request's whole time against the model's size."""
+    altair = import_altair()
+    if all(len(row["curve"]) == 1 for row in rows):
+        return _by_size(altair, rows).properties(title=title)
+    panels = [_panel(altair, rows, *panel) for panel in PANELS]
+    return altair.hconcat(*panels).properties(title=title)
+
+
+def _panel(altair: Any, rows: Rows, key: str, told: str) -> Any:
+    names = [row["variant"] for row in rows]
+    points = [
+        {"variant": row["variant"], "tokens": point["prompt_tokens"], "ms": 1e3 * point[front + key], "kind": kind}
+        for row in rows
+        for point in row["curve"]
+        for kind, front in zip(SERIES_NAMES, ("", "predicted_"), strict=True)
+    ]
+    ends = min(point["tokens"] for point in points), max(point["tokens"] for point in points)
+    ticks = [2**power for power in range(ends[0].bit_length() - 1, ends[1].bit_length() + 1) if 2**power <= ends[1]]
+    x = altair.X(
+        "tokens:Q", title="prompt tokens", axis=altair.Axis(values=ticks, format="d"),
+        scale=altair.Scale(type="log", base=2, domain=[0.9 * ends[0], 1.1 * ends[1]], nice=False),
+    )  # fmt: skip
+    times = [point["ms"] for point in points]
+    y = altair.Y(
+        "ms:Q", title="milliseconds", scale=altair.Scale(type="log", domain=[0.8 * min(times), 1.25 * max(times)])
+    )
+    colour = altair.Color("variant:N", sort=names, title=None) if len(names) > 1 else altair.value("#0b6e4f")
+    base = altair.Chart(altair.Data(values=points)).encode(x=x, y=y, color=colour)
+    dash = altair.StrokeDash(
+        "kind:N", sort=SERIES_NAMES, title=None, scale=altair.Scale(domain=SERIES_NAMES, range=[[1, 0], [5, 4]])
+    )
+    lines = base.mark_line(clip=True).encode(strokeDash=dash)
+    dots = base.transform_filter(f"datum.kind == '{SERIES_NAMES[0]}'").mark_point(filled=True, size=40, opacity=1)
+    return (lines + dots).properties(width=WIDTH, height=HEIGHT, title=told)
+
+
+def _by_size(altair: Any, rows: Rows) -> Any:
+    points = [
+        {"variant": row["variant"], "parameters": row["parameters"], "ms": 1e3 * row["curve"][0][key], "kind": kind}
+        for row in rows
+        for kind, key in zip(SERIES_NAMES, ("e2el_s", "predicted_e2el_s"), strict=True)
+    ]
+    x = altair.X("parameters:Q", title="parameters", scale=altair.Scale(type="log"), axis=altair.Axis(format="~s"))
+    y = altair.Y("ms:Q", title="milliseconds of one request", scale=altair.Scale(type="log", nice=False))
+    base = altair.Chart(altair.Data(values=points)).encode(x=x, y=y)
+    dash = altair.StrokeDash(
+        "kind:N", sort=SERIES_NAMES, title=None, scale=altair.Scale(domain=SERIES_NAMES, range=[[1, 0], [5, 4]])
+    )
+    seen = base.transform_filter(f"datum.kind == '{SERIES_NAMES[0]}'")
+    names = seen.mark_text(align="right", dx=-6, dy=-10, fontSize=11).encode(text="variant:N")
+    dots = seen.mark_point(filled=True, size=50, opacity=1)
+    return (base.mark_line().encode(strokeDash=dash) + dots + names).properties(width=560, height=320)
+
+
+def svg(rows: Rows, title: str) -> str:
+    import vl_convert
+
+    return vl_convert.vegalite_to_svg(chart(rows, title).to_json())
+
+
+def png(rows: Rows, title: str) -> bytes:
+    import vl_convert
+
+    return vl_convert.vegalite_to_png(chart(rows, title).to_json(), scale=2)

@@ -1,0 +1,112 @@
+"""Prefill interference (head-of-line blocking): a long prompt arrives while other requests decode."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict, deque
+from collections.abc import Callable
+from itertools import pairwise
+from statistics import median
+from typing import Any, cast
+
+from workbench.engine.runner import Runner
+from workbench.errors import WorkbenchError
+from workbench.experiment.experiment import Experiment
+from workbench.experiment.runner import runner_for
+from workbench.experiment.settings import PrefillInterferenceWorkload
+from workbench.experiment.variants import VariantResults, every_variant, settings_text
+from workbench.measure.metrics import percentile
+from workbench.progress import StageCounter
+from workbench.request import Request, SamplingParameters
+from workbench.trace.events import Decoded, Event, Finished
+
+ProgressCallback = Callable[[str], None]
+LONG, BEHIND = "long", "behind"  # the others' names are numbers
+MEDIANS = ("longest_gap_s", "gap_s_p50", "ttft_s", "behind_ttft_s", "seconds")
+
+
+def measure_prefill_interference(
+    experiment: Experiment, on_progress: ProgressCallback = lambda line: None
+) -> VariantResults:
+    """Measure prefill interference and return one row a variant: medians over interleaved rounds after one warm-up."""
+    variants = every_variant(experiment)
+    on_progress = StageCounter(
+        on_progress, len(variants) * (cast(PrefillInterferenceWorkload, experiment.workload).rounds + 2)
+    )
+    runners: dict[str, Runner] = {}
+    for name, variant in variants.items():
+        on_progress(f"loading: {name}")
+        runners[name] = runner_for(variant)
+    rounds: list[dict[str, Any]] = []
+    for turn in range(cast(PrefillInterferenceWorkload, experiment.workload).rounds + 1):
+        for name, runner in runners.items():
+            on_progress(f"{f'round {turn}' if turn else 'warm-up'}: {name}")
+            runner.reset_prefix_cache()
+            found = run_interference_round(runner, cast(PrefillInterferenceWorkload, variants[name].workload), turn)
+            if turn:
+                rounds.append({"variant": name, "round": turn, **found})
+    rows = []
+    for name, runner in runners.items():
+        mine = [each for each in rounds if each["variant"] == name]
+        short = [ttft for each in mine for ttft in (*each["running_ttft_s"], each["behind_ttft_s"])]
+        rows.append({
+            "variant": name, "settings": settings_text(experiment, name), "backend": str(runner.backends),
+            **{key: median(each[key] for each in mine) for key in MEDIANS},
+            "short_ttft_s_p50": percentile(short, 50), "short_ttft_s_p99": percentile(short, 99),
+            "output_tokens_per_s": median(each["output_tokens"] / each["seconds"] for each in mine),
+        })  # fmt: skip
+    return VariantResults(rows, {"workload": experiment.workload.model_dump(mode="json")}, {"rounds": rounds})
+
+
+def run_interference_round(runner: Runner, workload: PrefillInterferenceWorkload, round_index: int) -> dict[str, Any]:
+    """Run one round.
+
+    Returns the gaps between tokens of the decoding requests after the long prompt's arrival; the TTFT of the long
+    request, of the short one behind it, and of the decoding ones; and the seconds from the first arrival to the last
+    end."""
+    draw, vocab, box = random.Random(f"{workload.seed}/{round_index}"), runner.model.spec.vocab_size, deque[Event]()
+    arrived: dict[str, float] = {}
+    times: dict[str, list[float]] = defaultdict(list)
+    owed: set[str] = set()
+
+    def ask(name: str, prompt: int, output: int) -> None:
+        sampling = SamplingParameters(temperature=0.0, max_tokens=output, ignore_eos=True)
+        ids = tuple(draw.randrange(vocab) for _ in range(prompt))
+        arrived[name] = runner.clock()
+        owed.add(name)
+        runner.submit(Request(name, ids, sampling), box, arrived[name])
+
+    running = [str(number) for number in range(workload.running)]
+    try:
+        for name in running:
+            ask(name, workload.prompt_tokens, workload.output_tokens)
+        while owed:
+            runner.step(box)
+            while box:
+                event = box.popleft()
+                if isinstance(event, Decoded):
+                    times[event.request_id].append(event.time)
+                elif isinstance(event, Finished):
+                    owed.discard(event.request_id)
+                    if event.reason != "length":
+                        raise WorkbenchError(f"{event.request_id}: {event.error or event.reason}")
+            if LONG not in arrived and all(len(times[name]) >= workload.after for name in running):
+                if not all(name in owed for name in running):
+                    raise WorkbenchError(
+                        f"{workload.running} requests do not run at once: one ended before all had {workload.after} tokens; "
+                        "raise schedule.max_num_seqs or workload.output_tokens"
+                    )
+                ask(LONG, workload.long_tokens, 1)
+                ask(BEHIND, workload.prompt_tokens, workload.output_tokens)
+    finally:
+        runner.cancel_all(box)
+    gaps = [(before, after - before) for name in running for before, after in pairwise(times[name])]
+    return {
+        "longest_gap_s": max(gap for before, gap in gaps if before + gap > arrived[LONG]),
+        "gap_s_p50": percentile([gap for before, gap in gaps if before + gap <= arrived[LONG]], 50),
+        "ttft_s": times[LONG][0] - arrived[LONG],
+        "behind_ttft_s": times[BEHIND][0] - arrived[BEHIND],
+        "running_ttft_s": [times[name][0] - arrived[name] for name in running],
+        "output_tokens": sum(map(len, times.values())),
+        "seconds": max(each[-1] for each in times.values()) - arrived[running[0]],
+    }

@@ -1,0 +1,151 @@
+"""Copying from context: generated code assigns an identifier at some depth, and a model has to repeat it at the end.
+
+    class Crate:
+        def __init__(self): self.total = 0
+        def push(self, ...): ...                     filler, seeded
+        def init_state(self): self.NAME = 7          at the depth asked for
+        def ...
+        def last(self): return self.NAME             scored: the name's tokens
+
+The gain is the name's log-probability less its log-probability without the assignment, in nats a token."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from workbench.engine.runner import Runner
+from workbench.errors import WorkbenchError
+from workbench.measure.quality.teacher_forcing import ForcedText, score_texts
+from workbench.prompt.tokenizer import Tokenizer
+
+VERBS = ("push", "pop", "scan", "merge", "flip", "split", "shift", "count", "trim", "wrap", "fetch", "store", "clear")
+NOUNS = (
+    "item",
+    "node",
+    "line",
+    "word",
+    "block",
+    "field",
+    "index",
+    "value",
+    "entry",
+    "point",
+    "frame",
+    "token",
+    "chunk",
+)
+OPERATIONS = ("+", "-", "*", "//", "%")
+SYLLABLES = tuple(c + v for c in "bdfgklmnprstvz" for v in "aeiou")
+
+
+@dataclass(frozen=True)
+class Snippet:
+    """One text of generated code.
+
+    `text.first_scored` is the index of the name's first token. `distance` is the number of tokens from the assigned
+    name to it, None in the text without an assignment."""
+
+    text: ForcedText
+    name: int
+    depth: float | None
+    distance: int | None
+
+
+def generate_snippets(
+    tokenizer: Tokenizer, names: int, tokens: int, depths: Sequence[float], seed: int
+) -> list[Snippet]:
+    """Generate texts for `names` invented identifiers: one without the assignment, and one for each depth.
+
+    Depth 0 is the beginning and 1 the end. All texts of a name have nearly `tokens` tokens and the same filler."""
+    made = []
+    for index in range(names):
+        draw = random.Random(f"{seed}/{index}")
+        asked = tokenizer.encode(f".{_invented(draw)}")
+        made += _for_one_name(tokenizer, index, asked, tokens, depths, draw)
+    return made
+
+
+def _for_one_name(
+    tokenizer: Tokenizer, index: int, name: list[int], tokens: int, depths: Sequence[float], draw: random.Random
+) -> list[Snippet]:
+    head = tokenizer.encode("class Crate:\n\n    def __init__(self):\n        self.total = 0\n\n")
+    ask = tokenizer.encode("    def last(self):\n        return self")
+    before, after = tokenizer.encode("    def init_state(self):\n        self"), tokenizer.encode(" = 7\n\n")
+    room = tokens - len(head) - len(before) - len(after) - len(ask) - 2 * len(name)
+    filler: list[list[int]] = []
+    while room >= (length := len(method := tokenizer.encode(_method(draw)))):
+        filler.append(method)
+        room -= length
+    if not filler:
+        raise WorkbenchError(
+            f"copying: texts of {tokens} tokens leave no room for code around the assignment; raise them"
+        )
+
+    def snippet(depth: float | None) -> Snippet:
+        place = None if depth is None else round(depth * len(filler))
+        ids, stands = list(head), None
+        for number in range(len(filler) + 1):
+            if number == place:
+                stands = len(ids) + len(before)
+                ids += [*before, *name, *after]
+            ids += filler[number] if number < len(filler) else ask
+        first = len(ids)
+        distance = None if stands is None else first - stands
+        return Snippet(ForcedText((*ids, *name), first, num_prompt_tokens=first), index, depth, distance)
+
+    return [snippet(None), *(snippet(depth) for depth in depths)]
+
+
+def _method(draw: random.Random) -> str:
+    one, other, result = draw.sample(NOUNS, 3)
+    name = f"{draw.choice(VERBS)}_{draw.choice(NOUNS)}_{draw.randrange(100)}"
+    return (
+        f"    def {name}(self, {one}, {other}):\n"
+        f"        {result} = {one} {draw.choice(OPERATIONS)} {draw.randrange(2, 10)}\n"
+        f"        if {result} > {other}:\n            return {one}\n        return {result}\n\n"
+    )
+
+
+def _invented(draw: random.Random) -> str:
+    return "_".join("".join(draw.choices(SYLLABLES, k=2)) for _ in range(2))
+
+
+def measure_copying(runner: Runner, snippets: Sequence[Snippet]) -> list[dict]:
+    """Score snippets and return one row for each snippet with an assignment.
+
+    Rows have name, depth, distance, `gain` in nats a token, and `copied`: the fraction of the name's tokens that are
+    the most likely ones."""
+    nats: list[list[float]] = [[] for _ in snippets]
+    right: list[list[bool]] = [[] for _ in snippets]
+
+    def note(index: int, first: int, logits) -> None:
+        ids = snippets[index].text.ids[first : first + len(logits)]
+        logprobs = logits.double().log_softmax(-1).cpu()
+        nats[index] += [float(row[token]) for row, token in zip(logprobs, ids, strict=True)]
+        right[index] += [int(row.argmax()) == token for row, token in zip(logprobs, ids, strict=True)]
+
+    score_texts(runner, [snippet.text for snippet in snippets], note)
+    without = {snippet.name: nats[i] for i, snippet in enumerate(snippets) if snippet.depth is None}
+    return [
+        {
+            "name": snippet.name,
+            "depth": snippet.depth,
+            "distance": snippet.distance,
+            "gain": (math.fsum(nats[i]) - math.fsum(without[snippet.name])) / len(nats[i]),
+            "copied": sum(right[i]) / len(right[i]),
+        }
+        for i, snippet in enumerate(snippets)
+        if snippet.depth is not None
+    ]
+
+
+def mean_by_depth(rows: Sequence[dict]) -> dict[float, dict[str, float]]:
+    """Return the means over names for each depth: gain, copied, distance."""
+    found = {}
+    for depth in sorted({row["depth"] for row in rows}):
+        here = [row for row in rows if row["depth"] == depth]
+        found[depth] = {key: sum(row[key] for row in here) / len(here) for key in ("gain", "copied", "distance")}
+    return found

@@ -1,0 +1,164 @@
+"""Decode steps of one sequence at several context lengths, timed for many runners in turn."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from workbench.engine.runner import Runner
+from workbench.errors import WorkbenchError
+from workbench.experiment.experiment import Experiment
+from workbench.experiment.runner import runner_for
+from workbench.experiment.settings import DecodeSpeedSettings, PoolSettings
+from workbench.experiment.variants import REFERENCE
+from workbench.memory.capacity import (
+    lasting_bytes_per_token,
+    max_concurrent_sequences,
+    meta_kv_store,
+    page_bytes,
+    spec_and_dtype,
+    split_budget_into_pages,
+)
+from workbench.request import Request, SamplingParameters
+from workbench.trace.events import Finished, Stepped
+
+ProgressCallback = Callable[[str], None]
+
+
+def time_decode_steps(
+    runners: Mapping[str, Runner],
+    contexts: Sequence[int],
+    tokens: int,
+    rounds: int,
+    on_progress: ProgressCallback = lambda line: None,
+) -> list[dict]:
+    """Time decode steps and return one row a runner and context: the seconds of each step.
+
+    Every round takes `tokens` steps of each runner in turn; one warm-up round comes first."""
+    rows = []
+    for context in contexts:
+        open_ones: dict[str, Iterator[Stepped]] = {}
+        try:
+            for name, runner in runners.items():
+                on_progress(f"decode at {context:,}: {name}")
+                open_ones[name] = _decoding(runner, context, tokens * (rounds + 1))
+                _take(open_ones[name], tokens)  # prefill, and what is compiled
+            seconds: dict[str, list[float]] = {name: [] for name in runners}
+            for _ in range(rounds):
+                for name, steps in open_ones.items():
+                    seconds[name] += [step.wall_seconds for step in _take(steps, tokens)]
+        finally:
+            for steps in open_ones.values():
+                steps.close()  # type: ignore[attr-defined]
+        rows += [
+            {
+                "variant": name, "context": context, "backend": str(runner.backends),
+                "tokens_per_s": 1 / median(seconds[name]), "step_s": seconds[name],
+            }
+            for name, runner in runners.items()
+        ]  # fmt: skip
+    return rows
+
+
+def _take(steps: Iterator[Stepped], count: int) -> list[Stepped]:
+    return [next(steps) for _ in range(count)]
+
+
+def _decoding(runner: Runner, context: int, tokens: int) -> Iterator[Stepped]:
+    """Yield the decode steps of one sequence from `context` prompt tokens on."""
+    draw = random.Random(context)
+    prompt = tuple(draw.randrange(runner.model.spec.vocab_size) for _ in range(context))
+    sampling = SamplingParameters(temperature=0.0, max_tokens=tokens + 1, ignore_eos=True)
+    events = runner.stream([Request(f"decode-{context}", prompt, sampling)])
+    try:
+        for event in events:
+            if isinstance(event, Finished) and event.reason != "length":
+                raise WorkbenchError(f"decode at a context of {context}: {event.error or event.reason}")
+            if isinstance(event, Stepped) and event.phase == "decode":
+                yield event
+    finally:
+        events.close()  # type: ignore[attr-defined]
+
+
+OUTPUT_TOKENS = 4  # tokens after the text whose memory is looked at
+
+
+def cache_bytes(runner: Runner, ids: Sequence[int]) -> dict[str, Any]:
+    """Return the bytes of the pages that one sequence of len(ids) tokens holds while it decodes, in total and a token.
+
+    Bytes are counted from the tensors. `stored_bytes_per_token` counts only the pages where tokens finally stay."""
+    sizes, pools = page_bytes(runner.store), runner.scheduler.pools
+    sampling = SamplingParameters(temperature=0.0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
+    held = tokens = 0
+    for event in runner.stream([Request("measured", tuple(ids[:-OUTPUT_TOKENS]), sampling)]):
+        if isinstance(event, Finished) and event.reason != "length":
+            raise WorkbenchError(f"memory of one sequence: {event.error or event.reason}")
+        if (
+            isinstance(event, Stepped)
+            and event.phase == "decode"
+            and (used := [pool.num_used for pool in pools]) != [0] * len(pools)
+        ):
+            tokens = runner.scheduler.running[0].num_computed_tokens
+            held = sum(count * size for count, size in zip(used, sizes, strict=True))
+    return {
+        "kv_bytes": held,
+        "kv_tokens": tokens,
+        "bytes_per_token": held / tokens,
+        "stored_bytes_per_token": lasting_bytes_per_token(runner.store),
+    }
+
+
+def measure_capacity(variants: Mapping[str, Experiment], pool: PoolSettings) -> list[dict[str, Any]]:
+    """Run as many sequences as fit into pools of `pool.bytes`, for each variant.
+
+    Returns `sequences` that the scheduler ran at once, `sequences_predicted` from the sizes, and the `pool_bytes` of
+    these pools."""
+    rows = []
+    for name, variant in variants.items():
+        variant = with_model(variant, pool.model, pool.dtype if name != REFERENCE else None)
+        page, chunk = variant.cache.page_size, variant.schedule.max_num_batched_tokens
+        spec, dtype = spec_and_dtype(variant)
+        store = meta_kv_store(spec, variant.cache, dtype)
+        tokens = pool.context or spec.max_position_embeddings
+        sizes = page_bytes(store)
+        policy = variant.cache.evict
+        evict = policy.budget_for(page, sum(sizes)) if policy is not None else None
+        pages, fit = split_budget_into_pages(store.groups, sizes, pool.bytes, tokens, chunk, page, evict)
+        ran = max_concurrent_sequences(store.groups, pages, page, tokens, chunk, fit, evict)
+        rows.append({
+            "sequences": ran, "sequences_predicted": fit, "sequence_tokens": tokens,
+            "pool_bytes": sum((count + 1) * size for count, size in zip(pages, sizes, strict=True)),
+        })  # fmt: skip
+    return rows
+
+
+def validate_contexts(variants: Mapping[str, Experiment], settings: DecodeSpeedSettings) -> None:
+    """Raise WorkbenchError where a model's context is too short for the contexts to be timed."""
+    longest = max(settings.contexts) + settings.tokens * (settings.rounds + 1)
+    for variant in variants.values():
+        context = spec_and_dtype(with_model(variant, settings.model, None))[0].max_position_embeddings
+        if longest > context:
+            raise WorkbenchError(f"workload.speed: {longest:,} tokens exceed the model's context of {context:,}")
+
+
+def measure_decode_speed(
+    variants: Mapping[str, Experiment], backend: str, settings: DecodeSpeedSettings, on_progress: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Time decode steps of the variants and return their rows; the reference decodes on the backend of the others."""
+    runners = {}
+    for name, variant in variants.items():
+        on_progress(f"loading for decode: {name}")
+        variant = with_model(variant, settings.model, settings.dtype if name != REFERENCE else None)
+        schedule = variant.schedule.model_copy(update={"max_num_seqs": 1})
+        changes: dict[str, Any] = {"schedule": schedule}
+        if settings.backend is not None or name == REFERENCE:
+            changes["backend"] = settings.backend or backend
+        runners[name] = runner_for(variant.model_copy(update=changes))
+    return time_decode_steps(runners, settings.contexts, settings.tokens, settings.rounds, on_progress)
+
+
+def with_model(experiment: Experiment, name: str | None, dtype: str | None) -> Experiment:
+    changes = {key: value for key, value in (("name", name), ("dtype", dtype)) if value is not None}
+    return experiment.model_copy(update={"model": experiment.model.model_copy(update=changes)})

@@ -1,0 +1,210 @@
+"""Teacher forcing: run known texts through a runner as if it generated them, and score each token.
+
+The run is like serving: chunked prefill and decode, pages, the cache's own format, the backend. Only the next token is
+taken from the text, and logits of more positions than the last are computed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.engine.runner import Runner, generate
+from workbench.errors import WorkbenchError
+from workbench.executors.base import Executor
+from workbench.measure.metrics import percentile
+from workbench.request import Request, SamplingParameters
+from workbench.request import Sequence as Served
+from workbench.sampling.sampler import SampledToken
+from workbench.sampling.verify import Draft
+from workbench.scheduler.plan import StepPlan
+
+LogitsCallback = Callable[[int, int, Tensor], None]
+
+
+@dataclass(frozen=True)
+class ForcedText:
+    """A tokenized text to score.
+
+    The first `num_prompt_tokens` tokens are the prompt, the others are decoded. Tokens from index `first_scored` on are
+    scored: token i by the logits at position i - 1."""
+
+    ids: tuple[int, ...]
+    first_scored: int
+    num_prompt_tokens: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.first_scored < len(self.ids) or not 1 <= self.num_prompt_tokens < len(self.ids):
+            raise ValueError(
+                f"{len(self.ids)} tokens: first {self.first_scored} and prefilled {self.num_prompt_tokens} must be in 1.."
+            )
+
+
+def score_texts(runner: Runner, texts: Sequence[ForcedText], on_logits: LogitsCallback) -> None:
+    """Run all texts with teacher forcing and pass on the logits of every scored position.
+
+    Args:
+        runner: The runner to use; its sampler and proposer are restored at the end.
+        texts: Texts to score.
+        on_logits: Receives (index of the text, index of the first scored token, logits [token, vocab]) as they are
+            computed, in order within a text.
+
+    Raises:
+        WorkbenchError: Where a text does not run to its end.
+    """
+    requests = [
+        Request(
+            str(index),
+            text.ids[: text.num_prompt_tokens],
+            SamplingParameters(temperature=0.0, max_tokens=len(text.ids) - text.num_prompt_tokens, ignore_eos=True),
+        )
+        for index, text in enumerate(texts)
+    ]
+    with _replaced(runner, _ScoringExecutor(runner.executor, texts, on_logits), _ForcedSampler(texts)):
+        ends = generate(runner, requests)
+    for name, end in ends.items():
+        if end.reason != "length":
+            raise WorkbenchError(f"text {name} of {len(texts[int(name)].ids)} tokens: {end.error or end.reason}")
+
+
+class _ScoringExecutor:
+    """An executor that requests the logits of every scored position."""
+
+    def __init__(self, inner: Executor, texts: Sequence[ForcedText], on_logits: LogitsCallback):
+        self.inner, self.texts, self.note = inner, texts, on_logits
+        self.next = [text.first_scored - 1 for text in texts]  # positions: what is computed again is not noted again
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def forward(self, plan: StepPlan) -> Tensor:
+        indices = [int(span.sequence.request_id) for span in plan.spans]
+        first = [max(span.start, self.next[index]) for span, index in zip(plan.spans, indices, strict=True)]
+        wanted = [max(0, span.end - place) for span, place in zip(plan.spans, first, strict=True)]
+        asked = [max(rows, int(span.needs_sample)) for span, rows in zip(plan.spans, wanted, strict=True)]
+        spans = tuple(span._replace(requested_logits=rows) for span, rows in zip(plan.spans, asked, strict=True))
+        logits = self.inner.forward(replace(plan, spans=spans))
+        sampled = []
+        for index, span, rows, part in zip(indices, spans, wanted, logits.split(asked), strict=True):
+            if rows:
+                self.note(index, span.end - rows + 1, part[len(part) - rows :])
+                self.next[index] = span.end
+            if span.needs_sample:
+                sampled.append(part[-1])
+        return torch.stack(sampled) if sampled else logits[:0]
+
+
+class _ForcedSampler:
+    """A sampler that returns the next token of the text."""
+
+    def __init__(self, texts: Sequence[ForcedText]):
+        self.texts = texts
+
+    def admit(self, sequence: Served) -> None: ...
+
+    def forget(self, request_id: str) -> None: ...
+
+    def verify(self, logits: Tensor, sequences: list[Served], drafts: Sequence[Draft]) -> list[list[SampledToken]]:
+        return [[SampledToken(self.texts[int(served.request_id)].ids[len(served.token_ids)])] for served in sequences]
+
+
+@contextmanager
+def _replaced(runner: Runner, executor: Any, chooser: Any) -> Iterator[None]:
+    """Replace the runner's executor and sampler and disable drafting; restore all of them at the end."""
+    own = runner.executor, runner.tracker.sampler, runner.speculator
+    runner.executor, runner.tracker.sampler, runner.speculator = executor, chooser, None
+    try:
+        yield
+    finally:
+        runner.executor, runner.tracker.sampler, runner.speculator = own
+
+
+MAX_ROWS_PER_COMPARISON = 512  # rows compared at once: the default maximum of a step
+
+
+@dataclass
+class ReferenceLogits:
+    """Logits of one runner at every scored position: a list of [token, vocab] tensors for each text."""
+
+    texts: Sequence[ForcedText]
+    rows: list[list[Tensor]] = field(default_factory=list, repr=False)
+
+    @classmethod
+    def compute(cls, runner: Runner, texts: Sequence[ForcedText]) -> ReferenceLogits:
+        found = cls(texts, [[] for _ in texts])
+        score_texts(runner, texts, lambda index, _, logits: found.rows[index].append(logits.cpu().clone()))
+        return found
+
+    def logits_from(self, index: int, first: int, count: int) -> Tensor:
+        """Return the logits of `count` tokens of a text from token `first` on: [token, vocab]."""
+        if len(self.rows[index]) > 1:
+            self.rows[index] = [torch.cat(self.rows[index])]
+        start = first - self.texts[index].first_scored
+        return self.rows[index][0][start : start + count]
+
+
+@dataclass
+class TokenDivergences:
+    """One column a metric, one row a scored token.
+
+    `nats` is the token's negative log-probability, `kl` is KL(reference || model) in nats, `same_top` tells whether
+    both have the same most likely token."""
+
+    text: list[int] = field(default_factory=list)
+    token: list[int] = field(default_factory=list)
+    nats: list[float] = field(default_factory=list)
+    kl: list[float] = field(default_factory=list)
+    same_top: list[bool] = field(default_factory=list)
+
+    def summary(self, num_bytes: int) -> dict[str, float]:
+        """Return means and percentiles over the tokens. `num_bytes` is the size of their text in bytes."""
+        return {
+            "bits_per_byte": math.fsum(self.nats) / math.log(2) / num_bytes,
+            "kl_mean": math.fsum(self.kl) / len(self.kl),
+            "kl_p99": percentile(self.kl, 99) or 0.0,
+            "kl_max": max(self.kl),
+            "same_top": sum(self.same_top) / len(self.same_top),
+            "scored_tokens": len(self.kl),
+        }
+
+
+def self_divergence(reference: ReferenceLogits) -> TokenDivergences:
+    """Return the divergences of the reference from itself, without running it again."""
+    places = TokenDivergences()
+    for index, text in enumerate(reference.texts):
+        for first in range(text.first_scored, len(text.ids), MAX_ROWS_PER_COMPARISON):
+            ids = torch.tensor(text.ids[first : first + MAX_ROWS_PER_COMPARISON])
+            rows = reference.logits_from(index, first, len(ids))
+            append_divergences(places, index, first, rows, rows, ids)
+    return places
+
+
+def measure_divergence(runner: Runner, reference: ReferenceLogits) -> TokenDivergences:
+    """Run the reference's texts through `runner` and compare the logits at every scored position. Memory: the logits of
+    one step."""
+    places = TokenDivergences()
+
+    def note(index: int, first: int, logits: Tensor) -> None:
+        ids = torch.tensor(reference.texts[index].ids[first : first + len(logits)])
+        append_divergences(places, index, first, reference.logits_from(index, first, len(logits)), logits.cpu(), ids)
+
+    score_texts(runner, reference.texts, note)
+    return places
+
+
+def append_divergences(
+    divergences: TokenDivergences, text: int, first: int, reference_logits: Tensor, logits: Tensor, ids: Tensor
+) -> None:
+    """Append rows for the logits [token, vocab] of both models and the tokens that followed, computed in float64."""
+    p, q = reference_logits.double().log_softmax(-1), logits.double().log_softmax(-1)
+    kl = (p.exp() * (p - q)).sum(-1).clamp_min(0.0)
+    divergences.text += [text] * len(ids)
+    divergences.token += range(first, first + len(ids))
+    divergences.nats += (-q.gather(-1, ids[:, None])[:, 0]).tolist()
+    divergences.kl += kl.tolist()
+    divergences.same_top += (p.argmax(-1) == q.argmax(-1)).tolist()

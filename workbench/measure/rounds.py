@@ -1,0 +1,108 @@
+"""Closed-loop clients: each sends its next request when its last answer has ended."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+
+from workbench.engine.replay import replay
+from workbench.engine.runner import Runner
+from workbench.progress import Progress
+from workbench.request import Request
+from workbench.trace.events import Decoded, Event, Finished, Prefilled
+from workbench.trace.script import StepScript
+
+POLL_SECONDS = 0.01  # maximum seconds between two looks at the clock
+
+
+def stream_closed_loop(
+    runner: Runner,
+    requests: list[Request],
+    clients: int,
+    think_seconds: float,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[Event]:
+    """Stream events as `runner.stream` does, for a fixed number of clients.
+
+    Submits `clients` requests at first and the next one `think_seconds` after one has ended. Closing the iterator
+    cancels running requests."""
+    began, box = runner.clock(), deque[Event]()
+    coming, owed = deque(requests), dict[str, int]()  # Finished events to come, by request
+    due = [(0.0, number) for number in range(min(clients, len(coming)))]
+    numbers = len(due)
+    try:
+        while due or owed:
+            while due and began + due[0][0] <= runner.clock():
+                arrival, _ = heapq.heappop(due)
+                request = replace(coming.popleft(), arrival=arrival)
+                owed[request.request_id] = runner.submit(request, box, began + arrival)
+            if owed and not box:
+                runner.step(box)
+            elif not box:
+                sleep(max(0.0, min(POLL_SECONDS, began + due[0][0] - runner.clock())))
+            while box:
+                event = box.popleft()
+                if isinstance(event, Finished):
+                    owed[event.request_id] -= 1
+                    if not owed[event.request_id]:
+                        del owed[event.request_id]
+                        if numbers < len(requests):
+                            heapq.heappush(due, (runner.clock() - began + think_seconds, numbers))
+                            numbers += 1
+                yield event
+    finally:
+        runner.cancel_all(box)
+
+
+def run_requests(
+    runner: Runner,
+    requests: list[Request],
+    title: str,
+    progress: bool,
+    clients: tuple[int, float] | None = None,
+    script: StepScript | None = None,
+) -> float:
+    """Run `requests` to their ends and return the wall seconds.
+
+    Args:
+        runner: The runner.
+        requests: Requests with their arrival times.
+        title: Text of the progress bar.
+        progress: Show the progress bar.
+        clients: Number of closed-loop clients and their pause in seconds; None submits at arrival times.
+        script: Recorded batches to repeat.
+    """
+    if script is not None:
+        events = replay(runner, requests, script)
+    else:
+        events = runner.stream(requests) if clients is None else stream_closed_loop(runner, requests, *clients)
+    total = sum(len(r.prompt_ids) + r.sampling.max_tokens for r in requests)
+    began = time.perf_counter()
+    with Progress(total=total, desc=title, unit="token", disable=not progress) as bar:
+        for event in events:
+            bar.update(_tokens(event))
+        bar.total = bar.n  # a text may end before max_tokens
+        bar.refresh()
+    return time.perf_counter() - began
+
+
+def _tokens(event: Event) -> int:
+    return event.tokens if isinstance(event, Prefilled) else int(isinstance(event, Decoded))
+
+
+@contextmanager
+def torch_threads(count: int | str) -> Iterator[None]:
+    """Set torch's threads for the duration of a run and restore them after; `auto` leaves them."""
+    before = torch.get_num_threads()
+    if isinstance(count, int):
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

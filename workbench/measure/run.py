@@ -1,0 +1,243 @@
+"""Run an experiment: from its value to a run folder."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from compiled_kernels import Backend, backend_problems
+from workbench.engine.load import load
+from workbench.engine.replay import ReplayDiverged
+from workbench.engine.runner import Runner
+from workbench.errors import WorkbenchError
+from workbench.experiment.build import clients_of, requests_of
+from workbench.experiment.experiment import Experiment
+from workbench.experiment.runner import runner_for
+from workbench.machine.ceilings import ceilings_for
+from workbench.machine.environment import environment
+from workbench.machine.processor import cpu_times, others_cpu_share
+from workbench.measure.goodput import recorded_goodput
+from workbench.measure.metrics import summarize
+from workbench.measure.rounds import run_requests, torch_threads
+from workbench.progress import Progress, discard, to_stderr
+from workbench.runs.folder import writing
+from workbench.runs.record import Record, RunFolder
+from workbench.simulate.executor_settings import SimulatedExecutor
+from workbench.trace.events import Finished, Scheduled
+from workbench.trace.perfetto import chrome_trace
+from workbench.trace.recorder import Recorder
+from workbench.trace.script import StepScript
+
+
+def run(
+    experiment: Experiment | Path | str,
+    out: Path | str = "runs",
+    name: str | None = None,
+    progress: bool = True,
+    script: StepScript | None = None,
+) -> Record:
+    """Run an experiment and write its folder below `out`.
+
+        record = workbench.run("experiments/first_light.yaml")
+        record.requests, record.steps, record.summary
+
+    The folder is created before any computing. An interrupted run leaves a folder marked as incomplete.
+
+    Args:
+        experiment: An experiment, or the path of its YAML file.
+        out: Parent folder.
+        name: Prefix of the folder's name; None is the name of the YAML file, or `run`.
+        progress: Show progress on stderr.
+        script: Batches recorded by an earlier run, to be repeated whatever the clock says.
+
+    Raises:
+        WorkbenchError: For a mistake in the experiment; no folder is left.
+        Diverged: Where the batches of `script` cannot be repeated.
+    """
+    if not isinstance(experiment, Experiment):
+        experiment, name = Experiment.from_file(experiment), name or Path(experiment).stem
+    name = name or "run"
+    if script is not None and (experiment.is_comparison or isinstance(experiment.executor, SimulatedExecutor)):
+        raise WorkbenchError("replay: is for one real run of requests; a simulated one is the same without it")
+    if experiment.is_comparison:
+        from workbench.measure.compare_variants import run_comparison  # which runs variants by what is here
+
+        return run_comparison(experiment, out, name, progress)
+    if experiment.measure.rounds > 1:
+        raise WorkbenchError("measure.rounds: is for variants, which are measured in turn; give some, or leave it 1")
+    if isinstance(experiment.executor, SimulatedExecutor):
+        from workbench.measure.simulation import run_simulated
+
+        return run_simulated(experiment, out, name)
+    with writing(out, name) as folder:
+        return _measured(experiment, folder, progress, script)
+
+
+def _measured(experiment: Experiment, folder: RunFolder, progress: bool, script: StepScript | None) -> Record:
+    folder.write_text("experiment.yaml", experiment.to_yaml())
+    with torch_threads(experiment.measure.threads):
+        try:
+            runner = runner_for(experiment, to_stderr if progress else discard)
+            requests = requests_of(experiment, runner.tokenizer, runner.model.spec.vocab_size)
+            clients = clients_of(experiment)
+        except WorkbenchError:
+            shutil.rmtree(folder.path, ignore_errors=True)  # nothing was computed: a mistake leaves no folder
+            raise
+        recorder = Recorder()
+        backend, reason = str(runner.backends), runner.backends.reason
+        surroundings = environment()
+        folder.write_json("environment.json", {**surroundings, "backend": {"name": backend, "reason": reason}})
+        for index in range(experiment.measure.warmup):
+            title = f"warm-up {index + 1} (compiling)" if backend != "eager" else "warm-up"
+            run_requests(runner, requests, title, progress, clients)
+        runner.reset_prefix_cache()  # what the warm-up left would be found
+        runner.telemetry.listener = recorder.record
+        before = cpu_times()
+        try:
+            run_requests(runner, requests, "measured run", progress, clients, script)
+        except ReplayDiverged:
+            shutil.rmtree(folder.path, ignore_errors=True)
+            raise
+        busy = others_cpu_share(before)
+        if runner.backends.reason != reason:  # blocks turned out to fail
+            backend, reason = str(runner.backends), runner.backends.reason
+            folder.write_json("environment.json", {**surroundings, "backend": {"name": backend, "reason": reason}})
+        runner.telemetry.listener = None
+        summary = summarize(recorder.requests(), recorder.steps(), recorder.tokens(), recorder.checks())
+        summary["goodput"] = recorded_goodput(recorder, experiment.measure.slo, summary["wall_s"])
+        summary["backend"] = {"name": backend, "reason": reason}
+        artifacts = summary["artifacts"] = dict(runner.executor.artifacts)
+        summary["others_cpu_share"] = busy
+        summary["replayed_steps"] = len(script.steps) if script is not None else None
+        summary["model"] = _model_figures(runner)
+        summary["kv"] = _cache_figures(runner, summary)
+        if experiment.measure.ceilings:
+            summary["roofline"] = _roofline(runner, summary, progress)
+    for table in ("requests", "steps", "tokens", "decisions", "spans", "inputs"):
+        folder.write_table(f"{table}.parquet", getattr(recorder, table)())
+    if checks := recorder.checks():
+        folder.write_table("checks.parquet", checks)
+    trace = {
+        **chrome_trace(recorder),
+        "otherData": {"backend": backend, "backend_reason": reason, "artifacts": artifacts},
+    }
+    folder.write_json("trace.json", trace, indent=None)
+    folder.write_json("summary.json", summary)
+    return Record.open(folder.finish())
+
+
+def _model_figures(runner: Runner) -> dict:
+    spec = runner.model.spec
+    dtype = str(runner.model.dtype).removeprefix("torch.")
+    return {
+        "name": spec.name,
+        "parameters": spec.num_parameters,
+        "dtype": dtype,
+        "weights": runner.model.format.blocks,
+        "activations": runner.model.format.activations,
+        "weight_bytes": runner.model.weight_bytes,
+    }
+
+
+def _cache_figures(runner: Runner, summary: dict) -> dict:
+    store = runner.store
+    return {
+        "page_size": store.page_size,
+        "pages": sum(store.num_pages),
+        "pages_used_peak": summary["pages_used_peak"],
+        "bytes_per_token_formula": store.bytes_per_token,
+        "bytes_used_peak": summary["kv_bytes_peak"],
+        "bytes_allocated": store.bytes,
+        "bytes_allocated_formula": store.expected_bytes,
+    }
+
+
+def _roofline(runner: Runner, summary: dict, progress: bool) -> dict:
+    """Compare decode and prefill with this machine's measured ceilings at the size of the working set."""
+    working_set = runner.model.weight_bytes + summary["kv"]["bytes_used_peak"]
+    dtype = summary["model"]["dtype"]
+    dtypes = (dtype,) if dtype in ("float32", "bfloat16") else ("float32",)
+    if progress:
+        Progress.write("measuring what this machine reads and multiplies at best", file=sys.stderr)
+    compiled = backend_problems()[Backend.INDUCTOR] is None
+    ceilings = ceilings_for(working_set, dtypes=dtypes, compiled=compiled)
+    read, gemm = ceilings.read_ceiling(working_set), ceilings.gemm_ceiling(dtypes[0])
+    figures = {
+        "working_set_bytes": working_set,
+        "read_ceiling_bytes_per_s": read.value,
+        "read_level": read.level,
+        "gemm_ceiling_flops_per_s": gemm.value,
+        "gemm_dtype": gemm.dtype,
+    }
+    for name in ("prefill", "decode"):
+        phase = summary["phases"][name]
+        if not phase["steps"]:
+            continue
+        predicted = ceilings.roofline_seconds(
+            phase["predicted_flops"], phase["predicted_bytes"], dtypes[0], working_set
+        )
+        figures[name] = {
+            "predicted_s": predicted,
+            "measured_s": phase["forward_s"],
+            "share_of_roofline": predicted / phase["forward_s"],
+            "share_of_read_ceiling": phase["bytes_per_s"] / read.value,
+            "share_of_gemm_ceiling": phase["flops_per_s"] / gemm.value,
+        }
+    return figures
+
+
+def generate_text(
+    prompt: str,
+    model: str,
+    backend: str,
+    dtype: str,
+    sampling: dict[str, Any],
+    on_text: Callable[[str], None],
+    on_progress: Callable[[str], None] = to_stderr,
+    speculate: Any = "none",
+) -> dict:
+    """Continue one prompt and return text, ids, finish reason, usage and metrics.
+
+    Args:
+        prompt: Text to continue.
+        model, backend, dtype, speculate: As in `workbench.load`.
+        sampling: Fields of `SamplingParameters`.
+        on_text: Called with the prompt once it is known to run, then with each piece of text.
+        on_progress: Called with a line of text at each stage of loading.
+    """
+    recorder = Recorder()
+    runner = load(
+        model,
+        backend=backend,
+        dtype=dtype,
+        max_num_seqs=1,
+        listener=recorder.record,
+        report=on_progress,
+        speculate=speculate,
+    )
+    finished = Finished(0.0)
+    for event in runner.stream(prompt, **sampling):
+        admitted = isinstance(event, Scheduled) and event.action == "admitted"
+        on_text(prompt if admitted else event.text)
+        if isinstance(event, Finished):
+            finished = event
+    summary = summarize(recorder.requests(), recorder.steps(), recorder.tokens(), recorder.checks())
+    metrics = {key: summary[key]["mean"] for key in ("ttft_s", "tpot_s", "e2el_s")}
+    metrics["output_tokens_per_s"] = summary["output_tokens_per_s"]
+    metrics["backend"] = str(runner.backends)
+    metrics["speculation"] = summary["speculation"]
+    return {
+        "text": finished.output_text,
+        "token_ids": list(finished.token_ids),
+        "finish_reason": finished.reason,
+        "error": finished.error or None,
+        "usage": {
+            "prompt_tokens": finished.prompt_tokens,
+            "completion_tokens": len(finished.token_ids),
+            "total_tokens": finished.prompt_tokens + len(finished.token_ids),
+        },
+        "metrics": metrics,
+    }

@@ -1,0 +1,280 @@
+"""The instance that an experiment's model, cache, scheduler and executor settings describe."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from workbench.engine.load import AUTO_CACHE_BYTES, DTYPES
+from workbench.errors import WorkbenchError
+from workbench.experiment.build import clients_of, requests_of
+from workbench.experiment.experiment import SLO, Experiment
+from workbench.kv_cache.settings import NoOffload, RadixPrefixCache
+from workbench.machine.ceilings import ceilings_for
+from workbench.measure.goodput import goodput
+from workbench.measure.metrics import distribution, metrics_by_group
+from workbench.memory.capacity import meta_kv_store, page_bytes, spec_and_dtype
+from workbench.model.cost import StepCostModel
+from workbench.model.memory import weight_bytes
+from workbench.prompt.tokenizer import Tokenizer
+from workbench.runs.record import Record
+from workbench.scheduler.policies import parse_policy
+from workbench.scheduler.scheduler import SchedulerLimits
+from workbench.simulate.arrival import Arrival
+from workbench.simulate.events import FleetEventAdapter
+from workbench.simulate.executor_settings import SimulatedExecutor
+from workbench.simulate.fleet import Fleet, FleetListener, InstanceFailure, InstancePool, KVTransfer
+from workbench.simulate.instance import Instance, InstanceSpec, instance_spec
+from workbench.simulate.job import SimulatedRequest, symbolic_prompt
+from workbench.simulate.roofline import Hardware, ModelSizes, named_hardware, roofline_step_times
+from workbench.simulate.source import ClosedLoopSource, OpenLoopSource, TrafficSource, source_of
+from workbench.simulate.step_times import TICKS_PER_SECOND, StepTimeModel, fit_step_times
+from workbench.simulate.traffic_settings import TrafficWorkload
+from workbench.trace.events import Event
+
+THIS_MACHINE = "here"
+
+
+def sizes_of(experiment: Experiment) -> ModelSizes:
+    """Return the model's weight and cache bytes in the experiment's formats, without loading it."""
+    spec, dtype = spec_and_dtype(experiment)
+    model, cache = experiment.model, experiment.cache
+    store = meta_kv_store(spec, cache, dtype)
+    weights = weight_bytes(spec, DTYPES[dtype].itemsize, model.format)
+    return ModelSizes(spec, weights, store.groups, tuple(size / cache.page_size for size in page_bytes(store)))
+
+
+def step_cost_of(sizes: ModelSizes) -> StepCostModel:
+    """Return the cost model of a step: FLOPs and bytes, counted as the real runner counts them."""
+    weight = sizes.weight_bytes / sizes.spec.num_parameters
+    numbers = sum(layer.attention.cache_values_per_token for layer in sizes.spec.layers)
+    return StepCostModel(sizes.spec, weight, weight, sizes.lasting_bytes / numbers)
+
+
+def hardware_for(executor: SimulatedExecutor, sizes: ModelSizes, dtype: str) -> Hardware:
+    """Return the named hardware, the given one, or this machine's measured ceilings for a model of this size."""
+    if isinstance(executor.hardware, Hardware):
+        return executor.hardware
+    if executor.hardware != THIS_MACHINE:
+        return named_hardware(executor.hardware)
+    kind = dtype if dtype in ("float32", "bfloat16") else "float32"
+    working_set = round(sizes.weight_bytes)
+    ceilings = ceilings_for(working_set, dtypes=(kind,))
+    reads, flops = ceilings.read_ceiling(working_set).value, ceilings.gemm_ceiling(kind).value
+    memory = (sizes.weight_bytes + AUTO_CACHE_BYTES) / executor.memory
+    return Hardware(name=THIS_MACHINE, flops=flops, bandwidth=reads, memory=memory, link=reads, network=reads, host=reads,
+                    source="measured on this machine")  # fmt: skip
+
+
+def instance_spec_for(experiment: Experiment) -> InstanceSpec:
+    """Return the instance that an experiment simulates. Raises WorkbenchError where the model leaves no memory for a
+    cache."""
+    executor = simulated_executor_of(experiment)
+    sizes, dtype = sizes_of(experiment), spec_and_dtype(experiment)[1]
+    hardware, schedule, cache = hardware_for(executor, sizes, dtype), experiment.schedule, experiment.cache
+    prefix = cache.prefix
+    return instance_spec(
+        sizes,
+        hardware,
+        SchedulerLimits(
+            schedule.max_num_seqs, schedule.max_num_batched_tokens, schedule.chunk_tokens, schedule.chunked_prefill
+        ),
+        gpus=executor.gpus,
+        page_size=cache.page_size,
+        memory_share=executor.memory,
+        pages=None if cache.pages == "auto" else cache.pages,
+        prefix=isinstance(prefix, RadixPrefixCache),
+        ttl=prefix.ttl if isinstance(prefix, RadixPrefixCache) else None,
+        policy=parse_policy(schedule.policy, schedule.kind),
+        times=_times(executor, sizes, hardware),
+    )
+
+
+def pools_for(experiment: Experiment, spec: InstanceSpec) -> tuple[InstancePool, InstancePool | None, KVTransfer]:
+    """Return the prefill and decode pools of such instances, and the cost of a KV transfer between them."""
+    executor = simulated_executor_of(experiment)
+    pool, decode = InstancePool(spec, executor.instances, executor.router), executor.decode
+    if decode is None:
+        return pool, None, KVTransfer()
+    hardware = hardware_for(executor, sizes_of(experiment), spec_and_dtype(experiment)[1])
+    speed = decode.bytes_per_second or hardware.network * executor.gpus
+    receiving = replace(spec, arrives=True, prefix=False, ttl=None)
+    return pool, InstancePool(receiving, decode.instances, decode.router), KVTransfer(speed, decode.latency)
+
+
+def failures_of(experiment: Experiment) -> tuple[InstanceFailure, ...]:
+    return tuple(
+        InstanceFailure(each.instance, each.at, each.down) for each in simulated_executor_of(experiment).failures
+    )
+
+
+def simulated_executor_of(experiment: Experiment) -> SimulatedExecutor:
+    if not isinstance(experiment.executor, SimulatedExecutor):
+        raise WorkbenchError("executor: this is simulated; write `executor: {kind: simulated}`")
+    if (samples := experiment.sampling.num_sequences) > 1:
+        raise WorkbenchError(f"sampling: {samples} samples or beams; a simulated run has one a request: give n 1")
+    if experiment.cache.evict is not None or not isinstance(experiment.cache.offload, NoOffload):
+        raise WorkbenchError("cache: evict and offload are not simulated; take them out, or run with executor: real")
+    if experiment.speculate.kind != "none":
+        raise WorkbenchError("speculate: a clock does not know which proposals are accepted; run with executor: real")
+    if experiment.batch_invariant:
+        raise WorkbenchError("batch_invariant: a clock computes no bits; take it out, or run with executor: real")
+    schedule = experiment.schedule
+    if schedule.preemption_mode == "offload" or schedule.overflow != "refuse":
+        which = (
+            "preemption_mode: offload" if schedule.preemption_mode == "offload" else f"overflow: {schedule.overflow}"
+        )
+        raise WorkbenchError(f"schedule.{which} is not simulated; take it out, or run with executor: real")
+    return experiment.executor
+
+
+def _times(executor: SimulatedExecutor, sizes: ModelSizes, hardware: Hardware) -> StepTimeModel:
+    if executor.steps is not None:
+        return fit_step_times(Record.open(executor.steps).steps.to_pylist(), executor.steps)
+    shares = (executor.compute_share, executor.memory_share, executor.overhead)
+    return roofline_step_times(sizes, hardware, executor.gpus, *shares)
+
+
+def fleet_for(
+    experiment: Experiment, on_event: Callable[[Event], None] | None = None, tokenizer: Tokenizer | None = None
+) -> Fleet:
+    """Build the fleet of an experiment with its traffic.
+
+    Args:
+        experiment: An experiment with a simulated executor.
+        on_event: Receives every event; None records none.
+        tokenizer: Encodes the texts of workloads other than traffic.
+    """
+    machine = instance_spec_for(experiment)
+    pool, decode, transfer = pools_for(experiment, machine)
+    listener: FleetListener | None = (
+        FleetEventAdapter(on_event, step_cost_of(sizes_of(experiment))) if on_event is not None else None
+    )
+    source, prompts = _source(experiment, tokenizer)
+    return Fleet(
+        source, pool, decode, transfer=transfer, failures=failures_of(experiment), prompts=prompts, listener=listener
+    )
+
+
+def _source(experiment: Experiment, tokenizer: Tokenizer | None) -> tuple[TrafficSource, Callable]:
+    workload = experiment.workload
+    if isinstance(workload, TrafficWorkload):
+        return source_of(workload), symbolic_prompt
+    requests = requests_of(experiment, tokenizer, spec_and_dtype(experiment)[0].vocab_size)
+    arrivals = [
+        Arrival(request.arrival, len(request.prompt_ids), request.sampling.max_tokens, request.request_id)
+        for request in requests
+    ]
+    clients = clients_of(experiment)
+    source = OpenLoopSource(arrivals) if clients is None else ClosedLoopSource(arrivals, *clients)
+    return source, lambda arrival, number: requests[number].prompt_ids
+
+
+def fleet_metrics(fleet: Fleet, slo: SLO, started_at: float) -> dict[str, Any]:
+    """Summarize a fleet's requests, with units in the names. `started_at` is the wall clock's time at its start."""
+    jobs = fleet.jobs
+    figures = [request_metrics_of(job) for job in jobs]
+    done = [each for each in figures if each["e2el_s"] is not None]
+    seconds = (fleet.now - jobs[0].arrival_time) / TICKS_PER_SECOND if jobs else 0.0
+    prompt, cached = sum(job.arrival.prompt_tokens for job in jobs if not job.error), sum(j.cached_tokens for j in jobs)
+    return {
+        "requests": {
+            "submitted": fleet.submitted,
+            "finished": fleet.finished,
+            "failed": fleet.failed,
+            "in_flight": fleet.in_flight,
+            "retries": sum(job.retries for job in jobs),
+            "num_preemptions": sum(job.num_preemptions for job in jobs),
+            "errors": dict(Counter(job.error for job in jobs if job.error).most_common(3)),
+        },
+        "tokens": {
+            "prompt": prompt,
+            "output": sum(job.generated_tokens for job in jobs),
+            "cached": cached,
+            "written": sum(job.written_tokens for job in jobs),
+            "computed": sum(job.computed_tokens for job in jobs),
+        },
+        "simulated_s": seconds,
+        "wall_s": time.perf_counter() - started_at,
+        "output_tokens_per_s": sum(job.generated_tokens for job in jobs) / seconds if seconds else None,
+        **{
+            name: distribution(each[name] for each in done)
+            for name in ("ttft_s", "tpot_s", "e2el_s", "queue_s", "longest_gap_s")
+        },
+        "by_tenant": metrics_by_group(done, "tenant", distribution),
+        "by_priority": metrics_by_group(done, "priority", distribution),
+        "goodput": goodput(figures, slo, seconds),
+        "cache_hit_rate": cached / prompt if prompt and any(i.spec.prefix for i in fleet.instances) else None,
+        "cache_waste": cache_waste(fleet.instances),
+        "instances": [instance_metrics(instance, fleet.now) for instance in fleet.instances],
+    }
+
+
+def request_metrics_of(job: SimulatedRequest) -> dict[str, Any]:
+    """Return the metrics of one request; None for what did not happen."""
+
+    def since(ticks: int | None) -> float | None:
+        return None if ticks is None else (ticks - job.arrival_time) / TICKS_PER_SECOND
+
+    first, done = job.first_token, job.finish_time is not None and not job.error
+    more = job.generated_tokens - 1
+    return {
+        "request_id": job.name,
+        "tenant": job.arrival.tenant,
+        "priority": job.arrival.priority,
+        "instance": job.instances[-1] if job.instances else None,
+        "prompt_tokens": job.arrival.prompt_tokens,
+        "output_tokens": job.generated_tokens,
+        "cached_tokens": job.cached_tokens,
+        "written_tokens": job.written_tokens,
+        "retries": job.retries,
+        "queue_s": since(job.first_scheduled),
+        "ttft_s": since(first),
+        "tpot_s": (job.last_token - first) / TICKS_PER_SECOND / more if first is not None and more > 0 else None,
+        "longest_gap_s": job.longest_gap / TICKS_PER_SECOND if more > 0 else None,
+        "e2el_s": since(job.last_token) if done else None,
+    }
+
+
+def cache_waste(instances: list[Instance]) -> float | None:
+    """Return the fraction of the pages in use that holds no tokens, over all steps.
+
+    Returns None where pages are shared or freed early, since token counts then do not measure page use."""
+    tables = [table for instance in instances for table in instance.spec.tables]
+    if any(instance.spec.prefix for instance in instances) or any(
+        t.sliding_window is not None or t.is_delayed for t in tables
+    ):
+        return None
+    reserved = sum(instance.counters.reserved_tokens for instance in instances)
+    return 1 - sum(instance.counters.stored_tokens for instance in instances) / reserved if reserved else None
+
+
+def instance_metrics(instance: Instance, now: int) -> dict[str, Any]:
+    tally = instance.counters
+    return {
+        "instance": instance.number,
+        "steps": tally.steps,
+        "plans": tally.plans,
+        "utilization": tally.busy_ticks / now if now else None,
+        "sequences_mean": tally.sequence_steps / tally.steps if tally.steps else None,
+        "sequences_max": tally.max_sequences,
+        "prefill_tokens": tally.prefill_tokens,
+        "decode_tokens": tally.decode_tokens,
+    }
+
+
+def describe_simulation(experiment: Experiment) -> dict[str, Any]:
+    """Describe the simulated instances as far as the experiment does not."""
+    machine, executor = instance_spec_for(experiment), simulated_executor_of(experiment)
+    return {
+        "model": sizes_of(experiment).spec.name,
+        "step_times": machine.times.name,
+        "instances": executor.instances + (executor.decode.instances if executor.decode else 0),
+        "pages": list(machine.pages),
+        "page_size": machine.page_size,
+        "cache_tokens": min(machine.pages) * machine.page_size,
+        "kv_bytes_per_token": machine.kv_bytes_per_token,
+    }

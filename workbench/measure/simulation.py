@@ -1,0 +1,260 @@
+"""Run a simulated experiment: the files of a real run, from events at simulated times."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from workbench.engine.load import BUNDLED_MODELS
+from workbench.errors import WorkbenchError
+from workbench.experiment.experiment import Experiment
+from workbench.experiment.variants import VariantResults, every_variant, settings_text
+from workbench.machine.environment import environment
+from workbench.measure.chart import import_altair
+from workbench.measure.goodput import recorded_goodput
+from workbench.measure.metrics import percentile, summarize
+from workbench.measure.simulated import describe_simulation, fleet_for, fleet_metrics, request_metrics_of, sizes_of
+from workbench.progress import StageCounter
+from workbench.prompt.tokenizer import Tokenizer
+from workbench.runs.folder import writing
+from workbench.runs.record import Record, RunFolder
+from workbench.simulate.fleet import Fleet
+from workbench.simulate.step_times import TICKS_PER_SECOND
+from workbench.trace.perfetto import chrome_trace
+from workbench.trace.recorder import Recorder
+
+SIMULATED_BACKEND = "simulated"
+
+
+def run_simulated(experiment: Experiment, out: Path | str = "runs", name: str = "run") -> Record:
+    """Simulate `experiment` and write its folder below `out`. No model runs, so there is no warm-up."""
+    with writing(out, name) as folder:
+        return _simulated(experiment, folder)
+
+
+def _simulated(experiment: Experiment, folder: RunFolder) -> Record:
+    folder.write_text("experiment.yaml", experiment.to_yaml())
+    began, recorder = time.perf_counter(), Recorder()
+    try:
+        fleet = fleet_for(experiment, recorder.record, tokenizer_of(experiment)).run()
+        told = describe_simulation(experiment)
+    except WorkbenchError:
+        shutil.rmtree(folder.path, ignore_errors=True)
+        raise
+    reason = told["step_times"]
+    folder.write_json("environment.json", {**environment(), "backend": {"name": SIMULATED_BACKEND, "reason": reason}})
+    summary = summarize(recorder.requests(), recorder.steps(), recorder.tokens())
+    summary |= {
+        "goodput": recorded_goodput(recorder, experiment.measure.slo, summary["wall_s"]),
+        "backend": {"name": SIMULATED_BACKEND, "reason": reason},
+        "artifacts": {},
+        "others_cpu_share": None,
+        "model": {"name": told["model"], "weight_bytes": sizes_of(experiment).weight_bytes},
+        "kv": _cache_figures(fleet, told, summary),
+        "simulated": {**fleet_metrics(fleet, experiment.measure.slo, began), "about": told},
+    }
+    for table in ("requests", "steps", "tokens", "decisions"):
+        folder.write_table(f"{table}.parquet", getattr(recorder, table)())
+    folder.write_table("jobs.parquet", [request_metrics_of(job) for job in fleet.jobs])
+    folder.write_json(
+        "trace.json", {**chrome_trace(recorder), "otherData": {"backend": SIMULATED_BACKEND}}, indent=None
+    )
+    folder.write_json("summary.json", summary)
+    return Record.open(folder.finish())
+
+
+def tokenizer_of(experiment: Experiment) -> Tokenizer | None:
+    """Return the tokenizer of the model's folder; None for a named shape."""
+    folder = BUNDLED_MODELS.get(experiment.model.name, Path(experiment.model.name))
+    return Tokenizer.from_folder(folder) if folder.is_dir() else None
+
+
+def _cache_figures(fleet: Fleet, simulation: dict[str, Any], summary: dict[str, Any]) -> dict[str, Any]:
+    pages = sum(sum(instance.spec.pages) for instance in fleet.instances)
+    size = sum(
+        count * each
+        for instance in fleet.instances
+        for count, each in zip(instance.spec.pages, instance.spec.page_bytes, strict=True)
+    )
+    return {
+        "page_size": simulation["page_size"],
+        "pages": pages,
+        "pages_used_peak": summary["pages_used_peak"],
+        "bytes_per_token_formula": round(simulation["kv_bytes_per_token"]),
+        "bytes_used_peak": summary["kv_bytes_peak"],
+        "bytes_allocated": size,
+        "bytes_allocated_formula": size,
+    }
+
+
+SCHEDULER_DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 2048}  # of a server, not of this machine
+
+
+def simulation_experiment(
+    model: str,
+    executor: dict[str, Any],
+    workload: dict[str, Any],
+    slo: dict[str, float],
+    prefix: bool = False,
+    changes: tuple[str, ...] = (),
+) -> Experiment:
+    """Build an experiment from command line arguments; `changes` are those of `workbench run --set`."""
+    plain = Experiment.from_values(
+        {
+            "question": "How would this traffic be served?",
+            "model": {"name": model},
+            "cache": {"prefix": "radix" if prefix else "off"},
+            "schedule": SCHEDULER_DEFAULTS,
+            "workload": workload,
+            "executor": executor,
+            "measure": {"slo": slo},
+        },
+        "simulate",
+    )
+    return plain.with_(*changes) if changes else plain
+
+
+def simulate_experiment(experiment: Experiment, until: float | None = None) -> dict[str, Any]:
+    """Simulate an experiment up to second `until` and return its metrics and a description."""
+    began = time.perf_counter()
+    fleet = fleet_for(experiment).run(until)
+    return {**fleet_metrics(fleet, experiment.measure.slo, began), "about": describe_simulation(experiment)}
+
+
+SHORT_PROMPT_TOKENS = 2048  # tokens of a prompt up to which it is short
+SPREADS = ("ttft_s", "tpot_s", "longest_gap_s", "e2el_s", "queue_s")
+
+
+def measure_simulated_variants(experiment: Experiment, on_progress: Callable[[str], None]) -> VariantResults:
+    """Simulate every variant and return one row each, with a `curve` where one setting is swept."""
+    variants = every_variant(experiment)
+    path, values = (experiment.sweep and experiment.sweep.one_axis) or ("", ())
+    on_progress = StageCounter(on_progress, len(variants) * (1 + len(values)))
+    points = {  # all are built before the first is run: a wrong one is reported at once
+        name: [variant.single({path: value}, "sweep") for value in values] for name, variant in variants.items()
+    }
+    rows, requests = [], []
+    for name, variant in variants.items():
+        on_progress(name)
+        fleet, figures = _simulate_variant(variant)
+        row = {"variant": name, "settings": settings_text(experiment, name), **figures}
+        requests += [{"variant": name, **request_metrics_of(job)} for job in fleet.jobs]
+        if values:
+            row["curve"] = []
+            for value, point in zip(values, points[name], strict=True):
+                on_progress(f"{name}: {path}={value}")
+                found = figures if point == variant else _simulate_variant(point)[1]
+                row["curve"].append({"path": path, "value": value, **found})
+        rows.append(row)
+    return VariantResults(rows, {"requests": rows[0]["submitted"]}, {"requests": requests})
+
+
+def _simulate_variant(experiment: Experiment) -> tuple[Fleet, dict[str, Any]]:
+    began = time.perf_counter()
+    fleet = fleet_for(experiment, tokenizer=tokenizer_of(experiment)).run()
+    return fleet, _row(fleet, fleet_metrics(fleet, experiment.measure.slo, began))
+
+
+def _row(fleet: Fleet, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Flatten the metrics of a fleet into one row."""
+    steps = sum(each["steps"] for each in found["instances"])
+    rows = sum(instance.counters.sequence_steps for instance in fleet.instances)
+    last = max((job.arrival.time for job in fleet.jobs), default=0.0)
+    short = [
+        job.first_token - job.arrival_time
+        for job in fleet.jobs
+        if job.arrival.prompt_tokens <= SHORT_PROMPT_TOKENS and job.first_token
+    ]
+    return {
+        **{name: found["requests"][name] for name in ("submitted", "finished", "failed", "retries", "num_preemptions")},
+        **{f"{name}_{q}": found[name][q] for name in SPREADS for q in ("p50", "p90", "p99", "max")},
+        **{f"short_ttft_s_p{q}": percentile((ticks / TICKS_PER_SECOND for ticks in short), q) for q in (50, 99)},
+        "offered_requests_per_s": fleet.submitted / last if last else None,
+        "slo_attainment": found["goodput"]["share"],
+        "goodput_requests_per_s": found["goodput"]["requests_per_s"],
+        "output_tokens_per_s": found["output_tokens_per_s"],
+        "cache_hit_rate": found["cache_hit_rate"],
+        "cache_waste": found["cache_waste"],
+        "sequences_mean": rows / steps if steps else None,
+        "simulated_s": found["simulated_s"],
+    }
+
+
+WIDTH, HEIGHT = 300, 220
+CURVES = (
+    ("slo_attainment", "SLO attainment", "linear"),
+    ("ttft_s_p50", "TTFT p50, s", "log"),
+    ("ttft_s_p99", "TTFT p99, s", "log"),
+    ("longest_gap_s_p99", "longest gap between tokens, p99, s", "log"),
+    ("cache_hit_rate", "prompt tokens from the cache", "linear"),
+)
+BARS = (
+    ("cache_waste", "pages in use without tokens"),
+    ("sequences_mean", "sequences at once"),
+    ("output_tokens_per_s", "output tokens a second"),
+    ("longest_gap_s", "longest gap between tokens of those running, s"),
+    ("ttft_s", "TTFT, s"),
+    ("behind_ttft_s", "TTFT of the short request behind it, s"),
+    ("visible_s_p50", "first text that a client sees p50, s"),
+    ("ttft_s_p50", "TTFT p50, s"),
+    ("ttft_s_p99", "TTFT p99, s"),
+    ("tpot_s_p50", "time per output token p50, s"),
+    ("e2el_s_p50", "E2EL p50, s"),
+    ("seconds", "from the first arrival to the last token, s"),
+)
+
+
+def chart(rows: Sequence[Mapping[str, Any]], title: str) -> Any:
+    """Draw an Altair chart: one panel for each metric that the rows have, one curve or bar a variant."""
+    panels = _curves(rows) if any(row.get("curve") for row in rows) else _bars(rows)
+    altair = import_altair()
+    return altair.concat(*panels, columns=2).properties(title=title)
+
+
+def _curves(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+    altair = import_altair()
+    order = [row["variant"] for row in rows]
+    points = [{"variant": row["variant"], **point} for row in rows for point in row["curve"]]
+    numbers = all(isinstance(point["value"], int | float) for point in points)
+    offered = len({point.get("offered_requests_per_s") for point in points}) > 1
+    names = ("offered_requests_per_s", "requests offered a second"), ("value", points[0]["path"])
+    field, heading = names[0] if offered else names[1]
+    x = altair.X(f"{field}:{'Q' if numbers or offered else 'O'}", title=heading)
+    panels = []
+    for key, told, scale in CURVES:
+        values = [point for point in points if point.get(key)]
+        if len({point[key] for point in values}) < 2:
+            continue
+        y = altair.Y(f"{key}:Q", title=told, scale=altair.Scale(type=scale))
+        color = altair.Color("variant:N", sort=order, title=None)
+        made = altair.Chart(altair.Data(values=values)).mark_line(point=True).encode(x=x, y=y, color=color)
+        panels.append(made.properties(width=WIDTH, height=HEIGHT))
+    return panels
+
+
+def _bars(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+    altair = import_altair()
+    order = [row["variant"] for row in rows]
+    panels = []
+    for key, told in BARS:
+        values = [{"variant": row["variant"], key: row[key]} for row in rows if row.get(key) is not None]
+        if values:
+            y = altair.Y("variant:N", sort=order, title=None)
+            made = altair.Chart(altair.Data(values=values)).mark_bar().encode(y=y, x=altair.X(f"{key}:Q", title=told))
+            panels.append(made.properties(width=WIDTH, height=24 * len(rows)))
+    return panels
+
+
+def svg(rows: Sequence[Mapping[str, Any]], title: str) -> str:
+    import vl_convert
+
+    return vl_convert.vegalite_to_svg(chart(rows, title).to_json())
+
+
+def png(rows: Sequence[Mapping[str, Any]], title: str) -> bytes:
+    import vl_convert
+
+    return vl_convert.vegalite_to_png(chart(rows, title).to_json(), scale=2)

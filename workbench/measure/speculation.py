@@ -1,0 +1,329 @@
+"""Speculative decoding measured: tokens a second with and without it at several loads, and acceptance of drafts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Any, cast
+
+from workbench.engine.load import build_speculator
+from workbench.engine.runner import Runner
+from workbench.errors import WorkbenchError
+from workbench.experiment.experiment import CacheSettings, Experiment, ModelSettings
+from workbench.experiment.runner import runner_for
+from workbench.experiment.settings import SpeculationWorkload
+from workbench.experiment.variants import VariantResults, every_variant, settings_text
+from workbench.measure.chart import import_altair
+from workbench.measure.metrics import (
+    acceptance_metrics,
+    expected_speedup,
+    expected_tokens_per_verification,
+    steady_decode_steps,
+)
+from workbench.measure.quality.held_out import cut_windows, read_texts, sample_windows
+from workbench.model.attention_config import AttentionConfig
+from workbench.progress import StageCounter
+from workbench.request import Request, SamplingParameters
+from workbench.speculative.config import NoSpeculation
+from workbench.speculative.proposers import Speculator
+from workbench.trace.events import Finished
+from workbench.trace.recorder import Recorder
+
+ProgressCallback = Callable[[str], None]
+
+
+def measure_speculation(experiment: Experiment, on_progress: ProgressCallback = lambda line: None) -> VariantResults:
+    """Measure speculation and return one row a variant.
+
+    All variants run in turn at every load and round, so that contention affects all alike."""
+    work = cast(SpeculationWorkload, experiment.workload)
+    variants = every_variant(experiment)
+    on_progress = StageCounter(on_progress, len(variants) * (2 + len(work.loads) * (work.rounds + 1)))
+    runners, drafts = _build_runners(variants, on_progress)
+    asked, about = _requests(variants, runners, work)
+    runs: list[dict[str, Any]] = []
+    checks: list[dict[str, Any]] = []
+    for turn in range(work.rounds + 1):
+        for load in work.loads:
+            for name, runner in runners.items():
+                on_progress(f"{f'round {turn}' if turn else 'warm-up'}: {load} at once, {name}")
+                runner.set_speculator(drafts[name])
+                found, mine = _run(runner, asked[name], load)
+                if turn:
+                    marks = {"variant": name, "load": load, "round": turn}
+                    runs.append({**marks, **found})
+                    checks += [{**marks, **check} for check in mine]
+    rows = [_row(experiment, name, variants[name], runs, checks) for name in runners]
+    for row in rows:
+        on_progress(f"how predictable the texts are: {row['variant']}")
+        row |= _acceptance_by_text(runners[row["variant"]], asked[row["variant"]], runs, checks, row)
+    _add_speedups(rows, variants, runs, checks)
+    tables = {"runs": [{k: v for k, v in run.items() if k != "token_ids"} for run in runs], "checks": checks}
+    return VariantResults(rows, about, tables)
+
+
+def _build_runners(
+    variants: dict[str, Experiment], on_progress: ProgressCallback
+) -> tuple[dict[str, Runner], dict[str, Speculator | None]]:
+    """Build a runner for each variant, and its proposer.
+
+    Variants that differ only in speculation and sampling share a runner."""
+    targets: dict[str, Runner] = {}
+    models: dict[tuple[str, str, str, str], Runner] = {}
+    runners: dict[str, Runner] = {}
+    drafts: dict[str, Speculator | None] = {}
+    for name, variant in variants.items():
+        on_progress(f"loading: {name}")
+        base = variant.model_copy(update={"speculate": NoSpeculation(), "sampling": SamplingParameters()})
+        key = base.to_yaml()
+        if key not in targets:
+            targets[key] = runner_for(base)
+        runner = runners[name] = targets[key]
+
+        def load(model: str, dtype: str, backend: str, base: Experiment = base, key: str = key) -> Runner:
+            wanted = base.model_copy(
+                update={
+                    "model": ModelSettings(name=model, dtype=dtype, device=base.model.device),  # type: ignore[arg-type]
+                    "backend": backend,
+                    "attention": AttentionConfig(),
+                    "cache": CacheSettings(page_size=base.cache.page_size),
+                }
+            )
+            if (known := (key, model, dtype, backend)) not in models:
+                models[known] = runner_for(wanted)
+            return models[known]
+
+        settings = variant.speculate
+        drafts[name] = (
+            None
+            if isinstance(settings, NoSpeculation)
+            else build_speculator(settings, runner.model.spec, runner.tokenizer, base.backend, load)
+        )
+    return runners, drafts
+
+
+def _requests(
+    variants: dict[str, Experiment], runners: dict[str, Runner], workload: SpeculationWorkload
+) -> tuple[dict[str, list[Request]], dict[str, Any]]:
+    first = next(iter(runners.values()))
+    if first.tokenizer is None:
+        raise WorkbenchError("workload.kind speculation: the model has no tokenizer, and the prompts are texts")
+    context = workload.prompt_tokens + workload.output_tokens
+    if context > first.model.spec.max_position_embeddings:
+        raise WorkbenchError(
+            f"workload: {workload.prompt_tokens} prompt tokens and {workload.output_tokens} more exceed the model's context of "
+            f"{first.model.spec.max_position_embeddings}"
+        )
+    texts, about = read_texts(workload.texts)
+    cut = sample_windows(cut_windows(first.tokenizer, texts, context), workload.prompts, workload.seed, context)
+    asked = {}
+    for name, variant in variants.items():
+        way = variant.sampling.model_copy(update={"max_tokens": workload.output_tokens, "ignore_eos": True, "stop": ()})
+        asked[name] = [
+            Request(f"prompt-{i}", window.ids[: workload.prompt_tokens], way.model_copy(update={"seed": way.seed + i}))
+            for i, window in enumerate(cut)
+        ]
+    return asked, about | {"prompts": sorted({window.name for window in cut}), "loads": list(workload.loads)}
+
+
+def _run(runner: Runner, requests: Sequence[Request], load: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Run `requests`, `load` of them at once, and return the seconds and tokens of steps that only decode, and the
+    verifications."""
+    recorder = Recorder()
+    runner.telemetry.listener = recorder.record
+    tokens: dict[str, tuple[int, ...]] = {}
+    copies = [replace(requests[i % len(requests)], request_id=f"r{i}") for i in range(max(load, len(requests)))]
+    for start in range(0, len(copies), load):
+        for event in runner.stream(copies[start : start + load]):
+            if isinstance(event, Finished):
+                if event.reason != "length":
+                    raise WorkbenchError(f"{event.request_id}: {event.error or event.reason}")
+                tokens[event.request_id] = event.token_ids
+    runner.telemetry.listener = None
+    timed = steady_decode_steps(recorder.steps(), load)
+    wall = math.fsum(step["wall_seconds"] for step in timed)
+    given = sum(step["decode_tokens"] for step in timed)
+    names = "wall_seconds", "forward_seconds", "draft_seconds"
+    typical = {f"median_{name}": median(step[name] for step in timed) for name in names} if timed else {}
+    return (
+        {"seconds": wall, "tokens": given, "steps": len(timed), "tokens_per_s": given / wall, **typical}
+        | {"checked": sum(step["drafted_tokens"] > 0 for step in timed), "token_ids": tokens},
+        recorder.checks(),
+    )
+
+
+def _row(
+    experiment: Experiment, name: str, variant: Experiment, runs: list[dict[str, Any]], checks: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Build one row: medians over the rounds by load, and acceptance over all verifications at the first load."""
+    mine = [run for run in runs if run["variant"] == name]
+    loads = list(dict.fromkeys(run["load"] for run in mine))
+    spec = variant.speculate
+    alone = [run for run in mine if run["load"] == loads[0]]
+    told = acceptance_metrics([c for c in checks if c["variant"] == name and c["load"] == loads[0]], [])
+    speculates = not isinstance(spec, NoSpeculation)
+    return {
+        "variant": name,
+        "settings": settings_text(experiment, name),
+        "temperature": variant.sampling.temperature,
+        "num_speculative_tokens": spec.num_speculative_tokens if speculates else 0,
+        "tokens_per_s": {
+            str(load): median(run["tokens_per_s"] for run in mine if run["load"] == load) for load in loads
+        },
+        "step_ms": 1e3 * median(run["median_wall_seconds"] for run in alone),
+        "draft_ms": 1e3 * median(run["median_draft_seconds"] for run in alone),
+        "forward_ms": 1e3 * median(run["median_forward_seconds"] for run in alone),
+        "checked_share": sum(run["checked"] for run in alone) / sum(run["steps"] for run in alone),
+        **({key: told[key] for key in ACCEPTANCE_METRICS} if speculates else {}),
+    }
+
+
+def _acceptance_by_text(
+    runner: Runner, requests: Sequence[Request], runs: list[dict[str, Any]], checks: list[dict[str, Any]], row: dict
+) -> dict[str, Any]:
+    """Return acceptance on the more predictable half of the texts and on the other half.
+
+    Texts are ordered by the bits a token that the model assigns to its own continuation."""
+    name, load = row["variant"], int(next(iter(row["tokens_per_s"])))
+    mine = [check for check in checks if (check["variant"], check["load"]) == (name, load)]
+    if not mine:
+        return {}
+    run = next(run for run in runs if (run["variant"], run["load"]) == (name, load))
+    bits = {f"r{i}": _bits_per_token(runner, each, run["token_ids"][f"r{i}"]) for i, each in enumerate(requests)}
+    order = sorted(bits, key=bits.__getitem__)
+    halves = {"predictable": order[: len(order) // 2], "unusual": order[len(order) // 2 :]}
+    return {
+        "by_text": {
+            half: {
+                "bits_a_token": sum(bits[each] for each in texts) / len(texts),
+                "chance": acceptance_metrics([check for check in mine if check["request_id"] in texts], [])["chance"],
+            }
+            for half, texts in halves.items()
+            if texts
+        }
+    }
+
+
+def _bits_per_token(runner: Runner, request: Request, output: tuple[int, ...]) -> float:
+    ids = (*request.prompt_ids, *output)
+    logprobs = runner.model.logits(ids[:-1])[len(request.prompt_ids) - 1 :].double().log_softmax(-1)
+    return -float(logprobs[range(len(output)), list(output)].mean()) / math.log(2)
+
+
+ACCEPTANCE_METRICS = (
+    "checks", "draft_acceptance_rate", "mean_acceptance_length", "acceptance_by_position", "acceptance_histogram",
+    "chance",
+)  # fmt: skip
+
+
+def _tokens_a_check(row: dict[str, Any], settings: Any, checks: list[dict[str, Any]]) -> float:
+    """Return the tokens that a check gives by the chance that a token stands: of as many drafted as are asked for or,
+    where the draft stops on its own, as each check had."""
+    if not getattr(settings, "confidence_threshold", 0):
+        return expected_tokens_per_verification(row["chance"], row["num_speculative_tokens"])
+    load = int(next(iter(row["tokens_per_s"])))
+    mine = [check["drafted"] for check in checks if (check["variant"], check["load"]) == (row["variant"], load)]
+    return math.fsum(expected_tokens_per_verification(row["chance"], drafted) for drafted in mine) / len(mine)
+
+
+def _add_speedups(
+    rows: list[dict[str, Any]],
+    variants: dict[str, Experiment],
+    runs: list[dict[str, Any]],
+    checks: list[dict[str, Any]],
+) -> None:
+    """Beside each row that speculates, what it is against the one of the same temperature that does not."""
+    for row in rows:
+        plain = next(
+            (r for r in rows if not r["num_speculative_tokens"] and r["temperature"] == row["temperature"]), None
+        )
+        if plain is None or not row["num_speculative_tokens"]:
+            continue
+        row["speed_up"] = {load: value / plain["tokens_per_s"][load] for load, value in row["tokens_per_s"].items()}
+        first = next(iter(row["speed_up"]))
+        row["speed_up_alone"] = row["speed_up"][first]
+        row["cost"] = row["step_ms"] / plain["step_ms"]
+        if row["chance"] is not None:
+            given = _tokens_a_check(row, variants[row["variant"]].speculate, checks)
+            row["predicted_speed_up"] = expected_speedup(given, row["checked_share"], row["cost"])
+        row["loses_from"] = next((int(load) for load, times in row["speed_up"].items() if times < 1), None)
+        outputs = [
+            {(run["load"], run["round"]): run["token_ids"] for run in runs if run["variant"] == each["variant"]}
+            for each in (row, plain)
+        ]
+        same = [
+            sum(outputs[0][key][name] == ids for name, ids in outputs[1][key].items()) / len(outputs[1][key])
+            for key in outputs[1]
+        ]
+        row["same_tokens_share"] = sum(same) / len(same)
+
+
+WIDTH, HEIGHT = 420, 260
+Rows = Sequence[Mapping[str, Any]]
+
+
+def chart(rows: Rows, title: str) -> Any:
+    """Draw an Altair chart of two panels.
+
+    Left: tokens a second over the rate without drafts at the same load, one line a variant, and the prediction for the
+    first load as a diamond. Right: the fraction of verifications that accept 0, 1, 2, ... tokens."""
+    altair = import_altair()
+    drafting = [row for row in rows if row.get("speed_up")]
+    points = [
+        {"variant": row["variant"], "load": int(load), "times": times}
+        for row in drafting
+        for load, times in row["speed_up"].items()
+    ]
+    loads = sorted({point["load"] for point in points})
+    x = altair.X(
+        "load:Q", title="sequences at once", axis=altair.Axis(values=loads),
+        scale=altair.Scale(type="log", base=2, domain=[min(loads) / 1.1, max(loads) * 1.1], nice=False),
+    )  # fmt: skip
+    y = altair.Y("times:Q", title="tokens a second, times those without drafts", scale=altair.Scale(zero=True))
+    colour = altair.Color("variant:N", title=None, sort=[row["variant"] for row in drafting])
+    measured = altair.Chart(altair.Data(values=points)).mark_line(point=True).encode(x=x, y=y, color=colour)
+    expected = [
+        {"variant": row["variant"], "load": loads[0], "times": row["predicted_speed_up"]}
+        for row in drafting
+        if "predicted_speed_up" in row
+    ]
+    predicted = (
+        altair.Chart(altair.Data(values=expected))
+        .mark_point(shape="diamond", size=90, filled=False)
+        .encode(x=x, y=y, color=colour)
+    )
+    even = altair.Chart(altair.Data(values=[{"times": 1}])).mark_rule(color="#888", strokeDash=[4, 4]).encode(y=y)
+    left = altair.layer(even, measured, predicted).properties(
+        width=WIDTH, height=HEIGHT, title="speed-up (diamonds: predicted for the first load)"
+    )
+    counts = [
+        {"variant": row["variant"], "accepted": stand, "share": count / sum(row["acceptance_histogram"])}
+        for row in drafting
+        for stand, count in enumerate(row["acceptance_histogram"])
+    ]
+    right = (
+        altair.Chart(altair.Data(values=counts))
+        .mark_bar()
+        .encode(
+            x=altair.X("accepted:O", title="accepted draft tokens"),
+            y=altair.Y("share:Q", title="share of the verifications", axis=altair.Axis(format="%")),
+            xOffset=altair.XOffset("variant:N", sort=[row["variant"] for row in drafting]),
+            color=colour,
+        )
+        .properties(width=WIDTH, height=HEIGHT, title="acceptance")
+    )
+    return altair.hconcat(left, right).properties(title=title)
+
+
+def svg(rows: Rows, title: str) -> str:
+    import vl_convert
+
+    return vl_convert.vegalite_to_svg(chart(rows, title).to_json())
+
+
+def png(rows: Rows, title: str) -> bytes:
+    import vl_convert
+
+    return vl_convert.vegalite_to_png(chart(rows, title).to_json(), scale=2)

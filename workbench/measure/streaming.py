@@ -1,0 +1,212 @@
+"""Delivery of a text to a client: in one message, or in one message for every token that adds text."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from statistics import median
+from types import TracebackType
+from typing import IO, Any, cast
+
+from workbench.engine.runner import Runner
+from workbench.errors import WorkbenchError
+from workbench.experiment.experiment import Experiment
+from workbench.experiment.runner import runner_for
+from workbench.experiment.settings import Delivery, StreamingWorkload
+from workbench.experiment.variants import VariantResults, every_variant, settings_text
+from workbench.machine.ceilings import ceilings_for
+from workbench.measure.metrics import percentile
+from workbench.measure.simulated import sizes_of, step_cost_of
+from workbench.memory.capacity import spec_and_dtype
+from workbench.progress import StageCounter
+from workbench.prompt.detokenize import Detokenizer, WholeTextDetokenizer
+from workbench.prompt.tokenizer import Tokenizer
+from workbench.request import Request
+from workbench.trace.events import Decoded, Event, Finished
+
+SCRIPT = Path(__file__).with_name("streaming_client.py")
+
+
+class StreamingClient:
+    """A client in a process of its own. Once closed, `received` has its notes by request."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", str(SCRIPT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+        )
+        self._pipe = cast(IO[bytes], self._process.stdin)
+        self.received: dict[str, list[Any]] = {}
+        if cast(IO[bytes], self._process.stdout).readline().strip() != b"ready":
+            self._process.kill()
+            raise WorkbenchError("the client's process did not start; see above for what it said")
+
+    def send(self, name: str, text: str, reason: str | None) -> None:
+        """Send one server-sent event, as `/v1/completions` streams them."""
+        chunk = {
+            "id": name, "object": "text_completion", "choices": [{"index": 0, "text": text, "finish_reason": reason}]
+        }  # fmt: skip
+        self._pipe.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+
+    def __enter__(self) -> StreamingClient:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        said = self._process.communicate()[0]
+        if kind is None:
+            self.received = json.loads(said)
+
+
+def deliver(event: Event, delivery: Delivery, client: StreamingClient) -> None:
+    """Send the client what an event adds. With `stream` the last piece carries the finish reason."""
+    if isinstance(event, Finished):
+        client.send(event.request_id, event.text if delivery == "stream" else event.output_text, event.reason)
+    elif isinstance(event, Decoded) and delivery == "stream" and event.text:
+        client.send(event.request_id, event.text, None)
+
+
+SAMPLE = 4096  # tokens whose handling is timed
+
+
+def predicted_rates(experiment: Experiment, runner: Runner) -> dict[str, float]:
+    """Return output tokens a second by delivery if only roofline and handling took time: an upper bound."""
+    work = cast(StreamingWorkload, experiment.workload)
+    at_once = min(work.requests, experiment.schedule.max_num_seqs)
+    handling = delivery_seconds_per_token(work, cast(Tokenizer, runner.tokenizer))
+    step = predicted_step_seconds(experiment, at_once)
+    return {
+        "handling_s_per_token": handling,
+        "step_s": step,
+        "output_tokens_per_s": 1 / (step / at_once + handling),
+    }
+
+
+def predicted_step_seconds(experiment: Experiment, num_seqs: int) -> float:
+    """Predict the seconds of a decode step of `num_seqs` sequences, in the middle of their outputs."""
+    work = cast(StreamingWorkload, experiment.workload)
+    sizes, dtype = sizes_of(experiment), spec_and_dtype(experiment)[1]
+    kind = dtype if dtype in ("float32", "bfloat16") else "float32"
+    size = round(sizes.weight_bytes)
+    ceilings = ceilings_for(size, dtypes=(kind,))
+    cost = step_cost_of(sizes)([(work.prompt_tokens + work.output_tokens // 2, 1)] * num_seqs, num_seqs)
+    return ceilings.roofline_seconds(cost.flops, cost.bytes, kind, size)
+
+
+def delivery_seconds_per_token(workload: StreamingWorkload, tokenizer: Tokenizer) -> float:
+    """Measure the seconds of handling one token: its text, its event and its message, as the delivery has them."""
+    ids = [number % tokenizer.vocab_size for number in range(SAMPLE)]
+    output = WholeTextDetokenizer(tokenizer) if workload.delivery == "whole" else Detokenizer(tokenizer)
+    with StreamingClient() as client:
+        began = time.perf_counter()
+        for index, token_id in enumerate(ids):
+            text = output.push(token_id)
+            if workload.delivery != "whole":
+                deliver(Decoded(began, "sample", text, token_id=token_id, index=index), workload.delivery, client)
+        rest = output.finish()
+        deliver(Finished(began, "sample", rest, reason="length", output_text=output.text), workload.delivery, client)
+        return (time.perf_counter() - began) / len(ids)
+
+
+MEDIANS = ("seconds", "output_tokens_per_s", "visible_s_p50", "e2el_s_p50", "messages")
+
+
+def measure_streaming(experiment: Experiment, on_progress: Callable[[str], None] = lambda line: None) -> VariantResults:
+    """Measure delivery and return one row a variant: medians over interleaved rounds, with the predicted rate.
+
+    Variants that differ only in their workload share a runner, so that the weights lie at the same addresses."""
+    variants = every_variant(experiment) or {"as given": experiment}
+    on_progress = StageCounter(
+        on_progress, 1 + len(variants) * (cast(StreamingWorkload, experiment.workload).rounds + 2)
+    )
+    runners: dict[str, Runner] = {}
+    mine: dict[str, Runner] = {}
+    for name, variant in variants.items():
+        key = variant.model_copy(update={"workload": experiment.workload}).to_yaml()
+        if key not in runners:
+            on_progress(f"loading: {name}")
+            runners[key] = runner_for(variant)
+        mine[name] = runners[key]
+        if mine[name].tokenizer is None:
+            raise WorkbenchError(f"variants.{name}: model {variant.model.name!r} has no tokenizer, so no text to give")
+    on_progress("predicting")
+    predicted = {name: predicted_rates(variant, mine[name]) for name, variant in variants.items()}
+    rounds: list[dict[str, Any]] = []
+    for turn in range(cast(StreamingWorkload, experiment.workload).rounds + 1):
+        order = list(mine.items())
+        for name, runner in order if turn % 2 else reversed(order):  # who comes first has no advantage
+            on_progress(f"{f'round {turn}' if turn else 'warm-up'}: {name}")
+            runner.reset_prefix_cache()
+            found = run_streaming_round(runner, variants[name], turn)
+            if turn:
+                rounds.append({"variant": name, "round": turn, **found})
+    rows = [_row(experiment, name, mine[name], rounds, predicted[name]) for name in variants]
+    about = {"workload": experiment.workload.model_dump(mode="json"), "predicted": predicted}
+    return VariantResults(rows, about, {"rounds": rounds})
+
+
+def run_streaming_round(runner: Runner, experiment: Experiment, round_index: int) -> dict[str, Any]:
+    """Run one round and return the seconds from the first arrival to the last message, and the client's timestamps."""
+    work = cast(StreamingWorkload, experiment.workload)
+    box, owed = deque[Event](), set[str]()
+    tokens = 0
+    with StreamingClient() as client:
+        began = runner.clock()
+        try:
+            for request in random_requests(experiment, runner.model.spec.vocab_size, round_index):
+                owed.add(request.request_id)
+                runner.submit(request, box, began)
+            while owed:
+                if not box:
+                    runner.step(box)
+                while box:
+                    event = box.popleft()
+                    deliver(event, work.delivery, client)
+                    if isinstance(event, Finished):
+                        owed.discard(event.request_id)
+                        tokens += len(event.token_ids)
+                        if event.reason != "length":
+                            raise WorkbenchError(f"{event.request_id}: {event.error or event.reason}")
+        finally:
+            runner.cancel_all(box)
+        seconds = runner.clock() - began
+    seen = client.received.values()
+    return {
+        "seconds": seconds,
+        "output_tokens_per_s": tokens / seconds,
+        "visible_s_p50": percentile((first - began for first, *_ in seen), 50),
+        "e2el_s_p50": percentile((last - began for _, last, *_ in seen), 50),
+        "messages": sum(count for _, _, count, _ in seen),
+    }
+
+
+def random_requests(experiment: Experiment, vocab: int, round_index: int) -> list[Request]:
+    """Draw prompts of random tokens, the same for every delivery of a round."""
+    work = cast(StreamingWorkload, experiment.workload)
+    draw = random.Random(f"{work.seed}/{round_index}")
+    asked = {"max_tokens": work.output_tokens, "ignore_eos": True, "stop": (), "stop_token_ids": (), "n": 1}
+    sampling = experiment.sampling.model_copy(update=asked)
+    return [
+        Request(
+            f"request-{number}", tuple(draw.randrange(vocab) for _ in range(work.prompt_tokens)),
+            sampling.model_copy(update={"seed": (sampling.seed + number) % 2**63}), final_only=work.delivery == "whole",
+        )
+        for number in range(work.requests)
+    ]  # fmt: skip
+
+
+def _row(
+    experiment: Experiment, name: str, runner: Runner, rounds: list[dict[str, Any]], predicted: Mapping[str, float]
+) -> dict[str, Any]:
+    mine = [each for each in rounds if each["variant"] == name]
+    return {
+        "variant": name, "settings": settings_text(experiment, name), "backend": str(runner.backends),
+        **{key: median(each[key] for each in mine) for key in MEDIANS},
+        "rates": [each["output_tokens_per_s"] for each in mine],
+        "predicted_output_tokens_per_s": predicted["output_tokens_per_s"],
+        "handling_s_per_token": predicted["handling_s_per_token"],
+    }  # fmt: skip

@@ -1,0 +1,166 @@
+"""Capacity of a fixed amount of memory: split it into page pools, and let the scheduler fill them with sequences."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from workbench.engine.load import DTYPES, describe_model
+from workbench.errors import WorkbenchError
+from workbench.experiment.experiment import CacheSettings, Experiment
+from workbench.kv_cache.budget import EvictionBudget
+from workbench.kv_cache.manager import KVCacheManager
+from workbench.kv_cache.pages import KVCacheGroup, PagePool
+from workbench.kv_cache.store import KVStore
+from workbench.model.memory import UNLIMITED_TOKENS, KVGroupBytes, break_even_context, cache_shapes
+from workbench.model.spec import ModelSpec
+from workbench.request import Request, SamplingParameters
+from workbench.request import Sequence as Served
+from workbench.scheduler.scheduler import RequestRefused, Scheduler, SchedulerLimits
+
+
+def page_bytes(store: KVStore) -> tuple[int, ...]:
+    """Return the bytes of one page of each table, counted from the tensors."""
+    return tuple(
+        sum(tensor.nbytes // tensor.shape[0] for tensor in store.page_tensors(table))
+        for table in range(len(store.groups))
+    )
+
+
+def lasting_bytes_per_token(store: KVStore) -> float:
+    """Return the bytes of a token once it has left every residual: layers that keep recent tokens unquantized count
+    quantized bytes only."""
+    late = {layer for table in store.groups if table.is_delayed for layer in table.layers}
+    kept = [table.is_delayed or not late.intersection(table.layers) for table in store.groups]
+    return sum(size for size, counts in zip(page_bytes(store), kept, strict=True) if counts) / store.page_size
+
+
+def split_budget_into_pages(
+    tables: Sequence[KVCacheGroup],
+    sizes: Sequence[int],
+    budget: int,
+    tokens: int,
+    max_num_batched_tokens: int,
+    page_size: int,
+    evict: EvictionBudget | None = None,
+) -> tuple[tuple[int, ...], int]:
+    """Split a budget of bytes into pages for each table, so that as many sequences as possible decode at once while one
+    is prefilled.
+
+    Args:
+        tables: The page tables of the cache.
+        sizes: Bytes of a page of each table.
+        budget: Bytes available, null pages included.
+        tokens: Tokens of each sequence.
+        max_num_batched_tokens: Tokens of a step.
+        page_size: Tokens of a page.
+        evict: Tokens that a sequence may hold, where tokens are evicted.
+
+    Returns:
+        Pages of each table, and the number of sequences that these hold.
+    """
+    prompt = _prompt(tokens, page_size)
+    rest = tokens if evict is None else evict.tokens_after_prompt(prompt, tokens)
+    top = tokens if evict is None else evict.peak_tokens(prompt, tokens)
+    steady = [table.max_pages(rest, 1, page_size) for table in tables]
+    ahead = [
+        table.max_pages(top, max_num_batched_tokens, page_size) - count
+        for table, count in zip(tables, steady, strict=True)
+    ]
+    one = sum(count * size for count, size in zip(steady, sizes, strict=True))
+    once = sum((1 + count) * size for count, size in zip(ahead, sizes, strict=True))
+    fit = (budget - once) // one
+    if fit < 1:
+        raise WorkbenchError(
+            f"a pool of {budget:,} bytes holds no sequence of {tokens:,} tokens: one takes {one + once:,}"
+        )
+    return tuple(max(1, fit * count + more) for count, more in zip(steady, ahead, strict=True)), fit
+
+
+def max_concurrent_sequences(
+    tables: Sequence[KVCacheGroup],
+    pages: Sequence[int],
+    page_size: int,
+    tokens: int,
+    max_num_batched_tokens: int,
+    lower_bound: int,
+    evict: EvictionBudget | None = None,
+) -> int:
+    """Return the maximum number of sequences of `tokens` tokens that the scheduler runs at once without preempting or
+    delaying one.
+
+    The search begins at `lower_bound` and ends at twice that."""
+    runs = functools.partial(_runs_without_preemption, tables, pages, page_size, tokens, max_num_batched_tokens, evict)
+    low, high = 0, lower_bound
+    while high <= 2 * lower_bound and runs(high):
+        low, high = high, max(high + 1, high + high // 4)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if runs(middle) else (low, middle)
+    return low
+
+
+def _runs_without_preemption(
+    tables: Sequence[KVCacheGroup],
+    pages: Sequence[int],
+    page: int,
+    tokens: int,
+    chunk: int,
+    evict: EvictionBudget | None,
+    count: int,
+) -> bool:
+    """Return whether `count` sequences are prefilled and decode their last two pages without a preemption."""
+    pools = tuple(PagePool(number, page) for number in pages)
+    scheduler = Scheduler(KVCacheManager(pools, tables, chunk, budget=evict), SchedulerLimits(count, chunk), tokens + 1)
+    prompt = _prompt(tokens, page)
+    sampling = SamplingParameters(max_tokens=tokens + 1 - prompt)
+    try:
+        for index in range(count):
+            scheduler.submit(Served.from_request(Request(str(index), (0,) * prompt, sampling), index))
+    except RequestRefused:  # not even one fits
+        return False
+    while (plan := scheduler.plan()) is not None:
+        if any(decision.action == "preempted" for decision in plan.decisions):
+            return False
+        scheduler.commit(plan, {s.sequence.request_id: 0 for s in plan.spans if s.needs_sample and s.end < tokens})
+    return sum(sequence.num_computed_tokens == tokens for sequence in scheduler.running) == count
+
+
+def _prompt(tokens: int, page: int) -> int:
+    """Return the prompt length that leaves the last two pages of a sequence to be decoded."""
+    return max(1, tokens - 2 * page)
+
+
+def spec_and_dtype(experiment: Experiment) -> tuple[ModelSpec, str]:
+    """Return the architecture of an experiment's model and its dtype's name, without loading weights."""
+    spec, stored = describe_model(experiment.model.name, experiment.attention)
+    dtype = stored if experiment.model.dtype == "auto" else experiment.model.dtype
+    return spec, dtype
+
+
+def meta_kv_store(spec: ModelSpec, cache: CacheSettings, dtype: str, pages: int = 1) -> KVStore:
+    """Build the cache of `spec` in `cache`'s format on torch's meta device, with `pages` pages in each table."""
+    shapes = cache_shapes(spec, cache)
+    tables = max(table for shape in shapes for table in shape.cache_groups) + 1
+    kept = dtype if cache.dtype == "auto" else cache.dtype
+    return KVStore(shapes, (pages,) * tables, cache.page_size, DTYPES[kept], "meta")
+
+
+def break_even_context(experiment: Experiment, baseline: Experiment) -> int | None:
+    """Return the context, in tokens, from which on a sequence's cache is smaller under `experiment` than under
+    `baseline`.
+
+    Sizes are peaks in whole pages, counted from the formats alone: nothing runs. Returns None where the cache is never
+    smaller."""
+    spec, dtype = spec_and_dtype(experiment)
+    stores = [meta_kv_store(spec, each.cache, dtype) for each in (experiment, baseline)]
+    schedule = experiment.schedule
+    chunk = min(schedule.chunk_tokens or schedule.max_num_batched_tokens, schedule.max_num_batched_tokens)
+    found = break_even_context(bytes_by_table(stores[0]), bytes_by_table(stores[1]), chunk, experiment.cache.page_size)
+    return None if found == UNLIMITED_TOKENS else found
+
+
+def bytes_by_table(store: KVStore) -> tuple[KVGroupBytes, ...]:
+    """Return the bytes that each table stores for a token."""
+    sizes = zip(store.groups, page_bytes(store), strict=True)
+    return tuple(KVGroupBytes(table, size / store.page_size) for table, size in sizes)

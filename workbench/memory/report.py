@@ -1,0 +1,281 @@
+"""Parse and format sizes of memory."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from compiled_kernels.quantized_attention import bits_per_number
+from workbench.engine.load import BUNDLED_MODELS, DTYPES, SHAPE_PREFIX
+from workbench.errors import WorkbenchError, nearest
+from workbench.experiment.experiment import Experiment
+from workbench.kv_cache.format import KVCacheSpec
+from workbench.memory.capacity import bytes_by_table, meta_kv_store
+from workbench.model.hf.any_config import spec_from_any_config
+from workbench.model.memory import KVGroupBytes, MemoryEstimate, longest_context, max_layer_columns
+from workbench.model.memory import estimate_memory as estimate_memory
+from workbench.model.quantized import WeightFormat
+from workbench.model.shapes import named_shape
+from workbench.model.spec import ModelSpec
+from workbench.model.variants import change_spec
+
+UNITS = {
+    "": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+}
+MAX_BYTES = 2**60
+
+
+def parse_bytes(text: str) -> int:
+    """Parse `80GB`, `64MiB` or `1000000` into bytes. Raises WorkbenchError for anything else."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    if (
+        match is None
+        or (unit := match[2].upper()) not in UNITS
+        or not 0 < (size := float(match[1]) * UNITS[unit]) < MAX_BYTES
+    ):
+        raise WorkbenchError(f"memory {text!r}: write a number and a unit, such as 80GB or 64GiB")
+    return int(size)
+
+
+def format_bytes(size: float) -> str:
+    """Format a size in bytes for people: `41.9 GB`."""
+    for unit, least in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= least:
+            return f"{size / least:,.1f} {unit}"
+    return f"{size:,.0f} bytes"
+
+
+def read_spec_and_remarks(name: str) -> tuple[ModelSpec, list[str]]:
+    """Return the architecture of a named shape, a shipped model, a folder or a config.json, and remarks on what it
+    leaves out."""
+    if name.startswith(SHAPE_PREFIX):
+        return named_shape(name.removeprefix(SHAPE_PREFIX)), []
+    place = BUNDLED_MODELS.get(name, Path(name))
+    file = place / "config.json" if place.is_dir() else place
+    if not file.is_file():
+        raise WorkbenchError(f"{name}: no config.json there; name one, a folder with one, demo, or {SHAPE_PREFIX}NAME")
+    return spec_from_any_config(file)
+
+
+def gqa_saving(spec: ModelSpec) -> float | None:
+    """Return how many times larger the cache would be with one key/value head for each query head.
+
+    Returns None where heads have no keys of their own to cache (MLA)."""
+    kinds = [layer.attention for layer in spec.layers]
+    if any(kind.kind != "grouped" for kind in kinds):
+        return None
+    return sum(kind.num_heads * kind.head_dim for kind in kinds) / sum(
+        kind.num_kv_heads * kind.head_dim for kind in kinds
+    )
+
+
+@dataclass(frozen=True)
+class ModelMemory:
+    """Memory of a model: `shapes` are the cache shapes of its layers, `tables` the bytes a token of each page table."""
+
+    spec: ModelSpec
+    shapes: tuple[KVCacheSpec, ...]
+    tables: tuple[KVGroupBytes, ...]
+    memory: MemoryEstimate
+    dtype: str
+    page_size: int
+
+
+def memory_report(
+    estimate: ModelMemory, settings: Mapping[str, Any], remarks: list[str], memory_bytes: int | None = None
+) -> dict[str, Any]:
+    """Return the report that `workbench memory --json` prints."""
+    spec, found, told = estimate.spec, estimate.memory, list(remarks)
+    if found.context > spec.max_position_embeddings:
+        told.insert(
+            0,
+            f"a formula: the model was made for {spec.max_position_embeddings:,} positions, this context has {found.context:,}",
+        )
+    per_token = found.cache_bytes_per_token
+    out = {
+        "model": spec.name,
+        **settings,
+        "context": found.context,
+        "model_context": spec.max_position_embeddings,
+        "beyond_model_context": found.context > spec.max_position_embeddings,
+        "batch": found.batch,
+        "parameters": found.parameters,
+        "weight_bytes": found.weight_bytes,
+        "cache_bytes_per_token": int(per_token) if per_token == int(per_token) else per_token,
+        "cache_bytes_per_sequence": found.sequence_bytes,
+        "cache_bytes": found.cache_bytes,
+        "activation_bytes": found.activation_bytes,
+        "total_bytes": found.total_bytes,
+        "grouped_saving": gqa_saving(spec),
+        "remarks": told,
+    }
+    if memory_bytes is not None:
+        out |= {"memory_bytes": memory_bytes, "sequences": found.max_sequences(memory_bytes)}
+        out["longest_context"] = longest_context(found, estimate.tables, memory_bytes, estimate.page_size)
+        if found.weight_bytes + found.activation_bytes > memory_bytes:
+            told.append(f"weights and activations alone exceed {format_bytes(memory_bytes)}")
+    return out
+
+
+def estimate_memory(
+    spec: ModelSpec,
+    *,
+    context: int | None = None,
+    batch: int = 1,
+    dtype: str = "bfloat16",
+    weights: str | WeightFormat = "dense",
+    cache: str = "dense",
+    changes: tuple[str, ...] = (),
+    step_tokens: int = 512,
+    page_size: int = 1,
+) -> ModelMemory:
+    """Estimate the memory of a model.
+
+    Args:
+        spec: The architecture.
+        context: Tokens of each sequence; None is the model's maximum.
+        batch: Number of sequences.
+        dtype: Name of the dtype of weights and dense cache.
+        weights: Weight format.
+        cache: Cache format.
+        changes: Settings of cache and attention, `path=value` as in an experiment.
+        step_tokens: Tokens of the widest step.
+        page_size: Tokens of a page.
+
+    Raises:
+        WorkbenchError: For settings that such a model cannot have.
+    """
+    if dtype not in DTYPES:
+        raise WorkbenchError(f"unknown dtype {dtype!r}{nearest(dtype, DTYPES)}; known: {', '.join(DTYPES)}")
+    format = WeightFormat.parse(weights) if isinstance(weights, str) else weights
+    spec, shapes, parts = _cache_layout(cast(Hashable, spec), dtype, cache, changes)
+    format.check(spec)
+    itemsize = DTYPES[dtype].itemsize
+    found = estimate_memory(
+        spec, parts, context or spec.max_position_embeddings, batch, itemsize, format, step_tokens, page_size
+    )
+    return ModelMemory(spec, shapes, parts, found, dtype, page_size)
+
+
+def report_for(
+    name: str,
+    *,
+    dtype: str = "bfloat16",
+    weights: str = "dense",
+    cache: str = "dense",
+    memory: str | None = None,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Return the memory report of the model called `name`; `settings` are those of `estimate_memory`."""
+    spec, remarks = read_spec_and_remarks(name)
+    found = estimate_memory(spec, dtype=dtype, weights=weights, cache=cache, **settings)
+    told = {"dtype": dtype, "weights": weights, "cache": cache}
+    return memory_report(found, told, remarks, None if memory is None else parse_bytes(memory))
+
+
+@functools.lru_cache(maxsize=64)  # a slider requests the same repeatedly; a ModelSpec is frozen
+def _cache_layout(
+    spec: Any, dtype: str, cache: str, changes: tuple[str, ...]
+) -> tuple[ModelSpec, tuple[KVCacheSpec, ...], tuple[KVGroupBytes, ...]]:
+    settings = Experiment.from_values(
+        {"question": "how much memory?", "cache": {"format": cache}, "workload": {"kind": "random"}}, "memory"
+    ).with_(*changes)
+    spec = change_spec(spec, settings.attention)
+    settings.cache.check(len(spec.layers), settings.cache.page_size)
+    store = meta_kv_store(spec, settings.cache, dtype)
+    return spec, store.specs, bytes_by_table(store)
+
+
+@dataclass(frozen=True)
+class Term:
+    """Bytes of some layers of one sequence in one table: the product of `factors`, the last of which is tokens."""
+
+    name: str
+    factors: tuple[tuple[float, str], ...]
+
+    @property
+    def bytes(self) -> float:
+        return math.prod(value for value, _ in self.factors)
+
+    @property
+    def bytes_per_token(self) -> float:
+        return math.prod(value for value, _ in self.factors[:-1])
+
+    def __str__(self) -> str:
+        """`2 x 6 layers x 2 groups x 64 dim x 2 bytes x 1,024 tokens`."""
+        return " × ".join(f"{value:,.10g} {name}".strip() for value, name in self.factors)
+
+
+def cache_terms(estimate: ModelMemory) -> tuple[Term, ...]:
+    """Return the terms of one sequence. Their sum, rounded up, is `estimate.memory.sequence_bytes`."""
+    dtype, found = DTYPES[estimate.dtype], []
+    for shape, layers in Counter(estimate.shapes).items():
+        packed = ((shape.group, "packed"), (shape.residual_group, "recent"))
+        for number, told in packed if shape.format.quantized else ((shape.group, ""),):
+            table = estimate.tables[number].table
+            first, others = table.pages_needed(estimate.memory.context - 1, estimate.memory.context, estimate.page_size)
+            tokens = (len(first) + len(others)) * estimate.page_size
+            factors = (
+                *_numbers(shape, layers, told == "packed", dtype),
+                (tokens, _kind(shape, told, tokens, estimate)),
+            )
+            found.append(Term(_what(shape, layers, told, len(estimate.shapes)), factors))
+    return tuple(found)
+
+
+def describe_estimate(estimate: ModelMemory, step_tokens: int) -> dict[str, str]:
+    """Describe the computation of weight and activation bytes. The widest step has `step_tokens` tokens, or one of each
+    sequence."""
+    spec, found, itemsize = estimate.spec, estimate.memory, DTYPES[estimate.dtype].itemsize
+    dense = found.weight_bytes == found.parameters * itemsize
+    each = f" × {itemsize} bytes" if dense else f" × {found.weight_bytes / found.parameters:.4g} bytes, scales included"
+    rows = f"{max(step_tokens, found.batch):,} tokens × (2 × {spec.hidden_size:,} width + {max_layer_columns(spec):,} widest)"
+    logits = f"{found.batch:,} × {spec.vocab_size:,} vocab × 4 bytes"
+    return {
+        "weights": f"{found.parameters:,} parameters{each}",
+        "activations": f"{rows} × {itemsize} bytes + {logits}",
+    }
+
+
+def _numbers(shape: KVCacheSpec, layers: int, packed: bool, dtype: torch.dtype) -> Sequence[tuple[float, str]]:
+    each = (layers, "layers"), (shape.num_kv_heads, "groups"), (shape.head_dim, "dim")
+    if packed:
+        keys, values = shape.format.key_value_formats
+        bits = bits_per_number(keys, shape.format.group, dtype)
+        bits += bits_per_number(values, min(shape.format.columns, shape.head_dim), dtype)
+        return *each, (bits / 8, "bytes a key and a value, scales included")
+    if shape.num_value_columns is not None:
+        return (layers, "layers"), (shape.head_dim, f"dim ({shape.num_value_columns} latent + {shape.head_dim - shape.num_value_columns} rotary)"), (
+            dtype.itemsize, "bytes",
+        )  # fmt: skip
+    return (2, ""), *each, (dtype.itemsize, "bytes")
+
+
+def _what(shape: KVCacheSpec, layers: int, told: str, all_layers: int) -> str:
+    which = "every layer" if layers == all_layers else f"{layers} of {all_layers} layers"
+    seen = "" if shape.sliding_window is None else f", window {shape.sliding_window:,}"
+    seen += f" + {shape.num_sink_tokens:,} first" if shape.num_sink_tokens else ""
+    stored = {"packed": f", settled as {shape.format}", "recent": ", not settled yet", "": ""}[told]
+    return which + seen + stored
+
+
+def _kind(shape: KVCacheSpec, told: str, tokens: int, counted: ModelMemory) -> str:
+    if told:
+        return "settled tokens" if told == "packed" else "recent tokens"
+    return "tokens in sight" if shape.sliding_window is not None and tokens < counted.memory.context else "tokens"

@@ -1,0 +1,59 @@
+"""Custom masks, score functions and attention modules: from the names in an attention spec to callables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from torch import nn
+
+from compiled_kernels.masks import AndMask, Causal, Mask, SlidingWindow
+from compiled_kernels.scores import ALiBi, ChainedScore, Score
+from workbench.custom import check_arity, load_custom, resolve_path
+from workbench.errors import WorkbenchError
+from workbench.model.spec import AnyAttentionSpec
+from workbench.request import CustomPart
+
+
+def build_mask(spec: AnyAttentionSpec) -> Mask:
+    """Build the mask: the past, as far as the window and the custom mask show it."""
+    band = Causal() if spec.window is None else SlidingWindow(spec.window, spec.sinks)
+    return band if spec.mask is None else AndMask(band, load_mask(spec.mask))
+
+
+def build_score(spec: AnyAttentionSpec) -> Score | None:
+    """Build the score function: ALiBi, then the custom one; None for neither."""
+    alibi = ALiBi(spec.num_heads) if spec.position == "alibi" else None
+    own = None if spec.score is None else load_score(spec.score)
+    return ChainedScore(alibi, own) if alibi and own else alibi or own
+
+
+def load_mask(part: CustomPart) -> Mask:
+    """Load the mask that `part` names. Raises WorkbenchError where it cannot be one."""
+    return cast(Mask, _callable(part, "mask", 2, "(query, key)"))
+
+
+def load_score(part: CustomPart) -> Score:
+    """Load the score function that `part` names. Raises WorkbenchError where it cannot be one."""
+    return cast(Score, _callable(part, "score", 4, "(score, head, query, key)"))
+
+
+def load_module(part: CustomPart) -> type[nn.Module]:
+    """Load the attention module that `part` names. Raises WorkbenchError where it is no class of modules."""
+    found = resolve_path(part.path)
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        raise WorkbenchError(f"module {part.path}: is no module; extend workbench.model.layers.Attention")
+    missing = [verb for verb in ("qkv_proj", "attend", "o_proj") if not callable(getattr(found, verb, None))]
+    if missing:
+        raise WorkbenchError(f"module {part.path}: has no {missing[0]}; extend workbench.model.layers.Attention")
+    return found
+
+
+def _callable(part: CustomPart, kind: str, count: int, shape: str) -> Callable[..., Any]:
+    made, name = load_custom(part), f"{kind} {part.path}"
+    if not callable(made):
+        raise WorkbenchError(f"{name}: not callable; it needs __call__(self, {shape[1:]}")
+    if isinstance(made, nn.Module):
+        raise WorkbenchError(f"{name}: is a torch module; what has parameters goes into an attention module (module:)")
+    check_arity(made, count, name, shape)
+    return made

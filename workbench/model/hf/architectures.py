@@ -1,0 +1,225 @@
+"""Llama's block and its relatives: Mistral with a window, Qwen 3 with normed queries and keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from workbench.model.hf.family_fields import (
+    FULL,
+    SLIDING,
+    build_spec,
+    layers_by_type,
+    read_heads,
+    read_layer_types,
+    read_num_layers,
+    read_softcap,
+    read_window,
+    refuse_activation,
+    refuse_sliding_windows,
+    refuse_unsupported,
+)
+from workbench.model.hf.fields import ConfigFields
+from workbench.model.hf.rotary import read_layer_rotary, read_rotary, yarn_attention_factor, yarn_score_factor
+from workbench.model.spec import (
+    AttentionSpec,
+    GateSpec,
+    LayerSpec,
+    MLASpec,
+    ModelSpec,
+    MoESpec,
+    RotaryConfig,
+    RotaryScaling,
+)
+
+
+def llama(config: ConfigFields, name: str) -> ModelSpec:
+    refuse_unsupported(config, "LlamaForCausalLM")
+    refuse_activation(config, "hidden_act", "silu")
+    refuse_sliding_windows(config, "Llama")
+    bias = config.boolean("attention_bias")
+    layer = LayerSpec(
+        attention=AttentionSpec(**read_heads(config), qkv_bias=bias, o_proj_bias=bias),
+        intermediate_size=config.integer("intermediate_size"),
+        mlp_bias=config.boolean("mlp_bias"),
+    )
+    return build_spec(config, name, (layer,) * read_num_layers(config))
+
+
+def mistral(config: ConfigFields, name: str) -> ModelSpec:
+    """Read Mistral 7B (Jiang et al., 2023); later versions have no window: `sliding_window` is null."""
+    refuse_unsupported(config, "MistralForCausalLM")
+    refuse_activation(config, "hidden_act", "silu")
+    window = config.integer("sliding_window", default=None) if "sliding_window" in config.values else 4096
+    kinds, right = config.get("layer_types"), FULL if window is None else SLIDING
+    if kinds is not None and (not isinstance(kinds, list) or any(kind != right for kind in kinds)):
+        raise config.invalid("layer_types", kinds, f'absent, or "{right}" for every layer, as sliding_window says')
+    attention = AttentionSpec(**read_heads(config), window=window)
+    layer = LayerSpec(attention=attention, intermediate_size=config.integer("intermediate_size"))
+    return build_spec(config, name, (layer,) * read_num_layers(config))
+
+
+def qwen3(config: ConfigFields, name: str) -> ModelSpec:
+    """Read Qwen 3 (2025). With `use_sliding_window` the layers from `max_window_layers` on have windows."""
+    refuse_unsupported(config, "Qwen3ForCausalLM")
+    refuse_activation(config, "hidden_act", "silu")
+    bias, layers = config.boolean("attention_bias"), read_num_layers(config)
+    window = config.integer("sliding_window", default=4096) if config.boolean("use_sliding_window") else None
+    first = config.integer("max_window_layers", default=28, minimum=0)
+    kinds = tuple(FULL if window is None or index < first else SLIDING for index in range(layers))
+    if config.get("layer_types") is not None:
+        kinds = read_layer_types(config, period=1)
+    of_kind = {
+        kind: LayerSpec(
+            attention=AttentionSpec(
+                **read_heads(config, dim=128), window=sliding, qk_norm=True, qkv_bias=bias, o_proj_bias=bias
+            ),
+            intermediate_size=config.integer("intermediate_size"),
+        )
+        for kind, sliding in ((FULL, None), (SLIDING, window))
+    }
+    return build_spec(config, name, layers_by_type(kinds, of_kind))
+
+
+CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+
+
+def gemma2(config: ConfigFields, name: str) -> ModelSpec:
+    """Read Gemma 2: windows in every other layer, the first included; scores and logits are capped."""
+    refuse_unsupported(config, "Gemma2ForCausalLM", CAPS)
+    rotary = read_rotary(config)
+    kinds = read_layer_types(config, period=2)
+    more = {"softcap": read_softcap(config, "attn_logit_softcapping", 50.0)}
+    return _gemma(config, name, kinds, {FULL: rotary, SLIDING: rotary}, read_softcap(config, CAPS[1], 30.0), more)
+
+
+def gemma3_text(config: ConfigFields, name: str) -> ModelSpec:
+    """Read Gemma 3: windows in five of six layers, which have another rope_theta; queries and keys are normed."""
+    refuse_unsupported(config, "Gemma3ForCausalLM", CAPS)
+    kinds = read_layer_types(config, period=config.integer("sliding_window_pattern", default=6))
+    rotaries = {
+        FULL: read_layer_rotary(config, FULL, "rope_theta", 1_000_000.0, old_scaling=True),
+        SLIDING: read_layer_rotary(config, SLIDING, "rope_local_base_freq", 10_000.0, old_scaling=False),
+    }
+    if read_softcap(config, "attn_logit_softcapping", 0.0):
+        raise config.invalid(CAPS[0], config.get(CAPS[0]), "null: transformers does not carry it out either")
+    return _gemma(config, name, kinds, rotaries, read_softcap(config, CAPS[1], 0.0), {"qk_norm": True})
+
+
+def _gemma(
+    config: ConfigFields,
+    name: str,
+    kinds: tuple[str, ...],
+    rotaries: dict[str, RotaryConfig],
+    final_logit_softcapping: float,
+    more: dict[str, Any],
+) -> ModelSpec:
+    refuse_activation(config, "hidden_activation", "gelu_pytorch_tanh")
+    bias, model = config.boolean("attention_bias"), rotaries[FULL]
+    windows = {FULL: None, SLIDING: read_window(config, 4096) if SLIDING in kinds else None}
+    layers = {
+        kind: LayerSpec(
+            attention=AttentionSpec(
+                **read_heads(config, dim=256),
+                window=windows[kind],
+                scale=config.number("query_pre_attn_scalar", default=256.0) ** -0.5,
+                rotary=None if rotary == model else rotary,
+                qkv_bias=bias,
+                o_proj_bias=bias,
+                **more,
+            ),
+            intermediate_size=config.integer("intermediate_size"),
+            gate=GateSpec(kind="gelu_tanh"),
+            post_norms=True,
+        )
+        for kind, rotary in rotaries.items()
+    }
+    return build_spec(
+        config,
+        name,
+        layers_by_type(kinds, layers),
+        tied=True,
+        rotary=model,
+        norm_offset=1.0,
+        embedding_scale=config.integer("hidden_size") ** 0.5,
+        final_logit_softcapping=final_logit_softcapping,
+    )
+
+
+GPT_OSS_BASE = 150_000.0
+
+
+def gpt_oss(config: ConfigFields, name: str) -> ModelSpec:
+    """Read gpt-oss: windows in every other layer, the first included; a learned logit a head that attends
+    to nothing."""
+    refuse_unsupported(config, "GptOssForCausalLM", ("num_local_experts",))
+    refuse_activation(config, "hidden_act", "silu")
+    bias = config.boolean("attention_bias", default=True)
+    kinds = read_layer_types(config, period=2)
+    windows = {FULL: None, SLIDING: read_window(config, 128) if SLIDING in kinds else None}
+    count, used = config.integer("num_local_experts", default=128), config.integer("num_experts_per_tok", default=4)
+    if used > count:
+        raise config.invalid("num_experts_per_tok", used, f"at most num_local_experts ({count})")
+    layers = {
+        kind: LayerSpec(
+            attention=AttentionSpec(
+                **read_heads(config, dim=64), window=window, sink_logits=True, qkv_bias=bias, o_proj_bias=bias
+            ),
+            intermediate_size=config.integer("intermediate_size"),
+            mlp_bias=True,
+            gate=GateSpec(
+                kind="clamped",
+                alpha=config.number("swiglu_alpha", default=1.702),
+                limit=config.number("swiglu_limit", default=7.0),
+            ),
+            experts=MoESpec(num_experts=count, num_experts_per_tok=used),
+        )
+        for kind, window in windows.items()
+    }
+    return build_spec(config, name, layers_by_type(kinds, layers), eps=1e-5, rotary=_gpt_oss_rotary(config))
+
+
+def _gpt_oss_rotary(config: ConfigFields) -> RotaryConfig:
+    if config.nested("rope_scaling") or config.nested("rope_parameters"):
+        return read_rotary(config, GPT_OSS_BASE)
+    scaling = RotaryScaling(
+        kind="yarn",
+        factor=32.0,
+        truncate=False,
+        attention_factor=yarn_attention_factor(32.0),
+        original_max_position_embeddings=4096,
+    )
+    return RotaryConfig(rope_theta=config.number("rope_theta", default=GPT_OSS_BASE), scaling=scaling)
+
+
+def deepseek_v3(config: ConfigFields, name: str) -> ModelSpec:
+    """Read DeepSeek-V3: layers of latent attention with plain feed-forwards; mixtures (sigmoid scores, a shared
+    expert) are not read."""
+    refuse_unsupported(config, "DeepseekV3ForCausalLM")
+    refuse_activation(config, "hidden_act", "silu")
+    refuse_sliding_windows(config, "DeepSeek-V3")
+    layers, dense = read_num_layers(config), config.integer("first_k_dense_replace", default=3, minimum=0)
+    if dense < layers:
+        right = f"at least num_hidden_layers ({layers}): DeepSeek's mixtures of experts are not carried out"
+        raise config.invalid("first_k_dense_replace", dense, right)
+    bias = config.boolean("attention_bias")
+    plain, turned = config.integer("qk_nope_head_dim", default=128), config.integer("qk_rope_head_dim", default=64)
+    if turned % 2:
+        raise config.invalid("qk_rope_head_dim", turned, "even, because rotary turns pairs")
+    latent = config.integer("q_lora_rank", default=None) if "q_lora_rank" in config.values else 1536
+    if bias and latent is None:
+        raise config.invalid("attention_bias", bias, "false where q_lora_rank is null")
+    gain = yarn_score_factor(config)
+    attention = MLASpec(
+        num_heads=config.integer("num_attention_heads"),
+        kv_lora_rank=config.integer("kv_lora_rank", default=512),
+        qk_rope_head_dim=turned,
+        qk_nope_head_dim=plain,
+        v_head_dim=config.integer("v_head_dim", default=128),
+        q_lora_rank=latent,
+        scale=None if gain == 1 else (plain + turned) ** -0.5 * gain,
+        rope_interleave=config.boolean("rope_interleave", default=True),
+        qkv_bias=bias,
+        o_proj_bias=bias,
+    )
+    layer = LayerSpec(attention=attention, intermediate_size=config.integer("intermediate_size"))
+    return build_spec(config, name, (layer,) * layers)

@@ -1,0 +1,124 @@
+"""Readers that several families share: heads, windows by layer, and the keys that no reader supports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from workbench.model.hf.fields import ConfigFields
+from workbench.model.hf.rotary import read_rotary
+from workbench.model.spec import LayerSpec, ModelSpec, RotaryConfig
+
+MAX_LAYERS = 10_000  # a number beyond it is a damaged file, and would only fill the memory
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+# Keys that change what is computed, with the values under which they change nothing. A family takes out what it reads.
+UNSUPPORTED_KEYS: dict[str, tuple[object, ...]] = {
+    "quantization_config": (),
+    "compression_config": (),
+    "attn_logit_softcapping": (),
+    "final_logit_softcapping": (),
+    "num_local_experts": (0, 1),
+    "use_qk_norm": (False,),
+    "use_bidirectional_attention": (False,),
+}
+
+
+def refuse_unsupported(config: ConfigFields, architecture: str, reads: tuple[str, ...] = ()) -> None:
+    """Raise WorkbenchError for another architecture and for keys of `UNSUPPORTED_KEYS` not among `reads`."""
+    architectures = config.get("architectures")
+    if architectures is not None and (not isinstance(architectures, list) or architecture not in architectures):
+        raise config.invalid("architectures", architectures, f'["{architecture}"]')
+    for key, harmless in UNSUPPORTED_KEYS.items():
+        value = config.get(key)
+        if key not in reads and value is not None and value not in harmless:
+            raise config.invalid(key, value, "absent or null: what it changes is not carried out")
+
+
+def refuse_activation(config: ConfigFields, key: str, right: str) -> None:
+    activation = config.get(key)
+    if activation not in (None, right):
+        raise config.invalid(key, activation, f'"{right}": other activations are not carried out')
+
+
+def refuse_sliding_windows(config: ConfigFields, family: str) -> None:
+    """Raise WorkbenchError where layers of `family`, which all see the whole context, are given windows."""
+    window = config.get("sliding_window")
+    if window is not None and config.get("use_sliding_window") is not False:
+        raise config.invalid("sliding_window", window, f"null: {family} layers see the whole context")
+    kinds = config.get("layer_types")
+    if kinds is not None and (not isinstance(kinds, list) or any(kind != FULL for kind in kinds)):
+        raise config.invalid("layer_types", kinds, f'absent, or "{FULL}" for every layer')
+
+
+def read_heads(config: ConfigFields, dim: int | None = None) -> dict[str, Any]:
+    """Read `num_heads`, `num_kv_heads` and `head_dim`; `dim` is the family's where the config has none, else
+    hidden_size over heads."""
+    heads = config.integer("num_attention_heads")
+    groups = config.integer("num_key_value_heads", default=heads)
+    if heads % groups:
+        raise config.invalid("num_key_value_heads", groups, f"a divisor of num_attention_heads ({heads})")
+    width = config.integer("hidden_size")
+    dim = config.integer("head_dim", default=dim, minimum=2)
+    if dim is None and width % heads:
+        raise config.invalid("hidden_size", width, f"a multiple of num_attention_heads ({heads})")
+    if (dim or width // heads) % 2:
+        raise config.invalid("head_dim", dim or width // heads, "even, because rotary turns pairs")
+    return {"num_heads": heads, "num_kv_heads": groups, "head_dim": dim or width // heads}
+
+
+def read_num_layers(config: ConfigFields) -> int:
+    return config.integer("num_hidden_layers", maximum=MAX_LAYERS)
+
+
+def read_window(config: ConfigFields, default: int) -> int:
+    """Read the length of sliding windows; `default` is the family's where the config does not name it."""
+    return config.integer("sliding_window") if "sliding_window" in config.values else default
+
+
+def read_layer_types(config: ConfigFields, period: int) -> tuple[str, ...]:
+    """Read `layer_types`; without it every layer but each `period`-th is sliding."""
+    layers = read_num_layers(config)
+    kinds = config.get("layer_types")
+    if kinds is None:
+        return tuple(SLIDING if (index + 1) % period else FULL for index in range(layers))
+    right = f'a list of {layers} times "{SLIDING}" or "{FULL}"'
+    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in (SLIDING, FULL) for kind in kinds):
+        raise config.invalid("layer_types", kinds, right)
+    return tuple(kinds)
+
+
+def build_spec(
+    config: ConfigFields,
+    name: str,
+    layers: tuple[LayerSpec, ...],
+    *,
+    tied: bool = False,
+    eps: float = 1e-6,
+    rotary: RotaryConfig | None = None,
+    **more: Any,
+) -> ModelSpec:
+    """Build the model around `layers`; `tied`, `eps` and the rotary's base are the family's where the
+    config has none."""
+    return ModelSpec(
+        name=name,
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=config.integer("hidden_size"),
+        layers=layers,
+        max_position_embeddings=config.integer("max_position_embeddings"),
+        rotary=read_rotary(config) if rotary is None else rotary,
+        rms_norm_eps=config.number("rms_norm_eps", default=eps),
+        tie_word_embeddings=config.boolean("tie_word_embeddings", default=tied),
+        eos_token_ids=config.token_ids("eos_token_id") or (),
+        **more,
+    )
+
+
+def read_softcap(config: ConfigFields, key: str, default: float) -> float:
+    """Read a soft-cap: 0, which is none, where the config says null; `default` is the family's where it
+    says nothing."""
+    return config.number(key, default=0.0) if key in config.values else default
+
+
+def layers_by_type(kinds: tuple[str, ...], layers: Mapping[str, LayerSpec]) -> tuple[LayerSpec, ...]:
+    return tuple(layers[kind] for kind in kinds)

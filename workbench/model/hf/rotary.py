@@ -1,0 +1,160 @@
+"""Rotary fields of a Hugging Face config, old (`rope_theta`, `rope_scaling`) and new (`rope_parameters`)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from workbench.errors import WorkbenchError
+from workbench.model.hf.fields import ConfigFields
+from workbench.model.spec import RotaryConfig, RotaryScaling
+
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+DEFAULT_ROPE_THETA = 10_000.0
+
+
+def read_rotary(config: ConfigFields, base: float = DEFAULT_ROPE_THETA) -> RotaryConfig:
+    """Read the rotary part of `config`. As in transformers, a base inside the object goes before `rope_theta`; `base`
+    is that of the family where the config has none."""
+    _refuse_partial(config)
+    old, new = config.nested("rope_scaling"), config.nested("rope_parameters")
+    found = [_read(config, fields, base) for fields in (old, new) if fields is not None]
+    if len(found) == 2 and found[0] != found[1]:
+        raise WorkbenchError(f"{config.source}: rope_scaling and rope_parameters disagree; keep the right one")
+    return found[0] if found else RotaryConfig(rope_theta=_base(config, None, base))
+
+
+def read_layer_rotary(config: ConfigFields, layers: str, old_base: str, base: float, old_scaling: bool) -> RotaryConfig:
+    """Read the rotary of the layers that `layer_types` calls `layers`, for families whose kinds of layers have
+    rotaries of their own: in `rope_parameters` under that name; in old configs the base is in `old_base`, and
+    `rope_scaling` is that of the layers with `old_scaling`."""
+    new = config.nested("rope_parameters")
+    mine = None if new is None else new.nested(layers)
+    values = {"rope_theta": config.get(old_base)}
+    if mine is not None:
+        values["rope_parameters"] = mine.values
+    elif old_scaling:
+        values["rope_scaling"] = config.get("rope_scaling")
+    places = {key: config.get(key) for key in ("max_position_embeddings", "partial_rotary_factor")}
+    return read_rotary(ConfigFields({**places, **values}, config.source if mine is None else mine.source), base)
+
+
+def write_rotary(rotary: RotaryConfig) -> dict[str, Any]:
+    """Write the old fields, which old and new versions of transformers both read."""
+    scaling, inner = rotary.scaling, None
+    if scaling.kind == "linear":
+        inner = {"rope_type": "linear", "factor": scaling.factor}
+    elif scaling.kind == "llama3":
+        inner = {
+            "rope_type": "llama3",
+            "factor": scaling.factor,
+            "low_freq_factor": scaling.low_freq_factor,
+            "high_freq_factor": scaling.high_freq_factor,
+            "original_max_position_embeddings": scaling.original_max_position_embeddings,
+        }
+    elif scaling.kind == "yarn":
+        inner = {
+            "rope_type": "yarn",
+            "factor": scaling.factor,
+            "beta_fast": scaling.beta_fast,
+            "beta_slow": scaling.beta_slow,
+            "truncate": scaling.truncate,
+            "attention_factor": scaling.attention_factor,
+            "original_max_position_embeddings": scaling.original_max_position_embeddings,
+        }
+    return {"rope_theta": rotary.rope_theta, "rope_scaling": inner}
+
+
+def yarn_attention_factor(factor: float, coefficient: float = 1.0) -> float:
+    """Return the factor by which YaRN raises attention's temperature for a context `factor` times the trained one: 0.1
+    c ln f + 1."""
+    return 1.0 if factor <= 1 else 0.1 * coefficient * math.log(factor) + 1.0
+
+
+def yarn_score_factor(config: ConfigFields) -> float:
+    """Return the factor by which DeepSeek multiplies the scores besides, from `mscale_all_dim`: the square of that
+    gain."""
+    fields = config.nested("rope_scaling") or config.nested("rope_parameters")
+    coefficient = None if fields is None else fields.number("mscale_all_dim", default=None, zero=True)
+    if fields is None or not coefficient or _kind(fields) == "default":
+        return 1.0
+    return yarn_attention_factor(_factor(config, fields), coefficient) ** 2
+
+
+def _read(config: ConfigFields, fields: ConfigFields, base: float) -> RotaryConfig:
+    _refuse_partial(fields)
+    kind = _kind(fields)
+    if kind not in ROPE_TYPES:
+        raise WorkbenchError(f"{fields.source}: rope type {kind!r} is not carried out; read: {', '.join(ROPE_TYPES)}")
+    base = _base(config, fields, base)
+    if kind == "linear":
+        return RotaryConfig(rope_theta=base, scaling=RotaryScaling(kind="linear", factor=fields.number("factor")))
+    if kind == "llama3":
+        return RotaryConfig(rope_theta=base, scaling=_llama3(fields))
+    if kind == "yarn":
+        if base <= 1:
+            raise fields.invalid("rope_theta", base, "above 1 with yarn")
+        return RotaryConfig(rope_theta=base, scaling=_yarn(config, fields))
+    return RotaryConfig(rope_theta=base)
+
+
+def _kind(fields: ConfigFields) -> Any:
+    return fields.get("rope_type") or fields.get("type") or "default"
+
+
+def _llama3(fields: ConfigFields) -> RotaryScaling:
+    low, high = fields.number("low_freq_factor"), fields.number("high_freq_factor")
+    if high <= low:
+        raise fields.invalid("high_freq_factor", high, f"above low_freq_factor, which is {low}")
+    return RotaryScaling(
+        kind="llama3",
+        factor=fields.number("factor"),
+        low_freq_factor=low,
+        high_freq_factor=high,
+        original_max_position_embeddings=fields.integer("original_max_position_embeddings"),
+    )
+
+
+def _yarn(config: ConfigFields, fields: ConfigFields) -> RotaryScaling:
+    fast, slow = fields.number("beta_fast", default=32.0), fields.number("beta_slow", default=1.0)
+    if fast <= slow:
+        raise fields.invalid("beta_fast", fast, f"above beta_slow, which is {slow}")
+    factor = _factor(config, fields)
+    up, down = (fields.number(key, default=None, zero=True) for key in ("mscale", "mscale_all_dim"))
+    gain = (
+        yarn_attention_factor(factor, up) / yarn_attention_factor(factor, down)
+        if up and down
+        else yarn_attention_factor(factor)
+    )
+    return RotaryScaling(
+        kind="yarn",
+        factor=factor,
+        beta_fast=fast,
+        beta_slow=slow,
+        truncate=fields.boolean("truncate", default=True),
+        attention_factor=fields.number("attention_factor", default=gain),
+        original_max_position_embeddings=_original(config, fields),
+    )
+
+
+def _factor(config: ConfigFields, fields: ConfigFields) -> float:
+    """Return the factor; where it is absent, the context over the one trained with (DeepSeek-V3)."""
+    if fields.get("factor") is None:
+        return config.integer("max_position_embeddings") / _original(config, fields)
+    return fields.number("factor")
+
+
+def _original(config: ConfigFields, fields: ConfigFields) -> int:
+    known = fields.integer("original_max_position_embeddings", default=None)
+    return known or config.integer("max_position_embeddings")
+
+
+def _base(config: ConfigFields, inner: ConfigFields | None, base: float) -> float:
+    outer = config.number("rope_theta", default=base)
+    return inner.number("rope_theta", default=outer) if inner else outer
+
+
+def _refuse_partial(fields: ConfigFields) -> None:
+    if fields.number("partial_rotary_factor", default=1.0) != 1.0:
+        given = fields.get("partial_rotary_factor")
+        raise fields.invalid("partial_rotary_factor", given, "1: partly rotated heads are not carried out")

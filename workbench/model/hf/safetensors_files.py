@@ -1,0 +1,130 @@
+"""The safetensors files of a model folder: an index of their tensors, and a check that the files are whole.
+
+Format: 8 bytes little-endian header length, a JSON header, the data. https://github.com/huggingface/safetensors
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.errors import WorkbenchError
+from workbench.files import UnreadableText, read_json
+from workbench.model.hf.fields import read_object
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    file: Path
+    dtype: str  # as safetensors names it: F32, BF16, I8, ...
+    shape: tuple[int, ...]
+
+
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Return every tensor of the folder, from the headers alone.
+
+    Raises WorkbenchError where there are no weights or only pickled ones, where a shard is missing, and where a file
+    is corrupt or cut short.
+    """
+    if (folder / SINGLE_FILE).exists():
+        return read_header(folder / SINGLE_FILE)
+    if (folder / INDEX_FILE).exists():
+        return _sharded(folder)
+    raise _no_weights(folder)
+
+
+def read_header(file: Path) -> dict[str, StoredTensor]:
+    """Read the tensors of one file from its header. Its length is compared with the one in the header."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            start = stream.read(8)
+            length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+            if start == b"version ":
+                raise WorkbenchError(f"{file}: is a Git LFS pointer, not the weights; run `git lfs pull` there")
+            if len(start) < 8 or length > size - 8:
+                raise WorkbenchError(f"{file}: is cut short in its header ({size:,} bytes); {_AGAIN}")
+            if length > MAX_HEADER_BYTES:
+                raise WorkbenchError(f"{file}: is not safetensors (a header of {length:,} bytes); {_AGAIN}")
+            header = stream.read(length)
+    except OSError as error:
+        raise WorkbenchError(f"{file}: cannot be read ({error.strerror})") from error
+    try:
+        entries = read_json(header, max_bytes=MAX_HEADER_BYTES)
+    except UnreadableText as error:
+        reason = error.reason.removeprefix("not JSON: ")
+        raise corrupt(file, f"its header is not JSON: {reason}") from None
+    return _entries(file, entries, size - 8 - length)
+
+
+def corrupt(file: Path, reason: object) -> WorkbenchError:
+    return WorkbenchError(f"{file}: is corrupt ({reason}); {_AGAIN}")
+
+
+_AGAIN = "fetch the file again"
+
+
+def _entries(file: Path, header: object, data_bytes: int) -> dict[str, StoredTensor]:
+    if not isinstance(header, dict):
+        raise corrupt(file, "the header is no JSON object")
+    found: dict[str, StoredTensor] = {}
+    promised = 0
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        try:
+            dtype, shape = str(entry["dtype"]), tuple(int(size) for size in entry["shape"])
+            promised = max(promised, int(entry["data_offsets"][1]))
+        except (TypeError, LookupError, ValueError, OverflowError) as error:
+            raise corrupt(file, f"the header's entry for {name} is malformed") from error
+        found[name] = StoredTensor(file, dtype, shape)
+    if promised > data_bytes:
+        raise WorkbenchError(f"{file}: is cut short ({data_bytes:,} of {promised:,} bytes of data are there); {_AGAIN}")
+    return found
+
+
+def _sharded(folder: Path) -> dict[str, StoredTensor]:
+    index = folder / INDEX_FILE
+    places = read_object(index).get("weight_map")
+    if not isinstance(places, dict) or not places or not all(isinstance(s, str) for s in places.values()):
+        raise WorkbenchError(f"{index}: weight_map must map tensor names to file names; {_AGAIN}")
+    shards = sorted(set(places.values()))
+    outside = [shard for shard in shards if Path(shard).name != shard]
+    if outside:
+        raise WorkbenchError(f"{index}: {outside[0]!r} must be the plain name of a file in the same folder")
+    missing = [shard for shard in shards if not (folder / shard).exists()]
+    if missing:
+        raise WorkbenchError(
+            f"{folder}: {len(missing)} of {len(shards)} shards are missing: {', '.join(missing)}; fetch them"
+        )
+    headers = {shard: read_header(folder / shard) for shard in shards}
+    strays = [(name, shard) for name, shard in places.items() if name not in headers[shard]]
+    if strays:
+        name, shard = strays[0]
+        raise WorkbenchError(f"{index}: says {name} is in {shard}, which does not hold it; fetch both again")
+    return {name: headers[shard][name] for name, shard in places.items()}
+
+
+def _no_weights(folder: Path) -> WorkbenchError:
+    try:
+        names = sorted(entry.name for entry in folder.iterdir())
+    except OSError as error:
+        return WorkbenchError(f"{folder}: cannot be read ({error.strerror})")
+    other = [name for name in names if name.endswith(".safetensors")]
+    if other:
+        return WorkbenchError(f"{folder}: holds {other[0]} but neither {SINGLE_FILE} nor {INDEX_FILE}; fetch that")
+    pickled = [name for name in names if name.endswith(PICKLE_SUFFIXES)]
+    if pickled:
+        return WorkbenchError(
+            f"{folder}: {pickled[0]} is refused: it is pickled, and reading a pickle can run any code; "
+            'where you trust it, convert it to safetensors: python -c "from transformers import '
+            "AutoModelForCausalLM as M; "
+            f"M.from_pretrained('{folder}').save_pretrained('{folder}-safetensors')\""
+        )
+    return WorkbenchError(f"{folder}: holds no weights; it must hold {SINGLE_FILE}, or {INDEX_FILE} and its shards")

@@ -1,0 +1,128 @@
+"""A model's weights as a dict of tensors: loaded from a folder, or random."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from workbench.errors import WorkbenchError
+from workbench.model.hf.safetensors_files import StoredTensor, corrupt, stored_tensors
+from workbench.model.parameters import StoredPart, parameter_shapes, stored_parts
+from workbench.model.spec import ModelSpec
+
+READABLE_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+DRAW_CHUNK = 1 << 22  # random numbers drawn at once, in float32: 16 MiB
+
+
+def load_weights(folder: str | Path, spec: ModelSpec, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Load the weights of the folder as `dtype`, under our names and shapes (`parameter_shapes(spec)`).
+
+    Files are memory-mapped: a parameter that needs neither a cast nor fusing stays a view of its file. Raises
+    WorkbenchError for weights that are absent, pickled, corrupt, quantized or of another architecture.
+    """
+    folder = Path(folder)
+    stored = stored_tensors(folder)
+    wanted = stored_parts(spec)
+    _check(folder, spec, stored, [part for parts in wanted.values() for part in parts])
+    with ExitStack() as stack:
+        files = {file: stack.enter_context(_open(file)) for file in {each.file for each in stored.values()}}
+
+        def read(part: StoredPart) -> Tensor:
+            tensor = files[stored[part.name].file].get_tensor(part.name)
+            return tensor if part.layout is None else part.layout.from_stored(tensor)
+
+        return {name: _fused([read(part) for part in parts], dtype) for name, parts in wanted.items()}
+
+
+def random_weights(spec: ModelSpec, dtype: torch.dtype, seed: int = 0) -> dict[str, Tensor]:
+    """Draw seeded random weights under which activations and logits stay near 1; norms multiply by ones.
+
+    Every parameter is drawn in float32 from a generator of its own, seeded by `seed` and its name: order does not
+    change the numbers, and the dtype only rounds them.
+    """
+    shapes = parameter_shapes(spec)
+    # One parameter is drawn by one thread, independent of torch's setting; several parameters can be drawn at once.
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+        drawn = threads.map(lambda name: _random(name, shapes[name], spec, dtype, seed), shapes)
+        return dict(zip(shapes, drawn, strict=True))
+
+
+def _open(file: Path) -> Any:
+    try:
+        return safe_open(str(file), framework="pt", device="cpu")
+    except (SafetensorError, OSError) as error:
+        raise corrupt(file, error) from error
+
+
+def _fused(parts: list[Tensor], dtype: torch.dtype) -> Tensor:
+    if len(parts) == 1:
+        return parts[0].to(dtype).contiguous()
+    rows = [part.shape[0] for part in parts]
+    whole = torch.empty((sum(rows), *parts[0].shape[1:]), dtype=dtype)
+    for target, part in zip(whole.split(rows), parts, strict=True):
+        target.copy_(part)
+    return whole
+
+
+def _check(folder: Path, spec: ModelSpec, stored: dict[str, StoredTensor], wanted: list[StoredPart]) -> None:
+    known = {part.name for part in wanted}
+    missing = [part.name for part in wanted if part.name not in stored]
+    extra = [name for name in stored if name not in known and not _harmless(name, spec)]
+    if missing or extra:
+        faults = [f"{what} {_some(names)}" for what, names in (("lacks", missing), ("has extra", extra)) if names]
+        if missing == ["lm_head.weight"]:
+            faults.append("if the head is the embedding, config.json must say tie_word_embeddings: true")
+        raise WorkbenchError(f"{folder}: the weights are not those of config.json ({'; '.join(faults)})")
+    for part in wanted:
+        tensor = stored[part.name]
+        if tensor.shape != part.shape:
+            shape, right = list(tensor.shape), list(part.shape)
+            raise WorkbenchError(f"{tensor.file}: {part.name} has shape {shape}, config.json asks for {right}")
+        if tensor.dtype not in READABLE_DTYPES:
+            raise WorkbenchError(
+                f"{tensor.file}: {part.name} is stored as {tensor.dtype}; read are {', '.join(READABLE_DTYPES)}: "
+                "take the model's unquantized weights"
+            )
+
+
+def _harmless(name: str, spec: ModelSpec) -> bool:
+    return name.endswith("rotary_emb.inv_freq") or (spec.tie_word_embeddings and name == "lm_head.weight")
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _random(name: str, shape: tuple[int, ...], spec: ModelSpec, dtype: torch.dtype, seed: int) -> Tensor:
+    if name.endswith("norm.weight"):
+        return torch.full(shape, 1.0 - spec.norm_offset, dtype=dtype)
+    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+    values = torch.empty(shape, dtype=dtype)
+    std, flat = _std(name, shape, spec), values.view(-1)
+    draws = torch.empty(min(DRAW_CHUNK, flat.numel()), dtype=torch.float32)
+    for chunk in flat.split(DRAW_CHUNK):
+        chunk.copy_(draws[: chunk.numel()].normal_(0.0, std, generator=generator))
+    return values
+
+
+def _std(name: str, shape: Iterable[int], spec: ModelSpec) -> float:
+    """Return the standard deviation: 1 / sqrt(inputs) keeps a product's size; the residual sums 2 * layers terms,
+    which share it (GPT-2)."""
+    *_, inputs = shape
+    if name.endswith("bias"):
+        return 0.1
+    if name.endswith("sink_logits"):
+        return 1.0
+    if name == "embedding.weight" and not spec.tie_word_embeddings:
+        return 1.0 / spec.embedding_scale
+    added = name.endswith(("output.weight", "feedforward.down.weight", "feedforward.down"))
+    return (inputs * (2 * len(spec.layers) if added else 1)) ** -0.5

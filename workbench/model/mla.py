@@ -1,0 +1,78 @@
+"""Multi-head latent attention (MLA, DeepSeek-V2, 2024), absorbed: it reads its cache as many query heads on one
+key/value head.
+
+A head's score is q · (U c) = (Uᵀ q) · c, and its value V times the weighted sum of the latents c, so that keys and
+values are never made for the context: queries go to the latent's width, what was read comes to the values' width.
+"""
+
+from __future__ import annotations
+
+import torch
+from einops import einsum, rearrange
+from torch import Tensor, nn
+
+import compiled_kernels
+from compiled_kernels import Backend
+from workbench.batch import TokenBatch
+from workbench.kv_cache.store import CacheLayer
+from workbench.model.custom import build_mask, build_score
+from workbench.model.linear import Linear, RMSNorm
+from workbench.model.quantized import WeightFormat
+from workbench.model.spec import MLASpec as MLASpec
+
+
+class MLA(nn.Module):
+    """Multi-head latent attention: project to latents, absorb, attend to the cache, project back. The cached head is
+    the normed latent, then the rotated key; `up` holds U and V of each head, stays dense, and multiplies by torch's
+    batched product on every backend."""
+
+    def __init__(self, spec: MLASpec, hidden_size: int, backend: Backend, format: WeightFormat):
+        super().__init__()
+        self.spec = spec
+        self.backend = backend
+        self.scale = (spec.qk_nope_head_dim + spec.qk_rope_head_dim) ** -0.5 if spec.scale is None else spec.scale
+        self.mask, self.score = build_mask(spec), build_score(spec)
+        stored = backend, format.blocks, format.quant_group, format.activations_of(format.blocks)
+        self.down = Linear(hidden_size, spec.down_proj_columns, spec.qkv_bias, *stored)
+        if spec.q_lora_rank is not None:
+            self.query_norm = RMSNorm(spec.q_lora_rank, spec.rms_norm_eps, backend)
+            self.query_up = Linear(spec.q_lora_rank, spec.query_columns, False, *stored)
+        self.latent_norm = RMSNorm(spec.kv_lora_rank, spec.rms_norm_eps, backend)
+        self.up = nn.Parameter(torch.empty(spec.num_heads, spec.qk_nope_head_dim + spec.v_head_dim, spec.kv_lora_rank))
+        self.output = Linear(spec.o_proj_inputs, hidden_size, spec.o_proj_bias, *stored)
+
+    def qkv_proj(self, x: Tensor, cos: Tensor | None, sin: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Project x [token, hidden] to q [token, head, head_dim] absorbed, k [token, 1, head_dim] as it is cached, and
+        k's latent."""
+        spec = self.spec
+        query, latent, key = self.down(x).split(
+            [spec.down_proj_columns - spec.head_dim, spec.kv_lora_rank, spec.qk_rope_head_dim], dim=1
+        )
+        if spec.q_lora_rank is not None:
+            query = self.query_up(self.query_norm(query))
+        query = rearrange(query, "token (head dim) -> token head dim", head=spec.num_heads)
+        plain, turned = query.split([spec.qk_nope_head_dim, spec.qk_rope_head_dim], dim=2)
+        key_up = self.up[:, : spec.qk_nope_head_dim]
+        absorbed = einsum(plain, key_up, "token head plain, head plain latent -> token head latent")
+        latent = self.latent_norm(latent)[:, None]
+        k = torch.cat([latent, self.apply_rotary(key[:, None], cos, sin)], dim=2)
+        return torch.cat([absorbed, self.apply_rotary(turned, cos, sin)], dim=2), k, latent
+
+    def apply_rotary(self, x: Tensor, cos: Tensor | None, sin: Tensor | None) -> Tensor:
+        """Rotate x [token, head, dim] by the angles of its tokens; interleaved pairs are brought to halves first, for
+        queries and keys alike."""
+        assert cos is not None and sin is not None
+        if self.spec.rope_interleave:
+            x = rearrange(x, "token head (pair two) -> token head (two pair)", two=2)
+        return compiled_kernels.rotary(x, cos, sin, self.backend)
+
+    def attend(self, q: Tensor, batch: TokenBatch, cache: CacheLayer, backend: Backend | None = None) -> Tensor:
+        """Attend to the cache: weighted sums of latents [token, head, latent]; on the module's backend unless given."""
+        rule = self.spec.softcap, None, self.score
+        return cache.attend(q, batch, self.scale, self.mask, backend or self.backend, *rule)
+
+    def o_proj(self, mixed: Tensor) -> Tensor:
+        """Project the result of attention back: [token, head, latent] -> [token, hidden]."""
+        value_up = self.up[:, self.spec.qk_nope_head_dim :]
+        values = einsum(mixed, value_up, "token head latent, head value latent -> token head value")
+        return self.output(rearrange(values, "token head value -> token (head value)"))

@@ -1,0 +1,104 @@
+"""Write the response of a batch request as a line of the output file. Equal requests have equal lines: no clock, no
+chance."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from workbench.offline.requests import CHAT, BatchModel, BatchRequest
+from workbench.request import FinishReason
+from workbench.trace.events import Decoded, Finished
+
+CREATED = 0  # where the format wants a time: the same batch gives the same file
+
+
+def response_line(
+    line_id: str, batch_request: BatchRequest, model: BatchModel, ends: Sequence[Finished], tokens: Sequence[Decoded]
+) -> bytes:
+    """Return the line of a request with all its samples; an error and no body if it failed or was refused.
+
+    Args:
+        line_id: the line's id.
+        batch_request: the request.
+        model: the model that ran it.
+        ends: the Finished event of each sample.
+        tokens: Decoded events, where log-probabilities are wanted.
+    """
+    wrong = next((end for end in ends if end.reason in (FinishReason.REFUSED, FinishReason.ERROR)), None)
+    if wrong is not None:
+        return error_line(
+            line_id, batch_request.custom_id, wrong.reason, wrong.error, 400 if wrong.reason == "refused" else 500
+        )
+    body = _body(line_id, batch_request, model, sorted(ends, key=lambda end: end.sample), tokens)
+    return _line(
+        line_id, batch_request.custom_id, {"status_code": 200, "request_id": f"req_{line_id}", "body": body}, None
+    )
+
+
+def error_line(line_id: str, custom_id: str | None, code: str, message: str, status: int = 400) -> bytes:
+    response = {"status_code": status, "request_id": f"req_{line_id}", "body": None}
+    return _line(line_id, custom_id, response, {"code": code, "message": message})
+
+
+def _line(line_id: str, custom_id: str | None, response: dict[str, Any], error: dict[str, str] | None) -> bytes:
+    whole = {"id": f"batch_req_{line_id}", "custom_id": custom_id, "response": response, "error": error}
+    return json.dumps(whole).encode() + b"\n"
+
+
+def _body(
+    line_id: str, asked: BatchRequest, model: BatchModel, ends: Sequence[Finished], tokens: Sequence[Decoded]
+) -> dict[str, Any]:
+    prompt, made = ends[0].prompt_tokens, sum(len(end.token_ids) for end in ends)
+    chat = asked.url == CHAT
+    chosen = [end for end in ends if end.reason != FinishReason.NOT_CHOSEN]
+    choices = []
+    for end in chosen:
+        mine = [token for token in tokens if token.sample == end.sample]
+        told = None if asked.request.final_only else (_chat_logprobs if chat else _logprobs)(mine, model)
+        said = {"message": {"role": "assistant", "content": end.output_text}} if chat else {"text": end.output_text}
+        choices.append({"index": end.sample, **said, "logprobs": told, "finish_reason": end.reason})
+    return {
+        "id": f"{'chatcmpl' if chat else 'cmpl'}-{line_id}",
+        "object": "chat.completion" if chat else "text_completion",
+        "created": CREATED,
+        "model": model.name,
+        "choices": choices,
+        "usage": {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made},
+    }
+
+
+def _logprobs(tokens: Sequence[Decoded], model: BatchModel) -> dict[str, Any]:
+    offsets, at = [], 0
+    for token in tokens:
+        offsets.append(at)
+        at += len(_spelled(token.token_id, model))
+    return {
+        "tokens": [_spelled(token.token_id, model) for token in tokens],
+        "token_logprobs": [token.logprob for token in tokens],
+        "top_logprobs": [{_spelled(id, model): each for id, each in token.top_logprobs} for token in tokens],
+        "text_offset": offsets,
+    }
+
+
+def _chat_logprobs(tokens: Sequence[Decoded], model: BatchModel) -> dict[str, Any]:
+    return {
+        "content": [
+            _one(token.token_id, token.logprob, model)
+            | {"top_logprobs": [_one(id, each, model) for id, each in token.top_logprobs]}
+            for token in tokens
+        ]
+    }
+
+
+def _one(token_id: int, logprob: float | None, model: BatchModel) -> dict[str, Any]:
+    exact = [] if model.tokenizer is None else list(model.tokenizer.token_bytes(token_id))
+    return {"token": _spelled(token_id, model), "logprob": logprob, "bytes": exact}
+
+
+def _spelled(token_id: int, model: BatchModel) -> str:
+    """Return a token's text by itself; its id without a tokenizer."""
+    if model.tokenizer is None:
+        return f"token_id:{token_id}"
+    return model.tokenizer.token_bytes(token_id).decode("utf-8", "replace")

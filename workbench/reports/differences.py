@@ -1,0 +1,101 @@
+"""List the differences of two records of one experiment: settings, environment, tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from workbench.experiment.experiment import Experiment
+from workbench.files import read_yaml
+from workbench.runs.record import Record
+from workbench.trace.recorder import row_name
+
+VERSION_ENTRIES = ("python", "implementation", "packages", "compiler", "platform", "commit")
+HARDWARE_ENTRIES = ("machine", "cpu", "memory_bytes", "gpu")
+RUNTIME_ENTRIES = ("threads", "backend")
+DRIFTING_ENTRY = "cpu.frequency_mhz"  # from second to second
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One value that changed, and its dotted path."""
+
+    path: str
+    was: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.was} -> {self.now}"
+
+
+@dataclass(frozen=True)
+class TokenDifference:
+    """The first token that differs in a request's output, counted from 0.
+
+    `was` or `now` is None where that output ends earlier; `position` is None where only one run has the request.
+    """
+
+    request: str
+    position: int | None
+    was: int | None
+    now: int | None
+    lengths: tuple[int, int]
+
+    def __str__(self) -> str:
+        if self.position is None:
+            return f"{self.request}: only in one of the runs"
+        if self.was is None or self.now is None:
+            return f"{self.request}: {self.lengths[0]} tokens, then {self.lengths[1]}, equal as far as both go"
+        return f"{self.request}: token {self.position} was {self.was}, is {self.now}"
+
+
+def setting_differences(before: Record, experiment: Experiment) -> tuple[Difference, ...]:
+    """List the settings in which `experiment` differs from the record's own file.
+
+    Settings that are newer than the record appear with their default.
+    """
+    try:
+        written = read_yaml(before.experiment_text, f"run {before.path}: experiment.yaml")
+    except ValueError:
+        return ()
+    return tuple(leaf_differences(written if isinstance(written, dict) else {}, experiment.model_dump(mode="json")))
+
+
+def environment_differences(before: Record, after: Record, names: Sequence[str]) -> tuple[Difference, ...]:
+    """List the differences of two environments, among the entries called `names`."""
+    was, now = ({name: record.environment.get(name) for name in names} for record in (before, after))
+    return tuple(each for each in leaf_differences(was, now) if each.path != DRIFTING_ENTRY)
+
+
+def output_differences(before: Record, after: Record) -> tuple[TokenDifference, ...]:
+    """List the first differing token of each request and sample whose outputs differ."""
+    return token_differences(before.requests.to_pylist(), after.requests.to_pylist())
+
+
+def token_differences(
+    before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]
+) -> tuple[TokenDifference, ...]:
+    first, second = ({row_name(dict(row)): row["token_ids"] for row in rows} for rows in (before, after))
+    found = []
+    for name in sorted(first.keys() | second.keys()):
+        was, now = first.get(name), second.get(name)
+        if was is None or now is None:
+            found.append(TokenDifference(name, None, None, None, (len(was or ()), len(now or ()))))
+        elif was != now:
+            place = next((i for i, (a, b) in enumerate(zip(was, now, strict=False)) if a != b), min(len(was), len(now)))
+            old, new = (ids[place] if place < len(ids) else None for ids in (was, now))
+            found.append(TokenDifference(name, place, old, new, (len(was), len(now))))
+    return tuple(found)
+
+
+def leaf_differences(before: Any, after: Any, path: str = "") -> list[Difference]:
+    """List every leaf that differs, by its dotted path."""
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        names = [*before, *(name for name in after if name not in before)]
+        return [
+            each
+            for name in names
+            for each in leaf_differences(before.get(name), after.get(name), f"{path}.{name}" if path else str(name))
+        ]
+    return [] if before == after else [Difference(path, before, after)]

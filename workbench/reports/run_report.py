@@ -1,0 +1,188 @@
+"""Collect a report's contents for one run as plain values; the template decides how they look."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+from workbench.errors import WorkbenchError
+from workbench.experiment.experiment import Experiment
+from workbench.reports import variants_table as comparison_text
+from workbench.reports.run_charts import ReportChart, run_charts
+from workbench.reports.sheets import Remark, Sheet, run_remarks, run_sheets
+from workbench.runs.record import Record
+from workbench.trace.recorder import row_name
+
+MAX_REQUESTS_LISTED = 100  # requests listed
+MAX_OUTPUT_CHARACTERS = 2000  # characters shown of an output
+NO_PREDICTION = "None was recorded with this run."
+
+
+@dataclass(frozen=True)
+class ReportedOutput:
+    name: str
+    reason: str
+    tokens: int
+    text: str
+    error: str
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """The contents of a run's report, in reading order."""
+
+    name: str
+    question: str
+    changed: tuple[tuple[str, str], ...]  # settings that differ from the defaults, and their values
+    experiment: str  # as YAML
+    prediction: tuple[str, ...]
+    verdicts: tuple[Mapping[str, str], ...]
+    pictures: tuple[ReportChart, ...]
+    sheets: tuple[Sheet, ...]
+    remarks: tuple[Remark, ...]
+    outputs: tuple[ReportedOutput, ...]
+    requests: int
+    environment: tuple[tuple[str, str], ...]
+    commands: tuple[tuple[str, str], ...]
+
+
+def build_run_report(record: Record, draw: bool = True) -> RunReport:
+    summary = record.summary
+    compares = "rows" in summary
+    sheets, remarks = _comparison(summary) if compares else (tuple(run_sheets(summary)), tuple(run_remarks(summary)))
+    outputs, count = ((), 0) if compares else _outputs(record)
+    return RunReport(
+        record.name,
+        read_question(record.experiment_text),
+        changed_settings(record.experiment_text),
+        record.experiment_text,
+        tuple(predictions(summary)),
+        tuple(summary.get("verdicts") or ()),
+        tuple(run_charts(record)) if draw else (),
+        sheets,
+        remarks,
+        outputs,
+        count,
+        environment_rows(record.environment, summary),
+        _commands(record, compares),
+    )
+
+
+def _comparison(summary: Mapping[str, Any]) -> tuple[tuple[Sheet, ...], tuple[Remark, ...]]:
+    found = comparison_text.variant_tables(summary["rows"])
+    sheets = (Sheet(tuple(head), tuple(tuple(row) for row in cells), left=("backend",)) for head, cells in found)
+    busy = summary.get("others_cpu_share") or 0.0
+    remarks = (Remark(line, "do not trust" in line and busy > 0) for line in comparison_text.remarks(summary))
+    return tuple(sheets), tuple(remarks)
+
+
+def read_question(experiment: str) -> str:
+    try:
+        return Experiment.from_yaml(experiment).question
+    except WorkbenchError:
+        return next((line[9:].strip() for line in experiment.splitlines() if line.startswith("question:")), "")
+
+
+def changed_settings(experiment: str) -> tuple[tuple[str, str], ...]:
+    """Return settings that differ from their defaults, as (path, value).
+
+    An experiment with settings unknown to this version has none; the YAML in the report shows all of them.
+    """
+    try:
+        part = Experiment.from_yaml(experiment)
+    except WorkbenchError:
+        return ()
+    return tuple((path, format_value(value)) for path, value in _changed(part) if path != "question")
+
+
+def _changed(part: BaseModel, front: str = "") -> Iterator[tuple[str, Any]]:
+    for name, field in type(part).model_fields.items():
+        value, path = getattr(part, name), f"{front}{name}"
+        default = None if field.is_required() else field.get_default(call_default_factory=True)
+        if isinstance(value, BaseModel):
+            if type(value) is not type(default) and "kind" in type(value).model_fields:
+                yield f"{path}.kind", getattr(value, "kind")  # noqa: B009
+            yield from ((inner, each) for inner, each in _changed(value, f"{path}.") if inner != f"{path}.kind")
+        elif field.is_required() or value != default:
+            yield path, part.model_dump(mode="json")[name]
+
+
+def format_value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def predictions(summary: Mapping[str, Any]) -> Iterator[str]:
+    """Yield predictions made before the run: the record's, and the roofline's seconds beside the measured ones."""
+    prediction = summary.get("prediction")
+    if isinstance(prediction, Mapping):
+        yield from (f"{name}: {format_value(value)}" for name, value in prediction.items())
+    elif prediction:
+        yield from (prediction if isinstance(prediction, list) else [str(prediction)])
+    roof = summary.get("roofline") or {}
+    for name in ("prefill", "decode"):
+        if name in roof:
+            row = roof[name]
+            yield (
+                f"{name}: {row['predicted_s']:.4g} s at least, by the cost model and this machine's ceilings; "
+                f"{row['measured_s']:.4g} s were measured ({row['share_of_roofline']:.0%} of the roofline)"
+            )
+    for row in summary.get("rows") or ():
+        predicted = [f"{key.removeprefix('predicted_').replace('_', ' ')} {value:.3g}" for key, value in row.items()
+                 if key.startswith("predicted_") and isinstance(value, int | float)]  # fmt: skip
+        if predicted:
+            yield f"{row.get('variant', '')}: {', '.join(predicted)}"
+
+
+def _outputs(record: Record) -> tuple[tuple[ReportedOutput, ...], int]:
+    rows = record.requests.to_pylist()
+    found = (
+        ReportedOutput(
+            row_name(row), row["finish_reason"] or "unfinished", row["output_tokens"],
+            (row["output_text"] or "")[:MAX_OUTPUT_CHARACTERS], row["error"] or "",
+        )
+        for row in rows[:MAX_REQUESTS_LISTED]
+    )  # fmt: skip
+    return tuple(found), len(rows)
+
+
+def environment_rows(environment: Mapping[str, Any], summary: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Return machine, versions and load as (name, value)."""
+    cpu = environment.get("cpu") or {}
+    memory = environment.get("memory_bytes")
+    commit = environment.get("commit") or {}
+    busy, load = summary.get("others_cpu_share"), environment.get("load_average")
+    packages = environment.get("packages") or {}
+    threads = environment.get("threads") or {}
+    backend = environment.get("backend") or {}
+    rows = {
+        "date": environment.get("date"),
+        "processor": f"{cpu.get('model')}, {cpu.get('usable_cores')} cores, {' '.join(cpu.get('flags') or ())}"
+        if cpu else None,
+        "memory": f"{memory / 2**30:.1f} GiB" if memory else None,
+        "accelerator": ", ".join(environment.get("gpu") or ()) or "none",
+        "system": environment.get("platform"),
+        "python": f"{environment.get('implementation', '')} {environment.get('python', '')}".strip(),
+        "packages": ", ".join(f"{name} {version}" for name, version in packages.items() if version),
+        "threads": ", ".join(f"{name} {value}" for name, value in threads.items() if value is not None),
+        "compiler": environment.get("compiler"),
+        "backend": f"{backend.get('name')} ({backend.get('reason')})" if backend else None,
+        "commit": str(commit.get("hash", "")) + (", with changes" if commit.get("dirty") else "") if commit else None,
+        "load before": ", ".join(f"{value:.2f}" for value in load) if load else None,
+        "other processes": f"{busy:.1%} of the processor while it ran" if busy is not None else None,
+    }  # fmt: skip
+    return tuple((name, str(value)) for name, value in rows.items() if value)
+
+
+def _commands(record: Record, compares: bool) -> tuple[tuple[str, str], ...]:
+    anew = ("workbench run experiment.yaml", "with the YAML of this page in experiment.yaml")
+    if compares:
+        return (anew,)
+    replay = ()
+    if "inputs.parquet" in record.manifest:
+        again = f"workbench reproduce {record.name} --replay"
+        replay = ((again, "every step formed as it was, whatever the clock says"),)
+    return ((f"workbench reproduce {record.name}", "where the run's folder lies; says what differs"), *replay, anew)

@@ -1,0 +1,151 @@
+"""A small table as a value, drawn alike in a terminal and on a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from workbench.machine.processor import is_contended
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Headings, rows of texts, and a caption. The first column and those named in `left` hold words, the others
+    numbers."""
+
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    caption: str = ""
+    left: tuple[str, ...] = ()
+
+    def is_left(self, column: int) -> bool:
+        return column == 0 or self.headings[column] in self.left
+
+
+@dataclass(frozen=True)
+class Remark:
+    """A line of remark. `is_warning` marks unreliable numbers or a failure."""
+
+    text: str
+    is_warning: bool = False
+
+
+LATENCIES = {
+    "ttft_s": ("TTFT", "arrival to first token"),
+    "tpot_s": ("TPOT", "time per output token after the first"),
+    "itl_s": ("ITL", "between neighbouring tokens"),
+    "e2el_s": ("E2EL", "arrival to last token"),
+}
+Summary = Mapping[str, Any]
+
+
+def run_sheets(summary: Summary) -> Iterator[Sheet]:
+    """Yield the sheets that the summary has data for."""
+    yield latency_sheet(summary)
+    for kind in ("tenant", "priority"):
+        if summary.get(f"by_{kind}"):
+            yield group_sheet(kind, summary[f"by_{kind}"])
+    if summary.get("speculation"):
+        yield speculation_sheet(summary["speculation"])
+    yield memory_sheet(summary["kv"], summary["tokens"])
+    if "roofline" in summary:
+        yield roofline_sheet(summary)
+
+
+def latency_sheet(summary: Summary) -> Sheet:
+    rows = tuple(
+        (name, *(format_ms(summary[key][p]) for p in ("p50", "p90", "p99")), meaning)
+        for key, (name, meaning) in LATENCIES.items()
+    )
+    decode, prefill = summary["phases"]["decode"], summary["phases"]["prefill"]
+    speeds = f"{format_rate(summary['output_tokens_per_s'])} output tokens/s over the whole run"
+    speeds += f"; {format_rate(decode['tokens_per_s'])} in decode, {format_rate(prefill['tokens_per_s'])} in prefill"
+    return Sheet(("milliseconds", "p50", "p90", "p99", "what it is"), rows, speeds, ("what it is",))
+
+
+def group_sheet(kind: str, metrics: Mapping[str, Any]) -> Sheet:
+    """Build the sheet of latencies by tenant or priority."""
+    rows = []
+    for name, figures in metrics.items():
+        times = [("queue_s", "p50"), *((key, p) for key in ("ttft_s", "tpot_s") for p in ("p50", "p99"))]
+        told = (format_ms(figures[key][p]) for key, p in times)
+        rows.append((name or "(none)", f"{figures['requests']:,}", *told))
+    return Sheet((kind, "requests", "queue p50", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99"), tuple(rows))
+
+
+def speculation_sheet(metrics: Mapping[str, Any]) -> Sheet:
+    counts = metrics["acceptance_histogram"]
+    shares = tuple(f"{share:.0%}" for share in metrics["acceptance_by_position"])
+    caption = (
+        f"draft_acceptance_rate {metrics['draft_acceptance_rate']:.2f} ({metrics['accepted_tokens']:,} of "
+        f"{metrics['drafted_tokens']:,}), mean_acceptance_length {metrics['mean_acceptance_length']:.2f}; drafting took "
+        f"{metrics['draft_share'] or 0:.0%} of the verifying steps"
+    )
+    headings = ("speculation", "verifications", *(f"accepted {n}" for n in range(len(counts))))
+    checks = ("of which", f"{metrics['checks']:,}", *(f"{count:,}" for count in counts))
+    return Sheet(headings, (checks, ("by position", "", "", *shares)), caption)
+
+
+def memory_sheet(kv: Mapping[str, Any], tokens: Mapping[str, Any]) -> Sheet:
+    formula = kv["bytes_per_token_formula"]
+    pages, size = kv["pages_used_peak"], kv["page_size"]
+    told = f"{pages} pages x {size} tokens x {formula:,} = {pages * size * formula:,}"
+    if kv["bytes_used_peak"] != pages * size * formula:
+        told = "summed over layer groups"
+    agree = "equal" if kv["bytes_allocated"] == kv["bytes_allocated_formula"] else "DIFFERENT"
+    rows = (
+        ("a token", f"{formula:,}", "2 x layers x groups x dim x bytes a value"),
+        ("used at most", f"{kv['bytes_used_peak']:,}", told),
+        ("allocated", f"{kv['bytes_allocated']:,}", f"{kv['bytes_allocated_formula']:,} ({agree})"),
+    )
+    return Sheet(("KV cache", "bytes", "formula"), rows, left=("formula",))
+
+
+def roofline_sheet(summary: Summary) -> Sheet:
+    roof, rows = summary["roofline"], []
+    for name in ("prefill", "decode"):
+        if name in roof:
+            row = roof[name]
+            shares = (row["share_of_roofline"], row["share_of_read_ceiling"], row["share_of_gemm_ceiling"])
+            rows.append((name, f"{row['predicted_s']:.4f}", f"{row['measured_s']:.4f}", *(f"{s:.0%}" for s in shares)))
+    caption = (
+        f"working set {roof['working_set_bytes'] / 1e6:,.1f} MB: it is read from {roof['read_level']}, at "
+        f"{roof['read_ceiling_bytes_per_s'] / 1e9:,.1f} GB/s at best; GEMM in {roof['gemm_dtype']} "
+        f"{roof['gemm_ceiling_flops_per_s'] / 1e9:,.0f} GFLOP/s at best (both measured here)"
+    )
+    headings = ("roofline", "predicted s", "measured s", "of roofline", "of read ceiling", "of GEMM ceiling")
+    return Sheet(headings, tuple(rows), caption)
+
+
+def run_remarks(summary: Summary) -> Iterator[Remark]:
+    backend = summary["backend"]
+    yield Remark(f"backend {backend['name']} ({backend['reason']}); {summary['compiles']} graphs compiled")
+    if cut := summary["tokens"]["cut"]:
+        yield Remark(f"{cut} of the oldest prompt tokens were cut (overflow: cut_oldest)", True)
+    if found := summary["tokens"].get("cached"):
+        pages, computed = summary["shared_pages"], summary["tokens"]["computed"]
+        yield Remark(f"{found:,} tokens were found in {pages:,} shared pages, {computed:,} were computed")
+    if restored := summary["tokens"].get("restored"):
+        yield Remark(f"{restored:,} tokens were swapped in from the CPU after a preemption")
+    share = summary["instruments_share_of_decode"]
+    if share is not None:
+        yield Remark(f"instruments took {share:.2%} of decode time")
+    if slow := summary["compiling_steps"]:
+        yield Remark(f"{slow} of the measured steps compiled something; raise measure.warmup", True)
+    busy = summary["others_cpu_share"]
+    if is_contended(busy):
+        yield Remark(f"other processes took {busy:.0%} of the processor: do not trust these timings", True)
+    if replayed := summary.get("replayed_steps"):
+        yield Remark(f"a replay: {replayed:,} steps were formed as a record has them, not as requests came")
+    failed = {k: v for k, v in summary["requests"]["by_finish_reason"].items() if k in ("refused", "error")}
+    if failed:
+        yield Remark(f"not every request ran: {failed}", True)
+
+
+def format_ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e3:,.2f}"
+
+
+def format_rate(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"

@@ -1,0 +1,138 @@
+"""Trace what each filter does to one row of logits: the engine's own filters, in the engine's order."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+
+import torch
+from torch import Tensor
+
+from workbench.errors import WorkbenchError
+from workbench.request import Request, SamplingParameters
+from workbench.sampling.filters import REMOVED, History
+from workbench.sampling.sampler import (
+    SampledToken,
+    SamplingState,
+    apply_custom_filters,
+    build_sampling_state,
+    describe_bad_logits,
+    sample_row,
+)
+from workbench.sampling.samplers import Greedy
+
+
+@dataclass(frozen=True)
+class FilterStep:
+    """One filter: `logits` [vocab] after it, the tokens it `removed`, and their share of the probability.
+
+    Shares are fractions of the distribution that the filter is given; `kept_mass` counts this filter and those before.
+    """
+
+    name: str
+    logits: Tensor
+    removed: Tensor
+    removed_mass: float
+    kept_mass: float
+
+    @property
+    def num_left(self) -> int:
+        return int((self.logits > REMOVED).sum())
+
+    @property
+    def probabilities(self) -> Tensor:
+        """Return the softmax, [vocab] in float64."""
+        return self.logits.double().softmax(-1)
+
+
+@dataclass(frozen=True)
+class FilterTrace:
+    """The filters of a row in order of application; at temperature 0 the last is `greedy`, which leaves one token."""
+
+    model: Tensor
+    steps: tuple[FilterStep, ...]
+    sampling_state: SamplingState
+    sampled: Tensor  # input of the sampler
+
+    @property
+    def logits(self) -> Tensor:
+        return self.steps[-1].logits if self.steps else self.model
+
+    @property
+    def probabilities(self) -> Tensor:
+        """Return the distribution of the next token: [vocab], float64."""
+        return self.logits.double().softmax(-1)
+
+    @property
+    def kept_mass(self) -> float:
+        """Return the probability that no filter removed; with the removed masses it adds up to 1."""
+        return self.steps[-1].kept_mass if self.steps else 1.0
+
+    def draw(self, uniforms: Sequence[float]) -> list[int]:
+        """Sample a token for each of these numbers in [0, 1), by the request's sampler."""
+        if self.sampling_state.sampler is None:
+            return [self._own(number) for number in uniforms]
+        found = self.sampling_state.sampler.choose_rows(self.sampled[None], uniforms)
+        return found if len(found) == len(uniforms) else found * len(uniforms)  # greedy looks at no number
+
+    def _own(self, number: float) -> int:
+        choice = sample_row(
+            self.model, self.sampled, replace(self.sampling_state), number
+        )  # each begins from the same state
+        if choice.error:
+            raise WorkbenchError(choice.error)
+        return choice.token_id
+
+
+@torch.no_grad()
+def trace_filters(logits: Tensor, history: History, sampling: SamplingParameters) -> FilterTrace:
+    """Trace `logits` [vocab] after `history` through the filters of `sampling`; WorkbenchError where the engine would
+    fail."""
+    scores = logits.float()
+    _check(scores, "the model's logits")
+    sampling_state = build_sampling_state(Request("", tuple(history.prompt_ids), sampling), len(scores))
+    found: list[FilterStep] = []
+    left = scores
+    for rule in sampling_state.filters:
+        left = _entered(found, left, rule(left[None], [history])[0], _name(rule))
+        _check(left, "after the filters the logits")
+    for part, rule in zip(sampling.filters, sampling_state.custom_filters, strict=True):
+        alone = replace(sampling_state.request, sampling=sampling.model_copy(update={"filters": (part,)}))
+        after = apply_custom_filters(left, replace(sampling_state, request=alone, custom_filters=(rule,)), history)
+        if isinstance(after, SampledToken):
+            raise WorkbenchError(after.error)
+        left = _entered(found, left, after, part.path)
+    if isinstance(sampling_state.sampler, Greedy):
+        alone = torch.full_like(left, REMOVED)
+        token = sampling_state.sampler.choose_rows(left[None], [0.0])[0]
+        alone[token] = left[token]
+        _entered(found, left, alone, "greedy")
+    return FilterTrace(scores, tuple(found), sampling_state, left)
+
+
+def entropy_bits(probabilities: Tensor) -> float:
+    """Return the entropy in bits."""
+    some = probabilities[probabilities > 0]
+    return max(0.0, -float((some * some.log2()).sum()))
+
+
+def _entered(found: list[FilterStep], before: Tensor, after: Tensor, name: str) -> Tensor:
+    removed = ((after == REMOVED) & (before > REMOVED)).nonzero()[:, 0]
+    whole, share = (found[-1].kept_mass if found else 1.0), float(before.double().softmax(-1)[removed].sum())
+    found.append(FilterStep(name, after, removed, whole * share, whole * (1 - share)))
+    return after
+
+
+def _check(row: Tensor, what: str) -> None:
+    largest = float(row.amax())
+    if not math.isfinite(largest):
+        raise WorkbenchError(f"{what} {describe_bad_logits(largest)}")
+
+
+def _name(rule: object) -> str:
+    """Return a filter's class and its one number, such as `top k 40`."""
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(rule).__name__).lower()
+    values = [getattr(rule, each.name) for each in fields(rule)] if is_dataclass(rule) else []
+    return f"{words} {values[0]:g}" if len(values) == 1 and isinstance(values[0], (int, float)) else words

@@ -1,0 +1,388 @@
+"""Describe the token sampled for a sequence, with its log-probabilities, or the failure."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from workbench.errors import WorkbenchError
+from workbench.request import Request, SamplingParameters, Sequence
+from workbench.sampling.filters import Filter, History, build_filters
+from workbench.sampling.samplers import (
+    Greedy,
+    RandomSampler,
+    TokenSampler,
+    load_filter,
+    load_sampler,
+    sample_categorical,
+    uniform,
+)
+from workbench.sampling.verify import ACCEPT_STREAM, NO_DRAFT, Draft, rejection_sample
+
+
+@dataclass(frozen=True)
+class SampledToken:
+    """The token sampled for one sequence; on failure `error` has the reason and `token_id` is -1."""
+
+    token_id: int
+    logprob: float | None = None
+    top_logprobs: tuple[tuple[int, float], ...] = ()  # most probable first, equal ones by token id
+    error: str = ""
+
+
+def with_logprobs(token: int, scores: Tensor, filtered: Tensor, sampling: SamplingParameters) -> SampledToken:
+    """Return the token with the requested log-probabilities, of the model or of the filtered distribution."""
+    if sampling.logprobs is None:
+        return SampledToken(token)
+    row = scores if sampling.logprobs_of == "model" else filtered
+    logprobs = row.double().log_softmax(-1)
+    return SampledToken(token, float(logprobs[token]), _most_probable(logprobs, sampling.logprobs))
+
+
+def _most_probable(logprobs: Tensor, count: int) -> tuple[tuple[int, float], ...]:
+    if count == 0:
+        return ()
+    least = logprobs.topk(min(count, len(logprobs))).values[-1]
+    ids = ((logprobs >= least) & (logprobs > -torch.inf)).nonzero()[:, 0]
+    best = logprobs[ids].sort(descending=True, stable=True).indices[:count]
+    return tuple(zip(ids[best].tolist(), logprobs[ids[best]].tolist(), strict=True))
+
+
+def failed_token(error: str) -> SampledToken:
+    return SampledToken(-1, error=error)
+
+
+def describe_bad_logits(largest: float) -> str:
+    if math.isnan(largest):
+        return "contain NaN"
+    return "contain +inf" if largest > 0 else "leave no token: all are -inf"
+
+
+def describe_failure(name: str, error: Exception) -> str:
+    return str(error) if isinstance(error, WorkbenchError) else f"{name}: {type(error).__name__}: {error}"
+
+
+@dataclass
+class SamplingState:
+    """How one request samples, built once, and the state of its user-defined sampler."""
+
+    request: Request
+    filters: tuple[Filter, ...]
+    custom_filters: tuple[Filter, ...]
+    sampler: Greedy | RandomSampler | None  # None if a user-defined sampler replaces it
+    custom_sampler: TokenSampler | None
+    state: Any = None
+
+    @property
+    def is_plain_greedy(self) -> bool:
+        """Return whether the row's argmax is the whole answer."""
+        greedy = isinstance(self.sampler, Greedy) and not self.filters and not self.custom_filters
+        return greedy and self.request.sampling.logprobs is None
+
+
+def build_sampling_state(request: Request, vocab_size: int | None) -> SamplingState:
+    """Build the sampling state of `request`; `vocab_size` bounds the token ids of its logit bias.
+
+    Raises:
+        WorkbenchError: naming the component that cannot work.
+    """
+    sampling = request.sampling
+    beyond = [token for token in sampling.logit_bias if vocab_size is not None and token >= vocab_size]
+    if beyond:
+        raise WorkbenchError(f"logit_bias: token id {beyond[0]} is outside the vocabulary of {vocab_size} tokens")
+    filters = build_filters(sampling)
+    custom_filters = tuple(load_filter(part) for part in sampling.filters)
+    if sampling.sampler is None:
+        return SamplingState(
+            request, filters, custom_filters, RandomSampler() if sampling.temperature else Greedy(), None
+        )
+    if sampling.temperature == 0:
+        raise WorkbenchError(
+            f"sampler {sampling.sampler.path}: temperature 0 means greedy; set it above 0, or no sampler"
+        )
+    own = load_sampler(sampling.sampler)
+    try:
+        state = own.start()
+    except Exception as error:
+        raise WorkbenchError(describe_failure(f"sampler {sampling.sampler.path}: start", error)) from error
+    return SamplingState(request, filters, custom_filters, None, own, state)
+
+
+def apply_custom_filters(filtered: Tensor, sampling_state: SamplingState, history: History) -> Tensor | SampledToken:
+    """Apply the user-defined filters to this row, each on a copy; return a failed token if one breaks."""
+    for part, rule in zip(sampling_state.request.sampling.filters, sampling_state.custom_filters, strict=True):
+        try:
+            before, filtered = filtered, _row_of(rule(filtered[None].clone(), [history]), filtered)
+        except Exception as error:
+            return failed_token(describe_failure(part.path, error))
+        if bool(((before == -torch.inf) & (filtered != -torch.inf)).any()):
+            return failed_token(f"filter {part.path}: brought a token back that an earlier filter had removed")
+        largest = float(filtered.amax())
+        if not math.isfinite(largest):
+            return failed_token(f"filter {part.path}: its logits {describe_bad_logits(largest)}")
+    return filtered
+
+
+def sample_row(scores: Tensor, filtered: Tensor, sampling_state: SamplingState, draw: float) -> SampledToken:
+    """Sample a token from a filtered row with the request's sampler, which may be user-defined.
+
+    Args:
+        scores: the model's logits, [vocab].
+        filtered: logits after all filters, [vocab].
+        sampling_state: the request's sampling state.
+        draw: a number in [0, 1).
+    """
+    sampling = sampling_state.request.sampling
+    name, state = type(sampling_state.sampler).__name__, sampling_state.state
+    try:
+        if sampling_state.custom_sampler is None:
+            assert sampling_state.sampler is not None
+            token = sampling_state.sampler.choose_rows(filtered[None], [draw])[0]
+        else:
+            assert sampling.sampler is not None
+            name = sampling.sampler.path
+            token, state = sampling_state.custom_sampler.choose(filtered.clone(), draw, sampling_state.state)
+            token = operator.index(token)
+    except Exception as error:
+        return failed_token(describe_failure(name, error))
+    if not 0 <= token < len(filtered) or filtered[token] == -torch.inf:
+        return failed_token(f"sampler {name}: chose token {token}, which is removed or unknown")
+    sampling_state.state = state
+    return with_logprobs(token, scores, filtered, sampling)
+
+
+def _row_of(returned: object, row: Tensor) -> Tensor:
+    wanted = (1, len(row))
+    if not isinstance(returned, Tensor):
+        raise TypeError(f"a filter must return logits, not {type(returned).__name__}")
+    if returned.shape != wanted or returned.dtype != row.dtype:
+        given = f"{tuple(returned.shape)} {returned.dtype}"
+        raise TypeError(f"a filter must return logits {wanted} {row.dtype}, not {given}")
+    return returned[0]
+
+
+@dataclass(frozen=True)
+class PendingRows:
+    """The rows of one sequence: one for its next token and one after each draft token; `largest` has each row's
+    maximum."""
+
+    index: int
+    rows: range
+    sequence: Sequence
+    draft: Draft
+    sampling_state: SamplingState
+    largest: list[float]
+
+    @property
+    def histories(self) -> list[History]:
+        """Return the tokens before each row's token, draft tokens included."""
+        return [self.history(place) for place in range(len(self.rows))]
+
+    def history(self, place: int) -> History:
+        known = self.sequence
+        return History(known.request.prompt_ids, [*known.output_ids, *self.draft.token_ids[:place]])
+
+    def uniform(self, place: int, use: bytes = b"") -> float:
+        known = self.sequence
+        return uniform(known.request.sampling.seed, len(known.token_ids) - known.prompt_length + place, use)
+
+    def sample(
+        self, scores: Tensor, filtered: Tensor, faults: list[float], token: int | None, rejection: bool
+    ) -> list[SampledToken]:
+        """Return the accepted draft tokens and one token after them; the last may be a failure.
+
+        Args:
+            scores: the sequence's rows before the filters, [row, vocab].
+            filtered: the same after the filters.
+            faults: the largest value of each filtered row.
+            token: the token sampled from a lone row, if that was done together with others.
+            rejection: accept drafts by rejection sampling if the sampler is a plain random one; otherwise by match.
+        """
+        sampling_state = self.sampling_state
+
+        def left(place: int) -> Tensor:
+            if not math.isfinite(self.largest[place]):
+                raise BadRow(failed_token(f"the model's logits {describe_bad_logits(self.largest[place])}"))
+            if not math.isfinite(faults[place]):
+                raise BadRow(failed_token(f"after the filters the logits {describe_bad_logits(faults[place])}"))
+            own = (
+                apply_custom_filters(filtered[place], sampling_state, self.history(place))
+                if sampling_state.custom_filters
+                else filtered[place]
+            )
+            if isinstance(own, SampledToken):
+                raise BadRow(own)
+            return own
+
+        choices: list[SampledToken] = []
+        try:
+            if token is not None and not sampling_state.custom_filters:
+                return [with_logprobs(token, scores[0], left(0), sampling_state.request.sampling)]
+            if len(self.draft) and isinstance(sampling_state.sampler, RandomSampler) and rejection:
+                self._rejection_sample(scores, left, choices)
+                return choices
+            for place in range(len(self.rows)):
+                choices.append(sample_row(scores[place], left(place), sampling_state, self.uniform(place)))
+                if place < len(self.draft) and choices[-1].token_id != self.draft.token_ids[place]:
+                    break
+        except BadRow as broken:
+            choices.append(broken.choice)
+        return choices
+
+    def _rejection_sample(self, scores: Tensor, left: Callable[[int], Tensor], choices: list[SampledToken]) -> None:
+        """Append the accepted draft tokens and the one after them."""
+        rows: dict[int, Tensor] = {}
+
+        def take(place: int, token: int) -> None:
+            choices.append(with_logprobs(token, scores[place], rows[place], self.sampling_state.request.sampling))
+
+        def target(place: int) -> Tensor:
+            if place:  # it is requested only after the token before it was accepted
+                take(place - 1, self.draft.token_ids[place - 1])
+            rows[place] = left(place)
+            return rows[place].double().softmax(-1)
+
+        uniforms = [self.uniform(place, ACCEPT_STREAM) for place in range(len(self.draft))]
+        standing, weights = rejection_sample(self.draft, target, uniforms)
+        take(standing, sample_categorical(weights[None], [self.uniform(standing)])[0])
+
+
+class BadRow(Exception):
+    """A row from which no token can be sampled."""
+
+    def __init__(self, choice: SampledToken):
+        super().__init__(choice.error)
+        self.choice = choice
+
+
+@dataclass
+class Sampler:
+    """Sample tokens for many requests, and keep each one's filters and sampler state.
+
+    A runner owns one. `vocab_size` lets `add` refuse a bias on a token that does not exist. `acceptance_rule` is the
+    acceptance rule of draft tokens. `rejection` accepts as often as any rule that keeps the target's distribution, if
+    the sampler is a plain random one. `match` accepts the tokens that would have been sampled without a draft.
+    """
+
+    vocab_size: int | None = None
+    acceptance_rule: Literal["rejection", "match"] = "rejection"
+    _states: dict[str, SamplingState] = field(default_factory=dict, repr=False)
+
+    def add(self, sequence: Sequence) -> None:
+        """Build the sampling state of a request; WorkbenchError for a component or a bias that cannot work."""
+        self.state_of(sequence)
+
+    def remove(self, request_id: str) -> None:
+        """Drop the state of a finished request."""
+        self._states.pop(request_id, None)
+
+    def sample(self, logits: Tensor, sequences: list[Sequence]) -> list[SampledToken]:
+        """Sample one token from each row of `logits` [sample, vocab], in order; a bad row fails alone."""
+        return [choices[0] for choices in self.verify(logits, sequences, [NO_DRAFT] * len(sequences))]
+
+    @torch.no_grad()
+    def verify(self, logits: Tensor, sequences: list[Sequence], drafts: Many[Draft]) -> list[list[SampledToken]]:
+        """Return each sequence's accepted draft tokens and one token after them; the last may be a failure.
+
+        Rows whose requests have equal filters are filtered together, by operations that treat every row by itself.
+
+        Args:
+            logits: [sample, vocab]. Each sequence has, in order, a row for its next token and one per draft token.
+            sequences: the sequences.
+            drafts: the draft of each sequence.
+        """
+        wanted = sum(1 + len(draft) for draft in drafts)
+        if len(logits) != wanted or len(sequences) != len(drafts):
+            raise ValueError(f"{len(logits)} rows of logits for {len(sequences)} sequences with {wanted} to choose")
+        scores = logits.float()
+        largest, tokens = _largest(scores) if sequences else ([], [])
+        chosen: dict[int, list[SampledToken]] = {}
+        groups: dict[tuple, list[PendingRows]] = {}
+        row = 0
+        for number, (sequence, draft) in enumerate(zip(sequences, drafts, strict=True)):
+            rows, row = range(row, row + 1 + len(draft)), row + 1 + len(draft)
+            try:
+                sampling_state = self.state_of(sequence)
+            except WorkbenchError as error:
+                chosen[number] = [failed_token(str(error))]
+                continue
+            if not math.isfinite(largest[rows.start]):
+                chosen[number] = [failed_token(f"the model's logits {describe_bad_logits(largest[rows.start])}")]
+            elif sampling_state.is_plain_greedy:
+                chosen[number] = _greedy(draft, rows, largest, tokens)
+            else:
+                asked = PendingRows(number, rows, sequence, draft, sampling_state, [largest[row] for row in rows])
+                groups.setdefault((sampling_state.filters, sampling_state.sampler), []).append(asked)
+        for together in groups.values():
+            chosen.update(self._sample_group(scores, together))
+        return [chosen[number] for number in range(len(sequences))]
+
+    def _sample_group(self, scores: Tensor, together: list[PendingRows]) -> dict[int, list[SampledToken]]:
+        """Sample for sequences that share filters and sampler; if that fails together, each is tried alone."""
+        rows = [row for asked in together for row in asked.rows]
+        sampler = together[0].sampling_state.sampler
+        try:
+            filtered = _rows_of(scores, rows)
+            histories = [history for asked in together for history in asked.histories]
+            for rule in together[0].sampling_state.filters:
+                filtered = rule(filtered, histories)
+            faults = filtered.amax(-1).tolist()
+            tokens = {}
+            if sampler is not None and (alone := [asked for asked in together if not len(asked.draft)]):
+                place = {row: i for i, row in enumerate(rows)}
+                wanted = [place[asked.rows.start] for asked in alone]
+                mine = filtered if len(alone) == len(rows) else _rows_of(filtered, wanted)
+                found = sampler.choose_rows(mine, [asked.uniform(0) for asked in alone])
+                tokens = {asked.index: token for asked, token in zip(alone, found, strict=True)}
+        except Exception as error:
+            if len(together) == 1:
+                return {together[0].index: [failed_token(describe_failure("sampling", error))]}
+            return {k: v for asked in together for k, v in self._sample_group(scores, [asked]).items()}
+        chosen, row = {}, 0
+        for asked in together:
+            count = len(asked.rows)
+            known = scores[asked.rows.start : asked.rows.stop], filtered[row : row + count], faults[row : row + count]
+            chosen[asked.index] = asked.sample(*known, tokens.get(asked.index), self.acceptance_rule == "rejection")
+            row += count
+        return chosen
+
+    def state_of(self, sequence: Sequence) -> SamplingState:
+        """Return the sampling state of a request."""
+        known = self._states.get(sequence.request_id)
+        if known is None or known.request is not sequence.request:
+            known = self._states[sequence.request_id] = build_sampling_state(sequence.request, self.vocab_size)
+        return known
+
+
+def _rows_of(scores: Tensor, rows: list[int]) -> Tensor:
+    """A copy of these rows. torch's `scores[rows]` wakes all threads for a single row (2.13), and waits for them."""
+    return scores.index_select(0, torch.tensor(rows, device=scores.device))
+
+
+def _greedy(draft: Draft, rows: range, largest: list[float], tokens: list[int]) -> list[SampledToken]:
+    """Return the rows' largest tokens, as long as they equal the draft tokens."""
+    choices = []
+    for place, row in enumerate(rows):
+        if not math.isfinite(largest[row]):
+            return [*choices, failed_token(f"the model's logits {describe_bad_logits(largest[row])}")]
+        choices.append(SampledToken(tokens[row]))
+        if place < len(draft) and tokens[row] != draft.token_ids[place]:
+            break
+    return choices
+
+
+def _largest(scores: Tensor) -> tuple[list[float], list[int]]:
+    """Return each row's largest value (NaN if the row has one) and the first token that has it."""
+    if scores.device.type == "cpu" and not scores.requires_grad:
+        rows = scores.numpy()  # numpy's argmax uses vectors, torch's does not: 10 against 100 us for 49,152
+        tokens = rows.argmax(-1)
+        return rows[range(len(rows)), tokens].tolist(), tokens.tolist()
+    values, tokens = scores.max(-1)
+    return values.tolist(), tokens.tolist()

@@ -1,0 +1,351 @@
+"""Validate a policy's decision before any of it is carried out."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from workbench.errors import WorkbenchError
+from workbench.kv_cache.manager import KVCacheManager
+from workbench.kv_cache.pages import NULL_PAGE
+from workbench.kv_cache.prefix import PrefixMatch
+from workbench.request import Sequence
+from workbench.scheduler.plan import RequestDecision, SchedulerLimits
+from workbench.scheduler.policy import SchedulerDecision, SchedulerState, SchedulingPolicy
+from workbench.scheduler.queue import RequestViews, WaitingQueue
+
+
+@dataclass
+class ValidatedDecision:
+    """A validated decision. `errors` are requests with an invalid entry, with their beams; `ignored` concerns no
+    request."""
+
+    num_scheduled_tokens: dict[Sequence, int] = field(default_factory=dict)
+    preempted: list[Sequence] = field(default_factory=list)
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    errors: list[tuple[Sequence, str]] = field(default_factory=list)
+    ignored: list[RequestDecision] = field(default_factory=list)
+
+
+def policy_name(policy: SchedulingPolicy) -> str:
+    return getattr(policy, "kind", None) or getattr(policy, "__qualname__", None) or type(policy).__qualname__
+
+
+def call_policy(policy: SchedulingPolicy, state: SchedulerState) -> SchedulerDecision:
+    """Call `policy` on `state`. Nothing has changed if it fails.
+
+    Raises:
+        WorkbenchError: if it raises, or returns no SchedulerDecision.
+    """
+    name = policy_name(policy)
+    try:
+        wishes = policy(state)
+        if isinstance(wishes, SchedulerDecision):  # it may return iterators, or a list that it changes later
+            tokens, preempted = tuple(wishes.num_scheduled_tokens), tuple(wishes.preempted)
+            if type(wishes) is SchedulerDecision:
+                return SchedulerDecision(tokens, preempted, wishes.reasons)
+            return replace(wishes, num_scheduled_tokens=tokens, preempted=preempted)
+    except WorkbenchError:
+        raise
+    except Exception as error:
+        raise WorkbenchError(f"policy {name}: raised {type(error).__name__}: {error}; nothing was planned") from error
+    else:
+        raise WorkbenchError(
+            f"policy {name}: returned {type(wishes).__name__}, must return scheduler.policy.SchedulerDecision([(id, tokens), ...])"
+        )
+
+
+def validate_decision(
+    decision: SchedulerDecision, state: SchedulerState, by_id: Mapping[str, Sequence], name: str
+) -> ValidatedDecision:
+    """Check every entry of a decision; an invalid one fails the request that it names and no other."""
+    found, left, refused = ValidatedDecision(reasons=decision.reasons), state.max_num_batched_tokens, set[Sequence]()
+    if not decision.preempted and (whole := _all_valid(decision.num_scheduled_tokens, left, by_id)) is not None:
+        found.num_scheduled_tokens = whole
+        return found
+    here = {entry.request_id for entry in state.running}
+
+    def wrong(sequence: Sequence, words: str) -> None:
+        for each in sequence.beams or [sequence]:
+            found.num_scheduled_tokens.pop(each, None)
+            if each not in refused:
+                refused.add(each)
+                found.errors.append((each, f"policy {name}: {words}"))
+
+    for place, pair in enumerate(decision.preempted):
+        sequence = by_id.get(pair)
+        if sequence is None or pair not in here:
+            found.ignored.append(_ignored(pair, f"policy {name}: entry {place} preempts {pair!r}, which does not run"))
+        elif sequence not in found.preempted:
+            found.preempted.append(sequence)
+    for place, pair in enumerate(decision.num_scheduled_tokens):
+        if type(pair) is tuple and len(pair) == 2 and type(pair[1]) is int and 0 <= pair[1] <= left:
+            sequence = by_id.get(pair[0])  # the common case: a valid entry
+            if (
+                sequence
+                and sequence not in found.num_scheduled_tokens
+                and not refused
+                and not (found.preempted and pair[1])
+            ):
+                found.num_scheduled_tokens[sequence] = pair[1]
+                left -= pair[1]
+                continue
+        try:
+            request_id, tokens = pair
+            sequence = by_id.get(request_id)
+            whole = not isinstance(tokens, bool) and int(tokens) == tokens
+        except (TypeError, ValueError):
+            found.ignored.append(_ignored("", f"policy {name}: entry {place} is {pair!r}, must be (id, tokens)"))
+            continue
+        if sequence is None:
+            known = f"entry {place} is for {request_id!r}, which neither runs nor waits"
+            found.ignored.append(_ignored(request_id, f"policy {name}: {known}"))
+        elif sequence in found.num_scheduled_tokens or sequence in refused:
+            wrong(sequence, f"schedules {request_id} twice in one step")
+        elif not whole or tokens < 0:
+            wrong(sequence, f"schedules {tokens!r} tokens for {request_id}; it must be a number from 0 on")
+        elif sequence in found.preempted and tokens:
+            wrong(sequence, f"schedules {tokens} tokens for {request_id} and preempts it in the same step")
+        elif tokens > left:
+            wrong(
+                sequence,
+                f"schedules {tokens} tokens for {request_id}, {left} are left of the step's {state.max_num_batched_tokens}",
+            )
+        else:
+            found.num_scheduled_tokens[sequence] = int(tokens)
+            left -= int(tokens)
+    return found
+
+
+def _all_valid(
+    wishes: Iterable[tuple[str, int]], budget: int, by_id: Mapping[str, Sequence]
+) -> dict[Sequence, int] | None:
+    """Check all entries at once, the common case; None if each must be looked at."""
+    try:
+        pairs = tuple(wishes)
+        tokens = dict(pairs)  # fewer if a request is named twice
+        sequences = [by_id[name] for name in tokens]
+    except (KeyError, TypeError, ValueError):
+        return None
+    counts = tokens.values()
+    if len(tokens) < len(pairs) or set(map(type, counts)) - {int}:
+        return None
+    return dict(zip(sequences, counts, strict=True)) if sum(counts) <= budget and min(counts, default=0) >= 0 else None
+
+
+def _ignored(name: object, reason: str) -> RequestDecision:
+    return RequestDecision(str(name), "refused_decision", reason)
+
+
+class StepAllocation:
+    """The allocation of one step: tokens per sequence, and pages for them."""
+
+    def __init__(
+        self,
+        kv_cache_manager: KVCacheManager,
+        limits: SchedulerLimits,
+        views: RequestViews,
+        running: list[Sequence],
+        queue: WaitingQueue,
+        decisions: list[RequestDecision],
+    ):
+        self.kv_cache_manager, self.limits, self.views = kv_cache_manager, limits, views
+        self.running, self.decisions = running, decisions
+        self.num_scheduled_tokens: dict[Sequence, int] = {}
+        self.queue = queue
+        self.freed_pages = False  # a preemption freed pages
+
+    @property
+    def tokens_left(self) -> int:
+        return self.limits.max_num_batched_tokens - sum(self.num_scheduled_tokens.values())
+
+    @property
+    def num_joining(self) -> int:
+        """Return the number of children that are to join the running sequences."""
+        return sum([len(sequence.children) for sequence in self.running if sequence.children])
+
+    @property
+    def prefill_tokens_left(self) -> int:
+        """Return the prefill tokens that this step may still compute."""
+        return self.limits.max_prefill_tokens - sum(
+            n for s, n in self.num_scheduled_tokens.items() if n > 1 or s.num_uncomputed_tokens > 1
+        )
+
+    def preempt(self, sequence: Sequence, reason: str) -> None:
+        """Preempt `sequence` and its beams: free all their pages and queue them again."""
+        self.views.invalidate_matches()
+        self.freed_pages = True
+        together = sequence.beams or [sequence]
+        for each in together:
+            self.num_scheduled_tokens.pop(each, None)
+            each.num_preemptions += 1  # before it is queued, so that a policy sees it
+            if each in self.running:
+                self.running.remove(each)
+            elif each.parent is None:
+                self.queue.remove(each)
+        if sequence.beams:
+            for each in together:
+                self.kv_cache_manager.free(each)  # not swapped out: each beam would bring back pages of its own
+            self.queue.add(*together)
+        else:
+            saved = self.kv_cache_manager.preempt(sequence)
+            reason += f", {saved} pages swapped out to the CPU" if saved else ""
+            self.queue.add(sequence, *sequence.children)
+        for each in together:
+            self.decisions.append(RequestDecision(each.request_id, "preempted", reason))
+
+    def reclaim_shared_pages(self, need: str, but: Sequence | None = None) -> bool:
+        """Free the pages of the youngest waiting sequence that holds shared ones; return whether there was one."""
+        holder = self.queue.youngest_page_holder(but)
+        if holder is not None:
+            self.views.invalidate_matches()
+            self.freed_pages = True
+            self.kv_cache_manager.free(holder)
+            holder.num_preemptions += 1
+            self.views.update_waiting(holder)
+            self.decisions.append(
+                RequestDecision(holder.request_id, "preempted", f"{need}; a waiting request is preempted")
+            )
+        return holder is not None
+
+    def allocate(self, order: list[Sequence], candidates: Collection[Sequence] | None = None) -> bool:
+        """Allocate pages for the scheduled sequences of `order`; preempt the last in it when pages run out. Return True
+        if none was."""
+        holdings, order, index, roomy = self.kv_cache_manager, list(order), 0, True
+        may = (
+            order
+            if candidates is None
+            else [sequence for sequence in order if sequence in candidates]
+            if candidates
+            else []
+        )
+        while index < len(may):
+            sequence = may[index]
+            if len(
+                sequence.token_ids
+            ) - sequence.num_evicted_tokens <= sequence.allocated_until or not self.num_scheduled_tokens.get(sequence):
+                index += 1
+                continue
+            missing = holdings.pages_to_allocate(sequence)
+            short = holdings.first_exhausted_group(missing) if missing is not None else None
+            if missing is None or short is None:
+                self.views.invalidate_matches()
+                holdings.allocate(sequence)
+                index += 1
+                continue
+            need = f"{sequence.request_id} needs {missing[short]} more pages, {holdings.num_available(short)} free"
+            if not self.reclaim_shared_pages(need):
+                last, roomy = order[-1], False
+                which = "the youngest" if last is self.running[-1] else "the last in order"
+                self.preempt(last, f"{need}; {which} is preempted")
+                order = [each for each in order if each in self.running]
+                may = [each for each in may if each in self.running]
+                index = 0  # beams of the last may have been before this one
+        return roomy
+
+    def admit(self, sequence: Sequence, tokens: int, free_slots: int) -> str:
+        """Start `sequence` with up to `tokens` tokens, or return the reason why it cannot start."""
+        blocked = self.blocked_by(sequence, free_slots)
+        if blocked:
+            return blocked
+        offer = self.views.prefix_match(sequence)
+        saved = sequence.swapped
+        computed, evicted = (
+            (saved.num_computed_tokens, saved.num_evicted_tokens)
+            if saved is not None
+            else (sequence.num_computed_tokens, 0)
+        )
+        todo = self._num_new_tokens(sequence, computed or offer.num_tokens, evicted)
+        length = self._chunk_length(min(tokens, todo), todo) if todo else 0
+        if todo and not length:
+            cut = "" if self.limits.chunked_prefill else ", and chunked_prefill is off"
+            return f"not admitted: {todo} tokens to compute, {min(tokens, self.prefill_tokens_left)} of this step for it{cut}"
+        self.decisions.append(RequestDecision(sequence.request_id, "admitted", self._start(sequence, offer)))
+        bisect.insort(self.running, sequence, key=lambda running: running.arrival_index)
+        self.num_scheduled_tokens[sequence] = length
+        return ""
+
+    def schedule_all(self, order: list[Sequence], tokens: Mapping[Sequence, int]) -> None:
+        """Schedule `tokens` for the sequences of `order`, as `schedule` does."""
+        lengths, wished = self.num_scheduled_tokens, tokens.get
+        decodes = 0 if self.freed_pages else self.views.num_decoding  # counted before any preemption
+        if len(order) == len(self.running) == decodes and set(map(wished, order)) == {1}:
+            lengths.update(dict.fromkeys(order, 1))
+            return
+        for sequence in order:
+            if count := wished(sequence):
+                if len(sequence.token_ids) - sequence.num_computed_tokens == 1:
+                    lengths[sequence] = 1
+                else:
+                    self.schedule(sequence, count)
+
+    def schedule(self, sequence: Sequence, tokens: int) -> None:
+        """Schedule `tokens` for a running sequence, at most what it has to compute."""
+        todo = len(sequence.token_ids) - sequence.num_computed_tokens
+        if todo > 1:
+            todo = self.num_new_tokens(sequence)
+            todo = self._chunk_length(min(tokens, todo), todo)
+        self.num_scheduled_tokens[sequence] = todo
+
+    def blocked_by(self, sequence: Sequence, free_slots: int) -> str:
+        """Return why `sequence` cannot start now, or an empty string; waiting holders of shared pages give them up for
+        it."""
+        limits = self.limits
+        wanted = 1 + len(sequence.children) if sequence.beams else 1
+        if free_slots < wanted:
+            come = self.num_joining
+            run = f"{len(self.running)} sequences run" + (f" and {come} are to join them" if come else "")
+            beams = f", {wanted} beams would come" if wanted > 1 else ""
+            return f"not admitted: {run}{beams}, max_num_seqs is {limits.max_num_seqs}"
+        if self.tokens_left <= 0:
+            return f"not admitted: the step's {limits.max_num_batched_tokens} tokens are taken"
+        while True:
+            offer = self.views.prefix_match(sequence)
+            lacks = self.views.pages_to_start(sequence, offer)
+            short = self.kv_cache_manager.first_exhausted_group(lacks, offer)
+            if short is None:
+                return ""
+            reason = (
+                f"not admitted: {lacks[short]} pages needed, {self.kv_cache_manager.num_available(short, offer)} free"
+            )
+            if not self.reclaim_shared_pages(reason, but=sequence):
+                return reason
+
+    def num_new_tokens(self, sequence: Sequence) -> int:
+        """Return the tokens that a running sequence may compute now: up to its next child's start, or the end of its
+        budget."""
+        return self._num_new_tokens(sequence, sequence.num_computed_tokens, sequence.num_evicted_tokens)
+
+    def _num_new_tokens(self, sequence: Sequence, computed: int, evicted: int) -> int:
+        todo = self.kv_cache_manager.num_next_tokens(sequence, computed, evicted)
+        if not sequence.children:
+            return todo
+        return max(0, min(todo, min(follower.num_shared_tokens for follower in sequence.children) - computed))
+
+    def _chunk_length(self, length: int, todo: int) -> int:
+        """Return the part of `length` that fits into a chunk; 0 if that would cut a prefill that must stay whole."""
+        length = max(0, min(length, self.prefill_tokens_left))
+        cut = length < todo <= self.limits.max_num_batched_tokens
+        return 0 if cut and not self.limits.chunked_prefill else length
+
+    def _start(self, sequence: Sequence, offer: PrefixMatch) -> str:
+        """Allocate the pages that `sequence` starts with; return the reason to record."""
+        holdings, pools = self.kv_cache_manager, self.kv_cache_manager.pools
+        before = [pool.num_used for pool in pools]
+        saved, waited = sequence.swapped, sequence.num_computed_tokens
+        sequence.cached_tokens += waited
+        sequence.shared_pages += sum(page != NULL_PAGE for pages in sequence.pages for page in pages)
+        self.views.invalidate_matches()
+        holdings.start(sequence, offer)
+        holdings.allocate(sequence)
+        taken = " + ".join(str(pool.num_used - used) for pool, used in zip(pools, before, strict=True))
+        left = " + ".join(str(pool.num_available) for pool in pools)
+        reason = f"admitted: {taken} pages taken, {left} left"
+        if saved is not None:
+            return f"{reason}; {saved.num_computed_tokens} tokens swapped in from the CPU"
+        if waited:
+            return f"{reason}; {waited} tokens are in shared pages"
+        if offer.num_tokens:
+            reason += f"; {offer.num_tokens} tokens found in the cache, in {offer.num_shared_pages} pages"
+        return reason

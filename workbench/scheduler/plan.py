@@ -1,0 +1,254 @@
+"""Hold the scheduler's decisions for one step: spans to compute, page transfers, and reasons. Integers only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from workbench.display import Displayable, Table
+from workbench.errors import WorkbenchError
+from workbench.kv_cache.manager import KVCacheManager
+from workbench.kv_cache.pages import NULL_PAGE, PageTransfers
+from workbench.request import Sequence
+from workbench.scheduler.policy import SchedulerDecision
+
+
+class Span(NamedTuple):
+    """Consecutive tokens of one sequence that this step computes: positions [start, start + length)."""
+
+    sequence: Sequence
+    start: int
+    length: int
+    needs_sample: bool  # whether the last token's logits are needed: all known tokens are computed then
+    requested_logits: int | None = None  # last tokens whose logits are needed; None: one if it samples, else none
+    draft_token_ids: tuple[int, ...] = ()  # its last tokens, if they are proposed rather than known
+
+    @classmethod
+    def next_tokens(cls, sequence: Sequence, length: int) -> Span:
+        """Return the span of the next `length` tokens of `sequence`."""
+        return cls(sequence, sequence.num_computed_tokens, length, samples=length == sequence.num_uncomputed_tokens)
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+    @property
+    def num_logits(self) -> int:
+        return (
+            int(self.needs_sample) + len(self.draft_token_ids)
+            if self.requested_logits is None
+            else self.requested_logits
+        )
+
+    @property
+    def is_decode(self) -> bool:
+        """Return whether it computes one generated token and its draft tokens; everything else is prefill."""
+        return self.length == 1 + len(self.draft_token_ids) and self.start >= self.sequence.prompt_length
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [*self.sequence.token_ids[self.start : self.end - len(self.draft_token_ids)], *self.draft_token_ids]
+
+    @property
+    def as_row(self) -> tuple[object, ...]:
+        """Return cells of a table: request, tokens, kind, draft tokens, logits, and pages held now by cache group."""
+        kind = "check" if self.draft_token_ids else "decode" if self.is_decode else "prefill"
+        where = str(self.start) if self.length == 1 else f"{self.start} - {self.end - 1}"
+        held = ", ".join(str(sum(page != NULL_PAGE for page in pages)) for pages in self.sequence.pages)
+        return self.sequence.request_id, where, kind, len(self.draft_token_ids) or "", self.num_logits or "", held
+
+    def as_decode_rows(self) -> list[Span]:
+        """Return a decode and its draft tokens as spans of one token; each reads what the spans before it write."""
+        rows = enumerate(self.draft_token_ids, self.start + 1)
+        return [
+            Span(self.sequence, self.start, 1, self.needs_sample),
+            *(Span(self.sequence, at, 1, True, requested_logits=1, draft_token_ids=(token,)) for at, token in rows),
+        ]
+
+
+@dataclass(frozen=True)
+class RequestDecision:
+    """The reason for an action on a request: admitted, waiting, cut, evicted, preempted or refused_decision."""
+
+    request_id: str
+    action: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class StepPlan(Displayable):
+    """Spans to compute, decodes (length 1) first, and the decisions that led to them."""
+
+    step: int
+    spans: tuple[Span, ...]
+    decisions: tuple[RequestDecision, ...] = ()
+    transfers: PageTransfers = field(default_factory=PageTransfers)  # before anything is computed
+    errors: tuple[tuple[Sequence, str], ...] = ()  # sequences to fail, with their errors
+    padding_rows: int = 0  # rows of a padded batch without a sequence
+    policy_decisions: tuple[SchedulerDecision, ...] = ()  # one for each call of the policy
+
+    def without(self, sequences: list[Sequence]) -> StepPlan:
+        """Return the plan without the spans of `sequences`, which finished before it began."""
+        return replace(self, spans=tuple(span for span in self.spans if span.sequence not in sequences))
+
+    def unfinished(self) -> StepPlan:
+        """Return the plan without the spans of sequences that finished since it was made, by cancellation
+        for example."""
+        return self.without([span.sequence for span in self.spans if span.sequence.finish_reason is not None])
+
+    def split_in_half(self) -> tuple[StepPlan, StepPlan]:
+        """Split the plan into the first half of its spans, at least one, and the others."""
+        middle = max(1, len(self.spans) // 2)
+        return replace(self, spans=self.spans[:middle]), replace(self, spans=self.spans[middle:])
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Return the number of draft tokens that the step verifies."""
+        return sum(len(span.draft_token_ids) for span in self.spans)
+
+    def as_decode_rows(self, max_rows_per_sequence: int | None = None) -> StepPlan:
+        """Return the plan with each draft token as a row of its own, if it computes nothing but decodes and their
+        drafts.
+
+        Args:
+            max_rows_per_sequence: the most rows of one sequence; None: any. A plan beyond that is returned as it is.
+        """
+        checks = [span for span in self.spans if span.length > 1]
+        if not checks or any(span.length > 1 + len(span.draft_token_ids) for span in checks):
+            return self
+        if max_rows_per_sequence is not None and any(span.length > max_rows_per_sequence for span in checks):
+            return self
+        return replace(self, spans=tuple(row for span in self.spans for row in span.as_decode_rows()))
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(span.length for span in self.spans)
+
+    @property
+    def decode_only(self) -> bool:
+        """Return whether every sequence computes one token."""
+        return all(span.length == 1 for span in self.spans)
+
+    @property
+    def phase(self) -> str:
+        decodes = sum(span.is_decode for span in self.spans)
+        return "decode" if decodes == len(self.spans) else "mixed" if decodes else "prefill"
+
+    @property
+    def prefill_tokens(self) -> int:
+        return sum(span.length for span in self.spans if not span.is_decode)
+
+    @property
+    def decode_tokens(self) -> int:
+        return self.num_tokens - self.prefill_tokens
+
+    def _display_table(self) -> Table:
+        counts = f"{self.prefill_tokens} of prefill, {self.decode_tokens} of decode"
+        decisions = [(each.request_id, each.action, each.reason) for each in self.decisions]
+        ended = [(sequence.request_id, "ends with an error", parts) for sequence, parts in self.errors]
+        moves = {"evictions": self.transfers.evictions, "pages saved": self.transfers.swap_outs, "pages copied": self.transfers.copies,
+                 "pages loaded": self.transfers.swap_ins}  # fmt: skip
+        parts = [f"{len(which)} {name}" for name, which in moves.items() if which]
+        parts += [f"{self.padding_rows} rows of padding"] * bool(self.padding_rows)
+        return Table(
+            f"step {self.step}: {self.phase}, {self.num_tokens} tokens ({counts})",
+            [span.as_row for span in self.spans],
+            ("request", "tokens", "kind", "drafted", "logits", "pages now"),
+            ", ".join(parts),
+            subtables=(Table("decisions", decisions + ended, ("request", "action", "why")),)
+            if decisions or ended
+            else (),
+        )
+
+
+class RequestRefused(WorkbenchError):
+    """A request that can never run; the message has the numbers."""
+
+
+@dataclass(frozen=True)
+class SchedulerLimits:
+    max_num_seqs: int = 16  # sequences that run at once
+    max_num_batched_tokens: int = 512  # tokens a step computes at most
+    chunk_tokens: int | None = None  # of these, tokens of prefill at most; None: all
+    chunked_prefill: bool = True  # a prefill may be cut where the step's tokens end
+
+    def __post_init__(self) -> None:
+        if self.max_num_seqs < 1 or self.max_num_batched_tokens < 1:
+            raise WorkbenchError("max_num_seqs and max_num_batched_tokens must be at least 1")
+        if self.chunk_tokens is not None and not 1 <= self.chunk_tokens <= self.max_num_batched_tokens:
+            within = f"max_num_batched_tokens ({self.max_num_batched_tokens})"
+            raise WorkbenchError(f"chunk_tokens must be within 1 and {within}, not {self.chunk_tokens}")
+        if self.chunk_tokens is not None and not self.chunked_prefill:
+            raise WorkbenchError("chunk_tokens has no meaning where chunked_prefill is off; leave one of them out")
+
+    @property
+    def max_prefill_tokens(self) -> int:
+        return self.chunk_tokens or self.max_num_batched_tokens
+
+
+def check_request_fits(
+    sequence: Sequence,
+    kv_cache_manager: KVCacheManager,
+    limits: SchedulerLimits,
+    max_model_len: int,
+    num_beams: int = 0,
+) -> None:
+    """Check that a sequence can run alone, or with all `num_beams` of its search.
+
+    Raises:
+        Refusal: with the numbers and what to change.
+    """
+    name, prompt, most = sequence.request_id, sequence.prompt_length, sequence.request.sampling.max_tokens
+    if prompt + 1 > max_model_len:
+        raise RequestRefused(
+            f"request {name}: {prompt} prompt tokens leave no room in a context of {max_model_len}; shorten the prompt or "
+            "set overflow: cut_oldest"
+        )
+    if not limits.chunked_prefill and prompt > limits.max_num_batched_tokens:
+        raise RequestRefused(
+            f"request {name}: {prompt} prompt tokens do not fit into one step of {limits.max_num_batched_tokens}; "
+            "raise max_num_batched_tokens or switch chunked_prefill on"
+        )
+    if num_beams > limits.max_num_seqs:
+        raise RequestRefused(
+            f"request {name}: {num_beams} beams, and max_num_seqs is {limits.max_num_seqs}; raise it or ask for fewer "
+            "beams"
+        )
+    if num_beams and kv_cache_manager.budget is not None:
+        raise RequestRefused(f"request {name}: beams share pages, and cache.evict moves what is in them")
+    # The last token is never read back, so its keys and values need no page.
+    needed = kv_cache_manager.peak_pages(min(prompt + most, max_model_len) - 1, prompt, max(1, num_beams))
+    for table, (pages, pool) in enumerate(zip(needed, kv_cache_manager.pools, strict=True)):
+        if pages > pool.num_pages:
+            back = kv_cache_manager.groups[table].sliding_window
+            seen = "" if back is None else f" at once in layers that see {back}"
+            several = f", in {num_beams} beams," if num_beams > 1 else ""
+            raise RequestRefused(
+                f"request {name}: {prompt} prompt tokens and up to {most} more{several} need {pages} pages of "
+                f"{pool.page_size} tokens{seen}, the cache has {pool.num_pages}; lower max_tokens or raise cache.pages"
+            )
+
+
+def add_drafts(
+    spans: tuple[Span, ...],
+    proposed: Mapping[str, tuple[int, ...]],
+    kv_cache_manager: KVCacheManager,
+    max_num_batched_tokens: int,
+) -> tuple[Span, ...]:
+    """Return `spans` with proposed tokens to verify, as many as `max_num_batched_tokens` tokens and free pages allow;
+    they preempt nothing."""
+    left = max_num_batched_tokens - sum(span.length for span in spans)
+    single, checks, longer = [], [], []
+    for span in spans:
+        drafts = proposed.get(span.sequence.request_id, ())[: max(0, left)] if span.is_decode else ()
+        while drafts and (missing := kv_cache_manager.pages_to_allocate(span.sequence, len(drafts))) is not None:
+            if kv_cache_manager.first_exhausted_group(missing) is None:
+                kv_cache_manager.allocate(span.sequence, len(drafts))
+                break
+            drafts = drafts[:-1]
+        left -= len(drafts)
+        if drafts:
+            span = span._replace(length=span.length + len(drafts), draft_token_ids=drafts)
+        (checks if drafts else longer if span.length > 1 else single).append(span)
+    return (*single, *checks, *longer)

@@ -1,0 +1,302 @@
+"""Built-in scheduling policies. Each is a value: the name under `schedule.policy`, and its settings.
+
+No request starves under any of them. `fcfs` schedules in order of arrival. Under the others a request is starving once
+`starvation_limit` steps have passed since its arrival, and aging takes over: - `shortest_prompt`, `priority` and `fair`
+keep their own order even under overload. One admission in four goes to the
+  oldest starving request. Among running requests only the oldest, if starving, goes before the policy's order and is
+  preempted last. So the oldest request is admitted at the fourth admission at the latest, and then gets all it needs.
+- `prefill_first` and `decode_first` schedule all starving requests first, in order of arrival. `starvation_limit` is
+  also the longest wait that they may cost.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Annotated, Any, ClassVar, Literal, cast, get_args
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+
+from workbench.custom import check_arity, load_custom
+from workbench.display import ConciseRepr
+from workbench.errors import WorkbenchError, nearest
+from workbench.request import CustomPart
+from workbench.scheduler.policy import (
+    RequestView,
+    SchedulerDecision,
+    SchedulerState,
+    SchedulingPolicy,
+    oldest_starving,
+    schedule_in_order,
+    sorted_with_aging,
+    split_decodes,
+    split_starving,
+    starving_waiting,
+    with_aging,
+)
+
+NumSteps = Annotated[int, Field(ge=1)]
+
+
+class BuiltInPolicy(ConciseRepr, BaseModel):
+    """A policy that says in parts what it would say of a state in which everybody decodes: such a state is decided
+    without an entry for each (see `Scheduler.plan`)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    steady: ClassVar[bool] = True
+    padded: ClassVar[bool] = False
+
+    def __call__(self, state: SchedulerState) -> SchedulerDecision:
+        decodes, prefills = split_decodes(state.running)
+        return schedule_in_order(state, self.turns(state, prefills), self.keep(state), decodes)
+
+    def turns(self, state: SchedulerState, prefills: list[RequestView]) -> Iterator[RequestView]:
+        """Yield `prefills` and those that wait, in the order in which they are served."""
+        return chain(prefills, state.waiting)
+
+    def keep(self, state: SchedulerState) -> Sequence[RequestView] | None:
+        """Return those that run in the order in which they hold on to their pages; None for that of arrival. It
+        depends on who runs, on nothing that changes of them, and on whether the oldest of them is overdue."""
+        return None
+
+    def head(self, state: SchedulerState) -> tuple[RequestView | None, str]:
+        """Return who begins next where everybody decodes; and why not yet, where that is the policy's doing."""
+        return next(iter(self.turns(state, [])), None), ""
+
+
+class FCFS(BuiltInPolicy):
+    """First come, first served: decodes, then prefills in the tokens that are left (Sarathi-Serve's mixed steps)."""
+
+    kind: Literal["fcfs"] = "fcfs"
+
+
+class PrefillFirst(BuiltInPolicy):
+    """Prefills before decodes, which get what is left of the step: the first token comes soon, the others may stall."""
+
+    kind: Literal["prefill_first"] = "prefill_first"
+    starvation_limit: NumSteps = 1000
+
+    def __call__(self, state: SchedulerState) -> SchedulerDecision:
+        decodes, prefills = split_decodes(state.running)
+        late, others = split_starving(state, self.starvation_limit, decodes)
+        return schedule_in_order(state, self.turns(state, prefills), decodes=late, late_decodes=others)
+
+
+class DecodeFirst(BuiltInPolicy):
+    """As long as anything decodes nobody is prefilled, but for who has been here for `starvation_limit` steps: even gaps
+    between tokens, and a first token that comes late."""
+
+    kind: Literal["decode_first"] = "decode_first"
+    starvation_limit: NumSteps = 64
+
+    def __call__(self, state: SchedulerState) -> SchedulerDecision:
+        decodes, prefills = split_decodes(state.running)
+        if not decodes:
+            return schedule_in_order(state, chain(prefills, state.waiting))
+        late = self.turns(state, prefills)
+        first = next(late, None)
+        decision = schedule_in_order(state, () if first is None else chain((first,), late), decodes=decodes)
+        if first is not None or not state.waiting:
+            return decision
+        head, words = self._not_yet(state, len(decodes))
+        return replace(
+            decision,
+            num_scheduled_tokens=(*decision.num_scheduled_tokens, (head.request_id, 0)),
+            reasons={head.request_id: words},
+        )
+
+    def turns(self, state: SchedulerState, prefills: list[RequestView]) -> Iterator[RequestView]:
+        """As far as they are overdue."""
+        late = split_starving(state, self.starvation_limit, prefills)[0]
+        return heapq.merge(late, starving_waiting(state, self.starvation_limit), key=_order)
+
+    def head(self, state: SchedulerState) -> tuple[RequestView | None, str]:
+        first = next(self.turns(state, []), None)
+        return (first, "") if first is not None or not state.waiting else self._not_yet(state, len(state.running))
+
+    def _not_yet(self, state: SchedulerState, decodes: int) -> tuple[RequestView, str]:
+        head = state.waiting[0]
+        waited = state.step - head.arrival_step
+        return head, f"{decodes} sequences decode, and it has waited {waited} of {self.starvation_limit} steps"
+
+
+class ShortestPrompt(BuiltInPolicy):
+    """Short prompts are admitted and prefilled first."""
+
+    kind: Literal["shortest_prompt"] = "shortest_prompt"
+    starvation_limit: NumSteps = 1000
+
+    def turns(self, state: SchedulerState, prefills: list[RequestView]) -> Iterator[RequestView]:
+        return sorted_with_aging(state, self.starvation_limit, prefills, _num_new_tokens)
+
+
+class Priority(BuiltInPolicy):
+    """The smaller `Request.priority`, the sooner; the largest is preempted first when pages run out."""
+
+    kind: Literal["priority"] = "priority"
+    starvation_limit: NumSteps = 1000
+
+    def turns(self, state: SchedulerState, prefills: list[RequestView]) -> Iterator[RequestView]:
+        return sorted_with_aging(state, self.starvation_limit, prefills, _priority)
+
+    def keep(self, state: SchedulerState) -> Sequence[RequestView]:
+        first = oldest_starving(state, self.starvation_limit, state.running)
+        keep = sorted(state.running, key=_priority)  # stable: in order of arrival where it is equal
+        if first is not None:
+            keep.remove(first)
+            keep.insert(0, first)
+        return keep
+
+
+class Fair(BuiltInPolicy):
+    """Next comes the tenant for whom the fewest tokens were computed, with its oldest request (the virtual token
+    counter of Sheng et al., 2024)."""
+
+    kind: Literal["fair"] = "fair"
+    starvation_limit: NumSteps = 1000
+
+    def turns(self, state: SchedulerState, prefills: list[RequestView]) -> Iterator[RequestView]:
+        return chain(prefills, with_aging(state, self.starvation_limit, self._by_tenant(state)))
+
+    def _by_tenant(self, state: SchedulerState) -> Iterator[RequestView]:
+        queues = state.waiting_by_tenant()
+        heap = [(state.served_tokens[tenant], queue[0].arrival_index, tenant, 0) for tenant, queue in queues.items()]
+        heapq.heapify(heap)
+        while heap:
+            tokens, _, tenant, place = heapq.heappop(heap)
+            entry, place = queues[tenant][place], place + 1
+            yield entry
+            if place < len(queues[tenant]):
+                heapq.heappush(
+                    heap, (tokens + entry.num_new_tokens, queues[tenant][place].arrival_index, tenant, place)
+                )
+
+
+class StaticBatching:
+    """Static batching: no request joins once any of the batch has decoded; `inner` chooses its members.
+
+    The batch is gathered while its prompts are computed, which may take several steps without a decode. A finished
+    request leaves. In a `padded` batch its row is computed until the last finishes (request-level scheduling: Yu et al.
+    2022, Orca, section 3).
+    """
+
+    def __init__(self, inner: SchedulingPolicy, padded: bool = False):
+        self.inner, self.padded = inner, padded
+        self.steady = getattr(inner, "steady", False)
+        self.starvation_limit = getattr(inner, "starvation_limit", None)
+        self.kind = f"{'padded' if padded else 'static'} {getattr(inner, 'kind', type(inner).__qualname__)}"
+
+    def __call__(self, state: SchedulerState) -> SchedulerDecision:
+        if state.running and self._complete(state):
+            decision = self.inner(replace(state, waiting=()))
+            if not state.waiting:
+                return decision
+            head, count = state.waiting[0], len(state.running)
+            words = f"a batch runs, and {count} sequences in it have not ended"
+            return replace(
+                decision,
+                num_scheduled_tokens=(*decision.num_scheduled_tokens, (head.request_id, 0)),
+                reasons={head.request_id: words},
+            )
+        decision = self.inner(state)
+        decodes = {entry.request_id for entry in state.running if entry.is_decoding}
+        if any(
+            tokens and name not in decodes for name, tokens in decision.num_scheduled_tokens
+        ):  # the batch is still being gathered
+            return replace(
+                decision,
+                num_scheduled_tokens=[(name, 0 if name in decodes else n) for name, n in decision.num_scheduled_tokens],
+            )
+        return decision
+
+    def _complete(self, state: SchedulerState) -> bool:
+        if any(entry.num_tokens > entry.num_prompt_tokens + 1 for entry in state.running):
+            return True
+        # Prompts that end with their prefill make room for others: without a bound it would be gathered for ever. Whole
+        # prompts fill the steps they are laid into by half at least.
+        prompts = sum(entry.num_tokens for entry in state.running)
+        return state.step - min(entry.scheduled_step for entry in state.running) > 2 * -(
+            -prompts // state.max_prefill_tokens
+        )
+
+
+def _priority(entry: RequestView) -> int:
+    return entry.priority
+
+
+def _num_new_tokens(entry: RequestView) -> int:
+    return entry.num_new_tokens
+
+
+def _order(entry: RequestView) -> int:
+    return entry.arrival_index
+
+
+BatchingMode = Literal["continuous", "static", "padded"]
+PreemptionMode = Literal["auto", "recompute", "offload"]
+
+
+class CustomPolicy(ConciseRepr, BaseModel):
+    """A user-defined policy: `path` is `package.module:Name` or `folder/file.py:Name`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    kind: Literal["custom"] = "custom"
+    path: str
+    arguments: dict[str, float | int | str | bool] = {}
+
+
+def _named(value: Any) -> Any:
+    """Accept a kind alone, or a path."""
+    if isinstance(value, str):
+        return {"kind": "custom", "path": value} if ":" in value else {"kind": value}
+    if isinstance(value, dict) and "kind" not in value and "path" in value:
+        return {**value, "kind": "custom"}
+    return value
+
+
+PolicySetting = Annotated[
+    Annotated[
+        FCFS | PrefillFirst | DecodeFirst | ShortestPrompt | Priority | Fair | CustomPolicy, Field(discriminator="kind")
+    ],
+    BeforeValidator(_named),
+]
+_ADAPTER: TypeAdapter[Any] = TypeAdapter(PolicySetting)
+BUILT_IN_POLICIES: dict[str, type[Any]] = {
+    cls.model_fields["kind"].default: cls for cls in (FCFS, PrefillFirst, DecodeFirst, ShortestPrompt, Priority, Fair)
+}
+
+
+def parse_policy(value: Any, kind: BatchingMode = "continuous") -> SchedulingPolicy:
+    """Build the policy given by name, settings, import path or callable, for a batching mode.
+
+    Raises:
+        WorkbenchError: naming what is wrong.
+    """
+    value = value() if isinstance(value, type) else value
+    setting = value if callable(value) else _setting(value)
+    policy = _load_custom_policy(setting) if isinstance(setting, CustomPolicy) else cast(SchedulingPolicy, setting)
+    if kind not in get_args(BatchingMode):
+        known = ", ".join(get_args(BatchingMode))
+        raise WorkbenchError(f"unknown schedule {kind!r}{nearest(kind, get_args(BatchingMode))}; known: {known}")
+    return policy if kind == "continuous" else StaticBatching(policy, padded=kind == "padded")
+
+
+def _setting(value: Any) -> Any:
+    try:
+        return _ADAPTER.validate_python(value)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        place = ".".join(str(part) for part in fault["loc"])
+        hint = nearest(value, BUILT_IN_POLICIES) if isinstance(value, str) else ""
+        known = f"give {', '.join(BUILT_IN_POLICIES)}, or a path (mine.py:my_policy){hint}"
+        raise WorkbenchError(f"policy: {place + ': ' if place else ''}{fault['msg']}; {known}") from None
+
+
+def _load_custom_policy(setting: CustomPolicy) -> SchedulingPolicy:
+    made = load_custom(CustomPart(path=setting.path, arguments=setting.arguments))
+    if not callable(made):
+        raise WorkbenchError(f"policy {setting.path}: not callable; it needs __call__(self, state)")
+    check_arity(made, 1, f"policy {setting.path}", "(state)")
+    return cast(SchedulingPolicy, made)

@@ -1,0 +1,402 @@
+"""Define what a scheduling policy sees and returns: a pure function from a state to a decision. Integers and short
+strings only.
+
+A user-defined policy, in a file of its own (`schedule.policy: {path: mine.py:longest_first}`):
+
+
+    def longest_first(state):
+        scheduled, left = [], state.max_num_batched_tokens
+        for view in state.running:
+            scheduled.append((view.request_id, min(view.num_new_tokens, left)))
+            left -= scheduled[-1][1]
+        for view in sorted(state.waiting, key=lambda view: -view.num_prompt_tokens):
+            if left and state.fits(view):
+                scheduled.append((view.request_id, min(state.num_new_tokens(view), left)))
+                break
+        return SchedulerDecision(scheduled)
+
+`workbench.testing.check_policy` checks it against the laws (this one lets short prompts starve).
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
+
+PagesByGroup = tuple[int, ...]  # pages, one number per cache group
+
+
+class RequestView(NamedTuple):
+    """A read-only view of one sequence, in numbers."""
+
+    request_id: str
+    arrival_index: int  # order of arrival: the oldest has the smallest
+    arrival_step: int  # the step before which it arrived
+    tenant: str
+    priority: int  # the smaller, the sooner
+    num_prompt_tokens: int  # tokens of its prompt
+    num_tokens: int  # known tokens: prompt and output
+    num_computed_tokens: int  # of these, tokens whose keys and values are in its pages
+    num_new_tokens: (
+        int  # tokens that a step could compute now; for a waiting request, before cached tokens are subtracted
+    )
+    is_running: bool
+    num_sequences: int = 1  # sequences that it becomes: one per sample or beam
+    slots_needed: int = 1  # slots that must be free for it to start: one per beam, which advance together
+    num_preemptions: int = 0
+    scheduled_step: int = 0  # the step in which it was last admitted, where it runs
+
+    @property
+    def is_decoding(self) -> bool:
+        """Return whether it runs and its prefill is done."""
+        return self.is_running and self.num_new_tokens == 1
+
+
+class WaitingIndex:
+    """Waiting requests in order of arrival and in the orders that policies asked for. Arrivals and departures update
+    each order; nothing is sorted anew."""
+
+    MAX_SORT_KEYS = 4  # a new key every step is sorted every step, and old orders are dropped
+
+    def __init__(self) -> None:
+        self._arrival: list[RequestView] = []
+        self._orders: dict[Callable[[RequestView], Any], list[RequestView]] = {}
+        self._tenants: dict[str, list[RequestView]] = {}
+        self._tuples: dict[
+            Callable[[RequestView], Any], tuple[RequestView, ...]
+        ] = {}  # of both, until a request arrives or leaves
+        self._by_tenant: Mapping[str, tuple[RequestView, ...]] | None = None
+
+    def add(self, entry: RequestView) -> None:
+        self._changed()
+        bisect.insort(self._arrival, entry, key=_arrival)
+        bisect.insort(self._tenants.setdefault(entry.tenant, []), entry, key=_arrival)
+        for key, entries in [*self._orders.items()]:
+            try:
+                bisect.insort(entries, entry, key=_and_arrival(key))
+            except Exception:  # a user's key: it raises where the policy asks for this order, not in `submit`
+                del self._orders[key]
+
+    def remove(self, order: int) -> None:
+        """Remove the request with this arrival index."""
+        self._changed()
+        place = bisect.bisect_left(self._arrival, order, key=_arrival)
+        entry = self._arrival.pop(place)
+        mine = self._tenants[entry.tenant]
+        del mine[bisect.bisect_left(mine, order, key=_arrival)]
+        if not mine:
+            del self._tenants[entry.tenant]
+        for key, entries in [*self._orders.items()]:
+            try:
+                place = bisect.bisect_left(entries, (key(entry), order), key=_and_arrival(key))
+                found = entries.pop(place).arrival_index
+            except Exception:  # as in `add`; an IndexError too
+                found = None
+            if found != order:  # the key is not pure: this order is rebuilt when needed
+                del self._orders[key]
+
+    def _changed(self) -> None:
+        self._tuples.clear()
+        self._by_tenant = None
+
+    def views(self) -> tuple[RequestView, ...]:
+        """Return the views in order of arrival; the same tuple until a request arrives or leaves."""
+        if _arrival not in self._tuples:
+            self._tuples[_arrival] = tuple(self._arrival)
+        return self._tuples[_arrival]
+
+    def sorted_by(self, key: Callable[[RequestView], Any]) -> tuple[RequestView, ...]:
+        """Return the views sorted by `key`, then by arrival."""
+        if key not in self._orders:
+            while len(self._orders) >= self.MAX_SORT_KEYS:
+                oldest = next(iter(self._orders))
+                del self._orders[oldest]
+                self._tuples.pop(oldest, None)
+            self._orders[key] = sorted(self._arrival, key=key)
+        if key not in self._tuples:
+            self._tuples[key] = tuple(self._orders[key])
+        return self._tuples[key]
+
+    def by_tenant(self) -> Mapping[str, tuple[RequestView, ...]]:
+        """Return each tenant's views in order of arrival."""
+        if self._by_tenant is None:
+            self._by_tenant = _tuples(self._tenants)
+        return self._by_tenant
+
+
+def _arrival(entry: RequestView) -> int:
+    return entry.arrival_index
+
+
+def _and_arrival(key: Callable[[RequestView], Any]) -> Callable[[RequestView], Any]:
+    return lambda entry: (key(entry), entry.arrival_index)
+
+
+def _tuples(lists: Mapping[str, list[RequestView]]) -> Mapping[str, tuple[RequestView, ...]]:
+    return MappingProxyType({name: tuple(entries) for name, entries in lists.items()})
+
+
+def _by_tenant(entries: Iterable[RequestView]) -> dict[str, list[RequestView]]:
+    found: dict[str, list[RequestView]] = {}
+    for entry in entries:
+        found.setdefault(entry.tenant, []).append(entry)
+    return found
+
+
+@dataclass(frozen=True)
+class SchedulerState:
+    """The scheduler's state before a step. Page counts and cached tokens are computed when first read."""
+
+    step: int
+    running: Sequence[RequestView]  # in order of arrival, as are those that wait
+    waiting: tuple[RequestView, ...]
+    free_pages: PagesByGroup  # pages available after all running sequences have theirs: negative if they run short
+    pages_needed: Mapping[str, PagesByGroup]  # by request id: pages to allocate before its next tokens
+    pages_released: Mapping[str, PagesByGroup]  # by request id: pages that its preemption frees
+    cached_tokens: Mapping[str, int]  # by id of a waiting request: tokens in the prefix cache or on the CPU
+    served_tokens: Mapping[str, int] = field(default_factory=dict)  # computed tokens by tenant
+    num_admitted: int = 0  # admissions so far, including those after preemption
+    max_num_seqs: int = 16
+    max_num_batched_tokens: int = 512  # the most tokens of a step
+    max_prefill_tokens: int = 512  # the most prefill tokens of a step
+    whole_prefills: bool = False  # prefills are not cut, except one longer than a step after a preemption
+    waiting_index: WaitingIndex | None = field(default=None, compare=False, repr=False)  # while it is the scheduler's
+
+    def waiting_by(self, key: Callable[[RequestView], Any]) -> tuple[RequestView, ...]:
+        """Return the waiting requests sorted by `key`, then by arrival.
+
+        `key` is a pure function of the view. Pass the same function every time, not a new lambda, so that the order is
+        kept from step to step.
+        """
+        if self.waiting_index is None or self.waiting_index.views() is not self.waiting:
+            return tuple(sorted(self.waiting, key=key))
+        return self.waiting_index.sorted_by(key)
+
+    def waiting_by_tenant(self) -> Mapping[str, tuple[RequestView, ...]]:
+        """Return each tenant's waiting requests in order of arrival."""
+        if self.waiting_index is None or self.waiting_index.views() is not self.waiting:
+            return _tuples(_by_tenant(self.waiting))
+        return self.waiting_index.by_tenant()
+
+    @property
+    def free_slots(self) -> int:
+        """Return the number of sequences that may start to run.
+
+        One free slot is enough for a request: samples without a slot wait on the pages of its prompt.
+        """
+        return self.max_num_seqs - sum([entry.num_sequences for entry in self.running])
+
+    def fits(self, *entries: RequestView) -> bool:
+        """Return whether there are pages for all of `entries`, which wait."""
+        needed = [self.pages_needed[entry.request_id] for entry in entries]
+        return all(
+            sum(column) <= free for column, free in zip(zip(*needed, strict=True), self.free_pages, strict=False)
+        )
+
+    def num_new_tokens(self, entry: RequestView) -> int:
+        """Return the tokens to compute for a request, without those found in the prefix cache or on the CPU."""
+        return (
+            entry.num_new_tokens
+            if entry.is_running
+            else max(1, entry.num_new_tokens - self.cached_tokens[entry.request_id])
+        )
+
+    def chunk_length(self, num_new_tokens: int, tokens_left: int, prefill_tokens_left: int) -> int:
+        """Return how many of `num_new_tokens` prefill tokens a step computes.
+
+        Args:
+            num_new_tokens: prefill tokens to compute.
+            tokens_left: tokens left of the step.
+            prefill_tokens_left: prefill tokens left of the step.
+        """
+        length = max(0, min(num_new_tokens, tokens_left, prefill_tokens_left))
+        return (
+            0
+            if self.whole_prefills
+            and length < num_new_tokens <= min(self.max_num_batched_tokens, self.max_prefill_tokens)
+            else length
+        )
+
+    def materialize(self) -> SchedulerState:
+        """Return a copy with everything computed, in values that outlive the decision."""
+        every = (*self.running, *self.waiting)
+        return replace(
+            self,
+            running=tuple(self.running),
+            pages_needed={entry.request_id: self.pages_needed[entry.request_id] for entry in every},
+            pages_released={entry.request_id: self.pages_released[entry.request_id] for entry in self.running},
+            cached_tokens={entry.request_id: self.cached_tokens[entry.request_id] for entry in self.waiting},
+            served_tokens={tenant: self.served_tokens[tenant] for tenant in {entry.tenant for entry in every}},
+            waiting_index=None,
+        )
+
+
+@dataclass(frozen=True)
+class SchedulerDecision:
+    """A policy's decision for one step: tokens per request, requests to preempt, and reasons.
+
+    `num_scheduled_tokens` are (request_id, tokens) in the order in which pages are allocated. With 0 tokens a running
+    request pauses and a waiting one is named as next in line. If pages run out, requests that are not listed are
+    preempted first, then the last in the list. Waiting requests are admitted in this order, until one does not fit.
+    `preempted` are preempted in any case. `reasons` say why a waiting request was not scheduled by the policy.
+    """
+
+    num_scheduled_tokens: Iterable[tuple[str, int]] = ()
+    preempted: Iterable[str] = ()
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+
+class SchedulingPolicy(Protocol):
+    """A function from `SchedulerState` to `SchedulerDecision`.
+
+    `steady = True` is a promise: if every running sequence needs one token, all have pages and none can be admitted,
+    the policy lets all decode. It is not called in such steps.
+    """
+
+    def __call__(self, state: SchedulerState, /) -> SchedulerDecision: ...
+
+
+AGING_INTERVAL = 4  # one admission in this many goes to the oldest starving request
+
+
+def schedule_in_order(
+    state: SchedulerState,
+    order: Iterable[RequestView],
+    keep_order: Iterable[RequestView] | None = None,
+    decodes: Sequence[RequestView] = (),
+    late_decodes: Sequence[RequestView] = (),
+) -> SchedulerDecision:
+    """Schedule requests in order until tokens, slots or pages run out.
+
+    Each of `decodes` gets one token, then running and waiting requests of `order` get theirs, then each of
+    `late_decodes` gets one token. The first waiting request that does not fit is named as next in line.
+
+    Args:
+        state: the scheduler's state.
+        order: running and waiting requests, in order of service.
+        keep_order: order in which running requests keep their pages; by arrival unless given.
+        decodes: decoding requests to schedule first.
+        late_decodes: decoding requests to schedule last.
+    """
+    left, chunk, free = state.max_num_batched_tokens, state.max_prefill_tokens, state.free_pages
+    free_slots = -1  # not computed yet
+    unasked = len(state.running) - len(decodes) - len(late_decodes)
+    tokens = {entry.request_id: 1 for entry in decodes[:left]}
+    left -= len(tokens)
+    begin: list[tuple[str, int]] = []
+    closed = blocked = False
+    for entry in order:
+        if entry.is_running:
+            unasked -= 1
+            if entry.num_new_tokens == 1:
+                length = min(1, left)
+            else:
+                length = 0 if blocked else state.chunk_length(entry.num_new_tokens, left, chunk)
+                blocked |= entry.num_new_tokens > length == 0
+                chunk -= length
+            tokens[entry.request_id] = length
+        elif closed:
+            if not unasked:
+                break
+            continue
+        else:
+            length = 0
+            free_slots = state.free_slots if free_slots < 0 else free_slots
+            if min(free) >= 0 and left > 0 and chunk > 0 and not blocked and free_slots >= entry.slots_needed:
+                needs = state.pages_needed[entry.request_id]
+                if all(count <= pages for count, pages in zip(needs, free, strict=True)):
+                    length = state.chunk_length(state.num_new_tokens(entry), left, chunk)
+            if length:
+                free_slots -= entry.num_sequences
+                free = tuple(pages - count for count, pages in zip(needs, free, strict=True))
+                chunk -= length
+            closed = not length
+            begin.append((entry.request_id, length))
+        left -= length
+    tokens |= {entry.request_id: 1 for entry in late_decodes[:left]}
+    given = tokens.get
+    if keep_order is None and len(decodes) == len(tokens) == len(state.running):
+        scheduled = list(tokens.items())
+    else:
+        scheduled = [
+            (entry.request_id, given(entry.request_id, 0))
+            for entry in (state.running if keep_order is None else keep_order)
+        ]
+    scheduled += begin
+    return SchedulerDecision(scheduled)
+
+
+def split_decodes(running: Sequence[RequestView]) -> tuple[list[RequestView], list[RequestView]]:
+    """Split running requests into decodes and prefills."""
+    decodes = [entry for entry in running if entry.num_new_tokens == 1]
+    prefills = [entry for entry in running if entry.num_new_tokens != 1] if len(decodes) < len(running) else []
+    return decodes, prefills
+
+
+def split_starving(
+    state: SchedulerState, starvation_limit: int, entries: Iterable[RequestView]
+) -> tuple[list[RequestView], list[RequestView]]:
+    """Split `entries` into those that have waited `starvation_limit` steps since arrival, in order of arrival, and
+    the others."""
+    entries, since = list(entries), state.step - starvation_limit
+    late = [entry for entry in entries if entry.arrival_step <= since]
+    others = [entry for entry in entries if entry.arrival_step > since] if late else entries
+    return sorted(late, key=lambda entry: entry.arrival_index), others
+
+
+def starving_waiting(state: SchedulerState, starvation_limit: int) -> Iterator[RequestView]:
+    """Yield waiting requests that are starving, oldest first."""
+    since = state.step - starvation_limit
+    return takewhile(lambda entry: entry.arrival_step <= since, state.waiting)
+
+
+def oldest_starving(state: SchedulerState, starvation_limit: int, entries: Sequence[RequestView]) -> RequestView | None:
+    """Return the oldest of `entries`, which are in order of arrival, if it is starving."""
+    return entries[0] if entries and state.step - entries[0].arrival_step >= starvation_limit else None
+
+
+def sorted_with_aging(
+    state: SchedulerState, starvation_limit: int, prefills: list[RequestView], key: Callable[[RequestView], Any]
+) -> Iterator[RequestView]:
+    """Merge `prefills` and waiting requests by `key`, with aging: a starving request that is the oldest of `prefills`
+    comes first.
+
+    Waiting requests keep this order (`SchedulerState.waiting_by`) and are merged lazily; starving ones as `with_aging`
+    says.
+    """
+    waiting = state.waiting_by(key)
+    if not prefills:
+        return with_aging(state, starvation_limit, iter(waiting))
+    first = oldest_starving(state, starvation_limit, prefills)
+
+    def turn(entry: RequestView) -> tuple[bool, Any, int]:
+        return entry is not first, key(entry), entry.arrival_index
+
+    return with_aging(state, starvation_limit, heapq.merge(sorted(prefills, key=turn), waiting, key=turn))
+
+
+def with_aging(state: SchedulerState, starvation_limit: int, order: Iterator[RequestView]) -> Iterator[RequestView]:
+    """Yield `order`, but give one in AGING_INTERVAL admissions to the oldest waiting request if it is starving."""
+    begun, gone = state.num_admitted, set[str]()
+    late = starving_waiting(state, starvation_limit)
+    for entry in order:
+        if entry.request_id in gone:
+            continue
+        if not entry.is_running:
+            oldest = (
+                next((each for each in late if each.request_id not in gone), entry)
+                if begun % AGING_INTERVAL == 0
+                else entry
+            )
+            if oldest is not entry:
+                gone.add(oldest.request_id)
+                begun += 1
+                yield oldest
+            gone.add(entry.request_id)
+            begun += 1
+        yield entry

@@ -1,0 +1,383 @@
+"""Count computed tokens by tenant: the virtual counters of Sheng et al., "Fairness in Serving Large
+Language Models"."""
+
+from __future__ import annotations
+
+import bisect
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Many
+from types import MappingProxyType
+from typing import Any, overload
+
+from workbench.kv_cache.manager import KVCacheManager
+from workbench.kv_cache.pages import NULL_PAGE, PagePool
+from workbench.kv_cache.prefix import PrefixMatch
+from workbench.request import Sequence
+from workbench.scheduler.plan import RequestDecision, SchedulerLimits
+from workbench.scheduler.policy import PagesByGroup, RequestView, SchedulerState, WaitingIndex
+
+
+class TenantCounters:
+    """Tokens computed for each tenant. A tenant that returns after an idle time is lifted to the least served of the
+    others."""
+
+    def __init__(self) -> None:
+        self._ended: Counter[str] = Counter()  # tokens of finished sequences, and lifts on return
+        self._live: Counter[str] = Counter()  # sequences
+        self._returned: list[
+            tuple[str, list[str]]
+        ] = []  # tenants that returned since the last step, with those present
+
+    def add(self, tenant: str) -> None:
+        """Count a new sequence of `tenant`."""
+        if not self._live[tenant]:
+            self._returned.append((tenant, [name for name, count in self._live.items() if count]))
+        self._live[tenant] += 1
+
+    def lift_returned(self, live: Iterable[Sequence]) -> None:
+        """Lift the counters of tenants that returned; `live` are all unfinished sequences.
+
+        Call it before a step is planned: while earlier steps run, their tokens are not known.
+        """
+        served = self.served_tokens(live) if self._returned else Counter[str]()
+        for tenant, others in self._returned:
+            if others:
+                self._ended[tenant] = max(self._ended[tenant], min(served[name] for name in others))
+                served[tenant] = self._ended[tenant]
+        self._returned.clear()
+
+    def remove(self, sequence: Sequence) -> None:
+        tenant = sequence.request.tenant
+        self._ended[tenant] += sequence.computed_tokens
+        self._live[tenant] -= 1
+
+    def served_tokens(self, live: Iterable[Sequence]) -> Counter[str]:
+        served = Counter[str]()
+        dict.update(served, self._ended)  # a Counter's own goes through all it has
+        here: dict[str, int] = {}
+        for sequence in live:
+            tenant = sequence.request.tenant
+            here[tenant] = here.get(tenant, 0) + sequence.computed_tokens
+        for tenant, tokens in here.items():
+            served[tenant] += tokens
+        return served
+
+
+NUM_TOKENS_FIELD, IS_RUNNING_FIELD = (
+    RequestView._fields.index("num_tokens"),
+    RequestView._fields.index("is_running"),
+)  # fields between them change every step
+
+
+class _LazyValues(dict):
+    """Values that are computed when first read."""
+
+    def __init__(self, work: Callable[[str], Any]):
+        super().__init__()
+        self._work = work
+
+    def __missing__(self, key: str) -> Any:
+        value = self[key] = self._work(key)
+        return value
+
+
+class _Unseen(Many[RequestView]):
+    """Entries that are made when the first of them is looked at, while the state they are of lasts."""
+
+    def __init__(self, count: int, make: Callable[[], tuple[RequestView, ...]]):
+        self._count, self._make = count, make
+        self._made: tuple[RequestView, ...] | None = None
+
+    def _entries(self) -> tuple[RequestView, ...]:
+        if self._made is None:
+            self._made = self._make()
+        return self._made
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[RequestView]:
+        return iter(self._entries())
+
+    @overload
+    def __getitem__(self, place: int) -> RequestView: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[RequestView, ...]: ...
+    def __getitem__(self, place: int | slice) -> RequestView | tuple[RequestView, ...]:
+        return self._entries()[place]
+
+
+class RequestViews:
+    """Views of sequences. Those of waiting sequences are kept from step to step, since nothing in them changes."""
+
+    def __init__(self, kv_cache_manager: KVCacheManager, limits: SchedulerLimits, tenant_counters: TenantCounters):
+        self.kv_cache_manager, self.limits, self.tenant_counters = kv_cache_manager, limits, tenant_counters
+        self._queue = WaitingIndex()
+        self._preempted: dict[int, Sequence] = {}  # waiting sequences with computed tokens, by arrival index
+        self._constant_fields: dict[
+            Sequence, tuple[tuple, tuple]
+        ] = {}  # of running sequences: fields of their views that stay
+        self.may_need_pages: set[Sequence] = set()  # running sequences that may need pages, as of the last state
+        self._matches: dict[str, PrefixMatch] = {}
+        self._pages_to_start: dict[str, list[int]] = {}
+        self.num_admitted = 0
+        self.num_decoding = 0  # running sequences with one token to compute, as of the last state
+
+    def add_waiting(self, sequence: Sequence) -> None:
+        self._queue.add(self._entry(sequence, is_running=False))
+        self.drop_running(sequence)
+        if sequence.computed_tokens:
+            self._preempted[sequence.arrival_index] = sequence
+
+    def drop_running(self, sequence: Sequence) -> None:
+        self._constant_fields.pop(sequence, None)
+
+    def remove_waiting(self, sequence: Sequence) -> None:
+        self._queue.remove(sequence.arrival_index)
+        self._preempted.pop(sequence.arrival_index, None)
+
+    def update_waiting(self, sequence: Sequence) -> None:
+        """Update a waiting sequence that has fewer children, or other pages."""
+        self.remove_waiting(sequence)
+        self.add_waiting(sequence)
+
+    def prefix_match(self, sequence: Sequence) -> PrefixMatch:
+        """Return the cached prefix of `sequence`, looked up once until pages change."""
+        if sequence.request_id not in self._matches:
+            self._matches[sequence.request_id] = self.kv_cache_manager.match_prefix(sequence)
+        return self._matches[sequence.request_id]
+
+    def pages_to_start(self, sequence: Sequence, match: PrefixMatch) -> list[int]:
+        """Return the pages that `sequence` and its beams need to start, by cache group, counted once until pages
+        change."""
+        if sequence.request_id not in self._pages_to_start:
+            lacks = self.kv_cache_manager.pages_to_start(sequence, match)
+            for mate in sequence.children if sequence.beams else ():
+                lacks = [
+                    pages + more
+                    for pages, more in zip(lacks, self.kv_cache_manager.pages_beyond_parent(mate), strict=True)
+                ]
+            self._pages_to_start[sequence.request_id] = lacks
+        return self._pages_to_start[sequence.request_id]
+
+    def invalidate_matches(self) -> None:
+        """Drop cached lookups because pages change."""
+        self._matches.clear()
+        self._pages_to_start.clear()
+
+    def state(
+        self,
+        step: int,
+        running: list[Sequence],
+        by_id: dict[str, Sequence],
+        uncovered: Iterable[Sequence] | None = None,
+    ) -> SchedulerState:
+        """What a policy decides on. Where `uncovered` is given, those of `running` that may lack pages, entries of
+        those that run are not made before the policy looks at one."""
+        self.invalidate_matches()
+        holdings, limits = self.kv_cache_manager, self.limits
+        entries: Many[RequestView]
+        if uncovered is None:
+            entries, uncovered = self._entries(running), self.may_need_pages
+        else:
+            entries = _Unseen(len(running), lambda: self._entries(running))
+        free = [pool.num_available for pool in holdings.pools]
+        for sequence in uncovered:
+            if missing := holdings.pages_to_allocate(sequence):
+                free = [pages - count for pages, count in zip(free, missing, strict=True)]
+        served = _LazyValues(lambda tenant: total()[tenant])
+        totals: list[Counter[str]] = []
+
+        def total() -> Counter[str]:
+            if not totals:
+                totals.append(self.tenant_counters.served_tokens((*running, *self._preempted.values())))
+            return totals[0]
+
+        return SchedulerState(
+            step, entries, self._queue.views(), tuple(free),
+            pages_needed=MappingProxyType(_LazyValues(lambda name: self._needs(by_id[name]))),
+            pages_released=MappingProxyType(_LazyValues(lambda name: self._gives(by_id[name]))),
+            cached_tokens=MappingProxyType(_LazyValues(lambda name: self._cached(by_id[name]))),
+            served_tokens=MappingProxyType(served), num_admitted=self.num_admitted,
+            max_num_seqs=limits.max_num_seqs, max_num_batched_tokens=limits.max_num_batched_tokens, max_prefill_tokens=limits.max_prefill_tokens,
+            whole_prefills=not limits.chunked_prefill, waiting_index=self._queue,
+        )  # fmt: skip
+
+    def _entries(self, running: list[Sequence]) -> tuple[RequestView, ...]:
+        entries, fixed, evicts, new = [], self._constant_fields, self.kv_cache_manager.budget is not None, tuple.__new__
+        self.may_need_pages.clear()
+        self.num_decoding = 0
+        if len(fixed) > len(running):
+            self._constant_fields = fixed = {sequence: fixed[sequence] for sequence in running if sequence in fixed}
+        for sequence in running:
+            num_tokens, computed = len(sequence.token_ids), sequence.num_computed_tokens
+            if num_tokens - sequence.num_evicted_tokens > sequence.allocated_until:
+                self.may_need_pages.add(sequence)
+            if evicts or sequence.children:
+                entries.append(self._entry(sequence, True))
+                continue
+            if sequence not in fixed:
+                entry = self._entry(sequence, True)
+                fixed[sequence] = entry[:NUM_TOKENS_FIELD], entry[IS_RUNNING_FIELD:]
+            head, tail = fixed[sequence]
+            entries.append(new(RequestView, head + (num_tokens, computed, num_tokens - computed) + tail))
+            self.num_decoding += num_tokens - computed == 1
+        return tuple(entries)
+
+    def _entry(self, sequence: Sequence, is_running: bool) -> RequestView:
+        request, num_tokens, computed = sequence.request, len(sequence.token_ids), sequence.num_computed_tokens
+        todo, followers = num_tokens - computed, len(sequence.children)
+        if self.kv_cache_manager.budget is not None:
+            todo = self.kv_cache_manager.num_next_tokens(sequence, computed, sequence.num_evicted_tokens)
+        if followers:  # the next of them joins there, which may be at once
+            todo = max(1, min(follower.num_shared_tokens for follower in sequence.children) - computed)
+        return RequestView(
+            request.request_id, sequence.arrival_index, sequence.arrival_step, request.tenant, request.priority,
+            len(request.prompt_ids), num_tokens, computed, todo, is_running, 1 + followers,
+            1 + followers if sequence.beams else 1, sequence.num_preemptions, sequence.scheduled_step,
+        )  # fmt: skip
+
+    def _needs(self, sequence: Sequence) -> PagesByGroup:
+        holdings = self.kv_cache_manager
+        if any(sequence.pages):
+            return tuple(holdings.pages_to_allocate(sequence) or [0] * len(holdings.pools))
+        offer = self.prefix_match(sequence)
+        lacks = self.pages_to_start(sequence, offer)
+        # Evictable pages of its own match count as available, but will not be.
+        idle = [pool.num_available - holdings.num_available(t, offer) for t, pool in enumerate(holdings.pools)]
+        return tuple(pages + kept for pages, kept in zip(lacks, idle, strict=True))
+
+    def _gives(self, sequence: Sequence) -> PagesByGroup:
+        return tuple(
+            sum(page != NULL_PAGE and pool.ref_count(page) - pool.is_cached(page) == 1 for page in pages)
+            for pool, pages in zip(self.kv_cache_manager.pools, sequence.pages, strict=True)
+        )
+
+    def _cached(self, sequence: Sequence) -> int:
+        return (
+            sequence.swapped.num_computed_tokens
+            if sequence.swapped is not None
+            else self.prefix_match(sequence).num_tokens
+        )
+
+
+class WaitingQueue:
+    """Waiting sequences, and all sequences that a policy may name, by id. The policy's views are kept beside them."""
+
+    def __init__(self, pools: tuple[PagePool, ...], views: RequestViews):
+        self.sequences: list[Sequence] = []
+        self.by_id: dict[str, Sequence] = {}
+        self._holding: dict[int, Sequence] = {}  # by arrival index: waiting sequences that hold shared pages, or did
+        self.changed = True  # a request arrived since the last policy call
+        self._pools, self._views = pools, views
+
+    def add(self, parent: Sequence, *children: Sequence) -> None:
+        """Queue `parent`; `children` start on its pages once it has computed their common prefix."""
+        if not parent.pages:
+            parent.pages = tuple([] for _ in self._pools)
+        parent.parent, parent.children = None, list(followers)
+        for follower in followers:
+            follower.parent, follower.children, follower.pages = parent, [], tuple([] for _ in self._pools)
+            follower.num_shared_tokens = min(_common(parent.token_ids, follower.token_ids), len(follower.token_ids) - 1)
+            self.by_id.pop(follower.request_id, None)
+            self._views.drop_running(follower)
+        bisect.insort(self.sequences, parent, key=_order)
+        self.by_id[parent.request_id] = parent
+        if parent.num_computed_tokens:
+            self._holding[parent.arrival_index] = parent
+        self._views.add_waiting(parent)
+        self.changed = True
+
+    def remove(self, sequence: Sequence) -> None:
+        """Remove `sequence`, which starts or has finished."""
+        del self.sequences[bisect.bisect_left(self.sequences, sequence.arrival_index, key=_order)]
+        self._holding.pop(sequence.arrival_index, None)
+        self._views.remove_waiting(sequence)
+
+    def youngest_page_holder(self, but: Sequence | None = None) -> Sequence | None:
+        """Return the youngest waiting sequence that holds shared pages, except `but`."""
+        for order in sorted(self._holding, reverse=True):
+            if self._holding[order].num_computed_tokens and self._holding[order] is not but:
+                return self._holding[order]
+        return None
+
+    def remove_child(self, child: Sequence) -> None:
+        """Remove a finished child from its parent."""
+        leader = child.parent
+        assert leader is not None
+        leader.children.remove(child)
+        place = bisect.bisect_left(self.sequences, leader.arrival_index, key=_order)
+        if place < len(self.sequences) and self.sequences[place] is leader:
+            self._views.update_waiting(leader)
+
+
+def _common(one: list[int], other: list[int]) -> int:
+    """Return the length of the common prefix of two token lists."""
+    if one == other:
+        return len(one)
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def _order(sequence: Sequence) -> int:
+    return sequence.arrival_index
+
+
+class SequenceGroups:
+    """Parents, children and beams among the running and waiting sequences."""
+
+    def __init__(self, holdings: KVCacheManager, limits: SchedulerLimits, running: list[Sequence], queue: WaitingQueue):
+        self._holdings, self._limits, self._running, self._queue = holdings, limits, running, queue
+
+    def start_children(self, step: int, decisions: list[RequestDecision]) -> list[Sequence]:
+        """Start children whose parent has computed their common prefix; return them and their parents."""
+        joined = []
+        for leader in [s for s in self._running if s.children]:
+            due = [follower for follower in leader.children if follower.num_shared_tokens <= leader.num_computed_tokens]
+            if not due:
+                continue
+            joined.append(leader)
+            leader.children = [f for f in leader.children if f.num_shared_tokens > leader.num_computed_tokens]
+            # Beams of other searches will need their slots.
+            beams = sum(len(s.children) for s in self._running if s.beams and s is not leader)
+            places = max(0, self._limits.max_num_seqs - len(self._running) - beams)
+            for follower in due[:places]:
+                follower.parent, follower.scheduled_step = None, step
+                shared = self._holdings.fork(leader, follower)
+                follower.cached_tokens += follower.num_computed_tokens
+                follower.shared_pages += shared
+                self._queue.by_id[follower.request_id] = follower
+                bisect.insort(self._running, follower, key=lambda running: running.arrival_index)
+                joined.append(follower)
+                reason = f"admitted: shares {shared} pages with {leader.request_id}"
+                decisions.append(RequestDecision(follower.request_id, "admitted", reason))
+            if late := due[places:]:
+                self._holdings.fork(leader, late[0])
+                self._queue.add(*late)
+        return joined
+
+    def advance_beams(self, beams: list[Sequence], continuations: list[tuple[Sequence, int]]) -> list[Sequence]:
+        """Advance a beam search between two steps, after all beams have computed what they know.
+
+        Args:
+            beams: the beams of one search.
+            continuations: (beam, next token) for each continuation.
+
+        Returns:
+            the sequence of each continuation, in order: the beam itself, or for a second token of its text a beam
+            without continuation, which frees its pages and shares those of that text.
+        """
+        parents = {id(parent) for parent, _ in continuations}
+        idle = [mate for mate in beams if id(mate) not in parents]
+        continued: list[Sequence] = []
+        for parent, _ in continuations:
+            heir = parent
+            if parent in continued:
+                heir = idle.pop()
+                self._holdings.free(heir)
+                heir.token_ids = list(parent.token_ids)
+                self._holdings.fork(parent, heir)
+            continued.append(heir)
+        for heir, (_, token) in zip(continued, continuations, strict=True):
+            heir.token_ids.append(token)
+        return continued

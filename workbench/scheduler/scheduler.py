@@ -1,0 +1,413 @@
+"""Schedule the tokens of each step: a policy decides, the scheduler owns sequences and allocates pages.
+
+Integers only, so that thousands of histories are tested in a second and the same scheduler drives a real model or a
+simulated one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from itertools import chain
+
+from workbench.errors import WorkbenchError
+from workbench.kv_cache.manager import KVCacheManager
+from workbench.kv_cache.pages import PagePool
+from workbench.request import FinishReason, Sequence
+from workbench.scheduler.allocate import StepAllocation, ValidatedDecision, call_policy, policy_name, validate_decision
+from workbench.scheduler.plan import (
+    RequestDecision,
+    SchedulerLimits,
+    Span,
+    StepPlan,
+    add_drafts,
+    check_request_fits,
+)
+from workbench.scheduler.policies import FCFS, BuiltInPolicy, DecodeFirst, Fair, PrefillFirst, Priority, ShortestPrompt
+from workbench.scheduler.policy import SchedulerDecision, SchedulerState, SchedulingPolicy
+from workbench.scheduler.queue import RequestViews, SequenceGroups, TenantCounters, WaitingQueue
+
+MAX_POLICY_CALLS = 8  # per step: each further call follows a preemption without progress
+
+IN_PARTS = (FCFS, PrefillFirst, DecodeFirst, ShortestPrompt, Priority, Fair)
+
+__all__ = ["Limits", "Refusal", "Scheduler"]
+
+
+class Scheduler:
+    """The owner of every sequence from submission to its end; `kv_cache_manager` knows its pages.
+
+        submit -> waiting --admitted--> running --finished--> gone
+                     ^                     |
+                     +----- preempted -----+     (the last in the policy's order, when pages run out)
+
+    A sequence may have children, which start on its pages once it has computed their common prefix: samples of one
+    prompt, or beams of a preempted search. Children without a slot wait on these pages, which the oldest of them holds
+    until they are needed more. Beams of one search are preempted together: a single one would come back without the
+    pages that they share, and the others would wait for it on theirs.
+
+    Both queues are in order of arrival. The policy is called before every step with something to decide. Its decision
+    is carried out as far as slots, tokens and pages allow. `plan` allocates pages; `commit` advances
+    `num_computed_tokens` and frees pages that no query reaches any more.
+    """
+
+    def __init__(
+        self,
+        kv_cache_manager: KVCacheManager,
+        limits: SchedulerLimits,
+        max_model_len: int,
+        policy: SchedulingPolicy | None = None,
+    ):
+        self.kv_cache_manager = kv_cache_manager
+        self.limits = limits
+        self.max_model_len = max_model_len
+        self.policy: SchedulingPolicy = policy or FCFS()
+        self.running: list[Sequence] = []
+        self.tenant_counters = TenantCounters()
+        self._views = RequestViews(kv_cache_manager, limits, self.tenant_counters)
+        self._queue = WaitingQueue(kv_cache_manager.pools, self._views)
+        self.sequence_groups = SequenceGroups(kv_cache_manager, limits, self.running, self._queue)
+        self._steps = 0
+        self._padded_rows = 0  # the rows of a padded batch, until its last has ended
+        self._last_waiting = ("", "")  # who was last told to wait, and why
+        self._named: list[Sequence] = []  # who ran when `_one_each` was made
+        self._late = False  # and whether the oldest of them was overdue
+        self._one_each: tuple[tuple[str, int], ...] = ()
+        # A class that somebody made from one of ours may say anything, and is asked.
+        mine = self.policy
+        self._in_parts: BuiltInPolicy | None = (
+            mine if isinstance(mine, BuiltInPolicy) and type(mine) in IN_PARTS else None
+        )
+
+    @property
+    def waiting(self) -> list[Sequence]:
+        return self._queue.sequences
+
+    @property
+    def pools(self) -> tuple[PagePool, ...]:
+        return self.kv_cache_manager.pools
+
+    @property
+    def pages_in_use(self) -> int:
+        return sum(pool.num_used for pool in self.pools)
+
+    @property
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    @property
+    def next_step(self) -> int:
+        """Return the number of the next step."""
+        return self._steps
+
+    def submit(self, sequence: Sequence, children: Iterable[Sequence] = (), as_beams: bool = False) -> None:
+        """Queue `sequence`, or refuse it at once if it can never fit.
+
+        Args:
+            sequence: the first sequence of a request.
+            children: its further samples; they start on its pages where its prefill ends.
+            as_beams: whether they are beams of one search.
+
+        Raises:
+            RequestRefused: if it can never run.
+        """
+        group = [sequence, *children]
+        if not self.has_unfinished_requests:
+            self._last_waiting = ("", "")
+        check_request_fits(
+            sequence, self.kv_cache_manager, self.limits, self.max_model_len, len(group) if as_beams else 0
+        )
+        for new in group:
+            new.arrival_step, new.beams = self._steps, group if as_beams else []
+            self.tenant_counters.add(new.request.tenant)
+        alone = (
+            self.kv_cache_manager.budget is not None
+        )  # eviction moves tokens within pages, which then cannot be shared
+        for leader, *rest in [[each] for each in group] if alone else [group]:
+            self._queue.add(leader, *rest)
+
+    def plan(self, proposed: Mapping[str, tuple[int, ...]] | None = None) -> StepPlan | None:
+        """Plan the next step and allocate its pages; None if there is nothing to do.
+
+        Args:
+            proposed: draft tokens by request id; they are verified as far as the step has room.
+
+        Raises:
+            WorkbenchError: if the policy returns no plan; all sequences are unchanged then.
+        """
+        self.kv_cache_manager.transfers_done()
+        self.tenant_counters.lift_returned(chain(self.running, self.waiting))
+        decisions: list[RequestDecision] = []
+        for sequence in self.running if self.kv_cache_manager.budget is not None else ():
+            if reason := self.kv_cache_manager.evict(sequence):
+                decisions.append(RequestDecision(sequence.request_id, "evicted", reason))
+        self.sequence_groups.start_children(self._steps, decisions)
+        policy_decisions: list[SchedulerDecision] = []
+        spans, errors = self._steady_decode(decisions, policy_decisions), ()
+        if spans is None:
+            spans, errors = self._decide(decisions, policy_decisions)
+        if not spans and not errors:
+            return None
+        if proposed:
+            spans = add_drafts(spans, proposed, self.kv_cache_manager, self.limits.max_num_batched_tokens)
+        moves, padding = self.kv_cache_manager.pop_transfers(), self._padding(spans)
+        plan = StepPlan(self._steps, spans, tuple(decisions), moves, errors, padding, tuple(policy_decisions))
+        self._steps += 1
+        return plan
+
+    def commit(
+        self, plan: StepPlan, sampled: Mapping[str, int], accepted_drafts: Mapping[str, tuple[int, ...]] | None = None
+    ) -> None:
+        """Update sequences after a step was computed.
+
+        Args:
+            plan: the computed plan.
+            sampled: the next token of each sampled sequence, by request id.
+            accepted_drafts: accepted draft tokens, by request id. The others are dropped and their pages freed.
+        """
+        for span in plan.spans:
+            sequence = span.sequence
+            if sequence.finish_reason is None:
+                accepted = accepted_drafts.get(sequence.request_id, ()) if accepted_drafts else ()
+                sequence.num_computed_tokens = span.end - len(span.draft_token_ids) + len(accepted)
+                sequence.computed_tokens += span.length
+                if sequence.request_id in sampled:
+                    sequence.token_ids += [*accepted, sampled[sequence.request_id]]
+                if span.draft_token_ids:
+                    self.kv_cache_manager.free_rejected_drafts(sequence)
+                self.kv_cache_manager.update_after_step(sequence)
+
+    def skip_steps(self, steps: int) -> None:
+        """Count `steps` steps that were taken as the last one was planned, without a plan of their own."""
+        self._steps += steps
+
+    def finish(self, sequence: Sequence, reason: FinishReason) -> list[list[int]]:
+        """End `sequence`, running or waiting, and return the pages that this freed, by cache group."""
+        if sequence.finish_reason is not None:
+            return []
+        sequence.finish_reason = reason
+        self.tenant_counters.remove(sequence)
+        if sequence.beams:
+            sequence.beams.remove(sequence)
+        if sequence.parent is not None:
+            self._queue.remove_child(sequence)
+            return self.kv_cache_manager.finish(sequence, failed=reason is FinishReason.ERROR)
+        self._queue.changed = True
+        del self._queue.by_id[sequence.request_id]
+        if sequence in self.running:
+            self.running.remove(sequence)
+            self._padded_rows *= bool(self.running)
+        else:
+            self._queue.remove(sequence)
+        if sequence.children:  # the next sample becomes the parent of the others
+            children, sequence.children = sequence.children, []
+            self._queue.add(*children)
+        return self.kv_cache_manager.finish(sequence, failed=reason is FinishReason.ERROR)
+
+    def _steady_decode(
+        self, decisions: list[RequestDecision], wishes: list[SchedulerDecision]
+    ) -> tuple[Span, ...] | None:
+        """The step in which everybody decodes, where the policy would say so and nobody can begin; None for any other.
+        What comes of it is what `_decided` gives, without an entry or a wish of each that decodes."""
+        running, holdings, limits = self.running, self.kv_cache_manager, self.limits
+        if not running or len(running) > limits.max_num_batched_tokens or not getattr(self.policy, "steady", False):
+            return None
+        asks = bool(self.waiting) and (len(running) < limits.max_num_seqs or self._queue.changed)
+        if asks and self._in_parts is None:
+            return None
+        spans, uncovered, new = [], [], tuple.__new__  # without Span's own constructor: there are as many as sequences
+        for sequence in running:
+            known, computed = len(sequence.token_ids), sequence.num_computed_tokens
+            if known - computed != 1:
+                return None
+            if known - sequence.num_evicted_tokens > sequence.allocated_until:
+                uncovered.append(sequence)
+            spans.append(new(Span, (sequence, computed, 1, True, None, ())))
+        if asks:
+            return tuple(spans) if self._nobody_begins(uncovered, decisions, wishes) else None
+        for sequence in uncovered:
+            if (missing := holdings.pages_to_allocate(sequence)) is not None:
+                if holdings.first_exhausted_group(missing) is not None:
+                    return None
+                holdings.allocate(sequence)
+        return tuple(spans)
+
+    def _nobody_begins(
+        self, uncovered: list[Sequence], decisions: list[RequestDecision], wishes: list[SchedulerDecision]
+    ) -> bool:
+        """Where everybody decodes, whether all have pages and who is next in line has none: then pages are taken, and
+        it is told why it waits. Nothing has happened where this is not so."""
+        policy, running, limits = self._in_parts, self.running, self.limits
+        if self.kv_cache_manager.budget is not None or len(running) >= limits.max_num_batched_tokens:
+            return False
+        if policy is None or any([sequence.children for sequence in running]):
+            return False
+        by_id = self._queue.by_id
+        state = self._views.state(self._steps, running, by_id, uncovered)
+        if min(state.free_pages) < 0:
+            return False
+        head, because = policy.head(state)
+        if head is None or not because and limits.max_num_seqs - len(running) >= head.slots_needed and state.fits(head):
+            return False
+        named = self._names(policy, state)
+        wishes.append(
+            SchedulerDecision((*named, (head.request_id, 0)), (), {head.request_id: because} if because else {})
+        )
+        step = StepAllocation(self.kv_cache_manager, limits, self._views, running, self._queue, decisions)
+        step.num_scheduled_tokens = dict.fromkeys(running, 1)
+        if len(uncovered) > 1:
+            places = {name: place for place, (name, _) in enumerate(named)}
+            uncovered.sort(key=lambda sequence: places[sequence.request_id])
+        for sequence in uncovered:
+            self._views.invalidate_matches()
+            self.kv_cache_manager.allocate(sequence)
+        self._admit([(by_id[head.request_id], 0)], wishes[-1].reasons, step)
+        self._queue.changed = False
+        return True
+
+    def _names(self, policy: BuiltInPolicy, state: SchedulerState) -> tuple[tuple[str, int], ...]:
+        """A token for each that runs, in the order in which they keep their pages; made anew only where that may be
+        another one than at the last step (see `BuiltIn.keep`)."""
+        late = state.step - self.running[0].arrival_step >= getattr(policy, "starvation_limit", math.inf)
+        if self._named != self.running or late != self._late:
+            kept = policy.keep(state)
+            ids = [each.request_id for each in self.running] if kept is None else [entry.request_id for entry in kept]
+            self._named, self._late, self._one_each = [*self.running], late, tuple([(name, 1) for name in ids])
+        return self._one_each
+
+    def _padding(self, spans: tuple[Span, ...]) -> int:
+        if not getattr(self.policy, "padded", False):
+            return 0
+        self._padded_rows = max(self._padded_rows, len(self.running))
+        return self._padded_rows - len(spans) if all(span.length == 1 for span in spans) else 0
+
+    def _decide(
+        self, decisions: list[RequestDecision], policy_decisions: list[SchedulerDecision]
+    ) -> tuple[tuple[Span, ...], tuple[tuple[Sequence, str], ...]]:
+        """Call the policy and carry out its decision; return the spans, and the sequences to fail with their errors."""
+        if not self.has_unfinished_requests:
+            return (), ()
+        name, by_id = policy_name(self.policy), self._queue.by_id
+        step = StepAllocation(self.kv_cache_manager, self.limits, self._views, self.running, self._queue, decisions)
+        state = self._views.state(self._steps, self.running, by_id)
+        policy_decisions.append(call_policy(self.policy, state))
+        found = validate_decision(policy_decisions[-1], state, by_id, name)
+        decisions += found.ignored
+        self._carry_out(found, step)
+        self._queue.changed = False
+        spans = self._spans(step, decisions)
+        if spans or found.errors or (state.running and not any(entry.num_new_tokens for entry in state.running)):
+            return spans, tuple(found.errors)
+        if step.freed_pages and len(policy_decisions) < MAX_POLICY_CALLS:  # a preemption freed pages
+            return self._decide(decisions, policy_decisions)
+        raise WorkbenchError(
+            f"policy {name}: plans nothing, with {len(self.running)} sequences that run and {len(self.waiting)} that "
+            "wait; it must schedule a request"
+            + "".join(f"; {decision.request_id}: {decision.reason}" for decision in decisions[:3])
+        )
+
+    def _carry_out(self, decision: ValidatedDecision, step: StepAllocation) -> None:
+        running = set(self.running)
+        waiting = [wish for wish in decision.num_scheduled_tokens.items() if wish[0] not in running]
+        for sequence in decision.preempted:
+            if sequence in self.running:  # not preempted already, with another beam
+                step.preempt(sequence, f"policy {policy_name(self.policy)} preempted it")
+        if decision.preempted:
+            running = set(self.running)
+        order = [sequence for sequence in decision.num_scheduled_tokens if sequence in running]
+        if len(order) < len(running):
+            faulty = {sequence for sequence, _ in decision.errors}
+            order += [s for s in self.running if s not in decision.num_scheduled_tokens and s not in faulty]
+        step.schedule_all(order, decision.num_scheduled_tokens)
+        if step.allocate(order, self._views.may_need_pages):
+            self._admit(waiting, decision.reasons, step)
+        # A parent that starts may have nothing to compute before its prompt's last token.
+        if joined := self.sequence_groups.start_children(self._steps, step.decisions):
+            for sequence in joined:
+                if sequence in self.running and step.tokens_left > 0:
+                    step.schedule(sequence, step.tokens_left)
+            step.allocate(self.running)
+
+    def _admit(self, candidates: list[tuple[Sequence, int]], reasons: Mapping[str, str], step: StepAllocation) -> None:
+        """Admit waiting sequences in order, each with pages for its next step, until one does not fit."""
+        free_slots = self.limits.max_num_seqs - len(self.running) - step.num_joining if candidates else 0
+        for sequence, tokens in candidates:
+            reason = reasons.get(sequence.request_id, "")
+            if reason:
+                reason = f"not admitted: {reason}"
+            elif tokens:
+                reason = step.admit(sequence, tokens, free_slots)
+            else:
+                reason = step.blocked_by(sequence, free_slots) or "not admitted: the policy gives it no tokens yet"
+            if reason:
+                if (sequence.request_id, reason) != self._last_waiting:  # not the same reason every step
+                    self._last_waiting = (sequence.request_id, reason)
+                    step.decisions.append(RequestDecision(sequence.request_id, "waiting", reason))
+                return
+            self._queue.remove(sequence)
+            sequence.scheduled_step = self._steps
+            self._views.num_admitted += 1
+            free_slots -= 1 + len(sequence.children)
+
+    def _spans(self, step: StepAllocation, decisions: list[RequestDecision]) -> tuple[Span, ...]:
+        """Return spans of one token first, as they are packed, then longer ones, each in order of arrival."""
+        single: list[Span] = []
+        longer: list[Span] = []
+        lengths, new = step.num_scheduled_tokens, tuple.__new__
+        for sequence in self.running:
+            length = lengths.get(sequence, 0)
+            if not length:
+                continue
+            start = sequence.num_computed_tokens
+            todo = len(sequence.token_ids) - start
+            if length == todo == 1:  # as nearly always, and so without Span's own constructor
+                single.append(new(Span, (sequence, start, 1, True, None, ())))
+                continue
+            if length < todo and length < step.num_new_tokens(sequence):
+                reason = f"prefill cut: {length} of {todo} tokens fit into this step"
+                decisions.append(RequestDecision(sequence.request_id, "cut", reason))
+            (single if length == 1 else longer).append(
+                Span(sequence, sequence.num_computed_tokens, length, length == todo)
+            )
+        return (*single, *longer)
+
+
+def steps_until_change(scheduler: Scheduler, plan: StepPlan) -> int:
+    """Return the number of steps from `plan` on that are planned alike if no request arrives or finishes; at least 1.
+
+    All running sequences decode, and none needs, fills or frees a page before the last of these steps. Waiting requests
+    have no slot, and the policy is steady (see `SchedulingPolicy`).
+    """
+    if not plan.decode_only or plan.transfers or len(plan.spans) != len(scheduler.running):
+        return 1
+    if not getattr(scheduler.policy, "steady", False) or scheduler.kv_cache_manager.budget is not None:
+        return 1
+    if scheduler.waiting and (plan.decisions or len(scheduler.running) < scheduler.limits.max_num_seqs):
+        return 1
+    steps = scheduler.max_model_len
+    for span in plan.spans:
+        sequence = span.sequence
+        known = len(sequence.token_ids)
+        if sequence.children or not span.needs_sample or not span.is_decode:
+            return 1
+        steps = min(
+            steps, sequence.next_page_boundary - sequence.num_computed_tokens, sequence.allocated_until - known + 1
+        )
+    return max(1, steps)
+
+
+def fast_forward(scheduler: Scheduler, plan: StepPlan, steps: int, token_id: int) -> StepPlan:
+    """Return the plan of the last of `steps` equal steps, with the earlier ones applied: each sampled `token_id`."""
+    if steps == 1:
+        return plan
+    more = steps - 1
+    scheduler.skip_steps(more)
+    spans = []
+    for span in plan.spans:
+        sequence = span.sequence
+        sequence.token_ids.extend([token_id] * more)
+        sequence.num_computed_tokens += more
+        sequence.computed_tokens += more
+        spans.append(Span(sequence, span.start + more, 1, True))
+    return replace(plan, spans=tuple(spans))

@@ -1,0 +1,77 @@
+"""Settings of the executor: the model itself, or a simulated clock with known step times."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from workbench.display import ConciseRepr
+from workbench.simulate.roofline import Hardware
+from workbench.simulate.routers import LeastLoaded, Router
+
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class ExecutorSettings(ConciseRepr, BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RealExecutor(ExecutorSettings):
+    """Compute every step with the model."""
+
+    kind: Literal["real"] = "real"
+
+
+class UncachedExecutor(ExecutorSettings):
+    """Compute every token from the whole text, without a KV cache.
+
+    Uses the model's own modules on their backend or, with `oracle`, engine/naive.py."""
+
+    kind: Literal["uncached"] = "uncached"
+    oracle: bool = False
+
+
+class DecodePoolSettings(ExecutorSettings):
+    """Settings of a decode pool, to which the other instances hand over keys and values.
+
+    A transfer runs at `bytes_per_second` of the network (the hardware's unless given) after `latency` seconds."""
+
+    instances: Count = 1
+    router: Router = LeastLoaded()
+    bytes_per_second: Annotated[float, Field(gt=0)] | None = None
+    latency: Seconds = 0.0
+
+
+class FailureSettings(ExecutorSettings):
+    """Failure of instance `instance` at second `at`; it recovers `down` seconds later, or never."""
+
+    instance: Annotated[int, Field(ge=0)]
+    at: Seconds
+    down: Seconds | None = None
+
+
+class SimulatedExecutor(ExecutorSettings):
+    """Carry out the scheduler's plans on a simulated clock, without weights.
+
+    Steps take the roofline of `hardware` (a data sheet's name, `here` for this machine's measured ceilings, or figures)
+    at `compute_share` and `memory_share` of its peaks, plus `overhead` seconds. With `steps`, a run folder, they follow
+    a model fitted to its steps."""
+
+    kind: Literal["simulated"] = "simulated"
+    hardware: str | Hardware = "h100"
+    gpus: Count = 1  # that share an instance's weights and cache
+    memory: Share = 0.9  # of their memory, for weights and cache
+    compute_share: Share = 1.0
+    memory_share: Share = 1.0
+    overhead: Seconds = 0.0
+    steps: str | None = None
+    instances: Count = 1
+    router: Router = LeastLoaded()
+    decode: DecodePoolSettings | None = None
+    failures: tuple[FailureSettings, ...] = ()
+
+
+AnyExecutorSettings = Annotated[RealExecutor | UncachedExecutor | SimulatedExecutor, Field(discriminator="kind")]

@@ -1,0 +1,175 @@
+"""Peak rates of hardware from data sheets. Rates are dense: figures with sparsity are halved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from workbench.errors import WorkbenchError, nearest
+from workbench.kv_cache.pages import KVCacheGroup
+from workbench.model.spec import AnyAttentionSpec, MLASpec, ModelSpec
+from workbench.simulate.step_times import TICKS_PER_SECOND, AttentionReach, LinearCost, StepTimeModel
+
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Hardware(BaseModel):
+    """One accelerator. Rates are per second and one way; `source` names the origin of the figures."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    name: str = "given"
+    flops: Rate  # of bfloat16 products
+    bandwidth: Rate  # bytes of its memory
+    memory: Rate  # bytes
+    link: Rate = 450e9  # bytes to its neighbours in one machine
+    network: Rate = 50e9  # bytes to another machine
+    host: Rate = 64e9  # bytes to the host's memory
+    source: str = "given by the user"
+
+
+def _sheet(name: str, source: str, **figures: float) -> Hardware:
+    return Hardware(name=name, source=source, **figures)
+
+
+HARDWARE: dict[str, Hardware] = {
+    hardware.name: hardware
+    for hardware in (
+        _sheet(
+            "h100", "NVIDIA H100 Tensor Core GPU data sheet, SXM; DGX H100: one 400 Gb/s adapter a GPU",
+            flops=989.5e12, bandwidth=3.35e12, memory=80e9, link=450e9, network=50e9, host=64e9,
+        ),
+        _sheet(
+            "h200", "NVIDIA H200 Tensor Core GPU data sheet, SXM; DGX H200: one 400 Gb/s adapter a GPU",
+            flops=989.5e12, bandwidth=4.8e12, memory=141e9, link=450e9, network=50e9, host=64e9,
+        ),
+        _sheet(
+            "a100", "NVIDIA A100 Tensor Core GPU data sheet, 80 GB SXM; DGX A100: one 200 Gb/s adapter a GPU",
+            flops=312e12, bandwidth=2.039e12, memory=80e9, link=300e9, network=25e9, host=32e9,
+        ),
+        _sheet(
+            "b200", "NVIDIA HGX B200 data sheet: 4.5 PFLOP/s of bfloat16 with sparsity; one 400 Gb/s adapter a GPU",
+            flops=2.25e15, bandwidth=7.7e12, memory=180e9, link=900e9, network=50e9, host=64e9,
+        ),
+        _sheet(
+            "rtx-4090", "NVIDIA Ada GPU architecture whitepaper: products of 16 bits summed in 32; no NVLink, PCIe 4.0",
+            flops=165.2e12, bandwidth=1.008e12, memory=24e9, link=32e9, network=3.1e9, host=32e9,
+        ),
+        _sheet(
+            "m2-ultra", "Apple, M2 Ultra with 76 GPU cores: 27.2 TFLOP/s in float32, 192 GB shared with the processor",
+            flops=27.2e12, bandwidth=800e9, memory=192e9, link=10e9, network=1.25e9, host=800e9,
+        ),
+    )
+}  # fmt: skip
+
+
+def named_hardware(name: str) -> Hardware:
+    """Return the hardware of this name. Raises WorkbenchError for a name that is not in `HARDWARE`."""
+    if name not in HARDWARE:
+        raise WorkbenchError(f"no hardware {name!r}{nearest(name.lower(), HARDWARE)}; known: {', '.join(HARDWARE)}")
+    return HARDWARE[name]
+
+
+BYTES_PER_VALUE = 2  # bytes of a bfloat16
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    """Bytes of a model: its weights, and a token in each table of its cache."""
+
+    spec: ModelSpec
+    weight_bytes: float
+    tables: tuple[KVCacheGroup, ...]
+    token_bytes: tuple[float, ...]
+
+    @classmethod
+    def dense(cls, spec: ModelSpec, bytes_per_value: float = BYTES_PER_VALUE) -> ModelSizes:
+        """Build the sizes of a model with `bytes_per_value` bytes a number in weights and cache."""
+        tables, token_bytes = [], []
+        for layers in spec.kv_cache_groups:
+            attention = spec.layers[layers[0]].attention
+            tables.append(KVCacheGroup(layers, attention.window, attention.sinks))
+            token_bytes.append(len(layers) * attention.cache_values_per_token * bytes_per_value)
+        return cls(spec, spec.num_parameters * bytes_per_value, tuple(tables), tuple(token_bytes))
+
+    @property
+    def lasting_bytes(self) -> float:
+        """Return the bytes of a token once it has left every residual."""
+        late = {layer for table in self.tables if table.is_delayed for layer in table.layers}
+        kept = [table.is_delayed or not late.intersection(table.layers) for table in self.tables]
+        return sum(size for size, counts in zip(self.token_bytes, kept, strict=True) if counts)
+
+
+def roofline_step_times(
+    sizes: ModelSizes,
+    hardware: Hardware,
+    gpus: int = 1,
+    compute_share: float = 1.0,
+    memory_share: float = 1.0,
+    overhead: float = 0.0,
+) -> StepTimeModel:
+    """Return the step times of `gpus` accelerators.
+
+    Args:
+        sizes: Bytes of the model.
+        hardware: One accelerator.
+        gpus: Number of accelerators.
+        compute_share: Fraction of the peak FLOP/s that is reached; 1 is the bound itself.
+        memory_share: Fraction of the peak bandwidth that is reached.
+        overhead: Seconds added to every step.
+    """
+    spec = sizes.spec
+    flop, byte = (
+        TICKS_PER_SECOND / (hardware.flops * compute_share * gpus),
+        TICKS_PER_SECOND / (hardware.bandwidth * memory_share * gpus),
+    )
+    kinds: dict[AttentionReach, dict[AnyAttentionSpec, int]] = {}
+    for layer in spec.layers:
+        attention = layer.attention
+        alike = kinds.setdefault(AttentionReach(attention.window, attention.sinks), {})
+        alike[attention] = alike.get(attention, 0) + 1
+    blocks = sum(
+        k.attention.matrix_parameters(spec.hidden_size) + spec.hidden_size * k.mlp_parameters_per_column[1]
+        for k in spec.layers
+    )
+    head = spec.vocab_size * spec.hidden_size
+    written, weight = sizes.lasting_bytes, sizes.weight_bytes / spec.num_parameters
+    number = written / sum(layer.attention.cache_values_per_token for layer in spec.layers)  # bytes of one in the cache
+    sent = (
+        2
+        * len(spec.layers)
+        * 2
+        * (gpus - 1)
+        / gpus
+        * spec.hidden_size
+        * BYTES_PER_VALUE
+        * TICKS_PER_SECOND
+        / hardware.link
+    )
+    computing = LinearCost(
+        step=round(overhead * TICKS_PER_SECOND),
+        prefill_tokens=round(2 * blocks * flop + sent),
+        decode_tokens=round(2 * blocks * flop + sent),
+        num_logits=round(2 * head * flop),
+        query_key_pairs=tuple(round(_flops_of(alike) * flop) for alike in kinds.values()),
+    )
+    reading = LinearCost(
+        step=round(overhead * TICKS_PER_SECOND + blocks * weight * byte),
+        prefill_tokens=round(written * byte + sent),
+        decode_tokens=round(written * byte + sent),
+        head=round(head * weight * byte),
+        positions_read=tuple(
+            round(sum(n * attention.cache_values_per_token for attention, n in alike.items()) * number * byte)
+            for alike in kinds.values()
+        ),
+    )
+    return StepTimeModel(f"roofline of {gpus} x {hardware.name}", tuple(kinds), (computing, reading))
+
+
+def _flops_of(alike: dict[AnyAttentionSpec, int]) -> float:
+    """Return the FLOPs of a query-key pair."""
+    return sum(
+        2.0 * n * a.num_heads * (a.head_dim + (a.kv_lora_rank if isinstance(a, MLASpec) else a.head_dim))
+        for a, n in alike.items()
+    )

@@ -1,0 +1,104 @@
+"""Routers: small stateless values that choose among the instances that are up."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Annotated, Literal, Protocol
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+
+from workbench.errors import WorkbenchError, explain
+from workbench.simulate.job import SimulatedRequest
+
+
+class InstanceView(Protocol):
+    """A router's view of an instance; `pending_prompt_tokens` and `cached_tokens` are tokens."""
+
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def num_requests(self) -> int: ...
+
+    @property
+    def pending_prompt_tokens(self) -> int: ...
+
+    def cached_tokens(self, prompt: tuple[int, ...], tenant: str) -> int: ...
+
+
+class RouterSettings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RoundRobin(RouterSettings):
+    """Choose instances in turn."""
+
+    kind: Literal["round_robin"] = "round_robin"
+
+    def choose(self, job: SimulatedRequest, instances: Sequence[InstanceView]) -> InstanceView:
+        return instances[(job.number + job.retries) % len(instances)]
+
+
+class LeastLoaded(RouterSettings):
+    """Choose the instance with the fewest requests; among equals in turn."""
+
+    kind: Literal["least_loaded"] = "least_loaded"
+
+    def choose(self, job: SimulatedRequest, instances: Sequence[InstanceView]) -> InstanceView:
+        turn = job.number + job.retries
+        return min(instances, key=lambda view: (view.num_requests, (view.number - turn) % len(instances)))
+
+
+class PrefixAware(RouterSettings):
+    """Choose the instance with the fewest tokens to compute before the request's first token.
+
+    Counts pending prompts and the request's own tokens that are not in the instance's cache. A running request counts
+    as `request_tokens` (as in Preble, 2024; Mooncake, 2025)."""
+
+    kind: Literal["prefix_aware"] = "prefix_aware"
+    request_tokens: Annotated[int, Field(ge=0)] = 256
+
+    def choose(self, job: SimulatedRequest, instances: Sequence[InstanceView]) -> InstanceView:
+        def tokens(view: InstanceView) -> int:
+            cached = view.cached_tokens(job.prompt, job.arrival.tenant)
+            return job.num_tokens - cached + view.pending_prompt_tokens + self.request_tokens * view.num_requests
+
+        return min(instances, key=lambda view: (tokens(view), view.number))
+
+
+class SessionSticky(RouterSettings):
+    """Send all requests of a session to the same instance while it is up.
+
+    That is the instance with the highest hash with the session's name (rendezvous hashing, Thaler and Ravishankar,
+    1998)."""
+
+    kind: Literal["session_sticky"] = "session_sticky"
+
+    def choose(self, job: SimulatedRequest, instances: Sequence[InstanceView]) -> InstanceView:
+        session = job.arrival.session or job.name
+        return max(instances, key=lambda view: (_hash_score(session, view.number), view.number))
+
+
+def _hash_score(session: str, number: int) -> bytes:
+    # Not a CRC: those of two instances differ by the same bits for every session, and some would get most of them.
+    return hashlib.blake2b(f"{number}/{session}".encode(), digest_size=8).digest()
+
+
+def _kind(value: object) -> object:
+    return {"kind": value} if isinstance(value, str) else value
+
+
+AnyRouter = RoundRobin | LeastLoaded | PrefixAware | SessionSticky
+Router = Annotated[Annotated[AnyRouter, Field(discriminator="kind")], BeforeValidator(_kind)]
+_ADAPTER: TypeAdapter[AnyRouter] = TypeAdapter(Router)
+RoutingFunction = Callable[[SimulatedRequest, Sequence[InstanceView]], InstanceView]
+
+
+def router_from(value: object) -> AnyRouter:
+    """Build a router from its kind, a mapping of its settings, or a router."""
+    try:
+        return _ADAPTER.validate_python(value)
+    except ValidationError as error:
+        kinds = "round_robin, least_loaded, prefix_aware, session_sticky"
+        raise WorkbenchError(f"{explain(error, f'router {value!r}')}; known: {kinds}") from None

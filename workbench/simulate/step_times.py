@@ -1,0 +1,211 @@
+"""Work of a step, counted in integers, and its time in whole femtoseconds.
+
+Integer ticks make the sum of many steps at once equal to the sum one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from workbench.errors import WorkbenchError
+from workbench.model.cost import visible_pairs
+
+TICKS_PER_SECOND = 10**15  # ticks of the simulated clock
+
+
+class AttentionReach(NamedTuple):
+    """Attention layers of equal reach: the last `window` tokens and the first `sinks`, or everything."""
+
+    window: int | None
+    sinks: int
+
+    @property
+    def max_positions(self) -> int | None:
+        """Return the maximum number of positions that one query reads; None is unlimited."""
+        return None if self.window is None else self.window + self.sinks
+
+
+class StepWork(NamedTuple):
+    """Work of one step. `query_key_pairs` and `positions_read` are by `AttentionReach`."""
+
+    prefill_tokens: int  # tokens
+    decode_tokens: int  # tokens
+    num_logits: int
+    query_key_pairs: tuple[int, ...]
+    positions_read: tuple[int, ...]
+
+    @property
+    def tokens(self) -> int:
+        return self.prefill_tokens + self.decode_tokens
+
+
+def step_work_of(spans: Iterable[tuple[int, int]], sampled: int, kinds: tuple[AttentionReach, ...]) -> StepWork:
+    """Count the work of a step over `spans` of (start, length); spans of one token are decodes."""
+    prefill = decode = 0
+    pairs, read = [0] * len(kinds), [0] * len(kinds)
+    for start, length in spans:
+        if length == 1:
+            decode += 1
+        else:
+            prefill += length
+        for kind, seen in enumerate(kinds):
+            if seen.window is None:
+                pairs[kind] += length * start + length * (length + 1) // 2
+                read[kind] += start + length
+            else:
+                some, touched = visible_pairs(start, length, seen.window, seen.sinks)
+                pairs[kind] += some
+                read[kind] += touched
+    return StepWork(prefill, decode, sampled, tuple(pairs), tuple(read))
+
+
+@dataclass(frozen=True)
+class LinearCost:
+    """A linear cost of a step's work, in ticks; no coefficient is negative."""
+
+    step: int = 0
+    prefill_tokens: int = 0  # a token
+    decode_tokens: int = 0  # a token
+    num_logits: int = 0  # a row of logits
+    head: int = 0  # a step with any
+    query_key_pairs: tuple[int, ...] = ()
+    positions_read: tuple[int, ...] = ()
+
+    def __call__(self, work: StepWork) -> int:
+        ticks = (
+            self.step
+            + self.prefill_tokens * work.prefill_tokens
+            + self.decode_tokens * work.decode_tokens
+            + self.num_logits * work.num_logits
+        )
+        if work.num_logits:
+            ticks += self.head
+        for each, count in zip(self.query_key_pairs, work.query_key_pairs, strict=False):
+            ticks += each * count
+        for each, count in zip(self.positions_read, work.positions_read, strict=False):
+            ticks += each * count
+        return ticks
+
+    def increment(self, rows: tuple[int, ...]) -> int:
+        """Return the extra ticks of the next step, in which `rows` queries of each reach read one position more."""
+        ticks = 0
+        for each, count in zip(self.query_key_pairs, rows, strict=False):
+            ticks += each * count
+        for each, count in zip(self.positions_read, rows, strict=False):
+            ticks += each * count
+        return ticks
+
+
+@dataclass(frozen=True)
+class StepTimeModel:
+    """Step times as the maximum of one or two linear costs, for example computing and reading. `name` states their
+    origin."""
+
+    name: str
+    kinds: tuple[AttentionReach, ...]
+    costs: tuple[LinearCost, ...]
+
+    def __call__(self, work: StepWork) -> int:
+        return max(form(work) for form in self.costs)
+
+    def series(self, work: StepWork, growing_queries: tuple[int, ...], extra_ticks: int = 0) -> StepSeries:
+        """Return the times of a series of steps.
+
+        The first does `work` and takes `extra_ticks` more; in each next one `growing_queries` of each reach read one
+        position more."""
+        lines = [(form(work), form.increment(growing_queries)) for form in self.costs]
+        if len(lines) == 1:
+            return StepSeries(*lines[0], *lines[0], 0, extra_ticks)
+        first, second = sorted(lines, reverse=True)
+        if second[1] <= first[1]:
+            return StepSeries(*first, *first, 0, extra_ticks)
+        return StepSeries(*first, *second, (first[0] - second[0]) // (second[1] - first[1]) + 1, extra_ticks)
+
+
+@dataclass(frozen=True, slots=True)
+class StepSeries:
+    """Times of a series of steps: step i takes a + b i ticks before step `crossover`, and c + d i from there on."""
+
+    a: int
+    b: int
+    c: int
+    d: int
+    crossover: int
+    extra_ticks: int
+
+    def elapsed(self, steps: int) -> int:
+        """Return the ticks of the first `steps` steps."""
+        early = min(steps, self.crossover)
+        ticks = self.c * steps + self.d * (steps * (steps - 1) // 2) + (self.extra_ticks if steps else 0)
+        if early:
+            ticks += (self.a - self.c) * early + (self.b - self.d) * (early * (early - 1) // 2)
+        return ticks
+
+    def last_step(self, steps: int) -> int:
+        """Return the ticks of the last of `steps` steps."""
+        return self.elapsed(steps) - self.elapsed(steps - 1)
+
+    def steps_until(self, ticks: int, steps: int) -> int:
+        """Return the smallest number of steps, up to `steps`, that take `ticks` or longer."""
+        low, high = 0, steps
+        while low < high:
+            middle = (low + high) // 2
+            if self.elapsed(middle) >= ticks:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+
+REQUIRED_COLUMNS = ("time", "wall_seconds", "prefill_tokens", "decode_tokens", "context_tokens")
+MIN_STEPS = 20  # steps
+MAX_GAP_SECONDS = 2e-3  # longer gaps between steps, in seconds, are idle time
+
+
+def fit_step_times(steps: Sequence[Mapping[str, Any]], where: str = "steps") -> StepTimeModel:
+    """Fit step times to the rows of a steps.parquet.
+
+    Finds nonnegative seconds a step, a prefill token, a decoded token and a position read, with the least relative
+    errors. The time between a step and the next belongs to the step.
+
+    Args:
+        steps: Rows with `time`, `wall_seconds`, `prefill_tokens`, `decode_tokens`, `context_tokens`.
+        where: Name of the rows in error messages.
+
+    Raises:
+        WorkbenchError: For too few rows, or rows without these columns.
+    """
+    import numpy
+
+    missing = [name for name in REQUIRED_COLUMNS if not steps or steps[0].get(name) is None]
+    if missing or len(steps) < MIN_STEPS:
+        lack = f"lacks {', '.join(missing)}" if steps and missing else f"has {len(steps)} steps, {MIN_STEPS} are needed"
+        raise WorkbenchError(f"{where}: {lack}; run a real experiment with this version, and name its run folder")
+    features = numpy.array([_features(step) for step in steps], dtype=float)
+    seconds = numpy.array(_seconds(steps))
+    known = (seconds > 0) & (features[:, 1:3].sum(axis=1) > 0)
+    scaled, kept = features[known] / seconds[known, None], list(range(features.shape[1]))
+    while True:
+        found = numpy.linalg.lstsq(scaled[:, kept], numpy.ones(len(scaled)), rcond=None)[0]
+        if (found >= 0).all():
+            break
+        kept.remove(kept[int(found.argmin())])
+    ticks = dict.fromkeys(range(features.shape[1]), 0)
+    ticks.update({column: round(float(value) * TICKS_PER_SECOND) for column, value in zip(kept, found, strict=True)})
+    form = LinearCost(ticks[0], ticks[1], ticks[2], positions_read=(ticks[3],))
+    return StepTimeModel(f"fitted to {len(scaled)} steps of {where}", (AttentionReach(None, 0),), (form,))
+
+
+def _features(step: Mapping[str, Any]) -> tuple[int, int, int, int]:
+    return 1, step["prefill_tokens"], step["decode_tokens"], step["context_tokens"]
+
+
+def _seconds(steps: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Return the seconds of each step from the end of the one before, where it followed at once."""
+    seconds, before = [], None
+    for step in steps:
+        pause = step["time"] - step["wall_seconds"] - before if before is not None else MAX_GAP_SECONDS
+        seconds.append(step["wall_seconds"] + (pause if 0 <= pause < MAX_GAP_SECONDS else 0.0))
+        before = step["time"]
+    return seconds

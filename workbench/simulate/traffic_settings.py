@@ -1,0 +1,119 @@
+"""Settings of a traffic: arrival times, lengths, number of requests."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from workbench.display import ConciseRepr
+
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class TrafficSettings(ConciseRepr, BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class AsRecorded(TrafficSettings):
+    """Use the times of the trace or of the generator."""
+
+    kind: Literal["as_recorded"] = "as_recorded"
+
+
+class AtOnce(TrafficSettings):
+    """Send all requests at second 0."""
+
+    kind: Literal["at_once"] = "at_once"
+
+
+class Poisson(TrafficSettings):
+    """Send requests independently, `rate` a second on average."""
+
+    kind: Literal["poisson"] = "poisson"
+    rate: Positive
+
+
+class Bursts(TrafficSettings):
+    """Send bursts of `size` requests independently, `rate` requests a second on average."""
+
+    kind: Literal["bursts"] = "bursts"
+    rate: Positive
+    size: Count = 8
+
+
+class ClosedLoop(TrafficSettings):
+    """Simulate `clients` users, each of whom sends the next request `think` seconds after the last answer ended."""
+
+    kind: Literal["closed_loop"] = "closed_loop"
+    clients: Count
+    think: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+
+
+Arrivals = Annotated[AsRecorded | AtOnce | Poisson | Bursts | ClosedLoop, Field(discriminator="kind")]
+
+
+class FixedLengths(TrafficSettings):
+    """Use the same lengths for every request; nothing is shared."""
+
+    kind: Literal["fixed"] = "fixed"
+    prompt: Count = 512
+    output: Count = 128
+
+
+class ExponentialLengths(TrafficSettings):
+    """Draw lengths independently with these means (a geometric distribution, at least one token)."""
+
+    kind: Literal["exponential"] = "exponential"
+    prompt: Count = 512
+    output: Count = 128
+
+
+class SessionLengths(TrafficSettings):
+    """Simulate `sessions` users with conversations, one of whom sends the next turn.
+
+    A turn's prompt is a system prompt shared by all, the conversation so far, and a question. After `turns` turns the
+    user begins a new conversation."""
+
+    kind: Literal["sessions"] = "sessions"
+    sessions: Count = 16
+    turns: Count = 8
+    system: Annotated[int, Field(ge=0)] = 512
+    question: Count = 128
+    output: Count = 128
+
+
+class AzureLengths(TrafficSettings):
+    """Draw lengths from a generator fitted to the conversations of Azure's public trace of 2023."""
+
+    kind: Literal["azure"] = "azure"
+
+
+class MooncakeLengths(TrafficSettings):
+    """Draw lengths and shared prefixes from a generator fitted to Mooncake's public trace of conversations."""
+
+    kind: Literal["mooncake"] = "mooncake"
+
+
+Lengths = Annotated[
+    FixedLengths | ExponentialLengths | SessionLengths | AzureLengths | MooncakeLengths, Field(discriminator="kind")
+]
+
+
+class TrafficWorkload(TrafficSettings):
+    """Requests over time. A `trace` file replaces `lengths`; `time` and `length` scale gaps and texts.
+
+    `tenants` and `priorities` assign requests by weight: {a: 3, b: 1}, {0: 1, 5: 9}. All requests of a session have one
+    tenant, and only requests of one tenant share cached pages."""
+
+    kind: Literal["traffic"] = "traffic"
+    trace: str | None = None
+    lengths: Lengths = AzureLengths()
+    arrivals: Arrivals = AsRecorded()
+    requests: Count | None = None  # None: all of the trace, or an hour of the generator
+    time: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    length: Positive = 1.0
+    seed: Annotated[int, Field(ge=0)] = 0
+    tenants: dict[str, Positive] = {}
+    priorities: dict[int, Positive] = {}  # the smaller, the sooner, under `policy: priority`

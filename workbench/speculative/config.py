@@ -1,0 +1,85 @@
+"""Settings of speculative decoding. Names are those of vLLM where it has them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+
+from workbench.display import ConciseRepr
+from workbench.errors import WorkbenchError
+
+
+class _SpeculationSettings(ConciseRepr, BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class NoSpeculation(_SpeculationSettings):
+    """One token per step."""
+
+    kind: Literal["none"] = "none"
+
+
+class _DraftSettings(_SpeculationSettings):
+    """Settings of all proposers.
+
+    With `length: adaptive` a sequence gets two more draft tokens after all were accepted, up to
+    `num_speculative_tokens`, and one fewer after any other verification (as in Hugging Face's assisted generation).
+    `accept` is the acceptance rule. `rejection` accepts as often as the distributions overlap. `match` accepts only the
+    tokens that would come without drafts, so outputs are equal token for token, seeds included.
+    """
+
+    num_speculative_tokens: Annotated[int, Field(ge=1, le=63)] = 4
+    length: Literal["fixed", "adaptive"] = "fixed"
+    accept: Literal["rejection", "match"] = "rejection"
+
+
+class PromptLookup(_DraftSettings):
+    """Propose what followed the last tokens at their latest earlier place in the text: the longest run of `max_ngram`
+    down to `min_ngram` tokens."""
+
+    kind: Literal["prompt_lookup"] = "prompt_lookup"
+    min_ngram: Annotated[int, Field(ge=1)] = 2
+    max_ngram: Annotated[int, Field(ge=1)] = 4
+
+    @model_validator(mode="after")
+    def _in_order(self) -> PromptLookup:
+        if self.min_ngram > self.max_ngram:
+            raise ValueError(f"min_ngram {self.min_ngram} is above max_ngram {self.max_ngram}")
+        return self
+
+
+class DraftModel(_DraftSettings):
+    """A small model of the same tokenizer: `demo-draft`, or a folder, on the target's device, in `dtype`, on `backend`.
+
+    It stops proposing for a sequence before the first token of which it is unsure: where the probability of its own
+    likeliest one is below `confidence_threshold` (transformers' `assistant_confidence_threshold`; llama.cpp's
+    `draft-p-min` stops before that token as we do). 0 never stops. Outputs stay what they are: see `ModelDrafts`."""
+
+    kind: Literal["draft"] = "draft"
+    model: str = "demo-draft"
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
+    backend: str | None = None  # None is the target's
+    confidence_threshold: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
+
+
+def _named(value: Any) -> Any:
+    """Accept a kind alone."""
+    return {"kind": value} if isinstance(value, str) else {"kind": "none"} if value is None else value
+
+
+SpeculationSetting = Annotated[
+    Annotated[NoSpeculation | PromptLookup | DraftModel, Field(discriminator="kind")], BeforeValidator(_named)
+]
+_SPECULATE: TypeAdapter[NoSpeculation | PromptLookup | DraftModel] = TypeAdapter(SpeculationSetting)
+
+
+def parse_speculation(value: Any) -> NoSpeculation | PromptLookup | DraftModel:
+    """Parse a kind, a mapping or the value itself."""
+    try:
+        return _SPECULATE.validate_python(value)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        place = ".".join(str(part) for part in fault["loc"])
+        right = "give none, prompt_lookup or draft, or {kind: draft, model: demo-draft, num_speculative_tokens: 4}"
+        raise WorkbenchError(f"speculate: {place + ': ' if place else ''}{fault['msg']}; {right}") from None

@@ -1,0 +1,85 @@
+"""Compare backends with the einops reference in float64, for one attention variant, as far as they support it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from compiled_kernels import Backend, BackendError, backend_problems
+from compiled_kernels.cases import Case, CaseCost, disagreement, suite_of
+from compiled_kernels.check import device_of, to_device
+from compiled_kernels.masks import AndMask
+from compiled_kernels.paged_attention import unsupported_reason
+from workbench.model.custom import build_mask, build_score
+from workbench.testing.attention_scenarios import AttentionScenario, attention_scenarios
+from workbench.testing.law import Law, LawBroken, check_law
+
+Change = Mapping[str, Any]
+
+
+def backend_law(backend: Backend, change: Change, examples: int) -> Law:
+    """Check `backend` against the reference. A backend that refuses with a reason is not tried."""
+    name = f"backend {backend}: agrees with the einops reference, and blind queries give zeros"
+    if problem := backend_problems()[backend]:
+        return Law(name, True, f"not tried: {problem}", tried=False)
+    if change.get("module") is not None:
+        message = "not tried: a module is no operator; its model is held to the oracle above"
+        return Law(name, True, message, tried=False)
+    attention = AttentionScenario(0, 1, 2, 4, (2,), 1, 1).spec(change).layers[0].attention
+    if problem := unsupported_reason(backend, build_mask(attention), build_score(attention)):
+        return Law(name, True, f"not claimed: {problem}", tried=False)
+    return check_law(
+        name,
+        functools.partial(_agrees, backend, change),
+        examples,
+        attention_scenarios(90, same_shape=backend is Backend.INDUCTOR),
+    )
+
+
+@dataclass(frozen=True)
+class _EveryOther:
+    """A mask under which odd queries see nothing."""
+
+    def __call__(self, query: Tensor, key: Tensor) -> Tensor:
+        return (query % 2 == 0) & (key >= 0)
+
+
+def _agrees(backend: Backend, change: Change, scenario: AttentionScenario) -> None:
+    attention = scenario.spec(change).layers[0].attention
+    suite = suite_of("paged_attention")
+    decodes = len(scenario.lengths) - 1
+    spans = [1 if i < decodes else 1 + (scenario.seed + i) % length for i, length in enumerate(scenario.lengths)]
+    arguments = {
+        "contexts": scenario.lengths, "spans": spans, "num_kv_heads": attention.num_kv_heads, "queries_per_kv": attention.queries_per_kv,
+        "dim": attention.head_dim, "size": scenario.page_size, "dtype": torch.float32,
+        "softcap": attention.softcap, "sinks": attention.sink_logits,
+    }  # fmt: skip
+    score = build_score(attention)
+    for mask in (build_mask(attention), AndMask(build_mask(attention), _EveryOther())):
+        if unsupported_reason(backend, mask, score):
+            continue
+        generator = torch.Generator().manual_seed(scenario.seed)
+        *inputs, _ = suite.input_maker(generator, **arguments, mask=mask)
+        inputs = to_device((*inputs, score), device_of(backend))
+        try:
+            wrong = disagreement(suite, Case("drawn", arguments, CaseCost(0, 0)), inputs, backend)
+        except BackendError as error:
+            wrong = f"raised {error}"
+        if wrong:
+            raise LawBroken(f"{wrong}, on {scenario}, queries of {', '.join(map(str, spans))} tokens")
+        _blind_rows_are_zero(suite.call(*inputs, backend=backend), inputs, scenario)
+
+
+def _blind_rows_are_zero(out: Tensor, inputs: tuple, scenario: AttentionScenario) -> None:
+    starts, lengths, mask = inputs[4].tolist(), inputs[5].tolist(), inputs[7]
+    for seq, context in enumerate(lengths):
+        rows = out[starts[seq] : starts[seq + 1]]
+        at = torch.arange(context - len(rows), context, device=out.device)
+        blind = ~mask(at[:, None], torch.arange(context, device=out.device)[None]).any(-1)
+        if bool(rows.isnan().any()) or bool(rows[blind].any()):
+            raise LawBroken(f"a query that sees nothing gives no zeros, on {scenario}")

@@ -1,0 +1,136 @@
+"""Tiny models with the attention under test, texts for them, and the logits of every sampled row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from workbench.engine.runner import Runner, generate
+from workbench.model.attention_config import AttentionConfig
+from workbench.model.hf.weights import random_weights
+from workbench.model.spec import AttentionSpec, LayerSpec, ModelSpec
+from workbench.model.transformer import Transformer
+from workbench.model.variants import change_spec
+from workbench.request import Request, SamplingParameters
+from workbench.scheduler.plan import StepPlan
+from workbench.scheduler.scheduler import SchedulerLimits
+from workbench.testing.law import LawBroken
+
+VOCAB, CONTEXT = 31, 64
+SampledLogits = dict[
+    tuple[str, int], tuple[tuple[int, ...], Tensor]
+]  # (text, number of tokens) -> token ids, logits [vocab]
+
+
+@dataclass(frozen=True)
+class AttentionScenario:
+    """Sizes of a model, lengths of texts, and the runner's token budget and page size."""
+
+    seed: int
+    num_kv_heads: int
+    queries_per_kv: int
+    head_dim: int
+    lengths: tuple[int, ...]
+    max_num_batched_tokens: int  # tokens a step
+    page_size: int
+
+    def __repr__(self) -> str:
+        heads = f"{self.num_kv_heads * self.queries_per_kv} heads on {self.num_kv_heads}, width {self.head_dim}"
+        return f"texts of {', '.join(map(str, self.lengths))} tokens ({heads}, seed {self.seed})"
+
+    def texts(self) -> list[tuple[int, ...]]:
+        generator = torch.Generator().manual_seed(self.seed)
+        return [tuple(torch.randint(VOCAB, (length,), generator=generator).tolist()) for length in self.lengths]
+
+    def spec(self, change: Mapping[str, Any]) -> ModelSpec:
+        attention = AttentionSpec(
+            num_heads=self.num_kv_heads * self.queries_per_kv, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim
+        )
+        kinds = (LayerSpec(attention=attention, intermediate_size=12),) * 2
+        plain = ModelSpec(
+            name="tiny",
+            vocab_size=VOCAB,
+            hidden_size=8,
+            layers=kinds,
+            max_position_embeddings=CONTEXT,
+            tie_word_embeddings=True,
+        )
+        return change_spec(plain, AttentionConfig.parse(dict(change)))
+
+    def model(self, change: Mapping[str, Any]) -> Transformer:
+        """Build the model in float64 with random weights."""
+        spec = self.spec(change)
+        return Transformer.from_state(spec, random_weights(spec, torch.float64, self.seed))
+
+
+def attention_scenarios(longest: int = 40, same_shape: bool = False) -> st.SearchStrategy[AttentionScenario]:
+    """Draw scenarios of many sizes.
+
+    With `same_shape` only the lengths of texts differ, so that one compilation serves all.
+    """
+    lengths = st.lists(st.integers(2, longest), min_size=3 if same_shape else 2, max_size=3).map(tuple)
+    heads = (2, 2, 8) if same_shape else (st.integers(1, 2), st.integers(1, 3), st.sampled_from([4, 8]))
+    sizes = (st.just(size) if isinstance(size, int) else size for size in heads)
+    page_size = st.just(4) if same_shape else st.integers(1, 9)
+    return st.builds(AttentionScenario, st.integers(0, 10_000), *sizes, lengths, st.integers(1, 12), page_size)
+
+
+def sampled_logits(
+    model: Transformer, texts: Mapping[str, tuple[int, ...]], max_tokens: int = 4, **settings: Any
+) -> SampledLogits:
+    """Return the logits of every row that a runner samples while it continues `texts`.
+
+    Args:
+        model: the model.
+        texts: token ids by name.
+        max_tokens: output tokens of each text.
+        settings: of the runner; pages start filled with NaN.
+    """
+    limits = SchedulerLimits(settings.pop("max_num_seqs", 4), settings.pop("max_num_batched_tokens", 512))
+    runner = Runner(model, limits=limits, **{"page_size": 64, "pages": 4 * CONTEXT, **settings})
+    for table in range(len(runner.store.groups)):
+        for tensor in runner.store.page_tensors(table):
+            tensor[1:].view(torch.uint8).fill_(255)  # NaN in every type of float
+    watched = _RecordingExecutor(runner)
+    greedy = SamplingParameters(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    for name, event in generate(runner, [Request(name, ids, greedy) for name, ids in texts.items()]).items():
+        if event.error:
+            raise LawBroken(f"raised {event.error}, on text {name} of {len(texts[name])} tokens")
+    return watched.rows
+
+
+class _RecordingExecutor:
+    """A wrapper of a runner's executor that records the logits it samples from."""
+
+    def __init__(self, runner: Runner):
+        self.inner, self.rows = runner.executor, {}
+        self.kernel_seconds, self.artifacts = None, {}
+        runner.executor = self  # type: ignore[assignment]
+
+    @property
+    def compiles(self) -> int:
+        return self.inner.compiles
+
+    def forward(self, plan: StepPlan) -> Tensor:
+        logits = self.inner.forward(plan)
+        sampled = [span for span in plan.spans if span.needs_sample]
+        for span, row in zip(sampled, logits, strict=True):
+            tokens = tuple(span.sequence.token_ids[: span.end])
+            self.rows[span.sequence.request_id, span.end] = tokens, row.clone()
+        return logits
+
+
+def require_equal_logits(rows: SampledLogits, plain: SampledLogits, message: str, scenario: object) -> None:
+    """Raise LawBroken unless logits after equal tokens agree, up to rounding in float64."""
+    for place, (tokens, row) in rows.items():
+        before, right = plain.get(place, (None, None))
+        if before == tokens and right is not None:
+            away = float((row - right).abs().max())
+            if not away <= 1e-9 * (1 + float(right.abs().max())):
+                where = "after {1} tokens of text {0}".format(*place)
+                raise LawBroken(f"{message}: logits differ by {away:.2g} {where}, on {scenario}")

@@ -1,0 +1,276 @@
+"""Laws of eviction: the budget is kept, and a text loses the same tokens however it is chunked, batched and paged.
+
+Models compute in float64, so that only a broken law makes a difference.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from workbench.engine.runner import Runner
+from workbench.errors import WorkbenchError
+from workbench.kv_cache.budget import EvictionBudget
+from workbench.kv_cache.eviction import PREFIX_LAW, EvictionPolicy, parse_eviction
+from workbench.kv_cache.pages import pages_for
+from workbench.request import Request, SamplingParameters, Sequence
+from workbench.scheduler.scheduler import SchedulerLimits
+from workbench.testing import eviction as evict_laws
+from workbench.testing.attention_scenarios import (
+    CONTEXT,
+    AttentionScenario,
+    SampledLogits,
+    require_equal_logits,
+    sampled_logits,
+)
+from workbench.testing.eviction_oracle import evicted_logits
+from workbench.testing.law import ConformityReport, Law, LawBroken, check_law
+
+OUTPUT_TOKENS = 14  # output tokens of each text
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class WithTokenBudget:
+    """A policy under another budget, small enough for small texts."""
+
+    policy: EvictionPolicy
+    tokens: int
+
+    @property
+    def gives_up(self) -> frozenset[str]:
+        return self.policy.gives_up
+
+    @property
+    def observes(self) -> int | None:
+        return self.policy.observes
+
+    def budget_for(self, page_size: int, page_bytes: int) -> EvictionBudget:
+        # A budget in bytes is replaced here: a page takes one of one byte.
+        return replace(self.policy.budget_for(1, 1), tokens=self.tokens, ratio=None)
+
+    def keep(self, mass: Tensor, budget: int) -> Tensor:
+        return self.policy.select(mass, budget)
+
+
+@dataclass(frozen=True)
+class EvictionScenario:
+    """A model, texts, and the token budget of each text."""
+
+    scenario: AttentionScenario
+    budget_tokens: int
+
+    def __repr__(self) -> str:
+        return f"a budget of {self.budget_tokens} tokens and {self.scenario}"
+
+    def texts(self) -> dict[str, tuple[int, ...]]:
+        return {f"{i}": text for i, text in enumerate(self.scenario.texts())}
+
+    def rows(
+        self, policy: EvictionPolicy | None, texts: dict[str, tuple[int, ...]] | None = None, **settings
+    ) -> SampledLogits:
+        given = self.texts() if texts is None else texts
+        policy = None if policy is None else WithTokenBudget(policy, settings.pop("tokens", self.budget_tokens))
+        return sampled_logits(self.scenario.model({}), given, OUTPUT_TOKENS, evict=policy, **settings)
+
+    def budget(self, policy: EvictionPolicy) -> EvictionBudget:
+        return WithTokenBudget(policy, self.budget_tokens).budget_for(1, 1)
+
+
+def eviction_scenarios() -> st.SearchStrategy[EvictionScenario]:
+    """Draw scenarios.
+
+    The simplest, tried first, has texts three times as long as the budget, and two key/value heads.
+    """
+    lengths = st.lists(st.sampled_from([24, 40, 9, 31, 2, 17, 13, 36]), min_size=2, max_size=3).map(tuple)
+    sizes = st.sampled_from([2, 1]), st.integers(1, 3), st.sampled_from([4, 8])
+    scenarios = st.builds(AttentionScenario, st.integers(0, 10_000), *sizes, lengths, st.sampled_from([7, 1, 3, 12]),
+                       st.sampled_from([4, 1, 9, 3]))  # fmt: skip
+    return st.builds(EvictionScenario, scenarios, st.sampled_from([8, 2, 3, 5, 12, 20, 30]))
+
+
+def mass_and_budget() -> st.SearchStrategy[tuple[Tensor, int]]:
+    """Draw attention masses and budgets, mostly budgets below the number of tokens; the simplest are of these."""
+    masses = st.lists(st.floats(0, 100, width=32), min_size=2, max_size=60)
+    short = st.tuples(masses, st.integers(1, 40)).map(lambda drawn: (drawn[0], min(drawn[1], len(drawn[0]) - 1)))
+    wide = st.tuples(masses.map(lambda mass: mass[1:]), st.integers(1, 40))
+    return st.one_of(short, wide).map(lambda drawn: (torch.tensor(drawn[0], dtype=torch.float64), drawn[1]))
+
+
+def check_choice(policy: EvictionPolicy, drawn: tuple[Tensor, int]) -> None:
+    mass, budget = drawn
+    kept = policy.select(mass.clone(), budget).tolist()
+    where = f"of {len(mass)} tokens with a budget of {budget}"
+    if len(kept) != min(budget, len(mass)):
+        raise LawBroken(f"keeps {len(kept)} {where}")
+    if kept != sorted(set(kept)) or kept[0] < 0:
+        raise LawBroken(f"keeps {kept} {where}: not ascending places, each once")
+    if kept[-1] != len(mass) - 1:
+        raise LawBroken(f"keeps {kept} {where}: the newest is not among them")
+    if policy.select(mass.clone(), budget).tolist() != kept:
+        raise LawBroken(f"keeps others when asked again, {where}")
+
+
+def _within_budget(policy: EvictionPolicy, scenario: EvictionScenario) -> None:
+    """Check every sequence after every step; bytes are counted from the pages in use."""
+    budget, size = scenario.budget(policy), scenario.scenario.page_size
+    limits = SchedulerLimits(4, max(2, scenario.scenario.max_num_batched_tokens))
+    runner = Runner(scenario.scenario.model({}), limits=limits, page_size=size, pages=4 * CONTEXT,
+                    evict=WithTokenBudget(policy, scenario.budget_tokens))  # fmt: skip
+    greedy = SamplingParameters(temperature=0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
+    for name, ids in scenario.texts().items():
+        runner.submit(Request(name, ids, greedy))
+    pool, page = runner.scheduler.pools[0], runner.store.page_bytes(0)
+    while runner.has_unfinished_requests:
+        runner.step()
+        allowed = 0
+        for sequence in runner.scheduler.running:
+            prompt, most = sequence.prompt_length, _allowed(budget, sequence)
+            where = f"after {sequence.num_computed_tokens} tokens of a prompt of {prompt}, on {scenario}"
+            if sequence.num_stored_tokens > most:
+                raise LawBroken(f"{sequence.num_stored_tokens} tokens are held where {most} may be, {where}")
+            if len(sequence.pages[0]) > pages_for(most, size):
+                raise LawBroken(f"{len(sequence.pages[0])} pages of {size} tokens are held for {most} tokens, {where}")
+            allowed += pages_for(most, size) * page
+        if pool.num_used * page > allowed or pool.num_used + pool.num_free != pool.num_pages:
+            raise LawBroken(f"{pool.num_used * page} bytes are held where {allowed} may be, on {scenario}")
+    if pool.num_free != pool.num_pages:
+        raise LawBroken(f"{pool.num_pages - pool.num_free} pages were not freed, on {scenario}")
+
+
+def _allowed(budget: EvictionBudget, sequence: Sequence) -> int:
+    """Return the most tokens that `sequence` may hold after a step."""
+    prompt, most = sequence.prompt_length, budget.max_tokens(sequence.prompt_length)
+    if budget.in_decode:
+        return most
+    return (
+        prompt if sequence.num_computed_tokens <= prompt else min(prompt, most) + sequence.num_computed_tokens - prompt
+    )
+
+
+def _oracle(policy: EvictionPolicy, scenario: EvictionScenario) -> None:
+    model, texts = scenario.scenario.model({}), scenario.texts()
+    found = scenario.rows(
+        policy,
+        page_size=scenario.scenario.page_size,
+        max_num_batched_tokens=max(2, scenario.scenario.max_num_batched_tokens),
+    )
+    for name, text in texts.items():
+        mine = {place: row for (text_name, place), row in found.items() if text_name == name}
+        longest = max(mine)
+        right = evicted_logits(model, policy, scenario.budget(policy), mine[longest][0], len(text))
+        for place, (_, row) in mine.items():
+            away = float((row - right[place - 1]).abs().max())
+            if not away <= ROUNDING * (1 + float(right.abs().max())):
+                raise LawBroken(
+                    f"is {away:.2g} away from the oracle after {place} tokens of text {name}, on {scenario}"
+                )
+
+
+def _batched(policy: EvictionPolicy, scenario: EvictionScenario) -> None:
+    """Batch with so small a token budget that other requests change the chunks of a text."""
+    few = max(2, scenario.scenario.max_num_batched_tokens)
+    together = scenario.rows(policy, max_num_batched_tokens=few)
+    for name, text in scenario.texts().items():
+        alone = scenario.rows(policy, {name: text}, max_num_batched_tokens=few)
+        require_equal_logits(alone, together, "beside other texts it gives other rows than alone", scenario.scenario)
+
+
+def _chunked(policy: EvictionPolicy, scenario: EvictionScenario) -> None:
+    chunked = scenario.rows(policy, max_num_batched_tokens=scenario.scenario.max_num_batched_tokens)
+    message = f"in steps of {scenario.scenario.max_num_batched_tokens} tokens it gives other rows than at once"
+    require_equal_logits(chunked, scenario.rows(policy), message, scenario.scenario)
+
+
+def _paged(policy: EvictionPolicy, scenario: EvictionScenario) -> None:
+    size, pages = scenario.scenario.page_size, 4 * CONTEXT
+    order = random.Random(scenario.scenario.seed).sample(range(1, pages + 1), pages)
+    scattered = scenario.rows(policy, page_size=size, pages=pages, page_orders=(order,))
+    message = f"in pages of {size} tokens in random order it gives other rows than in one page"
+    require_equal_logits(scattered, scenario.rows(policy), message, scenario.scenario)
+
+
+def _preempted(policy: EvictionPolicy, scenario: EvictionScenario) -> None:
+    """Leave pages for little more than one text: others are preempted, then recomputed or swapped in."""
+    size, budget = scenario.scenario.page_size, scenario.budget(policy)
+    needs = [
+        pages_for(budget.peak_tokens(len(ids), len(ids) + OUTPUT_TOKENS - 1), size) for ids in scenario.texts().values()
+    ]
+    for offload in ("none", "memory"):
+        cramped = scenario.rows(policy, page_size=size, pages=max(needs) + 1, offload=offload)
+        message = f"preempted (offload {offload}) it gives other logits than uninterrupted"
+        require_equal_logits(cramped, scenario.rows(policy), message, scenario.scenario)
+
+
+def _unlimited(policy: EvictionPolicy, scenario: EvictionScenario) -> None:
+    """Check bit for bit that counting attention changes nothing."""
+    plain = scenario.rows(None)
+    for place, (tokens, row) in scenario.rows(policy, tokens=CONTEXT).items():
+        before, right = plain.get(place, (None, row))
+        if before != tokens or not torch.equal(row, right):
+            raise LawBroken(
+                f"with a budget of {CONTEXT} tokens, rows after {place[1]} tokens differ from those without"
+            )
+
+
+def _no_prefix(policy: EvictionPolicy, scenario: EvictionScenario) -> None:
+    try:
+        scenario.rows(policy, prefix="radix")
+    except WorkbenchError:
+        return
+    raise LawBroken("a runner takes it together with prefix reuse, which it gives up")
+
+
+EVICTION_LAWS: dict[str, Callable[[EvictionPolicy, EvictionScenario], None]] = {
+    "the budget is kept at every step, in tokens, pages and bytes; all pages are freed": _within_budget,
+    "what stays is what a model without pages, batches and chunks keeps, head by head": _oracle,
+    "batched = alone": _batched,
+    "chunked = whole": _chunked,
+    "pages of any size in any order = one page": _paged,
+    "preempted = uninterrupted": _preempted,
+    "with room for every token nothing changes, bit for bit": _unlimited,
+}
+REFUSALS: dict[str, Callable[[EvictionPolicy, EvictionScenario], None]] = {PREFIX_LAW: _no_prefix}
+
+
+def check_evict(policy: Mapping[str, Any] | EvictionPolicy, examples: int = 6) -> ConformityReport:
+    """Try `policy` in small models, and report law by law whether it holds.
+
+    Args:
+        policy: as for `load(evict=...)`: settings (`{"kind": "heavy_hitters", "budget": 256}`) or a custom policy (see
+            `workbench.kv_cache.eviction.Evict`). It is tried under small budgets of many sizes.
+        examples: sets of texts tried for each law, equal in every call.
+
+    Returns:
+        A report; laws that the policy `gives_up` are listed as such.
+
+    Raises:
+        WorkbenchError: `policy` is none.
+    """
+    given = parse_eviction(policy)
+    if given is None:
+        raise WorkbenchError("check_evict: None evicts nothing; give settings or a policy")
+    law = "keeps as many as the budget says, in order, the newest among them, and the same when asked again"
+    laws = [
+        check_law(law, functools.partial(evict_laws.check_choice, given), 20 * examples, evict_laws.mass_and_budget())
+    ]
+    drawn = evict_laws.eviction_scenarios()
+    for law, check in evict_laws.EVICTION_LAWS.items() if laws[0].ok else ():
+        if law in given.gives_up:
+            laws.append(Law(law, True, "given up", tried=False))
+        else:
+            laws.append(check_law(law, functools.partial(check, given), examples, drawn))
+    for law in sorted(given.gives_up - evict_laws.EVICTION_LAWS.keys()):
+        refused = evict_laws.REFUSALS.get(law)
+        if refused is None:
+            laws.append(Law(law, True, "given up", tried=False))
+        else:
+            laws.append(check_law(f"{law}: given up, and refused", functools.partial(refused, given), 1, drawn))
+    return ConformityReport(f"eviction {given!r}", tuple(laws))

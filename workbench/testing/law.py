@@ -1,0 +1,101 @@
+"""Results of a conformity kit, law by law."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from hypothesis import HealthCheck, Phase, Verbosity, given, settings
+from hypothesis.strategies import SearchStrategy, tuples
+
+
+class LawBroken(AssertionError):
+    """Raised where a law does not hold; the message says how."""
+
+
+class Law(NamedTuple):
+    """The result of one law: `ok` unless it was seen to be broken.
+
+    A law that was not `tried`, for the reason in `detail`, does not count.
+    """
+
+    law: str
+    ok: bool
+    detail: str
+    tried: bool = True
+
+    @property
+    def verdict(self) -> str:
+        return "BROKEN" if not self.ok else "holds" if self.tried else "-"
+
+
+@dataclass(frozen=True)
+class ConformityReport:
+    """The results of all laws: print it, read `passed`, or call `raise_if_failed` in a test."""
+
+    part: str
+    laws: tuple[Law, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(law.ok for law in self.laws)
+
+    def raise_if_failed(self) -> None:
+        """Raise AssertionError with the whole report where a law is broken."""
+        if not self.passed:
+            raise AssertionError(str(self))
+
+    def __str__(self) -> str:
+        tried = [law for law in self.laws if law.tried]
+        rest = f", {left} not tried" if (left := len(self.laws) - len(tried)) else ""
+        lines = [f"{self.part}: {sum(law.ok for law in tried)} of {len(tried)} laws hold{rest}"]
+        lines += [f"  {law.verdict:6}  {law.law} ({law.detail})" for law in self.laws]
+        return "\n".join(lines)
+
+
+SHRINK_TRIES = 30
+SUPPRESSED_CHECKS = (HealthCheck.nested_given, HealthCheck.too_slow, HealthCheck.differing_executors)
+
+
+def check_law(law: str, check: Callable[..., None], examples: int, *drawn: SearchStrategy[Any]) -> Law:
+    """Return the result of `law`: `check` is called with drawn values, and raises where the law is broken.
+
+    A failing example is simplified in up to `SHRINK_TRIES` further tries.
+    """
+    tried = []
+    faults: dict[str, Exception] = {}  # by the drawn values
+    later = 0  # tries since the first fault
+
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        verbosity=Verbosity.quiet,
+        report_multiple_bugs=False,
+        suppress_health_check=SUPPRESSED_CHECKS,
+        phases=(Phase.generate, Phase.shrink),
+    )
+    @given(tuples(*drawn))
+    def hold(values: tuple[Any, ...]) -> None:
+        nonlocal later
+        tried.append(None)
+        later += bool(faults)
+        if later > SHRINK_TRIES:  # enough: a known failure stays the example
+            if repr(values) in faults:
+                raise faults[repr(values)]
+            return
+        try:
+            check(*values)
+        except Exception as error:
+            faults[repr(values)] = error
+            raise
+
+    try:
+        hold()
+    except LawBroken as broken:
+        return Law(law, False, str(broken))
+    except Exception as error:  # errors of the part, and hypothesis's own where results are not deterministic
+        return Law(law, False, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+    return Law(law, True, f"{len(tried)} examples")

@@ -1,0 +1,271 @@
+"""Owners of pages at one moment, as plain numbers: the data of a page map.
+
+page of a group        0 (null) | free | held by sequences | idle: held by the prefix index alone
+slot on the CPU                 free | saved by a preempted sequence | of the index
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.display import format_ranges
+from workbench.kv_cache.pages import NULL_PAGE
+from workbench.trace.events import Event, Stepped, StepPlanned
+
+Ints = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class PagePanel:
+    """The pages of one table, or the places on the host for them: `pages` of `page_size` tokens, numbered from 1."""
+
+    title: str
+    pages: int
+    page_size: int
+    on_cpu: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class PageOwner:
+    """A sequence, and by panel the pages it holds, in the order of its text; 0 where it needs none (any more)."""
+
+    name: str
+    running: bool
+    pages: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class PageCensus:
+    """Of one panel, by page, with a place for page 0: which owner names it first (-1 for none), how many do, and the
+    tokens that stand in it when the step is done (0 without a holder; pages of the index are full)."""
+
+    first_owner: Ints
+    num_owners: Ints
+    tokens: Ints
+
+
+@dataclass(frozen=True, eq=False)
+class PageSnapshot:
+    """Pages as step `step` is computed, or where `between_steps` as they are after the step before it.
+
+    `tokens` and `tokens_before` [owner, panel] are positions in an owner's pages after and before that step. By panel,
+    `references` [page] count a page's holders, `in_prefix_index` [page] is true where the prefix index is one of them.
+    """
+
+    step: int
+    between_steps: bool
+    panels: tuple[PagePanel, ...]
+    owners: tuple[PageOwner, ...]
+    tokens: Ints
+    tokens_before: Ints
+    references: tuple[Ints, ...]
+    in_prefix_index: tuple[NDArray[np.bool_], ...]
+
+    @cached_property
+    def census(self) -> tuple[PageCensus, ...]:
+        return tuple(self._count_owners(number) for number in range(len(self.panels)))
+
+    @cached_property
+    def counts(self) -> tuple[tuple[list[int], int, int], ...]:
+        """By panel: the pages each owner shares with no other, those that are shared, those that are idle."""
+        panels = range(len(self.panels))
+        return tuple((self.num_exclusive(panel), self.num_shared(panel), self.num_idle(panel)) for panel in panels)
+
+    @cached_property
+    def last_used_page(self) -> tuple[int, ...]:
+        """Return by panel the highest page in use, or 0."""
+        return tuple(int(np.flatnonzero(each)[-1]) if each.any() else 0 for each in self.references)
+
+    def num_free(self, panel: int) -> int:
+        return int((self.references[panel][1:] == 0).sum())
+
+    def num_shared(self, panel: int) -> int:
+        """Pages that several sequences hold."""
+        return int((self.census[panel].num_owners > 1).sum())
+
+    def num_idle(self, panel: int) -> int:
+        """Pages that the prefix index alone holds."""
+        return int((self.in_prefix_index[panel] & (self.census[panel].num_owners == 0)).sum())
+
+    def num_exclusive(self, panel: int) -> list[int]:
+        """By owner, the pages it shares with no other."""
+        count = self.census[panel]
+        return np.bincount(count.first_owner[count.num_owners == 1], minlength=len(self.owners)).tolist()
+
+    def _count_owners(self, panel: int) -> PageCensus:
+        size, pages = self.panels[panel].page_size, self.panels[panel].pages
+        first, tokens = np.full(pages + 1, -1, np.int32), np.zeros(pages + 1, np.int32)
+        owners = np.zeros(pages + 1, np.int32)
+        for number in range(len(self.owners) - 1, -1, -1):
+            mine = np.array(self.owners[number].pages[panel], np.int32)
+            filled = np.clip(self.tokens[number, panel] - size * np.arange(len(mine)), 0, size)
+            here = mine != NULL_PAGE
+            mine = mine[here]
+            first[mine], tokens[mine] = number, np.maximum(tokens[mine], filled[here])
+            owners[mine] += 1
+        return PageCensus(first, owners, tokens)
+
+
+def take_snapshot(
+    scheduler: Any,
+    panels: tuple[PagePanel, ...],
+    computed_until: Mapping[str, int] | None = None,
+    previous: PageSnapshot | None = None,
+) -> PageSnapshot:
+    """Take a snapshot of the pages of `scheduler` (`scheduler.Scheduler`) between two steps.
+
+    `computed_until` are, where a step was just planned, the positions up to which it computes each sequence. Parts
+    unchanged since the snapshot `previous` are shared with it.
+    """
+    holdings = scheduler.holdings
+    known = {owner.name: owner for owner in previous.owners} if previous is not None else {}
+    running = set(scheduler.running)
+    owners, after, earlier = [], [], []
+    everybody = [*scheduler.running, *scheduler.waiting]
+    for sequence in everybody:
+        saved = sequence.saved or holdings.host.loaded.get(sequence.order)
+        lists = [*sequence.pages, *(saved.places if saved is not None else ())]
+        if not any(lists):
+            continue
+        end = (computed_until or {}).get(sequence.request_id, sequence.computed)
+        there = saved.computed - saved.evicted if saved is not None else 0
+        tables = holdings.tables
+        host = [table.settled(there) for table in tables] if len(panels) > len(tables) else []
+        after.append([table.settled(end - sequence.evicted) for table in tables] + host)
+        earlier.append([table.settled(sequence.held) for table in tables] + host)
+        lists += [[] for _ in range(len(panels) - len(lists))]
+        owners.append(_owner(sequence.request_id, sequence in running, lists, known.get(sequence.request_id)))
+    for order in holdings.host.loaded.keys() - {sequence.order for sequence in everybody}:
+        saved = holdings.host.loaded[order]  # it ended before its pages were back: the places are given up soon
+        lists = [[] for _ in holdings.pools] + list(saved.places)
+        owners.append(_owner(f"(ended {order})", False, lists, None))
+        after.append([0] * len(panels))
+        earlier.append([0] * len(panels))
+    references, kept = _references_and_index(holdings, previous)
+    step = scheduler.steps if computed_until is None else scheduler.steps - 1
+    shape = (len(owners), len(panels))
+    tokens, held = (np.array(each, np.int32).reshape(shape) for each in (after, earlier))
+    return PageSnapshot(step, computed_until is None, panels, tuple(owners), tokens, held, references, kept)
+
+
+def panels_of_cache(holdings: Any) -> tuple[PagePanel, ...]:
+    """The panels of `cache.holdings.Holdings` of which nothing more is known than its tables."""
+    tables = [PagePanel(f"table {t}", pool.pages, pool.page_size) for t, pool in enumerate(holdings.pools)]
+    rooms = [
+        PagePanel(f"host, of table {t}", room.pages, room.page_size, True) for t, room in enumerate(holdings.host.rooms)
+    ]
+    return (*tables, *rooms)
+
+
+def panels_of_runner(runner: Any) -> tuple[PagePanel, ...]:
+    """The panels of a runner's cache: what each table holds, of which layers, in what format."""
+    store, titles = runner.store, {}
+    for number, table in enumerate(store.tables):
+        shape = store.shapes[table.layers[0]]
+        title_parts = [f"table {number}", f"layers {format_ranges(table.layers)}"]
+        if not shape.format.packed:
+            title_parts.append("latent rows" if shape.shared is not None else str(store.dtype).removeprefix("torch."))
+        else:
+            packed = number == shape.table
+            title_parts.append(
+                f"quantized: {shape.format}" if packed else "residual, in full precision: not quantized yet"
+            )
+        if shape.window is not None:
+            title_parts.append(f"window {shape.window}" + (f", {shape.sinks} sinks" if shape.sinks else ""))
+        titles[number] = " · ".join(title_parts)
+    return tuple(
+        replace(panel, title=panel.title if panel.on_cpu else titles[number])
+        for number, panel in enumerate(panels_of_cache(runner.cache.holdings))
+    )
+
+
+def _owner(name: str, running: bool, lists: Sequence[Sequence[int]], known: PageOwner | None) -> PageOwner:
+    pages = tuple(map(tuple, lists))
+    same = known is not None and (known.running, known.pages) == (running, pages)
+    return known if known is not None and same else PageOwner(name, running, pages)
+
+
+def _references_and_index(
+    holdings: Any, before: PageSnapshot | None
+) -> tuple[tuple[Ints, ...], tuple[NDArray[np.bool_], ...]]:
+    references, kept = [], []
+    for number, pool in enumerate((*holdings.pools, *holdings.host.rooms)):
+        counts, marks = pool.counts()
+        counted, marked = np.array(counts, np.int32), np.frombuffer(marks, np.bool_).copy()
+        if number >= len(holdings.pools):  # a room's index has no marks of its own
+            marked[_index_pages_on_cpu(holdings, number - len(holdings.pools))] = True
+        if before is not None and np.array_equal(before.references[number], counted):
+            counted = before.references[number]
+        if before is not None and np.array_equal(before.in_prefix_index[number], marked):
+            marked = before.in_prefix_index[number]
+        references.append(counted)
+        kept.append(marked)
+    return tuple(references), tuple(kept)
+
+
+def _index_pages_on_cpu(holdings: Any, table: int) -> list[int]:
+    """Places on the host of pages that the prefix index laid there, and of those on their way back from there."""
+    fetched = [place for t, place in holdings.host.fetched if t == table]
+    return fetched + (list(holdings.prefix.tree.hosted[table]) if holdings.prefix is not None else [])
+
+
+MAX_SNAPSHOTS = 1024  # snapshots kept; beyond them every second one of the older half is let go
+
+
+class SnapshotLog:
+    """`snapshots` in the order of their steps; it is replaced, never changed, and may be read from any thread.
+    `numbers` are those of the owners, as they came."""
+
+    def __init__(self, snapshots: Sequence[PageSnapshot] = (), max_snapshots: int = MAX_SNAPSHOTS):
+        self.snapshots: tuple[PageSnapshot, ...] = ()
+        self.owner_numbers: dict[str, int] = {}
+        self.num_thinned = 0  # let go
+        self._most = max_snapshots
+        for each in snapshots:
+            self.add(each)
+
+    def add(self, snapshot: PageSnapshot) -> None:
+        """`seen` stands last: what is left after a step is preempted to the step that begins with it."""
+        for owner in snapshot.owners:
+            self.owner_numbers.setdefault(owner.name, len(self.owner_numbers))
+        kept = self.snapshots
+        while kept and kept[-1].step >= snapshot.step:
+            kept = kept[:-1]
+        kept = (*kept, snapshot)
+        if len(kept) > self._most:
+            half = self._most // 2
+            self.num_thinned += half // 2
+            kept = (*kept[:half:2], *kept[half:])
+        self.snapshots = kept
+
+    def at(self, step: int) -> PageSnapshot:
+        """The last one at `step` or before it; the first where all are later."""
+        kept = self.snapshots
+        return kept[max(0, bisect_right(kept, step, key=lambda each: each.step) - 1)]
+
+
+def snapshot_listener(
+    log: SnapshotLog, scheduler: Any, panels: tuple[PagePanel, ...], on_change: Callable[[], None]
+) -> Callable[[Event], None]:
+    """Hears every event of a runner, in the thread that owns it, and notes what each step is computed on, and what is
+    left when all is done."""
+
+    def hear(event: Event) -> None:
+        last = log.snapshots[-1] if log.snapshots else None
+        if isinstance(event, StepPlanned):
+            ends = {span.sequence: span.start + span.tokens for span in event.spans}
+            log.add(take_snapshot(scheduler, panels, ends, last))
+        elif isinstance(event, Stepped) and not scheduler.busy:
+            log.add(take_snapshot(scheduler, panels, None, last))
+        else:
+            return
+        on_change()
+
+    return hear

@@ -1,0 +1,275 @@
+"""Tokens and times of one request of the playground, gathered from its events."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from workbench.errors import WorkbenchError, describe_error
+from workbench.widgets.tokens.text import GeneratedToken
+
+TokenText = Callable[[int], str]
+
+
+@dataclass
+class PlayedRequest:
+    """`hear` takes the events of the request and of the steps it was served in, as they come. Times are in seconds.
+
+    `pieces` are the tokens by sample, `rest` what a sample's end added to its text, `ends` how each finished.
+    """
+
+    token_text: TokenText  # a token's own text
+    tokens_by_sample: dict[int, list[GeneratedToken]] = field(default_factory=dict)
+    trailing_text: dict[int, str] = field(default_factory=dict)
+    finish_reasons: dict[int, str] = field(default_factory=dict)
+    prompt_tokens: int = 0
+    arrival: float = math.nan
+    first_token_time: float = math.nan  # when the first token came
+    last_token_time: float = math.nan
+    kv_bytes: int = 0  # of the pages that the last step was computed on
+    kv_peak: int = 0
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    compiles: tuple[int, int] | None = None  # of the runner, after the first and after the last of its steps
+    error: str = ""
+
+    def add_event(self, event: Any) -> None:
+        match event.kind:
+            case "submitted":
+                self.arrival, self.prompt_tokens = event.arrival, event.prompt_tokens
+            case "decoded":
+                self._add_token(event)
+            case "stepped":
+                self.kv_bytes, self.kv_peak = event.kv_bytes, max(self.kv_peak, event.kv_bytes)
+                self.steps += 1
+                self.drafted, self.accepted = self.drafted + event.drafted_tokens, self.accepted + event.accepted_tokens
+                self.compiles = (self.compiles or (event.compiles, 0))[0], event.compiles
+            case "finished":
+                self.trailing_text[event.sample], self.finish_reasons[event.sample] = event.text, event.reason
+                if event.reason in ("refused", "error"):
+                    self.error = self.error or event.error
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.tokens_by_sample.values()))
+
+    @property
+    def ttft(self) -> float | None:
+        return self.first_token_time - self.arrival if self.num_tokens else None
+
+    @property
+    def tpot(self) -> float | None:
+        """Between the tokens of a sample after its first, as (last - first) / (n - 1) of the longest."""
+        longest = max(map(len, self.tokens_by_sample.values()), default=0)
+        return (self.last_token_time - self.first_token_time) / (longest - 1) if longest > 1 else None
+
+    @property
+    def throughput(self) -> float | None:
+        """Tokens a second of all samples, from the request's arrival to the last token."""
+        return (
+            self.num_tokens / (self.last_token_time - self.arrival)
+            if self.num_tokens and self.last_token_time > self.arrival
+            else None
+        )
+
+    def text(self, sample: int = 0) -> str:
+        return "".join(piece.text for piece in self.tokens_by_sample.get(sample, ())) + self.trailing_text.get(
+            sample, ""
+        )
+
+    def _add_token(self, event: Any) -> None:
+        if not self.num_tokens:
+            self.first_token_time = event.time
+        self.last_token_time = event.time
+        chances = tuple((self.token_text(token), math.exp(logprob)) for token, logprob in event.top_logprobs)
+        chance = None if event.logprob is None else math.exp(event.logprob)
+        piece = GeneratedToken(event.token_id, event.text, self.token_text(event.token_id), chance, chances)
+        self.tokens_by_sample.setdefault(event.sample, []).append(piece)
+
+
+NUM_LOGPROBS = 5  # that are shown of every token, unless the experiment asks for more
+STATUS_INTERVAL_SECONDS = 0.5  # seconds between two words on how long something takes
+STILL_LOADING = "stopped; what was begun of its runner still goes on, and is kept if it is finished"
+
+
+class _Stopped(Exception):
+    """Stop loading a runner that is no longer wanted."""
+
+
+class BackgroundGeneration:
+    """From `start` on `played` grows until `over`; `news` is called whenever there is something to draw, `ended` once,
+    before who waits goes on. `doing` is what it is at, in words. `stop` ends it after the step that is computed; while
+    its runner is being made at once, though a piece of that work which cannot be broken off still goes on by itself."""
+
+    def __init__(
+        self,
+        experiment: Any,
+        runners: RunnerCache,
+        on_change: Callable[[], None],
+        on_end: Callable[[BackgroundGeneration], None],
+    ):
+        self.experiment, self.played, self.error = experiment, PlayedRequest(str), ""
+        self._runners, self._news, self._ended = runners, on_change, on_end
+        self._handle: Any = None
+        self._status, self._since = "", time.monotonic()
+        self._lock = threading.RLock()  # a signal may stop what its own thread is just stopping
+        self._stopped, self._done, self._reported = threading.Event(), threading.Event(), threading.Event()
+        self._left = False  # stopped, and what cannot be broken off goes on
+
+    def start(self) -> None:
+        from workbench.widgets.background import register_stoppable
+
+        register_stoppable(self)
+        threading.Thread(target=self._work, name="playground", daemon=True).start()
+        threading.Thread(target=self._tick, name="playground's clock", daemon=True).start()
+
+    @property
+    def done(self) -> bool:
+        return self._done.is_set()
+
+    @property
+    def status(self) -> str:
+        if self.done:
+            return STILL_LOADING if self._left else ""
+        if self._stopped.is_set():
+            return "stopping, after the step that is being computed"
+        if self.played.num_tokens:
+            return "generating"
+        return f"{self._status} ({time.monotonic() - self._since:.0f} s)" if self._status else ""
+
+    def stop(self) -> None:
+        with self._lock:
+            self._stopped.set()
+            if self._handle is not None and not self.done:
+                self._handle.stop()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        try:
+            return self._reported.wait(seconds)
+        except KeyboardInterrupt:
+            self.stop()
+            raise
+
+    def _work(self) -> None:
+        try:
+            self._generate()
+        except _Stopped:
+            pass
+        except Exception as error:  # shown in the widget: no caller could catch it
+            self.error = describe_error(error)
+        self._end()
+        self._left = False
+        self._news()
+
+    def _end(self) -> None:
+        with self._lock:
+            if self.done:
+                return
+            self._done.set()
+        try:
+            self._ended(self)
+        finally:
+            self._reported.set()
+
+    def _generate(self) -> None:
+        from workbench.experiment.build import requests_of
+        from workbench.widgets.runner_thread import RunnerThread
+
+        runner = self._runners.get(self.experiment, self._set_status)
+        if runner.tokenizer is None:
+            raise WorkbenchError(f"model {self.experiment.model.name!r} has no tokenizer: it cannot read a prompt")
+        self.played.token_text = lambda token: format_token_bytes(runner.tokenizer.token_bytes(token))
+        (request,) = requests_of(self.experiment, runner.tokenizer, runner.model.spec.vocab)
+        self._set_status("waiting for the first token; what a backend compiles is compiled now")
+        live = RunnerThread.attach(runner)
+        sampling = with_logprobs(request.sampling)
+        with self._lock:
+            if self._stopped.is_set():
+                return
+            self._handle = live.submit(
+                replace(request, request_id=live.new_request_id("playground"), sampling=sampling)
+            )
+        for event in self._handle:
+            self.played.add_event(event)
+            self._news()
+        self.error = self._handle.error or self.played.error
+
+    def _set_status(self, doing: str) -> None:
+        if self._stopped.is_set():
+            raise _Stopped
+        self._status, self._since = doing, time.monotonic()
+        self._news()
+
+    def _tick(self) -> None:
+        while not self.done and not self._stopped.wait(STATUS_INTERVAL_SECONDS):
+            if not self.played.num_tokens:
+                self._news()
+        self._news()
+        with self._lock:
+            self._left = self._stopped.is_set() and self._handle is None and not self.done
+        if self._left:
+            self._end()
+
+
+def with_logprobs(sampling: Any) -> Any:
+    """Return sampling parameters with log probabilities where they can be computed; the tokens stay the same."""
+    if sampling.beams:
+        return sampling
+    return sampling.model_copy(update={"logprobs": max(NUM_LOGPROBS, sampling.logprobs or 0)})
+
+
+def format_token_bytes(piece: bytes) -> str:
+    """A token's bytes as a reader can tell them apart: a text in quotes, or the bytes where they are none."""
+    try:
+        return repr(piece.decode())
+    except UnicodeDecodeError:
+        return " ".join(f"{byte:02X}" for byte in piece)
+
+
+MAX_RUNNERS = 3
+# What may differ between experiments that one runner serves.
+PER_REQUEST_SETTINGS = {"question", "sampling", "workload", "measure", "variants", "sweep", "judge"}
+
+
+class RunnerCache:
+    """`of` gives the runner of an experiment: one that is there, or a new one, for which the oldest may have to go. One
+    is made at a time: who asks meanwhile waits, and may find there what was made."""
+
+    def __init__(self, max_runners: int = MAX_RUNNERS):
+        self._max_runners, self._runners = max_runners, OrderedDict[str, Any]()
+        self._load_lock = threading.Lock()
+
+    def put(self, experiment: Any, runner: Any) -> None:
+        """`runner` is what the experiment describes."""
+        self._runners[_key(experiment)] = runner
+        self._runners.move_to_end(_key(experiment))
+        while len(self._runners) > self._max_runners:
+            self._runners.popitem(last=False)
+
+    def get(self, experiment: Any, report: Callable[[str], None]) -> Any:
+        """WorkbenchError for what cannot be loaded; `tell` hears of what takes long, and
+        ends it by an error of its own."""
+        from workbench.measure.run import runner_for
+
+        if self._load_lock.locked():
+            report("waiting until the runner is made that was begun before")
+        with self._load_lock:
+            found = self._runners.get(_key(experiment))
+            if found is None:
+                report("making the runner")
+                while len(self._runners) >= self._max_runners:  # before the new one takes memory
+                    self._runners.popitem(last=False)
+                found = runner_for(experiment, report)
+            self.put(experiment, found)
+            return found
+
+
+def _key(experiment: Any) -> str:
+    return json.dumps(experiment.model_dump(mode="json", exclude=PER_REQUEST_SETTINGS), sort_keys=True)

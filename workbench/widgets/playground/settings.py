@@ -1,0 +1,104 @@
+"""Initial settings of the playground, and settings that do not apply to a single request."""
+
+from __future__ import annotations
+
+import pprint
+from pathlib import Path
+from typing import Any
+
+from workbench.errors import WorkbenchError
+from workbench.widgets.playground.data import RunnerCache
+
+DEFAULT_PROMPT = "def fibonacci(n):\n"
+QUESTION = "What does this model make of this prompt?"
+# The prompt has a control of its own; the others are for runs of many, or for verdicts on them.
+EXCLUDED_SETTINGS = frozenset({"question", "workload", "measure", "variants", "sweep", "judge", "executor:simulated"})
+
+
+def setting_suggestions() -> dict[str, tuple[str, ...]]:
+    """Texts that are offered where a setting may be any."""
+    from compiled_kernels import Backend
+    from compiled_kernels.backends import AUTO_BACKEND
+    from workbench.engine.load import BUNDLED_MODELS
+
+    backends, models = (*map(str, Backend), AUTO_BACKEND), tuple(BUNDLED_MODELS)
+    return {"backend": backends, "model.name": models, "speculate.model": models, "speculate.backend": backends}
+
+
+def single_prompt_workload(prompt: str) -> dict[str, Any]:
+    """The workload of a single prompt."""
+    return {"kind": "prompts", "prompts": [prompt]}
+
+
+def initial_experiment(given: Any, prompt: str | None, runners: RunnerCache) -> Any:
+    """The experiment that `given` stands for, of one prompt. WorkbenchError for what stands for none."""
+    from workbench.experiment.experiment import Experiment, PromptsWorkload
+
+    found = _experiment(given, runners)
+    texts = found.workload.prompts if isinstance(found.workload, PromptsWorkload) else (DEFAULT_PROMPT,)
+    values = found.model_dump(mode="json", exclude={"variants", "sweep", "judge", "workload"})
+    if values["executor"]["kind"] == "simulated":
+        raise WorkbenchError("executor: a simulated one computes no tokens; play one whose executor is real")
+    return Experiment.from_values(
+        {**values, "workload": single_prompt_workload(texts[0] if prompt is None else prompt)}
+    )
+
+
+def _experiment(given: Any, runners: RunnerCache) -> Any:
+    from workbench.engine.runner import Runner
+    from workbench.experiment.build import experiment_of_runner
+    from workbench.experiment.experiment import Experiment
+
+    plain: dict[str, Any] = {
+        "question": QUESTION,
+        "backend": "eager",
+        "workload": single_prompt_workload(DEFAULT_PROMPT),
+    }
+    if given is None:
+        return Experiment.from_values(plain)
+    if isinstance(given, Runner):
+        found = experiment_of_runner(given, QUESTION, plain["workload"])
+        runners.put(found, given)
+        return found
+    if isinstance(given, Experiment):
+        return given
+    if isinstance(given, str | Path) and Path(given).suffix in (".yaml", ".yml"):
+        return Experiment.from_file(given)
+    if isinstance(given, str | Path):
+        return Experiment.from_values({**plain, "model": {"name": str(given)}})
+    raise WorkbenchError(f"Playground: give an Experiment, a YAML file, a model's name or a runner, not {given!r}")
+
+
+SCRIPT_TEMPLATE = """\
+from workbench.experiment.experiment import Experiment
+from workbench.measure.run import runner_for
+from workbench.experiment.build import requests_of
+
+experiment = Experiment.of({values})
+runner = runner_for(experiment)
+for event in runner.stream(requests_of(experiment, runner.tokenizer, runner.model.spec.vocab)):
+    print(event.text, end="", flush=True)
+"""
+
+
+def as_python(experiment: Any) -> str:
+    """A script that gives the tokens the experiment gives."""
+    values, plain = experiment.model_dump(mode="json"), type(experiment).model_construct().model_dump(mode="json")
+    needed = {name for name, field in type(experiment).model_fields.items() if field.is_required()}
+    short = non_default(values, {name: value for name, value in plain.items() if name not in needed})
+    return SCRIPT_TEMPLATE.format(values=pprint.pformat(short, width=100, sort_dicts=False))
+
+
+def non_default(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """Of `values` those that are not as in `plain`, inside groups of the same kind too, which say their kind."""
+    short: dict[str, Any] = {}
+    for name, value in values.items():
+        if name in defaults and defaults[name] == value and type(defaults[name]) is type(value):
+            continue
+        other = defaults.get(name)
+        if isinstance(value, dict) and isinstance(other, dict) and other and value.get("kind") == other.get("kind"):
+            kind = {"kind": value["kind"]} if "kind" in value else {}
+            short[name] = {**kind, **non_default(value, other)}
+        else:
+            short[name] = value
+    return short

@@ -1,0 +1,197 @@
+"""A text with the logits of its positions, given or generated in the background."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from workbench.errors import WorkbenchError, describe_error
+from workbench.request import Request, SamplingParameters
+from workbench.widgets.sampling.picture import CandidateToken, FilterFigures
+
+MAX_LOGITS_BYTES = 2**31  # of logits of one text
+
+
+@dataclass(frozen=True)
+class TextLogits:
+    """`logits` [token vocab]: the last row is what comes after the whole text, the one before what comes after all but
+    its last token, and so on. Position p is the token with p before it."""
+
+    logits: Any = field(repr=False)
+    prompt_ids: tuple[int, ...] = ()
+    output_ids: tuple[int, ...] = ()
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return (*self.prompt_ids, *self.output_ids)
+
+    @property
+    def last_position(self) -> int:
+        return len(self.ids) or len(self.logits)  # of arrays alone nothing is known but their rows
+
+    @property
+    def first_position(self) -> int:
+        return self.last_position - len(self.logits) + 1
+
+    @classmethod
+    def from_array(cls, logits: Any, prompt_ids: Sequence[int] = (), output_ids: Sequence[int] = ()) -> TextLogits:
+        """From anything that holds numbers [vocab] or [token vocab]."""
+        import torch
+
+        try:
+            rows = torch.as_tensor(logits).detach().cpu()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise WorkbenchError(f"logits: {error}; give an array [vocab] or [token vocab], or a runner") from None
+        rows = rows[None] if rows.ndim == 1 else rows
+        if rows.ndim != 2 or not rows.numel() or not rows.is_floating_point():
+            given = f"{tuple(rows.shape)} {rows.dtype}"
+            raise WorkbenchError(f"logits: {given}; give floating-point numbers [vocab] or [token vocab]")
+        text = cls(rows, tuple(map(int, prompt_ids)), tuple(map(int, output_ids)))
+        if text.ids and len(rows) > len(text.ids):
+            raise WorkbenchError(f"logits: {len(rows)} rows for {len(text.ids)} tokens; a token has one at most")
+        wrong = next((token for token in text.ids if not 0 <= token < rows.shape[1]), None)
+        if wrong is not None:
+            raise WorkbenchError(f"token id {wrong} is outside the vocabulary of {rows.shape[1]} tokens")
+        return text
+
+    def history(self, position: int) -> Any:
+        from workbench.sampling.filters import History
+
+        return History(self.prompt_ids[:position], self.ids[len(self.prompt_ids) : position])
+
+    def stages(self, position: int, sampling: SamplingParameters) -> Any:
+        from workbench.sampling.filter_trace import trace_filters
+
+        return trace_filters(self.logits[position - self.first_position], self.history(position), sampling)
+
+    def token(self, position: int) -> int:
+        """The token that stands there; -1 after the end."""
+        return self.ids[position] if position < len(self.ids) else -1
+
+    def uniforms(self, position: int, seed: int, count: int) -> list[float]:
+        """The numbers with which requests of seeds `seed`, `seed + 1`, ... draw this position: samples of one `n`."""
+        from workbench.sampling.samplers import uniform
+
+        place = max(0, position - len(self.prompt_ids))
+        return [uniform((seed + number) % 2**63, place) for number in range(count)]
+
+
+class BackgroundCompletion:
+    """A prompt that `runner` continues; `ids` grow meanwhile. With `output` that is what follows it."""
+
+    def __init__(self, runner: Any, prompt: str | Sequence[int] | None, output: str | Sequence[int] | None):
+        if prompt is None:
+            raise WorkbenchError("prompt: a runner needs one, as text or token ids")
+        self.runner = runner
+        self.prompt_ids = self._encoded(prompt)
+        self.output_ids = None if output is None else self._encoded(output)
+        self.ids: list[int] = []
+        self._handle: Any = None
+        self._thread: threading.Thread | None = None
+
+    def begin(
+        self,
+        sampling: SamplingParameters,
+        on_token: Callable[[], None],
+        on_end: Callable[[TextLogits | None, str], None],
+    ) -> None:
+        """Return at once; `news` is called as `ids` grow, `end` with the text, or with why there is none."""
+        from workbench.widgets.runner_thread import RunnerThread
+
+        live = RunnerThread.attach(self.runner)
+        self.ids = [*self.prompt_ids, *(self.output_ids or ())]
+        if self.output_ids is None:
+            self._handle = live.submit(Request(live.new_request_id("sampling-explorer"), self.prompt_ids, sampling))
+
+        def follow() -> None:
+            try:
+                on_end(self._followed(live, on_token), "")
+            except Exception as error:
+                on_end(None, describe_error(error))
+
+        self._thread = threading.Thread(target=follow, name="sampling explorer", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        if self._handle is not None:
+            self._handle.stop()
+
+    @property
+    def working(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def wait(self, seconds: float | None) -> None:
+        if self._thread is not None:
+            try:
+                self._thread.join(seconds)
+            except KeyboardInterrupt:
+                self.stop()
+                raise
+
+    def _followed(self, live: Any, news: Callable[[], None]) -> TextLogits:
+        for event in self._handle if self.output_ids is None else ():
+            if event.kind == "decoded":
+                self.ids.append(event.token_id)
+                news()
+            elif event.kind == "finished" and event.error:
+                raise WorkbenchError(event.error)
+        if (size := 4 * len(self.ids) * self.runner.model.spec.vocab) > MAX_LOGITS_BYTES:
+            needed = f"{len(self.ids):,} tokens would take {size / 2**30:.1f} GiB"
+            raise WorkbenchError(f"prompt, max_tokens: the logits of {needed}; look at a shorter text")
+        logits = live.call(lambda runner: runner.model.logits(self.ids))
+        return TextLogits.from_array(logits, self.ids[: len(self.prompt_ids)], self.ids[len(self.prompt_ids) :])
+
+    def _encoded(self, given: str | Sequence[int]) -> tuple[int, ...]:
+        return self.runner.read(given, {})[0].prompt_ids if isinstance(given, str) else tuple(map(int, given))
+
+
+@dataclass(frozen=True)
+class PositionFigures:
+    """All figures of one position."""
+
+    sieves: tuple[FilterFigures, ...]
+    candidates: tuple[CandidateToken, ...]
+    first: tuple[int, float]  # tokens and bits before any filter
+    chosen: CandidateToken | None
+    draws: Counter[int] = field(repr=False)
+
+
+def position_figures(
+    text: TextLogits, position: int, sampling: SamplingParameters, draws: int, num_bars: int, picked: int,
+    spell: Callable[[int], str],
+) -> PositionFigures:  # fmt: skip
+    """`bars` tokens that are likely before or after the filters, the chosen and the picked one; the rest in one."""
+    from workbench.sampling.filter_trace import entropy_bits
+
+    found = text.stages(position, sampling)
+    before, after = found.model.double().softmax(-1), found.probabilities
+    drawn = Counter(found.draw(text.uniforms(position, sampling.seed, draws)))
+    shares = [stage.probabilities for stage in found.stages]
+    fell = {token: number for number, stage in enumerate(found.stages, 1) for token in stage.removed.tolist()}
+    best = before.maximum(after).topk(min(num_bars, len(before))).indices.tolist()
+    chosen = text.token(position)
+    named = dict.fromkeys([*best, *(each for each in (chosen, picked) if 0 <= each < len(before))])
+    shown = sorted(named, key=lambda token: (-float(before[token]), token))
+    candidates = [
+        CandidateToken(
+            spell(token), float(before[token]), float(after[token]), fell.get(token, 0), drawn[token],
+            tuple(float(share[token]) for share in shares), token, token == chosen, token == picked,
+        )
+        for token in shown
+    ]  # fmt: skip
+    if rest := len(before) - len(shown):
+        hidden = [float(each.sum() - each[shown].sum()) for each in (before, after, *shares)]
+        hidden = [max(0.0, share) for share in hidden]
+        others = draws - sum(drawn[token] for token in shown)
+        candidates.append(CandidateToken(f"{rest:,} others", hidden[0], hidden[1], 0, others, tuple(hidden[2:])))
+    kept = [1.0, *(stage.kept for stage in found.stages)]
+    sieves = tuple(
+        FilterFigures(stage.name, kept[number], stage.kept, stage.left, entropy_bits(shares[number]))
+        for number, stage in enumerate(found.stages)
+    )
+    first = int((found.model > -float("inf")).sum()), entropy_bits(before)
+    mine = next((each for each in candidates if each.chosen), None)
+    return PositionFigures(sieves, tuple(candidates), first, mine, drawn)

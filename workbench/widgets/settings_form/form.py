@@ -1,0 +1,333 @@
+"""Build a form of typed controls for every setting of a pydantic model from its schema."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import io
+import textwrap
+import tokenize
+import types
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from html import escape
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import ipywidgets
+from annotated_types import Ge, Gt, Le, Lt, MultipleOf
+from pydantic import BaseModel, ValidationError
+from pydantic_core import PydanticUndefined, to_jsonable_python
+
+from workbench.display import truncate_text
+from workbench.errors import WorkbenchError, explain_by_path
+from workbench.widgets.settings_form.fields import (
+    BoolField,
+    Changed,
+    ChoiceField,
+    FloatField,
+    FormField,
+    IntField,
+    OptionalField,
+    TextField,
+    UnionField,
+    UnionOption,
+    UnreadableField,
+    YamlField,
+    format_value,
+)
+
+GENERAL_GROUP = "general"
+
+
+class SettingsForm:
+    """Controls of all settings of `model` but those in `leave`: dotted paths, and `path:kind` for one kind of several.
+
+    `known` offers texts for a setting that is any text. `values` are the settings as JSON; `checked` makes the model of
+    them, or None, with what is wrong said at the control. `changed` is called after every change made by the user.
+    `widget` shows the groups one at a time, `buttons` to choose between them.
+    """
+
+    def __init__(
+        self,
+        model: type[BaseModel],
+        excluded: Collection[str] = (),
+        suggestions: Mapping[str, Sequence[str]] | None = None,
+        on_change: Callable[[], None] = lambda: None,
+    ):
+        self._model, self._on_change = model, on_change
+        self._num_suppressing = 0  # how many are at work that change controls by themselves
+        self.group = FormBuilder(excluded, suggestions or {}, self.changed, self.suppress_changes).group(model)
+        parts, singles = dict[str, FieldGroup](), dict[str, FormField]()
+        for name, knob in self.group.fields.items():
+            if isinstance(knob, FieldGroup):
+                parts[name] = knob
+            elif isinstance(knob, UnionField):
+                parts[name] = FieldGroup({name: knob})
+            else:
+                singles[name] = knob
+        self.panels = {**parts, **({GENERAL_GROUP: FieldGroup(singles)} if singles else {})}
+        self.buttons: Any = ipywidgets.ToggleButtons(options=list(self.panels), style={"button_width": "auto"})
+        self._place = ipywidgets.VBox()
+        self._alert = error_line("")
+        self.widget = ipywidgets.VBox([self.buttons, self._alert, self._place])
+        self.buttons.observe(lambda _: self._open(), "value")
+        self._open()
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Return the settings as JSON values. Raises UnreadableField where a text is not YAML."""
+        return self.group.read()
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        """Show these settings; those that are not among them stay. WorkbenchError for one that has no control."""
+        with self.suppress_changes():
+            self.group.write(values)
+        self.changed()
+
+    def validated(self, other_values: Mapping[str, Any]) -> Any:
+        """Return the validated model of these settings and `other_values`, or None with the errors shown."""
+        for panel in self.panels.values():
+            panel.clear_errors()
+        self._alert.value = ""
+        try:
+            return self._model.model_validate({**self.values, **other_values})
+        except ValidationError as error:
+            errors = explain_by_path(error, self._model)
+        except UnreadableField as error:
+            errors = [(error.path, str(error))]
+        for path, line in errors:
+            self.show_error(path, line)
+        return None
+
+    def show_error(self, path: Sequence[str], line: str) -> None:
+        """Show an error at the field of `path`, or above the form where that field is hidden."""
+        for name, panel in self.panels.items():
+            inside = path[1:] if path and path[0] == name and name not in panel.fields else path
+            if panel.show_error(inside, line) and name == self.buttons.value:
+                return
+        self._alert.value = error_line(line).value
+
+    def changed(self) -> None:
+        if not self._num_suppressing:
+            self._on_change()
+
+    @contextmanager
+    def suppress_changes(self) -> Iterator[None]:
+        """Suppress `on_change` while values are written by the program."""
+        self._num_suppressing += 1
+        try:
+            yield
+        finally:
+            self._num_suppressing -= 1
+
+    def field_paths(self) -> list[str]:
+        """Return the dotted paths of all settings; those of a union's kind are below its name."""
+        return [".".join(path) for path in self.group.field_paths()]
+
+    def _open(self) -> None:
+        self._place.children = (self.panels[self.buttons.value].widget,)
+
+
+COLUMNS = {"display": "grid", "grid_template_columns": "repeat(auto-fill, minmax(24em, 1fr))"}
+
+
+def error_line(line: str) -> ipywidgets.HTML:
+    """Return a line that shows an error, announced at once by screen readers."""
+    style = "color:var(--jp-error-color1,#b00020);font-weight:600"
+    help_text = f'<div role="alert" style="{style}">✗ {escape(line)}</div>' if line else ""
+    return ipywidgets.HTML(help_text)
+
+
+class FieldGroup:
+    """The fields of one model, in as many columns as there is room for; `kind` tells it from its neighbours."""
+
+    def __init__(self, fields: Mapping[str, FormField], kind: str | None = None, help_text: str = ""):
+        self.fields, self._kind, self._alerts = fields, kind, dict[str, ipywidgets.HTML]()
+        head = (ipywidgets.HTML(f'<div style="opacity:.75">{escape(help_text)}</div>'),) if help_text else ()
+        self._cells = ipywidgets.VBox(layout=COLUMNS)
+        self.widget = ipywidgets.VBox([*head, self._cells])
+        self._lay()
+
+    def read(self) -> dict[str, Any]:
+        values: dict[str, Any] = {} if self._kind is None else {"kind": self._kind}
+        for name, knob in self.fields.items():
+            try:
+                values[name] = knob.read()
+            except UnreadableField as error:
+                raise UnreadableField((name, *error.path), error.reason) from None
+        return values
+
+    def write(self, value: Any) -> None:
+        for name, knob in self.fields.items():
+            if name in value:
+                if not knob.accepts(value[name]):
+                    raise WorkbenchError(
+                        f"{name}: there is no control for {truncate_text(format_value(value[name]), 60)} here"
+                    )
+                knob.write(value[name])
+
+    def accepts(self, value: Any) -> bool:
+        return isinstance(value, dict) and (self._kind is None or value.get("kind") == self._kind)
+
+    def field_paths(self) -> Iterator[tuple[str, ...]]:
+        for name, knob in self.fields.items():
+            yield from ((name, *path) for path in knob.field_paths())
+
+    def show_error(self, path: Sequence[str], line: str) -> bool:
+        if not path or path[0] not in self.fields:
+            return False
+        if not self.fields[path[0]].show_error(path[1:], line):
+            self._alerts[path[0]] = error_line(line)
+            self._lay()
+        return True
+
+    def clear_errors(self) -> None:
+        """Clear all errors."""
+        if self._alerts:
+            self._alerts.clear()
+            self._lay()
+        for knob in self.fields.values():
+            knob.clear_errors()
+
+    def _lay(self) -> None:
+        help_text, cells = self._alerts, list[ipywidgets.Widget]()
+        for name, knob in self.fields.items():
+            cells.append(ipywidgets.VBox([knob.widget, help_text[name]]) if name in help_text else knob.widget)
+        self._cells.children = cells
+
+
+TYPE_LABELS: dict[type, str] = {int: "a number", float: "a number", str: "a text"}
+
+
+@dataclass(frozen=True)
+class FormBuilder:
+    """Builder of a form's fields; see `SettingsForm`. Defaults are written under `suppress_changes`."""
+
+    excluded: Collection[str]
+    suggestions: Mapping[str, Sequence[str]]
+    on_change: Changed
+    suppress_changes: Callable[[], AbstractContextManager[None]]
+
+    def group(self, model: type[BaseModel], path: str = "") -> FieldGroup:
+        help_text, fields = field_comments(model), dict[str, FormField]()
+        kind = None
+        for name, field in model.model_fields.items():
+            inside = f"{path}.{name}".lstrip(".")
+            if name == "kind" and len(get_args(field.annotation)) == 1:
+                kind = field.default
+            elif inside not in self.excluded:
+                fields[name] = self._field(field.annotation, field.metadata, inside, name, help_text.get(name, ""))
+                default = field.get_default(call_default_factory=True)
+                if default is not PydanticUndefined:
+                    with self.suppress_changes():
+                        fields[name].write(to_jsonable_python(default))
+        return FieldGroup(fields, kind, inspect.cleandoc(model.__doc__ or "").split("\n\n")[0] if path else "")
+
+    def _field(self, annotation: Any, metadata: Sequence[Any], path: str, name: str, help_text: str) -> FormField:
+        """Build the field of one setting; `name` is empty beside a field that is named."""
+        values, typed = _members(annotation, metadata)
+        if not typed:
+            return ChoiceField(values, name, help_text, self.on_change)
+        if len(typed) == 1 and not values:
+            return self._plain_field(*typed[0], path, name, help_text)
+
+        def beside(annotation: Any, metadata: Sequence[Any]) -> Callable[[], FormField]:
+            return lambda: self._plain_field(annotation, metadata, path, "", help_text or name)
+
+        if len(typed) == 1 and values == [None]:
+            return OptionalField(beside(*typed[0]), name, help_text, self.on_change)
+        kinds = [UnionOption(format_value(value), value) for value in values]
+        kinds += [UnionOption(_label(each), make=beside(each, metadata)) for each, metadata in typed]
+        return UnionField(
+            [kind for kind in kinds if f"{path}:{kind.label}" not in self.excluded], name, help_text, self.on_change
+        )
+
+    def _plain_field(self, annotation: Any, metadata: Sequence[Any], path: str, name: str, help_text: str) -> FormField:
+        limits = {type(each): each for each in metadata}
+
+        def end(closed: Any, open_: Any, step: int) -> Any:
+            if closed in limits:
+                return getattr(limits[closed], closed.__name__.lower())
+            return getattr(limits[open_], open_.__name__.lower()) + step if open_ in limits else None
+
+        if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
+            return self.group(annotation, path)
+        if annotation is bool:
+            return BoolField(name, help_text, self.on_change)
+        if annotation is int:
+            multiple = limits[MultipleOf].multiple_of if MultipleOf in limits else 1
+            return IntField(end(Ge, Gt, 1), end(Le, Lt, -1), multiple, name, help_text, self.on_change)
+        if annotation is float:
+            return FloatField(end(Ge, Gt, 0), end(Le, Lt, 0), name, help_text, self.on_change)
+        if annotation is str:
+            return TextField(self.suggestions.get(path, ()), name, help_text, self.on_change)
+        empty: list | dict = {} if get_origin(annotation) is dict else []
+        if not isinstance(empty, get_origin(annotation) or ()) and get_origin(annotation) not in (tuple, list):
+            raise TypeError(f"{path}: there is no control for {annotation}")
+        return YamlField(empty, name, help_text, self.on_change)
+
+
+def _members(annotation: Any, metadata: Sequence[Any]) -> tuple[list[Any], list[tuple[Any, list[Any]]]]:
+    """Split a setting's annotation into plain values and types with their limits.
+
+    A bool among other types becomes two values.
+    """
+    if get_origin(annotation) is Annotated:
+        inner, *more = get_args(annotation)
+        more = [each for piece in more for each in getattr(piece, "metadata", [piece])]
+        return _members(inner, [*metadata, *more])
+    if get_origin(annotation) is Literal:
+        return list(get_args(annotation)), []
+    if annotation in (None, type(None)):
+        return [None], []
+    if get_origin(annotation) not in (Union, types.UnionType):
+        return [], [(annotation, list(metadata))]
+    values, typed = [], []
+    for each in get_args(annotation):
+        mine, types_ = _members(each, metadata)
+        values += mine
+        typed += types_
+    if any(kind is bool for kind, _ in typed):
+        values, typed = [False, True, *values], [each for each in typed if each[0] is not bool]
+    return sorted(values, key=lambda value: value is not None), typed
+
+
+def _label(annotation: Any) -> str:
+    kind = getattr(annotation, "model_fields", {}).get("kind")
+    return (
+        str(kind.default)
+        if kind is not None
+        else TYPE_LABELS.get(annotation, getattr(annotation, "__name__", "a list"))
+    )
+
+
+@functools.cache
+def field_comments(model: type[BaseModel]) -> dict[str, str]:
+    """By field: its own description where it has one, else its comment; nothing where there is neither or no source."""
+    found: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        if issubclass(base, BaseModel) and base is not BaseModel:
+            found |= _source_comments(base)
+    return found | {name: field.description for name, field in model.model_fields.items() if field.description}
+
+
+def _source_comments(model: type[BaseModel]) -> dict[str, str]:
+    try:
+        source = textwrap.dedent(inspect.getsource(model))
+    except (OSError, TypeError):  # made in a session that keeps no source
+        return {}
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    comments = {each.start[0]: each for each in tokens if each.type == tokenize.COMMENT}
+    alone = {n for n, each in comments.items() if not each.line[: each.start[1]].strip()}
+    (body,) = (node.body for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
+    told = {}
+    for node in body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            first = node.lineno
+            while first - 1 in alone:
+                first -= 1
+            lines = [*range(first, node.lineno), *range(node.lineno, (node.end_lineno or node.lineno) + 1)]
+            told[node.target.id] = " ".join(comments[n].string.lstrip("# ") for n in lines if n in comments)
+    return {name: words for name, words in told.items() if words}

@@ -1,0 +1,145 @@
+"""Select the visible slices of a run's tracks as bars in pixels; merge neighbours below one pixel."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from workbench.reports.svg import Scale
+from workbench.trace.tracks import Moment, Slice, Track, Tracks
+
+MERGE_PIXELS = 4.0  # pixels: decisions that are nearer are one mark
+
+
+class TimelineBar(NamedTuple):
+    """From pixel `x`, `wide` of them; `slices` are one, or several where they are narrower than a pixel."""
+
+    x: float
+    wide: float
+    slices: Sequence[Slice]
+
+
+def merge_slices(slices: Iterable[Slice], across: Scale) -> Iterator[TimelineBar]:
+    """Merge visible slices of one kind into bars. `slices` are in order of time and do not overlap."""
+    low, high = across.low, across.high
+    x = end = 0.0
+    group: list[Slice] = []
+    for each in slices:
+        if each.end < low or each.begin > high:
+            continue
+        left, right = across(max(each.begin, low)), across(min(each.end, high))
+        if group and right - x <= 1 and left - end <= 1:
+            group.append(each)
+            end = max(end, right)
+            continue
+        if group:
+            yield TimelineBar(x, end - x, group)
+        x, end, group = left, right, [each]
+    if group:
+        yield TimelineBar(x, end - x, group)
+
+
+def merge_steps(tracks: Tracks, across: Scale) -> list[TimelineBar]:
+    """Return visible steps as bars; steps that begin within one pixel are one bar."""
+    begins = np.array(tracks.step_times)  # a copy: an array that is looked at cannot grow
+    first, last = visible_range(begins, across)
+    while first and tracks.steps[first - 1].end >= across.low:
+        first -= 1
+    seen = tracks.steps[first:last]
+    if not seen:
+        return []
+    scale = (across.end - across.begin) / (across.high - across.low)
+    pixels = np.floor((begins[first:last].clip(across.low) - across.low) * scale)
+    edges = [0, *(np.flatnonzero(np.diff(pixels)) + 1).tolist(), len(seen)]
+    out = []
+    for low, high in zip(edges, edges[1:], strict=False):
+        group = seen[low:high]
+        x, end = across(max(group[0].begin, across.low)), across(min(group[-1].end, across.high))
+        out.append(TimelineBar(x, end - x, group))
+    return out
+
+
+def merge_moments(moments: Iterable[Moment], across: Scale) -> Iterator[tuple[float, list[Moment]]]:
+    """Return the pixels of visible moments, grouping those nearer than `MERGE_PIXELS`."""
+    x, group = 0.0, []
+    for each in moments:
+        if not across.low <= each.time <= across.high:
+            continue
+        at = across(each.time)
+        if group and at - x < MERGE_PIXELS:
+            group.append(each)
+            continue
+        if group:
+            yield x, group
+        x, group = at, [each]
+    if group:
+        yield x, group
+
+
+def visible_range(times: array[float] | np.ndarray, across: Scale) -> tuple[int, int]:
+    """Return the range of visible indices in ascending `times`."""
+    known = np.array(times)
+    return int(np.searchsorted(known, across.low)), int(np.searchsorted(known, across.high, "right"))
+
+
+def step_tip(bar: TimelineBar) -> str:
+    prefill, decode = (sum(step.args[name] for step in bar.slices) for name in ("prefill_tokens", "decode_tokens"))
+    first, last = bar.slices[0], bar.slices[-1]
+    took = f"{(last.end - first.begin) * 1e3:.2f} ms"
+    if len(bar.slices) > 1:
+        text = f"{len(bar.slices)} steps, {first.args['step']} to {last.args['step']}: {took}"
+        return f"{text}\n{prefill} prefill + {decode} decode tokens"
+    args = first.args
+    return (
+        f"step {args['step']}: {first.name}, {took}\n{args['requests']} requests: {prefill} prefill + {decode} decode "
+        f"tokens\n{args['pages_used']} pages used, {args['pages_idle']} idle"
+    )
+
+
+def bar_tip(name: str, bar: TimelineBar, track: Track) -> str:
+    each, last = bar.slices[0], bar.slices[-1]
+    took = f"{(last.end - each.begin) * 1e3:.2f} ms"
+    if len(bar.slices) > 1:
+        tokens = sum(s.args.get("tokens", 0) for s in bar.slices)
+        many = f"{len(bar.slices)} × {each.name}"
+        return f"{name}: {many}" + (f" of {tokens} tokens" if tokens else "") + f", {took}"
+    if each.name == "chunk":
+        text = f"{name}: prefill chunk of {each.args['tokens']} tokens, up to token {each.args['computed']}, in step "
+        text += f"{each.args['step']}, {took}"
+        reasons = [m for m in track.moments if m.args.get("step") == each.args["step"]]
+    elif each.name == "preempted":
+        text, reasons = f"{name}: preempted in step {each.args['step']}, {took}\n{each.args['reason']}", []
+    else:
+        text = f"{name}: {each.name}, {took}"
+        reasons = [m for m in track.moments if each.begin <= m.time <= each.end and each.name == "queue"]
+        if each.name == "decode":
+            text += f", {len(track.token_times)} tokens"
+    return "\n".join([text, *map(describe_decision, reasons[-4:])])
+
+
+def request_tip(name: str, phases: Sequence[Slice]) -> str:
+    if not phases:
+        return name
+    args, took = phases[0].args, (phases[0].end - phases[0].begin) * 1e3
+    text = f"{name}: {took:.2f} ms, {args.get('finish_reason') or 'under way'}"
+    counts = (f"{args[key]} {key.replace('_', ' ')}" for key in (
+        "prompt_tokens", "output_tokens", "cached_tokens", "computed_tokens", "shared_pages", "num_preemptions")
+        if args.get(key))  # fmt: skip
+    return "\n".join([text, *counts, *([args["error"]] if args.get("error") else [])])
+
+
+def describe_decision(moment: Moment) -> str:
+    """Describe a scheduling decision: its time and reason."""
+    reason = moment.args.get("reason", "")
+    return f"step {moment.args.get('step')}: {reason if reason.startswith(moment.name) else f'{moment.name}: {reason}'}"
+
+
+def bar_text(bar: TimelineBar) -> str:
+    """Return the text within a bar."""
+    each = bar.slices[0]
+    if len(bar.slices) > 1:
+        return f"{len(bar.slices)}×"
+    return str(each.args["tokens"]) if each.name == "chunk" else each.name
