@@ -12,10 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from compiled_kernels.agreement import disagreement
 from compiled_kernels.backends import Backend, BackendError
 
-__all__ = ["Case", "Suite", "Work", "case_of", "disagreement", "known", "random", "suite_of", "suites"]
 PACKAGES = (
     "rms_norm", "rotary", "gated", "linear", "linear_w8a8", "expert_linear", "kv_write", "paged_attention",
     "quantized_attention", "top_logprobs",

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
+from compiled_kernels.agreement import disagreement
 from compiled_kernels.backends import Backend, BackendError, backend_problems, triton_interpreted
 from compiled_kernels.capabilities import known_gap
-from compiled_kernels.cases import Case, Suite, disagreement, suite_of, suites
+from compiled_kernels.cases import Case, Suite, suite_of, suites
 from compiled_kernels.compiled_calls import compile_call
 from compiled_kernels.interpreted import interpreting, needs_interpreter
 from compiled_kernels.level import available_levels, current_level, limited_to

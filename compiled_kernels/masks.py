@@ -64,8 +64,6 @@ def _lines(tokens: int, cell: int) -> str:
     return " ".join([f"M{at} 0V{side}" for at in inner] + [f"M0 {at}H{side}" for at in inner])
 
 
-__all__ = ["Both", "Causal", "Mask", "Picture", "SlidingWindow", "band", "picture"]
-
 # Given query and key positions that broadcast: True where the query may look.
 Mask = Callable[[Tensor, Tensor], Tensor]
 

@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 
+from compiled_kernels.agreement import disagreement
 from compiled_kernels.backends import Backend, backend_problems, triton_interpreted
 from compiled_kernels.capabilities import known_gap
-from compiled_kernels.cases import Case, Suite, disagreement
+from compiled_kernels.cases import Case, Suite
 from compiled_kernels.check import copy_with_strides, device_of, to_device
 from compiled_kernels.compiled_calls import compile_calls, compile_context
 

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from compiled_kernels import Backend, cases
-from compiled_kernels.cases import Case, CaseCost, Suite, disagreement, suite_of
+from compiled_kernels.agreement import disagreement
+from compiled_kernels.cases import Case, CaseCost, Suite, suite_of
 from compiled_kernels.check import check, to_device
 from compiled_kernels.linear.quantize import dequantize_int4, dequantize_int8
 from compiled_kernels.paged_attention import cases as attention_cases

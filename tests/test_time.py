@@ -19,7 +19,7 @@ TESTS = Path(__file__).resolve().parent
 CLOCKS = {"perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time", "time_ns", "sleep"}  # of `time`
 # What may look at a clock or sleep, and why its outcome does not hang on it.
 ALLOWED = {
-    "starvation_limit.py": "measures the machine, and looks for what cannot be waited for",
+    "patience.py": "measures the machine, and looks for what cannot be waited for",
     "engine/many_histories.py": "a command that prints how long it took",
     "peers/fake_peer.py": "invents times, and stands for a peer that never ends",
     "study/runs.py": "kills at any moment: every one will do",
@@ -46,19 +46,19 @@ def _found(tree: ast.Module) -> Iterator[tuple[ast.expr, str]]:
     for node in ast.walk(tree):
         match node:
             case ast.Call(func=ast.Attribute(value=ast.Name("time"), attr=name)) if name in CLOCKS:
-                yield node, f"time.{name}: wait for the event (tests.starvation_limit.until), count work (tests.calls)"
+                yield node, f"time.{name}: wait for the event (tests.patience.until), count work (tests.calls)"
             case ast.Call(func=ast.Name(name)) if name in CLOCKS - {"time"}:
-                yield node, f"{name}: wait for the event (tests.starvation_limit.until), count work (tests.calls)"
+                yield node, f"{name}: wait for the event (tests.patience.until), count work (tests.calls)"
             case ast.Call(func=ast.Attribute(attr=name), args=[given]) if name in WAITS and _number(given):
-                yield node, f"{name}({ast.unparse(given)}): no limit, or tests.starvation_limit.limit(seconds)"
+                yield node, f"{name}({ast.unparse(given)}): no limit, or tests.patience.limit(seconds)"
             case ast.Call(func=ast.Attribute(attr="timeout"), args=[given, *_]) if _number(given):
-                yield node, f"mark.timeout({ast.unparse(given)}): tests.starvation_limit.limit(seconds)"
+                yield node, f"mark.timeout({ast.unparse(given)}): tests.patience.limit(seconds)"
             case ast.Constant(str(text)) if said := IN_TEXT.search(text):
                 yield node, f"in a text: {said[0]}"
         if isinstance(node, ast.Call):
             for keyword in node.keywords:
                 if keyword.arg in LIMITS and _number(keyword.value):
-                    yield node, f"{keyword.arg}={ast.unparse(keyword.value)}: tests.starvation_limit.limit(seconds)"
+                    yield node, f"{keyword.arg}={ast.unparse(keyword.value)}: tests.patience.limit(seconds)"
                 if keyword.arg == "deadline" and not _is_none(keyword.value):
                     yield node, "deadline: examples have none"
                 if keyword.arg == "suppress_health_check" and "too_slow" not in ast.unparse(keyword.value):

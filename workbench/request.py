@@ -238,5 +238,5 @@ class Sequence:
         return len(self.token_ids) - self.num_computed_tokens
 
     @classmethod
-    def from_request(cls, request: Request, order: int) -> Sequence:
-        return cls(request=request, order=order, token_ids=list(request.prompt_ids))
+    def from_request(cls, request: Request, arrival_index: int) -> Sequence:
+        return cls(request=request, arrival_index=arrival_index, token_ids=list(request.prompt_ids))

@@ -20,6 +20,18 @@ from benchmarks.peers.works import (
 )
 
 __all__ = [
-    "FOREIGN", "FORMATS", "Peer", "Work", "decode", "interpreters", "markdown", "mixed", "prefill", "run_peers",
-    "standard_works", "tables", "works_named", "write_record",
-]  # fmt: skip
+    "FOREIGN_PEERS",
+    "FORMATS",
+    "Peer",
+    "PeerWorkload",
+    "decode_workload",
+    "interpreters",
+    "mixed_workload",
+    "parse_workloads",
+    "peers_markdown",
+    "peers_tables",
+    "prefill_workload",
+    "run_peers",
+    "standard_workloads",
+    "write_record",
+]

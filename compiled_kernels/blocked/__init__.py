@@ -2,4 +2,11 @@
 
 from compiled_kernels.blocked.layout import as_words, from_panels, in_panels, panels_problem, shape_of, to_panels
 
-__all__ = ["from_panels", "in_panels", "refusal", "shape_of", "to_panels", "words"]
+__all__ = [
+    "as_words",
+    "from_panels",
+    "in_panels",
+    "panels_problem",
+    "shape_of",
+    "to_panels",
+]

@@ -3,4 +3,11 @@
 from compiled_kernels.decode_step.shape import LayerShape, QuantizedLayout, StepShape, WeightLayout
 from compiled_kernels.decode_step.step import DecodeStep, DecodeSteps
 
-__all__ = ["DecodeStep", "DecodeSteps", "LayerShape", "Packing", "StepShape", "Weight"]
+__all__ = [
+    "DecodeStep",
+    "DecodeSteps",
+    "LayerShape",
+    "QuantizedLayout",
+    "StepShape",
+    "WeightLayout",
+]

@@ -11,16 +11,16 @@ from compiled_kernels.mlir_text.lines import Lines
 from compiled_kernels.mlir_text.target import MLIR_TYPES, SIZE_BOUND, Target, largest_divisor, memref, number, vector
 
 __all__ = [
-    "PAGES",
+    "MLIR_TYPES",
+    "SIZE_BOUND",
     "THREADS",
-    "TYPES",
     "Lines",
     "Named",
     "Target",
     "call",
-    "declared",
-    "divisor",
+    "declare_arguments",
     "exp_function",
+    "largest_divisor",
     "memref",
     "number",
     "thread_share",

@@ -196,9 +196,6 @@ def _mixed(lines: Lines, shape: DecodeAttention, chunks: list[str], shares: list
         lines.store(rounded, "%mixed", f"%row, {place}", t["mixed"], lanes, shape.dtype)
 
 
-__all__ = ["Attention", "attention_text", "entry_text"]
-
-
 def attention_text(shape: DecodeAttention, name: str) -> str:
     """Emit @{name}_item(queries, keys, values, table, lengths, partial, row, group, chunk) and @{name}_merge(partial[,
     sink logits], mixed, begin, end), with what they call; @exp must be there."""

@@ -120,9 +120,6 @@ def _joined(lines: Lines, shape: SpanAttention, loaded: str, column: str) -> str
     return lines.let(f"arith.ori {before}, {bits} : {out}")
 
 
-__all__ = ["BLOCK", "SpanAttention", "span_text"]
-
-
 def span_text(shape: SpanAttention) -> str:
     """Emit @paged_attention(q [token, head, dim], k, v, table, (tokens, context), quantized keys, quantized values[,
     sink logits], out), run by all threads at once, with what it calls; @exp must be there."""

@@ -12,17 +12,17 @@ from compiled_kernels.quantized_attention.quantize import (
 )
 
 __all__ = [
-    "Groups",
-    "Kind",
-    "Packed",
     "PageFormat",
-    "Settling",
+    "QuantFormat",
+    "QuantizationRule",
+    "QuantizedTensor",
+    "TokenGroups",
     "bits_per_number",
-    "dequantize",
     "codes_per_word",
+    "dequantize",
+    "hadamard_rotate",
     "quantize",
+    "quantize_pages",
     "quantized_attention",
-    "rotate",
-    "settle",
-    "storage",
+    "storage_shapes",
 ]

@@ -2,4 +2,8 @@
 
 from compiled_kernels.triton_code.ahead_of_time import TritonArtifact, artifacts, stages
 
-__all__ = ["Artifact", "artifacts", "stages"]
+__all__ = [
+    "TritonArtifact",
+    "artifacts",
+    "stages",
+]

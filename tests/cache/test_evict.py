@@ -20,7 +20,7 @@ masses = st.lists(st.floats(0, 100, width=32), min_size=1, max_size=60).map(torc
 
 @given(policies, masses, st.integers(2, 40))
 def test_as_many_as_the_budget_in_order_and_the_newest(policy, mass, budget) -> None:
-    kept = policy.keep(mass, budget).tolist()
+    kept = policy.select(mass, budget).tolist()
     assert len(kept) == min(budget, len(mass)) and kept == sorted(set(kept))
     assert kept[-1] == len(mass) - 1 and kept[0] >= 0
 
@@ -28,7 +28,7 @@ def test_as_many_as_the_budget_in_order_and_the_newest(policy, mass, budget) -> 
 @given(masses, st.integers(2, 40), st.floats(0.01, 1.0))
 def test_nothing_that_went_was_heavier_than_an_old_one_that_stayed(mass, budget, recent) -> None:
     policy = HeavyHitters(budget=budget, recent=recent)
-    kept = policy.keep(mass, budget).tolist()
+    kept = policy.select(mass, budget).tolist()
     newest = len(mass) - max(1, round(recent * budget))
     gone = [float(mass[slot]) for slot in range(len(mass)) if slot not in kept]
     stayed = [float(mass[slot]) for slot in kept if slot < newest]
@@ -37,21 +37,21 @@ def test_nothing_that_went_was_heavier_than_an_old_one_that_stayed(mass, budget,
 
 @given(policies, masses, st.integers(2, 40))
 def test_keeping_again_keeps_all(policy, mass, budget) -> None:
-    kept = policy.keep(mass, budget)
-    assert policy.keep(mass[kept], budget).tolist() == list(range(len(kept)))
+    kept = policy.select(mass, budget)
+    assert policy.select(mass[kept], budget).tolist() == list(range(len(kept)))
 
 
 def test_snapkv_votes_are_shared_with_neighbours() -> None:
     mass = torch.zeros(20)
     mass[5] = 9.0
-    kept = SnapKV(budget=4, observe=1, pool=3).keep(mass, 4).tolist()
+    kept = SnapKV(budget=4, observe=1, pool=3).select(mass, 4).tolist()
     assert kept == [4, 5, 6, 19]
 
 
 def test_place_alone_decides_for_windows_and_sinks() -> None:
     mass = torch.rand(20)
-    assert SlidingWindowEviction(budget=4).keep(mass, 4).tolist() == [16, 17, 18, 19]
-    assert SinksRecent(budget=4, sinks=2).keep(mass, 5).tolist() == [0, 1, 17, 18, 19]
+    assert SlidingWindowEviction(budget=4).select(mass, 4).tolist() == [16, 17, 18, 19]
+    assert SinksRecent(budget=4, sinks=2).select(mass, 5).tolist() == [0, 1, 17, 18, 19]
 
 
 @pytest.mark.parametrize("wrong", [{"budget": 1}, {"budget": 8, "recent": 0}, {"budget": 8, "sinks": 4}])

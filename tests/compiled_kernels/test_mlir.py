@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 import compiled_kernels
 from compiled_kernels import Backend
-from compiled_kernels.cases import Case, CaseCost, disagreement, suites
+from compiled_kernels.agreement import disagreement
+from compiled_kernels.cases import Case, CaseCost, suites
 from compiled_kernels.check import check
 from compiled_kernels.mlir import compile_function, stages
 from compiled_kernels.mlir.leaf import LeafOperator, enclosing_shape

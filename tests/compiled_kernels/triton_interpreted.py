@@ -16,8 +16,9 @@ from torch import Tensor
 
 import compiled_kernels
 from compiled_kernels import Backend, BackendError
+from compiled_kernels.agreement import disagreement
 from compiled_kernels.capabilities import BF16_DOTS, GAPS, Gap, known_gap
-from compiled_kernels.cases import Case, CaseCost, Suite, disagreement
+from compiled_kernels.cases import Case, CaseCost, Suite
 from compiled_kernels.check import verdict
 from compiled_kernels.linear import triton as products
 from compiled_kernels.masks import Causal, window_and_sinks

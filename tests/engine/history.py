@@ -11,10 +11,10 @@ from workbench.kv_cache.manager import KVCacheManager
 from workbench.kv_cache.pages import KVCacheGroup, PagePool
 from workbench.kv_cache.prefix import PrefixMatch, RadixCache
 from workbench.request import FinishReason, Request, SamplingParameters, Sequence
-from workbench.scheduler.plan import StepPlan
+from workbench.scheduler.plan import RequestRefused, SchedulerLimits, StepPlan
 from workbench.scheduler.policies import BUILT_IN_POLICIES, FCFS, BatchingMode, parse_policy
 from workbench.scheduler.policy import SchedulingPolicy
-from workbench.scheduler.scheduler import RequestRefused, Scheduler, SchedulerLimits
+from workbench.scheduler.scheduler import Scheduler
 
 CONTEXT, SIZE, BUDGET = 40, 4, 7
 FULL, WINDOW, SINKS = (

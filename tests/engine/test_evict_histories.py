@@ -14,8 +14,8 @@ from tests.engine.test_histories import Histories
 from workbench.kv_cache.budget import EvictionBudget
 from workbench.kv_cache.pages import KVCacheGroup, PagePool
 from workbench.request import Sequence
-from workbench.scheduler.plan import StepPlan
-from workbench.scheduler.scheduler import Scheduler, SchedulerLimits
+from workbench.scheduler.plan import SchedulerLimits, StepPlan
+from workbench.scheduler.scheduler import Scheduler
 
 budgets = st.builds(
     EvictionBudget, st.sampled_from([14, 9, 5, 2, 12]), st.none(), st.sampled_from([None, 1, 3]), st.booleans()

@@ -26,7 +26,7 @@ from workbench.model.hf.weights import random_weights
 from workbench.model.layers import TransformerBlock
 from workbench.model.spec import AttentionSpec, LayerSpec, ModelSpec
 from workbench.model.transformer import Transformer
-from workbench.scheduler.scheduler import SchedulerLimits
+from workbench.scheduler.plan import SchedulerLimits
 from workbench.trace.events import Decoded, Event
 
 MODEL = model_of(spec_of(layer(4, 2), layer(4, 2), layer(4, 2)))

@@ -19,7 +19,7 @@ from workbench.kv_cache.format import parse_cache_format
 from workbench.model.hf.weights import random_weights
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
-from workbench.scheduler.scheduler import SchedulerLimits
+from workbench.scheduler.plan import SchedulerLimits
 from workbench.testing.attention_scenarios import SampledLogits, sampled_logits
 
 NO_MLIR = backend_problems()[Backend.MLIR]

@@ -11,9 +11,10 @@ from workbench.experiment.experiment import Experiment
 from workbench.kv_cache.manager import KVCacheManager
 from workbench.kv_cache.pages import KVCacheGroup, PagePool
 from workbench.request import FinishReason, Request, SamplingParameters, Sequence
+from workbench.scheduler.plan import SchedulerLimits
 from workbench.scheduler.policies import BUILT_IN_POLICIES, FCFS, BatchingMode, parse_policy
 from workbench.scheduler.policy import SchedulerDecision, SchedulerState, SchedulingPolicy
-from workbench.scheduler.scheduler import Scheduler, SchedulerLimits
+from workbench.scheduler.scheduler import Scheduler
 from workbench.trace.events import Finished, Stepped
 
 

@@ -13,8 +13,8 @@ from workbench.kv_cache.manager import KVCacheManager
 from workbench.kv_cache.pages import KVCacheGroup, PagePool, pages_for
 from workbench.kv_cache.prefix import RadixCache
 from workbench.request import FinishReason, Request, SamplingParameters, Sequence
-from workbench.scheduler.plan import StepPlan
-from workbench.scheduler.scheduler import RequestRefused, Scheduler, SchedulerLimits
+from workbench.scheduler.plan import RequestRefused, SchedulerLimits, StepPlan
+from workbench.scheduler.scheduler import Scheduler
 
 CONTEXT = 40
 

@@ -66,11 +66,11 @@ def test_what_is_decided_in_parts_is_what_the_policy_wishes(policy: str, monkeyp
 
 
 @pytest.mark.parametrize("starvation_limit", [5, 12, 1000])
-def test_the_oldest_that_becomes_overdue_keeps_its_pages_longest(patience: int) -> None:
+def test_the_oldest_that_becomes_overdue_keeps_its_pages_longest(starvation_limit: int) -> None:
     """Among those that run on and on only the step's number changes, and with it the order of priorities."""
     told = []
     for in_parts in (True, False):
-        scheduler = crowded(Priority(starvation_limit=patience))
+        scheduler = crowded(Priority(starvation_limit=starvation_limit))
         if not in_parts:
             scheduler._in_parts = None
         told.append([everything(one_step(scheduler)) for _ in range(18)])

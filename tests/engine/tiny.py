@@ -16,7 +16,7 @@ from workbench.model.hf.weights import random_weights
 from workbench.model.spec import AttentionSpec, LayerSpec, ModelSpec, RotaryConfig
 from workbench.model.transformer import Transformer
 from workbench.request import CustomPart, Request, SamplingParameters
-from workbench.scheduler.scheduler import SchedulerLimits
+from workbench.scheduler.plan import SchedulerLimits
 
 VOCAB, CONTEXT = 31, 48
 

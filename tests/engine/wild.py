@@ -19,7 +19,7 @@ class Wild:
     def __call__(self, state: SchedulerState) -> SchedulerDecision:
         draw = random.Random(hash((self.seed, state.step, len(state.running), len(state.waiting))))
         backs = [entry.request_id for entry in state.running if draw.random() < 0.05]
-        every = draw.sample(sorted(state.running + state.waiting), len(state.running) + len(state.waiting))
+        every = draw.sample(sorted([*state.running, *state.waiting]), len(state.running) + len(state.waiting))
         left, wishes = state.max_num_batched_tokens, []
         for entry in every:
             tokens = draw.choice([0, 1, entry.todo, draw.randrange(entry.todo + 1)])

@@ -9,9 +9,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 from workbench.kv_cache.pages import KVCacheGroup
+from workbench.scheduler.plan import SchedulerLimits
 from workbench.scheduler.policies import FCFS, DecodeFirst, Fair, PrefillFirst, Priority, ShortestPrompt, StaticBatching
 from workbench.scheduler.policy import SchedulerDecision, SchedulerState
-from workbench.scheduler.scheduler import SchedulerLimits
 from workbench.simulate.arrival import Arrival
 from workbench.simulate.fleet import Fleet, InstanceFailure, InstancePool, KVTransfer
 from workbench.simulate.instance import InstanceSpec

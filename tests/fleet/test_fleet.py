@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.fleet.scenes import TICK, fleet, machines, over_budget, scenes, told
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.pages import KVCacheGroup
+from workbench.scheduler.plan import SchedulerLimits
 from workbench.scheduler.policies import Fair
-from workbench.scheduler.scheduler import SchedulerLimits
 from workbench.simulate.arrival import Arrival
 from workbench.simulate.fleet import Fleet, InstanceFailure, InstancePool
 from workbench.simulate.instance import InstanceSpec
@@ -148,7 +148,7 @@ def test_a_failure_of_nobody_is_refused() -> None:
 
 def _machine() -> Any:
     from workbench.model.shapes import named_shape
-    from workbench.scheduler.scheduler import SchedulerLimits
+    from workbench.scheduler.plan import SchedulerLimits
     from workbench.simulate.instance import instance_spec
     from workbench.simulate.roofline import HARDWARE, ModelSizes
 

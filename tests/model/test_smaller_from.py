@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from workbench.experiment.experiment import Experiment
 from workbench.kv_cache.pages import KVCacheGroup
-from workbench.memory.capacity import break_even_context
+from workbench.memory import capacity
 from workbench.model.memory import UNLIMITED_TOKENS, KVGroupBytes, break_even_context, peak_bytes
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "09_experiments.py"
@@ -41,7 +41,9 @@ def test_the_notebook_says_what_the_formats_bytes_say() -> None:
     for chunk, words in ((64, r"from ([\d,]+) tokens on in INT8, from ([\d,]+) in INT4"),
                          (512, r"then it is from ([\d,]+) and ([\d,]+)\.")):  # fmt: skip
         dense = experiment.with_(f"schedule.chunk_tokens={chunk}")
-        counted = [break_even_context(dense.with_(f"cache.format={format}"), dense) for format in ("int8", "int4")]
+        counted = [
+            capacity.break_even_context(dense.with_(f"cache.format={format}"), dense) for format in ("int8", "int4")
+        ]
         [told] = re.findall(words, text)
         assert [f"{tokens:,}" for tokens in counted] == list(told)
-    assert break_even_context(experiment, experiment) is None
+    assert capacity.break_even_context(experiment, experiment) is None

@@ -31,7 +31,7 @@ KINDS = [
 
 
 def sequence(name: str, sampling: SamplingParameters, prompt=(1, 2), output=()) -> Sequence:
-    made = Sequence.from_request(Request(name, tuple(prompt), sampling), order=0)
+    made = Sequence.from_request(Request(name, tuple(prompt), sampling), arrival_index=0)
     made.token_ids.extend(output)
     return made
 

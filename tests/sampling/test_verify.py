@@ -150,7 +150,7 @@ WAYS = {
 
 
 def sequence(sampling: SamplingParameters, output: tuple[int, ...] = (), name: str = "r") -> Sequence:
-    made = Sequence.from_request(Request(name, PROMPT, sampling), order=0)
+    made = Sequence.from_request(Request(name, PROMPT, sampling), arrival_index=0)
     made.token_ids.extend(output)
     return made
 

@@ -45,7 +45,7 @@ class Pretended:
         self.dies, self.stops_after = dies, stops_after
         self.ran: list[str] = []
 
-    def run(self, points: Sequence[Path], ended: Callable[[Path], None]) -> None:
+    def run(self, points: Sequence[Path], on_end: Callable[[Path], None]) -> None:
         for point in points:
             if len(self.ran) == self.stops_after:
                 raise KeyboardInterrupt
@@ -53,7 +53,7 @@ class Pretended:
             if not self.dies(point, self.ran.count(point.name)):
                 run = RunFolder.create(point, RUN_NAME)
                 Outcome(point.name, run.finish(), None, 0.1).write(point)
-            ended(point)
+            on_end(point)
 
 
 def test_a_sweep_runs_each_point_once_and_resumed_none(tmp_path: Path) -> None:
@@ -83,8 +83,8 @@ def test_sigterm_leaves_what_is_done_and_says_how_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Ended(Pretended):
-        def run(self, points: Sequence[Path], ended: Callable[[Path], None]) -> None:
-            super().run(points[:2], ended)
+        def run(self, points: Sequence[Path], on_end: Callable[[Path], None]) -> None:
+            super().run(points[:2], on_end)
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(places, "make_executor", lambda setting: Ended())
@@ -136,7 +136,7 @@ def test_a_worker_that_dies_is_followed_by_another_and_then_given_up(tmp_path: P
 
 def test_points_that_a_place_does_not_tell_of_are_still_to_run(tmp_path: Path) -> None:
     class Elsewhere:
-        def run(self, points: Sequence[Path], ended: Callable[[Path], None]) -> None: ...
+        def run(self, points: Sequence[Path], on_end: Callable[[Path], None]) -> None: ...
 
     assert {row.state for row in run_sweep(planned(tmp_path, SIZES), Elsewhere(), progress=False)} == {"to run"}
 

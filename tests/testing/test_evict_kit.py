@@ -50,7 +50,7 @@ class Own:
     def budget_for(self, page_size: int, page_bytes: int) -> EvictionBudget:
         return EvictionBudget(20)
 
-    def keep(self, mass: Tensor, budget: int) -> Tensor:
+    def select(self, mass: Tensor, budget: int) -> Tensor:
         slots = len(mass)
         if slots <= budget:
             return torch.arange(slots)

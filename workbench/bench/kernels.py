@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from compiled_kernels import Backend, BackendError, backend_problems
+from compiled_kernels import BackendError, backend_problems
 from compiled_kernels.backends import Backend
 from compiled_kernels.cases import Case, Suite, suite_of, suites
 from compiled_kernels.check import device_of
@@ -90,9 +90,9 @@ def kernel_rows(
 
 
 def _measured(suite: Suite, case: Case, backends: tuple[Backend, ...], budget_seconds: float) -> KernelMeasurement:
-    backends = dict.fromkeys((Backend.EAGER, *backends))
+    every = dict.fromkeys((Backend.EAGER, *backends))
     past_caches = max(COLD_WORKING_SET_BYTES, 4 * (last_level_cache() or 0))
-    return measure(suite, case, backends, budget_seconds, past_caches)
+    return measure(suite, case, every, budget_seconds, past_caches)
 
 
 def _ceilings(found: KernelMeasurement, case: Case, threads: int) -> MachineCeilings:

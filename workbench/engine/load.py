@@ -46,8 +46,8 @@ from workbench.model.transformer import Transformer
 from workbench.model.variants import change_attention, change_spec
 from workbench.progress import report_if_slow, to_stderr
 from workbench.prompt.tokenizer import Tokenizer
+from workbench.scheduler.plan import SchedulerLimits
 from workbench.scheduler.policies import BatchingMode, PreemptionMode, parse_policy
-from workbench.scheduler.scheduler import SchedulerLimits
 from workbench.speculative.config import DraftModel, NoSpeculation, PromptLookup, parse_speculation
 from workbench.speculative.draft_model import CompiledDraftSteps, DraftModelProposer
 from workbench.speculative.proposers import PromptLookupProposer, Proposer, Speculator

@@ -34,9 +34,9 @@ from workbench.request import FinishReason, Request
 from workbench.sampling.sampler import Sampler
 from workbench.sampling.verify import Draft
 from workbench.scheduler.allocate import policy_name
-from workbench.scheduler.plan import StepPlan
+from workbench.scheduler.plan import SchedulerLimits, StepPlan
 from workbench.scheduler.policies import PreemptionMode, parse_policy
-from workbench.scheduler.scheduler import Scheduler, SchedulerLimits
+from workbench.scheduler.scheduler import Scheduler
 from workbench.speculative.proposers import Speculator
 from workbench.trace.events import Event, Finished, ThreadsChanged
 

@@ -45,7 +45,7 @@ def runner_for(experiment: Experiment, on_progress: Callable[[str], None] = to_s
         attention=experiment.attention,
         speculate=experiment.speculate,
         report=on_progress,
-        **besides,
+        **overrides,
     )
     if isinstance(experiment.executor, UncachedExecutor):
         disable_cache(runner, experiment.executor.oracle)

@@ -105,7 +105,7 @@ class SlidingWindowEviction(_Always):
 
     kind: Literal["window"] = "window"
 
-    def keep(self, mass: Tensor, budget: int) -> Tensor:
+    def select(self, mass: Tensor, budget: int) -> Tensor:
         return select_recent_and_heaviest(mass, budget, budget)
 
 
@@ -118,7 +118,7 @@ class SinksRecent(_Always):
     kind: Literal["sinks_recent"] = "sinks_recent"
     sinks: Annotated[int, Field(ge=1)] = 4
 
-    def keep(self, mass: Tensor, budget: int) -> Tensor:
+    def select(self, mass: Tensor, budget: int) -> Tensor:
         return select_recent_and_heaviest(torch.zeros_like(mass), budget, budget - min(self.sinks, budget - 1))
 
 
@@ -130,7 +130,7 @@ class HeavyHitters(_Always):
 
     observes: ClassVar[int | None] = None
 
-    def keep(self, mass: Tensor, budget: int) -> Tensor:
+    def select(self, mass: Tensor, budget: int) -> Tensor:
         return select_recent_and_heaviest(mass, budget, max(1, round(self.recent * budget)))
 
 
@@ -146,7 +146,7 @@ class SnapKV(EvictionSettings):
     def observes(self) -> int:
         return self.observe
 
-    def keep(self, mass: Tensor, budget: int) -> Tensor:
+    def select(self, mass: Tensor, budget: int) -> Tensor:
         reach = self.pool // 2
         padded = torch.nn.functional.pad(mass[None, None], (reach, reach))
         smooth = torch.nn.functional.avg_pool1d(padded, 2 * reach + 1, stride=1)[0, 0]

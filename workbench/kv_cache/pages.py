@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import OrderedDict, abc
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -30,7 +30,7 @@ class PagePool:
     `evictable` is in least-recently-used order.
     """
 
-    def __init__(self, num_pages: int, page_size: int, order: Sequence[int] | None = None):
+    def __init__(self, num_pages: int, page_size: int, order: abc.Sequence[int] | None = None):
         """Create a pool of `num_pages` free pages of `page_size` tokens.
 
         Args:

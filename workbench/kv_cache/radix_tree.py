@@ -17,7 +17,7 @@ class RadixNode:
     """A page of tokens that follows its parent's (a root's is its salt), with its pages and CPU pages by
     cache group."""
 
-    __slots__ = ("children", "pages", "parent", "places", "tokens", "used", "users")
+    __slots__ = ("children", "cpu_pages", "last_used", "pages", "parent", "ref_count", "tokens")
 
     def __init__(self, tokens: tuple[int, ...] | str, parent: RadixNode | None, num_groups: int, now: float):
         self.tokens = tokens

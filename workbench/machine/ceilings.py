@@ -29,6 +29,7 @@ from workbench.runs.folder import write_atomically
 MAX_WORKING_SET_BYTES = 512 * 2**20  # past a few times the cache, more bytes read no slower
 BUDGET_SECONDS = 0.08  # for each way of reading or multiplying
 REPEATS = 25
+CEILINGS_FILE = "ceilings.json"
 READ_ROW_LENGTH = 1024  # numbers a row, for methods that read rows
 GEMM_SHAPE = (512, 1024, 1024)  # rows, out, in: a prefill chunk through a layer's matrix
 
@@ -203,11 +204,6 @@ def _dtype(dtype: torch.dtype | str) -> torch.dtype:
     if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
         raise WorkbenchError(f"GEMM precision {dtype!r}: must be a floating-point type such as bfloat16")
     return kind
-
-
-CEILINGS_FILE = "ceilings.json"
-
-__all__ = ["Ceiling", "Ceilings", "ceilings_for", "kept_ceilings", "measure_gemm_rate", "measure_read_bandwidth"]
 
 
 @dataclass(frozen=True)

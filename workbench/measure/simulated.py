@@ -21,8 +21,8 @@ from workbench.model.cost import StepCostModel
 from workbench.model.memory import weight_bytes
 from workbench.prompt.tokenizer import Tokenizer
 from workbench.runs.record import Record
+from workbench.scheduler.plan import SchedulerLimits
 from workbench.scheduler.policies import parse_policy
-from workbench.scheduler.scheduler import SchedulerLimits
 from workbench.simulate.arrival import Arrival
 from workbench.simulate.events import FleetEventAdapter
 from workbench.simulate.executor_settings import SimulatedExecutor

@@ -12,11 +12,13 @@ from workbench.kv_cache.budget import EvictionBudget
 from workbench.kv_cache.manager import KVCacheManager
 from workbench.kv_cache.pages import KVCacheGroup, PagePool
 from workbench.kv_cache.store import KVStore
-from workbench.model.memory import UNLIMITED_TOKENS, KVGroupBytes, break_even_context, cache_shapes
+from workbench.model import memory
+from workbench.model.memory import UNLIMITED_TOKENS, KVGroupBytes, cache_shapes
 from workbench.model.spec import ModelSpec
 from workbench.request import Request, SamplingParameters
 from workbench.request import Sequence as Served
-from workbench.scheduler.scheduler import RequestRefused, Scheduler, SchedulerLimits
+from workbench.scheduler.plan import RequestRefused, SchedulerLimits
+from workbench.scheduler.scheduler import Scheduler
 
 
 def page_bytes(store: KVStore) -> tuple[int, ...]:
@@ -156,7 +158,9 @@ def break_even_context(experiment: Experiment, baseline: Experiment) -> int | No
     stores = [meta_kv_store(spec, each.cache, dtype) for each in (experiment, baseline)]
     schedule = experiment.schedule
     chunk = min(schedule.chunk_tokens or schedule.max_num_batched_tokens, schedule.max_num_batched_tokens)
-    found = break_even_context(bytes_by_table(stores[0]), bytes_by_table(stores[1]), chunk, experiment.cache.page_size)
+    found = memory.break_even_context(
+        bytes_by_table(stores[0]), bytes_by_table(stores[1]), chunk, experiment.cache.page_size
+    )
     return None if found == UNLIMITED_TOKENS else found
 
 

@@ -19,9 +19,9 @@ from workbench.errors import WorkbenchError, nearest
 from workbench.experiment.experiment import Experiment
 from workbench.kv_cache.format import KVCacheSpec
 from workbench.memory.capacity import bytes_by_table, meta_kv_store
+from workbench.model import memory
 from workbench.model.hf.any_config import spec_from_any_config
 from workbench.model.memory import KVGroupBytes, MemoryEstimate, longest_context, max_layer_columns
-from workbench.model.memory import estimate_memory as estimate_memory
 from workbench.model.quantized import WeightFormat
 from workbench.model.shapes import named_shape
 from workbench.model.spec import ModelSpec
@@ -167,7 +167,7 @@ def estimate_memory(
     spec, shapes, parts = _cache_layout(cast(Hashable, spec), dtype, cache, changes)
     format.check(spec)
     itemsize = DTYPES[dtype].itemsize
-    found = estimate_memory(
+    found = memory.estimate_memory(
         spec, parts, context or spec.max_position_embeddings, batch, itemsize, format, step_tokens, page_size
     )
     return ModelMemory(spec, shapes, parts, found, dtype, page_size)

@@ -241,7 +241,7 @@ def _own_modules(model: Transformer, dtype: torch.dtype) -> set[str]:
     """Build custom attention modules in memory and return the names of parameters that no state has: they keep the
     values of their construction, under a fixed seed."""
     names = set()
-    for index, block in enumerate(cast("list[Block]", list(model.blocks))):
+    for index, block in enumerate(cast("list[TransformerBlock]", list(model.blocks))):
         spec, attention = model.spec, model.spec.layers[index].attention
         if isinstance(attention, AttentionSpec) and attention.module is not None:
             built = attention, spec.hidden_size, model.backend, model.format, spec.rms_norm_eps, spec.norm_offset, dtype

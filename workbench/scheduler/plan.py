@@ -27,7 +27,9 @@ class Span(NamedTuple):
     @classmethod
     def next_tokens(cls, sequence: Sequence, length: int) -> Span:
         """Return the span of the next `length` tokens of `sequence`."""
-        return cls(sequence, sequence.num_computed_tokens, length, samples=length == sequence.num_uncomputed_tokens)
+        return cls(
+            sequence, sequence.num_computed_tokens, length, needs_sample=length == sequence.num_uncomputed_tokens
+        )
 
     @property
     def end(self) -> int:

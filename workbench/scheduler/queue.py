@@ -276,12 +276,12 @@ class WaitingQueue:
         """Queue `parent`; `children` start on its pages once it has computed their common prefix."""
         if not parent.pages:
             parent.pages = tuple([] for _ in self._pools)
-        parent.parent, parent.children = None, list(followers)
-        for follower in followers:
-            follower.parent, follower.children, follower.pages = parent, [], tuple([] for _ in self._pools)
-            follower.num_shared_tokens = min(_common(parent.token_ids, follower.token_ids), len(follower.token_ids) - 1)
-            self.by_id.pop(follower.request_id, None)
-            self._views.drop_running(follower)
+        parent.parent, parent.children = None, list(children)
+        for child in children:
+            child.parent, child.children, child.pages = parent, [], tuple([] for _ in self._pools)
+            child.num_shared_tokens = min(_common(parent.token_ids, child.token_ids), len(child.token_ids) - 1)
+            self.by_id.pop(child.request_id, None)
+            self._views.drop_running(child)
         bisect.insort(self.sequences, parent, key=_order)
         self.by_id[parent.request_id] = parent
         if parent.num_computed_tokens:

@@ -32,8 +32,6 @@ MAX_POLICY_CALLS = 8  # per step: each further call follows a preemption without
 
 IN_PARTS = (FCFS, PrefillFirst, DecodeFirst, ShortestPrompt, Priority, Fair)
 
-__all__ = ["Limits", "Refusal", "Scheduler"]
-
 
 class Scheduler:
     """The owner of every sequence from submission to its end; `kv_cache_manager` knows its pages.

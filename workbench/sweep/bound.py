@@ -49,8 +49,8 @@ def run_child(module_words: Sequence[str], log: str, folder: str, python_path: s
 
 def run_child_job(job: str, outcome: str, *arguments: Any) -> int:
     """Call `run_child`; then remove the point's file named `job` if there is one named `outcome`."""
-    code = run_child(*given)
-    point = Path(given[1]).parent
+    code = run_child(*arguments)
+    point = Path(arguments[1]).parent
     if (point / outcome).exists():
         (point / job).unlink(missing_ok=True)
     return code

@@ -80,7 +80,7 @@ class RaySweepExecutor:
     def _start(self, **options: Any) -> None:
         """Start or join a cluster. Ray reports a node that did not start in its 30 seconds by a plain Exception."""
         try:
-            self.ray.init(**how)
+            self.ray.init(**options)
         except Exception as error:
             if type(error) is not Exception:
                 raise

@@ -17,8 +17,7 @@ from workbench.model.spec import AttentionSpec, LayerSpec, ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.model.variants import change_spec
 from workbench.request import Request, SamplingParameters
-from workbench.scheduler.plan import StepPlan
-from workbench.scheduler.scheduler import SchedulerLimits
+from workbench.scheduler.plan import SchedulerLimits, StepPlan
 from workbench.testing.law import LawBroken
 
 VOCAB, CONTEXT = 31, 64

@@ -21,7 +21,7 @@ from workbench.kv_cache.budget import EvictionBudget
 from workbench.kv_cache.eviction import PREFIX_LAW, EvictionPolicy, parse_eviction
 from workbench.kv_cache.pages import pages_for
 from workbench.request import Request, SamplingParameters, Sequence
-from workbench.scheduler.scheduler import SchedulerLimits
+from workbench.scheduler.plan import SchedulerLimits
 from workbench.testing import eviction as evict_laws
 from workbench.testing.attention_scenarios import (
     CONTEXT,
@@ -56,7 +56,7 @@ class WithTokenBudget:
         # A budget in bytes is replaced here: a page takes one of one byte.
         return replace(self.policy.budget_for(1, 1), tokens=self.tokens, ratio=None)
 
-    def keep(self, mass: Tensor, budget: int) -> Tensor:
+    def select(self, mass: Tensor, budget: int) -> Tensor:
         return self.policy.select(mass, budget)
 
 
@@ -77,8 +77,8 @@ class EvictionScenario:
         self, policy: EvictionPolicy | None, texts: dict[str, tuple[int, ...]] | None = None, **settings
     ) -> SampledLogits:
         given = self.texts() if texts is None else texts
-        policy = None if policy is None else WithTokenBudget(policy, settings.pop("tokens", self.budget_tokens))
-        return sampled_logits(self.scenario.model({}), given, OUTPUT_TOKENS, evict=policy, **settings)
+        limited = None if policy is None else WithTokenBudget(policy, settings.pop("tokens", self.budget_tokens))
+        return sampled_logits(self.scenario.model({}), given, OUTPUT_TOKENS, evict=limited, **settings)
 
     def budget(self, policy: EvictionPolicy) -> EvictionBudget:
         return WithTokenBudget(policy, self.budget_tokens).budget_for(1, 1)

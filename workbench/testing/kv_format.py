@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from compiled_kernels import Backend, BackendError, backend_problems
-from compiled_kernels.cases import Case, CaseCost, disagreement, suite_of
+from compiled_kernels.agreement import disagreement
+from compiled_kernels.cases import Case, CaseCost, suite_of
 from compiled_kernels.check import device_of, to_device
 from compiled_kernels.quantized_attention import dequantize, quantize
 from workbench.executors.select import unsupported_cache_reason

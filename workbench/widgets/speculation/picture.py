@@ -37,7 +37,7 @@ def draw_text(pieces: Sequence[PlacedToken], shown: int, token_text: Callable[[i
     for piece in pieces:
         if piece.verification > shown:
             break
-        token_text = "?" if piece.token is None else token_text(piece.token)
+        text = "?" if piece.token is None else token_text(piece.token)
         mark, meaning = TOKEN_MARKS[piece.kind]
         kind = None if piece.kind == "plain" else f"{piece.kind} now" if piece.verification == shown else piece.kind
         tip = (
@@ -50,11 +50,11 @@ def draw_text(pieces: Sequence[PlacedToken], shown: int, token_text: Callable[[i
             "data_key": f"k{piece.verification}",
             "tabindex": 0 if piece.verification == shown else -1,
         }
-        parts.append(svg.tag("span", escape(mark + token_text), class_=kind, **(live if piece.verification else {})))
-        parts.append("<br>" if token_text.endswith("⏎") and piece.kind in OUTPUT_KINDS else "")
+        parts.append(svg.tag("span", escape(mark + text), class_=kind, **(live if piece.verification else {})))
+        parts.append("<br>" if text.endswith("⏎") and piece.kind in OUTPUT_KINDS else "")
     keys = (
-        f'<span class="{kind}">{mark}token</span> {token_text}'
-        for kind, (mark, token_text) in TOKEN_MARKS.items()
+        f'<span class="{kind}">{mark}token</span> {meaning}'
+        for kind, (mark, meaning) in TOKEN_MARKS.items()
         if kind != "plain"
     )
     return f'<p class="spelled">{" &nbsp; ".join(keys)}</p><div class="spelled">{"".join(parts)}</div>'

@@ -1,0 +1,99 @@
+"""Rewrite committed records in the field's words: keys and settings change their names, figures stay as they are.
+
+    python -m tools.rename_record_keys experiments/records/*.json
+    python -m tools.rename_record_keys --check experiments/records/*.json   # names the files that hold an old name
+
+A record is JSON; the experiment inside it is a YAML text. Both are rewritten as texts, so that formatting stays, and
+compared afterwards: with names put back, nothing else may differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+# Old name -> new name, of keys, columns, settings and event kinds (2026-11-22).
+RENAMED: dict[str, str] = {}
+
+
+def rewritten(text: str, names: Mapping[str, str]) -> str:
+    """Return the JSON text of a record with `names` in it.
+
+    Raises:
+        ValueError: if two keys of one object would become one.
+    """
+    made = re.sub(r'"(?:[^"\\]|\\.)*"', lambda match: _literal(match[0], names), text)
+    before, after = json.loads(text), json.loads(made)
+    if _renamed(before, names) != after or _figures(before) != _figures(after):
+        raise ValueError("two keys of one object would become one")
+    return made
+
+
+def _renamed(value: Any, names: Mapping[str, str]) -> Any:
+    if isinstance(value, dict):
+        return {_new(key, names): _renamed(each, names) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_renamed(each, names) for each in value]
+    if isinstance(value, str):
+        return _new(value, names)
+    return value
+
+
+def _new(text: str, names: Mapping[str, str]) -> str:
+    return _yaml(_path(text, names), names)
+
+
+def _path(text: str, names: Mapping[str, str]) -> str:
+    """Return a name, or a dotted path of names, renamed; any other text as it is."""
+    if not re.fullmatch(r"\w+(?:\.\w+)*", text):
+        return text
+    return ".".join(names.get(part, part) for part in text.split("."))
+
+
+def _yaml(text: str, names: Mapping[str, str]) -> str:
+    """Return a YAML text or a `path=value` override with its keys renamed; any other text as it is."""
+    if "\n" in text:
+        pattern = re.compile(r"^(\s*(?:- )*)([\w.]+)(?=:(?:\s|$))", re.MULTILINE)
+        return pattern.sub(lambda match: match[1] + _path(match[2], names), text)
+    return re.sub(r"(?<![\w.])([a-z_]+(?:\.[a-z_]+)*)(?==)", lambda match: _path(match[1], names), text)
+
+
+def _literal(literal: str, names: Mapping[str, str]) -> str:
+    """Return a JSON string literal renamed, escaped as it was."""
+    text = json.loads(literal)
+    made = _new(text, names)
+    return literal if made == text else json.dumps(made, ensure_ascii=literal.isascii())
+
+
+def _figures(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [each for key in value for each in _figures(value[key])]
+    if isinstance(value, list):
+        return [each for item in value for each in _figures(item)]
+    return [value] if isinstance(value, int | float) else []
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("records", type=Path, nargs="+")
+    parser.add_argument("--check", action="store_true", help="write nothing; name the files that would change")
+    given = parser.parse_args()
+    changed = []
+    for file in given.records:
+        text = file.read_text(encoding="utf-8")
+        made = rewritten(text, RENAMED)
+        if made != text:
+            changed.append(str(file))
+            if not given.check:
+                file.write_text(made, encoding="utf-8")
+    print(f"{'old names in' if given.check else 'rewritten:'} {', '.join(changed) or 'none'}")
+    return int(given.check and bool(changed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
