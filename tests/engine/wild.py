@@ -22,9 +22,9 @@ class Wild:
         every = draw.sample(sorted([*state.running, *state.waiting]), len(state.running) + len(state.waiting))
         left, wishes = state.max_num_batched_tokens, []
         for entry in every:
-            tokens = draw.choice([0, 1, entry.todo, draw.randrange(entry.todo + 1)])
-            if entry.id not in backs and tokens <= left:
-                wishes.append((entry.id, tokens))
+            tokens = draw.choice([0, 1, entry.num_uncomputed_tokens, draw.randrange(entry.num_uncomputed_tokens + 1)])
+            if entry.request_id not in backs and tokens <= left:
+                wishes.append((entry.request_id, tokens))
                 left -= tokens
         going = [entry for entry in state.running if entry.num_new_tokens and entry.request_id not in backs]
         if not any(dict(wishes).get(entry.request_id) for entry in going):

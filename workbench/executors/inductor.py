@@ -123,9 +123,9 @@ class _Sides:
     def of(cls, block: TransformerBlock) -> _Sides:
         kind, alike = type(block), compile_key(block)
         return cls(
-            compile_once(kind.forward, dynamic=False, alike=alike),
-            compile_once(kind.before_attention, dynamic=True, alike=alike),
-            compile_once(kind.after_attention, dynamic=True, alike=alike),
+            compile_once(kind.forward, dynamic=False, cache_key=alike),
+            compile_once(kind.before_attention, dynamic=True, cache_key=alike),
+            compile_once(kind.after_attention, dynamic=True, cache_key=alike),
         )
 
 
