@@ -40,8 +40,8 @@ def test_the_text_decides_where_tokens_are_lost(budget, prompt, more, one, other
     first, most = walk(budget, prompt, prompt + more, one)
     again, _ = walk(budget, prompt, prompt + more, other)
     assert first == again
-    assert most <= budget.at_once(prompt, prompt + more)
-    assert all(1 <= kept <= budget.most(prompt) for _, kept in first)
+    assert most <= budget.peak_tokens(prompt, prompt + more)
+    assert all(1 <= kept <= budget.max_tokens(prompt) for _, kept in first)
 
 
 @given(budgets, st.integers(1, 80), st.integers(1, 40), steps)
@@ -51,9 +51,9 @@ def test_as_much_is_held_as_the_budget_has_room_for(budget, prompt, more, length
     if not found:
         assert most == tokens
     elif budget.in_decode:
-        assert most == budget.most(prompt) and budget.after(prompt) >= most // 2
+        assert most == budget.max_tokens(prompt) and budget.after(prompt) >= most // 2
     else:
-        assert found == [(prompt, budget.most(prompt))]
+        assert found == [(prompt, budget.max_tokens(prompt))]
 
 
 def test_a_budget_is_given_in_tokens_bytes_or_a_ratio() -> None:

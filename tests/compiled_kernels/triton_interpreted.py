@@ -127,7 +127,15 @@ def test_attention_over_packed_pages_in_any_number_of_parts_is_the_same(data: st
             return reference.call(*given_, backend=backend)
         q, *parts = given_[:-6]
         scale, mask, rule, decode_only, softcap, sink_logits = given_[-6:]
-        numbers = rule.group, rule.lag, rule.first, scale, *window_and_sinks(mask, "triton"), decode_only, softcap
+        numbers = (
+            rule.quant_group,
+            rule.residual_length,
+            rule.num_sink_tokens,
+            scale,
+            *window_and_sinks(mask, "triton"),
+            decode_only,
+            softcap,
+        )
         every: list[Any] = [
             q,
             QuantizedTensor(*parts[:3]),
@@ -235,7 +243,15 @@ def registered(operator: str) -> tuple[Any, tuple]:
         arguments = q, keys, values, table, starts, lengths, scale, *seen, decode_only, softcap, sink_logits, False
     if operator == "quantized_attention":
         scale, mask, rule, decode_only, softcap, sink_logits = inputs[-6:]
-        numbers = rule.group, rule.lag, rule.first, scale, *window_and_sinks(mask, "triton"), decode_only, softcap
+        numbers = (
+            rule.quant_group,
+            rule.residual_length,
+            rule.num_sink_tokens,
+            scale,
+            *window_and_sinks(mask, "triton"),
+            decode_only,
+            softcap,
+        )
         arguments = *inputs[:-6], *numbers, sink_logits, False
     return getattr(torch.ops.compiled_kernels, f"{operator}_triton").default, arguments
 

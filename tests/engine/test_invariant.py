@@ -180,7 +180,7 @@ def test_a_split_by_rows_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     right = TokenParallelExecutor.compile_shape
     monkeypatch.setattr(
         TokenParallelExecutor,
-        "shape",
+        "compile_shape",
         lambda self, part, rows: replace(right(self, part, rows), chunks=2 if rows < 4 else 1),
     )
     kind = "wide float32"

@@ -133,7 +133,7 @@ def test_the_lane_alone_runs_prefill_too(few_tokens: int) -> None:
     spec = spec_of(layer(4, 2, bias=True), layer(4, 2, window=5))
     model = Transformer.from_state(spec, random_weights(spec, torch.float32), Backend.MLIR)
     ours = runner_of(model)
-    ours.executor.few_tokens = few_tokens  # type: ignore[attr-defined]
+    ours.executor.max_token_parallel_tokens = few_tokens  # type: ignore[attr-defined]
     Oracle(ours)
     generate(ours, [request("a", 5, 6), request("b", 19, 4)])
 
@@ -144,6 +144,6 @@ def test_as_auto_runs_it() -> None:
     spec = spec_of(layer(4, 2, bias=True), layer(4, 2, window=5))
     model = Transformer.from_state(spec, random_weights(spec, torch.float32), Backend.INDUCTOR)
     ours = runner_of(model, backends=Backends(Backend.MLIR, Backend.INDUCTOR, Backend.MLIR, "as auto has it"))
-    ours.executor.few_tokens = 6  # type: ignore[attr-defined]
+    ours.executor.max_token_parallel_tokens = 6  # type: ignore[attr-defined]
     Oracle(ours)
     generate(ours, [request("a", 5, 6), request("b", 39, 4), request("c", 17, 3)])

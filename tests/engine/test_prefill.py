@@ -74,8 +74,8 @@ def held(model: Transformer) -> CacheLayout:
 
 def runner(model: Transformer, **settings) -> Runner:
     ours = runner_of(model, backends=MLIR, **settings)
-    assert isinstance(ours.executor.rest, PrefillExecutor)  # type: ignore[attr-defined]
-    ours.executor.few_tokens = 0  # type: ignore[attr-defined]
+    assert isinstance(ours.executor.prefill_executor, PrefillExecutor)  # type: ignore[attr-defined]
+    ours.executor.max_token_parallel_tokens = 0  # type: ignore[attr-defined]
     return ours
 
 
@@ -104,7 +104,7 @@ def test_what_was_compiled_is_counted_on_after_a_change() -> None:
     model = model_of(SPEC, torch.float32)
     choose_weight_layout(model, MLIR, held(model), auto=False)
     ours = runner(model)
-    prefills = ours.executor.rest  # type: ignore[attr-defined]
+    prefills = ours.executor.prefill_executor  # type: ignore[attr-defined]
     generate(ours, [request("a", 9, 1)])
     before = prefills.compiles
     assert before == len(prefills.artifacts) > 0
@@ -122,7 +122,7 @@ def test_a_packed_cache_is_prefilled_as_by_the_modules() -> None:
     plain, ours = model_of(SPEC, torch.float32), model_of(SPEC, torch.float32)
     choose_weight_layout(ours, MLIR, held(ours), auto=False)
     modules = runner_of(plain, backends=MLIR, **settings)
-    modules.executor.few_tokens = 0  # type: ignore[attr-defined]
+    modules.executor.max_token_parallel_tokens = 0  # type: ignore[attr-defined]
     assert finals(modules, requests()) == finals(runner(ours, **settings), requests())
 
 

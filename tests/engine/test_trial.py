@@ -94,7 +94,7 @@ def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 def test_the_first_that_is_right_decodes_and_no_other_is_compiled(tried) -> None:
     run, _ = tried
     backends = run(mlir=0.001, eager=0.002, inductor=0.0001)
-    assert (backends.decode, backends.blocks, backends.vetted) == (Backend.MLIR, Backend.INDUCTOR, False)
+    assert (backends.decode, backends.blocks, backends.checked) == (Backend.MLIR, Backend.INDUCTOR, False)
     assert run.compiled == [Backend.MLIR]
     untried = "inductor not tried: mlir is right, no slower than eager, and compiled already"
     told = f"auto: a decode step takes mlir 1.00 ms, eager 2.00 ms, {untried}; attention of a prefill as told"
@@ -104,7 +104,7 @@ def test_the_first_that_is_right_decodes_and_no_other_is_compiled(tried) -> None
 def test_the_next_where_the_modules_as_written_are_clearly_quicker(tried) -> None:
     run, _ = tried
     backends = run(mlir=3.0, eager=2.0, inductor=1.5)
-    assert (backends.decode, backends.vetted, run.compiled) == (
+    assert (backends.decode, backends.checked, run.compiled) == (
         Backend.INDUCTOR,
         True,
         [Backend.MLIR, Backend.INDUCTOR],

@@ -74,7 +74,7 @@ def test_the_runner_says_what_ran_and_why(monkeypatch: pytest.MonkeyPatch) -> No
     runner = runner_of(
         model, backends=Backends(Backend.MLIR, Backend.INDUCTOR, Backend.MLIR, "auto: told", checked=False)
     )
-    runner.executor.few_tokens = 0  # type: ignore[attr-defined]
+    runner.executor.max_token_parallel_tokens = 0  # type: ignore[attr-defined]
     assert str(runner.backends) == "mlir (prefill: inductor, its attention: mlir)"
     with pytest.warns(UserWarning, match="backend auto: inductor does not compile here, prefill on eager"):
         generate(runner, [request("a", 9, 1)])
@@ -108,7 +108,7 @@ def test_blocks_whose_queries_are_seen_are_vetted_too(monkeypatch: pytest.Monkey
     monkeypatch.setattr(executors, "InductorExecutor", failing)
     backends = Backends(Backend.MLIR, Backend.INDUCTOR, Backend.MLIR, "auto: told", checked=False)
     runner = runner_of(model_of(spec_of(layer(4, 2)), backend=Backend.INDUCTOR), backends=backends, evict=EVICT)
-    runner.executor.fast.few_tokens = 0  # type: ignore[attr-defined]
+    runner.executor.fast.max_token_parallel_tokens = 0  # type: ignore[attr-defined]
     with pytest.warns(UserWarning, match="backend auto: inductor does not compile here, prefill on eager"):
         found = generate(runner, asked)["a"].token_ids
     assert found == expected and runner.backends.blocks is Backend.EAGER

@@ -22,7 +22,7 @@ class Wild:
         every = draw.sample(sorted([*state.running, *state.waiting]), len(state.running) + len(state.waiting))
         left, wishes = state.max_num_batched_tokens, []
         for entry in every:
-            tokens = draw.choice([0, 1, entry.num_uncomputed_tokens, draw.randrange(entry.num_uncomputed_tokens + 1)])
+            tokens = draw.choice([0, 1, entry.num_new_tokens, draw.randrange(entry.num_new_tokens + 1)])
             if entry.request_id not in backs and tokens <= left:
                 wishes.append((entry.request_id, tokens))
                 left -= tokens

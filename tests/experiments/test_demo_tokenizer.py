@@ -39,7 +39,7 @@ def test_the_trained_one_gives_every_text_back(text):
 
 @pytest.mark.parametrize("make", [trained, bytes_only])
 def test_control_tokens_come_first_in_both(make):
-    assert [make().control_ids[name] for name in demo_tokenizer.CONTROL] == list(range(10))
+    assert [make().special_token_ids[name] for name in demo_tokenizer.CONTROL] == list(range(10))
     assert demo_tokenizer.CONTROL[:3] == (demo_tokenizer.BEGIN, demo_tokenizer.END, demo_tokenizer.PAD)
     assert make().encode("<|user|>hi<|turn|>", special=True)[0] == demo_tokenizer.CONTROL.index("<|user|>")
 

@@ -99,7 +99,7 @@ def test_random_weights_depend_on_seed_and_name_alone(seed: int, dtype: torch.dt
 
 
 def test_random_weights_are_normal_and_norms_are_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights, "CHUNK", 1000)  # so that a parameter takes several draws
+    monkeypatch.setattr(weights, "DRAW_CHUNK", 1000)  # so that a parameter takes several draws
     state = random_weights(TINY, torch.float32)
     assert torch.equal(state["norm.weight"], torch.ones(TINY.hidden_size))
     head = state["head.weight"] * TINY.hidden_size**0.5

@@ -8,7 +8,7 @@ from compiled_kernels import Backend
 from tests.testing import attention_parts as parts
 from workbench.custom import temporarily_registered
 from workbench.errors import WorkbenchError
-from workbench.testing import attention_backends as attention_lanes
+from workbench.testing import attention_backends
 from workbench.testing import check_attention
 
 RIGHT = [
@@ -96,7 +96,7 @@ def test_a_lane_calls_a_part_by_its_name_and_not_by_its_address():
     for part, name in ((parts.bent, "not bent"), (parts.Remembers(), "Both(Causal(), Remembers)")):
         kind = "score" if part is parts.bent else "mask"
         with temporarily_registered(part) as path:
-            law = attention_lanes.backend_law(Backend.MLIR, {kind: {"path": path}}, 1)
+            law = attention_backends.backend_law(Backend.MLIR, {kind: {"path": path}}, 1)
         assert law.detail.startswith("not tried") or law.detail.endswith(name), law.detail
 
 

@@ -16,7 +16,7 @@ from workbench.kv_cache.budget import EvictionBudget
 from workbench.kv_cache.eviction import FULL_ATTENTION_LAW, PREFIX_LAW, parse_eviction
 from workbench.kv_cache.manager import KVCacheManager
 from workbench.testing import check_evict
-from workbench.testing import eviction as evict_laws
+from workbench.testing import eviction
 from workbench.testing.law import check_law
 
 HEAVY = {"kind": "heavy_hitters", "budget": 64}
@@ -29,8 +29,8 @@ def breaks(law: str, policy: dict, examples: int = 2) -> bool:
     """Whether the kit's verdict on this law is that it is broken."""
     evict = parse_eviction(policy)
     assert evict is not None
-    check = functools.partial(evict_laws.EVICTION_LAWS[law], evict)
-    return not check_law(law, check, examples, evict_laws.eviction_scenarios()).ok
+    check = functools.partial(eviction.EVICTION_LAWS[law], evict)
+    return not check_law(law, check, examples, eviction.eviction_scenarios()).ok
 
 
 @pytest.mark.parametrize(("policy", "examples"), [(HEAVY, 2), (SNAP, 2), ({"kind": "window", "ratio": 0.5}, 1)])

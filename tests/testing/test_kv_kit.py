@@ -12,8 +12,8 @@ from workbench.errors import WorkbenchError
 from workbench.kv_cache import quantized
 from workbench.kv_cache.format import CacheFormat
 from workbench.testing import check_kv_format
-from workbench.testing import kv_format as kv_laws
-from workbench.testing import kv_scenarios as kv_scenes
+from workbench.testing import kv_format
+from workbench.testing import kv_scenarios
 
 KINDS = ("dense", "int8", "int4", "fp8")
 SMALL = {"format": "int4", "group": 8, "residual": 5}
@@ -21,7 +21,7 @@ SMALL = {"format": "int4", "group": 8, "residual": 5}
 
 def only(law: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One law is enough where it is to be broken: finding the least example takes its time."""
-    monkeypatch.setattr(kv_laws, "LAWS", {law: kv_laws.LAWS[law]})
+    monkeypatch.setattr(kv_format, "KV_LAWS", {law: kv_format.KV_LAWS[law]})
 
 
 @pytest.mark.parametrize("format", [SMALL, {**SMALL, "format": "int8", "rotate": True, "sinks": 3}])
@@ -33,16 +33,16 @@ def test_our_formats_keep_every_law(format: dict) -> None:
 def test_settling_by_the_batch_and_not_by_the_position_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every query of a chunk reads what the chunk's last one may: prefill in one step is another model then."""
 
-    def packed(self: QuantizationRule, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    def is_quantized(self: QuantizationRule, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         return (key >= self.num_sink_tokens) & (key < self.quantized_until_each(query.max() + 1))
 
-    monkeypatch.setattr(QuantizationRule, "packed", packed)
+    monkeypatch.setattr(QuantizationRule, "is_quantized", is_quantized)
     only("chunked = whole = decoded one by one", monkeypatch)
     assert not check_kv_format(SMALL, examples=2, backends=()).passed
 
 
 def test_a_group_that_is_not_settled_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantized, "settle", lambda *_: None)
+    monkeypatch.setattr(quantized, "quantize_pages", lambda *_: None)
     only("batched = alone", monkeypatch)
     assert not check_kv_format(SMALL, examples=2, backends=()).passed
 
@@ -53,7 +53,7 @@ def test_a_layer_is_tried_whatever_its_number(monkeypatch: pytest.MonkeyPatch) -
     only("batched = alone", monkeypatch)
     sound = check_kv_format(format, examples=1, backends=("eager",))
     assert sound.passed and all(law.tried for law in sound.laws), str(sound)
-    monkeypatch.setattr(quantized, "settle", lambda *_: None)
+    monkeypatch.setattr(quantized, "quantize_pages", lambda *_: None)
     assert not check_kv_format(format, examples=4, backends=()).passed
 
 
@@ -62,8 +62,8 @@ def test_every_kind_of_layer_is_in_the_kits_model(layers: dict, usual: str) -> N
     format = CacheFormat.model_validate(
         {"format": usual, "layers": {at: {"format": kind} for at, kind in layers.items()}}
     )
-    tried = kv_scenes.shrink_to_test_layers(format)
-    found = [tried.for_layer(layer).key_value_formats for layer in range(kv_scenes.num_test_layers(tried))]
+    tried = kv_scenarios.shrink_to_test_layers(format)
+    found = [tried.for_layer(layer).key_value_formats for layer in range(kv_scenarios.num_test_layers(tried))]
     assert sorted(set(found)) == sorted({(kind, kind) for kind in (usual, *layers.values())})
     assert len(found) == 2 * len(set(found)), "twice each: with a window and without"
 

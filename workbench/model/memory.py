@@ -170,7 +170,7 @@ def _widest_columns(spec: Any) -> int:
 def _weight_bytes(spec: Any, itemsize: int, format: WeightFormat) -> int:
     total = 0
     for name, shape in parameter_shapes(spec).items():
-        if name == "embedding.weight" and spec.tied and format.head != "dense":
+        if name == "embedding.weight" and spec.tie_word_embeddings and format.head != "dense":
             name = "head.weight"  # the one matrix of a tied model is stored as the head is
         kind = format.head if name == "head.weight" else format.blocks
         values, rows = math.prod(shape), math.prod(shape[:-1])

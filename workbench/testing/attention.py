@@ -14,7 +14,7 @@ from compiled_kernels import Backend
 from workbench.custom import build_custom, resolve_path, temporarily_registered
 from workbench.errors import WorkbenchError
 from workbench.model.attention_config import AttentionConfig
-from workbench.testing import attention_backends as attention_lanes
+from workbench.testing import attention_backends
 from workbench.testing import attention_laws, position_laws
 from workbench.testing.attention_scenarios import AttentionScenario, attention_scenarios
 from workbench.testing.law import ConformityReport, Law, check_law
@@ -84,7 +84,7 @@ def _laws(change: dict[str, Any], made: Any, kind: str, examples: int, backends:
         for law, check in attention_laws.LAWS.items():
             found.append(check_law(law, functools.partial(check, change), examples, attention_scenarios()))
         for backend in backends:
-            found.append(attention_lanes.backend_law(Backend(backend), change, examples))
+            found.append(attention_backends.backend_law(Backend(backend), change, examples))
     return tuple(found)
 
 

@@ -22,7 +22,6 @@ from workbench.kv_cache.eviction import PREFIX_LAW, EvictionPolicy, parse_evicti
 from workbench.kv_cache.pages import pages_for
 from workbench.request import Request, SamplingParameters, Sequence
 from workbench.scheduler.plan import SchedulerLimits
-from workbench.testing import eviction as evict_laws
 from workbench.testing.attention_scenarios import (
     CONTEXT,
     AttentionScenario,
@@ -258,17 +257,15 @@ def check_evict(policy: Mapping[str, Any] | EvictionPolicy, examples: int = 6) -
     if given is None:
         raise WorkbenchError("check_evict: None evicts nothing; give settings or a policy")
     law = "keeps as many as the budget says, in order, the newest among them, and the same when asked again"
-    laws = [
-        check_law(law, functools.partial(evict_laws.check_choice, given), 20 * examples, evict_laws.mass_and_budget())
-    ]
-    drawn = evict_laws.eviction_scenarios()
-    for law, check in evict_laws.EVICTION_LAWS.items() if laws[0].ok else ():
+    laws = [check_law(law, functools.partial(check_choice, given), 20 * examples, mass_and_budget())]
+    drawn = eviction_scenarios()
+    for law, check in EVICTION_LAWS.items() if laws[0].ok else ():
         if law in given.gives_up:
             laws.append(Law(law, True, "given up", tried=False))
         else:
             laws.append(check_law(law, functools.partial(check, given), examples, drawn))
-    for law in sorted(given.gives_up - evict_laws.EVICTION_LAWS.keys()):
-        refused = evict_laws.REFUSALS.get(law)
+    for law in sorted(given.gives_up - EVICTION_LAWS.keys()):
+        refused = REFUSALS.get(law)
         if refused is None:
             laws.append(Law(law, True, "given up", tried=False))
         else:

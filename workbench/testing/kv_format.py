@@ -21,7 +21,6 @@ from workbench.executors.select import unsupported_cache_reason
 from workbench.kv_cache.format import CacheFormat, KVCacheSpec, build_cache_specs, parse_cache_format
 from workbench.kv_cache.pages import build_cache_groups
 from workbench.kv_cache.store import KVStore
-from workbench.testing import kv_format as kv_laws
 from workbench.testing.attention_scenarios import require_equal_logits
 from workbench.testing.kv_scenarios import (
     HEAD_DIM,
@@ -108,7 +107,7 @@ def _warm(format: CacheFormat, scenario: KVScenario) -> None:
     )
 
 
-LAWS: dict[str, Callable[[CacheFormat, KVScenario], None]] = {
+KV_LAWS: dict[str, Callable[[CacheFormat, KVScenario], None]] = {
     "every number within half a step of its code": _half_a_step,
     "bytes counted from the tensors = the formula": _counted,
     "a scrubbed page holds nothing": _scrubbed,
@@ -184,6 +183,6 @@ def check_kv_format(
     given = parse_cache_format(format)
     tried = shrink_to_test_layers(given)
     drawn = kv_scenarios(tried)
-    laws = [check_law(law, functools.partial(check, tried), examples, drawn) for law, check in kv_laws.LAWS.items()]
-    laws += [kv_laws.backend_law(Backend(backend), tried, examples) for backend in backends]
+    laws = [check_law(law, functools.partial(check, tried), examples, drawn) for law, check in KV_LAWS.items()]
+    laws += [backend_law(Backend(backend), tried, examples) for backend in backends]
     return ConformityReport(f"cache format {given.model_dump(exclude_defaults=True)}", tuple(laws))

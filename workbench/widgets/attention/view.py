@@ -249,12 +249,12 @@ class GenerationFollower:
 
         self._live, self._decoded = RunnerThread.attach(runner), Decoded
         if isinstance(prompt, Request):
-            (self._request,) = runner.read(prompt, sampling)
+            (self._request,) = runner.make_requests(prompt, sampling)
             max_tokens = max_tokens and self._request.sampling.max_tokens
         elif isinstance(prompt, str):
-            (self._request,) = runner.read(prompt, {"max_tokens": max(1, max_tokens), **sampling})
+            (self._request,) = runner.make_requests(prompt, {"max_tokens": max(1, max_tokens), **sampling})
         else:
-            (named,) = runner.read([""], {"max_tokens": max(1, max_tokens), **sampling})
+            (named,) = runner.make_requests([""], {"max_tokens": max(1, max_tokens), **sampling})
             self._request = Request(named.request_id, tuple(int(n) for n in prompt), named.sampling)
         if self._request.invalid_reason or not self._request.prompt_ids:
             raise WorkbenchError(
@@ -262,8 +262,8 @@ class GenerationFollower:
             )
         if self._request.sampling.num_sequences > 1:
             raise WorkbenchError("AttentionView follows one text: leave out n, best_of and beams")
-        packed = any(shape.format.packed for shape in runner.store.shapes)
-        self.note = QUANTIZED_NOTE if packed else EVICTION_NOTE if runner.cache.evictor is not None else ""
+        quantized = any(spec.format.quantized for spec in runner.store.specs)
+        self.note = QUANTIZED_NOTE if quantized else EVICTION_NOTE if runner.kv_cache.evictor is not None else ""
         self._handle: Any = None
         self._leave: Callable[[], None] = lambda: None
         self._most, self._num_read = max_tokens, 0

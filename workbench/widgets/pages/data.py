@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +19,17 @@ from workbench.display import format_ranges
 from workbench.kv_cache.pages import NULL_PAGE
 from workbench.trace.events import Event, Stepped, StepPlanned
 
+if TYPE_CHECKING:
+    from workbench.engine.runner import Runner
+    from workbench.kv_cache.manager import KVCacheManager
+    from workbench.scheduler.scheduler import Scheduler
+
 Ints = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
 class PagePanel:
-    """The pages of one table, or the places on the host for them: `pages` of `page_size` tokens, numbered from 1."""
+    """The pages of one cache group, or its CPU pages: `pages` of `page_size` tokens, numbered from 1."""
 
     title: str
     pages: int
@@ -114,7 +119,7 @@ class PageSnapshot:
 
 
 def take_snapshot(
-    scheduler: Any,
+    scheduler: Scheduler,
     panels: tuple[PagePanel, ...],
     computed_until: Mapping[str, int] | None = None,
     previous: PageSnapshot | None = None,
@@ -124,65 +129,70 @@ def take_snapshot(
     `computed_until` are, where a step was just planned, the positions up to which it computes each sequence. Parts
     unchanged since the snapshot `previous` are shared with it.
     """
-    holdings = scheduler.holdings
+    manager = scheduler.kv_cache_manager
     known = {owner.name: owner for owner in previous.owners} if previous is not None else {}
     running = set(scheduler.running)
     owners, after, earlier = [], [], []
-    everybody = [*scheduler.running, *scheduler.waiting]
-    for sequence in everybody:
-        saved = sequence.saved or holdings.host.loaded.get(sequence.order)
-        lists = [*sequence.pages, *(saved.places if saved is not None else ())]
+    sequences = [*scheduler.running, *scheduler.waiting]
+    for sequence in sequences:
+        swapped = sequence.swapped or manager.cpu_pages.swapping_in.get(sequence.arrival_index)
+        lists = [*sequence.pages, *(swapped.cpu_pages if swapped is not None else ())]
         if not any(lists):
             continue
-        end = (computed_until or {}).get(sequence.request_id, sequence.computed)
-        there = saved.computed - saved.evicted if saved is not None else 0
-        tables = holdings.tables
-        host = [table.settled(there) for table in tables] if len(panels) > len(tables) else []
-        after.append([table.settled(end - sequence.evicted) for table in tables] + host)
-        earlier.append([table.settled(sequence.held) for table in tables] + host)
+        end = (computed_until or {}).get(sequence.request_id, sequence.num_computed_tokens)
+        there = swapped.num_computed_tokens - swapped.num_evicted_tokens if swapped is not None else 0
+        groups = manager.groups
+        on_cpu = [group.quantized_until(there) for group in groups] if len(panels) > len(groups) else []
+        after.append([group.quantized_until(end - sequence.num_evicted_tokens) for group in groups] + on_cpu)
+        earlier.append([group.quantized_until(sequence.num_stored_tokens) for group in groups] + on_cpu)
         lists += [[] for _ in range(len(panels) - len(lists))]
         owners.append(_owner(sequence.request_id, sequence in running, lists, known.get(sequence.request_id)))
-    for order in holdings.host.loaded.keys() - {sequence.order for sequence in everybody}:
-        saved = holdings.host.loaded[order]  # it ended before its pages were back: the places are given up soon
-        lists = [[] for _ in holdings.pools] + list(saved.places)
-        owners.append(_owner(f"(ended {order})", False, lists, None))
+    for index in manager.cpu_pages.swapping_in.keys() - {sequence.arrival_index for sequence in sequences}:
+        swapped = manager.cpu_pages.swapping_in[index]  # it ended before its pages were back; they are freed soon
+        lists = [[] for _ in manager.pools] + list(swapped.cpu_pages)
+        owners.append(_owner(f"(ended {index})", False, lists, None))
         after.append([0] * len(panels))
         earlier.append([0] * len(panels))
-    references, kept = _references_and_index(holdings, previous)
-    step = scheduler.steps if computed_until is None else scheduler.steps - 1
+    references, kept = _references_and_index(manager, previous)
+    step = scheduler.next_step if computed_until is None else scheduler.next_step - 1
     shape = (len(owners), len(panels))
     tokens, held = (np.array(each, np.int32).reshape(shape) for each in (after, earlier))
     return PageSnapshot(step, computed_until is None, panels, tuple(owners), tokens, held, references, kept)
 
 
-def panels_of_cache(holdings: Any) -> tuple[PagePanel, ...]:
-    """The panels of `cache.holdings.Holdings` of which nothing more is known than its tables."""
-    tables = [PagePanel(f"table {t}", pool.pages, pool.page_size) for t, pool in enumerate(holdings.pools)]
-    rooms = [
-        PagePanel(f"host, of table {t}", room.pages, room.page_size, True) for t, room in enumerate(holdings.host.rooms)
+def panels_of_cache(manager: KVCacheManager) -> tuple[PagePanel, ...]:
+    """Return the panels of a KV cache manager: one per cache group, and one per group on the CPU."""
+    groups = [PagePanel(f"group {t}", pool.num_pages, pool.page_size) for t, pool in enumerate(manager.pools)]
+    on_cpu = [
+        PagePanel(f"CPU, of group {t}", pool.num_pages, pool.page_size, True)
+        for t, pool in enumerate(manager.cpu_pages.pools)
     ]
-    return (*tables, *rooms)
+    return (*groups, *on_cpu)
 
 
-def panels_of_runner(runner: Any) -> tuple[PagePanel, ...]:
-    """The panels of a runner's cache: what each table holds, of which layers, in what format."""
+def panels_of_runner(runner: Runner) -> tuple[PagePanel, ...]:
+    """The panels of a runner's cache: what each group stores, of which layers, in what format."""
     store, titles = runner.store, {}
-    for number, table in enumerate(store.tables):
-        shape = store.shapes[table.layers[0]]
-        title_parts = [f"table {number}", f"layers {format_ranges(table.layers)}"]
-        if not shape.format.packed:
-            title_parts.append("latent rows" if shape.shared is not None else str(store.dtype).removeprefix("torch."))
+    for number, group in enumerate(store.groups):
+        shape = store.specs[group.layers[0]]
+        title_parts = [f"group {number}", f"layers {format_ranges(group.layers)}"]
+        if not shape.format.quantized:
+            title_parts.append(
+                "latent rows" if shape.num_value_columns is not None else str(store.dtype).removeprefix("torch.")
+            )
         else:
-            packed = number == shape.table
+            packed = number == shape.group
             title_parts.append(
                 f"quantized: {shape.format}" if packed else "residual, in full precision: not quantized yet"
             )
-        if shape.window is not None:
-            title_parts.append(f"window {shape.window}" + (f", {shape.sinks} sinks" if shape.sinks else ""))
+        if shape.sliding_window is not None:
+            title_parts.append(
+                f"window {shape.sliding_window}" + (f", {shape.num_sink_tokens} sinks" if shape.num_sink_tokens else "")
+            )
         titles[number] = " · ".join(title_parts)
     return tuple(
         replace(panel, title=panel.title if panel.on_cpu else titles[number])
-        for number, panel in enumerate(panels_of_cache(runner.cache.holdings))
+        for number, panel in enumerate(panels_of_cache(runner.kv_cache.manager))
     )
 
 
@@ -193,14 +203,14 @@ def _owner(name: str, running: bool, lists: Sequence[Sequence[int]], known: Page
 
 
 def _references_and_index(
-    holdings: Any, before: PageSnapshot | None
+    manager: KVCacheManager, before: PageSnapshot | None
 ) -> tuple[tuple[Ints, ...], tuple[NDArray[np.bool_], ...]]:
     references, kept = [], []
-    for number, pool in enumerate((*holdings.pools, *holdings.host.rooms)):
-        counts, marks = pool.counts()
+    for number, pool in enumerate((*manager.pools, *manager.cpu_pages.pools)):
+        counts, marks = pool.ref_counts()
         counted, marked = np.array(counts, np.int32), np.frombuffer(marks, np.bool_).copy()
-        if number >= len(holdings.pools):  # a room's index has no marks of its own
-            marked[_index_pages_on_cpu(holdings, number - len(holdings.pools))] = True
+        if number >= len(manager.pools):  # the CPU pools mark no cached pages
+            marked[_index_pages_on_cpu(manager, number - len(manager.pools))] = True
         if before is not None and np.array_equal(before.references[number], counted):
             counted = before.references[number]
         if before is not None and np.array_equal(before.in_prefix_index[number], marked):
@@ -210,10 +220,10 @@ def _references_and_index(
     return tuple(references), tuple(kept)
 
 
-def _index_pages_on_cpu(holdings: Any, table: int) -> list[int]:
-    """Places on the host of pages that the prefix index laid there, and of those on their way back from there."""
-    fetched = [place for t, place in holdings.host.fetched if t == table]
-    return fetched + (list(holdings.prefix.tree.hosted[table]) if holdings.prefix is not None else [])
+def _index_pages_on_cpu(manager: KVCacheManager, group: int) -> list[int]:
+    """Return the CPU pages of the prefix cache, and those being swapped in."""
+    fetched = [place for t, place in manager.cpu_pages.fetched if t == group]
+    return fetched + (list(manager.prefix_cache.tree.on_cpu[group]) if manager.prefix_cache is not None else [])
 
 
 MAX_SNAPSHOTS = 1024  # snapshots kept; beyond them every second one of the older half is let go
@@ -252,7 +262,7 @@ class SnapshotLog:
 
 
 def snapshot_listener(
-    log: SnapshotLog, scheduler: Any, panels: tuple[PagePanel, ...], on_change: Callable[[], None]
+    log: SnapshotLog, scheduler: Scheduler, panels: tuple[PagePanel, ...], on_change: Callable[[], None]
 ) -> Callable[[Event], None]:
     """Hears every event of a runner, in the thread that owns it, and notes what each step is computed on, and what is
     left when all is done."""
@@ -262,7 +272,7 @@ def snapshot_listener(
         if isinstance(event, StepPlanned):
             ends = {span.sequence: span.start + span.tokens for span in event.spans}
             log.add(take_snapshot(scheduler, panels, ends, last))
-        elif isinstance(event, Stepped) and not scheduler.busy:
+        elif isinstance(event, Stepped) and not scheduler.has_unfinished_requests:
             log.add(take_snapshot(scheduler, panels, None, last))
         else:
             return

@@ -138,14 +138,14 @@ class BackgroundCompletion:
                 news()
             elif event.kind == "finished" and event.error:
                 raise WorkbenchError(event.error)
-        if (size := 4 * len(self.ids) * self.runner.model.spec.vocab) > MAX_LOGITS_BYTES:
+        if (size := 4 * len(self.ids) * self.runner.model.spec.vocab_size) > MAX_LOGITS_BYTES:
             needed = f"{len(self.ids):,} tokens would take {size / 2**30:.1f} GiB"
             raise WorkbenchError(f"prompt, max_tokens: the logits of {needed}; look at a shorter text")
         logits = live.call(lambda runner: runner.model.logits(self.ids))
         return TextLogits.from_array(logits, self.ids[: len(self.prompt_ids)], self.ids[len(self.prompt_ids) :])
 
     def _encoded(self, given: str | Sequence[int]) -> tuple[int, ...]:
-        return self.runner.read(given, {})[0].prompt_ids if isinstance(given, str) else tuple(map(int, given))
+        return self.runner.make_requests(given, {})[0].prompt_ids if isinstance(given, str) else tuple(map(int, given))
 
 
 @dataclass(frozen=True)

@@ -181,19 +181,19 @@ class SpeculationComparison:
     def __init__(
         self, runner: Any, prompt: str | Sequence[int] | None, speculate: Any, rounds: int, sampling: dict[str, Any]
     ):
-        if runner.drafts is None and speculate is None:
+        if runner.speculator is None and speculate is None:
             raise WorkbenchError('runner: it drafts nothing; give speculate="prompt_lookup" or "draft"')
         if prompt is None:
             raise WorkbenchError("prompt: a runner needs one, as text or token ids")
         self.runner, self.rounds, self.events = runner, rounds, SpeculationEvents()
         if isinstance(prompt, str):
-            (request,) = runner.read(prompt, sampling)
+            (request,) = runner.make_requests(prompt, sampling)
         else:
             request = Request("", tuple(map(int, prompt)), SamplingParameters(**sampling))
         if request.sampling.num_sequences > 1:
             raise WorkbenchError("n, best_of, beams: the view looks at one sample; leave them out")
         self.request = request
-        self._speculator = runner.drafts if speculate is None else _build_speculator(runner, speculate)
+        self._speculator = runner.speculator if speculate is None else _build_speculator(runner, speculate)
         self._handle: Any = None
         self._exclusive: Any = None
         self._stopped, self._thread = False, None
@@ -250,7 +250,7 @@ class SpeculationComparison:
             raise
 
     def _alternate(self, live: Any, news: Callable[[], None]) -> None:
-        before = live.call(lambda runner: runner.drafts)
+        before = live.call(lambda runner: runner.speculator)
         turns = (self._speculator, self.events.drafted), (None, self.events.plain)
         try:
             for turn in range(self.rounds + 1):
@@ -290,4 +290,4 @@ def _build_speculator(runner: Any, speculate: Any) -> Any:
     limits = runner.scheduler.limits
     shared = {"max_num_seqs": limits.max_num_seqs, "max_num_batched_tokens": limits.max_num_batched_tokens}
     made = partial(load, device=str(runner.model.device), **shared)
-    return build_speculator(settings, runner.model.spec, runner.tokenizer, str(runner.lanes.decode), made)
+    return build_speculator(settings, runner.model.spec, runner.tokenizer, str(runner.backends.decode), made)

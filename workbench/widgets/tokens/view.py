@@ -46,9 +46,9 @@ def tokenize(text: str, name: str, tokenizer: Any) -> Tokenization:
     try:
         ids = tokenizer.encode(text)
     except WorkbenchError as error:
-        return Tokenization(name, tokenizer.vocab, len(text), error=str(error))
-    cuts = (TokenizedPiece(i, tokenizer.token_bytes(i), tokenizer.spelling(i), tokenizer.is_control(i)) for i in ids)
-    return Tokenization(name, tokenizer.vocab, len(text), tuple(cuts))
+        return Tokenization(name, tokenizer.vocab_size, len(text), error=str(error))
+    cuts = (TokenizedPiece(i, tokenizer.token_bytes(i), tokenizer.id_to_token(i), tokenizer.is_special(i)) for i in ids)
+    return Tokenization(name, tokenizer.vocab_size, len(text), tuple(cuts))
 
 
 def resolve_tokenizer(given: Any) -> tuple[str, Any]:
