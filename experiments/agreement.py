@@ -22,9 +22,9 @@ from typing import Any
 from workbench.engine.runner import Runner
 from workbench.experiment.build import arrivals_of, requests_of
 from workbench.experiment.experiment import Experiment
-from workbench.measure.metrics import distribution, summarize
 from workbench.measure.run import run_requests, runner_for, torch_threads
 from workbench.measure.simulated import instance_spec_for, request_metrics_of
+from workbench.runs.metrics import distribution, summarize
 from workbench.simulate.fleet import Fleet, InstancePool
 from workbench.simulate.source import OpenLoopSource
 from workbench.simulate.step_times import StepTimeModel, fit_step_times

@@ -7,7 +7,7 @@ from functools import cache
 from torch import Tensor
 
 from workbench.experiment.verdict import RuleChange, VariantRows, Verdict, variant_row
-from workbench.measure.metrics import expected_tokens_per_verification
+from workbench.runs.metrics import expected_tokens_per_verification
 from workbench.sampling.enumeration import (
     NextTokenTable,
     TargetRow,

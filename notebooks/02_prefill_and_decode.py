@@ -35,7 +35,7 @@ for name, mine in events.items():
 # knows of it. Try other lengths above.
 
 # %%
-from workbench.measure.metrics import summarize
+from workbench.runs.metrics import summarize
 from workbench.trace.recorder import Recorder
 
 recorder = Recorder()
@@ -105,4 +105,4 @@ widgets.Roofline(points, ceilings="h100")
 # - `cache_value=1` or `block_value=0.5` there: what do an 8-bit cache and 4-bit weights do to each point?
 #
 # Read on in `workbench/model/cost.py` (FLOPs and bytes of a step), `workbench/machine/ceilings.py` (what is measured),
-# `workbench/measure/metrics.py` (every figure of a record); then [03_kv_cache](03_kv_cache.py).
+# `workbench/runs/metrics.py` (every figure of a record); then [03_kv_cache](03_kv_cache.py).

@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable
+import secrets
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import platformdirs
 import yaml
@@ -344,3 +345,36 @@ def _too_many_digits() -> str:
 
 def _place(mark: Any) -> str:
     return "" if mark is None else f" (line {mark.line + 1:,}, column {mark.column + 1:,})"
+
+
+def write_atomically(path: Path, fill: Callable[[BinaryIO], object], replace: bool = True) -> None:
+    """Write a file atomically: it has all that `fill` writes, synced to disk, before it gets the name `path`.
+
+    Without `replace`, raises FileExistsError if the name is taken, even by a concurrent writer."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            fill(file)
+            file.flush()
+            os.fsync(file.fileno())
+        if not replace and _claim_name(path, temporary):
+            temporary.unlink()
+        else:
+            os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _claim_name(path: Path, content: Path) -> bool:
+    """Claim the name `path` exclusively.
+
+    Returns True with `content` linked under it, or False and an empty file where the file system has no hard links."""
+    try:
+        os.link(content, path)
+        return True
+    except FileExistsError:
+        raise
+    except OSError:
+        path.open("xb").close()
+        return False

@@ -16,14 +16,14 @@ def quantized_arguments(shape: QuantizedAttention) -> str:
 
 
 def quantized_tile(shape: QuantizedAttention, name: str) -> str:
-    """Emit @{name}_packed_tile(q [share, dim] f32, quantized keys and values, page, next page, group, from, to,
+    """Emit @{name}_quantized_tile(q [share, dim] f32, quantized keys and values, page, next page, group, from, to,
     partial, row, chunk, scores, weights): as @{name}_tile of residual pages. Every offset of the page is scored; those
     outside [from, to) weigh nothing, whatever lies there."""
     t, lines = shape.types, Lines()
     for first in range(0, shape.queries_per_kv, HEADS_TOGETHER):
         _heads(lines, shape, range(first, min(first + HEADS_TOGETHER, shape.queries_per_kv)))
     folded = [f"%folded_{side} = memref.alloca() {{alignment = 64 : i64}} : {kind}" for side, kind in _folded(shape)]
-    return f"""func.func private @{name}_packed_tile(%q: {shape.float_queries_type}, {quantized_arguments(shape)}, %page: index,
+    return f"""func.func private @{name}_quantized_tile(%q: {shape.float_queries_type}, {quantized_arguments(shape)}, %page: index,
     %next: index, %group: index, %from: index, %to: index, %partial: {t["partial"]}, %row: index, %chunk: index,
     %scores: {t["scores"]}, %weights: {t["weights"]}) {{
 {chr(10).join(folded)}

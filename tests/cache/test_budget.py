@@ -51,7 +51,7 @@ def test_as_much_is_held_as_the_budget_has_room_for(budget, prompt, more, length
     if not found:
         assert most == tokens
     elif budget.in_decode:
-        assert most == budget.max_tokens(prompt) and budget.after(prompt) >= most // 2
+        assert most == budget.max_tokens(prompt) and budget.tokens_after_eviction(prompt) >= most // 2
     else:
         assert found == [(prompt, budget.max_tokens(prompt))]
 

@@ -76,12 +76,12 @@ def test_pages_come_in_the_order_asked(order: list[int]) -> None:
 
 def test_misuse_is_refused() -> None:
     pool = PagePool(2, 4)
-    with pytest.raises(ValueError, match="not held"):
+    with pytest.raises(ValueError, match="not referenced"):
         pool.release([1])
-    with pytest.raises(ValueError, match="not held"):
+    with pytest.raises(ValueError, match="not referenced"):
         pool.acquire([NULL_PAGE])
     page = pool.allocate(1)
-    with pytest.raises(ValueError, match="not held"):
+    with pytest.raises(ValueError, match="not referenced"):
         pool.release(page * 2)
     with pytest.raises(WorkbenchError):
         PagePool(0, 4)

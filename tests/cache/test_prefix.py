@@ -211,7 +211,7 @@ class Index(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.now += seconds
 
-    @precondition(lambda self: self.index.pages > 6)
+    @precondition(lambda self: self.index.num_pages > 6)
     @rule()
     def clear(self) -> None:
         self.index.clear()

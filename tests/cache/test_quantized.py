@@ -154,7 +154,7 @@ def test_bytes_equal_the_formula(layers: list, pages: int, size: int, dtype: tor
     assert store.bytes == store.expected_bytes
     by_hand = 0.0
     for groups, _, format in layers:
-        for kind, run in zip(format.kinds, (format.group, min(format.columns, 16)), strict=True):
+        for kind, run in zip(format.key_value_formats, (format.group, min(format.columns, 16)), strict=True):
             shared = {"dense": 0.0, "fp8": 2 / run}.get(kind, 4 / run)
             code = {"dense": float(dtype.itemsize), "int8": 1.0, "int4": 0.5, "fp8": 1.0}[kind]
             by_hand += groups * 16 * (code + shared)

@@ -90,7 +90,7 @@ def test_tables_of_dense_layers() -> None:
         [{0: KVCacheGroup()}, {1: KVCacheGroup(sliding_window=8, num_sink_tokens=2)}, {0: KVCacheGroup()}]
     )
     assert made == (KVCacheGroup((0, 2)), KVCacheGroup((1,), sliding_window=8, num_sink_tokens=2))
-    with pytest.raises(ValueError, match="layers of table 0 differ"):
+    with pytest.raises(ValueError, match="layers of cache group 0 differ"):
         build_cache_groups([{0: KVCacheGroup()}, {0: KVCacheGroup(sliding_window=8)}])
     with pytest.raises(ValueError, match="at least 1"):
         KVCacheGroup(sliding_window=0)

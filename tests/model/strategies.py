@@ -24,7 +24,7 @@ _scalings = st.one_of(
         beta_fast=st.floats(8, 40),
         beta_slow=st.floats(0.5, 2),
         truncate=st.booleans(),
-        amplitude=st.floats(0.5, 2),
+        attention_factor=st.floats(0.5, 2),
         original_max_position_embeddings=st.integers(1, 8192),
     ),
 )

@@ -63,7 +63,7 @@ def test_groups_by_number_or_name(num_kv_heads: object, right: int) -> None:
         ({"window": 0}, "attention: window: Input should be greater than or equal to 1, or 'full' .given 0.$"),
         ({"window": "full", "sinks": 2}, "sinks: 2 with window: full keeps nothing in sight"),
         ({"layers": {1: {"window": "full", "sinks": 2}}}, "sinks: 2 with window: full keeps nothing in sight"),
-        ({"position": "none", "rotary": {"base": 9.0}}, "rotary: turns no heads with position: none"),
+        ({"position": "none", "rotary": {"rope_theta": 9.0}}, "rotary: turns no heads with position: none"),
         ({"window": "ful"}, "attention: window"),
         ({"position": "rotery"}, "position: Input should be 'rotary', 'alibi' or 'none'"),
         ({"pattern": ["window", "full"]}, "`window` needs a window in tokens, for example window: 128"),
@@ -97,7 +97,7 @@ def test_what_the_model_cannot_be_is_told_with_its_layer(values: dict, told: str
 def test_what_a_single_layer_gives_up_is_no_contradiction() -> None:
     """Sinks and rotary that all other layers have are idle in one that sees all, or has no positions."""
     layers = {1: {"window": "full"}, 2: {"position": "none"}}
-    found = varied(window=4, sinks=2, rotary={"base": 9.0}, layers=layers)[:3]
+    found = varied(window=4, sinks=2, rotary={"rope_theta": 9.0}, layers=layers)[:3]
     assert [(each.window, each.sinks, each.position) for each in found] == [
         (4, 2, "rotary"), (None, 0, "rotary"), (4, 2, "none"),
     ]  # fmt: skip

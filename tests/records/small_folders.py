@@ -11,8 +11,8 @@ from tests.study.runs import small_recorder
 from workbench.experiment.experiment import Experiment
 from workbench.experiment.verdict import RuleChange
 from workbench.machine.environment import environment
-from workbench.measure.metrics import summarize
 from workbench.runs.folder import RunFolder
+from workbench.runs.metrics import summarize
 from workbench.runs.record import Record
 from workbench.trace.recorder import Recorder
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pytest import approx
 
 from tests.trace.histories import recorders
-from workbench.measure.metrics import distribution, per_request, percentile, request_metrics, summarize
+from workbench.runs.metrics import distribution, per_request, percentile, request_metrics, summarize
 
 numbers = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40)
 times = st.lists(st.floats(0, 1e3), min_size=1, max_size=30).map(sorted)

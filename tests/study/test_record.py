@@ -304,6 +304,6 @@ def test_runs_killed_at_random_moments_are_never_complete_and_damaged(tmp_path):
 
 
 def test_records_need_no_torch():
-    code = "import sys, workbench.runs.record, workbench.measure.metrics; print('torch' in sys.modules)"
+    code = "import sys, workbench.runs.record, workbench.runs.metrics; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -14,9 +14,9 @@ from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment
 from workbench.measure import chart as pareto
 from workbench.measure.compare_variants import run_comparison
-from workbench.measure.metrics import acceptance_metrics, expected_tokens_per_verification
 from workbench.measure.run import run
 from workbench.reports import terminal as report
+from workbench.runs.metrics import acceptance_metrics, expected_tokens_per_verification
 
 CHECKS = st.lists(
     st.integers(1, 5).flatmap(lambda k: st.tuples(st.just(k), st.integers(0, k))), min_size=1, max_size=30

@@ -8,8 +8,7 @@ from compiled_kernels import Backend
 from tests.testing import attention_parts as parts
 from workbench.custom import temporarily_registered
 from workbench.errors import WorkbenchError
-from workbench.testing import attention_backends
-from workbench.testing import check_attention
+from workbench.testing import attention_backends, check_attention
 
 RIGHT = [
     {}, {"window": 5, "sinks": 2, "softcap": 2.0, "qk_norm": True}, {"position": "alibi", "sink_logits": True},

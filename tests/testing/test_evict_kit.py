@@ -15,8 +15,7 @@ from workbench.executors.evicting import Evictor
 from workbench.kv_cache.budget import EvictionBudget
 from workbench.kv_cache.eviction import FULL_ATTENTION_LAW, PREFIX_LAW, parse_eviction
 from workbench.kv_cache.manager import KVCacheManager
-from workbench.testing import check_evict
-from workbench.testing import eviction
+from workbench.testing import check_evict, eviction
 from workbench.testing.law import check_law
 
 HEAVY = {"kind": "heavy_hitters", "budget": 64}

@@ -11,9 +11,7 @@ from compiled_kernels.quantized_attention import QuantizationRule
 from workbench.errors import WorkbenchError
 from workbench.kv_cache import quantized
 from workbench.kv_cache.format import CacheFormat
-from workbench.testing import check_kv_format
-from workbench.testing import kv_format
-from workbench.testing import kv_scenarios
+from workbench.testing import check_kv_format, kv_format, kv_scenarios
 
 KINDS = ("dense", "int8", "int4", "fp8")
 SMALL = {"format": "int4", "group": 8, "residual": 5}

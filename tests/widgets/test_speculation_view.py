@@ -14,9 +14,9 @@ from tests.patience import until
 from workbench.engine.load import load
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
-from workbench.measure.metrics import acceptance_metrics
 from workbench.request import Request, SamplingParameters
 from workbench.runs.folder import RunFolder
+from workbench.runs.metrics import acceptance_metrics
 from workbench.trace.events import Event, Finished, Stepped, Verified
 from workbench.trace.recorder import Recorder
 from workbench.widgets import RunnerThread, SpeculationView

@@ -20,12 +20,12 @@ from workbench.kv_cache.pages import pages_for
 from workbench.machine.ceilings import MachineCeilings, ceilings_for, intra_op_threads
 from workbench.machine.environment import environment
 from workbench.machine.processor import cpu_times, others_cpu_share
-from workbench.measure.metrics import percentile
 from workbench.model.hf.families import read_spec
 from workbench.model.shapes import named_shape
 from workbench.model.spec import ModelSpec
 from workbench.progress import StageCounter
 from workbench.request import Request, SamplingParameters
+from workbench.runs.metrics import percentile
 from workbench.trace.events import Event, Finished, Prefilled, Stepped
 
 PromptAndOutput = tuple[int, int]  # prompt tokens, output tokens

@@ -23,8 +23,8 @@ from workbench.claims.stored_record import StoredRecord, record_name, stored_rec
 from workbench.display import Displayable, Table
 from workbench.errors import WorkbenchError
 from workbench.experiment.verdict import Outcome, RuleChange, Verdict
-from workbench.files import read_json_file
-from workbench.runs.folder import finite_json, write_atomically
+from workbench.files import read_json_file, write_atomically
+from workbench.runs.folder import finite_json
 
 NOT_RUN = "not run yet"
 NO_TEST = "no test"  # shown for a rule that cannot fail

@@ -22,7 +22,7 @@ from workbench.claims.claim import (
 from workbench.claims.ledger import NO_TEST, NOT_RUN, Ledger, LedgerEntry, RecordFolder, judge_record
 from workbench.claims.stored_record import StoredRecord
 from workbench.errors import WorkbenchError
-from workbench.runs.folder import write_atomically
+from workbench.files import write_atomically
 
 
 def latest_run_record(claim: Claim, records: RecordFolder) -> StoredRecord | None:

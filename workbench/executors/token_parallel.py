@@ -153,7 +153,9 @@ class TokenParallelExecutor:
     def compile_shape(self, part: str, rows: int) -> StepShape:
         """Return the compile-time shape of the `blocks`, or of the `head` alone."""
         whole = replace(
-            step_shape(self.model, self.store.page_size, rows, self.store.specs), chunks=CONTEXT_SPLITS, together=True
+            step_shape(self.model, self.store.page_size, rows, self.store.specs),
+            chunks=CONTEXT_SPLITS,
+            same_sequence=True,
         )
         return replace(whole, head=None) if part == "blocks" else replace(whole, layers=())
 

@@ -22,9 +22,8 @@ from compiled_kernels.backends import backend_problems
 from compiled_kernels.level import LEVEL_VARIABLE
 from compiled_kernels.result_cache import user_cache_directory
 from workbench.errors import WorkbenchError
-from workbench.files import read_json_file
+from workbench.files import read_json_file, write_atomically
 from workbench.machine.processor import cpu_model, cpu_times, is_contended, last_level_cache, others_cpu_share
-from workbench.runs.folder import write_atomically
 
 MAX_WORKING_SET_BYTES = 512 * 2**20  # past a few times the cache, more bytes read no slower
 BUDGET_SECONDS = 0.08  # for each way of reading or multiplying

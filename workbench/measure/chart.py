@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.errors import WorkbenchError
+from workbench.runs.metrics import pareto_frontier
 
 LETTER, LINE, DOT = 6.4, 12.0, 5.0  # a letter's width, a line's height and a dot's radius in pixels, at size 11
 GAP = 7.0  # from a dot's middle to where its name begins
@@ -60,17 +61,6 @@ SIZES = {"bytes_per_token": "bytes of cache a token (measured)", "weight_bytes":
 MIN_KL = 1e-10  # what is below is no distance: rounding
 FRONTIER_COLOR, DOMINATED_COLOR = "#0b6e4f", "#a8a8a8"
 WIDTH, HEIGHT = 560, 340  # of the plot, in pixels
-
-
-def pareto_frontier(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Return the indices of the non-dominated points, in order of the first coordinate.
-
-    A point is dominated if another is as small in both coordinates and smaller in one."""
-    best: list[int] = []
-    for index in sorted(range(len(points)), key=lambda i: points[i]):
-        if not best or points[index][1] < points[best[-1]][1] or points[index] == points[best[-1]]:
-            best.append(index)
-    return best
 
 
 def chart(rows: Sequence[Mapping[str, Any]], title: str) -> Any:

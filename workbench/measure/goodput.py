@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from workbench.experiment.experiment import SLO
-from workbench.measure.metrics import per_request
+from workbench.runs.metrics import per_request
 from workbench.trace.recorder import Recorder
 
 ROUNDING_TOLERANCE = 1 + 1e-9

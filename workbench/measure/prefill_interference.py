@@ -15,9 +15,9 @@ from workbench.experiment.experiment import Experiment
 from workbench.experiment.runner import runner_for
 from workbench.experiment.settings import PrefillInterferenceWorkload
 from workbench.experiment.variants import VariantResults, every_variant, settings_text
-from workbench.measure.metrics import percentile
 from workbench.progress import StageCounter
 from workbench.request import Request, SamplingParameters
+from workbench.runs.metrics import percentile
 from workbench.trace.events import Decoded, Event, Finished
 
 ProgressCallback = Callable[[str], None]

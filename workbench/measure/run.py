@@ -20,10 +20,10 @@ from workbench.machine.ceilings import ceilings_for
 from workbench.machine.environment import environment
 from workbench.machine.processor import cpu_times, others_cpu_share
 from workbench.measure.goodput import recorded_goodput
-from workbench.measure.metrics import summarize
 from workbench.measure.rounds import run_requests, torch_threads
 from workbench.progress import Progress, discard, to_stderr
 from workbench.runs.folder import writing
+from workbench.runs.metrics import summarize
 from workbench.runs.record import Record, RunFolder
 from workbench.simulate.executor_settings import SimulatedExecutor
 from workbench.trace.events import Finished, Scheduled

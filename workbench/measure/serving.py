@@ -13,14 +13,11 @@ from workbench.experiment.experiment import Experiment
 from workbench.experiment.runner import runner_for
 from workbench.experiment.variants import VariantResults, every_variant, settings_text
 from workbench.measure.chart import import_altair, place_labels
-from workbench.measure.metrics import per_request, percentile, summarize
 from workbench.measure.predictions import Predictions
 from workbench.measure.rounds import run_requests
 from workbench.progress import StageCounter
+from workbench.runs.metrics import TABLES, round_metrics
 from workbench.trace.recorder import Recorder
-
-SPREADS = ("ttft_s", "tpot_s", "e2el_s")
-TABLES = ("requests", "steps", "tokens")
 
 
 def measure_serving(
@@ -68,21 +65,6 @@ def _run_round(runner: Runner, variant: Experiment, title: str) -> None:
     runner.reset_prefix_cache()
     requests = requests_of(variant, runner.tokenizer, runner.model.spec.vocab_size)
     run_requests(runner, requests, title, False, clients_of(variant))
-
-
-def round_metrics(requests: list[dict], steps: list[dict], tokens: list[dict]) -> dict[str, Any]:
-    """Return the metrics of one round. Service time is E2EL less queue time."""
-    summary = summarize(requests, steps, tokens)
-    each = per_request(requests, tokens)
-    service = [one["e2el_s"] - one["queue_s"] for one in each if one["e2el_s"] is not None]
-    return {
-        **{f"{key}_{q}": summary[key][q] for key in SPREADS for q in ("p50", "p99")},
-        "service_s_p50": percentile(service, 50),
-        "longest_gap_s_p99": percentile([max(one["itl_s"]) for one in each if one["itl_s"]], 99),
-        "output_tokens": summary["tokens"]["output"],
-        "output_tokens_per_s": summary["output_tokens_per_s"],
-        "kv_bytes_peak": summary["kv_bytes_peak"],
-    }
 
 
 def _median(rounds: list[dict[str, Any]]) -> dict[str, Any]:

@@ -15,11 +15,11 @@ from workbench.experiment.experiment import SLO, Experiment
 from workbench.kv_cache.settings import NoOffload, RadixPrefixCache
 from workbench.machine.ceilings import ceilings_for
 from workbench.measure.goodput import goodput
-from workbench.measure.metrics import distribution, metrics_by_group
 from workbench.memory.capacity import meta_kv_store, page_bytes, spec_and_dtype
 from workbench.model.cost import StepCostModel
 from workbench.model.memory import weight_bytes
 from workbench.prompt.tokenizer import Tokenizer
+from workbench.runs.metrics import distribution, metrics_by_group
 from workbench.runs.record import Record
 from workbench.scheduler.plan import SchedulerLimits
 from workbench.scheduler.policies import parse_policy

@@ -15,11 +15,11 @@ from workbench.experiment.variants import VariantResults, every_variant, setting
 from workbench.machine.environment import environment
 from workbench.measure.chart import import_altair
 from workbench.measure.goodput import recorded_goodput
-from workbench.measure.metrics import percentile, summarize
 from workbench.measure.simulated import describe_simulation, fleet_for, fleet_metrics, request_metrics_of, sizes_of
 from workbench.progress import StageCounter
 from workbench.prompt.tokenizer import Tokenizer
 from workbench.runs.folder import writing
+from workbench.runs.metrics import percentile, summarize
 from workbench.runs.record import Record, RunFolder
 from workbench.simulate.fleet import Fleet
 from workbench.simulate.step_times import TICKS_PER_SECOND

@@ -16,16 +16,16 @@ from workbench.experiment.runner import runner_for
 from workbench.experiment.settings import SpeculationWorkload
 from workbench.experiment.variants import VariantResults, every_variant, settings_text
 from workbench.measure.chart import import_altair
-from workbench.measure.metrics import (
+from workbench.measure.quality.held_out import cut_windows, read_texts, sample_windows
+from workbench.model.attention_config import AttentionConfig
+from workbench.progress import StageCounter
+from workbench.request import Request, SamplingParameters
+from workbench.runs.metrics import (
     acceptance_metrics,
     expected_speedup,
     expected_tokens_per_verification,
     steady_decode_steps,
 )
-from workbench.measure.quality.held_out import cut_windows, read_texts, sample_windows
-from workbench.model.attention_config import AttentionConfig
-from workbench.progress import StageCounter
-from workbench.request import Request, SamplingParameters
 from workbench.speculative.config import NoSpeculation
 from workbench.speculative.proposers import Speculator
 from workbench.trace.events import Finished

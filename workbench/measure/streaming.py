@@ -21,13 +21,13 @@ from workbench.experiment.runner import runner_for
 from workbench.experiment.settings import Delivery, StreamingWorkload
 from workbench.experiment.variants import VariantResults, every_variant, settings_text
 from workbench.machine.ceilings import ceilings_for
-from workbench.measure.metrics import percentile
 from workbench.measure.simulated import sizes_of, step_cost_of
 from workbench.memory.capacity import spec_and_dtype
 from workbench.progress import StageCounter
 from workbench.prompt.detokenize import Detokenizer, WholeTextDetokenizer
 from workbench.prompt.tokenizer import Tokenizer
 from workbench.request import Request
+from workbench.runs.metrics import percentile
 from workbench.trace.events import Decoded, Event, Finished
 
 SCRIPT = Path(__file__).with_name("streaming_client.py")

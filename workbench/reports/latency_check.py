@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.errors import WorkbenchError
-from workbench.measure.metrics import per_request, percentile
 from workbench.reports.differences import HARDWARE_ENTRIES, environment_differences
 from workbench.runs.folder import MANIFEST
+from workbench.runs.metrics import per_request, percentile
 from workbench.runs.record import Record
 
 LATENCIES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "itl_s": "ITL", "e2el_s": "E2EL"}

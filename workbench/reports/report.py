@@ -12,11 +12,11 @@ from markupsafe import Markup
 
 from workbench.errors import WorkbenchError
 from workbench.experiment import yaml as yaml_text
+from workbench.files import write_atomically
 from workbench.reports.run_charts import ReportChart
 from workbench.reports.run_report import NO_PREDICTION, RunReport, build_run_report, changed_settings, read_question
 from workbench.reports.self_contained import external_resources
 from workbench.reports.sweep_report import StoredPoint, StoredSweep, is_sweep, read_sweep, sweep_charts, sweep_table
-from workbench.runs.folder import write_atomically
 from workbench.runs.record import Record
 
 MAX_POINTS_DRAWN = 24  # points of a sweep drawn with charts of their own

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.measure.metrics import per_request
 from workbench.reports.svg import Axis, ChartBar, Series, bar_chart, line_chart
+from workbench.runs.metrics import per_request
 from workbench.runs.record import Record
 from workbench.trace.recorder import row_name
 

@@ -16,7 +16,7 @@ from workbench.runs.compared_run import label_runs, repetition_key
 from workbench.runs.sql import suggest_columns
 from workbench.display import Displayable, Table
 from workbench.machine.processor import MAX_CONTENTION, is_contended
-from workbench.measure.chart import pareto_frontier
+from workbench.runs.metrics import pareto_frontier
 from workbench.runs.record import Record
 
 Samples = Mapping[Hashable, float]

@@ -25,7 +25,8 @@ import pyarrow as pa
 from workbench.files import cache_directory
 from workbench.runs.locations import RunLocation
 from workbench.runs.rows import OUTCOME, POINT
-from workbench.runs.folder import MANIFEST, MARKER, write_atomically
+from workbench.files import write_atomically
+from workbench.runs.folder import MANIFEST, MARKER
 
 STABLE_AFTER_NS = 2_000_000_000  # nanoseconds; the coarsest clock of a file system (FAT)
 MIN_INDEXED_RUNS = 256  # runs; fewer are read at once without an index

@@ -11,9 +11,8 @@ from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment
-from workbench.files import read_json_file
+from workbench.files import read_json_file, write_atomically
 from workbench.runs.condition import check_folder
-from workbench.runs.folder import write_atomically
 
 POINT, OUTCOME, LOG = "point.json", "outcome.json", "log.txt"
 KEY_DIGITS = 16

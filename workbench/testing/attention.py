@@ -14,8 +14,7 @@ from compiled_kernels import Backend
 from workbench.custom import build_custom, resolve_path, temporarily_registered
 from workbench.errors import WorkbenchError
 from workbench.model.attention_config import AttentionConfig
-from workbench.testing import attention_backends
-from workbench.testing import attention_laws, position_laws
+from workbench.testing import attention_backends, attention_laws, position_laws
 from workbench.testing.attention_scenarios import AttentionScenario, attention_scenarios
 from workbench.testing.law import ConformityReport, Law, check_law
 

@@ -17,9 +17,9 @@ from torch import Tensor
 from workbench.engine.runner import Runner, generate
 from workbench.errors import WorkbenchError
 from workbench.executors.base import Executor
-from workbench.measure.metrics import percentile
 from workbench.request import Request, SamplingParameters
 from workbench.request import Sequence as Served
+from workbench.runs.metrics import percentile
 from workbench.sampling.sampler import SampledToken
 from workbench.sampling.verify import Draft
 from workbench.scheduler.plan import StepPlan

@@ -131,14 +131,14 @@ class SpeculationSpeed:
 
 def speculation_figures(run: SpeculationTables) -> dict[str, Any]:
     """As in a run's summary."""
-    from workbench.measure.metrics import acceptance_metrics
+    from workbench.runs.metrics import acceptance_metrics
 
     return acceptance_metrics(run.checks, run.steps)
 
 
 def speculation_speed(run: SpeculationTables, plain: SpeculationTables | None) -> SpeculationSpeed | None:
     """Return the speeds, or None where they are unknown: without `plain`, where every step of the run checked."""
-    from workbench.measure.metrics import expected_speedup, expected_tokens_per_verification, steady_decode_steps
+    from workbench.runs.metrics import expected_speedup, expected_tokens_per_verification, steady_decode_steps
 
     loads = Counter(step["requests"] for step in run.steps if step["phase"] == "decode")
     load = max(loads, key=lambda each: (loads[each], each), default=0)

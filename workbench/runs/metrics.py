@@ -1,4 +1,4 @@
-"""Acceptance of drafted tokens under vLLM's names, and the speed-up that it should bring."""
+"""Metrics of requests, steps and rounds, from the rows of a record: latencies, rates, acceptance, Pareto frontier."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 StepRecords = Sequence[Mapping]
+SPREADS = ("ttft_s", "tpot_s", "e2el_s")
+TABLES = ("requests", "steps", "tokens")  # of a round, as a recorder has them
 
 
 def acceptance_metrics(verifications: StepRecords, steps: StepRecords) -> dict:
@@ -273,3 +275,29 @@ def wall_seconds(requests: Rows, steps: Rows, tokens: Rows) -> float | None:
 
 def _rate(amount: float, seconds: float | None) -> float | None:
     return amount / seconds if seconds else None
+
+
+def round_metrics(requests: list[dict], steps: list[dict], tokens: list[dict]) -> dict[str, Any]:
+    """Return the metrics of one round. Service time is E2EL less queue time."""
+    summary = summarize(requests, steps, tokens)
+    each = per_request(requests, tokens)
+    service = [one["e2el_s"] - one["queue_s"] for one in each if one["e2el_s"] is not None]
+    return {
+        **{f"{key}_{q}": summary[key][q] for key in SPREADS for q in ("p50", "p99")},
+        "service_s_p50": percentile(service, 50),
+        "longest_gap_s_p99": percentile([max(one["itl_s"]) for one in each if one["itl_s"]], 99),
+        "output_tokens": summary["tokens"]["output"],
+        "output_tokens_per_s": summary["output_tokens_per_s"],
+        "kv_bytes_peak": summary["kv_bytes_peak"],
+    }
+
+
+def pareto_frontier(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Return the indices of the non-dominated points, in order of the first coordinate.
+
+    A point is dominated if another is as small in both coordinates and smaller in one."""
+    best: list[int] = []
+    for index in sorted(range(len(points)), key=lambda i: points[i]):
+        if not best or points[index][1] < points[best[-1]][1] or points[index] == points[best[-1]]:
+            best.append(index)
+    return best

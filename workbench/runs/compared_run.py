@@ -1,0 +1,187 @@
+"""A run, or one variant of it, with its settings, figures and repetitions, ready to be compared."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+import pyarrow as pa
+from workbench.errors import WorkbenchError
+from workbench.files import UnreadableText, read_json_object
+from workbench.runs.locations import find_runs
+from workbench.runs.rows import COMPLETE, RunRow, run_rows, variant_rows
+from workbench.runs.record import Record
+from workbench.runs.metrics import round_metrics
+from workbench.runs.metrics import TABLES
+import json
+from collections.abc import Sequence
+
+
+NOT_COMPARED = ("variants", "question", "judge", "sweep")  # entries that are no settings of the engine
+Figures = dict[str, float]
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """A run or a variant: `settings` by dotted path, `figures` by name as in a listing.
+
+    `contention` is the share of the processor that other processes had.
+    """
+
+    run: str
+    variant: str | None
+    settings: Mapping[str, Any]
+    environment: Mapping[str, str]
+    figures: Figures
+    contention: float | None
+    path: str = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        return f"{self.run}:{self.variant}" if self.variant else self.run
+
+    @cached_property
+    def rounds(self) -> dict[Hashable, Figures]:
+        """Return the figures of each round, from raw timestamps, by run and round; one round where none are marked."""
+        folder = Path(self.path)
+        if not folder.is_dir() or not all((folder / f"{name}.parquet").is_file() for name in TABLES):
+            return {}
+        tables = {name: Record.open(folder).read_table(f"{name}.parquet") for name in TABLES}
+        if any("round" not in table.column_names for table in tables.values()):
+            return {}
+        rows = {name: _variant_rows(table, self.variant) for name, table in tables.items()}
+        turns = dict.fromkeys(row["round"] for row in rows["requests"])
+        return {
+            (self.path, turn): round_metrics(
+                *([row for row in rows[name] if row["round"] == turn] for name in TABLES)
+            )
+            for turn in turns
+        }
+
+    def samples(self, measure: str) -> dict[Hashable, float]:
+        """Return the measure by repetition, or the run's own figure alone where nothing was repeated."""
+        found = {turn: figures.get(measure) for turn, figures in self.rounds.items()}
+        known = {turn: value for turn, value in found.items() if value is not None}
+        if known and len(known) == len(found):
+            return known
+        return {(self.path, 0): self.figures[measure]} if measure in self.figures else {}
+
+
+def find_compared_runs(name: str) -> list[ComparedRun]:
+    """Return the runs that `RUN`, `RUN:VARIANT` or a folder of runs names, each variant of a run by itself.
+
+    Raises:
+        WorkbenchError: nothing is there, or a run is incomplete; the message has the reason.
+    """
+    path, variant = _split(name)
+    rows = run_rows(find_runs(path))
+    if not rows:
+        raise WorkbenchError(f"{path}: holds no run; `workbench runs {path}` lists what there is")
+    for row in rows:
+        if row.state != COMPLETE:
+            raise WorkbenchError(f"{row.path}: {row.state}; it cannot be compared")
+        if os.path.isdir(row.path):
+            Record.open(row.path)  # raises where files were lost in copying
+    found = [_compared_run(row) for row in variant_rows(rows)]
+    if variant is None:
+        return found
+    chosen = [item for item in found if item.variant == variant]
+    if not chosen:
+        here = ", ".join(repr(item.variant) for item in found if item.variant) or "none"
+        raise WorkbenchError(f"{name}: no variant {variant!r} there; it has {here}")
+    return chosen
+
+
+def _split(name: str) -> tuple[str, str | None]:
+    """Split `RUN:VARIANT`. Both may hold colons: the longest piece that exists is the path."""
+    pieces = name.split(":")
+    for count in range(len(pieces), 0, -1):
+        path = ":".join(pieces[:count])
+        if os.path.exists(path):
+            return path, ":".join(pieces[count:]) or None
+    raise WorkbenchError(f"{name}: no such run; name a run folder or a record, and `:VARIANT` for one of its variants")
+
+
+def _compared_run(row: RunRow) -> ComparedRun:
+    try:
+        experiment, environment, summary = (
+            read_json_object(text or "{}") for text in (row.experiment, row.environment, row.summary)
+        )
+    except UnreadableText as error:
+        raise WorkbenchError(f"{row.path}: damaged ({error}); copy it again, or run it again") from None
+    settings = dict(flatten({name: value for name, value in experiment.items() if name not in NOT_COMPARED}, "."))
+    figures = {
+        name: float(value) for name, value in flatten(summary, "_")
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }  # fmt: skip
+    cpu, commit = environment.get("cpu") or {}, environment.get("commit") or {}
+    origin = {
+        "machine": ", ".join([*(environment.get("gpu") or ()), str(cpu.get("model")), f"{cpu.get('cores')} cores"]),
+        "commit": str(commit.get("hash"))[:10] + ("+changes" if commit.get("dirty") else ""),
+        "torch": str((environment.get("packages") or {}).get("torch")),
+    }
+    return ComparedRun(row.run, row.variant, settings, origin, figures, summary.get("others_cpu_share"), row.path)
+
+
+def flatten(values: Mapping[str, Any], separator: str, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, separator, f"{prefix}{name}{separator}")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _variant_rows(table: pa.Table, variant: str | None) -> list[dict[str, Any]]:
+    rows = table.to_pylist()
+    return [row for row in rows if row.get("variant") == variant]
+
+
+SEED = "seed"
+EMPTY_VALUES = {"null", "false", "[]", "{}"}
+
+
+def label_runs(items: Sequence[ComparedRun]) -> list[str]:
+    """Return a label for each run: the settings in which it differs from the first.
+
+    The first run has those that others change. Where no setting differs, the variant's name, the environment, and at
+    last the run's own name tell labels apart. A setting that a record does not have (of an older version) does not
+    count as different.
+    """
+    settings = [_as_texts(item.settings) for item in items]
+    base, names = settings[0], _differing(settings)
+    found = [_label({name: base[name] for name in names if name in base and base[name] not in EMPTY_VALUES})]
+    for each in settings[1:]:
+        found.append(_label({name: each[name] for name in names if name in each and each[name] != base.get(name)}))
+    for finer in ([item.variant or "" for item in items], _environment_labels(items), [item.name for item in items]):
+        twice = {label for label in found if not label or found.count(label) > 1}
+        found = [f"{label} {more}".strip() if label in twice else label
+                 for label, more in zip(found, finer, strict=True)]  # fmt: skip
+    return found
+
+
+def _label(settings: dict[str, str]) -> str:
+    return " ".join(f"{name}={value}" for name, value in settings.items())
+
+
+def repetition_key(item: ComparedRun) -> str:
+    """Return one text for runs that repeat each other: their settings without seeds, and their environment."""
+    kept = {name: value for name, value in item.settings.items() if name.split(".")[-1] != SEED}
+    return json.dumps([kept, dict(item.environment), item.variant], sort_keys=True, default=str)
+
+
+def _environment_labels(items: Sequence[ComparedRun]) -> list[str]:
+    around = [dict(item.environment) for item in items]
+    names = _differing(around)
+    return [_label({name: each[name] for name in names}) for each in around]
+
+
+def _differing(values: Sequence[dict[str, str]]) -> list[str]:
+    names = dict.fromkeys(name for each in values for name in each)
+    return [name for name in names if len({each[name] for each in values if name in each}) > 1]
+
+
+def _as_texts(settings: Any) -> dict[str, str]:
+    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in settings.items()}
