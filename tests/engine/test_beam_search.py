@@ -234,7 +234,7 @@ def test_a_broken_row_ends_the_search_and_nothing_else() -> None:
     def broken(plan):
         logits = forward(plan).clone()
         count[0] += 1
-        for row, span in enumerate(span for span in plan.spans if span.samples):
+        for row, span in enumerate(span for span in plan.spans if span.needs_sample):
             if count[0] == 4 and span.sequence.request_id == "s#1":
                 logits[row] = torch.nan
         return logits

@@ -185,7 +185,7 @@ def test_a_listener_that_raises_changes_nobodys_tokens(event_kind: str) -> None:
 
         heard = heard_by(runner, also)
         work: list[Callable[[], Any]] = [lambda each=each: runner.submit(each, box) for each in ASKED]
-        while work or runner.busy:
+        while work or runner.has_unfinished_requests:
             try:
                 work.pop(0)() if work else runner.step(box)
             except Objected:
@@ -217,7 +217,7 @@ def test_anothers_cancellation_does_not_raise_what_the_steps_listener_raised(kin
     runner.executor.forward = computing  # type: ignore[method-assign]
     for each in ASKED:
         runner.submit(each, box)
-    while runner.busy:
+    while runner.has_unfinished_requests:
         try:
             runner.step(box)
         except Objected:

@@ -90,9 +90,9 @@ def test_a_draft_that_keeps_what_fell_is_seen(monkeypatch: pytest.MonkeyPatch) -
     """The planted bug: its cache is never taken back."""
 
     def sync(self, token_ids):
-        computed = self.own.computed
+        computed = self.own.num_computed_tokens
         right(self, token_ids)
-        self.own.computed = min(computed, len(token_ids) - 1)
+        self.own.num_computed_tokens = min(computed, len(token_ids) - 1)
 
     right = _DraftSequence.sync
     monkeypatch.setattr(_DraftSequence, "sync", sync)
@@ -184,7 +184,7 @@ class Table:
     """An executor that knows the last token alone."""
 
     def forward(self, plan):
-        return torch.stack([law.SMALL[span.ids[-1]] for span in plan.spans])
+        return torch.stack([law.SMALL[span.token_ids[-1]] for span in plan.spans])
 
 
 def two_drawn(way, least: float = 0.4) -> tuple[Counter, set[int]]:

@@ -198,12 +198,12 @@ def test_histories_with_faults(seed: int, policy: str, kind: str, pages: int, pr
     well = [each for each in requests if each.request_id.startswith("well")]
     alone = finals(runner_of(MODEL), well)
     runner = runner_of(MODEL, pages=pages, prefix=prefix, policy=parse_policy(policy, kind))  # type: ignore[arg-type]
-    failing(runner, lambda span: span.sequence.request_id.startswith("memory") and span.samples, MemoryError("full"))
+    failing(runner, lambda span: span.sequence.request_id.startswith("memory") and span.needs_sample, MemoryError("full"))
     forward = runner.executor.forward
 
     def with_nan(plan):
         rows = forward(plan).clone()
-        for row, span in enumerate(span for span in plan.spans if span.samples):
+        for row, span in enumerate(span for span in plan.spans if span.needs_sample):
             if span.sequence.request_id.startswith("nan"):
                 rows[row] = torch.nan
         return rows

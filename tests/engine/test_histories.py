@@ -36,7 +36,7 @@ class Histories(History, RuleBasedStateMachine):
     stop = precondition(lambda self: self.open)(
         rule(which=st.integers(0, 30), reason=st.sampled_from(STOPS))(History.stop)
     )
-    evict = precondition(lambda self: self.holdings.prefix is not None)(
+    evict = precondition(lambda self: self.holdings.prefix_cache is not None)(
         rule(table=st.integers(0, 2), count=st.integers(1, 4), everything=st.sampled_from([False, False, False, True]))(
             History.evict
         )

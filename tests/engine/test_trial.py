@@ -178,7 +178,7 @@ def test_a_lane_that_fails_is_not_chosen(tried, error: Exception, told: str) -> 
 def test_blocks_that_cannot_decode_do_not_prefill(tried) -> None:
     run, _ = tried
     backends = run(mlir=9.0, eager=2.0, fails={Backend.INDUCTOR: RuntimeError("the compiler broke")})
-    assert (backends.decode, backends.blocks, backends.reads) == (Backend.EAGER, Backend.EAGER, Backend.EAGER)
+    assert (backends.decode, backends.blocks, backends.attention) == (Backend.EAGER, Backend.EAGER, Backend.EAGER)
     assert "inductor not chosen: RuntimeError: the compiler broke, prefill on eager" in backends.reason
 
 

@@ -128,7 +128,7 @@ def test_a_plan_takes_no_more_work_where_a_thousand_wait(policy: str) -> None:
             counted = calls_of(lambda: plans.append(scheduler.plan()))
             plan = plans[-1]
             assert plan is not None and (step == 0 or len(plan.spans) == len(scheduler.running) == 8)
-            scheduler.commit(plan, {span.sequence.request_id: 1 for span in plan.spans if span.samples})
+            scheduler.commit(plan, {span.sequence.request_id: 1 for span in plan.spans if span.needs_sample})
         return counted
 
     plans: list = []

@@ -166,10 +166,10 @@ class Oracle:
 
     def forward(self, plan) -> Tensor:
         texts = [
-            [*span.sequence.token_ids, *span.drafts[:place]]
+            [*span.sequence.token_ids, *span.draft_token_ids[:place]]
             for span in plan.spans
-            for place in range(len(span.drafts) + 1)
-            if span.samples
+            for place in range(len(span.draft_token_ids) + 1)
+            if span.needs_sample
         ]
         try:
             rows = self.inner.forward(plan)

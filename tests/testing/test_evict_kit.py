@@ -80,14 +80,14 @@ def _positions_as_slots(patch: pytest.MonkeyPatch) -> None:
     own = packing.pack_batch
 
     def pack(plan, *rest):
-        evicted = [span.sequence.evicted for span in plan.spans]
+        evicted = [span.sequence.num_evicted_tokens for span in plan.spans]
         for span in plan.spans:
-            span.sequence.evicted = 0
+            span.sequence.num_evicted_tokens = 0
         try:
             return own(plan, *rest)
         finally:
             for span, count in zip(plan.spans, evicted, strict=True):
-                span.sequence.evicted = count
+                span.sequence.num_evicted_tokens = count
 
     patch.setattr("workbench.executors.base.pack_batch", pack)
 

@@ -27,7 +27,7 @@ def runner(demo: Runner) -> Iterator[Runner]:
     demo.owner = None
     yield demo
     RunnerThread.attach(demo).stop()
-    assert RunnerThread.attach(demo).call(lambda runner: sum(pool.used for pool in runner.scheduler.pools)) == 0
+    assert RunnerThread.attach(demo).call(lambda runner: sum(pool.num_used for pool in runner.scheduler.pools)) == 0
     demo.owner, demo.telemetry.listener = None, None
 
 

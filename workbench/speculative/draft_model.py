@@ -154,7 +154,7 @@ class DraftModelProposer:
                 return followed
             self.executor.forward(StepPlan(0, tuple(sorted(spans, key=lambda span: span.length > 1))))
             for span in spans:
-                span.sequence.computed = span.end
+                span.sequence.num_computed_tokens = span.end
                 self.kv_cache_manager.update_after_step(span.sequence)
 
     def _allocate(self, own: Sequence, more: int, asked: set[str]) -> bool:
