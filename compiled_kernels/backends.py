@@ -47,9 +47,9 @@ class BackendError(RuntimeError):
 
 def describe_callable(part: object) -> str:
     """Return the name by which a message calls a mask or a score function: its repr or its name, never its address."""
-    told = repr(part)
-    if " at 0x" not in told:
-        return told
+    text = repr(part)
+    if " at 0x" not in text:
+        return text
     if isinstance(part, functools.partial):
         return f"{describe_callable(part.func)} with {', '.join(f'{name}={value!r}' for name, value in part.keywords.items())}"
     return getattr(part, "__qualname__", type(part).__qualname__)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -146,3 +149,16 @@ def copy_with_strides(tensor: torch.Tensor, device: str | torch.device | None = 
     reach = 1 + sum((extent - 1) * stride for extent, stride in extents) if tensor.numel() else 0
     stored = tensor.as_strided((reach,), (1,)).to(device or tensor.device, copy=True)
     return stored.as_strided(tensor.shape, tensor.stride())
+
+
+def main(operators: Iterable[str]) -> None:
+    """Check the backend triton and print a row of JSON per case: the child process of `interpreting`."""
+    rows = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what a kernel prints is no row
+    for operator in operators:
+        for row in check((Backend.TRITON,), operator):
+            print(json.dumps(asdict(row)), file=rows)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

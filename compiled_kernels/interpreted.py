@@ -10,13 +10,12 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import IO
 
 import torch
 
-from compiled_kernels.backends import Backend, BackendError, triton_interpreted
+from compiled_kernels.backends import BackendError, triton_interpreted
 
 
 def needs_interpreter() -> bool:
@@ -31,11 +30,11 @@ def interpreting(operators: Sequence[str]) -> Iterator[Iterator[dict]]:
     They come as they are found, one operator after another. Reading them raises BackendError if the process breaks.
     """
     place = os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH")]))
-    surroundings = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": place}
-    command = [sys.executable, "-m", "compiled_kernels.interpreted", *operators]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": place}
+    command = [sys.executable, "-m", "compiled_kernels.check", *operators]
     with (
         tempfile.TemporaryFile() as words,
-        subprocess.Popen(command, env=surroundings, stdout=subprocess.PIPE, stderr=words, text=True) as process,
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=words, text=True) as process,
     ):
         try:
             yield _rows(process, words)
@@ -51,17 +50,3 @@ def _rows(process: subprocess.Popen, words: IO[bytes]) -> Iterator[dict]:
         raise BackendError(
             f"backend triton: the interpreter's process ended with {process.returncode}: {' '.join(last)}"
         )
-
-
-def main(operators: Sequence[str]) -> None:
-    from compiled_kernels.check import check
-
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what a kernel prints is no row
-    for operator in operators:
-        for row in check((Backend.TRITON,), operator):
-            print(json.dumps(asdict(row)), file=answers)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -32,7 +32,7 @@ VERSIONS = ("torch", "triton", "torch-mlir")
 @dataclass(frozen=True)
 class ResultCache:
     """A cache of results: entries by key in `file`. A damaged file counts as empty; where none can be written, nothing
-    is kept. A reader sees a file whole, whoever writes; writers wait for one another (where the system has file
+    is kept. A reader sees a file whole, by any writer; writers wait for one another (where the system has file
     locks), so that none loses another's entry."""
 
     file: Path

@@ -5,30 +5,10 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
 
 from compiled_kernels.backends import Backend, BackendError, backend_problems
 from compiled_kernels.cases import Case, Suite, case_of
-
-
-@dataclass(frozen=True)
-class CompilerStage:
-    """`text` to read, and `data` where a stage has more structure than its text (JSON-ready)."""
-
-    text: str
-    data: Any = None
-
-
-@dataclass(frozen=True)
-class CompilerStages:
-    """`artifact` is the content hash of what ran (or, of a backend that is compiled ahead of time here, would run); `note`
-    says what it is."""
-
-    artifact: str
-    note: str
-    stages: Mapping[str, CompilerStage] = field(default_factory=dict)
+from compiled_kernels.stage import CompilerStage, CompilerStages
 
 
 def stages_of(suite: Suite, case: Case | None, backend: Backend) -> CompilerStages:

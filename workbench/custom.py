@@ -69,7 +69,7 @@ def build_custom(found: Any, arguments: Mapping[str, Any], name: str, *given_by_
             return found(*given_by_us, **arguments)
         except Exception as error:
             given = ", ".join(f"{key}={value!r}" for key, value in arguments.items()) or "no arguments"
-            raise WorkbenchError(f"{name}: could not be built with {given}: {_told(error)}") from error
+            raise WorkbenchError(f"{name}: could not be built with {given}: {_describe(error)}") from error
     if inspect.isroutine(found):
         return functools.partial(found, **arguments) if arguments else found
     if arguments:
@@ -97,7 +97,7 @@ def _from_package(place: str, path: str) -> ModuleType:
     try:
         return importlib.import_module(place)
     except Exception as error:
-        raise WorkbenchError(f"{path}: {place} cannot be imported: {_told(error)}") from error
+        raise WorkbenchError(f"{path}: {place} cannot be imported: {_describe(error)}") from error
 
 
 def _from_file(file: Path, path: str) -> ModuleType:
@@ -117,7 +117,7 @@ def _from_file(file: Path, path: str) -> ModuleType:
         exec(compile(source, str(file), "exec"), module.__dict__)
     except Exception as error:
         del sys.modules[name]
-        raise WorkbenchError(f"{path}: {file} cannot be imported: {_told(error)}") from error
+        raise WorkbenchError(f"{path}: {file} cannot be imported: {_describe(error)}") from error
     return module
 
 
@@ -133,5 +133,5 @@ def check_arity(function: Any, count: int, name: str, shape: str) -> None:
         raise WorkbenchError(f"{name}: takes {signature}, must take {shape}") from error
 
 
-def _told(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -54,16 +54,16 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 def explain(error: ValidationError, where: str, model: type | None = None) -> WorkbenchError:
     """Convert a pydantic error: every wrong path on one line, unknown keys with the nearest right name."""
-    message = "; ".join(_told(item, model) for item in error.errors())
+    message = "; ".join(_describe(item, model) for item in error.errors())
     return WorkbenchError(f"{where}: " + UNION_REPEAT.sub(r"\1: Input should be \2, or \4\3", message))
 
 
 def explain_by_path(error: ValidationError, model: type) -> list[tuple[tuple[str, ...], str]]:
     """Split what `explain` says: the path of each mistake, and the line on it."""
-    return [(tuple(_place(model, item["loc"])[0]), _told(item, model)) for item in error.errors()]
+    return [(tuple(_place(model, item["loc"])[0]), _describe(item, model)) for item in error.errors()]
 
 
-def _told(item: Any, model: type | None) -> str:
+def _describe(item: Any, model: type | None) -> str:
     pieces, around, inside = _place(model, item["loc"])
     path, given = ".".join(pieces), item["input"]
     match item["type"]:

@@ -36,7 +36,7 @@ class Panels:
 
     @property
     def int8_rows(self) -> Int8Rows:
-        """How x comes with `w8a8`."""
+        """Return the layout of quantized x with `w8a8`."""
         return Int8Rows(self.in_features, self.x_dtype, self.target, panels=True)
 
     @property

@@ -73,7 +73,7 @@ def _share_weight(lines: Lines, shape: StepShape) -> str:
 
 
 def begin_weighing() -> str:
-    """What `choose` needs before it comes to its rows."""
+    """Emit the constants of `choose`, before its rows."""
     return f"""%at32 = arith.index_cast %at : index to i32
 %nothing = arith.constant 0.0 : f32
 %whole = arith.constant 1.0 : f32
@@ -132,7 +132,7 @@ def draw(shape: StepShape, most: int, lanes: int, unit: int) -> str:
 
 
 def _crossed(lines: Lines, weight: str, here: str) -> str:
-    """What a walk carries on past `weight` at `here`: the sum so far, and the last place, with the sum before it, that
+    """Emit the values that a walk carries past `weight` at `here`: the sum so far, and the last place, with the sum before it, that
     weighs anything and before which the sum is not above %goal. The place at which the sum crosses it; where rounding
     lets none cross, the last that weighs anything."""
     after = lines.let(f"arith.addf %sum, {weight} : f32")

@@ -201,12 +201,12 @@ def quantizers(prefix: str, products: Iterable[Sized], rows: int) -> list[str]:
 
 
 def int8_buffers(products: Iterable[Sized], rows: int) -> list[Named]:
-    """Where those rows are, one buffer for all products that take such of one width."""
+    """Return the buffers of INT8 rows: one for all products of one width."""
     return list(dict.fromkeys(each.int8_rows.named(rows) for each in products if each.w8a8))
 
 
 def taken(product: Sized, x: Named, rows: int) -> Named:
-    """What `product` takes of `x`: itself, or its rows of INT8."""
+    """Return the input of `product`: `x`, or its INT8 rows."""
     return product.int8_rows.named(rows) if product.w8a8 else x
 
 

@@ -10,7 +10,7 @@ from compiled_kernels.quantized_attention.quantize import QuantFormat
 
 @dataclass(frozen=True)
 class WeightLayout:
-    """How a product's matrix is stored: `f32`, `bf16`, `i8` (a scale a row) or `i4` (a scale a `group` of columns); row
+    """The stored layout of a product's matrix: `f32`, `bf16`, `i8` (a scale a row) or `i4` (a scale a `group` of columns); row
     by row, or in `panels` (see blocked/layout.py). With `w8a8` it is i8 and what is multiplied with it is quantized too,
     row by row (see linear_w8a8)."""
 

@@ -52,10 +52,10 @@ class DecodeStep:
 def check_tensors(tensors: Mapping[str, Tensor], wanted: Sequence[Named]) -> None:
     """Raise BackendError unless `tensors` are exactly those wanted, each as it is declared."""
     names = {name for name, _ in wanted}
-    for told, wrong in (("lacks", names - tensors.keys()), ("has no place for", tensors.keys() - names)):
+    for problem, wrong in (("lacks", names - tensors.keys()), ("has no place for", tensors.keys() - names)):
         if wrong:
             raise BackendError(
-                f"decode step: {told} {', '.join(sorted(wrong)[:4])} ({len(wrong)} of {len(names)} tensors)"
+                f"decode step: {problem} {', '.join(sorted(wrong)[:4])} ({len(wrong)} of {len(names)} tensors)"
             )
     for name, kind in wanted:
         sizes, types = _read(kind)

@@ -51,7 +51,7 @@ def fusion_text(found: Mapping) -> str:
 def _apart(seen: CompilationTrace) -> list[dict]:
     """Return groups that share a buffer first, then others that the scheduler tried."""
     group_of = {part: group["name"] for group in seen.groups for part in group["parts"]}
-    told: dict[frozenset[str], list[str]] = {}
+    reasons: dict[frozenset[str], list[str]] = {}
     exact: set[frozenset[str]] = set()  # pairs of groups, as they are in the end, that a reason names
     for first, second, reason in seen.reasons:
         names = [next((group_of[p] for p in name.split("_") if p in group_of), name) for name in (first, second)]
@@ -60,16 +60,16 @@ def _apart(seen: CompilationTrace) -> list[dict]:
             whole = names == [first, second]
             exact |= {pair} if whole else set()
             words = reason if whole else f"{first} with {second}: {reason}"
-            told[pair] = list(dict.fromkeys([*told.get(pair, ()), words]))
+            reasons[pair] = list(dict.fromkeys([*reasons.get(pair, ()), words]))
     found = []
     for first, second in itertools.combinations(seen.groups, 2):
         pair = frozenset((first["name"], second["name"]))
         shared = {*first["reads"], *first["writes"]} & {*second["reads"], *second["writes"]}
         if shared and pair not in exact:
             untold = NO_REASON.format(first=_loops(first), second=_loops(second))
-            told[pair] = [*told.get(pair, ()), untold]
-        if pair in told:
-            reason = "; ".join(told[pair])
+            reasons[pair] = [*reasons.get(pair, ()), untold]
+        if pair in reasons:
+            reason = "; ".join(reasons[pair])
             found.append({"first": first["name"], "second": second["name"], "shared": sorted(shared), "reason": reason})
     return sorted(found, key=lambda each: not each["shared"])
 

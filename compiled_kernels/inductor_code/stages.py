@@ -9,7 +9,7 @@ from compiled_kernels.backends import Backend, BackendError
 from compiled_kernels.cases import Case, Suite
 from compiled_kernels.inductor_code.fusion import fusion, fusion_text
 from compiled_kernels.inductor_code.watch import code_digest, trace_compilation
-from compiled_kernels.stages import CompilerStage, CompilerStages
+from compiled_kernels.stage import CompilerStage, CompilerStages
 
 LANGUAGES = {"cpp_pybinding": "cpp", "cpp": "cpp", "triton": "triton"}  # methods of async_compile
 

@@ -56,12 +56,12 @@ def stages(case: Case, operator: str = "linear") -> Mapping[str, str]:
     of = case.arguments
     kind = {"linear_int8": "i8", "linear_int4": "i4"}.get(operator, MLIR_TYPES[of["dtype"]])
     if of.get("panels"):
-        told = of["width"], of["out"], kind, MLIR_TYPES[of["dtype"]], of["bias"]
+        shape = of["width"], of["out"], kind, MLIR_TYPES[of["dtype"]], of["bias"]
         few = of["tokens"] <= TILE_ROWS
         return (
-            blocked.few_rows(Target.current(), operator, of["tokens"], *told)
+            blocked.few_rows(Target.current(), operator, of["tokens"], *shape)
             if few
-            else blocked.many_rows(Target.current(), operator, *told)[0]
+            else blocked.many_rows(Target.current(), operator, *shape)[0]
         ).stages
     shape = (min(of["tokens"], MAX_ROWS_TOGETHER), of["width"], of["out"])
     return _compiled(

@@ -106,7 +106,7 @@ class PortableKernel:
 
 
 def unavailable_reason() -> str | None:
-    """Why nothing can be compiled for another processor here; None where it can."""
+    """Return why nothing can be compiled for another processor here, or None."""
     if wrong := backend_problems()[Backend.MLIR]:
         return wrong
     try:
@@ -156,24 +156,26 @@ def _one_of_each_type(suite: Suite) -> list[Case]:
 def _row(suite: Suite, case: Case, level: Level, target: str) -> PortableKernel | None:
     from compiled_kernels.mlir.show import stages
 
-    told = suite.operator, case.name, str(level)
+    labels = suite.operator, case.name, str(level)
     try:
         made = stages(suite.operator, case).stages
     except BackendError as error:
         if "has no stages on backend mlir" in str(error):
             return None
-        return PortableKernel(*told, "failed", str(error))
+        return PortableKernel(*labels, "failed", str(error))
     lowered_from = "bufferized" if "bufferized" in made else "vector"
     if named := x86_intrinsics(made[lowered_from]):
-        return PortableKernel(*told, "x86", f"names {', '.join(named)}")
+        return PortableKernel(*labels, "x86", f"names {', '.join(named)}")
     try:
         artifact = compile_ahead(made[lowered_from], lowered_from, target)
     except BackendError as error:
-        return PortableKernel(*told, "failed", str(error))
+        return PortableKernel(*labels, "failed", str(error))
     missing = [name for name in artifact.calls if name not in PROVIDED]
     reason = f"calls {', '.join(missing)}, which no library here provides" if missing else ""
     added = len(re.findall(r"\bfmla\s+v\d+\.4s", artifact.assembly))
-    return PortableKernel(*told, "failed" if missing else "portable", reason, len(artifact.code), added, artifact.calls)
+    return PortableKernel(
+        *labels, "failed" if missing else "portable", reason, len(artifact.code), added, artifact.calls
+    )
 
 
 @functools.cache
@@ -199,5 +201,5 @@ def _emitted(text: str, triple: str, processor: Processor) -> CrossCompiledObjec
         builder.getModulePassManager().run(module, builder)
         return CrossCompiledObject(triple, str(module), machine.emit_assembly(module), machine.emit_object(module))
     except RuntimeError as error:
-        told = " ".join(str(error).split())[:300]
-        raise BackendError(f"ahead of time: LLVM does not compile this for {triple}: {told}") from None
+        message = " ".join(str(error).split())[:300]
+        raise BackendError(f"ahead of time: LLVM does not compile this for {triple}: {message}") from None

@@ -80,8 +80,8 @@ class DynamoBackend:
         parts = [] if hidden else _partitions(graph, reasons)
         kernels = [compile_subgraph(graph, part, f"kernel_{number}_{index}") for index, part in enumerate(parts)]
         for why in dict.fromkeys(each for each in kernels if isinstance(each, str)):
-            told = f"{NAME}: operations that suit it were left to another backend: {why}"
-            warnings.warn_explicit(told, UserWarning, __file__, 0, __name__)  # not as torch's: those may be silenced
+            message = f"{NAME}: operations that suit it were left to another backend: {why}"
+            warnings.warn_explicit(message, UserWarning, __file__, 0, __name__)  # not as torch's: those may be silenced
         if not any(isinstance(each, PlacedSubgraph) for each in kernels):
             obstacles = (f"{called[node]}: {why}" for node, why in reasons.items() if why)
             failures = (each for each in kernels if isinstance(each, str))

@@ -211,8 +211,8 @@ def _linked(engine: Any, entry: str, level: Level) -> bytes | None:
                 f"mlir: {entry} for level {level} calls {', '.join(said.missing_symbols)}, which nothing here provides"
             )
         if not Path(compiled).exists():
-            told = " ".join(said.text.split())[:300] or "and LLVM does not say why"
-            raise BackendError(f"mlir: {entry} for level {level} was not compiled: {told}")
+            message = " ".join(said.text.split())[:300] or "and LLVM does not say why"
+            raise BackendError(f"mlir: {entry} for level {level} was not compiled: {message}")
         line = [*command, compiled, "-o", shared, *mathematics]
         run = subprocess.run(line, capture_output=True, text=True, check=False)
         if run.returncode:

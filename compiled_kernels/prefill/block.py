@@ -30,7 +30,7 @@ class PrefillBuffers:
         """Return the buffer [row, columns], zeros when it is made."""
         key = name, columns, element
         if key not in self._tensors:
-            dtype = next(dtype for dtype, told in MLIR_TYPES.items() if told == element)
+            dtype = next(dtype for dtype, name in MLIR_TYPES.items() if name == element)
             self._tensors[key] = torch.zeros(self.rows, columns, dtype=dtype)
         return self._tensors[key]
 

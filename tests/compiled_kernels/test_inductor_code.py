@@ -13,7 +13,7 @@ from compiled_kernels.inductor_code import loaded_code, stages
 from compiled_kernels.inductor_code.fusion import fusion, fusion_text
 from compiled_kernels.inductor_code.stages import kernels
 from compiled_kernels.inductor_code.watch import CompilationTrace, FusionLogHandler
-from compiled_kernels.stages import CompilerStages
+from compiled_kernels.stage import CompilerStages
 
 PROBLEM = backend_problems()[Backend.INDUCTOR]
 needs_compiler = pytest.mark.skipif(PROBLEM is not None, reason=str(PROBLEM))

@@ -198,7 +198,9 @@ def test_histories_with_faults(seed: int, policy: str, kind: str, pages: int, pr
     well = [each for each in requests if each.request_id.startswith("well")]
     alone = finals(runner_of(MODEL), well)
     runner = runner_of(MODEL, pages=pages, prefix=prefix, policy=parse_policy(policy, kind))  # type: ignore[arg-type]
-    failing(runner, lambda span: span.sequence.request_id.startswith("memory") and span.needs_sample, MemoryError("full"))
+    failing(
+        runner, lambda span: span.sequence.request_id.startswith("memory") and span.needs_sample, MemoryError("full")
+    )
     forward = runner.executor.forward
 
     def with_nan(plan):

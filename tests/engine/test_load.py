@@ -294,7 +294,7 @@ def test_a_unit_without_effect_is_told() -> None:
 def test_auto_decodes_and_prefills_as_the_oracle(weights: str, activations: str) -> None:
     """Nothing stands in for anything: backends are tried, compiled, and chosen."""
     formats = {"weights": weights, "activations": activations}
-    runner = load("shape:tiny", backend="auto", max_num_seqs=2, page_size=16, pages=16, **formats)
+    runner = load("shape:tiny", backend="auto", max_num_seqs=2, page_size=16, pages=16, **formats)  # type: ignore[arg-type]
     assert "a decode step takes" in runner.backends.reason and "not chosen" not in runner.backends.reason
     Oracle(runner)
     asked = [request("a", 5, 6), request("b", 39, 4)]

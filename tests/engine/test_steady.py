@@ -32,7 +32,7 @@ def played(seed: int, policy: str, in_parts: bool, monkeypatch: pytest.MonkeyPat
     """Every plan of a history, and how many of them were made in parts."""
     plans: list[Any] = []
     made = 0
-    plan, nobody = Scheduler.plan, Scheduler._nobody_begins
+    plan, nobody = Scheduler.plan, Scheduler._none_begins
 
     def noted(self: Scheduler, *asked: Any) -> StepPlan | None:
         found = plan(self, *asked)
@@ -47,7 +47,7 @@ def played(seed: int, policy: str, in_parts: bool, monkeypatch: pytest.MonkeyPat
 
     with monkeypatch.context() as patch:
         patch.setattr(Scheduler, "plan", noted)
-        patch.setattr(Scheduler, "_nobody_begins", counted)
+        patch.setattr(Scheduler, "_none_begins", counted)
         patch.setattr(many_histories, "POLICIES", [policy])
         many_histories.play(seed)
     return plans, made

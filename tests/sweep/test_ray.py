@@ -14,9 +14,8 @@ import pytest
 from tests.patience import SlowClock
 from tests.sweep.quick import began, ended, kill_holder_of, quick_sweep, quick_workers, states
 from workbench.errors import WorkbenchError
-from workbench.sweep.executor import make_executor
 from workbench.sweep.ray import WORKER_NICENESS
-from workbench.sweep.run import run_sweep
+from workbench.sweep.run import make_executor, run_sweep
 from workbench.sweep.settings import parse_executor
 
 pytest.importorskip("ray", reason="pip install 'ray>=2.40'")

@@ -22,12 +22,11 @@ from workbench.reports.reproduce import reproduce
 from workbench.runs.folder import RunFolder
 from workbench.runs.record import Record
 from workbench.sweep import executor as places
-from workbench.sweep import local
-from workbench.sweep.executor import make_executor
+from workbench.sweep import local, run
 from workbench.sweep.folder import SweepFolder, experiment_with_axes
 from workbench.sweep.local import LocalSweepExecutor
 from workbench.sweep.point import OUTCOME, POINT, Outcome, SweepPoint
-from workbench.sweep.run import read_rows, run_sweep
+from workbench.sweep.run import make_executor, read_rows, run_sweep
 from workbench.sweep.settings import LocalSweepConfig, parse_executor
 from workbench.sweep.worker import RUN_NAME, run_point
 
@@ -87,7 +86,7 @@ def test_sigterm_leaves_what_is_done_and_says_how_to_go_on(
             super().run(points[:2], on_end)
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(places, "make_executor", lambda setting: Ended())
+    monkeypatch.setattr(run, "make_executor", lambda setting: Ended())
     before = signal.getsignal(signal.SIGTERM)
     assert main(["sweep", str(write(tmp_path)), "--set", SIZES, "--out", str(tmp_path / "runs"), "--json"]) == 130
     assert signal.getsignal(signal.SIGTERM) == before

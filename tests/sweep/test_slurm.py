@@ -13,9 +13,8 @@ import pytest
 from tests.patience import until
 from tests.sweep.quick import began, ended, quick_sweep, quick_workers, states
 from workbench.errors import WorkbenchError
-from workbench.sweep.executor import make_executor
 from workbench.sweep.folder import SweepFolder
-from workbench.sweep.run import read_rows, run_sweep
+from workbench.sweep.run import make_executor, read_rows, run_sweep
 from workbench.sweep.settings import parse_executor
 from workbench.sweep.slurm import JOB_FILE, SlurmJob
 
@@ -30,12 +29,13 @@ from pathlib import Path
 from tests.patience import until
 from tests.sweep.quick import quick_command
 from workbench.sweep import executor as places
+from workbench.sweep.run import make_executor
 from workbench.sweep.folder import SweepFolder
 from workbench.sweep.run import run_sweep
-from workbench.sweep.settings import place_setting
+from workbench.sweep.settings import parse_executor
 
 places.worker_command = quick_command
-rows = run_sweep(SweepFolder.read(Path(sys.argv[1])), places.make_executor(place_setting(sys.argv[2])))
+rows = run_sweep(SweepFolder.read(Path(sys.argv[1])), make_executor(parse_executor(sys.argv[2])))
 print([row.state for row in rows])
 """
 

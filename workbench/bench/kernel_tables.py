@@ -47,8 +47,8 @@ def show_check(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
         if row["status"] == "failed":
             failures.setdefault((row["operator"], row["backend"], row["level"], row["reason"]), []).append(row["case"])
     for (operator, backend, level, reason), cases in failures.items():
-        told = f"failed  {operator} on {backend}{level and f' at {level}'}, {'; '.join(cases)}: {reason}"
-        console.print(Text(told, style="red"), soft_wrap=True)
+        line = f"failed  {operator} on {backend}{level and f' at {level}'}, {'; '.join(cases)}: {reason}"
+        console.print(Text(line, style="red"), soft_wrap=True)
     total = Counter(row["status"] for row in rows)
     console.print(", ".join(f"{total[status]} {status}" for status in CHECK_STATUSES))
 
@@ -70,8 +70,8 @@ def show_bench(record: Mapping[str, Any], console: Console) -> None:
         (row["operator"], row["backend"], row["reason"]) for row in record["rows"] if row["status"] != "ok"
     )
     for (operator, backend, reason), count in reasons.items():
-        told = f"not timed  {operator} on {backend}, {count} cases: {reason}"
-        console.print(Text(told, style="dim"), soft_wrap=True)
+        line = f"not timed  {operator} on {backend}, {count} cases: {reason}"
+        console.print(Text(line, style="dim"), soft_wrap=True)
 
 
 def show_ahead(rows: Sequence[Mapping[str, Any]], target: str, console: Console) -> None:
@@ -81,13 +81,13 @@ def show_ahead(rows: Sequence[Mapping[str, Any]], target: str, console: Console)
     cases: dict[tuple[str, str], dict[str, str]] = {}
     for row in rows:
         cases.setdefault((row["operator"], row["case"]), {})[row["level"]] = row["status"]
-    for told, status in cases.items():
-        table.add_row(*told, *(status.get(level, "") for level in levels))
+    for case, status in cases.items():
+        table.add_row(*case, *(status.get(level, "") for level in levels))
     console.print(table)
     reasons = Counter((row["status"], row["operator"], row["level"], row["reason"]) for row in rows if row["reason"])
     for (status, operator, level, reason), count in reasons.items():
-        told = f"{status}  {operator}, text of {level}, {count} {'case' if count == 1 else 'cases'}: {reason}"
-        console.print(Text(told, style="red" if status == "failed" else "dim"), soft_wrap=True)
+        line = f"{status}  {operator}, text of {level}, {count} {'case' if count == 1 else 'cases'}: {reason}"
+        console.print(Text(line, style="red" if status == "failed" else "dim"), soft_wrap=True)
     total = Counter(row["status"] for row in rows)
     console.print(f"for {target}: {', '.join(f'{count} {status}' for status, count in total.items())}")
 

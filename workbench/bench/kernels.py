@@ -14,7 +14,7 @@ from compiled_kernels.backends import Backend
 from compiled_kernels.cases import Case, Suite, suite_of, suites
 from compiled_kernels.check import device_of
 from compiled_kernels.measure import COLD_WORKING_SET_BYTES, KernelMeasurement, KernelTiming, measure
-from compiled_kernels.stages import CompilerStage, CompilerStages
+from compiled_kernels.stage import CompilerStage, CompilerStages
 from workbench.engine.load import BUNDLED_MODELS, SHAPE_PREFIX, parse_dtype, stored_dtype
 from workbench.executors.packing import bucket_for
 from workbench.machine.ceilings import MachineCeilings, ceilings_for, intra_op_threads
@@ -52,7 +52,7 @@ def kernel_bench(
         on_progress: Called with one line of text before each case.
     """
     asked = tuple(backends)
-    before, surroundings, rows = cpu_times(), environment(), []
+    before, machine_environment, rows = cpu_times(), environment(), []
     with intra_op_threads(threads) as used:
         for suite, case in cases:
             on_progress(f"{suite.operator} {case.name}")
@@ -68,7 +68,7 @@ def kernel_bench(
         "threads": used,
         "others_cpu_share": others_cpu_share(before),
         "rows": rows,
-        "environment": surroundings,
+        "environment": machine_environment,
     }
 
 

@@ -265,7 +265,7 @@ def bench(
     if repetitions < 1:
         raise WorkbenchError(f"repetitions {repetitions}: must be at least 1")
     cases, settings = tuple(standard_cases() if cases is None else cases), {"model": model, **(settings or {})}
-    before, surroundings = cpu_times(), environment()
+    before, machine_environment = cpu_times(), environment()
     with intra_op_threads(threads) as used:
         spec, budget = _spec(model), step_token_budget(cases)
         possible = [work for work in cases if max_sequence_length(work, budget) <= spec.max_position_embeddings]
@@ -305,7 +305,7 @@ def bench(
             "memory": [],
             "cold_start": None,
             "others_cpu_share": busy,
-            "environment": surroundings,
+            "environment": machine_environment,
         }
     del runner  # its memory is no part of what the other processes find
     for work in decodes:

@@ -14,7 +14,7 @@ from workbench.progress import Progress
 
 if TYPE_CHECKING:
     from compiled_kernels.backends import Backend
-    from compiled_kernels.stages import CompilerStages
+    from compiled_kernels.stage import CompilerStages
 
 DECODE_STEP = "decode_step"
 DECODE_STEP_OPTIONS = {"model", "dtype", "weights", "head_weights", "activations", "rows", "page_size"}
@@ -24,7 +24,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 BackendOption = Annotated[
-    list[str] | None, typer.Option("--lane", help="eager, inductor, triton or mlir; may be repeated")
+    list[str] | None, typer.Option("--backend", help="eager, inductor, triton or mlir; may be repeated")
 ]
 Operator = Annotated[str | None, typer.Option(help="this operator only")]
 
@@ -39,7 +39,7 @@ def list_(as_json: AsJson = False) -> None:
     print_json(found) if as_json else kernel_tables.show_list(found, console())
 
 
-@app.command(epilog="Example: `workbench kernels check --lane mlir --operator rms_norm`")
+@app.command(epilog="Example: `workbench kernels check --backend mlir --operator rms_norm`")
 def check(operator: Operator = None, backend: BackendOption = None, as_json: AsJson = False) -> None:
     """Check every backend against the specification, over every case. Compiles: the first time it takes minutes."""
     from compiled_kernels.check import check as rows_of
@@ -91,7 +91,7 @@ def bench(
     print_json(record) if as_json else kernel_tables.show_bench(record, console())
 
 
-@app.command(epilog="Example: `workbench kernels show add_rms_norm --lane inductor --stage fusion`")
+@app.command(epilog="Example: `workbench kernels show add_rms_norm --backend inductor --stage fusion`")
 def show(
     context: typer.Context,
     operator: Annotated[str, typer.Argument(help="an operator, as `kernels list` names them, or decode_step")],
@@ -193,7 +193,7 @@ def _step(
 
     if backend not in (None, str(Backend.MLIR)):
         _parse_backends([backend])
-        raise WorkbenchError(f"{DECODE_STEP} --lane {backend}: one function only on backend mlir")
+        raise WorkbenchError(f"{DECODE_STEP} --backend {backend}: one function only on backend mlir")
     for name, value in (("rows", rows), ("page-size", page_size)):
         if value < 1:
             raise WorkbenchError(f"--{name} {value}: must be at least 1")

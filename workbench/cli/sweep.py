@@ -49,9 +49,8 @@ def sweep(
     A point that fails is a row with its error. Interrupted, or killed, a sweep goes on with --resume.
     """
     with backend_errors():
-        from workbench.sweep.executor import make_executor
         from workbench.sweep.plan import plan_sweep as plan_of
-        from workbench.sweep.run import read_rows, run_sweep
+        from workbench.sweep.run import make_executor, read_rows, run_sweep
         from workbench.sweep.settings import parse_executor
 
         started = time.process_time()  # nearly all of it imports, as in every worker

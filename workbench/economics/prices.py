@@ -134,8 +134,8 @@ def load_prices(name: str | Path) -> Prices:
     try:
         values = read_yaml_file(path)
     except UnreadableText as error:
-        told = f"prices {name}: cannot be read ({error.reason}); name a YAML file with a price table"
-        raise WorkbenchError(told) from None
+        message = f"prices {name}: cannot be read ({error.reason}); name a YAML file with a price table"
+        raise WorkbenchError(message) from None
     if not isinstance(values, dict):
         raise WorkbenchError(f"prices {name}: must be a mapping with name, source, date, input and output")
     return Prices.from_values(values, f"prices {name}")

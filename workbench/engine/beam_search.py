@@ -9,9 +9,9 @@ The semantics are those of Hugging Face's `generate(num_beams=..., do_sample=Fal
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -19,16 +19,21 @@ from torch import Tensor
 from workbench.engine import inputs as intake
 from workbench.engine.outputs import StopChecker, not_chosen_message
 from workbench.errors import WorkbenchError
+from workbench.prompt.tokenizer import Tokenizer
 from workbench.request import FinishReason, Request, SamplingParameters, Sequence
 from workbench.sampling.sampler import describe_bad_logits
 from workbench.scheduler.plan import StepPlan
-from workbench.trace.events import Decoded, Finished
-
-if TYPE_CHECKING:
-    from workbench.engine.runner import Runner
-
+from workbench.trace.events import Decoded, Event, Finished
 
 EarlyStopping = bool | Literal["never"]
+
+
+class EventStream(Protocol):
+    """The part of a runner that a search needs: its tokenizer, and events of the requests given to it."""
+
+    tokenizer: Tokenizer | None
+
+    def stream(self, requests: list[Request]) -> Iterator[Event]: ...
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ class BeamHypothesis:
 
 
 def beam_search(
-    runner: Runner,
+    runner: EventStream,
     prompt: str | Iterable[int],
     num_beams: int,
     max_tokens: int,

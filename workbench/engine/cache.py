@@ -71,10 +71,10 @@ class KVCache:
                 raise WorkbenchError(f"cache.prefix radix with cache.evict: {message}")
             budget = policy.budget_for(page_size, sum(store.page_bytes(table) for table in range(len(tables))))
         evictor = None if policy is None else Evictor(policy, store)
-        holdings = KVCacheManager(
+        manager = KVCacheManager(
             pools, store.groups, max_chunk_tokens, index, rooms, budget, preemption_mode != "recompute"
         )
-        return cls(store, holdings, host, evictor)
+        return cls(store, manager, host, evictor)
 
     def transfer_pages(
         self, plan: StepPlan, running: Iterable[Sequence]

@@ -115,11 +115,11 @@ def load(
     the model's attention, as in an experiment (`{"window": 128, "sinks": 4}`). `cache` says how keys and values are
     kept: `dense`, `int8`, `int4`, `fp8`, or settings as in an experiment's `cache:` (see cache/format.py); `prefix` is
     `off` or `radix` (or {"kind": "radix", "ttl": seconds}): pages are found again by their tokens; `offload` is `none`,
-    `memory` or {"kind": "file", "path": ...}: where the pages of a sequence that is set back may lie meanwhile; `evict`
+    `memory` or {"kind": "file", "path": ...}: where the pages of a preempted sequence may lie meanwhile; `evict`
     is a policy that keeps each sequence within a budget, as in an experiment ({"kind": "heavy_hitters", "budget": 256},
     or `window`, `sinks_recent`, `snapkv`; see cache/evict.py). `schedule` is `continuous` or `static` (a batch waits
     for its last), `policy` who is served next: `fcfs`, `prefill_first`, `decode_first`, `shortest_prompt`, `priority`,
-    `fair`, settings ({"kind": "priority", "starvation_limit": 100}), or a function from a state to wishes (see
+    `fair`, settings ({"kind": "priority", "starvation_limit": 100}), or a function from a state to decisions (see
     engine/policy.py); `chunk_tokens` are a step's prefill tokens at most, and without `chunked_prefill` no prompt is
     cut; `preemption_mode` is `recompute`, `offload` or `auto` (offload where there is a place). With `batch_invariant` a
     request's logits have the same bits alone, in any batch and chunking, after any prefix that was computed before (see

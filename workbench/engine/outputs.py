@@ -79,7 +79,7 @@ class StopChecker:
 
 @dataclass(frozen=True)
 class DetokenizedTokens:
-    """What a step sampled for one request: tokens, the text to show for each, and the finish reason if it came."""
+    """The sampled tokens of one request in one step: the text to show for each, and the finish reason if it came."""
 
     tokens: list[SampledToken]
     texts: list[str]

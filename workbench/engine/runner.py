@@ -15,7 +15,6 @@ import torch
 
 from workbench.display import Displayable, Table, format_cell
 from workbench.engine import inputs as intake
-from workbench.engine import runner as runner_shown
 from workbench.engine.cache import KVCache
 from workbench.engine.faults import DeferInterrupts, StepLock, forward_isolated, select_logits
 from workbench.engine.inputs import RunnerOwner
@@ -113,10 +112,10 @@ class Runner(Displayable):
         threads = StepThreads(lambda *change: self._changes.append(change))
         fast = build_executor(model, self.store, self.backends, compile, batch_invariant, self._on_fallback, threads)
         self.executor = with_eviction(model, self.store, self.backends, fast, self.kv_cache.evictor, self._on_fallback)
-        chooser = Sampler(model.spec.vocab_size)
+        sampler = Sampler(model.spec.vocab_size)
         self.telemetry = Telemetry(model, self.store, self.scheduler.pools, clock, listener)
         tell = self.telemetry.emit
-        self.tracker = RequestTracker(model.spec, tokenizer, self.scheduler, self.kv_cache, chooser, tell, clock)
+        self.tracker = RequestTracker(model.spec, tokenizer, self.scheduler, self.kv_cache, sampler, tell, clock)
         self.step_lock = StepLock(
             lambda: bool(self.tracker.to_cancel),
             self.tracker.process_cancellations,
@@ -322,10 +321,10 @@ class Runner(Displayable):
             queue.append(stepped)
 
     def __repr__(self) -> str:
-        return f"<Runner {runner_shown.runner_headline(self)}>"
+        return f"<Runner {runner_headline(self)}>"
 
     def _display_table(self) -> Table:
-        return runner_shown.runner_table(self)
+        return runner_table(self)
 
     def _check_owner(self) -> None:
         if self.owner is not None and self.owner.is_other_thread():

@@ -214,7 +214,7 @@ def _key(model: Transformer, backends: Backends, held: CacheLayout, unit: Compil
 
 
 def _entry(found: AutotuneResult, model: Transformer, held: CacheLayout, unit: CompileUnit) -> dict[str, Any]:
-    """What is remembered: the trial, and what a reader of `workbench doctor` is parts it was of."""
+    """Return the stored entry: the trial, and the description that `workbench doctor` prints."""
     return {
         "chosen": str(found.chosen),
         "seconds": {str(backend): value for backend, value in found.seconds.items()},

@@ -146,10 +146,18 @@ def build_executor(
     on_fallback: Callable[[str], None] = lambda why: None,
     threads: StepThreads | None = None,
 ) -> Executor:
-    """What runs `model`, whose modules are on `backends.blocks`. A model on the backend mlir that its compiled step cannot
-    carry out decodes by its modules, on the same backend. Raises WorkbenchError where only the step is on that backend, and
-    for `batch_invariant` (see invariant.py) where the model or its cache cannot keep it. `fell_back` as in `Vetted`;
-    `threads` runs compiled steps."""
+    """Build the executor of `model`, whose modules are on `backends.blocks`.
+
+    A model on the backend mlir that its compiled step cannot carry out decodes by its modules, on the same backend.
+
+    Args:
+        on_fallback: as in `FallbackExecutor`.
+        threads: runs compiled steps.
+
+    Raises:
+        WorkbenchError: where only the step is on that backend; for `batch_invariant`, where the model or its cache
+            cannot keep it.
+    """
     if batch_invariant:
         return TokenParallelExecutor(model, store, threads=threads)
     if model.device.type == "cuda" and model.backend is Backend.TRITON:

@@ -1,4 +1,4 @@
-"""How many threads a compiled step runs on: all, or one where other processes hold the cores.
+"""Choose the threads of a compiled step: all, or one where other processes hold the cores.
 
 A step's threads wait for each other dozens of times, and wait by spinning. Beside a process that holds a core they take
 turns on what is left: the one that spins keeps the core from the one it waits for, and a step that takes 0.4 ms alone
@@ -33,7 +33,7 @@ CALM_STEPS = 64
 
 @dataclass(frozen=True)
 class Contention:
-    """What the steps of one shape have shown. Seconds are of single steps, but `left` and `total`."""
+    """Step times of one shape of step. Seconds are of single steps, but `left` and `total`."""
 
     steps: int = 0
     one_thread: float = 0.0  # the least that one thread took since its steps last began
@@ -46,7 +46,7 @@ class Contention:
 
     @property
     def single_threaded(self) -> bool:
-        """Whether the next step runs on one thread."""
+        """Tell whether the next step runs on one thread."""
         return self.steps == 1 or (self.left is not None and self.left > 0)
 
 
@@ -87,7 +87,7 @@ def _held(state: Contention, patience: int, seconds: float) -> Contention:
 
 
 class StepThreads:
-    """Runs compiled steps on as many threads as the rule says, of those that torch has. `changed` is told, in one line,
+    """Runs compiled steps on as many threads as the rule says, of those that torch has. `changed` is called, in one line,
     when steps of a shape go over to one thread and when they go back: (threads, reason)."""
 
     def __init__(
@@ -115,7 +115,7 @@ class StepThreads:
     def _report(self, shape: Hashable, most: int, seconds: float, state: Contention, now: Contention) -> None:
         took = f"{shape}: a step on {most} threads took {1000 * seconds:.2f} ms"
         if now.left is not None:
-            told = f"{took}, one thread {1000 * state.one_thread:.2f}: other processes hold the cores"
-            self._changed(1, f"{told}; tried again after {now.left:.1f} s of steps")
+            times = f"{took}, one thread {1000 * state.one_thread:.2f}: other processes hold the cores"
+            self._changed(1, f"{times}; tried again after {now.left:.1f} s of steps")
         else:
             self._changed(most, f"{took}, one thread {1000 * state.total / state.count:.2f} on average")

@@ -123,7 +123,7 @@ def select_for_model(backends: Backends, spec: ModelSpec, auto: bool, format: We
 
 
 def _format_problem(backend: Backend, format: WeightFormat) -> str | None:
-    """Why `backend` has no products of this format; None where it has."""
+    """Return why `backend` has no products of this format, or None."""
     if format.activations == "int8" and (gap := known_gap("linear_w8a8", backend, "")):
         return f"linear_w8a8 (activations: int8) has no backend {backend}: {gap.reason}"
     return None

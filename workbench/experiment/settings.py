@@ -212,8 +212,8 @@ class Sweep(ExperimentSettings):
     def _one_length(cls, groups: tuple[dict[str, Values], ...]) -> tuple[dict[str, Values], ...]:
         for group in groups:
             if len({len(values) for values in group.values()}) > 1:
-                told = ", ".join(f"{path} has {len(values)}" for path, values in group.items())
-                raise ValueError(f"linked settings advance together and need equally many values: {told}")
+                lengths = ", ".join(f"{path} has {len(values)}" for path, values in group.items())
+                raise ValueError(f"linked settings advance together and need equally many values: {lengths}")
         return groups
 
     @model_validator(mode="after")

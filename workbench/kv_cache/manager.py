@@ -133,7 +133,7 @@ class KVCacheAccounting:
         return known if left is None else min(known, computed - evicted + left)
 
     def _stop(self, table: KVCacheGroup, computed: int, known: int, drafted: int = 0) -> int:
-        """How long the list of pages must be for the next step; `drafted` tokens follow the last that is known."""
+        """Return the length of the list of pages for the next step; `drafted` tokens follow the last known one."""
         cut = table.sliding_window is not None and known > computed + self.max_chunk_tokens
         end = computed + self.max_chunk_tokens if cut else known + drafted
         return pages_for(table.quantized_until(end), self.page_size)

@@ -3,7 +3,7 @@
 On the command line: `jupyter nbconvert --to workbench.lab.export.OfflineHTML FILE.ipynb`.
 
 nbconvert's own HTML takes a widget's live view where the notebook stores the widgets' state (nbclient and `nbconvert
---execute` store it unless told otherwise; JupyterLab does not), and then asks a CDN for the code that draws it. Here
+--execute` store it by default; JupyterLab does not), and then asks a CDN for the code that draws it. Here
 the picture beside the view is taken in either case. Formulas stay as they were typed: MathJax would be asked for too.
 """
 

@@ -77,16 +77,16 @@ def show(found: dict, console: Console) -> None:
     else:
         held = "" if level["here"] == level["machine"] else f", held down from {level['machine']} by WORKBENCH_LEVEL"
         console.print(Text(f"kernels are made for level {level['here']} of the instruction set{held}"))
-    surroundings = found["environment"]
+    environment = found["environment"]
     first, *others = found["auto_backend"]["tries"]
     if others:
-        told = (
+        choice = (
             f"tries {first} on each model's decode step, and takes it where it is right and not clearly slower than "
             f"the modules as written; else {', then '.join(others)}"
         )
     else:
-        told = f"is {first} here ({found['auto_backend']['reason']})"
-    console.print(Text(f"backend auto {told}"))
+        choice = f"is {first} here ({found['auto_backend']['reason']})"
+    console.print(Text(f"backend auto {choice}"))
     if trials := found["auto_backend"]["trials"]:
         console.print(_chosen(trials))
     elif others:
@@ -95,8 +95,8 @@ def show(found: dict, console: Console) -> None:
         console.print(_laid_out(layouts))
     console.print(
         Text(
-            f"Python {surroundings['python']}, torch {surroundings['packages']['torch']}, "
-            f"{surroundings['cpu']['model']}, {surroundings['threads']['torch']} threads"
+            f"Python {environment['python']}, torch {environment['packages']['torch']}, "
+            f"{environment['cpu']['model']}, {environment['threads']['torch']} threads"
         )
     )
 
@@ -118,7 +118,7 @@ def _chosen(trials: list[dict]) -> Table:
 
 
 def _laid_out(layouts: list[dict]) -> Table:
-    """How the weights of a model that the backend mlir decodes lie in memory, and why."""
+    """Make the table of weight layouts that the backend mlir chose, with reasons."""
     table = Table("model", "weights", "cache", "threads", "layout of weights", "why", "tried (UTC)")
     for each in layouts:
         cells = (each["model"], each["weights"], each["cache"], str(each["threads"]), each["chosen"], each["reason"])

@@ -64,8 +64,8 @@ def commit(repository: Path) -> dict | None:
 
 
 def _git(repository: Path, *arguments: str) -> str | None:
-    surroundings = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
-    return _output(["git", "-C", str(repository), *arguments], surroundings)
+    variables = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+    return _output(["git", "-C", str(repository), *arguments], variables)
 
 
 def _output(command: list[str], environment_variables: dict[str, str] | None = None) -> str | None:

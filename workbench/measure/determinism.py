@@ -217,9 +217,9 @@ def chart(rows: Sequence[Mapping[str, Any]], title: str) -> Any:
 
 def _values(rows: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> list[dict[str, Any]]:
     return [
-        {"label": f"{row['variant']}: {told}", "value": row[name]}
+        {"label": f"{row['variant']}: {label}", "value": row[name]}
         for row in rows
-        for name, told in names.items()
+        for name, label in names.items()
         if name in row
     ]
 

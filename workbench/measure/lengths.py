@@ -47,17 +47,17 @@ def measure_lengths(
                                   | found)  # fmt: skip
     rows = []
     for name, runner in runners.items():
-        told = predicted["variants"][name]
+        prediction = predicted["variants"][name]
         row: dict[str, Any] = {
             "variant": name,
             "settings": settings_text(experiment, name),
             "backend": str(runner.backends),
         }
         row |= {"parameters": runner.model.spec.num_parameters, "weight_bytes": runner.model.weight_bytes}
-        row |= {"predicted": told, "curve": []}
-        for foretold in told["lengths"]:
-            mine = [r for r in rounds if r["variant"] == name and _same(r, foretold)]
-            row["curve"].append(_point({key: median(r[key] for r in mine) for key in SECONDS}, foretold, told))
+        row |= {"predicted": prediction, "curve": []}
+        for expected in prediction["lengths"]:
+            mine = [r for r in rounds if r["variant"] == name and _same(r, expected)]
+            row["curve"].append(_point({key: median(r[key] for r in mine) for key in SECONDS}, expected, prediction))
         rows.append(row)
     return VariantResults(rows, {"rounds": work.rounds}, {"rounds": rounds})
 
@@ -88,8 +88,8 @@ def time_request(runner: Runner, prompt: int, output: int, name: str) -> dict[st
     }
 
 
-def _point(found: dict[str, float], prediction: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
-    ceilings = told["flops_per_s"], told["bytes_per_s"]
+def _point(found: dict[str, float], prediction: Mapping[str, Any], variant: Mapping[str, Any]) -> dict[str, Any]:
+    ceilings = variant["flops_per_s"], variant["bytes_per_s"]
     shares = {}
     for phase, seconds in (("prefill", found["prefill_s"]), ("decode", found["decode_step_s"])):
         for what, ceiling in zip(("flops", "bytes"), ceilings, strict=True):
@@ -120,7 +120,7 @@ def chart(rows: Rows, title: str) -> Any:
     return altair.hconcat(*panels).properties(title=title)
 
 
-def _panel(altair: Any, rows: Rows, key: str, told: str) -> Any:
+def _panel(altair: Any, rows: Rows, key: str, title: str) -> Any:
     names = [row["variant"] for row in rows]
     points = [
         {"variant": row["variant"], "tokens": point["prompt_tokens"], "ms": 1e3 * point[front + key], "kind": kind}
@@ -145,7 +145,7 @@ def _panel(altair: Any, rows: Rows, key: str, told: str) -> Any:
     )
     lines = base.mark_line(clip=True).encode(strokeDash=dash)
     dots = base.transform_filter(f"datum.kind == '{SERIES_NAMES[0]}'").mark_point(filled=True, size=40, opacity=1)
-    return (lines + dots).properties(width=WIDTH, height=HEIGHT, title=told)
+    return (lines + dots).properties(width=WIDTH, height=HEIGHT, title=title)
 
 
 def _by_size(altair: Any, rows: Rows) -> Any:

@@ -88,8 +88,8 @@ def _measured(experiment: Experiment, folder: RunFolder, progress: bool, script:
             raise
         recorder = Recorder()
         backend, reason = str(runner.backends), runner.backends.reason
-        surroundings = environment()
-        folder.write_json("environment.json", {**surroundings, "backend": {"name": backend, "reason": reason}})
+        machine_environment = environment()
+        folder.write_json("environment.json", {**machine_environment, "backend": {"name": backend, "reason": reason}})
         for index in range(experiment.measure.warmup):
             title = f"warm-up {index + 1} (compiling)" if backend != "eager" else "warm-up"
             run_requests(runner, requests, title, progress, clients)
@@ -104,7 +104,9 @@ def _measured(experiment: Experiment, folder: RunFolder, progress: bool, script:
         busy = others_cpu_share(before)
         if runner.backends.reason != reason:  # blocks turned out to fail
             backend, reason = str(runner.backends), runner.backends.reason
-            folder.write_json("environment.json", {**surroundings, "backend": {"name": backend, "reason": reason}})
+            folder.write_json(
+                "environment.json", {**machine_environment, "backend": {"name": backend, "reason": reason}}
+            )
         runner.telemetry.listener = None
         summary = summarize(recorder.requests(), recorder.steps(), recorder.tokens(), recorder.checks())
         summary["goodput"] = recorded_goodput(recorder, experiment.measure.slo, summary["wall_s"])

@@ -56,8 +56,8 @@ def measure_serving(
     rows = []
     for name, runner in runners.items():
         marks = {"variant": name, "settings": settings_text(experiment, name), "backend": str(runner.backends)}
-        told = {} if predicted is None else {"predicted": predicted["variants"][name]}
-        rows.append(marks | _median(rounds[name]) | told)
+        prediction = {} if predicted is None else {"predicted": predicted["variants"][name]}
+        rows.append(marks | _median(rounds[name]) | prediction)
     return VariantResults(rows, {"rounds": experiment.measure.rounds}, tables)
 
 
@@ -83,7 +83,7 @@ def chart(rows: Rows, title: str) -> Any:
     """Draw an Altair chart: tokens a second of each variant as a bar with its bound as a tick, and TTFT and TPOT
     against them."""
     altair = import_altair()
-    panels = [_bars(altair, rows), *(_against(altair, rows, key, told) for key, told in PANELS)]
+    panels = [_bars(altair, rows), *(_against(altair, rows, key, title) for key, title in PANELS)]
     return altair.hconcat(*panels).properties(title=title)
 
 
@@ -101,7 +101,7 @@ def _bars(altair: Any, rows: Rows) -> Any:
     return (bars + ticks).properties(width=WIDTH, height=altair.Step(26))
 
 
-def _against(altair: Any, rows: Rows, key: str, told: str) -> Any:
+def _against(altair: Any, rows: Rows, key: str, title: str) -> Any:
     points = [
         {"variant": row["variant"], "rate": each[RATE], "latency": each[key], "kind": kind}
         for kind in ("bound", "measured")
@@ -116,7 +116,7 @@ def _against(altair: Any, rows: Rows, key: str, told: str) -> Any:
     x = altair.X(
         "rate:Q", title="output tokens a second", scale=altair.Scale(type="log", domain=ends["rate"], nice=False)
     )
-    y = altair.Y("latency:Q", title=told, scale=altair.Scale(type="log", domain=ends["latency"], nice=False))
+    y = altair.Y("latency:Q", title=title, scale=altair.Scale(type="log", domain=ends["latency"], nice=False))
     base = altair.Chart(altair.Data(values=points)).encode(x=x, y=y)
     kinds = altair.Scale(domain=["measured", "bound"], range=[MEASURED, BOUND])
     colour = altair.Color("kind:N", title=None, scale=kinds)

@@ -40,11 +40,11 @@ def _simulated(experiment: Experiment, folder: RunFolder) -> Record:
     began, recorder = time.perf_counter(), Recorder()
     try:
         fleet = fleet_for(experiment, recorder.record, tokenizer_of(experiment)).run()
-        told = describe_simulation(experiment)
+        described = describe_simulation(experiment)
     except WorkbenchError:
         shutil.rmtree(folder.path, ignore_errors=True)
         raise
-    reason = told["step_times"]
+    reason = described["step_times"]
     folder.write_json("environment.json", {**environment(), "backend": {"name": SIMULATED_BACKEND, "reason": reason}})
     summary = summarize(recorder.requests(), recorder.steps(), recorder.tokens())
     summary |= {
@@ -52,9 +52,9 @@ def _simulated(experiment: Experiment, folder: RunFolder) -> Record:
         "backend": {"name": SIMULATED_BACKEND, "reason": reason},
         "artifacts": {},
         "others_cpu_share": None,
-        "model": {"name": told["model"], "weight_bytes": sizes_of(experiment).weight_bytes},
-        "kv": _cache_figures(fleet, told, summary),
-        "simulated": {**fleet_metrics(fleet, experiment.measure.slo, began), "about": told},
+        "model": {"name": described["model"], "weight_bytes": sizes_of(experiment).weight_bytes},
+        "kv": _cache_figures(fleet, described, summary),
+        "simulated": {**fleet_metrics(fleet, experiment.measure.slo, began), "about": described},
     }
     for table in ("requests", "steps", "tokens", "decisions"):
         folder.write_table(f"{table}.parquet", getattr(recorder, table)())
@@ -224,11 +224,11 @@ def _curves(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
     field, heading = names[0] if offered else names[1]
     x = altair.X(f"{field}:{'Q' if numbers or offered else 'O'}", title=heading)
     panels = []
-    for key, told, scale in CURVES:
+    for key, title, scale in CURVES:
         values = [point for point in points if point.get(key)]
         if len({point[key] for point in values}) < 2:
             continue
-        y = altair.Y(f"{key}:Q", title=told, scale=altair.Scale(type=scale))
+        y = altair.Y(f"{key}:Q", title=title, scale=altair.Scale(type=scale))
         color = altair.Color("variant:N", sort=order, title=None)
         made = altair.Chart(altair.Data(values=values)).mark_line(point=True).encode(x=x, y=y, color=color)
         panels.append(made.properties(width=WIDTH, height=HEIGHT))
@@ -239,11 +239,11 @@ def _bars(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
     altair = import_altair()
     order = [row["variant"] for row in rows]
     panels = []
-    for key, told in BARS:
+    for key, title in BARS:
         values = [{"variant": row["variant"], key: row[key]} for row in rows if row.get(key) is not None]
         if values:
             y = altair.Y("variant:N", sort=order, title=None)
-            made = altair.Chart(altair.Data(values=values)).mark_bar().encode(y=y, x=altair.X(f"{key}:Q", title=told))
+            made = altair.Chart(altair.Data(values=values)).mark_bar().encode(y=y, x=altair.X(f"{key}:Q", title=title))
             panels.append(made.properties(width=WIDTH, height=24 * len(rows)))
     return panels
 

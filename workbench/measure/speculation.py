@@ -162,7 +162,7 @@ def _row(
     loads = list(dict.fromkeys(run["load"] for run in mine))
     spec = variant.speculate
     alone = [run for run in mine if run["load"] == loads[0]]
-    told = acceptance_metrics([c for c in checks if c["variant"] == name and c["load"] == loads[0]], [])
+    acceptance = acceptance_metrics([c for c in checks if c["variant"] == name and c["load"] == loads[0]], [])
     speculates = not isinstance(spec, NoSpeculation)
     return {
         "variant": name,
@@ -176,7 +176,7 @@ def _row(
         "draft_ms": 1e3 * median(run["median_draft_seconds"] for run in alone),
         "forward_ms": 1e3 * median(run["median_forward_seconds"] for run in alone),
         "checked_share": sum(run["checked"] for run in alone) / sum(run["steps"] for run in alone),
-        **({key: told[key] for key in ACCEPTANCE_METRICS} if speculates else {}),
+        **({key: acceptance[key] for key in ACCEPTANCE_METRICS} if speculates else {}),
     }
 
 

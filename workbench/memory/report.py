@@ -101,9 +101,9 @@ def memory_report(
     estimate: ModelMemory, settings: Mapping[str, Any], remarks: list[str], memory_bytes: int | None = None
 ) -> dict[str, Any]:
     """Return the report that `workbench memory --json` prints."""
-    spec, found, told = estimate.spec, estimate.memory, list(remarks)
+    spec, found, notes = estimate.spec, estimate.memory, list(remarks)
     if found.context > spec.max_position_embeddings:
-        told.insert(
+        notes.insert(
             0,
             f"a formula: the model was made for {spec.max_position_embeddings:,} positions, this context has {found.context:,}",
         )
@@ -123,13 +123,13 @@ def memory_report(
         "activation_bytes": found.activation_bytes,
         "total_bytes": found.total_bytes,
         "grouped_saving": gqa_saving(spec),
-        "remarks": told,
+        "remarks": notes,
     }
     if memory_bytes is not None:
         out |= {"memory_bytes": memory_bytes, "sequences": found.max_sequences(memory_bytes)}
         out["longest_context"] = longest_context(found, estimate.tables, memory_bytes, estimate.page_size)
         if found.weight_bytes + found.activation_bytes > memory_bytes:
-            told.append(f"weights and activations alone exceed {format_bytes(memory_bytes)}")
+            notes.append(f"weights and activations alone exceed {format_bytes(memory_bytes)}")
     return out
 
 
@@ -185,8 +185,8 @@ def report_for(
     """Return the memory report of the model called `name`; `settings` are those of `estimate_memory`."""
     spec, remarks = read_spec_and_remarks(name)
     found = estimate_memory(spec, dtype=dtype, weights=weights, cache=cache, **settings)
-    told = {"dtype": dtype, "weights": weights, "cache": cache}
-    return memory_report(found, told, remarks, None if memory is None else parse_bytes(memory))
+    settings = {"dtype": dtype, "weights": weights, "cache": cache}
+    return memory_report(found, settings, remarks, None if memory is None else parse_bytes(memory))
 
 
 @functools.lru_cache(maxsize=64)  # a slider requests the same repeatedly; a ModelSpec is frozen
@@ -227,15 +227,15 @@ def cache_terms(estimate: ModelMemory) -> tuple[Term, ...]:
     dtype, found = DTYPES[estimate.dtype], []
     for shape, layers in Counter(estimate.shapes).items():
         packed = ((shape.group, "packed"), (shape.residual_group, "recent"))
-        for number, told in packed if shape.format.quantized else ((shape.group, ""),):
+        for number, part in packed if shape.format.quantized else ((shape.group, ""),):
             table = estimate.tables[number].table
             first, others = table.pages_needed(estimate.memory.context - 1, estimate.memory.context, estimate.page_size)
             tokens = (len(first) + len(others)) * estimate.page_size
             factors = (
-                *_numbers(shape, layers, told == "packed", dtype),
-                (tokens, _kind(shape, told, tokens, estimate)),
+                *_numbers(shape, layers, part == "packed", dtype),
+                (tokens, _kind(shape, part, tokens, estimate)),
             )
-            found.append(Term(_what(shape, layers, told, len(estimate.shapes)), factors))
+            found.append(Term(_what(shape, layers, part, len(estimate.shapes)), factors))
     return tuple(found)
 
 
@@ -267,15 +267,15 @@ def _numbers(shape: KVCacheSpec, layers: int, packed: bool, dtype: torch.dtype) 
     return (2, ""), *each, (dtype.itemsize, "bytes")
 
 
-def _what(shape: KVCacheSpec, layers: int, told: str, all_layers: int) -> str:
+def _what(shape: KVCacheSpec, layers: int, part: str, all_layers: int) -> str:
     which = "every layer" if layers == all_layers else f"{layers} of {all_layers} layers"
     seen = "" if shape.sliding_window is None else f", window {shape.sliding_window:,}"
     seen += f" + {shape.num_sink_tokens:,} first" if shape.num_sink_tokens else ""
-    stored = {"packed": f", settled as {shape.format}", "recent": ", not settled yet", "": ""}[told]
+    stored = {"packed": f", settled as {shape.format}", "recent": ", not settled yet", "": ""}[part]
     return which + seen + stored
 
 
-def _kind(shape: KVCacheSpec, told: str, tokens: int, counted: ModelMemory) -> str:
-    if told:
-        return "settled tokens" if told == "packed" else "recent tokens"
+def _kind(shape: KVCacheSpec, part: str, tokens: int, counted: ModelMemory) -> str:
+    if part:
+        return "settled tokens" if part == "packed" else "recent tokens"
     return "tokens in sight" if shape.sliding_window is not None and tokens < counted.memory.context else "tokens"

@@ -22,7 +22,7 @@ DENSE_WEIGHTS = ("router.weight", "_bias")  # matrices by shape that are no prod
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """How the matrices of the blocks and of the head are stored: `dense` in the model's type, `int8` with one scale an
+    """The stored format of the matrices of blocks and head: `dense` in the model's type, `int8` with one scale an
     output row, `int4` with one for each `group` columns of a row. A tied embedding is stored as the head is.
 
     `activations` are what is multiplied with them: `float` in the model's type, or `int8`, each row quantized as it
@@ -52,12 +52,12 @@ class WeightFormat:
         return cls(blocks, head, quant_group, activations)  # type: ignore[arg-type]
 
     def activations_of(self, matrix: WeightDtype) -> Activations:
-        """What is multiplied with a matrix stored so."""
+        """Return the type of the activations that a matrix stored so is multiplied with."""
         return self.activations if matrix == "int8" else "float"
 
     @property
     def named(self) -> tuple[str | int, ...]:
-        """What tells this format from others, for the keys of what is remembered."""
+        """Return the parts of this format's key in stored results."""
         activations = () if self.activations == "float" else (f"activations {self.activations}",)
         return self.blocks, self.head, self.quant_group, *activations
 

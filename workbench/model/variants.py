@@ -84,15 +84,15 @@ def _layer(at: str, old: AnyAttentionSpec, new: AnyAttentionSpec, state: StateDi
     for slot in ("num_heads", "head_dim"):
         before, after = getattr(old, slot), getattr(new, slot)
         if before != after:
-            told = f"{slot} {after} where the trained model has {before}"
-            raise WorkbenchError(f"{at.rstrip('.')}: {told}; shape:NAME with random weights takes any")
+            message = f"{slot} {after} where the trained model has {before}"
+            raise WorkbenchError(f"{at.rstrip('.')}: {message}; shape:NAME with random weights takes any")
     found: StateDict = {}
     if not (isinstance(old, AttentionSpec) and isinstance(new, AttentionSpec)):
         return found  # what can change in latent attention has no parameters
     if new.num_kv_heads != old.num_kv_heads:
         if max(old.num_kv_heads, new.num_kv_heads) % min(old.num_kv_heads, new.num_kv_heads):
-            told = f"{old.num_kv_heads} key/value heads cannot become {new.num_kv_heads}"
-            raise WorkbenchError(f"{at.rstrip('.')}: {told}: one number must divide the other")
+            message = f"{old.num_kv_heads} key/value heads cannot become {new.num_kv_heads}"
+            raise WorkbenchError(f"{at.rstrip('.')}: {message}: one number must divide the other")
         for name in (f"{at}qkv.weight", f"{at}qkv.bias"):
             if name in state:
                 found[name] = _regrouped(state[name], old, lambda part: pool_kv_heads(part, new.num_kv_heads, pool))

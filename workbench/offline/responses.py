@@ -56,9 +56,9 @@ def _body(
     choices = []
     for end in chosen:
         mine = [token for token in tokens if token.sample == end.sample]
-        told = None if asked.request.final_only else (_chat_logprobs if chat else _logprobs)(mine, model)
+        logprobs = None if asked.request.final_only else (_chat_logprobs if chat else _logprobs)(mine, model)
         said = {"message": {"role": "assistant", "content": end.output_text}} if chat else {"text": end.output_text}
-        choices.append({"index": end.sample, **said, "logprobs": told, "finish_reason": end.reason})
+        choices.append({"index": end.sample, **said, "logprobs": logprobs, "finish_reason": end.reason})
     return {
         "id": f"{'chatcmpl' if chat else 'cmpl'}-{line_id}",
         "object": "chat.completion" if chat else "text_completion",

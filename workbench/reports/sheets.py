@@ -69,8 +69,8 @@ def group_sheet(kind: str, metrics: Mapping[str, Any]) -> Sheet:
     rows = []
     for name, figures in metrics.items():
         times = [("queue_s", "p50"), *((key, p) for key in ("ttft_s", "tpot_s") for p in ("p50", "p99"))]
-        told = (format_ms(figures[key][p]) for key, p in times)
-        rows.append((name or "(none)", f"{figures['requests']:,}", *told))
+        cells = (format_ms(figures[key][p]) for key, p in times)
+        rows.append((name or "(none)", f"{figures['requests']:,}", *cells))
     return Sheet((kind, "requests", "queue p50", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99"), tuple(rows))
 
 
@@ -90,13 +90,13 @@ def speculation_sheet(metrics: Mapping[str, Any]) -> Sheet:
 def memory_sheet(kv: Mapping[str, Any], tokens: Mapping[str, Any]) -> Sheet:
     formula = kv["bytes_per_token_formula"]
     pages, size = kv["pages_used_peak"], kv["page_size"]
-    told = f"{pages} pages x {size} tokens x {formula:,} = {pages * size * formula:,}"
+    used = f"{pages} pages x {size} tokens x {formula:,} = {pages * size * formula:,}"
     if kv["bytes_used_peak"] != pages * size * formula:
-        told = "summed over layer groups"
+        used = "summed over layer groups"
     agree = "equal" if kv["bytes_allocated"] == kv["bytes_allocated_formula"] else "DIFFERENT"
     rows = (
         ("a token", f"{formula:,}", "2 x layers x groups x dim x bytes a value"),
-        ("used at most", f"{kv['bytes_used_peak']:,}", told),
+        ("used at most", f"{kv['bytes_used_peak']:,}", used),
         ("allocated", f"{kv['bytes_allocated']:,}", f"{kv['bytes_allocated_formula']:,} ({agree})"),
     )
     return Sheet(("KV cache", "bytes", "formula"), rows, left=("formula",))

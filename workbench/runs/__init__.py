@@ -1,8 +1,8 @@
 """Folders of runs as a database: list them with SQL, compare them with intervals.
 
-    >>> from workbench.runs import compare, open_runs
-    >>> open_runs("runs").query("SELECT run, ttft_s.p50 FROM runs WHERE cache.format = 'int8'")  # doctest: +SKIP
-    >>> compare(["runs/a", "runs/b"], baseline="runs/a")  # doctest: +SKIP
+>>> from workbench.runs import compare, open_runs
+>>> open_runs("runs").query("SELECT run, ttft_s.p50 FROM runs WHERE cache.format = 'int8'")  # doctest: +SKIP
+>>> compare(["runs/a", "runs/b"], baseline="runs/a")  # doctest: +SKIP
 """
 
 from __future__ import annotations

@@ -14,7 +14,11 @@ import pyarrow as pa
 
 from workbench.runs.rows import COMPLETE, RunRow
 
-COLUMN_TYPES = {"UBIGINT": "BIGINT", "JSON": "VARCHAR", "NULL": "VARCHAR"}  # a difference may be negative; mixed is text
+COLUMN_TYPES = {
+    "UBIGINT": "BIGINT",
+    "JSON": "VARCHAR",
+    "NULL": "VARCHAR",
+}  # a difference may be negative; mixed is text
 NOT_SETTINGS, NOT_MEASURES = {"variants", "question"}, {"verdicts", "verdict", "question", "date"}
 Structures = Mapping[str, Any]  # of each part: keys, and DuckDB's types
 ROWS_PER_CHUNK = 512  # rows of one DuckDB query
@@ -82,7 +86,9 @@ def _structure(texts: pa.ChunkedArray) -> tuple[Any, list[int]]:
 def merge_structures(one: Any, other: Any) -> Any:
     """Merge two structures of keys and DuckDB types, of which each row has one or the other."""
     if isinstance(one, dict) and isinstance(other, dict):
-        return one | {key: merge_structures(one[key], inside) if key in one else inside for key, inside in other.items()}
+        return one | {
+            key: merge_structures(one[key], inside) if key in one else inside for key, inside in other.items()
+        }
     if one == other or other == "NULL" or other == {}:
         return one
     if one == "NULL" or one == {}:

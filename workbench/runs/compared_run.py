@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
 import pyarrow as pa
+
 from workbench.errors import WorkbenchError
 from workbench.files import UnreadableText, read_json_object
 from workbench.runs.locations import find_runs
-from workbench.runs.rows import COMPLETE, RunRow, run_rows, variant_rows
+from workbench.runs.metrics import TABLES, round_metrics
 from workbench.runs.record import Record
-from workbench.runs.metrics import round_metrics
-from workbench.runs.metrics import TABLES
-import json
-from collections.abc import Sequence
-
+from workbench.runs.rows import COMPLETE, RunRow, run_rows, variant_rows
 
 NOT_COMPARED = ("variants", "question", "judge", "sweep")  # entries that are no settings of the engine
 Figures = dict[str, float]
@@ -55,9 +54,7 @@ class ComparedRun:
         rows = {name: _variant_rows(table, self.variant) for name, table in tables.items()}
         turns = dict.fromkeys(row["round"] for row in rows["requests"])
         return {
-            (self.path, turn): round_metrics(
-                *([row for row in rows[name] if row["round"] == turn] for name in TABLES)
-            )
+            (self.path, turn): round_metrics(*([row for row in rows[name] if row["round"] == turn] for name in TABLES))
             for turn in turns
         }
 

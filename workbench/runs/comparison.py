@@ -8,16 +8,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from workbench.display import Displayable, Table
 from workbench.errors import WorkbenchError
+from workbench.machine.processor import MAX_CONTENTION, is_contended
 from workbench.runs import measures
 from workbench.runs.bootstrap import contrast
-from workbench.runs.compared_run import ComparedRun, find_compared_runs
-from workbench.runs.compared_run import label_runs, repetition_key
-from workbench.runs.sql import suggest_columns
-from workbench.display import Displayable, Table
-from workbench.machine.processor import MAX_CONTENTION, is_contended
+from workbench.runs.compared_run import ComparedRun, find_compared_runs, label_runs, repetition_key
 from workbench.runs.metrics import pareto_frontier
 from workbench.runs.record import Record
+from workbench.runs.sql import suggest_columns
 
 Samples = Mapping[Hashable, float]
 VERDICT_CONFIDENCE = 0.9  # confidence from which an interval decides better or worse: five repetitions reach it
@@ -146,7 +145,9 @@ def compare(
     groups = _group_repetitions(list(every.values()), separate)
     base, others = groups[0], groups[1:]
     if not others:
-        advice = "they repeat one another; --separate compares them one by one" if len(every) > 1 else "name another run"
+        advice = (
+            "they repeat one another; --separate compares them one by one" if len(every) > 1 else "name another run"
+        )
         raise WorkbenchError(f"nothing to compare with {baseline}: {advice}")
     names = _measures(groups, measure)
     noisy = list(dict.fromkeys(item.run for item in every.values() if is_contended(item.contention)))
@@ -169,7 +170,10 @@ def _group_repetitions(found: Sequence[ComparedRun], separate: bool) -> list[Rep
     for index, item in enumerate(found):
         together.setdefault(str(index) if separate else repetition_key(item), []).append(item)
     members = list(together.values())
-    return [RepeatedRuns(label, tuple(each)) for label, each in zip(label_runs([m[0] for m in members]), members, strict=True)]
+    return [
+        RepeatedRuns(label, tuple(each))
+        for label, each in zip(label_runs([m[0] for m in members]), members, strict=True)
+    ]
 
 
 def _measures(groups: Sequence[RepeatedRuns], names: Sequence[str]) -> list[str]:
@@ -179,7 +183,9 @@ def _measures(groups: Sequence[RepeatedRuns], names: Sequence[str]) -> list[str]
         if name not in shared:
             where = "the baseline has none" if name not in base else "no other run has it"
             raise WorkbenchError(f"measure {name}: {where}{_suggestion(name, sorted(shared))}")
-    found = [measures.canonical_name(name) for name in names] or [name for name in measures.DEFAULT_MEASURES if name in shared]
+    found = [measures.canonical_name(name) for name in names] or [
+        name for name in measures.DEFAULT_MEASURES if name in shared
+    ]
     if not found:
         few = ", ".join(sorted(shared)[:8]) or "none"
         raise WorkbenchError(f"name a measure with --measure; those that these runs share begin with: {few}")
@@ -227,11 +233,17 @@ def _cells(row: ComparisonRow) -> list[str]:
     difference = f"{row.difference:+.4g}"
     if row.difference_low is not None and row.difference_high is not None:
         difference += f" [{row.difference_low:+.4g}, {row.difference_high:+.4g}]"
-    times = str(row.repetitions) if row.repetitions == row.baseline_repetitions else (
-        f"{row.repetitions}, {row.baseline_repetitions}"
+    times = (
+        str(row.repetitions)
+        if row.repetitions == row.baseline_repetitions
+        else (f"{row.repetitions}, {row.baseline_repetitions}")
     )
-    sure = "one of each" if row.confidence is None and times == "1" else "-" if row.confidence is None else (
-        f"{row.confidence:.0%}" + (f", {row.verdict}" if row.verdict else "")
+    sure = (
+        "one of each"
+        if row.confidence is None and times == "1"
+        else "-"
+        if row.confidence is None
+        else (f"{row.confidence:.0%}" + (f", {row.verdict}" if row.verdict else ""))
     )
     paired = ", in turn" if row.paired and row.repetitions > 1 else ""
     return [row.measure, row.label, f"{row.value:.4g}", difference, ratio, sure, times + paired]

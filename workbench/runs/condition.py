@@ -61,8 +61,8 @@ def check_folder(path: Path, contents: bool = False) -> FolderCondition:
         writer = _writer(path)
         why = writer.get("ended") if isinstance(writer, dict) else None
         ended = why is True or isinstance(why, str)  # True: of an older marker
-        told = " ".join(why.split()) if isinstance(why, str) else ""
-        return FolderCondition(states[False if ended else alive.is_running(writer)], readable=here, reason=told)
+        reason = " ".join(why.split()) if isinstance(why, str) else ""
+        return FolderCondition(states[False if ended else alive.is_running(writer)], readable=here, reason=reason)
     if not (path / MANIFEST).exists():
         return FolderCondition("no manifest", readable=here)
     try:
@@ -70,7 +70,7 @@ def check_folder(path: Path, contents: bool = False) -> FolderCondition:
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         return FolderCondition("damaged", damaged=(f"{MANIFEST} is damaged ({error})",), readable=here)
     wrong = {name: _wrong(path / name, expected, contents) for name, expected in manifest.items()}
-    lacks = tuple(f"{name} {told}" for name, told in wrong.items() if told)
+    lacks = tuple(f"{name} {problem}" for name, problem in wrong.items() if problem)
     readable = tuple(name for name in here if not wrong.get(name))
     return FolderCondition("damaged" if lacks else "complete", manifest, lacks, readable)
 
@@ -78,8 +78,8 @@ def check_folder(path: Path, contents: bool = False) -> FolderCondition:
 def describe_unfinished(path: Path) -> str:
     """Return the state of a run whose marker is still there, for a listing."""
     found = check_folder(path)
-    told = {"running": "still running", "killed": found.reason or "killed or interrupted"}
-    return "unfinished: " + told.get(found.state, "killed, or still running")
+    reasons = {"running": "still running", "killed": found.reason or "killed or interrupted"}
+    return "unfinished: " + reasons.get(found.state, "killed, or still running")
 
 
 def fingerprint(path: Path) -> dict:
@@ -92,8 +92,8 @@ def marker_text(ended: str | None = None) -> bytes:
 
     The length is constant, so that a full disk has room to overwrite the marker."""
     writer = alive.describe_process() if ended is None else {"ended": ended[:MARKER_BYTES]}
-    told = "This run was not finished, or still runs." if ended is None else "This run was not finished."
-    while len(text := f"{told}\n{json.dumps(writer)}".encode()) >= MARKER_BYTES:
+    message = "This run was not finished, or still runs." if ended is None else "This run was not finished."
+    while len(text := f"{message}\n{json.dumps(writer)}".encode()) >= MARKER_BYTES:
         assert writer is not None
         writer = {"ended": str(writer.get("ended", ""))[:-16]}
     return text.ljust(MARKER_BYTES - 1) + b"\n"

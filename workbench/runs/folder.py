@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-import pyarrow as pa
-from workbench.errors import WorkbenchError
+import contextlib
+import itertools
 import json
 import math
 import os
@@ -14,16 +13,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+import pyarrow as pa
 import pyarrow.parquet as pq
+
 from workbench.engine.faults import DeferInterrupts
-from workbench.files import write_atomically
 from workbench.errors import DISK_FULL_ERRNOS, WorkbenchError, describe_error
+from workbench.files import write_atomically
 from workbench.runs.condition import MANIFEST, MARKER, fingerprint, marker_text
-import contextlib
-import itertools
-from collections.abc import Mapping
-from typing import Any
 
 
 def _schema(**columns: pa.DataType) -> pa.Schema:
@@ -84,12 +82,15 @@ SCHEMAS = {
         request_id=TEXT, sample=COUNT, index=COUNT, token_id=COUNT, time=SECONDS, logprob=NUMBER, step=COUNT
     ),
     "checks.parquet": _schema(
-        time=SECONDS, step=COUNT, request_id=TEXT, sample=COUNT, drafted=COUNT, accepted=COUNT,
+        time=SECONDS,
+        step=COUNT,
+        request_id=TEXT,
+        sample=COUNT,
+        drafted=COUNT,
+        accepted=COUNT,
         token_ids=pa.list_(pa.int64()),
     ),  # fmt: skip
-    "spans.parquet": _schema(
-        time=SECONDS, step=COUNT, sequence=TEXT, start=COUNT, tokens=COUNT, drafted=COUNT
-    ),
+    "spans.parquet": _schema(time=SECONDS, step=COUNT, sequence=TEXT, start=COUNT, tokens=COUNT, drafted=COUNT),
     "inputs.parquet": _schema(
         event=COUNT, time=SECONDS, step=COUNT, kind=TEXT, sequence=TEXT, tokens=COUNT, reason=TEXT
     ),
@@ -127,7 +128,7 @@ WRITABLE_HINT = "name a folder that can be written with --out"
 class RunFolder:
     """A folder being written. Each file appears atomically; `finish` makes the folder a record.
 
-        created -> INCOMPLETE [files ...] -> finish: manifest.json, then INCOMPLETE is removed"""
+    created -> INCOMPLETE [files ...] -> finish: manifest.json, then INCOMPLETE is removed"""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -194,16 +195,13 @@ class RunFolder:
             raise ValueError(f"a run folder's file needs a plain name of its own, not {name!r}")
         with _writable(self.path):
             if not (self.path / MARKER).is_file():
-                raise WorkbenchError(
-                    f"run folder {self.path}: finished or gone; make a new one to write {name}"
-                )
+                raise WorkbenchError(f"run folder {self.path}: finished or gone; make a new one to write {name}")
             write_atomically(self.path / name, fill)
 
 
 @contextmanager
 def writing(parent: Path | str, name: str) -> Iterator[RunFolder]:
-    """Create a new folder in `parent` to be written inside the block. An exception or interrupt marks it as abandoned.
-    """
+    """Create a new folder in `parent` to be written inside the block. An exception or interrupt marks it as abandoned."""
     with DeferInterrupts() as held:
         folder = RunFolder.create(parent, name)
         try:

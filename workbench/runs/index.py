@@ -22,11 +22,10 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from workbench.files import cache_directory
+from workbench.files import cache_directory, write_atomically
+from workbench.runs.folder import MANIFEST, MARKER
 from workbench.runs.locations import RunLocation
 from workbench.runs.rows import OUTCOME, POINT
-from workbench.files import write_atomically
-from workbench.runs.folder import MANIFEST, MARKER
 
 STABLE_AFTER_NS = 2_000_000_000  # nanoseconds; the coarsest clock of a file system (FAT)
 MIN_INDEXED_RUNS = 256  # runs; fewer are read at once without an index

@@ -9,9 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from workbench.runs import columns
-from workbench.runs import index
-from workbench.runs import sql
+from workbench.runs import columns, index, sql
 from workbench.runs.index import RunIndex
 from workbench.runs.locations import RunLocation
 from workbench.runs.rows import RunRow, rows_by_location
@@ -86,7 +84,9 @@ def _extended_index(known: RunIndex, fresh: Sequence[RunLocation], marks: Finger
     table, _ = _make_columns(whole, known.structures)
     if table.schema != known.table.schema:
         return None
-    names = [name for name in known.fingerprints if name not in known.non_records] + [n for n, row in rows.items() if row]
+    names = [name for name in known.fingerprints if name not in known.non_records] + [
+        n for n, row in rows.items() if row
+    ]
     order = np.argsort(np.array(names, dtype=object), kind="stable")
     joined = pa.concat_tables([known.table, table]).take(pa.array(order))
     taken = {**known.fingerprints, **{name: marks[name][0] for name in rows}}

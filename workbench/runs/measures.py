@@ -21,7 +21,9 @@ HIGHER_IS_BETTER = re.compile(
 LOWER_IS_BETTER = re.compile(
     r"(_|^)(s|ms|seconds)(_|$)|bytes|^kl_|bits_per|waste|^price|num_preemptions|compiles|varying|parted|diverged|pages_used|memory"
 )
-TIME_DEPENDENT = re.compile(r"(_|^)(s|ms|seconds)(_|$)|goodput|slo_attainment|^price|share_of_(roofline|read|gemm|ceiling)|speed")
+TIME_DEPENDENT = re.compile(
+    r"(_|^)(s|ms|seconds)(_|$)|goodput|slo_attainment|^price|share_of_(roofline|read|gemm|ceiling)|speed"
+)
 
 
 def direction(name: str) -> Direction | None:

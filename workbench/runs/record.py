@@ -9,9 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from workbench.display import Displayable, Table
 from workbench.errors import WorkbenchError
 from workbench.files import UnreadableText, read_json_object, read_yaml
-from workbench.display import Displayable, Table
 from workbench.runs.condition import FolderCondition, State, check_folder
 from workbench.runs.folder import RunFolder
 from workbench.trace.script import StepScript

@@ -6,20 +6,18 @@ Ten thousand experiments differ in few lines. Their text is split where a key be
 
 from __future__ import annotations
 
+import copy
 import json
 import re
-from workbench.files import read_yaml
-from workbench.runs.folder import finite_json
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from workbench.files import MAX_DEPTH, UnreadableText, read_json, read_json_object
-from workbench.runs.locations import RunLocation, read_text
-from workbench.runs.condition import describe_unfinished
-from workbench.runs.folder import MANIFEST, MARKER
 
+from workbench.files import MAX_DEPTH, UnreadableText, read_json, read_json_object, read_yaml
+from workbench.runs.condition import describe_unfinished
+from workbench.runs.folder import MANIFEST, MARKER, finite_json
+from workbench.runs.locations import RunLocation, read_text
 
 KEY_START = re.compile(r"\n(?=[A-Za-z_])")  # only a key begins there: continuation lines are indented, or a list
 SECTION = re.compile(r"([A-Za-z_]\w*):((?:\n  [^\n]*)+)")
@@ -64,7 +62,16 @@ def _parse_piece(piece: str) -> str | None:
         return None
 
 
-VARIANT_NAME_COLUMNS = ("peer", "operator", "case", "backend", "format", "work", "batch", "depth")  # name rows without a variant
+VARIANT_NAME_COLUMNS = (
+    "peer",
+    "operator",
+    "case",
+    "backend",
+    "format",
+    "work",
+    "batch",
+    "depth",
+)  # name rows without a variant
 COMPLETE = "complete"
 POINT, OUTCOME = "point.json", "outcome.json"  # of a sweep's points
 
@@ -178,7 +185,11 @@ def variant_rows(runs: Sequence[RunRow]) -> Iterator[RunRow]:
 
 
 def variant_name(row: Mapping[str, Any]) -> str:
-    return str(row["variant"]) if "variant" in row else " ".join(str(row[key]) for key in VARIANT_NAME_COLUMNS if key in row)
+    return (
+        str(row["variant"])
+        if "variant" in row
+        else " ".join(str(row[key]) for key in VARIANT_NAME_COLUMNS if key in row)
+    )
 
 
 def apply_variant(experiment: Mapping[str, Any], variant: str) -> dict[str, Any]:

@@ -9,14 +9,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from workbench.display import MAX_TABLE_ROWS, Displayable, Table
 from workbench.errors import WorkbenchError
-from workbench.runs import columns
-from workbench.runs import sql
+from workbench.runs import columns, sql
 from workbench.runs import tables as text
 from workbench.runs.listing import list_runs
 from workbench.runs.locations import find_runs
 from workbench.runs.rows import run_rows, variant_rows
-from workbench.display import MAX_TABLE_ROWS, Displayable, Table
 
 RUNS, VARIANTS = "runs", "variants"
 DEFAULT_COLUMNS = (
@@ -108,7 +107,11 @@ class Runs(Displayable):
 
     def _default_columns(self, table: str) -> list[str]:
         if table in (RUNS, VARIANTS):
-            return [name for name in DEFAULT_COLUMNS if name in self.column_names(table) and (name != "variant" or table == VARIANTS)]
+            return [
+                name
+                for name in DEFAULT_COLUMNS
+                if name in self.column_names(table) and (name != "variant" or table == VARIANTS)
+            ]
         return [columns.quote_identifier(name) for name in self._connection.table(f"own {table}").columns]
 
     def _make_table(self, table: str) -> list[str]:
@@ -168,7 +171,7 @@ class Runs(Displayable):
 def open_runs(folder: Path | str = "runs") -> Runs:
     """Open the runs at or below `folder`: run folders, those of a sweep's points, and records of one JSON file.
 
-        workbench.open_runs("runs").select(["run", "cache.format", "tpot_s_p50"], where="model = 'demo'")
+    workbench.open_runs("runs").select(["run", "cache.format", "tpot_s_p50"], where="model = 'demo'")
     """
     return Runs(folder)
 
@@ -179,4 +182,3 @@ def _drop_empty_columns(found: pa.Table) -> pa.Table:
     if "state" in kept and set(found["state"].to_pylist()) <= {"complete"}:
         kept.remove("state")
     return found.select(kept)
-

@@ -68,7 +68,11 @@ def suggest_columns(word: str, names: Sequence[str]) -> str:
     """Suggest the nearest names, first those with `word` as a part; where none is near, say how to list all."""
     lower = word.lower()
     around = [name for name in names if lower in re.split(r"[._]", name.lower()) or name.lower().endswith(f".{lower}")]
-    close = list(dict.fromkeys([*sorted(around, key=len), *difflib.get_close_matches(word, names, n=MAX_SUGGESTIONS, cutoff=0.6)]))
+    close = list(
+        dict.fromkeys(
+            [*sorted(around, key=len), *difflib.get_close_matches(word, names, n=MAX_SUGGESTIONS, cutoff=0.6)]
+        )
+    )
     if not close:
         return "; `workbench runs --names` lists all, with `--table variants` those of the variants of each run"
     return "; did you mean " + " or ".join(map(repr, close[:MAX_SUGGESTIONS])) + "?"

@@ -71,7 +71,7 @@ def describe_failure(name: str, error: Exception) -> str:
 
 @dataclass
 class SamplingState:
-    """How one request samples, built once, and the state of its user-defined sampler."""
+    """The filters and sampler of one request, built once, with the state of a user-defined sampler."""
 
     request: Request
     filters: tuple[Filter, ...]

@@ -40,19 +40,19 @@ def call_policy(policy: SchedulingPolicy, state: SchedulerState) -> SchedulerDec
     """
     name = policy_name(policy)
     try:
-        wishes = policy(state)
-        if isinstance(wishes, SchedulerDecision):  # it may return iterators, or a list that it changes later
-            tokens, preempted = tuple(wishes.num_scheduled_tokens), tuple(wishes.preempted)
-            if type(wishes) is SchedulerDecision:
-                return SchedulerDecision(tokens, preempted, wishes.reasons)
-            return replace(wishes, num_scheduled_tokens=tokens, preempted=preempted)
+        decision = policy(state)
+        if isinstance(decision, SchedulerDecision):  # it may return iterators, or a list that it changes later
+            tokens, preempted = tuple(decision.num_scheduled_tokens), tuple(decision.preempted)
+            if type(decision) is SchedulerDecision:
+                return SchedulerDecision(tokens, preempted, decision.reasons)
+            return replace(decision, num_scheduled_tokens=tokens, preempted=preempted)
     except WorkbenchError:
         raise
     except Exception as error:
         raise WorkbenchError(f"policy {name}: raised {type(error).__name__}: {error}; nothing was planned") from error
     else:
         raise WorkbenchError(
-            f"policy {name}: returned {type(wishes).__name__}, must return scheduler.policy.SchedulerDecision([(id, tokens), ...])"
+            f"policy {name}: returned {type(decision).__name__}, must return scheduler.policy.SchedulerDecision([(id, tokens), ...])"
         )
 
 
@@ -119,11 +119,11 @@ def validate_decision(
 
 
 def _all_valid(
-    wishes: Iterable[tuple[str, int]], budget: int, by_id: Mapping[str, Sequence]
+    pairs: Iterable[tuple[str, int]], budget: int, by_id: Mapping[str, Sequence]
 ) -> dict[Sequence, int] | None:
     """Check all entries at once, the common case; None if each must be looked at."""
     try:
-        pairs = tuple(wishes)
+        pairs = tuple(pairs)
         tokens = dict(pairs)  # fewer if a request is named twice
         sequences = [by_id[name] for name in tokens]
     except (KeyError, TypeError, ValueError):
@@ -212,7 +212,7 @@ class StepAllocation:
     def allocate(self, order: list[Sequence], candidates: Collection[Sequence] | None = None) -> bool:
         """Allocate pages for the scheduled sequences of `order`; preempt the last in it when pages run out. Return True
         if none was."""
-        holdings, order, index, roomy = self.kv_cache_manager, list(order), 0, True
+        manager, order, index, roomy = self.kv_cache_manager, list(order), 0, True
         may = (
             order
             if candidates is None
@@ -227,14 +227,14 @@ class StepAllocation:
             ) - sequence.num_evicted_tokens <= sequence.allocated_until or not self.num_scheduled_tokens.get(sequence):
                 index += 1
                 continue
-            missing = holdings.pages_to_allocate(sequence)
-            short = holdings.first_exhausted_group(missing) if missing is not None else None
+            missing = manager.pages_to_allocate(sequence)
+            short = manager.first_exhausted_group(missing) if missing is not None else None
             if missing is None or short is None:
                 self.views.invalidate_matches()
-                holdings.allocate(sequence)
+                manager.allocate(sequence)
                 index += 1
                 continue
-            need = f"{sequence.request_id} needs {missing[short]} more pages, {holdings.num_available(short)} free"
+            need = f"{sequence.request_id} needs {missing[short]} more pages, {manager.num_available(short)} free"
             if not self.reclaim_shared_pages(need):
                 last, roomy = order[-1], False
                 which = "the youngest" if last is self.running[-1] else "the last in order"
@@ -331,14 +331,14 @@ class StepAllocation:
 
     def _start(self, sequence: Sequence, offer: PrefixMatch) -> str:
         """Allocate the pages that `sequence` starts with; return the reason to record."""
-        holdings, pools = self.kv_cache_manager, self.kv_cache_manager.pools
+        manager, pools = self.kv_cache_manager, self.kv_cache_manager.pools
         before = [pool.num_used for pool in pools]
         saved, waited = sequence.swapped, sequence.num_computed_tokens
         sequence.cached_tokens += waited
         sequence.shared_pages += sum(page != NULL_PAGE for pages in sequence.pages for page in pages)
         self.views.invalidate_matches()
-        holdings.start(sequence, offer)
-        holdings.allocate(sequence)
+        manager.start(sequence, offer)
+        manager.allocate(sequence)
         taken = " + ".join(str(pool.num_used - used) for pool, used in zip(pools, before, strict=True))
         left = " + ".join(str(pool.num_available) for pool in pools)
         reason = f"admitted: {taken} pages taken, {left} left"

@@ -85,7 +85,7 @@ class PrefillFirst(BuiltInPolicy):
 
 
 class DecodeFirst(BuiltInPolicy):
-    """As long as anything decodes nobody is prefilled, but for who has been here for `starvation_limit` steps: even gaps
+    """As long as anything decodes no request is prefilled, except one that has waited for `starvation_limit` steps: even gaps
     between tokens, and a first token that comes late."""
 
     kind: Literal["decode_first"] = "decode_first"

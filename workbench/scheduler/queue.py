@@ -173,18 +173,22 @@ class RequestViews:
         by_id: dict[str, Sequence],
         uncovered: Iterable[Sequence] | None = None,
     ) -> SchedulerState:
-        """What a policy decides on. Where `uncovered` is given, those of `running` that may lack pages, entries of
-        those that run are not made before the policy looks at one."""
+        """Return the state that a policy decides on.
+
+        Args:
+            uncovered: running sequences that may lack pages. Where it is given, entries of running requests are made
+                when the policy first looks at one.
+        """
         self.invalidate_matches()
-        holdings, limits = self.kv_cache_manager, self.limits
+        manager, limits = self.kv_cache_manager, self.limits
         entries: Many[RequestView]
         if uncovered is None:
             entries, uncovered = self._entries(running), self.may_need_pages
         else:
             entries = _Unseen(len(running), lambda: self._entries(running))
-        free = [pool.num_available for pool in holdings.pools]
+        free = [pool.num_available for pool in manager.pools]
         for sequence in uncovered:
-            if missing := holdings.pages_to_allocate(sequence):
+            if missing := manager.pages_to_allocate(sequence):
                 free = [pages - count for pages, count in zip(free, missing, strict=True)]
         served = _LazyValues(lambda tenant: total()[tenant])
         totals: list[Counter[str]] = []
@@ -239,13 +243,13 @@ class RequestViews:
         )  # fmt: skip
 
     def _needs(self, sequence: Sequence) -> PagesByGroup:
-        holdings = self.kv_cache_manager
+        manager = self.kv_cache_manager
         if any(sequence.pages):
-            return tuple(holdings.pages_to_allocate(sequence) or [0] * len(holdings.pools))
+            return tuple(manager.pages_to_allocate(sequence) or [0] * len(manager.pools))
         offer = self.prefix_match(sequence)
         lacks = self.pages_to_start(sequence, offer)
         # Evictable pages of its own match count as available, but will not be.
-        idle = [pool.num_available - holdings.num_available(t, offer) for t, pool in enumerate(holdings.pools)]
+        idle = [pool.num_available - manager.num_available(t, offer) for t, pool in enumerate(manager.pools)]
         return tuple(pages + kept for pages, kept in zip(lacks, idle, strict=True))
 
     def _gives(self, sequence: Sequence) -> PagesByGroup:
@@ -326,8 +330,8 @@ def _order(sequence: Sequence) -> int:
 class SequenceGroups:
     """Parents, children and beams among the running and waiting sequences."""
 
-    def __init__(self, holdings: KVCacheManager, limits: SchedulerLimits, running: list[Sequence], queue: WaitingQueue):
-        self._holdings, self._limits, self._running, self._queue = holdings, limits, running, queue
+    def __init__(self, manager: KVCacheManager, limits: SchedulerLimits, running: list[Sequence], queue: WaitingQueue):
+        self._manager, self._limits, self._running, self._queue = manager, limits, running, queue
 
     def start_children(self, step: int, decisions: list[RequestDecision]) -> list[Sequence]:
         """Start children whose parent has computed their common prefix; return them and their parents."""
@@ -343,7 +347,7 @@ class SequenceGroups:
             places = max(0, self._limits.max_num_seqs - len(self._running) - beams)
             for follower in due[:places]:
                 follower.parent, follower.scheduled_step = None, step
-                shared = self._holdings.fork(leader, follower)
+                shared = self._manager.fork(leader, follower)
                 follower.cached_tokens += follower.num_computed_tokens
                 follower.shared_pages += shared
                 self._queue.by_id[follower.request_id] = follower
@@ -352,7 +356,7 @@ class SequenceGroups:
                 reason = f"admitted: shares {shared} pages with {leader.request_id}"
                 decisions.append(RequestDecision(follower.request_id, "admitted", reason))
             if late := due[places:]:
-                self._holdings.fork(leader, late[0])
+                self._manager.fork(leader, late[0])
                 self._queue.add(*late)
         return joined
 
@@ -374,9 +378,9 @@ class SequenceGroups:
             heir = parent
             if parent in continued:
                 heir = idle.pop()
-                self._holdings.free(heir)
+                self._manager.free(heir)
                 heir.token_ids = list(parent.token_ids)
-                self._holdings.fork(parent, heir)
+                self._manager.fork(parent, heir)
             continued.append(heir)
         for heir, (_, token) in zip(continued, continuations, strict=True):
             heir.token_ids.append(token)

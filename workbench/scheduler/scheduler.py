@@ -68,11 +68,11 @@ class Scheduler:
         self.sequence_groups = SequenceGroups(kv_cache_manager, limits, self.running, self._queue)
         self._steps = 0
         self._padded_rows = 0  # the rows of a padded batch, until its last has ended
-        self._last_waiting = ("", "")  # who was last told to wait, and why
+        self._last_waiting = ("", "")  # the request that waits, and why
         self._named: list[Sequence] = []  # who ran when `_one_each` was made
         self._late = False  # and whether the oldest of them was overdue
         self._one_each: tuple[tuple[str, int], ...] = ()
-        # A class that somebody made from one of ours may say anything, and is asked.
+        # A subclass of one of ours may decide anything, and is called.
         mine = self.policy
         self._in_parts: BuiltInPolicy | None = (
             mine if isinstance(mine, BuiltInPolicy) and type(mine) in IN_PARTS else None
@@ -204,11 +204,11 @@ class Scheduler:
         return self.kv_cache_manager.finish(sequence, failed=reason is FinishReason.ERROR)
 
     def _steady_decode(
-        self, decisions: list[RequestDecision], wishes: list[SchedulerDecision]
+        self, decisions: list[RequestDecision], policy_decisions: list[SchedulerDecision]
     ) -> tuple[Span, ...] | None:
-        """The step in which everybody decodes, where the policy would say so and nobody can begin; None for any other.
+        """Return the step in which every request decodes, where the policy would say so and none can begin; None otherwise.
         What comes of it is what `_decided` gives, without an entry or a wish of each that decodes."""
-        running, holdings, limits = self.running, self.kv_cache_manager, self.limits
+        running, manager, limits = self.running, self.kv_cache_manager, self.limits
         if not running or len(running) > limits.max_num_batched_tokens or not getattr(self.policy, "steady", False):
             return None
         asks = bool(self.waiting) and (len(running) < limits.max_num_seqs or self._queue.changed)
@@ -223,19 +223,19 @@ class Scheduler:
                 uncovered.append(sequence)
             spans.append(new(Span, (sequence, computed, 1, True, None, ())))
         if asks:
-            return tuple(spans) if self._nobody_begins(uncovered, decisions, wishes) else None
+            return tuple(spans) if self._none_begins(uncovered, decisions, policy_decisions) else None
         for sequence in uncovered:
-            if (missing := holdings.pages_to_allocate(sequence)) is not None:
-                if holdings.first_exhausted_group(missing) is not None:
+            if (missing := manager.pages_to_allocate(sequence)) is not None:
+                if manager.first_exhausted_group(missing) is not None:
                     return None
-                holdings.allocate(sequence)
+                manager.allocate(sequence)
         return tuple(spans)
 
-    def _nobody_begins(
-        self, uncovered: list[Sequence], decisions: list[RequestDecision], wishes: list[SchedulerDecision]
+    def _none_begins(
+        self, uncovered: list[Sequence], decisions: list[RequestDecision], policy_decisions: list[SchedulerDecision]
     ) -> bool:
-        """Where everybody decodes, whether all have pages and who is next in line has none: then pages are taken, and
-        it is told why it waits. Nothing has happened where this is not so."""
+        """Tell whether all running requests have pages and the next waiting one has none. If so, allocate the pages
+        and note why it waits; otherwise change nothing."""
         policy, running, limits = self._in_parts, self.running, self.limits
         if self.kv_cache_manager.budget is not None or len(running) >= limits.max_num_batched_tokens:
             return False
@@ -249,7 +249,7 @@ class Scheduler:
         if head is None or not because and limits.max_num_seqs - len(running) >= head.slots_needed and state.fits(head):
             return False
         named = self._names(policy, state)
-        wishes.append(
+        policy_decisions.append(
             SchedulerDecision((*named, (head.request_id, 0)), (), {head.request_id: because} if because else {})
         )
         step = StepAllocation(self.kv_cache_manager, limits, self._views, running, self._queue, decisions)
@@ -260,7 +260,7 @@ class Scheduler:
         for sequence in uncovered:
             self._views.invalidate_matches()
             self.kv_cache_manager.allocate(sequence)
-        self._admit([(by_id[head.request_id], 0)], wishes[-1].reasons, step)
+        self._admit([(by_id[head.request_id], 0)], policy_decisions[-1].reasons, step)
         self._queue.changed = False
         return True
 

@@ -50,8 +50,8 @@ class InstanceSpec:
             else ()
         )
         index = RadixCache(pools, self.tables, self.ttl, clock, rooms) if self.prefix else None
-        holdings = KVCacheManager(pools, self.tables, self.limits.max_prefill_tokens, index, rooms)
-        return Scheduler(holdings, self.limits, self.context, self.policy)
+        manager = KVCacheManager(pools, self.tables, self.limits.max_prefill_tokens, index, rooms)
+        return Scheduler(manager, self.limits, self.context, self.policy)
 
     @property
     def kv_bytes_per_token(self) -> float:

@@ -28,7 +28,7 @@ from workbench.scheduler.plan import Span, StepPlan
 
 
 class Drawing(NamedTuple):
-    """How a sequence's tokens are drawn: from the softmax of logits over `temperature`, each by a number in [0, 1)."""
+    """The random numbers of a sequence's draft tokens. Each is drawn from the softmax of logits over `temperature`, by a number in [0, 1)."""
 
     temperature: float
     uniforms: list[float]
@@ -50,7 +50,7 @@ class DraftModelProposer:
     """A draft model's tokens for sequences of a target, each chosen as its request says: the largest where it is
     greedy, otherwise drawn from what the request's own filters leave of the draft's logits.
 
-    `holdings` own the pages that `executor` computes on. A sequence for which there are none left has no draft. With
+    `kv_cache_manager` own the pages that `executor` computes on. A sequence for which there are none left has no draft. With
     `coupled` a token is drawn with the very number that the target will draw with, so that both tend to agree.
 
     A draft ends before the first position at which the probability of the draft's likeliest token, filtered as the

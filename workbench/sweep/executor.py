@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Protocol
 
 from workbench.sweep.point import POINT
-from workbench.sweep.settings import LocalSweepConfig, RaySweepConfig, SlurmSweepConfig, SweepExecutorSetting
 
 ROOT = Path(__file__).resolve().parents[2]  # a checkout that is not installed can be imported from here
 
@@ -40,20 +39,3 @@ def worker_command(point: Path) -> list[str]:
 def worker_environment() -> dict[str, str]:
     """Return this process's environment, with the workbench on PYTHONPATH."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
-
-
-def make_executor(setting: SweepExecutorSetting) -> SweepExecutor:
-    """Make the executor of a setting, and import its dependencies."""
-    match setting:
-        case LocalSweepConfig():
-            from workbench.sweep.local import LocalSweepExecutor
-
-            return LocalSweepExecutor(setting)
-        case RaySweepConfig():
-            from workbench.sweep.ray import RaySweepExecutor
-
-            return RaySweepExecutor(setting)
-        case SlurmSweepConfig():
-            from workbench.sweep.slurm import SlurmSweepExecutor
-
-            return SlurmSweepExecutor(setting)

@@ -17,12 +17,29 @@ from typing import Literal
 from workbench.display import Displayable, Table
 from workbench.experiment.experiment import Experiment
 from workbench.progress import BAR_FORMAT, Progress, refreshing
-from workbench.sweep.executor import SweepExecutor, make_executor
+from workbench.sweep.executor import SweepExecutor
 from workbench.sweep.folder import SweepFolder, open_sweep
 from workbench.sweep.point import LOG, OUTCOME, Outcome, SweepPoint
-from workbench.sweep.settings import LocalSweepConfig
+from workbench.sweep.settings import LocalSweepConfig, RaySweepConfig, SlurmSweepConfig, SweepExecutorSetting
 
 MAX_ATTEMPTS = 2  # runs of a point whose worker dies
+
+
+def make_executor(setting: SweepExecutorSetting) -> SweepExecutor:
+    """Make the executor of a setting, and import its dependencies."""
+    match setting:
+        case LocalSweepConfig():
+            from workbench.sweep.local import LocalSweepExecutor
+
+            return LocalSweepExecutor(setting)
+        case RaySweepConfig():
+            from workbench.sweep.ray import RaySweepExecutor
+
+            return RaySweepExecutor(setting)
+        case SlurmSweepConfig():
+            from workbench.sweep.slurm import SlurmSweepExecutor
+
+            return SlurmSweepExecutor(setting)
 
 
 @dataclass(frozen=True)

@@ -30,12 +30,12 @@ def _pure(policy: SchedulingPolicy, scenario: PolicyScenario) -> None:
     for played, plan in play_scenario(scenario, policy):
         if played.last_decision is None:
             continue
-        state, wishes = played.last_decision
+        state, decision = played.last_decision
         again = policy(replace(state))
         again = tuple(again.num_scheduled_tokens), tuple(again.preempted)
-        if again != (wishes.num_scheduled_tokens, wishes.preempted):
+        if again != (decision.num_scheduled_tokens, decision.preempted):
             raise LawBroken(
-                f"step {plan.step}: called twice with one state it decides {wishes.num_scheduled_tokens}, then {again[0]}"
+                f"step {plan.step}: called twice with one state it decides {decision.num_scheduled_tokens}, then {again[0]}"
             )
 
 
@@ -43,12 +43,12 @@ def _within(policy: SchedulingPolicy, scenario: PolicyScenario) -> None:
     for played, plan in play_scenario(scenario, policy):
         if played.last_decision is None:
             continue
-        state, wishes = played.last_decision
+        state, decision = played.last_decision
         here = {
             e.request_id: Sequence.from_request(Request(e.request_id, ()), e.arrival_index)
             for e in (*state.running, *state.waiting)
         }
-        found = validate_decision(wishes, state, here, "it")
+        found = validate_decision(decision, state, here, "it")
         wrong = [words.removeprefix("policy it: ") for _, words in found.errors]
         wrong += [stray.reason.removeprefix("policy it: ") for stray in found.ignored]
         if wrong:
@@ -67,8 +67,8 @@ def _pages(policy: SchedulingPolicy, scenario: PolicyScenario) -> None:
                 )
         if played.last_decision is None:
             continue
-        state, wishes = played.last_decision
-        begins, room = _admitted(state, wishes), _available_pages(state, wishes)
+        state, decision = played.last_decision
+        begins, room = _admitted(state, decision), _available_pages(state, decision)
         needed = tuple(
             sum(column) for column in zip(*(state.pages_needed[entry.request_id] for entry in begins), strict=True)
         )
@@ -84,15 +84,15 @@ def _progress(policy: SchedulingPolicy, scenario: PolicyScenario) -> None:
     for played, plan in play_scenario(scenario, policy):
         if played.last_decision is None:
             continue
-        state, wishes = played.last_decision
-        room, begins = _available_pages(state, wishes), _admitted(state, wishes)
+        state, decision = played.last_decision
+        room, begins = _available_pages(state, decision), _admitted(state, decision)
         fitting = [
             e for e in state.waiting if all(n <= f for n, f in zip(state.pages_needed[e.request_id], room, strict=True))
         ]
         if not fitting and begins:
             name, needs = begins[0].request_id, state.pages_needed[begins[0].request_id]
             raise LawBroken(f"step {plan.step}: lets {name} begin, who needs {needs} pages of {room}, on {scenario}")
-        if not begins and not any(tokens for _, tokens in wishes.num_scheduled_tokens):
+        if not begins and not any(tokens for _, tokens in decision.num_scheduled_tokens):
             raise LawBroken(f"step {plan.step}: plans nothing for {len(state.running)} that run, on {scenario}")
 
 
@@ -154,15 +154,15 @@ def check_no_starvation(policy: SchedulingPolicy, competing: str, scenario: Poli
     )
 
 
-def _admitted(state: SchedulerState, wishes: SchedulerDecision) -> list[RequestView]:
+def _admitted(state: SchedulerState, decision: SchedulerDecision) -> list[RequestView]:
     """Return the waiting requests that the decision starts."""
     waiting = {entry.request_id: entry for entry in state.waiting}
-    return [waiting[name] for name, tokens in wishes.num_scheduled_tokens if tokens and name in waiting]
+    return [waiting[name] for name, tokens in decision.num_scheduled_tokens if tokens and name in waiting]
 
 
-def _available_pages(state: SchedulerState, wishes: SchedulerDecision) -> PagesByGroup:
+def _available_pages(state: SchedulerState, decision: SchedulerDecision) -> PagesByGroup:
     """Return the free pages, with those of preempted requests."""
-    given = [state.pages_released[name] for name in wishes.preempted if name in state.pages_released]
+    given = [state.pages_released[name] for name in decision.preempted if name in state.pages_released]
     return tuple(sum(column) for column in zip(state.free_pages, *given, strict=True))
 
 

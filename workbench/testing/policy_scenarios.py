@@ -110,13 +110,13 @@ class ScheduleHarness:
 
     def __call__(self, state: SchedulerState) -> SchedulerDecision:
         state = state.materialize()
-        wishes = self.policy(state)
-        if isinstance(wishes, SchedulerDecision):  # its fields may be iterators
-            wishes = SchedulerDecision(
-                tuple(wishes.num_scheduled_tokens), tuple(wishes.preempted), dict(wishes.reasons)
+        decision = self.policy(state)
+        if isinstance(decision, SchedulerDecision):  # its fields may be iterators
+            decision = SchedulerDecision(
+                tuple(decision.num_scheduled_tokens), tuple(decision.preempted), dict(decision.reasons)
             )
-            self.last_decision = state, wishes
-        return wishes
+            self.last_decision = state, decision
+        return decision
 
     def submit(self, coming: ArrivingRequest, name: str) -> Sequence | None:
         """Queue a request; None where it could never run."""

@@ -120,7 +120,7 @@ class Recorder:
         return rows
 
     def decisions(self) -> list[dict]:
-        """One row a decision of the scheduler (`kind` planned), one a set-back that came of it (preempted), one a change
+        """One row a decision of the scheduler (`kind` planned), one a preemption that came of it (preempted), one a change
         of threads (threads_changed), whose action is how many."""
         return [
             {

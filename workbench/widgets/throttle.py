@@ -15,8 +15,8 @@ _ALL: weakref.WeakSet[Throttle] = weakref.WeakSet()
 
 def flush_all() -> None:
     """Flush pending redraws of all widgets of this process."""
-    for pulse in tuple(_ALL):
-        pulse.flush_pending()
+    for throttle in tuple(_ALL):
+        throttle.flush_pending()
 
 
 class Throttle:

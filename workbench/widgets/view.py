@@ -37,7 +37,7 @@ class PictureWidget(ipywidgets.VBox):
     """A widget: its own traits are its state, `picture()` draws them.
 
     A subclass says what it looks like in `picture`, calls `watch` with the traits that change it, and puts its
-    controls above with `show`. While work goes on in another thread `pulse.mark()` has it redrawn soon; `keep` makes
+    controls above with `show`. While work goes on in another thread `throttle.mark()` has it redrawn soon; `keep` makes
     the saved notebook's picture the present one.
     """
 

@@ -114,10 +114,10 @@ class _ForcedSampler:
 
 
 @contextmanager
-def _replaced(runner: Runner, executor: Any, chooser: Any) -> Iterator[None]:
+def _replaced(runner: Runner, executor: Any, sampler: Any) -> Iterator[None]:
     """Replace the runner's executor and sampler and disable drafting; restore all of them at the end."""
     own = runner.executor, runner.tracker.sampler, runner.speculator
-    runner.executor, runner.tracker.sampler, runner.speculator = executor, chooser, None
+    runner.executor, runner.tracker.sampler, runner.speculator = executor, sampler, None
     try:
         yield
     finally:

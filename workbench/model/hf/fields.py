@@ -93,8 +93,8 @@ def read_object(file: Path) -> dict[str, Any]:
         return read_json_object(text, str(file))
     except UnreadableText as error:
         if error.reason.startswith("not JSON: "):
-            told = f"is not valid JSON ({error.reason.removeprefix('not JSON: ')}); fetch the file again"
-            raise WorkbenchError(f"{file}: {told}") from None
+            reason = f"is not valid JSON ({error.reason.removeprefix('not JSON: ')}); fetch the file again"
+            raise WorkbenchError(f"{file}: {reason}") from None
         raise
 
 

@@ -125,7 +125,7 @@ def _by_sequence(cells: PageCells, y: float, used: int) -> tuple[str, float]:
             cells.page(page, left + place * side, row, side - min(2.0, side / 5), 15, str(page))
         row += 19
     if row == y:
-        parts.append(svg.text(8, row + 12, "nobody holds anything", class_="s faint"))
+        parts.append(svg.text(8, row + 12, "no request holds a page", class_="s faint"))
         row += 19
     return cells.markup() + "".join(parts), row - y
 

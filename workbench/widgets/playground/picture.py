@@ -23,7 +23,7 @@ STYLE = (
 FINISH_REASONS = {
     "stop": "an end token, or a text to stop at",
     "length": "max_tokens, or the context is full",
-    "cancelled": "somebody stopped it",
+    "cancelled": "it was stopped",
     "refused": "it could never have run",
     "error": "it ran and broke",
     "not_chosen": "others of its samples or beams are better",

@@ -322,12 +322,12 @@ def _source_comments(model: type[BaseModel]) -> dict[str, str]:
     comments = {each.start[0]: each for each in tokens if each.type == tokenize.COMMENT}
     alone = {n for n, each in comments.items() if not each.line[: each.start[1]].strip()}
     (body,) = (node.body for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
-    told = {}
+    comments_of = {}
     for node in body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             first = node.lineno
             while first - 1 in alone:
                 first -= 1
             lines = [*range(first, node.lineno), *range(node.lineno, (node.end_lineno or node.lineno) + 1)]
-            told[node.target.id] = " ".join(comments[n].string.lstrip("# ") for n in lines if n in comments)
-    return {name: words for name, words in told.items() if words}
+            comments_of[node.target.id] = " ".join(comments[n].string.lstrip("# ") for n in lines if n in comments)
+    return {name: words for name, words in comments_of.items() if words}

@@ -23,7 +23,7 @@ BUTTONS = (
 
 
 class Timeline(PictureWidget):
-    """A Gantt of steps and requests: queue, prefill chunks, decode, set-backs, and the reason of each decision. The
+    """A Gantt of steps and requests: queue, prefill chunks, decode, preemptions, and the reason of each decision. The
     bars are those of the Perfetto export.
 
     Given a runner, everything that it does from now on is shown, and followed as long as `follow` is on; given a

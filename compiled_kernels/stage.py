@@ -1,0 +1,25 @@
+"""Stages of compiling an operator, to read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class CompilerStage:
+    """`text` to read, and `data` where a stage has more structure than its text (JSON-ready)."""
+
+    text: str
+    data: Any = None
+
+
+@dataclass(frozen=True)
+class CompilerStages:
+    """`artifact` is the content hash of what ran (or, of a backend that is compiled ahead of time here, would run); `note`
+    says what it is."""
+
+    artifact: str
+    note: str
+    stages: Mapping[str, CompilerStage] = field(default_factory=dict)
