@@ -51,7 +51,10 @@ def describe_callable(part: object) -> str:
     if " at 0x" not in text:
         return text
     if isinstance(part, functools.partial):
-        return f"{describe_callable(part.func)} with {', '.join(f'{name}={value!r}' for name, value in part.keywords.items())}"
+        return (
+            f"{describe_callable(part.func)} with "
+            f"{', '.join(f'{name}={value!r}' for name, value in part.keywords.items())}"
+        )
     return getattr(part, "__qualname__", type(part).__qualname__)
 
 

@@ -1,5 +1,9 @@
-"""Known gaps of the backends, with the reason beside each. `check` holds this table to the truth: a gap that has
-closed fails it."""
+"""Limits of the backends, with the reason beside each: gaps in what they compute, and operators whose rows depend on
+the batch composition.
+
+`check` holds the table of gaps to the truth: a gap that has closed fails it. `batch_invariant` is refused with the
+reason of a `BatchVariance`.
+"""
 
 from __future__ import annotations
 

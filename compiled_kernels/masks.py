@@ -1,4 +1,5 @@
-"""Masks as small pictures: SVG drawn from the predicate itself."""
+"""Attention masks: predicates over positions that broadcast, True where the query sees the key, and pictures of
+them."""
 
 from __future__ import annotations
 
@@ -12,6 +13,8 @@ from compiled_kernels.backends import BackendError, describe_callable
 
 SEEN, SELF, PAPER, LINE = "#3b6ea5", "#1d3c5e", "#ffffff", "#d5dbe3"
 MIN_GRID_CELL = 8  # cells of at least so many pixels are separated by lines
+# Given query and key positions that broadcast: True where the query may look.
+Mask = Callable[[Tensor, Tensor], Tensor]
 
 
 class MaskPicture(str):
@@ -62,10 +65,6 @@ def _run(row: int, start: int, end: int, cell: int, fill: str) -> str:
 def _lines(tokens: int, cell: int) -> str:
     side, inner = tokens * cell, range(cell, tokens * cell, cell)
     return " ".join([f"M{at} 0V{side}" for at in inner] + [f"M0 {at}H{side}" for at in inner])
-
-
-# Given query and key positions that broadcast: True where the query may look.
-Mask = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)

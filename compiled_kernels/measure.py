@@ -1,7 +1,7 @@
-"""Backends of one case timed beside each other: in turn, on data from cache or memory as in a model, medians.
+"""Time the backends of one case side by side: in turn, on data from cache or from memory as in a model; medians.
 
-A backend is timed as a model runs it, several calls in one compiled graph; the backend eager runs them one by one. One that
-is not correct is not timed.
+A backend is timed as a model runs it, several calls in one compiled graph; the backend eager runs them one by one. A
+backend that is not correct is not timed.
 """
 
 from __future__ import annotations

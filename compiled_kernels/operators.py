@@ -1,9 +1,9 @@
 """An operator's opaque forms as torch knows them: operations with a schema and a fake.
 
 The backends `eager` and `inductor` run plain torch code, which torch.compile can see through and fuse, wherever a graph
-can hold it (attention over spans it cannot: that is opaque on these backends too). What is opaque is registered here,
-`compiled_kernels::<operator>_<backend>`, when the package is imported, so that a graph can hold it from the first call on;
-the kernel's own module is imported when it first runs.
+can hold it (attention over spans it cannot: that is opaque on these backends too). Opaque operations are registered
+here as `compiled_kernels::<operator>_<backend>` when the package is imported, so that a graph can hold them from the
+first call on; a kernel's own module is imported when the kernel first runs.
 """
 
 from __future__ import annotations

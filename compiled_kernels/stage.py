@@ -17,8 +17,8 @@ class CompilerStage:
 
 @dataclass(frozen=True)
 class CompilerStages:
-    """`artifact` is the content hash of what ran (or, of a backend that is compiled ahead of time here, would run); `note`
-    says what it is."""
+    """The stages of one compilation. `artifact` is the content hash of the code that ran (with a backend that is only
+    compiled ahead of time here: that would run); `note` describes it."""
 
     artifact: str
     note: str

@@ -62,13 +62,14 @@ def separate(rows: VariantRows) -> Verdict:
         says="Separate pools for prefill and decode remove that interference",
         rule=(
             f"the longest gap as above, one pool with whole prompts over separate pools: at least {STALL:g} times, and "
-            f"the load at which {SLO_ATTAINMENT:.0%} get what was promised no lower than with one pool of as many instances, "
-            "chunked or not: holds; the gap alone: with limits; else refuted"
+            f"the load at which {SLO_ATTAINMENT:.0%} get what was promised no lower than with one pool of as many "
+            "instances, chunked or not: holds; the gap alone: with limits; else refuted"
         ),
         outcome="refuted" if times < STALL else "holds" if worth else "holds-with-limits",
         reason=(
             f"{_ms(whole, GAP)} against {_ms(split, GAP)} with {split['variant']}: {times:.1f} times; "
-            f"{SLO_ATTAINMENT:.0%} kept up to {highest_load_within_slo(split):g} requests/s, against {highest_load_within_slo(whole):g} with whole prompts and "
+            f"{SLO_ATTAINMENT:.0%} kept up to {highest_load_within_slo(split):g} requests/s, "
+            f"against {highest_load_within_slo(whole):g} with whole prompts and "
             f"{highest_load_within_slo(cut):g} with chunks of 512 in one pool of 8"
         ),
         limits="decodes do not wait, but one pool of as many instances serves a higher load as promised",

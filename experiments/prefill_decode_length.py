@@ -105,7 +105,8 @@ def linear(points: Points) -> Verdict:
             "some: with limits; between none: refuted"
         ),
         outcome="holds" if len(fit) == len(found) else "holds-with-limits" if fit else "refuted",
-        reason=f"so {_ranges(fit)}; {_describe_exponents(points, 'prefill_s')}, predicted {_describe_exponents(points, 'predicted_prefill_s')}; "
+        reason=f"so {_ranges(fit)}; {_describe_exponents(points, 'prefill_s')}, "
+        f"predicted {_describe_exponents(points, 'predicted_prefill_s')}; "
         f"1,000 to 100,000 tokens, 100 times as many, by the roofline: "
         f"{_elsewhere(lambda bound: bound(0, 100_000) / bound(0, 1000), '{:.0f} times')}",
         limits=f"of the lengths tried: {_ranges(fit)} tokens",
@@ -214,7 +215,10 @@ def dominates(points: Points) -> Verdict:
     return Verdict(
         claim="decode-dominates",
         says="1,000 tokens in and 200 out: most of the time is decode",
-        rule=f"decode steps take at least {MOSTLY_DECODE:.0%} of the time: holds; more than half: with limits; else refuted",
+        rule=(
+            f"decode steps take at least {MOSTLY_DECODE:.0%} of the time: holds; more than half: with limits; "
+            "else refuted"
+        ),
         outcome="holds" if share >= MOSTLY_DECODE else "holds-with-limits" if share > HALF else "refuted",
         reason=(
             f"{share:.0%} of {point['e2el_s']:.2f} s, predicted {predicted_share:.0%}; by the roofline: "

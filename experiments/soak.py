@@ -66,8 +66,9 @@ class Soak:
         self.faults += [f"{name} has no end" for name in self._open] + leaked_resources(self.runner)
         return {
             "requests": self.ended, "sequences": self.sequences, "reasons": dict(sorted(self.reasons.items())),
-            "steps": self.steps, "num_preemptions": self.num_preemptions, "seconds": seconds, "output_tokens": self.tokens,
-            "output_tokens_per_second": self.tokens / seconds, "prompt_tokens": self.prompt_tokens,
+            "steps": self.steps, "num_preemptions": self.num_preemptions, "seconds": seconds,
+            "output_tokens": self.tokens, "output_tokens_per_second": self.tokens / seconds,
+            "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens, "faults": self.faults, "resident_mib": samples,
             "memory": asdict(flat_memory.judge(samples, count)),
         }  # fmt: skip

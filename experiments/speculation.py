@@ -35,8 +35,8 @@ CHANGED = (
     ),
     RuleChange(
         what=(
-            "'the same distribution' is the engine's own acceptance rule (workbench.sampling.verify.rejection_sample), summed "
-            "over all drafts and all ways to judge them; before, a second implementation in this file was summed"
+            "'the same distribution' is the engine's own acceptance rule (workbench.sampling.verify.rejection_sample), "
+            "summed over all drafts and all ways to judge them; before, a second implementation in this file was summed"
         ),
         when="2026-11-22",
         after="speculation-20261121-170527.json",

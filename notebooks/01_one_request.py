@@ -24,8 +24,8 @@ widgets.TokenView(prompt, runner, beside="bytes")
 
 # %% [markdown]
 # ## Prefill, then decode
-# The runner says what happens as it happens. `prefilled` is the prompt, all its tokens in one step; the same step
-# already chooses the first token. From then on each step computes one, because it is chosen knowing those before it.
+# The runner emits events as they happen. `prefilled` is the prompt, all its tokens in one step; the same step
+# already samples the first token. From then on each step computes one, because each depends on those before it.
 
 # %%
 events = list(runner.stream(prompt, max_tokens=6, temperature=0, logprobs=3))
@@ -33,8 +33,8 @@ for event in events:
     print(f"{1000 * (event.time - events[0].time):7.1f} ms  {event.kind:<9}  {event.text!r}")
 
 # %% [markdown]
-# A step does not look at the whole text again: keys and values of all tokens before are kept (the KV cache, see
-# `03_kv_cache`). This is what each step computed, and what it found.
+# A step does not compute the whole text again: keys and values of all earlier tokens are in the KV cache (see
+# `03_kv_cache`). Each line has the tokens that a step computed and the context that its queries saw.
 
 # %%
 for step in (event for event in events if event.kind == "stepped"):
@@ -42,9 +42,9 @@ for step in (event for event in events if event.kind == "stepped"):
     print(f"step {step.step}, {step.phase:<7}: {computed} computed, {seen} seen, {step.kv_bytes:,} bytes of cache")
 
 # %% [markdown]
-# ## One step's choice
-# What a step gives is not a token but a probability for each of the vocabulary. Here temperature is 0, so the most
-# probable is taken; how else one may choose is the subject of `05_sampling`.
+# ## From probabilities to a token
+# The model gives a probability for each token of the vocabulary. Here temperature is 0, so the most probable one is
+# taken; `05_sampling` shows other ways to sample.
 
 # %%
 first = next(event for event in events if event.kind == "decoded")
@@ -63,8 +63,8 @@ for count, token in enumerate(ids, 1):
 # ## All of it, live
 # Press Run. Tokens are shaded by how probable they were; point at one to see what else there was. Below are all
 # settings that matter to one request: of the model, its cache, attention and kernels, of schedule, speculation and
-# sampling. (What only a measurement has is left out: its workload, what it measures, variants, sweeps, the judge, and
-# simulated machines.) Those of sampling apply at once, others make a new runner. Stop works at any time, and so does
+# sampling. (Settings of a measurement are left out: workload, rounds, variants, sweeps, the judge, simulated machines.)
+# Those of sampling apply at once, others create a new runner. Stop works at any time, and so does
 # the kernel's stop button. "Copy as Python" gives the script that makes the same tokens.
 
 # %%
@@ -77,7 +77,7 @@ play.wait()
 
 # %% [markdown]
 # ## Try
-# - `temperature` 0, then 1.5: which tokens were probable, and where does it go astray?
+# - `temperature` 0, then 1.5: which tokens were probable, and where does the text go wrong?
 # - `executor`, `uncached`: the same tokens, without the KV cache. Watch TPOT.
 # - `speculate`, `prompt_lookup` on a text that repeats itself: fewer steps than tokens.
 #

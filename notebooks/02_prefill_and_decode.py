@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Prefill and decode
 #
-# A prompt is computed at once: that is prefill, and what one waits for is the time to first token (TTFT). Then tokens
-# come one by one: that is decode, and what one waits for is the time per output token (TPOT). The two phases meet
-# different limits of the same machine. [01_one_request](01_one_request.py) showed one request step by step.
+# A prompt is computed at once: that is prefill, and a user waits for the time to first token (TTFT). Then tokens come
+# one by one: that is decode, and a user waits for the time per output token (TPOT). The two phases meet different
+# limits of the same machine. [01_one_request](01_one_request.py) showed one request step by step.
 
 # %%
 import workbench
@@ -31,8 +31,8 @@ for name, mine in events.items():
 
 # %% [markdown]
 # ## From the summary
-# The same figures as every record has them, derived from the same times. The longer prompt moves TTFT; TPOT hardly
-# knows of it. Try other lengths above.
+# The same figures as every record has them, derived from the same times. The longer prompt moves TTFT and
+# hardly changes TPOT. Try other lengths above.
 
 # %%
 from workbench.runs.metrics import summarize
@@ -45,10 +45,10 @@ summary = summarize(recorder.requests(), recorder.steps(), recorder.tokens())
 {key: summary[key] for key in ("ttft_s", "tpot_s", "prefill_tokens_per_s", "decode_tokens_per_s")}
 
 # %% [markdown]
-# ## Two roofs
+# ## The roofline
 # A step must compute so many FLOPs and move so many bytes: both follow from the model's shape. It can take no less time
 # than the slower of the two at the best rates of this machine, which are measured here (once, then remembered). Hollow
-# marks are that bound, filled ones what was measured; the table below says which roof binds. Hover over a mark.
+# marks are that bound, filled ones what was measured; the table below says which ceiling binds. Hover over a mark.
 
 # %%
 roofline = widgets.Roofline(runner)
@@ -56,7 +56,8 @@ roofline.measure()
 roofline
 
 # %% [markdown]
-# Nothing stands there yet: the picture listens to the runner. Run the next cell and look up.
+# The picture is empty until the runner computes a step: it listens to the runner's events. Run the next cell, and look
+# up.
 
 # %%
 for text in texts.values():
@@ -82,8 +83,8 @@ for work in roofline.works:
 
 # %% [markdown]
 # A gap between the two is not the machine's limit but what the program adds. The model is compiled here, a decode step
-# as one function; the backend `eager` carries out one small operator after another from Python, and its gap is far wider.
-# [06_kernels](06_kernels.py) is about closing it.
+# as one function; the backend `eager` carries out one small operator after another from Python, and its gap is far
+# wider. [06_kernels](06_kernels.py) is about closing it.
 #
 # ## A machine that is not here
 # Only the bound, on an H100's data sheet: where does a step of an 8-billion-parameter model stop waiting for memory?
@@ -100,7 +101,7 @@ widgets.Roofline(points, ceilings="h100")
 
 # %% [markdown]
 # ## Try
-# - `workbench.load("demo", backend="eager")` runs the modules as written: how far do the filled marks fall?
+# - `workbench.load("demo", backend="eager")` runs the modules as written: how far do the filled marks drop?
 # - Contexts of 8,192 instead of 1,024 tokens in the last cell: why do decodes of many sequences move left again?
 # - `cache_value=1` or `block_value=0.5` there: what do an 8-bit cache and 4-bit weights do to each point?
 #

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # The key-value cache
 #
-# Decode reads the keys and values of every earlier token. Kept, they are the cache: bytes that grow with every token
-# and every sequence. This notebook counts them, by formula and in the tensors.
+# Decode reads the keys and values of every earlier token. Stored, they are the KV cache: bytes that grow with every
+# token and every sequence. This notebook counts them, by formula and in the tensors.
 
 # %%
 import workbench
@@ -14,22 +14,23 @@ spec
 
 # %% [markdown]
 # ## The formula
-# A token leaves a key and a value in every layer, for every group of heads. Beside the formula: what the store has
-# allocated, divided by the tokens that it has room for (its null page included).
+# A token leaves a key and a value in every layer, for every KV head. Beside the formula: the store's allocated bytes,
+# divided by the tokens that it has room for (its null page included).
 
 # %%
 layers, attention = len(spec.layers), spec.layers[0].attention
 by_formula = 2 * layers * attention.num_kv_heads * attention.head_dim * runner.model.dtype.itemsize
 room = sum(pages + 1 for pages in runner.store.num_pages) * runner.store.page_size
 print(
-    f"2 x {layers} layers x {attention.num_kv_heads} groups x {attention.head_dim} dim x {runner.model.dtype.itemsize} bytes"
+    f"2 x {layers} layers x {attention.num_kv_heads} KV heads x {attention.head_dim} head_dim "
+    f"x {runner.model.dtype.itemsize} bytes"
 )
 print(f"= {by_formula:,} bytes a token; allocated: {runner.store.bytes / room:,.0f}")
 
 # %% [markdown]
 # ## Pages
-# The cache is taken in pages, so that sequences of any length share one pool. A page is taken when its first token
-# comes, and all are given back at the end. The map listens to the runner: run the cell below it, then move the slider
+# The cache is allocated in pages, so that sequences of any length share one pool. A page is allocated when its first
+# token comes, and all are freed at the end. The map listens to the runner: run the cell below it, then move the slider
 # back through the steps.
 
 # %%
@@ -47,10 +48,10 @@ for step in [event for event in events if event.kind == "stepped"][::8]:
 
 # %% [markdown]
 # ## Formats
-# Older tokens can be packed: 8 bits or 4 instead of 16 a number, with a scale for each run of numbers; the latest stay
-# in full precision. What does it save, and what does it change? The same text goes through each cache; `kl_mean` is how
-# far the distributions of the next token are from the dense cache's, in nats, `same_top` how often both have the same
-# first choice.
+# Older tokens can be quantized: 8 bits or 4 instead of 16 a number, with a scale for each group of numbers; the latest
+# stay in full precision (the residual window). What does it save, and what does it change? The same text goes through
+# each cache; `kl_mean` is how far the distributions of the next token are from the dense cache's, in nats, `same_top`
+# how often both have the same most probable token.
 
 # %%
 from workbench.measure.quality.teacher_forcing import ForcedText, ReferenceLogits, measure_divergence
@@ -69,7 +70,7 @@ for name, other in caches.items():
 # %% [markdown]
 # ## The calculator
 # Predicted beside measured, for the INT4 cache that was just loaded. Move the sliders, or choose a bar. The formula of
-# what you chose stands below the bars.
+# what you chose is below the bars.
 
 # %%
 widgets.MemoryCalculator(runner=caches["int4"])
@@ -88,7 +89,7 @@ widgets.MemoryCalculator("shape:llama-3.1-8b", context=8192, batch=16, memory="h
 # %% [markdown]
 # ## Try
 # - `shape:llama-2-13b` beside `shape:llama-3.1-8b`: which of the formula's factors makes the difference?
-# - `attention={"window": 128, "sinks": 4}` in `workbench.load`: what becomes of the pages above?
+# - `attention={"window": 128, "sinks": 4}` in `workbench.load`: what happens to the pages above?
 #   [04_attention_variants](04_attention_variants.py) says why.
 # - `cache={"format": "int4", "residual": 128}`: more in full precision. Is the text nearer to the dense cache's?
 #

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Attention variants: swap, draw, write your own, check it
 #
-# Attention here is a set of slots: which keys a query may see (a mask), how heads share keys, what becomes of a score.
-# A variant is a few words of configuration; no model file is touched.
+# Attention here is a set of slots: a mask (which keys a query may see), how query heads share KV heads, a function of
+# the scores. A variant is a few words of configuration; no model file is changed.
 
 # %%
 import tempfile
@@ -26,7 +26,7 @@ draw_mask(Causal(), 24)
 draw_mask(SlidingWindow(window=8, sinks=2), 24)
 
 # %% [markdown]
-# ## Who looks at whom
+# ## Attention weights
 # The demo model, with a window in every other layer, goes on with a text; its attention is drawn while it does. Choose
 # layers and heads (or click a small map), hover a cell, zoom with plus and minus; *heads that share keys* stacks them.
 
@@ -57,7 +57,7 @@ backend: eager
 cache: {page_size: 16}
 variants:
   window and sinks: {attention.window: 64, attention.sinks: 4}
-  one group: {attention.num_kv_heads: multi_query}
+  one KV head: {attention.num_kv_heads: multi_query}
 workload:
   {kind: quality, windows: 1, context: 256, decode: 4, greedy_prompts: 1, greedy_tokens: 4, copying: null,
    speed: {contexts: [192], tokens: 2, rounds: 2}, pool: null}
@@ -69,8 +69,8 @@ record
 
 # %% [markdown]
 # ## Write your own
-# A mask is anything that takes positions of queries and keys and says who sees what. `register` gives it a name that
-# experiments can use.
+# A mask is any function of query and key positions that is true where the query sees the key. `register` gives it a
+# name that experiments can use.
 
 
 # %%
@@ -89,15 +89,15 @@ class Dilated:
 draw_mask(Dilated(), 24)
 
 # %% [markdown]
-# The conformity kit holds it to the laws that the workbench's own variants obey: what is served batched, in chunks and
-# in pages is what the plain model computes, and nobody sees what comes later.
+# The conformity kit holds it to the laws that the workbench's own variants obey: outputs computed batched, in chunks
+# and in pages equal those of the plain model, and no query sees a later key.
 
 # %%
 print(check_attention(Dilated, examples=2, backends=["eager"]))
 
 
 # %% [markdown]
-# A mistake is found, and told by its smallest example: this one reads the future.
+# A mistake is found and reported with its smallest example: this mask sees the future.
 
 
 # %%
@@ -119,9 +119,10 @@ widgets.AttentionView(own, TEXT, max_tokens=0, layer=2)
 #
 # - `{"num_kv_heads": "multi_head"}`, `{"position": "alibi"}`, `{"softcap": 20}`: what do the maps and the table say?
 # - A mask that sees blocks of 16 tokens and the first token of each earlier block. Does it keep the laws?
-# - `backends=["eager", "inductor", "mlir"]` in the check: which backends can carry out your mask, and how do they refuse?
+# - `backends=["eager", "inductor", "mlir"]` in the check: which backends can carry out your mask, and how do the others
+#   refuse it?
 #
 # Where to read: `compiled_kernels/masks.py` and `compiled_kernels/scores.py` (masks and score functions),
-# `workbench/model/attention_config.py` (what a configuration may say), `experiments/custom_attention.py` (score functions and
-# whole modules of your own), `experiments/window_span.yaml` (the measurement above, in full). `03_kv_cache` has the
-# bytes, `05_sampling` goes on with what becomes of the logits.
+# `workbench/model/attention_config.py` (the settings of attention), `experiments/custom_attention.py` (user-defined
+# score functions and whole modules), `experiments/window_span.yaml` (the measurement above, in full).
+# `03_kv_cache` has the bytes, `05_sampling` goes on from the logits.

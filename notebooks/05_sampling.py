@@ -16,28 +16,28 @@ PROMPT = "def read_file(path):\n    with open("
 # %% [markdown]
 # ## A distribution, filter by filter
 # Drag `position` along the text, or click a token of it: what could have come there instead? Then move the filters. The
-# table tells in which order they work; bars that are hatched fell, and the number beside says at which filter.
+# table has their order; hatched bars are tokens that were removed, and the number beside names the filter.
 
 # %%
 explorer = widgets.SamplingExplorer(runner, PROMPT, temperature=0.8, top_k=40, top_p=0.9, seed=1).wait()
 explorer
 
 # %% [markdown]
-# The figures are those of the engine: its own filters, in its own order, with what is between them kept.
+# The figures are the engine's: its own filters, in its own order, with the logits between them.
 
 # %%
 ids = tuple(runner.tokenizer.encode(PROMPT))
-live = widgets.RunnerThread.attach(runner)  # the runner may be at work for a widget: this asks in between
+live = widgets.RunnerThread.attach(runner)  # the runner may be busy for a widget: this runs between two steps
 logits = live.call(lambda runner: runner.model.logits(ids))[-1]
-way = SamplingParameters(temperature=0.8, top_k=40, top_p=0.9, min_p=0.02)
-for stage in trace_filters(logits, History(ids), way).steps:
+parameters = SamplingParameters(temperature=0.8, top_k=40, top_p=0.9, min_p=0.02)
+for stage in trace_filters(logits, History(ids), parameters).steps:
     bits = entropy_bits(stage.probabilities)
     print(f"{stage.name:<16}{stage.num_left:>6,} tokens left{stage.kept_mass:>9.2%} kept{bits:>8.2f} bits")
 
 # %% [markdown]
-# ## Sure and unsure
-# Top-k keeps as many tokens wherever it stands (and those that equal the last of them). Top-p and min-p look at how
-# sure the model is: along one text they keep from one token to many.
+# ## Certain and uncertain positions
+# Top-k keeps the same number of tokens at every position (and ties with the last of them). Top-p and min-p depend on
+# the model's certainty: along one text they keep from one token to many.
 
 # %%
 text = live.call(lambda runner: runner.model.logits(explorer.ids))  # [token vocab]
@@ -59,7 +59,7 @@ hot
 
 # %% [markdown]
 # ## Penalties
-# A penalty looks back: it changes the logits of tokens that stand in the text. Greedy text likes to repeat itself.
+# A penalty changes the logits of tokens that already occur in the text. Greedy text tends to repeat itself.
 # Raise `frequency penalty` and press *Generate*.
 
 # %%
@@ -69,7 +69,7 @@ greedy
 
 # %% [markdown]
 # ## Any array
-# Logits of another model, or ones made up, are looked at alike.
+# The explorer shows any logits: another model's, or invented ones.
 
 # %%
 widgets.SamplingExplorer([2.0, 1.5, 1.5, 0.0, -1.0], texts=["red", "green", "blue", "black", "white"], top_p=0.8)
@@ -78,12 +78,12 @@ widgets.SamplingExplorer([2.0, 1.5, 1.5, 0.0, -1.0], texts=["red", "green", "blu
 # ## Draws are the engine's
 # The number that a token is drawn with depends on the request's seed and the token's position, on nothing else. So the
 # samples of one request are the explorer's draws, whatever batch they are computed in. (Where the model computes in
-# bfloat16, a draw next to the line between two tokens may fall on its other side.)
+# bfloat16, a draw close to the boundary between two tokens may give the other one.)
 
 # %%
-way = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "seed": 1}
-samples = [e.token_id for e in runner.stream(PROMPT, max_tokens=1, n=100, **way) if e.kind == "decoded"]
-drawn = widgets.SamplingExplorer(runner, PROMPT, draws=100, max_tokens=1, **way).wait().figures().draws
+settings = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "seed": 1}
+samples = [e.token_id for e in runner.stream(PROMPT, max_tokens=1, n=100, **settings) if e.kind == "decoded"]
+drawn = widgets.SamplingExplorer(runner, PROMPT, draws=100, max_tokens=1, **settings).wait().figures().draws
 for token in sorted(drawn, key=drawn.get, reverse=True)[:5]:
     print(
         f"{runner.tokenizer.decode([token])!r:<12}{drawn[token]:>5} drawn here{samples.count(token):>5} by the engine"
@@ -91,8 +91,8 @@ for token in sorted(drawn, key=drawn.get, reverse=True)[:5]:
 
 # %% [markdown]
 # ## A filter of your own
-# A class with `__call__(logits, histories)`, named by where it stands; it comes after the others. This one keeps tokens
-# that are about as surprising as the model expects (Meister et al., 2022).
+# A class with `__call__(logits, histories)`, named by its import path; it comes after the built-in filters. This one
+# keeps tokens that are about as surprising as the model expects (Meister et al., 2022).
 
 # %%
 own = [{"path": "experiments.custom_sampling:Typical", "arguments": {"mass": 0.5}}]
@@ -104,5 +104,5 @@ widgets.SamplingExplorer(runner, PROMPT, filters=own, max_tokens=8, seed=1).wait
 # - Set `min_p` to 0.1 and raise the temperature to 2: how many tokens stay? Do the same with `top_p` 0.9.
 # - `explorer.parameters` are the settings of the sliders: give them to a request of notebook `01_one_request`.
 #
-# Read: `workbench/sampling/filters.py` (every filter in a few lines), `samplers.py`, `stages.py`, and
-# `experiments/custom_sampling.py`. How texts change with these settings is measured by `experiments/sampling_texts.yaml`.
+# Read: `workbench/sampling/filters.py` (every filter in a few lines), `samplers.py`, `filter_trace.py`, and
+# `experiments/custom_sampling.py`. `experiments/sampling_texts.yaml` measures how texts change with these settings.

@@ -1,9 +1,10 @@
 # %% [markdown]
 # # Kernels: what was fused, from Python to MLIR to machine code
 #
-# An operator of the model is written down once, in a few lines that anybody can read. Four backends carry it out: `eager`
-# runs it as written, `inductor` and `mlir` compile it for this processor, `triton` for a GPU. Here one of them is taken
-# apart: the sum and norm that stand between the two halves of a block (see `01_one_request` for where it is used).
+# An operator of the model is specified once, in a few readable lines. Four backends carry it out: `eager` runs it
+# as written, `inductor` and `mlir` compile it for this processor, `triton` for a GPU. This notebook
+# takes one operator apart: the sum and norm between the two halves of a block (see `01_one_request` for where it is
+# used).
 
 # %%
 from workbench import widgets
@@ -13,7 +14,7 @@ view
 
 # %% [markdown]
 # Every box is a stage, with the number of its lines; choose one, or go from one to the next with the arrow keys. The
-# backends are compiled when they are asked for: `mlir` and `triton` now, `inductor` with its graph below. Triton's code is
+# backends are compiled when they are chosen: `mlir` and `triton` now, `inductor` with its graph below. Triton's code is
 # compiled ahead of time, down to PTX, so no GPU is needed to read it.
 
 # %%
@@ -24,9 +25,9 @@ view.keep()
 # %% [markdown]
 # ## What was fused
 #
-# Inductor's scheduler tells which operations became one loop: the same letter marks them in every stage. Two letters:
-# the compiler counts the operation to both loops, as `mean` here, which is summed up in the one and divided in the
-# other. Follow a letter from `post_grad` over `fused_ir` to `cpp`.
+# Inductor's scheduler reports which operations became one loop: the same letter marks them in every stage. Two letters:
+# the compiler counts the operation to both loops, as `mean` here, which is summed in one and divided in the other.
+# Follow a letter from `post_grad` over `fused_ir` to `cpp`.
 
 # %%
 fused = widgets.KernelView("add_rms_norm", backend="inductor", backends=("eager", "inductor"), stage="post_grad")
@@ -52,15 +53,15 @@ timed.wait()
 timed.keep()
 
 # %% [markdown]
-# Such figures depend on who else uses the machine: the line under the table says so. To keep them, with everything that
-# is needed to compare them later: `workbench kernels bench --out experiments/records`.
+# Such figures depend on the machine's other load: the line under the table reports it. To keep them, with everything
+# that is needed to compare them later: `workbench kernels bench --out experiments/records`.
 #
 # ## Try
 #
 # - Choose `512x2048 float32` above and press *time the backends*: from where on do the backends differ?
 # - Choose the operator `gated_silu`, then `paged_attention`: which of them becomes one loop?
-# - `workbench kernels show decode_step --lane mlir` shows a whole step of the model as one function.
+# - `workbench kernels show decode_step --backend mlir` shows a whole step of the model as one function.
 #
 # Where to read: `compiled_kernels/rms_norm/` (one folder an operator: `reference.py` is the specification),
 # `compiled_kernels/mlir/schedule.py` (how loops are tiled and vectorized), `compiled_kernels/inductor_code/watch.py`
-# (how the compiler is watched). `07_many_requests` goes on with what the runner does with quick kernels.
+# (how the compiler is watched). `07_many_requests` goes on with the runner, which calls these kernels.

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Speculation: several tokens a step
 #
-# A decode step reads all weights to give one token. Where something cheap guesses the next few, one step can check all
-# of them: those that are what the model would have chosen stand, and one more token comes besides. The output is the
-# same as without guesses; only the time changes, and not always for the better.
+# A decode step reads all weights to give one token. Where a cheap proposer drafts the next few, one step can verify all
+# of them: those that the model would have chosen are accepted, and one more token comes besides. The output is the same
+# as without drafts; only the time changes, and not always for the better.
 
 # %%
 import workbench
@@ -13,25 +13,27 @@ PROMPT = "def read_file(path):\n    with open(path) as f:\n        return f.read
 runner = workbench.load("demo", backend="eager")
 
 # %% [markdown]
-# ## Guesses from the text itself
-# Prompt lookup proposes what followed the last few tokens where they stood before. Code repeats itself. Drag `check`:
-# underlined tokens (✓) stand, struck ones (✗) fell, a box is what the model gave instead (→) or besides (+).
+# ## Drafts from the text itself
+# Prompt lookup proposes the tokens that followed the last few at an earlier place. Code repeats itself. Drag `check`,
+# the number of the verification: underlined tokens (✓) were accepted, struck ones (✗) rejected, a box is what the model
+# gave instead (→) or besides (+).
 
 # %%
 view = widgets.SpeculationView(runner, PROMPT, speculate="prompt_lookup", max_tokens=48).wait()
 view
 
 # %% [markdown]
-# Plain greedy decoding gives the same tokens. (In bfloat16 a near tie may fall otherwise in a step of another shape;
-# then the view says from which token on.)
+# Plain greedy decoding gives the same tokens. (In bfloat16 a near tie may be decided otherwise in a step of another
+# shape; then the view says from which token on.)
 
 # %%
 print("the same tokens:", view.token_ids == view.plain_token_ids)
 
 # %% [markdown]
-# ## Guesses by a small model
-# The demo model comes with a draft of the same tokenizer. It guesses anywhere, and each guess costs a step of its own.
-# The diamonds show acceptance by position if every guess stood with the same chance: real ones come in runs.
+# ## Drafts by a small model
+# The demo model comes with a draft model of the same tokenizer. It drafts anywhere, and each draft token costs a step
+# of its own. The diamonds show acceptance by position if every draft token were accepted with the same probability:
+# real acceptances come in runs.
 
 # %%
 pair = widgets.SpeculationView(runner, PROMPT, speculate="draft", max_tokens=48).wait()
@@ -39,36 +41,36 @@ pair
 
 # %% [markdown]
 # ## When does it pay?
-# A check of k guesses gives (1 - a^(k + 1)) / (1 - a) tokens on average where each stands with chance a (Leviathan et
-# al., 2023), and takes c times as long as a plain step: the speed-up is the one by the other. Guesses that are free
-# pay early; a draft model must be much smaller than what it drafts for, and steps must be bound by memory, so that
-# checking costs little. These are measured here, now, on the machine that you use.
+# A verification of k draft tokens gives (1 - a^(k + 1)) / (1 - a) tokens on average where each is accepted with
+# probability a (Leviathan et al., 2023), and takes c times as long as a plain step: the speed-up is the one by the
+# other. Free drafts pay early; a draft model must be much smaller than its target, and steps must be bound by memory,
+# so that a verification costs little. These figures are measured here, now, on the machine that you use.
 
 # %%
 for kind in ("prompt_lookup", "draft"):
     for count in (1, 4):
-        guesses = {"kind": kind, "num_speculative_tokens": count}
-        each = widgets.SpeculationView(runner, PROMPT, speculate=guesses, max_tokens=24, rounds=1).wait()
+        drafts = {"kind": kind, "num_speculative_tokens": count}
+        each = widgets.SpeculationView(runner, PROMPT, speculate=drafts, max_tokens=24, rounds=1).wait()
         speeds, length = each.speeds, each.figures["mean_acceptance_length"]
-        print(
-            f"{kind:<14}k = {count}: {length:.2f} tokens a check, which takes {speeds.cost:.2f} plain steps;", end=" "
-        )
+        print(f"{kind:<14}k = {count}: {length:.2f} tokens a verification,", end=" ")
+        print(f"which takes {speeds.cost:.2f} plain steps;", end=" ")
         print(f"predicted {speeds.predicted:.2f} times as fast, measured {speeds.measured:.2f}")
 
 # %% [markdown]
 # ## With sampling
-# Drawn tokens can be checked too: a guess stands with probability min(1, p / q), else one is drawn from what is left of
-# p. Every token has the distribution it has without guesses, though not the same number draws it. The hotter, the less
-# stands.
+# Sampled tokens can be verified too: a draft token is accepted with probability min(1, p / q), else one is sampled from
+# the rest of p. Every token has the distribution that it has without drafts, though another random number draws it. The
+# higher the temperature, the fewer are accepted.
 
 # %%
-for heat in (0.7, 1.3):
-    each = widgets.SpeculationView(runner, PROMPT, speculate="draft", temperature=heat, max_tokens=48, rounds=0).wait()
-    print(f"temperature {heat}: {each.figures['draft_acceptance_rate']:.0%} of the guesses stand")
+few = {"max_tokens": 48, "rounds": 0}
+for temperature in (0.7, 1.3):
+    each = widgets.SpeculationView(runner, PROMPT, speculate="draft", temperature=temperature, **few).wait()
+    print(f"temperature {temperature}: {each.figures['draft_acceptance_rate']:.0%} of the draft tokens are accepted")
 
 # %% [markdown]
-# ## A run that was
-# A record holds its checks. Events of any stream do too.
+# ## A recorded run
+# A record holds its verifications. Events of any stream do too.
 
 # %%
 lookup = workbench.load("demo", backend="eager", speculate="prompt_lookup")
@@ -78,11 +80,12 @@ widgets.SpeculationView(events, tokenizer=lookup.tokenizer)
 
 # %% [markdown]
 # ## Try
-# - Load the runner with `backend="auto"`: a plain step is shorter there, so checks cost more of them.
+# - Load the runner with `backend="auto"`: a plain step is shorter there, so a verification costs more of them.
 # - A prompt of prose, or one that repeats nothing: what is left of prompt lookup?
-# - `speculate={"kind": "prompt_lookup", "num_speculative_tokens": 8, "length": "adaptive"}`: who has luck guesses more.
-# - `accept: match` lets only those guesses stand that would have been drawn anyway: seeded output is the same, token
-#   for token. What does it cost in acceptance?
+# - `speculate={"kind": "prompt_lookup", "num_speculative_tokens": 8, "length": "adaptive"}`: drafts grow after each
+#   acceptance.
+# - `accept: match` accepts only draft tokens that would have been sampled anyway: seeded output is the same, token for
+#   token. What does it cost in acceptance?
 #
-# Read: `workbench/sampling/verify.py` (the rule), `workbench/speculative/proposers.py`, `draft_model.py` and `lookup.py`. The
-# load from which on it loses is measured by `experiments/speculation.yaml`.
+# Read: `workbench/sampling/verify.py` (the rule), `workbench/speculative/proposers.py` and `draft_model.py`.
+# `experiments/speculation.yaml` measures the load from which on speculation loses.

@@ -2,7 +2,7 @@
 # # Experiments: run, sweep, compare, reproduce
 #
 # An experiment is one value with a question. Written as YAML and read back it is the same value, and it decides
-# everything that a run does: whoever has it gets the same tokens.
+# everything that a run does: the same experiment gives the same tokens.
 
 # %%
 import tempfile
@@ -44,7 +44,7 @@ record
 
 # %% [markdown]
 # ## Compare
-# Labels name only the settings that differ. An interval that spans 1 says that nobody knows yet which is better.
+# Labels name only the settings that differ. An interval that spans 1 says that it is not yet known which is better.
 # Choose another baseline; then show two measures against each other.
 
 # %%
@@ -53,13 +53,13 @@ compare
 
 # %% [markdown]
 # `kv_bytes_peak` is 0.64 of the dense cache's in INT8 and 0.44 in INT4. A quantized cache keeps the newest 64 tokens, a
-# group of up to 64 that is not complete, and whatever a step computes in full precision beside what is quantized: the
-# scheduler takes those pages chunk by chunk and gives them back once all that lies in them is quantized, so two of them
-# are held here beside seven quantized ones, where the dense cache has nine. A short text takes *more* room than in a
-# dense cache. Where a quantized one begins to pay follows from the formats' bytes a token (3,072 dense, 1,632 in INT8,
-# 864 in INT4 in this model) and whole pages of 64 tokens, wherever chunks end; nothing has to run for it. With chunks
-# of 64 tokens that is from 321 tokens on in INT8, from 193 in INT4. A prompt that is computed in one step of up to 512
-# tokens lies there in full precision as a whole meanwhile, since each of its queries reads the 64 tokens before it
+# group of up to 64 that is not complete, and the tokens that a step computes in full precision besides: the scheduler
+# allocates those pages chunk by chunk and frees them once all of their tokens are quantized, so two of them are in use
+# here beside seven quantized ones, where the dense cache has nine. A short text takes *more* room than in a dense
+# cache. Where a quantized one begins to pay follows from the formats' bytes a token (3,072 dense, 1,632 in INT8, 864 in
+# INT4 in this model) and whole pages of 64 tokens, wherever chunks end; nothing has to run for it. With chunks of 64
+# tokens that is from 321 tokens on in INT8, from 193 in INT4. A prompt that is computed in one step of up to 512 tokens
+# lies there in full precision as a whole meanwhile, since each of its queries reads the 64 tokens before it
 # unquantized: then it is from 1,281 and 833. Long prompts in long steps cost memory, `schedule.chunk_tokens` bounds it.
 
 # %%
@@ -72,7 +72,7 @@ for chunk in (64, 512):
         print(f"steps of up to {chunk} tokens: {format} is smaller than dense from a context of {tokens:,} tokens on")
 
 # %% [markdown]
-# `force` takes times of a busy machine too, as a notebook's often is; without it a comparison of such times is refused.
+# `force` compares times measured under contention too, as a notebook's often are; without it they are refused.
 #
 # ## Sweep
 # Every combination of some settings, each point a process and a run folder of its own. Interrupted, a sweep goes on
@@ -90,7 +90,7 @@ rows = workbench.run_sweep(pages, out=place)
 
 # %% [markdown]
 # ## A folder of runs is a database
-# Settings are columns by dotted path, measures by name; every table of a run can be asked with SQL.
+# Settings are columns by dotted path, measures by name; every table of a run can be queried with SQL.
 
 # %%
 runs = workbench.open_runs(place)
@@ -99,7 +99,7 @@ runs.query("SELECT cache.page_size, pages_used_peak, kv_bytes_peak FROM runs WHE
 # %% [markdown]
 # ## Reproduce
 # The resolved experiment lies in the folder. Run again it must give the same tokens; what else differs (versions,
-# hardware, timings) is told.
+# hardware, timings) is reported.
 
 # %%
 print(workbench.reproduce(workbench.Record.open(rows[0].outcome.folder), place))
@@ -119,4 +119,5 @@ widgets.Claims(claim="kv-gqa")
 #   `workbench sweep experiments/first_light.yaml --set cache.page_size=16,64 --set backend=eager,auto`
 # - Write a claim of your own: a file in `experiments/claims/`, with evidence for each verdict that its rule can give.
 #
-# Read: `workbench/experiment/experiment.py`, `workbench/runs/`, `workbench/reports/`, `workbench/sweep/`, `workbench/claims/`.
+# Read: `workbench/experiment/experiment.py`, `workbench/runs/`, `workbench/reports/`, `workbench/sweep/`,
+# `workbench/claims/`.

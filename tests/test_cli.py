@@ -123,7 +123,10 @@ def test_a_stop_string_ends_the_text_before_it(capsys: pytest.CaptureFixture[str
         ([*GENERATE, "\udcff"], "the lone surrogate U+DCFF is no character"),
         ([*GENERATE, "x", "--model", "demmo"], "no model 'demmo'"),
         ([*GENERATE, "x", "--model", "shape:tiny"], "no tokenizer"),
-        ([*GENERATE, "x", "--lane", "egaer"], "unknown backend 'egaer'; did you mean 'eager'?; known here: auto, eager"),
+        (
+            [*GENERATE, "x", "--lane", "egaer"],
+            "unknown backend 'egaer'; did you mean 'eager'?; known here: auto, eager",
+        ),
         ([*GENERATE, "x", "--dtype", "int7"], "unknown dtype 'int7'"),
         ([*GENERATE, "x", "--temperature", "nan"], "sampling: temperature: "),
         ([*GENERATE, "x", "--max-tokens", "-1"], "max_tokens: Input should be greater than or equal to 1"),

@@ -63,7 +63,8 @@ def test_as_many_stages_are_told_as_were_counted(workload, variants, tmp_path, m
     monkeypatch.setattr(pareto, "plotting_problem", lambda: "not now")
     monkeypatch.setattr(comparison, "environment", dict)
     whole = Experiment.from_values({
-        "question": "?", "model": {"name": "shape:tiny"}, "backend": "eager", "workload": workload, "variants": variants,
+        "question": "?", "model": {"name": "shape:tiny"}, "backend": "eager", "workload": workload,
+        "variants": variants,
         "measure": {"warmup": 0, "rounds": 2 if workload["kind"] == "random" else 1, "ceilings": False},
     })  # fmt: skip
     run_comparison(whole, tmp_path, progress=False)

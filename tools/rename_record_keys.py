@@ -18,7 +18,59 @@ from pathlib import Path
 from typing import Any
 
 # Old name -> new name, of keys, columns, settings and event kinds (2026-11-22).
-RENAMED: dict[str, str] = {}
+RENAMED: dict[str, str] = {
+    "lane": "backend",
+    "lane_used": "backend_used",
+    "lane_reason": "backend_reason",
+    "decode_lane": "decode_backend",
+    "auto_lane": "auto_backend",
+    "input_bias": "qkv_bias",
+    "output_bias": "o_proj_bias",
+    "norm_eps": "rms_norm_eps",
+    "final_softcap": "final_logit_softcapping",
+    "feedforward_bias": "mlp_bias",
+    "end_ids": "eos_token_ids",
+    "query_latent": "q_lora_rank",
+    "value_dim": "v_head_dim",
+    "low_factor": "low_freq_factor",
+    "high_factor": "high_freq_factor",
+    "original_context": "original_max_position_embeddings",
+    "because": "reason",
+    "promise": "slo",
+    "goodput_share": "slo_attainment",
+    "set_backs": "num_preemptions",
+    "company": "determinism",
+    "companions": "other_requests",
+    "companion_tokens": "other_request_tokens",
+    "interruption": "prefill_interference",
+    "parted_prompts": "diverged_prompts",
+    "requests_a_life": "requests_per_ttl",
+    "patience": "starvation_limit",
+    "formed": "step_planned",
+    "planned": "scheduled",
+    "refused_wish": "refused_decision",
+    "note_seconds": "telemetry_seconds",
+}
+
+# The same inside of a model's `spec` and of `attention` alone: elsewhere these words are other names.
+RENAMED_IN_SPEC: dict[str, str] = {
+    "heads": "num_heads",
+    "groups": "num_kv_heads",
+    "dim": "head_dim",
+    "hidden": "intermediate_size",
+    "vocab": "vocab_size",
+    "width": "hidden_size",
+    "context": "max_position_embeddings",
+    "tied": "tie_word_embeddings",
+    "base": "rope_theta",
+    "fast_turns": "beta_fast",
+    "slow_turns": "beta_slow",
+    "whole_pairs": "truncate",
+    "amplitude": "attention_factor",
+}
+RENAMED_TEXTS = {"the same company": "the same batch", "varying company": "varying batches"}  # in rules of verdicts
+ATTENTION_BLOCK = re.compile(r"\\nattention:(?:\\n +\w+: [^\\\"]*)+")  # of an experiment's YAML, escaped as in JSON
+SPEC_OBJECT = re.compile(r'"(?:spec|attention)":\s*\{')
 
 
 def rewritten(text: str, names: Mapping[str, str]) -> str:
@@ -32,6 +84,30 @@ def rewritten(text: str, names: Mapping[str, str]) -> str:
     if _renamed(before, names) != after or _figures(before) != _figures(after):
         raise ValueError("two keys of one object would become one")
     return made
+
+
+def rewritten_specs(text: str, names: Mapping[str, str]) -> str:
+    """Return the JSON text of a record with `names` in its objects `spec` and `attention`, figures as they were.
+
+    Raises:
+        ValueError: if two keys of one object would become one.
+    """
+    made, at = text, 0
+    while found := SPEC_OBJECT.search(made, at):
+        begin, end = found.end() - 1, _end_of_object(made, found.end() - 1)
+        part = re.sub(r'"(\w+)":', lambda match: f'"{names.get(match[1], match[1])}":', made[begin:end])
+        made, at = made[:begin] + part + made[end:], begin + len(part)
+    made = ATTENTION_BLOCK.sub(
+        lambda block: re.sub(r"(\\n +)(\w+)(?=:)", lambda m: m[1] + names.get(m[2], m[2]), block[0]), made
+    )
+    if _figures(json.loads(text)) != _figures(json.loads(made)):
+        raise ValueError("two keys of one object would become one")
+    return made
+
+
+def _end_of_object(text: str, begin: int) -> int:
+    _, end = json.JSONDecoder().raw_decode(text, begin)
+    return end
 
 
 def _renamed(value: Any, names: Mapping[str, str]) -> Any:
@@ -78,6 +154,13 @@ def _figures(value: Any) -> list[Any]:
     return [value] if isinstance(value, int | float) else []
 
 
+def current(text: str) -> str:
+    """Return the JSON text of a record in today's names."""
+    for old, new in RENAMED_TEXTS.items():
+        text = text.replace(old, new)
+    return rewritten_specs(rewritten(text, RENAMED), RENAMED_IN_SPEC)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("records", type=Path, nargs="+")
@@ -86,7 +169,7 @@ def main() -> int:
     changed = []
     for file in given.records:
         text = file.read_text(encoding="utf-8")
-        made = rewritten(text, RENAMED)
+        made = current(text)
         if made != text:
             changed.append(str(file))
             if not given.check:

@@ -1,8 +1,9 @@
 """Show the progress of long work, and the remaining time, as one line of text.
 
 The line is rewritten in a terminal and in a cell's output. A file or a pipe, which cannot be rewritten, gets a line
-every half minute. tqdm's own notebook bar is a widget: a saved or exported notebook does not show it, and `leave=False`
-breaks in JupyterLab 4 (ipywidgets issue 3821).
+every half minute. Work in stages shows the present one; its remaining time assumes equal stages. tqdm's own notebook
+bar is a widget: a saved or exported notebook does not show it, and `leave=False` breaks in JupyterLab 4 (ipywidgets
+issue 3821).
 """
 
 from __future__ import annotations
@@ -19,6 +20,11 @@ from tqdm.std import tqdm
 
 NOTEBOOK_COLUMNS = 100  # letters of a line in a notebook
 LINE_INTERVAL_SECONDS = 30.0  # between lines of a file or a pipe
+REFRESH_SECONDS = 2.0  # seconds
+BAR_FORMAT = "{desc} {percentage:3.0f}%|{bar}| {elapsed} gone, {remaining} left"
+SPINNER_FORMAT = "{desc} [{elapsed}]"
+ProgressCallback = Callable[[str], None]
+SLOW_SECONDS = 3.0  # seconds
 
 
 class Progress(tqdm):
@@ -86,12 +92,6 @@ class _Lines:
         self.file.flush()
 
 
-REFRESH_SECONDS = 2.0  # seconds
-BAR_FORMAT = "{desc} {percentage:3.0f}%|{bar}| {elapsed} gone, {remaining} left"
-SPINNER_FORMAT = "{desc} [{elapsed}]"
-ProgressCallback = Callable[[str], None]
-
-
 class ProgressStage(str):
     """A progress line that knows that `done` stages of `total` are finished."""
 
@@ -149,9 +149,6 @@ def refreshing(bar: Progress) -> Iterator[None]:
         over.set()
         if not bar.disable:
             ticker.join()
-
-
-SLOW_SECONDS = 3.0  # seconds
 
 
 def to_stderr(line: str) -> None:

@@ -1,4 +1,5 @@
-"""RMSNorm of a step's rows (Zhang and Sennrich, 2019)."""
+"""Elementwise parts of a decode step as MLIR text: RMSNorm (Zhang and Sennrich, 2019) and the SwiGLU gate (Shazeer,
+2020)."""
 
 from __future__ import annotations
 

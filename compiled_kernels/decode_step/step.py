@@ -1,4 +1,7 @@
-"""Compiled decode steps, bound to a model's weights and cache: one call from embedded tokens to logits."""
+"""Compiled decode steps, bound to a model's weights and cache.
+
+`DecodeStep` goes from embedded tokens to logits in one call, `DecodeSteps` from tokens to the tokens that follow.
+"""
 
 from __future__ import annotations
 

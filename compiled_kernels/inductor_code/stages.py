@@ -1,4 +1,5 @@
-"""The kernels inside a module that Inductor wrote: their source in C++ or Triton, by name."""
+"""Compilation stages of the backend inductor, taken from the compilation whose code runs, and the kernels in the module
+that Inductor wrote."""
 
 from __future__ import annotations
 
@@ -12,6 +13,8 @@ from compiled_kernels.inductor_code.watch import code_digest, trace_compilation
 from compiled_kernels.stage import CompilerStage, CompilerStages
 
 LANGUAGES = {"cpp_pybinding": "cpp", "cpp": "cpp", "triton": "triton"}  # methods of async_compile
+ORDER = ("graph", "decomposed", "post_grad", "ir", "fused_ir", "fusion", "cpp", "triton", "python")
+COMMENT = {"cpp": "//", "triton": "#"}
 
 
 def kernels(code: str) -> dict[str, dict[str, str]]:
@@ -27,10 +30,6 @@ def kernels(code: str) -> dict[str, dict[str, str]]:
         text = max((each for each in texts if isinstance(each, str)), key=len, default="")
         found.setdefault(LANGUAGES[method.attr], {})[target.id] = text
     return found
-
-
-ORDER = ("graph", "decomposed", "post_grad", "ir", "fused_ir", "fusion", "cpp", "triton", "python")
-COMMENT = {"cpp": "//", "triton": "#"}
 
 
 def stages(suite: Suite, case: Case) -> CompilerStages:

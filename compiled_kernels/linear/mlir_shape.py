@@ -16,9 +16,9 @@ PREFETCH_BLOCK_BYTES = 8192  # bytes: with blocks of weights up to this size the
 @dataclass(frozen=True)
 class Product:
     """x [rows, width] of type `x` times a weight [out, width] stored as `kind`: f32, bf16, i8 (one scale a row) or
-    i4 (a scale for each `group` columns). `adds`: into what `out` holds, in place of overwriting it. `stretches`: `out`
-    is that many equal runs of columns, each of which is walked for itself. `any_rows`: the number of rows is an argument,
-    at least `rows`, which then is how many are walked together. `w8a8`: x comes as rows of INT8 (made of numbers of type
+    i4 (a scale for each `quant_group` columns). `accumulate`: add to `out` in place of overwriting it. `segments`: `out`
+    is that many equal runs of columns, each walked by itself. `any_rows`: the number of rows is an argument,
+    at least `rows`, which then is the number walked together. `w8a8`: x comes as rows of INT8 (made of numbers of type
     `x`) and is multiplied as such with a weight of i8."""
 
     name: str

@@ -1,4 +1,9 @@
-"""Numbers as they enter a product's multiplications: bfloat16 in pairs, or float32."""
+"""Products of a few rows with a weight matrix as MLIR text: each weight is read once, for all rows, at memory's pace.
+
+The weight's rows are walked in blocks; a block's sums stay in registers, one vector for each pair of weight row and
+token. Dense bfloat16, INT8 and INT4 weights meet bfloat16 tokens in dot products of pairs where the processor has them,
+and in float32 otherwise. The values of INT8 and INT4 are exact in bfloat16.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,8 @@ import torch
 from compiled_kernels.linear.mlir_shape import MAX_ROWS_TOGETHER, Product
 from compiled_kernels.linear_w8a8.mlir_rows import dot, row_scale, scaled
 from compiled_kernels.mlir_text import Lines, Named, declare_arguments, vector
+
+__all__ = ["Product", "product_text"]
 
 
 def multiply(lines: Lines, product: Product, sums: str, weight: str, x: str) -> str:
@@ -70,9 +77,6 @@ def _looked_up(lines: Lines, codes: str) -> str:
         "(vector<32xi16>, vector<32xi16>) -> vector<32xi16>"
     )
     return lines.let(f"vector.bitcast {found} : vector<32xi16> to vector<32xbf16>")
-
-
-__all__ = ["Product", "product_text"]
 
 
 def product_text(product: Product) -> str:

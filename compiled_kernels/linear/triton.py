@@ -1,10 +1,15 @@
-"""Products with INT8 and INT4 weights; dense ones are the vendor's. One row is a multiply-reduce that streams the
-weights past it; more rows go through the tensor cores, the weights as the left operand: they are widened in registers
-and never lie in memory.
+"""Products with weight matrices in Triton, also batch-invariant ones; by default dense products are the vendor's.
+
+One row is a multiply-reduce that streams the weights past it. More rows go through the tensor cores, the weights as the
+left operand: they are widened in registers and never lie in memory.
 
     out.T [out, token]  =  weights [out, width]  @  x.T [width, token]
 
 Where a product has too few tiles to fill the device, its width is split and `add_parts` sums the parts.
+
+`plan_batch_invariant` has one tile for any number of rows and no split along the width, so a row's bits do not depend
+on the batch composition. Dense weights then go through the kernel of quantized ones, their values times a scale of one,
+so that no library chooses.
 """
 
 from __future__ import annotations
@@ -36,6 +41,8 @@ PROGRAMS_FOR_WIDE_TILES = (
 MEMORY_BOUND_ROWS = 32  # rows up to which a product waits for memory
 MIN_DOT_SIZE = 16
 NUMBERS_PER_PROGRAM = 1024  # numbers a program of `add_parts`
+INVARIANT_TILE = (64, 64, 64, 4)  # outputs, tokens, bytes of a step, warps
+INVARIANT_FLOAT32_TILE = (32, 32, 16, 4)  # float32 has no tensor cores here, and its tiles must fit the registers
 
 
 @triton.jit
@@ -254,10 +261,6 @@ def linear_int8(x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None) 
 
 def linear_int4(x: Tensor, packed: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
     return run(*plan_int4(x, packed, scales, bias))
-
-
-INVARIANT_TILE = (64, 64, 64, 4)  # outputs, tokens, bytes of a step, warps
-INVARIANT_FLOAT32_TILE = (32, 32, 16, 4)  # float32 has no tensor cores here, and its tiles must fit the registers
 
 
 def plan_batch_invariant(

@@ -35,8 +35,8 @@ def linear_w8a8(
     INT8 (see `quantize_rows`) and the product is one of integers with int32 sums.
 
     Sums are exact and each row is quantized by itself, so a row has the same bits alone and among others; the backends
-    eager and mlir give the same bits at every level. Raises BackendError where a row is wider than an int32 can sum, and
-    on a backend that does not carry this out."""
+    eager and mlir give the same bits at every level. Raises BackendError where a row is wider than an int32 can sum,
+    and on a backend that does not carry this out."""
     width = shape_of(values)[1]
     if width > MAX_EXACT_COLUMNS:
         raise BackendError(f"linear_w8a8: int32 sums are exact up to {MAX_EXACT_COLUMNS:,} columns, not for {width:,}")

@@ -1,4 +1,9 @@
-"""A module of the LLVM dialect as the text of LLVM IR, for an LLVM other than torch-mlir's own."""
+"""Compile kernels ahead of time for AArch64, without such a machine: a test of how portable their MLIR text is.
+
+The text of a level is compiled as it is. That of `v3` suits NEON: its 16 vectors of 256 bits are the 32 vectors of 128
+bits that AArch64 has. torch-mlir brings only LLVM's x86 backend, so it goes as far as LLVM IR, here made text.
+llvmlite, whose LLVM has every backend, compiles that.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +28,13 @@ _CONSTANT = re.compile(
     rf"\b(?P<kind>{'|'.join(KINDS)})\b"
     r"|(?<=[ (])(?:f0x(?P<bits>[0-9A-F]+)|(?P<number>[+-]inf|-?\d+\.\d+(?:e[+-]\d+)?))(?=[,)>\s]|$)"
 )
+TARGETS = {"aarch64": ("aarch64-linux-gnu", Processor("generic", ("+neon",), "neoverse-n1"))}
+NO_LLVM = "llvmlite, whose LLVM has the AArch64 backend, is not installed: pip install llvmlite"
+INTRINSIC = r"llvm\.x86\.[\w.]+"
+# What C's library and OpenMP's give on any machine; a call of anything else is code that LLVM could not make itself.
+OPENMP = ("omp_get_thread_num", "omp_get_num_threads", "GOMP_barrier")
+LIBC = ("malloc", "free", "memcpy", "memset", "memmove", "expf", "logf", "sinf", "cosf", "tanhf", "erff")
+PROVIDED = frozenset((*OPENMP, *LIBC))
 
 
 def llvm_ir(llvm: str) -> str:
@@ -63,15 +75,6 @@ def _by_bits(kind: str, bits: str | None, number: str | None) -> str:
     if kind == "float":  # by the bits of the double that is equal to it
         return f"0x{int(value.astype(numpy.float64).view(numpy.uint64)[0]):016X}"
     return f"0x{LETTER.get(kind, '')}{int(value.view(f'u{size}')[0]):0{2 * size}X}"
-
-
-TARGETS = {"aarch64": ("aarch64-linux-gnu", Processor("generic", ("+neon",), "neoverse-n1"))}
-NO_LLVM = "llvmlite, whose LLVM has the AArch64 backend, is not installed: pip install llvmlite"
-INTRINSIC = r"llvm\.x86\.[\w.]+"
-# What C's library and OpenMP's give on any machine; a call of anything else is code that LLVM could not make itself.
-OPENMP = ("omp_get_thread_num", "omp_get_num_threads", "GOMP_barrier")
-LIBC = ("malloc", "free", "memcpy", "memset", "memmove", "expf", "logf", "sinf", "cosf", "tanhf", "erff")
-PROVIDED = frozenset((*OPENMP, *LIBC))
 
 
 @dataclass(frozen=True)

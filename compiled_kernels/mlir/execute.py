@@ -1,4 +1,7 @@
-"""A capture of LLVM's messages on the process's standard error, which MLIR's bindings do not raise."""
+"""Compiled code in this process, called on the tensors' own memory: bare pointers, no copies, no allocation.
+
+LLVM's messages on standard error, which MLIR's bindings do not raise, are captured and become errors.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ from compiled_kernels.mlir.pipeline import PACKED_PREFIX
 
 # There is one standard error for all threads; a thread may come in again, as where what is compiled compiles.
 _ONE_AT_A_TIME = threading.RLock()
+_LLVM = re.compile(r"\s*(JIT session error:|Could not compile |Failed to materialize symbols:)")
 
 
 class CapturedErrors:
@@ -63,9 +67,6 @@ def capture_native_errors() -> Iterator[CapturedErrors]:
             others = [line for line in said.text.splitlines(keepends=True) if not _LLVM.match(line)]
             if "".join(others).strip():
                 os.write(2, "".join(others).encode())
-
-
-_LLVM = re.compile(r"\s*(JIT session error:|Could not compile |Failed to materialize symbols:)")
 
 
 class Code(Protocol):

@@ -1,4 +1,8 @@
-"""Checks of what native code is given: it reads and writes by bare addresses, and believes its compiled shapes."""
+"""Call compiled functions on torch's own OpenMP threads, with checked arguments.
+
+Native code reads and writes by bare addresses and believes its compiled shapes, so arguments are checked before a call.
+A second pool of threads would fight the first one for the same cores; torch's is warm between two calls.
+"""
 
 from __future__ import annotations
 

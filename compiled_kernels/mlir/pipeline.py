@@ -1,7 +1,9 @@
-"""The passes between the levels of MLIR, as text that MLIR's pass manager parses.
+"""The passes between the levels of MLIR, as text that MLIR's pass manager parses, and the processor that LLVM compiles
+for.
 
 Levels, each lowered from by what follows it: `linalg` (on tensors), `bufferized` (linalg or scf on memrefs), `vector`
-(vector, scf, memref, arith, math), `llvm`.
+(vector, scf, memref, arith, math), `llvm`. The level of the instruction set is written into the module of the LLVM
+dialect, so that LLVM does not compile for the machine it runs on.
 """
 
 from __future__ import annotations
@@ -26,6 +28,11 @@ BUFFERIZE = (
     "buffer-deallocation-pipeline,canonicalize,cse"
 )
 LOOPS = "convert-bufferization-to-memref,func.func(scf-forall-to-for,convert-linalg-to-loops,promote-buffers-to-stack)"
+# Arithmetic on bfloat16 is float32's, rounded: LLVM would round by calling a library where there is no instruction.
+IN_FLOAT32 = "func.func(arith-emulate-unsupported-floats{source-types=bf16 target-type=f32})"
+PACKED_PREFIX = "packed_"
+# How LLVM orders instructions, not which it takes. Intel's own names would make it prefer vectors of half the length.
+TUNE_CPU = {Level.V3: "znver3"} | dict.fromkeys((Level.V4, Level.V4_VNNI, Level.V4_BF16), "znver4")
 
 
 def run_pipeline(module: Any, text: str) -> None:
@@ -47,10 +54,6 @@ def passes_to_llvm(lowered_from: str, level: Level) -> str:
     return f"{LOOPS},{_to_llvm(level)}" if lowered_from == "bufferized" else _to_llvm(level)
 
 
-# Arithmetic on bfloat16 is float32's, rounded: LLVM would round by calling a library where there is no instruction.
-IN_FLOAT32 = "func.func(arith-emulate-unsupported-floats{source-types=bf16 target-type=f32})"
-
-
 def _to_llvm(level: Level) -> str:
     rounded = "" if level is Level.V4_BF16 else "{include-bf16=true}"  # in integers: nearest even, NaN kept
     return (
@@ -61,11 +64,6 @@ def _to_llvm(level: Level) -> str:
         "convert-func-to-llvm{use-bare-ptr-memref-call-conv=1},convert-cf-to-llvm,convert-ub-to-llvm,"
         "reconcile-unrealized-casts"
     )
-
-
-PACKED_PREFIX = "packed_"
-# How LLVM orders instructions, not which it takes. Intel's own names would make it prefer vectors of half the length.
-TUNE_CPU = {Level.V3: "znver3"} | dict.fromkeys((Level.V4, Level.V4_VNNI, Level.V4_BF16), "znver4")
 
 
 class Processor(NamedTuple):

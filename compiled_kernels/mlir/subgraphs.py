@@ -1,4 +1,5 @@
-"""A report of the torch.compile backend: the subgraphs it took, those it left, and the reasons."""
+"""Subgraphs that the torch.compile backend compiles: their kernels, their place in the graph, and a report of those
+taken and left."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def paged_attention(
         Weighted sums of values in the type of `q`.
 
     Raises:
-        BackendError: for what the backend cannot express: triton and mlir know windows with sinks and no score functions.
+        BackendError: for what the backend cannot express: triton and mlir know windows with sinks, no score functions.
     """
     rule = scale, mask, softcap, sink_logits, score
     if backend is Backend.INDUCTOR and decode_only:

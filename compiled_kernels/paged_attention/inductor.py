@@ -1,6 +1,9 @@
-"""Decode rows, one query each, written so that Inductor fuses the page lookup into the two reductions.
+"""Paged attention as Inductor compiles it: decode rows as one compiled function, longer spans by torch's fused
+attention.
 
-Nothing of the context is gathered: only the scores are materialised. The number of pages stays symbolic.
+Decode rows, one query each, are written so that Inductor fuses the page lookup into the two reductions. Nothing of the
+context is gathered: only the scores are materialised. The number of pages stays symbolic. In a mixed batch each longer
+span is computed over its own context.
 """
 
 from __future__ import annotations

@@ -1,4 +1,12 @@
-"""Decode attention: one item of work, which is one sequence, one group and one chunk of its pages."""
+"""Attention of single queries over paged keys and values as MLIR text, with a running softmax page by page.
+
+Work is cut into items: one sequence, one KV head, one chunk of its pages. All query heads of a KV head read each key
+and value while it lies in the nearest cache. An item writes its unscaled sums, their peak and their total to `partial`;
+`merge` combines the chunks of a head (FlashDecoding, Dao et al. 2023).
+
+    entry, or a decode step:  @item for each item | @merge for each row      (at the bar threads wait for one another)
+    @item:  @pages, first for the sinks, then for the window    @pages:  @tile for each page
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,15 @@
-"""The shapes that attention kernels are compiled for, and the types of their memory."""
+"""The shapes that attention kernels are compiled for, decode and span, and the types of their memory."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from compiled_kernels.mlir_text import SIZE_BOUND, Target, largest_divisor, memref
+
+HEADS_TOGETHER = 4  # query heads whose sums are kept in registers at once
+BLOCK_POSITIONS = 64  # positions
+QUERIES_TOGETHER = 4  # queries whose sums are in registers at once
+TILE_QUERIES = 64  # queries (tokens times heads) that walk the context together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +66,6 @@ class PagedHeads:
         return memref((SIZE_BOUND, self.num_kv_heads, self.page_size, self.head_dim), self.dtype)
 
 
-HEADS_TOGETHER = 4  # query heads whose sums are kept in registers at once
-
-
 @dataclass(frozen=True, kw_only=True)
 class DecodeAttention(PagedHeads):
     """`rows` queries, each at the last position of its own context, of `max_pages` pages at most, in `chunks` parts."""
@@ -93,11 +95,6 @@ class DecodeAttention(PagedHeads):
             "mixed": memref((self.rows, self.num_heads * self.head_dim), self.dtype),
             "sinks": memref((self.num_heads,), "f32"),
         }
-
-
-BLOCK_POSITIONS = 64  # positions
-QUERIES_TOGETHER = 4  # queries whose sums are in registers at once
-TILE_QUERIES = 64  # queries (tokens times heads) that walk the context together
 
 
 @dataclass(frozen=True, kw_only=True)

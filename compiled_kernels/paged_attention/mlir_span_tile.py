@@ -1,4 +1,7 @@
-"""Attention of a span: one query's scores with a block of keys become weights."""
+"""One tile of a span's attention as MLIR text: a few queries at a time over one block of keys and values.
+
+scores  ->  weights (running softmax)  ->  sums, rescaled where the peak rises  ->  last, sums over totals
+"""
 
 from __future__ import annotations
 

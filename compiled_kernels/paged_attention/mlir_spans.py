@@ -1,4 +1,12 @@
-"""Attention of a span, first: keys and values laid out anew, in blocks of consecutive positions."""
+"""Attention of a span of many tokens over its paged context as MLIR text.
+
+First keys and values are laid out anew, in blocks of consecutive positions. So one vector holds many keys (or many
+columns of values), and one number of a query (or one weight) is spread over it: products need no sums across lanes.
+Then tiles of queries walk the blocks they may see with a running softmax (FlashAttention, Dao et al. 2022). Where the
+processor multiplies pairs of bfloat16, a vector's element is a pair: two columns of a key, two keys' values.
+
+    @paged_attention:  @pack for each block of each KV head | for each tile:  @rows for each block, then @finish
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Decode attention: scores of a few query heads with the keys of one page."""
+"""One tile of decode attention as MLIR text: the visible offsets of one page, for a few query heads at a time.
+
+scores of the page's keys  ->  weights (running softmax)  ->  values, weighted, added to the heads' sums
+"""
 
 from __future__ import annotations
 

@@ -60,7 +60,10 @@ class BlockShape:
         `intermediate_size` columns wide."""
         hidden = self.layer.intermediate_size
         return replace(
-            _many(self.layer_kernel.gate_up), result=self.down.multiplied_dtype, columns=hidden, apart=hidden // PANEL
+            _many(self.layer_kernel.gate_up),
+            out_dtype=self.down.multiplied_dtype,
+            columns=hidden,
+            panel_distance=hidden // PANEL,
         )
 
     @cached_property

@@ -1,5 +1,11 @@
-"""Between the first product of a block and its attention: heads normed and rotated, as cache and attention
-take them."""
+"""The two sides of a block's attention as MLIR text, for any number of rows.
+
+    before:  norm -> qkv -> heads normed and rotated                     q, k, v of each row
+    after:   output, add -> norm -> gate and up, gate -> down, add       x of each row
+
+Nothing is added up across rows, so every thread takes its own rows through all of a side and waits for none: the next
+product finds in the nearest caches what the last one left there.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +27,8 @@ from compiled_kernels.mlir_text import (
     vector,
 )
 from compiled_kernels.prefill.shape import BlockShape
+
+BOUNDS = [Named("run", "index"), Named("run_end", "index")]
 
 
 def rotary_text(shape: BlockShape) -> str:
@@ -71,9 +79,6 @@ def _value(shape: BlockShape, kind: str) -> str:
         value = lines.load("%qkv", f"%row, {column}", shape.layer_kernel.qkv_out.type, lanes, "f32")
         lines.store(lines.truncate(value, lanes, shape.dtype), "%v", f"%row, %head, {place}", kind, lanes, shape.dtype)
     return lines.text()
-
-
-BOUNDS = [Named("run", "index"), Named("run_end", "index")]
 
 
 def before_text(shape: BlockShape) -> str:

@@ -18,8 +18,9 @@ from compiled_kernels.scores import Score, uses_alibi
 QUANTIZED_ATTENTION = define_operator(
     "quantized_attention",
     "(Tensor q, Tensor key_codes, Tensor? key_scales, Tensor? key_minima, Tensor value_codes, Tensor? value_scales,"
-    " Tensor? value_minima, Tensor residual_keys, Tensor residual_values, Tensor quantized_table, Tensor residual_table,"
-    " Tensor span_starts, Tensor context_lengths, int group, int lag, int first, float scale, int window, int sinks,"
+    " Tensor? value_minima, Tensor residual_keys, Tensor residual_values, Tensor quantized_table,"
+    " Tensor residual_table, Tensor span_starts, Tensor context_lengths,"
+    " int group, int lag, int first, float scale, int window, int sinks,"
     " bool decode_only, float softcap, Tensor? sink_logits, bool alibi) -> Tensor",
     lambda q, *_: torch.empty_like(q, memory_format=torch.contiguous_format),
     {
@@ -61,8 +62,8 @@ def quantized_attention(
         rule: which positions a query reads quantized.
 
     Raises:
-        BackendError: for what the backend cannot express: triton and mlir know windows whose sinks are not quantized, and
-            no score functions; mlir reads no dense keys beside quantized values.
+        BackendError: for what the backend cannot express: triton and mlir know windows whose sinks are not quantized,
+            and no score functions; mlir reads no dense keys beside quantized values.
     """
     cache = keys, values, residual_keys, residual_values, quantized_table, residual_table
     rest = scale, mask, rule, softcap, sink_logits, score

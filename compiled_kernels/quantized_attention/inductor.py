@@ -1,5 +1,9 @@
-"""Decode rows over packed and residual pages, written so that Inductor fuses look-up, unpacking and scaling into the
-two reductions: of the context only the scores are materialised, and no number is ever stored wide."""
+"""Attention over quantized and residual pages as Inductor compiles it: decode rows as one function, longer spans by
+torch's fused attention.
+
+Decode rows are written so that Inductor fuses look-up, unpacking and scaling into the two reductions. Of the context
+only the scores are materialised, and no number is ever stored wide.
+"""
 
 from __future__ import annotations
 

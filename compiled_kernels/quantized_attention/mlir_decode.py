@@ -1,10 +1,19 @@
-"""Attention over quantized and residual pages: one item of work, which is one row, one group and one chunk of its pages.
+"""Attention over quantized and residual pages as MLIR text: the walk of paged_attention/mlir_decode.py over two kinds
+of pages.
+
+    entry:  @item for each item | @merge for each row      (at the bar threads wait for one another)
+    @item:  @recent for the first positions, @packed for the quantized, @recent for the others
+    @packed:  @quantized_tile for each page    @recent:  @tile for each page
+
+A row is one token at the end of its own context, whether it decodes or is one of a longer span: every token reads by
+the same arithmetic, however its text was cut into steps. An item is one row, one KV head and one chunk of its pages.
 
     positions   0 .... sinks | sinks ............ quantized_until | quantized_until ... length
-    pages        residual    |    quantized, split into chunks      |        residual
-    seen by      chunk 0     |    every chunk its own part          |     the last chunk
+    pages        residual    |    quantized, split into chunks    |         residual
+    seen by      chunk 0     |    every chunk its own part        |      the last chunk
 
-A window cuts all three from the left; of what lies before it the sinks, which are among the first `num_sink_tokens`, are still seen.
+A window cuts all three from the left; of what lies before it the sinks, which are among the first `num_sink_tokens`,
+are still seen.
 """
 
 from __future__ import annotations

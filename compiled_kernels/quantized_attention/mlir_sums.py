@@ -1,4 +1,7 @@
-"""Scales folded into weights: both are multiplied once a run, not once a code."""
+"""Weighted sums of codes as MLIR text: scores (queries over dim) and mixtures (weights over offsets).
+
+Scales are folded into the weights: both are multiplied once a run, not once a code.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,11 @@ HALF_WAY = 2.0**60
 TINY = 1e-30  # weights below it are zero, where their reciprocal would be none
 
 Weight = Callable[[str], str]  # the column's index -> a vector of float32 weights, `folds` long
+ACCUMULATOR_SHARE = 3 / 4  # of the registers: those of sums kept at once
+NIBBLES = str(0x0F0F0F0F)
+Take = Callable[
+    [QueryHead, str, str], None
+]  # a head, the index of a run's first number, and the run's sums as a vector
 
 
 def fold_scales(
@@ -106,14 +114,6 @@ def _unit(lines: Lines, lanes: int, products: list[str]) -> tuple[str, str]:
     inverse = lines.let(f"arith.divf {limit}, {largest} : f32")
     inverse = lines.let(f"arith.select {vanishes}, {nothing}, {inverse} : f32")
     return lines.let(f"arith.mulf {largest}, {part} : f32"), inverse
-
-
-ACCUMULATOR_SHARE = 3 / 4  # of the registers: those of sums kept at once
-NIBBLES = str(0x0F0F0F0F)
-
-Take = Callable[
-    [QueryHead, str, str], None
-]  # a head, the index of a run's first number, and the run's sums as a vector
 
 
 def weighted_sums(

@@ -1,4 +1,5 @@
-"""The rule by which a query reads some positions quantized and others in full precision."""
+"""Quantized and residual pages: the rule by which a query reads some positions quantized and others in full precision,
+and the step that quantizes whole groups of tokens."""
 
 from __future__ import annotations
 

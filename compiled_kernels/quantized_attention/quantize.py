@@ -7,6 +7,12 @@
 So keys have a scale a channel and run of tokens, values one a token and run of columns (KIVI, Liu et al. 2024), and
 attention sums over the same axis in both: q over dim, weights over offset. A scale is multiplied into what is summed
 with, once for a run, and never into the codes.
+
+Each code is within half a step of its number. Scale and minimum are float16, the scale rounded up and the minimum down,
+so that the steps from the stored minimum on reach every number; codes are then chosen against the stored values. A
+number beyond float16 is stored as its largest number; a run with a NaN or an infinity in it reads as NaN, all of it.
+
+Before that, a Hadamard matrix may rotate heads, which spreads outliers of one channel over all (QuIP#, QuaRot, 2024).
 """
 
 from __future__ import annotations
@@ -24,6 +30,8 @@ QUANT_FORMATS: tuple[QuantFormat, ...] = get_args(QuantFormat)
 BYTES_PER_WORD = 4  # of a word
 MAX_CODES = {"int8": 255, "int4": 15}  # the highest code
 SCALED_FORMATS: tuple[QuantFormat, ...] = ("int8", "int4", "fp8")  # codes with scales
+FLOAT16_MAX = torch.finfo(torch.float16).max
+E4M3_MAX = torch.finfo(torch.float8_e4m3fn).max
 
 
 class QuantizedTensor(NamedTuple):
@@ -152,10 +160,6 @@ def hadamard_rotate(x: Tensor) -> Tensor:
         turned = torch.stack([above + below, above - below], dim=-2).flatten(-3)
         half *= 2
     return (turned * dim**-0.5).to(x.dtype)
-
-
-FLOAT16_MAX = torch.finfo(torch.float16).max
-E4M3_MAX = torch.finfo(torch.float8_e4m3fn).max
 
 
 def quantize(

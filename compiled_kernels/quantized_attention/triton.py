@@ -1,4 +1,5 @@
-"""The backend triton of attention over quantized pages: tiles are unpacked in registers, once for all heads of a group."""
+"""Run attention over quantized pages on the backend triton: each tile is unpacked in registers, once for all query
+heads of a kv_head."""
 
 from __future__ import annotations
 
@@ -53,13 +54,15 @@ def plan(
     }  # fmt: skip
     walk = {
         "q": q, "residual_keys": residual_keys, "residual_values": residual_values, "quantized_table": quantized_table,
-        "residual_table": residual_table, "context_lengths": context_lengths, "packed_stride": quantized_table.stride(0),
-        "recent_stride": residual_table.stride(0), "q_token": q.stride(0), "q_head": q.stride(1), "q_dim": q.stride(2),
+        "residual_table": residual_table, "context_lengths": context_lengths,
+        "packed_stride": quantized_table.stride(0), "recent_stride": residual_table.stride(0),
+        "q_token": q.stride(0), "q_head": q.stride(1), "q_dim": q.stride(2),
         "recent_page": residual_keys.stride(0), "recent_group": residual_keys.stride(1),
         **_pages("key", keys), **_pages("value", values),
         "scale": scale, "softcap": softcap, "window": window, "sinks": sinks,
-        "SHARE": heads // groups, "STEP": step, "TILE": max(step, MIN_DOT_SIZE), "SIZE": size, "KEYS": FORMAT_NUMBERS[keys.kind],
-        "VALUES": FORMAT_NUMBERS[values.kind], "RUN": group, "LAG": lag, "FIRST": first,
+        "SHARE": heads // groups, "STEP": step, "TILE": max(step, MIN_DOT_SIZE), "SIZE": size,
+        "KEYS": FORMAT_NUMBERS[keys.kind], "VALUES": FORMAT_NUMBERS[values.kind], "RUN": group,
+        "LAG": lag, "FIRST": first,
         "COLUMNS": padded if values.scales is None else _columns(values, padded),
         "WINDOW": window > 0, "SOFTCAP": softcap > 0,
     }  # fmt: skip
@@ -88,8 +91,8 @@ def _columns(values: QuantizedTensor, padded: int) -> int:
 
 
 def _check(
-    q: Tensor, keys: QuantizedTensor, values: QuantizedTensor, residual_keys: Tensor, residual_values: Tensor, window: int, sinks: int,
-    first: int,
+    q: Tensor, keys: QuantizedTensor, values: QuantizedTensor, residual_keys: Tensor, residual_values: Tensor,
+    window: int, sinks: int, first: int,
 ) -> None:  # fmt: skip
     what = "quantized_attention: backend triton"
     if not all(part.is_contiguous() for part in (*keys.tensors, *values.tensors, residual_keys, residual_values)):
@@ -131,7 +134,7 @@ def quantized_attention(
     )
     return run(
         *plan(
-            q, keys, values, residual_keys, residual_values, quantized_table, residual_table, span_starts, context_lengths,
-            group, lag, first, scale, window, sinks, decode_only, softcap, sink_logits,
+            q, keys, values, residual_keys, residual_values, quantized_table, residual_table, span_starts,
+            context_lengths, group, lag, first, scale, window, sinks, decode_only, softcap, sink_logits,
         )
     )  # fmt: skip

@@ -46,8 +46,8 @@ def add_rms_norm(
     eps: float,
     backend: Backend = Backend.EAGER,
 ) -> tuple[Tensor, Tensor]:
-    """Compute x + residual, rounded to the type of `x`, and its norm: both [token, hidden]. Raises BackendError where the
-    two differ in shape."""
+    """Compute x + residual, rounded to the type of `x`, and its norm: both [token, hidden]. Raises BackendError if `x`
+    and `residual` differ in shape."""
     if x.shape != residual.shape:
         raise BackendError(f"add_rms_norm: x {list(x.shape)} and residual {list(residual.shape)} must have one shape")
     if backend in (Backend.EAGER, Backend.INDUCTOR):

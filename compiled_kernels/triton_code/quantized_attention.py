@@ -116,8 +116,8 @@ def attend_quantized(
             allowed = allowed & ((key[None, :] > positions[:, None] - window) | (key < sinks)[None, :])
         wanted = tl.max((allowed & used[:, None]).to(tl.int32), axis=0) > 0
         k = key_tile(
-            residual_keys, residual_keys, residual_keys, page, group, tile * STEP % SIZE, wanted, recent_page, recent_group,
-            0, 0, dim, TILE, SIZE, DIM, DENSE, RUN,
+            residual_keys, residual_keys, residual_keys, page, group, tile * STEP % SIZE, wanted, recent_page,
+            recent_group, 0, 0, dim, TILE, SIZE, DIM, DENSE, RUN,
         )  # fmt: skip
         v = value_tile(
             residual_values, residual_values, residual_values, page, group, tile * STEP % SIZE, wanted, recent_page,

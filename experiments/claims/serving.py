@@ -111,7 +111,11 @@ CLAIMS = (
     Claim(
         id="batch-amortises",
         says="Each weight is read once for all in the batch: throughput grows with it, each request's latency too",
-        sources=(ClaimSource("A", "without figures"), ClaimSource("D", "without figures"), ClaimSource("E", "without figures")),
+        sources=(
+            ClaimSource("A", "without figures"),
+            ClaimSource("D", "without figures"),
+            ClaimSource("E", "without figures"),
+        ),
         trials=(
             ClaimTrial(RunEvidence("batching", ("measure.rounds=1",)), batching.amortised, BATCHES),
             ClaimTrial(
@@ -154,7 +158,10 @@ CLAIMS = (
         says="Separate pools for prefill and decode remove that interference",
         sources=(ClaimSource("A", "without figures"),),
         trials=(
-            ClaimTrial(RunEvidence("disaggregation"), disaggregation.separate, _goes(_pools(9), _pools(9, served=1), _pools(1.0))),
+            ClaimTrial(
+                RunEvidence("disaggregation"), disaggregation.separate,
+                _goes(_pools(9), _pools(9, served=1), _pools(1.0)),
+            ),
         ),
     ),
     Claim(
@@ -219,7 +226,8 @@ CLAIMS = (
         sources=(ClaimSource("A", "without figures"),),
         trials=(
             ClaimTrial(
-                RunEvidence("determinism", ("workload.runs=2",)), JudgeRule(determinism.judge, "greedy-not-deterministic"),
+                RunEvidence("determinism", ("workload.runs=2",)),
+                JudgeRule(determinism.judge, "greedy-not-deterministic"),
                 _goes(determinism.example_rows(3, 3), determinism.example_rows(1, 3), determinism.example_rows(1, 1)),
             ),
         ),
@@ -230,7 +238,8 @@ CLAIMS = (
         sources=(ClaimSource("this project", "what it promises"),),
         trials=(
             ClaimTrial(
-                RunEvidence("schedule_price", ("measure.rounds=1",)), JudgeRule(schedule_price.judge, "schedule-options-free"),
+                RunEvidence("schedule_price", ("measure.rounds=1",)),
+                JudgeRule(schedule_price.judge, "schedule-options-free"),
                 _goes(_options(1.0), _options(0.9), _options(0.5)),
             ),
         ),

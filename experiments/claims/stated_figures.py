@@ -227,8 +227,8 @@ def decode_table(records: object) -> Sequence[ClaimTable]:
     return [
         found
         for batch in BATCHES
-        for found in tables(f"A decode step of {batch} at {DEFAULT_CONTEXT:,} tokens of context by the roofline, ms", DECODE,
-                            lambda each: each.decode(DEFAULT_CONTEXT), served_models(batches=(batch,)))
+        for found in tables(f"A decode step of {batch} at {DEFAULT_CONTEXT:,} tokens of context by the roofline, ms",
+                            DECODE, lambda each: each.decode(DEFAULT_CONTEXT), served_models(batches=(batch,)))
     ]  # fmt: skip
 
 
@@ -285,7 +285,8 @@ def reads(models: Iterable[str] = MODELS, readers: Iterable[tuple[int, int]] = R
     readers = list(readers)
     sizes = {
         f"{model} in {format}, batch {batch}, {tokens:,} tokens": read_bytes(model, format, batch, tokens)
-        for model in models for format in FORMATS for batch, tokens in readers if named_shape(model).max_position_embeddings >= tokens
+        for model in models for format in FORMATS for batch, tokens in readers
+        if named_shape(model).max_position_embeddings >= tokens
     }  # fmt: skip
     return classify_figures(READ, sizes, 1.0, EXACT)
 
@@ -411,7 +412,8 @@ def width_table(records: object) -> Sequence[ClaimTable]:
 
 def _figure_claim(
     id: str, says: str, sources: tuple[ClaimSource, ...], numbers: Callable[[], EvidenceNumbers], where: Callable,
-    refuted: Callable[[], EvidenceNumbers], holds: Callable[[], EvidenceNumbers] | None, never: str = "", machine: str = NAMED,
+    refuted: Callable[[], EvidenceNumbers], holds: Callable[[], EvidenceNumbers] | None, never: str = "",
+    machine: str = NAMED,
 ) -> Claim:  # fmt: skip
     """Make a claim whose `refuted` and `holds` are the same calculation for fewer models or machines.
 

@@ -27,8 +27,8 @@ LAYER = LayerShape(
     down=WeightLayout("bf16"),
 )
 SHAPE = StepShape(
-    rows=1, hidden_size=8, vocab_size=16, eps=1e-5, dtype="bf16", layers=(LAYER,), head=INT8, page_size=4, max_pages=2, chunks=1,
-    target=Target(Level.V3),
+    rows=1, hidden_size=8, vocab_size=16, eps=1e-5, dtype="bf16", layers=(LAYER,), head=INT8, page_size=4, max_pages=2,
+    chunks=1, target=Target(Level.V3),
 )  # fmt: skip
 Tensors = dict[str, torch.Tensor]
 

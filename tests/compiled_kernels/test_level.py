@@ -176,8 +176,8 @@ def a_step(level: Level) -> DecodeStep:
         down=weight,
     )
     shape = StepShape(
-        rows=2, hidden_size=256, vocab_size=64, eps=1e-5, dtype="bf16", layers=(layer,), head=weight, page_size=16, max_pages=2, chunks=1,
-        target=Target(level),
+        rows=2, hidden_size=256, vocab_size=64, eps=1e-5, dtype="bf16", layers=(layer,), head=weight, page_size=16,
+        max_pages=2, chunks=1, target=Target(level),
     )  # fmt: skip
     wanted = [each._replace(type=each.type.replace(f"<{SIZE_BOUND}x", "<3x")) for each in given_tensors(shape)]
     return DecodeStep(shape, allocate(wanted))

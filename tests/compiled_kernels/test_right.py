@@ -23,7 +23,8 @@ ARGUMENTS = {"tokens": 1, "heads": 2, "dim": 4, "dtype": torch.float32}
 
 
 class Verdicts:
-    """Stands in for `disagreement`: what each backend's is, or what it throws; `asked` are the backends that were run."""
+    """Replace `disagreement`: `told` has the text to return or the error to raise for each backend; `asked` lists the
+    backends that were run."""
 
     def __init__(self) -> None:
         self.told: dict[Backend, str | Exception] = {}

@@ -92,8 +92,8 @@ def last_of(inputs: tuple, mask: Mask, lengths: list[int], **plan: Any) -> Tenso
 
 def scene(seed: int, dtype: torch.dtype, contexts: list[int], share: int) -> tuple:
     arguments = {
-        "contexts": contexts, "spans": contexts, "num_kv_heads": 2, "queries_per_kv": share, "dim": 24, "size": 16, "mask": Causal(),
-        "softcap": 0.0, "sinks": True, "alibi": False, "dtype": dtype,
+        "contexts": contexts, "spans": contexts, "num_kv_heads": 2, "queries_per_kv": share, "dim": 24, "size": 16,
+        "mask": Causal(), "softcap": 0.0, "sinks": True, "alibi": False, "dtype": dtype,
     }  # fmt: skip
     return SUITES["paged_attention"].input_maker(torch.Generator().manual_seed(seed), **arguments)
 

@@ -19,11 +19,13 @@ from workbench.model.spec import (
 WINDOWS = st.sampled_from([None, None, 3, 9])
 ROTARIES = st.builds(
     RotaryConfig,
-    base=st.sampled_from([100.0, 10_000.0]),
+    rope_theta=st.sampled_from([100.0, 10_000.0]),
     scaling=st.sampled_from([
         RotaryScaling(),
         RotaryScaling(kind="linear", factor=3.0),
-        RotaryScaling(kind="yarn", factor=4.0, beta_fast=3.0, original_max_position_embeddings=16, attention_factor=1.2),
+        RotaryScaling(
+            kind="yarn", factor=4.0, beta_fast=3.0, original_max_position_embeddings=16, attention_factor=1.2,
+        ),
         RotaryScaling(kind="yarn", factor=4.0, beta_fast=3.0, original_max_position_embeddings=16, truncate=False),
     ]),
 )  # fmt: skip
@@ -45,8 +47,9 @@ def latent(draw: st.DrawFn) -> MLASpec:
     query, window = draw(st.sampled_from([None, 3, 5])), draw(WINDOWS)
     bias = query is not None and draw(st.booleans())
     return MLASpec(
-        num_heads=draw(st.integers(1, 3)), kv_lora_rank=draw(st.integers(1, 6)), qk_rope_head_dim=draw(st.sampled_from([2, 4])),
-        qk_nope_head_dim=draw(st.integers(1, 4)), v_head_dim=draw(st.integers(1, 5)), q_lora_rank=query,
+        num_heads=draw(st.integers(1, 3)), kv_lora_rank=draw(st.integers(1, 6)),
+        qk_rope_head_dim=draw(st.sampled_from([2, 4])), qk_nope_head_dim=draw(st.integers(1, 4)),
+        v_head_dim=draw(st.integers(1, 5)), q_lora_rank=query,
         window=window, sinks=0 if window is None else draw(st.integers(0, 2)), scale=draw(st.sampled_from([None, 0.7])),
         rotary=draw(OWN_ROTARIES), rope_interleave=draw(st.booleans()), qkv_bias=bias, o_proj_bias=draw(st.booleans()),
     )  # fmt: skip
@@ -56,7 +59,7 @@ def layers(experts: st.SearchStrategy[MoESpec | None]) -> st.SearchStrategy[Laye
     return st.builds(
         LayerSpec,
         attention=st.one_of(grouped(), latent()),
-        hidden=st.sampled_from([3, 12]),
+        intermediate_size=st.sampled_from([3, 12]),
         mlp_bias=st.booleans(),
         gate=st.builds(
             GateSpec, kind=st.sampled_from(["silu", "gelu_tanh", "clamped"]), alpha=st.just(1.3), limit=st.just(0.5)
@@ -69,9 +72,10 @@ def layers(experts: st.SearchStrategy[MoESpec | None]) -> st.SearchStrategy[Laye
 def models(experts: st.SearchStrategy[MoESpec | None]) -> st.SearchStrategy[ModelSpec]:
     return st.builds(
         ModelSpec,
-        name=st.just("tiny"), vocab=st.just(VOCAB), width=st.just(8), context=st.just(CONTEXT),
+        name=st.just("tiny"), vocab_size=st.just(VOCAB), hidden_size=st.just(8),
+        max_position_embeddings=st.just(CONTEXT),
         layers=st.lists(layers(experts), min_size=1, max_size=3).map(tuple),
-        rotary=ROTARIES, tied=st.booleans(), norm_offset=st.sampled_from([0.0, 1.0]),
+        rotary=ROTARIES, tie_word_embeddings=st.booleans(), norm_offset=st.sampled_from([0.0, 1.0]),
         embedding_scale=st.sampled_from([1.0, 3.0]), final_logit_softcapping=st.sampled_from([0.0, 2.0]),
     )  # fmt: skip
 

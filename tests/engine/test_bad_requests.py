@@ -31,7 +31,7 @@ def test_nan_ends_one_request_and_is_scrubbed() -> None:
 
     def broken(plan):
         rows = forward(plan).clone()
-        for index, span in enumerate(s for s in plan.spans if s.samples):
+        for index, span in enumerate(s for s in plan.spans if s.needs_sample):
             if span.sequence.request_id == "r1" and len(span.sequence.output_ids) == 2:
                 rows[index] = torch.nan
         return rows

@@ -192,7 +192,7 @@ def test_the_runner_tells_its_listener(two_threads: None, monkeypatch: pytest.Mo
     recorder = Recorder()
     runner = load("shape:tiny", backend="mlir", listener=recorder.record)
     real = after_step
-    made_up = lambda state, _: real(state, 1e-4 if state.alone else 0.09)  # noqa: E731
+    made_up = lambda state, _: real(state, 1e-4 if state.single_threaded else 0.09)  # noqa: E731
     monkeypatch.setattr("workbench.executors.contention.after_step", made_up)
     list(runner.stream([Request("a", (1, 2, 3), SamplingParameters(max_tokens=12, ignore_eos=True))]))
     (change,) = [event for event in recorder.events if isinstance(event, ThreadsChanged)]

@@ -117,7 +117,7 @@ SHARP = 2.5  # times a tiny model's own logits: its largest probabilities are th
 
 def sharp(seed: int, vocab: int = VOCAB, **more):
     """A draft model that is sure of some tokens and unsure of others."""
-    model = model_of(spec_of(layer(), layer(window=9)).model_copy(update={"vocab": vocab}), seed)
+    model = model_of(spec_of(layer(), layer(window=9)).model_copy(update={"vocab_size": vocab}), seed)
     assert model.embedding is not None
     with torch.no_grad():
         model.norm.weight.mul_(SHARP)
@@ -271,10 +271,10 @@ def test_tokens_drawn_in_one_call_are_those_of_the_distribution_function(
     torch.set_num_threads(threads)
     try:
         own = sharp(3, vocab, backends=Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, ""))
-        proposer = Draws(model_drafts(own, True, coupled=coupled, confidence_threshold=least), own.model)
+        proposer = Draws(model_drafts(own, True, common_random_numbers=coupled, confidence_threshold=least), own.model)
         asked = [request(f"r{i}", 4 + 9 * i, 14, temperature=way, seed=seed + i) for i, way in enumerate(ways)]
         accept = "match" if coupled else "rejection"
-        target = model_of(spec_of().model_copy(update={"vocab": vocab}), 1)
+        target = model_of(spec_of().model_copy(update={"vocab_size": vocab}), 1)
         found = generate(runner_of(target, speculator=drafts(proposer, 4, accept=accept), max_num_seqs=3), asked)
     finally:
         torch.set_num_threads(before)
@@ -291,6 +291,6 @@ def test_drawn_drafts_at_every_level(level: Level) -> None:
         own = sharp(5, SHARED, backends=Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, ""))
         proposer = Draws(model_drafts(own, True, confidence_threshold=0.0), own.model)
         asked = [request(f"r{i}", 4 + 9 * i, 20, temperature=0.7, seed=i) for i in range(3)]
-        target = model_of(spec_of().model_copy(update={"vocab": SHARED}), 1)
+        target = model_of(spec_of().model_copy(update={"vocab_size": SHARED}), 1)
         found = generate(runner_of(target, speculator=drafts(proposer, 4), max_num_seqs=3), asked)
     assert {end.reason for end in found.values()} == {"length"} and proposer.drawn > 20

@@ -69,8 +69,8 @@ class EvictingHistories(Histories):
     """Submit, step, cancel, break in any order, with or without a host: as many tokens as the budget says."""
 
     @initialize(
-        tables=st.sampled_from([(FULL,), (FULL, KVCacheGroup((1,)))]), pages=st.integers(4, 6), host=st.sampled_from([20, 0]),
-        budget=budgets, seed=st.integers(0, 10**6),
+        tables=st.sampled_from([(FULL,), (FULL, KVCacheGroup((1,)))]), pages=st.integers(4, 6),
+        host=st.sampled_from([20, 0]), budget=budgets, seed=st.integers(0, 10**6),
     )  # fmt: skip
     def begin(self, tables: tuple[KVCacheGroup, ...], pages: int, host: int, budget: EvictionBudget, seed: int) -> None:
         self.now, self.draw = 0.0, random.Random(seed)

@@ -179,7 +179,8 @@ def test_a_policy_that_raises_ends_nobody() -> None:
 
 
 @given(
-    seed=st.integers(0, 10**6), policy=st.sampled_from([*BUILT_IN_POLICIES]), kind=st.sampled_from(["continuous", "static"]),
+    seed=st.integers(0, 10**6), policy=st.sampled_from([*BUILT_IN_POLICIES]),
+    kind=st.sampled_from(["continuous", "static"]),
     pages=st.sampled_from([14, 40]), prefix=st.sampled_from(["off", "radix"]),
 )  # fmt: skip
 @settings(max_examples=40, deadline=None)

@@ -173,11 +173,11 @@ def test_nothing_is_computed_when_nobody_looks(monkeypatch: pytest.MonkeyPatch) 
     ("asked", "words"),
     [
         ({"request_id": "r9"}, "request 'r9' is not being served; served now: r0, r1, r2"),
-        ({"rows": (99,)}, "row 99: .* tokens are computed"),
-        ({"rows": ()}, "no rows to inspect"),
+        ({"positions": (99,)}, "row 99: .* tokens are computed"),
+        ({"positions": ()}, "no rows to inspect"),
         ({"layers": (3,)}, "layer 3: the model has 3"),
         ({"heads": (4,)}, "head 4: there are 4"),
-        ({"hidden": (4,)}, "hidden state 4: there are 4"),
+        ({"hidden_states": (4,)}, "hidden state 4: there are 4"),
     ],
 )
 def test_what_is_not_there_is_told(asked: dict, words: str) -> None:

@@ -18,8 +18,8 @@ from tests.engine.interrupted import interrupted, lines_of
 from tests.engine.test_draft_model import model_drafts
 from tests.engine.tiny import CONTEXT, finals, layer, model_of, request, runner_of, spec_of
 from workbench.engine import faults as books
-from workbench.engine.faults import DeferInterrupts
 from workbench.engine.runner import Runner
+from workbench.interrupts import DeferInterrupts
 from workbench.kv_cache.format import CacheFormat
 from workbench.request import FinishReason
 from workbench.speculative.proposers import PromptLookupProposer, Speculator

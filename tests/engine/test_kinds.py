@@ -174,7 +174,7 @@ def test_naive_and_pages_differ_where_a_slot_is_ignored() -> None:
         {"final_logit_softcapping": 1.0},
         last(attention=LATENT.model_copy(update={"scale": 2.0})),
         last(attention=LATENT.model_copy(update={"window": 3})),
-        last(attention=LATENT.model_copy(update={"interleaved": False})),
+        last(attention=LATENT.model_copy(update={"rope_interleave": False})),
         last(gate=GateSpec(kind="clamped", limit=0.2)),
     ):
         other = naive.logits(Transformer.from_state(spec.model_copy(update=update), base), ids)
@@ -182,7 +182,7 @@ def test_naive_and_pages_differ_where_a_slot_is_ignored() -> None:
 
 
 def test_latents_that_are_as_wide_and_parted_otherwise_have_tables_of_their_own() -> None:
-    ways = (LATENT.model_copy(update={"latent": latent, "qk_rope_head_dim": 8 - latent}) for latent in (4, 6))
+    ways = (LATENT.model_copy(update={"kv_lora_rank": latent, "qk_rope_head_dim": 8 - latent}) for latent in (4, 6))
     model = model_of(spec_of(*(LayerSpec(attention=attention, intermediate_size=12) for attention in ways)))
     assert len(model.spec.kv_cache_groups) == 2
     assert model.logits([1, 2, 3]).shape == (3, model.spec.vocab_size)

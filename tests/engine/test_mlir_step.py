@@ -82,7 +82,7 @@ def test_a_context_that_threads_share_is_merged_right() -> None:
         ours = runner(spec_of(layer(2, 1), layer(2, 1, window=9)))
         Oracle(ours)
         generate(ours, [request("long", 40, 7)])
-        assert ours.executor.inner.steps[1].step.shape.chunks == 2  # type: ignore[attr-defined]
+        assert ours.executor.inner.decode_steps[1].step.shape.chunks == 2  # type: ignore[attr-defined]
     finally:
         torch.set_num_threads(threads)
 
@@ -114,8 +114,8 @@ def test_a_model_elsewhere_than_on_the_cpu_is_refused() -> None:
 def test_steps_are_compiled_once_a_bucket_and_counted() -> None:
     ours = runner(spec_of())
     generate(ours, [request("a", 5, 9), request("b", 9, 4), request("c", 3, 7)])
-    rows = ours.executor.few  # type: ignore[attr-defined]
-    assert ours.executor.compiles == len(ours.executor.steps) + rows.compiles <= 3 + 4  # type: ignore[attr-defined]
+    rows = ours.executor.token_parallel  # type: ignore[attr-defined]
+    assert ours.executor.compiles == len(ours.executor.decode_steps) + rows.compiles <= 3 + 4  # type: ignore[attr-defined]
     before = ours.executor.compiles
     poison(ours)
     generate(ours, [request("d", 11, 9), request("e", 20, 5)])

@@ -36,7 +36,7 @@ def waits(line: Line, *streams: tuple[int, dict[str, Any]]) -> list[list[int]]:
 )
 def test_who_goes_first_does_so_when_all_are_overdue(policy: Any, first: dict, later: dict) -> None:
     """Half of what can be served goes first, and waits little; three quarters come besides, and wait for long."""
-    line = Line(policy(patience=PATIENCE))
+    line = Line(policy(starvation_limit=PATIENCE))
     soon, late = waits(line, (3, first), (2, later))
     assert all(line.scheduler._steps - sequence.arrival_step > PATIENCE for sequence in line.scheduler.waiting[:20])
     assert statistics.median(soon) * 4 < statistics.median(late)
@@ -47,5 +47,5 @@ def test_who_goes_first_does_so_when_all_are_overdue(policy: Any, first: dict, l
 def test_the_oldest_have_a_share_however_many_go_first(policy: Any) -> None:
     """More than can be served goes first: of what order of arrival has to give, the others get a fourth."""
     streams = (1, {"priority": 0, "prompt": 4}), (60, {"priority": 5})
-    (_, others), (_, in_order) = (waits(Line(each), *streams) for each in (policy(patience=PATIENCE), FCFS()))
+    (_, others), (_, in_order) = (waits(Line(each), *streams) for each in (policy(starvation_limit=PATIENCE), FCFS()))
     assert all(mine <= PATIENCE + 4 * (theirs + 6) for mine, theirs in zip(others, in_order, strict=True))

@@ -134,7 +134,7 @@ def test_the_least_urgent_gives_way() -> None:
     said: list[str] = []
     for _ in range(6):
         line.step()
-        said += [words for words in line.said if "gives way" in words]
+        said += [words for words in line.said if "is preempted" in words]
     assert said[0].startswith("r1 ") and "the last in order is preempted" in said[0]
 
 
@@ -206,7 +206,10 @@ def test_a_schedule_is_a_value_of_an_experiment(tmp_path) -> None:
     assert type(parse_policy(own)).__name__ == "Mine" and parse_policy(own).step == 3  # type: ignore[attr-defined]
     for wrong, words in (
         ("schedule.policy=shortest", "schedule.policy.kind: 'shortest' is unknown"),
-        ("schedule.policy={kind: fair, patince: 3}", "patince: unknown key; did you mean 'starvation_limit'?"),
+        (
+            "schedule.policy={kind: fair, starvation_limt: 3}",
+            "starvation_limt: unknown key; did you mean 'starvation_limit'?",
+        ),
         ("schedule.chunk_tokens=4096", "chunk_tokens must be within"),
         ("schedule.kind=statik", "schedule.kind: "),
     ):

@@ -186,7 +186,7 @@ def test_checks_in_the_compiled_step_are_the_oracles() -> None:
     runner = runner_of(model, backends=mixed, speculator=drafts(proposer, 2))
     Oracle(runner)
     assert tokens(generate(runner, asked)) == tokens(wanted)
-    assert runner.executor.inner.checks  # type: ignore[attr-defined]
+    assert runner.executor.inner.verify_steps  # type: ignore[attr-defined]
 
 
 @needs_mlir
@@ -203,6 +203,6 @@ def test_packed_pages_and_shared_contexts_in_the_compiled_step(threads: int) -> 
     try:
         runner = runner_of(model, backends=mixed, speculator=drafts(proposer), **shared)
         assert tokens(generate(runner, asked)) == tokens(wanted)
-        assert runner.executor.checks  # type: ignore[attr-defined]
+        assert runner.executor.verify_steps  # type: ignore[attr-defined]
     finally:
         torch.set_num_threads(before)

@@ -97,7 +97,9 @@ def test_what_a_policy_is_shown_is_what_is_made_anew(monkeypatch: pytest.MonkeyP
         nonlocal shown
         found = state(self, step, running, by_id, uncovered)
         runs = {sequence.arrival_index for sequence in running}
-        waiting = sorted((each for each in by_id.values() if each.order not in runs), key=lambda each: each.order)
+        waiting = sorted(
+            (each for each in by_id.values() if each.arrival_index not in runs), key=lambda each: each.arrival_index
+        )
         assert tuple(found.running) == tuple(self._entry(sequence, True) for sequence in running)
         assert found.waiting == tuple(self._entry(sequence, False) for sequence in waiting)
         for key in (by_priority, by_todo):

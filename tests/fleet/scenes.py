@@ -48,12 +48,12 @@ BLOCK = 4
 TICKS = st.integers(0, 3)
 FORMS = st.builds(
     LinearCost, step=st.integers(1, 6), prefill=TICKS, decode=TICKS, sampled=TICKS, head=TICKS,
-    pairs=st.tuples(TICKS, TICKS), read=st.tuples(TICKS, TICKS),
+    query_key_pairs=st.tuples(TICKS, TICKS), read=st.tuples(TICKS, TICKS),
 )  # fmt: skip
 POLICIES = st.sampled_from(
     [
-        None, PrefillFirst(), DecodeFirst(), ShortestPrompt(), Priority(), Fair(), StaticBatching(FCFS()), _fcfs_by_hand,
-        over_budget,
+        None, PrefillFirst(), DecodeFirst(), ShortestPrompt(), Priority(), Fair(), StaticBatching(FCFS()),
+        _fcfs_by_hand, over_budget,
     ]
 )  # fmt: skip
 ROUTERS = st.sampled_from([RoundRobin(), LeastLoaded(), PrefixAware(request_tokens=3), SessionSticky()])
@@ -94,7 +94,9 @@ def scenes(draw: Any, failing: bool = True) -> dict[str, Any]:
     """What a Fleet takes, with the arrivals and the number of clients (None: open) in place of a source."""
     split = draw(st.booleans())
     pool = InstancePool(draw(machines()), draw(st.integers(1, 3)), draw(ROUTERS))
-    decode = InstancePool(replace(pool.spec, arrives=True), draw(st.integers(1, 2)), draw(ROUTERS)) if split else None
+    decode = (
+        InstancePool(replace(pool.spec, receives_kv=True), draw(st.integers(1, 2)), draw(ROUTERS)) if split else None
+    )
     count = pool.count + (decode.count if decode else 0)
     failures = []
     for _ in range(draw(st.integers(0, 3)) if failing else 0):
@@ -124,9 +126,9 @@ def told(run: Fleet) -> tuple[list[tuple], list[tuple]]:
     """All that is known of every job and instance; how many moves it took is not."""
     jobs = [
         (
-            job.name, job.arrival_time, job.first_scheduled, job.first_token, job.last_token, job.longest_gap, job.finish_time,
-            job.error, job.generated_tokens, job.cached_tokens, job.computed_tokens, job.num_preemptions, job.retries,
-            tuple(job.instances),
+            job.name, job.arrival_time, job.first_scheduled, job.first_token, job.last_token, job.longest_gap,
+            job.finish_time, job.error, job.generated_tokens, job.cached_tokens, job.computed_tokens,
+            job.num_preemptions, job.retries, tuple(job.instances),
         )
         for job in run.jobs
     ]  # fmt: skip

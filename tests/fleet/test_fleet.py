@@ -103,7 +103,7 @@ def test_with_more_instances_all_still_finish(scene: dict[str, Any]) -> None:
 def test_a_wish_that_breaks_a_law_ends_its_request_and_nobody_elses(scene: dict[str, Any], split: bool) -> None:
     """Their pages are free, which the laws above hold to; nobody tries them again elsewhere."""
     pool = replace(scene["pool"], machine=replace(scene["pool"].machine, policy=over_budget))
-    decode = replace(pool, machine=replace(pool.machine, arrives=True)) if split else None
+    decode = replace(pool, machine=replace(pool.machine, receives_kv=True)) if split else None
     run = fleet(scene, pool=pool, decode=decode, failures=()).run()
     for job in run.jobs:
         asked = job.arrival.prompt_tokens
@@ -132,7 +132,7 @@ def test_where_no_instance_is_left_requests_fail_and_say_so() -> None:
     for changes in ({"pool": replace(pool, count=2)}, {"failures": [replace(failure, down=2.0)]}):
         assert fleet(scene, **changes).run().finished == 3
     lost = [replace(failure, instance=1)]  # of the decode pool: nobody could go on with what is prefilled
-    apart = fleet(scene, decode=replace(pool, machine=replace(_machine(), arrives=True)), failures=lost).run()
+    apart = fleet(scene, decode=replace(pool, machine=replace(_machine(), receives_kv=True)), failures=lost).run()
     assert (apart.finished, apart.failed, apart.in_flight) == (1, 2, 0)
 
 

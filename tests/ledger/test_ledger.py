@@ -212,8 +212,8 @@ def test_a_rule_that_cannot_fail_decides_nothing(tmp_path: Path) -> None:
     assert [entry.outcome_label for entry in ledger["size"]] == [NO_TEST, "holds-with-limits"]
     (row,) = tables.claim_rows({"size": both}, ledger)
     assert row["verdict"] == "holds-with-limits" and [each["verdict"] for each in row["elsewhere"]] == [NO_TEST]
-    (row,) = tables.claim_rows({"size": replace(size, trials=(only,))}, rebuild_ledger({"size": replace(size, trials=(only,))},
-                                                                             records, {}))  # fmt: skip
+    (row,) = tables.claim_rows({"size": replace(size, trials=(only,))},
+                               rebuild_ledger({"size": replace(size, trials=(only,))}, records, {}))  # fmt: skip
     assert row["verdict"] == NO_TEST
     first, _ = tables.claim_detail(both, ledger, records)["trials"]
     assert ("no test", "the rule cannot fail: counted") in tables.trial_lines(first)

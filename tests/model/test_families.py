@@ -106,9 +106,11 @@ def test_end_tokens(given: object, ids: tuple[int, ...]) -> None:
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, RotaryConfig(rope_theta=5e5)),
         ({"rope_parameters": {"rope_theta": 5e5}, "rope_theta": 7}, RotaryConfig(rope_theta=5e5)),
         ({"rope_scaling": LLAMA3, "rope_theta": 5e5},
-         RotaryConfig(rope_theta=5e5, scaling=RotaryScaling(kind="llama3", factor=8, low_freq_factor=1, high_freq_factor=4))),
+         RotaryConfig(rope_theta=5e5, scaling=RotaryScaling(
+             kind="llama3", factor=8, low_freq_factor=1, high_freq_factor=4))),
         ({"rope_parameters": {**LLAMA3, "rope_theta": 5e5}, "rope_scaling": {**LLAMA3, "rope_theta": 5e5}},
-         RotaryConfig(rope_theta=5e5, scaling=RotaryScaling(kind="llama3", factor=8, low_freq_factor=1, high_freq_factor=4))),
+         RotaryConfig(rope_theta=5e5, scaling=RotaryScaling(
+             kind="llama3", factor=8, low_freq_factor=1, high_freq_factor=4))),
     ],
 )  # fmt: skip
 def test_rotary_fields(changes: dict[str, object], rotary: RotaryConfig) -> None:

@@ -94,8 +94,8 @@ def run_of_rounds(parent: Path, name: str, values: dict[str, list[float]], busy:
             tokens += [{**marks, "index": i, "token_id": i, "time": (1 + i) * ttft, "step": i} for i in range(2)]
             steps.append({"variant": variant, "round": turn, "time": 2 * ttft, "step": 0, "phase": "decode",
                           "requests": 1, "prefill_tokens": 0, "decode_tokens": 2, "pages_used": 1, "kv_bytes": 64,
-                          "wall_seconds": ttft, "forward_seconds": ttft, "telemetry_seconds": 0.0, "predicted_flops": 1.0,
-                          "predicted_bytes": 1.0, "pages_idle": 0, "compiles": 0})  # fmt: skip
+                          "wall_seconds": ttft, "forward_seconds": ttft, "telemetry_seconds": 0.0,
+                          "predicted_flops": 1.0, "predicted_bytes": 1.0, "pages_idle": 0, "compiles": 0})  # fmt: skip
     for table, rows in {"requests": requests, "steps": steps, "tokens": tokens}.items():
         folder.write_table(f"{table}.parquet", rows)
     rows = [{"variant": variant, "settings": "", "backend": "eager", "ttft_s_p50": sorted(ttfts)[len(ttfts) // 2]}

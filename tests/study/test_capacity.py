@@ -81,11 +81,11 @@ class Store:
 
     def __init__(self, torch) -> None:
         self.page_size = 4
-        self.tables = (KVCacheGroup((0, 1), residual_length=4, quant_group=4), KVCacheGroup((0, 1), sliding_window=8))
+        self.groups = (KVCacheGroup((0, 1), residual_length=4, quant_group=4), KVCacheGroup((0, 1), sliding_window=8))
         self._tensors = ([torch.zeros(3, 4, 5, dtype=torch.uint8)] * 2, [torch.zeros(2, 4, 5)])
 
-    def paged(self, table: int):
-        return self._tensors[table]
+    def page_tensors(self, group: int):
+        return self._tensors[group]
 
 
 def test_bytes_are_counted_from_the_tensors() -> None:

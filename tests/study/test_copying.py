@@ -59,7 +59,7 @@ def test_a_model_that_cannot_look_back_gains_nothing(monkeypatch: pytest.MonkeyP
 
     def blind(runner, texts, note) -> None:
         for index, text in enumerate(texts):
-            note(index, text.first, torch.zeros(len(text.ids) - text.first, 4096))
+            note(index, text.first_scored, torch.zeros(len(text.ids) - text.first_scored, 4096))
 
     monkeypatch.setattr(copying_module, "score_texts", blind)
     assert all(row["gain"] == pytest.approx(0.0) for row in measure_copying(None, SNIPPETS))  # type: ignore[arg-type]

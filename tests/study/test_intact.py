@@ -256,7 +256,7 @@ def test_a_judge_that_fails_loses_no_measurement(tmp_path: Path) -> None:
     found = VariantResults([{"variant": "a", "seconds": 1.5}], {}, {"rounds": [{"round": 1}]})
     asked = Experiment.from_values(PREFIX | {"judge": {"path": "experiments.prefix_reuse:judge"}})
     with (
-        mock.patch.object(comparison, "findings", return_value=found),
+        mock.patch.object(comparison, "measure_variants", return_value=found),
         mock.patch.object(comparison, "verdicts", side_effect=WorkbenchError("judge: a column is missing")),
         pytest.raises(WorkbenchError, match="a column is missing"),
     ):

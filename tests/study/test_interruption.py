@@ -17,8 +17,8 @@ from workbench.reports.variants_table import variant_tables
 from workbench.trace.recorder import Recorder
 
 WORK = {
-    "kind": "prefill_interference", "running": 3, "prompt_tokens": 5, "output_tokens": 40, "after": 4, "long_tokens": 200,
-    "rounds": 2,
+    "kind": "prefill_interference", "running": 3, "prompt_tokens": 5, "output_tokens": 40, "after": 4,
+    "long_tokens": 200, "rounds": 2,
 }  # fmt: skip
 EXPERIMENT = {
     "question": "stalled?", "model": {"name": "shape:tiny", "dtype": "float32"}, "backend": "eager", "workload": WORK,

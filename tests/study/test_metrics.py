@@ -94,10 +94,10 @@ def test_rates_and_shares_by_hand():
     steps = [
         step(phase="prefill", time=3.0, wall_seconds=2.0, prefill_tokens=100, forward_seconds=1.0,
              predicted_flops=8.0),
-        step(time=4.0, wall_seconds=0.5, decode_tokens=4, note_seconds=0.01, pages_used=7, compiles=2),
-        step(time=5.0, wall_seconds=0.5, decode_tokens=6, note_seconds=0.02, forward_seconds=0.25,
+        step(time=4.0, wall_seconds=0.5, decode_tokens=4, telemetry_seconds=0.01, pages_used=7, compiles=2),
+        step(time=5.0, wall_seconds=0.5, decode_tokens=6, telemetry_seconds=0.02, forward_seconds=0.25,
              predicted_bytes=10.0, pages_used=3, compiles=2),
-        step(phase="mixed", time=6.0, wall_seconds=1.0, decode_tokens=1, prefill_tokens=1, note_seconds=9.0),
+        step(phase="mixed", time=6.0, wall_seconds=1.0, decode_tokens=1, prefill_tokens=1, telemetry_seconds=9.0),
     ]  # fmt: skip
     stamps = [{"request_id": "a", "index": index, "time": 3.0 + index} for index in range(3)]
     summary = summarize([request(1.0, finished=6.5)], steps, stamps)

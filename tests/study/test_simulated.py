@@ -103,7 +103,7 @@ def test_what_cannot_be_simulated_is_told(tmp_path: Path) -> None:
         ("executor.hardware=h1000", "no hardware 'h1000'; did you mean 'h100'"),
         ("executor.router=fastest", "executor.router"),
         ("model.name=shape:llama-3.1-70b", "141.1 GB of weights on 1 x h100 with 80 GB each; give more gpus"),
-        ("speculate={kind: prompt_lookup}", "cannot tell which proposals are accepted"),
+        ("speculate={kind: prompt_lookup}", "a clock does not know which proposals are accepted"),
         ("cache.offload=memory", "evict and offload are not simulated"),
         ("executor.steps=nowhere", "no such folder"),
         ("executor.failures=[{instance: 1, at: 0}]", "there are 0 to 0"),

@@ -1,4 +1,4 @@
-"""An operator's stages under a person's hands: boxes are chosen by pointer and keyboard, backends are made when chosen."""
+"""Test the kernel view in a browser: pointer and keyboard choose stages, and a chosen backend is compiled."""
 
 from __future__ import annotations
 

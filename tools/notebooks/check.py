@@ -1,4 +1,5 @@
-"""Screenshots of widgets as files for a README: one a widget, in the light theme and optionally the dark one."""
+"""Check every notebook in a real JupyterLab by a real browser: run it, export it, view the export offline, and save
+screenshots of its widgets for a README."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Benchmark of operators on every backend, with the ceilings of this machine, as a record."""
+"""Benchmark operators on every backend, beside the ceilings of this machine, and summarize the compilation stages of a
+case or of a decode step."""
 
 from __future__ import annotations
 
@@ -193,7 +194,8 @@ def decode_step_stages(
     with torch.device("meta"):
         shapes = Transformer(spec, format=format).to(stored if dtype == "auto" else parse_dtype(dtype))
     if unsupported_layout_reason(shapes, shapes.cache_shapes()) is None:
-        shapes.use_panels()  # as the mlir backend does; `auto` leaves weights row by row where torch's product is quicker
+        # As the mlir backend does; `auto` leaves weights row by row where torch's product is quicker.
+        shapes.use_panels()
     shape = step_shape(shapes, page_size, bucket_for(rows))
     kernel = compile_text(step_text(shape), "decode_step", level=shape.target.level, libraries=(libgomp_path(),))
     texts = {name: CompilerStage(text) for name, text in kernel.stages.items()}

@@ -1,4 +1,8 @@
-"""Cases of the model benchmark, and one repetition of a case through the runner's public interface."""
+"""Benchmark a model: prefill and decode at two depths, for one sequence and for sixteen, through the runner's public
+interface.
+
+A row has medians over repetitions, their spread, and fractions of the machine's ceilings.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +33,9 @@ from workbench.runs.metrics import percentile
 from workbench.trace.events import Event, Finished, Prefilled, Stepped
 
 PromptAndOutput = tuple[int, int]  # prompt tokens, output tokens
+BATCHES, DEPTHS = (1, 16), (0, 4096)
+MAX_STEP_TOKENS = 512  # that a step computes
+PAGE_SIZE = 64
 
 
 @dataclass(frozen=True)
@@ -217,11 +224,6 @@ def _percentiles(values: Sequence[float]) -> dict[str, float | None]:
     return {f"p{q}": percentile(values, q) for q in (10, 50, 90)}
 
 
-BATCHES, DEPTHS = (1, 16), (0, 4096)
-MAX_STEP_TOKENS = 512  # that a step computes
-PAGE_SIZE = 64
-
-
 def standard_cases(
     batches: Sequence[int] = BATCHES, depths: Sequence[int] = DEPTHS, prompt: int = 512, output: int = 128
 ) -> tuple[BenchCase, ...]:
@@ -273,7 +275,8 @@ def bench(
         on_progress = StageCounter(on_progress, 2 + (repetitions + 1) * len(possible) + len(decodes) + cold)
         on_progress("loading")
         runner = load(
-            **settings, max_num_batched_tokens=budget, page_size=PAGE_SIZE, **_runner_limits(possible, budget), report=on_progress
+            **settings, max_num_batched_tokens=budget, page_size=PAGE_SIZE, **_runner_limits(possible, budget),
+            report=on_progress,
         )  # fmt: skip
         found: dict[BenchCase, list[BenchRepetition]] = {work: [] for work in possible}
         for turn in range(repetitions + 1):

@@ -1,4 +1,4 @@
-"""An entry of the ledger, and the ledger as a file."""
+"""The ledger of claims: its entries, its file, and rebuilding it from calculations and stored records."""
 
 from __future__ import annotations
 
@@ -163,7 +163,8 @@ def judge_record(claim: Claim, trial: ClaimTrial, record: StoredRecord, records:
     file = records.experiment_file(trial.evidence) if isinstance(trial.evidence, RunEvidence) else Path()
     remark = record.remark(file)
     entry = LedgerEntry(
-        trial.evidence_label, machine=record.machine, date=record.date, record=record.name, contention=record.contention, remark=remark,
+        trial.evidence_label, machine=record.machine, date=record.date, record=record.name,
+        contention=record.contention, remark=remark,
         level=record.instruction_set, changed=trial.changed, no_test=trial.no_test_reason,
     )  # fmt: skip
     try:

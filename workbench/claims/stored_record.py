@@ -1,4 +1,4 @@
-"""Describe a record's machine in a few words."""
+"""Store runs and measurements as dated files in one folder, and read them for claims."""
 
 from __future__ import annotations
 

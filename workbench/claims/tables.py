@@ -1,4 +1,4 @@
-"""Draw a claim's evidence again from its stored record."""
+"""Tables of the ledger, one line a claim or all details of one claim, and the chart of a claim's evidence."""
 
 from __future__ import annotations
 
@@ -23,6 +23,10 @@ from workbench.claims.ledger import NO_TEST, NOT_RUN, Ledger, LedgerEntry, Recor
 from workbench.claims.stored_record import StoredRecord
 from workbench.errors import WorkbenchError
 from workbench.files import write_atomically
+
+HEADINGS = ("claim", "statement", "verdict", "machine", "level", "elsewhere")
+ORDER = ("holds", "holds-with-limits", "refuted", "not-testable-here", NOT_RUN, NO_TEST)
+TRIAL_FIELDS = ("reason", "limits", "machine", "level", "evidence", "record", "date", "remark", "rule", "command")
 
 
 def latest_run_record(claim: Claim, records: RecordFolder) -> StoredRecord | None:
@@ -53,10 +57,6 @@ def draw_claim(claim: Claim, records: RecordFolder, file: Path) -> None:
         write_atomically(file, lambda out: out.write(content))
     except OSError as error:
         raise WorkbenchError(f"{file}: cannot be written ({error})") from error
-
-
-HEADINGS = ("claim", "statement", "verdict", "machine", "level", "elsewhere")
-ORDER = ("holds", "holds-with-limits", "refuted", "not-testable-here", NOT_RUN, NO_TEST)
 
 
 def claim_entries(claim: Claim, ledger: Ledger) -> tuple[LedgerEntry, ...]:
@@ -142,7 +142,8 @@ def claim_detail(claim: Claim, ledger: Ledger, records: RecordFolder) -> dict[st
     for trial, entry in zip(claim.trials, entries, strict=True):
         trials.append(
             {
-                "evidence": entry.evidence, "verdict": entry.outcome_label, "reason": entry.reason, "limits": entry.limits,
+                "evidence": entry.evidence, "verdict": entry.outcome_label,
+                "reason": entry.reason, "limits": entry.limits,
                 "machine": entry.machine, "date": entry.date, "record": entry.record, "remark": entry.remark,
                 "figures": dict(entry.figures), "rule": entry.rule, "rule_source": rule_source(trial),
                 "command": measure_command(claim, trial), "level": entry.level, "no_test": entry.no_test,
@@ -191,9 +192,6 @@ def _machine_row(entry: LedgerEntry) -> tuple[str, ...]:
         contention,
         entry.record or "",
     )
-
-
-TRIAL_FIELDS = ("reason", "limits", "machine", "level", "evidence", "record", "date", "remark", "rule", "command")
 
 
 def trial_lines(trial: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Measure the evidence of claims: each experiment once, in a process of its own."""
+"""Update the ledger: measure evidence, each experiment once in a process of its own, then store, judge and write."""
 
 from __future__ import annotations
 

@@ -120,7 +120,8 @@ def _refuse_options(options: set[str], peers: bool) -> None:
 
 def _peers(
     model: str, formats: tuple[str, ...], backend: str, threads: int | None, rounds: int, repetitions: int,
-    peer: list[str] | None, peer_python: list[str] | None, work: list[str] | None, format: OutputFormat, out: Path | None,
+    peer: list[str] | None, peer_python: list[str] | None, work: list[str] | None, format: OutputFormat,
+    out: Path | None,
 ) -> None:  # fmt: skip
     import torch
 

@@ -161,9 +161,10 @@ def _remarks(found: dict[str, Any]) -> list[str]:
         )
     for source_figures in found.get("said", ()):
         lines += [
-            f"the source says: {source_figures['uncached']:.2f} uncached, {source_figures['saved']:.2f} saved ({source_figures['share']:.0%}), "
-            f"{source_figures['requests_per_ttl']} requests in 5 minutes",
-            f"  {source_figures['requests_per_ttl']} in 5 minutes are {source_figures['requests_a_day_at_that']:,} a day, and save "
-            f"{source_figures['share_at_that']:.1%}; {source_figures['hit_share_at_that']:.1%} of them hit, which is no saving",
+            f"the source says: {source_figures['uncached']:.2f} uncached, {source_figures['saved']:.2f} saved "
+            f"({source_figures['share']:.0%}), {source_figures['requests_per_ttl']} requests in 5 minutes",
+            f"  {source_figures['requests_per_ttl']} in 5 minutes are "
+            f"{source_figures['requests_a_day_at_that']:,} a day, and save {source_figures['share_at_that']:.1%}; "
+            f"{source_figures['hit_share_at_that']:.1%} of them hit, which is no saving",
         ]
     return lines

@@ -139,7 +139,7 @@ def ahead(
     operator: Operator = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compile the kernels of backend mlir for a processor that is not here: which are portable, and why others are not."""
+    """Compile the mlir backend's kernels for another processor; list the portable ones, and why others are not."""
     from compiled_kernels.cases import require_known, suites
     from compiled_kernels.mlir import ahead as ahead_of_time
     from workbench.bench import kernel_tables

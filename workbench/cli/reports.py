@@ -1,4 +1,5 @@
-"""`workbench report`: write a run or a sweep as one HTML file."""
+"""`workbench report`, `export` and `reproduce`: write a run or a sweep as one HTML file, export a record to another
+tool's store, and run a record's experiment again."""
 
 from __future__ import annotations
 

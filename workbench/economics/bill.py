@@ -1,4 +1,7 @@
-"""Workloads to be priced: a repeated system prompt, a recorded or drawn traffic, an agent's calls."""
+"""The bill of a workload, without a prompt cache and with each TTL on sale.
+
+Workloads are a repeated system prompt, a recorded or drawn traffic, and an agent's calls.
+"""
 
 from __future__ import annotations
 

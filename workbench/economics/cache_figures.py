@@ -86,7 +86,8 @@ def cache_daily(
             rows.append({
                 "arrivals": arrivals, "plan": plan.name, "ttl": plan.ttl.name if plan.ttl else None,
                 "renews": plan.renews, "cost": float(plan.bill.total), "saved": float(saved),
-                "share": float(saved / plain.total), "writes": plan.bill.num_cache_writes, "reads": plan.bill.num_cache_reads,
+                "share": float(saved / plain.total),
+                "writes": plan.bill.num_cache_writes, "reads": plan.bill.num_cache_reads,
             })  # fmt: skip
     busy = price_plans(
         prices, list(system_prompt_calls(even_times(window, FIVE_MINUTES.seconds), prompt)), (FIVE_MINUTES,)

@@ -1,4 +1,5 @@
-"""Token usage of requests by kind."""
+"""Token usage by kind, price tables as data, and the cost of tokens on a rented machine. Money is exact fractions of a
+currency's unit."""
 
 from __future__ import annotations
 
@@ -18,6 +19,12 @@ from workbench.files import UnreadableText, read_yaml_file
 
 KINDS = ("input", "cache_write_5m", "cache_write_1h", "cache_read", "output")
 token_counts = attrgetter(*KINDS)
+TABLES = Path(__file__).resolve().parent / "tables"
+MILLION = 1_000_000
+DEFAULT_TABLE = "article-a"  # the shipped table with every price that the articles name
+Price = Annotated[Decimal, Field(ge=0, allow_inf_nan=False)]  # of a million tokens
+Count = Annotated[int, Field(ge=1)]
+HOUR = 3600
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +56,6 @@ class Usage:
 def total_usage(usages: Iterable[Usage]) -> Usage:
     columns = zip(*(token_counts(usage) for usage in usages), strict=True)
     return Usage(*map(sum, columns))
-
-
-TABLES = Path(__file__).resolve().parent / "tables"
-MILLION = 1_000_000
-DEFAULT_TABLE = "article-a"  # the shipped table with every price that the articles name
-Price = Annotated[Decimal, Field(ge=0, allow_inf_nan=False)]  # of a million tokens
-Count = Annotated[int, Field(ge=1)]
 
 
 class PriceSettings(BaseModel):
@@ -129,7 +129,8 @@ def load_prices(name: str | Path) -> Prices:
         if str(name) not in shipped_tables():
             known = ", ".join(shipped_tables())
             raise WorkbenchError(
-                f"prices {str(name)!r}: no such table{nearest(str(name), shipped_tables())}; name a YAML file, or: {known}"
+                f"prices {str(name)!r}: no such table{nearest(str(name), shipped_tables())}; "
+                f"name a YAML file, or: {known}"
             )
     try:
         values = read_yaml_file(path)
@@ -155,9 +156,6 @@ def _decimal(value: Fraction) -> Decimal:
     if Fraction(found) != value:
         raise WorkbenchError(f"a price of {value} has no end as a decimal number; choose a factor with an exact price")
     return found
-
-
-HOUR = 3600
 
 
 def cost_per_million(price_per_hour: float | Fraction, tokens_per_s: float | Fraction) -> Fraction:

@@ -1,7 +1,12 @@
-"""A vendor's prompt cache: reads and writes of requests by their times.
+"""A vendor's prompt cache: reads and writes of requests by their times, and its break-even in closed form.
 
 An entry is a whole prefix of a prompt. It lives for the paid TTL, counted from its write or, where hits renew it, from
-its last read. An entry written at second 0 for 300 is read before second 300 and not at it."""
+its last read. An entry written at second 0 for 300 is read before second 300 and not at it.
+
+In the closed forms `x` is the number of requests within one TTL: the rate times the TTL. With Poisson arrivals a
+request hits with probability 1 - exp(-x) where hits renew the entry (the gap before it is shorter than the TTL). Where
+they do not, the long-run hit rate is x / (1 + x), since x reads follow each write on average.
+"""
 
 from __future__ import annotations
 

@@ -79,8 +79,8 @@ def _about(prices: Prices) -> dict[str, Any]:
         crossings = {life.name: break_even(prices, life) for life in bought}
         about["break_even"] = {
             name: {
-                "crossing": None if found.break_even_requests is None else float(found.break_even_requests), "request": found.first_cheaper_request,
-                "read": found.first_cheaper_read,
+                "crossing": None if found.break_even_requests is None else float(found.break_even_requests),
+                "request": found.first_cheaper_request, "read": found.first_cheaper_read,
             }
             for name, found in crossings.items()
         }  # fmt: skip

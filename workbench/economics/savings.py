@@ -1,4 +1,5 @@
-"""Compare the costs of prompts and answers: a detailed prompt, or thinking before the answer."""
+"""Savings in closed form: a detailed prompt against a longer answer, thinking before the answer, and routing simple
+questions to a cheaper model."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ from fractions import Fraction
 
 from workbench.economics.prices import Prices, Usage
 from workbench.errors import WorkbenchError
+
+Share = Fraction | float
 
 
 def break_even_answer_tokens(
@@ -50,9 +53,6 @@ def thinking_cost(prices: Prices, prompt: int, hidden: int, answer: int) -> Thin
     """Price an answer with `hidden` thinking tokens, which are decoded and billed as output."""
     with_, without = Usage(input=prompt, output=hidden + answer), Usage(input=prompt, output=answer)
     return ThinkingCost(prices.cost(with_), prices.cost(without), prompt + hidden + answer, prompt + answer)
-
-
-Share = Fraction | float
 
 
 def routing_saving(

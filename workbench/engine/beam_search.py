@@ -4,7 +4,8 @@
             | (shared pages)   | a b d |      a beam that continues another forks it: the last partial page is
             |                  | a e f |      copied on write, a beam without continuation frees its pages
 
-The semantics are those of Hugging Face's `generate(num_beams=..., do_sample=False)`.
+The semantics are those of Hugging Face's `generate(num_beams=..., do_sample=False)`. `BeamSearches` tracks the searches
+of a runner and the result of each beam.
 """
 
 from __future__ import annotations

@@ -1,75 +1,30 @@
-"""Defer Ctrl-C and a notebook's stop button until the engine's state is consistent.
+r"""Keep the engine's state consistent under interrupts, cancellations and failing requests.
 
-Python may raise KeyboardInterrupt at any instruction of the main thread, in the middle of an allocation too.
+`StepLock` defers interrupts (see workbench/interrupts.py) and lets one step, submission or cancellation at a time change the state. A
+cancellation may arrive at any moment: from a listener during a step, from another thread or a timer while the model
+computes, from a stream that is collected as garbage. While the lock is held it is recorded, and the holder carries it
+out before anything else happens.
+
+    cancel ---> recorded ---> at once, if the lock is free
+                        \---> within a step: between two events, and after the forward pass
+
+`forward_isolated` computes a failed step in parts, so that only the requests that cause the failure end with it.
 """
 
 from __future__ import annotations
 
-import importlib
-import signal
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from workbench.interrupts import DeferInterrupts
 from workbench.request import Sequence
 from workbench.scheduler.plan import StepPlan
-
-# The module below `signal`: less its enums, which take twenty microseconds a step.
-_raw: Any = importlib.import_module("_signal")
-_set, _get = _raw.signal, _raw.getsignal
-
-
-class DeferInterrupts:
-    """A block in which an interrupt is deferred to its end, or to a part of it that may be interrupted (`allow`).
-
-    Nothing changes in other threads than the main one, or where interrupts have no handler: none arrive there.
-    """
-
-    def __enter__(self) -> DeferInterrupts:
-        self._pending: tuple[int, FrameType | None] | None = None
-        self._before: Any = None
-        if threading.current_thread() is threading.main_thread():
-            listens = _get(signal.SIGINT)
-            if callable(listens):  # SIG_IGN and SIG_DFL are numbers here
-                self._before = listens
-                _set(signal.SIGINT, self._defer)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._before is not None:
-            _set(signal.SIGINT, self._before)
-            self._raise()
-
-    def allow(self) -> AllowInterrupts:
-        """Return a block in which interrupts arrive as usual, for long work that may be left half-way."""
-        return AllowInterrupts(self)
-
-    def _defer(self, number: int, frame: FrameType | None) -> None:
-        self._pending = number, frame
-
-    def _raise(self) -> None:
-        came, self._pending = self._pending, None
-        if came is not None:
-            self._before(*came)
-
-
-class AllowInterrupts:
-    def __init__(self, held: DeferInterrupts):
-        self._held = held
-
-    def __enter__(self) -> None:
-        if self._held._before is not None:
-            _set(signal.SIGINT, self._held._before)
-            self._held._raise()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._held._before is not None:
-            _set(signal.SIGINT, self._held._defer)
 
 
 class StepLock:

@@ -1,4 +1,4 @@
-"""Turn inputs into requests, and validate them once."""
+"""Turn inputs into requests, validate them once, and define the owner that may submit them."""
 
 from __future__ import annotations
 

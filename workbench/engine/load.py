@@ -1,4 +1,5 @@
-"""Load a model by name into a runner: a folder, `demo`, `demo-draft`, or `shape:NAME` with seeded random weights."""
+"""Load a model by name into a runner, with its speculator: a folder, `demo`, `demo-draft`, or `shape:NAME` with seeded
+random weights."""
 
 from __future__ import annotations
 
@@ -108,25 +109,25 @@ def load(
             print(event.text, end="")
 
     `dtype` is `float32`, `bfloat16`, `float16` or `auto` (what the files say; bfloat16 for shapes); `weights` and
-    `head_weights` (as `weights` unless given) are `dense`, `int8` or `int4` in groups of `weight_group` columns; `backend`
-    is `eager`, `inductor`, `triton`, `mlir` or `auto` (see trial.py); `activations` are `float` or, where weights are
-    `int8`, `int8`: each row of what is multiplied is quantized as it comes; `compile` is what Inductor
-    compiles at once, a `block` or a whole decode `step`; `seed` is for random weights; `attention` is what changes in
-    the model's attention, as in an experiment (`{"window": 128, "sinks": 4}`). `cache` says how keys and values are
-    kept: `dense`, `int8`, `int4`, `fp8`, or settings as in an experiment's `cache:` (see cache/format.py); `prefix` is
-    `off` or `radix` (or {"kind": "radix", "ttl": seconds}): pages are found again by their tokens; `offload` is `none`,
-    `memory` or {"kind": "file", "path": ...}: where the pages of a preempted sequence may lie meanwhile; `evict`
+    `head_weights` (as `weights` unless given) are `dense`, `int8` or `int4` in groups of `weight_group` columns;
+    `backend` is `eager`, `inductor`, `triton`, `mlir` or `auto` (see executors/autotune.py); `activations` are `float`
+    or, where weights are `int8`, `int8`: each row is quantized just before it is multiplied; `compile` is the unit that
+    Inductor compiles, a `block` or a whole decode `step`; `seed` is for random weights; `attention` has the changes to
+    the model's attention, as in an experiment (`{"window": 128, "sinks": 4}`). `cache` is the format of keys and
+    values: `dense`, `int8`, `int4`, `fp8`, or settings as in an experiment's `cache:` (see kv_cache/format.py).
+    `prefix` is `off` or `radix` (or {"kind": "radix", "ttl": seconds}): pages are found again by their tokens.
+    `offload` is `none`, `memory` or {"kind": "file", "path": ...}: the place of a preempted sequence's pages. `evict`
     is a policy that keeps each sequence within a budget, as in an experiment ({"kind": "heavy_hitters", "budget": 256},
-    or `window`, `sinks_recent`, `snapkv`; see cache/evict.py). `schedule` is `continuous` or `static` (a batch waits
-    for its last), `policy` who is served next: `fcfs`, `prefill_first`, `decode_first`, `shortest_prompt`, `priority`,
-    `fair`, settings ({"kind": "priority", "starvation_limit": 100}), or a function from a state to decisions (see
-    engine/policy.py); `chunk_tokens` are a step's prefill tokens at most, and without `chunked_prefill` no prompt is
-    cut; `preemption_mode` is `recompute`, `offload` or `auto` (offload where there is a place). With `batch_invariant` a
-    request's logits have the same bits alone, in any batch and chunking, after any prefix that was computed before (see
-    invariant.py); refused where a backend, model or cache cannot keep that. `speculate` is `none`, `prompt_lookup`,
-    `draft`, or settings as in an experiment's `speculate:` (see engine/speculation.py): tokens that are proposed for
-    what comes next and checked by the next step. `listener` receives every event of the runner, `report` a line on what
-    takes long in loading.
+    or `window`, `sinks_recent`, `snapkv`; see kv_cache/eviction.py). `schedule` is `continuous` or `static` (a batch
+    waits for its last request). `policy` chooses the request to run next: `fcfs`, `prefill_first`, `decode_first`,
+    `shortest_prompt`, `priority`, `fair`, settings ({"kind": "priority", "starvation_limit": 100}), or a function from
+    a state to a decision (see scheduler/policy.py). `chunk_tokens` are a step's prefill tokens at most, and without
+    `chunked_prefill` no prompt is cut. `preemption_mode` is `recompute`, `offload` or `auto` (offload if there is a
+    place). With `batch_invariant` a request's logits have the same bits alone, in any batch and chunking, and after any
+    cached prefix (see executors/token_parallel.py); it is refused if a backend, model or cache cannot keep that.
+    `speculate` is `none`, `prompt_lookup`, `draft`, or settings as in an experiment's `speculate:` (see
+    speculative/config.py): proposed tokens are verified by the next step. `listener` receives every event of the
+    runner, `report` a line on each slow part of loading.
     """
     asked = {name: value for name, value in locals().items() if name not in CALLBACK_ARGUMENTS}
     if page_size < 1 or (pages != "auto" and pages < 1):

@@ -1,4 +1,5 @@
-"""Check the tokens of a request for its end, and turn them into text."""
+"""Process outputs: detokenize sampled tokens up to a request's end, choose the best of its samples, and deliver events
+to the queue of each stream."""
 
 from __future__ import annotations
 
@@ -13,6 +14,8 @@ from workbench.prompt.tokenizer import Tokenizer
 from workbench.request import FinishReason, Request
 from workbench.sampling.sampler import SampledToken
 from workbench.trace.events import Decoded, Event, Finished, Submitted
+
+COMPLETED = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class StopCause(NamedTuple):
@@ -107,9 +110,6 @@ def detokenize(stop_checker: StopChecker, sampled: list[SampledToken]) -> Detoke
         if reason is not None:
             return DetokenizedTokens(sampled[: place + 1], texts, reason, num_accepted=accepted)
     return DetokenizedTokens(sampled, texts, num_accepted=accepted)
-
-
-COMPLETED = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class BestOf:

@@ -1,6 +1,7 @@
 """Run requests: text in, events out, one step at a time.
 
-A step reads as a sentence: propose, plan, pack and forward, sample, commit, emit. One thread owns a runner.
+A step reads as a sentence: propose, plan, pack and forward, sample, commit, emit. One thread owns a runner. A runner
+also describes itself as text: its model, cache and queues.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from workbench.display import Displayable, Table, format_cell
 from workbench.engine import inputs as intake
 from workbench.engine.cache import KVCache
-from workbench.engine.faults import DeferInterrupts, StepLock, forward_isolated, select_logits
+from workbench.engine.faults import StepLock, forward_isolated, select_logits
 from workbench.engine.inputs import RunnerOwner
 from workbench.engine.outputs import DetokenizedTokens
 from workbench.engine.requests import RequestTracker
@@ -26,6 +27,7 @@ from workbench.executors.base import CompileUnit, build_executor, with_eviction
 from workbench.executors.contention import StepThreads
 from workbench.executors.select import Backends, incompatible_settings
 from workbench.inspect.attention import Inspection, inspect
+from workbench.interrupts import DeferInterrupts
 from workbench.kv_cache.format import CacheFormat
 from workbench.model.transformer import Transformer
 from workbench.prompt.tokenizer import Tokenizer
@@ -239,7 +241,7 @@ class Runner(Displayable):
 
         They are recomputed from the cache's pages, and cost nothing until then.
 
-            runner.inspect(event.request_id, rows=range(8), layers=(0,))  # its value is shown as pictures
+            runner.inspect(event.request_id, positions=range(8), layers=(0,))  # its value is shown as pictures
 
         Args:
             request_id: the request.
@@ -365,8 +367,8 @@ def runner_headline(runner: Runner) -> str:
     spec, queues = runner.model.spec, runner.scheduler
     used, there = sum(pool.num_used for pool in queues.pools), sum(pool.num_pages for pool in queues.pools)
     return (
-        f"{spec.name}: {spec.num_parameters:,} parameters, backend {runner.backends}; {len(queues.running)} requests run, "
-        f"{len(queues.waiting)} wait, {used} of {there} pages used"
+        f"{spec.name}: {spec.num_parameters:,} parameters, backend {runner.backends}; "
+        f"{len(queues.running)} requests run, {len(queues.waiting)} wait, {used} of {there} pages used"
     )
 
 

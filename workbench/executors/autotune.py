@@ -117,7 +117,8 @@ def _reads(backends: Backends, model: Transformer, held: CacheLayout) -> tuple[B
         return backends.blocks, f"attention of a prefill on {backends.blocks}"
     attention, format = model.spec.layers[0].attention, held.specs[0].format
     arguments = {
-        "contexts": (PREFILL_TOKENS,), "spans": (PREFILL_TOKENS,), "num_kv_heads": attention.num_kv_heads, "queries_per_kv": attention.queries_per_kv,
+        "contexts": (PREFILL_TOKENS,), "spans": (PREFILL_TOKENS,),
+        "num_kv_heads": attention.num_kv_heads, "queries_per_kv": attention.queries_per_kv,
         "dim": attention.head_dim, "size": held.page_size, "dtype": model.dtype,
     }  # fmt: skip
     if format.quantized:
@@ -177,7 +178,7 @@ def _tried(backends: Backends, model: Transformer, held: CacheLayout, unit: Comp
 def _trials(
     backend: Backend, step: Callable[[StepPlan], Tensor], plain: Callable[[StepPlan], Tensor], plan: StepPlan
 ) -> Iterator[RoundTimes]:
-    """Yield trials of `backend` beside the eager modules: one, and more as long as they say that it is clearly slower."""
+    """Yield trials of `backend` beside the eager modules: one, and more as long as `backend` is clearly slower."""
     for _ in range(MAX_TRIALS):
         found = time_in_rounds({backend: lambda: step(plan), Backend.EAGER: lambda: plain(plan)})
         yield found

@@ -1,4 +1,9 @@
-"""Execute a step's plan: eager modules, blocks compiled by Inductor, or a compiled step; choose between them."""
+"""Execute a step's plan: eager modules, blocks compiled by Inductor, or a compiled step; choose between them.
+
+Where `auto` chose the backend, `FallbackExecutor` finds out at the first long prefill whether blocks compile and run
+here. A decode step through MLIR needs no blocks, so they are not compiled before a prefill is too long for it. Only
+errors are detected: results are not compared with the eager modules.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +39,7 @@ CompileUnit = Literal["block", "step"]
 MAX_TOKEN_PARALLEL_TOKENS = 128
 FEW_TOKENS_BESIDE_OTHERS = 256  # where blocks are not in panels: up to here rows were quicker than Inductor's
 TOKEN_PARALLEL_BUCKETS = (8, 16, 32, 64)
+MAX_MESSAGE_CHARACTERS = 300  # of a compiler's message
 
 
 class Executor(Protocol):
@@ -184,8 +190,12 @@ def with_eviction(
     evictor: Evictor | None,
     fell_back: Callable[[str], None] = lambda why: None,
 ) -> Executor:
-    """`fast`, and where the queries of a step are to be seen the model's blocks, on the backends that carry them out. They
-    are compiled for themselves, and so vetted for themselves where others are (`fell_back` as in `Vetted`)."""
+    """Return an executor that runs steps on `fast`, and on the model's blocks the steps whose queries the evictor must
+    see; without an evictor, `fast` itself.
+
+    The blocks are compiled separately, so they get a `FallbackExecutor` of their own unless the backends were checked.
+    `fell_back` is called with the reason if it falls back.
+    """
     if evictor is None:
         return fast
     seen, layers = observe_store(store)
@@ -196,9 +206,6 @@ def with_eviction(
     else:
         blocks = EagerExecutor(model, seen)
     return EvictingExecutor(fast, blocks, layers, evictor)
-
-
-MAX_MESSAGE_CHARACTERS = 300  # of a compiler's message
 
 
 class FallbackExecutor:

@@ -87,8 +87,8 @@ def _held(state: Contention, patience: int, seconds: float) -> Contention:
 
 
 class StepThreads:
-    """Runs compiled steps on as many threads as the rule says, of those that torch has. `changed` is called, in one line,
-    when steps of a shape go over to one thread and when they go back: (threads, reason)."""
+    """Run compiled steps on one thread or on all of torch's threads, as `after_step` decides. `changed(threads,
+    reason)` is called when steps of a shape go over to one thread and when they go back."""
 
     def __init__(
         self,

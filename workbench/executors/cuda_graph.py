@@ -94,8 +94,8 @@ def _widened(batch: TokenBatch) -> TokenBatch:
 
 def _tensors(batch: TokenBatch) -> tuple[Tensor, ...]:
     return (
-        batch.token_ids, batch.positions, batch.span_starts, batch.context_lengths, *batch.page_tables, *batch.slot_mapping,
-        batch.logits_indices,
+        batch.token_ids, batch.positions, batch.span_starts, batch.context_lengths, *batch.page_tables,
+        *batch.slot_mapping, batch.logits_indices,
     )  # fmt: skip
 
 

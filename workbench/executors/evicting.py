@@ -1,4 +1,9 @@
-"""Record the queries of attention layers, to recompute attention weights beside any kernel."""
+"""Execute eviction: accumulate attention beside the fast kernel, and move the kept tokens together.
+
+    a step:   evictions of its plan  ->  forward, layers observed where a query's attention counts  ->  mass added
+
+An observed layer records its queries, from which attention weights are recomputed beside any kernel.
+"""
 
 from __future__ import annotations
 

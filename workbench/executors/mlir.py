@@ -1,4 +1,5 @@
-"""Cache cosines and sines of rotary positions."""
+"""Bind a model's decode step to the backend mlir: shapes, weights and rotary angles as the compiled step names them,
+and the reasons for models that it does not support."""
 
 from __future__ import annotations
 
@@ -37,6 +38,23 @@ from workbench.model.transformer import Transformer
 from workbench.scheduler.plan import StepPlan
 
 POSITIONS_PER_BLOCK = 1024  # positions whose angles are computed together, always
+# Fields of a spec that the step supports, or that are handled before it is reached.
+SUPPORTED_ATTENTION_FIELDS = (
+    "kind", "num_heads", "num_kv_heads", "head_dim", "window", "sinks", "softcap", "scale", "qk_norm", "position",
+    "rotary", "sink_logits", "mask", "score", "module", "qkv_bias", "o_proj_bias",
+)  # fmt: skip
+SUPPORTED_LAYER_FIELDS = ("attention", "intermediate_size", "mlp_bias")
+SUPPORTED_MODEL_FIELDS = (
+    "name", "vocab_size", "hidden_size", "layers", "max_position_embeddings", "rotary", "rms_norm_eps",
+    "embedding_scale", "final_logit_softcapping", "tie_word_embeddings", "eos_token_ids",
+)  # fmt: skip
+KNOWN_MODULES = (
+    "workbench.model.layers",
+    "workbench.model.linear",
+    "workbench.model.feedforward",
+    "torch.nn.modules.linear",
+)
+MIN_ROWS_PER_THREAD = 8  # with fewer rows x KV heads per thread, the context is split among threads
 
 
 class RotaryCache:
@@ -56,25 +74,6 @@ class RotaryCache:
             self._known = [torch.cat([known, more.float()]) if start else more.float() for known, more in joined]
         cos, sin = (known[positions] for known in self._known)
         return cos, sin
-
-
-# Fields of a spec that the step supports, or that are handled before it is reached.
-SUPPORTED_ATTENTION_FIELDS = (
-    "kind", "num_heads", "num_kv_heads", "head_dim", "window", "sinks", "softcap", "scale", "qk_norm", "position", "rotary",
-    "sink_logits", "mask", "score", "module", "qkv_bias", "o_proj_bias",
-)  # fmt: skip
-SUPPORTED_LAYER_FIELDS = ("attention", "intermediate_size", "mlp_bias")
-SUPPORTED_MODEL_FIELDS = (
-    "name", "vocab_size", "hidden_size", "layers", "max_position_embeddings", "rotary", "rms_norm_eps", "embedding_scale", "final_logit_softcapping", "tie_word_embeddings",
-    "eos_token_ids",
-)  # fmt: skip
-KNOWN_MODULES = (
-    "workbench.model.layers",
-    "workbench.model.linear",
-    "workbench.model.feedforward",
-    "torch.nn.modules.linear",
-)
-MIN_ROWS_PER_THREAD = 8  # with fewer rows x KV heads per thread, the context is split among threads
 
 
 class MlirStep:

@@ -1,4 +1,5 @@
-"""Round the rows of decode steps up to a few sizes, so that what is compiled for one serves many."""
+"""Pack a plan into tensors, and pad decodes to a few sizes (buckets), so that what is compiled for one size serves
+many."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from workbench.kv_cache.pages import NULL_PAGE
 from workbench.scheduler.plan import StepPlan
 
 DECODE_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
+MIN_TABLE_WIDTH = 2  # torch.compile treats a dimension of one as a special case; two keeps it symbolic
 
 
 def bucket_for(rows: int) -> int:
@@ -20,9 +22,6 @@ def bucket_for(rows: int) -> int:
 def verify_bucket_for(rows: int) -> int:
     """Return the bucket of a verification step, where one more row is felt: exact up to 8, then multiples of 16."""
     return rows if rows <= 8 else -(-rows // 16) * 16 if rows <= DECODE_BUCKETS[-1] else bucket_for(rows)
-
-
-MIN_TABLE_WIDTH = 2  # torch.compile treats a dimension of one as a special case; two keeps it symbolic
 
 
 def pack_batch(plan: StepPlan, page_size: int, device: torch.device, rows: int | None = None) -> TokenBatch:

@@ -1,7 +1,8 @@
-"""Time steps of several backends beside each other, on a shared machine.
+"""Compare the decode steps of backends: reference logits in higher precision, and times on a shared machine.
 
-Contention only ever makes a step slower, and not every round. So backends take turns, rounds go on while the quick ones
-disagree, and the quickest rounds are compared.
+The reference step is one token over a cache of random keys and values. Contention only ever makes a step slower, and
+not every round. So backends take turns, rounds go on while the quick ones disagree, and the quickest rounds are
+compared.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ MIN_AGREEING_ROUNDS = 3  # a figure is trusted once this many rounds agree
 AGREEMENT_RATIO = 1.1  # times the quickest
 CLEARLY_FASTER_RATIO = 0.8  # a backend is clearly faster below this fraction of another's time
 BUDGET_SECONDS = 1.5  # per backend
+ERROR_FACTOR = 2  # times the error of the modules themselves: another order of summation, another place to round
+FLIPPED = 0.25  # of what activations in INT8 change: a number between two INT8 values may become either
+ROUNDING_FACTOR = 8  # of numbers as large as the logits, where the modules happen to be exact
+POOL_FACTOR = 2  # pools have this many times the pages of the sequence
 
 
 @dataclass(frozen=True)
@@ -82,12 +87,6 @@ def _agree(samples: list[float]) -> bool:
     return len(quick) == MIN_AGREEING_ROUNDS and quick[-1] <= AGREEMENT_RATIO * quick[0]
 
 
-ERROR_FACTOR = 2  # times the error of the modules themselves: another order of summation, another place to round
-FLIPPED = 0.25  # of what activations in INT8 change: a number between two INT8 values may become either
-ROUNDING_FACTOR = 8  # of numbers as large as the logits, where the modules happen to be exact
-POOL_FACTOR = 2  # pools have this many times the pages of the sequence
-
-
 @dataclass(frozen=True)
 class CacheLayout:
     """The layout of a store, without its number of pages."""
@@ -132,9 +131,12 @@ def single_decode_step(
 
 
 def reference_logits(model: Transformer, store: KVStore, plan: StepPlan) -> tuple[Tensor, float]:
-    """The exact logits of the plan's rows, [sample, vocab] in float64, and how far another way of computing them may
-    be away: `ROOM` times the error that the modules make on the backend eager in their own precision, and a rounding; with
-    activations in INT8 also `FLIPPED` of what these change."""
+    """Compute the exact logits of the plan's rows, [sample, vocab] in float64, and the tolerance for any other way of
+    computing them.
+
+    The tolerance is `ERROR_FACTOR` times the error that the modules make on the backend eager in their own precision,
+    and a rounding; with activations in INT8 also `FLIPPED` times the change that quantizing the activations makes.
+    """
     higher = torch.float32 if model.dtype.itemsize < 4 else torch.float64
     exact = _eager(model, store, plan, higher).double()
     plain = _eager(model, store, plan, model.dtype).double()

@@ -1,4 +1,5 @@
-"""Resolve a backend's name for this machine: for decode steps, for all other steps, and for their attention."""
+"""Select the backends of a model, cache and settings for this machine, before anything is loaded or compiled, or refuse
+them with the reason."""
 
 from __future__ import annotations
 
@@ -22,6 +23,7 @@ from workbench.model.spec import AnyAttentionSpec, ModelSpec
 from workbench.model.transformer import DENSE
 
 _OFF_CPU = ", ".join((Backend.TRITON, Backend.INDUCTOR, Backend.EAGER))
+STEP_OPERATOR = "decode_step"  # what a backend computes whole steps with
 
 
 @dataclass(frozen=True)
@@ -216,9 +218,6 @@ def unsupported_cache_reason(
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-STEP_OPERATOR = "decode_step"  # what a backend computes whole steps with
 
 
 def select_batch_invariant(backends: Backends, requested: str, spec: ModelSpec, device: str) -> Backends:

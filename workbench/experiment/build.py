@@ -1,4 +1,4 @@
-"""Build requests from an experiment's workload."""
+"""Build requests from an experiment's workload, and the experiment that a runner carries out."""
 
 from __future__ import annotations
 
@@ -28,6 +28,9 @@ from workbench.request import Request, SamplingParameters
 from workbench.simulate.arrival import Arrival, request_from_arrival
 from workbench.simulate.source import source_of
 from workbench.simulate.traffic_settings import ClosedLoop, TrafficWorkload
+
+TOP_LEVEL_SETTINGS = ("backend", "compile", "batch_invariant", "attention", "speculate", "executor")
+PAGE_SETTINGS = ("page_size", "pages", "prefix", "offload", "evict")  # arguments of `load` beside the cache's format
 
 
 def requests_of(experiment: Experiment, tokenizer: Tokenizer | None, vocab: int) -> list[Request]:
@@ -92,10 +95,6 @@ def _random(workload: RandomWorkload, sampling: SamplingParameters, vocab: int) 
         )
         for index in range(workload.requests)
     ]
-
-
-TOP_LEVEL_SETTINGS = ("backend", "compile", "batch_invariant", "attention", "speculate", "executor")
-PAGE_SETTINGS = ("page_size", "pages", "prefix", "offload", "evict")  # arguments of `load` beside the cache's format
 
 
 def experiment_of_runner(runner: Runner, question: str, workload: Mapping[str, Any]) -> Experiment:

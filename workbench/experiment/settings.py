@@ -1,4 +1,7 @@
-"""Base class and field types of an experiment's settings."""
+"""Settings of an experiment's workloads and of its sweep, on one strict base class.
+
+Sizes decide how long a workload takes: no clock cuts a run short.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,9 @@ from workbench.display import ConciseRepr
 Count = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0)]
 Fraction01 = Annotated[float, Field(ge=0, le=1)]
+Delivery = Literal["whole", "events", "stream"]
+UNSWEEPABLE_SETTINGS = ("variants", "sweep", "judge")
+Values = Annotated[tuple[Any, ...], Field(min_length=1)]
 
 
 class ExperimentSettings(ConciseRepr, BaseModel):
@@ -154,9 +160,6 @@ class SpeculationWorkload(ExperimentSettings):
     seed: Seed = 0
 
 
-Delivery = Literal["whole", "events", "stream"]
-
-
 class StreamingWorkload(ExperimentSettings):
     """Send `requests` at once, all with outputs of full length, to a client in a process of its own.
 
@@ -185,10 +188,6 @@ class TextsWorkload(ExperimentSettings):
     output_tokens: Annotated[int, Field(ge=16)] = 256
     repeats: Count = 1
     seed: Seed = 0
-
-
-UNSWEEPABLE_SETTINGS = ("variants", "sweep", "judge")
-Values = Annotated[tuple[Any, ...], Field(min_length=1)]
 
 
 class Sweep(ExperimentSettings):

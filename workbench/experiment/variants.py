@@ -1,4 +1,4 @@
-"""Variants of an experiment, their common reference, and a text of their settings."""
+"""Variants of an experiment, their common reference, a text of their settings, and the result of measuring them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from workbench.experiment.experiment import Experiment
 
 REFERENCE = "float32"
 AS_GIVEN = "as given"
+Rows = list[dict[str, Any]]
 
 
 def every_variant(experiment: Experiment) -> dict[str, Experiment]:
@@ -38,9 +39,6 @@ def settings_text(experiment: Experiment, name: str) -> str:
     return " ".join(
         f"{path}={value if isinstance(value, str) else json.dumps(value)}" for path, value in changes.items()
     )
-
-
-Rows = list[dict[str, Any]]
 
 
 @dataclass

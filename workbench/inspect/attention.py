@@ -1,4 +1,8 @@
-"""Draw attention weights: one small heat map per head, rows down and the context across."""
+"""Inspect a request in progress: attention weights and hidden states, recomputed on demand, and heat maps of them.
+
+Nothing is kept while the model runs. Keys and values of all layers and positions are in the cache, so the requested
+rows are computed again on their own, each as the query it was; pages are read and never written.
+"""
 
 from __future__ import annotations
 

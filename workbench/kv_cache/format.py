@@ -1,5 +1,8 @@
-"""Settings for the format of keys and values: dense, or quantized to INT8, INT4 or FP8 with a residual in full
-precision."""
+"""Settings for the format of keys and values, and the cache that each layer gets from them.
+
+A format is dense, or quantized to INT8, INT4 or FP8 with a residual in full precision. A dense layer has one cache
+group, a quantized one has two.
+"""
 
 from __future__ import annotations
 

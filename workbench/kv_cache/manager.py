@@ -1,4 +1,9 @@
-"""Count the pages that a sequence needs and compare them with those available; changes nothing. Integers only."""
+"""Manage the pages of each sequence by the rules of its cache groups. Integers only.
+
+    match_prefix, start -> allocate (a step) -> update_after_step (cache full pages, free unreachable ones) -> free
+
+`KVCacheAccounting` counts the pages that a sequence needs and compares them with those available; it changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +18,13 @@ from workbench.request import Sequence, SwappedPages
 
 
 class KVCacheAccounting:
-    """`chunk` is the most tokens that a step computes of one sequence, but for drafts after its last one: so far ahead
-    a windowed table has pages, and no further, however long the prompt. It therefore never holds more than
-    `Table.most`, which is what `at_once` promises before a request is let in.
+    """Count the pages that sequences need and compare them with those available; change nothing.
 
-    `prefix` offers pages that were kept; `budget` is what a sequence may hold where tokens are evicted.
+    `max_chunk_tokens` is the most tokens that a step computes of one sequence, without drafts. A group with a sliding
+    window has pages so far ahead and no further, however long the prompt, so a sequence never holds more than
+    `KVCacheGroup.max_pages`. `peak_pages` counts with that before a request is admitted.
+
+    `prefix_cache` has the cached pages; `budget` is what a sequence may hold where tokens are evicted.
     """
 
     def __init__(

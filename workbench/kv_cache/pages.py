@@ -1,4 +1,12 @@
-"""Allocate pages of the KV cache and count references. Integers only, no tensors."""
+"""Allocate pages of the KV cache, count references, and say which positions a group's pages hold. Integers only, no
+tensors.
+
+    page      0      1      2      3      4      5      6
+            | sinks  |  freed     | sliding window ...... |      a window with sink tokens, computed up to here ^
+            | quantized ................. | residual     |      a quantized group receives its positions late
+
+`PageTransfers` lists the copies and evictions that precede a step.
+"""
 
 from __future__ import annotations
 

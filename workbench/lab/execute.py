@@ -1,4 +1,4 @@
-"""Read errors and widget outputs from an executed notebook."""
+"""Execute a notebook with nbclient, without a browser, and read its errors and widget outputs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 VIEW = "application/vnd.jupyter.widget-view+json"
+KERNEL_TIMEOUT_S = (
+    3600  # nbclient wants a number: a slow machine takes long to start a kernel, and to hand on what cells show
+)
 
 
 @dataclass(frozen=True)
@@ -50,11 +53,6 @@ def widget_outputs(document: Mapping[str, Any]) -> list[tuple[str, int]]:
         for place, output in enumerate(cell["outputs"])
         if VIEW in output.get("data", {})
     ]
-
-
-KERNEL_TIMEOUT_S = (
-    3600  # nbclient wants a number: a slow machine takes long to start a kernel, and to hand on what cells show
-)
 
 
 def execute(path: Path, keep: Path | None = None) -> list[CellError]:

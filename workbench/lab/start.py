@@ -1,4 +1,5 @@
-"""Requirements of JupyterLab and of the check, and the command that installs what is missing."""
+"""Start JupyterLab on the notebooks, with the user's own settings and defaults that suit percent files, or name what is
+missing and the command that installs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Measurement of this machine's ceilings: each is the best of several methods, by their medians."""
+"""Ceilings of this machine, each the best of several methods by their medians, stored in one JSON file per machine.
+
+The file may be deleted at any time: its ceilings are then measured again.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +106,7 @@ def measure_read_bandwidth(working_set_bytes: int, threads: int | None = None, c
 def measure_gemm_rate(
     dtype: torch.dtype | str, shape: tuple[int, int, int] = GEMM_SHAPE, threads: int | None = None
 ) -> Ceiling:
-    """Measure the FLOP/s of `x[rows, in] @ w[out, in].T`, `shape` (rows, out, in), in the better of two layouts of w."""
+    """Measure the FLOP/s of `x[rows, in] @ w[out, in].T`, `shape` (rows, out, in), in the better layout of w."""
     rows, out, inner = shape
     if min(shape) < 1:
         raise WorkbenchError(f"GEMM shape {shape}: rows, out and in must be at least 1")

@@ -1,4 +1,8 @@
-"""The processor, its memory and its contention by other processes, read with the standard library."""
+"""The processor, its memory and its contention by other processes, and the measured memory of a loaded model and of
+this process.
+
+All is read with the standard library. Formulas of a model's memory are in workbench/model/memory.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Placement of labels in a chart, so that none covers another label or a dot."""
+"""Chart of a comparison: quality loss of the variants against their bytes, with the Pareto frontier.
+
+Labels are placed so that none covers another label or a dot.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,11 @@ from workbench.runs.metrics import pareto_frontier
 LETTER, LINE, DOT = 6.4, 12.0, 5.0  # a letter's width, a line's height and a dot's radius in pixels, at size 11
 GAP = 7.0  # from a dot's middle to where its name begins
 VERTICAL_OFFSETS = (-6.0, 9.0, -18.0, 21.0, -30.0, 33.0, -42.0, 45.0)  # heights of a name against its dot
+Box = tuple[float, float, float, float]
+SIZES = {"bytes_per_token": "bytes of cache a token (measured)", "weight_bytes": "bytes of weights (measured)"}
+MIN_KL = 1e-10  # what is below is no distance: rounding
+FRONTIER_COLOR, DOMINATED_COLOR = "#0b6e4f", "#a8a8a8"
+WIDTH, HEIGHT = 560, 340  # of the plot, in pixels
 
 
 @dataclass(frozen=True)
@@ -22,9 +30,6 @@ class Label:
     dx: float
     dy: float
     left: bool = False
-
-
-Box = tuple[float, float, float, float]
 
 
 def place_labels(points: Sequence[tuple[float, float]], names: Sequence[str], width: float) -> list[Label]:
@@ -55,12 +60,6 @@ def _box(x: float, y: float, name: str, label: Label) -> Box:
 
 def _boxes_overlap(one: Box, other: Box) -> bool:
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
-
-
-SIZES = {"bytes_per_token": "bytes of cache a token (measured)", "weight_bytes": "bytes of weights (measured)"}
-MIN_KL = 1e-10  # what is below is no distance: rounding
-FRONTIER_COLOR, DOMINATED_COLOR = "#0b6e4f", "#a8a8a8"
-WIDTH, HEIGHT = 560, 340  # of the plot, in pixels
 
 
 def chart(rows: Sequence[Mapping[str, Any]], title: str) -> Any:

@@ -1,4 +1,9 @@
-"""Cost of `batch_invariant`: steps of all variants timed in turn, and ratios of variants that differ by it alone."""
+"""Determinism of a greedy answer: repeat one prompt in varying batch compositions and count different outputs, bit for
+bit.
+
+The cost of `batch_invariant` comes from steps of all variants timed in turn: ratios of variants that differ by it
+alone.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +24,13 @@ from workbench.request import Request, SamplingParameters
 from workbench.trace.events import Decoded, Finished, Stepped
 
 Costs = dict[str, dict[str, float]]
+TIMED_PHASES = ("prefill", "decode_one", "decode_many")
+ProgressCallback = Callable[[str], None]
+REPEATED_REQUEST = "repeated"  # id of the repeated request; the others' ids end in numbers
+GOOD, BAD = "#0b6e4f", "#b3541e"
+EXPENSIVE_RATIO = 2.0  # times as long
+COUNTS = {"varying_outputs": "outputs", "varying_bits": "sets of bits"}
+PRICES = {"price_prefill": "prefill", "price_decode_one": "decode of one", "price_decode_many": "decode of many"}
 
 
 def measure_overhead(
@@ -49,9 +61,6 @@ def measure_overhead(
             pairs = list(zip(mine, _rounds(times, plain), strict=True))
             costs[name] |= {f"price_{what}": median(on[what] / off[what] for on, off in pairs) for what in TIMED_PHASES}
     return costs, times
-
-
-TIMED_PHASES = ("prefill", "decode_one", "decode_many")
 
 
 def time_round(settings: OverheadSettings, runner: Runner, name: str) -> dict[str, float]:
@@ -93,10 +102,6 @@ def _variant_without_mode(name: str, variants: Mapping[str, Experiment]) -> str 
         return None
     plain = mine.model_copy(update={"batch_invariant": False})
     return next((other for other, variant in variants.items() if variant == plain), None)
-
-
-ProgressCallback = Callable[[str], None]
-REPEATED_REQUEST = "repeated"  # id of the repeated request; the others' ids end in numbers
 
 
 def measure_determinism(experiment: Experiment, on_progress: ProgressCallback = lambda line: None) -> VariantResults:
@@ -195,12 +200,6 @@ def _batch_composition(workload: DeterminismWorkload, name: str, vocab: int) -> 
         sampling = SamplingParameters(temperature=0.0, max_tokens=most, ignore_eos=True)
         others.append(Request(f"other-{index}", ids, sampling))
     return draw.randint(0, len(others)), others
-
-
-GOOD, BAD = "#0b6e4f", "#b3541e"
-EXPENSIVE_RATIO = 2.0  # times as long
-COUNTS = {"varying_outputs": "outputs", "varying_bits": "sets of bits"}
-PRICES = {"price_prefill": "prefill", "price_decode_one": "decode of one", "price_decode_many": "decode of many"}
 
 
 def chart(rows: Sequence[Mapping[str, Any]], title: str) -> Any:

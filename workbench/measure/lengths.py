@@ -1,4 +1,4 @@
-"""Prefill and decode times of one request by length, compared with the cost model's prediction."""
+"""Prefill and decode times of one request by length, compared with the cost model's prediction, and their chart."""
 
 from __future__ import annotations
 
@@ -20,6 +20,10 @@ from workbench.request import Request, SamplingParameters
 from workbench.trace.events import Decoded, Finished, Stepped
 
 SECONDS = ("prefill_s", "decode_step_s", "decode_s", "e2el_s")
+WIDTH, HEIGHT = 440, 280
+PANELS = (("prefill_s", "prefill"), ("decode_step_s", "one decode step"))
+SERIES_NAMES = ["measured", "bound by this machine's ceilings"]
+Rows = Sequence[Mapping[str, Any]]
 
 
 def measure_lengths(
@@ -101,12 +105,6 @@ def _point(found: dict[str, float], prediction: Mapping[str, Any], variant: Mapp
 
 def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return all(one[key] == other[key] for key in ("prompt_tokens", "output_tokens"))
-
-
-WIDTH, HEIGHT = 440, 280
-PANELS = (("prefill_s", "prefill"), ("decode_step_s", "one decode step"))
-SERIES_NAMES = ["measured", "bound by this machine's ceilings"]
-Rows = Sequence[Mapping[str, Any]]
 
 
 def chart(rows: Rows, title: str) -> Any:

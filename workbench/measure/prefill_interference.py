@@ -93,8 +93,8 @@ def run_interference_round(runner: Runner, workload: PrefillInterferenceWorkload
             if LONG not in arrived and all(len(times[name]) >= workload.after for name in running):
                 if not all(name in owed for name in running):
                     raise WorkbenchError(
-                        f"{workload.running} requests do not run at once: one ended before all had {workload.after} tokens; "
-                        "raise schedule.max_num_seqs or workload.output_tokens"
+                        f"{workload.running} requests do not run at once: one ended before all had {workload.after} "
+                        "tokens; raise schedule.max_num_seqs or workload.output_tokens"
                     )
                 ask(LONG, workload.long_tokens, 1)
                 ask(BEHIND, workload.prompt_tokens, workload.output_tokens)

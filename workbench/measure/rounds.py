@@ -1,4 +1,7 @@
-"""Closed-loop clients: each sends its next request when its last answer has ended."""
+"""Run one round of requests through a runner, by their arrival times or from closed-loop clients.
+
+A closed-loop client sends its next request when its last answer has ended.
+"""
 
 from __future__ import annotations
 

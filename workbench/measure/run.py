@@ -1,4 +1,4 @@
-"""Run an experiment: from its value to a run folder."""
+"""Run an experiment: from its value to a run folder, or one prompt to its metrics."""
 
 from __future__ import annotations
 

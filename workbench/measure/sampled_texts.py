@@ -1,4 +1,5 @@
-"""Statistics of a text: repetition, and surprisal under a model."""
+"""Sampled texts by sampling method: their repetition, and their surprisal under the model itself, in figures and a
+chart."""
 
 from __future__ import annotations
 
@@ -26,6 +27,14 @@ from workbench.sampling.filters import History, build_filters
 MAX_LOOP_TOKENS = 64  # maximum tokens of a loop's period
 MIN_LOOP_REPEATS = 3  # repeats of a period that make a loop
 MIN_LOOP_SPAN = 12  # minimum tokens of these repeats together
+ProgressCallback = Callable[[str], None]
+Ids = tuple[int, ...]
+HELD_OUT_ROW, RANDOM_ROW, LOOP_ROW = "held-out text", "random tokens", "a loop"  # rows beside the variants
+MEANS = ("distinct_1", "distinct_2", "repeated_4", "looped", "bits_a_token", "entropy", "most_likely")
+WIDTH, HEIGHT = 480, 340
+LOW = -0.12  # where the axis begins, so that names find room below 0
+REFERENCE_COLOR, SAMPLED_COLOR, PREDICTED_COLOR = "#a8a8a8", "#0b6e4f", "black"
+Rows = Sequence[Mapping[str, Any]]
 
 
 def distinct_ngram_fraction(ids: Sequence[int], n: int) -> float:
@@ -65,11 +74,6 @@ def entropy(logits: Tensor) -> float:
     """Return the mean entropy of the rows' distributions in bits."""
     p = logits.double().softmax(-1)
     return float(-torch.special.xlogy(p, p).sum(-1).mean()) / math.log(2)
-
-
-ProgressCallback = Callable[[str], None]
-Ids = tuple[int, ...]
-HELD_OUT_ROW, RANDOM_ROW, LOOP_ROW = "held-out text", "random tokens", "a loop"  # rows beside the variants
 
 
 class ScoringModel:
@@ -173,19 +177,10 @@ def _figures(asked: ScoringModel, index: int, ids: Ids) -> dict[str, Any]:
     }  # fmt: skip
 
 
-MEANS = ("distinct_1", "distinct_2", "repeated_4", "looped", "bits_a_token", "entropy", "most_likely")
-
-
 def _means(found: Sequence[dict[str, Any]], name: str) -> dict[str, float]:
     mine = [each for each in found if each["variant"] == name]
     bits = sum(each["bits"] for each in mine) / sum(each["bytes"] for each in mine)
     return {"bits_per_byte": bits, **{key: mean(float(each[key]) for each in mine) for key in MEANS}}
-
-
-WIDTH, HEIGHT = 480, 340
-LOW = -0.12  # where the axis begins, so that names find room below 0
-REFERENCE_COLOR, SAMPLED_COLOR, PREDICTED_COLOR = "#a8a8a8", "#0b6e4f", "black"
-Rows = Sequence[Mapping[str, Any]]
 
 
 def chart(rows: Rows, title: str) -> Any:

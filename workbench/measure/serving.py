@@ -1,4 +1,5 @@
-"""Serving compared: all variants run the same requests in turn."""
+"""Serving compared: all variants run the same requests in turn. The chart shows latency against throughput, and each
+rate beside its bound."""
 
 from __future__ import annotations
 
@@ -18,6 +19,12 @@ from workbench.measure.rounds import run_requests
 from workbench.progress import StageCounter
 from workbench.runs.metrics import TABLES, round_metrics
 from workbench.trace.recorder import Recorder
+
+WIDTH, HEIGHT = 380, 280
+MEASURED, BOUND = "#0b6e4f", "#a8a8a8"
+PANELS = (("ttft_s_p50", "TTFT p50, s"), ("tpot_s_p50", "time per output token p50, s"))
+RATE = "output_tokens_per_s"
+Rows = Sequence[Mapping[str, Any]]
 
 
 def measure_serving(
@@ -70,13 +77,6 @@ def _run_round(runner: Runner, variant: Experiment, title: str) -> None:
 def _median(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     known = {key: [one[key] for one in rounds if one[key] is not None] for key in rounds[0]}
     return {key: median(values) if values else None for key, values in known.items()}
-
-
-WIDTH, HEIGHT = 380, 280
-MEASURED, BOUND = "#0b6e4f", "#a8a8a8"
-PANELS = (("ttft_s_p50", "TTFT p50, s"), ("tpot_s_p50", "time per output token p50, s"))
-RATE = "output_tokens_per_s"
-Rows = Sequence[Mapping[str, Any]]
 
 
 def chart(rows: Rows, title: str) -> Any:

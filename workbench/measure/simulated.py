@@ -1,4 +1,5 @@
-"""The instance that an experiment's model, cache, scheduler and executor settings describe."""
+"""An experiment under simulated time: the instances that its settings describe, the same requests, scheduler and
+metrics, without weights."""
 
 from __future__ import annotations
 
@@ -65,8 +66,8 @@ def hardware_for(executor: SimulatedExecutor, sizes: ModelSizes, dtype: str) -> 
     ceilings = ceilings_for(working_set, dtypes=(kind,))
     reads, flops = ceilings.read_ceiling(working_set).value, ceilings.gemm_ceiling(kind).value
     memory = (sizes.weight_bytes + AUTO_CACHE_BYTES) / executor.memory
-    return Hardware(name=THIS_MACHINE, flops=flops, bandwidth=reads, memory=memory, link=reads, network=reads, host=reads,
-                    source="measured on this machine")  # fmt: skip
+    return Hardware(name=THIS_MACHINE, flops=flops, bandwidth=reads, memory=memory, link=reads, network=reads,
+                    host=reads, source="measured on this machine")  # fmt: skip
 
 
 def instance_spec_for(experiment: Experiment) -> InstanceSpec:
@@ -101,7 +102,7 @@ def pools_for(experiment: Experiment, spec: InstanceSpec) -> tuple[InstancePool,
         return pool, None, KVTransfer()
     hardware = hardware_for(executor, sizes_of(experiment), spec_and_dtype(experiment)[1])
     speed = decode.bytes_per_second or hardware.network * executor.gpus
-    receiving = replace(spec, arrives=True, prefix=False, ttl=None)
+    receiving = replace(spec, receives_kv=True, prefix=False, ttl=None)
     return pool, InstancePool(receiving, decode.instances, decode.router), KVTransfer(speed, decode.latency)
 
 

@@ -1,4 +1,5 @@
-"""Run a simulated experiment: the files of a real run, from events at simulated times."""
+"""Run a simulated experiment: the files of a real run, variants and swept settings, their chart, and the arguments of
+`workbench simulate`."""
 
 from __future__ import annotations
 
@@ -27,6 +28,31 @@ from workbench.trace.perfetto import chrome_trace
 from workbench.trace.recorder import Recorder
 
 SIMULATED_BACKEND = "simulated"
+SCHEDULER_DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 2048}  # of a server, not of this machine
+SHORT_PROMPT_TOKENS = 2048  # tokens of a prompt up to which it is short
+SPREADS = ("ttft_s", "tpot_s", "longest_gap_s", "e2el_s", "queue_s")
+WIDTH, HEIGHT = 300, 220
+CURVES = (
+    ("slo_attainment", "SLO attainment", "linear"),
+    ("ttft_s_p50", "TTFT p50, s", "log"),
+    ("ttft_s_p99", "TTFT p99, s", "log"),
+    ("longest_gap_s_p99", "longest gap between tokens, p99, s", "log"),
+    ("cache_hit_rate", "prompt tokens from the cache", "linear"),
+)
+BARS = (
+    ("cache_waste", "pages in use without tokens"),
+    ("sequences_mean", "sequences at once"),
+    ("output_tokens_per_s", "output tokens a second"),
+    ("longest_gap_s", "longest gap between tokens of those running, s"),
+    ("ttft_s", "TTFT, s"),
+    ("behind_ttft_s", "TTFT of the short request behind it, s"),
+    ("visible_s_p50", "first text that a client sees p50, s"),
+    ("ttft_s_p50", "TTFT p50, s"),
+    ("ttft_s_p99", "TTFT p99, s"),
+    ("tpot_s_p50", "time per output token p50, s"),
+    ("e2el_s_p50", "E2EL p50, s"),
+    ("seconds", "from the first arrival to the last token, s"),
+)
 
 
 def run_simulated(experiment: Experiment, out: Path | str = "runs", name: str = "run") -> Record:
@@ -90,9 +116,6 @@ def _cache_figures(fleet: Fleet, simulation: dict[str, Any], summary: dict[str, 
     }
 
 
-SCHEDULER_DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 2048}  # of a server, not of this machine
-
-
 def simulation_experiment(
     model: str,
     executor: dict[str, Any],
@@ -122,10 +145,6 @@ def simulate_experiment(experiment: Experiment, until: float | None = None) -> d
     began = time.perf_counter()
     fleet = fleet_for(experiment).run(until)
     return {**fleet_metrics(fleet, experiment.measure.slo, began), "about": describe_simulation(experiment)}
-
-
-SHORT_PROMPT_TOKENS = 2048  # tokens of a prompt up to which it is short
-SPREADS = ("ttft_s", "tpot_s", "longest_gap_s", "e2el_s", "queue_s")
 
 
 def measure_simulated_variants(experiment: Experiment, on_progress: Callable[[str], None]) -> VariantResults:
@@ -181,30 +200,6 @@ def _row(fleet: Fleet, found: Mapping[str, Any]) -> dict[str, Any]:
         "sequences_mean": rows / steps if steps else None,
         "simulated_s": found["simulated_s"],
     }
-
-
-WIDTH, HEIGHT = 300, 220
-CURVES = (
-    ("slo_attainment", "SLO attainment", "linear"),
-    ("ttft_s_p50", "TTFT p50, s", "log"),
-    ("ttft_s_p99", "TTFT p99, s", "log"),
-    ("longest_gap_s_p99", "longest gap between tokens, p99, s", "log"),
-    ("cache_hit_rate", "prompt tokens from the cache", "linear"),
-)
-BARS = (
-    ("cache_waste", "pages in use without tokens"),
-    ("sequences_mean", "sequences at once"),
-    ("output_tokens_per_s", "output tokens a second"),
-    ("longest_gap_s", "longest gap between tokens of those running, s"),
-    ("ttft_s", "TTFT, s"),
-    ("behind_ttft_s", "TTFT of the short request behind it, s"),
-    ("visible_s_p50", "first text that a client sees p50, s"),
-    ("ttft_s_p50", "TTFT p50, s"),
-    ("ttft_s_p99", "TTFT p99, s"),
-    ("tpot_s_p50", "time per output token p50, s"),
-    ("e2el_s_p50", "E2EL p50, s"),
-    ("seconds", "from the first arrival to the last token, s"),
-)
 
 
 def chart(rows: Sequence[Mapping[str, Any]], title: str) -> Any:

@@ -1,4 +1,5 @@
-"""Speculative decoding measured: tokens a second with and without it at several loads, and acceptance of drafts."""
+"""Speculative decoding measured: tokens a second with and without it at several loads, acceptance of drafts, and their
+chart."""
 
 from __future__ import annotations
 
@@ -32,6 +33,12 @@ from workbench.trace.events import Finished
 from workbench.trace.recorder import Recorder
 
 ProgressCallback = Callable[[str], None]
+ACCEPTANCE_METRICS = (
+    "checks", "draft_acceptance_rate", "mean_acceptance_length", "acceptance_by_position", "acceptance_histogram",
+    "chance",
+)  # fmt: skip
+WIDTH, HEIGHT = 420, 260
+Rows = Sequence[Mapping[str, Any]]
 
 
 def measure_speculation(experiment: Experiment, on_progress: ProgressCallback = lambda line: None) -> VariantResults:
@@ -113,8 +120,8 @@ def _requests(
     context = workload.prompt_tokens + workload.output_tokens
     if context > first.model.spec.max_position_embeddings:
         raise WorkbenchError(
-            f"workload: {workload.prompt_tokens} prompt tokens and {workload.output_tokens} more exceed the model's context of "
-            f"{first.model.spec.max_position_embeddings}"
+            f"workload: {workload.prompt_tokens} prompt tokens and {workload.output_tokens} more exceed the model's "
+            f"context of {first.model.spec.max_position_embeddings}"
         )
     texts, about = read_texts(workload.texts)
     cut = sample_windows(cut_windows(first.tokenizer, texts, context), workload.prompts, workload.seed, context)
@@ -212,12 +219,6 @@ def _bits_per_token(runner: Runner, request: Request, output: tuple[int, ...]) -
     return -float(logprobs[range(len(output)), list(output)].mean()) / math.log(2)
 
 
-ACCEPTANCE_METRICS = (
-    "checks", "draft_acceptance_rate", "mean_acceptance_length", "acceptance_by_position", "acceptance_histogram",
-    "chance",
-)  # fmt: skip
-
-
 def _tokens_a_check(row: dict[str, Any], settings: Any, checks: list[dict[str, Any]]) -> float:
     """Return the tokens that a check gives by the chance that a token stands: of as many drafted as are asked for or,
     where the draft stops on its own, as each check had."""
@@ -258,10 +259,6 @@ def _add_speedups(
             for key in outputs[1]
         ]
         row["same_tokens_share"] = sum(same) / len(same)
-
-
-WIDTH, HEIGHT = 420, 260
-Rows = Sequence[Mapping[str, Any]]
 
 
 def chart(rows: Rows, title: str) -> Any:

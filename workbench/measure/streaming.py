@@ -1,4 +1,9 @@
-"""Delivery of a text to a client: in one message, or in one message for every token that adds text."""
+"""Streaming compared with whole answers: the cost of each way of delivery, measured and predicted, and the time to the
+first visible text.
+
+A text is delivered in one message, or in one message for every token that adds text. The prediction adds the handling
+of a token, measured without a model, to roofline step times.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +36,8 @@ from workbench.runs.metrics import percentile
 from workbench.trace.events import Decoded, Event, Finished
 
 SCRIPT = Path(__file__).with_name("streaming_client.py")
+SAMPLE = 4096  # tokens whose handling is timed
+MEDIANS = ("seconds", "output_tokens_per_s", "visible_s_p50", "e2el_s_p50", "messages")
 
 
 class StreamingClient:
@@ -70,9 +77,6 @@ def deliver(event: Event, delivery: Delivery, client: StreamingClient) -> None:
         client.send(event.request_id, event.text, None)
 
 
-SAMPLE = 4096  # tokens whose handling is timed
-
-
 def predicted_rates(experiment: Experiment, runner: Runner) -> dict[str, float]:
     """Return output tokens a second by delivery if only roofline and handling took time: an upper bound."""
     work = cast(StreamingWorkload, experiment.workload)
@@ -110,9 +114,6 @@ def delivery_seconds_per_token(workload: StreamingWorkload, tokenizer: Tokenizer
         rest = output.finish()
         deliver(Finished(began, "sample", rest, reason="length", output_text=output.text), workload.delivery, client)
         return (time.perf_counter() - began) / len(ids)
-
-
-MEDIANS = ("seconds", "output_tokens_per_s", "visible_s_p50", "e2el_s_p50", "messages")
 
 
 def measure_streaming(experiment: Experiment, on_progress: Callable[[str], None] = lambda line: None) -> VariantResults:

@@ -1,4 +1,8 @@
-"""Capacity of a fixed amount of memory: split it into page pools, and let the scheduler fill them with sequences."""
+"""Capacity of a fixed amount of memory: split it into page pools, and let the scheduler fill them with sequences.
+
+The KV cache of a spec and an experiment's settings is built on torch's meta device, so that its bytes are counted
+without memory.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Parse and format sizes of memory."""
+"""Memory report of a model, for any config.json, folder or named shape: `workbench memory`.
+
+It writes a cache's bytes out as a sum of products of named numbers.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +108,8 @@ def memory_report(
     if found.context > spec.max_position_embeddings:
         notes.insert(
             0,
-            f"a formula: the model was made for {spec.max_position_embeddings:,} positions, this context has {found.context:,}",
+            f"a formula: the model was made for {spec.max_position_embeddings:,} positions, "
+            f"this context has {found.context:,}",
         )
     per_token = found.cache_bytes_per_token
     out = {
@@ -245,7 +249,10 @@ def describe_estimate(estimate: ModelMemory, step_tokens: int) -> dict[str, str]
     spec, found, itemsize = estimate.spec, estimate.memory, DTYPES[estimate.dtype].itemsize
     dense = found.weight_bytes == found.parameters * itemsize
     each = f" × {itemsize} bytes" if dense else f" × {found.weight_bytes / found.parameters:.4g} bytes, scales included"
-    rows = f"{max(step_tokens, found.batch):,} tokens × (2 × {spec.hidden_size:,} width + {max_layer_columns(spec):,} widest)"
+    rows = (
+        f"{max(step_tokens, found.batch):,} tokens × "
+        f"(2 × {spec.hidden_size:,} width + {max_layer_columns(spec):,} widest)"
+    )
     logits = f"{found.batch:,} × {spec.vocab_size:,} vocab × 4 bytes"
     return {
         "weights": f"{found.parameters:,} parameters{each}",
@@ -261,9 +268,14 @@ def _numbers(shape: KVCacheSpec, layers: int, packed: bool, dtype: torch.dtype) 
         bits += bits_per_number(values, min(shape.format.columns, shape.head_dim), dtype)
         return *each, (bits / 8, "bytes a key and a value, scales included")
     if shape.num_value_columns is not None:
-        return (layers, "layers"), (shape.head_dim, f"dim ({shape.num_value_columns} latent + {shape.head_dim - shape.num_value_columns} rotary)"), (
-            dtype.itemsize, "bytes",
-        )  # fmt: skip
+        return (
+            (layers, "layers"),
+            (
+                shape.head_dim,
+                f"dim ({shape.num_value_columns} latent + {shape.head_dim - shape.num_value_columns} rotary)",
+            ),
+            (dtype.itemsize, "bytes"),
+        )
     return (2, ""), *each, (dtype.itemsize, "bytes")
 
 

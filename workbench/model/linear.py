@@ -38,8 +38,8 @@ class RMSNorm(nn.Module):
 
 class Linear(nn.Module):
     """[token, width] -> [token, out]. The matrix is stored as `format`: dense, int8 or int4 (see quantized.py), row by
-    row or, after `lay_out`, in panels (see compiled_kernels/blocked/layout.py). With `activations` of int8, which wants
-    a matrix of int8, rows of x are quantized as they come."""
+    row or, after `use_panels`, in panels (see compiled_kernels/blocked/layout.py). With `activations` of int8, which
+    wants a matrix of int8, rows of x are quantized as they come."""
 
     def __init__(
         self,

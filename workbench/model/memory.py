@@ -1,4 +1,5 @@
-"""Estimates of a model's memory, from shapes alone: weights, cache, activations."""
+"""Estimates of a model's memory, from shapes alone: weights, cache, activations; and the cache that its layers need for
+each token."""
 
 from __future__ import annotations
 

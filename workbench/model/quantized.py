@@ -70,7 +70,8 @@ class WeightFormat:
         for name, columns in widths:
             if columns % self.quant_group:
                 raise WorkbenchError(
-                    f"{spec.name}: INT4 groups of {self.quant_group} do not divide its {name} of {columns}; set weight_group"
+                    f"{spec.name}: INT4 groups of {self.quant_group} do not divide its {name} of {columns}; "
+                    "set weight_group"
                 )
 
 

@@ -1,4 +1,5 @@
-"""Rotary embedding as data."""
+"""A model's architecture as data: layers, attention (also multi-head latent attention), rotary embedding, mixture of
+experts."""
 
 from __future__ import annotations
 

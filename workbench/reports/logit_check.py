@@ -32,8 +32,8 @@ class LogitCheck:
     """The check of one request's recorded tokens.
 
     `error` is the largest distance of today's logits from the exact ones. `bound` is the largest distance that any
-    computation in this precision may have (engine/exact.py): `ROOM` times the error of the eager modules, plus a
-    rounding. Two runs that both keep to the bound are at most twice that apart.
+    computation in this precision may have (executors/reference.py): `ERROR_FACTOR` times the error of the eager
+    modules, plus a rounding. Two runs that both keep to the bound are at most twice that apart.
 
     `greedy_shortfall` is the most by which a recorded token's logit falls below the exact best (greedy sampling only),
     at most 2 bounds. `divergence_gap` is the exact distance between the two tokens at which the runs diverge.
@@ -135,8 +135,9 @@ def _check_logits(
     exact = _reference_distributions(experiment, texts, higher)
     logprobs = _logprobs(record)
     return tuple(
-        _check_request(names[i], texts[i], requests[i], [each.logits_from(i, texts[i].first, MAX_TOKENS_CHECKED) for each in (now, plain, exact)],
-             torch.finfo(runner.model.dtype).eps, differ.get(names[i]), logprobs.get(names[i], {}))
+        _check_request(names[i], texts[i], requests[i],
+                       [each.logits_from(i, texts[i].first, MAX_TOKENS_CHECKED) for each in (now, plain, exact)],
+                       torch.finfo(runner.model.dtype).eps, differ.get(names[i]), logprobs.get(names[i], {}))
         for i in range(len(texts))
     )  # fmt: skip
 

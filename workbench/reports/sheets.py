@@ -1,4 +1,4 @@
-"""A small table as a value, drawn alike in a terminal and on a page."""
+"""Small tables as values, drawn alike in a terminal and on a page, and those of a run's summary."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.machine.processor import is_contended
+
+LATENCIES = {
+    "ttft_s": ("TTFT", "arrival to first token"),
+    "tpot_s": ("TPOT", "time per output token after the first"),
+    "itl_s": ("ITL", "between neighbouring tokens"),
+    "e2el_s": ("E2EL", "arrival to last token"),
+}
+Summary = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -29,15 +37,6 @@ class Remark:
 
     text: str
     is_warning: bool = False
-
-
-LATENCIES = {
-    "ttft_s": ("TTFT", "arrival to first token"),
-    "tpot_s": ("TPOT", "time per output token after the first"),
-    "itl_s": ("ITL", "between neighbouring tokens"),
-    "e2el_s": ("E2EL", "arrival to last token"),
-}
-Summary = Mapping[str, Any]
 
 
 def run_sheets(summary: Summary) -> Iterator[Sheet]:
@@ -79,8 +78,8 @@ def speculation_sheet(metrics: Mapping[str, Any]) -> Sheet:
     shares = tuple(f"{share:.0%}" for share in metrics["acceptance_by_position"])
     caption = (
         f"draft_acceptance_rate {metrics['draft_acceptance_rate']:.2f} ({metrics['accepted_tokens']:,} of "
-        f"{metrics['drafted_tokens']:,}), mean_acceptance_length {metrics['mean_acceptance_length']:.2f}; drafting took "
-        f"{metrics['draft_share'] or 0:.0%} of the verifying steps"
+        f"{metrics['drafted_tokens']:,}), mean_acceptance_length {metrics['mean_acceptance_length']:.2f}; "
+        f"drafting took {metrics['draft_share'] or 0:.0%} of the verifying steps"
     )
     headings = ("speculation", "verifications", *(f"accepted {n}" for n in range(len(counts))))
     checks = ("of which", f"{metrics['checks']:,}", *(f"{count:,}" for count in counts))

@@ -1,4 +1,5 @@
-"""Read a sweep's folder for a report: all its points, failed and pending ones included.
+"""Read a sweep's folder for a report, failed and pending points included, tabulate its points, and draw its measures
+over each axis.
 
 The files are those of `workbench sweep`: sweep.yaml, points/KEY/point.json, outcome.json and the run folder.
 """
@@ -20,6 +21,20 @@ from workbench.reports.variants_table import COSTS, QUALITY
 from workbench.runs.record import Record
 
 SWEEP, POINTS, POINT, OUTCOME = "sweep.yaml", "points", "point.json", "outcome.json"
+MAX_CHARTS = 12
+SEED_SUFFIX = "seed"  # last piece of settings in which only repetitions differ
+Cell = Callable[[Any], str]
+RUN_MEASURES: tuple[tuple[str, str, Cell], ...] = (
+    ("ttft_s.p50", "TTFT p50 ms", format_ms),
+    ("ttft_s.p99", "TTFT p99 ms", format_ms),
+    ("tpot_s.p50", "TPOT p50 ms", format_ms),
+    ("itl_s.p99", "ITL p99 ms", format_ms),
+    ("output_tokens_per_s", "output tokens/s", format_rate),
+    ("prefill_tokens_per_s", "prefill tokens/s", format_rate),
+    ("decode_tokens_per_s", "decode tokens/s", format_rate),
+    ("kv.bytes_used_peak", "cache bytes", "{:,.0f}".format),
+    ("goodput.share", "SLO attainment", "{:.1%}".format),
+)
 
 
 @dataclass(frozen=True)
@@ -96,22 +111,6 @@ def _object(path: Path) -> dict[str, Any]:
         return read_json_object(read_bytes(path))
     except UnreadableText:
         return {}
-
-
-MAX_CHARTS = 12
-SEED_SUFFIX = "seed"  # last piece of settings in which only repetitions differ
-Cell = Callable[[Any], str]
-RUN_MEASURES: tuple[tuple[str, str, Cell], ...] = (
-    ("ttft_s.p50", "TTFT p50 ms", format_ms),
-    ("ttft_s.p99", "TTFT p99 ms", format_ms),
-    ("tpot_s.p50", "TPOT p50 ms", format_ms),
-    ("itl_s.p99", "ITL p99 ms", format_ms),
-    ("output_tokens_per_s", "output tokens/s", format_rate),
-    ("prefill_tokens_per_s", "prefill tokens/s", format_rate),
-    ("decode_tokens_per_s", "decode tokens/s", format_rate),
-    ("kv.bytes_used_peak", "cache bytes", "{:,.0f}".format),
-    ("goodput.share", "SLO attainment", "{:.1%}".format),
-)
 
 
 def swept_axes(sweep: StoredSweep) -> dict[str, list[Any]]:

@@ -1,4 +1,7 @@
-"""A run, or one variant of it, with its settings, figures and repetitions, ready to be compared."""
+"""A run, or one variant of it, with its settings, figures and repetitions, ready to be compared.
+
+Compared runs are labelled by the settings that differ between them.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,8 @@ from workbench.runs.rows import COMPLETE, RunRow, run_rows, variant_rows
 
 NOT_COMPARED = ("variants", "question", "judge", "sweep")  # entries that are no settings of the engine
 Figures = dict[str, float]
+SEED = "seed"
+EMPTY_VALUES = {"null", "false", "[]", "{}"}
 
 
 @dataclass(frozen=True)
@@ -134,10 +139,6 @@ def flatten(values: Mapping[str, Any], separator: str, prefix: str = "") -> Iter
 def _variant_rows(table: pa.Table, variant: str | None) -> list[dict[str, Any]]:
     rows = table.to_pylist()
     return [row for row in rows if row.get("variant") == variant]
-
-
-SEED = "seed"
-EMPTY_VALUES = {"null", "false", "[]", "{}"}
 
 
 def label_runs(items: Sequence[ComparedRun]) -> list[str]:

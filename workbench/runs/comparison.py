@@ -153,8 +153,8 @@ def compare(
     noisy = list(dict.fromkeys(item.run for item in every.values() if is_contended(item.contention)))
     if noisy and not force and (of_time := [name for name in names if measures.depends_on_time(name)]):
         raise WorkbenchError(
-            f"{', '.join(noisy)}: other processes took more than {MAX_CONTENTION:.0%} of the processor, so {of_time[0]} is not to "
-            "be trusted; run again on a quiet machine, or --force"
+            f"{', '.join(noisy)}: other processes took more than {MAX_CONTENTION:.0%} of the processor, "
+            f"so {of_time[0]} is not to be trusted; run again on a quiet machine, or --force"
         )
     rows = [_row(name, base, other) for name in names for other in others if other.samples(name)]
     return Comparison(base.label, tuple(groups), tuple(rows), tuple(noisy))

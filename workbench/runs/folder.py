@@ -1,4 +1,8 @@
-"""Schemas of a record's tables. Times are raw seconds on the runner's clock."""
+"""Write a run: a folder of plain files, marked INCOMPLETE until all of them are whole; or a benchmark's record as one
+dated file.
+
+The schemas of its tables are here too. Times are raw seconds on the runner's clock.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +22,13 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from workbench.engine.faults import DeferInterrupts
 from workbench.errors import DISK_FULL_ERRNOS, WorkbenchError, describe_error
 from workbench.files import write_atomically
+from workbench.interrupts import DeferInterrupts
 from workbench.runs.condition import MANIFEST, MARKER, fingerprint, marker_text
+
+MAX_NAME_ATTEMPTS = 100
+WRITABLE_HINT = "name a folder that can be written with --out"
 
 
 def _schema(**columns: pa.DataType) -> pa.Schema:
@@ -66,7 +73,7 @@ SCHEMAS = {
         kv_bytes=COUNT,
         wall_seconds=SECONDS,
         forward_seconds=SECONDS,
-        note_seconds=SECONDS,
+        telemetry_seconds=SECONDS,
         predicted_flops=NUMBER,
         predicted_bytes=NUMBER,
         pages_idle=COUNT,
@@ -119,10 +126,6 @@ def _column(name: str, values: list, kind: pa.DataType | None) -> pa.Array:
         return pa.array(plain, type=kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise WorkbenchError(f"column {name!r}: {error}") from error
-
-
-MAX_NAME_ATTEMPTS = 100
-WRITABLE_HINT = "name a folder that can be written with --out"
 
 
 class RunFolder:
@@ -201,7 +204,7 @@ class RunFolder:
 
 @contextmanager
 def writing(parent: Path | str, name: str) -> Iterator[RunFolder]:
-    """Create a new folder in `parent` to be written inside the block. An exception or interrupt marks it as abandoned."""
+    """Create a folder in `parent` to be written inside the block. An exception or interrupt marks it as abandoned."""
     with DeferInterrupts() as held:
         folder = RunFolder.create(parent, name)
         try:

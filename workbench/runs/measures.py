@@ -11,11 +11,12 @@ Direction = Literal["min", "max"]
 # Shown by a comparison that names no measure, in this order, where runs have them.
 DEFAULT_MEASURES = (
     "ttft_s_p50", "ttft_s_p99", "tpot_s_p50", "e2el_s_p50", "seconds", "tokens_per_s", "output_tokens_per_s",
-    "goodput_share", "slo_attainment", "kv_bytes_peak", "bytes_per_token", "bits_per_byte", "kl_mean", "same_top", "copied",
-    "draft_acceptance_rate", "peak_bytes",
+    "goodput_share", "slo_attainment", "kv_bytes_peak", "bytes_per_token", "bits_per_byte", "kl_mean", "same_top",
+    "copied", "draft_acceptance_rate", "peak_bytes",
 )  # fmt: skip
 HIGHER_IS_BETTER = re.compile(
-    r"per_s(_|$)|^(same|greedy_equal|copied|copy_gain|goodput|slo_attainment|first_divergence|sequences|cache_hit|speed_up|cached)"
+    r"per_s(_|$)"
+    r"|^(same|greedy_equal|copied|copy_gain|goodput|slo_attainment|first_divergence|sequences|cache_hit|speed_up|cached)"
     r"|share_of_|acceptance|speedup|predicted_speed_up"
 )
 LOWER_IS_BETTER = re.compile(

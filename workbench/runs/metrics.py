@@ -1,4 +1,9 @@
-"""Metrics of requests, steps and rounds, from the rows of a record: latencies, rates, acceptance, Pareto frontier."""
+"""Metrics of requests, steps and rounds, derived from a record's raw timestamps alone, under the names that vLLM uses.
+
+TTFT: first token - arrival. E2EL: last token - arrival. ITL: between neighbouring tokens of one request, so that TTFT +
+sum(ITL) = E2EL. TPOT = (E2EL - TTFT) / (n - 1), None for one token. Acceptance of drafted tokens comes with the
+speed-up that it should bring.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +15,10 @@ from typing import Any
 StepRecords = Sequence[Mapping]
 SPREADS = ("ttft_s", "tpot_s", "e2el_s")
 TABLES = ("requests", "steps", "tokens")  # of a round, as a recorder has them
+GROUP_METRICS = ("queue_s", "ttft_s", "tpot_s")
+PHASES = ("prefill", "decode", "mixed")
+COMPLETED = ("stop", "length")
+Rows = Sequence[Mapping]
 
 
 def acceptance_metrics(verifications: StepRecords, steps: StepRecords) -> dict:
@@ -82,9 +91,6 @@ def steady_decode_steps(steps: StepRecords, num_requests: int) -> list[Mapping]:
     return [after for before, after in zip(decodes, decodes[1:], strict=False) if after["step"] == before["step"] + 1]
 
 
-GROUP_METRICS = ("queue_s", "ttft_s", "tpot_s")
-
-
 def metrics_by_group(
     figures: Iterable[Mapping[str, Any]], by: str, distribution: Callable[[Iterable[float | None]], dict]
 ) -> dict[str, dict]:
@@ -107,11 +113,6 @@ def metrics_by_group(
         str(name): {"requests": len(mine)} | {key: distribution(each[key] for each in mine) for key in GROUP_METRICS}
         for name, mine in sorted(groups.items())
     }
-
-
-PHASES = ("prefill", "decode", "mixed")
-COMPLETED = ("stop", "length")
-Rows = Sequence[Mapping]
 
 
 def percentile(values: Iterable[float], q: float) -> float | None:

@@ -19,8 +19,8 @@ from workbench.runs.rows import run_rows, variant_rows
 
 RUNS, VARIANTS = "runs", "variants"
 DEFAULT_COLUMNS = (
-    "run", "variant", "date", "model", "backend", "machine", "verdict", "ttft_s_p50", "tpot_s_p50", "output_tokens_per_s",
-    "state",
+    "run", "variant", "date", "model", "backend", "machine", "verdict", "ttft_s_p50", "tpot_s_p50",
+    "output_tokens_per_s", "state",
 )  # fmt: skip
 
 
@@ -129,7 +129,8 @@ class Runs(Displayable):
         others = [name for name in self.column_names(RUNS) if name.lower() not in mine]
         joined = ", ".join(["own.*", *("runs." + columns.quote_identifier(name) for name in others)])
         self._connection.execute(
-            f'CREATE VIEW {columns.quote_identifier(table)} AS SELECT {joined} FROM "own {table}" AS own JOIN runs USING (run)'
+            f"CREATE VIEW {columns.quote_identifier(table)} AS SELECT {joined} "
+            f'FROM "own {table}" AS own JOIN runs USING (run)'
         ).fetchall()
         return [*own.column_names, *others]
 

@@ -1,4 +1,8 @@
-"""Describe the token sampled for a sequence, with its log-probabilities, or the failure."""
+"""Sample tokens for each sequence from a step's logits, with log-probabilities. A row's token never depends on the rows
+beside it.
+
+    logits  ->  PendingRows (a sequence's rows)  ->  SamplingState (filters, sampler)  ->  SampledToken, or a failure
+"""
 
 from __future__ import annotations
 

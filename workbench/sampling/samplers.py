@@ -2,7 +2,8 @@
 
 A sampler has two verbs. `start()` returns the initial state of a request. `choose(logits, uniform, state)` takes a row
 `[vocab]`, one number in [0, 1) and the state, and returns the token id and the next state. The caller keeps the state,
-one for each request, so nothing can leak from one request into another.
+one for each request, so nothing can leak from one request into another. User-defined filters and samplers are loaded by
+import path.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Validate a policy's decision before any of it is carried out."""
+"""Validate a policy's decision, then carry it out: preempt, allocate pages, admit, and record the reasons."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def call_policy(policy: SchedulingPolicy, state: SchedulerState) -> SchedulerDec
         raise WorkbenchError(f"policy {name}: raised {type(error).__name__}: {error}; nothing was planned") from error
     else:
         raise WorkbenchError(
-            f"policy {name}: returned {type(decision).__name__}, must return scheduler.policy.SchedulerDecision([(id, tokens), ...])"
+            f"policy {name}: returned {type(decision).__name__}, "
+            "must return scheduler.policy.SchedulerDecision([(id, tokens), ...])"
         )
 
 
@@ -110,7 +111,8 @@ def validate_decision(
         elif tokens > left:
             wrong(
                 sequence,
-                f"schedules {tokens} tokens for {request_id}, {left} are left of the step's {state.max_num_batched_tokens}",
+                f"schedules {tokens} tokens for {request_id}, "
+                f"{left} are left of the step's {state.max_num_batched_tokens}",
             )
         else:
             found.num_scheduled_tokens[sequence] = int(tokens)
@@ -260,7 +262,10 @@ class StepAllocation:
         length = self._chunk_length(min(tokens, todo), todo) if todo else 0
         if todo and not length:
             cut = "" if self.limits.chunked_prefill else ", and chunked_prefill is off"
-            return f"not admitted: {todo} tokens to compute, {min(tokens, self.prefill_tokens_left)} of this step for it{cut}"
+            return (
+                f"not admitted: {todo} tokens to compute, "
+                f"{min(tokens, self.prefill_tokens_left)} of this step for it{cut}"
+            )
         self.decisions.append(RequestDecision(sequence.request_id, "admitted", self._start(sequence, offer)))
         bisect.insort(self.running, sequence, key=lambda running: running.arrival_index)
         self.num_scheduled_tokens[sequence] = length

@@ -1,4 +1,5 @@
-"""Hold the scheduler's decisions for one step: spans to compute, page transfers, and reasons. Integers only."""
+"""The scheduler's decisions for one step: spans to compute, draft tokens, page transfers, and reasons; and the limits
+of all steps. Integers only."""
 
 from __future__ import annotations
 
@@ -149,8 +150,8 @@ class StepPlan(Displayable):
         counts = f"{self.prefill_tokens} of prefill, {self.decode_tokens} of decode"
         decisions = [(each.request_id, each.action, each.reason) for each in self.decisions]
         ended = [(sequence.request_id, "ends with an error", parts) for sequence, parts in self.errors]
-        moves = {"evictions": self.transfers.evictions, "pages saved": self.transfers.swap_outs, "pages copied": self.transfers.copies,
-                 "pages loaded": self.transfers.swap_ins}  # fmt: skip
+        moves = {"evictions": self.transfers.evictions, "pages saved": self.transfers.swap_outs,
+                 "pages copied": self.transfers.copies, "pages loaded": self.transfers.swap_ins}  # fmt: skip
         parts = [f"{len(which)} {name}" for name, which in moves.items() if which]
         parts += [f"{self.padding_rows} rows of padding"] * bool(self.padding_rows)
         return Table(
@@ -204,8 +205,8 @@ def check_request_fits(
     name, prompt, most = sequence.request_id, sequence.prompt_length, sequence.request.sampling.max_tokens
     if prompt + 1 > max_model_len:
         raise RequestRefused(
-            f"request {name}: {prompt} prompt tokens leave no room in a context of {max_model_len}; shorten the prompt or "
-            "set overflow: cut_oldest"
+            f"request {name}: {prompt} prompt tokens leave no room in a context of {max_model_len}; "
+            "shorten the prompt or set overflow: cut_oldest"
         )
     if not limits.chunked_prefill and prompt > limits.max_num_batched_tokens:
         raise RequestRefused(

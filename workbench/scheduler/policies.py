@@ -1,8 +1,10 @@
-"""Built-in scheduling policies. Each is a value: the name under `schedule.policy`, and its settings.
+"""Built-in scheduling policies, and the settings that name one or import a custom one.
 
-No request starves under any of them. `fcfs` schedules in order of arrival. Under the others a request is starving once
-`starvation_limit` steps have passed since its arrival, and aging takes over: - `shortest_prompt`, `priority` and `fair`
-keep their own order even under overload. One admission in four goes to the
+Each built-in policy is a value: the name under `schedule.policy`, and its settings. No request starves under any of
+them. `fcfs` schedules in order of arrival. Under the others a request is starving once `starvation_limit` steps have
+passed since its arrival, and aging takes over:
+
+- `shortest_prompt`, `priority` and `fair` keep their own order even under overload. One admission in four goes to the
   oldest starving request. Among running requests only the oldest, if starving, goes before the policy's order and is
   preempted last. So the oldest request is admitted at the fourth admission at the latest, and then gets all it needs.
 - `prefill_first` and `decode_first` schedule all starving requests first, in order of arrival. `starvation_limit` is
@@ -38,6 +40,8 @@ from workbench.scheduler.policy import (
 )
 
 NumSteps = Annotated[int, Field(ge=1)]
+BatchingMode = Literal["continuous", "static", "padded"]
+PreemptionMode = Literal["auto", "recompute", "offload"]
 
 
 class BuiltInPolicy(ConciseRepr, BaseModel):
@@ -85,8 +89,8 @@ class PrefillFirst(BuiltInPolicy):
 
 
 class DecodeFirst(BuiltInPolicy):
-    """As long as anything decodes no request is prefilled, except one that has waited for `starvation_limit` steps: even gaps
-    between tokens, and a first token that comes late."""
+    """Prefill no request as long as any decodes, except one that has waited for `starvation_limit` steps: the gaps
+    between tokens are even, and the first token comes late."""
 
     kind: Literal["decode_first"] = "decode_first"
     starvation_limit: NumSteps = 64
@@ -232,10 +236,6 @@ def _num_new_tokens(entry: RequestView) -> int:
 
 def _order(entry: RequestView) -> int:
     return entry.arrival_index
-
-
-BatchingMode = Literal["continuous", "static", "padded"]
-PreemptionMode = Literal["auto", "recompute", "offload"]
 
 
 class CustomPolicy(ConciseRepr, BaseModel):

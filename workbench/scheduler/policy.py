@@ -3,6 +3,7 @@ strings only.
 
 A user-defined policy, in a file of its own (`schedule.policy: {path: mine.py:longest_first}`):
 
+    from workbench.scheduler.policy import SchedulerDecision
 
     def longest_first(state):
         scheduled, left = [], state.max_num_batched_tokens
@@ -15,7 +16,8 @@ A user-defined policy, in a file of its own (`schedule.policy: {path: mine.py:lo
                 break
         return SchedulerDecision(scheduled)
 
-`workbench.testing.check_policy` checks it against the laws (this one lets short prompts starve).
+`workbench.testing.check_policy` checks it against the laws (this one lets short prompts starve). The functions below
+are building blocks of policies: orders of scheduling, aging, and limits of tokens and pages.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 PagesByGroup = tuple[int, ...]  # pages, one number per cache group
+AGING_INTERVAL = 4  # one admission in this many goes to the oldest starving request
 
 
 class RequestView(NamedTuple):
@@ -259,9 +262,6 @@ class SchedulingPolicy(Protocol):
     """
 
     def __call__(self, state: SchedulerState, /) -> SchedulerDecision: ...
-
-
-AGING_INTERVAL = 4  # one admission in this many goes to the oldest starving request
 
 
 def schedule_in_order(

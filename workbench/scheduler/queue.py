@@ -1,5 +1,8 @@
-"""Count computed tokens by tenant: the virtual counters of Sheng et al., "Fairness in Serving Large
-Language Models"."""
+"""Queue waiting sequences in order of arrival, show all sequences to a policy as read-only numbers, and share pages
+between sequences of one request.
+
+Tokens are counted by tenant with the virtual counters of Sheng et al., "Fairness in Serving Large Language Models".
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,11 @@ from workbench.kv_cache.prefix import PrefixMatch
 from workbench.request import Sequence
 from workbench.scheduler.plan import RequestDecision, SchedulerLimits
 from workbench.scheduler.policy import PagesByGroup, RequestView, SchedulerState, WaitingIndex
+
+NUM_TOKENS_FIELD, IS_RUNNING_FIELD = (
+    RequestView._fields.index("num_tokens"),
+    RequestView._fields.index("is_running"),
+)  # fields between them change every step
 
 
 class TenantCounters:
@@ -62,12 +70,6 @@ class TenantCounters:
         for tenant, tokens in here.items():
             served[tenant] += tokens
         return served
-
-
-NUM_TOKENS_FIELD, IS_RUNNING_FIELD = (
-    RequestView._fields.index("num_tokens"),
-    RequestView._fields.index("is_running"),
-)  # fields between them change every step
 
 
 class _LazyValues(dict):
@@ -204,8 +206,9 @@ class RequestViews:
             pages_released=MappingProxyType(_LazyValues(lambda name: self._gives(by_id[name]))),
             cached_tokens=MappingProxyType(_LazyValues(lambda name: self._cached(by_id[name]))),
             served_tokens=MappingProxyType(served), num_admitted=self.num_admitted,
-            max_num_seqs=limits.max_num_seqs, max_num_batched_tokens=limits.max_num_batched_tokens, max_prefill_tokens=limits.max_prefill_tokens,
-            whole_prefills=not limits.chunked_prefill, waiting_index=self._queue,
+            max_num_seqs=limits.max_num_seqs, max_num_batched_tokens=limits.max_num_batched_tokens,
+            max_prefill_tokens=limits.max_prefill_tokens, whole_prefills=not limits.chunked_prefill,
+            waiting_index=self._queue,
         )  # fmt: skip
 
     def _entries(self, running: list[Sequence]) -> tuple[RequestView, ...]:

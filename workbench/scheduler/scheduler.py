@@ -1,7 +1,7 @@
 """Schedule the tokens of each step: a policy decides, the scheduler owns sequences and allocates pages.
 
 Integers only, so that thousands of histories are tested in a second and the same scheduler drives a real model or a
-simulated one.
+simulated one. While there is nothing to decide, several equal decode steps are taken at once.
 """
 
 from __future__ import annotations
@@ -206,8 +206,8 @@ class Scheduler:
     def _steady_decode(
         self, decisions: list[RequestDecision], policy_decisions: list[SchedulerDecision]
     ) -> tuple[Span, ...] | None:
-        """Return the step in which every request decodes, where the policy would say so and none can begin; None otherwise.
-        What comes of it is what `_decided` gives, without an entry or a wish of each that decodes."""
+        """Return the spans of a step in which every request decodes, if the policy would decide so and none can begin;
+        None otherwise. The result equals that of `_decide`, without a view or a decision for each decoding request."""
         running, manager, limits = self.running, self.kv_cache_manager, self.limits
         if not running or len(running) > limits.max_num_batched_tokens or not getattr(self.policy, "steady", False):
             return None
@@ -266,7 +266,7 @@ class Scheduler:
 
     def _names(self, policy: BuiltInPolicy, state: SchedulerState) -> tuple[tuple[str, int], ...]:
         """A token for each that runs, in the order in which they keep their pages; made anew only where that may be
-        another one than at the last step (see `BuiltIn.keep`)."""
+        another one than at the last step (see `BuiltInPolicy.keep`)."""
         late = state.step - self.running[0].arrival_step >= getattr(policy, "starvation_limit", math.inf)
         if self._named != self.running or late != self._late:
             kept = policy.keep(state)

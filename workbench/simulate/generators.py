@@ -1,4 +1,8 @@
-"""Sample from tables: quantiles of distributions, and rates over time."""
+"""Generate request lengths and arrival times by kind of settings, also from tables fitted to public traces.
+
+`experiments/fit_traffic.py` fits the tables: quantiles of distributions, and rates over time. Generators are endless:
+the hour repeats. Times are seconds and never decrease.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +26,12 @@ from workbench.simulate.traffic_settings import (
     Poisson,
     SessionLengths,
 )
+
+SESSION_BLOCK = 16  # tokens that turns share are whole blocks
+HOURS: dict[type, float] = {
+    AzureLengths: azure_table.SECONDS,
+    MooncakeLengths: mooncake_table.SECONDS,
+}  # those with times
 
 
 def quantile(table: Sequence[float], share: float) -> float:
@@ -160,9 +170,6 @@ def _partly(known: ConversationHistory, time: float, output: int, draw: random.R
     return Arrival(time, prompt, output, last.session, blocks=known.name_blocks(last.blocks[:shared], prompt))
 
 
-SESSION_BLOCK = 16  # tokens that turns share are whole blocks
-
-
 def fixed_lengths(settings: FixedLengths, rng: random.Random) -> Iterator[Arrival]:
     for number in itertools.count():
         yield Arrival(0.0, settings.prompt, settings.output, str(number))
@@ -200,9 +207,9 @@ def mooncake_lengths(settings: MooncakeLengths, rng: random.Random) -> Iterator[
 
 
 LENGTHS: dict[type, Callable[..., Iterator[Arrival]]] = {
-    FixedLengths: fixed_lengths, ExponentialLengths: exponential_lengths, SessionLengths: session_lengths, AzureLengths: azure_lengths, MooncakeLengths: mooncake_lengths,
-}  # fmt: skip
-HOURS: dict[type, float] = {
-    AzureLengths: azure_table.SECONDS,
-    MooncakeLengths: mooncake_table.SECONDS,
-}  # those with times
+    FixedLengths: fixed_lengths,
+    ExponentialLengths: exponential_lengths,
+    SessionLengths: session_lengths,
+    AzureLengths: azure_lengths,
+    MooncakeLengths: mooncake_lengths,
+}

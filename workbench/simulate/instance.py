@@ -1,4 +1,7 @@
-"""Specification of a simulated instance: cache, scheduler limits, step times."""
+"""One simulated instance: the project's own scheduler and cache, driven by an integer clock instead of a model.
+
+`InstanceSpec` describes it: cache, scheduler limits, step times.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from workbench.simulate.roofline import Hardware, ModelSizes, roofline_step_time
 from workbench.simulate.step_times import TICKS_PER_SECOND, StepSeries, StepTimeModel, step_work_of
 
 RECEIVE_POOL_FACTOR = 16  # pages of the pool for received sequences, over pages of the cache
+NO_TOKEN = -(2**40)  # placeholder of tokens, which no model samples
 
 
 @dataclass(frozen=True)
@@ -110,12 +114,9 @@ def instance_spec(
             f"{hardware.name} with {hardware.memory / 1e9:.0f} GB each; give more gpus, or a smaller model"
         )
     return InstanceSpec(
-        times or roofline_step_times(sizes, hardware, gpus), sizes.tables, counts, page_bytes, page_size, context, limits,
-        policy, prefix, ttl, receives_kv, TICKS_PER_SECOND / (hardware.host * gpus),
+        times or roofline_step_times(sizes, hardware, gpus), sizes.tables, counts, page_bytes, page_size, context,
+        limits, policy, prefix, ttl, receives_kv, TICKS_PER_SECOND / (hardware.host * gpus),
     )  # fmt: skip
-
-
-NO_TOKEN = -(2**40)  # placeholder of tokens, which no model samples
 
 
 @dataclass

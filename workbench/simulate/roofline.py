@@ -1,4 +1,10 @@
-"""Peak rates of hardware from data sheets. Rates are dense: figures with sparsity are halved."""
+"""Step times from a model's shape and the peak rates of hardware: a step takes at least its computing and its reading
+time.
+
+FLOPs and bytes are counted as in `workbench.model.cost`. With tensor parallelism (Shoeybi et al., 2019) each
+accelerator does its fraction of the work, and two all-reduces a layer are added: 2 (n - 1) / n of a token's hidden
+state over the link for each. Peak rates are from data sheets, and dense: figures with sparsity are halved.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +19,7 @@ from workbench.model.spec import AnyAttentionSpec, MLASpec, ModelSpec
 from workbench.simulate.step_times import TICKS_PER_SECOND, AttentionReach, LinearCost, StepTimeModel
 
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+BYTES_PER_VALUE = 2  # bytes of a bfloat16
 
 
 class Hardware(BaseModel):
@@ -69,9 +76,6 @@ def named_hardware(name: str) -> Hardware:
     if name not in HARDWARE:
         raise WorkbenchError(f"no hardware {name!r}{nearest(name.lower(), HARDWARE)}; known: {', '.join(HARDWARE)}")
     return HARDWARE[name]
-
-
-BYTES_PER_VALUE = 2  # bytes of a bfloat16
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
-"""Work of a step, counted in integers, and its time in whole femtoseconds.
+"""Work of a step, counted in integers, and its time in whole femtoseconds, also fitted to recorded steps by least
+squares.
 
-Integer ticks make the sum of many steps at once equal to the sum one by one."""
+Integer ticks make the sum of many steps at once equal to the sum one by one.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,9 @@ from workbench.errors import WorkbenchError
 from workbench.model.cost import visible_pairs
 
 TICKS_PER_SECOND = 10**15  # ticks of the simulated clock
+REQUIRED_COLUMNS = ("time", "wall_seconds", "prefill_tokens", "decode_tokens", "context_tokens")
+MIN_STEPS = 20  # steps
+MAX_GAP_SECONDS = 2e-3  # longer gaps between steps, in seconds, are idle time
 
 
 class AttentionReach(NamedTuple):
@@ -156,11 +161,6 @@ class StepSeries:
             else:
                 low = middle + 1
         return low
-
-
-REQUIRED_COLUMNS = ("time", "wall_seconds", "prefill_tokens", "decode_tokens", "context_tokens")
-MIN_STEPS = 20  # steps
-MAX_GAP_SECONDS = 2e-3  # longer gaps between steps, in seconds, are idle time
 
 
 def fit_step_times(steps: Sequence[Mapping[str, Any]], where: str = "steps") -> StepTimeModel:

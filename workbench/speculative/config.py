@@ -54,7 +54,8 @@ class DraftModel(_DraftSettings):
 
     It stops proposing for a sequence before the first token of which it is unsure: where the probability of its own
     likeliest one is below `confidence_threshold` (transformers' `assistant_confidence_threshold`; llama.cpp's
-    `draft-p-min` stops before that token as we do). 0 never stops. Outputs stay what they are: see `ModelDrafts`."""
+    `draft-p-min` stops before that token as we do). 0 never stops. Outputs stay what they are: see
+    `DraftModelProposer`."""
 
     kind: Literal["draft"] = "draft"
     model: str = "demo-draft"

@@ -1,4 +1,7 @@
-"""Propose with a small model, whose KV cache follows the tokens that the target accepted."""
+"""Propose with a small model, whose KV cache follows the tokens that the target accepted.
+
+On the backend mlir one call of compiled code proposes several tokens of every sequence.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,8 @@ from workbench.scheduler.plan import Span, StepPlan
 
 
 class Drawing(NamedTuple):
-    """The random numbers of a sequence's draft tokens. Each is drawn from the softmax of logits over `temperature`, by a number in [0, 1)."""
+    """The random numbers of a sequence's draft tokens. Each number in [0, 1) draws one token from the softmax of the
+    logits divided by `temperature`."""
 
     temperature: float
     uniforms: list[float]
@@ -37,8 +41,8 @@ class Drawing(NamedTuple):
 class MultiStep(Protocol):
     """Several steps in one call: what follows each sequence's next token to be computed, and what follows that, `steps`
     times, by sequence; the first of these are `known`, the others the likeliest or, where a sequence has a `Drawing`,
-    drawn. A sequence's tokens end early where the draft is unsure of the next (see `ModelDrafts`). Where anything is
-    drawn the steps' logits [step, sequence, vocab] come too, valid until the next call."""
+    drawn. A sequence's tokens end early where the draft is unsure of the next (see `DraftModelProposer`). Where
+    anything is drawn the steps' logits [step, sequence, vocab] come too, valid until the next call."""
 
     def __call__(
         self, sequences: Many[Sequence], steps: int, known: Many[Many[int]], draws: Many[Drawing | None], /
@@ -47,16 +51,18 @@ class MultiStep(Protocol):
 
 @dataclass
 class DraftModelProposer:
-    """A draft model's tokens for sequences of a target, each chosen as its request says: the largest where it is
-    greedy, otherwise drawn from what the request's own filters leave of the draft's logits.
+    """Propose a draft model's tokens for the target's sequences, each chosen as its request says: the likeliest if
+    it is greedy, otherwise drawn from the draft's logits after the request's own filters.
 
-    `kv_cache_manager` own the pages that `executor` computes on. A sequence for which there are none left has no draft. With
-    `coupled` a token is drawn with the very number that the target will draw with, so that both tend to agree.
+    `kv_cache_manager` owns the pages that `executor` computes on. A sequence for which no pages are left gets no draft.
+    With `common_random_numbers` a token is drawn with the random number that the target will draw with, so that both
+    tend to agree.
 
     A draft ends before the first position at which the probability of the draft's likeliest token, filtered as the
-    request says, is below `confidence_threshold`. That loses nothing: whether a position is proposed hangs on the
-    tokens before it alone, so what is proposed there is still distributed as the probabilities it is judged by. (To
-    leave a token out because *it* came out unlikely would not do: those that are left would be likelier than that.)
+    request says, is below `confidence_threshold`. Outputs keep their distribution: whether a position is proposed
+    depends on the tokens before it alone, so the proposed token is distributed as the probabilities that it is verified
+    with. (Leaving a token out because *it* came out unlikely would be wrong: the tokens left would be likelier than
+    those probabilities.)
     """
 
     spec: ModelSpec
@@ -285,7 +291,7 @@ class CompiledDraftSteps:
     def __call__(
         self, sequences: Many[Sequence], steps: int, known: Many[Many[int]], draws: Many[Drawing | None]
     ) -> tuple[list[list[int]], Tensor]:
-        """As `Several`; a token that is `known` ends no row."""
+        """As `MultiStep`; a token that is `known` ends no row."""
         bucket = self._of(bucket_for(len(sequences)), self.confidence_threshold > 0 or any(draws))
         count = len(sequences)
         forced = [[row[step] if step < len(row) else -1 for row in known] for step in range(steps)]

@@ -1,4 +1,5 @@
-"""Propose tokens to verify, and decide how many."""
+"""Propose tokens to verify, and decide how many. Prompt lookup (Saxena 2023) proposes what followed the same tokens
+earlier in the text."""
 
 from __future__ import annotations
 

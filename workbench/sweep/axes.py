@@ -1,4 +1,7 @@
-"""Label a sweep's points by the settings that differ between them."""
+"""Expand an experiment into the points of its sweep: every combination of its axes, each an experiment of its own.
+
+Points are labelled by the settings that differ between them.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,11 @@ from workbench.experiment.experiment import COMPARISONS, Experiment
 from workbench.experiment.settings import Sweep, paths_overlap
 from workbench.experiment.variants import AS_GIVEN
 from workbench.sweep.point import SweepPoint
+
+MAX_POINTS = 100_000
+SEED_PATHS = ("sampling.seed", "workload.seed")  # where the experiment has them
+SEED_STRIDE = 1_000_000  # a run numbers its requests' seeds from its own; repetitions must share none
+POINTS = "points"
 
 
 @dataclass(frozen=True)
@@ -51,12 +59,6 @@ def value_at(values: Any, path: str) -> Any:
 
 def format_value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-MAX_POINTS = 100_000
-SEED_PATHS = ("sampling.seed", "workload.seed")  # where the experiment has them
-SEED_STRIDE = 1_000_000  # a run numbers its requests' seeds from its own; repetitions must share none
-POINTS = "points"
 
 
 @dataclass(frozen=True)

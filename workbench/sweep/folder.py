@@ -6,6 +6,8 @@ NAME-YYYYmmdd-HHMMSS-xxxx/
   points/KEY/run-.../       its run folder, as `workbench run` makes it
   points/KEY/outcome.json   that it is done, or why it failed; as long as it is not there, the point has not run
   points/KEY/log.txt        the worker's output
+
+A new sweep is opened from options: `--set path=value,value` is an axis, `--zip` links axes, `--repeat` repeats.
 """
 
 from __future__ import annotations

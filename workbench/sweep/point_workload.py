@@ -68,8 +68,8 @@ class ServedRequests:
         model, cache = self.experiment.model, self.experiment.cache
         tokens = min(spec.max_position_embeddings, max(prompt + output for prompt, output in self.lengths))
         found = estimate_memory(
-            spec, bytes_by_table(meta_kv_store(spec, cache, dtype)), tokens, self.max_concurrent, DTYPES[dtype].itemsize,
-            model.format,
+            spec, bytes_by_table(meta_kv_store(spec, cache, dtype)), tokens, self.max_concurrent,
+            DTYPES[dtype].itemsize, model.format,
             self.experiment.schedule.max_num_batched_tokens, cache.page_size,
         )  # fmt: skip
         return found.total_bytes - found.cache_bytes + min(found.cache_bytes, AUTO_CACHE_BYTES)

@@ -56,7 +56,8 @@ def _agrees(backend: Backend, change: Change, scenario: AttentionScenario) -> No
     decodes = len(scenario.lengths) - 1
     spans = [1 if i < decodes else 1 + (scenario.seed + i) % length for i, length in enumerate(scenario.lengths)]
     arguments = {
-        "contexts": scenario.lengths, "spans": spans, "num_kv_heads": attention.num_kv_heads, "queries_per_kv": attention.queries_per_kv,
+        "contexts": scenario.lengths, "spans": spans,
+        "num_kv_heads": attention.num_kv_heads, "queries_per_kv": attention.queries_per_kv,
         "dim": attention.head_dim, "size": scenario.page_size, "dtype": torch.float32,
         "softcap": attention.softcap, "sinks": attention.sink_logits,
     }  # fmt: skip

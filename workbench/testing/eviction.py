@@ -1,4 +1,5 @@
-"""Laws of eviction: the budget is kept, and a text loses the same tokens however it is chunked, batched and paged.
+"""Check an eviction policy against its laws: the budget is kept, and a text loses the same tokens however it is
+chunked, batched and paged.
 
 Models compute in float64, so that only a broken law makes a difference.
 """
@@ -244,7 +245,7 @@ def check_evict(policy: Mapping[str, Any] | EvictionPolicy, examples: int = 6) -
 
     Args:
         policy: as for `load(evict=...)`: settings (`{"kind": "heavy_hitters", "budget": 256}`) or a custom policy (see
-            `workbench.kv_cache.eviction.Evict`). It is tried under small budgets of many sizes.
+            `workbench.kv_cache.eviction.EvictionPolicy`). It is tried under small budgets of many sizes.
         examples: sets of texts tried for each law, equal in every call.
 
     Returns:

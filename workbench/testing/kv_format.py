@@ -1,4 +1,5 @@
-"""Laws of a cache format: stored codes, and equal results however texts are chunked, batched, paged and shared.
+"""Check a cache format against its laws: stored codes, and equal results however texts are chunked, batched, paged and
+shared.
 
 Models compute in float64, so that only a broken law makes a difference.
 """
@@ -146,8 +147,9 @@ def _agrees(backend: Backend, shape: KVCacheSpec, scenario: KVScenario) -> None:
         for i, length in enumerate(scenario.lengths)
     ]
     arguments = {
-        "contexts": scenario.lengths, "spans": sorted(spans), "num_kv_heads": scenario.num_kv_heads, "queries_per_kv": 2, "dim": HEAD_DIM,
-        "size": scenario.quant_groups_per_page * format.group, "dtype": torch.float32, "formats": format.key_value_formats, "run": format.group,
+        "contexts": scenario.lengths, "spans": sorted(spans), "num_kv_heads": scenario.num_kv_heads,
+        "queries_per_kv": 2, "dim": HEAD_DIM, "size": scenario.quant_groups_per_page * format.group,
+        "dtype": torch.float32, "formats": format.key_value_formats, "run": format.group,
         "columns": format.columns, "lag": rule.residual_length, "first": rule.num_sink_tokens,
     }  # fmt: skip
     arguments["contexts"] = tuple(max(pair) for pair in zip(scenario.lengths, arguments["spans"], strict=True))

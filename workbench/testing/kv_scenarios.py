@@ -34,7 +34,10 @@ class KVScenario:
 
     def __repr__(self) -> str:
         window = f", window {self.window}" if self.window else ""
-        return f"texts of {', '.join(map(str, self.lengths))} tokens ({self.num_kv_heads} groups{window}, seed {self.seed})"
+        return (
+            f"texts of {', '.join(map(str, self.lengths))} tokens "
+            f"({self.num_kv_heads} groups{window}, seed {self.seed})"
+        )
 
     def texts(self) -> dict[str, tuple[int, ...]]:
         generator = torch.Generator().manual_seed(self.seed)

@@ -1,4 +1,4 @@
-"""Results of a conformity kit, law by law."""
+"""Try a law on many examples, equal in every call, and report the results of a conformity kit law by law."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, settings
 from hypothesis.strategies import SearchStrategy, tuples
+
+SHRINK_TRIES = 30
+SUPPRESSED_CHECKS = (HealthCheck.nested_given, HealthCheck.too_slow, HealthCheck.differing_executors)
 
 
 class LawBroken(AssertionError):
@@ -52,10 +55,6 @@ class ConformityReport:
         lines = [f"{self.part}: {sum(law.ok for law in tried)} of {len(tried)} laws hold{rest}"]
         lines += [f"  {law.verdict:6}  {law.law} ({law.detail})" for law in self.laws]
         return "\n".join(lines)
-
-
-SHRINK_TRIES = 30
-SUPPRESSED_CHECKS = (HealthCheck.nested_given, HealthCheck.too_slow, HealthCheck.differing_executors)
 
 
 def check_law(law: str, check: Callable[..., None], examples: int, *drawn: SearchStrategy[Any]) -> Law:

@@ -1,4 +1,5 @@
-"""Laws of a scheduling policy, on integer schedules run by the real scheduler."""
+"""Check a custom scheduling policy against the laws of the workbench's own, on integer schedules run by the real
+scheduler."""
 
 from __future__ import annotations
 
@@ -24,6 +25,22 @@ from workbench.testing.policy_scenarios import (
 
 STARVATION_LIMIT = 200  # steps that a request may wait, where the policy has no limit
 STEPS_AHEAD = 250  # further steps for requests ahead: all work under way in a starvation scenario
+COMPETING_REQUESTS: dict[
+    str, tuple[ArrivingRequest, ArrivingRequest]
+] = {  # the waiting request, and those that arrive without end
+    "short prompts": (ArrivingRequest(0, 14, 3, 1), ArrivingRequest(0, 1, 2, 1)),
+    "long prompts": (ArrivingRequest(0, 2, 3, 1), ArrivingRequest(0, 20, 2, 1)),
+    "urgent requests": (ArrivingRequest(0, 6, 3, 2), ArrivingRequest(0, 6, 3, 0)),
+    "requests of other tenants": (ArrivingRequest(0, 6, 3, 1), ArrivingRequest(0, 6, 3, 1)),
+    "prompts without outputs": (ArrivingRequest(0, 5, 12, 1), ArrivingRequest(0, 9, 1, 1)),
+    "long outputs": (ArrivingRequest(0, 8, 3, 1), ArrivingRequest(0, 3, 24, 1)),
+}
+STARVATION_LAW = "no request starves among {}"
+# One slot or several, few tokens a step or many, pages for all requests or hardly one.
+_STARVATION_SCENARIOS = st.builds(
+    PolicyScenario, st.just(()), st.sampled_from(["full", "full and window"]), st.sampled_from([10, 40]),
+    st.sampled_from([1, 2, 4]), st.sampled_from([4, 24]),
+)  # fmt: skip
 
 
 def _pure(policy: SchedulingPolicy, scenario: PolicyScenario) -> None:
@@ -35,7 +52,8 @@ def _pure(policy: SchedulingPolicy, scenario: PolicyScenario) -> None:
         again = tuple(again.num_scheduled_tokens), tuple(again.preempted)
         if again != (decision.num_scheduled_tokens, decision.preempted):
             raise LawBroken(
-                f"step {plan.step}: called twice with one state it decides {decision.num_scheduled_tokens}, then {again[0]}"
+                f"step {plan.step}: called twice with one state it decides {decision.num_scheduled_tokens}, "
+                f"then {again[0]}"
             )
 
 
@@ -112,18 +130,6 @@ def _no_loop(policy: SchedulingPolicy, scenario: PolicyScenario) -> None:
             most[span.sequence.request_id] = max(most.get(span.sequence.request_id, 0), span.end)
 
 
-COMPETING_REQUESTS: dict[
-    str, tuple[ArrivingRequest, ArrivingRequest]
-] = {  # the waiting request, and those that arrive without end
-    "short prompts": (ArrivingRequest(0, 14, 3, 1), ArrivingRequest(0, 1, 2, 1)),
-    "long prompts": (ArrivingRequest(0, 2, 3, 1), ArrivingRequest(0, 20, 2, 1)),
-    "urgent requests": (ArrivingRequest(0, 6, 3, 2), ArrivingRequest(0, 6, 3, 0)),
-    "requests of other tenants": (ArrivingRequest(0, 6, 3, 1), ArrivingRequest(0, 6, 3, 1)),
-    "prompts without outputs": (ArrivingRequest(0, 5, 12, 1), ArrivingRequest(0, 9, 1, 1)),
-    "long outputs": (ArrivingRequest(0, 8, 3, 1), ArrivingRequest(0, 3, 24, 1)),
-}
-
-
 def check_no_starvation(policy: SchedulingPolicy, competing: str, scenario: PolicyScenario) -> None:
     """Check that each waiting or running request ends within the starvation limit and the work ahead of it.
 
@@ -150,7 +156,8 @@ def check_no_starvation(policy: SchedulingPolicy, competing: str, scenario: Poli
             return
     done = f"{awaited[0].num_computed_tokens} of its tokens computed, {awaited[0].num_preemptions} preemptions"
     raise LawBroken(
-        f"among {competing} without end, one has not ended after {starvation_limit + STEPS_AHEAD} steps ({done}), on {scenario}"
+        f"among {competing} without end, one has not ended after {starvation_limit + STEPS_AHEAD} steps ({done}), "
+        f"on {scenario}"
     )
 
 
@@ -173,14 +180,6 @@ LAWS: dict[str, Callable[[SchedulingPolicy, PolicyScenario], None]] = {
     "no preemption loop: between two of one sequence some request advances further": _no_loop,
     "the same state gives the same plan": _pure,
 }
-STARVATION_LAW = "no request starves among {}"
-
-
-# One slot or several, few tokens a step or many, pages for all requests or hardly one.
-_STARVATION_SCENARIOS = st.builds(
-    PolicyScenario, st.just(()), st.sampled_from(["full", "full and window"]), st.sampled_from([10, 40]),
-    st.sampled_from([1, 2, 4]), st.sampled_from([4, 24]),
-)  # fmt: skip
 
 
 def check_policy(policy: Any, examples: int = 40, kind: Any = "continuous") -> ConformityReport:

@@ -1,4 +1,7 @@
-"""Rows of logits for tests: random, tied, constant, peaked, and with tokens already removed."""
+"""Check a custom filter or sampler against the laws of the workbench's own.
+
+Rows of logits are random, tied, constant, peaked, or have tokens already removed.
+"""
 
 from __future__ import annotations
 

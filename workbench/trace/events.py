@@ -125,7 +125,7 @@ class Preempted(Event):
 
 @dataclass(frozen=True, slots=True)
 class ThreadsChanged(Event):
-    """Compiled steps run on another number of threads after this step, and why (see engine/contention.py)."""
+    """Compiled steps run on another number of threads after this step, and why (see executors/contention.py)."""
 
     kind: ClassVar[str] = "threads_changed"
     step: int = 0

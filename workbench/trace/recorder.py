@@ -120,8 +120,8 @@ class Recorder:
         return rows
 
     def decisions(self) -> list[dict]:
-        """One row a decision of the scheduler (`kind` planned), one a preemption that came of it (preempted), one a change
-        of threads (threads_changed), whose action is how many."""
+        """Return one row for each decision of the scheduler (`kind` planned), each preemption that followed from it
+        (preempted), and each change of threads (threads_changed; its action is the new number of threads)."""
         return [
             {
                 "time": e.time,

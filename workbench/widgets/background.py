@@ -1,4 +1,5 @@
-"""Background work: handles of requests and commands, and the kernel's stop button."""
+"""Background work: handles of requests and of commands in processes of their own, and the kernel's stop button for
+them."""
 
 from __future__ import annotations
 
@@ -16,6 +17,8 @@ from typing import Protocol
 from workbench.errors import WorkbenchError
 from workbench.progress import notebook_kernel
 from workbench.trace.events import Event
+
+CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 class RequestHandle:
@@ -107,9 +110,6 @@ class FifoLock:
         with self._bell:
             self._line.remove(owner)
             self._bell.notify_all()
-
-
-CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 def child_environment() -> dict[str, str]:

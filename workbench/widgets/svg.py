@@ -1,7 +1,8 @@
-"""SVG helpers: markup that takes its colours from the page around it and has its own where there is none.
+"""SVG helpers: markup that takes its colours from the page around it and has its own where there is none; numbers with
+three digits and their unit.
 
-Series colours are those of Okabe and Ito (2008), distinct to colour-blind readers; amounts are shaded with
-cividis (Nunez, Anderton, Renslow 2018), which such readers see alike.
+Series colours are those of Okabe and Ito (2008), distinct to colour-blind readers; amounts are shaded with cividis
+(Nunez, Anderton, Renslow 2018), which such readers see alike.
 """
 
 from __future__ import annotations
@@ -99,7 +100,8 @@ def document(width: float, height: float, *parts: str, title: str) -> str:
     """Return a whole picture; `title` is read by screen readers. It shrinks with its place, never beyond `width`."""
     return tag(
         "svg", tag("title", escape(title)), tag("style", BASE_STYLE), *parts,
-        xmlns="http://www.w3.org/2000/svg", class_="wb-pic", role="group", viewBox=f"0 0 {format_coordinate(width)} {format_coordinate(height)}",
+        xmlns="http://www.w3.org/2000/svg", class_="wb-pic", role="group",
+        viewBox=f"0 0 {format_coordinate(width)} {format_coordinate(height)}",
         width=float(width), height=float(height), style="max-width:100%;height:auto",
     )  # fmt: skip
 
@@ -115,7 +117,7 @@ def cividis_colour(fraction: float) -> str:
 
 
 def contrast_colour(fraction: float) -> str:
-    """Black or white, whichever is read on `shade(share)`."""
+    """Return black or white, whichever contrasts with `cividis_colour(fraction)`."""
     return "#ffffff" if fraction < 0.55 else "#000000"
 
 

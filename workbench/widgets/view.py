@@ -1,6 +1,7 @@
 """Base of every widget: controls above a picture that is drawn in Python.
 
-The picture is a function of the widget's state. The same drawing is shown live, saved, exported, printed and tested.
+The picture is a function of the widget's state. The same drawing is shown live, saved, exported, printed and tested. Of
+a picture that gets longer at its end only new pieces are sent to the browser.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Decode steps of one sequence at several context lengths, timed for many runners in turn."""
+"""Memory and time of variants: bytes a token, sequences that fit into a pool, and decode steps by context length, timed
+for many runners in turn."""
 
 from __future__ import annotations
 
@@ -25,6 +26,7 @@ from workbench.request import Request, SamplingParameters
 from workbench.trace.events import Finished, Stepped
 
 ProgressCallback = Callable[[str], None]
+OUTPUT_TOKENS = 4  # tokens after the text whose memory is looked at
 
 
 def time_decode_steps(
@@ -80,9 +82,6 @@ def _decoding(runner: Runner, context: int, tokens: int) -> Iterator[Stepped]:
                 yield event
     finally:
         events.close()  # type: ignore[attr-defined]
-
-
-OUTPUT_TOKENS = 4  # tokens after the text whose memory is looked at
 
 
 def cache_bytes(runner: Runner, ids: Sequence[int]) -> dict[str, Any]:

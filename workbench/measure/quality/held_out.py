@@ -1,4 +1,7 @@
-"""Held-out text for the demo model: modules of Python's standard library listed in the model's card."""
+"""Texts of a quality run, the same for the same seed: windows to score, prompts to continue, identifiers to copy.
+
+They are cut from held-out text for the demo model: modules of Python's standard library listed in the model's card.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ from workbench.measure.quality.teacher_forcing import ForcedText
 from workbench.prompt.tokenizer import Tokenizer
 
 BEGIN, END = "<|begin|>", "<|end|>"
+MIN_PROMPT_TOKENS = 16
 
 
 @dataclass(frozen=True)
@@ -105,9 +109,6 @@ def _ends(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
     if BEGIN in control and END in control:
         return (control[BEGIN],), (control[END],)
     return tokenizer.bos_token_ids, ()
-
-
-MIN_PROMPT_TOKENS = 16
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,8 @@
-"""Greedy outputs, and the first token in which they differ from a reference's."""
+"""Quality and cost of attention variants and cache formats, each compared with the same model in float32 with a dense
+cache.
+
+Greedy outputs are compared by the first token in which they differ from the reference's.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +35,8 @@ from workbench.measure.quality.teacher_forcing import (
 from workbench.progress import StageCounter
 from workbench.request import Request, SamplingParameters
 
+ProgressCallback = Callable[[str], None]
+
 
 def greedy_outputs(runner: Runner, prompts: Sequence[tuple[int, ...]], tokens: int) -> list[tuple[int, ...]]:
     """Return the `tokens` most likely tokens after each prompt."""
@@ -55,9 +61,6 @@ def greedy_divergence_summary(first_divergences: Sequence[int | None], tokens: i
         "first_divergence": sum(tokens if place is None else place for place in first_divergences)
         / len(first_divergences),
     }
-
-
-ProgressCallback = Callable[[str], None]
 
 
 def measure_quality(

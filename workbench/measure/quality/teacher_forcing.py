@@ -1,7 +1,9 @@
 """Teacher forcing: run known texts through a runner as if it generated them, and score each token.
 
 The run is like serving: chunked prefill and decode, pages, the cache's own format, the backend. Only the next token is
-taken from the text, and logits of more positions than the last are computed."""
+taken from the text, and logits of more positions than the last are computed. Two models' next-token distributions are
+compared token by token over the same texts.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +27,7 @@ from workbench.sampling.verify import Draft
 from workbench.scheduler.plan import StepPlan
 
 LogitsCallback = Callable[[int, int, Tensor], None]
+MAX_ROWS_PER_COMPARISON = 512  # rows compared at once: the default maximum of a step
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,8 @@ class ForcedText:
     def __post_init__(self) -> None:
         if not 1 <= self.first_scored < len(self.ids) or not 1 <= self.num_prompt_tokens < len(self.ids):
             raise ValueError(
-                f"{len(self.ids)} tokens: first {self.first_scored} and prefilled {self.num_prompt_tokens} must be in 1.."
+                f"{len(self.ids)} tokens: first {self.first_scored} and prefilled {self.num_prompt_tokens} "
+                "must be in 1.."
             )
 
 
@@ -105,9 +109,9 @@ class _ForcedSampler:
     def __init__(self, texts: Sequence[ForcedText]):
         self.texts = texts
 
-    def admit(self, sequence: Served) -> None: ...
+    def add(self, sequence: Served) -> None: ...
 
-    def forget(self, request_id: str) -> None: ...
+    def remove(self, request_id: str) -> None: ...
 
     def verify(self, logits: Tensor, sequences: list[Served], drafts: Sequence[Draft]) -> list[list[SampledToken]]:
         return [[SampledToken(self.texts[int(served.request_id)].ids[len(served.token_ids)])] for served in sequences]
@@ -122,9 +126,6 @@ def _replaced(runner: Runner, executor: Any, sampler: Any) -> Iterator[None]:
         yield
     finally:
         runner.executor, runner.tracker.sampler, runner.speculator = own
-
-
-MAX_ROWS_PER_COMPARISON = 512  # rows compared at once: the default maximum of a step
 
 
 @dataclass

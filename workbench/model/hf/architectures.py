@@ -1,4 +1,9 @@
-"""Llama's block and its relatives: Mistral with a window, Qwen 3 with normed queries and keys."""
+"""Architectures of Hugging Face configurations as model specs, by family.
+
+- Llama's block and its relatives: Mistral with a window, Qwen 3 with normed queries and keys.
+- Gemma 2 and 3 (Google, 2024 and 2025): norms around both parts, alternating windows, scaled embeddings.
+- A mixture of experts or a compressed cache: gpt-oss (OpenAI, 2025) and DeepSeek-V3 (2024).
+"""
 
 from __future__ import annotations
 
@@ -30,6 +35,9 @@ from workbench.model.spec import (
     RotaryConfig,
     RotaryScaling,
 )
+
+CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+GPT_OSS_BASE = 150_000.0
 
 
 def llama(config: ConfigFields, name: str) -> ModelSpec:
@@ -78,9 +86,6 @@ def qwen3(config: ConfigFields, name: str) -> ModelSpec:
         for kind, sliding in ((FULL, None), (SLIDING, window))
     }
     return build_spec(config, name, layers_by_type(kinds, of_kind))
-
-
-CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 
 
 def gemma2(config: ConfigFields, name: str) -> ModelSpec:
@@ -143,9 +148,6 @@ def _gemma(
         embedding_scale=config.integer("hidden_size") ** 0.5,
         final_logit_softcapping=final_logit_softcapping,
     )
-
-
-GPT_OSS_BASE = 150_000.0
 
 
 def gpt_oss(config: ConfigFields, name: str) -> ModelSpec:

@@ -1,4 +1,8 @@
-"""Sources of attention weights behind one protocol: a text computed whole, an inspection, plain arrays."""
+"""Attention weights for drawing: their sources behind one protocol, quantized to bytes and cut into tiles on demand.
+
+A source is a text computed whole, an inspection or plain arrays. Byte 0 marks a key that the query does not see; 1 to
+255 are the square root of the weight. Coarser levels of tiles are maxima of finer ones.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,11 @@ from workbench.errors import WorkbenchError
 MaskPredicate = Callable[
     [Any, Any], Any
 ]  # positions of queries and keys that broadcast -> whether the query looks there
+TILE_SIDE = 256  # cells of a tile
+TILE_CACHE_BYTES = 64 * 2**20  # bytes of rows kept
+ByteMatrix = np.ndarray  # uint8 [row, column]
+ROWS_PER_STRIP = 256  # rows read at once, of all heads
+LAYER_CACHE_BYTES = 128 * 2**20
 
 
 class AttentionSource(Protocol):
@@ -103,7 +112,7 @@ class ArrayAttentionSource:
 
 
 class ComputedAttentionSource:
-    """Weights of a `WholeText`, every position a row; more come as it is extended."""
+    """Weights of a `TextAttention`, every position a row; more come as it is extended."""
 
     def __init__(self, text: Any):
         self.text = text
@@ -160,12 +169,6 @@ def mask_cells(mask: MaskPredicate, positions: Sequence[int], columns: int) -> n
 
     query, key = torch.tensor(list(positions), dtype=torch.long)[:, None], torch.arange(columns)[None]
     return ((key <= query) & mask(query, key)).expand(len(query), columns).numpy()
-
-
-TILE_SIDE = 256  # cells of a tile
-TILE_CACHE_BYTES = 64 * 2**20  # bytes of rows kept
-
-ByteMatrix = np.ndarray  # uint8 [row, column]
 
 
 class TilePyramid:
@@ -249,10 +252,6 @@ def _max_pool(cells: ByteMatrix) -> ByteMatrix:
 
 def _pad_columns(cells: ByteMatrix, columns: int) -> ByteMatrix:
     return cells if cells.shape[1] == columns else np.pad(cells, [(0, 0), (0, columns - cells.shape[1])])
-
-
-ROWS_PER_STRIP = 256  # rows read at once, of all heads
-LAYER_CACHE_BYTES = 128 * 2**20
 
 
 def quantize_weights(weights: np.ndarray, visible: np.ndarray) -> np.ndarray:

@@ -1,4 +1,8 @@
-"""Draw a layer's heads side by side, banded by KV head, and one weight map with its axes."""
+"""Draw a layer's heads side by side, banded by KV head, and one weight map of any size with its axes, labels and bounds
+of window and sinks.
+
+The map is a canvas: tiles of bytes are sent when they come into sight.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +34,8 @@ LINE_MEANINGS = (
     (HEADS_DASH, "the next head's rows"),
 )
 TICKS = (0.0, 0.01, 0.1, 0.25, 0.5, 1.0)
+MAX_STEPPED_ROWS = 128  # rows at most whose edge is drawn step by step
+FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,8 @@ def draw_heads(thumbs: Sequence[HeadThumbnail], caption: Sequence[str]) -> tuple
         parts.append(_image(x, y + 15, THUMBNAIL_SIDE, THUMBNAIL_SIDE, thumb.cells))
         parts.append(
             svg.rect(
-                x, y + 15, THUMBNAIL_SIDE, THUMBNAIL_SIDE, key=f"head {thumb.head}", fill="transparent", stroke="currentColor",
+                x, y + 15, THUMBNAIL_SIDE, THUMBNAIL_SIDE,
+                key=f"head {thumb.head}", fill="transparent", stroke="currentColor",
                 stroke_width=3 if thumb.chosen else 0.5, tabindex=0 if thumb.chosen else -1, role="button",
                 aria_label=f"head {thumb.head}", tip=f"head {thumb.head} reads keys and values {thumb.kv_head}",
             )
@@ -118,7 +125,10 @@ def draw_map(shown: WeightMap, y: float) -> tuple[str, float]:
         where = top + cell * (n + 0.5) + 3
         parts.append(svg.text(LEFT - 5, where, name[-13:], text_anchor="end", font_size=size))
     for n, name in _labels(shown.column_names, range(shown.columns), cell, named):
-        turned = f"translate({svg.format_coordinate(LEFT + cell * (n + 0.5) + 3)},{svg.format_coordinate(top - 5)}) rotate(-90)"
+        turned = (
+            f"translate({svg.format_coordinate(LEFT + cell * (n + 0.5) + 3)},{svg.format_coordinate(top - 5)}) "
+            "rotate(-90)"
+        )
         parts.append(svg.tag("g", svg.text(0, 0, name[:11], font_size=size), transform=turned))
     parts.append(svg.text(4, y + 12, "from ↓  to →", class_="faint", font_size=10))
     return "".join(parts), room + high + 8
@@ -146,9 +156,6 @@ def _image(x: float, y: float, width: float, height: float, cells: np.ndarray) -
         "image", x=float(x), y=float(y), width=float(width), height=float(height), href=data_uri(cells),
         preserveAspectRatio="none", style="image-rendering:pixelated",
     )  # fmt: skip
-
-
-MAX_STEPPED_ROWS = 128  # rows at most whose edge is drawn step by step
 
 
 @dataclass(frozen=True)
@@ -220,9 +227,6 @@ def token_label(token: bytes) -> str:
     """A token's text in one line, whatever it holds."""
     text = token.decode("utf-8", "replace")
     return "".join({" ": "·", "\n": "⏎", "\t": "⇥"}.get(c, c if c.isprintable() else "�") for c in text)
-
-
-FOLDER = Path(__file__).parent
 
 
 class HeatMap(anywidget.AnyWidget):

@@ -1,4 +1,7 @@
-"""Show attention weights of a layer and head, also of a text that is being generated."""
+"""Show attention weights of a layer and head, also of a text that is being generated.
+
+Such a text is computed a second time beside its runner, so that every row's weights can be shown.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,10 @@ if TYPE_CHECKING:
 
 VIEW_CACHE_BYTES = 256 * 2**20  # bytes of all layers that were looked at; the one in sight is kept in any case
 STACKED = (("one head", False), ("heads that share keys", True))
+QUANTIZED_NOTE = (
+    "keys as they were computed, not as the packed cache reads them: for that, AttentionView(runner, inspection)"
+)
+EVICTION_NOTE = "every key is there, not only those the eviction keeps: for that, AttentionView(runner, inspection)"
 
 
 class AttentionView(PictureWidget):
@@ -229,12 +236,6 @@ class AttentionView(PictureWidget):
 
     def _picked(self, change: dict[str, Any]) -> None:
         self.head = int(str(change["new"]).removeprefix("head "))
-
-
-QUANTIZED_NOTE = (
-    "keys as they were computed, not as the packed cache reads them: for that, AttentionView(runner, inspection)"
-)
-EVICTION_NOTE = "every key is there, not only those the eviction keeps: for that, AttentionView(runner, inspection)"
 
 
 class GenerationFollower:

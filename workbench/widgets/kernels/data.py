@@ -1,4 +1,7 @@
-"""Fetch operators and their compilation stages on demand."""
+"""Fetch operators and their compilation stages on demand, and highlight their code.
+
+Highlighted lines have few classes: k keyword, c comment, s string, n number, t type or operation.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,19 @@ DEFAULT_STAGE = {
     "triton": "source",
     "eager": "source",
 }  # where fusion shows best
+LANGUAGES = {
+    "source": "python", "api": "python", "graph": "python", "decomposed": "python", "post_grad": "python",
+    "ir": "python", "fused_ir": "python", "python": "python", "cpp": "cpp", "triton": "python", "llir": "llvm",
+    "ptx": "ptx", "asm": "gas", "torch": "mlir", "linalg": "mlir", "transformed": "mlir", "bufferized": "mlir",
+    "vector": "mlir", "llvm": "mlir", "ttir": "mlir", "ttgir": "mlir",
+}  # fmt: skip
+CODE_STYLE = (
+    ".wb-code .k{color:var(--jp-mirror-editor-keyword-color,#008000);font-weight:bold}"
+    ".wb-code .c{color:var(--jp-mirror-editor-comment-color,#408080);font-style:italic}"
+    ".wb-code .s{color:var(--jp-mirror-editor-string-color,#ba2121)}"
+    ".wb-code .n{color:var(--jp-mirror-editor-number-color,#6a737d)}"
+    ".wb-code .t{color:var(--jp-mirror-editor-builtin-color,#0550ae)}"
+)
 
 
 @contextmanager
@@ -54,7 +70,7 @@ def case_name(operator: str, name: str | None) -> str:
 
 
 def make_stages(operator: str, case: str, backend: str) -> Any:
-    """Return the `Stages` of a backend, or as text the reason why it cannot make them here."""
+    """Return the `CompilerStages` of a backend, or as text the reason why it cannot make them here."""
     from compiled_kernels.backends import Backend
     from compiled_kernels.cases import case_of, suite_of
     from compiled_kernels.stages import stages_of
@@ -73,21 +89,6 @@ def fusion_data(made: Any) -> Mapping[str, Any] | None:
 
 def default_stage(backend: str, texts: Mapping[str, str]) -> str:
     return DEFAULT_STAGE[backend] if DEFAULT_STAGE[backend] in texts else next(iter(texts))
-
-
-LANGUAGES = {
-    "source": "python", "api": "python", "graph": "python", "decomposed": "python", "post_grad": "python",
-    "ir": "python", "fused_ir": "python", "python": "python", "cpp": "cpp", "triton": "python", "llir": "llvm",
-    "ptx": "ptx", "asm": "gas", "torch": "mlir", "linalg": "mlir", "transformed": "mlir", "bufferized": "mlir",
-    "vector": "mlir", "llvm": "mlir", "ttir": "mlir", "ttgir": "mlir",
-}  # fmt: skip
-CODE_STYLE = (
-    ".wb-code .k{color:var(--jp-mirror-editor-keyword-color,#008000);font-weight:bold}"
-    ".wb-code .c{color:var(--jp-mirror-editor-comment-color,#408080);font-style:italic}"
-    ".wb-code .s{color:var(--jp-mirror-editor-string-color,#ba2121)}"
-    ".wb-code .n{color:var(--jp-mirror-editor-number-color,#6a737d)}"
-    ".wb-code .t{color:var(--jp-mirror-editor-builtin-color,#0550ae)}"
-)
 
 
 def highlight_lines(text: str, stage: str) -> list[str]:

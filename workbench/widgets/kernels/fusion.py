@@ -1,7 +1,7 @@
 """Mark with letters the lines of a stage that became one kernel or one loop nest.
 
-On the backend inductor a letter means the same loop in every stage: its scheduler reports the operations of each.
-Other compilers do not report them; letters count operations of linalg, loops and whole kernels of one stage.
+On the backend inductor a letter means the same loop in every stage: its scheduler reports the operations of each. Other
+compilers do not report them; letters count operations of linalg, loops and whole kernels of one stage.
 """
 
 from __future__ import annotations
@@ -17,6 +17,16 @@ INNER = re.compile(
     r"\b((?:arith|math)\.(?!constant)\w+|vector\.(?:reduction|multi_reduction|contract|outerproduct|fma))"
 )
 KERNEL = re.compile(r"^(?:#|//|;) (.+: \w+) sm_\d+ \((.*)$")
+STRUCTURED = {
+    "linalg": (LINALG, "operation of linalg"),
+    "transformed": (LOOP, "loop nest"),
+    "bufferized": (LOOP, "loop nest"),
+    "vector": (LOOP, "loop nest"),
+}
+OPERATION = re.compile(r"^\s*(\w+)(?:: \"[^\"]*\")? = ")
+SOURCE_COMMENT = re.compile(r"^\s*# File: ")
+NODE_NAMES = re.compile(r"^(?:class )?((?:op\d+_?)+)")
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def mark_fusion(
@@ -32,14 +42,6 @@ def mark_fusion(
     if backend == "mlir" and stage in STRUCTURED:
         return _blocks(lines, *STRUCTURED[stage])
     return FusionMarks()
-
-
-STRUCTURED = {
-    "linalg": (LINALG, "operation of linalg"),
-    "transformed": (LOOP, "loop nest"),
-    "bufferized": (LOOP, "loop nest"),
-    "vector": (LOOP, "loop nest"),
-}
 
 
 def summarize_fusion(backend: str, texts: Mapping[str, str], fusion: Mapping[str, Any] | None) -> str:
@@ -109,11 +111,6 @@ def _count_text(count: int, word: str) -> str:
     if first in ("operation", "kernel", "loop") and rest.startswith(("of", "before", "written")):
         return f"{count} {first}s {rest}"
     return f"{count} {word}s"
-
-
-OPERATION = re.compile(r"^\s*(\w+)(?:: \"[^\"]*\")? = ")
-SOURCE_COMMENT = re.compile(r"^\s*# File: ")
-NODE_NAMES = re.compile(r"^(?:class )?((?:op\d+_?)+)")
 
 
 def mark_loops(stage: str, lines: Sequence[str], fusion: Mapping[str, Any], graph: str) -> FusionMarks:
@@ -191,9 +188,6 @@ def _by_kernel(lines: Sequence[str], kernels: Mapping[str, str]) -> Iterable[str
             nests, number = "", number + 1
         if line.startswith("'''") or line == "}":
             whole = ""
-
-
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 @dataclass(frozen=True)

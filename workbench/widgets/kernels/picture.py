@@ -1,5 +1,5 @@
-"""An operator on its way to the machine, drawn: the stages of each backend, one stage's text with what was fused marked,
-and the backends' times."""
+"""Draw how an operator is compiled: the stages of each backend, one stage's text with the fused operations marked, and
+the backends' times."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ STYLE = (
 
 @dataclass(frozen=True)
 class KernelPage:
-    """`sizes` are, for each backend, lines by stage, or why there are none; `rows` the backends' times, as `kernels bench`
-    gives them."""
+    """The data of one drawing. `sizes` has, for each backend, the number of lines by stage, or the reason why it has no
+    stages; `rows` are the backends' times as `kernels bench` gives them."""
 
     title: str
     backend: str

@@ -93,8 +93,8 @@ class KernelView(PictureWidget):
         return self
 
     def measure(self, seconds: float = 0.2, ceilings: bool = True) -> KernelView:
-        """Time the backends on this case in the background, `seconds` for each, beside the backend eager; and, for the share
-        of them that is reached, what this machine's memory and cores can do."""
+        """Time the backends on this case in the background, `seconds` for each, beside the backend eager. With
+        `ceilings`, measure this machine's memory and cores too, for the share of them that is reached."""
         self.stop()
         key, backends = (self.operator, self.case), dict.fromkeys(("eager", *self.backends))
 
@@ -177,8 +177,8 @@ class KernelView(PictureWidget):
         self.backend, self.stage = backend, stage
 
     def _want(self, backend: str | None = None) -> tuple[str, str, str]:
-        """Have it made, unless it is or will be; its key. Of the backend eager nothing is compiled: it is there at once,
-        whatever this view or another compiles."""
+        """Request the stages of this case on `backend`, unless they are made or requested already; return their key.
+        Those of the backend eager need no compiling: they are there at once, whatever any view compiles."""
         key = self.operator, self.case, backend or self.backend
         if key[2] == "eager" and key not in self._made:
             self._made[key] = kernel_stages.make_stages(*key)

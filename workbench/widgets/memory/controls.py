@@ -1,4 +1,8 @@
-"""Controls missing in ipywidgets: an integer on a logarithmic slider, and a choice with free text."""
+"""Controls of the memory calculator: its settings, initial values from a runner, and two controls that ipywidgets
+lacks.
+
+The two are an integer on a logarithmic slider, and a choice with free text.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,8 @@ if TYPE_CHECKING:
 
 OTHER = "…"
 LABEL_STYLE = {"description_width": "6.5em"}
+THIS_MACHINE = "this machine"
+MAX_CONTEXT_POWER, MAX_BATCH_POWER = 24, 14  # powers of two
 
 
 class LogSlider(ipywidgets.HBox):
@@ -86,10 +92,6 @@ class ChoiceOrText(ipywidgets.HBox):
         self.choice.value = OTHER if own else self.value
         if own:
             self.field.value = self.value
-
-
-THIS_MACHINE = "this machine"
-MAX_CONTEXT_POWER, MAX_BATCH_POWER = 24, 14  # powers of two
 
 
 def build_controls(state: Any, given: Sequence[str]) -> list[ipywidgets.Widget]:

@@ -67,11 +67,18 @@ def draw_bars(stacks: Sequence[MemoryBar], available: float | None, title: str) 
 def draw_table(lines: Sequence[MemoryTableRow], total: float) -> str:
     rows = "".join(
         f"<tr><td>{_swatch(line.letter)}</td><td>{escape(line.name)}</td><td {RIGHT_ALIGNED}>{line.bytes:,.0f}</td>"
-        f"<td {RIGHT_ALIGNED}>{format_bytes(line.bytes)}</td><td style='text-align:left'>{escape(line.formula)}</td></tr>"
+        f"<td {RIGHT_ALIGNED}>{format_bytes(line.bytes)}</td>"
+        f"<td style='text-align:left'>{escape(line.formula)}</td></tr>"
         for line in lines
     )
-    whole = f"<tr><th></th><th>in all</th><th {RIGHT_ALIGNED}>{total:,.0f}</th><th {RIGHT_ALIGNED}>{format_bytes(total)}</th><th></th></tr>"
-    heads = f"<tr><th></th><th>part</th><th {RIGHT_ALIGNED}>bytes</th><th></th><th style='text-align:left'>formula</th></tr>"
+    whole = (
+        f"<tr><th></th><th>in all</th><th {RIGHT_ALIGNED}>{total:,.0f}</th>"
+        f"<th {RIGHT_ALIGNED}>{format_bytes(total)}</th><th></th></tr>"
+    )
+    heads = (
+        f"<tr><th></th><th>part</th><th {RIGHT_ALIGNED}>bytes</th><th></th>"
+        "<th style='text-align:left'>formula</th></tr>"
+    )
     return f"<table {TABLE_SPACING}>{heads}{rows}{whole}</table>"
 
 

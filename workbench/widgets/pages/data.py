@@ -1,7 +1,9 @@
-"""Owners of pages at one moment, as plain numbers: the data of a page map.
+"""Owners of pages at one moment, as plain numbers: the data of a page map, and a log of them, step by step.
 
-page of a group        0 (null) | free | held by sequences | idle: held by the prefix index alone
-slot on the CPU                 free | saved by a preempted sequence | of the index
+    page of a group        0 (null) | free | held by sequences | idle: held by the prefix index alone
+    slot on the CPU                 free | saved by a preempted sequence | of the index
+
+Snapshots are taken between two steps of a scheduler, and thinned beyond a maximum.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from workbench.scheduler.scheduler import Scheduler
 
 Ints = NDArray[np.int32]
+MAX_SNAPSHOTS = 1024  # snapshots kept; beyond them every second one of the older half is let go
 
 
 @dataclass(frozen=True)
@@ -224,9 +227,6 @@ def _index_pages_on_cpu(manager: KVCacheManager, group: int) -> list[int]:
     """Return the CPU pages of the prefix cache, and those being swapped in."""
     fetched = [place for t, place in manager.cpu_pages.fetched if t == group]
     return fetched + (list(manager.prefix_cache.tree.on_cpu[group]) if manager.prefix_cache is not None else [])
-
-
-MAX_SNAPSHOTS = 1024  # snapshots kept; beyond them every second one of the older half is let go
 
 
 class SnapshotLog:

@@ -1,6 +1,8 @@
 """A snapshot of pages as a picture: what happened to each panel's pages over the steps, and every page by its owner.
 
-Owners have letters beside colours, shared pages hatching, idle ones dashes.
+Owners have letters beside colours, shared pages hatching, idle ones dashes. Over the steps owners are stacked bands, as
+high as the pages each holds. A band has its letters where there is room; bands of one colour differ in hatching, thin
+ones too.
 """
 
 from __future__ import annotations
@@ -28,6 +30,15 @@ STYLE = (
     ".wb-pic .bi{fill:currentColor;fill-opacity:.16}"
     ".wb-pic .b{font-weight:600}.wb-pic .s{font-size:11px}"
 )
+STRIP_HEIGHT = 56.0
+MAX_COLUMNS = 96  # snapshots drawn at most, of all there are
+HATCHES = (  # in the order in which the colours come again: none, and then these, in squares of 5
+    "M-1 6L6 -1M-1 1L1 -1M4 6L6 4", "M-1 -1L6 6M4 -1L6 1M-1 4L1 6", "M0 2.5h5", "M2.5 0v5", "M0 2.5h5M2.5 0v5"
+)  # fmt: skip
+PATTERNS = svg.tag("defs", *(
+    f'<pattern id="wb-band-{n}" width="5" height="5" patternUnits="userSpaceOnUse">'
+    f'<path d="{d}" stroke="#000" stroke-opacity=".65" fill="none"/></pattern>' for n, d in enumerate(HATCHES, 1)
+))  # fmt: skip
 
 
 def draw_page_map(
@@ -153,17 +164,6 @@ def _legend(y: float) -> str:
     return svg.group(*parts)
 
 
-STRIP_HEIGHT = 56.0
-MAX_COLUMNS = 96  # snapshots drawn at most, of all there are
-HATCHES = (  # in the order in which the colours come again: none, and then these, in squares of 5
-    "M-1 6L6 -1M-1 1L1 -1M4 6L6 4", "M-1 -1L6 6M4 -1L6 1M-1 4L1 6", "M0 2.5h5", "M2.5 0v5", "M0 2.5h5M2.5 0v5"
-)  # fmt: skip
-PATTERNS = svg.tag("defs", *(
-    f'<pattern id="wb-band-{n}" width="5" height="5" patternUnits="userSpaceOnUse">'
-    f'<path d="{d}" stroke="#000" stroke-opacity=".65" fill="none"/></pattern>' for n, d in enumerate(HATCHES, 1)
-))  # fmt: skip
-
-
 def draw_strip(
     snapshot: PageSnapshot,
     history: Sequence[PageSnapshot],
@@ -201,7 +201,10 @@ def draw_strip(
     first_band = True
     for name, counts, below, top in reversed(tops):  # each covers what is below it, which is drawn over it
         tip = _tip(name, counts, drawn, now.get(name, 0), snapshot.step, numbers)
-        live = f'data-key="band:{panel}:{svg.escape_attribute(_band_label(name, numbers))}" tabindex="{0 if first_band else -1}"'
+        live = (
+            f'data-key="band:{panel}:{svg.escape_attribute(_band_label(name, numbers))}" '
+            f'tabindex="{0 if first_band else -1}"'
+        )
         band = _band(
             name, counts, below, top, edges, y, most, numbers, f'data-tip="{svg.escape_attribute(tip)}" {live}'
         )

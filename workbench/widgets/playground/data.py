@@ -1,4 +1,5 @@
-"""Tokens and times of one request of the playground, gathered from its events."""
+"""Generate one text in the background and gather its tokens and times from its events; the last few runners are
+cached."""
 
 from __future__ import annotations
 
@@ -15,6 +16,12 @@ from workbench.errors import WorkbenchError, describe_error
 from workbench.widgets.tokens.text import GeneratedToken
 
 TokenText = Callable[[int], str]
+NUM_LOGPROBS = 5  # that are shown of every token, unless the experiment asks for more
+STATUS_INTERVAL_SECONDS = 0.5  # seconds between two words on how long something takes
+STILL_LOADING = "stopped; what was begun of its runner still goes on, and is kept if it is finished"
+MAX_RUNNERS = 3
+# What may differ between experiments that one runner serves.
+PER_REQUEST_SETTINGS = {"question", "sampling", "workload", "measure", "variants", "sweep", "judge"}
 
 
 @dataclass
@@ -92,11 +99,6 @@ class PlayedRequest:
         chance = None if event.logprob is None else math.exp(event.logprob)
         piece = GeneratedToken(event.token_id, event.text, self.token_text(event.token_id), chance, chances)
         self.tokens_by_sample.setdefault(event.sample, []).append(piece)
-
-
-NUM_LOGPROBS = 5  # that are shown of every token, unless the experiment asks for more
-STATUS_INTERVAL_SECONDS = 0.5  # seconds between two words on how long something takes
-STILL_LOADING = "stopped; what was begun of its runner still goes on, and is kept if it is finished"
 
 
 class _Stopped(Exception):
@@ -231,11 +233,6 @@ def format_token_bytes(piece: bytes) -> str:
         return repr(piece.decode())
     except UnicodeDecodeError:
         return " ".join(f"{byte:02X}" for byte in piece)
-
-
-MAX_RUNNERS = 3
-# What may differ between experiments that one runner serves.
-PER_REQUEST_SETTINGS = {"question", "sampling", "workload", "measure", "variants", "sweep", "judge"}
 
 
 class RunnerCache:

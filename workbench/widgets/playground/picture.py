@@ -1,4 +1,5 @@
-"""Draw a generation: its figures, its text, and the legend of probabilities."""
+"""Draw a generation: its figures, its text, the legend of probabilities, and buttons that copy the experiment as YAML
+or Python."""
 
 from __future__ import annotations
 

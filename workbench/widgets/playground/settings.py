@@ -1,4 +1,5 @@
-"""Initial settings of the playground, and settings that do not apply to a single request."""
+"""Settings of the playground: the initial ones, those that do not apply to a single request, and a Python text of those
+that differ from the defaults."""
 
 from __future__ import annotations
 
@@ -13,6 +14,16 @@ DEFAULT_PROMPT = "def fibonacci(n):\n"
 QUESTION = "What does this model make of this prompt?"
 # The prompt has a control of its own; the others are for runs of many, or for verdicts on them.
 EXCLUDED_SETTINGS = frozenset({"question", "workload", "measure", "variants", "sweep", "judge", "executor:simulated"})
+SCRIPT_TEMPLATE = """\
+from workbench.experiment.experiment import Experiment
+from workbench.measure.run import runner_for
+from workbench.experiment.build import requests_of
+
+experiment = Experiment.of({values})
+runner = runner_for(experiment)
+for event in runner.stream(requests_of(experiment, runner.tokenizer, runner.model.spec.vocab)):
+    print(event.text, end="", flush=True)
+"""
 
 
 def setting_suggestions() -> dict[str, tuple[str, ...]]:
@@ -67,18 +78,6 @@ def _experiment(given: Any, runners: RunnerCache) -> Any:
     if isinstance(given, str | Path):
         return Experiment.from_values({**plain, "model": {"name": str(given)}})
     raise WorkbenchError(f"Playground: give an Experiment, a YAML file, a model's name or a runner, not {given!r}")
-
-
-SCRIPT_TEMPLATE = """\
-from workbench.experiment.experiment import Experiment
-from workbench.measure.run import runner_for
-from workbench.experiment.build import requests_of
-
-experiment = Experiment.of({values})
-runner = runner_for(experiment)
-for event in runner.stream(requests_of(experiment, runner.tokenizer, runner.model.spec.vocab)):
-    print(event.text, end="", flush=True)
-"""
 
 
 def as_python(experiment: Any) -> str:

@@ -31,9 +31,10 @@ class Playground(PictureWidget):
 
     `given` is an Experiment, the path of one in YAML, a model's name, or a runner; with none of them the demo model on
     the backend eager, which has nothing to compile. Settings of sampling apply to the next run at once; others make a
-    runner anew, in the background. `run`, `stop`, `reset`, `wait` are the buttons; `experiment` is what is set,
-    `played` and `last` what came of what was played last. `settings` are what a person may set. To be observed are `prompt`,
-    `running`, and `output`, the text of the first sample, which is whole before `running` ends.
+    runner anew, in the background. `run`, `stop`, `reset`, `wait` are the buttons; `settings` is the form and
+    `experiment` the experiment that is set in it; `last` is the experiment that was played last and `played` its
+    output. Observe `prompt`, `running`, and `output`, the text of the first sample, which is whole before `running`
+    ends.
     """
 
     prompt = traitlets.Unicode()

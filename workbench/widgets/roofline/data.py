@@ -1,4 +1,5 @@
-"""Roofs of a roofline and points on or below them (Williams, Waterman, Patterson 2009)."""
+"""Roofs of a roofline and points on or below them (Williams, Waterman, Patterson 2009), read from steps, benchmark
+records and run folders."""
 
 from __future__ import annotations
 
@@ -13,6 +14,17 @@ from workbench.errors import WorkbenchError
 from workbench.files import UnreadableText, read_bytes, read_json_object
 
 KERNEL_SERIES = 3  # the series of what is no phase: prefill, decode and mixed come before it
+PHASES = ("prefill", "decode", "mixed")
+STEP_FIELDS = (
+    "phase",
+    "requests",
+    "prefill_tokens",
+    "predicted_flops",
+    "predicted_bytes",
+    "forward_seconds",
+    "compiles",
+)
+ACCEPTED_SOURCES = "a run folder, a record of `workbench bench` or `workbench kernels bench` (dict or .json), or Points"
 
 
 @dataclass(frozen=True)
@@ -99,22 +111,9 @@ class RooflinePoint:
         return replace(self, read=read, gemm=gemm)
 
 
-PHASES = ("prefill", "decode", "mixed")
-STEP_FIELDS = (
-    "phase",
-    "requests",
-    "prefill_tokens",
-    "predicted_flops",
-    "predicted_bytes",
-    "forward_seconds",
-    "compiles",
-)
-ACCEPTED_SOURCES = "a run folder, a record of `workbench bench` or `workbench kernels bench` (dict or .json), or Points"
-
-
 def points_of_steps(steps: Iterable[Mapping[str, Any]], dtype: str, name: str = "") -> list[RooflinePoint]:
-    """Of steps with `FIELDS`, one point for all of a phase that have about as many rows: mean FLOPs and bytes, median
-    seconds of the forward pass. Steps that compiled a graph count only where there are no others."""
+    """Of steps with `STEP_FIELDS`, one point for all of a phase that have about as many rows: mean FLOPs and bytes,
+    median seconds of the forward pass. Steps that compiled a graph count only where there are no others."""
     kinds: dict[tuple[int, int], list[tuple[bool, Mapping[str, Any]]]] = {}
     compiles = 0
     for step in steps:

@@ -149,7 +149,10 @@ def _boxes_overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
 
 
 def _describe_point(point: RooflinePoint) -> str:
-    label = f"{point.name}: {format_tick(point.flops)} FLOPs, {format_tick(point.bytes)} bytes, {point.intensity:.3g} a byte"
+    label = (
+        f"{point.name}: {format_tick(point.flops)} FLOPs, {format_tick(point.bytes)} bytes, "
+        f"{point.intensity:.3g} a byte"
+    )
     if point.seconds:
         label += f"; measured {format_seconds(point.seconds)}, {format_tick(point.flops / point.seconds)}FLOP/s"
     if point.predicted and point.bound:

@@ -26,13 +26,13 @@ SEVERAL = 2**20  # bytes: the least working set whose reading can be timed
 
 
 class Roofline(PictureWidget):
-    """FLOPs a byte against FLOP/s, on logarithms: a work stands below the lower of two roofs, what its bytes allow and
-    what its FLOPs allow. A hollow mark is where it could be, a filled one where it was measured.
+    """Show FLOP/s over FLOPs a byte, on logarithmic axes: a point lies below the lower of two roofs, the rate that its
+    bytes allow and the rate that its FLOPs allow. A hollow mark is the attainable rate, a filled one the measured rate.
 
-    `sources` are a runner (its steps appear as it works), runs, records of benches (their ceilings come with them),
-    or `RooflinePoint`s. `ceilings` are those of this machine that were measured before, unless given: `Ceilings`, `Roofs`, or
-    the name of a machine whose data sheet is known, such as `h100`; `measure` measures this machine's. Raises
-    WorkbenchError for what is no source.
+    `sources` are a runner (its steps appear as it works), runs, records of benches (their ceilings come with them), or
+    `RooflinePoint`s. `ceilings` are `MachineCeilings`, `Roofs`, or the name of a machine whose data sheet is known,
+    such as `h100`; unless given, those of this machine that were measured before. `measure` measures this machine's.
+    Raises WorkbenchError for anything else as a source.
     """
 
     ceilings = traitlets.Instance(Roofs, ())

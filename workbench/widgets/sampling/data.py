@@ -1,4 +1,5 @@
-"""A text with the logits of its positions, given or generated in the background."""
+"""A text with the logits of its positions, given or generated in the background, and the figures of one position under
+given sampling parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Form fields of single settings; values are JSON, `accepts` tests whether a value can be shown."""
+"""Form fields of settings: single ones, optional ones and unions; values are JSON, `accepts` tests whether a value can
+be shown.
+
+The fields of a union's option are built when it is chosen.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,8 @@ import ipywidgets
 
 Changed = Callable[[], None]
 LABEL_STYLE = {"description_width": "11em"}
+INSIDE, CHECK = {"margin": "0 0 0 2em"}, {"width": "13em", "margin": "0 0 0 4em"}
+NOT_SET = "not set"
 
 
 class UnreadableField(ValueError):
@@ -22,8 +28,11 @@ class UnreadableField(ValueError):
 
 
 class FormField(Protocol):
-    """A setting: `widget` shows it. `read` and `write` speak JSON; `takes` says whether it can show a value; `leaves`
-    are the paths below its own that it sets; `complain` says below it what is wrong, at a path of its own."""
+    """A field of one setting, shown by `widget`.
+
+    `read` and `write` use JSON; `accepts` tests whether a value can be shown. `field_paths` are the paths below its own
+    that it sets. `show_error` shows an error below it, at a path of its own.
+    """
 
     widget: Any
 
@@ -158,9 +167,6 @@ class YamlField(ValueField):
         self.widget.value = "" if value == self._empty else to_yaml_line(value)
 
 
-INSIDE, CHECK = {"margin": "0 0 0 2em"}, {"width": "13em", "margin": "0 0 0 4em"}
-
-
 class OptionalField:
     """A setting that may be left out: a checkbox, and beside it what stands there if not."""
 
@@ -279,9 +285,6 @@ class UnionField:
         self._row.children = (self._list,) if knob is None or below else (self._list, knob.widget)
         self._below.children = (knob.widget,) if knob is not None and below else ()
         self.widget.children = (self._row, self._below) if below else (self._row,)
-
-
-NOT_SET = "not set"
 
 
 def to_yaml_line(value: Any) -> str:

@@ -1,4 +1,8 @@
-"""Build a form of typed controls for every setting of a pydantic model from its schema."""
+"""Build a form of typed controls for every setting of a pydantic model from its schema: one field a type, with its
+limits.
+
+A field's help is the comment in the model's source, behind the setting or right above it.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +43,8 @@ from workbench.widgets.settings_form.fields import (
 )
 
 GENERAL_GROUP = "general"
+COLUMNS = {"display": "grid", "grid_template_columns": "repeat(auto-fill, minmax(24em, 1fr))"}
+TYPE_LABELS: dict[type, str] = {int: "a number", float: "a number", str: "a text"}
 
 
 class SettingsForm:
@@ -130,9 +136,6 @@ class SettingsForm:
         self._place.children = (self.panels[self.buttons.value].widget,)
 
 
-COLUMNS = {"display": "grid", "grid_template_columns": "repeat(auto-fill, minmax(24em, 1fr))"}
-
-
 def error_line(line: str) -> ipywidgets.HTML:
     """Return a line that shows an error, announced at once by screen readers."""
     style = "color:var(--jp-error-color1,#b00020);font-weight:600"
@@ -196,9 +199,6 @@ class FieldGroup:
         for name, knob in self.fields.items():
             cells.append(ipywidgets.VBox([knob.widget, help_text[name]]) if name in help_text else knob.widget)
         self._cells.children = cells
-
-
-TYPE_LABELS: dict[type, str] = {int: "a number", float: "a number", str: "a text"}
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""Place drafted tokens in the text and compute the figures of speculation from a run's tables."""
+"""Run a prompt with a speculator and without, place drafted tokens in the text, and compute the figures of speculation
+from a run's tables."""
 
 from __future__ import annotations
 

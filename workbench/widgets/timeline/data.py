@@ -1,4 +1,5 @@
-"""Select the visible slices of a run's tracks as bars in pixels; merge neighbours below one pixel."""
+"""Select the visible slices of a run's tracks as bars in pixels, merge neighbours below one pixel, and format the
+tooltips of bars and marks."""
 
 from __future__ import annotations
 

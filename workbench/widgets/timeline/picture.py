@@ -89,7 +89,8 @@ def _head(seen: Sequence[TimelineBar], across: Scale, low: float, high: float, s
         peaks = [max(step.args[name] for step in bar.slices) for bar in seen]
         most = max(peaks, default=0)
         d = "".join(
-            f"M{bar.x:.5g} {y + ROW_HEIGHT:g}v{-ROW_HEIGHT * peak / most:.4g}h{max(0.7, bar.wide - 0.4):.4g}V{y + ROW_HEIGHT:g}z"
+            f"M{bar.x:.5g} {y + ROW_HEIGHT:g}v{-ROW_HEIGHT * peak / most:.4g}"
+            f"h{max(0.7, bar.wide - 0.4):.4g}V{y + ROW_HEIGHT:g}z"
             for bar, peak in zip(seen, peaks, strict=True)
             if peak
         )

@@ -26,11 +26,13 @@ class Timeline(PictureWidget):
     """A Gantt of steps and requests: queue, prefill chunks, decode, preemptions, and the reason of each decision. The
     bars are those of the Perfetto export.
 
-    Given a runner, everything that it does from now on is shown, and followed as long as `follow` is on; given a
-    record, a recorder, what `RunnerThread.submit` gave, or events, these. `window` is what is seen, in milliseconds from the first
-    moment; `chosen` the number of the request whose decisions are listed (a click on its name), or -1.
+    Given a runner, the view shows everything that it does from now on, and follows it as long as `follow` is on; given
+    a record, a recorder, the result of `RunnerThread.submit`, or events, it shows these. `window` is the visible part,
+    in milliseconds from the first event; `chosen` the number of the request whose decisions are listed (click on its
+    name), or -1.
 
-    All of it is kept until it is closed: of a runner that serves for hours, memory grows with every token and step.
+    Every event is kept until the view is closed: with a runner that serves for hours, memory grows with every token and
+    step.
     """
 
     window = traitlets.Tuple(traitlets.Float(), traitlets.Float(), default_value=(0.0, 1.0))
@@ -110,8 +112,8 @@ class Timeline(PictureWidget):
         events = getattr(source, "events", source)
         if not isinstance(events, list | tuple) or not all(isinstance(each, Event) for each in events):
             raise WorkbenchError(
-                "Timeline: give a runner, a record, a recorder, what RunnerThread.submit gave, or a list of events, not "
-                f"{type(source).__name__}"
+                "Timeline: give a runner, a record, a recorder, what RunnerThread.submit gave, or a list of events, "
+                f"not {type(source).__name__}"
             )
         seen = 0
 

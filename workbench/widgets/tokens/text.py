@@ -1,4 +1,7 @@
-"""Draw generated text as its tokens, shaded and underlined by probability, with their alternatives."""
+"""Draw generated text as its tokens, shaded and underlined by probability, with their alternatives.
+
+A token is spelled so that it can be read alone: signs for whitespace, escapes for bytes that are no character.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +28,15 @@ GENERATED_STYLE = (
     ".wb-sample{display:block;border-top:1px solid;opacity:.7;font-size:11px}"
     "@media print{.wb-pic pre.wb-tokens{max-height:none}}"
     + "".join(
-        f".wb-pic .p{n}{{background:{svg.cividis_colour(n / (NUM_PROBABILITY_CLASSES - 1))};color:{svg.contrast_colour(n / (NUM_PROBABILITY_CLASSES - 1))};"
+        f".wb-pic .p{n}{{background:{svg.cividis_colour(n / (NUM_PROBABILITY_CLASSES - 1))};"
+        f"color:{svg.contrast_colour(n / (NUM_PROBABILITY_CLASSES - 1))};"
         + (f"text-decoration:underline {UNDERLINE_PIXELS[n]}px" if UNDERLINE_PIXELS[n] else "")
         + "}"
         for n in range(NUM_PROBABILITY_CLASSES)
     )
 )
+WHITESPACE_SIGNS = {" ": "␣", "\n": "⏎", "\r": "␍", "\t": "⇥"}
+MAX_LETTERS = 24  # letters
 
 
 class GeneratedToken(NamedTuple):
@@ -90,10 +96,6 @@ def draw_probability_legend(shown: Iterable[Sequence[GeneratedToken]]) -> str:
     marks = "".join(svg.tag("b", f" {10 * n} ", class_=f"p{n}") for n in range(NUM_PROBABILITY_CLASSES))
     words = "chance of each token, from so many percent (the darker and the heavier its underline, the less probable):"
     return svg.tag("div", f"{words} ", svg.tag("span", marks, class_="wb-shades"), class_="wb-legend")
-
-
-WHITESPACE_SIGNS = {" ": "␣", "\n": "⏎", "\r": "␍", "\t": "⇥"}
-MAX_LETTERS = 24  # letters
 
 
 class TokenVocabulary(Protocol):
