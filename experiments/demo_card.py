@@ -63,7 +63,7 @@ one stream. Measured with the shipped bfloat16 files through the workbench's own
 
 ## Shapes
 
-| | parameters | layers | width | heads / groups x dim | hidden | file |
+| | parameters | layers | hidden size | heads / KV heads x head_dim | intermediate size | file |
 |---|---|---|---|---|---|---|
 {shapes}
 
@@ -87,7 +87,7 @@ Short passages of the library may be reproduced by the models.
 Muon (Jordan et al., 2024) for the matrices inside the blocks, AdamW for embedding and norms; next-token
 cross-entropy, bfloat16 products over float32 weights, windows of 1,024 tokens shuffled across files. Over the
 first half of the draft's training two of the eight sequences of a batch repeat a stretch of random tokens. How the
-runs that ship departed from this table (threads, interruptions) is told in `experiments/LOG.md`.
+runs that ship departed from this table (threads, interruptions) is described in `experiments/LOG.md`.
 `python -m experiments.train_demo` repeats it, goes on after an interruption, and uses a GPU where there is one.
 Weights are the same only for the same torch, machine and number of threads.
 

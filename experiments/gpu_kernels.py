@@ -18,7 +18,7 @@ from compiled_kernels.linear.quantize import dequantize_int4, dequantize_int8
 from compiled_kernels.paged_attention import cases as attention_cases
 from experiments.gpu_timing import Form, Row, ceilings, or_error, spread, timed
 
-# (rows out, width) of Llama 3.1 8B: QKV, output, gate and up, down.
+# (output features, input features) of Llama 3.1 8B: QKV, output, gate and up, down.
 MATRICES = [(6144, 4096), (4096, 4096), (28_672, 4096), (4096, 14_336)]
 CONTEXTS = [(1, 4096), (1, 32_768), (16, 4096), (64, 4096)]
 
@@ -114,7 +114,7 @@ def dense_attention(inputs: tuple) -> Form | None:
         return None
 
     def in_order(pages: Tensor) -> Tensor:
-        held = pages[table.long()].transpose(1, 2)  # [seq, group, page, offset, dim]
+        held = pages[table.long()].transpose(1, 2)  # [seq, kv_head, page, offset, head_dim]
         return held.flatten(2, 3)[:, :, :context].contiguous()
 
     k, v = in_order(keys), in_order(values)

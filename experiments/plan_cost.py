@@ -27,8 +27,8 @@ STEPS, WARM_UP_STEPS = 150, 20  # steps planned, and steps of warm-up (with pref
 
 def seconds(policy: str, waiting: int) -> list[float]:
     """Return processor seconds of each step's plan, with `waiting` sequences that do not fit."""
-    holdings = KVCacheManager((PagePool(SEQS * 8, PAGE),), (KVCacheGroup(),), BUDGET)
-    scheduler = Scheduler(holdings, SchedulerLimits(SEQS + 8, BUDGET), CONTEXT, parse_policy(policy))
+    manager = KVCacheManager((PagePool(SEQS * 8, PAGE),), (KVCacheGroup(),), BUDGET)
+    scheduler = Scheduler(manager, SchedulerLimits(SEQS + 8, BUDGET), CONTEXT, parse_policy(policy))
     for order, length in enumerate([256 + order for order in range(SEQS)] + [20_000] * waiting):
         request = Request(f"r{order}", tuple(range(length)), SamplingParameters(max_tokens=STEPS + 50))
         scheduler.submit(Sequence.from_request(request, order))

@@ -48,7 +48,7 @@ def judge(rows: VariantRows) -> list[Verdict]:
 
 
 def _shown(rows: VariantRows) -> tuple[str, ...]:
-    """The formats whose KL is told; records from before INT8 activations have none of them."""
+    """Return the formats whose KL is reported; records from before INT8 activations have no such variant."""
     there = any(row["variant"] == W8A8 for row in rows)
     return (FULL, INT8, W8A8, INT4) if there else (FULL, INT8, INT4)
 

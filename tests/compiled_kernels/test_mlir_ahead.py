@@ -158,7 +158,7 @@ def test_kernels_are_right_on_aarch64(
     package = suite.input_maker.__module__.rpartition(".")[0]
     module = importlib.import_module(f"{package}.mlir")
     monkeypatch.setattr(module, "compile_text", lambda text, entry, **_: emulated.Emulated(tmp_path, text, entry))
-    monkeypatch.setattr(module, "Call", emulated.call)
+    monkeypatch.setattr(module, "BoundCall", emulated.call)
     with limited_to(Level.V3), nothing_remembered(module):
         assert disagreement(suite, case, suite.make_inputs(case), Backend.MLIR) is None
 

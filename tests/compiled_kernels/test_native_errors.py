@@ -153,9 +153,9 @@ def test_nothing_that_another_thread_writes_meanwhile_is_lost(capfd: pytest.Capt
 def test_a_process_without_standard_error_compiles_all_the_same() -> None:
     program = (
         "import os, sys; os.close(2); sys.stderr = None\n"
-        "from compiled_kernels.mlir.execute import native_errors\n"
-        "with native_errors() as said: pass\n"
-        "assert said.text == '' and said.missing == ()\n"
+        "from compiled_kernels.mlir.execute import capture_native_errors\n"
+        "with capture_native_errors() as said: pass\n"
+        "assert said.text == '' and said.missing_symbols == ()\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2], timeout=limit(300))
 

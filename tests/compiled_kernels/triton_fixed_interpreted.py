@@ -108,14 +108,14 @@ def test_a_token_is_the_same_in_every_span(
 ) -> None:
     """As a decode, at the end of a chunk, in one chunk with all before it; alone, and beside another sequence."""
     inputs, span = scene(seed, dtype, [context, other], share), 1 + int(share_of_span * (context - 1))
-    decoded = last_of(inputs, mask, [1], fixed=True)
+    decoded = last_of(inputs, mask, [1], batch_invariant=True)
     for lengths in ([span], [context], [1, 1], [span, other], [1, other]):
-        assert torch.equal(last_of(inputs, mask, lengths, fixed=True), decoded), lengths
+        assert torch.equal(last_of(inputs, mask, lengths, batch_invariant=True), decoded), lengths
 
 
 def test_without_it_a_decode_has_other_bits_than_a_chunk() -> None:
     """The negative control: a long decode is walked in parts."""
     inputs = scene(0, torch.float32, [400, 5], 3)
     assert not torch.equal(last_of(inputs, Causal(), [1]), last_of(inputs, Causal(), [400]))
-    decoded = last_of(inputs, Causal(), [1], fixed=True)
-    assert torch.equal(last_of(inputs, Causal(), [400], fixed=True), decoded)
+    decoded = last_of(inputs, Causal(), [1], batch_invariant=True)
+    assert torch.equal(last_of(inputs, Causal(), [400], batch_invariant=True), decoded)
