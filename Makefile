@@ -10,8 +10,8 @@ demo: .venv/core
 lab: .venv/lab
 	$(BIN)/workbench lab
 
-# Processes with a thread each. Three on two cores: the one with the browser waits half of its time. What computes runs once
-# more with this package, torch and oneDNN held to AVX2, where the machine has more.
+# Run the suite in processes of one thread each: three on two cores, as the one with the browser waits half of its time.
+# Where the machine has more than AVX2, run the numerical tests again with this package, torch and oneDNN limited to it.
 test: .venv/dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3
 	@case "$$($(BIN)/python -c "from compiled_kernels.level import main; main()")" in "v3 "*) \
@@ -27,7 +27,7 @@ lint: .venv/dev
 	@$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed; make PYTHON=..."'
 	@$(PYTHON) -m venv .venv
 
-# Twice quiet: of pip's words only errors are of use to a newcomer.
+# Twice quiet: a newcomer needs only pip's errors.
 INSTALL := $(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt --editable
 
 .venv/core: .venv/bin/python pyproject.toml constraints.txt

@@ -1,7 +1,7 @@
 """Judge prefill interference and separate pools by the rules of `disaggregation.yaml`.
 
-The growth of p99 TTFT with the queue was judged here too, by a rule that had been changed after a first run and depended
-on the number of requests; `queue_tail.yaml` measures it now.
+The growth of p99 TTFT with the queue was judged here too, by a rule that had been changed after a first run and
+depended on the number of requests; `queue_tail.yaml` measures it now.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Judge eviction policies by the rules of `kv_evict.yaml`, written after a first look (`CHANGED`).
 
-All policies evict at the same positions of a text and hold the same number of tokens. Texts are computed as in
-serving: spans end where tokens are evicted. SnapKV evicts once, at the end of the prompt: only decoded tokens are computed
-on its selection, so its bits a byte are listed but not ranked. Names are to be copied after its eviction, but for their first
-token.
+All policies evict at the same positions of a text and hold the same number of tokens. Texts are computed as in serving:
+spans end where tokens are evicted. SnapKV evicts once, at the end of the prompt: only decoded tokens are computed on
+its selection, so its bits a byte are listed but not ranked. Names are to be copied after its eviction, but for their
+first token.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from workbench.runs.folder import MANIFEST, MARKER, fingerprint
 from workbench.runs.record import Record
 
 ROOT = Path(__file__).resolve().parents[1]
-GENERATE = ["generate", "--lane", "eager", "--max-tokens", "8"]
+GENERATE = ["generate", "--backend", "eager", "--max-tokens", "8"]
 COMMANDS = ["run", "generate", "reproduce", "inspect", "doctor"]
 EXPERIMENT = """
 question: Does [bold] stay? [/]
@@ -60,7 +60,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> str:
 def test_generate_as_a_process_prints_one_object_and_nothing_else() -> None:
     command = [sys.executable, "-m", "workbench", "generate", "def fibonacci(n):", "--max-tokens", "8", "--json"]
     surroundings = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*command, "--lane", "eager"], cwd=ROOT, env=surroundings, capture_output=True, text=True)
+    done = subprocess.run([*command, "--backend", "eager"], cwd=ROOT, env=surroundings, capture_output=True, text=True)
     assert done.returncode == 0 and done.stderr == ""
     result = json.loads(done.stdout)
     assert set(result) >= {"text", "token_ids", "finish_reason", "usage", "metrics"}
@@ -124,7 +124,7 @@ def test_a_stop_string_ends_the_text_before_it(capsys: pytest.CaptureFixture[str
         ([*GENERATE, "x", "--model", "demmo"], "no model 'demmo'"),
         ([*GENERATE, "x", "--model", "shape:tiny"], "no tokenizer"),
         (
-            [*GENERATE, "x", "--lane", "egaer"],
+            [*GENERATE, "x", "--backend", "egaer"],
             "unknown backend 'egaer'; did you mean 'eager'?; known here: auto, eager",
         ),
         ([*GENERATE, "x", "--dtype", "int7"], "unknown dtype 'int7'"),

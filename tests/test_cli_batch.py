@@ -25,8 +25,8 @@ def test_a_batch_and_the_same_again(tmp_path: Path, capsys: pytest.CaptureFixtur
     out.write_bytes(before[:-5])
     assert main(["batch", str(source), str(out), *MODEL, "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
-    assert (found["lines"], found["kept"], found["answered"], found["failed"]) == (3, 2, 2, 1)
-    assert out.read_bytes() == before and found["mended_bytes"] > 0
+    assert (found["lines"], found["already_written"], found["answered"], found["failed"]) == (3, 2, 2, 1)
+    assert out.read_bytes() == before and found["truncated_bytes"] > 0
     written(GOOD, source)
     out.write_bytes(b"".join(before.splitlines(keepends=True)[:2]))
     assert main(["batch", str(source), str(out), *MODEL]) == 0
@@ -47,7 +47,7 @@ def test_the_demo_has_no_chat(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (["in.jsonl", "no/out.jsonl"], "output no/out.jsonl: cannot be written"),
         (["in.jsonl", "out.jsonl", "--set", "cache.page=3"], "cache.page: unknown key"),
         (["in.jsonl", "out.jsonl", "--model", "nobody"], "no model 'nobody'"),
-        (["in.jsonl", "out.jsonl", "--lane", "fast"], "fast"),
+        (["in.jsonl", "out.jsonl", "--backend", "fast"], "fast"),
         (["in.jsonl", "old.jsonl"], "line 1: answers another batch"),
     ],
 )

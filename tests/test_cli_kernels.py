@@ -104,10 +104,10 @@ def test_check_counts_and_lists_gaps_and_failures(
 
 
 def test_check_really_checks(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["kernels", "check", "--operator", "rotary", "--lane", "eager", "--json"]) == 0
+    assert main(["kernels", "check", "--operator", "rotary", "--backend", "eager", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [row["case"] for row in found] == [case.name for case in suite_of("rotary").cases]
-    assert {row["status"] for row in found} == {"ok"} and {row["form"] for row in found} == {"as written"}
+    assert {row["status"] for row in found} == {"ok"} and {row["execution"] for row in found} == {"as written"}
 
 
 def test_a_check_knows_how_many_rows_come(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +134,7 @@ def test_bench_tells_shares_and_ratios(tmp_path: Path, capsys: pytest.CaptureFix
     assert rows["inductor"]["share_of_ceiling"] == pytest.approx(work.bytes / 8e9 / 2e-6)
     assert rows["mlir"]["status"] == "not timed" and rows["mlir"]["reason"] == "not here"
     assert record["threads"] == 1 and record["environment"]["packages"]["torch"]
-    assert main([*asked, "--lane", "inductor"]) == 0
+    assert main([*asked, "--backend", "inductor"]) == 0
     told = words(capsys)
     assert "inductor 2.0 1.0 to 3.0" in told and "eager" not in told.split("x eager")[1]
 
@@ -149,7 +149,7 @@ def test_a_product_of_many_rows_is_held_to_the_gemm_rate(capsys: pytest.CaptureF
 
 @pytest.mark.usefixtures("timed")
 def test_show_lists_stages_and_prints_one(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["kernels", "show", "rms_norm", "--lane", "eager"]
+    asked = ["kernels", "show", "rms_norm", "--backend", "eager"]
     assert main(asked) == 0
     told = words(capsys)
     assert "source" in told and "measured 4.0 us" in told and "at the least 4,608 bytes" in told
@@ -167,16 +167,16 @@ def test_show_lists_stages_and_prints_one(capsys: pytest.CaptureFixture[str]) ->
     ("asked", "expected"),
     [
         (["kernels", "show", "rms_nrom"], "unknown operator 'rms_nrom'; did you mean 'rms_norm'?"),
-        (["kernels", "show", "rms_norm", "--lane", "egaer"], "unknown backend 'egaer'; did you mean 'eager'?"),
-        (["kernels", "show", "rms_norm", "--lane", "eager", "--stage", "sorce"], "did you mean 'source'?"),
+        (["kernels", "show", "rms_norm", "--backend", "egaer"], "unknown backend 'egaer'; did you mean 'eager'?"),
+        (["kernels", "show", "rms_norm", "--backend", "eager", "--stage", "sorce"], "did you mean 'source'?"),
         (["kernels", "show", "rms_norm", "--case", "1x57"], "unknown case of rms_norm '1x57'"),
         (["kernels", "check", "--operator", "rotery"], "did you mean 'rotary'?"),
-        (["kernels", "bench", "--lane", "mlri"], "did you mean 'mlir'?"),
+        (["kernels", "bench", "--backend", "mlri"], "did you mean 'mlir'?"),
         (["kernels", "bench", "--operator", "rotary", "--case", "1x1"], "unknown timed case '1x1'"),
         (["kernels", "show", "decode_step", "--case", "a"], "--case: of no effect here: decode_step has a --model"),
         (["kernels", "show", "rms_norm", "--rows", "2"], "--rows: of no effect here: only decode_step has such"),
-        (["kernels", "show", "decode_step", "--lane", "inductor"], "one function only on backend mlir"),
-        (["kernels", "show", "decode_step", "--lane", "mlri"], "did you mean 'mlir'?"),
+        (["kernels", "show", "decode_step", "--backend", "inductor"], "one function only on backend mlir"),
+        (["kernels", "show", "decode_step", "--backend", "mlri"], "did you mean 'mlir'?"),
         (["kernels", "show", "decode_step", "--rows", "0"], "--rows 0: must be at least 1"),
         (["kernels", "lsit"], "No such command 'lsit'"),
         (["bench", "--depth", "-1"], "--depth -1: must be at least 0"),
@@ -214,7 +214,7 @@ PTX = pytest.mark.skipif(find_spec("triton") is None, reason="pip install 'infer
 
 @MLIR
 def test_show_the_llvm_of_rms_norm(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["kernels", "show", "rms_norm", "--lane", "mlir", "--stage", "llvm"]) == 0
+    assert main(["kernels", "show", "rms_norm", "--backend", "mlir", "--stage", "llvm"]) == 0
     out, err = capsys.readouterr()
     assert "llvm.func" in out and "on mlir, llvm; artifact " in err
 
@@ -238,13 +238,13 @@ def test_ahead_for_an_unknown_target_names_the_known(capsys: pytest.CaptureFixtu
 
 @PTX
 def test_show_the_ptx_of_paged_attention(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["kernels", "show", "paged_attention", "--lane", "triton", "--stage", "ptx"]) == 0
+    assert main(["kernels", "show", "paged_attention", "--backend", "triton", "--stage", "ptx"]) == 0
     assert ".visible .entry" in capsys.readouterr().out
 
 
 @MLIR
 def test_show_the_decode_step(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["kernels", "show", "decode_step", "--lane", "mlir", "--model", "shape:tiny", "--rows", "2"]
+    asked = ["kernels", "show", "decode_step", "--backend", "mlir", "--model", "shape:tiny", "--rows", "2"]
     assert main([*asked, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [each["stage"] for each in found["stages"]][:2] == ["vector", "llvm"]
@@ -259,7 +259,7 @@ def test_show_the_decode_step(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_bench_really_times(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["kernels", "bench", "--operator", "rms_norm", "--case", "1x2048 bfloat16", "--lane", "eager"]
+    asked = ["kernels", "bench", "--operator", "rms_norm", "--case", "1x2048 bfloat16", "--backend", "eager"]
     assert main([*asked, "--threads", "1", "--seconds", "0.02", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert row["status"] == "ok" and 0 < row["p10_seconds"] <= row["seconds"] <= row["p90_seconds"]
@@ -270,7 +270,7 @@ def test_bench_really_times(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("format", ["table", "md", "csv", "json"])
 def test_a_model_is_benched_in_every_format(format: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--prompt", "16", "--generate", "2", "--batch", "1", "--depth", "0", "--repetitions", "1", "--no-memory"]
-    asked = ["bench", "--model", "shape:tiny", "--lane", "eager", *small, "--format", format, "--out", str(tmp_path)]
+    asked = ["bench", "--model", "shape:tiny", "--backend", "eager", *small, "--format", format, "--out", str(tmp_path)]
     assert main(asked) == 0
     out, err = capsys.readouterr()
     (file,) = tmp_path.iterdir()

@@ -39,13 +39,13 @@ HOSTILE_YAML = {
                             "!!timestamp x", "!!float x", "x: 2026-01-01 00:00:00 +99:00"),
     "not YAML": ("a: [", "\x00", "a: b: c", "!!python/object/apply:os.getcwd []", "? [a]\n: b", "--- a\n--- b",
                  "*a", b"\xff", "\ud800", "%YAML 9.9\n--- a", "!!binary \xff", "!<", '"\\x'),
-    "stands twice": ("a: 1\nb: 2\n'a': 3", "0x10: a\n16: b", "yes: 1\ntrue: 2", "{a: {b: 1, b: 1}}", "!!set {a, a}"),
+    "is given twice": ("a: 1\nb: 2\n'a': 3", "0x10: a\n16: b", "yes: 1\ntrue: 2", "{a: {b: 1, b: 1}}", "!!set {a, a}"),
     "too long": ("#" * (files.MAX_YAML_BYTES + 1),),
 }  # fmt: skip
 HOSTILE_JSON = {
     "nested more than 64 deep": ("[" * 100_000, "[" * 65 + "]" * 65, '{"a":' * 100_000, "[" * 900 + "]" * 900),
     "more than 100 digits": ("9" * 101, "[1." + "1" * 9000 + "]", "-" + "9" * 100_000),
-    "stands twice": ('{"a": 1, "b": 2, "a": 3}',),
+    "is given twice": ('{"a": 1, "b": 2, "a": 3}',),
     "not JSON": ("", "{", "nul", '{"a" 1}', b"\xff", "'a'", "\ud800"),
     "too long": (" " * (files.MAX_JSON_BYTES + 1),),
 }

@@ -61,14 +61,14 @@ def test_a_batch_is_gone_on_with_when_there_is_room_again(data: st.DataObject, a
         source, out = written(LINES, Path(folder) / "in.jsonl"), Path(folder) / "out.jsonl"
         with room_for(size):
             if size == len(whole()):
-                run_lines(source, out, ahead=ahead)
+                run_lines(source, out, max_pending_lines=ahead)
             else:
                 with pytest.raises(WorkbenchError, match=r"out.jsonl: cannot be written \(File too large\); make room"):
-                    run_lines(source, out, ahead=ahead)
+                    run_lines(source, out, max_pending_lines=ahead)
         kept = out.read_bytes()
         assert kept == b"".join(whole().splitlines(keepends=True)[: kept.count(b"\n")]), "whole lines, in their order"
         assert len(kept) == max(n for n in ends(whole()) if n <= size)
-        tally = run_lines(source, out, ahead=ahead)
+        tally = run_lines(source, out, max_pending_lines=ahead)
         assert out.read_bytes() == whole() and (tally.already_written, tally.truncated_bytes) == (kept.count(b"\n"), 0)
 
 

@@ -12,7 +12,14 @@ PACKAGES = ("workbench", "compiled_kernels", "experiments", "benchmarks")
 
 # Lower rooms first; a module may import its own room and those below it.
 ORDER = [
-    ("workbench.errors", "workbench.files", "workbench.interrupts", "workbench.pixels", "workbench.progress", "workbench.display"),
+    (
+        "workbench.errors",
+        "workbench.files",
+        "workbench.interrupts",
+        "workbench.pixels",
+        "workbench.progress",
+        "workbench.display",
+    ),
     ("compiled_kernels",),
     ("workbench.batch", "workbench.request", "workbench.trace", "workbench.custom"),
     ("workbench.kv_cache",),

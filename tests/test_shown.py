@@ -129,8 +129,8 @@ def _leaves(value: Any) -> Any:
 
 def test_layers_that_are_alike_stand_on_one_line() -> None:
     text = str(VALUES["spec"]())
-    assert "layers 0, 2, 4  grouped attention: heads 4, groups 2, dim 64, window 128" in text
-    assert "layers 1, 3, 5  grouped attention: heads 4, groups 2, dim 64; hidden" in text
+    assert "layers 0, 2, 4  grouped attention: num_heads 4, num_kv_heads 2, head_dim 64, window 128" in text
+    assert "layers 1, 3, 5  grouped attention: num_heads 4, num_kv_heads 2, head_dim 64; intermediate_size" in text
 
 
 def test_a_sequence_is_no_value_and_shows_nothing() -> None:

@@ -47,8 +47,8 @@ BLOCK = 4
 
 TICKS = st.integers(0, 3)
 FORMS = st.builds(
-    LinearCost, step=st.integers(1, 6), prefill=TICKS, decode=TICKS, sampled=TICKS, head=TICKS,
-    query_key_pairs=st.tuples(TICKS, TICKS), read=st.tuples(TICKS, TICKS),
+    LinearCost, step=st.integers(1, 6), prefill_tokens=TICKS, decode_tokens=TICKS, num_logits=TICKS, head=TICKS,
+    query_key_pairs=st.tuples(TICKS, TICKS), positions_read=st.tuples(TICKS, TICKS),
 )  # fmt: skip
 POLICIES = st.sampled_from(
     [

@@ -25,7 +25,7 @@ from workbench.simulate.step_times import AttentionReach, LinearCost, StepTimeMo
 @settings(max_examples=200)
 @given(scenes())
 def test_many_steps_in_one_move_are_what_they_are_one_by_one(scene: dict[str, Any]) -> None:
-    assert told(fleet(scene).run()) == told(fleet(scene, one_by_one=True).run())
+    assert told(fleet(scene).run()) == told(fleet(scene, single_step=True).run())
 
 
 def test_who_comes_amid_a_move_begins_where_the_others_are_by_then() -> None:
@@ -102,8 +102,8 @@ def test_with_more_instances_all_still_finish(scene: dict[str, Any]) -> None:
 @given(scenes(), st.booleans())
 def test_a_wish_that_breaks_a_law_ends_its_request_and_nobody_elses(scene: dict[str, Any], split: bool) -> None:
     """Their pages are free, which the laws above hold to; nobody tries them again elsewhere."""
-    pool = replace(scene["pool"], machine=replace(scene["pool"].machine, policy=over_budget))
-    decode = replace(pool, machine=replace(pool.machine, receives_kv=True)) if split else None
+    pool = replace(scene["pool"], spec=replace(scene["pool"].spec, policy=over_budget))
+    decode = replace(pool, spec=replace(pool.spec, receives_kv=True)) if split else None
     run = fleet(scene, pool=pool, decode=decode, failures=()).run()
     for job in run.jobs:
         asked = job.arrival.prompt_tokens
@@ -129,10 +129,10 @@ def test_where_no_instance_is_left_requests_fail_and_say_so() -> None:
     alone = fleet(scene).run()
     assert (alone.finished, alone.failed, alone.in_flight) == (1, 2, 0)
     assert all(job.error.startswith("no instance left") and job.finish_time is not None for job in alone.jobs[1:])
-    for changes in ({"pool": replace(pool, count=2)}, {"failures": [replace(failure, down=2.0)]}):
+    for changes in ({"pool": replace(pool, count=2)}, {"failures": [replace(failure, downtime=2.0)]}):
         assert fleet(scene, **changes).run().finished == 3
     lost = [replace(failure, instance=1)]  # of the decode pool: nobody could go on with what is prefilled
-    apart = fleet(scene, decode=replace(pool, machine=replace(_machine(), receives_kv=True)), failures=lost).run()
+    apart = fleet(scene, decode=replace(pool, spec=replace(_machine(), receives_kv=True)), failures=lost).run()
     assert (apart.finished, apart.failed, apart.in_flight) == (1, 2, 0)
 
 

@@ -37,7 +37,7 @@ def test_many_steps_take_what_they_take_one_by_one(
     for step in range(steps):
         grown = work._replace(
             query_key_pairs=tuple(p + step * r for p, r in zip(work.query_key_pairs, rows, strict=True)),
-            read=tuple(p + step * r for p, r in zip(work.positions_read, rows, strict=True)),
+            positions_read=tuple(p + step * r for p, r in zip(work.positions_read, rows, strict=True)),
         )
         now += times(grown)
         ends.append(now)

@@ -6,7 +6,10 @@ import json
 from pathlib import Path
 
 CLAIM = '''
-from workbench.claims.claim import Calculation, Claim, Measurement, Missing, Ruling, Run, Source, Table, Trial
+from workbench.claims.claim import (
+    CalculationEvidence, Claim, ClaimSource, ClaimTable, ClaimTrial, MeasurementEvidence, MissingEvidence, Ruling,
+    RunEvidence,
+)  # fmt: skip
 from workbench.experiment.verdict import Verdict
 
 
@@ -25,13 +28,14 @@ def quick(rows):
 WAYS = {"examples": {"holds": {"n": 1}, "holds-with-limits": {"n": 5}, "refuted": lambda: {"n": 9}}}
 SPEEDS = {"holds": [{"seconds": 0.5}], "refuted": [{"seconds": 2}]}
 CLAIMS = (
-    Claim("size", "It is small", (Source("A", "3"),), (Trial(Calculation(lambda: {"n": 4}), small, **WAYS),),
-          where=lambda records: [Table("where", ("n",), [("1",)])]),
-    Claim("look", "It looks small", (Source("A", "3"),),
-          (Trial(Measurement("looking", lambda quick: {"n": 1 if quick else 2}), small, **WAYS),)),
-    Claim("speed", "It is quick", (Source("B", "1 s"),),
-          (Trial(Run("speedy"), quick, SPEEDS, {"holds-with-limits": "it is quick or it is not"}),)),
-    Claim("far", "It is far", (Source("C", "9"),), (Trial(Missing("a telescope"), small, **WAYS),)),
+    Claim("size", "It is small", (ClaimSource("A", "3"),),
+          (ClaimTrial(CalculationEvidence(lambda: {"n": 4}), small, **WAYS),),
+          condition_tables=lambda records: [ClaimTable("where", ("n",), [("1",)])]),
+    Claim("look", "It looks small", (ClaimSource("A", "3"),),
+          (ClaimTrial(MeasurementEvidence("looking", lambda quick: {"n": 1 if quick else 2}), small, **WAYS),)),
+    Claim("speed", "It is quick", (ClaimSource("B", "1 s"),),
+          (ClaimTrial(RunEvidence("speedy"), quick, SPEEDS, {"holds-with-limits": "it is quick or it is not"}),)),
+    Claim("far", "It is far", (ClaimSource("C", "9"),), (ClaimTrial(MissingEvidence("a telescope"), small, **WAYS),)),
 )
 '''
 SPEEDY = "question: How quick?\nworkload: {kind: random}\nvariants: {one: {}}\n"

@@ -142,7 +142,7 @@ def test_a_quick_look_leaves_nothing(tmp_path: Path) -> None:
 def test_a_real_run_is_kept_and_judged(tmp_path: Path) -> None:
     folder = made.folder(tmp_path)
     (tmp_path / "speedy.yaml").write_text(
-        "question: How quick?\nmodel: {name: 'shape:tiny'}\nlane: eager\nvariants: {one: {}}\n"
+        "question: How quick?\nmodel: {name: 'shape:tiny'}\nbackend: eager\nvariants: {one: {}}\n"
         "workload: {kind: random, requests: 1, prompt_tokens: 4, output_tokens: 2}\nmeasure: {warmup: 0}\n"
     )
     found = update_ledger(folder, ["speed"], tmp_path / "records", tmp_path / "runs")
@@ -157,7 +157,7 @@ def test_a_mistake_is_told_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(WorkbenchError, match="no claim 'sise'; did you mean 'size'"):
         select_claims(claims, ["sise"])
     (folder / "twice.py").write_text(made.CLAIM)
-    with pytest.raises(WorkbenchError, match="'size' stands in mine.py and in twice.py"):
+    with pytest.raises(WorkbenchError, match="claim 'size' is in mine.py and in twice.py"):
         load_claims(folder)
     (folder / "twice.py").write_text("CLAIMS = 3")
     with pytest.raises(WorkbenchError, match="must be a sequence of Claim values"):
@@ -192,7 +192,7 @@ def test_a_rule_shows_evidence_for_every_outcome_or_says_why_there_is_none() -> 
     assert any("does not say which" in each for each in wrong)
     silent = trial_of(yes, impossible={"holds": "", "refuted": "so"}, examples={"holds-with-limits": 1, "maybe": 1})
     wrong = claim_errors(replace(claim, trials=(silent,)))
-    assert any("does not say why" in each for each in wrong) and any("may name holds" in each for each in wrong)
+    assert any("is impossible without a reason" in each for each in wrong) and any("may name holds" in each for each in wrong)
     both = trial_of(yes, examples=dict.fromkeys(OUTCOMES, 1), impossible={"holds": "so"})
     assert any("must be in" in each for each in claim_errors(replace(claim, trials=(both,))))
     bare = trial_of(yes, changed=(RuleChange("the bar", "2026-11-22", "", "it was high"),))

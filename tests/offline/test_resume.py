@@ -36,7 +36,7 @@ def test_killed_at_any_byte_it_goes_on(data: st.DataObject, ahead: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         source, out = written(LINES, Path(folder) / "in.jsonl"), Path(folder) / "out.jsonl"
         out.write_bytes(whole()[:at])
-        tally = run(source, out, ahead=ahead)
+        tally = run(source, out, max_pending_lines=ahead)
         assert out.read_bytes() == whole()
         assert tally.already_written == whole()[:at].count(b"\n")
         assert tally.truncated_bytes == at - (whole()[:at].rfind(b"\n") + 1)
@@ -57,11 +57,11 @@ def test_stopped_after_any_lines_it_goes_on(stops: list[int], ahead: int) -> Non
                     raise Stop
 
             try:
-                run(source, out, tell=tell, ahead=ahead)
+                run(source, out, report=tell, max_pending_lines=ahead)
             except Stop:
                 assert not runner().has_unfinished_requests  # what was under way is cancelled, and its pages are free
             assert whole().startswith(out.read_bytes())
-        run(source, out, ahead=ahead)
+        run(source, out, max_pending_lines=ahead)
         assert out.read_bytes() == whole()
 
 

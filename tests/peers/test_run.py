@@ -58,7 +58,7 @@ def test_what_cannot_be_timed_is_a_row_and_the_rest_goes_on(tmp_path, monkeypatc
 def test_rounds_are_interleaved_and_prompts_new_and_shared(tmp_path, monkeypatch) -> None:
     note, told = tmp_path / "note", []
     peers = [fake(name, note) for name in ("a", "b")]
-    bench(peers, tmp_path, monkeypatch, works=(decode_workload(0, 5),), tell=told.append)
+    bench(peers, tmp_path, monkeypatch, works=(decode_workload(0, 5),), on_progress=told.append)
     lines = [line.split() for line in note.read_text().splitlines()]
     assert [name for name, _ in lines] == [*"aaa", *"bbb", *"bbb", *"aaa"]  # a warm-up and two repetitions each
     firsts = [first for _, first in lines]
@@ -124,12 +124,12 @@ def test_the_record_is_kept_after_every_round(tmp_path, monkeypatch) -> None:
         kept.append(record)
 
     with pytest.raises(KeyboardInterrupt):
-        bench(peers, tmp_path, monkeypatch, rounds=3, tell=tell, keep=keep)
+        bench(peers, tmp_path, monkeypatch, rounds=3, on_progress=tell, on_round=keep)
     (path,) = (tmp_path / "records").iterdir()
     left = json.loads(path.read_text())
     assert left["settings"]["rounds"] == 3 and left["settings"]["rounds_done"] == 1
     assert rows(left)["honest", "decode at 0"]["tokens_per_s"] == pytest.approx(2.0)
-    whole = bench(peers, tmp_path, monkeypatch, rounds=3, keep=keep)
+    whole = bench(peers, tmp_path, monkeypatch, rounds=3, on_round=keep)
     assert [each["settings"]["rounds_done"] for each in kept] == [1, 1, 2, 3] and kept[-1] == whole
     assert len({each["date"] for each in kept[1:]}) == 1
 

@@ -36,13 +36,13 @@ def test_settling_by_the_batch_and_not_by_the_position_is_told(monkeypatch: pyte
 
     monkeypatch.setattr(QuantizationRule, "is_quantized", is_quantized)
     only("chunked = whole = decoded one by one", monkeypatch)
-    assert not check_kv_format(SMALL, examples=2, backends=()).passed
+    assert not check_kv_format(SMALL, examples=8, backends=()).passed
 
 
 def test_a_group_that_is_not_settled_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantized, "quantize_pages", lambda *_: None)
     only("batched = alone", monkeypatch)
-    assert not check_kv_format(SMALL, examples=2, backends=()).passed
+    assert not check_kv_format(SMALL, examples=8, backends=()).passed
 
 
 def test_a_layer_is_tried_whatever_its_number(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ def show_list(operators: Sequence[Mapping[str, Any]], console: Console) -> None:
 def show_check(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
     """Print counts by operator, backend and level, then every gap with its reason, then every failure."""
     counts = Counter((row["operator"], row["backend"], row["level"], row["status"]) for row in rows)
-    forms = {(row["operator"], row["backend"], row["level"]): row["form"] for row in rows}
+    forms = {(row["operator"], row["backend"], row["level"]): row["execution"] for row in rows}
     table = _table("operator", "backend", "level", *CHECK_STATUSES, "ran")
     order = list(dict.fromkeys(operator for operator, _, _ in forms))
     for (operator, backend, level), form in sorted(forms.items(), key=lambda item: order.index(item[0][0])):

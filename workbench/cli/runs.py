@@ -105,12 +105,14 @@ def _content(found, axes: list[str], format: ComparisonFormat) -> bytes:
     heads, cells = (list(rows[0]), pictures.pareto_cells(rows)) if axes else (list(HEADINGS), found.cells())
     match format:
         case ComparisonFormat.JSON:
-            return text.as_json({"baseline": found.baseline, "noisy_runs": list(found.busy), "rows": rows}).encode()
+            return text.as_json(
+                {"baseline": found.baseline, "noisy_runs": list(found.noisy_runs), "rows": rows}
+            ).encode()
         case ComparisonFormat.CSV:
             return text.as_csv(list(rows[0]), [list(row.values()) for row in rows]).encode()
         case ComparisonFormat.MD:
             return text.markdown_table(heads, cells).encode()
-    busy = [f"measured under contention, do not trust its times: {name}" for name in found.busy]
+    busy = [f"measured under contention, do not trust its times: {name}" for name in found.noisy_runs]
     lines = [
         f"against {found.baseline}",
         *busy,

@@ -1,9 +1,9 @@
 r"""Keep the engine's state consistent under interrupts, cancellations and failing requests.
 
-`StepLock` defers interrupts (see workbench/interrupts.py) and lets one step, submission or cancellation at a time change the state. A
-cancellation may arrive at any moment: from a listener during a step, from another thread or a timer while the model
-computes, from a stream that is collected as garbage. While the lock is held it is recorded, and the holder carries it
-out before anything else happens.
+`StepLock` defers interrupts (see workbench/interrupts.py) and lets one step, submission or cancellation at a time
+change the state. A cancellation may arrive at any moment: from a listener during a step, from another thread or a timer
+while the model computes, from a stream that is collected as garbage. While the lock is held it is recorded, and the
+holder carries it out before anything else happens.
 
     cancel ---> recorded ---> at once, if the lock is free
                         \---> within a step: between two events, and after the forward pass

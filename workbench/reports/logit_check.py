@@ -136,7 +136,7 @@ def _check_logits(
     logprobs = _logprobs(record)
     return tuple(
         _check_request(names[i], texts[i], requests[i],
-                       [each.logits_from(i, texts[i].first, MAX_TOKENS_CHECKED) for each in (now, plain, exact)],
+                       [each.logits_from(i, texts[i].first_scored, MAX_TOKENS_CHECKED) for each in (now, plain, exact)],
                        torch.finfo(runner.model.dtype).eps, differ.get(names[i]), logprobs.get(names[i], {}))
         for i in range(len(texts))
     )  # fmt: skip

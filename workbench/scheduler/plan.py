@@ -200,7 +200,7 @@ def check_request_fits(
     """Check that a sequence can run alone, or with all `num_beams` of its search.
 
     Raises:
-        Refusal: with the numbers and what to change.
+        RequestRefused: with the numbers and what to change.
     """
     name, prompt, most = sequence.request_id, sequence.prompt_length, sequence.request.sampling.max_tokens
     if prompt + 1 > max_model_len:

@@ -127,7 +127,7 @@ def _chosen(baseline: str | None, names: Sequence[str]) -> str:
 
 def _known(group: Any) -> set[str]:
     return set.intersection(*(
-        {*item.figures, *(name for figures in item.rounds.values() for name in figures)} for item in group.members
+        {*item.figures, *(name for figures in item.rounds.values() for name in figures)} for item in group.runs
     ))  # fmt: skip
 
 

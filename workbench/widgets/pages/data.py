@@ -242,7 +242,7 @@ class SnapshotLog:
             self.add(each)
 
     def add(self, snapshot: PageSnapshot) -> None:
-        """`seen` stands last: what is left after a step is preempted to the step that begins with it."""
+        """Append a snapshot. What was left after a step gives way to the step that begins with it."""
         for owner in snapshot.owners:
             self.owner_numbers.setdefault(owner.name, len(self.owner_numbers))
         kept = self.snapshots
