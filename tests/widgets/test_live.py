@@ -59,7 +59,7 @@ def test_while_it_works_nobody_else_steps(runner: Runner) -> None:
     until(lambda: asked.events)
     with pytest.raises(WorkbenchError, match="another thread owns this runner"):
         runner.step()
-    names = RunnerThread.attach(runner).call(lambda r: list(r.served.sequences))
+    names = RunnerThread.attach(runner).call(lambda r: list(r.tracker.sequences))
     assert len(names) == 1
     asked.stop()
     assert asked.wait()

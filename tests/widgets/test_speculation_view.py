@@ -117,7 +117,7 @@ def test_one_goes_through_the_checks(runner: Runner, events: list[Event]) -> Non
         assert (f"Check {number} of {count}" in picture) == (number > 0)
         assert f'data-key="k{number + 1}"' not in picture and (number == 0 or f'data-key="k{number}"' in picture)
     assert lengths == sorted(lengths) and lengths[0] == 0
-    assert lengths[-1] == sum(len(c.token_ids) + len(c.given) - min(c.accepted, len(c.given)) for c in checks)
+    assert lengths[-1] == sum(len(c.token_ids) + len(c.emitted) - min(c.accepted, len(c.emitted)) for c in checks)
     view.shown.picked = "draft:1"  # a bar is no check
     view.shown.picked = "k2"
     assert view.check == view._step.value == 2
@@ -240,7 +240,7 @@ def test_the_prediction_is_leviathans_and_time_is_of_steps_that_decode() -> None
 
 def test_names_are_escaped(events: list[Event]) -> None:
     class Evil:
-        vocab = 10**6
+        vocab_size = 10**6
 
         def token_bytes(self, id: int) -> bytes:
             return b"<b onclick=x>"

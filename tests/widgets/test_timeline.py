@@ -131,7 +131,7 @@ def test_a_runner_is_followed_and_its_decisions_are_told() -> None:
     assert view.picture() == again.picture() == view._repr_mimebundle_()["image/svg+xml"]
     assert not again.follow and view.window == (0.0, view.length) and view.length > 0
     picture = view.picture()
-    assert "gives way" in picture and "prefill chunk of" in picture and "not admitted" in picture
+    assert "is preempted" in picture and "prefill chunk of" in picture and "not admitted" in picture
     number = next(n for n, track in enumerate(view.tracks.requests) if track.row["num_preemptions"])
     view.shown.picked = f"@{number}"
     assert view.chosen == number and f"Decisions on r&lt;{number}&gt;" in view.picture()

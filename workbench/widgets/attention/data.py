@@ -132,7 +132,7 @@ class ComputedAttentionSource:
         return range(self.columns)
 
     def num_heads(self, layer: int) -> int:
-        return self._attention[layer].heads
+        return self._attention[layer].num_heads
 
     def num_kv_heads(self, layer: int) -> int:
         return getattr(self._attention[layer], "num_kv_heads", 1)
@@ -153,14 +153,14 @@ def source_of_inspection(found: Any, spec: Any) -> ArrayAttentionSource:
 
         attention = {layer: spec.layers[layer].attention for layer in found.weights}
         # Heads may have been chosen: which of them share a group is known only where all are there.
-        whole = {n: a for n, a in attention.items() if a.heads == len(found.weights[n])}
+        whole = {n: a for n, a in attention.items() if a.num_heads == len(found.weights[n])}
         known = {
-            "groups": {n: getattr(a, "num_kv_heads", 1) for n, a in whole.items()},
-            "bands": {n: (a.window, a.sinks) for n, a in attention.items()},
+            "num_kv_heads": {n: getattr(a, "num_kv_heads", 1) for n, a in whole.items()},
+            "windows_and_sinks": {n: (a.window, a.sinks) for n, a in attention.items()},
             "masks": {n: build_mask(a) for n, a in attention.items()},
         }
     weights = {n: each.cpu().numpy() for n, each in found.weights.items()}
-    return ArrayAttentionSource(weights, found.rows, found.token_ids, **known)
+    return ArrayAttentionSource(weights, found.positions, found.token_ids, **known)
 
 
 def mask_cells(mask: MaskPredicate, positions: Sequence[int], columns: int) -> np.ndarray:

@@ -188,7 +188,7 @@ class BackgroundGeneration:
         if runner.tokenizer is None:
             raise WorkbenchError(f"model {self.experiment.model.name!r} has no tokenizer: it cannot read a prompt")
         self.played.token_text = lambda token: format_token_bytes(runner.tokenizer.token_bytes(token))
-        (request,) = requests_of(self.experiment, runner.tokenizer, runner.model.spec.vocab)
+        (request,) = requests_of(self.experiment, runner.tokenizer, runner.model.spec.vocab_size)
         self._set_status("waiting for the first token; what a backend compiles is compiled now")
         live = RunnerThread.attach(runner)
         sampling = with_logprobs(request.sampling)

@@ -16,12 +16,12 @@ QUESTION = "What does this model make of this prompt?"
 EXCLUDED_SETTINGS = frozenset({"question", "workload", "measure", "variants", "sweep", "judge", "executor:simulated"})
 SCRIPT_TEMPLATE = """\
 from workbench.experiment.experiment import Experiment
-from workbench.measure.run import runner_for
+from workbench.experiment.runner import runner_for
 from workbench.experiment.build import requests_of
 
-experiment = Experiment.of({values})
+experiment = Experiment.from_values({values})
 runner = runner_for(experiment)
-for event in runner.stream(requests_of(experiment, runner.tokenizer, runner.model.spec.vocab)):
+for event in runner.stream(requests_of(experiment, runner.tokenizer, runner.model.spec.vocab_size)):
     print(event.text, end="", flush=True)
 """
 

@@ -170,8 +170,8 @@ def position_figures(
     found = text.stages(position, sampling)
     before, after = found.model.double().softmax(-1), found.probabilities
     drawn = Counter(found.draw(text.uniforms(position, sampling.seed, draws)))
-    shares = [stage.probabilities for stage in found.stages]
-    fell = {token: number for number, stage in enumerate(found.stages, 1) for token in stage.removed.tolist()}
+    shares = [stage.probabilities for stage in found.steps]
+    fell = {token: number for number, stage in enumerate(found.steps, 1) for token in stage.removed.tolist()}
     best = before.maximum(after).topk(min(num_bars, len(before))).indices.tolist()
     chosen = text.token(position)
     named = dict.fromkeys([*best, *(each for each in (chosen, picked) if 0 <= each < len(before))])
@@ -188,10 +188,10 @@ def position_figures(
         hidden = [max(0.0, share) for share in hidden]
         others = draws - sum(drawn[token] for token in shown)
         candidates.append(CandidateToken(f"{rest:,} others", hidden[0], hidden[1], 0, others, tuple(hidden[2:])))
-    kept = [1.0, *(stage.kept for stage in found.stages)]
+    kept = [1.0, *(stage.kept for stage in found.steps)]
     sieves = tuple(
         FilterFigures(stage.name, kept[number], stage.kept, stage.left, entropy_bits(shares[number]))
-        for number, stage in enumerate(found.stages)
+        for number, stage in enumerate(found.steps)
     )
     first = int((found.model > -float("inf")).sum()), entropy_bits(before)
     mine = next((each for each in candidates if each.chosen), None)

@@ -23,7 +23,7 @@ MIN_PLAIN_STEPS = 5  # steps without a check, to know what one takes
 
 @dataclass(frozen=True)
 class DraftVerification:
-    """`token_ids` were drafted (unknown of older records: None each), the first `accepted` stand; `given` are the
+    """`token_ids` were drafted (unknown of older records: None each), the first `accepted` stand; `emitted` are the
     output tokens from `index` on that the step gave."""
 
     step: int
@@ -256,14 +256,14 @@ class SpeculationComparison:
         try:
             for turn in range(self.rounds + 1):
                 for ours, kept in turns[: 2 if self.rounds else 1]:
-                    live.call(lambda runner, ours=ours: runner.speculate(ours))
+                    live.call(lambda runner, ours=ours: runner.set_speculator(ours))
                     events: list[Event] = [] if turn or ours is None else self.events.current
                     if not self._run_once(live, events, news):
                         return
                     kept.append(events)
                     news()
         finally:
-            live.call(lambda runner: runner.speculate(before))
+            live.call(lambda runner: runner.set_speculator(before))
 
     def _run_once(self, live: Any, events: list[Event], news: Callable[[], None]) -> bool:
         """Run the request once; return whether it ran to its end."""
