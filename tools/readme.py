@@ -67,9 +67,8 @@ def measured() -> tuple[dict[str, Any], str]:
             took.append(time.perf_counter() - began)
         run = max((place / "runs").iterdir())
         printed = "\n".join(line.rstrip() for line in done.stdout.splitlines()) + "\n"
-        printed = printed.replace(line[0], ".venv/bin/workbench").replace(
-            os.path.relpath(line[0], place), ".venv/bin/workbench"
-        )
+        for path in (os.path.relpath(line[0], place), line[0]):  # the relative one ends with the absolute one
+            printed = printed.replace(path, ".venv/bin/workbench")
         record = {
             **{name: json.loads((run / f"{name}.json").read_text()) for name in ("summary", "environment")},
             "experiment": (run / "experiment.yaml").read_text(),

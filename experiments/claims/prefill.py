@@ -134,7 +134,7 @@ def no_cache_rows(shape: str, hardware: str, longest: int) -> EvidenceNumbers:
 def _machines(records: Any) -> list[tuple[str, RooflineMachine]]:
     """Return the rooflines, and this machine's for the measured model once there is a record of it."""
     found = [(machine.name, machine) for machine in (RooflineMachine.of(*each) for each in MACHINES)]
-    if record := records.of(MEASURED):
+    if record := records.latest(MEASURED):
         predicted, shape = record.numbers[0]["predicted"], record.experiment["model"]["name"].removeprefix("shape:")
         rates = {"flops": predicted["flops_per_s"], "bandwidth": predicted["bytes_per_s"], "memory": 1e12}
         here = RooflineMachine.of(shape, Hardware(name="here", source=record.name, **rates))
@@ -167,7 +167,7 @@ def decode_sizes(records: Any) -> Sequence[ClaimTable]:
 
 def _measured(records: Any, key: str) -> list[ClaimTable]:
     """Return the record's curve: times, and the local exponent up to each length."""
-    if (record := records.of(MEASURED)) is None:
+    if (record := records.latest(MEASURED)) is None:
         return []
     curve = [p for p in record.numbers[0]["curve"]
              if (p["prompt_tokens"], p["output_tokens"]) != prefill_decode_length.REQUEST_SHAPE]  # fmt: skip

@@ -38,7 +38,7 @@ def test_pages_that_stay_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def kept(self, sequence):
         for pool, pages in zip(self.pools, sequence.pages, strict=False):
             if next(count) % 10 == 0 and any(pages):
-                pool.share([next(page for page in pages if page)])
+                pool.acquire([next(page for page in pages if page)])
         return free(self, sequence)
 
     monkeypatch.setattr(KVCacheManager, "free", kept)
@@ -51,7 +51,7 @@ def test_a_second_end_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def twice(self, event):
         emit(self, event)
         if isinstance(event, Finished) and event.request_id == "r7":
-            self._tell(event)
+            self._emit(event)
 
     monkeypatch.setattr(OutputProcessor, "emit", twice)
     assert any(fault.startswith("r7 has a finished after its end") for fault in soak(20)["faults"])

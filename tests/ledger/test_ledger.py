@@ -192,7 +192,9 @@ def test_a_rule_shows_evidence_for_every_outcome_or_says_why_there_is_none() -> 
     assert any("does not say which" in each for each in wrong)
     silent = trial_of(yes, impossible={"holds": "", "refuted": "so"}, examples={"holds-with-limits": 1, "maybe": 1})
     wrong = claim_errors(replace(claim, trials=(silent,)))
-    assert any("is impossible without a reason" in each for each in wrong) and any("may name holds" in each for each in wrong)
+    assert any("is impossible without a reason" in each for each in wrong) and any(
+        "may name holds" in each for each in wrong
+    )
     both = trial_of(yes, examples=dict.fromkeys(OUTCOMES, 1), impossible={"holds": "so"})
     assert any("must be in" in each for each in claim_errors(replace(claim, trials=(both,))))
     bare = trial_of(yes, changed=(RuleChange("the bar", "2026-11-22", "", "it was high"),))

@@ -155,7 +155,7 @@ def shows(picture: str, seen: PageSnapshot, log: SnapshotLog, whole: bool) -> No
                 continue
             expected.add(key)
             kinds, tip = cells[key]["class"].split(), cells[key]["data-tip"]
-            assert f"page {page} of group" in tip or f"page {page} of CPU" in tip
+            assert f"page {page} of group" in tip or f"place {page} of CPU" in tip
             if not names:
                 assert kinds == (["id"] if kept else ["fr"]) and ("idle" if kept else "free") in tip
                 continue

@@ -188,9 +188,9 @@ def position_figures(
         hidden = [max(0.0, share) for share in hidden]
         others = draws - sum(drawn[token] for token in shown)
         candidates.append(CandidateToken(f"{rest:,} others", hidden[0], hidden[1], 0, others, tuple(hidden[2:])))
-    kept = [1.0, *(stage.kept for stage in found.steps)]
+    kept = [1.0, *(stage.kept_mass for stage in found.steps)]
     sieves = tuple(
-        FilterFigures(stage.name, kept[number], stage.kept, stage.left, entropy_bits(shares[number]))
+        FilterFigures(stage.name, kept[number], stage.kept_mass, stage.num_left, entropy_bits(shares[number]))
         for number, stage in enumerate(found.steps)
     )
     first = int((found.model > -float("inf")).sum()), entropy_bits(before)

@@ -199,7 +199,9 @@ class SamplingExplorer(PictureWidget):
     def _validate_position(self, proposal: Any) -> int:
         text = getattr(self, "_text", None)
         if text is not None and not text.first_position <= proposal["value"] <= text.last_position:
-            raise WorkbenchError(f"position {proposal['value']}: this text has {text.first_position} to {text.last_position}")
+            raise WorkbenchError(
+                f"position {proposal['value']}: this text has {text.first_position} to {text.last_position}"
+            )
         return proposal["value"]
 
 
