@@ -44,7 +44,6 @@ PRIVATE_WORDS = {
     "surroundings": "environment",
     "teller": "event adapter",
     "chooser": "Sampler",
-    "knobs": "settings form",
     "pulse": "throttle",
 }
 PRIVATE_PHRASES = {
@@ -134,10 +133,10 @@ def private_words(text: str) -> list[tuple[int, str, str]]:
         if token.type == tokenize.NAME:
             parts = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", token.string)
             hits = [part.lower() for part in parts if part.lower() in PRIVATE_WORDS]
-            hits += ["set_back"] if re.search(r"set_?backs?", token.string, re.IGNORECASE) else []
+            hits += ["set_back"] if re.search(r"set_?backs?(?![a-z])", token.string, re.IGNORECASE) else []
             found += [(token.start[0], hit, PRIVATE_WORDS.get(hit, "preempt")) for hit in hits]
         elif token.type in (tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", -1)):
-            words = ((rf"\b{word}\b", told) for word, told in PRIVATE_WORDS.items())
+            words = ((rf"\b{word}\b", better) for word, better in PRIVATE_WORDS.items())
             for pattern, replacement in [*words, *PRIVATE_PHRASES.items()]:
                 for match in re.finditer(pattern, token.string, re.IGNORECASE):
                     line = token.start[0] + token.string[: match.start()].count("\n")

@@ -128,7 +128,8 @@ def test_a_policy_of_a_file_is_checked_by_its_path(tmp_path) -> None:
     file.write_text(
         "from workbench.scheduler.policies import FCFS\nfrom workbench.scheduler.policy import SchedulerDecision\n\n\n"
         "def twice(state):\n"
-        "    return SchedulerDecision([*FCFS()(state).num_scheduled_tokens, *((entry.request_id, 0) for entry in state.running)])\n"
+        "    again = [(entry.request_id, 0) for entry in state.running]\n"
+        "    return SchedulerDecision([*FCFS()(state).num_scheduled_tokens, *again])\n"
     )
     report = check_policy(f"{file}:twice", examples=5)
     assert not report.passed and "twice in one step" in str(report)
