@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ledger import made
+from tests.claims import made
 from workbench.cli import main
 
 

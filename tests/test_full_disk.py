@@ -23,10 +23,10 @@ from hypothesis import strategies as st
 
 from tests.engine.poison import MODEL
 from tests.engine.tiny import finals, request, runner_of
+from tests.measure.runs import small_recorder
 from tests.offline.batches import LINES, written
 from tests.offline.batches import run as run_lines
 from tests.offline.test_resume import whole
-from tests.study.runs import small_recorder
 from workbench.claims.ledger import LedgerEntry, write_ledger
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError

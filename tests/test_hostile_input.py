@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.offline.batches import model
-from tests.records.folders import environment, write
+from tests.runs.folders import environment, write
 from tests.test_files import HOSTILE_JSON, HOSTILE_YAML
 from workbench.claims.ledger import read_ledger
 from workbench.claims.stored_record import latest_record

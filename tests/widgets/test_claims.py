@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ledger import made
+from tests.claims import made
 from workbench.cli import main
 from workbench.errors import WorkbenchError
 from workbench.widgets import Claims

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.records.small_folders import run_folder
+from tests.runs.small_folders import run_folder
 from workbench.engine.load import load
 from workbench.errors import WorkbenchError
 from workbench.machine import ceilings as study_ceilings

@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.engine.tiny import model_of, request, runner_of, spec_of
-from tests.study.runs import small_recorder, write_run
+from tests.measure.runs import small_recorder, write_run
 from tests.trace.histories import recorders
 from workbench.errors import WorkbenchError
 from workbench.reports.svg import Scale

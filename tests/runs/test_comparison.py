@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.records.folders import RECORDS, environment, many, run_of_rounds, write
+from tests.runs.folders import RECORDS, environment, many, run_of_rounds, write
 from workbench.cli import main
 from workbench.errors import WorkbenchError
 from workbench.runs import compare

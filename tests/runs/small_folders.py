@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.study.runs import small_recorder
+from tests.measure.runs import small_recorder
 from workbench.experiment.experiment import Experiment
 from workbench.experiment.verdict import RuleChange
 from workbench.machine.environment import environment

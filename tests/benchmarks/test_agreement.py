@@ -8,7 +8,7 @@ import torch
 from benchmarks.peers.agreement import QUANT_GROUP_COLUMNS, LogitsReference, bound_for, relative_error, round_to_format
 from benchmarks.peers.catalog import FORMATS
 from benchmarks.peers.scripts import gguf_layout
-from tests.peers.fakes import TINY, noise, reference
+from tests.benchmarks.fakes import TINY, noise, reference
 from workbench.engine import naive
 from workbench.model.hf.weights import random_weights
 from workbench.model.transformer import Transformer

@@ -12,7 +12,7 @@ from benchmarks.peers import catalog, interpreters, peers_markdown, peers_tables
 from benchmarks.peers.catalog import Peer
 from benchmarks.peers.rows import summarize_runs
 from benchmarks.peers.works import PeerWorkload, decode_workload, mixed_workload, prefill_workload
-from tests.peers.fakes import fake, noise, right_logits
+from tests.benchmarks.fakes import fake, noise, right_logits
 from workbench.errors import WorkbenchError
 
 WORKS = (decode_workload(0, 5), prefill_workload(20))

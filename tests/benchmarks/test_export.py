@@ -15,7 +15,7 @@ from benchmarks.peers import export
 from benchmarks.peers.export import ExportFailure, ModelExports
 from benchmarks.peers.process import installed
 from benchmarks.peers.scripts import gguf_layout
-from tests.peers.fakes import TINY
+from tests.benchmarks.fakes import TINY
 from workbench.model.hf.families import read_spec
 from workbench.model.hf.weights import load_weights, random_weights
 from workbench.model.parameters import stored_parts

@@ -9,7 +9,7 @@ from statistics import quantiles
 
 import pytest
 
-from tests.traffic.traces import AZURE, MOONCAKE, trace
+from tests.simulate.traces import AZURE, MOONCAKE, trace
 from workbench.simulate import azure_table, mooncake_table
 from workbench.simulate.arrival import BLOCK_TOKENS, Arrival
 from workbench.simulate.generators import azure_conversations, mooncake_conversations

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.study.runs import small_recorder, write_run
+from tests.measure.runs import small_recorder, write_run
 from tests.trace.histories import recorders
 from workbench.errors import WorkbenchError
 from workbench.runs.folder import MANIFEST, MARKER, SCHEMAS
@@ -281,7 +281,7 @@ def _read_all(record: Record) -> None:
 
 
 def run_and_kill(*arguments: str) -> str:
-    command = [sys.executable, "-m", "tests.study.runs", *arguments]
+    command = [sys.executable, "-m", "tests.measure.runs", *arguments]
     root = Path(__file__).parents[2]
     return subprocess.run(command, capture_output=True, text=True, check=True, cwd=root).stdout
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.records.small_folders import HOSTILE, comparison_folder, experiment, run_folder, sweep_folder
+from tests.runs.small_folders import HOSTILE, comparison_folder, experiment, run_folder, sweep_folder
 from workbench.cli import main
 from workbench.errors import WorkbenchError
 from workbench.reports import mlflow_export

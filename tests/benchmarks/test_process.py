@@ -13,8 +13,8 @@ import pytest
 
 from benchmarks.peers.catalog import SCRIPTS
 from benchmarks.peers.process import first_cores, run_script, script_environment, strip_folders
+from tests.benchmarks.fakes import SCRIPT, fake
 from tests.patience import limit, until
-from tests.peers.fakes import SCRIPT, fake
 
 
 def run(tmp_path: Path, timeout: float | None = None, python: str = sys.executable, **options: Any) -> dict:
@@ -71,7 +71,7 @@ def test_a_peer_ends_when_its_bench_is_killed(tmp_path: Path) -> None:
     note = tmp_path / "note"
     code = f"""
 from pathlib import Path
-from tests.peers.test_process import run
+from tests.benchmarks.test_process import run
 run(Path({str(tmp_path)!r}), load="waits")
 """
     bench = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).resolve().parents[2])

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiled_kernels.result_cache import user_cache_directory
-from tests.records.folders import environment, many, write
+from tests.runs.folders import environment, many, write
 from workbench.files import cache_directory
 from workbench.runs import index
 from workbench.runs.folder import MARKER

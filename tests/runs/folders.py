@@ -1,6 +1,6 @@
 """Run folders as `workbench run` leaves them, made by the thousand: figures drawn from a seed, nothing computed.
 
-`python -m tests.records.folders FOLDER COUNT` writes so many, to time a listing of them.
+`python -m tests.runs.folders FOLDER COUNT` writes so many, to time a listing of them.
 """
 
 from __future__ import annotations

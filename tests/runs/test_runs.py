@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.records.folders import RECORDS, environment, many, run_of_rounds, write
-from tests.study.runs import small_recorder, write_run
+from tests.measure.runs import small_recorder, write_run
+from tests.runs.folders import RECORDS, environment, many, run_of_rounds, write
 from workbench.errors import WorkbenchError
 from workbench.experiment import yaml as yaml_text
 from workbench.files import read_yaml

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fleet.scenes import FORMS
+from tests.simulate.scenes import FORMS
 from workbench.errors import WorkbenchError
 from workbench.model.cost import StepCostModel
 from workbench.model.shapes import SHAPES, named_shape

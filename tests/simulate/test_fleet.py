@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fleet.scenes import TICK, fleet, machines, over_budget, scenes, told
+from tests.simulate.scenes import TICK, fleet, machines, over_budget, scenes, told
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.pages import KVCacheGroup
 from workbench.scheduler.plan import SchedulerLimits

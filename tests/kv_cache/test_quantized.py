@@ -14,7 +14,7 @@ from torch import Tensor
 
 from compiled_kernels import Backend, backend_problems
 from compiled_kernels.masks import Causal, SlidingWindow
-from tests.cache.quantized_oracle import attended
+from tests.kv_cache.quantized_oracle import attended
 from workbench.batch import TokenBatch
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.format import CacheFormat, KVCacheSpec, LayerFormat, build_cache_specs, parse_cache_format

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from tests.records.small_folders import HOSTILE, comparison_folder, experiment, run_folder, sweep_folder
+from tests.runs.small_folders import HOSTILE, comparison_folder, experiment, run_folder, sweep_folder
 from workbench.cli import main
 from workbench.errors import WorkbenchError
 from workbench.experiment.verdict import RuleChange

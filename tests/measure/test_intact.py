@@ -21,8 +21,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.study.runs import small_recorder, write_note, write_run
-from tests.study.test_record import run_and_kill
+from tests.measure.runs import small_recorder, write_note, write_run
+from tests.measure.test_record import run_and_kill
 from workbench.errors import WorkbenchError
 from workbench.runs import process as alive
 from workbench.runs.condition import MANIFEST, MARKER, check_folder, marker_text
@@ -120,7 +120,7 @@ def test_a_really_full_disk(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     command = (
-        f"mount -t tmpfs -o size=512k tmpfs '{disk}' && '{sys.executable}' -m tests.study.runs full '{disk}'"
+        f"mount -t tmpfs -o size=512k tmpfs '{disk}' && '{sys.executable}' -m tests.measure.runs full '{disk}'"
         f" && cp -a '{disk}' '{tmp_path}/seen'"
     )
     done = subprocess.run(["unshare", "-rm", "sh", "-c", command], capture_output=True, text=True, cwd=ROOT)
@@ -248,7 +248,7 @@ def test_a_record_killed_before_any_file_operation_is_whole_or_absent(tmp_path: 
 
 
 def test_a_judge_that_fails_loses_no_measurement(tmp_path: Path) -> None:
-    from tests.study.test_side_by_side import PREFIX
+    from tests.measure.test_side_by_side import PREFIX
     from workbench.experiment.experiment import Experiment
     from workbench.experiment.variants import VariantResults
     from workbench.measure import compare_variants as comparison

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ledger import made
+from tests.claims import made
 from workbench.claims import tables
 from workbench.claims import update as running
 from workbench.claims.break_even import (
