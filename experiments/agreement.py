@@ -52,9 +52,9 @@ def run_real(runner: Runner, experiment: Experiment) -> Recorder:
     """Run the experiment's requests on the runner, and return the recorded events."""
     recorder = Recorder()
     requests = requests_of(experiment, runner.tokenizer, runner.model.spec.vocab_size)
-    runner.telemetry.listener = recorder.record
+    runner.set_listener(recorder.record)
     run_requests(runner, requests, "", False)
-    runner.telemetry.listener = None
+    runner.set_listener(None)
     return recorder
 
 

@@ -46,7 +46,7 @@ class Soak:
         self._open: dict[str, set[int]] = {}  # finished samples of unfinished requests
         self._owed: dict[str, int] = {}
         self._cancels: dict[str, int] = {}  # remaining events before the cancel
-        runner.telemetry.listener = self.on_event
+        runner.set_listener(self.on_event)
 
     def run(self, requests: Iterable[Request], count: int) -> dict[str, Any]:
         """Run all `count` requests to their end, and return the record."""

@@ -274,9 +274,33 @@ class Runner(Displayable):
         began = self.now = self.clock()  # one time per step, so that TTLs are the same in a replay
         proposed = self._propose()
         drafted = self.clock()
+        plan, planned, pages = self._plan(proposed, began)
+        if not plan.spans:
+            return
+        computed_plan, logits = self._forward(plan, interrupts)
+        computed = self.clock()
+        accepted = self._sample_and_commit(computed_plan, logits, proposed)
+        self._emit_step(plan, pages, StepTimestamps(began, drafted - began, planned, computed), accepted, queue)
+
+    def _propose(self) -> dict[str, Draft]:
+        """Return draft tokens to verify in the next step."""
+        if self.speculator is None:
+            return {}
+        try:
+            return self.speculator.propose(self.scheduler.running)
+        except Exception as error:  # running requests cannot go on as asked; waiting ones can
+            self.tracker.fail(list(self.scheduler.running), error)
+            return {}
+
+    def _plan(self, proposed: dict[str, Draft], began: float) -> tuple[StepPlan, float, list[tuple[int, int]]]:
+        """Plan the step and move its pages; fail the requests that cannot be part of it.
+
+        Returns:
+            The plan, without spans where nothing is to be computed; the time when it was made; pages in use by group.
+        """
         plan = self.scheduler.plan({name: draft.token_ids for name, draft in proposed.items()})
         if plan is None:
-            return
+            return StepPlan(self.scheduler.next_step, ()), began, []
         self.telemetry.emit_step_planned(plan, began)
         plan, failures = self.kv_cache.transfer_pages(
             plan, itertools.chain(self.scheduler.running, self.scheduler.waiting)
@@ -285,10 +309,10 @@ class Runner(Displayable):
         self.tracker.emit_decisions(plan, planned)
         for sequence, fault in (*plan.errors, *failures):
             self.tracker.fail([sequence], fault)
-        plan = plan.unfinished()
-        if not plan.spans:
-            return
-        whole, accepted = plan, 0
+        return plan.unfinished(), planned, pages
+
+    def _forward(self, plan: StepPlan, interrupts: DeferInterrupts) -> tuple[StepPlan, torch.Tensor]:
+        """Compute the logits of `plan`, [sample, vocab]; return them with the part of it that is still wanted."""
         try:
             with interrupts.allow():
                 logits = self.executor.forward(plan)
@@ -300,27 +324,44 @@ class Runner(Displayable):
             for sequence, error in failed:
                 self.tracker.fail([sequence], error)
         self.tracker.process_cancellations()
-        going = plan.unfinished()
-        if len(going.spans) < len(plan.spans):  # cancelled while the model computed
-            plan, logits = going, select_logits(plan, going, logits)
-        computed = self.clock()
+        left = plan.unfinished()
+        if len(left.spans) < len(plan.spans):  # cancelled while the model computed
+            plan, logits = left, select_logits(plan, left, logits)
+        return plan, logits
+
+    def _sample_and_commit(self, plan: StepPlan, logits: torch.Tensor, proposed: dict[str, Draft]) -> int:
+        """Sample, commit and emit the tokens of the step; return the number of accepted draft tokens."""
         try:
             sampled = self.tracker.sample(logits, plan, proposed)
         except Exception as error:  # the requests of this step fail; waiting ones go on
             self.tracker.fail([span.sequence for span in plan.spans], error)
-        else:
-            now = self.clock()
-            detokenized = self.tracker.detokenize(sampled)
-            accepted = self._commit(plan, detokenized)
-            self.tracker.emit_step(plan, detokenized, now)
-        times = StepTimestamps(began, drafted - began, planned, computed)
+            return 0
+        now = self.clock()
+        detokenized = self.tracker.detokenize(sampled)
+        accepted = self._commit(plan, detokenized)
+        self.tracker.emit_step(plan, detokenized, now)
+        return accepted
+
+    def _emit_step(
+        self,
+        plan: StepPlan,
+        pages: list[tuple[int, int]],
+        times: StepTimestamps,
+        accepted: int,
+        queue: deque[Event] | None,
+    ) -> None:
+        """Emit the events of the whole step."""
         compiles, kernels = self.executor.compiles, self.executor.kernel_seconds
         for threads, reason in self._changes:
             self.telemetry.emit(ThreadsChanged(self.clock(), step=plan.step, threads=threads, reason=reason))
         self._changes.clear()
-        stepped = self.telemetry.emit_step(whole, pages, times, accepted, compiles, kernels)
+        stepped = self.telemetry.emit_step(plan, pages, times, accepted, compiles, kernels)
         if queue is not None:
             queue.append(stepped)
+
+    def set_listener(self, listener: Callable[[Event], None] | None) -> None:
+        """Call `listener` with every event from now on; None ends that."""
+        self.telemetry.listener = listener
 
     def __repr__(self) -> str:
         return f"<Runner {runner_headline(self)}>"
@@ -333,16 +374,6 @@ class Runner(Displayable):
             raise WorkbenchError(
                 "another thread owns this runner: use runner.stream, or widgets.RunnerThread.attach(runner).call"
             )
-
-    def _propose(self) -> dict[str, Draft]:
-        """Return draft tokens to verify in the next step."""
-        if self.speculator is None:
-            return {}
-        try:
-            return self.speculator.propose(self.scheduler.running)
-        except Exception as error:  # running requests cannot go on as asked; waiting ones can
-            self.tracker.fail(list(self.scheduler.running), error)
-            return {}
 
     def _commit(self, plan: StepPlan, detokenized: Mapping[str, DetokenizedTokens]) -> int:
         """Commit the sampled tokens, and return the number of accepted draft tokens."""

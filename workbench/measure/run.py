@@ -94,7 +94,7 @@ def _measured(experiment: Experiment, folder: RunFolder, progress: bool, script:
             title = f"warm-up {index + 1} (compiling)" if backend != "eager" else "warm-up"
             run_requests(runner, requests, title, progress, clients)
         runner.reset_prefix_cache()  # what the warm-up left would be found
-        runner.telemetry.listener = recorder.record
+        runner.set_listener(recorder.record)
         before = cpu_times()
         try:
             run_requests(runner, requests, "measured run", progress, clients, script)
@@ -107,7 +107,7 @@ def _measured(experiment: Experiment, folder: RunFolder, progress: bool, script:
             folder.write_json(
                 "environment.json", {**machine_environment, "backend": {"name": backend, "reason": reason}}
             )
-        runner.telemetry.listener = None
+        runner.set_listener(None)
         summary = summarize(recorder.requests(), recorder.steps(), recorder.tokens(), recorder.checks())
         summary["goodput"] = recorded_goodput(recorder, experiment.measure.slo, summary["wall_s"])
         summary["backend"] = {"name": backend, "reason": reason}

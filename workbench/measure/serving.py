@@ -53,9 +53,9 @@ def measure_serving(
         for name, variant in variants.items():
             on_progress(f"round {turn + 1}: {name}")
             recorder = Recorder()
-            runners[name].telemetry.listener = recorder.record
+            runners[name].set_listener(recorder.record)
             _run_round(runners[name], variant, name)
-            runners[name].telemetry.listener = None
+            runners[name].set_listener(None)
             found = {table: getattr(recorder, table)() for table in TABLES}
             rounds[name].append(round_metrics(**found))
             for table in TABLES:

@@ -139,7 +139,7 @@ def _run(runner: Runner, requests: Sequence[Request], load: int) -> tuple[dict[s
     """Run `requests`, `load` of them at once, and return the seconds and tokens of steps that only decode, and the
     verifications."""
     recorder = Recorder()
-    runner.telemetry.listener = recorder.record
+    runner.set_listener(recorder.record)
     tokens: dict[str, tuple[int, ...]] = {}
     copies = [replace(requests[i % len(requests)], request_id=f"r{i}") for i in range(max(load, len(requests)))]
     for start in range(0, len(copies), load):
@@ -148,7 +148,7 @@ def _run(runner: Runner, requests: Sequence[Request], load: int) -> tuple[dict[s
                 if event.reason != "length":
                     raise WorkbenchError(f"{event.request_id}: {event.error or event.reason}")
                 tokens[event.request_id] = event.token_ids
-    runner.telemetry.listener = None
+    runner.set_listener(None)
     timed = steady_decode_steps(recorder.steps(), load)
     wall = math.fsum(step["wall_seconds"] for step in timed)
     given = sum(step["decode_tokens"] for step in timed)

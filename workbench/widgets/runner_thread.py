@@ -55,7 +55,7 @@ class RunnerThread:
         self._serving: list[_ServedRequests] = []  # of the owner's thread alone
         heard = runner.telemetry.listener
         self._listeners = [heard] if heard is not None else []
-        runner.telemetry.listener = self._on_event
+        runner.set_listener(self._on_event)
         runner.owner = self
 
     @classmethod
