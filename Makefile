@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo lab test lint clean
+.PHONY: demo lab test test-thorough lint clean
 
 demo: .venv/core
 	@$(BIN)/workbench run experiments/first_light.yaml
@@ -19,6 +19,10 @@ test: .venv/dev
 AT_V3 = $(addprefix tests/compiled_kernels/test_, check.py decode_step.py laws.py layouts.py level.py mlir.py mlir_backend.py mlir_text.py operators.py \
 	panels.py quantized_pages.py) $(addprefix tests/engine/test_, compiled.py kinds.py mlir_step.py oracle.py packed_cache.py prefill.py speculation.py trial.py) \
 	tests/model/test_parity.py tests/measure/test_run.py tests/test_cli.py
+
+# Three times as many examples of every law: before an issue is ended.
+test-thorough: export WORKBENCH_TESTS_THOROUGH = 1
+test-thorough: test
 
 lint: .venv/dev
 	$(BIN)/ruff check . && $(BIN)/pyright --pythonpath $(BIN)/python

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.browser import lab
 from tests.patience import TEST_SECONDS, limit
+from tests.thorough import tries
 from workbench import progress as patience
 
 __all__ = ["lab"]
@@ -26,7 +27,9 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # its helpers each import torch, and the cores are taken
 
-settings.register_profile("workbench", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "workbench", max_examples=tries(100), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("workbench")
 patience.SLOW_SECONDS = limit(patience.SLOW_SECONDS)  # what is told of long waiting is told by this machine's seconds
 torch.set_num_threads(1)  # tiny tensors: a second thread only waits

@@ -27,6 +27,7 @@ from tests.measure.runs import small_recorder
 from tests.offline.batches import LINES, written
 from tests.offline.batches import run as run_lines
 from tests.offline.test_resume import whole
+from tests.thorough import tries
 from workbench.claims.ledger import LedgerEntry, write_ledger
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
@@ -53,7 +54,7 @@ def room_for(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=tries(30), deadline=None)
 @given(st.data(), st.integers(1, 9))
 def test_a_batch_is_gone_on_with_when_there_is_room_again(data: st.DataObject, ahead: int) -> None:
     size = data.draw(st.integers(0, len(whole())))
@@ -90,7 +91,7 @@ def fill(parent: Path) -> Path:
         return folder.finish()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=tries(40), deadline=None)
 @given(st.integers(0, 12_000), st.booleans())
 @example(1023, False)
 @example(1024, True)

@@ -15,6 +15,7 @@ from compiled_kernels import Backend, backend_problems
 from compiled_kernels.capabilities import BATCH_VARIANT, batch_variance
 from compiled_kernels.cases import random_normal, suites
 from compiled_kernels.linear.quantize import quantize_int4, quantize_int8
+from tests.thorough import tries
 
 Run = Callable[[Tensor, Backend], Tensor]
 
@@ -60,7 +61,7 @@ KEPT = [(name, backend) for name in ROWS for backend in HERE if batch_variance(n
 
 
 @pytest.mark.parametrize(("name", "backend"), KEPT)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=tries(6), deadline=None)
 @given(
     width=st.sampled_from([16, 48, 96, 128]), dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     rows=st.integers(2, 9), place=st.integers(0, 8), bad=st.sampled_from([0.0, torch.nan, torch.inf, 1e30]),

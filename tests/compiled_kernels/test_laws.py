@@ -13,11 +13,12 @@ import compiled_kernels
 from compiled_kernels import Backend
 from compiled_kernels.linear.quantize import quantize_int4, quantize_int8
 from compiled_kernels.masks import Causal, SlidingWindow
+from tests.thorough import tries
 
 BACKENDS = [Backend.EAGER, Backend.INDUCTOR]  # the forms that are traced; the others are held to these
 backends = pytest.mark.parametrize("backend", BACKENDS)
 seeds, few = st.integers(0, 2**31), st.integers(1, 6)
-laws = settings(max_examples=20, deadline=None)
+laws = settings(max_examples=tries(20), deadline=None)
 
 
 def drawn(seed: int, *shape: int) -> torch.Tensor:

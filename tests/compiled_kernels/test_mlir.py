@@ -20,6 +20,7 @@ from compiled_kernels.check import check
 from compiled_kernels.mlir import compile_function, stages
 from compiled_kernels.mlir.leaf import LeafOperator, enclosing_shape
 from compiled_kernels.mlir.lower import lower
+from tests.thorough import tries
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("torch_mlir") is None,
@@ -64,7 +65,7 @@ def test_every_case_is_right(operator: str) -> None:
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=tries(6), deadline=None)
 @given(data=st.data())
 def test_any_shape_agrees_with_float64(operator: str, data: st.DataObject) -> None:
     suite = SUITES[operator]
@@ -147,7 +148,7 @@ def test_other_devices_are_refused() -> None:
 SPECIAL = [0.0, -0.0, math.inf, -math.inf, math.nan, 88.5, 88.73, 89.5, -86.0, -87.0, -87.4, -104.0, 1e-30, 3e38, -3e38]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tries(60), deadline=None)
 @given(st.floats(-110, 95, width=32), st.floats(width=32), st.sampled_from([1e-7, 1e-3, 1.0]))
 def test_the_polynomial_is_the_exponential(centre: float, any_number: float, spread: float) -> None:
     near = centre + spread * torch.linspace(-20, 20, 4096 - len(SPECIAL) - 1)
@@ -164,7 +165,7 @@ def test_the_polynomial_is_the_exponential(centre: float, any_number: float, spr
     assert (off <= 2 * torch.finfo(torch.float32).eps * exact[usual] + 3e-38).all(), float((off / exact[usual]).max())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tries(60), deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3)), min_size=1, max_size=4))
 def test_leading_slices_are_known_by_their_strides(axes: list[tuple[int, int]]) -> None:
     stored = [extent + more for extent, more in axes]

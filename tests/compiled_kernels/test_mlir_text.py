@@ -17,6 +17,7 @@ from compiled_kernels.cases import Case, CaseCost
 from compiled_kernels.level import Level, available_levels, limited_to
 from compiled_kernels.mlir_text import Lines, largest_divisor, number
 from tests.compiled_kernels.test_operators import ARGUMENTS, DTYPES, SUITES, seeds
+from tests.thorough import tries
 
 problem = backend_problems()[Backend.MLIR]
 needs_mlir = pytest.mark.skipif(problem is not None, reason=f"backend mlir: {problem}")
@@ -40,7 +41,7 @@ def threads():
 
 @needs_mlir
 @pytest.mark.parametrize("operator", list(WRITTEN))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=tries(12), deadline=None)
 @given(data=st.data())
 def test_any_shape_agrees_with_float64(operator: str, data: st.DataObject) -> None:
     arguments = data.draw(ARGUMENTS[operator]) | {"dtype": data.draw(DTYPES)}

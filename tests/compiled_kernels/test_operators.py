@@ -17,6 +17,7 @@ from compiled_kernels.check import verdict
 from compiled_kernels.linear.quantize import dequantize_int4, dequantize_int8, quantize_int4, quantize_int8
 from compiled_kernels.masks import AndMask, Causal, SlidingWindow
 from compiled_kernels.paged_attention.cases import even
+from tests.thorough import tries
 
 SUITES = {suite.operator: suite for suite in suites()}
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16])
@@ -111,7 +112,7 @@ def test_every_operator_has_a_strategy() -> None:
 
 @pytest.mark.parametrize("backend", [Backend.EAGER, Backend.INDUCTOR])
 @pytest.mark.parametrize("operator", list(SUITES))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=tries(25), deadline=None)
 @given(data=st.data())
 def test_any_shape_agrees_with_float64(operator: str, backend: Backend, data: st.DataObject) -> None:
     suite = SUITES[operator]
@@ -237,7 +238,7 @@ def test_attention_moves_what_is_seen_and_no_more(name: str) -> None:
     assert case.cost.bytes == 4 * of["dim"] * (2 * read * of["num_kv_heads"] + 2 * sum(of["spans"]) * heads)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=tries(40), deadline=None)
 @given(seeds, st.integers(1, 5), st.integers(1, 5), st.sampled_from([2, 4, 32]), st.sampled_from([1e-3, 1.0, 50.0]))
 def test_quantized_weights_stay_within_half_a_step(seed: int, out: int, groups: int, group: int, scale: float) -> None:
     weight = torch.randn(out, groups * group, generator=torch.Generator().manual_seed(seed)) * scale
@@ -271,7 +272,7 @@ def decode_inputs(data: st.DataObject) -> list:
 
 
 @pytest.mark.parametrize("backend", [Backend.EAGER, Backend.INDUCTOR])
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=tries(10), deadline=None)
 @given(data=st.data())
 def test_a_row_that_may_look_nowhere_gives_zeros(data: st.DataObject, backend: Backend) -> None:
     inputs = decode_inputs(data)
@@ -281,7 +282,7 @@ def test_a_row_that_may_look_nowhere_gives_zeros(data: st.DataObject, backend: B
 
 
 @pytest.mark.parametrize("backend", [Backend.EAGER, Backend.INDUCTOR])
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=tries(10), deadline=None)
 @given(data=st.data())
 def test_nan_stays_with_its_row(data: st.DataObject, backend: Backend) -> None:
     inputs = decode_inputs(data)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import compiled_kernels
 from compiled_kernels import Backend, backend_problems
 from compiled_kernels.masks import SlidingWindow
+from tests.thorough import tries
 
 NARROW, SINKS, WIDE = (SlidingWindow(7), 4, 0.0), (SlidingWindow(9, sinks=6), 4, 5.0), (SlidingWindow(40), 16, 0.0)
 # The backend triton by the cases of `paged_attention` in the interpreter, whose windows have left pages behind.
@@ -24,7 +25,7 @@ spans = st.lists(st.tuples(st.integers(1, CONTEXT), st.sampled_from([1, 1, 9, 33
 
 
 @pytest.mark.parametrize(("backend", "mask", "size", "softcap"), BACKENDS)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=tries(8), deadline=None)
 @given(drawn=spans, seed=st.integers(0, 99))
 def test_null_pages_are_behind_the_mask(
     backend: Backend, mask: SlidingWindow, size: int, softcap: float, drawn: list[tuple[int, int]], seed: int

@@ -28,6 +28,7 @@ from compiled_kernels.quantized_attention.quantize import (
     pack_codes,
     unpack_codes,
 )
+from tests.thorough import tries
 
 INTEGERS = st.sampled_from(["int8", "int4"])
 KINDS = st.sampled_from(["int8", "int4", "fp8"])
@@ -54,7 +55,7 @@ def runs(draw: st.DrawFn) -> Tensor:
     return numbers.clamp(-65504, 65504).to(draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float64])))
 
 
-@settings(max_examples=200)
+@settings(max_examples=tries(200))
 @given(runs(), INTEGERS, st.sampled_from([4, 16]))
 def test_a_number_is_within_half_a_step(numbers: Tensor, kind, run: int) -> None:
     packed = quantize(numbers.clamp(-65504, 65504), kind, run)

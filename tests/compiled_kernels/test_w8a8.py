@@ -18,6 +18,7 @@ from compiled_kernels.cases import Case, CaseCost
 from compiled_kernels.level import Level, available_levels, limited_to
 from compiled_kernels.linear_w8a8 import mlir, reference
 from compiled_kernels.linear_w8a8.quantize import MAX_EXACT_COLUMNS, quantize_rows
+from tests.thorough import tries
 
 problem = backend_problems()[Backend.MLIR]
 needs_mlir = pytest.mark.skipif(problem is not None, reason=f"backend mlir: {problem}")
@@ -57,7 +58,7 @@ def bits(x: Tensor) -> Tensor:
 @needs_mlir
 @at_every_level
 @pytest.mark.parametrize("panels", [False, True], ids=["rows", "panels"])
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=tries(12), deadline=None)
 @given(data=st.data())
 def test_every_level_and_any_rows_give_the_references_bits(level: Level, panels: bool, data: st.DataObject) -> None:
     """Integer sums are exact: neither the instruction nor the number of rows can be told from the bits of a row."""
@@ -72,7 +73,7 @@ def test_every_level_and_any_rows_give_the_references_bits(level: Level, panels:
     assert torch.equal(bits(alone), bits(right[row : row + 1]))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=tries(40), deadline=None)
 @given(x=operands(True), backend=st.sampled_from([Backend.EAGER, Backend.INDUCTOR]), columns=st.integers(1, 3000))
 def test_torchs_own_products_are_exact_too(x: tuple, backend: Backend, columns: int) -> None:
     given, values, scales, bias = x

@@ -24,6 +24,7 @@ from compiled_kernels.paged_attention import triton as attention
 from compiled_kernels.triton_code.launch import run
 from tests.compiled_kernels.interpreter import set_up_once_a_launch
 from tests.compiled_kernels.test_operators import DTYPES, SUITES, seeds
+from tests.thorough import tries
 
 __all__ = ["set_up_once_a_launch"]  # a fixture
 
@@ -45,7 +46,7 @@ def as_on_tensor_cores() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=tries(10), deadline=None)
 @given(
     seed=seeds, bits=st.sampled_from([0, 8, 4]), dtype=DTYPES, rows=st.integers(2, 70), place=st.integers(0, 69),
     width=st.sampled_from([16, 48, 96]), outs=st.integers(1, 40), bad=st.sampled_from([None, torch.nan, torch.inf]),
@@ -98,7 +99,7 @@ def scene(seed: int, dtype: torch.dtype, contexts: list[int], share: int) -> tup
     return SUITES["paged_attention"].input_maker(torch.Generator().manual_seed(seed), **arguments)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=tries(12), deadline=None)
 @given(
     seed=seeds, dtype=DTYPES, context=st.integers(1, 150), other=st.integers(1, 30), share=st.integers(1, 3),
     mask=MASKS, share_of_span=st.floats(0, 1),

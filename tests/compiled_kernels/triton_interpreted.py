@@ -28,6 +28,7 @@ from compiled_kernels.quantized_attention import triton as packed_attention
 from compiled_kernels.triton_code.launch import run
 from tests.compiled_kernels.interpreter import set_up_once_a_launch
 from tests.compiled_kernels.test_operators import ARGUMENTS, DTYPES, SUITES, seeds
+from tests.thorough import tries
 
 __all__ = ["set_up_once_a_launch"]  # a fixture
 MINE = [name for name, suite in SUITES.items() if not known_gap(name, Backend.TRITON, suite.cases[0].name)]
@@ -58,7 +59,7 @@ def test_the_lane_has_every_operator_but_those_of_the_gap_table() -> None:
 
 
 @pytest.mark.parametrize("operator", MINE)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=tries(15), deadline=None)
 @given(data=st.data())
 def test_any_shape_agrees_with_float64(operator: str, data: st.DataObject) -> None:
     case, inputs = drawn(data, operator)
@@ -84,7 +85,7 @@ def test_every_gap_is_still_open_or_mended(row: Gap) -> None:
     assert verdict(suite, cheapest, Backend.TRITON) == (("ok", "") if row.worked_around_in else ("gap", row.reason))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=tries(20), deadline=None)
 @given(data=st.data())
 def test_attention_in_any_number_of_parts_is_the_same(data: st.DataObject) -> None:
     """More parts than there is work for, too, and a walk of many tiles."""
@@ -113,7 +114,7 @@ def test_attention_in_any_number_of_parts_is_the_same(data: st.DataObject) -> No
     assert disagreement(suite, case, inputs, Backend.TRITON) is None
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=tries(20), deadline=None)
 @given(data=st.data())
 def test_attention_over_packed_pages_in_any_number_of_parts_is_the_same(data: st.DataObject) -> None:
     """Spans within which tokens settle, too."""
@@ -159,7 +160,7 @@ def test_attention_over_packed_pages_in_any_number_of_parts_is_the_same(data: st
 
 
 @pytest.mark.parametrize("operator", ["linear_int8", "linear_int4"])
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=tries(15), deadline=None)
 @given(data=st.data())
 def test_products_in_any_number_of_parts_are_the_same(operator: str, data: st.DataObject) -> None:
     case, inputs = drawn(data, operator)
@@ -176,7 +177,7 @@ def test_products_in_any_number_of_parts_are_the_same(operator: str, data: st.Da
     assert disagreement(suite, case, inputs, Backend.TRITON) is None
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=tries(10), deadline=None)
 @given(data=st.data())
 def test_nan_stays_with_its_row(data: st.DataObject) -> None:
     _, inputs = drawn(data, "paged_attention", mask=Causal())
@@ -200,7 +201,7 @@ def test_rows_of_no_span_give_zeros() -> None:
     assert out[:rows].isfinite().all() and torch.equal(out[rows:], torch.zeros_like(out[rows:]))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=tries(25), deadline=None)
 @given(data=st.data())
 def test_equal_logits_come_by_token_id(data: st.DataObject) -> None:
     vocab = data.draw(st.sampled_from([3, 70, 2049]))

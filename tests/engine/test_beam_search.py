@@ -15,6 +15,7 @@ from torch import Tensor
 from tests.engine.beam_oracle import Text, beams
 from tests.engine.poison import MODEL, Poison, asked
 from tests.engine.tiny import VOCAB, finals, layer, model_of, request, runner_of, spec_of, specs
+from tests.thorough import tries
 from workbench.engine import naive
 from workbench.engine.beam_search import EarlyStopping, beam_search
 from workbench.engine.runner import Runner, generate
@@ -115,7 +116,7 @@ cases = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=tries(12), deadline=None)
 @given(specs, cases, st.booleans(), st.booleans(), st.randoms())
 def test_as_defined(spec, searches: list, prefix: bool, offload: bool, shuffle: random.Random) -> None:
     """Beside one another and beside other requests, however scarce the pages and whatever was found in the cache."""

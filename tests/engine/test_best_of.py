@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tests.engine.poison import MODEL, Poison
 from tests.engine.tiny import request, runner_of
+from tests.thorough import tries
 from workbench.engine.runner import generate
 from workbench.request import SamplingParameters
 from workbench.trace.events import Decoded, Finished, Preempted, Scheduled, Stepped, Submitted
@@ -16,7 +17,7 @@ from workbench.trace.recorder import Recorder
 DRAWN = {"temperature": 0.9, "seed": 5}
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=tries(12), deadline=None)
 @given(st.integers(1, 4), st.integers(0, 4), st.integers(1, 12), st.integers(1, 4))
 def test_the_best_are_the_best_of_all(n: int, more: int, prompt: int, seqs: int) -> None:
     best = n + more

@@ -19,6 +19,7 @@ from tests.engine.test_faults import at_rest
 from tests.engine.test_interrupts import KINDS
 from tests.engine.tiny import request
 from tests.patience import limit
+from tests.thorough import tries
 from workbench.engine.inputs import sample_id
 from workbench.engine.runner import Runner
 from workbench.trace.events import Event, Finished
@@ -112,7 +113,7 @@ def lengths() -> dict[str, int]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_at_any_line_by_a_timer_or_another_thread(kind: str, lengths: dict[str, int]) -> None:
-    @settings(max_examples=8, deadline=None)
+    @settings(max_examples=tries(8), deadline=None)
     @given(st.floats(0, 0.99), st.sampled_from("abc"), st.booleans())
     def law(place: float, name: str, thread: bool) -> None:
         runner = KINDS[kind]()
@@ -127,7 +128,7 @@ def test_at_any_line_by_a_timer_or_another_thread(kind: str, lengths: dict[str, 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_during_any_forward_pass(kind: str) -> None:
-    @settings(max_examples=6, deadline=None)
+    @settings(max_examples=tries(6), deadline=None)
     @given(st.integers(0, 12), st.sampled_from("abc"), st.booleans())
     def law(at: int, name: str, thread: bool) -> None:
         runner = KINDS[kind]()
@@ -147,7 +148,7 @@ def test_during_any_forward_pass(kind: str) -> None:
 
 @pytest.mark.parametrize("event_kind", EVENTS)
 def test_by_a_listener_at_every_kind_of_event(event_kind: str) -> None:
-    @settings(max_examples=8, deadline=None)
+    @settings(max_examples=tries(8), deadline=None)
     @given(st.sampled_from(list(KINDS)), st.integers(0, 6), st.sampled_from("abc"), st.booleans())
     def law(kind: str, at: int, name: str, thread: bool) -> None:
         runner, count = KINDS[kind](), iter(range(10_000))
@@ -174,7 +175,7 @@ class Objected(Exception):
 def test_a_listener_that_raises_changes_nobodys_tokens(event_kind: str) -> None:
     """Its error comes out of the step, submission or cancellation that it heard of, when that is done."""
 
-    @settings(max_examples=6, deadline=None)
+    @settings(max_examples=tries(6), deadline=None)
     @given(st.sampled_from(list(KINDS)), st.integers(0, 6))
     def law(kind: str, at: int) -> None:
         runner, box, count, raised = KINDS[kind](), deque[Event](), iter(range(10_000)), 0

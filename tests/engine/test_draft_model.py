@@ -14,6 +14,7 @@ from compiled_kernels.level import Level, available_levels, limited_to
 from tests.engine.guesses import drafts, needs_mlir, plain, run_checked, tokens
 from tests.engine.tiny import VOCAB, layer, model_of, request, runner_of, spec_of
 from tests.sampling import test_verify as law
+from tests.thorough import tries
 from workbench.engine.runner import Runner, generate
 from workbench.executors.select import Backends
 from workbench.sampling.samplers import uniform
@@ -125,7 +126,7 @@ def sharp(seed: int, vocab: int = VOCAB, **more):
 
 
 @pytest.mark.parametrize("several", [False, pytest.param(True, marks=needs_mlir)])
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=tries(12), deadline=None)
 @given(st.floats(0.3, 0.95), st.integers(2, 99), st.integers(1, 4), st.integers(1, 3), st.sampled_from([1, 2]))
 def test_a_draft_that_stops_where_it_is_unsure_changes_nothing(several, least, seed, most, every, threads) -> None:
     """Greedy: each draft is the model's own, up to the first token below the threshold, and outputs are those without;
@@ -258,7 +259,7 @@ class Draws:
 
 
 @needs_mlir
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=tries(12), deadline=None)
 @given(
     st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0]), min_size=1, max_size=3), st.integers(0, 99), st.booleans(),
     st.sampled_from([0.0, 0.6]), st.sampled_from([1, 2, 3]), st.sampled_from([VOCAB, SHARED]),

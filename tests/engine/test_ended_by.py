@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.engine.tiny import layer, model_of, runner_of
 from tests.prompt.samples import byte_level
+from tests.thorough import tries
 from workbench.engine.runner import generate
 from workbench.model.spec import ModelSpec
 from workbench.request import Request, SamplingParameters
@@ -58,7 +59,7 @@ def one(runner, request: Request) -> Finished:
     return generate(runner, [request])[request.request_id]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tries(60), deadline=None)
 @given(
     seed=st.integers(0, 50), prompt=st.integers(1, 16), most=st.integers(1, 30), ignore=st.booleans(),
     stop=st.lists(st.sampled_from([chr(number) for number in range(33, 120)]), max_size=20, unique=True),

@@ -11,6 +11,7 @@ from hypothesis.stateful import initialize
 from tests.engine.history import BUDGET, CONTEXT, FULL, SIZE, Counted
 from tests.engine.memory import Memory, Name
 from tests.engine.test_histories import Histories
+from tests.thorough import tries
 from workbench.kv_cache.budget import EvictionBudget
 from workbench.kv_cache.pages import KVCacheGroup, PagePool
 from workbench.request import Sequence
@@ -98,4 +99,4 @@ class EvictingHistories(Histories):
 
 
 TestEvictingHistories = EvictingHistories.TestCase
-TestEvictingHistories.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestEvictingHistories.settings = settings(max_examples=tries(100), stateful_step_count=30, deadline=None)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.engine.tiny import finals, layer, model_of, request, runner_of, spec_of
+from tests.thorough import tries
 from workbench.engine.runner import Runner, generate
 from workbench.errors import WorkbenchError
 from workbench.request import CustomPart, Request
@@ -183,7 +184,7 @@ def test_a_policy_that_raises_ends_nobody() -> None:
     kind=st.sampled_from(["continuous", "static"]),
     pages=st.sampled_from([14, 40]), prefix=st.sampled_from(["off", "radix"]),
 )  # fmt: skip
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=tries(40), deadline=None)
 def test_histories_with_faults(seed: int, policy: str, kind: str, pages: int, prefix: str) -> None:
     """Requests that break in every way, that are cancelled, and that are well, under any policy: the last are as alone,
     and everybody has one end with one reason."""

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.engine import many_histories
 from tests.engine.history import LAYOUTS, POLICIES, SIZE, STOPS, History
+from tests.thorough import tries
 from workbench.request import FinishReason, Sequence
 from workbench.scheduler.scheduler import Scheduler
 
@@ -51,7 +52,7 @@ class Histories(History, RuleBasedStateMachine):
 
 TestHistories = Histories.TestCase
 HISTORIES = int(os.environ.get("HISTORIES", "300"))
-TestHistories.settings = settings(max_examples=HISTORIES, stateful_step_count=30, deadline=None)
+TestHistories.settings = settings(max_examples=tries(HISTORIES), stateful_step_count=30, deadline=None)
 
 
 def test_many_histories(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from compiled_kernels.quantized_attention import hadamard_rotate
 from compiled_kernels.quantized_attention.reference import gather_context as quantized_context_of
 from tests.engine.tiny import VOCAB, finals, layer, model_of, request, runner_of, spec_of, specs
+from tests.thorough import tries
 from workbench.engine import naive
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
@@ -66,7 +67,7 @@ def test_it_is_hugging_faces_attention(tmp_path: Path) -> None:
             assert (found.hidden_states[number] - hidden).abs().max() < 1e-5
 
 
-@settings(max_examples=25)
+@settings(max_examples=tries(25))
 @given(specs, st.integers(1, 6), st.randoms())
 def test_what_leaves_the_last_block_gives_the_oracles_logits(spec: ModelSpec, page: int, draw: random.Random) -> None:
     """Random models, windows among them: hidden states through norm and head are what the oracle says of each row."""

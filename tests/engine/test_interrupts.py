@@ -17,6 +17,7 @@ from tests.engine.history import History
 from tests.engine.interrupted import interrupted, lines_of
 from tests.engine.test_draft_model import model_drafts
 from tests.engine.tiny import CONTEXT, finals, layer, model_of, request, runner_of, spec_of
+from tests.thorough import tries
 from workbench.engine import faults as books
 from workbench.engine.runner import Runner
 from workbench.interrupts import DeferInterrupts
@@ -91,7 +92,7 @@ def lengths() -> dict[str, int]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_runner_goes_on_whenever_a_stream_is_interrupted(kind: str, lengths: dict[str, int]) -> None:
-    @settings(max_examples=6, deadline=None)
+    @settings(max_examples=tries(6), deadline=None)
     @given(st.integers(0, lengths[kind] - 2))
     def at(line: int) -> None:
         assert one(kind, line), "the interrupt was lost"

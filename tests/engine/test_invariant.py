@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from compiled_kernels import Backend, backend_problems
 from tests.engine.scribe import Rows, Scribe, asked, differing, served
 from tests.engine.tiny import layer, runner_of, spec_of, weights_of
+from tests.thorough import tries
 from workbench.engine.load import load
 from workbench.errors import WorkbenchError
 from workbench.executors.packing import DECODE_BUCKETS
@@ -86,7 +87,7 @@ def company(kind: str, lengths: list[int]) -> list[Request]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=tries(5), deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 38), max_size=8), place=st.integers(0, 8), chunk=st.integers(1, 150),
     seqs=st.integers(1, 9), order=st.randoms(use_true_random=False), scarce=st.booleans(),

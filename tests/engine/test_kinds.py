@@ -14,6 +14,7 @@ from compiled_kernels import Backend, backend_problems
 from compiled_kernels.result_cache import ResultCache
 from tests.engine.kinds import dense_models, latent, mixtures
 from tests.engine.tiny import Oracle, model_of, request, runner_of, spec_of, weights_of
+from tests.thorough import tries
 from workbench.engine import naive
 from workbench.engine.runner import generate
 from workbench.errors import WorkbenchError
@@ -51,19 +52,19 @@ def serve(model: Transformer, shuffle: random.Random, **settings) -> None:
     assert oracle.clear
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=tries(30), deadline=None)
 @given(dense_models, st.sampled_from([torch.float32, torch.float64, torch.bfloat16]), st.randoms(use_true_random=False))
 def test_every_row_is_the_oracles(spec: ModelSpec, dtype: torch.dtype, shuffle: random.Random) -> None:
     serve(model_of(spec, shuffle.randrange(99), dtype=dtype), shuffle)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=tries(10), deadline=None)
 @given(mixtures, st.randoms(use_true_random=False))
 def test_every_row_of_a_mixture_is_the_oracles(spec: ModelSpec, shuffle: random.Random) -> None:
     serve(model_of(spec, shuffle.randrange(99), dtype=torch.float64), shuffle)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=tries(50), deadline=None)
 @given(st.one_of(dense_models, mixtures))
 def test_states_have_the_shapes_of_the_spec(spec: ModelSpec) -> None:
     state = random_weights(spec, torch.float32)

@@ -11,6 +11,7 @@ from compiled_kernels import Backend, backend_problems
 from compiled_kernels.level import Level, available_levels, limited_to
 from compiled_kernels.mlir.artifacts import ArtifactCache, cache_directory
 from tests.engine.tiny import Oracle, layer, poison, request, runner_of, spec_of, specs, weights_of
+from tests.thorough import tries
 from workbench.engine.runner import Runner, generate
 from workbench.errors import WorkbenchError
 from workbench.executors.mlir import MlirStep
@@ -36,7 +37,7 @@ def runner(
     return runner_of(model, backends=MIXED, **settings)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=tries(8), deadline=None)
 @given(specs, st.integers(0, 2**31), st.integers(1, 5))
 def test_rows_are_the_oracles(spec: ModelSpec, seed: int, together: int) -> None:
     """Windows, groups, biases, odd widths; rows are padded to a bucket, pages begin as NaN."""

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.tiny import CONTEXT, VOCAB, model_of, request, runner_of, spec_of
+from tests.thorough import tries
 from workbench.engine.replay import RecordedPolicy, ReplayDiverged, replay
 from workbench.engine.runner import Runner
 from workbench.request import Request
@@ -140,13 +141,13 @@ def ends(recorder: Recorder) -> list[tuple]:
 PACE = st.floats(0.001, 1.0)
 
 
-@settings(max_examples=30)
+@settings(max_examples=tries(30))
 @given(TRAFFIC, st.booleans(), PACE, PACE)
 def test_what_was_recorded_comes_back(traffic: Traffic, drafts: bool, pace: float, other: float) -> None:
     comes_back(replace(traffic, drafts=drafts, quick=True), pace, other)
 
 
-@settings(max_examples=6)
+@settings(max_examples=tries(6))
 @given(TRAFFIC, st.booleans(), PACE, PACE)
 def test_what_a_model_said_comes_back(traffic: Traffic, drafts: bool, pace: float, other: float) -> None:
     comes_back(replace(traffic, drafts=drafts), pace, other)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.engine.poison import MODEL, asked, poisoned
 from tests.engine.tiny import model_of, runner_of, specs
+from tests.thorough import tries
 from workbench.engine.runner import generate
 from workbench.model.spec import ModelSpec
 from workbench.request import Request, SamplingParameters
@@ -24,7 +25,7 @@ jobs = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=30)
+@settings(max_examples=tries(30))
 @given(specs, jobs, st.booleans(), st.booleans(), st.randoms())
 def test_every_row_is_the_oracles(
     spec: ModelSpec, sizes: list, prefix: bool, offload: bool, shuffle: random.Random
@@ -108,7 +109,7 @@ def test_what_broke_is_not_offered() -> None:
     assert generate(runner, [asked("b", 17, 3, 5)])["b"].cached_tokens == 0
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=tries(25), deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from([14, 22, 200]))
 def test_what_is_written_to_the_index_is_counted_once(seed: int, pages: int) -> None:
     """What requests wrote is what the index came to hold: with pages enough, exactly what it holds in the end. Reads,

@@ -23,6 +23,7 @@ from tests.engine.tiny import (
     runner_of,
     spec_of,
 )
+from tests.thorough import tries
 from workbench.engine import naive
 from workbench.engine.runner import generate
 from workbench.model.spec import ModelSpec
@@ -39,7 +40,7 @@ jobs = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 9)), min_size=1, ma
 DTYPES = st.sampled_from([torch.float32, torch.float32, torch.bfloat16, torch.float64])
 
 
-@settings(max_examples=50)
+@settings(max_examples=tries(50))
 @given(own_specs, DTYPES, jobs, st.integers(1, 24), st.integers(1, 4), st.integers(1, 7), st.randoms())
 def test_every_row_is_the_oracles(
     spec: ModelSpec, dtype: torch.dtype, sizes: list, budget: int, seqs: int, page_size: int, shuffle: random.Random
@@ -88,7 +89,7 @@ def test_set_back_changes_nothing() -> None:
 
 
 @given(st.integers(0, 40), st.integers(0, 3), st.data())
-@settings(max_examples=40)
+@settings(max_examples=tries(40))
 def test_cancelling_at_any_event_frees_its_pages(moment: int, which: int, data: st.DataObject) -> None:
     requests = [request(f"r{i}", 6 + i, 8) for i in range(4)]
     alone = finals(runner_of(MODEL), requests)

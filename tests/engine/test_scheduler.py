@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.calls import calls_of
+from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.manager import KVCacheManager
 from workbench.kv_cache.pages import KVCacheGroup, PagePool, pages_for
@@ -110,7 +111,7 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=120, stateful_step_count=25, deadline=None)
+TestHistories.settings = settings(max_examples=tries(120), stateful_step_count=25, deadline=None)
 
 
 @given(st.lists(st.tuples(st.integers(1, 20), st.integers(1, 15)), min_size=1, max_size=8))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from compiled_kernels import Backend
 from tests.engine.guesses import Guesses, drafts, needs_mlir, plain, run_checked, tokens
 from tests.engine.tiny import Oracle, layer, model_of, request, runner_of, spec_of, specs
+from tests.thorough import tries
 from workbench.engine.runner import generate
 from workbench.executors.select import Backends
 from workbench.kv_cache.format import CacheFormat
@@ -25,7 +26,7 @@ from workbench.trace.events import Decoded, Finished, Stepped, Verified
 PACKED = CacheFormat(format="int8", group=8, columns=8, residual=8)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=tries(15), deadline=None)
 @given(
     specs, st.integers(0, 2**31), st.integers(1, 5), st.sampled_from([None, PACKED]), st.sampled_from(["off", "radix"]),
     st.integers(5, 40), st.floats(0, 1),
@@ -130,7 +131,7 @@ def test_events_are_those_of_a_run_without(way: dict) -> None:
     assert all(0 <= e.accepted <= e.drafted <= 3 for e in checks)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=tries(25), deadline=None)
 @given(st.integers(0, 60), st.integers(0, 2), st.integers(0, 9))
 def test_cancelling_at_any_event_frees_its_pages(moment: int, which: int, seed: int) -> None:
     model = model_of(spec_of())

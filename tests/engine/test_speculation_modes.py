@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from compiled_kernels import Backend, backend_problems
 from tests.engine.guesses import Guesses, check_pages, drafts, plain, run_checked, tokens
 from tests.engine.tiny import layer, model_of, request, runner_of, spec_of
+from tests.thorough import tries
 from workbench.engine.runner import Runner
 from workbench.executors.token_parallel import TokenParallelExecutor
 from workbench.scheduler.plan import StepPlan
@@ -30,7 +31,7 @@ needs_mlir = pytest.mark.skipif(
 
 @pytest.mark.parametrize("kind", ["continuous", "static"])
 @pytest.mark.parametrize("policy", BUILT_IN_POLICIES)
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=tries(3), deadline=None)
 @given(seed=st.integers(0, 99), pages=st.integers(18, 40), right=st.floats(0, 1), budget=st.integers(5, 20))
 def test_every_policy_gives_the_same_tokens(
     policy: str, kind: str, seed: int, pages: int, right: float, budget: int

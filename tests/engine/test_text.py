@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import workbench
+from tests.thorough import tries
 from workbench.engine.runner import Runner
 from workbench.trace.events import Decoded, Finished
 
@@ -20,7 +21,7 @@ RUNNER = draft()
 WHOLE = "".join(event.text for event in RUNNER.stream(PROMPT, max_tokens=40, temperature=0.8, seed=5))
 
 
-@settings(max_examples=25)
+@settings(max_examples=tries(25))
 @given(st.integers(0, 90))
 def test_cancelling_anywhere_leaves_the_stream_equal_to_the_text(moment: int) -> None:
     streamed, end = "", None
@@ -34,7 +35,7 @@ def test_cancelling_anywhere_leaves_the_stream_equal_to_the_text(moment: int) ->
     assert RUNNER.scheduler.pages_in_use == 0
 
 
-@settings(max_examples=25)
+@settings(max_examples=tries(25))
 @given(st.integers(0, max(0, len(WHOLE) - 3)), st.integers(1, 6))
 def test_a_stop_string_ends_the_text_right_before_it(start: int, length: int) -> None:
     stop = WHOLE[start : start + length]

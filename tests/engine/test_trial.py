@@ -16,6 +16,7 @@ from compiled_kernels.correct_backend import CorrectBackend
 from compiled_kernels.masks import Causal
 from compiled_kernels.result_cache import ResultCache
 from tests.engine.tiny import VOCAB, layer, model_of, spec_of
+from tests.thorough import tries
 from workbench.batch import TokenBatch
 from workbench.errors import WorkbenchError
 from workbench.executors import autotune as trial
@@ -242,7 +243,7 @@ def test_a_trial_of_another_rule_is_not_valid(tried, monkeypatch: pytest.MonkeyP
 seconds = st.floats(1e-4, 1e-1)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=tries(200))
 @given(seconds, seconds, st.randoms(use_true_random=False), st.floats(0.1, 1.0))
 def test_a_busy_machine_never_makes_the_slower_of_two_look_clearly_quicker(quick, more, draw, free) -> None:
     """The first backend is at least as quick as eager; each of its steps is let alone with a chance of `free`."""

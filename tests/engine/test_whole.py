@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.offline.batches import runner
 from tests.prompt import samples
 from tests.prompt.samples import byte_level
+from tests.thorough import tries
 from workbench.prompt.detokenize import Detokenizer, WholeTextDetokenizer
 from workbench.request import Request, SamplingParameters
 from workbench.trace.events import Decoded, Event, Finished
@@ -29,7 +30,7 @@ def ended(event: Event) -> tuple | None:
     return event.request_id, event.sample, event.reason, event.token_ids, event.output_text
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=tries(40), deadline=None)
 @given(SAMPLINGS, st.text("abc x", min_size=1, max_size=6))
 def test_it_ends_as_any_other(sampling: SamplingParameters, text: str) -> None:
     plain = Request("r", tuple(byte_level().encode(text)), sampling)

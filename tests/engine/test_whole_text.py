@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.tiny import CONTEXT, VOCAB, layer, model_of, own_specs, request, runner_of, spec_of
+from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.inspect import whole_text
 from workbench.inspect.whole_text import TextAttention
@@ -17,7 +18,7 @@ from workbench.model.spec import ModelSpec
 ids = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=24)
 
 
-@settings(max_examples=15)
+@settings(max_examples=tries(15))
 @given(own_specs, ids)
 def test_rows_sum_to_one_and_see_what_the_mask_shows(spec: ModelSpec, token_ids: list[int]) -> None:
     text = TextAttention(model_of(spec, dtype=torch.float64), token_ids)
@@ -34,7 +35,7 @@ def test_rows_sum_to_one_and_see_what_the_mask_shows(spec: ModelSpec, token_ids:
             assert ((total[:, sees] - 1).abs() < 1e-6).all()
 
 
-@settings(max_examples=12)
+@settings(max_examples=tries(12))
 @given(own_specs, ids, st.data())
 def test_in_parts_as_at_once(spec: ModelSpec, token_ids: list[int], data: st.DataObject) -> None:
     model = model_of(spec, dtype=torch.float64)
@@ -60,7 +61,7 @@ def test_blocks_and_chunks_are_not_seen(monkeypatch: pytest.MonkeyPatch) -> None
         assert torch.allclose(parts.weights(number, range(30)), whole.weights(number, range(30)), atol=1e-7)
 
 
-@settings(max_examples=8)
+@settings(max_examples=tries(8))
 @given(own_specs)
 def test_it_is_what_was_served(spec: ModelSpec) -> None:
     """Up to the last row, as `inspect` reads it from the pages."""

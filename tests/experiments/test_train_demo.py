@@ -17,6 +17,7 @@ from experiments.demo_corpus import held_out_files, training_files
 from experiments.demo_tokenizer import bytes_only
 from experiments.muon import orthogonalize
 from experiments.train_demo import Corpus, Recipe, export, train
+from tests.thorough import tries
 
 TINY = {
     **demo_model.COMMON, "vocab_size": 300, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -39,7 +40,7 @@ def corpus(monkeypatch: pytest.MonkeyPatch) -> Corpus:
     return made
 
 
-@settings(max_examples=20)
+@settings(max_examples=tries(20))
 @given(st.integers(0, 99), st.integers(2, 24), st.integers(2, 24))
 def test_orthogonalized_matrices_are_nearly_orthogonal(seed: int, rows: int, columns: int) -> None:
     matrix = torch.randn(1, rows, columns, generator=torch.Generator().manual_seed(seed))

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.pages import NULL_PAGE, PagePool, pages_for
 
@@ -60,7 +61,7 @@ class Ownership(RuleBasedStateMachine):
 
 
 TestOwnership = Ownership.TestCase
-TestOwnership.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestOwnership.settings = settings(max_examples=tries(150), stateful_step_count=30, deadline=None)
 
 
 @given(st.integers(0, 10_000), st.integers(1, 512))

@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.thorough import tries
 from workbench.kv_cache.pages import NULL_PAGE, KVCacheGroup, PagePool
 from workbench.kv_cache.prefix import RadixCache
 
@@ -249,7 +250,7 @@ class Index(RuleBasedStateMachine):
 
 
 TestIndex = Index.TestCase
-TestIndex.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestIndex.settings = settings(max_examples=tries(150), stateful_step_count=40, deadline=None)
 
 
 def test_equal_hashes_are_not_equal_prompts() -> None:

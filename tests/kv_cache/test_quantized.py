@@ -15,6 +15,7 @@ from torch import Tensor
 from compiled_kernels import Backend, backend_problems
 from compiled_kernels.masks import Causal, SlidingWindow
 from tests.kv_cache.quantized_oracle import attended
+from tests.thorough import tries
 from workbench.batch import TokenBatch
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.format import CacheFormat, KVCacheSpec, LayerFormat, build_cache_specs, parse_cache_format
@@ -109,7 +110,7 @@ class Cache:
         return self.out
 
 
-@settings(max_examples=60)
+@settings(max_examples=tries(60))
 @given(shapes(), st.lists(st.integers(1, 60), min_size=1, max_size=3), st.integers(1, 40), st.randoms())
 def test_every_read_is_the_oracles(shape: KVCacheSpec, lengths: list[int], most: int, shuffle: random.Random) -> None:
     """Whatever the format, the chunks, the neighbours and the order of pages."""
@@ -122,7 +123,7 @@ def test_every_read_is_the_oracles(shape: KVCacheSpec, lengths: list[int], most:
 
 
 @pytest.mark.skipif(NO_MLIR is not None, reason=str(NO_MLIR))
-@settings(max_examples=10)
+@settings(max_examples=tries(10))
 @given(INTEGERS, INTEGERS, st.sampled_from([0, 3]), st.sampled_from([None, 40]), st.booleans(), st.randoms())
 def test_the_kernel_reads_as_the_oracle_and_always_the_same(
     keys: str, values: str, sinks: int, window: int | None, rotate: bool, shuffle: random.Random

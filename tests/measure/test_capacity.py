@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.budget import EvictionBudget
 from workbench.kv_cache.pages import KVCacheGroup
@@ -19,7 +20,7 @@ from workbench.memory.capacity import (
 SIZES = st.integers(1, 5)
 
 
-@settings(max_examples=100)
+@settings(max_examples=tries(100))
 @given(st.integers(1, 60), st.integers(1, 24), st.integers(1, 8), st.integers(1, 6))
 def test_a_full_layer_holds_what_its_pages_hold(tokens: int, chunk: int, page: int, fit: int) -> None:
     tables = (KVCacheGroup((0,)),)
@@ -29,7 +30,7 @@ def test_a_full_layer_holds_what_its_pages_hold(tokens: int, chunk: int, page: i
     assert max_concurrent_sequences(tables, pages, page, tokens, chunk, fit) == fit
 
 
-@settings(max_examples=25)
+@settings(max_examples=tries(25))
 @given(
     st.integers(1, 60), st.integers(1, 24), st.integers(1, 8), st.integers(1, 6),
     st.integers(2, 30), st.booleans(),
@@ -53,7 +54,7 @@ def test_a_pool_too_small_is_told() -> None:
         split_budget_into_pages((KVCacheGroup((0,)),), (10,), 49, 64, 16, 16)
 
 
-@settings(max_examples=200)
+@settings(max_examples=tries(200))
 @given(
     st.integers(1, 80), st.integers(1, 24), st.integers(1, 8), st.integers(1, 5), st.integers(1, 30), st.integers(1, 6)
 )

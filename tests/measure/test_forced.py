@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.engine.tiny import VOCAB, expected, finals, layer, model_of, request, runner_of, spec_of, specs
+from tests.thorough import tries
 from workbench.engine import naive
 from workbench.errors import WorkbenchError
 from workbench.measure.quality.teacher_forcing import (
@@ -31,7 +32,7 @@ def text(draw: random.Random, most: int = 30) -> ForcedText:
     return ForcedText(ids, draw.randrange(1, len(ids)), draw.randrange(1, len(ids)))
 
 
-@settings(max_examples=25)
+@settings(max_examples=tries(25))
 @given(specs, st.integers(1, 20), st.integers(1, 4), st.randoms())
 def test_every_scored_place_is_the_oracles(spec: ModelSpec, budget: int, seqs: int, draw: random.Random) -> None:
     model = model_of(spec, draw.randrange(99))

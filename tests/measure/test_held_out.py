@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.thorough import tries
 from workbench.engine.load import BUNDLED_MODELS
 from workbench.errors import WorkbenchError
 from workbench.measure.quality.held_out import cut_windows, held_out_modules, sample_windows
@@ -19,7 +20,7 @@ TOKENIZER = Tokenizer.from_folder(BUNDLED_MODELS["demo"])
 assert TOKENIZER is not None
 
 
-@settings(max_examples=60)
+@settings(max_examples=tries(60))
 @given(st.text(min_size=1, max_size=300), st.integers(2, 40))
 def test_every_token_counts_once_and_from_half_a_context(text: str, context: int) -> None:
     assert TOKENIZER is not None

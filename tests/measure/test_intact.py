@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from tests.measure.runs import small_recorder, write_note, write_run
 from tests.measure.test_record import run_and_kill
+from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.runs import process as alive
 from workbench.runs.condition import MANIFEST, MARKER, check_folder, marker_text
@@ -80,7 +81,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return contents(write_run(tmp_path_factory.mktemp("large"), small_recorder(40)))
 
 
-@settings(max_examples=40)
+@settings(max_examples=tries(40))
 @given(short=st.integers(0, BYTES) | st.integers(1, MANIFEST_BYTES))
 def test_a_disk_full_at_any_byte_loses_nothing_that_was_recorded(small: Path, large: dict, short: int) -> None:
     room = max(0, sum(map(len, large.values())) + len(marker_text()) - short)
@@ -136,7 +137,7 @@ def test_a_really_full_disk(tmp_path: Path) -> None:
 fates = st.sampled_from(["whole", "whole", "whole", "absent", "cut", "changed"])
 
 
-@settings(max_examples=60)
+@settings(max_examples=tries(60))
 @given(data=st.data())
 def test_a_half_copied_folder_is_whole_or_says_what_is_not(small: Path, data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -210,7 +211,7 @@ def test_running_and_killed_are_told_apart(tmp_path: Path) -> None:
     assert check_folder(tmp_path / "elsewhere").state == "unfinished"
 
 
-@settings(max_examples=20)
+@settings(max_examples=tries(20))
 @given(mark=st.none() | st.text() | st.fixed_dictionaries({"pid": st.integers() | st.text(), "where": st.text()}))
 def test_any_mark_can_be_asked_for(mark: object) -> None:
     assert alive.is_running(mark) is None

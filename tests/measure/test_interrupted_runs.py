@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.interrupted import interrupted, lines_of
+from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment
 from workbench.measure import chart as pareto
@@ -58,7 +59,7 @@ def lengths(quick: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_at_any_moment(kind: str, lengths: dict[str, int]) -> None:
-    @settings(max_examples=4, deadline=None)
+    @settings(max_examples=tries(4), deadline=None)
     @given(st.one_of(st.integers(0, lengths[kind]), st.integers(0, 300), st.integers(1, 600).map(lambda n: -n)))
     def at(line: int) -> None:
         with TemporaryDirectory() as place:

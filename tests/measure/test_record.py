@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.measure.runs import small_recorder, write_run
+from tests.thorough import tries
 from tests.trace.histories import recorders
 from workbench.errors import WorkbenchError
 from workbench.runs.folder import MANIFEST, MARKER, SCHEMAS
@@ -27,7 +28,9 @@ FILES = {
     "checks.parquet", "decisions.parquet", "summary.json", "trace.json", "manifest.json",
 }  # fmt: skip
 slow = settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=tries(15),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 

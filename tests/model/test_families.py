@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.model.strategies import llama_specs
+from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.model.hf.families import config_from_spec, read_spec, spec_from_config
 from workbench.model.shapes import named_shape
@@ -68,7 +69,7 @@ _json = st.recursive(
 _keys = st.sampled_from([*PLAIN, "head_dim", "hidden_act", "rope_scaling", "rope_theta", "eos_token_id", "layer_types"])
 
 
-@settings(max_examples=300)
+@settings(max_examples=tries(300))
 @given(st.dictionaries(_keys, _json, max_size=3))
 def test_any_json_is_a_spec_or_a_clear_error(changes: dict[str, object]) -> None:
     try:

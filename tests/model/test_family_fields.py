@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.model.families_of_transformers import CASES, Case
+from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.model.hf.families import FAMILIES, config_from_spec, read_spec, spec_from_config
 from workbench.model.rotary import rotary_frequencies
@@ -170,7 +171,7 @@ _keys = st.sampled_from([
 ])  # fmt: skip
 
 
-@settings(max_examples=300)
+@settings(max_examples=tries(300))
 @given(st.sampled_from(list(FAMILIES)), st.dictionaries(_keys, _json, max_size=3))
 def test_any_json_is_a_spec_or_a_clear_error(family: str, changes: dict[str, object]) -> None:
     try:

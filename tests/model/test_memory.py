@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from tests.engine.tiny import layer, model_of, runner_of, spec_of
 from tests.model.strategies import llama_specs
+from tests.thorough import tries
 from workbench.experiment.experiment import CacheSettings
 from workbench.kv_cache.pages import pages_for
 from workbench.memory.capacity import bytes_by_table, meta_kv_store
@@ -38,7 +39,7 @@ def test_weights_are_the_models_tensors(spec: ModelSpec, dtype: str) -> None:
     assert weight_bytes(spec, number.itemsize) == tensor_bytes(model_of(spec, dtype=number))
 
 
-@settings(max_examples=30)
+@settings(max_examples=tries(30))
 @given(
     st.sampled_from(["dense", "int8", "int4"]),
     st.sampled_from(["dense", "int8", "int4"]),
@@ -75,7 +76,7 @@ def test_named_shapes_on_the_meta_device(name: str) -> None:
     assert weight_bytes(spec, 2) == tensor_bytes(model) == 2 * spec.num_parameters
 
 
-@settings(max_examples=40)
+@settings(max_examples=tries(40))
 @given(st.lists(KINDS, min_size=1, max_size=3), DTYPES, st.integers(1, 6), st.integers(1, 47))
 def test_the_cache_is_the_pages_a_sequence_holds(kinds: list, dtype: str, page: int, tokens: int) -> None:
     """Allocated pages, times what a page of the real tensors takes, for a sequence that the scheduler serves."""

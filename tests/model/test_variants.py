@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.tiny import layer, spec_of, weights_of
+from tests.thorough import tries
 from workbench.engine import naive
 from workbench.errors import WorkbenchError
 from workbench.model.attention_config import AttentionConfig
@@ -31,7 +32,7 @@ def logits(model: Transformer) -> torch.Tensor:
     return rows
 
 
-@settings(max_examples=20)
+@settings(max_examples=tries(20))
 @given(st.sampled_from([1, 2, 3]), st.sampled_from([1, 2, 3]), st.booleans())
 def test_more_groups_are_copies_and_change_nothing(groups: int, copies: int, bias: bool) -> None:
     spec = spec_of(layer(6 * groups, groups, bias=bias), layer(6 * groups, groups, window=4))

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.model.strategies import llama_specs
+from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.model.hf import weights
 from workbench.model.hf.families import read_spec
@@ -34,7 +35,7 @@ def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
     )
 
 
-@settings(max_examples=40)
+@settings(max_examples=tries(40))
 @given(llama_specs(), DTYPES, st.sampled_from([64, 2000, 10**9]))
 def test_what_is_saved_is_loaded(
     tmp_path_factory: pytest.TempPathFactory, spec: ModelSpec, dtype: torch.dtype, shard_bytes: int
@@ -86,7 +87,7 @@ def _mapped(tensor: Tensor, file: str) -> bool:
 
 
 @given(st.integers(0, 2**62), DTYPES)
-@settings(max_examples=10)
+@settings(max_examples=tries(10))
 def test_random_weights_depend_on_seed_and_name_alone(seed: int, dtype: torch.dtype) -> None:
     state = random_weights(TINY, torch.float32, seed)
     rounded = {name: tensor.to(dtype) for name, tensor in state.items()}
@@ -243,7 +244,7 @@ def test_a_spoilt_index_gets_a_clear_error(tmp_path: Path, spoil: Callable[[Path
         load_weights(tmp_path, TINY, torch.float32)
 
 
-@settings(max_examples=60)
+@settings(max_examples=tries(60))
 @given(st.data())
 def test_any_damage_is_noticed_or_harmless(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Cut anywhere, or a byte of the header changed: a clear error or the shapes of the spec."""

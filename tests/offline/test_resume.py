@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.offline.batches import LINES, line, run, runner, written
+from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.offline.output_file import OutputFile
 from workbench.offline.run import BatchProgress
@@ -29,7 +30,7 @@ class Stop(BaseException):
     """Not an Exception: nobody catches it on the way."""
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=tries(40), deadline=None)
 @given(st.data(), st.integers(1, 9))
 def test_killed_at_any_byte_it_goes_on(data: st.DataObject, ahead: int) -> None:
     at = data.draw(st.integers(0, len(whole())))
@@ -43,7 +44,7 @@ def test_killed_at_any_byte_it_goes_on(data: st.DataObject, ahead: int) -> None:
         assert (tally.lines, tally.answered, tally.failed) == (9, 6, 3)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=tries(15), deadline=None)
 @given(st.lists(st.integers(1, 9), max_size=4), st.integers(1, 9))
 def test_stopped_after_any_lines_it_goes_on(stops: list[int], ahead: int) -> None:
     with tempfile.TemporaryDirectory() as folder:

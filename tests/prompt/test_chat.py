@@ -12,6 +12,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import normalizers
 
 from tests.prompt import chats
+from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.prompt.templates import ChatTemplate
 
@@ -24,7 +25,7 @@ TOKENIZERS = {
 MADE = {name: ChatTemplate(each.text, NAMES) for name, each in chats.TEMPLATES.items()}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tries(60), deadline=None)
 @given(messages=chats.messages, tokenizer=st.sampled_from(list(TOKENIZERS)))
 @pytest.mark.parametrize("name", chats.TEMPLATES)
 def test_control_tokens_are_the_templates_own(name: str, messages: list[dict[str, Any]], tokenizer: str) -> None:
@@ -38,7 +39,7 @@ def test_control_tokens_are_the_templates_own(name: str, messages: list[dict[str
     assert [known.id_to_token(id) for id in ids if known.is_special(id)] == expected
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=tries(30), deadline=None)
 @given(messages=chats.ordinary)
 @pytest.mark.parametrize("name", chats.TEMPLATES)
 def test_ordinary_messages_pass(name: str, messages: list[dict[str, Any]]) -> None:

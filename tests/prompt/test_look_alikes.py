@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.prompt import look_alikes
+from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.prompt.tokenizer import Tokenizer
 
@@ -23,7 +24,7 @@ def controls_of(tokenizer: Tokenizer, text: str) -> set[int] | None:
         return None
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=tries(400), deadline=None)
 @given(text=look_alikes.texts, inner=look_alikes.tokenizers_of)
 def test_no_look_alike_is_read_as_a_control_token(text: str, inner: Any) -> None:
     assert not controls_of(Tokenizer(inner), text)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tests.thorough import tries
 from workbench.runs import bootstrap
 from workbench.runs.bootstrap import contrast, student_t_quantile
 
@@ -39,7 +40,7 @@ def test_an_interval_covers_as_often_as_it_says(n: int, paired: bool, monkeypatc
     assert not paired or held / TRIALS < told + wide + 0.02
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tries(60), deadline=None)
 @given(values=figures)
 def test_a_run_against_itself_is_one(values: list[float]) -> None:
     found = contrast(samples(values), samples(values))
@@ -52,7 +53,7 @@ def test_a_run_against_itself_is_one(values: list[float]) -> None:
     assert apart.ratio_interval is None or apart.ratio_interval.low <= 1 <= apart.ratio_interval.high
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=tries(80), deadline=None)
 @given(first=figures, second=figures, paired=st.booleans())
 def test_exchanging_the_two_inverts(first: list[float], second: list[float], paired: bool) -> None:
     assume(not paired or len(first) == len(second))
@@ -66,7 +67,7 @@ def test_exchanging_the_two_inverts(first: list[float], second: list[float], pai
         assert there.difference_interval.low == pytest.approx(-back.difference_interval.high)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=tries(40), deadline=None)
 @given(values=figures, factor=st.floats(0.1, 10))
 def test_a_factor_is_the_ratio_whatever_the_spread(values: list[float], factor: float) -> None:
     """Pairs take out all that a pair has in common."""

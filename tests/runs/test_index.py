@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from compiled_kernels.result_cache import user_cache_directory
 from tests.runs.folders import environment, many, write
+from tests.thorough import tries
 from workbench.files import cache_directory
 from workbench.runs import index
 from workbench.runs.folder import MARKER
@@ -101,7 +102,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index, "STABLE_AFTER_NS", int(TICK * 1e9))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=tries(25), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(list(CHANGES)), st.integers(0, 5), st.booleans()), min_size=1, max_size=8))
 def test_what_is_listed_is_what_lies_there(changes: list[tuple[str, int, bool]]) -> None:
     with TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from tests.runs.small_folders import HOSTILE, comparison_folder, experiment, run_folder, sweep_folder
+from tests.thorough import tries
 from workbench.cli import main
 from workbench.errors import WorkbenchError
 from workbench.experiment.verdict import RuleChange
@@ -96,7 +97,7 @@ def test_a_page_that_would_load_something_is_not_written(tmp_path: Path, monkeyp
     assert not (tmp_path / "out.html").exists()
 
 
-@settings(max_examples=8)
+@settings(max_examples=tries(8))
 @given(st.text(max_size=60))
 def test_any_question_is_words(tmp_path_factory: pytest.TempPathFactory, question: str) -> None:
     record = comparison_folder(tmp_path_factory.mktemp("runs"), words=question or "?")

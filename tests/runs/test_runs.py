@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.measure.runs import small_recorder, write_run
 from tests.runs.folders import RECORDS, environment, many, run_of_rounds, write
+from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.experiment import yaml as yaml_text
 from workbench.files import read_yaml
@@ -148,7 +149,7 @@ values = st.recursive(
 odd = st.dictionaries(st.text(max_size=4), values, max_size=4)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=tries(15), deadline=None)
 @given(summaries=st.lists(odd, min_size=1, max_size=3), experiments=st.lists(odd, min_size=3, max_size=3))
 def test_whatever_a_summary_holds_is_no_crash(
     tmp_path_factory: pytest.TempPathFactory, summaries: list[dict], experiments: list[dict]
@@ -164,7 +165,7 @@ def test_whatever_a_summary_holds_is_no_crash(
         assert found.select(["*"], table=table).num_rows >= len(summaries)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=tries(80), deadline=None)
 @example(value={"A": "\n", "B": "x\n\n", "C": {"d": "\n\ny\n", "e": " z"}, "D": ""})
 @given(value=st.dictionaries(st.from_regex(r"[A-Za-z_]\w{0,5}", fullmatch=True), values, min_size=1, max_size=5))
 def test_settings_are_read_as_yaml_reads_them(value: dict) -> None:

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.request import CustomPart, Request, SamplingParameters, Sequence
 from workbench.sampling import History, RandomSampler, Sampler, build_filters, uniform
@@ -45,7 +46,7 @@ def batches(vocab: int) -> st.SearchStrategy[list[tuple[LogitsRow, SamplingParam
     return st.lists(st.tuples(logits_rows(vocab), st.sampled_from(KINDS)), min_size=2, max_size=6)
 
 
-@settings(max_examples=80)
+@settings(max_examples=tries(80))
 @given(st.sampled_from([5, 17, 64, 1001, 4096]).flatmap(batches))
 def test_a_row_alone_is_bit_for_bit_the_row_in_company(batch):
     drawn, kinds = map(list, zip(*batch, strict=True))
@@ -67,7 +68,7 @@ def test_large_vocabularies_too(vocab):
         assert Sampler().sample(logits[i : i + 1].clone(), [one]) == [together[i]]
 
 
-@settings(max_examples=40)
+@settings(max_examples=tries(40))
 @given(batches(64), st.sampled_from([math.nan, INF, -INF]), st.data())
 def test_a_broken_row_breaks_alone(batch, poison, data):
     drawn, kinds = map(list, zip(*batch, strict=True))

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.generation import logits_process as theirs
 
+from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.request import SamplingParameters
 from workbench.sampling import (
@@ -191,7 +192,7 @@ def test_the_order_of_the_pipeline_and_its_identities():
     assert hash(build_filters(everything)) == hash(build_filters(everything.model_copy(update={"seed": 9})))
 
 
-@settings(max_examples=20)
+@settings(max_examples=tries(20))
 @given(st.sampled_from([0, -1, float("nan")]))
 def test_a_filter_that_cannot_be_is_refused(bad):
     for make in (Temperature, TopK, TopP, RepetitionPenalty):

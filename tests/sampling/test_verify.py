@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.thorough import tries
 from workbench.request import CustomPart, Request, SamplingParameters, Sequence
 from workbench.sampling import History, Sampler, build_filters, uniform
 from workbench.sampling.enumeration import DENOMINATOR, NUM_CELLS, speculative_distribution, target_distribution
@@ -40,19 +41,19 @@ def lossless(p, q, drafted: int, rule=rejection_sample) -> bool:
     )
 
 
-@settings(max_examples=40)
+@settings(max_examples=tries(40))
 @given(tables(1), tables(0) | st.none())
 def test_one_drafted_token_leaves_the_joint_distribution_of_two_exactly(p, q):
     assert lossless(p, q, 1)
 
 
-@settings(max_examples=8)
+@settings(max_examples=tries(8))
 @given(tables(2), tables(1) | st.none())
 def test_two_drafted_tokens_leave_the_joint_distribution_of_three_exactly(p, q):
     assert lossless(p, q, 2)
 
 
-@settings(max_examples=20)
+@settings(max_examples=tries(20))
 @given(tables(2), tables(1), st.sampled_from([0.4, 0.5, 0.75, 1.0, 1.1]))
 def test_drafts_that_stop_where_the_draft_is_unsure_leave_it_too(p, q, least):
     """As long as the length hangs on what was drafted before, and not on the token that is left out."""
@@ -104,7 +105,7 @@ def test_a_drawn_draft_may_be_judged_as_if_it_were_certain():
     assert lossless(P, Q, 1, lambda draft, *rest: rejection_sample(Draft(draft.token_ids), *rest))
 
 
-@settings(max_examples=40)
+@settings(max_examples=tries(40))
 @given(chances(), chances())
 def test_a_token_stands_as_often_as_the_distributions_overlap(p, q):
     """The acceptance rate is the sum of min(p, q), the most that any rule can reach."""
@@ -261,7 +262,7 @@ MATCHED = [
 ]
 
 
-@settings(max_examples=30)
+@settings(max_examples=tries(30))
 @given(st.sampled_from(MATCHED), st.integers(0, 50), st.data())
 def test_matched_tokens_are_those_that_come_without_a_draft(way, seed, data):
     """Greedy and the user's own samplers, and draws where that is asked for: token for token, state and all."""

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.simulate.scenes import TICK, fleet, machines, over_budget, scenes, told
+from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.pages import KVCacheGroup
 from workbench.scheduler.plan import SchedulerLimits
@@ -22,7 +23,7 @@ from workbench.simulate.source import OpenLoopSource
 from workbench.simulate.step_times import AttentionReach, LinearCost, StepTimeModel
 
 
-@settings(max_examples=200)
+@settings(max_examples=tries(200))
 @given(scenes())
 def test_many_steps_in_one_move_are_what_they_are_one_by_one(scene: dict[str, Any]) -> None:
     assert told(fleet(scene).run()) == told(fleet(scene, single_step=True).run())
@@ -79,7 +80,7 @@ def test_stopping_and_going_on_changes_nothing(scene: dict[str, Any], ticks: int
     assert told(halted.run()) == told(fleet(scene).run())
 
 
-@settings(max_examples=50)
+@settings(max_examples=tries(50))
 @given(machines(), st.integers(1, 12), st.integers(1, 4), st.integers(1, 4), st.integers(0, 2000))
 def test_more_instances_never_finish_fewer(machine: Any, count: int, fewer: int, more: int, ticks: int) -> None:
     """By any moment, of requests that are alike and come at once; with others a queue may be luckier by chance."""

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.sweep.points import TINY, write
+from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment
 from workbench.experiment.settings import paths_overlap
@@ -60,7 +61,7 @@ def swept(sweep: dict[str, Any]) -> list[SweepPoint]:
 
 
 @given(sweeps())
-@settings(max_examples=30)
+@settings(max_examples=tries(30))
 def test_a_sweep_has_the_product_of_its_axes_and_of_its_groups(sweep: dict[str, Any]) -> None:
     points = swept(sweep)
     lengths = [len(values) for values in sweep["axes"].values()]
@@ -76,7 +77,7 @@ def leaves(values: Any, path: str = "") -> dict[str, Any]:
 
 
 @given(sweeps())
-@settings(max_examples=20)
+@settings(max_examples=tries(20))
 def test_a_point_is_the_experiment_with_its_settings_and_no_other(sweep: dict[str, Any]) -> None:
     base = leaves(BASE.single({}, "base").model_dump(mode="json"))
     for point in swept(sweep):
@@ -84,7 +85,7 @@ def test_a_point_is_the_experiment_with_its_settings_and_no_other(sweep: dict[st
 
 
 @given(sweeps())
-@settings(max_examples=20)
+@settings(max_examples=tries(20))
 def test_linked_settings_advance_together(sweep: dict[str, Any]) -> None:
     for group in sweep["linked"]:
         rows = [json.dumps(row) for row in zip(*group.values(), strict=True)]
@@ -92,7 +93,7 @@ def test_linked_settings_advance_together(sweep: dict[str, Any]) -> None:
             assert json.dumps([point.settings[path] for path in group]) in rows
 
 
-@settings(max_examples=10)
+@settings(max_examples=tries(10))
 @given(st.sampled_from(PATHS).flatmap(lambda path: st.tuples(st.just(path), CHOICES[path])), st.randoms())
 def test_a_key_is_the_same_in_any_order_and_after_yaml(change: tuple[str, Any], draw: random.Random) -> None:
     bias = {"sampling.logit_bias": {"5": 1.0, "3": -1.0, "9": 2.0}}  # a mapping of the user's keeps its order

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.tiny import VOCAB, layer, model_of, own_specs, request, runner_of, spec_of
+from tests.thorough import tries
 from workbench.engine.load import load
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
@@ -46,7 +47,7 @@ def elements(picture: str, name: str) -> list[ET.Element]:
     return list(ET.fromstring(picture).iter("{http://www.w3.org/2000/svg}" + name))
 
 
-@settings(max_examples=10)
+@settings(max_examples=tries(10))
 @given(own_specs, st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=20))
 def test_rows_sum_to_one_and_nothing_is_seen_outside_window_and_sinks(spec: ModelSpec, ids: list[int]) -> None:
     view = AttentionView(runner_of(model_of(spec)), ids, max_tokens=0)
@@ -77,7 +78,7 @@ def test_bytes_keep_the_order_of_weights_and_part_unseen_from_zero(weights: list
     assert not quantize_weights(ordered, np.zeros(len(ordered), bool)).any()
 
 
-@settings(max_examples=30)
+@settings(max_examples=tries(30))
 @given(st.integers(1, 9), st.integers(1, 3), st.integers(1, 3), st.data())
 def test_rows_of_stacked_heads_are_those_of_the_heads(rows: int, groups: int, share: int, data: st.DataObject) -> None:
     weights = np.random.default_rng(0).random((groups * share, rows, rows + 2))

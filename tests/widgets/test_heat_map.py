@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.thorough import tries
 from workbench.pixels import data_uri
 from workbench.widgets import svg
 from workbench.widgets.attention import data as tiles
@@ -124,7 +125,7 @@ def test_what_is_pointed_at_is_told_as_long_as_it_is_there() -> None:
     assert view.frame == before
 
 
-@settings(max_examples=20)
+@settings(max_examples=tries(20))
 @given(SIZES)
 def test_a_png_holds_the_cells_and_the_table_the_kits_colours(size: tuple[int, int]) -> None:
     cells = noise(*size)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from tests.measure import test_experiment as experiments
+from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment
 from workbench.widgets.playground.settings import EXCLUDED_SETTINGS, setting_suggestions
@@ -78,7 +79,7 @@ schedules = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=tries(40))
 @given(experiments.values, more, caches, schedules)
 def test_from_settings_to_controls_and_back_is_equal(
     knobs: SettingsForm, values: dict, more: dict, cache: dict, schedule: dict

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.model.test_memory_report import DEEPSEEK_V3
+from tests.thorough import tries
 from workbench.engine.load import load
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.format import FORMATS
@@ -44,7 +45,7 @@ def svg_of(picture: str) -> ET.Element:
     return ET.fromstring(picture[picture.index("<svg") : picture.index("</svg>") + 6])
 
 
-@settings(max_examples=25)
+@settings(max_examples=tries(25))
 @given(NAMES, SETTINGS, st.sampled_from(["h100", "h200", "24GiB"]))
 def test_it_says_what_the_command_says(
     calculator: MemoryCalculator, name: str, chosen: dict[str, Any], memory: str
@@ -60,7 +61,7 @@ def test_it_says_what_the_command_says(
         assert f"{found[part]:,}" in picture
 
 
-@settings(max_examples=60)
+@settings(max_examples=tries(60))
 @given(NAMES, SETTINGS, WINDOWS)
 def test_the_formula_is_the_cache(name: str, chosen: dict[str, Any], changes: tuple[str, ...]) -> None:
     spec = read_spec_and_remarks(name)[0]
@@ -74,7 +75,7 @@ def test_the_formula_is_the_cache(name: str, chosen: dict[str, Any], changes: tu
         assert product == pytest.approx(term.bytes, rel=1e-9)
 
 
-@settings(max_examples=60)
+@settings(max_examples=tries(60))
 @given(NAMES, SETTINGS, WINDOWS, st.integers(1, 50_000), st.integers(0, 50))
 def test_more_tokens_and_more_sequences_take_more(
     name: str, chosen: dict[str, Any], changes: tuple[str, ...], tokens: int, sequences: int
@@ -95,7 +96,7 @@ def test_more_tokens_and_more_sequences_take_more(
         )
 
 
-@settings(max_examples=60)
+@settings(max_examples=tries(60))
 @given(NAMES, SETTINGS, WINDOWS, st.integers(10**6, 10**12), st.floats(0, 1))
 def test_the_longest_context_fits_and_one_token_more_does_not(
     name: str, chosen: dict[str, Any], changes: tuple[str, ...], room: int, share: float

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tests.engine import many_histories
 from tests.engine.history import LAYOUTS, POLICIES, STOPS, History
 from tests.engine.tiny import layer, model_of, request, runner_of, spec_of
+from tests.thorough import tries
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.format import CacheFormat
@@ -89,7 +90,7 @@ class Watched(History):
 
 
 @given(st.integers(0, 10**6), st.sampled_from(LAYOUTS), st.booleans(), st.sampled_from([0, 6, 20]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tries(60), deadline=None)
 def test_every_page_is_one_thing_and_the_picture_says_which(seed: int, tables: Any, prefix: bool, host: int) -> None:
     draw, history = random.Random(seed), Watched()
     history.begin(

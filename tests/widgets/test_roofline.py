@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.runs.small_folders import run_folder
+from tests.thorough import tries
 from workbench.engine.load import load
 from workbench.errors import WorkbenchError
 from workbench.machine import ceilings as study_ceilings
@@ -66,7 +67,7 @@ def drawn(picture: str) -> tuple[list[dict[str, tuple[float, float]]], list[tupl
     return points, [tuple(tuple(map(float, end.split(","))) for end in line.split()) for line in lines]  # type: ignore[misc]
 
 
-@settings(max_examples=80)
+@settings(max_examples=tries(80))
 @given(st.lists(POINTS, min_size=1, max_size=5), ROOFS)
 def test_predictions_lie_on_a_roof_and_no_slower_work_above_it(given_points: list[RooflinePoint], roofs: Roofs) -> None:
     points = [point.with_ceilings(roofs) for point in given_points]
@@ -88,7 +89,7 @@ def test_predictions_lie_on_a_roof_and_no_slower_work_above_it(given_points: lis
             )
 
 
-@settings(max_examples=40)
+@settings(max_examples=tries(40))
 @given(POINTS, st.builds(lambda roofs: Roofs(roofs.reads[:1], roofs.gemms[:1]), ROOFS))
 def test_under_one_roof_it_is_that_one(point: RooflinePoint, roofs: Roofs) -> None:
     """The algebra: min(gemm, read x intensity), read off the picture."""

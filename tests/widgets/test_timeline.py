@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.engine.tiny import model_of, request, runner_of, spec_of
 from tests.measure.runs import small_recorder, write_run
+from tests.thorough import tries
 from tests.trace.histories import recorders
 from workbench.errors import WorkbenchError
 from workbench.reports.svg import Scale
@@ -73,7 +74,7 @@ def test_no_bar_is_lost_where_neighbours_are_drawn_as_one(recorder: Recorder, sh
 
 
 @given(recorders(), SHARES)
-@settings(max_examples=60)
+@settings(max_examples=tries(60))
 def test_every_bar_in_the_picture_is_an_exported_event_and_every_event_a_bar(recorder: Recorder, shares: list) -> None:
     tracks, exported = tracks_of(recorder), slices(recorder)
     assume(tracks.steps)
@@ -104,7 +105,7 @@ def test_every_bar_in_the_picture_is_an_exported_event_and_every_event_a_bar(rec
 
 
 @given(recorders())
-@settings(max_examples=40)
+@settings(max_examples=tries(40))
 def test_a_trace_that_was_written_is_read_as_it_was(recorder: Recorder) -> None:
     tracks, read = tracks_of(recorder), read_trace(chrome_trace(recorder))
     assert len(read.requests) == len(tracks.requests)
@@ -154,7 +155,7 @@ def some(count: int) -> list[Event]:
 
 
 @given(st.lists(st.tuples(st.sampled_from([0.5, 2.0, 1.0]), st.sampled_from([-0.5, 0.0, 0.5])), max_size=12))
-@settings(max_examples=20)
+@settings(max_examples=tries(20))
 def test_what_is_seen_stays_within_the_run(moves: list[tuple[float, float]]) -> None:
     view = Timeline(some(3))
     for factor, by in moves:
