@@ -145,7 +145,7 @@ def test_a_variant_in_a_file_and_by_its_registered_name(tmp_path: Path) -> None:
         ({"score": HERE + "even"}, r"score tests.engine.tiny:even: takes .*, must take \(score, head, query, key\)"),
         ({"mask": HERE + "VOCAB"}, r"tiny:VOCAB: not callable; it needs __call__\(self, query, key\)"),
         ({"module": HERE + "even"}, "module tests.engine.tiny:even: is no module; extend workbench.model.layers"),
-        ({"module": {"path": "torch.nn:Linear"}}, "module torch.nn:Linear: has no project"),
+        ({"module": {"path": "torch.nn:Linear"}}, "module torch.nn:Linear: has no qkv_proj"),
         (
             {"module": {"path": "workbench.model.layers:Attention", "arguments": {"depth": 2}}},
             "module workbench.model.layers:Attention: could not be built with depth=2: TypeError",

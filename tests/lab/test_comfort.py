@@ -31,7 +31,7 @@ runner.load = workbench.load("dmo")
 print("".join(event.text for event in runner.stream("def fib(n):", max_tokens=4, temperature=0)))
 stream = runner.stream("def fib(n):", max_tokens=4)
 kept = next(event for event in stream if event.kind == "decoded")
-looked = runner.inspect(kept.request_id, rows=range(3))
+looked = runner.inspect(kept.request_id, positions=range(3))
 stream.close()
 looked
 

@@ -25,7 +25,7 @@ asked = {
 }
 folder = tempfile.mkdtemp()
 for seqs, name in enumerate(("alpha", "beta", "gamma", "delta"), 1):
-    run(Experiment.of(asked | {"schedule": {"max_num_seqs": seqs}}), folder, name, progress=False)
+    run(Experiment.from_values(asked | {"schedule": {"max_num_seqs": seqs}}), folder, name, progress=False)
 view = widgets.Compare(folder, force=True)
 view
 """

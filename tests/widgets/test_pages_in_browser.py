@@ -53,7 +53,7 @@ def test_pages_are_scrubbed_and_bars_tell_their_reasons(lab: LabSession, tmp_pat
     chart = page.widget("wb-timeline")
     back = chart.locator("rect.sb[data-tip]").first
     back.hover()
-    assert "gives way" in tip.inner_text()
+    assert "is preempted" in tip.inner_text()
     chart.get_by_text("r0", exact=True).click()
     chart.locator(".noUi-handle").first.focus()
     page.tab.keyboard.press("ArrowRight")
