@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tools.rename_record_keys import current, rewritten
+from workbench.experiment.experiment import Experiment
 
 NAMES = {"lane": "backend", "set_back": "preempted", "groups": "num_kv_heads"}
 RECORDS = sorted((Path(__file__).resolve().parents[1] / "experiments" / "records").glob("*.json"))
@@ -51,3 +52,13 @@ def test_two_keys_never_become_one() -> None:
 def test_a_committed_record_holds_no_old_name(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
     assert current(text) == text
+
+
+@pytest.mark.parametrize("file", RECORDS, ids=lambda file: file.stem)
+def test_the_experiment_of_a_committed_record_can_be_read(file: Path) -> None:
+    record = json.loads(file.read_text(encoding="utf-8"))
+    asked = record.get("experiment")
+    if isinstance(asked, str) and "\n" in asked:
+        Experiment.from_yaml(asked)
+    elif isinstance(asked, dict):
+        Experiment.from_values(asked)

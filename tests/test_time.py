@@ -21,12 +21,12 @@ CLOCKS = {"perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time"
 ALLOWED = {
     "patience.py": "measures the machine, and looks for what cannot be waited for",
     "engine/many_histories.py": "a command that prints how long it took",
-    "peers/fake_peer.py": "invents times, and stands for a peer that never ends",
-    "study/runs.py": "kills at any moment: every one will do",
+    "benchmarks/fake_peer.py": "invents times, and stands for a peer that never ends",
+    "measure/runs.py": "kills at any moment: every one will do",
     "sweep/quick_worker.py": "stands for a worker that never ends",
     "widgets/test_view.py": "pauses of any length between marks",
     "lab/test_page.py": "a cell that never ends",
-    "records/test_index.py": "lets files become old enough for the index: any longer will do",
+    "runs/test_index.py": "lets files become old enough for the index: any longer will do",
     "widgets/test_compare_in_browser.py": "gives the browser time to forget a letter: any longer will do",
     "fresh_environment.py": "a command of .ci/run that prints how long each of README's took",
 }

@@ -39,6 +39,7 @@ RENAMED: dict[str, str] = {
     "promise": "slo",
     "goodput_share": "slo_attainment",
     "set_backs": "num_preemptions",
+    "set_back": "preemption_mode",
     "company": "determinism",
     "companions": "other_requests",
     "companion_tokens": "other_request_tokens",
@@ -92,7 +93,8 @@ def rewritten_specs(text: str, names: Mapping[str, str]) -> str:
     Raises:
         ValueError: if two keys of one object would become one.
     """
-    made, at = text, 0
+    made = re.sub(r"\battention\.(\w+)\b", lambda m: f"attention.{names.get(m[1], m[1])}", text)
+    at = 0
     while found := SPEC_OBJECT.search(made, at):
         begin, end = found.end() - 1, _end_of_object(made, found.end() - 1)
         part = re.sub(r'"(\w+)":', lambda match: f'"{names.get(match[1], match[1])}":', made[begin:end])

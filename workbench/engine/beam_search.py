@@ -128,9 +128,7 @@ class BeamSearch:
         # At first all texts are the same: only one of them may go on.
         self.beams = [Beam(mate, 0.0 if number == 0 else -torch.inf) for number, mate in enumerate(sequences)]
         self.hypotheses: list[BeamHypothesis] = []
-        self.token_times: list[
-            tuple[float, int]
-        ] = []  # when, and in which step, the tokens of each place were computed
+        self.token_times: list[tuple[float, int]] = []  # by output position: time and step of its tokens
         self._rows: dict[str, list[tuple[int, float]]] = {}
 
     @property

@@ -58,14 +58,14 @@ DEMO_FOLDER = Path(__file__).resolve().parent.parent / "demo"
 BUNDLED_MODELS = {"demo": DEMO_FOLDER / "target", "demo-draft": DEMO_FOLDER / "draft"}
 SHAPE_PREFIX = "shape:"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
-AUTO_CACHE_BYTES = 2**30  # bytes the cache may take when `pages` is left to us
+AUTO_CACHE_BYTES = 2**30  # bytes that the cache may take when `pages` is "auto"
 Overflow = Literal["refuse", "cut_oldest"]
 CALLBACK_ARGUMENTS = (
     "listener",
     "report",
     "clock",
     "sleep",
-)  # of what `load` is given, what does not say what the runner is
+)  # arguments of `load` that do not describe the runner
 
 
 def load(
@@ -298,8 +298,8 @@ def _auto_num_pages(
     page_size: int,
     policy: EvictionPolicy | None,
 ) -> tuple[int, ...]:
-    """Pages of each table for every sequence at full context (of a window, what it sees; with a `policy`, its budget),
-    or as many as the memory set aside holds."""
+    """Return the pages of each cache group for `max_num_seqs` sequences of full context (or of a window, or of the
+    budget of `policy`), or as many as AUTO_CACHE_BYTES holds."""
     tables, chunk = build_cache_groups(shape.cache_groups for shape in shapes), limits.max_prefill_tokens
     page_bytes = [
         page_size * sum(shapes[layer].group_bytes_per_token(number, dtype) for layer in table.layers)
@@ -341,7 +341,7 @@ def build_speculator(
 
 
 def _multi_step(draft: Runner, settings: DraftModel) -> CompiledDraftSteps | None:
-    """The call for several tokens, where the draft decodes by compiled steps."""
+    """Return a call that drafts several tokens, if the draft model decodes by compiled steps; None otherwise."""
     if not isinstance(draft.executor, MlirExecutor) or CompiledDraftSteps.unsupported_reason(draft.model, draft.store):
         return None
     max_draft_tokens, least = settings.num_speculative_tokens + 1, settings.confidence_threshold

@@ -65,7 +65,7 @@ def logits(model: Transformer, ids: Tensor, dtype: torch.dtype | None = None) ->
 
 
 def _attention(h: Tensor, w: Weights, at: str, a: AnyAttentionSpec, spec: ModelSpec) -> Tensor:
-    """Normed rows [token, width] of a whole text -> what attention adds to them [token, width]."""
+    """Return the attention output for the normed rows `h` [token, hidden] of a whole text: [token, hidden]."""
     if isinstance(a, MLASpec):
         return _latent(h, w, at, a, a.rotary or spec.rotary)
     return (_grouped if a.module is None else _own)(h, w, at, a, spec)
@@ -89,7 +89,8 @@ def _grouped(h: Tensor, w: Weights, at: str, a: AttentionSpec, spec: ModelSpec) 
 
 
 def _latent(h: Tensor, w: Weights, at: str, a: MLASpec, rotary: RotaryConfig) -> Tensor:
-    """As published: every head's keys and values are made from the latents (DeepSeek-V2, 2024, section 2.1)."""
+    """Return the output of multi-head latent attention as published: keys and values of every head are computed from
+    the latents (DeepSeek-V2, 2024, section 2.1)."""
     query, latent, key = _linear(h, w, at + "down").split(
         [a.down_proj_columns - a.head_dim, a.kv_lora_rank, a.qk_rope_head_dim], dim=-1
     )
@@ -150,7 +151,7 @@ class _WholeText:
 
 
 def _own(h: Tensor, w: Weights, at: str, a: AttentionSpec, spec: ModelSpec) -> Tensor:
-    """The same by a custom attention module: only its cache and its batch are plain."""
+    """Return the output of a custom attention module, called with a plain cache and a plain batch."""
     if w.int8_rows:
         raise WorkbenchError("activations: int8 and a custom attention module: the oracle knows no such rows")
     module = build_custom_attention(a, spec.hidden_size, Backend.EAGER, WeightFormat(), *_style(spec), h.dtype)
@@ -180,7 +181,7 @@ def _feedforward(h: Tensor, w: Weights, at: str, kind: LayerSpec) -> Tensor:
 
 
 def _mixture(h: Tensor, w: Weights, at: str, kind: LayerSpec) -> Tensor:
-    """One token after another, each through its own experts."""
+    """Run tokens one after another, each through its own experts."""
     assert kind.experts is not None
     rows = []
     for token, scores in zip(h, _linear(h, w, at + "router"), strict=True):

@@ -228,7 +228,7 @@ def _entry(found: AutotuneResult, model: Transformer, held: CacheLayout, unit: C
 
 
 def tried_of(model: Transformer, held: CacheLayout) -> dict[str, Any]:
-    """Return what a trial was of, where and when, as `workbench doctor` tells it."""
+    """Return the model, cache and machine of a trial, and its date, as `workbench doctor` prints them."""
     kinds = dict.fromkeys(str(shape.format) for shape in held.specs)
     return {
         "model": model.spec.name,

@@ -32,10 +32,10 @@ from workbench.model.transformer import Transformer
 from workbench.scheduler.plan import StepPlan
 
 CompileUnit = Literal["block", "step"]
-# Tokens of a step that go through the compiled step as rows. A call takes FEW_ROWS[-1] of them, with the weights read
-# anew: one call was quicker than blocks in panels in every case measured (0.5 to 0.9 of their time at 64 tokens), a
-# second about even (0.9 to 1.1 at 128), from a third on it loses (1.0 to 1.3 at 192). Demo and shape:smollm2-135m,
-# float32 and bfloat16, v3, v4 and v4+bf16 alike (experiments/LOG.md, 2026-11-22).
+# The most tokens of a step that go through the compiled step as rows. A call takes TOKEN_PARALLEL_BUCKETS[-1] of them
+# and reads the weights anew. One call was quicker than blocks in panels in every case measured (0.5 to 0.9 of their
+# time at 64 tokens), two about even (0.9 to 1.1 at 128), three or more slower (1.0 to 1.3 at 192). Measured with demo
+# and shape:smollm2-135m, float32 and bfloat16, v3, v4 and v4+bf16 alike (experiments/LOG.md, 2026-11-22).
 MAX_TOKEN_PARALLEL_TOKENS = 128
 FEW_TOKENS_BESIDE_OTHERS = 256  # where blocks are not in panels: up to here rows were quicker than Inductor's
 TOKEN_PARALLEL_BUCKETS = (8, 16, 32, 64)

@@ -8,7 +8,7 @@ The rule, for each shape of step:
 
 1. The first step runs on all threads, the second on one, which shows what one thread takes.
 2. Then all threads, until `SLOW_STEPS` steps in a row took more than `SLOWER` times that.
-3. Then one thread, until its steps have lasted `starvation_limit` times as long as the slower of those steps (at most
+3. Then one thread, until its steps have lasted `patience` times as long as the slower of those steps (at most
    `MOST_SECONDS`), and one step on all threads as a probe. All threads stay if it took no longer than one thread's
    steps did on average; otherwise one thread goes on with twice the patience, up to `MOST_PATIENCE`.
 
@@ -42,16 +42,16 @@ class Contention:
     patience: int = FIRST_PATIENCE
     left: float | None = None  # how long one thread's steps are still to last; None where all threads run
     total: float = 0.0  # how long one thread's steps have lasted since they last began
-    count: int = 0  # of them
+    count: int = 0  # of these steps
 
     @property
     def single_threaded(self) -> bool:
-        """Tell whether the next step runs on one thread."""
+        """Return whether the next step runs on one thread."""
         return self.steps == 1 or (self.left is not None and self.left > 0)
 
 
 def after_step(state: Contention, seconds: float) -> Contention:
-    """Return the state after the next step took so many seconds."""
+    """Return the state after the next step took `seconds`."""
     alone, state = state.single_threaded, replace(state, steps=state.steps + 1)
     if state.steps == 1:  # it finds nothing in the caches
         return state
@@ -82,7 +82,7 @@ def _after_probe(state: Contention, seconds: float) -> Contention:
 
 
 def _held(state: Contention, patience: int, seconds: float) -> Contention:
-    """One thread from now on: a step on all took so many seconds."""
+    """Return the state with one thread from now on, after a step on all threads took `seconds`."""
     return replace(state, patience=patience, left=min(patience * seconds, MOST_SECONDS), total=0.0, count=0)
 
 
@@ -99,7 +99,7 @@ class StepThreads:
         self._states: dict[tuple[int, Hashable], Contention] = {}
 
     def run(self, shape: Hashable, step: Callable[[int], None], steps: int = 1) -> float:
-        """Call `step(threads)`, which computes so many steps of `shape`, and return the seconds it took."""
+        """Call `step(threads)`, which computes `steps` steps of `shape`, and return the seconds it took."""
         most = torch.get_num_threads()
         state = self._states.get((most, shape), Contention())
         threads = 1 if state.single_threaded else most

@@ -87,7 +87,8 @@ class MlirStep:
         rows_share_sequences: bool = False,
         threads: StepThreads | None = None,
     ):
-        """With `together` several rows may be of one sequence, each with its own length. `threads` runs the step."""
+        """Compile the step for `rows` rows; with `rows_share_sequences` several may be of one sequence, each with its
+        own length. `threads` runs the step."""
         check_mlir_step(model, store)
         self.model, self.store, self.kernel_seconds = model, store, 0.0  # of the last call's compiled code
         shape = step_shape(model, store.page_size, rows, store.specs, rows_share_sequences)
@@ -258,7 +259,7 @@ def _weight(format: WeightDtype, dtype: torch.dtype, group: int, bias: bool = Fa
 
 
 def step_tensors(model: Transformer, store: KVStore) -> dict[str, Tensor]:
-    """Weights and pages by the names that a step gives them."""
+    """Return weights and pages by their names in a step."""
     blocks = [cast(TransformerBlock, block) for block in model.blocks]
     found: dict[str, Tensor] = {"norm": model.norm.weight}
     found |= {f"head_{i}": tensor for i, tensor in enumerate(model.head_tensors)}
@@ -289,10 +290,10 @@ def step_tensors(model: Transformer, store: KVStore) -> dict[str, Tensor]:
 
 
 def _stored_words(tensor: Tensor) -> Tensor:
-    """A weight in panels as the words that the step reads; all others as they are."""
+    """Return a weight in panels as the words that the step reads; all others unchanged."""
     return as_words(tensor) if in_panels(tensor) else tensor
 
 
 def _words(part: Tensor) -> Tensor:
-    """Codes, four bytes in a row, as the words that the step reads; scales and minima as they are."""
+    """Return codes, four consecutive bytes each, as the words that the step reads; scales and minima unchanged."""
     return part.view(torch.int32)[..., 0] if part.dtype == torch.uint8 else part

@@ -52,7 +52,8 @@ def pack_batch(plan: StepPlan, page_size: int, device: torch.device, rows: int |
         widest = max(MIN_TABLE_WIDTH, *(len(pages) for pages in held))
         table = [pages + [NULL_PAGE] * (widest - len(pages)) for pages in held]
         table += [[NULL_PAGE] * widest] * padding
-        # A late table has no page yet for a span's last positions, and is written to otherwise than by slots.
+        # A delayed group (`KVCacheGroup.is_delayed`) may have no page yet for a span's last positions; it is not
+        # written by slots.
         slots_here = [
             pages[place] * page_size + slot % page_size if (place := slot // page_size) < len(pages) else 0
             for span, pages in zip(spans, held, strict=True)

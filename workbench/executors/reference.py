@@ -150,8 +150,8 @@ def reference_logits(model: Transformer, store: KVStore, plan: StepPlan) -> tupl
 def _eager(
     model: Transformer, store: KVStore, plan: StepPlan, dtype: torch.dtype, activations: Activations | None = None
 ) -> Tensor:
-    """Logits by the modules as written, on the backend eager in `dtype`, with the model's own activations unless given.
-    Weights are cast a block at a time."""
+    """Return logits by the modules as written, on the backend eager in `dtype`, with the model's own activations unless
+    given. Weights are cast a block at a time."""
     batch = pack_batch(plan, store.page_size, model.device)
     own = KVStore(store.specs, store.num_pages, store.page_size, dtype, str(model.device))
     for table in range(len(store.groups)):
@@ -164,7 +164,8 @@ def _eager(
         return here(block)(x.to(dtype), cos, sin, batch, cache)
 
     def here(module: nn.Module) -> nn.Module:
-        """A copy on the backend eager; cast only to another type: scales are more precise than the model's own."""
+        """Return a copy on the backend eager, cast only if `dtype` differs: scales are more precise than the model's
+        dtype."""
         made = copy.deepcopy(module)
         for part in made.modules():
             if "backend" in vars(part):

@@ -103,7 +103,7 @@ def incompatible_settings(batch_invariant: bool, evicts: bool, speculates: bool)
 
 
 def select_for_model(backends: Backends, spec: ModelSpec, auto: bool, format: WeightFormat = DENSE) -> Backends:
-    """`backends` as far as they can carry out `spec` with weights and activations of `format`.
+    """Restrict `backends` to what supports `spec` with weights and activations of `format`.
 
     Under `auto` an unsupported backend is replaced by the next one, and the reason says so.
 

@@ -42,8 +42,15 @@ class TokenParallelExecutor:
         buckets: tuple[int, ...] = DECODE_BUCKETS,
         threads: StepThreads | None = None,
     ):
-        """`buckets` are the numbers of rows that are compiled for, ascending. The last is the most of a call: with 64
-        rows, reading the weights anew for each call is little beside multiplying with them; `threads` runs it."""
+        """Prepare the executor.
+
+        Args:
+            model: the model.
+            store: its KV cache.
+            buckets: numbers of rows to compile for, ascending. The last is the most of a call: with 64 rows, reading
+                the weights anew for each call is little beside multiplying with them.
+            threads: runs compiled steps.
+        """
         self.buckets, self._threads = buckets, threads or StepThreads()
         self.model, self.store = model, store
         self.kernel_seconds: float | None = None
@@ -51,7 +58,7 @@ class TokenParallelExecutor:
         lags = [layer.quantization_rule.residual_length for layer in store.layers if isinstance(layer, QuantizedLayer)]
         self.max_tokens_per_call = max(
             1, min(lags, default=buckets[-1])
-        )  # of a sequence in a call: none of them settles another
+        )  # of one sequence: a call makes none of its own tokens old enough to quantize
         self._made = 0
         self._reset_steps()
 
@@ -73,7 +80,7 @@ class TokenParallelExecutor:
         if plan.phase != "decode" and self._watch.changed:
             self._reset_steps()
         self.kernel_seconds = 0.0
-        found: list[list[Tensor]] = [[] for _ in plan.spans]  # of each span, what its sampled rows are
+        found: list[list[Tensor]] = [[] for _ in plan.spans]  # hidden states of each span's sampled rows
         for places, spans in self._calls(plan):
             batch = pack_batch(replace(plan, spans=spans), self.store.page_size, self.model.device)
             rows = self._hidden(batch, plan.padding_rows).index_select(0, batch.logits_indices)

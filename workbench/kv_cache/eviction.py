@@ -123,7 +123,7 @@ class SinksRecent(_Always):
 
 
 class HeavyHitters(_Always):
-    """H2O (Zhang et al., 2023): keep the newest tokens, and those that received most attention of the others."""
+    """H2O (Zhang et al., 2023): keep the newest tokens, and of the others those that received most attention."""
 
     kind: Literal["heavy_hitters"] = "heavy_hitters"
     recent: Annotated[float, Field(gt=0, le=1)] = 0.5  # fraction of the budget for the newest tokens

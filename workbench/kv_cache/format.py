@@ -216,7 +216,9 @@ class KVCacheSpec:
 def build_cache_specs(
     layers: Iterable[tuple[int, int, int | None, int, int | None]], format: CacheFormat | None = None
 ) -> tuple[KVCacheSpec, ...]:
-    """Build the specs of layers given as (groups, dim, window, sinks, shared); equal layers share cache groups.
+    """Build the specs of layers; equal layers share cache groups.
+
+    Each layer is given as (num_kv_heads, head_dim, sliding_window, num_sink_tokens, num_value_columns).
 
     A layer whose window lies within the residual would never read quantized tokens, so it stays dense.
 

@@ -100,8 +100,8 @@ class KVCacheAccounting:
         ]
 
     def pages_to_allocate(self, sequence: Sequence, num_draft_tokens: int = 0) -> list[int] | None:
-        """Pages to be taken, by table, before the next step of a sequence that runs, with so many tokens computed on
-        trial; None for none at all."""
+        """Return the pages to allocate, by group, before the next step of a running sequence that verifies
+        `num_draft_tokens` draft tokens; None for none at all."""
         known = self._known(sequence, sequence.num_computed_tokens, sequence.num_evicted_tokens)
         if known + num_draft_tokens <= sequence.allocated_until:
             return None
@@ -120,7 +120,7 @@ class KVCacheAccounting:
         )
 
     def first_exhausted_group(self, counts: list[int], match: PrefixMatch | None = None) -> int | None:
-        """Return the first group without that many available pages besides those offered; None if all suffice."""
+        """Return the first group without that many available pages besides those of `match`; None if all suffice."""
         for t, (count, pool) in enumerate(zip(counts, self.pools, strict=True)):
             if count > pool.num_available - (self._idle(match, t) if match is not None else 0):
                 return t
@@ -362,7 +362,7 @@ class KVCacheManager(KVCacheAccounting):
         sequence.restored_tokens += swapped.num_computed_tokens
 
     def _written(self, sequence: Sequence) -> list[list[int]]:
-        """Return the pages of `sequence` that hold something, by group."""
+        """Return the pages of `sequence` that hold keys and values, by group."""
         return [
             pages[: pages_for(table.quantized_until(sequence.num_stored_tokens), self.page_size)]
             for table, pages in zip(self.groups, sequence.pages, strict=True)

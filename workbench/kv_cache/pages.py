@@ -139,16 +139,17 @@ class PagePool:
 class KVCacheGroup:
     """The pages of `layers`, which a sequence holds in the order of its positions.
 
-    A query at position t reads from them positions p < settled(t + 1) with p >= reach(t) or p < first.
+    A query at position t reads from them positions p < quantized_until(t + 1) with p >= first_visible(t) or
+    p < num_sink_tokens.
     """
 
     layers: tuple[int, ...] = ()
-    sliding_window: int | None = None  # a query at position t reads positions above t - back only; None: all
-    num_sink_tokens: int = 0  # and these first positions, whatever the distance
-    residual_length: int = 0  # positions it receives late
-    quant_group: int = 1  # and only whole groups of so many
-    stride: int = 1  # positions fall out of `back` by whole groups of so many, as soon as the last of a group does not:
-    # in the residual of a quantized cache a group is read as long as another table has not received it
+    sliding_window: int | None = None  # a query at position t reads positions > t - sliding_window; None: all
+    num_sink_tokens: int = 0  # and this many first positions, at any distance
+    residual_length: int = 0  # a position is stored after this many later ones are known
+    quant_group: int = 1  # and only in whole groups of this many
+    stride: int = 1  # positions leave the window in whole groups of this many, with the first of a group:
+    # in the residual of a quantized cache a group is read until the quantized cache group has received it
 
     def __post_init__(self) -> None:
         if (
@@ -156,9 +157,11 @@ class KVCacheGroup:
             or min(self.num_sink_tokens, self.residual_length) < 0
             or self.quant_group < 1
         ):
-            raise ValueError(f"back and group must be at least 1, first and lag at least 0: {self}")
+            raise ValueError(
+                f"sliding_window and quant_group must be at least 1, num_sink_tokens and residual_length at least 0: {self}"
+            )
         if self.stride < 1 or (self.stride > 1 and (self.sliding_window is None or self.sliding_window < self.stride)):
-            raise ValueError(f"stride must be at least 1, and no more than back: {self}")
+            raise ValueError(f"stride must be at least 1, and no more than sliding_window: {self}")
 
     @property
     def is_delayed(self) -> bool:
@@ -170,7 +173,7 @@ class KVCacheGroup:
         return max(0, (computed - self.residual_length) // self.quant_group * self.quant_group)
 
     def first_visible(self, position: int) -> int:
-        """The lowest position, but for the `first` ones, that a query at `position` or later reads."""
+        """Return the lowest position, besides the sink tokens, that a query at `position` or later reads."""
         return (
             0
             if self.sliding_window is None
@@ -207,7 +210,7 @@ class KVCacheGroup:
             return full
         beyond = -(
             -(self.first_visible(computed) // page_size + 1) * page_size // self.stride
-        )  # groups until another page is left
+        )  # in strides: the end of the next page to leave the window
         return min(full, (beyond - 1) * self.stride + self.sliding_window)
 
     def max_pages(self, tokens: int, max_chunk_tokens: int, page_size: int) -> int:
@@ -217,8 +220,8 @@ class KVCacheGroup:
         if self.sliding_window is None:
             return pages_for(stop, page_size)
         front = pages_for(self.num_sink_tokens, page_size)
-        # The longest run of positions that one step touches, laid where it meets the most pages: at the last place in
-        # the first page behind `first` where a stride may begin, or where the text is too short for that, at its end.
+        # The longest run of positions that one step touches, placed where it meets the most pages: at the last
+        # position of the first page after the sink tokens where a stride may begin, or, in a shorter text, at its end.
         length = min(
             stop,
             max(self.sliding_window, self.residual_length + self.quant_group)

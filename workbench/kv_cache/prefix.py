@@ -38,7 +38,7 @@ class PrefixMatch:
         return len(self.pages[group]) - sum(t == group for t, _, _ in self.on_cpu)
 
     def has_page(self, group: int, place: int) -> bool:
-        """Return whether a page is offered for index `place`."""
+        """Return whether a page was found for index `place`."""
         here = place < len(self.pages[group]) and self.pages[group][place] != NULL_PAGE
         return here or any((group, place) == (t, at) for t, at, _ in self.on_cpu)
 
@@ -173,7 +173,7 @@ class RadixCache:
         entered = self._entered.pop(key, {})
         for node, t in entered if failed else ():
             if node.cpu_pages[t] == NULL_PAGE and node.pages[t] == NULL_PAGE:
-                continue  # dropped since, and maybe no longer in the tree
+                continue  # dropped meanwhile, and maybe no longer in the tree
             self.tree.free_cpu_page(node, t)
             if node.pages[t] != NULL_PAGE:
                 freed[t] += self.tree.detach_page(node, t)
@@ -205,7 +205,7 @@ class RadixCache:
         return self.tree.pop_freed()
 
     def num_available_cpu_pages(self, group: int) -> int:
-        """Return the number of CPU pages that can be had."""
+        """Return the number of CPU pages that can be allocated."""
         return self.tree.cpu_pools[group].num_free + len(self.tree.on_cpu[group])
 
     def allocate_cpu_page(self, group: int) -> int:

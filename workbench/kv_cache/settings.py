@@ -36,7 +36,7 @@ class NoOffload(CacheSetting):
 
 
 class MemoryOffload(CacheSetting):
-    """Swap pages out to host memory of at most `bytes`."""
+    """Swap pages out to CPU memory of at most `bytes`."""
 
     kind: Literal["memory"] = "memory"
     bytes: Bytes = 2**30

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from workbench.sampling.verify import Draft, rejection_sample
 
-DENOMINATOR = 4  # probabilities are multiples of 1 / WHOLE
+DENOMINATOR = 4  # probabilities are multiples of 1 / DENOMINATOR
 NUM_CELLS = math.lcm(*range(1, DENOMINATOR + 1))
 Tokens = tuple[int, ...]
 NextTokenTable = Mapping[
@@ -37,13 +37,13 @@ def speculative_distribution(
     rule: AcceptanceRule = rejection_sample,
     proposes: Proposes = always,
 ) -> dict[Tokens, float]:
-    """Return the distribution of `drafted` + 1 tokens when at most `drafted` are proposed and `rule` judges them.
+    """Return the distribution of `drafted` + 1 tokens when at most `drafted` are proposed and `rule` verifies them.
 
     Args:
         target: the target's distributions, by prefix (or by its last tokens, for a target that knows only those).
-        draft: the draft's; None is a draft that is certain, of token 0 each time.
-        rule: as `workbench.sampling.verify.judge`, which it is unless given.
-        proposes: a draft ends before the first token of which it says no.
+        draft: the draft's; None is a draft that proposes token 0 each time, with certainty.
+        rule: the acceptance rule, called as `workbench.sampling.verify.rejection_sample`.
+        proposes: a draft ends before the first token for which it returns False.
     """
     vocab = range(_size(target))
     found: dict[Tokens, float] = dict.fromkeys(itertools.product(vocab, repeat=drafted + 1), 0.0)

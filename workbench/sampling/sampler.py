@@ -366,7 +366,7 @@ class Sampler:
 
 
 def _rows_of(scores: Tensor, rows: list[int]) -> Tensor:
-    """A copy of these rows. torch's `scores[rows]` wakes all threads for a single row (2.13), and waits for them."""
+    """Return a copy of these rows. torch's `scores[rows]` wakes all threads for a single row (2.13), and waits."""
     return scores.index_select(0, torch.tensor(rows, device=scores.device))
 
 

@@ -18,8 +18,8 @@ from workbench.scheduler.queue import RequestViews, WaitingQueue
 
 @dataclass
 class ValidatedDecision:
-    """A validated decision. `errors` are requests with an invalid entry, with their beams; `ignored` concerns no
-    request."""
+    """A validated decision. `errors` has each request with an invalid entry, and its beams, with the error; `ignored`
+    has invalid entries that fail no request."""
 
     num_scheduled_tokens: dict[Sequence, int] = field(default_factory=dict)
     preempted: list[Sequence] = field(default_factory=list)
@@ -36,7 +36,7 @@ def call_policy(policy: SchedulingPolicy, state: SchedulerState) -> SchedulerDec
     """Call `policy` on `state`. Nothing has changed if it fails.
 
     Raises:
-        WorkbenchError: if it raises, or returns no SchedulerDecision.
+        WorkbenchError: if the policy raises, or returns no SchedulerDecision.
     """
     name = policy_name(policy)
     try:
@@ -198,7 +198,8 @@ class StepAllocation:
             self.decisions.append(RequestDecision(each.request_id, "preempted", reason))
 
     def reclaim_shared_pages(self, need: str, but: Sequence | None = None) -> bool:
-        """Free the pages of the youngest waiting sequence that holds shared ones; return whether there was one."""
+        """Free the pages of the youngest waiting sequence that holds shared ones, except `but`; return whether there
+        was one."""
         holder = self.queue.youngest_page_holder(but)
         if holder is not None:
             self.views.invalidate_matches()
@@ -213,7 +214,7 @@ class StepAllocation:
 
     def allocate(self, order: list[Sequence], candidates: Collection[Sequence] | None = None) -> bool:
         """Allocate pages for the scheduled sequences of `order`; preempt the last in it when pages run out. Return True
-        if none was."""
+        if none was preempted."""
         manager, order, index, roomy = self.kv_cache_manager, list(order), 0, True
         may = (
             order
@@ -243,7 +244,7 @@ class StepAllocation:
                 self.preempt(last, f"{need}; {which} is preempted")
                 order = [each for each in order if each in self.running]
                 may = [each for each in may if each in self.running]
-                index = 0  # beams of the last may have been before this one
+                index = 0  # beams of the preempted sequence may have been before this one
         return roomy
 
     def admit(self, sequence: Sequence, tokens: int, free_slots: int) -> str:

@@ -45,8 +45,8 @@ PreemptionMode = Literal["auto", "recompute", "offload"]
 
 
 class BuiltInPolicy(ConciseRepr, BaseModel):
-    """A policy that says in parts what it would say of a state in which everybody decodes: such a state is decided
-    without an entry for each (see `Scheduler.plan`)."""
+    """A policy in parts: `turns`, `keep` and `head`. With them a step in which all running requests decode is planned
+    without a view of each request (see `Scheduler.plan`)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     steady: ClassVar[bool] = True
@@ -57,16 +57,19 @@ class BuiltInPolicy(ConciseRepr, BaseModel):
         return schedule_in_order(state, self.turns(state, prefills), self.keep(state), decodes)
 
     def turns(self, state: SchedulerState, prefills: list[RequestView]) -> Iterator[RequestView]:
-        """Yield `prefills` and those that wait, in the order in which they are served."""
+        """Yield `prefills` and waiting requests in order of service."""
         return chain(prefills, state.waiting)
 
     def keep(self, state: SchedulerState) -> Sequence[RequestView] | None:
-        """Return those that run in the order in which they hold on to their pages; None for that of arrival. It
-        depends on who runs, on nothing that changes of them, and on whether the oldest of them is overdue."""
+        """Return running requests in the order in which they keep their pages; None for order of arrival.
+
+        The order may depend on the set of running requests, on fields of theirs that never change, and on whether the
+        oldest of them is starving."""
         return None
 
     def head(self, state: SchedulerState) -> tuple[RequestView | None, str]:
-        """Return who begins next where everybody decodes; and why not yet, where that is the policy's doing."""
+        """Return the waiting request to admit next if all running ones decode, and the policy's reason to hold it back;
+        empty if it has none."""
         return next(iter(self.turns(state, [])), None), ""
 
 
@@ -112,7 +115,7 @@ class DecodeFirst(BuiltInPolicy):
         )
 
     def turns(self, state: SchedulerState, prefills: list[RequestView]) -> Iterator[RequestView]:
-        """As far as they are overdue."""
+        """Yield starving requests only, running and waiting, in order of arrival."""
         late = split_starving(state, self.starvation_limit, prefills)[0]
         return heapq.merge(late, starving_waiting(state, self.starvation_limit), key=_order)
 
@@ -127,7 +130,7 @@ class DecodeFirst(BuiltInPolicy):
 
 
 class ShortestPrompt(BuiltInPolicy):
-    """Short prompts are admitted and prefilled first."""
+    """Admit and prefill short prompts first."""
 
     kind: Literal["shortest_prompt"] = "shortest_prompt"
     starvation_limit: NumSteps = 1000
@@ -137,7 +140,7 @@ class ShortestPrompt(BuiltInPolicy):
 
 
 class Priority(BuiltInPolicy):
-    """The smaller `Request.priority`, the sooner; the largest is preempted first when pages run out."""
+    """Schedule the smallest `Request.priority` first; preempt the largest first when pages run out."""
 
     kind: Literal["priority"] = "priority"
     starvation_limit: NumSteps = 1000
@@ -155,7 +158,7 @@ class Priority(BuiltInPolicy):
 
 
 class Fair(BuiltInPolicy):
-    """Next comes the tenant for whom the fewest tokens were computed, with its oldest request (the virtual token
+    """Schedule the oldest request of the tenant for whom the fewest tokens were computed (the virtual token
     counter of Sheng et al., 2024)."""
 
     kind: Literal["fair"] = "fair"
@@ -218,8 +221,8 @@ class StaticBatching:
     def _complete(self, state: SchedulerState) -> bool:
         if any(entry.num_tokens > entry.num_prompt_tokens + 1 for entry in state.running):
             return True
-        # Prompts that end with their prefill make room for others: without a bound it would be gathered for ever. Whole
-        # prompts fill the steps they are laid into by half at least.
+        # Requests that end with their prefill make room for others: without a bound the batch would be gathered for
+        # ever. Whole prompts fill at least half of each step.
         prompts = sum(entry.num_tokens for entry in state.running)
         return state.step - min(entry.scheduled_step for entry in state.running) > 2 * -(
             -prompts // state.max_prefill_tokens

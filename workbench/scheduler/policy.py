@@ -52,7 +52,7 @@ class RequestView(NamedTuple):
     num_sequences: int = 1  # sequences that it becomes: one per sample or beam
     slots_needed: int = 1  # slots that must be free for it to start: one per beam, which advance together
     num_preemptions: int = 0
-    scheduled_step: int = 0  # the step in which it was last admitted, where it runs
+    scheduled_step: int = 0  # the step in which it was last admitted, if it runs
 
     @property
     def is_decoding(self) -> bool:
@@ -72,7 +72,7 @@ class WaitingIndex:
         self._tenants: dict[str, list[RequestView]] = {}
         self._tuples: dict[
             Callable[[RequestView], Any], tuple[RequestView, ...]
-        ] = {}  # of both, until a request arrives or leaves
+        ] = {}  # views in each order, until a request arrives or leaves
         self._by_tenant: Mapping[str, tuple[RequestView, ...]] | None = None
 
     def add(self, entry: RequestView) -> None:
@@ -82,7 +82,7 @@ class WaitingIndex:
         for key, entries in [*self._orders.items()]:
             try:
                 bisect.insort(entries, entry, key=_and_arrival(key))
-            except Exception:  # a user's key: it raises where the policy asks for this order, not in `submit`
+            except Exception:  # a user's key: its error is raised when the policy asks for this order, not in `submit`
                 del self._orders[key]
 
     def remove(self, order: int) -> None:
@@ -168,7 +168,7 @@ class SchedulerState:
     max_num_batched_tokens: int = 512  # the most tokens of a step
     max_prefill_tokens: int = 512  # the most prefill tokens of a step
     whole_prefills: bool = False  # prefills are not cut, except one longer than a step after a preemption
-    waiting_index: WaitingIndex | None = field(default=None, compare=False, repr=False)  # while it is the scheduler's
+    waiting_index: WaitingIndex | None = field(default=None, compare=False, repr=False)  # None in a materialized copy
 
     def waiting_by(self, key: Callable[[RequestView], Any]) -> tuple[RequestView, ...]:
         """Return the waiting requests sorted by `key`, then by arrival.
@@ -195,7 +195,7 @@ class SchedulerState:
         return self.max_num_seqs - sum([entry.num_sequences for entry in self.running])
 
     def fits(self, *entries: RequestView) -> bool:
-        """Return whether there are pages for all of `entries`, which wait."""
+        """Return whether there are pages for all of `entries`, which are waiting requests."""
         needed = [self.pages_needed[entry.request_id] for entry in entries]
         return all(
             sum(column) <= free for column, free in zip(zip(*needed, strict=True), self.free_pages, strict=False)

@@ -32,7 +32,7 @@ class TenantCounters:
 
     def __init__(self) -> None:
         self._ended: Counter[str] = Counter()  # tokens of finished sequences, and lifts on return
-        self._live: Counter[str] = Counter()  # sequences
+        self._live: Counter[str] = Counter()  # unfinished sequences
         self._returned: list[
             tuple[str, list[str]]
         ] = []  # tenants that returned since the last step, with those present
@@ -85,7 +85,7 @@ class _LazyValues(dict):
 
 
 class _Unseen(Many[RequestView]):
-    """Entries that are made when the first of them is looked at, while the state they are of lasts."""
+    """Views that are built when the first of them is read; valid as long as the state that they belong to."""
 
     def __init__(self, count: int, make: Callable[[], tuple[RequestView, ...]]):
         self._count, self._make = count, make
@@ -119,7 +119,7 @@ class RequestViews:
         self._preempted: dict[int, Sequence] = {}  # waiting sequences with computed tokens, by arrival index
         self._constant_fields: dict[
             Sequence, tuple[tuple, tuple]
-        ] = {}  # of running sequences: fields of their views that stay
+        ] = {}  # of running sequences: fields of their views that never change
         self.may_need_pages: set[Sequence] = set()  # running sequences that may need pages, as of the last state
         self._matches: dict[str, PrefixMatch] = {}
         self._pages_to_start: dict[str, list[int]] = {}
@@ -237,7 +237,7 @@ class RequestViews:
         todo, followers = num_tokens - computed, len(sequence.children)
         if self.kv_cache_manager.budget is not None:
             todo = self.kv_cache_manager.num_next_tokens(sequence, computed, sequence.num_evicted_tokens)
-        if followers:  # the next of them joins there, which may be at once
+        if followers:  # the next child starts there, which may be at once
             todo = max(1, min(follower.num_shared_tokens for follower in sequence.children) - computed)
         return RequestView(
             request.request_id, sequence.arrival_index, sequence.arrival_step, request.tenant, request.priority,
@@ -371,8 +371,8 @@ class SequenceGroups:
             continuations: (beam, next token) for each continuation.
 
         Returns:
-            the sequence of each continuation, in order: the beam itself, or for a second token of its text a beam
-            without continuation, which frees its pages and shares those of that text.
+            the sequence of each continuation, in order: the beam itself, or for its second continuation a beam
+            that has none, which frees its own pages and shares those of the continued beam.
         """
         parents = {id(parent) for parent, _ in continuations}
         idle = [mate for mate in beams if id(mate) not in parents]

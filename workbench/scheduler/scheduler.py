@@ -67,12 +67,12 @@ class Scheduler:
         self._queue = WaitingQueue(kv_cache_manager.pools, self._views)
         self.sequence_groups = SequenceGroups(kv_cache_manager, limits, self.running, self._queue)
         self._steps = 0
-        self._padded_rows = 0  # the rows of a padded batch, until its last has ended
-        self._last_waiting = ("", "")  # the request that waits, and why
-        self._named: list[Sequence] = []  # who ran when `_one_each` was made
-        self._late = False  # and whether the oldest of them was overdue
+        self._padded_rows = 0  # rows of a padded batch, until its last sequence finishes
+        self._last_waiting = ("", "")  # the last recorded waiting request, and the reason
+        self._named: list[Sequence] = []  # running sequences when `_one_each` was made
+        self._late = False  # whether the oldest of them was starving then
         self._one_each: tuple[tuple[str, int], ...] = ()
-        # A subclass of one of ours may decide anything, and is called.
+        # A subclass of a built-in policy may decide anything, so it is called.
         mine = self.policy
         self._in_parts: BuiltInPolicy | None = (
             mine if isinstance(mine, BuiltInPolicy) and type(mine) in IN_PARTS else None
@@ -177,7 +177,7 @@ class Scheduler:
                 self.kv_cache_manager.update_after_step(sequence)
 
     def skip_steps(self, steps: int) -> None:
-        """Count `steps` steps that were taken as the last one was planned, without a plan of their own."""
+        """Count `steps` steps that repeated the last plan and were not planned themselves."""
         self._steps += steps
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> list[list[int]]:
@@ -206,7 +206,7 @@ class Scheduler:
     def _steady_decode(
         self, decisions: list[RequestDecision], policy_decisions: list[SchedulerDecision]
     ) -> tuple[Span, ...] | None:
-        """Return the spans of a step in which every request decodes, if the policy would decide so and none can begin;
+        """Return the spans of a step in which every request decodes, if the policy would decide so and none can start;
         None otherwise. The result equals that of `_decide`, without a view or a decision for each decoding request."""
         running, manager, limits = self.running, self.kv_cache_manager, self.limits
         if not running or len(running) > limits.max_num_batched_tokens or not getattr(self.policy, "steady", False):
@@ -214,7 +214,7 @@ class Scheduler:
         asks = bool(self.waiting) and (len(running) < limits.max_num_seqs or self._queue.changed)
         if asks and self._in_parts is None:
             return None
-        spans, uncovered, new = [], [], tuple.__new__  # without Span's own constructor: there are as many as sequences
+        spans, uncovered, new = [], [], tuple.__new__  # skip Span's own constructor: this runs once per sequence
         for sequence in running:
             known, computed = len(sequence.token_ids), sequence.num_computed_tokens
             if known - computed != 1:
@@ -234,8 +234,8 @@ class Scheduler:
     def _none_begins(
         self, uncovered: list[Sequence], decisions: list[RequestDecision], policy_decisions: list[SchedulerDecision]
     ) -> bool:
-        """Tell whether all running requests have pages and the next waiting one has none. If so, allocate the pages
-        and note why it waits; otherwise change nothing."""
+        """Return whether all running requests can have their pages and the next waiting one cannot start. If so,
+        allocate the pages and record why it waits; otherwise change nothing."""
         policy, running, limits = self._in_parts, self.running, self.limits
         if self.kv_cache_manager.budget is not None or len(running) >= limits.max_num_batched_tokens:
             return False
@@ -265,8 +265,8 @@ class Scheduler:
         return True
 
     def _names(self, policy: BuiltInPolicy, state: SchedulerState) -> tuple[tuple[str, int], ...]:
-        """A token for each that runs, in the order in which they keep their pages; made anew only where that may be
-        another one than at the last step (see `BuiltInPolicy.keep`)."""
+        """Return (request id, 1) for each running request, in the order in which they keep their pages. It is rebuilt
+        only when that order may have changed since the last step (see `BuiltInPolicy.keep`)."""
         late = state.step - self.running[0].arrival_step >= getattr(policy, "starvation_limit", math.inf)
         if self._named != self.running or late != self._late:
             kept = policy.keep(state)
@@ -359,7 +359,7 @@ class Scheduler:
                 continue
             start = sequence.num_computed_tokens
             todo = len(sequence.token_ids) - start
-            if length == todo == 1:  # as nearly always, and so without Span's own constructor
+            if length == todo == 1:  # the common case: skip Span's own constructor
                 single.append(new(Span, (sequence, start, 1, True, None, ())))
                 continue
             if length < todo and length < step.num_new_tokens(sequence):
@@ -372,7 +372,7 @@ class Scheduler:
 
 
 def steps_until_change(scheduler: Scheduler, plan: StepPlan) -> int:
-    """Return the number of steps from `plan` on that are planned alike if no request arrives or finishes; at least 1.
+    """Return the number of steps from `plan` on that have the same plan if no request arrives or finishes; at least 1.
 
     All running sequences decode, and none needs, fills or frees a page before the last of these steps. Waiting requests
     have no slot, and the policy is steady (see `SchedulingPolicy`).

@@ -15,7 +15,7 @@ class _SpeculationSettings(ConciseRepr, BaseModel):
 
 
 class NoSpeculation(_SpeculationSettings):
-    """One token per step."""
+    """Decode one token per step."""
 
     kind: Literal["none"] = "none"
 

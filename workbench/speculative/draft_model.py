@@ -39,10 +39,13 @@ class Drawing(NamedTuple):
 
 
 class MultiStep(Protocol):
-    """Several steps in one call: what follows each sequence's next token to be computed, and what follows that, `steps`
-    times, by sequence; the first of these are `known`, the others the likeliest or, where a sequence has a `Drawing`,
-    drawn. A sequence's tokens end early where the draft is unsure of the next (see `DraftModelProposer`). Where
-    anything is drawn the steps' logits [step, sequence, vocab] come too, valid until the next call."""
+    """Several decode steps in one call, which returns `steps` tokens by sequence.
+
+    They follow each sequence's next token to be computed. The first of them are `known`; the others are the likeliest,
+    or drawn if the sequence has a `Drawing`. A sequence's tokens end early if the draft is unsure of the next (see
+    `DraftModelProposer`). The logits of the steps [step, sequence, vocab] are returned too if anything is drawn, valid
+    until the next call.
+    """
 
     def __call__(
         self, sequences: Many[Sequence], steps: int, known: Many[Many[int]], draws: Many[Drawing | None], /
@@ -181,7 +184,8 @@ class DraftModelProposer:
         return b"" if self.common_random_numbers else DRAFT_STREAM
 
     def _choose(self, ready: list[_DraftSequence], logits: Tensor) -> None:
-        """Append a token to each, and note what it was drawn from; none to those who are unsure of it."""
+        """Append a token to each, and record the probabilities it was drawn from; none to sequences that are unsure of
+        it."""
         groups: dict[tuple[Filter, ...], list[int]] = {}
         for row, each in enumerate(ready):
             groups.setdefault(each.sampling_state.filters, []).append(row)
@@ -233,21 +237,21 @@ class _DraftSequence:
 
     @property
     def plainly(self) -> bool:
-        """Tell whether its tokens are the largest, or drawn, of logits that a temperature alone has changed."""
+        """Return whether its tokens are chosen from logits that nothing but a temperature has changed."""
         way = self.sampling_state
         return (
             way.sampler is not None and not way.custom_filters and all(isinstance(f, Temperature) for f in way.filters)
         )
 
     def drawing(self, back: int, steps: int, use: bytes) -> Drawing | None:
-        """Return how it is drawn in a call of so many steps, `back` of which, less one, give what is known."""
+        """Return the random numbers for a call of `steps` steps, of which the first `back` - 1 give known tokens."""
         if not self.draws:
             return None
         uniforms = [0.0] * (back - 1) + [self.uniform(use, ahead) for ahead in range(steps - back + 1)]
         return Drawing(self.sampling_state.request.sampling.temperature, uniforms)
 
     def drawn_from(self, logits: Tensor) -> None:
-        """Note what its drafted tokens were drawn from: [drafted, vocab]."""
+        """Record the probabilities that its draft tokens were drawn from, given their `logits` [drafted, vocab]."""
         for rule in self.sampling_state.filters:
             logits = rule(logits, ())
         self.chances = list(logits.double().softmax(-1))
@@ -270,8 +274,11 @@ class _DraftSequence:
 
 
 class CompiledDraftSteps:
-    """`most` steps at once, by bucket of rows, over a model's own weights and a store's own pages. A row's tokens end
-    before the first whose probability is below `confidence_threshold`, and the steps where all rows' have ended."""
+    """Run up to `max_steps` steps in one call, by bucket of rows, over a model's own weights and a store's own pages.
+
+    A row's tokens end before the first whose probability is below `confidence_threshold`; the steps end when all rows
+    have ended.
+    """
 
     def __init__(self, model: Transformer, store: KVStore, max_steps: int, confidence_threshold: float = 0.0):
         self.model, self.store, self.max_steps = model, store, max_steps
@@ -291,7 +298,7 @@ class CompiledDraftSteps:
     def __call__(
         self, sequences: Many[Sequence], steps: int, known: Many[Many[int]], draws: Many[Drawing | None]
     ) -> tuple[list[list[int]], Tensor]:
-        """As `MultiStep`; a token that is `known` ends no row."""
+        """Run `steps` steps as `MultiStep` says; a `known` token ends no row."""
         bucket = self._of(bucket_for(len(sequences)), self.confidence_threshold > 0 or any(draws))
         count = len(sequences)
         forced = [[row[step] if step < len(row) else -1 for row in known] for step in range(steps)]
@@ -307,7 +314,7 @@ class CompiledDraftSteps:
                 pages = own.pages[group]
                 rows[row, : len(pages)] = pages
                 rows[row, len(pages) :] = 0
-        if bucket.weighs:  # always on as many threads: sums of shares, by which tokens are drawn, hang on the number
+        if bucket.weighs:  # on a fixed number of threads: sums of probabilities depend on it
             self._weigh(bucket, steps, draws)
             bucket(steps)
         else:
@@ -318,7 +325,7 @@ class CompiledDraftSteps:
         return chosen, bucket.all_logits
 
     def _weigh(self, bucket: DecodeSteps, steps: int, draws: Many[Drawing | None]) -> None:
-        """Say how each row's tokens are drawn, and that all of them are wanted."""
+        """Set each row's temperature, random numbers and number of wanted tokens."""
         kept, scale, uniforms = (part.numpy() for part in (bucket.kept, bucket.scale, bucket.uniforms))
         kept[: len(draws)], kept[len(draws) :] = steps, 0
         uniforms[:steps], scale[:] = -1, 1
