@@ -158,7 +158,8 @@ class KVCacheGroup:
             or self.quant_group < 1
         ):
             raise ValueError(
-                f"sliding_window and quant_group must be at least 1, num_sink_tokens and residual_length at least 0: {self}"
+                "sliding_window and quant_group must be at least 1, "
+                f"num_sink_tokens and residual_length at least 0: {self}"
             )
         if self.stride < 1 or (self.stride > 1 and (self.sliding_window is None or self.sliding_window < self.stride)):
             raise ValueError(f"stride must be at least 1, and no more than sliding_window: {self}")
