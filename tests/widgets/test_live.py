@@ -158,5 +158,6 @@ def test_the_stop_button_reaches_what_goes_on(runner: Runner, monkeypatch: pytes
     monkeypatch.setattr("IPython.get_ipython", lambda: SimpleNamespace(kernel=kernel))
     runner.owner = None
     asked = RunnerThread.attach(runner).submit("class A:", max_tokens=900)
+    until(lambda: asked.events)  # it goes on: what is stopped before it begins has no end
     kernel.saved_sigint_handler(2, None)
     assert asked.wait() and finished(asked.events).reason == "cancelled"
