@@ -88,14 +88,14 @@ class DecodeSteps:
     and for each table of angles `all_cos_i` and `all_sin_i` [context, dim / 2].
 
     Fill `ids` [row], `lengths` [row] (of each text, that token included) and `tables`; call with the number of steps;
-    read `chosen` [step, row], what follows each step's token: the largest logit, the first of equal ones, or what
-    `known` [step, row] says, where that is not -1.
+    read `next_tokens` [step, row], what follows each step's token: the largest logit, the first of equal ones, or what
+    `forced_tokens` [step, row] says, where that is not -1.
 
     Steps that `weigh` also draw tokens: fill `scale` [row], one over the temperature, and `uniforms` [step, row] with
     numbers from [0, 1), below 0 where the largest is taken; `all_logits` [step, row, vocab] are what they were drawn
     from. And a row ends before the first token that is not known and of whose likeliest the probability (of the softmax
     of its scaled logits) is below `threshold` [1], 0 unless filled; the call, where all rows have ended. Fill `kept`
-    [row] with the number of steps, 0 for rows that are not used; read there how many of each row's `chosen` count.
+    [row] with the number of steps, 0 for rows that are not used; read there how many of each row's `next_tokens` count.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
 """The backend mlir of the products, run on torch's threads: one compiled function for each matrix shape and each number
-of rows below `MOST_ROWS`, and one for all other numbers. A weight in panels has products of its own
+of rows below `MAX_ROWS_TOGETHER`, and one for all other numbers. A weight in panels has products of its own
 (compiled_kernels/blocked)."""
 
 from __future__ import annotations
