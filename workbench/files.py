@@ -234,7 +234,7 @@ class _Bounded(Composer, SafeConstructor, Resolver):
 
 
 class _InPython(_Bounded, Reader, Scanner, Parser):
-    """With the parser in Python, which reads all that `experiment.yaml.write_yaml` writes: lone surrogates too, as escapes."""
+    """The parser in Python. It reads all that `experiment.yaml.write_yaml` writes, lone surrogates as escapes too."""
 
     def __init__(self, text: str, most: int) -> None:
         Reader.__init__(self, text)
