@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Annotated, Literal
@@ -160,6 +161,11 @@ class Request(Displayable):
         others = (each for each in fields(self) if each.name not in ("request_id", "prompt_ids", "prompt", "sampling"))
         rows += [(each.name, value) for each in others if (value := getattr(self, each.name)) != each.default]
         return Table(f"request {self.request_id}", rows)
+
+
+def random_token_ids(draw: random.Random, vocab: int, count: int) -> tuple[int, ...]:
+    """Draw a prompt of `count` tokens, each id below `vocab` as likely as another."""
+    return tuple(draw.randrange(vocab) for _ in range(count))
 
 
 def _few(ids: tuple[int, ...]) -> str:

@@ -14,6 +14,7 @@ from workbench.engine import naive
 from workbench.model.hf.weights import random_weights
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
+from workbench.request import random_token_ids
 
 PROMPT_TOKENS = 24  # tokens
 QUANT_GROUP_COLUMNS = 32  # columns that share a scale in our INT4
@@ -22,10 +23,9 @@ MAX_RELATIVE_ERROR = 0.9  # logits of zero are 1 away
 ROUNDING_FLOOR = 64 * torch.finfo(torch.float32).eps  # for sums in another order, in float32
 
 
-def prompt_of(vocab: int, seed: int) -> list[int]:
+def prompt_of(vocab: int, seed: int) -> tuple[int, ...]:
     """Return the prompt whose last logits are compared."""
-    draw = random.Random(f"agreement/{seed}")
-    return [draw.randrange(vocab) for _ in range(PROMPT_TOKENS)]
+    return random_token_ids(random.Random(f"agreement/{seed}"), vocab, PROMPT_TOKENS)
 
 
 class LogitsReference:

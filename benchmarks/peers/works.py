@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from workbench.errors import WorkbenchError
+from workbench.request import random_token_ids
 
 MIN_PROMPT = 16  # tokens before a decode at depth 0
 PromptAndOutputTokens = tuple[int, int]  # prompt tokens, output tokens
@@ -32,7 +33,7 @@ class PeerWorkload:
         """Return the requests with random prompts of their own, so that no prefix cache helps the next repetition."""
         draw = random.Random(f"{self.name}/{seed}")
         return [
-            {"prompt": [draw.randrange(vocab) for _ in range(prompt)], "output_tokens": output}
+            {"prompt": random_token_ids(draw, vocab, prompt), "output_tokens": output}
             for prompt, output in self.requests
         ]
 

@@ -9,7 +9,7 @@ import torch
 
 from tests.engine.tiny import VOCAB, Oracle, layer, model_of, request, spec_of
 from workbench.engine.runner import Runner
-from workbench.request import Request
+from workbench.request import Request, random_token_ids
 
 WINDOW = 5
 MODEL = model_of(spec_of(layer(4, 2), layer(4, 2, window=WINDOW)))
@@ -40,8 +40,7 @@ def poisoned(runner: Runner) -> Oracle:
 
 def asked(name: str, shared: int, own: int, most: int, beginning: int = 0, **more) -> Request:
     """A prompt of `shared` tokens that others may have too, and `own` of its own."""
-    draw = random.Random(beginning)
-    first = tuple(draw.randrange(VOCAB) for _ in range(shared))
+    first = random_token_ids(random.Random(beginning), VOCAB, shared)
     salt = more.pop("cache_salt", "")
     alone = request(name, own, most, **more)
     return replace(alone, prompt_ids=first + alone.prompt_ids, cache_salt=salt)

@@ -12,7 +12,7 @@ from tests.engine.tiny import Objection, runner_of
 from workbench.engine.runner import Runner, generate
 from workbench.executors.token_parallel import TokenParallelExecutor
 from workbench.model.transformer import Transformer
-from workbench.request import Request, SamplingParameters
+from workbench.request import Request, SamplingParameters, random_token_ids
 from workbench.scheduler.plan import StepPlan
 
 Rows = dict[int, Tensor]  # by position
@@ -56,9 +56,9 @@ class Scribe:
 
 def asked(name: str, prompt: int, most: int, vocab: int, shared: int = 0) -> Request:
     """`shared` tokens that all such requests begin with, then `prompt` of its own."""
-    first, own = random.Random(shared), random.Random(name)
-    ids = [first.randrange(vocab) for _ in range(shared)] + [own.randrange(vocab) for _ in range(prompt)]
-    return Request(name, tuple(ids), SamplingParameters(max_tokens=most, ignore_eos=True, temperature=0))
+    beginning = random_token_ids(random.Random(shared), vocab, shared)
+    ids = beginning + random_token_ids(random.Random(name), vocab, prompt)
+    return Request(name, ids, SamplingParameters(max_tokens=most, ignore_eos=True, temperature=0))
 
 
 def served(model: Transformer, *turns: list[Request], buckets: tuple[int, ...] = (), **settings) -> dict[str, Rows]:

@@ -24,7 +24,7 @@ from workbench.kv_cache.format import parse_cache_format
 from workbench.model.hf.families import read_spec
 from workbench.model.hf.weights import load_weights
 from workbench.model.transformer import Transformer
-from workbench.request import Request, SamplingParameters
+from workbench.request import Request, SamplingParameters, random_token_ids
 from workbench.trace.events import Decoded, Finished, Preempted, Stepped
 
 EXACT = model_of(spec_of(layer(4, 2), layer(4, 2, window=5)), dtype=torch.float64)
@@ -32,8 +32,7 @@ ENDS = (3, 7, 11)
 
 
 def prompt_of(length: int, seed: int = 0) -> Text:
-    draw = random.Random(seed)
-    return tuple(draw.randrange(VOCAB) for _ in range(length))
+    return random_token_ids(random.Random(seed), VOCAB, length)
 
 
 def searched(name: str, ids: Text, width: int, most: int, **more) -> Request:

@@ -15,7 +15,7 @@ from workbench.kv_cache.store import KVStore
 from workbench.model.hf.weights import random_weights
 from workbench.model.spec import AttentionSpec, LayerSpec, ModelSpec, RotaryConfig
 from workbench.model.transformer import Transformer
-from workbench.request import CustomPart, Request, SamplingParameters
+from workbench.request import CustomPart, Request, SamplingParameters, random_token_ids
 from workbench.scheduler.plan import SchedulerLimits
 
 VOCAB, CONTEXT = 31, 48
@@ -122,8 +122,7 @@ def poison(runner: Runner) -> None:
 
 
 def request(name: str, prompt: int, most: int, **sampling) -> Request:
-    draw = random.Random(name)
-    ids = tuple(draw.randrange(VOCAB) for _ in range(prompt))
+    ids = random_token_ids(random.Random(name), VOCAB, prompt)
     return Request(name, ids, SamplingParameters(max_tokens=most, ignore_eos=True, **{"temperature": 0, **sampling}))
 
 

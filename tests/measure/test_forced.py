@@ -23,12 +23,13 @@ from workbench.measure.quality.teacher_forcing import (
     score_texts,
 )
 from workbench.model.spec import ModelSpec
+from workbench.request import random_token_ids
 
 MODEL = model_of(spec_of(layer(4, 2), layer(4, 2, window=5)))
 
 
 def text(draw: random.Random, most: int = 30) -> ForcedText:
-    ids = tuple(draw.randrange(VOCAB) for _ in range(draw.randrange(2, most)))
+    ids = random_token_ids(draw, VOCAB, draw.randrange(2, most))
     return ForcedText(ids, draw.randrange(1, len(ids)), draw.randrange(1, len(ids)))
 
 
@@ -56,7 +57,7 @@ def test_every_scored_place_is_the_oracles(spec: ModelSpec, budget: int, seqs: i
 
 def test_a_text_that_is_set_back_is_noted_once() -> None:
     draw = random.Random(3)
-    texts = [ForcedText(tuple(draw.randrange(VOCAB) for _ in range(24)), 1, 9) for _ in range(4)]
+    texts = [ForcedText(random_token_ids(draw, VOCAB, 24), 1, 9) for _ in range(4)]
     noted: dict[int, list[int]] = {index: [] for index in range(4)}
     runner = runner_of(MODEL, pages=9)
     backs = []

@@ -28,7 +28,7 @@ from workbench.model.hf.families import read_spec
 from workbench.model.shapes import named_shape
 from workbench.model.spec import ModelSpec
 from workbench.progress import StageCounter
-from workbench.request import Request, SamplingParameters
+from workbench.request import Request, SamplingParameters, random_token_ids
 from workbench.runs.metrics import percentile
 from workbench.trace.events import Event, Finished, Prefilled, Stepped
 
@@ -152,7 +152,7 @@ def _requests(runner: Runner, case: BenchCase, seed: int) -> list[Request]:
     return [
         Request(
             f"bench-{seed}-{index}",
-            tuple(draw.randrange(vocab) for _ in range(prompt)),
+            random_token_ids(draw, vocab, prompt),
             SamplingParameters(temperature=0.0, max_tokens=output, ignore_eos=True),
         )
         for index, (prompt, output) in enumerate(lengths)

@@ -27,7 +27,7 @@ from workbench.model.layers import Angles, TransformerBlock
 from workbench.model.linear import Linear
 from workbench.model.quantized import Activations
 from workbench.model.transformer import Transformer
-from workbench.request import Request, Sequence
+from workbench.request import Request, Sequence, random_token_ids
 from workbench.scheduler.plan import Span, StepPlan
 
 MIN_ROUNDS, MAX_ROUNDS = 7, 100
@@ -114,8 +114,8 @@ def single_decode_step(
         if pages.is_floating_point():
             pages[1:] = torch.nan
     draw = random.Random(seed)
-    tokens = [draw.randrange(model.spec.vocab_size) for _ in range(length)]
-    sequence = Sequence.from_request(Request("trial", tuple(tokens[:-1])), 0)
+    tokens = random_token_ids(draw, model.spec.vocab_size, length)
+    sequence = Sequence.from_request(Request("trial", tokens[:-1]), 0)
     sequence.token_ids.append(tokens[-1])
     sequence.pages = tuple(draw.sample(range(1, POOL_FACTOR * count + 1), count) for _ in range(tables))
     if length > 1:

@@ -20,7 +20,7 @@ from workbench.experiment.settings import DeterminismWorkload, OverheadSettings
 from workbench.experiment.variants import Rows, VariantResults, every_variant, settings_text
 from workbench.measure.chart import import_altair
 from workbench.progress import StageCounter
-from workbench.request import Request, SamplingParameters
+from workbench.request import Request, SamplingParameters, random_token_ids
 from workbench.trace.events import Decoded, Finished, Stepped
 
 Costs = dict[str, dict[str, float]]
@@ -77,7 +77,7 @@ def _steps(runner: Runner, name: str, count: int, prompt: int, tokens: int, phas
     """Return the seconds of all steps of a phase together, or the median step of those that decode every sequence."""
     draw, vocab = random.Random(name), runner.model.spec.vocab_size
     sampling = SamplingParameters(temperature=0.0, max_tokens=tokens, ignore_eos=True)
-    ids = [tuple(draw.randrange(vocab) for _ in range(prompt)) for _ in range(count)]
+    ids = [random_token_ids(draw, vocab, prompt) for _ in range(count)]
     requests = [Request(f"timed-{index}", each, sampling) for index, each in enumerate(ids)]
     steps = [event for event in runner.stream(requests) if isinstance(event, Stepped) and event.phase == phase]
     if total:
@@ -183,7 +183,7 @@ def generate_in_batch(
 def _prompts(workload: DeterminismWorkload, runner: Runner) -> list[tuple[int, ...]]:
     if isinstance(workload.prompts, int):
         draw, vocab = random.Random(workload.seed), runner.model.spec.vocab_size
-        return [tuple(draw.randrange(vocab) for _ in range(workload.prompt_tokens)) for _ in range(workload.prompts)]
+        return [random_token_ids(draw, vocab, workload.prompt_tokens) for _ in range(workload.prompts)]
     if runner.tokenizer is None:
         name = runner.model.spec.name
         raise WorkbenchError(f"workload.prompts: model {name!r} has no tokenizer; say how many prompts, as a number")
@@ -195,7 +195,7 @@ def _batch_composition(workload: DeterminismWorkload, name: str, vocab: int) -> 
     draw = random.Random(name)
     others = []
     for index in range(draw.randint(0, workload.other_requests)):
-        ids = tuple(draw.randrange(vocab) for _ in range(draw.randint(1, workload.other_request_tokens)))
+        ids = random_token_ids(draw, vocab, draw.randint(1, workload.other_request_tokens))
         most = draw.randint(1, workload.other_request_tokens)
         sampling = SamplingParameters(temperature=0.0, max_tokens=most, ignore_eos=True)
         others.append(Request(f"other-{index}", ids, sampling))

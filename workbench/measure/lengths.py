@@ -16,7 +16,7 @@ from workbench.experiment.variants import VariantResults, every_variant, setting
 from workbench.measure.chart import import_altair
 from workbench.measure.predictions import Predictions
 from workbench.progress import StageCounter
-from workbench.request import Request, SamplingParameters
+from workbench.request import Request, SamplingParameters, random_token_ids
 from workbench.trace.events import Decoded, Finished, Stepped
 
 SECONDS = ("prefill_s", "decode_step_s", "decode_s", "e2el_s")
@@ -72,9 +72,9 @@ def time_request(runner: Runner, prompt: int, output: int, name: str) -> dict[st
     Returns the seconds of its prefill steps together, of its median decode step, of all decode steps, and from arrival
     to the last token."""
     runner.reset_prefix_cache()
-    draw, vocab = random.Random(f"{name}/{prompt}"), runner.model.spec.vocab_size
+    ids = random_token_ids(random.Random(f"{name}/{prompt}"), runner.model.spec.vocab_size, prompt)
     sampling = SamplingParameters(temperature=0.0, max_tokens=output, ignore_eos=True)
-    asked = Request(f"alone-{prompt}", tuple(draw.randrange(vocab) for _ in range(prompt)), sampling)
+    asked = Request(f"alone-{prompt}", ids, sampling)
     steps: dict[str, list[float]] = {"prefill": [], "decode": []}
     began = ended = runner.clock()
     for event in runner.stream([asked]):

@@ -16,7 +16,7 @@ from workbench.experiment.runner import runner_for
 from workbench.experiment.settings import PrefillInterferenceWorkload
 from workbench.experiment.variants import VariantResults, every_variant, settings_text
 from workbench.progress import StageCounter
-from workbench.request import Request, SamplingParameters
+from workbench.request import Request, SamplingParameters, random_token_ids
 from workbench.runs.metrics import percentile
 from workbench.trace.events import Decoded, Event, Finished
 
@@ -71,7 +71,7 @@ def run_interference_round(runner: Runner, workload: PrefillInterferenceWorkload
 
     def ask(name: str, prompt: int, output: int) -> None:
         sampling = SamplingParameters(temperature=0.0, max_tokens=output, ignore_eos=True)
-        ids = tuple(draw.randrange(vocab) for _ in range(prompt))
+        ids = random_token_ids(draw, vocab, prompt)
         arrived[name] = runner.clock()
         owed.add(name)
         runner.submit(Request(name, ids, sampling), box, arrived[name])

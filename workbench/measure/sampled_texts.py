@@ -21,7 +21,7 @@ from workbench.experiment.variants import REFERENCE, VariantResults, every_varia
 from workbench.measure.chart import import_altair, place_labels
 from workbench.measure.quality.held_out import cut_windows, read_texts, sample_windows
 from workbench.progress import StageCounter
-from workbench.request import Request, SamplingParameters
+from workbench.request import Request, SamplingParameters, random_token_ids
 from workbench.sampling.filters import History, build_filters
 
 MAX_LOOP_TOKENS = 64  # maximum tokens of a loop's period
@@ -125,7 +125,7 @@ def measure_sampled_texts(
     """Measure sampled texts and return the rows of the references, then one row a variant: means over the texts."""
     work, asked = cast(TextsWorkload, experiment.workload), ScoringModel(experiment)
     draw, vocab = random.Random(work.seed), asked.judge.model.spec.vocab_size
-    noise = [tuple(draw.randrange(vocab) for _ in came) for came in asked.came]
+    noise = [random_token_ids(draw, vocab, len(came)) for came in asked.came]
     loops = [(came[:8] * len(came))[: len(came)] for came in asked.came]
     found: list[dict[str, Any]] = []
     for name, outputs in ((HELD_OUT_ROW, asked.came), (RANDOM_ROW, noise), (LOOP_ROW, loops)):

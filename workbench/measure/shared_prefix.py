@@ -14,7 +14,7 @@ from workbench.experiment.runner import runner_for
 from workbench.experiment.settings import SharedPrefixWorkload
 from workbench.experiment.variants import VariantResults, every_variant, settings_text
 from workbench.progress import StageCounter
-from workbench.request import Request, SamplingParameters
+from workbench.request import Request, SamplingParameters, random_token_ids
 from workbench.trace.events import Decoded, Finished, Submitted
 
 ProgressCallback = Callable[[str], None]
@@ -82,10 +82,10 @@ def time_requests(runner: Runner, requests: Sequence[Request]) -> list[dict[str,
 
 def _shared_prefix_requests(workload: SharedPrefixWorkload, vocab: int, name: str) -> list[Request]:
     draw = random.Random(f"{workload.seed}/{name}")
-    prefix = tuple(draw.randrange(vocab) for _ in range(workload.prefix_tokens))
+    prefix = random_token_ids(draw, vocab, workload.prefix_tokens)
     sampling = SamplingParameters(temperature=0.0, max_tokens=workload.output_tokens, ignore_eos=True)
     return [
-        Request(f"{name}/{index}", prefix + tuple(draw.randrange(vocab) for _ in range(workload.own_tokens)), sampling)
+        Request(f"{name}/{index}", prefix + random_token_ids(draw, vocab, workload.own_tokens), sampling)
         for index in range(workload.requests)
     ]
 

@@ -31,7 +31,7 @@ from workbench.memory.capacity import spec_and_dtype
 from workbench.progress import StageCounter
 from workbench.prompt.detokenize import Detokenizer, WholeTextDetokenizer
 from workbench.prompt.tokenizer import Tokenizer
-from workbench.request import Request
+from workbench.request import Request, random_token_ids
 from workbench.runs.metrics import percentile
 from workbench.trace.events import Decoded, Event, Finished
 
@@ -193,7 +193,7 @@ def random_requests(experiment: Experiment, vocab: int, round_index: int) -> lis
     sampling = experiment.sampling.model_copy(update=asked)
     return [
         Request(
-            f"request-{number}", tuple(draw.randrange(vocab) for _ in range(work.prompt_tokens)),
+            f"request-{number}", random_token_ids(draw, vocab, work.prompt_tokens),
             sampling.model_copy(update={"seed": (sampling.seed + number) % 2**63}), final_only=work.delivery == "whole",
         )
         for number in range(work.requests)

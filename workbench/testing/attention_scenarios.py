@@ -26,6 +26,11 @@ SampledLogits = dict[
 ]  # (text, number of tokens) -> token ids, logits [vocab]
 
 
+def random_texts(seed: int, lengths: tuple[int, ...]) -> list[tuple[int, ...]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [tuple(torch.randint(VOCAB, (length,), generator=generator).tolist()) for length in lengths]
+
+
 @dataclass(frozen=True)
 class AttentionScenario:
     """Sizes of a model, lengths of texts, and the runner's token budget and page size."""
@@ -43,8 +48,7 @@ class AttentionScenario:
         return f"texts of {', '.join(map(str, self.lengths))} tokens ({heads}, seed {self.seed})"
 
     def texts(self) -> list[tuple[int, ...]]:
-        generator = torch.Generator().manual_seed(self.seed)
-        return [tuple(torch.randint(VOCAB, (length,), generator=generator).tolist()) for length in self.lengths]
+        return random_texts(self.seed, self.lengths)
 
     def spec(self, change: Mapping[str, Any]) -> ModelSpec:
         attention = AttentionSpec(

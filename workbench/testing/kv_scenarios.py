@@ -14,7 +14,7 @@ from workbench.model.hf.weights import random_weights
 from workbench.model.spec import AttentionSpec, LayerSpec, ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.testing import attention_scenarios as attention_scenes
-from workbench.testing.attention_scenarios import VOCAB, SampledLogits
+from workbench.testing.attention_scenarios import VOCAB, SampledLogits, random_texts
 
 HEAD_DIM = 16
 OUTPUT_TOKENS = 3  # output tokens of each text
@@ -40,9 +40,7 @@ class KVScenario:
         )
 
     def texts(self) -> dict[str, tuple[int, ...]]:
-        generator = torch.Generator().manual_seed(self.seed)
-        drawn = (torch.randint(VOCAB, (length,), generator=generator) for length in self.lengths)
-        return {f"{i}": tuple(ids.tolist()) for i, ids in enumerate(drawn)}
+        return {f"{i}": text for i, text in enumerate(random_texts(self.seed, self.lengths))}
 
     def model(self) -> Transformer:
         """Build the model in float64 with random weights."""

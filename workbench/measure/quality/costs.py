@@ -22,7 +22,7 @@ from workbench.memory.capacity import (
     spec_and_dtype,
     split_budget_into_pages,
 )
-from workbench.request import Request, SamplingParameters
+from workbench.request import Request, SamplingParameters, random_token_ids
 from workbench.trace.events import Finished, Stepped
 
 ProgressCallback = Callable[[str], None]
@@ -70,8 +70,7 @@ def _take(steps: Iterator[Stepped], count: int) -> list[Stepped]:
 
 def _decoding(runner: Runner, context: int, tokens: int) -> Iterator[Stepped]:
     """Yield the decode steps of one sequence from `context` prompt tokens on."""
-    draw = random.Random(context)
-    prompt = tuple(draw.randrange(runner.model.spec.vocab_size) for _ in range(context))
+    prompt = random_token_ids(random.Random(context), runner.model.spec.vocab_size, context)
     sampling = SamplingParameters(temperature=0.0, max_tokens=tokens + 1, ignore_eos=True)
     events = runner.stream([Request(f"decode-{context}", prompt, sampling)])
     try:
