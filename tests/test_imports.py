@@ -18,6 +18,7 @@ ORDER = [
         "workbench.interrupts",
         "workbench.pixels",
         "workbench.progress",
+        "workbench.settings",
         "workbench.display",
     ),
     ("compiled_kernels",),

@@ -16,11 +16,12 @@ from pydantic import BaseModel
 
 from workbench.claims.claim import Claim, ClaimSource, ClaimTrial, MissingEvidence
 from workbench.claims.ledger import LedgerEntry
-from workbench.display import MAX_TABLE_ROWS, Displayable, Table, format_ranges, non_default_settings
+from workbench.display import MAX_TABLE_ROWS, Displayable, Table, format_ranges
 from workbench.engine.load import describe_model
 from workbench.experiment.experiment import Experiment
 from workbench.request import Request, SamplingParameters, Sequence
 from workbench.runs.comparison import Comparison
+from workbench.settings import non_default_settings
 from workbench.trace.events import Finished
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -23,7 +23,7 @@ from pydantic_core import PydanticUndefined
 
 import workbench
 from workbench import widgets
-from workbench.widgets.settings_form.form import field_comments
+from workbench.settings import field_comments
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "reference"

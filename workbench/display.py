@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from typing import Any
@@ -83,41 +83,6 @@ class Displayable:
 
     def __str__(self) -> str:
         return self._display_table().text()
-
-
-class ConciseRepr:
-    """A pydantic model whose `repr` leaves out defaults: shorter, and read back the same."""
-
-    __slots__ = ()
-
-    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
-        known = type(self).model_fields  # type: ignore[attr-defined]
-        for name, value in super().__repr_args__():  # type: ignore[misc]
-            field = known.get(name)
-            if field is None or field.is_required() or value != field.get_default(call_default_factory=True):
-                yield name, value
-
-
-def non_default_settings(value: Any, path: str = "", baseline: Any = None) -> Iterator[tuple[str, object]]:
-    """Yield (dotted path, value) for settings of a pydantic model that differ from their defaults, or from those of
-    `baseline`.
-
-    If one kind of settings replaces another, the kind comes first.
-    """
-    for name, field in type(value).model_fields.items():
-        mine = getattr(value, name)
-        usual = getattr(baseline, name) if baseline is not None else field.get_default(call_default_factory=True)
-        if mine == usual and (baseline is not None or not field.is_required()):
-            continue
-        if hasattr(mine, "model_fields"):
-            same = type(mine) is type(usual)
-            if not same and hasattr(mine, "kind"):
-                yield f"{path}{name}.kind", mine.kind
-            yield from non_default_settings(mine, f"{path}{name}.", usual if same else None)
-        elif isinstance(mine, dict) and mine and all(isinstance(inner, dict) for inner in mine.values()):
-            yield from ((f"{path}{name}.{key}", inner) for key, inner in mine.items())
-        else:
-            yield f"{path}{name}", mine
 
 
 def format_cell(value: object) -> str:

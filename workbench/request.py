@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from workbench.display import ConciseRepr, Displayable, Table, non_default_settings
+from workbench.display import Displayable, Table
+from workbench.settings import Settings, non_default_settings
 
 MAX_STOP_STRINGS = 64
 MAX_LOGPROBS = 100
@@ -26,13 +27,12 @@ class FinishReason(StrEnum):
     NOT_CHOSEN = "not_chosen"  # it finished, but other samples or beams of its request score higher
 
 
-class CustomPart(ConciseRepr, BaseModel):
+class CustomPart(Settings):
     """A user-defined filter, sampler, mask, score or attention, by path.
 
     `path` is `package.module:Name`, `folder/file.py:Name`, or a name under which something was registered.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     path: str
     arguments: dict[str, float | int | str | bool] = {}
 
@@ -48,13 +48,11 @@ class CustomPart(ConciseRepr, BaseModel):
         return hash((self.path, tuple(sorted(self.arguments.items()))))
 
 
-class SamplingParameters(ConciseRepr, Displayable, BaseModel):
+class SamplingParameters(Displayable, Settings):
     """Choose the next token and decide when to stop. Names and meanings are those of vLLM and Hugging Face.
 
     Order: penalties, bias, temperature, top-k, top-p, min-p, user-defined filters, then one random number.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     temperature: Annotated[float, Field(ge=0)] = 1.0  # 0 is greedy
     top_k: Annotated[int, Field(ge=0)] = 0  # 0 keeps all

@@ -15,9 +15,10 @@ from tests.measure import test_experiment as experiments
 from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment
+from workbench.settings import field_comments
 from workbench.widgets.playground.settings import EXCLUDED_SETTINGS, setting_suggestions
 from workbench.widgets.settings_form.fields import to_yaml_line
-from workbench.widgets.settings_form.form import SettingsForm, field_comments
+from workbench.widgets.settings_form.form import SettingsForm
 
 BESIDES = {"question": "q", "workload": {"kind": "prompts", "prompts": ["a"]}}
 

@@ -12,10 +12,11 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from workbench.errors import WorkbenchError, explain, nearest
 from workbench.files import UnreadableText, read_yaml_file
+from workbench.settings import Count, Settings
 
 KINDS = ("input", "cache_write_5m", "cache_write_1h", "cache_read", "output")
 token_counts = attrgetter(*KINDS)
@@ -23,7 +24,6 @@ TABLES = Path(__file__).resolve().parent / "tables"
 MILLION = 1_000_000
 DEFAULT_TABLE = "article-a"  # the shipped table with every price that the articles name
 Price = Annotated[Decimal, Field(ge=0, allow_inf_nan=False)]  # of a million tokens
-Count = Annotated[int, Field(ge=1)]
 HOUR = 3600
 
 
@@ -58,11 +58,7 @@ def total_usage(usages: Iterable[Usage]) -> Usage:
     return Usage(*map(sum, columns))
 
 
-class PriceSettings(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class PublishedFigures(PriceSettings):
+class PublishedFigures(Settings):
     """Published figures of a price table for one workload: `requests` a day with a system prompt of `prompt` tokens."""
 
     prompt: Count
@@ -73,7 +69,7 @@ class PublishedFigures(PriceSettings):
     requests_per_ttl: Count
 
 
-class Prices(PriceSettings):
+class Prices(Settings):
     """Prices of a million tokens by kind. A table has all three prompt cache prices or none."""
 
     name: str

@@ -12,10 +12,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from workbench.model.spec import FrozenModel
+from workbench.settings import Settings
 
 _TORCHS_OWN = vars(nn.Module()).keys() - {"training"}
-_PLAIN = (int, float, str, type(None), Enum, FrozenModel)
+_PLAIN = (int, float, str, type(None), Enum, Settings)
 _OURS = ("workbench", "compiled_kernels", "torch")  # whose code does not change while it runs
 
 

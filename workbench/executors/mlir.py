@@ -33,9 +33,10 @@ from workbench.model.layers import TransformerBlock
 from workbench.model.linear import Linear
 from workbench.model.quantized import WeightDtype
 from workbench.model.rotary import RotaryTable
-from workbench.model.spec import AttentionSpec, FrozenModel, ModelSpec
+from workbench.model.spec import AttentionSpec, ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.scheduler.plan import StepPlan
+from workbench.settings import Settings
 
 POSITIONS_PER_BLOCK = 1024  # positions whose angles are computed together, always
 # Fields of a spec that the step supports, or that are handled before it is reached.
@@ -188,7 +189,7 @@ def unsupported_model_reason(spec: ModelSpec) -> str | None:
     return _unknown(spec, SUPPORTED_MODEL_FIELDS)
 
 
-def _unknown(given: FrozenModel, known: Iterable[str]) -> str | None:
+def _unknown(given: Settings, known: Iterable[str]) -> str | None:
     """Return a field that is not `known` and not at its default: a new feature is refused until the step
     supports it."""
     for name, field in type(given).model_fields.items():

@@ -8,14 +8,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from workbench.display import ConciseRepr, Displayable, Table, non_default_settings
+from workbench.display import Displayable, Table
 from workbench.errors import WorkbenchError, explain
 from workbench.executors.select import incompatible_settings
 from workbench.experiment import yaml as yaml_text
 from workbench.experiment.settings import (
-    Count,
     DeterminismWorkload,
-    ExperimentSettings,
     LengthsWorkload,
     PrefillInterferenceWorkload,
     QualityWorkload,
@@ -34,6 +32,7 @@ from workbench.model.quantized import Activations, WeightDtype, WeightFormat
 from workbench.request import CustomPart, SamplingParameters
 from workbench.scheduler.plan import SchedulerLimits
 from workbench.scheduler.policies import FCFS, BatchingMode, PolicySetting, PreemptionMode
+from workbench.settings import Count, Settings, non_default_settings
 from workbench.simulate.executor_settings import AnyExecutorSettings, RealExecutor
 from workbench.simulate.traffic_settings import TrafficWorkload
 from workbench.speculative.config import NoSpeculation, SpeculationSetting
@@ -41,7 +40,7 @@ from workbench.speculative.config import NoSpeculation, SpeculationSetting
 MAX_THREADS = 1024  # beyond it the system, not torch, refuses, and ends the process
 
 
-class ModelSettings(ExperimentSettings):
+class ModelSettings(Settings):
     """Settings of the model: a folder, `demo`, `demo-draft`, or `shape:NAME` with random weights from `seed`."""
 
     name: str = "demo"
@@ -66,7 +65,7 @@ class ModelSettings(ExperimentSettings):
         return self
 
 
-class CacheSettings(ConciseRepr, CacheFormat):
+class CacheSettings(CacheFormat):
     """Settings of the KV cache. `pages: auto` gives every sequence its full context, within 1 GiB."""
 
     page_size: Count = 64
@@ -76,7 +75,7 @@ class CacheSettings(ConciseRepr, CacheFormat):
     evict: EvictionSetting | None = None  # which tokens remain when a sequence is limited to some
 
 
-class SchedulerSettings(ExperimentSettings):
+class SchedulerSettings(Settings):
     """Settings of the scheduler: batching, policy, limits of a step, preemption."""
 
     kind: BatchingMode = "continuous"  # static: a batch runs until its last request ends, and none joins it
@@ -94,7 +93,7 @@ class SchedulerSettings(ExperimentSettings):
         return self
 
 
-class PromptsWorkload(ExperimentSettings):
+class PromptsWorkload(Settings):
     """The given texts, all submitted at once, each `copies` times with seeds counted up from the sampling's."""
 
     kind: Literal["prompts"] = "prompts"
@@ -102,7 +101,7 @@ class PromptsWorkload(ExperimentSettings):
     copies: Count = 1
 
 
-class RandomWorkload(ExperimentSettings):
+class RandomWorkload(Settings):
     """`requests` prompts of random tokens; every output has its full length."""
 
     kind: Literal["random"] = "random"
@@ -126,14 +125,14 @@ COMPARISONS = (
 Workload = Annotated[PromptsWorkload | RandomWorkload | TrafficWorkload | COMPARISONS, Field(discriminator="kind")]
 
 
-class SLO(ExperimentSettings):
+class SLO(Settings):
     """Service-level objective of a request, in seconds: goodput counts the requests that attain it."""
 
     ttft: Annotated[float, Field(gt=0)] = 1.0
     tpot: Annotated[float, Field(gt=0)] = 0.1
 
 
-class MeasureSettings(ExperimentSettings):
+class MeasureSettings(Settings):
     """Settings of a measurement: warm-up, rounds, threads, ceilings, prediction, SLO."""
 
     warmup: Annotated[int, Field(ge=0)] = 1  # warm-up runs, which compile and touch everything once
@@ -144,7 +143,7 @@ class MeasureSettings(ExperimentSettings):
     slo: SLO = SLO()
 
 
-class Experiment(Displayable, ExperimentSettings):
+class Experiment(Displayable, Settings):
     """Everything that determines a run. The same value gives the same tokens.
 
     experiment = Experiment(question="What does INT8 cost?", workload={"kind": "random", "requests": 4})

@@ -8,23 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from workbench.display import ConciseRepr
+from workbench.settings import Count, Fraction01, Seed, Settings
 
-Count = Annotated[int, Field(ge=1)]
-Seed = Annotated[int, Field(ge=0)]
-Fraction01 = Annotated[float, Field(ge=0, le=1)]
 Delivery = Literal["whole", "events", "stream"]
 UNSWEEPABLE_SETTINGS = ("variants", "sweep", "judge")
 Values = Annotated[tuple[Any, ...], Field(min_length=1)]
 
 
-class ExperimentSettings(ConciseRepr, BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class OverheadSettings(ExperimentSettings):
+class OverheadSettings(Settings):
     """Settings for the cost of `batch_invariant`: a prefill of one prompt, decodes of one sequence, decodes of many."""
 
     model: str | None = None  # None is the model whose outputs are compared
@@ -35,7 +28,7 @@ class OverheadSettings(ExperimentSettings):
     rounds: Count = 5
 
 
-class DeterminismWorkload(ExperimentSettings):
+class DeterminismWorkload(Settings):
     """Run each prompt greedily in `runs` different batch compositions, and `repeats` times in the first of them."""
 
     kind: Literal["determinism"] = "determinism"
@@ -50,7 +43,7 @@ class DeterminismWorkload(ExperimentSettings):
     seed: Seed = 0
 
 
-class PrefillInterferenceWorkload(ExperimentSettings):
+class PrefillInterferenceWorkload(Settings):
     """`running` short requests decode; then one long prompt arrives, and a short request right behind it.
 
     The long prompt of `long_tokens` arrives when each running request has `after` tokens. Short requests have outputs
@@ -72,7 +65,7 @@ class PrefillInterferenceWorkload(ExperimentSettings):
         return self
 
 
-class LengthsWorkload(ExperimentSettings):
+class LengthsWorkload(Settings):
     """Requests of random tokens, each alone on the machine: pairs of prompt tokens and output tokens.
 
     Every round runs all lengths of all variants in turn; one warm-up round comes first."""
@@ -83,7 +76,7 @@ class LengthsWorkload(ExperimentSettings):
     seed: Seed = 0
 
 
-class CopyingSettings(ExperimentSettings):
+class CopyingSettings(Settings):
     """Settings of copying: identifiers assigned in generated code at several depths and repeated at its end."""
 
     names: Count = 4
@@ -97,7 +90,7 @@ class CopyingSettings(ExperimentSettings):
     )  # 0 is the text's beginning
 
 
-class DecodeSpeedSettings(ExperimentSettings):
+class DecodeSpeedSettings(Settings):
     """Settings of decode speed: one sequence decodes at each context length, all variants in turn."""
 
     model: str | None = None  # None is the model whose quality is measured
@@ -108,7 +101,7 @@ class DecodeSpeedSettings(ExperimentSettings):
     rounds: Count = 3
 
 
-class PoolSettings(ExperimentSettings):
+class PoolSettings(Settings):
     """Settings of capacity: a fixed amount of memory, and the context of the sequences that fill it."""
 
     model: str | None = None
@@ -117,7 +110,7 @@ class PoolSettings(ExperimentSettings):
     context: Count | None = None  # None is the model's own
 
 
-class QualityWorkload(ExperimentSettings):
+class QualityWorkload(Settings):
     """Compare each variant with the same model in float32 with a dense cache, on held-out text."""
 
     kind: Literal["quality"] = "quality"
@@ -133,7 +126,7 @@ class QualityWorkload(ExperimentSettings):
     seed: Seed = 0
 
 
-class SharedPrefixWorkload(ExperimentSettings):
+class SharedPrefixWorkload(Settings):
     """Run requests with a shared prefix and different ends: one after another (TTFT), then all at once (throughput)."""
 
     kind: Literal["shared_prefix"] = "shared_prefix"
@@ -145,7 +138,7 @@ class SharedPrefixWorkload(ExperimentSettings):
     seed: Seed = 0
 
 
-class SpeculationWorkload(ExperimentSettings):
+class SpeculationWorkload(Settings):
     """Continue prompts of held-out code at several loads (sequences at once), all variants in turn.
 
     The first variant is the baseline of the others. All outputs have the same length: texts do not end early."""
@@ -160,7 +153,7 @@ class SpeculationWorkload(ExperimentSettings):
     seed: Seed = 0
 
 
-class StreamingWorkload(ExperimentSettings):
+class StreamingWorkload(Settings):
     """Send `requests` at once, all with outputs of full length, to a client in a process of its own.
 
     `whole`: the client gets each text at its end, and no token is detokenized before. `events`: the same, but every
@@ -175,7 +168,7 @@ class StreamingWorkload(ExperimentSettings):
     seed: Seed = 0
 
 
-class TextsWorkload(ExperimentSettings):
+class TextsWorkload(Settings):
     """Continue held-out prompts with each variant's sampling, `repeats` times, to see whether the same text comes
     again.
 
@@ -190,7 +183,7 @@ class TextsWorkload(ExperimentSettings):
     seed: Seed = 0
 
 
-class Sweep(ExperimentSettings):
+class Sweep(Settings):
     """A sweep runs every combination of its settings.
 
     A point is one value of each of the `axes`, one index into each group of `linked` settings (lists of one length that

@@ -12,12 +12,12 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkabl
 
 import torch
 from jaxtyping import Float, Int
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from torch import Tensor
 
-from workbench.display import ConciseRepr
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.budget import MIN_TOKENS, EvictionBudget
+from workbench.settings import Settings
 
 PREFIX_LAW = "a warm prefix = a cold one"
 FULL_ATTENTION_LAW = "every query sees all tokens before it"
@@ -52,11 +52,9 @@ class EvictionPolicy(Protocol):
         ...
 
 
-class EvictionSettings(ConciseRepr, BaseModel):
+class EvictionSettings(Settings):
     """A budget as `budget` tokens, `bytes` of all layers' pages together, or a `ratio` of the prompt: exactly one of
     them."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     budget: Annotated[int, Field(ge=MIN_TOKENS)] | None = None
     bytes: Annotated[int, Field(ge=1)] | None = None

@@ -11,25 +11,23 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from compiled_kernels.quantized_attention import PageFormat, QuantFormat, QuantizationRule, bits_per_number
 from workbench.errors import WorkbenchError, explain, nearest
 from workbench.kv_cache.pages import KVCacheGroup
+from workbench.settings import Count, Settings
 
 FORMATS: tuple[QuantFormat, ...] = ("dense", "int8", "int4", "fp8")
-Count = Annotated[int, Field(ge=1)]
 
 
-class LayerFormat(BaseModel):
+class LayerFormat(Settings):
     """The format of one layer's keys and values.
 
     Quantized keys have a scale per channel of `group` tokens, quantized values one per `columns` columns of a token
     (Liu et al. 2024, KIVI). Complete groups that are at least `residual` tokens old are quantized. The others and the
     first `sinks` stay in full precision. With `rotate` heads are rotated by a Hadamard matrix first.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: QuantFormat = "dense"
     keys: QuantFormat | None = None  # None is as `format`
@@ -60,10 +58,8 @@ class LayerFormat(BaseModel):
         return keys if keys == values else f"{keys} keys, {values} values"
 
 
-class LayerFormatOverride(BaseModel):
+class LayerFormatOverride(Settings):
     """Overrides for one layer; None is as in the other layers."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: QuantFormat | None = None
     keys: QuantFormat | None = None

@@ -4,45 +4,41 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
-from workbench.display import ConciseRepr
 from workbench.errors import WorkbenchError
+from workbench.settings import Settings
 
 Bytes = Annotated[int, Field(ge=1)]
 
 
-class CacheSetting(ConciseRepr, BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class NoPrefixCache(CacheSetting):
+class NoPrefixCache(Settings):
     """Compute every prompt."""
 
     kind: Literal["off"] = "off"
 
 
-class RadixPrefixCache(CacheSetting):
+class RadixPrefixCache(Settings):
     """Find full pages again by their tokens; `ttl` is their lifetime in seconds after the last use."""
 
     kind: Literal["radix"] = "radix"
     ttl: Annotated[float, Field(gt=0)] | None = None
 
 
-class NoOffload(CacheSetting):
+class NoOffload(Settings):
     """Recompute a preempted sequence."""
 
     kind: Literal["none"] = "none"
 
 
-class MemoryOffload(CacheSetting):
+class MemoryOffload(Settings):
     """Swap pages out to CPU memory of at most `bytes`."""
 
     kind: Literal["memory"] = "memory"
     bytes: Bytes = 2**30
 
 
-class FileOffload(CacheSetting):
+class FileOffload(Settings):
     """Swap pages out to a memory-mapped file of `bytes`, which is removed with the runner."""
 
     kind: Literal["file"] = "file"

@@ -8,15 +8,15 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from workbench.errors import WorkbenchError, explain
-from workbench.model.spec import FrozenModel, RotaryConfig
+from workbench.model.spec import RotaryConfig
 from workbench.request import CustomPart
+from workbench.settings import Count, Settings
 
-Count = Annotated[int, Field(ge=1)]
 HeadSharing = Literal["multi_head", "multi_query"]  # as many key/value heads as query heads; one for all
 WINDOW, FULL = "window", "full"
 
 
-class AttentionChange(FrozenModel):
+class AttentionChange(Settings):
     """Slots of one layer's attention (see `AttentionSpec`); null leaves the model's own."""
 
     num_kv_heads: Count | HeadSharing | None = (

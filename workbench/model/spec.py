@@ -5,17 +5,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from workbench.display import ConciseRepr, Displayable, Table, format_cell, format_ranges, non_default_settings
+from workbench.display import Displayable, Table, format_cell, format_ranges
 from workbench.request import CustomPart
+from workbench.settings import Settings, non_default_settings
 
 
-class FrozenModel(ConciseRepr, BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class RotaryScaling(FrozenModel):
+class RotaryScaling(Settings):
     """The scaling of rotary frequencies for contexts longer than the trained one.
 
     `linear` divides all of them by `factor`; `llama3` (Llama 3.1) divides only the slow ones, with a smooth passage
@@ -35,12 +32,12 @@ class RotaryScaling(FrozenModel):
     original_max_position_embeddings: int = 8192
 
 
-class RotaryConfig(FrozenModel):
+class RotaryConfig(Settings):
     rope_theta: Annotated[float, Field(gt=0)] = 10_000.0
     scaling: RotaryScaling = RotaryScaling()
 
 
-class MLASpec(FrozenModel):
+class MLASpec(Settings):
     """The sizes of multi-head latent attention (DeepSeek-V2, 2024). A token leaves `kv_lora_rank` numbers in the
     cache, from which every head's key and value are made, and one key of width `qk_rope_head_dim`, rotated by its
     position, that all heads share.
@@ -148,7 +145,7 @@ class MLASpec(FrozenModel):
         )
 
 
-class AttentionSpec(FrozenModel):
+class AttentionSpec(Settings):
     """One layer's attention as slots: `num_heads` query heads read `num_kv_heads` key/value heads of width `head_dim`.
 
     scores = scale q k, capped, changed by `score`; keys outside `mask` and the window are not seen; `sink_logits` adds
@@ -215,7 +212,7 @@ class AttentionSpec(FrozenModel):
 AnyAttentionSpec = Annotated[AttentionSpec | MLASpec, Field(discriminator="kind")]
 
 
-class GateSpec(FrozenModel):
+class GateSpec(Settings):
     """The function that joins the two halves of a gated feed-forward: silu(gate) up (Shazeer, 2020), gelu(gate) up
     with the tanh form (Gemma), or `clamped`: g sigmoid(alpha g) (u + 1), g = min(gate, limit), u = up within ±limit
     (gpt-oss, 2025)."""
@@ -225,7 +222,7 @@ class GateSpec(FrozenModel):
     limit: Annotated[float, Field(gt=0)] = 7.0
 
 
-class MoESpec(FrozenModel):
+class MoESpec(Settings):
     """A mixture of `num_experts` feed-forwards: each token takes the `num_experts_per_tok` of highest score, by the
     softmax of these."""
 
@@ -239,7 +236,7 @@ class MoESpec(FrozenModel):
         return self
 
 
-class LayerSpec(FrozenModel):
+class LayerSpec(Settings):
     """One layer: attention, then a gated feed-forward of width `intermediate_size`, or a mixture of such."""
 
     attention: AnyAttentionSpec
@@ -260,7 +257,7 @@ class LayerSpec(FrozenModel):
         return self.experts.num_experts * one + router, self.experts.num_experts_per_tok * one + router
 
 
-class ModelSpec(Displayable, FrozenModel):
+class ModelSpec(Displayable, Settings):
     """A model's architecture as data. Two specs that are equal are the same architecture."""
 
     name: str

@@ -19,10 +19,9 @@ from dataclasses import replace
 from itertools import chain
 from typing import Annotated, Any, ClassVar, Literal, cast, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from workbench.custom import check_arity, load_custom
-from workbench.display import ConciseRepr
 from workbench.errors import WorkbenchError, nearest
 from workbench.request import CustomPart
 from workbench.scheduler.policy import (
@@ -38,17 +37,17 @@ from workbench.scheduler.policy import (
     starving_waiting,
     with_aging,
 )
+from workbench.settings import Settings
 
 NumSteps = Annotated[int, Field(ge=1)]
 BatchingMode = Literal["continuous", "static", "padded"]
 PreemptionMode = Literal["auto", "recompute", "offload"]
 
 
-class BuiltInPolicy(ConciseRepr, BaseModel):
+class BuiltInPolicy(Settings):
     """A policy in parts: `turns`, `keep` and `head`. With them a step in which all running requests decode is planned
     without a view of each request (see `Scheduler.plan`)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     steady: ClassVar[bool] = True
     padded: ClassVar[bool] = False
 
@@ -241,10 +240,9 @@ def _order(entry: RequestView) -> int:
     return entry.arrival_index
 
 
-class CustomPolicy(ConciseRepr, BaseModel):
+class CustomPolicy(Settings):
     """A user-defined policy: `path` is `package.module:Name` or `folder/file.py:Name`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     kind: Literal["custom"] = "custom"
     path: str
     arguments: dict[str, float | int | str | bool] = {}

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from workbench.display import ConciseRepr
+from workbench.settings import Count, Settings
 from workbench.simulate.roofline import Hardware
 from workbench.simulate.routers import LeastLoaded, Router
 
-Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class ExecutorSettings(ConciseRepr, BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class RealExecutor(ExecutorSettings):
+class RealExecutor(Settings):
     """Compute every step with the model."""
 
     kind: Literal["real"] = "real"
 
 
-class UncachedExecutor(ExecutorSettings):
+class UncachedExecutor(Settings):
     """Compute every token from the whole text, without a KV cache.
 
     Uses the model's own modules on their backend or, with `oracle`, engine/naive.py."""
@@ -34,7 +29,7 @@ class UncachedExecutor(ExecutorSettings):
     oracle: bool = False
 
 
-class DecodePoolSettings(ExecutorSettings):
+class DecodePoolSettings(Settings):
     """Settings of a decode pool, to which the other instances hand over keys and values.
 
     A transfer runs at `bytes_per_second` of the network (the hardware's unless given) after `latency` seconds."""
@@ -45,7 +40,7 @@ class DecodePoolSettings(ExecutorSettings):
     latency: Seconds = 0.0
 
 
-class FailureSettings(ExecutorSettings):
+class FailureSettings(Settings):
     """Failure of instance `instance` at second `at`; it recovers `down` seconds later, or never."""
 
     instance: Annotated[int, Field(ge=0)]
@@ -53,7 +48,7 @@ class FailureSettings(ExecutorSettings):
     down: Seconds | None = None
 
 
-class SimulatedExecutor(ExecutorSettings):
+class SimulatedExecutor(Settings):
     """Carry out the scheduler's plans on a simulated clock, without weights.
 
     Steps take the roofline of `hardware` (a data sheet's name, `here` for this machine's measured ceilings, or figures)

@@ -11,21 +11,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from workbench.errors import WorkbenchError, nearest
 from workbench.kv_cache.pages import KVCacheGroup
 from workbench.model.spec import AnyAttentionSpec, MLASpec, ModelSpec
+from workbench.settings import Settings
 from workbench.simulate.step_times import TICKS_PER_SECOND, AttentionReach, LinearCost, StepTimeModel
 
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 BYTES_PER_VALUE = 2  # bytes of a bfloat16
 
 
-class Hardware(BaseModel):
+class Hardware(Settings):
     """One accelerator. Rates are per second and one way; `source` names the origin of the figures."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     name: str = "given"
     flops: Rate  # of bfloat16 products
     bandwidth: Rate  # bytes of its memory

@@ -6,9 +6,10 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Annotated, Literal, Protocol
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from workbench.errors import WorkbenchError, explain
+from workbench.settings import Settings
 from workbench.simulate.job import SimulatedRequest
 
 
@@ -27,11 +28,7 @@ class InstanceView(Protocol):
     def cached_tokens(self, prompt: tuple[int, ...], tenant: str) -> int: ...
 
 
-class RouterSettings(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class RoundRobin(RouterSettings):
+class RoundRobin(Settings):
     """Choose instances in turn."""
 
     kind: Literal["round_robin"] = "round_robin"
@@ -40,7 +37,7 @@ class RoundRobin(RouterSettings):
         return instances[(job.number + job.retries) % len(instances)]
 
 
-class LeastLoaded(RouterSettings):
+class LeastLoaded(Settings):
     """Choose the instance with the fewest requests; among equals in turn."""
 
     kind: Literal["least_loaded"] = "least_loaded"
@@ -50,7 +47,7 @@ class LeastLoaded(RouterSettings):
         return min(instances, key=lambda view: (view.num_requests, (view.number - turn) % len(instances)))
 
 
-class PrefixAware(RouterSettings):
+class PrefixAware(Settings):
     """Choose the instance with the fewest tokens to compute before the request's first token.
 
     Counts pending prompts and the request's own tokens that are not in the instance's cache. A running request counts
@@ -67,7 +64,7 @@ class PrefixAware(RouterSettings):
         return min(instances, key=lambda view: (tokens(view), view.number))
 
 
-class SessionSticky(RouterSettings):
+class SessionSticky(Settings):
     """Send all requests of a session to the same instance while it is up.
 
     That is the instance with the highest hash with the session's name (rendezvous hashing, Thaler and Ravishankar,

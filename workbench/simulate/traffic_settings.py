@@ -4,38 +4,33 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from workbench.display import ConciseRepr
+from workbench.settings import Count, Settings
 
-Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class TrafficSettings(ConciseRepr, BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class AsRecorded(TrafficSettings):
+class AsRecorded(Settings):
     """Use the times of the trace or of the generator."""
 
     kind: Literal["as_recorded"] = "as_recorded"
 
 
-class AtOnce(TrafficSettings):
+class AtOnce(Settings):
     """Send all requests at second 0."""
 
     kind: Literal["at_once"] = "at_once"
 
 
-class Poisson(TrafficSettings):
+class Poisson(Settings):
     """Send requests independently, `rate` a second on average."""
 
     kind: Literal["poisson"] = "poisson"
     rate: Positive
 
 
-class Bursts(TrafficSettings):
+class Bursts(Settings):
     """Send bursts of `size` requests independently, `rate` requests a second on average."""
 
     kind: Literal["bursts"] = "bursts"
@@ -43,7 +38,7 @@ class Bursts(TrafficSettings):
     size: Count = 8
 
 
-class ClosedLoop(TrafficSettings):
+class ClosedLoop(Settings):
     """Simulate `clients` users, each of whom sends the next request `think` seconds after the last answer ended."""
 
     kind: Literal["closed_loop"] = "closed_loop"
@@ -54,7 +49,7 @@ class ClosedLoop(TrafficSettings):
 Arrivals = Annotated[AsRecorded | AtOnce | Poisson | Bursts | ClosedLoop, Field(discriminator="kind")]
 
 
-class FixedLengths(TrafficSettings):
+class FixedLengths(Settings):
     """Use the same lengths for every request; nothing is shared."""
 
     kind: Literal["fixed"] = "fixed"
@@ -62,7 +57,7 @@ class FixedLengths(TrafficSettings):
     output: Count = 128
 
 
-class ExponentialLengths(TrafficSettings):
+class ExponentialLengths(Settings):
     """Draw lengths independently with these means (a geometric distribution, at least one token)."""
 
     kind: Literal["exponential"] = "exponential"
@@ -70,7 +65,7 @@ class ExponentialLengths(TrafficSettings):
     output: Count = 128
 
 
-class SessionLengths(TrafficSettings):
+class SessionLengths(Settings):
     """Simulate `sessions` users with conversations, one of whom sends the next turn.
 
     A turn's prompt is a system prompt shared by all, the conversation so far, and a question. After `turns` turns the
@@ -84,13 +79,13 @@ class SessionLengths(TrafficSettings):
     output: Count = 128
 
 
-class AzureLengths(TrafficSettings):
+class AzureLengths(Settings):
     """Draw lengths from a generator fitted to the conversations of Azure's public trace of 2023."""
 
     kind: Literal["azure"] = "azure"
 
 
-class MooncakeLengths(TrafficSettings):
+class MooncakeLengths(Settings):
     """Draw lengths and shared prefixes from a generator fitted to Mooncake's public trace of conversations."""
 
     kind: Literal["mooncake"] = "mooncake"
@@ -101,7 +96,7 @@ Lengths = Annotated[
 ]
 
 
-class TrafficWorkload(TrafficSettings):
+class TrafficWorkload(Settings):
     """Requests over time. A `trace` file replaces `lengths`; `time` and `length` scale gaps and texts.
 
     `tenants` and `priorities` assign requests by weight: {a: 3, b: 1}, {0: 1, 5: 9}. All requests of a session have one

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
 
-from workbench.display import ConciseRepr
 from workbench.errors import WorkbenchError
+from workbench.settings import Settings
 
 
-class _SpeculationSettings(ConciseRepr, BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class NoSpeculation(_SpeculationSettings):
+class NoSpeculation(Settings):
     """Decode one token per step."""
 
     kind: Literal["none"] = "none"
 
 
-class _DraftSettings(_SpeculationSettings):
+class _DraftSettings(Settings):
     """Settings of all proposers.
 
     With `length: adaptive` a sequence gets two more draft tokens after all were accepted, up to

@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, field_validator
 
 from workbench.errors import WorkbenchError, explain, nearest
-from workbench.experiment.settings import Count, ExperimentSettings
+from workbench.experiment.settings import Count, Settings
 from workbench.files import read_yaml
 
 
-class SweepExecutorConfig(ExperimentSettings):
+class SweepExecutorConfig(Settings):
     """Settings common to all executors."""
 
     processes: Count = 1  # of one point together, for torch.distributed later

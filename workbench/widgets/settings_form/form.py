@@ -6,12 +6,7 @@ A field's help is the comment in the model's source, behind the setting or right
 
 from __future__ import annotations
 
-import ast
-import functools
 import inspect
-import io
-import textwrap
-import tokenize
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -26,6 +21,7 @@ from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from workbench.display import truncate_text
 from workbench.errors import WorkbenchError, explain_by_path
+from workbench.settings import field_comments
 from workbench.widgets.settings_form.fields import (
     BoolField,
     Changed,
@@ -301,33 +297,3 @@ def _label(annotation: Any) -> str:
         if kind is not None
         else TYPE_LABELS.get(annotation, getattr(annotation, "__name__", "a list"))
     )
-
-
-@functools.cache
-def field_comments(model: type[BaseModel]) -> dict[str, str]:
-    """By field: its own description where it has one, else its comment; nothing where there is neither or no source."""
-    found: dict[str, str] = {}
-    for base in reversed(model.__mro__):
-        if issubclass(base, BaseModel) and base is not BaseModel:
-            found |= _source_comments(base)
-    return found | {name: field.description for name, field in model.model_fields.items() if field.description}
-
-
-def _source_comments(model: type[BaseModel]) -> dict[str, str]:
-    try:
-        source = textwrap.dedent(inspect.getsource(model))
-    except (OSError, TypeError):  # made in a session that keeps no source
-        return {}
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    comments = {each.start[0]: each for each in tokens if each.type == tokenize.COMMENT}
-    alone = {n for n, each in comments.items() if not each.line[: each.start[1]].strip()}
-    (body,) = (node.body for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
-    comments_of = {}
-    for node in body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            first = node.lineno
-            while first - 1 in alone:
-                first -= 1
-            lines = [*range(first, node.lineno), *range(node.lineno, (node.end_lineno or node.lineno) + 1)]
-            comments_of[node.target.id] = " ".join(comments[n].string.lstrip("# ") for n in lines if n in comments)
-    return {name: words for name, words in comments_of.items() if words}
