@@ -6,7 +6,7 @@ experiment they are named by their path, or by the name they were registered und
     attention:
       mask: {path: "experiments/custom_attention.py:Dilated", arguments: {near: 32, step: 4}}
       pattern: [window, window, full]
-      window: 64
+      sliding_window: 64
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def main() -> None:
     for part in (Dilated, fading, Gated, peeking):
         print(check_attention(part, examples=10, backends=["eager", "inductor", "mlir"]), end="\n\n")
     here = "experiments/custom_attention.py:"
-    for attention in ({}, {"mask": "dilated"}, {"score": here + "fading"}, {"window": 16}, {"window": 16, "sinks": 4}):
+    windows = {"sliding_window": 16}, {"sliding_window": 16, "num_sink_tokens": 4}
+    for attention in ({}, {"mask": "dilated"}, {"score": here + "fading"}, *windows):
         print(f"--- {attention or 'as trained'}\n{TEXT}{continued(TEXT, 40, **attention)}\n")
 
 

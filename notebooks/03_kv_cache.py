@@ -89,9 +89,9 @@ widgets.MemoryCalculator("shape:llama-3.1-8b", context=8192, batch=16, memory="h
 # %% [markdown]
 # ## Try
 # - `shape:llama-2-13b` beside `shape:llama-3.1-8b`: which of the formula's factors makes the difference?
-# - `attention={"window": 128, "sinks": 4}` in `workbench.load`: what happens to the pages above?
+# - `attention={"sliding_window": 128, "num_sink_tokens": 4}` in `workbench.load`: what happens to the pages above?
 #   [04_attention_variants](04_attention_variants.py) says why.
-# - `cache={"format": "int4", "residual": 128}`: more in full precision. Is the text nearer to the dense cache's?
+# - `cache={"format": "int4", "residual_length": 128}`: more in full precision. Is the text nearer to the dense cache's?
 #
 # The same figures in a terminal: `workbench memory shape:llama-3.1-8b --context 8192 --batch 16 --memory 80GB`. Read on
 # in `workbench/kv_cache/format.py`, `workbench/kv_cache/store.py`, `workbench/model/memory.py`.

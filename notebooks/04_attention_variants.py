@@ -31,7 +31,9 @@ draw_mask(SlidingWindow(window=8, sinks=2), 24)
 # layers and heads (or click a small map), hover a cell, zoom with plus and minus; *heads that share keys* stacks them.
 
 # %%
-runner = workbench.load("demo", backend="eager", attention={"window": 16, "sinks": 2, "pattern": ["window", "full"]})
+runner = workbench.load(
+    "demo", backend="eager", attention={"sliding_window": 16, "num_sink_tokens": 2, "pattern": ["window", "full"]}
+)
 view = widgets.AttentionView(runner, TEXT, max_tokens=24, temperature=0)
 view
 
@@ -56,7 +58,7 @@ model: {name: demo, dtype: float32}
 backend: eager
 cache: {page_size: 16}
 variants:
-  window and sinks: {attention.window: 64, attention.sinks: 4}
+  window and sinks: {attention.sliding_window: 64, attention.num_sink_tokens: 4}
   one KV head: {attention.num_kv_heads: multi_query}
 workload:
   {kind: quality, windows: 1, context: 256, decode: 4, greedy_prompts: 1, greedy_tokens: 4, copying: null,

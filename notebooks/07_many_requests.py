@@ -136,7 +136,7 @@ shared
 # precision in residual pages, which are freed as their tokens are quantized (`03_kv_cache`). Play it from the start.
 
 # %%
-int4 = {"format": "int4", "group": 16, "residual": 16}
+int4 = {"format": "int4", "quant_group": 16, "residual_length": 16}
 quantized = workbench.load("demo", backend="eager", page_size=16, pages=32, cache=int4)
 tables = widgets.PageMap(quantized)
 widgets.RunnerThread.attach(quantized).submit(make_requests(4, prompt=40, output=24)).wait()

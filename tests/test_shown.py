@@ -77,7 +77,7 @@ def a_claim() -> Claim:
 
 
 VALUES: dict[str, Any] = {
-    "spec": lambda: describe_model("demo", {"window": 128, "pattern": ["window", "full"]})[0],
+    "spec": lambda: describe_model("demo", {"sliding_window": 128, "pattern": ["window", "full"]})[0],
     "experiment": lambda: Experiment(question=ODD, workload={"kind": "prompts", "prompts": (ODD,)}),  # type: ignore[arg-type]
     "sampling": lambda: SamplingParameters(temperature=0.2, stop=(ODD,)),
     "request": lambda: Request(ODD, (1, 2), prompt=ODD, priority=2),

@@ -53,7 +53,7 @@ RENAMED: dict[str, str] = {
     "note_seconds": "telemetry_seconds",
 }
 
-# The same inside of a model's `spec` and of `attention` alone: elsewhere these words are other names.
+# The same inside of a model's `spec`, of `attention` and of `cache` alone: elsewhere these words are other names.
 RENAMED_IN_SPEC: dict[str, str] = {
     "heads": "num_heads",
     "groups": "num_kv_heads",
@@ -68,10 +68,11 @@ RENAMED_IN_SPEC: dict[str, str] = {
     "slow_turns": "beta_slow",
     "whole_pairs": "truncate",
     "amplitude": "attention_factor",
+    "window": "sliding_window",
+    "sinks": "num_sink_tokens",
 }
+RENAMED_IN_CACHE: dict[str, str] = {"group": "quant_group", "residual": "residual_length", "sinks": "num_sink_tokens"}
 RENAMED_TEXTS = {"the same company": "the same batch", "varying company": "varying batches"}  # in rules of verdicts
-ATTENTION_BLOCK = re.compile(r"\\nattention:(?:\\n +\w+: [^\\\"]*)+")  # of an experiment's YAML, escaped as in JSON
-SPEC_OBJECT = re.compile(r'"(?:spec|attention)":\s*\{')
 
 
 def rewritten(text: str, names: Mapping[str, str]) -> str:
@@ -87,20 +88,22 @@ def rewritten(text: str, names: Mapping[str, str]) -> str:
     return made
 
 
-def rewritten_specs(text: str, names: Mapping[str, str]) -> str:
-    """Return the JSON text of a record with `names` in its objects `spec` and `attention`, figures as they were.
+def rewritten_within(text: str, parts: str, names: Mapping[str, str]) -> str:
+    """Return the JSON text of a record with `names` in the objects of these `parts` ("spec|attention"), figures as they
+    were.
 
     Raises:
         ValueError: if two keys of one object would become one.
     """
-    made = re.sub(r"\battention\.(\w+)\b", lambda m: f"attention.{names.get(m[1], m[1])}", text)
-    at = 0
-    while found := SPEC_OBJECT.search(made, at):
+    made = re.sub(rf"\b({parts})\.(\w+)\b", lambda m: f"{m[1]}.{names.get(m[2], m[2])}", text)
+    objects, at = re.compile(rf'"(?:{parts})":\s*\{{'), 0
+    while found := objects.search(made, at):
         begin, end = found.end() - 1, _end_of_object(made, found.end() - 1)
         part = re.sub(r'"(\w+)":', lambda match: f'"{names.get(match[1], match[1])}":', made[begin:end])
         made, at = made[:begin] + part + made[end:], begin + len(part)
-    made = ATTENTION_BLOCK.sub(
-        lambda block: re.sub(r"(\\n +)(\w+)(?=:)", lambda m: m[1] + names.get(m[2], m[2]), block[0]), made
+    in_yaml = rf"\\n(?:{parts}):(?:\\n +\w+: [^\\\"]*)+"  # a block of an experiment's YAML, escaped as in JSON
+    made = re.sub(
+        in_yaml, lambda block: re.sub(r"(\\n +)(\w+)(?=:)", lambda m: m[1] + names.get(m[2], m[2]), block[0]), made
     )
     if _figures(json.loads(text)) != _figures(json.loads(made)):
         raise ValueError("two keys of one object would become one")
@@ -160,7 +163,8 @@ def current(text: str) -> str:
     """Return the JSON text of a record in today's names."""
     for old, new in RENAMED_TEXTS.items():
         text = text.replace(old, new)
-    return rewritten_specs(rewritten(text, RENAMED), RENAMED_IN_SPEC)
+    text = rewritten_within(rewritten(text, RENAMED), "spec|attention", RENAMED_IN_SPEC)
+    return rewritten_within(text, "cache", RENAMED_IN_CACHE)
 
 
 def main() -> int:

@@ -93,7 +93,7 @@ def seen_by(
     """Return a function for rows of a shape's roofline on `hardware`, with attention windows of `window` tokens."""
     spec = named_shape(shape)
     layers = tuple(
-        layer.model_copy(update={"attention": layer.attention.model_copy(update={"window": window})})
+        layer.model_copy(update={"attention": layer.attention.model_copy(update={"sliding_window": window})})
         for layer in spec.layers
     )
     spec = spec.model_copy(update={"layers": layers})

@@ -38,7 +38,7 @@ def grouped(draw: st.DrawFn) -> AttentionSpec:
     bias = draw(st.booleans())
     return AttentionSpec(
         num_heads=groups * draw(st.integers(1, 3)), num_kv_heads=groups, head_dim=draw(st.sampled_from([2, 6])),
-        window=draw(WINDOWS), rotary=draw(OWN_ROTARIES), qkv_bias=bias, o_proj_bias=bias,
+        sliding_window=draw(WINDOWS), rotary=draw(OWN_ROTARIES), qkv_bias=bias, o_proj_bias=bias,
     )  # fmt: skip
 
 
@@ -49,8 +49,8 @@ def latent(draw: st.DrawFn) -> MLASpec:
     return MLASpec(
         num_heads=draw(st.integers(1, 3)), kv_lora_rank=draw(st.integers(1, 6)),
         qk_rope_head_dim=draw(st.sampled_from([2, 4])), qk_nope_head_dim=draw(st.integers(1, 4)),
-        v_head_dim=draw(st.integers(1, 5)), q_lora_rank=query,
-        window=window, sinks=0 if window is None else draw(st.integers(0, 2)), scale=draw(st.sampled_from([None, 0.7])),
+        v_head_dim=draw(st.integers(1, 5)), q_lora_rank=query, scale=draw(st.sampled_from([None, 0.7])),
+        sliding_window=window, num_sink_tokens=0 if window is None else draw(st.integers(0, 2)),
         rotary=draw(OWN_ROTARIES), rope_interleave=draw(st.booleans()), qkv_bias=bias, o_proj_bias=draw(st.booleans()),
     )  # fmt: skip
 

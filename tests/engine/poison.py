@@ -12,7 +12,7 @@ from workbench.engine.runner import Runner
 from workbench.request import Request, random_token_ids
 
 WINDOW = 5
-MODEL = model_of(spec_of(layer(4, 2), layer(4, 2, window=WINDOW)))
+MODEL = model_of(spec_of(layer(4, 2), layer(4, 2, sliding_window=WINDOW)))
 
 
 class Poison:

@@ -18,12 +18,12 @@ from workbench.executors import select as lanes_module
 from workbench.model.spec import ModelSpec
 
 COMPOSITIONS = [
-    {"window": 7, "sinks": 2, "pattern": ["window", "full"]},
+    {"sliding_window": 7, "num_sink_tokens": 2, "pattern": ["window", "full"]},
     {"softcap": 3.0, "sink_logits": True, "scale": 0.2},
     {"qk_norm": True, "position": "none"},
     {"num_kv_heads": "multi_query", "rotary": {"rope_theta": 100.0}, "layers": {1: {"position": "none"}}},
     {"position": "alibi"},
-    {"mask": HERE + "even", "score": HERE + "farther", "window": 9},
+    {"mask": HERE + "even", "score": HERE + "farther", "sliding_window": 9},
 ]
 SAID = COMPOSITIONS[:4]  # what backends written by hand can say
 
@@ -64,7 +64,7 @@ def test_lane_mlir_in_bfloat16() -> None:
 @without(Backend.INDUCTOR)
 def test_lane_inductor() -> None:
     """Every slot at once, in one kind of layer: compiling takes its time."""
-    attention = COMPOSITIONS[1] | COMPOSITIONS[-1] | {"qk_norm": True, "sinks": 1}
+    attention = COMPOSITIONS[1] | COMPOSITIONS[-1] | {"qk_norm": True, "num_sink_tokens": 1}
     rows_are_the_oracles(tiny("inductor", attention, max_num_batched_tokens=16, max_num_seqs=1))
 
 
@@ -109,10 +109,14 @@ def test_a_part_that_no_compiler_sees_through() -> None:
 
 def test_a_trained_model_with_fewer_groups_and_another_position_still_runs() -> None:
     runner = load(
-        "demo", backend="eager", dtype="float32", attention={"num_kv_heads": "multi_query", "window": 32, "sinks": 4}
+        "demo",
+        backend="eager",
+        dtype="float32",
+        attention={"num_kv_heads": "multi_query", "sliding_window": 32, "num_sink_tokens": 4},
     )
     spec: ModelSpec = runner.model.spec
-    assert {(k.attention.num_kv_heads, k.attention.window, k.attention.sinks) for k in spec.layers} == {(1, 32, 4)}
+    kinds = {kind.attention for kind in spec.layers}
+    assert {(kind.num_kv_heads, kind.sliding_window, kind.num_sink_tokens) for kind in kinds} == {(1, 32, 4)}
     assert runner.tokenizer is not None
     ids = runner.tokenizer.encode("def fibonacci(n):\n    return")
     assert runner.model.logits(ids).isfinite().all()
@@ -123,7 +127,7 @@ def test_a_variant_in_a_file_and_by_its_registered_name(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("def near(query, key, far=3):\n    return (key <= query) & (key > query - far)\n")
     by_file = tiny("eager", {"mask": {"path": f"{file}:near", "arguments": {"far": 5}}})
-    by_slot = tiny("eager", {"window": 5})
+    by_slot = tiny("eager", {"sliding_window": 5})
 
     @workbench.register("near five")
     def near(query, key):
@@ -138,7 +142,7 @@ def test_a_variant_in_a_file_and_by_its_registered_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("attention", "told"),
     [
-        ({"windw": 4}, "attention: windw: unknown key; did you mean 'window'"),
+        ({"sliding_windw": 4}, "attention: sliding_windw: unknown key; did you mean 'sliding_window'"),
         ({"mask": "nothing at all"}, "'nothing at all': write package.module:Name or folder/file.py:Name"),
         ({"mask": "no/file.py:mask"}, "there is no file no/file.py"),
         ({"mask": HERE + "farther"}, r"mask tests.engine.tiny:farther: takes .*, must take \(query, key\)"),

@@ -14,7 +14,7 @@ from workbench.model.transformer import Transformer
 from workbench.request import Request, SamplingParameters
 from workbench.trace.events import Finished, Submitted
 
-MODEL = model_of(spec_of(layer(4, 2), layer(4, 2, window=5)))
+MODEL = model_of(spec_of(layer(4, 2), layer(4, 2, sliding_window=5)))
 GREEDY = SamplingParameters(temperature=0, max_tokens=6, ignore_eos=True)
 
 

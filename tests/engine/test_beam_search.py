@@ -27,7 +27,7 @@ from workbench.model.transformer import Transformer
 from workbench.request import Request, SamplingParameters, random_token_ids
 from workbench.trace.events import Decoded, Finished, Preempted, Stepped
 
-EXACT = model_of(spec_of(layer(4, 2), layer(4, 2, window=5)), dtype=torch.float64)
+EXACT = model_of(spec_of(layer(4, 2), layer(4, 2, sliding_window=5)), dtype=torch.float64)
 ENDS = (3, 7, 11)
 
 
@@ -155,9 +155,9 @@ def defined(model: Transformer, search: Request) -> list[tuple[Text, float]]:
 @pytest.mark.parametrize("kind", ["int8", "int4", "fp8"])
 def test_quantized_caches(kind: str) -> None:
     """The definition, over what a cold runner with the same cache says of each text."""
-    model = model_of(spec_of(layer(4, 2, dim=8), layer(4, 2, dim=8, window=9)), seed=3)
+    model = model_of(spec_of(layer(4, 2, dim=8), layer(4, 2, dim=8, sliding_window=9)), seed=3)
     settings_ = {
-        "cache": parse_cache_format({"format": kind, "residual": 5, "group": 8}),
+        "cache": parse_cache_format({"format": kind, "residual_length": 5, "quant_group": 8}),
         "page_size": 8,
         "max_num_seqs": 5,
     }

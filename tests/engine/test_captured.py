@@ -16,7 +16,7 @@ from workbench.kv_cache.quantized import QuantizedLayer
 
 
 def test_replays_give_the_oracles_rows() -> None:
-    runner = runner_of(model_of(spec_of(layer(4, 2), layer(4, 2, window=5))))
+    runner = runner_of(model_of(spec_of(layer(4, 2), layer(4, 2, sliding_window=5))))
     captures = []
 
     def capture(step: Callable[[], Tensor]) -> Callable[[], Tensor]:
@@ -43,8 +43,9 @@ def test_replays_give_the_oracles_rows() -> None:
 
 @pytest.mark.parametrize("format", ["int8", "int4", "fp8"])
 def test_packed_pages_settle_before_the_replay_and_never_in_the_graph(format: str) -> None:
-    spec = spec_of(layer(2, 1, 8), layer(2, 1, 8, window=9, sinks=2)).model_copy(update={"max_position_embeddings": 64})
-    cache = parse_cache_format({"format": format, "group": 8, "residual": 5, "sinks": 2})
+    kinds = layer(2, 1, 8), layer(2, 1, 8, sliding_window=9, num_sink_tokens=2)
+    spec = spec_of(*kinds).model_copy(update={"max_position_embeddings": 64})
+    cache = parse_cache_format({"format": format, "quant_group": 8, "residual_length": 5, "num_sink_tokens": 2})
     found, settled = {}, []
 
     def capture(step: Callable[[], Tensor]) -> Callable[[], Tensor]:

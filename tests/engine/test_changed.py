@@ -152,8 +152,8 @@ def test_what_may_share_a_graph() -> None:
     assert kind(spec) == kind(spec_of(layer(4, 2), tied=False)) is not None
     others = [
         kind(spec), kind(spec, "int8"), kind(spec, "int4"), kind(spec, dtype=torch.bfloat16),
-        kind(spec_of(layer(4, 2, window=5))), kind(spec_of(layer(4, 2, window=6))), kind(spec_of(layer(4, 1))),
-        kind(spec_of(layer(4, 2, bias=True))),
+        kind(spec_of(layer(4, 2, sliding_window=5))), kind(spec_of(layer(4, 2, sliding_window=6))),
+        kind(spec_of(layer(4, 1))), kind(spec_of(layer(4, 2, bias=True))),
     ]  # fmt: skip
     assert None not in others and len(set(others)) == len(others)
     for change in (halved, scaled):

@@ -33,7 +33,7 @@ def test_buckets() -> None:
 @pytest.mark.skipif(problem is not None, reason=f"inductor backend: {problem}; install a compiler to run this")
 def test_compiled_rows_are_the_oracles_and_graphs_are_bounded() -> None:
     """Three decodes are padded to a bucket of four; one kind of layer has a window, both have biases."""
-    spec = spec_of(layer(4, 2, bias=True), layer(4, 2, window=5, bias=True))
+    spec = spec_of(layer(4, 2, bias=True), layer(4, 2, sliding_window=5, bias=True))
     runner = runner_of(model_of(spec, backend=Backend.INDUCTOR), max_num_seqs=3)
     executor = runner.executor
     Oracle(runner)
@@ -54,7 +54,7 @@ def test_compiled_rows_are_the_oracles_and_graphs_are_bounded() -> None:
 
 @pytest.mark.skipif(problem is not None, reason=f"inductor backend: {problem}; install a compiler to run this")
 def test_a_whole_step_is_one_graph() -> None:
-    spec = spec_of(layer(4, 2), layer(4, 2, window=5))
+    spec = spec_of(layer(4, 2), layer(4, 2, sliding_window=5))
     runner = runner_of(model_of(spec, backend=Backend.INDUCTOR), compile="step")
     Oracle(runner)
     generate(runner, [request("a", 5, 3)])

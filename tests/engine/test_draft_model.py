@@ -33,7 +33,7 @@ def model_drafts(runner: Runner, several: bool = False, **more) -> DraftModelPro
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_draft_that_is_the_target_always_stands(temperature: float) -> None:
-    model = model_of(spec_of(layer(), layer(window=9)))
+    model = model_of(spec_of(layer(), layer(sliding_window=9)))
     asked = [request(f"r{i}", 4 + 13 * i, 9 + 3 * i, temperature=temperature, top_k=20, seed=i) for i in range(3)]
     runner = runner_of(model, speculator=drafts(model_drafts(runner_of(model))))
     checks = [e for e in runner.stream(asked) if isinstance(e, Verified)]
@@ -74,7 +74,7 @@ class Follows:
 @pytest.mark.parametrize("several", [False, pytest.param(True, marks=needs_mlir)])
 @pytest.mark.parametrize(("windowed", "every"), [(False, 1), (True, 1), (True, 3)])
 def test_the_drafts_cache_follows_what_the_target_accepts(several: bool, windowed: bool, every: int) -> None:
-    target, small = model_of(spec_of(), 1), model_of(spec_of(layer(), layer(window=9 if windowed else None)), 2)
+    target, small = model_of(spec_of(), 1), model_of(spec_of(layer(), layer(sliding_window=9 if windowed else None)), 2)
     backends = Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, "") if several else None
     own = runner_of(small, backends=backends)
     proposer = Follows(model_drafts(own, several), small, every)
@@ -118,7 +118,7 @@ SHARP = 2.5  # times a tiny model's own logits: its largest probabilities are th
 
 def sharp(seed: int, vocab: int = VOCAB, **more):
     """A draft model that is sure of some tokens and unsure of others."""
-    model = model_of(spec_of(layer(), layer(window=9)).model_copy(update={"vocab_size": vocab}), seed)
+    model = model_of(spec_of(layer(), layer(sliding_window=9)).model_copy(update={"vocab_size": vocab}), seed)
     assert model.embedding is not None
     with torch.no_grad():
         model.norm.weight.mul_(SHARP)

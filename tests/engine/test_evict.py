@@ -20,7 +20,7 @@ LONG = spec_of(layer(4, 2), layer(2, 1, qk_norm=True)).model_copy(update={"max_p
 POLICIES = [
     {"kind": "heavy_hitters", "budget": 12},
     {"kind": "snapkv", "budget": 12, "observe": 4, "pool": 3},
-    {"kind": "sinks_recent", "budget": 12, "sinks": 2},
+    {"kind": "sinks_recent", "budget": 12, "num_sink_tokens": 2},
     {"kind": "window", "budget": 12},
 ]
 
@@ -110,8 +110,8 @@ def test_what_is_evicted_is_told_and_no_longer_inspected() -> None:
     ("spec", "settings", "told"),
     [
         (LONG, {"prefix": "radix"}, "cache.prefix radix with cache.evict"),
-        (LONG, {"cache": CacheFormat(format="int8", group=8), "page_size": 8}, "layer 0 is kept as int8"),
-        (spec_of(layer(), layer(window=5)), {}, "layer 1 has a window of 5"),
+        (LONG, {"cache": CacheFormat(format="int8", quant_group=8), "page_size": 8}, "layer 0 is kept as int8"),
+        (spec_of(layer(), layer(sliding_window=5)), {}, "layer 1 has a window of 5"),
         (spec_of(layer(position="alibi")), {}, "layer 0 looks by distance"),
         (spec_of(layer(mask=CustomPart(path="tests.engine.tiny:even"))), {}, "layer 0 looks by distance"),
     ],

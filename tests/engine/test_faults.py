@@ -21,7 +21,7 @@ from workbench.scheduler.policy import SchedulerDecision, SchedulerState
 from workbench.speculative.proposers import PromptLookupProposer, Speculator
 from workbench.trace.events import Event, Finished, Submitted
 
-MODEL = model_of(spec_of(layer(4, 2), layer(4, 2, window=5)))
+MODEL = model_of(spec_of(layer(4, 2), layer(4, 2, sliding_window=5)))
 
 
 class Raising:

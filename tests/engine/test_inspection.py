@@ -92,23 +92,25 @@ def test_what_leaves_the_last_block_gives_the_oracles_logits(spec: ModelSpec, pa
         assert weights.shape == (attention.num_heads, 1, row + 1) and bool((weights >= 0).all())
         total = weights.sum(-1)
         assert (total < 1).all() if attention.sink_logits else (total - 1).abs().max() < 1e-5
-        if attention.window is not None:
-            assert not weights[..., attention.sinks : max(0, row + 1 - attention.window)].any()
+        if attention.sliding_window is not None:
+            assert not weights[..., attention.num_sink_tokens : max(0, row + 1 - attention.sliding_window)].any()
 
 
 def _given_back(attention: AttentionSpec, row: int, page: int) -> bool:
     """Whether the oldest page in the last row's window was given back when that row was computed."""
-    oldest = 0 if attention.window is None else row + 1 - attention.window
-    return attention.window is not None and oldest >= attention.sinks and oldest >= 0 and (oldest + 1) % page == 0
+    if attention.sliding_window is None:
+        return False
+    oldest = row + 1 - attention.sliding_window
+    return oldest >= attention.num_sink_tokens and oldest >= 0 and (oldest + 1) % page == 0
 
 
-@pytest.mark.parametrize("cache", ["int8", {"format": "int4", "rotate": True, "sinks": 3}, {"keys": "fp8"}])
+@pytest.mark.parametrize("cache", ["int8", {"format": "int4", "rotate": True, "num_sink_tokens": 3}, {"keys": "fp8"}])
 def test_quantized_keys_weigh_as_the_cache_reads_them(cache: str | dict) -> None:
     """Weights times the values that the cache gives for them are what its own attention read."""
     kind = LayerSpec(attention=AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=8), intermediate_size=12)
     spec = ModelSpec(name="x", vocab_size=VOCAB, hidden_size=16, layers=(kind, kind), max_position_embeddings=96)
     values = {"format": cache} if isinstance(cache, str) else cache
-    format = CacheFormat(**{"group": 8, "columns": 8, "residual": 8, **values})
+    format = CacheFormat(**{"quant_group": 8, "columns": 8, "residual_length": 8, **values})
     runner = Runner(model_of(spec), page_size=8, pages=40, cache=format, limits=SchedulerLimits(4, 16))
     box: deque[Event] = deque()
     runner.submit(request("a", 50, 9), box)
@@ -189,7 +191,7 @@ def test_what_is_not_there_is_told(asked: dict, words: str) -> None:
 
 
 def test_a_row_behind_the_window_is_gone() -> None:
-    runner = runner_of(model_of(spec_of(layer(window=5))), page_size=2)
+    runner = runner_of(model_of(spec_of(layer(sliding_window=5))), page_size=2)
     serving(runner)
     last = runner.tracker.sequences["r2"].num_computed_tokens - 1
     assert runner.inspect("r2", (last,)).weights[0].shape[-1] == last + 1

@@ -26,9 +26,9 @@ from workbench.request import FinishReason
 from workbench.speculative.proposers import PromptLookupProposer, Speculator
 from workbench.trace.events import Event, Finished
 
-MODEL = model_of(spec_of(layer(), layer(2, 1, window=9)))
+MODEL = model_of(spec_of(layer(), layer(2, 1, sliding_window=9)))
 PLAIN = model_of(spec_of(layer(dim=8), layer(dim=8)))
-PACKED = CacheFormat(format="int8", group=8, columns=8, residual=8)
+PACKED = CacheFormat(format="int8", quant_group=8, columns=8, residual_length=8)
 HOST = {"kind": "memory", "bytes": 2**16}
 
 

@@ -31,12 +31,14 @@ problem = backend_problems()[Backend.MLIR]
 pytestmark = pytest.mark.skipif(problem is not None, reason=f"backend mlir: {problem}")
 
 WIDE = named_shape("tiny")  # wide enough for dot products of bfloat16 pairs
-ODD = spec_of(layer(6, 2, bias=True), layer(3, 1, dim=6, window=9, sinks=2, softcap=1.5, qk_norm=True), tied=False)
-SUNK = spec_of(layer(4, 2, sink_logits=True), layer(4, 2, window=5, position="none")).model_copy(
+ODD = spec_of(
+    layer(6, 2, bias=True), layer(3, 1, 6, sliding_window=9, num_sink_tokens=2, softcap=1.5, qk_norm=True), tied=False
+)
+SUNK = spec_of(layer(4, 2, sink_logits=True), layer(4, 2, sliding_window=5, position="none")).model_copy(
     update={"final_logit_softcapping": 3.0, "embedding_scale": 2.5}
 )
-CAPPED = spec_of(layer(4, 2, dim=16), layer(2, 1, dim=16, window=7))
-PACKED = CacheFormat(keys="int4", values="int8", group=8, columns=8, residual=9, sinks=3)
+CAPPED = spec_of(layer(4, 2, dim=16), layer(2, 1, dim=16, sliding_window=7))
+PACKED = CacheFormat(keys="int4", values="int8", quant_group=8, columns=8, residual_length=9, num_sink_tokens=3)
 KINDS: dict[str, tuple[ModelSpec, torch.dtype, WeightFormat, CacheFormat]] = {
     "odd float32": (ODD, torch.float32, WeightFormat(), CacheFormat()),
     "sunk float32": (SUNK, torch.float32, WeightFormat(), CacheFormat()),
@@ -46,8 +48,12 @@ KINDS: dict[str, tuple[ModelSpec, torch.dtype, WeightFormat, CacheFormat]] = {
     "int8 activations": (WIDE, torch.bfloat16, WeightFormat.parse("int8", activations="int8"), CacheFormat()),
     "int4 weights": (WIDE, torch.float32, WeightFormat.parse("int4", quant_group=32), CacheFormat()),
     "int4 keys, int8 values": (CAPPED, torch.float32, WeightFormat(), PACKED),
-    "fp8 cache": (CAPPED, torch.float32, WeightFormat(), CacheFormat(format="fp8", group=8, columns=8, residual=5)),
-    "int4 cache": (WIDE, torch.bfloat16, WeightFormat.parse("int8"), CacheFormat(format="int4", group=8, residual=1)),
+    "fp8 cache": (
+        CAPPED, torch.float32, WeightFormat(), CacheFormat(format="fp8", quant_group=8, columns=8, residual_length=5),
+    ),
+    "int4 cache": (
+        WIDE, torch.bfloat16, WeightFormat.parse("int8"), CacheFormat(format="int4", quant_group=8, residual_length=1),
+    ),
 }  # fmt: skip
 WHOLE = ("wide float32",)  # kinds that run with the buckets of a real runner
 SIZE = 8  # tokens a page

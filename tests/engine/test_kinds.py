@@ -174,7 +174,7 @@ def test_naive_and_pages_differ_where_a_slot_is_ignored() -> None:
         {"embedding_scale": 2.0},
         {"final_logit_softcapping": 1.0},
         last(attention=LATENT.model_copy(update={"scale": 2.0})),
-        last(attention=LATENT.model_copy(update={"window": 3})),
+        last(attention=LATENT.model_copy(update={"sliding_window": 3})),
         last(attention=LATENT.model_copy(update={"rope_interleave": False})),
         last(gate=GateSpec(kind="clamped", limit=0.2)),
     ):

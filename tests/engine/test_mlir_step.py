@@ -58,7 +58,7 @@ def test_rows_are_the_oracles(spec: ModelSpec, seed: int, together: int) -> None
 @pytest.mark.parametrize("tied", [True, False])
 def test_quantized_weights_are_the_oracles(format: WeightFormat, tied: bool) -> None:
     """The oracle multiplies with the same quantized values, made dense."""
-    ours = runner(spec_of(layer(4, 2, bias=True), layer(4, 2, window=5), tied=tied), format=format)
+    ours = runner(spec_of(layer(4, 2, bias=True), layer(4, 2, sliding_window=5), tied=tied), format=format)
     Oracle(ours)
     generate(ours, [request("a", 5, 9), request("b", 19, 4), request("c", 3, 7)])
 
@@ -80,7 +80,7 @@ def test_a_context_that_threads_share_is_merged_right() -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        ours = runner(spec_of(layer(2, 1), layer(2, 1, window=9)))
+        ours = runner(spec_of(layer(2, 1), layer(2, 1, sliding_window=9)))
         Oracle(ours)
         generate(ours, [request("long", 40, 7)])
         assert ours.executor.inner.decode_steps[1].step.shape.chunks == 2  # type: ignore[attr-defined]
@@ -101,7 +101,7 @@ def test_a_step_tells_its_kernels_time_and_its_artifact() -> None:
 
 @pytest.mark.parametrize("size", [47, 48, 100])
 def test_a_page_may_hold_the_whole_context(size: int) -> None:
-    ours = runner(spec_of(layer(2, 1), layer(2, 1, window=9)), page_size=size, pages=8)
+    ours = runner(spec_of(layer(2, 1), layer(2, 1, sliding_window=9)), page_size=size, pages=8)
     Oracle(ours)
     generate(ours, [request("a", 5, 9), request("b", 40, 8)])
 
@@ -131,7 +131,7 @@ def test_a_type_it_does_not_know_is_refused() -> None:
 
 @pytest.mark.parametrize("few_tokens", [0, 256])
 def test_the_lane_alone_runs_prefill_too(few_tokens: int) -> None:
-    spec = spec_of(layer(4, 2, bias=True), layer(4, 2, window=5))
+    spec = spec_of(layer(4, 2, bias=True), layer(4, 2, sliding_window=5))
     model = Transformer.from_state(spec, random_weights(spec, torch.float32), Backend.MLIR)
     ours = runner_of(model)
     ours.executor.max_token_parallel_tokens = few_tokens  # type: ignore[attr-defined]
@@ -142,7 +142,7 @@ def test_the_lane_alone_runs_prefill_too(few_tokens: int) -> None:
 @pytest.mark.skipif(backend_problems()[Backend.INDUCTOR] is not None, reason="backend inductor: no compiler here")
 def test_as_auto_runs_it() -> None:
     """Blocks by Inductor, attention and decode steps in MLIR, prefills and decodes mixed, the smaller ones as rows."""
-    spec = spec_of(layer(4, 2, bias=True), layer(4, 2, window=5))
+    spec = spec_of(layer(4, 2, bias=True), layer(4, 2, sliding_window=5))
     model = Transformer.from_state(spec, random_weights(spec, torch.float32), Backend.INDUCTOR)
     ours = runner_of(model, backends=Backends(Backend.MLIR, Backend.INDUCTOR, Backend.MLIR, "as auto has it"))
     ours.executor.max_token_parallel_tokens = 6  # type: ignore[attr-defined]

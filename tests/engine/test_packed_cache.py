@@ -24,11 +24,12 @@ from workbench.testing.attention_scenarios import SampledLogits, sampled_logits
 
 NO_MLIR = backend_problems()[Backend.MLIR]
 NO_COMPILER = backend_problems()[Backend.INDUCTOR]
-SMALL = {"group": 8, "residual": 5}
+SMALL = {"quant_group": 8, "residual_length": 5}
 
 
 def spec(context: int = 96) -> ModelSpec:
-    kinds = layer(6, 2, 16), layer(6, 2, 16, window=20, sinks=2), layer(6, 2, 16, softcap=2.0, sink_logits=True)
+    windowed = layer(6, 2, 16, sliding_window=20, num_sink_tokens=2)
+    kinds = layer(6, 2, 16), windowed, layer(6, 2, 16, softcap=2.0, sink_logits=True)
     return spec_of(*kinds).model_copy(update={"max_position_embeddings": context})
 
 
@@ -66,7 +67,7 @@ def test_the_compiled_step_gives_the_modules_rows(kinds, dtype: torch.dtype) -> 
 
 @pytest.mark.skipif(NO_MLIR is not None, reason=str(NO_MLIR))
 def test_the_compiled_step_reads_windows_over_packed_pages() -> None:
-    cache, plain = parse_cache_format({"format": "int4", **SMALL, "sinks": 3}), model(Backend.EAGER)
+    cache, plain = parse_cache_format({"format": "int4", **SMALL, "num_sink_tokens": 3}), model(Backend.EAGER)
     backends = Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, "")
     agree(rows(plain, backends, cache=cache), rows(plain, cache=cache), 1e-4)
 
@@ -127,7 +128,7 @@ def test_memory_is_what_the_format_says() -> None:
 def test_an_experiment_holds_a_format_and_reads_it_back() -> None:
     text = """
 question: what does INT4 cost?
-cache: {format: int4, rotate: true, residual: 32, layers: {0: {format: dense}, 1: {keys: int8}}}
+cache: {format: int4, rotate: true, residual_length: 32, layers: {0: {format: dense}, 1: {keys: int8}}}
 workload: {kind: random, requests: 1}
 """
     made = Experiment.from_yaml(text, ("cache.values=int8",))

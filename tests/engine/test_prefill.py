@@ -52,7 +52,7 @@ def spec_of(*layers: LayerSpec, width: int = 64) -> ModelSpec:
 
 SPEC = spec_of(
     layer(bias=True, qk_norm=True),
-    layer(hidden=96, window=9, sinks=2, rotary=RotaryConfig(rope_theta=50.0)),
+    layer(hidden=96, sliding_window=9, num_sink_tokens=2, rotary=RotaryConfig(rope_theta=50.0)),
     layer(position="none", sink_logits=True, softcap=1.5),
 )
 
@@ -117,7 +117,7 @@ def test_what_was_compiled_is_counted_on_after_a_change() -> None:
 
 def test_a_packed_cache_is_prefilled_as_by_the_modules() -> None:
     """The cache's layers write and read as ever: the same tokens as from blocks that run module by module."""
-    kept = CacheFormat(format="int8", group=8, columns=8, residual=16)
+    kept = CacheFormat(format="int8", quant_group=8, columns=8, residual_length=16)
     settings = {"cache": kept, "page_size": 8}
     plain, ours = model_of(SPEC, torch.float32), model_of(SPEC, torch.float32)
     choose_weight_layout(ours, MLIR, held(ours), auto=False)

@@ -30,7 +30,7 @@ from workbench.model.spec import ModelSpec
 from workbench.request import Request, SamplingParameters
 from workbench.trace.events import Decoded, Event, Finished, Preempted, Stepped, Submitted
 
-MODEL = model_of(spec_of(layer(4, 2), layer(4, 2, window=5)))
+MODEL = model_of(spec_of(layer(4, 2), layer(4, 2, sliding_window=5)))
 MODEL_BYTES = 2 * 2 * 2 * 4 * 4  # a token: layers, keys and values, groups, dim, bytes
 
 
@@ -167,7 +167,7 @@ def test_the_context_is_the_last_limit() -> None:
 
 def test_end_tokens_and_their_being_ignored() -> None:
     tokens = finals(runner_of(MODEL), [request("a", 6, 10)])["a"]
-    ending = model_of(spec_of(layer(4, 2), layer(4, 2, window=5), eos_token_ids=(tokens[4],)))
+    ending = model_of(spec_of(layer(4, 2), layer(4, 2, sliding_window=5), eos_token_ids=(tokens[4],)))
     asked = Request("a", request("a", 6, 10).prompt_ids, SamplingParameters(temperature=0, max_tokens=10))
     done = generate(runner_of(ending), [asked])["a"]
     first = tokens.index(tokens[4])

@@ -23,7 +23,7 @@ from workbench.sampling.sampler import SampledToken
 from workbench.scheduler.plan import Span
 from workbench.trace.events import Decoded, Finished, Stepped, Verified
 
-PACKED = CacheFormat(format="int8", group=8, columns=8, residual=8)
+PACKED = CacheFormat(format="int8", quant_group=8, columns=8, residual_length=8)
 
 
 @settings(max_examples=tries(15), deadline=None)
@@ -89,7 +89,7 @@ def test_planted_bugs_are_seen(bug, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("way", [{"temperature": 0.0}, {"temperature": 0.9, "top_k": 9, "logprobs": 2}])
 def test_events_are_those_of_a_run_without(way: dict) -> None:
     """Token for token and in order, where drafts stand by match; stop tokens, limits and samples among them."""
-    model = model_of(spec_of(layer(), layer(window=9)))
+    model = model_of(spec_of(layer(), layer(sliding_window=9)))
     asked = [request(f"r{i}", 4 + i, 9 + i, seed=i, stop_token_ids=(i, 7), **way) for i in range(4)]
     asked.append(request("many", 6, 8, seed=9, n=3, **way))
     wanted = list(runner_of(model).stream(asked))
@@ -154,7 +154,7 @@ def test_cancelling_at_any_event_frees_its_pages(moment: int, which: int, seed: 
 
 
 def test_rows_of_one_sequence_are_the_span() -> None:
-    runner = runner_of(model_of(spec_of(layer(), layer(window=5))))
+    runner = runner_of(model_of(spec_of(layer(), layer(sliding_window=5))))
     own = Sequence.from_request(request("a", 9, 5), 0)
     runner.scheduler.submit(own)
     plan = runner.scheduler.plan()
@@ -178,7 +178,8 @@ def test_rows_of_one_sequence_are_the_span() -> None:
 @needs_mlir
 def test_checks_in_the_compiled_step_are_the_oracles() -> None:
     """Rows of one sequence beside another's, over several kinds of layer."""
-    kinds = layer(4, 2, bias=True), layer(4, 2, window=5, sinks=2, softcap=1.5), layer(2, 1, dim=6, qk_norm=True)
+    windowed = layer(4, 2, sliding_window=5, num_sink_tokens=2, softcap=1.5)
+    kinds = layer(4, 2, bias=True), windowed, layer(2, 1, dim=6, qk_norm=True)
     model = model_of(spec_of(*kinds))
     asked = [request(f"r{i}", 3 + 9 * i, 9 + i) for i in range(2)]
     wanted = plain(model, asked)
@@ -193,7 +194,7 @@ def test_checks_in_the_compiled_step_are_the_oracles() -> None:
 @needs_mlir
 @pytest.mark.parametrize("threads", [1, 2])
 def test_packed_pages_and_shared_contexts_in_the_compiled_step(threads: int) -> None:
-    model = model_of(spec_of(layer(4, 2, dim=8), layer(4, 2, dim=8, window=20)))
+    model = model_of(spec_of(layer(4, 2, dim=8), layer(4, 2, dim=8, sliding_window=20)))
     asked = [request("r", 20, 12)]
     shared = {"cache": PACKED, "page_size": 8}
     wanted = plain(model, asked, **shared)

@@ -20,7 +20,7 @@ from workbench.scheduler.plan import StepPlan
 from workbench.scheduler.policies import BUILT_IN_POLICIES, BatchingMode, parse_policy
 from workbench.trace.events import Decoded, Verified
 
-MODEL = model_of(spec_of(layer(4, 2), layer(4, 2, window=9)))
+MODEL = model_of(spec_of(layer(4, 2), layer(4, 2, sliding_window=9)))
 ASKED = [request(f"r{i}", 3 + 5 * i, 6 + 3 * (i % 3)) for i in range(5)]
 WANTED = plain(MODEL, ASKED, pages=80)
 ANSWERS = {name: end.token_ids for name, end in WANTED.items()}

@@ -70,7 +70,7 @@ def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         **bad,
     ) -> Backends:
         clock = Clock()
-        model = model or model_of(spec_of(layer(4, 2), layer(4, 2, window=5)))
+        model = model or model_of(spec_of(layer(4, 2), layer(4, 2, sliding_window=5)))
         run.compiled = []
 
         def build_executor(model, store, backends, unit):
@@ -140,7 +140,7 @@ def another_token(batch: TokenBatch) -> TokenBatch:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_lane_that_reads_or_writes_elsewhere_is_not_chosen(tried, change, dtype: torch.dtype) -> None:
     run, _ = tried
-    backends = run(model=model_of(spec_of(layer(4, 2), layer(4, 2, window=5)), dtype=dtype), change=change)
+    backends = run(model=model_of(spec_of(layer(4, 2), layer(4, 2, sliding_window=5)), dtype=dtype), change=change)
     assert backends.decode == Backend.INDUCTOR
     assert "mlir not chosen: its logits are" in backends.reason and "is allowed" in backends.reason
 
@@ -148,7 +148,7 @@ def test_a_lane_that_reads_or_writes_elsewhere_is_not_chosen(tried, change, dtyp
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_lane_that_ignores_windows_is_not_chosen(tried, dtype: torch.dtype) -> None:
     run, kept = tried
-    model = model_of(spec_of(layer(4, 2), layer(4, 2, window=5)), dtype=dtype)
+    model = model_of(spec_of(layer(4, 2), layer(4, 2, sliding_window=5)), dtype=dtype)
     assert run(model=model).decode == Backend.MLIR, "with its windows it is right"
     kept.file.unlink()
     backends = run(model=model, blind=True)

@@ -54,10 +54,10 @@ def test_what_stands_in_the_pages_counts_for_nothing() -> None:
 
 
 def test_windows_and_eviction_are_refused_but_by_the_oracle() -> None:
-    runner = load("shape:tiny", attention={"window": 8}, **TINY)
-    with pytest.raises(WorkbenchError, match=r"take out cache\.evict and attention\.window"):
+    runner = load("shape:tiny", attention={"sliding_window": 8}, **TINY)
+    with pytest.raises(WorkbenchError, match=r"take out cache\.evict and attention\.sliding_window"):
         disable_cache(runner)
-    expected = outputs(load("shape:tiny", attention={"window": 8}, **TINY))
+    expected = outputs(load("shape:tiny", attention={"sliding_window": 8}, **TINY))
     disable_cache(runner, oracle=True)
     assert outputs(runner) == expected
 

@@ -52,7 +52,7 @@ def test_in_parts_as_at_once(spec: ModelSpec, token_ids: list[int], data: st.Dat
 
 
 def test_blocks_and_chunks_are_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = model_of(spec_of(layer(4, 2, window=5, sinks=2), layer(4, 2)), dtype=torch.float64)
+    model = model_of(spec_of(layer(4, 2, sliding_window=5, num_sink_tokens=2), layer(4, 2)), dtype=torch.float64)
     whole = TextAttention(model, range(30))
     monkeypatch.setattr(whole_text, "TOKENS_PER_CHUNK", 7)
     monkeypatch.setattr(whole_text, "ROWS_PER_BLOCK", 3)

@@ -11,12 +11,13 @@ from workbench.model.spec import AttentionSpec, LayerSpec
 from workbench.trace.events import Decoded, Stepped
 
 SINKS = LayerSpec(
-    attention=AttentionSpec(num_heads=2, num_kv_heads=1, head_dim=4, window=6, sinks=3), intermediate_size=12
+    attention=AttentionSpec(num_heads=2, num_kv_heads=1, head_dim=4, sliding_window=6, num_sink_tokens=3),
+    intermediate_size=12,
 )
 
 
 @pytest.mark.parametrize("length", [WINDOW - 1, WINDOW, WINDOW + 1])
-@pytest.mark.parametrize("kind", [layer(4, 2, window=WINDOW), SINKS])
+@pytest.mark.parametrize("kind", [layer(4, 2, sliding_window=WINDOW), SINKS])
 def test_a_window_bounds_memory(length: int, kind: LayerSpec) -> None:
     """Twenty times the window: no more pages at the end than soon after its beginning."""
     model = model_of(spec_of(kind, kind).model_copy(update={"max_position_embeddings": 160}))
@@ -35,7 +36,7 @@ def test_a_window_bounds_memory(length: int, kind: LayerSpec) -> None:
 
 
 def test_a_refusal_counts_what_is_needed_at_once() -> None:
-    spec = spec_of(layer(4, 2, window=WINDOW)).model_copy(update={"max_position_embeddings": 400})
+    spec = spec_of(layer(4, 2, sliding_window=WINDOW)).model_copy(update={"max_position_embeddings": 400})
     runner = runner_of(model_of(spec), pages=4, page_size=2, max_num_batched_tokens=4)
     refused = generate(runner, [request("a", 100, 100)])["a"]
     # Positions t - 4 .. t + 3 are touched at once: eight, which meet five pages of two.

@@ -22,9 +22,9 @@ VOCAB, CONTEXT = 31, 48
 
 
 def layer(
-    heads: int = 2, groups: int = 1, dim: int = 4, window: int | None = None, bias: bool = False, **slots
+    heads: int = 2, groups: int = 1, dim: int = 4, sliding_window: int | None = None, bias: bool = False, **slots
 ) -> LayerSpec:
-    sizes = {"num_heads": heads, "num_kv_heads": groups, "head_dim": dim, "window": window}
+    sizes = {"num_heads": heads, "num_kv_heads": groups, "head_dim": dim, "sliding_window": sliding_window}
     attention = AttentionSpec(**sizes, qkv_bias=bias, o_proj_bias=bias, **slots)
     return LayerSpec(attention=attention, intermediate_size=12, mlp_bias=bias)
 
@@ -80,7 +80,7 @@ def layers(draw: st.DrawFn, own: bool = False) -> LayerSpec:
     slots = {name: draw(values) for name, values in (SLOTS | OWN if own else SLOTS).items()}
     sinks = draw(st.integers(0, 3)) if window else 0
     heads, dim, bias = groups * draw(st.integers(1, 3)), draw(st.sampled_from([2, 6])), draw(st.booleans())
-    return layer(heads, groups, dim, window, bias, sinks=sinks, **slots)
+    return layer(heads, groups, dim, window, bias, num_sink_tokens=sinks, **slots)
 
 
 def _specs(own: bool) -> st.SearchStrategy[ModelSpec]:

@@ -14,7 +14,7 @@ from workbench.engine.outputs import OutputProcessor
 from workbench.kv_cache.manager import KVCacheManager
 from workbench.trace.events import Finished
 
-MODEL = model_of(spec_of(layer(), layer(window=9), eos_token_ids=(3,)))
+MODEL = model_of(spec_of(layer(), layer(sliding_window=9), eos_token_ids=(3,)))
 
 
 def soak(requests: int = 60, **settings) -> dict:

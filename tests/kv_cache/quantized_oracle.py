@@ -47,7 +47,7 @@ def hadamard(dim: int) -> np.ndarray:
 
 def packed_keys(keys: np.ndarray, shape: KVCacheSpec) -> np.ndarray:
     """[token, group, dim] as codes: for each channel, runs of tokens; unread first tokens have no say."""
-    out, group, first = np.full(keys.shape, np.nan), shape.format.group, shape.quantization_rule.num_sink_tokens
+    out, group, first = np.full(keys.shape, np.nan), shape.format.quant_group, shape.quantization_rule.num_sink_tokens
     for begin in range(0, len(keys) - group + 1, group):
         for head in range(keys.shape[1]):
             for channel in range(keys.shape[2]):
@@ -74,7 +74,8 @@ def attended(q: Tensor, k: Tensor, v: Tensor, shape: KVCacheSpec, scale: float) 
     stored = [(part.double().numpy() @ turned).astype(np.float32) for part in (k, v)]
     coded_keys, coded_values = packed_keys(stored[0], shape), packed_values(stored[1], shape)
     share, out = q.shape[1] // k.shape[1], np.zeros(q.shape)
-    lag, group, first = shape.format.residual, shape.format.group, max(shape.format.sinks, shape.num_sink_tokens)
+    lag, group = shape.format.residual_length, shape.format.quant_group
+    first = max(shape.format.num_sink_tokens, shape.num_sink_tokens)
     for t in range(len(q)):
         settled = max(0, (t + 1 - lag) // group * group)
         seen = [

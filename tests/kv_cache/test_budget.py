@@ -72,7 +72,7 @@ def test_a_budget_is_given_in_tokens_bytes_or_a_ratio() -> None:
     [
         ({"kind": "window"}, "evict.window: give exactly one of budget (tokens), bytes and ratio"),
         ({"kind": "window", "budget": 8, "ratio": 0.5}, "budget and ratio were given"),
-        ({"kind": "heavy_hitters", "budget": 8, "sinks": 4}, "evict.heavy_hitters.sinks"),
+        ({"kind": "heavy_hitters", "budget": 8, "num_sink_tokens": 4}, "evict.heavy_hitters.num_sink_tokens"),
         ({"budget": 8}, "evict: "),
         ({"kind": "snapkv", "budget": 1}, "evict.snapkv.budget"),
     ],

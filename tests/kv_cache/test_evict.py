@@ -12,7 +12,7 @@ from workbench.kv_cache.eviction import HeavyHitters, SinksRecent, SlidingWindow
 policies = st.one_of(
     st.builds(HeavyHitters, budget=st.just(2), recent=st.floats(0.01, 1.0)),
     st.builds(SlidingWindowEviction, budget=st.just(2)),
-    st.builds(SinksRecent, budget=st.just(2), sinks=st.integers(1, 9)),
+    st.builds(SinksRecent, budget=st.just(2), num_sink_tokens=st.integers(1, 9)),
     st.builds(SnapKV, budget=st.just(2), observe=st.integers(1, 9), pool=st.integers(1, 9)),
 )
 masses = st.lists(st.floats(0, 100, width=32), min_size=1, max_size=60).map(torch.tensor)
@@ -51,10 +51,10 @@ def test_snapkv_votes_are_shared_with_neighbours() -> None:
 def test_place_alone_decides_for_windows_and_sinks() -> None:
     mass = torch.rand(20)
     assert SlidingWindowEviction(budget=4).select(mass, 4).tolist() == [16, 17, 18, 19]
-    assert SinksRecent(budget=4, sinks=2).select(mass, 5).tolist() == [0, 1, 17, 18, 19]
+    assert SinksRecent(budget=4, num_sink_tokens=2).select(mass, 5).tolist() == [0, 1, 17, 18, 19]
 
 
-@pytest.mark.parametrize("wrong", [{"budget": 1}, {"budget": 8, "recent": 0}, {"budget": 8, "sinks": 4}])
+@pytest.mark.parametrize("wrong", [{"budget": 1}, {"budget": 8, "recent": 0}, {"budget": 8, "num_sink_tokens": 4}])
 def test_mistakes_are_refused(wrong) -> None:
     with pytest.raises(ValueError):
         HeavyHitters(**wrong)

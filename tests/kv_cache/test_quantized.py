@@ -33,10 +33,10 @@ def formats(kinds: st.SearchStrategy = KINDS) -> st.SearchStrategy[LayerFormat]:
         {
             "keys": kinds,
             "values": kinds,
-            "group": st.sampled_from([8, 16]),
+            "quant_group": st.sampled_from([8, 16]),
             "columns": st.sampled_from([8, 64]),
-            "residual": st.integers(1, 20),
-            "sinks": st.sampled_from([0, 0, 3, 18]),
+            "residual_length": st.integers(1, 20),
+            "num_sink_tokens": st.sampled_from([0, 0, 3, 18]),
             "rotate": st.booleans(),
         }
     )
@@ -47,7 +47,7 @@ def formats(kinds: st.SearchStrategy = KINDS) -> st.SearchStrategy[LayerFormat]:
 @st.composite
 def shapes(draw: st.DrawFn, kinds: st.SearchStrategy = KINDS) -> KVCacheSpec:
     format = draw(formats(kinds))
-    window = draw(st.sampled_from([None, None, format.residual + 3, format.residual + 20]))
+    window = draw(st.sampled_from([None, None, format.residual_length + 3, format.residual_length + 20]))
     sinks = draw(st.sampled_from([0, 2])) if window else 0
     return KVCacheSpec(draw(st.integers(1, 2)), 16, 0, window, sinks, format, 1)
 
@@ -115,7 +115,7 @@ class Cache:
 def test_every_read_is_the_oracles(shape: KVCacheSpec, lengths: list[int], most: int, shuffle: random.Random) -> None:
     """Whatever the format, the chunks, the neighbours and the order of pages."""
     texts = [text(shuffle.randrange(999), length, shape) for length in lengths]
-    size = shape.format.group * shuffle.choice([1, 2])
+    size = shape.format.quant_group * shuffle.choice([1, 2])
     cache = Cache(shape, texts, size, shuffle, Backend.EAGER)
     for found, (q, k, v) in zip(cache.play(shuffle, most), texts, strict=True):
         exact = attended(q, k, v, shape, 0.3)
@@ -129,7 +129,8 @@ def test_the_kernel_reads_as_the_oracle_and_always_the_same(
     keys: str, values: str, sinks: int, window: int | None, rotate: bool, shuffle: random.Random
 ) -> None:
     """Chunked = whole = decoded one by one, alone or among others, bit for bit."""
-    made = {"keys": keys, "values": values, "group": 16, "residual": 9, "sinks": sinks, "rotate": rotate}
+    sizes = {"quant_group": 16, "residual_length": 9, "num_sink_tokens": sinks}
+    made = {"keys": keys, "values": values, "rotate": rotate, **sizes}
     shape = KVCacheSpec(2, 16, 0, window, 0, LayerFormat(**made), 1)  # type: ignore[arg-type]
     texts = [text(shuffle.randrange(999), length, shape) for length in (70, 41, 9)]
     mixed = Cache(shape, texts, 32, shuffle, Backend.MLIR).play(shuffle, 30)
@@ -155,7 +156,7 @@ def test_bytes_equal_the_formula(layers: list, pages: int, size: int, dtype: tor
     assert store.bytes == store.expected_bytes
     by_hand = 0.0
     for groups, _, format in layers:
-        for kind, run in zip(format.key_value_formats, (format.group, min(format.columns, 16)), strict=True):
+        for kind, run in zip(format.key_value_formats, (format.quant_group, min(format.columns, 16)), strict=True):
             shared = {"dense": 0.0, "fp8": 2 / run}.get(kind, 4 / run)
             code = {"dense": float(dtype.itemsize), "int8": 1.0, "int4": 0.5, "fp8": 1.0}[kind]
             by_hand += groups * 16 * (code + shared)
@@ -164,7 +165,7 @@ def test_bytes_equal_the_formula(layers: list, pages: int, size: int, dtype: tor
 
 
 def test_scrubbing_and_copying_reach_every_tensor_of_a_page() -> None:
-    shape = KVCacheSpec(1, 8, 0, None, 0, LayerFormat(format="int4", group=8), 1)
+    shape = KVCacheSpec(1, 8, 0, None, 0, LayerFormat(format="int4", quant_group=8), 1)
     store = KVStore([shape], (3, 3), 8, torch.float32)
     for table in (0, 1):
         for tensor in store.page_tensors(table):
@@ -177,7 +178,7 @@ def test_scrubbing_and_copying_reach_every_tensor_of_a_page() -> None:
 
 
 def test_layers_alike_share_tables_and_a_window_within_the_residual_stays_dense() -> None:
-    format = parse_cache_format({"format": "int4", "layers": {2: {"format": "dense"}, 3: {"residual": 32}}})
+    format = parse_cache_format({"format": "int4", "layers": {2: {"format": "dense"}, 3: {"residual_length": 32}}})
     made = build_cache_specs([(2, 16, None, 0, None)] * 4 + [(2, 16, 50, 4, None)], format)
     assert [(s.group, s.residual_group) for s in made] == [(0, 1), (0, 1), (2, 2), (3, 4), (5, 5)]
     assert [str(s.format) for s in made] == ["int4", "int4", "dense", "int4", "dense"]
@@ -194,9 +195,9 @@ def test_layers_alike_share_tables_and_a_window_within_the_residual_stays_dense(
     ("wrong", "told"),
     [
         ("int5", "unknown cache format 'int5'; did you mean 'int8'|unknown cache format 'int5'; did you mean 'int4'"),
-        ({"format": "int4", "grup": 32}, "cache: grup: unknown key; did you mean 'group'"),
-        ({"format": "int4", "group": 12}, "cache: group: .*multiple of 8"),
-        ({"format": "int4", "residual": 0}, "cache: residual: .*greater than or equal to 1"),
+        ({"format": "int4", "quant_grup": 32}, "cache: quant_grup: unknown key; did you mean 'quant_group'"),
+        ({"format": "int4", "quant_group": 12}, "cache: quant_group: .*multiple of 8"),
+        ({"format": "int4", "residual_length": 0}, "cache: residual_length: .*greater than or equal to 1"),
         ({"rotate": True}, "rotate without a quantized format"),
         ({"format": "int8", "layers": {0: {"fromat": "dense"}}}, "cache: layers.0.fromat: unknown key"),
     ],

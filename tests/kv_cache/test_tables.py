@@ -100,7 +100,8 @@ def test_tables_of_dense_layers() -> None:
 def test_the_residual_of_a_quantized_layer(group: int, lag: int, sinks: int, start: int, length: int) -> None:
     """A step's queries read from it what they do not read quantized, and the step quantizes groups from it; the oldest
     page that it keeps is read by one or the other."""
-    shape = KVCacheSpec(1, 8, 0, None, 0, LayerFormat(format="int8", group=group, residual=lag, sinks=sinks), 1)
+    format = LayerFormat(format="int8", quant_group=group, residual_length=lag, num_sink_tokens=sinks)
+    shape = KVCacheSpec(1, 8, 0, None, 0, format, 1)
     quantized, residual, rule, size = shape.cache_groups[0], shape.cache_groups[1], shape.quantization_rule, 16
     end = start + length
     queries, keys = torch.arange(start, end)[:, None], torch.arange(end)[None]

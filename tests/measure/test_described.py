@@ -12,14 +12,15 @@ from workbench.experiment.experiment import Experiment
 from workbench.measure.run import runner_for
 
 WORKLOAD = {"kind": "prompts", "prompts": ["a"]}
+RADIX = {"kind": "radix", "ttl": 3.0}
 CHANGES = (
     {},
-    {"cache": {"format": "int8", "group": 16, "page_size": 32, "pages": 40, "prefix": {"kind": "radix", "ttl": 3.0}}},
+    {"cache": {"format": "int8", "quant_group": 16, "page_size": 32, "pages": 40, "prefix": RADIX}},
     {
         "cache": {"evict": {"kind": "snapkv", "budget": 64}},
         "schedule": {"policy": {"kind": "priority", "starvation_limit": 9}},
     },
-    {"attention": {"window": 64, "sinks": 2}, "schedule": {"kind": "static", "max_num_seqs": 3}},
+    {"attention": {"sliding_window": 64, "num_sink_tokens": 2}, "schedule": {"kind": "static", "max_num_seqs": 3}},
     {"speculate": {"kind": "prompt_lookup", "max_ngram": 3}, "model": {"dtype": "float32", "weights": "int8"}},
     {"executor": {"kind": "uncached", "oracle": True}},
 )

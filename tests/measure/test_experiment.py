@@ -62,8 +62,8 @@ workloads = st.fixed_dictionaries(
     optional={"requests": counts, "prompt_tokens": counts, "output_tokens": counts, "seed": seeds},
 )
 changes = {
-    "window": st.none() | counts | st.just("full"),
-    "sinks": st.integers(0, 9),
+    "sliding_window": st.none() | counts | st.just("full"),
+    "num_sink_tokens": st.integers(0, 9),
     "softcap": st.floats(0, 1e9),
     "num_kv_heads": counts | st.sampled_from(["multi_head", "multi_query"]),
     "qk_norm": st.booleans(),
@@ -73,7 +73,7 @@ changes = {
 
 
 def agrees_with_itself(change: dict) -> bool:
-    return not (change.get("window") == "full" and change.get("sinks"))
+    return not (change.get("sliding_window") == "full" and change.get("num_sink_tokens"))
 
 
 change = st.fixed_dictionaries({}, optional=changes).filter(agrees_with_itself)

@@ -25,7 +25,7 @@ from workbench.measure.quality.teacher_forcing import (
 from workbench.model.spec import ModelSpec
 from workbench.request import random_token_ids
 
-MODEL = model_of(spec_of(layer(4, 2), layer(4, 2, window=5)))
+MODEL = model_of(spec_of(layer(4, 2), layer(4, 2, sliding_window=5)))
 
 
 def text(draw: random.Random, most: int = 30) -> ForcedText:

@@ -33,8 +33,8 @@ VALUES = {
     "question": "what does it cost?", "model": {"name": "demo-draft", "dtype": "float32"}, "backend": "eager",
     "workload": WORK, "judge": {"path": f"{__name__}:judge"},
     "variants": {
-        "bfloat16": {"model.dtype": "bfloat16"}, "window": {"attention.window": 64},
-        "int8": {"cache.format": "int8", "cache.group": 32, "cache.residual": 32},
+        "bfloat16": {"model.dtype": "bfloat16"}, "window": {"attention.sliding_window": 64},
+        "int8": {"cache.format": "int8", "cache.quant_group": 32, "cache.residual_length": 32},
     },
 }  # fmt: skip
 

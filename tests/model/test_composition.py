@@ -11,6 +11,7 @@ from workbench.model.variants import change_spec
 
 LAYER = LayerSpec(attention=AttentionSpec(num_heads=6, num_kv_heads=6, head_dim=4), intermediate_size=8)
 SPEC = ModelSpec(name="six", vocab_size=11, hidden_size=24, layers=(LAYER,) * 6, max_position_embeddings=64)
+IDLE_SINKS = {"sliding_window": "full", "num_sink_tokens": 2}
 
 
 def varied(**values: object) -> list[AttentionSpec]:
@@ -20,12 +21,12 @@ def varied(**values: object) -> list[AttentionSpec]:
 
 def test_nothing_changes_nothing() -> None:
     assert change_spec(SPEC, AttentionConfig()) == SPEC
-    assert AttentionConfig().is_unchanged and not AttentionConfig(window=3).is_unchanged
+    assert AttentionConfig().is_unchanged and not AttentionConfig(sliding_window=3).is_unchanged
 
 
 def test_every_slot_reaches_every_layer() -> None:
     slots = {
-        "num_kv_heads": 2, "window": 9, "sinks": 2, "softcap": 3.0, "scale": 0.2, "qk_norm": True,
+        "num_kv_heads": 2, "sliding_window": 9, "num_sink_tokens": 2, "softcap": 3.0, "scale": 0.2, "qk_norm": True,
         "rotary": RotaryConfig(rope_theta=7.0), "sink_logits": True,
     }  # fmt: skip
     assert {attention.position for attention in varied(position="none")} == {"none"}
@@ -37,16 +38,17 @@ def test_every_slot_reaches_every_layer() -> None:
 
 
 def test_a_pattern_is_repeated_over_the_layers() -> None:
-    found = varied(window=9, sinks=2, pattern=["window", "window", "full"])
-    assert [(a.window, a.sinks) for a in found] == [(9, 2), (9, 2), (None, 0)] * 2
+    found = varied(sliding_window=9, num_sink_tokens=2, pattern=["window", "window", "full"])
+    assert [(a.sliding_window, a.num_sink_tokens) for a in found] == [(9, 2), (9, 2), (None, 0)] * 2
 
 
 def test_kinds_and_single_layers_stand_on_top() -> None:
     found = varied(
-        softcap=2.0, window=9, pattern=["near", "window"], kinds={"near": {"window": 3, "position": "none"}},
-        layers={5: {"window": "full"}, 0: {"softcap": 0}},
+        softcap=2.0, sliding_window=9, pattern=["near", "window"],
+        kinds={"near": {"sliding_window": 3, "position": "none"}},
+        layers={5: {"sliding_window": "full"}, 0: {"softcap": 0}},
     )  # fmt: skip
-    assert [a.window for a in found] == [3, 9, 3, 9, 3, None]
+    assert [a.sliding_window for a in found] == [3, 9, 3, 9, 3, None]
     assert [a.softcap for a in found] == [0, 2, 2, 2, 2, 2]
     assert [a.position for a in found] == ["none", "rotary"] * 3
 
@@ -59,17 +61,17 @@ def test_groups_by_number_or_name(num_kv_heads: object, right: int) -> None:
 @pytest.mark.parametrize(
     ("values", "told"),
     [
-        ({"windw": 3}, "attention: windw: unknown key; did you mean 'window'"),
-        ({"window": 0}, "attention: window: Input should be greater than or equal to 1, or 'full' .given 0.$"),
-        ({"window": "full", "sinks": 2}, "sinks: 2 with window: full keeps nothing in sight"),
-        ({"layers": {1: {"window": "full", "sinks": 2}}}, "sinks: 2 with window: full keeps nothing in sight"),
+        ({"sliding_windw": 3}, "attention: sliding_windw: unknown key; did you mean 'sliding_window'"),
+        ({"sliding_window": 0}, "attention: sliding_window: Input should be greater .* 1, or 'full' .given 0.$"),
+        (IDLE_SINKS, "num_sink_tokens: 2 with sliding_window: full keeps nothing in sight"),
+        ({"layers": {1: IDLE_SINKS}}, "num_sink_tokens: 2 with sliding_window: full keeps nothing in sight"),
         ({"position": "none", "rotary": {"rope_theta": 9.0}}, "rotary: turns no heads with position: none"),
-        ({"window": "ful"}, "attention: window"),
+        ({"sliding_window": "ful"}, "attention: sliding_window"),
         ({"position": "rotery"}, "position: Input should be 'rotary', 'alibi' or 'none'"),
-        ({"pattern": ["window", "full"]}, "`window` needs a window in tokens, for example window: 128"),
-        ({"window": 4, "pattern": ["windwo"]}, "'windwo' is no kind of layer; known: window, full"),
-        ({"kinds": {"near": {"window": 3}}}, "'near' does not occur in the pattern"),
-        ({"kinds": {"near": {"windw": 3}}, "pattern": ["near"]}, "windw: unknown key"),
+        ({"pattern": ["window", "full"]}, "`window` needs a window in tokens, for example sliding_window: 128"),
+        ({"sliding_window": 4, "pattern": ["windwo"]}, "'windwo' is no kind of layer; known: window, full"),
+        ({"kinds": {"near": {"sliding_window": 3}}}, "'near' does not occur in the pattern"),
+        ({"kinds": {"near": {"sliding_windw": 3}}, "pattern": ["near"]}, "windw: unknown key"),
         ({"layers": {"x": {}}}, "layers"),
         ({"softcap": float("inf")}, "softcap: Input should be a finite number"),
         ({"mask": 3}, "mask"),
@@ -85,8 +87,8 @@ def test_what_is_wrong_is_told_in_one_line(values: dict, told: str) -> None:
     ("values", "told"),
     [
         ({"num_kv_heads": 4}, "attention of layer 0: 6 query heads cannot share 4 key/value heads evenly"),
-        ({"sinks": 4}, "attention of layer 0: sinks 4 without a window"),
-        ({"layers": {6: {"window": 3}}}, "there is no layer 6; the model has 0 to 5"),
+        ({"num_sink_tokens": 4}, "attention of layer 0: num_sink_tokens 4 without a window"),
+        ({"layers": {6: {"sliding_window": 3}}}, "there is no layer 6; the model has 0 to 5"),
     ],
 )
 def test_what_the_model_cannot_be_is_told_with_its_layer(values: dict, told: str) -> None:
@@ -96,9 +98,9 @@ def test_what_the_model_cannot_be_is_told_with_its_layer(values: dict, told: str
 
 def test_what_a_single_layer_gives_up_is_no_contradiction() -> None:
     """Sinks and rotary that all other layers have are idle in one that sees all, or has no positions."""
-    layers = {1: {"window": "full"}, 2: {"position": "none"}}
-    found = varied(window=4, sinks=2, rotary={"rope_theta": 9.0}, layers=layers)[:3]
-    assert [(each.window, each.sinks, each.position) for each in found] == [
+    layers = {1: {"sliding_window": "full"}, 2: {"position": "none"}}
+    found = varied(sliding_window=4, num_sink_tokens=2, rotary={"rope_theta": 9.0}, layers=layers)[:3]
+    assert [(each.sliding_window, each.num_sink_tokens, each.position) for each in found] == [
         (4, 2, "rotary"), (None, 0, "rotary"), (4, 2, "none"),
     ]  # fmt: skip
 

@@ -169,7 +169,7 @@ def test_harmless_keys_are_accepted() -> None:
 def test_what_a_llama_config_cannot_say_is_not_exported() -> None:
     spec = named_shape("tiny")
     layer = spec.layers[0]
-    windowed = layer.model_copy(update={"attention": layer.attention.model_copy(update={"window": 8})})
+    windowed = layer.model_copy(update={"attention": layer.attention.model_copy(update={"sliding_window": 8})})
     half = layer.model_copy(update={"attention": layer.attention.model_copy(update={"qkv_bias": True})})
     for layers in [(layer, windowed), (windowed,), (half,), ()]:
         with pytest.raises(WorkbenchError, match="a Llama config"):

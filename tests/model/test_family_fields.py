@@ -41,7 +41,7 @@ def attention_of(spec: ModelSpec, layer: int = 0) -> AttentionSpec:
 
 
 def windows(spec: ModelSpec) -> list[int | None]:
-    return [layer.attention.window for layer in spec.layers]
+    return [layer.attention.sliding_window for layer in spec.layers]
 
 
 def test_mistral() -> None:

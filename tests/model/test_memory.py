@@ -93,7 +93,7 @@ def test_the_cache_is_the_pages_a_sequence_holds(kinds: list, dtype: str, page: 
         * kind.attention.num_kv_heads
         * kind.attention.head_dim
         * number.itemsize
-        * _positions(kind.attention.window, tokens, page)
+        * _positions(kind.attention.sliding_window, tokens, page)
         for kind in spec.layers
     )
     assert (found.sequence_bytes, found.cache_bytes) == (closed, 3 * closed)

@@ -96,7 +96,7 @@ def test_windows_experts_and_what_lies_inside(tmp_path: Path) -> None:
         "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "tie_word_embeddings": True,
     }  # fmt: skip
     spec, remarks = spec_from_any_config(written(tmp_path / "m", {"model_type": "outer", "text_config": inner}))
-    assert [kind.attention.window for kind in spec.layers] == [16, 16, None, 16, 16, None]
+    assert [kind.attention.sliding_window for kind in spec.layers] == [16, 16, None, 16, 16, None]
     experts = spec.layers[0].experts
     assert (
         experts is not None
@@ -106,9 +106,9 @@ def test_windows_experts_and_what_lies_inside(tmp_path: Path) -> None:
     assert any("only the decoder in text_config" in remark for remark in remarks)
     kinds = ["full_attention", "sliding_attention"] * 3
     spec, _ = spec_from_any_config(written(tmp_path / "n", inner | {"layer_types": kinds}))
-    assert [kind.attention.window for kind in spec.layers] == [None, 16] * 3
+    assert [kind.attention.sliding_window for kind in spec.layers] == [None, 16] * 3
     spec, _ = spec_from_any_config(written(tmp_path / "o", inner | {"use_sliding_window": False}))
-    assert [kind.attention.window for kind in spec.layers] == [None] * 6
+    assert [kind.attention.sliding_window for kind in spec.layers] == [None] * 6
 
 
 @pytest.mark.parametrize(

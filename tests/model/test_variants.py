@@ -35,7 +35,7 @@ def logits(model: Transformer) -> torch.Tensor:
 @settings(max_examples=tries(20))
 @given(st.sampled_from([1, 2, 3]), st.sampled_from([1, 2, 3]), st.booleans())
 def test_more_groups_are_copies_and_change_nothing(groups: int, copies: int, bias: bool) -> None:
-    spec = spec_of(layer(6 * groups, groups, bias=bias), layer(6 * groups, groups, window=4))
+    spec = spec_of(layer(6 * groups, groups, bias=bias), layer(6 * groups, groups, sliding_window=4))
     plain, more = varied(spec), varied(spec, num_kv_heads=groups * copies)
     assert {kind.attention.num_kv_heads for kind in more.spec.layers} == {groups * copies}
     assert torch.allclose(logits(plain), logits(more), rtol=0, atol=1e-12)
@@ -83,10 +83,11 @@ def test_slots_taken_away_take_their_parameters_along() -> None:
 def test_a_window_wide_enough_and_no_cap_change_nothing() -> None:
     spec = spec_of(layer(4, 2), layer(4, 2))
     plain = logits(varied(spec))
-    assert torch.equal(plain, logits(varied(spec, window=16)))
-    assert torch.equal(plain, logits(varied(spec, window=3, sinks=16)))
+    assert torch.equal(plain, logits(varied(spec, sliding_window=16)))
+    assert torch.equal(plain, logits(varied(spec, sliding_window=3, num_sink_tokens=16)))
     assert torch.equal(plain, logits(varied(spec, softcap=0)))
-    for change in ({"window": 15}, {"softcap": 1.0}, {"position": "none"}, {"position": "alibi"}, {"scale": 0.1}):
+    others = {"softcap": 1.0}, {"position": "none"}, {"position": "alibi"}, {"scale": 0.1}
+    for change in ({"sliding_window": 15}, *others):
         assert not torch.allclose(plain, logits(varied(spec, **change)), atol=1e-6), change
 
 

@@ -63,7 +63,7 @@ ROUTERS = st.sampled_from([RoundRobin(), LeastLoaded(), PrefixAware(request_toke
 def machines(draw: Any, arrives: bool = False) -> InstanceSpec:
     windows = draw(st.sampled_from([(), ((5, 0),), ((6, 2),)]))
     kinds = (AttentionReach(None, 0), *(AttentionReach(*window) for window in windows))
-    tables = tuple(KVCacheGroup((layer,), kind.window, kind.sinks) for layer, kind in enumerate(kinds))
+    tables = tuple(KVCacheGroup((layer,), *kind) for layer, kind in enumerate(kinds))
     times = StepTimeModel("drawn", kinds, tuple(draw(st.lists(FORMS, min_size=1, max_size=2))))
     pages = tuple(draw(st.integers(12, 40)) for _ in tables)
     limits = SchedulerLimits(draw(st.integers(1, 5)), draw(st.integers(2, 12)))

@@ -138,7 +138,7 @@ def test_what_is_unknown_is_said_to_be(tmp_path: Path) -> None:
     ("words", "told"),
     [
         (["model.name=nowhere,shape:tiny"], "no model 'nowhere'.* \\(in model.name=nowhere\\)"),
-        (["cache.page_size=8,64", "cache.format=int4", "cache.group=48"], "sweep: "),
+        (["cache.page_size=8,64", "cache.format=int4", "cache.quant_group=48"], "sweep: "),
     ],
 )
 def test_a_point_that_cannot_be_is_told_before_anything_runs(tmp_path: Path, words: list[str], told: str) -> None:

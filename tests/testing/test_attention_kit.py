@@ -11,9 +11,10 @@ from workbench.errors import WorkbenchError
 from workbench.testing import attention_backends, check_attention
 
 RIGHT = [
-    {}, {"window": 5, "sinks": 2, "softcap": 2.0, "qk_norm": True}, {"position": "alibi", "sink_logits": True},
-    {"position": "none", "scale": 0.2, "num_kv_heads": "multi_query"}, parts.Strided, parts.Strided(7),
-    parts.blind_now_and_then, parts.bent, parts.hides_far, parts.Gated, "tests.testing.attention_parts:Strided",
+    {}, {"sliding_window": 5, "num_sink_tokens": 2, "softcap": 2.0, "qk_norm": True},
+    {"position": "alibi", "sink_logits": True}, {"position": "none", "scale": 0.2, "num_kv_heads": "multi_query"},
+    parts.Strided, parts.Strided(7), parts.blind_now_and_then, parts.bent, parts.hides_far, parts.Gated,
+    "tests.testing.attention_parts:Strided",
     "tests/testing/attention_parts.py:bent",
 ]  # fmt: skip
 QUICK = ("eager", "mlir", "triton")

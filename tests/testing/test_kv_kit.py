@@ -14,7 +14,7 @@ from workbench.kv_cache.format import CacheFormat
 from workbench.testing import check_kv_format, kv_format, kv_scenarios
 
 KINDS = ("dense", "int8", "int4", "fp8")
-SMALL = {"format": "int4", "group": 8, "residual": 5}
+SMALL = {"format": "int4", "quant_group": 8, "residual_length": 5}
 
 
 def only(law: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,7 +22,7 @@ def only(law: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_format, "KV_LAWS", {law: kv_format.KV_LAWS[law]})
 
 
-@pytest.mark.parametrize("format", [SMALL, {**SMALL, "format": "int8", "rotate": True, "sinks": 3}])
+@pytest.mark.parametrize("format", [SMALL, {**SMALL, "format": "int8", "rotate": True, "num_sink_tokens": 3}])
 def test_our_formats_keep_every_law(format: dict) -> None:
     report = check_kv_format(format, examples=2, backends=("eager",))
     assert report.passed and len(report.laws) == 8, str(report)
@@ -67,7 +67,7 @@ def test_every_kind_of_layer_is_in_the_kits_model(layers: dict, usual: str) -> N
 
 
 def test_pages_hold_whole_groups_of_every_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    format = {"format": "int8", "group": 24, "residual": 5, "layers": {3: {"group": 16}}}
+    format = {"format": "int8", "quant_group": 24, "residual_length": 5, "layers": {3: {"quant_group": 16}}}
     only("batched = alone", monkeypatch)
     check_kv_format(format, examples=1, backends=()).raise_if_failed()
 

@@ -27,7 +27,7 @@ from workbench.widgets.attention.data import (
     quantize_weights,
 )
 
-WINDOWED = spec_of(layer(4, 2, window=5, sinks=2), layer(4, 4))
+WINDOWED = spec_of(layer(4, 2, sliding_window=5, num_sink_tokens=2), layer(4, 4))
 IDS = tuple(n % VOCAB for n in range(7, 27))
 
 
@@ -57,8 +57,8 @@ def test_rows_sum_to_one_and_nothing_is_seen_outside_window_and_sinks(spec: Mode
             weights, row = view.weights(), np.arange(len(ids))[:, None]
             column = np.arange(len(ids))[None]
             unseen = column > row
-            if attention.window is not None:
-                unseen = unseen | ((column <= row - attention.window) & (column >= attention.sinks))
+            if attention.sliding_window is not None:
+                unseen = unseen | ((column <= row - attention.sliding_window) & (column >= attention.num_sink_tokens))
             assert not weights[unseen].any()
             total = weights.sum(-1)
             assert (total < 1 + 1e-5).all()

@@ -14,7 +14,8 @@ import numpy as np
 import workbench
 from workbench import widgets
 
-runner = workbench.load("demo", backend="eager", attention={"window": 12, "sinks": 2, "pattern": ["window", "full"]})
+attention = {"sliding_window": 12, "num_sink_tokens": 2, "pattern": ["window", "full"]}
+runner = workbench.load("demo", backend="eager", attention=attention)
 v = widgets.AttentionView(runner, "def f(n):\\n    return", max_tokens=12, temperature=0)
 v
 # %%

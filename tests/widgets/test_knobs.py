@@ -69,7 +69,7 @@ caches = st.fixed_dictionaries(
     {"format": st.sampled_from(["dense", "int8", "int4"])},
     optional={
         "keys": st.none() | st.just("fp8"),
-        "group": st.sampled_from([8, 64]),
+        "quant_group": st.sampled_from([8, 64]),
         "layers": st.dictionaries(st.integers(0, 9), st.just({"format": "int8"}), max_size=2),
         "evict": st.none() | st.just({"kind": "snapkv", "budget": 99}) | st.just({"kind": "window", "ratio": 0.5}),
     },

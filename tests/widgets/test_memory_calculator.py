@@ -32,7 +32,7 @@ SETTINGS = st.fixed_dictionaries({
     "weights": st.sampled_from(["dense", "int8", "int4"]), "cache": st.sampled_from(FORMATS),
     "step_tokens": st.integers(1, 2048), "page_size": st.sampled_from([1, 16, 64]),
 })  # fmt: skip
-WINDOWS = st.sampled_from([(), ("attention.window=96", "attention.sinks=4")])
+WINDOWS = st.sampled_from([(), ("attention.sliding_window=96", "attention.num_sink_tokens=4")])
 SVG = "{http://www.w3.org/2000/svg}"
 
 

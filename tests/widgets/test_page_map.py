@@ -187,8 +187,8 @@ def test_a_log_is_bounded_and_keeps_the_newest() -> None:
 
 @pytest.fixture(scope="module")
 def runner() -> Runner:
-    model = model_of(spec_of(layer(dim=8), layer(dim=8, window=9)))
-    packed = CacheFormat(format="int4", group=8, columns=8, residual=8)
+    model = model_of(spec_of(layer(dim=8), layer(dim=8, sliding_window=9)))
+    packed = CacheFormat(format="int4", quant_group=8, columns=8, residual_length=8)
     return runner_of(model, cache=packed, page_size=8, pages=14, prefix="radix", offload="memory")
 
 

@@ -129,7 +129,7 @@ def test_what_cannot_be_carried_out_is_said_in_the_widget(play: Playground) -> N
     play.run()
     assert play.wait() and 'role="alert"' in play._alert.value
     assert "groups of 64 tokens do not divide pages of 32" in play._alert.value
-    assert "cache.group" in "".join(each.value for each in play.settings.panels["cache"]._alerts.values())
+    assert "cache.quant_group" in "".join(each.value for each in play.settings.panels["cache"]._alerts.values())
 
 
 def ids_of(printed_by: str) -> str:

@@ -113,8 +113,8 @@ def load(
     `backend` is `eager`, `inductor`, `triton`, `mlir` or `auto` (see executors/autotune.py); `activations` are `float`
     or, where weights are `int8`, `int8`: each row is quantized just before it is multiplied; `compile` is the unit that
     Inductor compiles, a `block` or a whole decode `step`; `seed` is for random weights; `attention` has the changes to
-    the model's attention, as in an experiment (`{"window": 128, "sinks": 4}`). `cache` is the format of keys and
-    values: `dense`, `int8`, `int4`, `fp8`, or settings as in an experiment's `cache:` (see kv_cache/format.py).
+    the model's attention, as in an experiment (`{"sliding_window": 128, "num_sink_tokens": 4}`). `cache` is the format
+    of keys and values: `dense`, `int8`, `int4`, `fp8`, or settings as in an experiment's `cache:` (kv_cache/format.py).
     `prefix` is `off` or `radix` (or {"kind": "radix", "ttl": seconds}): pages are found again by their tokens.
     `offload` is `none`, `memory` or {"kind": "file", "path": ...}: the place of a preempted sequence's pages. `evict`
     is a policy that keeps each sequence within a budget, as in an experiment ({"kind": "heavy_hitters", "budget": 256},

@@ -121,8 +121,8 @@ def _weights(scores: Tensor, a: AnyAttentionSpec, sinks: Tensor | None) -> Tenso
     if a.score is not None:
         scores = load_custom(a.score)(scores, head, query, key)
     seen = far >= 0
-    if a.window is not None:
-        seen &= (far < a.window) | (key < a.sinks)
+    if a.sliding_window is not None:
+        seen &= (far < a.sliding_window) | (key < a.num_sink_tokens)
     if a.mask is not None:
         seen &= load_custom(a.mask)(query, key)
     scores = scores.masked_fill(~seen, -torch.inf)

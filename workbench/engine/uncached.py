@@ -23,7 +23,7 @@ def disable_cache(runner: Runner, oracle: bool = False) -> None:
     """
     held = runner.kv_cache.evictor is None and all(table.sliding_window is None for table in runner.store.groups)
     if not (held or oracle):
-        raise WorkbenchError("executor: uncached needs every token's page: take out cache.evict and attention.window")
+        raise WorkbenchError("executor: uncached needs all pages: take out cache.evict and attention.sliding_window")
     runner.executor = _NaiveExecutor(runner) if oracle else _RecomputingExecutor(runner)
     if runner.load_arguments:
         runner.load_arguments = MappingProxyType(

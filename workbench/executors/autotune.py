@@ -124,9 +124,9 @@ def _reads(backends: Backends, model: Transformer, held: CacheLayout) -> tuple[B
     if format.quantized:
         arguments |= {
             "formats": format.key_value_formats,
-            "run": format.group,
+            "run": format.quant_group,
             "columns": format.columns,
-            "lag": format.residual,
+            "lag": format.residual_length,
         }
     try:
         operator = "quantized_attention" if format.quantized else "paged_attention"

@@ -41,8 +41,8 @@ from workbench.settings import Settings
 POSITIONS_PER_BLOCK = 1024  # positions whose angles are computed together, always
 # Fields of a spec that the step supports, or that are handled before it is reached.
 SUPPORTED_ATTENTION_FIELDS = (
-    "kind", "num_heads", "num_kv_heads", "head_dim", "window", "sinks", "softcap", "scale", "qk_norm", "position",
-    "rotary", "sink_logits", "mask", "score", "module", "qkv_bias", "o_proj_bias",
+    "kind", "num_heads", "num_kv_heads", "head_dim", "sliding_window", "num_sink_tokens", "softcap", "scale", "qk_norm",
+    "position", "rotary", "sink_logits", "mask", "score", "module", "qkv_bias", "o_proj_bias",
 )  # fmt: skip
 SUPPORTED_LAYER_FIELDS = ("attention", "intermediate_size", "mlp_bias")
 SUPPORTED_MODEL_FIELDS = (

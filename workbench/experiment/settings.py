@@ -191,7 +191,7 @@ class Sweep(Settings):
 
         axes: {cache.format: [dense, int8], workload.context: [256, 512]}
         linked: [{schedule.max_num_seqs: [1, 8], workload.requests: [4, 32]}]
-        overrides: [{}, {attention.window: 64, attention.sinks: 4}]
+        overrides: [{}, {attention.sliding_window: 64, attention.num_sink_tokens: 4}]
         repeat: 3"""
 
     axes: dict[str, Values] = {}

@@ -108,16 +108,17 @@ class SlidingWindowEviction(_Always):
 
 
 class SinksRecent(_Always):
-    """StreamingLLM (Xiao et al., 2023): keep the first `sinks` tokens and the newest.
+    """StreamingLLM (Xiao et al., 2023): keep the first `num_sink_tokens` tokens and the newest.
 
     Positions stay those of the text; the paper renumbers them.
     """
 
     kind: Literal["sinks_recent"] = "sinks_recent"
-    sinks: Annotated[int, Field(ge=1)] = 4
+    num_sink_tokens: Annotated[int, Field(ge=1)] = 4
 
     def select(self, mass: Tensor, budget: int) -> Tensor:
-        return select_recent_and_heaviest(torch.zeros_like(mass), budget, budget - min(self.sinks, budget - 1))
+        recent = max(1, budget - self.num_sink_tokens)
+        return select_recent_and_heaviest(torch.zeros_like(mass), budget, recent)
 
 
 class HeavyHitters(_Always):

@@ -24,18 +24,19 @@ FORMATS: tuple[QuantFormat, ...] = ("dense", "int8", "int4", "fp8")
 class LayerFormat(Settings):
     """The format of one layer's keys and values.
 
-    Quantized keys have a scale per channel of `group` tokens, quantized values one per `columns` columns of a token
-    (Liu et al. 2024, KIVI). Complete groups that are at least `residual` tokens old are quantized. The others and the
-    first `sinks` stay in full precision. With `rotate` heads are rotated by a Hadamard matrix first.
+    Quantized keys have a scale per channel of `quant_group` tokens, quantized values one per `columns` columns of a
+    token (Liu et al. 2024, KIVI). Complete groups that are at least `residual_length` tokens old are quantized. The
+    others and the first `num_sink_tokens` stay in full precision. With `rotate` heads are rotated by a Hadamard matrix
+    first.
     """
 
     format: QuantFormat = "dense"
     keys: QuantFormat | None = None  # None is as `format`
     values: QuantFormat | None = None  # None is as `format`
-    group: Annotated[int, Field(ge=8, multiple_of=8)] = 64
+    quant_group: Annotated[int, Field(ge=8, multiple_of=8)] = 64
     columns: Annotated[int, Field(ge=8, multiple_of=8)] = 64  # the whole head where it is narrower
-    residual: Count = 64
-    sinks: Annotated[int, Field(ge=0)] = 0
+    residual_length: Count = 64
+    num_sink_tokens: Annotated[int, Field(ge=0)] = 0
     rotate: bool = False
 
     @model_validator(mode="after")
@@ -64,10 +65,10 @@ class LayerFormatOverride(Settings):
     format: QuantFormat | None = None
     keys: QuantFormat | None = None
     values: QuantFormat | None = None
-    group: Annotated[int, Field(ge=8, multiple_of=8)] | None = None
+    quant_group: Annotated[int, Field(ge=8, multiple_of=8)] | None = None
     columns: Annotated[int, Field(ge=8, multiple_of=8)] | None = None
-    residual: Count | None = None
-    sinks: Annotated[int, Field(ge=0)] | None = None
+    residual_length: Count | None = None
+    num_sink_tokens: Annotated[int, Field(ge=0)] | None = None
     rotate: bool | None = None
 
 
@@ -96,10 +97,10 @@ class CacheFormat(LayerFormat):
             raise WorkbenchError(f"cache.layers: no layer {wrong[0]}; the model has layers 0..{layers - 1}")
         for index in range(layers):
             mine = self.for_layer(index)
-            if mine.quantized and page_size % mine.group:
+            if mine.quantized and page_size % mine.quant_group:
                 raise WorkbenchError(
-                    f"cache.group: groups of {mine.group} tokens do not divide pages of {page_size}; "
-                    f"set cache.page_size to a multiple, or a smaller cache.group"
+                    f"cache.quant_group: groups of {mine.quant_group} tokens do not divide pages of {page_size}; "
+                    f"set cache.page_size to a multiple, or a smaller cache.quant_group"
                 )
 
 
@@ -148,7 +149,8 @@ class KVCacheSpec:
     def quantization_rule(self) -> QuantizationRule:
         """Return the rule that decides which positions a query reads quantized; a window's sinks stay in full
         precision."""
-        return QuantizationRule(self.format.group, self.format.residual, max(self.format.sinks, self.num_sink_tokens))
+        sinks = max(self.format.num_sink_tokens, self.num_sink_tokens)
+        return QuantizationRule(self.format.quant_group, self.format.residual_length, sinks)
 
     @property
     def cache_groups(self) -> dict[int, KVCacheGroup]:
@@ -201,10 +203,10 @@ class KVCacheSpec:
             message = f"a Hadamard matrix turns heads whose width is a power of two, not {self.head_dim}"
             raise WorkbenchError(f"cache.rotate: {message}")
         made = self.num_kv_heads, self.head_dim, page_size
-        return PageFormat(keys, True, *made, self.format.group), PageFormat(values, False, *made, columns)
+        return PageFormat(keys, True, *made, self.format.quant_group), PageFormat(values, False, *made, columns)
 
     def _bits(self, dtype: torch.dtype) -> tuple[float, float]:
-        runs = self.format.group, min(self.format.columns, self.head_dim)
+        runs = self.format.quant_group, min(self.format.columns, self.head_dim)
         keys, values = self.format.key_value_formats
         return bits_per_number(keys, runs[0], dtype), bits_per_number(values, runs[1], dtype)
 
@@ -225,7 +227,7 @@ def build_cache_specs(
     shapes, taken = [], 0
     for index, (groups, dim, window, sinks, shared) in enumerate(layers):
         mine = DENSE if format is None else format.for_layer(index)
-        if not mine.quantized or (window is not None and window <= mine.residual):
+        if not mine.quantized or (window is not None and window <= mine.residual_length):
             mine = DENSE
         if mine.quantized and shared is not None:
             raise WorkbenchError(f"cache: layer {index} keeps latent rows, which have no {mine} form; keep it dense")

@@ -264,7 +264,7 @@ def _numbers(shape: KVCacheSpec, layers: int, packed: bool, dtype: torch.dtype) 
     each = (layers, "layers"), (shape.num_kv_heads, "groups"), (shape.head_dim, "dim")
     if packed:
         keys, values = shape.format.key_value_formats
-        bits = bits_per_number(keys, shape.format.group, dtype)
+        bits = bits_per_number(keys, shape.format.quant_group, dtype)
         bits += bits_per_number(values, min(shape.format.columns, shape.head_dim), dtype)
         return *each, (bits / 8, "bytes a key and a value, scales included")
     if shape.num_value_columns is not None:

@@ -24,8 +24,8 @@ class AttentionChange(Settings):
     )
     num_heads: Count | None = None  # of random weights only: a trained model's are what they are
     head_dim: Annotated[int, Field(ge=2)] | None = None  # likewise
-    window: Count | Literal["full"] | None = None  # in tokens
-    sinks: Annotated[int, Field(ge=0)] | None = None
+    sliding_window: Count | Literal["full"] | None = None  # in tokens
+    num_sink_tokens: Annotated[int, Field(ge=0)] | None = None
     softcap: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     qk_norm: bool | None = None
@@ -43,8 +43,9 @@ class AttentionChange(Settings):
 
     @model_validator(mode="after")
     def _nothing_is_idle(self) -> AttentionChange:
-        if self.window == FULL and self.sinks:
-            raise ValueError(f"sinks: {self.sinks} with window: full keeps nothing in sight that is not; give one only")
+        if self.sliding_window == FULL and self.num_sink_tokens:
+            message = f"num_sink_tokens: {self.num_sink_tokens} with sliding_window: full keeps nothing in sight"
+            raise ValueError(f"{message} that is not; give one only")
         if self.rotary is not None and self.position in ("alibi", "none"):
             raise ValueError(f"rotary: turns no heads with position: {self.position}; give one only")
         return self
@@ -52,8 +53,8 @@ class AttentionChange(Settings):
     def on_top_of(self, other: AttentionChange) -> AttentionChange:
         """Return this change on top of `other`, without those of its values that would have no effect."""
         below, mine = _given(other), _given(self)
-        if self.window == FULL:
-            below.pop("sinks", None)
+        if self.sliding_window == FULL:
+            below.pop("num_sink_tokens", None)
         if self.position in ("alibi", "none"):
             below.pop("rotary", None)
         return AttentionChange(**{**below, **mine})
@@ -77,8 +78,8 @@ class AttentionConfig(AttentionChange):
         for word in self.pattern:
             if word not in known:
                 raise ValueError(f"pattern: {word!r} is no kind of layer; known: {', '.join(known)}")
-        if WINDOW in self.pattern and WINDOW not in self.kinds and not isinstance(self.window, int):
-            raise ValueError("pattern: `window` needs a window in tokens, for example window: 128")
+        if WINDOW in self.pattern and WINDOW not in self.kinds and not isinstance(self.sliding_window, int):
+            raise ValueError("pattern: `window` needs a window in tokens, for example sliding_window: 128")
         if unused := [name for name in self.kinds if name not in self.pattern]:
             raise ValueError(f"kinds: {unused[0]!r} does not occur in the pattern")
         return self
@@ -98,7 +99,7 @@ class AttentionConfig(AttentionChange):
         if beyond := [index for index in self.layers if not 0 <= index < count]:
             raise WorkbenchError(f"attention.layers: there is no layer {beyond[0]}; the model has 0 to {count - 1}")
         plain = AttentionChange(**{name: value for name, value in _given(self).items() if name in CHANGEABLE})
-        full = AttentionChange(window=FULL, sinks=0).on_top_of(plain)
+        full = AttentionChange(sliding_window=FULL, num_sink_tokens=0).on_top_of(plain)
         kinds = {WINDOW: plain, FULL: full} | {name: kind.on_top_of(plain) for name, kind in self.kinds.items()}
         for index in range(count):
             change = kinds[self.pattern[index % len(self.pattern)]] if self.pattern else plain

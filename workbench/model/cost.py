@@ -48,7 +48,7 @@ class StepCostModel:
         for start, length in spans:
             tokens += length
             for attention, layers in self._attentions.items():
-                seen, touched = visible_pairs(start, length, attention.window, attention.sinks)
+                seen, touched = visible_pairs(start, length, attention.sliding_window, attention.num_sink_tokens)
                 values = attention.kv_lora_rank if isinstance(attention, MLASpec) else attention.head_dim
                 flops += layers * 2.0 * attention.num_heads * (attention.head_dim + values) * seen
                 read += layers * attention.cache_values_per_token * (touched + length) * self._cache_value

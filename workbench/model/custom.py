@@ -17,7 +17,7 @@ from workbench.request import CustomPart
 
 def build_mask(spec: AnyAttentionSpec) -> Mask:
     """Build the mask: the past, as far as the window and the custom mask show it."""
-    band = Causal() if spec.window is None else SlidingWindow(spec.window, spec.sinks)
+    band = Causal() if spec.sliding_window is None else SlidingWindow(spec.sliding_window, spec.num_sink_tokens)
     return band if spec.mask is None else AndMask(band, load_mask(spec.mask))
 
 

@@ -207,10 +207,6 @@ def _feedforward_columns(kind: LayerSpec) -> int:
 def cache_shapes(spec: ModelSpec, format: CacheFormat | None = None) -> tuple[KVCacheSpec, ...]:
     """Return the cache shape of each layer, dense unless a format says otherwise."""
     attentions = (kind.attention for kind in spec.layers)
-    return build_cache_specs(
-        (
-            (a.num_kv_heads, a.head_dim, a.window, a.sinks, a.kv_lora_rank if isinstance(a, MLASpec) else None)
-            for a in attentions
-        ),
-        format,
-    )
+    shared = ((a, a.kv_lora_rank if isinstance(a, MLASpec) else None) for a in attentions)
+    layers = ((a.num_kv_heads, a.head_dim, a.sliding_window, a.num_sink_tokens, columns) for a, columns in shared)
+    return build_cache_specs(layers, format)

@@ -54,8 +54,8 @@ class MLASpec(Settings):
     qk_nope_head_dim: Annotated[int, Field(ge=1)]
     v_head_dim: Annotated[int, Field(ge=1)]
     q_lora_rank: Annotated[int, Field(ge=1)] | None = None
-    window: Annotated[int, Field(ge=1)] | None = None
-    sinks: Annotated[int, Field(ge=0)] = 0
+    sliding_window: Annotated[int, Field(ge=1)] | None = None
+    num_sink_tokens: Annotated[int, Field(ge=0)] = 0
     softcap: Annotated[float, Field(ge=0)] = 0.0
     scale: Annotated[float, Field(gt=0)] | None = (
         None  # of the scores; None is (qk_nope_head_dim + qk_rope_head_dim) ** -0.5
@@ -70,8 +70,8 @@ class MLASpec(Settings):
 
     @model_validator(mode="after")
     def _possible(self) -> MLASpec:
-        if self.sinks and self.window is None:
-            raise ValueError(f"sinks {self.sinks} without a window: the whole context is in sight already")
+        if self.num_sink_tokens and self.sliding_window is None:
+            raise ValueError(f"num_sink_tokens {self.num_sink_tokens} without a window: all tokens are in sight")
         if self.qkv_bias and self.q_lora_rank is None:
             raise ValueError("qkv_bias without q_lora_rank: queries that come from no latent have no bias")
         return self
@@ -156,8 +156,8 @@ class AttentionSpec(Settings):
     num_heads: Annotated[int, Field(ge=1)]
     num_kv_heads: Annotated[int, Field(ge=1)]
     head_dim: Annotated[int, Field(ge=2)]
-    window: Annotated[int, Field(ge=1)] | None = None  # in tokens; None sees the whole context
-    sinks: Annotated[int, Field(ge=0)] = 0  # first tokens that a window keeps in sight (StreamingLLM, 2023)
+    sliding_window: Annotated[int, Field(ge=1)] | None = None  # in tokens; None sees the whole context
+    num_sink_tokens: Annotated[int, Field(ge=0)] = 0  # first tokens that a window keeps in sight (StreamingLLM, 2023)
     softcap: Annotated[float, Field(ge=0)] = 0.0  # c tanh(score / c) (Gemma 2, 2024); 0 is none
     scale: Annotated[float, Field(gt=0)] | None = None  # of the scores; None is dim ** -0.5
     qk_norm: bool = False  # root-mean-square norm of each query and key head before rotary (Qwen 3, Gemma 3)
@@ -174,8 +174,8 @@ class AttentionSpec(Settings):
     def _grouped(self) -> AttentionSpec:
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"{self.num_heads} query heads cannot share {self.num_kv_heads} key/value heads evenly")
-        if self.sinks and self.window is None:
-            raise ValueError(f"sinks {self.sinks} without a window: the whole context is in sight already")
+        if self.num_sink_tokens and self.sliding_window is None:
+            raise ValueError(f"num_sink_tokens {self.num_sink_tokens} without a window: all tokens are in sight")
         return self
 
     @property
@@ -281,8 +281,8 @@ class ModelSpec(Displayable, Settings):
             attention = layer.attention
             latent = getattr(attention, "kv_lora_rank", None)  # two may be as wide and be parted otherwise
             kind = (
-                attention.window,
-                attention.sinks,
+                attention.sliding_window,
+                attention.num_sink_tokens,
                 attention.num_kv_heads,
                 attention.head_dim,
                 attention.cache_values_per_token,

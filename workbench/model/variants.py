@@ -70,8 +70,8 @@ def _changed(attention: AnyAttentionSpec, change: AttentionChange, index: int) -
     heads = values.get("num_heads", attention.num_heads)
     if isinstance(values.get("num_kv_heads"), str):
         values["num_kv_heads"] = heads if values["num_kv_heads"] == "multi_head" else 1
-    if values.get("window") == FULL:
-        values |= {"window": None, "sinks": 0}
+    if values.get("sliding_window") == FULL:
+        values |= {"sliding_window": None, "num_sink_tokens": 0}
     try:
         # Field by field, so that fields that exclude each other are reported.
         return type(attention).model_validate(dict(attention) | values)

@@ -93,7 +93,7 @@ class ModelSizes:
         tables, token_bytes = [], []
         for layers in spec.kv_cache_groups:
             attention = spec.layers[layers[0]].attention
-            tables.append(KVCacheGroup(layers, attention.window, attention.sinks))
+            tables.append(KVCacheGroup(layers, attention.sliding_window, attention.num_sink_tokens))
             token_bytes.append(len(layers) * attention.cache_values_per_token * bytes_per_value)
         return cls(spec, spec.num_parameters * bytes_per_value, tuple(tables), tuple(token_bytes))
 
@@ -131,7 +131,7 @@ def roofline_step_times(
     kinds: dict[AttentionReach, dict[AnyAttentionSpec, int]] = {}
     for layer in spec.layers:
         attention = layer.attention
-        alike = kinds.setdefault(AttentionReach(attention.window, attention.sinks), {})
+        alike = kinds.setdefault(AttentionReach(attention.sliding_window, attention.num_sink_tokens), {})
         alike[attention] = alike.get(attention, 0) + 1
     blocks = sum(
         k.attention.matrix_parameters(spec.hidden_size) + spec.hidden_size * k.mlp_parameters_per_column[1]

@@ -20,15 +20,15 @@ MAX_GAP_SECONDS = 2e-3  # longer gaps between steps, in seconds, are idle time
 
 
 class AttentionReach(NamedTuple):
-    """Attention layers of equal reach: the last `window` tokens and the first `sinks`, or everything."""
+    """Attention layers of equal reach: the last `sliding_window` tokens and the first `num_sink_tokens`, or all."""
 
-    window: int | None
-    sinks: int
+    sliding_window: int | None
+    num_sink_tokens: int
 
     @property
     def max_positions(self) -> int | None:
         """Return the maximum number of positions that one query reads; None is unlimited."""
-        return None if self.window is None else self.window + self.sinks
+        return None if self.sliding_window is None else self.sliding_window + self.num_sink_tokens
 
 
 class StepWork(NamedTuple):
@@ -55,11 +55,11 @@ def step_work_of(spans: Iterable[tuple[int, int]], sampled: int, kinds: tuple[At
         else:
             prefill += length
         for kind, seen in enumerate(kinds):
-            if seen.window is None:
+            if seen.sliding_window is None:
                 pairs[kind] += length * start + length * (length + 1) // 2
                 read[kind] += start + length
             else:
-                some, touched = visible_pairs(start, length, seen.window, seen.sinks)
+                some, touched = visible_pairs(start, length, seen.sliding_window, seen.num_sink_tokens)
                 pairs[kind] += some
                 read[kind] += touched
     return StepWork(prefill, decode, sampled, tuple(pairs), tuple(read))

@@ -29,8 +29,8 @@ def check_attention(
 
     Args:
         part: a mask (query, key) -> visible, a score function (score, head, query, key) -> score, an attention module,
-            or a composition as in a configuration (`{"window": 8, "sinks": 2}`). An instance, a class, a function, or
-            an import path (`package.module:Name`, `folder/file.py:Name`).
+            or a composition as in a configuration (`{"sliding_window": 8, "num_sink_tokens": 2}`). An instance, a
+            class, a function, or an import path (`package.module:Name`, `folder/file.py:Name`).
         examples: texts tried for each law, equal in every call.
         arguments: builds `part` where it is a class.
         backends: compared with the reference as far as they support the variant; compiling for inductor takes seconds.

@@ -39,7 +39,7 @@ def _half_a_step(format: CacheFormat, scenario: KVScenario) -> None:
     generator = torch.Generator().manual_seed(scenario.seed)
     for layer in range(scenario.layers):
         for kind in format.for_layer(layer).key_value_formats:
-            numbers = torch.randn(HEAD_DIM, format.for_layer(layer).group, generator=generator) * 10.0 ** (
+            numbers = torch.randn(HEAD_DIM, format.for_layer(layer).quant_group, generator=generator) * 10.0 ** (
                 scenario.seed % 7 - 4
             )
             packed = quantize(numbers, kind, numbers.shape[1])
@@ -148,8 +148,8 @@ def _agrees(backend: Backend, shape: KVCacheSpec, scenario: KVScenario) -> None:
     ]
     arguments = {
         "contexts": scenario.lengths, "spans": sorted(spans), "num_kv_heads": scenario.num_kv_heads,
-        "queries_per_kv": 2, "dim": HEAD_DIM, "size": scenario.quant_groups_per_page * format.group,
-        "dtype": torch.float32, "formats": format.key_value_formats, "run": format.group,
+        "queries_per_kv": 2, "dim": HEAD_DIM, "size": scenario.quant_groups_per_page * format.quant_group,
+        "dtype": torch.float32, "formats": format.key_value_formats, "run": format.quant_group,
         "columns": format.columns, "lag": rule.residual_length, "first": rule.num_sink_tokens,
     }  # fmt: skip
     arguments["contexts"] = tuple(max(pair) for pair in zip(scenario.lengths, arguments["spans"], strict=True))

@@ -46,7 +46,10 @@ class KVScenario:
         """Build the model in float64 with random weights."""
         kinds = [
             AttentionSpec(
-                num_heads=2 * self.num_kv_heads, num_kv_heads=self.num_kv_heads, head_dim=HEAD_DIM, window=window
+                num_heads=2 * self.num_kv_heads,
+                num_kv_heads=self.num_kv_heads,
+                head_dim=HEAD_DIM,
+                sliding_window=window,
             )
             for window in (None, self.window)
         ]
@@ -85,13 +88,14 @@ def num_test_layers(format: CacheFormat) -> int:
 
 def quant_group_tokens(format: CacheFormat) -> int:
     """Return the fewest tokens that are whole quantization groups in every layer."""
-    return math.lcm(*(format.for_layer(layer).group for layer in range(num_test_layers(format))))
+    return math.lcm(*(format.for_layer(layer).quant_group for layer in range(num_test_layers(format))))
 
 
 def kv_scenarios(format: CacheFormat) -> st.SearchStrategy[KVScenario]:
     """Draw texts with lengths near those at which tokens are quantized."""
     layers = num_test_layers(format)
-    reach = max(format.for_layer(layer).residual + format.for_layer(layer).group for layer in range(layers))
+    formats = map(format.for_layer, range(layers))
+    reach = max(each.residual_length + each.quant_group for each in formats)
     length = st.one_of(st.integers(2, reach + 2 * quant_group_tokens(format)), st.integers(reach - 2, reach + 2))
     windows = st.sampled_from([None, reach // 2 + 1, reach + 5])
     lengths = st.lists(length, min_size=1, max_size=3).map(tuple)

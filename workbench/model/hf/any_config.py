@@ -109,7 +109,7 @@ def _attention(fields: ConfigFields, width: int, window: int | None) -> AnyAtten
     if heads % groups:
         raise fields.invalid("num_key_value_heads", groups, f"a divisor of the heads ({heads})")
     return AttentionSpec(
-        num_heads=heads, num_kv_heads=groups, head_dim=_integer(fields, "dim", width // heads), window=window
+        num_heads=heads, num_kv_heads=groups, head_dim=_integer(fields, "dim", width // heads), sliding_window=window
     )
 
 

@@ -61,7 +61,7 @@ def mistral(config: ConfigFields, name: str) -> ModelSpec:
     kinds, right = config.get("layer_types"), FULL if window is None else SLIDING
     if kinds is not None and (not isinstance(kinds, list) or any(kind != right for kind in kinds)):
         raise config.invalid("layer_types", kinds, f'absent, or "{right}" for every layer, as sliding_window says')
-    attention = AttentionSpec(**read_heads(config), window=window)
+    attention = AttentionSpec(**read_heads(config), sliding_window=window)
     layer = LayerSpec(attention=attention, intermediate_size=config.integer("intermediate_size"))
     return build_spec(config, name, (layer,) * read_num_layers(config))
 
@@ -79,7 +79,7 @@ def qwen3(config: ConfigFields, name: str) -> ModelSpec:
     of_kind = {
         kind: LayerSpec(
             attention=AttentionSpec(
-                **read_heads(config, dim=128), window=sliding, qk_norm=True, qkv_bias=bias, o_proj_bias=bias
+                **read_heads(config, dim=128), sliding_window=sliding, qk_norm=True, qkv_bias=bias, o_proj_bias=bias
             ),
             intermediate_size=config.integer("intermediate_size"),
         )
@@ -125,7 +125,7 @@ def _gemma(
         kind: LayerSpec(
             attention=AttentionSpec(
                 **read_heads(config, dim=256),
-                window=windows[kind],
+                sliding_window=windows[kind],
                 scale=config.number("query_pre_attn_scalar", default=256.0) ** -0.5,
                 rotary=None if rotary == model else rotary,
                 qkv_bias=bias,
@@ -164,7 +164,7 @@ def gpt_oss(config: ConfigFields, name: str) -> ModelSpec:
     layers = {
         kind: LayerSpec(
             attention=AttentionSpec(
-                **read_heads(config, dim=64), window=window, sink_logits=True, qkv_bias=bias, o_proj_bias=bias
+                **read_heads(config, dim=64), sliding_window=window, sink_logits=True, qkv_bias=bias, o_proj_bias=bias
             ),
             intermediate_size=config.integer("intermediate_size"),
             mlp_bias=True,

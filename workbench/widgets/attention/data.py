@@ -138,7 +138,7 @@ class ComputedAttentionSource:
         return getattr(self._attention[layer], "num_kv_heads", 1)
 
     def window_and_sinks(self, layer: int) -> tuple[int | None, int]:
-        return self._attention[layer].window, self._attention[layer].sinks
+        return self._attention[layer].sliding_window, self._attention[layer].num_sink_tokens
 
     def read(self, layer: int, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
         weights = self.text.weights(layer, range(begin, end)).cpu().numpy()
@@ -156,7 +156,7 @@ def source_of_inspection(found: Any, spec: Any) -> ArrayAttentionSource:
         whole = {n: a for n, a in attention.items() if a.num_heads == len(found.weights[n])}
         known = {
             "num_kv_heads": {n: getattr(a, "num_kv_heads", 1) for n, a in whole.items()},
-            "windows_and_sinks": {n: (a.window, a.sinks) for n, a in attention.items()},
+            "windows_and_sinks": {n: (a.sliding_window, a.num_sink_tokens) for n, a in attention.items()},
             "masks": {n: build_mask(a) for n, a in attention.items()},
         }
     weights = {n: each.cpu().numpy() for n, each in found.weights.items()}
