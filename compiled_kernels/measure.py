@@ -22,6 +22,7 @@ from compiled_kernels.capabilities import known_gap
 from compiled_kernels.cases import Case, Suite
 from compiled_kernels.check import copy_with_strides, device_of, to_device
 from compiled_kernels.compiled_calls import compile_calls, compile_context
+from compiled_kernels.rounds import rotations
 
 # Weights and caches: read once a step.
 COLD_OPERATORS = ("linear", "linear_int8", "linear_int4", "paged_attention", "quantized_attention")
@@ -125,16 +126,14 @@ def time_interleaved(
         _settle(backend)
         return (clock() - began) / repeats
 
-    order = list(ways)
-    warm = {backend: min(sample(backend, 1) for _ in range(2)) for backend in order}
+    warm = {backend: min(sample(backend, 1) for _ in range(2)) for backend in ways}
     repeats = {backend: max(1, round(MIN_SAMPLE_SECONDS / max(seconds, 1e-7))) for backend, seconds in warm.items()}
-    samples: dict[Backend, list[float]] = {backend: [] for backend in order}
+    samples: dict[Backend, list[float]] = {backend: [] for backend in ways}
     began = clock()
-    for number in range(MAX_ROUNDS if order else 0):
+    for number, order in enumerate(itertools.islice(rotations(ways), MAX_ROUNDS)):
         if number >= MIN_ROUNDS and clock() - began >= budget_seconds * len(order):
             break
-        first = number % len(order)
-        for backend in order[first:] + order[:first]:
+        for backend in order:
             samples[backend].append(sample(backend, repeats[backend]))
     return samples
 

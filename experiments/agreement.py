@@ -22,7 +22,8 @@ from typing import Any
 from workbench.engine.runner import Runner
 from workbench.experiment.build import arrivals_of, requests_of
 from workbench.experiment.experiment import Experiment
-from workbench.measure.run import run_requests, runner_for, torch_threads
+from workbench.machine.ceilings import intra_op_threads
+from workbench.measure.run import run_requests, runner_for
 from workbench.measure.simulated import instance_spec_for, request_metrics_of
 from workbench.runs.metrics import distribution, summarize
 from workbench.simulate.fleet import Fleet, InstancePool
@@ -92,7 +93,7 @@ def verdict(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     experiment = Experiment.from_file(Path(__file__).with_name("agreement.yaml"))
     own, rows = ProcessClock(), []
-    with torch_threads(experiment.measure.threads):
+    with intra_op_threads(experiment.measure.threads):
         runner = runner_for(experiment, clock=own, sleep=own.sleep)
         run_real(runner, experiment)  # compiles and touches everything once
         for number in range(REPETITIONS):

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiled_kernels import Backend
+from compiled_kernels import Backend, rounds
 from compiled_kernels.correct_backend import CorrectBackend
 from compiled_kernels.masks import Causal
 from compiled_kernels.result_cache import ResultCache
@@ -20,7 +20,6 @@ from tests.thorough import tries
 from workbench.batch import TokenBatch
 from workbench.errors import WorkbenchError
 from workbench.executors import autotune as trial
-from workbench.executors import reference as rounds
 from workbench.executors.base import CompileUnit, EagerExecutor
 from workbench.executors.packing import pack_batch
 from workbench.executors.reference import CacheLayout

@@ -133,7 +133,7 @@ def test_the_record_has_a_row_for_each_work_in_turn(record: dict[str, Any]) -> N
     assert all("the model's context is 256" in row["reason"] for row in record["rows"] if row["depth"])
     assert record["settings"]["backend_used"] == "eager" and record["settings"]["threads"] == 1
     turns = [line.split(":")[0] for line in record["told"] if " at 0" in line]
-    assert turns == ["warm-up"] * 4 + ["1/2"] * 4 + ["2/2"] * 4  # interleaved
+    assert turns == ["warm-up"] * 4 + ["round 1/2"] * 4 + ["round 2/2"] * 4  # interleaved
 
 
 def test_the_record_is_strict_json_in_a_dated_file(record: dict[str, Any], tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from rich.console import Console
 
 import workbench.experiment.runner as runner_module
-import workbench.measure.rounds as rounds_module
 import workbench.measure.run as run_module
 from compiled_kernels import Backend, backend_problems
 from tests.patience import until
@@ -206,8 +206,8 @@ def test_progress_is_no_part_of_the_output(tmp_path: Path, capsys, monkeypatch: 
 
 def test_threads_are_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    monkeypatch.setattr(rounds_module.torch, "set_num_threads", seen.append)
-    monkeypatch.setattr(rounds_module.torch, "get_num_threads", lambda: 7)
+    monkeypatch.setattr(torch, "set_num_threads", seen.append)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
     with pytest.raises(WorkbenchError):
         run(experiment(model={"name": "demmo"}, measure={"threads": 3}), tmp_path, progress=False)
     assert seen == [3, 7]

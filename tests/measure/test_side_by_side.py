@@ -83,7 +83,7 @@ def test_rounds_are_in_turn_and_find_nothing_of_one_another() -> None:
         ),
         told.append,
     )  # fmt: skip
-    assert told[3:] == [f"round {turn}: {name}" for turn in (1, 2) for name in ("static", "continuous", "reused")]
+    assert told[6:] == [f"round {turn}: {name}" for turn in (1, 2) for name in ("static", "continuous", "reused")]
     static, continuous, _ = found.rows
     assert static["output_tokens"] == continuous["output_tokens"] > 9
     steps = [row["variant"] for row in found.tables["steps"]]

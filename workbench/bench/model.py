@@ -16,6 +16,7 @@ from statistics import median
 from typing import Any, Literal
 
 from compiled_kernels import Backend, backend_problems
+from compiled_kernels.rounds import interleaved
 from workbench.bench.fresh_process import cold_start, memory_in_decode
 from workbench.engine.load import BUNDLED_MODELS, SHAPE_PREFIX, load
 from workbench.engine.runner import Runner
@@ -279,13 +280,11 @@ def bench(
             report=on_progress,
         )  # fmt: skip
         found: dict[BenchCase, list[BenchRepetition]] = {work: [] for work in possible}
-        for turn in range(repetitions + 1):
-            for work in possible:
-                on_progress(
-                    f"{f'{turn}/{repetitions}' if turn else 'warm-up'}: {work.kind} {work.batch} at {work.depth}"
-                )
-                figures = run_repetition(runner, work, turn)
-                found[work] += [figures] if turn else []
+        for turn, work in interleaved(
+            possible, repetitions, on_progress, lambda work: f"{work.kind} {work.batch} at {work.depth}"
+        ):
+            figures = run_repetition(runner, work, turn)
+            found[work] += [figures] if turn else []
         busy = others_cpu_share(before)
         on_progress("measuring what this machine reads and multiplies at best")
         rows = [

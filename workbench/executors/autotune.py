@@ -23,15 +23,14 @@ from torch import Tensor
 from compiled_kernels import Backend, BackendError
 from compiled_kernels.correct_backend import TRANSIENT_ERRORS, first_correct_backend
 from compiled_kernels.result_cache import ResultCache, cpu_model, machine_key, user_cache_directory
+from compiled_kernels.rounds import RoundTimes, time_in_rounds
 from workbench.errors import WorkbenchError
 from workbench.executors.base import CompileUnit, EagerExecutor, build_executor
 from workbench.executors.reference import (
     CLEARLY_FASTER_RATIO,
     CacheLayout,
-    RoundTimes,
     reference_logits,
     single_decode_step,
-    time_in_rounds,
 )
 from workbench.executors.select import Backends
 from workbench.kv_cache.format import CacheFormat

@@ -17,6 +17,7 @@ import compiled_kernels
 from compiled_kernels import Backend, BackendError
 from compiled_kernels.blocked import panels_problem, to_panels
 from compiled_kernels.result_cache import ResultCache, machine_key, user_cache_directory
+from compiled_kernels.rounds import time_in_rounds
 from workbench.executors.autotune import tried_of
 from workbench.executors.base import MlirExecutor, build_executor
 from workbench.executors.mlir import unsupported_model_reason, unsupported_store_reason
@@ -25,7 +26,6 @@ from workbench.executors.reference import (
     CacheLayout,
     reference_logits,
     single_decode_step,
-    time_in_rounds,
 )
 from workbench.executors.select import Backends
 from workbench.kv_cache.format import KVCacheSpec

@@ -133,14 +133,15 @@ def measure_gemm_rate(
 
 
 @contextmanager
-def intra_op_threads(threads: int | None) -> Iterator[int]:
-    """Set torch's intra-operator threads to `threads` (None keeps them), yield the number, and restore it after."""
+def intra_op_threads(threads: int | str | None) -> Iterator[int]:
+    """Set torch's intra-operator threads to `threads` (None and `auto` keep them), yield their number, restore."""
     before = torch.get_num_threads()
-    if threads is not None and threads < 1:
+    count = threads if isinstance(threads, int) else before
+    if count < 1:
         raise WorkbenchError(f"threads {threads}: must be at least 1")
-    torch.set_num_threads(threads or before)
+    torch.set_num_threads(count)
     try:
-        yield threads or before
+        yield count
     finally:
         torch.set_num_threads(before)
 

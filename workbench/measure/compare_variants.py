@@ -23,6 +23,7 @@ from workbench.experiment.settings import (
 )
 from workbench.experiment.variants import VariantResults
 from workbench.experiment.verdict import verdicts
+from workbench.machine.ceilings import intra_op_threads
 from workbench.machine.environment import environment
 from workbench.machine.processor import cpu_times, others_cpu_share
 from workbench.measure import chart as pareto
@@ -37,7 +38,6 @@ from workbench.measure.lengths import measure_lengths
 from workbench.measure.predictions import Predictions, predict_variants
 from workbench.measure.prefill_interference import measure_prefill_interference
 from workbench.measure.quality.quality import measure_quality
-from workbench.measure.rounds import torch_threads
 from workbench.measure.sampled_texts import measure_sampled_texts
 from workbench.measure.serving import measure_serving
 from workbench.measure.shared_prefix import measure_shared_prefix
@@ -65,7 +65,7 @@ def _measured(experiment: Experiment, folder: RunFolder, progress: bool) -> Reco
     folder.write_json("environment.json", environment())
     before, began = cpu_times(), time.perf_counter()
     try:
-        with torch_threads(experiment.measure.threads), progress_stages(progress) as tell:
+        with intra_op_threads(experiment.measure.threads), progress_stages(progress) as tell:
             predicted = predict_variants(experiment, tell)
             if predicted is not None:
                 folder.write_json("prediction.json", predicted)  # before anything is measured

@@ -19,6 +19,7 @@ from workbench.experiment.runner import runner_for
 from workbench.experiment.settings import DeterminismWorkload, OverheadSettings
 from workbench.experiment.variants import Rows, VariantResults, every_variant, settings_text
 from workbench.measure.chart import import_altair
+from workbench.measure.rounds import load_runners, measure_in_rounds
 from workbench.progress import StageCounter
 from workbench.request import Request, SamplingParameters, random_token_ids
 from workbench.trace.events import Decoded, Finished, Stepped
@@ -42,17 +43,10 @@ def measure_overhead(
         By variant the seconds of a step (median of the rounds) and `price_...`: the median over rounds of the ratio to
         the variant without the mode. Second, the rounds themselves.
     """
-    runners: dict[str, Runner] = {}
-    for name, variant in variants.items():
-        on_progress(f"loading to be timed: {name}")
-        runners[name] = runner_for(_of_model(variant, settings))
-    times: Rows = []
-    for turn in range(settings.rounds + 1):
-        for name, runner in runners.items():
-            on_progress(f"timed, round {turn}: {name}" if turn else f"warm-up: {name}")
-            found = time_round(settings, runner, f"{seed}/{turn}")
-            if turn:
-                times.append({"variant": name, "round": turn, **found})
+    runners = load_runners({name: _of_model(variant, settings) for name, variant in variants.items()}, on_progress)
+    times = measure_in_rounds(
+        runners, settings.rounds, on_progress, lambda name, turn: time_round(settings, runners[name], f"{seed}/{turn}")
+    )
     costs: Costs = {}
     for name in variants:
         mine = _rounds(times, name)

@@ -7,14 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any, cast
 
+from compiled_kernels.rounds import interleaved
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment
-from workbench.experiment.runner import runner_for
 from workbench.experiment.settings import LengthsWorkload
 from workbench.experiment.variants import VariantResults, every_variant, settings_text
 from workbench.measure.chart import import_altair
 from workbench.measure.predictions import Predictions
+from workbench.measure.rounds import load_runners
 from workbench.progress import StageCounter
 from workbench.request import Request, SamplingParameters, random_token_ids
 from workbench.trace.events import Decoded, Finished, Stepped
@@ -34,21 +35,18 @@ def measure_lengths(
     Its `curve` has one point a length: medians over the rounds, the prediction, and the fractions of the measured
     ceilings that the necessary FLOPs and bytes reach."""
     work = cast(LengthsWorkload, experiment.workload)
-    variants = every_variant(experiment) or {"as given": experiment}
+    variants = every_variant(experiment)
     on_progress = StageCounter(on_progress, len(variants) * (1 + (work.rounds + 1) * len(work.lengths)))
-    runners: dict[str, Runner] = {}
-    for name, variant in variants.items():
-        on_progress(f"loading: {name}")
-        runners[name] = runner_for(variant)
+    runners = load_runners(variants, on_progress)
+    cases = [(prompt, output, name) for prompt, output in work.lengths for name in runners]
     rounds: list[dict[str, Any]] = []
-    for turn in range(work.rounds + 1):
-        for prompt, output in work.lengths:
-            for name, runner in runners.items():
-                on_progress(f"{f'round {turn}' if turn else 'warm-up'}: {prompt:,} in, {output:,} out, {name}")
-                found = time_request(runner, prompt, output, f"{work.seed}/{turn}")
-                if turn:
-                    rounds.append({"variant": name, "round": turn, "prompt_tokens": prompt, "output_tokens": output}
-                                  | found)  # fmt: skip
+    for turn, (prompt, output, name) in interleaved(
+        cases, work.rounds, on_progress, lambda case: f"{case[0]:,} in, {case[1]:,} out, {case[2]}"
+    ):
+        found = time_request(runners[name], prompt, output, f"{work.seed}/{turn}")
+        if turn:
+            lengths = {"prompt_tokens": prompt, "output_tokens": output}
+            rounds.append({"variant": name, "round": turn, **lengths, **found})
     rows = []
     for name, runner in runners.items():
         prediction = predicted["variants"][name]

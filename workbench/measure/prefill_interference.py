@@ -12,9 +12,9 @@ from typing import Any, cast
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment
-from workbench.experiment.runner import runner_for
 from workbench.experiment.settings import PrefillInterferenceWorkload
 from workbench.experiment.variants import VariantResults, every_variant, settings_text
+from workbench.measure.rounds import load_runners, measure_in_rounds
 from workbench.progress import StageCounter
 from workbench.request import Request, SamplingParameters, random_token_ids
 from workbench.runs.metrics import percentile
@@ -29,22 +29,15 @@ def measure_prefill_interference(
     experiment: Experiment, on_progress: ProgressCallback = lambda line: None
 ) -> VariantResults:
     """Measure prefill interference and return one row a variant: medians over interleaved rounds after one warm-up."""
-    variants = every_variant(experiment)
-    on_progress = StageCounter(
-        on_progress, len(variants) * (cast(PrefillInterferenceWorkload, experiment.workload).rounds + 2)
-    )
-    runners: dict[str, Runner] = {}
-    for name, variant in variants.items():
-        on_progress(f"loading: {name}")
-        runners[name] = runner_for(variant)
-    rounds: list[dict[str, Any]] = []
-    for turn in range(cast(PrefillInterferenceWorkload, experiment.workload).rounds + 1):
-        for name, runner in runners.items():
-            on_progress(f"{f'round {turn}' if turn else 'warm-up'}: {name}")
-            runner.reset_prefix_cache()
-            found = run_interference_round(runner, cast(PrefillInterferenceWorkload, variants[name].workload), turn)
-            if turn:
-                rounds.append({"variant": name, "round": turn, **found})
+    work, variants = cast(PrefillInterferenceWorkload, experiment.workload), every_variant(experiment)
+    on_progress = StageCounter(on_progress, len(variants) * (work.rounds + 2))
+    runners = load_runners(variants, on_progress)
+
+    def measured(name: str, turn: int) -> dict[str, Any]:
+        runners[name].reset_prefix_cache()
+        return run_interference_round(runners[name], cast(PrefillInterferenceWorkload, variants[name].workload), turn)
+
+    rounds = measure_in_rounds(runners, work.rounds, on_progress, measured)
     rows = []
     for name, runner in runners.items():
         mine = [each for each in rounds if each["variant"] == name]

@@ -1,6 +1,7 @@
-"""Run one round of requests through a runner, by their arrival times or from closed-loop clients.
+"""Load the runners of variants, measure them in interleaved rounds, and run the requests of one round.
 
-A closed-loop client sends its next request when its last answer has ended.
+Requests come by their arrival times or from closed-loop clients. A closed-loop client sends its next request when its
+last answer has ended.
 """
 
 from __future__ import annotations
@@ -8,20 +9,55 @@ from __future__ import annotations
 import heapq
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
-import torch
-
+from compiled_kernels.rounds import interleaved
 from workbench.engine.replay import replay
 from workbench.engine.runner import Runner
+from workbench.experiment.experiment import Experiment
+from workbench.experiment.runner import runner_for
+from workbench.experiment.variants import Rows
 from workbench.progress import Progress
 from workbench.request import Request
 from workbench.trace.events import Decoded, Event, Finished, Prefilled
 from workbench.trace.script import StepScript
 
 POLL_SECONDS = 0.01  # maximum seconds between two looks at the clock
+
+
+def load_runners(
+    variants: Mapping[str, Experiment], on_progress: Callable[[str], None], same: Mapping[str, Any] | None = None
+) -> dict[str, Runner]:
+    """Build a runner for each variant. Those that are equal but for the settings in `same` share one, so that their
+    weights lie at the same addresses."""
+    runners: dict[str, Runner] = {}
+    known: dict[str, Runner] = {}
+    for name, variant in variants.items():
+        on_progress(f"loading: {name}")
+        key = name if same is None else variant.model_copy(update=dict(same)).to_yaml()
+        if key not in known:
+            known[key] = runner_for(variant)
+        runners[name] = known[key]
+    return runners
+
+
+def measure_in_rounds(
+    names: Iterable[str],
+    rounds: int,
+    on_progress: Callable[[str], None],
+    measured: Callable[[str, int], Mapping[str, Any]],
+    rotate: bool = False,
+) -> Rows:
+    """Call `measured` of each variant in interleaved rounds after a warm-up, round 0; return a row each: the variant,
+    the round, what it found."""
+    rows: Rows = []
+    for number, name in interleaved(names, rounds, on_progress, rotate=rotate):
+        found = measured(name, number)
+        if number:
+            rows.append({"variant": name, "round": number, **found})
+    return rows
 
 
 def stream_closed_loop(
@@ -97,15 +133,3 @@ def run_requests(
 
 def _tokens(event: Event) -> int:
     return event.tokens if isinstance(event, Prefilled) else int(isinstance(event, Decoded))
-
-
-@contextmanager
-def torch_threads(count: int | str) -> Iterator[None]:
-    """Set torch's threads for the duration of a run and restore them after; `auto` leaves them."""
-    before = torch.get_num_threads()
-    if isinstance(count, int):
-        torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -16,11 +16,11 @@ from workbench.errors import WorkbenchError
 from workbench.experiment.build import clients_of, requests_of
 from workbench.experiment.experiment import Experiment
 from workbench.experiment.runner import runner_for
-from workbench.machine.ceilings import ceilings_for
+from workbench.machine.ceilings import ceilings_for, intra_op_threads
 from workbench.machine.environment import environment
 from workbench.machine.processor import cpu_times, others_cpu_share
 from workbench.measure.goodput import recorded_goodput
-from workbench.measure.rounds import run_requests, torch_threads
+from workbench.measure.rounds import run_requests
 from workbench.progress import Progress, discard, to_stderr
 from workbench.runs.folder import writing
 from workbench.runs.metrics import summarize
@@ -78,7 +78,7 @@ def run(
 
 def _measured(experiment: Experiment, folder: RunFolder, progress: bool, script: StepScript | None) -> Record:
     folder.write_text("experiment.yaml", experiment.to_yaml())
-    with torch_threads(experiment.measure.threads):
+    with intra_op_threads(experiment.measure.threads):
         try:
             runner = runner_for(experiment, to_stderr if progress else discard)
             requests = requests_of(experiment, runner.tokenizer, runner.model.spec.vocab_size)

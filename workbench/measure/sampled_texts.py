@@ -20,6 +20,7 @@ from workbench.experiment.settings import TextsWorkload
 from workbench.experiment.variants import REFERENCE, VariantResults, every_variant, reference_experiment, settings_text
 from workbench.measure.chart import import_altair, place_labels
 from workbench.measure.quality.held_out import cut_windows, read_texts, sample_windows
+from workbench.measure.rounds import load_runners
 from workbench.progress import StageCounter
 from workbench.request import Request, SamplingParameters, random_token_ids
 from workbench.sampling.filters import History, build_filters
@@ -131,19 +132,16 @@ def measure_sampled_texts(
     for name, outputs in ((HELD_OUT_ROW, asked.came), (RANDOM_ROW, noise), (LOOP_ROW, loops)):
         found += [{"variant": name, **_figures(asked, i, ids)} for i, ids in enumerate(outputs)]
     rows = [{"variant": name, "settings": "", **_means(found, name)} for name in (HELD_OUT_ROW, RANDOM_ROW, LOOP_ROW)]
-    runners: dict[str, Runner] = {}
-    variants = every_variant(experiment) or {"as given": experiment}
-    on_progress = StageCounter(on_progress, len(variants))
+    variants = every_variant(experiment)
+    on_progress = StageCounter(on_progress, 2 * len(variants))
+    runners = load_runners(variants, on_progress, {"sampling": SamplingParameters()})
     for name, variant in variants.items():
         on_progress(name)
-        key = variant.model_copy(update={"sampling": SamplingParameters()}).to_yaml()
-        if key not in runners:
-            runners[key] = runner_for(variant)
-        turns = [_outputs(runners[key], asked.prompts, variant.sampling, work) for _ in range(work.repeats)]
+        turns = [_outputs(runners[name], asked.prompts, variant.sampling, work) for _ in range(work.repeats)]
         found += [{"variant": name, **_figures(asked, i, ids)} for i, ids in enumerate(turns[0])]
         same = all(turn == turns[0] for turn in turns)
         rows.append({
-            "variant": name, "settings": settings_text(experiment, name), "backend": str(runners[key].backends),
+            "variant": name, "settings": settings_text(experiment, name), "backend": str(runners[name].backends),
             "temperature": variant.sampling.temperature, "top_k": variant.sampling.top_k, **_means(found, name),
             "repeated_alike": same if work.repeats > 1 else None, "predicted": predicted["variants"][name],
         })  # fmt: skip

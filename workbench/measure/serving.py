@@ -11,11 +11,10 @@ from typing import Any
 from workbench.engine.runner import Runner
 from workbench.experiment.build import clients_of, requests_of
 from workbench.experiment.experiment import Experiment
-from workbench.experiment.runner import runner_for
 from workbench.experiment.variants import VariantResults, every_variant, settings_text
 from workbench.measure.chart import import_altair, place_labels
 from workbench.measure.predictions import Predictions
-from workbench.measure.rounds import run_requests
+from workbench.measure.rounds import load_runners, run_requests
 from workbench.progress import StageCounter
 from workbench.runs.metrics import TABLES, round_metrics
 from workbench.trace.recorder import Recorder
@@ -35,16 +34,11 @@ def measure_serving(
     Rows are medians over interleaved rounds, after the experiment's number of warm-ups, with `predicted` beside them.
     The prefix index is emptied before each round."""
     variants = every_variant(experiment)
-    on_progress = StageCounter(on_progress, len(variants) * (1 + experiment.measure.rounds))
-    runners: dict[str, Runner] = {}
-    alike: dict[str, Runner] = {}  # variants that differ only in their workload share one
+    on_progress = StageCounter(on_progress, len(variants) * (2 + experiment.measure.rounds))
+    same = {"workload": experiment.workload, "sampling": experiment.sampling, "measure": experiment.measure}
+    runners = load_runners(variants, on_progress, same)
     for name, variant in variants.items():
-        on_progress(f"loading and warming up: {name}")
-        same = {"workload": experiment.workload, "sampling": experiment.sampling, "measure": experiment.measure}
-        key = variant.model_copy(update=same).to_yaml()
-        if key not in alike:
-            alike[key] = runner_for(variant)
-        runners[name] = alike[key]
+        on_progress(f"warm-up: {name}")
         for _ in range(variant.measure.warmup):
             _run_round(runners[name], variant, name)
     rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in variants}

@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any, cast
 
+from compiled_kernels.rounds import interleaved
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment
-from workbench.experiment.runner import runner_for
 from workbench.experiment.settings import SharedPrefixWorkload
 from workbench.experiment.variants import VariantResults, every_variant, settings_text
+from workbench.measure.rounds import load_runners
 from workbench.progress import StageCounter
 from workbench.request import Request, SamplingParameters, random_token_ids
 from workbench.trace.events import Decoded, Finished, Submitted
@@ -27,27 +28,20 @@ def measure_shared_prefix(experiment: Experiment, on_progress: ProgressCallback 
     work = cast(SharedPrefixWorkload, experiment.workload)
     variants = every_variant(experiment)
     on_progress = StageCounter(on_progress, len(variants) * (work.rounds + 2))
-    runners: dict[str, Runner] = {}
-    for name, variant in variants.items():
-        on_progress(f"loading: {name}")
-        runners[name] = runner_for(variant)
+    runners = load_runners(variants, on_progress)
     requests: list[dict[str, Any]] = []
     batches: list[dict[str, Any]] = []
-    for turn in range(work.rounds + 1):
-        for name, runner in runners.items():
-            on_progress(f"{f'round {turn}' if turn else 'warm-up'}: {name}")
-            alone = _shared_prefix_requests(work, runner.model.spec.vocab_size, f"{turn}/alone")
-            found = [time_requests(runner, [request])[0] for request in alone]
-            together = _shared_prefix_requests(work, runner.model.spec.vocab_size, f"{turn}/together")
-            began = runner.clock()
-            served_together = time_requests(runner, together)
-            seconds = runner.clock() - began
-            if turn:
-                marks = {"variant": name, "round": turn}
-                requests += [{**marks, "index": index, **each} for index, each in enumerate(found)]
-                batches.append(
-                    {**marks, "seconds": seconds, "token_ids": [each["token_ids"] for each in served_together]}
-                )
+    for turn, name in interleaved(runners, work.rounds, on_progress):
+        runner, marks = runners[name], {"variant": name, "round": turn}
+        alone = _shared_prefix_requests(work, runner.model.spec.vocab_size, f"{turn}/alone")
+        found = [time_requests(runner, [request])[0] for request in alone]
+        together = _shared_prefix_requests(work, runner.model.spec.vocab_size, f"{turn}/together")
+        began = runner.clock()
+        served_together = time_requests(runner, together)
+        seconds = runner.clock() - began
+        if turn:
+            requests += [{**marks, "index": index, **each} for index, each in enumerate(found)]
+            batches.append({**marks, "seconds": seconds, "token_ids": [each["token_ids"] for each in served_together]})
     rows = [_row(experiment, name, runner, requests, batches) for name, runner in runners.items()]
     for row in rows:
         row["same_tokens"] = _tokens(row["variant"], requests, batches) == _tokens(

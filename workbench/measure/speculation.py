@@ -9,6 +9,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any, cast
 
+from compiled_kernels.rounds import interleaved
 from workbench.engine.load import build_speculator
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
@@ -52,16 +53,16 @@ def measure_speculation(experiment: Experiment, on_progress: ProgressCallback = 
     asked, about = _requests(variants, runners, work)
     runs: list[dict[str, Any]] = []
     checks: list[dict[str, Any]] = []
-    for turn in range(work.rounds + 1):
-        for load in work.loads:
-            for name, runner in runners.items():
-                on_progress(f"{f'round {turn}' if turn else 'warm-up'}: {load} at once, {name}")
-                runner.set_speculator(drafts[name])
-                found, mine = _run(runner, asked[name], load)
-                if turn:
-                    marks = {"variant": name, "load": load, "round": turn}
-                    runs.append({**marks, **found})
-                    checks += [{**marks, **check} for check in mine]
+    cases = [(load, name) for load in work.loads for name in runners]
+    for turn, (load, name) in interleaved(
+        cases, work.rounds, on_progress, lambda case: f"{case[0]} at once, {case[1]}"
+    ):
+        runners[name].set_speculator(drafts[name])
+        found, mine = _run(runners[name], asked[name], load)
+        if turn:
+            marks = {"variant": name, "load": load, "round": turn}
+            runs.append({**marks, **found})
+            checks += [{**marks, **check} for check in mine]
     rows = [_row(experiment, name, variants[name], runs, checks) for name in runners]
     for row in rows:
         on_progress(f"how predictable the texts are: {row['variant']}")

@@ -22,10 +22,10 @@ from typing import IO, Any, cast
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment
-from workbench.experiment.runner import runner_for
 from workbench.experiment.settings import Delivery, StreamingWorkload
 from workbench.experiment.variants import VariantResults, every_variant, settings_text
 from workbench.machine.ceilings import ceilings_for
+from workbench.measure.rounds import load_runners, measure_in_rounds
 from workbench.measure.simulated import sizes_of, step_cost_of
 from workbench.memory.capacity import spec_and_dtype
 from workbench.progress import StageCounter
@@ -120,32 +120,22 @@ def measure_streaming(experiment: Experiment, on_progress: Callable[[str], None]
     """Measure delivery and return one row a variant: medians over interleaved rounds, with the predicted rate.
 
     Variants that differ only in their workload share a runner, so that the weights lie at the same addresses."""
-    variants = every_variant(experiment) or {"as given": experiment}
-    on_progress = StageCounter(
-        on_progress, 1 + len(variants) * (cast(StreamingWorkload, experiment.workload).rounds + 2)
-    )
-    runners: dict[str, Runner] = {}
-    mine: dict[str, Runner] = {}
-    for name, variant in variants.items():
-        key = variant.model_copy(update={"workload": experiment.workload}).to_yaml()
-        if key not in runners:
-            on_progress(f"loading: {name}")
-            runners[key] = runner_for(variant)
-        mine[name] = runners[key]
-        if mine[name].tokenizer is None:
-            raise WorkbenchError(f"variants.{name}: model {variant.model.name!r} has no tokenizer, so no text to give")
+    work, variants = cast(StreamingWorkload, experiment.workload), every_variant(experiment)
+    on_progress = StageCounter(on_progress, 1 + len(variants) * (work.rounds + 2))
+    runners = load_runners(variants, on_progress, {"workload": experiment.workload})
+    for name, runner in runners.items():
+        if runner.tokenizer is None:
+            model = variants[name].model.name
+            raise WorkbenchError(f"variants.{name}: model {model!r} has no tokenizer, so no text to give")
     on_progress("predicting")
-    predicted = {name: predicted_rates(variant, mine[name]) for name, variant in variants.items()}
-    rounds: list[dict[str, Any]] = []
-    for turn in range(cast(StreamingWorkload, experiment.workload).rounds + 1):
-        order = list(mine.items())
-        for name, runner in order if turn % 2 else reversed(order):  # who comes first has no advantage
-            on_progress(f"{f'round {turn}' if turn else 'warm-up'}: {name}")
-            runner.reset_prefix_cache()
-            found = run_streaming_round(runner, variants[name], turn)
-            if turn:
-                rounds.append({"variant": name, "round": turn, **found})
-    rows = [_row(experiment, name, mine[name], rounds, predicted[name]) for name in variants]
+    predicted = {name: predicted_rates(variant, runners[name]) for name, variant in variants.items()}
+
+    def measured(name: str, turn: int) -> dict[str, Any]:
+        runners[name].reset_prefix_cache()
+        return run_streaming_round(runners[name], variants[name], turn)
+
+    rounds = measure_in_rounds(runners, work.rounds, on_progress, measured, rotate=True)
+    rows = [_row(experiment, name, runners[name], rounds, predicted[name]) for name in variants]
     about = {"workload": experiment.workload.model_dump(mode="json"), "predicted": predicted}
     return VariantResults(rows, about, {"rounds": rounds})
 

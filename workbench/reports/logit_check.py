@@ -16,8 +16,9 @@ from workbench.executors.reference import ERROR_FACTOR, ROUNDING_FACTOR
 from workbench.executors.select import Backends
 from workbench.experiment.build import requests_of
 from workbench.experiment.experiment import Experiment
+from workbench.machine.ceilings import intra_op_threads
 from workbench.measure.quality.teacher_forcing import ForcedText, ReferenceLogits
-from workbench.measure.run import runner_for, torch_threads
+from workbench.measure.run import runner_for
 from workbench.progress import discard
 from workbench.reports.differences import TokenDifference
 from workbench.request import Request, SamplingParameters
@@ -98,7 +99,7 @@ def check_logits(
     """
     if experiment.cache.evict is not None:
         raise WorkbenchError("logits: with cache.evict what is computed depends on the chunks; not checked")
-    with torch_threads(experiment.measure.threads):
+    with intra_op_threads(experiment.measure.threads):
         return _check_logits(record, experiment, {each.request: each for each in differences}, max_requests)
 
 

@@ -11,9 +11,9 @@ from typing import Any
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment
-from workbench.experiment.runner import runner_for
 from workbench.experiment.settings import DecodeSpeedSettings, PoolSettings
 from workbench.experiment.variants import REFERENCE
+from workbench.measure.rounds import load_runners
 from workbench.memory.capacity import (
     lasting_bytes_per_token,
     max_concurrent_sequences,
@@ -145,15 +145,15 @@ def measure_decode_speed(
     variants: Mapping[str, Experiment], backend: str, settings: DecodeSpeedSettings, on_progress: Callable[[str], None]
 ) -> list[dict[str, Any]]:
     """Time decode steps of the variants and return their rows; the reference decodes on the backend of the others."""
-    runners = {}
+    timed = {}
     for name, variant in variants.items():
-        on_progress(f"loading for decode: {name}")
         variant = with_model(variant, settings.model, settings.dtype if name != REFERENCE else None)
         schedule = variant.schedule.model_copy(update={"max_num_seqs": 1})
         changes: dict[str, Any] = {"schedule": schedule}
         if settings.backend is not None or name == REFERENCE:
             changes["backend"] = settings.backend or backend
-        runners[name] = runner_for(variant.model_copy(update=changes))
+        timed[name] = variant.model_copy(update=changes)
+    runners = load_runners(timed, on_progress)
     return time_decode_steps(runners, settings.contexts, settings.tokens, settings.rounds, on_progress)
 
 

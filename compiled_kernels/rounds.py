@@ -1,0 +1,90 @@
+"""Time things in interleaved rounds, so that contention and drift affect all of them alike.
+
+Contention only ever makes a step slower, and not every round. So where two times decide something (`time_in_rounds`),
+rounds go on while the quick ones disagree, and the quickest rounds are compared.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from compiled_kernels.backends import Backend
+
+T = TypeVar("T")
+MIN_ROUNDS, MAX_ROUNDS = 7, 100
+MIN_AGREEING_ROUNDS = 3  # a figure is trusted once this many rounds agree
+AGREEMENT_RATIO = 1.1  # times the quickest
+BUDGET_SECONDS = 1.5  # per backend
+
+
+def rotations(items: Iterable[T]) -> Iterator[list[T]]:
+    """Yield all items again and again, each time beginning with another."""
+    order = list(items)
+    for first in itertools.cycle(range(len(order))):
+        yield order[first:] + order[:first]
+
+
+def interleaved(
+    items: Iterable[T],
+    rounds: int,
+    on_progress: Callable[[str], None],
+    title: Callable[[T], str] = str,
+    rotate: bool = False,
+) -> Iterator[tuple[int, T]]:
+    """Yield every item once to warm up, as round 0, then once in each of `rounds` rounds; announce each before.
+
+    With `rotate` each round begins with another item, where the place in a round is an advantage."""
+    orders = rotations(items) if rotate else itertools.repeat(list(items))
+    for number, order in zip(range(rounds + 1), orders, strict=False):
+        for item in order:
+            on_progress(f"{f'round {number}/{rounds}' if number else 'warm-up'}: {title(item)}")
+            yield number, item
+
+
+@dataclass(frozen=True)
+class RoundTimes:
+    """The quickest of `rounds` by backend. `is_stable`: several rounds of every backend agree with it."""
+
+    seconds: Mapping[Backend, float]
+    rounds: int
+    is_stable: bool
+
+
+def time_in_rounds(
+    steps: Mapping[Backend, Callable[[], object]],
+    budget_seconds: float = BUDGET_SECONDS,
+    clock: Callable[[], float] | None = None,
+) -> RoundTimes:
+    """Run `steps` in turns until the quickest rounds of each agree or the budget is spent; each runs once before,
+    untimed.
+
+    Args:
+        steps: functions to time, by backend.
+        budget_seconds: time limit per backend.
+        clock: returns seconds.
+    """
+    clock = clock or time.perf_counter
+    samples: dict[Backend, list[float]] = {backend: [] for backend in steps}
+    for step in steps.values():
+        step()
+    began, rounds = clock(), 0
+    for order in itertools.islice(rotations(steps), MAX_ROUNDS):
+        for backend in order:
+            start = clock()
+            steps[backend]()
+            samples[backend].append(clock() - start)
+        rounds += 1
+        spent = clock() - began >= budget_seconds * len(order)
+        if (rounds >= MIN_ROUNDS and all(map(_agree, samples.values()))) or (spent and rounds >= MIN_AGREEING_ROUNDS):
+            break
+    quiet = all(map(_agree, samples.values()))
+    return RoundTimes({backend: min(found) for backend, found in samples.items()}, rounds, quiet)
+
+
+def _agree(samples: list[float]) -> bool:
+    quick = sorted(samples)[:MIN_AGREEING_ROUNDS]
+    return len(quick) == MIN_AGREEING_ROUNDS and quick[-1] <= AGREEMENT_RATIO * quick[0]
