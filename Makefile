@@ -17,7 +17,7 @@ test: .venv/dev
 	@case "$$($(BIN)/python -c "from compiled_kernels.level import main; main()")" in "v3 "*) \
 	echo "once more at v3 (AVX2): $(AT_V3)"; WORKBENCH_LEVEL=v3 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 $(AT_V3);; esac
 AT_V3 = $(addprefix tests/compiled_kernels/test_, check.py decode_step.py laws.py layouts.py level.py mlir.py mlir_backend.py mlir_text.py operators.py \
-	panels.py quantized_pages.py) $(addprefix tests/engine/test_, compiled.py kinds.py mlir_step.py oracle.py packed_cache.py prefill.py speculation.py trial.py) \
+	panels.py quantized_pages.py) $(addprefix tests/engine/test_, compiled.py kinds.py mlir_step.py oracle.py quantized_cache.py prefill.py speculation.py autotune.py) \
 	tests/model/test_parity.py tests/measure/test_run.py tests/test_cli.py
 
 # Three times as many examples of every law: before an issue is ended.

@@ -249,7 +249,7 @@ def test_a_record_killed_before_any_file_operation_is_whole_or_absent(tmp_path: 
 
 
 def test_a_judge_that_fails_loses_no_measurement(tmp_path: Path) -> None:
-    from tests.measure.test_side_by_side import PREFIX
+    from tests.measure.test_compare_variants import PREFIX
     from workbench.experiment.experiment import Experiment
     from workbench.experiment.variants import VariantResults
     from workbench.measure import compare_variants as comparison

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from workbench import progress as patience
+from workbench import progress
 from workbench.engine import load as load_module
 from workbench.engine.load import load
 from workbench.progress import report_if_slow
@@ -41,7 +41,7 @@ def test_loading_tells_what_takes_long(monkeypatch: pytest.MonkeyPatch, capsys: 
 
     monkeypatch.setattr(load_module, "autotune_backend", slow)
     with monkeypatch.context() as soon:
-        soon.setattr(patience, "SLOW_SECONDS", 0.01)
+        soon.setattr(progress, "SLOW_SECONDS", 0.01)
         load("shape:tiny", backend="auto", report=tell)
     assert heard.is_set()
     load("shape:tiny", backend="eager")
