@@ -10,6 +10,7 @@ import torch
 
 import workbench
 from experiments import demo_corpus, demo_model, demo_quality
+from workbench.display import Table
 from workbench.machine.environment import environment
 
 CURVE_ROWS = 12
@@ -34,14 +35,19 @@ def write(out: Path, work: Path, recipes: tuple) -> dict[str, float]:
 
 def _text(figures: dict[str, float], sides: dict, recipes: tuple, work: Path, out: Path, here: dict) -> str:
     counts = {name: (len(files), sum(f.path.stat().st_size for f in files)) for name, files in sides.items()}
-    rows = "\n".join(f"| {name} | {value:.4f} |" for name, value in figures.items())
-    shapes = "\n".join(_shape_row(recipe, out) for recipe in recipes)
-    recipe_rows = "\n".join(
-        f"| {r.name} | {r.tokens:,} | {r.sequences} x 1,024 | {r.matrix_rate} | {r.other_rate} | {r.weight_decay} | "
-        f"{r.warm_up} steps | last {r.fall:.0%} | {r.seed} |"
+    bits = Table("", [(name, f"{value:.4f}") for name, value in figures.items()], ("", "bits a byte"))
+    headings = (
+        "", "parameters", "layers", "hidden size", "heads / KV heads x head_dim", "intermediate size", "file",
+    )  # fmt: skip
+    shapes = Table("", [_shape_row(recipe, out) for recipe in recipes], headings)
+    headings = ("", "tokens", "a batch", "matrix rate", "other rate", "decay", "rise", "fall", "seed")
+    rows = [
+        (r.name, f"{r.tokens:,}", f"{r.sequences} x 1,024", str(r.matrix_rate), str(r.other_rate), str(r.weight_decay),
+         f"{r.warm_up} steps", f"last {r.fall:.0%}", str(r.seed))
         for r in recipes
-    )
-    curves = "\n\n".join(_curve(recipe.name, work) for recipe in recipes)
+    ]  # fmt: skip
+    recipe_table = Table("", rows, headings)
+    curves = "\n".join(_curve(recipe.name, work).markdown() for recipe in recipes)
     return f"""# The demo models
 
 Two small Llama-style models of Python code, trained by this project so that it runs where nothing can be
@@ -52,10 +58,7 @@ This page is written by `python -m experiments.train_demo`; its figures are for 
 
 ## Held-out text
 
-| | bits a byte |
-|---|---|
-{rows}
-
+{bits.markdown()}
 Over {counts["held out"][0]} modules ({counts["held out"][1]:,} bytes) that no training and no tokenizer saw, each
 alone, every token predicted from at least half a context but for a file's beginning; xz reads all of them as
 one stream. Measured with the shipped bfloat16 files through the workbench's own model, torch
@@ -63,10 +66,7 @@ one stream. Measured with the shipped bfloat16 files through the workbench's own
 
 ## Shapes
 
-| | parameters | layers | hidden size | heads / KV heads x head_dim | intermediate size | file |
-|---|---|---|---|---|---|---|
-{shapes}
-
+{shapes.markdown()}
 4,096 byte-level BPE entries shared by both (control tokens first: begin, end, pad and the chat tokens), context
 1,024, rotary base 10,000, tied head. `bytes/` holds a tokenizer with the same control tokens and no merges.
 
@@ -80,10 +80,7 @@ Short passages of the library may be reproduced by the models.
 
 ## Recipe
 
-| | tokens | a batch | matrix rate | other rate | decay | rise | fall | seed |
-|---|---|---|---|---|---|---|---|---|
-{recipe_rows}
-
+{recipe_table.markdown()}
 Muon (Jordan et al., 2024) for the matrices inside the blocks, AdamW for embedding and norms; next-token
 cross-entropy, bfloat16 products over float32 weights, windows of 1,024 tokens shuffled across files. Over the
 first half of the draft's training two of the eight sequences of a batch repeat a stretch of random tokens. How the
@@ -95,25 +92,25 @@ Weights are the same only for the same torch, machine and number of threads.
 
 Nats a token; held out is a sample of 64 windows.
 
-{curves}
-"""
+{curves}"""
 
 
-def _shape_row(recipe, out: Path) -> str:
+def _shape_row(recipe, out: Path) -> tuple[str, ...]:
     config = demo_model.SHAPES[recipe.name]
     runner = workbench.load(str(out / recipe.name), backend="eager")
     file = (out / recipe.name / "model.safetensors").stat().st_size
     heads = f"{config['num_attention_heads']} / {config['num_key_value_heads']} x {config['head_dim']}"
+    sizes = (str(config[name]) for name in ("num_hidden_layers", "hidden_size"))
     return (
-        f"| {recipe.name} | {runner.model.spec.num_parameters:,} | {config['num_hidden_layers']} | "
-        f"{config['hidden_size']} | {heads} | {config['intermediate_size']} | {file / 1e6:.1f} MB |"
-    )
+        recipe.name, f"{runner.model.spec.num_parameters:,}", *sizes, heads, str(config["intermediate_size"]),
+        f"{file / 1e6:.1f} MB",
+    )  # fmt: skip
 
 
-def _curve(name: str, work: Path) -> str:
+def _curve(name: str, work: Path) -> Table:
     points = [json.loads(line) for line in (work / f"{name}.curve.jsonl").read_text().splitlines()]
     stride = -(-len(points) // CURVE_ROWS)
     kept = points[stride - 1 :: stride]
     kept += [points[-1]] if kept[-1] is not points[-1] else []
-    rows = "\n".join(f"| {p['tokens']:,} | {p['training_loss']:.3f} | {p['held_out_loss']:.3f} |" for p in kept)
-    return f"**{name}**\n\n| tokens seen | training | held out |\n|---|---|---|\n{rows}"
+    rows = [(f"{p['tokens']:,}", f"{p['training_loss']:.3f}", f"{p['held_out_loss']:.3f}") for p in kept]
+    return Table(name, rows, ("tokens seen", "training", "held out"))

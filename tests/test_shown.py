@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import pickle
 import re
 from html.parser import HTMLParser
@@ -12,7 +14,10 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from markdown_it import MarkdownIt
 from pydantic import BaseModel
+from rich.console import Console
+from rich.text import Text
 
 from workbench.claims.claim import Claim, ClaimSource, ClaimTrial, MissingEvidence
 from workbench.claims.ledger import LedgerEntry
@@ -63,6 +68,63 @@ def test_every_cell_comes_out_of_the_page_as_it_went_in(rows: list, title: str, 
     assert page.cells == ["a", "<b>", "c"] * bool(rows) + [cell for row in rows for cell in row]
     known = {"div", "style", "table", "thead", "tbody", "tr", "th", "td", "details", "summary", "pre"}
     assert set(page.tags) <= known
+
+
+any_text = st.text(st.characters(blacklist_categories=("Cs",)) | st.sampled_from("\\|\r\n\t,\"'`<&-:"), max_size=12)
+any_rows = st.integers(1, 4).flatmap(
+    lambda n: st.lists(st.lists(any_text, min_size=n, max_size=n), min_size=1, max_size=5)
+)
+
+
+@given(any_rows)
+def test_every_text_is_read_back_from_csv(rows: list[list[str]]) -> None:
+    assert list(csv.reader(io.StringIO(Table("", rows[1:], rows[0]).csv(), newline=""))) == rows
+
+
+def test_values_of_csv_are_not_rounded() -> None:
+    text = Table.from_dicts([{"a": 0.1 + 0.2, "b": None}, {"c": float("nan"), "a": 10**9}]).csv()
+    assert text == "a,b,c\n0.30000000000000004,,\n1000000000,,\n"
+
+
+@given(any_rows, any_text)
+def test_no_text_breaks_a_table_of_markdown(rows: list[list[str]], title: str) -> None:
+    title = " ".join(title.split())
+    tokens = MarkdownIt("commonmark").enable("table").parse(Table(title, rows[1:], rows[0]).markdown())
+    kinds = [token.type for token in tokens]
+    assert kinds.count("table_open") == 1 and kinds[-1] == "table_close"
+    assert kinds.count("tr_open") == len(rows)
+    assert kinds.count("th_open") == len(rows[0]) and kinds.count("td_open") == len(rows[0]) * (len(rows) - 1)
+
+
+@given(any_rows)
+def test_plain_words_and_pipes_are_read_back_from_markdown(rows: list[list[str]]) -> None:
+    rows = [[re.sub(r"[^\w|]", "", cell, flags=re.ASCII).replace("_", "") for cell in row] for row in rows]
+    tokens = MarkdownIt("commonmark").enable("table").parse(Table("", rows[1:], rows[0]).markdown())
+    assert [token.content for token in tokens if token.type == "inline"] == [cell for row in rows for cell in row]
+
+
+@given(any_rows)
+def test_a_row_is_a_line_of_plain_text(rows: list[list[str]]) -> None:
+    assert len(Table("", rows[1:], rows[0]).text(None).splitlines()) <= len(rows) + 1
+    assert Table("", rows[1:], rows[0]).text(None).count("\n") == len(rows)
+
+
+def test_numbers_are_aligned_to_the_right_everywhere() -> None:
+    table = Table("", [("a", 0, "1"), ("b", None, "22"), ("c", 12_345.0, "3")], ("name", "number", "text"))
+    assert table.numeric == [False, True, False]
+    assert Table("", table.rows, table.headings, left=("number",)).numeric == [False, False, True]
+    assert table.text().splitlines()[2:] == ["a          0  1", "b             22", "c     12,345  3"]
+    assert table.html().count('class="n"') == 4
+    assert [column.justify for column in table.rich().columns] == ["left", "right", "left"]
+
+
+def test_text_is_never_markup_and_styles_are_kept_where_they_show() -> None:
+    table = Table("[b]t", [("[red]x[/]", Text("bad", style="red"))], ("[i]h", "state"), "[n]")
+    console = Console(record=True, width=80, force_terminal=True)
+    console.print(table)
+    shown = console.export_text(styles=True)
+    assert all(words in shown for words in ("[b]t", "[red]x[/]", "[i]h", "[n]", "\x1b[31mbad"))
+    assert "| [red]x[/] | bad |" in table.markdown() and "[red]x[/],bad\n" in table.csv()
 
 
 def test_a_long_table_ends_and_says_so() -> None:

@@ -23,6 +23,7 @@ from pydantic_core import PydanticUndefined
 
 import workbench
 from workbench import widgets
+from workbench.display import Table
 from workbench.settings import field_comments
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -67,11 +68,11 @@ def _experiment_page() -> str:
 def _section(model: type[BaseModel]) -> str:
     comments = field_comments(model)
     rows = [
-        f"| `{name}` | {_cell(_type(field.annotation))} | {_cell(_default(field))} | {_cell(comments.get(name, ''))} |"
+        (f"`{name}`", _type(field.annotation), _default(field), comments.get(name, ""))
         for name, field in model.model_fields.items()
     ]
-    table = "\n".join(["| setting | values | default | meaning |", "|---|---|---|---|", *rows]) if rows else ""
-    return f"\n## {model.__name__}\n\n{_prose(model)}\n" + (f"\n{table}\n" if table else "")
+    table = Table("", rows, ("setting", "values", "default", "meaning")).markdown()
+    return f"\n## {model.__name__}\n\n{_prose(model)}\n" + (f"\n{table}" if rows else "")
 
 
 def _type(annotation: Any) -> str:
@@ -163,10 +164,6 @@ def _prose(value: Any) -> str:
         fenced = code
         lines.append(line[4:] if fenced else line)
     return "\n".join([*lines, "```"] if fenced else lines)
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
 
 
 def main() -> int:

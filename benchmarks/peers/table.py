@@ -1,4 +1,4 @@
-"""The record of the peer benchmark as terminal tables, Markdown, and a file in experiments/records/."""
+"""The record of the peer benchmark as tables, Markdown, and a file in experiments/records/."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
+from workbench.display import Table
 from workbench.machine.processor import is_contended
 from workbench.runs.folder import write_dated_record
 
@@ -15,16 +14,8 @@ COLUMNS = ("peer", "tokens/s", "rounds", "of workbench", "of best peer", "load s
 
 
 def peers_tables(record: Mapping[str, Any]) -> list[Table]:
-    """Return one rich table for each workload and format."""
-    shown = []
-    for title, rows in _sections(record):
-        table = Table(title=title, title_justify="left", pad_edge=False)
-        for column in COLUMNS:
-            table.add_column(column, justify="left" if column in (COLUMNS[0], COLUMNS[-1]) else "right")
-        for row in rows:
-            table.add_row(*_cells(row))
-        shown.append(table)
-    return shown
+    """Return one table for each workload and format."""
+    return [Table(title, list(map(_cells, rows)), COLUMNS, left=COLUMNS[-1:]) for title, rows in _sections(record)]
 
 
 def peers_markdown(record: Mapping[str, Any]) -> str:
@@ -38,10 +29,7 @@ def peers_markdown(record: Mapping[str, Any]) -> str:
         "",
         *(f"- {name}: {_versions(found)}" for name, found in record["peers"].items()),
     ]
-    for title, rows in _sections(record):
-        lines += ["", f"**{title}**", "", _line(COLUMNS), _line(["---"] * len(COLUMNS))]
-        lines += [_line([cell.replace("|", "/") for cell in _cells(row)]) for row in rows]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", *(table.markdown() for table in peers_tables(record))])
 
 
 def write_record(record: Mapping[str, Any], folder: Path) -> Path:
@@ -90,7 +78,3 @@ def _ratio(value: float | None) -> str:
 
 def _versions(found: Mapping[str, str | None]) -> str:
     return ", ".join(f"{name} {version}" for name, version in found.items() if version) or "not run"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"

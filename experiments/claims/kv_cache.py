@@ -10,13 +10,13 @@ from workbench.claims.claim import (
     CalculationEvidence,
     Claim,
     ClaimSource,
-    ClaimTable,
     ClaimTrial,
     EvidenceNumbers,
     ImpossibleOutcomes,
     Ruling,
     RunEvidence,
 )
+from workbench.display import Table
 from workbench.memory.report import report_for
 from workbench.model.cost import visible_pairs
 
@@ -37,7 +37,7 @@ def _groups(*sizes: float) -> EvidenceNumbers:
 GROUPED, WASTEFUL = _groups(12288.0, 6144.0, 3072.0), _groups(12288.0, 12288.0, 12288.0)
 
 
-def figures_of_128k(records: object) -> Sequence[ClaimTable]:
+def figures_of_128k(records: object) -> Sequence[Table]:
     """Tabulate the 30 and the 40 GB: the number of tokens and the unit in which each is right."""
     rows = []
     for label, tokens in (("128,000", FULL), ("131,072 (128 Ki)", 1 << 17), ("100,000", 100_000), ("91,552", 91_552)):
@@ -46,7 +46,7 @@ def figures_of_128k(records: object) -> Sequence[ClaimTable]:
     reach = int(30e9 // _llama()["cache_bytes_per_token"])
     title = f"Llama 3 70B in FP16: cache of one text; 30 GB are full at {reach:,} tokens"
     half = f"{_llama(cache='int8')['cache_bytes'] / 1e9:.2f}"
-    return [ClaimTable(title, ("tokens", "GB", "GiB"), [*rows, ("128,000, INT8", half, "")])]
+    return [Table(title, [*rows, ("128,000, INT8", half, "")], ("tokens", "GB", "GiB"))]
 
 
 def sessions(shape: str = LLAMA, context: int = FULL) -> EvidenceNumbers:
@@ -82,7 +82,7 @@ def two_sessions(found: EvidenceNumbers) -> Ruling:
     )  # fmt: skip
 
 
-def cards(records: object) -> Sequence[ClaimTable]:
+def cards(records: object) -> Sequence[Table]:
     formats = (("FP16, FP16", "dense", "dense"), ("INT8, INT8", "int8", "int8"), ("INT4, INT4", "int4", "int4"))
     rows = []
     for card, size in (("H100", 80), ("H200", 141)):
@@ -90,7 +90,7 @@ def cards(records: object) -> Sequence[ClaimTable]:
             fit = [_llama(memory=f"{count * size}GB", weights=w, cache=c)["sequences"] for _, w, c in formats]
             rows.append((f"{count} x {card}", *map(str, fit)))
     names = tuple(f"{name} (weights, cache)" for name, *_ in formats)
-    return [ClaimTable("Llama 3.1 70B: requests of 128,000 tokens beside the weights", ("cards", *names), rows)]
+    return [Table("Llama 3.1 70B: requests of 128,000 tokens beside the weights", rows, ("cards", *names))]
 
 
 def growth(tokens: int = 32_768, scores: bool = False) -> EvidenceNumbers:

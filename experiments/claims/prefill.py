@@ -15,13 +15,13 @@ from workbench.claims.claim import (
     CalculationEvidence,
     Claim,
     ClaimSource,
-    ClaimTable,
     ClaimTrial,
     EvidenceNumbers,
     JudgeRule,
     Ruling,
     RunEvidence,
 )
+from workbench.display import Table
 from workbench.experiment.verdict import Outcome
 from workbench.model.cost import visible_pairs
 from workbench.model.shapes import named_shape
@@ -142,18 +142,18 @@ def _machines(records: Any) -> list[tuple[str, RooflineMachine]]:
     return found
 
 
-def prefill_sizes(records: Any) -> Sequence[ClaimTable]:
+def prefill_sizes(records: Any) -> Sequence[Table]:
     rows, times = [], []
     for name, machine in _machines(records):
         rows.append((name, *(_format_tokens(tokens) for tokens in prefill_break_even_points(machine).values())))
         times.append((name, *(f"{machine.prefill(n) * 1e3:,.1f}" for n in (100, 1000, 10_000, 100_000))))
     headings = ("prefill", "flat up to", "doubles from", "more than doubles from", "triples from")
     note = "Prompt tokens: time within 10% of one token's; doubling the prompt takes 1.9, 2.2 and 3 times as long"
-    seconds = ClaimTable("Prefill by the roofline, ms", ("tokens", "100", "1,000", "10,000", "100,000"), times)
-    return [ClaimTable(note, headings, rows), seconds, *_measured(records, "prefill_s")]
+    seconds = Table("Prefill by the roofline, ms", times, ("tokens", "100", "1,000", "10,000", "100,000"))
+    return [Table(note, rows, headings), seconds, *_measured(records, "prefill_s")]
 
 
-def decode_sizes(records: Any) -> Sequence[ClaimTable]:
+def decode_sizes(records: Any) -> Sequence[Table]:
     rows = []
     for name, machine in _machines(records):
         for batch in (1, 32):
@@ -162,10 +162,10 @@ def decode_sizes(records: Any) -> Sequence[ClaimTable]:
             )
     headings = ("decode", "requests", "10% longer from", "twice as long from")
     note = "Context of each request, in tokens, against 100 tokens"
-    return [ClaimTable(note, headings, rows), *_measured(records, "decode_step_s")]
+    return [Table(note, rows, headings), *_measured(records, "decode_step_s")]
 
 
-def _measured(records: Any, key: str) -> list[ClaimTable]:
+def _measured(records: Any, key: str) -> list[Table]:
     """Return the record's curve: times, and the local exponent up to each length."""
     if (record := records.latest(MEASURED)) is None:
         return []
@@ -176,7 +176,7 @@ def _measured(records: Any, key: str) -> list[ClaimTable]:
         (f"{p['prompt_tokens']:,}", f"{p[key] * 1e3:,.2f}", f"{p[f'predicted_{key}'] * 1e3:,.2f}", power)
         for p, power in zip(curve, powers, strict=True)
     ]
-    return [ClaimTable(f"Measured here ({record.name})", ("tokens", "ms", "at least, ms", "exponent"), rows)]
+    return [Table(f"Measured here ({record.name})", rows, ("tokens", "ms", "at least, ms", "exponent"))]
 
 
 def _format_tokens(tokens: int | None) -> str:

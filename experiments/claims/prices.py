@@ -8,12 +8,12 @@ from workbench.claims.claim import (
     CalculationEvidence,
     Claim,
     ClaimSource,
-    ClaimTable,
     ClaimTrial,
     EvidenceNumbers,
     MissingEvidence,
     Ruling,
 )
+from workbench.display import Table
 from workbench.economics import cache_figures
 from workbench.economics.prices import DEFAULT_TABLE, Prices, load_prices
 
@@ -70,7 +70,7 @@ def daily(found: EvidenceNumbers) -> Ruling:
     )  # fmt: skip
 
 
-def days(records: object) -> Sequence[ClaimTable]:
+def days(records: object) -> Sequence[Table]:
     rows = [
         (row["arrivals"], row["plan"], f"${row['cost']:.2f}", f"${row['saved']:.2f}", f"{row['share']:.1%}",
          f"{row['writes']:,} and {row['reads']:,}")
@@ -78,7 +78,7 @@ def days(records: object) -> Sequence[ClaimTable]:
     ]  # fmt: skip
     headings = ("arrivals", "plan", "a day", "saved", "share", "writes and reads")
     title = "2,000 tokens, 1,000 requests a day, $3 per million: 3.5 requests in 5 minutes; 70 were 20,160 a day"
-    return [ClaimTable(title, headings, rows)]
+    return [Table(title, rows, headings)]
 
 
 def life(found: EvidenceNumbers) -> Ruling:

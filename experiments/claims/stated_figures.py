@@ -19,11 +19,11 @@ from workbench.claims.claim import (
     CalculationEvidence,
     Claim,
     ClaimSource,
-    ClaimTable,
     ClaimTrial,
     EvidenceNumbers,
     Ruling,
 )
+from workbench.display import Table
 from workbench.economics.prices import DEFAULT_TABLE, load_prices
 from workbench.experiment.verdict import Outcome
 from workbench.memory.report import report_for
@@ -200,7 +200,7 @@ def prefills(machines: Iterable[tuple[str, int]] = MACHINES) -> EvidenceNumbers:
     return found
 
 
-def prefill_table(records: object) -> Sequence[ClaimTable]:
+def prefill_table(records: object) -> Sequence[Table]:
     return [
         found
         for tokens, figures in PREFILL.items()
@@ -223,7 +223,7 @@ def decodes(options: Sequence[ServedModel] | None = None) -> EvidenceNumbers:
     return classify_figures(DECODE, {str(each): each.decode(DEFAULT_CONTEXT) for each in mine})
 
 
-def decode_table(records: object) -> Sequence[ClaimTable]:
+def decode_table(records: object) -> Sequence[Table]:
     return [
         found
         for batch in BATCHES
@@ -234,7 +234,7 @@ def decode_table(records: object) -> Sequence[ClaimTable]:
 
 def tables(
     title: str, figures: Sequence[StatedFigure], bound: Callable[[ServedModel], float], options: Sequence[ServedModel]
-) -> list[ClaimTable]:
+) -> list[Table]:
     """Return tables with a row a model and format, and a column a machine, for the fewest machines that fit and for
     eight.
 
@@ -256,10 +256,10 @@ def tables(
         right, not_so = ("".join(k for k, state in states.items() if state[way]) for way in ("right", "cannot be"))
         return f"{each.gpus} x: {seconds * 1e3:,.3g} {right}{'!' + not_so if not_so else ''}".strip()
 
-    def of(least: int, words: str) -> ClaimTable:
+    def of(least: int, words: str) -> Table:
         names = [name for name, most in dict(MACHINES).items() if most >= least]
         rows = [(what, *(cell(what, name, least) for name in names)) for what in whats]
-        return ClaimTable(f"{title}, {words} ({legend})", ("model", *names), rows)
+        return Table(f"{title}, {words} ({legend})", rows, ("model", *names))
 
     return [of(1, "on the fewest that hold the model"), of(8, "on eight")]
 
@@ -291,7 +291,7 @@ def reads(models: Iterable[str] = MODELS, readers: Iterable[tuple[int, int]] = R
     return classify_figures(READ, sizes, 1.0, EXACT)
 
 
-def read_table(records: object) -> Sequence[ClaimTable]:
+def read_table(records: object) -> Sequence[Table]:
     rows = []
     for model in MODELS:
         for format in FORMATS:
@@ -301,7 +301,7 @@ def read_table(records: object) -> Sequence[ClaimTable]:
                 "-" if size is None else f"{size / 1e9:,.3g}{' a' if READ[0].least <= size <= READ[0].most else ''}"
                 for size in sizes)))  # fmt: skip
     headings = ("model", *(f"batch {batch}, {tokens:,}" for batch, tokens in READ_CASES))
-    return [ClaimTable("GB read for a token, by batch and tokens of context (a: 30 to 200 GB)", headings, rows)]
+    return [Table("GB read for a token, by batch and tokens of context (a: 30 to 200 GB)", rows, headings)]
 
 
 # Savings of a known beginning of the prompt
@@ -331,7 +331,7 @@ def saved_shares(known: Iterable[float] = KNOWN, prompts: Iterable[int] = PROMPT
     return found
 
 
-def saved_table(records: object) -> Sequence[ClaimTable]:
+def saved_table(records: object) -> Sequence[Table]:
     columns = {f"{share:.0%} known": saved_shares([share]) for share in KNOWN}
     names = [name.split(" known, ")[1] if "tokens" not in name else
              f"{name.split(' of ', 1)[1].split(' tokens')[0]} tokens, {name.split('time, ')[1]}"
@@ -339,7 +339,7 @@ def saved_table(records: object) -> Sequence[ClaimTable]:
     cells = zip(*(found.values() for found in columns.values()), strict=True)
     rows = [(name, *(f"{value:.0%}{' a' if SAVED[0].least <= value <= SAVED[0].most else ''}" for value in values))
             for name, values in zip(names, cells, strict=True)]  # fmt: skip
-    return [ClaimTable("Saved of prefill time and of the price (a: 70 to 90%)", ("of", *columns), rows)]
+    return [Table("Saved of prefill time and of the price (a: 70 to 90%)", rows, ("of", *columns))]
 
 
 # Small models
@@ -373,13 +373,11 @@ def quicker(pairs: Iterable[tuple[str, str]] = PAIRS, batches: Iterable[int] = (
     return found
 
 
-def small_table(records: object) -> Sequence[ClaimTable]:
+def small_table(records: object) -> Sequence[Table]:
     found = quicker()
     rows = [(name, f"{value:,.3g}{' a' if SMALLER[0].least <= value <= SMALLER[0].most else ''}")
             for name, value in found.items()]  # fmt: skip
-    return [
-        ClaimTable("Times as quick, by the rooflines of both (a: 2 to 3 times)", ("small for large", "times"), rows)
-    ]
+    return [Table("Times as quick, by the rooflines of both (a: 2 to 3 times)", rows, ("small for large", "times"))]
 
 
 # A model of 12,288 columns and 96 layers
@@ -395,7 +393,7 @@ def widths(models: Iterable[str] = MODELS) -> EvidenceNumbers:
     return classify_figures([StatedFigure("12,288 wide and 96 layers", 0.0, 0.5)], found, 1.0, ("another size", "less"))
 
 
-def width_table(records: object) -> Sequence[ClaimTable]:
+def width_table(records: object) -> Sequence[Table]:
     rows = []
     for model in MODELS:
         spec, sizes = named_shape(model), [weights(model, format) / 1e9 for format in FORMATS]
@@ -407,7 +405,7 @@ def width_table(records: object) -> Sequence[ClaimTable]:
         rows.append((model, f"{spec.hidden_size:,}", f"{len(spec.layers)}", f"{spec.num_parameters / 1e9:,.3g}",
                      *(f"{size:,.3g} ({count})" for size, count in zip(sizes, fewest, strict=True))))  # fmt: skip
     headings = ("model", "wide", "layers", "10^9 parameters", *(f"GB in {format} (fewest H100)" for format in FORMATS))
-    return [ClaimTable("Widths and layers of named models, and the GPUs that hold them", headings, rows)]
+    return [Table("Widths and layers of named models, and the GPUs that hold them", rows, headings)]
 
 
 def _figure_claim(

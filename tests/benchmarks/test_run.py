@@ -145,7 +145,7 @@ def test_record_and_tables(tmp_path, monkeypatch) -> None:
     assert "| honest | 2.0 | 2.0 to 2.0 |" in text and "| liar | disagrees |" in text
     assert "- honest: python" in text and record["environment"]["cpu"]["model"] in text
     assert [table.title for table in peers_tables(record)] == ["decode at 0, bfloat16", "prefill 20, bfloat16"]
-    assert [table.row_count for table in peers_tables(record)] == [3, 3]
+    assert [len(table.rows) for table in peers_tables(record)] == [3, 3]
 
 
 @pytest.mark.parametrize(

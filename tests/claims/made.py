@@ -7,9 +7,10 @@ from pathlib import Path
 
 CLAIM = '''
 from workbench.claims.claim import (
-    CalculationEvidence, Claim, ClaimSource, ClaimTable, ClaimTrial, MeasurementEvidence, MissingEvidence, Ruling,
+    CalculationEvidence, Claim, ClaimSource, ClaimTrial, MeasurementEvidence, MissingEvidence, Ruling,
     RunEvidence,
 )  # fmt: skip
+from workbench.display import Table
 from workbench.experiment.verdict import Verdict
 
 
@@ -30,7 +31,7 @@ SPEEDS = {"holds": [{"seconds": 0.5}], "refuted": [{"seconds": 2}]}
 CLAIMS = (
     Claim("size", "It is small", (ClaimSource("A", "3"),),
           (ClaimTrial(CalculationEvidence(lambda: {"n": 4}), small, **WAYS),),
-          condition_tables=lambda records: [ClaimTable("where", ("n",), [("1",)])]),
+          condition_tables=lambda records: [Table("where", [("1",)], ("n",))]),
     Claim("look", "It looks small", (ClaimSource("A", "3"),),
           (ClaimTrial(MeasurementEvidence("looking", lambda quick: {"n": 1 if quick else 2}), small, **WAYS),)),
     Claim("speed", "It is quick", (ClaimSource("B", "1 s"),),

@@ -84,7 +84,7 @@ def test_a_comparison_has_a_row_a_delivery(tmp_path: Path, monkeypatch: pytest.M
     assert all(len(row["rates"]) == 2 for row in rows)
     (found,) = variant_tables(rows)
     for heading in ("first text seen ms", "output tokens/s", "predicted at most", "messages"):
-        assert heading in found[0]
+        assert heading in found.headings
     shape = Experiment.from_values({**EXPERIMENT, "model": {"name": "shape:tiny"}})
     with pytest.raises(WorkbenchError, match="has no tokenizer"):
         run_comparison(shape, tmp_path, progress=False)

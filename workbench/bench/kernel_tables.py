@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from workbench.display import Table
 from workbench.machine.processor import is_contended
 
 CHECK_STATUSES = ("ok", "gap", "failed")
+WORDS = ("backend", "case", "ran", "data in")  # columns that hold no numbers
 
 
 def show_list(operators: Sequence[Mapping[str, Any]], console: Console) -> None:
@@ -32,13 +32,14 @@ def show_check(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
     """Print counts by operator, backend and level, then every gap with its reason, then every failure."""
     counts = Counter((row["operator"], row["backend"], row["level"], row["status"]) for row in rows)
     forms = {(row["operator"], row["backend"], row["level"]): row["execution"] for row in rows}
-    table = _table("operator", "backend", "level", *CHECK_STATUSES, "ran")
+    cells = []
     order = list(dict.fromkeys(operator for operator, _, _ in forms))
     for (operator, backend, level), form in sorted(forms.items(), key=lambda item: order.index(item[0][0])):
         numbers = [counts[operator, backend, level, status] for status in CHECK_STATUSES]
-        cells = [str(number or "") for number in numbers]
-        table.add_row(operator, backend, level, *cells, form, style="red" if numbers[-1] else None)
-    console.print(table)
+        row = (operator, backend, level, *(str(number or "") for number in numbers), form)
+        cells.append([Text(cell, style="red" if numbers[-1] else "") for cell in row])
+    headings = ("operator", "backend", "level", *CHECK_STATUSES, "ran")
+    console.print(Table("", cells, headings, left=WORDS).rich(no_wrap=True))
     gaps = Counter((row["operator"], row["backend"], row["reason"]) for row in rows if row["status"] == "gap")
     for (operator, backend, reason), count in gaps.items():
         console.print(Text(f"gap  {operator} on {backend}, {count} cases: {reason}", style="dim"), soft_wrap=True)
@@ -54,18 +55,18 @@ def show_check(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
 
 
 def show_bench(record: Mapping[str, Any], console: Console) -> None:
-    table = _table("case", "backend", "us", "p10 to p90", "GB/s", "GFLOP/s", "of ceiling", "x eager", "data in")
-    before = None
+    cells, before = [], None
     for row in record["rows"]:
         heading = f"{row['operator']} {row['case']}"
-        table.add_row(heading if heading != before else "", row["backend"], *_cells(row))
+        cells.append((heading if heading != before else "", row["backend"], *_cells(row)))
         before = heading
     busy = record["others_cpu_share"]
-    table.caption = f"{record['threads']} threads, {record['environment']['cpu']['model']}, {record['date']}"
+    note = f"{record['threads']} threads, {record['environment']['cpu']['model']}, {record['date']}"
     if is_contended(busy):
-        table.caption += f"; contention {busy:.0%} of the processor: do not trust these times"
-    table.caption_justify = "left"
-    console.print(table)
+        note += f"; contention {busy:.0%} of the processor: do not trust these times"
+    headings = ("case", "backend", "us", "p10 to p90", "GB/s", "GFLOP/s", "of ceiling", "x eager", "data in")
+    console.print(Table("", cells, headings, left=WORDS).rich(no_wrap=True))
+    console.print(Text(note, style="dim"), soft_wrap=True)
     reasons = Counter(
         (row["operator"], row["backend"], row["reason"]) for row in record["rows"] if row["status"] != "ok"
     )
@@ -77,13 +78,12 @@ def show_bench(record: Mapping[str, Any], console: Console) -> None:
 def show_ahead(rows: Sequence[Mapping[str, Any]], target: str, console: Console) -> None:
     """A line a case with its status at each level whose text was compiled, then each reason."""
     levels = list(dict.fromkeys(row["level"] for row in rows))
-    table = _table("operator", "case", *(f"text of {level}" for level in levels))
     cases: dict[tuple[str, str], dict[str, str]] = {}
     for row in rows:
         cases.setdefault((row["operator"], row["case"]), {})[row["level"]] = row["status"]
-    for case, status in cases.items():
-        table.add_row(*case, *(status.get(level, "") for level in levels))
-    console.print(table)
+    rows_shown = [(*case, *(status.get(level, "") for level in levels)) for case, status in cases.items()]
+    headings = ("operator", "case", *(f"text of {level}" for level in levels))
+    console.print(Table("", rows_shown, headings, left=WORDS).rich(no_wrap=True))
     reasons = Counter((row["status"], row["operator"], row["level"], row["reason"]) for row in rows if row["reason"])
     for (status, operator, level, reason), count in reasons.items():
         line = f"{status}  {operator}, text of {level}, {count} {'case' if count == 1 else 'cases'}: {reason}"
@@ -95,10 +95,8 @@ def show_ahead(rows: Sequence[Mapping[str, Any]], target: str, console: Console)
 def show_stages(overview: Mapping[str, Any], console: Console) -> None:
     console.print(Text(f"{overview['operator']} {overview['case']} on {overview['backend']}", style="bold"))
     console.print(Text(f"artifact {overview['artifact']} ({overview['note']})"), soft_wrap=True)
-    table = _table("stage", "lines", "characters")
-    for stage in overview["stages"]:
-        table.add_row(stage["stage"], f"{stage['lines']:,}", f"{stage['characters']:,}")
-    console.print(table)
+    sizes = [(stage["stage"], f"{stage['lines']:,}", f"{stage['characters']:,}") for stage in overview["stages"]]
+    console.print(Table("", sizes, ("stage", "lines", "characters"), left=()).rich(no_wrap=True))
     if "predicted" not in overview:
         return
     predicted, generated, measured = overview["predicted"], overview["generated"], overview["measured"]
@@ -114,7 +112,7 @@ def show_stages(overview: Mapping[str, Any], console: Console) -> None:
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
     if row["status"] != "ok":
-        return ["not timed"]
+        return ["not timed", *[""] * 6]
     spread = f"{row['p10_seconds'] * 1e6:,.1f} to {row['p90_seconds'] * 1e6:,.1f}"
     share, speedup = row.get("share_of_ceiling"), row.get("speedup_over_eager")
     return [
@@ -126,11 +124,3 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
         "" if speedup is None else f"{speedup:.2f}",
         row["data"],
     ]
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        left = column in ("operator", "backend", "case", "stage", "ran", "data in")
-        table.add_column(column, justify="left" if left else "right", no_wrap=True)
-    return table

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from workbench.display import Table
 from workbench.machine.processor import is_contended
 
 COLUMNS = ("work", "batch", "depth", "tokens/s", "spread", "step ms", "of read", "of GEMM", "not kernels")
@@ -21,32 +18,24 @@ KERNEL_TIME_REMARK = (
 
 
 def show(record: Mapping[str, Any], console: Console) -> None:
-    table = Table(*COLUMNS, box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in table.columns:
-        column.no_wrap, column.justify = True, "left" if column.header == "work" else "right"
-    for row in record["rows"]:
-        table.add_row(*_cells(row))
     console.print(Text(heading(record), style="bold"), soft_wrap=True)
-    console.print(table)
+    console.print(bench_table(record).rich(no_wrap=True))
     for line in remarks(record):
         console.print(Text(line), soft_wrap=True)
 
 
+def bench_table(record: Mapping[str, Any]) -> Table:
+    return Table("", list(map(_cells, record["rows"])), COLUMNS, left=())
+
+
 def to_markdown(record: Mapping[str, Any]) -> str:
-    lines = [heading(record), "", _line(COLUMNS), _line(["---"] * len(COLUMNS))]
-    lines += [_line([cell.replace("|", "/") for cell in _cells(row)]) for row in record["rows"]]
-    return "\n".join([*lines, "", *(f"- {line}" for line in remarks(record))]) + "\n"
+    lines = (f"- {line}\n" for line in remarks(record))
+    return f"{heading(record)}\n\n{bench_table(record).markdown()}\n{''.join(lines)}"
 
 
 def to_csv(record: Mapping[str, Any]) -> str:
     """Return the rows as CSV, every number as measured."""
-    flat = [_flat(row) for row in record["rows"]]
-    names = list(dict.fromkeys(name for row in flat for name in row))
-    out = io.StringIO()
-    writer = csv.DictWriter(out, names, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(flat)
-    return out.getvalue()
+    return Table.from_dicts(list(map(_flat, record["rows"]))).csv()
 
 
 def heading(record: Mapping[str, Any]) -> str:
@@ -127,7 +116,3 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _number(value: float) -> str:
     return f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
-
-
-def _line(cells: Any) -> str:
-    return f"| {' | '.join(cells)} |"

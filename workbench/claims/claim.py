@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from workbench import display as shown
-from workbench.display import Displayable
+from workbench.display import Displayable, Table
 from workbench.experiment.verdict import Outcome, RuleChange, Verdict
 
 EvidenceNumbers = Any  # a rule's input: a run's rows, or named values of a calculation or a measurement
@@ -140,15 +139,6 @@ class ClaimTrial:
 
 
 @dataclass(frozen=True)
-class ClaimTable:
-    """A title, headings and cells, for a terminal or a page."""
-
-    title: str
-    headings: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
-
-
-@dataclass(frozen=True)
 class Claim(Displayable):
     """A claim: `says` is the statement in our words.
 
@@ -160,17 +150,17 @@ class Claim(Displayable):
     says: str
     sources: tuple[ClaimSource, ...]
     trials: tuple[ClaimTrial, ...]
-    condition_tables: Callable[[Any], Sequence[ClaimTable]] | None = None  # of the Records that are there
+    condition_tables: Callable[[Any], Sequence[Table]] | None = None  # of the Records that are there
 
     @property
     def deciding_trial(self) -> int:
         """Return the index of the first trial whose rule can fail; 0 where none can."""
         return next((place for place, trial in enumerate(self.trials) if not trial.no_test_reason), 0)
 
-    def _display_table(self) -> shown.Table:
+    def _display_table(self) -> Table:
         rows = [("says", self.says), *((source.name, source.figures) for source in self.sources)]
         rows += [("put to the test by", trial.evidence_label) for trial in self.trials]
-        return shown.Table(self.id, rows)
+        return Table(self.id, rows)
 
 
 def apply_rule(claim: Claim, trial: ClaimTrial, numbers: EvidenceNumbers) -> Verdict:

@@ -11,7 +11,6 @@ from typing import Any
 
 from workbench.claims.claim import (
     Claim,
-    ClaimTable,
     ClaimTrial,
     JudgeRule,
     MeasurementEvidence,
@@ -21,6 +20,7 @@ from workbench.claims.claim import (
 )
 from workbench.claims.ledger import NO_TEST, NOT_RUN, Ledger, LedgerEntry, RecordFolder, judge_record
 from workbench.claims.stored_record import StoredRecord
+from workbench.display import Table
 from workbench.errors import WorkbenchError
 from workbench.files import write_atomically
 
@@ -125,14 +125,14 @@ def rule_source(trial: ClaimTrial) -> str:
         return repr(rule)
 
 
-def figures_table(claim: Claim, entries: tuple[LedgerEntry, ...]) -> ClaimTable:
+def figures_table(claim: Claim, entries: tuple[LedgerEntry, ...]) -> Table:
     """Tabulate the figures of the sources and ours."""
     rows = [(f"source {source.name}", source.figures) for source in claim.sources]
     for entry in entries:
         whose = entry.machine or entry.evidence
         values = entry.figures or ({"": entry.reason} if entry.reason else {})
         rows += [(whose, f"{name}: {_number(value)}" if name else str(value)) for name, value in values.items()]
-    return ClaimTable("figures of the sources, and ours", ("whose", "figures"), rows)
+    return Table("figures of the sources, and ours", rows, ("whose", "figures"))
 
 
 def claim_detail(claim: Claim, ledger: Ledger, records: RecordFolder) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def claim_detail(claim: Claim, ledger: Ledger, records: RecordFolder) -> dict[st
     }
 
 
-def _by_machine(claim: Claim, records: RecordFolder) -> list[ClaimTable]:
+def _by_machine(claim: Claim, records: RecordFolder) -> list[Table]:
     """Tabulate all records of each trial, judged by the same rule, one machine a row."""
     found = []
     for trial in claim.trials:
@@ -174,9 +174,7 @@ def _by_machine(claim: Claim, records: RecordFolder) -> list[ClaimTable]:
             continue
         rows = [_machine_row(judge_record(claim, trial, record, records)) for record in mine]
         headings = ("machine", "level", "verdict", "figures", "date", "others", "record")
-        found.append(
-            ClaimTable(f"Records of {trial.evidence_label}, by machine; the first one decides", headings, rows)
-        )
+        found.append(Table(f"Records of {trial.evidence_label}, by machine; the first one decides", rows, headings))
     return found
 
 

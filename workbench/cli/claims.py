@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from workbench.cli.shared import AsJson, console, print_json
+from workbench.display import Table
 from workbench.errors import WorkbenchError, nearest
 
 app = typer.Typer(help="The ledger of claims.", invoke_without_command=True, rich_markup_mode="markdown")
@@ -45,14 +45,18 @@ def claims(
     if verdict is not None and verdict not in tables.ORDER:
         raise WorkbenchError(f"--verdict {verdict}: is none{nearest(verdict, tables.ORDER)}; {', '.join(tables.ORDER)}")
     rows = tables.claim_rows(*_claims_and_ledger(folder), verdict)
+    counts = tables.count_verdicts(rows)
+    table = Table("", list(map(tables.row_cells, rows)), tables.HEADINGS, counts)
     if format is LedgerFormat.JSON:
         print_json(rows)
     elif format is LedgerFormat.MD:
-        print(_markdown(tables.HEADINGS, (tables.row_cells(row) for row in rows)), end="")
-        print(f"\n{tables.count_verdicts(rows)}")
+        print(table.markdown(), end="")
     else:
-        _print(tables.HEADINGS, (tables.row_cells(row) for row in rows), one_line=True)
-        console().print(tables.count_verdicts(rows))
+        shown = table.rich(no_wrap=True)
+        for column, name in zip(shown.columns, tables.HEADINGS, strict=True):
+            column.min_width = column.max_width = WIDTHS[name]
+        console().print(shown)
+        console().print(counts)
 
 
 @app.command(epilog="Example: `workbench claims run kv-gqa`, `workbench claims run --missing`")
@@ -86,8 +90,8 @@ def run(
     if as_json:
         print_json({"claims": rows, "faults": renewed.failures, "quick": quick})
         raise typer.Exit(1 if renewed.failures else 0)
-    _print(("claim", "verdict", "reason"), ((row["claim"], row["verdict"], row["reason"]) for row in rows))
-    console().print(tables.count_verdicts(rows))
+    cells = [(row["claim"], row["verdict"], row["reason"]) for row in rows]
+    console().print(Table("", cells, ("claim", "verdict", "reason"), tables.count_verdicts(rows)))
     for name, fault in renewed.failures.items():
         typer.echo(f"{name}: {fault}", err=True)
     if quick:
@@ -122,8 +126,7 @@ def show(
     out = console()
     out.print(f"[bold]{claim.id}[/]", highlight=False)
     out.print(claim.says, markup=False)
-    figures = tables.figures_table(claim, tables.claim_entries(claim, ledger))
-    _print(figures.headings, figures.rows, figures.title)
+    _print(tables.figures_table(claim, tables.claim_entries(claim, ledger)))
     for trial in found["trials"]:
         out.print(f"\n{trial['verdict']}", style="bold", markup=False)
         for name, words in tables.trial_lines(trial):
@@ -133,7 +136,7 @@ def show(
     for source in dict.fromkeys(trial["rule_source"] for trial in found["trials"]):
         out.print("\n" + source, markup=False, soft_wrap=True)
     for table in found["where"]:
-        _print(table["headings"], table["rows"], table["title"])
+        _print(Table(**table))
 
 
 def _home() -> Path:
@@ -150,27 +153,6 @@ def _claims_and_ledger(folder: Path | None) -> tuple[Any, Any]:
     return load_claims(place), read_ledger(place / LEDGER_FILE)
 
 
-def _print(
-    headings: Iterable[str], rows: Iterable[Iterable[str]], title: str | None = None, one_line: bool = False
-) -> None:
-    """Print a table; with `one_line` long cells end in an ellipsis."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    out = console()
-    if title:
-        out.print(Text(f"\n{title}", style="bold"), soft_wrap=True)
-    table = Table(*headings, box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in table.columns if one_line else ():
-        column.no_wrap = True
-        column.min_width = column.max_width = WIDTHS[str(column.header)]
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    out.print(table)
-
-
-def _markdown(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    headings = list(headings)
-    lines = [headings, ["---"] * len(headings), *rows]
-    return "".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |\n" for line in lines)
+def _print(table: Table) -> None:
+    console().print()
+    console().print(table)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from workbench.cli.shared import AsJson, console, given_options, print_json
+from workbench.display import Table
 from workbench.errors import WorkbenchError
 
 GENERATED_TRACES = ("azure", "mooncake")
@@ -101,7 +102,6 @@ def _show_machine(found: dict[str, Any]) -> None:
 
 
 def show(found: dict[str, Any]) -> None:
-    from rich.table import Table
     from rich.text import Text
 
     out, prices = console(), found["prices"]
@@ -115,17 +115,16 @@ def show(found: dict[str, Any]) -> None:
     say(f"{prices['name']}: {made}{prices['currency']} a million tokens: {amounts}", "bold")
     say(f"  {prices['source']}; read on {prices['date']}")
     say(_workload(found))
-    table = Table("plan", "cost", "by formula", "saved", "share", "requests that write", "that read", pad_edge=False)
-    for column in table.columns[1:]:
-        column.justify = "right"
+    cells = []
     for row in found["plans"]:
         formula = f"{row['by_formula']:,.4f}" if "by_formula" in row else ""
         share = "" if row["share"] is None else f"{row['share']:.2%}"
         first = row is found["plans"][0]
         saved = ("", "") if first else (f"{row['saved']:,.4f}", share)
         counts = ("", "") if first else (f"{row['requests_that_write']:,}", f"{row['requests_that_read']:,}")
-        table.add_row(row["plan"], f"{row['total']:,.4f}", formula, *saved, *counts)
-    out.print(table)
+        cells.append((row["plan"], f"{row['total']:,.4f}", formula, *saved, *counts))
+    headings = ("plan", "cost", "by formula", "saved", "share", "requests that write", "that read")
+    out.print(Table("", cells, headings, left=()))
     for line in _remarks(found):
         say(line)
 

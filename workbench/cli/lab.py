@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
 from workbench.cli.shared import AsJson, console, print_json
+from workbench.display import Table
 from workbench.errors import WorkbenchError
 
 if TYPE_CHECKING:
@@ -82,14 +83,11 @@ def _check(
 
 
 def _table(visits: list[NotebookVisit]) -> Table:
-    table = Table("notebook", "seconds", "cells", "errors", "console", "outside", "no picture", "widgets")
+    rows = []
     for visit in visits:
         counts = (visit.errors, visit.console_errors, visit.outside_requests, visit.without_picture)
-        table.add_row(
-            f"[{'red' if visit.faults else 'green'}]{visit.notebook}[/]",
-            f"{visit.seconds:.1f}",
-            f"{visit.num_run}/{visit.num_cells}",
-            *(str(len(found)) for found in counts),
-            ", ".join(dict.fromkeys(visit.widgets)),
-        )
-    return table
+        name = Text(str(visit.notebook), style="red" if visit.faults else "green")
+        ran = f"{visit.num_run}/{visit.num_cells}"
+        rows.append((name, f"{visit.seconds:.1f}", ran, *map(len, counts), list(dict.fromkeys(visit.widgets))))
+    headings = ("notebook", "seconds", "cells", "errors", "console", "outside", "no picture", "widgets")
+    return Table("", rows, headings, left=("widgets",))

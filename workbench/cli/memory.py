@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from workbench.cli.shared import AsJson, console, print_json
+from workbench.display import Table
 from workbench.errors import WorkbenchError
 
 
@@ -49,14 +50,11 @@ def memory(
 
 
 def show(found: dict[str, Any]) -> None:
-    from rich.table import Table
     from rich.text import Text
 
     from workbench.memory.report import format_bytes
 
-    table = Table("memory", "bytes", "", title_justify="left", pad_edge=False)
-    table.columns[1].justify = table.columns[2].justify = "right"
-    rows = {
+    sizes = {
         "weights": found["weight_bytes"],
         "cache, a token": found["cache_bytes_per_token"],
         f"cache, a sequence of {found['context']:,}": found["cache_bytes_per_sequence"],
@@ -64,13 +62,12 @@ def show(found: dict[str, Any]) -> None:
         "activations": found["activation_bytes"],
         "in all": found["total_bytes"],
     }
-    for name, size in rows.items():
-        table.add_row(name, f"{size:,}", format_bytes(size))
+    rows = [(name, f"{size:,}", format_bytes(size)) for name, size in sizes.items()]
     out = console()
     formats = f"weights {found['weights']}, cache {found['cache']}, {found['dtype']}"
     heading = f"{found['model']}: {found['parameters']:,} parameters, {formats}"
     out.print(Text(heading, style="bold"), soft_wrap=True)
-    out.print(table)
+    out.print(Table("", rows, ("memory", "bytes", ""), left=()))
     if (saving := found["grouped_saving"]) and saving > 1:
         out.print(
             Text(f"with a key/value head for every query head the cache were {saving:g} times as large"), soft_wrap=True

@@ -79,7 +79,7 @@ def quality(
         case OutputFormat.JSON:
             print_json({"run": str(record.path), **record.summary})
         case OutputFormat.MD:
-            print(comparison_text.to_markdown(rows), end="")
+            print("\n".join(table.markdown() for table in comparison_text.variant_tables(rows)), end="")
         case OutputFormat.CSV:
             print(comparison_text.to_csv(rows), end="")
         case OutputFormat.TABLE:

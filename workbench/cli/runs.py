@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from workbench.cli.shared import OutputFormat
+from workbench.cli.shared import OutputFormat, to_json
+from workbench.display import Table, plain_value
 from workbench.errors import WorkbenchError, cannot_write
+
+MAX_CELL_WIDTH = 48  # characters of a cell in a terminal
 
 
 class ComparisonFormat(StrEnum):
@@ -39,8 +43,7 @@ def runs(
 
     The listing shows the folder's present files. SQL can read these tables and nothing else.
     """
-    from workbench.runs.runs import open_runs
-    from workbench.runs.tables import format_table
+    from workbench.runs.runs import as_table, open_runs
 
     found = open_runs(folder)
     if names:
@@ -50,7 +53,17 @@ def runs(
         raise WorkbenchError("--sql: is a whole query; write WHERE, ORDER BY and LIMIT in it")
     wanted = None if columns is None else [columns]
     rows = found.query(sql) if sql else found.select(wanted, where, order_by, limit, table)
-    sys.stdout.write(format_table(rows, format.value))
+    shown = as_table(rows)
+    match format:
+        case OutputFormat.JSON:
+            content = to_json([dict(zip(shown.headings, map(plain_value, row), strict=True)) for row in shown.rows])
+        case OutputFormat.CSV:
+            content = shown.csv()
+        case OutputFormat.MD:
+            content = shown.markdown()
+        case OutputFormat.TABLE:
+            content = f"{shown.text(None, MAX_CELL_WIDTH)}\n"
+    sys.stdout.write(content)
     for problem in found.problems:
         print(f"not read: {problem}", file=sys.stderr)
 
@@ -95,28 +108,21 @@ def compare(
 def _content(found, axes: list[str], format: ComparisonFormat) -> bytes:
     """Format `found`, a Comparison, or with two axes its Pareto front."""
     from workbench.reports import comparison_charts as pictures
-    from workbench.runs import tables as text
-    from workbench.runs.comparison import HEADINGS
 
     if format in (ComparisonFormat.SVG, ComparisonFormat.PNG):
         chart = pictures.pareto_chart(found, axes[0], axes[1]) if axes else pictures.ratio_chart(found)
         return pictures.render_chart(chart, format.value)
     rows = found.pareto(axes[0], axes[1]) if axes else found.as_dicts()
-    heads, cells = (list(rows[0]), pictures.pareto_cells(rows)) if axes else (list(HEADINGS), found.cells())
+    values, shown = Table.from_dicts(rows), found.table()
+    if axes:
+        shown = replace(shown, rows=values.rows, headings=values.headings)
     match format:
         case ComparisonFormat.JSON:
-            return text.as_json(
-                {"baseline": found.baseline, "noisy_runs": list(found.noisy_runs), "rows": rows}
-            ).encode()
+            content = to_json({"baseline": found.baseline, "noisy_runs": list(found.noisy_runs), "rows": rows})
         case ComparisonFormat.CSV:
-            return text.as_csv(list(rows[0]), [list(row.values()) for row in rows]).encode()
+            content = values.csv()
         case ComparisonFormat.MD:
-            return text.markdown_table(heads, cells).encode()
-    busy = [f"measured under contention, do not trust its times: {name}" for name in found.noisy_runs]
-    lines = [
-        f"against {found.baseline}",
-        *busy,
-        "",
-        text.plain_table(heads, cells, [False, *[False] * (len(heads) - 1)]),
-    ]
-    return "\n".join(lines).encode()
+            content = shown.markdown()
+        case _:
+            content = f"{shown.text(None, MAX_CELL_WIDTH)}\n"
+    return content.encode()

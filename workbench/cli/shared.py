@@ -30,8 +30,12 @@ def console() -> Console:
     return plain if plain.is_terminal else Console(width=FILE_WIDTH)
 
 
+def to_json(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+
+
 def print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    print(to_json(value), end="")
 
 
 def parse_settings(option: str, text: str) -> Any:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from workbench.cli.shared import AsJson, console, print_json
+from workbench.display import Table
 
 LATENCY_LABELS = {
     "ttft_s": "TTFT", "tpot_s": "TPOT", "longest_gap_s": "longest gap", "e2el_s": "E2EL", "queue_s": "queue",
@@ -61,11 +62,9 @@ def simulate(
 
 
 def show(found: dict[str, Any]) -> None:
-    from rich.table import Table
     from rich.text import Text
 
-    from workbench.reports.sheets import group_sheet
-    from workbench.reports.terminal import sheet_table as sheet_table
+    from workbench.reports.run_tables import format_ms, group_table
 
     out = console()
     about, requests = found["about"], found["requests"]
@@ -77,16 +76,14 @@ def show(found: dict[str, Any]) -> None:
     out.print(Text(f"requests: {', '.join(counts)}"), soft_wrap=True)
     for error, count in requests["errors"].items():
         out.print(Text(f"  {count} times: {error}", style="red"), soft_wrap=True)
-    table = Table("milliseconds", "p50", "p90", "p99", "most", pad_edge=False)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for name, label in LATENCY_LABELS.items():
-        row = found[name]
-        table.add_row(label, *("-" if row[q] is None else f"{row[q] * 1e3:,.2f}" for q in ("p50", "p90", "p99", "max")))
-    out.print(table)
+    rows = [
+        (label, *(format_ms(found[name][p]) for p in ("p50", "p90", "p99", "max")))
+        for name, label in LATENCY_LABELS.items()
+    ]
+    out.print(Table("", rows, ("milliseconds", "p50", "p90", "p99", "most"), left=()))
     for kind in ("tenant", "priority"):
         if found[f"by_{kind}"]:
-            out.print(sheet_table(group_sheet(kind, found[f"by_{kind}"])))
+            out.print(group_table(kind, found[f"by_{kind}"]))
     good = found["goodput"]
     if good["requests_per_s"] is not None:
         promised = f"TTFT {good['ttft_s']:g} s, TPOT {good['tpot_s']:g} s"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from workbench.cli.shared import AsJson, backend_errors, console, given_options, print_json
+from workbench.display import Table
 from workbench.errors import WorkbenchError
 
 if TYPE_CHECKING:
@@ -114,19 +115,18 @@ def _print_remarks(plan: SweepPlan) -> None:
 
 
 def show_plan(plan: SweepPlan) -> None:
-    from rich.table import Table
     from rich.text import Text
 
     out, least = console(), ", at least" if plan.is_lower_bound else ""
     out.print(Text(f"{plan.sweep.name}: {plan.sweep.experiment.question}", style="bold"), soft_wrap=True)
     for line in plan.remarks:
         out.print(Text(f"note: {line}"), soft_wrap=True)
-    table = Table("point", f"time{least}", f"memory{least}", "from", "state", pad_edge=False)
-    table.columns[1].justify = table.columns[2].justify = "right"
-    for each in plan.points:
-        found = each.estimate
-        table.add_row(each.row.point.label, _time(found.seconds), _bytes(found.bytes), found.source, _state(each.row))
-    out.print(table)
+    cells = [
+        (each.row.point.label, _time(each.estimate.seconds), _bytes(each.estimate.bytes), each.estimate.source,
+         _state(each.row))
+        for each in plan.points
+    ]  # fmt: skip
+    out.print(Table("", cells, ("point", f"time{least}", f"memory{least}", "from", "state"), left=("from", "state")))
     count, done = len(plan.points), len(plan.points) - len(plan.to_run)
     totals = f"{count} points: {done} done, {len(plan.to_run)} to run" if done else f"{count} points to run"
     if plan.to_run:
@@ -135,30 +135,28 @@ def show_plan(plan: SweepPlan) -> None:
 
 
 def show_rows(folder: SweepFolder, rows: Sequence[SweepRow]) -> None:
-    from rich.table import Table
     from rich.text import Text
 
-    out = console()
-    table = Table("point", "state", "time", "memory", "run folder, or why not", pad_edge=False)
-    table.columns[2].justify = table.columns[3].justify = "right"
+    out, cells = console(), []
     for row in rows:
         outcome = row.outcome
         if outcome is None:
-            table.add_row(row.point.label, _state(row), "", "", "")
+            cells.append((row.point.label, _state(row), "", "", ""))
             continue
         run = "" if outcome.folder is None else str(outcome.folder.relative_to(folder.path))
-        counts = "; ".join(filter(None, [outcome.error, run]))
-        size = _bytes(outcome.peak_bytes)
-        table.add_row(row.point.label, _state(row), _time(outcome.seconds), size, Text(counts))
-    out.print(table)
+        where = "; ".join(filter(None, [outcome.error, run]))
+        cells.append((row.point.label, _state(row), _time(outcome.seconds), _bytes(outcome.peak_bytes), where))
+    headings = ("point", "state", "time", "memory", "run folder, or why not")
+    out.print(Table("", cells, headings, left=("state", headings[-1])))
     states = [row.state for row in rows]
     counts = [f"{states.count(state)} {state}" for state in ("done", "failed", "to run") if state in states]
     out.print(Text(f"{len(rows)} points: {', '.join(counts)}; in {folder.path}"), soft_wrap=True)
 
 
-def _state(row: SweepRow) -> str:
-    style = STATES.get(row.state)
-    return f"[{style}]{row.state}[/]" if style else row.state
+def _state(row: SweepRow) -> object:
+    from rich.text import Text
+
+    return Text(row.state, style=STATES.get(row.state, ""))
 
 
 def _time(seconds: float | None) -> str:

@@ -6,12 +6,12 @@ import importlib.util
 import math
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from compiled_kernels import backend_problems
 from compiled_kernels.backends import UNSUPPORTED_CPU
 from compiled_kernels.level import current_level, machine_level
+from workbench.display import Table
 from workbench.engine.load import BUNDLED_MODELS
 from workbench.executors.autotune import remembered_autotune_results
 from workbench.executors.layout import remembered_layouts
@@ -66,11 +66,12 @@ def diagnose() -> dict:
 
 
 def show(found: dict, console: Console) -> None:
-    table = Table("what", "name", "state")
-    for kind in ("backends", "extras", "models"):
-        for name, problem in found[kind].items():
-            table.add_row(kind[:-1], name, Text(problem) if problem else Text("works", style="green"))
-    console.print(table)
+    rows = [
+        (kind[:-1], name, problem or Text("works", style="green"))
+        for kind in ("backends", "extras", "models")
+        for name, problem in found[kind].items()
+    ]
+    console.print(Table("", rows, ("what", "name", "state")))
     level = found["level"]
     if level["problem"]:
         console.print(Text(f"backend mlir: {level['problem']}"))
@@ -103,7 +104,7 @@ def show(found: dict, console: Console) -> None:
 
 def _chosen(trials: list[dict]) -> Table:
     """Build a table of the backends that `auto` chose, with decode step times and the reasons against others."""
-    table = Table("model", "weights", "cache", "threads", "chosen", "a decode step", "not taken", "tried (UTC)")
+    rows = []
     for each in trials:
         times = ", ".join(f"{backend} {1000 * seconds:.2f} ms" for backend, seconds in each["seconds"].items())
         others = [f"{backend}: {why}" for backend, why in {**each["refused"], **each["untried"]}.items()]
@@ -113,17 +114,27 @@ def _chosen(trials: list[dict]) -> Table:
                 slower = eager < CLEARLY_FASTER_RATIO * seconds
                 others.append(f"{backend}: {'clearly slower than eager' if slower else 'not clearly quicker'}")
         cells = (each["model"], each["weights"], each["cache"], str(each["threads"]), each["chosen"], times)
-        table.add_row(*map(Text, (*cells, "; ".join(others), _when(each))))
-    return table
+        rows.append((*cells, "; ".join(others), _when(each)))
+    return Table(
+        "", rows, ("model", "weights", "cache", "threads", "chosen", "a decode step", "not taken", "tried (UTC)")
+    )
 
 
 def _laid_out(layouts: list[dict]) -> Table:
     """Make the table of weight layouts that the backend mlir chose, with reasons."""
-    table = Table("model", "weights", "cache", "threads", "layout of weights", "why", "tried (UTC)")
-    for each in layouts:
-        cells = (each["model"], each["weights"], each["cache"], str(each["threads"]), each["chosen"], each["reason"])
-        table.add_row(*map(Text, (*cells, _when(each))))
-    return table
+    rows = [
+        (
+            each["model"],
+            each["weights"],
+            each["cache"],
+            str(each["threads"]),
+            each["chosen"],
+            each["reason"],
+            _when(each),
+        )
+        for each in layouts
+    ]
+    return Table("", rows, ("model", "weights", "cache", "threads", "layout of weights", "why", "tried (UTC)"))
 
 
 def _when(tried: dict) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from workbench.errors import WorkbenchError
@@ -145,9 +145,3 @@ def _ticks(low: float, high: float) -> list[float]:
         if len(found) >= 3:
             return [float(f"{each:.6g}") for each in found[:: max(1, len(found) // 8)]]
     return [low, high]
-
-
-def pareto_cells(found: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Return the result of `Comparison.pareto` as cells of a table."""
-    return [["yes" if v is True else "no" if v is False else v if isinstance(v, str) else f"{v:.4g}"
-             for v in row.values()] for row in found]  # fmt: skip

@@ -10,6 +10,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from workbench.display import Table
 from workbench.errors import WorkbenchError
 from workbench.experiment import yaml as yaml_text
 from workbench.files import write_atomically
@@ -30,8 +31,7 @@ class ReportPage:
     name: str
     line: str
     run: RunReport | None = None
-    headings: Sequence[str] = ()
-    table: Sequence[tuple[StoredPoint, Sequence[str]]] = ()
+    table: Table | None = None
     pictures: Sequence[ReportChart] = ()
     changed: Sequence[tuple[str, str]] = ()
     experiment: str = ""
@@ -76,7 +76,6 @@ def _run_page(record: Record) -> ReportPage:
 
 
 def _sweep_page(sweep: StoredSweep) -> ReportPage:
-    headings, rows = sweep_table(sweep)
     done = [point for point in sweep.points if point.record is not None]
     drawn = {point.key for point in done[:MAX_POINTS_DRAWN]}
     points = [
@@ -90,8 +89,7 @@ def _sweep_page(sweep: StoredSweep) -> ReportPage:
         read_question(text),
         sweep.name,
         f"Sweep {sweep.path.resolve().name}: {len(sweep.points)} points ({counts})",
-        headings=headings,
-        table=rows,
+        table=sweep_table(sweep),
         pictures=list(sweep_charts(sweep)),
         changed=changed_settings(text),
         experiment=text,

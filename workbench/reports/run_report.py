@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from markupsafe import Markup
 from pydantic import BaseModel
 
+from workbench.display import Table
 from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment
 from workbench.reports import variants_table as comparison_text
 from workbench.reports.run_charts import ReportChart, run_charts
-from workbench.reports.sheets import Remark, Sheet, run_remarks, run_sheets
+from workbench.reports.run_tables import Remark, run_remarks, run_tables
 from workbench.runs.record import Record
 from workbench.trace.recorder import row_name
 
 MAX_REQUESTS_LISTED = 100  # requests listed
 MAX_OUTPUT_CHARACTERS = 2000  # characters shown of an output
 NO_PREDICTION = "None was recorded with this run."
-
-
-@dataclass(frozen=True)
-class ReportedOutput:
-    name: str
-    reason: str
-    tokens: int
-    text: str
-    error: str
 
 
 @dataclass(frozen=True)
@@ -42,9 +35,9 @@ class RunReport:
     prediction: tuple[str, ...]
     verdicts: tuple[Mapping[str, str], ...]
     pictures: tuple[ReportChart, ...]
-    sheets: tuple[Sheet, ...]
+    tables: tuple[Table, ...]
     remarks: tuple[Remark, ...]
-    outputs: tuple[ReportedOutput, ...]
+    outputs: Table
     requests: int
     environment: tuple[tuple[str, str], ...]
     commands: tuple[tuple[str, str], ...]
@@ -53,8 +46,8 @@ class RunReport:
 def build_run_report(record: Record, draw: bool = True) -> RunReport:
     summary = record.summary
     compares = "rows" in summary
-    sheets, remarks = _comparison(summary) if compares else (tuple(run_sheets(summary)), tuple(run_remarks(summary)))
-    outputs, count = ((), 0) if compares else _outputs(record)
+    tables, remarks = _comparison(summary) if compares else (tuple(run_tables(summary)), tuple(run_remarks(summary)))
+    requests = [] if compares else record.requests.to_pylist()
     return RunReport(
         record.name,
         read_question(record.experiment_text),
@@ -63,21 +56,19 @@ def build_run_report(record: Record, draw: bool = True) -> RunReport:
         tuple(predictions(summary)),
         tuple(summary.get("verdicts") or ()),
         tuple(run_charts(record)) if draw else (),
-        sheets,
+        tables,
         remarks,
-        outputs,
-        count,
+        _outputs(requests),
+        len(requests),
         environment_rows(record.environment, summary),
         _commands(record, compares),
     )
 
 
-def _comparison(summary: Mapping[str, Any]) -> tuple[tuple[Sheet, ...], tuple[Remark, ...]]:
-    found = comparison_text.variant_tables(summary["rows"])
-    sheets = (Sheet(tuple(head), tuple(tuple(row) for row in cells), left=("backend",)) for head, cells in found)
+def _comparison(summary: Mapping[str, Any]) -> tuple[tuple[Table, ...], tuple[Remark, ...]]:
     busy = summary.get("others_cpu_share") or 0.0
     remarks = (Remark(line, "do not trust" in line and busy > 0) for line in comparison_text.remarks(summary))
-    return tuple(sheets), tuple(remarks)
+    return tuple(comparison_text.variant_tables(summary["rows"])), tuple(remarks)
 
 
 def read_question(experiment: str) -> str:
@@ -137,16 +128,13 @@ def predictions(summary: Mapping[str, Any]) -> Iterator[str]:
             yield f"{row.get('variant', '')}: {', '.join(predicted)}"
 
 
-def _outputs(record: Record) -> tuple[tuple[ReportedOutput, ...], int]:
-    rows = record.requests.to_pylist()
-    found = (
-        ReportedOutput(
-            row_name(row), row["finish_reason"] or "unfinished", row["output_tokens"],
-            (row["output_text"] or "")[:MAX_OUTPUT_CHARACTERS], row["error"] or "",
-        )
-        for row in rows[:MAX_REQUESTS_LISTED]
-    )  # fmt: skip
-    return tuple(found), len(rows)
+def _outputs(requests: Sequence[dict[str, Any]]) -> Table:
+    rows = []
+    for row in requests[:MAX_REQUESTS_LISTED]:
+        output = Markup('<div class="text">{}</div>').format((row["output_text"] or "")[:MAX_OUTPUT_CHARACTERS])
+        error = row["error"] and Markup('<span class="serious">{}</span>').format(row["error"])
+        rows.append((row_name(row), row["output_tokens"], row["finish_reason"] or "unfinished", error or output))
+    return Table("", rows, ("request", "tokens", "ended by", "output"))
 
 
 def environment_rows(environment: Mapping[str, Any], summary: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

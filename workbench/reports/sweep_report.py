@@ -12,12 +12,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from markupsafe import Markup
+
+from workbench.display import Table
 from workbench.errors import WorkbenchError
 from workbench.files import UnreadableText, read_bytes, read_json_object, read_yaml_file
 from workbench.reports.run_charts import ReportChart
-from workbench.reports.sheets import format_ms, format_rate
+from workbench.reports.run_tables import format_ms, format_rate
 from workbench.reports.svg import COLOURS, Axis, Series, line_chart
-from workbench.reports.variants_table import COSTS, QUALITY
+from workbench.reports.variants_table import COSTS, QUALITY, flatten
 from workbench.runs.record import Record
 
 SWEEP, POINTS, POINT, OUTCOME = "sweep.yaml", "points", "point.json", "outcome.json"
@@ -132,19 +135,22 @@ def point_measures(point: StoredPoint) -> dict[str, Any]:
         return {}
     summary = point.record.summary
     rows = summary.get("rows")
-    return _flat(rows[0] if rows else summary)
+    return flatten(rows[0] if rows else summary)
 
 
-def sweep_table(sweep: StoredSweep) -> tuple[list[str], list[tuple[StoredPoint, list[str]]]]:
-    """Return the headings after the point's own, and each point with its cells: settings, then measures."""
+def sweep_table(sweep: StoredSweep) -> Table:
+    """Tabulate the points: each one's settings, measures and state."""
     axes, measures = swept_axes(sweep), available_measures(sweep)
     rows = []
     for point in sweep.points:
         figures = point_measures(point)
         cells = [format_setting(point.settings.get(path)) for path in axes]
         cells += ["-" if figures.get(key) is None else tell(figures[key]) for key, _, tell in measures]
-        rows.append((point, cells))
-    return [*axes, *(heading for _, heading, _ in measures)], rows
+        link = Markup('<a href="#{}">{}</a>').format(point.anchor, point.label)
+        state = Markup('<span class="serious">{}</span>').format(point.error) if point.error else point.state
+        rows.append((link, *cells, state))
+    headings = ("point", *axes, *(heading for _, heading, _ in measures), "state")
+    return Table("", rows, headings, left=("state",))
 
 
 def sweep_charts(sweep: StoredSweep) -> Iterator[ReportChart]:
@@ -198,13 +204,3 @@ def _distinct(values: Iterator[Any]) -> list[Any]:
         if value not in found:
             found.append(value)
     return found
-
-
-def _flat(values: Mapping[str, Any], front: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{front}{name}.")
-        else:
-            flat[front + name] = value
-    return flat

@@ -10,12 +10,11 @@ from pathlib import Path
 
 from rich.console import Console, RenderableType
 from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
 from workbench.experiment.experiment import Experiment
 from workbench.reports import variants_table as comparison_text
-from workbench.reports.sheets import Sheet, run_remarks, run_sheets
+from workbench.reports.run_tables import run_remarks, run_tables
 from workbench.runs.record import Record
 from workbench.trace.recorder import row_name
 
@@ -36,7 +35,7 @@ def _parts(record: Record, experiment: Experiment, file: Path) -> Iterator[Rende
     summary = record.summary
     yield Text(experiment.question, style="bold")
     yield from _texts(record, experiment)
-    yield from map(sheet_table, run_sheets(summary))
+    yield from run_tables(summary)
     yield Text()
     for remark in run_remarks(summary):
         yield Text(remark.text, style="yellow" if remark.is_warning else "")
@@ -57,16 +56,6 @@ def _texts(record: Record, experiment: Experiment) -> Iterator[RenderableType]:
             yield Panel(text, title=Text(title))
     if len(rows) > MAX_TEXTS:
         yield Text(f"and {len(rows) - MAX_TEXTS} more requests in requests.parquet", style="dim")
-
-
-def sheet_table(sheet: Sheet) -> Table:
-    """Convert a sheet to a rich table; user text is never markup."""
-    made = Table(title_justify="left", pad_edge=False, caption=sheet.caption or None, caption_justify="left")
-    for column, heading in enumerate(sheet.headings):
-        made.add_column(heading, justify="left" if sheet.is_left(column) else "right")
-    for row in sheet.rows:
-        made.add_row(*map(Text, row))
-    return made
 
 
 def _next_steps(record: Record, experiment: Experiment, file: Path) -> str:

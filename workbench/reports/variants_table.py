@@ -1,17 +1,14 @@
-"""The table of variants as a terminal table, Markdown or CSV."""
+"""Tables of the variants of an experiment."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from workbench.display import Table
 from workbench.experiment.verdict import RuleChange
 from workbench.machine.processor import is_contended
 from workbench.runs.record import Record
@@ -121,25 +118,21 @@ CURVES: tuple[tuple[str, str, Cell], ...] = (
     ("decode_bytes_share", "of bytes/s", _share),
     ("e2el_s", "E2EL ms", _ms),
 )
-TableText = tuple[list[str], list[list[str]]]
 
 
-def variant_tables(rows: Rows) -> list[TableText]:
-    """Return headings and cells of the tables that the rows have data for: quality, copying by depth, costs."""
+def variant_tables(rows: Rows) -> list[Table]:
+    """Return the tables that the rows have data for: quality, copying by depth, costs."""
     contexts = list(dict.fromkeys(context for row in rows for context in row.get("decode_tokens_per_s", {})))
     loads = list(dict.fromkeys(load for row in rows for load in row.get("tokens_per_s", {})))
     decoded = [{**row, "backend": row["decode_backend"]} if "decode_backend" in row else row for row in rows]
-    costs = _table("what it costs and buys", COSTS, decoded)
-    costs[0].extend(f"tok/s at {int(context):,}" for context in contexts)
-    costs[0].extend(f"tok/s of {load}" for load in loads)
-    for row, cells in zip(rows, costs[1], strict=True):
-        cells.extend(_cell(row.get("tokens_per_s", {}).get(load), _whole) for load in loads)
-        cells.extend(_cell(row.get("decode_tokens_per_s", {}).get(context), _whole) for context in contexts)
+    speeds = [(f"decode_tokens_per_s.{context}", f"tok/s at {int(context):,}", _whole) for context in contexts]
+    speeds += [(f"tokens_per_s.{load}", f"tok/s of {load}", _whole) for load in loads]
+    costs = _table("what it costs and buys", (*COSTS, *speeds), list(map(flatten, decoded)))
     found = [_table("quality", QUALITY, rows), _by_depth(rows), costs, *_curves(rows)]
-    return [each for each in found if len(each[0]) > 1]
+    return [table for table in found if len(table.headings) > 1]
 
 
-def _curves(rows: Rows) -> list[TableText]:
+def _curves(rows: Rows) -> list[Table]:
     """Build the tables of simulated variants: some metrics for each value, in the first column, of a swept setting."""
     tables = []
     for key, heading, tell in CURVES:
@@ -147,45 +140,36 @@ def _curves(rows: Rows) -> list[TableText]:
         if of:
             points = of[0]["curve"]
             cells = [[row["variant"], *(_cell(point.get(key), tell) for point in row["curve"])] for row in of]
-            tables.append(([f"{heading}, {points[0]['path']}", *(str(point["value"]) for point in points)], cells))
+            headings = [f"{heading}, {points[0]['path']}", *(str(point["value"]) for point in points)]
+            tables.append(Table("", cells, headings, left=()))
     return tables
 
 
-def _table(name: str, known: Sequence[tuple[str, str, Cell]], rows: Rows) -> TableText:
+def _table(name: str, known: Sequence[tuple[str, str, Cell]], rows: Rows) -> Table:
     columns = [column for column in known if any(row.get(column[0]) is not None for row in rows)]
     cells = [[row["variant"], *(_cell(row.get(key), tell) for key, _, tell in columns)] for row in rows]
-    return [name, *(heading for _, heading, _ in columns)], cells
+    return Table("", cells, [name, *(heading for _, heading, _ in columns)], left=("backend",))
 
 
 def _cell(value: Any, format: Cell) -> str:
     return "-" if value is None else format(value)
 
 
-def _by_depth(rows: Rows) -> TableText:
+def _by_depth(rows: Rows) -> Table:
     """Build the table of copying: the fraction of the identifiers' tokens that are most likely, and the gain in nats a
     token, by depth (0% is the beginning)."""
     depths = list(dict.fromkeys(depth for row in rows for depth in row.get("copying", {})))
     cells = [[row["variant"], *(_copied(row.get("copying", {}).get(depth)) for depth in depths)] for row in rows]
-    return ["copied (gain), from depth", *(f"{float(depth):.0%}" for depth in depths)], cells
+    return Table("", cells, ["copied (gain), from depth", *(f"{float(depth):.0%}" for depth in depths)], left=())
 
 
 def _copied(found: Mapping[str, float] | None) -> str:
     return "-" if found is None else f"{found['copied']:.0%} ({found['gain']:+.2f})"
 
 
-def to_markdown(rows: Rows) -> str:
-    return "\n".join(_markdown(*found) for found in variant_tables(rows))
-
-
 def to_csv(rows: Rows) -> str:
     """Return one CSV line a variant, every number as measured; nested metrics are named group.metric."""
-    flat = [_flat(row) for row in rows]
-    names = list(dict.fromkeys(name for row in flat for name in row))
-    out = io.StringIO()
-    writer = csv.DictWriter(out, names, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(flat)
-    return out.getvalue()
+    return Table.from_dicts([flatten(row) for row in rows]).csv()
 
 
 def show(record: Record, console: Console) -> None:
@@ -194,7 +178,7 @@ def show(record: Record, console: Console) -> None:
     question = next(line for line in record.experiment_text.splitlines() if line.startswith("question:"))
     console.print(Text(question.removeprefix("question:").strip(" '\""), style="bold"), soft_wrap=True)
     for found in variant_tables(summary["rows"]):
-        console.print(_rich(*found))
+        console.print(found)
     for verdict in summary["verdicts"]:
         console.print(Text(f"{verdict['claim']}: {verdict['outcome']}", style="bold"), soft_wrap=True)
         for name in ("says", "rule", "reason"):
@@ -221,28 +205,15 @@ def remarks(summary: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _rich(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> Table:
-    made = Table(*headings, box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in made.columns:
-        column.justify = "left" if column.header == "backend" or column is made.columns[0] else "right"
-    for row in cells:
-        made.add_row(*row)
-    return made
-
-
-def _markdown(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
-    lines = [headings, ["---"] * len(headings), *cells]
-    return "".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |\n" for line in lines)
-
-
-def _flat(row: Mapping[str, Any], front: str = "") -> dict[str, Any]:
+def flatten(row: Mapping[str, Any], front: str = "") -> dict[str, Any]:
+    """Return nested values by names joined by dots, those of a curve by its swept value."""
     flat: dict[str, Any] = {}
     for name, value in row.items():
         if isinstance(value, Mapping):
-            flat |= _flat(value, f"{front}{name}.")
+            flat |= flatten(value, f"{front}{name}.")
         elif name == "curve":
             for point in value:
-                flat |= _flat({f"{name}.{point['value']}": {k: v for k, v in point.items() if k != "value"}}, front)
+                flat |= flatten({f"{name}.{point['value']}": {k: v for k, v in point.items() if k != "value"}}, front)
         else:
             flat[front + name] = value
     return flat

@@ -105,13 +105,12 @@ class Comparison(Displayable):
         return [{"label": group.label, across[0]: a, up[0]: b, "front": index in front}
                 for index, (group, a, b) in enumerate(whole)]  # fmt: skip
 
-    def cells(self) -> list[list[str]]:
-        """Return the cells of a table with HEADINGS."""
-        return [_cells(row) for row in self.rows]
+    def table(self) -> Table:
+        noisy = ", ".join(self.noisy_runs)
+        note = f"measured under contention, do not trust its times: {noisy}" if noisy else ""
+        return Table(f"against {self.baseline}", [_cells(row) for row in self.rows], HEADINGS, note)
 
-    def _display_table(self) -> Table:
-        note = f"measured under contention: {', '.join(self.noisy_runs)}" if self.noisy_runs else ""
-        return Table(f"against {self.baseline}", self.cells(), HEADINGS, note)
+    _display_table = table
 
 
 def compare(

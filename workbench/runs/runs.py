@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 from workbench.display import MAX_TABLE_ROWS, Displayable, Table
 from workbench.errors import WorkbenchError
 from workbench.runs import columns, sql
-from workbench.runs import tables as text
 from workbench.runs.listing import list_runs
 from workbench.runs.locations import find_runs
 from workbench.runs.rows import run_rows, variant_rows
@@ -166,7 +165,7 @@ class Runs(Displayable):
         return self._listed.num_rows
 
     def _display_table(self) -> Table:
-        return text.display_table(repr(self), self.select(limit=MAX_TABLE_ROWS), "; ".join(self.problems))
+        return as_table(self.select(limit=MAX_TABLE_ROWS), repr(self), "; ".join(self.problems))
 
 
 def open_runs(folder: Path | str = "runs") -> Runs:
@@ -183,3 +182,10 @@ def _drop_empty_columns(found: pa.Table) -> pa.Table:
     if "state" in kept and set(found["state"].to_pylist()) <= {"complete"}:
         kept.remove("state")
     return found.select(kept)
+
+
+def as_table(found: pa.Table, title: str = "", note: str = "") -> Table:
+    """Convert an Arrow table to one for display."""
+    return Table(
+        title, list(zip(*map(pa.ChunkedArray.to_pylist, found.columns), strict=True)), found.column_names, note
+    )

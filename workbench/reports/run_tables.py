@@ -1,4 +1,4 @@
-"""Small tables as values, drawn alike in a terminal and on a page, and those of a run's summary."""
+"""Tables and remarks of a run's summary."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from workbench.display import Table
 from workbench.machine.processor import is_contended
 
 LATENCIES = {
@@ -18,20 +19,6 @@ Summary = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Sheet:
-    """Headings, rows of texts, and a caption. The first column and those named in `left` hold words, the others
-    numbers."""
-
-    headings: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    caption: str = ""
-    left: tuple[str, ...] = ()
-
-    def is_left(self, column: int) -> bool:
-        return column == 0 or self.headings[column] in self.left
-
-
-@dataclass(frozen=True)
 class Remark:
     """A line of remark. `is_warning` marks unreliable numbers or a failure."""
 
@@ -39,41 +26,42 @@ class Remark:
     is_warning: bool = False
 
 
-def run_sheets(summary: Summary) -> Iterator[Sheet]:
-    """Yield the sheets that the summary has data for."""
-    yield latency_sheet(summary)
+def run_tables(summary: Summary) -> Iterator[Table]:
+    """Yield the tables that the summary has data for."""
+    yield latency_table(summary)
     for kind in ("tenant", "priority"):
         if summary.get(f"by_{kind}"):
-            yield group_sheet(kind, summary[f"by_{kind}"])
+            yield group_table(kind, summary[f"by_{kind}"])
     if summary.get("speculation"):
-        yield speculation_sheet(summary["speculation"])
-    yield memory_sheet(summary["kv"], summary["tokens"])
+        yield speculation_table(summary["speculation"])
+    yield memory_table(summary["kv"], summary["tokens"])
     if "roofline" in summary:
-        yield roofline_sheet(summary)
+        yield roofline_table(summary)
 
 
-def latency_sheet(summary: Summary) -> Sheet:
-    rows = tuple(
+def latency_table(summary: Summary) -> Table:
+    rows = [
         (name, *(format_ms(summary[key][p]) for p in ("p50", "p90", "p99")), meaning)
         for key, (name, meaning) in LATENCIES.items()
-    )
+    ]
     decode, prefill = summary["phases"]["decode"], summary["phases"]["prefill"]
     speeds = f"{format_rate(summary['output_tokens_per_s'])} output tokens/s over the whole run"
     speeds += f"; {format_rate(decode['tokens_per_s'])} in decode, {format_rate(prefill['tokens_per_s'])} in prefill"
-    return Sheet(("milliseconds", "p50", "p90", "p99", "what it is"), rows, speeds, ("what it is",))
+    return Table("", rows, ("milliseconds", "p50", "p90", "p99", "what it is"), speeds, left=("what it is",))
 
 
-def group_sheet(kind: str, metrics: Mapping[str, Any]) -> Sheet:
-    """Build the sheet of latencies by tenant or priority."""
+def group_table(kind: str, metrics: Mapping[str, Any]) -> Table:
+    """Build the table of latencies by tenant or priority."""
     rows = []
     for name, figures in metrics.items():
         times = [("queue_s", "p50"), *((key, p) for key in ("ttft_s", "tpot_s") for p in ("p50", "p99"))]
         cells = (format_ms(figures[key][p]) for key, p in times)
         rows.append((name or "(none)", f"{figures['requests']:,}", *cells))
-    return Sheet((kind, "requests", "queue p50", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99"), tuple(rows))
+    headings = (kind, "requests", "queue p50", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99")
+    return Table("", rows, headings, left=())
 
 
-def speculation_sheet(metrics: Mapping[str, Any]) -> Sheet:
+def speculation_table(metrics: Mapping[str, Any]) -> Table:
     counts = metrics["acceptance_histogram"]
     shares = tuple(f"{share:.0%}" for share in metrics["acceptance_by_position"])
     caption = (
@@ -83,10 +71,10 @@ def speculation_sheet(metrics: Mapping[str, Any]) -> Sheet:
     )
     headings = ("speculation", "verifications", *(f"accepted {n}" for n in range(len(counts))))
     checks = ("of which", f"{metrics['checks']:,}", *(f"{count:,}" for count in counts))
-    return Sheet(headings, (checks, ("by position", "", "", *shares)), caption)
+    return Table("", (checks, ("by position", "", "", *shares)), headings, caption, left=())
 
 
-def memory_sheet(kv: Mapping[str, Any], tokens: Mapping[str, Any]) -> Sheet:
+def memory_table(kv: Mapping[str, Any], tokens: Mapping[str, Any]) -> Table:
     formula = kv["bytes_per_token_formula"]
     pages, size = kv["pages_used_peak"], kv["page_size"]
     used = f"{pages} pages x {size} tokens x {formula:,} = {pages * size * formula:,}"
@@ -98,10 +86,10 @@ def memory_sheet(kv: Mapping[str, Any], tokens: Mapping[str, Any]) -> Sheet:
         ("used at most", f"{kv['bytes_used_peak']:,}", used),
         ("allocated", f"{kv['bytes_allocated']:,}", f"{kv['bytes_allocated_formula']:,} ({agree})"),
     )
-    return Sheet(("KV cache", "bytes", "formula"), rows, left=("formula",))
+    return Table("", rows, ("KV cache", "bytes", "formula"), left=("formula",))
 
 
-def roofline_sheet(summary: Summary) -> Sheet:
+def roofline_table(summary: Summary) -> Table:
     roof, rows = summary["roofline"], []
     for name in ("prefill", "decode"):
         if name in roof:
@@ -114,7 +102,7 @@ def roofline_sheet(summary: Summary) -> Sheet:
         f"{roof['gemm_ceiling_flops_per_s'] / 1e9:,.0f} GFLOP/s at best (both measured here)"
     )
     headings = ("roofline", "predicted s", "measured s", "of roofline", "of read ceiling", "of GEMM ceiling")
-    return Sheet(headings, tuple(rows), caption)
+    return Table("", rows, headings, caption, left=())
 
 
 def run_remarks(summary: Summary) -> Iterator[Remark]:
