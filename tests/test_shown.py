@@ -192,7 +192,9 @@ def _leaves(value: Any) -> Any:
 
 def test_layers_that_are_alike_stand_on_one_line() -> None:
     text = str(VALUES["spec"]())
-    assert re.search(r"layers 0, 2, 4 +grouped attention: num_heads 4, num_kv_heads 2, head_dim 64, sliding_window 128", text)
+    assert re.search(
+        r"layers 0, 2, 4 +grouped attention: num_heads 4, num_kv_heads 2, head_dim 64, sliding_window 128", text
+    )
     assert re.search(
         r"layers 1, 3, 5 +grouped attention: num_heads 4, num_kv_heads 2, head_dim 64; intermediate_size", text
     )
