@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.browser import ROOT, browser
+from tests.browser import browser
 from tools.notebooks.check import NotebookVisit, WidgetScreenshots, visit_notebook
 from tools.notebooks.page import LabSession
-from workbench.lab.start import notebooks_in
 
 pytestmark = browser
 
@@ -60,17 +59,6 @@ thread.start(), thread.join()
 # %%
 never = 0
 """
-
-
-def notebooks() -> list[str]:
-    return [path.name for path in notebooks_in(ROOT / "notebooks")]
-
-
-@pytest.mark.parametrize("name", notebooks())
-def test_a_notebook_runs_in_jupyterlab_asks_nobody_and_exports_with_pictures(
-    lab: LabSession, name: str, tmp_path: Path
-) -> None:
-    assert visit_notebook(lab, f"notebooks/{name}", tmp_path).faults == []
 
 
 def test_a_good_notebook_has_no_faults_and_its_widgets_are_pictured(lab: LabSession, tmp_path: Path) -> None:

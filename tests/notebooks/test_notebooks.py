@@ -1,4 +1,4 @@
-"""Every notebook runs from its first cell to its last, with no browser: a cell that fails is named."""
+"""Every notebook runs from its first cell to its last, in JupyterLab where there is a browser."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.browser import ROOT
+from tests.browser import ROOT, browser
+from tools.notebooks.check import visit_notebook
+from tools.notebooks.page import LabSession
 from workbench.lab.execute import execute
-from workbench.lab.start import missing_lab, notebooks_in
+from workbench.lab.start import missing_browser, missing_lab, notebooks_in
 
 NOTEBOOKS = notebooks_in(ROOT / "notebooks")
 
@@ -22,9 +24,17 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
 
 
+@browser
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
-def test_a_notebook_runs(path: Path) -> None:
-    assert execute(path) == []
+def test_a_notebook_runs_asks_nobody_and_exports_with_pictures(
+    path: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Run it once: in JupyterLab, or without a page where there is no browser."""
+    if missing_browser():
+        assert execute(path) == []
+    else:
+        lab: LabSession = request.getfixturevalue("lab")
+        assert visit_notebook(lab, f"notebooks/{path.name}", tmp_path).faults == []
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
