@@ -11,17 +11,20 @@ lab: .venv/lab
 	$(BIN)/workbench lab
 
 # Run the suite in processes of one thread each: three on two cores, as the one with the browser waits half of its time.
-# Where the machine has more than AVX2, run the numerical tests again with this package, torch and oneDNN limited to it.
+# Each has the tests of neighbouring files, which share what is compiled; one that is done takes over another's last.
+# Where the machine has more than AVX2, run the tests of this package's code for it again with everything limited to AVX2.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 test: .venv/dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3
+	$(PYTEST)
 	@case "$$($(BIN)/python -c "from compiled_kernels.level import main; main()")" in "v3 "*) \
-	echo "once more at v3 (AVX2): $(AT_V3)"; WORKBENCH_LEVEL=v3 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 $(AT_V3);; esac
-AT_V3 = $(addprefix tests/compiled_kernels/test_, check.py decode_step.py laws.py layouts.py level.py mlir.py mlir_backend.py mlir_text.py operators.py \
-	panels.py quantized_pages.py) $(addprefix tests/engine/test_, compiled.py kinds.py mlir_step.py oracle.py quantized_cache.py prefill.py speculation.py autotune.py) \
-	tests/model/test_parity.py tests/measure/test_run.py tests/test_cli.py
+	echo "once more at v3 (AVX2): $(AT_V3)"; WORKBENCH_LEVEL=v3 $(PYTEST) $(AT_V3);; esac
+AT_V3 = $(addprefix tests/compiled_kernels/test_, decode_step.py laws.py layouts.py level.py mlir.py mlir_text.py operators.py panels.py \
+	quantized_pages.py) $(addprefix tests/engine/test_, mlir_step.py prefill.py speculation.py)
 
-# Three times as many examples of every law: before an issue is ended.
+# Four times as many examples of every law, larger cases, and every numerical test at AVX2: before an issue is ended.
 test-thorough: export WORKBENCH_TESTS_THOROUGH = 1
+test-thorough: AT_V3 += $(addprefix tests/compiled_kernels/test_, check.py mlir_backend.py) $(addprefix tests/engine/test_, compiled.py \
+	kinds.py oracle.py quantized_cache.py autotune.py) tests/model/test_parity.py tests/measure/test_run.py tests/test_cli.py
 test-thorough: test
 
 lint: .venv/dev

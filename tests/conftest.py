@@ -46,6 +46,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Notebooks and the browser go first, and so to one worker: they wait half of their time, and nobody is to wait for
-    them at the end."""
+    """Notebooks and the browser go first, and so to one worker, which has the only JupyterLab and Chromium: they wait
+    half of their time, and nobody is to wait for them at the end."""
     items.sort(key=lambda item: "lab" not in getattr(item, "fixturenames", ()) and "/notebooks/" not in item.nodeid)

@@ -28,11 +28,11 @@ from compiled_kernels.quantized_attention import triton as packed_attention
 from compiled_kernels.triton_code.launch import run
 from tests.compiled_kernels.interpreter import set_up_once_a_launch
 from tests.compiled_kernels.test_operators import ARGUMENTS, DTYPES, SUITES, seeds
-from tests.thorough import tries
+from tests.thorough import THOROUGH, tries
 
 __all__ = ["set_up_once_a_launch"]  # a fixture
 MINE = [name for name, suite in SUITES.items() if not known_gap(name, Backend.TRITON, suite.cases[0].name)]
-MOST_WORK = 2_000_000  # of a case that is tried here; `workbench kernels check` tries them all
+MOST_WORK = 2_000_000 if THOROUGH else 500_000  # of a case that is tried here; `workbench kernels check` tries them all
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ import torch
 
 from compiled_kernels import Backend, backend_problems
 from tests.engine.tiny import Oracle, layer, model_of, request, runner_of, spec_of
+from tests.thorough import THOROUGH
 from workbench.engine.runner import generate
 from workbench.executors.base import CompileUnit
 from workbench.executors.inductor import InductorExecutor
@@ -18,9 +19,10 @@ from workbench.model.quantized import WeightFormat
 from workbench.model.transformer import Transformer
 
 BUCKETS = len([rows for rows in DECODE_BUCKETS if rows <= 4])
+KINDS = (layer(4, 2, sliding_window=5, bias=True), *([layer(4, 2, bias=True)] if THOROUGH else []))
 # For each kind of layer two sides, the reads of one decode and of several beside a prefill, and a block a bucket;
 # a head a bucket.
-GRAPHS = 2 * (2 + 2 + BUCKETS) + BUCKETS
+GRAPHS = len(KINDS) * (2 + 2 + BUCKETS) + BUCKETS
 
 problem = backend_problems()[Backend.INDUCTOR]
 
@@ -32,8 +34,8 @@ def test_buckets() -> None:
 
 @pytest.mark.skipif(problem is not None, reason=f"inductor backend: {problem}; install a compiler to run this")
 def test_compiled_rows_are_the_oracles_and_graphs_are_bounded() -> None:
-    """Three decodes are padded to a bucket of four; one kind of layer has a window, both have biases."""
-    spec = spec_of(layer(4, 2, bias=True), layer(4, 2, sliding_window=5, bias=True))
+    """Three decodes are padded to a bucket of four; layers have biases, and a window."""
+    spec = spec_of(KINDS[0], KINDS[-1])
     runner = runner_of(model_of(spec, backend=Backend.INDUCTOR), max_num_seqs=3)
     executor = runner.executor
     Oracle(runner)
