@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from workbench.engine import load as heap
+from workbench.engine.loaded_model import trim_heap
 from workbench.machine.processor import resident_bytes
 
 MIB = 2**20
@@ -35,7 +35,7 @@ class Flatness:
 def resident_mib() -> float | None:
     """Return the resident MiB of this process, after freeing unused memory."""
     gc.collect()
-    heap.trim_heap()
+    trim_heap()
     found = resident_bytes()
     return None if found is None else found / MIB
 

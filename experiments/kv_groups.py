@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from workbench.experiment.experiment import CacheSettings
+from workbench.engine.config import CacheConfig
 from workbench.experiment.verdict import RuleChange, VariantRows, Verdict, variant_row
 from workbench.memory.capacity import meta_kv_store, page_bytes
 from workbench.memory.report import report_for
@@ -71,7 +71,7 @@ def llama_sizes(tokens: int = TOKENS) -> dict[str, float]:
     memory.
     """
     report = report_for(f"shape:{LLAMA}", context=tokens, dtype="float16")
-    store = meta_kv_store(named_shape(LLAMA), CacheSettings(), "float16")
+    store = meta_kv_store(named_shape(LLAMA), CacheConfig(), "float16")
     sizes = {name: report[name] for name in ("cache_bytes_per_token", "cache_bytes", "weight_bytes")}
     return sizes | {"laid_out_bytes": tokens * sum(page_bytes(store)) / store.page_size}
 

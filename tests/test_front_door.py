@@ -75,7 +75,7 @@ def test_a_cell_can_complete_what_it_asks_for() -> None:
     assert set(workbench.SamplingParameters.model_fields) == set(sampled) - {"self", "requests"}
     fields = inspect.signature(workbench.Experiment).parameters
     assert set(fields) == set(workbench.Experiment.model_fields)
-    assert repr(fields["cache"].default) == "CacheSettings()"
+    assert repr(fields["cache"].default) == "CacheConfig()"
 
 
 def test_an_experiment_is_read_back_from_its_repr() -> None:

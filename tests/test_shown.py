@@ -22,8 +22,9 @@ from rich.text import Text
 from workbench.claims.claim import Claim, ClaimSource, ClaimTrial, MissingEvidence
 from workbench.claims.ledger import LedgerEntry
 from workbench.display import MAX_TABLE_ROWS, Displayable, Table, format_ranges
-from workbench.engine.load import describe_model
+from workbench.engine.loaded_model import describe_model
 from workbench.experiment.experiment import Experiment
+from workbench.model.attention_config import AttentionConfig
 from workbench.request import Request, SamplingParameters, Sequence
 from workbench.runs.comparison import Comparison
 from workbench.settings import non_default_settings
@@ -139,7 +140,9 @@ def a_claim() -> Claim:
 
 
 VALUES: dict[str, Any] = {
-    "spec": lambda: describe_model("demo", {"sliding_window": 128, "pattern": ["window", "full"]})[0],
+    "spec": lambda: describe_model(
+        "demo", AttentionConfig.parse({"sliding_window": 128, "pattern": ["window", "full"]})
+    )[0],
     "experiment": lambda: Experiment(question=ODD, workload={"kind": "prompts", "prompts": (ODD,)}),  # type: ignore[arg-type]
     "sampling": lambda: SamplingParameters(temperature=0.2, stop=(ODD,)),
     "request": lambda: Request(ODD, (1, 2), prompt=ODD, priority=2),

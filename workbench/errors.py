@@ -78,7 +78,9 @@ def _describe(item: Any, model: type | None) -> str:
             return f"{path}: must be a group of settings ({', '.join(_names(inside))}), not {_short(given)}"
     message = item["msg"].removeprefix("Value error, ")
     value = "" if isinstance(given, dict) else f" (given {_short(given)})"
-    return f"{path}: {message}{value}" if path else message
+    known = re.findall("'([^']*)'", item["ctx"]["expected"]) if item["type"] == "literal_error" else []
+    hint = nearest(given, known) if isinstance(given, str) else ""
+    return f"{path}: {message}{value}{hint}" if path else message
 
 
 def _short(value: object) -> str:

@@ -63,7 +63,8 @@ def reading() -> EvidenceNumbers:
     """
     import torch
 
-    from workbench.engine.load import DEMO_FOLDER, load
+    from workbench.engine.load import load
+    from workbench.engine.loaded_model import DEMO_FOLDER
     from workbench.engine.naive import logits
     from workbench.prompt.tokenizer import Tokenizer
 
@@ -105,7 +106,7 @@ def roundtrip(found: EvidenceNumbers) -> Ruling:
 
 
 def counting() -> EvidenceNumbers:
-    from workbench.engine.load import BUNDLED_MODELS
+    from workbench.engine.loaded_model import BUNDLED_MODELS
     from workbench.prompt.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.from_folder(BUNDLED_MODELS["demo"])

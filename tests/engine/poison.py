@@ -22,7 +22,7 @@ class Poison:
 
     def __init__(self, runner: Runner):
         self.inner, self.runner = runner.executor, runner
-        runner.executor = self
+        runner.set_executor(self)  # type: ignore[arg-type]
 
     def forward(self, plan):
         for table, pool in enumerate(self.runner.scheduler.pools):

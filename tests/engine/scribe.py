@@ -23,7 +23,7 @@ class Scribe:
 
     def __init__(self, runner: Runner):
         self.inner, self.rows = runner.executor, {}
-        runner.executor = self  # type: ignore[assignment]
+        runner.set_executor(self)  # type: ignore[arg-type]
 
     @property
     def compiles(self) -> int:

@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from tests.engine.guesses import Guesses, drafts, plain, tokens
 from tests.engine.tiny import model_of, request, runner_of, spec_of
-from workbench.engine.load import DEMO_FOLDER, check_same_vocabulary, load
+from workbench.engine.load import load
+from workbench.engine.loaded_model import DEMO_FOLDER
 from workbench.engine.runner import generate
+from workbench.engine.speculator import check_same_vocabulary
 from workbench.errors import WorkbenchError
 from workbench.prompt.tokenizer import Tokenizer
 from workbench.request import Request, Sequence

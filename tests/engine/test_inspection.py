@@ -27,7 +27,6 @@ from workbench.model.hf.weights import random_weights
 from workbench.model.layers import TransformerBlock
 from workbench.model.spec import AttentionSpec, LayerSpec, ModelSpec
 from workbench.model.transformer import Transformer
-from workbench.scheduler.plan import SchedulerLimits
 from workbench.trace.events import Decoded, Event
 
 MODEL = model_of(spec_of(layer(4, 2), layer(4, 2), layer(4, 2)))
@@ -111,7 +110,7 @@ def test_quantized_keys_weigh_as_the_cache_reads_them(cache: str | dict) -> None
     spec = ModelSpec(name="x", vocab_size=VOCAB, hidden_size=16, layers=(kind, kind), max_position_embeddings=96)
     values = {"format": cache} if isinstance(cache, str) else cache
     format = CacheFormat(**{"quant_group": 8, "columns": 8, "residual_length": 8, **values})
-    runner = Runner(model_of(spec), page_size=8, pages=40, cache=format, limits=SchedulerLimits(4, 16))
+    runner = runner_of(model_of(spec), page_size=8, cache=format)
     box: deque[Event] = deque()
     runner.submit(request("a", 50, 9), box)
     while runner.tracker.sequences["a"].num_computed_tokens < 53:

@@ -13,8 +13,9 @@ import torch
 import workbench
 from compiled_kernels import Backend, backend_problems
 from tests.engine.tiny import VOCAB, Oracle, request, spec_of
-from workbench.engine import load as load_module
-from workbench.engine.load import BUNDLED_MODELS, load
+from workbench.engine import loaded_model as load_module
+from workbench.engine.load import load
+from workbench.engine.loaded_model import BUNDLED_MODELS
 from workbench.engine.runner import generate
 from workbench.errors import WorkbenchError
 from workbench.executors import select as lanes_module
@@ -203,24 +204,31 @@ def test_a_name_that_is_nothing(name: str, told: str) -> None:
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"dtype": "flaot32"}, "unknown dtype 'flaot32'; did you mean 'float32'"),
-        ({"dtype": torch.int8}, "unknown dtype 'int8'"),
+        ({"dtype": "flaot32"}, "model.dtype: Input should be 'auto', .* [(]given 'flaot32'[)]; did you mean 'float32'"),
+        ({"dtype": torch.int8}, "model.dtype: Input should be 'auto', .* [(]given 'int8'[)]"),
         (
             {"backend": "egaer"},
             "unknown backend 'egaer'; did you mean 'eager'[?]; known here: auto, eager, inductor, triton, mlir",
         ),
         ({"device": "cdua"}, "device 'cdua' does not work here"),
         ({"device": "cuda:77"}, "device 'cuda:77' does not work here .*; cpu always does"),
-        ({"overflow": "wrap"}, "unknown overflow 'wrap'; known: refuse, cut_oldest"),
-        ({"weights": "int8", "activations": "int4"}, "unknown activations 'int4'; known: float, int8"),
+        ({"overflow": "wrap"}, "schedule.overflow: Input should be 'refuse' or 'cut_oldest'"),
+        (
+            {"weights": "int8", "activations": "int4"},
+            "model.activations: Input should be 'float' or 'int8'",
+        ),
         ({"activations": "int8"}, "activations: int8 want weights in int8, not dense; set weights: int8 too"),
         ({"weights": "int4", "activations": "int8"}, "activations: int8 want weights in int8, not int4"),
         ({"max_num_seqs": 0}, "max_num_seqs"),
         ({"max_num_batched_tokens": -1}, "max_num_batched_tokens"),
-        ({"page_size": 0}, "page_size must be at least 1"),
-        ({"page_size": -64}, "page_size must be at least 1"),
-        ({"pages": 0}, "pages and page_size must be at least 1"),
-        ({"pages": -3}, "pages and page_size must be at least 1"),
+        ({"page_size": 0}, "cache.page_size: Input should be greater than or equal to 1 [(]given 0[)]"),
+        ({"page_size": -64}, "cache.page_size: Input should be greater"),
+        ({"pages": 0}, "cache.pages: Input should be greater"),
+        ({"pages": -3}, "cache.pages: Input should be greater"),
+        ({"page_sise": 16}, "no setting 'page_sise'; did you mean 'page_size'"),
+        ({"page_size": 16, "cache": {"page_size": 16}}, "page_size: given twice, by itself and within cache"),
+        ({"cache": 3}, "cache: must be a group of settings"),
+        ({"cache": {"fromat": "int8"}}, "cache.fromat: unknown key; did you mean 'format'"),
     ],
 )
 def test_a_setting_that_cannot_be(wrong: dict, told: str) -> None:

@@ -92,7 +92,7 @@ def test_offload_says_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(WorkbenchError, match="holds something else"):
         runner_of(MODEL, offload={"kind": "file", "path": str(mine)})
     assert mine.read_text() == "three years of work"
-    with pytest.raises(WorkbenchError, match="offload: .*give none or memory"):
+    with pytest.raises(WorkbenchError, match="cache.offload.kind: 'disk' is unknown; known: none, memory, file"):
         runner_of(MODEL, offload="disk")
     with pytest.raises(WorkbenchError, match="prefix: .*give off or radix"):
         runner_of(MODEL, prefix={"kind": "radix", "ttl": -1})

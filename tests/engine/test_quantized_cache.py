@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from compiled_kernels import Backend, backend_problems
-from tests.engine.tiny import layer, poison, request, spec_of
+from tests.engine.tiny import layer, request, runner_of, spec_of
 from tests.patience import limit
 from workbench.engine.load import load
-from workbench.engine.runner import Runner, generate
+from workbench.engine.runner import generate
 from workbench.errors import WorkbenchError
 from workbench.executors.select import Backends
 from workbench.experiment.experiment import Experiment
@@ -19,7 +19,6 @@ from workbench.kv_cache.format import parse_cache_format
 from workbench.model.hf.weights import random_weights
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
-from workbench.scheduler.plan import SchedulerLimits
 from workbench.testing.attention_scenarios import SampledLogits, sampled_logits
 
 NO_MLIR = backend_problems()[Backend.MLIR]
@@ -104,8 +103,7 @@ def test_set_backs_and_scarce_pages_change_nothing(format: str) -> None:
     asked = [request(f"r{i}", 20 + 9 * i, 14, temperature=0.9, seed=i) for i in range(4)]
 
     def finals(pages: int) -> dict[str, tuple[int, ...]]:
-        runner = Runner(plain, limits=SchedulerLimits(4, 16), page_size=8, pages=pages, cache=cache)
-        poison(runner)
+        runner = runner_of(plain, page_size=8, pages=pages, cache=cache)
         done = {name: event.token_ids for name, event in generate(runner, asked).items()}
         assert runner.scheduler.pages_in_use == 0
         return done
@@ -142,7 +140,11 @@ workload: {kind: random, requests: 1}
 def test_every_pair_of_kinds_runs() -> None:
     kinds = ("dense", "int8", "int4", "fp8")
     for keys, values in itertools.product(kinds, kinds):
-        runner = Runner(model(Backend.EAGER), limits=SchedulerLimits(2, 64), page_size=8, pages=40,
-                        cache=parse_cache_format({"keys": keys, "values": values, **SMALL}))  # fmt: skip
-        poison(runner)
+        runner = runner_of(
+            model(Backend.EAGER),
+            max_num_seqs=2,
+            max_num_batched_tokens=64,
+            page_size=8,
+            cache={"keys": keys, "values": values, **SMALL},
+        )
         assert generate(runner, [request("a", 30, 3)])["a"].reason == "length"

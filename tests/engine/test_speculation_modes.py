@@ -55,7 +55,7 @@ class Bits:
         self.inner, self.known = runner.executor, {} if known is None else known
         self.met = self.drafted = 0
         self.differing: list[tuple] = []
-        runner.executor = self  # type: ignore[assignment]
+        runner.set_executor(self)  # type: ignore[arg-type]
 
     compiles, kernel_seconds, artifacts = 0, None, {}
 

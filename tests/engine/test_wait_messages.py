@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from workbench import progress
-from workbench.engine import load as load_module
+from workbench.engine import loaded_model as load_module
 from workbench.engine.load import load
 from workbench.progress import report_if_slow
 

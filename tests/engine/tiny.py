@@ -10,15 +10,17 @@ from torch import Tensor
 
 from compiled_kernels import Backend
 from workbench.engine import naive
+from workbench.engine.config import EngineConfig
+from workbench.engine.loaded_model import LoadedModel
 from workbench.engine.runner import Runner, generate
 from workbench.kv_cache.store import KVStore
 from workbench.model.hf.weights import random_weights
 from workbench.model.spec import AttentionSpec, LayerSpec, ModelSpec, RotaryConfig
 from workbench.model.transformer import Transformer
 from workbench.request import CustomPart, Request, SamplingParameters, random_token_ids
-from workbench.scheduler.plan import SchedulerLimits
 
 VOCAB, CONTEXT = 31, 48
+RUNNER_ARGUMENTS = ("page_orders", "listener", "clock", "sleep")
 
 
 def layer(
@@ -109,8 +111,12 @@ def weights_of(spec: ModelSpec, dtype: torch.dtype, seed: int) -> dict[str, Tens
 
 def runner_of(model: Transformer, **settings) -> Runner:
     """A runner whose unwritten cache is NaN, the null page included."""
-    limits = SchedulerLimits(settings.pop("max_num_seqs", 4), settings.pop("max_num_batched_tokens", 16))
-    runner = Runner(model, limits=limits, **{"page_size": 4, "pages": 40, **settings})
+    given = {name: settings.pop(name) for name in RUNNER_ARGUMENTS if name in settings}
+    loaded = LoadedModel.given(model, settings.pop("tokenizer", None), settings.pop("backends", None))
+    speculator = settings.pop("speculator", None)
+    sizes = {"page_size": 4, "pages": 40, "max_num_seqs": 4, "max_num_batched_tokens": 16}
+    runner = Runner(EngineConfig.build(**{**sizes, **settings}), loaded, **given)
+    runner.set_speculator(speculator)
     poison(runner)
     return runner
 
@@ -149,7 +155,7 @@ class Oracle:
     def __init__(self, runner: Runner):
         self.inner, self.model = runner.executor, runner.model
         self.clear: list[bool] = []
-        runner.executor = self  # type: ignore[assignment]
+        runner.set_executor(self)  # type: ignore[arg-type]
 
     @property
     def compiles(self) -> int:

@@ -11,7 +11,7 @@ import torch
 import workbench
 from experiments import demo_corpus
 from experiments.demo_tokenizer import CONTROL, bytes_only
-from workbench.engine.load import DEMO_FOLDER
+from workbench.engine.loaded_model import DEMO_FOLDER
 from workbench.prompt.tokenizer import Tokenizer
 
 CARD = json.loads((DEMO_FOLDER / "card.json").read_text())

@@ -63,5 +63,5 @@ def test_a_cell_is_stopped_an_error_is_one_line_and_values_are_tables(lab: LabSe
     assert page.root.locator(".wb-shown").count() == 3 and page.root.locator(".wb-shown img").count() == 24
     assert page.root.locator(".wb-shown details").count() == 1
     shown = [output for output in page.document()["cells"][5]["outputs"] if output["output_type"] == "error"]
-    assert "engine/load.py" in "".join(shown[0]["traceback"])
+    assert "engine/loaded_model.py" in "".join(shown[0]["traceback"])
     assert page.console_errors == [] and page.outside_requests == []

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from workbench.engine.load import BUNDLED_MODELS, load
+from workbench.engine.load import load
+from workbench.engine.loaded_model import BUNDLED_MODELS
 from workbench.errors import WorkbenchError
 from workbench.measure.quality import copying as copying_module
 from workbench.measure.quality.copying import generate_snippets, mean_by_depth, measure_copying

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from workbench.engine.load import load
+from workbench.engine.loaded_model import LoadedModel
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.experiment.build import experiment_of_runner
@@ -41,4 +42,4 @@ def test_what_load_was_given_is_told_in_an_experiments_words() -> None:
 
 def test_a_runner_put_together_by_hand_has_no_experiment() -> None:
     with pytest.raises(WorkbenchError, match="put together by hand"):
-        experiment_of_runner(Runner(load("demo-draft", backend="eager").model), "q", WORKLOAD)
+        experiment_of_runner(Runner(model=LoadedModel.given(load("demo-draft", backend="eager").model)), "q", WORKLOAD)

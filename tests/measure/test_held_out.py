@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.thorough import tries
-from workbench.engine.load import BUNDLED_MODELS
+from workbench.engine.loaded_model import BUNDLED_MODELS
 from workbench.errors import WorkbenchError
 from workbench.measure.quality.held_out import cut_windows, held_out_modules, sample_windows
 from workbench.prompt.tokenizer import Tokenizer

@@ -17,7 +17,7 @@ import pytest
 import torch
 from rich.console import Console
 
-import workbench.experiment.runner as runner_module
+import workbench.experiment.build as runner_module
 import workbench.measure.run as run_module
 from compiled_kernels import Backend, backend_problems
 from tests.patience import until
@@ -187,7 +187,7 @@ def test_a_mistake_leaves_no_folder(tmp_path: Path, changes: dict, told: str) ->
 
 def test_an_unwritable_folder_is_told_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "runs").write_text("in the way")
-    monkeypatch.setattr(runner_module, "load", lambda *_, **__: pytest.fail("work was begun"))
+    monkeypatch.setattr(runner_module, "Runner", lambda *_, **__: pytest.fail("work was begun"))
     with pytest.raises(WorkbenchError, match="output folder .*runs: cannot be written .*--out"):
         run(experiment(), tmp_path / "runs", progress=False)
 

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from tests.engine.tiny import layer, model_of, runner_of, spec_of
 from tests.model.strategies import llama_specs
 from tests.thorough import tries
-from workbench.experiment.experiment import CacheSettings
+from workbench.engine.config import CacheConfig
 from workbench.kv_cache.pages import pages_for
 from workbench.memory.capacity import bytes_by_table, meta_kv_store
 from workbench.model.memory import activation_bytes, estimate_memory, weight_bytes
@@ -82,7 +82,7 @@ def test_the_cache_is_the_pages_a_sequence_holds(kinds: list, dtype: str, page: 
     """Allocated pages, times what a page of the real tensors takes, for a sequence that the scheduler serves."""
     spec = spec_of(*(layer(groups * share, groups, dim, window) for groups, share, dim, window in kinds))
     number = getattr(torch, dtype)
-    cache = CacheSettings(page_size=page)
+    cache = CacheConfig(page_size=page)
     parts = bytes_by_table(meta_kv_store(spec, cache, dtype))
     runner = runner_of(model_of(spec, dtype=number), page_size=page, pages=60)
     real = bytes_by_table(runner.store)

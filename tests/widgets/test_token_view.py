@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from workbench.engine.load import BUNDLED_MODELS, DEMO_FOLDER
+from workbench.engine.loaded_model import BUNDLED_MODELS, DEMO_FOLDER
 from workbench.errors import WorkbenchError
 from workbench.prompt.tokenizer import Tokenizer
 from workbench.widgets import TokenView

@@ -16,7 +16,8 @@ from compiled_kernels.cases import Case, Suite, suite_of, suites
 from compiled_kernels.check import device_of
 from compiled_kernels.measure import COLD_WORKING_SET_BYTES, KernelMeasurement, KernelTiming, measure
 from compiled_kernels.stage import CompilerStage, CompilerStages
-from workbench.engine.load import BUNDLED_MODELS, SHAPE_PREFIX, parse_dtype, stored_dtype
+from workbench.engine.config import parse_dtype
+from workbench.engine.loaded_model import BUNDLED_MODELS, SHAPE_PREFIX, stored_dtype
 from workbench.executors.packing import bucket_for
 from workbench.machine.ceilings import MachineCeilings, ceilings_for, intra_op_threads
 from workbench.machine.environment import environment

@@ -18,7 +18,8 @@ from typing import Any, Literal
 from compiled_kernels import Backend, backend_problems
 from compiled_kernels.rounds import interleaved
 from workbench.bench.fresh_process import cold_start, memory_in_decode
-from workbench.engine.load import BUNDLED_MODELS, SHAPE_PREFIX, load
+from workbench.engine.load import load
+from workbench.engine.loaded_model import BUNDLED_MODELS, SHAPE_PREFIX
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.pages import pages_for

@@ -69,7 +69,7 @@ def batch(
 
 
 def _loaded(experiment: Experiment, quiet: bool) -> tuple[Runner, BatchModel]:
-    from workbench.engine.load import model_folder
+    from workbench.engine.loaded_model import model_folder
     from workbench.measure.run import runner_for
     from workbench.offline.requests import BatchModel
     from workbench.progress import discard, to_stderr

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
-import torch
-
+from workbench.engine.config import EngineConfig
 from workbench.errors import WorkbenchError
 from workbench.executors.evicting import Evictor, check_eviction
-from workbench.kv_cache.eviction import parse_eviction
-from workbench.kv_cache.format import CacheFormat
+from workbench.kv_cache.eviction import EvictionPolicy
+from workbench.kv_cache.format import KVCacheSpec
 from workbench.kv_cache.manager import KVCacheManager
 from workbench.kv_cache.offload import CPUPageStore, open_offload, transfer_pages
 from workbench.kv_cache.pages import PagePool, build_cache_groups
 from workbench.kv_cache.prefix import RadixCache
-from workbench.kv_cache.settings import RadixPrefixCache, parse_offload, parse_prefix_cache
+from workbench.kv_cache.settings import RadixPrefixCache
 from workbench.kv_cache.store import KVStore
 from workbench.model.transformer import Transformer
 from workbench.request import Sequence
 from workbench.scheduler.plan import StepPlan
+
+AUTO_CACHE_BYTES = 2**30  # bytes that the cache may take when `pages` is auto
 
 
 @dataclass(frozen=True)
@@ -34,42 +35,39 @@ class KVCache:
     def build(
         cls,
         model: Transformer,
-        max_chunk_tokens: int,
+        config: EngineConfig,
         clock: Callable[[], float],
-        *,
-        page_size: int,
-        pages: int | tuple[int, ...],
-        format: CacheFormat | None,
-        cache_dtype: torch.dtype | None,
-        page_orders: tuple[list[int], ...] | None,
-        prefix: Any,
-        offload: Any,
-        evict: Any,
-        preemption_mode: str = "auto",
+        page_orders: tuple[list[int], ...] | None = None,
     ) -> KVCache:
-        """Build the cache from the arguments of `Runner`; `max_chunk_tokens` is the most tokens that a step computes of
-        one sequence."""
-        shapes = model.cache_shapes(format)
-        tables = build_cache_groups(shape.cache_groups for shape in shapes)
-        counts = (pages,) * len(tables) if isinstance(pages, int) else pages
-        store = KVStore(shapes, counts, page_size, cache_dtype or model.dtype, str(model.device))
-        orders = page_orders or (None,) * len(tables)
+        """Build the cache of `config` for `model`.
+
+        Args:
+            clock: returns seconds, for the lifetime of prefixes.
+            page_orders: for each cache group, the order in which its pages are first used.
+        """
+        settings, page_size = config.cache, config.cache.page_size
+        max_chunk_tokens, dtype = config.schedule.limits.max_prefill_tokens, config.cache_dtype(model.dtype)
+        shapes = model.cache_shapes(settings)
+        groups = build_cache_groups(shape.cache_groups for shape in shapes)
+        fixed = None if settings.pages == "auto" else (settings.pages,) * len(groups)
+        counts = fixed or auto_num_pages(config, shapes, model)
+        store = KVStore(shapes, counts, page_size, dtype, str(model.device))
+        orders = page_orders or (None,) * len(groups)
         pools = tuple(PagePool(count, page_size, order) for count, order in zip(counts, orders, strict=True))
-        host = open_offload(store, parse_offload(offload))
+        host, preemption_mode = open_offload(store, settings.offload), config.schedule.preemption_mode
         rooms = host.cpu_pools if host is not None else ()
         if preemption_mode == "offload" and host is None:
             raise WorkbenchError("preemption_mode: offload needs a place for the pages; set offload: memory")
-        reuse = parse_prefix_cache(prefix)
-        index = (
-            RadixCache(pools, store.groups, reuse.ttl, clock, rooms) if isinstance(reuse, RadixPrefixCache) else None
-        )
-        policy, budget = parse_eviction(evict), None
+        index = None
+        if isinstance(settings.prefix, RadixPrefixCache):
+            index = RadixCache(pools, store.groups, settings.prefix.ttl, clock, rooms)
+        policy, budget = cast(EvictionPolicy | None, settings.evict), None
         if policy is not None:
             check_eviction(model.spec, store)
             if index is not None:
                 message = "pages of sequences that lose tokens cannot be shared; set prefix: off"
                 raise WorkbenchError(f"cache.prefix radix with cache.evict: {message}")
-            budget = policy.budget_for(page_size, sum(store.page_bytes(table) for table in range(len(tables))))
+            budget = policy.budget_for(page_size, sum(store.page_bytes(group) for group in range(len(groups))))
         evictor = None if policy is None else Evictor(policy, store)
         manager = KVCacheManager(
             pools, store.groups, max_chunk_tokens, index, rooms, budget, preemption_mode != "recompute"
@@ -104,3 +102,19 @@ class KVCache:
         """Empty the prefix cache; running sequences keep their pages."""
         if self.manager.prefix_cache is not None:
             self.manager.prefix_cache.clear()
+
+
+def auto_num_pages(config: EngineConfig, shapes: tuple[KVCacheSpec, ...], model: Transformer) -> tuple[int, ...]:
+    """Return the pages of each cache group for `max_num_seqs` sequences of full context (or of a window, or of the
+    budget of an eviction policy), or as many as AUTO_CACHE_BYTES holds."""
+    groups, page_size = build_cache_groups(shape.cache_groups for shape in shapes), config.cache.page_size
+    limits, context, dtype = config.schedule.limits, model.spec.max_position_embeddings, config.cache_dtype(model.dtype)
+    page_bytes = [
+        page_size * sum(shapes[layer].group_bytes_per_token(number, dtype) for layer in group.layers)
+        for number, group in enumerate(groups)
+    ]
+    if config.cache.evict is not None:
+        context = config.cache.evict.budget_for(page_size, round(sum(page_bytes))).peak_tokens(context, context)
+    wanted = [limits.max_num_seqs * group.max_pages(context, limits.max_prefill_tokens, page_size) for group in groups]
+    whole = sum(pages * each for pages, each in zip(wanted, page_bytes, strict=True))
+    return tuple(max(1, min(pages, int(pages * AUTO_CACHE_BYTES // whole))) for pages in wanted)

@@ -1,7 +1,6 @@
 """Run requests: text in, events out, one step at a time.
 
-A step reads as a sentence: propose, plan, pack and forward, sample, commit, emit. One thread owns a runner. A runner
-also describes itself as text: its model, cache and queues.
+A step reads as a sentence: propose, plan, pack and forward, sample, commit, emit. One thread owns a runner.
 """
 
 from __future__ import annotations
@@ -10,33 +9,34 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from workbench.display import Displayable, Table, format_cell
+from workbench.display import Displayable, Table
 from workbench.engine import inputs as intake
 from workbench.engine.cache import KVCache
+from workbench.engine.config import EngineConfig
+from workbench.engine.describe import runner_headline, runner_table
 from workbench.engine.faults import StepLock, forward_isolated, select_logits
 from workbench.engine.inputs import RunnerOwner
+from workbench.engine.loaded_model import LoadedModel
 from workbench.engine.outputs import DetokenizedTokens
 from workbench.engine.requests import RequestTracker
+from workbench.engine.speculator import build_speculator
 from workbench.engine.telemetry import StepTimestamps, Telemetry
 from workbench.errors import WorkbenchError
-from workbench.executors.base import CompileUnit, build_executor, with_eviction
+from workbench.executors.base import Executor, build_executor, with_eviction
 from workbench.executors.contention import StepThreads
-from workbench.executors.select import Backends, incompatible_settings
+from workbench.executors.select import incompatible_settings
 from workbench.inspect.attention import Inspection, inspect
 from workbench.interrupts import DeferInterrupts
-from workbench.kv_cache.format import CacheFormat
-from workbench.model.transformer import Transformer
-from workbench.prompt.tokenizer import Tokenizer
+from workbench.progress import to_stderr
 from workbench.request import FinishReason, Request
 from workbench.sampling.sampler import Sampler
 from workbench.sampling.verify import Draft
-from workbench.scheduler.allocate import policy_name
-from workbench.scheduler.plan import SchedulerLimits, StepPlan
-from workbench.scheduler.policies import PreemptionMode, parse_policy
+from workbench.scheduler.plan import StepPlan
+from workbench.scheduler.policies import parse_policy
 from workbench.scheduler.scheduler import Scheduler
 from workbench.speculative.proposers import Speculator
 from workbench.trace.events import Event, Finished, ThreadsChanged
@@ -47,88 +47,64 @@ class Runner(Displayable):
 
     def __init__(
         self,
-        model: Transformer,
-        tokenizer: Tokenizer | None = None,
+        config: EngineConfig | None = None,
+        model: LoadedModel | None = None,
         *,
-        limits: SchedulerLimits | None = None,
-        policy: Any = "fcfs",
-        preemption_mode: PreemptionMode = "auto",
-        page_size: int = 64,
-        pages: int | tuple[int, ...] = 256,
-        cache: CacheFormat | None = None,
-        cache_dtype: torch.dtype | None = None,
         page_orders: tuple[list[int], ...] | None = None,
-        prefix: Any = "off",
-        offload: Any = "none",
-        evict: Any = None,
-        overflow: Literal["refuse", "cut_oldest"] = "refuse",
         listener: Callable[[Event], None] | None = None,
-        backends: Backends | None = None,
-        compile: CompileUnit = "block",
-        batch_invariant: bool = False,
-        speculator: Speculator | None = None,
+        report: Callable[[str], None] = to_stderr,
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
     ):
-        """Create a runner around a loaded model.
+        """Create a runner.
 
         Args:
-            model: the model to run.
-            tokenizer: its tokenizer; None if requests are token ids.
-            limits: the most sequences and tokens of a step.
-            policy: the scheduling policy: a name or setting, or a function from SchedulerState to SchedulerDecision.
-            preemption_mode: whether pages of preempted sequences are recomputed or offloaded.
-            page_size: tokens per page.
-            pages: pages of each cache group, or of all alike.
-            cache: format of keys and values.
-            cache_dtype: type of what is not quantized; the model's unless given.
+            config: every setting; the defaults unless given.
+            model: a model that is in memory; `config.model` and `config.backend` are loaded unless it is given.
             page_orders: for each cache group, the order in which its pages are first used.
-            prefix: prefix cache setting, or its kind.
-            offload: offload setting, or its kind.
-            evict: eviction policy, or its settings.
-            overflow: refuse prompts that leave no room in the context, or cut their oldest tokens.
             listener: receives every event.
-            backends: backends of decodes, other steps and attention; the model's unless given.
-            compile: what Inductor compiles at once.
-            batch_invariant: as in `load`.
-            speculator: proposes tokens that a step verifies besides.
+            report: receives a line on each slow part of loading.
             clock: returns seconds.
             sleep: waits for arrivals.
         """
-        self.model, self.tokenizer = model, tokenizer
-        if tokenizer is not None:
-            tokenizer.check_vocab_size(model.spec.vocab_size)
-        limits = limits or SchedulerLimits()
+        config = (config or EngineConfig()).engine
+        loaded = model or LoadedModel.load(config, report)
+        self.config, self.is_from_config = config, model is None
+        self.model, self.tokenizer, self.backends = loaded.transformer, loaded.tokenizer, loaded.backends
+        spec = self.model.spec
+        if self.tokenizer is not None:
+            self.tokenizer.check_vocab_size(spec.vocab_size)
         self.clock, self._sleep, self.now = clock, sleep, 0.0
-        self.kv_cache = KVCache.build(
-            model, limits.max_prefill_tokens, lambda: self.now, page_size=page_size, pages=pages, format=cache,
-            cache_dtype=cache_dtype, page_orders=page_orders, prefix=prefix, offload=offload, evict=evict,
-            preemption_mode=preemption_mode,
-        )  # fmt: skip
+        self.kv_cache = KVCache.build(self.model, config, lambda: self.now, page_orders)
         self.store = self.kv_cache.store
+        schedule = config.schedule
         self.scheduler = Scheduler(
-            self.kv_cache.manager, limits, model.spec.max_position_embeddings, parse_policy(policy)
+            self.kv_cache.manager,
+            schedule.limits,
+            spec.max_position_embeddings,
+            parse_policy(schedule.policy, schedule.kind),
         )
-        self.backends = backends or Backends.uniform(model.backend, "the model's")
-        self._changes: list[tuple[int, str]] = []  # of threads, in the step under way
-        threads = StepThreads(lambda *change: self._changes.append(change))
-        fast = build_executor(model, self.store, self.backends, compile, batch_invariant, self._on_fallback, threads)
-        self.executor = with_eviction(model, self.store, self.backends, fast, self.kv_cache.evictor, self._on_fallback)
-        sampler = Sampler(model.spec.vocab_size)
-        self.telemetry = Telemetry(model, self.store, self.scheduler.pools, clock, listener)
-        tell = self.telemetry.emit
-        self.tracker = RequestTracker(model.spec, tokenizer, self.scheduler, self.kv_cache, sampler, tell, clock)
+        self._thread_changes: list[tuple[int, str]] = []  # in the step under way
+        threads = StepThreads(lambda *change: self._thread_changes.append(change))
+        fast = build_executor(
+            self.model, self.store, self.backends, config.compile, config.batch_invariant, self._on_fallback, threads
+        )
+        self.executor = with_eviction(
+            self.model, self.store, self.backends, fast, self.kv_cache.evictor, self._on_fallback
+        )
+        self.telemetry = Telemetry(self.model, self.store, self.scheduler.pools, clock, listener)
+        self.tracker = RequestTracker(
+            spec, self.tokenizer, self.scheduler, self.kv_cache, Sampler(spec.vocab_size), self.telemetry.emit, clock
+        )
         self.step_lock = StepLock(
             lambda: bool(self.tracker.to_cancel),
             self.tracker.process_cancellations,
             self.telemetry.raise_listener_error,
         )
-        self.speculator: Speculator | None = None
-        self.set_speculator(speculator)
-        self.overflow = overflow
         self.owner: RunnerOwner | None = None
-        self.load_arguments: Mapping[str, Any] = {}  # the arguments of `load`
         self._request_ids = (f"request-{number}" for number in itertools.count())
+        self.speculator: Speculator | None = None
+        self.set_speculator(build_speculator(config, spec, self.tokenizer, lambda draft: Runner(draft, report=report)))
 
     def _on_fallback(self, why: str) -> None:
         self.backends = self.backends.fall_back_to_eager(why)
@@ -192,7 +168,8 @@ class Runner(Displayable):
         """
         self._check_owner()
         begin_ids = self.tokenizer.bos_token_ids if self.tokenizer is not None else ()
-        request = intake.truncate_prompt(request, self.model.spec.max_position_embeddings, self.overflow, begin_ids)
+        context, overflow = self.model.spec.max_position_embeddings, self.config.schedule.overflow
+        request = intake.truncate_prompt(request, context, overflow, begin_ids)
         with self.step_lock.acquire():
             return self.tracker.submit(request, queue if queue is not None else deque(), arrival)
 
@@ -352,22 +329,26 @@ class Runner(Displayable):
     ) -> None:
         """Emit the events of the whole step."""
         compiles, kernels = self.executor.compiles, self.executor.kernel_seconds
-        for threads, reason in self._changes:
+        for threads, reason in self._thread_changes:
             self.telemetry.emit(ThreadsChanged(self.clock(), step=plan.step, threads=threads, reason=reason))
-        self._changes.clear()
+        self._thread_changes.clear()
         stepped = self.telemetry.emit_step(plan, pages, times, accepted, compiles, kernels)
         if queue is not None:
             queue.append(stepped)
+
+    def set_executor(self, executor: Executor) -> None:
+        """Compute steps by `executor` from now on."""
+        self.executor = executor
 
     def set_listener(self, listener: Callable[[Event], None] | None) -> None:
         """Call `listener` with every event from now on; None ends that."""
         self.telemetry.listener = listener
 
     def __repr__(self) -> str:
-        return f"<Runner {runner_headline(self)}>"
+        return f"<Runner {runner_headline(self.model, self.backends, self.scheduler)}>"
 
     def _display_table(self) -> Table:
-        return runner_table(self)
+        return runner_table(self.model, self.tokenizer, self.backends, self.store, self.scheduler)
 
     def _check_owner(self) -> None:
         if self.owner is not None and self.owner.is_other_thread():
@@ -392,48 +373,3 @@ def generate(runner: Runner, requests: Iterable[Request]) -> dict[str, Finished]
     """Run to the end and return how each request finished, by its id; of several samples, `id`, `id#1`, ..."""
     ends = (event for event in runner.stream(list(requests)) if isinstance(event, Finished))
     return {intake.sample_id(event.request_id, event.sample): event for event in ends}
-
-
-def runner_headline(runner: Runner) -> str:
-    spec, queues = runner.model.spec, runner.scheduler
-    used, there = sum(pool.num_used for pool in queues.pools), sum(pool.num_pages for pool in queues.pools)
-    return (
-        f"{spec.name}: {spec.num_parameters:,} parameters, backend {runner.backends}; "
-        f"{len(queues.running)} requests run, {len(queues.waiting)} wait, {used} of {there} pages used"
-    )
-
-
-def runner_table(runner: Runner) -> Table:
-    model, store, queues = runner.model, runner.store, runner.scheduler
-    limits = queues.limits
-    weights = str(model.dtype).removeprefix("torch.")
-    if model.format.blocks != "dense":
-        weights += f", {model.format.blocks} in its products"
-    if model.format.activations != "float":
-        weights += f", with activations in {model.format.activations}"
-    pages = [f"{pool.num_used} of {pool.num_pages}" for pool in queues.pools]
-    formats = dict.fromkeys(str(shape.format) for shape in store.specs)
-    rows = [
-        ("model", f"{model.spec.name}, {model.spec.num_parameters:,} parameters"),
-        ("weights", f"{weights}, {_size_text(model.weight_bytes)} on {model.device}"),
-        ("backend", f"{runner.backends}: {runner.backends.reason}"),
-        (
-            "cache",
-            f"{' / '.join(formats)}, {_size_text(store.bytes)}, {format_cell(store.bytes_per_token)} bytes a token",
-        ),
-        ("pages used", f"{'; '.join(pages)}, of {store.page_size} tokens each"),
-        ("a step", f"at most {limits.max_num_seqs} requests and {limits.max_num_batched_tokens} tokens"),
-        ("policy", policy_name(queues.policy)),
-        ("tokenizer", "none" if runner.tokenizer is None else repr(runner.tokenizer)),
-        ("running", ", ".join(each.request_id for each in queues.running) or "none"),
-        ("waiting", ", ".join(each.request_id for each in queues.waiting) or "none"),
-    ]
-    return Table(f"runner of {model.spec.name}", rows)
-
-
-def _size_text(size: float) -> str:
-    for unit in ("bytes", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:,.4g} {unit}"
-        size /= 1024
-    return f"{size:,.4g} GiB"

@@ -24,14 +24,10 @@ def disable_cache(runner: Runner, oracle: bool = False) -> None:
     held = runner.kv_cache.evictor is None and all(table.sliding_window is None for table in runner.store.groups)
     if not (held or oracle):
         raise WorkbenchError("executor: uncached needs all pages: take out cache.evict and attention.sliding_window")
-    runner.executor = _NaiveExecutor(runner) if oracle else _RecomputingExecutor(runner)
-    if runner.load_arguments:
-        runner.load_arguments = MappingProxyType(
-            {**runner.load_arguments, "executor": {"kind": "uncached", "oracle": oracle}}
-        )
+    runner.set_executor(NaiveExecutor(runner) if oracle else RecomputingExecutor(runner))
 
 
-class _RecomputingExecutor:
+class RecomputingExecutor:
     """Start spans where their texts do; pages are written again with the same contents."""
 
     def __init__(self, runner: Runner):
@@ -55,7 +51,7 @@ class _RecomputingExecutor:
         return self.inner.forward(replace(plan, spans=spans)) if spans else self._nothing
 
 
-class _NaiveExecutor:
+class NaiveExecutor:
     """Compute each text by itself: no pages, no batch, no backend."""
 
     compiles = 0

@@ -1,36 +1,25 @@
-"""Build requests from an experiment's workload, and the experiment that a runner carries out."""
+"""Build the runner and the requests of an experiment, and the experiment that a runner carries out."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
-
-import torch
-from pydantic import BaseModel
 
 from workbench.engine.inputs import make_request
 from workbench.engine.runner import Runner
+from workbench.engine.uncached import NaiveExecutor, RecomputingExecutor, disable_cache
 from workbench.errors import WorkbenchError
-from workbench.experiment.experiment import (
-    CacheSettings,
-    Experiment,
-    ModelSettings,
-    PromptsWorkload,
-    RandomWorkload,
-    SchedulerSettings,
-)
-from workbench.kv_cache.format import parse_cache_format
+from workbench.experiment.experiment import Experiment, PromptsWorkload, RandomWorkload
+from workbench.progress import to_stderr
 from workbench.prompt.tokenizer import Tokenizer
 from workbench.request import Request, SamplingParameters
+from workbench.settings import Settings
 from workbench.simulate.arrival import Arrival, request_from_arrival
+from workbench.simulate.executor_settings import UncachedExecutor
 from workbench.simulate.source import source_of
 from workbench.simulate.traffic_settings import ClosedLoop, TrafficWorkload
-
-TOP_LEVEL_SETTINGS = ("backend", "compile", "batch_invariant", "attention", "speculate", "executor")
-PAGE_SETTINGS = ("page_size", "pages", "prefix", "offload", "evict")  # arguments of `load` beside the cache's format
 
 
 def requests_of(experiment: Experiment, tokenizer: Tokenizer | None, vocab: int) -> list[Request]:
@@ -97,33 +86,28 @@ def _random(workload: RandomWorkload, sampling: SamplingParameters, vocab: int) 
     ]
 
 
+def runner_for(experiment: Experiment, on_progress: Callable[[str], None] = to_stderr, **arguments: Any) -> Runner:
+    """Build the runner of an experiment; `arguments` (clock, listener, ...) are passed on to `Runner`."""
+    runner = Runner(experiment, report=on_progress, **arguments)
+    if isinstance(experiment.executor, UncachedExecutor):
+        disable_cache(runner, experiment.executor.oracle)
+    return runner
+
+
 def experiment_of_runner(runner: Runner, question: str, workload: Mapping[str, Any]) -> Experiment:
     """Return the experiment whose runner `runner` is.
 
-    Raises WorkbenchError where no settings express it: a runner that neither `load` nor `runner_for` built, or a policy
-    that is a user-defined object."""
-    if not runner.load_arguments:
-        raise WorkbenchError("this runner was put together by hand, which no settings describe: give an Experiment")
-    asked = {name: _plain(value) for name, value in runner.load_arguments.items()}
-    cache = parse_cache_format(runner.load_arguments["cache"]).model_dump(mode="json")
-    return Experiment.from_values(
-        {
-            "question": question,
-            "model": {"name": asked["model"], **_of(ModelSettings, asked)},
-            "cache": {**cache, **_of(CacheSettings, {name: asked[name] for name in PAGE_SETTINGS})},
-            "schedule": {"kind": asked["schedule"], **_of(SchedulerSettings, asked)},
-            "workload": dict(workload),
-            **{name: asked[name] for name in TOP_LEVEL_SETTINGS if asked.get(name) is not None},
-        },
-        "this runner",
-    )
-
-
-def _of(part: type[BaseModel], asked: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: asked[name] for name in part.model_fields if name in asked}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    return str(value).removeprefix("torch.") if isinstance(value, Path | torch.dtype) else value
+    Raises:
+        WorkbenchError: where no settings express it: a runner around a model that was put together by hand, or a policy
+            that is an object of one's own.
+    """
+    config, executor = runner.config, {"kind": "real"}
+    policies = {"schedule.policy": config.schedule.policy, "cache.evict": config.cache.evict}
+    own = [name for name, value in policies.items() if value is not None and not isinstance(value, Settings)]
+    if not runner.is_from_config or own:
+        what = f"its {own[0]} is an object" if own else "its model was put together by hand"
+        raise WorkbenchError(f"no settings describe this runner, since {what}: give an Experiment")
+    if isinstance(runner.executor, NaiveExecutor | RecomputingExecutor):
+        executor = {"kind": "uncached", "oracle": isinstance(runner.executor, NaiveExecutor)}
+    values = {"question": question, **config.model_dump(mode="json"), "workload": dict(workload), "executor": executor}
+    return Experiment.from_values(values, "this runner")

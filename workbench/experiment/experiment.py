@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError
 
 from workbench.display import Displayable, Table
+from workbench.engine.config import EngineConfig
 from workbench.errors import WorkbenchError, explain
-from workbench.executors.select import incompatible_settings
 from workbench.experiment import yaml as yaml_text
 from workbench.experiment.settings import (
     DeterminismWorkload,
@@ -24,73 +24,12 @@ from workbench.experiment.settings import (
     TextsWorkload,
 )
 from workbench.files import UnreadableText, read_bytes, read_yaml
-from workbench.kv_cache.eviction import EvictionSetting
-from workbench.kv_cache.format import CacheFormat
-from workbench.kv_cache.settings import NoOffload, NoPrefixCache, OffloadSetting, PrefixCacheSetting
-from workbench.model.attention_config import AttentionConfig
-from workbench.model.quantized import Activations, WeightDtype, WeightFormat
 from workbench.request import CustomPart, SamplingParameters
-from workbench.scheduler.plan import SchedulerLimits
-from workbench.scheduler.policies import FCFS, BatchingMode, PolicySetting, PreemptionMode
 from workbench.settings import Count, Settings, non_default_settings
 from workbench.simulate.executor_settings import AnyExecutorSettings, RealExecutor
 from workbench.simulate.traffic_settings import TrafficWorkload
-from workbench.speculative.config import NoSpeculation, SpeculationSetting
 
 MAX_THREADS = 1024  # beyond it the system, not torch, refuses, and ends the process
-
-
-class ModelSettings(Settings):
-    """Settings of the model: a folder, `demo`, `demo-draft`, or `shape:NAME` with random weights from `seed`."""
-
-    name: str = "demo"
-    dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
-    weights: WeightDtype = "dense"  # of the products' matrices
-    head_weights: WeightDtype | None = None  # of the output head; None is as `weights`
-    weight_group: Annotated[int, Field(ge=2, multiple_of=2)] = 64  # columns that share a scale in int4
-    activations: Activations = "float"  # what int8 weights are multiplied with; int8: each row quantized as it comes
-    device: str = "cpu"
-    seed: Annotated[int, Field(ge=0)] = 0
-
-    @property
-    def format(self) -> WeightFormat:
-        return WeightFormat.parse(self.weights, self.head_weights, self.weight_group, self.activations)
-
-    @model_validator(mode="after")
-    def _activations_are_for_int8(self) -> ModelSettings:
-        try:
-            assert self.format
-        except WorkbenchError as error:
-            raise ValueError(str(error)) from None
-        return self
-
-
-class CacheSettings(CacheFormat):
-    """Settings of the KV cache. `pages: auto` gives every sequence its full context, within 1 GiB."""
-
-    page_size: Count = 64
-    pages: Count | Literal["auto"] = "auto"
-    prefix: PrefixCacheSetting = NoPrefixCache()  # reuse of full pages by their tokens
-    offload: OffloadSetting = NoOffload()  # where pages of a preempted sequence may be swapped to
-    evict: EvictionSetting | None = None  # which tokens remain when a sequence is limited to some
-
-
-class SchedulerSettings(Settings):
-    """Settings of the scheduler: batching, policy, limits of a step, preemption."""
-
-    kind: BatchingMode = "continuous"  # static: a batch runs until its last request ends, and none joins it
-    policy: PolicySetting = FCFS()  # order in which requests are scheduled
-    max_num_seqs: Count = 16
-    max_num_batched_tokens: Count = 512
-    chunked_prefill: bool = True  # split a prompt at the end of a step's token budget
-    chunk_tokens: Count | None = None  # a step's prefill tokens at most; None: all its tokens
-    preemption_mode: PreemptionMode = "auto"  # recompute, offload, or auto: offload where configured
-    overflow: Literal["refuse", "cut_oldest"] = "refuse"
-
-    @model_validator(mode="after")
-    def _possible(self) -> SchedulerSettings:
-        SchedulerLimits(self.max_num_seqs, self.max_num_batched_tokens, self.chunk_tokens, self.chunked_prefill)
-        return self
 
 
 class PromptsWorkload(Settings):
@@ -143,21 +82,15 @@ class MeasureSettings(Settings):
     slo: SLO = SLO()
 
 
-class Experiment(Displayable, Settings):
-    """Everything that determines a run. The same value gives the same tokens.
+class Experiment(Displayable, EngineConfig):
+    """Everything that determines a run: an engine's config, the question, and what is asked of the engine.
+
+    The same value gives the same tokens.
 
     experiment = Experiment(question="What does INT8 cost?", workload={"kind": "random", "requests": 4})
     experiment.with_("cache.format=int8", "backend=eager")"""
 
     question: str
-    model: ModelSettings = ModelSettings()
-    backend: str = "auto"
-    compile: Literal["block", "step"] = "block"  # what the inductor backend compiles at once in decode
-    batch_invariant: bool = False  # a request has the same bits in any batch composition, chunking, prefix
-    attention: AttentionConfig = AttentionConfig()  # changes of the model's attention
-    cache: CacheSettings = CacheSettings()
-    schedule: SchedulerSettings = SchedulerSettings()
-    speculate: SpeculationSetting = NoSpeculation()  # speculative decoding: the proposer of draft tokens
     sampling: SamplingParameters = SamplingParameters()
     workload: Workload
     executor: AnyExecutorSettings = RealExecutor()
@@ -165,14 +98,6 @@ class Experiment(Displayable, Settings):
     variants: dict[str, dict[str, Any]] = {}  # changes by name: {int8: {cache.format: int8}}
     sweep: Sweep | None = None  # the points that `workbench sweep` runs
     judge: CustomPart | None = None  # function from a comparison's rows to verdicts
-
-    @model_validator(mode="after")
-    def _possible(self) -> Experiment:
-        if problem := incompatible_settings(
-            self.batch_invariant, self.cache.evict is not None, self.speculate.kind != "none"
-        ):
-            raise ValueError(problem)
-        return self
 
     @property
     def is_comparison(self) -> bool:
@@ -223,8 +148,8 @@ class Experiment(Displayable, Settings):
         return cls.from_yaml(text, overrides, str(path))
 
     def to_yaml(self) -> str:
-        """Write the whole experiment as YAML, defaults included, in the order of the fields."""
-        return yaml_text.write_yaml(self.model_dump(mode="json"))
+        """Write the whole experiment as YAML, defaults included, the question first."""
+        return yaml_text.write_yaml({"question": self.question, **self.model_dump(mode="json")})
 
     def with_(self, *overrides: str) -> Experiment:
         """Return a changed copy: `experiment.with_("cache.page_size=16", "backend=eager")`."""

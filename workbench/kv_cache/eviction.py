@@ -12,12 +12,12 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkabl
 
 import torch
 from jaxtyping import Float, Int
-from pydantic import Field, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, TypeAdapter, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 from torch import Tensor
 
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.budget import MIN_TOKENS, EvictionBudget
-from workbench.settings import Settings
+from workbench.settings import Settings, parse_setting
 
 PREFIX_LAW = "a warm prefix = a cold one"
 FULL_ATTENTION_LAW = "every query sees all tokens before it"
@@ -152,22 +152,22 @@ class SnapKV(EvictionSettings):
         return select_recent_and_heaviest(smooth, budget, min(self.observe, budget))
 
 
-EvictionSetting = Annotated[SlidingWindowEviction | SinksRecent | HeavyHitters | SnapKV, Field(discriminator="kind")]
-_EVICT: TypeAdapter[Any] = TypeAdapter(EvictionSetting)
+def _validate(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    """Accept a policy of one's own as it is."""
+    return value if isinstance(value, EvictionPolicy) else validate(value)
+
+
+EvictionSetting = Annotated[
+    Annotated[SlidingWindowEviction | SinksRecent | HeavyHitters | SnapKV, Field(discriminator="kind")],
+    WrapValidator(_validate),
+]
+_EVICT: TypeAdapter[Any] = TypeAdapter(EvictionSetting | None)
 
 
 def parse_eviction(value: Mapping[str, Any] | EvictionPolicy | None) -> EvictionPolicy | None:
     """Parse an eviction policy: settings such as `{"kind": "snapkv", "budget": 256}`, a user-defined
     policy, or None."""
-    if value is None or isinstance(value, EvictionPolicy):
-        return value
-    try:
-        return _EVICT.validate_python(value)
-    except ValidationError as error:
-        fault = error.errors()[0]
-        place = ".".join(str(part) for part in ("evict", *fault["loc"]))
-        message = fault["msg"].removeprefix("Value error, ")
-        raise WorkbenchError(f"{place}: {message}; for example {{kind: heavy_hitters, budget: 256}}") from None
+    return parse_setting(_EVICT, value, "evict", "for example {kind: heavy_hitters, budget: 256}")
 
 
 def select_recent_and_heaviest(mass: Tensor, budget: int, newest: int) -> Tensor:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Field
 
-from workbench.errors import WorkbenchError
 from workbench.settings import Settings
 
 Bytes = Annotated[int, Field(ge=1)]
@@ -65,24 +64,3 @@ OffloadSetting = Annotated[
     Annotated[NoOffload | MemoryOffload | FileOffload, Field(discriminator="kind")],
     BeforeValidator(_offload_by_kind),
 ]
-_PREFIX: TypeAdapter[NoPrefixCache | RadixPrefixCache] = TypeAdapter(PrefixCacheSetting)
-_OFFLOAD: TypeAdapter[NoOffload | MemoryOffload | FileOffload] = TypeAdapter(OffloadSetting)
-
-
-def parse_prefix_cache(value: Any) -> NoPrefixCache | RadixPrefixCache:
-    """Parse `off`, `radix`, a mapping or the value itself."""
-    return _from(_PREFIX, value, "prefix", "off or radix, or {kind: radix, ttl: 600}")
-
-
-def parse_offload(value: Any) -> NoOffload | MemoryOffload | FileOffload:
-    """Parse `none`, `memory`, a mapping or the value itself."""
-    return _from(_OFFLOAD, value, "offload", "none or memory, or {kind: file, path: ..., bytes: ...}")
-
-
-def _from(adapter: TypeAdapter, value: Any, name: str, right: str) -> Any:
-    try:
-        return adapter.validate_python(value)
-    except ValidationError as error:
-        fault = error.errors()[0]
-        place = ".".join(str(part) for part in fault["loc"])
-        raise WorkbenchError(f"{name}: {place + ': ' if place else ''}{fault['msg']}; give {right}") from None

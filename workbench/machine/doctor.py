@@ -12,7 +12,7 @@ from compiled_kernels import backend_problems
 from compiled_kernels.backends import UNSUPPORTED_CPU
 from compiled_kernels.level import current_level, machine_level
 from workbench.display import Table
-from workbench.engine.load import BUNDLED_MODELS
+from workbench.engine.loaded_model import BUNDLED_MODELS
 from workbench.executors.autotune import remembered_autotune_results
 from workbench.executors.layout import remembered_layouts
 from workbench.executors.reference import CLEARLY_FASTER_RATIO

@@ -14,8 +14,8 @@ from typing import Any, cast
 
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
+from workbench.experiment.build import runner_for
 from workbench.experiment.experiment import Experiment
-from workbench.experiment.runner import runner_for
 from workbench.experiment.settings import DeterminismWorkload, OverheadSettings
 from workbench.experiment.variants import Rows, VariantResults, every_variant, settings_text
 from workbench.measure.chart import import_altair

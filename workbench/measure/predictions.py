@@ -12,10 +12,11 @@ from statistics import median
 from typing import Any
 
 from compiled_kernels import Backend, backend_problems
-from workbench.engine.load import AUTO_CACHE_BYTES
+from workbench.engine.cache import AUTO_CACHE_BYTES
+from workbench.engine.config import ModelConfig
 from workbench.errors import WorkbenchError
 from workbench.experiment.build import requests_of
-from workbench.experiment.experiment import Experiment, ModelSettings, PromptsWorkload, RandomWorkload
+from workbench.experiment.experiment import Experiment, PromptsWorkload, RandomWorkload
 from workbench.experiment.settings import LengthsWorkload, QualityWorkload, TextsWorkload
 from workbench.experiment.variants import every_variant
 from workbench.machine.ceilings import ceilings_for
@@ -167,7 +168,7 @@ def _speculation_speedup_bound(
     step, proposing = roofline_seconds([target([(0, 1)] * rows, rows)], hardware), 0.0
     stops = isinstance(speculate, DraftModel) and speculate.confidence_threshold > 0
     if isinstance(speculate, DraftModel):
-        small = experiment.model_copy(update={"model": ModelSettings(name=speculate.model, dtype=speculate.dtype)})
+        small = experiment.model_copy(update={"model": ModelConfig(name=speculate.model, dtype=speculate.dtype)})
         each = sizes_of(small)
         proposing = roofline_seconds(
             [step_cost_of(each)([(0, 1)] * rows, rows)], measured_hardware(each, spec_and_dtype(small)[1])

@@ -16,8 +16,8 @@ from typing import Any
 from compiled_kernels.rounds import interleaved
 from workbench.engine.replay import replay
 from workbench.engine.runner import Runner
+from workbench.experiment.build import runner_for
 from workbench.experiment.experiment import Experiment
-from workbench.experiment.runner import runner_for
 from workbench.experiment.variants import Rows
 from workbench.progress import Progress
 from workbench.request import Request

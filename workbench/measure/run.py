@@ -13,9 +13,8 @@ from workbench.engine.load import load
 from workbench.engine.replay import ReplayDiverged
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
-from workbench.experiment.build import clients_of, requests_of
+from workbench.experiment.build import clients_of, requests_of, runner_for
 from workbench.experiment.experiment import Experiment
-from workbench.experiment.runner import runner_for
 from workbench.machine.ceilings import ceilings_for, intra_op_threads
 from workbench.machine.environment import environment
 from workbench.machine.processor import cpu_times, others_cpu_share

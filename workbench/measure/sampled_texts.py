@@ -14,8 +14,8 @@ from torch import Tensor
 
 from workbench.engine.runner import Runner, generate
 from workbench.errors import WorkbenchError
+from workbench.experiment.build import runner_for
 from workbench.experiment.experiment import Experiment
-from workbench.experiment.runner import runner_for
 from workbench.experiment.settings import TextsWorkload
 from workbench.experiment.variants import REFERENCE, VariantResults, every_variant, reference_experiment, settings_text
 from workbench.measure.chart import import_altair, place_labels

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from workbench.engine.load import AUTO_CACHE_BYTES, DTYPES
+from workbench.engine.cache import AUTO_CACHE_BYTES
+from workbench.engine.config import DTYPES
 from workbench.errors import WorkbenchError
 from workbench.experiment.build import clients_of, requests_of
 from workbench.experiment.experiment import SLO, Experiment

@@ -10,16 +10,16 @@ from statistics import median
 from typing import Any, cast
 
 from compiled_kernels.rounds import interleaved
-from workbench.engine.load import build_speculator
+from workbench.engine.config import EngineConfig
 from workbench.engine.runner import Runner
+from workbench.engine.speculator import build_speculator
 from workbench.errors import WorkbenchError
-from workbench.experiment.experiment import CacheSettings, Experiment, ModelSettings
-from workbench.experiment.runner import runner_for
+from workbench.experiment.build import runner_for
+from workbench.experiment.experiment import Experiment
 from workbench.experiment.settings import SpeculationWorkload
 from workbench.experiment.variants import VariantResults, every_variant, settings_text
 from workbench.measure.chart import import_altair
 from workbench.measure.quality.held_out import cut_windows, read_texts, sample_windows
-from workbench.model.attention_config import AttentionConfig
 from workbench.progress import StageCounter
 from workbench.request import Request, SamplingParameters
 from workbench.runs.metrics import (
@@ -79,7 +79,7 @@ def _build_runners(
 
     Variants that differ only in speculation and sampling share a runner."""
     targets: dict[str, Runner] = {}
-    models: dict[tuple[str, str, str, str], Runner] = {}
+    models: dict[tuple[str, str], Runner] = {}
     runners: dict[str, Runner] = {}
     drafts: dict[str, Speculator | None] = {}
     for name, variant in variants.items():
@@ -90,25 +90,12 @@ def _build_runners(
             targets[key] = runner_for(base)
         runner = runners[name] = targets[key]
 
-        def load(model: str, dtype: str, backend: str, base: Experiment = base, key: str = key) -> Runner:
-            wanted = base.model_copy(
-                update={
-                    "model": ModelSettings(name=model, dtype=dtype, device=base.model.device),  # type: ignore[arg-type]
-                    "backend": backend,
-                    "attention": AttentionConfig(),
-                    "cache": CacheSettings(page_size=base.cache.page_size),
-                }
-            )
-            if (known := (key, model, dtype, backend)) not in models:
-                models[known] = runner_for(wanted)
+        def load(draft: EngineConfig, key: str = key) -> Runner:
+            if (known := (key, draft.model_dump_json())) not in models:
+                models[known] = Runner(draft)
             return models[known]
 
-        settings = variant.speculate
-        drafts[name] = (
-            None
-            if isinstance(settings, NoSpeculation)
-            else build_speculator(settings, runner.model.spec, runner.tokenizer, base.backend, load)
-        )
+        drafts[name] = build_speculator(variant, runner.model.spec, runner.tokenizer, load)
     return runners, drafts
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from workbench.engine.load import DTYPES, describe_model
+from workbench.engine.config import DTYPES, CacheConfig
+from workbench.engine.loaded_model import describe_model
 from workbench.errors import WorkbenchError
-from workbench.experiment.experiment import CacheSettings, Experiment
+from workbench.experiment.experiment import Experiment
 from workbench.kv_cache.budget import EvictionBudget
 from workbench.kv_cache.manager import KVCacheManager
 from workbench.kv_cache.pages import KVCacheGroup, PagePool
@@ -144,7 +145,7 @@ def spec_and_dtype(experiment: Experiment) -> tuple[ModelSpec, str]:
     return spec, dtype
 
 
-def meta_kv_store(spec: ModelSpec, cache: CacheSettings, dtype: str, pages: int = 1) -> KVStore:
+def meta_kv_store(spec: ModelSpec, cache: CacheConfig, dtype: str, pages: int = 1) -> KVStore:
     """Build the cache of `spec` in `cache`'s format on torch's meta device, with `pages` pages in each table."""
     shapes = cache_shapes(spec, cache)
     tables = max(table for shape in shapes for table in shape.cache_groups) + 1

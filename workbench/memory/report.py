@@ -17,7 +17,8 @@ from typing import Any, cast
 import torch
 
 from compiled_kernels.quantized_attention import bits_per_number
-from workbench.engine.load import BUNDLED_MODELS, DTYPES, SHAPE_PREFIX
+from workbench.engine.config import DTYPES
+from workbench.engine.loaded_model import BUNDLED_MODELS, SHAPE_PREFIX
 from workbench.errors import WorkbenchError, nearest
 from workbench.experiment.experiment import Experiment
 from workbench.kv_cache.format import KVCacheSpec

@@ -19,7 +19,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Annotated, Any, ClassVar, Literal, cast, get_args
 
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidatorFunctionWrapHandler, WrapValidator
 
 from workbench.custom import check_arity, load_custom
 from workbench.errors import WorkbenchError, nearest
@@ -37,7 +37,7 @@ from workbench.scheduler.policy import (
     starving_waiting,
     with_aging,
 )
-from workbench.settings import Settings
+from workbench.settings import Settings, parse_setting
 
 NumSteps = Annotated[int, Field(ge=1)]
 BatchingMode = Literal["continuous", "static", "padded"]
@@ -248,20 +248,24 @@ class CustomPolicy(Settings):
     arguments: dict[str, float | int | str | bool] = {}
 
 
-def _named(value: Any) -> Any:
-    """Accept a kind alone, or a path."""
+def _validate(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    """Accept a kind alone or a path, and a policy of one's own: a callable, or a class to build."""
+    if isinstance(value, type):
+        value = value()
+    if callable(value) and not isinstance(value, Settings):
+        return value
     if isinstance(value, str):
-        return {"kind": "custom", "path": value} if ":" in value else {"kind": value}
-    if isinstance(value, dict) and "kind" not in value and "path" in value:
-        return {**value, "kind": "custom"}
-    return value
+        value = {"kind": "custom", "path": value} if ":" in value else {"kind": value}
+    elif isinstance(value, dict) and "kind" not in value and "path" in value:
+        value = {**value, "kind": "custom"}
+    return validate(value)
 
 
 PolicySetting = Annotated[
     Annotated[
         FCFS | PrefillFirst | DecodeFirst | ShortestPrompt | Priority | Fair | CustomPolicy, Field(discriminator="kind")
     ],
-    BeforeValidator(_named),
+    WrapValidator(_validate),
 ]
 _ADAPTER: TypeAdapter[Any] = TypeAdapter(PolicySetting)
 BUILT_IN_POLICIES: dict[str, type[Any]] = {
@@ -275,8 +279,7 @@ def parse_policy(value: Any, kind: BatchingMode = "continuous") -> SchedulingPol
     Raises:
         WorkbenchError: naming what is wrong.
     """
-    value = value() if isinstance(value, type) else value
-    setting = value if callable(value) else _setting(value)
+    setting = _setting(value)
     policy = _load_custom_policy(setting) if isinstance(setting, CustomPolicy) else cast(SchedulingPolicy, setting)
     if kind not in get_args(BatchingMode):
         known = ", ".join(get_args(BatchingMode))
@@ -285,14 +288,9 @@ def parse_policy(value: Any, kind: BatchingMode = "continuous") -> SchedulingPol
 
 
 def _setting(value: Any) -> Any:
-    try:
-        return _ADAPTER.validate_python(value)
-    except ValidationError as error:
-        fault = error.errors()[0]
-        place = ".".join(str(part) for part in fault["loc"])
-        hint = nearest(value, BUILT_IN_POLICIES) if isinstance(value, str) else ""
-        known = f"give {', '.join(BUILT_IN_POLICIES)}, or a path (mine.py:my_policy){hint}"
-        raise WorkbenchError(f"policy: {place + ': ' if place else ''}{fault['msg']}; {known}") from None
+    hint = nearest(value, BUILT_IN_POLICIES) if isinstance(value, str) else ""
+    known = f"give {', '.join(BUILT_IN_POLICIES)}, or a path (mine.py:my_policy){hint}"
+    return parse_setting(_ADAPTER, value, "policy", known)
 
 
 def _load_custom_policy(setting: CustomPolicy) -> SchedulingPolicy:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
 
-from workbench.errors import WorkbenchError
-from workbench.settings import Settings
+from workbench.settings import Settings, parse_setting
 
 
 class NoSpeculation(Settings):
@@ -73,10 +72,5 @@ _SPECULATE: TypeAdapter[NoSpeculation | PromptLookup | DraftModel] = TypeAdapter
 
 def parse_speculation(value: Any) -> NoSpeculation | PromptLookup | DraftModel:
     """Parse a kind, a mapping or the value itself."""
-    try:
-        return _SPECULATE.validate_python(value)
-    except ValidationError as error:
-        fault = error.errors()[0]
-        place = ".".join(str(part) for part in fault["loc"])
-        right = "give none, prompt_lookup or draft, or {kind: draft, model: demo-draft, num_speculative_tokens: 4}"
-        raise WorkbenchError(f"speculate: {place + ': ' if place else ''}{fault['msg']}; {right}") from None
+    right = "give none, prompt_lookup or draft, or {kind: draft, model: demo-draft, num_speculative_tokens: 4}"
+    return parse_setting(_SPECULATE, value, "speculate", right)

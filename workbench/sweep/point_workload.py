@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from workbench.engine.load import AUTO_CACHE_BYTES, DTYPES
+from workbench.engine.cache import AUTO_CACHE_BYTES
+from workbench.engine.config import DTYPES
 from workbench.errors import WorkbenchError
 from workbench.experiment.build import clients_of, requests_of
 from workbench.experiment.experiment import Experiment

@@ -10,6 +10,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from workbench.engine.config import EngineConfig
+from workbench.engine.loaded_model import LoadedModel
 from workbench.engine.runner import Runner, generate
 from workbench.model.attention_config import AttentionConfig
 from workbench.model.hf.weights import random_weights
@@ -17,7 +19,7 @@ from workbench.model.spec import AttentionSpec, LayerSpec, ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.model.variants import change_spec
 from workbench.request import Request, SamplingParameters
-from workbench.scheduler.plan import SchedulerLimits, StepPlan
+from workbench.scheduler.plan import StepPlan
 from workbench.testing.law import LawBroken
 
 VOCAB, CONTEXT = 31, 64
@@ -94,8 +96,8 @@ def sampled_logits(
         max_tokens: output tokens of each text.
         settings: of the runner; pages start filled with NaN.
     """
-    limits = SchedulerLimits(settings.pop("max_num_seqs", 4), settings.pop("max_num_batched_tokens", 512))
-    runner = Runner(model, limits=limits, **{"page_size": 64, "pages": 4 * CONTEXT, **settings})
+    config = EngineConfig.build(**{"max_num_seqs": 4, "pages": 4 * CONTEXT, **settings})
+    runner = Runner(config, LoadedModel.given(model))
     for table in range(len(runner.store.groups)):
         for tensor in runner.store.page_tensors(table):
             tensor[1:].view(torch.uint8).fill_(255)  # NaN in every type of float
@@ -113,7 +115,7 @@ class _RecordingExecutor:
     def __init__(self, runner: Runner):
         self.inner, self.rows = runner.executor, {}
         self.kernel_seconds, self.artifacts = None, {}
-        runner.executor = self  # type: ignore[assignment]
+        runner.set_executor(self)
 
     @property
     def compiles(self) -> int:

@@ -16,13 +16,14 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from workbench.engine.config import EngineConfig
+from workbench.engine.loaded_model import LoadedModel
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.budget import EvictionBudget
 from workbench.kv_cache.eviction import PREFIX_LAW, EvictionPolicy, parse_eviction
 from workbench.kv_cache.pages import pages_for
 from workbench.request import Request, SamplingParameters, Sequence
-from workbench.scheduler.plan import SchedulerLimits
 from workbench.testing.attention_scenarios import (
     CONTEXT,
     AttentionScenario,
@@ -121,9 +122,11 @@ def check_choice(policy: EvictionPolicy, drawn: tuple[Tensor, int]) -> None:
 def _within_budget(policy: EvictionPolicy, scenario: EvictionScenario) -> None:
     """Check every sequence after every step; bytes are counted from the pages in use."""
     budget, size = scenario.budget(policy), scenario.scenario.page_size
-    limits = SchedulerLimits(4, max(2, scenario.scenario.max_num_batched_tokens))
-    runner = Runner(scenario.scenario.model({}), limits=limits, page_size=size, pages=4 * CONTEXT,
-                    evict=WithTokenBudget(policy, scenario.budget_tokens))  # fmt: skip
+    tokens, limited = max(2, scenario.scenario.max_num_batched_tokens), WithTokenBudget(policy, scenario.budget_tokens)
+    config = EngineConfig.build(
+        max_num_seqs=4, max_num_batched_tokens=tokens, page_size=size, pages=4 * CONTEXT, evict=limited
+    )
+    runner = Runner(config, LoadedModel.given(scenario.scenario.model({})))
     greedy = SamplingParameters(temperature=0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
     for name, ids in scenario.texts().items():
         runner.submit(Request(name, ids, greedy))

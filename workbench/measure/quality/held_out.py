@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from workbench.engine.load import DEMO_FOLDER
+from workbench.engine.loaded_model import DEMO_FOLDER
 from workbench.errors import WorkbenchError
 from workbench.experiment.settings import QualityWorkload
 from workbench.measure.quality.copying import Snippet, generate_snippets

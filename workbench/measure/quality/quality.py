@@ -11,8 +11,8 @@ from typing import Any, cast
 
 from workbench.engine.runner import Runner, generate
 from workbench.errors import WorkbenchError
+from workbench.experiment.build import runner_for
 from workbench.experiment.experiment import Experiment
-from workbench.experiment.runner import runner_for
 from workbench.experiment.settings import QualityWorkload
 from workbench.experiment.variants import (
     REFERENCE,

@@ -96,7 +96,8 @@ class ChoiceOrText(ipywidgets.HBox):
 
 def build_controls(state: Any, given: Sequence[str]) -> list[ipywidgets.Widget]:
     """Rows of controls, linked to the traits of `state`; `given` are names of models beside those that are known."""
-    from workbench.engine.load import BUNDLED_MODELS, DTYPES
+    from workbench.engine.config import DTYPES
+    from workbench.engine.loaded_model import BUNDLED_MODELS
     from workbench.kv_cache.format import FORMATS
     from workbench.model.quantized import WEIGHT_DTYPES as WEIGHTS
     from workbench.model.shapes import SHAPES

@@ -16,7 +16,7 @@ QUESTION = "What does this model make of this prompt?"
 EXCLUDED_SETTINGS = frozenset({"question", "workload", "measure", "variants", "sweep", "judge", "executor:simulated"})
 SCRIPT_TEMPLATE = """\
 from workbench.experiment.experiment import Experiment
-from workbench.experiment.runner import runner_for
+from workbench.experiment.build import runner_for
 from workbench.experiment.build import requests_of
 
 experiment = Experiment.from_values({values})
@@ -30,7 +30,7 @@ def setting_suggestions() -> dict[str, tuple[str, ...]]:
     """Texts that are offered where a setting may be any."""
     from compiled_kernels import Backend
     from compiled_kernels.backends import AUTO_BACKEND
-    from workbench.engine.load import BUNDLED_MODELS
+    from workbench.engine.loaded_model import BUNDLED_MODELS
 
     backends, models = (*map(str, Backend), AUTO_BACKEND), tuple(BUNDLED_MODELS)
     return {"backend": backends, "model.name": models, "speculate.model": models, "speculate.backend": backends}

@@ -8,7 +8,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from statistics import median
 from typing import Any
 
@@ -282,13 +281,12 @@ class SpeculationComparison:
 
 
 def _build_speculator(runner: Any, speculate: Any) -> Any:
-    from workbench.engine.load import build_speculator, load
+    from workbench.engine.runner import Runner
+    from workbench.engine.speculator import build_speculator
     from workbench.speculative.config import NoSpeculation, parse_speculation
 
     settings = parse_speculation(speculate)
     if isinstance(settings, NoSpeculation):
         raise WorkbenchError('speculate: none drafts nothing; give "prompt_lookup" or "draft"')
-    limits = runner.scheduler.limits
-    shared = {"max_num_seqs": limits.max_num_seqs, "max_num_batched_tokens": limits.max_num_batched_tokens}
-    made = partial(load, device=str(runner.model.device), **shared)
-    return build_speculator(settings, runner.model.spec, runner.tokenizer, str(runner.backends.decode), made)
+    config = runner.config.model_copy(update={"speculate": settings, "backend": str(runner.backends.decode)})
+    return build_speculator(config, runner.model.spec, runner.tokenizer, Runner)

@@ -53,7 +53,7 @@ def tokenize(text: str, name: str, tokenizer: Any) -> Tokenization:
 
 def resolve_tokenizer(given: Any) -> tuple[str, Any]:
     """Return the name and tokenizer of `given`."""
-    from workbench.engine.load import DEMO_FOLDER, model_folder
+    from workbench.engine.loaded_model import DEMO_FOLDER, model_folder
     from workbench.prompt.tokenizer import Tokenizer
 
     if isinstance(given, Tokenizer):

@@ -1,0 +1,198 @@
+"""Configure an engine: every setting of a runner, declared once.
+
+`EngineConfig` groups the settings as YAML does. `EngineConfig.build` also takes them flat, by their own names:
+`page_size=16` is `cache={"page_size": 16}`. `workbench.load` and `Runner` take what it builds; `Experiment` extends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+import torch
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
+
+from workbench.errors import WorkbenchError, explain, nearest
+from workbench.executors.base import CompileUnit
+from workbench.executors.select import incompatible_settings
+from workbench.kv_cache.eviction import EvictionSetting
+from workbench.kv_cache.format import CacheFormat
+from workbench.kv_cache.settings import NoOffload, NoPrefixCache, OffloadSetting, PrefixCacheSetting
+from workbench.model.attention_config import AttentionConfig
+from workbench.model.quantized import Activations, WeightDtype, WeightFormat
+from workbench.scheduler.plan import SchedulerLimits
+from workbench.scheduler.policies import FCFS, BatchingMode, PolicySetting, PreemptionMode
+from workbench.settings import Count, Seed, Settings
+from workbench.speculative.config import NoSpeculation, SpeculationSetting
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+Overflow = Literal["refuse", "cut_oldest"]
+DtypeName = Annotated[
+    Literal["auto", "float32", "bfloat16", "float16", "float64"],
+    BeforeValidator(lambda value: str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value),
+]
+
+
+class ModelConfig(Settings):
+    """Settings of the model: a folder, `demo`, `demo-draft`, or `shape:NAME` with random weights from `seed`."""
+
+    main_setting: ClassVar = "name"
+
+    name: str = "demo"
+    dtype: DtypeName = "auto"  # of weights and activations; auto: what the files say, bfloat16 for shapes
+    weights: WeightDtype = "dense"  # of the products' matrices
+    head_weights: WeightDtype | None = None  # of the output head; None is as `weights`
+    weight_group: Annotated[int, Field(ge=2, multiple_of=2)] = 64  # columns that share a scale in int4
+    activations: Activations = "float"  # what int8 weights are multiplied with; int8: each row quantized as it comes
+    device: str = "cpu"
+    seed: Seed = 0  # of random weights
+
+    @property
+    def format(self) -> WeightFormat:
+        return WeightFormat.parse(self.weights, self.head_weights, self.weight_group, self.activations)
+
+    @model_validator(mode="after")
+    def _activations_are_for_int8(self) -> Self:
+        try:
+            assert self.format
+        except WorkbenchError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+
+class CacheConfig(CacheFormat):
+    """Settings of the KV cache. `pages: auto` gives every sequence its full context, within 1 GiB."""
+
+    main_setting: ClassVar = "format"
+
+    page_size: Count = 64  # tokens of a page
+    pages: Count | Literal["auto"] = "auto"  # of each cache group
+    prefix: PrefixCacheSetting = NoPrefixCache()  # reuse of full pages by their tokens
+    offload: OffloadSetting = NoOffload()  # where pages of a preempted sequence may be swapped to
+    evict: EvictionSetting | None = None  # which tokens remain when a sequence is limited to some
+
+
+class SchedulerConfig(Settings):
+    """Settings of the scheduler: batching, policy, limits of a step, preemption."""
+
+    main_setting: ClassVar = "kind"
+
+    kind: BatchingMode = "continuous"  # static: a batch runs until its last request ends, and none joins it
+    policy: PolicySetting = FCFS()  # order in which requests are scheduled
+    max_num_seqs: Count = 16  # sequences that run at once
+    max_num_batched_tokens: Count = 512  # tokens that a step computes at most
+    chunked_prefill: bool = True  # split a prompt at the end of a step's token budget
+    chunk_tokens: Count | None = None  # a step's prefill tokens at most; None: all its tokens
+    preemption_mode: PreemptionMode = "auto"  # recompute, offload, or auto: offload where configured
+    overflow: Overflow = "refuse"  # a prompt that fills the context; cut_oldest drops its first tokens
+
+    @property
+    def limits(self) -> SchedulerLimits:
+        return SchedulerLimits(self.max_num_seqs, self.max_num_batched_tokens, self.chunk_tokens, self.chunked_prefill)
+
+    @model_validator(mode="after")
+    def _limits_are_possible(self) -> Self:
+        assert self.limits
+        return self
+
+
+SECTIONS: dict[str, type[ModelConfig] | type[CacheConfig] | type[SchedulerConfig]] = {
+    "model": ModelConfig,
+    "cache": CacheConfig,
+    "schedule": SchedulerConfig,
+}
+
+
+class EngineConfig(Settings):
+    """Everything that decides how a model is served.
+
+    config = EngineConfig.build("demo", cache="int8", page_size=32, backend="eager")
+    runner = Runner(config)"""
+
+    model: ModelConfig = ModelConfig()
+    backend: str = "auto"  # eager, inductor, triton, mlir, or auto: the fastest that carries out the other settings
+    compile: CompileUnit = "block"  # what the inductor backend compiles at once in decode
+    batch_invariant: bool = False  # a request has the same bits in any batch composition, chunking, prefix
+    attention: AttentionConfig = AttentionConfig()  # changes of the model's attention
+    cache: CacheConfig = CacheConfig()
+    schedule: SchedulerConfig = SchedulerConfig()
+    speculate: SpeculationSetting = NoSpeculation()  # speculative decoding: the proposer of draft tokens
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_sections(cls, values: Any) -> Any:
+        """Accept `cache: int8` for `cache: {format: int8}`, and so for each section."""
+        if not isinstance(values, Mapping):
+            return values
+        return {name: _expand(SECTIONS[name], value) if name in SECTIONS else value for name, value in values.items()}
+
+    @model_validator(mode="after")
+    def _settings_are_compatible(self) -> Self:
+        if problem := incompatible_settings(
+            self.batch_invariant, self.cache.evict is not None, self.speculate.kind != "none"
+        ):
+            raise ValueError(problem)
+        return self
+
+    @classmethod
+    def build(cls, model: str | Path = "demo", **settings: Any) -> Self:
+        """Build the config of `model` from sections, and from settings by their own names (`FLAT_NAMES`).
+
+        Raises:
+            WorkbenchError: with the path of each setting that is unknown or wrong.
+        """
+        values: dict[str, Any] = {"model": {"name": str(model)}}
+        flat = []
+        for name, value in settings.items():
+            if name in cls.model_fields:
+                if value is not None:
+                    values[name] = _expand(SECTIONS[name], value) if name in SECTIONS else value
+            elif name in FLAT_NAMES:
+                flat.append(name)
+            else:
+                raise WorkbenchError(f"no setting {name!r}{nearest(name, (*cls.model_fields, *FLAT_NAMES))}")
+        for name in flat:
+            section = values.setdefault(FLAT_NAMES[name], {})
+            if name in section:
+                raise WorkbenchError(f"{name}: given twice, by itself and within {FLAT_NAMES[name]}; leave one out")
+            section[name] = settings[name]
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise explain(error, "settings", cls) from None
+
+    def cache_dtype(self, model_dtype: torch.dtype) -> torch.dtype:
+        """Return the type of keys and values that are not quantized."""
+        return model_dtype if self.cache.dtype == "auto" else parse_dtype(self.cache.dtype)
+
+    @property
+    def engine(self) -> EngineConfig:
+        """Return the engine's settings alone, without those that a subclass adds."""
+        return EngineConfig.model_construct(**{name: getattr(self, name) for name in EngineConfig.model_fields})
+
+
+# Settings that `EngineConfig.build` takes by their own names, and the section of each. A section's main setting goes by
+# the section's name; those of the cache's format are given within `cache`.
+FLAT_NAMES = {
+    name: section
+    for section, settings in SECTIONS.items()
+    for name in settings.__annotations__
+    if name in settings.model_fields and name != settings.main_setting
+}
+
+
+def _expand(section: type[Any], value: Any) -> Any:
+    """Return a section's settings as a mapping, where `value` gives its main setting alone, or is of another class."""
+    if isinstance(value, BaseModel):
+        return {name: getattr(value, name) for name in value.model_fields_set}
+    if isinstance(value, str | Path):
+        return {section.main_setting: str(value)}
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def parse_dtype(name: str | torch.dtype) -> torch.dtype:
+    name = str(name).removeprefix("torch.")
+    if name not in DTYPES:
+        raise WorkbenchError(f"unknown dtype {name!r}{nearest(name, DTYPES)}; known: {', '.join(DTYPES)}")
+    return DTYPES[name]

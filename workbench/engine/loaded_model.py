@@ -1,0 +1,181 @@
+"""Load the model of a config: a folder, `demo`, `demo-draft`, or `shape:NAME` with seeded random weights."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from compiled_kernels import Backend
+from compiled_kernels.backends import AUTO_BACKEND
+from workbench.engine.config import DTYPES, EngineConfig, parse_dtype
+from workbench.errors import WorkbenchError, nearest
+from workbench.executors.autotune import autotune_backend
+from workbench.executors.layout import choose_weight_layout
+from workbench.executors.reference import CacheLayout
+from workbench.executors.select import (
+    Backends,
+    check_batch_invariant_cache,
+    resolve_backends,
+    select_batch_invariant,
+    select_for_cache,
+    select_for_model,
+)
+from workbench.model import shapes
+from workbench.model.attention_config import AttentionConfig
+from workbench.model.hf import families
+from workbench.model.hf.fields import ConfigFields, read_object
+from workbench.model.hf.weights import load_weights, random_weights
+from workbench.model.spec import ModelSpec
+from workbench.model.transformer import Transformer
+from workbench.model.variants import change_attention, change_spec
+from workbench.progress import report_if_slow, to_stderr
+from workbench.prompt.tokenizer import Tokenizer
+
+DEMO_FOLDER = Path(__file__).resolve().parent.parent / "demo"
+BUNDLED_MODELS = {"demo": DEMO_FOLDER / "target", "demo-draft": DEMO_FOLDER / "draft"}
+SHAPE_PREFIX = "shape:"
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model in memory, and the backends that were selected for it."""
+
+    transformer: Transformer
+    tokenizer: Tokenizer | None  # None for shapes: their requests are token ids
+    backends: Backends
+
+    @classmethod
+    def given(
+        cls, transformer: Transformer, tokenizer: Tokenizer | None = None, backends: Backends | None = None
+    ) -> LoadedModel:
+        """Wrap a transformer that was put together by hand; its own backend does all unless others are given."""
+        return cls(transformer, tokenizer, backends or Backends.uniform(transformer.backend, "the model's"))
+
+    @classmethod
+    def load(cls, config: EngineConfig, report: Callable[[str], None] = to_stderr) -> LoadedModel:
+        """Load `config.model` and select its backends for this machine; `report` gets a line on each slow part.
+
+        Settings are checked before weights are read.
+
+        Raises:
+            WorkbenchError: for a model that is not there or not readable, and for settings that cannot be carried out.
+        """
+        name, format, auto = config.model.name, config.model.format, config.backend == AUTO_BACKEND
+        device, page_size = _device(config.model.device), config.cache.page_size
+        backends = resolve_backends(config.backend, device.type)
+        source = _source(name, config.attention)
+        format.check(source.spec)
+        config.cache.check(len(source.spec.layers), page_size)
+        if config.batch_invariant:
+            backends = select_batch_invariant(backends, config.backend, source.spec, device.type)
+        else:
+            backends = select_for_model(backends, source.spec, auto, format)
+        with report_if_slow(f"loading the weights of {name}", report):
+            state = source.state(config.model.dtype, config.model.seed)
+            model = Transformer.from_state(source.spec, state, backends.blocks, format).to(device)
+        shapes, cache_dtype = model.cache_shapes(config.cache), config.cache_dtype(model.dtype)
+        if config.batch_invariant:
+            check_batch_invariant_cache(shapes, cache_dtype, model.dtype)
+            auto = False
+        backends = select_for_cache(backends, shapes, page_size, cache_dtype, model.dtype, auto)
+        if auto:
+            trying = f"trying which backend decodes {name} fastest here: compiled now, then remembered"
+            with report_if_slow(trying, report):
+                backends = autotune_backend(
+                    backends, model, page_size, config.compile, cache=config.cache, cache_dtype=cache_dtype
+                )
+            model.set_backend(backends.blocks)
+        with report_if_slow(f"laying out the weights of {name}", report):
+            backends = choose_weight_layout(model, backends, CacheLayout(shapes, page_size, cache_dtype), auto=auto)
+        if config.compile == "step" and backends.decode is not Backend.INDUCTOR:
+            why = f"{backends.reason}; compile: step has no effect, since {backends.decode} decodes"
+            backends = replace(backends, reason=why)
+        trim_heap()
+        return cls(model, source.tokenizer(), backends)
+
+
+def describe_model(name: str, attention: AttentionConfig | None = None) -> tuple[ModelSpec, str]:
+    """Return the spec of the model called `name` with its attention changed, and the dtype that `auto` means; reads no
+    weights."""
+    source = _source(name, attention or AttentionConfig())
+    stored = torch.bfloat16 if source.folder is None else stored_dtype(source.folder / "config.json")
+    return source.spec, str(stored).removeprefix("torch.")
+
+
+def _device(name: str) -> torch.device:
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise WorkbenchError(f"device {name!r} does not work here ({reason}); cpu always does") from None
+
+
+@dataclass(frozen=True)
+class _Source:
+    """The origin of a model: `spec` is the model to build, `trained` that of its folder, if there is one."""
+
+    spec: ModelSpec
+    attention: AttentionConfig
+    folder: Path | None = None
+    trained: ModelSpec | None = None
+
+    def state(self, dtype_name: str, seed: int) -> dict[str, Tensor]:
+        """Return the weights in a dtype by name; `auto` is the files' own, bfloat16 for shapes."""
+        dtype = None if dtype_name == "auto" else parse_dtype(dtype_name)
+        if self.folder is None or self.trained is None:
+            return random_weights(self.spec, dtype or torch.bfloat16, seed)
+        stored = load_weights(self.folder, self.trained, dtype or stored_dtype(self.folder / "config.json"))
+        return stored if self.attention.is_unchanged else change_attention(self.trained, stored, self.attention)[1]
+
+    def tokenizer(self) -> Tokenizer | None:
+        return None if self.folder is None else Tokenizer.from_folder(self.folder)
+
+
+def _source(name: str, attention: AttentionConfig) -> _Source:
+    if name.startswith(SHAPE_PREFIX):
+        return _Source(change_spec(shapes.named_shape(name.removeprefix(SHAPE_PREFIX)), attention), attention)
+    folder = _folder(name)
+    trained = families.read_spec(folder)
+    return _Source(change_spec(trained, attention), attention, folder, trained)
+
+
+def model_folder(name: str) -> Path | None:
+    """Return the folder that a model's name means; None for a shape."""
+    return None if name.startswith(SHAPE_PREFIX) else _folder(name)
+
+
+def _folder(name: str) -> Path:
+    folder = BUNDLED_MODELS.get(name, Path(name))
+    if not folder.is_dir():
+        known = ", ".join([*BUNDLED_MODELS, f"{SHAPE_PREFIX}NAME"])
+        raise WorkbenchError(f"no model {name!r}: not a folder here, nor one of {known}{nearest(name, BUNDLED_MODELS)}")
+    return folder
+
+
+def stored_dtype(config: Path) -> torch.dtype:
+    """Return the dtype in config.json, under its new name or its old one; float32 if there is none."""
+    fields = ConfigFields(read_object(config), str(config))
+    key = "torch_dtype" if fields.get("dtype") is None else "dtype"
+    name = fields.get(key)
+    if name is None:
+        return torch.float32
+    if not isinstance(name, str) or name.removeprefix("torch.") not in DTYPES:
+        raise fields.invalid(key, name, f"one of {', '.join(DTYPES)}; or choose what to load as with dtype=...")
+    return parse_dtype(name)
+
+
+def trim_heap() -> None:
+    """Return memory that was freed but kept for later (glibc's malloc_trim; elsewhere nothing happens).
+
+    Creating or converting weights leaves a hundred megabytes of freed pieces that decode never asks for again.
+    """
+    try:
+        release = ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError, TypeError):  # not glibc
+        return
+    release(0)

@@ -1,0 +1,100 @@
+"""Build the speculator that a config asks for, with its draft model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from workbench.engine.cache import KVCache
+from workbench.engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from workbench.errors import WorkbenchError
+from workbench.executors.base import Executor, MlirExecutor
+from workbench.model.spec import ModelSpec
+from workbench.model.transformer import Transformer
+from workbench.prompt.tokenizer import Tokenizer
+from workbench.speculative.config import DraftModel, NoSpeculation
+from workbench.speculative.draft_model import CompiledDraftSteps, DraftModelProposer
+from workbench.speculative.proposers import PromptLookupProposer, Proposer, Speculator
+
+
+class DraftRunner(Protocol):
+    """The parts of a runner that a draft model needs."""
+
+    config: EngineConfig
+    model: Transformer
+    tokenizer: Tokenizer | None
+    kv_cache: KVCache
+    executor: Any
+
+
+def build_speculator(
+    config: EngineConfig, spec: ModelSpec, tokenizer: Tokenizer | None, load: Callable[[EngineConfig], DraftRunner]
+) -> Speculator | None:
+    """Build the speculator of `config.speculate` for a model of `spec`; None without speculation.
+
+    Args:
+        load: loads the runner of a draft model.
+
+    Raises:
+        WorkbenchError: for a draft model with other tokens than the target's.
+    """
+    settings = config.speculate
+    proposer: Proposer
+    if isinstance(settings, NoSpeculation):
+        return None
+    if isinstance(settings, DraftModel):
+        draft = load(draft_config(config, settings))
+        check_same_vocabulary(settings.model, draft.tokenizer, draft.model.spec, tokenizer, spec)
+        proposer = DraftModelProposer(
+            draft.model.spec, draft.executor, draft.kv_cache.manager, draft.config.schedule.limits.max_prefill_tokens,
+            common_random_numbers=settings.accept == "match", confidence_threshold=settings.confidence_threshold,
+            multi_step=_multi_step(draft.executor, draft, settings),
+        )  # fmt: skip
+    else:
+        proposer = PromptLookupProposer(settings.min_ngram, settings.max_ngram)
+    return Speculator(
+        proposer, settings.num_speculative_tokens, spec.max_position_embeddings, settings.length, settings.accept
+    )
+
+
+def draft_config(config: EngineConfig, settings: DraftModel) -> EngineConfig:
+    """Return the config of a draft model: on the target's device, for as many sequences, in pages as large."""
+    schedule = config.schedule
+    return EngineConfig(
+        model=ModelConfig(
+            name=settings.model, dtype=settings.dtype, device=config.model.device, seed=config.model.seed
+        ),
+        backend=settings.backend or config.backend,
+        compile=config.compile,
+        cache=CacheConfig(page_size=config.cache.page_size),
+        schedule=SchedulerConfig(
+            max_num_seqs=schedule.max_num_seqs, max_num_batched_tokens=schedule.max_num_batched_tokens
+        ),
+    )
+
+
+def _multi_step(executor: Executor, draft: DraftRunner, settings: DraftModel) -> CompiledDraftSteps | None:
+    """Return a call that drafts several tokens, if the draft model decodes by compiled steps; None otherwise."""
+    store = draft.kv_cache.store
+    if not isinstance(executor, MlirExecutor) or CompiledDraftSteps.unsupported_reason(draft.model, store):
+        return None
+    return CompiledDraftSteps(draft.model, store, settings.num_speculative_tokens + 1, settings.confidence_threshold)
+
+
+def check_same_vocabulary(
+    name: str, draft: Tokenizer | None, draft_spec: ModelSpec, target: Tokenizer | None, spec: ModelSpec
+) -> None:
+    """Refuse a draft model whose ids mean other tokens than the target's (WorkbenchError)."""
+    refused = f"speculate.model {name}: a draft must have the target's tokenizer"
+    if draft_spec.vocab_size != spec.vocab_size:
+        raise WorkbenchError(
+            f"{refused}; its vocabulary has {draft_spec.vocab_size} tokens, {spec.name}'s {spec.vocab_size}"
+        )
+    if draft is None or target is None:
+        if draft is not target:
+            raise WorkbenchError(f"{refused}; {'it' if draft is None else spec.name} has none at all")
+        return
+    for token in range(max(draft.vocab_size, target.vocab_size)):
+        ours, theirs = (each.id_to_token(token) if token < each.vocab_size else "" for each in (target, draft))
+        if ours != theirs:
+            raise WorkbenchError(f"{refused}; token {token} is {theirs!r} there and {ours!r} in {spec.name}")
