@@ -115,7 +115,7 @@ def test_a_trained_model_with_fewer_groups_and_another_position_still_runs() -> 
         attention={"num_kv_heads": "multi_query", "sliding_window": 32, "num_sink_tokens": 4},
     )
     spec: ModelSpec = runner.model.spec
-    kinds = {kind.attention for kind in spec.layers}
+    kinds = [kind.attention for kind in spec.layers]
     assert {(kind.num_kv_heads, kind.sliding_window, kind.num_sink_tokens) for kind in kinds} == {(1, 32, 4)}
     assert runner.tokenizer is not None
     ids = runner.tokenizer.encode("def fibonacci(n):\n    return")

@@ -136,13 +136,13 @@ class EngineConfig(Settings):
         return self
 
     @classmethod
-    def build(cls, model: str | Path = "demo", **settings: Any) -> Self:
+    def build(cls, model: str | Path | Mapping[str, Any] = "demo", **settings: Any) -> Self:
         """Build the config of `model` from sections, and from settings by their own names (`FLAT_NAMES`).
 
         Raises:
             WorkbenchError: with the path of each setting that is unknown or wrong.
         """
-        values: dict[str, Any] = {"model": {"name": str(model)}}
+        values: dict[str, Any] = {"model": _expand(ModelConfig, model)}
         flat = []
         for name, value in settings.items():
             if name in cls.model_fields:

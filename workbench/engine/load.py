@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from workbench.trace.events import Event
 
 
 def load(
-    model: str | Path = "demo",
+    model: str | Path | Mapping[str, Any] = "demo",
     *,
     listener: Callable[[Event], None] | None = None,
     report: Callable[[str], None] = to_stderr,
@@ -32,7 +32,7 @@ def load(
             print(event.text, end="")
 
     Args:
-        model: a folder, `demo`, `demo-draft`, or `shape:NAME` with random weights.
+        model: a folder, `demo`, `demo-draft`, or `shape:NAME` with random weights; or the settings of a `model:` section.
         listener: receives every event of the runner.
         report: receives a line on each slow part of loading.
         clock: returns seconds.

@@ -1,0 +1,190 @@
+"""`EngineConfig`: every setting of it reaches the engine, by its own name and within its section."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from workbench.engine.config import FLAT_NAMES, SECTIONS, EngineConfig
+from workbench.engine.load import load
+from workbench.engine.loaded_model import LoadedModel
+from workbench.engine.runner import Runner, generate
+from workbench.errors import WorkbenchError
+from workbench.request import Request, SamplingParameters
+from workbench.scheduler.policies import FCFS
+from workbench.settings import non_default_settings
+
+HERE = Path(__file__).with_name("tiny.py")
+INT4_CACHE = {"cache.format": "int4", "cache.quant_group": 16, "cache.columns": 8, "cache.residual_length": 16}
+SHARED = {"attention.pattern": ["window", "full"], "attention.sliding_window": 8}
+SOFT = {**SHARED, "attention.pattern": ["window", "soft"], "attention.kinds": {"soft": {"softcap": 3.0}}}
+# Each setting, a value that is not its default, and the settings beside which it has an effect.
+CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "model.name": ("demo-draft", {}),
+    "model.dtype": ("float32", {}),
+    "model.weights": ("int8", {}),
+    "model.head_weights": ("int8", {}),
+    "model.weight_group": (32, {"model.weights": "int4"}),
+    "model.activations": ("int8", {"model.weights": "int8"}),
+    "model.device": ("cuda:77", {}),
+    "model.seed": (1, {}),
+    "backend": ("inductor", {}),
+    "compile": ("step", {}),
+    "batch_invariant": (True, {"backend": "mlir"}),
+    "attention.num_kv_heads": ("multi_query", {}),
+    "attention.num_heads": (8, {}),
+    "attention.head_dim": (32, {}),
+    "attention.sliding_window": (8, {}),
+    "attention.num_sink_tokens": (2, {"attention.sliding_window": 8}),
+    "attention.softcap": (20.0, {}),
+    "attention.scale": (0.5, {}),
+    "attention.qk_norm": (True, {}),
+    "attention.position": ("alibi", {}),
+    "attention.rotary": ({"rope_theta": 50.0}, {}),
+    "attention.sink_logits": (True, {}),
+    "attention.mask": (f"{HERE}:even", {}),
+    "attention.score": (f"{HERE}:farther", {}),
+    "attention.module": ("workbench.model.attention:Attention", {}),
+    "attention.regroup": ("first", {"model.name": "demo", "attention.num_kv_heads": 1}),
+    "attention.pattern": (["full", "window"], SHARED),
+    "attention.kinds": ({"soft": {"softcap": 9.0}}, SOFT),
+    "attention.layers": ({1: {"softcap": 9.0}}, {}),
+    "cache.format": ("int8", {}),
+    "cache.keys": ("int8", {}),
+    "cache.values": ("int8", {}),
+    "cache.quant_group": (32, {"cache.format": "int8"}),
+    "cache.columns": (8, {"cache.format": "int8"}),
+    "cache.residual_length": (128, {"cache.format": "int8"}),
+    "cache.num_sink_tokens": (4, {"cache.format": "int8"}),
+    "cache.rotate": (True, {"cache.format": "int8"}),
+    "cache.dtype": ("float32", {}),
+    "cache.layers": ({1: {"format": "int8"}}, {}),
+    "cache.page_size": (32, {}),
+    "cache.pages": (9, {}),
+    "cache.prefix": ("radix", {}),
+    "cache.offload": ("memory", {}),
+    "cache.evict": ({"kind": "snapkv", "budget": 64}, {}),
+    "schedule.kind": ("static", {}),
+    "schedule.policy": ("fair", {}),
+    "schedule.max_num_seqs": (3, {}),
+    "schedule.max_num_batched_tokens": (100, {}),
+    "schedule.chunked_prefill": (False, {}),
+    "schedule.chunk_tokens": (64, {}),
+    "schedule.preemption_mode": ("recompute", {"cache.offload": "memory"}),
+    "schedule.overflow": ("cut_oldest", {}),
+    "speculate": ("prompt_lookup", {}),
+}
+
+
+def settings(model: type[BaseModel], path: str = "") -> Iterator[str]:
+    """Every setting of a config, by path; a section's settings each."""
+    for name, field in model.model_fields.items():
+        inner = field.annotation
+        is_section = isinstance(inner, type) and issubclass(inner, BaseModel)
+        yield from settings(inner, f"{path}{name}.") if is_section else (f"{path}{name}",)
+
+
+def config_of(changes: dict[str, Any]) -> EngineConfig:
+    values: dict[str, Any] = {}
+    for path, value in changes.items():
+        *parents, last = path.split(".")
+        place = values
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[last] = value
+    return EngineConfig.model_validate(values)
+
+
+def engine_of(config: EngineConfig) -> dict[str, Any] | str:
+    """What a runner of `config` is made of, read from its parts; the refusal, where there is none."""
+    try:
+        runner = Runner(config, report=lambda line: None)
+    except WorkbenchError as error:
+        return str(error)
+    model, manager = runner.model, runner.kv_cache.manager
+    context = model.spec.max_position_embeddings
+    too_long = Request("a", (1,) * context, SamplingParameters(max_tokens=1), prompt=None)
+    ends = {} if runner.backends.decode != "eager" else generate(runner, [too_long])
+    return {
+        "spec": model.spec,
+        "weights": {name: (each.dtype, each.double().sum().item()) for name, each in model.state_dict().items()},
+        "format": (model.format, model.device),
+        "backends": (str(runner.backends), runner.backends.reason, type(runner.executor).__name__),
+        "store": (runner.store.specs, runner.store.dtype, runner.store.page_size, runner.store.bytes),
+        "pools": [(pool.num_pages, pool.page_size) for pool in runner.scheduler.pools],
+        "reuse": (type(manager.prefix_cache), runner.kv_cache.cpu_store is None, vars(manager).get("budget")),
+        "swaps": [value for name, value in sorted(vars(manager).items()) if isinstance(value, bool)],
+        "evictor": None if runner.kv_cache.evictor is None else runner.kv_cache.evictor.policy,
+        "scheduler": (runner.scheduler.limits, repr(runner.scheduler.policy), type(runner.scheduler.policy)),
+        "speculator": repr(runner.speculator),
+        "too long": [end.reason for end in ends.values()],
+    }
+
+
+def test_there_is_a_change_for_every_setting() -> None:
+    assert set(CHANGES) == set(settings(EngineConfig))
+
+
+@pytest.mark.parametrize("path", CHANGES)
+def test_a_setting_reaches_the_engine(path: str) -> None:
+    value, beside = CHANGES[path]
+    base = {"model.name": "shape:tiny", "backend": "eager", "cache.pages": 40, **beside}
+    before, after = engine_of(config_of(base)), engine_of(config_of({**base, path: value}))
+    assert isinstance(before, dict), f"refused without {path}: {before}"
+    assert before != after
+    if isinstance(after, str):
+        assert path in ("model.device", "attention.module"), f"refused: {after}"
+
+
+def test_the_default_is_what_load_takes_without_settings() -> None:
+    assert EngineConfig.build() == EngineConfig()
+    assert EngineConfig.build("demo", dtype=torch.float32, attention=None, speculate=None).model.dtype == "float32"
+
+
+@given(st.dictionaries(st.sampled_from(sorted(FLAT_NAMES)), st.none(), min_size=1))
+def test_a_flat_name_means_the_setting_of_its_section(names: dict[str, None]) -> None:
+    flat = {name: CHANGES[f"{FLAT_NAMES[name]}.{name}"] for name in names}
+    nested: dict[str, Any] = {"weights": "int8"} if "activations" in flat else {}
+    given_flat = {name: value for name, (value, _) in flat.items()} | nested
+    if {"chunk_tokens", "chunked_prefill"} <= set(flat):
+        del given_flat["chunk_tokens"]
+    sections: dict[str, Any] = {}
+    for name, value in given_flat.items():
+        sections.setdefault(FLAT_NAMES[name], {})[name] = value
+    assert EngineConfig.build("demo", **given_flat) == EngineConfig.model_validate(sections)
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_a_section_alone_is_its_main_setting(section: str) -> None:
+    main = SECTIONS[section].main_setting
+    value = CHANGES[f"{section}.{main}"][0]
+    assert EngineConfig.model_validate({section: value}) == EngineConfig.model_validate({section: {main: value}})
+    assert list(non_default_settings(EngineConfig.model_validate({section: value}))) == [(f"{section}.{main}", value)]
+
+
+def test_a_policy_may_be_an_object_of_ones_own() -> None:
+    class Mine(FCFS):
+        """First come, first served, again."""
+
+    class Rude:
+        steady = False
+
+        def __call__(self, state: Any) -> Any:
+            return FCFS()(state)
+
+    for policy in (Mine(), Rude, Rude()):
+        runner = load("shape:tiny", backend="eager", policy=policy, pages=4)
+        assert isinstance(runner.scheduler.policy, Mine if isinstance(policy, Mine) else Rude)
+
+
+def test_a_model_put_together_by_hand_has_its_own_backend() -> None:
+    model = load("shape:tiny", backend="eager").model
+    runner = Runner(EngineConfig.build(pages=4), LoadedModel.given(model))
+    assert runner.model is model and str(runner.backends) == "eager" and not runner.is_from_config
