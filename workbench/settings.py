@@ -11,7 +11,7 @@ import tokenize
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from workbench.errors import WorkbenchError
 
@@ -20,8 +20,10 @@ Seed = Annotated[int, Field(ge=0)]
 Fraction01 = Annotated[float, Field(ge=0, le=1)]
 
 
-class Settings(BaseModel, frozen=True, extra="forbid"):
+class Settings(BaseModel):
     """A frozen value that refuses unknown keys. Its `repr` leaves out defaults: shorter, and read back the same."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         known = type(self).model_fields
