@@ -49,7 +49,7 @@ def heard_by(runner: Runner, also: Callable[[Event], None] = lambda event: None)
         heard.append(event)
         also(event)
 
-    runner.telemetry.listener = listener
+    runner.set_listener(listener)
     return heard
 
 

@@ -138,7 +138,7 @@ def test_a_listener_cancels_what_it_is_told_of(kind: str, n: int) -> None:
         if event.kind == kind and event.request_id != "r0":
             runner.cancel(event.request_id)
 
-    runner.telemetry.listener = heard
+    runner.set_listener(heard)
     done = generate(runner, asked)
     assert any(end.reason == "cancelled" for end in done.values())
     for name, end in done.items():
@@ -166,13 +166,14 @@ def test_a_policy_that_raises_ends_nobody() -> None:
         if isinstance(event, Finished):
             ends[event.request_id] = event
 
-    runner.telemetry.listener = heard
+    runner.set_listener(heard)
     runner.step()
-    right, runner.scheduler.policy = runner.scheduler.policy, broken
+    right = runner.scheduler.policy
+    runner.scheduler.set_policy(broken)
     for _ in range(2):
         with pytest.raises(WorkbenchError, match="policy .*broken: raised KeyError: 'oh'; nothing was planned"):
             runner.step()
-    runner.scheduler.policy = right
+    runner.scheduler.set_policy(right)
     while runner.has_unfinished_requests:
         runner.step()
     assert {name: event.token_ids for name, event in ends.items()} == alone

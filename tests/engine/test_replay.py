@@ -114,7 +114,7 @@ def record(traffic: Traffic, clock: Clock) -> Recorder:
         if len(recorder.events) in traffic.cancels and event.request_id:
             runner.cancel(event.request_id)
 
-    runner.telemetry.listener = note
+    runner.set_listener(note)
     for number, event in enumerate(runner.stream(traffic.requests())):
         if number in traffic.cancels and event.request_id:  # between two steps
             runner.cancel(event.request_id)
@@ -123,7 +123,7 @@ def record(traffic: Traffic, clock: Clock) -> Recorder:
 
 def again(traffic: Traffic, script: StepScript, clock: Clock, **changes: Any) -> Recorder:
     recorder, runner = Recorder(), traffic.runner(clock, **changes)
-    runner.telemetry.listener = recorder.record
+    runner.set_listener(recorder.record)
     for _ in replay(runner, traffic.requests(), script):
         pass
     assert runner.scheduler.pages_in_use == 0 and not isinstance(runner.scheduler.policy, RecordedPolicy)
@@ -201,7 +201,7 @@ def test_a_cancelling_listener_is_heard_in_the_midst_of_a_step() -> None:
         if isinstance(event, Decoded) and (event.request_id, event.index) == ("r0", 2):
             runner.cancel("r1")
 
-    runner.telemetry.listener = note
+    runner.set_listener(note)
     list(runner.stream(traffic.requests()))
     told = [event.index for event in before.events if isinstance(event, Decoded) and event.request_id == "r1"]
     after = again(traffic, StepScript.from_recorder(before), Clock(2, 0.3))
@@ -220,7 +220,7 @@ def test_logits_are_the_same_bit_for_bit() -> None:
     recorder = Recorder()
 
     def first(runner: Runner) -> None:
-        runner.telemetry.listener = recorder.record
+        runner.set_listener(recorder.record)
         list(runner.stream(busy().requests()))
 
     before = rows(first, Clock(1, 0.2))

@@ -39,7 +39,8 @@ def play(demo: Runner) -> Iterator[Playground]:
     yield play
     play.close()
     play.wait()
-    demo.owner, demo.telemetry.listener = None, None
+    demo.set_owner(None)
+    demo.set_listener(None)
 
 
 def texts(picture: str) -> str:

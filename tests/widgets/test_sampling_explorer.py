@@ -41,7 +41,8 @@ def runner() -> Iterator[Runner]:
     runner = load("demo", backend="eager")
     yield runner
     RunnerThread.attach(runner).stop()
-    runner.owner, runner.telemetry.listener = None, None
+    runner.set_owner(None)
+    runner.set_listener(None)
 
 
 @pytest.fixture(scope="module")

@@ -152,14 +152,16 @@ class _Replay:
             self._note(event)
 
         try:
-            runner.scheduler.policy, runner.telemetry.listener = self.policy, note
+            runner.scheduler.set_policy(self.policy)
+            runner.set_listener(note)
             if index is not None:
-                index.clock = lambda: self._time
+                index.set_clock(lambda: self._time)
             yield
         finally:
-            runner.scheduler.policy, runner.telemetry.listener = policy, listener
+            runner.scheduler.set_policy(policy)
+            runner.set_listener(listener)
             if index is not None:
-                index.clock = clock
+                index.set_clock(clock)
 
 
 def _since(recorder: Recorder, place: int) -> Recorder:

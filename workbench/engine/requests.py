@@ -59,6 +59,10 @@ class RequestTracker:
         self._submitted = 0
         self.to_cancel: deque[str] = deque()  # request ids to cancel; any thread may append
 
+    def set_sampler(self, sampler: Sampler) -> None:
+        """Sample by `sampler` from the next step on."""
+        self.sampler = sampler
+
     def submit(self, request: Request, queue: deque[Event], arrival: float | None) -> int:
         """Queue `request`, or finish it at once; return the number of Finished events to expect: one per sample."""
         now = self.clock()

@@ -336,6 +336,10 @@ class Runner(Displayable):
         if queue is not None:
             queue.append(stepped)
 
+    def set_owner(self, owner: RunnerOwner | None) -> None:
+        """Let `owner` submit requests and run steps, and nobody else; None ends that."""
+        self.owner = owner
+
     def set_executor(self, executor: Executor) -> None:
         """Compute steps by `executor` from now on."""
         self.executor = executor

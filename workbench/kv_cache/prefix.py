@@ -80,6 +80,10 @@ class RadixCache:
         self._paths: dict[int, RadixPath] = {}
         self._entered: dict[int, dict[tuple[RadixNode, int], None]] = {}  # inserted by each unfinished sequence
 
+    def set_clock(self, clock: Callable[[], float]) -> None:
+        """Read the time of last uses from `clock` from now on."""
+        self.clock = clock
+
     @property
     def num_pages(self) -> int:
         """Return the number of pages that it references, shared ones included."""

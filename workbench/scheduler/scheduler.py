@@ -60,7 +60,6 @@ class Scheduler:
         self.kv_cache_manager = kv_cache_manager
         self.limits = limits
         self.max_model_len = max_model_len
-        self.policy: SchedulingPolicy = policy or FCFS()
         self.running: list[Sequence] = []
         self.tenant_counters = TenantCounters()
         self._views = RequestViews(kv_cache_manager, limits, self.tenant_counters)
@@ -72,11 +71,13 @@ class Scheduler:
         self._named: list[Sequence] = []  # running sequences when `_one_each` was made
         self._late = False  # whether the oldest of them was starving then
         self._one_each: tuple[tuple[str, int], ...] = ()
+        self.set_policy(policy or FCFS())
+
+    def set_policy(self, policy: SchedulingPolicy) -> None:
+        """Decide by `policy` from the next step on."""
+        self.policy = policy
         # A subclass of a built-in policy may decide anything, so it is called.
-        mine = self.policy
-        self._in_parts: BuiltInPolicy | None = (
-            mine if isinstance(mine, BuiltInPolicy) and type(mine) in IN_PARTS else None
-        )
+        self._in_parts = policy if isinstance(policy, BuiltInPolicy) and type(policy) in IN_PARTS else None
 
     @property
     def waiting(self) -> list[Sequence]:

@@ -101,7 +101,7 @@ class ScheduleHarness:
     @classmethod
     def of(cls, scenario: PolicyScenario, policy: SchedulingPolicy) -> ScheduleHarness:
         played = cls(scenario.scheduler(policy), policy)
-        played.scheduler.policy = played  # asked before every step, for it does not declare itself steady
+        played.scheduler.set_policy(played)  # asked before every step, for it does not declare itself steady
         return played
 
     @property

@@ -56,7 +56,7 @@ class RunnerThread:
         heard = runner.telemetry.listener
         self._listeners = [heard] if heard is not None else []
         runner.set_listener(self._on_event)
-        runner.owner = self
+        runner.set_owner(self)
 
     @classmethod
     def attach(cls, runner: Runner) -> RunnerThread:

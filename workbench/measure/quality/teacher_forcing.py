@@ -120,12 +120,16 @@ class _ForcedSampler:
 @contextmanager
 def _replaced(runner: Runner, executor: Any, sampler: Any) -> Iterator[None]:
     """Replace the runner's executor and sampler and disable drafting; restore all of them at the end."""
-    own = runner.executor, runner.tracker.sampler, runner.speculator
-    runner.executor, runner.tracker.sampler, runner.speculator = executor, sampler, None
+    own_executor, own_sampler, own_speculator = runner.executor, runner.tracker.sampler, runner.speculator
+    runner.set_speculator(None)
+    runner.set_executor(executor)
+    runner.tracker.set_sampler(sampler)
     try:
         yield
     finally:
-        runner.executor, runner.tracker.sampler, runner.speculator = own
+        runner.set_executor(own_executor)
+        runner.tracker.set_sampler(own_sampler)
+        runner.set_speculator(own_speculator)
 
 
 @dataclass
