@@ -103,7 +103,7 @@ def test_speculation_is_told_and_changes_no_greedy_text(capsys: pytest.CaptureFi
         told = found["metrics"]["speculation"]
         if how != "prompt_lookup":  # which may find nothing to propose
             most = len(told["acceptance_by_position"])
-            assert told["checks"] and (most <= 4 if how == stops else most == (2 if "2" in how else 4))
+            assert told["verifications"] and (most <= 4 if how == stops else most == (2 if "2" in how else 4))
 
 
 def test_a_stop_string_ends_the_text_before_it(capsys: pytest.CaptureFixture[str]) -> None:

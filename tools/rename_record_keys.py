@@ -51,6 +51,9 @@ RENAMED: dict[str, str] = {
     "planned": "scheduled",
     "refused_wish": "refused_decision",
     "note_seconds": "telemetry_seconds",
+    "note_s": "telemetry_s",
+    "instruments_share_of_decode": "telemetry_share_of_decode",
+    "checks": "verifications",
 }
 
 # The same inside of a model's `spec`, of `attention` and of `cache` alone: elsewhere these words are other names.

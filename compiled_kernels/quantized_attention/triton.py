@@ -55,7 +55,7 @@ def plan(
     walk = {
         "q": q, "residual_keys": residual_keys, "residual_values": residual_values, "quantized_table": quantized_table,
         "residual_table": residual_table, "context_lengths": context_lengths,
-        "packed_stride": quantized_table.stride(0), "recent_stride": residual_table.stride(0),
+        "quantized_stride": quantized_table.stride(0), "recent_stride": residual_table.stride(0),
         "q_token": q.stride(0), "q_head": q.stride(1), "q_dim": q.stride(2),
         "recent_page": residual_keys.stride(0), "recent_group": residual_keys.stride(1),
         **_pages("key", keys), **_pages("value", values),

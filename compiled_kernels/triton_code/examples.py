@@ -97,7 +97,7 @@ def attention() -> Examples:
     }
 
 
-def packed_attention() -> Examples:
+def quantized_attention() -> Examples:
     from compiled_kernels.quantized_attention.quantize import QuantFormat, QuantizedTensor, storage_shapes
     from compiled_kernels.quantized_attention.triton import plan
 
@@ -172,6 +172,6 @@ EXAMPLES: dict[str, Callable[[], Examples]] = {
     "linear_int4": int4,
     "kv_write": kv_write,
     "paged_attention": attention,
-    "quantized_attention": packed_attention,
+    "quantized_attention": quantized_attention,
     "top_logprobs": top,
 }

@@ -33,11 +33,11 @@ def update_softmax_tile(
     return update_softmax(sums, peak, total, scores, operand(v, dtype), dtype)
 
 
-@triton.jit(do_not_specialize=["seqs", "packed_stride", "recent_stride", "splits", "window", "sinks"])
+@triton.jit(do_not_specialize=["seqs", "quantized_stride", "recent_stride", "splits", "window", "sinks"])
 def attend_quantized(
     q, key_codes, key_scales, key_minima, value_codes, value_scales, value_minima, residual_keys, residual_values,
     quantized_table, residual_table, span_starts, context_lengths, sink_logits, out, parts, logs,
-    seqs, packed_stride, recent_stride, heads, dim, splits, q_token, q_head, q_dim,
+    seqs, quantized_stride, recent_stride, heads, dim, splits, q_token, q_head, q_dim,
     key_page, key_group, key_scale_page, key_scale_group,
     value_page, value_group, value_scale_page, value_scale_group, recent_page, recent_group,
     scale, softcap, window, sinks,
@@ -66,7 +66,7 @@ def attend_quantized(
     q_at = (line * q_token + head * q_head)[:, None] + (column * q_dim)[None, :]
     queries = tl.load(q + q_at, mask=used[:, None] & (column < dim)[None, :], other=0.0)
 
-    # Tiles in the order of the walk: `front` residual ones, `packed` ones from `begin` on, and residual ones last.
+    # Tiles in the order of the walk: `front` residual ones, `quantized` ones from `begin` on, and residual ones last.
     settled = quantized_until(positions + 1, LAG, RUN)
     settled_last = quantized_until(last + 1, LAG, RUN)
     left = 0  # what no query of this program sees any more ends here
@@ -74,9 +74,9 @@ def attend_quantized(
         left = tl.maximum(first - window + 1, 0)
     front = tl.minimum((FIRST + STEP - 1) // STEP, last // STEP + 1)
     begin = tl.maximum(left, FIRST) // STEP
-    packed = tl.maximum((settled_last + STEP - 1) // STEP - begin, 0)
+    quantized = tl.maximum((settled_last + STEP - 1) // STEP - begin, 0)
     tail = tl.maximum(front, tl.maximum(quantized_until(first + 1, LAG, RUN), left) // STEP)
-    steps = front + packed + last // STEP + 1 - tail
+    steps = front + quantized + last // STEP + 1 - tail
     each = (steps + splits - 1) // splits
     step = split * each
     stop = tl.minimum(step + each, steps)
@@ -85,11 +85,11 @@ def attend_quantized(
     peak = tl.full([ROWS], -float("inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     offset = tl.arange(0, TILE)  # a tile is STEP positions, filled up where pages are smaller than a product's tile
-    for i in range(tl.maximum(step, front), tl.minimum(stop, front + packed)):
+    for i in range(tl.maximum(step, front), tl.minimum(stop, front + quantized)):
         at = (i - front + begin) * STEP
         key = at + offset
         wanted = (offset < STEP) & (key >= FIRST) & (key >= left) & (key < settled_last)
-        page = tl.load(quantized_table + seq.to(tl.int64) * packed_stride + at // SIZE).to(tl.int64)
+        page = tl.load(quantized_table + seq.to(tl.int64) * quantized_stride + at // SIZE).to(tl.int64)
         k = key_tile(
             key_codes, key_scales, key_minima, page, group, at % SIZE, wanted, key_page, key_group,
             key_scale_page, key_scale_group, dim, TILE, SIZE, DIM, KEYS, RUN,
@@ -105,9 +105,9 @@ def attend_quantized(
             sums, peak, total, queries, k, v, allowed, scale, softcap, q.dtype.element_ty, SOFTCAP
         )
     early = tl.maximum(tl.minimum(stop, front) - step, 0)
-    late = tl.maximum(step, front + packed)
+    late = tl.maximum(step, front + quantized)
     for i in range(0, early + tl.maximum(stop - late, 0)):
-        tile = tl.where(i < early, step + i, late - front - packed + tail + i - early)
+        tile = tl.where(i < early, step + i, late - front - quantized + tail + i - early)
         key = tile * STEP + offset
         page = tl.load(residual_table + seq.to(tl.int64) * recent_stride + tile * STEP // SIZE).to(tl.int64)
         allowed = (key[None, :] >= settled[:, None]) | (key < FIRST)[None, :]

@@ -427,7 +427,7 @@ UNNAMED = "not named"
 
 CLAIMS = (
     _figure_claim(
-        "told-prefill-times",
+        "stated-prefill-times",
         "Prefill of 1,000 tokens takes 200 to 400 ms, or 50 ms; of 10,000 tokens 500 ms, of 100,000 5 s",
         (
             ClaimSource(UNNAMED, "200 to 400 ms for 1,000 tokens"),
@@ -440,7 +440,7 @@ CLAIMS = (
         "50 ms and 200 ms are further apart than the 2.5 times between a bound and what a good engine takes",
     ),
     _figure_claim(
-        "told-token-times",
+        "stated-token-times",
         "An output token takes 40 to 80 ms, or 20 to 30 ms, or 5 to 20 ms",
         tuple(ClaimSource(UNNAMED, figure.name) for figure in DECODE),
         decodes,
@@ -449,7 +449,7 @@ CLAIMS = (
         lambda: decodes([ServedModel("llama-3.1-70b", hardware="b200")]),
     ),
     _figure_claim(
-        "told-bytes-read",
+        "stated-bytes-read",
         "30 to 200 GB are read for each output token",
         (ClaimSource(UNNAMED, "30 to 200 GB a token"),),
         reads,
@@ -459,7 +459,7 @@ CLAIMS = (
         machine="any (counted)",
     ),
     _figure_claim(
-        "told-savings",
+        "stated-savings",
         "A known beginning of the prompt saves 70 to 90%",
         (ClaimSource(UNNAMED, "70 to 90% saved; of what, the ledger's row does not say"),),
         savings,
@@ -469,7 +469,7 @@ CLAIMS = (
         machine="rooflines of h100, and the sources' prices",
     ),
     _figure_claim(
-        "told-small-models",
+        "stated-small-models",
         "Small models are 2 to 3 times as fast",
         (ClaimSource(UNNAMED, "2 to 3 times"),),
         small_models,
@@ -479,7 +479,7 @@ CLAIMS = (
         machine="rooflines of h100, a100, b200",
     ),
     _figure_claim(
-        "told-widths",
+        "stated-widths",
         "A large model is 12,288 wide and has 96 layers",
         (ClaimSource(UNNAMED, "12,288 wide, 96 layers"),),
         widths,

@@ -123,13 +123,13 @@ def test_constants_of_every_form(line: str, wanted: str) -> None:
     assert constants_by_bits(line) == wanted
 
 
-MOST_FLOPS = 1_000_000  # so that an emulated case takes about a second
+MAX_FLOPS = 1_000_000  # so that an emulated case takes about a second
 # Rows beyond a tile, ragged contexts, windows, spans of several tokens; in bfloat16, which AArch64 rounds by integers.
 RUN = [
     (operator, case)
     for operator in ("linear", "linear_int8", "linear_int4", "kv_write", "paged_attention", "quantized_attention")
     for case in suite_of(operator).cases
-    if case.arguments["dtype"] is torch.bfloat16 and not case.timed and case.cost.flops < MOST_FLOPS
+    if case.arguments["dtype"] is torch.bfloat16 and not case.timed and case.cost.flops < MAX_FLOPS
     if not case.arguments.get("panels") and known_gap(operator, Backend.MLIR, case.name) is None
 ]
 

@@ -28,7 +28,7 @@ DTYPES = st.sampled_from([torch.float32, torch.bfloat16])
 # Widths of each kind of word: whole vectors of bytes, of pairs, of neither, and blocks of a panel.
 WIDTHS = {False: [1, 24, 33, 64, 96], True: [8, 64, 72, 352]}
 OUTS = {False: [1, 12], True: [64, 192]}
-MOST_ROWS = 14
+MAX_ROWS = 14
 
 
 @st.composite
@@ -36,7 +36,7 @@ def operands(draw: st.DrawFn, panels: bool) -> tuple[Tensor, Tensor, Tensor, Ten
     """x of rows of any size, some of zeros, some of one number; weights of which some rows are as large as can be."""
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     width, out = draw(st.sampled_from(WIDTHS[panels])), draw(st.sampled_from(OUTS[panels]))
-    sizes = draw(st.lists(st.sampled_from([0.0, 1e-42, 1e-30, 1.0, 1e30]), min_size=1, max_size=MOST_ROWS))
+    sizes = draw(st.lists(st.sampled_from([0.0, 1e-42, 1e-30, 1.0, 1e30]), min_size=1, max_size=MAX_ROWS))
     x = torch.randn(len(sizes), width, generator=generator) * torch.tensor(sizes)[:, None]
     if draw(st.booleans()):
         x[0] = draw(st.sampled_from([-127.0, 0.5, 3.0]))

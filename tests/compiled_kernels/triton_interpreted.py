@@ -32,7 +32,7 @@ from tests.thorough import THOROUGH, tries
 
 __all__ = ["set_up_once_a_launch"]  # a fixture
 MINE = [name for name, suite in SUITES.items() if not known_gap(name, Backend.TRITON, suite.cases[0].name)]
-MOST_WORK = 2_000_000 if THOROUGH else 500_000  # of a case that is tried here; `workbench kernels check` tries them all
+MAX_WORK = 2_000_000 if THOROUGH else 500_000  # of a case that is tried here; `workbench kernels check` tries them all
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +69,7 @@ def test_any_shape_agrees_with_float64(operator: str, data: st.DataObject) -> No
 @pytest.mark.parametrize("operator", MINE)
 def test_cases_agree_with_float64(operator: str) -> None:
     suite = SUITES[operator]
-    small = [case for case in suite.cases if max(case.cost.bytes, case.cost.flops) < MOST_WORK]
+    small = [case for case in suite.cases if max(case.cost.bytes, case.cost.flops) < MAX_WORK]
     assert small
     for case in small:
         if known_gap(operator, Backend.TRITON, case.name):

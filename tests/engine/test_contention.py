@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from compiled_kernels.backends import Backend, backend_problems
 from workbench.engine.load import load
-from workbench.executors.contention import MOST_SECONDS, SLOW_STEPS, SLOWER, Contention, StepThreads, after_step
+from workbench.executors.contention import MAX_SECONDS, SLOW_STEPS, SLOWER, Contention, StepThreads, after_step
 from workbench.executors.mlir import MlirStep
 from workbench.executors.reference import CacheLayout, single_decode_step
 from workbench.executors.token_parallel import TokenParallelExecutor
@@ -55,7 +55,7 @@ def test_beside_busy_processes_few_steps_run_on_all_threads(together: list[float
     spent = [took for took, alone in zip(together[start:], ran[start:], strict=True) if not alone]
     on_one = ONE * sum(ran[start:])
     last = max(together)
-    assert sum(spent) <= (on_one + ONE) / min(16, MOST_SECONDS / last) + last
+    assert sum(spent) <= (on_one + ONE) / min(16, MAX_SECONDS / last) + last
     assert state.left is not None
 
 
@@ -63,7 +63,7 @@ def test_beside_busy_processes_few_steps_run_on_all_threads(together: list[float
 def test_all_threads_come_back_when_the_cores_are_free(busy_steps: int, slow: float) -> None:
     busy = 2 + SLOW_STEPS + busy_steps
     state, _ = run(Contention(), [ONE] * busy, [slow] * busy)
-    calm = int(MOST_SECONDS / ONE) + 2
+    calm = int(MAX_SECONDS / ONE) + 2
     state, ran = run(state, [ONE] * calm, [ONE / 2] * calm)
     assert state.left is None and not ran[-1]
     assert ran == sorted(ran, reverse=True)  # once back, they stay
@@ -75,7 +75,7 @@ def test_whatever_steps_take_one_thread_is_never_for_good(times: list[tuple[floa
     for one, all_ in times:
         held = state.left
         state = after_step(state, one if state.single_threaded else all_)
-        assert state.left is None or state.left <= MOST_SECONDS
+        assert state.left is None or state.left <= MAX_SECONDS
         assert held is None or held <= 0 or state.left is not None and state.left < held
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from workbench.kv_cache.format import KVCacheSpec
 
 LEVELS = {"int8": 255, "int4": 15}
-MOST_FP8 = 448.0
+MAX_FP8 = 448.0
 
 
 def below(x: float) -> np.float16:
@@ -29,8 +29,8 @@ def coded(run: np.ndarray, kind: str) -> np.ndarray:
     if kind == "dense":
         return exact.astype(np.float64)
     if kind == "fp8":
-        scale = np.float32(above(float(np.abs(exact).max() / np.float32(MOST_FP8))))
-        codes = torch.from_numpy(exact / (scale or np.float32(1))).clamp(-MOST_FP8, MOST_FP8)
+        scale = np.float32(above(float(np.abs(exact).max() / np.float32(MAX_FP8))))
+        codes = torch.from_numpy(exact / (scale or np.float32(1))).clamp(-MAX_FP8, MAX_FP8)
         return codes.to(torch.float8_e4m3fn).double().numpy() * float(scale)
     minimum = np.float32(below(float(exact.min())))
     scale = np.float32(above(float((exact.max() - minimum) / np.float32(LEVELS[kind]))))

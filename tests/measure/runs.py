@@ -36,7 +36,7 @@ def write_run(parent: Path, recorder: Recorder, name: str = "first") -> Path:
     run.write_table("requests.parquet", recorder.requests())
     run.write_table("steps.parquet", recorder.steps())
     run.write_table("tokens.parquet", recorder.tokens())
-    run.write_table("checks.parquet", recorder.checks())
+    run.write_table("verifications.parquet", recorder.verifications())
     run.write_table("decisions.parquet", recorder.decisions())
     run.write_json("summary.json", {"wall_s": 8.1, "ttft_s": {"p50": 0.6, "p90": 0.6, "p99": 0.6}})
     run.write_json("trace.json", chrome_trace(recorder), indent=None)

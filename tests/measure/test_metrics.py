@@ -105,7 +105,7 @@ def test_rates_and_shares_by_hand():
     assert summary["output_tokens_per_s"] == 3 / 5.5
     assert summary["prefill_tokens_per_s"] == 50
     assert summary["decode_tokens_per_s"] == 10
-    assert summary["instruments_share_of_decode"] == approx(0.03)
+    assert summary["telemetry_share_of_decode"] == approx(0.03)
     assert summary["phases"]["prefill"]["flops_per_s"] == 8
     assert summary["phases"]["decode"]["bytes_per_s"] == 40
     assert (summary["pages_used_peak"], summary["compiles"]) == (7, 2)
@@ -144,4 +144,4 @@ def test_an_id_used_twice_has_two_outputs():
 def test_an_empty_run_has_a_summary():
     summary = summarize([], [], [])
     assert (summary["wall_s"], summary["output_tokens_per_s"]) == (None, None)
-    assert summary["instruments_share_of_decode"] is None
+    assert summary["telemetry_share_of_decode"] is None

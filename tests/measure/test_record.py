@@ -25,7 +25,7 @@ from workbench.runs.record import Record, RunFolder
 
 FILES = {
     "experiment.yaml", "environment.json", "requests.parquet", "steps.parquet", "tokens.parquet",
-    "checks.parquet", "decisions.parquet", "summary.json", "trace.json", "manifest.json",
+    "verifications.parquet", "decisions.parquet", "summary.json", "trace.json", "manifest.json",
 }  # fmt: skip
 slow = settings(
     max_examples=tries(15),

@@ -117,7 +117,7 @@ def test_the_environment_names_the_lane_and_why(random_run: Record) -> None:
         random_run.environment["backend"] == {"name": "eager", "reason": "asked for"} == random_run.summary["backend"]
     )
     assert random_run.environment["packages"]["torch"] and random_run.environment["threads"]["torch"]
-    assert random_run.summary["instruments_share_of_decode"] > 0
+    assert random_run.summary["telemetry_share_of_decode"] > 0
 
 
 @pytest.mark.skipif(

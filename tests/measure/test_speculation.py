@@ -26,7 +26,7 @@ CHECKS = st.lists(
 @given(CHECKS)
 def test_figures_of_acceptance_agree_with_one_another(pairs) -> None:
     found = acceptance_metrics([{"drafted": k, "accepted": a} for k, a in pairs], [])
-    assert found["checks"] == len(pairs) == sum(found["acceptance_histogram"])
+    assert found["verifications"] == len(pairs) == sum(found["acceptance_histogram"])
     assert sum(n * count for n, count in enumerate(found["acceptance_histogram"])) == found["accepted_tokens"]
     assert 1 + sum(found["acceptance_by_position"]) == pytest.approx(found["mean_acceptance_length"])
     for place, share in enumerate(found["acceptance_by_position"], 1):  # a share of all checks, as vLLM counts it
@@ -77,7 +77,7 @@ def test_speculation_beside_none(tmp_path: Path) -> None:
         assert row["same_tokens_share"] == 1  # as the demo's texts part at no tie here
         assert set(row["speed_up"]) == {"1", "2"} and row["predicted_speed_up"] > 0 and row["cost"] > 0
         assert 1 <= row["mean_acceptance_length"] <= 1 + row["num_speculative_tokens"]
-    checks = record.read_table("checks.parquet").to_pylist()
+    checks = record.read_table("verifications.parquet").to_pylist()
     stops = [check for check in checks if check["variant"] == "draft that stops"]
     assert len({check["drafted"] for check in stops}) > 1 and all(check["drafted"] <= 4 for check in stops)
     stopping = rows["draft that stops"]  # a check of fewer tokens is told as such, by position too
@@ -112,8 +112,8 @@ def test_a_run_that_speculates_tells_of_it(tmp_path: Path) -> None:
     assert Experiment.from_yaml(given.to_yaml()) == given
     record = run(given, tmp_path, progress=False)
     found = record.summary["speculation"]
-    checks = record.read_table("checks.parquet").to_pylist()
-    assert found["checks"] == len(checks) > 0
+    checks = record.read_table("verifications.parquet").to_pylist()
+    assert found["verifications"] == len(checks) > 0
     assert found["accepted_tokens"] == sum(check["accepted"] for check in checks)
     steps = record.read_table("steps.parquet").to_pylist()
     assert sum(step["accepted_tokens"] for step in steps) == found["accepted_tokens"]

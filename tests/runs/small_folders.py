@@ -35,7 +35,7 @@ def run_folder(
     folder.write_text("experiment.yaml", (asked or experiment()).to_yaml())
     backend = {"name": "eager", "reason": "asked for"}
     folder.write_json("environment.json", {**environment(False, None, 0.0), "backend": backend})
-    found = summarize(recorder.requests(), recorder.steps(), recorder.tokens(), recorder.checks())
+    found = summarize(recorder.requests(), recorder.steps(), recorder.tokens(), recorder.verifications())
     kv = {"page_size": 4, "pages": 8, "pages_used_peak": 2, "bytes_per_token_formula": 16, "bytes_used_peak": 128,
           "bytes_allocated": 512, "bytes_allocated_formula": 512}  # fmt: skip
     found |= {"backend": backend, "kv": kv, "others_cpu_share": 0.0, "output_tokens_per_s": 3 / wall, **summary}

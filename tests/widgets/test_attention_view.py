@@ -194,7 +194,7 @@ def test_packed_caches_and_evictions_are_told() -> None:
     packed = runner_of(model_of(spec_of(layer(dim=8))), page_size=8, cache=None)
     assert AttentionView(packed, IDS, max_tokens=0)._noted == ""
     quantized = load("shape:tiny", cache="int8", backend="eager")
-    assert "packed cache" in AttentionView(quantized, range(5), max_tokens=0).picture()
+    assert "quantized cache" in AttentionView(quantized, range(5), max_tokens=0).picture()
 
 
 @pytest.mark.parametrize(

@@ -47,10 +47,10 @@ def test_a_slider_a_token_and_a_check(lab: LabSession, tmp_path: Path) -> None:
 
     view = page.widget("wb-speculationview")
     last = int(page.evaluate("s.check"))
-    assert view.get_by_text(f"Check {last} of {last}").count() == 1 and last > 1
+    assert view.get_by_text(f"Verification {last} of {last}").count() == 1 and last > 1
     handle = view.locator(".noUi-handle").first
     assert pressed(page, handle, "ArrowLeft", "s.check") == str(last - 1)
-    assert view.get_by_text(f"Check {last - 1} of {last}").count() == 1
+    assert view.get_by_text(f"Verification {last - 1} of {last}").count() == 1
     view.locator("[data-key='k1']").first.click()
     page.settle()
     assert page.evaluate("s.check") == "1"

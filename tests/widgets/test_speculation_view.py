@@ -92,7 +92,7 @@ def test_of_events_it_shows_each_request_and_the_runs_figures(runner: Runner, ev
     ends = {event.request_id: event.token_ids for event in events if isinstance(event, Finished)}
     checks = [event for event in events if isinstance(event, Verified)]
     told = view.figures
-    assert told["checks"] == len(checks) and told["drafted_tokens"] == sum(len(e.token_ids) for e in checks)
+    assert told["verifications"] == len(checks) and told["drafted_tokens"] == sum(len(e.token_ids) for e in checks)
     assert told["accepted_tokens"] == sum(e.accepted_tokens for e in events if isinstance(e, Stepped)) > 0
     for name in ("first", "second"):
         view.sequence = name
@@ -114,7 +114,7 @@ def test_one_goes_through_the_checks(runner: Runner, events: list[Event]) -> Non
         assert view.check == number
         picture = view.picture()
         lengths.append(picture.count('data-tip="check '))
-        assert (f"Check {number} of {count}" in picture) == (number > 0)
+        assert (f"Verification {number} of {count}" in picture) == (number > 0)
         assert f'data-key="k{number + 1}"' not in picture and (number == 0 or f'data-key="k{number}"' in picture)
     assert lengths == sorted(lengths) and lengths[0] == 0
     assert lengths[-1] == sum(len(c.token_ids) + len(c.emitted) - min(c.accepted, len(c.emitted)) for c in checks)
@@ -128,16 +128,20 @@ def test_a_record_is_shown_as_its_events_are(events: list[Event], tmp_path: Path
     recorder = Recorder()
     recorder.events = events
     folder = RunFolder.create(tmp_path, "one")
-    for name in ("tokens", "steps", "checks"):
+    for name in ("tokens", "steps", "verifications"):
         folder.write_table(f"{name}.parquet", getattr(recorder, name)())
     path = folder.finish()
-    assert 0 < sum(row["accepted"] for row in recorder.checks()) < sum(row["drafted"] for row in recorder.checks())
+    assert (
+        0
+        < sum(row["accepted"] for row in recorder.verifications())
+        < sum(row["drafted"] for row in recorder.verifications())
+    )
     there, here = SpeculationView(path), SpeculationView(events)
     assert there.picture() == here.picture() and there.figures == here.figures
-    assert there.figures == acceptance_metrics(recorder.checks(), recorder.steps())
+    assert there.figures == acceptance_metrics(recorder.verifications(), recorder.steps())
     older = RunFolder.create(tmp_path, "older")  # its checks say how many, and not which
-    rows = [{k: v for k, v in row.items() if k != "token_ids"} for row in recorder.checks()]
-    for name, table in (("tokens", recorder.tokens()), ("steps", recorder.steps()), ("checks", rows)):
+    rows = [{k: v for k, v in row.items() if k != "token_ids"} for row in recorder.verifications()]
+    for name, table in (("tokens", recorder.tokens()), ("steps", recorder.steps()), ("verifications", rows)):
         older.write_table(f"{name}.parquet", table)
     view = SpeculationView(older.finish())
     assert "?</span>" in view.picture() and view.figures == here.figures
@@ -273,5 +277,5 @@ def test_charts_say_their_values_in_figures_and_by_keyboard() -> None:
     figures = [e.text for e in root.iter() if e.attrib.get("class") == "figure"]
     assert figures == ["75%", "75%", "25%", "0%", "75%"]
     bars = [e.attrib for e in root.iter() if "data-tip" in e.attrib]
-    assert [bar["data-key"] for bar in bars] == ["draft:1", "draft:2", "stand:0", "stand:1", "stand:2"]
+    assert [bar["data-key"] for bar in bars] == ["draft:1", "draft:2", "accepted:0", "accepted:1", "accepted:2"]
     assert [bar["tabindex"] for bar in bars] == ["0", "-1", "-1", "-1", "-1"]

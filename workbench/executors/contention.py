@@ -9,8 +9,8 @@ The rule, for each shape of step:
 1. The first step runs on all threads, the second on one, which shows what one thread takes.
 2. Then all threads, until `SLOW_STEPS` steps in a row took more than `SLOWER` times that.
 3. Then one thread, until its steps have lasted `patience` times as long as the slower of those steps (at most
-   `MOST_SECONDS`), and one step on all threads as a probe. All threads stay if it took no longer than one thread's
-   steps did on average; otherwise one thread goes on with twice the patience, up to `MOST_PATIENCE`.
+   `MAX_SECONDS`), and one step on all threads as a probe. All threads stay if it took no longer than one thread's
+   steps did on average; otherwise one thread goes on with twice the patience, up to `MAX_PATIENCE`.
 
 So probes cost at most a 16th of the time at first and a 64th in the end. Patience is the first again after
 `CALM_STEPS` steps in a row on all threads that were not slow.
@@ -26,8 +26,8 @@ import torch
 
 SLOWER = 2.0
 SLOW_STEPS = 2
-FIRST_PATIENCE, MOST_PATIENCE = 16, 64
-MOST_SECONDS = 10.0
+FIRST_PATIENCE, MAX_PATIENCE = 16, 64
+MAX_SECONDS = 10.0
 CALM_STEPS = 64
 
 
@@ -78,12 +78,12 @@ def _after_one(state: Contention, seconds: float) -> Contention:
 def _after_probe(state: Contention, seconds: float) -> Contention:
     if seconds * state.count <= state.total:
         return replace(state, left=None, calm=1)
-    return _held(state, min(2 * state.patience, MOST_PATIENCE), seconds)
+    return _held(state, min(2 * state.patience, MAX_PATIENCE), seconds)
 
 
 def _held(state: Contention, patience: int, seconds: float) -> Contention:
     """Return the state with one thread from now on, after a step on all threads took `seconds`."""
-    return replace(state, patience=patience, left=min(patience * seconds, MOST_SECONDS), total=0.0, count=0)
+    return replace(state, patience=patience, left=min(patience * seconds, MAX_SECONDS), total=0.0, count=0)
 
 
 class StepThreads:

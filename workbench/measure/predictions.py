@@ -73,7 +73,7 @@ class MeasuredHardware:
             reads = found.read_ceiling(size).value
             self._known[size, kind] = Hardware(
                 name="here", flops=found.gemm_ceiling(kind).value, bandwidth=reads, network=reads, link=reads,
-                host=reads, memory=(sizes.weight_bytes + AUTO_CACHE_BYTES) / SimulatedExecutor().memory,
+                cpu_link=reads, memory=(sizes.weight_bytes + AUTO_CACHE_BYTES) / SimulatedExecutor().memory,
                 source="measured in this run",
             )  # fmt: skip
         return self._known[size, kind]

@@ -107,7 +107,7 @@ def _measured(experiment: Experiment, folder: RunFolder, progress: bool, script:
                 "environment.json", {**machine_environment, "backend": {"name": backend, "reason": reason}}
             )
         runner.set_listener(None)
-        summary = summarize(recorder.requests(), recorder.steps(), recorder.tokens(), recorder.checks())
+        summary = summarize(recorder.requests(), recorder.steps(), recorder.tokens(), recorder.verifications())
         summary["goodput"] = recorded_goodput(recorder, experiment.measure.slo, summary["wall_s"])
         summary["backend"] = {"name": backend, "reason": reason}
         artifacts = summary["artifacts"] = dict(runner.executor.artifacts)
@@ -119,8 +119,8 @@ def _measured(experiment: Experiment, folder: RunFolder, progress: bool, script:
             summary["roofline"] = _roofline(runner, summary, progress)
     for table in ("requests", "steps", "tokens", "decisions", "spans", "inputs"):
         folder.write_table(f"{table}.parquet", getattr(recorder, table)())
-    if checks := recorder.checks():
-        folder.write_table("checks.parquet", checks)
+    if verifications := recorder.verifications():
+        folder.write_table("verifications.parquet", verifications)
     trace = {
         **chrome_trace(recorder),
         "otherData": {"backend": backend, "backend_reason": reason, "artifacts": artifacts},
@@ -225,7 +225,7 @@ def generate_text(
         on_text(prompt if admitted else event.text)
         if isinstance(event, Finished):
             finished = event
-    summary = summarize(recorder.requests(), recorder.steps(), recorder.tokens(), recorder.checks())
+    summary = summarize(recorder.requests(), recorder.steps(), recorder.tokens(), recorder.verifications())
     metrics = {key: summary[key]["mean"] for key in ("ttft_s", "tpot_s", "e2el_s")}
     metrics["output_tokens_per_s"] = summary["output_tokens_per_s"]
     metrics["backend"] = str(runner.backends)

@@ -68,7 +68,7 @@ def hardware_for(executor: SimulatedExecutor, sizes: ModelSizes, dtype: str) -> 
     reads, flops = ceilings.read_ceiling(working_set).value, ceilings.gemm_ceiling(kind).value
     memory = (sizes.weight_bytes + AUTO_CACHE_BYTES) / executor.memory
     return Hardware(name=THIS_MACHINE, flops=flops, bandwidth=reads, memory=memory, link=reads, network=reads,
-                    host=reads, source="measured on this machine")  # fmt: skip
+                    cpu_link=reads, source="measured on this machine")  # fmt: skip
 
 
 def instance_spec_for(experiment: Experiment) -> InstanceSpec:

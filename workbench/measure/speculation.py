@@ -35,8 +35,8 @@ from workbench.trace.recorder import Recorder
 
 ProgressCallback = Callable[[str], None]
 ACCEPTANCE_METRICS = (
-    "checks", "draft_acceptance_rate", "mean_acceptance_length", "acceptance_by_position", "acceptance_histogram",
-    "chance",
+    "verifications", "draft_acceptance_rate", "mean_acceptance_length", "acceptance_by_position",
+    "acceptance_histogram", "chance",
 )  # fmt: skip
 WIDTH, HEIGHT = 420, 260
 Rows = Sequence[Mapping[str, Any]]
@@ -52,7 +52,7 @@ def measure_speculation(experiment: Experiment, on_progress: ProgressCallback = 
     runners, drafts = _build_runners(variants, on_progress)
     asked, about = _requests(variants, runners, work)
     runs: list[dict[str, Any]] = []
-    checks: list[dict[str, Any]] = []
+    verified: list[dict[str, Any]] = []
     cases = [(load, name) for load in work.loads for name in runners]
     for turn, (load, name) in interleaved(
         cases, work.rounds, on_progress, lambda case: f"{case[0]} at once, {case[1]}"
@@ -62,13 +62,13 @@ def measure_speculation(experiment: Experiment, on_progress: ProgressCallback = 
         if turn:
             marks = {"variant": name, "load": load, "round": turn}
             runs.append({**marks, **found})
-            checks += [{**marks, **check} for check in mine]
-    rows = [_row(experiment, name, variants[name], runs, checks) for name in runners]
+            verified += [{**marks, **check} for check in mine]
+    rows = [_row(experiment, name, variants[name], runs, verified) for name in runners]
     for row in rows:
         on_progress(f"how predictable the texts are: {row['variant']}")
-        row |= _acceptance_by_text(runners[row["variant"]], asked[row["variant"]], runs, checks, row)
-    _add_speedups(rows, variants, runs, checks)
-    tables = {"runs": [{k: v for k, v in run.items() if k != "token_ids"} for run in runs], "checks": checks}
+        row |= _acceptance_by_text(runners[row["variant"]], asked[row["variant"]], runs, verified, row)
+    _add_speedups(rows, variants, runs, verified)
+    tables = {"runs": [{k: v for k, v in run.items() if k != "token_ids"} for run in runs], "verifications": verified}
     return VariantResults(rows, about, tables)
 
 
@@ -145,19 +145,19 @@ def _run(runner: Runner, requests: Sequence[Request], load: int) -> tuple[dict[s
     return (
         {"seconds": wall, "tokens": given, "steps": len(timed), "tokens_per_s": given / wall, **typical}
         | {"checked": sum(step["drafted_tokens"] > 0 for step in timed), "token_ids": tokens},
-        recorder.checks(),
+        recorder.verifications(),
     )
 
 
 def _row(
-    experiment: Experiment, name: str, variant: Experiment, runs: list[dict[str, Any]], checks: list[dict[str, Any]]
+    experiment: Experiment, name: str, variant: Experiment, runs: list[dict[str, Any]], verified: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """Build one row: medians over the rounds by load, and acceptance over all verifications at the first load."""
     mine = [run for run in runs if run["variant"] == name]
     loads = list(dict.fromkeys(run["load"] for run in mine))
     spec = variant.speculate
     alone = [run for run in mine if run["load"] == loads[0]]
-    acceptance = acceptance_metrics([c for c in checks if c["variant"] == name and c["load"] == loads[0]], [])
+    acceptance = acceptance_metrics([c for c in verified if c["variant"] == name and c["load"] == loads[0]], [])
     speculates = not isinstance(spec, NoSpeculation)
     return {
         "variant": name,
@@ -176,13 +176,13 @@ def _row(
 
 
 def _acceptance_by_text(
-    runner: Runner, requests: Sequence[Request], runs: list[dict[str, Any]], checks: list[dict[str, Any]], row: dict
+    runner: Runner, requests: Sequence[Request], runs: list[dict[str, Any]], verified: list[dict[str, Any]], row: dict
 ) -> dict[str, Any]:
     """Return acceptance on the more predictable half of the texts and on the other half.
 
     Texts are ordered by the bits a token that the model assigns to its own continuation."""
     name, load = row["variant"], int(next(iter(row["tokens_per_s"])))
-    mine = [check for check in checks if (check["variant"], check["load"]) == (name, load)]
+    mine = [check for check in verified if (check["variant"], check["load"]) == (name, load)]
     if not mine:
         return {}
     run = next(run for run in runs if (run["variant"], run["load"]) == (name, load))
@@ -207,13 +207,13 @@ def _bits_per_token(runner: Runner, request: Request, output: tuple[int, ...]) -
     return -float(logprobs[range(len(output)), list(output)].mean()) / math.log(2)
 
 
-def _tokens_a_check(row: dict[str, Any], settings: Any, checks: list[dict[str, Any]]) -> float:
+def _tokens_per_verification(row: dict[str, Any], settings: Any, verified: list[dict[str, Any]]) -> float:
     """Return the tokens that a check gives by the chance that a token stands: of as many drafted as are asked for or,
     where the draft stops on its own, as each check had."""
     if not getattr(settings, "confidence_threshold", 0):
         return expected_tokens_per_verification(row["chance"], row["num_speculative_tokens"])
     load = int(next(iter(row["tokens_per_s"])))
-    mine = [check["drafted"] for check in checks if (check["variant"], check["load"]) == (row["variant"], load)]
+    mine = [check["drafted"] for check in verified if (check["variant"], check["load"]) == (row["variant"], load)]
     return math.fsum(expected_tokens_per_verification(row["chance"], drafted) for drafted in mine) / len(mine)
 
 
@@ -221,7 +221,7 @@ def _add_speedups(
     rows: list[dict[str, Any]],
     variants: dict[str, Experiment],
     runs: list[dict[str, Any]],
-    checks: list[dict[str, Any]],
+    verified: list[dict[str, Any]],
 ) -> None:
     """Beside each row that speculates, what it is against the one of the same temperature that does not."""
     for row in rows:
@@ -235,7 +235,7 @@ def _add_speedups(
         row["speed_up_alone"] = row["speed_up"][first]
         row["cost"] = row["step_ms"] / plain["step_ms"]
         if row["chance"] is not None:
-            given = _tokens_a_check(row, variants[row["variant"]].speculate, checks)
+            given = _tokens_per_verification(row, variants[row["variant"]].speculate, verified)
             row["predicted_speed_up"] = expected_speedup(given, row["checked_share"], row["cost"])
         row["loses_from"] = next((int(load) for load, times in row["speed_up"].items() if times < 1), None)
         outputs = [

@@ -231,13 +231,13 @@ def cache_terms(estimate: ModelMemory) -> tuple[Term, ...]:
     """Return the terms of one sequence. Their sum, rounded up, is `estimate.memory.sequence_bytes`."""
     dtype, found = DTYPES[estimate.dtype], []
     for shape, layers in Counter(estimate.shapes).items():
-        packed = ((shape.group, "packed"), (shape.residual_group, "recent"))
-        for number, part in packed if shape.format.quantized else ((shape.group, ""),):
+        parts = ((shape.group, "quantized"), (shape.residual_group, "recent"))
+        for number, part in parts if shape.format.quantized else ((shape.group, ""),):
             table = estimate.tables[number].table
             first, others = table.pages_needed(estimate.memory.context - 1, estimate.memory.context, estimate.page_size)
             tokens = (len(first) + len(others)) * estimate.page_size
             factors = (
-                *_numbers(shape, layers, part == "packed", dtype),
+                *_numbers(shape, layers, part == "quantized", dtype),
                 (tokens, _kind(shape, part, tokens, estimate)),
             )
             found.append(Term(_what(shape, layers, part, len(estimate.shapes)), factors))
@@ -261,9 +261,9 @@ def describe_estimate(estimate: ModelMemory, step_tokens: int) -> dict[str, str]
     }
 
 
-def _numbers(shape: KVCacheSpec, layers: int, packed: bool, dtype: torch.dtype) -> Sequence[tuple[float, str]]:
+def _numbers(shape: KVCacheSpec, layers: int, quantized: bool, dtype: torch.dtype) -> Sequence[tuple[float, str]]:
     each = (layers, "layers"), (shape.num_kv_heads, "groups"), (shape.head_dim, "dim")
-    if packed:
+    if quantized:
         keys, values = shape.format.key_value_formats
         bits = bits_per_number(keys, shape.format.quant_group, dtype)
         bits += bits_per_number(values, min(shape.format.columns, shape.head_dim), dtype)
@@ -284,11 +284,11 @@ def _what(shape: KVCacheSpec, layers: int, part: str, all_layers: int) -> str:
     which = "every layer" if layers == all_layers else f"{layers} of {all_layers} layers"
     seen = "" if shape.sliding_window is None else f", window {shape.sliding_window:,}"
     seen += f" + {shape.num_sink_tokens:,} first" if shape.num_sink_tokens else ""
-    stored = {"packed": f", settled as {shape.format}", "recent": ", not settled yet", "": ""}[part]
+    stored = {"quantized": f", settled as {shape.format}", "recent": ", not settled yet", "": ""}[part]
     return which + seen + stored
 
 
 def _kind(shape: KVCacheSpec, part: str, tokens: int, counted: ModelMemory) -> str:
     if part:
-        return "settled tokens" if part == "packed" else "recent tokens"
+        return "settled tokens" if part == "quantized" else "recent tokens"
     return "tokens in sight" if shape.sliding_window is not None and tokens < counted.memory.context else "tokens"

@@ -47,7 +47,7 @@ class MLASpec(Settings):
     the columns 2i and 2i + 1, others i and i + qk_rope_head_dim / 2.
     """
 
-    kind: Literal["latent"] = "latent"
+    kind: Literal["mla"] = "mla"
     num_heads: Annotated[int, Field(ge=1)]
     kv_lora_rank: Annotated[int, Field(ge=1)]
     qk_rope_head_dim: Annotated[int, Field(ge=2, multiple_of=2)]

@@ -70,8 +70,8 @@ def speculation_table(metrics: Mapping[str, Any]) -> Table:
         f"drafting took {metrics['draft_share'] or 0:.0%} of the verifying steps"
     )
     headings = ("speculation", "verifications", *(f"accepted {n}" for n in range(len(counts))))
-    checks = ("of which", f"{metrics['checks']:,}", *(f"{count:,}" for count in counts))
-    return Table("", (checks, ("by position", "", "", *shares)), headings, caption, left=())
+    verifications = ("of which", f"{metrics['verifications']:,}", *(f"{count:,}" for count in counts))
+    return Table("", (verifications, ("by position", "", "", *shares)), headings, caption, left=())
 
 
 def memory_table(kv: Mapping[str, Any], tokens: Mapping[str, Any]) -> Table:
@@ -82,7 +82,7 @@ def memory_table(kv: Mapping[str, Any], tokens: Mapping[str, Any]) -> Table:
         used = "summed over layer groups"
     agree = "equal" if kv["bytes_allocated"] == kv["bytes_allocated_formula"] else "DIFFERENT"
     rows = (
-        ("a token", f"{formula:,}", "2 x layers x groups x dim x bytes a value"),
+        ("a token", f"{formula:,}", "2 x layers x kv_heads x head_dim x bytes a value"),
         ("used at most", f"{kv['bytes_used_peak']:,}", used),
         ("allocated", f"{kv['bytes_allocated']:,}", f"{kv['bytes_allocated_formula']:,} ({agree})"),
     )
@@ -115,9 +115,9 @@ def run_remarks(summary: Summary) -> Iterator[Remark]:
         yield Remark(f"{found:,} tokens were found in {pages:,} shared pages, {computed:,} were computed")
     if restored := summary["tokens"].get("restored"):
         yield Remark(f"{restored:,} tokens were swapped in from the CPU after a preemption")
-    share = summary["instruments_share_of_decode"]
+    share = summary["telemetry_share_of_decode"]
     if share is not None:
-        yield Remark(f"instruments took {share:.2%} of decode time")
+        yield Remark(f"telemetry took {share:.2%} of decode time")
     if slow := summary["compiling_steps"]:
         yield Remark(f"{slow} of the measured steps compiled something; raise measure.warmup", True)
     busy = summary["others_cpu_share"]

@@ -88,7 +88,7 @@ SCHEMAS = {
     "tokens.parquet": _schema(
         request_id=TEXT, sample=COUNT, index=COUNT, token_id=COUNT, time=SECONDS, logprob=NUMBER, step=COUNT
     ),
-    "checks.parquet": _schema(
+    "verifications.parquet": _schema(
         time=SECONDS,
         step=COUNT,
         request_id=TEXT,

@@ -47,7 +47,7 @@ def acceptance_metrics(verifications: StepRecords, steps: StepRecords) -> dict:
     checking = [step for step in steps if step["drafted_tokens"]]
     wall, drafting = (math.fsum(step[name] for step in checking) for name in ("wall_seconds", "draft_seconds"))
     return {
-        "checks": len(verifications),
+        "verifications": len(verifications),
         "drafted_tokens": drafted,
         "accepted_tokens": accepted,
         "draft_acceptance_rate": accepted / drafted if drafted else None,
@@ -224,7 +224,7 @@ def summarize(requests: Rows, steps: Rows, tokens: Rows, verifications: Rows = (
         "by_priority": metrics_by_group(figures, "priority", distribution),
         "phases": phases,
         "speculation": acceptance_metrics(verifications, steps) if verifications else None,
-        "instruments_share_of_decode": _rate(phases["decode"]["note_s"], phases["decode"]["wall_s"]),
+        "telemetry_share_of_decode": _rate(phases["decode"]["telemetry_s"], phases["decode"]["wall_s"]),
         "shared_pages": sum(row.get("shared_pages", 0) for row in served),
         "pages_idle_peak": max((step.get("pages_idle", 0) for step in steps), default=0),
         "pages_used_peak": max((step["pages_used"] for step in steps), default=0),
@@ -256,7 +256,7 @@ def phase_metrics(steps: Rows, name: str) -> dict:
         "decode_tokens": decode,
         "wall_s": wall,
         "forward_s": forward,
-        "note_s": total("telemetry_seconds"),
+        "telemetry_s": total("telemetry_seconds"),
         "step_wall_s": distribution(step["wall_seconds"] for step in mine),
         "tokens_per_s": _rate(prefill + decode, wall),
         "predicted_flops": flops,

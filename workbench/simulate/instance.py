@@ -115,7 +115,7 @@ def instance_spec(
         )
     return InstanceSpec(
         times or roofline_step_times(sizes, hardware, gpus), sizes.tables, counts, page_bytes, page_size, context,
-        limits, policy, prefix, ttl, receives_kv, TICKS_PER_SECOND / (hardware.host * gpus),
+        limits, policy, prefix, ttl, receives_kv, TICKS_PER_SECOND / (hardware.cpu_link * gpus),
     )  # fmt: skip
 
 

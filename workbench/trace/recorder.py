@@ -81,7 +81,7 @@ class Recorder:
         names = ("request_id", "sample", "index", "token_id", "time", "logprob", "step")
         return [{name: getattr(e, name) for name in names} for e in self.events if isinstance(e, Decoded)]
 
-    def checks(self) -> list[dict]:
+    def verifications(self) -> list[dict]:
         """Return one row per verification of draft tokens: the tokens, and how many were accepted."""
         names = ("time", "step", "request_id", "sample", "drafted", "accepted")
         return [

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 VIEW_CACHE_BYTES = 256 * 2**20  # bytes of all layers that were looked at; the one in sight is kept in any case
 STACKED = (("one head", False), ("heads that share keys", True))
 QUANTIZED_NOTE = (
-    "keys as they were computed, not as the packed cache reads them: for that, AttentionView(runner, inspection)"
+    "keys as they were computed, not as the quantized cache reads them: for that, AttentionView(runner, inspection)"
 )
 EVICTION_NOTE = "every key is there, not only those the eviction keeps: for that, AttentionView(runner, inspection)"
 

@@ -154,11 +154,11 @@ def describe_fit(found: dict[str, Any]) -> str:
 
 def settings_of_runner(runner: Runner) -> dict[str, Any]:
     """Return the calculator's settings that describe `runner`."""
-    packed = next((shape.format for shape in runner.store.specs if shape.format.quantized), None)
+    quantized = next((shape.format for shape in runner.store.specs if shape.format.quantized), None)
     return {
         "dtype": str(runner.model.dtype).removeprefix("torch."),
         "weights": runner.model.format.blocks,
-        "cache": "dense" if packed is None else packed.format,
+        "cache": "dense" if quantized is None else packed.format,
         "page_size": runner.store.page_size,
         "step_tokens": runner.scheduler.limits.max_num_batched_tokens,
         "memory": THIS_MACHINE,

@@ -184,9 +184,9 @@ def panels_of_runner(runner: Runner) -> tuple[PagePanel, ...]:
                 "latent rows" if shape.num_value_columns is not None else str(store.dtype).removeprefix("torch.")
             )
         else:
-            packed = number == shape.group
+            quantized = number == shape.group
             title_parts.append(
-                f"quantized: {shape.format}" if packed else "residual, in full precision: not quantized yet"
+                f"quantized: {shape.format}" if quantized else "residual, in full precision: not quantized yet"
             )
         if shape.sliding_window is not None:
             title_parts.append(

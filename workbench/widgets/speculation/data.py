@@ -45,9 +45,9 @@ class PlacedToken:
 
 @dataclass(frozen=True)
 class SpeculationTables:
-    """Tables of one run: `checks`, `tokens` and `steps` as a record has them."""
+    """Tables of one run: `verifications`, `tokens` and `steps` as a record has them."""
 
-    checks: TableRows = field(repr=False)
+    verifications: TableRows = field(repr=False)
     tokens: TableRows = field(repr=False)
     steps: TableRows = field(repr=False)
 
@@ -59,7 +59,7 @@ class SpeculationTables:
             recorder.events = list(source)
             if not all(isinstance(each, Event) for each in recorder.events):
                 raise WorkbenchError("events: give what a runner streams, a record, a run's folder, or a runner")
-            return cls(recorder.checks(), recorder.tokens(), recorder.steps())
+            return cls(recorder.verifications(), recorder.tokens(), recorder.steps())
         record: Any = source
         if not hasattr(source, "read_table"):
             from workbench.runs.record import Record
@@ -67,11 +67,11 @@ class SpeculationTables:
             record = Record.open(source)
         if not (record.path / "tokens.parquet").is_file():
             raise WorkbenchError(f"run {record.path}: holds no tokens.parquet; give a run of one experiment")
-        names = [f"{name}.parquet" for name in ("checks", "tokens", "steps")]
-        checks, tokens, steps = (
+        names = [f"{name}.parquet" for name in ("verifications", "tokens", "steps")]
+        verifications, tokens, steps = (
             record.read_table(name).to_pylist() if (record.path / name).is_file() else [] for name in names
         )
-        return cls(checks, tokens, steps)
+        return cls(verifications, tokens, steps)
 
     @property
     def names(self) -> list[str]:
@@ -90,16 +90,16 @@ class SpeculationTables:
                 row["step"], tuple(row.get("token_ids") or [None] * row["drafted"]), row["accepted"],
                 rows[0]["index"] if (rows := given.get(row["step"], [])) else -1, tuple(r["token_id"] for r in rows),
             )
-            for row in self.checks
+            for row in self.verifications
             if row_name(dict(row)) == name
         ]  # fmt: skip
 
 
-def place_tokens(token_ids: Sequence[int], checks: Sequence[DraftVerification]) -> list[PlacedToken]:
+def place_tokens(token_ids: Sequence[int], verifications: Sequence[DraftVerification]) -> list[PlacedToken]:
     """The output token by token, with what was drafted and did not stand before what came instead."""
     found: list[PlacedToken] = []
     at = 0
-    for number, check in enumerate(checks, 1):
+    for number, check in enumerate(verifications, 1):
         if check.index < 0:  # ended before it gave anything
             continue
         found += [PlacedToken(token, "plain") for token in token_ids[at : check.index]]
@@ -133,7 +133,7 @@ def speculation_figures(run: SpeculationTables) -> dict[str, Any]:
     """As in a run's summary."""
     from workbench.runs.metrics import acceptance_metrics
 
-    return acceptance_metrics(run.checks, run.steps)
+    return acceptance_metrics(run.verifications, run.steps)
 
 
 def speculation_speed(run: SpeculationTables, plain: SpeculationTables | None) -> SpeculationSpeed | None:
@@ -154,7 +154,7 @@ def speculation_speed(run: SpeculationTables, plain: SpeculationTables | None) -
     checked = sum(bool(step["drafted_tokens"]) for step in mine) / len(mine)
     predicted = None
     if chance is not None:
-        given = [expected_tokens_per_verification(chance, check["drafted"]) for check in run.checks]
+        given = [expected_tokens_per_verification(chance, check["drafted"]) for check in run.verifications]
         predicted = expected_speedup(sum(given) / len(given), checked, cost)
     return SpeculationSpeed(ours, others, cost, predicted, own=plain is None)
 

@@ -11,12 +11,12 @@ from workbench.widgets.speculation.data import DraftVerification, PlacedToken, S
 
 TOKEN_MARKS = {  # what stands before the token, and what it means
     "plain": ("", "not drafted"),
-    "accepted": ("✓", "drafted, stands"),
-    "rejected": ("✗", "drafted, falls"),
-    "untried": ("", "drafted after one that fell"),
+    "accepted": ("✓", "drafted, accepted"),
+    "rejected": ("✗", "drafted, rejected"),
+    "untried": ("", "drafted after a rejected one"),
     "unused": ("∎", "drafted, after the end"),
-    "corrected": ("→", "chosen instead"),
-    "bonus": ("+", "chosen besides, all stand"),
+    "corrected": ("→", "sampled instead"),
+    "bonus": ("+", "sampled after all were accepted"),
 }
 OUTPUT_KINDS = ("plain", "accepted", "corrected", "bonus")
 STYLE = (
@@ -65,7 +65,7 @@ def describe_verification(number: int, last: int, check: DraftVerification, spel
     count = len(check.token_ids)
     known = [spell(each) for each in check.token_ids if each is not None]
     drafted = f"{count} drafted" + (f", <code>{escape(' '.join(known))}</code>" if known else "")
-    token_text = f"Check {number} of {last}, step {check.step}: {drafted}; {check.accepted} stand"
+    token_text = f"Verification {number} of {last}, step {check.step}: {drafted}; {check.accepted} accepted"
     after = check.emitted[check.accepted :]
     how = "besides" if check.accepted == count else "instead"
     return f"<p>{token_text}{f', then <code>{escape(spell(after[0]))}</code> {how}' if after else ''}.</p>"
@@ -75,7 +75,7 @@ def draw_table(figures: Mapping[str, Any], speeds: SpeculationSpeed | None, same
     """The figures of the run; `why` there are no `speeds`, `same` what the plain run says of the tokens."""
     length, rate = figures["mean_acceptance_length"], figures["draft_acceptance_rate"]
     rows = [
-        ("checks", f"{figures['checks']:,}"),
+        ("verifications", f"{figures['verifications']:,}"),
         ("drafted, accepted", f"{figures['drafted_tokens']:,}, {figures['accepted_tokens']:,}"),
         ("acceptance rate", "" if rate is None else f"{rate:.1%}"),
         ("mean acceptance length", "" if length is None else f"{length:.2f} tokens a check"),
@@ -99,20 +99,20 @@ def draw_table(figures: Mapping[str, Any], speeds: SpeculationSpeed | None, same
 
 
 def draw_charts(figures: Mapping[str, Any]) -> str:
-    """Left: acceptance by position, with what one chance for all would give; right: checks in which so many stand."""
+    """Draw acceptance by position, with what one chance for all would give, and verifications by tokens accepted."""
     chance, counts = figures["chance"] or 0.0, figures["acceptance_histogram"]
     total = max(1, sum(counts))
     left = [
-        (str(n), share, chance**n, f"draft {n} stands in {share:.1%} of the checks; alike: {chance**n:.1%}")
+        (str(n), share, chance**n, f"draft {n} accepted in {share:.1%} of verifications; alike: {chance**n:.1%}")
         for n, share in enumerate(figures["acceptance_by_position"], 1)
     ]
-    right = [(str(n), count / total, None, f"{n} stand in {count} of {total} checks") for n, count in enumerate(counts)]
+    right = [(str(n), count / total, None, f"{n} accepted in {count} of {total}") for n, count in enumerate(counts)]
     parts = _bars(left, 40, "acceptance by position in the draft", "c0", "draft")
-    parts += _bars(right, 420, "share of the checks in which so many stand", "c4", "stand")
+    parts += _bars(right, 420, "share of verifications in which so many are accepted", "c4", "accepted")
     legend = f"were each accepted alike, with chance {chance:.0%}"
     parts += [svg.diamond(50, HEIGHT - 8, class_="l1"), svg.text(60, HEIGHT - 4, legend)]
     return svg.document(
-        WIDTH, HEIGHT, *parts, title="acceptance by position in the draft; checks by how many tokens stand"
+        WIDTH, HEIGHT, *parts, title="acceptance by position in the draft; verifications by tokens accepted"
     )
 
 

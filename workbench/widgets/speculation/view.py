@@ -108,15 +108,15 @@ class SpeculationView(PictureWidget):
         try:
             if self._problem:
                 raise WorkbenchError(self._problem)
-            checks = self._run.verifications_of(self.sequence)
-            shown = min(self.check, len(checks))
+            verifications = self._run.verifications_of(self.sequence)
+            shown = min(self.check, len(verifications))
             figures = speculation_figures(self._run)
             parts = [draw_table(figures, self.speeds, self._output_difference(), self._speed_reason())]
-            if 1 <= shown <= len(checks):
-                parts.append(describe_verification(shown, len(checks), checks[shown - 1], self._spell))
-            found = place_tokens(self.token_ids, checks)
+            if 1 <= shown <= len(verifications):
+                parts.append(describe_verification(shown, len(verifications), verifications[shown - 1], self._spell))
+            found = place_tokens(self.token_ids, verifications)
             parts.append(draw_text(found, shown, self._spell))
-            parts.append(draw_charts(figures) if figures["checks"] else "<p>Nothing was drafted.</p>")
+            parts.append(draw_charts(figures) if figures["verifications"] else "<p>Nothing was drafted.</p>")
         except Exception as error:
             parts = [f'<p role="alert">{escape(describe_error(error))}</p>']
         return svg.html(style, *parts)
