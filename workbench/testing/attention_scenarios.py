@@ -86,7 +86,11 @@ def attention_scenarios(longest: int = 40, same_shape: bool = False) -> st.Searc
 
 
 def sampled_logits(
-    model: Transformer, texts: Mapping[str, tuple[int, ...]], max_tokens: int = 4, **settings: Any
+    model: Transformer,
+    texts: Mapping[str, tuple[int, ...]],
+    max_tokens: int = 4,
+    page_orders: tuple[list[int], ...] | None = None,
+    **settings: Any,
 ) -> SampledLogits:
     """Return the logits of every row that a runner samples while it continues `texts`.
 
@@ -94,10 +98,11 @@ def sampled_logits(
         model: the model.
         texts: token ids by name.
         max_tokens: output tokens of each text.
+        page_orders: as of `Runner`.
         settings: of the runner; pages start filled with NaN.
     """
     config = EngineConfig.build(**{"max_num_seqs": 4, "pages": 4 * CONTEXT, **settings})
-    runner = Runner(config, LoadedModel.given(model))
+    runner = Runner(config, LoadedModel.given(model), page_orders=page_orders)
     for table in range(len(runner.store.groups)):
         for tensor in runner.store.page_tensors(table):
             tensor[1:].view(torch.uint8).fill_(255)  # NaN in every type of float
