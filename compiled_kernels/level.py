@@ -73,11 +73,17 @@ def level_of(flags: frozenset[str]) -> Level | None:
 @functools.cache
 def machine_level() -> Level | None:
     """Return the highest level that this machine executes; None where that is less than AVX2 and FMA, or not x86-64."""
+    return level_of(frozenset(cpuinfo().get("flags", "").split()))
+
+
+@functools.cache
+def cpuinfo() -> dict[str, str]:
+    """Return the fields of /proc/cpuinfo, as its first processor has them; empty where there is no such file."""
     try:
-        flags = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        text = Path("/proc/cpuinfo").read_text()
     except OSError:
-        return None
-    return level_of(frozenset(flags[1].split())) if flags else None
+        return {}
+    return dict(reversed(re.findall(r"^(\w[\w ]*?)\s*:[ \t]*(.*?)[ \t]*$", text, re.MULTILINE)))
 
 
 def current_level() -> Level | None:

@@ -18,7 +18,7 @@ from typing import Any
 import platformdirs
 import torch
 
-from compiled_kernels.level import current_level
+from compiled_kernels.level import cpuinfo, current_level
 
 try:
     import fcntl
@@ -90,11 +90,8 @@ def machine_key() -> dict[str, str]:
 
 
 def cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith(("model name", "Processor")))
-    except (OSError, StopIteration, IndexError):
-        return platform.processor() or platform.machine()
+    fields = cpuinfo()
+    return fields.get("model name") or fields.get("Processor") or platform.processor() or platform.machine()
 
 
 @functools.cache

@@ -32,12 +32,11 @@ class Flatness:
     flat: bool | None
 
 
-def resident_mib() -> float | None:
+def resident_mib() -> float:
     """Return the resident MiB of this process, after freeing unused memory."""
     gc.collect()
     trim_heap()
-    found = resident_bytes()
-    return None if found is None else found / MIB
+    return resident_bytes() / MIB
 
 
 def judge(samples: Sequence[tuple[int, float]], requests: int) -> Flatness:

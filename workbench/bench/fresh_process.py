@@ -76,19 +76,19 @@ def run_job(job: Mapping[str, Any]) -> dict[str, Any]:
         "cache_bytes": max(step.kv_bytes for step, _ in steps),
         "activations_bytes": activation_bytes(runner.model.spec, job["batch"], runner.model.dtype.itemsize),
     }
-    resident = [size for step, size in steps if step.phase == "decode" and size is not None]
+    resident = [size for step, size in steps if step.phase == "decode"]
     memory = {
         "batch": job["batch"],
         **formula,
         "formula_bytes": sum(formula.values()),
-        "measured_bytes": int(median(resident)) - before if resident and before is not None else None,
+        "measured_bytes": int(median(resident)) - before if resident else None,
         "before_load_bytes": before,
         "process_peak_bytes": peak_bytes(),
     }
     return {"seconds": seconds, "memory": memory}
 
 
-def _run(job: Mapping[str, Any], seconds: dict[str, float]) -> tuple[Any, list[tuple[Stepped, int | None]]]:
+def _run(job: Mapping[str, Any], seconds: dict[str, float]) -> tuple[Any, list[tuple[Stepped, int]]]:
     """Return the runner, and its steps with the resident bytes after each."""
     import workbench
     from workbench.request import Request, SamplingParameters
@@ -99,7 +99,7 @@ def _run(job: Mapping[str, Any], seconds: dict[str, float]) -> tuple[Any, list[t
     vocab = runner.model.spec.vocab_size
     sampling = SamplingParameters(temperature=0.0, max_tokens=output, ignore_eos=True)
     requests = [Request(str(i), tuple((7 * i + j) % vocab for j in range(prompt)), sampling) for i in range(batch)]
-    steps: list[tuple[Stepped, int | None]] = []
+    steps: list[tuple[Stepped, int]] = []
     for event in runner.stream(requests):
         if isinstance(event, Decoded) and event.index < 2:
             seconds.setdefault(("first_token", "second_token")[event.index], time.time() - job["began"])

@@ -14,7 +14,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from workbench.machine.processor import cpu, cpu_times, memory_bytes, others_cpu_share
+import psutil
+
+from workbench.machine.processor import cpu, cpu_times, others_cpu_share
 
 PACKAGES = (
     "inference-workbench", "torch", "triton", "torch-mlir", "iree-base-compiler", "einops", "numpy",
@@ -43,10 +45,10 @@ def environment(with_torch: bool = True, repository: Path | None = SOURCE, sampl
         "machine": platform.machine(),
         "packages": {name: _version(name) for name in PACKAGES},
         "cpu": cpu(),
-        "memory_bytes": memory_bytes(),
+        "memory_bytes": psutil.virtual_memory().total,
         "threads": _threads(with_torch),
         "gpu": _gpus(with_torch),
-        "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
+        "load_average": list(psutil.getloadavg()),
         "others_cpu_share": others_cpu_share(before),
         "commit": commit(repository) if repository else None,
         "compiler": _compiler(),

@@ -1,7 +1,8 @@
 """The processor, its memory and its contention by other processes, and the measured memory of a loaded model and of
 this process.
 
-All is read with the standard library. Formulas of a model's memory are in workbench/model/memory.py.
+psutil reads it, except for what psutil does not report: the processor's name and flags, its caches, and the peak of
+this process's memory. Formulas of a model's memory are in workbench/model/memory.py.
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ import os
 import platform
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import psutil
 
 if TYPE_CHECKING:
     from workbench.engine.runner import Runner
@@ -43,17 +47,14 @@ class CpuTimes:
 
 
 def cpu_times() -> CpuTimes | None:
-    """Read the CPU times now from /proc/stat and this process's times; None where there is no such file."""
+    """Read the CPU times of the machine and of this process now; None where the system does not report them."""
     try:
-        fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
-        ticks = os.sysconf("SC_CLK_TCK")
-    except (OSError, IndexError, ValueError):
+        seconds = psutil.cpu_times()._asdict()
+    except OSError:
         return None
-    seconds = [int(field) / ticks for field in fields]  # user .. steal; guest times are part of user
-    mine = os.times()
-    own = mine.user + mine.system + mine.children_user + mine.children_system
-    idle = seconds[3] + seconds[4]  # idle and waiting for disks
-    return CpuTimes(total=sum(seconds), active=sum(seconds) - idle, own=own)
+    total = sum(value for name, value in seconds.items() if not name.startswith("guest"))  # they are part of user
+    idle = seconds["idle"] + seconds.get("iowait", 0.0)  # waiting for disks
+    return CpuTimes(total=total, active=total - idle, own=sum(os.times()[:4]))
 
 
 def others_cpu_share(before: CpuTimes | None, after: CpuTimes | None = None) -> float | None:
@@ -76,16 +77,11 @@ def cpu_model() -> str:
 
 
 def _cpuinfo(key: str) -> str | None:
-    values = list(_all_cpuinfo(key))
-    return values[0] if values else None
-
-
-def _all_cpuinfo(key: str) -> Iterable[str]:
     try:
-        text = Path("/proc/cpuinfo").read_text()
+        found = re.search(rf"^{key}\s*:(.*)$", Path("/proc/cpuinfo").read_text(), flags=re.MULTILINE)
     except OSError:
-        return []
-    return [value.strip() for value in re.findall(rf"^{re.escape(key)}\s*:(.*)$", text, flags=re.MULTILINE)]
+        return None
+    return found[1].strip() if found else None
 
 
 def simd_level_of(flags: Iterable[str]) -> str | None:
@@ -107,12 +103,14 @@ def simd_level() -> str | None:
 
 def cpu() -> dict:
     flags = set((_cpuinfo("flags") or _cpuinfo("Features") or "").split())
-    megahertz = [float(value) for value in _all_cpuinfo("cpu MHz")]
+    frequency = None
+    with suppress(OSError, NotImplementedError, RuntimeError):  # a virtual machine may not report it
+        frequency = psutil.cpu_freq()
     return {
         "model": cpu_model(),
         "cores": os.cpu_count(),
         "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "frequency_mhz": sum(megahertz) / len(megahertz) if megahertz else None,
+        "frequency_mhz": frequency.current if frequency else None,
         "flags": [flag for flag in REPORTED_FLAGS if flag in flags],
         "level": simd_level(),
         "last_level_cache_bytes": last_level_cache(),
@@ -134,32 +132,21 @@ def last_level_cache(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) 
     return best[1] if best else None
 
 
-def memory_bytes() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return None
-
-
 def allocated_weight_bytes(runner: Runner) -> int:
     """Return the bytes of all parameters and buffers of the model, each storage counted once."""
     tensors = [*runner.model.parameters(), *runner.model.buffers()]
     return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
 
 
-def resident_bytes() -> int | None:
-    """Return the resident bytes of this process now; None where the system does not report them."""
-    return _status("VmRSS")
+def resident_bytes() -> int:
+    """Return the resident bytes of this process now."""
+    return psutil.Process().memory_info().rss
 
 
 def peak_bytes() -> int | None:
     """Return the peak resident bytes of this process; None where the system does not report them."""
-    return _status("VmHWM")
-
-
-def _status(name: str) -> int | None:
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith(name)) * 1024
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
     except (OSError, StopIteration, ValueError):
         return None

@@ -1,4 +1,7 @@
-"""Identity of a process, so that another process can tell whether it is still running."""
+"""Identity of a process, so that another process can tell whether it is still running.
+
+Read from /proc: psutil knows neither boots nor namespaces, and its start of a process moves when the clock is set.
+"""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class _LowerBounds:
     """Lower bounds of points; equal workloads are computed once."""
 
     def __init__(self, start_seconds: float) -> None:
-        self.start, self.process = start_seconds, resident_bytes() or 0
+        self.start, self.process = start_seconds, resident_bytes()
         self.machine = CachedCeilings()
         self.known: dict[str, tuple[float, int]] = {}
 
