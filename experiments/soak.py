@@ -60,8 +60,8 @@ class Soak:
                 if request is not None:
                     self._submit(request)
             self.runner.step()
-            if self.ended >= every * (len(samples) + 1) and (size := flat_memory.resident_mib()) is not None:
-                samples.append((self.ended, size))
+            if self.ended >= every * (len(samples) + 1):
+                samples.append((self.ended, flat_memory.resident_mib()))
         seconds = time.perf_counter() - began
         self.faults += [f"{name} has no end" for name in self._open] + leaked_resources(self.runner)
         return {

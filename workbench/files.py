@@ -139,7 +139,7 @@ def read_json_file(path: Path | str, max_bytes: int = MAX_JSON_BYTES) -> Any:
 def cache_directory() -> Path:
     """Return `$WORKBENCH_CACHE_DIR`, or the user's cache directory for the workbench: what may be deleted at any time.
 
-    The same as `compiled_kernels.result_cache.user_cache_directory`, without loading torch.
+    Equal to `compiled_kernels.result_cache.user_cache_directory`, whose package loads torch.
     """
     given = os.environ.get("WORKBENCH_CACHE_DIR")
     return Path(given or platformdirs.user_cache_dir("inference-workbench", appauthor=False))

@@ -23,13 +23,11 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import platformdirs
+from compiled_kernels.result_cache import user_cache_directory
 
 
 def cache_directory() -> Path:
-    """Return `$WORKBENCH_CACHE_DIR/mlir`, or the user's cache directory for the workbench."""
-    root = os.environ.get("WORKBENCH_CACHE_DIR") or platformdirs.user_cache_dir("inference-workbench")
-    return Path(root) / "mlir"
+    return user_cache_directory() / "mlir"
 
 
 def key_of(**content: object) -> str:

@@ -129,7 +129,7 @@ def _peers(
     from benchmarks.peers.run import run_peers
     from benchmarks.peers.table import peers_markdown, peers_tables, write_record
     from benchmarks.peers.works import parse_workloads
-    from compiled_kernels.result_cache import user_cache_directory
+    from workbench.files import cache_directory
 
     written: list[Path] = []
 
@@ -139,7 +139,7 @@ def _peers(
 
     with backend_errors(), progress_stages(format is not OutputFormat.JSON) as tell:
         record = run_peers(
-            model, parse_workloads(work or ["all"]), formats, folder=user_cache_directory() / "peers", rounds=rounds,
+            model, parse_workloads(work or ["all"]), formats, folder=cache_directory() / "peers", rounds=rounds,
             repetitions=repetitions, threads=threads or torch.get_num_threads(), backends=(backend,), peers=peer,
             pythons=interpreters(peer_python or ()), on_progress=tell, on_round=keep,
         )  # fmt: skip

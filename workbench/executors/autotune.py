@@ -22,7 +22,7 @@ from torch import Tensor
 
 from compiled_kernels import Backend, BackendError
 from compiled_kernels.correct_backend import TRANSIENT_ERRORS, first_correct_backend
-from compiled_kernels.result_cache import ResultCache, cpu_model, machine_key, user_cache_directory
+from compiled_kernels.result_cache import ResultCache, cpu_model, machine_key
 from compiled_kernels.rounds import RoundTimes, time_in_rounds
 from workbench.errors import WorkbenchError
 from workbench.executors.base import CompileUnit, EagerExecutor, build_executor
@@ -33,6 +33,7 @@ from workbench.executors.reference import (
     single_decode_step,
 )
 from workbench.executors.select import Backends
+from workbench.files import cache_directory
 from workbench.kv_cache.format import CacheFormat
 from workbench.model.transformer import Transformer
 from workbench.scheduler.plan import StepPlan
@@ -92,7 +93,7 @@ def autotune_backend(
     """
     if backends.decode is backends.blocks:
         return backends  # there is only one candidate
-    remembered = remembered or ResultCache(user_cache_directory() / AUTOTUNE_FILE)
+    remembered = remembered or ResultCache(cache_directory() / AUTOTUNE_FILE)
     held = CacheLayout(model.cache_shapes(cache), page_size, cache_dtype or model.dtype)
     key = _key(model, backends, held, compile_unit)
     found = _trial(remembered.load().get(key))
@@ -264,7 +265,7 @@ def remembered_autotune_results(remembered: ResultCache | None = None) -> list[d
 
     `valid` says whether machine, versions, code and rule are still those it was made with.
     """
-    entries = (remembered or ResultCache(user_cache_directory() / AUTOTUNE_FILE)).load().values()
+    entries = (remembered or ResultCache(cache_directory() / AUTOTUNE_FILE)).load().values()
     named = ("model", "weights", "cache", "unit", "threads", "cpu", "here", "date")
     sound = [entry for entry in entries if _trial(entry) is not None and all(name in entry for name in named)]
     return [

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 import compiled_kernels
 from compiled_kernels import Backend, BackendError
 from compiled_kernels.blocked import panels_problem, to_panels
-from compiled_kernels.result_cache import ResultCache, machine_key, user_cache_directory
+from compiled_kernels.result_cache import ResultCache, machine_key
 from compiled_kernels.rounds import time_in_rounds
 from workbench.executors.autotune import tried_of
 from workbench.executors.base import MlirExecutor, build_executor
@@ -28,6 +28,7 @@ from workbench.executors.reference import (
     single_decode_step,
 )
 from workbench.executors.select import Backends
+from workbench.files import cache_directory
 from workbench.kv_cache.format import KVCacheSpec
 from workbench.model.linear import Linear
 from workbench.model.transformer import Transformer
@@ -72,7 +73,7 @@ def choose_weight_layout(
         return in_panels
     if backends.attention is not Backend.MLIR:
         return backends
-    remembered, key = remembered or ResultCache(user_cache_directory() / LAYOUT_FILE), _key(model, layout)
+    remembered, key = remembered or ResultCache(cache_directory() / LAYOUT_FILE), _key(model, layout)
     found = _sound(remembered.load().get(key))
     if found is None:
         found, quiet = _tried(model, in_panels, layout, backends.blocks)
@@ -176,7 +177,7 @@ def remembered_layouts(kept: ResultCache | None = None) -> list[dict[str, Any]]:
     """Return every choice of a layout that is remembered, newest last: `chosen` is panels or rows, `reason` says why;
     `valid` says whether machine, versions and code are still those it was made with. Damaged entries are left out."""
     named, choices = ("model", "weights", "cache", "threads", "cpu", "here", "date"), []
-    for entry in (kept or ResultCache(user_cache_directory() / LAYOUT_FILE)).load().values():
+    for entry in (kept or ResultCache(cache_directory() / LAYOUT_FILE)).load().values():
         found = _sound(entry)
         if found is None or not all(name in entry for name in named):
             continue

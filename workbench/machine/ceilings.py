@@ -23,9 +23,8 @@ import compiled_kernels
 from compiled_kernels import Backend, BackendError
 from compiled_kernels.backends import backend_problems
 from compiled_kernels.level import LEVEL_VARIABLE
-from compiled_kernels.result_cache import user_cache_directory
 from workbench.errors import WorkbenchError
-from workbench.files import read_json_file, write_atomically
+from workbench.files import cache_directory, read_json_file, write_atomically
 from workbench.machine.processor import cpu_model, cpu_times, is_contended, last_level_cache, others_cpu_share
 
 MAX_WORKING_SET_BYTES = 512 * 2**20  # past a few times the cache, more bytes read no slower
@@ -261,7 +260,7 @@ def ceilings_for(
         cache_dir: Folder of the file; None is the cache directory of the workbench.
     """
     threads = threads or torch.get_num_threads()
-    file = (cache_dir or user_cache_directory()) / CEILINGS_FILE
+    file = (cache_dir or cache_directory()) / CEILINGS_FILE
     kept = {} if refresh else _load(file)
     measured: dict[str, Ceiling] = {}
 
@@ -300,7 +299,7 @@ def stored_ceilings(
     cache_dir: Path | None = None,
 ) -> MachineCeilings:
     """Return the ceilings that `ceilings_for` stored, each the higher of plain and compiled; measure nothing."""
-    threads, kept = threads or torch.get_num_threads(), _load((cache_dir or user_cache_directory()) / CEILINGS_FILE)
+    threads, kept = threads or torch.get_num_threads(), _load((cache_dir or cache_directory()) / CEILINGS_FILE)
     reads = [_highest(kept, *(_read_key(threads, size, way) for way in (False, True))) for size in working_sets]
     gemms = [_highest(kept, _gemm_key(threads, dtype, GEMM_SHAPE)) for dtype in dtypes]
     return MachineCeilings(tuple(c for c in reads if c), tuple(c for c in gemms if c))
