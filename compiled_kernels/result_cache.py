@@ -48,7 +48,8 @@ class ResultCache:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             with _alone(self.file.with_name(f".{self.file.name}.lock")):
                 kept = {**self.load(), key: dict(entry)}
-                _write(self.file, json.dumps({"entries": dict(list(kept.items())[-MAX_ENTRIES:])}, indent=1))
+                entries = {"entries": dict(list(kept.items())[-MAX_ENTRIES:])}
+                write_atomically(self.file, json.dumps(entries, indent=1).encode())
 
 
 @contextmanager
@@ -60,11 +61,13 @@ def _alone(lock: Path) -> Iterator[None]:
         yield
 
 
-def _write(file: Path, text: str) -> None:
-    handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
+def write_atomically(file: Path, content: bytes) -> None:
+    """Write a file whole or not at all, whatever other processes write: never into one that is open or mapped."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=".new-")
     try:
-        with os.fdopen(handle, "w") as out:
-            out.write(text)
+        with os.fdopen(handle, "wb") as out:
+            out.write(content)
         os.replace(temporary, file)
     except BaseException:  # an interrupt too
         Path(temporary).unlink(missing_ok=True)

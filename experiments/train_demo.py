@@ -24,6 +24,7 @@ from tokenizers import Tokenizer
 from experiments import demo_card, demo_corpus, demo_tokenizer
 from experiments.demo_model import SHAPES, Learner
 from experiments.muon import Muon
+from workbench.files import write_atomically
 from workbench.progress import Progress
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -113,9 +114,8 @@ def _encoded(tokenizer: Tokenizer, files: list[demo_corpus.SourceFile], cache: P
     begin, end = tokenizer.token_to_id(demo_tokenizer.BEGIN), tokenizer.token_to_id(demo_tokenizer.END)
     encodings = tokenizer.encode_batch([file.text() for file in files], add_special_tokens=False)
     arrays = [np.array([begin, *encoding.ids, end], np.uint16) for encoding in encodings]
-    partial = cache.with_suffix(".partial.npz")  # an interrupted write leaves no complete file
-    np.savez(partial, ids=np.concatenate(arrays), ends=np.cumsum([len(array) for array in arrays]))
-    partial.replace(cache)
+    ids, ends = np.concatenate(arrays), np.cumsum([len(array) for array in arrays])
+    write_atomically(cache, lambda file: np.savez(file, ids=ids, ends=ends))
     return arrays
 
 
@@ -177,9 +177,7 @@ def _resume(checkpoint: Path, model, muon, adam, device: str) -> int:
 
 def _save(checkpoint: Path, step: int, model, muon, adam) -> None:
     state = {"step": step, "model": model.state_dict(), "muon": muon.state_dict(), "adam": adam.state_dict()}
-    partial = checkpoint.with_suffix(".partial")
-    torch.save(state, partial)
-    partial.replace(checkpoint)
+    write_atomically(checkpoint, lambda file: torch.save(state, file))
 
 
 @torch.no_grad()
@@ -200,9 +198,7 @@ def export(model: Learner, folder: Path, tokenizer: Tokenizer) -> None:
     tokenizer.save(str(_made(folder) / "tokenizer.json"))
     (folder / "config.json").write_text(json.dumps(model.config, indent=2) + "\n")
     weights = {name: p.detach().to("cpu", torch.bfloat16).contiguous() for name, p in model.named_parameters()}
-    partial = folder / ".model.partial"
-    save_file(weights, partial, metadata={"format": "pt"})
-    partial.replace(folder / "model.safetensors")
+    write_atomically(folder / "model.safetensors", lambda file: save_file(weights, file.name, {"format": "pt"}))
 
 
 def _made(folder: Path) -> Path:
@@ -214,9 +210,8 @@ def tokenizer_for(work: Path) -> Tokenizer:
     path = work / "tokenizer.json"
     if not path.exists():
         texts = (file.text() for file in demo_corpus.training_files())
-        partial = path.with_suffix(".partial")
-        demo_tokenizer.train(Progress(texts, desc="tokenizer", unit="file"), ENTRIES).save(str(partial))
-        partial.replace(path)
+        trained = demo_tokenizer.train(Progress(texts, desc="tokenizer", unit="file"), ENTRIES)
+        write_atomically(path, lambda file: trained.save(file.name))
     return demo_tokenizer.load(path)
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 import tempfile
 import warnings
@@ -23,7 +22,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from compiled_kernels.result_cache import user_cache_directory
+from compiled_kernels.result_cache import user_cache_directory, write_atomically
 
 
 def cache_directory() -> Path:
@@ -58,9 +57,9 @@ class ArtifactCache:
         paths = {}
         for name, (content, suffix) in files.items():
             paths[name] = self.directory / "files" / (hashlib.sha256(content).hexdigest() + suffix)
-            _write(paths[name], content)
+            write_atomically(paths[name], content)
         entry = {"files": {name: path.name for name, path in paths.items()}}
-        _write(self.directory / f"{key}.json", json.dumps(entry, indent=1).encode())
+        write_atomically(self.directory / f"{key}.json", json.dumps(entry, indent=1).encode())
         return paths
 
     def store_or_temporary(self, key: str, files: Mapping[str, tuple[bytes, str]]) -> dict[str, Path]:
@@ -74,7 +73,7 @@ class ArtifactCache:
 
     def link_recipe(self, recipe: str, key: str) -> None:
         """Note that `recipe`, cheap to compute, leads to the entry `key`. May raise OSError."""
-        _write(self.directory / f"{recipe}.name", key.encode())
+        write_atomically(self.directory / f"{recipe}.name", key.encode())
 
     def key_of_recipe(self, recipe: str) -> str | None:
         """Return the entry that a recipe led to; None where that is not known."""
@@ -88,20 +87,6 @@ class ArtifactCache:
 @cache
 def _folder_of_this_process() -> tempfile.TemporaryDirectory:
     return tempfile.TemporaryDirectory(prefix="workbench-mlir-")
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all, whatever other processes write: never into a file that one of them may have
-    mapped."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.replace(temporary, path)
-    except BaseException:  # an interrupt too
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def _checksum(path: Path) -> str:

@@ -45,7 +45,7 @@ def test_what_is_saved_is_loaded(
     save_folder(folder, spec, state, dtype, shard_bytes=shard_bytes)
     assert same(load_weights(folder, spec, dtype), state)
     assert read_spec(folder) == spec.model_copy(update={"name": folder.name})
-    assert not list(folder.glob("*.partial"))
+    assert not list(folder.glob("*.tmp"))
 
 
 @given(llama_specs(), DTYPES)

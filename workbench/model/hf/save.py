@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from pathlib import Path
 
 import torch
@@ -13,6 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from workbench.errors import WorkbenchError
+from workbench.files import write_atomically
 from workbench.model.hf.families import config_from_spec
 from workbench.model.hf.safetensors_files import INDEX_FILE, SINGLE_FILE
 from workbench.model.parameters import StoredPart, parameter_shapes, part_bytes, stored_parts
@@ -42,13 +41,10 @@ def save_folder(
         folder.mkdir(parents=True, exist_ok=True)
         _write_weights(folder, spec, state, dtype, shard_bytes)
         if tokenizer_file is not None:
-            partial = folder / "tokenizer.json.partial"
-            shutil.copyfile(tokenizer_file, partial)
-            os.replace(partial, folder / "tokenizer.json")
+            content = Path(tokenizer_file).read_bytes()
+            write_atomically(folder / "tokenizer.json", lambda file: file.write(content))
         _write_json(folder / "config.json", config)
     except (OSError, SafetensorError) as error:
-        for partial in folder.glob("*.partial"):
-            partial.unlink(missing_ok=True)
         raise WorkbenchError(f"{folder}: the model cannot be written there ({error})") from error
 
 
@@ -58,11 +54,11 @@ def _write_weights(
     shards = _shards(spec, dtype.itemsize, shard_bytes)
     names = [SINGLE_FILE] if len(shards) == 1 else [_shard_name(i, len(shards)) for i in range(len(shards))]
     for name, parts in zip(names, shards, strict=True):
-        partial = folder / f"{name}.partial"
         # A clone per part: slices of a fused parameter share memory, which the format does not allow.
         tensors = {part.name: _clone(state[ours], start, part, dtype) for ours, start, part in parts}
-        save_file(tensors, partial, metadata={"format": "pt"})
-        os.replace(partial, folder / name)
+        write_atomically(
+            folder / name, lambda file, held=tensors: save_file(held, file.name, metadata={"format": "pt"})
+        )
     if len(shards) > 1:
         places = {part.name: name for name, parts in zip(names, shards, strict=True) for _, _, part in parts}
         total = sum(part_bytes(part, dtype.itemsize) for parts in shards for _, _, part in parts)
@@ -99,9 +95,8 @@ def _shard_name(index: int, count: int) -> str:
 
 
 def _write_json(file: Path, value: object) -> None:
-    partial = file.with_name(file.name + ".partial")
-    partial.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    os.replace(partial, file)
+    text = json.dumps(value, indent=2) + "\n"
+    write_atomically(file, lambda out: out.write(text.encode()))
 
 
 def _check(spec: ModelSpec, state: dict[str, Tensor]) -> None:
