@@ -21,7 +21,7 @@ from workbench.kv_cache import eviction as evict
 
 ROOT = Path(__file__).resolve().parents[1]
 # Not triton: torch imports it by itself where it is installed.
-OPTIONAL = ("torch_mlir", "iree", "jupyterlab", "IPython", "ipywidgets", "transformers")
+OPTIONAL = ("torch_mlir", "jupyterlab", "IPython", "ipywidgets", "transformers")
 
 WATCHED = f"""
 import sys

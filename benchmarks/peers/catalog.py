@@ -78,7 +78,7 @@ def workbench_peer(backend: str, model: str, seed: int, settings: Mapping[str, A
     `workbench.load`."""
     return Peer(
         WORKBENCH if backend == "auto" else f"{WORKBENCH} {backend}", WORKBENCH, "run_workbench.py", "none", FORMATS,
-        ("inference-workbench", "torch", "triton", "torch-mlir", "iree-base-compiler"), "pip install -e .",
+        ("inference-workbench", "torch", "triton", "torch-mlir"), "pip install -e .",
         options={"backend": backend, "model": model, "seed": seed, "settings": dict(settings)},
         environment={"PYTHONPATH": str(SCRIPTS.parents[2])},
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """The backend `mlir`: lower, compile, execute, and the cache of artifacts.
 
-Importing this package imports neither torch-mlir nor IREE; what is compiled already needs neither to run.
+Importing this package does not import torch-mlir, and what is compiled already runs without it.
 """
 
 from __future__ import annotations

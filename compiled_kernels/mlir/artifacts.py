@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
 import tempfile
 import warnings
 from collections.abc import Mapping
@@ -97,19 +96,6 @@ def _checksum(path: Path) -> str:
 @cache
 def compilers() -> dict[str, str]:
     return {name: version_of(name) for name in ("torch-mlir", "torch")}
-
-
-@cache
-def cpu_description() -> dict[str, str]:
-    """Return this processor's model and features: for code that is compiled for the machine instead of a level."""
-    try:
-        text = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
-    except OSError:
-        return {"model": platform.processor()}
-    fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
-    known = {name.strip(): value.strip() for name, value in fields.items()}
-    features = " ".join(sorted(known.get("flags", known.get("Features", "")).split()))
-    return {"model": known.get("model name", platform.processor()), "features": features}
 
 
 def version_of(name: str) -> str:

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 
-OPTIONAL = ("altair", "plotly", "jupyterlab", "playwright", "triton", "torch_mlir", "iree", "transformers", "ray")
+OPTIONAL = ("altair", "plotly", "jupyterlab", "playwright", "triton", "torch_mlir", "transformers", "ray")
 PROGRAM = f"""
 import json, sys
 import workbench.widgets as widgets

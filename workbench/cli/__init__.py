@@ -216,7 +216,7 @@ def _quiet_others() -> None:
     Our own are shown; with PYTHONWARNINGS or TORCH_LOGS set, those settings hold.
     """
     if not sys.warnoptions:
-        for name in ("torch", "triton", "torch_mlir", "iree", "jupyter", "ipywidgets"):
+        for name in ("torch", "triton", "torch_mlir", "jupyter", "ipywidgets"):
             warnings.filterwarnings("ignore", module=rf"{name}(\.|$)")
     if "TORCH_LOGS" not in os.environ:
         logging.getLogger("torch").setLevel(logging.ERROR)

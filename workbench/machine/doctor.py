@@ -22,7 +22,6 @@ from workbench.machine.environment import environment
 # Extras: the module that each needs, and its use.
 EXTRAS = {
     "triton": ("triton", "GPU kernels, their interpreter and their PTX"),
-    "iree": ("iree.compiler", "whole steps through IREE"),
     "plots": ("altair", "plots of comparisons"),
     "peers": ("llama_cpp", "other tools to compare with"),
     "lab": ("jupytext", "what the notebooks show"),

@@ -19,7 +19,7 @@ import psutil
 from workbench.machine.processor import cpu, cpu_times, others_cpu_share
 
 PACKAGES = (
-    "inference-workbench", "torch", "triton", "torch-mlir", "iree-base-compiler", "einops", "numpy",
+    "inference-workbench", "torch", "triton", "torch-mlir", "einops", "numpy",
     "tokenizers", "transformers", "safetensors", "pydantic", "pyarrow", "duckdb",
 )  # fmt: skip
 COMMAND_S = 60  # for git, before it is taken for one that hangs
