@@ -71,7 +71,7 @@ class Suite:
     call: Callable[..., Any]
     cases: tuple[Case, ...]
     rounding_terms: Callable[..., float]
-    exact: Callable[..., Any] = field(default=None)  # type: ignore[assignment]  # filled in below
+    exact: Callable[..., Any] = field(default=None)  # type: ignore[assignment]  # `__post_init__` fills it in
     scale: Callable[..., Tensor] | None = None
     benchmark_call: Callable[..., Any] | None = None
 

@@ -37,7 +37,6 @@ ORDER = [
     ("workbench.runs",),
     ("workbench.measure",),
     ("workbench.bench",),
-    ("benchmarks",),
     ("workbench.offline",),
     ("workbench.economics",),
     ("workbench.sweep",),
@@ -46,6 +45,7 @@ ORDER = [
     ("workbench.testing", "workbench.lab"),
     ("workbench.widgets",),
     ("experiments",),
+    ("benchmarks", "tools"),  # of a checkout: only the commands that need one import them
     ("workbench.cli",),
 ]
 INTEGERS = ("budget", "cpu_pages", "manager", "pages", "prefix", "radix_tree")  # of kv_cache: ownership, no tensor

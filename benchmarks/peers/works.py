@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from workbench.bench.model import PromptAndOutput, mixed_lengths
 from workbench.errors import WorkbenchError
 from workbench.request import random_token_ids
 
 MIN_PROMPT = 16  # tokens before a decode at depth 0
-PromptAndOutputTokens = tuple[int, int]  # prompt tokens, output tokens
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class PeerWorkload:
 
     name: str
     kind: Literal["decode", "prefill", "mixed"]
-    requests: tuple[PromptAndOutputTokens, ...]
+    requests: tuple[PromptAndOutput, ...]
 
     @property
     def longest(self) -> int:
@@ -48,19 +48,10 @@ def prefill_workload(tokens: int) -> PeerWorkload:
     return PeerWorkload(f"prefill {tokens}", "prefill", ((tokens, 1),))
 
 
-def mixed_workload(
-    count: int = 16,
-    prompts: PromptAndOutputTokens = (32, 512),
-    outputs: PromptAndOutputTokens = (32, 128),
-    prompt_tokens: int = 4352,
-    output_tokens: int = 1274,
-    seed: int = 0,
-) -> PeerWorkload:
-    """Return a workload of `count` requests at once, with lengths drawn from the given ranges that sum to the given
-    totals."""
-    draw = random.Random(seed)
-    lengths = zip(_drawn(draw, count, prompts, prompt_tokens), _drawn(draw, count, outputs, output_tokens), strict=True)
-    return PeerWorkload(f"mixed {count}", "mixed", tuple(lengths))
+def mixed_workload(*arguments: Any, **settings: Any) -> PeerWorkload:
+    """Return a workload of requests at once, their lengths drawn by `mixed_lengths`, whose arguments it takes."""
+    lengths = mixed_lengths(*arguments, **settings)
+    return PeerWorkload(f"mixed {len(lengths)}", "mixed", lengths)
 
 
 def standard_workloads() -> tuple[PeerWorkload, ...]:
@@ -84,14 +75,3 @@ def parse_workloads(names: Sequence[str]) -> tuple[PeerWorkload, ...]:
         else:
             raise WorkbenchError(f"work {name!r}: is none of decode, decode@DEPTH, prefill@TOKENS, mixed, all")
     return tuple(dict.fromkeys(chosen))
-
-
-def _drawn(draw: random.Random, count: int, ends: PromptAndOutputTokens, total: int) -> list[int]:
-    least, most = ends
-    if not count * least <= total <= count * most:
-        raise WorkbenchError(f"{count} lengths between {least} and {most} cannot sum to {total}")
-    lengths = [draw.randint(least, most) for _ in range(count)]
-    while (missing := total - sum(lengths)) != 0:
-        index = draw.randrange(count)
-        lengths[index] = min(most, max(least, lengths[index] + missing))
-    return lengths

@@ -151,7 +151,7 @@ def scale(*inputs: Any) -> Tensor:
     recent = residual_keys.double(), residual_values.double().abs()
     sizes = QuantizedTensor(dequantize(values, torch.float64).abs())
     of = q.double(), keys, sizes, *recent, *tables, scale, mask, rule, softcap, sink_logits
-    return reference(*of).amax(-1, keepdim=True)  # type: ignore[call-arg]
+    return reference(*of).amax(-1, keepdim=True)  # type: ignore[call-arg]  # pyright takes `*tables` for any number
 
 
 def _cases():

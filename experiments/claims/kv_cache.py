@@ -25,8 +25,8 @@ FULL = 128_000  # tokens; the sources write 128K
 CARD = 80e9
 
 
-def _llama(context: int = FULL, **settings: str) -> EvidenceNumbers:
-    return report_for(LLAMA, context=context, dtype="float16", **settings)  # type: ignore[arg-type]
+def _llama(context: int = FULL, **settings: Any) -> EvidenceNumbers:
+    return report_for(LLAMA, context=context, dtype="float16", **settings)
 
 
 def _groups(*sizes: float) -> EvidenceNumbers:
@@ -52,8 +52,8 @@ def figures_of_128k(records: object) -> Sequence[Table]:
 def sessions(shape: str = LLAMA, context: int = FULL) -> EvidenceNumbers:
     """Count full texts on one card: beside the weights, without them, and with both quantized."""
 
-    def fit(**settings: str) -> dict[str, Any]:
-        return report_for(shape, context=context, dtype="float16", memory="80GB", **settings)  # type: ignore[arg-type]
+    def fit(**settings: Any) -> dict[str, Any]:
+        return report_for(shape, context=context, dtype="float16", memory="80GB", **settings)
 
     dense = fit()
     return {

@@ -121,10 +121,10 @@ def endings(quick: bool) -> EvidenceNumbers:
     assert tokenizer is not None
     texts = [(prompt, seed) for seed in ((1,) if quick else SEEDS) for prompt in PROMPTS]
 
-    def ended(**asked: object) -> list:
+    def ended(**asked: Any) -> list:
         requests = [
             Request(f"{seed} {prompt}", tuple(tokenizer.encode(prompt)),
-                    SamplingParameters(temperature=0.8, seed=seed, **asked))  # type: ignore[arg-type]
+                    SamplingParameters(temperature=0.8, seed=seed, **asked))
             for prompt, seed in texts
         ]  # fmt: skip
         return list(generate(runner, requests).values())

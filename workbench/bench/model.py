@@ -233,6 +233,28 @@ def standard_cases(
     return tuple(BenchCase(kind, *place, prompt, output) for place in places for kind in ("prefill", "decode"))
 
 
+def mixed_lengths(
+    count: int = 16, prompts: tuple[int, int] = (32, 512), outputs: tuple[int, int] = (32, 128),
+    prompt_tokens: int = 4352, output_tokens: int = 1274, seed: int = 0,
+) -> tuple[PromptAndOutput, ...]:  # fmt: skip
+    """Return lengths of `count` requests, drawn from the given ranges, that sum to the given totals."""
+    draw = random.Random(seed)
+    return tuple(
+        zip(_drawn(draw, count, prompts, prompt_tokens), _drawn(draw, count, outputs, output_tokens), strict=True)
+    )
+
+
+def _drawn(draw: random.Random, count: int, ends: tuple[int, int], total: int) -> list[int]:
+    least, most = ends
+    if not count * least <= total <= count * most:
+        raise WorkbenchError(f"{count} lengths between {least} and {most} cannot sum to {total}")
+    lengths = [draw.randint(least, most) for _ in range(count)]
+    while (missing := total - sum(lengths)) != 0:
+        index = draw.randrange(count)
+        lengths[index] = min(most, max(least, lengths[index] + missing))
+    return lengths
+
+
 def mixed_case(lengths: Sequence[PromptAndOutput]) -> BenchCase:
     return BenchCase("mixed", len(lengths), lengths=tuple(lengths))
 

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from workbench.cli.shared import AsJson, OutputFormat, backend_errors, console, given_options, print_json
+from workbench.cli.shared import (
+    AsJson,
+    OutputFormat,
+    backend_errors,
+    console,
+    find_in_checkout,
+    given_options,
+    print_json,
+)
 from workbench.errors import WorkbenchError
 from workbench.progress import progress_stages
 
@@ -96,7 +104,7 @@ def bench(
 def _works(
     batch: list[int] | None, depth: list[int] | None, prompt: int, generate: int, mixed: bool
 ) -> tuple[BenchCase, ...]:
-    from workbench.bench.model import BATCHES, DEPTHS, mixed_case, standard_cases
+    from workbench.bench.model import BATCHES, DEPTHS, mixed_case, mixed_lengths, standard_cases
 
     for name, values, least in (
         ("batch", batch or (), 1), ("depth", depth or (), 0), ("prompt", (prompt,), 1), ("generate", (generate,), 1)
@@ -104,11 +112,7 @@ def _works(
         if wrong := [value for value in values if value < least]:
             raise WorkbenchError(f"--{name} {wrong[0]}: must be at least {least}")
     works = standard_cases(batch or BATCHES, depth or DEPTHS, prompt, generate)
-    if not mixed:
-        return works
-    from benchmarks.peers.works import mixed_workload as mixed_lengths
-
-    return *works, mixed_case(mixed_lengths().requests)
+    return (*works, mixed_case(mixed_lengths())) if mixed else works
 
 
 def _refuse_options(options: set[str], peers: bool) -> None:
@@ -125,6 +129,7 @@ def _peers(
 ) -> None:  # fmt: skip
     import torch
 
+    find_in_checkout("benchmarks/peers", "bench: --peers")
     from benchmarks.peers.catalog import interpreters
     from benchmarks.peers.run import run_peers
     from benchmarks.peers.table import peers_markdown, peers_tables, write_record

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +9,7 @@ import typer
 from rich.markup import escape
 from rich.text import Text
 
-from workbench.cli.shared import AsJson, console, print_json
+from workbench.cli.shared import AsJson, console, find_in_checkout, print_json
 from workbench.display import Table
 from workbench.errors import WorkbenchError
 
@@ -47,19 +46,10 @@ def lab(
     raise typer.Exit(1 if any(visit.faults for visit in visits) else 0)
 
 
-def _add_tools_to_path() -> None:
-    """Make `tools` importable. The checker is a developers' tool, which a checkout has and a wheel has not."""
-    root = Path(__file__).resolve().parents[2]
-    if not (root / "tools" / "notebooks").is_dir():
-        raise WorkbenchError("lab: --check needs a checkout of the project, with its folder tools/notebooks")
-    if str(root) not in sys.path:
-        sys.path.append(str(root))
-
-
 def _check(
     folder: Path, only: list[str], pictures: Path | None, dark: bool, keep: Path | None, as_json: bool
 ) -> list[NotebookVisit]:
-    _add_tools_to_path()
+    find_in_checkout("tools/notebooks", "lab: --check")
     from tools.notebooks.check import WidgetScreenshots, check_notebooks
 
     album = WidgetScreenshots(pictures, dark) if pictures else None

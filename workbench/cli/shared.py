@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -22,6 +24,15 @@ class OutputFormat(StrEnum):
     MD = "md"
     CSV = "csv"
     JSON = "json"
+
+
+def find_in_checkout(folder: str, option: str) -> None:
+    """Make a developers' package importable that a checkout has and a wheel has not, or say that `option` needs one."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / folder).is_dir():
+        raise WorkbenchError(f"{option} needs a checkout of the project, with its folder {folder}")
+    if str(root) not in sys.path:
+        sys.path.append(str(root))
 
 
 def console() -> Console:

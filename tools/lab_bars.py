@@ -1,4 +1,4 @@
-"""Measure the widgets in a real JupyterLab and a real Chromium: `python -m experiments.lab_bars [--record]`.
+"""Measure the widgets in a real JupyterLab and a real Chromium: `python -m tools.lab_bars [--record]`.
 
 Four limits: `import workbench.widgets` and every name in it, beyond torch; from a press on Run to the first token on
 the screen, warm; a redraw of 1,000 pages and 64 requests, in the kernel and in the browser; the size of a notebook in
@@ -161,7 +161,7 @@ def main(record: Annotated[bool, typer.Option("--record", help="keep it in exper
     print(json.dumps(found, indent=2))
     if record:
         kept = {"date": datetime.now(UTC).isoformat(), "summary": found, "environment": environment()}
-        print(write_dated_record(kept, Path(__file__).parent / "records", "lab_bars"))
+        print(write_dated_record(kept, Path(__file__).parents[1] / "experiments" / "records", "lab_bars"))
 
 
 if __name__ == "__main__":
