@@ -20,6 +20,7 @@ ORDER = [
         "workbench.progress",
         "workbench.settings",
         "workbench.display",
+        "workbench.svg",
     ),
     ("compiled_kernels",),
     ("workbench.batch", "workbench.request", "workbench.trace", "workbench.custom"),

@@ -31,9 +31,9 @@ ROWS = [
 
 @pytest.mark.skipif(pareto.plotting_problem() is not None, reason="pip install 'inference-workbench[plots]'")
 def test_it_is_drawn_with_every_name() -> None:
-    text = pareto.svg(ROWS, "what does it cost?")
+    text = pareto.render_chart(pareto.chart(ROWS, "what does it cost?"), "svg").decode()
     assert text.startswith("<svg") and all(name in text for name in ("float32", "int8", "worse", "what does it cost?"))
-    assert pareto.png(ROWS, "what does it cost?").startswith(b"\x89PNG")
+    assert pareto.render_chart(pareto.chart(ROWS, "what does it cost?"), "png").startswith(b"\x89PNG")
     dots = pareto.chart(ROWS, "").to_dict()["layer"][1]["data"]["values"]
     values = {value["variant"]: value for value in dots}
     assert [values[name]["best"] for name in ("float32", "int8", "worse")] == [True, True, False]
@@ -42,5 +42,5 @@ def test_it_is_drawn_with_every_name() -> None:
 
 @pytest.mark.skipif(pareto.plotting_problem() is not None, reason="pip install 'inference-workbench[plots]'")
 def test_points_that_are_one_bear_their_names_together() -> None:
-    text = pareto.svg([*ROWS, {**ROWS[0], "variant": "the same"}], "")
+    text = pareto.render_chart(pareto.chart([*ROWS, {**ROWS[0], "variant": "the same"}], ""), "svg").decode()
     assert "float32, the same" in text

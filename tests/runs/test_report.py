@@ -19,10 +19,11 @@ from workbench.cli import main
 from workbench.errors import WorkbenchError
 from workbench.experiment.verdict import RuleChange
 from workbench.reports import variants_table as comparison_text
+from workbench.reports.charts import ChartBar, Series, bar_chart, line_chart
 from workbench.reports.report import render_report, write_report
 from workbench.reports.run_report import changed_settings
 from workbench.reports.self_contained import external_resources, markup_errors
-from workbench.reports.svg import Axis, ChartBar, Series, bar_chart, format_tick, line_chart
+from workbench.svg import Axis, format_tick
 from workbench.trace.events import Decoded, Finished, Stepped, Submitted
 from workbench.trace.recorder import Recorder
 

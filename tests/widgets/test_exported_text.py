@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from workbench.widgets import svg
+from workbench import svg
 from workbench.widgets.kernels import picture as kernels
 from workbench.widgets.kernels.fusion import FusionMarks
 from workbench.widgets.tokens import picture as tokens

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.thorough import tries
+from workbench import svg
 from workbench.pixels import data_uri
-from workbench.widgets import svg
 from workbench.widgets.attention import data as tiles
 from workbench.widgets.attention.data import TilePyramid
 from workbench.widgets.attention.picture import HeatMap

@@ -16,8 +16,8 @@ from tests.measure.runs import small_recorder, write_run
 from tests.thorough import tries
 from tests.trace.histories import recorders
 from workbench.errors import WorkbenchError
-from workbench.reports.svg import Scale
 from workbench.runs.record import Record
+from workbench.svg import Scale
 from workbench.trace.events import Event, Finished, Stepped, Submitted
 from workbench.trace.perfetto import ENGINE, REQUESTS, chrome_trace, read_trace
 from workbench.trace.recorder import Recorder

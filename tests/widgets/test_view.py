@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.patience import limit
-from workbench.widgets import svg
+from workbench import svg
 from workbench.widgets import throttle as pulse_module
 from workbench.widgets.throttle import Throttle
 from workbench.widgets.view import PictureWidget

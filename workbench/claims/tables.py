@@ -38,7 +38,7 @@ def latest_run_record(claim: Claim, records: RecordFolder) -> StoredRecord | Non
 def draw_claim(claim: Claim, records: RecordFolder, file: Path) -> None:
     """Draw the run's chart as `file`, .svg or .png. WorkbenchError where there is no run, or drawing is impossible."""
     from workbench.experiment.experiment import Experiment
-    from workbench.measure import chart as pareto
+    from workbench.measure.chart import render_chart
     from workbench.measure.compare_variants import chart_of
 
     record = latest_run_record(claim, records)
@@ -46,13 +46,9 @@ def draw_claim(claim: Claim, records: RecordFolder, file: Path) -> None:
         raise WorkbenchError(f"claim {claim.id}: has no record of a run, so no picture; see `workbench claims show`")
     if file.suffix not in (".svg", ".png"):
         raise WorkbenchError(f"{file}: name a file that ends in .svg or .png")
-    if problem := pareto.plotting_problem():
-        raise WorkbenchError(problem)
     experiment = Experiment.from_values(record.experiment, record.name)
-    _, picture = chart_of(experiment, record.numbers)
-    drawn = picture.svg if file.suffix == ".svg" else picture.png
-    made = drawn(record.numbers, experiment.question)
-    content = made.encode() if isinstance(made, str) else made
+    _, draw = chart_of(experiment, record.numbers)
+    content = render_chart(draw(record.numbers, experiment.question), file.suffix[1:])
     try:
         write_atomically(file, lambda out: out.write(content))
     except OSError as error:

@@ -70,7 +70,7 @@ def quality(
         record = run_comparison(experiment, out, "quality", progress=format is not OutputFormat.JSON)
     rows = record.summary["rows"]
     if plot is not None:
-        content = pareto.png(rows, QUESTION) if plot.suffix == ".png" else pareto.svg(rows, QUESTION).encode()
+        content = pareto.render_chart(pareto.chart(rows, QUESTION), plot.suffix[1:])
         try:
             plot.write_bytes(content)
         except OSError as error:

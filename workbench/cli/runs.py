@@ -107,11 +107,12 @@ def compare(
 
 def _content(found, axes: list[str], format: ComparisonFormat) -> bytes:
     """Format `found`, a Comparison, or with two axes its Pareto front."""
+    from workbench.measure.chart import render_chart
     from workbench.reports import comparison_charts as pictures
 
     if format in (ComparisonFormat.SVG, ComparisonFormat.PNG):
         chart = pictures.pareto_chart(found, axes[0], axes[1]) if axes else pictures.ratio_chart(found)
-        return pictures.render_chart(chart, format.value)
+        return render_chart(chart, format.value)
     rows = found.pareto(axes[0], axes[1]) if axes else found.as_dicts()
     values, shown = Table.from_dicts(rows), found.table()
     if axes:

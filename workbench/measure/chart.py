@@ -12,11 +12,11 @@ from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.runs.metrics import pareto_frontier
+from workbench.svg import Box, Scale, boxes_overlap
 
 LETTER, LINE, DOT = 6.4, 12.0, 5.0  # a letter's width, a line's height and a dot's radius in pixels, at size 11
 GAP = 7.0  # from a dot's middle to where its name begins
 VERTICAL_OFFSETS = (-6.0, 9.0, -18.0, 21.0, -30.0, 33.0, -42.0, 45.0)  # heights of a name against its dot
-Box = tuple[float, float, float, float]
 SIZES = {"bytes_per_token": "bytes of cache a token (measured)", "weight_bytes": "bytes of weights (measured)"}
 MIN_KL = 1e-10  # what is below is no distance: rounding
 FRONTIER_COLOR, DOMINATED_COLOR = "#0b6e4f", "#a8a8a8"
@@ -45,7 +45,7 @@ def place_labels(points: Sequence[tuple[float, float]], names: Sequence[str], wi
             for label in tries
             if (box := _box(x, y, name, label))[0] >= 0
             and box[2] <= width + 40
-            and not any(_boxes_overlap(box, t) for t in taken)
+            and not any(boxes_overlap(box, t) for t in taken)
         )
         label = next(free, tries[0])
         taken.append(_box(x, y, name, label))
@@ -56,10 +56,6 @@ def place_labels(points: Sequence[tuple[float, float]], names: Sequence[str], wi
 def _box(x: float, y: float, name: str, label: Label) -> Box:
     begin = x + label.dx - (LETTER * len(name) if label.left else 0)
     return begin, y + label.dy - LINE / 2, begin + LETTER * len(name), y + label.dy + LINE / 2
-
-
-def _boxes_overlap(one: Box, other: Box) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
 def chart(rows: Sequence[Mapping[str, Any]], title: str) -> Any:
@@ -77,8 +73,9 @@ def chart(rows: Sequence[Mapping[str, Any]], title: str) -> Any:
     axis = altair.Axis(values=decades, labelExpr=f"datum.value <= {bottom} ? '0' : format(datum.value, '.0e')")
     sizes = [x for x, _ in points]
     left, right = 0.85 * min(sizes), 1.3 * max(sizes)
+    across, up = Scale(left, right, 0, WIDTH, True), Scale(bottom, top, HEIGHT, 0, True)
     x = altair.X(
-        "bytes:Q", title=SIZES[sized], axis=altair.Axis(values=_round_numbers(left, right)),
+        "bytes:Q", title=SIZES[sized], axis=altair.Axis(values=across.ticks()),
         scale=altair.Scale(type="log", domain=[left, right], nice=False),
     )  # fmt: skip
     y = altair.Y(
@@ -89,10 +86,7 @@ def chart(rows: Sequence[Mapping[str, Any]], title: str) -> Any:
     for index, (row, (size, kl)) in enumerate(zip(rows, points, strict=True)):
         key = size, max(kl, bottom), index in best
         names[key] = f"{names[key]}, {row['variant']}" if key in names else row["variant"]
-    pixels = [
-        (WIDTH * math.log(size / left) / math.log(right / left), HEIGHT * math.log(top / kl) / math.log(top / bottom))
-        for size, kl, _ in names
-    ]
+    pixels = [(across(size), up(kl)) for size, kl, _ in names]
     values = [
         {"variant": name, "bytes": size, "kl": kl, "best": is_best} for (size, kl, is_best), name in names.items()
     ]
@@ -113,23 +107,14 @@ def chart(rows: Sequence[Mapping[str, Any]], title: str) -> Any:
     return shown.properties(width=WIDTH, height=HEIGHT, title=title)
 
 
-def _round_numbers(least: float, most: float) -> list[float]:
-    """Return 1, 1.5, 2, 3, 5 and 7 of every decade between the two bounds."""
-    decades = range(math.floor(math.log10(least)), math.floor(math.log10(most)) + 1)
-    numbers = (step * 10.0**power for power in decades for step in (1, 1.5, 2, 3, 5, 7))
-    return [number for number in numbers if least <= number <= most]
-
-
-def svg(rows: Sequence[Mapping[str, Any]], title: str) -> str:
+def render_chart(chart: Any, form: str) -> bytes:
+    """Render an Altair chart as `svg` or `png`. WorkbenchError where vl-convert cannot draw."""
+    if problem := plotting_problem():
+        raise WorkbenchError(problem)
     import vl_convert
 
-    return vl_convert.vegalite_to_svg(chart(rows, title).to_json())
-
-
-def png(rows: Sequence[Mapping[str, Any]], title: str) -> bytes:
-    import vl_convert
-
-    return vl_convert.vegalite_to_png(chart(rows, title).to_json(), scale=2)
+    text = chart.to_json()
+    return vl_convert.vegalite_to_png(text, scale=2) if form == "png" else vl_convert.vegalite_to_svg(text).encode()
 
 
 def plotting_problem() -> str | None:

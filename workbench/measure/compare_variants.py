@@ -125,29 +125,31 @@ def measure_variants(
     return measure_serving(experiment, on_progress, predicted)
 
 
-def chart_of(experiment: Experiment, rows: Sequence[Mapping[str, Any]]) -> tuple[str, Any]:
-    """Return the name of the chart for this kind of run, and the module that draws it: `svg` and `png` of rows and a
-    title."""
+def chart_of(
+    experiment: Experiment, rows: Sequence[Mapping[str, Any]]
+) -> tuple[str, Callable[[Sequence[Mapping[str, Any]], str], Any]]:
+    """Return the name of the chart for this kind of run, and the function that draws it from rows and a title."""
     if isinstance(experiment.workload, QualityWorkload):
-        return "pareto", pareto
+        return "pareto", pareto.chart
     if isinstance(experiment.workload, DeterminismWorkload):
-        return "determinism", company_chart
+        return "determinism", company_chart.chart
     if isinstance(experiment.workload, SpeculationWorkload):
-        return "speculation", speculation_chart
+        return "speculation", speculation_chart.chart
     if isinstance(experiment.workload, LengthsWorkload):
-        return "lengths", lengths_chart
+        return "lengths", lengths_chart.chart
     if isinstance(experiment.workload, TextsWorkload):
-        return "texts", texts_chart
+        return "texts", texts_chart.chart
     if all("predicted" in row and "curve" not in row for row in rows):
-        return "latency", latency_chart
-    return "curves", curves
+        return "latency", latency_chart.chart
+    return "curves", curves.chart
 
 
 def _draw(folder: RunFolder, experiment: Experiment, found: VariantResults) -> dict[str, Any] | None:
     """Write the chart as SVG and PNG, and return the files' names, or the reason why there is none."""
-    name, picture = chart_of(experiment, found.rows)
+    name, draw = chart_of(experiment, found.rows)
     if problem := pareto.plotting_problem():
         return {"problem": problem}
-    folder.write_text(f"{name}.svg", picture.svg(found.rows, experiment.question))
-    folder.write_bytes(f"{name}.png", picture.png(found.rows, experiment.question))
+    chart = draw(found.rows, experiment.question)
+    folder.write_bytes(f"{name}.svg", pareto.render_chart(chart, "svg"))
+    folder.write_bytes(f"{name}.png", pareto.render_chart(chart, "png"))
     return {"svg": f"{name}.svg", "png": f"{name}.png"}

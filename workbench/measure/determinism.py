@@ -228,15 +228,3 @@ def _bars(altair: Any, values: list[dict[str, Any]], axis: str, bad: str, format
     bars = base.mark_bar().encode(color=altair.condition(bad, altair.value(BAD), altair.value(GOOD)))
     numbers = base.mark_text(align="left", dx=4, fontSize=11).encode(text=altair.Text("value:Q", format=format))
     return (bars + numbers).properties(width=260, height=altair.Step(22))
-
-
-def svg(rows: Sequence[Mapping[str, Any]], title: str) -> str:
-    import vl_convert
-
-    return vl_convert.vegalite_to_svg(chart(rows, title).to_json())
-
-
-def png(rows: Sequence[Mapping[str, Any]], title: str) -> bytes:
-    import vl_convert
-
-    return vl_convert.vegalite_to_png(chart(rows, title).to_json(), scale=2)

@@ -160,15 +160,3 @@ def _by_size(altair: Any, rows: Rows) -> Any:
     names = seen.mark_text(align="right", dx=-6, dy=-10, fontSize=11).encode(text="variant:N")
     dots = seen.mark_point(filled=True, size=50, opacity=1)
     return (base.mark_line().encode(strokeDash=dash) + dots + names).properties(width=560, height=320)
-
-
-def svg(rows: Rows, title: str) -> str:
-    import vl_convert
-
-    return vl_convert.vegalite_to_svg(chart(rows, title).to_json())
-
-
-def png(rows: Rows, title: str) -> bytes:
-    import vl_convert
-
-    return vl_convert.vegalite_to_png(chart(rows, title).to_json(), scale=2)

@@ -223,15 +223,3 @@ def _bits(altair: Any, rows: Rows) -> Any:
     bars = base.mark_bar(color=SAMPLED_COLOR).encode(x=altair.X("bits:Q", title="bits a token (tick: predicted)"))
     ticks = base.transform_filter("isValid(datum.predicted)").mark_tick(color=PREDICTED_COLOR, thickness=2)
     return (bars + ticks.encode(x="predicted:Q")).properties(width=300, height=altair.Step(22))
-
-
-def svg(rows: Rows, title: str) -> str:
-    import vl_convert
-
-    return vl_convert.vegalite_to_svg(chart(rows, title).to_json())
-
-
-def png(rows: Rows, title: str) -> bytes:
-    import vl_convert
-
-    return vl_convert.vegalite_to_png(chart(rows, title).to_json(), scale=2)

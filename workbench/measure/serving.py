@@ -128,15 +128,3 @@ def _against(altair: Any, rows: Rows, key: str, title: str) -> Any:
         for point, label in zip(seen, place_labels(pixels, [p["variant"] for p in seen], WIDTH), strict=True)
     ]
     return altair.layer(dots, *texts).properties(width=WIDTH, height=HEIGHT)
-
-
-def svg(rows: Rows, title: str) -> str:
-    import vl_convert
-
-    return vl_convert.vegalite_to_svg(chart(rows, title).to_json())
-
-
-def png(rows: Rows, title: str) -> bytes:
-    import vl_convert
-
-    return vl_convert.vegalite_to_png(chart(rows, title).to_json(), scale=2)

@@ -241,15 +241,3 @@ def _bars(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
             made = altair.Chart(altair.Data(values=values)).mark_bar().encode(y=y, x=altair.X(f"{key}:Q", title=title))
             panels.append(made.properties(width=WIDTH, height=24 * len(rows)))
     return panels
-
-
-def svg(rows: Sequence[Mapping[str, Any]], title: str) -> str:
-    import vl_convert
-
-    return vl_convert.vegalite_to_svg(chart(rows, title).to_json())
-
-
-def png(rows: Sequence[Mapping[str, Any]], title: str) -> bytes:
-    import vl_convert
-
-    return vl_convert.vegalite_to_png(chart(rows, title).to_json(), scale=2)

@@ -300,15 +300,3 @@ def chart(rows: Rows, title: str) -> Any:
         .properties(width=WIDTH, height=HEIGHT, title="acceptance")
     )
     return altair.hconcat(left, right).properties(title=title)
-
-
-def svg(rows: Rows, title: str) -> str:
-    import vl_convert
-
-    return vl_convert.vegalite_to_svg(chart(rows, title).to_json())
-
-
-def png(rows: Rows, title: str) -> bytes:
-    import vl_convert
-
-    return vl_convert.vegalite_to_png(chart(rows, title).to_json(), scale=2)

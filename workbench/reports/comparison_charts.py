@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from workbench.errors import WorkbenchError
-from workbench.measure.chart import DOMINATED_COLOR, FRONTIER_COLOR, import_altair, place_labels, plotting_problem
+from workbench.measure.chart import DOMINATED_COLOR, FRONTIER_COLOR, import_altair, place_labels
 from workbench.runs.comparison import Comparison
 from workbench.runs.measures import direction, parse_objective
+from workbench.svg import Scale
 
 WORSE, UNSURE = "#b3541e", "#6b6b6b"
 COLORS = {"better": FRONTIER_COLOR, "worse": WORSE, "not sure": UNSURE}
@@ -40,7 +41,7 @@ def ratio_chart(comparison: Comparison) -> Any:
                 domain=list(COLORS), range=list(COLORS.values()))),
         )  # fmt: skip
         scale = altair.Scale(type="log", domain=list(domain), nice=False)
-        ticks = altair.Axis(values=_ticks(*domain), format="~g")
+        ticks = altair.Axis(values=Scale(*domain, 0, WIDTH, True).ticks(), format="~g")
         better = BETTER.get(direction(name) or "", "")
         x = altair.X("ratio:Q", title=f"{name}, as a multiple of the baseline's{better}", scale=scale, axis=ticks)
         line = base.mark_rule(strokeWidth=3).encode(x=altair.X("low:Q", scale=scale, axis=ticks), x2="high:Q")
@@ -60,21 +61,18 @@ def pareto_chart(comparison: Comparison, x: str, y: str) -> Any:
     altair = import_altair()
     rows = comparison.pareto(x, y)
     (across, x_way), (up, y_way) = parse_objective(x), parse_objective(y)
-    scales = [_scale([row[name] for row in rows]) for name in (across, up)]
+    scales = _scale([row[across] for row in rows], 0, WIDTH), _scale([row[up] for row in rows], HEIGHT, 0)
     values = [{"label": row["label"], "x": row[across], "y": row[up], "front": row["front"]} for row in rows]
-    pixels = [
-        (WIDTH * _axis_position(row[across], *scales[0]), HEIGHT * (1 - _axis_position(row[up], *scales[1])))
-        for row in rows
-    ]
-    forms = ["~s" if high >= 1e4 else "~g" for _, _, high in scales]
+    pixels = [(scales[0](row[across]), scales[1](row[up])) for row in rows]
+    forms = ["~s" if scale.high >= 1e4 else "~g" for scale in scales]
     axes = [
-        altair.Axis(values=_ticks(low, high), format=form) if kind == "log" else altair.Axis(format=form)
-        for form, (kind, low, high) in zip(forms, scales, strict=True)
+        altair.Axis(values=scale.ticks(), format=form) if scale.log else altair.Axis(format=form)
+        for form, scale in zip(forms, scales, strict=True)
     ]
     places = [
         channel(f"{field}:Q", title=f"{name}{BETTER[way]}", axis=axis,
-                scale=altair.Scale(type=kind, domain=[low, high], nice=False))
-        for channel, field, name, way, axis, (kind, low, high) in (
+                scale=altair.Scale(type="log" if s.log else "linear", domain=[s.low, s.high], nice=False))
+        for channel, field, name, way, axis, s in (
             (altair.X, "x", across, x_way, axes[0], scales[0]), (altair.Y, "y", up, y_way, axes[1], scales[1]))
     ]  # fmt: skip
     everything = altair.Chart(altair.Data(values=values)).encode(*places)
@@ -104,21 +102,10 @@ def confidence_note(comparison: Comparison) -> str:
     return f"lines: {' or '.join(sure)} intervals of the median of {' or '.join(times)} repetitions{paired}"
 
 
-def render_chart(chart: Any, form: str) -> bytes:
-    """Render a chart as `svg` or `png`. WorkbenchError where vl-convert cannot draw."""
-    if problem := plotting_problem():
-        raise WorkbenchError(problem)
-    import vl_convert
-
-    text = chart.to_json()
-    return vl_convert.vegalite_to_png(text, scale=2) if form == "png" else vl_convert.vegalite_to_svg(text).encode()
-
-
-def _scale(values: Sequence[float]) -> tuple[str, float, float]:
+def _scale(values: Sequence[float], begin: float, end: float) -> Scale:
     least, most = min(values), max(values)
     log = least > 0 and most / least > LOG_AXIS_RATIO
-    low, high = _axis_range(least, most, log)
-    return "log" if log else "linear", low, high
+    return Scale(*_axis_range(least, most, log), begin, end, log)
 
 
 def _axis_range(least: float, most: float, log: bool) -> tuple[float, float]:
@@ -128,20 +115,3 @@ def _axis_range(least: float, most: float, log: bool) -> tuple[float, float]:
         return least * math.exp(-0.12 * wide), most * math.exp(0.12 * wide)
     wide = (most - least) or abs(most) or 1.0
     return least - 0.12 * wide, most + 0.2 * wide
-
-
-def _axis_position(value: float, kind: str, low: float, high: float) -> float:
-    if kind == "log":
-        value, low, high = math.log(value), math.log(low), math.log(high)
-    return (value - low) / (high - low)
-
-
-def _ticks(low: float, high: float) -> list[float]:
-    """Return round numbers for a logarithmic axis: 1, 2, 5 of every decade, or finer until there are three."""
-    for steps in ((1, 2, 5), (1, 1.2, 1.5, 2, 3, 5, 7), tuple(1 + i / 10 for i in range(90)),
-                  tuple(1 + i / 50 for i in range(450)), tuple(1 + i / 200 for i in range(1800))):  # fmt: skip
-        powers = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
-        found = [step * 10.0**power for power in powers for step in steps if low <= step * 10.0**power <= high]
-        if len(found) >= 3:
-            return [float(f"{each:.6g}") for each in found[:: max(1, len(found) // 8)]]
-    return [low, high]

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.reports.svg import Axis, ChartBar, Series, bar_chart, line_chart
+from workbench.reports.charts import ChartBar, Series, bar_chart, line_chart
 from workbench.runs.metrics import per_request
 from workbench.runs.record import Record
+from workbench.svg import Axis
 from workbench.trace.recorder import row_name
 
 MAX_REQUESTS_DRAWN = 48  # rows of a chart

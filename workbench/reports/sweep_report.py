@@ -17,11 +17,12 @@ from markupsafe import Markup
 from workbench.display import Table
 from workbench.errors import WorkbenchError
 from workbench.files import UnreadableText, read_bytes, read_json_object, read_yaml_file
+from workbench.reports.charts import COLOURS, Series, line_chart
 from workbench.reports.run_charts import ReportChart
 from workbench.reports.run_tables import format_ms, format_rate
-from workbench.reports.svg import COLOURS, Axis, Series, line_chart
 from workbench.reports.variants_table import COSTS, QUALITY, flatten
 from workbench.runs.record import Record
+from workbench.svg import Axis
 
 SWEEP, POINTS, POINT, OUTCOME = "sweep.yaml", "points", "point.json", "outcome.json"
 MAX_CHARTS = 12

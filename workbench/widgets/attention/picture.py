@@ -15,9 +15,8 @@ import anywidget
 import numpy as np
 import traitlets
 
-from workbench import pixels
+from workbench import pixels, svg
 from workbench.pixels import data_uri
-from workbench.widgets import svg
 from workbench.widgets.attention.data import TILE_SIDE, AttentionSource, TilePyramid
 
 THUMBNAIL_SIDE, GAP, SIDE, LEFT = 60, 8, 460, 92

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets
 import traitlets
 
+from workbench import svg
 from workbench.errors import WorkbenchError
-from workbench.widgets import svg
 from workbench.widgets.attention import picture as drawn
 from workbench.widgets.attention.data import (
     ArrayAttentionSource,

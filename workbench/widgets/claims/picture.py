@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from workbench import svg
 from workbench.claims import tables
-from workbench.widgets import svg
 
 # A verdict has a sign and a word beside its colour.
 VERDICT_SIGNS = {

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from workbench import svg
 from workbench.measure.chart import place_labels
 from workbench.reports.comparison_charts import confidence_note
-from workbench.reports.svg import CHARACTER_WIDTH, Axis, Scale, format_tick, truncate_to_width
 from workbench.runs.comparison import Comparison, ComparisonRow
 from workbench.runs.measures import direction, parse_objective
-from workbench.widgets import svg
+from workbench.svg import CHARACTER_WIDTH, Axis, Scale, format_tick, truncate_to_width
 
 WIDTH, LINE = 760, 22
 LABEL, NUMBERS = 260, 230  # pixels at most for a run's label, and for the ratio and its interval in figures
@@ -97,7 +97,8 @@ def draw_pareto(comparison: Comparison, x: str, y: str) -> str:
     across = _scale([row[across_name] for row in rows], left, right, across_name)
     up = _scale([row[up_name] for row in rows], bottom, top, up_name)
     points = [(across(row[across_name]), up(row[up_name])) for row in rows]
-    parts = [*_grid(across, up)]
+    x_title, y_title = Axis(_axis(across_name, across_way)), Axis(_axis(up_name, up_way))
+    parts = [*svg.x_axis(across, x_title, top, bottom), *svg.y_axis(up, y_title, left, right)]
     front = sorted(point for row, point in zip(rows, points, strict=True) if row["front"])
     parts.append(svg.path(_corners(front, across_way == "min"), stroke_dasharray="3 2"))
     # The columns beside the plot are free for names that stand at its right edge.
@@ -109,26 +110,12 @@ def draw_pareto(comparison: Comparison, x: str, y: str) -> str:
         parts.append(svg.circle(a, b, 5, tip=tip, **reach, **filled))
         where = "end" if label.left else "start"
         parts.append(svg.text(a + label.dx, b + label.dy + 3, _name(row), text_anchor=where, font_size=11))
-    parts.append(svg.text((left + right) / 2, bottom + 34, _axis(across_name, across_way), text_anchor="middle"))
-    turned = f"translate(12,{(top + bottom) / 2:.0f}) rotate(-90)"
-    parts.append(svg.text(0, 0, _axis(up_name, up_way), text_anchor="middle", transform=turned))
     title = f"{up_name} against {across_name}: none beats those that are filled"
     return svg.document(WIDTH, bottom + 44, *parts, title=title)
 
 
 def _scale(values: Sequence[float], begin: float, end: float, name: str) -> Scale:
     return Scale.over(values, begin, end, Axis(name, log=min(values) > 0 and max(values) / min(values) > DECADE))
-
-
-def _grid(across: Scale, up: Scale) -> Iterator[str]:
-    for value in across.ticks():
-        at = across(value)
-        yield svg.line(at, up.begin, at, up.end, class_="grid")
-        yield svg.text(at, up.begin + 16, format_tick(value), class_="faint", text_anchor="middle")
-    for value in up.ticks():
-        at = up(value)
-        yield svg.line(across.begin, at, across.end, at, class_="grid")
-        yield svg.text(across.begin - 5, at + 4, format_tick(value), class_="faint", text_anchor="end")
 
 
 def _corners(front: Sequence[tuple[float, float]], less: bool) -> Iterator[tuple[float, float]]:

@@ -10,11 +10,11 @@ from typing import Any
 import ipywidgets
 import traitlets
 
+from workbench import svg
 from workbench.errors import WorkbenchError
 from workbench.runs.compared_run import find_compared_runs
 from workbench.runs.comparison import Comparison, compare
 from workbench.runs.measures import direction
-from workbench.widgets import svg
 from workbench.widgets.compare import picture as compare_picture
 from workbench.widgets.view import PictureWidget
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from workbench.widgets import svg
+from workbench import svg
 from workbench.widgets.kernels import data as code_lines
 from workbench.widgets.kernels.fusion import FusionMarks
 

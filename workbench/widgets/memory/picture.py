@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from workbench import svg
 from workbench.memory.report import format_bytes
-from workbench.reports.svg import CHARACTER_WIDTH, Scale
-from workbench.widgets import svg
+from workbench.svg import CHARACTER_WIDTH, Axis, Scale
 
 WIDTH, LEFT, RIGHT, TOP, ROW, BAR = 780, 120, 110, 26, 30, 20
 MAX_LIMIT_RATIO = 8  # a memory so many times the largest bar lies beyond the picture
@@ -56,7 +56,7 @@ def scale_of(stacks: Sequence[MemoryBar], available: float | None) -> Scale:
 def draw_bars(stacks: Sequence[MemoryBar], available: float | None, title: str) -> str:
     across = scale_of(stacks, available)
     bottom = TOP + ROW * len(stacks)
-    parts = [*_grid(across, bottom)]
+    parts = [*svg.x_axis(across, Axis(""), TOP - 4, bottom, 5, lambda value: format_bytes(value) if value else "0")]
     for row, stack in enumerate(stacks):
         parts += _bar(across, stack, TOP + ROW * row, row == 0)
     if available is not None:
@@ -104,16 +104,6 @@ def _swatch(letter: str) -> str:
     box = svg.rect(0, 0, 16, 16, class_=f"c{place}")
     ink = svg.text(8, 12, letter, text_anchor="middle", style=f"fill:{TEXT_COLOURS[place]};font-size:11px")
     return svg.tag("svg", box, ink, width=16, height=16, aria_hidden="true")
-
-
-def _grid(across: Scale, bottom: float) -> list[str]:
-    parts = []
-    for value in across.ticks(5):
-        at = across(value)
-        parts.append(svg.line(at, TOP - 4, at, bottom, class_="grid"))
-        caption = format_bytes(value) if value else "0"
-        parts.append(svg.text(at, bottom + 15, caption, text_anchor="middle", class_="faint"))
-    return parts
 
 
 def _bar(across: Scale, stack: MemoryBar, top: float, first: bool) -> list[str]:

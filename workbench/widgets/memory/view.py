@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import traitlets
 
+from workbench import svg
 from workbench.errors import WorkbenchError
 from workbench.trace.events import Event, Stepped, StepPlanned
-from workbench.widgets import svg
 from workbench.widgets.memory import picture as memory_picture
 from workbench.widgets.memory.controls import available_bytes, build_controls, describe_fit, settings_of_runner
 from workbench.widgets.memory.picture import MemoryBar, MemoryTableRow

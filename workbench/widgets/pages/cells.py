@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from html import escape
 
+from workbench import svg
 from workbench.display import truncate_text
-from workbench.widgets import svg
 from workbench.widgets.pages.data import PageSnapshot
 
 MAX_NAMED_OWNERS = 6  # of a page's sequences; of the others the letters

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from workbench import svg
 from workbench.display import truncate_text
-from workbench.widgets import svg
 from workbench.widgets.pages.cells import MAX_NAME_LETTERS, PageCells, letters, mark
 from workbench.widgets.pages.data import PageSnapshot
 

@@ -10,9 +10,9 @@ import anywidget
 import ipywidgets
 import traitlets
 
-from workbench.widgets import svg
+from workbench import svg
+from workbench.svg import format_seconds
 from workbench.widgets.playground.data import PlayedRequest
-from workbench.widgets.svg import format_seconds
 from workbench.widgets.tokens.text import draw_generated_text, draw_probability_legend
 
 STYLE = (

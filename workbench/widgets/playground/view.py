@@ -9,7 +9,7 @@ from typing import Any
 import ipywidgets
 import traitlets
 
-from workbench.widgets import svg
+from workbench import svg
 from workbench.widgets.playground.data import BackgroundGeneration, PlayedRequest, RunnerCache
 from workbench.widgets.playground.picture import ExperimentCopy, draw_figures, draw_text
 from workbench.widgets.playground.settings import (

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from html import escape
 from itertools import chain
 
-from workbench.reports.svg import CHARACTER_WIDTH, Axis, Scale, format_tick
-from workbench.widgets import svg
+from workbench import svg
+from workbench.svg import CHARACTER_WIDTH, Axis, Scale, format_percent, format_seconds, format_tick
 from workbench.widgets.roofline.data import Roof, RooflinePoint, Roofs
-from workbench.widgets.svg import format_percent, format_seconds
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 780, 420, 64, 16, 16, 44
 X, Y = Axis("FLOPs a byte", log=True), Axis("FLOP/s", log=True)
@@ -40,7 +39,8 @@ def draw_roofline(points: Sequence[RooflinePoint], roofs: Roofs, chosen: int | N
     """Points that compute nothing have no place on a logarithm and stand in the table only."""
     drawn = [(place, point) for place, point in enumerate(points) if point.flops > 0 and point.bytes > 0]
     across, up = build_scales([point for _, point in drawn], roofs)
-    parts = [*_axes(across, up), *_roofs(across, up, roofs)]
+    axes = (*svg.x_axis(across, X, up.end, up.begin, 8), *svg.y_axis(up, Y, across.begin, across.end, 8))
+    parts = [*axes, *_roofs(across, up, roofs)]
     marks = [(across(p.intensity), up(rate)) for _, p in drawn for rate in (p.rate, p.predicted_rate) if rate]
     taken = [(x - 5, y - 5, x + 5, y + 5) for x, y in marks]
     for place, point in drawn:
@@ -66,19 +66,6 @@ def _row(point: RooflinePoint, place: int, chosen: bool) -> str:
     name = f"▸ <b>{escape(point.name)}</b>" if chosen else escape(point.name)
     label = "".join(f"<td style='text-align:right;white-space:nowrap'>{escape(cell)}</td>" for cell in cells)
     return f"<tr><td>{place + 1}</td><td style='text-align:left'>{name}</td>{label}</tr>"
-
-
-def _axes(across: Scale, up: Scale) -> list[str]:
-    parts = []
-    for value in across.ticks(8):
-        parts.append(svg.line(across(value), up.end, across(value), up.begin, class_="grid"))
-        parts.append(svg.text(across(value), up.begin + 15, format_tick(value), text_anchor="middle", class_="faint"))
-    for value in up.ticks(8):
-        parts.append(svg.line(across.begin, up(value), across.end, up(value), class_="grid"))
-        parts.append(svg.text(LEFT - 6, up(value) + 4, format_tick(value), text_anchor="end", class_="faint"))
-    middle = (up.begin + up.end) / 2
-    parts.append(svg.text((across.begin + across.end) / 2, up.begin + 34, X.title, text_anchor="middle"))
-    return [*parts, svg.text(0, 0, Y.title, text_anchor="middle", transform=f"translate(12,{middle:.0f}) rotate(-90)")]
 
 
 def _roofs(across: Scale, up: Scale, roofs: Roofs) -> list[str]:
@@ -137,15 +124,11 @@ def _label(x: float, y: float, name: str, taken: list, places: Sequence[tuple[in
     for right, down in places:
         left = x + right if right > 0 else x + right - wide
         box = left, y + down - LINE_HEIGHT + 3, left + wide, y + down + 3
-        if box[0] < LEFT or box[2] > WIDTH or any(_boxes_overlap(box, each) for each in taken):
+        if box[0] < LEFT or box[2] > WIDTH or any(svg.boxes_overlap(box, each) for each in taken):
             continue
         taken.append(box)
         return [svg.text(x + right, y + down, name, text_anchor="start" if right > 0 else "end")]
     return []
-
-
-def _boxes_overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
 def _describe_point(point: RooflinePoint) -> str:

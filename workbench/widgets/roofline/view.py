@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets
 import traitlets
 
+from workbench import svg
 from workbench.errors import WorkbenchError, describe_error
 from workbench.trace.events import Event, Stepped
-from workbench.widgets import svg
 from workbench.widgets.roofline import picture as roofline_picture
 from workbench.widgets.roofline.data import STEP_FIELDS, Roof, RooflinePoint, Roofs, points_of, points_of_steps
 from workbench.widgets.view import PictureWidget

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from workbench.widgets import svg
+from workbench import svg
 
 WIDTH, ROW, LEFT, BAR = 760, 19, 190, 300
 MONO = "font-family:var(--jp-code-font-family,monospace)"

@@ -10,9 +10,9 @@ import ipywidgets
 import traitlets
 from pydantic import ValidationError
 
+from workbench import svg
 from workbench.errors import WorkbenchError, describe_error
 from workbench.request import SamplingParameters
-from workbench.widgets import svg
 from workbench.widgets.sampling.data import BackgroundCompletion, PositionFigures, TextLogits, position_figures
 from workbench.widgets.sampling.picture import ContextToken, draw_context, draw_distribution
 from workbench.widgets.tokens.text import speller

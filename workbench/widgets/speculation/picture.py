@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from workbench.widgets import svg
+from workbench import svg
 from workbench.widgets.speculation.data import DraftVerification, PlacedToken, SpeculationSpeed
 
 TOKEN_MARKS = {  # what stands before the token, and what it means

@@ -10,8 +10,8 @@ from typing import Any
 import ipywidgets
 import traitlets
 
+from workbench import svg
 from workbench.errors import WorkbenchError, describe_error
-from workbench.widgets import svg
 from workbench.widgets.speculation.data import (
     SpeculationComparison,
     SpeculationSpeed,

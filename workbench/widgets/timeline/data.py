@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from workbench.reports.svg import Scale
+from workbench.svg import Scale
 from workbench.trace.tracks import Moment, Slice, Track, Tracks
 
 MERGE_PIXELS = 4.0  # pixels: decisions that are nearer are one mark

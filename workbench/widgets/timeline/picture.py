@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from workbench import svg
 from workbench.display import truncate_text
-from workbench.reports.svg import Scale
+from workbench.svg import Scale
 from workbench.trace.recorder import row_name
 from workbench.trace.tracks import Moment, Track, Tracks
-from workbench.widgets import svg
 from workbench.widgets.timeline.data import (
     TimelineBar,
     bar_text,

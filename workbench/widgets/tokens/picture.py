@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import NamedTuple
 
-from workbench.widgets import svg
+from workbench import svg
 
 MAX_TOKENS = 2000  # pieces that are drawn
 STYLE = (

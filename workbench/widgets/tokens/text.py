@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import NamedTuple, Protocol
 
+from workbench import svg
 from workbench.display import truncate_text
-from workbench.widgets import svg
-from workbench.widgets.svg import format_percent
+from workbench.svg import format_percent
 
 NUM_PROBABILITY_CLASSES = 10
 UNDERLINE_PIXELS = [

@@ -1,18 +1,21 @@
-"""SVG helpers: markup that takes its colours from the page around it and has its own where there is none; numbers with
-three digits and their unit.
+"""SVG elements, scales and axes, numbers with three digits and their unit.
 
+Markup takes its colours from the page around it and has its own where there is none.
 Series colours are those of Okabe and Ito (2008), distinct to colour-blind readers; amounts are shaded with cividis
 (Nunez, Anderton, Renslow 2018), which such readers see alike.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from html import escape
 
 import numpy as np
 
+from workbench.display import truncate_text
 from workbench.pixels import colorize
 
 SERIES_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442")
@@ -26,6 +29,9 @@ BASE_STYLE = (
     + "".join(f".wb-pic .c{n}{{fill:{c}}}.wb-pic .l{n}{{fill:none;stroke:{c}}}" for n, c in enumerate(SERIES_COLOURS))
 )
 
+CHARACTER_WIDTH = 6.2  # pixels of a character at font size 11
+MIN_DRAWABLE, MAX_DRAWABLE = 1e-30, 1e30  # smaller and larger values are not drawn
+Box = tuple[float, float, float, float]  # left, top, right, bottom
 TRAILING_ZEROS = re.compile(r"(\.\d*?)0+$")
 
 
@@ -109,6 +115,108 @@ def document(width: float, height: float, *parts: str, title: str) -> str:
 def html(*parts: str) -> str:
     """A picture that is text and tables, in the same colours. `parts` are markup: escape what comes from outside."""
     return f'<div class="wb-pic"><style>{BASE_STYLE}</style>{"".join(parts)}</div>'
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A chart's axis. With `names` its places 0, 1, ... are categories instead of numbers."""
+
+    title: str
+    log: bool = False
+    names: tuple[str, ...] = ()
+
+    def shows(self, value: float) -> bool:
+        return abs(value) <= MAX_DRAWABLE and (not self.log or value >= MIN_DRAWABLE)  # False for NaN too
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A mapping from values to pixels, linear or logarithmic."""
+
+    low: float
+    high: float
+    begin: float
+    end: float
+    log: bool = False
+
+    @classmethod
+    def over(cls, values: Sequence[float], begin: float, end: float, axis: Axis, zero: bool = False) -> Scale:
+        if axis.names:
+            return cls(-0.5, len(axis.names) - 0.5, begin, end)
+        known = [value for value in values if axis.shows(value)]
+        low, high = (min(known), max(known)) if known else (0.0, 1.0)
+        if axis.log:
+            if not known:
+                low, high = 1.0, 10.0
+            return cls(low / 1.1, high * 1.1, begin, end, True)
+        low = min(0.0, low) if zero else low
+        spread = high - low
+        if spread <= 1e-9 * max(abs(low), abs(high), MIN_DRAWABLE):  # equal, as far as a chart shows
+            spread = max(abs(high), 1.0)
+        return cls(low if zero and low == 0 else low - 0.04 * spread, high + 0.04 * spread, begin, end)
+
+    def __call__(self, value: float) -> float:
+        if self.log:
+            share = math.log(value / self.low) / math.log(self.high / self.low)
+        else:
+            share = (value - self.low) / (self.high - self.low)
+        return self.begin + share * (self.end - self.begin)
+
+    def ticks(self, max_ticks: int = 6) -> list[float]:
+        """Return round values: multiples of 1, 2 or 5 times a power of ten; of a logarithmic scale, powers of ten and
+        what lies between them, where that gives at least four."""
+        powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1) if self.log else ()
+        for steps in ((1,), (1, 3), (1, 2, 5)):
+            found = [float(f"{step * 10.0**power:.6g}") for power in powers for step in steps]
+            found = [value for value in found if self.low <= value <= self.high]
+            if len(found) >= 4:
+                return found[:: -(-len(found) // (max_ticks + 2))]
+        rough = (self.high - self.low) / max_ticks
+        power = 10.0 ** math.floor(math.log10(rough))
+        step = next(power * m for m in (1, 2, 5, 10) if power * m >= rough)
+        first = math.ceil(self.low / step)
+        return [round(n * step, 12) for n in range(first, math.floor(self.high / step) + 1)]
+
+
+def truncate_to_width(name: str, pixels: float) -> str:
+    """Truncate `name` to the room at font size 11, to three letters at least."""
+    return truncate_text(name, max(3, int(pixels / CHARACTER_WIDTH)))
+
+
+def format_tick(value: float) -> str:
+    """Format a tick: at most four digits, and a suffix for thousands and above."""
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size:
+            size = 1e3 if letter == "k" else size
+            return f"{value / size:.4g}{letter}"
+    return f"{value:.4g}"
+
+
+def x_axis(
+    across: Scale, axis: Axis, top: float, bottom: float, max_ticks: int = 6, label: Callable[..., str] = format_tick
+) -> Iterator[str]:
+    """Draw vertical grid lines with their values or names below, and the axis's title."""
+    names = [(float(place), truncate_to_width(name, 90)) for place, name in enumerate(axis.names)]
+    for value, name in names or [(value, label(value)) for value in across.ticks(max_ticks)]:
+        at = across(value)
+        yield line(at, top, at, bottom, class_="grid")
+        yield text(at, bottom + 15, name, text_anchor="middle", class_="faint")
+    if axis.title:
+        yield text((across.begin + across.end) / 2, bottom + 33, axis.title, text_anchor="middle")
+
+
+def y_axis(up: Scale, axis: Axis, left: float, right: float, max_ticks: int = 6) -> Iterator[str]:
+    """Draw horizontal grid lines with their values to the left, and the axis's title upwards."""
+    for value in up.ticks(max_ticks):
+        at = up(value)
+        yield line(left, at, right, at, class_="grid")
+        yield text(left - 6, at + 4, format_tick(value), text_anchor="end", class_="faint")
+    turned = f"translate(12,{(up.begin + up.end) / 2:.0f}) rotate(-90)"
+    yield text(0, 0, axis.title, text_anchor="middle", transform=turned)
+
+
+def boxes_overlap(one: Box, other: Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
 def cividis_colour(fraction: float) -> str:
