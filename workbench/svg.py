@@ -175,7 +175,7 @@ class Scale:
         power = 10.0 ** math.floor(math.log10(rough))
         step = next(power * m for m in (1, 2, 5, 10) if power * m >= rough)
         first = math.ceil(self.low / step)
-        return [round(n * step, 12) for n in range(first, math.floor(self.high / step) + 1)]
+        return [float(f"{n * step:.12g}") for n in range(first, math.floor(self.high / step) + 1)]
 
 
 def truncate_to_width(name: str, pixels: float) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from workbench import svg
 from workbench.claims import tables
+from workbench.display import Table
 
 # A verdict has a sign and a word beside its colour.
 VERDICT_SIGNS = {
@@ -63,10 +64,7 @@ def _detail(claim: Mapping[str, Any]) -> Iterable[str]:
         ]
         rows += [f"<tr><td>{escape(n)}</td><td>{escape(_number(v))}</td></tr>" for n, v in trial["figures"].items()]
         yield f"<table>{''.join(rows)}</table>"
-    for table in claim["where"]:
-        head = "".join(f"<th>{escape(name)}</th>" for name in table["headings"])
-        body = "".join(f"<tr>{''.join(f'<td>{escape(c)}</td>' for c in row)}</tr>" for row in table["rows"])
-        yield f"<p>{escape(table['title'])}</p><table><tr>{head}</tr>{body}</table>"
+    yield from (Table(**table).markup() for table in claim["where"])
 
 
 def _number(value: Any) -> str:
