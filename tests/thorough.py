@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
+from collections.abc import Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
 
 THOROUGH = bool(os.environ.get("WORKBENCH_TESTS_THOROUGH"))  # set by `make test-thorough`
 SHARE, FEWEST = 4, 3
@@ -11,3 +16,8 @@ SHARE, FEWEST = 4, 3
 def tries(thorough: int) -> int:
     """Return the number of examples of a law that has `thorough` in `make test-thorough`."""
     return thorough if THOROUGH else max(min(thorough, FEWEST), thorough // SHARE)
+
+
+def some(cases: Sequence[T], most: int) -> list[T]:
+    """Return `most` of the cases, others in every run; all of them in `make test-thorough`."""
+    return list(cases) if THOROUGH else random.SystemRandom().sample(cases, min(most, len(cases)))

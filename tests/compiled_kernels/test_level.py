@@ -196,19 +196,23 @@ def test_each_level_has_code_of_its_own() -> None:
     assert len(set(digests.values())) == len(digests)
 
 
-SIZE = 512
+SIZE, LANES = 512, 64
 
 
 def kernel_of(body: str, level: Level, result: str = "bf16") -> Kernel:
-    """%x and %y, vectors of bfloat16 or float32 in SIZE numbers, to %z, a vector of `result`."""
+    """%x and %y, LANES of bfloat16 or float32 at a time of SIZE numbers, to %z, a vector of `result`."""
     f, b, r = memref((SIZE,), "f32"), memref((SIZE,), "bf16"), memref((SIZE,), result)
     text = f"""func.func @f(%a: {f}, %b: {b}, %c: {b}, %out: {r}) {{
 %zero = arith.constant 0 : index
-%wide = vector.load %a[%zero] : {f}, vector<{SIZE}xf32>
-%x = vector.load %b[%zero] : {b}, vector<{SIZE}xbf16>
-%y = vector.load %c[%zero] : {b}, vector<{SIZE}xbf16>
+%lanes = arith.constant {LANES} : index
+%size = arith.constant {SIZE} : index
+scf.for %at = %zero to %size step %lanes {{
+%wide = vector.load %a[%at] : {f}, vector<{LANES}xf32>
+%x = vector.load %b[%at] : {b}, vector<{LANES}xbf16>
+%y = vector.load %c[%at] : {b}, vector<{LANES}xbf16>
 {body}
-vector.store %z, %out[%zero] : {r}, vector<{SIZE}x{result}>
+vector.store %z, %out[%at] : {r}, vector<{LANES}x{result}>
+}}
 return
 }}"""
     return compile_text(text, "f", level=level)
@@ -240,7 +244,7 @@ def normal(values: torch.Tensor) -> torch.Tensor:
 @at_every_level
 def test_rounding_is_torchs_for_every_upper_half(level: Level) -> None:
     """Every sign, exponent and leading fraction, with what is cut off below, at and above one half, ties to even."""
-    kernel = kernel_of(f"%z = arith.truncf %wide : vector<{SIZE}xf32> to vector<{SIZE}xbf16>", level)
+    kernel = kernel_of(f"%z = arith.truncf %wide : vector<{LANES}xf32> to vector<{LANES}xbf16>", level)
     upper = torch.arange(1 << 16, dtype=torch.int64)[:, None] << 16
     lower = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], dtype=torch.int64)
     bits = (upper + lower).flatten()
@@ -258,7 +262,7 @@ def test_rounding_is_torchs_for_every_upper_half(level: Level) -> None:
 @pytest.mark.parametrize("operation", ["addf", "subf", "mulf", "divf", "maximumf"])
 def test_arithmetic_on_bfloat16_is_torchs(operation: str, level: Level) -> None:
     """Each result is float32's, rounded: LLVM alone would call a library for it where the level has no instruction."""
-    kernel = kernel_of(f"%z = arith.{operation} %x, %y : vector<{SIZE}xbf16>", level)
+    kernel = kernel_of(f"%z = arith.{operation} %x, %y : vector<{LANES}xbf16>", level)
     theirs = {"addf": torch.add, "subf": torch.sub, "mulf": torch.mul, "divf": torch.div, "maximumf": torch.maximum}
     for seed in range(8):
         generator = torch.Generator().manual_seed(seed)

@@ -17,7 +17,7 @@ from compiled_kernels.cases import Case, CaseCost
 from compiled_kernels.level import Level, available_levels, limited_to
 from compiled_kernels.mlir_text import Lines, largest_divisor, number
 from tests.compiled_kernels.test_operators import ARGUMENTS, DTYPES, SUITES, seeds
-from tests.thorough import tries
+from tests.thorough import some, tries
 
 problem = backend_problems()[Backend.MLIR]
 needs_mlir = pytest.mark.skipif(problem is not None, reason=f"backend mlir: {problem}")
@@ -58,9 +58,9 @@ def test_every_level(operator: str, level: Level) -> None:
     torch.set_num_threads(THREADS[level])
     suite = SUITES[operator]
     with limited_to(level):
-        for case in suite.cases:
-            if case.cost.flops < 1e7 and not known_gap(operator, Backend.MLIR, case.name):
-                assert disagreement(suite, case, suite.make_inputs(case), Backend.MLIR) is None, case.name
+        small = [case for case in suite.cases if case.cost.flops < 1e7]
+        for case in some([case for case in small if not known_gap(operator, Backend.MLIR, case.name)], 8):
+            assert disagreement(suite, case, suite.make_inputs(case), Backend.MLIR) is None, case.name
 
 
 @needs_mlir

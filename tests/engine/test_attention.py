@@ -9,7 +9,7 @@ import torch
 
 import workbench
 from compiled_kernels import Backend, backend_problems
-from tests.engine.tiny import HERE, Oracle, request
+from tests.engine.tiny import HERE, Oracle, in_step
 from workbench.custom import register
 from workbench.engine.load import load
 from workbench.engine.runner import generate
@@ -30,7 +30,7 @@ SAID = COMPOSITIONS[:4]  # what backends written by hand can say
 
 def rows_are_the_oracles(runner) -> None:
     oracle = Oracle(runner)
-    generate(runner, [request("a", 5, 6), request("b", 19, 4), request("c", 11, 5)])
+    generate(runner, in_step(5, 19, 11))
     assert oracle.clear
 
 
@@ -52,7 +52,7 @@ def test_as_written(attention: dict) -> None:
 @without(Backend.MLIR)
 @pytest.mark.parametrize("attention", SAID, ids=str)
 def test_lane_mlir(attention: dict) -> None:
-    rows_are_the_oracles(tiny("mlir", attention, max_num_batched_tokens=16))
+    rows_are_the_oracles(tiny("mlir", attention, max_num_batched_tokens=40))
 
 
 @without(Backend.MLIR)
@@ -65,7 +65,7 @@ def test_lane_mlir_in_bfloat16() -> None:
 def test_lane_inductor() -> None:
     """Every slot at once, in one kind of layer: compiling takes its time."""
     attention = COMPOSITIONS[1] | COMPOSITIONS[-1] | {"qk_norm": True, "num_sink_tokens": 1}
-    rows_are_the_oracles(tiny("inductor", attention, max_num_batched_tokens=16, max_num_seqs=1))
+    rows_are_the_oracles(tiny("inductor", attention, max_num_batched_tokens=40))
 
 
 @without(Backend.MLIR)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from compiled_kernels import Backend, backend_problems
 from compiled_kernels.result_cache import ResultCache
 from tests.engine.kinds import dense_models, latent, mixtures
-from tests.engine.tiny import Oracle, model_of, request, runner_of, spec_of, weights_of
+from tests.engine.tiny import Oracle, in_step, model_of, request, runner_of, spec_of, weights_of
 from tests.thorough import tries
 from workbench.engine import naive
 from workbench.engine.runner import generate
@@ -100,10 +100,9 @@ def test_lanes_agree_with_the_oracle(backend: Backend) -> None:
     experts, dtype = (None, torch.float32) if backend is Backend.MLIR else (MIXTURE.experts, torch.float64)
     kind = GEMMA.model_copy(update={"attention": LATENT, "experts": experts})
     model = model_of(spec_of(kind).model_copy(update={"norm_offset": 1.0}), backend=backend, dtype=dtype)
-    # Decodes begin and end together: one bucket of rows, and so the fewest graphs. One row of it is padding.
     runner = runner_of(model, max_num_batched_tokens=32)
     Oracle(runner)
-    generate(runner, [request("a", 5, 4), request("b", 19, 4), request("c", 2, 4)])
+    generate(runner, in_step(5, 19, 2))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from compiled_kernels import Backend, backend_problems
 from compiled_kernels.level import Level, available_levels, limited_to
 from compiled_kernels.mlir.artifacts import ArtifactCache, cache_directory
-from tests.engine.tiny import Oracle, layer, poison, request, runner_of, spec_of, specs, weights_of
+from tests.engine.tiny import Oracle, in_step, layer, poison, request, runner_of, spec_of, specs, weights_of
 from tests.thorough import tries
 from workbench.engine.runner import Runner, generate
 from workbench.errors import WorkbenchError
@@ -58,9 +58,13 @@ def test_rows_are_the_oracles(spec: ModelSpec, seed: int, together: int) -> None
 @pytest.mark.parametrize("tied", [True, False])
 def test_quantized_weights_are_the_oracles(format: WeightFormat, tied: bool) -> None:
     """The oracle multiplies with the same quantized values, made dense."""
-    ours = runner(spec_of(layer(4, 2, bias=True), layer(4, 2, sliding_window=5), tied=tied), format=format)
+    ours = runner(
+        spec_of(layer(4, 2, bias=True), layer(4, 2, sliding_window=5), tied=tied),
+        format=format,
+        max_num_batched_tokens=32,
+    )
     Oracle(ours)
-    generate(ours, [request("a", 5, 9), request("b", 19, 4), request("c", 3, 7)])
+    generate(ours, in_step(5, 19, 3, tokens=6))
 
 
 @pytest.mark.parametrize("format", ["dense", "int8", "w8a8", "int4"])

@@ -132,6 +132,12 @@ def request(name: str, prompt: int, most: int, **sampling) -> Request:
     return Request(name, ids, SamplingParameters(max_tokens=most, ignore_eos=True, **{"temperature": 0, **sampling}))
 
 
+def in_step(*prompts: int, tokens: int = 4) -> list[Request]:
+    """Requests that decode together from the first step to the last, where that has room for all their prompts: a
+    backend that compiles for each number of rows compiles once, for rows and a row of padding."""
+    return [request(f"r{i}", length, tokens) for i, length in enumerate(prompts)]
+
+
 def every_tensor(store: KVStore) -> list[Tensor]:
     """All that the pages of a store hold, each once: its first axis is the pages of one table."""
     return [tensor for table in range(len(store.groups)) for tensor in store.page_tensors(table)]
