@@ -89,7 +89,7 @@ def test_variants_and_a_swept_setting(tmp_path: Path) -> None:
     picture = record.summary["picture"]
     if pareto.plotting_problem() is None:
         assert (record.path / picture["svg"]).read_text().startswith("<svg")
-        bars = render_chart(
+        bars = pareto.render_chart(
             curves.chart([{k: v for k, v in row.items() if k != "curve"} for row in rows], "bars"), "svg"
         ).decode()
         assert bars.startswith("<svg") and "two" in bars
