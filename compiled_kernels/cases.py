@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from compiled_kernels.backends import Backend, BackendError
 
@@ -44,12 +45,18 @@ class Case:
         return f"{self.shape} {str(self.arguments['dtype']).removeprefix('torch.')}"
 
 
-def _exact(call: Callable[..., Any]) -> Callable[..., Any]:
-    def in_float64(*values: Any) -> Any:
-        wide = [v.double() if isinstance(v, Tensor) and v.is_floating_point() else v for v in values]
-        return call(*wide, backend=Backend.EAGER)
+def map_tensors(change: Callable[[Tensor], Any], inputs: Any) -> Any:
+    """Return `inputs`, a tuple of tensors, numbers and tuples of them, with every tensor changed."""
+    return tree_map_only(Tensor, change, inputs)
 
-    return in_float64
+
+def in_float64(inputs: tuple) -> tuple:
+    """Return `inputs` with every tensor of floats in float64."""
+    return map_tensors(lambda part: part.double() if part.is_floating_point() else part, inputs)
+
+
+def _exact(call: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *inputs: call(*in_float64(inputs), backend=Backend.EAGER)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch
 from compiled_kernels.agreement import disagreement
 from compiled_kernels.backends import Backend, BackendError, backend_problems, triton_interpreted
 from compiled_kernels.capabilities import known_gap
-from compiled_kernels.cases import Case, Suite, suite_of, suites
+from compiled_kernels.cases import Case, Suite, map_tensors, suite_of, suites
 from compiled_kernels.compiled_calls import compile_call
 from compiled_kernels.interpreted import interpreting, needs_interpreter
 from compiled_kernels.level import available_levels, current_level, limited_to
@@ -137,10 +137,7 @@ def device_of(backend: Backend) -> str:
 
 def to_device(inputs: tuple, device: str) -> tuple:
     """Return the inputs on `device`, laid out there as they are here."""
-    return tuple(
-        copy_with_strides(each, device) if isinstance(each, torch.Tensor) and each.device.type != device else each
-        for each in inputs
-    )
+    return map_tensors(lambda each: each if each.device.type == device else copy_with_strides(each, device), inputs)
 
 
 def copy_with_strides(tensor: torch.Tensor, device: str | torch.device | None = None) -> torch.Tensor:

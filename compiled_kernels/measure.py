@@ -15,11 +15,12 @@ from statistics import quantiles
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from compiled_kernels.agreement import disagreement
 from compiled_kernels.backends import Backend, backend_problems, triton_interpreted
 from compiled_kernels.capabilities import known_gap
-from compiled_kernels.cases import Case, Suite
+from compiled_kernels.cases import Case, Suite, map_tensors
 from compiled_kernels.check import copy_with_strides, device_of, to_device
 from compiled_kernels.compiled_calls import compile_calls, compile_context
 from compiled_kernels.rounds import rotations
@@ -92,7 +93,9 @@ def measure(
     for backend in backends:
         device = device_of(backend)
         if device not in copies:
-            copies[device] = [[_copied(to_device(inputs, device)) for _ in range(calls)] for _ in range(groups)]
+            copies[device] = [
+                [map_tensors(copy_with_strides, to_device(inputs, device)) for _ in range(calls)] for _ in range(groups)
+            ]
         form = compile_calls(suite, backend)
         if reason := _refusal(suite, case, backend, form, copies[device][0]):
             refused[backend] = reason
@@ -140,7 +143,7 @@ def time_interleaved(
 
 def working_set(inputs: tuple) -> int:
     """Return bytes of the tensors among `inputs`."""
-    return sum(each.nbytes for each in inputs if isinstance(each, torch.Tensor))
+    return sum(each.nbytes for each in tree_leaves(inputs) if isinstance(each, torch.Tensor))
 
 
 def _refusal(
@@ -175,10 +178,6 @@ def _quick_calls() -> Iterator[None]:
 def _settle(backend: Backend) -> None:
     if device_of(backend) == "cuda":
         torch.cuda.synchronize()
-
-
-def _copied(inputs: tuple) -> tuple:
-    return tuple(copy_with_strides(each) if isinstance(each, torch.Tensor) else each for each in inputs)
 
 
 def _timing(samples: list[float]) -> KernelTiming:

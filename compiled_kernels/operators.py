@@ -36,26 +36,33 @@ class Operator:
         return self.implementations[backend]
 
 
-def define_operator(name: str, schema: str, fake: Callable[..., Any], kernels: Mapping[Backend, str]) -> Operator:
+def define_operator(
+    name: str,
+    schema: str,
+    fake: Callable[..., Any],
+    kernels: Mapping[Backend, str],
+    unpack: Callable[..., tuple] | None = None,
+) -> Operator:
     """Register the operator's opaque forms.
 
     `schema` is that of torch.library without a name; `fake` gives outputs of the right shapes, computing nothing;
-    `kernels` says where each backend is written, as "module:function".
+    `kernels` says where each backend is written, as "module:function", which takes what the schema lists or what
+    `unpack` makes of it.
     """
     forms = {}
     for backend, place in kernels.items():
         full = f"{name}_{backend}"
         LIBRARY.define(f"{full}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
-        LIBRARY.impl(full, _imported_when_used(place), "CompositeExplicitAutograd")
+        LIBRARY.impl(full, _imported_when_used(place, unpack), "CompositeExplicitAutograd")
         torch.library.register_fake(f"compiled_kernels::{full}", fake, lib=LIBRARY)
         forms[backend] = getattr(torch.ops.compiled_kernels, full).default
     return Operator(name, forms)
 
 
-def _imported_when_used(place: str) -> Callable[..., Any]:
+def _imported_when_used(place: str, unpack: Callable[..., tuple] | None) -> Callable[..., Any]:
     module, _, function = place.partition(":")
 
-    def run(*arguments: Any, **named: Any) -> Any:
-        return getattr(importlib.import_module(module), function)(*arguments, **named)
+    def run(*arguments: Any) -> Any:
+        return getattr(importlib.import_module(module), function)(*(unpack(*arguments) if unpack else arguments))
 
     return run

@@ -107,9 +107,8 @@ def dense_attention(inputs: tuple) -> Form | None:
 
     None for others.
     """
-    q, keys, values, table, starts, lengths, scale = inputs[:7]
-    seqs, context = len(lengths), int(lengths[0])
-    span = int(starts[1])
+    q, (keys, values, table), (starts, lengths, _), parameters = inputs
+    seqs, context, span = len(lengths), int(lengths[0]), int(starts[1])
     if not bool((lengths == context).all()) or len(q) != seqs * span or span not in (1, context):
         return None
 
@@ -120,4 +119,6 @@ def dense_attention(inputs: tuple) -> Form | None:
     k, v = in_order(keys), in_order(values)
     grouped = q.view(seqs, span, *q.shape[1:]).transpose(1, 2)
     causal = span > 1
-    return lambda: F.scaled_dot_product_attention(grouped, k, v, is_causal=causal, scale=scale, enable_gqa=True)
+    return lambda: F.scaled_dot_product_attention(
+        grouped, k, v, is_causal=causal, scale=parameters.scale, enable_gqa=True
+    )

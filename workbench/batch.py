@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from jaxtyping import Int
 from torch import Tensor
 
+from compiled_kernels.attention import Spans
+
 
 @dataclass(frozen=True)
 class TokenBatch:
@@ -31,6 +33,10 @@ class TokenBatch:
     quantize_on_write: bool = (
         True  # whether `write` quantizes what becomes old enough; False if `KVStore.quantize_pending` did
     )
+
+    @property
+    def spans(self) -> Spans:
+        return Spans(self.span_starts, self.context_lengths, self.decode_only)
 
     @property
     def num_tokens(self) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from compiled_kernels.blocked.few import FewRows, few_text
 from compiled_kernels.blocked.shape import Panels
@@ -11,7 +12,7 @@ from compiled_kernels.decode_step.shape import LayerShape, StepShape, WeightLayo
 from compiled_kernels.linear.mlir_text import Product, product_text
 from compiled_kernels.linear_w8a8.mlir_rows import quantize_text
 from compiled_kernels.mlir_text import Named, call, memref
-from compiled_kernels.paged_attention.mlir_decode import DecodeAttention
+from compiled_kernels.paged_attention.mlir_shape import DecodeAttention, HeadShape
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention
 from compiled_kernels.quantized_attention.mlir_tile import QUANTIZED_NAMES
 
@@ -65,18 +66,16 @@ class LayerKernel:
     @property
     def attention(self) -> DecodeAttention:
         step, shape = self.step, self.shape
-        made = {
-            "rows": step.rows, "num_heads": shape.num_heads, "num_kv_heads": shape.num_kv_heads, "head_dim": shape.head_dim, "page_size": step.page_size,
-            "max_pages": step.max_pages, "dtype": step.dtype, "scale": shape.scale, "target": step.target, "chunks": step.chunks,
-            "window": shape.window, "sinks": shape.sinks, "softcap": shape.softcap, "sink_logits": shape.sink_logits,
-        }  # fmt: skip
-        if (packing := shape.quantized) is None:
-            return DecodeAttention(**made)
-        packed = {
-            "key_format": packing.key_format, "value_format": packing.value_format, "tokens_per_scale": packing.tokens_per_scale,
-            "columns_per_scale": packing.columns_per_scale, "residual_length": packing.residual_length, "num_sink_tokens": packing.num_sink_tokens,
-        }  # fmt: skip
-        return QuantizedAttention(**made, **packed)
+        sizes: dict[str, Any] = {
+            "rows": step.rows,
+            "page_size": step.page_size,
+            "max_pages": step.max_pages,
+            "chunks": step.chunks,
+        }
+        heads = {each.name: getattr(shape, each.name) for each in fields(HeadShape)}
+        if shape.quantized is None:
+            return DecodeAttention(**heads, **sizes, dtype=step.dtype, target=step.target)
+        return QuantizedAttention(**heads, **sizes, dtype=step.dtype, target=step.target, layout=shape.quantized)
 
     @property
     def quantized_pages(self) -> list[Named]:

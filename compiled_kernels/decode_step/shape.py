@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from compiled_kernels.mlir_text import Target
-from compiled_kernels.quantized_attention.quantize import QuantFormat
+from compiled_kernels.paged_attention.mlir_shape import HeadShape
+from compiled_kernels.quantized_attention.mlir_shape import QuantizedLayout
 
 
 @dataclass(frozen=True)
@@ -26,50 +27,28 @@ class WeightLayout:
         return 1 + (self.dtype in ("i8", "i4")) + self.bias
 
 
-@dataclass(frozen=True)
-class QuantizedLayout:
-    """The layout of a layer's quantized keys and values, in the page table `page_table` (see `QuantizationRule`);
-    `tokens_per_scale` tokens share a key scale, `columns_per_scale` columns a value scale."""
-
-    key_format: QuantFormat
-    value_format: QuantFormat
-    tokens_per_scale: int
-    columns_per_scale: int
-    residual_length: int
-    num_sink_tokens: int
-    page_table: int
-
-
-@dataclass(frozen=True)
-class LayerShape:
+@dataclass(frozen=True, kw_only=True)
+class LayerShape(HeadShape):
     """One layer of a decode step. Layers of one shape share their code.
 
     Attributes:
-        num_heads: query heads.
-        num_kv_heads: key/value heads, each of width `head_dim`.
         intermediate_size: width of the feed-forward.
         page_table: index of its page table (with `quantized`, of the residual tokens).
         rotary_index: index of its table of angles; None where heads are not rotated.
         qk_norm: whether queries and keys are normed first.
+        quantized: the layout of quantized keys and values, whose page table is `quantized_page_table`.
     """
 
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
     intermediate_size: int
-    scale: float
     qkv: WeightLayout
     output: WeightLayout
     gate_up: WeightLayout
     down: WeightLayout
-    window: int = 0
-    sinks: int = 0
-    softcap: float = 0.0
-    sink_logits: bool = False
     qk_norm: bool = False
     rotary_index: int | None = 0
     page_table: int = 0
     quantized: QuantizedLayout | None = None
+    quantized_page_table: int | None = None
 
     @property
     def num_tensors(self) -> int:
@@ -108,8 +87,8 @@ class StepShape:
 
     @property
     def num_page_tables(self) -> int:
-        packed = (layer.quantized.page_table for layer in self.layers if layer.quantized is not None)
-        return max([-1, *(layer.page_table for layer in self.layers), *packed]) + 1
+        tables = (index for layer in self.layers for index in (layer.page_table, layer.quantized_page_table))
+        return max([-1, *(index for index in tables if index is not None)]) + 1
 
     @property
     def rotary_dims(self) -> dict[int, int]:

@@ -87,8 +87,7 @@ def step_inputs(shape: StepShape) -> list[Named]:
 def _layer_call(layer: LayerKernel, index: int) -> str:
     """Emit the layer of this index: its function, with the step's arguments for the layer's."""
     turn = layer.shape.rotary_index
-    packing = layer.shape.quantized
-    called = {"quantized_table": f"table_{packing.page_table}"} if packing else {}
+    called = {"quantized_table": f"table_{layer.shape.quantized_page_table}"}
     called |= {"table": f"table_{layer.shape.page_table}", "cos": f"cos_{turn}", "sin": f"sin_{turn}"}
     called |= {name: f"{name}_{index}" for name, _ in layer.own_arguments}
     given = [Named(called.get(name, name), kind) for name, kind in layer_arguments(layer)]

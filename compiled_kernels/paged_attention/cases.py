@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 import compiled_kernels
-from compiled_kernels.backends import Backend
-from compiled_kernels.cases import Case, CaseCost, Suite, random_normal
+from compiled_kernels.attention import AttentionParameters, Spans
+from compiled_kernels.cases import Case, CaseCost, Suite, in_float64, random_normal
 from compiled_kernels.masks import AndMask, Causal, Mask, SlidingWindow
+from compiled_kernels.paged_attention.reference import PagedKV, reference
 from compiled_kernels.scores import ALiBi
 
 
@@ -49,15 +50,9 @@ def inputs(
     q[int(starts[-1]) :] = torch.nan
     lengths = torch.tensor(contexts, dtype=torch.int32)
     sink_logits = random_normal(generator, torch.float32, (num_kv_heads * queries_per_kv,)) if sinks else None
-    decode_only = all(span == 1 for span in spans)
     score = ALiBi(num_kv_heads * queries_per_kv) if alibi else None
-    return q, keys, values, table, starts, lengths, dim**-0.5, mask, decode_only, softcap, sink_logits, score
-
-
-def call(q, keys, values, table, starts, lengths, scale, mask, decode_only, softcap, sink_logits, score, backend):
-    return compiled_kernels.paged_attention(
-        q, keys, values, table, starts, lengths, scale, mask, decode_only, backend, softcap, sink_logits, score
-    )
+    step = Spans(starts, lengths, all(span == 1 for span in spans))
+    return q, PagedKV(keys, values, table), step, AttentionParameters(dim**-0.5, mask, softcap, sink_logits, score)
 
 
 def even(query: Tensor, key: Tensor) -> Tensor:
@@ -89,11 +84,10 @@ def terms(contexts: Sequence[int], dim: int, **_: object) -> float:
     return 8 * math.sqrt(dim) + math.sqrt(max(contexts)) + 8
 
 
-def size(q, keys, values, table, starts, lengths, scale, mask, decode_only, softcap, sink_logits, score):
+def size(*inputs: Any) -> Tensor:
     """Return what values of one sign would sum to, so that a sum that happens to cancel has a fair bound."""
-    given = q.double(), keys.double(), values.double().abs(), table, starts, lengths, scale, mask, decode_only, softcap
-    sinks = None if sink_logits is None else sink_logits.double()
-    return call(*given, sinks, score, Backend.EAGER).amax(-1, keepdim=True)
+    q, kv, spans, parameters = in_float64(inputs)
+    return reference(q, kv._replace(values=kv.values.abs()), spans, parameters).amax(-1, keepdim=True)
 
 
 def _cases():
@@ -119,4 +113,4 @@ def _cases():
         yield case("decode sink logits", (33, 1), (1, 1), dtype, sinks=True, **small)
 
 
-SUITES = (Suite("paged_attention", inputs, call, tuple(_cases()), terms, scale=size),)
+SUITES = (Suite("paged_attention", inputs, compiled_kernels.paged_attention, tuple(_cases()), terms, scale=size),)

@@ -1,138 +1,88 @@
-"""Paged attention as Inductor compiles it: decode rows as one compiled function, longer spans by torch's fused
+"""Attention over pages as Inductor compiles it: decode rows as one compiled function, longer spans by torch's fused
 attention.
 
-Decode rows, one query each, are written so that Inductor fuses the page lookup into the two reductions. Nothing of the
-context is gathered: only the scores are materialised. The number of pages stays symbolic. In a mixed batch each longer
-span is computed over its own context.
+Decode rows, one query each, are written so that Inductor fuses the page lookup (and unpacking of codes) into the two
+reductions. Nothing of the context is gathered: only the scores are materialised. The number of pages stays symbolic. In
+a mixed batch each longer span is computed over its own context.
 """
 
 from __future__ import annotations
+
+import functools
+import operator
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
-from compiled_kernels.masks import Causal, Mask, SlidingWindow
-from compiled_kernels.paged_attention.reference import attend, gather_context, reference
-from compiled_kernels.scores import ALiBi, Score
+from compiled_kernels.attention import AttentionParameters, Spans
+from compiled_kernels.masks import Causal
+from compiled_kernels.paged_attention.reference import KVPages, SpanContext, attend
 from compiled_kernels.torch_compile import compile_once
 
 
-def decode_attention(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    page_table: Tensor,
-    context_lengths: Tensor,
-    scale: float,
-    mask: Mask,
-    softcap: float = 0.0,
-    sink_logits: Tensor | None = None,
-    score: Score | None = None,
-) -> Tensor:
+def decode_attention(q: Tensor, kv: KVPages, context_lengths: Tensor, parameters: AttentionParameters) -> Tensor:
     """Attend with q [seq, head, dim] at the last position of each context."""
-    seqs, heads, dim = q.shape
-    groups, size = keys.shape[1], keys.shape[2]
-    table = page_table.long()
-    positions = torch.arange(table.shape[1] * size, device=q.device).view(1, -1, size)
-    lengths = context_lengths.view(-1, 1, 1)
-    allowed = mask(lengths - 1, positions) & (positions < lengths)  # [seq, page, offset]
-    allowed = rearrange(allowed, "seq page offset -> seq page 1 1 offset")
-    exact = torch.promote_types(q.dtype, torch.float32)
-    grouped = q.to(exact).view(seqs, 1, groups, heads // groups, 1, dim)
-    scores = (grouped * keys[table].to(exact)[:, :, :, None]).sum(-1) * scale  # [seq, page, group, share, offset]
-    if softcap:
-        scores = softcap * torch.tanh(scores / softcap)
-    if score is not None:
-        head = torch.arange(heads, device=q.device).view(1, 1, groups, heads // groups, 1)
-        scores = score(scores, head, (lengths - 1)[..., None, None], positions.view(1, -1, 1, 1, size))
-    scores = torch.where(allowed, scores, -torch.inf)
-    peak = scores.amax(dim=(1, 4), keepdim=True)
-    if sink_logits is not None:
-        sink = sink_logits.to(exact).view(1, 1, groups, heads // groups, 1)
+    scale, mask, softcap, sink_logits, score = parameters
+    (seqs, heads, dim), exact = q.shape, torch.promote_types(q.dtype, torch.float32)
+    lengths, scored = context_lengths.view(-1, 1, 1), []
+    for k, v, positions, readable in kv.blocks(lengths, exact):
+        groups = k.shape[2]
+        allowed = rearrange(mask(lengths - 1, positions) & readable, "seq page offset -> seq page 1 1 offset")
+        grouped = q.to(exact).view(seqs, 1, groups, heads // groups, 1, dim)
+        scores = (grouped * k[:, :, :, None]).sum(-1) * scale  # [seq, page, group, share, offset]
+        if softcap:
+            scores = softcap * torch.tanh(scores / softcap)
+        if score is not None:
+            head = torch.arange(heads, device=q.device).view(1, 1, groups, heads // groups, 1)
+            scores = score(scores, head, (lengths - 1)[..., None, None], positions[:, :, None, None])
+        scored.append((torch.where(allowed, scores, -torch.inf), allowed, v))
+    peak = functools.reduce(torch.maximum, [scores.amax(dim=(1, 4), keepdim=True) for scores, _, _ in scored])
+    sink = None if sink_logits is None else sink_logits.to(exact).view(1, 1, *peak.shape[2:4], 1)
+    if sink is not None:
         peak = torch.maximum(peak, sink)
-    weights = torch.exp(scores - torch.where(peak.isfinite(), peak, 0.0))
-    total = weights.sum(dim=(1, 4), keepdim=True)
-    if sink_logits is not None:
+    weights = [torch.exp(scores - torch.where(peak.isfinite(), peak, 0.0)) for scores, _, _ in scored]
+    total = functools.reduce(operator.add, [each.sum(dim=(1, 4), keepdim=True) for each in weights])
+    if sink is not None:
         total = total + torch.exp(sink - peak)
-    weights = weights / torch.where(total > 0, total, 1.0)
-    # Unused offsets may hold anything: 0 x NaN is NaN, so they are chosen away rather than weighed away.
-    weighed = weights[..., None] * values[table].to(exact)[:, :, :, None]
-    mixed = torch.where(allowed[..., None], weighed, 0.0).sum(dim=(1, 4))  # [seq, group, share, dim]
-    return mixed.view(seqs, heads, dim).to(q.dtype)
+    mixed = []
+    for each, (_, allowed, v) in zip(weights, scored, strict=True):
+        # Unused offsets may hold anything: 0 x NaN is NaN, so they are chosen away rather than weighed away.
+        weighed = (each / torch.where(total > 0, total, 1.0))[..., None] * v[:, :, :, None]
+        mixed.append(torch.where(allowed[..., None], weighed, 0.0).sum(dim=(1, 4)))  # [seq, group, share, dim]
+    return functools.reduce(operator.add, mixed).view(seqs, heads, dim).to(q.dtype)
 
 
-def by_spans(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    page_table: Tensor,
-    span_starts: Tensor,
-    context_lengths: Tensor,
-    scale: float,
-    mask: Mask,
-    softcap: float,
-    sink_logits: Tensor | None,
-    score: Score | None = None,
-) -> Tensor:
-    out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    rule = scale, mask, softcap, sink_logits, score
-    starts, lengths = span_starts.tolist(), context_lengths.tolist()
-    if starts[-1] < len(out):
-        out[starts[-1] :] = 0
-    first = next((i for i in range(len(lengths)) if starts[i + 1] - starts[i] != 1), len(lengths))
-    if first:
-        table, known = page_table[:first], context_lengths[:first]
-        torch._dynamo.mark_dynamic(table, 1)
+def by_spans(q: Tensor, kv: KVPages, spans: Spans, parameters: AttentionParameters) -> Tensor:
+    """Attend with decodes, which come first, in one compiled function, and with each longer span for itself."""
+    decodes, longer = spans.decodes_and_longer()
+    out = torch.zeros_like(q, memory_format=torch.contiguous_format)
+    if decodes:
+        first = kv.first(decodes)
+        for table in first.tables:
+            torch._dynamo.mark_dynamic(table, 1)
         run = compile_once(decode_attention, dynamic=True)
-        out[:first] = run(q[:first], keys, values, table, known, *rule)
-    plain = not softcap and sink_logits is None and score is None
-    for seq in range(first, len(lengths)):
-        start, end = starts[seq], starts[seq + 1]
-        if start == end:
-            continue
-        k, v = (gather_context(pages, page_table[seq], lengths[seq]) for pages in (keys, values))
-        before = lengths[seq] - (end - start)
-        if plain:
-            out[start:end] = _fused(q[start:end], k, v, before, scale, mask)
-        else:
-            out[start:end] = attend(q[start:end], k, v, before, *rule)
+        out[:decodes] = run(q[:decodes], first, spans.context_lengths[:decodes], parameters)
+    changed = parameters.softcap or parameters.sink_logits is not None or parameters.score is not None
+    for seq, rows, context in longer:
+        read = kv.gather(seq, context, rows.stop - rows.start, q.dtype)
+        out[rows] = (attend if changed else _fused)(q[rows], read, parameters)
     return out
 
 
-def _fused(q: Tensor, k: Tensor, v: Tensor, first_position: int, scale: float, mask: Mask) -> Tensor:
-    """Attend with q [token, head, dim] over k and v [context, kv_head, dim] by torch's fused attention; every row sees
-    at least itself."""
-    share = q.shape[1] // k.shape[1]
+def _fused(q: Tensor, context: SpanContext, parameters: AttentionParameters) -> Tensor:
+    """Attend as `attend`, by torch's fused attention, with scores that nothing changes."""
+    k, v, mask, causal = context.k, context.v, parameters.mask, isinstance(parameters.mask, Causal)
     queries = rearrange(q, "token head dim -> 1 head token dim")
-    k, v = (
-        rearrange(part, "context group dim -> 1 group context dim").repeat_interleave(share, dim=1) for part in (k, v)
+    allowed = None if causal and len(q) == len(k) else context.allowed(mask)
+    if allowed is not None and context.readable is not None:
+        v = torch.where(allowed.any(0)[:, None, None], v, 0.0)
+    share = q.shape[1] // k.shape[1]
+    k, v = (rearrange(part, "read group dim -> 1 group read dim").repeat_interleave(share, dim=1) for part in (k, v))
+    mixed = F.scaled_dot_product_attention(
+        queries, k, v, attn_mask=allowed, is_causal=allowed is None, scale=parameters.scale
     )
-    if first_position == 0 and isinstance(mask, Causal):
-        mixed = F.scaled_dot_product_attention(queries, k, v, is_causal=True, scale=scale)
-    else:
-        at = torch.arange(first_position, first_position + q.shape[0], device=q.device)[:, None]
-        allowed = mask(at, torch.arange(k.shape[2], device=q.device)[None])
-        mixed = F.scaled_dot_product_attention(queries, k, v, attn_mask=allowed, scale=scale)
-        if not bool(allowed.any(-1).all()):
-            mixed = torch.where(allowed.any(-1)[:, None], mixed, 0.0)
+    if allowed is not None and not bool(allowed.any(-1).all()):
+        mixed = torch.where(allowed.any(-1)[:, None], mixed, 0.0)
     return rearrange(mixed, "1 head token dim -> token head dim")
-
-
-def eager_form(
-    q, keys, values, table, starts, lengths, scale, window, sinks, decode_only, softcap, sink_logits, alibi
-) -> Tensor:
-    """Run the specification as an operation that a graph may hold."""
-    mask = SlidingWindow(window, sinks) if window else Causal()
-    score = ALiBi(q.shape[1]) if alibi else None
-    return reference(q, keys, values, table, starts, lengths, scale, mask, softcap, sink_logits, score)
-
-
-def inductor_form(
-    q, keys, values, table, starts, lengths, scale, window, sinks, decode_only, softcap, sink_logits, alibi
-) -> Tensor:
-    """Run `by_spans` as an operation that a graph may hold."""
-    mask = SlidingWindow(window, sinks) if window else Causal()
-    score = ALiBi(q.shape[1]) if alibi else None
-    return by_spans(q, keys, values, table, starts, lengths, scale, mask, softcap, sink_logits, score)

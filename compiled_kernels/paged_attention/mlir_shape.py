@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Self
 
-from compiled_kernels.mlir_text import SIZE_BOUND, Target, largest_divisor, memref
+import torch
+from torch import Tensor
+
+from compiled_kernels.attention import AttentionParameters
+from compiled_kernels.backends import Backend
+from compiled_kernels.mlir_text import MLIR_TYPES, SIZE_BOUND, Target, largest_divisor, memref
 
 HEADS_TOGETHER = 4  # query heads whose sums are kept in registers at once
 BLOCK_POSITIONS = 64  # positions
 QUERIES_TOGETHER = 4  # queries whose sums are in registers at once
 TILE_QUERIES = 64  # queries (tokens times heads) that walk the context together
+MIN_ITEMS_PER_THREAD = 8  # with fewer rows times groups a thread, the context is split too
+
+
+def num_chunks(rows: int, num_kv_heads: int) -> int:
+    """Return the parts into which contexts are split, so that every thread has work."""
+    threads = torch.get_num_threads()
+    return threads if rows * num_kv_heads < MIN_ITEMS_PER_THREAD * threads else 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class PagedHeads:
-    """Query heads on paged key/value heads.
+class HeadShape:
+    """A layer's heads, and what its attention is compiled for.
 
     Attributes:
         num_heads: query heads.
         num_kv_heads: key/value heads, each of width `head_dim`.
-        page_size: tokens of a page.
-        dtype: f32 or bf16, the type of queries and cache.
         scale: scores are q · k * `scale`.
         softcap: c tanh(score / c) unless 0.
         window: positions that a query sees, all where it is 0.
@@ -31,10 +42,7 @@ class PagedHeads:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    page_size: int
-    dtype: str
     scale: float
-    target: Target
     window: int = 0
     sinks: int = 0
     softcap: float = 0.0
@@ -44,6 +52,28 @@ class PagedHeads:
     def queries_per_kv(self) -> int:
         """Return the query heads of a group."""
         return self.num_heads // self.num_kv_heads
+
+
+@dataclass(frozen=True, kw_only=True)
+class PagedHeads(HeadShape):
+    """Query heads on key/value heads in pages of `page_size` tokens; `dtype` (f32 or bf16) is the type of queries and
+    cache."""
+
+    page_size: int
+    dtype: str
+    target: Target
+
+    @classmethod
+    def of(cls, operator: str, q: Tensor, pages: Tensor, parameters: AttentionParameters, **more: Any) -> Self:
+        """Return the shape for queries [token, head, dim] over pages [page, kv_head, offset, dim]. Raises BackendError
+        for masks and scores that kernels do not know."""
+        window, sinks = parameters.window_and_sinks(operator, Backend.MLIR)
+        sink_logits = parameters.sink_logits is not None
+        scored = {"scale": parameters.scale, "softcap": parameters.softcap, "sink_logits": sink_logits}
+        return cls(
+            num_heads=q.shape[1], num_kv_heads=pages.shape[1], head_dim=q.shape[2], page_size=pages.shape[2],
+            dtype=MLIR_TYPES[q.dtype], target=Target.current(), window=window, sinks=sinks, **scored, **more,
+        )  # fmt: skip
 
     @property
     def lanes(self) -> int:

@@ -37,7 +37,15 @@ class BlockShape:
         """Return the shape without what only attention and the cache are compiled for: blocks with equal keys share
         code."""
         turn = None if self.layer.rotary_index is None else 0
-        ours = {"page_table": 0, "quantized": None, "window": 0, "sinks": 0, "softcap": 0.0, "sink_logits": False}
+        ours = {
+            "page_table": 0,
+            "quantized": None,
+            "quantized_page_table": None,
+            "window": 0,
+            "sinks": 0,
+            "softcap": 0.0,
+            "sink_logits": False,
+        }
         return replace(self, layer=replace(self.layer, rotary_index=turn, scale=1.0, **ours))
 
     @cached_property

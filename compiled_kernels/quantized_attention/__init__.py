@@ -10,11 +10,13 @@ from compiled_kernels.quantized_attention.quantize import (
     quantize,
     storage_shapes,
 )
+from compiled_kernels.quantized_attention.reference import QuantizedKV
 
 __all__ = [
     "PageFormat",
     "QuantFormat",
     "QuantizationRule",
+    "QuantizedKV",
     "QuantizedTensor",
     "TokenGroups",
     "bits_per_number",

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,12 +7,14 @@ import torch
 from torch import Tensor
 
 import compiled_kernels
-from compiled_kernels.backends import Backend
-from compiled_kernels.cases import Case, CaseCost, Suite, random_normal
+from compiled_kernels.attention import AttentionParameters, Spans
+from compiled_kernels.cases import Case, CaseCost, Suite, in_float64, random_normal
 from compiled_kernels.masks import Causal, Mask, SlidingWindow
+from compiled_kernels.paged_attention.cases import terms
+from compiled_kernels.paged_attention.reference import reference
 from compiled_kernels.quantized_attention.pages import PageFormat, QuantizationRule, TokenGroups, quantize_pages
 from compiled_kernels.quantized_attention.quantize import QuantFormat, QuantizedTensor, bits_per_number, dequantize
-from compiled_kernels.quantized_attention.reference import reference
+from compiled_kernels.quantized_attention.reference import QuantizedKV
 
 FORMATS: tuple[tuple[QuantFormat, QuantFormat], ...] = (
     ("int8", "int8"),
@@ -72,9 +73,9 @@ def inputs(
             recent[place] = whole[place]
     lengths = torch.tensor(contexts, dtype=torch.int32)
     sink_logits = random_normal(generator, torch.float32, (num_kv_heads * queries_per_kv,)) if sinks else None
-    decode_only = all(each == 1 for each in spans)
-    flat = *packed[0], *packed[1], *recent, *tables, starts, lengths
-    return q, *flat, dim**-0.5, mask, rule, decode_only, softcap, sink_logits
+    step = Spans(starts, lengths, all(each == 1 for each in spans))
+    kv = QuantizedKV(*packed, *recent, *tables, rule=rule)
+    return q, kv, step, AttentionParameters(dim**-0.5, mask, softcap, sink_logits)
 
 
 def _table(generator: torch.Generator, held: Sequence[int]) -> Tensor:
@@ -91,25 +92,6 @@ def _unwritten(format: PageFormat, pages: int, dtype: torch.dtype) -> QuantizedT
     for part in packed.tensors:
         part.view(torch.uint8).fill_(255)
     return packed
-
-
-def _packed(inputs: tuple) -> tuple:
-    """Return the flat inputs as the operator takes them."""
-    q, *parts = inputs
-    return q, QuantizedTensor(*parts[:3]), QuantizedTensor(*parts[3:6]), *parts[6:]
-
-
-def call(*inputs: Any, backend: Backend) -> Tensor:
-    *before, softcap, sink_logits = _packed(inputs)
-    return compiled_kernels.quantized_attention(*before, backend=backend, softcap=softcap, sink_logits=sink_logits)
-
-
-def exact(*inputs: Any) -> Tensor:
-    """Compute the specification in float64, on the numbers of the codes."""
-    q, keys, values, residual_keys, residual_values, *rest = _packed(inputs)
-    *tables, scale, mask, rule, _, softcap, sink = rest
-    said = {"scale": scale, "mask": mask, "rule": rule, "softcap": softcap, "sink_logits": sink}
-    return reference(q.double(), keys, values, residual_keys.double(), residual_values.double(), *tables, **said)
 
 
 def case(
@@ -139,19 +121,12 @@ def _name(formats: tuple[QuantFormat, QuantFormat]) -> str:
     return formats[0] if formats[0] == formats[1] else " keys, ".join(formats) + " values"
 
 
-def terms(contexts: Sequence[int], dim: int, **_: object) -> float:
-    # As in paged attention: a score's rounding is carried through the exponential.
-    return 8 * math.sqrt(dim) + math.sqrt(max(contexts)) + 8
-
-
-def scale(*inputs: Any) -> Tensor:
+def size(*inputs: Any) -> Tensor:
     """Return what values of one sign would sum to, so that a sum that happens to cancel has a fair bound."""
-    q, keys, values, residual_keys, residual_values, *rest = _packed(inputs)
-    *tables, scale, mask, rule, _, softcap, sink_logits = rest
-    recent = residual_keys.double(), residual_values.double().abs()
-    sizes = QuantizedTensor(dequantize(values, torch.float64).abs())
-    of = q.double(), keys, sizes, *recent, *tables, scale, mask, rule, softcap, sink_logits
-    return reference(*of).amax(-1, keepdim=True)  # type: ignore[call-arg]  # pyright takes `*tables` for any number
+    q, kv, spans, parameters = in_float64(inputs)
+    values = QuantizedTensor(dequantize(kv.values, torch.float64).abs())
+    kv = kv._replace(values=values, residual_values=kv.residual_values.abs())
+    return reference(q, kv, spans, parameters).amax(-1, keepdim=True)
 
 
 def _cases():
@@ -175,4 +150,6 @@ def _cases():
             yield case("mixed soft-cap and sink logits", (66, 8), (1, 8), formats, dtype, **changed)
 
 
-SUITES = (Suite("quantized_attention", inputs, call, tuple(_cases()), terms, exact=exact, scale=scale),)
+SUITES = (
+    Suite("quantized_attention", inputs, compiled_kernels.quantized_attention, tuple(_cases()), terms, scale=size),
+)

@@ -8,78 +8,44 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from compiled_kernels.attention import AttentionParameters, Spans
 from compiled_kernels.backends import BackendError
-from compiled_kernels.cases import Case
-from compiled_kernels.masks import window_and_sinks
+from compiled_kernels.cases import Case, suite_of
 from compiled_kernels.mlir import Kernel, compile_text
 from compiled_kernels.mlir.invoke import BoundCall, libgomp_path
-from compiled_kernels.mlir_text import MLIR_TYPES, THREADS, Target, exp_function
+from compiled_kernels.mlir_text import THREADS, exp_function
+from compiled_kernels.paged_attention.mlir_shape import num_chunks
 from compiled_kernels.quantized_attention.mlir_decode import attention_text, entry_text
-from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention
+from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention, QuantizedLayout
 from compiled_kernels.quantized_attention.quantize import SCALED_FORMATS, QuantizedTensor
+from compiled_kernels.quantized_attention.reference import QuantizedKV, check_sinks
 
-MIN_ITEMS_PER_THREAD = 8  # with fewer rows times groups a thread, the context is split too
+NAME = "quantized_attention"
 
 
-def quantized_attention(
-    q: Tensor,
-    key_codes: Tensor,
-    key_scales: Tensor | None,
-    key_minima: Tensor | None,
-    value_codes: Tensor,
-    value_scales: Tensor | None,
-    value_minima: Tensor | None,
-    residual_keys: Tensor,
-    residual_values: Tensor,
-    quantized_table: Tensor,
-    residual_table: Tensor,
-    span_starts: Tensor,
-    context_lengths: Tensor,
-    group: int,
-    lag: int,
-    first: int,
-    scale: float,
-    window: int,
-    sinks: int,
-    decode_only: bool,
-    softcap: float,
-    sink_logits: Tensor | None,
-    alibi: bool,
-) -> Tensor:
-    keys, values = (
-        QuantizedTensor(key_codes, key_scales, key_minima),
-        QuantizedTensor(value_codes, value_scales, value_minima),
-    )
-    _check(q, keys, values, residual_keys, window, sinks, first)
+def quantized_attention(q: Tensor, kv: QuantizedKV, spans: Spans, parameters: AttentionParameters) -> Tensor:
     tokens, heads, dim = q.shape
-    threads = torch.get_num_threads()
-    groups, size = residual_keys.shape[1:3]
-    shape = QuantizedAttention(
-        num_heads=heads, num_kv_heads=groups, head_dim=dim, page_size=size, dtype=MLIR_TYPES[q.dtype], scale=scale, target=Target.current(),
-        window=window, sinks=sinks, softcap=softcap, sink_logits=sink_logits is not None,
-        chunks=threads if tokens * groups < MIN_ITEMS_PER_THREAD * threads else 1,
-        key_format=keys.kind, value_format=values.kind, tokens_per_scale=group, columns_per_scale=_columns(values), residual_length=lag, num_sink_tokens=first,
-    )  # fmt: skip
-    if decode_only:
-        owners, lengths = torch.arange(tokens, dtype=torch.int32), context_lengths.int()
+    shape = _shape(q, kv, parameters)
+    if spans.decode_only:
+        owners, lengths = torch.arange(tokens, dtype=torch.int32), spans.context_lengths.int()
     else:
-        owners, lengths = _rows(span_starts, context_lengths, tokens)
+        owners, lengths = _rows(spans, tokens)
     partial = torch.empty(tokens, heads, shape.chunks, dim + 2)
     mixed = torch.empty(tokens, heads, dim, dtype=q.dtype)
-    tables = quantized_table.int().contiguous(), residual_table.int().contiguous()
+    tables = [table.int().contiguous() for table in kv.tables]
     sizes = torch.tensor([tokens, tables[0].shape[1], tables[1].shape[1]], dtype=torch.int32)
-    logits = () if sink_logits is None else (sink_logits.float(),)
-    pages = *keys.kernel_tensors, *values.kernel_tensors, residual_keys, residual_values
+    logits = () if parameters.sink_logits is None else (parameters.sink_logits.float(),)
+    pages = *kv.keys.kernel_tensors, *kv.values.kernel_tensors, kv.residual_keys, kv.residual_values
     arguments = q.contiguous(), *pages, *tables, owners, lengths, sizes, partial, *logits, mixed
     BoundCall(_compiled(shape).address, arguments)()
     return mixed
 
 
-def _rows(span_starts: Tensor, context_lengths: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+def _rows(spans: Spans, tokens: int) -> tuple[Tensor, Tensor]:
     """Return for each token its sequence, and how many positions it is the last of."""
-    starts = span_starts.int()
-    owners = torch.repeat_interleave(torch.arange(len(context_lengths), dtype=torch.int32), starts[1:] - starts[:-1])
-    ends = (context_lengths.int() - starts[1:])[owners]
+    starts, lengths = spans.starts.int(), spans.context_lengths.int()
+    owners = torch.repeat_interleave(torch.arange(len(lengths), dtype=torch.int32), starts[1:] - starts[:-1])
+    ends = (lengths - starts[1:])[owners]
     return owners, (ends + torch.arange(1, tokens + 1, dtype=torch.int32)).contiguous()
 
 
@@ -87,35 +53,28 @@ def _columns(values: QuantizedTensor) -> int:
     return values.codes.shape[-2] // values.scales.shape[-2] if values.scales is not None else 0
 
 
-def _check(
-    q: Tensor, keys: QuantizedTensor, values: QuantizedTensor, recent: Tensor, window: int, sinks: int, first: int
-) -> None:
-    what = "quantized_attention: backend mlir"
+def _shape(q: Tensor, kv: QuantizedKV, parameters: AttentionParameters) -> QuantizedAttention:
+    """Return the shape of the kernel for these. Raises BackendError for what no kernel reads."""
+    what, recent, (keys, values, rule) = f"{NAME}: backend mlir", kv.residual_keys, (kv.keys, kv.values, kv.rule)
     if q.dtype != recent.dtype or q.dtype not in (torch.float32, torch.bfloat16):
-        raise BackendError(f"{what} wants queries and recent keys in one of float32 and bfloat16, "
-                        f"not {q.dtype} and {recent.dtype}")  # fmt: skip
+        wanted = "wants queries and recent keys in one of float32 and bfloat16"
+        raise BackendError(f"{what} {wanted}, not {q.dtype} and {recent.dtype}")
     if keys.kind not in SCALED_FORMATS or values.kind not in SCALED_FORMATS:
         raise BackendError(f"{what} reads keys and values that are both packed, not {keys.kind} and {values.kind}")
-    if window and sinks > first:
-        raise BackendError(f"{what} keeps a window's {sinks} sinks in full precision; the first {first} positions are")
+    layout = QuantizedLayout(keys.kind, values.kind, _columns(values), rule)
+    chunks = num_chunks(len(q), recent.shape[1])
+    shape = QuantizedAttention.of(NAME, q, recent, parameters, chunks=chunks, layout=layout)
+    check_sinks(NAME, "mlir", rule, shape.window, shape.sinks)
+    return shape
 
 
-def stages(case: Case, operator: str = "quantized_attention") -> Mapping[str, str]:
+def stages(case: Case, operator: str = NAME) -> Mapping[str, str]:
     """Return every stage of the function that runs for `case`."""
-    of = case.arguments
-    window, sinks = window_and_sinks(of["mask"], "mlir") if "mask" in of else (0, 0)
-    rows, threads = sum(of["spans"]), torch.get_num_threads()
-    shape = QuantizedAttention(
-        num_heads=of["num_kv_heads"] * of["queries_per_kv"], num_kv_heads=of["num_kv_heads"], head_dim=of["dim"], page_size=of["size"], dtype=MLIR_TYPES[of["dtype"]],
-        scale=of["dim"] ** -0.5, target=Target.current(), window=window, sinks=sinks, softcap=of.get("softcap", 0.0),
-        sink_logits=of.get("sinks", False), chunks=threads if rows * of["num_kv_heads"] < MIN_ITEMS_PER_THREAD * threads else 1,
-        key_format=of["formats"][0], value_format=of["formats"][1], tokens_per_scale=of["run"], columns_per_scale=min(of["columns"], of["dim"]),
-        residual_length=of["lag"], num_sink_tokens=of.get("first", 0),
-    )  # fmt: skip
-    return _compiled(shape).stages
+    q, kv, _, parameters = suite_of(operator).make_inputs(case)
+    return _compiled(_shape(q, kv, parameters)).stages
 
 
 @functools.lru_cache(maxsize=512)
 def _compiled(shape: QuantizedAttention) -> Kernel:
     text = "\n".join((THREADS, exp_function(shape.lanes), attention_text(shape, "attend"), entry_text(shape)))
-    return compile_text(text, "quantized_attention", level=shape.target.level, libraries=(libgomp_path(),))
+    return compile_text(text, NAME, level=shape.target.level, libraries=(libgomp_path(),))

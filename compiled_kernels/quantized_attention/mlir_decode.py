@@ -116,9 +116,9 @@ return
 
 def _settled(shape: QuantizedAttention) -> str:
     """Emit %settled and %front: where quantized positions end and begin. If nothing is quantized both are 0."""
-    return f"""%lag = arith.constant {shape.residual_length} : index
-%run = arith.constant {shape.tokens_per_scale} : index
-%kept_full = arith.constant {shape.num_sink_tokens} : index
+    return f"""%lag = arith.constant {shape.layout.rule.residual_length} : index
+%run = arith.constant {shape.layout.rule.quant_group} : index
+%kept_full = arith.constant {shape.layout.rule.num_sink_tokens} : index
 %old = arith.cmpi ugt, %length, %lag : index
 %past_lag = arith.subi %length, %lag : index
 %aged = arith.select %old, %past_lag, %zero : index

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from compiled_kernels.mlir_text import SIZE_BOUND, Target, largest_divisor, memref
 from compiled_kernels.paged_attention.mlir_shape import HEADS_TOGETHER, DecodeAttention
+from compiled_kernels.quantized_attention.pages import QuantizationRule
 from compiled_kernels.quantized_attention.quantize import QuantFormat, codes_per_word
 
 ROWS_BOUND = 1 << 20  # rows: a bound for types only
@@ -73,44 +74,38 @@ class QuantizedOperand:
         return memref((HEADS_TOGETHER, self.summed), "f32")
 
 
+@dataclass(frozen=True)
+class QuantizedLayout:
+    """The layout of quantized keys and values: a key scale is one `rule.quant_group` tokens share, a value scale one
+    `columns_per_scale` columns do."""
+
+    key_format: QuantFormat
+    value_format: QuantFormat
+    columns_per_scale: int
+    rule: QuantizationRule
+
+
 @dataclass(frozen=True, kw_only=True)
 class QuantizedAttention(DecodeAttention):
-    """Queries over quantized keys and values in quantized pages, and over the others in pages of `dtype`;
-    `tokens_per_scale` tokens share a key scale, `columns_per_scale` columns a value scale; `residual_length` and
-    `num_sink_tokens` as in `QuantizationRule`."""
+    """Queries over quantized keys and values in quantized pages, and over the others in pages of `dtype`."""
 
     rows: int = ROWS_BOUND
     max_pages: int = ROWS_BOUND
-    key_format: QuantFormat
-    value_format: QuantFormat
-    tokens_per_scale: int
-    columns_per_scale: int
-    residual_length: int
-    num_sink_tokens: int
+    layout: QuantizedLayout
+
+    def _operand(self, format: QuantFormat, summed: int, kept: int, numbers_per_scale: int) -> QuantizedOperand:
+        exact = self.dtype == "f32"
+        return QuantizedOperand(format, self.num_kv_heads, summed, kept, numbers_per_scale, self.target, exact)
 
     @cached_property
     def key_operand(self) -> QuantizedOperand:
-        return QuantizedOperand(
-            self.key_format,
-            self.num_kv_heads,
-            self.head_dim,
-            self.page_size,
-            self.tokens_per_scale,
-            self.target,
-            self.dtype == "f32",
-        )
+        tokens = self.layout.rule.quant_group
+        return self._operand(self.layout.key_format, self.head_dim, self.page_size, tokens)
 
     @cached_property
     def value_operand(self) -> QuantizedOperand:
-        return QuantizedOperand(
-            self.value_format,
-            self.num_kv_heads,
-            self.page_size,
-            self.head_dim,
-            self.columns_per_scale,
-            self.target,
-            self.dtype == "f32",
-        )
+        columns = self.layout.columns_per_scale
+        return self._operand(self.layout.value_format, self.page_size, self.head_dim, columns)
 
     @property
     def quantized_types(self) -> tuple[str, ...]:

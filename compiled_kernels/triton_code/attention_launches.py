@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from compiled_kernels.attention import AttentionParameters, Spans
 from compiled_kernels.triton_code.attention import ANY, LONGER, SINGLE, merge
 from compiled_kernels.triton_code.launch import KernelLaunch, ceil_div, floor_power_of_two, num_processors, power_of_two
 
@@ -39,60 +40,85 @@ def choose_splits(programs: int, processors: int, most: int, decode: bool) -> in
     return next(parts for parts, share in zip(choices, taken, strict=True) if share >= MIN_OCCUPANCY * max(taken))
 
 
+def reach_of(held: int, window: int, sinks: int) -> int:
+    """Return how many of `held` positions a query sees at most."""
+    return min(held, window + sinks) if window else held
+
+
 @dataclass(frozen=True)
 class AttentionLaunches:
-    """Launches of `kernel` (`attend`, or one of its shape) over `reach` positions at most, in tiles of `tile` keys.
+    """Launches of `kernel` (`attend`, or one of its shape) over `held` positions at most, in tiles of `tile` keys.
 
-    `spans` are the arguments that `merge` has in common with it, `walk` what only the kernel takes.
+    `walk` holds what only this kernel takes. `batch_invariant`: all spans are walked alike.
     """
 
     kernel: Any
-    spans: Mapping[str, Any]
-    walk: Mapping[str, Any]
     q: Tensor
+    spans: Spans
+    parameters: AttentionParameters
+    window_and_sinks: tuple[int, int]
     num_kv_heads: int
-    reach: int
+    held: int
     tile: int
-    has_sink_logits: bool  # whether there are sink logits
+    walk: Mapping[str, Any]
     splits: int | None = None  # parts of each walk, where they are not to be chosen by shape
-    batch_invariant: bool = False  # whether all spans are walked alike
+    batch_invariant: bool = False
 
-    def launches(self, decode_only: bool) -> list[KernelLaunch]:
-        """Return the launches. Spans of one token and longer ones have launches of their own, each of which leaves the
-        other's alone."""
-        (tokens, heads, dim), seqs = self.q.shape, self.spans["seqs"]
+    @property
+    def has_sink_logits(self) -> bool:
+        return self.parameters.sink_logits is not None
+
+    def plan(self) -> tuple[list[KernelLaunch], Tensor]:
+        """Return the launches and the output they fill. Spans of one token and longer ones have launches of their own,
+        each of which leaves the other's alone."""
+        (tokens, heads, dim), seqs, decode_only = self.q.shape, len(self.spans.context_lengths), self.spans.decode_only
+        # Rows outside every span give zeros; where every span has one row there are none.
+        dense = torch.contiguous_format
+        out = (torch.empty_like if decode_only else torch.zeros_like)(self.q, memory_format=dense)
         share = heads // self.num_kv_heads
         single = power_of_two(share, MIN_DOT_SIZE)
         if decode_only and not self.batch_invariant:
-            return self._of(SINGLE.value, single, alone=True)
+            return self._of(out, SINGLE.value, single, alone=True), out
         if self.batch_invariant:
             rows = FIXED_ROWS if self.q.dtype.itemsize == 2 else EXACT_ROWS
-            return self._of(ANY.value, max(single, rows), alone=True)
+            return self._of(out, ANY.value, max(single, rows), alone=True), out
         padded = power_of_two(dim, MIN_DOT_SIZE)
         most = min(MAX_ROWS, MAX_ACCUMULATORS // padded) if self.q.dtype.itemsize == 2 else EXACT_ROWS
         longer = max(single, min(most, power_of_two(ceil_div(tokens, seqs) * share)))
         if seqs == 1:  # one span, and it is not of one token
-            return self._of(ANY.value, longer, alone=True)
-        return [*self._of(SINGLE.value, single, alone=False), *self._of(LONGER.value, longer, alone=False)]
+            return self._of(out, ANY.value, longer, alone=True), out
+        both = (SINGLE.value, single), (LONGER.value, longer)
+        return [launch for kind, rows in both for launch in self._of(out, kind, rows, alone=False)], out
 
-    def _of(self, kind: int, rows: int, alone: bool) -> list[KernelLaunch]:
+    def _of(self, out: Tensor, kind: int, rows: int, alone: bool) -> list[KernelLaunch]:
         """Return the walk over spans of one kind, and the merge where it is split; `alone` if there is no
         other kind."""
-        (tokens, heads, dim), seqs, out = self.q.shape, self.spans["seqs"], self.spans["out"]
+        q, (tokens, heads, dim), seqs = self.q, self.q.shape, len(self.spans.context_lengths)
         together = 1 if kind == SINGLE.value else rows // (heads // self.num_kv_heads)
         count = seqs if kind == SINGLE.value else tokens // together + seqs
-        most = min(MAX_SPLITS, floor_power_of_two(ceil_div(self.reach, self.tile) // MIN_TILES_PER_SPLIT))
+        reach = reach_of(self.held, *self.window_and_sinks)
+        most = min(MAX_SPLITS, floor_power_of_two(ceil_div(reach, self.tile) // MIN_TILES_PER_SPLIT))
         decode = kind == SINGLE.value
-        parts = self.splits or choose_splits(count * self.num_kv_heads, num_processors(self.q.device), most, decode)
+        parts = self.splits or choose_splits(count * self.num_kv_heads, num_processors(q.device), most, decode)
         buffers = {"parts": out, "logs": out}  # unused where nothing is split
         if parts > 1:
             buffers = {
-                "parts": self.q.new_empty((tokens, heads, parts, dim), dtype=torch.float32),
-                "logs": self.q.new_empty((tokens, heads, parts), dtype=torch.float32),
+                "parts": q.new_empty((tokens, heads, parts, dim), dtype=torch.float32),
+                "logs": q.new_empty((tokens, heads, parts), dtype=torch.float32),
             }
+        padded, (scale, _, softcap, sink_logits, _) = power_of_two(dim, MIN_DOT_SIZE), self.parameters
+        window, sinks = self.window_and_sinks
+        shared = {
+            "span_starts": self.spans.starts, "sink_logits": q if sink_logits is None else sink_logits, "out": out,
+            "seqs": seqs, "heads": heads, "dim": dim, "DIM": padded, "WHOLE_DIM": padded == dim, **buffers,
+            "splits": parts,
+        }  # fmt: skip
         walked = {
-            **self.spans, **self.walk, **buffers, "splits": parts, "TOKENS": together, "ROWS": rows, "KIND": kind,
-            "SPLIT": parts > 1, "SINK_LOGITS": self.has_sink_logits and parts == 1,
+            **shared, "q": q, "q_token": q.stride(0), "q_head": q.stride(1), "q_dim": q.stride(2),
+            "context_lengths": self.spans.context_lengths, "scale": scale, "softcap": softcap, "window": window,
+            "sinks": sinks, "SHARE": heads // self.num_kv_heads, "WINDOW": window > 0, "SOFTCAP": softcap > 0,
+            **self.walk, "TOKENS": together, "ROWS": rows, "KIND": kind, "SPLIT": parts > 1,
+            "SINK_LOGITS": self.has_sink_logits and parts == 1,
         }  # fmt: skip
         warps = 8 if rows == MAX_ROWS else 4
         found = [
@@ -100,8 +126,8 @@ class AttentionLaunches:
         ]
         if parts > 1:
             merged = {
-                **self.spans, **buffers, "splits": parts, "SPLITS": power_of_two(parts),
-                "KIND": ANY.value if alone else kind, "SINK_LOGITS": self.has_sink_logits,
+                **shared, "SPLITS": power_of_two(parts), "KIND": ANY.value if alone else kind,
+                "SINK_LOGITS": self.has_sink_logits,
             }  # fmt: skip
             found.append(KernelLaunch(merge, (tokens, heads), merged))
         return found

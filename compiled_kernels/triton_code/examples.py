@@ -10,6 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from compiled_kernels.attention import AttentionParameters, Spans
+from compiled_kernels.masks import Causal, Mask, SlidingWindow
 from compiled_kernels.triton_code.launch import KernelLaunch
 
 WIDTH, HIDDEN, HEADS, GROUPS, DIM, VOCAB = 4096, 14_336, 32, 8, 128, 128_256
@@ -71,6 +73,7 @@ def kv_write() -> Examples:
 
 
 def attention() -> Examples:
+    from compiled_kernels.paged_attention.reference import PagedKV
     from compiled_kernels.paged_attention.triton import plan
 
     def one(
@@ -79,10 +82,9 @@ def attention() -> Examples:
     ) -> list[KernelLaunch]:  # fmt: skip
         pages = meta(4096, GROUPS, size, DIM)
         sink_logits = meta(HEADS, dtype=torch.float32) if softcap else None
-        return plan(
-            meta(tokens, HEADS, DIM), pages, pages, ints(seqs, held), ints(seqs + 1), ints(seqs), DIM**-0.5,
-            window, sinks, tokens == seqs, softcap, sink_logits, batch_invariant=fixed,
-        )[0]  # fmt: skip
+        parameters = AttentionParameters(DIM**-0.5, _mask(window, sinks), softcap, sink_logits)
+        kv = PagedKV(pages, pages, ints(seqs, held))
+        return plan(meta(tokens, HEADS, DIM), kv, _spans(seqs, tokens), parameters, batch_invariant=fixed)[0]
 
     return {
         "decode": one(1, 1, 256),
@@ -97,8 +99,18 @@ def attention() -> Examples:
     }
 
 
+def _mask(window: int, sinks: int = 0) -> Mask:
+    return SlidingWindow(window, sinks) if window else Causal()
+
+
+def _spans(seqs: int, tokens: int) -> Spans:
+    return Spans(ints(seqs + 1), ints(seqs), tokens == seqs)
+
+
 def quantized_attention() -> Examples:
+    from compiled_kernels.quantized_attention.pages import QuantizationRule
     from compiled_kernels.quantized_attention.quantize import QuantFormat, QuantizedTensor, storage_shapes
+    from compiled_kernels.quantized_attention.reference import QuantizedKV
     from compiled_kernels.quantized_attention.triton import plan
 
     size, run = 64, 64
@@ -109,11 +121,10 @@ def quantized_attention() -> Examples:
             QuantizedTensor(*(meta(*shape, dtype=dtype) for shape, dtype in storage_shapes(kind, before, *sides)))
             for sides in ((DIM, size, run), (size, DIM, DIM))
         )
-        recent = meta(4096, GROUPS, size, DIM)
-        return plan(
-            meta(tokens, HEADS, DIM), keys, values, recent, recent, ints(seqs, held), ints(seqs, held),
-            ints(seqs + 1), ints(seqs), run, 64, 0, DIM**-0.5, window, 0, tokens == seqs, 0.0, None,
-        )[0]  # fmt: skip
+        recent, table = meta(4096, GROUPS, size, DIM), ints(seqs, held)
+        kv = QuantizedKV(keys, values, recent, recent, table, table, QuantizationRule(run, 64))
+        parameters = AttentionParameters(DIM**-0.5, _mask(window))
+        return plan(meta(tokens, HEADS, DIM), kv, _spans(seqs, tokens), parameters)[0]
 
     return {
         "decode int8": one("int8", 1, 1, 64),

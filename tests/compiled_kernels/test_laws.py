@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 import compiled_kernels
 from compiled_kernels import Backend
+from compiled_kernels.attention import AttentionParameters, Spans
 from compiled_kernels.linear.quantize import quantize_int4, quantize_int8
 from compiled_kernels.masks import Causal, SlidingWindow
+from compiled_kernels.paged_attention import PagedKV
 from tests.thorough import tries
 
 BACKENDS = [Backend.EAGER, Backend.INDUCTOR]  # the forms that are traced; the others are held to these
@@ -158,9 +160,8 @@ def test_attention_is_torchs(
         enable_gqa=True,
     )[0].transpose(0, 1)  # fmt: skip
     (keys, values), starts, lengths = pools, torch.tensor([0, span]), torch.tensor([context])
-    ours = compiled_kernels.paged_attention(
-        q, keys, values, table[None], starts, lengths, 0.4, mask, span == 1, backend
-    )
+    given_ = PagedKV(keys, values, table[None]), Spans(starts, lengths, span == 1)
+    ours = compiled_kernels.paged_attention(q, *given_, AttentionParameters(0.4, mask), backend)
     close(ours, expected)
 
 
@@ -180,9 +181,8 @@ def test_a_sink_is_a_key_whose_value_is_zero(backend: Backend, softcap: float) -
     weights = torch.cat([capped, sink]).softmax(0)[:-1]
     table, starts, lengths = torch.tensor([[1]]), torch.tensor([0, 1]), torch.tensor([5])
     keys, values = (torch.cat([torch.zeros_like(part), part]) for part in (k, v))  # the null page first
-    ours = compiled_kernels.paged_attention(
-        q, keys, values, table, starts, lengths, 0.7, Causal(), True, backend, softcap, sink
-    )
+    given_ = PagedKV(keys, values, table), Spans(starts, lengths, True)
+    ours = compiled_kernels.paged_attention(q, *given_, AttentionParameters(0.7, Causal(), softcap, sink), backend)
     close(ours[0, 0], weights @ v[0, 0])
 
 

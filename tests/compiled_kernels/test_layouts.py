@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compiled_kernels import Backend, backend_problems
+from compiled_kernels.attention import flatten
 from compiled_kernels.cases import case_of, suite_of
 from compiled_kernels.check import copy_with_strides, to_device
-from compiled_kernels.masks import window_and_sinks
 
 FIRST = {
     "rms_norm": "3x70 float32",
@@ -37,8 +37,8 @@ FORMS += [("paged_attention", "eager"), pytest.param("paged_attention", "inducto
 def as_schema(operator: str, inputs: tuple) -> tuple:
     if operator != "paged_attention":
         return inputs
-    *cache, mask, decode_only, softcap, sinks, score = inputs
-    return (*cache, *window_and_sinks(mask, "any"), decode_only, softcap, sinks, score is not None)
+    q, kv, *rest = inputs
+    return (q, *kv.flat, *flatten(*rest, "any"))
 
 
 def transposed(part: Tensor) -> Tensor:

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compiled_kernels import Backend, BackendError, paged_attention
+from compiled_kernels.attention import AttentionParameters, Spans
 from compiled_kernels.masks import AndMask, Causal, SlidingWindow, draw_mask
-from compiled_kernels.paged_attention import unsupported_reason
+from compiled_kernels.paged_attention import PagedKV, unsupported_reason
 from compiled_kernels.scores import ALiBi, ChainedScore
 
 BANDS = st.one_of(st.just(Causal()), st.builds(SlidingWindow, st.integers(1, 9), st.integers(0, 4)))
@@ -91,8 +92,8 @@ def test_what_a_lane_cannot_say_it_refuses_in_words(backend: Backend) -> None:
         reason = unsupported_reason(backend, mask, score)
         assert reason is not None and told in reason and str(backend) in reason
         pages, table = torch.zeros(2, 1, 4, 2), torch.ones(1, 2, dtype=torch.int32)
-        tensors = torch.zeros(1, 1, 2), pages, pages, table, torch.tensor([0, 1]), torch.tensor([1])
+        given = PagedKV(pages, pages, table), Spans(torch.tensor([0, 1]), torch.tensor([1]), True)
         with pytest.raises(BackendError, match=told):
-            paged_attention(*tensors, 1.0, mask, True, backend, score=score)
+            paged_attention(torch.zeros(1, 1, 2), *given, AttentionParameters(1.0, mask, score=score), backend)
     assert unsupported_reason(backend, SlidingWindow(3, 1), None) is None
     assert unsupported_reason(Backend.INDUCTOR, own, twice) is None

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from compiled_kernels import Backend, BackendError, backend_problems
 from compiled_kernels.agreement import disagreement
+from compiled_kernels.attention import flatten
 from compiled_kernels.capabilities import known_gap
 from compiled_kernels.cases import Case, CaseCost
 from compiled_kernels.level import Level, available_levels, limited_to
@@ -72,8 +73,8 @@ def test_torch_knows_the_form(operator: str) -> None:
     inputs = suite.make_inputs(case)
     form = getattr(torch.ops.compiled_kernels, f"{operator}_mlir").default
     if operator == "paged_attention":
-        *given_, mask, decode_only, softcap, sinks, score = inputs
-        arguments = (*given_, 0, 0, decode_only, softcap, sinks, score is not None)
+        q, kv, *rest = inputs
+        arguments = (q, *kv.flat, *flatten(*rest, Backend.MLIR))
     else:
         arguments = inputs
     torch.library.opcheck(form, arguments, test_utils=("test_schema", "test_faketensor"))

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 import compiled_kernels
 from compiled_kernels import Backend, backend_problems
+from compiled_kernels.attention import AttentionParameters, Spans
 from compiled_kernels.masks import SlidingWindow
+from compiled_kernels.paged_attention import PagedKV
 from tests.thorough import tries
 
 NARROW, SINKS, WIDE = (SlidingWindow(7), 4, 0.0), (SlidingWindow(9, sinks=6), 4, 5.0), (SlidingWindow(40), 16, 0.0)
@@ -47,11 +49,9 @@ def test_null_pages_are_behind_the_mask(
     q = torch.randn(int(starts[-1]), GROUPS * SHARE, DIM, generator=generator)
     lengths = torch.tensor([context for context, _ in drawn], dtype=torch.int32)
     decodes = all(span == 1 for _, span in drawn)
+    rest = Spans(starts, lengths, decodes), AttentionParameters(DIM**-0.5, mask, softcap), backend
     before, after = (
-        compiled_kernels.paged_attention(
-            q, keys, values, table, starts, lengths, DIM**-0.5, mask, decodes, backend, softcap
-        )
-        for table in (whole, left)
+        compiled_kernels.paged_attention(q, PagedKV(keys, values, table), *rest) for table in (whole, left)
     )
     assert after.isfinite().all()
     assert torch.equal(before, after)

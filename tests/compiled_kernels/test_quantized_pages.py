@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compiled_kernels import Backend, backend_problems
-from compiled_kernels.masks import Causal
+from compiled_kernels.attention import AttentionParameters, Spans
 from compiled_kernels.quantized_attention import (
     PageFormat,
     QuantizationRule,
+    QuantizedKV,
     QuantizedTensor,
     bits_per_number,
     dequantize,
@@ -174,8 +175,7 @@ def test_the_mlir_lane_reads_every_e4m3_number(scale: float) -> None:
     recent[:, 1, :, 0] = codes.view(torch.float8_e4m3fn).float() * scale
     table[0, 1] = 1  # the ninth token's recent page: its first place
     lengths = torch.tensor([9], dtype=torch.int32)
-    found = quantized_attention(
-        torch.zeros(1, 4, 64), keys, values, recent[0], recent[1], table, table, one, lengths, 1.0, Causal(),
-        QuantizationRule(8, 1), True, Backend.MLIR,
-    )  # fmt: skip
+    kv = QuantizedKV(keys, values, recent[0], recent[1], table, table, QuantizationRule(8, 1))
+    given_ = kv, Spans(one, lengths, True), AttentionParameters(1.0)
+    found = quantized_attention(torch.zeros(1, 4, 64), *given_, Backend.MLIR)
     torch.testing.assert_close(found[0], recent[1, 1, :, 0], rtol=1e-6, atol=0)

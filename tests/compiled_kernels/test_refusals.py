@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ CASES = {
 Change = Callable[[torch.Tensor], torch.Tensor]
 narrower: Change = lambda part: part[..., :-1].contiguous()  # noqa: E731
 strided: Change = lambda part: torch.stack([part, part], dim=-1)[..., 0]  # noqa: E731
-WRONG: list[tuple[str, int, Change, str]] = [
+WRONG: list[tuple[str, int | str, Change, str]] = [
     ("linear", 0, narrower, "weight as .7, 127. .* .7, 128. float32"),
     ("linear", 0, torch.Tensor.double, "wants x as .* float32 or bfloat16 on the CPU; .* float64 on cpu given"),
     ("linear", 2, narrower, "bias as .7."),
@@ -43,22 +44,35 @@ WRONG: list[tuple[str, int, Change, str]] = [
     ("kv_write", 2, lambda slots: slots - 99, "slots must lie in 0..14; .* given"),
     ("paged_attention", 0, torch.Tensor.half, "q as .* float32 or bfloat16 .* float16"),
     ("paged_attention", 0, narrower, "keys as"),
-    ("paged_attention", 1, strided, "keys as .*not contiguous"),
-    ("paged_attention", 2, strided, "values as .*not contiguous"),
-    ("paged_attention", 2, torch.Tensor.bfloat16, "values as .* float32 on the CPU, contiguous; .* bfloat16"),
-    ("paged_attention", 2, lambda values: values[:1], "values as"),
-    ("paged_attention", 3, lambda table: table[:, :1], "a context of 30 does not fit the table's 1 pages of 4"),
-    ("paged_attention", 4, lambda starts: starts + 1, "spans end at 23, after 22 queries"),
-    ("paged_attention", 5, narrower, "context_lengths as .4."),
+    ("paged_attention", "keys", strided, "keys as .*not contiguous"),
+    ("paged_attention", "values", strided, "values as .*not contiguous"),
+    ("paged_attention", "values", torch.Tensor.bfloat16, "values as .* float32 on the CPU, contiguous; .* bfloat16"),
+    ("paged_attention", "values", lambda values: values[:1], "values as"),
+    (
+        "paged_attention",
+        "page_table",
+        lambda table: table[:, :1],
+        "a context of 30 does not fit the table's 1 pages of 4",
+    ),
+    ("paged_attention", "starts", lambda starts: starts + 1, "spans end at 23, after 22 queries"),
+    ("paged_attention", "context_lengths", narrower, "context_lengths as .4."),
 ]
+
+
+def _changed(value: Any, field: str, change: Change) -> Any:
+    """`value`, with a field changed where it has that field."""
+    return value._replace(**{field: change(getattr(value, field))}) if field in getattr(value, "_fields", ()) else value
 
 
 @needs_mlir
 @pytest.mark.parametrize(("operator", "place", "change", "words"), WRONG)
-def test_wrong_arguments_are_refused_in_words(operator: str, place: int, change: Change, words: str) -> None:
+def test_wrong_arguments_are_refused_in_words(operator: str, place: int | str, change: Change, words: str) -> None:
     suite = suite_of(operator)
     inputs = list(suite.make_inputs(case_of(suite, CASES[operator])))
-    inputs[place] = change(inputs[place])
+    if isinstance(place, str):
+        inputs = [_changed(each, place, change) for each in inputs]
+    else:
+        inputs[place] = change(inputs[place])
     call = compiled_kernels.kv_write if operator == "kv_write" else suite.call
     with pytest.raises(BackendError, match=f"{operator}: .*{words}"):
         call(*inputs, backend=Backend.MLIR)

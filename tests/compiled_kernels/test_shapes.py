@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import get_type_hints
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from jaxtyping import TypeCheckError, jaxtyped
 
 import compiled_kernels
 from compiled_kernels import Backend
-from compiled_kernels.masks import Causal
+from compiled_kernels.attention import AttentionParameters, Spans
+from compiled_kernels.paged_attention import PagedKV
 
 
 def checked(operator: Callable) -> Callable:
@@ -21,12 +23,24 @@ def checked(operator: Callable) -> Callable:
 
 def attention(**changes: torch.Tensor):
     """A right call of paged attention: three tokens of one sequence, two query heads on one group."""
-    right = {
-        "q": torch.zeros(3, 2, 4), "keys": torch.zeros(2, 1, 8, 4), "values": torch.zeros(2, 1, 8, 4),
-        "page_table": torch.tensor([[1]]), "span_starts": torch.tensor([0, 3]), "context_lengths": torch.tensor([3]),
-    }  # fmt: skip
-    rest = {"scale": 0.5, "mask": Causal(), "decode_only": False, "backend": Backend.EAGER}
-    return checked(compiled_kernels.paged_attention)(**{**right, **changes, **rest})
+    pages = {"keys": torch.zeros(2, 1, 8, 4), "values": torch.zeros(2, 1, 8, 4), "page_table": torch.tensor([[1]])}
+    spans = {"starts": torch.tensor([0, 3]), "context_lengths": torch.tensor([3])}
+    kv, step = (
+        kind(**{name: changes.get(name, right) for name, right in given.items()})
+        for kind, given in ((PagedKV, pages), (Spans, spans))
+    )
+    q = torch.zeros(3, 2, 4)
+    check_fields(kv, step)
+    return checked(compiled_kernels.paged_attention)(q, kv, step, AttentionParameters(0.5), Backend.EAGER)
+
+
+def check_fields(*values: tuple) -> None:
+    """Check the annotations of the fields of named tuples, the same axes in all of them."""
+    with jaxtyped("context"):
+        for value in values:
+            for name, kind in get_type_hints(type(value)).items():
+                if not isinstance(getattr(value, name), kind):
+                    raise TypeCheckError(f"{name} is no {kind}")
 
 
 RIGHT = [
@@ -59,7 +73,7 @@ def test_wrong_shapes_are_caught(operator: Callable, arguments: tuple) -> None:
         checked(operator)(*arguments)
 
 
-@pytest.mark.parametrize("change", [{"values": torch.zeros(2, 1, 8, 3)}, {"span_starts": torch.tensor([0.0, 3.0])}])
+@pytest.mark.parametrize("change", [{"values": torch.zeros(2, 1, 8, 3)}, {"starts": torch.tensor([0.0, 3.0])}])
 def test_wrong_attention_shapes_are_caught(change: dict) -> None:
     with pytest.raises(TypeCheckError):
         attention(**change)

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import compiled_kernels
+from compiled_kernels.attention import Spans
 from compiled_kernels.linear import triton as products
 from compiled_kernels.linear.quantize import dequantize_int4, dequantize_int8, quantize_int4, quantize_int8
-from compiled_kernels.masks import Causal, Mask, SlidingWindow, window_and_sinks
+from compiled_kernels.masks import Causal, Mask, SlidingWindow
 from compiled_kernels.paged_attention import triton as attention
 from compiled_kernels.triton_code.launch import run
 from tests.compiled_kernels.interpreter import set_up_once_a_launch
@@ -81,14 +82,13 @@ MASKS = st.one_of(st.just(Causal()), st.builds(SlidingWindow, st.integers(1, 40)
 
 def last_of(inputs: tuple, mask: Mask, lengths: list[int], **plan: Any) -> Tensor:
     """What the first sequence's last query reads, as the end of lengths[0] tokens; beside the second's, if asked."""
-    q, keys, values, table, _, contexts, scale, _, _, softcap, sink_logits, _ = inputs
+    q, kv, (_, contexts, _), parameters = inputs
     ends = [int(contexts[0]), int(contexts.sum())]
     rows = torch.cat([q[end - length : end] for end, length in zip(ends, lengths, strict=False)])
     starts = torch.tensor([0, lengths[0], sum(lengths)][: len(lengths) + 1], dtype=torch.int32)
     count = len(lengths)
-    window, sinks = window_and_sinks(mask, "triton")
-    given_ = (rows, keys, values, table[:count], starts, contexts[:count], scale, window, sinks, max(lengths) == 1)
-    return run(*attention.plan(*given_, softcap, sink_logits, **plan))[lengths[0] - 1]
+    given_ = kv.first(count), Spans(starts, contexts[:count], max(lengths) == 1), parameters._replace(mask=mask)
+    return run(*attention.plan(rows, *given_, **plan))[lengths[0] - 1]
 
 
 def scene(seed: int, dtype: torch.dtype, contexts: list[int], share: int) -> tuple:

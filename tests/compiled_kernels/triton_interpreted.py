@@ -17,13 +17,13 @@ from torch import Tensor
 import compiled_kernels
 from compiled_kernels import Backend, BackendError
 from compiled_kernels.agreement import disagreement
+from compiled_kernels.attention import flatten
 from compiled_kernels.capabilities import BF16_DOTS, GAPS, Gap, known_gap
 from compiled_kernels.cases import Case, CaseCost, Suite
 from compiled_kernels.check import verdict
 from compiled_kernels.linear import triton as products
-from compiled_kernels.masks import Causal, window_and_sinks
+from compiled_kernels.masks import Causal
 from compiled_kernels.paged_attention import triton as attention
-from compiled_kernels.quantized_attention import QuantizedTensor
 from compiled_kernels.quantized_attention import triton as packed_attention
 from compiled_kernels.triton_code.launch import run
 from tests.compiled_kernels.interpreter import set_up_once_a_launch
@@ -94,19 +94,11 @@ def test_attention_in_any_number_of_parts_is_the_same(data: st.DataObject) -> No
     case, inputs = drawn(data, "paged_attention", contexts=contexts, spans=spans)
     splits = data.draw(st.sampled_from([1, 2, 3, 8]))
 
-    def ours(q, keys, values, table, starts, lengths, scale, mask, decode_only, softcap, sink_logits, score, backend):
+    def ours(*given_, backend):
         if backend is Backend.EAGER:
-            return SUITES["paged_attention"].call(
-                q, keys, values, table, starts, lengths, scale, mask, decode_only, softcap, sink_logits, score, backend
-            )
-        window, sinks = window_and_sinks(mask, "triton")
-        assert decode_only == all(span == 1 for span in spans)
-        return run(
-            *attention.plan(
-                q, keys, values, table, starts, lengths, scale, window, sinks, decode_only, softcap, sink_logits,
-                tile=16, splits=splits,
-            )
-        )  # fmt: skip
+            return compiled_kernels.paged_attention(*given_)
+        assert given_[2].decode_only == all(span == 1 for span in spans)
+        return run(*attention.plan(*given_, tile=16, splits=splits))
 
     suite = Suite(
         "paged_attention", SUITES["paged_attention"].input_maker, ours, (), SUITES["paged_attention"].rounding_terms
@@ -125,27 +117,8 @@ def test_attention_over_packed_pages_in_any_number_of_parts_is_the_same(data: st
 
     def ours(*given_, backend):
         if backend is Backend.EAGER:
-            return reference.call(*given_, backend=backend)
-        q, *parts = given_[:-6]
-        scale, mask, rule, decode_only, softcap, sink_logits = given_[-6:]
-        numbers = (
-            rule.quant_group,
-            rule.residual_length,
-            rule.num_sink_tokens,
-            scale,
-            *window_and_sinks(mask, "triton"),
-            decode_only,
-            softcap,
-        )
-        every: list[Any] = [
-            q,
-            QuantizedTensor(*parts[:3]),
-            QuantizedTensor(*parts[3:6]),
-            *parts[6:],
-            *numbers,
-            sink_logits,
-        ]
-        return run(*packed_attention.plan(*every, splits=splits))
+            return reference.call(*given_)
+        return run(*packed_attention.plan(*given_, splits=splits))
 
     suite = Suite(
         "quantized_attention",
@@ -181,7 +154,7 @@ def test_products_in_any_number_of_parts_are_the_same(operator: str, data: st.Da
 @given(data=st.data())
 def test_nan_stays_with_its_row(data: st.DataObject) -> None:
     _, inputs = drawn(data, "paged_attention", mask=Causal())
-    suite, q, starts = SUITES["paged_attention"], inputs[0], inputs[4].tolist()
+    suite, q, starts = SUITES["paged_attention"], inputs[0], inputs[2].starts.tolist()
     clean = suite.call(*inputs, backend=Backend.TRITON)
     row = data.draw(st.integers(0, len(q) - 1))
     q[row] = torch.nan
@@ -238,22 +211,9 @@ def registered(operator: str) -> tuple[Any, tuple]:
     suite = SUITES[operator]
     inputs = suite.make_inputs(min(suite.cases, key=lambda case: case.cost.bytes))
     arguments = inputs
-    if operator == "paged_attention":
-        q, keys, values, table, starts, lengths, scale, mask, decode_only, softcap, sink_logits, _ = inputs
-        seen = window_and_sinks(mask, "triton")
-        arguments = q, keys, values, table, starts, lengths, scale, *seen, decode_only, softcap, sink_logits, False
-    if operator == "quantized_attention":
-        scale, mask, rule, decode_only, softcap, sink_logits = inputs[-6:]
-        numbers = (
-            rule.quant_group,
-            rule.residual_length,
-            rule.num_sink_tokens,
-            scale,
-            *window_and_sinks(mask, "triton"),
-            decode_only,
-            softcap,
-        )
-        arguments = *inputs[:-6], *numbers, sink_logits, False
+    if operator in ("paged_attention", "quantized_attention"):
+        q, kv, *rest = inputs
+        arguments = q, *kv.flat, *flatten(*rest, Backend.TRITON)
     return getattr(torch.ops.compiled_kernels, f"{operator}_triton").default, arguments
 
 
@@ -272,7 +232,7 @@ def test_what_the_lane_cannot_do_is_said() -> None:
     codes, scales = torch.zeros(2, 6, dtype=torch.uint8), torch.ones(2, 2)
     refused("linear_int4: .* groups of a power of two columns, not 6", "linear_int4", torch.ones(1, 12), codes, scales)
     inputs = list(SUITES["paged_attention"].make_inputs(SUITES["paged_attention"].cases[-1]))
-    inputs[1] = inputs[1].transpose(2, 3)
+    inputs[1] = inputs[1]._replace(keys=inputs[1].keys.transpose(2, 3))
     with pytest.raises(BackendError, match="paged_attention: backend triton reads contiguous pages"):
         SUITES["paged_attention"].call(*inputs, backend=Backend.TRITON)
 

@@ -13,8 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiled_kernels.quantized_attention import hadamard_rotate
-from compiled_kernels.quantized_attention.reference import gather_context as quantized_context_of
+from compiled_kernels.quantized_attention import QuantizedKV, hadamard_rotate
 from tests.engine.tiny import VOCAB, finals, layer, model_of, request, runner_of, spec_of, specs
 from tests.thorough import tries
 from workbench.engine import naive
@@ -123,14 +122,14 @@ def test_quantized_keys_weigh_as_the_cache_reads_them(cache: str | dict) -> None
         weights = found.weights[number]
         assert (weights.sum(-1) - 1).abs().max() < 1e-5
         tables = [
-            torch.tensor(runner.tracker.sequences["a"].pages[table]) for table in (layer.group, layer.residual_group)
+            torch.tensor(runner.tracker.sequences["a"].pages[table])[None]
+            for table in (layer.group, layer.residual_group)
         ]
-        pages = (layer.keys, layer.values), (layer.residual_keys, layer.residual_values)
-        _, v, positions, is_packed = quantized_context_of(
-            *pages, (tables[0], tables[1]), row + 1, 1, layer.quantization_rule
-        )
-        read = layer.quantization_rule.is_quantized(torch.full_like(positions, row), positions) == is_packed
-        values = torch.zeros(row + 1, 2, 8).index_add_(0, positions, v * read[:, None, None])
+        pages = layer.keys, layer.values, layer.residual_keys, layer.residual_values
+        context = QuantizedKV(*pages, *tables, rule=layer.quantization_rule).gather(0, row + 1, 1)
+        assert context.readable is not None
+        kept = context.v * context.readable[0, :, None, None]
+        values = torch.zeros(row + 1, 2, 8).index_add_(0, context.positions, kept)
         mixed = torch.einsum("hc,chd->hd", weights[:, 0], values.repeat_interleave(2, dim=1))
         mixed = hadamard_rotate(mixed[None]) if layer.shape.format.rotate else mixed[None]
         assert (

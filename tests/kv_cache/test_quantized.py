@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compiled_kernels import Backend, backend_problems
+from compiled_kernels.attention import AttentionParameters
 from compiled_kernels.masks import Causal, SlidingWindow
 from tests.kv_cache.quantized_oracle import attended
 from tests.thorough import tries
@@ -97,7 +98,7 @@ class Cache:
         mine = list(zip(order, rows, strict=True))
         q, k, v = (torch.cat([self.texts[i][part][row] for i, row in mine]) for part in range(3))
         self.layer.write(k, v, batch, Backend.EAGER)
-        out = self.layer.attend(q, batch, 0.3, self.mask, self.backend)
+        out = self.layer.attend(q, batch, AttentionParameters(0.3, self.mask), self.backend)
         for i, row, found in zip(order, rows, out.split([spans[i] for i in order]), strict=True):
             self.out[i][row] = found
             self.done[i] = row.stop

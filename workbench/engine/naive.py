@@ -12,8 +12,9 @@ from einops import einsum, rearrange
 from torch import Tensor
 
 from compiled_kernels import Backend
+from compiled_kernels.attention import AttentionParameters
 from compiled_kernels.linear_w8a8.quantize import quantize_rows
-from compiled_kernels.paged_attention.reference import attend
+from compiled_kernels.paged_attention.reference import SpanContext, attend
 from workbench.batch import TokenBatch
 from workbench.custom import load_custom
 from workbench.errors import WorkbenchError
@@ -146,8 +147,8 @@ class _WholeText:
     def write(self, k: Tensor, v: Tensor, batch: object, backend: object) -> None:
         self.k, self.v = k, v
 
-    def attend(self, q, batch, scale, mask, backend, softcap=0.0, sink_logits=None, score=None) -> Tensor:
-        return attend(q, self.k, self.v, 0, scale, mask, softcap, sink_logits, score)
+    def attend(self, q: Tensor, batch: object, parameters: AttentionParameters, backend: object) -> Tensor:
+        return attend(q, SpanContext.whole(self.k, self.v, len(q)), parameters)
 
 
 def _own(h: Tensor, w: Weights, at: str, a: AttentionSpec, spec: ModelSpec) -> Tensor:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from compiled_kernels import Backend
-from compiled_kernels.masks import Mask
-from compiled_kernels.paged_attention.reference import attention_weights, gather_context
+from compiled_kernels.attention import AttentionParameters
+from compiled_kernels.paged_attention.reference import attention_weights
 from workbench.batch import TokenBatch
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.eviction import EvictionPolicy
@@ -32,16 +32,16 @@ from workbench.scheduler.plan import Span, StepPlan
 class AttentionCall:
     """The arguments of one layer's attention in a step."""
 
-    def __init__(self, layer: DenseLayer, q: Tensor, batch: TokenBatch, scale: float, mask: Mask, *rest: Any):
-        self.layer, self.q, self.batch, self.arguments = layer, q, batch, (scale, mask, *rest)
+    def __init__(self, layer: DenseLayer, q: Tensor, batch: TokenBatch, parameters: AttentionParameters):
+        self.layer, self.q, self.batch, self.parameters = layer, q, batch, parameters
 
     def attention_mass(self, rows: slice, seq: int, end: int) -> Tensor:
         """Return the attention that the queries `rows` give to each slot, by key/value head: [kv_head, slot].
 
         The queries are the last ones of sequence number `seq`, up to slot `end`.
         """
-        keys = gather_context(self.layer.keys, self.batch.page_tables[self.layer.group][seq], end)
-        weights = attention_weights(self.q[rows], keys, end - (rows.stop - rows.start), *self.arguments)
+        context = self.layer.paged(self.batch).gather(seq, end, rows.stop - rows.start)
+        weights = attention_weights(self.q[rows], context, self.parameters)
         return weights.double().sum((1, 2))
 
 
@@ -55,12 +55,12 @@ class ObservedLayer:
         self.write, self.page_tensors = layer.write, layer.page_tensors
         self._call: AttentionCall | None = None
 
-    def attend(self, q: Tensor, batch: TokenBatch, scale: float, mask: Mask, backend: Backend, *rest: Any) -> Tensor:
-        self._call = AttentionCall(self.layer, q, batch, scale, mask, *rest)
+    def attend(self, q: Tensor, batch: TokenBatch, parameters: AttentionParameters, backend: Backend) -> Tensor:
+        self._call = AttentionCall(self.layer, q, batch, parameters)
         alone = (
             batch.decode_only and backend is not Backend.INDUCTOR
         )  # outside a graph that backend compiles decodes itself
-        return self.layer.attend(q, replace(batch, decode_only=alone), scale, mask, backend, *rest)
+        return self.layer.attend(q, replace(batch, decode_only=alone), parameters, backend)
 
     def pop_call(self) -> AttentionCall:
         read, self._call = self._call, None

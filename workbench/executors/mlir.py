@@ -231,16 +231,14 @@ def _layer(block: TransformerBlock, cache: KVCacheSpec, turn: int | None) -> Lay
         qk_norm=spec.qk_norm,
         rotary_index=turn,
         page_table=cache.residual_group if cache.format.quantized else cache.group,
-        quantized=_packing(cache) if cache.format.quantized else None,
+        quantized=_layout(cache) if cache.format.quantized else None,
+        quantized_page_table=cache.group if cache.format.quantized else None,
     )
 
 
-def _packing(cache: KVCacheSpec) -> QuantizedLayout:
-    keys, values = cache.format.key_value_formats
-    columns, rule = min(cache.format.columns, cache.head_dim), cache.quantization_rule
-    return QuantizedLayout(
-        keys, values, rule.quant_group, columns, rule.residual_length, rule.num_sink_tokens, cache.group
-    )
+def _layout(cache: KVCacheSpec) -> QuantizedLayout:
+    columns = min(cache.format.columns, cache.head_dim)
+    return QuantizedLayout(*cache.format.key_value_formats, columns, cache.quantization_rule)
 
 
 def _stored(linear: Linear) -> WeightLayout:

@@ -15,10 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from compiled_kernels.paged_attention.reference import gather_context
+from compiled_kernels.attention import AttentionParameters
+from compiled_kernels.paged_attention.reference import attention_weights
 from compiled_kernels.quantized_attention import hadamard_rotate
-from compiled_kernels.quantized_attention.reference import attend
-from compiled_kernels.quantized_attention.reference import gather_context as quantized_context_of
 from workbench.batch import TokenBatch
 from workbench.display import STYLE, Displayable, Table
 from workbench.errors import WorkbenchError
@@ -188,50 +187,28 @@ class _RecordingLayer:
         self.layer = layer
         self.read: tuple | None = None
 
-    def attend(self, q: Tensor, batch: TokenBatch, scale: float, mask: Any, backend: Any, *rest: Any) -> Tensor:
-        self.read = q, batch, (scale, mask, *rest)
-        return self.layer.attend(q, batch, scale, mask, backend, *rest)
+    def attend(self, q: Tensor, batch: TokenBatch, parameters: AttentionParameters, backend: Any) -> Tensor:
+        self.read = q, batch, parameters
+        return self.layer.attend(q, batch, parameters, backend)
 
     def weights(self) -> Tensor:
-        """Return [head, row, context]: attention of the specification, with one basis vector per position as values."""
+        """Return [head, row, context]: attention of the specification. A key stored both quantized and in full
+        precision is read as one of them."""
         if self.read is None:
             raise WorkbenchError(
                 "a custom attention module does not read its cache by `attend`: it has no weights to show"
             )
-        q, batch, (scale, mask, *rest) = self.read
+        q, batch, parameters = self.read
         q = q.to(torch.promote_types(q.dtype, torch.float32))
+        if isinstance(self.layer, QuantizedLayer) and self.layer.shape.format.rotate:
+            q = hadamard_rotate(q)
         lengths = batch.context_lengths.tolist()
         out = torch.zeros(q.shape[1], len(q), max(lengths), device=q.device, dtype=q.dtype)
         for row, length in enumerate(lengths):
-            mine, keys, positions, there = _visible_context(self.layer, q[row : row + 1], batch, row, length)
-            query = torch.full((1, 1), length - 1, device=q.device)
-            allowed = mask(query, positions[None]) & (positions[None] <= query) & there
-            basis = torch.eye(len(positions), device=q.device, dtype=q.dtype)[:, None].expand(-1, keys.shape[1], -1)
-            found = attend(mine, keys, basis, query, positions, allowed, scale, *rest)[0]
-            out[:, row].index_add_(1, positions, found)
+            context = self.layer.paged(batch).gather(row, length, 1, q.dtype)
+            found = attention_weights(q[row : row + 1], context, parameters)
+            out[:, row].index_add_(1, context.positions, found.flatten(0, 2))
         return out.float()
-
-
-def _visible_context(
-    layer: CacheLayer, q: Tensor, batch: TokenBatch, row: int, length: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the context that a query sees.
-
-    Returns:
-        the query as the layer's keys need it, all stored keys [slot, kv_head, head_dim], their positions, and which of
-        them this query reads. A key stored both quantized and in full precision is read as one of them.
-    """
-    if not isinstance(layer, QuantizedLayer):
-        keys = gather_context(layer.keys, batch.page_tables[layer.group][row], length)
-        positions = torch.arange(length, device=q.device)
-        return q, keys, positions, positions < length
-    tables = batch.page_tables[layer.group][row], batch.page_tables[layer.residual_group][row]
-    packed, recent = (layer.keys, layer.values), (layer.residual_keys, layer.residual_values)
-    keys, _, positions, is_packed = quantized_context_of(
-        packed, recent, tables, length, 1, layer.quantization_rule, q.dtype
-    )
-    there = layer.quantization_rule.is_quantized(torch.full_like(positions, length - 1), positions) == is_packed
-    return hadamard_rotate(q) if layer.shape.format.rotate else q, keys, positions, there
 
 
 def _batch(store: KVStore, sequence: Served, rows: Sequence[int], device: torch.device) -> TokenBatch:

@@ -14,8 +14,9 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+from compiled_kernels.attention import AttentionParameters
 from compiled_kernels.masks import Mask
-from compiled_kernels.paged_attention.reference import attend, attention_weights
+from compiled_kernels.paged_attention.reference import SpanContext, attend, attention_weights
 from workbench.batch import TokenBatch
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.store import KVStore
@@ -64,7 +65,9 @@ class TextAttention:
 
     def mask(self, layer: int) -> Mask:
         """Return the attention mask of a layer."""
-        return self.layers[layer].rule[1]
+        parameters = self.layers[layer].parameters
+        assert parameters is not None  # the text was computed
+        return parameters.mask
 
     def _compute(self, ids: Tensor, begin: int) -> None:
         rows = torch.arange(begin, begin + len(ids), device=ids.device)
@@ -82,29 +85,28 @@ class _Layer:
     def __init__(self) -> None:
         self.begin = 0
         self.q, self.k, self.v = torch.empty(0), torch.empty(0), torch.empty(0)
-        self.rule: tuple[Any, ...] = ()
+        self.parameters: AttentionParameters | None = None
 
     def write(self, k: Tensor, v: Tensor, batch: TokenBatch, backend: Any = None) -> None:
         """Store k and v; what an error left behind is overwritten."""
         self.k, self.v = _joined(self.k, k, self.begin), _joined(self.v, v, self.begin)
 
-    def attend(self, q: Tensor, batch: TokenBatch, scale: float, mask: Mask, backend: Any, *rest: Any) -> Tensor:
-        self.q, self.rule = _joined(self.q, q, self.begin), (scale, mask, *rest)
+    def attend(self, q: Tensor, batch: TokenBatch, parameters: AttentionParameters, backend: Any) -> Tensor:
+        self.q, self.parameters = _joined(self.q, q, self.begin), parameters
         mixed = []
         for start in range(0, len(q), ROWS_PER_BLOCK):
             part, end = q[start : start + ROWS_PER_BLOCK], self.begin + min(start + ROWS_PER_BLOCK, len(q))
-            mixed.append(attend(part, self.k[:end], self.v[:end], self.begin + start, *self.rule))
+            mixed.append(attend(part, SpanContext.whole(self.k[:end], self.v[:end], len(part)), parameters))
         return torch.cat(mixed)
 
     def weights(self, rows: range) -> Tensor:
-        if not self.rule:
+        if self.parameters is None:
             raise WorkbenchError(
                 "a custom attention module does not read its cache by `attend`: it has no weights to show"
             )
-        q, k = self.q[rows.start : rows.stop], self.k[: rows.stop]
-        return rearrange(
-            attention_weights(q, k, rows.start, *self.rule), "group share row context -> (group share) row context"
-        )
+        context = SpanContext.whole(self.k[: rows.stop], self.v[: rows.stop], len(rows))
+        weights = attention_weights(self.q[rows.start : rows.stop], context, self.parameters)
+        return rearrange(weights, "group share row context -> (group share) row context")
 
 
 def _joined(before: Tensor, fresh: Tensor, begin: int) -> Tensor:

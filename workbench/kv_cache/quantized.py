@@ -9,9 +9,8 @@ from torch import Tensor
 
 import compiled_kernels
 from compiled_kernels import Backend
-from compiled_kernels.masks import Mask
-from compiled_kernels.quantized_attention import TokenGroups, hadamard_rotate, quantize_pages
-from compiled_kernels.scores import Score
+from compiled_kernels.attention import AttentionParameters
+from compiled_kernels.quantized_attention import QuantizedKV, TokenGroups, hadamard_rotate, quantize_pages
 from workbench.batch import TokenBatch
 from workbench.kv_cache.format import KVCacheSpec
 
@@ -67,40 +66,20 @@ class QuantizedLayer:
                 rows.append((seq, at // size, at % size // rule.quant_group, unread))
         return rows
 
-    def attend(
-        self,
-        q: Tensor,
-        batch: TokenBatch,
-        scale: float,
-        mask: Mask,
-        backend: Backend,
-        softcap: float = 0.0,
-        sink_logits: Tensor | None = None,
-        score: Score | None = None,
-    ) -> Tensor:
+    def paged(self, batch: TokenBatch) -> QuantizedKV:
+        """Return the layer's pages, with the page tables of a batch."""
+        pages = self.keys, self.values, self.residual_keys, self.residual_values
+        tables = batch.page_tables[self.group], batch.page_tables[self.residual_group]
+        return QuantizedKV(*pages, *tables, self.quantization_rule)
+
+    def attend(self, q: Tensor, batch: TokenBatch, parameters: AttentionParameters, backend: Backend) -> Tensor:
         """Return attention of queries [token, head, head_dim] over everything written so far: [token, head,
         head_dim]."""
         turned = self.shape.format.rotate
-        mixed = compiled_kernels.quantized_attention(
-            hadamard_rotate(q) if turned else q,
-            self.keys,
-            self.values,
-            self.residual_keys,
-            self.residual_values,
-            batch.page_tables[self.group],
-            batch.page_tables[self.residual_group],
-            batch.span_starts,
-            batch.context_lengths,
-            scale,
-            mask,
-            self.quantization_rule,
-            batch.decode_only
-            and backend is not Backend.INDUCTOR,  # outside a graph that backend compiles decodes itself
-            backend,
-            softcap,
-            sink_logits,
-            score,
-        )
+        q = hadamard_rotate(q) if turned else q
+        # Outside a graph inductor compiles decodes itself.
+        spans = batch.spans._replace(decode_only=batch.decode_only and backend is not Backend.INDUCTOR)
+        mixed = compiled_kernels.quantized_attention(q, self.paged(batch), spans, parameters, backend)
         return hadamard_rotate(mixed) if turned else mixed
 
     def page_tensors(self, group: int) -> tuple[Tensor, ...]:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 import compiled_kernels
 from compiled_kernels import Backend
-from compiled_kernels.masks import Mask
-from compiled_kernels.scores import Score
+from compiled_kernels.attention import AttentionParameters
+from compiled_kernels.paged_attention import PagedKV
 from workbench.batch import TokenBatch
 from workbench.kv_cache.format import KVCacheSpec
 from workbench.kv_cache.pages import NULL_PAGE, build_cache_groups
@@ -39,34 +39,14 @@ class DenseLayer:
         if self.num_value_columns is None:
             compiled_kernels.kv_write(self.values, v, slots, backend)
 
-    def attend(
-        self,
-        q: Tensor,
-        batch: TokenBatch,
-        scale: float,
-        mask: Mask,
-        backend: Backend,
-        softcap: float = 0.0,
-        sink_logits: Tensor | None = None,
-        score: Score | None = None,
-    ) -> Tensor:
+    def paged(self, batch: TokenBatch) -> PagedKV:
+        """Return the layer's pages, with the page tables of a batch."""
+        return PagedKV(self.keys, self.values, batch.page_tables[self.group])
+
+    def attend(self, q: Tensor, batch: TokenBatch, parameters: AttentionParameters, backend: Backend) -> Tensor:
         """Return attention of queries [token, head, head_dim] over everything written: [token, head, head_dim or value
         columns]."""
-        mixed = compiled_kernels.paged_attention(
-            q,
-            self.keys,
-            self.values,
-            batch.page_tables[self.group],
-            batch.span_starts,
-            batch.context_lengths,
-            scale,
-            mask,
-            batch.decode_only,
-            backend,
-            softcap,
-            sink_logits,
-            score,
-        )
+        mixed = compiled_kernels.paged_attention(q, self.paged(batch), batch.spans, parameters, backend)
         return mixed if self.num_value_columns is None else mixed[..., : self.num_value_columns]
 
     def page_tensors(self, group: int) -> tuple[Tensor, ...]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import compiled_kernels
 from compiled_kernels import Backend
+from compiled_kernels.attention import AttentionParameters
 from workbench.batch import TokenBatch
 from workbench.custom import build_custom
 from workbench.kv_cache.store import CacheLayer
@@ -85,8 +86,8 @@ class Attention(nn.Module):
 
     def attend(self, q: Tensor, batch: TokenBatch, cache: CacheLayer, backend: Backend | None = None) -> Tensor:
         """Attend to everything written so far: [token, head, head_dim]; on the module's backend unless given."""
-        backend = backend or self.backend
-        return cache.attend(q, batch, self.scale, self.mask, backend, self.spec.softcap, self.sink_logits, self.score)
+        parameters = AttentionParameters(self.scale, self.mask, self.spec.softcap, self.sink_logits, self.score)
+        return cache.attend(q, batch, parameters, backend or self.backend)
 
     def o_proj(self, mixed: Tensor) -> Tensor:
         """Project the result of attention back: [token, head, head_dim] -> [token, hidden]."""

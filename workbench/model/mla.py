@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import compiled_kernels
 from compiled_kernels import Backend
+from compiled_kernels.attention import AttentionParameters
 from workbench.batch import TokenBatch
 from workbench.kv_cache.store import CacheLayer
 from workbench.model.custom import build_mask, build_score
@@ -68,8 +69,8 @@ class MLA(nn.Module):
 
     def attend(self, q: Tensor, batch: TokenBatch, cache: CacheLayer, backend: Backend | None = None) -> Tensor:
         """Attend to the cache: weighted sums of latents [token, head, latent]; on the module's backend unless given."""
-        rule = self.spec.softcap, None, self.score
-        return cache.attend(q, batch, self.scale, self.mask, backend or self.backend, *rule)
+        parameters = AttentionParameters(self.scale, self.mask, self.spec.softcap, None, self.score)
+        return cache.attend(q, batch, parameters, backend or self.backend)
 
     def o_proj(self, mixed: Tensor) -> Tensor:
         """Project the result of attention back: [token, head, latent] -> [token, hidden]."""

@@ -66,8 +66,8 @@ def _agrees(backend: Backend, change: Change, scenario: AttentionScenario) -> No
         if unsupported_reason(backend, mask, score):
             continue
         generator = torch.Generator().manual_seed(scenario.seed)
-        *inputs, _ = suite.input_maker(generator, **arguments, mask=mask)
-        inputs = to_device((*inputs, score), device_of(backend))
+        *inputs, parameters = suite.input_maker(generator, **arguments, mask=mask)
+        inputs = to_device((*inputs, parameters._replace(score=score)), device_of(backend))
         try:
             wrong = disagreement(suite, Case("drawn", arguments, CaseCost(0, 0)), inputs, backend)
         except BackendError as error:
@@ -78,10 +78,10 @@ def _agrees(backend: Backend, change: Change, scenario: AttentionScenario) -> No
 
 
 def _blind_rows_are_zero(out: Tensor, inputs: tuple, scenario: AttentionScenario) -> None:
-    starts, lengths, mask = inputs[4].tolist(), inputs[5].tolist(), inputs[7]
-    for seq, context in enumerate(lengths):
-        rows = out[starts[seq] : starts[seq + 1]]
+    _, _, spans, parameters = inputs
+    for _, place, context in spans.listed():
+        rows = out[place]
         at = torch.arange(context - len(rows), context, device=out.device)
-        blind = ~mask(at[:, None], torch.arange(context, device=out.device)[None]).any(-1)
+        blind = ~parameters.mask(at[:, None], torch.arange(context, device=out.device)[None]).any(-1)
         if bool(rows.isnan().any()) or bool(rows[blind].any()):
             raise LawBroken(f"a query that sees nothing gives no zeros, on {scenario}")
