@@ -7,7 +7,6 @@ ends a row before the first token of its own whose row's likeliest is less likel
 
 from __future__ import annotations
 
-from compiled_kernels.decode_step.elementwise import exp
 from compiled_kernels.decode_step.shape import StepShape
 from compiled_kernels.mlir_text import Lines, Named, memref, vector
 
@@ -39,7 +38,7 @@ def exponentials(shape: StepShape, most: int, lanes: int) -> str:
     by_thread = memref((rows, MAX_THREADS), "f32")
     value = lines.load("%logits", "%row, %v", logits, lanes, "f32")
     lines.store(value, "%all_logits", "%at, %row, %v", every, lanes)
-    more = lines.let(f"arith.addf %so_far, {_power(lines, shape, value, lanes)} : {kind}")
+    more = lines.let(f"arith.addf %so_far, {_power(lines, value, lanes)} : {kind}")
     summing = Lines("t")
     total = summing.hsum("%powers", lanes)
     return f"""%nothing_yet = arith.constant dense<0.0> : {kind}
@@ -57,10 +56,10 @@ scf.for %row = %zero to %rows_of_logits step %one {{
 }}"""
 
 
-def _power(lines: Lines, shape: StepShape, value: str, lanes: int) -> str:
+def _power(lines: Lines, value: str, lanes: int) -> str:
     """exp((value - %tops) * %scales)."""
     below = lines.let(f"arith.subf {value}, %tops : {vector(lanes)}")
-    return exp(lines, lines.let(f"arith.mulf {below}, %scales : {vector(lanes)}"), lanes, shape.target.lanes)
+    return lines.exp(lines.let(f"arith.mulf {below}, %scales : {vector(lanes)}"), lanes)
 
 
 def _share_weight(lines: Lines, shape: StepShape) -> str:
@@ -68,7 +67,7 @@ def _share_weight(lines: Lines, shape: StepShape) -> str:
     by_thread = memref((shape.rows, MAX_THREADS), "f32")
     own, found = (lines.let(f"memref.load %{name}[%row, %t] : {by_thread}") for name in ("peaks", "sums"))
     below = lines.let(f"arith.subf {own}, %peak : f32")
-    power = lines.exp_of_scalar(lines.let(f"arith.mulf {below}, %row_scale : f32"), shape.target.lanes)
+    power = lines.exp(lines.let(f"arith.mulf {below}, %row_scale : f32"), 0)
     return lines.let(f"arith.mulf {power}, {found} : f32")
 
 
@@ -87,11 +86,11 @@ def draw(shape: StepShape, most: int, lanes: int, unit: int) -> str:
     part, logits, kind = _share_weight(adding, shape), memref((shape.rows, shape.vocab_size), "f32"), vector(lanes)
     total = adding.let(f"arith.addf %so_far, {part} : f32")
     share = _crossed(finding, _share_weight(finding, shape), "%t")
-    power = _power(walking, shape, walking.load("%logits", "%row, %v", logits, lanes, "f32"), lanes)
+    power = _power(walking, walking.load("%logits", "%row, %v", logits, lanes, "f32"), lanes)
     run = _crossed(walking, walking.hsum(power, lanes), "%v")
     below = ending.let(f"arith.subf {ending.let(f'memref.load %logits[%row, %c] : {logits}')}, %peak : f32")
     scaled = ending.let(f"arith.mulf {below}, %row_scale : f32")
-    last = _crossed(ending, ending.exp_of_scalar(scaled, shape.target.lanes), "%c")
+    last = _crossed(ending, ending.exp(scaled, 0), "%c")
     state = "(f32, index, f32)"
     return f"""%row_scale = memref.load %scale[%row] : {memref((shape.rows,), "f32")}
   %total = scf.for %t = %zero to %threads step %one iter_args(%so_far = %nothing) -> (f32) {{

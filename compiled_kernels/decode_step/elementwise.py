@@ -83,7 +83,7 @@ def gate_text(layer: LayerKernel) -> str:
     lines = Lines()
     value = lines.load("%gate_up", "%row, %at", gate_up, lanes, "f32")
     up = lines.load("%gate_up", "%row, %beside", gate_up, lanes, "f32")
-    value = silu(lines, value, lanes, layer.step.target.lanes)
+    value = silu(lines, value, lanes)
     value = lines.truncate(lines.let(f"arith.mulf {value}, {up} : {vector(lanes)}"), lanes, kind)
     return f"""func.func private @{layer.name}_gate(%gate_up: {gate_up}, %out: {out}, %begin: index, %end: index) {{
 %zero = arith.constant 0 : index
@@ -102,20 +102,9 @@ return
 }}"""
 
 
-def silu(lines: Lines, value: str, lanes: int, wide: int) -> str:
-    """Emit x / (1 + exp(-x)); @exp takes vectors of `wide` lanes."""
+def silu(lines: Lines, value: str, lanes: int) -> str:
+    """Emit x / (1 + exp(-x))."""
     kind = vector(lanes)
-    power = exp(lines, lines.let(f"arith.negf {value} : {kind}"), lanes, wide)
-    one = lines.constant("1.0", lanes)
-    whole = lines.let(f"arith.addf {power}, {one} : {kind}")
+    power = lines.exp(lines.let(f"arith.negf {value} : {kind}"), lanes)
+    whole = lines.let(f"arith.addf {power}, {lines.constant('1.0', lanes)} : {kind}")
     return lines.let(f"arith.divf {value}, {whole} : {kind}")
-
-
-def exp(lines: Lines, value: str, lanes: int, wide: int) -> str:
-    """A vector narrower than what @exp takes is widened with copies of itself and cut again."""
-    if lanes == wide:
-        return lines.exp(value, lanes)
-    copies, first = [i % lanes for i in range(wide)], list(range(lanes))
-    widened = lines.let(f"vector.shuffle {value}, {value} {copies} : {vector(lanes)}, {vector(lanes)}")
-    power = lines.exp(widened, wide)
-    return lines.let(f"vector.shuffle {power}, {power} {first} : {vector(wide)}, {vector(wide)}")

@@ -22,7 +22,7 @@ from compiled_kernels.decode_step.layer_kernel import (
     weight_arguments_of,
 )
 from compiled_kernels.decode_step.shape import LayerShape, StepShape
-from compiled_kernels.mlir_text import THREADS, Named, call, declare_arguments, exp_function, memref, thread_share
+from compiled_kernels.mlir_text import THREADS, Named, call, declare_arguments, memref, thread_share
 from compiled_kernels.quantized_attention.mlir_decode import span_function
 
 
@@ -38,7 +38,7 @@ return
 
 def step_functions(shape: StepShape) -> list[str]:
     """Emit all that a step calls."""
-    called = [THREADS, exp_function(shape.target.lanes), span_function(), norm_text(shape)]
+    called = [THREADS, span_function(), norm_text(shape)]
     called += [product_text_of(last), *quantizers("head", [last], shape.rows)] if (last := head_product(shape)) else []
     return [*called, *(layer_text(layer) for layer in _kinds(shape).values())]
 

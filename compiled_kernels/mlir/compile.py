@@ -22,6 +22,7 @@ from compiled_kernels.mlir.artifacts import ArtifactCache, cache_directory, key_
 from compiled_kernels.mlir.execute import Code, JITCode, Kernel, SharedObject, capture_native_errors, open_globally
 from compiled_kernels.mlir.lower import lower, sources
 from compiled_kernels.mlir.pipeline import Processor, passes_to_llvm, processor_of, run_pipeline, target_level
+from compiled_kernels.mlir.rewrites import expand_exp
 
 OPT_LEVEL = 3
 
@@ -121,7 +122,8 @@ def _compiled(
 ) -> Kernel:
     pipeline = passes_to_llvm(lowered_from, level)
     content = {"text": text, "before": before, "passes": pipeline, "linked": linker() is not None, **_features(level)}
-    key = key_of(**content, opt_level=OPT_LEVEL, target=Path(target_level.__code__.co_filename).read_text())
+    code = [Path(function.__code__.co_filename).read_text() for function in (target_level, expand_exp)]
+    key = key_of(**content, opt_level=OPT_LEVEL, code=code)
     artifacts = ArtifactCache(directory)
     if paths := artifacts.load(key):
         return Kernel(entry, key, _loaded(paths, libraries), paths.get("library"), paths["stages"])
@@ -164,6 +166,7 @@ def run_passes(text: str, pipeline: str, processor: Processor) -> str:
             module = Module.parse(text)
         except MLIRError as error:
             raise BackendError(f"mlir: {' '.join(str(error).split())[:600]}") from None
+        expand_exp(module)
         run_pipeline(module, pipeline)
         target_level(module, processor)
         return str(module)

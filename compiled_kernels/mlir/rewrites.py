@@ -31,24 +31,39 @@ def allow_reordering(module: Any) -> None:
 
 
 def expand_exp(module: Any) -> None:
-    """Expand `math.exp` of float32 to multiplications and additions, which vectorize; libm's is a call for each
-    number.
+    """Expand `math.exp` of float32, or of vectors of it, to multiplications and additions, which vectorize; libm's is
+    a call for each number.
 
     exp(x) = 2^n exp(r), n = round(x / ln 2), |r| <= ln(2) / 2. -inf gives 0, inf gives inf, NaN stays; results below
     2e-38 are 0.
     """
     from torch_mlir.dialects import arith
     from torch_mlir.dialects import math as math_ops
-    from torch_mlir.ir import Attribute, F32Type, FloatAttr, InsertionPoint, IntegerAttr, IntegerType, Location
+    from torch_mlir.ir import (
+        Attribute,
+        DenseElementsAttr,
+        F32Type,
+        FloatAttr,
+        InsertionPoint,
+        IntegerAttr,
+        IntegerType,
+        Location,
+        VectorType,
+    )  # fmt: skip
 
     with module.context, Location.unknown():
         f32, i32, order = F32Type.get(), IntegerType.get_signless(32), Attribute.parse(AS_WRITTEN)
 
+        def constant(kind: Any, value: Any) -> Any:
+            return arith.ConstantOp(
+                kind, value if kind == value.type else DenseElementsAttr.get_splat(kind, value)
+            ).result
+
         def number(value: float) -> Any:
-            return arith.ConstantOp(f32, FloatAttr.get(f32, value)).result
+            return constant(x.type, FloatAttr.get(f32, value))
 
         def integer(value: int) -> Any:
-            return arith.ConstantOp(i32, IntegerAttr.get(i32, value)).result
+            return constant(whole, IntegerAttr.get(i32, value))
 
         def times(a: Any, b: Any) -> Any:
             return arith.MulFOp(a, b, fastmath=order).result
@@ -58,8 +73,10 @@ def expand_exp(module: Any) -> None:
 
         for op in find_operations(module, "math.exp"):
             x = op.operands[0]
-            if op.name != "math.exp" or x.type != f32:
+            vector = x.type if isinstance(x.type, VectorType) else None
+            if op.name != "math.exp" or (vector.element_type if vector else x.type) != f32:
                 continue
+            whole = VectorType.get(vector.shape, i32) if vector else i32
             with InsertionPoint(op):
                 # Comparisons are false for NaN, so it passes both.
                 low, high = number(-87.3), number(89.0)
@@ -73,8 +90,8 @@ def expand_exp(module: Any) -> None:
                 for term in (*EXP_TERMS[-2::-1], 1.0, 1.0):
                     y = plus(times(y, r), number(term))
                 # 2^n as 2 * 2^(n - 1): n = 128 has no float32 of its own, though exp(88.5) has.
-                bits = arith.AddIOp(arith.FPToSIOp(i32, n).result, integer(126)).result
-                scale = arith.BitcastOp(f32, arith.ShLIOp(bits, integer(23)).result).result
+                bits = arith.AddIOp(arith.FPToSIOp(whole, n).result, integer(126)).result
+                scale = arith.BitcastOp(x.type, arith.ShLIOp(bits, integer(23)).result).result
                 y = times(times(y, scale), number(2.0))
             op.results[0].replace_all_uses_with(y)
             op.erase()

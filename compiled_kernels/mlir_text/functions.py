@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from compiled_kernels.mlir_text.lines import Lines
-from compiled_kernels.mlir_text.target import number, vector
-
 # @thread() gives this thread's number and how many there are. @share(count, unit, thread, threads) gives this thread's
 # share [begin, end) of `count` things, in whole multiples of `unit`; @GOMP_barrier() waits for all threads.
 THREADS = """func.func private @omp_get_thread_num() -> i32
@@ -62,32 +59,3 @@ def thread_share(name: str, count: int, unit: int) -> str:
             " : (index, index, index, index) -> (index, index)",
         )
     )
-
-
-def exp_function(lanes: int) -> str:
-    """Emit @exp(x) of vectors: e to the x, by 2^n times a polynomial (Cephes' expf: within 2 ulp); below
-    -87 almost 0."""
-    kind, whole = vector(lanes), vector(lanes, "i32")
-    lines = Lines()
-
-    def constant(value: float) -> str:
-        return lines.constant(number(value), lanes)
-
-    x = lines.let(f"arith.maximumf %x, {constant(-87.0)} : {kind}")
-    x = lines.let(f"arith.minimumf {x}, {constant(88.0)} : {kind}")
-    power = lines.let(f"arith.mulf {x}, {constant(1.4426950408889634)} : {kind}")
-    n = lines.let(f"math.roundeven {power} : {kind}")
-    r = lines.let(f"vector.fma {n}, {constant(-0.693359375)}, {x} : {kind}")
-    r = lines.let(f"vector.fma {n}, {constant(2.12194440e-4)}, {r} : {kind}")
-    p = constant(1.9875691500e-4)
-    for coefficient in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
-        p = lines.let(f"vector.fma {p}, {r}, {constant(coefficient)} : {kind}")
-    square = lines.let(f"arith.mulf {r}, {r} : {kind}")
-    p = lines.let(f"vector.fma {p}, {square}, {r} : {kind}")
-    p = lines.let(f"arith.addf {p}, {constant(1.0)} : {kind}")
-    i = lines.let(f"arith.fptosi {n} : {kind} to {whole}")
-    bias, shift = lines.constant("127", lanes, "i32"), lines.constant("23", lanes, "i32")
-    bits = lines.let(f"arith.shli {lines.let(f'arith.addi {i}, {bias} : {whole}')}, {shift} : {whole}")
-    scale = lines.let(f"arith.bitcast {bits} : {whole} to {kind}")
-    result = lines.let(f"arith.mulf {p}, {scale} : {kind}")
-    return f"func.func private @exp(%x: {kind}) -> {kind} {{\n{lines.text()}\nreturn {result} : {kind}\n}}"

@@ -106,12 +106,8 @@ class Lines:
         return self.let(f"vector.bitcast {spread} : vector<16xi32> to vector<32xbf16>")
 
     def exp(self, value: str, lanes: int) -> str:
-        """Call @exp (see `exp_function`), which must be for `lanes`."""
-        return self.let(f"func.call @exp({value}) : ({vector(lanes)}) -> {vector(lanes)}")
-
-    def exp_of_scalar(self, scalar: str, lanes: int) -> str:
-        powers = self.exp(self.splat(scalar, lanes), lanes)
-        return self.let(f"vector.extract {powers}[0] : f32 from {vector(lanes)}")
+        """Emit e to the x (see `expand_exp`); of one number where `lanes` is 0."""
+        return self.let(f"math.exp {value} : {vector(lanes) if lanes else 'f32'}")
 
     def hsum(self, value: str, lanes: int) -> str:
         """Sum across a vector: halves are added until one number is left, in the order in which `hsums` adds."""

@@ -13,7 +13,7 @@ from compiled_kernels.backends import BackendError
 from compiled_kernels.cases import Case, suite_of
 from compiled_kernels.mlir import Kernel, compile_text
 from compiled_kernels.mlir.invoke import COMPUTE_DTYPES, INDEX_DTYPES, BoundCall, check_argument, libgomp_path
-from compiled_kernels.mlir_text import THREADS, exp_function
+from compiled_kernels.mlir_text import THREADS
 from compiled_kernels.paged_attention.mlir_decode import DecodeAttention, attention_text, entry_text
 from compiled_kernels.paged_attention.mlir_shape import PagedHeads, num_chunks
 from compiled_kernels.paged_attention.mlir_spans import BLOCK_POSITIONS, SpanAttention, span_text
@@ -125,5 +125,5 @@ def _compiled(shape: DecodeAttention) -> Kernel:
 
 
 def _compile(shape: PagedHeads, *functions: str) -> Kernel:
-    text = "\n".join((THREADS, exp_function(shape.lanes), *functions))
+    text = "\n".join((THREADS, *functions))
     return compile_text(text, NAME, level=shape.target.level, libraries=(libgomp_path(),))

@@ -173,7 +173,7 @@ def _factors(lines: Lines, shape: DecodeAttention, chunks: list[str], peak_at: s
         peaks.append(lines.let(f"memref.load %sinks[%head] : {t['sinks']}"))
     for peak in peaks:
         highest = lines.let(f"arith.maximumf {highest}, {peak} : f32")
-    return [lines.exp_of_scalar(lines.let(f"arith.subf {peak}, {highest} : f32"), shape.lanes) for peak in peaks]
+    return [lines.exp(lines.let(f"arith.subf {peak}, {highest} : f32"), 0) for peak in peaks]
 
 
 def _total(lines: Lines, shape: DecodeAttention, chunks: list[str], factors: list[str], total_at: str) -> str:
@@ -206,7 +206,7 @@ def _mixed(lines: Lines, shape: DecodeAttention, chunks: list[str], shares: list
 
 def attention_text(shape: DecodeAttention, name: str) -> str:
     """Emit @{name}_item(queries, keys, values, table, lengths, partial, row, group, chunk) and @{name}_merge(partial[,
-    sink logits], mixed, begin, end), with what they call; @exp must be there."""
+    sink logits], mixed, begin, end), with what they call."""
     return "\n".join((tile(shape, name), pages(shape, name), item(shape, name), merge(shape, name)))
 
 

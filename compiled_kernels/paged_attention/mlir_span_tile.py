@@ -235,9 +235,7 @@ def _share(lines: Lines, shape: SpanAttention) -> str:
     sink = lines.let(f"memref.load %sinks[%head] : {t['sinks']}")
     peak = lines.let(f"memref.load %peaks[%slot] : {t['peaks']}")
     highest = lines.let(f"arith.maximumf {sink}, {peak} : f32")
-    factor, sunk = (
-        lines.exp_of_scalar(lines.let(f"arith.subf {each}, {highest} : f32"), shape.lanes) for each in (peak, sink)
-    )
+    factor, sunk = (lines.exp(lines.let(f"arith.subf {each}, {highest} : f32"), 0) for each in (peak, sink))
     total = lines.let(f"arith.mulf {total}, {factor} : f32")
     total = lines.let(f"arith.addf {total}, {sunk} : f32")
     return lines.let(f"arith.divf {factor}, {total} : f32")

@@ -130,7 +130,7 @@ def _joined(lines: Lines, shape: SpanAttention, loaded: str, column: str) -> str
 
 def span_text(shape: SpanAttention) -> str:
     """Emit @paged_attention(q [token, head, dim], k, v, table, (tokens, context), quantized keys, quantized values[,
-    sink logits], out), run by all threads at once, with what it calls; @exp must be there."""
+    sink logits], out), run by all threads at once, with what it calls."""
     return "\n".join((pack(shape), rows(shape), finish(shape), _entry(shape)))
 
 

@@ -22,7 +22,6 @@ from compiled_kernels.mlir_text import (
     Named,
     call,
     declare_arguments,
-    exp_function,
     largest_divisor,
     vector,
 )
@@ -102,7 +101,6 @@ def after_text(shape: BlockShape) -> str:
     """Emit @after(see `BlockShape.after`, (rows)), run by all threads at once."""
     products = many_text(shape.output, add_sums), many_text(shape.gate_up, _gated), many_text(shape.down, add_sums)
     functions = [
-        exp_function(shape.target.lanes),
         norm_range_text(shape.layer_kernel.step, shape.gate_up.multiplied_dtype),
         *products,
     ]
@@ -164,7 +162,7 @@ def _gated(lines: Lines, product: ManyRows, row: str, kept: str) -> None:
     gate, up = found[: len(found) // 2], found[len(found) // 2 :]
     assert len(gate) * product.lanes == PANEL
     for (column, value), (_, beside) in zip(gate, up, strict=True):
-        value = silu(lines, value, product.lanes, product.target.lanes)
+        value = silu(lines, value, product.lanes)
         value = lines.let(f"arith.mulf {value}, {beside} : {vector(product.lanes)}")
         rounded = lines.truncate(value, product.lanes, product.out_dtype)
         lines.store(rounded, "%out", f"{row}, {column}", product.out_type, product.lanes, product.out_dtype)

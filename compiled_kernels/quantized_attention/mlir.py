@@ -13,7 +13,7 @@ from compiled_kernels.backends import BackendError
 from compiled_kernels.cases import Case, suite_of
 from compiled_kernels.mlir import Kernel, compile_text
 from compiled_kernels.mlir.invoke import BoundCall, libgomp_path
-from compiled_kernels.mlir_text import THREADS, exp_function
+from compiled_kernels.mlir_text import THREADS
 from compiled_kernels.paged_attention.mlir_shape import num_chunks
 from compiled_kernels.quantized_attention.mlir_decode import attention_text, entry_text
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention, QuantizedLayout
@@ -76,5 +76,5 @@ def stages(case: Case, operator: str = NAME) -> Mapping[str, str]:
 
 @functools.lru_cache(maxsize=512)
 def _compiled(shape: QuantizedAttention) -> Kernel:
-    text = "\n".join((THREADS, exp_function(shape.lanes), attention_text(shape, "attend"), entry_text(shape)))
+    text = "\n".join((THREADS, attention_text(shape, "attend"), entry_text(shape)))
     return compile_text(text, NAME, level=shape.target.level, libraries=(libgomp_path(),))

@@ -186,7 +186,7 @@ func.call @{name}_recent(%q, %k, %v, {given}, %{mark}_begin, %{mark}_stop)
 
 
 def attention_text(shape: QuantizedAttention, name: str) -> str:
-    """Emit @{name}_item, @{name}_merge and @{name}_widen, with what they call but for @span; @exp must be there."""
+    """Emit @{name}_item, @{name}_merge and @{name}_widen, with what they call but for @span."""
     tiles = (
         tile(shape, name),
         quantized_tile(shape, name),
