@@ -14,7 +14,7 @@ from compiled_kernels.masks import Mask
 
 
 class SpanContext(NamedTuple):
-    """What the queries of one span read: keys and values [read, kv_head, dim], the positions of the queries [token, 1]
+    """The keys and values that one span's queries read [read, kv_head, dim], the positions of the queries [token, 1]
     and of what is read [read], and where not every query reads all of it, which does [token, read]."""
 
     k: Tensor
