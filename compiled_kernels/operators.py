@@ -21,6 +21,18 @@ LIBRARY = torch.library.Library("compiled_kernels", "DEF")
 
 
 @dataclass(frozen=True)
+class Lowered:
+    """A kernel that torch-mlir makes of the specification `function(*tensors, *constants)` for one shape at a time;
+    `lanes` as in `mlir.lower`."""
+
+    function: Callable[..., Any]
+    lanes: int = 0
+
+
+LOWERED: dict[str, Lowered] = {}  # by operator
+
+
+@dataclass(frozen=True)
 class Operator:
     """An operator: `implementations` are its opaque operations by backend; a backend without one runs plain torch
     code, or does not have this operator."""
@@ -40,20 +52,25 @@ def define_operator(
     name: str,
     schema: str,
     fake: Callable[..., Any],
-    kernels: Mapping[Backend, str],
+    kernels: Mapping[Backend, str | Lowered],
     unpack: Callable[..., tuple] | None = None,
 ) -> Operator:
     """Register the operator's opaque forms.
 
     `schema` is that of torch.library without a name; `fake` gives outputs of the right shapes, computing nothing;
     `kernels` says where each backend is written, as "module:function", which takes what the schema lists or what
-    `unpack` makes of it.
+    `unpack` makes of it; or how torch-mlir makes it.
     """
     forms = {}
     for backend, place in kernels.items():
         full = f"{name}_{backend}"
+        if isinstance(place, Lowered):
+            LOWERED[name] = place
+            run = _imported_when_used("compiled_kernels.mlir.leaf:run", lambda *given: (name, *given))
+        else:
+            run = _imported_when_used(place, unpack)
         LIBRARY.define(f"{full}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
-        LIBRARY.impl(full, _imported_when_used(place, unpack), "CompositeExplicitAutograd")
+        LIBRARY.impl(full, run, "CompositeExplicitAutograd")
         torch.library.register_fake(f"compiled_kernels::{full}", fake, lib=LIBRARY)
         forms[backend] = getattr(torch.ops.compiled_kernels, full).default
     return Operator(name, forms)

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from jaxtyping import Float
 from torch import Tensor
 
 from compiled_kernels.backends import Backend
 from compiled_kernels.gated import reference
-from compiled_kernels.operators import Operator, define_operator
+from compiled_kernels.operators import Lowered, Operator, define_operator
 
 
-def _gate(name: str, arguments: str = "") -> Operator:
-    places = {backend: f"compiled_kernels.gated.{backend}:{name}" for backend in (Backend.TRITON, Backend.MLIR)}
-    return define_operator(name, f"(Tensor gate_up{arguments}) -> Tensor", _joined, places)
+def _gate(name: str, specification: Callable[..., Tensor], arguments: str = "") -> Operator:
+    kernels = {
+        Backend.TRITON: f"compiled_kernels.gated.triton:{name}",
+        Backend.MLIR: Lowered(specification, lanes=64),  # exponentials as polynomials (see mlir/rewrites.py)
+    }
+    return define_operator(name, f"(Tensor gate_up{arguments}) -> Tensor", _joined, kernels)
 
 
 def _joined(gate_up: Tensor, *_: float) -> Tensor:
     return gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
 
 
-GATED_SILU = _gate("gated_silu")
-GATED_GELU = _gate("gated_gelu")
-GATED_CLAMPED = _gate("gated_clamped", ", float alpha, float limit")
+GATED_SILU = _gate("gated_silu", reference.reference)
+GATED_GELU = _gate("gated_gelu", reference.gelu)
+GATED_CLAMPED = _gate("gated_clamped", reference.clamped, ", float alpha, float limit")
 
 
 def gated_silu(gate_up: Float[Tensor, "token two_hidden"], backend: Backend = Backend.EAGER) -> Tensor:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int8
 from torch import Tensor
 
 from compiled_kernels.backends import Backend, BackendError
 from compiled_kernels.blocked.layout import from_panels, shape_of
-from compiled_kernels.linear_w8a8 import inductor as traced
-from compiled_kernels.linear_w8a8.quantize import MAX_EXACT_COLUMNS
+from compiled_kernels.linear_w8a8.quantize import MAX_EXACT_COLUMNS, quantize_rows
 from compiled_kernels.operators import define_operator
+
+COLUMNS = 1024  # of INT8 products, each at most 127 x 128, that sum to no more than float32 holds exactly: 2^24
 
 
 def _fake(x: Tensor, values: Tensor, *_: Tensor | None) -> Tensor:
@@ -41,5 +44,15 @@ def linear_w8a8(
     if width > MAX_EXACT_COLUMNS:
         raise BackendError(f"linear_w8a8: int32 sums are exact up to {MAX_EXACT_COLUMNS:,} columns, not for {width:,}")
     if backend in (Backend.EAGER, Backend.INDUCTOR):
-        return traced.linear_w8a8(x, from_panels(values), scales, bias)
+        return traced(x, from_panels(values), scales, bias)
     return LINEAR_W8A8.implementation(backend)(x, values, scales, bias)
+
+
+def traced(x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+    """Multiply by torch's own operations. Float32 products of `COLUMNS` columns are exact whatever the order of their
+    sums, so a library may make them; their sums are joined as integers."""
+    rows, row_scales = quantize_rows(x)
+    parts = zip(rows.split(COLUMNS, dim=1), values.split(COLUMNS, dim=1), strict=True)
+    sums = sum((F.linear(row.float(), value.float()).to(torch.int32) for row, value in parts), start=torch.tensor(0))
+    out = sums.to(row_scales.dtype) * row_scales[:, None] * scales.to(row_scales.dtype)
+    return (out if bias is None else out + bias.to(out.dtype)).to(x.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from compiled_kernels.backends import BackendError
 from compiled_kernels.level import current_level
 from compiled_kernels.mlir.compile import compile_function
 from compiled_kernels.mlir.execute import Kernel
+from compiled_kernels.operators import LOWERED
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,18 @@ class LeafOperator:
         copied = frozenset(place for place, whole in enumerate(wide) if whole is None)
         outputs = tuple((tuple(each.shape), each.dtype) for each in results)
         return PreparedKernel(kernel.function(len(inputs) + len(results)), kernel, copied, outputs)
+
+
+@functools.cache
+def leaf_operator(name: str) -> LeafOperator:
+    """Return the operator of that name, whose kernels are lowered from its specification."""
+    return LeafOperator(name, LOWERED[name].function, LOWERED[name].lanes)
+
+
+def run(name: str, *arguments: Any) -> Any:
+    """Carry out an operator: its tensors come first."""
+    tensors = [each for each in arguments if isinstance(each, Tensor)]
+    return leaf_operator(name).prepare(tensors, *arguments[len(tensors) :])(*tensors)
 
 
 def enclosing_shape(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from compiled_kernels.backends import BackendError
-from compiled_kernels.cases import PACKAGES, Case, suites
-from compiled_kernels.mlir.leaf import LeafOperator
+from compiled_kernels.cases import Case, suites
+from compiled_kernels.mlir.leaf import leaf_operator
+from compiled_kernels.operators import LOWERED
 
 
 @dataclass(frozen=True)
@@ -31,18 +32,13 @@ def stages(operator: str, case: Case | None = None) -> CompiledStages:
     if suite is None:
         raise BackendError(f"unknown operator {operator!r}; known: {', '.join(each.operator for each in suites())}")
     case = case or suite.cases[0]
-    for package in PACKAGES:
-        name = f"compiled_kernels.{package}.mlir"
-        if importlib.util.find_spec(name) is None:
-            continue
-        module = importlib.import_module(name)
-        leaf = getattr(module, operator.upper(), None)
-        if isinstance(leaf, LeafOperator):
-            inputs = suite.make_inputs(case)
-            tensors = [each for each in inputs if isinstance(each, Tensor)]
-            kernel = leaf.prepare(tensors, *(each for each in inputs if not isinstance(each, Tensor))).kernel
-            return CompiledStages(kernel.digest, kernel.stages)
-        if suite.input_maker.__module__ == f"compiled_kernels.{package}.cases" and hasattr(module, "stages"):
-            made = module.stages(case, operator)
-            return CompiledStages(made.digest, made)
+    if operator in LOWERED:
+        inputs = suite.make_inputs(case)
+        tensors = [each for each in inputs if isinstance(each, Tensor)]
+        kernel = leaf_operator(operator).prepare(tensors, *inputs[len(tensors) :]).kernel
+        return CompiledStages(kernel.digest, kernel.stages)
+    name = f"{suite.input_maker.__module__.rpartition('.')[0]}.mlir"
+    if importlib.util.find_spec(name) is not None:
+        made = importlib.import_module(name).stages(case, operator)
+        return CompiledStages(made.digest, made)
     raise BackendError(f"{operator} has no stages on backend mlir")

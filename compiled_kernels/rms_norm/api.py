@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from compiled_kernels.backends import Backend, BackendError
-from compiled_kernels.operators import define_operator
+from compiled_kernels.operators import Lowered, define_operator
 from compiled_kernels.rms_norm import reference
 
 RMS_NORM = define_operator(
@@ -16,7 +16,7 @@ RMS_NORM = define_operator(
     lambda x, weight, eps: torch.empty_like(x, memory_format=torch.contiguous_format),
     {
         Backend.TRITON: "compiled_kernels.rms_norm.triton:rms_norm",
-        Backend.MLIR: "compiled_kernels.rms_norm.mlir:rms_norm",
+        Backend.MLIR: Lowered(reference.rms_norm, lanes=64),
     },
 )
 ADD_RMS_NORM = define_operator(
@@ -25,7 +25,7 @@ ADD_RMS_NORM = define_operator(
     lambda x, *_: tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(2)),
     {
         Backend.TRITON: "compiled_kernels.rms_norm.triton:add_rms_norm",
-        Backend.MLIR: "compiled_kernels.rms_norm.mlir:add_rms_norm",
+        Backend.MLIR: Lowered(reference.add_rms_norm, lanes=64),
     },
 )
 

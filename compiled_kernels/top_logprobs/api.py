@@ -7,14 +7,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from compiled_kernels.backends import Backend
-from compiled_kernels.operators import define_operator
+from compiled_kernels.operators import Lowered, define_operator
 from compiled_kernels.top_logprobs import reference
 
 LOG_SOFTMAX = define_operator(
     "log_softmax",
     "(Tensor logits) -> Tensor",
     lambda logits: torch.empty_like(logits, memory_format=torch.contiguous_format),
-    {Backend.MLIR: "compiled_kernels.top_logprobs.mlir:log_softmax"},
+    {Backend.MLIR: Lowered(reference.log_softmax)},  # no schedule for vectors: LLVM's own interleaves the sums better
 )
 TOP_LOGPROBS = define_operator(
     "top_logprobs",

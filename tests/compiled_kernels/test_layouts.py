@@ -37,8 +37,8 @@ FORMS += [("paged_attention", "eager"), pytest.param("paged_attention", "inducto
 def as_schema(operator: str, inputs: tuple) -> tuple:
     if operator != "paged_attention":
         return inputs
-    q, kv, *rest = inputs
-    return (q, *kv.flat, *flatten(*rest, "any"))
+    q, kv, spans, parameters = inputs
+    return (q, *kv.flat, *flatten(spans, parameters, "any"))
 
 
 def transposed(part: Tensor) -> Tensor:

@@ -73,8 +73,8 @@ def test_torch_knows_the_form(operator: str) -> None:
     inputs = suite.make_inputs(case)
     form = getattr(torch.ops.compiled_kernels, f"{operator}_mlir").default
     if operator == "paged_attention":
-        q, kv, *rest = inputs
-        arguments = (q, *kv.flat, *flatten(*rest, Backend.MLIR))
+        q, kv, spans, parameters = inputs
+        arguments = (q, *kv.flat, *flatten(spans, parameters, Backend.MLIR))
     else:
         arguments = inputs
     torch.library.opcheck(form, arguments, test_utils=("test_schema", "test_faketensor"))

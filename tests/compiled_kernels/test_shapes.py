@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
 import torch
@@ -23,8 +23,12 @@ def checked(operator: Callable) -> Callable:
 
 def attention(**changes: torch.Tensor):
     """A right call of paged attention: three tokens of one sequence, two query heads on one group."""
-    pages = {"keys": torch.zeros(2, 1, 8, 4), "values": torch.zeros(2, 1, 8, 4), "page_table": torch.tensor([[1]])}
-    spans = {"starts": torch.tensor([0, 3]), "context_lengths": torch.tensor([3])}
+    pages: dict[str, Any] = {
+        "keys": torch.zeros(2, 1, 8, 4),
+        "values": torch.zeros(2, 1, 8, 4),
+        "page_table": torch.tensor([[1]]),
+    }
+    spans: dict[str, Any] = {"starts": torch.tensor([0, 3]), "context_lengths": torch.tensor([3])}
     kv, step = (
         kind(**{name: changes.get(name, right) for name, right in given.items()})
         for kind, given in ((PagedKV, pages), (Spans, spans))

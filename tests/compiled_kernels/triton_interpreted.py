@@ -212,8 +212,8 @@ def registered(operator: str) -> tuple[Any, tuple]:
     inputs = suite.make_inputs(min(suite.cases, key=lambda case: case.cost.bytes))
     arguments = inputs
     if operator in ("paged_attention", "quantized_attention"):
-        q, kv, *rest = inputs
-        arguments = q, *kv.flat, *flatten(*rest, Backend.TRITON)
+        q, kv, spans, parameters = inputs
+        arguments = q, *kv.flat, *flatten(spans, parameters, Backend.TRITON)
     return getattr(torch.ops.compiled_kernels, f"{operator}_triton").default, arguments
 
 
