@@ -26,7 +26,10 @@ class MaskPicture(str):
 
 def draw_mask(mask: Callable[[Tensor, Tensor], Tensor], tokens: int = 16, cell: int | None = None) -> MaskPicture:
     """Draw a mask as SVG. Rows are queries, columns keys, of a text of `tokens`: filled where the query sees the key,
-    dark where it is itself. `cell` is a square's side in pixels; unless given, the picture is about 256 wide."""
+    dark where it is itself. `cell` is a square's side in pixels; unless given, the picture is about 256 wide.
+
+    Example: `workbench.draw_mask(workbench.SlidingWindow(8), 24)`
+    """
     if tokens < 1:
         raise ValueError(f"a picture needs at least one token, not {tokens}")
     cell = cell or max(1, min(16, 256 // tokens))

@@ -35,13 +35,10 @@ for name, mine in events.items():
 # hardly changes TPOT. Try other lengths above.
 
 # %%
-from workbench.runs.metrics import summarize
-from workbench.trace.recorder import Recorder
-
-recorder = Recorder()
+recorder = workbench.Recorder()
 for event in [*events["short"], *events["long"]]:
     recorder.record(event)
-summary = summarize(recorder.requests(), recorder.steps(), recorder.tokens())
+summary = workbench.summarize(recorder.requests(), recorder.steps(), recorder.tokens())
 {key: summary[key] for key in ("ttft_s", "tpot_s", "prefill_tokens_per_s", "decode_tokens_per_s")}
 
 # %% [markdown]
@@ -90,10 +87,7 @@ for work in roofline.works:
 # Only the bound, on an H100's data sheet: where does a step of an 8-billion-parameter model stop waiting for memory?
 
 # %%
-from workbench.model.cost import StepCostModel
-from workbench.model.shapes import named_shape
-
-cost = StepCostModel(named_shape("llama-3.1-8b"), block_value=2, head_value=2, cache_value=2)
+cost = workbench.StepCostModel(workbench.named_shape("llama-3.1-8b"), block_value=2, head_value=2, cache_value=2)
 steps = {f"decode × {batch}": cost([(1024, 1)] * batch, batch) for batch in (1, 8, 64, 512)}
 steps["prefill 512"] = cost([(0, 512)], 1)
 points = [widgets.RooflinePoint(name, step.flops, step.bytes, dtype="bfloat16") for name, step in steps.items()]

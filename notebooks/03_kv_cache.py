@@ -54,8 +54,7 @@ for step in [event for event in events if event.kind == "stepped"][::8]:
 # how often both have the same most probable token.
 
 # %%
-from workbench.measure.quality.teacher_forcing import ForcedText, ReferenceLogits, measure_divergence
-from workbench.memory.measured import compare_memory
+from workbench import ForcedText, ReferenceLogits, compare_memory, measure_divergence
 
 text = "\n".join(f"def f{n}(x):\n    return x * {n} + 1\n" for n in range(30))
 ids = tuple(runner.tokenizer.encode(text))[:400]

@@ -9,9 +9,7 @@ import tempfile
 from dataclasses import dataclass
 
 import workbench
-from compiled_kernels.masks import Causal, SlidingWindow, draw_mask
-from workbench import widgets
-from workbench.testing import check_attention
+from workbench import Causal, SlidingWindow, draw_mask, testing, widgets
 
 TEXT = "def fibonacci(n):\n    if n < 2:\n        return n\n    return"
 
@@ -95,7 +93,7 @@ draw_mask(Dilated(), 24)
 # and in pages equal those of the plain model, and no query sees a later key.
 
 # %%
-print(check_attention(Dilated, examples=2, backends=["eager"]))
+print(testing.check_attention(Dilated, examples=2, backends=["eager"]))
 
 
 # %% [markdown]
@@ -107,7 +105,7 @@ def peeking(query, key):
     return key <= query + 1
 
 
-print(check_attention(peeking, examples=1, backends=["eager"]))
+print(testing.check_attention(peeking, examples=1, backends=["eager"]))
 
 # %% [markdown]
 # And in the model, by its name:

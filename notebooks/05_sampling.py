@@ -6,9 +6,7 @@
 
 # %%
 import workbench
-from workbench import SamplingParameters, widgets
-from workbench.sampling.filter_trace import entropy_bits, trace_filters
-from workbench.sampling.filters import History
+from workbench import History, SamplingParameters, entropy_bits, trace_filters, widgets
 
 runner = workbench.load("demo", backend="eager")
 PROMPT = "def read_file(path):\n    with open("
@@ -27,8 +25,8 @@ explorer
 
 # %%
 ids = tuple(runner.tokenizer.encode(PROMPT))
-live = widgets.RunnerThread.attach(runner)  # the runner may be busy for a widget: this runs between two steps
-logits = live.call(lambda runner: runner.model.logits(ids))[-1]
+# The runner may be busy for a widget: this runs between two of its steps.
+logits = widgets.between_steps(runner, lambda runner: runner.model.logits(ids))[-1]
 parameters = SamplingParameters(temperature=0.8, top_k=40, top_p=0.9, min_p=0.02)
 for stage in trace_filters(logits, History(ids), parameters).steps:
     bits = entropy_bits(stage.probabilities)
@@ -40,7 +38,7 @@ for stage in trace_filters(logits, History(ids), parameters).steps:
 # the model's certainty: along one text they keep from one token to many.
 
 # %%
-text = live.call(lambda runner: runner.model.logits(explorer.ids))  # [token vocab]
+text = widgets.between_steps(runner, lambda runner: runner.model.logits(explorer.ids))  # [token vocab]
 rules = {"top_k": 10, "top_p": 0.9, "min_p": 0.1}
 for position in range(len(ids), len(ids) + 6):
     row, past = text[position - 1], History(explorer.ids[:position])

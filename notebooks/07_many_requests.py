@@ -10,8 +10,7 @@
 import random
 
 import workbench
-from workbench import widgets
-from workbench.request import Request, SamplingParameters
+from workbench import Request, SamplingParameters, widgets
 
 
 def make_requests(count, prompt=48, output=24, shared=(), every=0.0):
@@ -38,7 +37,7 @@ timeline = widgets.Timeline(runner)
 timeline
 
 # %%
-widgets.RunnerThread.attach(runner).submit(make_requests(8, every=0.02)).wait()
+served = list(runner.stream(make_requests(8, every=0.02)))
 timeline.keep()
 
 # %% [markdown]
@@ -103,7 +102,7 @@ for name, view in (("whole", whole), ("in chunks", chunked)):
 # %%
 small = workbench.load("demo", backend="eager", page_size=16, pages=14, max_num_seqs=6)
 pages, timeline = widgets.PageMap(small), widgets.Timeline(small)
-widgets.RunnerThread.attach(small).submit(make_requests(6, prompt=32, output=36)).wait()
+served = list(small.stream(make_requests(6, prompt=32, output=36)))
 timeline
 
 # %%
@@ -125,7 +124,7 @@ sharing = workbench.load("demo", backend="eager", page_size=16, pages=48, prefix
 shared = widgets.PageMap(sharing)
 beginning = make_requests(1, prompt=64)[0].prompt_ids
 list(sharing.stream(make_requests(1, prompt=72, output=4, shared=beginning)))
-widgets.RunnerThread.attach(sharing).submit(make_requests(6, prompt=80, output=20, shared=beginning)).wait()
+served = list(sharing.stream(make_requests(6, prompt=80, output=20, shared=beginning)))
 shared.arranged = "by sequence"
 shared.step = shared.most_shared()
 shared
@@ -139,7 +138,7 @@ shared
 int4 = {"format": "int4", "quant_group": 16, "residual_length": 16}
 quantized = workbench.load("demo", backend="eager", page_size=16, pages=32, cache=int4)
 tables = widgets.PageMap(quantized)
-widgets.RunnerThread.attach(quantized).submit(make_requests(4, prompt=40, output=24)).wait()
+served = list(quantized.stream(make_requests(4, prompt=40, output=24)))
 tables.step = tables.fullest()
 tables
 

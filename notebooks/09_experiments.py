@@ -63,7 +63,7 @@ compare
 # unquantized: then it is from 1,281 and 833. Long prompts in long steps cost memory, `schedule.chunk_tokens` bounds it.
 
 # %%
-from workbench.memory.capacity import break_even_context
+from workbench import break_even_context
 
 for chunk in (64, 512):
     dense = experiment.with_("variants={}", f"schedule.chunk_tokens={chunk}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import inspect
 import re
@@ -20,6 +21,7 @@ from workbench.experiment import settings as sweep_part
 from workbench.kv_cache import eviction as evict
 
 ROOT = Path(__file__).resolve().parents[1]
+MODULES = ("testing", "widgets")
 # Not triton: torch imports it by itself where it is installed.
 OPTIONAL = ("torch_mlir", "jupyterlab", "IPython", "ipywidgets", "transformers")
 
@@ -58,7 +60,7 @@ def test_what_the_front_door_offers() -> None:
         _ = workbench.laod  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("name", [name for name in workbench.__all__ if name[0].islower() and name != "widgets"])
+@pytest.mark.parametrize("name", [name for name in workbench.__all__ if name[0].islower() and name not in MODULES])
 def test_functions_say_what_they_take_and_show_how(name: str) -> None:
     function = getattr(workbench, name)
     signature = inspect.signature(function)
@@ -94,3 +96,20 @@ def _kinds(value: object) -> Iterator[type]:
             yield from _kinds(getattr(value, name))
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ():
         yield from _kinds(inner)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.py")), ids=lambda path: path.name)
+def test_a_notebook_uses_front_door_calls_only(path: Path) -> None:
+    """Of this project a cell imports `workbench` and its public names; no owner of a runner is called by hand."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    rooms = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    rooms += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    ours = [room for room in rooms if room.split(".")[0] in ("workbench", "compiled_kernels", "experiments", "tools")]
+    assert set(ours) <= {"workbench", "workbench.widgets"}
+    names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    assert not names & {"Live", "RunnerThread"}
+
+
+def test_the_readme_is_short() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 150 and max(map(len, lines)) <= 120

@@ -15,39 +15,68 @@ read what they left. Cells of a notebook need this package, and `from workbench 
 import typing as _typing  # private, like every name here that is not public
 
 if _typing.TYPE_CHECKING:
-    from workbench import widgets
+    from compiled_kernels.masks import Causal, SlidingWindow, draw_mask
+    from workbench import testing, widgets
     from workbench.custom import register
     from workbench.engine.beam_search import beam_search
     from workbench.engine.load import load
     from workbench.errors import WorkbenchError
     from workbench.experiment.experiment import Experiment
+    from workbench.measure.quality.teacher_forcing import ForcedText, ReferenceLogits, measure_divergence
     from workbench.measure.run import run
+    from workbench.memory.capacity import break_even_context
+    from workbench.memory.measured import compare_memory
+    from workbench.model.cost import StepCostModel
+    from workbench.model.shapes import named_shape
     from workbench.reports.reproduce import reproduce
     from workbench.request import Request, SamplingParameters
     from workbench.runs.comparison import compare
+    from workbench.runs.metrics import summarize
     from workbench.runs.record import Record
     from workbench.runs.runs import open_runs
+    from workbench.sampling.filter_trace import entropy_bits, trace_filters
+    from workbench.sampling.filters import History
     from workbench.sweep.run import run_sweep
+    from workbench.trace.recorder import Recorder
 
 __version__ = "0.1.0"
 __all__ = [
-    "Experiment", "Record", "Request", "SamplingParameters", "WorkbenchError", "__version__", "beam_search", "compare",
-    "load", "open_runs", "register", "reproduce", "run", "run_sweep", "widgets",
+    "Causal", "Experiment", "ForcedText", "History", "Record", "Recorder", "ReferenceLogits", "Request",
+    "SamplingParameters", "SlidingWindow", "StepCostModel", "WorkbenchError", "__version__", "beam_search",
+    "break_even_context", "compare", "compare_memory", "draw_mask", "entropy_bits", "load", "measure_divergence",
+    "named_shape", "open_runs", "register", "reproduce", "run", "run_sweep", "summarize", "testing", "trace_filters",
+    "widgets",
 ]  # fmt: skip
 
 _HOMES = {
     "beam_search": "workbench.engine.beam_search",
+    "break_even_context": "workbench.memory.capacity",
+    "Causal": "compiled_kernels.masks",
     "compare": "workbench.runs.comparison",
+    "compare_memory": "workbench.memory.measured",
+    "draw_mask": "compiled_kernels.masks",
+    "entropy_bits": "workbench.sampling.filter_trace",
     "Experiment": "workbench.experiment.experiment",
+    "ForcedText": "workbench.measure.quality.teacher_forcing",
+    "History": "workbench.sampling.filters",
     "load": "workbench.engine.load",
+    "measure_divergence": "workbench.measure.quality.teacher_forcing",
+    "named_shape": "workbench.model.shapes",
     "open_runs": "workbench.runs.runs",
     "Record": "workbench.runs.record",
+    "Recorder": "workbench.trace.recorder",
+    "ReferenceLogits": "workbench.measure.quality.teacher_forcing",
     "register": "workbench.custom",
     "reproduce": "workbench.reports.reproduce",
     "Request": "workbench.request",
     "run": "workbench.measure.run",
     "run_sweep": "workbench.sweep.run",
     "SamplingParameters": "workbench.request",
+    "SlidingWindow": "compiled_kernels.masks",
+    "StepCostModel": "workbench.model.cost",
+    "summarize": "workbench.runs.metrics",
+    "testing": "workbench.testing",
+    "trace_filters": "workbench.sampling.filter_trace",
     "widgets": "workbench.widgets",
     "WorkbenchError": "workbench.errors",
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from experiments.claims.tokens import CODE, ENGINE
 from workbench.claims.claim import (
     CalculationEvidence,

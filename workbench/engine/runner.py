@@ -337,7 +337,7 @@ class Runner(Displayable):
             queue.append(stepped)
 
     def set_owner(self, owner: RunnerOwner | None) -> None:
-        """Let `owner` submit requests and run steps, and nobody else; None ends that."""
+        """Let `owner` submit requests and run steps, and no other caller; None ends that."""
         self.owner = owner
 
     def set_executor(self, executor: Executor) -> None:

@@ -158,7 +158,10 @@ def break_even_context(experiment: Experiment, baseline: Experiment) -> int | No
     `baseline`.
 
     Sizes are peaks in whole pages, counted from the formats alone: nothing runs. Returns None where the cache is never
-    smaller."""
+    smaller.
+
+    Example: `workbench.break_even_context(experiment.with_("cache.format=int4"), experiment)`
+    """
     spec, dtype = spec_and_dtype(experiment)
     stores = [meta_kv_store(spec, each.cache, dtype) for each in (experiment, baseline)]
     schedule = experiment.schedule

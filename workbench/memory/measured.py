@@ -29,7 +29,10 @@ class MemoryComparison:
 def compare_memory(runner: Runner) -> tuple[MemoryComparison, ...]:
     """Compare predicted and measured bytes of the weights and cache of `runner` as loaded.
 
-    All pages of the cache are allocated from the start, and so is each table's null page."""
+    All pages of the cache are allocated from the start, and so is each table's null page.
+
+    Example: `workbench.compare_memory(workbench.load("demo"))`
+    """
     model, store = runner.model, runner.store
     weights = weights_by_formula(model.spec, model.dtype.itemsize, model.format)
     beside = sum(buffer.nbytes for buffer in model.buffers())

@@ -12,7 +12,10 @@ _LLAMA31 = RotaryScaling(
 
 def named_shape(name: str) -> ModelSpec:
     """Return the architecture called `name`, as its published config.json has it, without end tokens (random weights
-    end nowhere). Raises WorkbenchError for a name that is not in `SHAPES`."""
+    end nowhere). Raises WorkbenchError for a name that is not in `SHAPES`.
+
+    Example: `workbench.named_shape("llama-3.1-8b")`
+    """
     if name not in SHAPES:
         raise WorkbenchError(f"no shape {name!r}{nearest(name.lower(), SHAPES)}; known: {', '.join(SHAPES)}")
     return SHAPES[name]

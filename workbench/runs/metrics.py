@@ -189,6 +189,8 @@ def summarize(requests: Rows, steps: Rows, tokens: Rows, verifications: Rows = (
         steps: One row a step.
         tokens: One row an output token.
         verifications: One row a verification of drafted tokens; none without speculation.
+
+    Example: `workbench.summarize(recorder.requests(), recorder.steps(), recorder.tokens())`
     """
     figures = per_request(requests, tokens)
     served = [row for row in requests if row["finish_reason"] != "refused"]

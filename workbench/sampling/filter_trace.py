@@ -89,7 +89,10 @@ class FilterTrace:
 @torch.no_grad()
 def trace_filters(logits: Tensor, history: History, sampling: SamplingParameters) -> FilterTrace:
     """Trace `logits` [vocab] after `history` through the filters of `sampling`; WorkbenchError where the engine would
-    fail."""
+    fail.
+
+    Example: `workbench.trace_filters(logits, workbench.History(ids), workbench.SamplingParameters(top_k=40))`
+    """
     scores = logits.float()
     _check(scores, "the model's logits")
     sampling_state = build_sampling_state(Request("", tuple(history.prompt_ids), sampling), len(scores))
@@ -113,7 +116,10 @@ def trace_filters(logits: Tensor, history: History, sampling: SamplingParameters
 
 
 def entropy_bits(probabilities: Tensor) -> float:
-    """Return the entropy in bits."""
+    """Return the entropy in bits.
+
+    Example: `workbench.entropy_bits(logits.softmax(-1))`
+    """
     some = probabilities[probabilities > 0]
     return max(0.0, -float((some * some.log2()).sum()))
 

@@ -13,6 +13,7 @@ _HOMES = {
     "Compare": "compare.view",
     "KernelView": "kernels.view",
     "RunnerThread": "runner_thread",
+    "between_steps": "runner_thread",
     "MemoryCalculator": "memory.view",
     "PageMap": "pages.view",
     "Playground": "playground.view",

@@ -190,6 +190,11 @@ class RunnerThread:
         each.handle.emit([*each.output_queue], True, error)
 
 
+def between_steps(runner: Runner, function: Callable[[Runner], Result]) -> Result:
+    """Return `function(runner)`, run between two steps of a runner that may be busy for a widget."""
+    return RunnerThread.attach(runner).call(function)
+
+
 def _resolve(future: Future[Any], function: Callable[[Runner], Any], runner: Runner) -> None:
     try:
         future.set_result(function(runner))

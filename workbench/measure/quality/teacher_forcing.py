@@ -191,7 +191,10 @@ def self_divergence(reference: ReferenceLogits) -> TokenDivergences:
 
 def measure_divergence(runner: Runner, reference: ReferenceLogits) -> TokenDivergences:
     """Run the reference's texts through `runner` and compare the logits at every scored position. Memory: the logits of
-    one step."""
+    one step.
+
+    Example: `workbench.measure_divergence(runner, reference)`
+    """
     places = TokenDivergences()
 
     def note(index: int, first: int, logits: Tensor) -> None:
