@@ -11,15 +11,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from workbench.errors import WorkbenchError
+from workbench.machine.environment import child_environment
 from workbench.machine.processor import allocated_weight_bytes, peak_bytes, resident_bytes
 from workbench.trace.events import Decoded, Finished, Stepped
 
-ROOT = Path(__file__).resolve().parents[2]
 COLD_PROMPT_TOKENS = 32
 TINY_MODEL = "shape:tiny"  # run before memory is measured: code and compilers are no part of the model
 
@@ -44,11 +43,10 @@ def memory_in_decode(settings: Mapping[str, Any], threads: int, batch: int, prom
 def in_fresh_process(job: Mapping[str, Any], environment_variables: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Run `job` in a new process and return its answer. Raises WorkbenchError with the last lines of its output where
     it fails."""
-    place = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, "-m", "workbench.bench.fresh_process"]
     done = subprocess.run(
         command, input=json.dumps({**job, "began": time.time()}), capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": place, **(environment_variables or {})}, check=False,
+        env=child_environment(**(environment_variables or {})), check=False,
     )  # fmt: skip
     lines = done.stdout.splitlines()
     if done.returncode or not lines:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -16,11 +15,11 @@ from workbench.claims.ledger import LEDGER_FILE, Ledger, RecordFolder, read_ledg
 from workbench.claims.registry import load_claims, select_claims
 from workbench.claims.stored_record import record_name, run_measurement, store_run
 from workbench.errors import WorkbenchError
+from workbench.machine.environment import child_environment
 from workbench.progress import ProgressStage
 from workbench.runs.folder import write_dated_record
 from workbench.runs.record import Record
 
-ROOT = Path(__file__).resolve().parents[2]
 ProgressCallback = Callable[[str], None]
 MeasurementFailures = dict[str, str]  # error messages by the evidence's name
 
@@ -84,9 +83,7 @@ def _run(file: Path, out: Path, settings: tuple[str, ...]) -> Record:
         raise WorkbenchError(f"{file}: there is no such experiment")
     words = [word for setting in settings for word in ("--set", setting)]
     command = [sys.executable, "-m", "workbench", "run", str(file), "--out", str(out), "--json", *words]
-    place = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "PYTHONPATH": place}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=child_environment(), check=False)
     try:
         return Record.open(json.loads(done.stdout)["run"])
     except (ValueError, KeyError, TypeError):

@@ -56,6 +56,12 @@ def environment(with_torch: bool = True, repository: Path | None = SOURCE, sampl
     }
 
 
+def child_environment(**variables: str) -> dict[str, str]:
+    """Return the environment of a child process that imports this workbench, which need not be installed."""
+    paths = filter(None, (str(SOURCE), os.environ.get("PYTHONPATH")))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **variables}
+
+
 def commit(repository: Path) -> dict | None:
     """Return the commit and dirty flag of the repository that tracks this package's source; None without git."""
     tracked = "workbench/errors.py"  # an installed copy inside another checkout is not that checkout

@@ -16,8 +16,8 @@ class Detokenizer:
 
     Generation stops at the first token that completes a stop string (`matched_stop`). The text is cut where the
     earliest one starts; of several that start there, the shortest counts. Only text that may still become another
-    character or a stop string is held back. The cost of a token is that of its bytes. (`tokenizers.decoders.DecodeStream`
-    breaks three of the laws in tests/prompt: see experiments/LOG.md, 2026-11-22.)
+    character or a stop string is held back. The cost of a token is that of its bytes.
+    `tokenizers.decoders.DecodeStream` breaks three of its laws (experiments/LOG.md, 2026-11-22).
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = ()):

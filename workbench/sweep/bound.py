@@ -22,11 +22,12 @@ PR_SET_PDEATHSIG = 1  # PR_SET_PDEATHSIG, prctl(2)
 
 def worker_arguments(point: Path) -> tuple[list[str], str, str, str]:
     """Return the arguments of `run_child` for the point in this folder, valid on any machine."""
-    from workbench.sweep.executor import ROOT, worker_command
+    from workbench.machine.environment import SOURCE
+    from workbench.sweep.executor import worker_command
     from workbench.sweep.point import LOG
 
     point = point.resolve()
-    return worker_command(point)[2:], str(point / LOG), str(Path.cwd()), str(ROOT)
+    return worker_command(point)[2:], str(point / LOG), str(Path.cwd()), str(SOURCE)
 
 
 def run_child(module_words: Sequence[str], log: str, folder: str, python_path: str) -> int:

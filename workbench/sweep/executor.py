@@ -7,15 +7,12 @@ FOLDER/point.json`, which leaves its run folder and `outcome.json` in the point'
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from workbench.sweep.point import POINT
-
-ROOT = Path(__file__).resolve().parents[2]  # a checkout that is not installed can be imported from here
 
 
 class SweepExecutor(Protocol):
@@ -34,8 +31,3 @@ class SweepExecutor(Protocol):
 def worker_command(point: Path) -> list[str]:
     """Return the command that runs the point in this folder, in a fresh process."""
     return [sys.executable, "-m", "workbench.sweep.worker", str(point / POINT)]
-
-
-def worker_environment() -> dict[str, str]:
-    """Return this process's environment, with the workbench on PYTHONPATH."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from workbench.sweep.executor import worker_command, worker_environment
+from workbench.machine.environment import child_environment
+from workbench.sweep.executor import worker_command
 from workbench.sweep.point import LOG
 from workbench.sweep.settings import LocalSweepConfig
 
@@ -41,7 +42,7 @@ class LocalSweepExecutor:
             _stop(list(running.values()))
 
     def _start(self, point: Path) -> subprocess.Popen:
-        environment = worker_environment()
+        environment = child_environment()
         if self.jobs > 1:
             environment.setdefault(THREADS_VARIABLE, str(max(1, (os.cpu_count() or 1) // self.jobs)))
         with (point / LOG).open("ab") as log:

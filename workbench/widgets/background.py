@@ -11,14 +11,12 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Protocol
 
 from workbench.errors import WorkbenchError
+from workbench.machine.environment import child_environment
 from workbench.progress import notebook_kernel
 from workbench.trace.events import Event
-
-CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 class RequestHandle:
@@ -110,12 +108,6 @@ class FifoLock:
         with self._bell:
             self._line.remove(owner)
             self._bell.notify_all()
-
-
-def child_environment() -> dict[str, str]:
-    """Return the environment of a child process that imports this workbench."""
-    place = os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")]))
-    return {**os.environ, "PYTHONPATH": place}
 
 
 class CommandProcess:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from workbench.errors import WorkbenchError
-from workbench.widgets.background import child_environment
+from workbench.machine.environment import child_environment
 
 
 class BackendTimingProcess:
