@@ -1,5 +1,5 @@
-"""Limits of the backends, with the reason beside each: gaps in what they compute, and operators whose rows depend on
-the batch composition.
+"""Limits of the backends, with the reason beside each: types, gaps in what they compute, and operators whose rows
+depend on the batch composition.
 
 `check` holds the table of gaps to the truth: a gap that has closed fails it. `batch_invariant` is refused with the
 reason of a `BatchVariance`.
@@ -11,6 +11,12 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from compiled_kernels.backends import Backend
+
+# Types of a model that backends with kernels of their own compute in; the others have no limit.
+DTYPES: dict[Backend, tuple[str, ...]] = {
+    Backend.TRITON: ("float32", "bfloat16", "float16"),
+    Backend.MLIR: ("float32", "bfloat16"),
+}
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,8 @@ from compiled_kernels.result_cache import ResultCache, cpu_model, machine_key, u
 
 FILE = "correct_backends.json"
 TRANSIENT_ERRORS = (MemoryError, OSError)  # raised for want of memory or of disk: not a reason to cache
+# Raised by compilers, and where their libraries cannot be loaded; others, as a TypeError, are faults of our own.
+COMPILER_ERRORS = (RuntimeError, ImportError, *TRANSIENT_ERRORS)
 
 
 class CorrectBackend(NamedTuple):
@@ -56,7 +58,7 @@ def first_correct_backend(
             problem = backend_problems()[backend] or disagreement(
                 suite, case, to_device(suite.make_inputs(case), device_of(backend)), backend
             )
-        except Exception as error:  # any exception is a reason not to take this backend
+        except COMPILER_ERRORS as error:  # a BackendError too
             problem = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
             passing = passing or isinstance(error, TRANSIENT_ERRORS)
         if problem:

@@ -317,7 +317,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
     assert "pip install 'inference-workbench[triton]'" in text
     assert main(["doctor", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert set(found) == {"level", "backends", "auto_backend", "extras", "models", "environment"}
+    assert set(found) == {"level", "backends", "capabilities", "auto_backend", "extras", "models", "environment"}
     assert (
         set(found["auto_backend"]["tries"]) <= {str(backend) for backend in Backend} and found["auto_backend"]["reason"]
     )

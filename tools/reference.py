@@ -1,4 +1,4 @@
-"""Write docs/reference/ from the docstrings of the front door and the fields of `Experiment`.
+"""Write docs/reference/ from the docstrings of the front door, the fields of `Experiment` and the table of backends.
 
     .venv/bin/python -m tools.reference           # writes the pages
     .venv/bin/python -m tools.reference --check   # says which are not as the code has them
@@ -24,6 +24,7 @@ from pydantic_core import PydanticUndefined
 import workbench
 from workbench import widgets
 from workbench.display import Table
+from workbench.executors.capabilities import capability_table
 from workbench.settings import field_comments
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,7 +34,17 @@ MADE = "<!-- made by `python -m tools.reference`; do not edit -->\n\n"
 
 def pages() -> dict[str, str]:
     """Return the text of each page by its file name."""
-    return {"experiment.md": _experiment_page(), "python.md": _python_page()}
+    return {"backends.md": _backends_page(), "experiment.md": _experiment_page(), "python.md": _python_page()}
+
+
+def _backends_page() -> str:
+    head = (
+        "# What each backend carries out\n\n"
+        "A backend that is asked for and cannot do what a model, its cache or its device wants is refused with the\n"
+        "reason when the model is loaded; `auto` takes the next. Where `mlir` has no whole step, its operators decode\n"
+        "block by block. `workbench doctor` prints the same table, and which backends work on this machine.\n\n"
+    )
+    return MADE + head + capability_table().markdown()
 
 
 def models_of(annotation: Any) -> Iterator[type[BaseModel]]:

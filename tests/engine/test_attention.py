@@ -72,8 +72,11 @@ def test_lane_inductor() -> None:
 @pytest.mark.parametrize(
     ("attention", "told"),
     [
-        ({"position": "alibi"}, "layer 0: paged_attention: backend mlir knows no score functions, not ALiBi"),
-        ({"layers": {1: {"mask": HERE + "even"}}}, "layer 1: paged_attention: backend mlir knows causal masks"),
+        ({"position": "alibi"}, "layer 0 has ALiBi: written by hand for scale, soft-cap and sink logits"),
+        (
+            {"layers": {1: {"mask": HERE + "even"}}},
+            "layer 1 has mask tests.engine.tiny:even: written by hand for windows with sinks",
+        ),
     ],
 )
 def test_a_lane_that_was_asked_for_says_what_it_cannot_do(attention: dict, told: str) -> None:
@@ -86,7 +89,7 @@ def test_a_lane_that_was_asked_for_says_what_it_cannot_do(attention: dict, told:
 def test_auto_decodes_with_a_lane_that_can(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = tiny("auto", {"position": "alibi"})
     assert (runner.backends.decode, runner.backends.attention, runner.backends.blocks) == (Backend.INDUCTOR,) * 3
-    assert "not mlir: layer 0: paged_attention: backend mlir knows no score functions" in runner.backends.reason
+    assert "auto: mlir cannot carry out this model: layer 0 has ALiBi: written by hand" in runner.backends.reason
 
 
 def untraceable(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
@@ -98,7 +101,9 @@ def untraceable(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
 @without(Backend.INDUCTOR)
 def test_a_part_that_no_compiler_sees_through() -> None:
     attention = {"mask": "tests.engine.test_attention:untraceable"}
-    with pytest.raises(WorkbenchError, match="layer 0: mask tests.engine.test_attention:untraceable cannot be traced"):
+    with pytest.raises(
+        WorkbenchError, match="layer 0 has mask tests.engine.test_attention:untraceable, which cannot be traced"
+    ):
         tiny("inductor", attention)
     runner = tiny("auto", attention)
     assert (

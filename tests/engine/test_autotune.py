@@ -175,6 +175,14 @@ def test_a_lane_that_fails_is_not_chosen(tried, error: Exception, told: str) -> 
     assert backends.decode == Backend.INDUCTOR and f"mlir not chosen: {told}" in backends.reason
 
 
+@pytest.mark.parametrize("error", [TypeError("two arguments, not three"), AttributeError("no such method")])
+def test_a_fault_of_our_own_is_raised(tried, error: Exception) -> None:
+    run, kept = tried
+    with pytest.raises(type(error), match=str(error)):
+        run(fails={Backend.MLIR: error})
+    assert not kept.load()
+
+
 def test_blocks_that_cannot_decode_do_not_prefill(tried) -> None:
     run, _ = tried
     backends = run(mlir=9.0, eager=2.0, fails={Backend.INDUCTOR: RuntimeError("the compiler broke")})

@@ -186,5 +186,5 @@ def test_a_policy_may_be_an_object_of_ones_own() -> None:
 
 def test_a_model_put_together_by_hand_has_its_own_backend() -> None:
     model = load("shape:tiny", backend="eager").model
-    runner = Runner(EngineConfig.build(pages=4), LoadedModel.given(model))
+    runner = Runner(EngineConfig.build(pages=4), LoadedModel(model))
     assert runner.model is model and str(runner.backends) == "eager" and not runner.is_from_config

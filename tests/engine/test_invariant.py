@@ -200,7 +200,7 @@ def test_a_split_by_rows_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     ({"backend": "eager"}, "backend 'eager' cannot keep it: linear: torch's matrix product chooses its kernel"),
     ({"backend": "inductor"}, "backend 'inductor' cannot keep it"),
     ({"cache": {"format": "int8", "rotate": True}}, "does not rotate heads"),
-    ({"cache": {"dtype": "float32"}}, "one for both, not bfloat16 weights and a float32 cache"),
+    ({"cache": {"dtype": "float32"}}, "bfloat16 weights and a float32 cache: it reads both in one type"),
     ({"dtype": "float16"}, "computed in float32 or bfloat16"),
     ({"evict": {"kind": "heavy_hitters", "budget": 128}}, "what stays of a prompt depends on its chunks"),
     ({"attention": {"position": "alibi"}}, "layer 0"),

@@ -19,7 +19,7 @@ from workbench.engine import naive
 from workbench.engine.runner import generate
 from workbench.errors import WorkbenchError
 from workbench.executors.autotune import autotune_backend
-from workbench.executors.mlir import unsupported_model_reason
+from workbench.executors.capabilities import Requirements, unsupported
 from workbench.executors.select import Backends
 from workbench.kv_cache.store import DenseLayer
 from workbench.model.hf.weights import random_weights
@@ -139,7 +139,7 @@ REFUSED = [
 def test_what_the_compiled_step_lacks_is_refused_and_auto_takes_another(
     spec: ModelSpec, said: str, tmp_path: Path
 ) -> None:
-    assert said in (unsupported_model_reason(spec) or "")
+    assert said in str(unsupported(Backend.MLIR, Requirements(spec), "step"))
     model = model_of(spec)
     alone = Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, "asked for")
     with pytest.raises(WorkbenchError, match="backend mlir: decodes no step of tiny: "):

@@ -19,7 +19,8 @@ from workbench.engine.loaded_model import BUNDLED_MODELS
 from workbench.engine.runner import generate
 from workbench.errors import WorkbenchError
 from workbench.executors import select as lanes_module
-from workbench.executors.select import Backends, resolve_backends
+from workbench.executors.capabilities import Requirements
+from workbench.executors.select import Backends, select_backends
 from workbench.model.hf.save import save_folder
 from workbench.model.hf.weights import random_weights
 from workbench.request import Request, SamplingParameters
@@ -254,7 +255,7 @@ def test_a_lane_asked_for_never_falls_back() -> None:
 @pytest.mark.usefixtures("without_compiler")
 def test_auto_falls_back_and_says_why() -> None:
     assert load("shape:tiny", backend="auto").model.backend == Backend.EAGER
-    backends = resolve_backends("auto")
+    backends = select_backends("auto", Requirements())
     assert backends.decode == backends.blocks == Backend.EAGER
     assert "inductor does not work here: no C++ compiler found" in backends.reason
 
@@ -267,9 +268,9 @@ def only(monkeypatch: pytest.MonkeyPatch, *working: Backend) -> None:
 def test_auto_takes_the_fastest_lane_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch, Backend.EAGER, Backend.INDUCTOR)
     assert load("shape:tiny", backend="auto").model.backend == Backend.INDUCTOR
-    assert resolve_backends("eager") == Backends.uniform(Backend.EAGER, "asked for")
+    assert select_backends("eager", Requirements()) == Backends.uniform(Backend.EAGER, "asked for")
     only(monkeypatch, *Backend)
-    assert (resolve_backends("auto").decode, resolve_backends("auto").blocks) == (Backend.MLIR, Backend.INDUCTOR)
+    assert select_backends("auto", Requirements()) == Backends(Backend.MLIR, Backend.INDUCTOR, Backend.MLIR, "auto")
 
 
 def test_mlir_is_for_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,11 +278,13 @@ def test_mlir_is_for_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch, *Backend)
     for device in ("cuda", "mps"):
         with pytest.raises(WorkbenchError, match=f"backend 'mlir' does not work here: .*device is '{device}'"):
-            resolve_backends("mlir", device)
-    assert resolve_backends("auto", "cuda") == Backends.uniform(Backend.TRITON, "auto")
-    assert resolve_backends("auto", "mps") == Backends.uniform(Backend.INDUCTOR, "auto")
+            select_backends("mlir", Requirements(device=device))
+    cuda, mps = Requirements(device="cuda"), Requirements(device="mps")
+    assert select_backends("auto", cuda) == Backends.uniform(Backend.TRITON, "auto")
+    assert select_backends("auto", mps) == Backends.uniform(Backend.INDUCTOR, "auto")
     only(monkeypatch, Backend.EAGER, Backend.INDUCTOR, Backend.MLIR)
-    assert resolve_backends("auto", "cuda") == Backends.uniform(Backend.INDUCTOR, "auto")
+    told = "auto: triton does not work here: not here"
+    assert select_backends("auto", cuda) == Backends.uniform(Backend.INDUCTOR, told)
     monkeypatch.setattr(load_module, "_device", lambda name: torch.device(name))
     with pytest.raises(WorkbenchError, match="backend 'mlir' does not work here"):
         load("shape:tiny", backend="mlir", device="cuda")

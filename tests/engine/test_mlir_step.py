@@ -112,7 +112,7 @@ def test_a_page_may_hold_the_whole_context(size: int) -> None:
 
 def test_a_model_elsewhere_than_on_the_cpu_is_refused() -> None:
     ours = runner(spec_of())
-    with pytest.raises(WorkbenchError, match="decodes on the CPU, and the model is on meta"):
+    with pytest.raises(WorkbenchError, match="device is 'meta': its kernels run on the CPU"):
         MlirStep(ours.model.to("meta"), ours.store, 1)
 
 
@@ -128,9 +128,8 @@ def test_steps_are_compiled_once_a_bucket_and_counted() -> None:
 
 
 def test_a_type_it_does_not_know_is_refused() -> None:
-    ours = runner(spec_of(), torch.float64)
-    with pytest.raises(WorkbenchError, match="float32 or bfloat16"):
-        MlirStep(ours.model, ours.store, 1)
+    with pytest.raises(WorkbenchError, match="float64 weights: everything is computed in float32 or bfloat16"):
+        runner(spec_of(), torch.float64)
 
 
 @pytest.mark.parametrize("few_tokens", [0, 256])

@@ -88,10 +88,12 @@ def test_compiled_blocks_read_packed_pages_between_their_sides() -> None:
 
 
 def test_the_other_lanes_refuse_before_anything_is_computed() -> None:
-    refused = "backend 'mlir' cannot carry out this cache: layer 0: it reads keys and values"
+    refused = (
+        "backend 'mlir' cannot carry out this cache: layer 0 has dense keys, int4 values: keys and values are both"
+    )
     with pytest.raises(WorkbenchError, match=refused):
         load("shape:tiny", backend="mlir", cache={"keys": "dense", "values": "int4"})
-    with pytest.raises(WorkbenchError, match="it wants the cache in the model's bfloat16, not in float32"):
+    with pytest.raises(WorkbenchError, match="bfloat16 weights and a float32 cache: it reads both in one type"):
         load("shape:tiny", backend="mlir", cache={"format": "int8", "dtype": "float32"})
     assert (
         load("shape:tiny", backend="eager", cache={"format": "int8", "dtype": "float32"}).store.dtype == torch.float32

@@ -112,7 +112,7 @@ def weights_of(spec: ModelSpec, dtype: torch.dtype, seed: int) -> dict[str, Tens
 def runner_of(model: Transformer, **settings) -> Runner:
     """A runner whose unwritten cache is NaN, the null page included."""
     given = {name: settings.pop(name) for name in RUNNER_ARGUMENTS if name in settings}
-    loaded = LoadedModel.given(model, settings.pop("tokenizer", None), settings.pop("backends", None))
+    loaded = LoadedModel(model, settings.pop("tokenizer", None), settings.pop("backends", None))
     speculator = settings.pop("speculator", None)
     sizes = {"page_size": 4, "pages": 40, "max_num_seqs": 4, "max_num_batched_tokens": 16}
     runner = Runner(EngineConfig.build(**{**sizes, **settings}), loaded, **given)

@@ -42,4 +42,4 @@ def test_what_load_was_given_is_told_in_an_experiments_words() -> None:
 
 def test_a_runner_put_together_by_hand_has_no_experiment() -> None:
     with pytest.raises(WorkbenchError, match="put together by hand"):
-        experiment_of_runner(Runner(model=LoadedModel.given(load("demo-draft", backend="eager").model)), "q", WORKLOAD)
+        experiment_of_runner(Runner(model=LoadedModel(load("demo-draft", backend="eager").model)), "q", WORKLOAD)

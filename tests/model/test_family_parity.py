@@ -14,6 +14,7 @@ from tests.engine.steps import forced
 from tests.model.families_of_transformers import CASES, Case, logits_of, saved, token_ids
 from workbench.engine import naive
 from workbench.executors.base import build_executor
+from workbench.executors.capabilities import Requirements
 from workbench.executors.select import Backends
 from workbench.model.hf.families import read_spec
 from workbench.model.hf.weights import load_weights
@@ -60,6 +61,9 @@ def test_lanes_decode_them(tmp_path: Path, backend: Backend, name: str, layers: 
     theirs = saved(replace(case, changes={**case.changes, "num_hidden_layers": layers}), tmp_path)
     ids = token_ids(theirs.config.vocab_size, 20)
     expected, model = logits_of(theirs, ids), ours(tmp_path, backend)
-    lanes = Backends.uniform(backend, "asked for")
-    rows = forced(model, ids, chunks=(11, 6), executor=lambda model, store: build_executor(model, store, lanes))
+
+    def executor(model, store):
+        return build_executor(model, store, Backends.uniform(backend, "asked for", Requirements.of(model, store)))
+
+    rows = forced(model, ids, chunks=(11, 6), executor=executor)
     assert_equal(rows, expected[[10, *range(16, len(ids))]])

@@ -182,7 +182,7 @@ def decode_step_stages(
         raise BackendError(f"backend mlir does not work here: {problem}")
     from compiled_kernels.decode_step.step import libgomp_path, step_text
     from compiled_kernels.mlir import compile_text
-    from workbench.executors.layout import unsupported_layout_reason
+    from workbench.executors.layout import panels_refusal
     from workbench.executors.mlir import step_shape
 
     if model.startswith(SHAPE_PREFIX):
@@ -194,7 +194,7 @@ def decode_step_stages(
     format.check(spec)
     with torch.device("meta"):
         shapes = Transformer(spec, format=format).to(stored if dtype == "auto" else parse_dtype(dtype))
-    if unsupported_layout_reason(shapes, shapes.cache_shapes()) is None:
+    if panels_refusal(shapes) is None:
         # As the mlir backend does; `auto` leaves weights row by row where torch's product is quicker.
         shapes.use_panels()
     shape = step_shape(shapes, page_size, bucket_for(rows))

@@ -15,21 +15,16 @@ from compiled_kernels.backends import AUTO_BACKEND
 from workbench.engine.config import DTYPES, EngineConfig, parse_dtype
 from workbench.errors import WorkbenchError, nearest
 from workbench.executors.autotune import autotune_backend
+from workbench.executors.capabilities import Requirements
 from workbench.executors.layout import choose_weight_layout
 from workbench.executors.reference import CacheLayout
-from workbench.executors.select import (
-    Backends,
-    check_batch_invariant_cache,
-    resolve_backends,
-    select_batch_invariant,
-    select_for_cache,
-    select_for_model,
-)
+from workbench.executors.select import Backends, select_backends
 from workbench.model import shapes
 from workbench.model.attention_config import AttentionConfig
 from workbench.model.hf import families
 from workbench.model.hf.fields import ConfigFields, read_object
 from workbench.model.hf.weights import load_weights, random_weights
+from workbench.model.memory import cache_shapes
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.model.variants import change_attention, change_spec
@@ -43,18 +38,11 @@ SHAPE_PREFIX = "shape:"
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model in memory, and the backends that were selected for it."""
+    """A model in memory, and the backends that were selected for it, if any: its own backend does all otherwise."""
 
     transformer: Transformer
     tokenizer: Tokenizer | None  # None for shapes: their requests are token ids
-    backends: Backends
-
-    @classmethod
-    def given(
-        cls, transformer: Transformer, tokenizer: Tokenizer | None = None, backends: Backends | None = None
-    ) -> LoadedModel:
-        """Wrap a transformer that was put together by hand; its own backend does all unless others are given."""
-        return cls(transformer, tokenizer, backends or Backends.uniform(transformer.backend, "the model's"))
+    backends: Backends | None = None
 
     @classmethod
     def load(cls, config: EngineConfig, report: Callable[[str], None] = to_stderr) -> LoadedModel:
@@ -65,24 +53,21 @@ class LoadedModel:
         Raises:
             WorkbenchError: for a model that is not there or not readable, and for settings that cannot be carried out.
         """
-        name, format, auto = config.model.name, config.model.format, config.backend == AUTO_BACKEND
+        name, format = config.model.name, config.model.format
+        auto = config.backend == AUTO_BACKEND and not config.batch_invariant
         device, page_size = _device(config.model.device), config.cache.page_size
-        backends = resolve_backends(config.backend, device.type)
         source = _source(name, config.attention)
         format.check(source.spec)
         config.cache.check(len(source.spec.layers), page_size)
-        if config.batch_invariant:
-            backends = select_batch_invariant(backends, config.backend, source.spec, device.type)
-        else:
-            backends = select_for_model(backends, source.spec, auto, format)
+        dtype = source.stored_dtype if config.model.dtype == "auto" else parse_dtype(config.model.dtype)
+        shapes, cache_dtype = cache_shapes(source.spec, config.cache), config.cache_dtype(dtype)
+        for shape in shapes:
+            shape.page_formats(page_size)
+        wanted = Requirements(source.spec, dtype, format, shapes, cache_dtype, device.type, config.batch_invariant)
+        backends = select_backends(config.backend, wanted)
         with report_if_slow(f"loading the weights of {name}", report):
-            state = source.state(config.model.dtype, config.model.seed)
+            state = source.state(dtype, config.model.seed)
             model = Transformer.from_state(source.spec, state, backends.blocks, format).to(device)
-        shapes, cache_dtype = model.cache_shapes(config.cache), config.cache_dtype(model.dtype)
-        if config.batch_invariant:
-            check_batch_invariant_cache(shapes, cache_dtype, model.dtype)
-            auto = False
-        backends = select_for_cache(backends, shapes, page_size, cache_dtype, model.dtype, auto)
         if auto:
             trying = f"trying which backend decodes {name} fastest here: compiled now, then remembered"
             with report_if_slow(trying, report):
@@ -103,8 +88,7 @@ def describe_model(name: str, attention: AttentionConfig | None = None) -> tuple
     """Return the spec of the model called `name` with its attention changed, and the dtype that `auto` means; reads no
     weights."""
     source = _source(name, attention or AttentionConfig())
-    stored = torch.bfloat16 if source.folder is None else stored_dtype(source.folder / "config.json")
-    return source.spec, str(stored).removeprefix("torch.")
+    return source.spec, str(source.stored_dtype).removeprefix("torch.")
 
 
 def _device(name: str) -> torch.device:
@@ -124,12 +108,15 @@ class _Source:
     folder: Path | None = None
     trained: ModelSpec | None = None
 
-    def state(self, dtype_name: str, seed: int) -> dict[str, Tensor]:
-        """Return the weights in a dtype by name; `auto` is the files' own, bfloat16 for shapes."""
-        dtype = None if dtype_name == "auto" else parse_dtype(dtype_name)
+    @property
+    def stored_dtype(self) -> torch.dtype:
+        """Return the dtype that `auto` means: the files' own, bfloat16 for shapes."""
+        return torch.bfloat16 if self.folder is None else stored_dtype(self.folder / "config.json")
+
+    def state(self, dtype: torch.dtype, seed: int) -> dict[str, Tensor]:
         if self.folder is None or self.trained is None:
-            return random_weights(self.spec, dtype or torch.bfloat16, seed)
-        stored = load_weights(self.folder, self.trained, dtype or stored_dtype(self.folder / "config.json"))
+            return random_weights(self.spec, dtype, seed)
+        stored = load_weights(self.folder, self.trained, dtype)
         return stored if self.attention.is_unchanged else change_attention(self.trained, stored, self.attention)[1]
 
     def tokenizer(self) -> Tokenizer | None:

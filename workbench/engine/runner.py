@@ -70,13 +70,14 @@ class Runner(Displayable):
         config = (config or EngineConfig()).engine
         loaded = model or LoadedModel.load(config, report)
         self.config, self.is_from_config = config, model is None
-        self.model, self.tokenizer, self.backends = loaded.transformer, loaded.tokenizer, loaded.backends
+        self.model, self.tokenizer = loaded.transformer, loaded.tokenizer
         spec = self.model.spec
         if self.tokenizer is not None:
             self.tokenizer.check_vocab_size(spec.vocab_size)
         self.clock, self._sleep, self.now = clock, sleep, 0.0
         self.kv_cache = KVCache.build(self.model, config, lambda: self.now, page_orders)
         self.store = self.kv_cache.store
+        self.backends = loaded.backends or Backends.own(self.model, self.store)
         schedule = config.schedule
         self.scheduler = Scheduler(
             self.kv_cache.manager,

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from compiled_kernels import Backend
 from workbench.engine.cache import KVCache
 from workbench.engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from workbench.errors import WorkbenchError
 from workbench.executors.base import Executor, MlirExecutor
+from workbench.executors.capabilities import Requirements, unsupported
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.prompt.tokenizer import Tokenizer
@@ -76,7 +78,8 @@ def draft_config(config: EngineConfig, settings: DraftModel) -> EngineConfig:
 def _multi_step(executor: Executor, draft: DraftRunner, settings: DraftModel) -> CompiledDraftSteps | None:
     """Return a call that drafts several tokens, if the draft model decodes by compiled steps; None otherwise."""
     store = draft.kv_cache.store
-    if not isinstance(executor, MlirExecutor) or CompiledDraftSteps.unsupported_reason(draft.model, store):
+    wanted = Requirements.of(draft.model, store)
+    if not isinstance(executor, MlirExecutor) or unsupported(Backend.MLIR, wanted, "drafts"):
         return None
     return CompiledDraftSteps(draft.model, store, settings.num_speculative_tokens + 1, settings.confidence_threshold)
 

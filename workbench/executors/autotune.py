@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from compiled_kernels import Backend, BackendError
-from compiled_kernels.correct_backend import TRANSIENT_ERRORS, first_correct_backend
+from compiled_kernels.correct_backend import COMPILER_ERRORS, TRANSIENT_ERRORS, first_correct_backend
 from compiled_kernels.result_cache import ResultCache, cpu_model, machine_key
 from compiled_kernels.rounds import RoundTimes, time_in_rounds
 from workbench.errors import WorkbenchError
@@ -154,7 +154,7 @@ def _tried(backends: Backends, model: Transformer, held: CacheLayout, unit: Comp
                 own, _ = single_decode_step(model, held, CONTEXT_TOKENS)
                 step = build_executor(model, own, replace(backends, decode=backend), unit).forward
                 away = (step(plan).double() - exact).abs().max().item()
-            except Exception as error:  # whatever a compiler throws is a reason not to choose its backend
+            except (BackendError, WorkbenchError, *COMPILER_ERRORS) as error:
                 ours = isinstance(error, (BackendError, WorkbenchError))
                 words = str(error) if ours else f"{type(error).__name__}: {error}"
                 refused[backend] = " ".join(words.split())[:MAX_REASON_CHARACTERS]

@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from compiled_kernels import Backend, BackendError
+from compiled_kernels.correct_backend import COMPILER_ERRORS
 from workbench.errors import WorkbenchError
 from workbench.executors.contention import StepThreads
 from workbench.executors.cuda_graph import CudaGraphExecutor
 from workbench.executors.evicting import EvictingExecutor, Evictor, observe_store
 from workbench.executors.guards import ModelGuard
 from workbench.executors.inductor import InductorExecutor, synchronized
-from workbench.executors.mlir import MlirStep, unsupported_model_reason, unsupported_store_reason
+from workbench.executors.mlir import MlirStep, check_mlir_step
 from workbench.executors.packing import bucket_for, pack_batch, verify_bucket_for
 from workbench.executors.prefill import PrefillExecutor, weights_in_panels
 from workbench.executors.select import Backends
@@ -37,7 +38,7 @@ CompileUnit = Literal["block", "step"]
 # time at 64 tokens), two about even (0.9 to 1.1 at 128), three or more slower (1.0 to 1.3 at 192). Measured with demo
 # and shape:smollm2-135m, float32 and bfloat16, v3, v4 and v4+bf16 alike (experiments/LOG.md, 2026-11-22).
 MAX_TOKEN_PARALLEL_TOKENS = 128
-FEW_TOKENS_BESIDE_OTHERS = 256  # where blocks are not in panels: up to here rows were quicker than Inductor's
+MAX_TOKEN_PARALLEL_TOKENS_WITHOUT_PANELS = 256  # up to here rows of the step were quicker than Inductor's blocks
 TOKEN_PARALLEL_BUCKETS = (8, 16, 32, 64)
 MAX_MESSAGE_CHARACTERS = 300  # of a compiler's message
 
@@ -77,12 +78,15 @@ class MlirExecutor:
     """Run decodes, and steps of few tokens, as one compiled function per bucket; other steps by blocks."""
 
     def __init__(self, model: Transformer, store: KVStore, rest: Executor, threads: StepThreads | None = None):
+        check_mlir_step(model, store)
         self.model, self.store, self.threads = model, store, threads or StepThreads()
         panels = weights_in_panels(model)
         self.prefill_executor = PrefillExecutor(model, store, self._rows) if panels else rest
         self.decode_steps: dict[int, MlirStep] = {}
         self.verify_steps: dict[int, MlirStep] = {}  # rows may be of one sequence
-        self.max_token_parallel_tokens = MAX_TOKEN_PARALLEL_TOKENS if panels else FEW_TOKENS_BESIDE_OTHERS
+        self.max_token_parallel_tokens = (
+            MAX_TOKEN_PARALLEL_TOKENS if panels else MAX_TOKEN_PARALLEL_TOKENS_WITHOUT_PANELS
+        )
         self.token_parallel: TokenParallelExecutor | None = None
         self.kernel_seconds: float | None = None
         self._made, self._watch = 0, ModelGuard(model)
@@ -152,34 +156,28 @@ def build_executor(
     on_fallback: Callable[[str], None] = lambda why: None,
     threads: StepThreads | None = None,
 ) -> Executor:
-    """Build the executor of `model`, whose modules are on `backends.blocks`.
-
-    A model on the backend mlir that its compiled step cannot carry out decodes by its modules, on the same backend.
+    """Build the executor of `model`, whose modules are on `backends.blocks`, as `backends` were selected.
 
     Args:
         on_fallback: as in `FallbackExecutor`.
         threads: runs compiled steps.
 
     Raises:
-        WorkbenchError: where only the step is on that backend; for `batch_invariant`, where the model or its cache
-            cannot keep it.
+        WorkbenchError: where `backends` have a compiled step, and the model or its cache cannot.
     """
     if batch_invariant:
         return TokenParallelExecutor(model, store, threads=threads)
     if model.device.type == "cuda" and model.backend is Backend.TRITON:
         return CudaGraphExecutor(model, store)
     if model.backend is Backend.INDUCTOR:
-        blocks: Executor = InductorExecutor(model, store, backends.attention, compile_unit, backends.decode)
+        blocks: Executor = InductorExecutor(model, store, backends.attention, compile_unit)
     else:
         blocks = EagerExecutor(model, store)
-    if backends.decode is not Backend.MLIR or unsupported_store_reason(store.specs) is not None:
+    if backends.decode is not Backend.MLIR or backends.decodes_by_blocks:
         return blocks
     if not backends.checked:
         blocks = FallbackExecutor(model, blocks, lambda: EagerExecutor(model, store), on_fallback)
-    problem = unsupported_model_reason(model.spec)
-    if problem and model.backend is not Backend.MLIR:
-        raise WorkbenchError(f"backend mlir: decodes no step of {model.spec.name}: {problem}")
-    return blocks if problem else MlirExecutor(model, store, blocks, threads)
+    return MlirExecutor(model, store, blocks, threads)
 
 
 def with_eviction(
@@ -200,7 +198,7 @@ def with_eviction(
         return fast
     seen, layers = observe_store(store)
     if model.backend is Backend.INDUCTOR:
-        blocks: Executor = InductorExecutor(model, seen, backends.attention, "block", backends.blocks)
+        blocks: Executor = InductorExecutor(model, seen, backends.attention)
         if not backends.checked:
             blocks = FallbackExecutor(model, blocks, lambda: EagerExecutor(model, seen), fell_back)
     else:
@@ -253,7 +251,7 @@ class FallbackExecutor:
             logits = self.executor.forward(plan)
         except (WorkbenchError, BackendError):
             raise
-        except Exception as error:  # whatever a compiler throws
+        except COMPILER_ERRORS as error:
             logits = self._by_modules(plan, error)
         self._vetted = True
         return logits

@@ -41,23 +41,17 @@ class InductorExecutor:
         store: KVStore,
         attention_backend: Backend = Backend.INDUCTOR,
         compile_unit: str = "block",
-        decode_backend: Backend = Backend.INDUCTOR,
     ):
         """Compile for `model` and `store`.
 
         Args:
             model: the model.
             store: its KV cache.
-            attention_backend: backend of attention in batches that are not of decodes alone.
+            attention_backend: backend of attention in batches that are not of decodes alone, and of decodes over caches
+                that no graph can hold.
             compile_unit: `block` or `step`.
-            decode_backend: backend of attention for decodes over caches that no graph can hold.
         """
-        self.model, self.store, self.attention_backend, self.decode_backend = (
-            model,
-            store,
-            attention_backend,
-            decode_backend,
-        )
+        self.model, self.store, self.attention_backend = model, store, attention_backend
         self.compile_unit = compile_unit if all(layer.traceable for layer in store.layers) else "block"
         self._before_this = graph_count()
         self._step = compile_once(_step, dynamic=False)
@@ -105,7 +99,7 @@ class InductorExecutor:
     def _mixed(
         self, block: TransformerBlock, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: CacheLayer
     ) -> Tensor:
-        sides, backend = self._sides[block], self.decode_backend if batch.decode_only else self.attention_backend
+        sides, backend = self._sides[block], self.attention_backend
         q, k, v = sides.before(block, x, cos, sin)
         cache.write(k, v, batch, backend)
         return sides.after(block, x, block.attention.attend(q, batch, cache, backend))

@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -20,7 +19,6 @@ from compiled_kernels.result_cache import ResultCache, machine_key
 from compiled_kernels.rounds import time_in_rounds
 from workbench.executors.autotune import tried_of
 from workbench.executors.base import MlirExecutor, build_executor
-from workbench.executors.mlir import unsupported_model_reason, unsupported_store_reason
 from workbench.executors.reference import (
     CLEARLY_FASTER_RATIO,
     CacheLayout,
@@ -29,7 +27,6 @@ from workbench.executors.reference import (
 )
 from workbench.executors.select import Backends
 from workbench.files import cache_directory
-from workbench.kv_cache.format import KVCacheSpec
 from workbench.model.linear import Linear
 from workbench.model.transformer import Transformer
 from workbench.scheduler.plan import Span, StepPlan
@@ -65,7 +62,7 @@ def choose_weight_layout(
     attention, or where results are further from exact logits than arithmetic in this precision is. The decision is
     remembered.
     """
-    if backends.decode is not Backend.MLIR or unsupported_layout_reason(model, layout.specs):
+    if backends.decode is not Backend.MLIR or backends.decodes_by_blocks or panels_refusal(model):
         return backends
     in_panels = replace(backends, blocks=Backend.MLIR, attention=Backend.MLIR, checked=True)
     if not auto:
@@ -85,15 +82,15 @@ def choose_weight_layout(
     return replace(in_panels, reason=f"{backends.reason}; then weights were laid out in panels: {found}")
 
 
-def unsupported_layout_reason(model: Transformer, specs: Iterable[KVCacheSpec]) -> str | None:
-    """Return why the backend mlir does not prefill `model` from panels; None if it does."""
+def panels_refusal(model: Transformer) -> str | None:
+    """Return why the block weights of `model` cannot lie in panels; None if they can."""
     for part in model.blocks.modules():
         if isinstance(part, Linear):
             if part.format == "int4":
                 return "INT4 weights are not laid out in panels"
             if problem := panels_problem(part.weight):
                 return problem
-    return unsupported_model_reason(model.spec) or unsupported_store_reason(specs)
+    return None
 
 
 def _take(model: Transformer, panels: bool, backend: Backend) -> None:

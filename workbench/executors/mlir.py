@@ -1,9 +1,7 @@
-"""Bind a model's decode step to the backend mlir: shapes, weights and rotary angles as the compiled step names them,
-and the reasons for models that it does not support."""
+"""Bind a model's decode step to the backend mlir: shapes, weights and rotary angles as the compiled step names them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import cast
 
@@ -16,39 +14,25 @@ from compiled_kernels.blocked import as_words, in_panels
 from compiled_kernels.decode_step import DecodeStep, LayerShape, QuantizedLayout, StepShape, WeightLayout
 from compiled_kernels.masks import window_and_sinks
 from compiled_kernels.mlir_text import MLIR_TYPES, Target
-from compiled_kernels.paged_attention import unsupported_reason
 from compiled_kernels.quantized_attention.mlir_tile import QUANTIZED_NAMES
-from compiled_kernels.quantized_attention.quantize import SCALED_FORMATS
 from workbench.errors import WorkbenchError
+from workbench.executors.capabilities import Requirements, unsupported
 from workbench.executors.contention import StepThreads
 from workbench.executors.packing import MIN_TABLE_WIDTH, pack_batch
 from workbench.kv_cache.format import KVCacheSpec
 from workbench.kv_cache.pages import NULL_PAGE, pages_for
 from workbench.kv_cache.quantized import QuantizedLayer
 from workbench.kv_cache.store import KVStore
-from workbench.model.custom import build_mask, build_score
 from workbench.model.feedforward import GatedMLP
 from workbench.model.layers import Attention as AttentionModule
 from workbench.model.layers import TransformerBlock
 from workbench.model.linear import Linear
 from workbench.model.quantized import WeightDtype
 from workbench.model.rotary import RotaryTable
-from workbench.model.spec import AttentionSpec, ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.scheduler.plan import StepPlan
-from workbench.settings import Settings
 
 POSITIONS_PER_BLOCK = 1024  # positions whose angles are computed together, always
-# Fields of a spec that the step supports, or that are handled before it is reached.
-SUPPORTED_ATTENTION_FIELDS = (
-    "kind", "num_heads", "num_kv_heads", "head_dim", "sliding_window", "num_sink_tokens", "softcap", "scale", "qk_norm",
-    "position", "rotary", "sink_logits", "mask", "score", "module", "qkv_bias", "o_proj_bias",
-)  # fmt: skip
-SUPPORTED_LAYER_FIELDS = ("attention", "intermediate_size", "mlp_bias")
-SUPPORTED_MODEL_FIELDS = (
-    "name", "vocab_size", "hidden_size", "layers", "max_position_embeddings", "rotary", "rms_norm_eps",
-    "embedding_scale", "final_logit_softcapping", "tie_word_embeddings", "eos_token_ids",
-)  # fmt: skip
 KNOWN_MODULES = (
     "workbench.model.layers",
     "workbench.model.linear",
@@ -131,13 +115,8 @@ class MlirStep:
 
 def check_mlir_step(model: Transformer, store: KVStore) -> None:
     """Check that a step can be compiled; raise WorkbenchError or BackendError otherwise."""
-    if model.device.type != "cpu":
-        raise WorkbenchError(f"backend mlir: decodes on the CPU, and the model is on {model.device}")
-    if model.dtype not in (torch.float32, torch.bfloat16) or store.dtype != model.dtype:
-        kinds = f"{model.dtype} weights and {store.dtype} cache"
-        raise WorkbenchError(f"backend mlir: decodes in float32 or bfloat16, one for both, not with {kinds}")
-    if problem := unsupported_model_reason(model.spec) or unsupported_store_reason(store.specs):
-        raise WorkbenchError(f"backend mlir: decodes no step of {model.spec.name}: {problem}")
+    if refusal := unsupported(Backend.MLIR, Requirements.of(model, store), "step"):
+        raise WorkbenchError(f"backend mlir: decodes no step of {model.spec.name}: {refusal.reason}")
     for part in model.blocks.modules():
         if part is not model.blocks and type(part).__module__ not in KNOWN_MODULES:
             remedy = "load the model on backend inductor or eager"
@@ -170,44 +149,6 @@ def step_shape(
         target=Target.current(),
         same_sequence=rows_share_sequences,
     )
-
-
-def unsupported_model_reason(spec: ModelSpec) -> str | None:
-    """Return why a decode step of `spec` cannot be one MLIR function; None if it can."""
-    for index, kind in enumerate(spec.layers):
-        attention = kind.attention
-        if not isinstance(attention, AttentionSpec):
-            return f"layer {index} has {attention.kind} attention, which the compiled decode step has not"
-        if attention.module is not None:
-            return f"layer {index} has a custom attention module"
-        if problem := unsupported_reason(Backend.MLIR, build_mask(attention), build_score(attention)):
-            return f"layer {index}: {problem}"
-        if attention.head_dim % 2:
-            return f"layer {index} has heads of odd width {attention.head_dim}"
-        if problem := _unknown(attention, SUPPORTED_ATTENTION_FIELDS) or _unknown(kind, SUPPORTED_LAYER_FIELDS):
-            return f"layer {index} has {problem}, which the compiled decode step has not"
-    return _unknown(spec, SUPPORTED_MODEL_FIELDS)
-
-
-def _unknown(given: Settings, known: Iterable[str]) -> str | None:
-    """Return a field that is not `known` and not at its default: a new feature is refused until the step
-    supports it."""
-    for name, field in type(given).model_fields.items():
-        if name not in known and getattr(given, name) != field.default:
-            return f"{name} {getattr(given, name)}"
-    return None
-
-
-def unsupported_store_reason(specs: Iterable[KVCacheSpec]) -> str | None:
-    """Return why a decode step cannot use a cache of these specs within one MLIR function; None if it can."""
-    for index, shape in enumerate(specs):
-        if not shape.format.quantized:
-            continue
-        if not set(shape.format.key_value_formats) <= set(SCALED_FORMATS):
-            return f"layer {index}: a compiled step reads keys and values that are both quantized, not {shape.format}"
-        if shape.format.rotate:
-            return f"layer {index}: a compiled step does not rotate heads"
-    return None
 
 
 def _layer(block: TransformerBlock, cache: KVCacheSpec, turn: int | None) -> LayerShape:

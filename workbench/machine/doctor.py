@@ -14,9 +14,10 @@ from compiled_kernels.level import current_level, machine_level
 from workbench.display import Table
 from workbench.engine.loaded_model import BUNDLED_MODELS
 from workbench.executors.autotune import remembered_autotune_results
+from workbench.executors.capabilities import FEATURES, Requirements, capability_table, limits_of
 from workbench.executors.layout import remembered_layouts
 from workbench.executors.reference import CLEARLY_FASTER_RATIO
-from workbench.executors.select import resolve_backends
+from workbench.executors.select import select_backends
 from workbench.machine.environment import environment
 
 # Extras: the module that each needs, and its use.
@@ -34,9 +35,9 @@ LAID_OUT = ("model", "weights", "cache", "threads", "cpu", "chosen", "reason", "
 
 
 def diagnose() -> dict:
-    """Return backends, choices of `auto` and its untried ones, extras, models and the environment, JSON-ready; null
-    means no problem."""
-    auto = resolve_backends("auto")
+    """Return backends, what they carry out, choices of `auto` and its untried ones, extras, models and the environment,
+    JSON-ready; null means no problem."""
+    auto = select_backends("auto", Requirements())
     return {
         "level": {
             "here": current_level(),
@@ -44,6 +45,7 @@ def diagnose() -> dict:
             "problem": None if current_level() else UNSUPPORTED_CPU,
         },
         "backends": {str(name): problem for name, problem in backend_problems().items()},
+        "capabilities": {feature: limits_of(feature) for feature in FEATURES},
         "auto_backend": {
             "tries": list(dict.fromkeys((auto.decode, auto.blocks))),
             "reason": auto.reason,
@@ -71,6 +73,7 @@ def show(found: dict, console: Console) -> None:
         for name, problem in found[kind].items()
     ]
     console.print(Table("", rows, ("what", "name", "state")))
+    console.print(capability_table())
     level = found["level"]
     if level["problem"]:
         console.print(Text(f"backend mlir: {level['problem']}"))

@@ -286,15 +286,6 @@ class CompiledDraftSteps:
         self._steps: dict[tuple[int, bool], DecodeSteps] = {}
         self._threads = StepThreads()
 
-    @staticmethod
-    def unsupported_reason(model: Transformer, store: KVStore) -> str | None:
-        """Return why a model with a compiled decode step has no such call; None if it has one."""
-        if model.embedding is None or model.spec.embedding_scale != 1:
-            return "its embedding is quantized or scaled"
-        if any(shape.format.quantized for shape in store.specs):
-            return "its cache is quantized: tokens are quantized between steps"
-        return None
-
     def __call__(
         self, sequences: Many[Sequence], steps: int, known: Many[Many[int]], draws: Many[Drawing | None]
     ) -> tuple[list[list[int]], Tensor]:

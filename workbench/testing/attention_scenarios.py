@@ -102,7 +102,7 @@ def sampled_logits(
         settings: of the runner; pages start filled with NaN.
     """
     config = EngineConfig.build(**{"max_num_seqs": 4, "pages": 4 * CONTEXT, **settings})
-    runner = Runner(config, LoadedModel.given(model), page_orders=page_orders)
+    runner = Runner(config, LoadedModel(model), page_orders=page_orders)
     for table in range(len(runner.store.groups)):
         for tensor in runner.store.page_tensors(table):
             tensor[1:].view(torch.uint8).fill_(255)  # NaN in every type of float

@@ -126,7 +126,7 @@ def _within_budget(policy: EvictionPolicy, scenario: EvictionScenario) -> None:
     config = EngineConfig.build(
         max_num_seqs=4, max_num_batched_tokens=tokens, page_size=size, pages=4 * CONTEXT, evict=limited
     )
-    runner = Runner(config, LoadedModel.given(scenario.scenario.model({})))
+    runner = Runner(config, LoadedModel(scenario.scenario.model({})))
     greedy = SamplingParameters(temperature=0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
     for name, ids in scenario.texts().items():
         runner.submit(Request(name, ids, greedy))

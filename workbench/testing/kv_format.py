@@ -18,7 +18,7 @@ from compiled_kernels.agreement import disagreement
 from compiled_kernels.cases import Case, CaseCost, suite_of
 from compiled_kernels.check import device_of, to_device
 from compiled_kernels.quantized_attention import dequantize, quantize
-from workbench.executors.select import unsupported_cache_reason
+from workbench.executors.capabilities import Requirements, unsupported
 from workbench.kv_cache.format import CacheFormat, KVCacheSpec, build_cache_specs, parse_cache_format
 from workbench.kv_cache.pages import build_cache_groups
 from workbench.kv_cache.store import KVStore
@@ -129,8 +129,8 @@ def backend_law(backend: Backend, format: CacheFormat, examples: int) -> Law:
     if not packed:
         message = "not tried: a dense layer is paged_attention's, which has cases of its own"
         return Law(name, True, message, tried=False)
-    if problem := unsupported_cache_reason(backend, shapes, torch.float32, torch.float32):
-        return Law(name, True, f"not claimed: {problem}", tried=False)
+    if refusal := unsupported(backend, Requirements(cache=shapes, device=device_of(backend)), "attention"):
+        return Law(name, True, f"not claimed: {refusal.reason}", tried=False)
     return check_law(name, functools.partial(_agree, backend, packed), examples, kv_scenarios(format))
 
 

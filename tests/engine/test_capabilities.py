@@ -1,0 +1,194 @@
+"""The table of what backends carry out: what it allows is computed and right, all else is refused with its reason.
+
+A model runs on every backend that the table allows it, a decode and a prefill beside exact logits: a wrong yes fails
+there, and a yes that no model shows is named. What Inductor compiles runs as written here: test_compiled.py,
+test_kinds.py and test_quantized_cache.py compile it. Draft steps in one call are test_draft_model.py's.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from typing import Any, get_args
+
+import pytest
+import torch
+
+from compiled_kernels import Backend, backend_problems
+from compiled_kernels.backends import triton_interpreted
+from compiled_kernels.paged_attention import inductor as paged_inductor
+from compiled_kernels.quantized_attention import inductor as quantized_inductor
+from tests.engine.test_kinds import GEMMA, LATENT, MIXTURE
+from tests.engine.tiny import HERE, layer, spec_of, weights_of
+from tests.patience import limit
+from workbench.engine import load, loaded_model
+from workbench.errors import WorkbenchError
+from workbench.executors import capabilities, inductor, select
+from workbench.executors.base import build_executor
+from workbench.executors.capabilities import (
+    COLUMNS,
+    FEATURES,
+    LIMITS,
+    Limit,
+    Requirements,
+    Role,
+    limits_of,
+    unsupported,
+)
+from workbench.executors.reference import CacheLayout, reference_logits, single_decode_step
+from workbench.executors.select import Backends, select_backends
+from workbench.kv_cache.format import CacheFormat
+from workbench.model.layers import Attention
+from workbench.model.memory import cache_shapes
+from workbench.model.quantized import WeightFormat
+from workbench.model.spec import LayerSpec, ModelSpec
+from workbench.model.transformer import Transformer
+from workbench.request import CustomPart
+from workbench.scheduler.plan import Span, StepPlan
+
+PAGE_SIZE, CONTEXT = 8, 25
+ME = "tests.engine.test_capabilities:"
+
+
+class OwnAttention(Attention):
+    """A user's attention module."""
+
+
+def hidden(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """A user's mask that no compiler sees through."""
+    return key <= query if int(key.min()) >= 0 else key < query
+
+
+def model(*layers: LayerSpec, weights: WeightFormat | None = None, cache: Any = None, **settings: Any) -> Requirements:
+    dtype, tied = settings.pop("dtype", torch.float32), settings.pop("tied", True)
+    cache_dtype = settings.pop("cache_dtype", None)
+    spec = spec_of(*layers, tied=tied).model_copy(update=settings)
+    specs = cache_shapes(spec, CacheFormat(**{"quant_group": 8, "columns": 8, "residual_length": 8, **(cache or {})}))
+    return Requirements(spec, dtype, weights or WeightFormat(), specs, cache_dtype or dtype)
+
+
+WIDE = layer(2, 1, dim=8)
+LAYERS = {"format": "int8", "layers": {1: {"format": "int4"}, 2: {"format": "fp8"}}}
+MODELS: dict[str, Requirements] = {
+    "attention": model(
+        layer(4, 2, sliding_window=9, num_sink_tokens=2, softcap=1.5, qk_norm=True, sink_logits=True),
+        layer(position="none"),
+        final_logit_softcapping=3.0, embedding_scale=2.5,
+    ),
+    "latent": model(LayerSpec(attention=LATENT, intermediate_size=12), GEMMA, norm_offset=1.0),
+    "odd": model(layer(dim=3, position="none"), layer(module=CustomPart(path=ME + "OwnAttention"))),
+    "mixture": model(MIXTURE),
+    "own": model(
+        layer(position="alibi"), layer(mask=CustomPart(path=HERE + "even"), score=CustomPart(path=HERE + "farther")),
+    ),
+    "hidden": model(layer(mask=CustomPart(path=ME + "hidden"))),
+    "bfloat16": model(WIDE, dtype=torch.bfloat16),
+    "float16": model(WIDE, dtype=torch.float16),
+    "float64": model(WIDE, dtype=torch.float64),
+    "INT8": model(WIDE, WIDE, WIDE, weights=WeightFormat.parse("int8"), cache=LAYERS),
+    "INT8 activations": model(WIDE, weights=WeightFormat.parse("int8", activations="int8")),
+    "INT4": model(WIDE, weights=WeightFormat.parse("int4", quant_group=4), cache={"format": "int4", "rotate": True}),
+    "INT4 by six": model(layer(2, 1, dim=6), weights=WeightFormat.parse("int4", quant_group=6), hidden_size=12),
+    "dense keys": model(WIDE, cache={"values": "int8"}),
+    "another cache": model(WIDE, dtype=torch.bfloat16, cache_dtype=torch.float32),
+}  # fmt: skip
+OTHERS = {  # what no model has: settings of a run, and of the machine
+    "batch_invariant": Requirements(batch_invariant=True),  # tests/engine/test_invariant.py
+    "a CPU": Requirements(),
+    "a CUDA device": Requirements(device="cuda"),
+    "other devices": Requirements(device="mps"),
+}
+# What cannot be shown: settings that do not exist yet, and a custom mask that kernels by hand refuse, traceable or not.
+UNSEEN = {"settings of a model that are newer than this table", *OTHERS}
+BY_HAND = {Backend.TRITON: {"custom part that cannot be traced"}, Backend.MLIR: {"custom part that cannot be traced"}}
+
+
+def agrees(wanted: Requirements, backend: Backend) -> None:
+    """A decode and a prefill are as near exact logits as arithmetic in this precision is."""
+    assert wanted.spec is not None and wanted.cache_dtype is not None
+    made = Transformer.from_state(wanted.spec, weights_of(wanted.spec, wanted.dtype, 0), backend, wanted.weights)
+    held = CacheLayout(wanted.cache, PAGE_SIZE, wanted.cache_dtype)
+    (store, decode), (own, _) = (single_decode_step(made, held, CONTEXT) for _ in range(2))
+    executor = build_executor(made, own, Backends.uniform(backend, "asked for", wanted))
+    sequence = decode.spans[0].sequence
+    for plan in (decode, StepPlan(0, (Span(sequence, 0, sequence.num_computed_tokens, True),))):
+        exact, bound = reference_logits(made, store, plan)
+        error = (executor.forward(plan).double() - exact).abs().max().item()
+        assert error <= bound, f"{error} away from exact logits, {bound} is allowed"
+
+
+@pytest.mark.timeout(limit(240))
+@pytest.mark.parametrize("backend", Backend)
+def test_what_the_table_allows_is_right(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    if problem := backend_problems()[backend]:
+        pytest.skip(f"backend {backend}: {problem}")
+    for module in (inductor, paged_inductor, quantized_inductor):
+        monkeypatch.setattr(module, "compile_once", lambda function, **_: function)
+    columns = {column: role for column, (other, role) in COLUMNS.items() if other is backend and role != "drafts"}
+    shown: dict[str, set[str]] = {column: set() for column in columns}
+    for name, wanted in MODELS.items():
+        if unsupported(backend, wanted):
+            continue
+        try:
+            agrees(wanted, backend)
+        except Exception as error:
+            raise AssertionError(f"the table allows {name!r} on backend {backend}") from error
+        for column, role in columns.items():
+            if not unsupported(backend, wanted, role):
+                shown[column] |= {each for each, feature in FEATURES.items() if feature.find(wanted) is not None}
+    for column in columns:
+        allowed = {feature for feature in FEATURES if limits_of(feature)[column] is None}
+        assert allowed - shown[column] - UNSEEN == BY_HAND.get(backend, set()), column
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="pip install 'inference-workbench[triton]'")
+@pytest.mark.skipif(triton_interpreted(), reason="it is what runs")
+@pytest.mark.timeout(limit(240))
+def test_what_the_table_allows_is_right_in_tritons_interpreter() -> None:
+    test = f"{__file__}::test_what_the_table_allows_is_right[triton]"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--no-header", "-p", "no:cacheprovider", test],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert "1 passed" in done.stdout, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+def test_a_limit_names_a_feature_and_one_fact() -> None:
+    assert {row.feature for row in LIMITS} <= set(FEATURES)
+    assert len({row[:2] for row in LIMITS}) == len(LIMITS)
+
+
+@pytest.mark.parametrize("row", LIMITS, ids=lambda row: f"{row.feature}, {row.backend}")
+def test_what_the_table_does_not_allow_is_refused_with_its_reason(row: Limit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(select, "backend_problems", lambda: dict.fromkeys(Backend))
+    monkeypatch.setattr(capabilities, "STEP_SETTINGS", {ModelSpec: ""})  # so that every setting is a new one
+    wanted = next(w for w in (*OTHERS.values(), *MODELS.values()) if FEATURES[row.feature].find(w) is not None)
+    monkeypatch.setattr(capabilities, "LIMITS", (row,))
+    for role in get_args(Role):
+        refusal = unsupported(row.backend, wanted, role)
+        assert (refusal is not None) == (role in row.roles)
+        assert refusal is None or refusal.reason.endswith(row.reason)
+    assert not any(unsupported(other, wanted) for other in Backend if other is not row.backend)
+    if row.roles == capabilities.OPERATORS:  # mlir's operators are no part of its batch-invariant step
+        assert select_backends("mlir", wanted).decode is Backend.MLIR
+    elif "blocks" in row.roles:
+        with pytest.raises(WorkbenchError, match=re.escape(row.reason)):
+            select_backends(row.backend, wanted)
+        assert select_backends("auto", wanted).blocks is not row.backend
+    elif "step" in row.roles:
+        chosen = select_backends(row.backend, wanted)
+        assert chosen.decodes_by_blocks and row.reason in chosen.reason
+        assert select_backends("auto", wanted).decode is Backend.INDUCTOR
+
+
+def test_it_is_refused_before_weights_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(select, "backend_problems", lambda: dict.fromkeys(Backend))
+    monkeypatch.setattr(loaded_model, "random_weights", lambda *_: pytest.fail("weights are read"))
+    for settings in ({"attention": {"position": "alibi"}}, {"cache": {"values": "int8"}}, {"dtype": "float16"}):
+        with pytest.raises(WorkbenchError, match="backend 'mlir' cannot carry out this"):
+            load.load("shape:tiny", backend="mlir", **settings)

@@ -1,0 +1,299 @@
+"""The table of what each backend carries out. `doctor`, errors, `auto` and docs/reference/backends.md read it.
+
+`FEATURES` says how a model, its cache and its device are seen to want something, `LIMITS` who cannot do it and why. A
+feature without a limit is carried out by every backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from compiled_kernels import Backend
+from compiled_kernels.backends import triton_interpreted
+from compiled_kernels.capabilities import DTYPES, batch_variance, known_gap
+from workbench.display import Table
+from workbench.kv_cache.format import KVCacheSpec
+from workbench.kv_cache.store import KVStore
+from workbench.model.custom import build_mask, build_score
+from workbench.model.quantized import WeightFormat
+from workbench.model.spec import AttentionSpec, LayerSpec, ModelSpec
+from workbench.model.transformer import DENSE, Transformer
+
+# What a backend does: attention over the cache, all operators of the blocks, a decode step as one function, or several
+# such steps that draft tokens in one call. Each includes those before it; only mlir has the last two.
+Role = Literal["attention", "blocks", "step", "drafts"]
+EVERY: tuple[Role, ...] = ("attention", "blocks", "step", "drafts")
+OPERATORS, BLOCKS, STEP, DRAFTS = EVERY[:2], EVERY[1:], EVERY[2:], EVERY[3:]
+COLUMNS: dict[str, tuple[Backend, Role]] = {str(backend): (backend, "blocks") for backend in Backend}
+COLUMNS |= {"mlir, whole step": (Backend.MLIR, "step"), "mlir, several draft steps": (Backend.MLIR, "drafts")}
+REFUSALS = {
+    "device": "does not work here",
+    "model": "cannot carry out this model",
+    "cache": "cannot carry out this cache",
+    "batch_invariant": "cannot keep it",
+}
+# Settings of a spec that the whole step of mlir supports or that other features cover: a new one is refused at first.
+STEP_SETTINGS: dict[type, str] = {
+    AttentionSpec: """kind num_heads num_kv_heads head_dim sliding_window num_sink_tokens softcap scale qk_norm
+        position rotary sink_logits mask score module qkv_bias o_proj_bias""",
+    LayerSpec: "attention intermediate_size mlp_bias",
+    ModelSpec: """name vocab_size hidden_size layers max_position_embeddings rotary rms_norm_eps embedding_scale
+        final_logit_softcapping tie_word_embeddings eos_token_ids""",
+}
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """What a model, its weights, its cache and its device want of a backend; by default as little as possible."""
+
+    spec: ModelSpec | None = None
+    dtype: torch.dtype = torch.float32
+    weights: WeightFormat = DENSE
+    cache: tuple[KVCacheSpec, ...] = ()
+    cache_dtype: torch.dtype | None = None  # of what is not quantized; None is `dtype`
+    device: str = "cpu"
+    batch_invariant: bool = False
+
+    @classmethod
+    def of(cls, model: Transformer, store: KVStore) -> Requirements:
+        return cls(model.spec, model.dtype, model.format, store.specs, store.dtype, model.device.type)
+
+    @property
+    def layers(self) -> tuple[LayerSpec, ...]:
+        return () if self.spec is None else self.spec.layers
+
+
+Finder = Callable[[Requirements], str | None]  # what is wanted, in words ("layer 2 has ALiBi"); None if it is not
+
+
+class Feature(NamedTuple):
+    about: str  # a key of REFUSALS
+    find: Finder
+
+
+class Limit(NamedTuple):
+    """One fact: `backend` does not carry out `feature` in these roles."""
+
+    feature: str
+    backend: Backend
+    roles: tuple[Role, ...]
+    reason: str
+
+
+class Refusal(NamedTuple):
+    verdict: str  # "cannot carry out this cache"
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.verdict}: {self.reason}"
+
+
+def _layer(describe: Callable[[LayerSpec], Any]) -> Finder:
+    """Find the first layer that `describe` has words for."""
+    return lambda wanted: _first(wanted.layers, describe)
+
+
+def _attention(describe: Callable[[Any], Any]) -> Finder:
+    return _layer(lambda kind: describe(kind.attention))
+
+
+def _cache(describe: Callable[[KVCacheSpec], Any]) -> Finder:
+    return lambda wanted: _first(wanted.cache, lambda shape: shape.format.quantized and describe(shape))
+
+
+def _format(kind: str) -> Finder:
+    """Find a quantized layer whose keys or values have the format `kind`."""
+    return _cache(lambda shape: kind in shape.format.key_value_formats and str(shape.format))
+
+
+def _first(layers: tuple[Any, ...], describe: Callable[[Any], Any]) -> str | None:
+    return next((f"layer {i} has {what}" for i, each in enumerate(layers) if (what := describe(each))), None)
+
+
+def _setting(name: str) -> Finder:
+    """Find a setting of a spec that is not at its default."""
+    return lambda wanted: _changed(wanted, lambda part, each: each == name)
+
+
+def _changed(wanted: Requirements, asked: Callable[[type, str], bool]) -> str | None:
+    parts: list[tuple[str, Any]] = [("the model", wanted.spec)] if wanted.spec else []
+    for index, kind in enumerate(wanted.layers):
+        parts += [(f"layer {index}", kind.attention), (f"layer {index}", kind)]
+    for where, part in parts:
+        for name, field in type(part).model_fields.items():
+            if asked(type(part), name) and getattr(part, name) != field.default:
+                return f"{where} has {name} {getattr(part, name)}"
+    return None
+
+
+def _unknown_setting(wanted: Requirements) -> str | None:
+    return _changed(wanted, lambda part, name: part in STEP_SETTINGS and name not in STEP_SETTINGS[part].split())
+
+
+def _device(wanted: Callable[[str], bool]) -> Finder:
+    return lambda requirements: f"device is {requirements.device!r}" if wanted(requirements.device) else None
+
+
+def _dtype(name: str) -> Finder:
+    return lambda wanted: f"{name} weights" if _name(wanted.dtype) == name else None
+
+
+def _cache_dtype(wanted: Requirements) -> str | None:
+    if wanted.cache_dtype in (None, wanted.dtype):
+        return None
+    return f"{_name(wanted.dtype)} weights and a {_name(wanted.cache_dtype)} cache"
+
+
+def _weights(wanted: Callable[[WeightFormat], bool], words: str) -> Finder:
+    return lambda requirements: words if wanted(requirements.weights) else None
+
+
+def _quantized_embedding(wanted: Requirements) -> str | None:
+    tied = wanted.spec is not None and wanted.spec.tie_word_embeddings
+    return "a quantized embedding" if tied and wanted.weights.head != "dense" else None
+
+
+def _untraceable(wanted: Requirements) -> str | None:
+    """Find a custom mask or score function that torch.compile cannot trace: it is tried."""
+    at = torch.arange(4)
+    rows = torch.zeros(2, 4, 4), torch.arange(2)[:, None, None], at[None, :, None], at[None, None]
+
+    def describe(attention: Any) -> str | None:
+        for kind, part, build, inputs in (
+            ("mask", attention.mask, build_mask, (at[:, None], at[None])),
+            ("score", attention.score, build_score, rows),
+        ):
+            if part is not None and (problem := _trace_problem(build(attention), *inputs)):
+                return f"{kind} {part.path}, which cannot be traced ({problem})"
+        return None
+
+    return _attention(describe)(wanted)
+
+
+def _trace_problem(function: Any, *inputs: torch.Tensor) -> str | None:
+    def call(*inputs: torch.Tensor) -> torch.Tensor:
+        return function(*inputs)
+
+    try:
+        torch.compile(call, backend="eager", fullgraph=True)(*inputs)
+    except Exception as error:  # whatever the compiler or the user's function throws
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+    return None
+
+
+def _name(dtype: torch.dtype | None) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+INT8, INT4, FP8 = "INT8 keys or values", "INT4 keys or values", "FP8 keys or values"
+FEATURES: dict[str, Feature] = {
+    "batch_invariant": Feature("batch_invariant", lambda wanted: "" if wanted.batch_invariant else None),
+    "a CPU": Feature("device", _device(lambda device: device == "cpu" and not triton_interpreted())),
+    "a CUDA device": Feature("device", _device(lambda device: device == "cuda")),
+    "other devices": Feature("device", _device(lambda device: device not in ("cpu", "cuda"))),
+    **{name: Feature("model", _dtype(name)) for name in ("float32", "bfloat16", "float16", "float64")},
+    "INT8 weights": Feature("model", _weights(lambda own: "int8" in (own.blocks, own.head), "INT8 weights")),
+    "INT4 weights": Feature("model", _weights(lambda own: "int4" in (own.blocks, own.head), "INT4 weights")),
+    "INT4 weights in groups of no power of two": Feature("model", _weights(
+        lambda own: "int4" in (own.blocks, own.head) and own.quant_group.bit_count() > 1, "weight_group"
+    )),
+    "INT8 activations": Feature("model", _weights(lambda own: own.activations == "int8", "INT8 activations")),
+    "sliding window": Feature("model", _setting("sliding_window")),
+    "sinks of a window": Feature("model", _setting("num_sink_tokens")),
+    "soft-capped scores": Feature("model", _setting("softcap")),
+    "sink logits": Feature("model", _setting("sink_logits")),
+    "norms of queries and keys": Feature("model", _setting("qk_norm")),
+    "no position encoding": Feature("model", _attention(lambda own: own.position == "none" and "no position encoding")),
+    "ALiBi": Feature("model", _attention(lambda own: own.position == "alibi" and "ALiBi")),
+    "custom score function": Feature("model", _attention(lambda own: own.score and f"score {own.score.path}")),
+    "custom mask": Feature("model", _attention(lambda own: own.mask and f"mask {own.mask.path}")),
+    "custom part that cannot be traced": Feature("model", _untraceable),
+    "custom attention module": Feature("model", _attention(lambda own: own.module and f"module {own.module.path}")),
+    "latent attention": Feature("model", _attention(lambda own: own.kind == "latent" and "latent attention")),
+    "heads of odd width": Feature("model", _attention(
+        lambda own: own.kind == "grouped" and own.head_dim % 2 and f"heads of odd width {own.head_dim}"
+    )),
+    "mixture of experts": Feature("model", _setting("experts")),
+    "gates other than SiLU": Feature("model", _setting("gate")),
+    "norms after attention and feed-forward": Feature("model", _setting("post_norms")),
+    "offset of the norms' weights": Feature("model", _setting("norm_offset")),
+    "scaled embedding": Feature("model", _setting("embedding_scale")),
+    "quantized embedding": Feature("model", _quantized_embedding),
+    "soft-capped logits": Feature("model", _setting("final_logit_softcapping")),
+    "settings of a model that are newer than this table": Feature("model", _unknown_setting),
+    INT8: Feature("cache", _format("int8")),
+    INT4: Feature("cache", _format("int4")),
+    FP8: Feature("cache", _format("fp8")),
+    "quantized keys with dense values, or the other way": Feature("cache", _format("dense")),
+    "rotated heads": Feature("cache", _cache(lambda own: own.format.rotate and "rotated heads")),
+    "a cache in another type than the weights": Feature("cache", _cache_dtype),
+}  # fmt: skip
+# Features that are one operator's, by the name of a case of it: who cannot carry them out stands with the operators.
+OPERATOR_CASES: dict[str, tuple[str, str, tuple[Role, ...]]] = {
+    "INT8 activations": ("linear_w8a8", "", BLOCKS),
+    "ALiBi": ("paged_attention", "ALiBi", EVERY),
+    "custom score function": ("paged_attention", "ALiBi", EVERY),
+    "custom mask": ("paged_attention", "own mask", EVERY),
+    "mixture of experts": ("expert_linear", "", BLOCKS),
+    "quantized keys with dense values, or the other way": ("quantized_attention", "dense keys", EVERY),
+}
+NOT_IN_STEP = "the compiled decode step has none"
+LIMITS: tuple[Limit, ...] = (
+    *(Limit("batch_invariant", backend, EVERY, reason)
+      for backend in Backend if (reason := batch_variance("decode_step", backend))),
+    Limit("batch_invariant", Backend.MLIR, OPERATORS,
+          f"paged_attention: {batch_variance('paged_attention', Backend.MLIR)}; its whole step keeps it"),
+    Limit("a CPU", Backend.TRITON, EVERY, "its kernels run on CUDA devices (TRITON_INTERPRET=1: in an interpreter)"),
+    Limit("a CUDA device", Backend.MLIR, EVERY, "its kernels run on the CPU"),
+    *(Limit("other devices", backend, EVERY, f"its kernels run on {where}")
+      for backend, where in ((Backend.TRITON, "CUDA devices"), (Backend.MLIR, "the CPU"))),
+    *(Limit(name, backend, EVERY, f"everything is computed in {', '.join(kinds[:-1])} or {kinds[-1]}")
+      for backend, kinds in DTYPES.items() for name in ("float16", "float64") if name not in kinds),
+    Limit("a cache in another type than the weights", Backend.MLIR, EVERY, "it reads both in one type"),
+    *(Limit(feature, backend, roles, gap.reason) for feature, (operator, case, roles) in OPERATOR_CASES.items()
+      for backend in Backend if (gap := known_gap(operator, backend, case))),
+    Limit("INT4 weights in groups of no power of two", Backend.TRITON, BLOCKS, "a group is a power of two columns"),
+    Limit("custom part that cannot be traced", Backend.INDUCTOR, EVERY, "it is compiled into the attention"),
+    *(Limit(feature, Backend.MLIR, STEP, NOT_IN_STEP) for feature in (
+        "latent attention", "custom attention module", "heads of odd width", "gates other than SiLU",
+        "norms after attention and feed-forward", "offset of the norms' weights")),
+    Limit("rotated heads", Backend.MLIR, STEP, "the compiled decode step does not rotate heads"),
+    Limit("settings of a model that are newer than this table", Backend.MLIR, STEP, NOT_IN_STEP),
+    *(Limit(feature, Backend.MLIR, DRAFTS, "tokens are embedded as they are")
+      for feature in ("scaled embedding", "quantized embedding")),
+    *(Limit(feature, Backend.MLIR, DRAFTS, "tokens are quantized between steps") for feature in (INT8, INT4, FP8)),
+)  # fmt: skip
+
+
+def limits_of(feature: str) -> dict[str, str | None]:
+    """Return the reason why each of COLUMNS does not carry out a feature; None where it does."""
+    return {
+        column: next((row.reason for row in LIMITS if row[:2] == (feature, backend) and role in row.roles), None)
+        for column, (backend, role) in COLUMNS.items()
+    }
+
+
+def capability_table() -> Table:
+    """Return a table of features by COLUMNS: `yes`, or the number of a reason below it."""
+    limits = {feature: limits_of(feature) for feature in FEATURES}
+    reasons = list(dict.fromkeys(reason for row in limits.values() for reason in row.values() if reason))
+    rows = [
+        [feature, *(f"no ({reasons.index(reason) + 1})" if reason else "yes" for reason in row.values())]
+        for feature, row in limits.items()
+    ]
+    note = "\n".join(f"{number}. {reason}" for number, reason in enumerate(reasons, 1))
+    return Table("What backends carry out", rows, ("feature", *COLUMNS), note)
+
+
+def unsupported(backend: Backend, requirements: Requirements, role: Role = "blocks") -> Refusal | None:
+    """Return why `backend` cannot do all that is required in this role; None if it can."""
+    for limit in LIMITS:
+        if limit.backend is backend and role in limit.roles:
+            about, find = FEATURES[limit.feature]
+            if (what := find(requirements)) is not None:
+                return Refusal(REFUSALS[about], f"{what}: {limit.reason}" if what else limit.reason)
+    return None
