@@ -67,7 +67,7 @@ def by_spans(q: Tensor, kv: KVPages, spans: Spans, parameters: AttentionParamete
     changed = parameters.softcap or parameters.sink_logits is not None or parameters.score is not None
     for seq, rows, context in longer:
         read = kv.gather(seq, context, rows.stop - rows.start, q.dtype)
-        out[rows] = (attend if changed else _fused)(q[rows], read, parameters)
+        out[rows] = (attend if changed or read.k.dtype != q.dtype else _fused)(q[rows], read, parameters)
     return out
 
 
