@@ -189,6 +189,9 @@ def test_what_the_table_does_not_allow_is_refused_with_its_reason(row: Limit, mo
 def test_it_is_refused_before_weights_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(select, "backend_problems", lambda: dict.fromkeys(Backend))
     monkeypatch.setattr(loaded_model, "random_weights", lambda *_: pytest.fail("weights are read"))
-    for settings in ({"attention": {"position": "alibi"}}, {"cache": {"values": "int8"}}, {"dtype": "float16"}):
+    refused: list[dict[str, Any]] = [
+        {"attention": {"position": "alibi"}}, {"cache": {"values": "int8"}}, {"dtype": "float16"},
+    ]  # fmt: skip
+    for settings in refused:
         with pytest.raises(WorkbenchError, match="backend 'mlir' cannot carry out this"):
             load.load("shape:tiny", backend="mlir", **settings)

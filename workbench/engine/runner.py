@@ -28,7 +28,7 @@ from workbench.engine.telemetry import StepTimestamps, Telemetry
 from workbench.errors import WorkbenchError
 from workbench.executors.base import Executor, build_executor, with_eviction
 from workbench.executors.contention import StepThreads
-from workbench.executors.select import incompatible_settings
+from workbench.executors.select import Backends, incompatible_settings
 from workbench.inspect.attention import Inspection, inspect
 from workbench.interrupts import DeferInterrupts
 from workbench.progress import to_stderr

@@ -20,7 +20,7 @@ from workbench.kv_cache.format import KVCacheSpec
 from workbench.kv_cache.store import KVStore
 from workbench.model.custom import build_mask, build_score
 from workbench.model.quantized import WeightFormat
-from workbench.model.spec import AttentionSpec, LayerSpec, ModelSpec
+from workbench.model.spec import AttentionSpec, LayerSpec, MLASpec, ModelSpec
 from workbench.model.transformer import DENSE, Transformer
 
 # What a backend does: attention over the cache, all operators of the blocks, a decode step as one function, or several
@@ -213,9 +213,9 @@ FEATURES: dict[str, Feature] = {
     "custom mask": Feature("model", _attention(lambda own: own.mask and f"mask {own.mask.path}")),
     "custom part that cannot be traced": Feature("model", _untraceable),
     "custom attention module": Feature("model", _attention(lambda own: own.module and f"module {own.module.path}")),
-    "latent attention": Feature("model", _attention(lambda own: own.kind == "latent" and "latent attention")),
+    "latent attention": Feature("model", _attention(lambda own: isinstance(own, MLASpec) and "latent attention")),
     "heads of odd width": Feature("model", _attention(
-        lambda own: own.kind == "grouped" and own.head_dim % 2 and f"heads of odd width {own.head_dim}"
+        lambda own: isinstance(own, AttentionSpec) and own.head_dim % 2 and f"heads of odd width {own.head_dim}"
     )),
     "mixture of experts": Feature("model", _setting("experts")),
     "gates other than SiLU": Feature("model", _setting("gate")),
