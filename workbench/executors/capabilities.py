@@ -48,7 +48,7 @@ STEP_SETTINGS: dict[type, str] = {
 
 @dataclass(frozen=True)
 class Requirements:
-    """What a model, its weights, its cache and its device want of a backend; by default as little as possible."""
+    """The demands of a model, its weights, its cache and its device on a backend; by default as few as possible."""
 
     spec: ModelSpec | None = None
     dtype: torch.dtype = torch.float32
