@@ -20,7 +20,6 @@ import torch
 from compiled_kernels import Backend, backend_problems
 from compiled_kernels.backends import triton_interpreted
 from compiled_kernels.paged_attention import inductor as paged_inductor
-from compiled_kernels.quantized_attention import inductor as quantized_inductor
 from tests.engine.test_kinds import GEMMA, LATENT, MIXTURE
 from tests.engine.tiny import HERE, layer, spec_of, weights_of
 from tests.patience import limit
@@ -125,7 +124,7 @@ def agrees(wanted: Requirements, backend: Backend) -> None:
 def test_what_the_table_allows_is_right(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     if problem := backend_problems()[backend]:
         pytest.skip(f"backend {backend}: {problem}")
-    for module in (inductor, paged_inductor, quantized_inductor):
+    for module in (inductor, paged_inductor):
         monkeypatch.setattr(module, "compile_once", lambda function, **_: function)
     columns = {column: role for column, (other, role) in COLUMNS.items() if other is backend and role != "drafts"}
     shown: dict[str, set[str]] = {column: set() for column in columns}
