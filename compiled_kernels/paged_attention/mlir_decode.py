@@ -67,7 +67,7 @@ def item(shape: DecodeAttention, name: str) -> str:
 {empty(shape)}
 %length32 = memref.load %lengths[%row] : {t["lengths"]}
 %length = arith.index_cast %length32 : i32 to index
-{_first(shape)}
+{first_seen(shape, "first")}
 {_chunk(shape)}
 {chr(10).join(walks)}
 return
@@ -90,14 +90,14 @@ scf.for %h = %base to %last_head step %one {{
 }}"""
 
 
-def _first(shape: DecodeAttention) -> str:
-    """Emit %first: the first position in the window."""
+def first_seen(shape: DecodeAttention, name: str) -> str:
+    """Emit %{name}: the first position in the window."""
     if not shape.window:
-        return "%first = arith.addi %zero, %zero : index"
+        return f"%{name} = arith.addi %zero, %zero : index"
     return f"""%window = arith.constant {shape.window} : index
 %long = arith.cmpi ugt, %length, %window : index
 %past = arith.subi %length, %window : index
-%first = arith.select %long, %past, %zero : index"""
+%{name} = arith.select %long, %past, %zero : index"""
 
 
 def _chunk(shape: DecodeAttention) -> str:

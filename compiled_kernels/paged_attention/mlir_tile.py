@@ -203,12 +203,17 @@ return
 }}"""
 
 
-def _heads(lines: Lines, shape: DecodeAttention, numbers: range) -> None:
-    """Emit the heads of these numbers in the group: scores, weights, sums."""
+def query_heads(lines: Lines, shape: DecodeAttention, numbers: range) -> list[QueryHead]:
+    """Emit the names of the heads of these numbers in the group."""
     slots = [lines.index(i) for i in range(len(numbers))]
     first = lines.let(f"arith.muli %group, {lines.index(shape.queries_per_kv)} : index")
     owners = [lines.let(f"arith.addi {first}, {lines.index(number)} : index") for number in numbers]
-    heads = [QueryHead(*names) for names in zip(numbers, slots, owners, strict=True)]
+    return [QueryHead(*names) for names in zip(numbers, slots, owners, strict=True)]
+
+
+def _heads(lines: Lines, shape: DecodeAttention, numbers: range) -> None:
+    """Emit the heads of these numbers in the group: scores, weights, sums."""
+    heads = query_heads(lines, shape, numbers)
     score_keys(lines, shape, heads)
     factors = [weigh(lines, shape, head) for head in heads]
     mix_values(lines, shape, heads, factors)

@@ -19,7 +19,7 @@ are still seen.
 from __future__ import annotations
 
 from compiled_kernels.mlir_text import Lines
-from compiled_kernels.paged_attention.mlir_decode import empty, merge
+from compiled_kernels.paged_attention.mlir_decode import empty, first_seen, merge
 from compiled_kernels.paged_attention.mlir_tile import tile
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention
 from compiled_kernels.quantized_attention.mlir_tile import QUANTIZED_NAMES, quantized_arguments, quantized_tile
@@ -96,7 +96,7 @@ def item(shape: QuantizedAttention, name: str) -> str:
 %total_at = arith.constant {shape.head_dim + 1} : index
 {empty(shape)}
 {_settled(shape)}
-{_seen(shape)}
+{first_seen(shape, "seen")}
 %front_mine = arith.cmpi eq, %chunk, %zero : index
 scf.if %front_mine {{
 {_front(shape, name)}
@@ -127,16 +127,6 @@ def _settled(shape: QuantizedAttention) -> str:
 %any = arith.cmpi ugt, %whole, %kept_full : index
 %settled = arith.select %any, %whole, %zero : index
 %front = arith.select %any, %kept_full, %zero : index"""
-
-
-def _seen(shape: QuantizedAttention) -> str:
-    """Emit %seen: the first position in the window."""
-    if not shape.window:
-        return "%seen = arith.addi %zero, %zero : index"
-    return f"""%window = arith.constant {shape.window} : index
-%long = arith.cmpi ugt, %length, %window : index
-%past = arith.subi %length, %window : index
-%seen = arith.select %long, %past, %zero : index"""
 
 
 def _front(shape: QuantizedAttention, name: str) -> str:

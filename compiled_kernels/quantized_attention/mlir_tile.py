@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from compiled_kernels.mlir_text import Lines
 from compiled_kernels.paged_attention.mlir_shape import HEADS_TOGETHER
-from compiled_kernels.paged_attention.mlir_tile import QueryHead, weigh
+from compiled_kernels.paged_attention.mlir_tile import QueryHead, query_heads, weigh
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention
 from compiled_kernels.quantized_attention.mlir_sums import weighted_sums
 
@@ -37,10 +37,7 @@ def _folded(shape: QuantizedAttention) -> list[tuple[str, str]]:
 
 
 def _heads(lines: Lines, shape: QuantizedAttention, numbers: range) -> None:
-    slots = [lines.index(i) for i in range(len(numbers))]
-    first = lines.let(f"arith.muli %group, {lines.index(shape.queries_per_kv)} : index")
-    owners = [lines.let(f"arith.addi {first}, {lines.index(number)} : index") for number in numbers]
-    heads = [QueryHead(*names) for names in zip(numbers, slots, owners, strict=True)]
+    heads = query_heads(lines, shape, numbers)
     _score(lines, shape, heads)
     factors = {head: weigh(lines, shape, head) for head in heads}
     _mix(lines, shape, heads, factors)
