@@ -13,6 +13,7 @@ from torch import nn
 from compiled_kernels import Backend, backend_problems
 from compiled_kernels.masks import SlidingWindow
 from tests.engine.tiny import layer, model_of, request, runner_of, spec_of
+from tests.thorough import THOROUGH
 from workbench.engine.runner import Runner, generate
 from workbench.executors.guards import compile_key
 from workbench.executors.select import Backends
@@ -90,7 +91,8 @@ def other_weights(model: Transformer) -> None:
 
 
 CHANGES = {
-    Backend.INDUCTOR: [windowed, halved, scaled, other_weights],  # one after the other: a change costs graphs
+    # One after the other: a change costs graphs.
+    Backend.INDUCTOR: [windowed, *([halved] if THOROUGH else []), scaled, other_weights],
     Backend.MLIR: [windowed, colder, other_weights],
 }
 

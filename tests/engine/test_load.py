@@ -13,6 +13,7 @@ import torch
 import workbench
 from compiled_kernels import Backend, backend_problems
 from tests.engine.tiny import VOCAB, Oracle, request, spec_of
+from tests.thorough import THOROUGH
 from workbench.engine import loaded_model as load_module
 from workbench.engine.load import load
 from workbench.engine.loaded_model import BUNDLED_MODELS
@@ -301,7 +302,9 @@ def test_a_unit_without_effect_is_told() -> None:
 @pytest.mark.skipif(
     any(backend_problems()[backend] for backend in (Backend.INDUCTOR, Backend.MLIR)), reason="auto has one backend here"
 )
-@pytest.mark.parametrize(("weights", "activations"), [("dense", "float"), ("int8", "float"), ("int8", "int8")])
+@pytest.mark.parametrize(
+    ("weights", "activations"), [("dense", "float"), ("int8", "int8"), *([("int8", "float")] if THOROUGH else [])]
+)
 def test_auto_decodes_and_prefills_as_the_oracle(weights: str, activations: str) -> None:
     """Nothing stands in for anything: backends are tried, compiled, and chosen."""
     formats = {"weights": weights, "activations": activations}
