@@ -53,9 +53,13 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def explain(error: ValidationError, where: str, model: type | None = None) -> WorkbenchError:
-    """Convert a pydantic error: every wrong path on one line, unknown keys with the nearest right name."""
+    """Convert a pydantic error: every wrong path on one line, unknown keys with the nearest right name.
+
+    `where` comes first, if it is not empty.
+    """
     message = "; ".join(_describe(item, model) for item in error.errors())
-    return WorkbenchError(f"{where}: " + UNION_REPEAT.sub(r"\1: Input should be \2, or \4\3", message))
+    message = UNION_REPEAT.sub(r"\1: Input should be \2, or \4\3", message)
+    return WorkbenchError(f"{where}: {message}" if where else message)
 
 
 def explain_by_path(error: ValidationError, model: type) -> list[tuple[tuple[str, ...], str]]:

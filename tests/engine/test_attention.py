@@ -147,7 +147,7 @@ def test_a_variant_in_a_file_and_by_its_registered_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("attention", "told"),
     [
-        ({"sliding_windw": 4}, "attention: sliding_windw: unknown key; did you mean 'sliding_window'"),
+        ({"sliding_windw": 4}, "attention.sliding_windw: unknown key; did you mean 'sliding_window'"),
         ({"mask": "nothing at all"}, "'nothing at all': write package.module:Name or folder/file.py:Name"),
         ({"mask": "no/file.py:mask"}, "there is no file no/file.py"),
         ({"mask": HERE + "farther"}, r"mask tests.engine.tiny:farther: takes .*, must take \(query, key\)"),

@@ -85,7 +85,7 @@ def test_a_head_keeps_its_number_and_a_row_its_position(serving: Runner) -> None
     found = serving.inspect("<a>", positions=(-1,), layers=(1,), heads=(3, 1))
     assert re.findall(r"layer 1 head (\d): row 11, of 12 positions", found._repr_html_()) == ["3", "3", "1", "1"]
     text = str(found)
-    assert text.splitlines()[0] == "request <a>: row 11, of 12 positions" and len(text.splitlines()) == 4
+    assert text.splitlines()[0] == "request <a>: row 11, of 12 positions" and len(text.splitlines()) == 5
     assert repr(found).startswith("Inspection(request_id='<a>', positions=(11,)")
 
 

@@ -160,7 +160,7 @@ class EngineConfig(Settings):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            raise explain(error, "settings", cls) from None
+            raise explain(error, "", cls) from None
 
     def cache_dtype(self, model_dtype: torch.dtype) -> torch.dtype:
         """Return the type of keys and values that are not quantized."""

@@ -41,7 +41,7 @@ class LoadedModel:
     """A model in memory, and the backends that were selected for it, if any: its own backend does all otherwise."""
 
     transformer: Transformer
-    tokenizer: Tokenizer | None  # None for shapes: their requests are token ids
+    tokenizer: Tokenizer | None = None  # None for shapes: their requests are token ids
     backends: Backends | None = None
 
     @classmethod

@@ -13,6 +13,7 @@ from torch import Tensor
 from workbench.engine.config import EngineConfig
 from workbench.engine.loaded_model import LoadedModel
 from workbench.engine.runner import Runner, generate
+from workbench.executors.select import Backends
 from workbench.model.attention_config import AttentionConfig
 from workbench.model.hf.weights import random_weights
 from workbench.model.spec import AttentionSpec, LayerSpec, ModelSpec
@@ -90,6 +91,7 @@ def sampled_logits(
     texts: Mapping[str, tuple[int, ...]],
     max_tokens: int = 4,
     page_orders: tuple[list[int], ...] | None = None,
+    backends: Backends | None = None,
     **settings: Any,
 ) -> SampledLogits:
     """Return the logits of every row that a runner samples while it continues `texts`.
@@ -99,10 +101,11 @@ def sampled_logits(
         texts: token ids by name.
         max_tokens: output tokens of each text.
         page_orders: as of `Runner`.
+        backends: as of `LoadedModel`.
         settings: of the runner; pages start filled with NaN.
     """
     config = EngineConfig.build(**{"max_num_seqs": 4, "pages": 4 * CONTEXT, **settings})
-    runner = Runner(config, LoadedModel(model), page_orders=page_orders)
+    runner = Runner(config, LoadedModel(model, backends=backends), page_orders=page_orders)
     for table in range(len(runner.store.groups)):
         for tensor in runner.store.page_tensors(table):
             tensor[1:].view(torch.uint8).fill_(255)  # NaN in every type of float
