@@ -62,7 +62,8 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[CheckResult]:
 
 
 def words(capsys: pytest.CaptureFixture[str]) -> str:
-    return " ".join(capsys.readouterr().out.split())
+    """What was printed, without the frame of a table."""
+    return " ".join(capsys.readouterr().out.translate(dict.fromkeys(map(ord, "│┃"), " ")).split())
 
 
 def test_list(capsys: pytest.CaptureFixture[str]) -> None:

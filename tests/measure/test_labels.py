@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.measure.chart import DOT, Box, Label, _box, _boxes_overlap, place_labels
+from workbench.measure.chart import DOT, Box, Label, _box, place_labels
+from workbench.svg import boxes_overlap
 
 POINTS = st.lists(
     st.tuples(st.integers(120, 400).map(float), st.integers(0, 300).map(float)), min_size=1, max_size=4, unique=True
@@ -19,7 +20,7 @@ def test_no_name_covers_another_or_a_dot(points: list[tuple[float, float]]) -> N
     boxes = [_box(x, y, name, label) for (x, y), name, label in zip(points, names, labels, strict=True)]
     dots: list[Box] = [(x - DOT, y - DOT, x + DOT, y + DOT) for x, y in points]
     for index, box in enumerate(boxes):
-        assert not any(_boxes_overlap(box, other) for other in boxes[:index] + dots)
+        assert not any(boxes_overlap(box, other) for other in boxes[:index] + dots)
 
 
 def test_a_name_alone_stands_above_and_right_of_its_dot_and_one_at_the_edge_left_of_it() -> None:

@@ -12,7 +12,7 @@ import json, sys
 import workbench.widgets as widgets
 first = [name for name in ("torch", "ipywidgets", "anywidget", "pyarrow", "IPython") if name in sys.modules]
 there = list(widgets._HOMES)
-kinds = {{name: isinstance(getattr(widgets, name), type) for name in there}}
+kinds = {{name: callable(getattr(widgets, name)) for name in there}}
 print(json.dumps([first, kinds, [name for name in {OPTIONAL} if name in sys.modules]]))
 """
 

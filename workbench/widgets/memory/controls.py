@@ -130,13 +130,14 @@ def _count(name: str, value: int, tip: str) -> ipywidgets.BoundedIntText:
 
 
 def available_bytes(name: str) -> int | None:
-    """Bytes of a memory: a machine's, this machine's (None where it does not tell), or a size."""
-    from workbench.machine.processor import memory_bytes
+    """Return the bytes of a memory: a machine's, this machine's, or a size."""
+    import psutil
+
     from workbench.memory.report import parse_bytes
     from workbench.simulate.roofline import HARDWARE
 
     if name == THIS_MACHINE:
-        return memory_bytes()
+        return psutil.virtual_memory().total
     return int(HARDWARE[name].memory) if name in HARDWARE else parse_bytes(name)
 
 
@@ -158,7 +159,7 @@ def settings_of_runner(runner: Runner) -> dict[str, Any]:
     return {
         "dtype": str(runner.model.dtype).removeprefix("torch."),
         "weights": runner.model.format.blocks,
-        "cache": "dense" if quantized is None else packed.format,
+        "cache": "dense" if quantized is None else quantized.format,
         "page_size": runner.store.page_size,
         "step_tokens": runner.scheduler.limits.max_num_batched_tokens,
         "memory": THIS_MACHINE,
