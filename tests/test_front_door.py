@@ -19,6 +19,7 @@ from workbench.engine.runner import Runner
 from workbench.experiment import experiment
 from workbench.experiment import settings as sweep_part
 from workbench.kv_cache import eviction as evict
+from workbench.model.hf.families import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = ("testing", "widgets")
@@ -113,3 +114,12 @@ def test_a_notebook_uses_front_door_calls_only(path: Path) -> None:
 def test_the_readme_is_short() -> None:
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert len(lines) <= 150 and max(map(len, lines)) <= 120
+
+
+def test_the_guide_names_every_family_that_is_read() -> None:
+    text = (Path(__file__).resolve().parent.parent / "docs" / "guide" / "python.md").read_text()
+    (listed,) = re.findall(r"Families that are read.*?: (.*?)\. What a config", text, re.DOTALL)
+    names = re.findall(
+        r"[a-z0-9_]+", listed.replace("with\nmixtures of experts:", "").replace("with mixtures of experts:", "")
+    )
+    assert set(names) == set(FAMILIES) and str(len(FAMILIES)) in text

@@ -51,8 +51,6 @@ def models_of(annotation: Any) -> Iterator[type[BaseModel]]:
     """Yield the pydantic models that an annotation mentions, outermost first."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
-    elif isinstance(annotation, typing.TypeAliasType) if hasattr(typing, "TypeAliasType") else False:
-        yield from models_of(annotation.__value__)
     else:
         for argument in typing.get_args(annotation):
             yield from models_of(argument)
@@ -60,7 +58,7 @@ def models_of(annotation: Any) -> Iterator[type[BaseModel]]:
 
 def _experiment_page() -> str:
     reached: dict[type[BaseModel], None] = {workbench.Experiment: None}
-    queue = [workbench.Experiment]
+    queue: list[type[BaseModel]] = [workbench.Experiment]
     while queue:
         model = queue.pop(0)
         for field in model.model_fields.values():

@@ -18,7 +18,8 @@ from benchmarks.peers.scripts import gguf_layout
 from tests.benchmarks.fakes import TINY
 from workbench.model.hf.families import read_spec
 from workbench.model.hf.weights import load_weights, random_weights
-from workbench.model.parameters import stored_parts
+from workbench.model.parameters import stored_parameters
+from workbench.model.spec import NormSpec
 from workbench.prompt.tokenizer import Tokenizer
 
 
@@ -38,8 +39,8 @@ def test_weights_read_without_torch_are_the_same(tmp_path: Path) -> None:
     folder, _ = ModelExports(tmp_path, TINY, 0, 1).export("folder", "bfloat16", "")
     read = dict(gguf_layout.stored_tensors(folder))
     drawn = random_weights(TINY, torch.bfloat16, 0)
-    for ours, parts in stored_parts(TINY).items():
-        whole = np.concatenate([read.pop(part.name) for part in parts])
+    for ours, parameter in stored_parameters(TINY).items():
+        whole = np.concatenate([read.pop(part.name) for part in parameter.parts])
         assert np.array_equal(whole, drawn[ours].float().numpy())
     assert not read
     named = dict(gguf_layout.llama_tensors(folder, json.loads((folder / "config.json").read_text())))
@@ -54,10 +55,11 @@ def test_it_is_made_once_for_each_model_format_and_seed(tmp_path: Path) -> None:
     stamp = (first[0] / "model.safetensors").stat().st_mtime_ns
     assert ModelExports(tmp_path, TINY, 0, 1).export("folder", "float32", "") == first
     assert (first[0] / "model.safetensors").stat().st_mtime_ns == stamp
+    other_eps = TINY.model_copy(update={"norm": NormSpec(eps=0.1)})
     others = [
         ModelExports(tmp_path, TINY, 1, 1).export("folder", "float32", "")[0],
         ModelExports(tmp_path, TINY, 0, 1).export("folder", "bfloat16", "")[0],
-        ModelExports(tmp_path, TINY.model_copy(update={"rms_norm_eps": 0.1}), 0, 1).export("folder", "float32", "")[0],
+        ModelExports(tmp_path, other_eps, 0, 1).export("folder", "float32", "")[0],
     ]
     assert len({first[0], *others}) == 4
 

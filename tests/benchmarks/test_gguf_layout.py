@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from benchmarks.peers.scripts import gguf_layout
 from workbench.model.hf.families import config_from_spec
-from workbench.model.parameters import stored_parts
+from workbench.model.parameters import stored_parameters
 from workbench.model.rotary import rotary_frequencies
 from workbench.model.shapes import SHAPES, named_shape
 
@@ -51,7 +51,7 @@ def _turn(first: np.ndarray, second: np.ndarray, angles: np.ndarray) -> tuple[np
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_tensor_has_a_name_of_its_own(shape: str) -> None:
-    names = [part.name for parts in stored_parts(SHAPES[shape]).values() for part in parts]
+    names = [part.name for parameter in stored_parameters(SHAPES[shape]).values() for part in parameter.parts]
     ours = [gguf_layout.gguf_name(name) for name in names]
     assert len(set(ours)) == len(names)
     assert gguf_layout.gguf_name("model.layers.11.self_attn.k_proj.weight") == "blk.11.attn_k.weight"

@@ -6,12 +6,13 @@ from hypothesis import strategies as st
 
 from tests.engine.tiny import CONTEXT, VOCAB
 from workbench.model.spec import (
+    ActivationSpec,
     AttentionSpec,
-    GateSpec,
     LayerSpec,
     MLASpec,
     ModelSpec,
     MoESpec,
+    NormSpec,
     RotaryConfig,
     RotaryScaling,
 )
@@ -55,18 +56,41 @@ def latent(draw: st.DrawFn) -> MLASpec:
     )  # fmt: skip
 
 
+NORMS = st.one_of(
+    st.builds(NormSpec, offset=st.sampled_from([0.0, 1.0])),
+    st.builds(NormSpec, kind=st.just("layer"), bias=st.booleans(), offset=st.sampled_from([0.0, 1.0])),
+    st.just(NormSpec(kind="layer", weight=False)),
+)
+
+
 def layers(experts: st.SearchStrategy[MoESpec | None]) -> st.SearchStrategy[LayerSpec]:
     return st.builds(
         LayerSpec,
         attention=st.one_of(grouped(), latent()),
         intermediate_size=st.sampled_from([3, 12]),
         mlp_bias=st.booleans(),
-        gate=st.builds(
-            GateSpec, kind=st.sampled_from(["silu", "gelu_tanh", "clamped"]), alpha=st.just(1.3), limit=st.just(0.5)
+        activation=st.one_of(
+            st.builds(
+                ActivationSpec,
+                kind=st.sampled_from(["silu", "gelu_tanh", "clamped", "gelu", "relu2"]),
+                alpha=st.just(1.3),
+                limit=st.just(0.5),
+            ),
+            st.builds(ActivationSpec, kind=st.sampled_from(["gelu", "gelu_tanh", "relu"]), gated=st.just(False)),
         ),
         experts=experts,
-        post_norms=st.booleans(),
-    )
+        norms=st.sampled_from(["pre", "both", "post"]),
+    ).map(parallel_or_not)
+
+
+def parallel_or_not(layer: LayerSpec) -> LayerSpec:
+    """Every third width makes a layer's parts parallel, where norms and experts allow that."""
+    update: dict[str, object] = {}
+    if layer.norms == "pre" and layer.intermediate_size == 3:
+        update["parallel"] = "one_norm" if layer.mlp_bias else "two_norms"
+    if layer.experts is not None and not layer.activation.gated:
+        update["activation"] = ActivationSpec()
+    return layer.model_copy(update=update)
 
 
 def models(experts: st.SearchStrategy[MoESpec | None]) -> st.SearchStrategy[ModelSpec]:
@@ -75,7 +99,7 @@ def models(experts: st.SearchStrategy[MoESpec | None]) -> st.SearchStrategy[Mode
         name=st.just("tiny"), vocab_size=st.just(VOCAB), hidden_size=st.just(8),
         max_position_embeddings=st.just(CONTEXT),
         layers=st.lists(layers(experts), min_size=1, max_size=3).map(tuple),
-        rotary=ROTARIES, tie_word_embeddings=st.booleans(), norm_offset=st.sampled_from([0.0, 1.0]),
+        rotary=ROTARIES, tie_word_embeddings=st.booleans(), norm=NORMS,
         embedding_scale=st.sampled_from([1.0, 3.0]), final_logit_softcapping=st.sampled_from([0.0, 2.0]),
     )  # fmt: skip
 

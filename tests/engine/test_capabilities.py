@@ -43,7 +43,7 @@ from workbench.kv_cache.format import CacheFormat
 from workbench.model.layers import Attention
 from workbench.model.memory import cache_shapes
 from workbench.model.quantized import WeightFormat
-from workbench.model.spec import LayerSpec, ModelSpec
+from workbench.model.spec import ActivationSpec, LayerSpec, ModelSpec, NormSpec, QKNormSpec
 from workbench.model.transformer import Transformer
 from workbench.request import CustomPart
 from workbench.scheduler.plan import Span, StepPlan
@@ -77,7 +77,14 @@ MODELS: dict[str, Requirements] = {
         layer(position="none"),
         final_logit_softcapping=3.0, embedding_scale=2.5,
     ),
-    "latent": model(LayerSpec(attention=LATENT, intermediate_size=12), GEMMA, norm_offset=1.0),
+    "latent": model(LayerSpec(attention=LATENT, intermediate_size=12), GEMMA, norm=NormSpec(offset=1.0)),
+    "parts": model(
+        layer(rotated_columns=2, qk_norm=QKNormSpec(over="projection")).model_copy(update={"parallel": "two_norms"}),
+        layer().model_copy(update={"norms": "post"}),
+    ),
+    "partly rotated": model(layer(rotated_columns=2)),
+    "plain feed-forward": model(layer().model_copy(update={"activation": ActivationSpec(kind="relu2", gated=False)})),
+    "LayerNorm": model(layer(), norm=NormSpec(kind="layer", weight=False)),
     "odd": model(layer(dim=3, position="none"), layer(module=CustomPart(path=ME + "OwnAttention"))),
     "mixture": model(MIXTURE),
     "own": model(
@@ -126,7 +133,9 @@ def test_what_the_table_allows_is_right(backend: Backend, monkeypatch: pytest.Mo
         pytest.skip(f"backend {backend}: {problem}")
     for module in (inductor, paged_inductor):
         monkeypatch.setattr(module, "compile_once", lambda function, **_: function)
-    columns = {column: role for column, (other, role) in COLUMNS.items() if other is backend and role != "drafts"}
+    columns: dict[str, Role] = {
+        column: role for column, (other, role) in COLUMNS.items() if other is backend and role != "drafts"
+    }
     shown: dict[str, set[str]] = {column: set() for column in columns}
     for name, wanted in MODELS.items():
         if unsupported(backend, wanted):

@@ -87,8 +87,10 @@ def settings(model: type[BaseModel], path: str = "") -> Iterator[str]:
     """Every setting of a config, by path; a section's settings each."""
     for name, field in model.model_fields.items():
         inner = field.annotation
-        is_section = isinstance(inner, type) and issubclass(inner, BaseModel)
-        yield from settings(inner, f"{path}{name}.") if is_section else (f"{path}{name}",)
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            yield from settings(inner, f"{path}{name}.")
+        else:
+            yield f"{path}{name}"
 
 
 def config_of(changes: dict[str, Any]) -> EngineConfig:

@@ -119,7 +119,7 @@ SHARP = 2.5  # times a tiny model's own logits: its largest probabilities are th
 def sharp(seed: int, vocab: int = VOCAB, **more):
     """A draft model that is sure of some tokens and unsure of others."""
     model = model_of(spec_of(layer(), layer(sliding_window=9)).model_copy(update={"vocab_size": vocab}), seed)
-    assert model.embedding is not None
+    assert model.embedding is not None and model.norm.weight is not None
     with torch.no_grad():
         model.norm.weight.mul_(SHARP)
     return runner_of(model, **more)

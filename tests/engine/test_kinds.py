@@ -25,13 +25,16 @@ from workbench.kv_cache.store import DenseLayer
 from workbench.model.hf.weights import random_weights
 from workbench.model.parameters import parameter_shapes
 from workbench.model.quantized import WeightFormat
-from workbench.model.spec import GateSpec, LayerSpec, MLASpec, ModelSpec, MoESpec
+from workbench.model.spec import ActivationSpec, LayerSpec, MLASpec, ModelSpec, MoESpec, NormSpec
 from workbench.model.transformer import Transformer
 
 LATENT = MLASpec(num_heads=3, kv_lora_rank=4, qk_rope_head_dim=4, qk_nope_head_dim=3, v_head_dim=5, q_lora_rank=3)
 LATENTS = spec_of(LayerSpec(attention=LATENT, intermediate_size=12), LayerSpec(attention=LATENT, intermediate_size=12))
 GEMMA = LayerSpec(
-    attention=spec_of().layers[0].attention, intermediate_size=12, gate=GateSpec(kind="gelu_tanh"), post_norms=True
+    attention=spec_of().layers[0].attention,
+    intermediate_size=12,
+    activation=ActivationSpec(kind="gelu_tanh"),
+    norms="both",
 )
 MIXTURE = LayerSpec(
     attention=spec_of().layers[0].attention, intermediate_size=12, experts=MoESpec(num_experts=3, num_experts_per_tok=2)
@@ -99,7 +102,7 @@ def test_lanes_agree_with_the_oracle(backend: Backend) -> None:
         pytest.skip(f"backend {backend}: {problem}")
     experts, dtype = (None, torch.float32) if backend is Backend.MLIR else (MIXTURE.experts, torch.float64)
     kind = GEMMA.model_copy(update={"attention": LATENT, "experts": experts})
-    model = model_of(spec_of(kind).model_copy(update={"norm_offset": 1.0}), backend=backend, dtype=dtype)
+    model = model_of(spec_of(kind).model_copy(update={"norm": NormSpec(offset=1.0)}), backend=backend, dtype=dtype)
     runner = runner_of(model, max_num_batched_tokens=32)
     Oracle(runner)
     generate(runner, in_step(5, 19, 2))
@@ -128,10 +131,10 @@ def test_quantized_weights_are_the_oracles(format: WeightFormat) -> None:
 
 REFUSED = [
     (LATENTS, "latent attention"),
-    (spec_of(GEMMA), "gate kind='gelu_tanh'"),
-    (spec_of(GEMMA.model_copy(update={"gate": GateSpec()})), "post_norms"),
+    (spec_of(GEMMA), "activation kind='gelu_tanh'"),
+    (spec_of(GEMMA.model_copy(update={"activation": ActivationSpec()})), "norms both"),
     (spec_of(MIXTURE), "experts"),
-    (spec_of().model_copy(update={"norm_offset": 1.0}), "norm_offset"),
+    (spec_of().model_copy(update={"norm": NormSpec(offset=1.0)}), "an offset"),
 ]
 
 
@@ -171,13 +174,15 @@ def test_naive_and_pages_differ_where_a_slot_is_ignored() -> None:
         return {"layers": (*spec.layers[:2], spec.layers[2].model_copy(update=update))}
 
     for update in (
-        {"norm_offset": 0.5},
+        {"norm": NormSpec(offset=0.5)},
         {"embedding_scale": 2.0},
         {"final_logit_softcapping": 1.0},
         last(attention=LATENT.model_copy(update={"scale": 2.0})),
         last(attention=LATENT.model_copy(update={"sliding_window": 3})),
         last(attention=LATENT.model_copy(update={"rope_interleave": False})),
-        last(gate=GateSpec(kind="clamped", limit=0.2)),
+        last(activation=ActivationSpec(kind="clamped", limit=0.2)),
+        last(parallel="two_norms"),
+        {"logit_scale": 0.5},
     ):
         other = naive.logits(Transformer.from_state(spec.model_copy(update=update), base), ids)
         assert not torch.allclose(plain, other)

@@ -15,14 +15,14 @@ from torch import Tensor
 from compiled_kernels import Backend
 from workbench.engine import naive
 from workbench.model.feedforward import apply_gate
-from workbench.model.spec import GateSpec
+from workbench.model.spec import ActivationSpec
 
 
 def sigmoid(z: Decimal) -> Decimal:
     return 1 / (1 + (-z).exp())
 
 
-def published(gate: GateSpec, x: float) -> tuple[Decimal, Decimal]:
+def published(gate: ActivationSpec, x: float) -> tuple[Decimal, Decimal]:
     """What `gate` makes of x beside an up of 1, with 60 digits, and the argument of its exponential."""
     wide, limit = Decimal(x), Decimal(gate.limit)
     if gate.kind == "clamped":  # up + 1 is 2, or less where the limit is
@@ -33,11 +33,11 @@ def published(gate: GateSpec, x: float) -> tuple[Decimal, Decimal]:
     return wide * sigmoid(z), z
 
 
-def of_the_oracle(x: Tensor, gate: GateSpec) -> Tensor:
+def of_the_oracle(x: Tensor, gate: ActivationSpec) -> Tensor:
     return naive._gated(x, torch.ones_like(x), gate)
 
 
-def of_the_engine(x: Tensor, gate: GateSpec) -> Tensor:
+def of_the_engine(x: Tensor, gate: ActivationSpec) -> Tensor:
     return apply_gate(torch.stack([x, torch.ones_like(x)], dim=-1), gate, Backend.EAGER)[:, 0]
 
 
@@ -46,7 +46,7 @@ def of_the_engine(x: Tensor, gate: GateSpec) -> Tensor:
 def test_a_gate_keeps_its_digits_far_below_zero(kind: str, computed) -> None:
     """A relative error of eps for each operation, and for each unit of the exponential's argument: x / 2 (1 + tanh z),
     which is how torch computes GELU, has 1e-12 at -4 where this is 1e-14, and 1e-7 at -6."""
-    gate = GateSpec(kind=kind, alpha=1.3, limit=0.5)  # type: ignore[arg-type]
+    gate = ActivationSpec(kind=kind, alpha=1.3, limit=0.5)  # type: ignore[arg-type]
 
     @given(st.floats(-6, 6).filter(lambda x: abs(x) > 1e-3))
     @example(-6.0)

@@ -260,7 +260,7 @@ def test_a_record_adds_this_machine_to_the_tables(tmp_path: Path) -> None:
     mine = RecordFolder(tmp_path, CLAIMS_FOLDER.parent)
     for id in ("prefill-linear", "decode-flat-in-context"):
         claim = KNOWN[id]
-        assert claim.condition_tables is not None and "A CPU" in claim.condition_tables(mine)[0].rows[0][0]
+        assert claim.condition_tables is not None and "A CPU" in str(claim.condition_tables(mine)[0].rows[0][0])
         assert any(table.title.startswith("Measured here") for table in claim.condition_tables(mine))
         assert judge_trial(claim, claim.trials[0], mine).outcome == "holds-with-limits"
 

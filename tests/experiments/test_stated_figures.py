@@ -84,7 +84,7 @@ def test_letters_in_the_tables_are_what_the_rule_reads() -> None:
              for heading, cell in zip(table.headings[1:], row[1:], strict=True) if cell != "-"]  # fmt: skip
     assert names
     for what, hardware, cell in names:
-        gpus, rest = cell.split(" x: ")
+        gpus, rest = str(cell).split(" x: ")
         right, _, not_so = rest.partition(" ")[2].partition("!")
         name = f"{what} on {gpus} x {hardware}"
         for letter, figure in zip("abc", told.DECODE, strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from workbench.model.spec import AttentionSpec, LayerSpec, ModelSpec, RotaryConfig, RotaryScaling
+from workbench.model.spec import AttentionSpec, LayerSpec, ModelSpec, NormSpec, RotaryConfig, RotaryScaling
 
 _scalings = st.one_of(
     st.just(RotaryScaling()),
@@ -52,7 +52,7 @@ def llama_specs(draw: st.DrawFn) -> ModelSpec:
         layers=(layer,) * draw(st.integers(1, 3)),
         max_position_embeddings=draw(st.integers(1, 100_000)),
         rotary=RotaryConfig(rope_theta=draw(st.floats(1.5, 1e7)), scaling=draw(_scalings)),
-        rms_norm_eps=draw(st.floats(1e-8, 1e-3)),
+        norm=NormSpec(eps=draw(st.floats(1e-8, 1e-3))),
         tie_word_embeddings=draw(st.booleans()),
         eos_token_ids=tuple(draw(st.lists(st.integers(0, 49), max_size=3, unique=True))),
     )

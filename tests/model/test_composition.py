@@ -34,7 +34,7 @@ def test_every_slot_reaches_every_layer() -> None:
         AttentionChange.model_fields
     )
     for attention in varied(**slots):
-        assert attention == LAYER.attention.model_copy(update=slots)
+        assert attention == AttentionSpec.model_validate(dict(LAYER.attention) | slots)
 
 
 def test_a_pattern_is_repeated_over_the_layers() -> None:

@@ -83,7 +83,7 @@ def test_absent_fields_have_the_defaults_of_transformers() -> None:
     attention = spec.layers[0].attention
     assert (attention.num_heads, attention.num_kv_heads, attention.head_dim) == (4, 4, 16)
     assert not (attention.qkv_bias or attention.o_proj_bias or spec.layers[0].mlp_bias or spec.tie_word_embeddings)
-    assert (spec.rms_norm_eps, spec.rotary, spec.eos_token_ids) == (1e-6, RotaryConfig(), ())
+    assert (spec.norm.eps, spec.rotary, spec.eos_token_ids) == (1e-6, RotaryConfig(), ())
 
 
 def test_biases_are_on_all_of_attention_or_none() -> None:
@@ -121,7 +121,7 @@ def test_rotary_fields(changes: dict[str, object], rotary: RotaryConfig) -> None
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"model_type": "mixtral"}, "model_type 'mixtral' is not read; read now: llama, mistral"),
+        ({"model_type": "mamba"}, "model_type 'mamba' is not read; read now: llama, mistral"),
         ({"model_type": ...}, "model_type is missing"),
         ({"vocab_size": ...}, "vocab_size is missing; it must be an integer of at least 1"),
         ({"hidden_size": "64"}, 'hidden_size is "64"; it must be an integer'),

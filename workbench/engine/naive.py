@@ -21,7 +21,17 @@ from workbench.errors import WorkbenchError
 from workbench.model.layers import build_custom_attention
 from workbench.model.quantized import WeightFormat
 from workbench.model.rotary import RotaryTable, rotary_frequencies, rotary_of_layer
-from workbench.model.spec import AnyAttentionSpec, AttentionSpec, GateSpec, LayerSpec, MLASpec, ModelSpec, RotaryConfig
+from workbench.model.spec import (
+    ActivationSpec,
+    AnyAttentionSpec,
+    AttentionSpec,
+    LayerSpec,
+    MLASpec,
+    ModelSpec,
+    MoESpec,
+    NormSpec,
+    RotaryConfig,
+)  # fmt: skip
 from workbench.model.transformer import Transformer
 
 
@@ -47,17 +57,27 @@ def logits(model: Transformer, ids: Tensor, dtype: torch.dtype | None = None) ->
     x = w["embedding.weight"][ids]
     if spec.embedding_scale != 1:  # as the model has it, in its own type
         x = x * torch.tensor(spec.embedding_scale, dtype=model.dtype).to(x.dtype)
+    if spec.learned_positions is not None:
+        x = x + w["positions.weight"][torch.arange(len(ids)) + spec.learned_positions]
+    if spec.embedding_norm:
+        x = _norm(x, w, "embedding_norm", spec.norm)
     for index, kind in enumerate(spec.layers):
         at = f"blocks.{index}."
-        h = _norm(x, w[at + "attention_norm.weight"], *_style(spec))
+        h = _norm(x, w, at + "attention_norm", spec.norm) if kind.norms != "post" else x
         read = _attention(h, w, at + "attention.", kind.attention, spec)
-        x = x + (_norm(read, w[at + "attention_post_norm.weight"], *_style(spec)) if kind.post_norms else read)
-        h = _norm(x, w[at + "feedforward_norm.weight"], *_style(spec))
+        read = _norm(read, w, at + "attention_post_norm", spec.norm) if kind.norms != "pre" else read
+        added = x + spec.residual_scale * read
+        if kind.parallel == "no":
+            h = _norm(added, w, at + "feedforward_norm", spec.norm) if kind.norms != "post" else added
+        elif kind.parallel == "two_norms":
+            h = _norm(x, w, at + "feedforward_norm", spec.norm)
         made = (_feedforward if kind.experts is None else _mixture)(h, w, at + "feedforward.", kind)
-        x = x + (_norm(made, w[at + "feedforward_post_norm.weight"], *_style(spec)) if kind.post_norms else made)
-    x = _norm(x, w["norm.weight"], *_style(spec))
+        made = _norm(made, w, at + "feedforward_post_norm", spec.norm) if kind.norms != "pre" else made
+        x = added + spec.residual_scale * made
+    x = _norm(x, w, "norm", spec.norm)
     x = w.entering(x) if model.format.head == "int8" else x
     logits = x @ w["embedding.weight" if spec.tie_word_embeddings else "head.weight"].T
+    logits = spec.logit_scale * (logits + w["head.bias"] if spec.head_bias else logits)
     return (
         spec.final_logit_softcapping * torch.tanh(logits / spec.final_logit_softcapping)
         if spec.final_logit_softcapping
@@ -74,12 +94,15 @@ def _attention(h: Tensor, w: Weights, at: str, a: AnyAttentionSpec, spec: ModelS
 
 def _grouped(h: Tensor, w: Weights, at: str, a: AttentionSpec, spec: ModelSpec) -> Tensor:
     qkv = rearrange(_linear(h, w, at + "qkv"), "token (head dim) -> token head dim", dim=a.head_dim)
+    if a.qkv_clip and (a.qk_norm is None or a.qk_norm.over == "head"):
+        qkv = qkv.clamp(-a.qkv_clip, a.qkv_clip)
     q, k, v = qkv.split([a.num_heads, a.num_kv_heads, a.num_kv_heads], dim=1)
-    if a.qk_norm:
-        q = _norm(q, w[at + "query_norm.weight"], *_style(spec))
-        k = _norm(k, w[at + "key_norm.weight"], *_style(spec))
+    if a.qk_norm is not None and not a.qk_norm.after_rotary:
+        q, k = _normed_heads(q, w, at + "query_norm", a, spec), _normed_heads(k, w, at + "key_norm", a, spec)
     if a.position == "rotary":
-        q, k = (_turn(part, a.rotary or spec.rotary) for part in (q, k))
+        q, k = (_turn(part, a.rotary or spec.rotary, a.rotary_dim) for part in (q, k))
+    if a.qk_norm is not None and a.qk_norm.after_rotary:
+        q, k = _normed_heads(q, w, at + "query_norm", a, spec), _normed_heads(k, w, at + "key_norm", a, spec)
     k, v = (
         part.repeat_interleave(a.num_heads // a.num_kv_heads, dim=1) for part in (k, v)
     )  # a key head for each query head
@@ -89,6 +112,15 @@ def _grouped(h: Tensor, w: Weights, at: str, a: AttentionSpec, spec: ModelSpec) 
     return _linear(rearrange(mixed, "token head dim -> token (head dim)"), w, at + "output")
 
 
+def _normed_heads(heads: Tensor, w: Weights, at: str, a: AttentionSpec, spec: ModelSpec) -> Tensor:
+    """Norm queries or keys [token, head, head_dim] by head, or all columns of a token together."""
+    assert a.qk_norm is not None
+    if a.qk_norm.over == "projection":
+        rows = _norm(rearrange(heads, "token head dim -> token (head dim)"), w, at, spec.norm)
+        return rearrange(rows, "token (head dim) -> token head dim", dim=a.head_dim)
+    return _norm(heads, w, at, spec.norm)
+
+
 def _latent(h: Tensor, w: Weights, at: str, a: MLASpec, rotary: RotaryConfig) -> Tensor:
     """Return the output of multi-head latent attention as published: keys and values of every head are computed from
     the latents (DeepSeek-V2, 2024, section 2.1)."""
@@ -96,13 +128,13 @@ def _latent(h: Tensor, w: Weights, at: str, a: MLASpec, rotary: RotaryConfig) ->
         [a.down_proj_columns - a.head_dim, a.kv_lora_rank, a.qk_rope_head_dim], dim=-1
     )
     if a.q_lora_rank is not None:
-        query = _linear(_norm(query, w[at + "query_norm.weight"], a.rms_norm_eps), w, at + "query_up")
+        query = _linear(_norm(query, w, at + "query_norm", NormSpec(eps=a.rms_norm_eps)), w, at + "query_up")
     query = rearrange(query, "token (head dim) -> token head dim", head=a.num_heads)
-    latent = _norm(latent, w[at + "latent_norm.weight"], a.rms_norm_eps)
+    latent = _norm(latent, w, at + "latent_norm", NormSpec(eps=a.rms_norm_eps))
     made = einsum(latent, w[at + "up"], "token latent, head row latent -> token head row")
     plain_key, value = made.split([a.qk_nope_head_dim, a.v_head_dim], dim=-1)
     plain, turned = query.split([a.qk_nope_head_dim, a.qk_rope_head_dim], dim=-1)
-    turned, key = (_turn(part, rotary, a.rope_interleave) for part in (turned, key[:, None]))
+    turned, key = (_turn(part, rotary, a.rotary_dim, a.rope_interleave) for part in (turned, key[:, None]))
     scores = einsum(plain, plain_key, "token head dim, context head dim -> head token context")
     scores = scores + einsum(turned, key[:, 0], "token head dim, context dim -> head token context")
     scale = (a.qk_nope_head_dim + a.qk_rope_head_dim) ** -0.5 if a.scale is None else a.scale
@@ -155,7 +187,7 @@ def _own(h: Tensor, w: Weights, at: str, a: AttentionSpec, spec: ModelSpec) -> T
     """Return the output of a custom attention module, called with a plain cache and a plain batch."""
     if w.int8_rows:
         raise WorkbenchError("activations: int8 and a custom attention module: the oracle knows no such rows")
-    module = build_custom_attention(a, spec.hidden_size, Backend.EAGER, WeightFormat(), *_style(spec), h.dtype)
+    module = build_custom_attention(a, spec.hidden_size, Backend.EAGER, WeightFormat(), spec.norm, h.dtype)
     mine = {name.removeprefix(at): values for name, values in w.items() if name.startswith(at)}
     module.load_state_dict(mine, strict=False)
     cos = sin = None
@@ -177,35 +209,67 @@ def greedy(model: Transformer, prompt_ids: list[int], max_tokens: int, dtype: to
 
 
 def _feedforward(h: Tensor, w: Weights, at: str, kind: LayerSpec) -> Tensor:
+    if not kind.activation.gated:
+        return _linear(_activated(_linear(h, w, at + "up"), kind.activation), w, at + "down")
     gate, up = _linear(h, w, at + "gate_up").chunk(2, dim=-1)
-    return _linear(_gated(gate, up, kind.gate), w, at + "down")
+    return _linear(_gated(gate, up, kind.activation), w, at + "down")
 
 
 def _mixture(h: Tensor, w: Weights, at: str, kind: LayerSpec) -> Tensor:
     """Run tokens one after another, each through its own experts."""
     assert kind.experts is not None
     rows = []
-    for token, scores in zip(h, _linear(h, w, at + "router"), strict=True):
-        best = scores.topk(kind.experts.num_experts_per_tok)
+    for token, logits in zip(h, _linear(h, w, at + "router"), strict=True):
         made = torch.zeros_like(token)
-        for weight, number in zip(torch.softmax(best.values, dim=-1), best.indices.tolist(), strict=True):
-            gate_up, down = w[at + "gate_up"][number] @ token, w[at + "down"][number]
+        for number, weight in _chosen(logits, w.get(at + "router.selection_bias"), kind.experts):
+            enters = weight * token if kind.experts.router.weighs_input else token
+            gate_up, down = w[at + "gate_up"][number] @ enters, w[at + "down"][number]
             if kind.mlp_bias:
                 gate_up = gate_up + w[at + "gate_up_bias"][number]
             gate, up = gate_up.chunk(2)
-            out = down @ _gated(gate, up, kind.gate)
-            made = made + weight * (out + w[at + "down_bias"][number] if kind.mlp_bias else out)
+            out = down @ _gated(gate, up, kind.activation)
+            out = out + w[at + "down_bias"][number] if kind.mlp_bias else out
+            made = made + (out if kind.experts.router.weighs_input else weight * out)
         rows.append(made)
-    return torch.stack(rows)
+    total = torch.stack(rows)
+    if kind.experts.shared_intermediate_size:
+        shared = _feedforward(h, w, at + "shared.", kind)
+        total = total + (torch.sigmoid(_linear(h, w, at + "shared_gate")) if kind.experts.shared_gate else 1) * shared
+    return total
 
 
-def _gated(gate: Tensor, up: Tensor, kind: GateSpec) -> Tensor:
-    if kind.kind == "silu":
-        return torch.nn.functional.silu(gate) * up
-    if kind.kind == "gelu_tanh":
-        return _gelu(gate) * up
+def _chosen(logits: Tensor, bias: Tensor | None, experts: MoESpec) -> list[tuple[int, Tensor]]:
+    """Return the experts of one token, and their weights."""
+    router = experts.router
+    scores = {"logit": lambda: logits, "softmax": lambda: logits.softmax(-1), "sigmoid": logits.sigmoid}[router.score]()
+    ranked = scores if bias is None else scores + bias
+    size = experts.num_experts // router.groups
+    if router.groups > 1:
+        best = [group.sort().values[-2 if router.group_score == "top2" else -1 :].sum() for group in ranked.split(size)]
+        kept = sorted(range(router.groups), key=lambda group: -best[group].item())[: router.kept_groups]
+        ranked = torch.where(torch.isin(torch.arange(len(ranked)) // size, torch.tensor(kept)), ranked, -torch.inf)
+    numbers = ranked.topk(experts.num_experts_per_tok).indices
+    weights = scores[numbers]
+    weights = weights.softmax(-1) if router.softmax_chosen else weights
+    weights = weights / (weights.sum() + 1e-20) if router.renormalize else weights
+    return list(zip(numbers.tolist(), router.factor * weights, strict=True))
+
+
+def _gated(gate: Tensor, up: Tensor, kind: ActivationSpec) -> Tensor:
+    if kind.kind != "clamped":
+        return _activated(gate, kind) * up
     gate, up = gate.clamp(max=kind.limit), up.clamp(-kind.limit, kind.limit)
     return gate * torch.sigmoid(kind.alpha * gate) * (up + 1)
+
+
+def _activated(x: Tensor, kind: ActivationSpec) -> Tensor:
+    if kind.kind == "silu":
+        return torch.nn.functional.silu(x)
+    if kind.kind == "gelu":
+        return x * 0.5 * torch.special.erfc(-x / math.sqrt(2))
+    if kind.kind == "gelu_tanh":
+        return _gelu(x)
+    return x.clamp(min=0) ** (2 if kind.kind == "relu2" else 1)
 
 
 def _gelu(x: Tensor) -> Tensor:
@@ -219,12 +283,12 @@ def _gelu(x: Tensor) -> Tensor:
     return (wide / (1 + torch.exp(-2 * z))).to(x.dtype)
 
 
-def _style(spec: ModelSpec) -> tuple[float, float]:
-    return spec.rms_norm_eps, spec.norm_offset
-
-
-def _norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
-    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * (weight + offset)
+def _norm(x: Tensor, w: Weights, name: str, norm: NormSpec) -> Tensor:
+    """Norm the last axis; weights and bias where the state has them."""
+    x = x - x.mean(-1, keepdim=True) if norm.kind == "layer" else x
+    x = x / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt()
+    x = x * (w[name + ".weight"] + norm.offset) if name + ".weight" in w else x
+    return x + w[name + ".bias"] if name + ".bias" in w else x
 
 
 def _linear(x: Tensor, w: Weights, name: str) -> Tensor:
@@ -233,9 +297,13 @@ def _linear(x: Tensor, w: Weights, name: str) -> Tensor:
     return out + w[name + ".bias"] if name + ".bias" in w else out
 
 
-def _turn(x: Tensor, rotary: RotaryConfig, interleaved: bool = False) -> Tensor:
-    """Rotate x [token, head, head_dim], each pair by its position's angle."""
-    angles = torch.outer(torch.arange(len(x)).double(), rotary_frequencies(rotary, x.shape[-1]))[:, None]
+def _turn(x: Tensor, rotary: RotaryConfig, rotated: int, interleaved: bool = False) -> Tensor:
+    """Rotate x [token, head, head_dim], each pair by its position's angle.
+
+    A pair is (i, i + head_dim / 2), and of partly rotated heads the first pairs are rotated.
+    """
+    angles = torch.outer(torch.arange(len(x)).double(), rotary_frequencies(rotary, rotated))[:, None]
     cos, sin = (rotary.scaling.attention_factor * part.to(x.dtype) for part in (angles.cos(), angles.sin()))
     first, second = (x[..., 0::2], x[..., 1::2]) if interleaved else x.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    (a, first), (b, second) = ((half[..., : rotated // 2], half[..., rotated // 2 :]) for half in (first, second))
+    return torch.cat([a * cos - b * sin, first, b * cos + a * sin, second], dim=-1)

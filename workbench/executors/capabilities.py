@@ -20,7 +20,7 @@ from workbench.kv_cache.format import KVCacheSpec
 from workbench.kv_cache.store import KVStore
 from workbench.model.custom import build_mask, build_score
 from workbench.model.quantized import WeightFormat
-from workbench.model.spec import AttentionSpec, LayerSpec, MLASpec, ModelSpec
+from workbench.model.spec import AttentionSpec, LayerSpec, MLASpec, ModelSpec, NormSpec, QKNormSpec
 from workbench.model.transformer import DENSE, Transformer
 
 # What a backend does: attention over the cache, all operators of the blocks, a decode step as one function, or several
@@ -39,9 +39,9 @@ REFUSALS = {
 # Settings of a spec that the whole step of mlir supports or that other features cover: a new one is refused at first.
 STEP_SETTINGS: dict[type, str] = {
     AttentionSpec: """kind num_heads num_kv_heads head_dim sliding_window num_sink_tokens softcap scale qk_norm
-        position rotary sink_logits mask score module qkv_bias o_proj_bias""",
+        position rotary rotated_columns sink_logits mask score module qkv_bias o_proj_bias""",
     LayerSpec: "attention intermediate_size mlp_bias",
-    ModelSpec: """name vocab_size hidden_size layers max_position_embeddings rotary rms_norm_eps embedding_scale
+    ModelSpec: """name vocab_size hidden_size layers max_position_embeddings rotary norm embedding_scale
         final_logit_softcapping tie_word_embeddings eos_token_ids""",
 }
 
@@ -61,6 +61,10 @@ class Requirements:
     @classmethod
     def of(cls, model: Transformer, store: KVStore) -> Requirements:
         return cls(model.spec, model.dtype, model.format, store.specs, store.dtype, model.device.type)
+
+    @property
+    def norm(self) -> NormSpec:
+        return NormSpec() if self.spec is None else self.spec.norm
 
     @property
     def layers(self) -> tuple[LayerSpec, ...]:
@@ -207,6 +211,10 @@ FEATURES: dict[str, Feature] = {
     "soft-capped scores": Feature("model", _setting("softcap")),
     "sink logits": Feature("model", _setting("sink_logits")),
     "norms of queries and keys": Feature("model", _setting("qk_norm")),
+    "norms of queries and keys together, by head, or after rotary": Feature("model", _attention(
+        lambda own: isinstance(own, AttentionSpec) and own.qk_norm not in (None, QKNormSpec()) and "such norms"
+    )),
+    "partly rotated heads": Feature("model", _setting("rotated_columns")),
     "no position encoding": Feature("model", _attention(lambda own: own.position == "none" and "no position encoding")),
     "ALiBi": Feature("model", _attention(lambda own: own.position == "alibi" and "ALiBi")),
     "custom score function": Feature("model", _attention(lambda own: own.score and f"score {own.score.path}")),
@@ -218,9 +226,15 @@ FEATURES: dict[str, Feature] = {
         lambda own: isinstance(own, AttentionSpec) and own.head_dim % 2 and f"heads of odd width {own.head_dim}"
     )),
     "mixture of experts": Feature("model", _setting("experts")),
-    "gates other than SiLU": Feature("model", _setting("gate")),
-    "norms after attention and feed-forward": Feature("model", _setting("post_norms")),
-    "offset of the norms' weights": Feature("model", _setting("norm_offset")),
+    "gates other than SiLU, GELU by its tanh, clamped": Feature("model", _layer(
+        lambda kind: (not kind.activation.gated or kind.activation.kind in ("gelu", "relu", "relu2"))
+        and f"activation {kind.activation}"
+    )),
+    "gates other than SiLU": Feature("model", _setting("activation")),
+    "norms after attention or feed-forward": Feature("model", _setting("norms")),
+    "parallel attention and feed-forward": Feature("model", _setting("parallel")),
+    "LayerNorm": Feature("model", lambda wanted: "LayerNorm" if wanted.norm.kind == "layer" else None),
+    "offset of the norms' weights": Feature("model", lambda wanted: "an offset" if wanted.norm.offset else None),
     "scaled embedding": Feature("model", _setting("embedding_scale")),
     "quantized embedding": Feature("model", _quantized_embedding),
     "soft-capped logits": Feature("model", _setting("final_logit_softcapping")),
@@ -260,7 +274,11 @@ LIMITS: tuple[Limit, ...] = (
     Limit("custom part that cannot be traced", Backend.INDUCTOR, EVERY, "it is compiled into the attention"),
     *(Limit(feature, Backend.MLIR, STEP, NOT_IN_STEP) for feature in (
         "latent attention", "custom attention module", "heads of odd width", "gates other than SiLU",
-        "norms after attention and feed-forward", "offset of the norms' weights")),
+        "norms of queries and keys together, by head, or after rotary",
+        "norms after attention or feed-forward", "parallel attention and feed-forward",
+        "offset of the norms' weights")),
+    *(Limit(feature, backend, BLOCKS, "it has no kernel for it") for backend in (Backend.MLIR, Backend.TRITON)
+      for feature in ("LayerNorm", "gates other than SiLU, GELU by its tanh, clamped")),
     Limit("rotated heads", Backend.MLIR, STEP, "the compiled decode step does not rotate heads"),
     Limit("settings of a model that are newer than this table", Backend.MLIR, STEP, NOT_IN_STEP),
     *(Limit(feature, Backend.MLIR, DRAFTS, "tokens are embedded as they are")

@@ -7,6 +7,7 @@ from typing import cast
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from compiled_kernels import Backend
 from compiled_kernels.backends import BackendError
@@ -26,7 +27,7 @@ from workbench.kv_cache.store import KVStore
 from workbench.model.feedforward import GatedMLP
 from workbench.model.layers import Attention as AttentionModule
 from workbench.model.layers import TransformerBlock
-from workbench.model.linear import Linear
+from workbench.model.linear import Linear, RMSNorm
 from workbench.model.quantized import WeightDtype
 from workbench.model.rotary import RotaryTable
 from workbench.model.transformer import Transformer
@@ -139,7 +140,7 @@ def step_shape(
         rows=rows,
         hidden_size=model.spec.hidden_size,
         vocab_size=model.spec.vocab_size,
-        eps=model.spec.rms_norm_eps,
+        eps=model.spec.norm.eps,
         dtype=MLIR_TYPES[model.dtype],
         layers=tuple(_layer(block, cache_specs[i], model.rotary_of_block[i]) for i, block in enumerate(blocks)),
         head=_head(model),
@@ -169,7 +170,7 @@ def _layer(block: TransformerBlock, cache: KVCacheSpec, turn: int | None) -> Lay
         sinks=sinks,
         softcap=spec.softcap,
         sink_logits=spec.sink_logits,
-        qk_norm=spec.qk_norm,
+        qk_norm=spec.qk_norm is not None,
         rotary_index=turn,
         page_table=cache.residual_group if cache.format.quantized else cache.group,
         quantized=_layout(cache) if cache.format.quantized else None,
@@ -201,11 +202,11 @@ def _weight(format: WeightDtype, dtype: torch.dtype, group: int, bias: bool = Fa
 def step_tensors(model: Transformer, store: KVStore) -> dict[str, Tensor]:
     """Return weights and pages by their names in a step."""
     blocks = [cast(TransformerBlock, block) for block in model.blocks]
-    found: dict[str, Tensor] = {"norm": model.norm.weight}
+    found: dict[str, Tensor] = {"norm": _norm_weight(model.norm)}
     found |= {f"head_{i}": tensor for i, tensor in enumerate(model.head_tensors)}
     for index, (block, cache) in enumerate(zip(blocks, store.layers, strict=True)):
-        found[f"attention_norm_{index}"] = block.attention_norm.weight
-        found[f"feedforward_norm_{index}"] = block.feedforward_norm.weight
+        found[f"attention_norm_{index}"] = _norm_weight(block.attention_norm)
+        found[f"feedforward_norm_{index}"] = _norm_weight(block.feedforward_norm)
         attention, feedforward = cast(AttentionModule, block.attention), cast(GatedMLP, block.feedforward)
         products = {
             "qkv": attention.qkv,
@@ -216,8 +217,8 @@ def step_tensors(model: Transformer, store: KVStore) -> dict[str, Tensor]:
         for name, linear in products.items():
             found |= {f"{name}{i}_{index}": _stored_words(tensor) for i, tensor in enumerate(linear.tensors)}
         if attention.query_norm is not None and attention.key_norm is not None:
-            found[f"query_norm_{index}"] = attention.query_norm.weight
-            found[f"key_norm_{index}"] = attention.key_norm.weight
+            found[f"query_norm_{index}"] = _norm_weight(attention.query_norm)
+            found[f"key_norm_{index}"] = _norm_weight(attention.key_norm)
         if attention.sink_logits is not None:
             found[f"sink_logits_{index}"] = attention.sink_logits.float()
         if isinstance(cache, QuantizedLayer):
@@ -227,6 +228,11 @@ def step_tensors(model: Transformer, store: KVStore) -> dict[str, Tensor]:
         else:
             found[f"keys_{index}"], found[f"values_{index}"] = cache.keys, cache.values
     return found
+
+
+def _norm_weight(norm: Module) -> Tensor:
+    """Return the weight of a norm of the compiled step: a root-mean-square norm."""
+    return cast(RMSNorm, norm).weight
 
 
 def _stored_words(tensor: Tensor) -> Tensor:

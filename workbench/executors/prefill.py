@@ -93,7 +93,7 @@ class PrefillExecutor:
             grown, self._blocks = bool(self._blocks), []
             for index, layer in enumerate(step.layers):
                 shape = BlockShape(
-                    layer, self.model.spec.hidden_size, self.model.spec.rms_norm_eps, step.dtype, Target.current()
+                    layer, self.model.spec.hidden_size, self.model.spec.norm.eps, step.dtype, Target.current()
                 )
                 names = {named.name for named in (*shape.before, *shape.after)} - shape.buffers().keys()
                 own = {name: tensors[f"{name}_{index}"] for name in names}

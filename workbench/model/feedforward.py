@@ -12,58 +12,141 @@ from compiled_kernels.capabilities import known_gap
 from workbench.errors import WorkbenchError
 from workbench.model.linear import Linear
 from workbench.model.quantized import WeightFormat
-from workbench.model.spec import GateSpec, LayerSpec, MoESpec
+from workbench.model.spec import ActivationSpec, LayerSpec, MoESpec
 
 
 def build_feedforward(kind: LayerSpec, hidden_size: int, backend: Backend, format: WeightFormat) -> nn.Module:
     """Build the feed-forward that `kind` describes: [token, hidden] -> [token, hidden]."""
-    if kind.experts is None:
-        return GatedMLP(kind, hidden_size, backend, format)
-    return MixtureOfExperts(kind, kind.experts, hidden_size, backend)
+    if kind.experts is not None:
+        return MixtureOfExperts(kind, kind.experts, hidden_size, backend, format)
+    build = GatedMLP if kind.activation.gated else PlainMLP
+    return build(kind.activation, hidden_size, kind.intermediate_size, kind.mlp_bias, backend, format)
 
 
-def apply_gate(gate_up: Tensor, gate: GateSpec, backend: Backend) -> Tensor:
-    """Apply the gate: the gate's columns, then the up projection's, [token, 2 intermediate] -> [token,
+def apply_gate(gate_up: Tensor, activation: ActivationSpec, backend: Backend) -> Tensor:
+    """Apply a gated activation: the gate's columns, then the up projection's, [token, 2 intermediate] -> [token,
     intermediate]."""
-    if gate.kind == "silu":
+    if activation.kind == "silu":
         return compiled_kernels.gated_silu(gate_up, backend)
-    if gate.kind == "gelu_tanh":
+    if activation.kind == "gelu_tanh":
         return compiled_kernels.gated_gelu(gate_up, backend)
-    return compiled_kernels.gated_clamped(gate_up, gate.alpha, gate.limit, backend)
+    if activation.kind == "clamped":
+        return compiled_kernels.gated_clamped(gate_up, activation.alpha, activation.limit, backend)
+    gate, up = gate_up.chunk(2, dim=-1)
+    return activate(gate, activation) * up
+
+
+def activate(x: Tensor, activation: ActivationSpec) -> Tensor:
+    """Apply an activation element by element, in float32."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    if activation.kind == "silu":
+        wide = nn.functional.silu(wide)
+    elif activation.kind == "gelu":
+        wide = nn.functional.gelu(wide)
+    elif activation.kind == "gelu_tanh":
+        wide = nn.functional.gelu(wide, approximate="tanh")
+    else:
+        wide = nn.functional.relu(wide)
+        wide = wide * wide if activation.kind == "relu2" else wide
+    return wide.to(x.dtype)
 
 
 class GatedMLP(nn.Module):
     """A gated feed-forward: down(gate(x) joined with up(x)); gate and up are one product."""
 
-    def __init__(self, kind: LayerSpec, hidden_size: int, backend: Backend, format: WeightFormat):
+    def __init__(
+        self, activation: ActivationSpec, hidden_size: int, width: int, bias: bool, backend: Backend,
+        format: WeightFormat,
+    ):  # fmt: skip
         super().__init__()
-        self.backend, self.gate = backend, kind.gate
+        self.backend, self.activation = backend, activation
         stored = backend, format.blocks, format.quant_group, format.activations_of(format.blocks)
-        self.gate_up = Linear(hidden_size, 2 * kind.intermediate_size, kind.mlp_bias, *stored)
-        self.down = Linear(kind.intermediate_size, hidden_size, kind.mlp_bias, *stored)
+        self.gate_up = Linear(hidden_size, 2 * width, bias, *stored)
+        self.down = Linear(width, hidden_size, bias, *stored)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(apply_gate(self.gate_up(x), self.gate, self.backend))
+        return self.down(apply_gate(self.gate_up(x), self.activation, self.backend))
+
+
+class PlainMLP(nn.Module):
+    """A feed-forward without gate: down(f(up(x))) (GPT-2)."""
+
+    def __init__(
+        self, activation: ActivationSpec, hidden_size: int, width: int, bias: bool, backend: Backend,
+        format: WeightFormat,
+    ):  # fmt: skip
+        super().__init__()
+        self.activation = activation
+        stored = backend, format.blocks, format.quant_group, format.activations_of(format.blocks)
+        self.up = Linear(hidden_size, width, bias, *stored)
+        self.down = Linear(width, hidden_size, bias, *stored)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(activate(self.up(x), self.activation))
+
+
+class Router(Linear):
+    """Choose the experts of each token and their weights (see `RouterSpec`); its matrix stays dense."""
+
+    def __init__(self, experts: MoESpec, hidden_size: int, backend: Backend):
+        super().__init__(hidden_size, experts.num_experts, experts.router_bias, backend)
+        self.spec, self.num_chosen = experts.router, experts.num_experts_per_tok
+        biased = experts.router.selection_bias
+        self.selection_bias = nn.Parameter(torch.empty(experts.num_experts)) if biased else None
+
+    def choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return weights and numbers of the experts chosen for x [token, hidden]: both [token, chosen]."""
+        logits = self(x)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        scores = logits
+        if self.spec.score == "softmax":
+            scores = torch.softmax(logits, dim=-1)
+        elif self.spec.score == "sigmoid":
+            scores = torch.sigmoid(logits)
+        ranked = scores if self.selection_bias is None else scores + self.selection_bias.to(scores.dtype)
+        if self.spec.groups > 1:
+            ranked = self._within_groups(ranked)
+        chosen = ranked.topk(self.num_chosen, dim=-1).indices
+        weights = scores.gather(-1, chosen)
+        if self.spec.softmax_chosen:
+            weights = torch.softmax(weights, dim=-1)
+        if self.spec.renormalize:
+            weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+        return weights * self.spec.factor, chosen
+
+    def _within_groups(self, ranked: Tensor) -> Tensor:
+        """Leave only experts of the best groups: ranked [token, expert]."""
+        grouped = rearrange(ranked, "token (group expert) -> token group expert", group=self.spec.groups)
+        best = grouped.amax(-1) if self.spec.group_score == "max" else grouped.topk(2, dim=-1).values.sum(-1)
+        kept = torch.zeros_like(best, dtype=torch.bool)
+        kept.scatter_(-1, best.topk(self.spec.kept_groups, dim=-1).indices, True)
+        left = grouped.masked_fill(~kept[..., None], -torch.inf)
+        return rearrange(left, "token group expert -> token (group expert)")
 
 
 class MixtureOfExperts(nn.Module):
-    """A mixture of experts: a router's scores choose the experts of each token and weigh their outputs (Shazeer et
-    al., 2017; gpt-oss).
+    """A mixture of experts: a router chooses the experts of each token and weighs them (Shazeer et al., 2017).
 
     The router and the experts stay dense, whatever the format of the other matrices.
     """
 
-    def __init__(self, kind: LayerSpec, experts: MoESpec, hidden_size: int, backend: Backend):
+    def __init__(self, kind: LayerSpec, experts: MoESpec, hidden_size: int, backend: Backend, format: WeightFormat):
         super().__init__()
         if gap := known_gap("expert_linear", backend, ""):
             raise WorkbenchError(f"a mixture of experts has no backend {backend}: {gap.reason}")
-        self.backend, self.gate, self.num_experts_per_tok = backend, kind.gate, experts.num_experts_per_tok
+        self.backend, self.activation, self.num_experts_per_tok = backend, kind.activation, experts.num_experts_per_tok
         count, hidden, bias = experts.num_experts, kind.intermediate_size, kind.mlp_bias
-        self.router = Linear(hidden_size, count, bias, backend)
+        if not kind.activation.gated:
+            raise WorkbenchError("experts without a gate are not carried out")
+        self.router, self.weighs_input = Router(experts, hidden_size, backend), experts.router.weighs_input
         self.gate_up = nn.Parameter(torch.empty(count, 2 * hidden, hidden_size))
         self.gate_up_bias = nn.Parameter(torch.empty(count, 2 * hidden)) if bias else None
         self.down = nn.Parameter(torch.empty(count, hidden_size, hidden))
         self.down_bias = nn.Parameter(torch.empty(count, hidden_size)) if bias else None
+        self.shared = self.shared_gate = None
+        if width := experts.shared_intermediate_size:
+            self.shared = GatedMLP(kind.activation, hidden_size, width, False, backend, format)
+            self.shared_gate = Linear(hidden_size, 1, False, backend) if experts.shared_gate else None
 
     @property
     def unread_bytes(self) -> int:
@@ -74,13 +157,18 @@ class MixtureOfExperts(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        scores, chosen = self.router(x).topk(self.num_experts_per_tok, dim=-1)
-        exact = torch.promote_types(x.dtype, torch.float32)
-        weights = torch.softmax(scores.to(exact), dim=-1)
+        weights, chosen = self.router.choose(x)
         experts = rearrange(chosen, "token used -> (token used)")
         rows = repeat(x, "token width -> (token used) width", used=self.num_experts_per_tok)
+        if self.weighs_input:
+            rows = (rows * rearrange(weights, "token used -> (token used) 1")).to(x.dtype)
         hidden = compiled_kernels.expert_linear(rows, experts, self.gate_up, self.gate_up_bias, self.backend)
-        hidden = apply_gate(hidden, self.gate, self.backend)
+        hidden = apply_gate(hidden, self.activation, self.backend)
         out = compiled_kernels.expert_linear(hidden, experts, self.down, self.down_bias, self.backend)
-        out = rearrange(out, "(token used) width -> token used width", used=self.num_experts_per_tok)
-        return (out.to(exact) * weights[..., None]).sum(dim=1).to(x.dtype)
+        out = rearrange(out, "(token used) width -> token used width", used=self.num_experts_per_tok).to(weights.dtype)
+        total = out.sum(dim=1) if self.weighs_input else (out * weights[..., None]).sum(dim=1)
+        if self.shared is not None:
+            always = self.shared(x).to(total.dtype)
+            gate = None if self.shared_gate is None else torch.sigmoid(self.shared_gate(x).to(total.dtype))
+            total = total + (always if gate is None else gate * always)
+        return total.to(x.dtype)

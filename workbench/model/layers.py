@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from einops import rearrange
@@ -13,16 +13,19 @@ from compiled_kernels import Backend
 from compiled_kernels.attention import AttentionParameters
 from workbench.batch import TokenBatch
 from workbench.custom import build_custom
+from workbench.errors import WorkbenchError
 from workbench.kv_cache.store import CacheLayer
 from workbench.model.custom import build_mask, build_score, load_module
 from workbench.model.feedforward import build_feedforward
-from workbench.model.linear import Linear, RMSNorm
+from workbench.model.linear import LayerNorm, Linear, NoNorm, ResidualScale, RMSNorm, build_norm
 from workbench.model.mla import MLA
 from workbench.model.quantized import WeightFormat
-from workbench.model.spec import AnyAttentionSpec, LayerSpec
+from workbench.model.spec import AnyAttentionSpec, LayerSpec, NormSpec
 from workbench.model.spec import AttentionSpec as AttentionSpec
 from workbench.model.spec import MLASpec as MLASpec
 
+PLAIN_NORM = NormSpec()
+HEAD_COLUMNS = {"head": "(token head) dim", "projection": "token (head dim)"}
 Angles = Tensor | None  # [token, dim / 2]; None where heads are not rotated
 STORED_PARAMETERS = (
     "qkv.",
@@ -46,10 +49,9 @@ class Attention(nn.Module):
         hidden_size: int,
         backend: Backend,
         format: WeightFormat,
-        eps: float = 1e-5,
-        offset: float = 0.0,
+        norm: NormSpec = PLAIN_NORM,
     ):
-        """Build the module; `eps` and `offset` are those of the norms of queries and keys."""
+        """Build the module; norms of queries and keys are of the kind of `norm`."""
         super().__init__()
         self.spec = spec
         self.backend = backend
@@ -58,8 +60,8 @@ class Attention(nn.Module):
         stored = backend, format.blocks, format.quant_group, format.activations_of(format.blocks)
         self.qkv = Linear(hidden_size, (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim, spec.qkv_bias, *stored)
         self.output = Linear(spec.num_heads * spec.head_dim, hidden_size, spec.o_proj_bias, *stored)
-        self.query_norm = RMSNorm(spec.head_dim, eps, backend, offset) if spec.qk_norm else None
-        self.key_norm = RMSNorm(spec.head_dim, eps, backend, offset) if spec.qk_norm else None
+        self.query_norm = build_head_norm(spec, spec.num_heads, norm, backend)
+        self.key_norm = build_head_norm(spec, spec.num_kv_heads, norm, backend)
         self.sink_logits = nn.Parameter(torch.empty(spec.num_heads)) if spec.sink_logits else None
 
     def qkv_proj(self, x: Tensor, cos: Angles, sin: Angles) -> tuple[Tensor, Tensor, Tensor]:
@@ -75,11 +77,18 @@ class Attention(nn.Module):
                 says so.
         """
         heads, groups = self.spec.num_heads, self.spec.num_kv_heads
-        rows = rearrange(self.qkv(x), "token (head dim) -> token head dim", dim=self.spec.head_dim)
-        q, k, v = rows.split([heads, groups, groups], dim=1)
+        rows = self.qkv(x)
+        if self.spec.qkv_clip and not (self.spec.qk_norm and self.spec.qk_norm.over == "projection"):
+            rows = rows.clamp(-self.spec.qkv_clip, self.spec.qkv_clip)
+        q, k, v = rearrange(rows, "token (head dim) -> token head dim", dim=self.spec.head_dim).split(
+            [heads, groups, groups], dim=1
+        )
+        late = self.spec.qk_norm is not None and self.spec.qk_norm.after_rotary
+        if late:
+            q, k = self.apply_rotary(q, cos, sin), self.apply_rotary(k, cos, sin)
         if self.query_norm is not None and self.key_norm is not None:
-            q, k = _normed(q, self.query_norm), _normed(k, self.key_norm)
-        return self.apply_rotary(q, cos, sin), self.apply_rotary(k, cos, sin), v
+            q, k = self.query_norm(q), self.key_norm(k)
+        return (q, k, v) if late else (self.apply_rotary(q, cos, sin), self.apply_rotary(k, cos, sin), v)
 
     def apply_rotary(self, x: Tensor, cos: Angles, sin: Angles) -> Tensor:
         return x if cos is None or sin is None else compiled_kernels.rotary(x, cos, sin, self.backend)
@@ -94,58 +103,103 @@ class Attention(nn.Module):
         return self.output(rearrange(mixed, "token head dim -> token (head dim)"))
 
 
-def _normed(heads: Tensor, norm: RMSNorm) -> Tensor:
-    rows = rearrange(heads, "token head dim -> (token head) dim")
-    return rearrange(norm(rows), "(token head) dim -> token head dim", head=heads.shape[1])
+class HeadRMSNorm(RMSNorm):
+    """RMSNorm of queries or keys [token, head, head_dim]: of each head, or of all columns of a token."""
+
+    def __init__(self, width: int, over: Literal["head", "projection"], norm: NormSpec, backend: Backend):
+        super().__init__(width, norm.eps, backend, norm.offset)
+        self.columns = HEAD_COLUMNS[over]
+
+    def forward(self, heads: Tensor) -> Tensor:
+        rows = super().forward(rearrange(heads, f"token head dim -> {self.columns}"))
+        return rearrange(rows, f"{self.columns} -> token head dim", head=heads.shape[1])
+
+
+class HeadNorm(nn.Module):
+    """A norm of each head [token, head, head_dim] with weights of its own, one for all heads, or none; plain torch."""
+
+    def __init__(self, heads: int, spec: AttentionSpec, norm: NormSpec):
+        super().__init__()
+        assert spec.qk_norm is not None
+        shape = (heads, spec.head_dim) if spec.qk_norm.weight == "per_head" else (spec.head_dim,)
+        self.kind, self.eps, self.offset = norm.kind, norm.eps, norm.offset
+        self.weight = None if spec.qk_norm.weight == "none" else nn.Parameter(torch.empty(shape))
+        self.bias = nn.Parameter(torch.empty(shape)) if spec.qk_norm.bias else None
+
+    def forward(self, heads: Tensor) -> Tensor:
+        exact = torch.promote_types(heads.dtype, torch.float32)
+        rows = heads.to(exact)
+        if self.kind == "layer":
+            rows = rows - rows.mean(-1, keepdim=True)
+        rows = rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + self.eps)
+        rows = rows if self.weight is None else rows * (self.weight.to(exact) + self.offset)
+        return (rows if self.bias is None else rows + self.bias.to(exact)).to(heads.dtype)
+
+
+def build_head_norm(spec: AttentionSpec, heads: int, norm: NormSpec, backend: Backend) -> HeadRMSNorm | HeadNorm | None:
+    """Build the norm of `heads` queries or keys; None where there is none. Raises WorkbenchError for one that no family
+    has: of a whole projection by LayerNorm."""
+    if spec.qk_norm is None:
+        return None
+    if norm.kind == "rms" and spec.qk_norm.weight == "shared" and not spec.qk_norm.bias:
+        width = spec.head_dim if spec.qk_norm.over == "head" else heads * spec.head_dim
+        return HeadRMSNorm(width, spec.qk_norm.over, norm, backend)
+    if spec.qk_norm.over == "projection":
+        raise WorkbenchError("qk_norm over a whole projection has one weight, no bias, and is a root-mean-square norm")
+    return HeadNorm(heads, spec, norm)
 
 
 def build_attention(
-    spec: AnyAttentionSpec, hidden_size: int, backend: Backend, format: WeightFormat, eps: float, offset: float = 0.0
+    spec: AnyAttentionSpec, hidden_size: int, backend: Backend, format: WeightFormat, norm: NormSpec = PLAIN_NORM
 ) -> Attention | MLA:
     """Build the module of one layer's attention: built-in, or custom. Raises WorkbenchError where that cannot be
     built."""
     if isinstance(spec, MLASpec):
         return MLA(spec, hidden_size, backend, format)
     if spec.module is None:
-        return Attention(spec, hidden_size, backend, format, eps, offset)
+        return Attention(spec, hidden_size, backend, format, norm)
     found, name = load_module(spec.module), f"module {spec.module.path}"
-    offsets = (offset,) if offset else ()  # few models have one: only then a module must take it
-    return cast(
-        Attention, build_custom(found, spec.module.arguments, name, spec, hidden_size, backend, format, eps, *offsets)
-    )
+    arguments = (spec, hidden_size, backend, format, norm)
+    return cast(Attention, build_custom(found, spec.module.arguments, name, *arguments))
 
 
 def build_custom_attention(
-    spec: AttentionSpec,
-    hidden_size: int,
-    backend: Backend,
-    format: WeightFormat,
-    eps: float,
-    offset: float,
-    dtype: torch.dtype,
+    spec: AttentionSpec, hidden_size: int, backend: Backend, format: WeightFormat, norm: NormSpec, dtype: torch.dtype
 ) -> Attention | MLA:
     """Build a custom module in memory: the random numbers that it draws are the same every time."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.manual_seed(0)
-        return build_attention(spec, hidden_size, backend, format, eps, offset).to(dtype).requires_grad_(False)
+        return build_attention(spec, hidden_size, backend, format, norm).to(dtype).requires_grad_(False)
 
 
 class TransformerBlock(nn.Module):
-    """One layer, normed before each part and, with `post_norms`, after it too (Gemma 2). `before_attention` and
-    `after_attention` are the two sides of the read from the cache."""
+    """One layer, one part after the other: attention, then the feed-forward, each normed before, after, or both.
+
+    `before_attention` and `after_attention` are the two sides of the read from the cache.
+    """
 
     def __init__(
-        self, kind: LayerSpec, hidden_size: int, eps: float, backend: Backend, format: WeightFormat, offset: float = 0.0
-    ):
-        """Build the block; `offset` is added to the weights of the norms."""
+        self, kind: LayerSpec, hidden_size: int, backend: Backend, format: WeightFormat,
+        norm: NormSpec = PLAIN_NORM, residual_scale: float = 1.0,
+    ):  # fmt: skip
+        """Build the block; `residual_scale` multiplies what each part adds."""
         super().__init__()
-        norm = hidden_size, eps, backend, offset
-        self.attention_norm = RMSNorm(*norm)
-        self.attention = build_attention(kind.attention, hidden_size, backend, format, eps, offset)
-        self.feedforward_norm = RMSNorm(*norm)
+
+        def build(there: bool) -> RMSNorm | LayerNorm | NoNorm:
+            return build_norm(hidden_size, norm, backend) if there else NoNorm()
+
+        def build_post(there: bool) -> nn.Module:
+            return build(True) if there else nn.Identity() if residual_scale == 1 else ResidualScale(residual_scale)
+
+        if kind.norms != "pre" and residual_scale != 1:
+            raise WorkbenchError("residual_scale beside norms after a layer's parts is not carried out")
+        self.has_two_norms = kind.parallel != "one_norm"
+        self.attention_norm = build(kind.norms != "post")
+        self.attention = build_attention(kind.attention, hidden_size, backend, format, norm)
+        self.feedforward_norm = build(kind.norms != "post" and self.has_two_norms)
         self.feedforward = build_feedforward(kind, hidden_size, backend, format)
-        self.attention_post_norm = RMSNorm(*norm) if kind.post_norms else nn.Identity()
-        self.feedforward_post_norm = RMSNorm(*norm) if kind.post_norms else nn.Identity()
+        self.attention_post_norm = build_post(kind.norms != "pre")
+        self.feedforward_post_norm = build_post(kind.norms != "pre")
 
     def forward(self, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: CacheLayer) -> Tensor:
         q, k, v = self.before_attention(x, cos, sin)
@@ -161,3 +215,20 @@ class TransformerBlock(nn.Module):
         read = self.attention_post_norm(self.attention.o_proj(mixed))
         x, normed = self.feedforward_norm.add_and_norm(x, read)
         return x + self.feedforward_post_norm(self.feedforward(normed))
+
+
+class ParallelBlock(TransformerBlock):
+    """One layer whose attention and feed-forward both read its input and are added together (GPT-J, 2021)."""
+
+    def after_attention(self, x: Tensor, mixed: Tensor) -> Tensor:
+        normed = self.feedforward_norm(x) if self.has_two_norms else self.attention_norm(x)
+        read = self.attention_post_norm(self.attention.o_proj(mixed))
+        return x + read + self.feedforward_post_norm(self.feedforward(normed))
+
+
+def build_block(
+    kind: LayerSpec, hidden_size: int, backend: Backend, format: WeightFormat, norm: NormSpec, residual_scale: float
+) -> TransformerBlock:
+    """Build the block of one layer."""
+    block = TransformerBlock if kind.parallel == "no" else ParallelBlock
+    return block(kind, hidden_size, backend, format, norm, residual_scale)

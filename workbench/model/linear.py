@@ -10,7 +10,9 @@ from torch import Tensor, nn
 import compiled_kernels
 from compiled_kernels import Backend
 from compiled_kernels.blocked import from_panels, in_panels, panels_problem, to_panels
+from workbench.errors import WorkbenchError
 from workbench.model.quantized import Activations, WeightDtype, dequantize
+from workbench.model.spec import NormSpec
 
 
 class RMSNorm(nn.Module):
@@ -34,6 +36,60 @@ class RMSNorm(nn.Module):
         if not self.offset:
             return self.weight
         return self.weight.to(torch.promote_types(self.weight.dtype, torch.float32)) + self.offset
+
+
+class LayerNorm(nn.Module):
+    """LayerNorm over `hidden_size`, in float32: (x - mean) / sqrt(variance + eps) * (weight + offset) + bias."""
+
+    def __init__(self, hidden_size: int, norm: NormSpec, bias: bool):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(hidden_size)) if norm.weight else None
+        self.bias = nn.Parameter(torch.empty(hidden_size)) if bias else None
+        self.eps, self.offset = norm.eps, norm.offset
+
+    def forward(self, x: Tensor) -> Tensor:
+        exact = torch.promote_types(x.dtype, torch.float32)
+        weight, bias = (None if part is None else part.to(exact) for part in (self.weight, self.bias))
+        weight = weight + self.offset if weight is not None and self.offset else weight
+        return nn.functional.layer_norm(x.to(exact), (x.shape[-1],), weight, bias, self.eps).to(x.dtype)
+
+    def add_and_norm(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Return x + residual and its norm."""
+        total = x + residual
+        return total, self(total)
+
+
+class NoNorm(nn.Module):
+    """Stand where a norm may be, and change nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+    def add_and_norm(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Return x + residual twice."""
+        total = x + residual
+        return total, total
+
+
+class ResidualScale(nn.Module):
+    """Multiply what a layer adds by a number (Granite)."""
+
+    def __init__(self, factor: float):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
+def build_norm(hidden_size: int, norm: NormSpec, backend: Backend, bias: bool | None = None) -> RMSNorm | LayerNorm:
+    """Build the norm of rows of `hidden_size` that `norm` describes; `bias` replaces its own."""
+    bias = norm.bias if bias is None else bias
+    if norm.kind == "rms" and norm.weight and not bias:
+        return RMSNorm(hidden_size, norm.eps, backend, norm.offset)
+    if norm.kind == "rms":
+        raise WorkbenchError("a root-mean-square norm has a weight and no bias; LayerNorm may be without and with one")
+    return LayerNorm(hidden_size, norm, bias)
 
 
 class Linear(nn.Module):

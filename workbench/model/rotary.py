@@ -7,15 +7,19 @@ import math
 import torch
 from torch import Tensor
 
-from workbench.model.spec import AnyAttentionSpec, ModelSpec, RotaryConfig, RotaryScaling
+from workbench.model.spec import AnyAttentionSpec, MLASpec, ModelSpec, RotaryConfig, RotaryScaling
 
-RotaryKey = tuple[RotaryConfig, int]  # a rotary and the number of columns of a head that it rotates
+RotaryKey = tuple[RotaryConfig, int, int]  # a rotary, the columns of a head that it rotates, and those in its table
 
 
 def rotary_of_layer(spec: ModelSpec, attention: AnyAttentionSpec) -> RotaryKey | None:
-    """Return a layer's rotary and its number of rotated columns: its own, or its model's; None where heads are not
-    rotated."""
-    return (attention.rotary or spec.rotary, attention.rotary_dim) if attention.rotary_dim else None
+    """Return a layer's rotary and its columns: its own, or its model's; None where heads are not rotated.
+
+    In partly rotated heads the table has the others too, with angles of 0."""
+    if not attention.rotary_dim:
+        return None
+    columns = attention.rotary_dim if isinstance(attention, MLASpec) else attention.head_dim
+    return attention.rotary or spec.rotary, attention.rotary_dim, columns
 
 
 def rotaries_of_model(spec: ModelSpec) -> tuple[RotaryKey, ...]:
@@ -71,14 +75,37 @@ def _pair(turns: float, rotary: RotaryConfig, dim: int) -> float:
 
 
 class RotaryTable(torch.nn.Module):
-    """Cosines and sines by position, for heads of which `dim` columns are rotated."""
+    """Cosines and sines by position, for heads of `columns` columns of which the first `dim` are rotated.
 
-    def __init__(self, rotary: RotaryConfig, dim: int):
+    Pairs of columns that are not rotated have an angle of 0, so that kernels need not know of them. Weights are loaded
+    in the order that makes (i, i + columns / 2) a pair (see `rotary_column_order`).
+    """
+
+    def __init__(self, rotary: RotaryConfig, dim: int, columns: int):
         super().__init__()
+        frequencies = rotary_frequencies(rotary, dim)
+        self.num_rotated = len(frequencies)
         self.attention_factor = rotary.scaling.attention_factor
-        self.frequencies = torch.nn.Buffer(rotary_frequencies(rotary, dim), persistent=False)
+        rest = frequencies.new_zeros((columns - dim) // 2)
+        self.frequencies = torch.nn.Buffer(torch.cat([frequencies, rest]), persistent=False)
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute cos, sin [token, dim / 2] of positions [token] in float64: late positions need it."""
+        """Compute cos, sin [token, columns / 2] of positions [token] in float64: late positions need it."""
         angles = positions[:, None].double() * self.frequencies
-        return angles.cos() * self.attention_factor, angles.sin() * self.attention_factor
+        cos, sin = angles.cos(), angles.sin()
+        if self.attention_factor != 1:
+            cos[:, : self.num_rotated] *= self.attention_factor
+            sin[:, : self.num_rotated] *= self.attention_factor
+        return cos, sin
+
+
+def rotary_column_order(head_dim: int, rotated: int, interleaved: bool) -> list[int]:
+    """Return, for each column of a head here, its column in a checkpoint.
+
+    A checkpoint rotates pairs (i, i + rotated / 2), or (2i, 2i + 1) where they are interleaved, and leaves the columns
+    from `rotated` on. Here every pair is (i, i + head_dim / 2). Scores do not depend on the order of columns.
+    """
+    half, rest = rotated // 2, list(range(rotated, head_dim))
+    pairs = [(2 * i, 2 * i + 1) if interleaved else (i, i + half) for i in range(half)]
+    middle = len(rest) // 2
+    return [one for one, _ in pairs] + rest[:middle] + [other for _, other in pairs] + rest[middle:]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from workbench.errors import WorkbenchError, nearest
-from workbench.model.spec import AttentionSpec, LayerSpec, ModelSpec, RotaryConfig, RotaryScaling
+from workbench.model.spec import AttentionSpec, LayerSpec, ModelSpec, NormSpec, RotaryConfig, RotaryScaling
 
 _LLAMA31 = RotaryScaling(
     kind="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192
@@ -45,7 +45,7 @@ def _shape(
         layers=(layer,) * layers,
         max_position_embeddings=context,
         rotary=RotaryConfig(rope_theta=base, scaling=scaling),
-        rms_norm_eps=1e-5,
+        norm=NormSpec(eps=1e-5),
         tie_word_embeddings=tied,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from workbench.display import Displayable, Table, format_cell, format_ranges
 from workbench.request import CustomPart
@@ -30,6 +30,38 @@ class RotaryScaling(Settings):
     truncate: bool = True  # yarn's passage begins and ends at whole pairs
     attention_factor: Annotated[float, Field(gt=0)] = 1.0
     original_max_position_embeddings: int = 8192
+
+
+class NormSpec(Settings):
+    """A norm of rows: by their root mean square (Zhang and Sennrich, 2019), or `layer`: LayerNorm (Ba et al., 2016)."""
+
+    kind: Literal["rms", "layer"] = "rms"
+    eps: Annotated[float, Field(gt=0)] = 1e-5
+    weight: bool = True  # False: the normed rows are not multiplied by anything (OLMo, 2024)
+    offset: float = 0.0  # added to the weight (Gemma: 1)
+    bias: bool = False
+
+    def num_parameters(self, width: int) -> int:
+        """Return the number of parameters of one norm of rows of that width."""
+        return width * (self.weight + self.bias)
+
+
+class QKNormSpec(Settings):
+    """The norm of queries and keys: of the kind, eps and offset of the model's norms.
+
+    Each head is normed by itself, or all columns of the projection together (OLMo 2). Heads share their weights, or
+    each has its own (Cohere), or there are none (Llama 4).
+    """
+
+    over: Literal["head", "projection"] = "head"
+    weight: Literal["shared", "per_head", "none"] = "shared"
+    bias: bool = False
+    after_rotary: bool = False
+
+
+def _qk_norm(value: object) -> object:
+    """Accept true for a norm of each head, false for none."""
+    return QKNormSpec() if value is True else None if value is False else value
 
 
 class RotaryConfig(Settings):
@@ -160,9 +192,11 @@ class AttentionSpec(Settings):
     num_sink_tokens: Annotated[int, Field(ge=0)] = 0  # first tokens that a window keeps in sight (StreamingLLM, 2023)
     softcap: Annotated[float, Field(ge=0)] = 0.0  # c tanh(score / c) (Gemma 2, 2024); 0 is none
     scale: Annotated[float, Field(gt=0)] | None = None  # of the scores; None is dim ** -0.5
-    qk_norm: bool = False  # root-mean-square norm of each query and key head before rotary (Qwen 3, Gemma 3)
+    qk_norm: Annotated[QKNormSpec | None, BeforeValidator(_qk_norm)] = None  # of queries and keys (Qwen 3, Gemma 3)
+    qkv_clip: Annotated[float, Field(ge=0)] = 0.0  # queries, keys and values are clamped to it (OLMo); 0 is none
     position: Literal["rotary", "alibi", "none"] = "rotary"
     rotary: RotaryConfig | None = None  # None is the model's
+    rotated_columns: Annotated[int, Field(ge=2, multiple_of=2)] | None = None  # of head_dim (GPT-NeoX); None: all
     sink_logits: bool = False
     mask: CustomPart | None = None  # custom: (query, key) positions -> seen
     score: CustomPart | None = None  # custom: (score, head, query, key) -> score
@@ -176,6 +210,10 @@ class AttentionSpec(Settings):
             raise ValueError(f"{self.num_heads} query heads cannot share {self.num_kv_heads} key/value heads evenly")
         if self.num_sink_tokens and self.sliding_window is None:
             raise ValueError(f"num_sink_tokens {self.num_sink_tokens} without a window: all tokens are in sight")
+        if self.rotated_columns is not None and (self.rotated_columns > self.head_dim or self.head_dim % 2):
+            raise ValueError(
+                f"rotated_columns {self.rotated_columns} of {self.head_dim}: even numbers, and at most all"
+            )
         return self
 
     @property
@@ -190,12 +228,21 @@ class AttentionSpec(Settings):
     @property
     def rotary_dim(self) -> int:
         """Return the columns of a head that rotary rotates."""
-        return self.head_dim if self.position == "rotary" else 0
+        return (self.rotated_columns or self.head_dim) if self.position == "rotary" else 0
 
     @property
     def o_proj_inputs(self) -> int:
         """Return the columns that the output projection reads."""
         return self.num_heads * self.head_dim
+
+    @property
+    def qk_norm_parameters(self) -> tuple[int, int]:
+        """Return the weights of the norms of queries and of keys."""
+        if self.qk_norm is None or self.qk_norm.weight == "none":
+            return 0, 0
+        if self.qk_norm.over == "head" and self.qk_norm.weight == "shared":
+            return self.head_dim, self.head_dim
+        return self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
 
     def matrix_parameters(self, hidden_size: int) -> int:
         """Return the number of parameters in its matrices, in a model of that width."""
@@ -206,55 +253,118 @@ class AttentionSpec(Settings):
         biases = (
             self.num_heads + 2 * self.num_kv_heads
         ) * self.head_dim * self.qkv_bias + hidden_size * self.o_proj_bias
-        return biases + 2 * self.head_dim * self.qk_norm + self.num_heads * self.sink_logits
+        norms = sum(self.qk_norm_parameters) * (2 if self.qk_norm is not None and self.qk_norm.bias else 1)
+        return biases + norms + self.num_heads * self.sink_logits
 
 
 AnyAttentionSpec = Annotated[AttentionSpec | MLASpec, Field(discriminator="kind")]
 
 
-class GateSpec(Settings):
-    """The function that joins the two halves of a gated feed-forward: silu(gate) up (Shazeer, 2020), gelu(gate) up
-    with the tanh form (Gemma), or `clamped`: g sigmoid(alpha g) (u + 1), g = min(gate, limit), u = up within ±limit
-    (gpt-oss, 2025)."""
+class ActivationSpec(Settings):
+    """The activation of a feed-forward: `f(gate) up` where it is gated (Shazeer, 2020), else `f(up)`.
 
-    kind: Literal["silu", "gelu_tanh", "clamped"] = "silu"
+    `gelu_tanh` is GELU by its tanh, `relu2` the square of ReLU, `clamped` g sigmoid(alpha g) (u + 1), g = min(gate,
+    limit), u = up within ±limit (gpt-oss, 2025).
+    """
+
+    kind: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped"] = "silu"
+    gated: bool = True
     alpha: float = 1.702
     limit: Annotated[float, Field(gt=0)] = 7.0
 
+    @model_validator(mode="after")
+    def _possible(self) -> ActivationSpec:
+        if self.kind == "clamped" and not self.gated:
+            raise ValueError("clamped joins a gate and an up projection; set gated")
+        return self
+
+
+class RouterSpec(Settings):
+    """Turn a router's logits into experts and their weights.
+
+    Scores are the logits, their softmax or their sigmoid. The experts of highest score, plus a learned bias where
+    there is one, are chosen (DeepSeek-V3, 2024), within `kept_groups` of `groups` where experts come in groups. Their
+    scores are the weights: as they are, divided by their sum with `renormalize`, or with `softmax_chosen` their softmax
+    (gpt-oss, Granite); all are multiplied by `factor`.
+    """
+
+    score: Literal["logit", "softmax", "sigmoid"] = "logit"
+    softmax_chosen: bool = True
+    renormalize: bool = False
+    selection_bias: bool = False
+    groups: Annotated[int, Field(ge=1)] = 1
+    kept_groups: Annotated[int, Field(ge=1)] = 1
+    group_score: Literal["max", "top2"] = "max"  # a group's best score, or the sum of its two best
+    factor: float = 1.0
+    weighs_input: bool = False  # an expert's input is multiplied, not its output (Llama 4)
+
 
 class MoESpec(Settings):
-    """A mixture of `num_experts` feed-forwards: each token takes the `num_experts_per_tok` of highest score, by the
-    softmax of these."""
+    """A mixture of `num_experts` feed-forwards, of which each token takes `num_experts_per_tok`.
+
+    A shared expert, of width `shared_intermediate_size`, adds its output for every token; with `shared_gate` times the
+    sigmoid of one more product (Qwen 2 MoE)."""
 
     num_experts: Annotated[int, Field(ge=1)]
     num_experts_per_tok: Annotated[int, Field(ge=1)]
+    router: RouterSpec = RouterSpec()
+    router_bias: bool = False
+    shared_intermediate_size: Annotated[int, Field(ge=1)] | None = None
+    shared_gate: bool = False
 
     @model_validator(mode="after")
     def _enough(self) -> MoESpec:
         if self.num_experts_per_tok > self.num_experts:
             raise ValueError(f"a token cannot use {self.num_experts_per_tok} experts of {self.num_experts}")
+        if self.num_experts % self.router.groups or self.router.kept_groups > self.router.groups:
+            raise ValueError(f"{self.num_experts} experts in {self.router.groups} groups: even ones, and some kept")
         return self
 
 
 class LayerSpec(Settings):
-    """One layer: attention, then a gated feed-forward of width `intermediate_size`, or a mixture of such."""
+    """One layer: attention, then a feed-forward of width `intermediate_size`, or a mixture of such.
+
+    Each part's input is normed (`pre`), its output (`post`, OLMo 2), or both (Gemma 2). Where they are parallel, both
+    parts read the layer's input, through one norm or one each (GPT-NeoX), and both are added.
+    """
 
     attention: AnyAttentionSpec
     intermediate_size: Annotated[int, Field(ge=1)]
     mlp_bias: bool = False
-    gate: GateSpec = GateSpec()
+    activation: ActivationSpec = ActivationSpec()
     experts: MoESpec | None = None
-    post_norms: bool = False  # what attention and feed-forward give is normed before it is added (Gemma 2)
+    norms: Literal["pre", "post", "both"] = "pre"
+    parallel: Literal["no", "one_norm", "two_norms"] = "no"
+
+    @model_validator(mode="after")
+    def _possible(self) -> LayerSpec:
+        if self.parallel != "no" and self.norms != "pre":
+            raise ValueError(f"norms {self.norms} with parallel parts: these have norms before them alone")
+        return self
+
+    @property
+    def num_norms(self) -> int:
+        return 1 if self.parallel == "one_norm" else 4 if self.norms == "both" else 2
 
     @property
     def mlp_parameters_per_column(self) -> tuple[int, int]:
         """Return the parameters of feed-forward matrices for each column of the hidden size: of all experts, and of
         those a token uses."""
-        one = 3 * self.intermediate_size
+        matrices = 3 if self.activation.gated else 2
+        one = matrices * self.intermediate_size
         if self.experts is None:
             return one, one
-        router = self.experts.num_experts
-        return self.experts.num_experts * one + router, self.experts.num_experts_per_tok * one + router
+        always = self.experts.num_experts + matrices * (self.experts.shared_intermediate_size or 0)
+        always += self.experts.shared_gate
+        return self.experts.num_experts * one + always, self.experts.num_experts_per_tok * one + always
+
+    def mlp_vector_parameters(self, hidden_size: int) -> int:
+        """Return the number of the feed-forward's other parameters: biases."""
+        rows = (2 if self.activation.gated else 1) * self.intermediate_size + hidden_size
+        if self.experts is None:
+            return rows * self.mlp_bias
+        count, router = self.experts.num_experts, self.experts.router
+        return count * (rows * self.mlp_bias + self.experts.router_bias + router.selection_bias)
 
 
 class ModelSpec(Displayable, Settings):
@@ -266,9 +376,13 @@ class ModelSpec(Displayable, Settings):
     layers: tuple[LayerSpec, ...]
     max_position_embeddings: Annotated[int, Field(ge=1)]  # positions the model was made for
     rotary: RotaryConfig = RotaryConfig()
-    rms_norm_eps: float = 1e-5
-    norm_offset: float = 0.0  # added to the norms' weights (Gemma: 1)
+    norm: NormSpec = NormSpec()
+    learned_positions: Annotated[int, Field(ge=0)] | None = None  # a table is added, from this row on (GPT-2)
+    embedding_norm: bool = False  # embeddings are normed (BLOOM)
     embedding_scale: float = 1.0  # Gemma: the square root of the width
+    residual_scale: float = 1.0  # of what attention and feed-forward add (Granite)
+    logit_scale: float = 1.0  # Granite, Cohere
+    head_bias: bool = False
     final_logit_softcapping: Annotated[float, Field(ge=0)] = 0.0  # of the logits; 0 is none
     tie_word_embeddings: bool = False  # the output head is the embedding
     eos_token_ids: tuple[int, ...] = ()  # tokens that end a text
@@ -294,18 +408,15 @@ class ModelSpec(Displayable, Settings):
     @property
     def num_parameters(self) -> int:
         """Return the number of parameters, from the shapes alone."""
-        total = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2) + self.hidden_size
+        width, norm = self.hidden_size, self.norm.num_parameters(self.hidden_size)
+        total = self.vocab_size * (width * (1 if self.tie_word_embeddings else 2) + self.head_bias)
+        total += norm * (1 + self.embedding_norm)
+        if self.learned_positions is not None:
+            total += (self.max_position_embeddings + self.learned_positions) * width
         for layer in self.layers:
-            experts = 1 if layer.experts is None else layer.experts.num_experts
-            total += (
-                layer.attention.matrix_parameters(self.hidden_size)
-                + self.hidden_size * layer.mlp_parameters_per_column[0]
-            )
-            total += layer.attention.vector_parameters(self.hidden_size) + self.hidden_size * (
-                4 if layer.post_norms else 2
-            )
-            router = 0 if layer.experts is None else experts
-            total += (experts * (2 * layer.intermediate_size + self.hidden_size) + router) * layer.mlp_bias
+            total += layer.attention.matrix_parameters(width) + width * layer.mlp_parameters_per_column[0]
+            total += layer.attention.vector_parameters(width) + layer.mlp_vector_parameters(width)
+            total += norm * layer.num_norms
         return total
 
     def _display_table(self) -> Table:

@@ -17,8 +17,8 @@ from workbench.kv_cache.format import CacheFormat, KVCacheSpec
 from workbench.kv_cache.pages import pages_for
 from workbench.kv_cache.store import CacheLayer, KVStore
 from workbench.model.feedforward import MixtureOfExperts
-from workbench.model.layers import STORED_PARAMETERS, Angles, TransformerBlock, build_custom_attention
-from workbench.model.linear import Linear, RMSNorm
+from workbench.model.layers import STORED_PARAMETERS, Angles, TransformerBlock, build_block, build_custom_attention
+from workbench.model.linear import Linear, build_norm
 from workbench.model.memory import cache_shapes
 from workbench.model.quantized import WeightFormat, dequantize, quantize
 from workbench.model.rotary import RotaryKey, RotaryTable, rotaries_of_model, rotary_of_layer
@@ -43,13 +43,18 @@ class Transformer(nn.Module):
         self.spec = spec
         self.backend = backend
         self.format = format
-        stored = spec.rms_norm_eps, backend, format, spec.norm_offset
-        self.blocks = nn.ModuleList(TransformerBlock(kind, spec.hidden_size, *stored) for kind in spec.layers)
-        self.norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, backend, spec.norm_offset)
+        shared = spec.hidden_size, backend, format, spec.norm, spec.residual_scale
+        self.blocks = nn.ModuleList(build_block(kind, *shared) for kind in spec.layers)
+        self.norm = build_norm(spec.hidden_size, spec.norm, backend)
+        self.embedding_norm = build_norm(spec.hidden_size, spec.norm, backend) if spec.embedding_norm else None
+        first = spec.learned_positions
+        rows = 0 if first is None else spec.max_position_embeddings + first
+        self.positions = None if first is None else _unfilled(rows, spec.hidden_size)
         # A tied model has one matrix: the embedding where it is dense, the head where it is quantized.
         self.embedding = _unfilled(spec.vocab_size, spec.hidden_size) if self._plain_embedding else None
         stored = backend, format.head, format.quant_group, format.activations_of(format.head)
-        self.head = None if self._shared_embedding else Linear(spec.hidden_size, spec.vocab_size, False, *stored)
+        sizes = spec.hidden_size, spec.vocab_size
+        self.head = None if self._shared_embedding else Linear(*sizes, spec.head_bias, *stored)
         turns = rotaries_of_model(spec)
         self.rotary = nn.ModuleList(RotaryTable(*turn) for turn in turns)
         places: dict[RotaryKey | None, int | None] = {None: None, **{turn: place for place, turn in enumerate(turns)}}
@@ -66,7 +71,7 @@ class Transformer(nn.Module):
             state = quantize(state, spec, format)
         with torch.device("meta"):
             model = cls(spec, backend, format)
-        own = _own_modules(model, state["norm.weight"].dtype)
+        own = _own_modules(model, state["norm.weight" if "norm.weight" in state else "embedding.weight"].dtype)
         missing, extra = model.load_state_dict(state, strict=False, assign=True)
         missing = [name for name in missing if name not in own]
         if missing or extra:
@@ -94,11 +99,16 @@ class Transformer(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.norm.weight.dtype
+        return self._dense_parameter.dtype
 
     @property
     def device(self) -> torch.device:
-        return self.norm.weight.device
+        return self._dense_parameter.device
+
+    @property
+    def _dense_parameter(self) -> Tensor:
+        """Return a parameter that is never quantized; a norm may have none."""
+        return self.norm.weight if self.norm.weight is not None else cast(nn.Embedding, self.embedding).weight
 
     @property
     def _plain_embedding(self) -> bool:
@@ -138,11 +148,15 @@ class Transformer(nn.Module):
         )
         return stored / values, self.head_bytes / (self.spec.vocab_size * self.spec.hidden_size)
 
-    def embed(self, ids: Tensor) -> Tensor:
-        """Embed token ids: [token] -> [token, hidden]."""
+    def embed(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Embed token ids [token] at positions [token], which a table of positions needs: [token, hidden]."""
         rows = cast(Linear, self.head).lookup_rows(ids, self.dtype) if self.embedding is None else self.embedding(ids)
         scale = self.spec.embedding_scale
-        return rows if scale == 1 else rows * rows.new_full((), scale)  # rounded to the model's type, as it was trained
+        if scale != 1:
+            rows = rows * rows.new_full((), scale)  # rounded to the model's type, as it was trained
+        if self.positions is not None and positions is not None:
+            rows = rows + self.positions(positions + (self.spec.learned_positions or 0))
+        return rows if self.embedding_norm is None else self.embedding_norm(rows)
 
     def dense_state(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """Return every parameter as numbers of `dtype`, under its name; a quantized one as it is multiplied with."""
@@ -174,7 +188,7 @@ class Transformer(nn.Module):
         """Return the hidden states after the last block, for every row: [token, hidden]."""
         exact = torch.promote_types(self.dtype, torch.float32)
         angles = [tuple(part.to(exact) for part in table(batch.positions)) for table in self.rotary]
-        x = self.embed(batch.token_ids)
+        x = self.embed(batch.token_ids, batch.positions)
         for block, turn, cache in zip(self.blocks, self.rotary_of_block, store.layers, strict=True):
             cos, sin = (None, None) if turn is None else angles[turn]
             x = run(cast(TransformerBlock, block), x, cos, sin, batch, cache)
@@ -190,6 +204,7 @@ class Transformer(nn.Module):
         return self.cap_logits(logits if logits.dtype == torch.float64 else logits.float())
 
     def cap_logits(self, logits: Tensor) -> Tensor:
+        logits = logits if self.spec.logit_scale == 1 else logits * self.spec.logit_scale
         cap = self.spec.final_logit_softcapping
         return cap * torch.tanh(logits / cap) if cap else logits
 
@@ -244,7 +259,7 @@ def _own_modules(model: Transformer, dtype: torch.dtype) -> set[str]:
     for index, block in enumerate(cast("list[TransformerBlock]", list(model.blocks))):
         spec, attention = model.spec, model.spec.layers[index].attention
         if isinstance(attention, AttentionSpec) and attention.module is not None:
-            built = attention, spec.hidden_size, model.backend, model.format, spec.rms_norm_eps, spec.norm_offset, dtype
+            built = attention, spec.hidden_size, model.backend, model.format, spec.norm, dtype
             block.attention = build_custom_attention(*built)
             own = (name for name, _ in block.attention.named_parameters() if not name.startswith(STORED_PARAMETERS))
             names |= {f"blocks.{index}.attention.{name}" for name in own}

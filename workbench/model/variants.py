@@ -38,7 +38,7 @@ def change_attention(spec: ModelSpec, state: StateDict, composition: AttentionCo
     found = dict(state)
     for index, (old, new) in enumerate(zip(spec.layers, changed.layers, strict=True)):
         both = old.attention, new.attention
-        found |= _layer(f"blocks.{index}.attention.", *both, state, composition.regroup, 1.0 - spec.norm_offset)
+        found |= _layer(f"blocks.{index}.attention.", *both, state, composition.regroup, 1.0 - spec.norm.offset)
     return changed, {name: values for name, values in found.items() if not _dropped(name, changed)}
 
 
@@ -99,7 +99,8 @@ def _layer(at: str, old: AnyAttentionSpec, new: AnyAttentionSpec, state: StateDi
     like = state[f"{at}qkv.weight"]
     for name in ("query_norm", "key_norm"):
         if new.qk_norm and not old.qk_norm:
-            found[f"{at}{name}.weight"] = torch.full((new.head_dim,), one, dtype=like.dtype, device=like.device)
+            size = new.qk_norm_parameters[name == "key_norm"]
+            found[f"{at}{name}.weight"] = torch.full((size,), one, dtype=like.dtype, device=like.device)
     if new.sink_logits and not old.sink_logits:
         found[f"{at}sink_logits"] = torch.zeros(new.num_heads, dtype=like.dtype, device=like.device)
     return found

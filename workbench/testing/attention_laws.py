@@ -71,7 +71,7 @@ def _warm(change: Change, scenario: AttentionScenario) -> None:
     model, longest = scenario.model(change), max(scenario.texts(), key=len)
     ends = [(), (0,), (1, 0)]
     texts = {f"{i}": longest[: len(longest) - i] + end for i, end in enumerate(ends) if len(longest) > i}
-    settings = {
+    settings: dict[str, Any] = {
         "page_size": scenario.page_size,
         "max_num_seqs": 1,
         "max_num_batched_tokens": scenario.max_num_batched_tokens,

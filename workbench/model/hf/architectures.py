@@ -24,14 +24,15 @@ from workbench.model.hf.family_fields import (
     refuse_unsupported,
 )
 from workbench.model.hf.fields import ConfigFields
-from workbench.model.hf.rotary import read_layer_rotary, read_rotary, yarn_attention_factor, yarn_score_factor
+from workbench.model.hf.rotary import read_layer_rotary, read_rotary, yarn_attention_factor
 from workbench.model.spec import (
+    ActivationSpec,
     AttentionSpec,
-    GateSpec,
     LayerSpec,
-    MLASpec,
     ModelSpec,
     MoESpec,
+    NormSpec,
+    QKNormSpec,
     RotaryConfig,
     RotaryScaling,
 )
@@ -79,7 +80,11 @@ def qwen3(config: ConfigFields, name: str) -> ModelSpec:
     of_kind = {
         kind: LayerSpec(
             attention=AttentionSpec(
-                **read_heads(config, dim=128), sliding_window=sliding, qk_norm=True, qkv_bias=bias, o_proj_bias=bias
+                **read_heads(config, dim=128),
+                sliding_window=sliding,
+                qk_norm=QKNormSpec(),
+                qkv_bias=bias,
+                o_proj_bias=bias,
             ),
             intermediate_size=config.integer("intermediate_size"),
         )
@@ -107,7 +112,7 @@ def gemma3_text(config: ConfigFields, name: str) -> ModelSpec:
     }
     if read_softcap(config, "attn_logit_softcapping", 0.0):
         raise config.invalid(CAPS[0], config.get(CAPS[0]), "null: transformers does not carry it out either")
-    return _gemma(config, name, kinds, rotaries, read_softcap(config, CAPS[1], 0.0), {"qk_norm": True})
+    return _gemma(config, name, kinds, rotaries, read_softcap(config, CAPS[1], 0.0), {"qk_norm": QKNormSpec()})
 
 
 def _gemma(
@@ -133,8 +138,8 @@ def _gemma(
                 **more,
             ),
             intermediate_size=config.integer("intermediate_size"),
-            gate=GateSpec(kind="gelu_tanh"),
-            post_norms=True,
+            activation=ActivationSpec(kind="gelu_tanh"),
+            norms="both",
         )
         for kind, rotary in rotaries.items()
     }
@@ -144,7 +149,7 @@ def _gemma(
         layers_by_type(kinds, layers),
         tied=True,
         rotary=model,
-        norm_offset=1.0,
+        norm=NormSpec(eps=config.number("rms_norm_eps", default=1e-6), offset=1.0),
         embedding_scale=config.integer("hidden_size") ** 0.5,
         final_logit_softcapping=final_logit_softcapping,
     )
@@ -168,12 +173,12 @@ def gpt_oss(config: ConfigFields, name: str) -> ModelSpec:
             ),
             intermediate_size=config.integer("intermediate_size"),
             mlp_bias=True,
-            gate=GateSpec(
+            activation=ActivationSpec(
                 kind="clamped",
                 alpha=config.number("swiglu_alpha", default=1.702),
                 limit=config.number("swiglu_limit", default=7.0),
             ),
-            experts=MoESpec(num_experts=count, num_experts_per_tok=used),
+            experts=MoESpec(num_experts=count, num_experts_per_tok=used, router_bias=True),
         )
         for kind, window in windows.items()
     }
@@ -191,37 +196,3 @@ def _gpt_oss_rotary(config: ConfigFields) -> RotaryConfig:
         original_max_position_embeddings=4096,
     )
     return RotaryConfig(rope_theta=config.number("rope_theta", default=GPT_OSS_BASE), scaling=scaling)
-
-
-def deepseek_v3(config: ConfigFields, name: str) -> ModelSpec:
-    """Read DeepSeek-V3: layers of latent attention with plain feed-forwards; mixtures (sigmoid scores, a shared
-    expert) are not read."""
-    refuse_unsupported(config, "DeepseekV3ForCausalLM")
-    refuse_activation(config, "hidden_act", "silu")
-    refuse_sliding_windows(config, "DeepSeek-V3")
-    layers, dense = read_num_layers(config), config.integer("first_k_dense_replace", default=3, minimum=0)
-    if dense < layers:
-        right = f"at least num_hidden_layers ({layers}): DeepSeek's mixtures of experts are not carried out"
-        raise config.invalid("first_k_dense_replace", dense, right)
-    bias = config.boolean("attention_bias")
-    plain, turned = config.integer("qk_nope_head_dim", default=128), config.integer("qk_rope_head_dim", default=64)
-    if turned % 2:
-        raise config.invalid("qk_rope_head_dim", turned, "even, because rotary turns pairs")
-    latent = config.integer("q_lora_rank", default=None) if "q_lora_rank" in config.values else 1536
-    if bias and latent is None:
-        raise config.invalid("attention_bias", bias, "false where q_lora_rank is null")
-    gain = yarn_score_factor(config)
-    attention = MLASpec(
-        num_heads=config.integer("num_attention_heads"),
-        kv_lora_rank=config.integer("kv_lora_rank", default=512),
-        qk_rope_head_dim=turned,
-        qk_nope_head_dim=plain,
-        v_head_dim=config.integer("v_head_dim", default=128),
-        q_lora_rank=latent,
-        scale=None if gain == 1 else (plain + turned) ** -0.5 * gain,
-        rope_interleave=config.boolean("rope_interleave", default=True),
-        qkv_bias=bias,
-        o_proj_bias=bias,
-    )
-    layer = LayerSpec(attention=attention, intermediate_size=config.integer("intermediate_size"))
-    return build_spec(config, name, (layer,) * layers)

@@ -1,18 +1,22 @@
-"""Conversion of a Hugging Face config.json to a ModelSpec and back. A further family is one function in `FAMILIES`."""
+"""Conversion of a Hugging Face config.json to a ModelSpec and back. A further family is one row of `FAMILIES`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 
-from workbench.errors import WorkbenchError, nearest
-from workbench.model.hf.architectures import deepseek_v3, gemma2, gemma3_text, gpt_oss, llama, mistral, qwen3
+from workbench.errors import WorkbenchError, explain, nearest
+from workbench.model.checkpoint_names import LLAMA_NAMES, CheckpointNames
+from workbench.model.hf import dense, mixtures
+from workbench.model.hf.architectures import gemma2, gemma3_text, gpt_oss, llama, mistral, qwen3
 from workbench.model.hf.fields import ConfigFields, read_object
 from workbench.model.hf.rotary import write_rotary
-from workbench.model.spec import AttentionSpec, LayerSpec, ModelSpec
+from workbench.model.spec import AttentionSpec, LayerSpec, ModelSpec, NormSpec
 
 
 def read_spec(folder: str | Path) -> ModelSpec:
@@ -49,7 +53,21 @@ def spec_from_config(config: dict[str, Any], name: str, where: str = "config.jso
         given = "is missing" if family is None else f"{family!r} is not read"
         hint = nearest(family, FAMILIES) if isinstance(family, str) else ""
         raise WorkbenchError(f"{where}: model_type {given}; read now: {', '.join(FAMILIES)}{hint}")
-    return FAMILIES[family](fields, name)
+    try:
+        return FAMILIES[family].read(fields, name)
+    except ValidationError as error:
+        raise explain(error, where) from None
+
+
+def read_names(folder: str | Path) -> CheckpointNames:
+    """Return the names of the tensors in `folder`, whose config `read_spec` reads."""
+    fields = ConfigFields(read_object(Path(folder) / "config.json"), str(folder))
+    names = FAMILIES[fields.get("model_type")].names
+    if fields.get("model_type") == "falcon" and not fields.boolean("new_decoder_architecture"):
+        return replace(names, qkv_order="stacked" if fields.boolean("multi_query", default=True) else "by_group")
+    if fields.get("model_type") == "falcon" and fields.get("num_ln_in_parallel_attn") in (None, 2):
+        return replace(names, attention_norm="ln_attn", feedforward_norm="ln_mlp")
+    return names
 
 
 def config_from_spec(spec: ModelSpec, dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:
@@ -77,7 +95,7 @@ def config_from_spec(spec: ModelSpec, dtype: torch.dtype = torch.bfloat16) -> di
         "head_dim": attention.head_dim,
         "hidden_act": "silu",
         "max_position_embeddings": spec.max_position_embeddings,
-        "rms_norm_eps": spec.rms_norm_eps,
+        "rms_norm_eps": spec.norm.eps,
         "attention_bias": attention.qkv_bias,
         "mlp_bias": layer.mlp_bias,
         "tie_word_embeddings": spec.tie_word_embeddings,
@@ -100,20 +118,121 @@ def _refuse_what_llama_has_not(spec: ModelSpec, attention: AttentionSpec, layer:
         for name in type(right).model_fields:
             if getattr(given, name) != getattr(right, name):
                 raise WorkbenchError(f"{spec.name}: a Llama config has no {name}, the spec has {getattr(given, name)}")
-    for name, right in (("norm_offset", 0.0), ("embedding_scale", 1.0), ("final_logit_softcapping", 0.0)):
-        if getattr(spec, name) != right:
+    sizes = {"name", "vocab_size", "hidden_size", "layers", "max_position_embeddings", "rotary", "norm",
+             "tie_word_embeddings", "eos_token_ids"}  # fmt: skip
+    if spec.norm != NormSpec(eps=spec.norm.eps):
+        raise WorkbenchError(f"{spec.name}: a Llama config has a plain root-mean-square norm, the spec {spec.norm}")
+    for name, field in type(spec).model_fields.items():
+        if name not in sizes and getattr(spec, name) != field.default:
             raise WorkbenchError(f"{spec.name}: a Llama config has no {name}, the spec has {getattr(spec, name)}")
 
 
-FAMILIES: dict[str, Callable[[ConfigFields, str], ModelSpec]] = {
-    "llama": llama,
-    "mistral": mistral,
-    "qwen3": qwen3,
-    "gemma2": gemma2,
-    "gemma3_text": gemma3_text,
-    "gpt_oss": gpt_oss,
-    "deepseek_v3": deepseek_v3,
-}
+@dataclass(frozen=True)
+class Family:
+    """A family of checkpoints: the reader of its config, and the names of its tensors."""
+
+    read: Callable[[ConfigFields, str], ModelSpec]
+    names: CheckpointNames = LLAMA_NAMES
+
+
+def _named(**names: Any) -> CheckpointNames:
+    return replace(LLAMA_NAMES, **names)
+
+
+POST = {"attention_post_norm": "post_attention_layernorm", "feedforward_post_norm": "post_feedforward_layernorm"}
+GEMMA_NAMES = _named(**POST, feedforward_norm="pre_feedforward_layernorm")
+H = {"layer": "transformer.h", "embedding": "transformer.wte", "norm": "transformer.ln_f"}
+GPT2_NAMES = _named(
+    **H, positions="transformer.wpe", attention_norm="ln_1", feedforward_norm="ln_2", qkv="attn.c_attn",
+    output="attn.c_proj", up="mlp.c_fc", down="mlp.c_proj", transposed=True,
+)  # fmt: skip
+GPTJ_NAMES = _named(
+    **H, attention_norm="ln_1", queries="attn.q_proj", keys="attn.k_proj", values="attn.v_proj",
+    output="attn.out_proj", up="mlp.fc_in", down="mlp.fc_out", interleaved=True,
+)  # fmt: skip
+NEOX_NAMES = _named(
+    layer="gpt_neox.layers", embedding="gpt_neox.embed_in", norm="gpt_neox.final_layer_norm", head="embed_out",
+    qkv="attention.query_key_value", qkv_order="by_group", output="attention.dense", up="mlp.dense_h_to_4h",
+    down="mlp.dense_4h_to_h",
+)  # fmt: skip
+FALCON_NAMES = _named(
+    layer="transformer.h", embedding="transformer.word_embeddings", norm="transformer.ln_f",
+    qkv="self_attention.query_key_value", qkv_order="by_group", output="self_attention.dense",
+    up="mlp.dense_h_to_4h", down="mlp.dense_4h_to_h",
+)  # fmt: skip
+FUSED = {"qkv": "self_attn.qkv_proj", "gate_up": "mlp.gate_up_proj"}
+FAMILIES: dict[str, Family] = {
+    "llama": Family(llama),
+    "mistral": Family(mistral),
+    "ministral": Family(dense.ministral),
+    "qwen2": Family(dense.qwen2),
+    "qwen3": Family(qwen3),
+    "gemma": Family(dense.gemma),
+    "gemma2": Family(gemma2, GEMMA_NAMES),
+    "gemma3_text": Family(gemma3_text, GEMMA_NAMES),
+    "phi": Family(dense.phi, _named(
+        norm="model.final_layernorm", output="self_attn.dense", query_norm="self_attn.q_layernorm",
+        key_norm="self_attn.k_layernorm", up="mlp.fc1", down="mlp.fc2",
+    )),
+    "phi3": Family(dense.phi3, _named(**FUSED)),
+    "olmo": Family(dense.olmo),
+    "olmo2": Family(dense.olmo2, _named(**POST)),
+    "olmo3": Family(dense.olmo3, _named(**POST)),
+    "smollm3": Family(dense.smollm3),
+    "granite": Family(dense.granite),
+    "cohere": Family(dense.cohere, _named(interleaved=True)),
+    "cohere2": Family(dense.cohere2, _named(interleaved=True)),
+    "starcoder2": Family(dense.starcoder2, _named(up="mlp.c_fc", down="mlp.c_proj")),
+    "stablelm": Family(dense.stablelm, _named(
+        query_norm="self_attn.q_layernorm", key_norm="self_attn.k_layernorm", norm_per_head=".norms."
+    )),
+    "gpt2": Family(dense.gpt2, GPT2_NAMES),
+    "gpt_neox": Family(dense.gpt_neox, NEOX_NAMES),
+    "gptj": Family(dense.gptj, GPTJ_NAMES),
+    "falcon": Family(dense.falcon, FALCON_NAMES),
+    "opt": Family(dense.opt, _named(
+        layer="model.decoder.layers", embedding="model.decoder.embed_tokens",
+        positions="model.decoder.embed_positions", norm="model.decoder.final_layer_norm",
+        attention_norm="self_attn_layer_norm", feedforward_norm="final_layer_norm", output="self_attn.out_proj",
+        up="fc1", down="fc2",
+    )),
+    "bloom": Family(dense.bloom, replace(FALCON_NAMES, embedding_norm="transformer.word_embeddings_layernorm")),
+    "mpt": Family(dense.mpt, _named(
+        layer="transformer.blocks", embedding="transformer.wte", norm="transformer.norm_f", attention_norm="norm_1",
+        feedforward_norm="norm_2", qkv="attn.Wqkv", output="attn.out_proj", up="ffn.up_proj", down="ffn.down_proj",
+    )),
+    "nemotron": Family(dense.nemotron),
+    "exaone4": Family(dense.exaone4, _named(**POST)),
+    "glm": Family(dense.glm, _named(gate_up="mlp.gate_up_proj", interleaved=True)),
+    "glm4": Family(dense.glm4, _named(
+        gate_up="mlp.gate_up_proj", interleaved=True, attention_post_norm="post_self_attn_layernorm",
+        feedforward_post_norm="post_mlp_layernorm",
+    )),
+    "ernie4_5": Family(dense.ernie4_5, _named(interleaved=True)),
+    "seed_oss": Family(dense.seed_oss),
+    "helium": Family(dense.helium, _named(interleaved=True)),
+    "arcee": Family(dense.arcee),
+    "hunyuan_v1_dense": Family(dense.hunyuan_v1_dense, _named(
+        query_norm="self_attn.query_layernorm", key_norm="self_attn.key_layernorm"
+    )),
+    "mixtral": Family(mixtures.mixtral, _named(
+        router="block_sparse_moe.gate", expert_gate="block_sparse_moe.experts.{expert}.w1",
+        expert_up="block_sparse_moe.experts.{expert}.w3", expert_down="block_sparse_moe.experts.{expert}.w2",
+    )),
+    "qwen2_moe": Family(mixtures.qwen2_moe, _named(shared="mlp.shared_expert")),
+    "qwen3_moe": Family(mixtures.qwen3_moe),
+    "olmoe": Family(mixtures.olmoe),
+    "granitemoe": Family(mixtures.granitemoe, _named(
+        router="block_sparse_moe.router.layer", experts="fused", expert_gate="block_sparse_moe.input_linear",
+        expert_down="block_sparse_moe.output_linear",
+    )),
+    "deepseek_v2": Family(mixtures.deepseek_v2),
+    "deepseek_v3": Family(mixtures.deepseek_v3),
+    "gpt_oss": Family(gpt_oss, _named(
+        router="mlp.router", experts="woven", expert_gate="mlp.experts.gate_up_proj",
+        expert_down="mlp.experts.down_proj",
+    )),
+}  # fmt: skip
 
 
 def _end_ids_to(eos_token_ids: tuple[int, ...]) -> int | list[int] | None:

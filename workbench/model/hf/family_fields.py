@@ -7,7 +7,7 @@ from typing import Any
 
 from workbench.model.hf.fields import ConfigFields
 from workbench.model.hf.rotary import read_rotary
-from workbench.model.spec import LayerSpec, ModelSpec, RotaryConfig
+from workbench.model.spec import ActivationSpec, LayerSpec, ModelSpec, NormSpec, RotaryConfig
 
 MAX_LAYERS = 10_000  # a number beyond it is a damaged file, and would only fill the memory
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -49,6 +49,39 @@ def refuse_sliding_windows(config: ConfigFields, family: str) -> None:
     kinds = config.get("layer_types")
     if kinds is not None and (not isinstance(kinds, list) or any(kind != FULL for kind in kinds)):
         raise config.invalid("layer_types", kinds, f'absent, or "{FULL}" for every layer')
+
+
+ACTIVATIONS: dict[str, str] = {
+    "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh", "relu": "relu", "relu2": "relu2",
+}  # fmt: skip
+
+
+def read_activation(config: ConfigFields, key: str, default: str, gated: bool = True) -> ActivationSpec:
+    """Read an activation by its name in transformers; `default` is the family's."""
+    name = config.get(key) or default
+    if not isinstance(name, str) or name not in ACTIVATIONS:
+        raise config.invalid(key, name, f"one of {', '.join(ACTIVATIONS)}: others are not carried out")
+    return ActivationSpec(kind=ACTIVATIONS[name], gated=gated)  # type: ignore[arg-type]
+
+
+def layer_norm(config: ConfigFields, key: str = "layer_norm_eps", eps: float = 1e-5, bias: bool = True) -> NormSpec:
+    """Read the eps of a LayerNorm."""
+    return NormSpec(kind="layer", eps=config.number(key, default=eps), bias=bias)
+
+
+def renamed(config: ConfigFields, **names: str) -> ConfigFields:
+    """Return the config with the values of `names` (ours=theirs) under the names that the readers here know."""
+    values = dict(config.values)
+    for ours, theirs in names.items():
+        if theirs in values and values.get(ours) is None:
+            values[ours] = values[theirs]
+    return ConfigFields(values, config.source)
+
+
+def without(config: ConfigFields, *keys: str) -> ConfigFields:
+    """Return the config without keys that other families have and this one does not read."""
+    return ConfigFields({key: value for key, value in config.values.items() if key not in keys}, config.source)
 
 
 def read_heads(config: ConfigFields, dim: int | None = None) -> dict[str, Any]:
@@ -96,6 +129,7 @@ def build_spec(
     tied: bool = False,
     eps: float = 1e-6,
     rotary: RotaryConfig | None = None,
+    norm: NormSpec | None = None,
     **more: Any,
 ) -> ModelSpec:
     """Build the model around `layers`; `tied`, `eps` and the rotary's base are the family's where the
@@ -107,7 +141,7 @@ def build_spec(
         layers=layers,
         max_position_embeddings=config.integer("max_position_embeddings"),
         rotary=read_rotary(config) if rotary is None else rotary,
-        rms_norm_eps=config.number("rms_norm_eps", default=eps),
+        norm=norm or NormSpec(eps=config.number("rms_norm_eps", default=eps)),
         tie_word_embeddings=config.boolean("tie_word_embeddings", default=tied),
         eos_token_ids=config.token_ids("eos_token_id") or (),
         **more,

@@ -13,10 +13,20 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 DEFAULT_ROPE_THETA = 10_000.0
 
 
-def read_rotary(config: ConfigFields, base: float = DEFAULT_ROPE_THETA) -> RotaryConfig:
-    """Read the rotary part of `config`. As in transformers, a base inside the object goes before `rope_theta`; `base`
-    is that of the family where the config has none."""
-    _refuse_partial(config)
+def read_rotary(config: ConfigFields, base: float = DEFAULT_ROPE_THETA, reads_partial: bool = False) -> RotaryConfig:
+    """Read the rotary part of `config`.
+
+    As in transformers, a base inside the object goes before `rope_theta`.
+
+    Args:
+        config: the config.
+        base: the family's base where the config has none.
+        reads_partial: the family reads `partial_rotary_factor` itself (`read_rotated_columns`).
+    """
+    if not reads_partial:
+        for place in (config, config.nested("rope_scaling"), config.nested("rope_parameters")):
+            if place is not None:
+                _refuse_partial(place)
     old, new = config.nested("rope_scaling"), config.nested("rope_parameters")
     found = [_read(config, fields, base) for fields in (old, new) if fields is not None]
     if len(found) == 2 and found[0] != found[1]:
@@ -81,8 +91,26 @@ def yarn_score_factor(config: ConfigFields) -> float:
     return yarn_attention_factor(_factor(config, fields), coefficient) ** 2
 
 
+def read_rotated_columns(config: ConfigFields, head_dim: int, default: float, keys: tuple[str, ...] = ()) -> int | None:
+    """Read how many columns of a head are rotated, from a share of them; None for all.
+
+    Args:
+        config: the config.
+        head_dim: columns of a head.
+        default: the family's share where the config has none.
+        keys: the family's own names of the share, beside `partial_rotary_factor`.
+    """
+    inner = config.nested("rope_parameters")
+    shares = [config.number(key, default=None) for key in (*keys, "partial_rotary_factor")]
+    shares += [None if inner is None else inner.number("partial_rotary_factor", default=None)]
+    share = next((each for each in reversed(shares) if each is not None), default)
+    columns = int(head_dim * share)
+    if columns % 2 or not 0 < columns <= head_dim:
+        raise config.invalid("partial_rotary_factor", share, f"a share of {head_dim} columns that is an even number")
+    return None if columns == head_dim else columns
+
+
 def _read(config: ConfigFields, fields: ConfigFields, base: float) -> RotaryConfig:
-    _refuse_partial(fields)
     kind = _kind(fields)
     if kind not in ROPE_TYPES:
         raise WorkbenchError(f"{fields.source}: rope type {kind!r} is not carried out; read: {', '.join(ROPE_TYPES)}")

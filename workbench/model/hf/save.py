@@ -14,7 +14,7 @@ from workbench.errors import WorkbenchError
 from workbench.files import write_atomically
 from workbench.model.hf.families import config_from_spec
 from workbench.model.hf.safetensors_files import INDEX_FILE, SINGLE_FILE
-from workbench.model.parameters import StoredPart, parameter_shapes, part_bytes, stored_parts
+from workbench.model.parameters import StoredPart, parameter_shapes, part_bytes, stored_parameters
 from workbench.model.spec import ModelSpec
 
 SHARD_BYTES = 5_000_000_000
@@ -72,9 +72,9 @@ def _shards(spec: ModelSpec, itemsize: int, shard_bytes: int) -> list[list[tuple
     """Return parts as (our parameter, first row in it, part), cut where the next would pass `shard_bytes`."""
     shards: list[list[tuple[str, int, StoredPart]]] = [[]]
     used = 0
-    for ours, parts in stored_parts(spec).items():
+    for ours, parameter in stored_parameters(spec).items():
         start = 0
-        for part in parts:
+        for part in parameter.parts:
             size = part_bytes(part, itemsize)
             if shards[-1] and used + size > shard_bytes:
                 shards.append([])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,11 +14,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from workbench.errors import WorkbenchError
+from workbench.model.hf.families import read_names
 from workbench.model.hf.safetensors_files import StoredTensor, corrupt, stored_tensors
-from workbench.model.parameters import StoredPart, parameter_shapes, stored_parts
+from workbench.model.parameters import StoredParameter, StoredPart, parameter_shapes, stored_parameters
 from workbench.model.spec import ModelSpec
 
 READABLE_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+IGNORED_TENSORS = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias", "attention.bias", "attention.masked_bias")
 DRAW_CHUNK = 1 << 22  # random numbers drawn at once, in float32: 16 MiB
 
 
@@ -29,9 +31,11 @@ def load_weights(folder: str | Path, spec: ModelSpec, dtype: torch.dtype) -> dic
     WorkbenchError for weights that are absent, pickled, corrupt, quantized or of another architecture.
     """
     folder = Path(folder)
-    stored = stored_tensors(folder)
-    wanted = stored_parts(spec)
-    _check(folder, spec, stored, [part for parts in wanted.values() for part in parts])
+    stored, names = stored_tensors(folder), read_names(folder)
+    if f"{names.embedding}.weight" not in stored and f"{names.embedding}.weight".partition(".")[2] in stored:
+        names = names.without_prefix()  # the files of a base model, as GPT-2's are
+    wanted = stored_parameters(spec, names)
+    _check(folder, spec, stored, [part for parameter in wanted.values() for part in parameter.parts])
     with ExitStack() as stack:
         files = {file: stack.enter_context(_open(file)) for file in {each.file for each in stored.values()}}
 
@@ -39,7 +43,7 @@ def load_weights(folder: str | Path, spec: ModelSpec, dtype: torch.dtype) -> dic
             tensor = files[stored[part.name].file].get_tensor(part.name)
             return tensor if part.layout is None else part.layout.from_stored(tensor)
 
-        return {name: _fused([read(part) for part in parts], dtype) for name, parts in wanted.items()}
+        return {name: _fused(parameter, read, dtype) for name, parameter in wanted.items()}
 
 
 def random_weights(spec: ModelSpec, dtype: torch.dtype, seed: int = 0) -> dict[str, Tensor]:
@@ -62,14 +66,14 @@ def _open(file: Path) -> Any:
         raise corrupt(file, error) from error
 
 
-def _fused(parts: list[Tensor], dtype: torch.dtype) -> Tensor:
-    if len(parts) == 1:
-        return parts[0].to(dtype).contiguous()
-    rows = [part.shape[0] for part in parts]
-    whole = torch.empty((sum(rows), *parts[0].shape[1:]), dtype=dtype)
-    for target, part in zip(whole.split(rows), parts, strict=True):
-        target.copy_(part)
-    return whole
+def _fused(parameter: StoredParameter, read: Callable[[StoredPart], Tensor], dtype: torch.dtype) -> Tensor:
+    if len(parameter.parts) == 1:
+        return read(parameter.parts[0]).to(dtype).contiguous().view(parameter.shape)
+    rows = [part.shape_here[0] for part in parameter.parts]
+    whole = torch.empty((sum(rows), *parameter.parts[0].shape_here[1:]), dtype=dtype)
+    for target, part in zip(whole.split(rows), parameter.parts, strict=True):
+        target.copy_(read(part))
+    return whole.view(parameter.shape)
 
 
 def _check(folder: Path, spec: ModelSpec, stored: dict[str, StoredTensor], wanted: list[StoredPart]) -> None:
@@ -94,7 +98,7 @@ def _check(folder: Path, spec: ModelSpec, stored: dict[str, StoredTensor], wante
 
 
 def _harmless(name: str, spec: ModelSpec) -> bool:
-    return name.endswith("rotary_emb.inv_freq") or (spec.tie_word_embeddings and name == "lm_head.weight")
+    return name.endswith(IGNORED_TENSORS) or (spec.tie_word_embeddings and name == "lm_head.weight")
 
 
 def _some(names: list[str]) -> str:
@@ -103,7 +107,7 @@ def _some(names: list[str]) -> str:
 
 def _random(name: str, shape: tuple[int, ...], spec: ModelSpec, dtype: torch.dtype, seed: int) -> Tensor:
     if name.endswith("norm.weight"):
-        return torch.full(shape, 1.0 - spec.norm_offset, dtype=dtype)
+        return torch.full(shape, 1.0 - spec.norm.offset, dtype=dtype)
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
     values = torch.empty(shape, dtype=dtype)

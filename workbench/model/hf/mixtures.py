@@ -1,0 +1,209 @@
+"""Architectures with mixtures of experts, as tables from config.json; each names its source."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from workbench.model.hf.dense import granite_scales
+from workbench.model.hf.family_fields import (
+    FULL,
+    SLIDING,
+    build_spec,
+    read_activation,
+    read_heads,
+    read_layer_types,
+    read_num_layers,
+    refuse_sliding_windows,
+    refuse_unsupported,
+    renamed,
+)
+from workbench.model.hf.fields import ConfigFields
+from workbench.model.hf.rotary import read_rotary, yarn_score_factor
+from workbench.model.spec import AttentionSpec, LayerSpec, MLASpec, ModelSpec, MoESpec, QKNormSpec, RouterSpec
+
+SOFTMAX = RouterSpec(score="softmax", softmax_chosen=False)
+
+
+def mixtral(config: ConfigFields, name: str) -> ModelSpec:
+    """Read Mixtral (Jiang et al., 2024): the weights of the chosen experts are divided by their sum."""
+    refuse_unsupported(config, "MixtralForCausalLM", ("num_local_experts",))
+    experts = _experts(config, "num_local_experts", 8, 2, SOFTMAX.model_copy(update={"renormalize": True}))
+    layer = LayerSpec(
+        attention=AttentionSpec(**read_heads(config), sliding_window=config.integer("sliding_window", default=None)),
+        intermediate_size=config.integer("intermediate_size"),
+        activation=read_activation(config, "hidden_act", "silu"),
+        experts=experts,
+    )
+    rotary = read_rotary(config, 1_000_000.0)
+    return build_spec(config, name, (layer,) * read_num_layers(config), eps=1e-5, rotary=rotary)
+
+
+def qwen2_moe(config: ConfigFields, name: str) -> ModelSpec:
+    """Read Qwen 1.5 and 2 MoE (2024): a shared expert with a gate; biases on queries, keys and values."""
+    refuse_unsupported(config, "Qwen2MoeForCausalLM")
+    router = SOFTMAX.model_copy(update={"renormalize": config.boolean("norm_topk_prob")})
+    experts = _experts(config, "num_experts", 60, 4, router).model_copy(
+        update={
+            "shared_intermediate_size": config.integer("shared_expert_intermediate_size", default=5632),
+            "shared_gate": True,
+        }
+    )
+    attention = AttentionSpec(**read_heads(config), qkv_bias=config.boolean("qkv_bias", default=True))
+    return _qwen(config, name, attention, experts)
+
+
+def qwen3_moe(config: ConfigFields, name: str) -> ModelSpec:
+    """Read Qwen 3 MoE (2025): normed heads; some layers may be dense."""
+    refuse_unsupported(config, "Qwen3MoeForCausalLM", ("num_local_experts",))
+    router = SOFTMAX.model_copy(update={"renormalize": config.boolean("norm_topk_prob")})
+    bias = config.boolean("attention_bias")
+    attention = AttentionSpec(**read_heads(config), qk_norm=QKNormSpec(), qkv_bias=bias, o_proj_bias=bias)
+    config = renamed(config, num_experts="num_local_experts")
+    return _qwen(config, name, attention, _experts(config, "num_experts", 128, 8, router))
+
+
+def _qwen(config: ConfigFields, name: str, attention: AttentionSpec, experts: MoESpec) -> ModelSpec:
+    """Build a model in which `mlp_only_layers`, and all but each `decoder_sparse_step`-th layer, are dense."""
+    layers, step = read_num_layers(config), config.integer("decoder_sparse_step", default=1)
+    dense = config.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or any(not isinstance(each, int) for each in dense):
+        raise config.invalid("mlp_only_layers", dense, "a list of layers")
+    window = config.integer("sliding_window", default=4096) if config.boolean("use_sliding_window") else None
+    first = config.integer("max_window_layers", default=28, minimum=0)
+    given = read_layer_types(config, 1) if window is not None and config.get("layer_types") is not None else None
+    activation, found = read_activation(config, "hidden_act", "silu"), []
+    for index in range(layers):
+        sparse = index not in dense and (index + 1) % step == 0
+        width = config.integer("moe_intermediate_size" if sparse else "intermediate_size")
+        kind = given[index] if given else SLIDING if window is not None and index >= first else FULL
+        own = attention.model_copy(update={"sliding_window": window if kind == SLIDING else None})
+        found.append(
+            LayerSpec(
+                attention=own, intermediate_size=width, activation=activation, experts=experts if sparse else None
+            )
+        )
+    return build_spec(config, name, tuple(found))
+
+
+def olmoe(config: ConfigFields, name: str) -> ModelSpec:
+    """Read OLMoE (Muennighoff et al., 2024): norms over all queries and all keys, which are then clamped."""
+    refuse_unsupported(config, "OlmoeForCausalLM")
+    router = SOFTMAX.model_copy(update={"renormalize": config.boolean("norm_topk_prob")})
+    bias = config.boolean("attention_bias")
+    if config.get("clip_qkv") is not None:
+        raise config.invalid("clip_qkv", config.get("clip_qkv"), "null: clamps after norms are not carried out")
+    layer = LayerSpec(
+        attention=AttentionSpec(
+            **read_heads(config), qk_norm=QKNormSpec(over="projection"), qkv_bias=bias, o_proj_bias=bias
+        ),
+        intermediate_size=config.integer("intermediate_size"),
+        activation=read_activation(config, "hidden_act", "silu"),
+        experts=_experts(config, "num_experts", 64, 8, router),
+    )
+    return build_spec(config, name, (layer,) * read_num_layers(config), eps=1e-5)
+
+
+def granitemoe(config: ConfigFields, name: str) -> ModelSpec:
+    """Read Granite 3 MoE (IBM, 2024): Granite with the softmax of the chosen experts' logits as their weights."""
+    refuse_unsupported(config, "GraniteMoeForCausalLM", ("num_local_experts",))
+    bias = config.boolean("attention_bias")
+    layer = LayerSpec(
+        attention=AttentionSpec(
+            **read_heads(config), qkv_bias=bias, o_proj_bias=bias,
+            scale=config.number("attention_multiplier", default=1.0),
+        ),
+        intermediate_size=config.integer("intermediate_size"),
+        activation=read_activation(config, "hidden_act", "silu"),
+        experts=_experts(config, "num_local_experts", 8, 2, RouterSpec()),
+    )  # fmt: skip
+    layers = (layer,) * read_num_layers(config)
+    return build_spec(config, name, layers, **granite_scales(config))
+
+
+def deepseek_v2(config: ConfigFields, name: str) -> ModelSpec:
+    """Read DeepSeek-V2 (2024): latent attention, experts by softmax, within the groups of the best single experts."""
+    refuse_unsupported(config, "DeepseekV2ForCausalLM")
+    method = config.get("topk_method") or "greedy"
+    if method not in ("greedy", "group_limited_greedy"):
+        raise config.invalid("topk_method", method, "greedy or group_limited_greedy")
+    router = SOFTMAX.model_copy(update=_factor(config))
+    if method == "group_limited_greedy":
+        router = router.model_copy(update=_groups(config, "max"))
+    return _deepseek(config, name, router, interleave=True)
+
+
+def deepseek_v3(config: ConfigFields, name: str) -> ModelSpec:
+    """Read DeepSeek-V3 and R1 (2024): experts by sigmoid, chosen with a learned bias within groups of the best two."""
+    refuse_unsupported(config, "DeepseekV3ForCausalLM")
+    router = RouterSpec(
+        score="sigmoid",
+        softmax_chosen=False,
+        selection_bias=True,
+        renormalize=config.boolean("norm_topk_prob", default=True),
+        **_factor(config, 2.5),
+        **_groups(config, "top2", 8, 4),
+    )
+    return _deepseek(config, name, router, config.boolean("rope_interleave", default=True))
+
+
+def _deepseek(config: ConfigFields, name: str, router: RouterSpec, interleave: bool) -> ModelSpec:
+    refuse_sliding_windows(config, "DeepSeek")
+    layers, dense = read_num_layers(config), config.integer("first_k_dense_replace", default=3, minimum=0)
+    width = config.integer("intermediate_size")
+    activation, attention = read_activation(config, "hidden_act", "silu"), _latent(config, interleave)
+    plain = LayerSpec(attention=attention, intermediate_size=width, activation=activation)
+    if dense >= layers:
+        return build_spec(config, name, (plain,) * layers)
+    if config.integer("moe_layer_freq", default=1) != 1:
+        raise config.invalid("moe_layer_freq", config.get("moe_layer_freq"), "1")
+    hidden = config.integer("moe_intermediate_size", default=2048)
+    shared = config.integer("n_shared_experts", default=1, minimum=0)
+    experts = _experts(config, "n_routed_experts", 256, 8, router).model_copy(
+        update={"shared_intermediate_size": shared * hidden or None}
+    )
+    sparse = LayerSpec(attention=attention, intermediate_size=hidden, activation=activation, experts=experts)
+    return build_spec(config, name, (plain,) * dense + (sparse,) * (layers - dense))
+
+
+def _latent(config: ConfigFields, interleave: bool) -> MLASpec:
+    bias = config.boolean("attention_bias")
+    plain, turned = config.integer("qk_nope_head_dim", default=128), config.integer("qk_rope_head_dim", default=64)
+    if turned % 2:
+        raise config.invalid("qk_rope_head_dim", turned, "even, because rotary turns pairs")
+    latent = config.integer("q_lora_rank", default=None) if "q_lora_rank" in config.values else 1536
+    if bias and latent is None:
+        raise config.invalid("attention_bias", bias, "false where q_lora_rank is null")
+    gain = yarn_score_factor(config)
+    return MLASpec(
+        num_heads=config.integer("num_attention_heads"),
+        kv_lora_rank=config.integer("kv_lora_rank", default=512),
+        qk_rope_head_dim=turned,
+        qk_nope_head_dim=plain,
+        v_head_dim=config.integer("v_head_dim", default=128),
+        q_lora_rank=latent,
+        scale=None if gain == 1 else (plain + turned) ** -0.5 * gain,
+        rope_interleave=interleave,
+        qkv_bias=bias,
+        o_proj_bias=bias,
+    )
+
+
+def _experts(config: ConfigFields, key: str, count: int, used: int, router: RouterSpec) -> MoESpec:
+    """Read the number of experts, in `key`, and of those that a token uses; `count` and `used` are the family's."""
+    count, used = config.integer(key, default=count), config.integer("num_experts_per_tok", default=used)
+    if used > count:
+        raise config.invalid("num_experts_per_tok", used, f"at most {key} ({count})")
+    if count % router.groups:
+        raise config.invalid("n_group", router.groups, f"a divisor of {key} ({count})")
+    return MoESpec(num_experts=count, num_experts_per_tok=used, router=router)
+
+
+def _factor(config: ConfigFields, default: float = 1.0) -> dict[str, Any]:
+    return {"factor": config.number("routed_scaling_factor", default=default)}
+
+
+def _groups(config: ConfigFields, score: str, groups: int = 1, kept: int = 1) -> dict[str, Any]:
+    groups, kept = config.integer("n_group", default=groups), config.integer("topk_group", default=kept)
+    if kept > groups:
+        raise config.invalid("topk_group", kept, f"at most n_group ({groups})")
+    return {"groups": groups, "kept_groups": kept, "group_score": score}
