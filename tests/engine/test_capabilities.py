@@ -203,3 +203,16 @@ def test_it_is_refused_before_weights_are_read(monkeypatch: pytest.MonkeyPatch) 
     for settings in refused:
         with pytest.raises(WorkbenchError, match="backend 'mlir' cannot carry out this"):
             load.load("shape:tiny", backend="mlir", **settings)
+
+
+def test_many_masks_are_each_traced() -> None:
+    """torch counts recompilations by code: the ninth mask of a process is traced as the first."""
+    query = torch.arange(4)
+    for number in range(12):
+
+        class Mask:
+            def __call__(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+                return key <= query
+
+        Mask.__name__ = f"Mask{number}"
+        assert capabilities._trace_problem(Mask(), query[:, None], query[None]) is None

@@ -108,7 +108,8 @@ class EngineConfig(Settings):
     """Everything that decides how a model is served.
 
     config = EngineConfig.build("demo", cache="int8", page_size=32, backend="eager")
-    runner = Runner(config)"""
+    runner = Runner(config)
+    """
 
     model: ModelConfig = ModelConfig()
     backend: str = "auto"  # eager, inductor, triton, mlir, or auto: the fastest that carries out the other settings
@@ -142,6 +143,8 @@ class EngineConfig(Settings):
         Raises:
             WorkbenchError: with the path of each setting that is unknown or wrong.
         """
+        if isinstance(model, EngineConfig):
+            raise WorkbenchError("a whole config is given to Runner(config); load takes a model's name and settings")
         values: dict[str, Any] = {"model": _expand(ModelConfig, model)}
         flat = []
         for name, value in settings.items():
@@ -154,6 +157,8 @@ class EngineConfig(Settings):
                 raise WorkbenchError(f"no setting {name!r}{nearest(name, (*cls.model_fields, *FLAT_NAMES))}")
         for name in flat:
             section = values.setdefault(FLAT_NAMES[name], {})
+            if not isinstance(section, dict):
+                continue  # which is refused below, by its path
             if name in section:
                 raise WorkbenchError(f"{name}: given twice, by itself and within {FLAT_NAMES[name]}; leave one out")
             section[name] = settings[name]

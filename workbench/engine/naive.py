@@ -94,7 +94,7 @@ def _attention(h: Tensor, w: Weights, at: str, a: AnyAttentionSpec, spec: ModelS
 
 def _grouped(h: Tensor, w: Weights, at: str, a: AttentionSpec, spec: ModelSpec) -> Tensor:
     qkv = rearrange(_linear(h, w, at + "qkv"), "token (head dim) -> token head dim", dim=a.head_dim)
-    if a.qkv_clip and (a.qk_norm is None or a.qk_norm.over == "head"):
+    if a.qkv_clip:
         qkv = qkv.clamp(-a.qkv_clip, a.qkv_clip)
     q, k, v = qkv.split([a.num_heads, a.num_kv_heads, a.num_kv_heads], dim=1)
     if a.qk_norm is not None and not a.qk_norm.after_rotary:

@@ -1,6 +1,6 @@
 """Run requests: text in, events out, one step at a time.
 
-A step reads as a sentence: propose, plan, pack and forward, sample, commit, emit. One thread owns a runner.
+A step reads as a sentence: propose, plan, forward (the executor packs), sample, commit, emit. One thread owns a runner.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from compiled_kernels import Backend
 from workbench.engine.cache import KVCache
@@ -26,7 +26,7 @@ class DraftRunner(Protocol):
     model: Transformer
     tokenizer: Tokenizer | None
     kv_cache: KVCache
-    executor: Any
+    executor: Executor
 
 
 def build_speculator(
@@ -50,7 +50,7 @@ def build_speculator(
         proposer = DraftModelProposer(
             draft.model.spec, draft.executor, draft.kv_cache.manager, draft.config.schedule.limits.max_prefill_tokens,
             common_random_numbers=settings.accept == "match", confidence_threshold=settings.confidence_threshold,
-            multi_step=_multi_step(draft.executor, draft, settings),
+            multi_step=_multi_step(draft, settings),
         )  # fmt: skip
     else:
         proposer = PromptLookupProposer(settings.min_ngram, settings.max_ngram)
@@ -75,11 +75,11 @@ def draft_config(config: EngineConfig, settings: DraftModel) -> EngineConfig:
     )
 
 
-def _multi_step(executor: Executor, draft: DraftRunner, settings: DraftModel) -> CompiledDraftSteps | None:
+def _multi_step(draft: DraftRunner, settings: DraftModel) -> CompiledDraftSteps | None:
     """Return a call that drafts several tokens, if the draft model decodes by compiled steps; None otherwise."""
     store = draft.kv_cache.store
     wanted = Requirements.of(draft.model, store)
-    if not isinstance(executor, MlirExecutor) or unsupported(Backend.MLIR, wanted, "drafts"):
+    if not isinstance(draft.executor, MlirExecutor) or unsupported(Backend.MLIR, wanted, "drafts"):
         return None
     return CompiledDraftSteps(draft.model, store, settings.num_speculative_tokens + 1, settings.confidence_threshold)
 

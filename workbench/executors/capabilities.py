@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -182,6 +183,8 @@ def _trace_problem(function: Any, *inputs: torch.Tensor) -> str | None:
     def call(*inputs: torch.Tensor) -> torch.Tensor:
         return function(*inputs)
 
+    # Code of its own: torch counts recompilations by code object, and refuses a function after a few.
+    call = FunctionType(call.__code__.replace(), globals(), closure=call.__closure__)
     try:
         torch.compile(call, backend="eager", fullgraph=True)(*inputs)
     except Exception as error:  # whatever the compiler or the user's function throws

@@ -14,7 +14,7 @@ from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment, PromptsWorkload, RandomWorkload
 from workbench.progress import to_stderr
 from workbench.prompt.tokenizer import Tokenizer
-from workbench.request import Request, SamplingParameters
+from workbench.request import Request, SamplingParameters, random_token_ids
 from workbench.settings import Settings
 from workbench.simulate.arrival import Arrival, request_from_arrival
 from workbench.simulate.executor_settings import UncachedExecutor
@@ -79,7 +79,7 @@ def _random(workload: RandomWorkload, sampling: SamplingParameters, vocab: int) 
     return [
         Request(
             f"request-{index}",
-            tuple(draw.randrange(vocab) for _ in range(workload.prompt_tokens)),
+            random_token_ids(draw, vocab, workload.prompt_tokens),
             sampling.model_copy(update={**asked, "seed": sampling.seed + index}),
         )
         for index in range(workload.requests)

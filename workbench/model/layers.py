@@ -78,7 +78,7 @@ class Attention(nn.Module):
         """
         heads, groups = self.spec.num_heads, self.spec.num_kv_heads
         rows = self.qkv(x)
-        if self.spec.qkv_clip and not (self.spec.qk_norm and self.spec.qk_norm.over == "projection"):
+        if self.spec.qkv_clip:
             rows = rows.clamp(-self.spec.qkv_clip, self.spec.qkv_clip)
         q, k, v = rearrange(rows, "token (head dim) -> token head dim", dim=self.spec.head_dim).split(
             [heads, groups, groups], dim=1

@@ -210,6 +210,8 @@ class AttentionSpec(Settings):
             raise ValueError(f"{self.num_heads} query heads cannot share {self.num_kv_heads} key/value heads evenly")
         if self.num_sink_tokens and self.sliding_window is None:
             raise ValueError(f"num_sink_tokens {self.num_sink_tokens} without a window: all tokens are in sight")
+        if self.qkv_clip and self.qk_norm is not None:
+            raise ValueError("qkv_clip beside qk_norm: the order of clamp and norm is not carried out")
         if self.rotated_columns is not None and (self.rotated_columns > self.head_dim or self.head_dim % 2):
             raise ValueError(
                 f"rotated_columns {self.rotated_columns} of {self.head_dim}: even numbers, and at most all"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Literal, Protocol
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
@@ -89,7 +89,6 @@ def _kind(value: object) -> object:
 AnyRouter = RoundRobin | LeastLoaded | PrefixAware | SessionSticky
 Router = Annotated[Annotated[AnyRouter, Field(discriminator="kind")], BeforeValidator(_kind)]
 _ADAPTER: TypeAdapter[AnyRouter] = TypeAdapter(Router)
-RoutingFunction = Callable[[SimulatedRequest, Sequence[InstanceView]], InstanceView]
 
 
 def router_from(value: object) -> AnyRouter:
