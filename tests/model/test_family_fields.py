@@ -107,6 +107,19 @@ def test_gpt_oss() -> None:
     assert spec.rotary == RotaryConfig(rope_theta=150_000.0, scaling=yarn) and spec.norm.eps == 1e-5
 
 
+def test_defaults_are_those_of_the_families() -> None:
+    assert attention_of(read("glm")).qkv_bias and attention_of(read("glm4")).qkv_bias
+    assert read("olmo2").rotary.rope_theta == 10_000.0
+    assert attention_of(read("ernie4_5")).head_dim == 128
+    assert attention_of(read("ernie4_5", head_dim=None)).head_dim == 16
+    assert windows(read("ministral")) == [4096] * 6 and windows(read("ministral", sliding_window=None)) == [None] * 6
+    assert windows(read("cohere2", sliding_window_pattern=2)) == [4096, None] * 3
+    assert windows(read("exaone4", sliding_window_pattern="LG")) == [4096, None] * 3
+    assert windows(read("exaone4", sliding_window_pattern="LLLG")) == [4096] * 3 + [None, 4096, None]
+    full = ["full_attention"] * 6
+    assert windows(read("exaone4", sliding_window_pattern="LLLG", layer_types=full)) == [None] * 6
+
+
 PUBLISHED = {
     "rope_type": "yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0,
     "original_max_position_embeddings": 4096,
@@ -161,6 +174,31 @@ def test_yarn_keeps_quick_pairs_and_divides_slow_ones() -> None:
         ("deepseek_v3", {"first_k_dense_replace": 6, "qk_rope_head_dim": 3}, "even"),
         ("deepseek_v3", {"first_k_dense_replace": 6, "q_lora_rank": None, "attention_bias": True}, "attention_bias"),
         ("qwen3", {"hidden_act": "gelu"}, "hidden_act"),
+        ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": [1], "long_factor": [2]}}, "type is"),
+        ("phi3", {"rope_scaling": {"type": "yarn", "factor": 2}}, "type is"),
+        ("cohere2", {"order_of_interleaved_layers": "global_attn_first"}, "order_of_interleaved_layers"),
+        ("cohere", {"rotary_pct": 0.5}, "rotary_pct"),
+        ("gptj", {"rotary_dim": None}, "rotary_dim"),
+        ("gptj", {"rotary_dim": 8, "rope_theta": 5.0}, "rope_theta"),
+        ("gpt_neox", {"rotary_emb_base": 10_000, "rope_theta": 500.0}, "rope_theta"),
+        ("gpt_neox", {"rotary_pct": 0.25, "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ("falcon", {"new_decoder_architecture": True, "parallel_attn": False}, "parallel_attn"),
+        ("falcon", {"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn"),
+        ("starcoder2", {"mlp_type": "gated"}, "mlp_type"),
+        ("gemma", {"hidden_act": "silu"}, "hidden_act"),
+        ("gemma", {"hidden_activation": "relu"}, "hidden_activation"),
+        ("smollm3", {"layer_types": ["sliding_attention"] * 6, "sliding_window": 9}, "layer_types"),
+        ("exaone4", {"sliding_window_pattern": "LLX"}, "sliding_window_pattern"),
+        ("exaone4", {"sliding_window_pattern": None}, "sliding_window_pattern"),
+        ("hunyuan_v1_dense", {"use_qk_norm": False}, "use_qk_norm"),
+        ("hunyuan_v1_dense", {"use_cla": True}, "use_cla"),
+        ("ernie4_5", {"compression_ratio": 2.0}, "compression_ratio"),
+        ("ministral", {"sliding_window": None, "layer_types": ["sliding_attention"] * 6}, "sliding_window"),
+        ("mpt", {"no_bias": False}, "no_bias"),
+        ("mpt", {"logit_scale": "inv_sqrt_d_model"}, "logit_scale"),
+        ("mpt", {"norm_type": "rmsnorm"}, "norm_type"),
+        ("mpt", {"attn_config": {"attn_type": "multiquery_attention"}}, "attn_type"),
+        ("mpt", {"attn_config": {"rope": True}}, "rope"),
     ],
 )  # fmt: skip
 def test_a_wrong_config_is_named_with_its_field(family: str, changes: dict[str, object], said: str) -> None:

@@ -18,13 +18,14 @@ from workbench.model.hf.family_fields import (
     read_layer_types,
     read_num_layers,
     read_window,
+    refuse_others,
     refuse_unsupported,
     renamed,
     without,
 )
 from workbench.model.hf.fields import ConfigFields
 from workbench.model.hf.rotary import read_layer_rotary, read_rotary, read_rotated_columns
-from workbench.model.spec import AttentionSpec, LayerSpec, ModelSpec, NormSpec, QKNormSpec
+from workbench.model.spec import ActivationSpec, AttentionSpec, LayerSpec, ModelSpec, NormSpec, QKNormSpec
 
 GPT2_NAMES = {
     "hidden_size": "n_embd",
@@ -103,6 +104,9 @@ def phi(config: ConfigFields, name: str) -> ModelSpec:
 def phi3(config: ConfigFields, name: str) -> ModelSpec:
     """Read Phi 3 and 4 (Abdin et al., 2024): fused projections, a window, part of each head rotated."""
     heads = read_heads(config)
+    for inner in (config.nested("rope_scaling"), config.nested("rope_parameters")):
+        for key in ("rope_type", "type"):
+            refuse_others(inner or config, **{key: ("default",)})  # "yarn" and "su" are LongRoPE here
     window = config.integer("sliding_window", default=None)
     columns = read_rotated_columns(config, heads["head_dim"], 1.0)
     attention = {**heads, "sliding_window": window, "rotated_columns": columns}
@@ -124,7 +128,7 @@ def olmo2(config: ConfigFields, name: str) -> ModelSpec:
     """Read OLMo 2 (2025): norms after each part, and over all queries and all keys."""
     bias = config.boolean("attention_bias")
     attention = {"qkv_bias": bias, "o_proj_bias": bias, "qk_norm": QKNormSpec(over="projection")}
-    rotary = read_rotary(config, 500_000.0)
+    rotary = read_rotary(config)
     return one_kind(config, name, "Olmo2ForCausalLM", attention, {"norms": "post"}, eps=1e-5, rotary=rotary)
 
 
@@ -174,9 +178,16 @@ def granite_scales(config: ConfigFields) -> dict[str, Any]:
     }
 
 
+COHERE_KEYS: dict[str, tuple[object, ...]] = {
+    "layer_norm_bias": (False,), "position_embedding_type": ("rope_gptj",), "rotary_pct": (1.0, 1),
+    "use_parallel_block": (True,), "use_gated_activation": (True,), "order_of_interleaved_layers": ("local_attn_first",),
+}  # fmt: skip
+
+
 def cohere(config: ConfigFields, name: str) -> ModelSpec:
     """Read Command R (Cohere, 2024): parallel parts under one LayerNorm without bias, interleaved rotary pairs."""
     bias = config.boolean("attention_bias")
+    refuse_others(config, **COHERE_KEYS)
     normed = QKNormSpec(weight="per_head") if config.boolean("use_qk_norm") else None
     attention = {"qkv_bias": bias, "o_proj_bias": bias, "qk_norm": normed}
     more = {
@@ -191,7 +202,9 @@ def cohere(config: ConfigFields, name: str) -> ModelSpec:
 def cohere2(config: ConfigFields, name: str) -> ModelSpec:
     """Read Command A (Cohere, 2025): Command R with windows; the full layers have no positions."""
     refuse_unsupported(config, "Cohere2ForCausalLM")
-    bias, kinds = config.boolean("attention_bias"), read_layer_types(config, period=4)
+    refuse_others(config, **COHERE_KEYS)
+    kinds = read_layer_types(config, period=config.integer("sliding_window_pattern", default=4))
+    bias = config.boolean("attention_bias")
     layers = {
         kind: LayerSpec(
             attention=AttentionSpec(
@@ -231,8 +244,9 @@ def gpt2(config: ConfigFields, name: str) -> ModelSpec:
 def gptj(config: ConfigFields, name: str) -> ModelSpec:
     """Read GPT-J (Wang and Komatsuzaki, 2021): parallel parts under one norm, interleaved rotary on part of a head."""
     config = renamed(config, **GPT2_NAMES)
+    refuse_others(config, rope_theta=(10_000, 10_000.0), rope_scaling=({},), rope_parameters=({},))
     heads = read_heads(config)
-    rotated = config.integer("rotary_dim", default=64)
+    rotated = config.integer("rotary_dim") if "rotary_dim" in config.values else 64
     attention = {**heads, "rotated_columns": None if rotated == heads["head_dim"] else rotated}
     layer = {
         "intermediate_size": config.integer("n_inner", default=4 * config.integer("hidden_size")),
@@ -256,6 +270,9 @@ def gpt_neox(config: ConfigFields, name: str) -> ModelSpec:
         "parallel": "two_norms" if config.boolean("use_parallel_residual", default=True) else "no",
     }
     base = config.number("rotary_emb_base", default=10_000.0)
+    refuse_others(config, rope_theta=(base, int(base)))
+    share = config.number("rotary_pct", default=0.25)
+    refuse_others(config, partial_rotary_factor=(share, int(share)))
     more = {"norm": layer_norm(config), "rotary": read_rotary(config, base, reads_partial=True)}
     return one_kind(config, name, "GPTNeoXForCausalLM", attention, layer, **more)
 
@@ -268,7 +285,10 @@ def falcon(config: ConfigFields, name: str) -> ModelSpec:
     groups = config.integer("num_kv_heads", default=heads) if new else 1 if multi_query else heads
     if config.boolean("alibi"):
         raise config.invalid("alibi", True, "false: Falcon's rounded slopes are not carried out")
-    parallel = new or config.boolean("parallel_attn", default=True)
+    parallel = config.boolean("parallel_attn", default=True)
+    if new and not parallel:
+        raise config.invalid("parallel_attn", False, "true with new_decoder_architecture")
+    refuse_others(config, num_ln_in_parallel_attn=(1, 2) if new else (1,))
     two = parallel and new and config.integer("num_ln_in_parallel_attn", default=2) == 2
     bias = config.boolean("bias")
     attention = {
@@ -301,6 +321,7 @@ def stablelm(config: ConfigFields, name: str) -> ModelSpec:
 
 def starcoder2(config: ConfigFields, name: str) -> ModelSpec:
     """Read StarCoder 2 (Lozhkov et al., 2024): LayerNorm, a plain feed-forward, a window, biases everywhere."""
+    refuse_others(config, norm_type=("layer_norm",), mlp_type=("default",))
     bias = config.boolean("use_bias", default=True)
     window = config.integer("sliding_window", default=None)
     attention = {"qkv_bias": bias, "o_proj_bias": bias, "sliding_window": window}
@@ -313,14 +334,13 @@ def starcoder2(config: ConfigFields, name: str) -> ModelSpec:
 
 
 def gemma(config: ConfigFields, name: str) -> ModelSpec:
-    """Read Gemma (Google, 2024): weights of norms are added to 1, embeddings scaled, GELU by its tanh whatever the
-    config calls it."""
+    """Read Gemma (Google, 2024): weights of norms are added to 1, embeddings scaled; its "gelu" is the one by tanh."""
     bias = config.boolean("attention_bias")
     attention = {**read_heads(config, dim=256), "qkv_bias": bias, "o_proj_bias": bias}
-    plain = ConfigFields({"hidden_act": "gelu_pytorch_tanh"}, config.source)
+    for key in ("hidden_act", "hidden_activation"):
+        refuse_others(config, **{key: ("gelu", "gelu_pytorch_tanh", "gelu_new", "gelu_fast")})
     return one_kind(
-        config, name, "GemmaForCausalLM", attention,
-        {"activation": read_activation(plain, "hidden_act", "gelu_pytorch_tanh")},
+        config, name, "GemmaForCausalLM", attention, {"activation": ActivationSpec(kind="gelu_tanh")},
         norm=NormSpec(eps=config.number("rms_norm_eps", default=1e-6), offset=1.0), tied=True,
         embedding_scale=config.integer("hidden_size") ** 0.5,
     )  # fmt: skip
@@ -330,7 +350,7 @@ def glm(config: ConfigFields, name: str, architecture: str = "GlmForCausalLM", n
     """Read GLM 4 9B (Zhipu, 2024): half of each head rotated, in interleaved pairs; fused gate and up."""
     heads = read_heads(config, dim=128)
     columns = read_rotated_columns(config, heads["head_dim"], 0.5)
-    attention = {**heads, "qkv_bias": config.boolean("attention_bias"), "rotated_columns": columns}
+    attention = {**heads, "qkv_bias": config.boolean("attention_bias", default=True), "rotated_columns": columns}
     rotary = read_rotary(config, reads_partial=True)
     return one_kind(config, name, architecture, attention, {"norms": norms}, eps=1.5625e-07, rotary=rotary)
 
@@ -352,6 +372,8 @@ def smollm3(config: ConfigFields, name: str) -> ModelSpec:
     kinds = tuple(FULL if window is None or each else SLIDING for each in rotated)
     if config.get("layer_types") is not None:
         kinds = read_layer_types(config, period=1)
+        if window is None and SLIDING in kinds:
+            raise config.invalid("layer_types", list(kinds), "without windows where use_sliding_window is false")
     found = tuple(
         LayerSpec(
             attention=AttentionSpec(
@@ -398,8 +420,7 @@ def exaone4(config: ConfigFields, name: str) -> ModelSpec:
     window = config.integer("sliding_window", default=4096) if "sliding_window" in config.values else 4096
     if "sliding_window" in config.values and config.get("sliding_window") is None:
         window = None
-    pattern = config.integer("sliding_window_pattern", default=4)
-    kinds = (FULL,) * layers if window is None else read_layer_types(config, period=pattern)
+    kinds = (FULL,) * layers if window is None else _exaone4_kinds(config, layers)
     of_kind = {
         kind: LayerSpec(
             attention=AttentionSpec(
@@ -415,17 +436,35 @@ def exaone4(config: ConfigFields, name: str) -> ModelSpec:
     return build_spec(config, name, layers_by_type(kinds, of_kind), eps=1e-5)
 
 
+def _exaone4_kinds(config: ConfigFields, layers: int) -> tuple[str, ...]:
+    """Read `layer_types`; without it the pattern: every n-th layer is full, or letters L and G (global), repeated, with
+    the last layer global."""
+    pattern = config.values.get("sliding_window_pattern", 4)
+    if config.get("layer_types") is not None:
+        return read_layer_types(config, period=1)
+    if not isinstance(pattern, str):
+        if pattern is None:
+            raise config.invalid("sliding_window_pattern", pattern, "a number or a pattern where there are windows")
+        return read_layer_types(config, config.integer("sliding_window_pattern", default=4))
+    if not pattern or set(pattern) - {"L", "G"}:
+        raise config.invalid("sliding_window_pattern", pattern, 'letters "L" (windows) and "G" (full)')
+    kinds = [SLIDING if pattern[index % len(pattern)] == "L" else FULL for index in range(layers)]
+    return (*kinds[:-1], FULL)
+
+
 def hunyuan_v1_dense(config: ConfigFields, name: str) -> ModelSpec:
     """Read Hunyuan (Tencent, 2025): heads are normed after rotary."""
     bias = config.boolean("attention_bias")
+    refuse_others(config, use_qk_norm=(True,), use_cla=(False,), norm_type=("rms",), num_experts=(1,))
     attention = {"qkv_bias": bias, "o_proj_bias": bias, "qk_norm": QKNormSpec(after_rotary=True)}
-    return one_kind(config, name, "HunYuanDenseV1ForCausalLM", attention, eps=1e-5)
+    return one_kind(config, name, "HunYuanDenseV1ForCausalLM", attention, reads=("use_qk_norm",), eps=1e-5)
 
 
 def ernie4_5(config: ConfigFields, name: str) -> ModelSpec:
     """Read ERNIE 4.5 (Baidu, 2025): interleaved rotary pairs, one `use_bias`."""
+    refuse_others(config, compression_ratio=(1, 1.0))
     bias = config.boolean("use_bias")
-    attention = {"qkv_bias": bias, "o_proj_bias": bias}
+    attention = {**read_heads(config, dim=128), "qkv_bias": bias, "o_proj_bias": bias}
     rotary = read_rotary(config, 500_000.0)
     return one_kind(
         config, name, "Ernie4_5ForCausalLM", attention, {"mlp_bias": bias}, eps=1e-5, tied=True, rotary=rotary
@@ -455,8 +494,11 @@ def ministral(config: ConfigFields, name: str) -> ModelSpec:
     """Read Ministral (Mistral, 2024): windows in some layers."""
     refuse_unsupported(config, "MinistralForCausalLM")
     kinds = config.get("layer_types")
-    window = config.integer("sliding_window", default=4096)
-    kinds = (SLIDING,) * read_num_layers(config) if kinds is None else read_layer_types(config, period=1)
+    window = config.integer("sliding_window", default=None) if "sliding_window" in config.values else 4096
+    plain = (FULL if window is None else SLIDING,) * read_num_layers(config)
+    kinds = plain if kinds is None else read_layer_types(config, period=1)
+    if window is None and SLIDING in kinds:
+        raise config.invalid("sliding_window", None, f'a length, because layer_types has "{SLIDING}"')
     layers = {
         kind: LayerSpec(
             attention=AttentionSpec(**read_heads(config), sliding_window=window if kind == SLIDING else None),
@@ -513,6 +555,10 @@ def mpt(config: ConfigFields, name: str) -> ModelSpec:
     config = renamed(config, hidden_size="d_model", num_hidden_layers="n_layers", num_attention_heads="n_heads",
                      max_position_embeddings="max_seq_len")  # fmt: skip
     inner = config.nested("attn_config") or ConfigFields({}, config.source)
+    refuse_others(config, no_bias=(True,), logit_scale=(), norm_type=("low_precision_layernorm", "layernorm"),
+                  ffn_config=({}, {"ffn_type": "mptmlp"}))  # fmt: skip
+    refuse_others(inner, attn_type=("multihead_attention",), rope=(False,), sliding_window_size=(-1,), qk_gn=(False,),
+                  kv_n_heads=())  # fmt: skip
     for key, right in (("prefix_lm", False), ("qk_ln", False), ("attn_uses_sequence_id", False), ("alibi", True)):
         if inner.boolean(key, default=right) != right:
             raise inner.invalid(key, not right, f"{str(right).lower()}: the other is not carried out")

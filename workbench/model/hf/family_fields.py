@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,6 +34,15 @@ def refuse_unsupported(config: ConfigFields, architecture: str, reads: tuple[str
         value = config.get(key)
         if key not in reads and value is not None and value not in harmless:
             raise config.invalid(key, value, "absent or null: what it changes is not carried out")
+
+
+def refuse_others(config: ConfigFields, **harmless: tuple[object, ...]) -> None:
+    """Raise WorkbenchError for a key with another value than null and those in `harmless`: it is not carried out."""
+    for key, values in harmless.items():
+        value = config.get(key)
+        if value is not None and not any(type(value) is type(each) and value == each for each in values):
+            right = " or ".join(["null", *map(json.dumps, values)])
+            raise config.invalid(key, value, f"{right}: others are not carried out")
 
 
 def refuse_activation(config: ConfigFields, key: str, right: str) -> None:
@@ -85,14 +95,14 @@ def without(config: ConfigFields, *keys: str) -> ConfigFields:
 
 
 def read_heads(config: ConfigFields, dim: int | None = None) -> dict[str, Any]:
-    """Read `num_heads`, `num_kv_heads` and `head_dim`; `dim` is the family's where the config has none, else
-    hidden_size over heads."""
+    """Read `num_heads`, `num_kv_heads` and `head_dim`; `dim` is the family's where the config says nothing. Where
+    neither says anything, or the config says null, it is hidden_size over heads."""
     heads = config.integer("num_attention_heads")
     groups = config.integer("num_key_value_heads", default=heads)
     if heads % groups:
         raise config.invalid("num_key_value_heads", groups, f"a divisor of num_attention_heads ({heads})")
     width = config.integer("hidden_size")
-    dim = config.integer("head_dim", default=dim, minimum=2)
+    dim = config.integer("head_dim", default=None if "head_dim" in config.values else dim, minimum=2)
     if dim is None and width % heads:
         raise config.invalid("hidden_size", width, f"a multiple of num_attention_heads ({heads})")
     if (dim or width // heads) % 2:
