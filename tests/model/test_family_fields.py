@@ -111,6 +111,11 @@ def test_defaults_are_those_of_the_families() -> None:
     assert attention_of(read("glm")).qkv_bias and attention_of(read("glm4")).qkv_bias
     assert read("olmo2").rotary.rope_theta == 10_000.0
     assert attention_of(read("ernie4_5")).head_dim == 128
+    sliding = {"use_sliding_window": True, "sliding_window": 9, "moe_intermediate_size": 8, "max_window_layers": 4}
+    assert windows(read("qwen2_moe", **sliding)) == [9, None, 9, None, None, None]
+    assert windows(read("qwen3_moe", **sliding)) == [9] * 6
+    experts = [layer.experts for layer in read("deepseek_v2", num_experts_per_tok=6).layers]
+    assert all(each is not None and each.num_experts == 64 for each in experts)
     assert attention_of(read("ernie4_5", head_dim=None)).head_dim == 16
     assert windows(read("ministral")) == [4096] * 6 and windows(read("ministral", sliding_window=None)) == [None] * 6
     assert windows(read("cohere2", sliding_window_pattern=2)) == [4096, None] * 3
@@ -174,6 +179,24 @@ def test_yarn_keeps_quick_pairs_and_divides_slow_ones() -> None:
         ("deepseek_v3", {"first_k_dense_replace": 6, "qk_rope_head_dim": 3}, "even"),
         ("deepseek_v3", {"first_k_dense_replace": 6, "q_lora_rank": None, "attention_bias": True}, "attention_bias"),
         ("qwen3", {"hidden_act": "gelu"}, "hidden_act"),
+        ("qwen3_moe", {"moe_intermediate_size": 8, "layer_types": ["sliding_attention"] * 6}, "layer_types"),
+        ("deepseek_v2", {"num_experts_per_tok": 2, "topk_method": "noaux_tc"}, "topk_method"),
+        ("deepseek_v2", {"num_experts_per_tok": 2, "norm_topk_prob": True}, "norm_topk_prob"),
+        ("deepseek_v2", {"num_experts_per_tok": 2, "scoring_func": "sigmoid"}, "scoring_func"),
+        ("deepseek_v2", {"num_experts_per_tok": 2, "mlp_bias": True}, "mlp_bias"),
+        ("deepseek_v2", {}, "num_experts_per_tok is missing"),
+        ("deepseek_v3", {"topk_method": "greedy"}, "topk_method"),
+        ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func"),
+        ("olmo3", {"rope_theta": 10_000.0}, "rope_theta"),
+        ("olmo3", {"rope_local_base_freq": 10_000.0}, "rope_local_base_freq"),
+        ("gemma3_text", {"rope_parameters": {"rope_theta": 5.0}}, "rope_parameters"),
+        ("gemma3_text", {"rope_parameters": {"full_attention": {"rope_theta": 5.0}},
+                         "rope_scaling": {"type": "linear", "factor": 8}}, "rope_scaling"),
+        ("qwen2", {"rope_parameters": {"full_attention": {"rope_theta": 5.0}}}, "full_attention"),
+        ("mistral", {"rope_parameters": {"rope_theta": 5.0, "llama_4_scaling_beta": 0.1}}, "llama_4_scaling_beta"),
+        ("llama", {"original_max_position_embeddings": 8, "rope_scaling": {
+            "type": "yarn", "factor": 2, "original_max_position_embeddings": 16}}, "original_max_position_embeddings"),
+        ("phi", {"rope_scaling": {"type": "linear", "factor": 2, "partial_rotary_factor": 2}}, "partial_rotary"),
         ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": [1], "long_factor": [2]}}, "type is"),
         ("phi3", {"rope_scaling": {"type": "yarn", "factor": 2}}, "type is"),
         ("cohere2", {"order_of_interleaved_layers": "global_attn_first"}, "order_of_interleaved_layers"),
@@ -244,7 +267,9 @@ def test_what_transformers_writes_is_read(tmp_path: Path, case: Case) -> None:
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "llama"])
 def test_what_a_llama_config_cannot_say_is_not_exported(family: str) -> None:
     """A family whose layers are Llama's, but for names and orders in files, is exported and reads back as it is."""
-    more = {"opt": {"ffn_dim": 8}, "gptj": {"rotary_dim": 8}}.get(family, {"moe_intermediate_size": 8})
+    more = {"opt": {"ffn_dim": 8}, "gptj": {"rotary_dim": 8}}.get(
+        family, {"moe_intermediate_size": 8, "num_experts_per_tok": 2}
+    )
     spec = read(family, **more)
     spec = spec.model_copy(update={"layers": spec.layers[:1]})
     try:

@@ -136,6 +136,9 @@ def olmo3(config: ConfigFields, name: str) -> ModelSpec:
     """Read OLMo 3 (2025): OLMo 2 with windows in three of four layers; only full layers scale their rotary."""
     refuse_unsupported(config, "Olmo3ForCausalLM")
     bias, kinds = config.boolean("attention_bias"), read_layer_types(config, period=4)
+    refuse_others(config, rope_local_base_freq=())
+    if config.nested("rope_parameters") is None:  # versions of transformers differ in the base of windowed layers
+        refuse_others(config, rope_theta=(500_000, 500_000.0))
     rotaries = {
         FULL: read_layer_rotary(config, FULL, "rope_theta", 500_000.0, old_scaling=True),
         SLIDING: read_layer_rotary(config, SLIDING, "rope_local_base_freq", 500_000.0, old_scaling=False),

@@ -13,6 +13,7 @@ from workbench.model.hf.family_fields import (
     read_heads,
     read_layer_types,
     read_num_layers,
+    refuse_others,
     refuse_sliding_windows,
     refuse_unsupported,
     renamed,
@@ -49,7 +50,12 @@ def qwen2_moe(config: ConfigFields, name: str) -> ModelSpec:
         }
     )
     attention = AttentionSpec(**read_heads(config), qkv_bias=config.boolean("qkv_bias", default=True))
-    return _qwen(config, name, attention, experts)
+    layers, window = read_num_layers(config), _window(config)
+    first = config.integer("max_window_layers", default=28, minimum=0)
+    kinds = tuple(FULL if window is None or index % 2 or index >= first else SLIDING for index in range(layers))
+    if window is not None and config.get("layer_types") is not None:
+        kinds = read_layer_types(config, period=1)
+    return _qwen(config, name, attention, experts, kinds)
 
 
 def qwen3_moe(config: ConfigFields, name: str) -> ModelSpec:
@@ -59,24 +65,34 @@ def qwen3_moe(config: ConfigFields, name: str) -> ModelSpec:
     bias = config.boolean("attention_bias")
     attention = AttentionSpec(**read_heads(config), qk_norm=QKNormSpec(), qkv_bias=bias, o_proj_bias=bias)
     config = renamed(config, num_experts="num_local_experts")
-    return _qwen(config, name, attention, _experts(config, "num_experts", 128, 8, router))
+    kinds = (FULL if _window(config) is None else SLIDING,) * read_num_layers(config)
+    if config.get("layer_types") not in (None, list(kinds)):
+        raise config.invalid("layer_types", config.get("layer_types"), f'absent, or "{kinds[0]}" for every layer')
+    return _qwen(config, name, attention, _experts(config, "num_experts", 128, 8, router), kinds)
 
 
-def _qwen(config: ConfigFields, name: str, attention: AttentionSpec, experts: MoESpec) -> ModelSpec:
-    """Build a model in which `mlp_only_layers`, and all but each `decoder_sparse_step`-th layer, are dense."""
+def _window(config: ConfigFields) -> int | None:
+    """Return the length of windows, or None where there are none: `use_sliding_window` is false by default."""
+    given = config.boolean("use_sliding_window")
+    window: int | None = config.integer("sliding_window", default=4096) if given else None
+    return window
+
+
+def _qwen(
+    config: ConfigFields, name: str, attention: AttentionSpec, experts: MoESpec, kinds: tuple[str, ...]
+) -> ModelSpec:
+    """Build a model with layers of `kinds`; `mlp_only_layers`, and all but each `decoder_sparse_step`-th layer, are
+    dense."""
     layers, step = read_num_layers(config), config.integer("decoder_sparse_step", default=1)
     dense = config.get("mlp_only_layers") or []
     if not isinstance(dense, list) or any(not isinstance(each, int) for each in dense):
         raise config.invalid("mlp_only_layers", dense, "a list of layers")
-    window = config.integer("sliding_window", default=4096) if config.boolean("use_sliding_window") else None
-    first = config.integer("max_window_layers", default=28, minimum=0)
-    given = read_layer_types(config, 1) if window is not None and config.get("layer_types") is not None else None
+    window = _window(config)
     activation, found = read_activation(config, "hidden_act", "silu"), []
     for index in range(layers):
         sparse = index not in dense and (index + 1) % step == 0
         width = config.integer("moe_intermediate_size" if sparse else "intermediate_size")
-        kind = given[index] if given else SLIDING if window is not None and index >= first else FULL
-        own = attention.model_copy(update={"sliding_window": window if kind == SLIDING else None})
+        own = attention.model_copy(update={"sliding_window": window if kinds[index] == SLIDING else None})
         found.append(
             LayerSpec(
                 attention=own, intermediate_size=width, activation=activation, experts=experts if sparse else None
@@ -126,6 +142,11 @@ def deepseek_v2(config: ConfigFields, name: str) -> ModelSpec:
     method = config.get("topk_method") or "greedy"
     if method not in ("greedy", "group_limited_greedy"):
         raise config.invalid("topk_method", method, "greedy or group_limited_greedy")
+    refuse_others(config, scoring_func=("softmax",), norm_topk_prob=(False,), mlp_bias=(False,))
+    config.integer("num_experts_per_tok")
+    sizes = {"first_k_dense_replace": 0, "n_routed_experts": 64, "n_shared_experts": 2, "moe_intermediate_size": 1407}
+    given = {key: value for key, value in config.values.items() if value is not None or key not in sizes}
+    config = ConfigFields({**sizes, **given}, config.source)
     router = SOFTMAX.model_copy(update=_factor(config))
     if method == "group_limited_greedy":
         router = router.model_copy(update=_groups(config, "max"))
@@ -135,6 +156,7 @@ def deepseek_v2(config: ConfigFields, name: str) -> ModelSpec:
 def deepseek_v3(config: ConfigFields, name: str) -> ModelSpec:
     """Read DeepSeek-V3 and R1 (2024): experts by sigmoid, chosen with a learned bias within groups of the best two."""
     refuse_unsupported(config, "DeepseekV3ForCausalLM")
+    refuse_others(config, topk_method=("noaux_tc",), scoring_func=("sigmoid",))
     router = RouterSpec(
         score="sigmoid",
         softmax_chosen=False,

@@ -11,6 +11,7 @@ from workbench.model.spec import RotaryConfig, RotaryScaling
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 DEFAULT_ROPE_THETA = 10_000.0
+UNREAD_KEYS = ("short_factor", "long_factor", "llama_4_scaling_beta", "mrope_section", "alpha")
 
 
 def read_rotary(config: ConfigFields, base: float = DEFAULT_ROPE_THETA, reads_partial: bool = False) -> RotaryConfig:
@@ -45,7 +46,12 @@ def read_layer_rotary(config: ConfigFields, layers: str, old_base: str, base: fl
         values["rope_parameters"] = mine.values
     elif old_scaling:
         values["rope_scaling"] = config.get("rope_scaling")
-    places = {key: config.get(key) for key in ("max_position_embeddings", "partial_rotary_factor")}
+    if new is not None and not {"full_attention", "sliding_attention"} & set(new.values):
+        raise config.invalid("rope_parameters", new.values, "an object of full_attention and of sliding_attention")
+    if new is not None and mine is not None and old_scaling and config.nested("rope_scaling") is not None:
+        raise config.invalid("rope_scaling", config.get("rope_scaling"), "absent where there are rope_parameters")
+    keys = ("max_position_embeddings", "partial_rotary_factor", "original_max_position_embeddings")
+    places = {key: config.get(key) for key in keys}
     return read_rotary(ConfigFields({**places, **values}, config.source if mine is None else mine.source), base)
 
 
@@ -100,9 +106,9 @@ def read_rotated_columns(config: ConfigFields, head_dim: int, default: float, ke
         default: the family's share where the config has none.
         keys: the family's own names of the share, beside `partial_rotary_factor`.
     """
-    inner = config.nested("rope_parameters")
     shares = [config.number(key, default=None) for key in (*keys, "partial_rotary_factor")]
-    shares += [None if inner is None else inner.number("partial_rotary_factor", default=None)]
+    for inner in (config.nested("rope_parameters"), config.nested("rope_scaling")):
+        shares += [None if inner is None else inner.number("partial_rotary_factor", default=None)]
     share = next((each for each in reversed(shares) if each is not None), default)
     columns = int(head_dim * share)
     if columns % 2 or not 0 < columns <= head_dim:
@@ -114,11 +120,14 @@ def _read(config: ConfigFields, fields: ConfigFields, base: float) -> RotaryConf
     kind = _kind(fields)
     if kind not in ROPE_TYPES:
         raise WorkbenchError(f"{fields.source}: rope type {kind!r} is not carried out; read: {', '.join(ROPE_TYPES)}")
+    for key, value in fields.values.items():
+        if isinstance(value, dict) or (key in UNREAD_KEYS and value is not None):
+            raise fields.invalid(key, value, "absent: what it changes is not carried out")
     base = _base(config, fields, base)
     if kind == "linear":
         return RotaryConfig(rope_theta=base, scaling=RotaryScaling(kind="linear", factor=fields.number("factor")))
     if kind == "llama3":
-        return RotaryConfig(rope_theta=base, scaling=_llama3(fields))
+        return RotaryConfig(rope_theta=base, scaling=_llama3(config, fields))
     if kind == "yarn":
         if base <= 1:
             raise fields.invalid("rope_theta", base, "above 1 with yarn")
@@ -130,16 +139,18 @@ def _kind(fields: ConfigFields) -> Any:
     return fields.get("rope_type") or fields.get("type") or "default"
 
 
-def _llama3(fields: ConfigFields) -> RotaryScaling:
+def _llama3(config: ConfigFields, fields: ConfigFields) -> RotaryScaling:
     low, high = fields.number("low_freq_factor"), fields.number("high_freq_factor")
     if high <= low:
         raise fields.invalid("high_freq_factor", high, f"above low_freq_factor, which is {low}")
+    original = fields.integer("original_max_position_embeddings")
+    _refuse_other_original(config, original)
     return RotaryScaling(
         kind="llama3",
         factor=fields.number("factor"),
         low_freq_factor=low,
         high_freq_factor=high,
-        original_max_position_embeddings=fields.integer("original_max_position_embeddings"),
+        original_max_position_embeddings=original,
     )
 
 
@@ -174,7 +185,16 @@ def _factor(config: ConfigFields, fields: ConfigFields) -> float:
 
 def _original(config: ConfigFields, fields: ConfigFields) -> int:
     known = fields.integer("original_max_position_embeddings", default=None)
-    return known or config.integer("max_position_embeddings")
+    original: int = known or config.integer("max_position_embeddings")
+    _refuse_other_original(config, original)
+    return original
+
+
+def _refuse_other_original(config: ConfigFields, original: int) -> None:
+    """Refuse a length beside the rotary's object that is not the one in it: versions of transformers take either."""
+    outer = config.integer("original_max_position_embeddings", default=None)
+    if outer not in (None, original):
+        raise config.invalid("original_max_position_embeddings", outer, f"{original}, as in the rotary's object")
 
 
 def _base(config: ConfigFields, inner: ConfigFields | None, base: float) -> float:
