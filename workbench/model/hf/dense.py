@@ -183,7 +183,8 @@ def granite_scales(config: ConfigFields) -> dict[str, Any]:
 
 COHERE_KEYS: dict[str, tuple[object, ...]] = {
     "layer_norm_bias": (False,), "position_embedding_type": ("rope_gptj",), "rotary_pct": (1.0, 1),
-    "use_parallel_block": (True,), "use_gated_activation": (True,), "order_of_interleaved_layers": ("local_attn_first",),
+    "use_parallel_block": (True,), "use_gated_activation": (True,),
+    "order_of_interleaved_layers": ("local_attn_first",),
 }  # fmt: skip
 
 
