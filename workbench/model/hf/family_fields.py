@@ -22,6 +22,7 @@ UNSUPPORTED_KEYS: dict[str, tuple[object, ...]] = {
     "num_local_experts": (0, 1),
     "use_qk_norm": (False,),
     "use_bidirectional_attention": (False,),
+    "is_causal": (True,),
 }
 
 
@@ -144,6 +145,7 @@ def build_spec(
 ) -> ModelSpec:
     """Build the model around `layers`; `tied`, `eps` and the rotary's base are the family's where the
     config has none."""
+    _refuse_other_layer_types(config, layers)
     return ModelSpec(
         name=name,
         vocab_size=config.integer("vocab_size"),
@@ -156,6 +158,15 @@ def build_spec(
         eos_token_ids=config.token_ids("eos_token_id") or (),
         **more,
     )
+
+
+def _refuse_other_layer_types(config: ConfigFields, layers: tuple[LayerSpec, ...]) -> None:
+    """Raise WorkbenchError where `layer_types` says other than the windows that were read."""
+    kinds = config.get("layer_types")
+    found = [FULL if layer.attention.sliding_window is None else SLIDING for layer in layers]
+    if kinds is not None and kinds != found:
+        each = f'"{found[0]}" for every layer' if len(set(found)) == 1 else "of the kinds that the windows give"
+        raise config.invalid("layer_types", kinds, f"absent, or {each}")
 
 
 def read_softcap(config: ConfigFields, key: str, default: float) -> float:
