@@ -125,6 +125,24 @@ def test_defaults_are_those_of_the_families() -> None:
     assert windows(read("exaone4", sliding_window_pattern="LLLG", layer_types=full)) == [None] * 6
 
 
+SIZES = (
+    "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "max_position_embeddings", "eos_token_id", "n_embd", "n_layer", "n_head", "n_positions",
+    "d_model", "n_heads", "n_layers", "max_seq_len", "ffn_dim", "num_kv_heads", "moe_intermediate_size",
+    "num_experts_per_tok",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_what_a_config_does_not_say_is_what_transformers_takes(family: str) -> None:
+    transformers = pytest.importorskip("transformers", reason="pip install 'transformers>=5'")
+    changes = {"num_experts_per_tok": 6} if family == "deepseek_v2" else {}
+    config = transformers.AutoConfig.for_model(family, **changes)
+    whole = json.loads(config.to_json_string(use_diff=False)) | {"model_type": family, "architectures": None}
+    sizes = {key: whole[key] for key in SIZES if key in whole}
+    assert spec_from_config(sizes, "some") == spec_from_config(whole, "some")
+
+
 PUBLISHED = {
     "rope_type": "yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0,
     "original_max_position_embeddings": 4096,
@@ -179,6 +197,7 @@ def test_yarn_keeps_quick_pairs_and_divides_slow_ones() -> None:
         ("deepseek_v3", {"first_k_dense_replace": 6, "qk_rope_head_dim": 3}, "even"),
         ("deepseek_v3", {"first_k_dense_replace": 6, "q_lora_rank": None, "attention_bias": True}, "attention_bias"),
         ("qwen3", {"hidden_act": "gelu"}, "hidden_act"),
+        ("deepseek_v3", {"num_key_value_heads": 2}, "num_key_value_heads"),
         ("qwen3", {"layer_types": ["sliding_attention"] * 6}, "layer_types"),
         ("qwen2", {"layer_types": ["sliding_attention"] * 6}, "layer_types"),
         ("granite", {"layer_types": ["sliding_attention"] * 6}, "layer_types"),

@@ -170,6 +170,7 @@ def deepseek_v3(config: ConfigFields, name: str) -> ModelSpec:
 
 def _deepseek(config: ConfigFields, name: str, router: RouterSpec, interleave: bool) -> ModelSpec:
     refuse_sliding_windows(config, "DeepSeek")
+    refuse_others(config, num_key_value_heads=(config.integer("num_attention_heads"),))
     layers, dense = read_num_layers(config), config.integer("first_k_dense_replace", default=3, minimum=0)
     width = config.integer("intermediate_size")
     activation, attention = read_activation(config, "hidden_act", "silu"), _latent(config, interleave)
