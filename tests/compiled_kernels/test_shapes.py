@@ -29,10 +29,8 @@ def attention(**changes: torch.Tensor):
         "page_table": torch.tensor([[1]]),
     }
     spans: dict[str, Any] = {"starts": torch.tensor([0, 3]), "context_lengths": torch.tensor([3])}
-    kv, step = (
-        kind(**{name: changes.get(name, right) for name, right in given.items()})
-        for kind, given in ((PagedKV, pages), (Spans, spans))
-    )
+    kv = PagedKV(**{name: changes[name] if name in changes else right for name, right in pages.items()})
+    step = Spans(**{name: changes[name] if name in changes else right for name, right in spans.items()})
     q = torch.zeros(3, 2, 4)
     check_fields(kv, step)
     return checked(compiled_kernels.paged_attention)(q, kv, step, AttentionParameters(0.5), Backend.EAGER)
