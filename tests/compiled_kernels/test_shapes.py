@@ -29,8 +29,8 @@ def attention(**changes: torch.Tensor):
         "page_table": torch.tensor([[1]]),
     }
     spans: dict[str, Any] = {"starts": torch.tensor([0, 3]), "context_lengths": torch.tensor([3])}
-    kv = PagedKV(**{name: changes[name] if name in changes else right for name, right in pages.items()})
-    step = Spans(**{name: changes[name] if name in changes else right for name, right in spans.items()})
+    kv = PagedKV(**pages | {name: each for name, each in changes.items() if name in pages})
+    step = Spans(**spans | {name: each for name, each in changes.items() if name in spans})
     q = torch.zeros(3, 2, 4)
     check_fields(kv, step)
     return checked(compiled_kernels.paged_attention)(q, kv, step, AttentionParameters(0.5), Backend.EAGER)
