@@ -21,7 +21,7 @@ def checked(operator: Callable) -> Callable:
     return jaxtyped(typechecker=beartype)(operator)
 
 
-def attention(**changes: torch.Tensor):
+def attention(**changes: Any):
     """A right call of paged attention: three tokens of one sequence, two query heads on one group."""
     pages: dict[str, Any] = {
         "keys": torch.zeros(2, 1, 8, 4),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from typing import Literal
 
 from torch import Tensor
 
@@ -58,6 +59,10 @@ class RequestTracker:
         self._emit, self._processor = emit, OutputProcessor(emit)
         self._submitted = 0
         self.to_cancel: deque[str] = deque()  # request ids to cancel; any thread may append
+
+    def set_acceptance_rule(self, rule: Literal["rejection", "match"]) -> None:
+        """Accept draft tokens by `rule` from the next step on."""
+        self.sampler.acceptance_rule = rule
 
     def set_sampler(self, sampler: Sampler) -> None:
         """Sample by `sampler` from the next step on."""

@@ -200,7 +200,7 @@ class Runner(Displayable):
         if self.speculator is not None:
             self.speculator.clear()
         self.speculator = speculator
-        self.tracker.sampler.acceptance_rule = speculator.accept if speculator is not None else "rejection"
+        self.tracker.set_acceptance_rule("rejection" if speculator is None else speculator.accept)
 
     def reset_prefix_cache(self) -> None:
         """Empty the prefix cache; running sequences keep their pages."""
@@ -347,7 +347,7 @@ class Runner(Displayable):
 
     def set_listener(self, listener: Callable[[Event], None] | None) -> None:
         """Call `listener` with every event from now on; None ends that."""
-        self.telemetry.listener = listener
+        self.telemetry.set_listener(listener)
 
     def __repr__(self) -> str:
         return f"<Runner {runner_headline(self.model, self.backends, self.scheduler)}>"

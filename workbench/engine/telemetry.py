@@ -44,6 +44,10 @@ class Telemetry:
         self._seconds = 0.0  # the listener's time since the last step
         self._listener_error: BaseException | None = None
 
+    def set_listener(self, listener: Callable[[Event], None] | None) -> None:
+        """Call `listener` with every event from now on; None ends that."""
+        self.listener = listener
+
     def emit(self, event: Event) -> None:
         if self.listener is not None:
             began = self._clock()
