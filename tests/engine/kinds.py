@@ -5,17 +5,8 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from tests.engine.tiny import CONTEXT, VOCAB
-from workbench.model.spec import (
-    ActivationSpec,
-    AttentionSpec,
-    LayerSpec,
-    MLASpec,
-    ModelSpec,
-    MoESpec,
-    NormSpec,
-    RotaryConfig,
-    RotaryScaling,
-)
+from workbench.model.attention_spec import AttentionSpec, MLASpec, RotaryConfig, RotaryScaling
+from workbench.model.spec import ActivationSpec, LayerSpec, ModelSpec, MoESpec, NormSpec
 
 WINDOWS = st.sampled_from([None, None, 3, 9])
 ROTARIES = st.builds(

@@ -40,10 +40,11 @@ from workbench.executors.capabilities import (
 from workbench.executors.reference import CacheLayout, reference_logits, single_decode_step
 from workbench.executors.select import Backends, select_backends
 from workbench.kv_cache.format import CacheFormat
+from workbench.model.attention_spec import QKNormSpec
 from workbench.model.layers import Attention
 from workbench.model.memory import cache_shapes
 from workbench.model.quantized import WeightFormat
-from workbench.model.spec import ActivationSpec, LayerSpec, ModelSpec, NormSpec, QKNormSpec
+from workbench.model.spec import ActivationSpec, LayerSpec, ModelSpec, NormSpec
 from workbench.model.transformer import Transformer
 from workbench.request import CustomPart
 from workbench.scheduler.plan import Span, StepPlan

@@ -21,10 +21,11 @@ from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.format import CacheFormat
 from workbench.kv_cache.quantized import QuantizedLayer
+from workbench.model.attention_spec import AttentionSpec
 from workbench.model.hf.save import save_folder
 from workbench.model.hf.weights import random_weights
 from workbench.model.layers import TransformerBlock
-from workbench.model.spec import AttentionSpec, LayerSpec, ModelSpec
+from workbench.model.spec import LayerSpec, ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.trace.events import Decoded, Event
 

@@ -22,10 +22,11 @@ from workbench.executors.autotune import autotune_backend
 from workbench.executors.capabilities import Requirements, unsupported
 from workbench.executors.select import Backends
 from workbench.kv_cache.store import DenseLayer
+from workbench.model.attention_spec import MLASpec
 from workbench.model.hf.weights import random_weights
 from workbench.model.parameters import parameter_shapes
 from workbench.model.quantized import WeightFormat
-from workbench.model.spec import ActivationSpec, LayerSpec, MLASpec, ModelSpec, MoESpec, NormSpec
+from workbench.model.spec import ActivationSpec, LayerSpec, ModelSpec, MoESpec, NormSpec
 from workbench.model.transformer import Transformer
 
 LATENT = MLASpec(num_heads=3, kv_lora_rank=4, qk_rope_head_dim=4, qk_nope_head_dim=3, v_head_dim=5, q_lora_rank=3)

@@ -20,9 +20,10 @@ from workbench.executors.prefill import PrefillExecutor
 from workbench.executors.reference import CacheLayout
 from workbench.executors.select import Backends
 from workbench.kv_cache.format import CacheFormat
+from workbench.model.attention_spec import AttentionSpec, RotaryConfig
 from workbench.model.linear import Linear
 from workbench.model.quantized import WeightFormat
-from workbench.model.spec import AttentionSpec, LayerSpec, ModelSpec, RotaryConfig
+from workbench.model.spec import LayerSpec, ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.request import Request
 

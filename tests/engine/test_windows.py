@@ -7,7 +7,8 @@ import pytest
 from tests.engine.poison import WINDOW, Poison, poisoned
 from tests.engine.tiny import layer, model_of, request, runner_of, spec_of
 from workbench.engine.runner import generate
-from workbench.model.spec import AttentionSpec, LayerSpec
+from workbench.model.attention_spec import AttentionSpec
+from workbench.model.spec import LayerSpec
 from workbench.trace.events import Decoded, Stepped
 
 SINKS = LayerSpec(

@@ -14,8 +14,9 @@ from workbench.engine.config import EngineConfig
 from workbench.engine.loaded_model import LoadedModel
 from workbench.engine.runner import Runner, generate
 from workbench.kv_cache.store import KVStore
+from workbench.model.attention_spec import AttentionSpec, RotaryConfig
 from workbench.model.hf.weights import random_weights
-from workbench.model.spec import AttentionSpec, LayerSpec, ModelSpec, RotaryConfig
+from workbench.model.spec import LayerSpec, ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.request import CustomPart, Request, SamplingParameters, random_token_ids
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from workbench.model.spec import AttentionSpec, LayerSpec, ModelSpec, NormSpec, RotaryConfig, RotaryScaling
+from workbench.model.attention_spec import AttentionSpec, RotaryConfig, RotaryScaling
+from workbench.model.spec import LayerSpec, ModelSpec, NormSpec
 
 _scalings = st.one_of(
     st.just(RotaryScaling()),

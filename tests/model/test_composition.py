@@ -6,7 +6,8 @@ import pytest
 
 from workbench.errors import WorkbenchError
 from workbench.model.attention_config import AttentionChange, AttentionConfig
-from workbench.model.spec import AttentionSpec, LayerSpec, ModelSpec, RotaryConfig
+from workbench.model.attention_spec import AttentionSpec, RotaryConfig
+from workbench.model.spec import LayerSpec, ModelSpec
 from workbench.model.variants import change_spec
 
 LAYER = LayerSpec(attention=AttentionSpec(num_heads=6, num_kv_heads=6, head_dim=4), intermediate_size=8)

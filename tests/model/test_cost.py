@@ -5,9 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from workbench.model.attention_spec import AttentionSpec
 from workbench.model.cost import StepCostEstimate, StepCostModel, visible_pairs
 from workbench.model.shapes import named_shape
-from workbench.model.spec import AttentionSpec, LayerSpec, ModelSpec
+from workbench.model.spec import LayerSpec, ModelSpec
 
 
 @given(st.integers(0, 40), st.integers(1, 20), st.one_of(st.none(), st.integers(1, 30)), st.integers(0, 9))

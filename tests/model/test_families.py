@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from tests.model.strategies import llama_specs
 from tests.thorough import tries
 from workbench.errors import WorkbenchError
+from workbench.model.attention_spec import RotaryConfig, RotaryScaling
 from workbench.model.hf.families import config_from_spec, read_spec, spec_from_config
 from workbench.model.shapes import named_shape
-from workbench.model.spec import ModelSpec, RotaryConfig, RotaryScaling
+from workbench.model.spec import ModelSpec
 
 PLAIN = {
     "model_type": "llama",

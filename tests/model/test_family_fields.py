@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from tests.model.families_of_transformers import CASES, Case
 from tests.thorough import tries
 from workbench.errors import WorkbenchError
+from workbench.model.attention_spec import AttentionSpec, MLASpec, RotaryConfig, RotaryScaling
 from workbench.model.hf.families import FAMILIES, config_from_spec, read_spec, spec_from_config
 from workbench.model.rotary import rotary_frequencies
-from workbench.model.spec import ActivationSpec, AttentionSpec, MLASpec, ModelSpec, MoESpec, RotaryConfig, RotaryScaling
+from workbench.model.spec import ActivationSpec, ModelSpec, MoESpec
 
 COMMON = {
     "vocab_size": 100,

@@ -17,10 +17,11 @@ from tests.thorough import tries
 from workbench.engine.config import CacheConfig
 from workbench.kv_cache.pages import pages_for
 from workbench.memory.capacity import bytes_by_table, meta_kv_store
+from workbench.model.attention_spec import AttentionSpec
 from workbench.model.memory import activation_bytes, estimate_memory, weight_bytes
 from workbench.model.quantized import WeightFormat
 from workbench.model.shapes import SHAPES, named_shape
-from workbench.model.spec import AttentionSpec, LayerSpec, ModelSpec
+from workbench.model.spec import LayerSpec, ModelSpec
 from workbench.model.transformer import Transformer
 
 KINDS = st.tuples(

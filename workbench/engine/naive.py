@@ -18,20 +18,11 @@ from compiled_kernels.paged_attention.reference import SpanContext, attend
 from workbench.batch import TokenBatch
 from workbench.custom import load_custom
 from workbench.errors import WorkbenchError
+from workbench.model.attention_spec import AnyAttentionSpec, AttentionSpec, MLASpec, RotaryConfig
 from workbench.model.layers import build_custom_attention
 from workbench.model.quantized import WeightFormat
 from workbench.model.rotary import RotaryTable, rotary_frequencies, rotary_of_layer
-from workbench.model.spec import (
-    ActivationSpec,
-    AnyAttentionSpec,
-    AttentionSpec,
-    LayerSpec,
-    MLASpec,
-    ModelSpec,
-    MoESpec,
-    NormSpec,
-    RotaryConfig,
-)  # fmt: skip
+from workbench.model.spec import ActivationSpec, LayerSpec, ModelSpec, MoESpec, NormSpec  # fmt: skip
 from workbench.model.transformer import Transformer
 
 

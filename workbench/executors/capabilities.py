@@ -19,9 +19,10 @@ from compiled_kernels.capabilities import DTYPES, batch_variance, known_gap
 from workbench.display import Table
 from workbench.kv_cache.format import KVCacheSpec
 from workbench.kv_cache.store import KVStore
+from workbench.model.attention_spec import AttentionSpec, MLASpec, QKNormSpec
 from workbench.model.custom import build_mask, build_score
 from workbench.model.quantized import WeightFormat
-from workbench.model.spec import AttentionSpec, LayerSpec, MLASpec, ModelSpec, NormSpec, QKNormSpec
+from workbench.model.spec import LayerSpec, ModelSpec, NormSpec
 from workbench.model.transformer import DENSE, Transformer
 
 # What a backend does: attention over the cache, all operators of the blocks, a decode step as one function, or several

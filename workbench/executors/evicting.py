@@ -24,7 +24,8 @@ from workbench.errors import WorkbenchError
 from workbench.kv_cache.eviction import EvictionPolicy
 from workbench.kv_cache.pages import Eviction
 from workbench.kv_cache.store import DenseLayer, KVStore
-from workbench.model.spec import AttentionSpec, ModelSpec
+from workbench.model.attention_spec import AttentionSpec
+from workbench.model.spec import ModelSpec
 from workbench.request import Sequence
 from workbench.scheduler.plan import Span, StepPlan
 

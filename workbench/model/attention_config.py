@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from workbench.errors import WorkbenchError, explain
-from workbench.model.spec import RotaryConfig
+from workbench.model.attention_spec import RotaryConfig
 from workbench.request import CustomPart
 from workbench.settings import Count, Settings
 

@@ -6,10 +6,12 @@ head is read once for all the query heads that share it. Of a mixture the expert
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from workbench.model.spec import AnyAttentionSpec, MLASpec, ModelSpec
+from workbench.model.attention_spec import AnyAttentionSpec, MLASpec
+from workbench.model.spec import ModelSpec
 
 
 @dataclass(frozen=True)
@@ -38,23 +40,39 @@ class StepCostModel:
         )
         self._block_weights = sum(used)
         self._head_weights = spec.vocab_size * spec.hidden_size
-        self._attentions: dict[AnyAttentionSpec, int] = {}
-        for kind in spec.layers:
-            self._attentions[kind.attention] = self._attentions.get(kind.attention, 0) + 1
+        counts = Counter(kind.attention for kind in spec.layers)
+        self._kinds = tuple(_AttentionCost.of(attention, layers) for attention, layers in counts.items())
 
     def __call__(self, spans: Iterable[tuple[int, int]], sampled: int) -> StepCostEstimate:
         """Return FLOPs and bytes of a step: `spans` are (start, length) pairs; `sampled` rows go through the head."""
         tokens, flops, read = 0, 0.0, 0.0
         for start, length in spans:
             tokens += length
-            for attention, layers in self._attentions.items():
-                seen, touched = visible_pairs(start, length, attention.sliding_window, attention.num_sink_tokens)
-                values = attention.kv_lora_rank if isinstance(attention, MLASpec) else attention.head_dim
-                flops += layers * 2.0 * attention.num_heads * (attention.head_dim + values) * seen
-                read += layers * attention.cache_values_per_token * (touched + length) * self._cache_value
+            for kind in self._kinds:
+                seen, touched = visible_pairs(start, length, kind.window, kind.sinks)
+                flops += kind.flops_per_pair * seen
+                read += kind.cache_values * (touched + length) * self._cache_value
         flops += 2.0 * tokens * self._block_weights + 2.0 * sampled * self._head_weights
         weights = self._block_weights * self._block_value + self._head_weights * self._head_value * bool(sampled)
         return StepCostEstimate(flops, weights + read)
+
+
+@dataclass(frozen=True)
+class _AttentionCost:
+    """The costs of all layers with equal attention: FLOPs of a (query, key) pair, cached numbers of a position."""
+
+    window: int | None
+    sinks: int
+    flops_per_pair: float
+    cache_values: int
+
+    @classmethod
+    def of(cls, attention: AnyAttentionSpec, layers: int) -> _AttentionCost:
+        values = attention.kv_lora_rank if isinstance(attention, MLASpec) else attention.head_dim
+        flops = layers * 2.0 * attention.num_heads * (attention.head_dim + values)
+        return cls(
+            attention.sliding_window, attention.num_sink_tokens, flops, layers * attention.cache_values_per_token
+        )
 
 
 def visible_pairs(start: int, length: int, window: int | None, sinks: int = 0) -> tuple[int, int]:

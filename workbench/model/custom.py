@@ -11,7 +11,7 @@ from compiled_kernels.masks import AndMask, Causal, Mask, SlidingWindow
 from compiled_kernels.scores import ALiBi, ChainedScore, Score
 from workbench.custom import check_arity, load_custom, resolve_path
 from workbench.errors import WorkbenchError
-from workbench.model.spec import AnyAttentionSpec
+from workbench.model.attention_spec import AnyAttentionSpec
 from workbench.request import CustomPart
 
 

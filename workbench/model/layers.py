@@ -15,14 +15,13 @@ from workbench.batch import TokenBatch
 from workbench.custom import build_custom
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.store import CacheLayer
+from workbench.model.attention_spec import AnyAttentionSpec, AttentionSpec, MLASpec
 from workbench.model.custom import build_mask, build_score, load_module
 from workbench.model.feedforward import build_feedforward
 from workbench.model.linear import LayerNorm, Linear, NoNorm, ResidualScale, RMSNorm, build_norm
 from workbench.model.mla import MLA
 from workbench.model.quantized import WeightFormat
-from workbench.model.spec import AnyAttentionSpec, LayerSpec, NormSpec
-from workbench.model.spec import AttentionSpec as AttentionSpec
-from workbench.model.spec import MLASpec as MLASpec
+from workbench.model.spec import LayerSpec, NormSpec
 
 PLAIN_NORM = NormSpec()
 HEAD_COLUMNS = {"head": "(token head) dim", "projection": "token (head dim)"}

@@ -12,9 +12,10 @@ from typing import Any, cast
 
 from workbench.kv_cache.format import CacheFormat, KVCacheSpec, build_cache_specs
 from workbench.kv_cache.pages import KVCacheGroup
+from workbench.model.attention_spec import MLASpec
 from workbench.model.parameters import parameter_shapes
 from workbench.model.quantized import DENSE_WEIGHTS, WeightFormat
-from workbench.model.spec import LayerSpec, MLASpec, ModelSpec
+from workbench.model.spec import LayerSpec, ModelSpec
 
 INT8_SCALE, INT4_SCALE = 4, 2  # bytes of a scale
 UNLIMITED_TOKENS = 2**50  # tokens

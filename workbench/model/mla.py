@@ -16,10 +16,10 @@ from compiled_kernels import Backend
 from compiled_kernels.attention import AttentionParameters
 from workbench.batch import TokenBatch
 from workbench.kv_cache.store import CacheLayer
+from workbench.model.attention_spec import MLASpec
 from workbench.model.custom import build_mask, build_score
 from workbench.model.linear import Linear, RMSNorm
 from workbench.model.quantized import WeightFormat
-from workbench.model.spec import MLASpec as MLASpec
 
 
 class MLA(nn.Module):

@@ -11,9 +11,10 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+from workbench.model.attention_spec import AttentionSpec, MLASpec
 from workbench.model.checkpoint_names import LLAMA_NAMES, CheckpointNames
 from workbench.model.rotary import rotary_column_order
-from workbench.model.spec import AttentionSpec, LayerSpec, MLASpec, ModelSpec
+from workbench.model.spec import LayerSpec, ModelSpec
 
 
 class Layout(Protocol):

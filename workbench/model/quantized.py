@@ -11,7 +11,8 @@ from torch import Tensor
 
 from compiled_kernels.linear.quantize import dequantize_int4, dequantize_int8, quantize_int4, quantize_int8
 from workbench.errors import WorkbenchError
-from workbench.model.spec import LayerSpec, MLASpec, ModelSpec
+from workbench.model.attention_spec import MLASpec
+from workbench.model.spec import LayerSpec, ModelSpec
 
 WeightDtype = Literal["dense", "int8", "int4"]
 WEIGHT_DTYPES: tuple[WeightDtype, ...] = ("dense", "int8", "int4")

@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from workbench.model.spec import AnyAttentionSpec, MLASpec, ModelSpec, RotaryConfig, RotaryScaling
+from workbench.model.attention_spec import AnyAttentionSpec, MLASpec, RotaryConfig, RotaryScaling
+from workbench.model.spec import ModelSpec
 
 RotaryKey = tuple[RotaryConfig, int, int]  # a rotary, the columns of a head that it rotates, and those in its table
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from workbench.errors import WorkbenchError, nearest
-from workbench.model.spec import AttentionSpec, LayerSpec, ModelSpec, NormSpec, RotaryConfig, RotaryScaling
+from workbench.model.attention_spec import AttentionSpec, RotaryConfig, RotaryScaling
+from workbench.model.spec import LayerSpec, ModelSpec, NormSpec
 
 _LLAMA31 = RotaryScaling(
     kind="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192

@@ -16,13 +16,14 @@ from workbench.errors import WorkbenchError
 from workbench.kv_cache.format import CacheFormat, KVCacheSpec
 from workbench.kv_cache.pages import pages_for
 from workbench.kv_cache.store import CacheLayer, KVStore
+from workbench.model.attention_spec import AttentionSpec
 from workbench.model.feedforward import MixtureOfExperts
 from workbench.model.layers import STORED_PARAMETERS, Angles, TransformerBlock, build_block, build_custom_attention
 from workbench.model.linear import Linear, build_norm
 from workbench.model.memory import cache_shapes
 from workbench.model.quantized import WeightFormat, dequantize, quantize
 from workbench.model.rotary import RotaryKey, RotaryTable, rotaries_of_model, rotary_of_layer
-from workbench.model.spec import AttentionSpec, ModelSpec
+from workbench.model.spec import ModelSpec
 
 DENSE = WeightFormat()
 RunBlock = Callable[[TransformerBlock, Tensor, Angles, Angles, TokenBatch, CacheLayer], Tensor]

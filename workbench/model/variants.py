@@ -12,7 +12,8 @@ from torch import Tensor
 
 from workbench.errors import WorkbenchError, explain
 from workbench.model.attention_config import FULL, AttentionChange, AttentionConfig
-from workbench.model.spec import AnyAttentionSpec, AttentionSpec, ModelSpec
+from workbench.model.attention_spec import AnyAttentionSpec, AttentionSpec
+from workbench.model.spec import ModelSpec
 
 StateDict = dict[str, Tensor]
 

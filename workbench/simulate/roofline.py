@@ -15,7 +15,8 @@ from pydantic import Field
 
 from workbench.errors import WorkbenchError, nearest
 from workbench.kv_cache.pages import KVCacheGroup
-from workbench.model.spec import AnyAttentionSpec, MLASpec, ModelSpec
+from workbench.model.attention_spec import AnyAttentionSpec, MLASpec
+from workbench.model.spec import ModelSpec
 from workbench.settings import Settings
 from workbench.simulate.step_times import TICKS_PER_SECOND, AttentionReach, LinearCost, StepTimeModel
 

@@ -15,8 +15,9 @@ from workbench.engine.loaded_model import LoadedModel
 from workbench.engine.runner import Runner, generate
 from workbench.executors.select import Backends
 from workbench.model.attention_config import AttentionConfig
+from workbench.model.attention_spec import AttentionSpec
 from workbench.model.hf.weights import random_weights
-from workbench.model.spec import AttentionSpec, LayerSpec, ModelSpec
+from workbench.model.spec import LayerSpec, ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.model.variants import change_spec
 from workbench.request import Request, SamplingParameters

@@ -10,8 +10,9 @@ import torch
 from hypothesis import strategies as st
 
 from workbench.kv_cache.format import CacheFormat
+from workbench.model.attention_spec import AttentionSpec
 from workbench.model.hf.weights import random_weights
-from workbench.model.spec import AttentionSpec, LayerSpec, ModelSpec
+from workbench.model.spec import LayerSpec, ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.testing import attention_scenarios as attention_scenes
 from workbench.testing.attention_scenarios import VOCAB, SampledLogits, random_texts

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import WorkbenchError
+from workbench.model.attention_spec import AnyAttentionSpec, AttentionSpec, MLASpec
 from workbench.model.hf.families import FAMILIES, spec_from_config
 from workbench.model.hf.family_fields import MAX_LAYERS
 from workbench.model.hf.fields import REQUIRED, ConfigFields, read_object
-from workbench.model.spec import AnyAttentionSpec, AttentionSpec, LayerSpec, MLASpec, ModelSpec, MoESpec
+from workbench.model.spec import LayerSpec, ModelSpec, MoESpec
 
 # The same figure under the names that families gave it, the commonest first.
 FIELD_ALIASES: dict[str, tuple[str, ...]] = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from workbench.model.attention_spec import AttentionSpec, QKNormSpec, RotaryConfig, RotaryScaling
 from workbench.model.hf.family_fields import (
     FULL,
     SLIDING,
@@ -25,17 +26,7 @@ from workbench.model.hf.family_fields import (
 )
 from workbench.model.hf.fields import ConfigFields
 from workbench.model.hf.rotary import read_layer_rotary, read_rotary, yarn_attention_factor
-from workbench.model.spec import (
-    ActivationSpec,
-    AttentionSpec,
-    LayerSpec,
-    ModelSpec,
-    MoESpec,
-    NormSpec,
-    QKNormSpec,
-    RotaryConfig,
-    RotaryScaling,
-)
+from workbench.model.spec import ActivationSpec, LayerSpec, ModelSpec, MoESpec, NormSpec
 
 CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 GPT_OSS_BASE = 150_000.0

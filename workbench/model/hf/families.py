@@ -11,12 +11,13 @@ import torch
 from pydantic import ValidationError
 
 from workbench.errors import WorkbenchError, explain, nearest
+from workbench.model.attention_spec import AttentionSpec
 from workbench.model.checkpoint_names import LLAMA_NAMES, CheckpointNames
-from workbench.model.hf import dense, mixtures
+from workbench.model.hf import layer_norm_families, llama_relatives, mixtures
 from workbench.model.hf.architectures import gemma2, gemma3_text, gpt_oss, llama, mistral, qwen3
 from workbench.model.hf.fields import ConfigFields, read_object
 from workbench.model.hf.rotary import write_rotary
-from workbench.model.spec import AttentionSpec, LayerSpec, ModelSpec, NormSpec
+from workbench.model.spec import LayerSpec, ModelSpec, NormSpec
 
 
 def read_spec(folder: str | Path) -> ModelSpec:
@@ -164,55 +165,57 @@ FUSED = {"qkv": "self_attn.qkv_proj", "gate_up": "mlp.gate_up_proj"}
 FAMILIES: dict[str, Family] = {
     "llama": Family(llama),
     "mistral": Family(mistral),
-    "ministral": Family(dense.ministral),
-    "qwen2": Family(dense.qwen2),
+    "ministral": Family(llama_relatives.ministral),
+    "qwen2": Family(llama_relatives.qwen2),
     "qwen3": Family(qwen3),
-    "gemma": Family(dense.gemma),
+    "gemma": Family(llama_relatives.gemma),
     "gemma2": Family(gemma2, GEMMA_NAMES),
     "gemma3_text": Family(gemma3_text, GEMMA_NAMES),
-    "phi": Family(dense.phi, _named(
+    "phi": Family(layer_norm_families.phi, _named(
         norm="model.final_layernorm", output="self_attn.dense", query_norm="self_attn.q_layernorm",
         key_norm="self_attn.k_layernorm", up="mlp.fc1", down="mlp.fc2",
     )),
-    "phi3": Family(dense.phi3, _named(**FUSED)),
-    "olmo": Family(dense.olmo),
-    "olmo2": Family(dense.olmo2, _named(**POST)),
-    "olmo3": Family(dense.olmo3, _named(**POST)),
-    "smollm3": Family(dense.smollm3),
-    "granite": Family(dense.granite),
-    "cohere": Family(dense.cohere, _named(interleaved=True)),
-    "cohere2": Family(dense.cohere2, _named(interleaved=True)),
-    "starcoder2": Family(dense.starcoder2, _named(up="mlp.c_fc", down="mlp.c_proj")),
-    "stablelm": Family(dense.stablelm, _named(
+    "phi3": Family(llama_relatives.phi3, _named(**FUSED)),
+    "olmo": Family(layer_norm_families.olmo),
+    "olmo2": Family(llama_relatives.olmo2, _named(**POST)),
+    "olmo3": Family(llama_relatives.olmo3, _named(**POST)),
+    "smollm3": Family(llama_relatives.smollm3),
+    "granite": Family(llama_relatives.granite),
+    "cohere": Family(layer_norm_families.cohere, _named(interleaved=True)),
+    "cohere2": Family(layer_norm_families.cohere2, _named(interleaved=True)),
+    "starcoder2": Family(layer_norm_families.starcoder2, _named(up="mlp.c_fc", down="mlp.c_proj")),
+    "stablelm": Family(layer_norm_families.stablelm, _named(
         query_norm="self_attn.q_layernorm", key_norm="self_attn.k_layernorm", norm_per_head=".norms."
     )),
-    "gpt2": Family(dense.gpt2, GPT2_NAMES),
-    "gpt_neox": Family(dense.gpt_neox, NEOX_NAMES),
-    "gptj": Family(dense.gptj, GPTJ_NAMES),
-    "falcon": Family(dense.falcon, FALCON_NAMES),
-    "opt": Family(dense.opt, _named(
+    "gpt2": Family(layer_norm_families.gpt2, GPT2_NAMES),
+    "gpt_neox": Family(layer_norm_families.gpt_neox, NEOX_NAMES),
+    "gptj": Family(layer_norm_families.gptj, GPTJ_NAMES),
+    "falcon": Family(layer_norm_families.falcon, FALCON_NAMES),
+    "opt": Family(layer_norm_families.opt, _named(
         layer="model.decoder.layers", embedding="model.decoder.embed_tokens",
         positions="model.decoder.embed_positions", norm="model.decoder.final_layer_norm",
         attention_norm="self_attn_layer_norm", feedforward_norm="final_layer_norm", output="self_attn.out_proj",
         up="fc1", down="fc2",
     )),
-    "bloom": Family(dense.bloom, replace(FALCON_NAMES, embedding_norm="transformer.word_embeddings_layernorm")),
-    "mpt": Family(dense.mpt, _named(
+    "bloom": Family(layer_norm_families.bloom, replace(
+        FALCON_NAMES, embedding_norm="transformer.word_embeddings_layernorm",
+    )),
+    "mpt": Family(layer_norm_families.mpt, _named(
         layer="transformer.blocks", embedding="transformer.wte", norm="transformer.norm_f", attention_norm="norm_1",
         feedforward_norm="norm_2", qkv="attn.Wqkv", output="attn.out_proj", up="ffn.up_proj", down="ffn.down_proj",
     )),
-    "nemotron": Family(dense.nemotron),
-    "exaone4": Family(dense.exaone4, _named(**POST)),
-    "glm": Family(dense.glm, _named(gate_up="mlp.gate_up_proj", interleaved=True)),
-    "glm4": Family(dense.glm4, _named(
+    "nemotron": Family(layer_norm_families.nemotron),
+    "exaone4": Family(llama_relatives.exaone4, _named(**POST)),
+    "glm": Family(llama_relatives.glm, _named(gate_up="mlp.gate_up_proj", interleaved=True)),
+    "glm4": Family(llama_relatives.glm4, _named(
         gate_up="mlp.gate_up_proj", interleaved=True, attention_post_norm="post_self_attn_layernorm",
         feedforward_post_norm="post_mlp_layernorm",
     )),
-    "ernie4_5": Family(dense.ernie4_5, _named(interleaved=True)),
-    "seed_oss": Family(dense.seed_oss),
-    "helium": Family(dense.helium, _named(interleaved=True)),
-    "arcee": Family(dense.arcee),
-    "hunyuan_v1_dense": Family(dense.hunyuan_v1_dense, _named(
+    "ernie4_5": Family(llama_relatives.ernie4_5, _named(interleaved=True)),
+    "seed_oss": Family(llama_relatives.seed_oss),
+    "helium": Family(llama_relatives.helium, _named(interleaved=True)),
+    "arcee": Family(llama_relatives.arcee),
+    "hunyuan_v1_dense": Family(llama_relatives.hunyuan_v1_dense, _named(
         query_norm="self_attn.query_layernorm", key_norm="self_attn.key_layernorm"
     )),
     "mixtral": Family(mixtures.mixtral, _named(

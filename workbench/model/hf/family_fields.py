@@ -1,4 +1,5 @@
-"""Readers that several families share: heads, windows by layer, and the keys that no reader supports."""
+"""Readers that several families share: heads, windows by layer, models of one kind of layer, and the keys that no
+reader supports."""
 
 from __future__ import annotations
 
@@ -6,9 +7,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from workbench.model.attention_spec import AttentionSpec, RotaryConfig
 from workbench.model.hf.fields import ConfigFields
 from workbench.model.hf.rotary import read_rotary
-from workbench.model.spec import ActivationSpec, LayerSpec, ModelSpec, NormSpec, RotaryConfig
+from workbench.model.spec import ActivationSpec, LayerSpec, ModelSpec, NormSpec
 
 MAX_LAYERS = 10_000  # a number beyond it is a damaged file, and would only fill the memory
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -177,3 +179,34 @@ def read_softcap(config: ConfigFields, key: str, default: float) -> float:
 
 def layers_by_type(kinds: tuple[str, ...], layers: Mapping[str, LayerSpec]) -> tuple[LayerSpec, ...]:
     return tuple(layers[kind] for kind in kinds)
+
+
+def one_kind(
+    config: ConfigFields,
+    name: str,
+    architecture: str,
+    attention: dict[str, Any],
+    layer: dict[str, Any] | None = None,
+    reads: tuple[str, ...] = (),
+    **model: Any,
+) -> ModelSpec:
+    """Build a model whose layers are all alike.
+
+    Args:
+        config: the config.
+        name: the model's name.
+        architecture: its class in transformers.
+        attention: fields of AttentionSpec beside the heads.
+        layer: fields of LayerSpec.
+        reads: keys of UNSUPPORTED_KEYS that the family reads.
+        model: arguments of `build_spec`.
+    """
+    refuse_unsupported(config, architecture, reads)
+    fields = {"intermediate_size": None, "activation": None, **(layer or {})}
+    if fields["intermediate_size"] is None:
+        fields["intermediate_size"] = config.integer("intermediate_size")
+    if fields["activation"] is None:
+        fields["activation"] = read_activation(config, "hidden_act", "silu")
+    heads = {} if {"num_heads", "num_kv_heads", "head_dim"} <= set(attention) else read_heads(config)
+    kind = LayerSpec(attention=AttentionSpec(**{**heads, **attention}), **fields)
+    return build_spec(config, name, (kind,) * read_num_layers(config), **model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from workbench.model.hf.dense import granite_scales
+from workbench.model.attention_spec import AttentionSpec, MLASpec, QKNormSpec
 from workbench.model.hf.family_fields import (
     FULL,
     SLIDING,
@@ -19,8 +19,9 @@ from workbench.model.hf.family_fields import (
     renamed,
 )
 from workbench.model.hf.fields import ConfigFields
+from workbench.model.hf.llama_relatives import granite_scales
 from workbench.model.hf.rotary import read_rotary, yarn_score_factor
-from workbench.model.spec import AttentionSpec, LayerSpec, MLASpec, ModelSpec, MoESpec, QKNormSpec, RouterSpec
+from workbench.model.spec import LayerSpec, ModelSpec, MoESpec, RouterSpec
 
 SOFTMAX = RouterSpec(score="softmax", softmax_chosen=False)
 

@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from workbench.errors import WorkbenchError
+from workbench.model.attention_spec import RotaryConfig, RotaryScaling
 from workbench.model.hf.fields import ConfigFields
-from workbench.model.spec import RotaryConfig, RotaryScaling
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 DEFAULT_ROPE_THETA = 10_000.0

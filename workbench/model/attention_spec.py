@@ -1,0 +1,246 @@
+"""One layer's attention as data: grouped, or multi-head latent attention, and the rotary embedding of its heads."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from workbench.request import CustomPart
+from workbench.settings import Settings
+
+
+class RotaryScaling(Settings):
+    """The scaling of rotary frequencies for contexts longer than the trained one.
+
+    `linear` divides all of them by `factor`; `llama3` (Llama 3.1) divides only the slow ones, with a smooth passage
+    between the wavelengths `original_max_position_embeddings / high_freq_factor` and `original_max_position_embeddings
+    / low_freq_factor`; `yarn` (Peng et al., 2023) divides those with fewer than `beta_slow` turns in the original
+    context, keeps those with more than `beta_fast`, and multiplies cosines and sines by `attention_factor`.
+    """
+
+    kind: Literal["default", "linear", "llama3", "yarn"] = "default"
+    factor: Annotated[float, Field(gt=0)] = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: Annotated[float, Field(gt=0)] = 32.0
+    beta_slow: Annotated[float, Field(gt=0)] = 1.0
+    truncate: bool = True  # yarn's passage begins and ends at whole pairs
+    attention_factor: Annotated[float, Field(gt=0)] = 1.0
+    original_max_position_embeddings: int = 8192
+
+
+class RotaryConfig(Settings):
+    rope_theta: Annotated[float, Field(gt=0)] = 10_000.0
+    scaling: RotaryScaling = RotaryScaling()
+
+
+class QKNormSpec(Settings):
+    """The norm of queries and keys: of the kind, eps and offset of the model's norms.
+
+    Each head is normed by itself, or all columns of the projection together (OLMo 2). Heads share their weights, or
+    each has its own (Cohere), or there are none (Llama 4).
+    """
+
+    over: Literal["head", "projection"] = "head"
+    weight: Literal["shared", "per_head", "none"] = "shared"
+    bias: bool = False
+    after_rotary: bool = False
+
+
+def _qk_norm(value: object) -> object:
+    """Accept true for a norm of each head, false for none."""
+    return QKNormSpec() if value is True else None if value is False else value
+
+
+class AttentionSpec(Settings):
+    """One layer's attention as slots: `num_heads` query heads read `num_kv_heads` key/value heads of width `head_dim`.
+
+    scores = scale q k, capped, changed by `score`; keys outside `mask` and the window are not seen; `sink_logits` adds
+    one learned logit a head to the softmax's sum (gpt-oss, 2025).
+    """
+
+    kind: Literal["grouped"] = "grouped"
+    num_heads: Annotated[int, Field(ge=1)]
+    num_kv_heads: Annotated[int, Field(ge=1)]
+    head_dim: Annotated[int, Field(ge=2)]
+    sliding_window: Annotated[int, Field(ge=1)] | None = None  # in tokens; None sees the whole context
+    num_sink_tokens: Annotated[int, Field(ge=0)] = 0  # first tokens that a window keeps in sight (StreamingLLM, 2023)
+    softcap: Annotated[float, Field(ge=0)] = 0.0  # c tanh(score / c) (Gemma 2, 2024); 0 is none
+    scale: Annotated[float, Field(gt=0)] | None = None  # of the scores; None is dim ** -0.5
+    qk_norm: Annotated[QKNormSpec | None, BeforeValidator(_qk_norm)] = None  # of queries and keys (Qwen 3, Gemma 3)
+    qkv_clip: Annotated[float, Field(ge=0)] = 0.0  # queries, keys and values are clamped to it (OLMo); 0 is none
+    position: Literal["rotary", "alibi", "none"] = "rotary"
+    rotary: RotaryConfig | None = None  # None is the model's
+    rotated_columns: Annotated[int, Field(ge=2, multiple_of=2)] | None = None  # of head_dim (GPT-NeoX); None: all
+    sink_logits: bool = False
+    mask: CustomPart | None = None  # custom: (query, key) positions -> seen
+    score: CustomPart | None = None  # custom: (score, head, query, key) -> score
+    module: CustomPart | None = None  # custom attention module
+    qkv_bias: bool = False  # on the query, key and value projections
+    o_proj_bias: bool = False
+
+    @model_validator(mode="after")
+    def _grouped(self) -> AttentionSpec:
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"{self.num_heads} query heads cannot share {self.num_kv_heads} key/value heads evenly")
+        if self.num_sink_tokens and self.sliding_window is None:
+            raise ValueError(f"num_sink_tokens {self.num_sink_tokens} without a window: all tokens are in sight")
+        if self.qkv_clip and self.qk_norm is not None:
+            raise ValueError("qkv_clip beside qk_norm: the order of clamp and norm is not carried out")
+        if self.rotated_columns is not None and (self.rotated_columns > self.head_dim or self.head_dim % 2):
+            raise ValueError(
+                f"rotated_columns {self.rotated_columns} of {self.head_dim}: even numbers, and at most all"
+            )
+        return self
+
+    @property
+    def queries_per_kv(self) -> int:
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def cache_values_per_token(self) -> int:
+        """Return how many numbers a token leaves in the cache."""
+        return 2 * self.num_kv_heads * self.head_dim
+
+    @property
+    def rotary_dim(self) -> int:
+        """Return the columns of a head that rotary rotates."""
+        return (self.rotated_columns or self.head_dim) if self.position == "rotary" else 0
+
+    @property
+    def o_proj_inputs(self) -> int:
+        """Return the columns that the output projection reads."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def qk_norm_parameters(self) -> tuple[int, int]:
+        """Return the weights of the norms of queries and of keys."""
+        if self.qk_norm is None or self.qk_norm.weight == "none":
+            return 0, 0
+        if self.qk_norm.over == "head" and self.qk_norm.weight == "shared":
+            return self.head_dim, self.head_dim
+        return self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+
+    def matrix_parameters(self, hidden_size: int) -> int:
+        """Return the number of parameters in its matrices, in a model of that width."""
+        return hidden_size * (2 * self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+
+    def vector_parameters(self, hidden_size: int) -> int:
+        """Return the number of its other parameters: biases, norms, sink logits."""
+        biases = (
+            self.num_heads + 2 * self.num_kv_heads
+        ) * self.head_dim * self.qkv_bias + hidden_size * self.o_proj_bias
+        norms = sum(self.qk_norm_parameters) * (2 if self.qk_norm is not None and self.qk_norm.bias else 1)
+        return biases + norms + self.num_heads * self.sink_logits
+
+
+class MLASpec(Settings):
+    """The sizes of multi-head latent attention (DeepSeek-V2, 2024). A token leaves `kv_lora_rank` numbers in the
+    cache, from which every head's key and value are made, and one key of width `qk_rope_head_dim`, rotated by its
+    position, that all heads share.
+
+    A head's query and key have `qk_nope_head_dim` columns without rotary, then `qk_rope_head_dim` rotated ones;
+    its value has `v_head_dim`. With `q_lora_rank` queries are made from that many numbers. `rope_interleave` pairs are
+    the columns 2i and 2i + 1, others i and i + qk_rope_head_dim / 2.
+    """
+
+    kind: Literal["mla"] = "mla"
+    num_heads: Annotated[int, Field(ge=1)]
+    kv_lora_rank: Annotated[int, Field(ge=1)]
+    qk_rope_head_dim: Annotated[int, Field(ge=2, multiple_of=2)]
+    qk_nope_head_dim: Annotated[int, Field(ge=1)]
+    v_head_dim: Annotated[int, Field(ge=1)]
+    q_lora_rank: Annotated[int, Field(ge=1)] | None = None
+    sliding_window: Annotated[int, Field(ge=1)] | None = None
+    num_sink_tokens: Annotated[int, Field(ge=0)] = 0
+    softcap: Annotated[float, Field(ge=0)] = 0.0
+    scale: Annotated[float, Field(gt=0)] | None = (
+        None  # of the scores; None is (qk_nope_head_dim + qk_rope_head_dim) ** -0.5
+    )
+    rotary: RotaryConfig | None = None  # None is the model's
+    rope_interleave: bool = True
+    rms_norm_eps: float = 1e-6  # of the norms of both latents
+    mask: CustomPart | None = None  # custom, as in AttentionSpec
+    score: CustomPart | None = None
+    qkv_bias: bool = False  # on the projections to the latents
+    o_proj_bias: bool = False
+
+    @model_validator(mode="after")
+    def _possible(self) -> MLASpec:
+        if self.num_sink_tokens and self.sliding_window is None:
+            raise ValueError(f"num_sink_tokens {self.num_sink_tokens} without a window: all tokens are in sight")
+        if self.qkv_bias and self.q_lora_rank is None:
+            raise ValueError("qkv_bias without q_lora_rank: queries that come from no latent have no bias")
+        return self
+
+    @property
+    def sink_logits(self) -> Literal[False]:
+        return False
+
+    @property
+    def position(self) -> Literal["rotary"]:
+        return "rotary"
+
+    @property
+    def module(self) -> None:
+        """Return None: no custom module replaces it."""
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Return 1: one cached head, which all query heads read."""
+        return 1
+
+    @property
+    def head_dim(self) -> int:
+        """Return the width of the cached head: the latent, whose columns are the values, and the rotated key."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
+
+    @property
+    def queries_per_kv(self) -> int:
+        return self.num_heads
+
+    @property
+    def cache_values_per_token(self) -> int:
+        """Return the numbers that a token leaves in the cache: values are columns of the keys."""
+        return self.head_dim
+
+    @property
+    def rotary_dim(self) -> int:
+        return self.qk_rope_head_dim
+
+    @property
+    def o_proj_inputs(self) -> int:
+        """Return the columns that the output projection reads."""
+        return self.num_heads * self.v_head_dim
+
+    @property
+    def query_columns(self) -> int:
+        """Return the columns of all heads' queries before they are absorbed."""
+        return self.num_heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
+
+    @property
+    def down_proj_columns(self) -> int:
+        """Return the columns of the fused projection from the model's width: queries or their latent, then the cached
+        head."""
+        return (self.q_lora_rank or self.query_columns) + self.head_dim
+
+    def matrix_parameters(self, width: int) -> int:
+        """Return the number of parameters in its matrices, in a model of that width."""
+        up = (
+            self.kv_lora_rank * self.num_heads * (self.qk_nope_head_dim + self.v_head_dim)
+            + (self.q_lora_rank or 0) * self.query_columns
+        )
+        return width * (self.down_proj_columns + self.o_proj_inputs) + up
+
+    def vector_parameters(self, width: int) -> int:
+        """Return the number of its other parameters: biases and norms."""
+        return (
+            self.down_proj_columns * self.qkv_bias
+            + width * self.o_proj_bias
+            + self.kv_lora_rank
+            + (self.q_lora_rank or 0)
+        )
+
+
+AnyAttentionSpec = Annotated[AttentionSpec | MLASpec, Field(discriminator="kind")]
