@@ -21,8 +21,8 @@ from workbench.cli.shared import parse_settings
 from workbench.economics.prices import load_prices
 from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment
+from workbench.model.formats.safetensors_files import read_header
 from workbench.model.hf.fields import read_object
-from workbench.model.hf.safetensors_files import read_header
 from workbench.offline.output_file import OutputFile
 from workbench.offline.requests import parse_line
 from workbench.prompt.templates import ChatTemplate

@@ -189,7 +189,7 @@ def decode_step_stages(
         spec, stored = named_shape(model.removeprefix(SHAPE_PREFIX)), torch.bfloat16
     else:
         folder = BUNDLED_MODELS.get(model, Path(model))
-        spec, stored = read_spec(folder), stored_dtype(folder / "config.json")
+        spec, stored = read_spec(folder), stored_dtype(folder)
     format = weights or WeightFormat()
     format.check(spec)
     with torch.device("meta"):

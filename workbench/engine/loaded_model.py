@@ -21,8 +21,8 @@ from workbench.executors.reference import CacheLayout
 from workbench.executors.select import Backends, select_backends
 from workbench.model import shapes
 from workbench.model.attention_config import AttentionConfig
+from workbench.model.formats.open import read_config
 from workbench.model.hf import families
-from workbench.model.hf.fields import ConfigFields, read_object
 from workbench.model.hf.weights import load_weights, random_weights
 from workbench.model.memory import cache_shapes
 from workbench.model.spec import ModelSpec
@@ -111,7 +111,7 @@ class _Source:
     @property
     def stored_dtype(self) -> torch.dtype:
         """Return the dtype that `auto` means: the files' own, bfloat16 for shapes."""
-        return torch.bfloat16 if self.folder is None else stored_dtype(self.folder / "config.json")
+        return torch.bfloat16 if self.folder is None else stored_dtype(self.folder)
 
     def state(self, dtype: torch.dtype, seed: int) -> dict[str, Tensor]:
         if self.folder is None or self.trained is None:
@@ -132,21 +132,21 @@ def _source(name: str, attention: AttentionConfig) -> _Source:
 
 
 def model_folder(name: str) -> Path | None:
-    """Return the folder that a model's name means; None for a shape."""
+    """Return the folder, or the GGUF file, that a model's name means; None for a shape."""
     return None if name.startswith(SHAPE_PREFIX) else _folder(name)
 
 
 def _folder(name: str) -> Path:
     folder = BUNDLED_MODELS.get(name, Path(name))
-    if not folder.is_dir():
-        known = ", ".join([*BUNDLED_MODELS, f"{SHAPE_PREFIX}NAME"])
+    if not folder.is_dir() and not (folder.suffix == ".gguf" and folder.is_file()):
+        known = ", ".join([*BUNDLED_MODELS, f"{SHAPE_PREFIX}NAME", "FILE.gguf"])
         raise WorkbenchError(f"no model {name!r}: not a folder here, nor one of {known}{nearest(name, BUNDLED_MODELS)}")
     return folder
 
 
-def stored_dtype(config: Path) -> torch.dtype:
-    """Return the dtype in config.json, under its new name or its old one; float32 if there is none."""
-    fields = ConfigFields(read_object(config), str(config))
+def stored_dtype(path: Path) -> torch.dtype:
+    """Return the dtype in a model's config, under its new name or its old one; float32 if there is none."""
+    fields = read_config(path)
     key = "torch_dtype" if fields.get("dtype") is None else "dtype"
     name = fields.get(key)
     if name is None:

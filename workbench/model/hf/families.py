@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from workbench.errors import WorkbenchError, explain, nearest
 from workbench.model.attention_spec import AttentionSpec
 from workbench.model.checkpoint_names import LLAMA_NAMES, CheckpointNames
+from workbench.model.formats.open import read_config
 from workbench.model.hf import layer_norm_families, llama_relatives, mixtures
 from workbench.model.hf.architectures import gemma2, gemma3_text, gpt_oss, llama, mistral, qwen3
 from workbench.model.hf.fields import ConfigFields, read_object
@@ -20,16 +21,13 @@ from workbench.model.hf.rotary import write_rotary
 from workbench.model.spec import LayerSpec, ModelSpec, NormSpec
 
 
-def read_spec(folder: str | Path) -> ModelSpec:
-    """Read the architecture of the model in `folder`. End tokens in generation_config.json outrank config.json's, as
-    they do in transformers. Raises WorkbenchError where the folder holds no config that is read here."""
-    folder = Path(folder)
-    file = folder / "config.json"
-    if not file.is_file():
-        fault = "no config.json in it" if folder.is_dir() else "no such folder"
-        raise WorkbenchError(f"{folder}: {fault}; a model is a folder with config.json and *.safetensors")
-    spec = spec_from_config(read_object(file), _name(folder), str(file))
-    generation = folder / "generation_config.json"
+def read_spec(path: str | Path) -> ModelSpec:
+    """Read the architecture of the model in the folder or file `path`. End tokens in generation_config.json outrank
+    config.json's, as they do in transformers. Raises WorkbenchError where there is no config that is read here."""
+    path = Path(path)
+    config = read_config(path)
+    spec = spec_from_config(config.values, _name(path), config.source)
+    generation = path / "generation_config.json"
     if generation.is_file():
         eos_token_ids = ConfigFields(read_object(generation), str(generation)).token_ids("eos_token_id")
         spec = spec if eos_token_ids is None else spec.model_copy(update={"eos_token_ids": eos_token_ids})
@@ -60,9 +58,8 @@ def spec_from_config(config: dict[str, Any], name: str, where: str = "config.jso
         raise explain(error, where) from None
 
 
-def read_names(folder: str | Path) -> CheckpointNames:
-    """Return the names of the tensors in `folder`, whose config `read_spec` reads."""
-    fields = ConfigFields(read_object(Path(folder) / "config.json"), str(folder))
+def read_names(fields: ConfigFields) -> CheckpointNames:
+    """Return the names of the tensors of a model with this config, which `read_spec` reads."""
     names = FAMILIES[fields.get("model_type")].names
     if fields.get("model_type") == "falcon" and not fields.boolean("new_decoder_architecture"):
         return replace(names, qkv_order="stacked" if fields.boolean("multi_query", default=True) else "by_group")

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from workbench.errors import WorkbenchError
 from workbench.files import write_atomically
+from workbench.model.formats.safetensors_files import INDEX_FILE, SINGLE_FILE
 from workbench.model.hf.families import config_from_spec
-from workbench.model.hf.safetensors_files import INDEX_FILE, SINGLE_FILE
 from workbench.model.parameters import StoredPart, parameter_shapes, part_bytes, stored_parameters
 from workbench.model.spec import ModelSpec
 

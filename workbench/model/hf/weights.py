@@ -5,45 +5,51 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from workbench.errors import WorkbenchError
+from workbench.model.formats.checkpoint import Checkpoint
+from workbench.model.formats.open import open_checkpoint
 from workbench.model.hf.families import read_names
-from workbench.model.hf.safetensors_files import StoredTensor, corrupt, stored_tensors
 from workbench.model.parameters import StoredParameter, StoredPart, parameter_shapes, stored_parameters
 from workbench.model.spec import ModelSpec
 
-READABLE_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 IGNORED_TENSORS = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias", "attention.bias", "attention.masked_bias")
 DRAW_CHUNK = 1 << 22  # random numbers drawn at once, in float32: 16 MiB
 
 
-def load_weights(folder: str | Path, spec: ModelSpec, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Load the weights of the folder as `dtype`, under our names and shapes (`parameter_shapes(spec)`).
+def load_weights(path: str | Path, spec: ModelSpec, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Load the weights of the folder or file as `dtype`, under our names and shapes (`parameter_shapes(spec)`).
 
     Files are memory-mapped: a parameter that needs neither a cast nor fusing stays a view of its file. Raises
-    WorkbenchError for weights that are absent, pickled, corrupt, quantized or of another architecture.
+    WorkbenchError for weights that are absent, pickled, corrupt or of another architecture.
     """
-    folder = Path(folder)
-    stored, names = stored_tensors(folder), read_names(folder)
+    return read_weights(open_checkpoint(path), spec, dtype)
+
+
+def read_weights(checkpoint: Checkpoint, spec: ModelSpec, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Read the weights of an open checkpoint, as `load_weights` does."""
+    wanted = wanted_parameters(checkpoint, spec)
+
+    def read(part: StoredPart) -> Tensor:
+        tensor = checkpoint.tensors[part.name].read()
+        return tensor if part.layout is None else part.layout.from_stored(tensor)
+
+    return {name: _fused(parameter, read, dtype) for name, parameter in wanted.items()}
+
+
+def wanted_parameters(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, StoredParameter]:
+    """Return the parts of each parameter of `spec` under the checkpoint's names. Raises WorkbenchError where it lacks
+    one, has others, or has one in another shape or in a type that is not read."""
+    stored, names = checkpoint.tensors, read_names(checkpoint.config)
     if f"{names.embedding}.weight" not in stored and f"{names.embedding}.weight".partition(".")[2] in stored:
         names = names.without_prefix()  # the files of a base model, as GPT-2's are
     wanted = stored_parameters(spec, names)
-    _check(folder, spec, stored, [part for parameter in wanted.values() for part in parameter.parts])
-    with ExitStack() as stack:
-        files = {file: stack.enter_context(_open(file)) for file in {each.file for each in stored.values()}}
-
-        def read(part: StoredPart) -> Tensor:
-            tensor = files[stored[part.name].file].get_tensor(part.name)
-            return tensor if part.layout is None else part.layout.from_stored(tensor)
-
-        return {name: _fused(parameter, read, dtype) for name, parameter in wanted.items()}
+    _check(checkpoint, spec, [part for parameter in wanted.values() for part in parameter.parts])
+    return wanted
 
 
 def random_weights(spec: ModelSpec, dtype: torch.dtype, seed: int = 0) -> dict[str, Tensor]:
@@ -59,13 +65,6 @@ def random_weights(spec: ModelSpec, dtype: torch.dtype, seed: int = 0) -> dict[s
         return dict(zip(shapes, drawn, strict=True))
 
 
-def _open(file: Path) -> Any:
-    try:
-        return safe_open(str(file), framework="pt", device="cpu")
-    except (SafetensorError, OSError) as error:
-        raise corrupt(file, error) from error
-
-
 def _fused(parameter: StoredParameter, read: Callable[[StoredPart], Tensor], dtype: torch.dtype) -> Tensor:
     if len(parameter.parts) == 1:
         return read(parameter.parts[0]).to(dtype).contiguous().view(parameter.shape)
@@ -76,25 +75,22 @@ def _fused(parameter: StoredParameter, read: Callable[[StoredPart], Tensor], dty
     return whole.view(parameter.shape)
 
 
-def _check(folder: Path, spec: ModelSpec, stored: dict[str, StoredTensor], wanted: list[StoredPart]) -> None:
-    known = {part.name for part in wanted}
+def _check(checkpoint: Checkpoint, spec: ModelSpec, wanted: list[StoredPart]) -> None:
+    stored, known = checkpoint.tensors, {part.name for part in wanted}
     missing = [part.name for part in wanted if part.name not in stored]
     extra = [name for name in stored if name not in known and not _harmless(name, spec)]
     if missing or extra:
         faults = [f"{what} {_some(names)}" for what, names in (("lacks", missing), ("has extra", extra)) if names]
         if missing == ["lm_head.weight"]:
             faults.append("if the head is the embedding, config.json must say tie_word_embeddings: true")
-        raise WorkbenchError(f"{folder}: the weights are not those of config.json ({'; '.join(faults)})")
+        raise WorkbenchError(f"{checkpoint.path}: the weights are not those of config.json ({'; '.join(faults)})")
     for part in wanted:
         tensor = stored[part.name]
         if tensor.shape != part.shape:
             shape, right = list(tensor.shape), list(part.shape)
             raise WorkbenchError(f"{tensor.file}: {part.name} has shape {shape}, config.json asks for {right}")
-        if tensor.dtype not in READABLE_DTYPES:
-            raise WorkbenchError(
-                f"{tensor.file}: {part.name} is stored as {tensor.dtype}; read are {', '.join(READABLE_DTYPES)}: "
-                "take the model's unquantized weights"
-            )
+        if problem := tensor.problem():
+            raise WorkbenchError(f"{tensor.file}: {part.name} {problem}")
 
 
 def _harmless(name: str, spec: ModelSpec) -> bool:

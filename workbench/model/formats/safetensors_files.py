@@ -7,26 +7,58 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from workbench.errors import WorkbenchError
 from workbench.files import UnreadableText, read_json
+from workbench.model.formats.checkpoint import StoredTensor
 from workbench.model.hf.fields import read_object
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+FLOAT_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+class SafetensorsFile:
+    """One file, mapped into memory when its first tensor is read."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    @cached_property
+    def mapped(self) -> Any:
+        try:
+            return safe_open(str(self.path), framework="pt", device="cpu")
+        except (SafetensorError, OSError) as error:
+            raise corrupt(self.path, error) from error
 
 
 @dataclass(frozen=True)
-class StoredTensor:
-    file: Path
-    dtype: str  # as safetensors names it: F32, BF16, I8, ...
-    shape: tuple[int, ...]
+class SafetensorsTensor(StoredTensor):
+    """A tensor of a safetensors file; `dtype` is as safetensors names it: F32, BF16, I8, ..."""
+
+    name: str
+    source: SafetensorsFile
+
+    def read(self) -> Tensor:
+        return self.source.mapped.get_tensor(self.name)
+
+    def problem(self) -> str | None:
+        if self.dtype in FLOAT_DTYPES:
+            return None
+        known = ", ".join(FLOAT_DTYPES)
+        return f"is stored as {self.dtype}; read are {known}, and others where quantization_config says how"
 
 
-def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+def stored_tensors(folder: Path) -> dict[str, SafetensorsTensor]:
     """Return every tensor of the folder, from the headers alone.
 
     Raises WorkbenchError where there are no weights or only pickled ones, where a shard is missing, and where a file
@@ -39,7 +71,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     raise _no_weights(folder)
 
 
-def read_header(file: Path) -> dict[str, StoredTensor]:
+def read_header(file: Path) -> dict[str, SafetensorsTensor]:
     """Read the tensors of one file from its header. Its length is compared with the one in the header."""
     try:
         size = file.stat().st_size
@@ -70,26 +102,27 @@ def corrupt(file: Path, reason: object) -> WorkbenchError:
 _AGAIN = "fetch the file again"
 
 
-def _entries(file: Path, header: object, data_bytes: int) -> dict[str, StoredTensor]:
+def _entries(file: Path, header: object, data_bytes: int) -> dict[str, SafetensorsTensor]:
     if not isinstance(header, dict):
         raise corrupt(file, "the header is no JSON object")
-    found: dict[str, StoredTensor] = {}
-    promised = 0
+    found: dict[str, SafetensorsTensor] = {}
+    promised, source = 0, SafetensorsFile(file)
     for name, entry in header.items():
         if name == "__metadata__":
             continue
         try:
             dtype, shape = str(entry["dtype"]), tuple(int(size) for size in entry["shape"])
-            promised = max(promised, int(entry["data_offsets"][1]))
+            start, end = (int(offset) for offset in entry["data_offsets"])
+            promised = max(promised, end)
         except (TypeError, LookupError, ValueError, OverflowError) as error:
             raise corrupt(file, f"the header's entry for {name} is malformed") from error
-        found[name] = StoredTensor(file, dtype, shape)
+        found[name] = SafetensorsTensor(file, dtype, shape, end - start, name, source)
     if promised > data_bytes:
         raise WorkbenchError(f"{file}: is cut short ({data_bytes:,} of {promised:,} bytes of data are there); {_AGAIN}")
     return found
 
 
-def _sharded(folder: Path) -> dict[str, StoredTensor]:
+def _sharded(folder: Path) -> dict[str, SafetensorsTensor]:
     index = folder / INDEX_FILE
     places = read_object(index).get("weight_map")
     if not isinstance(places, dict) or not places or not all(isinstance(s, str) for s in places.values()):

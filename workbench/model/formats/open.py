@@ -1,0 +1,49 @@
+"""Open a model's files: the format is chosen by what lies in the folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from workbench.errors import WorkbenchError
+from workbench.model.formats.checkpoint import Checkpoint
+from workbench.model.formats.safetensors_files import INDEX_FILE, SINGLE_FILE, stored_tensors
+from workbench.model.hf.fields import ConfigFields, read_object
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """Open the model in the folder, or the GGUF file, `path`; headers are read and checked, numbers are not.
+
+    Raises WorkbenchError for weights that are absent, pickled, corrupt or cut short, and for formats that are not read.
+    """
+    path = Path(path)
+    if (file := gguf_file(path)) is not None:
+        raise WorkbenchError(f"{file}: GGUF is not read yet")
+    return Checkpoint(path, read_config(path), stored_tensors(path))
+
+
+def read_config(path: str | Path) -> ConfigFields:
+    """Return the config.json of the model in the folder `path`, or what a GGUF file's metadata say in its place. Raises
+    WorkbenchError where there is none."""
+    path = Path(path)
+    if (found := gguf_file(path)) is not None:
+        raise WorkbenchError(f"{found}: GGUF is not read yet")
+    file = path / "config.json"
+    if not file.is_file():
+        fault = "no config.json in it" if path.is_dir() else "no such folder"
+        raise WorkbenchError(f"{path}: {fault}; a model is a folder with config.json and *.safetensors")
+    return ConfigFields(read_object(file), str(file))
+
+
+def gguf_file(path: Path) -> Path | None:
+    """Return the GGUF file that `path` is, or that its folder holds without safetensors beside it; None where there is
+    none. Raises WorkbenchError for a folder with several that are not the parts of one."""
+    if path.suffix == ".gguf" and path.is_file():
+        return path
+    if not path.is_dir() or (path / SINGLE_FILE).exists() or (path / INDEX_FILE).exists():
+        return None
+    found = sorted(path.glob("*.gguf"))
+    first = [file for file in found if "-of-" not in file.name or "-00001-of-" in file.name]
+    if len(first) > 1:
+        names = ", ".join(file.name for file in first)
+        raise WorkbenchError(f"{path}: holds several GGUF files ({names}); name the file to load")
+    return first[0] if first else None
