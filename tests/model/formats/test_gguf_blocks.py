@@ -1,0 +1,71 @@
+"""Blocks of GGUF tensors, held against the plain numpy of the `gguf` package on random bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workbench.model.formats import gguf_blocks
+from workbench.model.formats.gguf_blocks import BLOCK_TYPES, UNREAD_TYPES, BlockType, dequantize_blocks
+
+gguf = pytest.importorskip("gguf", reason="the yardstick: pip install gguf")
+
+
+def reference(type: BlockType, data: np.ndarray) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        return gguf.dequantize(data.reshape(-1, type.bytes), gguf.GGMLQuantizationType[type.name]).reshape(-1)
+
+
+def assert_same_bits(found: torch.Tensor, right: np.ndarray) -> None:
+    """Equal to the bit, the sign of a zero included; a NaN is a NaN."""
+    ours = found.numpy()
+    assert ours.dtype == right.dtype == np.float32
+    np.testing.assert_array_equal(np.isnan(ours), np.isnan(right))
+    there = ~np.isnan(right)
+    np.testing.assert_array_equal(ours[there].view(np.uint32), right[there].view(np.uint32))
+
+
+@pytest.mark.parametrize("type", BLOCK_TYPES.values(), ids=lambda type: type.name)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_bytes_are_what_the_package_reads(type: BlockType, data: st.DataObject) -> None:
+    """Random bytes hold every scale: infinite, NaN, subnormal and negative ones."""
+    blocks = data.draw(st.integers(1, 5))
+    stored = np.frombuffer(data.draw(st.binary(min_size=blocks * type.bytes, max_size=blocks * type.bytes)), np.uint8)
+    assert_same_bits(dequantize_blocks(type, torch.from_numpy(stored.copy())), reference(type, stored))
+
+
+@pytest.mark.parametrize("type", BLOCK_TYPES.values(), ids=lambda type: type.name)
+def test_many_random_blocks(type: BlockType) -> None:
+    stored = np.random.default_rng(0).integers(0, 256, 4096 * type.bytes, dtype=np.uint8)
+    assert_same_bits(dequantize_blocks(type, torch.from_numpy(stored)), reference(type, stored))
+
+
+def test_every_exponent_of_mxfp4() -> None:
+    type = next(each for each in BLOCK_TYPES.values() if each.name == "MXFP4")
+    stored = np.stack([np.full(256, byte, np.uint8) for byte in range(0, 256, 17)] + [np.arange(256, dtype=np.uint8)])
+    stored = np.concatenate([stored[-1:], np.repeat(np.arange(0, 256, 16, dtype=np.uint8)[:, None], 256, 1)]).T.copy()
+    assert stored.shape == (256, 17)
+    assert_same_bits(dequantize_blocks(type, torch.from_numpy(stored).flatten()), reference(type, stored))
+
+
+@pytest.mark.parametrize("type", BLOCK_TYPES.values(), ids=lambda type: type.name)
+def test_chunks_make_no_difference_and_a_dtype_only_rounds(type: BlockType, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = torch.from_numpy(np.random.default_rng(1).integers(0, 256, 7 * type.bytes, dtype=np.uint8))
+    whole = dequantize_blocks(type, stored)
+    monkeypatch.setattr(gguf_blocks, "CHUNK_VALUES", 3 * type.values)
+    assert_same_bits(dequantize_blocks(type, stored), whole.numpy())
+    rounded = dequantize_blocks(type, stored, torch.bfloat16)
+    torch.testing.assert_close(rounded, whole.to(torch.bfloat16), rtol=0, atol=0, equal_nan=True)
+
+
+def test_the_tables_are_the_packages() -> None:
+    sizes = {kind.name: size for kind, size in gguf.GGML_QUANT_SIZES.items()}
+    for number, type in BLOCK_TYPES.items():
+        assert gguf.GGMLQuantizationType(number).name == type.name and sizes[type.name] == (type.values, type.bytes)
+    names = {number: gguf.GGMLQuantizationType(number).name for number in UNREAD_TYPES}
+    assert names == UNREAD_TYPES and not UNREAD_TYPES.keys() & BLOCK_TYPES.keys()
+    assert {kind.value for kind in gguf.GGMLQuantizationType} == UNREAD_TYPES.keys() | BLOCK_TYPES.keys()
