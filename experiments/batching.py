@@ -22,7 +22,7 @@ _PADDED = RuleChange(
     ),
     when="2026-11-21",
     after="a first run in which the claim was refuted (0.79 times), which was not kept",
-    why="serving systems before Orca computed ended rows to the batch's end, and the claim is told of those",
+    why="serving systems before Orca computed ended rows to the batch's end, and the claim is about those",
 )
 CHANGED = {"continuous-vs-static": (_PADDED, _WORK), "batch-amortises": (_WORK,)}
 

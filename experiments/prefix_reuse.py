@@ -9,7 +9,7 @@ GAIN, NEAR = 1.5, 0.5  # times that would be a gain; share of the bound from whi
 CHANGED = (
     RuleChange(
         what=(
-            "latency and throughput are judged alike, in times and against the bound that is told: with limits where "
+            "latency and throughput are judged alike, in times and against the stated bound: with limits where "
             "the bound is passed or not half reached. Before, 85% of the latency saved counted as 'up to 80%', and "
             "more than 6 times the throughput did not count as 'up to 6 times'"
         ),

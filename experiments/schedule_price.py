@@ -16,7 +16,7 @@ def judge(rows: VariantRows) -> list[Verdict]:
     return [
         Verdict(
             claim="schedule-options-free",
-            says="Policies, chunks, a prefix index and a host cost no throughput where nobody needs them",
+            says="Policies, chunks, a prefix index and a CPU pool cost no throughput where no request needs them",
             rule=(
                 f"32 requests, none sharing a prefix, 16 at most at once: each option, and all together, keep "
                 f"{KEEPS:.0%} of the output tokens a second: holds; {MOST:.0%}: with limits; less: refuted"

@@ -28,7 +28,7 @@ CLAIMED = 2.0  # times as fast, at least
 SAME = 0.8  # share of greedy outputs that must be equal: in bfloat16 steps of other shapes may part at a near tie
 CHANGED = (
     RuleChange(
-        what="the example by which a sketch's error is told has a sharper draft; no threshold was changed",
+        what="the example of a sketch's error has a sharper draft; no threshold was changed",
         when="2026-11-21",
         after="first runs, which were not kept",
         why="with the first example a rule that ignores the draft's probabilities was hardly off",

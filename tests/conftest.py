@@ -31,7 +31,7 @@ settings.register_profile(
     "workbench", max_examples=tries(100), deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("workbench")
-patience.SLOW_SECONDS = limit(patience.SLOW_SECONDS)  # what is told of long waiting is told by this machine's seconds
+patience.SLOW_SECONDS = limit(patience.SLOW_SECONDS)  # messages of long waiting count this machine's seconds
 torch.set_num_threads(1)  # tiny tensors: a second thread only waits
 
 
@@ -47,5 +47,5 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Notebooks and the browser go first, and so to one worker, which has the only JupyterLab and Chromium: they wait
-    half of their time, and nobody is to wait for them at the end."""
+    half of their time, and no worker should wait for them at the end."""
     items.sort(key=lambda item: "lab" not in getattr(item, "fixturenames", ()) and "/notebooks/" not in item.nodeid)

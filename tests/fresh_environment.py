@@ -1,4 +1,4 @@
-"""What a user does, in an environment as a user has it: documented commands, conformity kits, every notebook.
+"""Run a user's commands in a user's environment: documented commands, conformity kits, every notebook.
 
     python -m tests.fresh_environment                  # builds the wheel, makes the environment, runs everything
     python -m tests.fresh_environment --environment F  # in this environment, into which the wheel is installed
@@ -103,7 +103,7 @@ class Environment:
         self.variables["TORCHINDUCTOR_CACHE_DIR"] = str(work / "inductor")
 
     def run(self, command: str, seconds: float = COMMAND_SECONDS) -> str | None:
-        """What went wrong with a command, its last lines; None where it ended well."""
+        """Run a command; return the last lines of its output if it failed, otherwise None."""
         try:
             done = subprocess.run(
                 ["bash", "-c", command], cwd=self.work, env=self.variables, capture_output=True, text=True,
@@ -150,10 +150,10 @@ def check_commands(environment: Environment) -> list[str]:
     for step in dict.fromkeys(todo):
         (work / "mine.py").write_text(step.mine)
         command = put_in_place(step.command, work / "runs")
-        faults += told(command, lambda command=command: environment.run(command))
+        faults += faults_of(command, lambda command=command: environment.run(command))
     for command in ("import workbench.testing", "import compiled_kernels, experiments"):
         check = f"{command}; import workbench as w; assert {str(environment.place)!r} in w.__file__, w.__file__"
-        faults += told(command, lambda check=check: environment.run(f'python -c "{check}"'))
+        faults += faults_of(command, lambda check=check: environment.run(f'python -c "{check}"'))
     return faults
 
 
@@ -164,11 +164,11 @@ def check_notebooks(environment: Environment) -> list[str]:
     for path in sorted((environment.work / "notebooks").glob("*.py")):
         code = "import sys; from pathlib import Path; from workbench.lab.execute import execute"
         line = f'python -c "{code}; wrong = execute(Path({str(path)!r})); print(*wrong); sys.exit(bool(wrong))"'
-        faults += told(path.name, lambda line=line: environment.run(line, 2 * COMMAND_SECONDS))
+        faults += faults_of(path.name, lambda line=line: environment.run(line, 2 * COMMAND_SECONDS))
     return faults
 
 
-def told(name: str, run) -> list[str]:
+def faults_of(name: str, run) -> list[str]:
     began = time.monotonic()
     fault = run()
     print(f"{'failed' if fault else 'ok':6} {time.monotonic() - began:6.1f} s  {name}", flush=True)

@@ -1,4 +1,4 @@
-"""How long tests wait before they call a thing hung: in seconds of this machine, as busy as it is.
+"""Limits for tests that wait: seconds of this machine, as busy as it is, after which a test counts as hung.
 
 No test fails because a machine is slow. What ends is waited for without a limit of its own (`until`, `.wait()`): the
 limit of the test, which conftest takes from here, ends what hangs. Where an interface demands a number it is

@@ -50,8 +50,8 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def told(capsys: pytest.CaptureFixture[str]) -> str:
-    """What an error was told as: one line on stderr, nothing on stdout."""
+def reported(capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the reported error: one line on stderr, nothing on stdout."""
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("error: ") and err.count("\n") == 1, (out, err)
     return err
@@ -59,8 +59,8 @@ def told(capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_generate_as_a_process_prints_one_object_and_nothing_else() -> None:
     command = [sys.executable, "-m", "workbench", "generate", "def fibonacci(n):", "--max-tokens", "8", "--json"]
-    surroundings = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*command, "--backend", "eager"], cwd=ROOT, env=surroundings, capture_output=True, text=True)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command, "--backend", "eager"], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0 and done.stderr == ""
     result = json.loads(done.stdout)
     assert set(result) >= {"text", "token_ids", "finish_reason", "usage", "metrics"}
@@ -89,7 +89,7 @@ def test_a_seed_decides_the_draws(capsys: pytest.CaptureFixture[str]) -> None:
     assert ids("--top-k", "1") == ids("--top-k", "1", "--seed", "9")
 
 
-def test_speculation_is_told_and_changes_no_greedy_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_speculation_is_reported_and_changes_no_greedy_text(capsys: pytest.CaptureFixture[str]) -> None:
     def said(*options: str) -> dict:
         assert main([*GENERATE, "def f(n):", "--temperature", "0", "--json", *options]) == 0
         return json.loads(capsys.readouterr().out)
@@ -100,10 +100,10 @@ def test_speculation_is_told_and_changes_no_greedy_text(capsys: pytest.CaptureFi
     for how in ("prompt_lookup", "draft", "{kind: draft, num_speculative_tokens: 2}", stops):
         found = said("--speculate", how)
         assert found["token_ids"] == plain["token_ids"]
-        told = found["metrics"]["speculation"]
+        figures = found["metrics"]["speculation"]
         if how != "prompt_lookup":  # which may find nothing to propose
-            most = len(told["acceptance_by_position"])
-            assert told["verifications"] and (most <= 4 if how == stops else most == (2 if "2" in how else 4))
+            most = len(figures["acceptance_by_position"])
+            assert figures["verifications"] and (most <= 4 if how == stops else most == (2 if "2" in how else 4))
 
 
 def test_a_stop_string_ends_the_text_before_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,7 +155,7 @@ def test_a_stop_string_ends_the_text_before_it(capsys: pytest.CaptureFixture[str
 def test_a_mistake_is_one_line_and_code_2(words: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted(Path().iterdir())
     assert main(words) == 2
-    assert expected in told(capsys)
+    assert expected in reported(capsys)
     assert [path for path in Path().iterdir() if path not in before and path.name != "runs"] == []
     assert list(Path("runs").glob("*")) == []
 
@@ -173,13 +173,15 @@ def test_what_stands_behind_two_dashes_is_a_prompt(capsys: pytest.CaptureFixture
     assert capsys.readouterr().out.startswith("--debug")
 
 
-def test_a_fault_of_our_own_is_told_apart(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fault_of_our_own_is_distinguished(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def broken(*_: object) -> dict:
         raise ZeroDivisionError("division by zero")
 
     monkeypatch.setattr(generation_module, "generate_text", broken)
     assert main([*GENERATE, "x"]) == 70
-    assert told(capsys) == "error: ZeroDivisionError: division by zero (--debug shows where)\n"
+    assert reported(capsys) == "error: ZeroDivisionError: division by zero (--debug shows where)\n"
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, BrokenPipeError])
@@ -192,7 +194,9 @@ def test_an_interruption_is_no_error_of_ours(stop: type[BaseException], monkeypa
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_a_text_that_broke_midway_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_text_that_broke_midway_is_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     ended = {"text": "", "finish_reason": "error", "error": "logits are NaN"}
     monkeypatch.setattr(generation_module, "generate_text", lambda *_: ended)
     assert main([*GENERATE, "x", "--json"]) == 1
@@ -265,7 +269,7 @@ def test_an_incomplete_folder_is_refused(command: str, run_folder: Path, tmp_pat
     shutil.copytree(run_folder, tmp_path / "copy")
     (tmp_path / "copy" / MARKER).write_text("")
     assert main([command, str(tmp_path / "copy")]) == 2
-    assert "unfinished (it was killed or is still running)" in told(capsys)
+    assert "unfinished (it was killed or is still running)" in reported(capsys)
 
 
 def test_a_file_changed_by_a_byte_is_named(run_folder: Path, tmp_path: Path, capsys) -> None:
@@ -274,7 +278,7 @@ def test_a_file_changed_by_a_byte_is_named(run_folder: Path, tmp_path: Path, cap
     content[20] ^= 1
     (tmp_path / "copy" / "summary.json").write_bytes(content)
     assert main(["inspect", str(tmp_path / "copy")]) == 2
-    assert "summary.json is not what was written" in told(capsys)
+    assert "summary.json is not what was written" in reported(capsys)
 
 
 def test_reproduce_says_identical(run_folder: Path, tmp_path: Path, monkeypatch, capsys) -> None:
@@ -346,8 +350,15 @@ def test_doctor_shows_what_auto_chose_and_why(capsys, monkeypatch: pytest.Monkey
     assert main(["doctor"]) == 0
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
     verdicts = "mlir: clearly slower than eager; eager: not clearly quicker"
-    told = ("mlir 0.50 ms, eager 4.00 ms", "inductor: no need", "triton: broke", "with other code", "int8", verdicts)
-    for words in told:
+    expected = (
+        "mlir 0.50 ms, eager 4.00 ms",
+        "inductor: no need",
+        "triton: broke",
+        "with other code",
+        "int8",
+        verdicts,
+    )
+    for words in expected:
         assert words in text, words
     assert text.count("mlir 0.50 ms") == 2, "the damaged one is left out"
 
@@ -377,25 +388,25 @@ def test_doctor_shows_how_weights_were_laid_out_and_why(capsys, monkeypatch, tmp
 
 
 @pytest.mark.parametrize(
-    ("here", "told"),
+    ("here", "message"),
     [(None, "eager and inductor work here"), (Level.V3, "level v3 of the instruction set, held down from v4+vnni by")],
 )
-def test_doctor_says_what_the_processor_carries_out(here: Level | None, told: str, capsys, monkeypatch) -> None:
+def test_doctor_says_what_the_processor_carries_out(here: Level | None, message: str, capsys, monkeypatch) -> None:
     import workbench.machine.doctor as doctor
 
     monkeypatch.setattr(doctor, "current_level", lambda: here)
     monkeypatch.setattr(doctor, "machine_level", lambda: Level.V4_VNNI)
     assert main(["doctor"]) == 0
-    assert told in " ".join(capsys.readouterr().out.split())
+    assert message in " ".join(capsys.readouterr().out.split())
 
 
-def test_an_error_of_several_lines_is_told_in_one(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_an_error_of_several_lines_is_reported_in_one(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     def broken(*_: object) -> dict:
         raise WorkbenchError("first\n  second")
 
     monkeypatch.setattr(generation_module, "generate_text", broken)
     assert main([*GENERATE, "x"]) == 2
-    assert told(capsys) == "error: first second\n"
+    assert reported(capsys) == "error: first second\n"
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:

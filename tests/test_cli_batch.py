@@ -46,7 +46,7 @@ def test_the_demo_has_no_chat(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (["in.jsonl", "in.jsonl"], "must go to another file"),
         (["in.jsonl", "no/out.jsonl"], "output no/out.jsonl: cannot be written"),
         (["in.jsonl", "out.jsonl", "--set", "cache.page=3"], "cache.page: unknown key"),
-        (["in.jsonl", "out.jsonl", "--model", "nobody"], "no model 'nobody'"),
+        (["in.jsonl", "out.jsonl", "--model", "unknown"], "no model 'unknown'"),
         (["in.jsonl", "out.jsonl", "--backend", "fast"], "fast"),
         (["in.jsonl", "old.jsonl"], "line 1: answers another batch"),
     ],
@@ -59,6 +59,6 @@ def test_mistakes_are_one_line(
     Path("old.jsonl").write_text('{"id": "batch_req_0", "error": null}\n')
     assert main(["batch", *words]) == 2
     out, err = capsys.readouterr()
-    told = [each for each in err.splitlines() if each.startswith("error: ")]
-    assert out == "" and len(told) == 1 and wrong in told[0]
+    errors = [each for each in err.splitlines() if each.startswith("error: ")]
+    assert out == "" and len(errors) == 1 and wrong in errors[0]
     assert Path("in.jsonl").read_text().count("\n") == 2 and Path("old.jsonl").read_text().count("\n") == 1

@@ -10,13 +10,13 @@ import pytest
 from workbench.cli import main
 
 
-def told(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
+def report(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
     assert main(["cost", *words, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
 def test_the_system_prompt(capsys: pytest.CaptureFixture[str]) -> None:
-    found = told(capsys)
+    found = report(capsys)
     shares = {row["plan"]: row["share"] for row in found["plans"]}
     assert found["plans"][0]["total"] == 6.0 and found["most_saved"] == 0.9
     assert shares["5 minutes, renewed by hits"] == 0.89885 and shares["5 minutes, from the write on"] == 0.6125
@@ -26,14 +26,14 @@ def test_the_system_prompt(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_the_source_says_stands_beside_its_own_question_only(capsys: pytest.CaptureFixture[str]) -> None:
-    assert told(capsys, "--requests", "999")["said"] == []
-    assert "said" not in told(capsys, "--output", "5")
+    assert report(capsys, "--requests", "999")["said"] == []
+    assert "said" not in report(capsys, "--output", "5")
 
 
 def test_random_arrivals_are_near_their_formula(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--arrivals", "poisson", "--requests", "500", "--days", "8", "--question", "30", "--output", "200"]
-    found = told(capsys, *words)
-    assert found == told(capsys, *words) != told(capsys, *words, "--seed", "1")
+    found = report(capsys, *words)
+    assert found == report(capsys, *words) != report(capsys, *words, "--seed", "1")
     for row in found["plans"]:
         assert row["by_formula"] == pytest.approx(row["total"], rel=0.05) and row["requests"] == 4000
         assert sum(row["by_kind"].values()) == pytest.approx(row["total"])
@@ -43,7 +43,7 @@ def test_a_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     line = '{"timestamp": %d, "input_length": 1030, "output_length": 4, "hash_ids": [0, 1, 2]}'
     file = tmp_path / "mine.jsonl"
     file.write_text("\n".join(line % (second * 1000) for second in (0, 10, 400)))
-    found = told(capsys, "--arrivals", "trace", "--trace", str(file))
+    found = report(capsys, "--arrivals", "trace", "--trace", str(file))
     reads = {row["plan"]: row["requests_that_read"] for row in found["plans"]}
     assert reads["5 minutes, renewed by hits"] == 1 and reads["1 hour, renewed by hits"] == 2
     assert found["response_cache"]["hits"] == 2 and found["workload"]["requests"] == 3
@@ -63,7 +63,7 @@ def test_it_is_read_by_people(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_machine(capsys: pytest.CaptureFixture[str]) -> None:
-    found = told(capsys, "--per-hour", "3.6", "--tokens-per-s", "1000")
+    found = report(capsys, "--per-hour", "3.6", "--tokens-per-s", "1000")
     assert found["cost_per_million"] == pytest.approx(1.0)
     assert main(["cost", "--per-hour", "3.6", "--tokens-per-s", "1000"]) == 0
     assert "1.0000 a million tokens; article-a asks 15" in capsys.readouterr().out

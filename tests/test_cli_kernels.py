@@ -62,7 +62,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[CheckResult]:
 
 
 def words(capsys: pytest.CaptureFixture[str]) -> str:
-    """What was printed, without the frame of a table."""
+    """Return the printed words, without the frame of a table."""
     return " ".join(capsys.readouterr().out.translate(dict.fromkeys(map(ord, "│┃"), " ")).split())
 
 
@@ -77,8 +77,8 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"def {entry['operator']}(" in source[int(line) - 1]
         assert entry["cases"] == len(suite_of(entry["operator"]).cases) >= entry["timed"]
     assert main(["kernels", "list"]) == 0
-    told = words(capsys)
-    assert all(operator in told for operator in OPERATORS) and "gap on mlir, 12 cases: selection has no" in told
+    printed = words(capsys)
+    assert all(operator in printed for operator in OPERATORS) and "gap on mlir, 12 cases: selection has no" in printed
 
 
 def test_check_as_json_is_one_list(checked: list[CheckResult], capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,8 +136,8 @@ def test_bench_tells_shares_and_ratios(tmp_path: Path, capsys: pytest.CaptureFix
     assert rows["mlir"]["status"] == "not timed" and rows["mlir"]["reason"] == "not here"
     assert record["threads"] == 1 and record["environment"]["packages"]["torch"]
     assert main([*asked, "--backend", "inductor"]) == 0
-    told = words(capsys)
-    assert "inductor 2.0 1.0 to 3.0" in told and "eager" not in told.split("x eager")[1]
+    printed = words(capsys)
+    assert "inductor 2.0 1.0 to 3.0" in printed and "eager" not in printed.split("x eager")[1]
 
 
 @pytest.mark.usefixtures("timed")
@@ -152,8 +152,8 @@ def test_a_product_of_many_rows_is_held_to_the_gemm_rate(capsys: pytest.CaptureF
 def test_show_lists_stages_and_prints_one(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["kernels", "show", "rms_norm", "--backend", "eager"]
     assert main(asked) == 0
-    told = words(capsys)
-    assert "source" in told and "measured 4.0 us" in told and "at the least 4,608 bytes" in told
+    printed = words(capsys)
+    assert "source" in printed and "measured 4.0 us" in printed and "at the least 4,608 bytes" in printed
     assert main([*asked, "--json", "--case", "3x70 bfloat16"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["case"] == "3x70 bfloat16" and found["stages"][0]["stage"] == "source" and len(found["artifact"]) == 64

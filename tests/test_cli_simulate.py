@@ -32,7 +32,7 @@ def test_it_is_read_by_people(capsys: pytest.CaptureFixture[str], tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["nowhere.csv"], "trace 'nowhere.csv': there is no such file; name one, or azure or mooncake"),
         (["azur"], "did you mean 'azure'?"),
@@ -43,7 +43,7 @@ def test_it_is_read_by_people(capsys: pytest.CaptureFixture[str], tmp_path: Path
         (["azure", "--model", "shape:llama-3.1-70b"], "give more gpus"),
     ],
 )
-def test_mistakes_are_one_line(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", *words]) == 2
     out, err = capsys.readouterr()
-    assert out == "" and err.startswith("error: ") and err.count("\n") == 1 and told in err
+    assert out == "" and err.startswith("error: ") and err.count("\n") == 1 and message in err

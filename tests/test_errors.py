@@ -1,4 +1,4 @@
-"""What a user is told: the path as they wrote it, and the nearest name that would be right."""
+"""Messages of errors: the path as the user wrote it, and the nearest name that would be right."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Whole(Part):
     shape: Annotated[Round | Square, Field(discriminator="kind")] = Round()
 
 
-def told(values: object) -> str:
+def message_of(values: object) -> str:
     with pytest.raises(ValidationError) as caught:
         Whole.model_validate(values)
     error = explain(caught.value, "here", Whole)
@@ -70,22 +70,22 @@ def told(values: object) -> str:
     ],
 )  # fmt: skip
 def test_the_path_and_the_remedy(values: dict, expected: str) -> None:
-    assert told(values).startswith(expected)
+    assert message_of(values).startswith(expected)
 
 
 def test_members_of_a_union_are_no_part_of_the_path() -> None:
-    message = told({"shape": {"kind": "round", "radius": "big"}})
+    message = message_of({"shape": {"kind": "round", "radius": "big"}})
     assert message.count("shape.radius: ") == 1
     assert "'auto'" in message and "integer" in message and "literal" not in message
 
 
-def test_several_mistakes_are_told_at_once() -> None:
-    message = told({"nmae": "x", "shape": {"kind": "round", "radius": 0}})
+def test_several_mistakes_are_reported_at_once() -> None:
+    message = message_of({"nmae": "x", "shape": {"kind": "round", "radius": 0}})
     assert "nmae: unknown key" in message and "shape.radius: Input should be greater" in message
 
 
 def test_a_long_value_is_not_repeated_in_full() -> None:
-    assert len(told({"name": ["x"] * 10_000})) < 200
+    assert len(message_of({"name": ["x"] * 10_000})) < 200
 
 
 def test_nearest_says_nothing_when_nothing_is_near() -> None:
@@ -102,6 +102,6 @@ def test_a_cell_shows_one_line_and_the_traceback_when_asked(kind: type[Exception
         shell.user_ns["kind"] = kind
         shell.run_cell("def wrong():\n    raise kind('no model: name another')\nwrong()", store_history=False)
         shell.run_line_magic("tb", "")
-    (line,), told = shown[0], "".join(shown[1])
+    (line,), traceback = shown[0], "".join(shown[1])
     assert line.replace("\x1b[31m", "").replace("\x1b[0m", "") == f"{kind.__name__}: no model: name another"
-    assert "wrong" in told and "no model: name another" in told and len(shown[1]) > 1
+    assert "wrong" in traceback and "no model: name another" in traceback and len(shown[1]) > 1

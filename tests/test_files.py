@@ -62,8 +62,8 @@ def test_what_is_hostile_is_refused_in_one_line_and_little_memory(read: Any, wor
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    told = str(error.value)
-    assert told.startswith("some place: ") and words in told and "\n" not in told and len(told) < 300
+    message = str(error.value)
+    assert message.startswith("some place: ") and words in message and "\n" not in message and len(message) < 300
     assert peak < 200e6
 
 

@@ -24,5 +24,5 @@ def test_runs_that_readme_names_are_those_that_were_made(tmp_path) -> None:
         (tmp_path / name).mkdir()
     first, last = "runs/first_light-20260101-000000-aaaa", "runs/first_light-20260101-000001-bbbb"
     assert put_in_place("workbench inspect runs/first_light-...", tmp_path) == f"workbench inspect {first}"
-    told = put_in_place("workbench compare runs/a runs/b --baseline runs/a:dense", tmp_path)
-    assert told == f"workbench compare {first} {last} --baseline {first}"
+    command = put_in_place("workbench compare runs/a runs/b --baseline runs/a:dense", tmp_path)
+    assert command == f"workbench compare {first} {last} --baseline {first}"

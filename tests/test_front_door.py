@@ -72,7 +72,7 @@ def test_functions_say_what_they_take_and_show_how(name: str) -> None:
 
 
 def test_a_cell_can_complete_what_it_asks_for() -> None:
-    """Sampling by name, where a text is streamed; and an experiment's fields, whose defaults are told briefly."""
+    """Sampling by name, where a text is streamed; and an experiment's fields, whose defaults are stated briefly."""
     sampled = inspect.signature(Runner.stream).parameters
     assert list(sampled)[:3] == ["self", "requests", "temperature"] and sampled["top_p"].default == 1.0
     assert set(workbench.SamplingParameters.model_fields) == set(sampled) - {"self", "requests"}

@@ -125,7 +125,7 @@ def test_a_run_that_a_full_disk_ended_says_so(size: int, at_all: bool) -> None:
             assert row["state"].startswith("unfinished: ") and "File too large" in row["state"]
 
 
-def test_what_ended_a_run_is_told_however_long_it_is(tmp_path: Path) -> None:
+def test_the_error_that_ended_a_run_is_reported_however_long_it_is(tmp_path: Path) -> None:
     for why in ("\n\0\ud800é" * 1000, "short", ""):
         with pytest.raises(RuntimeError), writing(tmp_path, "run") as folder:
             raise RuntimeError(why)
@@ -155,16 +155,16 @@ def offloading(path: Path) -> Runner:
 
 
 @pytest.mark.parametrize("size", [0, 10, 4096, 5000])
-def test_an_offload_file_that_has_no_room_is_told_at_once(size: int, tmp_path: Path) -> None:
+def test_an_offload_file_that_has_no_room_is_reported_at_once(size: int, tmp_path: Path) -> None:
     with room_for(size), pytest.raises(WorkbenchError, match=r"pages cannot take \d+ bytes \(File too large\)"):
         offloading(tmp_path / "pages")
     assert not (tmp_path / "pages").exists()
 
 
-def test_a_disk_that_fills_up_under_an_offload_file_fails_what_was_set_back(
+def test_a_disk_that_fills_up_under_an_offload_file_fails_preempted_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a file system cannot set room aside, writing to the mapped file would end the process."""
+    """Without reserved space, writing to the mapped file would end the process."""
     monkeypatch.setattr(os, "posix_fallocate", lambda handle, start, size: os.truncate(handle, size))
     requests = [request(f"r{i}", 9, 14) for i in range(4)]
     roomy = finals(runner_of(MODEL, pages=60), requests)
@@ -189,5 +189,5 @@ def test_output_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
         done = subprocess.run(
             [sys.executable, "-m", "workbench", "runs", str(tmp_path)], stdout=full, stderr=subprocess.PIPE, text=True
         )
-    told = "output: cannot be written (No space left on device); make room there, and run it again\n"
-    assert done.returncode == 2 and done.stderr.endswith(told) and done.stderr.count("\n") == 1
+    message = "output: cannot be written (No space left on device); make room there, and run it again\n"
+    assert done.returncode == 2 and done.stderr.endswith(message) and done.stderr.count("\n") == 1

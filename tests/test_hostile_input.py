@@ -118,7 +118,7 @@ JSON: dict[str, Callable[[Path, bytes], Any]] = {
 }
 TEXTS = {"yaml": [text for found in HOSTILE_YAML.values() for text in found if len(text) < 10**6],
          "json": [text for found in HOSTILE_JSON.values() for text in found if len(text) < 10**6]}  # fmt: skip
-TWICE = (*HOSTILE_YAML["is given twice"], *HOSTILE_JSON["is given twice"])  # of a run folder nobody writes them by hand
+TWICE = (*HOSTILE_YAML["is given twice"], *HOSTILE_JSON["is given twice"])  # no run folder is written by hand
 PLACES = [*(("yaml", name) for name in YAML), *(("json", name) for name in JSON)]
 READ_ANYHOW = {"--speculate", "--executor", "a variant", "a run's experiment"}  # of some a text is made
 

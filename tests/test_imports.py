@@ -80,7 +80,7 @@ def imports_of(path: Path) -> set[str]:
 
 
 def violations(path: Path, module: str) -> list[str]:
-    """What `path`, were it the module `module`, imports from a room above its own."""
+    """Return the imports of `path`, taken as module `module`, from a package above its own."""
     mine = rank(module)
     assert mine is not None, f"{module} has no place in ORDER"
     return [f"{module} imports {name}" for name in imports_of(path) if (rank(name) or 0) > mine]

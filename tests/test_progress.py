@@ -60,7 +60,7 @@ def test_in_a_notebook_it_is_one_output_that_changes(monkeypatch: pytest.MonkeyP
     assert all(line.strip() and "\n" not in line for line in shown)
 
 
-def test_nobody_is_told_where_nobody_wants_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_progress_is_printed_where_it_is_not_wanted(capsys: pytest.CaptureFixture[str]) -> None:
     with Progress(total=4, disable=True) as bar:
         bar.update(4)
     assert capsys.readouterr() == ("", "")

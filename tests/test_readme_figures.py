@@ -86,7 +86,7 @@ def objects(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def follows(figure: str, name: str) -> bool:
-    """Whether the record holds the figure, or what is rounded to it in the digits that are written."""
+    """Return True if the record holds the figure, or a number that rounds to it in the digits written."""
     plain = figure.replace(",", "")
     numbers, words = held(name)
     if re.search(rf"(?<![\d.]){re.escape(plain)}(?![\d.]*\d)", words):
@@ -96,7 +96,7 @@ def follows(figure: str, name: str) -> bool:
 
 
 def problems(text: str) -> list[str]:
-    """What is wrong with a text: figures without a record, records that are not there or do not hold the figure."""
+    """Return the faults of a text: figures without a record, records that are absent or do not hold the figure."""
     found = []
     for paragraph in paragraphs(text):
         prose, fence, block = paragraph.partition("```")
@@ -131,7 +131,7 @@ RECORD = "first_light-20261121-102004"
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("It decodes 1,142 tokens/s here.", "1,142: no record is named"),
         ("It is 1.38 times as fast.", "1.38: no record is named"),
@@ -146,6 +146,6 @@ RECORD = "first_light-20261121-102004"
         ("```\nworkbench generate --max-tokens 96 --temperature 0.8\n```\nand four times as much", None),
     ],
 )
-def test_what_is_wrong_is_found(text: str, told: str | None) -> None:
+def test_what_is_wrong_is_found(text: str, message: str | None) -> None:
     found = problems(text)
-    assert not found if told is None else len(found) == 1 and found[0].startswith(told)
+    assert not found if message is None else len(found) == 1 and found[0].startswith(message)

@@ -1,4 +1,4 @@
-"""What values show of themselves: all of it escaped, nothing from outside, and the values as they were."""
+"""Values shown in notebooks: all text escaped, nothing loaded from outside, the values unchanged."""
 
 from __future__ import annotations
 
@@ -209,8 +209,8 @@ def test_a_sequence_is_no_value_and_shows_nothing() -> None:
 
 @given(st.sets(st.integers(0, 40)))
 def test_ranges_name_every_number_once(numbers: set[int]) -> None:
-    told = format_ranges(sorted(numbers))
-    parts = [part.split("-") for part in told.split(", ") if part]
+    text = format_ranges(sorted(numbers))
+    parts = [part.split("-") for part in text.split(", ") if part]
     named = [n for first, *last in parts for n in range(int(first), int(last[0] if last else first) + 1)]
     assert named == sorted(numbers)
     assert len(parts) == sum(n - 1 not in numbers for n in numbers), "neighbours are one range"

@@ -27,20 +27,20 @@ def test_the_time_that_is_left_follows_from_the_stages(
         work = StageCounter(tell, 4)
         for name in ("load", "one", "two", "three", "more than was thought"):
             work(name)
-    told = [line for line in re.split(r"[\r\n]+", capsys.readouterr().err) if line.strip()]
-    assert told[0].strip().startswith("[00:") or "looking" in told[1]
-    shares = [int(found[1]) for line in told if (found := re.search(r"(\d+)%", line))]
+    lines = [line for line in re.split(r"[\r\n]+", capsys.readouterr().err) if line.strip()]
+    assert lines[0].strip().startswith("[00:") or "looking" in lines[1]
+    shares = [int(found[1]) for line in lines if (found := re.search(r"(\d+)%", line))]
     assert shares == sorted(shares) and {0, 25, 50, 75, 100} <= set(shares)
-    assert "left" in told[-1] and "100%" in told[-1]
+    assert "left" in lines[-1] and "100%" in lines[-1]
 
 
 def test_a_stage_is_a_line_as_any_other() -> None:
-    told: list[str] = []
-    work = StageCounter(told.append, 2)
+    reported: list[str] = []
+    work = StageCounter(reported.append, 2)
     for name in "abc":
         work(name)
-    assert told == ["a", "b", "c"]
-    assert [(each.done, each.total) for each in told if isinstance(each, ProgressStage)] == [(0, 2), (1, 2), (2, 2)]
+    assert reported == ["a", "b", "c"]
+    assert [(each.done, each.total) for each in reported if isinstance(each, ProgressStage)] == [(0, 2), (1, 2), (2, 2)]
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,9 @@ def test_a_stage_is_a_line_as_any_other() -> None:
     ],
     ids=["side by side", "shared prefix"],
 )
-def test_as_many_stages_are_told_as_were_counted(workload, variants, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_many_stages_are_reported_as_were_counted(
+    workload, variants, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     counted: list[StageCounter] = []
     begin = StageCounter.__init__
 
@@ -74,8 +76,8 @@ def test_as_many_stages_are_told_as_were_counted(workload, variants, tmp_path, m
 def test_nothing_warns_in_a_terminal(capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder) -> None:
     with progress_stages() as tell:
         tell("once")
-    told = capsys.readouterr()
-    assert told.out == "" and "IProgress" not in told.err and not recwarn.list
+    captured = capsys.readouterr()
+    assert captured.out == "" and "IProgress" not in captured.err and not recwarn.list
     with progress_stages(False) as tell:
-        tell("to nobody")
+        tell("to no listener")
     assert capsys.readouterr() == ("", "")

@@ -1,7 +1,7 @@
 """No test's outcome depends on how quick a machine is: read off the source of every test.
 
 Clocks are not read, durations are not compared, waits have no limit but the test's own or one that `limit` scales, and
-nobody sleeps instead of waiting for the event itself.
+no test sleeps instead of waiting for the event itself.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _duration(node: ast.expr) -> str:
 
 
 def _number(node: ast.expr) -> bool:
-    """Whether a node is a number or made of numbers alone."""
+    """Return True if a node is a number or made of numbers alone."""
     if isinstance(node, ast.BinOp):
         return _number(node.left) and _number(node.right)
     return isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool)
@@ -111,7 +111,7 @@ def test_no_tests_outcome_depends_on_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "message"),
     [
         ("began = time.monotonic()", "time.monotonic"),
         ("assert perf_counter() - began < 1", "perf_counter"),
@@ -130,8 +130,8 @@ def test_no_tests_outcome_depends_on_time() -> None:
         ("assert 0 < timing.seconds < 5", "seconds < 5"),
     ],
 )
-def test_what_depends_on_time_is_found(source: str, told: str) -> None:
-    assert any(told in fault for fault in faults(source)), faults(source)
+def test_what_depends_on_time_is_found(source: str, message: str) -> None:
+    assert any(message in fault for fault in faults(source)), faults(source)
 
 
 @pytest.mark.parametrize(

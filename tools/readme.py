@@ -88,8 +88,8 @@ def main() -> int:
         record, name = measured()
         others = record["summary"]["others_cpu_share"] or 0.0
         if others > BUSY and not given.busy:
-            told = f"other processes took {others:.0%} of the processor: nothing is kept (--busy keeps it)"
-            print(told, file=sys.stderr)
+            message = f"other processes took {others:.0%} of the processor: nothing is kept (--busy keeps it)"
+            print(message, file=sys.stderr)
             return 1
         (RECORDS / name).write_text(json.dumps(record, indent=1) + "\n")
     PAGE.write_text(with_block(PAGE.read_text(), block(record, name)))

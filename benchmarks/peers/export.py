@@ -82,8 +82,8 @@ class ModelExports:
 
     def _made(self, name: str, code: str, make: Callable[[Path], str]) -> Path:
         """Return the folder `name`, filled and described by `make` unless it exists; atomically."""
-        told = json.dumps([self.spec.model_dump_json(), Path(__file__).read_text(), code])
-        digest = hashlib.sha256(told.encode()).hexdigest()[:10]
+        identity = json.dumps([self.spec.model_dump_json(), Path(__file__).read_text(), code])
+        digest = hashlib.sha256(identity.encode()).hexdigest()[:10]
         place = self.folder / f"{self.spec.name}-seed{self.seed}" / f"{name}-{digest}"
         if (place / EXPORT_RECORD).exists():
             return place

@@ -47,8 +47,8 @@ def _key(row: PeerRow) -> tuple[str, str, str]:
 def _measured(line: PeerRow, runs: Sequence[dict], left_out: int) -> PeerRow:
     broken = next((run for run in runs if run["status"] != "ok"), None)
     if line["status"] != "ok" or broken or not runs:
-        told = broken or line
-        return {**line, "status": told["status"], "reason": told.get("reason", "")}
+        outcome = broken or line
+        return {**line, "status": outcome["status"], "reason": outcome.get("reason", "")}
     rates = [[each["tokens"] / each["seconds"] for each in run["measured"]] for run in runs]
     medians = [statistics.median(each) for each in rates]
     places = [run["core_to_core_ns"] for run in runs if run.get("core_to_core_ns") is not None]

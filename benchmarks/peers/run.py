@@ -69,7 +69,7 @@ def run_peers(
     spec = _checked(model, formats, rounds, repetitions, threads)
     workloads, pythons = standard_workloads() if workloads is None else workloads, pythons or {}
     every = (*(workbench_peer(backend, model, seed, settings or {}) for backend in backends), *foreign_peers(peers))
-    before, surroundings, date = cpu_times(), environment(), datetime.now(UTC).isoformat(timespec="seconds")
+    before, about, date = cpu_times(), environment(), datetime.now(UTC).isoformat(timespec="seconds")
     bench = _PeerBench(ModelExports(folder, spec, seed, threads), pythons, threads, timeout, on_progress)
     entries = [
         check_supported(PeerEntry(peer, format, work), spec)
@@ -82,7 +82,7 @@ def run_peers(
     entries = [check_agreement(entry, agreement) for entry in entries]
     runs: list[dict] = []
 
-    def told(rounds_done: int) -> dict[str, Any]:
+    def record_of(rounds_done: int) -> dict[str, Any]:
         return {
             "question": "How fast are other tools on the same model, the same machine and the same threads?",
             "date": date,
@@ -101,16 +101,16 @@ def run_peers(
             "rows": summarize_runs([entry_row(entry) for entry in entries], runs),
             "runs": list(runs),
             "others_cpu_share": others_cpu_share(before),
-            "environment": surroundings,
+            "environment": about,
         }
 
-    record = told(0)
+    record = record_of(0)
     for turn in range(rounds):
         broken = {(run["peer"], run["format"], run["work"]) for run in runs if run["status"] != "ok"}
         for entry in entries if turn % 2 == 0 else entries[::-1]:  # drift favours no peer
             if entry.status == "ok" and (entry.peer.name, entry.format, entry.workload.name) not in broken:
                 runs.append(bench.measure(entry, turn, repetitions, rounds))
-        record = told(turn + 1)
+        record = record_of(turn + 1)
         on_round(record)
     return record
 
@@ -149,8 +149,8 @@ class _PeerBench:
         asked = [work.repetition(vocab, first + index) for index in range(repetitions + 1)]
         place = core_to_core_ns()
         answer = self._run(peer, entry.format, {"kind": work.kind, "repetitions": asked})
-        told = {"round": turn, "peer": peer.name, "format": entry.format, "work": work.name}
-        return {**told, "core_to_core_ns": place, **answer}
+        row = {"round": turn, "peer": peer.name, "format": entry.format, "work": work.name}
+        return {**row, "core_to_core_ns": place, **answer}
 
     def _run(self, peer: Peer, format: str, job: dict) -> dict:
         python = python_of(peer, self.pythons)

@@ -32,7 +32,7 @@ def sizes(shape: str = "shape:llama-3-70b") -> EvidenceNumbers:
 
 
 def weights(found: EvidenceNumbers) -> Ruling:
-    """Every format within 5% of what is told: holds; within 20%: with limits; else refuted."""
+    """Every format within 5% of the claim: holds; within 20%: with limits; else refuted."""
     off = {name: found[name] / stated - 1 for name, stated in STATED_GB.items()}
     wide = [name for name, each in off.items() if abs(each) > NEAR]
     worst = max(abs(each) for each in off.values())

@@ -103,7 +103,7 @@ def life(found: EvidenceNumbers) -> Ruling:
 def _where(so: dict[bool, bool]) -> str:
     """Describe the renewal under which the choice is right, and its failure under the other."""
     if all(so.values()):
-        return "the choice is as told"
+        return "the choice is as claimed"
     return "where hits renew the life, not where they do not" if so[True] else "where hits do not renew the life"
 
 

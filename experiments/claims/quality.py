@@ -21,7 +21,7 @@ def by_meaning(found: EvidenceNumbers) -> Ruling:
     return Ruling(
         "holds" if good else "holds-with-limits" if meaning < exact else "refuted",
         f"{exact:.0%} fail as strings, {meaning:.0%} by meaning",
-        "by less than is told",
+        "by less than claimed",
         {"fail as strings": exact, "fail by meaning": meaning},
     )
 

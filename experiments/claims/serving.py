@@ -234,7 +234,7 @@ CLAIMS = (
     ),
     Claim(
         id="schedule-options-free",
-        says="Policies, chunks, a prefix index and a host cost no throughput where nobody needs them",
+        says="Policies, chunks, a prefix index and a CPU pool cost no throughput where no request needs them",
         sources=(ClaimSource("this project", "what it promises"),),
         trials=(
             ClaimTrial(

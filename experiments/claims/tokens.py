@@ -198,7 +198,7 @@ def turns() -> EvidenceNumbers:
 
 
 def assembly(found: EvidenceNumbers) -> Ruling:
-    """What the user adds is, in the median of next turns, at most half of the prompt: with limits (recorded traffic
+    """In the median of next turns the user adds at most half of the prompt: with limits (recorded traffic
     says nothing of schemas and order); more: refuted. It cannot hold without limits."""
     small = found["message_share_p50"] <= 0.5
     return Ruling(

@@ -33,8 +33,8 @@ def test_exact_and_rounded_logits_pass_and_others_do_not(format: str) -> None:
     kind = torch.float32 if format == "float32" else torch.bfloat16
     assert not found.disagreement(format, {"prefill": last_logits(rounded, kind)})["reason"]
     for wrong in ([0.0] * TINY.vocab_size, noise(), exact.flip(0).tolist(), [float("nan")] * TINY.vocab_size):
-        told = found.disagreement(format, {"prefill": exact.tolist(), "decode": wrong})
-        assert told["reason"].startswith("decode logits")
+        verdict = found.disagreement(format, {"prefill": exact.tolist(), "decode": wrong})
+        assert verdict["reason"].startswith("decode logits")
 
 
 @pytest.mark.parametrize("format", ["float32", "bfloat16"])
@@ -57,11 +57,11 @@ def test_a_model_that_is_slightly_wrong_does_not_pass(format: str, damage: str) 
 def test_what_is_not_finite_is_null_with_its_reason(wrong: float) -> None:
     found = reference()
     logits = [wrong, wrong, *found.exact["bfloat16"].tolist()[2:]]
-    told = found.disagreement("bfloat16", {"prefill": logits})
-    assert told["errors"] == {"prefill": None} and told["reason"] == "prefill logits: 2 of 257 are not finite"
+    verdict = found.disagreement("bfloat16", {"prefill": logits})
+    assert verdict["errors"] == {"prefill": None} and verdict["reason"] == "prefill logits: 2 of 257 are not finite"
 
 
-def test_other_faults_are_told() -> None:
+def test_other_faults_are_reported() -> None:
     found = reference()
     assert "the vocabulary has 257" in found.disagreement("bfloat16", {"prefill": [0.0]})["reason"]
     assert found.disagreement("bfloat16", {})["reason"] == "no logits were given"

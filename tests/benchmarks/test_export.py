@@ -25,8 +25,8 @@ from workbench.prompt.tokenizer import Tokenizer
 
 @pytest.mark.parametrize("format", ["float32", "bfloat16"])
 def test_the_folder_read_again_holds_the_same_model(tmp_path: Path, format: str) -> None:
-    folder, told = ModelExports(tmp_path, TINY, 5, 1).export("folder", format, "no python is needed")
-    assert told == f"weights {format}"
+    folder, remark = ModelExports(tmp_path, TINY, 5, 1).export("folder", format, "no python is needed")
+    assert remark == f"weights {format}"
     dtype = getattr(torch, format)
     assert read_spec(folder).model_copy(update={"name": "tiny"}) == TINY
     read, drawn = load_weights(folder, TINY, dtype), random_weights(TINY, dtype, 5)

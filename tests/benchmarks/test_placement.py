@@ -42,8 +42,8 @@ def test_what_is_kept_is_one_placement_and_most_of_the_runs(found: list[float | 
 
 def run_of(peer: str, place: float | None, rate: float) -> dict:
     measured = [{"tokens": rate, "seconds": 1.0}]
-    told = {"load_seconds": 1.0, "peak_bytes": 1, "others_cpu_share": None, "weights": "", "how": "", "status": "ok"}
-    return {"peer": peer, "format": "f", "work": "w", "core_to_core_ns": place, "measured": measured, **told}
+    rest = {"load_seconds": 1.0, "peak_bytes": 1, "others_cpu_share": None, "weights": "", "how": "", "status": "ok"}
+    return {"peer": peer, "format": "f", "work": "w", "core_to_core_ns": place, "measured": measured, **rest}
 
 
 def test_rows_leave_rounds_of_another_placement_out() -> None:
@@ -75,8 +75,8 @@ def test_the_latency_of_this_machine_is_a_time() -> None:
 @pytest.mark.skipif(
     backend_problems()[Backend.MLIR] is not None, reason=f"backend mlir: {backend_problems()[Backend.MLIR]}"
 )
-def test_one_thread_alone_waits_for_nobody() -> None:
+def test_one_thread_alone_waits_for_no_other() -> None:
     program = "from benchmarks.peers.placement import core_to_core_ns; print(core_to_core_ns())"
     environment = {**os.environ, "OMP_THREAD_LIMIT": "1"}
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
-    assert told.stdout.strip() == "None"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.strip() == "None"

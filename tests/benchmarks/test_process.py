@@ -99,7 +99,7 @@ def test_an_interpreter_that_is_none_is_an_answer(tmp_path: Path) -> None:
     assert answer == {"status": "failed", "reason": "nothing could not be started (No such file or directory)"}
 
 
-def test_surroundings_hold_every_pool_and_no_python_path(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environments_hold_every_pool_and_no_python_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "elsewhere")
     monkeypatch.setenv("OMP_NUM_THREADS", "64")
     held = script_environment(3, {"TORCHINDUCTOR_FREEZING": "1"})
@@ -110,8 +110,8 @@ def test_surroundings_hold_every_pool_and_no_python_path(monkeypatch: pytest.Mon
 
 
 def test_reasons_keep_names_and_lose_folders() -> None:
-    told = strip_folders("cannot read /home/someone/x/model.bin:\n  see 3/4 and http://a.b/c")
-    assert told == "cannot read model.bin: see 3/4 and http://a.b/c"
+    stripped = strip_folders("cannot read /home/someone/x/model.bin:\n  see 3/4 and http://a.b/c")
+    assert stripped == "cannot read model.bin: see 3/4 and http://a.b/c"
     assert len(strip_folders("x" * 1000)) == 400
 
 

@@ -56,14 +56,14 @@ def test_what_cannot_be_timed_is_a_row_and_the_rest_goes_on(tmp_path, monkeypatc
 
 
 def test_rounds_are_interleaved_and_prompts_new_and_shared(tmp_path, monkeypatch) -> None:
-    note, told = tmp_path / "note", []
+    note, progress = tmp_path / "note", []
     peers = [fake(name, note) for name in ("a", "b")]
-    bench(peers, tmp_path, monkeypatch, works=(decode_workload(0, 5),), on_progress=told.append)
+    bench(peers, tmp_path, monkeypatch, works=(decode_workload(0, 5),), on_progress=progress.append)
     lines = [line.split() for line in note.read_text().splitlines()]
     assert [name for name, _ in lines] == [*"aaa", *"bbb", *"bbb", *"aaa"]  # a warm-up and two repetitions each
     firsts = [first for _, first in lines]
     assert firsts[:3] == firsts[3:6] and firsts[6:9] == firsts[9:] and firsts[:3] != firsts[6:9]
-    assert told[0] == "logits: a bfloat16" and told[-1] == "round 2/2: decode at 0 bfloat16, a"
+    assert progress[0] == "logits: a bfloat16" and progress[-1] == "round 2/2: decode at 0 bfloat16, a"
 
 
 def test_quantized_rows_need_the_peer_to_agree_with_dense_weights_too(tmp_path, monkeypatch) -> None:
@@ -158,7 +158,7 @@ def test_record_and_tables(tmp_path, monkeypatch) -> None:
         ("shape:tiny", {"peers": ["llama.cp"]}, "no peer 'llama.cp'; did you mean 'llama.cpp'"),
     ],
 )
-def test_mistakes_are_told(tmp_path, model, settings, message) -> None:
+def test_mistakes_are_reported(tmp_path, model, settings, message) -> None:
     with pytest.raises(WorkbenchError, match=message):
         run_peers(model, WORKS, folder=tmp_path, **settings)
 
@@ -166,7 +166,7 @@ def test_mistakes_are_told(tmp_path, model, settings, message) -> None:
 def test_interpreters_are_named_on_the_command_line_or_in_the_environment(monkeypatch) -> None:
     monkeypatch.setenv(catalog.INTERPRETERS_VARIABLE, f"llama.cpp={sys.executable}:openvino=/bin/sh")
     assert interpreters(["openvino=/bin/cat"]) == {"llama.cpp": sys.executable, "openvino": "/bin/cat"}
-    for wrong in ("llama.cpp", "nobody=/bin/sh", "openvino=/no/such/python", "openvino=/"):
+    for wrong in ("llama.cpp", "unknown=/bin/sh", "openvino=/no/such/python", "openvino=/"):
         with pytest.raises(WorkbenchError, match="--peer-python"):
             interpreters([wrong])
 

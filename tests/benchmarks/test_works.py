@@ -1,4 +1,4 @@
-"""What is timed: lengths, totals, prompts."""
+"""The timed work of peers: lengths, totals, prompts."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_what_a_reader_should_know_of_a_record(tmp_path: Path) -> None:
     assert speed.contention == 0.4
 
 
-def test_a_record_that_a_rule_cannot_read_keeps_nobody_else_from_a_verdict(tmp_path: Path) -> None:
+def test_a_record_that_a_rule_cannot_read_keeps_no_other_from_a_verdict(tmp_path: Path) -> None:
     folder = made.folder(tmp_path)
     made.record(tmp_path, 0.5)
     file = tmp_path / "records" / "speedy-20261121-120000.json"
@@ -151,7 +151,7 @@ def test_a_real_run_is_kept_and_judged(tmp_path: Path) -> None:
     assert found.ledger["speed"][0].record == file.name and str(tmp_path) not in file.read_text()
 
 
-def test_a_mistake_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_mistake_is_reported_in_one_line(tmp_path: Path) -> None:
     folder = made.folder(tmp_path)
     claims = load_claims(folder)
     with pytest.raises(WorkbenchError, match="no claim 'sise'; did you mean 'size'"):
@@ -231,7 +231,7 @@ def test_what_is_not_built_is_no_missing_machine(tmp_path: Path) -> None:
 
 
 def test_records_of_several_machines_stand_side_by_side(tmp_path: Path) -> None:
-    """The newest that nobody disturbed decides; the level of an old record follows from its flags."""
+    """The newest undisturbed record decides; the level of an old record follows from its flags."""
     folder = made.folder(tmp_path)
     zen3 = {"model": "Zen 3", "flags": ["avx", "avx2", "fma"]}
     made.record(tmp_path, 0.5, "20261121-120000", cpu=zen3)

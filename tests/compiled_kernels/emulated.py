@@ -44,7 +44,7 @@ int main(int count, char **names) {
 
 
 def missing() -> str | None:
-    """Which tool is not here; None where AArch64 code can run."""
+    """Return the name of the missing tool; None where AArch64 code can run."""
     for tool, package in ((LINKER, "gcc-aarch64-linux-gnu libc6-dev-arm64-cross"), (EMULATOR, "qemu-user")):
         if shutil.which(tool) is None:
             return f"{tool} is missing: apt install {package}"
@@ -80,11 +80,11 @@ class Emulated:
 
 
 def call(emulated: Emulated, tensors: Sequence[Tensor]) -> Callable[..., None]:
-    """What stands in for `openmp.Call`."""
+    """Run a kernel in the emulator, in place of `openmp.Call`."""
     return lambda threads=None: emulated.run(tensors, threads or 2)
 
 
 def _stored(tensor: Tensor) -> Tensor:
-    """What lies in memory from a tensor's first number to its last."""
+    """Return the memory from a tensor's first number to its last."""
     extents = zip(tensor.shape, tensor.stride(), strict=True)
     return tensor.as_strided((1 + sum((n - 1) * stride for n, stride in extents) if tensor.numel() else 0,), (1,))

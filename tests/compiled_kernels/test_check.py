@@ -107,14 +107,14 @@ def test_what_a_kernel_throws_is_its_failure_and_the_rest_goes_on(monkeypatch: p
     assert rows[0].reason == "RuntimeError: no such kernel"
 
 
-def test_a_lane_that_does_not_work_here_is_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_that_does_not_work_here_is_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_module, "backend_problems", lambda: dict.fromkeys(Backend, "not here"))
     assert {(row.status, row.reason, row.execution) for row in check((Backend.MLIR,), "rotary")} == {
         ("gap", "not here", "")
     }
 
 
-def test_an_unknown_operator_is_told_with_the_nearest() -> None:
+def test_an_unknown_operator_is_reported_with_the_nearest() -> None:
     with pytest.raises(BackendError, match="unknown operator 'rotray'; did you mean 'rotary'?"):
         list(check(operator="rotray"))
 
@@ -144,13 +144,13 @@ def test_the_interpreter_answers_in_a_process_of_its_own() -> None:
         assert {row.execution for row in mine} == {form}
 
 
-def test_a_process_that_breaks_is_told() -> None:
-    told = "ended with 1: .*unknown operator 'nothing'"
-    with interpreting(["nothing"]) as rows, pytest.raises(BackendError, match=told):
+def test_a_process_that_breaks_is_reported() -> None:
+    message = "ended with 1: .*unknown operator 'nothing'"
+    with interpreting(["nothing"]) as rows, pytest.raises(BackendError, match=message):
         list(rows)
 
 
-def test_the_process_ends_when_nobody_reads_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_process_ends_when_its_output_is_no_longer_read(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[subprocess.Popen] = []
 
     class Watched(subprocess.Popen):

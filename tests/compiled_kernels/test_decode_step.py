@@ -1,4 +1,4 @@
-"""What a compiled decode step is bound to: exactly the tensors it names, each as it is declared."""
+"""A compiled decode step is bound to exactly the tensors it names, each as it is declared."""
 
 from __future__ import annotations
 

@@ -23,19 +23,19 @@ ARGUMENTS = {"tokens": 1, "heads": 2, "dim": 4, "dtype": torch.float32}
 
 
 class Verdicts:
-    """Replace `disagreement`: `told` has the text to return or the error to raise for each backend; `asked` lists the
+    """Replace `disagreement`: `answers` has each backend's text to return or error to raise; `asked` lists the
     backends that were run."""
 
     def __init__(self) -> None:
-        self.told: dict[Backend, str | Exception] = {}
+        self.answers: dict[Backend, str | Exception] = {}
         self.asked: list[Backend] = []
 
     def __call__(self, suite: Any, case: Any, inputs: Any, backend: Backend) -> str | None:
         self.asked.append(backend)
-        told = self.told.get(backend)
-        if isinstance(told, Exception):
-            raise told
-        return told
+        answer = self.answers.get(backend)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def verdicts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Verdicts]:
 
 
 def test_the_first_that_is_right_is_taken_and_remembered(verdicts: Verdicts, tmp_path: Path) -> None:
-    verdicts.told = {Backend.MLIR: "output 0: far away", Backend.INDUCTOR: RuntimeError("it\n broke")}
+    verdicts.answers = {Backend.MLIR: "output 0: far away", Backend.INDUCTOR: RuntimeError("it\n broke")}
     found = first_correct_backend("rotary", ARGUMENTS, (Backend.TRITON, *BACKENDS), tmp_path)
     assert found.backend is Backend.EAGER and verdicts.asked == list(BACKENDS)
     assert found.reason.startswith("on eager, checked on ")
@@ -61,10 +61,10 @@ def test_the_first_that_is_right_is_taken_and_remembered(verdicts: Verdicts, tmp
 
 @pytest.mark.parametrize("error", [MemoryError("none left"), OSError(28, "No space left on device")])
 def test_what_passes_is_not_remembered(error: Exception, verdicts: Verdicts, tmp_path: Path) -> None:
-    verdicts.told = {Backend.MLIR: error}
+    verdicts.answers = {Backend.MLIR: error}
     found = first_correct_backend("rotary", ARGUMENTS, BACKENDS, tmp_path)
     assert found.backend is Backend.INDUCTOR and type(error).__name__ in found.reason and not (tmp_path / FILE).exists()
-    verdicts.told = {}
+    verdicts.answers = {}
     assert first_correct_backend("rotary", ARGUMENTS, BACKENDS, tmp_path).backend is Backend.MLIR
 
 
@@ -90,7 +90,7 @@ def test_other_work_or_another_machine_is_checked_anew(
 
 
 def test_where_none_is_right_that_is_an_error(verdicts: Verdicts, tmp_path: Path) -> None:
-    verdicts.told[Backend.MLIR] = "output 0: far away"
+    verdicts.answers[Backend.MLIR] = "output 0: far away"
     with pytest.raises(BackendError, match="rotary: no backend works for .*mlir: output 0: far away"):
         first_correct_backend("rotary", ARGUMENTS, (Backend.MLIR,), tmp_path)
     with pytest.raises(BackendError, match="unknown operator 'rotery'; did you mean 'rotary'"):
@@ -118,7 +118,7 @@ def test_a_damaged_file_is_made_anew(damage: Any, verdicts: Verdicts, tmp_path: 
 
 @given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(), lambda of: st.lists(of) | st.dictionaries(
     st.sampled_from(["backend", "refused", "checked", "eager", "mlir"]), of)))  # fmt: skip
-def test_no_entry_whatever_it_holds_is_a_lane_that_was_not_asked_for(entry: Any) -> None:
+def test_no_entry_whatever_it_holds_is_a_backend_that_was_not_asked_for(entry: Any) -> None:
     found = right._sound(entry, BACKENDS)
     assert found is None or found.backend in BACKENDS
 
@@ -144,7 +144,7 @@ def test_writers_at_once_leave_a_whole_file(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [f".{FILE}.lock", FILE]
 
 
-def test_a_lane_is_really_run(tmp_path: Path) -> None:
+def test_a_backend_is_really_run(tmp_path: Path) -> None:
     if problem := backend_problems()[Backend.MLIR]:
         pytest.skip(problem)
     assert first_correct_backend("rotary", ARGUMENTS, (Backend.MLIR, Backend.EAGER), tmp_path).backend is Backend.MLIR

@@ -1,4 +1,4 @@
-"""What is shown of Inductor is what ran, and says what became of every operation."""
+"""The code shown of Inductor is the code that ran, and it accounts for every operation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OPERATOR, CASE = "add_rms_norm", "3x70 float32"
 
 @pytest.fixture(scope="module")
 def plain() -> set[str]:
-    """What a plain compilation of the case runs."""
+    """Return the kernels that a plain compilation of the case runs."""
     suite = suite_of(OPERATOR)
     before = set(loaded_code())
 
@@ -79,7 +79,7 @@ def test_watching_leaves_no_trace(shown: CompilerStages) -> None:
 
 
 @needs_compiler
-def test_what_does_not_compile_is_told_in_a_line() -> None:
+def test_an_operation_that_does_not_compile_is_reported_in_a_line() -> None:
     def call(*inputs: torch.Tensor, backend: Backend) -> torch.Tensor:
         return inputs[0] if bool(inputs[0].sum() > 0) else inputs[1]
 

@@ -1,4 +1,4 @@
-"""What an operator says of itself: a row has the same bits alone and among others, or the table says why not."""
+"""Each operator's claim: a row has the same bits alone and among others, or the table says why not."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_row_is_the_same_alone(
     assert torch.equal(run(x, backend)[place : place + 1], run(x[place : place + 1].clone(), backend))
 
 
-def test_linear_on_the_lane_eager_is_rightly_in_the_table() -> None:
+def test_linear_on_the_backend_eager_is_rightly_in_the_table() -> None:
     """The negative control: some width and number of rows gives some row other bits."""
     generator = torch.Generator().manual_seed(0)
     for width in (64, 576, 1536):

@@ -99,7 +99,7 @@ def test_rotary_turns_halves_the_way_hugging_face_does(backend: Backend) -> None
 def test_products_are_torchs_on_the_numbers_that_are_stored(
     backend: Backend, seed: int, tokens: int, out: int, with_bias: bool
 ) -> None:
-    """What INT8 and INT4 stand for is worked out here, by hand."""
+    """The numbers that INT8 and INT4 represent are computed here, by hand."""
     x, weight = drawn(seed, tokens, 64), drawn(seed + 1, out, 64)
     bias = drawn(seed + 2, out) if with_bias else None
     close(compiled_kernels.linear(x, weight, bias, backend), F.linear(x, weight, bias))

@@ -1,4 +1,4 @@
-"""Where an operation's output lies is what its fake says, for inputs of any layout; copies keep their inputs'."""
+"""An operation's output has the layout its fake states, for inputs of any layout; copies keep their inputs'."""
 
 from __future__ import annotations
 

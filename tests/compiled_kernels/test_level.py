@@ -57,7 +57,7 @@ def test_records_tell_the_same_level_by_the_flags_they_keep(level: Level | None)
     assert machine.simd_level() == current_level()
 
 
-def test_a_machine_without_avx2_has_no_level_and_is_told_what_works(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_avx2_has_no_level_and_the_error_names_what_works(monkeypatch: pytest.MonkeyPatch) -> None:
     assert level_of(frozenset({"sse2", "avx"})) is None
     assert level_of(frozenset({"asimd", "bf16"})) is None  # as ARM lists its own
     monkeypatch.setattr("compiled_kernels.backends.current_level", lambda: None)
@@ -76,31 +76,31 @@ def in_a_process(program: str, **environment: str) -> subprocess.CompletedProces
 
 @pytest.mark.skipif(current_level() is None, reason="this machine has no level of x86-64 with AVX2")
 def test_a_process_is_held_to_a_level_with_torch() -> None:
-    told = in_a_process(
+    done = in_a_process(
         "import compiled_kernels, torch, os; from compiled_kernels.level import current_level, available_levels;"
         "capability = torch.backends.cpu.get_cpu_capability();"
         "print(current_level(), len(available_levels()), capability, os.environ['ONEDNN_MAX_CPU_ISA']);"
         "print(os.environ['TORCHINDUCTOR_CACHE_DIR'])",
         WORKBENCH_LEVEL="v3", TORCHINDUCTOR_CACHE_DIR="kept",
     )  # fmt: skip
-    assert told.stdout.split() == ["v3", "1", "AVX2", "AVX2", "kept@v3"], told.stderr
-    told = in_a_process("import compiled_kernels, os; print('ATEN_CPU_CAPABILITY' in os.environ)")
-    assert told.stdout.strip() == "False", told.stderr
+    assert done.stdout.split() == ["v3", "1", "AVX2", "AVX2", "kept@v3"], done.stderr
+    done = in_a_process("import compiled_kernels, os; print('ATEN_CPU_CAPABILITY' in os.environ)")
+    assert done.stdout.strip() == "False", done.stderr
 
 
 @pytest.mark.parametrize(("asked", "words"), [("v2", "is no level; there are v3, v4"), ("avx512", "is no level")])
 def test_a_level_that_is_none_is_refused(asked: str, words: str) -> None:
-    told = in_a_process("import compiled_kernels", WORKBENCH_LEVEL=asked)
-    assert told.returncode != 0 and words in told.stderr
+    done = in_a_process("import compiled_kernels", WORKBENCH_LEVEL=asked)
+    assert done.returncode != 0 and words in done.stderr
 
 
 @pytest.mark.parametrize("command", [["doctor"], ["kernels", "list"]])
 def test_a_level_that_is_none_is_one_line_of_the_command_line(command: list[str]) -> None:
     environment = {**os.environ, "WORKBENCH_LEVEL": "foo"}
     words = [sys.executable, "-m", "workbench", *command]
-    told = subprocess.run(words, env=environment, capture_output=True, text=True)
-    assert told.returncode == 2 and len(told.stderr.splitlines()) == 1, told.stderr
-    assert "WORKBENCH_LEVEL='foo' is no level; there are v3" in told.stderr
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
+    assert "WORKBENCH_LEVEL='foo' is no level; there are v3" in done.stderr
 
 
 def test_more_than_the_machine_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ SHOWN = {
 
 
 def beyond(kernel_asm: str, level: Level) -> list[str]:
-    """Instructions beyond `level`, outside of the functions that MLIR's engine adds and nobody calls."""
+    """Instructions beyond `level`, outside of the functions that MLIR's engine adds and no kernel calls."""
     ours = (part for part in kernel_asm.split("\n\n") if "<_mlir_" not in part)
     return [line.strip() for part in ours for line in part.splitlines() if re.search(BEYOND[level], line)]
 

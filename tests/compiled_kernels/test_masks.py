@@ -86,14 +86,14 @@ def test_then_is_one_after_the_other() -> None:
 
 
 @pytest.mark.parametrize("backend", [Backend.TRITON, Backend.MLIR])
-def test_what_a_lane_cannot_say_it_refuses_in_words(backend: Backend) -> None:
+def test_a_backend_refuses_a_mask_it_cannot_express_with_a_reason(backend: Backend) -> None:
     own = AndMask(Causal(), SlidingWindow(3))
-    for mask, score, told in ((own, None, "knows causal masks"), (Causal(), twice, "knows no score functions")):
+    for mask, score, message in ((own, None, "knows causal masks"), (Causal(), twice, "knows no score functions")):
         reason = unsupported_reason(backend, mask, score)
-        assert reason is not None and told in reason and str(backend) in reason
+        assert reason is not None and message in reason and str(backend) in reason
         pages, table = torch.zeros(2, 1, 4, 2), torch.ones(1, 2, dtype=torch.int32)
         given = PagedKV(pages, pages, table), Spans(torch.tensor([0, 1]), torch.tensor([1]), True)
-        with pytest.raises(BackendError, match=told):
+        with pytest.raises(BackendError, match=message):
             paged_attention(torch.zeros(1, 1, 2), *given, AttentionParameters(1.0, mask, score=score), backend)
     assert unsupported_reason(backend, SlidingWindow(3, 1), None) is None
     assert unsupported_reason(Backend.INDUCTOR, own, twice) is None

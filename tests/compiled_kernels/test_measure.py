@@ -1,4 +1,4 @@
-"""Measuring, on a clock that says what it is told: no time is asserted, only what follows from it."""
+"""Measuring, on a clock that tests set: no time is asserted, only what follows from it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BACKENDS = (Backend.EAGER, Backend.INDUCTOR, Backend.MLIR)
 
 
 class Clock:
-    """Goes on only when somebody works."""
+    """A clock that advances only by work."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -47,17 +47,17 @@ def played(seconds: dict[Backend, float], groups: int, budget: float) -> tuple[d
     st.integers(1, 6),
     st.floats(0, 3),
 )
-def test_each_lane_gets_its_own_time_in_equal_rounds(seconds: dict, groups: int, budget: float) -> None:
+def test_each_backend_gets_its_own_time_in_equal_rounds(seconds: dict, groups: int, budget: float) -> None:
     samples, calls = played(seconds, groups, budget)
     rounds = {len(found) for found in samples.values()}
     assert len(rounds) == 1 and MIN_ROUNDS <= rounds.pop() <= MAX_ROUNDS
     for backend, found in samples.items():
         assert found == pytest.approx([seconds[backend]] * len(found), rel=1e-6)
-    if groups > 1:  # what was just read lies in a cache: nobody reads it next
+    if groups > 1:  # data just read lies in a cache: it is not read next
         assert all(before[1] != after[1] for before, after in zip(calls, calls[1:], strict=False))
 
 
-def test_each_round_begins_with_another_lane() -> None:
+def test_each_round_begins_with_another_backend() -> None:
     _, calls = played(dict.fromkeys(BACKENDS, 0.1), 2, 10.0)
     rounds = [calls[at : at + 3] for at in range(6, len(calls), 3)]  # two warm-ups each
     assert [each[0][0] for each in rounds[:4]] == [Backend.EAGER, Backend.INDUCTOR, Backend.MLIR, Backend.EAGER]
@@ -94,7 +94,7 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> list[Backend]:
     return called
 
 
-def test_a_lane_that_is_wrong_or_absent_is_not_timed(uncompiled: list[Backend]) -> None:
+def test_a_backend_that_is_wrong_or_absent_is_not_timed(uncompiled: list[Backend]) -> None:
     suite = suite_of("rotary")
     found = measure(suite, suite.cases[0], tuple(Backend), budget_seconds=0.001)
     assert set(found.timings) == {Backend.EAGER, Backend.INDUCTOR} and set(found.refused) == {
@@ -107,7 +107,7 @@ def test_a_lane_that_is_wrong_or_absent_is_not_timed(uncompiled: list[Backend]) 
     assert 0 < timing.p10 <= timing.seconds <= timing.p90 and timing.rounds >= MIN_ROUNDS
 
 
-def test_what_a_lane_throws_is_why_it_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backends_exception_is_why_it_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(*_: Any) -> Callable:
         def calls(inputs: list[tuple]) -> list:
             raise ValueError("not\nhere")

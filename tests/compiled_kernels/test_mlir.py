@@ -169,7 +169,7 @@ def test_the_polynomial_is_the_exponential(centre: float, any_number: float, spr
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3)), min_size=1, max_size=4))
 def test_leading_slices_are_known_by_their_strides(axes: list[tuple[int, int]]) -> None:
     stored = [extent + more for extent, more in axes]
-    stored[0] = axes[0][0]  # rows beyond the last are nobody's business
+    stored[0] = axes[0][0]  # rows beyond the last have no requirement
     part = torch.arange(math.prod(stored)).view(stored)
     for axis, (extent, _) in enumerate(axes):
         part = part.narrow(axis, 0, extent)

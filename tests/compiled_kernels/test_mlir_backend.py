@@ -159,7 +159,7 @@ def test_what_does_not_lower_at_all_is_inductors_with_a_warning(monkeypatch: pyt
 
 
 def test_parts_that_read_one_another_are_placed_right() -> None:
-    """What a first kernel gives, a product and a second kernel read."""
+    """A product and a second kernel read the output of a first kernel."""
     own = backend()
     a = torch.randn(6, 6)
     function = lambda a: ((a.exp() @ a).sigmoid() + a.exp()) @ (a + 1)  # noqa: E731
@@ -167,7 +167,7 @@ def test_parts_that_read_one_another_are_placed_right() -> None:
     assert len(own.report().taken) >= 2
 
 
-def test_views_by_strides_are_the_reason_told() -> None:
+def test_views_by_strides_are_the_stated_reason() -> None:
     own = backend()
     a = torch.randn(4, 4)
     function = lambda a: (a @ a).exp() + torch.as_strided(a, (4, 4), (1, 4)).exp()  # noqa: E731

@@ -1,4 +1,4 @@
-"""What `native_errors` does to file descriptor 2: LLVM's words are kept, everybody else's pass, and it is put back."""
+"""`native_errors` keeps LLVM's words from file descriptor 2, lets all others pass, and restores the descriptor."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ symbols = st.lists(st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True), min_s
 
 
 def same_file() -> tuple[int, int]:
-    """What descriptor 2 leads to."""
+    """Return device and inode of descriptor 2."""
     found = os.fstat(2)
     return found.st_dev, found.st_ino
 
@@ -161,5 +161,5 @@ def test_a_process_without_standard_error_compiles_all_the_same() -> None:
 
 
 def descriptors() -> int:
-    """How many files are open."""
+    """Return the number of open files."""
     return len(os.listdir("/proc/self/fd"))

@@ -125,7 +125,7 @@ def test_any_shape_agrees_with_float64(operator: str, backend: Backend, data: st
 
 @pytest.mark.parametrize("operator", list(SUITES))
 def test_the_comparison_can_fail(operator: str) -> None:
-    """A backend that is one part in a hundred off, or leaves its last number unwritten, is told apart."""
+    """A backend that is one part in a hundred off, or leaves its last number unwritten, is caught."""
     suite = SUITES[operator]
     case = suite.cases[0]
     assert verdict(suite, case, Backend.EAGER) == ("ok", "")
@@ -165,7 +165,7 @@ WIDE = {
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("operator", list(SUITES))
-def test_one_row_that_is_off_is_told_apart(operator: str, dtype: str) -> None:
+def test_one_row_that_is_off_is_caught(operator: str, dtype: str) -> None:
     """Among many right ones, and made as small as it may be: a row is held to its own size, not to the largest's."""
     suite = SUITES[operator]
     name = f"{WIDE[operator]} {dtype}"
@@ -187,12 +187,12 @@ def test_one_row_that_is_off_is_told_apart(operator: str, dtype: str) -> None:
         return (first, *rest)
 
     wrong = replace(suite, call=spoiled, exact=suite.exact)
-    told = disagreement(wrong, case, inputs, Backend.INDUCTOR)
-    assert told is not None and "against float64" in told
+    found = disagreement(wrong, case, inputs, Backend.INDUCTOR)
+    assert found is not None and "against float64" in found
     assert disagreement(suite, case, inputs, Backend.INDUCTOR) is None
 
 
-def test_memory_that_nobody_wrote_is_seen() -> None:
+def test_unwritten_memory_is_seen() -> None:
     suite = SUITES["rotary"]
 
     def leaves_a_row(x, cos, sin, backend):
@@ -210,13 +210,13 @@ def test_memory_that_nobody_wrote_is_seen() -> None:
 
 
 @pytest.mark.parametrize("spoil", [torch.inf, -torch.inf])
-def test_an_infinity_that_does_not_belong_is_told(spoil: float) -> None:
+def test_an_infinity_that_does_not_belong_is_reported(spoil: float) -> None:
     suite = SUITES["rotary"]
     case = cases.case_of(suite, "5x3x2 float32")
     wrong = suite.call(*suite.make_inputs(case), backend=Backend.EAGER)
     wrong[2, 1, 0] = spoil
-    told = disagreement(suite, case, suite.make_inputs(case), Backend.INDUCTOR, lambda *_: wrong)
-    assert told is not None and "inf where the specification has 0" in told
+    found = disagreement(suite, case, suite.make_inputs(case), Backend.INDUCTOR, lambda *_: wrong)
+    assert found is not None and "inf where the specification has 0" in found
 
 
 @pytest.mark.parametrize("name", ["decode window float32", "mixed window and sinks float32", "mixed float32"])

@@ -162,7 +162,7 @@ def test_other_widths_are_not_rotated(dim: int) -> None:
 
 @pytest.mark.skipif(backend_problems()[Backend.MLIR] is not None, reason=str(backend_problems()[Backend.MLIR]))
 @pytest.mark.parametrize("scale", [2.0**-14, 1.0, 60.0])
-def test_the_mlir_lane_reads_every_e4m3_number(scale: float) -> None:
+def test_the_mlir_backend_reads_every_e4m3_number(scale: float) -> None:
     """Each of the 254 is a column of the values; all tokens are alike, so that any weights give it back."""
     codes = torch.arange(256).to(torch.uint8).view(4, 64)
     codes[codes % 128 == 127] = 0  # NaN

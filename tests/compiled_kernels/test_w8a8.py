@@ -61,7 +61,7 @@ def bits(x: Tensor) -> Tensor:
 @settings(max_examples=tries(12), deadline=None)
 @given(data=st.data())
 def test_every_level_and_any_rows_give_the_references_bits(level: Level, panels: bool, data: st.DataObject) -> None:
-    """Integer sums are exact: neither the instruction nor the number of rows can be told from the bits of a row."""
+    """Integer sums are exact: the bits of a row depend on neither the instruction nor the number of rows."""
     x, values, scales, bias = data.draw(operands(panels))
     right = reference.linear_w8a8(x, values, scales, bias)
     stored = to_panels(values) if panels else values
@@ -120,7 +120,7 @@ def test_what_is_not_finite_is_not_hidden(backend: Backend, odd: float) -> None:
 @at_every_level
 @pytest.mark.parametrize("weight", [-128, 127])
 def test_the_widest_row_of_the_largest_numbers(level: Level, weight: int) -> None:
-    """What is added on the way (bytes without a sign) may pass an int32, the sum does not."""
+    """Intermediate sums (of unsigned bytes) may overflow an int32, the result does not."""
     values = torch.full((64, MAX_EXACT_COLUMNS), weight, dtype=torch.int8)
     x = torch.full((1, MAX_EXACT_COLUMNS), 127.0)
     with limited_to(level):
@@ -143,14 +143,14 @@ def test_what_cannot_be_is_refused() -> None:
 @needs_mlir
 def test_what_native_code_must_not_be_given() -> None:
     x, values, scales = torch.ones(2, 64), torch.ones(64, 64, dtype=torch.int8), torch.ones(64)
-    for wrong, told in (
+    for wrong, message in (
         ((x[:, :-1], values, scales, None), "x as"),
         ((x.double(), values, scales, None), "x as"),
         ((x, values.to(torch.uint8), scales, None), "values as"),
         ((x, values, scales[:-1], None), "scales as"),
         ((x, values, scales, scales[:-1]), "bias as"),
     ):
-        with pytest.raises(BackendError, match=told):
+        with pytest.raises(BackendError, match=message):
             compiled_kernels.linear_w8a8(*wrong, Backend.MLIR)
 
 

@@ -1,4 +1,4 @@
-"""What `test_triton.py` runs with TRITON_INTERPRET=1 of kernels with one order of sums. Unwritten memory is NaN.
+"""Kernels with one order of sums, run by `test_triton.py` with TRITON_INTERPRET=1. Unwritten memory is NaN.
 
 The interpreter's matrix product is numpy's, which gives a row other bits at another place of the tile; tensor cores do
 not. Here products are summed over the width step by step, for every element alike.
@@ -81,7 +81,7 @@ MASKS = st.one_of(st.just(Causal()), st.builds(SlidingWindow, st.integers(1, 40)
 
 
 def last_of(inputs: tuple, mask: Mask, lengths: list[int], **plan: Any) -> Tensor:
-    """What the first sequence's last query reads, as the end of lengths[0] tokens; beside the second's, if asked."""
+    """Return what the first sequence's last query reads after lengths[0] tokens, beside the second's if asked."""
     q, kv, (_, contexts, _), parameters = inputs
     ends = [int(contexts[0]), int(contexts.sum())]
     rows = torch.cat([q[end - length : end] for end, length in zip(ends, lengths, strict=False)])

@@ -1,4 +1,4 @@
-"""What `test_triton.py` runs with TRITON_INTERPRET=1. Unwritten memory is NaN throughout."""
+"""Kernels that `test_triton.py` runs with TRITON_INTERPRET=1. Unwritten memory is NaN throughout."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def drawn(data: st.DataObject, operator: str, **given_: Any) -> tuple[Case, tupl
     return Case("drawn", arguments, CaseCost(0, 0)), SUITES[operator].input_maker(generator(data), **arguments)
 
 
-def test_the_lane_has_every_operator_but_those_of_the_gap_table() -> None:
+def test_the_backend_has_every_operator_but_those_of_the_gap_table() -> None:
     assert set(SUITES) - set(MINE) == {"log_softmax", "expert_linear", "linear_w8a8"}
 
 
@@ -221,7 +221,7 @@ def copied(arguments: tuple) -> tuple:
     return tuple(each.clone() if isinstance(each, Tensor) else each for each in arguments)
 
 
-def test_what_the_lane_cannot_do_is_said() -> None:
+def test_the_backend_states_its_gaps() -> None:
     def refused(words: str, operator: str, *arguments: Any) -> None:
         with pytest.raises(BackendError, match=words):
             getattr(compiled_kernels, operator)(*arguments, backend=Backend.TRITON)

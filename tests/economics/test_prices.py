@@ -89,7 +89,7 @@ def test_times_cheaper_is_exact_and_an_example() -> None:
         table(plain="1").scaled(Fraction(1, 3))
 
 
-def test_an_amount_is_rounded_only_where_it_is_told() -> None:
+def test_an_amount_is_rounded_only_where_it_is_printed() -> None:
     assert format_money(Fraction(1, 3)) == "0.3333" and format_money(Fraction(12345678, 1000), 2) == "12,345.68"
     third = Prices.from_values({"name": "n", "source": "s", "date": "2026-01-01", "input": "0.1", "output": "0.2"})
     assert third.cost(Usage(input=1)) + third.cost(Usage(output=1)) == Fraction(3, 10**7)

@@ -54,11 +54,11 @@ def tokens(ends: dict[str, Finished]) -> dict[str, tuple]:
 
 
 def check_pages(runner: Runner) -> None:
-    """Nobody holds a page beyond what known tokens need, with everybody committed."""
-    holdings = runner.kv_cache.manager
+    """No sequence holds a page beyond what known tokens need, with every request committed."""
+    manager = runner.kv_cache.manager
     for sequence in runner.scheduler.running:
-        for table, pages in zip(holdings.groups, sequence.pages, strict=True):
-            assert len(pages) <= pages_for(table.quantized_until(len(sequence.token_ids)), holdings.page_size)
+        for table, pages in zip(manager.groups, sequence.pages, strict=True):
+            assert len(pages) <= pages_for(table.quantized_until(len(sequence.token_ids)), manager.page_size)
 
 
 def run_checked(runner: Runner, requests) -> dict[str, Finished]:

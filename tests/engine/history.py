@@ -90,9 +90,9 @@ class History:
         rooms = tuple(PagePool(host, SIZE) for _ in tables) if host else ()
         index = RadixCache(pools, tables, ttl, lambda: self.now, rooms) if prefix else None
         self.limits = SchedulerLimits(4, BUDGET, chunk_tokens=self.draw.choice([None, None, 3]))
-        self.holdings = Counted(pools, tables, self.limits.max_prefill_tokens, index, rooms, offload_preempted=saves)
+        self.manager = Counted(pools, tables, self.limits.max_prefill_tokens, index, rooms, offload_preempted=saves)
         self.policy = policy
-        self.scheduler = Scheduler(self.holdings, self.limits, CONTEXT, policy_of(policy, seed))
+        self.scheduler = Scheduler(self.manager, self.limits, CONTEXT, policy_of(policy, seed))
         self.memory = Memory(self.scheduler)
         self.open: list[Sequence] = []
         self.samples: set[Sequence] = set()  # but the first of each request: others may come to run before them
@@ -114,9 +114,9 @@ class History:
         self.count += samples
         tokens = min(len(ids) + most, CONTEXT) - 1
         count = samples if beams else 1
-        needed = self.holdings.peak_pages(tokens, len(ids), count)
-        fits = all(n <= pool.num_pages for n, pool in zip(needed, self.holdings.pools, strict=True)) and count <= 4
-        fits = fits and not (beams and self.holdings.budget is not None)
+        needed = self.manager.peak_pages(tokens, len(ids), count)
+        fits = all(n <= pool.num_pages for n, pool in zip(needed, self.manager.pools, strict=True)) and count <= 4
+        fits = fits and not (beams and self.manager.budget is not None)
         try:
             self.scheduler.submit(new[0], new[1:], as_beams=beams)
             assert fits and len(ids) < CONTEXT
@@ -139,7 +139,7 @@ class History:
         for sequence, words in plan.errors:
             assert self.policy == "wild" and words.startswith("policy wild: schedules")
             if sequence.finish_reason is None:
-                self.end(sequence, FinishReason.ERROR)  # its mates too
+                self.end(sequence, FinishReason.ERROR)  # its beams too
         if not plan.spans:
             return True
         self.look_over(plan)
@@ -148,9 +148,9 @@ class History:
         if self.draw.random() < 0.05:  # a listener cancels what the step has just computed
             self.end(self.draw.choice(plan.spans).sequence, FinishReason.CANCELLED)
         self.scheduler.commit(plan, {s.request_id: self.draw.randrange(2) for s in sampled if not s.beams})
-        for mates in {id(s.beams): s.beams for s in sampled if s.beams}.values():
-            if all(mate.num_uncomputed_tokens == 0 and mate.finish_reason is None for mate in mates):
-                self.branch(mates)
+        for beams in {id(s.beams): s.beams for s in sampled if s.beams}.values():
+            if all(beam.num_uncomputed_tokens == 0 and beam.finish_reason is None for beam in beams):
+                self.branch(beams)
         for span in plan.spans:
             s = span.sequence
             if s.finish_reason is not None:
@@ -161,12 +161,12 @@ class History:
         self.now += 0.25
         return True
 
-    def branch(self, mates: list[Sequence]) -> None:
+    def branch(self, beams: list[Sequence]) -> None:
         """Any of them may go on, with one token or with several, and none of them must."""
-        going = [(self.draw.choice(mates), self.draw.randrange(3)) for _ in mates]
+        going = [(self.draw.choice(beams), self.draw.randrange(3)) for _ in beams]
         texts = [[*parent.token_ids, token] for parent, token in going]
-        heirs = self.scheduler.sequence_groups.advance_beams(mates, going)
-        assert [heir.token_ids for heir in heirs] == texts and {id(s) for s in heirs} == {id(s) for s in mates}
+        children = self.scheduler.sequence_groups.advance_beams(beams, going)
+        assert [child.token_ids for child in children] == texts and {id(s) for s in children} == {id(s) for s in beams}
 
     def look_over(self, plan: StepPlan) -> None:
         assert 0 < plan.num_tokens <= BUDGET
@@ -177,7 +177,7 @@ class History:
             assert span.start == span.sequence.num_computed_tokens
             assert span.needs_sample == (span.end == len(span.sequence.token_ids))
             assert span.start < len(span.sequence.token_ids), "the last token is always computed"
-            for t, table in enumerate(self.holdings.groups):
+            for t, table in enumerate(self.manager.groups):
                 held = sum(page != 0 for page in span.sequence.pages[t])
                 assert held <= table.max_pages(len(span.sequence.token_ids), self.limits.max_prefill_tokens, SIZE)
         if self.policy != "continuous fcfs" or self.limits.max_prefill_tokens < BUDGET:
@@ -207,13 +207,13 @@ class History:
             self.ask(tuple(ended.token_ids), 1, 1, ended.request.cache_salt)
 
     def evict(self, table: int, count: int, everything: bool) -> None:
-        if self.holdings.prefix_cache is None:
+        if self.manager.prefix_cache is None:
             return
         if everything:
-            self.holdings.prefix_cache.clear()
+            self.manager.prefix_cache.clear()
         else:
-            moves = self.draw.choice([None, self.holdings.transfers])
-            self.holdings.prefix_cache.evict(table % len(self.holdings.groups), count, moves)
+            moves = self.draw.choice([None, self.manager.transfers])
+            self.manager.prefix_cache.evict(table % len(self.manager.groups), count, moves)
         self.memory.forget_free()
 
     def wait(self, seconds: float) -> None:
@@ -234,9 +234,9 @@ class History:
             if not self.one_step():
                 break
         assert not self.open and self.scheduler.pages_in_use == 0
-        self.holdings.transfers_done()
+        self.manager.transfers_done()
         self.memory.check([])
-        if self.holdings.prefix_cache is not None:
-            self.holdings.prefix_cache.clear()
+        if self.manager.prefix_cache is not None:
+            self.manager.prefix_cache.clear()
             self.memory.check([])
-            assert all(pool.num_free == pool.num_pages for pool in self.holdings.pools)
+            assert all(pool.num_free == pool.num_pages for pool in self.manager.pools)

@@ -14,7 +14,7 @@ OURS = (f"{ROOT}/workbench", f"{ROOT}/compiled_kernels")
 
 
 def lines_of(work: Callable[[], object]) -> int:
-    """How many lines of ours `work` runs through."""
+    """Return the number of the library's lines that `work` runs through."""
     return _traced(work, -1)[0]
 
 

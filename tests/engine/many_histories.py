@@ -55,7 +55,7 @@ def move(history: History, draw: random.Random) -> None:
 
 
 def run(seeds: Iterable[int]) -> dict[int, str]:
-    """What failed, by the seed of its history."""
+    """Return each failure by the seed of its history."""
     failed = {}
     for seed in seeds:
         try:

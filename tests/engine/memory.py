@@ -19,15 +19,15 @@ class Memory:
 
     def __init__(self, scheduler: Scheduler):
         self.scheduler = scheduler
-        self.holdings = scheduler.kv_cache_manager
-        self.size = self.holdings.page_size
-        self.pages: list[dict[int, dict[int, Name]]] = [{} for _ in self.holdings.groups]
-        self.host: list[dict[int, dict[int, Name]]] = [{} for _ in self.holdings.groups]
-        self.writers: list[dict[int, Sequence]] = [{} for _ in self.holdings.groups]  # who wrote to a page last
-        self.most_held = [0] * len(self.holdings.groups)
+        self.manager = scheduler.kv_cache_manager
+        self.size = self.manager.page_size
+        self.pages: list[dict[int, dict[int, Name]]] = [{} for _ in self.manager.groups]
+        self.host: list[dict[int, dict[int, Name]]] = [{} for _ in self.manager.groups]
+        self.writers: list[dict[int, Sequence]] = [{} for _ in self.manager.groups]  # who wrote to a page last
+        self.most_held = [0] * len(self.manager.groups)
 
     def move(self, plan: StepPlan) -> None:
-        """What a step begins with; nobody has written since it was planned, whoever has ended."""
+        """Carry out the page moves that a step begins with; no page was written since the step was planned."""
         for t, page, place in plan.transfers.swap_outs:
             self.host[t][place] = dict(self.pages[t].get(page, {}))
         for t, page, target in plan.transfers.copies:
@@ -45,17 +45,17 @@ class Memory:
         self.forget_free()
 
     def spoil(self, broken: Sequence) -> None:
-        """`broken` may have written anything to pages of its own: nobody is to read them who comes after it."""
-        for t, pool in enumerate(self.holdings.pools):
+        """`broken` may have written anything to pages of its own: no later request may read them."""
+        for t, pool in enumerate(self.manager.pools):
             for page in broken.pages[t]:
                 alone = page != NULL_PAGE and pool.ref_count(page) == 1 + pool.is_cached(page)
                 if alone and self.writers[t].get(page) is broken:
                     self.pages[t][page] = {}
 
     def forget_free(self) -> None:
-        """A page that nobody holds has nothing in it, unless it is still to be saved before the next step."""
-        wanted = {(t, page) for t, page, _ in self.holdings.transfers.swap_outs}
-        for t, pool in enumerate(self.holdings.pools):
+        """A page without an owner has nothing in it, unless it is still to be saved before the next step."""
+        wanted = {(t, page) for t, page, _ in self.manager.transfers.swap_outs}
+        for t, pool in enumerate(self.manager.pools):
             for page in [page for page in self.pages[t] if pool.ref_count(page) == 0 and (t, page) not in wanted]:
                 del self.pages[t][page]
 
@@ -63,17 +63,17 @@ class Memory:
         return sequence.request.cache_salt, tuple(sequence.token_ids[: position + 1])
 
     def _write(self, sequence: Sequence, start: int, end: int) -> None:
-        for t, table in enumerate(self.holdings.groups):
+        for t, table in enumerate(self.manager.groups):
             for position in range(table.quantized_until(start), table.quantized_until(end)):
                 page = sequence.pages[t][position // self.size]
                 assert page != NULL_PAGE, "a token is written nowhere"
-                assert self.holdings.pools[t].ref_count(page) == 1, "a shared page is written to"
+                assert self.manager.pools[t].ref_count(page) == 1, "a shared page is written to"
                 self.pages[t].setdefault(page, {})[position % self.size] = self._name(sequence, position)
                 self.writers[t][page] = sequence
 
     def _quantize(self, sequence: Sequence, start: int, end: int) -> None:
-        """What a table receives late is read from the next one, which keeps it in full precision until then."""
-        for t, table in enumerate(self.holdings.groups):
+        """Copy late pages from the next group, which keeps them in full precision until then."""
+        for t, table in enumerate(self.manager.groups):
             for position in range(table.quantized_until(start), table.quantized_until(end)) if table.is_delayed else ():
                 page = sequence.pages[t + 1][position // self.size]
                 assert page != NULL_PAGE, f"position {position} is to be quantized and its page was given back"
@@ -81,7 +81,7 @@ class Memory:
                 assert found == self._name(sequence, position), f"quantizing {position} finds {found}"
 
     def _read(self, sequence: Sequence, start: int, end: int) -> None:
-        for t, table in enumerate(self.holdings.groups):
+        for t, table in enumerate(self.manager.groups):
             held = sequence.pages[t]
             for position, query in _seen(table, start, end).items():
                 page = held[position // self.size]
@@ -93,9 +93,9 @@ class Memory:
 
     def check(self, live: list[Sequence]) -> None:
         """free + used + idle = all; holders are counted; only the index's pages are idle; the host loses nothing."""
-        prefix = self.holdings.prefix_cache
+        prefix = self.manager.prefix_cache
         kept = Counter((t, page) for node in nodes(prefix) for t, page in enumerate(node.pages) if page)
-        for t, pool in enumerate(self.holdings.pools):
+        for t, pool in enumerate(self.manager.pools):
             held = Counter(page for s in live for page in s.pages[t] if page != NULL_PAGE)
             assert pool.num_free + pool.num_used + len(pool.evictable) == pool.num_pages
             assert pool.num_used == len(held)
@@ -103,11 +103,11 @@ class Memory:
                 assert kept[t, page] <= 1, "one page in two nodes"
                 assert pool.ref_count(page) == held[page] + kept[t, page]
                 assert (page in pool.evictable) == (kept[t, page] == 1 and held[page] == 0)
-        for t, room in enumerate(self.holdings.cpu_pages.pools):
+        for t, room in enumerate(self.manager.cpu_pages.pools):
             lying = [saved.cpu_pages[t] for s in live if (saved := s.swapped) is not None]
-            lying += [saved.cpu_pages[t] for saved in self.holdings.cpu_pages.swapping_in.values()]
+            lying += [saved.cpu_pages[t] for saved in self.manager.cpu_pages.swapping_in.values()]
             places = [place for mine in lying for place in mine if place != NULL_PAGE]
-            places += [place for at, place in self.holdings.cpu_pages.fetched if at == t]
+            places += [place for at, place in self.manager.cpu_pages.fetched if at == t]
             places += [node.cpu_pages[t] for node in nodes(prefix) if node.cpu_pages[t] != NULL_PAGE]
             assert len(places) == len(set(places)) == room.num_used
         for s in self.scheduler.waiting:

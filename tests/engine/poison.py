@@ -1,4 +1,4 @@
-"""What nobody holds is NaN before each step, and so is the null page: a row that reads it is not the oracle's."""
+"""Free pages and the null page are NaN before each step: a row that reads one differs from the oracle's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MODEL = model_of(spec_of(layer(4, 2), layer(4, 2, sliding_window=WINDOW)))
 
 
 class Poison:
-    """Stands in for a runner's executor: before each step every page that nobody holds becomes NaN."""
+    """Replaces a runner's executor: before each step every page without an owner becomes NaN."""
 
     compiles, kernel_seconds, artifacts = 0, None, {}
 

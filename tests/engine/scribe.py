@@ -1,4 +1,4 @@
-"""What a request's logits are, bit for bit, at every position that was computed."""
+"""Record a request's logits, bit for bit, at every computed position."""
 
 from __future__ import annotations
 

@@ -51,18 +51,18 @@ def test_as_written(attention: dict) -> None:
 
 @without(Backend.MLIR)
 @pytest.mark.parametrize("attention", SAID, ids=str)
-def test_lane_mlir(attention: dict) -> None:
+def test_backend_mlir(attention: dict) -> None:
     rows_are_the_oracles(tiny("mlir", attention, max_num_batched_tokens=40))
 
 
 @without(Backend.MLIR)
-def test_lane_mlir_in_bfloat16() -> None:
+def test_backend_mlir_in_bfloat16() -> None:
     attention = SAID[0] | SAID[1] | {"qk_norm": True}
     rows_are_the_oracles(tiny("mlir", attention, dtype="bfloat16"))
 
 
 @without(Backend.INDUCTOR)
-def test_lane_inductor() -> None:
+def test_backend_inductor() -> None:
     """Every slot at once, in one kind of layer: compiling takes its time."""
     attention = COMPOSITIONS[1] | COMPOSITIONS[-1] | {"qk_norm": True, "num_sink_tokens": 1}
     rows_are_the_oracles(tiny("inductor", attention, max_num_batched_tokens=40))
@@ -70,7 +70,7 @@ def test_lane_inductor() -> None:
 
 @without(Backend.MLIR)
 @pytest.mark.parametrize(
-    ("attention", "told"),
+    ("attention", "message"),
     [
         ({"position": "alibi"}, "layer 0 has ALiBi: written by hand for scale, soft-cap and sink logits"),
         (
@@ -79,14 +79,14 @@ def test_lane_inductor() -> None:
         ),
     ],
 )
-def test_a_lane_that_was_asked_for_says_what_it_cannot_do(attention: dict, told: str) -> None:
-    with pytest.raises(WorkbenchError, match=f"backend 'mlir' cannot carry out this model: {told}"):
+def test_an_explicit_backend_says_what_it_cannot_do(attention: dict, message: str) -> None:
+    with pytest.raises(WorkbenchError, match=f"backend 'mlir' cannot carry out this model: {message}"):
         tiny("mlir", attention)
 
 
 @without(Backend.MLIR)
 @without(Backend.INDUCTOR)
-def test_auto_decodes_with_a_lane_that_can(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_decodes_with_a_backend_that_can(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = tiny("auto", {"position": "alibi"})
     assert (runner.backends.decode, runner.backends.attention, runner.backends.blocks) == (Backend.INDUCTOR,) * 3
     assert "auto: mlir cannot carry out this model: layer 0 has ALiBi: written by hand" in runner.backends.reason
@@ -145,7 +145,7 @@ def test_a_variant_in_a_file_and_by_its_registered_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("attention", "told"),
+    ("attention", "message"),
     [
         ({"sliding_windw": 4}, "attention.sliding_windw: unknown key; did you mean 'sliding_window'"),
         ({"mask": "nothing at all"}, "'nothing at all': write package.module:Name or folder/file.py:Name"),
@@ -162,8 +162,8 @@ def test_a_variant_in_a_file_and_by_its_registered_name(tmp_path: Path) -> None:
         ({"num_kv_heads": 5}, "4 query heads cannot share 5 key/value heads evenly"),
     ],
 )
-def test_a_composition_that_cannot_be(attention: dict, told: str) -> None:
-    with pytest.raises(WorkbenchError, match=told) as caught:
+def test_a_composition_that_cannot_be(attention: dict, message: str) -> None:
+    with pytest.raises(WorkbenchError, match=message) as caught:
         tiny("eager", attention)
     assert "\n" not in str(caught.value)
 

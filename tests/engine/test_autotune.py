@@ -84,7 +84,7 @@ def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         monkeypatch.setattr(trial, "EagerExecutor", lambda model, store: Timed(model, store, clock, eager))
         monkeypatch.setattr(rounds, "time", clock)
         monkeypatch.setattr(
-            trial, "first_correct_backend", lambda operator, arguments, backends: CorrectBackend(backends[0], "as told")
+            trial, "first_correct_backend", lambda operator, arguments, backends: CorrectBackend(backends[0], "as set")
         )
         return trial.autotune_backend(BOTH, model, 4, unit, kept)
 
@@ -97,8 +97,8 @@ def test_the_first_that_is_right_decodes_and_no_other_is_compiled(tried) -> None
     assert (backends.decode, backends.blocks, backends.checked) == (Backend.MLIR, Backend.INDUCTOR, False)
     assert run.compiled == [Backend.MLIR]
     untried = "inductor not tried: mlir is right, no slower than eager, and compiled already"
-    told = f"auto: a decode step takes mlir 1.00 ms, eager 2.00 ms, {untried}; attention of a prefill as told"
-    assert backends.reason == told
+    message = f"auto: a decode step takes mlir 1.00 ms, eager 2.00 ms, {untried}; attention of a prefill as set"
+    assert backends.reason == message
 
 
 def test_the_next_where_the_modules_as_written_are_clearly_quicker(tried) -> None:
@@ -137,7 +137,7 @@ def another_token(batch: TokenBatch) -> TokenBatch:
 
 @pytest.mark.parametrize("change", [in_order, one_short, another_place, another_token])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_lane_that_reads_or_writes_elsewhere_is_not_chosen(tried, change, dtype: torch.dtype) -> None:
+def test_a_backend_that_reads_or_writes_elsewhere_is_not_chosen(tried, change, dtype: torch.dtype) -> None:
     run, _ = tried
     backends = run(model=model_of(spec_of(layer(4, 2), layer(4, 2, sliding_window=5)), dtype=dtype), change=change)
     assert backends.decode == Backend.INDUCTOR
@@ -145,7 +145,7 @@ def test_a_lane_that_reads_or_writes_elsewhere_is_not_chosen(tried, change, dtyp
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_lane_that_ignores_windows_is_not_chosen(tried, dtype: torch.dtype) -> None:
+def test_a_backend_that_ignores_windows_is_not_chosen(tried, dtype: torch.dtype) -> None:
     run, kept = tried
     model = model_of(spec_of(layer(4, 2), layer(4, 2, sliding_window=5)), dtype=dtype)
     assert run(model=model).decode == Backend.MLIR, "with its windows it is right"
@@ -154,7 +154,7 @@ def test_a_lane_that_ignores_windows_is_not_chosen(tried, dtype: torch.dtype) ->
     assert backends.decode == Backend.INDUCTOR and "mlir not chosen: its logits are" in backends.reason
 
 
-def test_a_lane_that_is_slightly_wrong_is_not_chosen(tried) -> None:
+def test_a_backend_that_is_slightly_wrong_is_not_chosen(tried) -> None:
     run, _ = tried
     backends = run(spoil=lambda rows: rows * 1.001)  # in float32
     assert backends.decode == Backend.INDUCTOR and "mlir not chosen: its logits are" in backends.reason
@@ -163,16 +163,16 @@ def test_a_lane_that_is_slightly_wrong_is_not_chosen(tried) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "message"),
     [
         (WorkbenchError("not for this model"), "not for this model"),
         (RuntimeError("LLVM ERROR:\n  out of luck"), "RuntimeError: LLVM ERROR: out of luck"),
     ],
 )
-def test_a_lane_that_fails_is_not_chosen(tried, error: Exception, told: str) -> None:
+def test_a_backend_that_fails_is_not_chosen(tried, error: Exception, message: str) -> None:
     run, _ = tried
     backends = run(fails={Backend.MLIR: error})
-    assert backends.decode == Backend.INDUCTOR and f"mlir not chosen: {told}" in backends.reason
+    assert backends.decode == Backend.INDUCTOR and f"mlir not chosen: {message}" in backends.reason
 
 
 @pytest.mark.parametrize("error", [TypeError("two arguments, not three"), AttributeError("no such method")])
@@ -190,7 +190,7 @@ def test_blocks_that_cannot_decode_do_not_prefill(tried) -> None:
     assert "inductor not chosen: RuntimeError: the compiler broke, prefill on eager" in backends.reason
 
 
-def test_where_no_compiled_lane_works_the_modules_as_written_do(tried) -> None:
+def test_where_no_compiled_backend_works_the_modules_as_written_do(tried) -> None:
     run, _ = tried
     backends = run(fails={backend: RuntimeError(f"{backend} broke") for backend in (Backend.MLIR, Backend.INDUCTOR)})
     assert backends.decode == Backend.EAGER
@@ -224,7 +224,7 @@ def test_a_disturbed_trial_is_not_remembered(tried, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("error", [MemoryError("none left"), OSError(28, "No space left on device")])
-def test_what_a_lane_fails_for_and_passes_is_not_remembered(tried, error: Exception) -> None:
+def test_a_backends_passing_failure_is_not_remembered(tried, error: Exception) -> None:
     run, kept = tried
     assert run(fails={Backend.MLIR: error}).decode == Backend.INDUCTOR and kept.load() == {}
     assert run(fails={Backend.MLIR: RuntimeError("it broke")}).decode == Backend.INDUCTOR and len(kept.load()) == 1
@@ -284,7 +284,7 @@ def test_on_a_quiet_machine_a_trial_is_short_and_exact(one: float, other: float)
     assert found.seconds == {Backend.MLIR: pytest.approx(one), Backend.EAGER: pytest.approx(other)}
 
 
-def test_one_lane_needs_no_trial() -> None:
+def test_one_backend_needs_no_trial() -> None:
     alone = Backends.uniform(Backend.EAGER, "auto")
     assert trial.autotune_backend(alone, model_of(spec_of()), 4) is alone
 

@@ -18,7 +18,7 @@ MODEL = model_of(spec_of(layer(4, 2), layer(4, 2, sliding_window=5)))
 GREEDY = SamplingParameters(temperature=0, max_tokens=6, ignore_eos=True)
 
 
-# What somebody may give for a token id, and for the ids of a prompt: each is refused, none breaks a step.
+# Bad values for a token id, and for the ids of a prompt: each is refused, none breaks a step.
 WRONG_IDS = [None, True, 1.0, "1", b"1", (1,), [], {}, 10**30, float("nan"), np.int64(1), torch.tensor(1)]
 NO_IDS = [None, 5, "abc", b"abc", {1, 2}, {1: 2}, range(3), np.array([1, 2]), torch.tensor([1, 2]), iter((1, 2))]
 
@@ -49,7 +49,7 @@ def test_nan_ends_one_request_and_is_scrubbed() -> None:
     assert {name: ends[name].token_ids for name in ("r0", "r2")} == {name: alone[name] for name in ("r0", "r2")}
 
 
-def test_what_pages_held_before_reaches_nobody() -> None:
+def test_old_contents_of_pages_reach_no_request() -> None:
     clean, poisoned = runner_of(MODEL, pages=6), runner_of(MODEL, pages=6)
     for tensor in every_tensor(clean.store):
         tensor.zero_()
@@ -72,7 +72,7 @@ def test_a_nan_weight_ends_those_who_meet_it() -> None:
     runner = runner_of(Transformer.from_state(spec, state))
     for tensor in every_tensor(runner.store):
         tensor.zero_()
-    assert generate(runner, [bad])["bad"].reason == "error"  # nobody follows who could write over its pages
+    assert generate(runner, [bad])["bad"].reason == "error"  # no later request could write over its pages
     assert not any(tensor.isnan().any() for tensor in every_tensor(runner.store))
 
 

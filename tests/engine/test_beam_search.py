@@ -49,7 +49,7 @@ def plain(model: Transformer, prompt: Text):
 
 
 def found(runner: Runner, requests: list[Request]) -> dict[str, list[tuple[Text, float]]]:
-    """What each search found, in order."""
+    """Return the texts that each search found, in order."""
     ends: dict[str, dict[int, Finished]] = {}
     for event in runner.stream(requests):
         if isinstance(event, Finished):
@@ -190,7 +190,7 @@ def test_beams_share_pages() -> None:
     assert sum(step.prefill_tokens for step in steps) == 29 + 4
 
 
-def test_beams_are_set_back_together() -> None:
+def test_beams_are_preempted_together() -> None:
     """An older request takes their pages: they come back, on pages that they share, and find the same."""
     long, search = request("long", 24, 20), searched("s", prompt_of(14), 3, 16, ignore_eos=True)
     alone = found(runner_of(EXACT, pages=99), [search])["s"]
@@ -206,7 +206,7 @@ def test_beams_are_set_back_together() -> None:
     assert runner.scheduler.pages_in_use == 0
 
 
-def test_what_cannot_run_is_told() -> None:
+def test_a_search_that_cannot_run_is_reported() -> None:
     runner = runner_of(EXACT, pages=12)
     with pytest.raises(WorkbenchError, match="5 beams, and max_num_seqs is 4; raise it or ask for fewer beams"):
         beam_search(runner, prompt_of(5), 5, 4)

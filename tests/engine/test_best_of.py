@@ -43,7 +43,7 @@ def test_the_best_are_the_best_of_all(n: int, more: int, prompt: int, seqs: int)
         assert "not chosen: number" in done[name].error and f"of {best}, with a score of" in done[name].error
 
 
-def test_nothing_is_told_before_the_choice() -> None:
+def test_nothing_is_emitted_before_the_choice() -> None:
     recorder = Recorder()
     runner = runner_of(MODEL, listener=recorder.record)
     events = list(runner.stream([request("a", 6, 4, n=1, best_of=3, **DRAWN), request("b", 6, 9)]))

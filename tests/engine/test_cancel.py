@@ -1,4 +1,4 @@
-"""A cancellation may come at any moment, from anywhere: nothing raises, nothing follows a request's end, and nobody
+"""A cancellation may come at any moment, from anywhere: nothing raises, nothing follows a request's end, and no one
 else's tokens are other than they would have been. Nor are they where a listener raises."""
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def test_a_listener_that_raises_changes_nobodys_tokens(event_kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_anothers_cancellation_does_not_raise_what_the_steps_listener_raised(kind: str) -> None:
-    """It comes out of the step, whoever cancels between the error and the step's end (`by_thread` asserts that)."""
+    """It comes out of the step, whichever is cancelled between error and the step's end (`by_thread` asserts that)."""
     runner, box, raised = KINDS[kind](), deque[Event](), 0
 
     def also(event: Event) -> None:

@@ -54,7 +54,7 @@ FACTOR = 2.0
 
 
 class Scaled(nn.Module):
-    """Code of somebody else's, which reads a global."""
+    """Third-party code, which reads a global."""
 
     def __init__(self, inner: nn.Module):
         super().__init__()

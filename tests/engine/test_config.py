@@ -105,7 +105,7 @@ def config_of(changes: dict[str, Any]) -> EngineConfig:
 
 
 def engine_of(config: EngineConfig) -> dict[str, Any] | str:
-    """What a runner of `config` is made of, read from its parts; the refusal, where there is none."""
+    """Return the configuration that a runner of `config` has, read from its parts, or the refusal's words."""
     try:
         runner = Runner(config, report=lambda line: None)
     except WorkbenchError as error:

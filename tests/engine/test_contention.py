@@ -108,19 +108,19 @@ def two_threads() -> Iterable[None]:
     torch.set_num_threads(before)
 
 
-def test_changes_are_told_with_their_reason(two_threads: None) -> None:
-    told: list[tuple[int, str]] = []
+def test_changes_are_reported_with_their_reason(two_threads: None) -> None:
+    changes: list[tuple[int, str]] = []
     times = Times(0.001, 0.09)
-    threads = StepThreads(lambda *change: told.append(change), times)
+    threads = StepThreads(lambda *change: changes.append(change), times)
     for _ in range(10):
         threads.run("decode 1", times.step)
     assert times.ran == [2, 1, 2, 2] + [1] * 6
     words = "decode 1: a step on 2 threads took 90.00 ms, one thread 1.00: other processes hold the cores"
-    assert told == [(1, f"{words}; tried again after 1.4 s of steps")]
+    assert changes == [(1, f"{words}; tried again after 1.4 s of steps")]
     times.together = 0.0005
     for _ in range(2000):
         threads.run("decode 1", times.step)
-    assert told[1] == (2, "decode 1: a step on 2 threads took 0.50 ms, one thread 1.00 on average")
+    assert changes[1] == (2, "decode 1: a step on 2 threads took 0.50 ms, one thread 1.00 on average")
 
 
 def test_shapes_are_judged_apart_and_one_thread_has_no_choice(two_threads: None) -> None:

@@ -1,4 +1,4 @@
-"""Steps in which everybody decodes are decided without entries and wishes of each: as they are with them."""
+"""Steps in which every request decodes are planned without asking the policy for each: the plans are the same."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KNOWN = [name for name in POLICIES if name != "wild"]
 
 
 def everything(plan: StepPlan | None) -> Any:
-    """What was decided, with the number of every page."""
+    """Return a plan as plain values, with the number of every page."""
     if plan is None:
         return None
     spans = [(s.sequence.request_id, *s[1:], [list(pages) for pages in s.sequence.pages]) for s in plan.spans]
@@ -32,7 +32,7 @@ def played(seed: int, policy: str, in_parts: bool, monkeypatch: pytest.MonkeyPat
     """Every plan of a history, and how many of them were made in parts."""
     plans: list[Any] = []
     made = 0
-    plan, nobody = Scheduler.plan, Scheduler._none_begins
+    plan, none_begins = Scheduler.plan, Scheduler._none_begins
 
     def noted(self: Scheduler, *asked: Any) -> StepPlan | None:
         found = plan(self, *asked)
@@ -41,7 +41,7 @@ def played(seed: int, policy: str, in_parts: bool, monkeypatch: pytest.MonkeyPat
 
     def counted(self: Scheduler, *asked: Any) -> bool:
         nonlocal made
-        found = in_parts and nobody(self, *asked)
+        found = in_parts and none_begins(self, *asked)
         made += found
         return found
 
@@ -54,8 +54,8 @@ def played(seed: int, policy: str, in_parts: bool, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("policy", dict.fromkeys(KNOWN))
-def test_what_is_decided_in_parts_is_what_the_policy_wishes(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over random histories: the same spans, words, wishes, moves and page numbers, step by step."""
+def test_a_step_decided_in_parts_is_what_the_policy_decides(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over random histories: the same spans, reasons, decisions, moves and page numbers, step by step."""
     made = 0
     for seed in range(40):
         quick, count = played(seed, policy, True, monkeypatch)
@@ -68,13 +68,13 @@ def test_what_is_decided_in_parts_is_what_the_policy_wishes(policy: str, monkeyp
 @pytest.mark.parametrize("starvation_limit", [5, 12, 1000])
 def test_the_oldest_that_becomes_overdue_keeps_its_pages_longest(starvation_limit: int) -> None:
     """Among those that run on and on only the step's number changes, and with it the order of priorities."""
-    told = []
+    plans = []
     for in_parts in (True, False):
         scheduler = crowded(Priority(starvation_limit=starvation_limit))
         if not in_parts:
             scheduler._in_parts = None
-        told.append([everything(one_step(scheduler)) for _ in range(18)])
-    assert told[0] == told[1]
+        plans.append([everything(one_step(scheduler)) for _ in range(18)])
+    assert plans[0] == plans[1]
 
 
 def crowded(policy: BuiltInPolicy) -> Scheduler:
@@ -96,7 +96,7 @@ def one_step(scheduler: Scheduler) -> StepPlan:
 
 @pytest.mark.parametrize("asked_for", [FCFS, Priority])
 def test_a_policy_made_from_one_of_ours_is_asked(asked_for: type[BuiltInPolicy]) -> None:
-    """Whoever changes `__call__` alone has changed what it says."""
+    """A subclass that changes `__call__` alone has changed the policy."""
     asked: list[int] = []
 
     class Mine(asked_for):

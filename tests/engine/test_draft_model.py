@@ -171,7 +171,7 @@ def test_thresholds_at_the_ends(several: bool, temperature: float) -> None:
 
 @needs_mlir
 def test_rows_that_have_ended_do_not_end_others() -> None:
-    """Several rows in one call: each is cut for itself, whatever is known of it, however many rows are for nobody."""
+    """Several rows in one call: each is cut for itself, whatever is known of it, however many rows are padding."""
     own = sharp(3, backends=Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, ""))
     asked = [request(f"r{i}", 3 + 6 * i, 14) for i in range(3)]
     target = model_of(spec_of(), 1)

@@ -77,7 +77,7 @@ def test_lanes_agree(backend: Backend, policy: dict) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES[:2])
-def test_set_back_and_brought_back_from_the_host(policy: dict) -> None:
+def test_preempted_and_swapped_in_from_the_cpu_pool(policy: dict) -> None:
     asked = [request(name, 40, 30) for name in "abc"]
     undisturbed = finals(runner(evict=policy, dtype=torch.float64), asked)
     ours = runner(evict=policy, dtype=torch.float64, pages=14, offload="memory")
@@ -92,22 +92,22 @@ def test_samples_of_one_prompt_each_keep_their_own() -> None:
     assert len(together) == 3 and together["a#1"] == alone["a"]
 
 
-def test_what_is_evicted_is_told_and_no_longer_inspected() -> None:
+def test_an_eviction_is_reported_and_its_tokens_no_longer_inspected() -> None:
     ours = runner(evict=POLICIES[0])
-    told: list[str] = []
+    reasons: list[str] = []
     ours.telemetry.listener = lambda event: (
-        told.append(event.reason) if isinstance(event, Scheduled) and event.action == "evicted" else None
+        reasons.append(event.reason) if isinstance(event, Scheduled) and event.action == "evicted" else None
     )
     ours.submit(request("a", 14, 30))
     for _ in range(6):
         ours.step()
-    assert told[0] == "1 of 12 tokens evicted"
+    assert reasons[0] == "1 of 12 tokens evicted"
     with pytest.raises(WorkbenchError, match="of its tokens were evicted, in each layer others"):
         ours.inspect("a")
 
 
 @pytest.mark.parametrize(
-    ("spec", "settings", "told"),
+    ("spec", "settings", "message"),
     [
         (LONG, {"prefix": "radix"}, "cache.prefix radix with cache.evict"),
         (LONG, {"cache": CacheFormat(format="int8", quant_group=8), "page_size": 8}, "layer 0 is kept as int8"),
@@ -116,8 +116,8 @@ def test_what_is_evicted_is_told_and_no_longer_inspected() -> None:
         (spec_of(layer(mask=CustomPart(path="tests.engine.tiny:even"))), {}, "layer 0 looks by distance"),
     ],
 )
-def test_what_cannot_be_is_refused(spec: ModelSpec, settings: dict, told: str) -> None:
-    with pytest.raises(WorkbenchError, match=told):
+def test_what_cannot_be_is_refused(spec: ModelSpec, settings: dict, message: str) -> None:
+    with pytest.raises(WorkbenchError, match=message):
         runner(spec, evict=POLICIES[0], **settings)
 
 

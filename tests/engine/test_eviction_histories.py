@@ -1,4 +1,4 @@
-"""Eviction under random histories: what stays is where it should be, whoever is set back, cancelled or brought back."""
+"""Eviction under random histories of preemption, cancelling and swapping in: kept tokens are where they should be."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ class EvictingMemory(Memory):
         return [self.pages[t].get(pages[slot // self.size], {}).get(slot % self.size) for slot in range(held)]
 
     def _write(self, sequence: Sequence, start: int, end: int) -> None:
-        for t in range(len(self.holdings.groups)):
+        for t in range(len(self.manager.groups)):
             names = [] if start == 0 else self.stays[t, sequence]
             assert len(names) == start - sequence.num_evicted_tokens
             for position in range(start, end):
                 slot = position - sequence.num_evicted_tokens
                 page = sequence.pages[t][slot // self.size]
-                assert self.holdings.pools[t].ref_count(page) == 1, "a shared page is written to"
+                assert self.manager.pools[t].ref_count(page) == 1, "a shared page is written to"
                 self.pages[t].setdefault(page, {})[slot % self.size] = self._name(sequence, position)
                 names.append(self._name(sequence, position))
             self.stays[t, sequence] = names
@@ -77,9 +77,9 @@ class EvictingHistories(Histories):
         self.now, self.draw = 0.0, random.Random(seed)
         pools = tuple(PagePool(pages + t, SIZE) for t in range(len(tables)))
         rooms = tuple(PagePool(host, SIZE) for _ in tables) if host else ()
-        self.holdings = Counted(pools, tables, BUDGET, None, rooms, budget)
+        self.manager = Counted(pools, tables, BUDGET, None, rooms, budget)
         self.limits = SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=BUDGET)
-        self.scheduler = Scheduler(self.holdings, self.limits, CONTEXT)
+        self.scheduler = Scheduler(self.manager, self.limits, CONTEXT)
         self.memory: Memory = EvictingMemory(self.scheduler, self.draw)
         self.open: list[Sequence] = []
         self.samples: set[Sequence] = set()
@@ -87,7 +87,7 @@ class EvictingHistories(Histories):
 
     def look_over(self, plan: StepPlan) -> None:
         super().look_over(plan)
-        budget = self.holdings.budget
+        budget = self.manager.budget
         assert budget is not None
         for span in plan.spans:
             sequence, held = span.sequence, span.end - span.sequence.num_evicted_tokens

@@ -1,4 +1,4 @@
-"""Blocks that `auto` did not compile beforehand: where they fail that is told, and the step is right all the same."""
+"""Blocks that `auto` did not compile beforehand: their failure is reported, and the step is right all the same."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def made(backend: Backend = Backend.INDUCTOR):
     return model, *single_decode_step(model, held, 1)
 
 
-def test_what_does_not_compile_is_told_and_runs_as_written() -> None:
+def test_a_block_that_does_not_compile_is_reported_and_runs_as_written() -> None:
     plain_model, plain_store, plan = made(Backend.EAGER)
     expected = EagerExecutor(plain_model, plain_store).forward(plan).clone()
     model, store, plan = made()
@@ -57,14 +57,14 @@ def test_where_the_plain_run_fails_too_nothing_changes() -> None:
     """A batch that no backend can compute, or memory that is short, says nothing of a compiler."""
     model, store, plan = made()
     first, second = Broken(model, store, MemoryError("first")), Broken(model, store, RuntimeError("second"))
-    told: list[str] = []
-    vetted = FallbackExecutor(model, first, lambda: second, told.append)
+    messages: list[str] = []
+    vetted = FallbackExecutor(model, first, lambda: second, messages.append)
     for calls in (1, 2):
         with pytest.raises(MemoryError, match="first"):
             vetted.forward(plan)
         assert (first.calls, second.calls) == (calls, calls), "it is vetted anew each time"
     backends = {vars(part)["backend"] for part in model.modules() if "backend" in vars(part)}
-    assert vetted.executor is first and backends == {Backend.INDUCTOR} and not told
+    assert vetted.executor is first and backends == {Backend.INDUCTOR} and not messages
 
 
 def test_the_runner_says_what_ran_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,14 +72,14 @@ def test_the_runner_says_what_ran_and_why(monkeypatch: pytest.MonkeyPatch) -> No
     failing = lambda model, store, *_: Broken(model, store, RuntimeError("no compiler"))  # noqa: E731
     monkeypatch.setattr(executors, "InductorExecutor", failing)
     runner = runner_of(
-        model, backends=Backends(Backend.MLIR, Backend.INDUCTOR, Backend.MLIR, "auto: told", checked=False)
+        model, backends=Backends(Backend.MLIR, Backend.INDUCTOR, Backend.MLIR, "auto: measured", checked=False)
     )
     runner.executor.max_token_parallel_tokens = 0  # type: ignore[attr-defined]
     assert str(runner.backends) == "mlir (prefill: inductor, its attention: mlir)"
     with pytest.warns(UserWarning, match="backend auto: inductor does not compile here, prefill on eager"):
         generate(runner, [request("a", 9, 1)])
     assert str(runner.backends) == "mlir (prefill: eager)"
-    why = "auto: told; inductor does not compile here, prefill on eager (RuntimeError: no compiler)"
+    why = "auto: measured; inductor does not compile here, prefill on eager (RuntimeError: no compiler)"
     assert runner.backends.reason == why
 
 
@@ -100,13 +100,13 @@ def test_later_failures_are_not_the_compilers() -> None:
 
 
 def test_blocks_whose_queries_are_seen_are_vetted_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a failed step has read is not counted, and the tokens that stay are those that stay as written."""
+    """Reads of a failed step are not counted, and the same tokens stay as in the modules as written."""
     asked = [request("a", 40, 6, temperature=0)]
     plain = runner_of(model_of(spec_of(layer(4, 2))), evict=EVICT)
     expected = generate(plain, asked)["a"].token_ids
     failing = lambda model, store, *_: Broken(model, store, RuntimeError("no compiler"))  # noqa: E731
     monkeypatch.setattr(executors, "InductorExecutor", failing)
-    backends = Backends(Backend.MLIR, Backend.INDUCTOR, Backend.MLIR, "auto: told", checked=False)
+    backends = Backends(Backend.MLIR, Backend.INDUCTOR, Backend.MLIR, "auto: measured", checked=False)
     runner = runner_of(model_of(spec_of(layer(4, 2)), backend=Backend.INDUCTOR), backends=backends, evict=EVICT)
     runner.executor.fast.max_token_parallel_tokens = 0  # type: ignore[attr-defined]
     with pytest.warns(UserWarning, match="backend auto: inductor does not compile here, prefill on eager"):
@@ -114,4 +114,4 @@ def test_blocks_whose_queries_are_seen_are_vetted_too(monkeypatch: pytest.Monkey
     assert found == expected and runner.backends.blocks is Backend.EAGER
     backends = replace(backends, checked=True)
     asked_for = runner_of(model_of(spec_of(layer(4, 2)), backend=Backend.INDUCTOR), backends=backends, evict=EVICT)
-    assert "no compiler" in (generate(asked_for, asked)["a"].error or ""), "who asks for a backend is told"
+    assert "no compiler" in (generate(asked_for, asked)["a"].error or ""), "an explicit backend's failure is reported"

@@ -1,4 +1,4 @@
-"""What breaks ends alone, on the real runner: the others' tokens are what they would have been, and at rest every page
+"""A request that fails ends alone, on the real runner: the others' tokens are unchanged, and at rest every page
 is free or in the prefix index."""
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def test_an_allocation_that_fails_ends_who_asks_for_it() -> None:
     at_rest(runner)
 
 
-def test_an_allocation_that_fails_once_ends_nobody() -> None:
+def test_an_allocation_that_fails_once_ends_no_request() -> None:
     requests = [request(f"r{i}", 5 + i, 6) for i in range(4)]
     alone, runner, calls = finals(runner_of(MODEL), requests), runner_of(MODEL), iter(range(1000))
     failing(runner, lambda span: next(calls) == 9, RuntimeError("out of memory"))
@@ -108,33 +108,33 @@ def test_a_wrong_wish_ends_the_request_it_names() -> None:
     alone = finals(runner_of(MODEL), requests)
 
     def wrong(state: SchedulerState) -> SchedulerDecision:
-        wishes = [(entry.request_id, min(entry.num_new_tokens, 4)) for entry in (*state.running, *state.waiting)]
+        scheduled = [(entry.request_id, min(entry.num_new_tokens, 4)) for entry in (*state.running, *state.waiting)]
         if state.step == 3:
-            wishes = [(name, -1 if name == "r1" else tokens) for name, tokens in wishes] + [("nobody", 1)]
-        return SchedulerDecision(wishes)
+            scheduled = [(name, -1 if name == "r1" else tokens) for name, tokens in scheduled] + [("unknown", 1)]
+        return SchedulerDecision(scheduled)
 
-    told: list[Event] = []
-    runner = runner_of(MODEL, policy=wrong, listener=told.append)
+    events: list[Event] = []
+    runner = runner_of(MODEL, policy=wrong, listener=events.append)
     done = generate(runner, requests)
     assert done["r1"].reason == "error" and "schedules -1 tokens for r1" in done["r1"].error
     assert {name: done[name].token_ids for name in ("r0", "r2")} == {name: alone[name] for name in ("r0", "r2")}
-    assert any("neither runs nor waits" in getattr(event, "reason", "") for event in told)
+    assert any("neither runs nor waits" in getattr(event, "reason", "") for event in events)
     at_rest(runner)
 
 
 @pytest.mark.parametrize("kind", ["submitted", "scheduled", "prefilled", "decoded", "verified", "preempted"])
 @pytest.mark.parametrize("n", [1, 2])
-def test_a_listener_cancels_what_it_is_told_of(kind: str, n: int) -> None:
-    """In the midst of a step or of a submission: it ends once, nothing is told of it after that, the others go on."""
+def test_a_listener_cancels_the_request_of_an_event(kind: str, n: int) -> None:
+    """In the midst of a step or of a submission: it ends once, no event follows for it, the others go on."""
     asked = [request("r0", 6, 12), request("r1", 9, 12, n=n), request("r2", 12, 9), request("r3", 15, 12, n=n)]
     alone = finals(runner_of(MODEL, pages=80), asked)
     runner = runner_of(
         MODEL, pages=14, speculator=Speculator(PromptLookupProposer(1, 2), 3, MODEL.spec.max_position_embeddings)
     )
-    told: list[Event] = []
+    events: list[Event] = []
 
     def heard(event: Event) -> None:
-        told.append(event)
+        events.append(event)
         if event.kind == kind and event.request_id != "r0":
             runner.cancel(event.request_id)
 
@@ -144,13 +144,13 @@ def test_a_listener_cancels_what_it_is_told_of(kind: str, n: int) -> None:
     for name, end in done.items():
         cut = end.reason == "cancelled"
         assert end.token_ids == alone[name][: len(end.token_ids) if cut else None]
-        mine = [event for event in told if (event.request_id, event.sample) == (end.request_id, end.sample)]
+        mine = [event for event in events if (event.request_id, event.sample) == (end.request_id, end.sample)]
         assert [event.kind for event in mine].count("finished") == 1 and mine[-1].kind == "finished"
         assert mine[0].kind == "submitted"
     at_rest(runner)
 
 
-def test_a_policy_that_raises_ends_nobody() -> None:
+def test_a_policy_that_raises_ends_no_request() -> None:
     """The step is not planned; with another policy everything goes on from where it was."""
     requests = [request(f"r{i}", 5 + i, 6) for i in range(3)]
     alone = finals(runner_of(MODEL), requests)
@@ -188,7 +188,7 @@ def test_a_policy_that_raises_ends_nobody() -> None:
 @settings(max_examples=tries(40), deadline=None)
 def test_histories_with_faults(seed: int, policy: str, kind: str, pages: int, prefix: str) -> None:
     """Requests that break in every way, that are cancelled, and that are well, under any policy: the last are as alone,
-    and everybody has one end with one reason."""
+    and every request has one end with one reason."""
     from workbench.scheduler.policies import parse_policy
 
     draw = random.Random(seed)

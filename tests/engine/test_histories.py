@@ -37,7 +37,7 @@ class Histories(History, RuleBasedStateMachine):
     stop = precondition(lambda self: self.open)(
         rule(which=st.integers(0, 30), reason=st.sampled_from(STOPS))(History.stop)
     )
-    evict = precondition(lambda self: self.holdings.prefix_cache is not None)(
+    evict = precondition(lambda self: self.manager.prefix_cache is not None)(
         rule(table=st.integers(0, 2), count=st.integers(1, 4), everything=st.sampled_from([False, False, False, True]))(
             History.evict
         )
@@ -61,7 +61,7 @@ def test_many_histories(monkeypatch: pytest.MonkeyPatch) -> None:
     finish = Scheduler.finish
 
     def keeps_pages(self: Scheduler, sequence: Sequence, reason: FinishReason) -> list[list[int]]:
-        """What ends waiting for its followers' prefill keeps a page for ever."""
+        """A planted bug: a request that ends before its children's prefill keeps a page for ever."""
         for pool, pages in zip(self.pools, sequence.pages, strict=False):
             if reason is FinishReason.CANCELLED and any(pages):
                 pool.acquire([next(page for page in pages if page)])

@@ -96,7 +96,7 @@ def test_what_leaves_the_last_block_gives_the_oracles_logits(spec: ModelSpec, pa
 
 
 def _given_back(attention: AttentionSpec, row: int, page: int) -> bool:
-    """Whether the oldest page in the last row's window was given back when that row was computed."""
+    """Return True if the oldest page in the last row's window was freed when that row was computed."""
     if attention.sliding_window is None:
         return False
     oldest = row + 1 - attention.sliding_window
@@ -166,8 +166,8 @@ def test_looking_changes_nothing() -> None:
     assert done == plain
 
 
-def test_nothing_is_computed_when_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workbench.engine.runner.inspect", lambda *_: pytest.fail("somebody looked"))
+def test_nothing_is_computed_without_an_inspection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workbench.engine.runner.inspect", lambda *_: pytest.fail("an inspection ran"))
     serving(runner_of(MODEL))
 
 
@@ -182,7 +182,7 @@ def test_nothing_is_computed_when_nobody_looks(monkeypatch: pytest.MonkeyPatch) 
         ({"hidden_states": (4,)}, "hidden state 4: there are 4"),
     ],
 )
-def test_what_is_not_there_is_told(asked: dict, words: str) -> None:
+def test_an_absent_part_is_reported(asked: dict, words: str) -> None:
     runner = runner_of(MODEL)
     serving(runner)
     with pytest.raises(WorkbenchError, match=words):

@@ -101,7 +101,7 @@ def test_a_runner_goes_on_whenever_a_stream_is_interrupted(kind: str, lengths: d
 
 
 def test_the_law_can_fail(monkeypatch: pytest.MonkeyPatch, lengths: dict[str, int]) -> None:
-    """Where interrupts are not held back, some moment of a stream leaves the books in disorder."""
+    """Without deferred interrupts, an interrupt at some moment of a stream leaves the accounting inconsistent."""
 
     class Not(DeferInterrupts):
         def __enter__(self) -> DeferInterrupts:

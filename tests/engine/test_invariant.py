@@ -101,7 +101,7 @@ def company(kind: str, lengths: list[int]) -> list[Request]:
 def test_company_chunks_and_pages(
     kind: str, lengths: list[int], place: int, chunk: int, seqs: int, order: random.Random, scarce: bool
 ) -> None:
-    """Others' lengths and order, the chunk, the order of pages, and pages so few that sequences are set back."""
+    """Others' lengths and order, the chunk, the order of pages, and pages so few that sequences are preempted."""
     pages = 9 if scarce else 120
     requests = company(kind, lengths)
     requests.insert(place, subject(kind))
@@ -131,8 +131,8 @@ def test_a_warm_prefix_is_a_cold_one(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["wide float32", "int8 weights"])
-def test_after_a_set_back(kind: str) -> None:
-    """Pages run out while two decode: who came last is set back, and computes all of its text again, as one prefill."""
+def test_after_a_preemption(kind: str) -> None:
+    """Pages run out while two decode: the later is preempted, and computes all of its text again, as one prefill."""
     longer, mine = asked("longer", 17, 24, KINDS[kind][0].vocab_size), subject(kind)
     runner = runner_of(MODELS[kind], page_size=SIZE, pages=6, cache=KINDS[kind][3], max_num_batched_tokens=50)
     runner.executor = TokenParallelExecutor(MODELS[kind], runner.store, FEW)
@@ -153,7 +153,7 @@ def test_threads_do_not_count(threads: int) -> None:
         torch.set_num_threads(before)
 
 
-def test_a_broken_companion_spoils_nobody() -> None:
+def test_a_broken_companion_spoils_no_other() -> None:
     """Tokens whose embedding is not a number, or huge."""
     spec, kind = KINDS["wide float32"][0], "wide float32"
     state = weights_of(spec, torch.float32, 0)
@@ -196,7 +196,7 @@ def test_a_split_by_rows_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert differing(others, mine)
 
 
-@pytest.mark.parametrize(("settings", "told"), [
+@pytest.mark.parametrize(("settings", "message"), [
     ({"backend": "eager"}, "backend 'eager' cannot keep it: linear: torch's matrix product chooses its kernel"),
     ({"backend": "inductor"}, "backend 'inductor' cannot keep it"),
     ({"cache": {"format": "int8", "rotate": True}}, "does not rotate heads"),
@@ -205,10 +205,10 @@ def test_a_split_by_rows_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     ({"evict": {"kind": "heavy_hitters", "budget": 128}}, "what stays of a prompt depends on its chunks"),
     ({"attention": {"position": "alibi"}}, "layer 0"),
 ])  # fmt: skip
-def test_what_cannot_keep_it_is_refused(settings: dict, told: str) -> None:
+def test_what_cannot_keep_it_is_refused(settings: dict, message: str) -> None:
     with pytest.raises(WorkbenchError) as refused:
         load("shape:tiny", batch_invariant=True, **settings)
-    assert told in str(refused.value) and str(refused.value).startswith("batch_invariant: ")
+    assert message in str(refused.value) and str(refused.value).startswith("batch_invariant: ")
     assert "\n" not in str(refused.value)
 
 
@@ -221,7 +221,7 @@ def test_a_mixture_of_experts_is_refused() -> None:
         served(model, [], batch_invariant=True)
 
 
-def test_auto_takes_the_lane_that_keeps_it() -> None:
+def test_auto_takes_the_backend_that_keeps_it() -> None:
     runner = load("shape:tiny", batch_invariant=True)
     assert str(runner.backends) == "mlir" and runner.backends.reason.startswith("batch_invariant: of all backends")
     assert isinstance(runner.executor, TokenParallelExecutor)

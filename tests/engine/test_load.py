@@ -158,7 +158,7 @@ def tokenizer_is_no_json(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("harm", "told"),
+    ("harm", "message"),
     [
         (truncated, "cut short .*fetch the file again"),
         (garbage_header, "corrupt .*header is not JSON"),
@@ -171,10 +171,10 @@ def tokenizer_is_no_json(folder: Path) -> None:
         (tokenizer_is_no_json, "tokenizer.json: no readable tokenizer"),
     ],
 )
-def test_a_damaged_folder_is_refused_by_name(folder: Path, harm, told: str) -> None:
+def test_a_damaged_folder_is_refused_by_name(folder: Path, harm, message: str) -> None:
     load(folder, backend="eager")
     harm(folder)
-    with pytest.raises(WorkbenchError, match=told) as caught:
+    with pytest.raises(WorkbenchError, match=message) as caught:
         load(folder, backend="eager")
     assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
 
@@ -189,7 +189,7 @@ def test_shapes_have_seeded_random_weights() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("shape:smolm2-135m", "no shape 'smolm2-135m'; did you mean 'smollm2-135m'"),
         ("shape:", "known: tiny, smollm2-135m"),
@@ -198,13 +198,13 @@ def test_shapes_have_seeded_random_weights() -> None:
         ("nowhere/at/all", "not a folder here, nor one of demo, demo-draft, shape:NAME"),
     ],
 )
-def test_a_name_that_is_nothing(name: str, told: str) -> None:
-    with pytest.raises(WorkbenchError, match=told):
+def test_a_name_that_is_nothing(name: str, message: str) -> None:
+    with pytest.raises(WorkbenchError, match=message):
         load(name, backend="eager")
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "message"),
     [
         ({"dtype": "flaot32"}, "model.dtype: Input should be 'auto', .* [(]given 'flaot32'[)]; did you mean 'float32'"),
         ({"dtype": torch.int8}, "model.dtype: Input should be 'auto', .* [(]given 'int8'[)]"),
@@ -233,8 +233,8 @@ def test_a_name_that_is_nothing(name: str, told: str) -> None:
         ({"cache": {"fromat": "int8"}}, "cache.fromat: unknown key; did you mean 'format'"),
     ],
 )
-def test_a_setting_that_cannot_be(wrong: dict, told: str) -> None:
-    with pytest.raises(WorkbenchError, match=told):
+def test_a_setting_that_cannot_be(wrong: dict, message: str) -> None:
+    with pytest.raises(WorkbenchError, match=message):
         load("shape:tiny", **{"backend": "eager", **wrong})
 
 
@@ -248,7 +248,7 @@ def without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("without_compiler")
-def test_a_lane_asked_for_never_falls_back() -> None:
+def test_an_explicit_backend_never_falls_back() -> None:
     with pytest.raises(WorkbenchError, match="backend 'inductor' does not work here: no C[+][+] compiler found"):
         load("shape:tiny", backend="inductor")
 
@@ -266,7 +266,7 @@ def only(monkeypatch: pytest.MonkeyPatch, *working: Backend) -> None:
     monkeypatch.setattr(lanes_module, "backend_problems", lambda: problems)
 
 
-def test_auto_takes_the_fastest_lane_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_takes_the_fastest_backend_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch, Backend.EAGER, Backend.INDUCTOR)
     assert load("shape:tiny", backend="auto").model.backend == Backend.INDUCTOR
     assert select_backends("eager", Requirements()) == Backends.uniform(Backend.EAGER, "asked for")
@@ -284,14 +284,14 @@ def test_mlir_is_for_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert select_backends("auto", cuda) == Backends.uniform(Backend.TRITON, "auto")
     assert select_backends("auto", mps) == Backends.uniform(Backend.INDUCTOR, "auto")
     only(monkeypatch, Backend.EAGER, Backend.INDUCTOR, Backend.MLIR)
-    told = "auto: triton does not work here: not here"
-    assert select_backends("auto", cuda) == Backends.uniform(Backend.INDUCTOR, told)
+    message = "auto: triton does not work here: not here"
+    assert select_backends("auto", cuda) == Backends.uniform(Backend.INDUCTOR, message)
     monkeypatch.setattr(load_module, "_device", lambda name: torch.device(name))
     with pytest.raises(WorkbenchError, match="backend 'mlir' does not work here"):
         load("shape:tiny", backend="mlir", device="cuda")
 
 
-def test_a_unit_without_effect_is_told() -> None:
+def test_a_unit_without_effect_is_reported() -> None:
     assert (
         "compile: step has no effect, since eager decodes"
         in load("demo", backend="eager", compile="step").backends.reason

@@ -133,7 +133,7 @@ def test_a_type_it_does_not_know_is_refused() -> None:
 
 
 @pytest.mark.parametrize("few_tokens", [0, 256])
-def test_the_lane_alone_runs_prefill_too(few_tokens: int) -> None:
+def test_the_backend_alone_runs_prefill_too(few_tokens: int) -> None:
     spec = spec_of(layer(4, 2, bias=True), layer(4, 2, sliding_window=5))
     model = Transformer.from_state(spec, random_weights(spec, torch.float32), Backend.MLIR)
     ours = runner_of(model)

@@ -19,7 +19,7 @@ from workbench.trace.events import Finished, Preempted, Scheduled, Stepped
 
 
 @pytest.mark.parametrize("kind", ["memory", "file"])
-def test_a_set_back_comes_back_by_copying(kind: str, tmp_path: Path) -> None:
+def test_a_preempted_request_comes_back_by_copying(kind: str, tmp_path: Path) -> None:
     requests = [request(f"r{i}", 9, 14, temperature=0.9, seed=i) for i in range(4)]
     roomy = finals(runner_of(MODEL, pages=60), requests)
     place = {"kind": kind, "bytes": 2**16} | ({"path": str(tmp_path / "pages")} if kind == "file" else {})

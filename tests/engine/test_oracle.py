@@ -23,7 +23,7 @@ def sigmoid(z: Decimal) -> Decimal:
 
 
 def published(gate: ActivationSpec, x: float) -> tuple[Decimal, Decimal]:
-    """What `gate` makes of x beside an up of 1, with 60 digits, and the argument of its exponential."""
+    """Return the output of `gate` for x beside an up of 1, with 60 digits, and the argument of its exponential."""
     wide, limit = Decimal(x), Decimal(gate.limit)
     if gate.kind == "clamped":  # up + 1 is 2, or less where the limit is
         wide = min(wide, limit)

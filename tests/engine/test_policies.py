@@ -1,4 +1,4 @@
-"""What each schedule does, in plans of integers; what the scheduler makes of wishes; and the words for it."""
+"""Plans of each policy, in integers; how the scheduler carries out decisions; and the reasons it states."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from workbench.trace.events import Finished, Stepped
 
 
 class Line:
-    """A scheduler, and steps in which everybody chooses a token."""
+    """A scheduler, and steps in which every request samples a token."""
 
     def __init__(self, policy: object, kind: BatchingMode = "continuous", pages: int = 100, **limits):
         made: SchedulingPolicy = parse_policy(policy, kind)
         limited = SchedulerLimits(**{"max_num_seqs": 4, "max_num_batched_tokens": 16, **limits})
-        holdings = KVCacheManager((PagePool(pages, 4),), (KVCacheGroup(),), limited.max_num_batched_tokens)
-        self.scheduler, self.count = Scheduler(holdings, limited, 200, made), 0
+        manager = KVCacheManager((PagePool(pages, 4),), (KVCacheGroup(),), limited.max_num_batched_tokens)
+        self.scheduler, self.count = Scheduler(manager, limited, 200, made), 0
         self.said: list[str] = []
 
     def submit(self, prompt: int, most: int = 20, **theirs) -> str:
@@ -46,12 +46,12 @@ class Line:
         return {span.sequence.request_id: span.length for span in plan.spans}
 
 
-def test_static_lets_nobody_join_until_all_have_ended() -> None:
+def test_static_lets_no_request_join_until_all_have_ended() -> None:
     line = Line("fcfs", "static")
     for prompt, most in ((10, 2), (10, 6), (10, 3)):
         line.submit(prompt, most)
     assert line.step() == {"r0": 10, "r1": 6}
-    assert line.step() == {"r1": 4, "r2": 10}, "it is gathered, and nobody decodes meanwhile"
+    assert line.step() == {"r1": 4, "r2": 10}, "the batch is gathered, and no request decodes meanwhile"
     assert line.step() == {"r0": 1, "r1": 1, "r2": 1}
     line.submit(3)
     assert line.step() == {"r1": 1, "r2": 1}
@@ -61,7 +61,7 @@ def test_static_lets_nobody_join_until_all_have_ended() -> None:
     assert line.step() == {"r3": 3}
 
 
-def test_continuous_lets_join_whoever_fits() -> None:
+def test_continuous_lets_every_request_join_that_fits() -> None:
     line = Line("fcfs")
     line.submit(4)
     line.step()
@@ -154,7 +154,7 @@ def test_a_policy_is_asked_only_where_there_is_something_to_decide() -> None:
     assert asked == [0, 1] or asked == [0]
     line.step()
     line.step()
-    assert len(asked) > 1, "somebody ended, and the third may begin"
+    assert len(asked) > 1, "a request ended, and the third may begin"
 
 
 def test_a_padded_batch_computes_as_many_rows_to_its_end() -> None:
@@ -179,7 +179,7 @@ def test_tokens_are_the_same_under_every_policy(name: str, kind: BatchingMode) -
         )
 
 
-def test_set_back_by_recomputing_although_there_is_a_host() -> None:
+def test_preemption_by_recomputing_although_there_is_a_cpu_pool() -> None:
     model = model_of(spec_of())
     requests = [request(f"r{i}", 9, 12) for i in range(4)]
     restored = {}
@@ -224,16 +224,16 @@ def test_what_deciding_costs_can_be_asked() -> None:
         assert len(spent) == plan_cost.STEPS - plan_cost.WARM_UP_STEPS and min(spent) >= 0
 
 
-def test_a_chunk_is_kept_to_where_somebody_was_set_back() -> None:
-    """As many decodes were set back as there are prefills: all that still run are not decodes for that."""
+def test_a_chunk_is_kept_to_after_a_preemption() -> None:
+    """As many decodes were preempted as there are prefills: the requests that still run are not all decodes."""
     script = [
         SchedulerDecision([("r0", 1), ("r1", 1)]),
         SchedulerDecision([("r2", 1)]),
         SchedulerDecision([("r3", 1)]),
         SchedulerDecision([("r2", 1), ("r3", 1)], preempted=["r0", "r1"]),
     ]
-    wishes = iter(script)
-    line = Line(lambda state: next(wishes), chunk_tokens=1)
+    decisions = iter(script)
+    line = Line(lambda state: next(decisions), chunk_tokens=1)
     for prompt in (1, 1, 5, 5):
         line.submit(prompt)
     assert [line.step() for _ in script] == [{"r0": 1, "r1": 1}, {"r2": 1}, {"r3": 1}, {"r2": 1}]

@@ -187,7 +187,7 @@ def test_auto_checks_what_panels_give(monkeypatch: pytest.MonkeyPatch, tmp_path:
         assert f"logits of a {at} are 0.1 away" in backends.reason
 
 
-def test_auto_leaves_a_lane_that_was_refused() -> None:
+def test_auto_leaves_a_backend_that_was_refused() -> None:
     model = model_of(SPEC, torch.float32)
     refused = replace(AUTO, attention=Backend.EAGER)
     assert choose_weight_layout(model, refused, held(model), auto=True) is refused and not in_panels_all(model)

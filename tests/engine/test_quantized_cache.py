@@ -73,7 +73,7 @@ def test_the_compiled_step_reads_windows_over_packed_pages() -> None:
 
 
 @pytest.mark.skipif(NO_MLIR is not None, reason=str(NO_MLIR))
-def test_rotated_heads_decode_through_modules_on_the_lane() -> None:
+def test_rotated_heads_decode_through_modules_on_the_backend() -> None:
     cache = parse_cache_format({"format": "int4", **SMALL, "rotate": True})
     agree(rows(model(Backend.MLIR), cache=cache), rows(model(Backend.EAGER), cache=cache), 1e-4)
 
@@ -103,7 +103,7 @@ def test_the_other_lanes_refuse_before_anything_is_computed() -> None:
 
 
 @pytest.mark.parametrize("format", ["int8", "int4", "fp8"])
-def test_set_backs_and_scarce_pages_change_nothing(format: str) -> None:
+def test_preemptions_and_scarce_pages_change_nothing(format: str) -> None:
     cache, plain = parse_cache_format({"format": format, **SMALL}), model(Backend.EAGER, torch.float64)
     asked = [request(f"r{i}", 20 + 9 * i, 14, temperature=0.9, seed=i) for i in range(4)]
 

@@ -162,7 +162,7 @@ def comes_back(traffic: Traffic, pace: float, other: float) -> None:
 
 
 def busy() -> Traffic:
-    """Requests that are cut, set back and admitted late."""
+    """Requests that are truncated, preempted and admitted late."""
     asked = tuple((number * 0.7, 9 + number, 8, {}) for number in range(6))
     return Traffic(asked, {"pages": 11, "max_num_batched_tokens": 7, "prefix": {"kind": "radix", "ttl": 1.0}}, (40,), 3)
 
@@ -192,7 +192,7 @@ def test_cached_pages_live_as_long_as_they_did() -> None:
 
 
 def test_a_cancelling_listener_is_heard_in_the_midst_of_a_step() -> None:
-    """Two decode together; at the first's third token the second is cancelled, whose own of that step is never told."""
+    """Two decode together; at the first's third token the second is cancelled; its token of the step is not emitted."""
     traffic = Traffic(((0.0, 4, 8, {}), (0.0, 4, 8, {})), {}, (), 0, quick=True)
     before, runner = Recorder(), traffic.runner(Clock(1, 0.1))
 
@@ -203,10 +203,10 @@ def test_a_cancelling_listener_is_heard_in_the_midst_of_a_step() -> None:
 
     runner.set_listener(note)
     list(runner.stream(traffic.requests()))
-    told = [event.index for event in before.events if isinstance(event, Decoded) and event.request_id == "r1"]
+    indices = [event.index for event in before.events if isinstance(event, Decoded) and event.request_id == "r1"]
     after = again(traffic, StepScript.from_recorder(before), Clock(2, 0.3))
-    assert told == [0, 1]
-    assert told == [event.index for event in after.events if isinstance(event, Decoded) and event.request_id == "r1"]
+    assert indices == [0, 1]
+    assert indices == [event.index for event in after.events if isinstance(event, Decoded) and event.request_id == "r1"]
 
 
 def test_logits_are_the_same_bit_for_bit() -> None:
@@ -231,7 +231,7 @@ def test_logits_are_the_same_bit_for_bit() -> None:
 
 
 def test_the_other_policys_batches_are_followed() -> None:
-    """The wishes are the record's: whose code would wish something else is not asked."""
+    """The decisions are the record's: a policy that would decide otherwise is not asked."""
     script = StepScript.from_recorder(record(busy(), Clock(1, 0.2)))
     after = StepScript.from_recorder(again(busy(), script, Clock(2, 0.2), policy="shortest_prompt"))
     assert [step.spans for step in after.steps] == [step.spans for step in script.steps]

@@ -112,8 +112,8 @@ def test_what_broke_is_not_offered() -> None:
 @settings(max_examples=tries(25), deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from([14, 22, 200]))
 def test_what_is_written_to_the_index_is_counted_once(seed: int, pages: int) -> None:
-    """What requests wrote is what the index came to hold: with pages enough, exactly what it holds in the end. Reads,
-    writes and the rest are all of a prompt, and nobody reads what was not written before."""
+    """Tokens written by requests are the tokens the index received: with pages enough, exactly those it holds. Reads,
+    writes and the rest add up to a prompt, and no request reads what was not written before."""
     draw, runner = random.Random(seed), runner_of(MODEL, pages=pages, prefix="radix")
     roots, size = [tuple(draw.randrange(3) for _ in range(24)) for _ in range(2)], runner.store.page_size
     index = runner.kv_cache.manager.prefix_cache
@@ -148,7 +148,7 @@ def test_what_is_written_to_the_index_is_counted_once(seed: int, pages: int) -> 
     assert all(0 <= end.written_tokens <= end.computed_tokens for end in ends)
     if pages == 200:
         assert written == len(nodes()) * size
-        for end in ends:  # none was set back, and what it read is no part of what it wrote
+        for end in ends:  # none was preempted, and what it read is no part of what it wrote
             assert end.cached_tokens + end.computed_tokens == end.prompt_tokens + len(end.token_ids) - 1
             assert end.cached_tokens + end.written_tokens <= end.prompt_tokens + len(end.token_ids) - 1
         again = generate(runner, [replace(each, request_id=f"{each.request_id} again") for each in requests])

@@ -79,7 +79,7 @@ def test_greedy_is_the_naive_loop() -> None:
     assert list(tokens) == naive.greedy(MODEL, list(asked.prompt_ids), 12)
 
 
-def test_set_back_changes_nothing() -> None:
+def test_preemption_changes_nothing() -> None:
     requests = [request(f"r{i}", 9, 14, temperature=0.9, seed=i) for i in range(4)]
     roomy = finals(runner_of(MODEL, pages=60), requests)
     scarce = runner_of(MODEL, pages=9)

@@ -117,7 +117,7 @@ TestHistories.settings = settings(max_examples=tries(120), stateful_step_count=2
 @given(st.lists(st.tuples(st.integers(1, 20), st.integers(1, 15)), min_size=1, max_size=8))
 @settings(deadline=None)
 def test_everything_submitted_ends(sizes: list[tuple[int, int]]) -> None:
-    """However scarce the pages: no loop of preemptions, nobody starves."""
+    """However scarce the pages: no loop of preemptions, no request starves."""
     scheduler = scheduler_of((PagePool(9, 4),), SchedulerLimits(4, 8))
     going = [sequence(order, prompt, most) for order, (prompt, most) in enumerate(sizes)]
     for new in going:
@@ -167,8 +167,8 @@ def test_a_decode_step_is_planned_and_committed_in_few_calls_a_sequence(tables: 
     """With the index; in 64 steps each sequence fills a page. Calls, not seconds: `experiments.plan_cost` has those."""
     size, seqs, context = 64, 64, 2048
     pools = tuple(PagePool(seqs * context // size, size) for _ in tables)
-    holdings = KVCacheManager(pools, tables, 4096, RadixCache(pools, tables))
-    scheduler = Scheduler(holdings, SchedulerLimits(seqs, 4096), 2 * context)
+    manager = KVCacheManager(pools, tables, 4096, RadixCache(pools, tables))
+    scheduler = Scheduler(manager, SchedulerLimits(seqs, 4096), 2 * context)
     for order in range(seqs):
         ids = tuple(order + i for i in range(1024 + order))
         scheduler.submit(Sequence.from_request(Request(f"r{order}", ids, SamplingParameters(max_tokens=600)), order))

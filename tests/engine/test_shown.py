@@ -48,8 +48,8 @@ def test_a_plan_says_what_is_computed_and_why() -> None:
 
 def test_a_runner_says_what_it_runs_and_what_it_does() -> None:
     runner = runner_of(model_of(spec_of()))
-    told = r"<Runner tiny: [\d,]+ parameters, backend eager; 0 requests run, .* 0 of 40 pages used>"
-    assert re.fullmatch(told, repr(runner))
+    expected = r"<Runner tiny: [\d,]+ parameters, backend eager; 0 requests run, .* 0 of 40 pages used>"
+    assert re.fullmatch(expected, repr(runner))
     runner.submit(request(ODD, 3, 3))
     runner.step()
     assert "1 requests run, 0 wait, 1 of 40 pages used" in repr(runner)
@@ -69,8 +69,8 @@ def test_attention_is_a_picture_a_head(serving: Runner) -> None:
     found = serving.inspect("<a>", positions=range(4, 12), hidden_states=(0,))
     page = found._repr_html_()
     pictures = re.findall(r'src="data:image/png;base64,([^"]+)" alt="([^"]+)"', page)
-    told = [words.partition(":")[0] for _, words in pictures]
-    assert told == [f"layer {layer} head {head}" for layer, heads in ((0, 2), (1, 4)) for head in range(heads)]
+    titles = [words.partition(":")[0] for _, words in pictures]
+    assert titles == [f"layer {layer} head {head}" for layer, heads in ((0, 2), (1, 4)) for head in range(heads)]
     image = read(base64.b64decode(pictures[3][0]))
     weights = found.weights[1][1]
     down, across = image.shape[0] // weights.shape[0], image.shape[1] // weights.shape[1]

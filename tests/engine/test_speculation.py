@@ -100,7 +100,7 @@ def test_events_are_those_of_a_run_without(way: dict) -> None:
     }
     found = list(runner_of(model, speculator=drafts(Guesses(answers), accept="match")).stream(asked))
 
-    def told(events) -> dict:
+    def emitted(events) -> dict:
         return {
             (name, sample): [
                 (e.token_id, e.index, e.text, pytest.approx(e.logprob, abs=1e-4))
@@ -114,9 +114,9 @@ def test_events_are_those_of_a_run_without(way: dict) -> None:
         found = (e for e in events if isinstance(e, Finished))
         return {(e.request_id, e.sample): (e.token_ids, e.reason) for e in found}
 
-    assert told(found) == told(wanted) and ends(found) == ends(wanted)
+    assert emitted(found) == emitted(wanted) and ends(found) == ends(wanted)
     checks = [e for e in found if isinstance(e, Verified)]
-    for check in checks:  # the tokens that stand are told next, and after them another than the one that fell
+    for check in checks:  # accepted tokens are emitted next, and after them another than the rejected one
         mine = [e for e in found if isinstance(e, Decoded) and (e.step, e.request_id) == (check.step, check.request_id)]
         ids = tuple(e.token_id for e in mine if e.sample == check.sample)
         assert (

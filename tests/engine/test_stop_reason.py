@@ -1,4 +1,4 @@
-"""Which stop ended a text: against looking for each of them in the tokens of the same request without any."""
+"""The stop that ended a text, against a search for each stop in the tokens of the same request without any."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def one(runner, request: Request) -> Finished:
     stop=st.lists(st.sampled_from([chr(number) for number in range(33, 120)]), max_size=20, unique=True),
     ids=st.lists(st.integers(0, 265), max_size=40), checking=st.booleans(),
 )  # fmt: skip
-def test_what_ended_a_text_is_told(
+def test_the_stop_that_ended_a_text_is_reported(
     seed: int, prompt: int, most: int, ignore: bool, stop: list[str], ids: list[int], checking: bool
 ) -> None:
     asked = SamplingParameters(

@@ -1,4 +1,4 @@
-"""A line is told where the waiting is long, and none where it is not."""
+"""A message is printed where the waiting is long, and none where it is not."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from workbench.engine.load import load
 from workbench.progress import report_if_slow
 
 
-def test_told_once_it_takes_long() -> None:
-    told, heard = [], threading.Event()
+def test_reported_once_it_takes_long() -> None:
+    messages, heard = [], threading.Event()
 
     def tell(line: str) -> None:
-        told.append(line)
+        messages.append(line)
         heard.set()
 
     with report_if_slow("compiling", tell, seconds=0.01):
@@ -25,7 +25,7 @@ def test_told_once_it_takes_long() -> None:
         pass
     with pytest.raises(ValueError), report_if_slow("broken", tell, seconds=3600):
         raise ValueError
-    assert told == ["compiling"]
+    assert messages == ["compiling"]
 
 
 def test_loading_tells_what_takes_long(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

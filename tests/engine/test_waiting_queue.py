@@ -1,4 +1,4 @@
-"""Who waits is kept in the orders that policies ask for; what is kept is what would be made anew."""
+"""The queue keeps waiting requests in each order a policy asks for; a kept order equals a sort made anew."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def entry_of(order: int, tenant: str, priority: int, todo: int) -> RequestView:
     )
 )
 def test_orders_are_what_sorting_gives(moves: list[tuple[int, str, int, int, bool]]) -> None:
-    """Whoever comes or goes; a key that is new each time is sorted each time, and few are kept."""
+    """Whichever requests come or go; a key that is new each time is sorted each time, and few orders are kept."""
     kept, here = WaitingIndex(), dict[int, RequestView]()
     for order, tenant, priority, todo, looks in moves:
         if order in here:
@@ -61,8 +61,10 @@ def test_orders_are_what_sorting_gives(moves: list[tuple[int, str, int, int, boo
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=40), st.randoms(use_true_random=False))
-def test_a_key_that_is_impure_or_raises_loses_and_doubles_nobody(moves: list[tuple[int, bool]], draw: Random) -> None:
-    """Where it raises, that is where a policy asks for its order, not where somebody comes or goes."""
+def test_a_key_that_is_impure_or_raises_loses_and_doubles_no_request(
+    moves: list[tuple[int, bool]], draw: Random
+) -> None:
+    """It raises where a policy asks for its order, not where a request comes or goes."""
     kept, here = WaitingIndex(), dict[int, RequestView]()
 
     def impure(entry: RequestView) -> int:
@@ -120,8 +122,8 @@ def test_a_plan_takes_no_more_work_where_a_thousand_wait(policy: str) -> None:
     """Counted in calls, with places free, so that the policy is asked: who does not fit is not looked at."""
 
     def calls(waiting: int) -> int:
-        holdings = KVCacheManager((PagePool(64, 16),), (KVCacheGroup(),), 1024)
-        scheduler = Scheduler(holdings, SchedulerLimits(12, 1024), 4096, parse_policy(policy))
+        manager = KVCacheManager((PagePool(64, 16),), (KVCacheGroup(),), 1024)
+        scheduler = Scheduler(manager, SchedulerLimits(12, 1024), 4096, parse_policy(policy))
         for order, length in enumerate([17 + order for order in range(8)] + [900] * waiting):
             request = Request(f"r{order}", tuple(range(length)), SamplingParameters(max_tokens=60))
             scheduler.submit(Sequence.from_request(request, order))

@@ -1,4 +1,4 @@
-"""A request whose text is wanted whole ends as any other does, and nothing is told of its tokens before."""
+"""A request with `final_only` ends as any other does, and none of its tokens is emitted before."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def ended(event: Event) -> tuple | None:
 @given(SAMPLINGS, st.text("abc x", min_size=1, max_size=6))
 def test_it_ends_as_any_other(sampling: SamplingParameters, text: str) -> None:
     plain = Request("r", tuple(byte_level().encode(text)), sampling)
-    told = list(runner().stream([plain]))
+    streamed = list(runner().stream([plain]))
     mine = list(runner().stream([replace(plain, final_only=True)]))
-    assert {ended(event) for event in mine} == {ended(event) for event in told}
+    assert {ended(event) for event in mine} == {ended(event) for event in streamed}
     tokens = [event for event in mine if isinstance(event, Decoded)]
     assert bool(tokens) == (sampling.logprobs is not None)
     for end in (event for event in mine if isinstance(event, Finished)):
@@ -58,5 +58,5 @@ def test_whole_is_what_the_pieces_are(name: str, data: st.DataObject) -> None:
 def test_the_best_are_chosen_all_the_same(asked: dict) -> None:
     sampling = SamplingParameters(max_tokens=5, **asked)
     plain = Request("r", tuple(byte_level().encode("abc")), sampling)
-    told, mine = (list(runner().stream([replace(plain, final_only=whole)])) for whole in (False, True))
-    assert {ended(event) for event in mine} == {ended(event) for event in told}
+    streamed, mine = (list(runner().stream([replace(plain, final_only=whole)])) for whole in (False, True))
+    assert {ended(event) for event in mine} == {ended(event) for event in streamed}

@@ -75,7 +75,7 @@ def test_it_is_what_was_served(spec: ModelSpec) -> None:
         assert (text.weights(number, range(3, 25)) - weights).abs().max() < 1e-4
 
 
-def test_what_is_wrong_is_told_and_harms_nothing() -> None:
+def test_a_mistake_is_reported_and_harms_nothing() -> None:
     text = TextAttention(model_of(spec_of()), (1, 2, 3))
     with pytest.raises(WorkbenchError, match="exceed the model's context"):
         text.extend([0] * CONTEXT)

@@ -230,7 +230,7 @@ class _Nudged:
 
 
 def carried(model: Transformer, text: list[int], exact: Tensor) -> float:
-    """How far roundings of the weights move the last row: a norm of something small makes a rounding large, and then
+    """Return how far roundings of the weights move the last row: a norm of small values enlarges a rounding, and then
     the plain computation's own error, which is one draw of it, says little about another's."""
     nudged = (naive.logits(_Nudged(model, seed), torch.tensor(text), torch.float64)[-1] for seed in range(4))  # type: ignore[arg-type]
     return 4 * max((row - exact).abs().max().item() for row in nudged)

@@ -1,4 +1,4 @@
-"""A policy that wishes anything: whatever it says, pages and requests must come to no harm."""
+"""A policy that decides anything: whatever it decides, pages and requests must come to no harm."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from workbench.scheduler.policy import RequestView, SchedulerDecision, Scheduler
 
 
 class Wild:
-    """The same wishes for the same step, in any order and of any length; now and then one that breaks a law."""
+    """The same decision for the same step, in any order and of any length; now and then one that breaks a law."""
 
     kind = "wild"
 
@@ -20,20 +20,20 @@ class Wild:
         draw = random.Random(hash((self.seed, state.step, len(state.running), len(state.waiting))))
         backs = [entry.request_id for entry in state.running if draw.random() < 0.05]
         every = draw.sample(sorted([*state.running, *state.waiting]), len(state.running) + len(state.waiting))
-        left, wishes = state.max_num_batched_tokens, []
+        left, scheduled = state.max_num_batched_tokens, []
         for entry in every:
             tokens = draw.choice([0, 1, entry.num_new_tokens, draw.randrange(entry.num_new_tokens + 1)])
             if entry.request_id not in backs and tokens <= left:
-                wishes.append((entry.request_id, tokens))
+                scheduled.append((entry.request_id, tokens))
                 left -= tokens
         going = [entry for entry in state.running if entry.num_new_tokens and entry.request_id not in backs]
-        if not any(dict(wishes).get(entry.request_id) for entry in going):
-            return FCFS()(state)  # with somebody it must go on
+        if not any(dict(scheduled).get(entry.request_id) for entry in going):
+            return FCFS()(state)  # some request must make progress
         if draw.random() < 0.03:
-            wishes.append(_wrong(draw, every))
-        return SchedulerDecision(wishes, backs)
+            scheduled.append(_wrong(draw, every))
+        return SchedulerDecision(scheduled, backs)
 
 
 def _wrong(draw: random.Random, every: list[RequestView]) -> tuple:
     name = draw.choice(every).request_id
-    return draw.choice([("nobody", 1), (name, -1), (name, 1000), (name, 1), (name, 0.5), (name, "1"), (None,)])
+    return draw.choice([("unknown", 1), (name, -1), (name, 1000), (name, 1), (name, 0.5), (name, "1"), (None,)])

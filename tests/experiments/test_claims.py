@@ -52,7 +52,7 @@ def records() -> RecordFolder:
 
 @cache
 def evidence_of(id: str, number: int) -> Any:
-    """What a trial's rule reads: the deciding record's numbers or a calculation's; None where there is nothing yet."""
+    """Return what a trial's rule reads: the deciding record's numbers or a calculation's; None without either."""
     evidence = KNOWN[id].trials[number].evidence
     if isinstance(evidence, CalculationEvidence):
         return evidence.numbers()
@@ -64,7 +64,7 @@ def evidence_of(id: str, number: int) -> Any:
 
 
 def strange(example: Any, own: Any) -> list[str]:
-    """What in `example` is of no kind that `own` has at that place. Rows of a variant are held against that variant's;
+    """Return the parts of `example` of a kind that `own` has not at that place. Rows are compared within a variant;
     of a mapping whose names are data (models, batches) each value against any of `own`'s."""
     if isinstance(own, Mapping) and isinstance(example, Mapping):
         faults = []
@@ -91,7 +91,7 @@ def _strange_row(row: Any, own: Sequence[Any]) -> list[str]:
 
 
 def _alike(values: Iterable[Any]) -> bool:
-    """Whether all are mappings of the same names: what they stand under is data then."""
+    """Return True if all are mappings of the same names: the keys above them are data then."""
     return len({frozenset(value) if isinstance(value, Mapping) else None for value in values} - {None}) == 1
 
 
@@ -178,7 +178,7 @@ CHANGED = CHANGES.split()
 
 @pytest.mark.parametrize("id", CHANGED)
 def test_a_rule_changed_after_a_look_says_so_where_it_is_shown(id: str) -> None:
-    """In the ledger, in `claims show` and the widget (which both print what `told` gives), with its reason."""
+    """In the ledger, in `claims show` and the widget (which both print what `reported` gives), with its reason."""
     found = claim_detail(KNOWN[id], LEDGER, records())
     said = [words for trial in found["trials"] for name, words in trial_lines(trial) if name == "changed"]
     entries = [change for entry in LEDGER[id] for change in entry.changed]
@@ -212,7 +212,7 @@ def test_each_verdict_is_of_a_claim_and_names_its_machine() -> None:
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_an_experiment_judges_by_the_claims_rules(name: str) -> None:
-    """What the run itself said, its judge now, and the ledger are one; and the ledger leaves none of them out."""
+    """The verdict in the record, the rule's verdict now, and the ledger's agree; the ledger leaves none out."""
     experiment = Experiment.from_file(CLAIMS_FOLDER.parent / f"{name}.yaml")
     record = latest_record(name, RECORDS)
     mine = {c.id: t for c in KNOWN.values() for t in c.trials if t.evidence_label == f"run {name}"}

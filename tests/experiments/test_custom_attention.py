@@ -16,7 +16,7 @@ def test_its_variants_keep_the_laws(part) -> None:
     check_attention(part, examples=4, backends=["eager"]).raise_if_failed()
 
 
-def test_its_mistake_is_told() -> None:
+def test_its_mistake_is_reported() -> None:
     assert "shows key 1 to query 0" in str(check_attention(custom_attention.peeking, examples=4, backends=[]))
 
 

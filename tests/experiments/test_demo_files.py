@@ -1,4 +1,4 @@
-"""What ships in `workbench/demo/` is what its card says."""
+"""The files of `workbench/demo/` are those that its card describes."""
 
 from __future__ import annotations
 

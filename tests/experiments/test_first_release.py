@@ -44,7 +44,7 @@ def test_they_can_be_read_and_have_judges(name: str) -> None:
     assert experiment.judge.path == f"experiments.{name}:judge" and name in names()
 
 
-def test_a_wrong_name_is_told_with_the_right_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_name_is_reported_with_the_right_one(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(WorkbenchError, match="did you mean 'batch_size'"):
         main("batch_sise")
     main()

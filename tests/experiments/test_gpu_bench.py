@@ -1,4 +1,4 @@
-"""What of `gpu_bench` can be seen without a GPU: its cases, torch's forms beside ours, and how a part's end is told."""
+"""The parts of `gpu_bench` that run without a GPU: its cases, torch's forms beside ours, a part's reported end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from compiled_kernels.capabilities import GAPS
 from experiments import gpu_bench, gpu_kernels, gpu_models, gpu_timing
 
 
-def test_every_operator_of_the_lane_is_checked() -> None:
+def test_every_operator_of_the_backend_is_checked() -> None:
     without = {gap.operator for gap in GAPS if gap.backend is Backend.TRITON and gap.case == "*"}
     assert set(gpu_bench.CHECKED) == {suite.operator for suite in cases.suites()} - without - {"linear"}
 
@@ -80,7 +80,7 @@ def test_the_parts_fit_into_the_time_of_the_whole() -> None:
     assert gpu_bench.CHECK_SECONDS + sum(gpu_bench.PARTS.values()) <= gpu_bench.SECONDS
 
 
-def test_engines_take_turns_and_their_medians_are_told() -> None:
+def test_engines_take_turns_and_their_medians_are_reported() -> None:
     order: list[tuple[str, int]] = []
 
     def engine(name: str, seconds: list[float], fails: bool = False):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.claims import stated_figures as told
+from experiments.claims import stated_figures
 from workbench.model.shapes import named_shape
 from workbench.simulate.roofline import HARDWARE
 
@@ -19,8 +19,8 @@ POSITIVE = st.floats(1e-6, 1e6)
 @given(POSITIVE, POSITIVE, POSITIVE, st.floats(0.05, 1.0))
 def test_a_figure_is_right_where_it_meets_what_may_be_taken(a: float, b: float, bound: float, slack: float) -> None:
     """Each bound is in one state; right is: the interval of the figure and that from the bound to the slowest meet."""
-    figure = told.StatedFigure("it", min(a, b), max(a, b))
-    (states,) = told.classify_figures([figure], {"one": bound}, slack).values()
+    figure = stated_figures.StatedFigure("it", min(a, b), max(a, b))
+    (states,) = stated_figures.classify_figures([figure], {"one": bound}, slack).values()
     assert [names for names in states.values() if names] == [["one"]]
     meets = max(figure.least, bound) <= min(figure.most, bound / slack)
     assert bool(states["right"]) == meets
@@ -30,7 +30,7 @@ def test_a_figure_is_right_where_it_meets_what_may_be_taken(a: float, b: float, 
 def test_a_rule_reads_three_ways() -> None:
     def ruled(*right: tuple[int, int]) -> str:
         found = {f"figure {i}": {"right": ["x"] * yes, "cannot be": ["y"] * no} for i, (yes, no) in enumerate(right)}
-        return told.figures_hold(found).outcome
+        return stated_figures.figures_hold(found).outcome
 
     assert ruled((3, 0), (3, 0)) == "holds"
     assert ruled((3, 0), (1, 2)) == ruled((1, 2)) == "holds-with-limits"
@@ -40,38 +40,38 @@ def test_a_rule_reads_three_ways() -> None:
 def test_rooflines_by_hand() -> None:
     """2 P tokens over FLOP/s, and weights over bytes/s, in machines that are far from the crossing."""
     spec = named_shape("llama-3.1-8b")
-    served = told.ServedModel("llama-3.1-8b", hardware="a100")
+    served = stated_figures.ServedModel("llama-3.1-8b", hardware="a100")
     embedding = spec.vocab_size * spec.hidden_size
     head_once = 2 * (spec.num_parameters - 2 * embedding) * 1000 / 312e12
     assert head_once < served.prefill(1000) < 1.05 * head_once
     assert served.decode(1) == pytest.approx(2 * (spec.num_parameters - embedding) / 2.039e12, rel=0.01)
-    assert told.read_bytes("llama-3.1-8b", "16 bits", tokens=0) == 2 * (spec.num_parameters - embedding)
+    assert stated_figures.read_bytes("llama-3.1-8b", "16 bits", tokens=0) == 2 * (spec.num_parameters - embedding)
     # GPT-3, by its published count of 175 billion parameters: 350 GB in 16 bits.
     assert named_shape("gpt-3-175b").num_parameters == pytest.approx(175e9, rel=0.01)
-    assert told.weights("gpt-3-175b", "16 bits") == pytest.approx(350e9, rel=0.01)
+    assert stated_figures.weights("gpt-3-175b", "16 bits") == pytest.approx(350e9, rel=0.01)
 
 
 def test_a_batch_shares_the_weights_and_nothing_else() -> None:
-    for model in told.MODELS:
-        one, many = (told.read_bytes(model, "INT8", batch, 1000) for batch in (1, 32))
-        cache = 1000 * told.cache_bytes(model)
+    for model in stated_figures.MODELS:
+        one, many = (stated_figures.read_bytes(model, "INT8", batch, 1000) for batch in (1, 32))
+        cache = 1000 * stated_figures.cache_bytes(model)
         assert (one - cache) / 32 == pytest.approx(many - cache)
 
 
 def test_what_does_not_fit_is_not_tried() -> None:
-    assert not told.ServedModel("llama-3.1-70b", hardware="h100").fits(1000)
-    assert told.ServedModel("llama-3.1-70b", "INT8", "h100").fits(1000)
-    for each in told.served_models():
+    assert not stated_figures.ServedModel("llama-3.1-70b", hardware="h100").fits(1000)
+    assert stated_figures.ServedModel("llama-3.1-70b", "INT8", "h100").fits(1000)
+    for each in stated_figures.served_models():
         room = each.gpus * HARDWARE[each.hardware].memory
         assert (
-            told.weights(each.model, each.format) < room
-            and named_shape(each.model).max_position_embeddings >= told.DEFAULT_CONTEXT
+            stated_figures.weights(each.model, each.format) < room
+            and named_shape(each.model).max_position_embeddings >= stated_figures.DEFAULT_CONTEXT
         )
-    assert all(each.model.startswith("llama-3.1") for each in told.served_models(tokens=100_000))
+    assert all(each.model.startswith("llama-3.1") for each in stated_figures.served_models(tokens=100_000))
 
 
-@pytest.mark.parametrize("claim", told.CLAIMS, ids=lambda claim: claim.id)
-def test_tables_are_whole(claim: told.Claim) -> None:
+@pytest.mark.parametrize("claim", stated_figures.CLAIMS, ids=lambda claim: claim.id)
+def test_tables_are_whole(claim: stated_figures.Claim) -> None:
     assert claim.condition_tables is not None
     for table in claim.condition_tables(None):
         assert table.rows and all(len(row) == len(table.headings) for row in table.rows)
@@ -79,23 +79,23 @@ def test_tables_are_whole(claim: told.Claim) -> None:
 
 def test_letters_in_the_tables_are_what_the_rule_reads() -> None:
     """A cell has a figure's letter where the rule counts it as right, and after a ! where it cannot be."""
-    found = told.decodes(told.served_models(batches=(1,)))
-    names = [(row[0], heading, cell) for table in told.decode_table(None)[:2] for row in table.rows
+    found = stated_figures.decodes(stated_figures.served_models(batches=(1,)))
+    names = [(row[0], heading, cell) for table in stated_figures.decode_table(None)[:2] for row in table.rows
              for heading, cell in zip(table.headings[1:], row[1:], strict=True) if cell != "-"]  # fmt: skip
     assert names
     for what, hardware, cell in names:
         gpus, rest = str(cell).split(" x: ")
         right, _, not_so = rest.partition(" ")[2].partition("!")
         name = f"{what} on {gpus} x {hardware}"
-        for letter, figure in zip("abc", told.DECODE, strict=True):
+        for letter, figure in zip("abc", stated_figures.DECODE, strict=True):
             assert (letter in right) == (name in found[figure.name]["right"])
             assert (letter in not_so) == (name in found[figure.name]["cannot be"])
 
 
 def test_the_sources_contradict_each_other() -> None:
-    """The figures for one thing do not overlap: whoever is right, is so for machines of his own."""
-    for figures in (told.DECODE, told.PREFILL[1000]):
+    """The figures for one thing do not overlap: each source can be right only for its own machines."""
+    for figures in (stated_figures.DECODE, stated_figures.PREFILL[1000]):
         ordered = sorted(figures, key=lambda figure: figure.least)
         assert all(a.most <= b.least for a, b in pairwise(ordered))
-    ends = [figure.least for figure in told.DECODE], [figure.most for figure in told.DECODE]
+    ends = [figure.least for figure in stated_figures.DECODE], [figure.most for figure in stated_figures.DECODE]
     assert math.isclose(max(ends[0]) / min(ends[0]), 8)

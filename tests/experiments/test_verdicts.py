@@ -402,7 +402,7 @@ def test_greedy_answers(rows: list[dict], outcomes: list[str]) -> None:
 
 
 def test_the_same_distribution_is_the_engines_own_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stands in the verdict is what the engine's rule makes, summed; a wrong rule in its place is seen."""
+    """The verdict's figure is the sum that the engine's rule gives; a wrong rule in its place is seen."""
     assert speculation.off_by("engine") < 1e-12
     assert speculation.off_by("ignores the draft") > 0.1 and speculation.off_by("one off") > 0.1
     row = {"speed_up_alone": 2.5, "predicted_speed_up": 2.5, "same_tokens_share": 1.0, "chance": 0.7,

@@ -1,4 +1,4 @@
-"""What a query reads from a packed cache, from the definition: numpy, float64, one text, no pages, no batch."""
+"""Attention over a quantized cache, from the definition: numpy, float64, one text, no pages, no batch."""
 
 from __future__ import annotations
 

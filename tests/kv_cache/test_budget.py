@@ -68,7 +68,7 @@ def test_a_budget_is_given_in_tokens_bytes_or_a_ratio() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "message"),
     [
         ({"kind": "window"}, "evict.window: give exactly one of budget (tokens), bytes and ratio"),
         ({"kind": "window", "budget": 8, "ratio": 0.5}, "budget and ratio were given"),
@@ -77,7 +77,7 @@ def test_a_budget_is_given_in_tokens_bytes_or_a_ratio() -> None:
         ({"kind": "snapkv", "budget": 1}, "evict.snapkv.budget"),
     ],
 )
-def test_mistakes_are_told_by_their_path(wrong, told) -> None:
+def test_mistakes_are_reported_by_their_path(wrong, message) -> None:
     with pytest.raises(WorkbenchError) as found:
         parse_eviction(wrong)
-    assert told in str(found.value)
+    assert message in str(found.value)

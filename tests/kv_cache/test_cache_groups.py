@@ -50,7 +50,9 @@ def test_a_step_holds_what_it_reads_and_writes(layout: tuple[KVCacheGroup, int],
 
 
 @given(layouts(), st.integers(0, 40), st.integers(0, 60))
-def test_dead_pages_are_read_by_nobody_later(layout: tuple[KVCacheGroup, int], computed: int, later: int) -> None:
+def test_pages_out_of_the_window_are_never_read_later(
+    layout: tuple[KVCacheGroup, int], computed: int, later: int
+) -> None:
     table, size = layout
     dead = set(table.out_of_window_pages(computed, size))
     assert not dead & {p // size for p in reads(table, computed + later)}

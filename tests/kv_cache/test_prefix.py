@@ -23,7 +23,7 @@ LAYOUTS = [
 
 
 class Same(int):
-    """A token whose hash is everybody's."""
+    """A token with the same hash as all others."""
 
     def __hash__(self) -> int:
         return 7
@@ -77,7 +77,7 @@ class Index(RuleBasedStateMachine):
     @precondition(lambda self: self.holders)
     @rule(data=st.data())
     def come_again(self, data: st.DataObject) -> None:
-        """Set back, and begun anew on what is still known: what it entered before is still its own."""
+        """Preempted, and started again on the cached prefix: the pages it entered before are still its own."""
         holder = data.draw(st.sampled_from(self.holders))
         self.holders.remove(holder)
         self.leave(holder)
@@ -165,7 +165,7 @@ class Index(RuleBasedStateMachine):
     @precondition(lambda self: any(self.idle))
     @rule(data=st.data(), count=st.integers(1, 3))
     def run_short(self, data: st.DataObject, count: int) -> None:
-        """Somebody else wants pages of one table."""
+        """Another request needs pages of one group."""
         table = data.draw(st.sampled_from([t for t, idle in enumerate(self.idle) if idle]))
         oldest, younger = self.idle[table][:count], self.idle[table][count:]
         self.index.evict(table, count)
@@ -235,7 +235,7 @@ class Index(RuleBasedStateMachine):
             assert list(pool.evictable) == self.idle[t] and set(pool.evictable) == set(kept) - set(held)
 
     def teardown(self) -> None:
-        """When all are gone and everything is given up, no page and no node is left."""
+        """After every request has ended and the index is cleared, no page and no node is left."""
         if not hasattr(self, "index"):
             return
         for holder in self.holders:

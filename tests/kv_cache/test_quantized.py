@@ -193,7 +193,7 @@ def test_layers_alike_share_tables_and_a_window_within_the_residual_stays_dense(
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "message"),
     [
         ("int5", "unknown cache format 'int5'; did you mean 'int8'|unknown cache format 'int5'; did you mean 'int4'"),
         ({"format": "int4", "quant_grup": 32}, "cache: quant_grup: unknown key; did you mean 'quant_group'"),
@@ -203,8 +203,8 @@ def test_layers_alike_share_tables_and_a_window_within_the_residual_stays_dense(
         ({"format": "int8", "layers": {0: {"fromat": "dense"}}}, "cache: layers.0.fromat: unknown key"),
     ],
 )
-def test_settings_that_cannot_be(wrong, told: str) -> None:
-    with pytest.raises(WorkbenchError, match=told):
+def test_settings_that_cannot_be(wrong, message: str) -> None:
+    with pytest.raises(WorkbenchError, match=message):
         parse_cache_format(wrong)
 
 

@@ -1,4 +1,4 @@
-"""What the check reports: every kind of fault has a notebook that has it, and a good notebook has none."""
+"""The notebook check: every kind of fault has a notebook that has it, and a good notebook has none."""
 
 from __future__ import annotations
 

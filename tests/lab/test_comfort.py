@@ -55,8 +55,8 @@ def test_a_cell_is_stopped_an_error_is_one_line_and_values_are_tables(lab: LabSe
     assert page.evaluate("seen is not None and len(text) > 0") == "True"
     assert "0 requests run, 0 wait, 0 of" in page.evaluate("runner")
     page.run_cell(3)
-    told = [output for output in page.document()["cells"][2]["outputs"] if output["output_type"] == "error"]
-    plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in told[0]["traceback"]]
+    errors = [output for output in page.document()["cells"][2]["outputs"] if output["output_type"] == "error"]
+    plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in errors[0]["traceback"]]
     assert len(plain) == 1 and plain[0].startswith("WorkbenchError: no model 'dmo': not a folder here, nor one of demo")
     for cell in (4, 5, 6):
         page.run_cell(cell)

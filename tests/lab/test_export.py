@@ -19,7 +19,7 @@ STATE = "application/vnd.jupyter.widget-state+json"
 
 
 def notebook(stored: bool) -> Any:
-    """What nbclient leaves (with the widgets' state, unless told otherwise) and what JupyterLab saves (without)."""
+    """Return a notebook as nbclient leaves it (with the widgets' state, by default) or as JupyterLab saves it."""
     pictures = (
         *({"text/html": html} for html in (SVG, "<p>n = 3</p>", "<style>p {color: red}</style><svg></svg>")),
         {"image/svg+xml": SVG}, {"image/svg+xml": "<svg>"}, {"text/plain": "IntSlider()"},

@@ -76,7 +76,7 @@ def test_mixed_counts_every_output_token(runner: Runner) -> None:
     assert figures.tokens == 13 and figures.wall_seconds > 0
 
 
-def test_a_request_that_does_not_run_is_told(runner: Runner) -> None:
+def test_a_request_that_does_not_run_is_reported(runner: Runner) -> None:
     with pytest.raises(WorkbenchError, match="leave no room in a context of 256"):
         run_repetition(runner, BenchCase("prefill", 1, 0, prompt=4000), 0)
 
@@ -97,9 +97,9 @@ def test_rows_are_medians_and_shares(runner: Runner) -> None:
     row = bench_row(BenchCase("decode", 1), each, runner, CEILINGS)
     assert row["tokens_per_s"] == 5.0 and row["spread"] == [2.5, 10.0] and row["outside_forward_share"] == 0.5
     assert row["outside_kernels_share"] is None, "a backend that does not tell is not taken to have no overhead"
-    told = [replace(figures, kernel_seconds=figures.wall_seconds / 4) for figures in each]
-    assert bench_row(BenchCase("decode", 1), told, runner, CEILINGS)["outside_kernels_share"] == 0.75
-    assert bench_row(BenchCase("decode", 1), [*told, each[0]], runner, CEILINGS)["outside_kernels_share"] is None
+    runs = [replace(figures, kernel_seconds=figures.wall_seconds / 4) for figures in each]
+    assert bench_row(BenchCase("decode", 1), runs, runner, CEILINGS)["outside_kernels_share"] == 0.75
+    assert bench_row(BenchCase("decode", 1), [*runs, each[0]], runner, CEILINGS)["outside_kernels_share"] is None
     assert row["share_of_read_ceiling"] == 0.5 and row["share_of_gemm_ceiling"] == 1.0
     assert row["share_of_roofline"] == 1.0 and row["step_seconds"]["p50"] == 2.0 and row["reason"] == ""
     compiling = [BenchRepetition(10, 1.0, 0.5, 1.0, 1.0, 7, compiles, (1.0,)) for compiles in (0, 1)]
@@ -108,7 +108,7 @@ def test_rows_are_medians_and_shares(runner: Runner) -> None:
 
 @pytest.fixture(scope="module")
 def record() -> dict[str, Any]:
-    told: list[str] = []
+    lines: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bench_module, "ceilings_for", lambda *_, **__: CEILINGS)
         works = standard_cases((1, 2), (0, 224), 32, 3)
@@ -119,9 +119,9 @@ def record() -> dict[str, Any]:
             threads=1,
             repetitions=2,
             memory=False,
-            on_progress=told.append,
+            on_progress=lines.append,
         )
-    made["told"] = told
+    made["progress"] = lines
     return made
 
 
@@ -132,7 +132,7 @@ def test_the_record_has_a_row_for_each_work_in_turn(record: dict[str, Any]) -> N
     assert states == {(0, "ok"), (224, "not run")}
     assert all("the model's context is 256" in row["reason"] for row in record["rows"] if row["depth"])
     assert record["settings"]["backend_used"] == "eager" and record["settings"]["threads"] == 1
-    turns = [line.split(":")[0] for line in record["told"] if " at 0" in line]
+    turns = [line.split(":")[0] for line in record["progress"] if " at 0" in line]
     assert turns == ["warm-up"] * 4 + ["round 1/2"] * 4 + ["round 2/2"] * 4  # interleaved
 
 
@@ -147,29 +147,32 @@ def test_the_record_is_strict_json_in_a_dated_file(record: dict[str, Any], tmp_p
 def test_formats_hold_every_row(record: dict[str, Any]) -> None:
     rows = list(csv.DictReader(io.StringIO(bench_text.to_csv(record))))
     assert len(rows) == len(record["rows"])
-    for told, row in zip(rows, record["rows"], strict=True):
-        assert told["work"] == row["work"]
+    for printed, row in zip(rows, record["rows"], strict=True):
+        assert printed["work"] == row["work"]
         if row["status"] == "ok":
-            assert float(told["tokens_per_s"]) == row["tokens_per_s"] and float(told["spread_max"]) == row["spread"][1]
-            assert float(told["step_seconds_p50"]) == row["step_seconds"]["p50"]
+            assert (
+                float(printed["tokens_per_s"]) == row["tokens_per_s"]
+                and float(printed["spread_max"]) == row["spread"][1]
+            )
+            assert float(printed["step_seconds_p50"]) == row["step_seconds"]["p50"]
     text = bench_text.to_markdown(record)
     assert "| > " in text and bench_text.KERNEL_TIME_REMARK in text
-    told_row = {**record["rows"][0], "outside_kernels_share": 0.125}
-    assert "12.5%" in bench_text.to_markdown({**record, "rows": [told_row]})
-    assert bench_text.KERNEL_TIME_REMARK not in bench_text.to_markdown({**record, "rows": [told_row]})
+    kernel_row = {**record["rows"][0], "outside_kernels_share": 0.125}
+    assert "12.5%" in bench_text.to_markdown({**record, "rows": [kernel_row]})
+    assert bench_text.KERNEL_TIME_REMARK not in bench_text.to_markdown({**record, "rows": [kernel_row]})
     lines = [line for line in text.splitlines() if line.startswith("|")]
     assert len(lines) == 2 + len(record["rows"]) and len({line.count("|") for line in lines}) == 1
     assert "257 tokens, the model's context is 256" in text
 
 
-def test_memory_and_starts_are_told(record: dict[str, Any]) -> None:
+def test_memory_and_starts_are_reported(record: dict[str, Any]) -> None:
     memory = {
         "batch": 1, "weights_bytes": 100e6, "cache_bytes": 10e6, "activations_bytes": 1e6, "formula_bytes": 111e6,
         "measured_bytes": 122.1e6, "process_peak_bytes": 500e6,
     }  # fmt: skip
-    told = "\n".join(bench_text.remarks({**record, "memory": [memory], "cold_start": {"cold": {"loaded": 2.5}}}))
-    assert "100.0, cache 10.0, activations 1.0 = 111.0 MB by formula; the process grew by 122.1 MB (1.10 x)" in told
-    assert "cold start: loaded 2.5 s" in told
+    printed = "\n".join(bench_text.remarks({**record, "memory": [memory], "cold_start": {"cold": {"loaded": 2.5}}}))
+    assert "100.0, cache 10.0, activations 1.0 = 111.0 MB by formula; the process grew by 122.1 MB (1.10 x)" in printed
+    assert "cold start: loaded 2.5 s" in printed
 
 
 def test_memory_by_formula(runner: Runner) -> None:
@@ -191,7 +194,7 @@ def test_a_fresh_process_measures_its_own_memory() -> None:
         assert found["before_load_bytes"] + found["measured_bytes"] <= found["process_peak_bytes"] + 2**20
 
 
-def test_a_process_that_fails_is_told_with_its_words() -> None:
+def test_the_words_of_a_failed_process_are_reported() -> None:
     with pytest.raises(WorkbenchError, match="no shape 'tyni'"):
         job = {
             "settings": {"model": "shape:tyni", "backend": "eager"},

@@ -38,7 +38,7 @@ def test_a_full_layer_holds_what_its_pages_hold(tokens: int, chunk: int, page: i
 def test_with_a_budget_as_many_as_its_pages_hold(
     tokens: int, chunk: int, page: int, fit: int, most: int, in_decode: bool
 ) -> None:
-    """What is promised runs; it is as if texts were only so long as their budget."""
+    """The predicted number of requests runs, as if texts were no longer than their budget."""
     tables, budget = (KVCacheGroup((0,)),), EvictionBudget(most, in_decode=in_decode)
     longest = most if in_decode else most + 2 * page  # the last two pages of a text are decoded
     once, one = (-(-held // page) for held in (tokens, min(tokens, longest)))
@@ -49,7 +49,7 @@ def test_with_a_budget_as_many_as_its_pages_hold(
         assert pages == (-(-min(tokens, most) // page) * promised,)
 
 
-def test_a_pool_too_small_is_told() -> None:
+def test_a_pool_too_small_is_reported() -> None:
     with pytest.raises(WorkbenchError, match="holds no sequence of 64 tokens: one takes 50"):
         split_budget_into_pages((KVCacheGroup((0,)),), (10,), 49, 64, 16, 16)
 
@@ -59,7 +59,7 @@ def test_a_pool_too_small_is_told() -> None:
     st.integers(1, 80), st.integers(1, 24), st.integers(1, 8), st.integers(1, 5), st.integers(1, 30), st.integers(1, 6)
 )
 def test_windowed_and_late_tables_together(tokens: int, chunk: int, page: int, fit: int, back: int, lag: int) -> None:
-    """What is promised within a budget runs, while others are prefilled."""
+    """The number predicted within a budget runs, while others are prefilled."""
     late = KVCacheGroup((2,), residual_length=lag, quant_group=page), KVCacheGroup((2,), sliding_window=lag + page)
     tables = (KVCacheGroup((0,)), KVCacheGroup((1,), sliding_window=back, num_sink_tokens=2), *late)
     sizes = (10, 7, 3, 5)

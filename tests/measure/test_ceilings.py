@@ -126,7 +126,7 @@ def test_the_quickest_way_wins(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "message"),
     [
         (lambda: measure_read_bandwidth(3), "working set of 3 bytes"),
         (lambda: measure_read_bandwidth(64, threads=0), "threads 0"),
@@ -135,12 +135,12 @@ def test_the_quickest_way_wins(monkeypatch):
         (lambda: measure_gemm_rate("float32", (1, 0, 1)), "GEMM shape"),
     ],
 )
-def test_what_cannot_be_measured_is_told(call, told):
-    with pytest.raises(WorkbenchError, match=told):
+def test_what_cannot_be_measured_is_reported(call, message):
+    with pytest.raises(WorkbenchError, match=message):
         call()
 
 
-def test_the_level_is_told_from_the_caches_size():
+def test_the_level_is_reported_from_the_caches_size():
     assert [memory_level_of(size, 100) for size in (99, 100, 101)] == ["cache", "cache", "DRAM"]
     assert memory_level_of(1, None) == "memory"
 

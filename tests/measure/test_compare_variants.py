@@ -65,7 +65,7 @@ def test_requests_as_they_are(tmp_path: Path) -> None:
 
 
 def test_rounds_are_in_turn_and_find_nothing_of_one_another() -> None:
-    told: list[str] = []
+    progress: list[str] = []
     found = measure_serving(
         Experiment.from_values(
             {
@@ -81,13 +81,13 @@ def test_rounds_are_in_turn_and_find_nothing_of_one_another() -> None:
                 "measure": {"rounds": 2},
             }
         ),
-        told.append,
+        progress.append,
     )  # fmt: skip
-    assert told[6:] == [f"round {turn}: {name}" for turn in (1, 2) for name in ("static", "continuous", "reused")]
+    assert progress[6:] == [f"round {turn}: {name}" for turn in (1, 2) for name in ("static", "continuous", "reused")]
     static, continuous, _ = found.rows
     assert static["output_tokens"] == continuous["output_tokens"] > 9
     steps = [row["variant"] for row in found.tables["steps"]]
-    assert steps.count("static") > steps.count("continuous")  # nobody takes the place of who has left
+    assert steps.count("static") > steps.count("continuous")  # no request takes the place of one that has ended
     for table in ("requests", "steps", "tokens"):
         assert {row["round"] for row in found.tables[table]} == {1, 2}
     assert all(row["cached_tokens"] == 0 for row in found.tables["requests"])
@@ -101,7 +101,7 @@ def test_rounds_are_for_variants() -> None:
         run(Experiment.from_values(values))
 
 
-def test_a_variant_that_fails_is_told() -> None:
+def test_a_variant_that_fails_is_reported() -> None:
     values = {**PREFIX, "workload": {**PREFIX["workload"], "prefix_tokens": 300}}  # type: ignore[dict-item]
     with pytest.raises(WorkbenchError, match="context of 256"):
         measure_shared_prefix(Experiment.from_values(values))

@@ -1,4 +1,4 @@
-"""One prompt in varying company: what is counted, what is timed, and the verdict's rule."""
+"""One prompt in varying batches: what is counted, what is timed, and the verdict's rule."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_without_the_mode_bits_vary() -> None:
 
 
 @pytest.mark.skipif(problem is not None, reason=f"backend mlir: {problem}")
-def test_with_it_they_do_not_and_the_price_is_told(tmp_path: Path) -> None:
+def test_with_it_they_do_not_and_the_price_is_reported(tmp_path: Path) -> None:
     changed = {"off": {}, "on": {"backend": "mlir", "batch_invariant": True}, "also off": {"backend": "mlir"}}
     few = {"prompts": 1, "runs": 2, "other_requests": 2, "other_request_tokens": 4, "output_tokens": 3, "price": PRICE}
     work = {**ASKED["workload"], **few}
@@ -63,8 +63,8 @@ def test_with_it_they_do_not_and_the_price_is_told(tmp_path: Path) -> None:
     assert record.summary["verdicts"][0]["claim"] == "greedy-not-deterministic"
     if plotting_problem() is None:
         assert (record.path / "determinism.svg").read_text().startswith("<svg")
-        told = company_chart.chart(record.summary["rows"], "the same?").to_dict()
-        assert len(told["hconcat"]) == 2
+        drawn = company_chart.chart(record.summary["rows"], "the same?").to_dict()
+        assert len(drawn["hconcat"]) == 2
 
 
 def test_texts_want_a_tokenizer() -> None:

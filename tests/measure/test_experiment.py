@@ -316,7 +316,7 @@ def test_nan_is_no_number_that_survives() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("model: {name: demo}\ncache:\n  format: int8\n  page_size: 64\n  format: int4\n",
          "cache.format is given twice, in lines 3 and 5"),
@@ -325,8 +325,8 @@ def test_nan_is_no_number_that_survives() -> None:
         ("- {a: 1}\n- {b: 1, b: 2}\n", "1.b is given twice, in lines 2 and 2"),
     ],
 )  # fmt: skip
-def test_a_key_that_stands_twice_is_refused(text: str, told: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(told)):
+def test_a_key_that_stands_twice_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
         read_yaml(text)
 
 

@@ -1,4 +1,4 @@
-"""Which experiment a runner carries out is what `runner_for` was given."""
+"""A runner's experiment is the one that `runner_for` was given."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_what_a_runner_was_made_for_is_what_it_is_said_to_be(changes: dict) -> N
     assert experiment_of_runner(runner_for(experiment), "q", WORKLOAD) == experiment
 
 
-def test_what_load_was_given_is_told_in_an_experiments_words() -> None:
+def test_the_arguments_of_load_are_returned_as_an_experiments_settings() -> None:
     runner = load("demo-draft", backend="eager", cache="int8", prefix="radix", schedule="static", evict=None)
     made = experiment_of_runner(runner, "q", WORKLOAD)
     assert (made.model.name, made.cache.format, made.cache.prefix.kind) == ("demo-draft", "int8", "radix")

@@ -1,4 +1,4 @@
-"""What a full disk, a kill, two writers at once or half a copy leave: what was recorded stays, and lack is told."""
+"""A full disk, a kill, two writers at once, half a copy: recorded values stay, and missing ones are reported."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_what_is_whole_in_a_damaged_folder_can_be_read(tmp_path: Path) -> None:
     assert "steps.parquet has" in record._repr_html_()
 
 
-def test_running_and_killed_are_told_apart(tmp_path: Path) -> None:
+def test_running_and_killed_are_distinguished(tmp_path: Path) -> None:
     if alive.describe_process() is None:
         pytest.skip("this system does not tell when a process was started")
     assert check_folder(RunFolder.create(tmp_path, "mine").path).state == "running"
@@ -199,7 +199,7 @@ def test_running_and_killed_are_told_apart(tmp_path: Path) -> None:
         child.kill()
         while (Path("/proc") / str(child.pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
             pass
-        assert check_folder(found[0]).state == "killed"  # even while nobody has looked after it
+        assert check_folder(found[0]).state == "killed"  # even before anything has checked it
         child.wait()
     assert check_folder(found[0]).state == "killed"
     with pytest.raises(WorkbenchError, match=r"unfinished \(it was killed or interrupted\) and holds nothing; run"):

@@ -1,4 +1,4 @@
-"""A run that is interrupted at any moment leaves nothing that anybody takes for a whole one."""
+"""A run that is interrupted at any moment leaves nothing that could pass for a whole one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def experiment(kind: str) -> Experiment:
 
 @pytest.fixture(scope="module", autouse=True)
 def quick() -> Iterator[None]:
-    """What takes long and writes nothing is left out: asking for the surroundings, drawing."""
+    """Leave out slow calls that write nothing: reading the environment, drawing."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (study_run, comparison):
             patch.setattr(module, "environment", dict)
@@ -68,7 +68,7 @@ def test_at_any_moment(kind: str, lengths: dict[str, int]) -> None:
             assert len(here) <= 1
             for path in here:
                 state = check_folder(path).state
-                assert state in ("complete", "killed"), "nobody writes it any more"
+                assert state in ("complete", "killed"), "no process writes it any more"
                 if state == "complete":
                     Record.open(path).verify()
                 else:

@@ -52,18 +52,18 @@ def test_a_prediction_is_written_before_anything_is_measured(tmp_path: Path, mon
     rows = Record.open(record.path).summary["rows"]
     for row in rows:
         assert row["predicted"] == seen[0]["variants"][row["variant"]]
-        for point, told in zip(row["curve"], row["predicted"]["lengths"], strict=True):
-            assert point["predicted_prefill_s"] == told["prefill_s"] > 0
+        for point, expected in zip(row["curve"], row["predicted"]["lengths"], strict=True):
+            assert point["predicted_prefill_s"] == expected["prefill_s"] > 0
             assert min(point[key] for key in ("prefill_s", "decode_step_s", "decode_s", "e2el_s")) > 0
-            share = told["decode_bytes"] / point["decode_step_s"] / row["predicted"]["bytes_per_s"]
+            share = expected["decode_bytes"] / point["decode_step_s"] / row["predicted"]["bytes_per_s"]
             assert point["decode_bytes_share"] == pytest.approx(share)
     assert (record.path / "lengths.svg").exists() or "problem" in record.summary["picture"]
 
 
-def test_without_a_cache_a_step_is_foretold_to_be_a_prefill() -> None:
-    told = predict_variants(experiment(variants=VARIANTS))
-    assert told is not None
-    cached, anew = (told["variants"][name]["lengths"][1] for name in VARIANTS)
+def test_without_a_cache_a_step_is_predicted_to_be_a_prefill() -> None:
+    prediction = predict_variants(experiment(variants=VARIANTS))
+    assert prediction is not None
+    cached, anew = (prediction["variants"][name]["lengths"][1] for name in VARIANTS)
     assert anew["decode_flops"] > 40 * cached["decode_flops"]  # but for the head, of 66 tokens
     assert anew["prefill_flops"] == cached["prefill_flops"]
 
@@ -78,7 +78,7 @@ def test_chunks_compute_what_the_whole_does() -> None:
     assert sum(each.bytes for each in cut) > whole[0].bytes
 
 
-def test_batches_are_foretold_to_give_more_and_drafts_to_help_at_most_so_much() -> None:
+def test_batches_are_predicted_to_give_more_and_drafts_to_help_at_most_so_much() -> None:
     work = {"kind": "random", "requests": 8, "prompt_tokens": 8, "output_tokens": 16}
     base = experiment(workload=work, schedule={"max_num_seqs": 1}, measure={"predict": True})
     many, here = base.with_("schedule.max_num_seqs=8"), MeasuredHardware()

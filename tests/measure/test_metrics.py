@@ -111,7 +111,7 @@ def test_rates_and_shares_by_hand():
     assert (summary["pages_used_peak"], summary["compiles"]) == (7, 2)
 
 
-def test_steps_that_compiled_are_told_apart():
+def test_steps_that_compiled_are_counted_apart():
     steps = [step(wall_seconds=float(wall), compiles=count) for wall, count in ((1, 2), (5, 3), (1, 3), (7, 5))]
     summary = summarize([], steps, [])
     assert (summary["compiles"], summary["compiling_steps"], summary["compiling_wall_s"]) == (5, 2, 12.0)

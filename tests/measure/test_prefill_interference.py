@@ -78,7 +78,7 @@ def test_a_run_of_it_has_a_table_a_picture_and_verdicts(tmp_path: Path) -> None:
     assert "problem" in picture or (record.path / picture["svg"]).read_text().startswith("<svg")
 
 
-def test_mistakes_are_told() -> None:
+def test_mistakes_are_reported() -> None:
     with pytest.raises(WorkbenchError, match=r"output_tokens \(4\) must be above after \(4\)"):
         Experiment.from_values({**EXPERIMENT, "workload": {**WORK, "output_tokens": 4}})
     crowded = Experiment.from_values({**EXPERIMENT, "variants": {}, "schedule": {"max_num_seqs": 2}})

@@ -131,10 +131,10 @@ def test_the_same_experiment_gives_the_same_quality(record: Record, text: Path) 
 
 def test_formats_hold_every_row(record: Record) -> None:
     rows = record.summary["rows"]
-    told = list(csv.DictReader(io.StringIO(comparison_text.to_csv(rows))))
-    assert [each["variant"] for each in told] == [each["variant"] for each in rows]
-    assert [float(each["kl_mean"]) for each in told] == [each["kl_mean"] for each in rows]
-    assert float(told[0]["copying.1.0.gain"]) == rows[0]["copying"]["1.0"]["gain"]
+    parsed = list(csv.DictReader(io.StringIO(comparison_text.to_csv(rows))))
+    assert [each["variant"] for each in parsed] == [each["variant"] for each in rows]
+    assert [float(each["kl_mean"]) for each in parsed] == [each["kl_mean"] for each in rows]
+    assert float(parsed[0]["copying.1.0.gain"]) == rows[0]["copying"]["1.0"]["gain"]
     text = "\n".join(table.markdown() for table in comparison_text.variant_tables(rows))
     assert text.count("\n| float32 |") == 3 and "KL mean" in text and "tok/s at 40" in text
 
@@ -178,10 +178,10 @@ def test_variants_on_the_command_line(words: str, name: str, changes: dict) -> N
         ({"workload": WORK | {"texts": ["nowhere.py"]}}, "nowhere.py: cannot be read"),
         ({"workload": WORK | {"decode": 2000}}, "must be below the model's context of 1024"),
         ({"workload": WORK | {"speed": {"contexts": [1020]}}}, "exceed the model's context"),
-        ({"judge": {"path": "nobody.knows:it"}}, "nobody.knows cannot be imported"),
+        ({"judge": {"path": "unknown.module:it"}}, "unknown.module cannot be imported"),
     ],
 )
-def test_mistakes_are_told_and_leave_no_folder(changes: dict, words: str, tmp_path: Path) -> None:
+def test_mistakes_are_reported_and_leave_no_folder(changes: dict, words: str, tmp_path: Path) -> None:
     values = {**VALUES, "variants": {"same": {}}, **changes}
     with pytest.raises(WorkbenchError, match=words):
         run_comparison(Experiment.from_values(values), tmp_path, "wrong", progress=False)

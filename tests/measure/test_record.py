@@ -158,7 +158,7 @@ def test_a_half_copied_folder_says_what_is_missing(tmp_path, name):
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"files": 3}', '{"files": {"../x": {}}}', '{"files": {"x": 1}}'])
-def test_a_damaged_manifest_is_told(tmp_path, text):
+def test_a_damaged_manifest_is_reported(tmp_path, text):
     path = write_run(tmp_path, small_recorder())
     (path / MANIFEST).write_text(text)
     with pytest.raises(WorkbenchError, match="manifest.json is damaged"):
@@ -168,7 +168,7 @@ def test_a_damaged_manifest_is_told(tmp_path, text):
         Record.open(path)
 
 
-def test_damaged_contents_are_told_when_read(tmp_path):
+def test_damaged_contents_are_reported_when_read(tmp_path):
     run = RunFolder.create(tmp_path, "bad")
     run.write_text("summary.json", "{")
     run.write_text("tokens.parquet", "no parquet")
@@ -206,13 +206,13 @@ def test_a_run_name_is_a_plain_name(tmp_path, name):
 
 
 @pytest.mark.parametrize("parent", ["file", "file/below", "/proc/nowhere/runs"])
-def test_an_output_folder_that_cannot_be_written_is_told_with_the_remedy(tmp_path, parent):
+def test_an_output_folder_that_cannot_be_written_is_reported_with_the_remedy(tmp_path, parent):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(WorkbenchError, match=r"output folder .* cannot be written \(.*\); .* --out"):
         RunFolder.create(tmp_path / parent, "run")
 
 
-def test_a_folder_without_permission_is_told(tmp_path):
+def test_a_folder_without_permission_is_reported(tmp_path):
     tmp_path.chmod(0o500)
     try:
         if os.access(tmp_path, os.W_OK):
@@ -255,7 +255,7 @@ def test_what_has_the_name_already_stays(tmp_path, monkeypatch, kind):
 
 
 def judged(folder: Path) -> list[str]:
-    """What became of each run in `folder`: complete, incomplete or hidden. A damaged one fails here."""
+    """Return the state of each run in `folder`: complete, incomplete or hidden. A damaged one fails here."""
     fates = []
     for path in folder.iterdir() if folder.exists() else ():
         if path.name.startswith(".incomplete-"):

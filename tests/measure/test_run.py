@@ -112,7 +112,7 @@ def test_the_bytes_of_the_cache_are_those_of_the_formula(random_run: Record) -> 
     assert kv["bytes_allocated"] == kv["bytes_allocated_formula"] >= kv["bytes_used_peak"]
 
 
-def test_the_environment_names_the_lane_and_why(random_run: Record) -> None:
+def test_the_environment_names_the_backend_and_why(random_run: Record) -> None:
     assert (
         random_run.environment["backend"] == {"name": "eager", "reason": "asked for"} == random_run.summary["backend"]
     )
@@ -123,7 +123,7 @@ def test_the_environment_names_the_lane_and_why(random_run: Record) -> None:
 @pytest.mark.skipif(
     backend_problems()[Backend.MLIR] is not None, reason=f"backend mlir: {backend_problems()[Backend.MLIR]}"
 )
-def test_what_ran_is_told_by_its_content(tmp_path: Path) -> None:
+def test_a_model_is_identified_by_its_content(tmp_path: Path) -> None:
     """The same hashes in the summary and in the trace; `kernels show decode_step` shows what they name."""
     record = run(experiment(backend="mlir", model={"name": "demo-draft"}), tmp_path, progress=False)
     trace = json.loads((record.path / "trace.json").read_text())
@@ -135,7 +135,7 @@ def test_what_ran_is_told_by_its_content(tmp_path: Path) -> None:
     assert decode_step_stages("demo-draft", rows=3).artifact == decode_step_stages("demo-draft", rows=4).artifact
 
 
-def test_a_lane_without_artifacts_says_so(random_run: Record) -> None:
+def test_a_backend_without_artifacts_says_so(random_run: Record) -> None:
     assert random_run.summary["artifacts"] == {}
 
 
@@ -148,8 +148,8 @@ def test_requests_that_cannot_run_harm_no_other(mixed_run: Record) -> None:
     rows = mixed_run.requests.to_pylist()
     assert [row["finish_reason"] for row in rows] == ["length", "refused", "refused", "refused", "length"]
     assert [row["output_tokens"] for row in rows] == [5, 0, 0, 0, 5]
-    for row, told in zip(rows[1:4], ("leave no room in a context of", "is empty", "lone surrogate"), strict=True):
-        assert told in row["error"]
+    for row, message in zip(rows[1:4], ("leave no room in a context of", "is empty", "lone surrogate"), strict=True):
+        assert message in row["error"]
     alone = run(experiment(model={"dtype": "float32"}), mixed_run.path.parent, "alone", progress=False)
     assert alone.requests.to_pylist()[0]["token_ids"] == rows[0]["token_ids"]
 
@@ -171,7 +171,7 @@ def test_a_run_where_nothing_runs_can_be_shown(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"model": {"name": "demmo"}}, "no model 'demmo'"),
         ({"backend": "egaer"}, "unknown backend"),
@@ -179,13 +179,13 @@ def test_a_run_where_nothing_runs_can_be_shown(tmp_path: Path, monkeypatch: pyte
         ({"model": {"name": "shape:tiny"}}, "workload.prompts: model 'shape:tiny' has no tokenizer"),
     ],
 )
-def test_a_mistake_leaves_no_folder(tmp_path: Path, changes: dict, told: str) -> None:
-    with pytest.raises(WorkbenchError, match=told):
+def test_a_mistake_leaves_no_folder(tmp_path: Path, changes: dict, message: str) -> None:
+    with pytest.raises(WorkbenchError, match=message):
         run(experiment(**changes), tmp_path, progress=False)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_unwritable_folder_is_told_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_folder_is_reported_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "runs").write_text("in the way")
     monkeypatch.setattr(runner_module, "Runner", lambda *_, **__: pytest.fail("work was begun"))
     with pytest.raises(WorkbenchError, match="output folder .*runs: cannot be written .*--out"):
@@ -215,7 +215,7 @@ def test_threads_are_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def fake_ceilings(*working_sets: int, dtypes: tuple[str, ...] = (), compiled: bool = False) -> MachineCeilings:
     def ceiling(kind: str, value: float, dtype: str = "") -> Ceiling:
-        return Ceiling(kind, value, "", "told", 1, 1, 1.0, working_sets[0], level="DRAM", dtype=dtype)
+        return Ceiling(kind, value, "", "planted", 1, 1, 1.0, working_sets[0], level="DRAM", dtype=dtype)
 
     return MachineCeilings((ceiling("read", 2e10),), tuple(ceiling("gemm", 1e12, dtype) for dtype in dtypes))
 
@@ -328,15 +328,15 @@ def test_a_request_of_one_run_only_is_named(random_run: Record, tmp_path: Path) 
     assert [str(each) for each in comparison.tokens] == ["request-2: only in one of the runs"]
 
 
-def test_other_surroundings_are_told(random_run: Record, tmp_path: Path) -> None:
+def test_other_environments_are_reported(random_run: Record, tmp_path: Path) -> None:
     record = altered(random_run, tmp_path / "copy", random_run.requests.to_pylist())
     before = record.environment
     before["python"], before["packages"]["torch"] = "3.99", "9.9"
     comparison = reproduce(record, tmp_path / "again", progress=False)
     assert comparison.identical
-    told = [str(each) for each in comparison.versions]
-    assert any(line.startswith("python: 3.99 -> ") for line in told)
-    assert any(line.startswith("packages.torch: 9.9 -> ") for line in told)
+    listed = [str(each) for each in comparison.versions]
+    assert any(line.startswith("python: 3.99 -> ") for line in listed)
+    assert any(line.startswith("packages.torch: 9.9 -> ") for line in listed)
 
 
 def test_a_record_changed_after_the_fact_is_not_reproduced(random_run: Record, tmp_path: Path) -> None:
@@ -371,7 +371,7 @@ def test_a_killed_run_says_that_it_is_unfinished(tmp_path: Path) -> None:
     assert not Record.open(folder, incomplete_ok=True).complete
 
 
-def test_a_record_names_the_lane_that_ran_where_blocks_turned_out_to_fail(
+def test_a_record_names_the_backend_that_ran_where_blocks_turned_out_to_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = run_module.runner_for
@@ -393,7 +393,7 @@ def test_a_record_names_the_lane_that_ran_where_blocks_turned_out_to_fail(
     workload = {"kind": "random", "requests": 1, "prompt_tokens": 4, "output_tokens": 2}
     asked = experiment(model={"name": "shape:tiny", "dtype": "float32"}, workload=workload, backend="eager")
     record = run(asked, tmp_path, "random", progress=False)
-    told = {"name": "mlir (prefill: eager)", "reason": "auto; inductor does not compile here"}
-    assert record.summary["backend"] == told
-    assert json.loads((record.path / "environment.json").read_text())["backend"] == told
-    assert json.loads((record.path / "trace.json").read_text())["otherData"]["backend"] == told["name"]
+    expected = {"name": "mlir (prefill: eager)", "reason": "auto; inductor does not compile here"}
+    assert record.summary["backend"] == expected
+    assert json.loads((record.path / "environment.json").read_text())["backend"] == expected
+    assert json.loads((record.path / "trace.json").read_text())["otherData"]["backend"] == expected["name"]

@@ -95,8 +95,8 @@ def test_variants_and_a_swept_setting(tmp_path: Path) -> None:
         assert bars.startswith("<svg") and "two" in bars
 
 
-def test_what_cannot_be_simulated_is_told(tmp_path: Path) -> None:
-    for change, told in (
+def test_settings_that_cannot_be_simulated_are_reported(tmp_path: Path) -> None:
+    for change, message in (
         ("sampling.n=2", "2 samples or beams; a simulated run has one a request"),
         ("sampling.beams=3", "3 samples or beams"),
         ("batch_invariant=true", "a clock computes no bits"),
@@ -111,7 +111,7 @@ def test_what_cannot_be_simulated_is_told(tmp_path: Path) -> None:
         ("executor.failures=[{instance: 1, at: 0}]", "there are 0 to 0"),
         ("workload.trace=nowhere.csv", "cannot be read"),
     ):
-        with pytest.raises(WorkbenchError, match=told):
+        with pytest.raises(WorkbenchError, match=message):
             run(Experiment.from_yaml(BASE, (change,)), tmp_path, "wrong", progress=False)
     assert not list(tmp_path.glob("wrong*"))
     with pytest.raises(WorkbenchError, match="sweep: has points of its own, which `workbench sweep` runs"):

@@ -1,4 +1,4 @@
-"""What became of drafted tokens, as figures, tables, pictures and verdicts."""
+"""Drafted tokens and their acceptance, as figures, tables, pictures and verdicts."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_speculation_beside_none(tmp_path: Path) -> None:
     checks = record.read_table("verifications.parquet").to_pylist()
     stops = [check for check in checks if check["variant"] == "draft that stops"]
     assert len({check["drafted"] for check in stops}) > 1 and all(check["drafted"] <= 4 for check in stops)
-    stopping = rows["draft that stops"]  # a check of fewer tokens is told as such, by position too
+    stopping = rows["draft that stops"]  # a verification of fewer tokens is reported as such, by position too
     assert stopping["mean_acceptance_length"] <= 1 + sum(check["drafted"] for check in stops) / len(stops)
     assert 1 + sum(stopping["acceptance_by_position"]) == pytest.approx(stopping["mean_acceptance_length"])
     assert "speed_up" not in rows["plain"] and rows["draft of 3, sampled"]["speed_up_alone"] > 0

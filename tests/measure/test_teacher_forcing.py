@@ -55,7 +55,7 @@ def test_every_scored_place_is_the_oracles(spec: ModelSpec, budget: int, seqs: i
         assert (torch.cat(rows[index]).double() - exact).abs().max() <= bound + 1e-5
 
 
-def test_a_text_that_is_set_back_is_noted_once() -> None:
+def test_a_text_that_is_preempted_is_noted_once() -> None:
     draw = random.Random(3)
     texts = [ForcedText(random_token_ids(draw, VOCAB, 24), 1, 9) for _ in range(4)]
     noted: dict[int, list[int]] = {index: [] for index in range(4)}
@@ -70,13 +70,13 @@ def test_a_text_that_is_set_back_is_noted_once() -> None:
 def test_the_runner_is_itself_again_afterwards() -> None:
     runner = runner_of(MODEL)
     before = finals(runner, [request("a", 7, 9)])
-    executor, chooser = runner.executor, runner.tracker.sampler
+    executor, sampler = runner.executor, runner.tracker.sampler
     score_texts(runner, [ForcedText((1, 2, 3, 4), 1, 2)], lambda *_: None)
-    assert runner.executor is executor and runner.tracker.sampler is chooser
+    assert runner.executor is executor and runner.tracker.sampler is sampler
     assert finals(runner, [request("a", 7, 9)]) == before
 
 
-def test_a_text_that_cannot_run_is_told() -> None:
+def test_a_text_that_cannot_run_is_reported() -> None:
     with pytest.raises(WorkbenchError, match="text 0 of 60 tokens: .*context of 48"):
         score_texts(runner_of(MODEL), [ForcedText((1,) * 60, 1, 59)], lambda *_: None)
 

@@ -1,4 +1,4 @@
-"""What is counted of texts moves with what is done to them."""
+"""Counts over texts move with the changes made to the texts."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ def test_texts_of_the_demo_model() -> None:
     work = {"kind": "texts", "prompts": 2, "prompt_tokens": 24, "output_tokens": 24, "repeats": 2}
     asked = Experiment.from_values({"question": "?", "model": {"name": "demo"}, "backend": "eager", "workload": work}
                           | {"variants": variants})  # fmt: skip
-    told = cast(dict, predict_variants(asked))
-    drawn = [told["variants"][name]["drawn_entropy"] for name in ("greedy", "cool", "free", "hot")]
+    prediction = cast(dict, predict_variants(asked))
+    drawn = [prediction["variants"][name]["drawn_entropy"] for name in ("greedy", "cool", "free", "hot")]
     assert drawn == sorted(drawn) and drawn[0] == 0
-    assert told["variants"]["two"]["drawn_entropy"] <= 1
-    found = measure_sampled_texts(asked, lambda line: None, told)
+    assert prediction["variants"]["two"]["drawn_entropy"] <= 1
+    found = measure_sampled_texts(asked, lambda line: None, prediction)
     rows = {row["variant"]: row for row in found.rows}
     assert rows[LOOP_ROW]["looped"] == 1 and rows[LOOP_ROW]["repeated_4"] > 0.5 > rows[RANDOM_ROW]["repeated_4"]
     assert rows[RANDOM_ROW]["bits_per_byte"] > rows["hot"]["bits_per_byte"] > rows["free"]["bits_per_byte"]

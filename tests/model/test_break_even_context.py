@@ -44,6 +44,6 @@ def test_the_notebook_says_what_the_formats_bytes_say() -> None:
         counted = [
             capacity.break_even_context(dense.with_(f"cache.format={format}"), dense) for format in ("int8", "int4")
         ]
-        [told] = re.findall(words, text)
-        assert [f"{tokens:,}" for tokens in counted] == list(told)
+        [stated] = re.findall(words, text)
+        assert [f"{tokens:,}" for tokens in counted] == list(stated)
     assert capacity.break_even_context(experiment, experiment) is None

@@ -1,4 +1,4 @@
-"""A composition says for each layer what changes, and what is wrong in one is told by its path."""
+"""A composition says for each layer what changes, and a mistake in one is reported by its path."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_groups_by_number_or_name(num_kv_heads: object, right: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "message"),
     [
         ({"sliding_windw": 3}, "attention: sliding_windw: unknown key; did you mean 'sliding_window'"),
         ({"sliding_window": 0}, "attention: sliding_window: Input should be greater .* 1, or 'full' .given 0.$"),
@@ -78,22 +78,22 @@ def test_groups_by_number_or_name(num_kv_heads: object, right: int) -> None:
         ({"mask": 3}, "mask"),
     ],
 )
-def test_what_is_wrong_is_told_in_one_line(values: dict, told: str) -> None:
-    with pytest.raises(WorkbenchError, match=told) as caught:
+def test_a_mistake_is_reported_in_one_line(values: dict, message: str) -> None:
+    with pytest.raises(WorkbenchError, match=message) as caught:
         AttentionConfig.parse(values)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "message"),
     [
         ({"num_kv_heads": 4}, "attention of layer 0: 6 query heads cannot share 4 key/value heads evenly"),
         ({"num_sink_tokens": 4}, "attention of layer 0: num_sink_tokens 4 without a window"),
         ({"layers": {6: {"sliding_window": 3}}}, "there is no layer 6; the model has 0 to 5"),
     ],
 )
-def test_what_the_model_cannot_be_is_told_with_its_layer(values: dict, told: str) -> None:
-    with pytest.raises(WorkbenchError, match=told):
+def test_an_impossible_model_is_reported_with_its_layer(values: dict, message: str) -> None:
+    with pytest.raises(WorkbenchError, match=message):
         varied(**values)
 
 

@@ -1,4 +1,4 @@
-"""What config.json says and does not say, family by family: defaults, windows by layer, rotaries, and refusals."""
+"""Fields of config.json, present and absent, family by family: defaults, windows by layer, rotaries, and refusals."""
 
 from __future__ import annotations
 

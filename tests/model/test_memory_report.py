@@ -1,4 +1,4 @@
-"""`workbench memory`: published figures, units, configs of families that are not read, and what is told of them."""
+"""`workbench memory`: published figures, units, configs of families that are not read, and the remarks on them."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ def test_a_family_that_is_read_is_exact(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "llama-2-13b"])
 def test_shared_fields_give_the_same_shape(name: str, tmp_path: Path) -> None:
     """The config of a known model under an unknown family's name: the same count of everything."""
-    config = config_from_spec(named_shape(name)) | {"model_type": "nobody-knows"}
+    config = config_from_spec(named_shape(name)) | {"model_type": "unknown-family"}
     spec, remarks = spec_from_any_config(written(tmp_path / name, config))
     assert (spec.num_parameters, spec.layers, spec.max_position_embeddings) == (
         named_shape(name).num_parameters, named_shape(name).layers, named_shape(name).max_position_embeddings,
     )  # fmt: skip
-    assert "family 'nobody-knows' is not read" in remarks[0]
+    assert "family 'unknown-family' is not read" in remarks[0]
 
 
 def test_gpt2_with_its_own_names(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_a_config_that_cannot_be_counted(change: dict, words: str, tmp_path: Pat
         ({"name": "demo", "changes": ("cache.grup=2",)}, "cache.grup: unknown key"),
     ],
 )
-def test_mistakes_are_told(given: dict, words: str) -> None:
+def test_mistakes_are_reported(given: dict, words: str) -> None:
     with pytest.raises(WorkbenchError, match=words):
         report_for(**given)
 

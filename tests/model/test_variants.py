@@ -92,7 +92,7 @@ def test_a_window_wide_enough_and_no_cap_change_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "message"),
     [
         (
             {"num_kv_heads": 3},
@@ -102,7 +102,7 @@ def test_a_window_wide_enough_and_no_cap_change_nothing() -> None:
         ({"head_dim": 8}, "head_dim 8 where the trained model has 4"),
     ],
 )
-def test_what_a_trained_model_cannot_become(values: dict, told: str) -> None:
+def test_what_a_trained_model_cannot_become(values: dict, message: str) -> None:
     spec = spec_of(layer(6, 2))
-    with pytest.raises(WorkbenchError, match=told):
+    with pytest.raises(WorkbenchError, match=message):
         change_attention(spec, weights_of(spec, torch.float32, 0), AttentionConfig.parse(values))

@@ -26,7 +26,7 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @browser
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
-def test_a_notebook_runs_asks_nobody_and_exports_with_pictures(
+def test_a_notebook_runs_without_input_and_exports_with_pictures(
     path: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """Run it once: in JupyterLab, or without a page where there is no browser."""

@@ -1,4 +1,4 @@
-"""What each line of a batch gets: an answer like the runner's own, or its error."""
+"""Each line of a batch gets an answer like the runner's own, or its error."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def test_several_samples_and_logprobs(tmp_path: Path) -> None:
     choices = found[0]["response"]["body"]["choices"]
     assert [each["index"] for each in choices] == [0, 1, 2]
     for each in choices:
-        told = each["logprobs"]
-        assert len(told["tokens"]) == len(told["token_logprobs"]) == len(told["top_logprobs"]) == 6
-        assert told["text_offset"][0] == 0
+        answer = each["logprobs"]
+        assert len(answer["tokens"]) == len(answer["token_logprobs"]) == len(answer["top_logprobs"]) == 6
+        assert answer["text_offset"][0] == 0
     content = found[1]["response"]["body"]["choices"][0]["logprobs"]["content"]
     assert len(content) == 4 and all(len(each["top_logprobs"]) == 1 for each in content)
     assert bytes(content[0]["bytes"]).decode("utf-8", "replace") == content[0]["token"]
@@ -127,7 +127,7 @@ def test_without_a_template_there_is_no_chat(tmp_path: Path) -> None:
     assert "no chat template; ask /v1/completions" in found["error"]["message"]
 
 
-def test_a_request_that_breaks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_breaks_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(plan: object) -> None:
         raise RuntimeError("out of luck")
 

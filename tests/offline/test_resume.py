@@ -27,7 +27,7 @@ def whole() -> bytes:
 
 
 class Stop(BaseException):
-    """Not an Exception: nobody catches it on the way."""
+    """A BaseException: no handler catches it on the way."""
 
 
 @settings(max_examples=tries(40), deadline=None)

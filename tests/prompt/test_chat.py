@@ -74,9 +74,9 @@ def user(content: Any = "hi", **more: Any) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_a_forged_turn_is_named_with_its_place(message: Any, words: str) -> None:
-    with pytest.raises(WorkbenchError) as told:
+    with pytest.raises(WorkbenchError) as caught:
         MADE["chat_ml"].ids([message], TOKENIZERS["plain"])
-    assert words in str(told.value)
+    assert words in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -164,15 +164,15 @@ WILD = {
 
 @pytest.mark.parametrize("name", WILD)
 def test_a_template_that_runs_wild_is_one_clear_error(name: str) -> None:
-    with pytest.raises(WorkbenchError) as told:
+    with pytest.raises(WorkbenchError) as caught:
         ChatTemplate(WILD[name], {}).render([user()])
-    words = str(told.value)
+    words = str(caught.value)
     assert "\n" not in words and len(words) < 500
     assert words.startswith(("messages: the chat template refuses them (", "chat template: not a Jinja template ("))
 
 
 def test_long_chats_are_not_wild() -> None:
-    """What a template may do grows with the messages."""
+    """A template's allowed work grows with the messages."""
     for messages in ([user("x" * 300_000)], [user("x" * 30)] * 2_000):
         for name in ("chat_ml", "thinking", "macros"):
             assert len(MADE[name].render(messages)) > 60_000

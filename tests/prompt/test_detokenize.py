@@ -18,7 +18,7 @@ def first_stop(text: str, stops: tuple[str, ...]) -> tuple[int, str] | None:
 
 
 def longest_beginning(text: str, stops: tuple[str, ...]) -> int:
-    """How long the longest end of `text` is that some stop string goes on from."""
+    """Return the length of the longest end of `text` that begins some stop string."""
     lengths = range(min(len(text), max(map(len, stops), default=0)), 0, -1)
     return next((n for n in lengths if any(len(s) > n and s.startswith(text[-n:]) for s in stops)), 0)
 

@@ -156,9 +156,9 @@ def test_a_cut_off_file_is_named_with_the_remedy(tmp_path, share):
     whole = demo_tokenizer.bytes_only().to_str().encode()
     path.write_bytes(whole[: int(len(whole) * share)])
     expected = r"tokenizer\.json: no readable tokenizer.*copy tokenizer\.json"
-    with pytest.raises(WorkbenchError, match=expected) as told:
+    with pytest.raises(WorkbenchError, match=expected) as caught:
         Tokenizer.from_folder(tmp_path)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe{}", b"{}", b"[1]", b'{"model": {"type": "Wrong"}}'])

@@ -33,7 +33,7 @@ def _real() -> dict:
 
 def many(parent: Path, count: int, seed: int = 0) -> list[dict]:
     """Writes `count` run folders below `parent` and tells of each what a listing must say."""
-    draw, told = random.Random(seed), []
+    draw, rows = random.Random(seed), []
     text, summary_text = _texts()
     for index in range(count):
         name = f"sweep-20261121-{index // 3600:02d}{index // 60 % 60:02d}{index % 60:02d}-{index % 65536:04x}"
@@ -49,9 +49,9 @@ def many(parent: Path, count: int, seed: int = 0) -> list[dict]:
             "others_cpu_share": busy,
         }
         write(parent / name, changed, summary, environment(index))
-        told.append({"run": name, "cache.format": kind, "schedule.max_num_seqs": index % 64, "sampling.seed": index,
+        rows.append({"run": name, "cache.format": kind, "schedule.max_num_seqs": index % 64, "sampling.seed": index,
                      "output_tokens_per_s": rate, "others_cpu_share": busy, "wall_s": summary["wall_s"]})  # fmt: skip
-    return told
+    return rows
 
 
 def environment(index: int = 0) -> dict:
@@ -59,12 +59,12 @@ def environment(index: int = 0) -> dict:
     return {**_real()["environment"], "date": date}
 
 
-def write(path: Path, experiment_text: str, summary: dict, surroundings: dict) -> Path:
+def write(path: Path, experiment_text: str, summary: dict, about: dict) -> Path:
     """A finished run folder, without the waits for the disk that a real one takes."""
     path.mkdir(parents=True)
     texts = {
         "experiment.yaml": experiment_text,
-        "environment.json": json.dumps(surroundings, indent=2) + "\n",
+        "environment.json": json.dumps(about, indent=2) + "\n",
         "summary.json": json.dumps(summary, indent=2) + "\n",
     }
     files = {}

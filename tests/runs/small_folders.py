@@ -29,7 +29,7 @@ def experiment(question: str = "How fast?", **parts) -> Experiment:
 def run_folder(
     parent: Path, asked: Experiment | None = None, recorder: Recorder | None = None, wall: float = 1.0, **summary
 ) -> Record:
-    """A finished run of requests that nobody computed."""
+    """A finished run with made-up requests."""
     recorder = recorder or small_recorder()
     folder = RunFolder.create(parent, "run")
     folder.write_text("experiment.yaml", (asked or experiment()).to_yaml())
@@ -53,11 +53,11 @@ def comparison_folder(
     folder.write_text("experiment.yaml", experiment(words, variants={"a": {"backend": "eager"}, "b": {}}).to_yaml())
     folder.write_json("environment.json", environment(False, None, 0.0))
     rows = [{"variant": "a", "tpot_s_p50": 0.01, "predicted_speed_up": 2.0}, {"variant": words, "tpot_s_p50": 0.02}]
-    told: dict[str, object] = {"claim": "C1", "says": words, "rule": "a < b", "outcome": verdict,
+    entry: dict[str, object] = {"claim": "C1", "says": words, "rule": "a < b", "outcome": verdict,
                                "reason": "0.01 < 0.02"}  # fmt: skip
     if changed is not None:  # records that are older than the field have none
-        told["changed"] = [asdict(change) for change in changed]
-    summary = {"rows": rows, "about": {}, "verdicts": [told], "wall_s": 1.0, "others_cpu_share": 0.5, "picture": None}
+        entry["changed"] = [asdict(change) for change in changed]
+    summary = {"rows": rows, "about": {}, "verdicts": [entry], "wall_s": 1.0, "others_cpu_share": 0.5, "picture": None}
     folder.write_json("summary.json", summary)
     folder.write_text("curves.svg", svg)
     return Record.open(folder.finish())

@@ -24,20 +24,20 @@ def samples(values: list[float], of: str = "") -> dict:
 @pytest.mark.parametrize("paired", [True, False])
 @pytest.mark.parametrize("n", [3, 5, 10])
 def test_an_interval_covers_as_often_as_it_says(n: int, paired: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of normal data the true difference lies inside at the rate told, or more often where nothing is paired."""
+    """Of normal data the true difference lies inside at the stated rate, or more often where nothing is paired."""
     monkeypatch.setattr(bootstrap, "NUM_RESAMPLES", 500)
-    draw, held, told = np.random.default_rng(n), 0, 0.0
+    draw, held, confidence = np.random.default_rng(n), 0, 0.0
     for _ in range(TRIALS):
         drift = draw.normal(0, 5, n) if paired else 0.0  # which pairs take out
         first, second = (draw.normal(10, 1, n) + drift).tolist(), (draw.normal(12, 1, n) + drift).tolist()
         found = contrast(samples(first), samples(second, "" if paired else "other"))
         assert found.paired is paired and found.difference_interval is not None
         held += found.difference_interval.low <= 2 <= found.difference_interval.high
-        told = found.confidence or 0.0
-    wide = 3 * math.sqrt(told * (1 - told) / TRIALS)
-    assert told == min(0.95, 1 - 2.0 ** (1 - n))
-    assert held / TRIALS > told - wide
-    assert not paired or held / TRIALS < told + wide + 0.02
+        confidence = found.confidence or 0.0
+    wide = 3 * math.sqrt(confidence * (1 - confidence) / TRIALS)
+    assert confidence == min(0.95, 1 - 2.0 ** (1 - n))
+    assert held / TRIALS > confidence - wide
+    assert not paired or held / TRIALS < confidence + wide + 0.02
 
 
 @settings(max_examples=tries(60), deadline=None)

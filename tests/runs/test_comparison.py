@@ -100,7 +100,7 @@ def test_what_is_not_whole_is_refused_with_the_reason(run: str, tmp_path: Path) 
         ("RUN", "RUN:dense", ["ttft_p50"], "measure ttft_p50: the baseline has none; did you mean 'ttft_s_p50'"),
     ],
 )
-def test_mistakes_are_told(run: str, asked: str, baseline: str, measure: list[str], message: str) -> None:
+def test_mistakes_are_reported(run: str, asked: str, baseline: str, measure: list[str], message: str) -> None:
     with pytest.raises(WorkbenchError) as caught:
         compare([asked.replace("RUN", run)], baseline.replace("RUN", run), measure)
     assert message in str(caught.value)
@@ -118,7 +118,7 @@ def item(name: str, settings: dict, variant: str | None = None, **around: str) -
     return ComparedRun(name, variant, settings, around, {}, None, name)
 
 
-def test_what_cannot_be_told_apart_by_settings_is_by_what_is_around_it() -> None:
+def test_runs_with_equal_settings_are_distinguished_by_their_environment() -> None:
     same = {"backend": "eager"}
     assert label_runs([item("a", same, commit="1"), item("b", same, commit="2")]) == ["commit=1", "commit=2"]
     assert label_runs([item("a", same), item("b", same)]) == ["a", "b"]
@@ -139,7 +139,7 @@ points = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=2, m
 
 
 @given(points=points, ways=st.tuples(st.sampled_from(["min", "max"]), st.sampled_from(["min", "max"])))
-def test_nobody_beats_the_front_and_everybody_else_is_beaten(points: list, ways: tuple[str, str]) -> None:
+def test_no_point_beats_the_front_and_every_other_is_beaten(points: list, ways: tuple[str, str]) -> None:
     groups = [
         RepeatedRuns(
             str(index), (ComparedRun(str(index), None, {}, {}, {"x": float(x), "y": float(y)}, None, str(index)),)
@@ -174,8 +174,8 @@ def test_a_measure_says_by_its_name_which_way_is_better() -> None:
 def test_the_commands_print_what_the_values_say(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ask = ["compare", run, "--baseline", f"{run}:dense", "--measure", "ttft_s_p50"]
     assert main([*ask, "--format", "json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["rows"] == compare([run], f"{run}:dense", ["ttft_s_p50"]).as_dicts()
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["rows"] == compare([run], f"{run}:dense", ["ttft_s_p50"]).as_dicts()
     assert main(ask) == 0
     out = capsys.readouterr().out
     assert "2.000 [2.000, 2.000]" in out and "95%, worse" in out and "6, in turn" in out

@@ -13,12 +13,12 @@ from workbench.errors import WorkbenchError
 from workbench.reports import mlflow_export
 from workbench.reports.mlflow_export import export_to_mlflow
 
-TOLD = "mlflow is not installed; pip install 'inference-workbench[mlflow]'"
+NOT_INSTALLED = "mlflow is not installed; pip install 'inference-workbench[mlflow]'"
 
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    pytest.importorskip("mlflow", reason=TOLD)
+    pytest.importorskip("mlflow", reason=NOT_INSTALLED)
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
     monkeypatch.chdir(tmp_path)

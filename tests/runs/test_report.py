@@ -1,4 +1,4 @@
-"""One page, whole in itself, in which nothing that anybody wrote is more than words."""
+"""One page, whole in itself, in which no text from a run is more than words."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def sound(svg: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "told"), [(0, "0"), (0.25, "0.25"), (1500, "1500"), (25_000, "25k"), (3e6, "3M"), (2.5e9, "2.5G")]
+    ("value", "expected"), [(0, "0"), (0.25, "0.25"), (1500, "1500"), (25_000, "25k"), (3e6, "3M"), (2.5e9, "2.5G")]
 )
-def test_numbers_of_ticks(value: float, told: str) -> None:
-    assert format_tick(value) == told
+def test_numbers_of_ticks(value: float, expected: str) -> None:
+    assert format_tick(value) == expected

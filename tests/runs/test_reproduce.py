@@ -1,4 +1,4 @@
-"""What a repetition says: the same where it is the same, and of each thing that differs, which and how far."""
+"""A repetition reports equal where a run is equal; of each thing that differs, which and how far."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_settings_newer_than_the_record_and_another_machine_are_named(record: Re
     assert found.logits == () and "settings   batch_invariant: None -> False" in str(found)
 
 
-def test_a_replay_that_cannot_be_is_told_with_its_step(
+def test_an_impossible_replay_is_reported_with_its_step(
     record: Record, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy = shutil.copytree(record.path, tmp_path / "copy")
@@ -130,7 +130,7 @@ def test_a_replay_that_cannot_be_is_told_with_its_step(
     (copy / "experiment.yaml").write_text(text.replace("pages: 14", "pages: 4"))
     vouched(copy)
     assert main(["reproduce", str(copy), "--replay", "--out", str(tmp_path / "again"), "--json"]) == 2
-    assert "replay: step" in (told := capsys.readouterr().err) and "pages needed" in told
+    assert "replay: step" in (printed := capsys.readouterr().err) and "pages needed" in printed
     assert list((tmp_path / "again").iterdir()) == [], "nothing stays of it"
     (copy / "spans.parquet").unlink()
     vouched(copy)

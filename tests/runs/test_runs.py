@@ -131,13 +131,13 @@ def test_what_is_broken_is_a_row_that_says_so(tmp_path: Path) -> None:
     states = {row["run"]: row["state"] for row in open_runs(tmp_path).select(["run", "state"]).to_pylist()}
     assert states.keys() == {"whole", "half", "cut", "no yaml", "no object", "bytes", "lists", "killed", "torn.json"}
     assert states["whole"] == states["lists"] == "complete"
-    told = {"half": "manifest.json is missing", "cut": "damaged: summary", "no yaml": "damaged: experiment.yaml",
+    expected = {"half": "manifest.json is missing", "cut": "damaged: summary", "no yaml": "damaged: experiment.yaml",
             "no object": "damaged: summary", "bytes": "damaged: environment", "killed": "unfinished",
             "torn.json": "damaged: "}  # fmt: skip
-    for name, words in told.items():
+    for name, words in expected.items():
         assert words in states[name]
     found = {row["run"]: row["backend"] for row in open_runs(tmp_path).select(["run", "backend"]).to_pylist()}
-    assert found["half"] == found["whole"] == "eager" and found["cut"] is None  # what is there is told
+    assert found["half"] == found["whole"] == "eager" and found["cut"] is None  # what is there is reported
     assert len(open_runs(tmp_path).select(table="variants")) == len(states)
 
 
@@ -258,7 +258,7 @@ def test_nothing_but_the_runs_is_kept(folder: tuple[Path, list[dict]], tmp_path:
     assert set(tmp_path.rglob("*")) - set(files) == {tmp_path / "later", *(tmp_path / "later").iterdir()}
 
 
-def test_a_folder_without_runs_has_no_rows_and_one_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_runs_has_no_rows_and_an_absent_one_is_reported(tmp_path: Path) -> None:
     assert open_runs(tmp_path).select().num_rows == 0
     assert "0 runs" in repr(open_runs(tmp_path)) and "0 runs" in open_runs(tmp_path)._repr_html_()
     with pytest.raises(WorkbenchError, match="no such folder"):

@@ -40,7 +40,7 @@ def test_a_file_is_read_again_when_it_was_edited(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("path", "told"),
+    ("path", "message"),
     [
         ("nothing", "write package.module:Name or folder/file.py:Name"),
         (":Name", "write package.module:Name"),
@@ -52,21 +52,21 @@ def test_a_file_is_read_again_when_it_was_edited(tmp_path, monkeypatch):
         (PARTS + "OneArgument", r"takes \(logits\), must take \(logits, histories\)"),
     ],
 )
-def test_a_filter_that_cannot_be_is_told_in_one_line(path, told):
-    with pytest.raises(WorkbenchError, match=told) as caught:
+def test_a_filter_that_cannot_be_is_reported_in_one_line(path, message):
+    with pytest.raises(WorkbenchError, match=message) as caught:
         load_filter(CustomPart(path=path))
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("OnlyStarts", r"has no choose; a sampler needs choose\(logits, uniform, state\)"),
         ("Ban", r"has no start; a sampler needs start\(\)"),
     ],
 )
-def test_a_sampler_that_cannot_be_is_told_in_one_line(name, told):
-    with pytest.raises(WorkbenchError, match=told):
+def test_a_sampler_that_cannot_be_is_reported_in_one_line(name, message):
+    with pytest.raises(WorkbenchError, match=message):
         load_sampler(CustomPart(path=PARTS + name))
 
 

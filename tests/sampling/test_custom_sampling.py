@@ -52,7 +52,7 @@ def test_mirostat_holds_the_surprise_it_was_given(target):
     assert sum(bits[300:]) / 1200 == pytest.approx(target, abs=0.05)
 
 
-def test_both_through_the_chooser_as_a_configuration_names_them():
+def test_both_through_the_sampler_as_a_configuration_names_them():
     sampling = SamplingParameters(
         seed=5,
         filters=(CustomPart(path="experiments.custom_sampling:Typical", arguments={"mass": 0.95}),),
@@ -61,12 +61,12 @@ def test_both_through_the_chooser_as_a_configuration_names_them():
 
     def tokens(beside: int) -> list[int]:
         """One request's 20 tokens with `beside` others like it in the batch, each on rows of its own."""
-        chooser = Sampler(64)
+        sampler = Sampler(64)
         held = [Sequence.from_request(Request(f"r{n}", (1,), sampling), n) for n in range(beside + 1)]
         for position in range(20):
             generators = [torch.Generator().manual_seed(100 * position + n) for n in range(beside + 1)]
             logits = torch.stack([torch.randn(64, generator=generator) * 2 for generator in generators])
-            for one, choice in zip(held, chooser.sample(logits, held), strict=True):
+            for one, choice in zip(held, sampler.sample(logits, held), strict=True):
                 assert not choice.error
                 one.token_ids.append(choice.token_id)
         return held[0].output_ids

@@ -1,4 +1,4 @@
-"""What is shown of the filters is what the engine does: the same filters, in the same order, with the same draws."""
+"""The filter trace shows what the engine does: the same filters, in the same order, with the same draws."""
 
 from __future__ import annotations
 
@@ -111,9 +111,9 @@ def test_the_users_own_parts_are_stages_and_draws_too() -> None:
     assert found.draw(numbers) == found.draw(numbers) == chosen
 
 
-def test_broken_logits_are_told_as_the_engine_tells_them() -> None:
-    for row, told in (([math.nan, 1.0], "contain NaN"), ([-math.inf] * 2, "leave no token"), ([math.inf, 0], "inf")):
-        with pytest.raises(WorkbenchError, match=told):
+def test_broken_logits_are_reported_as_the_engine_reports_them() -> None:
+    for row, message in (([math.nan, 1.0], "contain NaN"), ([-math.inf] * 2, "leave no token"), ([math.inf, 0], "inf")):
+        with pytest.raises(WorkbenchError, match=message):
             trace_filters(torch.tensor(row), History(), SamplingParameters())
     with pytest.raises(WorkbenchError, match="outside the vocabulary"):
         trace_filters(torch.zeros(2), History(), SamplingParameters(logit_bias={5: 1.0}))

@@ -46,8 +46,8 @@ WRONG = [
 def test_refused_with_its_name(name, value):
     with pytest.raises(ValidationError) as caught:
         SamplingParameters.model_validate({name: value})
-    told = str(explain(caught.value, "sampling", SamplingParameters))
-    assert name in told and "\n" not in told and len(told) < 400
+    message = str(explain(caught.value, "sampling", SamplingParameters))
+    assert name in message and "\n" not in message and len(message) < 400
 
 
 def test_a_misspelt_key_gets_the_nearest_right_one():

@@ -109,7 +109,7 @@ def test_a_row_that_breaks_a_common_filter_breaks_alone():
     assert [choices[2]] == Sampler().sample(logits[2:], made[2:])
 
 
-def test_a_filter_that_changes_its_input_harms_nobody():
+def test_a_filter_that_changes_its_input_harms_no_other():
     kind = SamplingParameters(filters=(CustomPart(path=PARTS + "InPlace"),), logprobs=1)
     logits = torch.zeros(2, 8)
     Sampler().sample(logits, [sequence("a", kind), sequence("b", kind)])
@@ -152,34 +152,34 @@ def test_logprobs_are_those_before_the_filters_unless_asked_otherwise(row, count
 def test_state_is_each_requests_own_and_gone_when_forgotten():
     kind = SamplingParameters(sampler=CustomPart(path=PARTS + "Alternating"))
     logits = torch.tensor([[3.0, 2.0, 1.0]])
-    chooser, held = Sampler(), {name: sequence(name, kind) for name in "ab"}
+    sampler, held = Sampler(), {name: sequence(name, kind) for name in "ab"}
     turns = {"a": "", "b": ""}
     for name in "aababb":
-        turns[name] += str(chooser.sample(logits, [held[name]])[0].token_id)
+        turns[name] += str(sampler.sample(logits, [held[name]])[0].token_id)
     assert turns == {"a": "010", "b": "010"}
-    chooser.remove("a")
-    chooser.remove("never seen")
-    assert chooser.sample(logits, [held["a"]])[0].token_id == 0
-    assert chooser.sample(logits, [held["b"]])[0].token_id == 1
+    sampler.remove("a")
+    sampler.remove("never seen")
+    assert sampler.sample(logits, [held["a"]])[0].token_id == 0
+    assert sampler.sample(logits, [held["b"]])[0].token_id == 1
 
 
 def test_a_new_request_under_an_old_name_starts_anew():
-    chooser, logits = Sampler(), torch.tensor([[3.0, 2.0, 1.0]])
+    sampler, logits = Sampler(), torch.tensor([[3.0, 2.0, 1.0]])
     kind = SamplingParameters(sampler=CustomPart(path=PARTS + "Alternating"))
-    assert chooser.sample(logits, [sequence("a", kind)])[0].token_id == 0
-    assert chooser.sample(logits, [sequence("a", kind)])[0].token_id == 0
+    assert sampler.sample(logits, [sequence("a", kind)])[0].token_id == 0
+    assert sampler.sample(logits, [sequence("a", kind)])[0].token_id == 0
 
 
 def test_a_failed_choice_leaves_the_state_as_it_was():
     one = sequence("a", SamplingParameters(sampler=CustomPart(path=PARTS + "Alternating")))
-    chooser, logits = Sampler(), torch.tensor([[3.0, 2.0, 1.0]])
-    assert chooser.sample(logits, [one])[0].token_id == 0
-    assert chooser.sample(logits * math.nan, [one])[0].error
-    assert chooser.sample(logits, [one])[0].token_id == 1
+    sampler, logits = Sampler(), torch.tensor([[3.0, 2.0, 1.0]])
+    assert sampler.sample(logits, [one])[0].token_id == 0
+    assert sampler.sample(logits * math.nan, [one])[0].error
+    assert sampler.sample(logits, [one])[0].token_id == 1
 
 
 @pytest.mark.parametrize(
-    ("sampling", "told"),
+    ("sampling", "message"),
     [
         (SamplingParameters(logit_bias={64: 1.0}), "token id 64 is outside the vocabulary of 64 tokens"),
         (SamplingParameters(logit_bias={-1: 1.0}), "logit bias token id -1: must be 0 or more"),
@@ -195,13 +195,13 @@ def test_a_failed_choice_leaves_the_state_as_it_was():
         ),
     ],
 )
-def test_admit_refuses_what_cannot_work_and_choose_tells_the_same(sampling, told):
-    chooser = Sampler(64)
-    with pytest.raises(WorkbenchError, match=told):
-        chooser.add(sequence("a", sampling))
+def test_admit_refuses_what_cannot_work_and_choose_tells_the_same(sampling, message):
+    sampler = Sampler(64)
+    with pytest.raises(WorkbenchError, match=message):
+        sampler.add(sequence("a", sampling))
     made = [sequence("a", sampling), sequence("b", SamplingParameters())]
-    choices = chooser.sample(torch.zeros(2, 64), made)
-    assert told.split(":")[0] in choices[0].error and not choices[1].error
+    choices = sampler.sample(torch.zeros(2, 64), made)
+    assert message.split(":")[0] in choices[0].error and not choices[1].error
 
 
 def test_half_precision_and_no_rows():

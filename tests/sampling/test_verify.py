@@ -1,4 +1,4 @@
-"""Drafts change nothing about what is sampled: exactly, by enumeration; and through the chooser, by counting."""
+"""Drafts change nothing about what is sampled: exactly, by enumeration; and through the sampler, by counting."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def one_off(draft, target, uniforms):
 
 
 def bonus_of_the_last_row(draft, target, uniforms):
-    """Where all stand, draws from the last judged row again."""
+    """A planted bug: where all drafts are accepted, draw from the last verified row again."""
     standing, left = rejection_sample(draft, target, uniforms)
     return standing, target(standing - 1) if standing == len(draft) else left
 
@@ -129,7 +129,7 @@ def test_where_all_stand_one_more_token_comes():
         assert [c.token_id for c in Sampler(3).verify(logits, [asked], [Draft((1, 0))])[0]] == [1, 2]
 
 
-# Through the chooser: a model that knows the last two tokens, and a draft that knows the last one.
+# Through the sampler: a model that knows the last two tokens, and a draft that knows the last one.
 
 SIZE = 5
 DICE = torch.Generator().manual_seed(20)
@@ -190,7 +190,7 @@ def first_two(way: SamplingParameters, kind: str | Proposes) -> Counter:
     """Two tokens of each of many requests that differ in their seeds."""
     ways = [way.model_copy(update={"seed": seed}) for seed in range(TRIALS)]
     output: list[tuple[int, ...]] = [()] * TRIALS
-    chooser = Sampler(SIZE)
+    sampler = Sampler(SIZE)
     while short := [seed for seed in range(TRIALS) if len(output[seed]) < 2]:
         asked = [sequence(ways[seed], output[seed], str(seed)) for seed in short]
         drafts = [NO_DRAFT if kind == "none" else drafted(kind, seed, output[seed]) for seed in short]
@@ -201,14 +201,14 @@ def first_two(way: SamplingParameters, kind: str | Proposes) -> Counter:
                 for place in range(1 + len(draft))
             ]
         )
-        for seed, choices in zip(short, chooser.verify(logits, asked, drafts), strict=True):
+        for seed, choices in zip(short, sampler.verify(logits, asked, drafts), strict=True):
             assert not any(choice.error for choice in choices)
             output[seed] += tuple(choice.token_id for choice in choices)
     return Counter(tokens[:2] for tokens in output)
 
 
 def chi_square_p(counts: Counter, chances: dict) -> float:
-    """How probable it is that counts deviate at least so much, if the chances are right (Wilson and Hilferty, 1931)."""
+    """Return the probability that counts deviate so much or more under `chances` (Wilson and Hilferty, 1931)."""
     impossible = sum(n for outcome, n in counts.items() if chances.get(outcome, 0) < 1e-12)
     if impossible:
         return 0.0
@@ -221,7 +221,7 @@ def chi_square_p(counts: Counter, chances: dict) -> float:
     return 0.5 * math.erfc(z / math.sqrt(2))
 
 
-LEVEL = 0.001 / 10  # Bonferroni: all of them together fail a right chooser once in a thousand drawings
+LEVEL = 0.001 / 10  # Bonferroni: all of them together fail a right sampler once in a thousand drawings
 
 
 CASES = [*((name, "drawn") for name in WAYS), ("plain", "certain"), ("penalties", "certain")]

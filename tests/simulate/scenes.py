@@ -28,17 +28,17 @@ def _fcfs_by_hand(state: SchedulerState) -> SchedulerDecision:
 
 
 def over_budget(state: SchedulerState) -> SchedulerDecision:
-    """A policy that wishes more than a step has for every prompt of 3 tokens, 5, 7, ...: they end with it."""
-    wishes = FCFS()(state)
+    """A policy that asks for more than a step has for every prompt of 3 tokens, 5, 7, ...: they end in an error."""
+    decision = FCFS()(state)
     odd = {
         entry.request_id
         for entry in (*state.running, *state.waiting)
         if entry.num_prompt_tokens % 2 and entry.num_prompt_tokens > 1
     }
     return replace(
-        wishes,
+        decision,
         num_scheduled_tokens=[
-            (name, state.max_num_batched_tokens + 1 if name in odd else n) for name, n in wishes.num_scheduled_tokens
+            (name, state.max_num_batched_tokens + 1 if name in odd else n) for name, n in decision.num_scheduled_tokens
         ],
     )
 
@@ -91,7 +91,7 @@ def arrivals(draw: Any, most: int = 14) -> tuple[Arrival, ...]:
 
 @st.composite
 def scenes(draw: Any, failing: bool = True) -> dict[str, Any]:
-    """What a Fleet takes, with the arrivals and the number of clients (None: open) in place of a source."""
+    """Draw the arguments of a Fleet, with the arrivals and the number of clients (None: open) in place of a source."""
     split = draw(st.booleans())
     pool = InstancePool(draw(machines()), draw(st.integers(1, 3)), draw(ROUTERS))
     decode = (
@@ -122,7 +122,7 @@ def fleet(scene: dict[str, Any], **changes: Any) -> Fleet:
     )
 
 
-def told(run: Fleet) -> tuple[list[tuple], list[tuple]]:
+def outcome(run: Fleet) -> tuple[list[tuple], list[tuple]]:
     """All that is known of every job and instance; how many moves it took is not."""
     jobs = [
         (
@@ -138,5 +138,5 @@ def told(run: Fleet) -> tuple[list[tuple], list[tuple]]:
         del tally["plans"]
         pools = instance.scheduler.pools
         kept = [pool.num_available if instance.spec.ttl else (pool.num_free, len(pool.evictable)) for pool in pools]
-        instances.append((tuple(tally.items()), kept))  # what is over is given up when somebody looks, and not before
+        instances.append((tuple(tally.items()), kept))  # the next look-up drops expired entries
     return jobs, instances

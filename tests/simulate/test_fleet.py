@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.simulate.scenes import TICK, fleet, machines, over_budget, scenes, told
+from tests.simulate.scenes import TICK, fleet, machines, outcome, over_budget, scenes
 from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.pages import KVCacheGroup
@@ -26,7 +26,7 @@ from workbench.simulate.step_times import AttentionReach, LinearCost, StepTimeMo
 @settings(max_examples=tries(200))
 @given(scenes())
 def test_many_steps_in_one_move_are_what_they_are_one_by_one(scene: dict[str, Any]) -> None:
-    assert told(fleet(scene).run()) == told(fleet(scene, single_step=True).run())
+    assert outcome(fleet(scene).run()) == outcome(fleet(scene, single_step=True).run())
 
 
 def test_who_comes_amid_a_move_begins_where_the_others_are_by_then() -> None:
@@ -42,7 +42,7 @@ def test_who_comes_amid_a_move_begins_where_the_others_are_by_then() -> None:
 
 
 @given(scenes())
-def test_nobody_is_lost_and_nobody_is_in_two_places(scene: dict[str, Any]) -> None:
+def test_no_request_is_lost_and_none_is_in_two_places(scene: dict[str, Any]) -> None:
     run, before = fleet(scene), 0
     while run.advance():
         assert run.now >= before
@@ -52,7 +52,7 @@ def test_nobody_is_lost_and_nobody_is_in_two_places(scene: dict[str, Any]) -> No
         assert len(set(under_way)) == len(under_way) == run.in_flight
         assert run.submitted == run.finished + run.failed + run.in_flight
         assert all(instance.up or not instance.jobs for instance in run.instances)
-    assert run.in_flight == len(run.stranded) == 0  # whoever waits for an instance that never comes back has failed
+    assert run.in_flight == len(run.stranded) == 0  # a request for an instance that never returns has failed
     assert run.submitted == len(scene["arrivals"])
     for job in run.jobs:
         assert job.error or job.generated_tokens == job.output_tokens <= job.arrival.output_tokens
@@ -70,14 +70,14 @@ def test_nobody_is_lost_and_nobody_is_in_two_places(scene: dict[str, Any]) -> No
 
 @given(scenes())
 def test_the_same_again(scene: dict[str, Any]) -> None:
-    assert told(fleet(scene).run()) == told(fleet(scene).run())
+    assert outcome(fleet(scene).run()) == outcome(fleet(scene).run())
 
 
 @given(scenes(failing=False), st.integers(0, 400))
 def test_stopping_and_going_on_changes_nothing(scene: dict[str, Any], ticks: int) -> None:
     halted = fleet(scene).run(until=ticks * TICK)
     assert halted.submitted == halted.finished + halted.failed + halted.in_flight
-    assert told(halted.run()) == told(fleet(scene).run())
+    assert outcome(halted.run()) == outcome(fleet(scene).run())
 
 
 @settings(max_examples=tries(50))
@@ -101,8 +101,8 @@ def test_with_more_instances_all_still_finish(scene: dict[str, Any]) -> None:
 
 
 @given(scenes(), st.booleans())
-def test_a_wish_that_breaks_a_law_ends_its_request_and_nobody_elses(scene: dict[str, Any], split: bool) -> None:
-    """Their pages are free, which the laws above hold to; nobody tries them again elsewhere."""
+def test_a_decision_that_breaks_a_law_ends_its_request_and_no_other(scene: dict[str, Any], split: bool) -> None:
+    """Their pages are free, which the laws above hold to; they are not tried again elsewhere."""
     pool = replace(scene["pool"], spec=replace(scene["pool"].spec, policy=over_budget))
     decode = replace(pool, spec=replace(pool.spec, receives_kv=True)) if split else None
     run = fleet(scene, pool=pool, decode=decode, failures=()).run()
@@ -121,7 +121,7 @@ def test_a_wish_that_breaks_a_law_ends_its_request_and_nobody_elses(scene: dict[
 
 
 def test_where_no_instance_is_left_requests_fail_and_say_so() -> None:
-    """What is under way on the last one, and what comes later; with another that stays up, or comes back, none does."""
+    """Requests in flight on the last one and later ones fail; with another that stays up, or comes back, none does."""
     failure, pool = InstanceFailure(0, 0.05), InstancePool(_machine(), 1)
     scene = {
         "arrivals": [Arrival(0.0, 100, 2), Arrival(0.0, 100, 2000), Arrival(1.0, 100, 2)], "clients": None,
@@ -132,12 +132,12 @@ def test_where_no_instance_is_left_requests_fail_and_say_so() -> None:
     assert all(job.error.startswith("no instance left") and job.finish_time is not None for job in alone.jobs[1:])
     for changes in ({"pool": replace(pool, count=2)}, {"failures": [replace(failure, downtime=2.0)]}):
         assert fleet(scene, **changes).run().finished == 3
-    lost = [replace(failure, instance=1)]  # of the decode pool: nobody could go on with what is prefilled
+    lost = [replace(failure, instance=1)]  # of the decode pool: no instance could go on with what is prefilled
     apart = fleet(scene, decode=replace(pool, spec=replace(_machine(), receives_kv=True)), failures=lost).run()
     assert (apart.finished, apart.failed, apart.in_flight) == (1, 2, 0)
 
 
-def test_a_failure_of_nobody_is_refused() -> None:
+def test_a_failure_of_no_instance_is_refused() -> None:
     with pytest.raises(WorkbenchError, match="instance 3: there are 0 to 0"):
         fleet(
             {

@@ -1,4 +1,4 @@
-"""What each router promises, one decision at a time."""
+"""Each router's contract, one decision at a time."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_sessions_are_spread(instances: int) -> None:
     assert min(counts) > 400 and max(counts) < 600  # 4.5 standard deviations from 500
 
 
-def test_a_wrong_router_is_told() -> None:
+def test_a_wrong_router_is_reported() -> None:
     assert router_from("prefix_aware") == PrefixAware() == router_from({"kind": "prefix_aware"})
     with pytest.raises(WorkbenchError, match="round_robin, least_loaded, prefix_aware, session_sticky"):
         router_from("fastest")

@@ -149,7 +149,7 @@ HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "told"),
+    ("text", "line", "message"),
     [
         ("a,b\n1,2\n", 1, "begins no trace"),
         ("", 1, "begins no trace"),
@@ -170,22 +170,25 @@ HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374
         (GOOD + "\n" + GOOD.replace("3", "true"), 2, "True is no count"),
     ],
 )
-def test_a_corrupt_line_is_one_clear_error(tmp_path: Path, text: str, line: object, told: str) -> None:
+def test_a_corrupt_line_is_one_clear_error(tmp_path: Path, text: str, line: object, message: str) -> None:
     file = tmp_path / "trace"
     file.write_text(text)
     with pytest.raises(WorkbenchError) as error:
         list(read_trace(file))
     words = str(error.value)
-    assert str(file) in words and told in words and "\n" not in words
+    assert str(file) in words and message in words and "\n" not in words
     if line:
         assert f"line {line}:" in words and ("write" in words or "begin with" in words)
 
 
-def test_what_is_missing_is_told(tmp_path: Path) -> None:
+def test_missing_settings_are_reported(tmp_path: Path) -> None:
     with pytest.raises(WorkbenchError, match="cannot be read"):
         list(read_trace(tmp_path / "none.csv"))
-    for changes, told in (({"requests": 3}, "arrivals: give poisson"), ({"arrivals": AtOnce()}, "requests: give one")):
-        with pytest.raises(WorkbenchError, match=told):
+    for changes, message in (
+        ({"requests": 3}, "arrivals: give poisson"),
+        ({"arrivals": AtOnce()}, "requests: give one"),
+    ):
+        with pytest.raises(WorkbenchError, match=message):
             source_of(TrafficWorkload.model_validate({"lengths": FixedLengths(), **changes}))
 
 

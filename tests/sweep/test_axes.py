@@ -1,4 +1,4 @@
-"""What a sweep's points are: laws of products, links, repetitions and keys, over drawn axes."""
+"""The points of a sweep: laws of products, links, repetitions and keys, over drawn axes."""
 
 from __future__ import annotations
 
@@ -147,17 +147,17 @@ def test_equal_experiments_run_once(tmp_path: Path) -> None:
     assert found.remarks == ("cache.page_size=64.0 is the same experiment as cache.page_size=64: it runs once",)
 
 
-def test_everything_wrong_is_told_at_once_and_in_which_points(tmp_path: Path) -> None:
+def test_every_mistake_is_reported_at_once_with_its_points(tmp_path: Path) -> None:
     words = ["cache.format=dense,int5", "cache.page_size=0,64,128"]
     with pytest.raises(WorkbenchError, match="sweep: ") as caught:
         expand_sweep(experiment_with_axes(write(tmp_path), words), FOLDER)
-    told = str(caught.value)
-    assert "cache.page_size: Input should be greater than or equal to 1" in told
-    assert "cache.format" in told and "'int5'" in told and "2 of 6 points" in told and "\n" not in told
+    message = str(caught.value)
+    assert "cache.page_size: Input should be greater than or equal to 1" in message
+    assert "cache.format" in message and "'int5'" in message and "2 of 6 points" in message and "\n" not in message
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["cache.formt=dense,int8"], "cache.formt: unknown key; did you mean 'format'"),
         (["judge=a,b"], "judge is no setting of a point"),
@@ -168,8 +168,8 @@ def test_everything_wrong_is_told_at_once_and_in_which_points(tmp_path: Path) ->
         ),
     ],
 )
-def test_wrong_words(tmp_path: Path, words: list[str], told: str) -> None:
-    with pytest.raises(WorkbenchError, match=told):
+def test_wrong_words(tmp_path: Path, words: list[str], message: str) -> None:
+    with pytest.raises(WorkbenchError, match=message):
         expand_sweep(experiment_with_axes(write(tmp_path), words), FOLDER)
 
 

@@ -1,4 +1,4 @@
-"""What a plan says: sums, bounds, what was measured before, and what cannot be."""
+"""The plan of a sweep: sums, bounds, points measured before, and points that cannot run."""
 
 from __future__ import annotations
 
@@ -135,14 +135,14 @@ def test_what_is_unknown_is_said_to_be(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["model.name=nowhere,shape:tiny"], "no model 'nowhere'.* \\(in model.name=nowhere\\)"),
         (["cache.page_size=8,64", "cache.format=int4", "cache.quant_group=48"], "sweep: "),
     ],
 )
-def test_a_point_that_cannot_be_is_told_before_anything_runs(tmp_path: Path, words: list[str], told: str) -> None:
-    with pytest.raises(WorkbenchError, match=told):
+def test_an_impossible_point_is_reported_before_anything_runs(tmp_path: Path, words: list[str], message: str) -> None:
+    with pytest.raises(WorkbenchError, match=message):
         plan_sweep(planned(tmp_path, *words), tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
 
@@ -162,12 +162,12 @@ def test_the_command_of_the_issue_plans_nine_points(
     assert "cache.format=int4 workload.context=1024" in printed and "9 points to run; one after another" in printed
     assert not list(tmp_path.iterdir())
     assert main(["sweep", str(KV), "--set", "workload.context=256,4096", "--dry-run"]) == 2
-    told = capsys.readouterr().err
-    assert "workload.context 4096: above the model's own, 1024" in told and told.count("\n") == 1
+    message = capsys.readouterr().err
+    assert "workload.context 4096: above the model's own, 1024" in message and message.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--repeat", "2", "--resume", "x"], "name its file"),
         ([], "name an experiment's file, or with --resume"),
@@ -177,6 +177,6 @@ def test_the_command_of_the_issue_plans_nine_points(
         ([str(KV), "--executor", "slum"], "did you mean 'slurm'"),
     ],
 )
-def test_wrong_words(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_words(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep", *words]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err

@@ -77,16 +77,16 @@ def test_an_interruption_ends_the_workers_and_keeps_what_is_done(
     sweep = quick_sweep(tmp_path, 4)
     first, *others = [point.folder for point in sweep.points]
     (first / "stay").touch()
-    place, told = make_executor(parse_executor("ray")), []
+    place, finished = make_executor(parse_executor("ray")), []
 
     def interrupted(folder: Path) -> None:
-        told.append(folder)
-        if len(told) == len(others):
+        finished.append(folder)
+        if len(finished) == len(others):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         place.run([first, *others], interrupted)
-    assert sorted(told) == sorted(others)
+    assert sorted(finished) == sorted(others)
     ended(began(first)[0])
     assert states(first) == ["killed"] and [states(point) for point in others] == [["complete"]] * 3
     rows = run_sweep(sweep, place)
@@ -94,7 +94,7 @@ def test_an_interruption_ends_the_workers_and_keeps_what_is_done(
     assert states(first) == ["complete", "killed"] and [len(began(point)) for point in others] == [1] * 3
 
 
-def test_what_cannot_run_is_told_before_anything_waits_for_it(
+def test_a_point_that_cannot_run_is_reported_before_anything_waits_for_it(
     tmp_path: Path, quick_workers: None, cluster: Any
 ) -> None:
     sweep = quick_sweep(tmp_path, 1)

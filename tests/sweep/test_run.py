@@ -91,8 +91,8 @@ def test_sigterm_leaves_what_is_done_and_says_how_to_go_on(
     assert main(["sweep", str(write(tmp_path)), "--set", SIZES, "--out", str(tmp_path / "runs"), "--json"]) == 130
     assert signal.getsignal(signal.SIGTERM) == before
     (folder,) = (tmp_path / "runs").iterdir()
-    told = f"interrupted: 2 of 3 points have an outcome; workbench sweep --resume {folder} goes on"
-    assert told in capsys.readouterr().err
+    message = f"interrupted: 2 of 3 points have an outcome; workbench sweep --resume {folder} goes on"
+    assert message in capsys.readouterr().err
 
 
 def test_a_sweep_may_be_extended_and_only_what_is_new_runs(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_point_is_a_run_like_any_other(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("within", [".", "points", "points/{point}", "points/{point}/{run}/new"])
 def test_a_point_reproduced_leaves_its_sweep_as_it_was(within: str, tmp_path: Path) -> None:
-    """Its repetition is a run beside the sweep, and nobody can name a folder within."""
+    """Its repetition is a run beside the sweep, and no command can name a folder within."""
     sweep = planned(tmp_path, "workload.output_tokens=3")
     sweep.write()
     (point,) = sweep.points
@@ -261,13 +261,13 @@ def test_an_exception_ends_local_workers(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("lokal", "'lokal' is none of local, ray, slurm; did you mean 'local'"),
         ("{kind: local, jobz: 2}", "jobz: unknown key; did you mean 'jobs'"),
         ("{kind: ray, processes: 2}", "processes: one point on several processes is not possible yet"),
     ],
 )
-def test_a_wrong_place(text: str, told: str) -> None:
-    with pytest.raises(WorkbenchError, match=told):
+def test_a_wrong_place(text: str, message: str) -> None:
+    with pytest.raises(WorkbenchError, match=message):
         parse_executor(text)

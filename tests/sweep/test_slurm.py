@@ -41,7 +41,7 @@ print([row.state for row in rows])
 
 
 def submit_and_leave(sweep: SweepFolder) -> str:
-    """What a process of its own says, which has ended when this returns; its jobs have not."""
+    """Submit from a process of its own and return its output; the process has ended then, its jobs have not."""
     with (sweep.path / "said.txt").open("w+") as said:
         command = [sys.executable, "-c", SUBMIT, str(sweep.path), LOCAL]
         subprocess.run(command, cwd=ROOT, stdout=said, stderr=said, check=True)
@@ -126,7 +126,7 @@ def test_an_array_of_slurms_is_entered_and_asked_for(
     assert [job and job.id for job in map(SlurmJob.read, points)] == ["70_0", "71", "70_2"]
 
 
-def test_what_submitit_refuses_is_told(tmp_path: Path, slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_of_submitit_is_reported(tmp_path: Path, slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = quick_sweep(tmp_path / "runs", 1)
     with pytest.raises(WorkbenchError, match="Unknown argument 'colour'"):
         run_sweep(sweep, make_executor(parse_executor("{kind: slurm, parameters: {slurm_colour: red}}")))

@@ -26,7 +26,7 @@ def test_what_keeps_the_laws_passes(part, request, monkeypatch):
     check_attention(part, examples=4, backends=QUICK).raise_if_failed()
 
 
-def test_the_compiled_lane_is_held_to_the_reference_too():
+def test_the_compiled_backend_is_held_to_the_reference_too():
     report = check_attention(parts.hides_far, examples=3, backends=["inductor"])
     (backend,) = [law for law in report.laws if "backend inductor" in law.law]
     assert backend.ok and (backend.detail == "3 examples" or "not tried: no C++ compiler" in backend.detail)
@@ -77,7 +77,7 @@ def test_the_report_is_words_and_the_same_each_time():
     assert "backend mlir" in str(first)
 
 
-def test_what_a_lane_does_not_claim_is_told():
+def test_a_feature_that_a_backend_does_not_claim_is_reported():
     report = check_attention(parts.bent, examples=2, backends=["triton", "mlir"])
     assert report.passed
     for law in report.laws[-2:]:
@@ -92,7 +92,7 @@ def test_only_its_own_law_catches_what_is_kept_beside_the_cache():
     assert [law.law for law in report.laws if not law.ok] == ["a warm prefix = a cold one"], str(report)
 
 
-def test_a_lane_calls_a_part_by_its_name_and_not_by_its_address():
+def test_a_backend_calls_a_part_by_its_name_and_not_by_its_address():
     for part, name in ((parts.bent, "not bent"), (parts.Remembers(), "Both(Causal(), Remembers)")):
         kind = "score" if part is parts.bent else "mask"
         with temporarily_registered(part) as path:
@@ -111,7 +111,7 @@ def test_a_variant_in_a_file_of_ones_own(tmp_path):
     """As a user would: one file, somewhere, with a mistake in it, then without."""
     file = tmp_path / "mine.py"
     file.write_text("def mask(query, key):\n    return key <= query + 2\n")
-    told = str(check_attention(f"{file}:mask", examples=5, backends=[]))
-    assert "BROKEN  shows no key that comes after its query" in told
+    report = str(check_attention(f"{file}:mask", examples=5, backends=[]))
+    assert "BROKEN  shows no key that comes after its query" in report
     file.write_text("def mask(query, key):\n    return (key <= query) & (key % 2 == query % 2)\n")
     check_attention(f"{file}:mask", examples=5, backends=[]).raise_if_failed()

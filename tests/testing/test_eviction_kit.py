@@ -25,7 +25,7 @@ KEPT = "the budget is kept at every step, in tokens, pages and bytes; all pages 
 
 
 def breaks(law: str, policy: dict, examples: int = 2) -> bool:
-    """Whether the kit's verdict on this law is that it is broken."""
+    """Return True if the kit finds this law broken."""
     evict = parse_eviction(policy)
     assert evict is not None
     check = functools.partial(eviction.EVICTION_LAWS[law], evict)
@@ -60,7 +60,7 @@ class Own:
         return torch.arange(slots - budget, slots)
 
 
-def test_a_policy_of_ones_own_is_told_what_is_wrong_with_it() -> None:
+def test_the_fault_of_a_custom_policy_is_named() -> None:
     assert check_evict(Own(), examples=1).passed
     assert "the newest is not among them" in str(check_evict(Own("oldest"), examples=1))
     assert "keeps 2 of 2 tokens with a budget of 1" in str(check_evict(Own("one more"), examples=1))
@@ -117,17 +117,17 @@ def _every_head_as_all_together(patch: pytest.MonkeyPatch) -> None:
         _every_head_as_all_together,
     ],  # fmt: skip
 )
-def test_an_engine_that_keeps_others_is_told(plant, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_keeps_others_is_reported(plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     assert breaks(ORACLE, HEAVY)
 
 
-def test_an_engine_that_evicts_wherever_a_step_ends_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_evicts_wherever_a_step_ends_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EvictionBudget, "tokens_until_eviction", lambda *_: None)
     assert breaks("chunked = whole", HEAVY) and breaks("batched = alone", HEAVY)
 
 
-def test_pages_that_do_not_come_back_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_that_do_not_come_back_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     own = KVCacheManager.evict
 
     def evict(self: KVCacheManager, sequence) -> str:

@@ -28,7 +28,7 @@ def test_our_formats_keep_every_law(format: dict) -> None:
     assert report.passed and len(report.laws) == 8, str(report)
 
 
-def test_settling_by_the_batch_and_not_by_the_position_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settling_by_the_batch_and_not_by_the_position_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every query of a chunk reads what the chunk's last one may: prefill in one step is another model then."""
 
     def is_quantized(self: QuantizationRule, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
@@ -39,14 +39,14 @@ def test_settling_by_the_batch_and_not_by_the_position_is_told(monkeypatch: pyte
     assert not check_kv_format(SMALL, examples=8, backends=()).passed
 
 
-def test_a_group_that_is_not_settled_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_that_is_not_settled_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantized, "quantize_pages", lambda *_: None)
     only("batched = alone", monkeypatch)
     assert not check_kv_format(SMALL, examples=8, backends=()).passed
 
 
 def test_a_layer_is_tried_whatever_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What only layer 9 has is seen to be broken, in models and on backends."""
+    """A fault of layer 9 alone is found, in models and on backends."""
     format = {**SMALL, "format": "dense", "layers": {9: {"format": "int4"}, 11: {"format": "int4"}}}
     only("batched = alone", monkeypatch)
     sound = check_kv_format(format, examples=1, backends=("eager",))

@@ -29,32 +29,32 @@ def test_our_policies_keep_every_law(name: str, kind: str) -> None:
 
 def greedy(state: SchedulerState) -> SchedulerDecision:
     """More tokens than a step has."""
-    wishes = FCFS()(state)
+    decision = FCFS()(state)
     return replace(
-        wishes,
+        decision,
         num_scheduled_tokens=[
-            (name, tokens and state.max_num_batched_tokens) for name, tokens in wishes.num_scheduled_tokens
+            (name, tokens and state.max_num_batched_tokens) for name, tokens in decision.num_scheduled_tokens
         ],
     )
 
 
 def crowded(state: SchedulerState) -> SchedulerDecision:
     """Looks whether each fits, and never whether all do."""
-    wishes, left = list(FCFS()(replace(state, waiting=())).num_scheduled_tokens), state.max_num_batched_tokens
-    left -= sum(tokens for _, tokens in wishes)
+    scheduled, left = list(FCFS()(replace(state, waiting=())).num_scheduled_tokens), state.max_num_batched_tokens
+    left -= sum(tokens for _, tokens in scheduled)
     for entry in state.waiting[: max(0, state.free_slots)]:
         if left and min(state.free_pages) >= 0 and state.fits(entry):
-            wishes.append((entry.request_id, 1))
+            scheduled.append((entry.request_id, 1))
             left -= 1
-    return SchedulerDecision(wishes)
+    return SchedulerDecision(scheduled)
 
 
 def blind(state: SchedulerState) -> SchedulerDecision:
     """Lets the first begin whether there are pages or not."""
-    wishes = [wish for wish in FCFS()(replace(state, waiting=())).num_scheduled_tokens]
-    if state.waiting and state.free_slots > 0 and sum(tokens for _, tokens in wishes) < state.max_num_batched_tokens:
-        wishes.append((state.waiting[0].request_id, 1))
-    return SchedulerDecision(wishes)
+    scheduled = [wish for wish in FCFS()(replace(state, waiting=())).num_scheduled_tokens]
+    if state.waiting and state.free_slots > 0 and sum(tokens for _, tokens in scheduled) < state.max_num_batched_tokens:
+        scheduled.append((state.waiting[0].request_id, 1))
+    return SchedulerDecision(scheduled)
 
 
 def idle(state: SchedulerState) -> SchedulerDecision:
@@ -83,7 +83,7 @@ def youngest(state: SchedulerState) -> SchedulerDecision:
 
 
 def in_rounds(state: SchedulerState) -> SchedulerDecision:
-    """Who has computed something makes room for who waits."""
+    """Preempt every request that has computed something, in favour of those that wait."""
     backs = [entry.request_id for entry in state.running if entry.num_computed_tokens] if state.waiting else []
     running = tuple(entry for entry in state.running if entry.request_id not in backs)
     return replace(FCFS()(replace(state, running=running)), preempted=backs)
@@ -96,9 +96,9 @@ class Moody:
         self.asked = itertools.count()
 
     def __call__(self, state: SchedulerState) -> SchedulerDecision:
-        wishes = FCFS()(state)
-        going = [name for name, tokens in wishes.num_scheduled_tokens if tokens]
-        return replace(wishes, num_scheduled_tokens=[(going[-1], 1)]) if going and next(self.asked) % 2 else wishes
+        decision = FCFS()(state)
+        going = [name for name, tokens in decision.num_scheduled_tokens if tokens]
+        return replace(decision, num_scheduled_tokens=[(going[-1], 1)]) if going and next(self.asked) % 2 else decision
 
 
 @pytest.mark.parametrize(
@@ -115,9 +115,7 @@ class Moody:
         (youngest, "no request starves among long outputs"),
     ],
 )  # fmt: skip
-def test_a_policy_that_breaks_a_law_is_told_which(
-    policy: Callable[[SchedulerState], SchedulerDecision], law: str
-) -> None:
+def test_the_law_that_a_policy_breaks_is_named(policy: Callable[[SchedulerState], SchedulerDecision], law: str) -> None:
     report = check_policy(policy, examples=20)
     assert law in broken(report), str(report)
     assert "BROKEN" in str(report)

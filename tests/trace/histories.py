@@ -14,7 +14,7 @@ ENDS = ("stop", "length", "cancelled", "error")
 
 @st.composite
 def recorders(draw: st.DrawFn, most: int = 5) -> Recorder:
-    """Requests that arrive, wait, are prefilled in chunks, decode, are set back, end; some are refused."""
+    """Requests that arrive, wait, are prefilled in chunks, decode, are preempted, end; some are refused."""
     recorder = Recorder()
     clock = Clock(draw)
     waiting: list[str] = []

@@ -75,7 +75,7 @@ def test_each_request_has_a_named_track_with_its_phases_end_to_end(recorder):
 
 
 @given(recorders())
-def test_steps_tokens_set_backs_and_pages_are_all_there(recorder):
+def test_steps_tokens_preemptions_and_pages_are_all_there(recorder):
     trace = chrome_trace(recorder)["traceEvents"]
     steps = [e for e in recorder.events if isinstance(e, Stepped)]
     shown = [e for e in trace if e["ph"] == "X" and e["pid"] == ENGINE]
@@ -116,22 +116,22 @@ def test_an_empty_run_is_an_empty_trace():
 def test_prefill_chunks_lie_in_their_steps_and_are_all_there(recorder):
     trace = chrome_trace(recorder)
     steps = {e["args"]["step"]: nanoseconds(e) for e in slices(trace, ENGINE)[STEP_TRACK]}
-    told = sorted((e.step, e.tokens) for e in recorder.events if isinstance(e, Prefilled))
+    expected = sorted((e.step, e.tokens) for e in recorder.events if isinstance(e, Prefilled))
     chunks = [e for track in slices(trace, REQUESTS).values() for e in track if e["name"] == "chunk"]
-    assert sorted((e["args"]["step"], e["args"]["tokens"]) for e in chunks) == told
+    assert sorted((e["args"]["step"], e["args"]["tokens"]) for e in chunks) == expected
     for chunk in chunks:
         (begin, end), (first, last) = nanoseconds(chunk), steps[chunk["args"]["step"]]
         assert first <= begin <= end <= last
 
 
 @given(recorders())
-def test_every_decision_is_told_with_its_reason(recorder):
-    told = Counter((e.action, e.reason) for e in recorder.events if isinstance(e, Scheduled))
+def test_every_decision_is_reported_with_its_reason(recorder):
+    expected = Counter((e.action, e.reason) for e in recorder.events if isinstance(e, Scheduled))
     shown = [e for e in chrome_trace(recorder)["traceEvents"] if e["ph"] == "i" and e["name"] != "token"]
-    assert Counter((e["name"], e["args"]["reason"]) for e in shown) == told
+    assert Counter((e["name"], e["args"]["reason"]) for e in shown) == expected
 
 
-def test_a_set_back_lasts_until_the_request_is_admitted_again():
+def test_a_preemption_lasts_until_the_request_is_admitted_again():
     recorder = Recorder()
     recorder.record(Submitted(1.0, "a", arrival=1.0))
     recorder.record(Preempted(2.0, "a", step=1, reason="out of pages"))

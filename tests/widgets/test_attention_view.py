@@ -152,7 +152,7 @@ def test_window_and_sinks_bound_what_is_seen(runner: Runner) -> None:
 
 
 def dashes(picture: str) -> dict[str, str | None]:
-    """What the legend says of lines, with the dash of each: the line stands before its words."""
+    """Return the legend's words with the dash of each line: the line comes before its words."""
     every = list(ET.fromstring(picture).iter())
     return {
         each.text: before.attrib.get("stroke-dasharray")
@@ -161,7 +161,7 @@ def dashes(picture: str) -> dict[str, str | None]:
     }
 
 
-def test_a_head_is_picked_and_a_cell_told(runner: Runner) -> None:
+def test_a_head_is_picked_and_a_cell_described(runner: Runner) -> None:
     view = AttentionView(runner, IDS, max_tokens=0)
     view.shown.picked = "head 2"
     view.map.pointed = [9, 3]
@@ -190,7 +190,7 @@ def test_a_long_map_is_sent_in_parts_and_drawn_small() -> None:
     assert view.map.get_state(["row_names"]) and view.layer == 3
 
 
-def test_packed_caches_and_evictions_are_told() -> None:
+def test_quantized_caches_and_evictions_are_reported() -> None:
     packed = runner_of(model_of(spec_of(layer(dim=8))), page_size=8, cache=None)
     assert AttentionView(packed, IDS, max_tokens=0)._noted == ""
     quantized = load("shape:tiny", cache="int8", backend="eager")
@@ -198,7 +198,7 @@ def test_packed_caches_and_evictions_are_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (lambda runner: AttentionView(runner), "a prompt is missing"),
         (lambda runner: AttentionView(runner, "text"), "no tokenizer"),
@@ -211,8 +211,8 @@ def test_packed_caches_and_evictions_are_told() -> None:
         (lambda runner: AttentionView(runner, IDS, n=2), "follows one text"),
     ],
 )
-def test_what_is_wrong_is_told(runner: Runner, make, told: str) -> None:
-    with pytest.raises(WorkbenchError, match=told):
+def test_what_is_wrong_is_reported(runner: Runner, make, message: str) -> None:
+    with pytest.raises(WorkbenchError, match=message):
         make(runner)
 
 

@@ -1,4 +1,4 @@
-"""The ledger as a widget: what is listed and told is the ledger's, and its button measures."""
+"""The ledger as a widget: its list and texts are the ledger's, and its button measures."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_verdicts_words_and_details(folder: Path) -> None:
         view.claim = "sise"
 
 
-def test_every_verdict_is_told_by_a_sign_of_its_own() -> None:
+def test_every_verdict_has_a_sign_of_its_own() -> None:
     from workbench.claims.tables import ORDER
     from workbench.widgets.claims.picture import VERDICT_SIGNS
 

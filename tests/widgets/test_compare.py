@@ -37,13 +37,13 @@ def files(tmp_path: Path) -> list[Path]:
     return [record(tmp_path, f"run-{format}-{seed}", format, seed) for format in FORMATS for seed in range(5)]
 
 
-def told(picture: str) -> list[str]:
+def texts(picture: str) -> list[str]:
     return [element.text or "" for element in ET.fromstring(picture).iter(f"{SVG}text")]
 
 
 def test_labels_are_the_settings_that_differ_and_seeds_repeat(files: list[Path]) -> None:
     view = Compare(*files, measures=["bytes_per_token", "seconds"])
-    words = told(view.picture())
+    words = texts(view.picture())
     assert "against cache.format=dense" in words and "cache.format=int4" in words
     assert not [word for word in words if "seed" in word]
     for row in view.comparison.rows:
@@ -55,7 +55,7 @@ def test_labels_are_the_settings_that_differ_and_seeds_repeat(files: list[Path])
 
 def test_intervals_are_read_without_a_pointer(files: list[Path]) -> None:
     view = Compare(*files, measures=["seconds"])
-    words = told(view.picture())
+    words = texts(view.picture())
     for row in view.comparison.rows:
         assert any(f"{row.ratio:.3f} [{row.ratio_low:.3f}, {row.ratio_high:.3f}]" in word for word in words)
     for picture in (view.picture(), draw_pareto(view.comparison, "bytes_per_token", "kl_mean")):
@@ -82,7 +82,7 @@ def test_controls_and_traits_are_one(files: list[Path]) -> None:
     controls["show"].value = "two measures"
     controls["across"].value, controls["up"].value = "bytes_per_token", "kl_mean"
     view.throttle.flush()
-    assert {"bytes_per_token (less is better)", "kl_mean (less is better)"} <= set(told(view.shown.content))
+    assert {"bytes_per_token (less is better)", "kl_mean (less is better)"} <= set(texts(view.shown.content))
     assert view.x == "bytes_per_token" and controls["baseline"].value == view.baseline
 
 
@@ -94,11 +94,11 @@ def test_those_that_none_beats_are_filled(files: list[Path]) -> None:
     assert filled == {"cache.format=dense", "cache.format=int8", "cache.format=int4"} and len(circles) == 4
 
 
-def test_what_cannot_be_compared_is_told(files: list[Path], tmp_path: Path) -> None:
+def test_runs_that_cannot_be_compared_are_reported(files: list[Path], tmp_path: Path) -> None:
     with pytest.raises(WorkbenchError, match="give two runs or more"):
         Compare()
     with pytest.raises(WorkbenchError, match="choose one of"):
-        Compare(*files, baseline="nobody")
+        Compare(*files, baseline="unknown")
     view = Compare(*files)
     view.measures = ("no_such",)
     view.throttle.flush()

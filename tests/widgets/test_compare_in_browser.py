@@ -37,20 +37,20 @@ def test_choosers_answer_the_keyboard_and_the_notebook_does_not(lab: LabSession)
     view = page.widget("wb-compare")
     names = [name.rsplit("/", 1)[-1] for name in eval(page.evaluate("view._names"))]
     cells = page.tab.locator(".jp-Cell").count()
-    chooser = view.locator("select").first
-    chooser.focus()
+    dropdown = view.locator("select").first
+    dropdown.focus()
     assert page.evaluate("view.baseline").endswith(names[0] + "'")
     for _ in range(2):
-        chooser.press("ArrowDown")
+        dropdown.press("ArrowDown")
     page.settle()
     assert page.evaluate("view.baseline").endswith(names[2] + "'")
-    chooser.press("ArrowUp")
+    dropdown.press("ArrowUp")
     page.settle()
-    assert page.evaluate("view.baseline").endswith(names[1] + "'") and chooser.evaluate(
+    assert page.evaluate("view.baseline").endswith(names[1] + "'") and dropdown.evaluate(
         "each => each.matches(':focus')"
     )
     for letter in "bgd":  # by its first letter, where JupyterLab has commands
-        chooser.press(letter)
+        dropdown.press(letter)
         page.tab.wait_for_timeout(1200)  # until the browser takes the next letter for a first one
         page.settle()
         assert f"/{letter}" in page.evaluate("view.baseline")

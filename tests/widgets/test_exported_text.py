@@ -20,7 +20,7 @@ PIECES = ("def f(x):", "\n", "    ", "if x:", "\n\n", "        ", "return", "  "
 
 
 def whole(page: str) -> list[str]:
-    """What stands in each `pre` of widgets."""
+    """Return the text of each `pre` element of widgets."""
     found = re.findall(r'<pre [^>]*class="wb-[^>]*>(.*?)</pre>', page, re.S)
     return [html.unescape(re.sub(r"<[^>]*>", "", each)) for each in found]
 

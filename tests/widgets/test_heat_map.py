@@ -113,7 +113,7 @@ def test_the_widget_answers_with_the_bytes_of_the_tiles_it_is_asked_for() -> Non
         assert content["stamp"] == view.stamp
 
 
-def test_what_is_pointed_at_is_told_as_long_as_it_is_there() -> None:
+def test_the_cell_pointed_at_is_described_as_long_as_it_is_there() -> None:
     view = HeatMap(tell="{}/{}".format)
     view.show_tiles(of(noise(5, 5)))
     view.pointed = [4, 2]

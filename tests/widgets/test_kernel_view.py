@@ -124,7 +124,7 @@ def test_the_picture_holds_every_stage_its_size_and_the_text(view: KernelView) -
     assert "not made yet" in found.text and view.picture() == view._repr_mimebundle_()["text/html"]
 
 
-def test_a_lane_that_cannot_make_it_says_why_and_the_others_go_on() -> None:
+def test_a_backend_that_cannot_make_it_says_why_and_the_others_go_on() -> None:
     lacking = KernelView("expert_linear", backends=("eager", "mlir")).make()
     assert "cannot be made here" in Text(lacking.picture()).text and lacking.text
     lacking.backend = "mlir"
@@ -139,8 +139,8 @@ def test_a_timing_is_stopped_and_says_so() -> None:
     view.close()
 
 
-def test_lanes_are_timed_apart_from_what_this_process_does() -> None:
-    """Which figures there are, not what they say."""
+def test_backends_are_timed_apart_from_what_this_process_does() -> None:
+    """Compares which figures there are, not their values."""
     job = {"operator": OPERATOR, "case": "1x1 float32", "backends": ["eager"], "seconds": 0.01}
     record = time_backends({**job, "ceilings": False})
     (row,) = record["rows"]
@@ -155,7 +155,7 @@ def test_times_stand_beside_with_what_they_are_measured_by() -> None:
         "a <b>", "eager", "source", "x < 1", mark_fusion("eager", "source", ""), {"eager": {"source": 1}}, rows=rows
     )
     text = Text(draw_kernel(shown)).text
-    assert all(told in text for told in ("a <b>", "2.0", "2.50", "50.0% (memory)", "not timed: no <GPU>", "x < 1"))
+    assert all(words in text for words in ("a <b>", "2.0", "2.50", "50.0% (memory)", "not timed: no <GPU>", "x < 1"))
 
 
 def test_another_operator_has_cases_of_its_own(view: KernelView) -> None:
@@ -166,7 +166,7 @@ def test_another_operator_has_cases_of_its_own(view: KernelView) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("asked", "message"),
     [
         ({"operator": "add_norm"}, "unknown operator 'add_norm'"),
         ({"case": "1x1 int3"}, "unknown case of add_rms_norm"),
@@ -174,8 +174,8 @@ def test_another_operator_has_cases_of_its_own(view: KernelView) -> None:
         ({"stage": "ptx"}, "unknown stage of add_rms_norm on eager 'ptx'"),
     ],
 )
-def test_what_is_wrong_is_told(asked: dict, told: str) -> None:
-    with pytest.raises(WorkbenchError, match=told):
+def test_what_is_wrong_is_reported(asked: dict, message: str) -> None:
+    with pytest.raises(WorkbenchError, match=message):
         KernelView(**asked)
 
 

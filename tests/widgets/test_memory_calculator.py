@@ -139,8 +139,8 @@ def test_a_loaded_model_takes_what_was_predicted(cache: str, weights: str) -> No
     view = MemoryCalculator(runner=runner)
     assert (view.cache, view.weights, view.context) == (cache, weights, 1024)
     rows = compare_memory(runner)
-    told = report_for("demo", cache=cache, weights=weights)
-    assert rows[0].predicted == told["weight_bytes"] and rows[2].measured == told["cache_bytes_per_token"]
+    report = report_for("demo", cache=cache, weights=weights)
+    assert rows[0].predicted == report["weight_bytes"] and rows[2].measured == report["cache_bytes_per_token"]
     counted = estimate_memory(runner.model.spec, cache=cache)
     pages = sum(41 * 64 * part.bytes_per_token for part in counted.tables)  # 40, and the null page
     assert rows[1].predicted == rows[1].measured == pages
@@ -158,7 +158,7 @@ def test_a_loaded_model_takes_what_was_predicted(cache: str, weights: str) -> No
         assert step_bytes(runner_bytes_by_table(runner), spans, 64) == after.kv_bytes
 
 
-def test_what_is_not_there_is_told_and_nothing_is_lost() -> None:
+def test_an_absent_model_is_reported_and_nothing_is_lost() -> None:
     view = MemoryCalculator("shape:tiny")
     before = view.found
     view.model = "no-<b>such"

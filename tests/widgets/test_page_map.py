@@ -35,7 +35,7 @@ class Watched(History):
     """A history of which snapshots are taken where a step is formed and between steps."""
 
     def watch(self) -> None:
-        self.log, self.panels = SnapshotLog(), panels_of_cache(self.holdings)
+        self.log, self.panels = SnapshotLog(), panels_of_cache(self.manager)
         plan = self.scheduler.plan
 
         def planned(*given: Any) -> Any:
@@ -52,10 +52,10 @@ class Watched(History):
         self.log.add(seen)
 
     def law(self, seen: PageSnapshot) -> None:
-        pools = (*self.holdings.pools, *self.holdings.cpu_pages.pools)
+        pools = (*self.manager.pools, *self.manager.cpu_pages.pools)
         for panel, pool in enumerate(pools):
             names = Counter(page for owner in seen.owners for page in owner.pages[panel] if page)
-            assert not seen.references[panel][0] and not seen.in_prefix_index[panel][0], "the null page is nobody's"
+            assert not seen.references[panel][0] and not seen.in_prefix_index[panel][0], "the null page has no owner"
             free, held, idle = [], [], []
             for page in range(1, pool.num_pages + 1):
                 kept = bool(seen.in_prefix_index[panel][page])
@@ -67,10 +67,10 @@ class Watched(History):
             assert seen.num_free(panel) == len(free) == pool.num_free
             assert seen.num_idle(panel) == len(idle)
             assert len(free) + len(held) + len(idle) == pool.num_pages == seen.panels[panel].pages
-            if panel < len(self.holdings.pools):
+            if panel < len(self.manager.pools):
                 assert idle == sorted(pool.evictable) and len(held) == pool.num_used
             assert sum(seen.num_exclusive(panel)) + seen.num_shared(panel) == len(held)
-        tables = self.holdings.groups
+        tables = self.manager.groups
         by_name = {owner.name: number for number, owner in enumerate(seen.owners)}
         for s in (*self.scheduler.running, *self.scheduler.waiting):
             assert (s.request_id in by_name) == any(map(any, s.pages)) or s.swapped is not None
@@ -119,11 +119,11 @@ def test_pages_that_the_index_has_on_the_host_are_accounted_for_until_they_are_b
     for again in (False, True):
         history.submit(16, 1, 1, 1, False, "", 0)
         history.step(1)
-        assert bool(history.holdings.cpu_pages.fetched) == again
+        assert bool(history.manager.cpu_pages.fetched) == again
         history.check()
         history.step(20)
-        assert history.holdings.prefix_cache is not None
-        history.holdings.prefix_cache.evict(0, 10, history.holdings.transfers)
+        assert history.manager.prefix_cache is not None
+        history.manager.prefix_cache.evict(0, 10, history.manager.transfers)
         history.check()
     assert any(each.num_idle(1) for each in history.log.snapshots)
 
@@ -132,9 +132,9 @@ def test_what_was_on_its_way_back_when_its_sequence_ended_is_accounted_for() -> 
     history = crowded(prefix=False)
     for _ in range(3):
         history.submit(14, 2, 10, 1, False, "", 0)
-    while not history.holdings.cpu_pages.swapping_in:
+    while not history.manager.cpu_pages.swapping_in:
         history.step(1)
-    (order,) = history.holdings.cpu_pages.swapping_in
+    (order,) = history.manager.cpu_pages.swapping_in
     history.end(next(each for each in history.open if each.arrival_index == order), STOPS[0])
     history.check()
     assert [each.name for each in history.log.snapshots[-1].owners][-1] == f"(ended {order})"
@@ -142,7 +142,7 @@ def test_what_was_on_its_way_back_when_its_sequence_ended_is_accounted_for() -> 
 
 
 def shows(picture: str, seen: PageSnapshot, log: SnapshotLog, whole: bool) -> None:
-    """What is read from the picture is what `seen` says."""
+    """Assert that the picture shows what `seen` says."""
     rects = (rect.attrib for rect in ET.fromstring(picture).iter(f"{SVG}rect"))
     cells = {each["data-key"]: each for each in rects if "data-key" in each}
     expected = set()
@@ -176,7 +176,7 @@ def holders(seen: PageSnapshot, panel: int, page: int) -> list[str]:
 def test_a_log_is_bounded_and_keeps_the_newest() -> None:
     history = Watched()
     history.begin("continuous fcfs", LAYOUTS[0], 12, True, True, 0, None, 0)
-    seen = take_snapshot(history.scheduler, panels_of_cache(history.holdings))
+    seen = take_snapshot(history.scheduler, panels_of_cache(history.manager))
     log = SnapshotLog([replace(seen, step=step) for step in range(1000)], max_snapshots=64)
     steps = [each.step for each in log.snapshots]
     assert len(steps) <= 64 and steps[0] == 0 and steps[-32:] == list(range(968, 1000))
@@ -271,7 +271,7 @@ def test_it_tells_when_it_was_fullest_and_when_most_was_shared(seen: tuple[PageS
         assert by_step[view.most_shared(panel)].num_shared(panel) == max(shared)
 
 
-def test_bands_of_one_colour_are_told_apart(seen: tuple[PageSnapshot, ...]) -> None:
+def test_bands_of_one_colour_are_distinguished(seen: tuple[PageSnapshot, ...]) -> None:
     names = list(dict.fromkeys(owner.name for each in seen for owner in each.owners))
     numbers = {name: 7 * number for number, name in enumerate(names)}  # all of the first colour
     busy = max(seen, key=lambda each: len(each.owners))
@@ -285,8 +285,8 @@ def test_bands_of_one_colour_are_told_apart(seen: tuple[PageSnapshot, ...]) -> N
     assert set(hatches.values()) <= known
     tips = {e.attrib["data-tip"] for e in bands}
     for owner, own in zip(busy.owners, busy.num_exclusive(0), strict=True):
-        told = f"{letters(numbers[owner.name])} {owner.name}, alone: {own} at step {busy.step}, at most "
-        assert any(tip.startswith(told) for tip in tips)
+        expected = f"{letters(numbers[owner.name])} {owner.name}, alone: {own} at step {busy.step}, at most "
+        assert any(tip.startswith(expected) for tip in tips)
     live = [e.attrib for e in paths if "data-tip" in e.attrib]
     assert [e["tabindex"] for e in live] == ["0", *["-1"] * (len(live) - 1)]
     view = PageMap(list(seen))

@@ -58,8 +58,8 @@ def test_pages_are_scrubbed_and_bars_tell_their_reasons(lab: LabSession, tmp_pat
     chart.locator(".noUi-handle").first.focus()
     page.tab.keyboard.press("ArrowRight")
     page.settle()
-    told = page.evaluate("timeline.chosen, timeline.window[0] > 0, timeline.follow")
-    assert told == "(0, True, True)", "its end is the run's"
+    state = page.evaluate("timeline.chosen, timeline.window[0] > 0, timeline.follow")
+    assert state == "(0, True, True)", "its end is the run's"
     assert "Decisions on r0" in (chart.locator("svg").first.text_content() or "")
     page.screenshot(tmp_path / "pages.png", shown)
     page.screenshot(tmp_path / "timeline.png", chart)

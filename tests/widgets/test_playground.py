@@ -1,4 +1,4 @@
-"""What is played is what the runner gives; it can be stopped, changed, taken away, and is never lost in silence."""
+"""The Playground shows the runner's own text; it can be stopped, changed, removed, and is never lost in silence."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def play(demo: Runner) -> Iterator[Playground]:
 
 
 def texts(picture: str) -> str:
-    """What is read in the picture of a text: its pieces, without the prompt and the legend."""
+    """Return the pieces that the picture of a text shows, without the prompt and the legend."""
     (inside,) = re.findall(r'<span data-grows="s0">(.*?)</span>(.*?)</pre>', picture, re.S)
     return html.unescape(re.sub(r"<[^>]*>", "", "".join(inside)))
 
@@ -112,7 +112,7 @@ def test_reset_is_as_it_was_made(play: Playground) -> None:
     assert play.text.content.count("<b ") == 0
 
 
-def test_what_is_wrong_is_told_and_cannot_be_run(play: Playground) -> None:
+def test_a_mistake_is_reported_and_cannot_be_run(play: Playground) -> None:
     play.settings.write({"sampling": {"beams": 3, "stop": ["x"]}})
     assert play._run_button.disabled and play.experiment is None
     play.run()
@@ -234,7 +234,7 @@ OTHER = {"cache": {"page_size": 32}, "sampling": {"max_tokens": 5}}
 
 
 def ends(work: Callable[[], object]) -> bool:
-    """Whether it does before the gate opens."""
+    """Return True if `work` ends before the gate opens."""
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     thread.join(limit(5))
@@ -296,7 +296,7 @@ def test_its_state_can_be_observed(play: Playground) -> None:
     assert play.output == ""
 
 
-def test_what_is_told_on_the_way_is_not_markup(play: Playground) -> None:
+def test_progress_lines_are_not_markup(play: Playground) -> None:
     play.run()
     playing = play._playing
     assert playing is not None and play.wait()

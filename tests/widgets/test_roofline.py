@@ -111,21 +111,21 @@ STEPS = st.tuples(st.sampled_from(["prefill", "decode", "mixed"]), st.integers(1
 
 
 @given(st.lists(STEPS, max_size=30))
-def test_steps_alike_are_one_point(told: list[tuple[str, int, float, bool]]) -> None:
+def test_steps_alike_are_one_point(durations: list[tuple[str, int, float, bool]]) -> None:
     rows, compiles = [], 0
-    for phase, size, seconds, compiling in told:
+    for phase, size, seconds, compiling in durations:
         compiles += compiling
         rows.append(asdict(Stepped(
             0.0, phase=phase, requests=size, prefill_tokens=size, forward_seconds=seconds, predicted_flops=10.0 * size,
             predicted_bytes=5.0, compiles=compiles,
         )))  # fmt: skip
     points = points_of_steps(rows, "float32")
-    assert {p.name.split()[0] for p in points} == {phase for phase, *_ in told}
+    assert {p.name.split()[0] for p in points} == {phase for phase, *_ in durations}
     assert len({p.name for p in points}) == len(points)
     for point in points:
         if point.name.startswith("decode"):
             size = int(point.name.split()[-1])
-            mine = [(s, c) for phase, n, s, c in told if (phase, n) == ("decode", size)]
+            mine = [(s, c) for phase, n, s, c in durations if (phase, n) == ("decode", size)]
             counted = [s for s, c in mine if not c] or [s for s, _ in mine]
             assert point.flops == 10.0 * size and point.note.startswith(f"{len(counted)} steps")
             assert min(counted) <= (point.seconds or 0) <= max(counted)
@@ -165,7 +165,7 @@ def measured(*sizes: int) -> MachineCeilings:
     return MachineCeilings(reads, (ceiling("gemm", 1e11, "float32"), ceiling("gemm", 4e11, "bfloat16")))
 
 
-def test_what_goes_wrong_in_measuring_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_measuring_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("no <clock>")
 

@@ -1,4 +1,4 @@
-"""One thread owns a runner: who asks gets what it would have got alone, and nobody is in the way of another."""
+"""One thread owns a runner: each caller gets what it would have got alone, and none is in the way of another."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_cell_streams_through_the_owner(runner: Runner) -> None:
     assert other.wait() and finished(other.events).reason == "cancelled"
 
 
-def test_while_it_works_nobody_else_steps(runner: Runner) -> None:
+def test_while_it_works_no_other_thread_steps(runner: Runner) -> None:
     asked = RunnerThread.attach(runner).submit("class A:", max_tokens=900)
     until(lambda: asked.events)
     with pytest.raises(WorkbenchError, match="another thread owns this runner"):
@@ -73,7 +73,7 @@ def test_leaving_the_loop_ends_the_requests(runner: Runner) -> None:
     assert asked.wait() and finished(asked.events).reason == "cancelled"
 
 
-def test_what_cannot_run_raises_where_it_is_read_and_harms_nobody(runner: Runner) -> None:
+def test_a_refused_request_raises_where_it_is_read_and_harms_no_other(runner: Runner) -> None:
     good = RunnerThread.attach(runner).submit("class A:", max_tokens=6)
     bad = RunnerThread.attach(runner).submit("", max_tokens=6)
     with pytest.raises(WorkbenchError, match="the prompt is empty"):
@@ -81,7 +81,7 @@ def test_what_cannot_run_raises_where_it_is_read_and_harms_nobody(runner: Runner
     assert good.wait() and finished(good.events).reason == "length"
 
 
-def test_a_fault_of_the_runner_is_told_to_all_and_ends_with_them(runner: Runner, monkeypatch: object) -> None:
+def test_a_fault_of_the_runner_reaches_all_callers_and_ends_with_them(runner: Runner, monkeypatch: object) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("out of order")
 
@@ -107,11 +107,11 @@ def test_later_arrivals_come_when_they_are_due(runner: Runner) -> None:
 
 def test_errors_of_a_call_come_out_and_the_thread_ends_when_all_is_done(runner: Runner) -> None:
     with pytest.raises(WorkbenchError, match="is not being served"):
-        RunnerThread.attach(runner).call(lambda r: r.inspect("nobody"))
+        RunnerThread.attach(runner).call(lambda r: r.inspect("unknown"))
     assert RunnerThread.attach(runner).submit("class A:", max_tokens=2).wait()
     until(lambda: not [t for t in threading.enumerate() if t.name == "runner's owner"])
     assert not RunnerThread.attach(runner).is_other_thread()
-    runner.step()  # nobody is in the way
+    runner.step()  # no other thread is in the way
 
 
 def test_listeners_hear_everything_until_they_leave(runner: Runner) -> None:

@@ -187,7 +187,7 @@ def test_names_are_escaped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "more", "told"),
+    ("source", "more", "message"),
     [
         ("no numbers", {}, "give an array"),
         (torch.zeros(2, 3, 4), {}, r"\[vocab\] or \[token vocab\]"),
@@ -200,8 +200,8 @@ def test_names_are_escaped() -> None:
         (torch.zeros(3, 4), {"prompt": [1]}, "3 rows for 1 tokens"),
     ],
 )
-def test_mistakes_are_told(source: object, more: dict, told: str) -> None:
-    with pytest.raises(WorkbenchError, match=told):
+def test_mistakes_are_reported(source: object, more: dict, message: str) -> None:
+    with pytest.raises(WorkbenchError, match=message):
         SamplingExplorer(source, **more)
 
 

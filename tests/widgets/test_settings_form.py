@@ -146,16 +146,16 @@ def test_what_the_source_says_of_a_field_is_its_tooltip() -> None:
     assert control(knobs, "word").tooltip == "said by the field itself"
 
 
-def test_a_change_by_hand_is_told_once_and_read() -> None:
-    told: list[dict] = []
-    knobs = SettingsForm(Outer, on_change=lambda: told.append(knobs.values))
+def test_a_change_by_hand_is_reported_once_and_read() -> None:
+    changes: list[dict] = []
+    knobs = SettingsForm(Outer, on_change=lambda: changes.append(knobs.values))
     control(knobs, "word").value = True
     control(knobs, "part").value = 1
     control(knobs, "size").value = 2
-    assert len(told) == 3
-    assert told[-1] == {"count": 4, "word": "", "part": {"kind": "other"}, "size": 1, "switch": False}
+    assert len(changes) == 3
+    assert changes[-1] == {"count": 4, "word": "", "part": {"kind": "other"}, "size": 1, "switch": False}
     knobs.write({"part": {"kind": "inner", "share": 0.25, "names": ["a, b", "c"]}})
-    assert len(told) == 4 and told[-1]["part"]["names"] == ["a, b", "c"] and told[-1]["size"] == 1
+    assert len(changes) == 4 and changes[-1]["part"]["names"] == ["a, b", "c"] and changes[-1]["size"] == 1
 
 
 def test_what_is_wrong_is_said_at_its_control_in_one_line() -> None:
@@ -163,18 +163,18 @@ def test_what_is_wrong_is_said_at_its_control_in_one_line() -> None:
     control(knobs, "share").value = 0
     knobs.buttons.value = "part"
     assert knobs.validated({}) is None
-    (line,) = (each.value for each in told_alerts(knobs))
+    (line,) = (each.value for each in shown_alerts(knobs))
     assert 'role="alert"' in line and "part.share: Input should be greater than 0" in line
     above = [control for control, below in pairs(knobs) if getattr(below, "value", "") == line]
     assert [control.description for control in above] == ["share"]
     control(knobs, "share").value = 0.5
     control(knobs, "names").value = "a: ["
-    assert knobs.validated({}) is None and "part.names: not YAML" in next(told_alerts(knobs)).value
+    assert knobs.validated({}) is None and "part.names: not YAML" in next(shown_alerts(knobs)).value
     control(knobs, "names").value = "a, 'b <b>'"
-    assert knobs.validated({}) == Outer(part=Inner(names=("a", "b <b>"))) and not list(told_alerts(knobs))
+    assert knobs.validated({}) == Outer(part=Inner(names=("a", "b <b>"))) and not list(shown_alerts(knobs))
 
 
-def told_alerts(knobs: SettingsForm) -> Iterator[Any]:
+def shown_alerts(knobs: SettingsForm) -> Iterator[Any]:
     def inside(box: Any) -> Iterator[Any]:
         for each in getattr(box, "children", ()):
             yield from inside(each)
@@ -185,7 +185,7 @@ def told_alerts(knobs: SettingsForm) -> Iterator[Any]:
 
 
 def pairs(knobs: SettingsForm) -> Iterator[tuple[Any, Any]]:
-    """What stands right above what, in one box."""
+    """Return each widget with the one right above it in the same box."""
 
     def inside(box: Any) -> Iterator[tuple[Any, Any]]:
         children = getattr(box, "children", ())
@@ -201,7 +201,7 @@ def test_what_is_wrong_out_of_sight_is_said_above() -> None:
     knobs.write({"sampling": {"beams": 2, "stop": ["x"]}})
     knobs.buttons.value = "cache"
     assert knobs.validated(BESIDES) is None
-    assert "beam search ends texts at tokens" in next(told_alerts(knobs)).value
+    assert "beam search ends texts at tokens" in next(shown_alerts(knobs)).value
 
 
 def test_a_value_without_a_control_is_refused_in_words() -> None:

@@ -1,4 +1,4 @@
-"""What the view says of drafted tokens is what the runner did with them."""
+"""The view's figures of drafted tokens agree with the runner's events."""
 
 from __future__ import annotations
 
@@ -91,9 +91,11 @@ def test_of_events_it_shows_each_request_and_the_runs_figures(runner: Runner, ev
     view = SpeculationView(events, tokenizer=runner.tokenizer)
     ends = {event.request_id: event.token_ids for event in events if isinstance(event, Finished)}
     checks = [event for event in events if isinstance(event, Verified)]
-    told = view.figures
-    assert told["verifications"] == len(checks) and told["drafted_tokens"] == sum(len(e.token_ids) for e in checks)
-    assert told["accepted_tokens"] == sum(e.accepted_tokens for e in events if isinstance(e, Stepped)) > 0
+    figures = view.figures
+    assert figures["verifications"] == len(checks) and figures["drafted_tokens"] == sum(
+        len(e.token_ids) for e in checks
+    )
+    assert figures["accepted_tokens"] == sum(e.accepted_tokens for e in events if isinstance(e, Stepped)) > 0
     for name in ("first", "second"):
         view.sequence = name
         found = place_tokens(view.token_ids, view._run.verifications_of(name))
@@ -183,7 +185,7 @@ def test_stopped_the_runner_drafts_as_before(runner: Runner) -> None:
 
 
 def test_two_views_on_one_runner_do_not_disturb_each_other(runner: Runner) -> None:
-    """What each drafted is what it drafts alone, in every round."""
+    """Each drafts what it drafts alone, in every round."""
     drafts = runner.speculator
 
     def view(most: int, rounds: int) -> SpeculationView:
@@ -253,9 +255,9 @@ def test_names_are_escaped(events: list[Event]) -> None:
     assert "<b " not in picture and "&lt;b" in picture
 
 
-def test_mistakes_are_told(runner: Runner, tmp_path: Path) -> None:
+def test_mistakes_are_reported(runner: Runner, tmp_path: Path) -> None:
     plain = load("demo", backend="eager")
-    for source, more, told in (
+    for source, more, message in (
         (plain, {"prompt": "a"}, "it drafts nothing"),
         (runner, {}, "prompt: a runner needs one"),
         (runner, {"prompt": "a", "n": 2}, "one sample"),
@@ -265,15 +267,15 @@ def test_mistakes_are_told(runner: Runner, tmp_path: Path) -> None:
         (["no event"], {}, "events: give what a runner streams"),
         (tmp_path / "nothing", {}, "nothing"),
     ):
-        with pytest.raises(WorkbenchError, match=told):
+        with pytest.raises(WorkbenchError, match=message):
             SpeculationView(source, **more)
     empty = SpeculationView([])
     assert "Nothing was drafted" in empty.picture()
 
 
 def test_charts_say_their_values_in_figures_and_by_keyboard() -> None:
-    told = {"chance": 0.8, "acceptance_histogram": [1, 0, 3], "acceptance_by_position": [0.75, 0.7512]}
-    root = ET.fromstring(draw_charts(told))
+    summary = {"chance": 0.8, "acceptance_histogram": [1, 0, 3], "acceptance_by_position": [0.75, 0.7512]}
+    root = ET.fromstring(draw_charts(summary))
     figures = [e.text for e in root.iter() if e.attrib.get("class") == "figure"]
     assert figures == ["75%", "75%", "25%", "0%", "75%"]
     bars = [e.attrib for e in root.iter() if "data-tip" in e.attrib]

@@ -40,7 +40,7 @@ def tracks_of(recorder: Recorder) -> Tracks:
 
 
 def slices(recorder: Recorder) -> dict[tuple[int, str], list[dict]]:
-    """What Perfetto is given, but for the slices of whole requests: by track, 0 of the steps, and name."""
+    """Return Perfetto's slices, but for those of whole requests, by track (0 for steps) and name."""
     found = defaultdict(list)
     for event in chrome_trace(recorder)["traceEvents"]:
         if event["ph"] == "X" and event["pid"] == ENGINE:
@@ -69,8 +69,8 @@ def test_no_bar_is_lost_where_neighbours_are_drawn_as_one(recorder: Recorder, sh
         )
     shown = [s for bar in merge_steps(tracks, across) for s in bar.slices]
     assert shown == [s for s in tracks.steps if s.end >= across.low and s.begin <= across.high]
-    told = sorted((event["args"] for event in exported[0, "step"]), key=lambda args: args["step"])
-    assert [s.args for s in tracks.steps] == told
+    expected = sorted((event["args"] for event in exported[0, "step"]), key=lambda args: args["step"])
+    assert [s.args for s in tracks.steps] == expected
 
 
 @given(recorders(), SHARES)
@@ -120,7 +120,7 @@ def test_a_trace_that_was_written_is_read_as_it_was(recorder: Recorder) -> None:
     assert [s.args for s in tracks.steps] == [s.args for s in sorted(read.steps, key=lambda s: s.args["step"])]
 
 
-def test_a_runner_is_followed_and_its_decisions_are_told() -> None:
+def test_a_runner_is_followed_and_its_decisions_are_shown() -> None:
     runner = runner_of(model_of(spec_of()), pages=9)
     heard: list[Event] = []
     RunnerThread.attach(runner).listen(heard.append)

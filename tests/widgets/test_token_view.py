@@ -48,13 +48,13 @@ def test_what_is_drawn_is_each_piece_or_its_bytes(view: TokenView, text: str) ->
         pieces = re.findall(r"<b [^>]*>(<u>|<span>)(.*?)</(?:u|span)><i>(\d+)</i></b>", drawn, re.S)
         cuts = view.sides[place].tokens
         assert [int(number) for _, _, number in pieces] == [cut.id for cut in cuts]
-        for (mark, told, _), cut in zip(pieces, cuts, strict=True):
-            assert "<" not in told
+        for (mark, shown, _), cut in zip(pieces, cuts, strict=True):
+            assert "<" not in shown
             if cut.text is None:
-                assert mark == "<u>" and bytes.fromhex(told) == cut.bytes
+                assert mark == "<u>" and bytes.fromhex(shown) == cut.bytes
             else:
                 signs = str.maketrans({"\n": "↵", "\r": "␍", "\t": "⇥"})
-                assert mark == "<span>" and html.unescape(told) == cut.text.translate(signs)
+                assert mark == "<span>" and html.unescape(shown) == cut.text.translate(signs)
 
 
 def test_ids_are_those_of_the_tokenizer(view: TokenView) -> None:
@@ -78,7 +78,7 @@ def test_a_tokenizer_may_be_given_in_several_ways() -> None:
         TokenView("a", "nowhere")
 
 
-def test_a_text_that_is_none_is_told_and_nothing_is_lost(view: TokenView) -> None:
+def test_a_text_that_is_none_is_reported_and_nothing_is_lost(view: TokenView) -> None:
     view.text = "a\ud800"
     assert 'role="alert"' in view.picture() and "lone surrogate" in view.picture()
     view.text = "a"

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from tests.patience import limit
 from workbench import svg
-from workbench.widgets import throttle as pulse_module
+from workbench.widgets import throttle as throttle_module
 from workbench.widgets.throttle import Throttle
 from workbench.widgets.view import PictureWidget
 
@@ -59,19 +59,19 @@ def test_a_change_is_drawn_and_the_last_one_last() -> None:
 
 
 @given(st.lists(st.integers(0, 3), max_size=20))
-def test_a_pulse_draws_the_last_mark(pauses: list[int]) -> None:
+def test_a_throttle_draws_the_last_mark(pauses: list[int]) -> None:
     state, drawn = [0], []
-    pulse = Throttle(lambda: drawn.append(state[0]), seconds=0.002)
+    throttle = Throttle(lambda: drawn.append(state[0]), seconds=0.002)
     for pause in pauses:
         state[0] += 1
-        pulse.mark()
+        throttle.mark()
         time.sleep(pause / 1000)
-    pulse.flush()
+    throttle.flush()
     assert drawn[-1] == state[0] and len(drawn) <= len(pauses) + 1
 
 
 class Clock:
-    """Stands for the modules time and threading: time goes on, and timers ring, when they are told to. In eighths of a
+    """Stands for the modules time and threading: time goes on, and timers ring, when a test says so. In eighths of a
     second, which add up exactly."""
 
     Lock, RLock = staticmethod(threading.Lock), staticmethod(threading.RLock)
@@ -99,7 +99,7 @@ class Clock:
 
 
 @given(st.lists(st.integers(0, 12), max_size=40), st.integers(0, 8))
-def test_a_pulse_is_no_faster_than_it_says(pauses: list[int], long: int) -> None:
+def test_a_throttle_is_no_faster_than_it_says(pauses: list[int], long: int) -> None:
     clock, at = Clock(), []
 
     def draw() -> None:
@@ -107,20 +107,20 @@ def test_a_pulse_is_no_faster_than_it_says(pauses: list[int], long: int) -> None
         clock.now += long / 8
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pulse_module, "time", clock)
-        patch.setattr(pulse_module, "threading", clock)
-        pulse = Throttle(draw, seconds=1.0)
+        patch.setattr(throttle_module, "time", clock)
+        patch.setattr(throttle_module, "threading", clock)
+        throttle = Throttle(draw, seconds=1.0)
         for pause in pauses:
-            pulse.mark()
+            throttle.mark()
             clock.pass_by(pause / 8)
         marked = bool(clock.timers)
-        pulse.flush_pending()
+        throttle.flush_pending()
     assert len(at) >= bool(pauses) and not clock.timers
     between = [later - earlier for earlier, later in pairwise(at)]
     assert all(each >= 1.0 + long / 8 for each in (between[:-1] if marked else between))
 
 
-def test_a_pulse_never_draws_twice_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_throttle_never_draws_twice_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, drawing, together = Clock(), threading.Lock(), []
     begun, again = threading.Event(), threading.Event()
 
@@ -134,12 +134,12 @@ def test_a_pulse_never_draws_twice_at_once(monkeypatch: pytest.MonkeyPatch) -> N
             return
         drawing.release()
 
-    monkeypatch.setattr(pulse_module, "time", clock)
-    monkeypatch.setattr(pulse_module, "threading", clock)
-    pulse = Throttle(draw)
+    monkeypatch.setattr(throttle_module, "time", clock)
+    monkeypatch.setattr(throttle_module, "threading", clock)
+    throttle = Throttle(draw)
     threads = []
     for _ in range(2):
-        pulse.mark()
+        throttle.mark()
         threads.append(threading.Thread(target=clock.timers.pop().ring))
         threads[-1].start()
         begun.wait()
@@ -149,22 +149,22 @@ def test_a_pulse_never_draws_twice_at_once(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_is_marked_can_be_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulse_module, "threading", Clock())
+    monkeypatch.setattr(throttle_module, "threading", Clock())
     drawn: list[str] = []
     marked, idle = (Throttle(partial(drawn.append, name)) for name in ("marked", "idle"))
     marked.mark()
-    pulse_module.flush_all()
+    throttle_module.flush_all()
     assert drawn == ["marked"] and idle._timer is None
-    pulse_module.flush_all()
+    throttle_module.flush_all()
     assert drawn == ["marked"]
 
 
 @given(WORDS, WORDS)
-def test_what_comes_from_outside_is_escaped(told: str, tip: str) -> None:
-    picture = svg.document(10, 10, svg.text(0, 0, told, tip=tip, key=tip), title=told)
+def test_what_comes_from_outside_is_escaped(words: str, tip: str) -> None:
+    picture = svg.document(10, 10, svg.text(0, 0, words, tip=tip, key=tip), title=words)
     root = ET.fromstring(picture)
     (text,) = root.iter("{http://www.w3.org/2000/svg}text")
-    assert (text.text or "") == told and text.attrib["data-tip"] == tip and text.attrib["tabindex"] == "0"
+    assert (text.text or "") == words and text.attrib["data-tip"] == tip and text.attrib["tabindex"] == "0"
 
 
 @given(st.floats(allow_nan=True, allow_infinity=True))

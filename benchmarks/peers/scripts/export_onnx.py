@@ -14,7 +14,7 @@ BUILDER = {"float32": ("fp32", []), "int4": INT4, "int4-head": INT4}  # for each
 
 
 def export(job: dict) -> dict:
-    import onnx_ir  # noqa: F401 (the builder's needs, told by name where they are absent)
+    import onnx_ir  # noqa: F401 (the builder needs it; the error names it where it is absent)
     import onnxruntime_genai  # noqa: F401
     import transformers  # noqa: F401
 

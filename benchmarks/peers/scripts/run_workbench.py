@@ -35,8 +35,8 @@ class Workbench:
             **options["settings"],
         }
         self.runner = workbench.load(options["model"], **settings)
-        told = [f"{name} {settings[name]}" for name in PASSED_SETTINGS if name in settings]
-        self.how = ", ".join([*told, f"backend {self.runner.backends}"])
+        passed = [f"{name} {settings[name]}" for name in PASSED_SETTINGS if name in settings]
+        self.how = ", ".join([*passed, f"backend {self.runner.backends}"])
 
     @property
     def artifacts(self) -> dict[str, str]:
