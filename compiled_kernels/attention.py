@@ -1,15 +1,118 @@
-"""The values that operators of attention take beside queries and pages, and the flat form torch's schemas want."""
+"""The values that operators of attention take beside queries and pages: masks, score functions, a layer's parameters,
+spans; and the flat form torch's schemas want.
+
+Masks are predicates over positions that broadcast. Score functions have the sense of flex_attention's (Dong et al.,
+2024): given a score q k, already scaled and capped, its head and the positions of its query and key, what is put in its
+place. Minus infinity hides the key.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from compiled_kernels.backends import BackendError, describe_callable
-from compiled_kernels.masks import Causal, Mask, SlidingWindow, window_and_sinks
-from compiled_kernels.scores import ALiBi, Score, uses_alibi
+
+# Given query and key positions that broadcast: True where the query may look.
+Mask = Callable[[Tensor, Tensor], Tensor]
+# (score, head, query, key) -> score; the four broadcast, the result has the score's shape and type.
+Score = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Causal:
+    """Every position up to the query's own."""
+
+    def __call__(self, query: Tensor, key: Tensor) -> Tensor:
+        return key <= query
+
+
+@dataclass(frozen=True)
+class SlidingWindow:
+    """The last `window` positions, the query's own included (Mistral, Beltagy et al. 2020), and the first
+    `sinks` positions of the text (StreamingLLM, Xiao et al. 2023)."""
+
+    window: int
+    sinks: int = 0
+
+    def __call__(self, query: Tensor, key: Tensor) -> Tensor:
+        return (key <= query) & ((key > query - self.window) | (key < self.sinks))
+
+
+@dataclass(frozen=True)
+class AndMask:
+    """The keys that both masks show."""
+
+    first: Mask
+    second: Mask
+
+    def __call__(self, query: Tensor, key: Tensor) -> Tensor:
+        return self.first(query, key) & self.second(query, key)
+
+    def __repr__(self) -> str:
+        return f"Both({describe_callable(self.first)}, {describe_callable(self.second)})"
+
+
+def window_and_sinks(mask: Mask, backend: str) -> tuple[int, int]:
+    """Return (window, sinks) of a mask, 0 for no window: the form in which operations known to torch by a schema take
+    masks.
+
+    Raises BackendError for any other predicate: the backend cannot carry it out.
+    """
+    if isinstance(mask, Causal):
+        return 0, 0
+    if isinstance(mask, SlidingWindow):
+        return mask.window, mask.sinks
+    raise BackendError(
+        f"paged_attention: backend {backend} knows causal masks with window and sinks, not {describe_callable(mask)}"
+    )
+
+
+@dataclass(frozen=True)
+class ALiBi:
+    """ALiBi: each head's score falls by its slope for every token between key and query (Press et al., 2022).
+
+    The slopes of n heads, n a power of two, are 2^(-8/n), 2^(-16/n), ...; where it is none, the heads beyond the next
+    lower power p take every other slope of 2p heads, from the first on, as in the authors' code.
+    """
+
+    heads: int
+
+    def __call__(self, score: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        power = 1 << int(math.log2(self.heads))
+        at = head.to(score.dtype)
+        exponent = torch.where(head < power, (at + 1) * (8 / power), (2 * (at - power) + 1) * (4 / power))
+        return score - torch.exp2(-exponent) * (query - key).to(score.dtype)
+
+
+@dataclass(frozen=True)
+class ChainedScore:
+    """One score function after another: `second` of what `first` gives."""
+
+    first: Score
+    second: Score
+
+    def __call__(self, score: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return self.second(self.first(score, head, query, key), head, query, key)
+
+    def __repr__(self) -> str:
+        return f"Then({describe_callable(self.first)}, {describe_callable(self.second)})"
+
+
+def uses_alibi(score: Score | None, backend: str) -> bool:
+    """Return whether scores fall as in ALiBi: the form in which operations known to torch by a schema take a score
+    function. Raises BackendError for any other: the backend cannot carry it out."""
+    if score is None or isinstance(score, ALiBi):
+        return score is not None
+    raise BackendError(
+        f"paged_attention: backend {backend} knows no score functions but ALiBi, not {describe_callable(score)}"
+    )
 
 
 class AttentionParameters(NamedTuple):
@@ -20,7 +123,7 @@ class AttentionParameters(NamedTuple):
         mask: predicate over (query, key) positions.
         softcap: c > 0 makes every score c tanh(score / c) (Gemma 2, 2024).
         sink_logits: one logit a head in the softmax's sum that attends to nothing (gpt-oss, 2025).
-        score: changes each score after the cap (see scores.py).
+        score: changes each score after the cap.
     """
 
     scale: float

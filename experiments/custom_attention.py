@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import workbench
-from compiled_kernels.masks import draw_mask
+from workbench.inspect.mask_picture import draw_mask
 from workbench.model.layers import Attention
 from workbench.testing import check_attention
 

@@ -122,7 +122,7 @@ widgets.AttentionView(own, TEXT, max_tokens=0, layer=2)
 # - `backends=["eager", "inductor", "mlir"]` in the check: which backends can carry out your mask, and how do the others
 #   refuse it?
 #
-# Where to read: `compiled_kernels/masks.py` and `compiled_kernels/scores.py` (masks and score functions),
+# Where to read: `compiled_kernels/attention.py` (masks and score functions),
 # `workbench/model/attention_config.py` (the settings of attention), `experiments/custom_attention.py` (user-defined
 # score functions and whole modules), `experiments/window_span.yaml` (the measurement above, in full).
 # `03_kv_cache` has the bytes, `05_sampling` goes on from the logits.

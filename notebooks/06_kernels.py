@@ -62,6 +62,6 @@ timed.keep()
 # - Choose the operator `gated_silu`, then `paged_attention`: which of them becomes one loop?
 # - `workbench kernels show decode_step --backend mlir` shows a whole step of the model as one function.
 #
-# Where to read: `compiled_kernels/rms_norm/` (one folder an operator: `reference.py` is the specification),
+# Where to read: `compiled_kernels/rms_norm/` (one folder an operator: `api.py` has the specification),
 # `compiled_kernels/mlir/schedule.py` (how loops are tiled and vectorized), `compiled_kernels/inductor_code/watch.py`
 # (how the compiler is watched). `07_many_requests` goes on with the runner, which calls these kernels.

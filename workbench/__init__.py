@@ -15,13 +15,14 @@ read what they left. Cells of a notebook need this package, and `from workbench 
 import typing as _typing  # private, like every name here that is not public
 
 if _typing.TYPE_CHECKING:
-    from compiled_kernels.masks import Causal, SlidingWindow, draw_mask
+    from compiled_kernels.attention import Causal, SlidingWindow
     from workbench import testing, widgets
     from workbench.custom import register
     from workbench.engine.beam_search import beam_search
     from workbench.engine.load import load
     from workbench.errors import WorkbenchError
     from workbench.experiment.experiment import Experiment
+    from workbench.inspect.mask_picture import draw_mask
     from workbench.measure.quality.teacher_forcing import ForcedText, ReferenceLogits, measure_divergence
     from workbench.measure.run import run
     from workbench.memory.capacity import break_even_context
@@ -51,10 +52,10 @@ __all__ = [
 _HOMES = {
     "beam_search": "workbench.engine.beam_search",
     "break_even_context": "workbench.memory.capacity",
-    "Causal": "compiled_kernels.masks",
+    "Causal": "compiled_kernels.attention",
     "compare": "workbench.runs.comparison",
     "compare_memory": "workbench.memory.measured",
-    "draw_mask": "compiled_kernels.masks",
+    "draw_mask": "workbench.inspect.mask_picture",
     "entropy_bits": "workbench.sampling.filter_trace",
     "Experiment": "workbench.experiment.experiment",
     "ForcedText": "workbench.measure.quality.teacher_forcing",
@@ -72,7 +73,7 @@ _HOMES = {
     "run": "workbench.measure.run",
     "run_sweep": "workbench.sweep.run",
     "SamplingParameters": "workbench.request",
-    "SlidingWindow": "compiled_kernels.masks",
+    "SlidingWindow": "compiled_kernels.attention",
     "StepCostModel": "workbench.model.cost",
     "summarize": "workbench.runs.metrics",
     "testing": "workbench.testing",

@@ -32,3 +32,11 @@ def kv_write(
         return
     size = pages.shape[2]
     pages[slots // size, :, slots % size] = rows.to(pages.dtype)
+
+
+def kv_write_reference(pages: Tensor, rows: Tensor, slots: Tensor) -> None:
+    """Put one row after another: the specification."""
+    size = pages.shape[2]
+    for row, slot in zip(rows, slots.tolist(), strict=True):
+        page, offset = divmod(slot, size)
+        pages[page, :, offset] = row.to(pages.dtype)

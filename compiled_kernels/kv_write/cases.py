@@ -4,7 +4,7 @@ import torch
 
 import compiled_kernels
 from compiled_kernels.cases import Case, CaseCost, Suite, random_normal
-from compiled_kernels.kv_write.reference import reference
+from compiled_kernels.kv_write.api import kv_write_reference
 
 
 def inputs(
@@ -32,7 +32,7 @@ def in_place(pages, rows, slots, backend):
 
 def exact(pages, rows, slots):
     pages = pages.double()
-    reference(pages, rows.double(), slots)
+    kv_write_reference(pages, rows.double(), slots)
     return pages
 
 

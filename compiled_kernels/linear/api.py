@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import torch.nn.functional as F
+from einops import einsum
 from jaxtyping import Float, Int8, UInt8
 from torch import Tensor
 
 from compiled_kernels.backends import Backend
 from compiled_kernels.blocked.layout import from_panels, shape_of
 from compiled_kernels.linear import inductor as traced
-from compiled_kernels.linear import reference
+from compiled_kernels.linear.quantize import dequantize_int4, dequantize_int8
 from compiled_kernels.operators import define_operator
+
+
+def linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    out = einsum(x, weight, "token width, out width -> token out")
+    return out if bias is None else out + bias
+
+
+def linear_int8_reference(x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+    return linear_reference(x, dequantize_int8(values, scales).to(x.dtype), bias)
+
+
+def linear_int4_reference(x: Tensor, packed: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+    return linear_reference(x, dequantize_int4(packed, scales).to(x.dtype), bias)
 
 
 def _fake(x: Tensor, weight: Tensor, *_: Tensor | None) -> Tensor:
@@ -72,7 +86,7 @@ def linear_int8(
     """Compute x @ (values * scales).T + bias, one scale an output channel, in the type of `x`."""
     values = values if backend is Backend.MLIR else from_panels(values)
     if backend is Backend.EAGER:
-        return reference.linear_int8(x, values, scales, bias)
+        return linear_int8_reference(x, values, scales, bias)
     if backend is Backend.INDUCTOR:
         return traced.linear_int8(x, values, scales, bias)
     return LINEAR_INT8.implementation(backend)(x, values, scales, bias)
@@ -87,7 +101,7 @@ def linear_int4(
 ) -> Float[Tensor, "token out"]:
     """Compute x @ (values * scales).T + bias, one scale for each group of columns; `packed` as in `quantize_int4`."""
     if backend is Backend.EAGER:
-        return reference.linear_int4(x, packed, scales, bias)
+        return linear_int4_reference(x, packed, scales, bias)
     if backend is Backend.INDUCTOR:
         return traced.linear_int4(x, packed, scales, bias)
     return LINEAR_INT4.implementation(backend)(x, packed, scales, bias)

@@ -7,8 +7,8 @@ import torch
 import compiled_kernels
 from compiled_kernels.blocked import from_panels, to_panels
 from compiled_kernels.cases import Case, CaseCost, Suite, random_normal
+from compiled_kernels.linear.api import linear_reference
 from compiled_kernels.linear.quantize import dequantize_int4, dequantize_int8, quantize_int4, quantize_int8
-from compiled_kernels.linear.reference import linear as exact_linear
 
 # (rows, width, out): one row and 16 through the matrices of SmolLM2 and TinyLlama; many rows; ragged ones.
 DECODE = [(1, 576, 3072), (1, 2048, 11264), (1, 5632, 2048), (16, 576, 3072), (16, 2048, 2048)]
@@ -73,7 +73,7 @@ def terms(width: int, **_: object) -> float:
 def _size(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Return the typical size of a sum of products of either sign: the root of the sum of their squares; of a row of
     outputs the largest."""
-    squares = exact_linear(x.double().square(), weight.square(), None if bias is None else bias.double().square())
+    squares = linear_reference(x.double().square(), weight.square(), None if bias is None else bias.double().square())
     return squares.sqrt().amax(-1, keepdim=True)
 
 
@@ -90,7 +90,7 @@ def _int4(x: torch.Tensor, stored: torch.Tensor, scales: torch.Tensor, bias: tor
 
 
 def _exact(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    return exact_linear(x.double(), weight, None if bias is None else bias.double())
+    return linear_reference(x.double(), weight, None if bias is None else bias.double())
 
 
 SUITES = (

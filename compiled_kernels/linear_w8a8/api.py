@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from einops import einsum
 from jaxtyping import Float, Int8
 from torch import Tensor
 
 from compiled_kernels.backends import Backend, BackendError
 from compiled_kernels.blocked.layout import from_panels, shape_of
-from compiled_kernels.linear_w8a8.quantize import MAX_EXACT_COLUMNS, quantize_rows
 from compiled_kernels.operators import define_operator
 
 COLUMNS = 1024  # of INT8 products, each at most 127 x 128, that sum to no more than float32 holds exactly: 2^24
+MAX_EXACT_COLUMNS = 1 << 17  # columns whose products of two INT8 values, -128 among them, an int32 can sum
+
+
+def quantize_rows(x: Float[Tensor, "token width"]) -> tuple[Int8[Tensor, "token width"], Float[Tensor, " token"]]:
+    """Return values in -127..127, rounded half to even, and scales of amax / 127 (float64 where `x` is that, float32
+    otherwise), the smallest normal float32 at least: a row of zeros has values of zero.
+
+    A row that holds a number that is not finite has a scale that is not, so nothing finite comes of it."""
+    exact = x.to(torch.promote_types(x.dtype, torch.float32))
+    scales = (exact.abs().amax(dim=-1) / 127).clamp_min(torch.finfo(torch.float32).tiny)
+    return (exact / scales[:, None]).round().clamp(-127, 127).to(torch.int8), scales
 
 
 def _fake(x: Tensor, values: Tensor, *_: Tensor | None) -> Tensor:
@@ -54,5 +65,13 @@ def traced(x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None) -> Te
     rows, row_scales = quantize_rows(x)
     parts = zip(rows.split(COLUMNS, dim=1), values.split(COLUMNS, dim=1), strict=True)
     sums = sum((F.linear(row.float(), value.float()).to(torch.int32) for row, value in parts), start=torch.tensor(0))
+    out = sums.to(row_scales.dtype) * row_scales[:, None] * scales.to(row_scales.dtype)
+    return (out if bias is None else out + bias.to(out.dtype)).to(x.dtype)
+
+
+def linear_w8a8_reference(x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+    """Float64 holds every sum of products of INT8 exactly, in whatever order it is added up."""
+    rows, row_scales = quantize_rows(x)
+    sums = einsum(rows.double(), values.double(), "token width, out width -> token out").to(torch.int64)
     out = sums.to(row_scales.dtype) * row_scales[:, None] * scales.to(row_scales.dtype)
     return (out if bias is None else out + bias.to(out.dtype)).to(x.dtype)

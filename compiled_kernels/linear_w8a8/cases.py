@@ -6,9 +6,9 @@ from torch import Tensor
 import compiled_kernels
 from compiled_kernels.blocked import from_panels, to_panels
 from compiled_kernels.cases import Case, CaseCost, Suite, random_normal
+from compiled_kernels.linear.api import linear_reference
 from compiled_kernels.linear.quantize import quantize_int8
-from compiled_kernels.linear.reference import linear
-from compiled_kernels.linear_w8a8.quantize import quantize_rows
+from compiled_kernels.linear_w8a8.api import quantize_rows
 
 # (rows, width, out): decode and prefill through matrices of SmolLM2 and TinyLlama; ragged ones, of each kind of word.
 ROWS = [(1, 576, 3072), (1, 2048, 11264), (1, 5632, 2048), (16, 576, 3072)]
@@ -54,7 +54,11 @@ def terms(**_: object) -> float:
 def exact(x: Tensor, stored: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
     """The rows' INT8 values and scales are what the rule makes of `x` as it is; all that follows is in float64."""
     rows, row_scales = quantize_rows(x)
-    out = linear(rows.double(), from_panels(stored).double(), None) * row_scales.double()[:, None] * scales.double()
+    out = (
+        linear_reference(rows.double(), from_panels(stored).double(), None)
+        * row_scales.double()[:, None]
+        * scales.double()
+    )
     return out if bias is None else out + bias.double()
 
 

@@ -8,13 +8,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from compiled_kernels.attention import SCHEMA, AttentionParameters, Spans, flatten, unflatten
+from compiled_kernels.attention import SCHEMA, AttentionParameters, Mask, Score, Spans, flatten, unflatten
 from compiled_kernels.backends import Backend, BackendError
-from compiled_kernels.masks import Mask
 from compiled_kernels.operators import Operator, define_operator
 from compiled_kernels.paged_attention.inductor import by_spans, decode_attention
 from compiled_kernels.paged_attention.reference import KVPages, PagedKV, reference
-from compiled_kernels.scores import Score
 
 
 def define_attention(name: str, kv: type, schema: str) -> Operator:

@@ -8,11 +8,9 @@ import torch
 from torch import Tensor
 
 import compiled_kernels
-from compiled_kernels.attention import AttentionParameters, Spans
+from compiled_kernels.attention import ALiBi, AndMask, AttentionParameters, Causal, Mask, SlidingWindow, Spans
 from compiled_kernels.cases import Case, CaseCost, Suite, in_float64, random_normal
-from compiled_kernels.masks import AndMask, Causal, Mask, SlidingWindow
 from compiled_kernels.paged_attention.reference import PagedKV, reference
-from compiled_kernels.scores import ALiBi
 
 
 def inputs(

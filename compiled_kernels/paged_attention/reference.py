@@ -9,8 +9,7 @@ from einops import einsum, rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from compiled_kernels.attention import AttentionParameters, Spans
-from compiled_kernels.masks import Mask
+from compiled_kernels.attention import AttentionParameters, Mask, Spans
 
 
 class SpanContext(NamedTuple):

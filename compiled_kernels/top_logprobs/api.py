@@ -8,13 +8,25 @@ from torch import Tensor
 
 from compiled_kernels.backends import Backend
 from compiled_kernels.operators import Lowered, define_operator
-from compiled_kernels.top_logprobs import reference
+
+
+def log_softmax_reference(logits: Tensor) -> Tensor:
+    exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    shifted = exact - exact.amax(dim=-1, keepdim=True)
+    return (shifted - shifted.exp().sum(dim=-1, keepdim=True).log()).to(logits.dtype)
+
+
+def top_logprobs_reference(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    # Ordered by the logits themselves: rounding a log probability must not make neighbours equal.
+    ids = logits.sort(dim=-1, descending=True, stable=True).indices[:, :count]
+    return log_softmax_reference(logits).gather(-1, ids), ids
+
 
 LOG_SOFTMAX = define_operator(
     "log_softmax",
     "(Tensor logits) -> Tensor",
     lambda logits: torch.empty_like(logits, memory_format=torch.contiguous_format),
-    {Backend.MLIR: Lowered(reference.log_softmax)},  # no schedule for vectors: LLVM's own interleaves the sums better
+    {Backend.MLIR: Lowered(log_softmax_reference)},  # no schedule for vectors: LLVM's own interleaves the sums better
 )
 TOP_LOGPROBS = define_operator(
     "top_logprobs",
@@ -32,7 +44,7 @@ def log_softmax(
 ) -> Float[Tensor, "sample vocab"]:
     """Compute logits - log(sum(exp(logits))) of each row, in float32; the type of `logits` is kept. -inf stays."""
     if backend in (Backend.EAGER, Backend.INDUCTOR):
-        return reference.log_softmax(logits)
+        return log_softmax_reference(logits)
     return LOG_SOFTMAX.implementation(backend)(logits)
 
 
@@ -44,5 +56,5 @@ def top_logprobs(
     Largest first, equal ones by token id. The log probabilities have the type of `logits`.
     """
     if backend in (Backend.EAGER, Backend.INDUCTOR):
-        return reference.top_logprobs(logits, count)
+        return top_logprobs_reference(logits, count)
     return TOP_LOGPROBS.implementation(backend)(logits, count)

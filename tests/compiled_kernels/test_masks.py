@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compiled_kernels import Backend, BackendError, paged_attention
-from compiled_kernels.attention import AttentionParameters, Spans
-from compiled_kernels.masks import AndMask, Causal, SlidingWindow, draw_mask
+from compiled_kernels.attention import ALiBi, AndMask, AttentionParameters, Causal, ChainedScore, SlidingWindow, Spans
 from compiled_kernels.paged_attention import PagedKV, unsupported_reason
-from compiled_kernels.scores import ALiBi, ChainedScore
+from workbench.inspect.mask_picture import draw_mask
 
 BANDS = st.one_of(st.just(Causal()), st.builds(SlidingWindow, st.integers(1, 9), st.integers(0, 4)))
 

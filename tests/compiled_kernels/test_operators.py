@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 import compiled_kernels
 from compiled_kernels import Backend, cases
 from compiled_kernels.agreement import disagreement
+from compiled_kernels.attention import AndMask, Causal, SlidingWindow
 from compiled_kernels.cases import Case, CaseCost, suites
 from compiled_kernels.check import verdict
 from compiled_kernels.linear.quantize import dequantize_int4, dequantize_int8, quantize_int4, quantize_int8
-from compiled_kernels.masks import AndMask, Causal, SlidingWindow
 from compiled_kernels.paged_attention.cases import even
 from tests.thorough import tries
 

@@ -16,8 +16,8 @@ from compiled_kernels import Backend, BackendError, backend_problems
 from compiled_kernels.blocked import to_panels
 from compiled_kernels.cases import Case, CaseCost
 from compiled_kernels.level import Level, available_levels, limited_to
-from compiled_kernels.linear_w8a8 import mlir, reference
-from compiled_kernels.linear_w8a8.quantize import MAX_EXACT_COLUMNS, quantize_rows
+from compiled_kernels.linear_w8a8 import mlir
+from compiled_kernels.linear_w8a8.api import MAX_EXACT_COLUMNS, linear_w8a8_reference, quantize_rows
 from tests.thorough import tries
 
 problem = backend_problems()[Backend.MLIR]
@@ -63,7 +63,7 @@ def bits(x: Tensor) -> Tensor:
 def test_every_level_and_any_rows_give_the_references_bits(level: Level, panels: bool, data: st.DataObject) -> None:
     """Integer sums are exact: the bits of a row depend on neither the instruction nor the number of rows."""
     x, values, scales, bias = data.draw(operands(panels))
-    right = reference.linear_w8a8(x, values, scales, bias)
+    right = linear_w8a8_reference(x, values, scales, bias)
     stored = to_panels(values) if panels else values
     with limited_to(level):
         whole = compiled_kernels.linear_w8a8(x, stored, scales, bias, Backend.MLIR)
@@ -79,7 +79,7 @@ def test_torchs_own_products_are_exact_too(x: tuple, backend: Backend, columns: 
     given, values, scales, bias = x
     row = given[:, :1] * torch.linspace(0.5, 1, columns).to(given.dtype)  # of one sign: sums as large as can be
     values = values[:, :1].repeat(1, columns)
-    right = reference.linear_w8a8(row, values, scales, bias)
+    right = linear_w8a8_reference(row, values, scales, bias)
     assert torch.equal(bits(compiled_kernels.linear_w8a8(row, values, scales, bias, backend)), bits(right))
 
 

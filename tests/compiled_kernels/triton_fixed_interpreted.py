@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import compiled_kernels
-from compiled_kernels.attention import Spans
+from compiled_kernels.attention import Causal, Mask, SlidingWindow, Spans
 from compiled_kernels.linear import triton as products
 from compiled_kernels.linear.quantize import dequantize_int4, dequantize_int8, quantize_int4, quantize_int8
-from compiled_kernels.masks import Causal, Mask, SlidingWindow
 from compiled_kernels.paged_attention import triton as attention
 from compiled_kernels.triton_code.launch import run
 from tests.compiled_kernels.interpreter import set_up_once_a_launch

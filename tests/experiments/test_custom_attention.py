@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from compiled_kernels.masks import draw_mask
 from experiments import custom_attention
 from workbench.engine.load import load
+from workbench.inspect.mask_picture import draw_mask
 from workbench.testing import check_attention
 
 

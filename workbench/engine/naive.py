@@ -13,7 +13,7 @@ from torch import Tensor
 
 from compiled_kernels import Backend
 from compiled_kernels.attention import AttentionParameters
-from compiled_kernels.linear_w8a8.quantize import quantize_rows
+from compiled_kernels.linear_w8a8.api import quantize_rows
 from compiled_kernels.paged_attention.reference import SpanContext, attend
 from workbench.batch import TokenBatch
 from workbench.custom import load_custom

@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.nn import Module
 
 from compiled_kernels import Backend
+from compiled_kernels.attention import window_and_sinks
 from compiled_kernels.backends import BackendError
 from compiled_kernels.blocked import as_words, in_panels
 from compiled_kernels.decode_step import DecodeStep, LayerShape, QuantizedLayout, StepShape, WeightLayout
-from compiled_kernels.masks import window_and_sinks
 from compiled_kernels.mlir_text import MLIR_TYPES, Target
 from compiled_kernels.quantized_attention.mlir_tile import QUANTIZED_NAMES
 from workbench.errors import WorkbenchError

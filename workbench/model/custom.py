@@ -7,8 +7,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from compiled_kernels.masks import AndMask, Causal, Mask, SlidingWindow
-from compiled_kernels.scores import ALiBi, ChainedScore, Score
+from compiled_kernels.attention import ALiBi, AndMask, Causal, ChainedScore, Mask, Score, SlidingWindow
 from workbench.custom import check_arity, load_custom, resolve_path
 from workbench.errors import WorkbenchError
 from workbench.model.attention_spec import AnyAttentionSpec
