@@ -100,6 +100,7 @@ MODELS: dict[str, Requirements] = {
     "INT4": model(WIDE, weights=WeightFormat.parse("int4", quant_group=4), cache={"format": "int4", "rotate": True}),
     "INT4 by six": model(layer(2, 1, dim=6), weights=WeightFormat.parse("int4", quant_group=6), hidden_size=12),
     "dense keys": model(WIDE, cache={"values": "int8"}),
+    "own codec": model(WIDE, layer(sliding_window=9), cache={"codec": HERE + "Halved"}),
     "another cache": model(WIDE, dtype=torch.bfloat16, cache_dtype=torch.float32),
 }  # fmt: skip
 OTHERS = {  # what no model has: settings of a run, and of the machine

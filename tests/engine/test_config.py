@@ -64,6 +64,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "cache.residual_length": (128, {"cache.format": "int8"}),
     "cache.num_sink_tokens": (4, {"cache.format": "int8"}),
     "cache.rotate": (True, {"cache.format": "int8"}),
+    "cache.codec": (f"{HERE}:Halved", {}),
     "cache.dtype": ("float32", {}),
     "cache.layers": ({1: {"format": "int8"}}, {}),
     "cache.page_size": (32, {}),

@@ -45,6 +45,16 @@ def spec_of(*layers: LayerSpec, tied: bool = True, eos_token_ids: tuple[int, ...
     )
 
 
+class Halved:
+    """A cache codec."""
+
+    def encode(self, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (rows.half(),)
+
+    def decode(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows.float()
+
+
 def even(query: Tensor, key: Tensor) -> Tensor:
     """A user's mask: every other key, and the query's own."""
     return (key <= query) & ((key % 2 == 0) | (key == query))

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiled_kernels.quantized_attention import QuantizationRule
 from workbench.errors import WorkbenchError
 from workbench.kv_cache import quantized
 from workbench.kv_cache.format import CacheFormat
+from workbench.request import CustomPart
 from workbench.testing import check_kv_format, kv_format, kv_scenarios
+from workbench.testing.attention_scenarios import require_equal_logits
 
 KINDS = ("dense", "int8", "int4", "fp8")
 SMALL = {"format": "int4", "quant_group": 8, "residual_length": 5}
@@ -70,6 +74,85 @@ def test_pages_hold_whole_groups_of_every_layer(monkeypatch: pytest.MonkeyPatch)
     format = {"format": "int8", "quant_group": 24, "residual_length": 5, "layers": {3: {"quant_group": 16}}}
     only("batched = alone", monkeypatch)
     check_kv_format(format, examples=1, backends=()).raise_if_failed()
+
+
+class Exact:
+    """A codec without loss: the bytes of each number."""
+
+    def encode(self, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return rows.double().contiguous().view(torch.uint8), rows[..., :1].half()
+
+    def decode(self, stored: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        return stored.view(torch.float64)
+
+
+class ByTheBatch:
+    """A codec whose scale is that of all rows of a step."""
+
+    def encode(self, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        scale = rows.abs().amax().clamp_min(1e-6).expand(*rows.shape[:2], 1)
+        return (rows / scale * 127).round().to(torch.int8), scale.double()
+
+    def decode(self, codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return codes * scale / 127
+
+
+class Grown:
+    """A codec of one more column than there was."""
+
+    def encode(self, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (torch.cat([rows, rows[..., :1]], -1),)
+
+    def decode(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows
+
+
+HERE = "tests.testing.test_kv_kit"
+
+
+def test_a_codec_keeps_every_law() -> None:
+    report = check_kv_format(f"{HERE}:Exact", examples=2, backends=())
+    assert report.passed and len(report.laws) == 7, str(report)
+    mixed = {"format": "int8", "quant_group": 8, "residual_length": 5, "layers": {1: {"codec": f"{HERE}:Exact"}}}
+    report = check_kv_format(mixed, examples=1, backends=())
+    assert report.passed and len(report.laws) == 8, str(report)
+
+
+@pytest.mark.parametrize("law", [kv_format.CODEC_LAW, "batched = alone"])
+def test_a_codec_that_looks_at_other_rows_is_told(law: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    only(law, monkeypatch)
+    assert not check_kv_format(f"{HERE}:ByTheBatch", examples=8, backends=()).passed
+
+
+def test_a_codec_without_loss_is_the_dense_cache() -> None:
+    """Bit for bit, in few pages too, after preemption and from a prefix."""
+
+    codec = CacheFormat(codec=CustomPart(path=f"{HERE}:Exact"))
+
+    @settings(max_examples=5)
+    @given(kv_scenarios.kv_scenarios(codec), st.sampled_from([{}, {"prefix": "radix"}, {"offload": "memory"}]))
+    def check(scenario: kv_scenarios.KVScenario, extra: dict[str, Any]) -> None:
+        lossless, dense = (
+            kv_scenarios.sampled_kv_logits(scenario, format, page_size=8, pages=9, **extra)
+            for format in (codec, CacheFormat())
+        )
+        require_equal_logits(lossless, dense, "a codec without loss gives other rows", scenario)
+
+    check()
+
+
+@pytest.mark.parametrize(
+    ("cache", "message"),
+    [
+        ({"codec": f"{HERE}:Grown"}, r"decode returned \[1, 2, 17\], not \[1, 2, 16\]"),
+        ({"codec": f"{HERE}:KINDS"}, r"has no encode\(rows\)"),
+        ({"codec": f"{HERE}:Exact", "format": "int8"}, "a codec is a format of its own"),
+        ({"codec": f"{HERE}:Nothing"}, "has no 'Nothing'"),
+    ],
+)
+def test_a_codec_that_is_none_is_refused(cache: dict, message: str) -> None:
+    with pytest.raises(WorkbenchError, match=message):
+        check_kv_format(cache, examples=1, backends=()).raise_if_failed()
 
 
 def test_a_format_that_cannot_be_is_refused() -> None:

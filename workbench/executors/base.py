@@ -167,7 +167,8 @@ def build_executor(
     """
     if batch_invariant:
         return TokenParallelExecutor(model, store, threads=threads)
-    if model.device.type == "cuda" and model.backend is Backend.TRITON:
+    codecs = any(spec.codec for spec in store.specs)  # any Python, which no graph holds
+    if model.device.type == "cuda" and model.backend is Backend.TRITON and not codecs:
         return CudaGraphExecutor(model, store)
     if model.backend is Backend.INDUCTOR:
         blocks: Executor = InductorExecutor(model, store, backends.attention, compile_unit)

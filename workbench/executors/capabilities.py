@@ -198,6 +198,7 @@ def _name(dtype: torch.dtype | None) -> str:
 
 
 INT8, INT4, FP8 = "INT8 keys or values", "INT4 keys or values", "FP8 keys or values"
+CODEC = "user-defined cache codec"
 FEATURES: dict[str, Feature] = {
     "batch_invariant": Feature("batch_invariant", lambda wanted: "" if wanted.batch_invariant else None),
     "a CPU": Feature("device", _device(lambda device: device == "cpu" and not triton_interpreted())),
@@ -246,6 +247,7 @@ FEATURES: dict[str, Feature] = {
     INT8: Feature("cache", _format("int8")),
     INT4: Feature("cache", _format("int4")),
     FP8: Feature("cache", _format("fp8")),
+    CODEC: Feature("cache", lambda wanted: _first(wanted.cache, lambda own: own.format.codec and str(own.format))),
     "quantized keys with dense values, or the other way": Feature("cache", _format("dense")),
     "rotated heads": Feature("cache", _cache(lambda own: own.format.rotate and "rotated heads")),
     "a cache in another type than the weights": Feature("cache", _cache_dtype),
@@ -285,6 +287,7 @@ LIMITS: tuple[Limit, ...] = (
       for feature in ("LayerNorm", "gates other than SiLU, GELU by its tanh, clamped")),
     Limit("rotated heads", Backend.MLIR, STEP, "the compiled decode step does not rotate heads"),
     Limit("settings of a model that are newer than this table", Backend.MLIR, STEP, NOT_IN_STEP),
+    Limit(CODEC, Backend.MLIR, STEP, "the compiled decode step cannot call it"),
     *(Limit(feature, Backend.MLIR, DRAFTS, "tokens are embedded as they are")
       for feature in ("scaled embedding", "quantized embedding")),
     *(Limit(feature, Backend.MLIR, DRAFTS, "tokens are quantized between steps") for feature in (INT8, INT4, FP8)),

@@ -178,6 +178,8 @@ def check_eviction(spec: ModelSpec, store: KVStore) -> None:
         attention = kind.attention
         if shape.format.quantized:
             message = f"is kept as {shape.format}, in groups of tokens that share their scales; keep it dense"
+        elif shape.format.codec is not None:
+            message = f"is kept by the {shape.format}, whose pages are not observed; keep it dense"
         elif shape.sliding_window is not None:
             message = (
                 f"has a window of {shape.sliding_window}, which bounds it already; evict where every layer sees all"

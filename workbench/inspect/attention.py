@@ -204,8 +204,9 @@ class _RecordingLayer:
             q = hadamard_rotate(q)
         lengths = batch.context_lengths.tolist()
         out = torch.zeros(q.shape[1], len(q), max(lengths), device=q.device, dtype=q.dtype)
+        pages = self.layer.paged(batch)
         for row, length in enumerate(lengths):
-            context = self.layer.paged(batch).gather(row, length, 1, q.dtype)
+            context = pages.gather(row, length, 1, q.dtype)
             found = attention_weights(q[row : row + 1], context, parameters)
             out[:, row].index_add_(1, context.positions, found.flatten(0, 2))
         return out.float()

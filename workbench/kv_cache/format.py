@@ -1,24 +1,29 @@
 """Settings for the format of keys and values, and the cache that each layer gets from them.
 
-A format is dense, or quantized to INT8, INT4 or FP8 with a residual in full precision. A dense layer has one cache
-group, a quantized one has two.
+A format is dense, quantized to INT8, INT4 or FP8 with a residual in full precision, or a user-defined codec. A
+quantized layer has two cache groups, any other has one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from compiled_kernels.quantized_attention import PageFormat, QuantFormat, QuantizationRule, bits_per_number
 from workbench.errors import WorkbenchError, explain, nearest
+from workbench.kv_cache.codec import LoadedCodec, load_codec, stored_bytes
 from workbench.kv_cache.pages import KVCacheGroup
+from workbench.request import CustomPart
 from workbench.settings import Count, Settings
 
 FORMATS: tuple[QuantFormat, ...] = ("dense", "int8", "int4", "fp8")
+CodecSetting = Annotated[
+    CustomPart, BeforeValidator(lambda value: {"path": value} if isinstance(value, str) else value)
+]  # a path alone is one without arguments
 
 
 class LayerFormat(Settings):
@@ -27,7 +32,7 @@ class LayerFormat(Settings):
     Quantized keys have a scale per channel of `quant_group` tokens, quantized values one per `columns` columns of a
     token (Liu et al. 2024, KIVI). Complete groups that are at least `residual_length` tokens old are quantized. The
     others and the first `num_sink_tokens` stay in full precision. With `rotate` heads are rotated by a Hadamard matrix
-    first.
+    first. A `codec` is user-defined and takes the place of all these: it encodes each token as it is written.
     """
 
     format: QuantFormat = "dense"
@@ -38,6 +43,13 @@ class LayerFormat(Settings):
     residual_length: Count = 64
     num_sink_tokens: Annotated[int, Field(ge=0)] = 0
     rotate: bool = False
+    codec: CodecSetting | None = None  # user-defined, in place of a format
+
+    @model_validator(mode="after")
+    def _codec_is_alone(self) -> LayerFormat:
+        if self.codec is not None and self.quantized:
+            raise ValueError(f"a codec is a format of its own, not {self.key_value_formats}; leave one out")
+        return self
 
     @model_validator(mode="after")
     def _rotates_something(self) -> LayerFormat:
@@ -55,6 +67,8 @@ class LayerFormat(Settings):
         return self.key_value_formats != ("dense", "dense")
 
     def __str__(self) -> str:
+        if self.codec is not None:
+            return f"codec {self.codec.path}"
         keys, values = self.key_value_formats
         return keys if keys == values else f"{keys} keys, {values} values"
 
@@ -70,6 +84,7 @@ class LayerFormatOverride(Settings):
     residual_length: Count | None = None
     num_sink_tokens: Annotated[int, Field(ge=0)] | None = None
     rotate: bool | None = None
+    codec: CodecSetting | None = None
 
 
 class CacheFormat(LayerFormat):
@@ -80,12 +95,13 @@ class CacheFormat(LayerFormat):
     layers: dict[Annotated[int, Field(ge=0)], LayerFormatOverride] = {}
 
     def for_layer(self, layer: int) -> LayerFormat:
-        """Return the format of one layer. An override with a `format` takes over neither `keys` nor `values`."""
+        """Return the format of one layer. An override with a `format` takes over neither `keys` nor `values` nor a
+        `codec`, one with a `codec` no format."""
         mine = {name: getattr(self, name) for name in LayerFormat.model_fields}
         change = self.layers.get(layer)
         if change is not None:
-            if change.format is not None:
-                mine |= {"keys": None, "values": None}
+            if change.format is not None or change.codec is not None:
+                mine |= {"format": "dense", "keys": None, "values": None, "codec": None}
             mine |= change.model_dump(exclude_none=True)
         if mine["rotate"] and {mine["keys"] or mine["format"], mine["values"] or mine["format"]} == {"dense"}:
             mine["rotate"] = False  # a dense layer has nothing to rotate
@@ -105,10 +121,12 @@ class CacheFormat(LayerFormat):
 
 
 def parse_cache_format(given: str | Mapping[str, Any] | CacheFormat) -> CacheFormat:
-    """Parse a format's name, settings, or a CacheFormat, as given to `load(cache=...)`."""
+    """Parse a format's name, a codec's path (`mine.py:Codec`), settings, or a CacheFormat."""
     if isinstance(given, CacheFormat):
         return given
     if isinstance(given, str):
+        if ":" in given:
+            return CacheFormat(codec=CustomPart(path=given))
         if given not in FORMATS:
             known = ", ".join(FORMATS)
             raise WorkbenchError(f"unknown cache format {given!r}{nearest(given, FORMATS)}; known: {known}")
@@ -128,7 +146,8 @@ class KVCacheSpec:
 
     With a sliding window its queries see the last positions and the sink tokens only. A quantized layer keeps quantized
     tokens in `group` and all others, in full precision, in `residual_group`. With `num_value_columns` the values are
-    the first columns of the keys and are not stored again (multi-head latent attention).
+    the first columns of the keys and are not stored again (multi-head latent attention). `codec` is the format's,
+    loaded.
     """
 
     num_kv_heads: int
@@ -139,6 +158,7 @@ class KVCacheSpec:
     format: LayerFormat = DENSE
     residual_group: int = 0
     num_value_columns: int | None = None
+    codec: LoadedCodec | None = field(default=None, compare=False, repr=False)  # the format names it
 
     @property
     def values_per_token(self) -> int:
@@ -171,8 +191,11 @@ class KVCacheSpec:
     def bytes_per_token(self, dtype: torch.dtype) -> float:
         """Return num_kv_heads x head_dim x bytes of a key and a value.
 
-        A quantized layer counts codes, scales and minima. With multi-head latent attention only the key counts.
+        A quantized layer counts codes, scales and minima, a codec what it stores. With multi-head latent attention
+        only the key counts.
         """
+        if self.codec is not None:
+            return 2 * stored_bytes(self.codec, self.num_kv_heads, self.head_dim, dtype)
         if not self.format.quantized:
             return self.values_per_token * dtype.itemsize
         return self.num_kv_heads * self.head_dim * sum(self._bits(dtype)) / 8
@@ -221,17 +244,18 @@ def build_cache_specs(
     A layer whose window lies within the residual would never read quantized tokens, so it stays dense.
 
     Raises:
-        WorkbenchError: for multi-head latent attention with a quantized format.
+        WorkbenchError: for multi-head latent attention with a quantized format or a codec; for a codec that is none.
     """
     numbers: dict[KVCacheSpec, tuple[int, int]] = {}
     shapes, taken = [], 0
     for index, (groups, dim, window, sinks, shared) in enumerate(layers):
         mine = DENSE if format is None else format.for_layer(index)
-        if not mine.quantized or (window is not None and window <= mine.residual_length):
+        if mine.codec is None and (not mine.quantized or (window is not None and window <= mine.residual_length)):
             mine = DENSE
-        if mine.quantized and shared is not None:
+        if mine != DENSE and shared is not None:
             raise WorkbenchError(f"cache: layer {index} keeps latent rows, which have no {mine} form; keep it dense")
-        shape = KVCacheSpec(groups, dim, 0, window, sinks, mine, num_value_columns=shared)
+        codec = None if mine.codec is None else load_codec(mine.codec)
+        shape = KVCacheSpec(groups, dim, 0, window, sinks, mine, num_value_columns=shared, codec=codec)
         if shape not in numbers:
             numbers[shape] = taken, taken + mine.quantized
             taken += 1 + mine.quantized

@@ -1,4 +1,5 @@
-"""Store keys and values in pages: dense layers, with the two verbs write and attend, and the store of all layers."""
+"""Store keys and values in pages: layers that are dense or have a codec, with the two verbs write and attend, and the
+store of all layers."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from compiled_kernels import Backend
 from compiled_kernels.attention import AttentionParameters
 from compiled_kernels.paged_attention import PagedKV
 from workbench.batch import TokenBatch
+from workbench.kv_cache.codec import LoadedCodec, stored_layout
 from workbench.kv_cache.format import KVCacheSpec
 from workbench.kv_cache.pages import NULL_PAGE, build_cache_groups
 from workbench.kv_cache.quantized import QuantizedLayer, quantize_layers
@@ -61,7 +63,58 @@ class DenseLayer:
         return self.keys.nbytes + (self.values.nbytes if self.num_value_columns is None else 0)
 
 
-CacheLayer = DenseLayer | QuantizedLayer
+class CodecLayer:
+    """One layer's keys and values as a user-defined codec encodes them: tensors [page, offset, kv_head, ...].
+
+    Attention decodes the pages that a batch reads into dense ones, renumbered, so that every backend reads them.
+    """
+
+    traceable = False  # the codec is any Python
+
+    def __init__(
+        self, shape: KVCacheSpec, codec: LoadedCodec, pages: int, page_size: int, dtype: torch.dtype, device: str
+    ):
+        self.group, self.codec, self.head_dim, self.dtype = shape.group, codec, shape.head_dim, dtype
+        layout = stored_layout(codec, shape.num_kv_heads, shape.head_dim, dtype)
+        self.keys, self.values = (
+            tuple(torch.zeros(pages + 1, page_size, *size, dtype=kind, device=device) for size, kind in layout)
+            for _ in range(2)
+        )
+
+    def write(self, k: Tensor, v: Tensor, batch: TokenBatch, backend: Backend = Backend.EAGER) -> None:
+        """Encode and store k and v [token, kv_head, head_dim] of the batch's tokens in their slots."""
+        slots = batch.slot_mapping[self.group].long()
+        for rows, pages in ((k, self.keys), (v, self.values)):
+            for stored, encoded in zip(pages, self.codec.encode(rows.to(self.dtype)), strict=True):
+                stored.flatten(0, 1)[slots] = encoded
+
+    def paged(self, batch: TokenBatch) -> PagedKV:
+        """Return the pages that a batch reads, decoded; the null page comes first."""
+        table = batch.page_tables[self.group]
+        null = torch.full((1,), NULL_PAGE, dtype=table.dtype, device=table.device)
+        used, renumbered = torch.cat([null, table.flatten()]).unique(return_inverse=True)
+        keys, values = self._decode(self.keys, used.long()), self._decode(self.values, used.long())
+        return PagedKV(keys, values, renumbered[1:].view_as(table).to(table.dtype))
+
+    def _decode(self, pages: tuple[Tensor, ...], used: Tensor) -> Tensor:
+        """Decode pages to [page, kv_head, offset, head_dim]."""
+        rows = self.codec.decode(tuple(stored[used].flatten(0, 1) for stored in pages), self.head_dim)
+        return rows.to(self.dtype).unflatten(0, (len(used), -1)).transpose(1, 2).contiguous()
+
+    def attend(self, q: Tensor, batch: TokenBatch, parameters: AttentionParameters, backend: Backend) -> Tensor:
+        """Return attention of queries [token, head, head_dim] over everything written: [token, head, head_dim]."""
+        return compiled_kernels.paged_attention(q, self.paged(batch), batch.spans, parameters, backend)
+
+    def page_tensors(self, group: int) -> tuple[Tensor, ...]:
+        """Return every tensor whose first axis is the pages of a cache group."""
+        return (*self.keys, *self.values) if group == self.group else ()
+
+    @property
+    def bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.page_tensors(self.group))
+
+
+CacheLayer = DenseLayer | QuantizedLayer | CodecLayer
 
 
 class KVStore:
@@ -83,6 +136,8 @@ class KVStore:
         self.layers: tuple[CacheLayer, ...] = tuple(self._layer(shape, device) for shape in self.specs)
 
     def _layer(self, shape: KVCacheSpec, device: str) -> CacheLayer:
+        if shape.codec is not None:
+            return CodecLayer(shape, shape.codec, self.num_pages[shape.group], self.page_size, self.dtype, device)
         if not shape.format.quantized:
             return DenseLayer(shape, self.num_pages[shape.group], self.page_size, self.dtype, device)
         pages = self.num_pages[shape.group], self.num_pages[shape.residual_group]

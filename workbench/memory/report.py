@@ -268,6 +268,8 @@ def _numbers(shape: KVCacheSpec, layers: int, quantized: bool, dtype: torch.dtyp
         bits = bits_per_number(keys, shape.format.quant_group, dtype)
         bits += bits_per_number(values, min(shape.format.columns, shape.head_dim), dtype)
         return *each, (bits / 8, "bytes a key and a value, scales included")
+    if shape.codec is not None:
+        return (layers, "layers"), (shape.bytes_per_token(dtype), f"bytes a token's keys and values, {shape.format}")
     if shape.num_value_columns is not None:
         return (
             (layers, "layers"),

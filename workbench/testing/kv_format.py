@@ -19,6 +19,7 @@ from compiled_kernels.cases import Case, CaseCost, suite_of
 from compiled_kernels.check import device_of, to_device
 from compiled_kernels.quantized_attention import dequantize, quantize
 from workbench.executors.capabilities import Requirements, unsupported
+from workbench.kv_cache.codec import stored_layout
 from workbench.kv_cache.format import CacheFormat, KVCacheSpec, build_cache_specs, parse_cache_format
 from workbench.kv_cache.pages import build_cache_groups
 from workbench.kv_cache.store import KVStore
@@ -33,6 +34,26 @@ from workbench.testing.kv_scenarios import (
     shrink_to_test_layers,
 )
 from workbench.testing.law import ConformityReport, Law, LawBroken, check_law
+
+
+def _row_by_row(format: CacheFormat, scenario: KVScenario) -> None:
+    """Check each codec on random rows: alone and together a row has the same code, of the layout of any other."""
+    generator = torch.Generator().manual_seed(scenario.seed)
+    for spec in _test_specs(format):
+        if spec.codec is None:
+            continue
+        layout = stored_layout(spec.codec, spec.num_kv_heads, HEAD_DIM, torch.float64)
+        rows = torch.randn(5, spec.num_kv_heads, HEAD_DIM, generator=generator).double()
+        rows = rows * 10.0 ** torch.arange(-2, 3).double()[:, None, None]
+        together = spec.codec.encode(rows)
+        if tuple((tuple(each.shape[1:]), each.dtype) for each in together) != layout:
+            raise LawBroken(f"{spec.format}: shapes or types differ from those of a row of zeros, on {scenario}")
+        for row in range(len(rows)):
+            alone = spec.codec.encode(rows[row : row + 1])
+            if not all(torch.equal(one[0], many[row]) for one, many in zip(alone, together, strict=True)):
+                raise LawBroken(f"{spec.format}: beside other rows a row has another code than alone, on {scenario}")
+        if not bool(spec.codec.decode(together, HEAD_DIM).isfinite().all()):
+            raise LawBroken(f"{spec.format}: finite numbers are decoded to others, on {scenario}")
 
 
 def _half_a_step(format: CacheFormat, scenario: KVScenario) -> None:
@@ -108,8 +129,11 @@ def _warm(format: CacheFormat, scenario: KVScenario) -> None:
     )
 
 
+CODEC_LAW = "a row is encoded by itself, to finite numbers"
+QUANTIZED_LAW = "every number within half a step of its code"
 KV_LAWS: dict[str, Callable[[CacheFormat, KVScenario], None]] = {
-    "every number within half a step of its code": _half_a_step,
+    CODEC_LAW: _row_by_row,
+    QUANTIZED_LAW: _half_a_step,
     "bytes counted from the tensors = the formula": _counted,
     "a scrubbed page holds nothing": _scrubbed,
     "batched = alone": _batched,
@@ -124,14 +148,18 @@ def backend_law(backend: Backend, format: CacheFormat, examples: int) -> Law:
     name = f"backend {backend}: agrees with the einops reference in float64"
     if problem := backend_problems()[backend]:
         return Law(name, True, f"not tried: {problem}", tried=False)
-    shapes = build_cache_specs([(2, HEAD_DIM, None, 0, None)] * num_test_layers(format), format)
+    shapes = _test_specs(format)
     packed = tuple({shape.format: shape for shape in shapes if shape.format.quantized}.values())
     if not packed:
-        message = "not tried: a dense layer is paged_attention's, which has cases of its own"
+        message = "not tried: dense and decoded pages are paged_attention's, which has cases of its own"
         return Law(name, True, message, tried=False)
     if refusal := unsupported(backend, Requirements(cache=shapes, device=device_of(backend)), "attention"):
         return Law(name, True, f"not claimed: {refusal.reason}", tried=False)
     return check_law(name, functools.partial(_agree, backend, packed), examples, kv_scenarios(format))
+
+
+def _test_specs(format: CacheFormat) -> tuple[KVCacheSpec, ...]:
+    return build_cache_specs([(2, HEAD_DIM, None, 0, None)] * num_test_layers(format), format)
 
 
 def _agree(backend: Backend, shapes: tuple[KVCacheSpec, ...], scenario: KVScenario) -> None:
@@ -174,17 +202,23 @@ def check_kv_format(
     """Try `format` in small models, and report law by law whether it holds.
 
     Args:
-        format: as for `load(cache=...)`: a name (`int4`) or settings (`{"format": "int4", "rotate": True}`). The model
-            has layers of every kind that the format names.
+        format: as for `load(cache=...)`: a name (`int4`) or settings (`{"format": "int4", "rotate": True}`,
+            `{"codec": {"path": "mine.py:Codec"}}`), or the path of a codec alone (`mine.py:Codec`). The model has
+            layers of every kind that the format names.
         examples: sets of texts tried for each law, equal in every call, long enough that tokens are quantized.
         backends: compared with the einops reference as far as they support the format.
 
     Raises:
-        WorkbenchError: an impossible format.
+        WorkbenchError: an impossible format, or a codec that is none.
     """
     given = parse_cache_format(format)
     tried = shrink_to_test_layers(given)
+    for spec in _test_specs(tried):
+        assert spec.bytes_per_token(torch.float32)  # a codec is called
     drawn = kv_scenarios(tried)
-    laws = [check_law(law, functools.partial(check, tried), examples, drawn) for law, check in KV_LAWS.items()]
+    codecs = [tried.for_layer(layer).codec for layer in range(num_test_layers(tried))]
+    idle = {*([] if any(codecs) else [CODEC_LAW]), *([QUANTIZED_LAW] if all(codecs) else [])}
+    names = [name for name in KV_LAWS if name not in idle]
+    laws = [check_law(name, functools.partial(KV_LAWS[name], tried), examples, drawn) for name in names]
     laws += [backend_law(Backend(backend), tried, examples) for backend in backends]
     return ConformityReport(f"cache format {given.model_dump(exclude_defaults=True)}", tuple(laws))

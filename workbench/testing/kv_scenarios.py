@@ -19,6 +19,7 @@ from workbench.testing.attention_scenarios import VOCAB, SampledLogits, random_t
 
 HEAD_DIM = 16
 OUTPUT_TOKENS = 3  # output tokens of each text
+TOKENS_OF_A_PAGE = 8  # where no quantization group says more
 
 
 @dataclass(frozen=True)
@@ -89,14 +90,17 @@ def num_test_layers(format: CacheFormat) -> int:
 
 def quant_group_tokens(format: CacheFormat) -> int:
     """Return the fewest tokens that are whole quantization groups in every layer."""
-    return math.lcm(*(format.for_layer(layer).quant_group for layer in range(num_test_layers(format))))
+    layers = map(format.for_layer, range(num_test_layers(format)))
+    return math.lcm(*(each.quant_group for each in layers if each.codec is None), TOKENS_OF_A_PAGE)
 
 
 def kv_scenarios(format: CacheFormat) -> st.SearchStrategy[KVScenario]:
     """Draw texts with lengths near those at which tokens are quantized."""
     layers = num_test_layers(format)
     formats = map(format.for_layer, range(layers))
-    reach = max(each.residual_length + each.quant_group for each in formats)
+    reach = max(
+        TOKENS_OF_A_PAGE if each.codec is not None else each.residual_length + each.quant_group for each in formats
+    )
     length = st.one_of(st.integers(2, reach + 2 * quant_group_tokens(format)), st.integers(reach - 2, reach + 2))
     windows = st.sampled_from([None, reach // 2 + 1, reach + 5])
     lengths = st.lists(length, min_size=1, max_size=3).map(tuple)

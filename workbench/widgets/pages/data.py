@@ -180,9 +180,8 @@ def panels_of_runner(runner: Runner) -> tuple[PagePanel, ...]:
         shape = store.specs[group.layers[0]]
         title_parts = [f"group {number}", f"layers {format_ranges(group.layers)}"]
         if not shape.format.quantized:
-            title_parts.append(
-                "latent rows" if shape.num_value_columns is not None else str(store.dtype).removeprefix("torch.")
-            )
+            plain = "latent rows" if shape.num_value_columns is not None else str(store.dtype).removeprefix("torch.")
+            title_parts.append(plain if shape.codec is None else str(shape.format))
         else:
             quantized = number == shape.group
             title_parts.append(
