@@ -19,8 +19,11 @@ if _typing.TYPE_CHECKING:
     from workbench import testing, widgets
     from workbench.custom import register
     from workbench.engine.beam_search import beam_search
+    from workbench.engine.config import EngineConfig
     from workbench.engine.load import load
+    from workbench.engine.runner import Runner
     from workbench.errors import WorkbenchError
+    from workbench.experiment.build import runner_for
     from workbench.experiment.experiment import Experiment
     from workbench.inspect.mask_picture import draw_mask
     from workbench.measure.quality.teacher_forcing import ForcedText, ReferenceLogits, measure_divergence
@@ -42,11 +45,11 @@ if _typing.TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "Causal", "Experiment", "ForcedText", "History", "Record", "Recorder", "ReferenceLogits", "Request",
-    "SamplingParameters", "SlidingWindow", "StepCostModel", "WorkbenchError", "__version__", "beam_search",
+    "Causal", "EngineConfig", "Experiment", "ForcedText", "History", "Record", "Recorder", "ReferenceLogits", "Request",
+    "Runner", "SamplingParameters", "SlidingWindow", "StepCostModel", "WorkbenchError", "__version__", "beam_search",
     "break_even_context", "compare", "compare_memory", "draw_mask", "entropy_bits", "load", "measure_divergence",
-    "named_shape", "open_runs", "register", "reproduce", "run", "run_sweep", "summarize", "testing", "trace_filters",
-    "widgets",
+    "named_shape", "open_runs", "register", "reproduce", "run", "run_sweep", "runner_for", "summarize", "testing",
+    "trace_filters", "widgets",
 ]  # fmt: skip
 
 _HOMES = {
@@ -56,6 +59,7 @@ _HOMES = {
     "compare": "workbench.runs.comparison",
     "compare_memory": "workbench.memory.measured",
     "draw_mask": "workbench.inspect.mask_picture",
+    "EngineConfig": "workbench.engine.config",
     "entropy_bits": "workbench.sampling.filter_trace",
     "Experiment": "workbench.experiment.experiment",
     "ForcedText": "workbench.measure.quality.teacher_forcing",
@@ -72,6 +76,8 @@ _HOMES = {
     "Request": "workbench.request",
     "run": "workbench.measure.run",
     "run_sweep": "workbench.sweep.run",
+    "Runner": "workbench.engine.runner",
+    "runner_for": "workbench.experiment.build",
     "SamplingParameters": "workbench.request",
     "SlidingWindow": "compiled_kernels.attention",
     "StepCostModel": "workbench.model.cost",

@@ -9,8 +9,8 @@ from workbench.engine.load import load
 from workbench.engine.runner import Runner, generate
 from workbench.engine.uncached import disable_cache
 from workbench.errors import WorkbenchError
+from workbench.experiment.build import runner_for
 from workbench.experiment.experiment import Experiment
-from workbench.measure.run import runner_for
 from workbench.request import Request, SamplingParameters
 
 TINY = {"dtype": "float32", "backend": "eager", "page_size": 8, "max_num_batched_tokens": 16}

@@ -8,9 +8,8 @@ from workbench.engine.load import load
 from workbench.engine.loaded_model import LoadedModel
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
-from workbench.experiment.build import experiment_of_runner
+from workbench.experiment.build import experiment_of_runner, runner_for
 from workbench.experiment.experiment import Experiment
-from workbench.measure.run import runner_for
 
 WORKLOAD = {"kind": "prompts", "prompts": ["a"]}
 RADIX = {"kind": "radix", "ttl": 3.0}

@@ -8,11 +8,11 @@ import pytest
 
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
+from workbench.experiment.build import runner_for
 from workbench.experiment.experiment import Experiment
 from workbench.experiment.settings import PrefillInterferenceWorkload
 from workbench.measure.compare_variants import run_comparison
 from workbench.measure.prefill_interference import BEHIND, LONG, run_interference_round
-from workbench.measure.run import runner_for
 from workbench.reports.variants_table import variant_tables
 from workbench.trace.recorder import Recorder
 

@@ -9,10 +9,10 @@ import pytest
 
 from workbench.engine.runner import Runner, generate
 from workbench.errors import WorkbenchError
+from workbench.experiment.build import runner_for
 from workbench.experiment.experiment import Experiment
 from workbench.measure import streaming as streaming_prediction
 from workbench.measure.compare_variants import run_comparison
-from workbench.measure.run import runner_for
 from workbench.measure.streaming import StreamingClient, deliver, predicted_rates, random_requests, run_streaming_round
 from workbench.reports.variants_table import variant_tables
 from workbench.trace.events import Decoded, Finished

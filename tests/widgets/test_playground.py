@@ -17,8 +17,8 @@ from tests.patience import limit, until
 from workbench.engine.load import load
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
+from workbench.experiment.build import runner_for
 from workbench.experiment.experiment import Experiment
-from workbench.measure.run import runner_for
 from workbench.trace.events import Decoded
 from workbench.widgets import Playground
 from workbench.widgets import background as stop_button
@@ -211,7 +211,7 @@ def test_it_begins_with_what_it_is_given(tmp_path: Path, demo: Runner) -> None:
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     gate = Gate()
-    monkeypatch.setattr("workbench.measure.run.runner_for", gate.runner_for)
+    monkeypatch.setattr("workbench.experiment.build.runner_for", gate.runner_for)
     yield gate
     gate.open.set()
 

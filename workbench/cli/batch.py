@@ -70,7 +70,7 @@ def batch(
 
 def _loaded(experiment: Experiment, quiet: bool) -> tuple[Runner, BatchModel]:
     from workbench.engine.loaded_model import model_folder
-    from workbench.measure.run import runner_for
+    from workbench.experiment.build import runner_for
     from workbench.offline.requests import BatchModel
     from workbench.progress import discard, to_stderr
     from workbench.prompt.templates import ChatTemplate

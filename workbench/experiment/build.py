@@ -87,7 +87,11 @@ def _random(workload: RandomWorkload, sampling: SamplingParameters, vocab: int) 
 
 
 def runner_for(experiment: Experiment, on_progress: Callable[[str], None] = to_stderr, **arguments: Any) -> Runner:
-    """Build the runner of an experiment; `arguments` (clock, listener, ...) are passed on to `Runner`."""
+    """Build the runner of an experiment; `arguments` (clock, listener, ...) are passed on to `Runner`.
+
+    experiment = workbench.Experiment.from_file("experiments/first_light.yaml")
+    runner = workbench.runner_for(experiment)
+    """
     runner = Runner(experiment, report=on_progress, **arguments)
     if isinstance(experiment.executor, UncachedExecutor):
         disable_cache(runner, experiment.executor.oracle)

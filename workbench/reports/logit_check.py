@@ -14,11 +14,10 @@ from workbench.engine.inputs import truncate_prompt
 from workbench.errors import WorkbenchError
 from workbench.executors.reference import ERROR_FACTOR, ROUNDING_FACTOR
 from workbench.executors.select import Backends
-from workbench.experiment.build import requests_of
+from workbench.experiment.build import requests_of, runner_for
 from workbench.experiment.experiment import Experiment
 from workbench.machine.ceilings import intra_op_threads
 from workbench.measure.quality.teacher_forcing import ForcedText, ReferenceLogits
-from workbench.measure.run import runner_for
 from workbench.progress import discard
 from workbench.reports.differences import TokenDifference
 from workbench.request import Request, SamplingParameters

@@ -253,7 +253,7 @@ class RunnerCache:
     def get(self, experiment: Any, report: Callable[[str], None]) -> Any:
         """WorkbenchError for what cannot be loaded; `tell` hears of what takes long, and
         ends it by an error of its own."""
-        from workbench.measure.run import runner_for
+        from workbench.experiment.build import runner_for
 
         if self._load_lock.locked():
             report("waiting until the runner is made that was begun before")

@@ -15,13 +15,11 @@ QUESTION = "What does this model make of this prompt?"
 # The prompt has a control of its own; the others are for runs of many, or for verdicts on them.
 EXCLUDED_SETTINGS = frozenset({"question", "workload", "measure", "variants", "sweep", "judge", "executor:simulated"})
 SCRIPT_TEMPLATE = """\
-from workbench.experiment.experiment import Experiment
-from workbench.experiment.build import runner_for
-from workbench.experiment.build import requests_of
+import workbench
 
-experiment = Experiment.from_values({values})
-runner = runner_for(experiment)
-for event in runner.stream(requests_of(experiment, runner.tokenizer, runner.model.spec.vocab_size)):
+experiment = workbench.Experiment.from_values({values})
+runner = workbench.runner_for(experiment)
+for event in runner.stream(experiment.workload.prompts, **dict(experiment.sampling)):
     print(event.text, end="", flush=True)
 """
 
