@@ -38,6 +38,7 @@ ORDER = [
     ("workbench.runs",),
     ("workbench.measure",),
     ("workbench.bench",),
+    ("workbench.check",),
     ("workbench.offline",),
     ("workbench.economics",),
     ("workbench.sweep",),

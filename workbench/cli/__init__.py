@@ -20,7 +20,7 @@ import typer
 from rich.console import Console
 
 from workbench import __version__
-from workbench.cli import batch, bench, claims, cost, kernels, lab, memory, quality, simulate, sweep
+from workbench.cli import batch, bench, check, claims, cost, kernels, lab, memory, quality, simulate, sweep
 from workbench.cli import reports as export
 from workbench.cli import reports as report
 from workbench.cli import reports as reproduce
@@ -42,6 +42,9 @@ Sets = Annotated[
 Out = Annotated[Path, typer.Option(help="folder in which the run folder is made")]
 app.command("bench", epilog="Example: `workbench bench --model shape:smollm2-135m --format md`")(bench.bench)
 app.command("quality", epilog='Example: `workbench quality "four bits: cache.format=int4"`')(quality.quality)
+app.command("check", epilog="Example: `workbench check MY_FOLDER`, or `workbench check shape:smollm2-135m --json`")(
+    check.check
+)
 app.command("memory", epilog="Example: `workbench memory shape:llama-3-70b --context 128000 --json`")(memory.memory)
 app.command("simulate", epilog="Example: `workbench simulate azure --instances 8 --hardware h100`")(simulate.simulate)
 app.command("sweep", epilog="Example: `workbench sweep experiments/kv_precision.yaml --set cache.format=dense,int8`")(

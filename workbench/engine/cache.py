@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import cast
 
+import torch
+
 from workbench.engine.config import EngineConfig
 from workbench.errors import WorkbenchError
 from workbench.executors.evicting import Evictor, check_eviction
@@ -17,6 +19,7 @@ from workbench.kv_cache.pages import PagePool, build_cache_groups
 from workbench.kv_cache.prefix import RadixCache
 from workbench.kv_cache.settings import RadixPrefixCache
 from workbench.kv_cache.store import KVStore
+from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.request import Sequence
 from workbench.scheduler.plan import StepPlan
@@ -50,7 +53,7 @@ class KVCache:
         shapes = model.cache_shapes(settings)
         groups = build_cache_groups(shape.cache_groups for shape in shapes)
         fixed = None if settings.pages == "auto" else (settings.pages,) * len(groups)
-        counts = fixed or auto_num_pages(config, shapes, model)
+        counts = fixed or auto_num_pages(config, shapes, model.spec, dtype)
         store = KVStore(shapes, counts, page_size, dtype, str(model.device))
         orders = page_orders or (None,) * len(groups)
         pools = tuple(PagePool(count, page_size, order) for count, order in zip(counts, orders, strict=True))
@@ -104,11 +107,13 @@ class KVCache:
             self.manager.prefix_cache.clear()
 
 
-def auto_num_pages(config: EngineConfig, shapes: tuple[KVCacheSpec, ...], model: Transformer) -> tuple[int, ...]:
+def auto_num_pages(
+    config: EngineConfig, shapes: tuple[KVCacheSpec, ...], spec: ModelSpec, dtype: torch.dtype
+) -> tuple[int, ...]:
     """Return the pages of each cache group for `max_num_seqs` sequences of full context (or of a window, or of the
     budget of an eviction policy), or as many as AUTO_CACHE_BYTES holds."""
     groups, page_size = build_cache_groups(shape.cache_groups for shape in shapes), config.cache.page_size
-    limits, context, dtype = config.schedule.limits, model.spec.max_position_embeddings, config.cache_dtype(model.dtype)
+    limits, context = config.schedule.limits, spec.max_position_embeddings
     page_bytes = [
         page_size * sum(shapes[layer].group_bytes_per_token(number, dtype) for layer in group.layers)
         for number, group in enumerate(groups)

@@ -132,6 +132,15 @@ def last_level_cache(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) 
     return best[1] if best else None
 
 
+def available_bytes(group: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the bytes of memory that a process may still take without swapping, within its control group."""
+    free = psutil.virtual_memory().available
+    with suppress(OSError, ValueError, LookupError):  # no such group, or `max`: no limit
+        used = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        free = min(free, int((group / "memory.max").read_text()) - int(used["anon"]))
+    return max(0, free)
+
+
 def allocated_weight_bytes(runner: Runner) -> int:
     """Return the bytes of all parameters and buffers of the model, each storage counted once."""
     tensors = [*runner.model.parameters(), *runner.model.buffers()]

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from workbench.engine.cache import AUTO_CACHE_BYTES
-from workbench.engine.config import DTYPES
+from workbench.engine.config import DTYPES, CacheConfig
 from workbench.errors import WorkbenchError
 from workbench.experiment.build import clients_of, requests_of
 from workbench.experiment.experiment import SLO, Experiment
@@ -20,6 +20,8 @@ from workbench.measure.goodput import goodput
 from workbench.memory.capacity import meta_kv_store, page_bytes, spec_and_dtype
 from workbench.model.cost import StepCostModel
 from workbench.model.memory import weight_bytes
+from workbench.model.quantized import WeightFormat
+from workbench.model.spec import ModelSpec
 from workbench.prompt.tokenizer import Tokenizer
 from workbench.runs.metrics import distribution, metrics_by_group
 from workbench.runs.record import Record
@@ -42,10 +44,13 @@ THIS_MACHINE = "here"
 
 def sizes_of(experiment: Experiment) -> ModelSizes:
     """Return the model's weight and cache bytes in the experiment's formats, without loading it."""
-    spec, dtype = spec_and_dtype(experiment)
-    model, cache = experiment.model, experiment.cache
+    return model_sizes(*spec_and_dtype(experiment), experiment.model.format, experiment.cache)
+
+
+def model_sizes(spec: ModelSpec, dtype: str, format: WeightFormat, cache: CacheConfig) -> ModelSizes:
+    """Return the weight and cache bytes of `spec` in these formats."""
     store = meta_kv_store(spec, cache, dtype)
-    weights = weight_bytes(spec, DTYPES[dtype].itemsize, model.format)
+    weights = weight_bytes(spec, DTYPES[dtype].itemsize, format)
     return ModelSizes(spec, weights, store.groups, tuple(size / cache.page_size for size in page_bytes(store)))
 
 

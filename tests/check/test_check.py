@@ -1,0 +1,158 @@
+"""`workbench check`: the table of a model, its refusals and exit codes, and a difference that is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.model.test_every_family import CASES, EVERYWHERE, theirs_of
+from workbench.check.mechanisms import describe_mechanisms
+from workbench.check.report import check_model
+from workbench.cli import main
+from workbench.engine.config import EngineConfig
+from workbench.engine.loaded_model import LoadedModel
+from workbench.errors import WorkbenchError
+from workbench.executors.capabilities import COLUMNS
+from workbench.kv_cache.format import FORMATS
+from workbench.model.hf.families import spec_from_config
+from workbench.model.spec import ModelSpec
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A Qwen 3 folder made by transformers."""
+    pytest.importorskip("transformers", reason="transformers is not installed: pip install 'transformers>=5'")
+    theirs_of("qwen3", CASES["qwen3"][0]).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def changed(folder: Path, **keys: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **keys}))
+
+
+def test_a_model_that_is_right(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(folder), "--json"]) == 0
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert err == "" and found["problem"] is None and found["family"] == "qwen3"
+    assert found["comparison"]["equal"] and found["comparison"]["places"] == 58
+    assert found["mechanisms"]["norm of queries and keys"] == "each head"
+    assert found["memory"]["weight_bytes"]["dense"] == found["files"]["bytes"]
+    assert found["speed"]["decode_tokens_per_s"] > 0 < found["speed"]["prefill_tokens_per_s"]
+    assert main(["check", str(folder)]) == 0
+    shown = capsys.readouterr().out
+    assert "58 places in the layers compared" in shown and "4 query heads on 2 key/value heads of 24" in shown
+
+
+@pytest.mark.parametrize(("name", "why"), [("shape:tiny", "random weights"), ("demo", None)])
+def test_shapes_and_shipped_models(name: str, why: str | None) -> None:
+    found = check_model(name, compare=name != "demo")
+    assert found["problem"] is None and (why or "not asked for") in found["comparison"]["skipped"]
+    assert (found["tokenizer"] is None) == name.startswith("shape:")
+
+
+def test_what_is_said_of_backends_is_what_loading_does() -> None:
+    """Each yes and no of the blocks' columns is what selecting that backend says."""
+    found = check_model("demo", compare=False)["carried_out"]
+    assert list(found) == [*(f"{name} cache" for name in FORMATS), "int8 weights", "int4 weights"]
+    for row, columns in found.items():
+        kind, what = row.split()
+        config = EngineConfig.build("demo", **({"cache": kind} if what == "cache" else {"weights": kind}))
+        for column, reason in columns.items():
+            backend, role = COLUMNS[column]
+            if role != "blocks":
+                continue
+            try:
+                LoadedModel.load(config.model_copy(update={"backend": str(backend)}), lambda line: None)
+            except WorkbenchError as error:
+                assert reason is not None and reason in str(error)
+            else:
+                assert reason is None, (row, column)
+
+
+def test_a_family_that_is_not_read_is_refused_and_its_sizes_are_shown(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed(folder, model_type="my_own")
+    assert main(["check", str(folder), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert "model_type 'my_own' is not read" in found["problem"] and found["sizes"]["layers"] == 4
+    assert "mechanisms" not in found and "carried_out" not in found
+    assert main(["check", str(folder)]) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "refused:" in shown and "4 layers of 64" in shown
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope type 'dynamic'"),
+        ({"intermediate_size": 52}, "config.json asks for [52, 64]"),
+        ({"num_hidden_layers": 3, "layer_types": None}, "has extra model.layers.3"),
+    ],
+)
+def test_a_key_that_is_not_carried_out_and_weights_of_another_model_are_refused(
+    folder: Path, keys: dict[str, Any], words: str
+) -> None:
+    changed(folder, **keys)
+    found = check_model(str(folder))
+    assert words in found["problem"] and found["comparison"] == {"skipped": "the model cannot be loaded"}
+    assert found["sizes"]["hidden_size"] == 64 and found["memory"]["weight_bytes"]["dense"] > 0
+
+
+def test_a_difference_ends_with_code_1_and_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As if our reader had missed the base of the rotary embedding."""
+    from workbench.check import transformers_model
+
+    def with_another_base(spec: ModelSpec, *arguments: Any) -> Any:
+        rotary = spec.rotary.model_copy(update={"rope_theta": 77.0})
+        return built(spec.model_copy(update={"rotary": rotary}), *arguments)
+
+    built = transformers_model.Transformer.from_state
+    monkeypatch.setattr(transformers_model.Transformer, "from_state", with_another_base)
+    assert main(["check", str(folder)]) == 1
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "layer 0, rotary angles, from position 1 on" in shown
+
+
+def test_a_folder_without_weights_says_so(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    found = check_model(str(folder))
+    assert "holds no weights" in found["problem"] and found["mechanisms"]
+
+
+def test_too_little_memory_is_said_before_both_models_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from workbench.check import transformers_model
+
+    monkeypatch.setattr(transformers_model, "available_bytes", lambda: 1000)
+    assert "1.0 kB are free" in check_model(str(folder))["comparison"]["skipped"]
+
+
+def test_no_model_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "nowhere"]) == 2
+    assert "no model 'nowhere'" in capsys.readouterr().err
+
+
+WORDS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "llama": ({}, "attention", "grouped: 4 query heads on 2 key/value heads of 16"),
+    "gemma2": ({"sliding_window": 7}, "windows", "7 tokens (layers 0, 2)"),
+    "gemma": ({}, "norm", "root mean square, eps 1e-06, weights + 1"),
+    "cohere2": ({"sliding_window": 7}, "place of norms", "before both parts, which are parallel"),
+    "mixtral": ({}, "router", "softmax of all, weights divided by their sum"),
+    "qwen2": ({}, "biases", "queries, keys and values"),
+    "gpt_oss": ({}, "scores", "a learned sink logit a head"),
+}
+
+
+@pytest.mark.parametrize("family", WORDS)
+def test_mechanisms_are_described(family: str) -> None:
+    keys, mechanism, words = WORDS[family]
+    found = describe_mechanisms(spec_from_config({**EVERYWHERE, **keys, "model_type": family}, family))
+    assert found[mechanism] == words
+    assert {"norm", "place of norms", "attention", "positions", "feed-forward", "embedding"} <= set(found)

@@ -1,0 +1,152 @@
+"""A difference from transformers is named where it arises: planted ones in every module, of several families."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.model.test_every_family import CASES, EVERY, theirs_of
+from tests.thorough import some
+from workbench.check.compare import LOCAL_BOUND, ModelComparison, compare_models
+from workbench.model.attention_spec import RotaryConfig
+from workbench.model.checkpoint_names import CheckpointNames
+from workbench.model.formats.open import read_config
+from workbench.model.hf.families import read_names, read_spec
+from workbench.model.hf.weights import load_weights
+from workbench.model.spec import ActivationSpec, ModelSpec
+from workbench.model.transformer import Transformer
+
+pytest.importorskip("transformers", reason="transformers is not installed: pip install 'transformers>=5'")
+State = dict[str, Tensor]
+
+
+@functools.cache
+def family(name: str, case: int = 0) -> tuple[Any, ModelSpec, State, CheckpointNames]:
+    """A model of theirs, and its spec, weights and names as they are read here."""
+    theirs = theirs_of(name, CASES[name][case])
+    with tempfile.TemporaryDirectory() as folder:
+        theirs.save_pretrained(folder)
+        spec = read_spec(folder)
+        state = {key: tensor.clone() for key, tensor in load_weights(folder, spec, torch.float32).items()}
+        return theirs, spec, state, read_names(read_config(folder))
+
+
+def compared(name: str, change: Callable[[ModelSpec, State], ModelSpec | None], case: int = 0) -> ModelComparison:
+    """Compare with a model of ours in which `change` has planted a difference."""
+    theirs, spec, state, names = family(name, case)
+    state = copy.deepcopy(state)
+    return compare_models(Transformer.from_state(change(spec, state) or spec, state), theirs, names)
+
+
+@pytest.mark.parametrize(("name", "changes"), some(EVERY, 16), ids=lambda each: each if isinstance(each, str) else "")
+def test_a_model_that_is_right_has_no_difference(name: str, changes: dict[str, Any]) -> None:
+    found = compared(name, lambda spec, state: None, CASES[name].index(changes))
+    assert found.equal and found.places >= 36 and found.largest < LOCAL_BOUND / 4 and len(found.tokens[0]) >= 4
+
+
+def scaled(name: str) -> Callable[[ModelSpec, State], None]:
+    """Change one number of a parameter."""
+
+    def change(spec: ModelSpec, state: State) -> None:
+        state[name].view(-1)[-1] += 0.2
+
+    return change
+
+
+def with_layer(index: int, **changes: Any) -> Callable[[ModelSpec, State], ModelSpec]:
+    """Change fields of one layer, or of its attention."""
+
+    def change(spec: ModelSpec, state: State) -> ModelSpec:
+        layers = list(spec.layers)
+        own = {key: value for key, value in changes.items() if key in type(layers[index]).model_fields}
+        inner = {key: value for key, value in changes.items() if key not in own}
+        own["attention"] = layers[index].attention.model_copy(update=inner)
+        layers[index] = layers[index].model_copy(update=own)
+        return spec.model_copy(update={"layers": tuple(layers)})
+
+    return change
+
+
+def with_model(**changes: Any) -> Callable[[ModelSpec, State], ModelSpec]:
+    return lambda spec, state: spec.model_copy(update=changes)
+
+
+def with_norm(**changes: Any) -> Callable[[ModelSpec, State], ModelSpec]:
+    return lambda spec, state: spec.model_copy(update={"norm": spec.norm.model_copy(update=changes)})
+
+
+def other_choice(spec: ModelSpec, state: State) -> ModelSpec:
+    experts = spec.layers[2].experts
+    assert experts is not None
+    router = experts.router.model_copy(update={"renormalize": not experts.router.renormalize})
+    return with_layer(2, experts=experts.model_copy(update={"router": router}))(spec, state)
+
+
+PLANTED: list[tuple[str, Any, int | None, str]] = [
+    ("llama", scaled("embedding.weight"), None, "embedding"),
+    ("llama", scaled("head.weight"), None, "head"),
+    ("llama", scaled("blocks.1.attention_norm.weight"), 1, "attention norm"),
+    ("llama", scaled("blocks.2.attention.qkv.weight"), 2, "value projection"),
+    ("llama", scaled("blocks.0.attention.output.weight"), 0, "output projection"),
+    ("llama", scaled("blocks.3.feedforward_norm.weight"), 3, "feed-forward norm"),
+    ("llama", scaled("blocks.3.feedforward.gate_up.weight"), 3, "gate and up projections"),
+    ("llama", scaled("blocks.1.feedforward.down.weight"), 1, "down projection"),
+    ("llama", scaled("norm.weight"), None, "last norm"),
+    ("llama", with_model(rotary=RotaryConfig(rope_theta=9_000.0)), 0, "rotary angles"),
+    ("llama", with_layer(2, rotary=RotaryConfig(rope_theta=9_000.0)), 2, "rotary angles"),
+    ("llama", with_norm(eps=2e-5), 0, "attention norm"),
+    ("llama", with_layer(1, scale=0.3), 1, "attention (positions, scores, mask or softmax)"),
+    ("llama", with_layer(1, position="none"), 1, "attention (positions, scores, mask or softmax)"),
+    ("llama", with_layer(2, activation=ActivationSpec(kind="gelu")), 2, "activation"),
+    ("mistral", with_layer(1, sliding_window=8), 1, "attention (positions, scores, mask or softmax)"),
+    ("gemma2", with_layer(1, softcap=40.0), 1, "attention (positions, scores, mask or softmax)"),
+    ("gemma2", with_model(embedding_scale=7.5), None, "embedding"),
+    ("gemma2", scaled("blocks.2.attention_post_norm.weight"), 2, "norm after attention"),
+    ("gemma2", scaled("blocks.2.feedforward_post_norm.weight"), 2, "norm after the feed-forward"),
+    ("gemma2", with_model(final_logit_softcapping=29.0), None, "head"),
+    ("granite", with_model(residual_scale=0.29), 0, "sum after attention"),
+    ("granite", with_model(logit_scale=0.6), None, "head"),
+    ("qwen3", scaled("blocks.1.attention.query_norm.weight"), 1, "norm of queries"),
+    ("qwen3", scaled("blocks.1.attention.key_norm.weight"), 1, "norm of keys"),
+    ("cohere", scaled("blocks.1.attention_norm.weight"), 1, "attention norm"),
+    ("cohere", scaled("blocks.1.feedforward.down.weight"), 1, "down projection"),
+    ("glm", with_model(rotary=RotaryConfig(rope_theta=9_000.0)), 0, "rotary angles"),
+    ("gpt2", scaled("blocks.2.attention.qkv.bias"), 2, "value projection"),
+    ("bloom", scaled("embedding_norm.weight"), None, "embedding"),
+    ("bloom", scaled("blocks.1.feedforward.up.bias"), 1, "up projection"),
+    ("bloom", with_layer(1, position="none"), 1, "attention (positions, scores, mask or softmax)"),
+    ("mixtral", scaled("blocks.1.feedforward.router.weight"), 1, "router"),
+    ("mixtral", other_choice, 2, "router"),
+    ("mixtral", scaled("blocks.1.feedforward.down"), 1, "mixture of experts"),
+    ("deepseek_v3", scaled("blocks.1.attention.down.weight"), 1, "projections to the latents"),
+    ("deepseek_v3", scaled("blocks.2.attention.latent_norm.weight"), 2, "norm of the latent"),
+    ("deepseek_v3", with_layer(1, rope_interleave=False), 1, "attention (positions, scores, mask or softmax)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "layer", "module"), PLANTED, ids=lambda each: each if isinstance(each, str) else ""
+)
+def test_a_planted_difference_is_named(name: str, change: Any, layer: int | None, module: str) -> None:
+    found = compared(name, change)
+    assert not found.equal and found.first is not None
+    assert (found.first.place.layer, found.first.place.module) == (layer, module), found.as_json()
+
+
+def test_a_window_differs_from_its_first_position_on() -> None:
+    """The prompt's first eight tokens see the same with windows of 7 and 8 but for the last."""
+    found = compared("mistral", with_layer(1, sliding_window=8))
+    assert found.first is not None and found.first.position == 7
+
+
+def test_a_changed_weight_is_named_with_its_column() -> None:
+    found = compared("llama", scaled("blocks.1.feedforward.down.weight"))
+    assert found.first is not None and found.first.column == family("llama")[1].hidden_size - 1
+    assert found.first.place.theirs == ("model.layers.1.mlp.down_proj",)

@@ -1,0 +1,173 @@
+"""Describe a model's mechanisms in words: norms, attention, positions, windows, feed-forwards, routers, scales."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from workbench.display import format_ranges
+from workbench.model.attention_spec import AttentionSpec, MLASpec, RotaryConfig
+from workbench.model.spec import ActivationSpec, LayerSpec, ModelSpec, MoESpec, NormSpec
+
+PLACES = {"pre": "before each part", "post": "after each part", "both": "before and after each part"}
+PARALLEL = {
+    "one_norm": "before both parts, which are parallel",
+    "two_norms": "one before each part, which are parallel",
+}
+ACTIVATIONS = {"silu": "SiLU", "gelu": "GELU", "gelu_tanh": "GELU by its tanh", "relu": "ReLU", "relu2": "squared ReLU",
+               "clamped": "clamped SiLU"}  # fmt: skip
+
+
+def describe_mechanisms(spec: ModelSpec) -> dict[str, str]:
+    """Return each mechanism that the model has, in words; what differs by layer names its layers."""
+    found = {
+        "norm": _norm(spec.norm),
+        "place of norms": _by_layer(spec, lambda kind: PARALLEL.get(kind.parallel) or PLACES[kind.norms]),
+        "attention": _by_layer(spec, _attention),
+        "norm of queries and keys": _by_layer(spec, _qk_norm),
+        "positions": _positions(spec),
+        "windows": _by_layer(spec, _window),
+        "scores": _by_layer(spec, _scores),
+        "feed-forward": _by_layer(spec, _feedforward),
+        "router": _by_layer(spec, lambda kind: "" if kind.experts is None else _router(kind.experts)),
+        "biases": _biases(spec),
+        "embedding": _embedding(spec),
+        "logits": _logits(spec),
+    }
+    return {name: words for name, words in found.items() if words}
+
+
+def _by_layer(spec: ModelSpec, describe: Callable[[LayerSpec], str]) -> str:
+    """Join the words of all layers; layers are named where they differ. Empty words are left out."""
+    layers: dict[str, list[int]] = {}
+    for index, kind in enumerate(spec.layers):
+        layers.setdefault(describe(kind), []).append(index)
+    if len(layers) == 1:
+        return next(iter(layers))
+    return "; ".join(f"{words} (layers {format_ranges(which)})" for words, which in layers.items() if words)
+
+
+def _norm(norm: NormSpec) -> str:
+    parts = ["LayerNorm" if norm.kind == "layer" else "root mean square", f"eps {norm.eps:g}"]
+    parts += [] if norm.weight else ["without weights"]
+    parts += [f"weights + {norm.offset:g}"] if norm.offset else []
+    parts += ["biases"] if norm.bias else []
+    return ", ".join(parts)
+
+
+def _attention(kind: LayerSpec) -> str:
+    a = kind.attention
+    if isinstance(a, MLASpec):
+        queries = f", queries from {a.q_lora_rank}" if a.q_lora_rank else ""
+        widths = f"{a.kv_lora_rank} + {a.qk_rope_head_dim} cached columns{queries}"
+        return f"latent: {a.num_heads} heads of {a.qk_nope_head_dim} + {a.qk_rope_head_dim}, {widths}"
+    if not isinstance(a, AttentionSpec):
+        return str(a.kind)
+    if a.num_kv_heads == a.num_heads:
+        return f"multi-head: {a.num_heads} heads of {a.head_dim}"
+    name = "multi-query" if a.num_kv_heads == 1 else "grouped"
+    return f"{name}: {a.num_heads} query heads on {a.num_kv_heads} key/value heads of {a.head_dim}"
+
+
+def _qk_norm(kind: LayerSpec) -> str:
+    norm = getattr(kind.attention, "qk_norm", None)
+    if norm is None:
+        return ""
+    weights = {"shared": "", "per_head": ", weights by head", "none": ", without weights"}[norm.weight]
+    over = "each head" if norm.over == "head" else "all columns of the projection"
+    return over + weights + (", biases" if norm.bias else "") + (", after rotary" if norm.after_rotary else "")
+
+
+def _positions(spec: ModelSpec) -> str:
+    def of_layer(kind: LayerSpec) -> str:
+        a = kind.attention
+        if isinstance(a, MLASpec):
+            pairs = "interleaved pairs" if a.rope_interleave else "halves"
+            return f"{_rotary(a.rotary or spec.rotary)}, {a.qk_rope_head_dim} columns in {pairs}"
+        if not isinstance(a, AttentionSpec) or a.position == "none":
+            return "none" if spec.learned_positions is None else ""
+        if a.position == "alibi":
+            return "ALiBi"
+        part = f", {a.rotary_dim} of {a.head_dim} columns" if a.rotary_dim != a.head_dim else ""
+        return _rotary(a.rotary or spec.rotary) + part
+
+    learned = "a learned table" if spec.learned_positions is not None else ""
+    return "; ".join(filter(None, (learned, _by_layer(spec, of_layer))))
+
+
+def _rotary(rotary: RotaryConfig) -> str:
+    scaling = rotary.scaling
+    how = "" if scaling.kind == "default" else f", {scaling.kind} scaling by {scaling.factor:g}"
+    return f"rotary of base {rotary.rope_theta:,.10g}{how}"
+
+
+def _window(kind: LayerSpec) -> str:
+    a = kind.attention
+    if getattr(a, "sliding_window", None) is None:
+        return ""
+    return f"{a.sliding_window:,} tokens" + (f" and the first {a.num_sink_tokens}" if a.num_sink_tokens else "")
+
+
+def _scores(kind: LayerSpec) -> str:
+    a = kind.attention
+    parts = [f"times {a.scale:.6g}"] if getattr(a, "scale", None) is not None else []
+    parts += [f"capped at {a.softcap:g}"] if getattr(a, "softcap", 0) else []
+    parts += ["a learned sink logit a head"] if getattr(a, "sink_logits", False) else []
+    clip = getattr(a, "qkv_clip", 0)
+    parts += [f"queries, keys and values within ±{clip:g}"] if clip else []
+    return ", ".join(parts)
+
+
+def _feedforward(kind: LayerSpec) -> str:
+    if kind.experts is None:
+        return f"{_activation(kind.activation)}, {kind.intermediate_size:,} columns"
+    experts = kind.experts
+    words = (
+        f"{experts.num_experts} experts of {kind.intermediate_size:,} columns, {experts.num_experts_per_tok} a token"
+    )
+    if experts.shared_intermediate_size:
+        gate = ", gated" if experts.shared_gate else ""
+        words += f", a shared one of {experts.shared_intermediate_size:,}{gate}"
+    return f"{words}, {_activation(kind.activation)}"
+
+
+def _activation(activation: ActivationSpec) -> str:
+    name = ACTIVATIONS.get(activation.kind, activation.kind)
+    return f"gated {name}" if activation.gated else name
+
+
+def _router(experts: MoESpec) -> str:
+    router = experts.router
+    parts = [{"logit": "logits", "softmax": "softmax of all", "sigmoid": "sigmoid"}[router.score]]
+    parts += ["a learned bias in the choice"] if router.selection_bias else []
+    parts += [f"{router.kept_groups} of {router.groups} groups"] if router.groups > 1 else []
+    parts += ["softmax of the chosen"] if router.softmax_chosen else []
+    parts += ["weights divided by their sum"] if router.renormalize else []
+    parts += [f"times {router.factor:g}"] if router.factor != 1 else []
+    parts += ["weighs the input"] if router.weighs_input else []
+    return ", ".join(parts)
+
+
+def _biases(spec: ModelSpec) -> str:
+    named = {"qkv_bias": "queries, keys and values", "o_proj_bias": "output projection"}
+
+    def of_layer(kind: LayerSpec) -> str:
+        parts = [words for name, words in named.items() if getattr(kind.attention, name, False)]
+        parts += ["feed-forward"] if kind.mlp_bias else []
+        parts += ["router"] if kind.experts is not None and kind.experts.router_bias else []
+        return ", ".join(parts)
+
+    return "; ".join(filter(None, (_by_layer(spec, of_layer), "head" if spec.head_bias else "")))
+
+
+def _embedding(spec: ModelSpec) -> str:
+    parts = ["also the head" if spec.tie_word_embeddings else "apart from the head"]
+    parts += [f"times {spec.embedding_scale:.6g}"] if spec.embedding_scale != 1 else []
+    parts += ["normed"] if spec.embedding_norm else []
+    parts += [f"what a layer adds times {spec.residual_scale:g}"] if spec.residual_scale != 1 else []
+    return ", ".join(parts)
+
+
+def _logits(spec: ModelSpec) -> str:
+    parts = [f"times {spec.logit_scale:.6g}"] if spec.logit_scale != 1 else []
+    cap = spec.final_logit_softcapping
+    return ", ".join(parts + ([f"capped at {cap:g}"] if cap else []))

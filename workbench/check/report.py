@@ -1,0 +1,202 @@
+"""Check a model: what of it is carried out by which backend and cache, its sizes, its memory and speed on this machine,
+and whether it computes what transformers computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from compiled_kernels import Backend, backend_problems
+from workbench.check.mechanisms import describe_mechanisms
+from workbench.check.transformers_model import compare_with_transformers, comparison_problem
+from workbench.engine.cache import auto_num_pages
+from workbench.engine.config import DTYPES, CacheConfig, EngineConfig
+from workbench.engine.loaded_model import describe_model, model_folder
+from workbench.errors import WorkbenchError
+from workbench.executors.capabilities import COLUMNS, Requirements, Role, unsupported
+from workbench.kv_cache.format import FORMATS
+from workbench.machine.ceilings import ceilings_for
+from workbench.machine.processor import available_bytes, cpu_model
+from workbench.measure.predictions import prefill_steps
+from workbench.measure.simulated import model_sizes, step_cost_of
+from workbench.memory.capacity import lasting_bytes_per_token, meta_kv_store
+from workbench.memory.report import read_spec_and_remarks
+from workbench.model.formats.open import open_checkpoint
+from workbench.model.hf.weights import wanted_parameters
+from workbench.model.memory import cache_shapes, weight_bytes
+from workbench.model.quantized import WEIGHT_DTYPES, WeightFormat
+from workbench.model.spec import ModelSpec
+from workbench.prompt.tokenizer import Tokenizer
+
+CONTEXT, PREFILL = 512, 512  # tokens: before the decode step whose time is estimated, and of the prompt
+
+
+def check_model(name: str, compare: bool = True, report: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+    """Check the model called `name` and return what was found, JSON-ready.
+
+    Args:
+        name: a folder, a file, `demo`, `demo-draft` or `shape:NAME`.
+        compare: load it by transformers too, where that is installed, and compare.
+        report: receives a line on each slow part.
+
+    Returns:
+        `problem`, the reason why it cannot be loaded, or None; and what is known of it, `comparison` included.
+
+    Raises:
+        WorkbenchError: where there is no such model.
+    """
+    folder = model_folder(name)
+    found: dict[str, Any] = {"model": name, "problem": None, "remarks": []}
+    try:
+        spec, dtype = describe_model(name)
+    except WorkbenchError as error:
+        return found | {"problem": str(error)} | _partly(name)
+    found |= _of_spec(spec) | {"dtype": dtype, "family": None, "files": None, "tokenizer": None}
+    try:
+        if folder is not None:
+            found |= _of_files(folder, spec)
+    except WorkbenchError as error:
+        found["problem"] = str(error)
+    found["carried_out"] = carried_out(spec, dtype)
+    found["memory"] = memory_here(spec, dtype)
+    report("measuring what this machine reads and multiplies at best")
+    found["speed"] = estimated_speed(spec, dtype)
+    problem = comparison_problem(spec, folder) if compare else "not asked for"
+    if found["problem"] is None and folder is not None and problem is None:
+        report("loading it by transformers, and comparing")
+        try:
+            found["comparison"] = compare_with_transformers(folder, spec).as_json()
+        except WorkbenchError as error:
+            problem = str(error)
+    if "comparison" not in found:
+        found["comparison"] = {"skipped": problem or "the model cannot be loaded"}
+    return found
+
+
+def passed(found: dict[str, Any]) -> bool:
+    """Return whether a checked model can be loaded, and nothing of it differs from transformers."""
+    return found["problem"] is None and found["comparison"].get("equal", True)
+
+
+def _partly(name: str) -> dict[str, Any]:
+    """Return what is known of a model whose config is not read whole."""
+    skipped = {"comparison": {"skipped": "the model cannot be loaded"}}
+    try:
+        spec, remarks = read_spec_and_remarks(name)
+    except WorkbenchError:
+        return skipped
+    sizes = _of_spec(spec)
+    del sizes["mechanisms"]  # those of a family that is not read are not known
+    return {**sizes, "remarks": remarks, "memory": memory_here(spec, "bfloat16"), **skipped}
+
+
+def _of_spec(spec: ModelSpec) -> dict[str, Any]:
+    sizes = {
+        "parameters": spec.num_parameters, "layers": len(spec.layers), "hidden_size": spec.hidden_size,
+        "vocab_size": spec.vocab_size, "context": spec.max_position_embeddings,
+    }  # fmt: skip
+    return {"name": spec.name, "sizes": sizes, "mechanisms": describe_mechanisms(spec)}
+
+
+def _of_files(folder: Path, spec: ModelSpec) -> dict[str, Any]:
+    """Return the family, the files' format and the tokenizer. Raises WorkbenchError for weights of another model."""
+    checkpoint = open_checkpoint(folder)
+    wanted_parameters(checkpoint, spec)
+    size = sum(tensor.nbytes for tensor in checkpoint.tensors.values())
+    files = {"format": checkpoint.format, "tensors": len(checkpoint.tensors), "bytes": size}
+    found = {"family": checkpoint.config.get("model_type"), "files": files}
+    tokenizer = Tokenizer.from_folder(folder)
+    if tokenizer is not None:
+        tokenizer.check_vocab_size(spec.vocab_size)
+    return found | {"tokenizer": None if tokenizer is None else repr(tokenizer)}
+
+
+def carried_out(spec: ModelSpec, dtype: str) -> dict[str, dict[str, str | None]]:
+    """Return for each format of cache and weights why a backend does not carry the model out with it, or None.
+
+    Columns are those of the table of capabilities, and reasons are its own; a backend that does not work on this
+    machine says so.
+    """
+    rows: dict[str, dict[str, str | None]] = {}
+    for format in FORMATS:
+        rows[f"{format} cache"] = _row(spec, dtype, WeightFormat(), CacheConfig(format=format))
+    for weights in WEIGHT_DTYPES:
+        if weights != "dense":
+            rows[f"{weights} weights"] = _row(spec, dtype, WeightFormat.parse(weights), CacheConfig())
+    return rows
+
+
+def _row(spec: ModelSpec, dtype: str, weights: WeightFormat, cache: CacheConfig) -> dict[str, str | None]:
+    try:
+        weights.check(spec)
+        cache.check(len(spec.layers), cache.page_size)
+        shapes = cache_shapes(spec, cache)
+        for shape in shapes:
+            shape.page_formats(cache.page_size)
+    except WorkbenchError as error:
+        return dict.fromkeys(COLUMNS, str(error))
+    wanted = Requirements(spec, DTYPES[dtype], weights, shapes, DTYPES[dtype])
+    return {column: _problem(backend, role, wanted) for column, (backend, role) in COLUMNS.items()}
+
+
+def _problem(backend: Backend, role: Role, wanted: Requirements) -> str | None:
+    if problem := backend_problems()[backend]:
+        return f"does not work here: {problem}"
+    refusal = unsupported(backend, wanted, role)
+    return None if refusal is None else str(refusal)
+
+
+def memory_here(spec: ModelSpec, dtype: str) -> dict[str, Any]:
+    """Return bytes of the weights and of the cache in each format, and the bytes that are free on this machine."""
+    weights, itemsize = {}, DTYPES[dtype].itemsize
+    for format in WEIGHT_DTYPES:
+        parsed = WeightFormat.parse(format)
+        try:
+            parsed.check(spec)
+        except WorkbenchError:
+            continue
+        weights[format] = weight_bytes(spec, itemsize, parsed)
+    config = EngineConfig()
+    shapes = cache_shapes(spec, config.cache)
+    pages = auto_num_pages(config, shapes, spec, DTYPES[dtype])
+    store = meta_kv_store(spec, config.cache, dtype)
+    sizes = (store.page_bytes(group) for group in range(len(store.groups)))
+    return {
+        "weight_bytes": weights,
+        "cache_bytes_per_token": _cache_bytes(spec, dtype),
+        "pages": list(pages),
+        "page_size": config.cache.page_size,
+        "default_cache_bytes": sum((count + 1) * size for count, size in zip(pages, sizes, strict=True)),
+        "available_bytes": available_bytes(),
+    }
+
+
+def _cache_bytes(spec: ModelSpec, dtype: str) -> dict[str, float]:
+    """Return the bytes of a token in each format of the cache that the model can have."""
+    found = {}
+    for format in FORMATS:
+        try:
+            found[format] = lasting_bytes_per_token(meta_kv_store(spec, CacheConfig(format=format), dtype))
+        except WorkbenchError:
+            continue
+    return found
+
+
+def estimated_speed(spec: ModelSpec, dtype: str) -> dict[str, Any]:
+    """Return the tokens a second that this machine's measured ceilings allow at most, with weights and cache dense: of
+    one decoding sequence, and of a prompt."""
+    context, prefill = (min(tokens, spec.max_position_embeddings) for tokens in (CONTEXT, PREFILL))
+    sizes = model_sizes(spec, dtype, WeightFormat(), CacheConfig())
+    kinds = ("float32", "bfloat16") if dtype == "bfloat16" else ("float32",)  # backends may widen what they multiply
+    size = round(sizes.weight_bytes)
+    ceilings = ceilings_for(size, dtypes=kinds, compiled=backend_problems()[Backend.INDUCTOR] is None)
+    read, gemm = ceilings.read_ceiling(size).value, max(ceilings.gemm_ceiling(kind).value for kind in kinds)
+    cost = step_cost_of(sizes)
+    decode = cost([(context - 1, 1)], 1).seconds(gemm, read)
+    steps = prefill_steps(cost, prefill, EngineConfig().schedule.max_num_batched_tokens)
+    return {
+        "decode_tokens_per_s": 1 / decode, "decode_context": context,
+        "prefill_tokens_per_s": prefill / sum(step.seconds(gemm, read) for step in steps), "prefill_tokens": prefill,
+        "read_bytes_per_s": read, "flops_per_s": gemm, "cpu": cpu_model(),
+    }  # fmt: skip

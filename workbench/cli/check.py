@@ -1,0 +1,115 @@
+"""`workbench check`: what of a model is carried out, its size and speed here, and whether it is right."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from workbench.cli.shared import AsJson, console, print_json
+from workbench.display import Table
+
+
+def check(
+    model: Annotated[str, typer.Argument(help="a folder, demo, demo-draft, or shape:NAME")],
+    compare: Annotated[
+        bool, typer.Option("--compare/--no-compare", help="compare with transformers, where it is installed")
+    ] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Check a model before it is used: what is carried out, sizes, memory and speed here; and compare it with
+    transformers, naming the first module that differs."""
+    from workbench.check.report import check_model, passed
+    from workbench.progress import discard, to_stderr
+
+    found = check_model(model, compare, discard if as_json else to_stderr)
+    if as_json:
+        print_json(found)
+    else:
+        show(found)
+    raise typer.Exit(0 if passed(found) else 1)
+
+
+def show(found: dict[str, Any]) -> None:
+    """Print what was found as one table, with the reasons why something is not carried out below it."""
+    from rich.text import Text
+
+    out = console()
+    out.print(Table("", [*_model(found), *_machine(found), *_result(found)], ("what", found["model"])))
+    if "carried_out" in found:
+        out.print(_carried_out(found["carried_out"]))
+    for line in found["remarks"]:
+        out.print(Text(line), soft_wrap=True)
+    if found["problem"]:
+        out.print(Text(f"refused: {found['problem']}", style="bold red"), soft_wrap=True)
+
+
+def _model(found: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = [("family", found["family"])] if found.get("family") else []
+    if files := found.get("files"):
+        rows.append(("files", f"{files['format']}, {files['tensors']:,} tensors, {_bytes(files['bytes'])}"))
+    rows += [("tokenizer", found["tokenizer"])] if found.get("tokenizer") else []
+    if sizes := found.get("sizes"):
+        words = f"{sizes['parameters']:,} parameters, {sizes['layers']} layers of {sizes['hidden_size']:,}"
+        rows.append(("sizes", f"{words}, vocabulary {sizes['vocab_size']:,}, context {sizes['context']:,}"))
+    return rows + list(found.get("mechanisms", {}).items())
+
+
+def _machine(found: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = []
+    if memory := found.get("memory"):
+        dtype = found.get("dtype", "bfloat16")
+        formats = memory["weight_bytes"].items()
+        weights = [f"{_bytes(size)} {dtype if name == 'dense' else name}" for name, size in formats]
+        tokens = ", ".join(f"{size:,.6g} {name}" for name, size in memory["cache_bytes_per_token"].items())
+        pages = f"{', '.join(map(str, memory['pages']))} pages of {memory['page_size']} tokens"
+        whole = _bytes(memory["default_cache_bytes"])
+        rows += [
+            ("weights", ", ".join(weights)),
+            ("cache", f"bytes a token: {tokens}; by default {pages}, {whole}"),
+            ("free memory", _bytes(memory["available_bytes"])),
+        ]
+    if speed := found.get("speed"):
+        decode, prefill = (f"at most {speed[f'{kind}_tokens_per_s']:,.4g} tokens/s" for kind in ("decode", "prefill"))
+        rates = f"{_bytes(speed['read_bytes_per_s'])}/s and {speed['flops_per_s'] / 1e9:,.4g} GFLOP/s"
+        rows += [
+            ("decode", f"{decode} of one sequence at a context of {speed['decode_context']}"),
+            ("prefill", f"{prefill} of a prompt of {speed['prefill_tokens']}"),
+            ("estimated from", f"{rates}, measured on this {speed['cpu']}"),
+        ]
+    return rows
+
+
+def _result(found: dict[str, Any]) -> list[tuple[str, str]]:
+    result = found["comparison"]
+    if "skipped" in result:
+        return [("beside transformers", f"not compared: {result['skipped']}")]
+    largest = f"logits within {result['logit_difference']:.1e} of the largest"
+    tokens = f"greedy tokens {'equal' if result['greedy_tokens'] == result['their_greedy_tokens'] else 'differ'}"
+    rows = [("beside transformers", f"{largest}, {tokens}, {result['places']} places in the layers compared")]
+    if first := result["first_difference"]:
+        where = "" if first["layer"] is None else f"layer {first['layer']}, "
+        size = f"{first['difference']:.1e} of the row's largest number"
+        words = f"{where}{first['module']}, from position {first['position']} on, there in column {first['column']}"
+        modules = f" ({first['ours']} here, {', '.join(first['theirs'])} there)" if first["theirs"] else ""
+        rows.append(("first difference", f"{words}: {size}{modules}"))
+    elif not result["equal"]:
+        at = "" if result["logit_position"] is None else f", logits from position {result['logit_position']} on"
+        rows.append(("first difference", f"in no module by itself{at}"))
+    return rows
+
+
+def _carried_out(rows: dict[str, dict[str, str | None]]) -> Table:
+    reasons = list(dict.fromkeys(reason for row in rows.values() for reason in row.values() if reason))
+    cells = [
+        [name, *(f"no ({reasons.index(reason) + 1})" if reason else "yes" for reason in row.values())]
+        for name, row in rows.items()
+    ]
+    note = "\n".join(f"{number}. {reason}" for number, reason in enumerate(reasons, 1))
+    return Table("", cells, ("carried out with", *next(iter(rows.values()))), note)
+
+
+def _bytes(size: float) -> str:
+    from workbench.memory.report import format_bytes
+
+    return format_bytes(size)
