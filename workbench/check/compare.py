@@ -52,7 +52,7 @@ class PlaceDifference:
 
 @dataclass(frozen=True)
 class ModelComparison:
-    """What a comparison found. `first` is the first place that differs, `largest` the largest local difference."""
+    """The findings of a comparison. `first` is the first place that differs, `largest` the largest local difference."""
 
     logit_difference: float  # of the largest logit
     logit_position: int | None  # the first that differs
