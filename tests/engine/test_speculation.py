@@ -19,7 +19,7 @@ from workbench.kv_cache.pages import pages_for
 from workbench.model.spec import ModelSpec
 from workbench.request import Request, Sequence
 from workbench.sampling import sampler as choose
-from workbench.sampling.sampler import SampledToken
+from workbench.sampling.samplers import SampledToken
 from workbench.scheduler.plan import Span
 from workbench.trace.events import Decoded, Finished, Stepped, Verified
 

@@ -22,7 +22,7 @@ from workbench.engine.outputs import StopChecker, not_chosen_message
 from workbench.errors import WorkbenchError
 from workbench.prompt.tokenizer import Tokenizer
 from workbench.request import FinishReason, Request, SamplingParameters, Sequence
-from workbench.sampling.sampler import describe_bad_logits
+from workbench.sampling.samplers import describe_bad_logits
 from workbench.scheduler.plan import StepPlan
 from workbench.trace.events import Decoded, Event, Finished
 
@@ -209,33 +209,23 @@ class BeamResult(NamedTuple):
     not_chosen_reason: str = ""
 
 
-class BeamSearches:
-    """Beam searches by sequence; every beam is a sequence of its own to the scheduler."""
-
-    def __init__(self) -> None:
-        self._by_request_id: dict[str, BeamSearch] = {}  # by each of their beams
+class BeamSearches(dict[str, BeamSearch]):
+    """Beam searches by the id of each of their beams; every beam is a sequence of its own to the scheduler."""
 
     def add(self, sampling: SamplingParameters, beams: list[Sequence], stop_checker: StopChecker) -> None:
         """Start a search with `beams`; its texts end where `stop_checker` would."""
         search = BeamSearch(sampling, beams, stop_checker.end_token_ids, stop_checker.max_output_tokens)
-        self._by_request_id |= {beam.request_id: search for beam in beams}
-
-    def search_of(self, sequence: Sequence) -> BeamSearch | None:
-        return self._by_request_id.get(sequence.request_id)
+        self.update({beam.request_id: search for beam in beams})
 
     def beams_of(self, sequence: Sequence) -> list[Sequence]:
         """Return the beams of the search of `sequence`; the sequence itself without one."""
-        search = self.search_of(sequence)
+        search = self.get(sequence.request_id)
         return [sequence] if search is None else search.sequences
-
-    def remove(self, request_id: str) -> None:
-        self._by_request_id.pop(request_id, None)
 
     def ready(self, plan: StepPlan) -> list[BeamSearch]:
         """Return searches whose beams all have logits after `plan`."""
-        if not self._by_request_id:
-            return []
-        met = {id(search): search for span in plan.spans if (search := self.search_of(span.sequence)) is not None}
+        searches = (self.get(span.sequence.request_id) for span in plan.spans)
+        met = {id(search): search for search in searches if search is not None}
         return [search for search in met.values() if search.ready]
 
 

@@ -12,7 +12,7 @@ from workbench.errors import WorkbenchError, describe_error
 from workbench.prompt.detokenize import Detokenizer, WholeTextDetokenizer
 from workbench.prompt.tokenizer import Tokenizer
 from workbench.request import FinishReason, Request
-from workbench.sampling.sampler import SampledToken
+from workbench.sampling.samplers import SampledToken
 from workbench.trace.events import Decoded, Event, Finished, Submitted
 
 COMPLETED = (FinishReason.STOP, FinishReason.LENGTH)

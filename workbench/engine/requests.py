@@ -16,7 +16,8 @@ from workbench.errors import describe_error
 from workbench.model.spec import ModelSpec
 from workbench.prompt.tokenizer import Tokenizer
 from workbench.request import FinishReason, Request, Sequence
-from workbench.sampling.sampler import SampledToken, Sampler, failed_token
+from workbench.sampling.sampler import Sampler
+from workbench.sampling.samplers import SampledToken, failed_token
 from workbench.sampling.verify import NO_DRAFT, Draft
 from workbench.scheduler.plan import StepPlan
 from workbench.scheduler.scheduler import Scheduler
@@ -160,13 +161,14 @@ class RequestTracker:
         row = 0
         for span in plan.spans:
             sequence, mine = span.sequence, range(row, row := row + span.num_logits)
-            search = self._beam_searches.search_of(sequence)
+            search = self._beam_searches.get(sequence.request_id)
             if not span.needs_sample:
                 continue
             if search is None:
                 rows += mine
                 sequences.append(sequence)
-                checked.append(drafts.get(sequence.request_id, NO_DRAFT).truncated(len(span.draft_token_ids)))
+                drafted = len(span.draft_token_ids)
+                checked.append(drafts[sequence.request_id].truncated(drafted) if drafted else NO_DRAFT)
             elif wrong := search.add_logits(sequence, logits[mine.start]):
                 choices[sequence.request_id] = [failed_token(wrong)]
         if sequences:
@@ -196,9 +198,9 @@ class RequestTracker:
                 self._send(verified)
             if sequence.finish_reason is None:
                 self._emit_and_finish(sequence, detokenized[name], plan.step, now)
-
-        for search in self._beam_searches.ready(plan):
-            self._advance_beams(search, plan.step, now)
+        if self._beam_searches:
+            for search in self._beam_searches.ready(plan):
+                self._advance_beams(search, plan.step, now)
 
     def _advance_beams(self, search: BeamSearch, step: int, now: float) -> None:
         """Advance a search whose beams all have logits, or finish it with a text for each beam."""
@@ -289,7 +291,7 @@ class RequestTracker:
             )
         )  # fmt: skip
         self.sampler.remove(name)
-        self._beam_searches.remove(name)
+        self._beam_searches.pop(name, None)
         self._processor.remove_request(name)
         del self.sequences[name]
 

@@ -22,9 +22,9 @@ from workbench.executors.contention import StepThreads
 from workbench.executors.cuda_graph import CudaGraphExecutor
 from workbench.executors.evicting import EvictingExecutor, Evictor, observe_store
 from workbench.executors.guards import ModelGuard
-from workbench.executors.inductor import InductorExecutor, synchronized
+from workbench.executors.inductor import InductorExecutor
 from workbench.executors.mlir import MlirStep, check_mlir_step
-from workbench.executors.packing import bucket_for, pack_batch, verify_bucket_for
+from workbench.executors.packing import bucket_for, pack_batch, synchronized, verify_bucket_for
 from workbench.executors.prefill import PrefillExecutor, weights_in_panels
 from workbench.executors.select import Backends
 from workbench.executors.token_parallel import TokenParallelExecutor

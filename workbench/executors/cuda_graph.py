@@ -11,8 +11,7 @@ from torch import Tensor
 
 from workbench.batch import TokenBatch
 from workbench.executors.guards import ModelGuard
-from workbench.executors.inductor import synchronized
-from workbench.executors.packing import bucket_for, pack_batch
+from workbench.executors.packing import bucket_for, pack_batch, synchronized
 from workbench.kv_cache.pages import NULL_PAGE
 from workbench.kv_cache.store import KVStore
 from workbench.model.transformer import Transformer

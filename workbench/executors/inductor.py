@@ -22,7 +22,7 @@ from compiled_kernels import Backend
 from compiled_kernels.torch_compile import compile_once, graph_count
 from workbench.batch import TokenBatch
 from workbench.executors.guards import ModelGuard, compile_key
-from workbench.executors.packing import bucket_for, pack_batch
+from workbench.executors.packing import bucket_for, pack_batch, synchronized
 from workbench.kv_cache.store import CacheLayer, KVStore
 from workbench.model.layers import Angles, TransformerBlock
 from workbench.model.transformer import Transformer
@@ -121,13 +121,6 @@ class _Sides:
             compile_once(kind.before_attention, dynamic=True, cache_key=alike),
             compile_once(kind.after_attention, dynamic=True, cache_key=alike),
         )
-
-
-def synchronized(logits: Tensor) -> Tensor:
-    """Return `logits` once they are computed, not merely queued, so that a step's time is the device's."""
-    if logits.is_cuda:
-        torch.cuda.synchronize(logits.device)
-    return logits
 
 
 def _step(model: Transformer, batch: TokenBatch, store: KVStore) -> Tensor:

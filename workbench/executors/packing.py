@@ -1,9 +1,10 @@
-"""Pack a plan into tensors, and pad decodes to a few sizes (buckets), so that what is compiled for one size serves
-many."""
+"""Pack a plan into tensors, and wait for its logits. Decodes are padded to a few sizes (buckets), so that what is
+compiled for one size serves many."""
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from workbench.batch import TokenBatch
 from workbench.kv_cache.pages import NULL_PAGE
@@ -73,3 +74,10 @@ def pack_batch(plan: StepPlan, page_size: int, device: torch.device, rows: int |
         logits_indices=torch.tensor(samples, dtype=torch.long, device=device),
         decode_only=plan.decode_only,
     )
+
+
+def synchronized(logits: Tensor) -> Tensor:
+    """Return `logits` once they are computed, not merely queued, so that a step's time is the device's."""
+    if logits.is_cuda:
+        torch.cuda.synchronize(logits.device)
+    return logits

@@ -176,7 +176,8 @@ class KVCacheManager(KVCacheAccounting):
 
     def transfers_done(self) -> None:
         """Release CPU pages whose swap-in the last step executed."""
-        self.cpu_pages.transfers_done()
+        if self.cpu_pages.swapping_in or self.cpu_pages.fetched:
+            self.cpu_pages.transfers_done()
 
     def start(self, sequence: Sequence, match: PrefixMatch) -> None:
         """Give `sequence` the matched or swapped pages; pages for its next step are still to be allocated."""

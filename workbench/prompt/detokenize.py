@@ -6,8 +6,7 @@ import codecs
 from typing import Protocol
 
 from workbench.prompt.stops import StopStringSearch
-from workbench.prompt.token_bytes import FALLBACK, LeadingStrip
-from workbench.prompt.tokenizer import Tokenizer
+from workbench.prompt.tokenizer import FALLBACK, LeadingStrip, Tokenizer
 
 
 class Detokenizer:
@@ -23,7 +22,7 @@ class Detokenizer:
     def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = ()):
         self._tokenizer = tokenizer
         self._stream: _Stream = _WindowStream(tokenizer) if tokenizer.byte_rule is None else _ByteStream(tokenizer)
-        self._search = StopStringSearch(stop)
+        self._search = StopStringSearch(stop) if stop else None
         self._shown: list[str] = []
 
     @property
@@ -34,18 +33,20 @@ class Detokenizer:
     @property
     def matched_stop(self) -> str | None:
         """Return the stop string that ended the text, or None; nothing is shown after it."""
-        return self._search.matched_stop
+        return self._search.matched_stop if self._search is not None else None
 
     def push(self, token_id: int) -> str:
         """Return the text that may be shown after `token_id`; WorkbenchError for an id out of range."""
         token_id = self._tokenizer.checked_id(token_id)
         if self._tokenizer.is_special(token_id):
             return ""
-        return self._show(self._search.push(self._stream.push(token_id)))
+        text = self._stream.push(token_id)
+        return self._show(text if self._search is None else self._search.push(text))
 
     def finish(self) -> str:
         """Return held-back text at the end; bytes that never became a character are U+FFFD."""
-        return self._show(self._search.push(self._stream.finish()) + self._search.finish())
+        text = self._stream.finish()
+        return self._show(text if self._search is None else self._search.push(text) + self._search.finish())
 
     def _show(self, text: str) -> str:
         if text:

@@ -13,8 +13,8 @@ from workbench.sampling.filters import (
     TopP,
     build_filters,
 )
-from workbench.sampling.sampler import SampledToken, Sampler
-from workbench.sampling.samplers import Greedy, RandomSampler, TokenSampler, uniform
+from workbench.sampling.sampler import Sampler
+from workbench.sampling.samplers import Greedy, RandomSampler, SampledToken, TokenSampler, uniform
 
 __all__ = [
     "SampledToken",

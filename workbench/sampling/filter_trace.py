@@ -13,15 +13,13 @@ from torch import Tensor
 from workbench.errors import WorkbenchError
 from workbench.request import Request, SamplingParameters
 from workbench.sampling.filters import REMOVED, History
-from workbench.sampling.sampler import (
-    SampledToken,
+from workbench.sampling.samplers import Greedy, SampledToken, describe_bad_logits
+from workbench.sampling.sampling_state import (
     SamplingState,
     apply_custom_filters,
     build_sampling_state,
-    describe_bad_logits,
     sample_row,
 )
-from workbench.sampling.samplers import Greedy
 
 
 @dataclass(frozen=True)

@@ -7,169 +7,29 @@ beside it.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from workbench.errors import WorkbenchError
-from workbench.request import Request, SamplingParameters, Sequence
-from workbench.sampling.filters import Filter, History, build_filters
+from workbench.request import Sequence
+from workbench.sampling.filters import History
 from workbench.sampling.samplers import (
-    Greedy,
     RandomSampler,
-    TokenSampler,
-    load_filter,
-    load_sampler,
+    SampledToken,
+    describe_bad_logits,
+    describe_failure,
+    failed_token,
     sample_categorical,
     uniform,
+    with_logprobs,
 )
+from workbench.sampling.sampling_state import SamplingState, apply_custom_filters, build_sampling_state, sample_row
 from workbench.sampling.verify import ACCEPT_STREAM, NO_DRAFT, Draft, rejection_sample
-
-
-@dataclass(frozen=True)
-class SampledToken:
-    """The token sampled for one sequence; on failure `error` has the reason and `token_id` is -1."""
-
-    token_id: int
-    logprob: float | None = None
-    top_logprobs: tuple[tuple[int, float], ...] = ()  # most probable first, equal ones by token id
-    error: str = ""
-
-
-def with_logprobs(token: int, scores: Tensor, filtered: Tensor, sampling: SamplingParameters) -> SampledToken:
-    """Return the token with the requested log-probabilities, of the model or of the filtered distribution."""
-    if sampling.logprobs is None:
-        return SampledToken(token)
-    row = scores if sampling.logprobs_of == "model" else filtered
-    logprobs = row.double().log_softmax(-1)
-    return SampledToken(token, float(logprobs[token]), _most_probable(logprobs, sampling.logprobs))
-
-
-def _most_probable(logprobs: Tensor, count: int) -> tuple[tuple[int, float], ...]:
-    if count == 0:
-        return ()
-    least = logprobs.topk(min(count, len(logprobs))).values[-1]
-    ids = ((logprobs >= least) & (logprobs > -torch.inf)).nonzero()[:, 0]
-    best = logprobs[ids].sort(descending=True, stable=True).indices[:count]
-    return tuple(zip(ids[best].tolist(), logprobs[ids[best]].tolist(), strict=True))
-
-
-def failed_token(error: str) -> SampledToken:
-    return SampledToken(-1, error=error)
-
-
-def describe_bad_logits(largest: float) -> str:
-    if math.isnan(largest):
-        return "contain NaN"
-    return "contain +inf" if largest > 0 else "leave no token: all are -inf"
-
-
-def describe_failure(name: str, error: Exception) -> str:
-    return str(error) if isinstance(error, WorkbenchError) else f"{name}: {type(error).__name__}: {error}"
-
-
-@dataclass
-class SamplingState:
-    """The filters and sampler of one request, built once, with the state of a user-defined sampler."""
-
-    request: Request
-    filters: tuple[Filter, ...]
-    custom_filters: tuple[Filter, ...]
-    sampler: Greedy | RandomSampler | None  # None if a user-defined sampler replaces it
-    custom_sampler: TokenSampler | None
-    state: Any = None
-
-    @property
-    def is_plain_greedy(self) -> bool:
-        """Return whether the row's argmax is the whole answer."""
-        greedy = isinstance(self.sampler, Greedy) and not self.filters and not self.custom_filters
-        return greedy and self.request.sampling.logprobs is None
-
-
-def build_sampling_state(request: Request, vocab_size: int | None) -> SamplingState:
-    """Build the sampling state of `request`; `vocab_size` bounds the token ids of its logit bias.
-
-    Raises:
-        WorkbenchError: naming the component that cannot work.
-    """
-    sampling = request.sampling
-    beyond = [token for token in sampling.logit_bias if vocab_size is not None and token >= vocab_size]
-    if beyond:
-        raise WorkbenchError(f"logit_bias: token id {beyond[0]} is outside the vocabulary of {vocab_size} tokens")
-    filters = build_filters(sampling)
-    custom_filters = tuple(load_filter(part) for part in sampling.filters)
-    if sampling.sampler is None:
-        return SamplingState(
-            request, filters, custom_filters, RandomSampler() if sampling.temperature else Greedy(), None
-        )
-    if sampling.temperature == 0:
-        raise WorkbenchError(
-            f"sampler {sampling.sampler.path}: temperature 0 means greedy; set it above 0, or no sampler"
-        )
-    own = load_sampler(sampling.sampler)
-    try:
-        state = own.start()
-    except Exception as error:
-        raise WorkbenchError(describe_failure(f"sampler {sampling.sampler.path}: start", error)) from error
-    return SamplingState(request, filters, custom_filters, None, own, state)
-
-
-def apply_custom_filters(filtered: Tensor, sampling_state: SamplingState, history: History) -> Tensor | SampledToken:
-    """Apply the user-defined filters to this row, each on a copy; return a failed token if one breaks."""
-    for part, rule in zip(sampling_state.request.sampling.filters, sampling_state.custom_filters, strict=True):
-        try:
-            before, filtered = filtered, _row_of(rule(filtered[None].clone(), [history]), filtered)
-        except Exception as error:
-            return failed_token(describe_failure(part.path, error))
-        if bool(((before == -torch.inf) & (filtered != -torch.inf)).any()):
-            return failed_token(f"filter {part.path}: brought a token back that an earlier filter had removed")
-        largest = float(filtered.amax())
-        if not math.isfinite(largest):
-            return failed_token(f"filter {part.path}: its logits {describe_bad_logits(largest)}")
-    return filtered
-
-
-def sample_row(scores: Tensor, filtered: Tensor, sampling_state: SamplingState, draw: float) -> SampledToken:
-    """Sample a token from a filtered row with the request's sampler, which may be user-defined.
-
-    Args:
-        scores: the model's logits, [vocab].
-        filtered: logits after all filters, [vocab].
-        sampling_state: the request's sampling state.
-        draw: a number in [0, 1).
-    """
-    sampling = sampling_state.request.sampling
-    name, state = type(sampling_state.sampler).__name__, sampling_state.state
-    try:
-        if sampling_state.custom_sampler is None:
-            assert sampling_state.sampler is not None
-            token = sampling_state.sampler.choose_rows(filtered[None], [draw])[0]
-        else:
-            assert sampling.sampler is not None
-            name = sampling.sampler.path
-            token, state = sampling_state.custom_sampler.choose(filtered.clone(), draw, sampling_state.state)
-            token = operator.index(token)
-    except Exception as error:
-        return failed_token(describe_failure(name, error))
-    if not 0 <= token < len(filtered) or filtered[token] == -torch.inf:
-        return failed_token(f"sampler {name}: chose token {token}, which is removed or unknown")
-    sampling_state.state = state
-    return with_logprobs(token, scores, filtered, sampling)
-
-
-def _row_of(returned: object, row: Tensor) -> Tensor:
-    wanted = (1, len(row))
-    if not isinstance(returned, Tensor):
-        raise TypeError(f"a filter must return logits, not {type(returned).__name__}")
-    if returned.shape != wanted or returned.dtype != row.dtype:
-        given = f"{tuple(returned.shape)} {returned.dtype}"
-        raise TypeError(f"a filter must return logits {wanted} {row.dtype}, not {given}")
-    return returned[0]
 
 
 @dataclass(frozen=True)
@@ -229,12 +89,12 @@ class PendingRows:
         try:
             if token is not None and not sampling_state.custom_filters:
                 return [with_logprobs(token, scores[0], left(0), sampling_state.request.sampling)]
-            if len(self.draft) and isinstance(sampling_state.sampler, RandomSampler) and rejection:
+            if len(self.draft.token_ids) and isinstance(sampling_state.sampler, RandomSampler) and rejection:
                 self._rejection_sample(scores, left, choices)
                 return choices
             for place in range(len(self.rows)):
                 choices.append(sample_row(scores[place], left(place), sampling_state, self.uniform(place)))
-                if place < len(self.draft) and choices[-1].token_id != self.draft.token_ids[place]:
+                if place < len(self.draft.token_ids) and choices[-1].token_id != self.draft.token_ids[place]:
                     break
         except BadRow as broken:
             choices.append(broken.choice)
@@ -253,7 +113,7 @@ class PendingRows:
             rows[place] = left(place)
             return rows[place].double().softmax(-1)
 
-        uniforms = [self.uniform(place, ACCEPT_STREAM) for place in range(len(self.draft))]
+        uniforms = [self.uniform(place, ACCEPT_STREAM) for place in range(len(self.draft.token_ids))]
         standing, weights = rejection_sample(self.draft, target, uniforms)
         take(standing, sample_categorical(weights[None], [self.uniform(standing)])[0])
 
@@ -302,7 +162,7 @@ class Sampler:
             sequences: the sequences.
             drafts: the draft of each sequence.
         """
-        wanted = sum(1 + len(draft) for draft in drafts)
+        wanted = sum(1 + len(draft.token_ids) for draft in drafts)
         if len(logits) != wanted or len(sequences) != len(drafts):
             raise ValueError(f"{len(logits)} rows of logits for {len(sequences)} sequences with {wanted} to choose")
         scores = logits.float()
@@ -311,7 +171,7 @@ class Sampler:
         groups: dict[tuple, list[PendingRows]] = {}
         row = 0
         for number, (sequence, draft) in enumerate(zip(sequences, drafts, strict=True)):
-            rows, row = range(row, row + 1 + len(draft)), row + 1 + len(draft)
+            rows, row = range(row, row + 1 + len(draft.token_ids)), row + 1 + len(draft.token_ids)
             try:
                 sampling_state = self.state_of(sequence)
             except WorkbenchError as error:
@@ -339,7 +199,7 @@ class Sampler:
                 filtered = rule(filtered, histories)
             faults = filtered.amax(-1).tolist()
             tokens = {}
-            if sampler is not None and (alone := [asked for asked in together if not len(asked.draft)]):
+            if sampler is not None and (alone := [asked for asked in together if not len(asked.draft.token_ids)]):
                 place = {row: i for i, row in enumerate(rows)}
                 wanted = [place[asked.rows.start] for asked in alone]
                 mine = filtered if len(alone) == len(rows) else _rows_of(filtered, wanted)
@@ -377,7 +237,7 @@ def _greedy(draft: Draft, rows: range, largest: list[float], tokens: list[int]) 
         if not math.isfinite(largest[row]):
             return [*choices, failed_token(f"the model's logits {describe_bad_logits(largest[row])}")]
         choices.append(SampledToken(tokens[row]))
-        if place < len(draft) and tokens[row] != draft.token_ids[place]:
+        if place < len(draft.token_ids) and tokens[row] != draft.token_ids[place]:
             break
     return choices
 

@@ -24,8 +24,8 @@ from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.request import Request, Sequence
 from workbench.sampling.filters import Filter, History, Temperature
-from workbench.sampling.sampler import SamplingState, build_sampling_state
 from workbench.sampling.samplers import RandomSampler, sample_categorical, uniform
+from workbench.sampling.sampling_state import SamplingState, build_sampling_state
 from workbench.sampling.verify import DRAFT_STREAM, NO_DRAFT, Draft
 from workbench.scheduler.plan import Span, StepPlan
 

@@ -22,7 +22,7 @@ from workbench.executors.base import Executor
 from workbench.request import Request, SamplingParameters
 from workbench.request import Sequence as Served
 from workbench.runs.metrics import percentile
-from workbench.sampling.sampler import SampledToken
+from workbench.sampling.samplers import SampledToken
 from workbench.sampling.verify import Draft
 from workbench.scheduler.plan import StepPlan
 
