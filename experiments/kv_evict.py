@@ -14,7 +14,7 @@ FULL, PAGE = "float32", 16
 BUDGETS = (64, 192)
 ALWAYS = ("window", "sinks + recent", "heavy hitters")  # these hold their budget at all times
 MARGIN = 0.005  # of the other's bits a byte: less than that is no difference
-MOST, SOME = 0.5, 0.1  # of the full cache's gain
+HOLDS_GAIN, LIMITS_GAIN = 0.5, 0.1  # of the full cache's gain
 CHANGED = (
     RuleChange(
         what=(
@@ -95,13 +95,13 @@ def snapkv(rows: VariantRows) -> Verdict:
         far = [depth for depth, one in found.items() if one["distance"] > budget and full[depth]["gain"] > 1.0]
         shares[budget] = sum(found[depth]["gain"] / full[depth]["gain"] for depth in far) / len(far) if far else 0.0
     least, most = min(shares.values()), max(shares.values())
-    outcome: Outcome = "holds" if least >= MOST else "holds-with-limits" if most >= SOME else "refuted"
+    outcome: Outcome = "holds" if least >= HOLDS_GAIN else "holds-with-limits" if most >= LIMITS_GAIN else "refuted"
     return Verdict(
         claim="kv-snapkv",
         says="What the prompt's last queries look at is what its answer will need (SnapKV)",
         rule=(
-            f"of the gain on names farther back than the budget, {MOST:.0%} is left with every budget: holds; "
-            f"{SOME:.0%} with one of them: with limits; else refuted"
+            f"of the gain on names farther back than the budget, {HOLDS_GAIN:.0%} is left with every budget: holds; "
+            f"{LIMITS_GAIN:.0%} with one of them: with limits; else refuted"
         ),
         outcome=outcome,
         reason=", ".join(f"{share:.0%} of the gain left with {budget} tokens" for budget, share in shares.items()),

@@ -13,7 +13,7 @@ from workbench.measure.sampled_texts import HELD_OUT_ROW
 
 COOL = ("temperature 0.5", "temperature 0.8", "temperature 1", "temperature 1.2")
 HOT = ("temperature 1.6", "temperature 2")
-FEW, FREE = ("top_k 2", "top_k 4"), "temperature 1"
+TOP_K, FREE = ("top_k 2", "top_k 4"), "temperature 1"
 WILD, AGAIN = 2.0, 1.5
 LOOPS, SOME = 0.5, 0.1  # shares of the texts that end in a loop, above free sampling's
 ARGMAX = 0.98  # of greedy tokens; the backend's rounding may differ from float32 at a near tie
@@ -55,7 +55,7 @@ def temperature(rows: VariantRows) -> Verdict:
 
 def topk_loops(rows: VariantRows) -> Verdict:
     free, came = variant_row(rows, FREE), variant_row(rows, HELD_OUT_ROW)
-    few = [variant_row(rows, name) for name in FEW]
+    few = [variant_row(rows, name) for name in TOP_K]
     more = [row["looped"] - free["looped"] for row in few]
     again = [row["repeated_4"] / max(free["repeated_4"], came["repeated_4"], 1e-9) for row in few]
     outcome: Outcome = "refuted"

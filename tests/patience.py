@@ -15,7 +15,7 @@ from typing import Any
 
 SCALE = "WORKBENCH_TESTS_SCALE"  # measured once a run: pytest-xdist's workers and children of tests find it here
 REFERENCE_SECONDS = 0.086  # what `_work` takes on the reference machine (Xeon with AMX, 2 cores, nothing beside it)
-SPARE = 10.0  # others may begin to work after the measurement, and a limit costs nothing where nothing hangs
+MIN_SCALE = 10.0  # others may begin to work after the measurement, and a limit costs nothing where nothing hangs
 SLOWEST = 5.0  # times the reference machine: what hangs is to be ended all the same, within hours
 TEST_SECONDS = 120.0  # for one test, on the reference machine
 
@@ -26,9 +26,9 @@ def limit(seconds: float) -> float:
 
 
 def scale() -> float:
-    """Return how many seconds of this machine stand for one of the reference machine; at least `SPARE`."""
+    """Return how many seconds of this machine stand for one of the reference machine; at least `MIN_SCALE`."""
     if SCALE not in os.environ:
-        os.environ[SCALE] = f"{SPARE * min(max(1.0, _work() / REFERENCE_SECONDS), SLOWEST):.3g}"
+        os.environ[SCALE] = f"{MIN_SCALE * min(max(1.0, _work() / REFERENCE_SECONDS), SLOWEST):.3g}"
     return float(os.environ[SCALE])
 
 

@@ -103,9 +103,13 @@ def _kinds(value: object) -> Iterator[type]:
 def test_a_notebook_uses_front_door_calls_only(path: Path) -> None:
     """Of this project a cell imports `workbench` and its public names; no owner of a runner is called by hand."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    rooms = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    rooms += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
-    ours = [room for room in rooms if room.split(".")[0] in ("workbench", "compiled_kernels", "experiments", "tools")]
+    modules = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    modules += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    ours = [
+        module
+        for module in modules
+        if module.split(".")[0] in ("workbench", "compiled_kernels", "experiments", "tools")
+    ]
     assert set(ours) <= {"workbench", "workbench.widgets"}
     names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     assert not names & {"Live", "RunnerThread"}

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("workbench", "compiled_kernels", "experiments", "benchmarks")
 
-# Lower rooms first; a module may import its own room and those below it.
+# Lower packages first; a module may import its own package and those below it.
 ORDER = [
     (
         "workbench.errors",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import SPARE, limit, scale, until
+from tests.patience import MIN_SCALE, limit, scale, until
 
 TESTS = Path(__file__).resolve().parent
 CLOCKS = {"perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time", "time_ns", "sleep"}  # of `time`
@@ -148,7 +148,7 @@ def test_what_does_not_is_left_alone(source: str) -> None:
 
 
 def test_limits_are_generous_and_follow_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert scale() >= SPARE and limit(3) == 3 * scale()
+    assert scale() >= MIN_SCALE and limit(3) == 3 * scale()
     monkeypatch.setenv("WORKBENCH_TESTS_SCALE", "70")
     assert limit(2) == 140
 

@@ -80,7 +80,7 @@ LOW = {"prefill_flops_share": 0.05}
 SOMEWHERE = [LINEAR[0] | {"curve": [p | (LOW if p["prompt_tokens"] < 512 else {}) for p in LINEAR[0]["curve"]]}]
 
 # Made-up machines to try the rules on rooflines: with very few products a second, with very many, and between.
-FEW = Hardware(name="few products", flops=2e12, bandwidth=2e12, memory=80e9)
+LOW_FLOPS = Hardware(name="few products", flops=2e12, bandwidth=2e12, memory=80e9)
 MANY = Hardware(name="many products", flops=1e19, bandwidth=2e12, memory=80e9)
 SOME = Hardware(name="more products", flops=1e15, bandwidth=2e12, memory=80e9)
 NONE = Hardware(name="next to no products", flops=1e11, bandwidth=2e12, memory=80e9)
@@ -233,7 +233,7 @@ CLAIMS = (
         trials=_trials(
             "prefill-compute-bound",
             {"holds": LINEAR, "holds-with-limits": SOMEWHERE, "refuted": SQUARE},
-            {"holds": seen_by(FEW), "holds-with-limits": seen_by(SOME), "refuted": seen_by(MANY)},
+            {"holds": seen_by(LOW_FLOPS), "holds-with-limits": seen_by(SOME), "refuted": seen_by(MANY)},
         ),
         condition_tables=prefill_sizes,
     ),
@@ -244,7 +244,7 @@ CLAIMS = (
         trials=_trials(
             "prefill-flat",
             {"holds": FLAT, "holds-with-limits": ROOT, "refuted": LINEAR},
-            {"holds": seen_by(MANY), "holds-with-limits": seen_by(SOME), "refuted": seen_by(FEW)},
+            {"holds": seen_by(MANY), "holds-with-limits": seen_by(SOME), "refuted": seen_by(LOW_FLOPS)},
         ),
         condition_tables=prefill_sizes,
     ),
@@ -255,7 +255,7 @@ CLAIMS = (
         trials=_trials(
             "prefill-linear",
             {"holds": LINEAR, "holds-with-limits": BENT, "refuted": SQUARE},
-            {"holds": seen_by(FEW, 1024), "holds-with-limits": seen_by(FEW), "refuted": seen_by(MANY)},
+            {"holds": seen_by(LOW_FLOPS, 1024), "holds-with-limits": seen_by(LOW_FLOPS), "refuted": seen_by(MANY)},
         ),
         condition_tables=prefill_sizes,
     ),
@@ -266,7 +266,11 @@ CLAIMS = (
         trials=_trials(
             "prefill-quadratic",
             {"holds": SQUARE, "holds-with-limits": BEGINS, "refuted": LINEAR},
-            {"holds": seen_by(FEW), "holds-with-limits": seen_by(FEW, 32_768), "refuted": seen_by(FEW, 1024)},
+            {
+                "holds": seen_by(LOW_FLOPS),
+                "holds-with-limits": seen_by(LOW_FLOPS, 32_768),
+                "refuted": seen_by(LOW_FLOPS, 1024),
+            },
         ),
         condition_tables=prefill_sizes,
     ),
@@ -277,7 +281,7 @@ CLAIMS = (
         trials=_trials(
             "decode-flat-in-context",
             {"holds-with-limits": ROOT, "refuted": SQUARE},
-            {"holds-with-limits": seen_by(FEW, 1024), "refuted": seen_by(NONE, shape="smollm2-135m")},
+            {"holds-with-limits": seen_by(LOW_FLOPS, 1024), "refuted": seen_by(NONE, shape="smollm2-135m")},
             {
                 "holds": "the rule asks of Llama 3.1 8B and 70B at 100,000 tokens too, where the roofline says 1.9 and "
                 "1.2 times as long: nothing measured at shorter contexts changes that"
@@ -302,7 +306,7 @@ CLAIMS = (
             *_trials(
                 "decode-bandwidth-bound",
                 {"holds-with-limits": FLAT, "refuted": SQUARE},
-                {"holds-with-limits": seen_by(MANY), "refuted": seen_by(FEW)},
+                {"holds-with-limits": seen_by(MANY), "refuted": seen_by(LOW_FLOPS)},
                 {"holds": "one shape at one length is a limit in itself; the run over four shapes decides"},
             ),
         ),
@@ -314,7 +318,7 @@ CLAIMS = (
         trials=_trials(
             "decode-dominates",
             {"holds": FLAT, "holds-with-limits": EVEN, "refuted": SLOW_PREFILL},
-            {"holds": seen_by(MANY), "holds-with-limits": seen_by(HALF), "refuted": seen_by(FEW)},
+            {"holds": seen_by(MANY), "holds-with-limits": seen_by(HALF), "refuted": seen_by(LOW_FLOPS)},
         ),
     ),
     Claim(

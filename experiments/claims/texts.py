@@ -6,7 +6,7 @@ from experiments import sampling_texts
 from workbench.claims.claim import Claim, ClaimSource, ClaimTrial, EvidenceNumbers, JudgeRule, RunEvidence
 from workbench.measure.sampled_texts import HELD_OUT_ROW
 
-WAYS = ("greedy", *sampling_texts.COOL, *sampling_texts.HOT, *sampling_texts.FEW, HELD_OUT_ROW)
+WAYS = ("greedy", *sampling_texts.COOL, *sampling_texts.HOT, *sampling_texts.TOP_K, HELD_OUT_ROW)
 
 
 def _texts(wild: float, few: float, greedy: float, again: float = 0.0) -> EvidenceNumbers:
@@ -17,12 +17,12 @@ def _texts(wild: float, few: float, greedy: float, again: float = 0.0) -> Eviden
     """
     rows = []
     for number, name in enumerate(WAYS):
-        looped = few if name in sampling_texts.FEW else greedy if name == "greedy" else 0.0
+        looped = few if name in sampling_texts.TOP_K else greedy if name == "greedy" else 0.0
         bits = wild if name in sampling_texts.HOT else 1.0
         values = {"bits_per_byte": bits}
         if name != HELD_OUT_ROW:
             values |= {"predicted": {"drawn_entropy": float(number)}, "most_likely": 1.0, "repeated_alike": True}
-        repeated = 0.1 + looped + (again if name in (*sampling_texts.FEW, "greedy") else 0)
+        repeated = 0.1 + looped + (again if name in (*sampling_texts.TOP_K, "greedy") else 0)
         rows.append({"variant": name, **values, "looped": looped, "repeated_4": repeated})
     return rows
 

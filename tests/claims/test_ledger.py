@@ -280,7 +280,7 @@ def test_an_entry_survives_the_file(tmp_path: Path) -> None:
     assert json.loads((tmp_path / LEDGER_FILE).read_text())["written by"] == "workbench claims run"
 
 
-def test_crossings_are_where_the_times_cross() -> None:
+def test_times_are_equal_where_they_cross() -> None:
     assert (
         smallest_where(lambda n: n >= 37) == 37
         and smallest_where(lambda n: False) is None

@@ -22,7 +22,7 @@ from compiled_kernels.interpreted import interpreting, needs_interpreter
 from tests.thorough import THOROUGH
 
 COMPILES = backend_problems()[Backend.INDUCTOR]
-MOST_WORK = 20_000_000  # floating-point operations of a case that `make test` tries
+MAX_CASE_FLOPS = 20_000_000  # floating-point operations of a case that `make test` tries
 needs_compiler = pytest.mark.skipif(COMPILES is not None, reason=str(COMPILES))
 
 
@@ -56,7 +56,7 @@ def throws(outputs: torch.Tensor, backend: Backend) -> torch.Tensor:
 def test_every_small_case_is_right_as_written(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     def fits(operator: str, case: Case) -> bool:  # into a test; the others are the command's
         spans = operator.endswith("attention") and not case.name.startswith("decode")
-        return not case.timed and not spans and (THOROUGH or case.cost.flops < MOST_WORK)
+        return not case.timed and not spans and (THOROUGH or case.cost.flops < MAX_CASE_FLOPS)
 
     small = [replace(s, cases=tuple(c for c in s.cases if fits(s.operator, c)), exact=s.exact) for s in suites()]
     monkeypatch.setattr(check_module, "suites", lambda: small)

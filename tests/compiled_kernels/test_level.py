@@ -273,12 +273,12 @@ def test_arithmetic_on_bfloat16_is_torchs(operation: str, level: Level) -> None:
 @needs_mlir
 @at_every_level
 def test_a_symbol_that_is_missing_is_named(level: Level, capfd: pytest.CaptureFixture[str]) -> None:
-    text = "func.func private @nobody_has_this(f32) -> f32\n" + (
+    text = "func.func private @missing_function(f32) -> f32\n" + (
         "func.func @f(%a: memref<1xf32>) {\n%zero = arith.constant 0 : index\n"
         "%x = memref.load %a[%zero] : memref<1xf32>\n"
-        "%y = call @nobody_has_this(%x) : (f32) -> f32\nmemref.store %y, %a[%zero] : memref<1xf32>\nreturn\n}"
+        "%y = call @missing_function(%x) : (f32) -> f32\nmemref.store %y, %a[%zero] : memref<1xf32>\nreturn\n}"
     )
-    words = f"f for level {re.escape(level)} calls nobody_has_this, which nothing here provides"
+    words = f"f for level {re.escape(level)} calls missing_function, which nothing here provides"
     with pytest.raises(BackendError, match=words):
         compile_text(text, "f", level=level)
     assert capfd.readouterr().err == ""

@@ -71,12 +71,12 @@ return %c : vector<16xf32>
 
 @needs_llvm
 def test_a_call_is_among_the_calls() -> None:
-    text = "func.func private @nobody_has_this(f32) -> f32\n" + (
+    text = "func.func private @missing_function(f32) -> f32\n" + (
         "func.func @f(%a: memref<1xf32>) {\n%zero = arith.constant 0 : index\n"
         "%x = memref.load %a[%zero] : memref<1xf32>\n"
-        "%y = call @nobody_has_this(%x) : (f32) -> f32\nmemref.store %y, %a[%zero] : memref<1xf32>\nreturn\n}"
+        "%y = call @missing_function(%x) : (f32) -> f32\nmemref.store %y, %a[%zero] : memref<1xf32>\nreturn\n}"
     )
-    assert ahead.compile_ahead(text).calls == ("nobody_has_this",)
+    assert ahead.compile_ahead(text).calls == ("missing_function",)
 
 
 def test_without_llvmlite_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ def as_on_tensor_cores() -> Iterator[None]:
 def test_a_row_of_a_product_is_the_same_alone(
     seed: int, bits: int, dtype: torch.dtype, rows: int, place: int, width: int, outs: int, bad: float | None
 ) -> None:
-    """And near the exact one. A companion that is no number spoils nothing."""
+    """And near the exact one. A row of NaN beside it spoils nothing."""
     draw = torch.Generator().manual_seed(seed)
     weight, x = torch.randn(outs, width, generator=draw).to(dtype), torch.randn(rows, width, generator=draw).to(dtype)
     dense, weights, scales = weight, weight, None

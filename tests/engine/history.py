@@ -87,10 +87,10 @@ class History:
     ) -> None:  # fmt: skip
         self.now, self.draw = 0.0, random.Random(seed)
         pools = tuple(PagePool(pages + t, SIZE) for t in range(len(tables)))
-        rooms = tuple(PagePool(host, SIZE) for _ in tables) if host else ()
-        index = RadixCache(pools, tables, ttl, lambda: self.now, rooms) if prefix else None
+        cpu_pools = tuple(PagePool(host, SIZE) for _ in tables) if host else ()
+        index = RadixCache(pools, tables, ttl, lambda: self.now, cpu_pools) if prefix else None
         self.limits = SchedulerLimits(4, BUDGET, chunk_tokens=self.draw.choice([None, None, 3]))
-        self.manager = Counted(pools, tables, self.limits.max_prefill_tokens, index, rooms, offload_preempted=saves)
+        self.manager = Counted(pools, tables, self.limits.max_prefill_tokens, index, cpu_pools, offload_preempted=saves)
         self.policy = policy
         self.scheduler = Scheduler(self.manager, self.limits, CONTEXT, policy_of(policy, seed))
         self.memory = Memory(self.scheduler)

@@ -66,7 +66,7 @@ def test_a_step_decided_in_parts_is_what_the_policy_decides(policy: str, monkeyp
 
 
 @pytest.mark.parametrize("starvation_limit", [5, 12, 1000])
-def test_the_oldest_that_becomes_overdue_keeps_its_pages_longest(starvation_limit: int) -> None:
+def test_the_oldest_past_the_starvation_limit_keeps_its_pages_longest(starvation_limit: int) -> None:
     """Among those that run on and on only the step's number changes, and with it the order of priorities."""
     plans = []
     for in_parts in (True, False):

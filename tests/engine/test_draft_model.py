@@ -265,23 +265,23 @@ class Draws:
     st.sampled_from([0.0, 0.6]), st.sampled_from([1, 2, 3]), st.sampled_from([VOCAB, SHARED]),
 )  # fmt: skip
 def test_tokens_drawn_in_one_call_are_those_of_the_distribution_function(
-    ways, seed, coupled, least, threads, vocab
+    ways, seed, common, least, threads, vocab
 ) -> None:
     """Rows that draw, each at its temperature, beside rows that take the largest; cut where the draft is unsure."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         own = sharp(3, vocab, backends=Backends(Backend.MLIR, Backend.EAGER, Backend.EAGER, ""))
-        proposer = Draws(model_drafts(own, True, common_random_numbers=coupled, confidence_threshold=least), own.model)
+        proposer = Draws(model_drafts(own, True, common_random_numbers=common, confidence_threshold=least), own.model)
         asked = [request(f"r{i}", 4 + 9 * i, 14, temperature=way, seed=seed + i) for i, way in enumerate(ways)]
-        accept = "match" if coupled else "rejection"
+        accept = "match" if common else "rejection"
         target = model_of(spec_of().model_copy(update={"vocab_size": vocab}), 1)
         found = generate(runner_of(target, speculator=drafts(proposer, 4, accept=accept), max_num_seqs=3), asked)
     finally:
         torch.set_num_threads(before)
     assert {end.reason for end in found.values()} == {"length"}, [end.error for end in found.values()]
     assert proposer.drawn or not any(ways) or least
-    if coupled:
+    if common:
         assert tokens(found) == tokens(plain(target, asked))
 
 

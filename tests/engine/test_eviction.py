@@ -1,4 +1,4 @@
-"""Eviction in a runner: bounded memory, company, backends, hosts, and what is refused."""
+"""Eviction in a runner: bounded memory, batches, backends, CPU pools, and what is refused."""
 
 from __future__ import annotations
 

@@ -76,8 +76,8 @@ class EvictingHistories(Histories):
     def begin(self, tables: tuple[KVCacheGroup, ...], pages: int, host: int, budget: EvictionBudget, seed: int) -> None:
         self.now, self.draw = 0.0, random.Random(seed)
         pools = tuple(PagePool(pages + t, SIZE) for t in range(len(tables)))
-        rooms = tuple(PagePool(host, SIZE) for _ in tables) if host else ()
-        self.manager = Counted(pools, tables, BUDGET, None, rooms, budget)
+        cpu_pools = tuple(PagePool(host, SIZE) for _ in tables) if host else ()
+        self.manager = Counted(pools, tables, BUDGET, None, cpu_pools, budget)
         self.limits = SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=BUDGET)
         self.scheduler = Scheduler(self.manager, self.limits, CONTEXT)
         self.memory: Memory = EvictingMemory(self.scheduler, self.draw)

@@ -1,4 +1,4 @@
-"""`batch_invariant`: a request's logits have the same bits in every company. Nothing here is close: all is equal."""
+"""`batch_invariant`: a request's logits have the same bits in every batch. Nothing here is close: all is equal."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ KINDS: dict[str, tuple[ModelSpec, torch.dtype, WeightFormat, CacheFormat]] = {
 }  # fmt: skip
 WHOLE = ("wide float32",)  # kinds that run with the buckets of a real runner
 SIZE = 8  # tokens a page
-FEW = (1, 3, 8)  # buckets of rows, for the sake of fewer compilations: alone, in one block, in several
+ROW_BUCKETS = (1, 3, 8)  # buckets of rows, for the sake of fewer compilations: alone, in one block, in several
 
 
 def model_of(kind: str) -> Transformer:
@@ -70,7 +70,7 @@ MODELS = {kind: model_of(kind) for kind in KINDS}
 
 def together(kind: str, *turns: list[Request], **more) -> dict[str, Rows]:
     given: dict[str, Any] = {"page_size": SIZE, "pages": 120, "cache": KINDS[kind][3], "max_num_seqs": 9, **more}
-    return served(MODELS[kind], *turns, buckets=DECODE_BUCKETS if kind in WHOLE else FEW, **given)
+    return served(MODELS[kind], *turns, buckets=DECODE_BUCKETS if kind in WHOLE else ROW_BUCKETS, **given)
 
 
 def subject(kind: str, shared: int = 0) -> Request:
@@ -87,7 +87,7 @@ def alone(kind: str) -> Rows:
     return ALONE[kind]
 
 
-def company(kind: str, lengths: list[int]) -> list[Request]:
+def other_requests(kind: str, lengths: list[int]) -> list[Request]:
     vocab = KINDS[kind][0].vocab_size
     return [asked(f"other {i}", length, 1 + (5 * i + length) % 9, vocab) for i, length in enumerate(lengths)]
 
@@ -98,12 +98,12 @@ def company(kind: str, lengths: list[int]) -> list[Request]:
     lengths=st.lists(st.integers(1, 38), max_size=8), place=st.integers(0, 8), chunk=st.integers(1, 150),
     seqs=st.integers(1, 9), order=st.randoms(use_true_random=False), scarce=st.booleans(),
 )  # fmt: skip
-def test_company_chunks_and_pages(
+def test_batches_chunks_and_pages(
     kind: str, lengths: list[int], place: int, chunk: int, seqs: int, order: random.Random, scarce: bool
 ) -> None:
     """Others' lengths and order, the chunk, the order of pages, and pages so few that sequences are preempted."""
     pages = 9 if scarce else 120
-    requests = company(kind, lengths)
+    requests = other_requests(kind, lengths)
     requests.insert(place, subject(kind))
     tables = 2 * len(KINDS[kind][0].layers)
     orders = tuple(order.sample(range(1, pages + 1), pages) for _ in range(tables))
@@ -120,11 +120,11 @@ def tables_of(kind: str) -> int:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_warm_prefix_is_a_cold_one(kind: str) -> None:
-    """Pages that others computed, in other chunks, in other company."""
+    """Pages that others computed, in other chunks, in other batches."""
     shared = 17
     cold = together(kind, [subject(kind, shared)])["subject"]
     others = [asked(f"before {i}", 3 + i, 4, KINDS[kind][0].vocab_size, shared) for i in range(3)]
-    turns = others, [subject(kind, shared), *company(kind, [5, 30])]
+    turns = others, [subject(kind, shared), *other_requests(kind, [5, 30])]
     warm = together(kind, *turns, prefix="radix", max_num_batched_tokens=21)
     assert min(warm["subject"]) > 0, "nothing was found again"
     assert differing(warm["subject"], cold) == []
@@ -135,7 +135,7 @@ def test_after_a_preemption(kind: str) -> None:
     """Pages run out while two decode: the later is preempted, and computes all of its text again, as one prefill."""
     longer, mine = asked("longer", 17, 24, KINDS[kind][0].vocab_size), subject(kind)
     runner = runner_of(MODELS[kind], page_size=SIZE, pages=6, cache=KINDS[kind][3], max_num_batched_tokens=50)
-    runner.executor = TokenParallelExecutor(MODELS[kind], runner.store, FEW)
+    runner.executor = TokenParallelExecutor(MODELS[kind], runner.store, ROW_BUCKETS)
     scribe = Scribe(runner)
     events = list(runner.stream([longer, mine]))
     assert "subject" in [event.request_id for event in events if isinstance(event, Preempted)]
@@ -148,12 +148,12 @@ def test_threads_do_not_count(threads: int) -> None:
     expected = alone(kind)
     torch.set_num_threads(threads)
     try:
-        assert differing(together(kind, [subject(kind), *company(kind, [9, 30])])["subject"], expected) == []
+        assert differing(together(kind, [subject(kind), *other_requests(kind, [9, 30])])["subject"], expected) == []
     finally:
         torch.set_num_threads(before)
 
 
-def test_a_broken_companion_spoils_no_other() -> None:
+def test_a_broken_row_spoils_no_other() -> None:
     """Tokens whose embedding is not a number, or huge."""
     spec, kind = KINDS["wide float32"][0], "wide float32"
     state = weights_of(spec, torch.float32, 0)
@@ -162,7 +162,7 @@ def test_a_broken_companion_spoils_no_other() -> None:
     for token, value in zip(unused, (torch.nan, torch.inf, 1e30), strict=False):
         state["embedding.weight"][token] = value
     others = [replace(asked(f"bad {i}", 1, 3, spec.vocab_size), prompt_ids=(unused[i],) * 5) for i in range(3)]
-    given: dict[str, Any] = {"page_size": SIZE, "pages": 120, "buckets": FEW, "max_num_batched_tokens": 20}
+    given: dict[str, Any] = {"page_size": SIZE, "pages": 120, "buckets": ROW_BUCKETS, "max_num_batched_tokens": 20}
     found = served(Transformer.from_state(spec, state), [*others, subject(kind)], **given)
     assert found["bad 0"][4].isnan().all()
     assert differing(found["subject"], alone(kind)) == []
@@ -170,12 +170,12 @@ def test_a_broken_companion_spoils_no_other() -> None:
 
 @pytest.mark.parametrize("kind", ["odd float32", "wide float32"])
 def test_the_mode_off_is_not_so(kind: str) -> None:
-    """The negative control: without the mode some company or chunk changes some bit."""
+    """The negative control: without the mode some batch or chunk changes some bit."""
     model = Transformer.from_state(KINDS[kind][0], weights_of(*KINDS[kind][:2], 0))
     given: dict[str, Any] = {"page_size": SIZE, "pages": 120, "max_num_seqs": 9}
     expected = served(model, [subject(kind)], **given)["subject"]
     for lengths, chunk in (([30] * 7, 64), ([5, 30], 7), ([], 3)):
-        rows = served(model, [*company(kind, lengths), subject(kind)], max_num_batched_tokens=chunk, **given)
+        rows = served(model, [*other_requests(kind, lengths), subject(kind)], max_num_batched_tokens=chunk, **given)
         if differing(rows["subject"], expected):
             return
     pytest.fail("the mode off gives the same bits everywhere: what is tested above proves nothing")
@@ -192,7 +192,7 @@ def test_a_split_by_rows_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     kind = "wide float32"
     mine = together(kind, [subject(kind)])["subject"]
-    others = together(kind, [subject(kind), *company(kind, [30] * 6)])["subject"]
+    others = together(kind, [subject(kind), *other_requests(kind, [30] * 6)])["subject"]
     assert differing(others, mine)
 
 

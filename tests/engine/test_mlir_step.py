@@ -1,4 +1,4 @@
-"""Decode as one compiled MLIR function: the oracle's rows, in every company, over every kind of layer and weight."""
+"""Decode as one compiled MLIR function: the oracle's rows, in every batch, over every kind of layer and weight."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""More comes than can be served: all that wait are overdue before long, and a policy still is what it is."""
+"""More comes than can be served: all that wait pass the starvation limit, and a policy keeps its order."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def waits(line: Line, *streams: tuple[int, dict[str, Any]]) -> list[list[int]]:
         (ShortestPrompt, {"prompt": 4}, {"prompt": 8}),
     ],
 )
-def test_who_goes_first_does_so_when_all_are_overdue(policy: Any, first: dict, later: dict) -> None:
+def test_the_first_goes_first_when_all_are_past_the_starvation_limit(policy: Any, first: dict, later: dict) -> None:
     """Half of what can be served goes first, and waits little; three quarters come besides, and wait for long."""
     line = Line(policy(starvation_limit=PATIENCE))
     soon, late = waits(line, (3, first), (2, later))

@@ -185,7 +185,7 @@ def test_a_decode_step_is_planned_and_committed_in_few_calls_a_sequence(tables: 
     assert len(scheduler.running) == seqs and calls < 20 * seqs
 
 
-def test_an_heir_takes_its_place_in_the_order() -> None:
+def test_a_child_takes_its_place_in_the_order() -> None:
     """The first of three samples is cancelled before its prefill is done: the second leads, older than who runs."""
     scheduler = scheduler_of((PagePool(30, 4),), SchedulerLimits(4, 32))
     first, second, third, younger = (sequence(order, 30, 3) for order in range(4))

@@ -239,7 +239,7 @@ def texts(
         rows.append({"variant": name, **came, "bits_per_byte": 3.0 if heat >= wild else 1.1,
                      "predicted": {"drawn_entropy": float(spread * place)}})  # fmt: skip
     rows[1] |= {"most_likely": 1.0, "repeated_4": greedy[0], "looped": greedy[1], "repeated_alike": greedy[2]}
-    for name in sampling_texts.FEW:
+    for name in sampling_texts.TOP_K:
         rows.append({"variant": name, **came, "looped": few[0], "repeated_4": few[1]})
     return rows
 

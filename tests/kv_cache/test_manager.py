@@ -21,8 +21,8 @@ def sequence(order: int, ids: tuple[int, ...]) -> Sequence:
 def warm() -> tuple[KVCacheManager, int]:
     """Pages of the first sixteen tokens are idle. The settled page of the first eight is given too."""
     pools = tuple(PagePool(12, 4) for _ in TABLES)
-    rooms = tuple(PagePool(8, 4) for _ in TABLES)
-    manager = KVCacheManager(pools, TABLES, 32, RadixCache(pools, TABLES, cpu_pools=rooms), rooms)
+    cpu_pools = tuple(PagePool(8, 4) for _ in TABLES)
+    manager = KVCacheManager(pools, TABLES, 32, RadixCache(pools, TABLES, cpu_pools=cpu_pools), cpu_pools)
     first = sequence(0, IDS)
     begin(manager, first)
     page = first.pages[0][0]
@@ -84,8 +84,8 @@ def test_a_page_that_comes_is_not_saved_when_it_must_go_again() -> None:
 
 
 def test_what_was_to_come_back_stays_on_the_host_when_it_must_wait_again() -> None:
-    pools, rooms = (PagePool(8, 4),), (PagePool(8, 4),)
-    manager = KVCacheManager(pools, (KVCacheGroup(),), 32, cpu_pools=rooms)
+    pools, cpu_pools = (PagePool(8, 4),), (PagePool(8, 4),)
+    manager = KVCacheManager(pools, (KVCacheGroup(),), 32, cpu_pools=cpu_pools)
     one = sequence(0, IDS[:9])
     begin(manager, one)
     one.num_computed_tokens = 8

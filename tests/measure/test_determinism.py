@@ -11,7 +11,7 @@ from compiled_kernels import Backend, backend_problems
 from experiments import determinism
 from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment
-from workbench.measure import determinism as company_chart
+from workbench.measure import determinism as determinism_chart
 from workbench.measure.chart import plotting_problem
 from workbench.measure.compare_variants import run_comparison
 from workbench.measure.determinism import measure_determinism, num_distinct_outputs
@@ -63,7 +63,7 @@ def test_with_it_they_do_not_and_the_price_is_reported(tmp_path: Path) -> None:
     assert record.summary["verdicts"][0]["claim"] == "greedy-not-deterministic"
     if plotting_problem() is None:
         assert (record.path / "determinism.svg").read_text().startswith("<svg")
-        drawn = company_chart.chart(record.summary["rows"], "the same?").to_dict()
+        drawn = determinism_chart.chart(record.summary["rows"], "the same?").to_dict()
         assert len(drawn["hconcat"]) == 2
 
 

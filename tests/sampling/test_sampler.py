@@ -48,7 +48,7 @@ def batches(vocab: int) -> st.SearchStrategy[list[tuple[LogitsRow, SamplingParam
 
 @settings(max_examples=tries(80))
 @given(st.sampled_from([5, 17, 64, 1001, 4096]).flatmap(batches))
-def test_a_row_alone_is_bit_for_bit_the_row_in_company(batch):
+def test_a_row_alone_is_bit_for_bit_the_row_in_a_batch(batch):
     drawn, kinds = map(list, zip(*batch, strict=True))
     logits = torch.stack([row.logits for row in drawn])
     together = Sampler().sample(logits, sequences_for(drawn, kinds))

@@ -58,7 +58,7 @@ def blind(state: SchedulerState) -> SchedulerDecision:
 
 
 def idle(state: SchedulerState) -> SchedulerDecision:
-    """Waits for company that does not come."""
+    """Waits for a second request that does not come."""
     return FCFS()(state) if len(state.running) + len(state.waiting) > 1 else SchedulerDecision()
 
 

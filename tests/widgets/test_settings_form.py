@@ -24,7 +24,7 @@ BESIDES = {"question": "q", "workload": {"kind": "prompts", "prompts": ["a"]}}
 
 
 @pytest.fixture(scope="module")
-def knobs() -> SettingsForm:
+def form() -> SettingsForm:
     return SettingsForm(Experiment, EXCLUDED_SETTINGS, setting_suggestions())
 
 
@@ -48,13 +48,13 @@ def schema_leaves(node: dict[str, Any], defs: dict[str, Any]) -> Iterator[tuple[
         yield ()
 
 
-def test_every_leaf_of_the_schema_that_one_played_request_has_is_a_control(knobs: SettingsForm) -> None:
+def test_every_leaf_of_the_schema_that_one_played_request_has_is_a_control(form: SettingsForm) -> None:
     schema = Experiment.model_json_schema()
     paths = {".".join(path) for path in schema_leaves(schema, schema["$defs"])}
     left = tuple(each.replace(":", ".") for each in EXCLUDED_SETTINGS)
     wanted = {path for path in paths if not any(path == each or path.startswith(f"{each}.") for each in left)}
-    assert set(knobs.field_paths()) == wanted and len(wanted) > 100
-    assert len(knobs.field_paths()) == len(wanted)
+    assert set(form.field_paths()) == wanted and len(wanted) > 100
+    assert len(form.field_paths()) == len(wanted)
 
 
 more = st.fixed_dictionaries(
@@ -83,15 +83,15 @@ schedules = st.fixed_dictionaries(
 @settings(max_examples=tries(40))
 @given(experiments.values, more, caches, schedules)
 def test_from_settings_to_controls_and_back_is_equal(
-    knobs: SettingsForm, values: dict, more: dict, cache: dict, schedule: dict
+    form: SettingsForm, values: dict, more: dict, cache: dict, schedule: dict
 ) -> None:
     cache, schedule = {**values.get("cache", {}), **cache}, {**values.get("schedule", {}), **schedule}
     if more.get("speculate", "none") != "none":
         cache.pop("evict", None)  # which exclude each other
     whole = Experiment.from_values({**values, **more, "cache": cache, "schedule": schedule})
-    knobs.write(whole.model_dump(mode="json"))
+    form.write(whole.model_dump(mode="json"))
     besides = whole.model_dump(mode="json", include={"question", "workload", "measure"})
-    assert knobs.validated(besides) == whole
+    assert form.validated(besides) == whole
 
 
 class Inner(BaseModel):
@@ -115,7 +115,7 @@ class Outer(BaseModel):
     switch: bool | Literal["never"] = False
 
 
-def control(knobs: SettingsForm, name: str) -> Any:
+def control(form: SettingsForm, name: str) -> Any:
     """The control called so, wherever it is now."""
 
     def inside(box: Any) -> Iterator[Any]:
@@ -123,68 +123,68 @@ def control(knobs: SettingsForm, name: str) -> Any:
             yield each
             yield from inside(each)
 
-    panels = (panel.widget for panel in knobs.panels.values())
+    panels = (panel.widget for panel in form.panels.values())
     return next(each for panel in panels for each in inside(panel) if getattr(each, "description", "") == name)
 
 
 def test_types_have_controls_of_their_own_with_their_limits() -> None:
-    knobs = SettingsForm(Outer)
-    count, share = control(knobs, "count"), control(knobs, "share")
+    form = SettingsForm(Outer)
+    count, share = control(form, "count"), control(form, "share")
     assert isinstance(count, ipywidgets.BoundedIntText) and (count.min, count.max, count.step) == (2, 8, 2)
     assert isinstance(share, ipywidgets.FloatSlider) and (share.min, share.max, share.value) == (0, 1, 0.5)
-    assert isinstance(control(knobs, "word"), ipywidgets.Checkbox)
-    assert isinstance(control(knobs, "part"), ipywidgets.Dropdown)
-    assert [label for label, _ in control(knobs, "switch").options] == ["false", "true", "never"]
-    assert [label for label, _ in control(knobs, "size").options] == ["not set", "auto", "a number"]
+    assert isinstance(control(form, "word"), ipywidgets.Checkbox)
+    assert isinstance(control(form, "part"), ipywidgets.Dropdown)
+    assert [label for label, _ in control(form, "switch").options] == ["false", "true", "never"]
+    assert [label for label, _ in control(form, "size").options] == ["not set", "auto", "a number"]
 
 
 def test_what_the_source_says_of_a_field_is_its_tooltip() -> None:
     assert field_comments(Inner) == {"share": "from zero", "names": "who"}
     assert field_comments(Outer) == {"word": "said by the field itself"}
-    knobs = SettingsForm(Outer)
-    assert control(knobs, "share").tooltip == "from zero"
-    assert control(knobs, "word").tooltip == "said by the field itself"
+    form = SettingsForm(Outer)
+    assert control(form, "share").tooltip == "from zero"
+    assert control(form, "word").tooltip == "said by the field itself"
 
 
 def test_a_change_by_hand_is_reported_once_and_read() -> None:
     changes: list[dict] = []
-    knobs = SettingsForm(Outer, on_change=lambda: changes.append(knobs.values))
-    control(knobs, "word").value = True
-    control(knobs, "part").value = 1
-    control(knobs, "size").value = 2
+    form = SettingsForm(Outer, on_change=lambda: changes.append(form.values))
+    control(form, "word").value = True
+    control(form, "part").value = 1
+    control(form, "size").value = 2
     assert len(changes) == 3
     assert changes[-1] == {"count": 4, "word": "", "part": {"kind": "other"}, "size": 1, "switch": False}
-    knobs.write({"part": {"kind": "inner", "share": 0.25, "names": ["a, b", "c"]}})
+    form.write({"part": {"kind": "inner", "share": 0.25, "names": ["a, b", "c"]}})
     assert len(changes) == 4 and changes[-1]["part"]["names"] == ["a, b", "c"] and changes[-1]["size"] == 1
 
 
 def test_what_is_wrong_is_said_at_its_control_in_one_line() -> None:
-    knobs = SettingsForm(Outer)
-    control(knobs, "share").value = 0
-    knobs.buttons.value = "part"
-    assert knobs.validated({}) is None
-    (line,) = (each.value for each in shown_alerts(knobs))
+    form = SettingsForm(Outer)
+    control(form, "share").value = 0
+    form.buttons.value = "part"
+    assert form.validated({}) is None
+    (line,) = (each.value for each in shown_alerts(form))
     assert 'role="alert"' in line and "part.share: Input should be greater than 0" in line
-    above = [control for control, below in pairs(knobs) if getattr(below, "value", "") == line]
+    above = [control for control, below in pairs(form) if getattr(below, "value", "") == line]
     assert [control.description for control in above] == ["share"]
-    control(knobs, "share").value = 0.5
-    control(knobs, "names").value = "a: ["
-    assert knobs.validated({}) is None and "part.names: not YAML" in next(shown_alerts(knobs)).value
-    control(knobs, "names").value = "a, 'b <b>'"
-    assert knobs.validated({}) == Outer(part=Inner(names=("a", "b <b>"))) and not list(shown_alerts(knobs))
+    control(form, "share").value = 0.5
+    control(form, "names").value = "a: ["
+    assert form.validated({}) is None and "part.names: not YAML" in next(shown_alerts(form)).value
+    control(form, "names").value = "a, 'b <b>'"
+    assert form.validated({}) == Outer(part=Inner(names=("a", "b <b>"))) and not list(shown_alerts(form))
 
 
-def shown_alerts(knobs: SettingsForm) -> Iterator[Any]:
+def shown_alerts(form: SettingsForm) -> Iterator[Any]:
     def inside(box: Any) -> Iterator[Any]:
         for each in getattr(box, "children", ()):
             yield from inside(each)
             if isinstance(each, ipywidgets.HTML) and "alert" in each.value:
                 yield each
 
-    return inside(knobs.widget)
+    return inside(form.widget)
 
 
-def pairs(knobs: SettingsForm) -> Iterator[tuple[Any, Any]]:
+def pairs(form: SettingsForm) -> Iterator[tuple[Any, Any]]:
     """Return each widget with the one right above it in the same box."""
 
     def inside(box: Any) -> Iterator[tuple[Any, Any]]:
@@ -193,15 +193,15 @@ def pairs(knobs: SettingsForm) -> Iterator[tuple[Any, Any]]:
         for each in children:
             yield from inside(each)
 
-    return inside(knobs.widget)
+    return inside(form.widget)
 
 
 def test_what_is_wrong_out_of_sight_is_said_above() -> None:
-    knobs = SettingsForm(Experiment, EXCLUDED_SETTINGS)
-    knobs.write({"sampling": {"beams": 2, "stop": ["x"]}})
-    knobs.buttons.value = "cache"
-    assert knobs.validated(BESIDES) is None
-    assert "beam search ends texts at tokens" in next(shown_alerts(knobs)).value
+    form = SettingsForm(Experiment, EXCLUDED_SETTINGS)
+    form.write({"sampling": {"beams": 2, "stop": ["x"]}})
+    form.buttons.value = "cache"
+    assert form.validated(BESIDES) is None
+    assert "beam search ends texts at tokens" in next(shown_alerts(form)).value
 
 
 def test_a_value_without_a_control_is_refused_in_words() -> None:

@@ -76,13 +76,13 @@ def _about(prices: Prices) -> dict[str, Any]:
     if prices.cache_read is not None:
         about["most_saved"] = float(max_saving(prices)) if prices.input else None
         bought = [life for life in CACHE_TTLS if getattr(prices, life.kind) is not None]
-        crossings = {life.name: break_even(prices, life) for life in bought}
+        break_even_points = {life.name: break_even(prices, life) for life in bought}
         about["break_even"] = {
             name: {
                 "crossing": None if found.break_even_requests is None else float(found.break_even_requests),
                 "request": found.first_cheaper_request, "read": found.first_cheaper_read,
             }
-            for name, found in crossings.items()
+            for name, found in break_even_points.items()
         }  # fmt: skip
     return about
 

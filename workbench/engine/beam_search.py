@@ -126,7 +126,7 @@ class BeamSearch:
         )
         self.length_penalty, self.early_stopping = sampling.length_penalty, sampling.early_stopping
         # At first all texts are the same: only one of them may go on.
-        self.beams = [Beam(mate, 0.0 if number == 0 else -torch.inf) for number, mate in enumerate(sequences)]
+        self.beams = [Beam(sequence, 0.0 if number == 0 else -torch.inf) for number, sequence in enumerate(sequences)]
         self.hypotheses: list[BeamHypothesis] = []
         self.token_times: list[tuple[float, int]] = []  # by output position: time and step of its tokens
         self._rows: dict[str, list[tuple[int, float]]] = {}
@@ -183,7 +183,8 @@ class BeamSearch:
 
     def reassign(self, sequences: list[Sequence]) -> None:
         """Assign the sequences that hold the texts chosen by `advance`, in its order."""
-        self.beams = [Beam(heir, beam.logprob, beam.logprobs) for heir, beam in zip(sequences, self.beams, strict=True)]
+        beams = zip(sequences, self.beams, strict=True)
+        self.beams = [Beam(sequence, beam.logprob, beam.logprobs) for sequence, beam in beams]
 
     def _finish(self, beam: Beam, token: int, length: int) -> None:
         output = (*beam.sequence.output_ids, token)
@@ -231,15 +232,17 @@ class BeamSearches(dict[str, BeamSearch]):
 
 def beam_results(search: BeamSearch) -> list[BeamResult]:
     """Return the result of each beam of a finished search, best text first."""
-    return [_beam_result(search, rank, mate) for rank, mate in enumerate(search.sequences)]
+    return [_beam_result(search, rank, sequence) for rank, sequence in enumerate(search.sequences)]
 
 
-def _beam_result(search: BeamSearch, rank: int, mate: Sequence) -> BeamResult:
+def _beam_result(search: BeamSearch, rank: int, sequence: Sequence) -> BeamResult:
     found, returned = search.hypotheses, search.num_returned
     if rank >= len(found):
-        return BeamResult(mate, None, f"not chosen: the search found {len(found)} texts")
+        return BeamResult(sequence, None, f"not chosen: the search found {len(found)} texts")
     if rank < returned:
-        return BeamResult(mate, found[rank])
+        return BeamResult(sequence, found[rank])
     return BeamResult(
-        mate, found[rank], not_chosen_message(rank, len(search.sequences), found[rank].score, found[returned - 1].score)
+        sequence,
+        found[rank],
+        not_chosen_message(rank, len(search.sequences), found[rank].score, found[returned - 1].score),
     )

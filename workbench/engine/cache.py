@@ -57,13 +57,13 @@ class KVCache:
         store = KVStore(shapes, counts, page_size, dtype, str(model.device))
         orders = page_orders or (None,) * len(groups)
         pools = tuple(PagePool(count, page_size, order) for count, order in zip(counts, orders, strict=True))
-        host, preemption_mode = open_offload(store, settings.offload), config.schedule.preemption_mode
-        rooms = host.cpu_pools if host is not None else ()
-        if preemption_mode == "offload" and host is None:
+        cpu_store, preemption_mode = open_offload(store, settings.offload), config.schedule.preemption_mode
+        cpu_pools = cpu_store.cpu_pools if cpu_store is not None else ()
+        if preemption_mode == "offload" and cpu_store is None:
             raise WorkbenchError("preemption_mode: offload needs a place for the pages; set offload: memory")
         index = None
         if isinstance(settings.prefix, RadixPrefixCache):
-            index = RadixCache(pools, store.groups, settings.prefix.ttl, clock, rooms)
+            index = RadixCache(pools, store.groups, settings.prefix.ttl, clock, cpu_pools)
         policy, budget = cast(EvictionPolicy | None, settings.evict), None
         if policy is not None:
             check_eviction(model.spec, store)
@@ -73,9 +73,9 @@ class KVCache:
             budget = policy.budget_for(page_size, sum(store.page_bytes(group) for group in range(len(groups))))
         evictor = None if policy is None else Evictor(policy, store)
         manager = KVCacheManager(
-            pools, store.groups, max_chunk_tokens, index, rooms, budget, preemption_mode != "recompute"
+            pools, store.groups, max_chunk_tokens, index, cpu_pools, budget, preemption_mode != "recompute"
         )
-        return cls(store, manager, host, evictor)
+        return cls(store, manager, cpu_store, evictor)
 
     def transfer_pages(
         self, plan: StepPlan, running: Iterable[Sequence]

@@ -110,7 +110,7 @@ def forward_isolated(
             continue
         counts = [span.num_logits for span in part.spans]
         rows |= zip((span.sequence for span in part.spans), logits.split(counts), strict=True)
-    ended = {mate for sequence, _ in failed for mate in (sequence, *sequence.beams)}
+    ended = {each for sequence, _ in failed for each in (sequence, *sequence.beams)}
     kept = tuple(span for span in plan.spans if span.sequence not in ended)
     logits = torch.cat([rows[span.sequence] for span in kept]) if kept else torch.empty(0, 0)
     return replace(plan, spans=kept), logits, failed

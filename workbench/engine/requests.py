@@ -208,28 +208,28 @@ class RequestTracker:
         if going is not None:
             search.reassign(self._scheduler.sequence_groups.advance_beams(search.sequences, going))
             return
-        for mate, found, words in beam_results(search):
-            if mate.finish_reason is not None:  # it may have been cancelled
+        for beam, found, words in beam_results(search):
+            if beam.finish_reason is not None:  # it may have been cancelled
                 return
-            mate.token_ids = list(mate.request.prompt_ids)
-            reason = None if found is None else self._emit_hypothesis(mate, found, search.token_times)
+            beam.token_ids = list(beam.request.prompt_ids)
+            reason = None if found is None else self._emit_hypothesis(beam, found, search.token_times)
             score = None if found is None else found.score
             if words:
-                self._finish(mate, FinishReason.NOT_CHOSEN, words, score)
+                self._finish(beam, FinishReason.NOT_CHOSEN, words, score)
             elif reason is not None:
-                self._finish(mate, reason, score=score)
+                self._finish(beam, reason, score=score)
 
     def _emit_hypothesis(
-        self, mate: Sequence, found: BeamHypothesis, moments: list[tuple[float, int]]
+        self, beam: Sequence, found: BeamHypothesis, moments: list[tuple[float, int]]
     ) -> FinishReason | None:
-        """Emit a text as if `mate` had decoded it; return its finish reason, or None if it is not a complete text."""
+        """Emit a text as if `beam` had decoded it; return its finish reason, or None if it is not a complete text."""
         reason = None
         for (time, step), token, logprob in zip(moments, found.token_ids, found.logprobs, strict=False):
-            if mate.finish_reason is not None:
+            if beam.finish_reason is not None:
                 return None
-            mate.token_ids.append(token)
-            shown = detokenize(self._stop_checkers[mate.request_id], [SampledToken(token, logprob)])
-            self._emit_tokens(mate, shown, step, time)
+            beam.token_ids.append(token)
+            shown = detokenize(self._stop_checkers[beam.request_id], [SampledToken(token, logprob)])
+            self._emit_tokens(beam, shown, step, time)
             reason = shown.finish_reason
         return reason
 

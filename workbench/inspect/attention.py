@@ -6,7 +6,7 @@ rows are computed again on their own, each as the query it was; pages are read a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import abc
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any, cast
@@ -28,7 +28,7 @@ from workbench.kv_cache.store import CacheLayer, KVStore
 from workbench.model.layers import TransformerBlock
 from workbench.model.transformer import Transformer
 from workbench.pixels import colorize, data_uri, max_pool, upscale
-from workbench.request import Sequence as Served
+from workbench.request import Sequence
 
 MAX_MAPS, MAX_COLUMNS, MAX_ROWS = 32, 256, 128
 WIDE, HIGH = 192, 96  # pixels that a small map is enlarged to, about
@@ -119,11 +119,11 @@ class Inspection(Displayable):
 def inspect(
     model: Transformer,
     store: KVStore,
-    sequence: Served,
-    positions: Sequence[int],
-    layers: Sequence[int] | None = None,
-    heads: Sequence[int] | None = None,
-    hidden_states: Sequence[int] | None = None,
+    sequence: Sequence,
+    positions: abc.Sequence[int],
+    layers: abc.Sequence[int] | None = None,
+    heads: abc.Sequence[int] | None = None,
+    hidden_states: abc.Sequence[int] | None = None,
 ) -> Inspection:
     """Recompute attention weights and hidden states of `sequence`.
 
@@ -212,7 +212,7 @@ class _RecordingLayer:
         return out.float()
 
 
-def _batch(store: KVStore, sequence: Served, rows: Sequence[int], device: torch.device) -> TokenBatch:
+def _batch(store: KVStore, sequence: Sequence, rows: abc.Sequence[int], device: torch.device) -> TokenBatch:
     """Make each row a span of its own over what was known when it was computed."""
     positions = torch.tensor(rows, device=device)
     nowhere = torch.full_like(positions, NULL_PAGE)
@@ -230,7 +230,7 @@ def _batch(store: KVStore, sequence: Served, rows: Sequence[int], device: torch.
     )
 
 
-def _check_held(store: KVStore, sequence: Served, row: int) -> None:
+def _check_held(store: KVStore, sequence: Sequence, row: int) -> None:
     """Refuse a row whose query reads a freed page (WorkbenchError)."""
     for table, pages in zip(store.groups, sequence.pages, strict=True):
         first, others = table.pages_needed(row, row + 1, store.page_size)
@@ -241,7 +241,7 @@ def _check_held(store: KVStore, sequence: Served, row: int) -> None:
             )
 
 
-def _chosen(weights: Tensor, heads: Sequence[int] | None) -> Tensor:
+def _chosen(weights: Tensor, heads: abc.Sequence[int] | None) -> Tensor:
     if heads is None:
         return weights
     return weights[[_index(head, len(weights), f"head {head}: there are {len(weights)}") for head in heads]]

@@ -62,7 +62,7 @@ class KVCacheAccounting:
             return PrefixMatch(0, tuple([] for _ in self.groups))
         ids = sequence.token_ids
         if sequence.children:  # children start with this prefix and no more
-            ids = ids[: 1 + min(follower.num_shared_tokens for follower in sequence.children)]
+            ids = ids[: 1 + min(child.num_shared_tokens for child in sequence.children)]
         return self.prefix_cache.match_prefix(ids, sequence.request.cache_salt)
 
     def pages_to_start(self, sequence: Sequence, match: PrefixMatch) -> list[int]:

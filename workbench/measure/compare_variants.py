@@ -27,7 +27,7 @@ from workbench.machine.ceilings import intra_op_threads
 from workbench.machine.environment import environment
 from workbench.machine.processor import cpu_times, others_cpu_share
 from workbench.measure import chart as pareto
-from workbench.measure import determinism as company_chart
+from workbench.measure import determinism as determinism_chart
 from workbench.measure import lengths as lengths_chart
 from workbench.measure import sampled_texts as texts_chart
 from workbench.measure import serving as latency_chart
@@ -132,7 +132,7 @@ def chart_of(
     if isinstance(experiment.workload, QualityWorkload):
         return "pareto", pareto.chart
     if isinstance(experiment.workload, DeterminismWorkload):
-        return "determinism", company_chart.chart
+        return "determinism", determinism_chart.chart
     if isinstance(experiment.workload, SpeculationWorkload):
         return "speculation", speculation_chart.chart
     if isinstance(experiment.workload, LengthsWorkload):

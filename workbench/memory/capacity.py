@@ -7,7 +7,7 @@ without memory.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections import abc
 
 from workbench.engine.config import DTYPES, CacheConfig
 from workbench.engine.loaded_model import describe_model
@@ -20,8 +20,7 @@ from workbench.kv_cache.store import KVStore
 from workbench.model import memory
 from workbench.model.memory import UNLIMITED_TOKENS, KVGroupBytes, cache_shapes
 from workbench.model.spec import ModelSpec
-from workbench.request import Request, SamplingParameters
-from workbench.request import Sequence as Served
+from workbench.request import Request, SamplingParameters, Sequence
 from workbench.scheduler.plan import RequestRefused, SchedulerLimits
 from workbench.scheduler.scheduler import Scheduler
 
@@ -43,8 +42,8 @@ def lasting_bytes_per_token(store: KVStore) -> float:
 
 
 def split_budget_into_pages(
-    tables: Sequence[KVCacheGroup],
-    sizes: Sequence[int],
+    tables: abc.Sequence[KVCacheGroup],
+    sizes: abc.Sequence[int],
     budget: int,
     tokens: int,
     max_num_batched_tokens: int,
@@ -85,8 +84,8 @@ def split_budget_into_pages(
 
 
 def max_concurrent_sequences(
-    tables: Sequence[KVCacheGroup],
-    pages: Sequence[int],
+    tables: abc.Sequence[KVCacheGroup],
+    pages: abc.Sequence[int],
     page_size: int,
     tokens: int,
     max_num_batched_tokens: int,
@@ -108,8 +107,8 @@ def max_concurrent_sequences(
 
 
 def _runs_without_preemption(
-    tables: Sequence[KVCacheGroup],
-    pages: Sequence[int],
+    tables: abc.Sequence[KVCacheGroup],
+    pages: abc.Sequence[int],
     page: int,
     tokens: int,
     chunk: int,
@@ -123,7 +122,7 @@ def _runs_without_preemption(
     sampling = SamplingParameters(max_tokens=tokens + 1 - prompt)
     try:
         for index in range(count):
-            scheduler.submit(Served.from_request(Request(str(index), (0,) * prompt, sampling), index))
+            scheduler.submit(Sequence.from_request(Request(str(index), (0,) * prompt, sampling), index))
     except RequestRefused:  # not even one fits
         return False
     while (plan := scheduler.plan()) is not None:

@@ -274,13 +274,13 @@ class StepAllocation:
 
     def schedule_all(self, order: list[Sequence], tokens: Mapping[Sequence, int]) -> None:
         """Schedule `tokens` for the sequences of `order`, as `schedule` does."""
-        lengths, wished = self.num_scheduled_tokens, tokens.get
+        lengths, tokens_of = self.num_scheduled_tokens, tokens.get
         decodes = 0 if self.freed_pages else self.views.num_decoding  # counted before any preemption
-        if len(order) == len(self.running) == decodes and set(map(wished, order)) == {1}:
+        if len(order) == len(self.running) == decodes and set(map(tokens_of, order)) == {1}:
             lengths.update(dict.fromkeys(order, 1))
             return
         for sequence in order:
-            if count := wished(sequence):
+            if count := tokens_of(sequence):
                 if len(sequence.token_ids) - sequence.num_computed_tokens == 1:
                     lengths[sequence] = 1
                 else:
@@ -327,7 +327,7 @@ class StepAllocation:
         todo = self.kv_cache_manager.num_next_tokens(sequence, computed, evicted)
         if not sequence.children:
             return todo
-        return max(0, min(todo, min(follower.num_shared_tokens for follower in sequence.children) - computed))
+        return max(0, min(todo, min(child.num_shared_tokens for child in sequence.children) - computed))
 
     def _chunk_length(self, length: int, todo: int) -> int:
         """Return the part of `length` that fits into a chunk; 0 if that would cut a prefill that must stay whole."""

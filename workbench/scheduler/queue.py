@@ -155,10 +155,10 @@ class RequestViews:
         change."""
         if sequence.request_id not in self._pages_to_start:
             lacks = self.kv_cache_manager.pages_to_start(sequence, match)
-            for mate in sequence.children if sequence.beams else ():
+            for beam in sequence.children if sequence.beams else ():
                 lacks = [
                     pages + more
-                    for pages, more in zip(lacks, self.kv_cache_manager.pages_beyond_parent(mate), strict=True)
+                    for pages, more in zip(lacks, self.kv_cache_manager.pages_beyond_parent(beam), strict=True)
                 ]
             self._pages_to_start[sequence.request_id] = lacks
         return self._pages_to_start[sequence.request_id]
@@ -234,15 +234,15 @@ class RequestViews:
 
     def _entry(self, sequence: Sequence, is_running: bool) -> RequestView:
         request, num_tokens, computed = sequence.request, len(sequence.token_ids), sequence.num_computed_tokens
-        todo, followers = num_tokens - computed, len(sequence.children)
+        todo, num_children = num_tokens - computed, len(sequence.children)
         if self.kv_cache_manager.budget is not None:
             todo = self.kv_cache_manager.num_next_tokens(sequence, computed, sequence.num_evicted_tokens)
-        if followers:  # the next child starts there, which may be at once
-            todo = max(1, min(follower.num_shared_tokens for follower in sequence.children) - computed)
+        if num_children:  # the next child starts there, which may be at once
+            todo = max(1, min(child.num_shared_tokens for child in sequence.children) - computed)
         return RequestView(
             request.request_id, sequence.arrival_index, sequence.arrival_step, request.tenant, request.priority,
-            len(request.prompt_ids), num_tokens, computed, todo, is_running, 1 + followers,
-            1 + followers if sequence.beams else 1, sequence.num_preemptions, sequence.scheduled_step,
+            len(request.prompt_ids), num_tokens, computed, todo, is_running, 1 + num_children,
+            1 + num_children if sequence.beams else 1, sequence.num_preemptions, sequence.scheduled_step,
         )  # fmt: skip
 
     def _needs(self, sequence: Sequence) -> PagesByGroup:
@@ -311,12 +311,12 @@ class WaitingQueue:
 
     def remove_child(self, child: Sequence) -> None:
         """Remove a finished child from its parent."""
-        leader = child.parent
-        assert leader is not None
-        leader.children.remove(child)
-        place = bisect.bisect_left(self.sequences, leader.arrival_index, key=_order)
-        if place < len(self.sequences) and self.sequences[place] is leader:
-            self._views.update_waiting(leader)
+        parent = child.parent
+        assert parent is not None
+        parent.children.remove(child)
+        place = bisect.bisect_left(self.sequences, parent.arrival_index, key=_order)
+        if place < len(self.sequences) and self.sequences[place] is parent:
+            self._views.update_waiting(parent)
 
 
 def _common(one: list[int], other: list[int]) -> int:
@@ -339,27 +339,27 @@ class SequenceGroups:
     def start_children(self, step: int, decisions: list[RequestDecision]) -> list[Sequence]:
         """Start children whose parent has computed their common prefix; return them and their parents."""
         joined = []
-        for leader in [s for s in self._running if s.children]:
-            due = [follower for follower in leader.children if follower.num_shared_tokens <= leader.num_computed_tokens]
+        for parent in [s for s in self._running if s.children]:
+            due = [child for child in parent.children if child.num_shared_tokens <= parent.num_computed_tokens]
             if not due:
                 continue
-            joined.append(leader)
-            leader.children = [f for f in leader.children if f.num_shared_tokens > leader.num_computed_tokens]
+            joined.append(parent)
+            parent.children = [f for f in parent.children if f.num_shared_tokens > parent.num_computed_tokens]
             # Beams of other searches will need their slots.
-            beams = sum(len(s.children) for s in self._running if s.beams and s is not leader)
+            beams = sum(len(s.children) for s in self._running if s.beams and s is not parent)
             places = max(0, self._limits.max_num_seqs - len(self._running) - beams)
-            for follower in due[:places]:
-                follower.parent, follower.scheduled_step = None, step
-                shared = self._manager.fork(leader, follower)
-                follower.cached_tokens += follower.num_computed_tokens
-                follower.shared_pages += shared
-                self._queue.by_id[follower.request_id] = follower
-                bisect.insort(self._running, follower, key=lambda running: running.arrival_index)
-                joined.append(follower)
-                reason = f"admitted: shares {shared} pages with {leader.request_id}"
-                decisions.append(RequestDecision(follower.request_id, "admitted", reason))
+            for child in due[:places]:
+                child.parent, child.scheduled_step = None, step
+                shared = self._manager.fork(parent, child)
+                child.cached_tokens += child.num_computed_tokens
+                child.shared_pages += shared
+                self._queue.by_id[child.request_id] = child
+                bisect.insort(self._running, child, key=lambda running: running.arrival_index)
+                joined.append(child)
+                reason = f"admitted: shares {shared} pages with {parent.request_id}"
+                decisions.append(RequestDecision(child.request_id, "admitted", reason))
             if late := due[places:]:
-                self._manager.fork(leader, late[0])
+                self._manager.fork(parent, late[0])
                 self._queue.add(*late)
         return joined
 
@@ -375,16 +375,16 @@ class SequenceGroups:
             that has none, which frees its own pages and shares those of the continued beam.
         """
         parents = {id(parent) for parent, _ in continuations}
-        idle = [mate for mate in beams if id(mate) not in parents]
+        idle = [beam for beam in beams if id(beam) not in parents]
         continued: list[Sequence] = []
         for parent, _ in continuations:
-            heir = parent
+            chosen = parent
             if parent in continued:
-                heir = idle.pop()
-                self._manager.free(heir)
-                heir.token_ids = list(parent.token_ids)
-                self._manager.fork(parent, heir)
-            continued.append(heir)
-        for heir, (_, token) in zip(continued, continuations, strict=True):
-            heir.token_ids.append(token)
+                chosen = idle.pop()
+                self._manager.free(chosen)
+                chosen.token_ids = list(parent.token_ids)
+                self._manager.fork(parent, chosen)
+            continued.append(chosen)
+        for chosen, (_, token) in zip(continued, continuations, strict=True):
+            chosen.token_ids.append(token)
         return continued

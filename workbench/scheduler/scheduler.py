@@ -123,8 +123,8 @@ class Scheduler:
         alone = (
             self.kv_cache_manager.budget is not None
         )  # eviction moves tokens within pages, which then cannot be shared
-        for leader, *rest in [[each] for each in group] if alone else [group]:
-            self._queue.add(leader, *rest)
+        for parent, *rest in [[each] for each in group] if alone else [group]:
+            self._queue.add(parent, *rest)
 
     def plan(self, proposed: Mapping[str, tuple[int, ...]] | None = None) -> StepPlan | None:
         """Plan the next step and allocate its pages; None if there is nothing to do.

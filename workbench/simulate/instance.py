@@ -48,13 +48,13 @@ class InstanceSpec:
     def make_scheduler(self, clock: Callable[[], float]) -> Scheduler:
         """Build a new scheduler with an empty cache."""
         pools = tuple(PagePool(pages, self.page_size) for pages in self.pages)
-        rooms = (
+        cpu_pools = (
             tuple(PagePool(RECEIVE_POOL_FACTOR * pages, self.page_size) for pages in self.pages)
             if self.receives_kv
             else ()
         )
-        index = RadixCache(pools, self.tables, self.ttl, clock, rooms) if self.prefix else None
-        manager = KVCacheManager(pools, self.tables, self.limits.max_prefill_tokens, index, rooms)
+        index = RadixCache(pools, self.tables, self.ttl, clock, cpu_pools) if self.prefix else None
+        manager = KVCacheManager(pools, self.tables, self.limits.max_prefill_tokens, index, cpu_pools)
         return Scheduler(manager, self.limits, self.context, self.policy)
 
     @property
@@ -321,16 +321,18 @@ class Instance:
 
     def _receive_pages(self, computed: int) -> SwappedPages | None:
         """Allocate pages for a received sequence; None if there are too few, so that it is computed again."""
-        rooms, size = self.scheduler.kv_cache_manager.cpu_pages.pools, self.spec.page_size
+        cpu_pools, size = self.scheduler.kv_cache_manager.cpu_pages.pools, self.spec.page_size
         wanted = []
         for table in self.spec.tables:
-            dead = table.out_of_window_pages(computed, size)
-            wanted.append([place not in dead for place in range(pages_for(table.quantized_until(computed), size))])
-        if any(sum(live) > room.num_free for live, room in zip(wanted, rooms, strict=True)):
+            out_of_window = table.out_of_window_pages(computed, size)
+            wanted.append(
+                [place not in out_of_window for place in range(pages_for(table.quantized_until(computed), size))]
+            )
+        if any(sum(live) > pool.num_free for live, pool in zip(wanted, cpu_pools, strict=True)):
             return None
         places = []
-        for live, room in zip(wanted, rooms, strict=True):
-            mine = room.allocate(sum(live))
+        for live, pool in zip(wanted, cpu_pools, strict=True):
+            mine = pool.allocate(sum(live))
             places.append([mine.pop() if lives else NULL_PAGE for lives in live])
         return SwappedPages(computed, tuple(places))
 

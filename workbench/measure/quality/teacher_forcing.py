@@ -8,7 +8,8 @@ compared token by token over the same texts.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections import abc
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,8 +20,7 @@ from torch import Tensor
 from workbench.engine.runner import Runner, generate
 from workbench.errors import WorkbenchError
 from workbench.executors.base import Executor
-from workbench.request import Request, SamplingParameters
-from workbench.request import Sequence as Served
+from workbench.request import Request, SamplingParameters, Sequence
 from workbench.runs.metrics import percentile
 from workbench.sampling.samplers import SampledToken
 from workbench.sampling.verify import Draft
@@ -49,7 +49,7 @@ class ForcedText:
             )
 
 
-def score_texts(runner: Runner, texts: Sequence[ForcedText], on_logits: LogitsCallback) -> None:
+def score_texts(runner: Runner, texts: abc.Sequence[ForcedText], on_logits: LogitsCallback) -> None:
     """Run all texts with teacher forcing and pass on the logits of every scored position.
 
     Args:
@@ -79,7 +79,7 @@ def score_texts(runner: Runner, texts: Sequence[ForcedText], on_logits: LogitsCa
 class _ScoringExecutor:
     """An executor that requests the logits of every scored position."""
 
-    def __init__(self, inner: Executor, texts: Sequence[ForcedText], on_logits: LogitsCallback):
+    def __init__(self, inner: Executor, texts: abc.Sequence[ForcedText], on_logits: LogitsCallback):
         self.inner, self.texts, self.note = inner, texts, on_logits
         self.next = [text.first_scored - 1 for text in texts]  # positions: what is computed again is not noted again
 
@@ -106,14 +106,16 @@ class _ScoringExecutor:
 class _ForcedSampler:
     """A sampler that returns the next token of the text."""
 
-    def __init__(self, texts: Sequence[ForcedText]):
+    def __init__(self, texts: abc.Sequence[ForcedText]):
         self.texts = texts
 
-    def add(self, sequence: Served) -> None: ...
+    def add(self, sequence: Sequence) -> None: ...
 
     def remove(self, request_id: str) -> None: ...
 
-    def verify(self, logits: Tensor, sequences: list[Served], drafts: Sequence[Draft]) -> list[list[SampledToken]]:
+    def verify(
+        self, logits: Tensor, sequences: list[Sequence], drafts: abc.Sequence[Draft]
+    ) -> list[list[SampledToken]]:
         return [[SampledToken(self.texts[int(served.request_id)].ids[len(served.token_ids)])] for served in sequences]
 
 
@@ -136,11 +138,11 @@ def _replaced(runner: Runner, executor: Any, sampler: Any) -> Iterator[None]:
 class ReferenceLogits:
     """Logits of one runner at every scored position: a list of [token, vocab] tensors for each text."""
 
-    texts: Sequence[ForcedText]
+    texts: abc.Sequence[ForcedText]
     rows: list[list[Tensor]] = field(default_factory=list, repr=False)
 
     @classmethod
-    def compute(cls, runner: Runner, texts: Sequence[ForcedText]) -> ReferenceLogits:
+    def compute(cls, runner: Runner, texts: abc.Sequence[ForcedText]) -> ReferenceLogits:
         found = cls(texts, [[] for _ in texts])
         score_texts(runner, texts, lambda index, _, logits: found.rows[index].append(logits.cpu().clone()))
         return found

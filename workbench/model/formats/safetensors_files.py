@@ -137,9 +137,9 @@ def _sharded(folder: Path) -> dict[str, SafetensorsTensor]:
             f"{folder}: {len(missing)} of {len(shards)} shards are missing: {', '.join(missing)}; fetch them"
         )
     headers = {shard: read_header(folder / shard) for shard in shards}
-    strays = [(name, shard) for name, shard in places.items() if name not in headers[shard]]
-    if strays:
-        name, shard = strays[0]
+    misplaced = [(name, shard) for name, shard in places.items() if name not in headers[shard]]
+    if misplaced:
+        name, shard = misplaced[0]
         raise WorkbenchError(f"{index}: says {name} is in {shard}, which does not hold it; fetch both again")
     return {name: headers[shard][name] for name, shard in places.items()}
 

@@ -89,7 +89,7 @@ class Playground(PictureWidget):
         with self._drawing:
             self.last, self._alert.value = experiment, ""
             self._playing = playing = BackgroundGeneration(experiment, self._runners, self.throttle.mark, self._ended)
-            # Before anybody can see that it runs: nothing of the last text is taken for this one's.
+            # Before the view shows that it runs: nothing of the last text is taken for this one's.
             self.text.send_all({})
             self.output = ""
             self._stop_button.disabled, self._run_button.disabled = False, True

@@ -115,11 +115,11 @@ def _head(seen: Sequence[TimelineBar], across: Scale, low: float, high: float, s
 
 def _visible_requests(tracks: Tracks, across: Scale) -> list[int]:
     """The requests to be shown: all, or where they are many those that are under way in sight."""
-    everybody = range(len(tracks.requests))
-    if len(everybody) <= MAX_TALL_ROWS:
-        return list(everybody)
+    every = range(len(tracks.requests))
+    if len(every) <= MAX_TALL_ROWS:
+        return list(every)
     found = []
-    for number in everybody:
+    for number in every:
         phases = tracks.phases(tracks.requests[number])
         if phases and phases[0].end >= across.low and phases[0].begin <= across.high:
             found.append(number)
