@@ -119,7 +119,7 @@ def test_a_codec_keeps_every_law() -> None:
 
 
 @pytest.mark.parametrize("law", [kv_format.CODEC_LAW, "batched = alone"])
-def test_a_codec_that_looks_at_other_rows_is_told(law: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_codec_that_looks_at_other_rows_is_reported(law: str, monkeypatch: pytest.MonkeyPatch) -> None:
     only(law, monkeypatch)
     assert not check_kv_format(f"{HERE}:ByTheBatch", examples=8, backends=()).passed
 
