@@ -40,13 +40,6 @@ NO_SCORES = "written by hand for scale, soft-cap and sink logits: score function
 NO_MASKS = "written by hand for windows with sinks: other masks run on eager and inductor"
 
 GAPS: tuple[Gap, ...] = (
-    Gap(
-        "expert_linear",
-        Backend.TRITON,
-        "*",
-        "not written: which experts are named decides the work, on the host so far",
-    ),
-    Gap("expert_linear", Backend.MLIR, "*", "not written; backend auto runs mixtures through inductor"),
     Gap("linear_w8a8", Backend.TRITON, "*", "not written; INT8 activations run on eager, inductor and mlir"),
     Gap("quantized_attention", Backend.MLIR, "*dense keys*", "keys and values are both read as integers, or neither"),
     Gap("log_softmax", Backend.TRITON, "*", "fused with the top-k extraction: see top_logprobs"),
@@ -55,6 +48,7 @@ GAPS: tuple[Gap, ...] = (
     Gap("top_logprobs", Backend.MLIR, "*", "selection has no vector form; log_softmax has"),
     Gap("linear_int8", Backend.TRITON, "* bfloat16", BF16_DOTS, DOTS),
     Gap("linear_int4", Backend.TRITON, "* bfloat16", BF16_DOTS, DOTS),
+    Gap("expert_linear", Backend.TRITON, "* bfloat16", BF16_DOTS, DOTS),
     Gap("paged_attention", Backend.TRITON, "* bfloat16", BF16_DOTS, DOTS),
     Gap("quantized_attention", Backend.TRITON, "* bfloat16", BF16_DOTS, DOTS),
 )

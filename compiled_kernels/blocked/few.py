@@ -3,6 +3,7 @@ pace."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from compiled_kernels.blocked.layout import PANEL
@@ -47,11 +48,8 @@ def few_text(product: FewRows) -> str:
     lines.emit(f"scf.for %o = %begin to %end step {lines.index(PANEL)} {{")
     panel = lines.let(f"arith.divui %o, {lines.index(PANEL)} : index")
     for first in range(0, product.rows, TILE_ROWS):
-        count = min(TILE_ROWS, product.rows - first)
-        wide = _vectors(product, count)
-        for at in range(0, PANEL, wide * product.lanes):
-            columns = range(at, at + wide * product.lanes, product.lanes)
-            _tile(lines, product, x, panel, range(first, first + count), columns)
+        rows = [lines.index(row) for row in range(first, min(first + TILE_ROWS, product.rows))]
+        panel_rows(lines, product, x._replace(rows=rows), panel, rows)
     lines.emit("}")
     head = f"func.func private @{product.name}({arguments}, %begin: index, %end: index) attributes {{no_inline}}"
     return f"{head} {{\n{lines.text()}\nreturn\n}}"
@@ -80,6 +78,27 @@ def _widened(lines: Lines, product: FewRows) -> InputRows:
     return InputRows("%wide", kind, "f32", ())
 
 
+def panel_rows(
+    lines: Lines, product: FewRows, x: InputRows, panel: str, out_rows: Sequence[str], column: str = "%o"
+) -> None:
+    """Emit some rows of x times the columns of a panel, the first of which is %o: to `out_rows`, from `column` on."""
+    wide = _vectors(product, len(x.rows))
+    for at in range(0, PANEL, wide * product.lanes):
+        columns = range(at, at + wide * product.lanes, product.lanes)
+        found = (
+            _integers(lines, product, x.rows, panel, columns)
+            if product.w8a8
+            else _tile(lines, product, x, panel, columns)
+        )
+        places = [lines.let(f"arith.addi %o, {lines.index(each)} : index") for each in columns]
+        stored = (
+            places
+            if column == "%o"
+            else [lines.let(f"arith.addi {column}, {lines.index(each)} : index") for each in columns]
+        )
+        _store(lines, product, x.rows, out_rows, places, stored, found)
+
+
 def _vectors(product: FewRows, rows: int) -> int:
     """Return how many vectors of a panel's columns have their sums kept at once: all of them where the registers hold
     that."""
@@ -87,24 +106,20 @@ def _vectors(product: FewRows, rows: int) -> int:
     return whole if rows * whole <= TILE_ROWS * product.vectors_per_tile else product.vectors_per_tile
 
 
-def _tile(lines: Lines, product: FewRows, x: InputRows, panel: str, rows: range, columns: range) -> None:
-    """Some rows times some columns of a panel, along the whole width: a block's sums in registers, and their totals."""
-    names = [lines.index(row) for row in rows]
-    if product.w8a8:
-        found = _integers(lines, product, names, panel, columns)
-        _store(lines, product, names, [lines.let(f"arith.addi %o, {lines.index(at)} : index") for at in columns], found)
-        return
+def _tile(lines: Lines, product: FewRows, x: InputRows, panel: str, columns: range) -> list[str]:
+    """Emit the sums of rows of x with some columns of a panel, along the whole width: a block's sums are in
+    registers, and join their totals."""
     lanes, mark, zero = product.lanes, lines.serial, lines.constant("0.0", product.lanes)
-    count, block, width = len(rows) * len(columns), lines.index(product.k_block), lines.index(product.in_features)
+    count, block, width = len(x.rows) * len(columns), lines.index(product.k_block), lines.index(product.in_features)
     totals = [f"%t{mark}_{i}" for i in range(count)]
     over = f"%from{mark} = {lines.index(0)} to {width} step {block}"
     found = lines.begin_loop(f"%total{mark}", over, totals, [zero] * count, lanes)
     after = lines.let(f"arith.addi %from{mark}, {block} : index")
     to = lines.let(f"arith.minui {after}, {width} : index")
-    sums = _block(lines, product, x._replace(rows=names), panel, columns, f"%from{mark}", to)
+    sums = _block(lines, product, x, panel, columns, f"%from{mark}", to)
     joined = (lines.let(f"arith.addf {a}, {b} : {vector(lanes)}") for a, b in zip(totals, sums, strict=True))
     lines.end_loop(list(joined), lanes)
-    _store(lines, product, names, [lines.let(f"arith.addi %o, {lines.index(at)} : index") for at in columns], found)
+    return found
 
 
 def _block(lines: Lines, product: FewRows, x: InputRows, panel: str, columns: range, begin: str, end: str) -> list[str]:
@@ -123,7 +138,7 @@ def _block(lines: Lines, product: FewRows, x: InputRows, panel: str, columns: ra
     return found
 
 
-def _integers(lines: Lines, product: FewRows, rows: list[str], panel: str, columns: range) -> list[str]:
+def _integers(lines: Lines, product: FewRows, rows: Sequence[str], panel: str, columns: range) -> list[str]:
     """Sums along the whole width of products of integers, which are exact: there are no blocks to keep apart."""
     lanes, mark, int8 = product.lanes, lines.serial, product.int8_rows
     names = [f"%s{mark}_{i}" for i in range(len(rows) * len(columns))]
@@ -152,17 +167,20 @@ def _fetch(lines: Lines, product: FewRows, panel: str, at: str, columns: range) 
         lines.emit(f"memref.prefetch %w0[{place}], read, locality<3>, data : {product.weight_types[0]}")
 
 
-def _store(lines: Lines, product: FewRows, rows: list[str], columns: list[str], totals: list[str]) -> None:
-    """Emit out[row, columns] = total * scale + bias (+ what it held)."""
+def _store(
+    lines: Lines, product: FewRows, rows: Sequence[str], out_rows: Sequence[str], columns: Sequence[str],
+    stored: Sequence[str], totals: Sequence[str],
+) -> None:  # fmt: skip
+    """Emit out[out row, stored columns] = total of the weight's columns * scale + bias (+ what it held)."""
     lanes, left = product.lanes, iter(totals)
-    for row in rows:
+    for row, out_row in zip(rows, out_rows, strict=True):
         scale = row_scale(lines, product.int8_rows, Named("x", product.x_type), row) if product.w8a8 else None
-        for column in columns:
+        for column, place in zip(columns, stored, strict=True):
             value = finished(lines, product, next(left), column, scale)
             if product.accumulate:
-                before = lines.load("%out", f"{row}, {column}", product.out_type, lanes, "f32")
+                before = lines.load("%out", f"{out_row}, {place}", product.out_type, lanes, "f32")
                 value = lines.let(f"arith.addf {before}, {value} : {vector(lanes)}")
-            lines.store(value, "%out", f"{row}, {column}", product.out_type, lanes)
+            lines.store(value, "%out", f"{out_row}, {place}", product.out_type, lanes)
 
 
 def finished(lines: Lines, product: Panels, sums: str, column: str, row: tuple[str, str] | None = None) -> str:

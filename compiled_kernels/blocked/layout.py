@@ -8,7 +8,7 @@ column has at consecutive positions along the width: 1 of float32, 2 of bfloat16
 A vector register then holds one step along the width for 16 (or 8) columns, so that a product keeps one sum an element
 and no sum goes across lanes; and a panel is one run of memory from its first byte to its last. It takes exactly the
 bytes of the plain weight. The layout is seen from the shape: a plain weight has two dimensions, one in panels has
-four.
+four. A stack of weights (one an expert) has one dimension more, the first, in either layout.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def panels_problem(weight: Tensor) -> str | None:
     """Return why a plain weight cannot be laid out in panels; None where it can."""
     if weight.dtype not in VALUES_PER_WORD:
         return f"panels hold float32, bfloat16 and int8, not {str(weight.dtype).removeprefix('torch.')}"
-    if weight.ndim != 2:
-        return f"panels are made of a matrix, not of {weight.ndim} dimensions"
-    (out, width), values = weight.shape, VALUES_PER_WORD[weight.dtype]
+    if weight.ndim not in (2, 3):
+        return f"panels are made of a matrix or a stack of such, not of {weight.ndim} dimensions"
+    (out, width), values = weight.shape[-2:], VALUES_PER_WORD[weight.dtype]
     if out % PANEL_PAIR or width % (2 * values) or not out or not width:
         wanted = f"columns in multiples of {PANEL_PAIR} and a width in multiples of {2 * values}"
         return f"panels want {wanted}, not {out} x {width}"
@@ -37,37 +37,37 @@ def panels_problem(weight: Tensor) -> str | None:
 
 def in_panels(weight: Tensor) -> bool:
     """Return whether `weight` is laid out in panels."""
-    return weight.ndim == 4
+    return weight.ndim >= 4
 
 
 def to_panels(weight: Tensor) -> Tensor:
-    """Lay a weight [out, width] out as [panel, row, 32, values a word], contiguous. Raises ValueError where
+    """Lay a weight [..., out, width] out as [..., panel, row, 32, values a word], contiguous. Raises ValueError where
     `panels_problem` has a reason."""
     if problem := panels_problem(weight):
         raise ValueError(problem)
     return rearrange(
         weight,
-        "(panel column) (row value) -> panel row column value",
+        "... (panel column) (row value) -> ... panel row column value",
         column=PANEL,
         value=VALUES_PER_WORD[weight.dtype],
     ).contiguous()
 
 
 def from_panels(weight: Tensor) -> Tensor:
-    """Return the plain weight [out, width] of either layout."""
+    """Return the plain weight [..., out, width] of either layout."""
     if not in_panels(weight):
         return weight
-    return rearrange(weight, "panel row column value -> (panel column) (row value)")
+    return rearrange(weight, "... panel row column value -> ... (panel column) (row value)")
 
 
 def shape_of(weight: Tensor) -> tuple[int, int]:
     """Return (out, width) of a weight in either layout."""
     if not in_panels(weight):
-        return weight.shape[0], weight.shape[1]
-    panels, rows, columns, values = weight.shape
+        return weight.shape[-2], weight.shape[-1]
+    panels, rows, columns, values = weight.shape[-4:]
     return panels * columns, rows * values
 
 
 def as_words(weight: Tensor) -> Tensor:
-    """View a weight in panels as the words that compiled code reads: [panel, row, 32] of int32, the same memory."""
+    """View a weight in panels as the words that compiled code reads: [..., panel, row, 32] of int32, in place."""
     return weight.view(torch.int32)[..., 0]

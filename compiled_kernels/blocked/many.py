@@ -42,11 +42,13 @@ UNROLL = 4  # steps along the width between two branches, float32; pairs of bflo
 class ManyRows(Panels):
     """A product of any number of rows, at least `TILE_ROWS`. `out` is of `out_dtype` (f32, bf16), has `columns`
     columns unless that is 0, when it has those of the weight. `panel_distance`: the second panel of a pair is that
-    many panels after the first, 0 where it is the next."""
+    many panels after the first, 0 where it is the next. `listed`: the rows of x and out are those that a list names,
+    and of the weight some pairs of panels are multiplied (see `LISTED`)."""
 
     out_dtype: str = "f32"
     columns: int = 0
     panel_distance: int = 0
+    listed: bool = False
 
     @property
     def multiplied_dtype(self) -> str:
@@ -88,6 +90,12 @@ class ManyRows(Panels):
         return memref((2, self.k_block // self.multiplied, PANEL), "i32")
 
 
+# Arguments of a `listed` product: row i of x and of out is %order[i]; pairs of panels from first_pair to pair_end are
+# multiplied, and the weight's column %skipped_columns stands first in out.
+ORDER_TYPE = memref((SIZE_BOUND,), "i64")
+LISTED = [Named("order", ORDER_TYPE), *(Named(name, "index") for name in ("first_pair", "pair_end", "skipped_columns"))]
+
+
 Finish = Callable[[Lines, ManyRows, str, str], None]
 """Adds to a text what becomes of a row's sums of one pair of panels. Given are the lines, the product, and as MLIR
 names the row of x and out and the row of `%sums`; `%pair` counts pairs of panels, weights are `%w0`, `%w1`, ..."""
@@ -97,7 +105,8 @@ def many_text(product: ManyRows, finish: Finish) -> str:
     """Emit @name(x [row, width], words, scales, bias, out [row, columns], begin, end, rows): the rows from begin to
     end of `rows` in all; x may be read, but not written, beyond them."""
     weights = tuple(Named(f"w{i}", kind) for i, kind in enumerate(product.weight_types))
-    given = declare_arguments([Named("x", product.x_type), *weights, Named("out", product.out_type)])
+    listed = LISTED if product.listed else []
+    given = declare_arguments([Named("x", product.x_type), *weights, Named("out", product.out_type), *listed])
     head = f"func.func private @{product.name}({given}, %begin: index, %end: index, %rows: index)"
     whole = (f"{head} attributes {{no_inline}} {{", _body(product, finish), "return\n}")
     return "\n".join((_tile(product), _fetch(product), *whole))
@@ -109,6 +118,7 @@ def _body(product: ManyRows, finish: Finish) -> str:
     pairs = (product.panel_distance if product.panel_distance else product.out_features // PANEL) // (
         1 if product.panel_distance else 2
     )
+    walked = "%first_pair to %pair_end" if product.listed else "%zero to %pairs"
     return f"""%zero = arith.constant 0 : index
 %one = arith.constant 1 : index
 %two = arith.constant 2 : index
@@ -128,7 +138,7 @@ scf.if %some {{
     %run_after = arith.addi %run, %each : index
     %run_end = arith.minui %run_after, %end : index
     %count = arith.subi %run_end, %run : index
-    scf.for %pair = %zero to %pairs step %one {{
+    scf.for %pair = {walked} step %one {{
 {_pair(product)}
 {_finished(product, finish)}
     }}
@@ -166,8 +176,9 @@ scf.for %k = %zero to %width step %k_block {{
     scf.for %slot = %zero to %count step %tile {{
       %next_row = arith.addi %run, %slot : index
       %row = arith.minui %next_row, %last_row : index
-      func.call @{product.name}_tile(%x, {block}) : ({product.x_type}, {product.block_type}, {product.sums_type},
-        index, index, index, index, index, index, index, index, i1) -> ()
+      func.call @{product.name}_tile(%x, {block}{", %order" if product.listed else ""}) : ({product.x_type},
+        {product.block_type}, {product.sums_type}, index, index, index, index, index, index, index, index, i1
+        {", " + ORDER_TYPE if product.listed else ""}) -> ()
       %turn = arith.divui %slot, %tile : index
       %fetch_from = arith.muli %turn, %fetched_each : index
       %fetch_after = arith.addi %fetch_from, %fetched_each : index
@@ -179,6 +190,12 @@ scf.for %k = %zero to %width step %k_block {{
 }}"""
 
 
+# No other expert's weights are asked for: after the last pair it is asked for again.
+LAST_PANELS = """%last_pair = arith.subi %pair_end, %one : index
+  %last_first = arith.muli %last_pair, %between : index
+  %beyond = arith.minui %after, %last_first : index"""
+
+
 def _next_block(product: ManyRows) -> str:
     """Find where the block after this one lies (after the last one any place will do), and how many of its rows are
     fetched beside each tile: in the first of the walks over the tiles, none in the others."""
@@ -188,7 +205,8 @@ def _next_block(product: ManyRows) -> str:
   %values_a_word = arith.constant {product.values_per_word} : index
   %next_at = arith.divui %next_k, %values_a_word : index
   %between = arith.constant {between} : index
-  %beyond = arith.addi %first, %between : index
+  %{"after" if product.listed else "beyond"} = arith.addi %first, %between : index
+  {LAST_PANELS if product.listed else ""}
   %next_first = arith.select %more_here, %first, %beyond : index
   %next_second = arith.addi %next_first, %apart : index
   %block_rows = arith.constant {product.k_block // product.values_per_word} : index
@@ -250,7 +268,8 @@ def _finished(product: ManyRows, finish: Finish) -> str:
     """Finish the sums of every row of the run. A tile that would end beyond the last row of all begins so
     much earlier, and its rows stand that much later in the sums."""
     lines = Lines("f")
-    finish(lines, product, "%done", "%kept")
+    done = lines.index_of("%order[%done]", ORDER_TYPE) if product.listed else "%done"
+    finish(lines, product, done, "%kept")
     return f"""scf.for %done = %run to %run_end step %one {{
   %in_run = arith.subi %done, %run : index
   %in_tile = arith.remui %in_run, %tile : index
@@ -273,6 +292,8 @@ def _tile(product: ManyRows) -> str:
     lines, lanes = Lines(), product.lanes
     values, kind = product.multiplied, product.sum_kind
     rows = [lines.let(f"arith.addi %row, {lines.index(i)} : index") for i in range(TILE_ROWS)]
+    if product.listed:
+        rows = [lines.index_of(f"%order[{row}]", ORDER_TYPE) for row in rows]
     places = _places(lines, product)
     count, zero = TILE_ROWS * product.vectors_per_tile, lines.constant("0" if product.w8a8 else "0.0", lanes, kind)
 
@@ -302,7 +323,8 @@ def _tile(product: ManyRows) -> str:
     _kept(lines, product, found)
     types = f"%x: {product.x_type}, %block: {product.block_type}, %sums: {product.sums_type}"
     numbers = ", ".join(f"%{name}: index" for name in ("row", "slot", "first", "second", "at", "from", "to", "skipped"))
-    head = f"func.func private @{product.name}_tile({types}, {numbers}, %later: i1) attributes {{no_inline}}"
+    order = f", %order: {ORDER_TYPE}" if product.listed else ""
+    head = f"func.func private @{product.name}_tile({types}, {numbers}, %later: i1{order}) attributes {{no_inline}}"
     return f"{head} {{\n{lines.text()}\nreturn\n}}"
 
 
@@ -370,6 +392,13 @@ def store_sums(lines: Lines, product: ManyRows, row: str, kept: str) -> None:
     for column, value in pair_sums(lines, product, row, kept):
         rounded = lines.truncate(value, product.lanes, product.out_dtype)
         lines.store(rounded, "%out", f"{row}, {column}", product.out_type, product.lanes, product.out_dtype)
+
+
+def store_listed(lines: Lines, product: ManyRows, row: str, kept: str) -> None:
+    """`Finish`: out[row, columns less the skipped ones] = the sums; `out` is float32."""
+    for column, value in pair_sums(lines, product, row, kept):
+        place = lines.let(f"arith.subi {column}, %skipped_columns : index")
+        lines.store(value, "%out", f"{row}, {place}", product.out_type, product.lanes)
 
 
 def add_sums(lines: Lines, product: ManyRows, row: str, kept: str) -> None:

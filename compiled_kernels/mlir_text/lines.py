@@ -44,6 +44,10 @@ class Lines:
         """Emit a vector of one constant, as MLIR spells it."""
         return self.let(f"arith.constant dense<{constant}> : {vector(lanes, element)}")
 
+    def index_of(self, place: str, kind: str) -> str:
+        """Emit an integer of 64 bits at `place` (`%sizes[%zero]`) of a memory of memref type `kind`, as an index."""
+        return self.let(f"arith.index_cast {self.let(f'memref.load {place} : {kind}')} : i64 to index")
+
     def splat(self, scalar: str, lanes: int) -> str:
         return self.let(f"vector.broadcast {scalar} : f32 to {vector(lanes)}")
 

@@ -163,6 +163,19 @@ def int4() -> Examples:
     return {name: plan_int4(meta(rows, WIDTH), *weights, None)[0] for name, rows in ROWS.items()}
 
 
+def experts() -> Examples:
+    """Multiply at the shape of OLMoE 1B 7B: 64 experts, of which a token uses 8."""
+    from compiled_kernels.expert_linear.triton import plan
+
+    weights = meta(64, 2048, 2048)
+    rows = {"decode": 8, "prefill": 4096}
+    found = {
+        name: plan(meta(each, 2048), meta(each, dtype=torch.int64), weights, None)[0] for name, each in rows.items()
+    }
+    biased = plan(meta(8, 2880), meta(8, dtype=torch.int64), meta(32, 5760, 2880), meta(32, 5760))[0]
+    return found | {"decode with biases": biased}
+
+
 def top() -> Examples:
     from compiled_kernels.top_logprobs.triton import plan
 
@@ -180,6 +193,7 @@ EXAMPLES: dict[str, Callable[[], Examples]] = {
     "linear": fixed_product,
     "linear_int8": int8,
     "linear_int4": int4,
+    "expert_linear": experts,
     "kv_write": kv_write,
     "paged_attention": attention,
     "quantized_attention": quantized_attention,

@@ -78,6 +78,21 @@ def products(**more: st.SearchStrategy) -> st.SearchStrategy[dict]:
     )
 
 
+@st.composite
+def expert_products(draw: st.DrawFn) -> dict:
+    """Experts without rows, one that takes all, more experts than rows; weights in either layout."""
+    panels, experts = draw(st.booleans()), draw(st.integers(1, 6))
+    width, out = (
+        (4 * draw(st.integers(1, 24)), 64 * draw(st.integers(1, 2)))
+        if panels
+        else draw(st.tuples(*[st.integers(1, 40)] * 2))
+    )
+    return {
+        "rows": draw(st.integers(1, 24)), "experts": experts, "width": width, "out": out, "panels": panels,
+        "bias": draw(st.booleans()), "named": draw(st.integers(1, experts)),
+    }  # fmt: skip
+
+
 VOCAB = st.integers(6, 400)
 GATES = st.fixed_dictionaries({"tokens": ROWS, "hidden": st.integers(1, 140)})
 ARGUMENTS: dict[str, st.SearchStrategy[dict]] = {
@@ -89,9 +104,7 @@ ARGUMENTS: dict[str, st.SearchStrategy[dict]] = {
     "gated_silu": GATES,
     "gated_gelu": GATES,
     "gated_clamped": GATES,
-    "expert_linear": st.fixed_dictionaries(
-        {"rows": ROWS, "experts": ROWS, "width": st.integers(1, 40), "out": st.integers(1, 40), "bias": st.booleans()}
-    ),
+    "expert_linear": expert_products(),
     "linear": products(),
     "linear_int8": products(),
     "linear_int4": products(group=st.sampled_from([4, 16])),

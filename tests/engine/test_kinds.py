@@ -153,12 +153,6 @@ def test_what_the_compiled_step_lacks_is_refused_and_auto_takes_another(
         assert backends.decode is Backend.EAGER and said in backends.reason
 
 
-@pytest.mark.parametrize("backend", [Backend.MLIR, Backend.TRITON])
-def test_a_mixture_is_refused_where_it_is_not_written(backend: Backend) -> None:
-    with pytest.raises(WorkbenchError, match=f"a mixture of experts has no backend {backend}"):
-        model_of(spec_of(MIXTURE), backend=backend)
-
-
 def test_a_step_reads_only_the_experts_that_a_token_uses() -> None:
     model = model_of(spec_of(MIXTURE))
     every = sum(parameter.nbytes for parameter in model.parameters())

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import compiled_kernels
 from compiled_kernels import Backend
-from compiled_kernels.capabilities import known_gap
+from compiled_kernels.blocked import from_panels, in_panels, panels_problem, to_panels
 from workbench.errors import WorkbenchError
 from workbench.model.linear import Linear
 from workbench.model.quantized import WeightFormat
@@ -132,8 +132,6 @@ class MixtureOfExperts(nn.Module):
 
     def __init__(self, kind: LayerSpec, experts: MoESpec, hidden_size: int, backend: Backend, format: WeightFormat):
         super().__init__()
-        if gap := known_gap("expert_linear", backend, ""):
-            raise WorkbenchError(f"a mixture of experts has no backend {backend}: {gap.reason}")
         self.backend, self.activation, self.num_experts_per_tok = backend, kind.activation, experts.num_experts_per_tok
         count, hidden, bias = experts.num_experts, kind.intermediate_size, kind.mlp_bias
         if not kind.activation.gated:
@@ -147,6 +145,15 @@ class MixtureOfExperts(nn.Module):
         if width := experts.shared_intermediate_size:
             self.shared = GatedMLP(kind.activation, hidden_size, width, False, backend, format)
             self.shared_gate = Linear(hidden_size, 1, False, backend) if experts.shared_gate else None
+
+    def use_panels(self, panels: bool) -> None:
+        """Keep the experts' matrices in panels from now on, where their size allows that, or row by row again."""
+        for name in ("gate_up", "down"):
+            stack: Tensor = getattr(self, name)
+            if in_panels(stack) and not panels:
+                setattr(self, name, nn.Parameter(from_panels(stack), requires_grad=False))
+            elif panels and not in_panels(stack) and panels_problem(stack) is None:
+                setattr(self, name, nn.Parameter(to_panels(stack), requires_grad=False))
 
     @property
     def unread_bytes(self) -> int:

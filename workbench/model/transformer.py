@@ -95,7 +95,7 @@ class Transformer(nn.Module):
         a time: there is never a second copy of more than one.
         """
         for part in self.blocks.modules():
-            if isinstance(part, Linear):
+            if isinstance(part, Linear | MixtureOfExperts):
                 part.use_panels(panels)
 
     @property

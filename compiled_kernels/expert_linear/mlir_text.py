@@ -1,0 +1,243 @@
+"""Products of rows with one expert's weight each as MLIR text: rows are grouped by expert, and of an expert that no row
+names nothing is read.
+
+    sort: rows in the order of their experts (a counting sort by one thread; the others wait)
+    for each expert that has rows: this thread's columns of its weight
+      up to 6 rows    @{name}_few   each panel is read once, at memory's pace (see blocked/few.py)
+      more            @{name}_many  blocks of the weight in cache, tiles of 6 rows (see blocked/many.py)
+
+All experts' weights are one weight whose columns follow one another, so an expert is a run of its panels. A row's sums
+are in the same order in both, and depend on no other row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from compiled_kernels.blocked.few import FewRows, panel_rows
+from compiled_kernels.blocked.layout import PANEL, PANEL_PAIR
+from compiled_kernels.blocked.many import LISTED, ORDER_TYPE, ManyRows, many_text, store_listed
+from compiled_kernels.blocked.registers import InputRows
+from compiled_kernels.blocked.shape import TILE_ROWS, rows_type
+from compiled_kernels.mlir_text import SIZE_BOUND, THREADS, Lines, Named, Target, call, declare_arguments, memref
+
+LAST_TILES = (1, 2, 4, TILE_ROWS)  # rows of an expert's last tile, each with code of its own
+
+
+@dataclass(frozen=True)
+class ListedRows(FewRows):
+    """A product of rows that a list names (see `LISTED`), with some panels of a stack of weights. `columns` are those
+    of one weight; row i of the list reads row i // `reads` of x."""
+
+    columns: int = 0
+    reads: int = 1
+
+    @property
+    def out_type(self) -> str:
+        return rows_type(self.columns, "f32", self.rows)
+
+
+@dataclass(frozen=True)
+class ExpertProduct:
+    """x [row, width] times one of `experts` weights [out, width] in panels, of `weight_dtype` f32 or bf16; x is of
+    `entering`."""
+
+    name: str
+    experts: int
+    in_features: int
+    out_features: int
+    weight_dtype: str
+    x_dtype: str
+    target: Target
+
+    @property
+    def many(self) -> ManyRows:
+        return ManyRows(f"{self.name}_many", *self._stack, columns=self.out_features, listed=True)
+
+    @property
+    def few(self) -> ListedRows:
+        width, out, weight, _, target = self._stack
+        entering = self.many.multiplied_dtype
+        return ListedRows(
+            f"{self.name}_few", width, out, weight, entering, target, rows=SIZE_BOUND, columns=self.out_features
+        )
+
+    @property
+    def arguments(self) -> list[Named]:
+        """Return the arguments of the kernel: x, the weights, out (float32), each row's expert, room for the order of
+        the rows and for where each expert's rows end, and the number of rows."""
+        return [
+            Named("x", self.many.x_type),
+            Named("w0", self.many.weight_types[0]),
+            Named("out", self.many.out_type),
+            Named("expert", ORDER_TYPE),
+            Named("order", ORDER_TYPE),
+            Named("ends", self.ends_type),
+            Named("sizes", memref((1,), "i64")),
+        ]
+
+    @property
+    def ends_type(self) -> str:
+        return memref((self.experts,), "i64")
+
+    @property
+    def _stack(self) -> tuple[int, int, str, str, Target]:
+        return self.in_features, self.experts * self.out_features, self.weight_dtype, self.x_dtype, self.target
+
+
+def expert_text(product: ExpertProduct) -> str:
+    """Emit @{name}(see `arguments`): every thread takes a share of each expert's columns."""
+    few, many = product.few, product.many
+    entry = f"""func.func @{product.name}({declare_arguments(product.arguments)}) {{
+  %zero = arith.constant 0 : index
+  %thread, %threads = call @thread() : () -> (index, index)
+  %rows64 = memref.load %sizes[%zero] : memref<1xi64>
+  %rows = arith.index_cast %rows64 : i64 to index
+  %alone = arith.cmpi eq, %thread, %zero : index
+  scf.if %alone {{
+    func.{call(f"{product.name}_sort", _sorted(product))}
+  }}
+  call @GOMP_barrier() : () -> ()
+  {call(f"{product.name}_experts", _walked(product))}
+  return
+}}"""
+    texts = THREADS, sort_text(product.name, product.experts), few_text(few), many_text(many, store_listed)
+    return "\n".join((*texts, _experts_text(product), entry))
+
+
+def _sorted(product: ExpertProduct) -> list[Named]:
+    return [
+        Named("expert", ORDER_TYPE),
+        Named("order", ORDER_TYPE),
+        Named("ends", product.ends_type),
+        Named("rows", "index"),
+    ]
+
+
+def _walked(product: ExpertProduct) -> list[Named]:
+    given = [each for each in product.arguments if each.name not in ("expert", "sizes")]
+    return [*given, *(Named(name, "index") for name in ("thread", "threads", "rows"))]
+
+
+def _experts_text(product: ExpertProduct) -> str:
+    """Emit @{name}_experts(x, weights, out, order, ends, thread, threads, rows)."""
+    few, many = product.few, product.many
+    bounds = [Named("begin", "index"), Named("end", "index")]
+    given = [Named("x", many.x_type), Named("w0", many.weight_types[0]), Named("out", many.out_type), *LISTED, *bounds]
+    return f"""func.func private @{product.name}_experts({declare_arguments(_walked(product))}) {{
+  %zero = arith.constant 0 : index
+  %one = arith.constant 1 : index
+  %tile = arith.constant {TILE_ROWS} : index
+  %experts = arith.constant {product.experts} : index
+  %columns = arith.constant {product.out_features} : index
+  %pairs = arith.constant {product.out_features // PANEL_PAIR} : index
+  %mine, %mine_end = call @share(%pairs, %one, %thread, %threads) : (index, index, index, index) -> (index, index)
+  %last = scf.for %e = %zero to %experts step %one iter_args(%begin = %zero) -> (index) {{
+    %end64 = memref.load %ends[%e] : {product.ends_type}
+    %end = arith.index_cast %end64 : i64 to index
+    %named = arith.cmpi ult, %begin, %end : index
+    scf.if %named {{
+      %skipped_columns = arith.muli %e, %columns : index
+      %own_pair = arith.muli %e, %pairs : index
+      %first_pair = arith.addi %own_pair, %mine : index
+      %pair_end = arith.addi %own_pair, %mine_end : index
+      %count = arith.subi %end, %begin : index
+      %is_few = arith.cmpi ule, %count, %tile : index
+      scf.if %is_few {{
+        func.{call(few.name, given)}
+      }} else {{
+        func.{call(many.name, [*given, Named("rows", "index")])}
+      }}
+    }}
+    scf.yield %end : index
+  }}
+  return
+}}"""
+
+
+def sort_text(name: str, experts: int) -> str:
+    """Emit @{name}_sort(expert, order, ends, rows): `order` is the rows in the order of their experts, stable, and
+    `ends` [expert] where each expert's rows end in it."""
+    ends = memref((experts,), "i64")
+    return f"""func.func private @{name}_sort(%expert: {ORDER_TYPE}, %order: {ORDER_TYPE}, %ends: {ends}, %rows: index) {{
+  %zero = arith.constant 0 : index
+  %one = arith.constant 1 : index
+  %none = arith.constant 0 : i64
+  %single = arith.constant 1 : i64
+  %experts = arith.constant {experts} : index
+  scf.for %e = %zero to %experts step %one {{
+    memref.store %none, %ends[%e] : {ends}
+  }}
+  scf.for %i = %zero to %rows step %one {{
+    %e64 = memref.load %expert[%i] : {ORDER_TYPE}
+    %e = arith.index_cast %e64 : i64 to index
+    %before = memref.load %ends[%e] : {ends}
+    %after = arith.addi %before, %single : i64
+    memref.store %after, %ends[%e] : {ends}
+  }}
+  %all = scf.for %e = %zero to %experts step %one iter_args(%begin = %none) -> (i64) {{
+    %count = memref.load %ends[%e] : {ends}
+    %next = arith.addi %begin, %count : i64
+    memref.store %begin, %ends[%e] : {ends}
+    scf.yield %next : i64
+  }}
+  scf.for %i = %zero to %rows step %one {{
+    %e64 = memref.load %expert[%i] : {ORDER_TYPE}
+    %e = arith.index_cast %e64 : i64 to index
+    %place64 = memref.load %ends[%e] : {ends}
+    %place = arith.index_cast %place64 : i64 to index
+    %i64 = arith.index_cast %i : index to i64
+    memref.store %i64, %order[%place] : {ORDER_TYPE}
+    %after = arith.addi %place64, %single : i64
+    memref.store %after, %ends[%e] : {ends}
+  }}
+  return
+}}"""
+
+
+def few_text(product: ListedRows) -> str:
+    """Emit @name(x, weights, out, see `LISTED`, begin, end): rows `begin` to `end` of the list, panel by panel: tiles
+    of `TILE_ROWS`, then one of what is left, where the last row may be computed more than once."""
+    weights = (Named(f"w{i}", kind) for i, kind in enumerate(product.weight_types))
+    given = [Named("x", product.x_type), *weights, Named("out", product.out_type), *LISTED]
+    lines = Lines()
+    tile, one = lines.index(TILE_ROWS), lines.index(1)
+    count = lines.let("arith.subi %end, %begin : index")
+    left = lines.let(f"arith.remui {count}, {tile} : index")
+    whole = lines.let(f"arith.subi %end, {left} : index")
+    last = lines.let(f"arith.subi %end, {one} : index")
+    pair = lines.index(PANEL_PAIR)
+    columns = [lines.let(f"arith.muli {each}, {pair} : index") for each in ("%first_pair", "%pair_end")]
+    lines.emit(f"scf.for %o = {columns[0]} to {columns[1]} step {lines.index(PANEL)} {{")
+    panel = lines.let(f"arith.divui %o, {lines.index(PANEL)} : index")
+    column = lines.let("arith.subi %o, %skipped_columns : index")
+    lines.emit(f"scf.for %t = %begin to {whole} step {tile} {{")
+    _tile(
+        lines, product, panel, column, [lines.let(f"arith.addi %t, {lines.index(i)} : index") for i in range(TILE_ROWS)]
+    )
+    lines.emit("}")
+    fewer = 0
+    for size in LAST_TILES:
+        over, within = (
+            lines.let(f"arith.cmpi {how}, {left}, {lines.index(bound)} : index")
+            for how, bound in (("ugt", fewer), ("ule", size))
+        )
+        lines.emit(f"scf.if {lines.let(f'arith.andi {over}, {within} : i1')} {{")
+        places = [lines.let(f"arith.addi {whole}, {lines.index(i)} : index") for i in range(size)]
+        _tile(lines, product, panel, column, [lines.let(f"arith.minui {place}, {last} : index") for place in places])
+        lines.emit("}")
+        fewer = size
+    lines.emit("}")
+    head = f"func.func private @{product.name}({declare_arguments(given)}, %begin: index, %end: index)"
+    return f"{head} attributes {{no_inline}} {{\n{lines.text()}\nreturn\n}}"
+
+
+def _tile(lines: Lines, product: ListedRows, panel: str, column: str, places: list[str]) -> None:
+    """Emit the rows at these places of the list times a panel."""
+    rows = [lines.index_of(f"%order[{place}]", ORDER_TYPE) for place in places]
+    read = (
+        rows
+        if product.reads == 1
+        else [lines.let(f"arith.divui {row}, {lines.index(product.reads)} : index") for row in rows]
+    )
+    panel_rows(lines, product, InputRows("%x", product.x_type, product.x_dtype, read), panel, rows, column)

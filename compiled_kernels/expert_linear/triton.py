@@ -1,0 +1,91 @@
+"""Products by experts in Triton: rows in the order of their experts, tiles of rows of one expert.
+
+    out.T [out, row]  =  weight of the tile's expert [out, width]  @  x.T [width, row]
+
+There is one tile for any number of rows and no split along the width, so a row's bits do not depend on which other rows
+there are. Each program finds its tile's expert by itself from where the experts' rows end: the host knows only a bound
+of the number of tiles, and nothing waits for it. Programs beyond the last tile return at once; an expert that no row
+names has no tile, and is not read.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from compiled_kernels.blocked.layout import from_panels, in_panels
+from compiled_kernels.triton_code.dots import dot, operand
+from compiled_kernels.triton_code.launch import KernelLaunch, ceil_div, check, power_of_two, run
+
+TILE = (64, 64, 64, 4)  # outputs, rows, columns of a step, warps
+FLOAT32_TILE = (32, 32, 16, 4)  # float32 has no tensor cores here, and its tiles must fit the registers
+MIN_DOT_SIZE = 16
+
+
+@triton.jit
+def expert_product(
+    x, weights, bias, out, order, ends, experts, width, outs, x_stride,
+    OUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EXPERTS: tl.constexpr, EVEN: tl.constexpr,
+    BIAS: tl.constexpr,
+):  # fmt: skip
+    """Multiply a tile of rows of one expert: `order` [row] is the rows in the order of their experts, `ends` [expert]
+    where each expert's rows end in it."""
+    number = tl.arange(0, EXPERTS)
+    there = number < experts
+    end = tl.load(ends + number, mask=there, other=0).to(tl.int32)
+    begin = tl.load(ends + number - 1, mask=there & (number > 0), other=0).to(tl.int32)
+    tiles = tl.where(there, (end - begin + ROWS - 1) // ROWS, 0)
+    after = tl.cumsum(tiles, 0)
+    tile = tl.program_id(0)
+    expert = tl.sum((there & (after <= tile)).to(tl.int32), 0)
+    if expert < experts:
+        mine = number == expert
+        place = tl.sum(tl.where(mine, begin + (tile - after + tiles) * ROWS, 0), 0) + tl.arange(0, ROWS)
+        inside = place < tl.sum(tl.where(mine, end, 0), 0)
+        row = tl.load(order + place, mask=inside, other=0).to(tl.int64)
+        o = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
+        line = expert.to(tl.int64) * outs + tl.minimum(o, outs - 1)
+        sums = tl.zeros([OUTS, ROWS], tl.float32)
+        for start in range(0, width, COLUMNS):
+            column = start + tl.arange(0, COLUMNS)
+            weights_at = weights + line[:, None] * width + column[None, :]
+            x_at = x + row[None, :] * x_stride + column[:, None]
+            if EVEN:
+                weight = tl.load(weights_at)
+                values = tl.load(x_at, mask=inside[None, :], other=0.0)
+            else:
+                known = column < width
+                weight = tl.load(weights_at, mask=known[None, :], other=0.0)
+                values = tl.load(x_at, mask=known[:, None] & inside[None, :], other=0.0)
+            sums = dot(operand(weight, x.dtype.element_ty), values, sums)
+        if BIAS:
+            sums += tl.load(bias + line).to(tl.float32)[:, None]
+        tl.store(out + row[None, :] * outs + o[:, None], sums, mask=inside[None, :] & (o < outs)[:, None])
+
+
+def plan(x: Tensor, expert: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[list[KernelLaunch], Tensor]:
+    check("expert_linear", x, weight, bias)
+    if in_panels(weight):  # a layout of the backend mlir: the named experts are made plain
+        named, expert = expert.unique(return_inverse=True)
+        weight, bias = from_panels(weight[named]), None if bias is None else bias[named]
+    x, weight = x if x.stride(1) == 1 else x.contiguous(), weight.contiguous()
+    (rows, width), (experts, outs, _) = x.shape, weight.shape
+    out = x.new_empty(rows, outs)
+    of_rows, order = expert.sort(stable=True)
+    ends = torch.searchsorted(of_rows, torch.arange(experts, device=expert.device, dtype=expert.dtype), right=True)
+    block_outs, block_rows, columns, warps = TILE if x.dtype.itemsize == 2 else FLOAT32_TILE
+    columns = max(MIN_DOT_SIZE, min(columns, power_of_two(width)))
+    arguments = {
+        "x": x, "weights": weight, "bias": x if bias is None else bias.contiguous(), "out": out, "order": order,
+        "ends": ends, "experts": experts, "width": width, "outs": outs, "x_stride": x.stride(0),
+        "OUTS": block_outs, "ROWS": block_rows, "COLUMNS": columns, "EXPERTS": power_of_two(experts),
+        "EVEN": width % columns == 0, "BIAS": bias is not None,
+    }  # fmt: skip
+    tiles = min(rows, experts + rows // block_rows)  # at most: each expert's last tile may be partly filled
+    return [KernelLaunch(expert_product, (tiles, ceil_div(outs, block_outs)), arguments, warps, 4)], out
+
+
+def expert_linear(x: Tensor, expert: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return run(*plan(x, expert, weight, bias))
