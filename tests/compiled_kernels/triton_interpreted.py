@@ -53,13 +53,8 @@ def drawn(data: st.DataObject, operator: str, **given_: Any) -> tuple[Case, tupl
     return Case("drawn", arguments, CaseCost(0, 0)), SUITES[operator].input_maker(generator(data), **arguments)
 
 
-<<<<<<< HEAD
 def test_the_backend_has_every_operator_but_those_of_the_gap_table() -> None:
-    assert set(SUITES) - set(MINE) == {"log_softmax", "expert_linear", "linear_w8a8"}
-=======
-def test_the_lane_has_every_operator_but_those_of_the_gap_table() -> None:
     assert set(SUITES) - set(MINE) == {"log_softmax", "linear_w8a8"}
->>>>>>> 709f02d (Products by experts on mlir and triton: rows grouped by expert, unused experts never read)
 
 
 @pytest.mark.parametrize("operator", MINE)

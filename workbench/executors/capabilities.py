@@ -278,7 +278,8 @@ LIMITS: tuple[Limit, ...] = (
     Limit("INT4 weights in groups of no power of two", Backend.TRITON, BLOCKS, "a group is a power of two columns"),
     Limit("custom part that cannot be traced", Backend.INDUCTOR, EVERY, "it is compiled into the attention"),
     *(Limit(feature, Backend.MLIR, STEP, NOT_IN_STEP) for feature in (
-        "latent attention", "custom attention module", "heads of odd width", "mixture of experts", "gates other than SiLU",
+        "latent attention", "custom attention module", "heads of odd width", "mixture of experts",
+        "gates other than SiLU",
         "norms of queries and keys together, by head, or after rotary",
         "norms after attention or feed-forward", "parallel attention and feed-forward",
         "offset of the norms' weights")),

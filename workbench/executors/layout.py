@@ -27,6 +27,7 @@ from workbench.executors.reference import (
 )
 from workbench.executors.select import Backends
 from workbench.files import cache_directory
+from workbench.model.feedforward import MixtureOfExperts
 from workbench.model.linear import Linear
 from workbench.model.transformer import Transformer
 from workbench.scheduler.plan import Span, StepPlan
@@ -62,6 +63,10 @@ def choose_weight_layout(
     attention, or where results are further from exact logits than arithmetic in this precision is. The decision is
     remembered.
     """
+    if backends.decodes_by_blocks:  # its own products read either layout, those by experts panels far faster
+        for part in model.blocks.modules():
+            if isinstance(part, MixtureOfExperts):
+                part.use_panels(True)
     if backends.decode is not Backend.MLIR or backends.decodes_by_blocks or panels_refusal(model):
         return backends
     in_panels = replace(backends, blocks=Backend.MLIR, attention=Backend.MLIR, checked=True)

@@ -140,7 +140,7 @@ class Transformer(nn.Module):
     def bytes_per_weight(self) -> tuple[float, float]:
         """Return the bytes of a value of a matrix, scales included: in the blocks, and in the head."""
         linears = [part for block in self.blocks for part in block.modules() if isinstance(part, Linear)]
-        stacks = [stack for block in self.blocks for stack in block.parameters() if stack.ndim == 3]
+        stacks = [stack for block in self.blocks for stack in block.parameters() if stack.ndim in (3, 5)]
         stored = sum(
             linear.weight.nbytes + (0 if linear.scales is None else linear.scales.nbytes) for linear in linears
         ) + sum(stack.nbytes for stack in stacks)
@@ -161,9 +161,7 @@ class Transformer(nn.Module):
 
     def dense_state(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """Return every parameter as numbers of `dtype`, under its name; a quantized one as it is multiplied with."""
-        stored = dict(self.named_parameters())
-        linears = (f"{name}.weight" for name, part in self.named_modules() if isinstance(part, Linear))
-        stored |= {name: from_panels(stored[name]) for name in linears}
+        stored = {name: from_panels(tensor) for name, tensor in self.named_parameters()}
         dense = {
             name: dequantize(tensor, stored.get(name.removesuffix("weight") + "scales"), dtype)
             for name, tensor in stored.items()

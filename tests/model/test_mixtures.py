@@ -1,0 +1,103 @@
+"""A mixture of experts is the plain loop over tokens and their experts, with any router, on every backend and in either
+layout of the weights; experts that no token chose are NaN and never show."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from compiled_kernels import Backend, backend_problems
+from tests.thorough import tries
+from workbench.engine.naive import Weights
+from workbench.engine.naive import _mixture as plain_loop
+from workbench.model.attention_spec import AttentionSpec
+from workbench.model.feedforward import MixtureOfExperts
+from workbench.model.quantized import WeightFormat
+from workbench.model.spec import ActivationSpec, LayerSpec, MoESpec, RouterSpec
+
+HIDDEN, INTERMEDIATE = 64, 32
+HERE = [each for each in (Backend.EAGER, Backend.INDUCTOR, Backend.MLIR) if backend_problems()[each] is None]
+
+
+@st.composite
+def routers(draw: st.DrawFn, groups: int) -> RouterSpec:
+    return RouterSpec(
+        score=draw(st.sampled_from(["logit", "softmax", "sigmoid"])),
+        softmax_chosen=draw(st.booleans()),
+        renormalize=draw(st.booleans()),
+        selection_bias=draw(st.booleans()),
+        groups=groups,
+        kept_groups=draw(st.integers(1, groups)),
+        group_score=draw(st.sampled_from(["max", "top2"])),
+        factor=draw(st.sampled_from([1.0, 2.5])),
+        weighs_input=draw(st.booleans()),
+    )
+
+
+@st.composite
+def mixtures(draw: st.DrawFn) -> LayerSpec:
+    groups, each = draw(st.sampled_from([(1, 1), (1, 5), (1, 8), (2, 4), (4, 2)]))
+    router = draw(routers(groups))
+    experts = MoESpec(
+        num_experts=groups * each,
+        num_experts_per_tok=draw(st.integers(1, router.kept_groups * each)),
+        router=router,
+        router_bias=draw(st.booleans()),
+        shared_intermediate_size=draw(st.sampled_from([None, 48])),
+        shared_gate=draw(st.booleans()),
+    )
+    return LayerSpec(
+        attention=AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=HIDDEN),
+        intermediate_size=INTERMEDIATE,
+        mlp_bias=draw(st.booleans()),
+        activation=ActivationSpec(kind=draw(st.sampled_from(["silu", "clamped", "gelu"]))),
+        experts=experts,
+    )
+
+
+def filled(layer: LayerSpec, x: Tensor, one_takes_all: bool, seed: int) -> dict[str, Tensor]:
+    """Weights in the type of x; those of experts that no row of x chooses are NaN."""
+    assert layer.experts is not None
+    torch.manual_seed(seed)
+    part = MixtureOfExperts(layer, layer.experts, HIDDEN, Backend.EAGER, WeightFormat()).to(x.dtype)
+    for parameter in part.parameters():
+        parameter.data = torch.randn(parameter.shape, dtype=x.dtype) * HIDDEN**-0.5
+    if one_takes_all:
+        part.router.weight.data[-1] = 50 * x.sum(0)
+    with torch.no_grad():
+        used = part.router.choose(x)[1].flatten().tolist()
+    for name in ("gate_up", "gate_up_bias", "down", "down_bias"):
+        stack = getattr(part, name)
+        if stack is not None:
+            stack.data[[each for each in range(len(stack)) if each not in used]] = torch.nan
+    return part.state_dict()
+
+
+def built(layer: LayerSpec, state: dict[str, Tensor], backend: Backend, panels: bool) -> MixtureOfExperts:
+    assert layer.experts is not None
+    with torch.device("meta"):
+        part = MixtureOfExperts(layer, layer.experts, HIDDEN, backend, WeightFormat())
+    part.load_state_dict(state, assign=True)
+    part.requires_grad_(False).use_panels(panels)
+    return part
+
+
+@pytest.mark.parametrize("panels", [False, True])
+@pytest.mark.parametrize("backend", HERE)
+@settings(max_examples=tries(25), deadline=None)
+@given(layer=mixtures(), tokens=st.integers(1, 17), takes_all=st.booleans(), seed=st.integers(0, 99))
+def test_every_router_is_the_plain_loops(
+    backend: Backend, panels: bool, layer: LayerSpec, tokens: int, takes_all: bool, seed: int
+) -> None:
+    """Held to float64, in float32 or float64 where the backend has that."""
+    exact = torch.float32 if backend is Backend.MLIR or panels else torch.float64
+    x = torch.randn(tokens, HIDDEN, generator=torch.Generator().manual_seed(seed)).to(exact)
+    state = filled(layer, x, takes_all, seed)
+    ours = built(layer, state, backend, panels)(x)
+    weights = Weights({name: tensor.double() for name, tensor in state.items()})
+    plain = plain_loop(x.double(), weights, "", layer)
+    assert ours.isfinite().all()
+    torch.testing.assert_close(ours.double(), plain, rtol=1e-4, atol=1e-4 if exact is torch.float32 else 1e-9)
