@@ -10,6 +10,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from workbench.model.checkpoint_names import CheckpointNames
 from workbench.model.hf.fields import ConfigFields
 
 QuantizedKind = Literal["int8", "int4", "fp8", "mxfp4"]
@@ -73,9 +74,11 @@ class Checkpoint:
         config: what its config.json says, or would say.
         tensors: by the names that the family's safetensors files have; fused and packed ones under their dense names.
         format: the format in words, for messages: "safetensors", "GPTQ 4 bits, group 128", ...
+        names: the tensors' names, where they are not those of the family's safetensors files.
     """
 
     path: Path
     config: ConfigFields
     tensors: Mapping[str, StoredTensor]
     format: str = "safetensors"
+    names: CheckpointNames | None = None

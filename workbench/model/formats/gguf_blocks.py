@@ -33,7 +33,15 @@ def _single_bits(bytes: Tensor) -> Tensor:
 
 
 def _q4_0(blocks: Tensor) -> Tensor:
-    return _half(blocks, 0) * (_bits(blocks[:, 2:], 4, 16).float() - 8)
+    codes, scales = q4_0_codes(blocks.flatten())
+    return scales[:, None].float() * codes.float()
+
+
+def q4_0_codes(data: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the values -8 to 7 of Q4_0 blocks, int8 [block, 32], and their scales, float16 [block]."""
+    blocks = data.view(-1, 18)
+    scales = blocks[:, :2].contiguous().view(torch.float16)[:, 0]
+    return _bits(blocks[:, 2:], 4, 16).to(torch.int8) - 8, scales
 
 
 def _q4_1(blocks: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from workbench.errors import WorkbenchError
 from workbench.model.formats.checkpoint import Checkpoint
+from workbench.model.formats.gguf_checkpoint import gguf_config, read_gguf
 from workbench.model.formats.safetensors_files import INDEX_FILE, SINGLE_FILE, stored_tensors
 from workbench.model.hf.fields import ConfigFields, read_object
 
@@ -17,7 +18,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     """
     path = Path(path)
     if (file := gguf_file(path)) is not None:
-        raise WorkbenchError(f"{file}: GGUF is not read yet")
+        return read_gguf(file)
     return Checkpoint(path, read_config(path), stored_tensors(path))
 
 
@@ -26,7 +27,7 @@ def read_config(path: str | Path) -> ConfigFields:
     WorkbenchError where there is none."""
     path = Path(path)
     if (found := gguf_file(path)) is not None:
-        raise WorkbenchError(f"{found}: GGUF is not read yet")
+        return gguf_config(found)
     file = path / "config.json"
     if not file.is_file():
         fault = "no config.json in it" if path.is_dir() else "no such folder"

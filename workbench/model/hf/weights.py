@@ -44,7 +44,7 @@ def read_weights(checkpoint: Checkpoint, spec: ModelSpec, dtype: torch.dtype) ->
 def wanted_parameters(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, StoredParameter]:
     """Return the parts of each parameter of `spec` under the checkpoint's names. Raises WorkbenchError where it lacks
     one, has others, or has one in another shape or in a type that is not read."""
-    stored, names = checkpoint.tensors, read_names(checkpoint.config)
+    stored, names = checkpoint.tensors, checkpoint.names or read_names(checkpoint.config)
     if f"{names.embedding}.weight" not in stored and f"{names.embedding}.weight".partition(".")[2] in stored:
         names = names.without_prefix()  # the files of a base model, as GPT-2's are
     wanted = stored_parameters(spec, names)

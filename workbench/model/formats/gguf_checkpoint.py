@@ -1,0 +1,132 @@
+"""A GGUF file as a checkpoint: its tensors one by one, whatever they are stacked in, and its config."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from workbench.errors import WorkbenchError
+from workbench.model.formats.checkpoint import Checkpoint, QuantizedMatrix, StoredTensor
+from workbench.model.formats.gguf import GGUFFile, GGUFTensor
+from workbench.model.formats.gguf_blocks import PLAIN_DTYPES, dequantize_blocks, q4_0_codes
+from workbench.model.formats.gguf_families import architecture_of, config_of, names_of
+from workbench.model.hf.fields import ConfigFields
+
+MAX_PARTS = 1000
+# Tensors that say how rotary is scaled (see gguf_rotary.py), and tables that are computed here.
+NO_PARAMETERS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
+SHARED = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+
+
+@dataclass(frozen=True)
+class GGUFStoredTensor(StoredTensor):
+    """A tensor of a GGUF file, or some rows of one, counted over all axes but the last; `dtype` is GGUF's name.
+
+    Args:
+        source: the file.
+        info: the tensor in it.
+        first_row: the first of the rows.
+        offset: what its stored numbers have in addition to the model's.
+    """
+
+    source: GGUFFile
+    info: GGUFTensor
+    first_row: int = 0
+    offset: float = 0.0
+
+    def read(self) -> Tensor:
+        type = self.info.type
+        dtype = PLAIN_DTYPES.get(type.name, torch.float32)
+        numbers = dequantize_blocks(type, self._blocks(), dtype).view(self.shape)
+        return numbers - self.offset if self.offset else numbers
+
+    def quantized(self) -> QuantizedMatrix | None:
+        """Return Q4_0 as int4 with groups of 32 columns, bit for bit; other types have no kernel of their layout."""
+        if self.info.type.name != "Q4_0" or len(self.shape) != 2:
+            return None
+        codes, scales = q4_0_codes(self._blocks())
+        rows, columns = self.shape
+        return QuantizedMatrix("int4", codes.view(rows, columns), scales.view(rows, columns // 32))
+
+    def _blocks(self) -> Tensor:
+        start = self.first_row * self.info.shape[-1] // self.info.type.values * self.info.type.bytes
+        return self.source.blocks(self.info.name)[start : start + self.nbytes]
+
+
+def read_gguf(path: Path) -> Checkpoint:
+    """Open a GGUF file, with its other parts where it is split; headers are read and checked, numbers are not.
+
+    Raises:
+        WorkbenchError: for a damaged file, a missing part, and for what is not read or not carried out.
+    """
+    files = open_parts(path)
+    infos = {name: (file, info) for file in files for name, info in file.tensors.items()}
+    if len(infos) < sum(len(file.tensors) for file in files):
+        raise WorkbenchError(f"{path}: a tensor is in several of its parts; fetch them again")
+    plain = {name: info for name, (_, info) in infos.items()}
+    offset = float(architecture_of(files[0]).norm_offset)
+    tensors: dict[str, StoredTensor] = {}
+    for name, (file, info) in infos.items():
+        if name not in NO_PARAMETERS and not name.endswith("attn_rot_embd.weight"):
+            tensors |= _named(file, info, offset if name.endswith("norm.weight") else 0.0)
+    kinds = sorted({info.type.name for info in plain.values() if len(info.shape) > 1})
+    config, names = config_of(files[0], plain), names_of(files[0], plain)
+    return Checkpoint(path, config, tensors, f"GGUF {', '.join(kinds)}", names)
+
+
+def gguf_config(path: Path) -> ConfigFields:
+    """Return what config.json would say of the file's model."""
+    files = open_parts(path)
+    return config_of(files[0], {name: info for file in files for name, info in file.tensors.items()})
+
+
+def open_parts(path: Path) -> list[GGUFFile]:
+    """Open the file, and the other parts of its model: NAME-00001-of-00003.gguf, ..."""
+    first = GGUFFile(path)
+    count = first.metadata.get("split.count", 0)
+    if not isinstance(count, int) or count < 2:
+        return [first]
+    found = re.fullmatch(r"(.*)-00001-of-(\d{5})\.gguf", path.name)
+    if found is None or int(found[2]) != count or count > MAX_PARTS:
+        right = f"NAME-00001-of-{count:05}.gguf"
+        raise WorkbenchError(f"{path}: is one of {count} parts; name the first of them, which is called {right}")
+    paths = [path.with_name(f"{found[1]}-{index:05}-of-{count:05}.gguf") for index in range(2, count + 1)]
+    missing = [each.name for each in paths if not each.is_file()]
+    if missing:
+        raise WorkbenchError(f"{path}: {len(missing)} of its {count} parts are missing: {', '.join(missing[:3])}")
+    return [first, *map(GGUFFile, paths)]
+
+
+def _named(file: GGUFFile, info: GGUFTensor, offset: float) -> dict[str, StoredTensor]:
+    """Return a tensor under its name; each expert of a stacked one under its own."""
+
+    def rows(first: int, shape: tuple[int, ...]) -> GGUFStoredTensor:
+        numbers = 1
+        for size in shape:
+            numbers *= size
+        nbytes = numbers // info.type.values * info.type.bytes
+        return GGUFStoredTensor(file.path, info.type.name, shape, nbytes, file, info, first, offset)
+
+    if stacked := re.fullmatch(r"(blk\.\d+)\.ffn_(gate|up|down|gate_up)_exps\.(weight|bias)", info.name):
+        layer, part, kind = stacked.groups()
+        if len(info.shape) != (3 if kind == "weight" else 2):
+            return {info.name: rows(0, info.shape)}  # an error by its name follows
+        count, *each = info.shape
+        size = each[0] if kind == "weight" else 1
+        if part == "gate_up" and kind == "weight":
+            half = (size // 2, each[1])
+            return {
+                f"{layer}.ffn_{name}_exps.{expert}.weight": rows(expert * size + at, half)
+                for expert in range(count)
+                for name, at in (("gate", 0), ("up", size // 2))
+            }
+        return {f"{layer}.ffn_{part}_exps.{expert}.{kind}": rows(expert * size, tuple(each)) for expert in range(count)}
+    if shared := re.fullmatch(r"(blk\.\d+)\.ffn_(gate|up|down)_shexp\.weight", info.name):
+        return {f"{shared[1]}.ffn_shexp.{SHARED[shared[2]]}.weight": rows(0, info.shape)}
+    if info.name.endswith("ffn_gate_inp_shexp.weight"):
+        return {info.name: rows(0, (1, info.shape[-1]))}
+    return {info.name: rows(0, info.shape)}
