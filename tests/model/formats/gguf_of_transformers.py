@@ -176,7 +176,9 @@ def _gpt_oss(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def _metadata(writer: Any, config: dict[str, Any], family: str) -> None:
-    find = lambda *keys: next((config[key] for key in keys if config.get(key) is not None), None)  # noqa: E731
+    def find(*keys: str) -> Any:
+        return next((config[key] for key in keys if config.get(key) is not None), None)
+
     rope = config.get("rope_parameters") or {}
     full = rope.get("full_attention", rope)
     width, heads = find("hidden_size", "n_embd"), find("num_attention_heads", "n_head")
