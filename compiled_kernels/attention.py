@@ -46,6 +46,16 @@ class SlidingWindow:
 
 
 @dataclass(frozen=True)
+class Chunked:
+    """The past within the query's own chunk of `chunk_size` positions (Llama 4)."""
+
+    chunk_size: int
+
+    def __call__(self, query: Tensor, key: Tensor) -> Tensor:
+        return (key <= query) & (key // self.chunk_size == query // self.chunk_size)
+
+
+@dataclass(frozen=True)
 class AndMask:
     """The keys that both masks show."""
 
@@ -89,6 +99,19 @@ class ALiBi:
         at = head.to(score.dtype)
         exponent = torch.where(head < power, (at + 1) * (8 / power), (2 * (at - power) + 1) * (4 / power))
         return score - torch.exp2(-exponent) * (query - key).to(score.dtype)
+
+
+@dataclass(frozen=True)
+class ScoreTemperature:
+    """A factor of late queries' scores: 1 + `strength` log(1 + floor((query + `offset`) / `floor`)) (Llama 4)."""
+
+    strength: float
+    floor: int
+    offset: int = 0
+
+    def __call__(self, score: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        steps = ((query + self.offset) // self.floor).to(score.dtype)
+        return score * (1 + self.strength * torch.log1p(steps))
 
 
 @dataclass(frozen=True)

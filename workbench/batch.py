@@ -30,6 +30,7 @@ class TokenBatch:
     slot_mapping: tuple[Int[Tensor, " token"], ...]
     logits_indices: Int[Tensor, " sample"]
     decode_only: bool
+    length_limits: Int[Tensor, " token"] | None = None  # tokens that each token's sequence may reach
     quantize_on_write: bool = (
         True  # whether `write` quantizes what becomes old enough; False if `KVStore.quantize_pending` did
     )

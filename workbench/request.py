@@ -199,6 +199,8 @@ class Sequence:
     request: Request
     arrival_index: int  # order of arrival: the youngest has the largest
     token_ids: list[int]
+    length_limit: int = 0  # tokens that it may reach
+    length_class: int = 0  # of a model whose rotary looks at that: keys of other classes are not its own
     num_computed_tokens: int = 0
     num_evicted_tokens: int = 0  # of the computed tokens; each layer evicts as many, but its own choice
     pages: tuple[list[int], ...] = ()  # one list per cache group, in text order; NULL_PAGE where freed
@@ -228,6 +230,11 @@ class Sequence:
         return len(self.request.prompt_ids)
 
     @property
+    def prefix_salt(self) -> str:
+        """Return the salt under which its pages are shared: the request's, and its length class."""
+        return f"{self.request.cache_salt}\0{self.length_class}" if self.length_class else self.request.cache_salt
+
+    @property
     def output_ids(self) -> list[int]:
         return self.token_ids[self.prompt_length :]
 
@@ -243,4 +250,5 @@ class Sequence:
 
     @classmethod
     def from_request(cls, request: Request, arrival_index: int) -> Sequence:
-        return cls(request=request, arrival_index=arrival_index, token_ids=list(request.prompt_ids))
+        limit = len(request.prompt_ids) + request.sampling.max_tokens
+        return cls(request, arrival_index, list(request.prompt_ids), limit)

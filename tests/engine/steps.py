@@ -30,6 +30,7 @@ def forced(
     for tensor in every_tensor(store):
         tensor[1:] = torch.nan
     sequence = Sequence.from_request(Request("forced", ()), 0)
+    sequence.length_limit = len(ids)
     sequence.pages = tuple(random.Random(table).sample(range(1, pages + 1), pages) for table in range(tables))
     runs, rows = executor(model, store), []
     lengths = [*chunks, *[1] * (len(ids) - sum(chunks))]

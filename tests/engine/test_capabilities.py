@@ -40,7 +40,7 @@ from workbench.executors.capabilities import (
 from workbench.executors.reference import CacheLayout, reference_logits, single_decode_step
 from workbench.executors.select import Backends, select_backends
 from workbench.kv_cache.format import CacheFormat
-from workbench.model.attention_spec import QKNormSpec
+from workbench.model.attention_spec import QKNormSpec, QueryTemperature, RotaryConfig, RotaryScaling
 from workbench.model.layers import Attention
 from workbench.model.memory import cache_shapes
 from workbench.model.quantized import WeightFormat
@@ -91,6 +91,12 @@ MODELS: dict[str, Requirements] = {
     "own": model(
         layer(position="alibi"), layer(mask=CustomPart(path=HERE + "even"), score=CustomPart(path=HERE + "farther")),
     ),
+    "by chunks": model(
+        layer(chunk_size=7), layer(position="none", temperature=QueryTemperature(strength=0.5, floor=4)),
+    ),
+    "LongRoPE": model(layer(), rotary=RotaryConfig(scaling=RotaryScaling(
+        kind="longrope", short_factors=(1, 2), long_factors=(2, 4), original_max_position_embeddings=8
+    ))),
     "hidden": model(layer(mask=CustomPart(path=ME + "hidden"))),
     "bfloat16": model(WIDE, dtype=torch.bfloat16),
     "float16": model(WIDE, dtype=torch.float16),

@@ -21,7 +21,7 @@ from workbench.errors import WorkbenchError
 from workbench.model.attention_spec import AnyAttentionSpec, AttentionSpec, MLASpec, RotaryConfig
 from workbench.model.layers import build_custom_attention
 from workbench.model.quantized import WeightFormat
-from workbench.model.rotary import RotaryTable, rotary_frequencies, rotary_of_layer
+from workbench.model.rotary import build_rotary_table, rotary_frequencies, rotary_of_layer
 from workbench.model.spec import ActivationSpec, LayerSpec, ModelSpec, MoESpec, NormSpec  # fmt: skip
 from workbench.model.transformer import Transformer
 
@@ -85,11 +85,11 @@ def _attention(h: Tensor, w: Weights, at: str, a: AnyAttentionSpec, spec: ModelS
 
 def _grouped(h: Tensor, w: Weights, at: str, a: AttentionSpec, spec: ModelSpec) -> Tensor:
     qkv = rearrange(_linear(h, w, at + "qkv"), "token (head dim) -> token head dim", dim=a.head_dim)
-    if a.qkv_clip:
-        qkv = qkv.clamp(-a.qkv_clip, a.qkv_clip)
     q, k, v = qkv.split([a.num_heads, a.num_kv_heads, a.num_kv_heads], dim=1)
     if a.qk_norm is not None and not a.qk_norm.after_rotary:
         q, k = _normed_heads(q, w, at + "query_norm", a, spec), _normed_heads(k, w, at + "key_norm", a, spec)
+    if a.qkv_clip:
+        q, k, v = (part.clamp(-a.qkv_clip, a.qkv_clip) for part in (q, k, v))
     if a.position == "rotary":
         q, k = (_turn(part, a.rotary or spec.rotary, a.rotary_dim) for part in (q, k))
     if a.qk_norm is not None and a.qk_norm.after_rotary:
@@ -142,11 +142,16 @@ def _weights(scores: Tensor, a: AnyAttentionSpec, sinks: Tensor | None) -> Tenso
     far = query - key
     if a.position == "alibi":
         scores = scores - torch.tensor(_slopes(heads), dtype=scores.dtype)[:, None, None] * far
+    if isinstance(a, AttentionSpec) and a.temperature is not None:
+        steps = torch.floor((query + a.temperature.offset) / a.temperature.floor)
+        scores = scores * (1 + a.temperature.strength * torch.log(1 + steps.to(scores.dtype)))
     if a.score is not None:
         scores = load_custom(a.score)(scores, head, query, key)
     seen = far >= 0
     if a.sliding_window is not None:
         seen &= (far < a.sliding_window) | (key < a.num_sink_tokens)
+    if isinstance(a, AttentionSpec) and a.chunk_size is not None:
+        seen &= key >= query - query % a.chunk_size
     if a.mask is not None:
         seen &= load_custom(a.mask)(query, key)
     scores = scores.masked_fill(~seen, -torch.inf)
@@ -183,7 +188,8 @@ def _own(h: Tensor, w: Weights, at: str, a: AttentionSpec, spec: ModelSpec) -> T
     module.load_state_dict(mine, strict=False)
     cos = sin = None
     if turn := rotary_of_layer(spec, a):
-        cos, sin = (part.to(h.dtype) for part in RotaryTable(*turn)(torch.arange(len(h))))
+        at_positions = torch.arange(len(h)), torch.full((len(h),), len(h))
+        cos, sin = (part.to(h.dtype) for part in build_rotary_table(turn)(*at_positions))
     q, k, v = module.qkv_proj(h, cos, sin)
     cache, rows = _WholeText(), torch.arange(len(h))
     batch = TokenBatch(rows, rows, torch.tensor([0, len(h)]), torch.tensor([len(h)]), (), (), rows, False)
@@ -201,7 +207,9 @@ def greedy(model: Transformer, prompt_ids: list[int], max_tokens: int, dtype: to
 
 def _feedforward(h: Tensor, w: Weights, at: str, kind: LayerSpec) -> Tensor:
     if not kind.activation.gated:
-        return _linear(_activated(_linear(h, w, at + "up"), kind.activation), w, at + "down")
+        up = _linear(h, w, at + "up")
+        made = _xielu(up, w, at) if kind.activation.kind == "xielu" else _activated(up, kind.activation)
+        return _linear(made, w, at + "down")
     gate, up = _linear(h, w, at + "gate_up").chunk(2, dim=-1)
     return _linear(_gated(gate, up, kind.activation), w, at + "down")
 
@@ -232,6 +240,8 @@ def _mixture(h: Tensor, w: Weights, at: str, kind: LayerSpec) -> Tensor:
 def _chosen(logits: Tensor, bias: Tensor | None, experts: MoESpec) -> list[tuple[int, Tensor]]:
     """Return the experts of one token, and their weights."""
     router = experts.router
+    if router.score == "sparsemixer":
+        return _mixed(logits, experts)
     scores = {"logit": lambda: logits, "softmax": lambda: logits.softmax(-1), "sigmoid": logits.sigmoid}[router.score]()
     ranked = scores if bias is None else scores + bias
     size = experts.num_experts // router.groups
@@ -244,6 +254,20 @@ def _chosen(logits: Tensor, bias: Tensor | None, experts: MoESpec) -> list[tuple
     weights = weights.softmax(-1) if router.softmax_chosen else weights
     weights = weights / (weights.sum() + 1e-20) if router.renormalize else weights
     return list(zip(numbers.tolist(), router.factor * weights, strict=True))
+
+
+def _mixed(logits: Tensor, experts: MoESpec) -> list[tuple[int, Tensor]]:
+    """Choose one expert after another as SparseMixer does: its weight is its softmax among the close ones left."""
+    found, left = [], set(range(len(logits)))
+    for _ in range(experts.num_experts_per_tok):
+        best = max(left, key=lambda number: logits[number].item())
+        close = [
+            each for each in left
+            if (logits[best] - logits[each]) / max(logits[each].abs(), logits[best]) <= 2 * experts.router.jitter
+        ]  # fmt: skip
+        found.append((best, experts.router.factor * (logits[best] - logits[close].logsumexp(0)).exp()))
+        left.remove(best)
+    return found
 
 
 def _gated(gate: Tensor, up: Tensor, kind: ActivationSpec) -> Tensor:
@@ -261,6 +285,14 @@ def _activated(x: Tensor, kind: ActivationSpec) -> Tensor:
     if kind.kind == "gelu_tanh":
         return _gelu(x)
     return x.clamp(min=0) ** (2 if kind.kind == "relu2" else 1)
+
+
+def _xielu(x: Tensor, w: Weights, at: str) -> Tensor:
+    """Compute xIELU: a parabola above 0, an exponential below (Huang and Schlag, 2024, equation 6)."""
+    positive, negative, beta, eps = (w[f"{at}activation.{name}"] for name in ("alpha_p", "alpha_n", "beta", "eps"))
+    above = torch.log1p(positive.exp()) * x**2
+    below = (beta + torch.log1p(negative.exp())) * (torch.expm1(torch.minimum(x, eps)) - x)
+    return torch.where(x > 0, above, below) + beta * x
 
 
 def _gelu(x: Tensor) -> Tensor:
@@ -293,8 +325,10 @@ def _turn(x: Tensor, rotary: RotaryConfig, rotated: int, interleaved: bool = Fal
 
     A pair is (i, i + head_dim / 2), and of partly rotated heads the first pairs are rotated.
     """
-    angles = torch.outer(torch.arange(len(x)).double(), rotary_frequencies(rotary, rotated))[:, None]
-    cos, sin = (rotary.scaling.attention_factor * part.to(x.dtype) for part in (angles.cos(), angles.sin()))
+    angles = torch.outer(torch.arange(len(x)).double(), rotary_frequencies(rotary, rotated, len(x)))[:, None]
+    factor, long_factor = rotary.scaling.attention_factor, rotary.scaling.long_attention_factor
+    factor = long_factor if long_factor is not None and rotary.scaling.length_class(len(x)) else factor
+    cos, sin = (factor * part.to(x.dtype) for part in (angles.cos(), angles.sin()))
     first, second = (x[..., 0::2], x[..., 1::2]) if interleaved else x.chunk(2, dim=-1)
     (a, first), (b, second) = ((half[..., : rotated // 2], half[..., rotated // 2 :]) for half in (first, second))
     return torch.cat([a * cos - b * sin, first, b * cos + a * sin, second], dim=-1)

@@ -163,6 +163,15 @@ def _quantized_embedding(wanted: Requirements) -> str | None:
     return "a quantized embedding" if tied and wanted.weights.head != "dense" else None
 
 
+def _rotary_by_length(wanted: Requirements) -> str | None:
+    if wanted.spec is None:
+        return None
+    model = wanted.spec.rotary
+    return _attention(
+        lambda own: own.rotary_dim and (kind := (own.rotary or model).scaling).by_length and f"rotary {kind.kind}"
+    )(wanted)
+
+
 def _untraceable(wanted: Requirements) -> str | None:
     """Find a custom mask or score function that torch.compile cannot trace: it is tried."""
     at = torch.arange(4)
@@ -225,6 +234,9 @@ FEATURES: dict[str, Feature] = {
     "custom score function": Feature("model", _attention(lambda own: own.score and f"score {own.score.path}")),
     "custom mask": Feature("model", _attention(lambda own: own.mask and f"mask {own.mask.path}")),
     "custom part that cannot be traced": Feature("model", _untraceable),
+    "chunks of attention": Feature("model", _setting("chunk_size")),
+    "temperature by position": Feature("model", _setting("temperature")),
+    "rotary by a sequence's length": Feature("model", _rotary_by_length),
     "custom attention module": Feature("model", _attention(lambda own: own.module and f"module {own.module.path}")),
     "latent attention": Feature("model", _attention(lambda own: isinstance(own, MLASpec) and "latent attention")),
     "heads of odd width": Feature("model", _attention(
@@ -232,7 +244,7 @@ FEATURES: dict[str, Feature] = {
     )),
     "mixture of experts": Feature("model", _setting("experts")),
     "gates other than SiLU, GELU by its tanh, clamped": Feature("model", _layer(
-        lambda kind: (not kind.activation.gated or kind.activation.kind in ("gelu", "relu", "relu2"))
+        lambda kind: (not kind.activation.gated or kind.activation.kind in ("gelu", "relu", "relu2", "xielu"))
         and f"activation {kind.activation}"
     )),
     "gates other than SiLU": Feature("model", _setting("activation")),
@@ -258,6 +270,8 @@ OPERATOR_CASES: dict[str, tuple[str, str, tuple[Role, ...]]] = {
     "ALiBi": ("paged_attention", "ALiBi", EVERY),
     "custom score function": ("paged_attention", "ALiBi", EVERY),
     "custom mask": ("paged_attention", "own mask", EVERY),
+    "chunks of attention": ("paged_attention", "own mask", EVERY),
+    "temperature by position": ("paged_attention", "ALiBi", EVERY),
     "quantized keys with dense values, or the other way": ("quantized_attention", "dense keys", EVERY),
 }
 NOT_IN_STEP = "the compiled decode step has none"
@@ -285,6 +299,7 @@ LIMITS: tuple[Limit, ...] = (
         "offset of the norms' weights")),
     *(Limit(feature, backend, BLOCKS, "it has no kernel for it") for backend in (Backend.MLIR, Backend.TRITON)
       for feature in ("LayerNorm", "gates other than SiLU, GELU by its tanh, clamped")),
+    Limit("rotary by a sequence's length", Backend.MLIR, STEP, "its angles are a table by position"),
     Limit("rotated heads", Backend.MLIR, STEP, "the compiled decode step does not rotate heads"),
     Limit("settings of a model that are newer than this table", Backend.MLIR, STEP, NOT_IN_STEP),
     Limit(CODEC, Backend.MLIR, STEP, "the compiled decode step cannot call it"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -94,7 +95,7 @@ def _widened(batch: TokenBatch) -> TokenBatch:
 def _tensors(batch: TokenBatch) -> tuple[Tensor, ...]:
     return (
         batch.token_ids, batch.positions, batch.span_starts, batch.context_lengths, *batch.page_tables,
-        *batch.slot_mapping, batch.logits_indices,
+        *batch.slot_mapping, batch.logits_indices, cast(Tensor, batch.length_limits),
     )  # fmt: skip
 
 
@@ -102,7 +103,8 @@ def _moved(batch: TokenBatch, device: torch.device) -> TokenBatch:
     """Copy the batch to `device` for a capture to keep."""
     ids, positions, starts, lengths, *rest = (tensor.to(device, copy=True) for tensor in _tensors(batch))
     count = len(batch.page_tables)
-    tables, slots = tuple(rest[:count]), tuple(rest[count:-1])
+    tables, slots, (samples, limits) = tuple(rest[:count]), tuple(rest[count:-2]), rest[-2:]
     return TokenBatch(
-        ids, positions, starts, lengths, tables, slots, rest[-1], decode_only=True, quantize_on_write=False
-    )
+        ids, positions, starts, lengths, tables, slots, samples,
+        decode_only=True, length_limits=limits, quantize_on_write=False,
+    )  # fmt: skip

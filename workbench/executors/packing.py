@@ -36,15 +36,17 @@ def pack_batch(plan: StepPlan, page_size: int, device: torch.device, rows: int |
     """
     spans = plan.spans
     padding = rows - len(spans) if rows else 0
-    ids, positions, starts, lengths, samples = [], [], [0], [], []
+    ids, positions, starts, lengths, samples, limits = [], [], [0], [], [], []
     for span in spans:
         ids += span.token_ids
         positions += range(span.start, span.end)
+        limits += [span.sequence.length_limit] * span.length
         starts.append(len(ids))
         lengths.append(span.end - span.sequence.num_evicted_tokens)
         samples += range(len(ids) - span.num_logits, len(ids))
     ids += [0] * padding
     positions += [0] * padding
+    limits += [1] * padding
     starts += range(starts[-1] + 1, starts[-1] + 1 + padding)
     lengths += [1] * padding
     page_tables, slots = [], []
@@ -73,6 +75,7 @@ def pack_batch(plan: StepPlan, page_size: int, device: torch.device, rows: int |
         slot_mapping=tuple(slots),
         logits_indices=torch.tensor(samples, dtype=torch.long, device=device),
         decode_only=plan.decode_only,
+        length_limits=torch.tensor(limits, device=device),
     )
 
 

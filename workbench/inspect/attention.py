@@ -227,6 +227,7 @@ def _batch(store: KVStore, sequence: Sequence, rows: abc.Sequence[int], device: 
         slot_mapping=(nowhere,) * len(tables),
         logits_indices=positions[:0],
         decode_only=True,
+        length_limits=torch.full_like(positions, sequence.length_limit),
     )
 
 

@@ -45,8 +45,10 @@ class TextAttention:
         if not fresh:
             return
         ids = self.model.validate_token_ids((*self.token_ids, *fresh))
-        for begin in range(len(self.token_ids), len(ids), TOKENS_PER_CHUNK):
-            self._compute(ids[begin : begin + TOKENS_PER_CHUNK], begin)
+        known, class_of = len(self.token_ids), self.model.spec.length_class
+        first = known if class_of(known) == class_of(len(ids)) else 0  # another class: keys have other angles
+        for begin in range(first, len(ids), TOKENS_PER_CHUNK):
+            self._compute(ids[begin : begin + TOKENS_PER_CHUNK], begin, len(ids))
         self.token_ids += fresh
 
     @torch.inference_mode()
@@ -68,11 +70,12 @@ class TextAttention:
         assert parameters is not None  # the text was computed
         return parameters.mask
 
-    def _compute(self, ids: Tensor, begin: int) -> None:
+    def _compute(self, ids: Tensor, begin: int, limit: int) -> None:
         rows = torch.arange(begin, begin + len(ids), device=ids.device)
         spans = torch.tensor([0, len(ids)], dtype=torch.int32, device=ids.device)
         lengths = torch.tensor([begin + len(ids)], dtype=torch.int32, device=ids.device)
-        batch = TokenBatch(ids, rows, spans, lengths, (), (), rows[:0], decode_only=False)
+        limits = torch.full_like(rows, limit)
+        batch = TokenBatch(ids, rows, spans, lengths, (), (), rows[:0], decode_only=False, length_limits=limits)
         for layer in self.layers:
             layer.begin = begin
         self.model.hidden_states(batch, cast(KVStore, self))

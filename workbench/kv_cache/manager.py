@@ -63,7 +63,7 @@ class KVCacheAccounting:
         ids = sequence.token_ids
         if sequence.children:  # children start with this prefix and no more
             ids = ids[: 1 + min(child.num_shared_tokens for child in sequence.children)]
-        return self.prefix_cache.match_prefix(ids, sequence.request.cache_salt)
+        return self.prefix_cache.match_prefix(ids, sequence.prefix_salt)
 
     def pages_to_start(self, sequence: Sequence, match: PrefixMatch) -> list[int]:
         """Return the pages to allocate, by group, for `sequence` to start from `match` or its swapped pages and run one
@@ -340,7 +340,7 @@ class KVCacheManager(KVCacheAccounting):
     def _cache_full_pages(self, sequence: Sequence) -> None:
         if self.prefix_cache is None:
             return
-        ids, salt, before = sequence.token_ids, sequence.request.cache_salt, self.prefix_cache.written_tokens
+        ids, salt, before = sequence.token_ids, sequence.prefix_salt, self.prefix_cache.written_tokens
         for t, place, page in self.prefix_cache.insert(
             sequence.arrival_index, ids, salt, sequence.num_computed_tokens, sequence.pages
         ):

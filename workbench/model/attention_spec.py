@@ -17,9 +17,14 @@ class RotaryScaling(Settings):
     between the wavelengths `original_max_position_embeddings / high_freq_factor` and `original_max_position_embeddings
     / low_freq_factor`; `yarn` (Peng et al., 2023) divides those with fewer than `beta_slow` turns in the original
     context, keeps those with more than `beta_fast`, and multiplies cosines and sines by `attention_factor`.
+
+    Two kinds look at the length that a sequence may reach, `L = prompt + max_tokens`. `longrope` (Ding et al., 2024)
+    divides frequency i by `short_factors[i]`, or by `long_factors[i]` where L exceeds the original context; `dynamic`
+    (NTK-aware) raises the base there to `base (factor L / original - (factor - 1)) ^ (dim / (dim - 2))`. L is each
+    sequence's own, so that it does not depend on the batch; transformers takes the longest text of a batch so far.
     """
 
-    kind: Literal["default", "linear", "llama3", "yarn"] = "default"
+    kind: Literal["default", "linear", "llama3", "yarn", "longrope", "dynamic"] = "default"
     factor: Annotated[float, Field(gt=0)] = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
@@ -28,6 +33,24 @@ class RotaryScaling(Settings):
     truncate: bool = True  # yarn's passage begins and ends at whole pairs
     attention_factor: Annotated[float, Field(gt=0)] = 1.0
     original_max_position_embeddings: int = 8192
+    short_factors: tuple[Annotated[float, Field(gt=0)], ...] = ()
+    long_factors: tuple[Annotated[float, Field(gt=0)], ...] = ()
+    long_attention_factor: Annotated[float, Field(gt=0)] | None = None  # of long sequences; None: `attention_factor`
+
+    @property
+    def by_length(self) -> bool:
+        """Return whether angles depend on the length that a sequence may reach."""
+        return self.kind in ("longrope", "dynamic")
+
+    def length_class(self, limit: int) -> int:
+        """Return a number that sequences with equal angles share: keys of others cannot take the place of theirs.
+
+        Args:
+            limit: the tokens that a sequence may reach.
+        """
+        if not self.by_length or limit <= self.original_max_position_embeddings:
+            return 0
+        return 1 if self.kind == "longrope" else limit
 
 
 class RotaryConfig(Settings):
@@ -53,6 +76,15 @@ def _qk_norm(value: object) -> object:
     return QKNormSpec() if value is True else None if value is False else value
 
 
+class QueryTemperature(Settings):
+    """A factor of late queries' scores: 1 + `strength` log(1 + floor((position + `offset`) / `floor`)) (Llama 4, 2025;
+    after Nakanishi, 2025)."""
+
+    strength: Annotated[float, Field(gt=0)]
+    floor: Annotated[int, Field(ge=1)]  # in tokens
+    offset: Annotated[int, Field(ge=0)] = 0
+
+
 class AttentionSpec(Settings):
     """One layer's attention as slots: `num_heads` query heads read `num_kv_heads` key/value heads of width `head_dim`.
 
@@ -66,10 +98,12 @@ class AttentionSpec(Settings):
     head_dim: Annotated[int, Field(ge=2)]
     sliding_window: Annotated[int, Field(ge=1)] | None = None  # in tokens; None sees the whole context
     num_sink_tokens: Annotated[int, Field(ge=0)] = 0  # first tokens that a window keeps in sight (StreamingLLM, 2023)
+    chunk_size: Annotated[int, Field(ge=1)] | None = None  # a query sees its own chunk of the text alone (Llama 4)
+    temperature: QueryTemperature | None = None
     softcap: Annotated[float, Field(ge=0)] = 0.0  # c tanh(score / c) (Gemma 2, 2024); 0 is none
     scale: Annotated[float, Field(gt=0)] | None = None  # of the scores; None is dim ** -0.5
     qk_norm: Annotated[QKNormSpec | None, BeforeValidator(_qk_norm)] = None  # of queries and keys (Qwen 3, Gemma 3)
-    qkv_clip: Annotated[float, Field(ge=0)] = 0.0  # queries, keys and values are clamped to it (OLMo); 0 is none
+    qkv_clip: Annotated[float, Field(ge=0)] = 0.0  # normed queries and keys, and values, are clamped to it (OLMo)
     position: Literal["rotary", "alibi", "none"] = "rotary"
     rotary: RotaryConfig | None = None  # None is the model's
     rotated_columns: Annotated[int, Field(ge=2, multiple_of=2)] | None = None  # of head_dim (GPT-NeoX); None: all
@@ -86,8 +120,12 @@ class AttentionSpec(Settings):
             raise ValueError(f"{self.num_heads} query heads cannot share {self.num_kv_heads} key/value heads evenly")
         if self.num_sink_tokens and self.sliding_window is None:
             raise ValueError(f"num_sink_tokens {self.num_sink_tokens} without a window: all tokens are in sight")
-        if self.qkv_clip and self.qk_norm is not None:
-            raise ValueError("qkv_clip beside qk_norm: the order of clamp and norm is not carried out")
+        if self.qkv_clip and self.qk_norm is not None and self.qk_norm.after_rotary:
+            raise ValueError("qkv_clip beside norms after rotary: their order is not carried out")
+        if self.chunk_size is not None and self.sliding_window is not None:
+            raise ValueError(f"chunk_size {self.chunk_size} beside a sliding window: a layer has one of them")
+        if self.temperature is not None and self.softcap:
+            raise ValueError("temperature beside softcap: a factor of the capped scores is not one of the queries")
         if self.rotated_columns is not None and (self.rotated_columns > self.head_dim or self.head_dim % 2):
             raise ValueError(
                 f"rotated_columns {self.rotated_columns} of {self.head_dim}: even numbers, and at most all"

@@ -43,6 +43,7 @@ class CheckpointNames:
     gate: str = "mlp.gate_proj"
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
+    activation: str = "mlp.act_fn"  # of learned numbers
     transposed: bool = False  # matrices of blocks are stored for x @ weight (GPT-2)
 
     router: str = "mlp.gate"

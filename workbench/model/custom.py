@@ -3,28 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from typing import Any, cast
 
 from torch import nn
 
-from compiled_kernels.attention import ALiBi, AndMask, Causal, ChainedScore, Mask, Score, SlidingWindow
+from compiled_kernels.attention import (
+    ALiBi,
+    AndMask,
+    Causal,
+    ChainedScore,
+    Chunked,
+    Mask,
+    Score,
+    ScoreTemperature,
+    SlidingWindow,
+)
 from workbench.custom import check_arity, load_custom, resolve_path
 from workbench.errors import WorkbenchError
-from workbench.model.attention_spec import AnyAttentionSpec
+from workbench.model.attention_spec import AnyAttentionSpec, AttentionSpec
 from workbench.request import CustomPart
 
 
 def build_mask(spec: AnyAttentionSpec) -> Mask:
     """Build the mask: the past, as far as the window and the custom mask show it."""
-    band = Causal() if spec.sliding_window is None else SlidingWindow(spec.sliding_window, spec.num_sink_tokens)
+    chunk_size = spec.chunk_size if isinstance(spec, AttentionSpec) else None
+    band: Mask = Causal() if chunk_size is None else Chunked(chunk_size)
+    if spec.sliding_window is not None:
+        band = SlidingWindow(spec.sliding_window, spec.num_sink_tokens)
     return band if spec.mask is None else AndMask(band, load_mask(spec.mask))
 
 
 def build_score(spec: AnyAttentionSpec) -> Score | None:
-    """Build the score function: ALiBi, then the custom one; None for neither."""
-    alibi = ALiBi(spec.num_heads) if spec.position == "alibi" else None
-    own = None if spec.score is None else load_score(spec.score)
-    return ChainedScore(alibi, own) if alibi and own else alibi or own
+    """Build the score function: the temperature, ALiBi, then the custom one; None for none of them."""
+    temperature = spec.temperature if isinstance(spec, AttentionSpec) else None
+    parts: list[Score] = []
+    if temperature is not None:
+        parts.append(ScoreTemperature(temperature.strength, temperature.floor, temperature.offset))
+    if spec.position == "alibi":
+        parts.append(ALiBi(spec.num_heads))
+    if spec.score is not None:
+        parts.append(load_score(spec.score))
+    return reduce(ChainedScore, parts) if parts else None
 
 
 def load_mask(part: CustomPart) -> Mask:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from einops import rearrange, repeat
 from torch import Tensor, nn
@@ -68,6 +70,22 @@ class GatedMLP(nn.Module):
         return self.down(apply_gate(self.gate_up(x), self.activation, self.backend))
 
 
+class XIELU(nn.Module):
+    """An activation with four learned numbers: a parabola above 0, an exponential below (Huang and Schlag, 2024)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alpha_p, self.alpha_n = nn.Parameter(torch.empty(1)), nn.Parameter(torch.empty(1))
+        self.beta, self.eps = nn.Parameter(torch.empty(())), nn.Parameter(torch.empty(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        exact = torch.promote_types(x.dtype, torch.float32)
+        wide, (alpha_p, alpha_n, beta, eps) = x.to(exact), (part.to(exact) for part in self.parameters())
+        above = nn.functional.softplus(alpha_p) * wide * wide
+        below = (beta + nn.functional.softplus(alpha_n)) * (torch.expm1(torch.minimum(wide, eps)) - wide)
+        return (torch.where(wide > 0, above, below) + beta * wide).to(x.dtype)
+
+
 class PlainMLP(nn.Module):
     """A feed-forward without gate: down(f(up(x))) (GPT-2)."""
 
@@ -76,13 +94,13 @@ class PlainMLP(nn.Module):
         format: WeightFormat,
     ):  # fmt: skip
         super().__init__()
-        self.activation = activation
+        self.activation = XIELU() if activation.kind == "xielu" else partial(activate, activation=activation)
         stored = backend, format.blocks, format.quant_group, format.activations_of(format.blocks)
         self.up = Linear(hidden_size, width, bias, *stored)
         self.down = Linear(width, hidden_size, bias, *stored)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(activate(self.up(x), self.activation))
+        return self.down(self.activation(self.up(x)))
 
 
 class Router(Linear):
@@ -98,6 +116,8 @@ class Router(Linear):
         """Return weights and numbers of the experts chosen for x [token, hidden]: both [token, chosen]."""
         logits = self(x)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        if self.spec.score == "sparsemixer":
+            return self._mix(logits)
         scores = logits
         if self.spec.score == "softmax":
             scores = torch.softmax(logits, dim=-1)
@@ -113,6 +133,17 @@ class Router(Linear):
         if self.spec.renormalize:
             weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
         return weights * self.spec.factor, chosen
+
+    def _mix(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Choose one expert after another (SparseMixer, Liu et al., 2023): [token, expert] -> twice [token, chosen]."""
+        left, weights, chosen = logits, [], []
+        for _ in range(self.num_chosen):
+            best, number = left.max(dim=-1, keepdim=True)
+            far = (best - logits) / torch.maximum(logits.abs(), best) > 2 * self.spec.jitter
+            weights.append(left.masked_fill(far, -torch.inf).softmax(-1).gather(-1, number))
+            chosen.append(number)
+            left = left.scatter(-1, number, -torch.inf)
+        return torch.cat(weights, dim=-1) * self.spec.factor, torch.cat(chosen, dim=-1)
 
     def _within_groups(self, ranked: Tensor) -> Tensor:
         """Leave only experts of the best groups: ranked [token, expert]."""

@@ -76,10 +76,7 @@ class Attention(nn.Module):
                 says so.
         """
         heads, groups = self.spec.num_heads, self.spec.num_kv_heads
-        rows = self.qkv(x)
-        if self.spec.qkv_clip:
-            rows = rows.clamp(-self.spec.qkv_clip, self.spec.qkv_clip)
-        q, k, v = rearrange(rows, "token (head dim) -> token head dim", dim=self.spec.head_dim).split(
+        q, k, v = rearrange(self.qkv(x), "token (head dim) -> token head dim", dim=self.spec.head_dim).split(
             [heads, groups, groups], dim=1
         )
         late = self.spec.qk_norm is not None and self.spec.qk_norm.after_rotary
@@ -87,6 +84,8 @@ class Attention(nn.Module):
             q, k = self.apply_rotary(q, cos, sin), self.apply_rotary(k, cos, sin)
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q), self.key_norm(k)
+        if self.spec.qkv_clip:
+            q, k, v = (part.clamp(-self.spec.qkv_clip, self.spec.qkv_clip) for part in (q, k, v))
         return (q, k, v) if late else (self.apply_rotary(q, cos, sin), self.apply_rotary(k, cos, sin), v)
 
     def apply_rotary(self, x: Tensor, cos: Angles, sin: Angles) -> Tensor:

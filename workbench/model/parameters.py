@@ -243,6 +243,10 @@ def _feedforward(ours: str, theirs: str, layer: LayerSpec, width: int, names: Ch
     hidden, bias = layer.intermediate_size, layer.mlp_bias
     if not layer.activation.gated:
         yield from _linear(f"{ours}.up", {theirs + names.up: hidden}, width, bias, names.transposed)
+        if layer.activation.kind == "xielu":
+            for name, shape in (("alpha_p", (1,)), ("alpha_n", (1,)), ("beta", ()), ("eps", ())):
+                part = StoredPart(f"{theirs}{names.activation}.{name}", shape)
+                yield f"{ours}.activation.{name}", StoredParameter((part,), shape)
     else:
         rows = {theirs + names.gate: hidden, theirs + names.up: hidden}
         rows = {theirs + names.gate_up: 2 * hidden} if names.gate_up else rows

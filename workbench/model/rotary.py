@@ -30,13 +30,25 @@ def rotaries_of_model(spec: ModelSpec) -> tuple[RotaryKey, ...]:
     return tuple(dict.fromkeys(turn for turn in turns if turn is not None))
 
 
-def rotary_frequencies(rotary: RotaryConfig, dim: int) -> Tensor:
+def rotary_frequencies(rotary: RotaryConfig, dim: int, limit: int = 0) -> Tensor:
     """Compute radians a position for each of the dim / 2 pairs, float64: base^(-2i/dim), scaled.
 
     They are computed even where a model is only shapes: the meta device would import torch's compiler for them.
+
+    Args:
+        rotary: the rotary.
+        dim: columns of a head that it rotates.
+        limit: the tokens that a sequence may reach, for scalings by length.
     """
-    plain = rotary.rope_theta ** (-torch.arange(0, dim, 2, dtype=torch.float64, device="cpu") / dim)
-    scaling = rotary.scaling
+    scaling, base = rotary.scaling, rotary.rope_theta
+    longer = bool(scaling.length_class(limit))
+    if scaling.kind == "dynamic" and longer:
+        stretch = scaling.factor * limit / scaling.original_max_position_embeddings - (scaling.factor - 1)
+        base *= stretch ** (dim / (dim - 2))
+    plain = base ** (-torch.arange(0, dim, 2, dtype=torch.float64, device="cpu") / dim)
+    if scaling.kind == "longrope":
+        factors = scaling.long_factors if longer else scaling.short_factors
+        return plain / torch.tensor(factors, dtype=torch.float64, device="cpu")
     if scaling.kind == "linear":
         return plain / scaling.factor
     if scaling.kind == "llama3":
@@ -84,20 +96,65 @@ class RotaryTable(torch.nn.Module):
 
     def __init__(self, rotary: RotaryConfig, dim: int, columns: int):
         super().__init__()
-        frequencies = rotary_frequencies(rotary, dim)
-        self.num_rotated = len(frequencies)
+        self.num_rotated, self.num_unrotated = dim // 2, (columns - dim) // 2
         self.attention_factor = rotary.scaling.attention_factor
-        rest = frequencies.new_zeros((columns - dim) // 2)
-        self.frequencies = torch.nn.Buffer(torch.cat([frequencies, rest]), persistent=False)
+        self.frequencies = torch.nn.Buffer(self._frequencies(rotary, 0), persistent=False)
 
-    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute cos, sin [token, columns / 2] of positions [token] in float64: late positions need it."""
-        angles = positions[:, None].double() * self.frequencies
+    def _frequencies(self, rotary: RotaryConfig, limit: int) -> Tensor:
+        rotated = rotary_frequencies(rotary, 2 * self.num_rotated, limit)
+        return torch.cat([rotated, rotated.new_zeros(self.num_unrotated)])
+
+    def forward(self, positions: Tensor, limits: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Compute cos, sin [token, columns / 2] in float64: late positions need it.
+
+        Args:
+            positions: [token].
+            limits: the tokens that each token's sequence may reach, for scalings by length: [token].
+        """
+        return self._angles(positions, self.frequencies, self.attention_factor)
+
+    def _angles(
+        self, positions: Tensor, frequencies: Tensor, attention_factor: float | Tensor
+    ) -> tuple[Tensor, Tensor]:
+        angles = positions[:, None].double() * frequencies
         cos, sin = angles.cos(), angles.sin()
-        if self.attention_factor != 1:
-            cos[:, : self.num_rotated] *= self.attention_factor
-            sin[:, : self.num_rotated] *= self.attention_factor
+        if isinstance(attention_factor, Tensor) or attention_factor != 1:
+            cos[:, : self.num_rotated] *= attention_factor
+            sin[:, : self.num_rotated] *= attention_factor
         return cos, sin
+
+
+class LengthRotaryTable(RotaryTable):
+    """Angles that depend on the length that a sequence may reach (LongRoPE, dynamic NTK)."""
+
+    def __init__(self, rotary: RotaryConfig, dim: int, columns: int):
+        super().__init__(rotary, dim, columns)
+        self.rotary = rotary
+        long = self._frequencies(rotary, rotary.scaling.original_max_position_embeddings + 1)
+        self.long_frequencies = torch.nn.Buffer(long, persistent=False)
+
+    def forward(self, positions: Tensor, limits: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        if limits is None:
+            raise ValueError(f"rotary scaling {self.rotary.scaling.kind}: the batch says no length_limits")
+        scaling = self.rotary.scaling
+        longer = limits[:, None] > scaling.original_max_position_embeddings
+        if scaling.kind == "dynamic":
+            return self._angles(positions, self._stretched(limits[:, None]), self.attention_factor)
+        factor = scaling.long_attention_factor or scaling.attention_factor
+        factors = torch.where(longer, self.frequencies.new_tensor(factor), self.attention_factor)
+        return self._angles(positions, torch.where(longer, self.long_frequencies, self.frequencies), factors)
+
+    def _stretched(self, limits: Tensor) -> Tensor:
+        """Return the frequencies of dynamic scaling for limits [token, 1]: those of `rotary_frequencies`."""
+        scaling, dim = self.rotary.scaling, 2 * self.num_rotated
+        stretch = scaling.factor * limits.double() / scaling.original_max_position_embeddings - (scaling.factor - 1)
+        exponents = torch.arange(0, dim, 2, dtype=torch.float64, device=limits.device) / (dim - 2)
+        return self.frequencies * torch.nn.functional.pad(stretch.clamp(min=1) ** -exponents, (0, self.num_unrotated))
+
+
+def build_rotary_table(key: RotaryKey) -> RotaryTable:
+    """Build the table of a rotary's angles."""
+    return (LengthRotaryTable if key[0].scaling.by_length else RotaryTable)(*key)
 
 
 def rotary_column_order(head_dim: int, rotated: int, interleaved: bool) -> list[int]:

@@ -29,10 +29,10 @@ class ActivationSpec(Settings):
     """The activation of a feed-forward: `f(gate) up` where it is gated (Shazeer, 2020), else `f(up)`.
 
     `gelu_tanh` is GELU by its tanh, `relu2` the square of ReLU, `clamped` g sigmoid(alpha g) (u + 1), g = min(gate,
-    limit), u = up within ±limit (gpt-oss, 2025).
+    limit), u = up within ±limit (gpt-oss, 2025). `xielu` has four learned numbers a layer (Huang and Schlag, 2024).
     """
 
-    kind: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped"] = "silu"
+    kind: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped", "xielu"] = "silu"
     gated: bool = True
     alpha: float = 1.702
     limit: Annotated[float, Field(gt=0)] = 7.0
@@ -41,6 +41,8 @@ class ActivationSpec(Settings):
     def _possible(self) -> ActivationSpec:
         if self.kind == "clamped" and not self.gated:
             raise ValueError("clamped joins a gate and an up projection; set gated")
+        if self.kind == "xielu" and self.gated:
+            raise ValueError("xielu has learned numbers and stands in feed-forwards without a gate; set gated: false")
         return self
 
 
@@ -51,9 +53,13 @@ class RouterSpec(Settings):
     there is one, are chosen (DeepSeek-V3, 2024), within `kept_groups` of `groups` where experts come in groups. Their
     scores are the weights: as they are, divided by their sum with `renormalize`, or with `softmax_chosen` their softmax
     (gpt-oss, Granite); all are multiplied by `factor`.
+
+    `sparsemixer` (Liu et al., 2023) chooses one expert after another: the best logit m of those left; its weight is its
+    softmax among those left with (m - logit) / max(|logit|, m) of at most 2 `jitter`.
     """
 
-    score: Literal["logit", "softmax", "sigmoid"] = "logit"
+    score: Literal["logit", "softmax", "sigmoid", "sparsemixer"] = "logit"
+    jitter: Annotated[float, Field(ge=0)] = 0.01
     softmax_chosen: bool = True
     renormalize: bool = False
     selection_bias: bool = False
@@ -127,7 +133,7 @@ class LayerSpec(Settings):
         """Return the number of the feed-forward's other parameters: biases."""
         rows = (2 if self.activation.gated else 1) * self.intermediate_size + hidden_size
         if self.experts is None:
-            return rows * self.mlp_bias
+            return rows * self.mlp_bias + 4 * (self.activation.kind == "xielu")
         count, router = self.experts.num_experts, self.experts.router
         return count * (rows * self.mlp_bias + self.experts.router_bias + router.selection_bias)
 
@@ -169,6 +175,20 @@ class ModelSpec(Displayable, Settings):
             )
             groups.setdefault(kind, []).append(index)
         return tuple(tuple(indices) for indices in groups.values())
+
+    @model_validator(mode="after")
+    def _factors_for_each_pair(self) -> ModelSpec:
+        for index, layer in enumerate(self.layers):
+            scaling, pairs = (layer.attention.rotary or self.rotary).scaling, layer.attention.rotary_dim // 2
+            given = len(scaling.short_factors), len(scaling.long_factors)
+            if scaling.kind == "longrope" and pairs and given != (pairs, pairs):
+                raise ValueError(f"layer {index} rotates {pairs} pairs of columns; longrope has factors for {given}")
+        return self
+
+    def length_class(self, limit: int) -> int:
+        """Return the length class of a sequence that may reach `limit` tokens (see `RotaryScaling.length_class`)."""
+        own = (layer.attention.rotary or self.rotary for layer in self.layers if layer.attention.rotary_dim)
+        return max((rotary.scaling.length_class(limit) for rotary in own), default=0)
 
     @property
     def num_parameters(self) -> int:

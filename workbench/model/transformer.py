@@ -22,7 +22,7 @@ from workbench.model.layers import STORED_PARAMETERS, Angles, TransformerBlock, 
 from workbench.model.linear import Linear, build_norm
 from workbench.model.memory import cache_shapes
 from workbench.model.quantized import WeightFormat, dequantize, quantize
-from workbench.model.rotary import RotaryKey, RotaryTable, rotaries_of_model, rotary_of_layer
+from workbench.model.rotary import RotaryKey, build_rotary_table, rotaries_of_model, rotary_of_layer
 from workbench.model.spec import ModelSpec
 
 DENSE = WeightFormat()
@@ -57,7 +57,7 @@ class Transformer(nn.Module):
         sizes = spec.hidden_size, spec.vocab_size
         self.head = None if self._shared_embedding else Linear(*sizes, spec.head_bias, *stored)
         turns = rotaries_of_model(spec)
-        self.rotary = nn.ModuleList(RotaryTable(*turn) for turn in turns)
+        self.rotary = nn.ModuleList(map(build_rotary_table, turns))
         places: dict[RotaryKey | None, int | None] = {None: None, **{turn: place for place, turn in enumerate(turns)}}
         self.rotary_of_block = tuple(
             places[rotary_of_layer(spec, kind.attention)] for kind in spec.layers
@@ -78,7 +78,7 @@ class Transformer(nn.Module):
         if missing or extra:
             raise WorkbenchError(f"{spec.name}: a state of another model: missing {missing[:3]}, extra {extra[:3]}")
         # Not part of any state: computed here, in float64.
-        model.rotary = nn.ModuleList(RotaryTable(*turn) for turn in rotaries_of_model(spec))
+        model.rotary = nn.ModuleList(map(build_rotary_table, rotaries_of_model(spec)))
         return model.requires_grad_(False).to(model.device).eval()
 
     def set_backend(self, backend: Backend) -> None:
@@ -186,7 +186,8 @@ class Transformer(nn.Module):
     def hidden_states(self, batch: TokenBatch, store: KVStore, run: RunBlock = run_block) -> Tensor:
         """Return the hidden states after the last block, for every row: [token, hidden]."""
         exact = torch.promote_types(self.dtype, torch.float32)
-        angles = [tuple(part.to(exact) for part in table(batch.positions)) for table in self.rotary]
+        found = (table(batch.positions, batch.length_limits) for table in self.rotary)
+        angles = [(cos.to(exact), sin.to(exact)) for cos, sin in found]
         x = self.embed(batch.token_ids, batch.positions)
         for block, turn, cache in zip(self.blocks, self.rotary_of_block, store.layers, strict=True):
             cos, sin = (None, None) if turn is None else angles[turn]
@@ -228,6 +229,7 @@ class Transformer(nn.Module):
             slot_mapping=(rows + size,) * tables,
             logits_indices=rows,
             decode_only=False,
+            length_limits=torch.full_like(rows, len(ids)),
         )
         return self(batch, store)
 

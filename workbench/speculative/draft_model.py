@@ -104,6 +104,7 @@ class DraftModelProposer:
             own = Sequence.from_request(
                 Request(sequence.request_id, sequence.request.prompt_ids), sequence.arrival_index
             )
+            own.length_limit = sequence.length_limit
             own.pages = tuple([] for _ in self.kv_cache_manager.pools)
             each = self._followed[sequence.request_id] = _DraftSequence(
                 own, build_sampling_state(sequence.request, self.spec.vocab_size)

@@ -120,6 +120,8 @@ def _refuse_what_llama_has_not(spec: ModelSpec, attention: AttentionSpec, layer:
              "tie_word_embeddings", "eos_token_ids"}  # fmt: skip
     if spec.norm != NormSpec(eps=spec.norm.eps):
         raise WorkbenchError(f"{spec.name}: a Llama config has a plain root-mean-square norm, the spec {spec.norm}")
+    if spec.rotary.scaling.by_length:
+        raise WorkbenchError(f"{spec.name}: {spec.rotary.scaling.kind} rotary scaling is not written")
     for name, field in type(spec).model_fields.items():
         if name not in sizes and getattr(spec, name) != field.default:
             raise WorkbenchError(f"{spec.name}: a Llama config has no {name}, the spec has {getattr(spec, name)}")
@@ -211,6 +213,10 @@ FAMILIES: dict[str, Family] = {
     "ernie4_5": Family(llama_relatives.ernie4_5, _named(interleaved=True)),
     "seed_oss": Family(llama_relatives.seed_oss),
     "helium": Family(llama_relatives.helium, _named(interleaved=True)),
+    "ministral3": Family(llama_relatives.ministral3),
+    "apertus": Family(llama_relatives.apertus, _named(
+        attention_norm="attention_layernorm", feedforward_norm="feedforward_layernorm"
+    )),
     "arcee": Family(llama_relatives.arcee),
     "hunyuan_v1_dense": Family(llama_relatives.hunyuan_v1_dense, _named(
         query_norm="self_attn.query_layernorm", key_norm="self_attn.key_layernorm"
@@ -225,6 +231,15 @@ FAMILIES: dict[str, Family] = {
     "granitemoe": Family(mixtures.granitemoe, _named(
         router="block_sparse_moe.router.layer", experts="fused", expert_gate="block_sparse_moe.input_linear",
         expert_down="block_sparse_moe.output_linear",
+    )),
+    "phimoe": Family(mixtures.phimoe, _named(
+        router="block_sparse_moe.gate", expert_gate="block_sparse_moe.experts.{expert}.w1",
+        expert_up="block_sparse_moe.experts.{expert}.w3", expert_down="block_sparse_moe.experts.{expert}.w2",
+    )),
+    "llama4_text": Family(mixtures.llama4_text, _named(
+        interleaved=True, gate="feed_forward.gate_proj", up="feed_forward.up_proj", down="feed_forward.down_proj",
+        router="feed_forward.router", experts="fused_transposed", expert_gate="feed_forward.experts.gate_up_proj",
+        expert_down="feed_forward.experts.down_proj", shared="feed_forward.shared_expert",
     )),
     "deepseek_v2": Family(mixtures.deepseek_v2),
     "deepseek_v3": Family(mixtures.deepseek_v3),

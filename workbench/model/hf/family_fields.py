@@ -13,7 +13,7 @@ from workbench.model.hf.rotary import read_rotary
 from workbench.model.spec import ActivationSpec, LayerSpec, ModelSpec, NormSpec
 
 MAX_LAYERS = 10_000  # a number beyond it is a damaged file, and would only fill the memory
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 
 # Keys that change what is computed, with the values under which they change nothing. A family takes out what it reads.
 UNSUPPORTED_KEYS: dict[str, tuple[object, ...]] = {
@@ -148,13 +148,17 @@ def build_spec(
     """Build the model around `layers`; `tied`, `eps` and the rotary's base are the family's where the
     config has none."""
     _refuse_other_layer_types(config, layers)
+    rotary = read_rotary(config) if rotary is None else rotary
+    context = config.integer("max_position_embeddings")
+    if rotary.scaling.kind == "dynamic":
+        context = int(context * rotary.scaling.factor)  # where transformers has no end
     return ModelSpec(
         name=name,
         vocab_size=config.integer("vocab_size"),
         hidden_size=config.integer("hidden_size"),
         layers=layers,
-        max_position_embeddings=config.integer("max_position_embeddings"),
-        rotary=read_rotary(config) if rotary is None else rotary,
+        max_position_embeddings=context,
+        rotary=rotary,
         norm=norm or NormSpec(eps=config.number("rms_norm_eps", default=eps)),
         tie_word_embeddings=config.boolean("tie_word_embeddings", default=tied),
         eos_token_ids=config.token_ids("eos_token_id") or (),

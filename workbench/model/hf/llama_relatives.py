@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from workbench.model.attention_spec import AttentionSpec, QKNormSpec
+from workbench.model.attention_spec import AttentionSpec, QKNormSpec, QueryTemperature
 from workbench.model.hf.family_fields import (
     FULL,
     SLIDING,
@@ -20,6 +20,7 @@ from workbench.model.hf.family_fields import (
     read_layer_types,
     read_num_layers,
     read_window,
+    refuse_activation,
     refuse_others,
     refuse_unsupported,
 )
@@ -49,11 +50,16 @@ def qwen2(config: ConfigFields, name: str) -> ModelSpec:
 
 
 def phi3(config: ConfigFields, name: str) -> ModelSpec:
-    """Read Phi 3 and 4 (Abdin et al., 2024): fused projections, a window, part of each head rotated."""
-    heads = read_heads(config)
-    for inner in (config.nested("rope_scaling"), config.nested("rope_parameters")):
-        for key in ("rope_type", "type"):
-            refuse_others(inner or config, **{key: ("default",)})  # "yarn" and "su" are LongRoPE here
+    """Read Phi 3 and 4 (Abdin et al., 2024): fused projections, a window, part of each head rotated, LongRoPE."""
+    heads, rotaries = read_heads(config), {}
+    for key in ("rope_scaling", "rope_parameters"):
+        inner = config.nested(key)
+        kind = None if inner is None else inner.get("rope_type") or inner.get("type")
+        if inner is not None and kind in ("su", "yarn"):  # early names of LongRoPE
+            rotaries[key] = {**inner.values, "rope_type": "longrope"}
+        elif inner is not None and kind not in (None, "default", "longrope"):
+            raise inner.invalid("rope_type", kind, "default or longrope: Phi 3 has no others")
+    config = ConfigFields({**config.values, **rotaries}, config.source)
     window = config.integer("sliding_window", default=None)
     columns = read_rotated_columns(config, heads["head_dim"], 1.0)
     attention = {**heads, "sliding_window": window, "rotated_columns": columns}
@@ -280,3 +286,37 @@ def ministral(config: ConfigFields, name: str) -> ModelSpec:
         for kind in (FULL, SLIDING)
     }
     return build_spec(config, name, layers_by_type(kinds, layers))
+
+
+def ministral3(config: ConfigFields, name: str) -> ModelSpec:
+    """Read Ministral 3 (Mistral, 2025): YaRN, and late queries whose scores have a temperature."""
+    published = {
+        "rope_type": "yarn", "rope_theta": 1_000_000.0, "factor": 16.0, "original_max_position_embeddings": 16384,
+        "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+    }  # fmt: skip
+    refuse_others(config, rope_scaling=())
+    inner = config.nested("rope_parameters") or ConfigFields(published, f"{config.source}: rope_parameters")
+    floor = inner.integer("original_max_position_embeddings")
+    temperature = QueryTemperature(strength=inner.number("llama_4_scaling_beta"), floor=floor)
+    rotary = {key: value for key, value in inner.values.items() if key != "llama_4_scaling_beta"}
+    config = ConfigFields({**config.values, "rope_parameters": rotary}, config.source)
+    window = config.integer("sliding_window", default=None)
+    attention = {**read_heads(config, 128), "sliding_window": window, "temperature": temperature}
+    return one_kind(config, name, "Ministral3ForCausalLM", attention, eps=1e-5, rotary=read_rotary(config))
+
+
+def apertus(config: ConfigFields, name: str) -> ModelSpec:
+    """Read Apertus (Swiss AI, 2025): feed-forwards without a gate whose activation has learned numbers, normed
+    heads."""
+    bias = config.boolean("attention_bias")
+    refuse_activation(config, "hidden_act", "xielu")
+    published = {
+        "rope_type": "llama3", "rope_theta": 12_000_000.0, "factor": 8.0, "original_max_position_embeddings": 8192,
+        "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    }  # fmt: skip
+    if config.nested("rope_parameters") is None and config.nested("rope_scaling") is None:
+        config = ConfigFields({**config.values, "rope_parameters": published}, config.source)
+    attention = {"qkv_bias": bias, "o_proj_bias": bias, "qk_norm": QKNormSpec()}
+    layer = {"activation": ActivationSpec(kind="xielu", gated=False)}
+    rotary = read_rotary(config, 12_000_000.0)
+    return one_kind(config, name, "ApertusForCausalLM", attention, layer, eps=1e-5, rotary=rotary)

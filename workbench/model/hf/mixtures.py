@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from workbench.model.attention_spec import AttentionSpec, MLASpec, QKNormSpec
+from workbench.model.attention_spec import AttentionSpec, MLASpec, QKNormSpec, QueryTemperature
 from workbench.model.hf.family_fields import (
+    CHUNKED,
     FULL,
     SLIDING,
     build_spec,
+    layer_norm,
     read_activation,
     read_heads,
     read_layer_types,
@@ -17,6 +19,7 @@ from workbench.model.hf.family_fields import (
     refuse_sliding_windows,
     refuse_unsupported,
     renamed,
+    without,
 )
 from workbench.model.hf.fields import ConfigFields
 from workbench.model.hf.llama_relatives import granite_scales
@@ -107,11 +110,14 @@ def olmoe(config: ConfigFields, name: str) -> ModelSpec:
     refuse_unsupported(config, "OlmoeForCausalLM")
     router = SOFTMAX.model_copy(update={"renormalize": config.boolean("norm_topk_prob")})
     bias = config.boolean("attention_bias")
-    if config.get("clip_qkv") is not None:
-        raise config.invalid("clip_qkv", config.get("clip_qkv"), "null: clamps after norms are not carried out")
+    clip = config.number("clip_qkv", default=0.0)
     layer = LayerSpec(
         attention=AttentionSpec(
-            **read_heads(config), qk_norm=QKNormSpec(over="projection"), qkv_bias=bias, o_proj_bias=bias
+            **read_heads(config),
+            qk_norm=QKNormSpec(over="projection"),
+            qkv_bias=bias,
+            o_proj_bias=bias,
+            qkv_clip=clip,
         ),
         intermediate_size=config.integer("intermediate_size"),
         activation=read_activation(config, "hidden_act", "silu"),
@@ -187,6 +193,77 @@ def _deepseek(config: ConfigFields, name: str, router: RouterSpec, interleave: b
     )
     sparse = LayerSpec(attention=attention, intermediate_size=hidden, activation=activation, experts=experts)
     return build_spec(config, name, (plain,) * dense + (sparse,) * (layers - dense))
+
+
+def phimoe(config: ConfigFields, name: str) -> ModelSpec:
+    """Read Phi-3.5-MoE (Abdin et al., 2024): LayerNorm, two experts by SparseMixer, LongRoPE.
+
+    transformers 5.23 keeps the short factors for long texts; the published code, and this reader, take the long ones.
+    """
+    refuse_unsupported(config, "PhimoeForCausalLM", ("num_local_experts",))
+    refuse_others(config, num_experts_per_tok=(2,))
+    bias, jitter = config.boolean("attention_bias"), config.number("router_jitter_noise", default=0.01, zero=True)
+    router = RouterSpec(score="sparsemixer", softmax_chosen=False, jitter=jitter)
+    window = config.integer("sliding_window", default=None)
+    layer = LayerSpec(
+        attention=AttentionSpec(**read_heads(config), qkv_bias=bias, o_proj_bias=bias, sliding_window=window),
+        intermediate_size=config.integer("intermediate_size"),
+        activation=read_activation(config, "hidden_act", "silu"),
+        experts=_experts(config, "num_local_experts", 16, 2, router),
+    )
+    more: dict[str, Any] = {
+        "norm": layer_norm(config, "rms_norm_eps"),
+        "rotary": read_rotary(config, 1_000_000.0),
+        "head_bias": config.boolean("lm_head_bias"),
+    }
+    return build_spec(config, name, (layer,) * read_num_layers(config), **more)
+
+
+def llama4_text(config: ConfigFields, name: str) -> ModelSpec:
+    """Read the text part of Llama 4 (Meta, 2025): attention within chunks where heads are rotated, a temperature where
+    they are not; an expert weighs its input, beside a shared one."""
+    refuse_unsupported(config, "Llama4ForCausalLM", ("num_local_experts", "use_qk_norm"))
+    layers, interval = read_num_layers(config), config.integer("no_rope_layer_interval", default=4)
+    bias, normed = config.boolean("attention_bias"), config.boolean("use_qk_norm", default=True)
+    rotated = config.get("no_rope_layers") or [int((index + 1) % interval != 0) for index in range(layers)]
+    if not isinstance(rotated, list) or len(rotated) < layers or any(each not in (0, 1) for each in rotated):
+        raise config.invalid("no_rope_layers", rotated, f"a list of {layers} times 0 or 1")
+    kinds = config.get("layer_types") or [CHUNKED if each else FULL for each in rotated[:layers]]
+    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in (CHUNKED, FULL) for kind in kinds):
+        raise config.invalid("layer_types", kinds, f'a list of {layers} times "{CHUNKED}" or "{FULL}"')
+    chunk = config.integer("attention_chunk_size") if config.get("attention_chunk_size") is not None else 8192
+    if "attention_chunk_size" in config.values and config.get("attention_chunk_size") is None and CHUNKED in kinds:
+        raise config.invalid("attention_chunk_size", None, f'a length, because layer_types has "{CHUNKED}"')
+    temperature = QueryTemperature(
+        strength=config.number("attn_scale", default=0.1), floor=config.integer("floor_scale", default=8192), offset=1
+    )
+    tuned = config.boolean("attn_temperature_tuning", default=True)
+    step = config.integer("interleave_moe_layer_step", default=1)
+    sparse = config.get("moe_layers")
+    sparse = list(range(step - 1, layers, step)) if sparse is None else sparse
+    if not isinstance(sparse, list) or any(not isinstance(each, int) for each in sparse):
+        raise config.invalid("moe_layers", sparse, "a list of layers")
+    width = config.integer("intermediate_size")
+    router = RouterSpec(score="sigmoid", softmax_chosen=False, weighs_input=True)
+    experts = _experts(config, "num_local_experts", 16, 1, router)
+    experts = experts.model_copy(update={"shared_intermediate_size": width})
+    found = tuple(
+        LayerSpec(
+            attention=AttentionSpec(
+                **read_heads(config, 128), qkv_bias=bias, o_proj_bias=bias,
+                chunk_size=chunk if kind == CHUNKED else None,
+                position="rotary" if turns else "none",
+                temperature=None if turns or not tuned else temperature,
+                qk_norm=QKNormSpec(weight="none", after_rotary=True) if turns and normed else None,
+            ),
+            intermediate_size=width if index in sparse else config.integer("intermediate_size_mlp", default=16384),
+            activation=read_activation(config, "hidden_act", "silu"),
+            experts=experts if index in sparse else None,
+        )
+        for index, (turns, kind) in enumerate(zip(rotated, kinds, strict=False))
+    )  # fmt: skip
+    rotary = read_rotary(config, 500_000.0)
+    return build_spec(without(config, "layer_types"), name, found, eps=1e-5, rotary=rotary)
 
 
 def _latent(config: ConfigFields, interleave: bool) -> MLASpec:

@@ -9,9 +9,10 @@ from workbench.errors import WorkbenchError
 from workbench.model.attention_spec import RotaryConfig, RotaryScaling
 from workbench.model.hf.fields import ConfigFields
 
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 DEFAULT_ROPE_THETA = 10_000.0
-UNREAD_KEYS = ("short_factor", "long_factor", "llama_4_scaling_beta", "mrope_section", "alpha")
+UNREAD_KEYS = ("llama_4_scaling_beta", "mrope_section", "alpha")
+LONGROPE_KEYS = ("short_factor", "long_factor", "short_mscale", "long_mscale")
 
 
 def read_rotary(config: ConfigFields, base: float = DEFAULT_ROPE_THETA, reads_partial: bool = False) -> RotaryConfig:
@@ -121,11 +122,18 @@ def _read(config: ConfigFields, fields: ConfigFields, base: float) -> RotaryConf
     if kind not in ROPE_TYPES:
         raise WorkbenchError(f"{fields.source}: rope type {kind!r} is not carried out; read: {', '.join(ROPE_TYPES)}")
     for key, value in fields.values.items():
-        if isinstance(value, dict) or (key in UNREAD_KEYS and value is not None):
+        unread = key in UNREAD_KEYS or (key in LONGROPE_KEYS and kind != "longrope")
+        if isinstance(value, dict) or (unread and value is not None):
             raise fields.invalid(key, value, "absent: what it changes is not carried out")
     base = _base(config, fields, base)
     if kind == "linear":
         return RotaryConfig(rope_theta=base, scaling=RotaryScaling(kind="linear", factor=fields.number("factor")))
+    if kind == "dynamic":
+        trained = config.integer("max_position_embeddings")
+        scaling = RotaryScaling(kind=kind, factor=fields.number("factor"), original_max_position_embeddings=trained)
+        return RotaryConfig(rope_theta=base, scaling=scaling)
+    if kind == "longrope":
+        return RotaryConfig(rope_theta=base, scaling=_longrope(config, fields))
     if kind == "llama3":
         return RotaryConfig(rope_theta=base, scaling=_llama3(config, fields))
     if kind == "yarn":
@@ -137,6 +145,30 @@ def _read(config: ConfigFields, fields: ConfigFields, base: float) -> RotaryConf
 
 def _kind(fields: ConfigFields) -> Any:
     return fields.get("rope_type") or fields.get("type") or "default"
+
+
+def _longrope(config: ConfigFields, fields: ConfigFields) -> RotaryScaling:
+    outer = config.integer("original_max_position_embeddings", default=None)  # where early files have it
+    original = _original(config, fields) if outer is None or fields.get("original_max_position_embeddings") else outer
+    factor = fields.number("factor", default=config.integer("max_position_embeddings") / original)
+    gain = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    gain = fields.number("attention_factor", default=gain)
+    return RotaryScaling(
+        kind="longrope",
+        short_factors=_factors(fields, "short_factor"),
+        long_factors=_factors(fields, "long_factor"),
+        attention_factor=fields.number("short_mscale", default=gain),
+        long_attention_factor=fields.number("long_mscale", default=None),
+        original_max_position_embeddings=original,
+    )
+
+
+def _factors(fields: ConfigFields, key: str) -> tuple[float, ...]:
+    values = fields.get(key)
+    numbers = isinstance(values, list) and all(isinstance(each, int | float) and each > 0 for each in values)
+    if not numbers or any(isinstance(each, bool) for each in values):
+        raise fields.invalid(key, values, "a list of numbers above 0, one for each pair of rotated columns")
+    return tuple(map(float, values))
 
 
 def _llama3(config: ConfigFields, fields: ConfigFields) -> RotaryScaling:

@@ -18,6 +18,7 @@ from workbench.model.parameters import StoredParameter, StoredPart, parameter_sh
 from workbench.model.spec import ModelSpec
 
 IGNORED_TENSORS = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias", "attention.bias", "attention.masked_bias")
+XIELU_VALUES = {"alpha_p": 0.2, "alpha_n": -1.05, "beta": 0.5, "eps": -1e-6}  # before training: alphas of 0.8
 DRAW_CHUNK = 1 << 22  # random numbers drawn at once, in float32: 16 MiB
 
 
@@ -104,6 +105,8 @@ def _some(names: list[str]) -> str:
 def _random(name: str, shape: tuple[int, ...], spec: ModelSpec, dtype: torch.dtype, seed: int) -> Tensor:
     if name.endswith("norm.weight"):
         return torch.full(shape, 1.0 - spec.norm.offset, dtype=dtype)
+    if ".activation." in name:
+        return torch.full(shape, XIELU_VALUES[name.rpartition(".")[2]], dtype=dtype)
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
     values = torch.empty(shape, dtype=dtype)

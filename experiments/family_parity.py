@@ -1,0 +1,226 @@
+"""Hold every family to transformers: `python -m experiments.family_parity [--backends eager,mlir] [--json]`.
+
+Random float32 checkpoints of each family (workbench/testing/family_checkpoints.py) are written by transformers and read
+by the workbench. For each way of computing a text, the figure is the largest difference of a logit, relative to the
+largest logit of transformers. The rule, written before the run: at most 1e-5 in every way on eager and inductor, whose
+arithmetic is float32 throughout; greedy tokens equal wherever transformers' first choice stands clear of its second.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from torch import Tensor
+
+from compiled_kernels import Backend
+from workbench import load
+from workbench.display import Table
+from workbench.engine import naive
+from workbench.errors import WorkbenchError
+from workbench.executors.base import Executor, build_executor
+from workbench.executors.capabilities import Requirements, unsupported
+from workbench.executors.select import Backends
+from workbench.kv_cache.pages import pages_for
+from workbench.kv_cache.store import KVStore
+from workbench.machine.environment import environment
+from workbench.model.hf.families import read_spec
+from workbench.model.hf.weights import load_weights
+from workbench.model.transformer import Transformer
+from workbench.request import Request, SamplingParameters, Sequence
+from workbench.runs.folder import write_dated_record
+from workbench.scheduler.plan import Span, StepPlan
+from workbench.testing.family_checkpoints import FAMILY_CASES, SIZES, random_checkpoint
+
+BOUND = 1e-5
+PAGE_SIZE, LENGTH, CHUNKS = 4, 40, (11, 6)  # of the text; its first tokens come in chunks, the rest one by one
+SHARED_PAGES = 5  # of a prefix hit
+GREEDY_PROMPT, GREEDY_TOKENS = 21, 6
+
+
+class Texts:
+    """Sequences over one cache, whose pages lie in random order and hold NaN where nothing was written."""
+
+    def __init__(self, model: Transformer, count: int):
+        self.store_pages = pages_for(LENGTH, PAGE_SIZE) * count
+        groups = len(model.spec.kv_cache_groups)
+        self.store = KVStore(model.cache_shapes(), (self.store_pages,) * groups, PAGE_SIZE, model.dtype)
+        for group in range(groups):
+            for tensor in self.store.page_tensors(group):
+                tensor[1:] = torch.nan
+        shuffled = [random.Random(group).sample(range(1, self.store_pages + 1), self.store_pages) for group in
+                    range(groups)]  # fmt: skip
+        each = pages_for(LENGTH, PAGE_SIZE)
+        self.sequences = [Sequence.from_request(Request(f"text {i}", ()), i) for i in range(count)]
+        for i, sequence in enumerate(self.sequences):
+            sequence.length_limit = LENGTH
+            sequence.pages = tuple(pages[i * each : (i + 1) * each] for pages in shuffled)
+
+    def share_prefix(self) -> None:
+        """Start the second sequence from the first pages of the first, as after a prefix hit."""
+        first, second = self.sequences
+        for mine, other in zip(second.pages, first.pages, strict=True):
+            mine[:SHARED_PAGES] = other[:SHARED_PAGES]
+        second.num_computed_tokens = SHARED_PAGES * PAGE_SIZE
+        second.token_ids = first.token_ids[: second.num_computed_tokens]
+
+
+def step(executor: Executor, sequences: list[Sequence], texts: list[Tensor], length: int) -> Tensor:
+    """Compute the next `length` tokens of each sequence; return logits of their last rows [sequence, vocab]."""
+    for sequence, ids in zip(sequences, texts, strict=True):
+        start = sequence.num_computed_tokens
+        sequence.token_ids.extend(ids[start : start + length].tolist())
+    logits = executor.forward(StepPlan(0, tuple(Span.next_tokens(each, length) for each in sequences))).clone()
+    for sequence in sequences:
+        sequence.num_computed_tokens += length
+    return logits
+
+
+def errors_by_way(model: Transformer, backend: Backend, texts: list[Tensor], expected: list[Tensor]) -> dict[str, Any]:
+    """Return the relative error of each way on one backend, or the reason of its refusal."""
+    alone = Texts(model, 1)
+    requirements = Requirements.of(model, alone.store)
+    if refusal := unsupported(backend, requirements):
+        return {"refused": str(refusal)}
+    model.set_backend(backend)
+
+    def executor(cache: Texts) -> Executor:
+        return build_executor(model, cache.store, Backends.uniform(backend, "asked for", requirements))
+
+    lengths = [*CHUNKS, *[1] * (LENGTH - sum(CHUNKS))]
+    ends = torch.tensor(lengths).cumsum(0) - 1
+    own = executor(alone)
+    rows = torch.cat([step(own, alone.sequences, texts[:1], length) for length in lengths])
+    found = {
+        "in chunks": relative_error(rows[: len(CHUNKS)], expected[0][ends[: len(CHUNKS)]]),
+        "token by token": relative_error(rows[len(CHUNKS) :], expected[0][ends[len(CHUNKS) :]]),
+    }
+    both = Texts(model, 2)
+    own = executor(both)
+    rows = torch.stack([step(own, both.sequences, texts[:2], length) for length in lengths], dim=1)
+    found["beside another"] = max(relative_error(rows[i], expected[i][ends]) for i in range(2))
+    hit = Texts(model, 2)
+    own = executor(hit)
+    step(own, hit.sequences[:1], texts[:1], LENGTH)
+    hit.share_prefix()
+    rest = LENGTH - hit.sequences[1].num_computed_tokens
+    found["after a prefix hit"] = relative_error(step(own, hit.sequences[1:], texts[:1], rest)[0], expected[0][-1])
+    return found
+
+
+def relative_error(given: Tensor, expected: Tensor) -> float:
+    return ((given - expected).abs().max() / expected.abs().max()).item()
+
+
+def greedy_tokens(folder: str, theirs: Any, prompt: list[int]) -> dict[str, int]:
+    """Count the greedy tokens of a runner that are transformers' first choice, where that stands clear."""
+    runner = load(folder, dtype="float32", backend="eager", page_size=PAGE_SIZE)
+    asked = SamplingParameters(temperature=0, max_tokens=GREEDY_TOKENS, ignore_eos=True)
+    events = runner.stream(Request("greedy", tuple(prompt), asked))
+    tokens = next(event.token_ids for event in events if event.kind == "finished")
+    text, equal, clear = list(prompt), 0, 0
+    for token in tokens:
+        best = logits_of(theirs, torch.tensor(text))[-1].topk(2)
+        if best.values[0] - best.values[1] > 4 * BOUND * best.values[0].abs():
+            clear += 1
+            equal += token == int(best.indices[0])
+        text.append(token)
+    return {"equal": equal, "clear": clear}
+
+
+@torch.no_grad()
+def logits_of(theirs: Any, ids: Tensor) -> Tensor:
+    return theirs(ids[None]).logits[0]
+
+
+def parity(family: str, changes: dict[str, Any], backends: list[Backend]) -> Iterator[dict[str, Any]]:
+    """Yield a row for the family's case on the oracle, whole, and on each backend."""
+    theirs = random_checkpoint(family, changes)
+    generator = torch.Generator().manual_seed(1)
+    texts = [torch.randint(4, SIZES["vocab_size"], (LENGTH,), generator=generator) for _ in range(2)]
+    expected = [logits_of(theirs, ids) for ids in texts]
+    with tempfile.TemporaryDirectory() as folder:
+        theirs.save_pretrained(folder)
+        spec = read_spec(folder)
+        model = Transformer.from_state(spec, load_weights(folder, spec, torch.float32))
+        greedy = greedy_tokens(folder, theirs, texts[0][:GREEDY_PROMPT].tolist())
+    case = {"family": family, "config": changes}
+    whole = {
+        "oracle": relative_error(naive.logits(model, texts[0]), expected[0]),
+        "whole": relative_error(model.logits(texts[0]), expected[0]),
+    }
+    yield {**case, "backend": "eager", "errors": whole, "greedy": greedy}
+    for backend in backends:
+        yield {**case, "backend": str(backend), "errors": errors_by_way(model, backend, texts, expected)}
+
+
+def summarize(rows: list[dict[str, Any]]) -> Table:
+    """Return the largest error of each family by way and backend; a refusal as its reason."""
+    found: dict[str, dict[str, list]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        for way, error in row["errors"].items():
+            column = way if way in ("oracle", "whole") else row["backend"]
+            found[row["family"]][column].append(error)
+    columns = list(dict.fromkeys(column for cells in found.values() for column in cells))
+
+    def cell(errors: list) -> str:
+        numbers = [each for each in errors if isinstance(each, float)]
+        return f"{max(numbers):.1e}" if numbers else f"no: {errors[0]}" if errors else ""
+
+    cells = [[family, *(cell(found[family].get(column, [])) for column in columns)] for family in found]
+    return Table("largest relative error of a logit", cells, ("family", *columns))
+
+
+def main(
+    backends: Annotated[str, typer.Option(help="backends of the ways over a cache, separated by commas")] = "eager",
+    families: Annotated[str, typer.Option(help="some families, separated by commas; empty: all")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="the record on standard output")] = False,
+    out: Annotated[Path | None, typer.Option(help="folder for a dated record")] = None,
+) -> None:
+    """Compare every family with transformers, in every way of computing a text."""
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    chosen = [Backend(name) for name in backends.split(",")]
+    cases = [each for each in FAMILY_CASES if not families or each[0] in families.split(",")]
+    if not cases:
+        raise WorkbenchError(f"no family of {families!r}; there are {', '.join(dict(FAMILY_CASES))}")
+    rows = []
+    for family, changes in cases:
+        rows += list(parity(family, changes, chosen))
+        print(f"{family} {changes}", file=sys.stderr, flush=True)
+    exact = [row for row in rows if row["backend"] in ("eager", "inductor")]
+    largest = max((e for row in exact for e in row["errors"].values() if isinstance(e, float)), default=0.0)
+    missed = sum(row["greedy"]["clear"] - row["greedy"]["equal"] for row in rows if "greedy" in row)
+    verdict = {
+        "bound": BOUND,
+        "largest_error": largest,
+        "greedy_tokens_that_differ": missed,
+        "holds": largest <= BOUND and not missed,
+    }
+    import transformers
+
+    record = {
+        "experiment": "family_parity", "date": date, "environment": environment(), "verdict": verdict, "rows": rows,
+        "transformers": transformers.__version__,
+    }  # fmt: skip
+    if as_json:
+        print(json.dumps(record, indent=2))
+    else:
+        Console(width=140).print(summarize(rows).text())
+        print(f"largest {largest:.1e} of {BOUND:.0e} allowed; {missed} greedy tokens differ")
+    if out is not None:
+        print(write_dated_record(record, out, "family_parity"), file=sys.stderr)
+    raise typer.Exit(0 if verdict["holds"] else 1)
+
+
+if __name__ == "__main__":
+    typer.run(main)
