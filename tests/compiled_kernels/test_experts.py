@@ -1,5 +1,5 @@
 """Products by experts: equal to float64 however rows fall on experts, on every backend and level; a row has the same
-bits whoever else chose its expert; and an expert that no row names is not read, in the strict sense: its memory may not
+bits whichever other rows chose its expert; and an expert that no row names is not read, in the strict sense: its memory may not
 even be readable."""
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def test_every_level(dtype: torch.dtype, level: Level) -> None:
     experts=uneven, place=st.integers(0, 39), dtype=st.sampled_from(DTYPES), threads=st.integers(1, 3),
     bad=st.sampled_from([torch.nan, torch.inf, 1e30]),
 )  # fmt: skip
-def test_a_row_is_the_same_whoever_chose_its_expert(
+def test_a_row_is_the_same_whichever_rows_chose_its_expert(
     panels: bool, experts: list[int], place: int, dtype: torch.dtype, threads: int, bad: float
 ) -> None:
     """Alone and among any others, at every place, beside rows that are no numbers, on any number of threads."""
