@@ -1,6 +1,6 @@
 """Products by experts: equal to float64 however rows fall on experts, on every backend and level; a row has the same
-bits whichever other rows chose its expert; and an expert that no row names is not read, in the strict sense: its memory may not
-even be readable."""
+bits whichever other rows chose its expert; and an expert that no row names is not read, in the strict sense: its memory
+may not even be readable."""
 
 from __future__ import annotations
 

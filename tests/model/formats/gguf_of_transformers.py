@@ -26,7 +26,7 @@ ARCHITECTURES = {
 }  # fmt: skip
 PERMUTED = ("llama", "mistral", "mixtral", "granite", "granitemoe", "smollm3", "olmo", "arcee")
 NORMS_PLUS_1 = ("gemma", "gemma2", "gemma3_text", "nemotron")
-FEW_KEYS = ("gpt2", "gpt_neox", "gemma", "gemma2", "phi")  # their converters do not call the common function
+KEYS_OF_ONE_FAMILY = ("gpt2", "gpt_neox", "gemma", "gemma2", "phi")  # their converters do not call the common function
 EXPERTS = re.compile(r"(.*(?:mlp|block_sparse_moe)\.experts)\.(\d+)\.(\w+)\.weight")
 
 
@@ -200,7 +200,7 @@ def _metadata(writer: Any, config: dict[str, Any], family: str) -> None:
         writer.add_layer_norm_rms_eps(eps)
     if (eps := find("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")) is not None:
         writer.add_layer_norm_eps(eps)
-    if family not in FEW_KEYS:
+    if family not in KEYS_OF_ONE_FAMILY:
         _rope(writer, rope, full)
         if (count := find("num_local_experts", "num_experts")) is not None and count > 1:
             writer.add_expert_count(count)
