@@ -50,7 +50,15 @@ ORDER = [
     ("benchmarks", "tools"),  # of a checkout: only the commands that need one import them
     ("workbench.cli",),
 ]
-INTEGERS = ("budget", "cpu_pages", "manager", "pages", "prefix", "radix_tree")  # of kv_cache: ownership, no tensor
+INTEGERS = (
+    "accounting",
+    "budget",
+    "cpu_pages",
+    "manager",
+    "pages",
+    "prefix",
+    "radix_tree",
+)  # of kv_cache: ownership, no tensor
 FREE_OF_TORCH = (
     "workbench/files.py",
     "workbench/pixels.py",

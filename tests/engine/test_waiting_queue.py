@@ -18,8 +18,8 @@ from workbench.request import Request, SamplingParameters, Sequence
 from workbench.scheduler.plan import SchedulerLimits
 from workbench.scheduler.policies import BUILT_IN_POLICIES, parse_policy
 from workbench.scheduler.policy import RequestView, SchedulerState, WaitingIndex
-from workbench.scheduler.queue import RequestViews
 from workbench.scheduler.scheduler import Scheduler
+from workbench.scheduler.views import RequestViews
 
 
 def by_priority(entry: RequestView) -> int:

@@ -185,7 +185,7 @@ def test_the_specification_waits_for_no_compilation_of_this_view_or_another() ->
     def look() -> None:
         view = KernelView("expert_linear", backends=("mlir", "eager"), backend="mlir")  # which waits
         view.backend = "eager"
-        made.extend([KernelView(OPERATOR, backend="eager", stage="api"), view.make("eager")])
+        made.extend([KernelView(OPERATOR, backend="eager", stage="source"), view.make("eager")])
 
     with kernel_view._COMPILING:  # another compiles
         thread = threading.Thread(target=look, daemon=True)

@@ -7,8 +7,8 @@ from workbench.executors.select import Backends
 from workbench.kv_cache.store import KVStore
 from workbench.model.transformer import Transformer
 from workbench.prompt.tokenizer import Tokenizer
-from workbench.scheduler.allocate import policy_name
 from workbench.scheduler.scheduler import Scheduler
+from workbench.scheduler.validate import policy_name
 
 
 def runner_headline(model: Transformer, backends: Backends, scheduler: Scheduler) -> str:

@@ -14,8 +14,8 @@ from workbench.engine.inputs import arrival
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.request import Request
-from workbench.scheduler.allocate import policy_name
 from workbench.scheduler.policy import SchedulerDecision, SchedulerState, SchedulingPolicy
+from workbench.scheduler.validate import policy_name
 from workbench.trace.events import Event, Finished, RecordedDecision, SpanRecord
 from workbench.trace.recorder import Recorder
 from workbench.trace.script import RecordedInput, RecordedStep, StepScript

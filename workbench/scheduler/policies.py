@@ -24,11 +24,7 @@ from pydantic import Field, TypeAdapter, ValidatorFunctionWrapHandler, WrapValid
 from workbench.custom import check_arity, load_custom
 from workbench.errors import WorkbenchError, nearest
 from workbench.request import CustomPart
-from workbench.scheduler.policy import (
-    RequestView,
-    SchedulerDecision,
-    SchedulerState,
-    SchedulingPolicy,
+from workbench.scheduler.ordering import (
     oldest_starving,
     schedule_in_order,
     sorted_with_aging,
@@ -37,6 +33,7 @@ from workbench.scheduler.policy import (
     starving_waiting,
     with_aging,
 )
+from workbench.scheduler.policy import RequestView, SchedulerDecision, SchedulerState, SchedulingPolicy
 from workbench.settings import Settings, parse_setting
 
 NumSteps = Annotated[int, Field(ge=1)]

@@ -16,22 +16,19 @@ A user-defined policy, in a file of its own (`schedule.policy: {path: mine.py:lo
                 break
         return SchedulerDecision(scheduled)
 
-`workbench.testing.check_policy` checks it against the laws (this one lets short prompts starve). The functions below
-are building blocks of policies: orders of scheduling, aging, and limits of tokens and pages.
+`workbench.testing.check_policy` checks it against the laws (this one lets short prompts starve). Building blocks of
+policies are in `workbench.scheduler.ordering`.
 """
 
 from __future__ import annotations
 
 import bisect
-import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 PagesByGroup = tuple[int, ...]  # pages, one number per cache group
-AGING_INTERVAL = 4  # one admission in this many goes to the oldest starving request
 
 
 class RequestView(NamedTuple):
@@ -262,141 +259,3 @@ class SchedulingPolicy(Protocol):
     """
 
     def __call__(self, state: SchedulerState, /) -> SchedulerDecision: ...
-
-
-def schedule_in_order(
-    state: SchedulerState,
-    order: Iterable[RequestView],
-    keep_order: Iterable[RequestView] | None = None,
-    decodes: Sequence[RequestView] = (),
-    late_decodes: Sequence[RequestView] = (),
-) -> SchedulerDecision:
-    """Schedule requests in order until tokens, slots or pages run out.
-
-    Each of `decodes` gets one token, then running and waiting requests of `order` get theirs, then each of
-    `late_decodes` gets one token. The first waiting request that does not fit is named as next in line.
-
-    Args:
-        state: the scheduler's state.
-        order: running and waiting requests, in order of service.
-        keep_order: order in which running requests keep their pages; by arrival unless given.
-        decodes: decoding requests to schedule first.
-        late_decodes: decoding requests to schedule last.
-    """
-    left, chunk, free = state.max_num_batched_tokens, state.max_prefill_tokens, state.free_pages
-    free_slots = -1  # not computed yet
-    unasked = len(state.running) - len(decodes) - len(late_decodes)
-    tokens = {entry.request_id: 1 for entry in decodes[:left]}
-    left -= len(tokens)
-    begin: list[tuple[str, int]] = []
-    closed = blocked = False
-    for entry in order:
-        if entry.is_running:
-            unasked -= 1
-            if entry.num_new_tokens == 1:
-                length = min(1, left)
-            else:
-                length = 0 if blocked else state.chunk_length(entry.num_new_tokens, left, chunk)
-                blocked |= entry.num_new_tokens > length == 0
-                chunk -= length
-            tokens[entry.request_id] = length
-        elif closed:
-            if not unasked:
-                break
-            continue
-        else:
-            length = 0
-            free_slots = state.free_slots if free_slots < 0 else free_slots
-            if min(free) >= 0 and left > 0 and chunk > 0 and not blocked and free_slots >= entry.slots_needed:
-                needs = state.pages_needed[entry.request_id]
-                if all(count <= pages for count, pages in zip(needs, free, strict=True)):
-                    length = state.chunk_length(state.num_new_tokens(entry), left, chunk)
-            if length:
-                free_slots -= entry.num_sequences
-                free = tuple(pages - count for count, pages in zip(needs, free, strict=True))
-                chunk -= length
-            closed = not length
-            begin.append((entry.request_id, length))
-        left -= length
-    tokens |= {entry.request_id: 1 for entry in late_decodes[:left]}
-    given = tokens.get
-    if keep_order is None and len(decodes) == len(tokens) == len(state.running):
-        scheduled = list(tokens.items())
-    else:
-        scheduled = [
-            (entry.request_id, given(entry.request_id, 0))
-            for entry in (state.running if keep_order is None else keep_order)
-        ]
-    scheduled += begin
-    return SchedulerDecision(scheduled)
-
-
-def split_decodes(running: Sequence[RequestView]) -> tuple[list[RequestView], list[RequestView]]:
-    """Split running requests into decodes and prefills."""
-    decodes = [entry for entry in running if entry.num_new_tokens == 1]
-    prefills = [entry for entry in running if entry.num_new_tokens != 1] if len(decodes) < len(running) else []
-    return decodes, prefills
-
-
-def split_starving(
-    state: SchedulerState, starvation_limit: int, entries: Iterable[RequestView]
-) -> tuple[list[RequestView], list[RequestView]]:
-    """Split `entries` into those that have waited `starvation_limit` steps since arrival, in order of arrival, and
-    the others."""
-    entries, since = list(entries), state.step - starvation_limit
-    late = [entry for entry in entries if entry.arrival_step <= since]
-    others = [entry for entry in entries if entry.arrival_step > since] if late else entries
-    return sorted(late, key=lambda entry: entry.arrival_index), others
-
-
-def starving_waiting(state: SchedulerState, starvation_limit: int) -> Iterator[RequestView]:
-    """Yield waiting requests that are starving, oldest first."""
-    since = state.step - starvation_limit
-    return takewhile(lambda entry: entry.arrival_step <= since, state.waiting)
-
-
-def oldest_starving(state: SchedulerState, starvation_limit: int, entries: Sequence[RequestView]) -> RequestView | None:
-    """Return the oldest of `entries`, which are in order of arrival, if it is starving."""
-    return entries[0] if entries and state.step - entries[0].arrival_step >= starvation_limit else None
-
-
-def sorted_with_aging(
-    state: SchedulerState, starvation_limit: int, prefills: list[RequestView], key: Callable[[RequestView], Any]
-) -> Iterator[RequestView]:
-    """Merge `prefills` and waiting requests by `key`, with aging: a starving request that is the oldest of `prefills`
-    comes first.
-
-    Waiting requests keep this order (`SchedulerState.waiting_by`) and are merged lazily; starving ones as `with_aging`
-    says.
-    """
-    waiting = state.waiting_by(key)
-    if not prefills:
-        return with_aging(state, starvation_limit, iter(waiting))
-    first = oldest_starving(state, starvation_limit, prefills)
-
-    def turn(entry: RequestView) -> tuple[bool, Any, int]:
-        return entry is not first, key(entry), entry.arrival_index
-
-    return with_aging(state, starvation_limit, heapq.merge(sorted(prefills, key=turn), waiting, key=turn))
-
-
-def with_aging(state: SchedulerState, starvation_limit: int, order: Iterator[RequestView]) -> Iterator[RequestView]:
-    """Yield `order`, but give one in AGING_INTERVAL admissions to the oldest waiting request if it is starving."""
-    begun, gone = state.num_admitted, set[str]()
-    late = starving_waiting(state, starvation_limit)
-    for entry in order:
-        if entry.request_id in gone:
-            continue
-        if not entry.is_running:
-            oldest = (
-                next((each for each in late if each.request_id not in gone), entry)
-                if begun % AGING_INTERVAL == 0
-                else entry
-            )
-            if oldest is not entry:
-                gone.add(oldest.request_id)
-                begun += 1
-                yield oldest
-            gone.add(entry.request_id)
-            begun += 1
-        yield entry

@@ -1,32 +1,26 @@
 """Schedule the tokens of each step: a policy decides, the scheduler owns sequences and allocates pages.
 
 Integers only, so that thousands of histories are tested in a second and the same scheduler drives a real model or a
-simulated one. While there is nothing to decide, several equal decode steps are taken at once.
+simulated one.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from itertools import chain
 
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.manager import KVCacheManager
 from workbench.kv_cache.pages import PagePool
 from workbench.request import FinishReason, Sequence
-from workbench.scheduler.allocate import StepAllocation, ValidatedDecision, call_policy, policy_name, validate_decision
-from workbench.scheduler.plan import (
-    RequestDecision,
-    SchedulerLimits,
-    Span,
-    StepPlan,
-    add_drafts,
-    check_request_fits,
-)
+from workbench.scheduler.allocate import StepAllocation
+from workbench.scheduler.plan import RequestDecision, SchedulerLimits, Span, StepPlan, add_drafts, check_request_fits
 from workbench.scheduler.policies import FCFS, BuiltInPolicy, DecodeFirst, Fair, PrefillFirst, Priority, ShortestPrompt
 from workbench.scheduler.policy import SchedulerDecision, SchedulerState, SchedulingPolicy
-from workbench.scheduler.queue import RequestViews, SequenceGroups, TenantCounters, WaitingQueue
+from workbench.scheduler.queue import SequenceGroups, WaitingQueue
+from workbench.scheduler.validate import ValidatedDecision, call_policy, policy_name, validate_decision
+from workbench.scheduler.views import RequestViews, TenantCounters
 
 MAX_POLICY_CALLS = 8  # per step: each further call follows a preemption without progress
 
@@ -136,7 +130,8 @@ class Scheduler:
             WorkbenchError: if the policy returns no plan; all sequences are unchanged then.
         """
         self.kv_cache_manager.transfers_done()
-        self.tenant_counters.lift_returned(chain(self.running, self.waiting))
+        if self.tenant_counters.returned:
+            self.tenant_counters.lift_returned(chain(self.running, self.waiting))
         decisions: list[RequestDecision] = []
         for sequence in self.running if self.kv_cache_manager.budget is not None else ():
             if reason := self.kv_cache_manager.evict(sequence):
@@ -295,7 +290,7 @@ class Scheduler:
         decisions += found.ignored
         self._carry_out(found, step)
         self._queue.changed = False
-        spans = self._spans(step, decisions)
+        spans = step.spans()
         if spans or found.errors or (state.running and not any(entry.num_new_tokens for entry in state.running)):
             return spans, tuple(found.errors)
         if step.freed_pages and len(policy_decisions) < MAX_POLICY_CALLS:  # a preemption freed pages
@@ -348,65 +343,3 @@ class Scheduler:
             sequence.scheduled_step = self._steps
             self._views.num_admitted += 1
             free_slots -= 1 + len(sequence.children)
-
-    def _spans(self, step: StepAllocation, decisions: list[RequestDecision]) -> tuple[Span, ...]:
-        """Return spans of one token first, as they are packed, then longer ones, each in order of arrival."""
-        single: list[Span] = []
-        longer: list[Span] = []
-        lengths, new = step.num_scheduled_tokens, tuple.__new__
-        for sequence in self.running:
-            length = lengths.get(sequence, 0)
-            if not length:
-                continue
-            start = sequence.num_computed_tokens
-            todo = len(sequence.token_ids) - start
-            if length == todo == 1:  # the common case: skip Span's own constructor
-                single.append(new(Span, (sequence, start, 1, True, None, ())))
-                continue
-            if length < todo and length < step.num_new_tokens(sequence):
-                reason = f"prefill cut: {length} of {todo} tokens fit into this step"
-                decisions.append(RequestDecision(sequence.request_id, "cut", reason))
-            (single if length == 1 else longer).append(
-                Span(sequence, sequence.num_computed_tokens, length, length == todo)
-            )
-        return (*single, *longer)
-
-
-def steps_until_change(scheduler: Scheduler, plan: StepPlan) -> int:
-    """Return the number of steps from `plan` on that have the same plan if no request arrives or finishes; at least 1.
-
-    All running sequences decode, and none needs, fills or frees a page before the last of these steps. Waiting requests
-    have no slot, and the policy is steady (see `SchedulingPolicy`).
-    """
-    if not plan.decode_only or plan.transfers or len(plan.spans) != len(scheduler.running):
-        return 1
-    if not getattr(scheduler.policy, "steady", False) or scheduler.kv_cache_manager.budget is not None:
-        return 1
-    if scheduler.waiting and (plan.decisions or len(scheduler.running) < scheduler.limits.max_num_seqs):
-        return 1
-    steps = scheduler.max_model_len
-    for span in plan.spans:
-        sequence = span.sequence
-        known = len(sequence.token_ids)
-        if sequence.children or not span.needs_sample or not span.is_decode:
-            return 1
-        steps = min(
-            steps, sequence.next_page_boundary - sequence.num_computed_tokens, sequence.allocated_until - known + 1
-        )
-    return max(1, steps)
-
-
-def fast_forward(scheduler: Scheduler, plan: StepPlan, steps: int, token_id: int) -> StepPlan:
-    """Return the plan of the last of `steps` equal steps, with the earlier ones applied: each sampled `token_id`."""
-    if steps == 1:
-        return plan
-    more = steps - 1
-    scheduler.skip_steps(more)
-    spans = []
-    for span in plan.spans:
-        sequence = span.sequence
-        sequence.token_ids.extend([token_id] * more)
-        sequence.num_computed_tokens += more
-        sequence.computed_tokens += more
-        spans.append(Span(sequence, span.start + more, 1, True))
-    return replace(plan, spans=tuple(spans))

@@ -14,9 +14,10 @@ from workbench.kv_cache.manager import KVCacheManager
 from workbench.kv_cache.pages import NULL_PAGE, KVCacheGroup, PagePool, pages_for
 from workbench.kv_cache.prefix import RadixCache
 from workbench.request import FinishReason, Request, SamplingParameters, Sequence, SwappedPages
+from workbench.scheduler.fast_forward import fast_forward, steps_until_change
 from workbench.scheduler.plan import RequestRefused, SchedulerLimits, StepPlan
 from workbench.scheduler.policy import SchedulingPolicy
-from workbench.scheduler.scheduler import Scheduler, fast_forward, steps_until_change
+from workbench.scheduler.scheduler import Scheduler
 from workbench.simulate.job import SimulatedRequest
 from workbench.simulate.roofline import Hardware, ModelSizes, roofline_step_times
 from workbench.simulate.step_times import TICKS_PER_SECOND, StepSeries, StepTimeModel, step_work_of

@@ -11,9 +11,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 from workbench.request import Request, Sequence
-from workbench.scheduler.allocate import policy_name, validate_decision
 from workbench.scheduler.policies import parse_policy
 from workbench.scheduler.policy import PagesByGroup, RequestView, SchedulerDecision, SchedulerState, SchedulingPolicy
+from workbench.scheduler.validate import policy_name, validate_decision
 from workbench.testing.law import ConformityReport, LawBroken, check_law
 from workbench.testing.policy_scenarios import (
     ArrivingRequest,

@@ -12,10 +12,10 @@ from workbench.kv_cache.manager import KVCacheManager
 from workbench.kv_cache.pages import KVCacheGroup, PagePool
 from workbench.kv_cache.prefix import RadixCache
 from workbench.request import FinishReason, Request, SamplingParameters, Sequence
-from workbench.scheduler.allocate import policy_name
 from workbench.scheduler.plan import RequestRefused, SchedulerLimits, StepPlan
 from workbench.scheduler.policy import SchedulerDecision, SchedulerState, SchedulingPolicy
 from workbench.scheduler.scheduler import Scheduler
+from workbench.scheduler.validate import policy_name
 from workbench.testing.law import LawBroken
 
 PAGE_SIZE, CONTEXT = 4, 48

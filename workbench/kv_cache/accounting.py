@@ -1,0 +1,142 @@
+"""Count the pages that sequences need, and compare them with those available. Integers only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+
+from workbench.kv_cache.budget import EvictionBudget
+from workbench.kv_cache.pages import NULL_PAGE, KVCacheGroup, PagePool, pages_for
+from workbench.kv_cache.prefix import PrefixMatch, RadixCache
+from workbench.request import Sequence
+
+
+class KVCacheAccounting:
+    """Count the pages that sequences need and compare them with those available; change nothing.
+
+    `max_chunk_tokens` is the most tokens that a step computes of one sequence, without drafts. A group with a sliding
+    window has pages so far ahead and no further, however long the prompt, so a sequence never holds more than
+    `KVCacheGroup.max_pages`. `peak_pages` counts with that before a request is admitted.
+
+    `prefix_cache` has the cached pages; `budget` is what a sequence may hold where tokens are evicted.
+    """
+
+    def __init__(
+        self,
+        pools: Many[PagePool],
+        groups: Many[KVCacheGroup],
+        max_chunk_tokens: int,
+        prefix_cache: RadixCache | None = None,
+        budget: EvictionBudget | None = None,
+    ):
+        if len(pools) != len(groups):
+            raise ValueError(f"{len(pools)} pools for {len(groups)} tables")
+        self.pools, self.groups, self.max_chunk_tokens = tuple(pools), tuple(groups), max_chunk_tokens
+        self.prefix_cache, self.budget, self.page_size = prefix_cache, budget, self.pools[0].page_size
+
+    def peak_pages(self, num_tokens: int, num_prompt_tokens: int, num_sequences: int = 1) -> list[int]:
+        """Return the most pages that `num_sequences` of `num_tokens` tokens need at once, by group; all but the last of
+        `num_prompt_tokens` are shared."""
+        if self.budget is not None:
+            num_tokens = self.budget.peak_tokens(num_prompt_tokens, num_tokens)
+        counts = []
+        for table in self.groups:
+            shared = (
+                table.quantized_until(num_prompt_tokens - 1) // self.page_size if table.sliding_window is None else 0
+            )
+            counts.append(
+                num_sequences * table.max_pages(num_tokens, self.max_chunk_tokens, self.page_size)
+                - (num_sequences - 1) * shared
+            )
+        return counts
+
+    def match_prefix(self, sequence: Sequence) -> PrefixMatch:
+        """Return the cached prefix that `sequence` could start from now."""
+        if self.prefix_cache is None or sequence.swapped is not None or sequence.num_computed_tokens:
+            return PrefixMatch(0, tuple([] for _ in self.groups))
+        ids = sequence.token_ids
+        if sequence.children:  # children start with this prefix and no more
+            ids = ids[: 1 + min(child.num_shared_tokens for child in sequence.children)]
+        return self.prefix_cache.match_prefix(ids, sequence.prefix_salt)
+
+    def pages_to_start(self, sequence: Sequence, match: PrefixMatch) -> list[int]:
+        """Return the pages to allocate, by group, for `sequence` to start from `match` or its swapped pages and run one
+        step."""
+        saved = sequence.swapped
+        if sequence.num_computed_tokens:  # it waited on shared pages
+            return self.pages_to_allocate(sequence) or [0] * len(self.groups)
+        if saved is not None:
+            computed, evicted, held = (
+                saved.num_computed_tokens,
+                saved.num_evicted_tokens,
+                [len(places) for places in saved.cpu_pages],
+            )
+            here = [sum(place == NULL_PAGE for place in places) for places in saved.cpu_pages]
+        else:
+            computed, evicted, held = match.num_tokens, 0, [len(pages) for pages in match.pages]
+            here = [match.num_resident_pages(t) for t in range(len(self.groups))]
+        known = self._known(sequence, computed, evicted)
+        computed -= evicted
+        counts = []
+        for t, table in enumerate(self.groups):
+            place = table.quantized_until(computed) // self.page_size
+            copied = saved is None and match.has_page(t, place)
+            stop = self._stop(table, computed, known)
+            counts.append(max(stop, held[t]) - here[t] + copied)
+        return counts
+
+    def pages_beyond_parent(self, child: Sequence) -> list[int]:
+        """Return the pages to allocate, by group, for the next step of a child besides those that it shares."""
+        known, joins = len(child.token_ids), child.num_shared_tokens
+        return [
+            max(1, self._stop(table, joins, known) - table.quantized_until(joins) // self.page_size)
+            for table in self.groups
+        ]
+
+    def pages_to_allocate(self, sequence: Sequence, num_draft_tokens: int = 0) -> list[int] | None:
+        """Return the pages to allocate, by group, before the next step of a running sequence that verifies
+        `num_draft_tokens` draft tokens; None for none at all."""
+        known = self._known(sequence, sequence.num_computed_tokens, sequence.num_evicted_tokens)
+        if known + num_draft_tokens <= sequence.allocated_until:
+            return None
+        counts = []
+        for table, pages, pool in zip(self.groups, sequence.pages, self.pools, strict=True):
+            stop = self._stop(table, sequence.num_stored_tokens, known, num_draft_tokens)
+            place = table.quantized_until(sequence.num_stored_tokens) // self.page_size
+            copied = place < len(pages) and pool.ref_count(pages[place]) > 1
+            counts.append(max(0, stop - len(pages)) + copied)
+        return counts
+
+    def num_next_tokens(self, sequence: Sequence, num_computed_tokens: int, num_evicted_tokens: int) -> int:
+        """Return the tokens that the next step may compute, given the numbers of computed and evicted tokens."""
+        return self._known(sequence, num_computed_tokens, num_evicted_tokens) - (
+            num_computed_tokens - num_evicted_tokens
+        )
+
+    def first_exhausted_group(self, counts: list[int], match: PrefixMatch | None = None) -> int | None:
+        """Return the first group without that many available pages besides those of `match`; None if all suffice."""
+        for t, (count, pool) in enumerate(zip(counts, self.pools, strict=True)):
+            if count > pool.num_available - (self._idle(match, t) if match is not None else 0):
+                return t
+        return None
+
+    def num_available(self, group: int, match: PrefixMatch | None = None) -> int:
+        return self.pools[group].num_available - (self._idle(match, group) if match is not None else 0)
+
+    def _known(self, sequence: Sequence, computed: int, evicted: int) -> int:
+        """Return the tokens that the sequence holds after its next step."""
+        known = len(sequence.token_ids) - evicted
+        left = (
+            None
+            if self.budget is None
+            else self.budget.tokens_until_eviction(sequence.prompt_length, computed, evicted)
+        )
+        return known if left is None else min(known, computed - evicted + left)
+
+    def _stop(self, table: KVCacheGroup, computed: int, known: int, drafted: int = 0) -> int:
+        """Return the length of the list of pages for the next step; `drafted` tokens follow the last known one."""
+        cut = table.sliding_window is not None and known > computed + self.max_chunk_tokens
+        end = computed + self.max_chunk_tokens if cut else known + drafted
+        return pages_for(table.quantized_until(end), self.page_size)
+
+    def _idle(self, offer: PrefixMatch, table: int) -> int:
+        return sum(page in self.pools[table].evictable for page in offer.pages[table])
