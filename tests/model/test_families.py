@@ -140,7 +140,6 @@ def test_rotary_fields(changes: dict[str, object], rotary: RotaryConfig) -> None
         ({"eos_token_id": -1}, "or null"),
         ({"tie_word_embeddings": "yes"}, "true or false"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForCausalLM"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"sliding_window": 4096}, "sliding_window is 4096; it must be null"),
         ({"layer_types": ["sliding_attention", "full_attention"]}, "layer_types"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; it must be 1"),

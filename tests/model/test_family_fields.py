@@ -185,7 +185,6 @@ def test_yarn_keeps_quick_pairs_and_divides_slow_ones() -> None:
         ("gemma2", {"final_logit_softcapping": -1}, "final_logit_softcapping is -1"),
         ("gemma3_text", {"attn_logit_softcapping": 5.0}, "attn_logit_softcapping"),
         ("gemma3_text", {"rope_parameters": {"full_attention": {"rope_type": "dynamic"}}}, "rope_parameters: full"),
-        ("gpt_oss", {"quantization_config": {"quant_method": "mxfp4"}}, "quantization_config"),
         ("gpt_oss", {"num_local_experts": 2}, "num_experts_per_tok"),
         ("gpt_oss", {"num_local_experts": 2, "num_experts_per_tok": 3}, "num_experts_per_tok is 3"),
         ("deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq"),

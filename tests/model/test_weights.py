@@ -179,8 +179,8 @@ LAYER = "model.layers.0.self_attn"
     ("spoil", "said"),
     [
         (lambda folder: (folder / WEIGHTS).unlink(), "holds no weights; it must hold model.safetensors, or"),
-        (_only("pytorch_model.bin"), "pytorch_model.bin is refused: it is pickled.*safetensors: python -c"),
-        (_only("consolidated.00.pth"), "consolidated.00.pth is refused"),
+        (_only("pytorch_model.bin"), "pytorch_model.bin: is refused: it is cut short, or pickled without an archive"),
+        (_only("consolidated.00.pth"), "consolidated.00.pth is refused: it is pickled.*safetensors: python -c"),
         (_only("model-00001-of-00002.safetensors"), "but neither model.safetensors nor"),
         (_write(WEIGHTS, b""), "cut short in its header"),
         (_write(WEIGHTS, struct.pack("<Q", 1000) + b"{}"), "cut short in its header"),

@@ -143,7 +143,7 @@ def test_q4_0_is_our_int4_bit_for_bit(tmp_path: Path) -> None:
         quantized = tensor.quantized()
         assert (quantized is not None) == (len(tensor.shape) == 2), name
         if quantized is not None:
-            values = quantized.codes.float().view(-1, 32) * quantized.scales.float().view(-1, 1)
+            values = quantized.codes().float().view(-1, 32) * quantized.scales.float().view(-1, 1)
             assert torch.equal(values.view(tensor.shape), tensor.read())
     assert checkpoint.format == "GGUF Q4_0"
 

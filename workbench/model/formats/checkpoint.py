@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from workbench.model.checkpoint_names import CheckpointNames
 from workbench.model.hf.fields import ConfigFields
 
-QuantizedKind = Literal["int8", "int4", "fp8", "mxfp4"]
+QuantizedKind = Literal["int8", "int4", "int3", "int2", "fp8", "mxfp4"]
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
 
 @dataclass(frozen=True)
@@ -21,17 +23,38 @@ class QuantizedMatrix:
     """A matrix [row, column] in few bits, one value an element: `(codes - zeros) * scales`.
 
     Args:
-        kind: what a code is. `int8` and `int4`: int8 codes, signed; `fp8`: float8_e4m3fn; `mxfp4`: uint8 indices into
-            the 16 values of E2M1.
-        codes: [row, column], unpacked.
-        scales: [row, column // group], or [row // block, column // block] for fp8, in the dtype of the file.
-        zeros: as the scales, in units of a code; None where all are 0.
+        kind: what a code is. `int8` to `int2`: signed integers; `fp8`: float8_e4m3fn; `mxfp4`: indices of E2M1.
+        codes: returns the codes, unpacked when called: [row, column], int8, float8_e4m3fn or uint8.
+        scales: [row // rows, column // group], rounded up, floats.
+        group: columns that share a scale.
+        rows: rows that share a scale.
+        zeros: int8, as the scales, in units of a code; None where all are 0.
+        group_index: the group of each column, int32, where groups are not runs of columns.
     """
 
     kind: QuantizedKind
-    codes: Tensor
+    codes: Callable[[], Tensor]
     scales: Tensor
+    group: int
+    rows: int = 1
     zeros: Tensor | None = None
+    group_index: Tensor | None = None
+
+    def dequantize(self) -> Tensor:
+        """Return the matrix in float32. An integer of up to 8 bits times a scale of float16 or bfloat16 is exact."""
+        codes = self.codes()
+        values = torch.tensor(E2M1)[codes.int()] if self.kind == "mxfp4" else codes.float()
+        if self.zeros is not None:
+            values -= self._spread(self.zeros, values)
+        return values.mul_(self._spread(self.scales, values))
+
+    def _spread(self, each: Tensor, values: Tensor) -> Tensor:
+        """Return the number of each element's group, in float32; last groups may be partial."""
+        rows, columns = values.shape
+        each = each.float().repeat_interleave(self.rows, 0)[:rows]
+        if self.group_index is not None:
+            return each[:, self.group_index.long()]
+        return each.repeat_interleave(self.group, 1)[:, :columns]
 
 
 @dataclass(frozen=True)
@@ -60,8 +83,8 @@ class StoredTensor(ABC):
         return None
 
     def quantized(self) -> QuantizedMatrix | None:
-        """Return what a kernel may multiply from without widening; None where the tensor is dense, or is no matrix of
-        such a kind."""
+        """Return the matrix in its few bits, where it is stored so: scales are read, codes when they are asked for.
+        None where the tensor is dense, or its format is none of these kinds."""
         return None
 
 
@@ -73,7 +96,7 @@ class Checkpoint:
         path: its folder or file.
         config: what its config.json says, or would say.
         tensors: by the names that the family's safetensors files have; fused and packed ones under their dense names.
-        format: the format in words, for messages: "safetensors", "GPTQ 4 bits, group 128", ...
+        format: the format in words, for messages: "safetensors", "GPTQ 4 bits in groups of 128", ...
         names: the tensors' names, where they are not those of the family's safetensors files.
     """
 

@@ -50,7 +50,7 @@ class GGUFStoredTensor(StoredTensor):
             return None
         codes, scales = q4_0_codes(self._blocks())
         rows, columns = self.shape
-        return QuantizedMatrix("int4", codes.view(rows, columns), scales.view(rows, columns // 32))
+        return QuantizedMatrix("int4", lambda: codes.view(rows, columns), scales.view(rows, columns // 32), 32)
 
     def _blocks(self) -> Tensor:
         start = self.first_row * self.info.shape[-1] // self.info.type.values * self.info.type.bytes

@@ -7,7 +7,9 @@ from pathlib import Path
 from workbench.errors import WorkbenchError
 from workbench.model.formats.checkpoint import Checkpoint
 from workbench.model.formats.gguf_checkpoint import gguf_config, read_gguf
+from workbench.model.formats.quantization import unpacked
 from workbench.model.formats.safetensors_files import INDEX_FILE, SINGLE_FILE, stored_tensors
+from workbench.model.formats.torch_files import SINGLE_TORCH_FILE, TORCH_INDEX_FILE, torch_tensors
 from workbench.model.hf.fields import ConfigFields, read_object
 
 
@@ -19,7 +21,29 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     path = Path(path)
     if (file := gguf_file(path)) is not None:
         return read_gguf(file)
-    return Checkpoint(path, read_config(path), stored_tensors(path))
+    config = read_config(path)
+    quantization = _quantization(path, config)
+    torch_files = any((path / name).exists() for name in (SINGLE_TORCH_FILE, TORCH_INDEX_FILE))
+    if torch_files and not _has_safetensors(path):
+        stored, format = torch_tensors(path), "PyTorch"
+    else:
+        stored, format = stored_tensors(path), "safetensors"
+    if quantization is None:
+        return Checkpoint(path, config, stored, format)
+    return Checkpoint(path, config, *unpacked(quantization, stored))
+
+
+def _quantization(path: Path, config: ConfigFields) -> ConfigFields | None:
+    """Return the section of the config, or the file of its own that older packers wrote, about quantized weights."""
+    for key in ("quantization_config", "compression_config"):
+        if (section := config.nested(key)) is not None:
+            return section
+    file = path / "quantize_config.json"
+    return ConfigFields({"quant_method": "gptq", **read_object(file)}, str(file)) if file.is_file() else None
+
+
+def _has_safetensors(path: Path) -> bool:
+    return (path / SINGLE_FILE).exists() or (path / INDEX_FILE).exists()
 
 
 def read_config(path: str | Path) -> ConfigFields:
@@ -40,7 +64,7 @@ def gguf_file(path: Path) -> Path | None:
     none. Raises WorkbenchError for a folder with several that are not the parts of one."""
     if path.suffix == ".gguf" and path.is_file():
         return path
-    if not path.is_dir() or (path / SINGLE_FILE).exists() or (path / INDEX_FILE).exists():
+    if not path.is_dir() or _has_safetensors(path):
         return None
     found = sorted(path.glob("*.gguf"))
     first = [file for file in found if "-of-" not in file.name or "-00001-of-" in file.name]

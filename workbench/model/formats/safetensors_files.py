@@ -6,10 +6,11 @@ Format: 8 bytes little-endian header length, a JSON header, the data. https://gi
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -24,6 +25,7 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+Tensors = TypeVar("Tensors", bound=StoredTensor)
 FLOAT_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -67,7 +69,7 @@ def stored_tensors(folder: Path) -> dict[str, SafetensorsTensor]:
     if (folder / SINGLE_FILE).exists():
         return read_header(folder / SINGLE_FILE)
     if (folder / INDEX_FILE).exists():
-        return _sharded(folder)
+        return shards_of(folder, INDEX_FILE, read_header)
     raise _no_weights(folder)
 
 
@@ -122,8 +124,10 @@ def _entries(file: Path, header: object, data_bytes: int) -> dict[str, Safetenso
     return found
 
 
-def _sharded(folder: Path) -> dict[str, SafetensorsTensor]:
-    index = folder / INDEX_FILE
+def shards_of(folder: Path, index_file: str, read: Callable[[Path], dict[str, Tensors]]) -> dict[str, Tensors]:
+    """Return the tensors of all files that an index names, each of which `read` reads. Raises WorkbenchError for a
+    shard that is missing, lacks a tensor, or holds one that the index says is in another."""
+    index = folder / index_file
     places = read_object(index).get("weight_map")
     if not isinstance(places, dict) or not places or not all(isinstance(s, str) for s in places.values()):
         raise WorkbenchError(f"{index}: weight_map must map tensor names to file names; {_AGAIN}")
@@ -136,12 +140,15 @@ def _sharded(folder: Path) -> dict[str, SafetensorsTensor]:
         raise WorkbenchError(
             f"{folder}: {len(missing)} of {len(shards)} shards are missing: {', '.join(missing)}; fetch them"
         )
-    headers = {shard: read_header(folder / shard) for shard in shards}
-    misplaced = [(name, shard) for name, shard in places.items() if name not in headers[shard]]
-    if misplaced:
-        name, shard = misplaced[0]
-        raise WorkbenchError(f"{index}: says {name} is in {shard}, which does not hold it; fetch both again")
-    return {name: headers[shard][name] for name, shard in places.items()}
+    found = {shard: read(folder / shard) for shard in shards}
+    for name, shard in places.items():
+        if name not in found[shard]:
+            raise WorkbenchError(f"{index}: says {name} is in {shard}, which does not hold it; fetch both again")
+    for shard, tensors in found.items():
+        twice = next((name for name in tensors if places.get(name, shard) != shard), None)
+        if twice is not None:
+            raise WorkbenchError(f"{index}: says {twice} is in {places[twice]}, yet {shard} holds one too; keep one")
+    return {name: found[shard][name] for name, shard in places.items()}
 
 
 def _no_weights(folder: Path) -> WorkbenchError:
@@ -155,8 +162,8 @@ def _no_weights(folder: Path) -> WorkbenchError:
     pickled = [name for name in names if name.endswith(PICKLE_SUFFIXES)]
     if pickled:
         return WorkbenchError(
-            f"{folder}: {pickled[0]} is refused: it is pickled, and reading a pickle can run any code; "
-            'where you trust it, convert it to safetensors: python -c "from transformers import '
+            f"{folder}: {pickled[0]} is refused: it is pickled, under a name that is not read, and a pickle can run "
+            'any code; where you trust it, convert it to safetensors: python -c "from transformers import '
             "AutoModelForCausalLM as M; "
             f"M.from_pretrained('{folder}').save_pretrained('{folder}-safetensors')\""
         )

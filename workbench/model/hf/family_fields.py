@@ -17,8 +17,6 @@ FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attenti
 
 # Keys that change what is computed, with the values under which they change nothing. A family takes out what it reads.
 UNSUPPORTED_KEYS: dict[str, tuple[object, ...]] = {
-    "quantization_config": (),
-    "compression_config": (),
     "attn_logit_softcapping": (),
     "final_logit_softcapping": (),
     "num_local_experts": (0, 1),

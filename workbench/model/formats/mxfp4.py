@@ -1,0 +1,65 @@
+"""MXFP4 as gpt-oss publishes it (`quant_method: mxfp4`): the experts' matrices, stacked.
+
+`X_blocks` uint8 [expert, out, in / 32, 16] holds two values of E2M1 a byte, the lower nibble first; `X_scales` uint8
+[expert, out, in / 32] is an exponent: values times 2^(scale - 127). The dense tensor `X` is [expert, in, out].
+
+https://github.com/openai/gpt-oss: gpt_oss/torch/weights.py; OCP Microscaling Formats (MX) v1.0, sections 5.3 and 5.4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from workbench.errors import WorkbenchError
+from workbench.model.formats.checkpoint import E2M1, StoredTensor
+from workbench.model.formats.packed import Stored
+from workbench.model.hf.fields import ConfigFields
+
+BLOCK, PAIRS = 32, 16  # values and bytes of a block
+
+
+@dataclass(frozen=True)
+class MXFP4Experts(StoredTensor):
+    """The matrices of all experts of a layer."""
+
+    blocks: StoredTensor
+    scales: StoredTensor
+
+    def read(self) -> Tensor:
+        octets = self.blocks.read()
+        codes = torch.stack([octets & 15, octets >> 4], -1).flatten(-2)
+        values = torch.tensor(E2M1)[codes.int()] * exponents(self.scales.read())[..., None]
+        return values.flatten(-2).transpose(1, 2)
+
+
+def exponents(stored: Tensor) -> Tensor:
+    """Return 2^(stored - 127) of uint8, in float32; 255 is NaN."""
+    return stored.view(torch.float8_e8m0fnu).float()
+
+
+def mxfp4_tensors(config: ConfigFields, stored: Stored) -> tuple[dict[str, StoredTensor], str]:
+    """Return the experts that are stored as MXFP4, by the names of dense ones, and the format in words. Raises
+    WorkbenchError where tensors disagree with each other."""
+    found: dict[str, StoredTensor] = {}
+    for name, blocks in stored.items():
+        base = name.removesuffix("_blocks")
+        if base == name:
+            continue
+        scales = stored.get(f"{base}_scales")
+        if scales is None:
+            raise WorkbenchError(f"{blocks.file}: lacks {base}_scales, beside {name}")
+        if base in stored:
+            raise WorkbenchError(f"{blocks.file}: holds both {base} and {name}")
+        right = blocks.dtype == scales.dtype == "U8" and len(blocks.shape) == 4 and blocks.shape[-1] == PAIRS
+        if not right or scales.shape != blocks.shape[:3]:
+            given = f"{blocks.dtype} {list(blocks.shape)} with {scales.dtype} {list(scales.shape)}"
+            raise WorkbenchError(f"{blocks.file}: {name} is {given}, not U8 [expert, out, block, 16] with scales")
+        experts, out, count, _ = blocks.shape
+        found[base] = MXFP4Experts(
+            Path(blocks.file), "MXFP4", (experts, count * BLOCK, out), blocks.nbytes + scales.nbytes, blocks, scales
+        )
+    return found, "MXFP4"
