@@ -18,7 +18,7 @@ from workbench.experiment.build import requests_of, runner_for
 from workbench.experiment.experiment import Experiment
 from workbench.machine.environment import environment
 from workbench.machine.processor import cpu_times, others_cpu_share
-from workbench.measure.run import run_requests
+from workbench.measure.rounds import run_requests
 
 HERE = Path(__file__).resolve().parent
 PREDICTION = 5.0  # at least: a step of 16 rows reads the weights once, as a step of one does

@@ -19,7 +19,7 @@ from compiled_kernels import Backend
 from compiled_kernels.level import Level
 from workbench.cli import main
 from workbench.errors import WorkbenchError
-from workbench.runs.folder import MANIFEST, MARKER, fingerprint
+from workbench.runs.condition import MANIFEST, MARKER, fingerprint
 from workbench.runs.record import Record
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -12,11 +12,14 @@ from tools.structure import (
     circles,
     duplicated_classes,
     imports,
+    imports_from_elsewhere,
     modules,
     private_words,
     refused_words,
     relative_docstrings,
+    skips_without_reason,
     texts,
+    unexplained,
 )
 
 MODULES, TEXTS = modules(), texts()
@@ -30,6 +33,21 @@ def test_no_files_import_each_other_in_a_circle() -> None:
 
 def test_a_public_class_name_stands_once() -> None:
     assert duplicated_classes(MODULES) == {}
+
+
+def test_a_name_is_imported_from_the_file_that_defines_it() -> None:
+    assert imports_from_elsewhere(MODULES) == []
+
+
+def test_what_a_checker_ignores_has_a_reason_beside_it() -> None:
+    found = {name: lines for name, path in MODULES.items() if (lines := unexplained(path.read_text(encoding="utf-8")))}
+    assert not found, "write `# type: ignore[code] (the reason)`"
+
+
+def test_a_skip_has_a_reason() -> None:
+    tests = {path: text for path, text in TEXTS.items() if path.startswith("tests/") and path.endswith(".py")}
+    assert len(tests) > 100
+    assert {path: lines for path, text in tests.items() if (lines := skips_without_reason(text))} == {}
 
 
 @pytest.mark.parametrize("folder", sorted({path.split("/")[0] for path in TEXTS}))
@@ -105,3 +123,19 @@ def test_words_are_found_in_tests_notebooks_and_markdown(tmp_path: Path) -> None
     assert relative_docstrings(read["notebooks/a.ipynb"]) == [(5, 'Which of them?"""')]
     assert refused_words("experiments/LOG.md", read["README.md"]) == []
     assert "lane" not in {word for _, word, _ in private_words("explanes planed lanes")}
+
+
+def test_the_checks_of_names_and_reasons_can_fail(tmp_path: Path) -> None:
+    package = tmp_path / "workbench"
+    package.mkdir()
+    (package / "a.py").write_text("from workbench import b\n")
+    (package / "b.py").write_text("import workbench.a\n\n\nclass Same: ...\n")
+    (package / "c.py").write_text("from workbench.a import b\nfrom workbench.b import workbench, Same\n")
+    assert [each.split(": ")[1] for each in imports_from_elsewhere(modules(tmp_path))] == [
+        "workbench.a has b from elsewhere",
+        "workbench.b has workbench from elsewhere",
+    ]
+    ignored = "x = 1  # type: ignore[a]\nx = 1  # noqa: E1\nx = 1  # noqa: E1 (why)\nx = 1  # type: ignore[a]  # why\n"
+    assert unexplained(ignored) == [1, 2]
+    skips = "skipif(a)\nskipif(a, reason='b')\npytest.skip()\npytest.skip('b')\npytest.importorskip('a')\n"
+    assert skips_without_reason(skips) == [1, 3, 5]

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import argparse
 import ast
+import io
 import json
 import re
 import sys
+import tokenize
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -173,6 +175,49 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
                     if len(group) > 1:
                         found.append(sorted(group))
     return sorted(found)
+
+
+def imports_from_elsewhere(files: dict[str, Path]) -> list[str]:
+    """Return imports of a name from a file that only imports it itself; a package's front may."""
+    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in files.items()}
+    defined = {name: set(_defined(tree)) for name, tree in trees.items()}
+    return [
+        f"{name}:{node.lineno}: {node.module} has {alias.name} from elsewhere"
+        for name, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module in files and files[node.module].name != "__init__.py"
+        for alias in node.names
+        if alias.name not in defined[node.module] and f"{node.module}.{alias.name}" not in files
+    ]
+
+
+def _defined(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+
+
+def unexplained(text: str) -> list[int]:
+    """Return the lines whose `type: ignore` or `noqa` says no reason behind it, in parentheses or after a `#`."""
+    pattern = re.compile(r"#\s*(?:type: ignore|pyright: ignore|noqa)(?:\[[\w, -]+\]|: \w+)?\s*$")
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return [each.start[0] for each in tokens if each.type == tokenize.COMMENT and pattern.search(each.string)]
+
+
+def skips_without_reason(text: str) -> list[int]:
+    """Return the lines of calls of skip, skipif and importorskip that give no reason."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.Call):
+            continue
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        reasons = [each.value for each in node.keywords if each.arg == "reason"]
+        reasons += node.args[:1] if name == "skip" else []
+        if name in ("skip", "skipif", "importorskip") and not reasons:
+            found.append(node.lineno)
+    return found
 
 
 def duplicated_classes(files: dict[str, Path]) -> dict[str, list[str]]:

@@ -27,7 +27,7 @@ from yaml.scanner import Scanner
 from workbench.errors import WorkbenchError
 
 try:
-    from yaml.cyaml import CParser  # pyright: ignore[reportAttributeAccessIssue]
+    from yaml.cyaml import CParser  # pyright: ignore[reportAttributeAccessIssue] (there where libyaml is)
 except ImportError:  # PyYAML was built without libyaml
     CParser: Any = None
 

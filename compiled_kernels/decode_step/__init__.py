@@ -1,7 +1,8 @@
 """A whole decode step in MLIR. Imports torch-mlir only when it compiles."""
 
-from compiled_kernels.decode_step.shape import LayerShape, QuantizedLayout, StepShape, WeightLayout
+from compiled_kernels.decode_step.shape import LayerShape, StepShape, WeightLayout
 from compiled_kernels.decode_step.step import DecodeStep, DecodeSteps
+from compiled_kernels.quantized_attention.mlir_shape import QuantizedLayout
 
 __all__ = [
     "DecodeStep",

@@ -9,7 +9,8 @@ from typing import Any
 from compiled_kernels.blocked.few import FewRows, few_text
 from compiled_kernels.blocked.shape import Panels
 from compiled_kernels.decode_step.shape import LayerShape, StepShape, WeightLayout
-from compiled_kernels.linear.mlir_text import Product, product_text
+from compiled_kernels.linear.mlir_shape import Product
+from compiled_kernels.linear.mlir_text import product_text
 from compiled_kernels.linear_w8a8.mlir_rows import quantize_text
 from compiled_kernels.mlir_text import Named, call, memref
 from compiled_kernels.paged_attention.mlir_shape import DecodeAttention, HeadShape

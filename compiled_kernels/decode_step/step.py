@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from compiled_kernels.backends import BackendError
-from compiled_kernels.decode_step.multi_step import MAX_THREADS, loop_buffers, loop_inputs, steps_text
+from compiled_kernels.decode_step.draw import MAX_THREADS
+from compiled_kernels.decode_step.multi_step import loop_buffers, loop_inputs, steps_text
 from compiled_kernels.decode_step.shape import StepShape
 from compiled_kernels.decode_step.text import buffers, step_inputs, step_text
 from compiled_kernels.mlir import compile_text

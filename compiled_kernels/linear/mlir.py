@@ -15,8 +15,8 @@ from compiled_kernels.blocked import in_panels
 from compiled_kernels.blocked import mlir as blocked
 from compiled_kernels.blocked.shape import TILE_ROWS
 from compiled_kernels.cases import Case
-from compiled_kernels.linear.mlir_shape import MAX_ROWS_TOGETHER
-from compiled_kernels.linear.mlir_text import Product, product_text
+from compiled_kernels.linear.mlir_shape import MAX_ROWS_TOGETHER, Product
+from compiled_kernels.linear.mlir_text import product_text
 from compiled_kernels.mlir import Kernel, compile_text
 from compiled_kernels.mlir.invoke import COMPUTE_DTYPES, BoundCall, check_argument, libgomp_path
 from compiled_kernels.mlir_text import MLIR_TYPES, THREADS, Named, Target, call, declare_arguments

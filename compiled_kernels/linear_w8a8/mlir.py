@@ -14,8 +14,8 @@ from compiled_kernels.blocked.layout import PANEL, VALUES_PER_WORD, as_words, in
 from compiled_kernels.blocked.many import ManyRows, many_text, store_sums
 from compiled_kernels.blocked.shape import TILE_ROWS
 from compiled_kernels.cases import Case
-from compiled_kernels.linear.mlir_shape import MAX_ROWS_TOGETHER
-from compiled_kernels.linear.mlir_text import Product, product_text
+from compiled_kernels.linear.mlir_shape import MAX_ROWS_TOGETHER, Product
+from compiled_kernels.linear.mlir_text import product_text
 from compiled_kernels.linear_w8a8.mlir_rows import TAIL, quantize_text
 from compiled_kernels.mlir import Kernel, compile_text
 from compiled_kernels.mlir.invoke import COMPUTE_DTYPES, BoundCall, check_argument, libgomp_path

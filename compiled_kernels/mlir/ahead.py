@@ -113,7 +113,7 @@ def unavailable_reason() -> str | None:
     if wrong := backend_problems()[Backend.MLIR]:
         return wrong
     try:
-        import llvmlite.binding  # noqa: F401
+        import llvmlite.binding  # noqa: F401 (is it installed?)
     except ImportError:
         return NO_LLVM
     return None

@@ -14,9 +14,15 @@ from compiled_kernels.cases import Case, suite_of
 from compiled_kernels.mlir import Kernel, compile_text
 from compiled_kernels.mlir.invoke import COMPUTE_DTYPES, INDEX_DTYPES, BoundCall, check_argument, libgomp_path
 from compiled_kernels.mlir_text import THREADS
-from compiled_kernels.paged_attention.mlir_decode import DecodeAttention, attention_text, entry_text
-from compiled_kernels.paged_attention.mlir_shape import PagedHeads, num_chunks
-from compiled_kernels.paged_attention.mlir_spans import BLOCK_POSITIONS, SpanAttention, span_text
+from compiled_kernels.paged_attention.mlir_decode import attention_text, entry_text
+from compiled_kernels.paged_attention.mlir_shape import (
+    BLOCK_POSITIONS,
+    DecodeAttention,
+    PagedHeads,
+    SpanAttention,
+    num_chunks,
+)
+from compiled_kernels.paged_attention.mlir_spans import span_text
 from compiled_kernels.paged_attention.reference import PagedKV
 
 NAME = "paged_attention"

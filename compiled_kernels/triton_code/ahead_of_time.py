@@ -55,7 +55,7 @@ def artifacts(operator: str, sm: int = 90) -> tuple[TritonArtifact, ...]:
     if operator not in EXAMPLES:
         raise BackendError(f"{operator} has no kernels in backend triton; known: {', '.join(EXAMPLES)}")
     try:
-        import triton  # noqa: F401
+        import triton  # noqa: F401 (is it installed?)
     except ImportError:
         raise BackendError("triton is not installed: pip install 'inference-workbench[triton]'") from None
     if triton_interpreted():

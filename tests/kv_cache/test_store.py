@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.kv_cache.store import DenseLayer, KVCacheSpec, KVStore
+from workbench.kv_cache.format import KVCacheSpec
+from workbench.kv_cache.store import DenseLayer, KVStore
 
 SHAPES = st.lists(
     st.builds(KVCacheSpec, num_kv_heads=st.integers(1, 4), head_dim=st.integers(1, 16), group=st.integers(0, 1)),

@@ -27,8 +27,8 @@ from tests.thorough import tries
 from workbench.errors import WorkbenchError
 from workbench.runs import process as alive
 from workbench.runs.condition import MANIFEST, MARKER, check_folder, marker_text
-from workbench.runs.folder import write_dated_record
-from workbench.runs.record import Record, RunFolder
+from workbench.runs.folder import RunFolder, write_dated_record
+from workbench.runs.record import Record
 
 ROOT = Path(__file__).parents[2]
 BYTES = 60_000  # more than one small run takes

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.measure.chart import DOT, Box, Label, _box, place_labels
-from workbench.svg import boxes_overlap
+from workbench.measure.chart import DOT, Label, _box, place_labels
+from workbench.svg import Box, boxes_overlap
 
 POINTS = st.lists(
     st.tuples(st.integers(120, 400).map(float), st.integers(0, 300).map(float)), min_size=1, max_size=4, unique=True

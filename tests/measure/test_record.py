@@ -20,8 +20,9 @@ from tests.measure.runs import small_recorder, write_run
 from tests.thorough import tries
 from tests.trace.histories import recorders
 from workbench.errors import WorkbenchError
-from workbench.runs.folder import MANIFEST, MARKER, SCHEMAS
-from workbench.runs.record import Record, RunFolder
+from workbench.runs.condition import MANIFEST, MARKER
+from workbench.runs.folder import SCHEMAS, RunFolder
+from workbench.runs.record import Record
 
 FILES = {
     "experiment.yaml", "environment.json", "requests.parquet", "steps.parquet", "tokens.parquet",

@@ -30,7 +30,7 @@ from workbench.machine.ceilings import Ceiling, MachineCeilings
 from workbench.measure.run import run
 from workbench.reports import terminal as report
 from workbench.reports.reproduce import reproduce
-from workbench.runs.folder import MANIFEST, fingerprint
+from workbench.runs.condition import MANIFEST, fingerprint
 from workbench.runs.record import Record
 
 ROOT = Path(__file__).resolve().parents[2]

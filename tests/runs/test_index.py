@@ -20,7 +20,7 @@ from tests.runs.folders import environment, many, write
 from tests.thorough import tries
 from workbench.files import cache_directory
 from workbench.runs import index
-from workbench.runs.folder import MARKER
+from workbench.runs.condition import MARKER
 from workbench.runs.runs import open_runs
 
 TICK = 0.02  # seconds, longer than that of any file system's clock a test runs on

@@ -17,7 +17,7 @@ from workbench.measure.run import run
 from workbench.reports.differences import leaf_differences, token_differences
 from workbench.reports.latency_check import LatencyCheck, find_repetitions
 from workbench.reports.reproduce import Reproduction, reproduce
-from workbench.runs.folder import MANIFEST, fingerprint
+from workbench.runs.condition import MANIFEST, fingerprint
 from workbench.runs.record import Record
 
 ASKED = {

@@ -180,8 +180,9 @@ def decode_step_stages(
     Raises BackendError where the mlir backend does not work here."""
     if problem := backend_problems()[Backend.MLIR]:
         raise BackendError(f"backend mlir does not work here: {problem}")
-    from compiled_kernels.decode_step.step import libgomp_path, step_text
+    from compiled_kernels.decode_step.text import step_text
     from compiled_kernels.mlir import compile_text
+    from compiled_kernels.mlir.invoke import libgomp_path
     from workbench.executors.layout import panels_refusal
     from workbench.executors.mlir import step_shape
 

@@ -141,7 +141,7 @@ def _steps(runner: Runner, requests: list[Request]) -> Iterator[tuple[Stepped, l
                 yield event, prefilled
                 prefilled = []
     finally:
-        events.close()  # type: ignore[attr-defined]
+        events.close()  # type: ignore[attr-defined] (a generator)
 
 
 def _requests(runner: Runner, case: BenchCase, seed: int) -> list[Request]:

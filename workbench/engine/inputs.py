@@ -33,7 +33,7 @@ def with_sampling_signature(stream: Streams) -> Streams:
     known = inspect.signature(stream)
     named = inspect.signature(SamplingParameters).parameters.values()
     kept = [each for each in known.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
-    stream.__signature__ = known.replace(parameters=[*kept, *named])  # type: ignore[attr-defined]
+    stream.__signature__ = known.replace(parameters=[*kept, *named])  # type: ignore[attr-defined] (what inspect reads)
     return stream
 
 

@@ -86,4 +86,4 @@ def _signature() -> inspect.Signature:
 
 
 load.__doc__ = f"{(load.__doc__ or '').rstrip()}\n\n{textwrap.indent(settings_table(), '    ')}\n"
-load.__signature__ = _signature()  # type: ignore[attr-defined]
+load.__signature__ = _signature()  # type: ignore[attr-defined] (what inspect reads)

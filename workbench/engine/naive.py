@@ -194,7 +194,7 @@ def _own(h: Tensor, w: Weights, at: str, a: AttentionSpec, spec: ModelSpec) -> T
     cache, rows = _WholeText(), torch.arange(len(h))
     batch = TokenBatch(rows, rows, torch.tensor([0, len(h)]), torch.tensor([len(h)]), (), (), rows, False)
     cache.write(k, v, batch, Backend.EAGER)
-    return module.o_proj(module.attend(q, batch, cache, Backend.EAGER))  # type: ignore[arg-type]
+    return module.o_proj(module.attend(q, batch, cache, Backend.EAGER))  # type: ignore[arg-type] (a layer's two verbs)
 
 
 def greedy(model: Transformer, prompt_ids: list[int], max_tokens: int, dtype: torch.dtype | None = None) -> list[int]:

@@ -74,7 +74,7 @@ def observe_store(store: KVStore) -> tuple[KVStore, tuple[ObservedLayer, ...]]:
     """Return `store` with its layers observed, and these layers."""
     layers = tuple(ObservedLayer(layer) for layer in store.layers if isinstance(layer, DenseLayer))
     seen = copy.copy(store)
-    seen.layers = layers  # type: ignore[assignment]
+    seen.layers = layers  # type: ignore[assignment] (the layers observed)
     return seen, layers
 
 

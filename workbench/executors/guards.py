@@ -39,7 +39,7 @@ def _fixed(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(map(_fixed, value))
     if is_dataclass(value) and not isinstance(value, type):
-        frozen = type(value).__dataclass_params__.frozen  # type: ignore[attr-defined]
+        frozen = type(value).__dataclass_params__.frozen  # type: ignore[attr-defined] (every dataclass has it)
         return _ours(value) and frozen and all(map(_fixed, vars(value).values()))
     return isinstance(value, _PLAIN)
 

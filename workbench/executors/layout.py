@@ -145,12 +145,12 @@ def _seconds(linear: Linear, dtype: torch.dtype) -> tuple[float, float, bool]:
     if linear.format == "int8":
         values, scales = torch.zeros(out, width, dtype=torch.int8), torch.ones(out)
         panels = to_panels(values)
-        ours = lambda: linear.product(x, panels, scales, None, Backend.MLIR)  # noqa: E731
-        torchs = lambda: linear.product(x, values, scales, None, Backend.EAGER)  # noqa: E731
+        ours = lambda: linear.product(x, panels, scales, None, Backend.MLIR)  # noqa: E731 (a pair to time)
+        torchs = lambda: linear.product(x, values, scales, None, Backend.EAGER)  # noqa: E731 (a pair to time)
     else:
         panels = to_panels(weight)
-        ours = lambda: compiled_kernels.linear(x, panels, None, Backend.MLIR)  # noqa: E731
-        torchs = lambda: F.linear(x, weight)  # noqa: E731
+        ours = lambda: compiled_kernels.linear(x, panels, None, Backend.MLIR)  # noqa: E731 (a pair to time)
+        torchs = lambda: F.linear(x, weight)  # noqa: E731 (a pair to time)
     found = time_in_rounds({Backend.MLIR: ours, Backend.EAGER: torchs})
     return found.seconds[Backend.MLIR], found.seconds[Backend.EAGER], found.is_stable
 

@@ -30,7 +30,7 @@ class Backends:
     decodes_by_blocks: bool = False  # as `decode` is mlir, which has no whole step for this model or cache
 
     @classmethod
-    def uniform(cls, backend: Backend, reason: str, requirements: Requirements = Requirements()) -> Backends:  # noqa: B008
+    def uniform(cls, backend: Backend, reason: str, requirements: Requirements = Requirements()) -> Backends:  # noqa: B008 (frozen)
         """Return `backend` for everything, where its operators can do what is required."""
         no_step = unsupported(backend, requirements, "step") if backend is Backend.MLIR else None
         reason += f"; it decodes by its blocks: {no_step.reason}" if no_step else ""

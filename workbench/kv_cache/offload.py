@@ -97,7 +97,7 @@ class PageFile:
             raise WorkbenchError("offload: pages can lie in a file on Linux only; set offload: memory")
         try:
             # It stays open as long as its pages are mapped; without a buffer closing it has nothing left to write.
-            self._handle = open(path, "a+b", buffering=0)  # noqa: SIM115
+            self._handle = open(path, "a+b", buffering=0)  # noqa: SIM115 (closed with the store)
         except OSError as error:
             raise WorkbenchError(f"offload: cannot write {path} ({error.strerror}); name a file in a folder") from None
         try:
@@ -190,4 +190,4 @@ def _remove(handle: Iterable, path: Path, inode: int) -> None:
     with contextlib.suppress(OSError):
         if os.stat(path).st_ino == inode:
             path.unlink()
-    handle.close()  # type: ignore[attr-defined]
+    handle.close()  # type: ignore[attr-defined] (a file or a map)

@@ -23,7 +23,7 @@ from workbench.lab.execute import VIEW
 class OfflineHTML(HTMLExporter):
     """JupyterLab's page with every widget as its picture, and nothing that is loaded from elsewhere."""
 
-    export_from_notebook = "HTML (offline)"  # type: ignore[assignment]
+    export_from_notebook = "HTML (offline)"  # type: ignore[assignment] (a trait there)
     extra_template_basedirs = List(Unicode(), [str(Path(__file__).parent / "templates")])
 
     @default("template_name")

@@ -121,7 +121,7 @@ def plotting_problem() -> str | None:
     """Return the reason why no chart can be drawn here; None where one can."""
     try:
         import_altair()
-        import vl_convert  # noqa: F401
+        import vl_convert  # noqa: F401 (altair calls it)
     except WorkbenchError as error:
         return str(error)
     except ImportError:

@@ -45,8 +45,8 @@ from workbench.measure.simulation import measure_simulated_variants
 from workbench.measure.speculation import measure_speculation
 from workbench.measure.streaming import measure_streaming
 from workbench.progress import progress_stages
-from workbench.runs.folder import writing
-from workbench.runs.record import Record, RunFolder
+from workbench.runs.folder import RunFolder, writing
+from workbench.runs.record import Record
 from workbench.simulate.executor_settings import SimulatedExecutor
 
 

@@ -21,9 +21,9 @@ from workbench.machine.processor import cpu_times, others_cpu_share
 from workbench.measure.goodput import recorded_goodput
 from workbench.measure.rounds import run_requests
 from workbench.progress import Progress, discard, to_stderr
-from workbench.runs.folder import writing
+from workbench.runs.folder import RunFolder, writing
 from workbench.runs.metrics import summarize
-from workbench.runs.record import Record, RunFolder
+from workbench.runs.record import Record
 from workbench.simulate.executor_settings import SimulatedExecutor
 from workbench.trace.events import Finished, Scheduled
 from workbench.trace.perfetto import chrome_trace

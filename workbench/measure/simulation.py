@@ -19,9 +19,9 @@ from workbench.measure.goodput import recorded_goodput
 from workbench.measure.simulated import describe_simulation, fleet_for, fleet_metrics, request_metrics_of, sizes_of
 from workbench.progress import StageCounter
 from workbench.prompt.tokenizer import Tokenizer
-from workbench.runs.folder import writing
+from workbench.runs.folder import RunFolder, writing
 from workbench.runs.metrics import percentile, summarize
-from workbench.runs.record import Record, RunFolder
+from workbench.runs.record import Record
 from workbench.simulate.fleet import Fleet
 from workbench.simulate.step_times import TICKS_PER_SECOND
 from workbench.trace.perfetto import chrome_trace

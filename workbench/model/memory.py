@@ -151,7 +151,7 @@ def longest_context(
     return bisect.bisect_left(range(1, UNLIMITED_TOKENS), True, key=lambda tokens: not fits(tokens))
 
 
-def weight_bytes(spec: ModelSpec, itemsize: int, format: WeightFormat = WeightFormat()) -> int:  # noqa: B008
+def weight_bytes(spec: ModelSpec, itemsize: int, format: WeightFormat = WeightFormat()) -> int:  # noqa: B008 (a frozen value)
     """Return the bytes of all parameters as they are stored: matrices of blocks and head as `format` says, the others
     dense."""
     return _weight_bytes(cast(Hashable, spec), itemsize, format)

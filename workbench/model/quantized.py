@@ -50,7 +50,7 @@ class WeightFormat:
             raise WorkbenchError(f"activations: int8 want weights in int8, not {blocks}; set weights: int8 too")
         if quant_group < 2 or quant_group % 2:
             raise WorkbenchError(f"weight group of {quant_group}: INT4 groups are even, 32 or 64 as a rule")
-        return cls(blocks, head, quant_group, activations)  # type: ignore[arg-type]
+        return cls(blocks, head, quant_group, activations)  # type: ignore[arg-type] (checked above)
 
     def activations_of(self, matrix: WeightDtype) -> Activations:
         """Return the type of the activations that a matrix stored so is multiplied with."""

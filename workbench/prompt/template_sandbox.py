@@ -94,7 +94,7 @@ def spend_deep(value: Any) -> None:
         elif isinstance(found, list | tuple | set | frozenset):
             held += found
         elif isinstance(found, Namespace):
-            held += found._Namespace__attrs.values()  # type: ignore[attr-defined]
+            held += found._Namespace__attrs.values()  # type: ignore[attr-defined] (Jinja's private attribute)
     spend(units)
 
 
@@ -144,7 +144,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             _spend_format(left, right if isinstance(right, tuple) else (right,))
         return super().call_binop(context, operator, left, right)
 
-    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 (as Jinja calls it)
         spend(UNITS_PER_TURN)
         if isinstance(__obj, LoopContext) and args:
             args = (_each(args[0]), *args[1:])
@@ -211,7 +211,7 @@ class _Counting(NodeTransformer):
             return node
         return self._through(node, READ)
 
-    visit_List = visit_Tuple = visit_Dict = _built  # noqa: N815
+    visit_List = visit_Tuple = visit_Dict = _built  # noqa: N815 (ast's names)
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Expr:
         self.generic_visit(node)
@@ -269,7 +269,7 @@ def _counted(name: str, made: Callable[..., Any]) -> Callable[..., Any]:
         return found
 
     if hasattr(made, "jinja_pass_arg"):  # whether Jinja hands it the environment or the context first
-        counted.jinja_pass_arg = made.jinja_pass_arg  # type: ignore[attr-defined]
+        counted.jinja_pass_arg = made.jinja_pass_arg  # type: ignore[attr-defined] (Jinja's mark)
     return counted
 
 

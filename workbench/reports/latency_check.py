@@ -9,7 +9,7 @@ from pathlib import Path
 
 from workbench.errors import WorkbenchError
 from workbench.reports.differences import HARDWARE_ENTRIES, environment_differences
-from workbench.runs.folder import MANIFEST
+from workbench.runs.condition import MANIFEST
 from workbench.runs.metrics import per_request, percentile
 from workbench.runs.record import Record
 

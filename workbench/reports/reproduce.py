@@ -22,7 +22,7 @@ from workbench.reports.differences import (
 )
 from workbench.reports.latency_check import LatencyCheck, check_latencies
 from workbench.reports.logit_check import LogitCheck, check_logits
-from workbench.runs.folder import MANIFEST, MARKER
+from workbench.runs.condition import MANIFEST, MARKER
 from workbench.runs.record import Record
 
 COMPARED_FIELDS = ("settings", "versions", "hardware", "running")

@@ -96,7 +96,7 @@ def _changed(part: BaseModel, front: str = "") -> Iterator[tuple[str, Any]]:
         default = None if field.is_required() else field.get_default(call_default_factory=True)
         if isinstance(value, BaseModel):
             if type(value) is not type(default) and "kind" in type(value).model_fields:
-                yield f"{path}.kind", getattr(value, "kind")  # noqa: B009
+                yield f"{path}.kind", getattr(value, "kind")  # noqa: B009 (only some have one)
             yield from ((inner, each) for inner, each in _changed(value, f"{path}.") if inner != f"{path}.kind")
         elif field.is_required() or value != default:
             yield path, part.model_dump(mode="json")[name]

@@ -23,7 +23,7 @@ import duckdb
 import pyarrow as pa
 
 from workbench.files import cache_directory, write_atomically
-from workbench.runs.folder import MANIFEST, MARKER
+from workbench.runs.condition import MANIFEST, MARKER
 from workbench.runs.locations import RunLocation
 from workbench.runs.rows import OUTCOME, POINT
 

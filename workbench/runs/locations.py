@@ -9,7 +9,7 @@ from pathlib import Path
 
 from workbench.errors import WorkbenchError
 from workbench.files import MAX_JSON_BYTES
-from workbench.runs.folder import MANIFEST, MARKER
+from workbench.runs.condition import MANIFEST, MARKER
 
 RUN_FILES = {MARKER, MANIFEST, "experiment.yaml"}  # a folder with any of these is a run's
 MAX_FOLDER_DEPTH = 8  # levels below the folder that is searched

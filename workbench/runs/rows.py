@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from workbench.files import MAX_DEPTH, UnreadableText, read_json, read_json_object, read_yaml
-from workbench.runs.condition import describe_unfinished
-from workbench.runs.folder import MANIFEST, MARKER, finite_json
+from workbench.runs.condition import MANIFEST, MARKER, describe_unfinished
+from workbench.runs.folder import finite_json
 from workbench.runs.locations import RunLocation, read_text
 
 KEY_START = re.compile(r"\n(?=[A-Za-z_])")  # only a key begins there: continuation lines are indented, or a list

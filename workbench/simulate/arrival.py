@@ -56,7 +56,7 @@ def request_from_arrival(
     arrival: Arrival,
     request_id: str,
     vocab: int,
-    sampling: SamplingParameters = SamplingParameters(),  # noqa: B008
+    sampling: SamplingParameters = SamplingParameters(),  # noqa: B008 (a frozen value)
 ) -> Request:
     """Build the runner's request: token ids by the arrival's blocks, and an output of exactly its length."""
     asked = {"max_tokens": arrival.output_tokens, "ignore_eos": True, "stop": (), "stop_token_ids": (), "n": 1}

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, field_validator
 
 from workbench.errors import WorkbenchError, explain, nearest
-from workbench.experiment.settings import Count, Settings
 from workbench.files import read_yaml
+from workbench.settings import Count, Settings
 
 
 class SweepExecutorConfig(Settings):

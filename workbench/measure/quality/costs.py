@@ -53,7 +53,7 @@ def time_decode_steps(
                     seconds[name] += [step.wall_seconds for step in _take(steps, tokens)]
         finally:
             for steps in open_ones.values():
-                steps.close()  # type: ignore[attr-defined]
+                steps.close()  # type: ignore[attr-defined] (a generator)
         rows += [
             {
                 "variant": name, "context": context, "backend": str(runner.backends),
@@ -80,7 +80,7 @@ def _decoding(runner: Runner, context: int, tokens: int) -> Iterator[Stepped]:
             if isinstance(event, Stepped) and event.phase == "decode":
                 yield event
     finally:
-        events.close()  # type: ignore[attr-defined]
+        events.close()  # type: ignore[attr-defined] (a generator)
 
 
 def cache_bytes(runner: Runner, ids: Sequence[int]) -> dict[str, Any]:

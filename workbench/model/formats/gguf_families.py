@@ -296,7 +296,7 @@ def names_of(file: GGUFFile, tensors: Mapping[str, Any]) -> CheckpointNames:
         changed["qkv"] = "attn_qkv"
     if "blk.0.attn_norm_2.weight" in tensors:  # Falcon 40B: attention's norm is the second
         changed |= {"attention_norm": "attn_norm_2", "feedforward_norm": "attn_norm"}
-    return replace(GGUF_NAMES, interleaved=architecture.interleaved, **changed)  # type: ignore[arg-type]
+    return replace(GGUF_NAMES, interleaved=architecture.interleaved, **changed)  # type: ignore[arg-type] (fields)
 
 
 def config_of(file: GGUFFile, tensors: Mapping[str, Any]) -> ConfigFields:

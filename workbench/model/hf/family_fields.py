@@ -73,7 +73,7 @@ def read_activation(config: ConfigFields, key: str, default: str, gated: bool = 
     name = config.get(key) or default
     if not isinstance(name, str) or name not in ACTIVATIONS:
         raise config.invalid(key, name, f"one of {', '.join(ACTIVATIONS)}: others are not carried out")
-    return ActivationSpec(kind=ACTIVATIONS[name], gated=gated)  # type: ignore[arg-type]
+    return ActivationSpec(kind=ACTIVATIONS[name], gated=gated)  # type: ignore[arg-type] (a key of ACTIVATIONS)
 
 
 def layer_norm(config: ConfigFields, key: str = "layer_norm_eps", eps: float = 1e-5, bias: bool = True) -> NormSpec:

@@ -129,7 +129,7 @@ def _mlir() -> Any:
     class Mlir(RegexLexer):
         """Enough of MLIR to read it by: operations, types, attributes of numbers and texts."""
 
-        tokens = {  # noqa: RUF012
+        tokens = {  # noqa: RUF012 (a class as Pygments reads it)
             "root": [
                 (r"//[^\n]*", Comment),
                 (r'"[^"\n]*"', String),
