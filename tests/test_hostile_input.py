@@ -15,7 +15,7 @@ from tests.offline.batches import model
 from tests.runs.folders import environment, write
 from tests.test_files import HOSTILE_JSON, HOSTILE_YAML
 from workbench.claims.ledger import read_ledger
-from workbench.claims.stored_record import latest_record
+from workbench.claims.stored_record import stored_records
 from workbench.cli.quality import parse_variant
 from workbench.cli.shared import parse_settings
 from workbench.economics.prices import load_prices
@@ -108,7 +108,7 @@ JSON: dict[str, Callable[[Path, bytes], Any]] = {
     "answers of a batch": answers,
     "a trace": trace,
     "a ledger": file(read_ledger),
-    "a record that was kept": file(lambda path: latest_record("bench", path.parent), "bench-20260101-000000.json"),
+    "a record that was kept": file(lambda path: stored_records("bench", path.parent), "bench-20260101-000000.json"),
     "a point": lambda folder, text: ((folder / "point.json").write_bytes(text), SweepPoint.read(folder)),
     "a roofline's record": file(points_of, "bench.json"),
     "a run's summary": of_run("summary.json", lambda path: Record.open(path).summary),

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -61,15 +59,6 @@ class ArtifactCache:
         write_atomically(self.directory / f"{key}.json", json.dumps(entry, indent=1).encode())
         return paths
 
-    def store_or_temporary(self, key: str, files: Mapping[str, tuple[bytes, str]]) -> dict[str, Path]:
-        """Store `files`, or, where nothing can be written, put them with a warning into a folder that ends with this
-        process."""
-        try:
-            return self.store(key, files)
-        except OSError as error:
-            warnings.warn(f"mlir: compiled code is not kept on disk ({error})", stacklevel=3)
-            return ArtifactCache(Path(_folder_of_this_process().name)).store(key, files)
-
     def link_recipe(self, recipe: str, key: str) -> None:
         """Note that `recipe`, cheap to compute, leads to the entry `key`. May raise OSError."""
         write_atomically(self.directory / f"{recipe}.name", key.encode())
@@ -81,11 +70,6 @@ class ArtifactCache:
         except (OSError, ValueError):
             return None
         return key if len(key) == 64 and set(key) <= set("0123456789abcdef") else None
-
-
-@cache
-def _folder_of_this_process() -> tempfile.TemporaryDirectory:
-    return tempfile.TemporaryDirectory(prefix="workbench-mlir-")
 
 
 def _checksum(path: Path) -> str:

@@ -161,13 +161,6 @@ def test_a_recipe_leads_only_to_what_was_compiled_the_same_way(tmp_path: Path, m
     assert named() == 3
 
 
-def test_what_cannot_be_kept_on_disk_is_kept_for_this_process(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("not a directory")
-    with pytest.warns(UserWarning, match="compiled code is not kept on disk"):
-        paths = ArtifactCache(tmp_path / "file").store_or_temporary("key", {"code": (b"abc", ".so")})
-    assert paths["code"].read_bytes() == b"abc" and tmp_path not in paths["code"].parents
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -128,7 +128,6 @@ def test_what_the_ledger_reads_of_caches() -> None:
     assert daily["share_at_window"] < 0.9 < 0.98 < daily["hit_share_at_window"] < 0.99
     crossing = cache_figures.cache_breakeven()
     assert all(row["request"] == row["simulated_request"] for row in crossing.values())
-    assert cache_figures.cache_prices()["most_saved"] == 0.9
     assert figures.price_asymmetry() == {"article-a": 5, "article-e-2x": 2, "article-e-4x": 4}
 
 

@@ -16,7 +16,7 @@ import pytest
 from workbench.claims.claim import CalculationEvidence, Claim, MissingEvidence, RunEvidence, UnbuiltEvidence, apply_rule
 from workbench.claims.ledger import LEDGER_FILE, NO_TEST, LedgerEntry, RecordFolder, judge_trial, read_ledger
 from workbench.claims.registry import CLAIMS_FOLDER, claim_errors, load_claims
-from workbench.claims.stored_record import latest_record
+from workbench.claims.stored_record import stored_records
 from workbench.claims.tables import claim_detail, claim_rows, rule_source, trial_lines
 from workbench.experiment.experiment import Experiment
 from workbench.experiment.verdict import verdicts
@@ -214,7 +214,7 @@ def test_each_verdict_is_of_a_claim_and_names_its_machine() -> None:
 def test_an_experiment_judges_by_the_claims_rules(name: str) -> None:
     """The verdict in the record, the rule's verdict now, and the ledger's agree; the ledger leaves none out."""
     experiment = Experiment.from_file(CLAIMS_FOLDER.parent / f"{name}.yaml")
-    record = latest_record(name, RECORDS)
+    record = next(iter(stored_records(name, RECORDS)), None)
     mine = {c.id: t for c in KNOWN.values() for t in c.trials if t.evidence_label == f"run {name}"}
     assert experiment.judge is not None
     if record is None:

@@ -104,11 +104,6 @@ def stored_records(name: str, folder: Path, timed: bool = True) -> tuple[StoredR
     return tuple(sorted(newest_first, key=lambda record: timed and record.is_noisy))
 
 
-def latest_record(name: str, folder: Path) -> StoredRecord | None:
-    """Return the record called `name` in `folder` that decides, None where there is none."""
-    return next(iter(stored_records(name, folder)), None)
-
-
 def _read(file: Path) -> StoredRecord:
     try:
         return StoredRecord(file, read_json_file(file))

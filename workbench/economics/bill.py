@@ -104,11 +104,6 @@ class Bill:
         return self.prices.cost(self.usage)
 
     @property
-    def request_costs(self) -> Iterator[Fraction]:
-        """Yield the cost of each request."""
-        return map(self.prices.cost, self.usages)
-
-    @property
     def cost_by_kind(self) -> dict[str, Fraction]:
         """Return the cost by kind of tokens, of the kinds used."""
         return {kind: count * self.prices.token_price(kind) for kind, count in self.usage if count}

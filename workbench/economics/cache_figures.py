@@ -36,14 +36,6 @@ from workbench.economics.prompt_cache import (
 CacheFigures = dict[str, Any]
 
 
-def cache_prices(prices: Prices | None = None) -> CacheFigures:
-    """Return the prices of writing and reading the cache, in input prices, and the maximum saving of caching."""
-    prices = prices or load_prices(DEFAULT_TABLE)
-    plain = prices.token_price("input")
-    kinds = ("cache_write_5m", "cache_write_1h", "cache_read")
-    return {kind: float(prices.token_price(kind) / plain) for kind in kinds} | {"most_saved": float(max_saving(prices))}
-
-
 def cache_breakeven(prices: Prices | None = None) -> CacheFigures:
     """Return the break-even points by TTL.
 

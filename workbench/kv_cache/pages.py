@@ -198,11 +198,6 @@ class KVCacheGroup:
             max(front, min(self.first_visible(start), self.quantized_until(start)) // page_size), stop
         )
 
-    def pages_written(self, start: int, end: int, page_size: int) -> range:
-        """Return the page indices that a step over positions [start, end) writes."""
-        low, high = self.quantized_until(start), self.quantized_until(end)
-        return range(low // page_size, pages_for(high, page_size)) if high > low else range(0)
-
     def next_page_boundary(self, computed: int, page_size: int) -> int:
         """Return the number of known tokens, above `computed`, at which another page becomes full or unreachable."""
         full = (self.quantized_until(computed) // page_size + 1) * page_size
