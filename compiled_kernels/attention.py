@@ -35,14 +35,14 @@ class Causal:
 
 @dataclass(frozen=True)
 class SlidingWindow:
-    """The last `window` positions, the query's own included (Mistral, Beltagy et al. 2020), and the first
-    `sinks` positions of the text (StreamingLLM, Xiao et al. 2023)."""
+    """The last `sliding_window` positions, the query's own included (Mistral, Beltagy et al. 2020), and the first
+    `num_sink_tokens` positions of the text (StreamingLLM, Xiao et al. 2023)."""
 
-    window: int
-    sinks: int = 0
+    sliding_window: int
+    num_sink_tokens: int = 0
 
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
-        return (key <= query) & ((key > query - self.window) | (key < self.sinks))
+        return (key <= query) & ((key > query - self.sliding_window) | (key < self.num_sink_tokens))
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def window_and_sinks(mask: Mask, backend: str) -> tuple[int, int]:
     if isinstance(mask, Causal):
         return 0, 0
     if isinstance(mask, SlidingWindow):
-        return mask.window, mask.sinks
+        return mask.sliding_window, mask.num_sink_tokens
     raise BackendError(
         f"paged_attention: backend {backend} knows causal masks with window and sinks, not {describe_callable(mask)}"
     )

@@ -89,7 +89,7 @@ def step(executor: Executor, sequences: list[Sequence], texts: list[Tensor], len
 def errors_by_way(model: Transformer, backend: Backend, texts: list[Tensor], expected: list[Tensor]) -> dict[str, Any]:
     """Return the relative error of each way on one backend, or the reason of its refusal."""
     alone = Texts(model, 1)
-    requirements = Requirements.of(model, alone.store)
+    requirements = Requirements.from_model(model, alone.store)
     if refusal := unsupported(backend, requirements):
         return {"refused": str(refusal)}
     model.set_backend(backend)

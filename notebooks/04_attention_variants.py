@@ -21,7 +21,7 @@ TEXT = "def fibonacci(n):\n    if n < 2:\n        return n\n    return"
 draw_mask(Causal(), 24)
 
 # %%
-draw_mask(SlidingWindow(window=8, sinks=2), 24)
+draw_mask(SlidingWindow(sliding_window=8, num_sink_tokens=2), 24)
 
 # %% [markdown]
 # ## Attention weights

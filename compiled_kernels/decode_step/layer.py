@@ -36,8 +36,8 @@ def layer_text(layer: LayerKernel) -> str:
 
 def _attention_text(layer: LayerKernel) -> str:
     attention = layer.attention
-    packed = isinstance(attention, QuantizedAttention)
-    return quantized_text(attention, layer.name) if packed else attention_text(attention, layer.name)
+    quantized = isinstance(attention, QuantizedAttention)
+    return quantized_text(attention, layer.name) if quantized else attention_text(attention, layer.name)
 
 
 def layer_arguments(layer: LayerKernel) -> list[Named]:

@@ -97,11 +97,11 @@ def rotary_head(lines: Lines, layer: LayerKernel, norm: str, out: str, at: str, 
 def _turned_pair(lines: Lines, layer: LayerKernel, parts: list[str], place: str) -> list[str]:
     lanes, (first, second) = _lanes(layer), parts
     cos, sin = (lines.load(f"%{each.name}", f"%row, {place}", each.type, lanes, "f32") for each in layer.angles)
-    turned = []
+    rotated = []
     for a, b, sign in ((first, second, "arith.subf"), (second, first, "arith.addf")):
         one, other = (lines.let(f"arith.mulf {x}, {y} : {vector(lanes)}") for x, y in ((a, cos), (b, sin)))
-        turned.append(lines.let(f"{sign} {one}, {other} : {vector(lanes)}"))
-    return turned
+        rotated.append(lines.let(f"{sign} {one}, {other} : {vector(lanes)}"))
+    return rotated
 
 
 def _part(lines: Lines, layer: LayerKernel, place: str, norm: str, factor: str | None) -> str:

@@ -86,9 +86,9 @@ def step_inputs(shape: StepShape) -> list[Named]:
 
 def _layer_call(layer: LayerKernel, index: int) -> str:
     """Emit the layer of this index: its function, with the step's arguments for the layer's."""
-    turn = layer.shape.rotary_index
+    rotary = layer.shape.rotary_index
     called = {"quantized_table": f"table_{layer.shape.quantized_page_table}"}
-    called |= {"table": f"table_{layer.shape.page_table}", "cos": f"cos_{turn}", "sin": f"sin_{turn}"}
+    called |= {"table": f"table_{layer.shape.page_table}", "cos": f"cos_{rotary}", "sin": f"sin_{rotary}"}
     called |= {name: f"{name}_{index}" for name, _ in layer.own_arguments}
     given = [Named(called.get(name, name), kind) for name, kind in layer_arguments(layer)]
     return call(layer.name, [*given, Named("thread", "index"), Named("threads", "index")])

@@ -41,8 +41,8 @@ def inputs(
             for pages in (keys, values):
                 pages[number, :, :filled] = random_normal(generator, dtype, (num_kv_heads, filled, dim))
         if isinstance(mask, SlidingWindow):
-            reach = max(0, context - spans[seq] - mask.window + 1)
-            table[seq, -(-mask.sinks // size) : reach // size] = 0
+            reach = max(0, context - spans[seq] - mask.sliding_window + 1)
+            table[seq, -(-mask.num_sink_tokens // size) : reach // size] = 0
     starts = torch.tensor([0, *torch.tensor(spans).cumsum(0).tolist()], dtype=torch.int32)
     q = random_normal(generator, dtype, (int(starts[-1]) + beyond, num_kv_heads * queries_per_kv, dim))
     q[int(starts[-1]) :] = torch.nan
@@ -102,7 +102,7 @@ def _cases():
         yield case("one head a group", (9, 4), (1, 4), dtype, **small | {"queries_per_kv": 1})
         yield case("decode window", (40, 3, 7), (1, 1, 1), dtype, mask=SlidingWindow(7), **small)
         yield case("span past a window", (200,), (100,), dtype, mask=SlidingWindow(40), **small)
-        yield case("mixed window and sinks", (40, 9), (1, 6), dtype, mask=SlidingWindow(5, sinks=2), **small)
+        yield case("mixed window and sinks", (40, 9), (1, 6), dtype, mask=SlidingWindow(5, num_sink_tokens=2), **small)
         yield case("decode soft-cap", (33,), (1,), dtype, softcap=2.0, **small)
         yield case("mixed soft-cap and sink logits", (33, 8), (1, 8), dtype, softcap=3.0, sinks=True, **small)
         yield case("decode own mask", (33, 4), (1, 1), dtype, mask=AndMask(Causal(), even), **small)

@@ -78,7 +78,7 @@ def _decodes(q: Tensor, kv: PagedKV, context_lengths: Tensor, parameters: Attent
 
 def _span(q: Tensor, kv: PagedKV, table: Tensor, context: int, parameters: AttentionParameters, out: Tensor) -> None:
     """Attend with one span's queries [token, head, dim] over its context of that many positions, into `out`."""
-    shape = SpanAttention.of(NAME, q, kv.keys, parameters)
+    shape = SpanAttention.from_tensors(NAME, q, kv.keys, parameters)
     blocks = -(-context // BLOCK_POSITIONS) * shape.num_kv_heads
     elements = blocks * BLOCK_POSITIONS * shape.head_dim // shape.values_per_element
     laid_out = torch.empty(2, elements, dtype=torch.int32)  # of 4 bytes, as float32 is
@@ -96,7 +96,7 @@ def stages(case: Case, operator: str = NAME) -> Mapping[str, str]:
     q, kv, spans, parameters = suite_of(operator).make_inputs(case)
     if spans.decode_only:
         return _compiled(_decode_shape(q, kv, parameters)).stages
-    return _compiled_spans(SpanAttention.of(NAME, q, kv.keys, parameters)).stages
+    return _compiled_spans(SpanAttention.from_tensors(NAME, q, kv.keys, parameters)).stages
 
 
 def _power(count: int) -> int:
@@ -117,7 +117,7 @@ def _decode_shape(q: Tensor, kv: PagedKV, parameters: AttentionParameters) -> De
     have no context."""
     rows = _power(len(q))
     sizes = {"rows": rows, "max_pages": _power(kv.page_table.shape[1]), "chunks": num_chunks(rows, kv.keys.shape[1])}
-    return DecodeAttention.of(NAME, q, kv.keys, parameters, **sizes)
+    return DecodeAttention.from_tensors(NAME, q, kv.keys, parameters, **sizes)
 
 
 @functools.lru_cache(maxsize=512)

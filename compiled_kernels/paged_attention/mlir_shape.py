@@ -64,7 +64,9 @@ class PagedHeads(HeadShape):
     target: Target
 
     @classmethod
-    def of(cls, operator: str, q: Tensor, pages: Tensor, parameters: AttentionParameters, **more: Any) -> Self:
+    def from_tensors(
+        cls, operator: str, q: Tensor, pages: Tensor, parameters: AttentionParameters, **more: Any
+    ) -> Self:
         """Return the shape for queries [token, head, dim] over pages [page, kv_head, offset, dim]. Raises BackendError
         for masks and scores that kernels do not know."""
         window, sinks = parameters.window_and_sinks(operator, Backend.MLIR)

@@ -36,7 +36,7 @@ class BlockShape:
     def code_key(self) -> BlockShape:
         """Return the shape without what only attention and the cache are compiled for: blocks with equal keys share
         code."""
-        turn = None if self.layer.rotary_index is None else 0
+        rotary = None if self.layer.rotary_index is None else 0
         ours = {
             "page_table": 0,
             "quantized": None,
@@ -46,7 +46,7 @@ class BlockShape:
             "softcap": 0.0,
             "sink_logits": False,
         }
-        return replace(self, layer=replace(self.layer, rotary_index=turn, scale=1.0, **ours))
+        return replace(self, layer=replace(self.layer, rotary_index=rotary, scale=1.0, **ours))
 
     @cached_property
     def layer_kernel(self) -> LayerKernel:

@@ -60,11 +60,11 @@ def inputs(
         for at in range(0, rule.quantized_until(context), run)
     ]
     where = torch.tensor(groups_settled, dtype=torch.long).reshape(-1, 4).unbind(1)
-    packed = []
+    quantized = []
     for kind, keys, pages in zip(formats, (True, False), whole, strict=True):
         format = PageFormat(kind, keys, num_kv_heads, dim, size, run if keys else min(columns, dim))
-        packed.append(_unwritten(format, sum(held) + 1, dtype))
-        quantize_pages([pages], packed[-1:], format, TokenGroups(run, *where))
+        quantized.append(_unwritten(format, sum(held) + 1, dtype))
+        quantize_pages([pages], quantized[-1:], format, TokenGroups(run, *where))
     for seq, (context, span) in enumerate(zip(contexts, spans, strict=True)):
         unsettled = rule.quantized_until(context - span + 1)
         for at in [*range(min(first, unsettled)), *range(unsettled, context)]:
@@ -73,7 +73,7 @@ def inputs(
     lengths = torch.tensor(contexts, dtype=torch.int32)
     sink_logits = random_normal(generator, torch.float32, (num_kv_heads * queries_per_kv,)) if sinks else None
     step = Spans(starts, lengths, all(each == 1 for each in spans))
-    kv = QuantizedKV(*packed, *recent, *tables, rule=rule)
+    kv = QuantizedKV(*quantized, *recent, *tables, rule=rule)
     return q, kv, step, AttentionParameters(dim**-0.5, mask, softcap, sink_logits)
 
 
@@ -87,10 +87,10 @@ def _table(generator: torch.Generator, held: Sequence[int]) -> Tensor:
 
 def _unwritten(format: PageFormat, pages: int, dtype: torch.dtype) -> QuantizedTensor:
     """Return pages all of whose bytes are 255: NaN in every type of float."""
-    packed = format.empty(pages, dtype)
-    for part in packed.tensors:
+    quantized = format.empty(pages, dtype)
+    for part in quantized.tensors:
         part.view(torch.uint8).fill_(255)
-    return packed
+    return quantized
 
 
 def case(
@@ -143,7 +143,7 @@ def _cases():
             yield case("mixed window", (80, 40), (1, 9), formats, dtype, mask=SlidingWindow(21), **small)
             yield case("mixed, first 5 full", (80, 40, 9), (1, 30, 9), formats, dtype, first=5, **small)
             yield case("decode, first 20 full", (80, 27, 9), (1, 1, 1), formats, dtype, first=20, **small)
-            window = SlidingWindow(21, sinks=3)
+            window = SlidingWindow(21, num_sink_tokens=3)
             yield case("decode window and sinks", (80, 27), (1, 1), formats, dtype, mask=window, first=3, **small)
             changed = {"softcap": 3.0, "sinks": True, **small}
             yield case("mixed soft-cap and sink logits", (66, 8), (1, 8), formats, dtype, **changed)

@@ -60,10 +60,10 @@ def _shape(q: Tensor, kv: QuantizedKV, parameters: AttentionParameters) -> Quant
         wanted = "wants queries and recent keys in one of float32 and bfloat16"
         raise BackendError(f"{what} {wanted}, not {q.dtype} and {recent.dtype}")
     if keys.kind not in SCALED_FORMATS or values.kind not in SCALED_FORMATS:
-        raise BackendError(f"{what} reads keys and values that are both packed, not {keys.kind} and {values.kind}")
+        raise BackendError(f"{what} reads keys and values that are both quantized, not {keys.kind} and {values.kind}")
     layout = QuantizedLayout(keys.kind, values.kind, _columns(values), rule)
     chunks = num_chunks(len(q), recent.shape[1])
-    shape = QuantizedAttention.of(NAME, q, recent, parameters, chunks=chunks, layout=layout)
+    shape = QuantizedAttention.from_tensors(NAME, q, recent, parameters, chunks=chunks, layout=layout)
     check_sinks(NAME, "mlir", rule, shape.window, shape.sinks)
     return shape
 

@@ -88,16 +88,16 @@ class TokenGroups:
         ignored = torch.arange(self.group_size, device=recent.device) < self.num_sink_tokens[:, None]
         return torch.where(ignored[:, None, :, None], tokens[:, :, -1:], tokens)
 
-    def scatter(self, coded: QuantizedTensor, packed: QuantizedTensor, keys: bool) -> None:
+    def scatter(self, coded: QuantizedTensor, quantized: QuantizedTensor, keys: bool) -> None:
         """Scatter what `coded` made of the tokens into quantized pages, in place."""
         at, part = self.to_pages, self.parts
-        if packed.scales is None:
-            packed.codes.unflatten(2, (-1, self.group_size))[at, :, part] = coded.codes.to(packed.codes.dtype)
+        if quantized.scales is None:
+            quantized.codes.unflatten(2, (-1, self.group_size))[at, :, part] = coded.codes.to(quantized.codes.dtype)
         elif keys:
-            packed.codes.unflatten(3, (-1, self.group_size))[at, :, :, part] = coded.codes
+            quantized.codes.unflatten(3, (-1, self.group_size))[at, :, :, part] = coded.codes
         else:
-            packed.codes.unflatten(2, (-1, coded.codes.shape[2]))[at, :, part] = coded.codes
-        for pages, run in zip(packed[1:], coded[1:], strict=True):
+            quantized.codes.unflatten(2, (-1, coded.codes.shape[2]))[at, :, part] = coded.codes
+        for pages, run in zip(quantized[1:], coded[1:], strict=True):
             if pages is not None and run is not None and keys:
                 pages[at, :, part] = run[:, :, 0]
             elif pages is not None and run is not None:
@@ -105,11 +105,11 @@ class TokenGroups:
 
 
 def quantize_pages(
-    recents: Sequence[Tensor], packed: Sequence[QuantizedTensor], format: PageFormat, groups: TokenGroups
+    recents: Sequence[Tensor], quantized: Sequence[QuantizedTensor], format: PageFormat, groups: TokenGroups
 ) -> None:
     """Quantize the same groups of several layers, whose pages have one format: coded together, as one tensor."""
     tokens = torch.stack([groups.gather(pages) for pages in recents])  # [layer, settling, group, token, dim]
     transposed = format.is_keys and format.format != "dense"
     coded = quantize(tokens.transpose(-1, -2) if transposed else tokens, format.format, format.numbers_per_scale)
-    for layer, pages in enumerate(packed):
+    for layer, pages in enumerate(quantized):
         groups.scatter(coded.map(operator.itemgetter(layer)), pages, format.is_keys)

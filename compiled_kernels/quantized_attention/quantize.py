@@ -95,16 +95,16 @@ def unpack_codes(
     return rearrange(halves, "... half word kept four -> ... (word half four) kept")
 
 
-def dequantize(packed: QuantizedTensor, dtype: torch.dtype = torch.float32) -> Tensor:
+def dequantize(quantized: QuantizedTensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return the numbers, [..., summed, kept], computed in `dtype`; a dense tensor as it is stored."""
-    if packed.scales is None:
-        return packed.codes.to(dtype)
-    codes = unpack_codes(packed.codes, packed.kind)
-    numbers = decode_e4m3(codes, dtype) if packed.kind == "fp8" else codes.to(dtype)
-    runs = rearrange(numbers, "... summed (part run) -> ... part summed run", part=packed.scales.shape[-2])
-    runs = runs * packed.scales.to(dtype)[..., None]
-    if packed.minima is not None:
-        runs = runs + packed.minima.to(dtype)[..., None]
+    if quantized.scales is None:
+        return quantized.codes.to(dtype)
+    codes = unpack_codes(quantized.codes, quantized.kind)
+    numbers = decode_e4m3(codes, dtype) if quantized.kind == "fp8" else codes.to(dtype)
+    runs = rearrange(numbers, "... summed (part run) -> ... part summed run", part=quantized.scales.shape[-2])
+    runs = runs * quantized.scales.to(dtype)[..., None]
+    if quantized.minima is not None:
+        runs = runs + quantized.minima.to(dtype)[..., None]
     return rearrange(runs, "... part summed run -> ... summed (part run)")
 
 
@@ -154,12 +154,12 @@ def hadamard_rotate(x: Tensor) -> Tensor:
     dim = x.shape[-1]
     if dim < 1 or dim & (dim - 1):
         raise ValueError(f"a Hadamard rotation needs a head width that is a power of two, not {dim}")
-    turned, half = x.double(), 1
+    rotated, half = x.double(), 1
     while half < dim:
-        above, below = turned.unflatten(-1, (dim // (2 * half), 2, half)).unbind(-2)
-        turned = torch.stack([above + below, above - below], dim=-2).flatten(-3)
+        above, below = rotated.unflatten(-1, (dim // (2 * half), 2, half)).unbind(-2)
+        rotated = torch.stack([above + below, above - below], dim=-2).flatten(-3)
         half *= 2
-    return (turned * dim**-0.5).to(x.dtype)
+    return (rotated * dim**-0.5).to(x.dtype)
 
 
 def quantize(

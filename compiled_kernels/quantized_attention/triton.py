@@ -50,9 +50,9 @@ def plan(
     return AttentionLaunches(attend_quantized, q, spans, parameters, seen, groups, held, step, walk, splits).plan()
 
 
-def _pages(name: str, packed: QuantizedTensor) -> dict[str, object]:
+def _pages(name: str, quantized: QuantizedTensor) -> dict[str, object]:
     """Return the tensors of quantized pages and their strides: of words, but of numbers where they are dense."""
-    codes, scales, minima = packed
+    codes, scales, minima = quantized
     words = codes if scales is None else codes.view(torch.int32)[..., 0]
     scales = codes if scales is None else scales
     return {

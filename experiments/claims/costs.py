@@ -33,7 +33,7 @@ def token_costs(hardware: str | Hardware = "h100") -> EvidenceNumbers:
 
     Llama 3.1 8B on an H100 by the roofline, 1,000 tokens in and 200 out.
     """
-    machine = RooflineMachine.of("llama-3.1-8b", hardware)
+    machine = RooflineMachine.build("llama-3.1-8b", hardware)
     prompt = machine.prefill(1000) / 1000
     by_batch = {str(batch): machine.decode(1100, batch) / batch / prompt for batch in BATCHES}
     return {"batch": by_batch, "tables": figures.price_asymmetry()}

@@ -110,7 +110,7 @@ def _trials(
     rule = JudgeRule(prefill_decode_length.judge, claim)
     bounds = [
         CalculationEvidence(
-            lambda m=machine: rows_of(RooflineMachine.of(*m)), f"roofline: {gpus} x {hardware}, {shape}"
+            lambda m=machine: rows_of(RooflineMachine.build(*m)), f"roofline: {gpus} x {hardware}, {shape}"
         )
         for machine in MACHINES
         for shape, hardware, gpus in [machine]
@@ -121,7 +121,7 @@ def _trials(
 
 def no_cache_rows(shape: str, hardware: str, longest: int) -> EvidenceNumbers:
     """Return the experiment without a cache by a roofline: a step that reads the text, and one that computes it."""
-    machine = RooflineMachine.of(shape, hardware)
+    machine = RooflineMachine.build(shape, hardware)
     lengths = [n for n in LENGTHS if no_cache.SHORT <= n <= longest]
     steps = {"cache": machine.decode, "no cache": machine.prefill, "naive": machine.prefill}
     return [
@@ -133,11 +133,11 @@ def no_cache_rows(shape: str, hardware: str, longest: int) -> EvidenceNumbers:
 
 def _machines(records: Any) -> list[tuple[str, RooflineMachine]]:
     """Return the rooflines, and this machine's for the measured model once there is a record of it."""
-    found = [(machine.name, machine) for machine in (RooflineMachine.of(*each) for each in MACHINES)]
+    found = [(machine.name, machine) for machine in (RooflineMachine.build(*each) for each in MACHINES)]
     if record := records.latest(MEASURED):
         predicted, shape = record.numbers[0]["predicted"], record.experiment["model"]["name"].removeprefix("shape:")
         rates = {"flops": predicted["flops_per_s"], "bandwidth": predicted["bytes_per_s"], "memory": 1e12}
-        here = RooflineMachine.of(shape, Hardware(name="here", source=record.name, **rates))
+        here = RooflineMachine.build(shape, Hardware(name="here", source=record.name, **rates))
         found.insert(0, (f"{shape}, here (roofline of {record.machine})", here))
     return found
 

@@ -30,7 +30,7 @@ def latencies(*shapes: str, hardware: str | Hardware = "h200") -> EvidenceNumber
     """Return parameters, and seconds of 128 tokens in and 32 out, alone on eight H200 by the roofline."""
     found = {}
     for shape in shapes or SHAPES:
-        machine = RooflineMachine.of(shape, hardware, 8)
+        machine = RooflineMachine.build(shape, hardware, 8)
         seconds = machine.prefill(128) + 31 * machine.decode(144)
         found[shape] = {"parameters": named_shape(shape).num_parameters, "seconds": seconds}
     return found

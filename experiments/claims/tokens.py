@@ -158,7 +158,7 @@ def speed(quick: bool) -> EvidenceNumbers:
         request = Request(str(turn), tuple(ids[:512]), SamplingParameters(temperature=0, max_tokens=1))
         steps = [event for event in runner.stream([request]) if isinstance(event, Stepped)]
         prefills.append(512 / sum(step.wall_seconds for step in steps))
-    sheet = RooflineMachine.of("llama-3.1-8b", "h100")
+    sheet = RooflineMachine.build("llama-3.1-8b", "h100")
     return {
         "tokens_per_s": median(rates),
         "prefill_tokens_per_s": median(prefills[1:]),

@@ -286,7 +286,7 @@ def test_times_are_equal_where_they_cross() -> None:
         and smallest_where(lambda n: False) is None
         and smallest_where(lambda n: True, 5) == 5
     )
-    machine = RooflineMachine.of("llama-3.1-8b", "h100")
+    machine = RooflineMachine.build("llama-3.1-8b", "h100")
     found = prefill_break_even_points(machine)
     flat, more = found["flat up to"], found["more than linear from"]
     assert flat and machine.prefill(flat) <= 1.1 * machine.prefill(1) < machine.prefill(flat + 1)

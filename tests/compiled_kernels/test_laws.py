@@ -167,7 +167,7 @@ def test_attention_is_torchs(
 def _sees(mask: Causal | SlidingWindow, query: int, key: int) -> bool:
     if isinstance(mask, Causal):
         return key <= query
-    return key <= query and (query - key < mask.window or key < mask.sinks)
+    return key <= query and (query - key < mask.sliding_window or key < mask.num_sink_tokens)
 
 
 @backends

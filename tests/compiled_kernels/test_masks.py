@@ -45,7 +45,7 @@ def test_a_picture_fills_exactly_the_pairs_that_are_seen(mask, tokens: int, cell
 
 
 def test_a_picture_is_small_and_shows_itself() -> None:
-    drawn = draw_mask(SlidingWindow(64, sinks=4), 256)
+    drawn = draw_mask(SlidingWindow(64, num_sink_tokens=4), 256)
     assert drawn._repr_svg_() == drawn and len(drawn) < 256 * 300
     assert re.search(r'width="256" height="256"', drawn)
     with pytest.raises(ValueError, match="at least one token, not 0"):

@@ -13,7 +13,11 @@ from compiled_kernels.attention import AttentionParameters, SlidingWindow, Spans
 from compiled_kernels.paged_attention import PagedKV
 from tests.thorough import tries
 
-NARROW, SINKS, WIDE = (SlidingWindow(7), 4, 0.0), (SlidingWindow(9, sinks=6), 4, 5.0), (SlidingWindow(40), 16, 0.0)
+NARROW, SINKS, WIDE = (
+    (SlidingWindow(7), 4, 0.0),
+    (SlidingWindow(9, num_sink_tokens=6), 4, 5.0),
+    (SlidingWindow(40), 16, 0.0),
+)
 # The backend triton by the cases of `paged_attention` in the interpreter, whose windows have left pages behind.
 TRIED = {Backend.EAGER: (NARROW, SINKS, WIDE), Backend.INDUCTOR: (SINKS,), Backend.MLIR: (NARROW, SINKS, WIDE)}
 BACKENDS = [
@@ -42,8 +46,8 @@ def test_null_pages_are_behind_the_mask(
     left = whole.clone()
     for seq, (context, span) in enumerate(drawn):
         whole[seq, -(-context // size) :] = left[seq, -(-context // size) :] = 0
-        reach = max(0, context - span - mask.window + 1)
-        left[seq, -(-mask.sinks // size) : reach // size] = 0
+        reach = max(0, context - span - mask.sliding_window + 1)
+        left[seq, -(-mask.num_sink_tokens // size) : reach // size] = 0
     starts = torch.tensor([0, *torch.tensor([span for _, span in drawn]).cumsum(0).tolist()], dtype=torch.int32)
     q = torch.randn(int(starts[-1]), GROUPS * SHARE, DIM, generator=generator)
     lengths = torch.tensor([context for context, _ in drawn], dtype=torch.int32)

@@ -249,7 +249,7 @@ def test_a_record_adds_this_machine_to_the_tables(tmp_path: Path) -> None:
     from experiments.claims.prefill import rows_of
     from workbench.claims.break_even import RooflineMachine
 
-    (row,) = rows_of(RooflineMachine.of("llama-3.1-8b", "a100"))
+    (row,) = rows_of(RooflineMachine.build("llama-3.1-8b", "a100"))
     row["predicted"] = {"flops_per_s": 8e11, "bytes_per_s": 4e10}
     experiment = Experiment.from_file(CLAIMS_FOLDER.parent / "prefill_decode_length.yaml").model_dump(mode="json")
     value = {

@@ -63,7 +63,9 @@ def test_lanes_decode_them(tmp_path: Path, backend: Backend, name: str, layers: 
     expected, model = logits_of(theirs, ids), ours(tmp_path, backend)
 
     def executor(model, store):
-        return build_executor(model, store, Backends.uniform(backend, "asked for", Requirements.of(model, store)))
+        return build_executor(
+            model, store, Backends.uniform(backend, "asked for", Requirements.from_model(model, store))
+        )
 
     rows = forced(model, ids, chunks=(11, 6), executor=executor)
     assert_equal(rows, expected[[10, *range(16, len(ids))]])

@@ -20,7 +20,7 @@ class RooflineMachine:
     times: StepTimeModel
 
     @classmethod
-    def of(cls, shape: str, hardware: str | Hardware, gpus: int = 1) -> RooflineMachine:
+    def build(cls, shape: str, hardware: str | Hardware, gpus: int = 1) -> RooflineMachine:
         """Build the named shape on a data sheet's machine, or on hardware figures."""
         found = named_hardware(hardware) if isinstance(hardware, str) else hardware
         times = roofline_step_times(ModelSizes.dense(named_shape(shape)), found, gpus)

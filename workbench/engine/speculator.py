@@ -78,7 +78,7 @@ def draft_config(config: EngineConfig, settings: DraftModel) -> EngineConfig:
 def _multi_step(draft: DraftRunner, settings: DraftModel) -> CompiledDraftSteps | None:
     """Return a call that drafts several tokens, if the draft model decodes by compiled steps; None otherwise."""
     store = draft.kv_cache.store
-    wanted = Requirements.of(draft.model, store)
+    wanted = Requirements.from_model(draft.model, store)
     if not isinstance(draft.executor, MlirExecutor) or unsupported(Backend.MLIR, wanted, "drafts"):
         return None
     return CompiledDraftSteps(draft.model, store, settings.num_speculative_tokens + 1, settings.confidence_threshold)

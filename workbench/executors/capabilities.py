@@ -61,7 +61,7 @@ class Requirements:
     batch_invariant: bool = False
 
     @classmethod
-    def of(cls, model: Transformer, store: KVStore) -> Requirements:
+    def from_model(cls, model: Transformer, store: KVStore) -> Requirements:
         return cls(model.spec, model.dtype, model.format, store.specs, store.dtype, model.device.type)
 
     @property

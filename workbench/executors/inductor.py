@@ -66,7 +66,7 @@ class InductorExecutor:
         return graph_count() - self._before_this
 
     def _compile_blocks(self) -> None:
-        self._sides = {block: _Sides.of(cast(TransformerBlock, block)) for block in self.model.blocks}
+        self._sides = {block: _Sides.from_block(cast(TransformerBlock, block)) for block in self.model.blocks}
         self._watch = ModelGuard(self.model)
 
     def forward(self, plan: StepPlan) -> Tensor:
@@ -114,7 +114,7 @@ class _Sides:
     after: Callable[..., Tensor]
 
     @classmethod
-    def of(cls, block: TransformerBlock) -> _Sides:
+    def from_block(cls, block: TransformerBlock) -> _Sides:
         kind, alike = type(block), compile_key(block)
         return cls(
             compile_once(kind.forward, dynamic=False, cache_key=alike),

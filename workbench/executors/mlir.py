@@ -80,7 +80,7 @@ class MlirStep:
         shape = step_shape(model, store.page_size, rows, store.specs, rows_share_sequences)
         self.step = DecodeStep(shape, step_tensors(model, store))
         self._name, self._threads = f"{'check' if rows_share_sequences else 'decode'} {rows}", threads or StepThreads()
-        self._angles = {turn: RotaryCache(cast(RotaryTable, model.rotary[turn])) for turn in self.step.angles}
+        self._angles = {rotary: RotaryCache(cast(RotaryTable, model.rotary[rotary])) for rotary in self.step.angles}
         self._ids = torch.zeros(rows, dtype=torch.long)
         # Written to through numpy: a small step is over before torch has made a handful of small tensors.
         self._fields = [each.numpy() for each in (self._ids, self.step.lengths, *self.step.tables)]
@@ -102,8 +102,8 @@ class MlirStep:
             table[rows:, 0] = NULL_PAGE
         step.x.copy_(self.model.embed(self._ids))
         positions = torch.tensor([span.start for span in spans])
-        for turn, mine in step.angles.items():
-            for part, angle in zip(mine, self._angles[turn](positions), strict=True):
+        for rotary, mine in step.angles.items():
+            for part, angle in zip(mine, self._angles[rotary](positions), strict=True):
                 part[:rows] = angle
         self.kernel_seconds = self._threads.run(self._name, step)
         return self.model.cap_logits(step.logits)
@@ -116,7 +116,7 @@ class MlirStep:
 
 def check_mlir_step(model: Transformer, store: KVStore) -> None:
     """Check that a step can be compiled; raise WorkbenchError or BackendError otherwise."""
-    if refusal := unsupported(Backend.MLIR, Requirements.of(model, store), "step"):
+    if refusal := unsupported(Backend.MLIR, Requirements.from_model(model, store), "step"):
         raise WorkbenchError(f"backend mlir: decodes no step of {model.spec.name}: {refusal.reason}")
     for part in model.blocks.modules():
         if part is not model.blocks and type(part).__module__ not in KNOWN_MODULES:
@@ -152,7 +152,7 @@ def step_shape(
     )
 
 
-def _layer(block: TransformerBlock, cache: KVCacheSpec, turn: int | None) -> LayerShape:
+def _layer(block: TransformerBlock, cache: KVCacheSpec, rotary: int | None) -> LayerShape:
     attention, feedforward = cast(AttentionModule, block.attention), cast(GatedMLP, block.feedforward)
     spec = attention.spec
     window, sinks = window_and_sinks(attention.mask, "mlir")
@@ -171,7 +171,7 @@ def _layer(block: TransformerBlock, cache: KVCacheSpec, turn: int | None) -> Lay
         softcap=spec.softcap,
         sink_logits=spec.sink_logits,
         qk_norm=spec.qk_norm is not None,
-        rotary_index=turn,
+        rotary_index=rotary,
         page_table=cache.residual_group if cache.format.quantized else cache.group,
         quantized=_layout(cache) if cache.format.quantized else None,
         quantized_page_table=cache.group if cache.format.quantized else None,
@@ -222,8 +222,8 @@ def step_tensors(model: Transformer, store: KVStore) -> dict[str, Tensor]:
         if attention.sink_logits is not None:
             found[f"sink_logits_{index}"] = attention.sink_logits.float()
         if isinstance(cache, QuantizedLayer):
-            packed = zip(QUANTIZED_NAMES, (*cache.keys.kernel_tensors, *cache.values.kernel_tensors), strict=True)
-            found |= {f"{name}_{index}": _words(tensor) for name, tensor in packed}
+            quantized = zip(QUANTIZED_NAMES, (*cache.keys.kernel_tensors, *cache.values.kernel_tensors), strict=True)
+            found |= {f"{name}_{index}": _words(tensor) for name, tensor in quantized}
             found[f"keys_{index}"], found[f"values_{index}"] = cache.residual_keys, cache.residual_values
         else:
             found[f"keys_{index}"], found[f"values_{index}"] = cache.keys, cache.values

@@ -40,7 +40,7 @@ class PrefillExecutor:
     def __init__(self, model: Transformer, store: KVStore, token_parallel: Callable[[], TokenParallelExecutor]):
         self.model, self.store, self.token_parallel = model, store, token_parallel
         self.kernel_seconds: float | None = None  # attention is called from Python
-        self._angles = {turn: RotaryCache(cast(RotaryTable, table)) for turn, table in enumerate(model.rotary)}
+        self._angles = {rotary: RotaryCache(cast(RotaryTable, table)) for rotary, table in enumerate(model.rotary)}
         self._max_rows, self._made, self._watch = 0, 0, ModelGuard(model)
         self._blocks: list[PrefillBlock] = []
 
@@ -69,8 +69,8 @@ class PrefillExecutor:
         """Return the last block's output for each token, float32, in a buffer: [token, hidden]."""
         rows, model = batch.num_tokens, self.model
         blocks = self._for(rows)
-        for turn, angles in self._angles.items():
-            bound = next((block for block in blocks if block.shape.layer.rotary_index == turn), None)
+        for rotary, angles in self._angles.items():
+            bound = next((block for block in blocks if block.shape.layer.rotary_index == rotary), None)
             if bound is not None:
                 for mine, angle in zip(bound.angles, angles(batch.positions), strict=True):
                     mine[:rows] = angle

@@ -39,7 +39,7 @@ class Backends:
     @classmethod
     def own(cls, model: Transformer, store: KVStore) -> Backends:
         """Return the model's own backend for everything."""
-        return cls.uniform(model.backend, "the model's", Requirements.of(model, store))
+        return cls.uniform(model.backend, "the model's", Requirements.from_model(model, store))
 
     def fall_back_to_eager(self, why: str) -> Backends:
         """Return the same with eager blocks and attention, after blocks failed."""

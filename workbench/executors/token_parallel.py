@@ -54,7 +54,7 @@ class TokenParallelExecutor:
         self.buckets, self._threads = buckets, threads or StepThreads()
         self.model, self.store = model, store
         self.kernel_seconds: float | None = None
-        self._angles = {turn: RotaryCache(cast(RotaryTable, table)) for turn, table in enumerate(model.rotary)}
+        self._angles = {rotary: RotaryCache(cast(RotaryTable, table)) for rotary, table in enumerate(model.rotary)}
         lags = [layer.quantization_rule.residual_length for layer in store.layers if isinstance(layer, QuantizedLayer)]
         self.max_tokens_per_call = max(
             1, min(lags, default=buckets[-1])
@@ -125,8 +125,8 @@ class TokenParallelExecutor:
         for mine, table in zip(step.tables, batch.page_tables, strict=True):
             mine[:rows, : table.shape[1]] = table.index_select(0, of_row)
             mine[rows:, 0] = 0
-        for turn, mine in step.angles.items():
-            for part, angle in zip(mine, self._angles[turn](batch.positions), strict=True):
+        for rotary, mine in step.angles.items():
+            for part, angle in zip(mine, self._angles[rotary](batch.positions), strict=True):
                 part[:rows] = angle
         self._run("blocks", step)
         return step.x[:rows]

@@ -178,7 +178,7 @@ class KVCacheSpec:
         if not self.format.quantized:
             return {self.group: KVCacheGroup(sliding_window=self.sliding_window, num_sink_tokens=self.num_sink_tokens)}
         rule = self.quantization_rule
-        packed = KVCacheGroup(
+        quantized = KVCacheGroup(
             sliding_window=self.sliding_window, residual_length=rule.residual_length, quant_group=rule.quant_group
         )
         recent = KVCacheGroup(
@@ -186,7 +186,7 @@ class KVCacheSpec:
             num_sink_tokens=rule.num_sink_tokens,
             stride=rule.quant_group,
         )
-        return {self.group: packed, self.residual_group: recent}
+        return {self.group: quantized, self.residual_group: recent}
 
     def bytes_per_token(self, dtype: torch.dtype) -> float:
         """Return num_kv_heads x head_dim x bytes of a key and a value.

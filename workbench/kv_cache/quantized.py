@@ -75,12 +75,12 @@ class QuantizedLayer:
     def attend(self, q: Tensor, batch: TokenBatch, parameters: AttentionParameters, backend: Backend) -> Tensor:
         """Return attention of queries [token, head, head_dim] over everything written so far: [token, head,
         head_dim]."""
-        turned = self.shape.format.rotate
-        q = hadamard_rotate(q) if turned else q
+        rotated = self.shape.format.rotate
+        q = hadamard_rotate(q) if rotated else q
         # Outside a graph inductor compiles decodes itself.
         spans = batch.spans._replace(decode_only=batch.decode_only and backend is not Backend.INDUCTOR)
         mixed = compiled_kernels.quantized_attention(q, self.paged(batch), spans, parameters, backend)
-        return hadamard_rotate(mixed) if turned else mixed
+        return hadamard_rotate(mixed) if rotated else mixed
 
     def page_tensors(self, group: int) -> tuple[Tensor, ...]:
         """Return every tensor whose first axis is the pages of a cache group: what is copied, swapped or zeroed with a

@@ -41,7 +41,7 @@ class StepCostModel:
         self._block_weights = sum(used)
         self._head_weights = spec.vocab_size * spec.hidden_size
         counts = Counter(kind.attention for kind in spec.layers)
-        self._kinds = tuple(_AttentionCost.of(attention, layers) for attention, layers in counts.items())
+        self._kinds = tuple(_AttentionCost.from_spec(attention, layers) for attention, layers in counts.items())
 
     def __call__(self, spans: Iterable[tuple[int, int]], sampled: int) -> StepCostEstimate:
         """Return FLOPs and bytes of a step: `spans` are (start, length) pairs; `sampled` rows go through the head."""
@@ -67,7 +67,7 @@ class _AttentionCost:
     cache_values: int
 
     @classmethod
-    def of(cls, attention: AnyAttentionSpec, layers: int) -> _AttentionCost:
+    def from_spec(cls, attention: AnyAttentionSpec, layers: int) -> _AttentionCost:
         values = attention.kv_lora_rank if isinstance(attention, MLASpec) else attention.head_dim
         flops = layers * 2.0 * attention.num_heads * (attention.head_dim + values)
         return cls(

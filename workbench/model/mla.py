@@ -52,12 +52,12 @@ class MLA(nn.Module):
         if spec.q_lora_rank is not None:
             query = self.query_up(self.query_norm(query))
         query = rearrange(query, "token (head dim) -> token head dim", head=spec.num_heads)
-        plain, turned = query.split([spec.qk_nope_head_dim, spec.qk_rope_head_dim], dim=2)
+        plain, rotary_part = query.split([spec.qk_nope_head_dim, spec.qk_rope_head_dim], dim=2)
         key_up = self.up[:, : spec.qk_nope_head_dim]
         absorbed = einsum(plain, key_up, "token head plain, head plain latent -> token head latent")
         latent = self.latent_norm(latent)[:, None]
         k = torch.cat([latent, self.apply_rotary(key[:, None], cos, sin)], dim=2)
-        return torch.cat([absorbed, self.apply_rotary(turned, cos, sin)], dim=2), k, latent
+        return torch.cat([absorbed, self.apply_rotary(rotary_part, cos, sin)], dim=2), k, latent
 
     def apply_rotary(self, x: Tensor, cos: Tensor | None, sin: Tensor | None) -> Tensor:
         """Rotate x [token, head, dim] by the angles of its tokens; interleaved pairs are brought to halves first, for

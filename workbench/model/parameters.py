@@ -280,10 +280,10 @@ def _mixture(ours: str, theirs: str, layer: LayerSpec, width: int, names: Checkp
         assert not layer.mlp_bias, "no family stores fused experts with biases"
     else:
         pairs, two = "(hidden two)" if names.experts == "woven" else "(two hidden)", (("two", 2),)
-        turned = AxisLayout(f"expert width {pairs}", "expert (two hidden) width", two)
-        yield f"{ours}.gate_up", StoredParameter((StoredPart(gate, (count, width, 2 * hidden), turned),))
-        turned = AxisLayout("expert hidden width", "expert width hidden")
-        yield f"{ours}.down", StoredParameter((StoredPart(down, (count, hidden, width), turned),))
+        layout = AxisLayout(f"expert width {pairs}", "expert (two hidden) width", two)
+        yield f"{ours}.gate_up", StoredParameter((StoredPart(gate, (count, width, 2 * hidden), layout),))
+        layout = AxisLayout("expert hidden width", "expert width hidden")
+        yield f"{ours}.down", StoredParameter((StoredPart(down, (count, hidden, width), layout),))
         if layer.mlp_bias:
             woven = AxisLayout(f"expert {pairs}", "expert (two hidden)", two)
             yield f"{ours}.gate_up_bias", StoredParameter((StoredPart(f"{gate}_bias", (count, 2 * hidden), woven),))

@@ -26,8 +26,8 @@ def rotary_of_layer(spec: ModelSpec, attention: AnyAttentionSpec) -> RotaryKey |
 def rotaries_of_model(spec: ModelSpec) -> tuple[RotaryKey, ...]:
     """Return the model's different rotaries, in the order in which they first come: layers with equal ones share a
     table of angles."""
-    turns = (rotary_of_layer(spec, kind.attention) for kind in spec.layers)
-    return tuple(dict.fromkeys(turn for turn in turns if turn is not None))
+    rotaries = (rotary_of_layer(spec, kind.attention) for kind in spec.layers)
+    return tuple(dict.fromkeys(rotary for rotary in rotaries if rotary is not None))
 
 
 def rotary_frequencies(rotary: RotaryConfig, dim: int, limit: int = 0) -> Tensor:
@@ -60,8 +60,8 @@ def rotary_frequencies(rotary: RotaryConfig, dim: int, limit: int = 0) -> Tensor
 
 def _llama3(plain: Tensor, scaling: RotaryScaling) -> Tensor:
     """Divide slow frequencies by `factor`, keep quick ones, with a straight passage between (Llama 3.1)."""
-    turns = scaling.original_max_position_embeddings * plain / (2 * math.pi)
-    kept = ((turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)).clamp(0, 1)
+    rotations = scaling.original_max_position_embeddings * plain / (2 * math.pi)
+    kept = ((rotations - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)).clamp(0, 1)
     return kept * plain + (1 - kept) * plain / scaling.factor
 
 
@@ -69,7 +69,7 @@ def _yarn(plain: Tensor, rotary: RotaryConfig, dim: int) -> Tensor:
     """Keep the frequency of pairs that rotate often in the original context, divide it by `factor` for those that
     rotate seldom, with a straight passage over the pairs between (YaRN, Peng et al., 2023, equations 17 to 20)."""
     scaling = rotary.scaling
-    low, high = (_pair(turns, rotary, dim) for turns in (scaling.beta_fast, scaling.beta_slow))
+    low, high = (_pair(rotations, rotary, dim) for rotations in (scaling.beta_fast, scaling.beta_slow))
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
@@ -78,11 +78,11 @@ def _yarn(plain: Tensor, rotary: RotaryConfig, dim: int) -> Tensor:
     return (1 - slow) * plain + slow * plain / scaling.factor
 
 
-def _pair(turns: float, rotary: RotaryConfig, dim: int) -> float:
-    """Return the pair, as a fraction, that makes so many turns in the original context."""
+def _pair(rotations: float, rotary: RotaryConfig, dim: int) -> float:
+    """Return the pair, as a fraction, that makes so many rotations in the original context."""
     return (
         dim
-        * math.log(rotary.scaling.original_max_position_embeddings / (turns * 2 * math.pi))
+        * math.log(rotary.scaling.original_max_position_embeddings / (rotations * 2 * math.pi))
         / (2 * math.log(rotary.rope_theta))
     )
 

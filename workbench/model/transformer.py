@@ -56,9 +56,10 @@ class Transformer(nn.Module):
         stored = backend, format.head, format.quant_group, format.activations_of(format.head)
         sizes = spec.hidden_size, spec.vocab_size
         self.head = None if self._shared_embedding else Linear(*sizes, spec.head_bias, *stored)
-        turns = rotaries_of_model(spec)
-        self.rotary = nn.ModuleList(map(build_rotary_table, turns))
-        places: dict[RotaryKey | None, int | None] = {None: None, **{turn: place for place, turn in enumerate(turns)}}
+        rotaries = rotaries_of_model(spec)
+        self.rotary = nn.ModuleList(map(build_rotary_table, rotaries))
+        places: dict[RotaryKey | None, int | None] = {rotary: place for place, rotary in enumerate(rotaries)}
+        places[None] = None
         self.rotary_of_block = tuple(
             places[rotary_of_layer(spec, kind.attention)] for kind in spec.layers
         )  # each layer's, in `rotary`
@@ -189,8 +190,8 @@ class Transformer(nn.Module):
         found = (table(batch.positions, batch.length_limits) for table in self.rotary)
         angles = [(cos.to(exact), sin.to(exact)) for cos, sin in found]
         x = self.embed(batch.token_ids, batch.positions)
-        for block, turn, cache in zip(self.blocks, self.rotary_of_block, store.layers, strict=True):
-            cos, sin = (None, None) if turn is None else angles[turn]
+        for block, rotary, cache in zip(self.blocks, self.rotary_of_block, store.layers, strict=True):
+            cos, sin = (None, None) if rotary is None else angles[rotary]
             x = run(cast(TransformerBlock, block), x, cos, sin, batch, cache)
         return x
 

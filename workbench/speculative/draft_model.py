@@ -334,9 +334,12 @@ class CompiledDraftSteps:
             tensors = step_tensors(model, self.store)
             assert model.embedding is not None
             tensors["embedding"] = model.embedding.weight
-            for turn in shape.rotary_dims:
-                cos, sin = model.rotary[turn](torch.arange(context))
-                tensors |= {f"all_cos_{turn}": cos.float().contiguous(), f"all_sin_{turn}": sin.float().contiguous()}
+            for rotary in shape.rotary_dims:
+                cos, sin = model.rotary[rotary](torch.arange(context))
+                tensors |= {
+                    f"all_cos_{rotary}": cos.float().contiguous(),
+                    f"all_sin_{rotary}": sin.float().contiguous(),
+                }
             self._steps[rows, weigh] = found = DecodeSteps(shape, tensors, self.max_steps, context, weigh)
             if weigh:
                 found.threshold[0] = self.confidence_threshold

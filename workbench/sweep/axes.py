@@ -97,7 +97,7 @@ def expand_sweep(experiment: Experiment, folder: Path) -> ExpandedSweep:
         raise WorkbenchError(f"sweep: {message}")
     points: dict[str, SweepPoint] = {}
     for label, settings, each in made:
-        point = SweepPoint.of(each, label, settings, folder / POINTS)
+        point = SweepPoint.from_settings(each, label, settings, folder / POINTS)
         first = points.setdefault(point.key, point)
         if first is not point:
             remarks.append(f"{label} is the same experiment as {first.label}: it runs once")

@@ -63,7 +63,7 @@ def estimate_points(
         WorkbenchError: the message lists every point whose model or workload is impossible.
     """
     works, bounds = _workloads(points), _LowerBounds(start_seconds)
-    bounds_by_key = {key: bounds.of(work) for key, work in works.items()}
+    bounds_by_key = {key: bounds.for_workload(work) for key, work in works.items()}
     ran = {point.key: found for point in points if (found := _measured(point, outcomes, earlier_folders)) is not None}
     seconds = _scale_bounds(bounds_by_key, {key: each.seconds for key, each in ran.items()}, 0)
     size = _scale_bounds(bounds_by_key, {key: each.peak_bytes for key, each in ran.items()}, 1)
@@ -113,7 +113,7 @@ class _LowerBounds:
         self.machine = CachedCeilings()
         self.known: dict[str, tuple[float, int]] = {}
 
-    def of(self, work: PointWorkload | None) -> tuple[float | None, int | None]:
+    def for_workload(self, work: PointWorkload | None) -> tuple[float | None, int | None]:
         """Return seconds and bytes."""
         if work is None:
             return None, None

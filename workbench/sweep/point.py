@@ -34,7 +34,7 @@ class SweepPoint:
     folder: Path
 
     @classmethod
-    def of(cls, experiment: Experiment, label: str, settings: Mapping[str, Any], parent: Path) -> SweepPoint:
+    def from_settings(cls, experiment: Experiment, label: str, settings: Mapping[str, Any], parent: Path) -> SweepPoint:
         """Make a point of `experiment`, with a folder below `parent`."""
         text = _canonical(experiment.model_dump(mode="json"))
         return cls(_hash(text), label, settings, text, parent / _hash(text))

@@ -64,9 +64,9 @@ def evicted_logits(
 
 def _row(model: Transformer, kept: list[list[_HeadCache]], token: int, position: int, counts: bool) -> Tensor:
     x = model.embed(torch.tensor([token]))
-    for block, turn, heads in zip(model.blocks, model.rotary_of_block, kept, strict=True):
+    for block, rotary, heads in zip(model.blocks, model.rotary_of_block, kept, strict=True):
         block = cast(TransformerBlock, block)
-        cos, sin = (None, None) if turn is None else model.rotary[turn](torch.tensor([position]))
+        cos, sin = (None, None) if rotary is None else model.rotary[rotary](torch.tensor([position]))
         q, k, v = block.before_attention(x, cos, sin)
         scale, shares = cast(Attention, block.attention).scale, q[0].chunk(len(heads))
         each = zip(heads, shares, k[0], v[0], strict=True)

@@ -63,14 +63,14 @@ def _half_a_step(format: CacheFormat, scenario: KVScenario) -> None:
             numbers = torch.randn(HEAD_DIM, format.for_layer(layer).quant_group, generator=generator) * 10.0 ** (
                 scenario.seed % 7 - 4
             )
-            packed = quantize(numbers, kind, numbers.shape[1])
-            away = (dequantize(packed, torch.float64) - numbers.double()).abs()
-            if packed.scales is None:
+            quantized = quantize(numbers, kind, numbers.shape[1])
+            away = (dequantize(quantized, torch.float64) - numbers.double()).abs()
+            if quantized.scales is None:
                 allowed = torch.zeros(HEAD_DIM, 1)
-            elif packed.minima is None:  # e4m3: three bits after the leading one
-                allowed = torch.maximum(numbers.abs() / 16, packed.scales.float().T * 2**-10)
+            elif quantized.minima is None:  # e4m3: three bits after the leading one
+                allowed = torch.maximum(numbers.abs() / 16, quantized.scales.float().T * 2**-10)
             else:
-                allowed = packed.scales.float().T / 2
+                allowed = quantized.scales.float().T / 2
             if not bool((away <= allowed.double() * (1 + 1e-4)).all()):
                 far = f"{float(away.max()):.3g}"
                 raise LawBroken(f"layer {layer}: a number is {far} away from its {kind} code, on {scenario}")
@@ -149,13 +149,13 @@ def backend_law(backend: Backend, format: CacheFormat, examples: int) -> Law:
     if problem := backend_problems()[backend]:
         return Law(name, True, f"not tried: {problem}", tried=False)
     shapes = _test_specs(format)
-    packed = tuple({shape.format: shape for shape in shapes if shape.format.quantized}.values())
-    if not packed:
+    quantized = tuple({shape.format: shape for shape in shapes if shape.format.quantized}.values())
+    if not quantized:
         message = "not tried: dense and decoded pages are paged_attention's, which has cases of its own"
         return Law(name, True, message, tried=False)
     if refusal := unsupported(backend, Requirements(cache=shapes, device=device_of(backend)), "attention"):
         return Law(name, True, f"not claimed: {refusal.reason}", tried=False)
-    return check_law(name, functools.partial(_agree, backend, packed), examples, kv_scenarios(format))
+    return check_law(name, functools.partial(_agree, backend, quantized), examples, kv_scenarios(format))
 
 
 def _test_specs(format: CacheFormat) -> tuple[KVCacheSpec, ...]:

@@ -136,7 +136,7 @@ def check_no_starvation(policy: SchedulingPolicy, competing: str, scenario: Poli
     Competing requests arrive without end meanwhile.
     """
     victim, rival = COMPETING_REQUESTS[competing]
-    played, count = ScheduleHarness.of(scenario, policy), 0
+    played, count = ScheduleHarness.from_scenario(scenario, policy), 0
     while count < scenario.max_num_seqs:  # they run when the victim arrives
         count += played.submit(rival, f"rival {count}") is not None
         if len(played.unfinished) <= count - 1:

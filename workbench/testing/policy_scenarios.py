@@ -99,7 +99,7 @@ class ScheduleHarness:
     last_decision: tuple[SchedulerState, SchedulerDecision] | None = None
 
     @classmethod
-    def of(cls, scenario: PolicyScenario, policy: SchedulingPolicy) -> ScheduleHarness:
+    def from_scenario(cls, scenario: PolicyScenario, policy: SchedulingPolicy) -> ScheduleHarness:
         played = cls(scenario.scheduler(policy), policy)
         played.scheduler.set_policy(played)  # asked before every step, for it does not declare itself steady
         return played
@@ -157,7 +157,7 @@ class ScheduleHarness:
 
 def play_scenario(scenario: PolicyScenario, policy: SchedulingPolicy) -> Iterator[tuple[ScheduleHarness, StepPlan]]:
     """Yield every step of a scenario until all requests have finished; LawBroken where they never do."""
-    played, due, coming = ScheduleHarness.of(scenario, policy), 0, list(enumerate(scenario.arrivals))
+    played, due, coming = ScheduleHarness.from_scenario(scenario, policy), 0, list(enumerate(scenario.arrivals))
     step, further = 0, 0  # the last step in which a request advanced further than before
     most: dict[str, int] = {}
     while coming or played.unfinished:

@@ -268,9 +268,9 @@ def llama4_text(config: ConfigFields, name: str) -> ModelSpec:
 
 def _latent(config: ConfigFields, interleave: bool) -> MLASpec:
     bias = config.boolean("attention_bias")
-    plain, turned = config.integer("qk_nope_head_dim", default=128), config.integer("qk_rope_head_dim", default=64)
-    if turned % 2:
-        raise config.invalid("qk_rope_head_dim", turned, "even, because rotary turns pairs")
+    plain, rotary_dim = config.integer("qk_nope_head_dim", default=128), config.integer("qk_rope_head_dim", default=64)
+    if rotary_dim % 2:
+        raise config.invalid("qk_rope_head_dim", rotary_dim, "even, because rotary turns pairs")
     latent = config.integer("q_lora_rank", default=None) if "q_lora_rank" in config.values else 1536
     if bias and latent is None:
         raise config.invalid("attention_bias", bias, "false where q_lora_rank is null")
@@ -278,11 +278,11 @@ def _latent(config: ConfigFields, interleave: bool) -> MLASpec:
     return MLASpec(
         num_heads=config.integer("num_attention_heads"),
         kv_lora_rank=config.integer("kv_lora_rank", default=512),
-        qk_rope_head_dim=turned,
+        qk_rope_head_dim=rotary_dim,
         qk_nope_head_dim=plain,
         v_head_dim=config.integer("v_head_dim", default=128),
         q_lora_rank=latent,
-        scale=None if gain == 1 else (plain + turned) ** -0.5 * gain,
+        scale=None if gain == 1 else (plain + rotary_dim) ** -0.5 * gain,
         rope_interleave=interleave,
         qkv_bias=bias,
         o_proj_bias=bias,
