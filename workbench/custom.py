@@ -41,6 +41,19 @@ def register(name: str) -> Callable[[Found], Found]:
     return keep
 
 
+def registered(name: str) -> Any:
+    """Return the component that is registered as `name`; None where there is none."""
+    return _registered.get(name)
+
+
+def load_registrations(path: str) -> None:
+    """Run the file `FILE.py`, or import the module `package.module`, that registers components; once a content.
+
+    Raises WorkbenchError where it is not there, or cannot be imported.
+    """
+    _from_file(Path(path), path) if path.endswith(".py") else _from_package(path, path)
+
+
 @contextmanager
 def temporarily_registered(found: Any) -> Iterator[str]:
     """Register `found` under a temporary name for the length of a block."""

@@ -35,6 +35,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "model.activations": ("int8", {"model.weights": "int8"}),
     "model.device": ("cuda:77", {}),
     "model.seed": (1, {}),
+    "model.custom": ("tests.engine.tiny", {}),  # tests/check/test_scaffold.py registers a family by it
     "backend": ("inductor", {}),
     "compile": ("step", {}),
     "batch_invariant": (True, {"backend": "mlir"}),
@@ -119,6 +120,7 @@ def engine_of(config: EngineConfig) -> dict[str, Any] | str:
         "spec": model.spec,
         "weights": {name: (each.dtype, each.double().sum().item()) for name, each in model.state_dict().items()},
         "format": (model.format, model.device),
+        "custom": runner.config.model.custom,
         "backends": (str(runner.backends), runner.backends.reason, type(runner.executor).__name__),
         "store": (runner.store.specs, runner.store.dtype, runner.store.page_size, runner.store.bytes),
         "pools": [(pool.num_pages, pool.page_size) for pool in runner.scheduler.pools],

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from compiled_kernels import Backend, backend_problems
 from compiled_kernels.rounds import interleaved
 from workbench.bench.fresh_process import cold_start, memory_in_decode
+from workbench.engine.config import EngineConfig
 from workbench.engine.load import load
 from workbench.engine.loaded_model import BUNDLED_MODELS, SHAPE_PREFIX
 from workbench.engine.runner import Runner
@@ -291,6 +292,7 @@ def bench(
     if repetitions < 1:
         raise WorkbenchError(f"repetitions {repetitions}: must be at least 1")
     cases, settings = tuple(standard_cases() if cases is None else cases), {"model": model, **(settings or {})}
+    EngineConfig.build(**settings)  # refuses wrong settings, and registers a family of one's own
     before, machine_environment = cpu_times(), environment()
     with intra_op_threads(threads) as used:
         spec, budget = _spec(model), step_token_budget(cases)

@@ -10,6 +10,7 @@ from typing import Any
 from compiled_kernels import Backend, backend_problems
 from workbench.check.mechanisms import describe_mechanisms
 from workbench.check.transformers_model import compare_with_transformers, comparison_problem
+from workbench.custom import load_registrations
 from workbench.engine.cache import auto_num_pages
 from workbench.engine.config import DTYPES, CacheConfig, EngineConfig
 from workbench.engine.loaded_model import describe_model, model_folder
@@ -32,12 +33,15 @@ from workbench.prompt.tokenizer import Tokenizer
 CONTEXT, PREFILL = 512, 512  # tokens: before the decode step whose time is estimated, and of the prompt
 
 
-def check_model(name: str, compare: bool = True, report: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+def check_model(
+    name: str, compare: bool = True, custom: str | None = None, report: Callable[[str], None] = lambda line: None
+) -> dict[str, Any]:
     """Check the model called `name` and return what was found, JSON-ready.
 
     Args:
         name: a folder, a file, `demo`, `demo-draft` or `shape:NAME`.
         compare: load it by transformers too, where that is installed, and compare.
+        custom: a file that registers the model's family, as `model.custom`.
         report: receives a line on each slow part.
 
     Returns:
@@ -46,6 +50,8 @@ def check_model(name: str, compare: bool = True, report: Callable[[str], None] =
     Raises:
         WorkbenchError: where there is no such model.
     """
+    if custom is not None:
+        load_registrations(custom)
     folder = model_folder(name)
     found: dict[str, Any] = {"model": name, "problem": None, "remarks": []}
     try:

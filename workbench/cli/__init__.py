@@ -20,12 +20,12 @@ import typer
 from rich.console import Console
 
 from workbench import __version__
-from workbench.cli import batch, bench, check, claims, cost, kernels, lab, memory, quality, simulate, sweep
+from workbench.cli import batch, bench, check, claims, cost, kernels, lab, memory, new_family, quality, simulate, sweep
 from workbench.cli import reports as export
 from workbench.cli import reports as report
 from workbench.cli import reports as reproduce
 from workbench.cli import runs as records
-from workbench.cli.shared import AsJson, console, parse_settings, print_json
+from workbench.cli.shared import AsJson, Custom, console, parse_settings, print_json
 from workbench.errors import DISK_FULL_ERRNOS, WorkbenchError, cannot_write
 
 app = typer.Typer(
@@ -45,6 +45,7 @@ app.command("quality", epilog='Example: `workbench quality "four bits: cache.for
 app.command("check", epilog="Example: `workbench check MY_FOLDER`, or `workbench check shape:smollm2-135m --json`")(
     check.check
 )
+app.command("new-family", epilog="Example: `workbench new-family my_model MY_FOLDER`")(new_family.new_family)
 app.command("memory", epilog="Example: `workbench memory shape:llama-3-70b --context 128000 --json`")(memory.memory)
 app.command("simulate", epilog="Example: `workbench simulate azure --instances 8 --hardware h100`")(simulate.simulate)
 app.command("sweep", epilog="Example: `workbench sweep experiments/kv_precision.yaml --set cache.format=dense,int8`")(
@@ -125,6 +126,7 @@ def generate(
     speculate: Annotated[
         str, typer.Option(help="none, prompt_lookup, draft, or settings: '{kind: draft, model: FOLDER}'")
     ] = "none",
+    custom: Custom = None,
     as_json: AsJson = False,
 ) -> None:
     """Continue a text, as it is generated."""
@@ -142,7 +144,15 @@ def generate(
     show = (lambda text: None) if as_json else lambda text: print(text, end="", flush=True)
     report_progress = discard if as_json else to_stderr
     result = generate_text(
-        prompt, model, backend, dtype, sampling, show, report_progress, parse_settings("--speculate", speculate)
+        prompt,
+        model,
+        backend,
+        dtype,
+        sampling,
+        show,
+        report_progress,
+        parse_settings("--speculate", speculate),
+        custom,
     )
     if as_json:
         print_json(result)

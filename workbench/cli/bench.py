@@ -9,6 +9,7 @@ import typer
 
 from workbench.cli.shared import (
     AsJson,
+    Custom,
     OutputFormat,
     backend_errors,
     console,
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 WITH_PEERS = {"peer", "peer_python", "work", "rounds"}
-WITHOUT_PEERS = {"activations", "batch", "depth", "prompt", "generate", "mixed", "memory", "cold_start"}
+WITHOUT_PEERS = {"activations", "custom", "batch", "depth", "prompt", "generate", "mixed", "memory", "cold_start"}
 
 
 def bench(
@@ -36,6 +37,7 @@ def bench(
     ] = "dense",
     activations: Annotated[str, typer.Option(help="float; with weights int8 also int8, row by row")] = "float",
     backend: Annotated[str, typer.Option(help="auto, eager, inductor, triton or mlir")] = "auto",
+    custom: Custom = None,
     threads: Annotated[int | None, typer.Option(help="torch's present ones unless given")] = None,
     batch: Annotated[list[int] | None, typer.Option(help="sequences at once; 1 and 16 unless given")] = None,
     depth: Annotated[list[int] | None, typer.Option(help="tokens before; 0 and 4096 unless given")] = None,
@@ -82,6 +84,7 @@ def bench(
     from workbench.runs.folder import write_dated_record
 
     settings: dict[str, Any] = {"dtype": dtype, "weights": weights, "activations": activations, "backend": backend}
+    settings |= {} if custom is None else {"custom": custom}
     with backend_errors(), progress_stages(not quiet) as tell:
         record = run_bench(
             model, _works(batch, depth, prompt, generate, mixed), settings=settings, threads=threads,

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from workbench.cli.shared import AsJson, console, print_json
+from workbench.cli.shared import AsJson, Custom, console, print_json
 from workbench.display import Table
 
 
@@ -15,6 +15,7 @@ def check(
     compare: Annotated[
         bool, typer.Option("--compare/--no-compare", help="compare with transformers, where it is installed")
     ] = True,
+    custom: Custom = None,
     as_json: AsJson = False,
 ) -> None:
     """Check a model before it is used: what is carried out, sizes, memory and speed here; and compare it with
@@ -22,7 +23,7 @@ def check(
     from workbench.check.report import check_model, passed
     from workbench.progress import discard, to_stderr
 
-    found = check_model(model, compare, discard if as_json else to_stderr)
+    found = check_model(model, compare, custom, discard if as_json else to_stderr)
     if as_json:
         print_json(found)
     else:

@@ -18,6 +18,10 @@ from workbench.errors import WorkbenchError
 FILE_WIDTH = 140
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
 
+Custom = Annotated[
+    str | None, typer.Option(metavar="FILE", help="a file that registers the model's family (see new-family)")
+]
+
 
 class OutputFormat(StrEnum):
     TABLE = "table"

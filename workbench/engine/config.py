@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_validator, model_validator
 
+from workbench.custom import load_registrations
 from workbench.errors import WorkbenchError, explain, nearest
 from workbench.executors.base import CompileUnit
 from workbench.executors.select import incompatible_settings
@@ -47,10 +48,18 @@ class ModelConfig(Settings):
     activations: Activations = "float"  # what int8 weights are multiplied with; int8: each row quantized as it comes
     device: str = "cpu"
     seed: Seed = 0  # of random weights
+    custom: str | None = None  # a file or module that registers the family of the model's config, loaded first
 
     @property
     def format(self) -> WeightFormat:
         return WeightFormat.parse(self.weights, self.head_weights, self.weight_group, self.activations)
+
+    @field_validator("custom")
+    @classmethod
+    def _registers(cls, path: str | None) -> str | None:
+        if path is not None:
+            load_registrations(path)
+        return path
 
     @model_validator(mode="after")
     def _activations_are_for_int8(self) -> Self:

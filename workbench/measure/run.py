@@ -199,12 +199,13 @@ def generate_text(
     on_text: Callable[[str], None],
     on_progress: Callable[[str], None] = to_stderr,
     speculate: Any = "none",
+    custom: str | None = None,
 ) -> dict:
     """Continue one prompt and return text, ids, finish reason, usage and metrics.
 
     Args:
         prompt: Text to continue.
-        model, backend, dtype, speculate: As in `workbench.load`.
+        model, backend, dtype, speculate, custom: As in `workbench.load`.
         sampling: Fields of `SamplingParameters`.
         on_text: Called with the prompt once it is known to run, then with each piece of text.
         on_progress: Called with a line of text at each stage of loading.
@@ -218,6 +219,7 @@ def generate_text(
         listener=recorder.record,
         report=on_progress,
         speculate=speculate,
+        custom=custom,
     )
     finished = Finished(0.0)
     for event in runner.stream(prompt, **sampling):

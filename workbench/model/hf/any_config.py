@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from workbench.custom import registered
 from workbench.errors import WorkbenchError
 from workbench.model.attention_spec import AnyAttentionSpec, AttentionSpec, MLASpec
 from workbench.model.hf.families import FAMILIES, spec_from_config
@@ -64,7 +65,7 @@ def spec_from_any_config(file: Path) -> tuple[ModelSpec, list[str]]:
             remarks.append(f"only the decoder in {key} is counted")
             break
     family = config.get("model_type")
-    if family in FAMILIES:
+    if family in FAMILIES or registered(str(family)) is not None:
         try:
             return spec_from_config(config, name, str(file)), remarks
         except WorkbenchError as error:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
+from workbench.custom import registered
 from workbench.errors import WorkbenchError, explain, nearest
 from workbench.model.attention_spec import AttentionSpec
 from workbench.model.checkpoint_names import LLAMA_NAMES, CheckpointNames
@@ -47,20 +48,30 @@ def spec_from_config(config: dict[str, Any], name: str, where: str = "config.jso
             supported.
     """
     fields = ConfigFields(config, where)
-    family = fields.get("model_type")
-    if not isinstance(family, str) or family not in FAMILIES:
-        given = "is missing" if family is None else f"{family!r} is not read"
-        hint = nearest(family, FAMILIES) if isinstance(family, str) else ""
-        raise WorkbenchError(f"{where}: model_type {given}; read now: {', '.join(FAMILIES)}{hint}")
     try:
-        return FAMILIES[family].read(fields, name)
+        return find_family(fields).read(fields, name)
     except ValidationError as error:
         raise explain(error, where) from None
 
 
+def find_family(fields: ConfigFields) -> Family:
+    """Return the family of a config by its `model_type`: a known one, or one that is registered (`workbench.register`).
+
+    Raises WorkbenchError where there is none.
+    """
+    name = fields.get("model_type")
+    found = (FAMILIES.get(name) or registered(name)) if isinstance(name, str) else None
+    if isinstance(found, Family):
+        return found
+    given = "is missing" if name is None else f"{name!r} is not read"
+    hint = nearest(name, FAMILIES) if isinstance(name, str) else ""
+    own = "; `workbench new-family` begins one of your own" if isinstance(name, str) else ""
+    raise WorkbenchError(f"{fields.source}: model_type {given}; read now: {', '.join(FAMILIES)}{hint}{own}")
+
+
 def read_names(fields: ConfigFields) -> CheckpointNames:
     """Return the names of the tensors of a model with this config, which `read_spec` reads."""
-    names = FAMILIES[fields.get("model_type")].names
+    names = find_family(fields).names
     if fields.get("model_type") == "falcon" and not fields.boolean("new_decoder_architecture"):
         return replace(names, qkv_order="stacked" if fields.boolean("multi_query", default=True) else "by_group")
     if fields.get("model_type") == "falcon" and fields.get("num_ln_in_parallel_attn") in (None, 2):

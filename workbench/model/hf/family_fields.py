@@ -95,6 +95,12 @@ def without(config: ConfigFields, *keys: str) -> ConfigFields:
     return ConfigFields({key: value for key, value in config.values.items() if key not in keys}, config.source)
 
 
+def as_family(config: ConfigFields, family: str) -> ConfigFields:
+    """Return the config as that of another family, whose reader then accepts it: without the name of its class."""
+    values = {**config.values, "model_type": family}
+    return without(ConfigFields(values, config.source), "architectures")
+
+
 def read_heads(config: ConfigFields, dim: int | None = None) -> dict[str, Any]:
     """Read `num_heads`, `num_kv_heads` and `head_dim`; `dim` is the family's where the config says nothing. Where
     neither says anything, or the config says null, it is hidden_size over heads."""
