@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from tests.model.test_every_family import CASES, EVERYWHERE, theirs_of
 from workbench.check.mechanisms import describe_mechanisms
 from workbench.check.report import check_model
 from workbench.cli import main
@@ -19,13 +18,14 @@ from workbench.executors.capabilities import COLUMNS
 from workbench.kv_cache.format import FORMATS
 from workbench.model.hf.families import spec_from_config
 from workbench.model.spec import ModelSpec
+from workbench.testing.family_checkpoints import CONFIGS, SIZES, random_checkpoint
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A Qwen 3 folder made by transformers."""
     pytest.importorskip("transformers", reason="transformers is not installed: pip install 'transformers>=5'")
-    theirs_of("qwen3", CASES["qwen3"][0]).save_pretrained(tmp_path)
+    random_checkpoint("qwen3", CONFIGS["qwen3"][0]).save_pretrained(tmp_path)
     return tmp_path
 
 
@@ -90,7 +90,7 @@ def test_a_family_that_is_not_read_is_refused_and_its_sizes_are_shown(
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope type 'dynamic'"),
+        ({"rope_parameters": {"rope_type": "unheard_of", "rope_theta": 1e4, "factor": 2.0}}, "rope type 'unheard_of'"),
         ({"intermediate_size": 52}, "config.json asks for [52, 64]"),
         ({"num_hidden_layers": 3, "layer_types": None}, "has extra model.layers.3"),
     ],
@@ -153,6 +153,6 @@ WORDS: dict[str, tuple[dict[str, Any], str, str]] = {
 @pytest.mark.parametrize("family", WORDS)
 def test_mechanisms_are_described(family: str) -> None:
     keys, mechanism, words = WORDS[family]
-    found = describe_mechanisms(spec_from_config({**EVERYWHERE, **keys, "model_type": family}, family))
+    found = describe_mechanisms(spec_from_config({**SIZES, **keys, "model_type": family}, family))
     assert found[mechanism] == words
     assert {"norm", "place of norms", "attention", "positions", "feed-forward", "embedding"} <= set(found)

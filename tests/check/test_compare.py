@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.model.test_every_family import CASES, EVERY, theirs_of
 from tests.thorough import some
 from workbench.check.compare import LOCAL_BOUND, ModelComparison, compare_models
 from workbench.model.attention_spec import RotaryConfig
@@ -22,15 +21,22 @@ from workbench.model.hf.families import read_names, read_spec
 from workbench.model.hf.weights import load_weights
 from workbench.model.spec import ActivationSpec, ModelSpec
 from workbench.model.transformer import Transformer
+from workbench.testing.family_checkpoints import CONFIGS, FAMILY_CASES, random_checkpoint
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'transformers>=5'")
+
+
+def family_name(each: object) -> str:
+    return each if isinstance(each, str) else ""
+
+
 State = dict[str, Tensor]
 
 
 @functools.cache
 def family(name: str, case: int = 0) -> tuple[Any, ModelSpec, State, CheckpointNames]:
     """A model of theirs, and its spec, weights and names as they are read here."""
-    theirs = theirs_of(name, CASES[name][case])
+    theirs = random_checkpoint(name, CONFIGS[name][case])
     with tempfile.TemporaryDirectory() as folder:
         theirs.save_pretrained(folder)
         spec = read_spec(folder)
@@ -45,9 +51,9 @@ def compared(name: str, change: Callable[[ModelSpec, State], ModelSpec | None], 
     return compare_models(Transformer.from_state(change(spec, state) or spec, state), theirs, names)
 
 
-@pytest.mark.parametrize(("name", "changes"), some(EVERY, 16), ids=lambda each: each if isinstance(each, str) else "")
+@pytest.mark.parametrize(("name", "changes"), some(FAMILY_CASES, 16), ids=family_name)
 def test_a_model_that_is_right_has_no_difference(name: str, changes: dict[str, Any]) -> None:
-    found = compared(name, lambda spec, state: None, CASES[name].index(changes))
+    found = compared(name, lambda spec, state: None, CONFIGS[name].index(changes))
     assert found.equal and found.places >= 36 and found.largest < LOCAL_BOUND / 4 and len(found.tokens[0]) >= 4
 
 
@@ -131,9 +137,7 @@ PLANTED: list[tuple[str, Any, int | None, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "layer", "module"), PLANTED, ids=lambda each: each if isinstance(each, str) else ""
-)
+@pytest.mark.parametrize(("name", "change", "layer", "module"), PLANTED, ids=family_name)
 def test_a_planted_difference_is_named(name: str, change: Any, layer: int | None, module: str) -> None:
     found = compared(name, change)
     assert not found.equal and found.first is not None

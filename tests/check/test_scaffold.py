@@ -11,21 +11,28 @@ from typing import Any
 import pytest
 import torch
 
-from tests.model.test_every_family import CASES, EVERY, draw_ids, theirs_of
+from tests.model.test_every_family import draw_ids
 from tests.thorough import some
 from workbench.check.scaffold import nearest_family, scaffold
 from workbench.cli import main
 from workbench.engine.load import load
 from workbench.errors import WorkbenchError
 from workbench.model.hf.families import FAMILIES
+from workbench.testing.family_checkpoints import CONFIGS, FAMILY_CASES, random_checkpoint
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'transformers>=5'")
+
+
+def family_name(each: object) -> str:
+    return each if isinstance(each, str) else ""
+
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def copied(family: str, folder: Path, changes: dict[str, Any] | None = None, **keys: Any) -> Path:
     """A folder of a known family under another model_type, with further keys."""
-    theirs_of(family, CASES[family][0] if changes is None else changes).save_pretrained(folder)
+    random_checkpoint(family, CONFIGS[family][0] if changes is None else changes).save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
     config |= {"model_type": "my_own", "architectures": ["MyOwnForCausalLM"], **keys}
     (folder / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not ...}))
@@ -41,7 +48,7 @@ TO_DECIDE = {
 }
 
 
-@pytest.mark.parametrize(("family", "changes"), some(EVERY, 12), ids=lambda each: each if isinstance(each, str) else "")
+@pytest.mark.parametrize(("family", "changes"), some(FAMILY_CASES, 12), ids=family_name)
 def test_a_copy_of_a_known_family_is_read_as_that_is(tmp_path: Path, family: str, changes: dict[str, Any]) -> None:
     """Every tensor is found and no key unknown; where nothing else is as near, logits are equal bit for bit."""
     folder = copied(family, tmp_path / "model", changes)
