@@ -1,5 +1,5 @@
-"""The values that operators of attention take beside queries and pages: masks, score functions, a layer's parameters,
-spans; and the flat form torch's schemas want.
+"""Attention as every backend means it: masks, score functions, a layer's parameters, spans and pages; and the
+specification, one span after another, each over its own context.
 
 Masks are predicates over positions that broadcast. Score functions have the sense of flex_attention's (Dong et al.,
 2024): given a score q k, already scaled and capped, its head and the positions of its query and key, what is put in its
@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
+from einops import einsum, rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -184,31 +185,91 @@ class Spans(NamedTuple):
         return decodes, [span for span in listed[decodes:] if span[1].start < span[1].stop]
 
 
-# Behind an operator's own tensors; graphs hold flat tensors and numbers only.
-SCHEMA = (
-    "Tensor span_starts, Tensor context_lengths, bool decode_only,"
-    " float scale, int window, int sinks, float softcap, Tensor? sink_logits, bool alibi"
-)
+class SpanContext(NamedTuple):
+    """The keys and values that one span's queries read [read, kv_head, dim], the positions of the queries [token, 1]
+    and of what is read [read], and where not every query reads all of it, which does [token, read]."""
+
+    k: Tensor
+    v: Tensor
+    queries: Tensor
+    positions: Tensor
+    readable: Tensor | None = None
+
+    @classmethod
+    def whole(cls, k: Tensor, v: Tensor, tokens: int) -> SpanContext:
+        """Return what the last `tokens` positions read of all keys and values up to their own."""
+        positions = torch.arange(len(k), device=k.device)
+        return cls(k, v, positions[len(k) - tokens :, None], positions)
+
+    def allowed(self, mask: Mask) -> Tensor:
+        """Return which queries see what: [token, read]."""
+        seen = mask(self.queries, self.positions)
+        return seen if self.readable is None else seen & self.readable
 
 
-def flatten(spans: Spans, parameters: AttentionParameters, backend: str) -> tuple[Any, ...]:
-    """Return both as `SCHEMA` lists them. Raises BackendError for masks and score functions that it has no word for."""
-    seen = window_and_sinks(parameters.mask, backend)
-    scored = parameters.softcap, parameters.sink_logits, uses_alibi(parameters.score, backend)
-    return *spans, parameters.scale, *seen, *scored
+class KVPages(Protocol):
+    """Keys and values in pages, of one format."""
+
+    @property
+    def flat(self) -> tuple[Any, ...]:
+        """Return the tensors and numbers, as the operator's schema lists them."""
+        ...
+
+    @property
+    def tables(self) -> tuple[Tensor, ...]:
+        """Return the page tables [seq, held]."""
+        ...
+
+    def first(self, seqs: int) -> Self:
+        """Return the same pages, with page tables of the first sequences only."""
+        ...
+
+    def gather(self, seq: int, context: int, tokens: int, dtype: torch.dtype | None = None) -> SpanContext:
+        """Gather what the last `tokens` of the `context` positions of a sequence may read; converted from codes to
+        `dtype`, to float32 at the least unless given."""
+        ...
+
+    def blocks(self, lengths: Tensor, dtype: torch.dtype) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Return the pages of every sequence whole, for queries at the end of their contexts: keys and values
+        [seq, page, kv_head, offset, dim], positions and whether the query reads them [seq, page, offset]."""
+        ...
 
 
-def unflatten(
-    num_heads: int,
-    starts: Tensor,
-    lengths: Tensor,
-    decode_only: bool,
-    scale: float,
-    window: int,
-    sinks: int,
-    *scored: Any,
-) -> tuple[Spans, AttentionParameters]:
-    """Undo `flatten`."""
-    mask, (softcap, sink_logits, alibi) = SlidingWindow(window, sinks) if window else Causal(), scored
-    parameters = AttentionParameters(scale, mask, softcap, sink_logits, ALiBi(num_heads) if alibi else None)
-    return Spans(starts, lengths, decode_only), parameters
+def attention_reference(q: Tensor, kv: KVPages, spans: Spans, parameters: AttentionParameters) -> Tensor:
+    out = torch.zeros_like(q, memory_format=torch.contiguous_format)
+    for seq, rows, context in spans.listed():
+        if rows.start < rows.stop:
+            out[rows] = attend(q[rows], kv.gather(seq, context, rows.stop - rows.start), parameters)
+    return out
+
+
+def attend(q: Tensor, context: SpanContext, parameters: AttentionParameters) -> Tensor:
+    """Attend with q [token, head, dim] over the span's context; a query that sees no key gives zeros."""
+    weights = attention_weights(q, context, parameters)
+    values = context.v.to(weights.dtype)
+    if context.readable is not None:  # what no query may see may be anything, and 0 x NaN is NaN
+        values = torch.where(context.allowed(parameters.mask).any(0)[:, None, None], values, 0.0)
+    mixed = einsum(weights, values, "group share token read, read group dim -> token group share dim")
+    return rearrange(mixed, "token group share dim -> token (group share) dim").to(q.dtype)
+
+
+def attention_weights(q: Tensor, context: SpanContext, parameters: AttentionParameters) -> Tensor:
+    """Return the weight of each key for each query: [kv_head, queries_per_kv, token, read], in float32 or q's
+    float64."""
+    scale, mask, softcap, sink_logits, score = parameters
+    k, groups = context.k, context.k.shape[1]
+    exact = torch.promote_types(q.dtype, torch.float32)
+    grouped = rearrange(q.to(exact), "token (group share) dim -> group share token dim", group=groups)
+    scores = einsum(grouped, k.to(exact), "group share token dim, read group dim -> group share token read") * scale
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    if score is not None:
+        heads = torch.arange(q.shape[1], device=q.device).view(groups, -1, 1, 1)  # group share 1 1
+        scores = score(scores, heads, context.queries, context.positions)
+    scores = torch.where(context.allowed(mask), scores, -torch.inf)
+    seen = (scores != -torch.inf).any(-1, keepdim=True)
+    if sink_logits is not None:
+        sink = rearrange(sink_logits.to(exact), "(group share) -> group share 1 1", group=groups)
+        scores = torch.cat([scores, sink.expand(*scores.shape[:-1], 1)], dim=-1)
+    # Nowhere to look is 0 / 0 in the softmax; a NaN that came in must stay one.
+    return torch.where(seen, torch.softmax(scores, dim=-1)[..., : len(k)], 0.0)

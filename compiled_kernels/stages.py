@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import importlib.util
 import inspect
 
+from compiled_kernels import attention
 from compiled_kernels.backends import Backend, BackendError, backend_problems
 from compiled_kernels.cases import Case, Suite, case_of
 from compiled_kernels.stage import CompilerStage, CompilerStages
@@ -38,14 +38,15 @@ def stages_of(suite: Suite, case: Case | None, backend: Backend) -> CompilerStag
 def _eager(suite: Suite) -> CompilerStages:
     package = inspect.getmodule(suite.input_maker)
     name = package.__name__.rpartition(".")[0] if package else ""
-    parts = [part for part in ("reference", "api") if importlib.util.find_spec(f"{name}.{part}")]
     try:
-        texts = [inspect.getsource(importlib.import_module(f"{name}.{part}")) for part in parts]
+        api = importlib.import_module(f"{name}.api")
+        specification = inspect.getsource(getattr(api, f"{suite.operator}_reference", attention))
+        called = inspect.getsource(api)
     except (ImportError, OSError) as error:
         raise BackendError(f"{suite.operator}: its source cannot be read: {error}") from None
     note = "the specification, and what is called: it runs as written, or as torch's own operation where `api` says so"
-    stages = {name: CompilerStage(text) for name, text in zip(("source", "api"), texts, strict=False)}
-    return CompilerStages(digest("".join(texts)), note, stages)
+    stages = {"source": CompilerStage(specification), "api": CompilerStage(called)}
+    return CompilerStages(digest(specification + called), note, stages)
 
 
 def _triton(suite: Suite) -> CompilerStages:

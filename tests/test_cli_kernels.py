@@ -159,7 +159,7 @@ def test_show_lists_stages_and_prints_one(capsys: pytest.CaptureFixture[str]) ->
     assert found["case"] == "3x70 bfloat16" and found["stages"][0]["stage"] == "source" and len(found["artifact"]) == 64
     assert main([*asked, "--stage", "source"]) == 0
     out, err = capsys.readouterr()
-    assert "def rms_norm(" in out and f"artifact {found['artifact']}" in err
+    assert "def rms_norm_reference(" in out and f"artifact {found['artifact']}" in err
     assert main([*asked, "--stage", "source", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["text"] == out.rstrip("\n") + "\n"
 

@@ -1,4 +1,3 @@
-from compiled_kernels.paged_attention.api import paged_attention, unsupported_reason
-from compiled_kernels.paged_attention.reference import PagedKV
+from compiled_kernels.paged_attention.api import PagedKV, paged_attention, unsupported_reason
 
 __all__ = ["PagedKV", "paged_attention", "unsupported_reason"]

@@ -2,17 +2,101 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from einops import rearrange
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from compiled_kernels.attention import SCHEMA, AttentionParameters, Mask, Score, Spans, flatten, unflatten
+from compiled_kernels.attention import (
+    ALiBi,
+    AttentionParameters,
+    Causal,
+    KVPages,
+    Mask,
+    Score,
+    SlidingWindow,
+    SpanContext,
+    Spans,
+    attention_reference,
+    uses_alibi,
+    window_and_sinks,
+)
 from compiled_kernels.backends import Backend, BackendError
 from compiled_kernels.operators import Operator, define_operator
 from compiled_kernels.paged_attention.inductor import by_spans, decode_attention
-from compiled_kernels.paged_attention.reference import KVPages, PagedKV, reference
+
+# Behind an operator's own tensors; graphs hold flat tensors and numbers only.
+SCHEMA = (
+    "Tensor span_starts, Tensor context_lengths, bool decode_only,"
+    " float scale, int window, int sinks, float softcap, Tensor? sink_logits, bool alibi"
+)
+
+
+class PagedKV(NamedTuple):
+    """Keys and values in pages. Position p of sequence s lies in page `page_table[s, p // offset]`; page 0 is null."""
+
+    keys: Float[Tensor, "page group offset dim"]
+    values: Float[Tensor, "page group offset dim"]
+    page_table: Int[Tensor, "seq held"]
+
+    @property
+    def flat(self) -> tuple[Tensor, ...]:
+        return tuple(self)
+
+    @classmethod
+    def unflat(cls, *flat: Tensor) -> PagedKV:
+        return cls(*flat)
+
+    @property
+    def tables(self) -> tuple[Tensor, ...]:
+        return (self.page_table,)
+
+    def first(self, seqs: int) -> PagedKV:
+        return self._replace(page_table=self.page_table[:seqs])
+
+    def gather(self, seq: int, context: int, tokens: int, dtype: torch.dtype | None = None) -> SpanContext:
+        k, v = (gather_context(pages, self.page_table[seq], context) for pages in (self.keys, self.values))
+        return SpanContext.whole(k, v, tokens)
+
+    def blocks(self, lengths: Tensor, dtype: torch.dtype) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        table, size = self.page_table.long(), self.keys.shape[2]
+        positions = torch.arange(table.shape[1] * size, device=table.device).view(1, -1, size)
+        return [(self.keys[table].to(dtype), self.values[table].to(dtype), positions, positions < lengths)]
+
+
+def gather_context(pages: Tensor, table: Tensor, context: int) -> Tensor:
+    """Return the first `context` positions of one sequence, in order: [context, kv_head, dim]; zeros for
+    freed pages."""
+    size = pages.shape[2]
+    held = table[: -(-context // size)].long()
+    used = pages[held]
+    used[held == 0] = 0  # a weight of 0 does not help against NaN
+    return rearrange(used, "page group offset dim -> (page offset) group dim")[:context]
+
+
+def flatten(spans: Spans, parameters: AttentionParameters, backend: str) -> tuple[Any, ...]:
+    """Return both as `SCHEMA` lists them. Raises BackendError for masks and score functions that it has no word for."""
+    seen = window_and_sinks(parameters.mask, backend)
+    scored = parameters.softcap, parameters.sink_logits, uses_alibi(parameters.score, backend)
+    return *spans, parameters.scale, *seen, *scored
+
+
+def unflatten(
+    num_heads: int,
+    starts: Tensor,
+    lengths: Tensor,
+    decode_only: bool,
+    scale: float,
+    window: int,
+    sinks: int,
+    *scored: Any,
+) -> tuple[Spans, AttentionParameters]:
+    """Undo `flatten`."""
+    mask, (softcap, sink_logits, alibi) = SlidingWindow(window, sinks) if window else Causal(), scored
+    parameters = AttentionParameters(scale, mask, softcap, sink_logits, ALiBi(num_heads) if alibi else None)
+    return Spans(starts, lengths, decode_only), parameters
 
 
 def define_attention(name: str, kv: type, schema: str) -> Operator:
@@ -28,7 +112,7 @@ def define_attention(name: str, kv: type, schema: str) -> Operator:
         f"(Tensor q, {schema}, {SCHEMA}) -> Tensor",
         lambda q, *_: torch.empty_like(q, memory_format=torch.contiguous_format),
         {
-            Backend.EAGER: "compiled_kernels.paged_attention.reference:reference",
+            Backend.EAGER: "compiled_kernels.attention:attention_reference",
             Backend.INDUCTOR: "compiled_kernels.paged_attention.inductor:by_spans",
             Backend.TRITON: f"compiled_kernels.{name}.triton:{name}",
             Backend.MLIR: f"compiled_kernels.{name}.mlir:{name}",
@@ -46,7 +130,7 @@ def attend_on(
     if backend in (Backend.TRITON, Backend.MLIR):
         parameters.window_and_sinks(operator.name, backend)
     elif not torch.compiler.is_compiling():
-        return (by_spans if backend is Backend.INDUCTOR else reference)(q, kv, spans, parameters)
+        return (by_spans if backend is Backend.INDUCTOR else attention_reference)(q, kv, spans, parameters)
     # Walking spans reads their lengths, which no graph can: inside one, eager and inductor are opaque too.
     return operator.implementation(backend)(q, *kv.flat, *flatten(spans, parameters, backend))
 

@@ -8,9 +8,18 @@ import torch
 from torch import Tensor
 
 import compiled_kernels
-from compiled_kernels.attention import ALiBi, AndMask, AttentionParameters, Causal, Mask, SlidingWindow, Spans
+from compiled_kernels.attention import (
+    ALiBi,
+    AndMask,
+    AttentionParameters,
+    Causal,
+    Mask,
+    SlidingWindow,
+    Spans,
+    attention_reference,
+)
 from compiled_kernels.cases import Case, CaseCost, Suite, in_float64, random_normal
-from compiled_kernels.paged_attention.reference import PagedKV, reference
+from compiled_kernels.paged_attention.api import PagedKV
 
 
 def inputs(
@@ -85,7 +94,7 @@ def terms(contexts: Sequence[int], dim: int, **_: object) -> float:
 def size(*inputs: Any) -> Tensor:
     """Return what values of one sign would sum to, so that a sum that happens to cancel has a fair bound."""
     q, kv, spans, parameters = in_float64(inputs)
-    return reference(q, kv._replace(values=kv.values.abs()), spans, parameters).amax(-1, keepdim=True)
+    return attention_reference(q, kv._replace(values=kv.values.abs()), spans, parameters).amax(-1, keepdim=True)
 
 
 def _cases():

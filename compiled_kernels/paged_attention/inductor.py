@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
-from compiled_kernels.attention import AttentionParameters, Causal, Spans
-from compiled_kernels.paged_attention.reference import KVPages, SpanContext, attend
+from compiled_kernels.attention import AttentionParameters, Causal, KVPages, SpanContext, Spans, attend
 from compiled_kernels.torch_compile import compile_once
 
 

@@ -14,6 +14,7 @@ from compiled_kernels.cases import Case, suite_of
 from compiled_kernels.mlir import Kernel, compile_text
 from compiled_kernels.mlir.invoke import COMPUTE_DTYPES, INDEX_DTYPES, BoundCall, check_argument, libgomp_path
 from compiled_kernels.mlir_text import THREADS
+from compiled_kernels.paged_attention.api import PagedKV
 from compiled_kernels.paged_attention.mlir_decode import attention_text, entry_text
 from compiled_kernels.paged_attention.mlir_shape import (
     BLOCK_POSITIONS,
@@ -23,7 +24,6 @@ from compiled_kernels.paged_attention.mlir_shape import (
     num_chunks,
 )
 from compiled_kernels.paged_attention.mlir_spans import span_text
-from compiled_kernels.paged_attention.reference import PagedKV
 
 NAME = "paged_attention"
 

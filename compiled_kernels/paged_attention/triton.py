@@ -11,7 +11,7 @@ from torch import Tensor
 
 from compiled_kernels.attention import AttentionParameters, Spans
 from compiled_kernels.backends import Backend, BackendError
-from compiled_kernels.paged_attention.reference import PagedKV
+from compiled_kernels.paged_attention.api import PagedKV
 from compiled_kernels.triton_code.attention import attend
 from compiled_kernels.triton_code.attention_launches import MIN_DOT_SIZE, AttentionLaunches, reach_of
 from compiled_kernels.triton_code.launch import KernelLaunch, check, power_of_two, run

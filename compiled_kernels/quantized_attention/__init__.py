@@ -1,4 +1,4 @@
-from compiled_kernels.quantized_attention.api import quantized_attention
+from compiled_kernels.quantized_attention.api import QuantizedKV, quantized_attention
 from compiled_kernels.quantized_attention.pages import PageFormat, QuantizationRule, TokenGroups, quantize_pages
 from compiled_kernels.quantized_attention.quantize import (
     QuantFormat,
@@ -10,7 +10,6 @@ from compiled_kernels.quantized_attention.quantize import (
     quantize,
     storage_shapes,
 )
-from compiled_kernels.quantized_attention.reference import QuantizedKV
 
 __all__ = [
     "PageFormat",

@@ -2,13 +2,130 @@
 
 from __future__ import annotations
 
-from jaxtyping import Float
+from typing import Any, NamedTuple
+
+import torch
+from einops import rearrange
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from compiled_kernels.attention import AttentionParameters, Spans
-from compiled_kernels.backends import Backend
+from compiled_kernels.attention import AttentionParameters, SpanContext, Spans
+from compiled_kernels.backends import Backend, BackendError
 from compiled_kernels.paged_attention.api import attend_on, define_attention
-from compiled_kernels.quantized_attention.reference import QuantizedKV
+from compiled_kernels.quantized_attention.pages import QuantizationRule
+from compiled_kernels.quantized_attention.quantize import QuantizedTensor, dequantize
+
+
+class QuantizedKV(NamedTuple):
+    """Keys and values most of which lie quantized in pages: keys [page, kv_head, dim, offset], values [page, kv_head,
+    offset, dim], dense ones both the latter. A query at position t reads position p quantized where `rule` says so,
+    from page `quantized_table[s, p // offset]`, else from the residual page in that place."""
+
+    keys: QuantizedTensor
+    values: QuantizedTensor
+    residual_keys: Float[Tensor, "recent_page group offset dim"]
+    residual_values: Float[Tensor, "recent_page group offset dim"]
+    quantized_table: Int[Tensor, "seq packed_held"]
+    residual_table: Int[Tensor, "seq recent_held"]
+    rule: QuantizationRule
+
+    @property
+    def flat(self) -> tuple[Any, ...]:
+        """Return the tensors and the rule's numbers, as the operator's schema lists them."""
+        rule = self.rule
+        return *self.keys, *self.values, *self[2:6], rule.quant_group, rule.residual_length, rule.num_sink_tokens
+
+    @classmethod
+    def unflat(cls, *flat: Any) -> QuantizedKV:
+        return cls(
+            QuantizedTensor(*flat[:3]), QuantizedTensor(*flat[3:6]), *flat[6:10], rule=QuantizationRule(*flat[10:])
+        )
+
+    @property
+    def tables(self) -> tuple[Tensor, ...]:
+        return self.quantized_table, self.residual_table
+
+    def first(self, seqs: int) -> QuantizedKV:
+        return self._replace(quantized_table=self.quantized_table[:seqs], residual_table=self.residual_table[:seqs])
+
+    def gather(self, seq: int, context: int, tokens: int, dtype: torch.dtype | None = None) -> SpanContext:
+        """Gather what a span reads. A position that only some queries read quantized comes twice."""
+        rule, device = self.rule, self.residual_keys.device
+        exact = dtype or torch.promote_types(self.residual_keys.dtype, torch.float32)
+        settled, unsettled = rule.quantized_until(context), rule.quantized_until(context - tokens + 1)
+        runs = [(0, settled), (0, min(rule.num_sink_tokens, unsettled)), (unsettled, context)]
+        positions = torch.cat([torch.arange(*run, device=device) for run in runs])
+        is_quantized = torch.arange(len(positions), device=device) < settled
+        found = []
+        for pages, residual, are_keys in (
+            (self.keys, self.residual_keys, True),
+            (self.values, self.residual_values, False),
+        ):
+            table = self.quantized_table[seq, : -(-settled // residual.shape[2])].long()
+            numbers = dequantized_pages(pages, table, exact, are_keys)
+            parts = [rearrange(numbers, "page group offset dim -> (page offset) group dim")[:settled]]
+            parts += [_residual_run(residual, self.residual_table[seq], *run).to(exact) for run in runs[1:]]
+            found.append(torch.cat(parts))
+        queries = torch.arange(context - tokens, context, device=device)[:, None]
+        readable = (rule.is_quantized(queries, positions) == is_quantized) & (positions <= queries)
+        k, v = found
+        return SpanContext(k, v, queries, positions, readable)
+
+    def blocks(self, lengths: Tensor, dtype: torch.dtype) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Return quantized pages, then the residual ones of which something is read."""
+        size, lengths, table = self.residual_keys.shape[2], lengths.long(), self.quantized_table.long()
+        places, pages = self._residual(lengths.view(-1))
+        quantized = (
+            dequantized_pages(self.keys, table, dtype, True),
+            dequantized_pages(self.values, table, dtype, False),
+        )
+        residual = self.residual_keys[pages].to(dtype), self.residual_values[pages].to(dtype)
+        every = torch.arange(table.shape[1], device=table.device)[None].expand(len(table), -1)
+        found = []
+        for (k, v), at, is_quantized in ((quantized, every, True), (residual, places, False)):
+            positions = at[..., None] * size + torch.arange(size, device=table.device)
+            read = (positions < lengths) & (self.rule.is_quantized(lengths - 1, positions) == is_quantized)
+            found.append((k, v, positions, read))
+        return found
+
+    def _residual(self, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Return places [seq, few] of what is read in full precision, and the pages there: the residual end, and the
+        first positions where those are kept. A place that would come twice, or lies beyond the table, reads as one past
+        it."""
+        rule, table, size = self.rule, self.residual_table, self.residual_keys.shape[2]
+        begin = rule.quantized_until_each(lengths) // size
+        places = begin[:, None] + torch.arange(rule.residual_pages(size), device=table.device)
+        if rule.num_sink_tokens:
+            front = torch.arange(-(-rule.num_sink_tokens // size), device=table.device)[None].expand(len(lengths), -1)
+            front = torch.where(front < begin[:, None], front, table.shape[1])
+            places = torch.cat([front, places], dim=1)
+        beyond = places >= table.shape[1]
+        pages = table.long().gather(1, torch.where(beyond, 0, places))
+        # No context reaches a place past the table, so that what it is taken to hold is masked by its positions.
+        return torch.where(beyond, table.shape[1], places), pages
+
+
+def dequantized_pages(pages: QuantizedTensor, table: Tensor, dtype: torch.dtype, are_keys: bool) -> Tensor:
+    """Return whole pages by a table [...] as numbers [..., kv_head, offset, dim]."""
+    numbers = dequantize(pages.map(lambda part: part[table]), dtype)
+    return numbers.transpose(-1, -2) if are_keys and pages.kind != "dense" else numbers
+
+
+def _residual_run(pages: Tensor, table: Tensor, begin: int, end: int) -> Tensor:
+    """Return positions [begin, end) as they lie in full precision."""
+    size = pages.shape[2]
+    first = begin // size
+    used = table[first : -(-end // size)].long()
+    tokens = rearrange(pages[used], "page group offset dim -> (page offset) group dim")
+    return tokens[begin - first * size :][: end - begin]
+
+
+def check_sinks(operator: str, backend: str, rule: QuantizationRule, window: int, sinks: int) -> None:
+    """Raise BackendError where a window's sinks lie quantized, which no kernel written by hand reads."""
+    if window and sinks > rule.num_sink_tokens:
+        kept = f"the first {rule.num_sink_tokens} positions are"
+        raise BackendError(f"{operator}: backend {backend} keeps a window's {sinks} sinks in full precision; {kept}")
+
 
 QUANTIZED_ATTENTION = define_attention(
     "quantized_attention",

@@ -7,13 +7,12 @@ import torch
 from torch import Tensor
 
 import compiled_kernels
-from compiled_kernels.attention import AttentionParameters, Causal, Mask, SlidingWindow, Spans
+from compiled_kernels.attention import AttentionParameters, Causal, Mask, SlidingWindow, Spans, attention_reference
 from compiled_kernels.cases import Case, CaseCost, Suite, in_float64, random_normal
 from compiled_kernels.paged_attention.cases import terms
-from compiled_kernels.paged_attention.reference import reference
+from compiled_kernels.quantized_attention.api import QuantizedKV
 from compiled_kernels.quantized_attention.pages import PageFormat, QuantizationRule, TokenGroups, quantize_pages
 from compiled_kernels.quantized_attention.quantize import QuantFormat, QuantizedTensor, bits_per_number, dequantize
-from compiled_kernels.quantized_attention.reference import QuantizedKV
 
 FORMATS: tuple[tuple[QuantFormat, QuantFormat], ...] = (
     ("int8", "int8"),
@@ -125,7 +124,7 @@ def size(*inputs: Any) -> Tensor:
     q, kv, spans, parameters = in_float64(inputs)
     values = QuantizedTensor(dequantize(kv.values, torch.float64).abs())
     kv = kv._replace(values=values, residual_values=kv.residual_values.abs())
-    return reference(q, kv, spans, parameters).amax(-1, keepdim=True)
+    return attention_reference(q, kv, spans, parameters).amax(-1, keepdim=True)
 
 
 def _cases():

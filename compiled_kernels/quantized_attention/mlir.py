@@ -15,10 +15,10 @@ from compiled_kernels.mlir import Kernel, compile_text
 from compiled_kernels.mlir.invoke import BoundCall, libgomp_path
 from compiled_kernels.mlir_text import THREADS
 from compiled_kernels.paged_attention.mlir_shape import num_chunks
+from compiled_kernels.quantized_attention.api import QuantizedKV, check_sinks
 from compiled_kernels.quantized_attention.mlir_decode import attention_text, entry_text
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention, QuantizedLayout
 from compiled_kernels.quantized_attention.quantize import SCALED_FORMATS, QuantizedTensor
-from compiled_kernels.quantized_attention.reference import QuantizedKV, check_sinks
 
 NAME = "quantized_attention"
 

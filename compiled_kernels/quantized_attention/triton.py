@@ -8,8 +8,8 @@ from torch import Tensor
 
 from compiled_kernels.attention import AttentionParameters, Spans
 from compiled_kernels.backends import Backend, BackendError
+from compiled_kernels.quantized_attention.api import QuantizedKV, check_sinks
 from compiled_kernels.quantized_attention.quantize import QuantizedTensor
-from compiled_kernels.quantized_attention.reference import QuantizedKV, check_sinks
 from compiled_kernels.triton_code.attention_launches import MIN_DOT_SIZE, AttentionLaunches
 from compiled_kernels.triton_code.launch import KernelLaunch, check, power_of_two, run
 from compiled_kernels.triton_code.quantized import FORMAT_NUMBERS

@@ -72,7 +72,7 @@ def kv_write() -> Examples:
 
 
 def attention() -> Examples:
-    from compiled_kernels.paged_attention.reference import PagedKV
+    from compiled_kernels.paged_attention.api import PagedKV
     from compiled_kernels.paged_attention.triton import plan
 
     def one(
@@ -107,9 +107,9 @@ def _spans(seqs: int, tokens: int) -> Spans:
 
 
 def quantized_attention() -> Examples:
+    from compiled_kernels.quantized_attention.api import QuantizedKV
     from compiled_kernels.quantized_attention.pages import QuantizationRule
     from compiled_kernels.quantized_attention.quantize import QuantFormat, QuantizedTensor, storage_shapes
-    from compiled_kernels.quantized_attention.reference import QuantizedKV
     from compiled_kernels.quantized_attention.triton import plan
 
     size, run = 64, 64

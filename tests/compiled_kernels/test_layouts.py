@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compiled_kernels import Backend, backend_problems
-from compiled_kernels.attention import flatten
 from compiled_kernels.cases import case_of, suite_of
 from compiled_kernels.check import copy_with_strides, to_device
+from compiled_kernels.paged_attention.api import flatten
 
 FIRST = {
     "rms_norm": "3x70 float32",

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from compiled_kernels import Backend, BackendError, backend_problems
 from compiled_kernels.agreement import disagreement
-from compiled_kernels.attention import flatten
 from compiled_kernels.capabilities import known_gap
 from compiled_kernels.cases import Case, CaseCost
 from compiled_kernels.level import Level, available_levels, limited_to
 from compiled_kernels.mlir_text import Lines, largest_divisor, number
+from compiled_kernels.paged_attention.api import flatten
 from tests.compiled_kernels.test_operators import ARGUMENTS, DTYPES, SUITES, seeds
 from tests.thorough import some, tries
 

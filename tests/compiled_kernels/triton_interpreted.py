@@ -17,12 +17,13 @@ from torch import Tensor
 import compiled_kernels
 from compiled_kernels import Backend, BackendError
 from compiled_kernels.agreement import disagreement
-from compiled_kernels.attention import Causal, flatten
+from compiled_kernels.attention import Causal
 from compiled_kernels.capabilities import BF16_DOTS, GAPS, Gap, known_gap
 from compiled_kernels.cases import Case, CaseCost, Suite
 from compiled_kernels.check import verdict
 from compiled_kernels.linear import triton as products
 from compiled_kernels.paged_attention import triton as attention
+from compiled_kernels.paged_attention.api import flatten
 from compiled_kernels.quantized_attention import triton as packed_attention
 from compiled_kernels.triton_code.launch import run
 from tests.compiled_kernels.interpreter import set_up_once_a_launch

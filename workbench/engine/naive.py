@@ -12,9 +12,8 @@ from einops import einsum, rearrange
 from torch import Tensor
 
 from compiled_kernels import Backend
-from compiled_kernels.attention import AttentionParameters
+from compiled_kernels.attention import AttentionParameters, SpanContext, attend
 from compiled_kernels.linear_w8a8.api import quantize_rows
-from compiled_kernels.paged_attention.reference import SpanContext, attend
 from workbench.batch import TokenBatch
 from workbench.custom import load_custom
 from workbench.errors import WorkbenchError

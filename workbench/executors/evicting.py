@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from compiled_kernels import Backend
-from compiled_kernels.attention import AttentionParameters
-from compiled_kernels.paged_attention.reference import attention_weights
+from compiled_kernels.attention import AttentionParameters, attention_weights
 from workbench.batch import TokenBatch
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.eviction import EvictionPolicy

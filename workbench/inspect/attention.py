@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from compiled_kernels.attention import AttentionParameters
-from compiled_kernels.paged_attention.reference import attention_weights
+from compiled_kernels.attention import AttentionParameters, attention_weights
 from compiled_kernels.quantized_attention import hadamard_rotate
 from workbench.batch import TokenBatch
 from workbench.display import STYLE, Displayable, Table

@@ -14,8 +14,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from compiled_kernels.attention import AttentionParameters, Mask
-from compiled_kernels.paged_attention.reference import SpanContext, attend, attention_weights
+from compiled_kernels.attention import AttentionParameters, Mask, SpanContext, attend, attention_weights
 from workbench.batch import TokenBatch
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.store import KVStore
