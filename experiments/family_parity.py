@@ -41,6 +41,7 @@ from workbench.request import Request, SamplingParameters, Sequence
 from workbench.runs.folder import write_dated_record
 from workbench.scheduler.plan import Span, StepPlan
 from workbench.testing.family_checkpoints import FAMILY_CASES, SIZES, random_checkpoint
+from workbench.trace.events import Finished
 
 BOUND = 1e-5
 PAGE_SIZE, LENGTH, CHUNKS = 4, 40, (11, 6)  # of the text; its first tokens come in chunks, the rest one by one
@@ -127,7 +128,7 @@ def greedy_tokens(folder: str, theirs: Any, prompt: list[int]) -> dict[str, int]
     runner = load(folder, dtype="float32", backend="eager", page_size=PAGE_SIZE)
     asked = SamplingParameters(temperature=0, max_tokens=GREEDY_TOKENS, ignore_eos=True)
     events = runner.stream(Request("greedy", tuple(prompt), asked))
-    tokens = next(event.token_ids for event in events if event.kind == "finished")
+    tokens = next(event.token_ids for event in events if isinstance(event, Finished))
     text, equal, clear = list(prompt), 0, 0
     for token in tokens:
         best = logits_of(theirs, torch.tensor(text))[-1].topk(2)

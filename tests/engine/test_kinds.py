@@ -82,9 +82,9 @@ def test_a_token_of_latent_attention_leaves_one_head(attention: MLASpec, dtype: 
     model = model_of(spec_of(LayerSpec(attention=attention, intermediate_size=1)), dtype=dtype)
     store = runner_of(model).store
     assert store.bytes_per_token == (attention.kv_lora_rank + attention.qk_rope_head_dim) * dtype.itemsize
-    assert store.bytes == store.expected_bytes == store.layers[0].keys.nbytes
     (cache,) = store.layers
-    assert isinstance(cache, DenseLayer) and cache.values.data_ptr() == cache.keys.data_ptr()
+    assert isinstance(cache, DenseLayer) and store.bytes == store.expected_bytes == cache.keys.nbytes
+    assert cache.values.data_ptr() == cache.keys.data_ptr()
 
 
 def test_deepseek_v3_leaves_70_272_bytes_a_token() -> None:

@@ -23,7 +23,7 @@ from workbench.executors.packing import MIN_TABLE_WIDTH, pack_batch
 from workbench.kv_cache.format import KVCacheSpec
 from workbench.kv_cache.pages import NULL_PAGE, pages_for
 from workbench.kv_cache.quantized import QuantizedLayer
-from workbench.kv_cache.store import KVStore
+from workbench.kv_cache.store import DenseLayer, KVStore
 from workbench.model.feedforward import GatedMLP
 from workbench.model.layers import Attention as AttentionModule
 from workbench.model.layers import TransformerBlock
@@ -225,7 +225,7 @@ def step_tensors(model: Transformer, store: KVStore) -> dict[str, Tensor]:
             quantized = zip(QUANTIZED_NAMES, (*cache.keys.kernel_tensors, *cache.values.kernel_tensors), strict=True)
             found |= {f"{name}_{index}": _words(tensor) for name, tensor in quantized}
             found[f"keys_{index}"], found[f"values_{index}"] = cache.residual_keys, cache.residual_values
-        else:
+        elif isinstance(cache, DenseLayer):
             found[f"keys_{index}"], found[f"values_{index}"] = cache.keys, cache.values
     return found
 

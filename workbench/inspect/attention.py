@@ -20,7 +20,6 @@ from compiled_kernels.quantized_attention import hadamard_rotate
 from workbench.batch import TokenBatch
 from workbench.display import STYLE, Displayable, Table
 from workbench.errors import WorkbenchError
-from workbench.inspect import attention as inspection_shown
 from workbench.kv_cache.pages import NULL_PAGE
 from workbench.kv_cache.quantized import QuantizedLayer
 from workbench.kv_cache.store import CacheLayer, KVStore
@@ -108,10 +107,10 @@ class Inspection(Displayable):
     heads: tuple[int, ...] | None = None  # None: all
 
     def _display_table(self) -> Table:
-        return inspection_shown.inspection_table(self)
+        return inspection_table(self)
 
     def _repr_html_(self) -> str:
-        return inspection_shown.inspection_html(self)
+        return inspection_html(self)
 
 
 @torch.inference_mode()
