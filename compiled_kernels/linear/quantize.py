@@ -35,8 +35,18 @@ def quantize_int4(
     scales = (largest / -8).half()
     exact = scales.float()
     values = torch.where(exact == 0, 0.0, columns / exact).round().clamp(-8, 7) + 8
-    low, high = values.to(torch.uint8).chunk(2, dim=-1)
-    return rearrange(low | high << 4, "out column_group half -> out (column_group half)"), scales[..., 0]
+    return _packed_halves(values.to(torch.uint8)), scales[..., 0]
+
+
+def pack_int4(codes: Int8[Tensor, "out width"], group: int) -> UInt8[Tensor, "out half"]:
+    """Pack codes in -8..7, two a byte, as `quantize_int4` does."""
+    values = (codes + 8).view(torch.uint8)
+    return _packed_halves(rearrange(values, "out (column_group column) -> out column_group column", column=group))
+
+
+def _packed_halves(values: UInt8[Tensor, "out column_group column"]) -> UInt8[Tensor, "out half"]:
+    low, high = values.chunk(2, dim=-1)
+    return rearrange(low | high << 4, "out column_group half -> out (column_group half)")
 
 
 def dequantize_int4(

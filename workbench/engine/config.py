@@ -28,6 +28,7 @@ from workbench.settings import Count, Seed, Settings
 from workbench.speculative.config import NoSpeculation, SpeculationSetting
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+WeightSetting = Literal["auto", "dense", "int8", "int4"]
 Overflow = Literal["refuse", "cut_oldest"]
 DtypeName = Annotated[
     Literal["auto", "float32", "bfloat16", "float16", "float64"],
@@ -42,7 +43,7 @@ class ModelConfig(Settings):
 
     name: str = "demo"
     dtype: DtypeName = "auto"  # of weights and activations; auto: what the files say, bfloat16 for shapes
-    weights: WeightDtype = "dense"  # of the products' matrices
+    weights: WeightSetting = "auto"  # of the products' matrices; auto: as the files where a product fits, else dense
     head_weights: WeightDtype | None = None  # of the output head; None is as `weights`
     weight_group: Annotated[int, Field(ge=2, multiple_of=2)] = 64  # columns that share a scale in int4
     activations: Activations = "float"  # what int8 weights are multiplied with; int8: each row quantized as it comes
@@ -52,7 +53,9 @@ class ModelConfig(Settings):
 
     @property
     def format(self) -> WeightFormat:
-        return WeightFormat.parse(self.weights, self.head_weights, self.weight_group, self.activations)
+        """Return the format of the weights; for auto that of a dense model."""
+        weights = "dense" if self.weights == "auto" else self.weights
+        return WeightFormat.parse(weights, self.head_weights, self.weight_group, self.activations)
 
     @field_validator("custom")
     @classmethod

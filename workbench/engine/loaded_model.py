@@ -12,7 +12,7 @@ from torch import Tensor
 
 from compiled_kernels import Backend
 from compiled_kernels.backends import AUTO_BACKEND
-from workbench.engine.config import DTYPES, EngineConfig, parse_dtype
+from workbench.engine.config import DTYPES, EngineConfig, ModelConfig, parse_dtype
 from workbench.errors import WorkbenchError, nearest
 from workbench.executors.autotune import autotune_backend
 from workbench.executors.capabilities import Requirements
@@ -21,10 +21,12 @@ from workbench.executors.reference import CacheLayout
 from workbench.executors.select import Backends, select_backends
 from workbench.model import shapes
 from workbench.model.attention_config import AttentionConfig
-from workbench.model.formats.open import read_config
+from workbench.model.formats.open import is_quantized, open_checkpoint, read_config
 from workbench.model.hf import families
-from workbench.model.hf.weights import load_weights, random_weights
+from workbench.model.hf.kept import cost_of_widening, stored_format
+from workbench.model.hf.weights import random_weights, read_weights, wanted_parameters
 from workbench.model.memory import cache_shapes
+from workbench.model.quantized import WeightFormat
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.model.variants import change_attention, change_spec
@@ -53,10 +55,11 @@ class LoadedModel:
         Raises:
             WorkbenchError: for a model that is not there or not readable, and for settings that cannot be carried out.
         """
-        name, format = config.model.name, config.model.format
+        name = config.model.name
         auto = config.backend == AUTO_BACKEND and not config.batch_invariant
         device, page_size = _device(config.model.device), config.cache.page_size
         source = _source(name, config.attention)
+        format, reason = source.weight_format(config.model)
         format.check(source.spec)
         config.cache.check(len(source.spec.layers), page_size)
         dtype = source.stored_dtype if config.model.dtype == "auto" else parse_dtype(config.model.dtype)
@@ -66,7 +69,7 @@ class LoadedModel:
         wanted = Requirements(source.spec, dtype, format, shapes, cache_dtype, device.type, config.batch_invariant)
         backends = select_backends(config.backend, wanted)
         with report_if_slow(f"loading the weights of {name}", report):
-            state = source.state(dtype, config.model.seed)
+            state = source.state(dtype, config.model.seed, format, lambda cost: report(f"{name}: {cost}{reason}"))
             model = Transformer.from_state(source.spec, state, backends.blocks, format).to(device)
         if auto:
             trying = f"trying which backend decodes {name} fastest here: compiled now, then remembered"
@@ -91,6 +94,11 @@ def describe_model(name: str, attention: AttentionConfig | None = None) -> tuple
     return source.spec, str(source.stored_dtype).removeprefix("torch.")
 
 
+def weight_format(model: ModelConfig, attention: AttentionConfig | None = None) -> WeightFormat:
+    """Return the format in which `LoadedModel.load` keeps a model's weights; of a quantized folder it reads scales."""
+    return _source(model.name, attention or AttentionConfig()).weight_format(model)[0]
+
+
 def _device(name: str) -> torch.device:
     try:
         return torch.empty(0, device=name).device
@@ -113,11 +121,35 @@ class _Source:
         """Return the dtype that `auto` means: the files' own, bfloat16 for shapes."""
         return torch.bfloat16 if self.folder is None else stored_dtype(self.folder)
 
-    def state(self, dtype: torch.dtype, seed: int) -> dict[str, Tensor]:
+    def weight_format(self, settings: ModelConfig) -> tuple[WeightFormat, str]:
+        """Return the format of the weights in memory; for auto it is the files' own where products multiply from it.
+        And why it is not, in brackets."""
+        given = settings.format
+        if settings.weights != "auto":
+            return given, f" (weights: {settings.weights} is set)"
+        if self.folder is None or self.trained is None or not is_quantized(self.folder):
+            return given, ""
+        if not self.attention.is_unchanged:
+            return given, " (its attention is changed)"
+        checkpoint, tied = open_checkpoint(self.folder), self.trained.tie_word_embeddings
+        format, reason = stored_format(checkpoint, wanted_parameters(checkpoint, self.trained), tied)
+        head = format.head if settings.head_weights is None else settings.head_weights
+        return replace(format, head=head), f" ({reason})" if reason else ""
+
+    def state(
+        self, dtype: torch.dtype, seed: int, format: WeightFormat, report: Callable[[str], None]
+    ) -> dict[str, Tensor]:
+        """Return the parameters, those that the files store as `format` does in their own bits; `report` gets a line on
+        the cost of widening others."""
         if self.folder is None or self.trained is None:
             return random_weights(self.spec, dtype, seed)
-        stored = load_weights(self.folder, self.trained, dtype)
-        return stored if self.attention.is_unchanged else change_attention(self.trained, stored, self.attention)[1]
+        checkpoint, unchanged = open_checkpoint(self.folder), self.attention.is_unchanged
+        wanted = wanted_parameters(checkpoint, self.trained)
+        format = format if unchanged else WeightFormat()
+        if cost := cost_of_widening(checkpoint, wanted, self.trained.tie_word_embeddings, format, dtype):
+            report(cost)
+        stored = read_weights(checkpoint, self.trained, wanted, dtype, format)
+        return stored if unchanged else change_attention(self.trained, stored, self.attention)[1]
 
     def tokenizer(self) -> Tokenizer | None:
         return None if self.folder is None else Tokenizer.from_folder(self.folder)

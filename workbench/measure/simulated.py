@@ -11,6 +11,7 @@ from typing import Any
 
 from workbench.engine.cache import AUTO_CACHE_BYTES
 from workbench.engine.config import DTYPES, CacheConfig
+from workbench.engine.loaded_model import weight_format
 from workbench.errors import WorkbenchError
 from workbench.experiment.build import clients_of, requests_of
 from workbench.experiment.experiment import SLO, Experiment
@@ -44,7 +45,8 @@ THIS_MACHINE = "here"
 
 def sizes_of(experiment: Experiment) -> ModelSizes:
     """Return the model's weight and cache bytes in the experiment's formats, without loading it."""
-    return model_sizes(*spec_and_dtype(experiment), experiment.model.format, experiment.cache)
+    format = weight_format(experiment.model, experiment.attention)
+    return model_sizes(*spec_and_dtype(experiment), format, experiment.cache)
 
 
 def model_sizes(spec: ModelSpec, dtype: str, format: WeightFormat, cache: CacheConfig) -> ModelSizes:

@@ -14,7 +14,7 @@ from workbench.kv_cache.format import CacheFormat, KVCacheSpec, build_cache_spec
 from workbench.kv_cache.pages import KVCacheGroup
 from workbench.model.attention_spec import MLASpec
 from workbench.model.parameters import parameter_shapes
-from workbench.model.quantized import DENSE_WEIGHTS, WeightFormat
+from workbench.model.quantized import WeightFormat
 from workbench.model.spec import LayerSpec, ModelSpec
 
 INT8_SCALE, INT4_SCALE = 4, 2  # bytes of a scale
@@ -174,9 +174,9 @@ def _weight_bytes(spec: Any, itemsize: int, format: WeightFormat) -> int:
     for name, shape in parameter_shapes(spec).items():
         if name == "embedding.weight" and spec.tie_word_embeddings and format.head != "dense":
             name = "head.weight"  # the one matrix of a tied model is stored as the head is
-        kind = format.head if name == "head.weight" else format.blocks
+        kind = format.of(name, len(shape))
         values, rows = math.prod(shape), math.prod(shape[:-1])
-        if kind == "dense" or len(shape) != 2 or name == "embedding.weight" or name.endswith(DENSE_WEIGHTS):
+        if kind == "dense":
             total += values * itemsize
         elif kind == "int8":
             total += values + rows * INT8_SCALE

@@ -18,7 +18,8 @@ WeightDtype = Literal["dense", "int8", "int4"]
 WEIGHT_DTYPES: tuple[WeightDtype, ...] = ("dense", "int8", "int4")
 Activations = Literal["float", "int8"]
 ACTIVATIONS: tuple[Activations, ...] = ("float", "int8")
-DENSE_WEIGHTS = ("router.weight", "_bias")  # matrices by shape that are no product, or that choose
+# Matrices by shape that are looked up, that multiply element by element, or that choose.
+DENSE_MATRICES = ("embedding.weight", "positions.weight", "norm.weight", "router.weight", "shared_gate.weight", "_bias")
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,12 @@ class WeightFormat:
         """Return the type of the activations that a matrix stored so is multiplied with."""
         return self.activations if matrix == "int8" else "float"
 
+    def of(self, name: str, axes: int) -> WeightDtype:
+        """Return the stored format of a parameter: experts, routers, norms and biases are dense."""
+        if axes != 2 or name.endswith(DENSE_MATRICES):
+            return "dense"
+        return self.head if name == "head.weight" else self.blocks
+
     @property
     def named(self) -> tuple[str | int, ...]:
         """Return the parts of this format's key in stored results."""
@@ -91,20 +98,25 @@ def quantize(state: dict[str, Tensor], spec: ModelSpec, format: WeightFormat) ->
     what latent attention absorbs stay dense.
 
     `state` is emptied as it goes, so that both are never in memory at once. A tied embedding that is not dense becomes
-    the head.
+    the head. A matrix with scales beside it is stored so already.
     """
     format.check(spec)
-    if spec.tie_word_embeddings and format.head != "dense":
+    if spec.tie_word_embeddings and format.head != "dense" and "embedding.weight" in state:
         state["head.weight"] = state.pop("embedding.weight")
-    return {name: tensor for key in list(state) for name, tensor in _stored(key, state.pop(key), format).items()}
+    done = {name for name in state if scales_of(name) in state}
+    found: dict[str, Tensor] = {}
+    for name in list(state):
+        tensor = state.pop(name)
+        found[name] = tensor
+        if name not in done and (kind := format.of(name, tensor.ndim)) != "dense" and name.endswith("weight"):
+            stored = quantize_int8(tensor) if kind == "int8" else quantize_int4(tensor, format.quant_group)
+            found[name], found[scales_of(name)] = stored
+    return found
 
 
-def _stored(name: str, tensor: Tensor, format: WeightFormat) -> dict[str, Tensor]:
-    kind = format.head if name == "head.weight" else format.blocks
-    if kind == "dense" or tensor.ndim != 2 or name == "embedding.weight" or name.endswith(DENSE_WEIGHTS):
-        return {name: tensor}
-    values, scales = quantize_int8(tensor) if kind == "int8" else quantize_int4(tensor, format.quant_group)
-    return {name: values, name.removesuffix("weight") + "scales": scales}
+def scales_of(name: str) -> str:
+    """Return the name of the scales of a matrix `X.weight`."""
+    return name.removesuffix("weight") + "scales"
 
 
 def dequantize(values: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Tensor:

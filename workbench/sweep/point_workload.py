@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from workbench.engine.cache import AUTO_CACHE_BYTES
 from workbench.engine.config import DTYPES
+from workbench.engine.loaded_model import weight_format
 from workbench.errors import WorkbenchError
 from workbench.experiment.build import clients_of, requests_of
 from workbench.experiment.experiment import Experiment
@@ -70,7 +71,7 @@ class ServedRequests:
         tokens = min(spec.max_position_embeddings, max(prompt + output for prompt, output in self.lengths))
         found = estimate_memory(
             spec, bytes_by_table(meta_kv_store(spec, cache, dtype)), tokens, self.max_concurrent,
-            DTYPES[dtype].itemsize, model.format,
+            DTYPES[dtype].itemsize, weight_format(model, self.experiment.attention),
             self.experiment.schedule.max_num_batched_tokens, cache.page_size,
         )  # fmt: skip
         return found.total_bytes - found.cache_bytes + min(found.cache_bytes, AUTO_CACHE_BYTES)

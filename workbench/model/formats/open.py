@@ -33,6 +33,12 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     return Checkpoint(path, config, *unpacked(quantization, stored))
 
 
+def is_quantized(path: str | Path) -> bool:
+    """Return whether the config of the model at `path` says that its weights are quantized; a GGUF file's may be."""
+    path = Path(path)
+    return gguf_file(path) is not None or _quantization(path, read_config(path)) is not None
+
+
 def _quantization(path: Path, config: ConfigFields) -> ConfigFields | None:
     """Return the section of the config, or the file of its own that older packers wrote, about quantized weights."""
     for key in ("quantization_config", "compression_config"):

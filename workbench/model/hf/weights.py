@@ -14,32 +14,53 @@ from workbench.errors import WorkbenchError
 from workbench.model.formats.checkpoint import Checkpoint
 from workbench.model.formats.open import open_checkpoint
 from workbench.model.hf.families import read_names
+from workbench.model.hf.kept import kept_matrices
 from workbench.model.parameters import StoredParameter, StoredPart, parameter_shapes, stored_parameters
+from workbench.model.quantized import WeightFormat, scales_of
 from workbench.model.spec import ModelSpec
 
+DENSE_FORMAT = WeightFormat()
 IGNORED_TENSORS = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias", "attention.bias", "attention.masked_bias")
 XIELU_VALUES = {"alpha_p": 0.2, "alpha_n": -1.05, "beta": 0.5, "eps": -1e-6}  # before training: alphas of 0.8
 DRAW_CHUNK = 1 << 22  # random numbers drawn at once, in float32: 16 MiB
 
 
-def load_weights(path: str | Path, spec: ModelSpec, dtype: torch.dtype) -> dict[str, Tensor]:
+def load_weights(
+    path: str | Path, spec: ModelSpec, dtype: torch.dtype, format: WeightFormat = DENSE_FORMAT
+) -> dict[str, Tensor]:
     """Load the weights of the folder or file as `dtype`, under our names and shapes (`parameter_shapes(spec)`).
 
-    Files are memory-mapped: a parameter that needs neither a cast nor fusing stays a view of its file. Raises
-    WorkbenchError for weights that are absent, pickled, corrupt or of another architecture.
+    Files are memory-mapped: a parameter that needs neither a cast nor fusing stays a view of its file. A matrix that
+    the files store exactly as `format` does is codes, with scales beside it; others are dense. Raises WorkbenchError
+    for weights that are absent, corrupt or of another architecture.
     """
-    return read_weights(open_checkpoint(path), spec, dtype)
+    checkpoint = open_checkpoint(path)
+    return read_weights(checkpoint, spec, wanted_parameters(checkpoint, spec), dtype, format)
 
 
-def read_weights(checkpoint: Checkpoint, spec: ModelSpec, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Read the weights of an open checkpoint, as `load_weights` does."""
-    wanted = wanted_parameters(checkpoint, spec)
+def read_weights(
+    checkpoint: Checkpoint,
+    spec: ModelSpec,
+    wanted: dict[str, StoredParameter],
+    dtype: torch.dtype,
+    format: WeightFormat = DENSE_FORMAT,
+) -> dict[str, Tensor]:
+    """Read the `wanted` weights of an open checkpoint, as `load_weights` does."""
+    tied = spec.tie_word_embeddings
+    kept = {} if format == DENSE_FORMAT else kept_matrices(checkpoint, wanted, tied, format)
 
     def read(part: StoredPart) -> Tensor:
         tensor = checkpoint.tensors[part.name].read()
         return tensor if part.layout is None else part.layout.from_stored(tensor)
 
-    return {name: _fused(parameter, read, dtype) for name, parameter in wanted.items()}
+    state: dict[str, Tensor] = {}
+    for name, parameter in wanted.items():
+        if name in kept:
+            ours = "head.weight" if tied and name == "embedding.weight" else name
+            state[ours], state[scales_of(ours)] = kept[name].tensors()
+        else:
+            state[name] = _fused(parameter, read, dtype)
+    return state
 
 
 def wanted_parameters(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, StoredParameter]:
