@@ -163,7 +163,7 @@ def tokenizer_is_no_json(folder: Path) -> None:
         (truncated, "cut short .*fetch the file again"),
         (garbage_header, "corrupt .*header is not JSON"),
         (empty, "cut short in its header"),
-        (pickled, "pytorch_model.bin is refused: it is pickled"),
+        (pickled, "pytorch_model.bin: is refused: it is cut short, or pickled"),
         (no_weights, "holds no weights"),
         (missing_shard, "1 of .* shards are missing: model-00001"),
         (no_config, "no config.json in it"),

@@ -33,8 +33,11 @@ def bench(
     model: Annotated[str, typer.Option(help="a folder, demo, demo-draft, or shape:NAME")] = "shape:smollm2-135m",
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16")] = "auto",
     weights: Annotated[
-        str, typer.Option(help="dense, int8, int4; beside peers int4-head too, as under int4 a tool keeps its own head")
-    ] = "dense",
+        str,
+        typer.Option(
+            help="auto, dense, int8, int4; beside peers int4-head too, as under int4 a tool keeps its own head"
+        ),
+    ] = "auto",
     activations: Annotated[str, typer.Option(help="float; with weights int8 also int8, row by row")] = "float",
     backend: Annotated[str, typer.Option(help="auto, eager, inductor, triton or mlir")] = "auto",
     custom: Custom = None,
@@ -73,9 +76,9 @@ def bench(
     if peers:
         if format is OutputFormat.CSV:
             raise WorkbenchError("--format csv: peers have table, md and json")
-        if weights != "dense" and dtype not in ("auto", "bfloat16"):
+        if weights not in ("auto", "dense") and dtype not in ("auto", "bfloat16"):
             raise WorkbenchError(f"--dtype {dtype} and --weights {weights}: peers quantize a bfloat16 model")
-        chosen = dtype if weights == "dense" else weights
+        chosen = dtype if weights in ("auto", "dense") else weights
         formats = ("bfloat16" if chosen == "auto" else chosen,)
         _peers(model, formats, backend, threads, rounds, repetitions, peer, peer_python, work, format, out)
         return

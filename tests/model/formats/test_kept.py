@@ -150,8 +150,9 @@ def test_every_backend_generates_what_the_dense_model_does(tmp_path: Path, name:
     texts = []
     for folder, chosen in ((tmp_path / "m", backend), (dense, "eager")):
         runner = Runner(EngineConfig.build(folder, backend=chosen, dtype="float32"), report=lambda line: None)
-        *_, end = runner.stream("def f(n):", max_tokens=12, temperature=0)
-        assert isinstance(end, Finished) and len(end.token_ids) == 12, end
+        events = runner.stream("def f(n):", max_tokens=12, temperature=0)
+        (end,) = [event for event in events if isinstance(event, Finished)]
+        assert len(end.token_ids) == 12, end
         texts.append(end.token_ids)
     assert texts[0] == texts[1]
 

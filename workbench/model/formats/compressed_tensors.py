@@ -1,17 +1,20 @@
 """compressed-tensors (`quant_method: compressed-tensors`, llm-compressor's): integers, FP8 and MXFP4.
 
-| format | tensors of a matrix [out, in] |
-|---|---|
-| pack-quantized | `weight_packed` int32 [out, in * bits / 32], the lowest bits first, codes + 2^(bits - 1); `weight_scale` [out, group]; `weight_shape`; with zeros `weight_zero_point` int32 [out * bits / 32, group], packed along rows |
-| int-quantized, naive-quantized | `weight` int8 [out, in], `weight_scale` [out, group] |
-| float-quantized, naive-quantized | `weight` F8_E4M3, `weight_scale` [out, 1] or by block [out / 128, in / 128] |
-| mxfp4-pack-quantized | `weight_packed` uint8 [out, in / 2], the lower nibble first, `weight_scale` uint8 [out, in / 32]: 2^(scale - 127) |
+Tensors of a matrix [out, in], by `format`:
+
+- pack-quantized: `weight_packed` int32 [out, in * bits / 32], the lowest bits first, codes + 2^(bits - 1);
+  `weight_scale` [out, group]; `weight_shape`; with zeros `weight_zero_point` int32 [out * bits / 32, group], packed
+  along rows.
+- int-quantized, naive-quantized: `weight` int8 [out, in], `weight_scale` [out, group].
+- float-quantized, naive-quantized: `weight` F8_E4M3, `weight_scale` [out, 1] or by block [out / 128, in / 128].
+- mxfp4-pack-quantized: `weight_packed` uint8 [out, in / 2], the lower nibble first, `weight_scale` uint8
+  [out, in / 32]: 2^(scale - 127).
 
 `config_groups` say by name, by regular expression (`re:`) or by the class Linear which matrices are of which scheme,
 `ignore` which are dense. Schemes of activations are not carried out: activations stay in the model's type.
 
 https://github.com/vllm-project/compressed-tensors: compressed_tensors/compressors/*/base.py, quantization/quant_config.py.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from typing import Any
 import torch
 
 from workbench.errors import WorkbenchError
-from workbench.model.formats.checkpoint import QuantizedMatrix, StoredTensor
+from workbench.model.formats.checkpoint import QuantizedKind, QuantizedMatrix, StoredTensor
 from workbench.model.formats.fp8 import FP8Tensor
 from workbench.model.formats.mxfp4 import BLOCK, exponents
 from workbench.model.formats.packed import FLOATS, Module, PackedTensor, Stored, modules, unpack_bits
@@ -37,7 +40,7 @@ DENSE = ("dense", None)
 STRATEGIES = ("tensor", "channel", "group", "block")
 ACTIVATION_PARTS = ("input_scale", "input_zero_point", "input_global_scale", "output_scale")
 PARTS = ("weight_packed", "weight", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx")
-KINDS = {2: "int2", 3: "int3", 4: "int4", 8: "int8"}
+KINDS: dict[int, QuantizedKind] = {2: "int2", 3: "int3", 4: "int4", 8: "int8"}
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ class CompressedIntegers(PackedTensor):
                 values = (unpack_bits(values.T, self.bits, rows).T - half).view(torch.int8)
             values = values.reshape(scales.shape) if values.any() else None
         return QuantizedMatrix(
-            KINDS[self.bits],  # type: ignore[arg-type]
+            KINDS[self.bits],
             codes,
             scales,
             self.group,
@@ -215,7 +218,7 @@ def _scheme(format: str, scheme: ConfigFields, weights: ConfigFields) -> _Scheme
             raise weights.invalid("block_structure", block, "two positive integers")
     return _Scheme(
         weights, format, _names(scheme, "targets"), bits, kind, strategy, group if strategy == "group" else None,
-        tuple(block) if strategy == "block" else None, weights.boolean("symmetric", default=True),  # type: ignore[arg-type]
+        (block[0], block[1]) if strategy == "block" else None, weights.boolean("symmetric", default=True),
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from workbench.errors import WorkbenchError
-from workbench.model.formats.checkpoint import QuantizedMatrix, StoredTensor
+from workbench.model.formats.checkpoint import QuantizedKind, QuantizedMatrix, StoredTensor
 from workbench.model.formats.packed import (
     FLOATS,
     Module,
@@ -29,7 +29,7 @@ from workbench.model.formats.packed import (
 from workbench.model.hf.fields import ConfigFields
 
 PARTS = ("qweight", "qzeros", "scales", "g_idx", "weight")
-KINDS = {2: "int2", 3: "int3", 4: "int4", 8: "int8"}
+KINDS: dict[int, QuantizedKind] = {2: "int2", 3: "int3", 4: "int4", 8: "int8"}
 VERSIONS = {"gptq": 1, "gptq_v2": 2}
 
 
@@ -55,7 +55,7 @@ class GPTQTensor(PackedTensor):
             return (unpack_bits(self.parts["qweight"].read().T, self.bits, columns) - half).view(torch.int8)
 
         return QuantizedMatrix(
-            KINDS[self.bits],  # type: ignore[arg-type]
+            KINDS[self.bits],
             codes,
             self.parts["scales"].read().T,
             self.group,
