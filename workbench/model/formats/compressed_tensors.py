@@ -13,7 +13,7 @@ Tensors of a matrix [out, in], by `format`:
 `config_groups` say by name, by regular expression (`re:`) or by the class Linear which matrices are of which scheme,
 `ignore` which are dense. Schemes of activations are not carried out: activations stay in the model's type.
 
-https://github.com/vllm-project/compressed-tensors: compressed_tensors/compressors/*/base.py, quantization/quant_config.py.
+https://github.com/vllm-project/compressed-tensors: compressors/*/base.py, quantization/quant_config.py.
 """
 
 from __future__ import annotations
