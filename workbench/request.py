@@ -183,6 +183,18 @@ class SwappedPages:
     num_evicted_tokens: int = 0
 
 
+@dataclass
+class StatePages:
+    """Pages of a recurrent group to which the next step of a sequence writes states (see kv_cache/recurrent.py)."""
+
+    spare: list[int] = field(default_factory=list)  # after the last known token, then after each draft token
+    snapshots: dict[int, int] = field(default_factory=dict)  # by page index: at the end of that page of tokens
+
+    @property
+    def all(self) -> list[int]:
+        return [*self.spare, *self.snapshots.values()]
+
+
 @dataclass(eq=False)
 class Sequence:
     """A request in progress. Only the scheduler and the KV cache manager change the fields below `token_ids`.
@@ -204,6 +216,7 @@ class Sequence:
     num_computed_tokens: int = 0
     num_evicted_tokens: int = 0  # of the computed tokens; each layer evicts as many, but its own choice
     pages: tuple[list[int], ...] = ()  # one list per cache group, in text order; NULL_PAGE where freed
+    states: dict[int, StatePages] = field(default_factory=dict)  # by recurrent group: pages that a step writes
     finish_reason: FinishReason | None = None
     num_preemptions: int = 0
     arrival_step: int = 0  # the step before which it arrived

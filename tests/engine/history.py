@@ -27,7 +27,11 @@ WHOLE_PACKED, WHOLE_RECENT = (
     KVCacheGroup((0,), residual_length=8, quant_group=4),
     KVCacheGroup((0,), sliding_window=12, num_sink_tokens=2, stride=4),
 )
+STATES = KVCacheGroup.of_states((2,))
 LAYOUTS = [
+    (FULL, STATES),
+    (STATES,),
+    (WINDOW, STATES, FULL),
     (FULL,),
     (FULL, WINDOW),
     (SINKS, FULL),

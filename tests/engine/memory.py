@@ -6,6 +6,7 @@ from collections import Counter
 
 from workbench.kv_cache.pages import NULL_PAGE, KVCacheGroup
 from workbench.kv_cache.radix_tree import RadixNode
+from workbench.kv_cache.recurrent import state_page, written_states
 from workbench.request import Sequence
 from workbench.scheduler.plan import StepPlan
 from workbench.scheduler.scheduler import Scheduler
@@ -47,7 +48,8 @@ class Memory:
     def spoil(self, broken: Sequence) -> None:
         """`broken` may have written anything to pages of its own: no later request may read them."""
         for t, pool in enumerate(self.manager.pools):
-            for page in broken.pages[t]:
+            own = broken.states[t].all if t in broken.states else []
+            for page in [*broken.pages[t], *own]:
                 alone = page != NULL_PAGE and pool.ref_count(page) == 1 + pool.is_cached(page)
                 if alone and self.writers[t].get(page) is broken:
                     self.pages[t][page] = {}
@@ -62,8 +64,26 @@ class Memory:
     def _name(self, sequence: Sequence, position: int) -> Name:
         return sequence.request.cache_salt, tuple(sequence.token_ids[: position + 1])
 
+    def _write_states(self, sequence: Sequence, t: int, start: int, end: int) -> None:
+        """A page of states has one name: that of the text after which it is the state."""
+        read = state_page(sequence.pages[t], start, self.size)
+        for tokens, page in written_states(sequence.states[t], start, end, end, self.size).items():
+            assert page != NULL_PAGE and page != read, "the state that a step reads is overwritten"
+            assert self.manager.pools[t].ref_count(page) == 1, "a shared state is overwritten"
+            self.pages[t][page] = {0: self._name(sequence, tokens - 1)}
+            self.writers[t][page] = sequence
+
+    def _read_state(self, sequence: Sequence, t: int, start: int) -> None:
+        if start:
+            found = self.pages[t].get(state_page(sequence.pages[t], start, self.size), {}).get(0)
+            assert found == self._name(sequence, start - 1), f"a step from {start} on finds the state of {found}"
+        self.most_held[t] = max(self.most_held[t], sum(page != NULL_PAGE for page in sequence.pages[t]))
+
     def _write(self, sequence: Sequence, start: int, end: int) -> None:
         for t, table in enumerate(self.manager.groups):
+            if table.is_recurrent:
+                self._write_states(sequence, t, start, end)
+                continue
             for position in range(table.quantized_until(start), table.quantized_until(end)):
                 page = sequence.pages[t][position // self.size]
                 assert page != NULL_PAGE, "a token is written nowhere"
@@ -83,6 +103,9 @@ class Memory:
     def _read(self, sequence: Sequence, start: int, end: int) -> None:
         for t, table in enumerate(self.manager.groups):
             held = sequence.pages[t]
+            if table.is_recurrent:
+                self._read_state(sequence, t, start)
+                continue
             for position, query in _seen(table, start, end).items():
                 page = held[position // self.size]
                 assert page != NULL_PAGE, f"query {query} needs position {position} of a page given back"
@@ -97,6 +120,7 @@ class Memory:
         kept = Counter((t, page) for node in nodes(prefix) for t, page in enumerate(node.pages) if page)
         for t, pool in enumerate(self.manager.pools):
             held = Counter(page for s in live for page in s.pages[t] if page != NULL_PAGE)
+            held.update(page for s in live if t in s.states for page in s.states[t].all)
             assert pool.num_free + pool.num_used + len(pool.evictable) == pool.num_pages
             assert pool.num_used == len(held)
             for page in range(1, pool.num_pages + 1):

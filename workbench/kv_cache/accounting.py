@@ -32,6 +32,7 @@ class KVCacheAccounting:
             raise ValueError(f"{len(pools)} pools for {len(groups)} tables")
         self.pools, self.groups, self.max_chunk_tokens = tuple(pools), tuple(groups), max_chunk_tokens
         self.prefix_cache, self.budget, self.page_size = prefix_cache, budget, self.pools[0].page_size
+        self.recurrent_groups = tuple(t for t, table in enumerate(self.groups) if table.is_recurrent)
 
     def peak_pages(self, num_tokens: int, num_prompt_tokens: int, num_sequences: int = 1) -> list[int]:
         """Return the most pages that `num_sequences` of `num_tokens` tokens need at once, by group; all but the last of
@@ -78,6 +79,9 @@ class KVCacheAccounting:
         computed -= evicted
         counts = []
         for t, table in enumerate(self.groups):
+            if table.is_recurrent:
+                counts.append(held[t] - here[t] + 1)
+                continue
             place = table.quantized_until(computed) // self.page_size
             copied = saved is None and match.has_page(t, place)
             stop = self._stop(table, computed, known)
@@ -88,7 +92,9 @@ class KVCacheAccounting:
         """Return the pages to allocate, by group, for the next step of a child besides those that it shares."""
         known, joins = len(child.token_ids), child.num_shared_tokens
         return [
-            max(1, self._stop(table, joins, known) - table.quantized_until(joins) // self.page_size)
+            1
+            if table.is_recurrent
+            else max(1, self._stop(table, joins, known) - table.quantized_until(joins) // self.page_size)
             for table in self.groups
         ]
 
@@ -96,10 +102,15 @@ class KVCacheAccounting:
         """Return the pages to allocate, by group, before the next step of a running sequence that verifies
         `num_draft_tokens` draft tokens; None for none at all."""
         known = self._known(sequence, sequence.num_computed_tokens, sequence.num_evicted_tokens)
-        if known + num_draft_tokens <= sequence.allocated_until:
+        drafts_states = self.recurrent_groups and num_draft_tokens
+        if known + num_draft_tokens <= sequence.allocated_until and not drafts_states:
             return None
         counts = []
-        for table, pages, pool in zip(self.groups, sequence.pages, self.pools, strict=True):
+        for t, (table, pages, pool) in enumerate(zip(self.groups, sequence.pages, self.pools, strict=True)):
+            if table.is_recurrent:
+                spare = sequence.states[t].spare if t in sequence.states else ()
+                counts.append(max(0, 1 + num_draft_tokens - len(spare)))
+                continue
             stop = self._stop(table, sequence.num_stored_tokens, known, num_draft_tokens)
             place = table.quantized_until(sequence.num_stored_tokens) // self.page_size
             copied = place < len(pages) and pool.ref_count(pages[place]) > 1

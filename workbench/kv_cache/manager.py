@@ -13,7 +13,11 @@ from workbench.kv_cache.budget import EvictionBudget
 from workbench.kv_cache.cpu_pages import CPUPagePool
 from workbench.kv_cache.pages import NULL_PAGE, Eviction, KVCacheGroup, PagePool, PageTransfers, pages_for
 from workbench.kv_cache.prefix import PrefixMatch, RadixCache
-from workbench.request import Sequence, SwappedPages
+from workbench.kv_cache.recurrent import commit_states, snapshot_places
+from workbench.request import Sequence, StatePages, SwappedPages
+
+
+UNLIMITED = 2**62  # tokens
 
 
 class KVCacheManager(KVCacheAccounting):
@@ -87,6 +91,9 @@ class KVCacheManager(KVCacheAccounting):
         covered = []
         for t, (table, pages, pool) in enumerate(zip(self.groups, sequence.pages, self.pools, strict=True)):
             fresh = self._allocate_pages(t, counts[t])
+            if table.is_recurrent:
+                sequence.states.setdefault(t, StatePages()).spare += fresh
+                continue
             place = table.quantized_until(sequence.num_stored_tokens) // self.page_size
             if place < len(pages) and pool.ref_count(pages[place]) > 1:
                 self._copy(sequence, t, pages[place], fresh[0])
@@ -94,7 +101,23 @@ class KVCacheManager(KVCacheAccounting):
                 pages[place] = fresh.pop(0)
             pages.extend(fresh)
             covered.append(len(pages) * self.page_size + table.residual_length + table.quant_group - 1)
-        sequence.allocated_until = min(covered) if sequence.num_uncomputed_tokens <= self.max_chunk_tokens else 0
+        covers = min(covered, default=UNLIMITED)
+        sequence.allocated_until = covers if sequence.num_uncomputed_tokens <= self.max_chunk_tokens else 0
+
+    def allocate_snapshots(self, sequence: Sequence, start: int, known: int) -> None:
+        """Allocate pages for the states at the ends of pages within a step over [start, known), as many as are left."""
+        if self.prefix_cache is None:
+            return
+        for t in self.recurrent_groups:
+            snapshots = sequence.states[t].snapshots
+            for place in reversed(snapshot_places(start, known, self.page_size)):
+                if place not in snapshots and self.pools[t].num_available:
+                    snapshots[place] = self._allocate_pages(t, 1)[0]
+
+    def commit_states(self, sequence: Sequence, start: int, known: int, end: int) -> None:
+        """Keep the states that a step over [start, end) wrote: see `recurrent.commit_states`."""
+        for t in self.recurrent_groups:
+            commit_states(sequence, t, self.pools[t], start, known, end, self.page_size)
 
     def free_rejected_drafts(self, sequence: Sequence) -> None:
         """Free pages that hold only rejected draft tokens."""
@@ -114,10 +137,10 @@ class KVCacheManager(KVCacheAccounting):
         for table, pages, pool in zip(self.groups, sequence.pages, self.pools, strict=True):
             unreachable = table.out_of_window_pages(sequence.num_computed_tokens, self.page_size)
             begin = unreachable.stop
-            while begin > unreachable.start and pages[begin - 1] != NULL_PAGE:
+            while begin > unreachable.start and (pages[begin - 1] != NULL_PAGE or table.is_recurrent):
                 begin -= 1
             if begin < unreachable.stop:
-                pool.release(pages[begin : unreachable.stop])
+                pool.release(page for page in pages[begin : unreachable.stop] if page != NULL_PAGE)
                 pages[begin : unreachable.stop] = [NULL_PAGE] * (unreachable.stop - begin)
         sequence.next_page_boundary = min(
             table.next_page_boundary(sequence.num_computed_tokens, self.page_size) for table in self.groups
@@ -156,12 +179,13 @@ class KVCacheManager(KVCacheAccounting):
             self.prefix_cache.release(sequence.arrival_index)
         for t, (pool, pages) in enumerate(zip(self.pools, sequence.pages, strict=True)):
             # The last first: a page is dropped before its predecessors.
-            now = pool.release(page for page in reversed(pages) if page != NULL_PAGE)
+            own = [page for page in reversed(pages) if page != NULL_PAGE]
+            now = pool.release(own + sequence.states[t].all if t in sequence.states else own)
             self.transfers.drop_targets(t, set(now))
             freed[t] += now
         if sequence.swapped is not None:
             self.cpu_pages.release(sequence.swapped)
-        sequence.pages, sequence.swapped = tuple([] for _ in self.pools), None
+        sequence.pages, sequence.swapped, sequence.states = tuple([] for _ in self.pools), None, {}
         sequence.num_computed_tokens = sequence.num_evicted_tokens = sequence.allocated_until = (
             sequence.next_page_boundary
         ) = 0

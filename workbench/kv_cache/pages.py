@@ -150,6 +150,7 @@ class KVCacheGroup:
     quant_group: int = 1  # and only in whole groups of this many
     stride: int = 1  # positions leave the window in whole groups of this many, with the first of a group:
     # in the residual of a quantized cache a group is read until the quantized cache group has received it
+    is_recurrent: bool = False  # a page holds the layers' states after its last computed token (see recurrent.py)
 
     def __post_init__(self) -> None:
         if (
@@ -163,6 +164,13 @@ class KVCacheGroup:
             )
         if self.stride < 1 or (self.stride > 1 and (self.sliding_window is None or self.sliding_window < self.stride)):
             raise ValueError(f"stride must be at least 1, and no more than sliding_window: {self}")
+        if self.is_recurrent and replace(self, layers=(), is_recurrent=False) != KVCacheGroup(sliding_window=2):
+            raise ValueError(f"a recurrent group reads the state after the token before, a window of 2: {self}")
+
+    @classmethod
+    def of_states(cls, layers: tuple[int, ...] = ()) -> KVCacheGroup:
+        """Return the group of recurrent layers: a step reads the state after the token before it, no other page."""
+        return cls(layers, sliding_window=2, is_recurrent=True)
 
     @property
     def is_delayed(self) -> bool:
@@ -211,7 +219,9 @@ class KVCacheGroup:
 
     def max_pages(self, tokens: int, max_chunk_tokens: int, page_size: int) -> int:
         """Return the most pages that a sequence of `tokens` tokens needs at once, with at most `max_chunk_tokens`
-        tokens per step."""
+        tokens per step. Of states these are two: the one that a step reads, and the one that it writes."""
+        if self.is_recurrent:
+            return min(tokens, 2)
         stop = self.quantized_until(tokens)
         if self.sliding_window is None:
             return pages_for(stop, page_size)

@@ -37,6 +37,11 @@ class Span(NamedTuple):
         return self.start + self.length
 
     @property
+    def num_known_tokens(self) -> int:
+        """Return the computed tokens after the step, without those that are proposed."""
+        return self.end - len(self.draft_token_ids)
+
+    @property
     def num_logits(self) -> int:
         return (
             int(self.needs_sample) + len(self.draft_token_ids)
@@ -226,6 +231,7 @@ def check_request_fits(
         if pages > pool.num_pages:
             back = kv_cache_manager.groups[table].sliding_window
             seen = "" if back is None else f" at once in layers that see {back}"
+            seen = " for states at once" if kv_cache_manager.groups[table].is_recurrent else seen
             several = f", in {num_beams} beams," if num_beams > 1 else ""
             raise RequestRefused(
                 f"request {name}: {prompt} prompt tokens and up to {most} more{several} need {pages} pages of "

@@ -145,6 +145,9 @@ class Scheduler:
             return None
         if proposed:
             spans = add_drafts(spans, proposed, self.kv_cache_manager, self.limits.max_num_batched_tokens)
+        if self.kv_cache_manager.recurrent_groups:
+            for span in spans:
+                self.kv_cache_manager.allocate_snapshots(span.sequence, span.start, span.num_known_tokens)
         moves, padding = self.kv_cache_manager.pop_transfers(), self._padding(spans)
         plan = StepPlan(self._steps, spans, tuple(decisions), moves, errors, padding, tuple(policy_decisions))
         self._steps += 1
@@ -164,10 +167,12 @@ class Scheduler:
             sequence = span.sequence
             if sequence.finish_reason is None:
                 accepted = accepted_drafts.get(sequence.request_id, ()) if accepted_drafts else ()
-                sequence.num_computed_tokens = span.end - len(span.draft_token_ids) + len(accepted)
+                sequence.num_computed_tokens = span.num_known_tokens + len(accepted)
                 sequence.computed_tokens += span.length
                 if sequence.request_id in sampled:
                     sequence.token_ids += [*accepted, sampled[sequence.request_id]]
+                if self.kv_cache_manager.recurrent_groups:
+                    self.kv_cache_manager.commit_states(sequence, span.start, span.num_known_tokens, span.end)
                 if span.draft_token_ids:
                     self.kv_cache_manager.free_rejected_drafts(sequence)
                 self.kv_cache_manager.update_after_step(sequence)

@@ -254,7 +254,8 @@ class RequestViews:
     def _gives(self, sequence: Sequence) -> PagesByGroup:
         return tuple(
             sum(page != NULL_PAGE and pool.ref_count(page) - pool.is_cached(page) == 1 for page in pages)
-            for pool, pages in zip(self.kv_cache_manager.pools, sequence.pages, strict=True)
+            + (len(sequence.states[t].all) if t in sequence.states else 0)
+            for t, (pool, pages) in enumerate(zip(self.kv_cache_manager.pools, sequence.pages, strict=True))
         )
 
     def _cached(self, sequence: Sequence) -> int:
