@@ -19,7 +19,8 @@ class TokenBatch:
 
     `page_tables` and `slot_mapping` have one entry per cache group. A page table lists each sequence's pages in order
     of positions. A slot is the place of a token's keys and values: page * page_size + offset. Padding rows write to the
-    null page and are never sampled.
+    null page and are never sampled. In a group of recurrent layers the table has the page of the state before each
+    span, and a token's slot is the page for the state after it; the null page where that is not kept.
     """
 
     token_ids: Int[Tensor, " token"]

@@ -41,7 +41,7 @@ def ours_of(theirs: Any, folder: Path) -> Transformer:
 
 @torch.no_grad()
 def logits_of(theirs: Any, ids: Tensor) -> Tensor:
-    return theirs(ids[None]).logits[0]
+    return theirs(ids[None], use_cache=False).logits[0]
 
 
 def assert_equal(given: Tensor, expected: Tensor) -> None:

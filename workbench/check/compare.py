@@ -157,7 +157,7 @@ def _record(theirs: Any, ids: Tensor, places: Sequence[Place], names: Checkpoint
                         values.chosen[layer] = indices[0].clone(), weights[0].float().clone()
 
                 hooks.callback(modules[f"{name}.experts"].register_forward_pre_hook(choose).remove)
-        logits = theirs(ids[None]).logits[0].float()
+        logits = theirs(ids[None], use_cache=False).logits[0].float()
     return values, logits
 
 

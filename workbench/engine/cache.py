@@ -115,7 +115,7 @@ def auto_num_pages(
     groups, page_size = build_cache_groups(shape.cache_groups for shape in shapes), config.cache.page_size
     limits, context = config.schedule.limits, spec.max_position_embeddings
     page_bytes = [
-        page_size * sum(shapes[layer].group_bytes_per_token(number, dtype) for layer in group.layers)
+        sum(shapes[layer].page_bytes(number, page_size, dtype) for layer in group.layers)
         for number, group in enumerate(groups)
     ]
     if config.cache.evict is not None:

@@ -16,10 +16,12 @@ from compiled_kernels.attention import AttentionParameters, SpanContext, attend
 from compiled_kernels.linear_w8a8.api import quantize_rows
 from workbench.batch import TokenBatch
 from workbench.custom import load_custom
+from workbench.engine.naive_recurrent import run_recurrent
 from workbench.errors import WorkbenchError
 from workbench.model.attention_spec import AnyAttentionSpec, AttentionSpec, MLASpec, RotaryConfig
 from workbench.model.layers import build_custom_attention
 from workbench.model.quantized import WeightFormat
+from workbench.model.recurrent_spec import RecurrentSpec
 from workbench.model.rotary import build_rotary_table, rotary_frequencies, rotary_of_layer
 from workbench.model.spec import ActivationSpec, LayerSpec, ModelSpec, MoESpec, NormSpec  # fmt: skip
 from workbench.model.transformer import Transformer
@@ -79,6 +81,8 @@ def _attention(h: Tensor, w: Weights, at: str, a: AnyAttentionSpec, spec: ModelS
     """Return the attention output for the normed rows `h` [token, hidden] of a whole text: [token, hidden]."""
     if isinstance(a, MLASpec):
         return _latent(h, w, at, a, a.rotary or spec.rotary)
+    if isinstance(a, RecurrentSpec):
+        return run_recurrent(h, w, at, a, lambda rows, name: _linear(rows, w, at + name))
     return (_grouped if a.module is None else _own)(h, w, at, a, spec)
 
 
@@ -132,7 +136,7 @@ def _latent(h: Tensor, w: Weights, at: str, a: MLASpec, rotary: RotaryConfig) ->
     return _linear(rearrange(mixed, "token head dim -> token (head dim)"), w, at + "output")
 
 
-def _weights(scores: Tensor, a: AnyAttentionSpec, sinks: Tensor | None) -> Tensor:
+def _weights(scores: Tensor, a: AttentionSpec | MLASpec, sinks: Tensor | None) -> Tensor:
     """Turn scaled scores [head, token, context] into weights; 0 where a query does not see, or sees nothing at all."""
     heads, tokens, _ = scores.shape
     if a.softcap:

@@ -46,6 +46,11 @@ def build_speculator(
         return None
     if isinstance(settings, DraftModel):
         draft = load(draft_config(config, settings))
+        if draft.kv_cache.manager.recurrent_groups:
+            raise WorkbenchError(
+                f"speculate.model {settings.model}: a draft model with recurrent states is not carried out; its own "
+                "states do not go back when drafts are rejected"
+            )
         check_same_vocabulary(settings.model, draft.tokenizer, draft.model.spec, tokenizer, spec)
         proposer = DraftModelProposer(
             draft.model.spec, draft.executor, draft.kv_cache.manager, draft.config.schedule.limits.max_prefill_tokens,

@@ -21,6 +21,8 @@ def disable_cache(runner: Runner, oracle: bool = False) -> None:
     Raises:
         WorkbenchError: if pages may be freed before a text ends.
     """
+    if any(table.is_recurrent for table in runner.store.groups) and not oracle:
+        raise WorkbenchError("executor: uncached needs all pages: a recurrent state takes the place of earlier ones")
     held = runner.kv_cache.evictor is None and all(table.sliding_window is None for table in runner.store.groups)
     if not (held or oracle):
         raise WorkbenchError("executor: uncached needs all pages: take out cache.evict and attention.sliding_window")

@@ -22,6 +22,7 @@ from workbench.kv_cache.store import KVStore
 from workbench.model.attention_spec import AttentionSpec, MLASpec, QKNormSpec
 from workbench.model.custom import build_mask, build_score
 from workbench.model.quantized import WeightFormat
+from workbench.model.recurrent_spec import RecurrentSpec
 from workbench.model.spec import LayerSpec, ModelSpec, NormSpec
 from workbench.model.transformer import DENSE, Transformer
 
@@ -237,6 +238,9 @@ FEATURES: dict[str, Feature] = {
     "chunks of attention": Feature("model", _setting("chunk_size")),
     "temperature by position": Feature("model", _setting("temperature")),
     "rotary by a sequence's length": Feature("model", _rotary_by_length),
+    "recurrent layers": Feature("model", _attention(
+        lambda own: isinstance(own, RecurrentSpec) and f"a recurrent state ({own.kind})"
+    )),
     "custom attention module": Feature("model", _attention(lambda own: own.module and f"module {own.module.path}")),
     "latent attention": Feature("model", _attention(lambda own: isinstance(own, MLASpec) and "latent attention")),
     "heads of odd width": Feature("model", _attention(
@@ -300,6 +304,8 @@ LIMITS: tuple[Limit, ...] = (
     *(Limit(feature, backend, BLOCKS, "it has no kernel for it") for backend in (Backend.MLIR, Backend.TRITON)
       for feature in ("LayerNorm", "gates other than SiLU, GELU by its tanh, clamped")),
     Limit("rotary by a sequence's length", Backend.MLIR, STEP, "its angles are a table by position"),
+    *(Limit("recurrent layers", backend, EVERY, "it has no recurrence; backend eager carries these models out")
+      for backend in (Backend.INDUCTOR, Backend.MLIR, Backend.TRITON)),
     Limit("rotated heads", Backend.MLIR, STEP, "the compiled decode step does not rotate heads"),
     Limit("settings of a model that are newer than this table", Backend.MLIR, STEP, NOT_IN_STEP),
     Limit(CODEC, Backend.MLIR, STEP, "the compiled decode step cannot call it"),

@@ -175,7 +175,9 @@ def check_eviction(spec: ModelSpec, store: KVStore) -> None:
     """Refuse eviction where it cannot work (WorkbenchError): after it, slots are not positions."""
     for index, (kind, shape) in enumerate(zip(spec.layers, store.specs, strict=True)):
         attention = kind.attention
-        if shape.format.quantized:
+        if shape.state is not None:
+            message = "keeps a state, which has no tokens to evict"
+        elif shape.format.quantized:
             message = f"is kept as {shape.format}, in groups of tokens that share their scales; keep it dense"
         elif shape.format.codec is not None:
             message = f"is kept by the {shape.format}, whose pages are not observed; keep it dense"

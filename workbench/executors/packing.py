@@ -8,7 +8,8 @@ from torch import Tensor
 
 from workbench.batch import TokenBatch
 from workbench.kv_cache.pages import NULL_PAGE
-from workbench.scheduler.plan import StepPlan
+from workbench.kv_cache.recurrent import state_page, written_states
+from workbench.scheduler.plan import Span, StepPlan
 
 DECODE_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 MIN_TABLE_WIDTH = 2  # torch.compile treats a dimension of one as a special case; two keeps it symbolic
@@ -51,6 +52,11 @@ def pack_batch(plan: StepPlan, page_size: int, device: torch.device, rows: int |
     lengths += [1] * padding
     page_tables, slots = [], []
     for group in range(len(spans[0].sequence.pages)):
+        if group in spans[0].sequence.states:
+            read, written = _states_of(spans, group, page_size)
+            page_tables.append(torch.tensor(read + [[NULL_PAGE]] * padding, dtype=torch.int32, device=device))
+            slots.append(torch.tensor(written + [NULL_PAGE] * padding, device=device))
+            continue
         held = [span.sequence.pages[group] for span in spans]
         widest = max(MIN_TABLE_WIDTH, *(len(pages) for pages in held))
         table = [pages + [NULL_PAGE] * (widest - len(pages)) for pages in held]
@@ -84,3 +90,14 @@ def synchronized(logits: Tensor) -> Tensor:
     if logits.is_cuda:
         torch.cuda.synchronize(logits.device)
     return logits
+
+
+def _states_of(spans: tuple[Span, ...], group: int, page_size: int) -> tuple[list[list[int]], list[int]]:
+    """Return the page with the state before each span, and for each token the page for the state after it."""
+    read, written = [], []
+    for span in spans:
+        sequence, known = span.sequence, span.num_known_tokens
+        read.append([state_page(sequence.pages[group], span.start, page_size)])
+        pages = written_states(sequence.states[group], span.start, known, span.end, page_size)
+        written += [pages.get(position + 1, NULL_PAGE) for position in range(span.start, span.end)]
+    return read, written

@@ -22,8 +22,9 @@ from workbench.display import STYLE, Displayable, Table
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.pages import NULL_PAGE
 from workbench.kv_cache.quantized import QuantizedLayer
-from workbench.kv_cache.store import CacheLayer, KVStore
+from workbench.kv_cache.store import AttentionCache, CacheLayer, KVStore
 from workbench.model.layers import TransformerBlock
+from workbench.model.recurrent_spec import RecurrentSpec
 from workbench.model.transformer import Transformer
 from workbench.pixels import colorize, data_uri, max_pool, upscale
 from workbench.request import Sequence
@@ -138,6 +139,7 @@ def inspect(
         WorkbenchError: for positions not computed yet, unknown layers or heads, and rows whose context left a window.
     """
     count = len(model.blocks)
+    refuse_recurrent_layers(model)
     if sequence.num_evicted_tokens:
         message = f"{sequence.num_evicted_tokens} of its tokens were evicted, in each layer others"
         raise WorkbenchError(f"request {sequence.request_id}: cannot be inspected any more; {message}")
@@ -163,8 +165,9 @@ def inspect(
         if number in wanted:
             states[number] = x.clone()
         q, _, _ = block.before_attention(x, cos, sin)
-        look = _RecordingLayer(cache) if number in weighed else cache
-        mixed = block.attention.attend(q, batch, cast(CacheLayer, look))
+        pages = cast(AttentionCache, cache)
+        look = _RecordingLayer(pages) if number in weighed else pages
+        mixed = block.attention.attend(q, batch, cast(AttentionCache, look))
         if isinstance(look, _RecordingLayer):
             looked[number] = look
         return block.after_attention(x, mixed)
@@ -181,7 +184,7 @@ def inspect(
 class _RecordingLayer:
     """A layer's cache that records the arguments of its attention."""
 
-    def __init__(self, layer: CacheLayer):
+    def __init__(self, layer: AttentionCache):
         self.layer = layer
         self.read: tuple | None = None
 
@@ -227,6 +230,13 @@ def _batch(store: KVStore, sequence: Sequence, rows: abc.Sequence[int], device: 
         decode_only=True,
         length_limits=torch.full_like(positions, sequence.length_limit),
     )
+
+
+def refuse_recurrent_layers(model: Transformer) -> None:
+    """Raise WorkbenchError where a layer has a recurrent state: what it was after earlier tokens is not kept."""
+    for index, kind in enumerate(model.spec.layers):
+        if isinstance(kind.attention, RecurrentSpec):
+            raise WorkbenchError(f"layer {index} has a recurrent state: attention cannot be inspected in such a model")
 
 
 def _check_held(store: KVStore, sequence: Sequence, row: int) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from compiled_kernels.attention import AttentionParameters, Mask, SpanContext, attend, attention_weights
 from workbench.batch import TokenBatch
 from workbench.errors import WorkbenchError
+from workbench.inspect.attention import refuse_recurrent_layers
 from workbench.kv_cache.store import KVStore
 from workbench.model.transformer import Transformer
 
@@ -28,6 +29,7 @@ class TextAttention:
     """The attention of `model` over `token_ids`, which `extend` makes longer. One thread at a time extends it."""
 
     def __init__(self, model: Transformer, token_ids: Iterable[int] = ()):
+        refuse_recurrent_layers(model)
         self.model = model
         self.token_ids: tuple[int, ...] = ()
         self.layers = tuple(_Layer() for _ in model.blocks)

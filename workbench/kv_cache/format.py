@@ -6,8 +6,10 @@ quantized layer has two cache groups, any other has one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Annotated, Any, Literal
 
 import torch
@@ -141,13 +143,24 @@ DENSE = LayerFormat()
 
 
 @dataclass(frozen=True)
+class StateShape:
+    """The state that a recurrent layer keeps of a sequence: the shape of each of its tensors."""
+
+    parts: tuple[tuple[int, ...], ...]
+
+    def bytes(self, dtype: torch.dtype) -> int:
+        """Return the bytes of one state in a cache of `dtype`; it is never narrower than float32."""
+        return torch.promote_types(dtype, torch.float32).itemsize * sum(map(math.prod, self.parts))
+
+
+@dataclass(frozen=True)
 class KVCacheSpec:
     """The cache of one layer: key/value heads, head size, window, format and cache groups.
 
     With a sliding window its queries see the last positions and the sink tokens only. A quantized layer keeps quantized
     tokens in `group` and all others, in full precision, in `residual_group`. With `num_value_columns` the values are
     the first columns of the keys and are not stored again (multi-head latent attention). `codec` is the format's,
-    loaded.
+    loaded. A recurrent layer has a `state` in place of keys and values, or beside them, in the pages of `state_group`.
     """
 
     num_kv_heads: int
@@ -159,6 +172,8 @@ class KVCacheSpec:
     residual_group: int = 0
     num_value_columns: int | None = None
     codec: LoadedCodec | None = field(default=None, compare=False, repr=False)  # the format names it
+    state: StateShape | None = None
+    state_group: int = 0
 
     @property
     def values_per_token(self) -> int:
@@ -175,8 +190,12 @@ class KVCacheSpec:
     @property
     def cache_groups(self) -> dict[int, KVCacheGroup]:
         """Return the layer's cache groups by number."""
+        found = {} if self.state is None else {self.state_group: KVCacheGroup.of_states()}
+        if not self.num_kv_heads:
+            return found
         if not self.format.quantized:
-            return {self.group: KVCacheGroup(sliding_window=self.sliding_window, num_sink_tokens=self.num_sink_tokens)}
+            dense = KVCacheGroup(sliding_window=self.sliding_window, num_sink_tokens=self.num_sink_tokens)
+            return found | {self.group: dense}
         rule = self.quantization_rule
         quantized = KVCacheGroup(
             sliding_window=self.sliding_window, residual_length=rule.residual_length, quant_group=rule.quant_group
@@ -186,7 +205,7 @@ class KVCacheSpec:
             num_sink_tokens=rule.num_sink_tokens,
             stride=rule.quant_group,
         )
-        return {self.group: quantized, self.residual_group: recent}
+        return found | {self.group: quantized, self.residual_group: recent}
 
     def bytes_per_token(self, dtype: torch.dtype) -> float:
         """Return num_kv_heads x head_dim x bytes of a key and a value.
@@ -213,6 +232,12 @@ class KVCacheSpec:
             return self.bytes_per_token(dtype) if group == self.group else 0
         return 2 * self.num_kv_heads * self.head_dim * dtype.itemsize if group == self.residual_group else 0
 
+    def page_bytes(self, group: int, page_size: int, dtype: torch.dtype) -> float:
+        """Return the bytes of one page of a cache group: of its tokens, or of one state."""
+        if self.state is not None and group == self.state_group:
+            return self.state.bytes(dtype)
+        return page_size * self.group_bytes_per_token(group, dtype)
+
     def page_formats(self, page_size: int) -> tuple[PageFormat, PageFormat]:
         """Return the page formats of quantized keys and values; WorkbenchError for heads that do not fit them."""
         keys, values = self.format.key_value_formats
@@ -235,20 +260,29 @@ class KVCacheSpec:
 
 
 def build_cache_specs(
-    layers: Iterable[tuple[int, int, int | None, int, int | None]], format: CacheFormat | None = None
+    layers: Iterable[tuple[int, int, int | None, int, int | None]],
+    format: CacheFormat | None = None,
+    states: Iterable[StateShape | None] = (),
 ) -> tuple[KVCacheSpec, ...]:
-    """Build the specs of layers; equal layers share cache groups.
+    """Build the specs of layers; equal layers share cache groups, and all states are of one group, the last.
 
-    Each layer is given as (num_kv_heads, head_dim, sliding_window, num_sink_tokens, num_value_columns).
+    Each layer is given as (num_kv_heads, head_dim, sliding_window, num_sink_tokens, num_value_columns), and its state
+    in `states`, if it has one. A layer without heads has a state alone.
 
     A layer whose window lies within the residual would never read quantized tokens, so it stays dense.
 
     Raises:
-        WorkbenchError: for multi-head latent attention with a quantized format or a codec; for a codec that is none.
+        WorkbenchError: for multi-head latent attention with a quantized format or a codec; for a codec that is none;
+            for another format of states.
     """
     numbers: dict[KVCacheSpec, tuple[int, int]] = {}
     shapes, taken = [], 0
-    for index, (groups, dim, window, sinks, shared) in enumerate(layers):
+    for index, ((groups, dim, window, sinks, shared), state) in enumerate(zip_longest(layers, states)):
+        if not groups:
+            if format is not None and index in format.layers:
+                raise WorkbenchError(f"cache.layers: layer {index} keeps a state in float32 and no keys or values")
+            shapes.append(KVCacheSpec(0, 0, state=state))
+            continue
         mine = DENSE if format is None else format.for_layer(index)
         if mine.codec is None and (not mine.quantized or (window is not None and window <= mine.residual_length)):
             mine = DENSE
@@ -260,5 +294,7 @@ def build_cache_specs(
             numbers[shape] = taken, taken + mine.quantized
             taken += 1 + mine.quantized
         table, recent = numbers[shape]
-        shapes.append(replace(shape, group=table, residual_group=recent))
-    return tuple(shapes)
+        shapes.append(replace(shape, group=table, residual_group=recent, state=state))
+    if format is not None and (format.quantized or format.codec is not None) and not numbers:
+        raise WorkbenchError(f"cache: {format} is a format of keys and values, and this model keeps states alone")
+    return tuple(replace(shape, state_group=taken) if shape.state is not None else shape for shape in shapes)

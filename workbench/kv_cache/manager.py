@@ -16,7 +16,6 @@ from workbench.kv_cache.prefix import PrefixMatch, RadixCache
 from workbench.kv_cache.recurrent import commit_states, snapshot_places
 from workbench.request import Sequence, StatePages, SwappedPages
 
-
 UNLIMITED = 2**62  # tokens
 
 

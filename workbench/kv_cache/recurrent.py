@@ -1,7 +1,7 @@
 """Own the states of recurrent layers (state-space, linear attention, short convolutions) as pages. Integers only.
 
     tokens     | 0 ........ S | S ....... 2S | 2S ... c        c are computed; a page has room for S tokens
-    pages        snapshot       snapshot       state           index i: the state after the last computed token of page i
+    pages        snapshot       snapshot       state           index i: the state after the last computed token there
     spare                                      state, ...      written by the next step: after its last known token, and
                                                                after each draft token that it verifies
     snapshots                                                  written by the next step, where it ends a page on the way

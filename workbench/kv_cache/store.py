@@ -17,6 +17,7 @@ from workbench.kv_cache.codec import LoadedCodec, stored_layout
 from workbench.kv_cache.format import KVCacheSpec
 from workbench.kv_cache.pages import NULL_PAGE, build_cache_groups
 from workbench.kv_cache.quantized import QuantizedLayer, quantize_layers
+from workbench.kv_cache.states import StateLayer
 
 
 class DenseLayer:
@@ -114,7 +115,8 @@ class CodecLayer:
         return sum(tensor.nbytes for tensor in self.page_tensors(self.group))
 
 
-CacheLayer = DenseLayer | QuantizedLayer | CodecLayer
+AttentionCache = DenseLayer | QuantizedLayer | CodecLayer  # of a layer that attends
+CacheLayer = AttentionCache | StateLayer
 
 
 class KVStore:
@@ -136,6 +138,8 @@ class KVStore:
         self.layers: tuple[CacheLayer, ...] = tuple(self._layer(shape, device) for shape in self.specs)
 
     def _layer(self, shape: KVCacheSpec, device: str) -> CacheLayer:
+        if shape.state is not None:
+            return StateLayer(shape.state, shape.state_group, self.num_pages[shape.state_group], self.dtype, device)
         if shape.codec is not None:
             return CodecLayer(shape, shape.codec, self.num_pages[shape.group], self.page_size, self.dtype, device)
         if not shape.format.quantized:
@@ -178,7 +182,7 @@ class KVStore:
 
     def page_bytes(self, group: int) -> int:
         """Return the bytes of one page of a cache group in all its layers."""
-        return round(self.page_size * sum(shape.group_bytes_per_token(group, self.dtype) for shape in self.specs))
+        return round(sum(shape.page_bytes(group, self.page_size, self.dtype) for shape in self.specs))
 
     @property
     def expected_bytes(self) -> int:

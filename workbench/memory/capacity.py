@@ -38,7 +38,8 @@ def lasting_bytes_per_token(store: KVStore) -> float:
     quantized bytes only."""
     late = {layer for table in store.groups if table.is_delayed for layer in table.layers}
     kept = [table.is_delayed or not late.intersection(table.layers) for table in store.groups]
-    return sum(size for size, counts in zip(page_bytes(store), kept, strict=True) if counts) / store.page_size
+    sizes = zip(store.groups, page_bytes(store), kept, strict=True)
+    return sum(size for table, size, counts in sizes if counts and not table.is_recurrent) / store.page_size
 
 
 def split_budget_into_pages(
@@ -172,6 +173,8 @@ def break_even_context(experiment: Experiment, baseline: Experiment) -> int | No
 
 
 def bytes_by_table(store: KVStore) -> tuple[KVGroupBytes, ...]:
-    """Return the bytes that each table stores for a token."""
-    sizes = zip(store.groups, page_bytes(store), strict=True)
-    return tuple(KVGroupBytes(table, size / store.page_size) for table, size in sizes)
+    """Return the bytes that each table stores for a token, or for a state."""
+    return tuple(
+        KVGroupBytes(table, 0.0, size) if table.is_recurrent else KVGroupBytes(table, size / store.page_size)
+        for table, size in zip(store.groups, page_bytes(store), strict=True)
+    )

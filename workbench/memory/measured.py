@@ -59,7 +59,9 @@ def runner_bytes_by_table(runner: Runner) -> tuple[KVGroupBytes, ...]:
     """Return the predicted bytes that each table stores for a token."""
     store = runner.store
     return tuple(
-        KVGroupBytes(
+        KVGroupBytes(table, 0.0, store.page_bytes(number))
+        if table.is_recurrent
+        else KVGroupBytes(
             table, sum(store.specs[layer].group_bytes_per_token(number, store.dtype) for layer in table.layers)
         )
         for number, table in enumerate(store.groups)
@@ -71,6 +73,9 @@ def step_bytes(tables: Iterable[KVGroupBytes], spans: Iterable[tuple[int, int]],
     total, spans = 0.0, tuple(spans)
     for part in tables:
         for start, tokens in spans:
+            if part.table.is_recurrent:
+                total += (2 if start else 1) * part.state_bytes
+                continue
             first, others = part.table.pages_needed(start, start + tokens, page_size)
             total += (len(first) + len(others)) * page_size * part.bytes_per_token
     return total

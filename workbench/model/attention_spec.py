@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from workbench.model.recurrent_spec import ShortConvSpec
 from workbench.request import CustomPart
 from workbench.settings import Settings
 
@@ -281,4 +282,4 @@ class MLASpec(Settings):
         )
 
 
-AnyAttentionSpec = Annotated[AttentionSpec | MLASpec, Field(discriminator="kind")]
+AnyAttentionSpec = Annotated[AttentionSpec | MLASpec | ShortConvSpec, Field(discriminator="kind")]

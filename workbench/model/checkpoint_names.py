@@ -39,6 +39,8 @@ class CheckpointNames:
     sinks: str = "self_attn.sinks"
     interleaved: bool = False  # rotary pairs are columns (2i, 2i + 1) of a head
 
+    recurrent: str = ""  # the part of a recurrent layer that stands where attention does
+
     gate_up: str = ""
     gate: str = "mlp.gate_proj"
     up: str = "mlp.up_proj"

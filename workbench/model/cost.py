@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from workbench.model.attention_spec import AnyAttentionSpec, MLASpec
+from workbench.model.recurrent_spec import RecurrentSpec
 from workbench.model.spec import ModelSpec
 
 
@@ -51,7 +52,8 @@ class StepCostModel:
             for kind in self._kinds:
                 seen, touched = visible_pairs(start, length, kind.window, kind.sinks)
                 flops += kind.flops_per_pair * seen
-                read += kind.cache_values * (touched + length) * self._cache_value
+                read += kind.cache_values * (touched + length) * self._cache_value + 2 * kind.state_bytes
+                flops += kind.flops_per_token * length
         flops += 2.0 * tokens * self._block_weights + 2.0 * sampled * self._head_weights
         weights = self._block_weights * self._block_value + self._head_weights * self._head_value * bool(sampled)
         return StepCostEstimate(flops, weights + read)
@@ -65,9 +67,13 @@ class _AttentionCost:
     sinks: int
     flops_per_pair: float
     cache_values: int
+    flops_per_token: float = 0.0  # of a recurrent state
+    state_bytes: int = 0  # read once and written once by a span
 
     @classmethod
     def from_spec(cls, attention: AnyAttentionSpec, layers: int) -> _AttentionCost:
+        if isinstance(attention, RecurrentSpec):
+            return cls(None, 0, 0.0, 0, layers * attention.state_flops, layers * attention.state_bytes)
         values = attention.kv_lora_rank if isinstance(attention, MLASpec) else attention.head_dim
         flops = layers * 2.0 * attention.num_heads * (attention.head_dim + values)
         return cls(

@@ -14,13 +14,16 @@ from compiled_kernels.attention import AttentionParameters
 from workbench.batch import TokenBatch
 from workbench.custom import build_custom
 from workbench.errors import WorkbenchError
-from workbench.kv_cache.store import CacheLayer
+from workbench.kv_cache.states import StateLayer
+from workbench.kv_cache.store import AttentionCache, CacheLayer
 from workbench.model.attention_spec import AnyAttentionSpec, AttentionSpec, MLASpec
 from workbench.model.custom import build_mask, build_score, load_module
 from workbench.model.feedforward import build_feedforward
 from workbench.model.linear import LayerNorm, Linear, NoNorm, ResidualScale, RMSNorm, build_norm
 from workbench.model.mla import MLA
 from workbench.model.quantized import WeightFormat
+from workbench.model.recurrent_spec import RecurrentSpec, ShortConvSpec
+from workbench.model.short_conv import ShortConv
 from workbench.model.spec import LayerSpec, NormSpec
 
 PLAIN_NORM = NormSpec()
@@ -91,7 +94,7 @@ class Attention(nn.Module):
     def apply_rotary(self, x: Tensor, cos: Angles, sin: Angles) -> Tensor:
         return x if cos is None or sin is None else compiled_kernels.rotary(x, cos, sin, self.backend)
 
-    def attend(self, q: Tensor, batch: TokenBatch, cache: CacheLayer, backend: Backend | None = None) -> Tensor:
+    def attend(self, q: Tensor, batch: TokenBatch, cache: AttentionCache, backend: Backend | None = None) -> Tensor:
         """Attend to everything written so far: [token, head, head_dim]; on the module's backend unless given."""
         parameters = AttentionParameters(self.scale, self.mask, self.spec.softcap, self.sink_logits, self.score)
         return cache.attend(q, batch, parameters, backend or self.backend)
@@ -150,8 +153,10 @@ def build_head_norm(spec: AttentionSpec, heads: int, norm: NormSpec, backend: Ba
 def build_attention(
     spec: AnyAttentionSpec, hidden_size: int, backend: Backend, format: WeightFormat, norm: NormSpec = PLAIN_NORM
 ) -> Attention | MLA:
-    """Build the module of one layer's attention: built-in, or custom. Raises WorkbenchError where that cannot be
-    built."""
+    """Build the module of one layer's attention: built-in, or custom; of a `RecurrentBlock` what stands in its place.
+    Raises WorkbenchError where that cannot be built."""
+    if isinstance(spec, ShortConvSpec):
+        return cast(Attention, ShortConv(spec, hidden_size, backend, format))
     if isinstance(spec, MLASpec):
         return MLA(spec, hidden_size, backend, format)
     if spec.module is None:
@@ -201,8 +206,9 @@ class TransformerBlock(nn.Module):
 
     def forward(self, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: CacheLayer) -> Tensor:
         q, k, v = self.before_attention(x, cos, sin)
-        cache.write(k, v, batch, self.attention.backend)
-        return self.after_attention(x, self.attention.attend(q, batch, cache))
+        pages = cast(AttentionCache, cache)
+        pages.write(k, v, batch, self.attention.backend)
+        return self.after_attention(x, self.attention.attend(q, batch, pages))
 
     def before_attention(self, x: Tensor, cos: Angles, sin: Angles) -> tuple[Tensor, Tensor, Tensor]:
         return self.attention.qkv_proj(self.attention_norm(x), cos, sin)
@@ -224,9 +230,19 @@ class ParallelBlock(TransformerBlock):
         return x + read + self.feedforward_post_norm(self.feedforward(normed))
 
 
+class RecurrentBlock(TransformerBlock):
+    """One layer with a recurrent state in place of attention."""
+
+    def forward(self, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: CacheLayer) -> Tensor:
+        mixer = cast(ShortConv, self.attention)
+        return self.after_attention(x, mixer.mix(self.attention_norm(x), batch, cast(StateLayer, cache)))
+
+
 def build_block(
     kind: LayerSpec, hidden_size: int, backend: Backend, format: WeightFormat, norm: NormSpec, residual_scale: float
 ) -> TransformerBlock:
     """Build the block of one layer."""
     block = TransformerBlock if kind.parallel == "no" else ParallelBlock
+    if isinstance(kind.attention, RecurrentSpec):
+        block = RecurrentBlock
     return block(kind, hidden_size, backend, format, norm, residual_scale)

@@ -10,11 +10,12 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from workbench.kv_cache.format import CacheFormat, KVCacheSpec, build_cache_specs
+from workbench.kv_cache.format import CacheFormat, KVCacheSpec, StateShape, build_cache_specs
 from workbench.kv_cache.pages import KVCacheGroup
 from workbench.model.attention_spec import MLASpec
 from workbench.model.parameters import parameter_shapes
 from workbench.model.quantized import WeightFormat
+from workbench.model.recurrent_spec import RecurrentSpec
 from workbench.model.spec import LayerSpec, ModelSpec
 
 INT8_SCALE, INT4_SCALE = 4, 2  # bytes of a scale
@@ -23,16 +24,25 @@ UNLIMITED_TOKENS = 2**50  # tokens
 
 @dataclass(frozen=True)
 class KVGroupBytes:
-    """The cache of one group of layers: `bytes_per_token` of each position that it keeps."""
+    """The cache of one group of layers: `bytes_per_token` of each position that it keeps, or `state_bytes` of a
+    state."""
 
     table: KVCacheGroup
     bytes_per_token: float
+    state_bytes: int = 0
 
     def bytes(self, tokens: int, page_size: int = 1) -> float:
         """Return the bytes of one sequence of `tokens` tokens, in whole pages of `page_size`, when its last token is
         computed."""
+        if self.table.is_recurrent:
+            return self.peak_bytes(tokens, 1, page_size)
         first, others = self.table.pages_needed(tokens - 1, tokens, page_size)
         return (len(first) + len(others)) * page_size * self.bytes_per_token
+
+    def peak_bytes(self, tokens: int, chunk_tokens: int, page_size: int = 1) -> float:
+        """Return the largest bytes of one sequence while it grows to `tokens`, `chunk_tokens` in a step at most."""
+        pages = self.table.max_pages(tokens, chunk_tokens, page_size)
+        return pages * (page_size * self.bytes_per_token + self.state_bytes)
 
 
 @dataclass(frozen=True)
@@ -131,9 +141,7 @@ def break_even_context(
 def peak_bytes(parts: tuple[KVGroupBytes, ...], tokens: int, chunk_tokens: int, page_size: int = 1) -> float:
     """Return the largest bytes of one sequence while it grows to `tokens`, in whole pages, where a step computes
     `chunk_tokens` of them."""
-    return sum(
-        part.table.max_pages(tokens, chunk_tokens, page_size) * page_size * part.bytes_per_token for part in parts
-    )
+    return sum(part.peak_bytes(tokens, chunk_tokens, page_size) for part in parts)
 
 
 def longest_context(
@@ -195,6 +203,8 @@ def activation_bytes(spec: ModelSpec, rows: int, itemsize: int, samples: int | N
 def _attention_columns(kind: LayerSpec) -> int:
     """Return how many numbers a token has in queries, keys, values, and attention's result."""
     spec = kind.attention
+    if isinstance(spec, RecurrentSpec):
+        return spec.num_columns
     if isinstance(spec, MLASpec):
         return spec.down_proj_columns + spec.num_heads * (spec.head_dim + spec.kv_lora_rank) + spec.o_proj_inputs
     return (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
@@ -210,4 +220,9 @@ def cache_shapes(spec: ModelSpec, format: CacheFormat | None = None) -> tuple[KV
     attentions = (kind.attention for kind in spec.layers)
     shared = ((a, a.kv_lora_rank if isinstance(a, MLASpec) else None) for a in attentions)
     layers = ((a.num_kv_heads, a.head_dim, a.sliding_window, a.num_sink_tokens, columns) for a, columns in shared)
-    return build_cache_specs(layers, format)
+    return build_cache_specs(layers, format, [_state_shape(kind) for kind in spec.layers])
+
+
+def _state_shape(kind: LayerSpec) -> StateShape | None:
+    spec = kind.attention
+    return StateShape(spec.state_shapes) if isinstance(spec, RecurrentSpec) else None

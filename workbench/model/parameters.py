@@ -13,6 +13,7 @@ from torch import Tensor
 
 from workbench.model.attention_spec import AttentionSpec, MLASpec
 from workbench.model.checkpoint_names import LLAMA_NAMES, CheckpointNames
+from workbench.model.recurrent_spec import ShortConvSpec
 from workbench.model.rotary import rotary_column_order
 from workbench.model.spec import LayerSpec, ModelSpec
 
@@ -135,6 +136,8 @@ def _layer(ours: str, theirs: str, layer: LayerSpec, spec: ModelSpec, names: Che
         yield from _norm(f"{ours}.feedforward_norm", theirs + names.feedforward_norm, spec)
     if isinstance(layer.attention, MLASpec):
         yield from _latent(f"{ours}.attention", f"{theirs}self_attn", layer.attention, spec.hidden_size)
+    elif isinstance(layer.attention, ShortConvSpec):
+        yield from _short_conv(f"{ours}.attention", theirs + names.recurrent, layer.attention, spec.hidden_size)
     else:
         yield from _grouped(f"{ours}.attention", theirs, layer.attention, spec, names)
     rest = _feedforward if layer.experts is None else _mixture
@@ -237,6 +240,19 @@ def _latent(ours: str, theirs: str, spec: MLASpec, width: int) -> Named:
     shape = (spec.num_heads * (spec.qk_nope_head_dim + spec.v_head_dim), spec.kv_lora_rank)
     yield f"{ours}.up", StoredParameter((StoredPart(f"{theirs}.kv_b_proj.weight", shape, up),))
     yield from _linear(f"{ours}.output", {f"{theirs}.o_proj": width}, spec.o_proj_inputs, spec.o_proj_bias)
+
+
+def _short_conv(ours: str, theirs: str, spec: ShortConvSpec, width: int) -> Named:
+    yield from _linear(f"{ours}.input", {f"{theirs}.in_proj": 3 * spec.channels}, width, spec.bias)
+    yield from _conv(f"{ours}.conv", f"{theirs}.conv", spec.channels, spec.kernel, spec.bias)
+    yield from _linear(f"{ours}.output", {f"{theirs}.out_proj": width}, spec.channels, spec.bias)
+
+
+def _conv(ours: str, theirs: str, channels: int, kernel: int, bias: bool) -> Named:
+    flat = AxisLayout("channel 1 kernel", "channel kernel")
+    yield f"{ours}.weight", StoredParameter((StoredPart(f"{theirs}.weight", (channels, 1, kernel), flat),))
+    if bias:
+        yield f"{ours}.bias", _whole(f"{theirs}.bias", channels)
 
 
 def _feedforward(ours: str, theirs: str, layer: LayerSpec, width: int, names: CheckpointNames) -> Named:

@@ -12,6 +12,7 @@ from torch import Tensor
 from compiled_kernels.linear.quantize import dequantize_int4, dequantize_int8, quantize_int4, quantize_int8
 from workbench.errors import WorkbenchError
 from workbench.model.attention_spec import MLASpec
+from workbench.model.recurrent_spec import RecurrentSpec
 from workbench.model.spec import LayerSpec, ModelSpec
 
 WeightDtype = Literal["dense", "int8", "int4"]
@@ -19,7 +20,9 @@ WEIGHT_DTYPES: tuple[WeightDtype, ...] = ("dense", "int8", "int4")
 Activations = Literal["float", "int8"]
 ACTIVATIONS: tuple[Activations, ...] = ("float", "int8")
 # Matrices by shape that are looked up, that multiply element by element, or that choose.
-DENSE_MATRICES = ("embedding.weight", "positions.weight", "norm.weight", "router.weight", "shared_gate.weight", "_bias")
+DENSE_MATRICES = (
+    "embedding.weight", "positions.weight", "norm.weight", "router.weight", "shared_gate.weight", "conv.weight", "_bias",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,8 @@ def _columns(kind: LayerSpec) -> dict[str, int]:
     """Return the columns of a layer's matrices, but for those that read hidden states."""
     a = kind.attention
     found = {} if kind.experts else {"intermediate_size": kind.intermediate_size}
+    if isinstance(a, RecurrentSpec):
+        return found | {"recurrent channels": a.o_proj_inputs}
     if isinstance(a, MLASpec):
         found |= {"query latent": a.q_lora_rank} if a.q_lora_rank else {}
         return found | {"heads x value dim": a.o_proj_inputs}

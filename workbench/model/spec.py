@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from workbench.display import Displayable, Table, format_cell, format_ranges
 from workbench.model.attention_spec import AnyAttentionSpec, RotaryConfig
+from workbench.model.recurrent_spec import RecurrentSpec
 from workbench.settings import Settings, non_default_settings
 
 
@@ -160,10 +161,14 @@ class ModelSpec(Displayable, Settings):
 
     @property
     def kv_cache_groups(self) -> tuple[tuple[int, ...], ...]:
-        """Return layer indices that share a page table: same window and sinks, heads and width of the cache."""
+        """Return layer indices that share a page table: same window and sinks, heads and width of the cache. Layers
+        with recurrent states are the last group."""
         groups: dict[tuple, list[int]] = {}
+        recurrent = [index for index, layer in enumerate(self.layers) if isinstance(layer.attention, RecurrentSpec)]
         for index, layer in enumerate(self.layers):
             attention = layer.attention
+            if index in recurrent:
+                continue
             latent = getattr(attention, "kv_lora_rank", None)  # two may be as wide and be parted otherwise
             kind = (
                 attention.sliding_window,
@@ -174,7 +179,7 @@ class ModelSpec(Displayable, Settings):
                 latent,
             )
             groups.setdefault(kind, []).append(index)
-        return tuple(tuple(indices) for indices in groups.values())
+        return tuple(tuple(indices) for indices in (*groups.values(), recurrent) if indices)
 
     @model_validator(mode="after")
     def _factors_for_each_pair(self) -> ModelSpec:

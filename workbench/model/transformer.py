@@ -14,7 +14,7 @@ from compiled_kernels.blocked import from_panels, shape_of
 from workbench.batch import TokenBatch
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.format import CacheFormat, KVCacheSpec
-from workbench.kv_cache.pages import pages_for
+from workbench.kv_cache.pages import NULL_PAGE, build_cache_groups, pages_for
 from workbench.kv_cache.store import CacheLayer, KVStore
 from workbench.model.attention_spec import AttentionSpec
 from workbench.model.feedforward import MixtureOfExperts
@@ -216,18 +216,19 @@ class Transformer(nn.Module):
     def logits(self, token_ids: Iterable[int] | Tensor) -> Tensor:
         """Return logits of every position of one text: [token, vocab], float32. Touches no runner's cache."""
         ids = self.validate_token_ids(token_ids)
-        tables = len(self.spec.kv_cache_groups)
-        size = 64
+        shapes, size = self.cache_shapes(), 64
+        groups = build_cache_groups(shape.cache_groups for shape in shapes)
         pages = pages_for(len(ids), size)
-        store = KVStore(self.cache_shapes(), (pages,) * tables, size, self.dtype, str(self.device))
+        store = KVStore(shapes, (pages,) * len(groups), size, self.dtype, str(self.device))
         rows = torch.arange(len(ids), device=self.device)
+        nowhere = torch.full_like(rows, NULL_PAGE)  # no state is kept
         batch = TokenBatch(
             token_ids=ids,
             positions=rows,
             span_starts=torch.tensor([0, len(ids)], device=self.device),
             context_lengths=torch.tensor([len(ids)], device=self.device),
-            page_tables=(torch.arange(1, pages + 1, device=self.device)[None],) * tables,
-            slot_mapping=(rows + size,) * tables,
+            page_tables=(torch.arange(1, pages + 1, device=self.device)[None],) * len(groups),
+            slot_mapping=tuple(nowhere if group.is_recurrent else rows + size for group in groups),
             logits_indices=rows,
             decode_only=False,
             length_limits=torch.full_like(rows, len(ids)),

@@ -110,6 +110,10 @@ CONFIGS: dict[str, tuple[dict[str, Any], ...]] = {
          "routed_scaling_factor": 2.0, "q_lora_rank": None},
     ),
     "deepseek_v3": ({**DEEPSEEK, "n_group": 4, "topk_group": 2}, {**DEEPSEEK, "n_group": 1, "topk_group": 1}),
+    "lfm2": (
+        {"layer_types": ["conv", "full_attention", "conv", "conv"], "block_multiple_of": 8},
+        {"layer_types": ["conv"] * 4, "conv_bias": True, "conv_L_cache": 4, "block_auto_adjust_ff_dim": False},
+    ),
     "gpt_oss": ({"num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 7},),
 }  # fmt: skip
 FAMILY_CASES = [(family, changes) for family, cases in CONFIGS.items() for changes in cases]

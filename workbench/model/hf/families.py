@@ -15,7 +15,7 @@ from workbench.errors import WorkbenchError, explain, nearest
 from workbench.model.attention_spec import AttentionSpec
 from workbench.model.checkpoint_names import LLAMA_NAMES, CheckpointNames
 from workbench.model.formats.open import read_config
-from workbench.model.hf import layer_norm_families, llama_relatives, mixtures
+from workbench.model.hf import layer_norm_families, llama_relatives, mixtures, recurrent
 from workbench.model.hf.architectures import gemma2, gemma3_text, gpt_oss, llama, mistral, qwen3
 from workbench.model.hf.fields import ConfigFields, read_object
 from workbench.model.hf.rotary import write_rotary
@@ -254,6 +254,11 @@ FAMILIES: dict[str, Family] = {
     )),
     "deepseek_v2": Family(mixtures.deepseek_v2),
     "deepseek_v3": Family(mixtures.deepseek_v3),
+    "lfm2": Family(recurrent.lfm2, _named(
+        norm="model.embedding_norm", attention_norm="operator_norm", feedforward_norm="ffn_norm", recurrent="conv",
+        output="self_attn.out_proj", query_norm="self_attn.q_layernorm", key_norm="self_attn.k_layernorm",
+        gate="feed_forward.w1", up="feed_forward.w3", down="feed_forward.w2",
+    )),
     "gpt_oss": Family(gpt_oss, _named(
         router="mlp.router", experts="woven", expert_gate="mlp.experts.gate_up_proj",
         expert_down="mlp.experts.down_proj",

@@ -179,7 +179,9 @@ def panels_of_runner(runner: Runner) -> tuple[PagePanel, ...]:
     for number, group in enumerate(store.groups):
         shape = store.specs[group.layers[0]]
         title_parts = [f"group {number}", f"layers {format_ranges(group.layers)}"]
-        if not shape.format.quantized:
+        if group.is_recurrent:
+            title_parts.append("recurrent states")
+        elif not shape.format.quantized:
             plain = "latent rows" if shape.num_value_columns is not None else str(store.dtype).removeprefix("torch.")
             title_parts.append(plain if shape.codec is None else str(shape.format))
         else:

@@ -1,0 +1,234 @@
+"""Recurrent layers in the engine: a state follows its sequence through chunks, batches, preemption, forks, prefix hits
+and rejected drafts, and every row is the oracle's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compiled_kernels import Backend
+from tests.engine.guesses import Guesses, drafts, plain, tokens
+from tests.engine.tiny import Oracle, every_tensor, finals, layer, model_of, request, runner_of, spec_of
+from tests.thorough import tries
+from workbench.engine.runner import generate
+from workbench.engine.uncached import disable_cache
+from workbench.errors import WorkbenchError
+from workbench.executors.capabilities import Requirements, unsupported
+from workbench.executors.select import select_backends
+from workbench.inspect.whole_text import TextAttention
+from workbench.kv_cache import manager as managed
+from workbench.kv_cache import recurrent
+from workbench.kv_cache.states import StateLayer
+from workbench.model.recurrent_spec import ShortConvSpec
+from workbench.model.spec import LayerSpec, ModelSpec
+from workbench.request import Request
+from workbench.trace.events import Finished, Preempted
+
+CONVS = st.builds(ShortConvSpec, channels=st.integers(1, 6), kernel=st.integers(2, 5), bias=st.booleans())
+RECURRENT = st.builds(LayerSpec, attention=CONVS, intermediate_size=st.just(12))
+ATTENTION = st.sampled_from([layer(), layer(4, 2), layer(sliding_window=5)])
+
+
+@st.composite
+def models(draw: st.DrawFn) -> ModelSpec:
+    """One recurrent layer at least, in any place."""
+    others = draw(st.lists(st.one_of(RECURRENT, ATTENTION), max_size=2))
+    return spec_of(*draw(st.permutations([draw(RECURRENT), *others])))
+
+
+CONV = ShortConvSpec(channels=6)
+SHORT_CONV = LayerSpec(attention=CONV, intermediate_size=12)
+HYBRID = spec_of(SHORT_CONV, layer(), SHORT_CONV)
+
+
+@settings(max_examples=tries(40), deadline=None)
+@given(st.data())
+def test_every_row_is_the_oracles(data: st.DataObject) -> None:
+    """Pages that run out, chunks of any length, CPU pages, prefixes, samples, beams and drafts, in any combination."""
+    model, seed = model_of(data.draw(models())), data.draw(st.integers(0, 2**31))
+    draw = data.draw
+    asked = [request(f"{seed}-{i}", draw(st.integers(1, 22)), draw(st.integers(1, 14))) for i in range(3)]
+    asked.append(Request("again", asked[2].prompt_ids, asked[2].sampling))
+    asked.append(Request("longer", (*asked[1].prompt_ids, *asked[0].prompt_ids[:5]), asked[1].sampling))
+    asked.append(request(f"{seed}-many", draw(st.integers(1, 14)), 8, n=draw(st.integers(1, 3)), temperature=0.8))
+    if draw(st.booleans()):
+        asked.append(request(f"{seed}-beams", draw(st.integers(1, 9)), 7, beams=2))
+    shared = {
+        "prefix": draw(st.sampled_from(["off", "radix", "radix"])),
+        "max_num_seqs": draw(st.integers(2, 4)),
+        "max_num_batched_tokens": draw(st.integers(4, 20)),
+        "offload": draw(st.sampled_from(["none", {"kind": "memory", "bytes": 200_000}])),
+    }
+    wanted = plain(model, asked, **{**shared, "offload": "none", "pages": 90})
+    runner = runner_of(model, **shared, pages=draw(st.integers(16, 30)))
+    if draw(st.booleans()):
+        answers = {name: end.token_ids for name, end in wanted.items()}
+        guesses = Guesses(answers, seed, draw(st.floats(0, 1)))
+        runner.set_speculator(drafts(guesses, draw(st.integers(1, 6)), accept="match"))
+    Oracle(runner)
+    assert tokens(generate(runner, asked)) == tokens(wanted)
+    runner.reset_prefix_cache()
+    assert all(pool.num_used == 0 and pool.num_free == pool.num_pages for pool in runner.scheduler.pools)
+
+
+def run(model, speculates: bool = True, **more) -> None:
+    """A run that preempts, forks, hits prefixes and rejects drafts, held to the oracle."""
+    asked = [request(f"r{i}", 7 + 3 * i, 12) for i in range(4)]
+    asked += [Request("again", asked[3].prompt_ids, asked[3].sampling), request("many", 9, 8, n=3, temperature=0.8)]
+    settings = {"prefix": "radix", "pages": 14, "max_num_seqs": 3, "offload": {"kind": "memory", "bytes": 200_000}}
+    wanted = plain(model, asked, pages=90)
+    events: list = []
+    runner = runner_of(model, **{**settings, **more}, listener=events.append)
+    if speculates:
+        guesses = Guesses({name: end.token_ids for name, end in wanted.items()})
+        runner.set_speculator(drafts(guesses, 3, accept="match"))
+    Oracle(runner)
+    ends = generate(runner, asked)
+    assert tokens(ends) == tokens(wanted)
+    assert any(isinstance(event, Preempted) for event in events)
+    assert max(event.cached_tokens for event in events if isinstance(event, Finished)) >= 4
+
+
+def overwrites(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state after a step goes where the one before it was; a shared one with it."""
+
+    def in_place(states, start, known, end, page_size):
+        return recurrent_written(states, start, known, end, page_size) | {known: 1}
+
+    recurrent_written = recurrent.written_states
+    monkeypatch.setattr("workbench.executors.packing.written_states", in_place)
+
+
+def keeps_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state after the last draft token stays, whatever was accepted."""
+
+    def keep(sequence, group, pool, start, known, end, page_size):
+        computed, sequence.num_computed_tokens = sequence.num_computed_tokens, end
+        recurrent.commit_states(sequence, group, pool, start, known, end, page_size)
+        sequence.num_computed_tokens = computed
+
+    monkeypatch.setattr(managed, "commit_states", keep)
+
+
+def stores_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A span's last state is stored as the snapshot of each page that ends in it."""
+    scan = StateLayer.scan
+
+    def late(self, rows, batch, recurrence):
+        found = scan(self, rows, batch, recurrence)
+        slots, starts = batch.slot_mapping[self.group], batch.span_starts.tolist()
+        for start, end in zip(starts, starts[1:], strict=False):
+            for slot in slots[start : end - 1].tolist():
+                for part in self.parts:
+                    part[slot] = part[slots[end - 1]]
+        return found
+
+    monkeypatch.setattr(StateLayer, "scan", late)
+
+
+def test_a_run_with_everything_is_the_oracles() -> None:
+    run(model_of(HYBRID))
+
+
+@pytest.mark.parametrize("bug", [overwrites, keeps_rejected, stores_late])
+def test_planted_bugs_are_seen(bug, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of(HYBRID)
+    bug(monkeypatch)
+    with pytest.raises(BaseException, match=r"away from the oracle's|assert|another token"):
+        run(model, speculates=bug is not stores_late)
+
+
+def test_a_step_that_failed_is_computed_again_from_the_same_states() -> None:
+    """Half of a step's layers were computed when it failed: the other requests go on as if it had not begun."""
+    model = model_of(HYBRID)
+    asked = [request("a", 9, 8), request("b", 6, 8), request("bad", 7, 8)]
+    wanted = finals(runner_of(model), asked)
+    runner = runner_of(model)
+    inner = runner.executor.forward
+
+    class Failing:
+        compiles, kernel_seconds, artifacts = 0, None, {}
+
+        def forward(self, plan):
+            rows = inner(plan)
+            if any(s.sequence.request_id == "bad" and len(s.sequence.output_ids) == 3 for s in plan.spans):
+                raise ValueError("after every state was written")
+            return rows
+
+    runner.set_executor(Failing())  # type: ignore[arg-type]
+    found = finals(runner, asked)
+    assert {name: found[name] for name in "ab"} == {name: wanted[name] for name in "ab"}
+    assert found["bad"] == wanted["bad"][:3]
+    assert runner.scheduler.pages_in_use == 0
+
+
+def test_a_prefix_hit_is_as_long_as_the_last_snapshot() -> None:
+    model, long = model_of(HYBRID), request("a", 23, 1)
+    runner = runner_of(model, prefix="radix", max_num_batched_tokens=64)
+    ends = generate(runner, [long])
+    again = generate(runner, [Request("b", (*long.prompt_ids[:14], 1, 2, 3), long.sampling)])
+    assert ends["a"].cached_tokens == 0 and again["b"].cached_tokens == 12
+    states = len(runner.store.groups) - 1
+    cache = runner.kv_cache.manager.prefix_cache
+    assert cache is not None
+    cache.evict(states, 100)
+    assert generate(runner, [Request("c", long.prompt_ids, long.sampling)])["c"].cached_tokens == 0
+
+
+def test_bytes_are_those_of_the_formula() -> None:
+    runner = runner_of(model_of(HYBRID))
+    store = runner.store
+    assert store.bytes == store.expected_bytes
+    states = len(store.groups) - 1
+    assert store.groups[states].is_recurrent and store.groups[states].layers == (0, 2)
+    assert store.page_bytes(states) == 2 * CONV.state_bytes == 2 * 6 * 2 * 4
+    assert sum(tensor.nbytes for tensor in every_tensor(store)) == store.bytes
+
+
+def test_states_are_kept_in_float32_beside_low_precision() -> None:
+    model = model_of(HYBRID, dtype=torch.bfloat16)
+    runner = runner_of(model)
+    assert {part.dtype for part in runner.store.page_tensors(1)} == {torch.float32}
+    Oracle(runner)
+    generate(runner, [request("a", 11, 6), request("b", 5, 6)])
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"evict": {"kind": "heavy_hitters", "budget": 8}}, "cache.evict: layer 0 keeps a state"),
+        ({"cache": {"layers": {0: {"format": "int8"}}}}, "cache.layers: layer 0 keeps a state"),
+    ],
+)
+def test_what_is_not_carried_out_is_refused_by_name(settings: dict, words: str) -> None:
+    with pytest.raises(WorkbenchError, match=words):
+        runner_of(model_of(HYBRID), **settings)
+
+
+def test_what_needs_every_page_is_refused_by_name() -> None:
+    model = model_of(HYBRID)
+    runner = runner_of(model)
+    with pytest.raises(WorkbenchError, match="uncached needs all pages: a recurrent state"):
+        disable_cache(runner)
+    with pytest.raises(WorkbenchError, match="layer 0 has a recurrent state"):
+        TextAttention(model)
+    runner.submit(request("a", 5, 3))
+    runner.step()
+    with pytest.raises(WorkbenchError, match="layer 0 has a recurrent state"):
+        runner.inspect("a")
+    with pytest.raises(WorkbenchError, match="INT8 is a format of keys|int8 is a format of keys"):
+        runner_of(model_of(spec_of(SHORT_CONV)), cache="int8", page_size=64)
+
+
+@pytest.mark.parametrize("backend", ["inductor", "mlir", "triton"])
+def test_other_backends_are_refused(backend: str) -> None:
+    device = "cuda" if backend == "triton" else "cpu"
+    refusal = unsupported(Backend(backend), Requirements(HYBRID, device=device))
+    assert refusal is not None and "a recurrent state (short_conv)" in str(refusal)
+
+
+def test_auto_takes_eager() -> None:
+    backends = select_backends("auto", Requirements(HYBRID))
+    assert {backends.decode, backends.blocks, backends.attention} == {Backend.EAGER}

@@ -1,0 +1,68 @@
+"""Store the states of a recurrent layer, one a page, and run its recurrence over the spans of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from workbench.batch import TokenBatch
+from workbench.kv_cache.format import StateShape
+
+States = tuple[Tensor, ...]  # [seq, ...] each
+# Rows [seq, token, columns] after states [seq, ...] -> outputs [seq, token, columns] and the states after them.
+Recurrence = Callable[[Tensor, States], tuple[Tensor, States]]
+
+
+class StateLayer:
+    """One layer's states, a tensor [page, ...] for each part. They are float32, or float64 where the model is."""
+
+    traceable = False  # where a span's states are stored is known to Python only
+
+    def __init__(self, shape: StateShape, group: int, pages: int, dtype: torch.dtype, device: str):
+        self.group = group
+        exact = torch.promote_types(dtype, torch.float32)
+        self.parts = tuple(torch.zeros((pages + 1, *part), dtype=exact, device=device) for part in shape.parts)
+
+    def scan(self, rows: Tensor, batch: TokenBatch, recurrence: Recurrence) -> Tensor:
+        """Run `recurrence` over each span of rows [token, columns], from the state before it: [token, columns].
+
+        Decodes run together, other spans one by one, cut where a state is stored. A text begins with zeros.
+        """
+        starts, slots = batch.span_starts.tolist(), batch.slot_mapping[self.group].tolist()
+        begins = batch.positions[batch.span_starts[:-1].long()] == 0
+        pages = batch.page_tables[self.group][:, 0].long()
+        states = tuple(part[pages] for part in self.parts)
+        for part in states:
+            part[begins] = 0
+        lengths = [end - start for start, end in zip(starts, starts[1:], strict=False)]
+        decodes = next((seq for seq, length in enumerate(lengths) if length > 1), len(lengths))
+        found = []
+        if decodes:
+            y, after = recurrence(rows[:decodes, None], tuple(part[:decodes] for part in states))
+            self._store(slots[:decodes], after)
+            found.append(y[:, 0])
+        for seq in range(decodes, len(lengths)):
+            mine, start = tuple(part[seq : seq + 1] for part in states), starts[seq]
+            for stop in range(start + 1, starts[seq + 1] + 1):
+                if slots[stop - 1] or stop == starts[seq + 1]:
+                    y, mine = recurrence(rows[None, start:stop], mine)
+                    self._store(slots[stop - 1 : stop], mine)
+                    found.append(y[0])
+                    start = stop
+        return torch.cat(found)
+
+    def _store(self, pages: list[int], states: States) -> None:
+        """Store states [seq, ...] in `pages`; what goes to the null page is never read."""
+        index = torch.tensor(pages, device=self.parts[0].device)
+        for part, values in zip(self.parts, states, strict=True):
+            part[index] = values
+
+    def page_tensors(self, group: int) -> States:
+        """Return every tensor whose first axis is the pages of a cache group."""
+        return self.parts if group == self.group else ()
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)

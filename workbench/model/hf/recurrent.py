@@ -1,0 +1,66 @@
+"""Architectures with recurrent states in place of attention, or beside it, as tables from config.json; each names its
+source."""
+
+from __future__ import annotations
+
+from workbench.model.attention_spec import AnyAttentionSpec, AttentionSpec, QKNormSpec
+from workbench.model.hf.family_fields import (
+    FULL,
+    build_spec,
+    read_heads,
+    read_num_layers,
+    refuse_unsupported,
+    without,
+)
+from workbench.model.hf.fields import ConfigFields
+from workbench.model.hf.rotary import read_rotary
+from workbench.model.recurrent_spec import ShortConvSpec
+from workbench.model.spec import LayerSpec, ModelSpec, NormSpec
+
+
+def lfm2(config: ConfigFields, name: str) -> ModelSpec:
+    """Read LFM2 (Liquid AI, 2025): short convolutions, and attention with normed heads in some layers."""
+    refuse_unsupported(config, "Lfm2ForCausalLM")
+    layers, width = read_num_layers(config), config.integer("hidden_size")
+    full = config.get("full_attn_idxs")
+    full = list(range(layers)) if full is None else full
+    if not isinstance(full, list) or any(not isinstance(each, int) for each in full):
+        raise config.invalid("full_attn_idxs", full, "a list of layers")
+    kinds = _layer_kinds(config, "conv", tuple(FULL if index in full else "conv" for index in range(layers)))
+    conv = ShortConvSpec(
+        channels=width,
+        kernel=config.integer("conv_L_cache", default=3, minimum=2),
+        bias=config.boolean("conv_bias"),
+    )
+    of_kind: dict[str, AnyAttentionSpec] = {
+        FULL: AttentionSpec(**read_heads(config), qk_norm=QKNormSpec()),
+        "conv": conv,
+    }
+    hidden = _lfm2_intermediate_size(config)
+    found = tuple(LayerSpec(attention=of_kind[kind], intermediate_size=hidden) for kind in kinds)
+    tied = config.boolean("tie_embedding", default=config.boolean("tie_word_embeddings", default=True))
+    config = ConfigFields({**config.values, "tie_word_embeddings": tied}, config.source)
+    norm = NormSpec(eps=config.number("norm_eps", default=1e-5))
+    return build_spec(without(config, "layer_types"), name, found, norm=norm, rotary=read_rotary(config, 1_000_000.0))
+
+
+def _lfm2_intermediate_size(config: ConfigFields) -> int:
+    """Return the feed-forward's width: two thirds of what is stated, in whole multiples, unless it is stated as is."""
+    hidden: int = config.integer("block_ff_dim", default=config.integer("intermediate_size", default=12288))
+    if not config.boolean("block_auto_adjust_ff_dim", default=True):
+        return hidden
+    hidden, multiple = int(2 * hidden / 3), config.integer("block_multiple_of", default=256)
+    if "block_ffn_dim_multiplier" in config.values and config.get("block_ffn_dim_multiplier") is None:
+        return hidden
+    hidden = int(config.number("block_ffn_dim_multiplier", default=1.0) * hidden)
+    return -(-hidden // multiple) * multiple
+
+
+def _layer_kinds(config: ConfigFields, recurrent: str, default: tuple[str, ...]) -> tuple[str, ...]:
+    """Read `layer_types`: full attention, or `recurrent`."""
+    kinds, layers = config.get("layer_types"), read_num_layers(config)
+    if kinds is None:
+        return default
+    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in (FULL, recurrent) for kind in kinds):
+        raise config.invalid("layer_types", kinds, f'a list of {layers} times "{FULL}" or "{recurrent}"')
+    return tuple(kinds)

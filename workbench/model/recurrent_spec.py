@@ -1,0 +1,146 @@
+"""Layers with a recurrent state as data: short convolutions. They stand where attention does."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from workbench.settings import Settings
+
+STATE_ITEMSIZE = 4  # bytes of a number of a state, which is float32
+
+
+class RecurrentSpec(Settings):
+    """A layer that keeps a state of a sequence, of one size however long the text, and no keys and values.
+
+    It has no heads that attend, no window and no positions. `state_shapes` are the tensors of the state.
+    """
+
+    kind: str
+
+    @property
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Return the shape of each tensor of one sequence's state."""
+        raise NotImplementedError
+
+    @property
+    def state_flops(self) -> float:
+        """Return the FLOPs with which a token changes the state and reads it."""
+        raise NotImplementedError
+
+    @property
+    def o_proj_inputs(self) -> int:
+        """Return the columns that the output projection reads."""
+        raise NotImplementedError
+
+    @property
+    def num_columns(self) -> int:
+        """Return how many numbers a token has at once within the layer."""
+        raise NotImplementedError
+
+    def matrix_parameters(self, hidden_size: int) -> int:
+        """Return the number of parameters in its matrices, in a model of that width."""
+        raise NotImplementedError
+
+    def vector_parameters(self, hidden_size: int) -> int:
+        """Return the number of its other parameters."""
+        raise NotImplementedError
+
+    @property
+    def state_bytes(self) -> int:
+        """Return the bytes of one sequence's state."""
+        return STATE_ITEMSIZE * sum(map(math.prod, self.state_shapes))
+
+    @property
+    def num_heads(self) -> int:
+        """Return 0: it has no heads that attend."""
+        return 0
+
+    @property
+    def num_kv_heads(self) -> int:
+        return 0
+
+    @property
+    def head_dim(self) -> int:
+        return 0
+
+    @property
+    def queries_per_kv(self) -> int:
+        return 0
+
+    @property
+    def cache_values_per_token(self) -> int:
+        """Return 0: a token leaves nothing in the cache; the state changes."""
+        return 0
+
+    @property
+    def rotary_dim(self) -> int:
+        return 0
+
+    @property
+    def num_sink_tokens(self) -> int:
+        return 0
+
+    @property
+    def sliding_window(self) -> None:
+        """Return None: nothing leaves its sight at a fixed distance."""
+
+    @property
+    def rotary(self) -> None:
+        """Return None: nothing is rotated."""
+
+    @property
+    def mask(self) -> None:
+        """Return None: it has no scores."""
+
+    @property
+    def score(self) -> None:
+        """Return None: it has no scores."""
+
+    @property
+    def module(self) -> None:
+        """Return None: no custom module replaces it."""
+
+    @property
+    def position(self) -> Literal["recurrent"]:
+        return "recurrent"
+
+    @property
+    def sink_logits(self) -> Literal[False]:
+        return False
+
+
+class ShortConvSpec(RecurrentSpec):
+    """A gated convolution over the last `kernel` tokens, channel by channel (LFM2, Liquid AI, 2025).
+
+    b, c, x = the input's projections; y = c * conv(b * x). Its state is the last kernel - 1 values of b * x.
+    """
+
+    kind: Literal["short_conv"] = "short_conv"
+    channels: Annotated[int, Field(ge=1)]
+    kernel: Annotated[int, Field(ge=2)] = 3
+    bias: bool = False  # on the convolution and both projections
+
+    @property
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        return ((self.channels, self.kernel - 1),)
+
+    @property
+    def state_flops(self) -> float:
+        return 2.0 * self.channels * self.kernel
+
+    @property
+    def o_proj_inputs(self) -> int:
+        return self.channels
+
+    @property
+    def num_columns(self) -> int:
+        return 5 * self.channels
+
+    def matrix_parameters(self, hidden_size: int) -> int:
+        return 4 * self.channels * hidden_size
+
+    def vector_parameters(self, hidden_size: int) -> int:
+        return self.channels * self.kernel + (4 * self.channels + hidden_size) * self.bias
