@@ -44,6 +44,7 @@ from workbench.model.attention_spec import QKNormSpec, QueryTemperature, RotaryC
 from workbench.model.layers import Attention
 from workbench.model.memory import cache_shapes
 from workbench.model.quantized import WeightFormat
+from workbench.model.recurrent_spec import ShortConvSpec
 from workbench.model.spec import ActivationSpec, LayerSpec, ModelSpec, NormSpec
 from workbench.model.transformer import Transformer
 from workbench.request import CustomPart
@@ -83,6 +84,7 @@ MODELS: dict[str, Requirements] = {
         layer(rotated_columns=2, qk_norm=QKNormSpec(over="projection")).model_copy(update={"parallel": "two_norms"}),
         layer().model_copy(update={"norms": "post"}),
     ),
+    "states": model(LayerSpec(attention=ShortConvSpec(channels=6), intermediate_size=12), layer()),
     "partly rotated": model(layer(rotated_columns=2)),
     "plain feed-forward": model(layer().model_copy(update={"activation": ActivationSpec(kind="relu2", gated=False)})),
     "LayerNorm": model(layer(), norm=NormSpec(kind="layer", weight=False)),

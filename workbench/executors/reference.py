@@ -17,12 +17,13 @@ from workbench.batch import TokenBatch
 from workbench.executors.packing import pack_batch
 from workbench.kv_cache.format import KVCacheSpec
 from workbench.kv_cache.pages import build_cache_groups, pages_for
+from workbench.kv_cache.states import StateLayer
 from workbench.kv_cache.store import CacheLayer, KVStore
 from workbench.model.layers import Angles, TransformerBlock
 from workbench.model.linear import Linear
 from workbench.model.quantized import Activations
 from workbench.model.transformer import Transformer
-from workbench.request import Request, Sequence, random_token_ids
+from workbench.request import Request, Sequence, StatePages, random_token_ids
 from workbench.scheduler.plan import Span, StepPlan
 
 CLEARLY_FASTER_RATIO = 0.8  # a backend is clearly faster below this fraction of another's time
@@ -50,10 +51,11 @@ def single_decode_step(
     What the sequence does not hold is NaN in floating-point pages.
     """
     length = min(context_tokens + 1, model.spec.max_position_embeddings)
-    count, tables = (
+    groups, count = (
+        build_cache_groups(shape.cache_groups for shape in layout.specs),
         pages_for(length, layout.page_size),
-        len(build_cache_groups(shape.cache_groups for shape in layout.specs)),
     )
+    tables = len(groups)
     store = KVStore(layout.specs, (POOL_FACTOR * count,) * tables, layout.page_size, layout.dtype, str(model.device))
     for pages in (part for table in range(tables) for part in store.page_tensors(table)):
         if pages.is_floating_point():
@@ -62,11 +64,17 @@ def single_decode_step(
     tokens = random_token_ids(draw, model.spec.vocab_size, length)
     sequence = Sequence.from_request(Request("trial", tokens[:-1]), 0)
     sequence.token_ids.append(tokens[-1])
-    sequence.pages = tuple(draw.sample(range(1, POOL_FACTOR * count + 1), count) for _ in range(tables))
+    shuffled = [draw.sample(range(1, POOL_FACTOR * count + 1), count + 1) for _ in range(tables)]
+    sequence.pages = tuple(pages[:count] for pages in shuffled)
+    sequence.states = {t: StatePages([shuffled[t][count]]) for t, group in enumerate(groups) if group.is_recurrent}
     if length > 1:
         before = pack_batch(StepPlan(0, (Span(sequence, 0, length - 1, False),)), layout.page_size, model.device)
         dice = torch.Generator().manual_seed(seed)
         for shape, layer in zip(layout.specs, store.layers, strict=True):
+            if isinstance(layer, StateLayer):
+                for part in layer.parts:
+                    part[1:] = torch.randn(part[1:].shape, generator=dice)
+                continue
             drawn = torch.randn(2, length - 1, shape.num_kv_heads, shape.head_dim, generator=dice).to(
                 model.device, model.dtype
             )

@@ -21,7 +21,8 @@ Activations = Literal["float", "int8"]
 ACTIVATIONS: tuple[Activations, ...] = ("float", "int8")
 # Matrices by shape that are looked up, that multiply element by element, or that choose.
 DENSE_MATRICES = (
-    "embedding.weight", "positions.weight", "norm.weight", "router.weight", "shared_gate.weight", "conv.weight", "_bias",
+    "embedding.weight", "positions.weight", "norm.weight", "router.weight", "shared_gate.weight", "conv.weight",
+    "_bias",
 )  # fmt: skip
 
 
