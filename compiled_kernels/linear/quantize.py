@@ -44,6 +44,13 @@ def pack_int4(codes: Int8[Tensor, "out width"], group: int) -> UInt8[Tensor, "ou
     return _packed_halves(rearrange(values, "out (column_group column) -> out column_group column", column=group))
 
 
+def unpack_int4(packed: UInt8[Tensor, "out half"], group: int) -> Int8[Tensor, "out width"]:
+    """Return the codes in -8..7 of a matrix that `quantize_int4` or `pack_int4` packed."""
+    halves = rearrange(packed, "out (column_group half) -> out column_group half", half=group // 2)
+    values = torch.cat([halves & 15, halves >> 4], dim=-1).to(torch.int8) - 8
+    return rearrange(values, "out column_group column -> out (column_group column)")
+
+
 def _packed_halves(values: UInt8[Tensor, "out column_group column"]) -> UInt8[Tensor, "out half"]:
     low, high = values.chunk(2, dim=-1)
     return rearrange(low | high << 4, "out column_group half -> out (column_group half)")

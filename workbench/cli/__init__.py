@@ -20,7 +20,21 @@ import typer
 from rich.console import Console
 
 from workbench import __version__
-from workbench.cli import batch, bench, check, claims, cost, kernels, lab, memory, new_family, quality, simulate, sweep
+from workbench.cli import (
+    batch,
+    bench,
+    check,
+    claims,
+    convert,
+    cost,
+    kernels,
+    lab,
+    memory,
+    new_family,
+    quality,
+    simulate,
+    sweep,
+)
 from workbench.cli import reports as export
 from workbench.cli import reports as report
 from workbench.cli import reports as reproduce
@@ -44,6 +58,9 @@ app.command("bench", epilog="Example: `workbench bench --model shape:smollm2-135
 app.command("quality", epilog='Example: `workbench quality "four bits: cache.format=int4"`')(quality.quality)
 app.command("check", epilog="Example: `workbench check MY_FOLDER`, or `workbench check shape:smollm2-135m --json`")(
     check.check
+)
+app.command("convert", epilog="Example: `workbench convert MY_FOLDER MY_FOLDER-int4 --weights int4 --group 32`")(
+    convert.convert
 )
 app.command("new-family", epilog="Example: `workbench new-family my_model MY_FOLDER`")(new_family.new_family)
 app.command("memory", epilog="Example: `workbench memory shape:llama-3-70b --context 128000 --json`")(memory.memory)

@@ -90,6 +90,14 @@ class StoredParameter:
         shapes = [part.shape_here for part in self.parts]
         return sum(shape[0] for shape in shapes), *shapes[0][1:]
 
+    def to_stored(self, tensor: Tensor) -> Iterator[tuple[StoredPart, Tensor]]:
+        """Yield each part with its rows of the parameter, or of codes or scales row by row, in the stored order."""
+        rows = [part.shape_here[0] for part in self.parts]
+        if self.viewed_as is not None:
+            tensor = tensor.reshape(sum(rows), *self.parts[0].shape_here[1:])
+        for part, own in zip(self.parts, tensor.split(rows), strict=True):
+            yield part, own if part.layout is None else part.layout.to_stored(own)
+
 
 Named = Iterator[tuple[str, StoredParameter]]  # a parameter of ours, by its name
 

@@ -100,6 +100,13 @@ def refuse_unconverted(config: ConfigFields, key: str, packed: Mapping[str, obje
             raise WorkbenchError(f"{config.source}: {key} has {wrong!r}, yet the weights of {module} are packed")
 
 
+def pack_bits(values: Tensor, bits: int) -> Tensor:
+    """Pack values of 4 or 8 bits as `unpack_bits` reads them: uint8 [row, column] -> int32 [row, word], rounded up."""
+    values = torch.nn.functional.pad(values, (0, -values.shape[1] % (32 // bits)))
+    octets = values if bits == 8 else values[:, ::2] | values[:, 1::2] << 4
+    return octets.contiguous().view(torch.int32)
+
+
 def unpack_bits(words: Tensor, bits: int, count: int) -> Tensor:
     """Return the first `count` values of `bits` bits along the last axis of int32 `words`, the lowest bits first; a
     value may straddle two words. [..., word] -> uint8 [..., count]."""

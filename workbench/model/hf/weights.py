@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -48,19 +48,30 @@ def read_weights(
     """Read the `wanted` weights of an open checkpoint, as `load_weights` does."""
     tied = spec.tie_word_embeddings
     kept = {} if format == DENSE_FORMAT else kept_matrices(checkpoint, wanted, tied, format)
-
-    def read(part: StoredPart) -> Tensor:
-        tensor = checkpoint.tensors[part.name].read()
-        return tensor if part.layout is None else part.layout.from_stored(tensor)
-
     state: dict[str, Tensor] = {}
     for name, parameter in wanted.items():
         if name in kept:
             ours = "head.weight" if tied and name == "embedding.weight" else name
             state[ours], state[scales_of(ours)] = kept[name].tensors()
         else:
-            state[name] = _fused(parameter, read, dtype)
+            state[name] = read_parameter(checkpoint, parameter, dtype)
     return state
+
+
+def read_parameter(checkpoint: Checkpoint, parameter: StoredParameter, dtype: torch.dtype) -> Tensor:
+    """Read one parameter as `dtype`; a view of its file where it needs neither a cast nor fusing."""
+
+    def read(part: StoredPart) -> Tensor:
+        tensor = checkpoint.tensors[part.name].read()
+        return tensor if part.layout is None else part.layout.from_stored(tensor)
+
+    if len(parameter.parts) == 1:
+        return read(parameter.parts[0]).to(dtype).contiguous().view(parameter.shape)
+    rows = [part.shape_here[0] for part in parameter.parts]
+    whole = torch.empty((sum(rows), *parameter.parts[0].shape_here[1:]), dtype=dtype)
+    for target, part in zip(whole.split(rows), parameter.parts, strict=True):
+        target.copy_(read(part))
+    return whole.view(parameter.shape)
 
 
 def wanted_parameters(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, StoredParameter]:
@@ -85,16 +96,6 @@ def random_weights(spec: ModelSpec, dtype: torch.dtype, seed: int = 0) -> dict[s
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:
         drawn = threads.map(lambda name: _random(name, shapes[name], spec, dtype, seed), shapes)
         return dict(zip(shapes, drawn, strict=True))
-
-
-def _fused(parameter: StoredParameter, read: Callable[[StoredPart], Tensor], dtype: torch.dtype) -> Tensor:
-    if len(parameter.parts) == 1:
-        return read(parameter.parts[0]).to(dtype).contiguous().view(parameter.shape)
-    rows = [part.shape_here[0] for part in parameter.parts]
-    whole = torch.empty((sum(rows), *parameter.parts[0].shape_here[1:]), dtype=dtype)
-    for target, part in zip(whole.split(rows), parameter.parts, strict=True):
-        target.copy_(read(part))
-    return whole.view(parameter.shape)
 
 
 def _check(checkpoint: Checkpoint, spec: ModelSpec, wanted: list[StoredPart]) -> None:

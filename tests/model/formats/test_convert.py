@@ -1,0 +1,138 @@
+"""Converted models load with the codes and scales that the same settings make of the source, and others read them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.model.formats import packers
+from tests.model.formats.packers import TINY, write_quantized
+from tests.model.strategies import llama_specs
+from tests.model.test_weights import same
+from tests.thorough import tries
+from workbench.cli import main
+from workbench.engine.config import EngineConfig
+from workbench.engine.loaded_model import BUNDLED_MODELS, LoadedModel
+from workbench.errors import WorkbenchError
+from workbench.model.hf.convert import convert_model
+from workbench.model.hf.families import read_spec
+from workbench.model.hf.save import save_folder
+from workbench.model.hf.weights import load_weights, random_weights
+from workbench.model.quantized import WeightFormat
+from workbench.model.spec import ModelSpec
+from workbench.model.transformer import Transformer
+
+INT4, INT8 = WeightFormat("int4", "dense", 32), WeightFormat("int8", "dense")
+FORMATS = [INT4, INT8, WeightFormat("int4", "int4", 16), WeightFormat("int8", "int8")]
+
+
+def model_of(folder: Path, **options: object) -> Transformer:
+    return LoadedModel.load(EngineConfig.build(folder, backend="eager", **options), lambda line: None).transformer
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_converted_model_is_the_one_that_settings_make(
+    tmp_path: Path, format: WeightFormat, dtype: torch.dtype
+) -> None:
+    state = random_weights(TINY, dtype, seed=2)
+    save_folder(tmp_path / "m", TINY, state, dtype)
+    found = convert_model(tmp_path / "m", tmp_path / "q", format, dtype)
+    assert found["matrices"] == 7 * len(TINY.layers) + (format.head != "dense")
+    assert found["bytes"] < 0.8 * (tmp_path / "m" / "model.safetensors").stat().st_size
+    asked = Transformer.from_state(TINY, state, format=format)
+    converted = load_weights(tmp_path / "q", TINY, dtype, format)
+    assert same({name: each for name, each in asked.state_dict().items() if name in converted}, converted)
+    assert len(converted) == len([name for name in asked.state_dict() if "rotary" not in name])
+
+
+def test_the_demo_keeps_its_tokenizer_and_its_logits(tmp_path: Path) -> None:
+    """Untied or tied: a tied head stays dense in files."""
+    source = BUNDLED_MODELS["demo"]
+    assert main(["convert", "demo", str(tmp_path / "q"), "--weights", "int4", "--group", "32", "--json"]) == 0
+    own = {"weights": "int4", "weight_group": 32, "head_weights": "dense"}
+    asked, found = model_of(source, **own), model_of(tmp_path / "q")
+    assert found.format == INT4
+    assert torch.equal(asked.logits(range(40)), found.logits(range(40)))
+    names = {file.name for file in source.iterdir() if not file.name.endswith(".safetensors")}
+    assert names <= {file.name for file in (tmp_path / "q").iterdir()}
+    assert main(["convert", "demo", str(tmp_path / "q")]) != 0  # it is there
+
+
+@settings(max_examples=tries(25))
+@given(llama_specs(), st.sampled_from(["int4", "int8"]), st.sampled_from([2000, 10**9]))
+def test_any_model_is_converted(
+    tmp_path_factory: pytest.TempPathFactory, spec: ModelSpec, kind: str, shard_bytes: int
+) -> None:
+    folder = tmp_path_factory.mktemp("m")
+    format = WeightFormat.parse(kind, "dense", 2)
+    save_folder(folder / "m", spec, random_weights(spec, torch.float32), torch.float32)
+    try:
+        convert_model(folder / "m", folder / "q", format, torch.float32, shard_bytes)
+    except WorkbenchError as error:  # odd sizes
+        assert "do not divide" in str(error)
+        return
+    assert read_spec(folder / "q") == read_spec(folder / "m").model_copy(update={"name": "q"})
+    asked = Transformer.from_state(spec, random_weights(spec, torch.float32), format=format).state_dict()
+    converted = load_weights(folder / "q", spec, torch.float32, format)
+    assert same({name: asked[name] for name in converted}, converted)
+    dense = folder / "dense"
+    convert_model(folder / "q", dense, WeightFormat(), torch.float32)
+    values = [load_weights(each, spec, torch.float32) for each in (folder / "q", dense)]
+    assert same(*values) and "quantization_config" not in json.loads((dense / "config.json").read_text())
+    convert_model(folder / "q", folder / "again", format, torch.float32)
+    assert same(load_weights(folder / "again", spec, torch.float32, format), converted)  # codes, not new ones
+
+
+def test_codes_of_other_formats_are_kept(tmp_path: Path) -> None:
+    """GPTQ's own codes, in compressed-tensors' layout."""
+    write_quantized(tmp_path / "m", packers.gptq)
+    convert_model(tmp_path / "m", tmp_path / "q", INT4, torch.float32)
+    assert same(*(load_weights(tmp_path / each, TINY, torch.float32) for each in ("m", "q")))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["demo", "--weights", "int3"], "unknown weight format"),
+        (["demo", "--weights", "int4", "--head-weights", "int8"], "the head is dense or as they are"),
+        (["demo", "--weights", "int4", "--group", "48"], "do not divide"),
+        (["shape:tiny"], "has no weights to convert"),
+        (["demo", "--to", "onnx"], "must be one of compressed-tensors"),
+        (["nowhere"], "not a folder here"),
+    ],
+)
+def test_what_cannot_be_written_is_refused(
+    tmp_path: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["convert", words[0], str(tmp_path / "q"), *words[1:]]) != 0
+    assert said in capsys.readouterr().err and not (tmp_path / "q").exists()
+
+
+def test_a_head_that_is_the_embedding_stays_dense(tmp_path: Path) -> None:
+    spec = TINY.model_copy(update={"tie_word_embeddings": True})
+    save_folder(tmp_path / "m", spec, random_weights(spec, torch.float32), torch.float32)
+    with pytest.raises(WorkbenchError, match="its head is the embedding"):
+        convert_model(tmp_path / "m", tmp_path / "q", WeightFormat("int8", "int8"), torch.float32)
+    convert_model(tmp_path / "m", tmp_path / "q", INT8, torch.float32)
+    assert load_weights(tmp_path / "q", spec, torch.float32)
+
+
+@pytest.mark.parametrize("format", [INT4, INT8], ids=str)
+def test_transformers_reads_it(tmp_path: Path, format: WeightFormat) -> None:
+    pytest.importorskip("compressed_tensors", reason="pip install compressed-tensors")
+    transformers = pytest.importorskip("transformers", reason="pip install 'transformers>=5'")
+    save_folder(tmp_path / "m", TINY, random_weights(TINY, torch.float32, seed=4), torch.float32)
+    convert_model(tmp_path / "m", tmp_path / "q", format, torch.float32)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "q", dtype=torch.float32)
+    with torch.no_grad():
+        expected = theirs(torch.arange(30)[None]).logits[0]
+    ours = Transformer.from_state(TINY, load_weights(tmp_path / "q", TINY, torch.float32, format), format=format)
+    torch.testing.assert_close(ours.logits(range(30)), expected.float(), rtol=1e-4, atol=1e-4)
+    dense = Transformer.from_state(TINY, load_weights(tmp_path / "m", TINY, torch.float32))
+    assert (dense.logits(range(30)) - expected).abs().max() > 1e-3  # it is quantized at all

@@ -1,0 +1,205 @@
+"""Conversion of a model to a folder of safetensors: its matrices as INT8 or INT4 in compressed-tensors' layout, or
+dense."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from compiled_kernels.linear.quantize import quantize_int4, quantize_int8, unpack_int4
+from workbench.errors import WorkbenchError
+from workbench.files import write_atomically
+from workbench.model.formats.compressed_tensors import PACKED
+from workbench.model.formats.open import open_checkpoint
+from workbench.model.formats.packed import pack_bits
+from workbench.model.formats.safetensors_files import INDEX_FILE, SINGLE_FILE
+from workbench.model.hf.families import read_names, read_spec
+from workbench.model.hf.kept import kept_matrices
+from workbench.model.hf.save import SHARD_BYTES
+from workbench.model.hf.weights import read_parameter, wanted_parameters
+from workbench.model.parameters import RowLayout, StoredParameter, stored_parameters
+from workbench.model.quantized import WeightDtype, WeightFormat
+
+QUANTIZATION_KEYS = ("quantization_config", "compression_config")
+NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
+CONFIG_FILES = ("config.json", "quantize_config.json")
+
+
+def convert_model(
+    source: str | Path,
+    target: str | Path,
+    format: WeightFormat,
+    dtype: torch.dtype,
+    shard_bytes: int = SHARD_BYTES,
+) -> dict[str, Any]:
+    """Write the model at `source` into the new folder `target`, quantized as `format` says.
+
+    `workbench.load` of it has the codes and scales of `workbench.load(source)` with these weights, bit for bit.
+    A matrix that the source stores in this format keeps its codes. Tokenizer and templates are copied.
+
+    Args:
+        source: a folder or a GGUF file.
+        target: a folder that is new or empty.
+        format: dense, int8 or int4 in the blocks; the head is dense or as the blocks are.
+        dtype: of what is not quantized, and of a matrix before it is.
+        shard_bytes: bytes of a file at most.
+
+    Returns:
+        The format, the bytes written, and how many matrices are quantized.
+
+    Raises:
+        WorkbenchError: for a model that cannot be read, a format that its sizes do not allow or that no reader would
+            understand, and a target that holds files.
+    """
+    source, target = Path(source), Path(target)
+    spec, checkpoint = read_spec(source), open_checkpoint(source)
+    _check(format, spec.tie_word_embeddings, target)
+    format.check(spec)
+    wanted = wanted_parameters(checkpoint, spec)
+    stored = stored_parameters(spec, read_names(checkpoint.config))
+    kept = kept_matrices(checkpoint, wanted, spec.tie_word_embeddings, format)
+    quantized: list[str] = []
+    dense: list[str] = []
+
+    def tensors() -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in wanted.items():
+            kind = format.of(name, len(parameter.shape))
+            if kind == "dense":
+                for part, own in stored[name].to_stored(read_parameter(checkpoint, parameter, dtype)):
+                    dense.extend([part.name] * (len(part.shape) > 1))
+                    yield part.name, own
+                continue
+            _check_rows(stored[name])
+            if name in kept:
+                codes, scales = kept[name].tensors()
+            else:
+                matrix = read_parameter(checkpoint, parameter, dtype)
+                codes, scales = quantize_int8(matrix) if kind == "int8" else quantize_int4(matrix, format.quant_group)
+            codes = codes if kind == "int8" else unpack_int4(codes, format.quant_group)
+            parts = zip(stored[name].to_stored(codes), stored[name].to_stored(scales), strict=True)
+            for (part, own), (_, own_scales) in parts:
+                module = part.name.removesuffix(".weight")
+                quantized.append(module)
+                yield from _packed(module, kind, own, own_scales)
+
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        try:
+            files = _write_shards(target, tensors(), shard_bytes)
+        except BaseException:
+            for file in target.glob("part-*.safetensors"):
+                file.unlink()
+            raise
+        config = {key: value for key, value in checkpoint.config.values.items() if key not in QUANTIZATION_KEYS}
+        config["torch_dtype" if "torch_dtype" in config else "dtype"] = str(dtype).removeprefix("torch.")
+        if quantized:
+            config["quantization_config"] = _section(format, quantized, dense)
+        if source.is_dir():
+            _copy_others(source, target)
+        text = json.dumps(config, indent=2) + "\n"
+        write_atomically(target / "config.json", lambda file: file.write(text.encode()))
+    except OSError as error:
+        raise WorkbenchError(f"{target}: the model cannot be written there ({error.strerror or error})") from error
+    written = sum(file.stat().st_size for file in files)
+    return {"from": checkpoint.format, "weights": format.blocks, "bytes": written, "matrices": len(quantized)}
+
+
+def _check(format: WeightFormat, tied: bool, target: Path) -> None:
+    if format.head not in ("dense", format.blocks):
+        raise WorkbenchError(
+            f"a head of {format.head} beside blocks of {format.blocks}: the head is dense or as they are"
+        )
+    if format.head != "dense" and tied:
+        raise WorkbenchError("its head is the embedding, which files of quantized models keep dense; leave it dense")
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise WorkbenchError(f"{target}: holds files already; name a new folder")
+
+
+def _check_rows(parameter: StoredParameter) -> None:
+    for part in parameter.parts:
+        if part.layout is not None and not (isinstance(part.layout, RowLayout) and not part.layout.transposed):
+            raise WorkbenchError(f"{part.name} is stored transposed: no reader understands it quantized")
+
+
+def _packed(module: str, kind: WeightDtype, codes: Tensor, scales: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a quantized matrix [out, in]: int8 codes, and scales [out] or [out, group]."""
+    bits = 8 if kind == "int8" else 4
+    unsigned = (codes.to(torch.int16) + (1 << bits - 1)).to(torch.uint8)
+    yield f"{module}.weight_packed", pack_bits(unsigned, bits)
+    yield f"{module}.weight_scale", scales[:, None] if kind == "int8" else scales
+    yield f"{module}.weight_shape", torch.tensor(codes.shape)
+
+
+def _section(format: WeightFormat, quantized: list[str], dense: list[str]) -> dict[str, Any]:
+    """Return the quantization_config; matrices that are not quantized are named, so that no reader looks for codes."""
+    four = format.blocks == "int4"
+    weights = {"num_bits": 4, "strategy": "group", "group_size": format.quant_group}
+    weights = weights if four else {"num_bits": 8, "strategy": "channel", "group_size": None}
+    ignored = [name.removesuffix(".weight") for name in dense if name.endswith(".weight")]
+    return {
+        "quant_method": "compressed-tensors",
+        "format": PACKED,
+        "quantization_status": "compressed",
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {"type": "int", "symmetric": True, "dynamic": False, **weights},
+                "input_activations": None,
+                "output_activations": None,
+            }
+        },
+        "ignore": sorted(set(ignored) - set(quantized)),
+        "kv_cache_scheme": None,
+    }
+
+
+def _write_shards(target: Path, tensors: Iterator[tuple[str, Tensor]], shard_bytes: int) -> list[Path]:
+    """Write tensors as they come, a file whenever the next would pass `shard_bytes`; return the files."""
+    shards: list[dict[str, Tensor]] = [{}]
+    places: list[list[str]] = [[]]
+    used = total = 0
+
+    def write() -> None:
+        held = shards[-1]
+        write_atomically(
+            target / f"part-{len(places)}.safetensors",
+            lambda file: save_file(held, file.name, metadata={"format": "pt"}),
+        )
+
+    for name, tensor in tensors:
+        own = tensor.detach().to("cpu", copy=True).contiguous()  # parts of one parameter share memory
+        if shards[-1] and used + own.nbytes > shard_bytes:
+            write()
+            shards[-1] = {}
+            places.append([])
+            used = 0
+        shards[-1][name] = own
+        places[-1].append(name)
+        used, total = used + own.nbytes, total + own.nbytes
+    write()
+    names = [SINGLE_FILE]
+    if len(places) > 1:
+        names = [f"model-{index + 1:05}-of-{len(places):05}.safetensors" for index in range(len(places))]
+        index = {
+            "metadata": {"total_size": total},
+            "weight_map": {each: name for name, held in zip(names, places, strict=True) for each in held},
+        }
+        text = json.dumps(index, indent=2) + "\n"
+        write_atomically(target / INDEX_FILE, lambda file: file.write(text.encode()))
+    for index, name in enumerate(names):
+        (target / f"part-{index + 1}.safetensors").rename(target / name)
+    return [target / name for name in names]
+
+
+def _copy_others(source: Path, target: Path) -> None:
+    """Copy the tokenizer, templates and whatever else is no weights."""
+    for file in sorted(source.iterdir()):
+        if file.is_file() and file.name not in CONFIG_FILES and not file.name.endswith(NOT_COPIED):
+            shutil.copyfile(file, target / file.name)
