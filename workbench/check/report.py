@@ -24,11 +24,11 @@ from workbench.measure.simulated import model_sizes, step_cost_of
 from workbench.memory.capacity import lasting_bytes_per_token, meta_kv_store
 from workbench.memory.report import read_spec_and_remarks
 from workbench.model.formats.open import open_checkpoint
+from workbench.model.formats.texts import open_tokenizer
 from workbench.model.hf.weights import wanted_parameters
 from workbench.model.memory import cache_shapes, weight_bytes
 from workbench.model.quantized import WEIGHT_DTYPES, WeightFormat
 from workbench.model.spec import ModelSpec
-from workbench.prompt.tokenizer import Tokenizer
 
 CONTEXT, PREFILL = 512, 512  # tokens: before the decode step whose time is estimated, and of the prompt
 
@@ -112,7 +112,7 @@ def _of_files(folder: Path, spec: ModelSpec) -> dict[str, Any]:
     size = sum(tensor.nbytes for tensor in checkpoint.tensors.values())
     files = {"format": checkpoint.format, "tensors": len(checkpoint.tensors), "bytes": size}
     found = {"family": checkpoint.config.get("model_type"), "files": files}
-    tokenizer = Tokenizer.from_folder(folder)
+    tokenizer = open_tokenizer(folder)
     if tokenizer is not None:
         tokenizer.check_vocab_size(spec.vocab_size)
     return found | {"tokenizer": None if tokenizer is None else repr(tokenizer)}

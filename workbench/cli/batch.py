@@ -71,12 +71,12 @@ def batch(
 def _loaded(experiment: Experiment, quiet: bool) -> tuple[Runner, BatchModel]:
     from workbench.engine.loaded_model import model_folder
     from workbench.experiment.build import runner_for
+    from workbench.model.formats.texts import open_chat_template
     from workbench.offline.requests import BatchModel
     from workbench.progress import discard, to_stderr
-    from workbench.prompt.templates import ChatTemplate
 
     runner, folder = runner_for(experiment, discard if quiet else to_stderr), model_folder(experiment.model.name)
-    template = None if folder is None else ChatTemplate.from_folder(folder)
+    template = None if folder is None else open_chat_template(folder)
     return runner, BatchModel(
         experiment.model.name, runner.tokenizer, template, runner.model.spec.max_position_embeddings
     )

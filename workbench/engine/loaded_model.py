@@ -22,6 +22,7 @@ from workbench.executors.select import Backends, select_backends
 from workbench.model import shapes
 from workbench.model.attention_config import AttentionConfig
 from workbench.model.formats.open import is_quantized, open_checkpoint, read_config
+from workbench.model.formats.texts import open_tokenizer
 from workbench.model.hf import families
 from workbench.model.hf.kept import cost_of_widening, stored_format
 from workbench.model.hf.weights import random_weights, read_weights, wanted_parameters
@@ -152,7 +153,7 @@ class _Source:
         return stored if unchanged else change_attention(self.trained, stored, self.attention)[1]
 
     def tokenizer(self) -> Tokenizer | None:
-        return None if self.folder is None else Tokenizer.from_folder(self.folder)
+        return None if self.folder is None else open_tokenizer(self.folder)
 
 
 def _source(name: str, attention: AttentionConfig) -> _Source:

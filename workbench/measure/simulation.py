@@ -17,6 +17,7 @@ from workbench.machine.environment import environment
 from workbench.measure.chart import import_altair
 from workbench.measure.goodput import recorded_goodput
 from workbench.measure.simulated import describe_simulation, fleet_for, fleet_metrics, request_metrics_of, sizes_of
+from workbench.model.formats.texts import open_tokenizer
 from workbench.progress import StageCounter
 from workbench.prompt.tokenizer import Tokenizer
 from workbench.runs.folder import RunFolder, writing
@@ -94,8 +95,8 @@ def _simulated(experiment: Experiment, folder: RunFolder) -> Record:
 
 def tokenizer_of(experiment: Experiment) -> Tokenizer | None:
     """Return the tokenizer of the model's folder; None for a named shape."""
-    folder = BUNDLED_MODELS.get(experiment.model.name, Path(experiment.model.name))
-    return Tokenizer.from_folder(folder) if folder.is_dir() else None
+    place = BUNDLED_MODELS.get(experiment.model.name, Path(experiment.model.name))
+    return open_tokenizer(place) if place.exists() else None
 
 
 def _cache_figures(fleet: Fleet, simulation: dict[str, Any], summary: dict[str, Any]) -> dict[str, Any]:

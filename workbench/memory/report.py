@@ -24,7 +24,9 @@ from workbench.experiment.experiment import Experiment
 from workbench.kv_cache.format import KVCacheSpec
 from workbench.memory.capacity import bytes_by_table, meta_kv_store
 from workbench.model import memory
+from workbench.model.formats.open import gguf_file
 from workbench.model.hf.any_config import spec_from_any_config
+from workbench.model.hf.families import read_spec
 from workbench.model.memory import KVGroupBytes, MemoryEstimate, longest_context, max_layer_columns
 from workbench.model.quantized import WeightFormat
 from workbench.model.shapes import named_shape
@@ -71,9 +73,13 @@ def read_spec_and_remarks(name: str) -> tuple[ModelSpec, list[str]]:
     if name.startswith(SHAPE_PREFIX):
         return named_shape(name.removeprefix(SHAPE_PREFIX)), []
     place = BUNDLED_MODELS.get(name, Path(name))
+    if gguf_file(place) is not None:
+        return read_spec(place), []
     file = place / "config.json" if place.is_dir() else place
     if not file.is_file():
-        raise WorkbenchError(f"{name}: no config.json there; name one, a folder with one, demo, or {SHAPE_PREFIX}NAME")
+        raise WorkbenchError(
+            f"{name}: no config.json there; name one, a folder with one, FILE.gguf, demo, or {SHAPE_PREFIX}NAME"
+        )
     return spec_from_any_config(file)
 
 

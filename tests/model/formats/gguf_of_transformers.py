@@ -4,6 +4,7 @@ package. It knows nothing of our reader's tables."""
 from __future__ import annotations
 
 import builtins
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -251,7 +252,13 @@ def _own(writer: Any, config: dict[str, Any], family: str, rope: dict[str, Any],
     if family in ("gemma2", "gemma3_text", "cohere2", "gpt_oss", "exaone4", "phi3", "olmo3"):
         writer.add_sliding_window(config["sliding_window"] or 0)
     if family == "phi3":
-        writer.add_rope_scaling_orig_ctx_len(config["max_position_embeddings"])
+        original = rope.get("original_max_position_embeddings") or config["max_position_embeddings"]
+        writer.add_rope_scaling_orig_ctx_len(original)
+        if rope.get("long_factor"):
+            scale = config["max_position_embeddings"] / original
+            writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(scale) / math.log(original)))
+            for name in ("long", "short"):
+                writer.add_tensor(f"rope_factors_{name}.weight", np.array(rope[f"{name}_factor"], np.float32))
     if family in ("phi", "phi3", "stablelm", "nemotron", "glm4"):
         writer.add_rope_dimension_count(int(share * (config.get("head_dim") or dim)))
     if family == "gpt_neox":

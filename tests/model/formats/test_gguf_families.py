@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.model.test_every_family import assert_equal, draw_ids, logits_of, theirs_of
+from tests.model.test_every_family import assert_equal, draw_ids, logits_of
 from workbench.engine import naive
 from workbench.errors import WorkbenchError
 from workbench.model.formats.gguf_families import ARCHITECTURES
@@ -16,6 +16,7 @@ from workbench.model.formats.open import open_checkpoint, read_config
 from workbench.model.hf.families import read_spec
 from workbench.model.hf.weights import load_weights
 from workbench.model.transformer import Transformer
+from workbench.testing.family_checkpoints import random_checkpoint
 
 gguf = pytest.importorskip("gguf", reason="the writer of the files: pip install gguf")
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'transformers>=5'")
@@ -28,6 +29,10 @@ LLAMA3 = {
 YARN = {
     "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32, "beta_fast": 4.0, "beta_slow": 1.0,
     "rope_theta": 1000.0,
+}  # fmt: skip
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 1000.0, "original_max_position_embeddings": 16,
+    "short_factor": [1.0 + 0.1 * pair for pair in range(8)], "long_factor": [2.0 + 0.5 * pair for pair in range(8)],
 }  # fmt: skip
 MULTIPLIERS = {
     "embedding_multiplier": 3.0, "residual_multiplier": 0.3, "logits_scaling": 2.0, "attention_multiplier": 0.2,
@@ -55,7 +60,10 @@ CASES: dict[str, tuple[dict[str, Any], ...]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}},
     ),
     "phi": ({"intermediate_size": 256}, {"intermediate_size": 256, "partial_rotary_factor": 0.25}),
-    "phi3": ({"sliding_window": 7}, {"sliding_window": None, "partial_rotary_factor": 0.5}),
+    "phi3": (
+        {"sliding_window": 7}, {"sliding_window": None, "partial_rotary_factor": 0.5},
+        {"sliding_window": None, "rope_parameters": LONGROPE, "original_max_position_embeddings": 16},
+    ),
     "gpt2": ({"n_inner": 256},),
     "starcoder2": ({"sliding_window": None},),
     "gpt_neox": ({"rotary_pct": 0.25}, {"rotary_pct": 0.5, "use_parallel_residual": False}),
@@ -103,7 +111,7 @@ def test_every_architecture_has_a_case() -> None:
 )
 def test_logits_are_transformers(tmp_path: Path, family: str, changes: dict[str, Any]) -> None:
     """Longer than every window, in float32."""
-    theirs = theirs_of(family, changes)
+    theirs = random_checkpoint(family, changes)
     path = writing.write_gguf(theirs, tmp_path / "model.gguf", tmp_path / "hf", eos=3)
     ids = draw_ids(24, seed=1)
     ours = ours_of(path)
@@ -127,7 +135,7 @@ def test_a_quantized_file_is_the_dequantized_model(tmp_path: Path, family: str, 
         changes |= {"num_local_experts": 3, "num_experts_per_tok": 2}
     if family == "llama":
         del changes["sliding_window"]
-    theirs = theirs_of(family, changes)
+    theirs = random_checkpoint(family, changes)
     stored = writing.write_gguf(theirs, tmp_path / "a.gguf", tmp_path / "hf", kind)
     widened = writing.write_gguf(theirs, tmp_path / "b.gguf", tmp_path / "hf", kind, widened=True)
     ids = draw_ids(12, seed=1)
@@ -137,7 +145,7 @@ def test_a_quantized_file_is_the_dequantized_model(tmp_path: Path, family: str, 
 
 
 def test_q4_0_is_our_int4_bit_for_bit(tmp_path: Path) -> None:
-    path = writing.write_gguf(theirs_of("llama", WIDE), tmp_path / "a.gguf", tmp_path / "hf", "Q4_0")
+    path = writing.write_gguf(random_checkpoint("llama", WIDE), tmp_path / "a.gguf", tmp_path / "hf", "Q4_0")
     checkpoint = open_checkpoint(path)
     for name, tensor in checkpoint.tensors.items():
         quantized = tensor.quantized()
@@ -150,7 +158,7 @@ def test_q4_0_is_our_int4_bit_for_bit(tmp_path: Path) -> None:
 
 def test_the_parts_of_a_split_file(tmp_path: Path) -> None:
     """The parts are one model; a missing one and another than the first are refused."""
-    theirs = theirs_of("qwen2", {})
+    theirs = random_checkpoint("qwen2", {})
     whole = writing.write_gguf(theirs, tmp_path / "whole.gguf", tmp_path / "hf")
     writing.write_gguf(theirs, tmp_path / "m.gguf", tmp_path / "hf", tensors_per_file=9)
     parts = sorted(tmp_path.glob("m-*.gguf"))
@@ -187,21 +195,21 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_not_carried_out_is_refused_by_name(tmp_path: Path, name: str) -> None:
     key, value, message = REFUSED[name]
-    theirs = theirs_of("llama", {})
+    theirs = random_checkpoint("llama", {})
     path = writing.write_gguf(theirs, tmp_path / "a.gguf", tmp_path / "hf", changed={key: value})
     with pytest.raises(WorkbenchError, match=message):
         ours_of(path)
 
 
 def test_rotary_factors_that_are_not_llama3s_are_refused(tmp_path: Path) -> None:
-    theirs = theirs_of("llama", {"rope_parameters": {**LLAMA3, "high_freq_factor": 6.0}, "head_dim": 64})
+    theirs = random_checkpoint("llama", {"rope_parameters": {**LLAMA3, "high_freq_factor": 6.0}, "head_dim": 64})
     path = writing.write_gguf(theirs, tmp_path / "a.gguf", tmp_path / "hf")
     with pytest.raises(WorkbenchError, match="rope_freqs.weight is"):
         read_spec(path)
 
 
 def test_an_array_of_equal_values_is_one_value(tmp_path: Path) -> None:
-    theirs = theirs_of("llama", {})
+    theirs = random_checkpoint("llama", {})
     changed = {"llama.attention.head_count_kv": [2] * 4, "llama.feed_forward_length": [48] * 4}
     ids = draw_ids(12, seed=1)
     path = writing.write_gguf(theirs, tmp_path / "a.gguf", tmp_path / "hf", changed=changed)
@@ -209,7 +217,7 @@ def test_an_array_of_equal_values_is_one_value(tmp_path: Path) -> None:
 
 
 def test_the_dtype_of_most_numbers_is_computed_in(tmp_path: Path) -> None:
-    theirs = theirs_of("llama", WIDE)
+    theirs = random_checkpoint("llama", WIDE)
     for kind, dtype in (("F32", "float32"), ("F16", "float16"), ("BF16", "bfloat16"), ("Q4_0", "bfloat16")):
         path = writing.write_gguf(theirs, tmp_path / f"{kind}.gguf", tmp_path / "hf", kind)
         assert read_config(path).get("torch_dtype") == dtype

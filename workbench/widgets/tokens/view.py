@@ -54,13 +54,14 @@ def tokenize(text: str, name: str, tokenizer: Any) -> Tokenization:
 def resolve_tokenizer(given: Any) -> tuple[str, Any]:
     """Return the name and tokenizer of `given`."""
     from workbench.engine.loaded_model import DEMO_FOLDER, model_folder
+    from workbench.model.formats.texts import open_tokenizer
     from workbench.prompt.tokenizer import Tokenizer
 
     if isinstance(given, Tokenizer):
         return repr(given), given
     if isinstance(given, str | Path):
         folder = DEMO_FOLDER / BYTE_TOKENIZER if str(given) == BYTE_TOKENIZER else model_folder(str(given))
-        found, name = None if folder is None else Tokenizer.from_folder(folder), str(given)
+        found, name = None if folder is None else open_tokenizer(folder), str(given)
     else:
         found = getattr(given, "tokenizer", None)
         name = str(getattr(given, "load_arguments", {}).get("model", type(given).__name__))

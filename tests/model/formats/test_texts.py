@@ -1,0 +1,152 @@
+"""Tokenizers and chat templates in GGUF files: equal to what their metadata were written from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.prompt.hard_strings import HARD
+from tests.prompt.test_byte_level import CONTROLS, trained
+from tests.prompt.test_sentencepiece_model import trained as trained_pieces
+from workbench.errors import WorkbenchError
+from workbench.model.formats.texts import open_chat_template, open_tokenizer
+from workbench.prompt.byte_level import PRE_TOKENIZERS, byte_level_tokenizer
+from workbench.prompt.tokenizer import Tokenizer
+
+gguf = pytest.importorskip("gguf", reason="the writer of the files: pip install gguf")
+TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}{{ eos_token }}{% endfor %}"
+
+
+def write(path: Path, changes: dict[str, Any] | None = None, **values: Any) -> Path:
+    writer = gguf.GGUFWriter(path, "llama")
+    for key, value in {**values, **(changes or {})}.items():
+        add = {str: writer.add_string, int: writer.add_uint32, bool: writer.add_bool, list: writer.add_array}
+        if value is not None:
+            add[type(value)](key if "." in key else f"tokenizer.ggml.{key}", value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def byte_level(pre: str) -> dict[str, Any]:
+    entries, merges = trained()
+    return {
+        "model": "gpt2", "pre": pre, "tokens": [*entries, *CONTROLS, "<own>"],
+        "token_type": [1] * len(entries) + [3, 3, 4], "merges": [" ".join(merge) for merge in merges],
+        "bos_token_id": len(entries), "eos_token_id": len(entries) + 1, "tokenizer.chat_template": TEMPLATE,
+    }  # fmt: skip
+
+
+def pieces(kind: str) -> dict[str, Any]:
+    """As llama.cpp's converter writes them: a defined symbol with spaces for its marks."""
+    sentencepiece = pytest.importorskip("sentencepiece", reason="the yardstick: pip install sentencepiece")
+    model = sentencepiece.SentencePieceProcessor(model_proto=trained_pieces(kind))
+    kinds = []
+    for id in range(model.get_piece_size()):
+        found = (model.is_unknown(id), model.is_control(id), False, model.is_unused(id), model.is_byte(id))
+        kinds.append(next((kind for kind, each in enumerate(found, start=2) if each), 1))
+    return {
+        "model": "llama", "pre": "default", "tokens": [model.id_to_piece(id) for id in range(len(kinds))],
+        "scores": [model.get_score(id) for id in range(len(kinds))], "token_type": kinds,
+        "bos_token_id": model.bos_id(), "eos_token_id": model.eos_id(), "unknown_token_id": 0,
+        "tokenizer.chat_template": TEMPLATE,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("pre", PRE_TOKENIZERS)
+def test_byte_level_vocabularies(tmp_path: Path, pre: str) -> None:
+    values = byte_level(pre)
+    ours = open_tokenizer(write(tmp_path / "a.gguf", **values))
+    entries, merges = trained()
+    count = len(entries)
+    theirs = Tokenizer(
+        byte_level_tokenizer(values["tokens"], merges, PRE_TOKENIZERS[pre], (count, count + 1), (count + 2,))
+    )
+    assert ours is not None and ours.vocab_size == count + 3
+    for text in [*HARD, "x<own>y", "<|end|>"]:
+        assert ours.encode(text) == theirs.encode(text)
+        assert ours.encode(text, special=True) == theirs.encode(text, special=True)
+    assert ours.encode("a<own>b")[1] == count + 2
+    begins = pre in ("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken")
+    assert ours.bos_token_ids == ((count,) if begins else ())
+    changed = open_tokenizer(write(tmp_path / "b.gguf", {"add_bos_token": not begins}, **values))
+    assert changed is not None and changed.bos_token_ids == (() if begins else (count,))
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [("bpe as Llama", {}), ("bpe without a dummy prefix", {"add_space_prefix": False})],
+)
+def test_sentencepiece_vocabularies(tmp_path: Path, kind: str, changes: dict[str, Any]) -> None:
+    """llama.cpp merges as sentencepiece does; unknown characters become bytes."""
+    import sentencepiece
+
+    ours = open_tokenizer(write(tmp_path / "a.gguf", changes, **pieces(kind)))
+    theirs = sentencepiece.SentencePieceProcessor(model_proto=trained_pieces(kind))
+    assert ours is not None
+    for text in HARD:
+        assert ours.encode(text) == theirs.encode(text), text
+        assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text))
+    assert ours.bos_token_ids == (theirs.bos_id(),)
+    assert ours.special_token_ids == {"<s>": 1, "</s>": 2, "<unk>": 0}
+
+
+def test_the_chat_template_has_the_names_of_its_tokens(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.gguf", **byte_level("gpt-2"))
+    template, tokenizer = open_chat_template(path), open_tokenizer(path)
+    assert template is not None and tokenizer is not None
+    messages = [{"role": "user", "content": "hi"}]
+    assert template.render(messages) == "<|begin|>[user] hi<|end|>"
+    assert template.ids(messages, tokenizer)[0] == tokenizer.special_token_ids["<|begin|>"]
+    without = write(tmp_path / "b.gguf", {"tokenizer.chat_template": None}, **byte_level("gpt-2"))
+    assert open_chat_template(without) is None
+
+
+def test_files_beside_a_gguf_file_go_first(tmp_path: Path) -> None:
+    write(tmp_path / "a.gguf", **byte_level("gpt-2"))
+    found = open_tokenizer(tmp_path)
+    assert found is not None and found.vocab_size == len(trained()[0]) + 3
+    (tmp_path / "tokenizer.model").write_bytes(trained_pieces("bpe as Llama"))
+    found = open_tokenizer(tmp_path)
+    assert found is not None and found.vocab_size == 420
+
+
+def test_no_vocabulary(tmp_path: Path) -> None:
+    assert open_tokenizer(write(tmp_path / "a.gguf", model="no_vocab")) is None
+    assert open_tokenizer(write(tmp_path / "b.gguf")) is None
+    assert open_chat_template(tmp_path / "a.gguf") is None
+    assert open_tokenizer(tmp_path / "nowhere") is None
+
+
+def test_fill_ups_of_a_vocabulary_keep_their_ids(tmp_path: Path) -> None:
+    values = byte_level("gpt-2")
+    values["tokens"] += ["[PAD]", "[PAD]", "a"]
+    values["token_type"] += [5, 5, 5]
+    found = open_tokenizer(write(tmp_path / "a.gguf", **values))
+    assert found is not None and found.vocab_size == len(values["tokens"])
+    assert found.encode("a") == [values["tokens"].index("a")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "bert"}, "tokenizer.ggml.model is 'bert'; it must be llama or gpt2"),
+        ({"pre": "qwen-2"}, "tokenizer.ggml.pre is 'qwen-2'.*did you mean 'qwen2'"),
+        ({"pre": None}, "tokenizer.ggml.pre is missing"),
+        ({"pre": "default"}, "tokenizer.ggml.pre is 'default'"),
+        ({"merges": ["a b", "ab"]}, "entry 1 is 'ab', not two entries"),
+        ({"merges": ["zz yy"]}, "cannot be built"),
+        ({"merges": [1, 2]}, "must be an array of str"),
+        ({"token_type": [1, 1]}, "tokens and 2 token types"),
+        ({"bos_token_id": 99999}, "bos_token_id is 99999"),
+        ({"add_bos_token": 7}, "add_bos_token is 7; it must be true or false"),
+        ({"model": "llama"}, "and 0 scores"),
+    ],
+)
+def test_what_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(WorkbenchError, match=message):
+        open_tokenizer(write(tmp_path / "a.gguf", changes, **byte_level("llama-bpe")))

@@ -1,0 +1,164 @@
+"""The tokenizer and the chat template in a GGUF file's metadata.
+
+Keys: gguf-py/gguf/constants.py; meanings: src/llama-vocab.cpp of https://github.com/ggml-org/llama.cpp
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import tokenizers
+
+from workbench.errors import WorkbenchError, nearest
+from workbench.prompt.byte_level import PRE_TOKENIZERS, byte_level_tokenizer
+from workbench.prompt.sentencepiece_model import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    SPACE,
+    USER_DEFINED,
+    SentencePieces,
+    begin_with,
+)
+from workbench.prompt.templates import ChatTemplate
+from workbench.prompt.tokenizer import Tokenizer
+
+KEYS = "tokenizer.ggml"
+TEMPLATE_KEY = "tokenizer.chat_template"
+TOKEN_NAMES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+BEGIN_BY_DEFAULT = ("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken")  # byte-level ones; sentencepiece always
+WITHOUT = ("no_vocab", "none")
+
+
+@runtime_checkable
+class StoredArray(Protocol):
+    """An array of the metadata that is read when it is asked for."""
+
+    def __len__(self) -> int: ...
+
+    def values(self) -> list[Any]: ...
+
+
+class GGUFVocabulary:
+    """The keys `tokenizer.*` of a GGUF file.
+
+    Args:
+        metadata: all keys; arrays are `StoredArray`.
+        where: the file, for errors.
+    """
+
+    def __init__(self, metadata: Mapping[str, Any], where: str):
+        self._metadata, self._where = metadata, where
+
+    def tokenizer(self) -> Tokenizer | None:
+        """Return the tokenizer; None where the file has none.
+
+        Raises:
+            WorkbenchError: for a kind or a pre-tokenizer that is not read, and for entries that disagree.
+        """
+        kind = self._metadata.get(f"{KEYS}.model")
+        if kind is None or kind in WITHOUT:
+            return None
+        if kind not in ("llama", "gpt2"):
+            raise self._refused("model", kind, "llama or gpt2: others are not read")
+        entries = self._array("tokens", str)
+        kinds = self._array("token_type", int) or [NORMAL] * len(entries)
+        if not entries or len(kinds) != len(entries):
+            raise WorkbenchError(f"{self._where}: has {len(entries)} tokens and {len(kinds)} token types")
+        entries = _made_unique(entries)
+        try:
+            inner = (self._sentencepiece if kind == "llama" else self._byte_level)(entries, kinds)
+        except WorkbenchError:
+            raise
+        except Exception as error:  # the library raises bare Exception
+            raise WorkbenchError(f"{self._where}: its tokenizer cannot be built ({error})") from None
+        return Tokenizer(inner)
+
+    def chat_template(self, tokenizer: Tokenizer) -> ChatTemplate | None:
+        """Return the chat template; None where the file has none."""
+        text = self._metadata.get(TEMPLATE_KEY)
+        if not isinstance(text, str):
+            return None
+        ids = {name: self._token_id(key) for name, key in TOKEN_NAMES.items()}
+        names = {name: tokenizer.id_to_token(id) for name, id in ids.items() if id is not None}
+        return ChatTemplate(text, names, f"{self._where}, {TEMPLATE_KEY}")
+
+    def _sentencepiece(self, entries: list[str], kinds: list[int]) -> tokenizers.Tokenizer:
+        scores = self._array("scores", float)
+        if len(scores) != len(entries):
+            raise WorkbenchError(f"{self._where}: has {len(entries)} tokens and {len(scores)} scores")
+        # User-defined entries are stored with spaces, which the normalizer turns into marks.
+        pieces = [
+            entry.replace(" ", SPACE) if kind == USER_DEFINED else entry
+            for entry, kind in zip(entries, kinds, strict=True)
+        ]
+        return SentencePieces(
+            pieces,
+            scores,
+            kinds,
+            byte_fallback=BYTE in kinds,
+            dummy_prefix=self._flag("add_space_prefix", default=True),
+            remove_extra_whitespaces=self._flag("remove_extra_whitespaces", default=False),
+            charsmap=bytes(each & 255 for each in self._array("precompiled_charsmap", int)),
+            bos_token_id=self._token_id("bos") if self._flag("add_bos_token", default=True) else None,
+        ).tokenizer()
+
+    def _byte_level(self, entries: list[str], kinds: list[int]) -> tokenizers.Tokenizer:
+        name = self._metadata.get(f"{KEYS}.pre")
+        if not isinstance(name, str) or name not in PRE_TOKENIZERS:
+            known = ", ".join(PRE_TOKENIZERS)
+            raise self._refused("pre", name, f"one of {known}{nearest(str(name), PRE_TOKENIZERS)}")
+        merges = []
+        for number, merge in enumerate(self._array("merges", str)):
+            left, space, right = merge.partition(" ")
+            if not space or not left or not right or " " in right:
+                raise WorkbenchError(f"{self._where}: {KEYS}.merges, entry {number} is {merge!r}, not two entries")
+            merges.append((left, right))
+        special = [id for id, kind in enumerate(kinds) if kind == CONTROL]
+        added = [id for id, kind in enumerate(kinds) if kind == USER_DEFINED]
+        inner = byte_level_tokenizer(entries, merges, PRE_TOKENIZERS[name], special, added)
+        begin = self._token_id("bos")
+        if begin is not None and self._flag("add_bos_token", default=name in BEGIN_BY_DEFAULT):
+            inner.post_processor = begin_with(entries[begin], begin)
+        return inner
+
+    def _array(self, key: str, type: type) -> list[Any]:
+        found = self._metadata.get(f"{KEYS}.{key}")
+        if found is None:
+            return []
+        values = found.values() if isinstance(found, StoredArray) else found
+        if not isinstance(values, list) or not all(isinstance(each, type) for each in values):
+            raise WorkbenchError(f"{self._where}: {KEYS}.{key} must be an array of {type.__name__}")
+        return values
+
+    def _flag(self, key: str, default: bool) -> bool:
+        value = self._metadata.get(f"{KEYS}.{key}", default)
+        if not isinstance(value, bool):
+            raise self._refused(key, value, "true or false")
+        return value
+
+    def _token_id(self, name: str) -> int | None:
+        id = self._metadata.get(f"{KEYS}.{name}_token_id")
+        if id is None:
+            return None
+        count = len(self._metadata[f"{KEYS}.tokens"])
+        if not isinstance(id, int) or not 0 <= id < count:
+            raise self._refused(f"{name}_token_id", id, f"a token's id, 0 to {count - 1}")
+        return id
+
+    def _refused(self, key: str, value: object, right: str) -> WorkbenchError:
+        given = "is missing" if value is None else f"is {value!r}"
+        return WorkbenchError(f"{self._where}: {KEYS}.{key} {given}; it must be {right}")
+
+
+def _made_unique(entries: list[str]) -> list[str]:
+    """Give each entry that occurred before (fill-ups of a vocabulary do) a text of its own, so that ids stay."""
+    if len(set(entries)) == len(entries):
+        return entries
+    seen: set[str] = set()
+    found = []
+    for id, entry in enumerate(entries):
+        found.append(f"{entry}[{id}]" if entry in seen else entry)
+        seen.add(entry)
+    return found

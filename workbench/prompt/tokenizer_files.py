@@ -1,0 +1,55 @@
+"""The tokenizer of a model's folder: tokenizer.json, Mistral's tekken.json, or sentencepiece's tokenizer.model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken
+
+from workbench.errors import WorkbenchError
+from workbench.files import read_bytes, read_json_object
+from workbench.prompt.sentencepiece_model import MODEL_FILE, read_model_file
+from workbench.prompt.tekken import TEKKEN_FILE, read_tekken
+from workbench.prompt.tokenizer import FILE, Tokenizer
+
+CONFIG = "tokenizer_config.json"
+
+
+def read_tokenizer(folder: Path | str) -> Tokenizer | None:
+    """Read the tokenizer of a folder; None where it has none of the three files."""
+    folder = Path(folder)
+    if (folder / FILE).exists():
+        return Tokenizer.from_file(folder / FILE)
+    if (folder / TEKKEN_FILE).exists():
+        return Tokenizer(read_tekken(folder / TEKKEN_FILE))
+    if (folder / MODEL_FILE).exists():
+        inner = read_model_file(folder / MODEL_FILE).tokenizer()
+        _add_tokens(inner, folder / CONFIG)
+        return Tokenizer(inner)
+    return None
+
+
+def _add_tokens(inner: tokenizers.Tokenizer, config: Path) -> None:
+    """Add the tokens that `added_tokens_decoder` of tokenizer_config.json has beside the model's own (a template's
+    marks), under the ids that it gives them."""
+    if not config.exists():
+        return
+    listed: Any = read_json_object(read_bytes(config), str(config)).get("added_tokens_decoder") or {}
+    try:
+        tokens = {int(id): each for id, each in listed.items()}
+        flags = ("single_word", "lstrip", "rstrip", "special")
+        for id in sorted(tokens):
+            own = {flag: bool(tokens[id].get(flag, False)) for flag in flags}
+            token = AddedToken(str(tokens[id]["content"]), normalized=False, **own)
+            (inner.add_special_tokens if token.special else inner.add_tokens)([token])
+            if inner.token_to_id(token.content) != id:
+                raise WorkbenchError(
+                    f"{config}: added_tokens_decoder gives {token.content!r} id {id}; after the tokens before it is "
+                    f"{inner.token_to_id(token.content)}: use the files that were saved with this model"
+                )
+    except (TypeError, AttributeError, LookupError, ValueError) as error:
+        if isinstance(error, WorkbenchError):
+            raise
+        raise WorkbenchError(f"{config}: added_tokens_decoder is no table of tokens by id ({error})") from None
