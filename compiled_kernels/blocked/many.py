@@ -43,7 +43,7 @@ class ManyRows(Panels):
     """A product of any number of rows, at least `TILE_ROWS`. `out` is of `out_dtype` (f32, bf16), has `columns`
     columns unless that is 0, when it has those of the weight. `panel_distance`: the second panel of a pair is that
     many panels after the first, 0 where it is the next. `listed`: the rows of x and out are those that a list names,
-    and of the weight some pairs of panels are multiplied (see `LISTED`)."""
+    and of the weight some pairs of panels are multiplied (see `listed_arguments`)."""
 
     out_dtype: str = "f32"
     columns: int = 0
@@ -93,7 +93,11 @@ class ManyRows(Panels):
 # Arguments of a `listed` product: row i of x and of out is %order[i]; pairs of panels from first_pair to pair_end are
 # multiplied, and the weight's column %skipped_columns stands first in out.
 ORDER_TYPE = memref((SIZE_BOUND,), "i64")
-LISTED = [Named("order", ORDER_TYPE), *(Named(name, "index") for name in ("first_pair", "pair_end", "skipped_columns"))]
+
+
+def listed_arguments(order: str = ORDER_TYPE) -> list[Named]:
+    """Return the arguments of a `listed` product, whose list is of memref type `order`."""
+    return [Named("order", order), *(Named(name, "index") for name in ("first_pair", "pair_end", "skipped_columns"))]
 
 
 Finish = Callable[[Lines, ManyRows, str, str], None]
@@ -105,7 +109,7 @@ def many_text(product: ManyRows, finish: Finish) -> str:
     """Emit @name(x [row, width], words, scales, bias, out [row, columns], begin, end, rows): the rows from begin to
     end of `rows` in all; x may be read, but not written, beyond them."""
     weights = tuple(Named(f"w{i}", kind) for i, kind in enumerate(product.weight_types))
-    listed = LISTED if product.listed else []
+    listed = listed_arguments() if product.listed else []
     given = declare_arguments([Named("x", product.x_type), *weights, Named("out", product.out_type), *listed])
     head = f"func.func private @{product.name}({given}, %begin: index, %end: index, %rows: index)"
     whole = (f"{head} attributes {{no_inline}} {{", _body(product, finish), "return\n}")

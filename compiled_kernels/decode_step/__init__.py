@@ -1,6 +1,6 @@
 """A whole decode step in MLIR. Imports torch-mlir only when it compiles."""
 
-from compiled_kernels.decode_step.shape import LayerShape, StepShape, WeightLayout
+from compiled_kernels.decode_step.shape import LayerShape, MixtureShape, StepShape, WeightLayout
 from compiled_kernels.decode_step.step import DecodeStep, DecodeSteps
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedLayout
 
@@ -8,6 +8,7 @@ __all__ = [
     "DecodeStep",
     "DecodeSteps",
     "LayerShape",
+    "MixtureShape",
     "QuantizedLayout",
     "StepShape",
     "WeightLayout",

@@ -77,7 +77,8 @@ scf.for %row = %from to %to step %one {{
 def gate_text(layer: LayerKernel) -> str:
     """Emit @{name}_gate(gate_up [row, 2 * hidden], out [row, hidden], begin, end): silu(gate) * up of hidden columns
     from begin to end, for every row, rounded to the type that enters products."""
-    hidden, kind = layer.shape.intermediate_size, layer.step.dtype
+    hidden = layer.shape.intermediate_size
+    kind = layer.step.dtype if layer.shape.experts is None else layer.expert_dtype
     gate_up, out = layer.gate_up_out.type, layer.gated.type
     lanes = largest_divisor(hidden, layer.step.target.lanes)
     lines = Lines()
@@ -89,7 +90,7 @@ def gate_text(layer: LayerKernel) -> str:
 %zero = arith.constant 0 : index
 %one_row = arith.constant 1 : index
 %step = arith.constant {lanes} : index
-%rows = arith.constant {layer.step.rows} : index
+%rows = arith.constant {layer.feedforward_rows} : index
 %hidden = arith.constant {hidden} : index
 scf.for %row = %zero to %rows step %one_row {{
   scf.for %at = %begin to %end step %step {{

@@ -18,6 +18,7 @@ from compiled_kernels.decode_step.layer_kernel import (
     taken,
     weight_arguments_of,
 )
+from compiled_kernels.decode_step.mixture import Mixture, mixture_functions, mixture_text
 from compiled_kernels.decode_step.rotary import key_norm, query_norm, rotary_text, write_text
 from compiled_kernels.mlir_text import Named, call, declare_arguments, memref, thread_share
 from compiled_kernels.paged_attention.mlir_decode import attention_text
@@ -29,6 +30,7 @@ def layer_text(layer: LayerKernel) -> str:
     """@{name}(see `passed`; thread, threads): the layer's part of x, row by row, and the rows' keys and values."""
     products = [*map(product_text_of, layer.products), *quantizers(layer.name, layer.products, layer.step.rows)]
     called = [*products, _attention_text(layer), rotary_text(layer), write_text(layer), gate_text(layer)]
+    called += mixture_functions(layer) if layer.shape.experts else []
     body = "\n".join((_buffers(layer), _project(layer), _attend(layer), _output(layer), _feedforward(layer)))
     head = f"@{layer.name}({declare_arguments(layer_arguments(layer))}, %thread: index, %threads: index) attributes {{no_inline}}"
     return "\n".join([*called, f"func.func private {head} {{\n{body}\nreturn\n}}"])
@@ -41,9 +43,9 @@ def _attention_text(layer: LayerKernel) -> str:
 
 
 def layer_arguments(layer: LayerKernel) -> list[Named]:
-    """Return a layer's arguments: its own weights and pages, its page table and angles, and buffers shared by all
-    layers."""
-    return [*layer.own_arguments, *layer.page_tables, *layer.angles, *layer.shared_buffers]
+    """Return a layer's arguments: its own weights and pages, the experts that its rows take, its page table and
+    angles, and buffers shared by all layers."""
+    return [*layer.own_arguments, *layer.chosen, *layer.page_tables, *layer.angles, *layer.shared_buffers]
 
 
 def _normed(layer: LayerKernel) -> Named:
@@ -58,6 +60,7 @@ def _buffers(layer: LayerKernel) -> str:
     """Emit the buffers that each thread has for itself."""
     own = [_normed(layer), _mixed(layer), Named("queries", layer.attention.types["queries"])]
     own += int8_buffers(layer.products, layer.step.rows)
+    own += Mixture(layer).buffers if layer.shape.experts else []
     buffers = [f"%{name} = memref.alloca() {{alignment = 64 : i64}} : {kind}" for name, kind in own]
     return "\n".join(("%zero = arith.constant 0 : index", "%one = arith.constant 1 : index", *buffers))
 
@@ -194,8 +197,11 @@ def _output(layer: LayerKernel) -> str:
 
 
 def _feedforward(layer: LayerKernel) -> str:
-    """Emit x += (silu(gate) * up) times the down weight. A thread multiplies the same columns of gate and of up, so
-    that it can gate them without waiting."""
+    """Emit x += (silu(gate) * up) times the down weight, or a mixture of such. A thread multiplies the same columns of
+    gate and of up, so that it can gate them without waiting."""
+    if layer.shape.experts:
+        router = _multiply(layer, layer.router, Mixture(layer).x, layer.router_logits, "router")
+        return "\n".join((_norm(layer, "feedforward_norm"), mixture_text(layer, router)))
     unit = max(layer.gate_up.block, layer.attention.lanes)
     gated = [layer.gate_up_out, layer.gated, Named("gate_begin", "index"), Named("gate_end", "index")]
     return "\n".join(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from compiled_kernels.blocked.few import FewRows, few_text
 from compiled_kernels.blocked.shape import Panels
 from compiled_kernels.decode_step.shape import LayerShape, StepShape, WeightLayout
+from compiled_kernels.expert_linear.mlir_text import ListedRows
 from compiled_kernels.linear.mlir_shape import Product
 from compiled_kernels.linear.mlir_text import product_text
 from compiled_kernels.linear_w8a8.mlir_rows import quantize_text
@@ -61,7 +62,47 @@ class LayerKernel:
         )
 
     @property
+    def router(self) -> AnyProduct:
+        """Return the product that gives each row's logits of the experts, from what the experts read."""
+        assert self.shape.experts is not None
+        experts, step = self.shape.experts, replace(self.step, dtype=self.expert_dtype)
+        return layer_product(step, f"{self.name}_router", step.hidden_size, experts.num_experts, experts.router)
+
+    @property
+    def expert_gate_up(self) -> ListedRows:
+        """Return the product of rows with gate and up of their experts: a row of its result for each expert of each
+        row."""
+        width = self.step.hidden_size, 2 * self.shape.intermediate_size
+        return self._by_experts("gate_up", *width, self.shape.gate_up, self.rows_per_token)
+
+    @property
+    def expert_down(self) -> ListedRows:
+        return self._by_experts("down", self.shape.intermediate_size, self.step.hidden_size, self.shape.down, 1)
+
+    def _by_experts(self, name: str, width: int, out: int, weight: WeightLayout, reads: int) -> ListedRows:
+        assert self.shape.experts is not None
+        stack = width, self.shape.experts.num_experts * out, weight.dtype, self.expert_dtype, self.step.target
+        return ListedRows(f"{self.name}_{name}", *stack, rows=self.feedforward_rows, columns=out, reads=reads)
+
+    @property
+    def expert_dtype(self) -> str:
+        """Return the type of what experts multiply: bfloat16 where sums are of pairs of such, float32 otherwise."""
+        return self.step.dtype if self.step.target.has_bf16_dot else "f32"
+
+    @property
+    def rows_per_token(self) -> int:
+        """Return the rows of the feed-forward for each row of the step: one for each expert that it takes."""
+        return 1 if self.shape.experts is None else self.shape.experts.per_row
+
+    @property
+    def feedforward_rows(self) -> int:
+        return self.step.rows * self.rows_per_token
+
+    @property
     def products(self) -> tuple[AnyProduct, ...]:
+        """Return the products that all rows go through."""
+        if self.shape.experts is not None:
+            return self.qkv, self.output, self.router
         return self.qkv, self.output, self.gate_up, self.down
 
     @property
@@ -100,17 +141,25 @@ class LayerKernel:
             *weight_arguments_of("qkv", self.qkv),
             *weight_arguments_of("output", self.output),
             Named("feedforward_norm", self.norm_type),
-            *weight_arguments_of("gate_up", self.gate_up),
-            *weight_arguments_of("down", self.down),
+            *self._feedforward_weights,
             *self.head_norms.values(),
             *self.sink_logits,
         ]
 
     @property
+    def _feedforward_weights(self) -> list[Named]:
+        if self.shape.experts is None:
+            return [*weight_arguments_of("gate_up", self.gate_up), *weight_arguments_of("down", self.down)]
+        experts = weight_arguments_of("gate_up", self.expert_gate_up), weight_arguments_of("down", self.expert_down)
+        return [*weight_arguments_of("router", self.router), *experts[0], *experts[1]]
+
+    @property
     def head_norms(self) -> dict[str, Named]:
         """Return the weights of the norms of queries and keys, if there are such."""
-        norm = memref((self.shape.head_dim,), self.step.dtype)
-        return {of: Named(f"{of}_norm", norm) for of in ("query", "key") if self.shape.qk_norm}
+        heads = {"query": self.shape.num_heads, "key": self.shape.num_kv_heads}
+        widths = {of: self.shape.head_dim * (count if self.shape.whole_qk_norm else 1) for of, count in heads.items()}
+        norms = {of: Named(f"{of}_norm", memref((width,), self.step.dtype)) for of, width in widths.items()}
+        return norms if self.shape.qk_norm else {}
 
     @property
     def sink_logits(self) -> list[Named]:
@@ -138,23 +187,50 @@ class LayerKernel:
     @property
     def gate_up_out(self) -> Named:
         return Named(
-            f"gate_up_out_{self.shape.intermediate_size}",
-            memref((self.step.rows, 2 * self.shape.intermediate_size), "f32"),
+            f"gate_up_out_{self._feedforward_size}",
+            memref((self.feedforward_rows, 2 * self.shape.intermediate_size), "f32"),
         )
 
     @property
     def gated(self) -> Named:
+        dtype = self.step.dtype if self.shape.experts is None else self.expert_dtype
         return Named(
-            f"gated_{self.shape.intermediate_size}",
-            memref((self.step.rows, self.shape.intermediate_size), self.step.dtype),
+            f"gated_{self._feedforward_size}", memref((self.feedforward_rows, self.shape.intermediate_size), dtype)
         )
+
+    @property
+    def _feedforward_size(self) -> str:
+        experts = self.shape.experts
+        return f"{self.shape.intermediate_size}" + ("" if experts is None else f"x{experts.per_row}")
+
+    @property
+    def expert_buffers(self) -> list[Named]:
+        """Return the logits of the experts, and the result of each expert of each row, where there is a mixture."""
+        if self.shape.experts is None:
+            return []
+        return [self.router_logits, self.expert_out]
+
+    @property
+    def chosen(self) -> list[Named]:
+        """Return what says which experts each row takes, one row after another, where there is a mixture."""
+        return [Named("chosen", self.expert_down.order_type)] if self.shape.experts else []
+
+    @property
+    def router_logits(self) -> Named:
+        assert self.shape.experts is not None
+        count = self.shape.experts.num_experts
+        return Named(f"router_logits_{count}", memref((self.step.rows, count), "f32"))
+
+    @property
+    def expert_out(self) -> Named:
+        return Named(f"expert_out_{self.rows_per_token}", self.expert_down.out_type)
 
     @property
     def shared_buffers(self) -> list[Named]:
         """Return the buffers that all threads see; they are named after their sizes, so that layers of one size share
         them."""
         lengths = Named("lengths", self.attention.types["lengths"])
-        return [self.x, lengths, self.qkv_out, self.partial, self.gate_up_out, self.gated]
+        return [self.x, lengths, self.qkv_out, self.partial, self.gate_up_out, self.gated, *self.expert_buffers]
 
     @property
     def angles(self) -> list[Named]:

@@ -23,7 +23,7 @@ def rotary_text(layer: LayerKernel) -> str:
     row_group = [Named("row", "index"), Named("group", "index")]
     taken = [Named("qkv", layer.qkv_out.type), *layer.angles, *query_norm(layer), Named("q", t["queries"]), *row_group]
     lines = Lines("q")
-    rotary_head(lines, layer, "%query_norm", "%q", "%h", t["queries"])
+    rotary_head(lines, layer, "query", "%q", "%h", t["queries"])
     return f"""func.func private @{layer.name}_turn({declare_arguments(taken)}) {{
 %zero = arith.constant 0 : index
 %one = arith.constant 1 : index
@@ -53,7 +53,7 @@ def write_text(layer: LayerKernel) -> str:
     ]
     taken = [Named("qkv", layer.qkv_out.type), *layer.angles, *key_norm(layer), *pages, *places]
     key = Lines("k")
-    rotary_head(key, layer, "%key_norm", "%keys", "%page, %group, %offset", t["pages"])
+    rotary_head(key, layer, "key", "%keys", "%page, %group, %offset", t["pages"])
     return f"""func.func private @{layer.name}_keep({declare_arguments(taken)}) {{
 %one = arith.constant 1 : index
 %size = arith.constant {layer.step.page_size} : index
@@ -80,11 +80,12 @@ def _lanes(layer: LayerKernel) -> int:
     return largest_divisor(layer.shape.head_dim // 2, layer.step.target.lanes)
 
 
-def rotary_head(lines: Lines, layer: LayerKernel, norm: str, out: str, at: str, out_type: str) -> None:
-    """Emit out[at] = the head that begins at column %base of the row, normed with the weight `norm`, its two halves
+def rotary_head(lines: Lines, layer: LayerKernel, of: str, out: str, at: str, out_type: str) -> None:
+    """Emit out[at] = the head of `of` (query, key) that begins at column %base of the row, normed, its two halves
     rotated against each other (RoPE, Su et al. 2021), rounded."""
     half, lanes, kind = layer.shape.head_dim // 2, _lanes(layer), layer.step.dtype
-    factor = _factor(lines, layer) if layer.shape.qk_norm else None
+    norm = layer.head_norms.get(of)
+    factor = None if norm is None else _factor(lines, layer, of)
     for start in range(0, half, lanes):
         places = [lines.index(start), lines.index(start + half)]
         parts = [_part(lines, layer, place, norm, factor) for place in places]
@@ -104,26 +105,37 @@ def _turned_pair(lines: Lines, layer: LayerKernel, parts: list[str], place: str)
     return rotated
 
 
-def _part(lines: Lines, layer: LayerKernel, place: str, norm: str, factor: str | None) -> str:
+def _part(lines: Lines, layer: LayerKernel, place: str, norm: Named | None, factor: str | None) -> str:
     """Emit columns of the head from `place` on, times the norm's factor and weight where there is one."""
     lanes, kind = _lanes(layer), layer.step.dtype
     column = lines.let(f"arith.addi %base, {place} : index")
     part = lines.load("%qkv", f"%row, {column}", layer.qkv_out.type, lanes, "f32")
-    if factor is None:
+    if norm is None or factor is None:
         return part
-    gain = lines.extend(lines.load(norm, place, layer.head_norms["query"].type, lanes, kind), lanes, kind)
+    if layer.shape.whole_qk_norm:  # of all heads' columns one after another
+        place = lines.let(f"arith.subi {column}, {lines.index(_first_column(layer, norm))} : index")
+    gain = lines.extend(lines.load(f"%{norm.name}", place, norm.type, lanes, kind), lanes, kind)
     part = lines.let(f"arith.mulf {part}, {factor} : {vector(lanes)}")
     return lines.let(f"arith.mulf {part}, {gain} : {vector(lanes)}")
 
 
-def _factor(lines: Lines, layer: LayerKernel) -> str:
-    """Emit 1 / sqrt(mean(x²) + eps) of the head that begins at column %base, as a vector."""
-    lanes, dim = _lanes(layer), layer.shape.head_dim
-    squares = lines.constant("0.0", lanes)
-    for start in range(0, dim, lanes):
-        column = lines.let(f"arith.addi %base, {lines.index(start)} : index")
-        part = lines.load("%qkv", f"%row, {column}", layer.qkv_out.type, lanes, "f32")
-        squares = lines.fma(part, part, squares, lanes)
+def _first_column(layer: LayerKernel, norm: Named) -> int:
+    """Return the first column of queries, or of keys, in a row."""
+    return 0 if norm == layer.head_norms["query"] else layer.shape.num_heads * layer.shape.head_dim
+
+
+def _factor(lines: Lines, layer: LayerKernel, of: str) -> str:
+    """Emit 1 / sqrt(mean(x²) + eps) of the head that begins at column %base, or of all heads of `of`, as a vector."""
+    lanes, dim, norm = _lanes(layer), layer.shape.head_dim, layer.head_norms[of]
+    first = "%base"
+    if layer.shape.whole_qk_norm:
+        first = lines.index(_first_column(layer, norm))
+        dim *= layer.shape.num_heads if of == "query" else layer.shape.num_kv_heads
+    last, name = lines.let(f"arith.addi {first}, {lines.index(dim)} : index"), f"%squares{lines.serial}"
+    over = f"{name}_at = {first} to {last} step {lines.index(lanes)}"
+    (squares,) = lines.begin_loop(name, over, [f"{name}_so_far"], [lines.constant("0.0", lanes)], lanes)
+    part = lines.load("%qkv", f"%row, {name}_at", layer.qkv_out.type, lanes, "f32")
+    lines.end_loop([lines.fma(part, part, f"{name}_so_far", lanes)], lanes)
     total, count = lines.hsum(squares, lanes), lines.let(f"arith.constant {number(dim)} : f32")
     eps, unit = (lines.let(f"arith.constant {number(value)} : f32") for value in (layer.step.eps, 1.0))
     raised = lines.let(f"arith.addf {lines.let(f'arith.divf {total}, {count} : f32')}, {eps} : f32")

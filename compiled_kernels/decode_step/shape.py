@@ -21,10 +21,22 @@ class WeightLayout:
     panels: bool = False
     w8a8: bool = False
 
-    @property
-    def num_tensors(self) -> int:
-        """Return the number of tensors: the matrix, its scales, its bias."""
-        return 1 + (self.dtype in ("i8", "i4")) + self.bias
+
+@dataclass(frozen=True)
+class MixtureShape:
+    """A mixture of `num_experts` feed-forwards, of which a row takes `per_row`: those with the largest score.
+
+    Scores are what the router gives (`logit`), its `softmax` or its `sigmoid`. An expert's weight is its score, or with
+    `softmax_chosen` the softmax of the chosen ones; divided by their sum with `renormalize`; times `factor`.
+    """
+
+    num_experts: int
+    per_row: int
+    router: WeightLayout
+    score: str
+    softmax_chosen: bool
+    renormalize: bool
+    factor: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +47,9 @@ class LayerShape(HeadShape):
         intermediate_size: width of the feed-forward.
         page_table: index of its page table (with `quantized`, of the residual tokens).
         rotary_index: index of its table of angles; None where heads are not rotated.
-        qk_norm: whether queries and keys are normed first.
+        qk_norm: whether queries and keys are normed first: each head, or with `whole_qk_norm` all heads of a row.
+        experts: the mixture that takes the place of one feed-forward; `gate_up` and `down` are each expert's then, in
+            panels, and their widths are multiples of 64.
         quantized: the layout of quantized keys and values, whose page table is `quantized_page_table`.
     """
 
@@ -45,16 +59,12 @@ class LayerShape(HeadShape):
     gate_up: WeightLayout
     down: WeightLayout
     qk_norm: bool = False
+    whole_qk_norm: bool = False
+    experts: MixtureShape | None = None
     rotary_index: int | None = 0
     page_table: int = 0
     quantized: QuantizedLayout | None = None
     quantized_page_table: int | None = None
-
-    @property
-    def num_tensors(self) -> int:
-        """Return the number of weight tensors: two norms, four products, and those of attention beside them."""
-        products = sum(weight.num_tensors for weight in (self.qkv, self.output, self.gate_up, self.down))
-        return 2 + products + 2 * self.qk_norm + self.sink_logits
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ class DecodeStep:
     BackendError where one is missing, is too many, or is of another shape or type.
 
     Fill `x`, `lengths`, `tables` and `angles`, call, and read `logits` (or `x`): all of them buffers of the step's
-    own, for `shape.rows` rows, where the step has such. An unused row has length 1 and pages that no other row reads.
+    own, for `shape.rows` rows, where the step has such; `chosen` [row, expert's place] says for each layer that is a
+    mixture, by its index, which experts each row took. An unused row has length 1 and pages that no other row reads.
     """
 
     def __init__(self, shape: StepShape, tensors: Mapping[str, Tensor]):
@@ -41,6 +42,11 @@ class DecodeStep:
         self.x = self._own["x"]
         nothing = torch.empty(0)
         self.logits, self.lengths = (self._own.get(name, nothing) for name in ("logits", "lengths"))
+        self.chosen = {
+            i: self._own[f"chosen_{i}"].view(shape.rows, kind.experts.per_row)
+            for i, kind in enumerate(shape.layers)
+            if kind.experts is not None
+        }
         self.tables = tuple(self._own[f"table_{i}"] for i in range(shape.num_page_tables))
         self.angles = {i: (self._own[f"cos_{i}"], self._own[f"sin_{i}"]) for i in shape.rotary_dims}
 

@@ -69,6 +69,8 @@ def buffers(shape: StepShape) -> list[Named]:
     found += [Named(f"table_{i}", memref((rows, shape.max_pages), "i32")) for i in range(shape.num_page_tables)]
     for index, dim in shape.rotary_dims.items():
         found += rotary_arguments(shape, dim, f"_{index}")
+    for index, kind in enumerate(shape.layers):
+        found += [Named(f"{name}_{index}", chosen) for name, chosen in LayerKernel(shape, kind).chosen]
     for kind in shape.layer_kinds:
         found += [buffer for buffer in LayerKernel(shape, kind).shared_buffers if buffer not in found]
     return found
@@ -89,7 +91,7 @@ def _layer_call(layer: LayerKernel, index: int) -> str:
     rotary = layer.shape.rotary_index
     called = {"quantized_table": f"table_{layer.shape.quantized_page_table}"}
     called |= {"table": f"table_{layer.shape.page_table}", "cos": f"cos_{rotary}", "sin": f"sin_{rotary}"}
-    called |= {name: f"{name}_{index}" for name, _ in layer.own_arguments}
+    called |= {name: f"{name}_{index}" for name, _ in (*layer.own_arguments, *layer.chosen)}
     given = [Named(called.get(name, name), kind) for name, kind in layer_arguments(layer)]
     return call(layer.name, [*given, Named("thread", "index"), Named("threads", "index")])
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from compiled_kernels.blocked.few import FewRows, panel_rows
 from compiled_kernels.blocked.layout import PANEL, PANEL_PAIR
-from compiled_kernels.blocked.many import LISTED, ORDER_TYPE, ManyRows, many_text, store_listed
+from compiled_kernels.blocked.many import ORDER_TYPE, ManyRows, listed_arguments, many_text, store_listed
 from compiled_kernels.blocked.registers import InputRows
 from compiled_kernels.blocked.shape import TILE_ROWS, rows_type
 from compiled_kernels.mlir_text import SIZE_BOUND, THREADS, Lines, Named, Target, call, declare_arguments, memref
@@ -26,15 +26,31 @@ LAST_TILES = (1, 2, 4, TILE_ROWS)  # rows of an expert's last tile, each with co
 
 @dataclass(frozen=True)
 class ListedRows(FewRows):
-    """A product of rows that a list names (see `LISTED`), with some panels of a stack of weights. `columns` are those
-    of one weight; row i of the list reads row i // `reads` of x."""
+    """A product of rows that a list names (see `listed_arguments`), with some panels of a stack of weights. `columns` are those
+    of one weight; row i of out is made of row i // `reads` of x. `rows` are those of out."""
 
     columns: int = 0
     reads: int = 1
 
     @property
+    def x_type(self) -> str:
+        return rows_type(self.in_features, self.x_dtype, self.rows // self.reads)
+
+    @property
     def out_type(self) -> str:
         return rows_type(self.columns, "f32", self.rows)
+
+    @property
+    def order_type(self) -> str:
+        return memref((self.rows,), "i64")
+
+    @property
+    def arguments(self) -> list[Named]:
+        """Return the arguments of the product's function; the last two are the places of an expert's rows in the
+        list."""
+        weights = (Named(f"w{i}", kind) for i, kind in enumerate(self.weight_types))
+        given = [Named("x", self.x_type), *weights, Named("out", self.out_type), *listed_arguments(self.order_type)]
+        return [*given, Named("begin", "index"), Named("end", "index")]
 
 
 @dataclass(frozen=True)
@@ -122,8 +138,6 @@ def _walked(product: ExpertProduct) -> list[Named]:
 def _experts_text(product: ExpertProduct) -> str:
     """Emit @{name}_experts(x, weights, out, order, ends, thread, threads, rows)."""
     few, many = product.few, product.many
-    bounds = [Named("begin", "index"), Named("end", "index")]
-    given = [Named("x", many.x_type), Named("w0", many.weight_types[0]), Named("out", many.out_type), *LISTED, *bounds]
     return f"""func.func private @{product.name}_experts({declare_arguments(_walked(product))}) {{
   %zero = arith.constant 0 : index
   %one = arith.constant 1 : index
@@ -144,9 +158,9 @@ def _experts_text(product: ExpertProduct) -> str:
       %count = arith.subi %end, %begin : index
       %is_few = arith.cmpi ule, %count, %tile : index
       scf.if %is_few {{
-        func.{call(few.name, given)}
+        func.{call(few.name, few.arguments)}
       }} else {{
-        func.{call(many.name, [*given, Named("rows", "index")])}
+        func.{call(many.name, [*few.arguments, Named("rows", "index")])}
       }}
     }}
     scf.yield %end : index
@@ -155,11 +169,11 @@ def _experts_text(product: ExpertProduct) -> str:
 }}"""
 
 
-def sort_text(name: str, experts: int) -> str:
+def sort_text(name: str, experts: int, order: str = ORDER_TYPE) -> str:
     """Emit @{name}_sort(expert, order, ends, rows): `order` is the rows in the order of their experts, stable, and
     `ends` [expert] where each expert's rows end in it."""
     ends = memref((experts,), "i64")
-    return f"""func.func private @{name}_sort(%expert: {ORDER_TYPE}, %order: {ORDER_TYPE}, %ends: {ends}, %rows: index) {{
+    return f"""func.func private @{name}_sort(%expert: {order}, %order: {order}, %ends: {ends}, %rows: index) {{
   %zero = arith.constant 0 : index
   %one = arith.constant 1 : index
   %none = arith.constant 0 : i64
@@ -169,7 +183,7 @@ def sort_text(name: str, experts: int) -> str:
     memref.store %none, %ends[%e] : {ends}
   }}
   scf.for %i = %zero to %rows step %one {{
-    %e64 = memref.load %expert[%i] : {ORDER_TYPE}
+    %e64 = memref.load %expert[%i] : {order}
     %e = arith.index_cast %e64 : i64 to index
     %before = memref.load %ends[%e] : {ends}
     %after = arith.addi %before, %single : i64
@@ -182,12 +196,12 @@ def sort_text(name: str, experts: int) -> str:
     scf.yield %next : i64
   }}
   scf.for %i = %zero to %rows step %one {{
-    %e64 = memref.load %expert[%i] : {ORDER_TYPE}
+    %e64 = memref.load %expert[%i] : {order}
     %e = arith.index_cast %e64 : i64 to index
     %place64 = memref.load %ends[%e] : {ends}
     %place = arith.index_cast %place64 : i64 to index
     %i64 = arith.index_cast %i : index to i64
-    memref.store %i64, %order[%place] : {ORDER_TYPE}
+    memref.store %i64, %order[%place] : {order}
     %after = arith.addi %place64, %single : i64
     memref.store %after, %ends[%e] : {ends}
   }}
@@ -196,10 +210,8 @@ def sort_text(name: str, experts: int) -> str:
 
 
 def few_text(product: ListedRows) -> str:
-    """Emit @name(x, weights, out, see `LISTED`, begin, end): rows `begin` to `end` of the list, panel by panel: tiles
-    of `TILE_ROWS`, then one of what is left, where the last row may be computed more than once."""
-    weights = (Named(f"w{i}", kind) for i, kind in enumerate(product.weight_types))
-    given = [Named("x", product.x_type), *weights, Named("out", product.out_type), *LISTED]
+    """Emit @name(see `arguments`): rows `begin` to `end` of the list, panel by panel: tiles of `TILE_ROWS`, then one
+    of what is left, where the last row may be computed more than once."""
     lines = Lines()
     tile, one = lines.index(TILE_ROWS), lines.index(1)
     count = lines.let("arith.subi %end, %begin : index")
@@ -228,13 +240,13 @@ def few_text(product: ListedRows) -> str:
         lines.emit("}")
         fewer = size
     lines.emit("}")
-    head = f"func.func private @{product.name}({declare_arguments(given)}, %begin: index, %end: index)"
+    head = f"func.func private @{product.name}({declare_arguments(product.arguments)})"
     return f"{head} attributes {{no_inline}} {{\n{lines.text()}\nreturn\n}}"
 
 
 def _tile(lines: Lines, product: ListedRows, panel: str, column: str, places: list[str]) -> None:
     """Emit the rows at these places of the list times a panel."""
-    rows = [lines.index_of(f"%order[{place}]", ORDER_TYPE) for place in places]
+    rows = [lines.index_of(f"%order[{place}]", product.order_type) for place in places]
     read = (
         rows
         if product.reads == 1

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from compiled_kernels import Backend, backend_problems
 from tests.engine.scribe import Rows, Scribe, asked, differing, served
-from tests.engine.tiny import layer, runner_of, spec_of, weights_of
+from tests.engine.tiny import layer, mixture_of, runner_of, spec_of, weights_of
 from tests.thorough import tries
 from workbench.engine.load import load
 from workbench.errors import WorkbenchError
@@ -22,7 +22,7 @@ from workbench.executors.token_parallel import TokenParallelExecutor
 from workbench.kv_cache.format import CacheFormat
 from workbench.model.quantized import WeightFormat
 from workbench.model.shapes import named_shape
-from workbench.model.spec import LayerSpec, ModelSpec, MoESpec
+from workbench.model.spec import LayerSpec, ModelSpec, MoESpec, RouterSpec
 from workbench.model.transformer import Transformer
 from workbench.request import Request
 from workbench.trace.events import Preempted
@@ -44,6 +44,9 @@ KINDS: dict[str, tuple[ModelSpec, torch.dtype, WeightFormat, CacheFormat]] = {
     "sunk float32": (SUNK, torch.float32, WeightFormat(), CacheFormat()),
     "wide float32": (WIDE, torch.float32, WeightFormat(), CacheFormat()),
     "wide bfloat16": (WIDE, torch.bfloat16, WeightFormat(), CacheFormat()),
+    "mixture float32": (mixture_of(5, 2), torch.float32, WeightFormat(), CacheFormat()),
+    "mixture bfloat16": (mixture_of(16, 3, RouterSpec(score="sigmoid", softmax_chosen=False, renormalize=True)),
+                         torch.bfloat16, WeightFormat(), CacheFormat()),
     "int8 weights": (WIDE, torch.bfloat16, WeightFormat.parse("int8"), CacheFormat()),
     "int8 activations": (WIDE, torch.bfloat16, WeightFormat.parse("int8", activations="int8"), CacheFormat()),
     "int4 weights": (WIDE, torch.float32, WeightFormat.parse("int4", quant_group=32), CacheFormat()),
@@ -62,7 +65,9 @@ ROW_BUCKETS = (1, 3, 8)  # buckets of rows, for the sake of fewer compilations: 
 
 def model_of(kind: str) -> Transformer:
     spec, dtype, format, _ = KINDS[kind]
-    return Transformer.from_state(spec, weights_of(spec, dtype, 0), format=format)
+    model = Transformer.from_state(spec, weights_of(spec, dtype, 0), format=format)
+    model.use_expert_panels()
+    return model
 
 
 MODELS = {kind: model_of(kind) for kind in KINDS}
@@ -212,7 +217,7 @@ def test_what_cannot_keep_it_is_refused(settings: dict, message: str) -> None:
     assert "\n" not in str(refused.value)
 
 
-def test_a_mixture_of_experts_is_refused() -> None:
+def test_a_mixture_of_experts_of_odd_width_is_refused() -> None:
     mixed = LayerSpec(
         attention=layer().attention, intermediate_size=12, experts=MoESpec(num_experts=3, num_experts_per_tok=2)
     )

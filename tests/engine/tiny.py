@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
@@ -14,9 +15,9 @@ from workbench.engine.config import EngineConfig
 from workbench.engine.loaded_model import LoadedModel
 from workbench.engine.runner import Runner, generate
 from workbench.kv_cache.store import KVStore
-from workbench.model.attention_spec import AttentionSpec, RotaryConfig
+from workbench.model.attention_spec import AttentionSpec, QKNormSpec, RotaryConfig
 from workbench.model.hf.weights import random_weights
-from workbench.model.spec import LayerSpec, ModelSpec
+from workbench.model.spec import LayerSpec, ModelSpec, MoESpec, RouterSpec
 from workbench.model.transformer import Transformer
 from workbench.request import CustomPart, Request, SamplingParameters, random_token_ids
 
@@ -30,6 +31,16 @@ def layer(
     sizes = {"num_heads": heads, "num_kv_heads": groups, "head_dim": dim, "sliding_window": sliding_window}
     attention = AttentionSpec(**sizes, qkv_bias=bias, o_proj_bias=bias, **slots)
     return LayerSpec(attention=attention, intermediate_size=12, mlp_bias=bias)
+
+
+def mixture_of(
+    experts: int = 6, chosen: int = 2, router: RouterSpec | None = None, layers: int = 2, **attention: Any
+) -> ModelSpec:
+    """A model of mixtures, as wide as the compiled step wants them; norms of queries and keys are over all heads."""
+    slots = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "qk_norm": QKNormSpec(over="projection")} | attention
+    mixture = MoESpec(num_experts=experts, num_experts_per_tok=chosen, router=router or RouterSpec())
+    kind = LayerSpec(attention=AttentionSpec(**slots), intermediate_size=64, experts=mixture)
+    return spec_of(*[kind] * layers).model_copy(update={"name": "mixture", "hidden_size": 64})
 
 
 def spec_of(*layers: LayerSpec, tied: bool = True, eos_token_ids: tuple[int, ...] = ()) -> ModelSpec:

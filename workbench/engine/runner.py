@@ -39,7 +39,9 @@ from workbench.scheduler.plan import StepPlan
 from workbench.scheduler.policies import parse_policy
 from workbench.scheduler.scheduler import Scheduler
 from workbench.speculative.proposers import Speculator
-from workbench.trace.events import Event, Finished, ThreadsChanged
+from workbench.trace.events import Event, ExpertsUsed, Finished, ThreadsChanged
+
+EXPERT_ROWS_OF_PADDING = 64  # rows at most by which a step's bucket exceeds its tokens
 
 
 class Runner(Displayable):
@@ -202,6 +204,19 @@ class Runner(Displayable):
         self.speculator = speculator
         self.tracker.set_acceptance_rule("rejection" if speculator is None else speculator.accept)
 
+    def record_experts(self, on: bool = True) -> None:
+        """Emit `ExpertsUsed` after each step from now on: how many rows each expert of each layer computed.
+
+        It takes one look at what the router chose anyway; compiled blocks are compiled once more for it. Raises
+        WorkbenchError for a model without mixtures.
+        """
+        self._check_owner()
+        if not any(kind.experts for kind in self.model.spec.layers):
+            raise WorkbenchError(f"{self.model.spec.name}: no layer is a mixture of experts")
+        limits = self.config.schedule
+        rows = limits.max_num_batched_tokens + limits.max_num_seqs + EXPERT_ROWS_OF_PADDING
+        self.model.record_experts(rows if on else None)
+
     def reset_prefix_cache(self) -> None:
         """Empty the prefix cache; running sequences keep their pages."""
         self.kv_cache.reset_prefix_cache()
@@ -336,6 +351,11 @@ class Runner(Displayable):
         stepped = self.telemetry.emit_step(plan, pages, times, accepted, compiles, kernels)
         if queue is not None:
             queue.append(stepped)
+        if (use := self.model.expert_use) is not None:
+            used = ExpertsUsed(stepped.time, step=plan.step, layers=use.take())
+            self.telemetry.emit(used)
+            if queue is not None:
+                queue.append(used)
 
     def set_owner(self, owner: RunnerOwner | None) -> None:
         """Let `owner` submit requests and run steps, and no other caller; None ends that."""

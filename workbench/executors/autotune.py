@@ -97,10 +97,14 @@ def autotune_backend(
     held = CacheLayout(model.cache_shapes(cache), page_size, cache_dtype or model.dtype)
     key = _key(model, backends, held, compile_unit)
     found = _trial(remembered.load().get(key))
+    if backends.decode is Backend.MLIR:
+        model.use_expert_panels()  # a step reads them so
     if found is None:
         found = _tried(backends, model, held, compile_unit)
         if found.is_stable:
             remembered.add(key, _entry(found, model, held, compile_unit))
+    if found.chosen is not Backend.MLIR:
+        model.use_expert_panels(False)
     parts = [str(found)]
     if backends.blocks in found.refused:  # a backend that cannot decode is not used for prefill either
         backends = replace(backends, blocks=Backend.EAGER, attention=Backend.EAGER)

@@ -71,7 +71,10 @@ class EagerExecutor:
 
     def forward(self, plan: StepPlan) -> Tensor:
         rows = len(plan.spans) + plan.padding_rows if plan.padding_rows else None
-        return synchronized(self.model(pack_batch(plan, self.store.page_size, self.model.device, rows), self.store))
+        batch = pack_batch(plan, self.store.page_size, self.model.device, rows)
+        logits = synchronized(self.model(batch, self.store))
+        self.model.count_experts(plan.num_tokens)
+        return logits
 
 
 class MlirExecutor:

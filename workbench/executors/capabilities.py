@@ -15,6 +15,7 @@ import torch
 
 from compiled_kernels import Backend
 from compiled_kernels.backends import triton_interpreted
+from compiled_kernels.blocked.layout import PANEL_PAIR
 from compiled_kernels.capabilities import DTYPES, batch_variance, known_gap
 from workbench.display import Table
 from workbench.kv_cache.format import KVCacheSpec
@@ -39,11 +40,12 @@ REFUSALS = {
     "cache": "cannot carry out this cache",
     "batch_invariant": "cannot keep it",
 }
+STEP_QK_NORMS = None, QKNormSpec(), QKNormSpec(over="projection")
 # Settings of a spec that the whole step of mlir supports or that other features cover: a new one is refused at first.
 STEP_SETTINGS: dict[type, str] = {
     AttentionSpec: """kind num_heads num_kv_heads head_dim sliding_window num_sink_tokens softcap scale qk_norm
         position rotary rotated_columns sink_logits mask score module qkv_bias o_proj_bias""",
-    LayerSpec: "attention intermediate_size mlp_bias",
+    LayerSpec: "attention intermediate_size mlp_bias experts",
     ModelSpec: """name vocab_size hidden_size layers max_position_embeddings rotary norm embedding_scale
         final_logit_softcapping tie_word_embeddings eos_token_ids""",
 }
@@ -207,6 +209,29 @@ def _name(dtype: torch.dtype | None) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def _unusual_mixture(wanted: Requirements) -> str | None:
+    """Find a mixture that the whole step of mlir does not carry out: it has experts in panels, and plain routers."""
+
+    def describe(kind: LayerSpec) -> str | None:
+        if kind.experts is None:
+            return None
+        router, sizes = kind.experts.router, (kind.intermediate_size, wanted.spec.hidden_size if wanted.spec else 64)
+        found = {
+            "experts in groups": router.groups > 1,
+            "a bias of the choice of experts": router.selection_bias,
+            "experts whose inputs are weighed": router.weighs_input,
+            "a shared expert": kind.experts.shared_intermediate_size,
+            "experts with biases": kind.mlp_bias,
+            "a router with biases": kind.experts.router_bias,
+            f"experts of {sizes[0]} x {sizes[1]}, no multiples of {PANEL_PAIR}": any(
+                size % PANEL_PAIR for size in sizes
+            ),
+        }
+        return next((what for what, there in found.items() if there), None)
+
+    return _first(wanted.layers, describe)
+
+
 INT8, INT4, FP8 = "INT8 keys or values", "INT4 keys or values", "FP8 keys or values"
 CODEC = "user-defined cache codec"
 FEATURES: dict[str, Feature] = {
@@ -226,8 +251,8 @@ FEATURES: dict[str, Feature] = {
     "soft-capped scores": Feature("model", _setting("softcap")),
     "sink logits": Feature("model", _setting("sink_logits")),
     "norms of queries and keys": Feature("model", _setting("qk_norm")),
-    "norms of queries and keys together, by head, or after rotary": Feature("model", _attention(
-        lambda own: isinstance(own, AttentionSpec) and own.qk_norm not in (None, QKNormSpec()) and "such norms"
+    "norms of queries and keys without weights, by head, or after rotary": Feature("model", _attention(
+        lambda own: isinstance(own, AttentionSpec) and own.qk_norm not in STEP_QK_NORMS and "such norms"
     )),
     "partly rotated heads": Feature("model", _setting("rotated_columns")),
     "no position encoding": Feature("model", _attention(lambda own: own.position == "none" and "no position encoding")),
@@ -247,6 +272,7 @@ FEATURES: dict[str, Feature] = {
         lambda own: isinstance(own, AttentionSpec) and own.head_dim % 2 and f"heads of odd width {own.head_dim}"
     )),
     "mixture of experts": Feature("model", _setting("experts")),
+    "mixtures with groups, shared experts, biases or weighed inputs": Feature("model", _unusual_mixture),
     "gates other than SiLU, GELU by its tanh, clamped": Feature("model", _layer(
         lambda kind: (not kind.activation.gated or kind.activation.kind in ("gelu", "relu", "relu2", "xielu"))
         and f"activation {kind.activation}"
@@ -296,9 +322,10 @@ LIMITS: tuple[Limit, ...] = (
     Limit("INT4 weights in groups of no power of two", Backend.TRITON, BLOCKS, "a group is a power of two columns"),
     Limit("custom part that cannot be traced", Backend.INDUCTOR, EVERY, "it is compiled into the attention"),
     *(Limit(feature, Backend.MLIR, STEP, NOT_IN_STEP) for feature in (
-        "latent attention", "custom attention module", "heads of odd width", "mixture of experts",
+        "latent attention", "custom attention module", "heads of odd width",
+        "mixtures with groups, shared experts, biases or weighed inputs",
         "gates other than SiLU",
-        "norms of queries and keys together, by head, or after rotary",
+        "norms of queries and keys without weights, by head, or after rotary",
         "norms after attention or feed-forward", "parallel attention and feed-forward",
         "offset of the norms' weights")),
     *(Limit(feature, backend, BLOCKS, "it has no kernel for it") for backend in (Backend.MLIR, Backend.TRITON)

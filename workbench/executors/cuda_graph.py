@@ -68,7 +68,9 @@ class CudaGraphExecutor:
             batch = pack_batch(plan, self.store.page_size, CPU, bucket_for(len(plan.spans) + plan.padding_rows))
             self.store.quantize_pending(batch)  # by lengths that Python knows, so that no graph has to
             logits = self._step(_widened(batch))()[: len(plan.spans)]
-        return synchronized(logits)
+        logits = synchronized(logits)
+        self.model.count_experts(plan.num_tokens)
+        return logits
 
     def _step(self, batch: TokenBatch) -> StepFunction:
         """Return the captured step of this size, with its inputs filled from `batch`."""

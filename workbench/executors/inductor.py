@@ -79,8 +79,11 @@ class InductorExecutor:
             torch._dynamo.mark_dynamic(table, 1)
         with torch.inference_mode():
             if rows is not None and self.compile_unit == "step":
-                return synchronized(self._step(self.model, batch, self.store)[batch.logits_indices])
-            return synchronized(self._by_blocks(batch, plan.decode_only))
+                logits = synchronized(self._step(self.model, batch, self.store)[batch.logits_indices])
+            else:
+                logits = synchronized(self._by_blocks(batch, plan.decode_only))
+        self.model.count_experts(plan.num_tokens)
+        return logits
 
     def _by_blocks(self, batch: TokenBatch, decode_only: bool) -> Tensor:
         x = self.model.hidden_states(batch, self.store, self._whole if decode_only else self._mixed)

@@ -27,7 +27,6 @@ from workbench.executors.reference import (
 )
 from workbench.executors.select import Backends
 from workbench.files import cache_directory
-from workbench.model.feedforward import MixtureOfExperts
 from workbench.model.linear import Linear
 from workbench.model.transformer import Transformer
 from workbench.scheduler.plan import Span, StepPlan
@@ -59,15 +58,16 @@ def choose_weight_layout(
     """Convert the block weights to panels if the backend mlir decodes and can prefill from them; return the backends
     then.
 
-    Under `auto` it is not done where torch's product is clearly faster (AMX), where the backend mlir was refused for
-    attention, or where results are further from exact logits than arithmetic in this precision is. The decision is
-    remembered.
+    The experts of a mixture are in panels wherever mlir decodes. Under `auto` all else is not where torch's product is
+    clearly faster (AMX), where the backend mlir was refused for attention, or where results are further from exact
+    logits than arithmetic in this precision is. The decision is remembered.
     """
-    if backends.decodes_by_blocks:  # its own products read either layout, those by experts panels far faster
-        for part in model.blocks.modules():
-            if isinstance(part, MixtureOfExperts):
-                part.use_panels(True)
-    if backends.decode is not Backend.MLIR or backends.decodes_by_blocks or panels_refusal(model):
+    if backends.decode is not Backend.MLIR:
+        return backends
+    if model.use_expert_panels() and not backends.decodes_by_blocks:
+        model.set_backend(Backend.MLIR)  # what reads experts in panels is mlir's
+        backends = replace(backends, blocks=Backend.MLIR, checked=True)
+    if backends.decodes_by_blocks or panels_refusal(model):
         return backends
     in_panels = replace(backends, blocks=Backend.MLIR, attention=Backend.MLIR, checked=True)
     if not auto:
@@ -82,6 +82,7 @@ def choose_weight_layout(
         if quiet:
             remembered.add(key, {**found._asdict(), **tried_of(model, layout)})
     if found.problem:
+        model.use_expert_panels()
         return replace(backends, reason=f"{backends.reason}; weights row by row: {found}")
     _take(model, True, Backend.MLIR)
     return replace(in_panels, reason=f"{backends.reason}; then weights were laid out in panels: {found}")

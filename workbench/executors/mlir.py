@@ -12,8 +12,8 @@ from torch.nn import Module
 from compiled_kernels import Backend
 from compiled_kernels.attention import window_and_sinks
 from compiled_kernels.backends import BackendError
-from compiled_kernels.blocked import as_words, in_panels
-from compiled_kernels.decode_step import DecodeStep, LayerShape, QuantizedLayout, StepShape, WeightLayout
+from compiled_kernels.blocked import as_words, in_panels, shape_of
+from compiled_kernels.decode_step import DecodeStep, LayerShape, MixtureShape, QuantizedLayout, StepShape, WeightLayout
 from compiled_kernels.mlir_text import MLIR_TYPES, Target
 from compiled_kernels.quantized_attention.mlir_tile import QUANTIZED_NAMES
 from workbench.errors import WorkbenchError
@@ -24,7 +24,7 @@ from workbench.kv_cache.format import KVCacheSpec
 from workbench.kv_cache.pages import NULL_PAGE, pages_for
 from workbench.kv_cache.quantized import QuantizedLayer
 from workbench.kv_cache.store import DenseLayer, KVStore
-from workbench.model.feedforward import GatedMLP
+from workbench.model.feedforward import GatedMLP, MixtureOfExperts
 from workbench.model.layers import Attention as AttentionModule
 from workbench.model.layers import TransformerBlock
 from workbench.model.linear import Linear, RMSNorm
@@ -106,6 +106,7 @@ class MlirStep:
             for part, angle in zip(mine, self._angles[rotary](positions), strict=True):
                 part[:rows] = angle
         self.kernel_seconds = self._threads.run(self._name, step)
+        self.model.count_experts(rows, step.chosen)
         return self.model.cap_logits(step.logits)
 
     @property
@@ -153,29 +154,56 @@ def step_shape(
 
 
 def _layer(block: TransformerBlock, cache: KVCacheSpec, rotary: int | None) -> LayerShape:
-    attention, feedforward = cast(AttentionModule, block.attention), cast(GatedMLP, block.feedforward)
-    spec = attention.spec
+    attention, feedforward = cast(AttentionModule, block.attention), block.feedforward
+    spec, experts = attention.spec, feedforward if isinstance(feedforward, MixtureOfExperts) else None
     window, sinks = window_and_sinks(attention.mask, "mlir")
+    if experts is not None:
+        gate_up, down = (_expert_layout(stack) for stack in (experts.gate_up, experts.down))
+        width = shape_of(experts.down)[1]
+    else:
+        dense = cast(GatedMLP, feedforward)
+        gate_up, down, width = _stored(dense.gate_up), _stored(dense.down), dense.down.in_features
     return LayerShape(
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
-        intermediate_size=feedforward.down.in_features,
+        intermediate_size=width,
         scale=attention.scale,
         qkv=_stored(attention.qkv),
         output=_stored(attention.output),
-        gate_up=_stored(feedforward.gate_up),
-        down=_stored(feedforward.down),
+        gate_up=gate_up,
+        down=down,
         window=window,
         sinks=sinks,
         softcap=spec.softcap,
         sink_logits=spec.sink_logits,
         qk_norm=spec.qk_norm is not None,
+        whole_qk_norm=spec.qk_norm is not None and spec.qk_norm.over == "projection",
+        experts=None if experts is None else _mixture(experts),
         rotary_index=rotary,
         page_table=cache.residual_group if cache.format.quantized else cache.group,
         quantized=_layout(cache) if cache.format.quantized else None,
         quantized_page_table=cache.group if cache.format.quantized else None,
     )
+
+
+def _mixture(experts: MixtureOfExperts) -> MixtureShape:
+    router = experts.router.spec
+    return MixtureShape(
+        num_experts=len(experts.gate_up),
+        per_row=experts.num_experts_per_tok,
+        router=_stored(experts.router),
+        score=router.score,
+        softmax_chosen=router.softmax_chosen,
+        renormalize=router.renormalize,
+        factor=router.factor,
+    )
+
+
+def _expert_layout(stack: Tensor) -> WeightLayout:
+    if not in_panels(stack):
+        raise BackendError("backend mlir: decodes a mixture whose experts lie in panels; see Transformer.use_panels")
+    return WeightLayout(MLIR_TYPES[stack.dtype], panels=True)
 
 
 def _layout(cache: KVCacheSpec) -> QuantizedLayout:
@@ -207,13 +235,15 @@ def step_tensors(model: Transformer, store: KVStore) -> dict[str, Tensor]:
     for index, (block, cache) in enumerate(zip(blocks, store.layers, strict=True)):
         found[f"attention_norm_{index}"] = _norm_weight(block.attention_norm)
         found[f"feedforward_norm_{index}"] = _norm_weight(block.feedforward_norm)
-        attention, feedforward = cast(AttentionModule, block.attention), cast(GatedMLP, block.feedforward)
-        products = {
-            "qkv": attention.qkv,
-            "output": attention.output,
-            "gate_up": feedforward.gate_up,
-            "down": feedforward.down,
-        }
+        attention, feedforward = cast(AttentionModule, block.attention), block.feedforward
+        products = {"qkv": attention.qkv, "output": attention.output}
+        if isinstance(feedforward, MixtureOfExperts):
+            products["router"] = feedforward.router
+            stacks = {"gate_up": feedforward.gate_up, "down": feedforward.down}
+            found |= {f"{name}0_{index}": _stack_words(stack) for name, stack in stacks.items()}
+        else:
+            dense = cast(GatedMLP, feedforward)
+            products |= {"gate_up": dense.gate_up, "down": dense.down}
         for name, linear in products.items():
             found |= {f"{name}{i}_{index}": _stored_words(tensor) for i, tensor in enumerate(linear.tensors)}
         if attention.query_norm is not None and attention.key_norm is not None:
@@ -238,6 +268,11 @@ def _norm_weight(norm: Module) -> Tensor:
 def _stored_words(tensor: Tensor) -> Tensor:
     """Return a weight in panels as the words that the step reads; all others unchanged."""
     return as_words(tensor) if in_panels(tensor) else tensor
+
+
+def _stack_words(stack: Tensor) -> Tensor:
+    """Return the words of all experts' panels, one expert after another."""
+    return as_words(stack).flatten(0, 1)
 
 
 def _words(part: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from workbench.executors.mlir import RotaryCache, check_mlir_step, step_shape, s
 from workbench.executors.packing import pack_batch
 from workbench.executors.token_parallel import TokenParallelExecutor
 from workbench.kv_cache.store import KVStore
+from workbench.model.feedforward import MixtureOfExperts
 from workbench.model.layers import TransformerBlock
 from workbench.model.linear import Linear
 from workbench.model.rotary import RotaryTable
@@ -103,5 +104,7 @@ class PrefillExecutor:
 
 
 def weights_in_panels(model: Transformer) -> bool:
-    """Return whether every product of the model's blocks has its weight in panels."""
-    return all(in_panels(part.weight) for part in model.blocks.modules() if isinstance(part, Linear))
+    """Return whether every product of the model's blocks has its weight in panels, and none is of a mixture."""
+    parts = tuple(model.blocks.modules())
+    dense = all(in_panels(part.weight) for part in parts if isinstance(part, Linear))
+    return dense and not any(isinstance(part, MixtureOfExperts) for part in parts)

@@ -129,6 +129,7 @@ class TokenParallelExecutor:
             for part, angle in zip(mine, self._angles[rotary](batch.positions), strict=True):
                 part[:rows] = angle
         self._run("blocks", step)
+        self.model.count_experts(rows, step.chosen)
         return step.x[:rows]
 
     def _logits(self, x: Tensor) -> Tensor:

@@ -161,6 +161,8 @@ class MixtureOfExperts(nn.Module):
     The router and the experts stay dense, whatever the format of the other matrices.
     """
 
+    chosen: Tensor | None
+
     def __init__(self, kind: LayerSpec, experts: MoESpec, hidden_size: int, backend: Backend, format: WeightFormat):
         super().__init__()
         self.backend, self.activation, self.num_experts_per_tok = backend, kind.activation, experts.num_experts_per_tok
@@ -172,6 +174,7 @@ class MixtureOfExperts(nn.Module):
         self.gate_up_bias = nn.Parameter(torch.empty(count, 2 * hidden)) if bias else None
         self.down = nn.Parameter(torch.empty(count, hidden_size, hidden))
         self.down_bias = nn.Parameter(torch.empty(count, hidden_size)) if bias else None
+        self.register_buffer("chosen", None, persistent=False)  # [row, expert's place], where it is recorded
         self.shared = self.shared_gate = None
         if width := experts.shared_intermediate_size:
             self.shared = GatedMLP(kind.activation, hidden_size, width, False, backend, format)
@@ -196,6 +199,8 @@ class MixtureOfExperts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         weights, chosen = self.router.choose(x)
+        if self.chosen is not None:  # see expert_use.py
+            self.chosen[: len(x)].copy_(chosen)
         experts = rearrange(chosen, "token used -> (token used)")
         rows = repeat(x, "token width -> (token used) width", used=self.num_experts_per_tok)
         if self.weighs_input:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import cast
 
 import torch
@@ -17,6 +17,7 @@ from workbench.kv_cache.format import CacheFormat, KVCacheSpec
 from workbench.kv_cache.pages import NULL_PAGE, build_cache_groups, pages_for
 from workbench.kv_cache.store import CacheLayer, KVStore
 from workbench.model.attention_spec import AttentionSpec
+from workbench.model.expert_use import ExpertUse
 from workbench.model.feedforward import MixtureOfExperts
 from workbench.model.layers import STORED_PARAMETERS, Angles, TransformerBlock, build_block, build_custom_attention
 from workbench.model.linear import Linear, build_norm
@@ -44,6 +45,7 @@ class Transformer(nn.Module):
         self.spec = spec
         self.backend = backend
         self.format = format
+        self.expert_use: ExpertUse | None = None  # of mixtures, where it is recorded
         shared = spec.hidden_size, backend, format, spec.norm, spec.residual_scale
         self.blocks = nn.ModuleList(build_block(kind, *shared) for kind in spec.layers)
         self.norm = build_norm(spec.hidden_size, spec.norm, backend)
@@ -98,6 +100,24 @@ class Transformer(nn.Module):
         for part in self.blocks.modules():
             if isinstance(part, Linear | MixtureOfExperts):
                 part.use_panels(panels)
+
+    def use_expert_panels(self, panels: bool = True) -> bool:
+        """Do so with the experts of mixtures alone; return whether there are any."""
+        mixtures = [part for part in self.blocks.modules() if isinstance(part, MixtureOfExperts)]
+        for part in mixtures:
+            part.use_panels(panels)
+        return bool(mixtures)
+
+    def record_experts(self, max_rows: int | None) -> None:
+        """Count which experts up to `max_rows` rows of a step choose, in `expert_use`; None ends that."""
+        if self.expert_use is not None:
+            self.expert_use.stop()
+        self.expert_use = None if max_rows is None else ExpertUse(self.blocks, max_rows)
+
+    def count_experts(self, rows: int, chosen: Mapping[int, Tensor] | None = None) -> None:
+        """Add to `expert_use`, where it is recorded, the first `rows` rows of the forward pass that has just run."""
+        if self.expert_use is not None:
+            self.expert_use.count(rows, chosen)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -134,6 +134,16 @@ class ThreadsChanged(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsUsed(Event):
+    """The rows that each expert computed in a step: (layer, rows by expert) of each layer that is a mixture. Emitted
+    while `Runner.record_experts` is on."""
+
+    kind: ClassVar[str] = "experts_used"
+    step: int = 0
+    layers: tuple[tuple[int, tuple[int, ...]], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Finished(Event, Displayable):
     """The end of a request; `text` is what was still held back, `output_text` the whole."""
 

@@ -11,6 +11,7 @@ _HOMES = {
     "AttentionView": "attention.view",
     "Claims": "claims.view",
     "Compare": "compare.view",
+    "ExpertMap": "experts.view",
     "KernelView": "kernels.view",
     "RunnerThread": "runner_thread",
     "between_steps": "runner_thread",

@@ -1,0 +1,85 @@
+"""The map of experts is the events' counts: every cell says its own, an expert without rows is hatched, and sums over
+steps are those of the steps."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.engine.tiny import mixture_of, model_of, request, runner_of
+from workbench.errors import WorkbenchError
+from workbench.trace.events import ExpertsUsed, Stepped
+from workbench.trace.recorder import Recorder
+from workbench.widgets import ExpertMap
+from workbench.widgets.experts.data import layer_use
+from workbench.widgets.experts.picture import draw_experts
+
+
+def events(counts: np.ndarray, first: int = 3) -> list[ExpertsUsed]:
+    """Counts [step, layer, expert] as events."""
+    return [
+        ExpertsUsed(
+            0.0, step=first + step, layers=tuple((2 * i, tuple(map(int, line))) for i, line in enumerate(layers))
+        )
+        for step, layers in enumerate(counts)
+    ]
+
+
+def drawn(markup: str) -> dict[tuple[int, int], tuple[int, str]]:
+    """Return rows and fill of every cell, by layer and expert."""
+    pattern = r'fill="([^"]*)" data-tip="layer (\d+), expert (\d+)&#10;([\d,]+) of'
+    cells = re.findall(pattern, markup)
+    return {(int(layer), int(expert)): (int(rows.replace(",", "")), fill) for fill, layer, expert, rows in cells}
+
+
+@given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 70), st.randoms(use_true_random=False))
+def test_every_cell_says_its_own_count(steps: int, layers: int, experts: int, shuffle) -> None:
+    numbers = [shuffle.choice([0, 1, 7, 1200]) for _ in range(steps * layers * experts)]
+    counts = np.array(numbers).reshape(steps, layers, experts)
+    view = ExpertMap(events(counts))
+    for step, expected in ((-1, counts.sum(axis=0)), (3 + steps - 1, counts[-1])):
+        view.step = step
+        cells = drawn(view.picture())
+        assert {place: rows for place, (rows, _) in cells.items()} == {
+            (2 * layer, expert): expected[layer, expert] for layer in range(layers) for expert in range(experts)
+        }
+        assert all((fill == "url(#wb-no-rows)") == (rows == 0) for rows, fill in cells.values())
+        busiest = max(cells.values(), key=lambda cell: cell[0])
+        assert np.array_equal(view.rows, expected) and busiest[0] == expected.max()
+
+
+def test_layers_may_have_other_numbers_of_experts() -> None:
+    used = [ExpertsUsed(0.0, step=0, layers=((1, (2, 0)), (4, (1, 0, 1))))]
+    assert set(drawn(ExpertMap(used).picture())) == {(1, 0), (1, 1), (4, 0), (4, 1), (4, 2)}
+
+
+def test_a_layers_figures() -> None:
+    use = layer_use(3, np.array([6, 0, 2, 0, -1]))
+    assert (use.layer, use.busiest, use.even, use.unused) == (3, 0.75, 0.25, 2)
+    assert "3.0x an even share, 2" in draw_experts([3], np.array([[6, 0, 2, 0]]), "x")
+
+
+def test_a_run_is_shown_from_its_events_or_its_recorder() -> None:
+    runner, recorder = runner_of(model_of(mixture_of(5, 2)), pages=80, page_size=8), Recorder()
+    runner.telemetry.set_listener(recorder.record)
+    runner.record_experts()
+    found = list(runner.stream([request("a", 9, 4)]))
+    view, heard = ExpertMap(found), ExpertMap(recorder)
+    computed = sum(e.prefill_tokens + e.decode_tokens for e in found if isinstance(e, Stepped))
+    assert view.rows.shape == (2, 5) and view.rows.sum(axis=1).tolist() == [2 * computed] * 2
+    assert np.array_equal(view.rows, heard.rows) and view.picture() == heard.picture()
+    view.step = view.table.steps[-1]
+    assert view.rows.sum(axis=1).tolist() == [2, 2] and "step" in view.picture()
+
+
+def test_what_does_not_say_it_is_refused() -> None:
+    with pytest.raises(WorkbenchError, match=r"call runner.record_experts\(\) before the run"):
+        ExpertMap([Stepped(0.0)])
+    with pytest.raises(WorkbenchError, match="no step 9; there are 3 to 3"):
+        ExpertMap(events(np.ones((1, 1, 2))), step=9)
+    with pytest.raises(WorkbenchError, match="other layers"):
+        ExpertMap([*events(np.ones((1, 1, 2))), *events(np.ones((1, 2, 2)))])

@@ -1,0 +1,1 @@
+"""The experts that a run used."""
