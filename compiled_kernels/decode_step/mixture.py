@@ -4,7 +4,7 @@
 
 Every thread chooses for itself, in place of waiting for another, and takes its share of every expert's columns. An
 expert's weights are read once for all rows that chose it; those of an expert that no row chose are not read. A row's
-sums are in one order, whoever else chose its experts.
+sums are in one order, alone or beside other rows of its experts.
 """
 
 from __future__ import annotations

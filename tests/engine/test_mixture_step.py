@@ -1,4 +1,4 @@
-"""The compiled step of a mixture: the oracle's rows with any router, the same bits whoever else chose a row's experts,
+"""The compiled step of a mixture: the oracle's rows with any router, the same bits whichever other rows chose its experts,
 and weights of experts that no row chose are never read."""
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from workbench.errors import WorkbenchError, nearest
-from workbench.model.attention_spec import AttentionSpec, RotaryConfig, RotaryScaling
-from workbench.model.spec import LayerSpec, ModelSpec, NormSpec
+from workbench.model.attention_spec import AttentionSpec, QKNormSpec, RotaryConfig, RotaryScaling
+from workbench.model.spec import LayerSpec, ModelSpec, MoESpec, NormSpec, RouterSpec
 
 _LLAMA31 = RotaryScaling(
     kind="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192
@@ -51,6 +51,18 @@ def _shape(
     )
 
 
+# OLMoE (Muennighoff et al., 2024): 64 experts of 1,024 columns, of which a token takes 8, and norms over all queries
+# and all keys.
+_OLMOE = _shape("olmoe-1b-7b", vocab=50_304, width=2048, layers=16, heads=16, groups=16, hidden=1024, context=4096)
+_OLMOE_LAYER = _OLMOE.layers[0].model_copy(
+    update={
+        "attention": _OLMOE.layers[0].attention.model_copy(update={"qk_norm": QKNormSpec(over="projection")}),
+        "experts": MoESpec(
+            num_experts=64, num_experts_per_tok=8, router=RouterSpec(score="softmax", softmax_chosen=False)
+        ),
+    }
+)
+
 SHAPES: dict[str, ModelSpec] = {
     spec.name: spec
     for spec in (
@@ -77,6 +89,7 @@ SHAPES: dict[str, ModelSpec] = {
             hidden=5632,
             context=2048,
         ),
+        _OLMOE.model_copy(update={"layers": (_OLMOE_LAYER,) * 16}),
         _shape(
             "llama-3.1-8b",
             vocab=128_256,
