@@ -1,5 +1,5 @@
-"""The compiled step of a mixture: the oracle's rows with any router, the same bits whichever other rows chose its experts,
-and weights of experts that no row chose are never read."""
+"""The compiled step of a mixture: the oracle's rows with any router, the same bits beside any other rows of their
+experts, and weights of experts that no row chose are never read."""
 
 from __future__ import annotations
 
