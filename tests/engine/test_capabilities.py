@@ -21,7 +21,7 @@ from compiled_kernels import Backend, backend_problems
 from compiled_kernels.backends import triton_interpreted
 from compiled_kernels.paged_attention import inductor as paged_inductor
 from tests.engine.test_kinds import GEMMA, LATENT, MIXTURE
-from tests.engine.tiny import HERE, layer, spec_of, weights_of
+from tests.engine.tiny import HERE, layer, mixture_of, spec_of, weights_of
 from tests.patience import limit
 from workbench.engine import load, loaded_model
 from workbench.errors import WorkbenchError
@@ -81,7 +81,7 @@ MODELS: dict[str, Requirements] = {
     ),
     "latent": model(LayerSpec(attention=LATENT, intermediate_size=12), GEMMA, norm=NormSpec(offset=1.0)),
     "parts": model(
-        layer(rotated_columns=2, qk_norm=QKNormSpec(over="projection")).model_copy(update={"parallel": "two_norms"}),
+        layer(rotated_columns=2, qk_norm=QKNormSpec(weight="per_head")).model_copy(update={"parallel": "two_norms"}),
         layer().model_copy(update={"norms": "post"}),
     ),
     "states": model(LayerSpec(attention=ShortConvSpec(channels=6), intermediate_size=12), layer()),
@@ -90,6 +90,7 @@ MODELS: dict[str, Requirements] = {
     "LayerNorm": model(layer(), norm=NormSpec(kind="layer", weight=False)),
     "odd": model(layer(dim=3, position="none"), layer(module=CustomPart(path=ME + "OwnAttention"))),
     "mixture": model(MIXTURE),
+    "wide mixture": model(*mixture_of(6, 2).layers, hidden_size=64),
     "own": model(
         layer(position="alibi"), layer(mask=CustomPart(path=HERE + "even"), score=CustomPart(path=HERE + "farther")),
     ),
@@ -126,6 +127,7 @@ def agrees(wanted: Requirements, backend: Backend) -> None:
     """A decode and a prefill are as near exact logits as arithmetic in this precision is."""
     assert wanted.spec is not None and wanted.cache_dtype is not None
     made = Transformer.from_state(wanted.spec, weights_of(wanted.spec, wanted.dtype, 0), backend, wanted.weights)
+    made.use_expert_panels(backend is Backend.MLIR)
     held = CacheLayout(wanted.cache, PAGE_SIZE, wanted.cache_dtype)
     (store, decode), (own, _) = (single_decode_step(made, held, CONTEXT) for _ in range(2))
     executor = build_executor(made, own, Backends.uniform(backend, "asked for", wanted))

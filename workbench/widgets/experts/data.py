@@ -47,8 +47,8 @@ class ExpertTable:
 
 @dataclass(frozen=True)
 class LayerUse:
-    """How one layer used its experts: `busiest` is the largest share of its rows, `even` what each expert would have,
-    `unused` the number of experts without a row."""
+    """Describe how one layer used its experts: `busiest` is the largest share of its rows, `even` what each expert would
+    have, `unused` the number of experts without a row."""
 
     layer: int
     busiest: float

@@ -36,10 +36,10 @@ class ExpertMap(PictureWidget):
         self._rows(step)
         super().__init__(step=step)
         words = [("all steps", ALL_STEPS), *((f"step {number}", number) for number in self.table.steps)]
-        chooser = ipywidgets.Dropdown(options=words, description="shown")
-        traitlets.link((self, "step"), (chooser, "value"))
+        dropdown = ipywidgets.Dropdown(options=words, description="shown")
+        traitlets.link((self, "step"), (dropdown, "value"))
         self.watch("step")
-        self.show(chooser)
+        self.show(dropdown)
 
     @property
     def rows(self) -> np.ndarray:
