@@ -47,7 +47,7 @@ class ExpertTable:
 
 @dataclass(frozen=True)
 class LayerUse:
-    """Describe how one layer used its experts: `busiest` is the largest share of its rows, `even` what each expert would
+    """Describe the use of one layer's experts: `busiest` is the largest share of its rows, `even` what each would
     have, `unused` the number of experts without a row."""
 
     layer: int
