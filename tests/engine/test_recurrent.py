@@ -21,14 +21,20 @@ from workbench.inspect.whole_text import TextAttention
 from workbench.kv_cache import manager as managed
 from workbench.kv_cache import recurrent
 from workbench.kv_cache.states import StateLayer
-from workbench.model.recurrent_spec import ShortConvSpec
+from workbench.model.recurrent_spec import DeltaNetSpec, ShortConvSpec
 from workbench.model.spec import LayerSpec, ModelSpec
 from workbench.request import Request
 from workbench.trace.events import Finished, Preempted
 
 CONVS = st.builds(ShortConvSpec, channels=st.integers(1, 6), kernel=st.integers(2, 5), bias=st.booleans())
-RECURRENT = st.builds(LayerSpec, attention=CONVS, intermediate_size=st.just(12))
-ATTENTION = st.sampled_from([layer(), layer(4, 2), layer(sliding_window=5)])
+DELTA_NETS = st.builds(
+    lambda keys, shared, key, value: DeltaNetSpec(
+        num_key_heads=keys, num_value_heads=keys * shared, key_dim=key, value_dim=value, kernel=3
+    ),
+    st.integers(1, 2), st.integers(1, 2), st.integers(1, 4), st.integers(1, 4),
+)  # fmt: skip
+RECURRENT = st.builds(LayerSpec, attention=st.one_of(CONVS, DELTA_NETS), intermediate_size=st.just(12))
+ATTENTION = st.sampled_from([layer(), layer(4, 2), layer(sliding_window=5), layer(4, 2, output_gate=True)])
 
 
 @st.composite

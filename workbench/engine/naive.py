@@ -88,7 +88,7 @@ def _attention(h: Tensor, w: Weights, at: str, a: AnyAttentionSpec, spec: ModelS
 
 def _grouped(h: Tensor, w: Weights, at: str, a: AttentionSpec, spec: ModelSpec) -> Tensor:
     qkv = rearrange(_linear(h, w, at + "qkv"), "token (head dim) -> token head dim", dim=a.head_dim)
-    q, k, v = qkv.split([a.num_heads, a.num_kv_heads, a.num_kv_heads], dim=1)
+    q, k, v = qkv[:, : a.num_heads], *qkv[:, -2 * a.num_kv_heads :].chunk(2, dim=1)
     if a.qk_norm is not None and not a.qk_norm.after_rotary:
         q, k = _normed_heads(q, w, at + "query_norm", a, spec), _normed_heads(k, w, at + "key_norm", a, spec)
     if a.qkv_clip:
@@ -103,6 +103,8 @@ def _grouped(h: Tensor, w: Weights, at: str, a: AttentionSpec, spec: ModelSpec) 
     scores = einsum(q, k, "token head dim, context head dim -> head token context") * (a.scale or a.head_dim**-0.5)
     sinks = w[at + "sink_logits"] if a.sink_logits else None
     mixed = einsum(_weights(scores, a, sinks).to(v.dtype), v, "head token context, context head dim -> token head dim")
+    if a.output_gate:
+        mixed = mixed * qkv[:, a.num_heads : 2 * a.num_heads].sigmoid()
     return _linear(rearrange(mixed, "token head dim -> token (head dim)"), w, at + "output")
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from workbench.errors import WorkbenchError
-from workbench.model.recurrent_spec import RecurrentSpec, ShortConvSpec
+from workbench.model.recurrent_spec import DeltaNetSpec, RecurrentSpec, ShortConvSpec
 
 Linear = Callable[[Tensor, str], Tensor]  # a product of the layer, by its name
 
@@ -26,6 +26,8 @@ def run_recurrent(h: Tensor, w: Mapping[str, Tensor], at: str, spec: RecurrentSp
     if isinstance(spec, ShortConvSpec):
         b, c, x = linear(h, "input").chunk(3, dim=-1)
         return linear(c * _conv(b * x, w, at), "output")
+    if isinstance(spec, DeltaNetSpec):
+        return _delta_net(linear(h, "input"), w, at, spec, linear)
     raise WorkbenchError(f"the oracle has no {spec}")
 
 
@@ -36,3 +38,31 @@ def _conv(x: Tensor, w: Mapping[str, Tensor], at: str) -> Tensor:
         past = x[max(0, token + 1 - weight.shape[1]) : token + 1]
         rows.append((past * weight.T[-len(past) :]).sum(0))
     return torch.stack(rows) + w.get(at + "conv.bias", 0)
+
+
+def _delta_net(rows: Tensor, w: Mapping[str, Tensor], at: str, spec: DeltaNetSpec, linear: Linear) -> Tensor:
+    """Run the gated delta rule head by head (Yang et al., 2025, equation 10)."""
+    heads, keys = spec.num_value_heads, spec.num_key_heads * spec.key_dim
+    mixed, z, b, a = rows.split([spec.channels, spec.o_proj_inputs, heads, heads], dim=-1)
+    q, k, v = _silu(_conv(mixed, w, at)).split([keys, keys, spec.o_proj_inputs], dim=-1)
+    found = []
+    for head in range(heads):
+        first = head * spec.num_key_heads // heads * spec.key_dim
+        own = slice(head * spec.value_dim, (head + 1) * spec.value_dim)
+        query, key = (part[:, first : first + spec.key_dim] for part in (q, k))
+        query, key = (part / (part.square().sum(-1, keepdim=True) + 1e-6).sqrt() for part in (query, key))
+        rate = w[at + "log_decay"][head].exp() * torch.log1p((a[:, head] + w[at + "decay_bias"][head]).exp())
+        state, outputs = rows.new_zeros(spec.key_dim, spec.value_dim), []
+        for token in range(len(rows)):
+            state = state * (-rate[token]).exp()
+            missing = v[token, own] - key[token] @ state
+            state = state + b[token, head].sigmoid() * torch.outer(key[token], missing)
+            outputs.append(query[token] @ state * spec.key_dim**-0.5)
+        y = torch.stack(outputs)
+        normed = y / (y.square().mean(-1, keepdim=True) + spec.eps).sqrt() * w[at + "norm_weight"]
+        found.append(normed * _silu(z[:, own]))
+    return linear(torch.cat(found, dim=-1), "output")
+
+
+def _silu(x: Tensor) -> Tensor:
+    return x / (1 + (-x).exp())

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from workbench.model.recurrent_spec import ShortConvSpec
+from workbench.model.recurrent_spec import DeltaNetSpec, ShortConvSpec
 from workbench.request import CustomPart
 from workbench.settings import Settings
 
@@ -114,6 +114,7 @@ class AttentionSpec(Settings):
     module: CustomPart | None = None  # custom attention module
     qkv_bias: bool = False  # on the query, key and value projections
     o_proj_bias: bool = False
+    output_gate: bool = False  # its result is multiplied by the sigmoid of another projection (Qwen 3 Next)
 
     @model_validator(mode="after")
     def _grouped(self) -> AttentionSpec:
@@ -163,13 +164,16 @@ class AttentionSpec(Settings):
 
     def matrix_parameters(self, hidden_size: int) -> int:
         """Return the number of parameters in its matrices, in a model of that width."""
-        return hidden_size * (2 * self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        return hidden_size * (self.num_projected_heads + self.num_heads) * self.head_dim
+
+    @property
+    def num_projected_heads(self) -> int:
+        """Return the heads of the fused projection: queries, their gates where it has such, keys, values."""
+        return (1 + self.output_gate) * self.num_heads + 2 * self.num_kv_heads
 
     def vector_parameters(self, hidden_size: int) -> int:
         """Return the number of its other parameters: biases, norms, sink logits."""
-        biases = (
-            self.num_heads + 2 * self.num_kv_heads
-        ) * self.head_dim * self.qkv_bias + hidden_size * self.o_proj_bias
+        biases = self.num_projected_heads * self.head_dim * self.qkv_bias + hidden_size * self.o_proj_bias
         norms = sum(self.qk_norm_parameters) * (2 if self.qk_norm is not None and self.qk_norm.bias else 1)
         return biases + norms + self.num_heads * self.sink_logits
 
@@ -282,4 +286,4 @@ class MLASpec(Settings):
         )
 
 
-AnyAttentionSpec = Annotated[AttentionSpec | MLASpec | ShortConvSpec, Field(discriminator="kind")]
+AnyAttentionSpec = Annotated[AttentionSpec | MLASpec | ShortConvSpec | DeltaNetSpec, Field(discriminator="kind")]

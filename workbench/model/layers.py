@@ -18,11 +18,12 @@ from workbench.kv_cache.states import StateLayer
 from workbench.kv_cache.store import AttentionCache, CacheLayer
 from workbench.model.attention_spec import AnyAttentionSpec, AttentionSpec, MLASpec
 from workbench.model.custom import build_mask, build_score, load_module
+from workbench.model.delta_net import DeltaNet
 from workbench.model.feedforward import build_feedforward
 from workbench.model.linear import LayerNorm, Linear, NoNorm, ResidualScale, RMSNorm, build_norm
 from workbench.model.mla import MLA
 from workbench.model.quantized import WeightFormat
-from workbench.model.recurrent_spec import RecurrentSpec, ShortConvSpec
+from workbench.model.recurrent_spec import DeltaNetSpec, RecurrentSpec, ShortConvSpec
 from workbench.model.short_conv import ShortConv
 from workbench.model.spec import LayerSpec, NormSpec
 
@@ -60,7 +61,7 @@ class Attention(nn.Module):
         self.scale = spec.head_dim**-0.5 if spec.scale is None else spec.scale
         self.mask, self.score = build_mask(spec), build_score(spec)
         stored = backend, format.blocks, format.quant_group, format.activations_of(format.blocks)
-        self.qkv = Linear(hidden_size, (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim, spec.qkv_bias, *stored)
+        self.qkv = Linear(hidden_size, spec.num_projected_heads * spec.head_dim, spec.qkv_bias, *stored)
         self.output = Linear(spec.num_heads * spec.head_dim, hidden_size, spec.o_proj_bias, *stored)
         self.query_norm = build_head_norm(spec, spec.num_heads, norm, backend)
         self.key_norm = build_head_norm(spec, spec.num_kv_heads, norm, backend)
@@ -102,6 +103,25 @@ class Attention(nn.Module):
     def o_proj(self, mixed: Tensor) -> Tensor:
         """Project the result of attention back: [token, head, head_dim] -> [token, hidden]."""
         return self.output(rearrange(mixed, "token head dim -> token (head dim)"))
+
+
+class GatedAttention(Attention):
+    """Attention whose result is multiplied by the sigmoid of a gate (Qwen 3 Next). The gate of a head goes with its
+    query: q is [token, head, query and gate]."""
+
+    def qkv_proj(self, x: Tensor, cos: Angles, sin: Angles) -> tuple[Tensor, Tensor, Tensor]:
+        heads, groups = self.spec.num_heads, self.spec.num_kv_heads
+        q, gate, k, v = rearrange(self.qkv(x), "token (head dim) -> token head dim", dim=self.spec.head_dim).split(
+            [heads, heads, groups, groups], dim=1
+        )
+        if self.query_norm is not None and self.key_norm is not None:
+            q, k = self.query_norm(q), self.key_norm(k)
+        q, k = self.apply_rotary(q, cos, sin), self.apply_rotary(k, cos, sin)
+        return torch.cat([q, gate], dim=-1), k, v
+
+    def attend(self, q: Tensor, batch: TokenBatch, cache: AttentionCache, backend: Backend | None = None) -> Tensor:
+        query, gate = q.chunk(2, dim=-1)
+        return super().attend(query.contiguous(), batch, cache, backend) * torch.sigmoid(gate)
 
 
 class HeadRMSNorm(RMSNorm):
@@ -157,10 +177,13 @@ def build_attention(
     Raises WorkbenchError where that cannot be built."""
     if isinstance(spec, ShortConvSpec):
         return cast(Attention, ShortConv(spec, hidden_size, backend, format))
+    if isinstance(spec, DeltaNetSpec):
+        return cast(Attention, DeltaNet(spec, hidden_size, backend, format))
     if isinstance(spec, MLASpec):
         return MLA(spec, hidden_size, backend, format)
     if spec.module is None:
-        return Attention(spec, hidden_size, backend, format, norm)
+        built = GatedAttention if spec.output_gate else Attention
+        return built(spec, hidden_size, backend, format, norm)
     found, name = load_module(spec.module), f"module {spec.module.path}"
     arguments = (spec, hidden_size, backend, format, norm)
     return cast(Attention, build_custom(found, spec.module.arguments, name, *arguments))
@@ -234,7 +257,7 @@ class RecurrentBlock(TransformerBlock):
     """One layer with a recurrent state in place of attention."""
 
     def forward(self, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: CacheLayer) -> Tensor:
-        mixer = cast(ShortConv, self.attention)
+        mixer = cast(ShortConv | DeltaNet, self.attention)
         return self.after_attention(x, mixer.mix(self.attention_norm(x), batch, cast(StateLayer, cache)))
 
 

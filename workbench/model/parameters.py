@@ -13,7 +13,7 @@ from torch import Tensor
 
 from workbench.model.attention_spec import AttentionSpec, MLASpec
 from workbench.model.checkpoint_names import LLAMA_NAMES, CheckpointNames
-from workbench.model.recurrent_spec import ShortConvSpec
+from workbench.model.recurrent_spec import DeltaNetSpec, ShortConvSpec
 from workbench.model.rotary import rotary_column_order
 from workbench.model.spec import LayerSpec, ModelSpec
 
@@ -146,6 +146,8 @@ def _layer(ours: str, theirs: str, layer: LayerSpec, spec: ModelSpec, names: Che
         yield from _latent(f"{ours}.attention", f"{theirs}self_attn", layer.attention, spec.hidden_size)
     elif isinstance(layer.attention, ShortConvSpec):
         yield from _short_conv(f"{ours}.attention", theirs + names.recurrent, layer.attention, spec.hidden_size)
+    elif isinstance(layer.attention, DeltaNetSpec):
+        yield from _delta_net(f"{ours}.attention", theirs + names.recurrent, layer.attention, spec.hidden_size)
     else:
         yield from _grouped(f"{ours}.attention", theirs, layer.attention, spec, names)
     rest = _feedforward if layer.experts is None else _mixture
@@ -167,6 +169,15 @@ def _grouped(ours: str, theirs: str, a: AttentionSpec, spec: ModelSpec, names: C
             theirs + getattr(names, kind): [head * dim + c for head in range(count) for c in _columns(kind, order)]
             for kind, count in counts.items()
         }
+        if a.output_gate:  # stored head by head: a query, then its gate
+            pairs = (
+                (half, head, columns)
+                for half, columns in enumerate((order, sorted(order)))
+                for head in range(a.num_heads)
+            )
+            rows_of[theirs + names.queries] = [
+                (2 * head + half) * dim + c for half, head, columns in pairs for c in columns
+            ]
         yield from _rows(f"{ours}.qkv", rows_of, width, a.qkv_bias, names.transposed)
     yield from _linear(
         f"{ours}.output", {theirs + names.output: width}, a.num_heads * dim, a.o_proj_bias, names.transposed
@@ -254,6 +265,29 @@ def _short_conv(ours: str, theirs: str, spec: ShortConvSpec, width: int) -> Name
     yield from _linear(f"{ours}.input", {f"{theirs}.in_proj": 3 * spec.channels}, width, spec.bias)
     yield from _conv(f"{ours}.conv", f"{theirs}.conv", spec.channels, spec.kernel, spec.bias)
     yield from _linear(f"{ours}.output", {f"{theirs}.out_proj": width}, spec.channels, spec.bias)
+
+
+def _delta_net(ours: str, theirs: str, spec: DeltaNetSpec, width: int) -> Named:
+    """Yield a delta net's parameters: its projections are stored key head by key head."""
+    shared = spec.num_value_heads // spec.num_key_heads
+    values = shared * spec.value_dim
+    stored = {
+        f"{theirs}.in_proj_qkvz": _by_kind(spec.num_key_heads, (spec.key_dim, spec.key_dim, values, values)),
+        f"{theirs}.in_proj_ba": _by_kind(spec.num_key_heads, (shared, shared)),
+    }
+    yield from _rows(f"{ours}.input", stored, width, False, False)
+    yield from _conv(f"{ours}.conv", f"{theirs}.conv1d", spec.channels, spec.kernel, False)
+    yield f"{ours}.log_decay", _whole(f"{theirs}.A_log", spec.num_value_heads)
+    yield f"{ours}.decay_bias", _whole(f"{theirs}.dt_bias", spec.num_value_heads)
+    yield f"{ours}.norm_weight", _whole(f"{theirs}.norm.weight", spec.value_dim)
+    yield from _linear(f"{ours}.output", {f"{theirs}.out_proj": width}, spec.o_proj_inputs)
+
+
+def _by_kind(heads: int, sizes: tuple[int, ...]) -> list[int]:
+    """Return the rows, kind by kind, of a tensor that is stored head by head with `sizes` rows of each kind."""
+    total, starts = sum(sizes), [sum(sizes[:place]) for place in range(len(sizes))]
+    places = [(head * total + start, size) for start, size in zip(starts, sizes, strict=True) for head in range(heads)]
+    return [first + row for first, size in places for row in range(size)]
 
 
 def _conv(ours: str, theirs: str, channels: int, kernel: int, bias: bool) -> Named:

@@ -1,11 +1,11 @@
-"""Layers with a recurrent state as data: short convolutions. They stand where attention does."""
+"""Layers with a recurrent state as data: short convolutions, gated delta nets. They stand where attention does."""
 
 from __future__ import annotations
 
 import math
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from workbench.settings import Settings
 
@@ -144,3 +144,58 @@ class ShortConvSpec(RecurrentSpec):
 
     def vector_parameters(self, hidden_size: int) -> int:
         return self.channels * self.kernel + (4 * self.channels + hidden_size) * self.bias
+
+
+class DeltaNetSpec(RecurrentSpec):
+    """Linear attention by the gated delta rule (Yang et al., 2025), as in Qwen 3 Next.
+
+    Each of `num_key_heads` queries and keys of width `key_dim` serves several of the `num_value_heads` values of width
+    `value_dim`. All go through a convolution over `kernel` tokens first. Its state is the last inputs of the
+    convolution, and a matrix [key_dim, value_dim] for each value head.
+    """
+
+    kind: Literal["delta_net"] = "delta_net"
+    num_key_heads: Annotated[int, Field(ge=1)]
+    num_value_heads: Annotated[int, Field(ge=1)]
+    key_dim: Annotated[int, Field(ge=1)]
+    value_dim: Annotated[int, Field(ge=1)]
+    kernel: Annotated[int, Field(ge=2)] = 4
+    eps: Annotated[float, Field(gt=0)] = 1e-6  # of the norm of its output, by head
+
+    @model_validator(mode="after")
+    def _shared(self) -> DeltaNetSpec:
+        if self.num_value_heads % self.num_key_heads:
+            raise ValueError(f"{self.num_value_heads} value heads cannot share {self.num_key_heads} keys evenly")
+        return self
+
+    @property
+    def channels(self) -> int:
+        """Return the columns that the convolution reads: queries, keys, values."""
+        return 2 * self.num_key_heads * self.key_dim + self.o_proj_inputs
+
+    @property
+    def input_columns(self) -> int:
+        """Return the columns of the projection: those of the convolution, the output's gate, and two a value head."""
+        return self.channels + self.o_proj_inputs + 2 * self.num_value_heads
+
+    @property
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        return (self.channels, self.kernel - 1), (self.num_value_heads, self.key_dim, self.value_dim)
+
+    @property
+    def state_flops(self) -> float:
+        return 2.0 * self.channels * self.kernel + 7.0 * self.num_value_heads * self.key_dim * self.value_dim
+
+    @property
+    def o_proj_inputs(self) -> int:
+        return self.num_value_heads * self.value_dim
+
+    @property
+    def num_columns(self) -> int:
+        return self.input_columns + self.channels + self.o_proj_inputs
+
+    def matrix_parameters(self, hidden_size: int) -> int:
+        return (self.input_columns + self.o_proj_inputs) * hidden_size
+
+    def vector_parameters(self, hidden_size: int) -> int:
+        return self.channels * self.kernel + 2 * self.num_value_heads + self.value_dim

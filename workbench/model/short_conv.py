@@ -38,6 +38,11 @@ class CausalConv(nn.Module):
         return y if self.bias is None else y + self.bias.to(y.dtype), inputs[:, count:].transpose(1, 2)
 
 
+def rms_norm_rows(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Norm the last axis of x by its root mean square, in x's own type."""
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.to(x.dtype)
+
+
 class ShortConv(nn.Module):
     """LFM2's layer: y = c * conv(b * x), where b, c, x are projections of the input."""
 

@@ -36,6 +36,9 @@ DEEPSEEK = {
     "num_experts_per_tok": 3, "n_shared_experts": 2,
 }  # fmt: skip
 LLAMA4 = {"head_dim": 16, "num_local_experts": 5, "num_experts_per_tok": 1}
+DELTA_NET = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 10,
+}  # fmt: skip
 GEMMA = {"head_dim": 24, "query_pre_attn_scalar": 20, "sliding_window": 7}
 CONFIGS: dict[str, tuple[dict[str, Any], ...]] = {
     "llama": ({}, {"attention_bias": True, "mlp_bias": True, "head_dim": 24}),
@@ -113,6 +116,12 @@ CONFIGS: dict[str, tuple[dict[str, Any], ...]] = {
     "lfm2": (
         {"layer_types": ["conv", "full_attention", "conv", "conv"], "block_multiple_of": 8},
         {"layer_types": ["conv"] * 4, "conv_bias": True, "conv_L_cache": 4, "block_auto_adjust_ff_dim": False},
+    ),
+    "qwen3_next": (
+        {**QWEN_EXPERTS, **DELTA_NET, "shared_expert_intermediate_size": 40, "head_dim": 16},
+        {**QWEN_EXPERTS, **DELTA_NET, "shared_expert_intermediate_size": 40, "head_dim": 24, "norm_topk_prob": False,
+         "linear_key_head_dim": 12, "linear_value_head_dim": 16,
+         "layer_types": ["full_attention", "linear_attention"] * 2, "mlp_only_layers": [1], "attention_bias": True},
     ),
     "gpt_oss": ({"num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 7},),
 }  # fmt: skip

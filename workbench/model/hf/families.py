@@ -259,6 +259,7 @@ FAMILIES: dict[str, Family] = {
         output="self_attn.out_proj", query_norm="self_attn.q_layernorm", key_norm="self_attn.k_layernorm",
         gate="feed_forward.w1", up="feed_forward.w3", down="feed_forward.w2",
     )),
+    "qwen3_next": Family(recurrent.qwen3_next, _named(recurrent="linear_attn", shared="mlp.shared_expert")),
     "gpt_oss": Family(gpt_oss, _named(
         router="mlp.router", experts="woven", expert_gate="mlp.experts.gate_up_proj",
         expert_down="mlp.experts.down_proj",

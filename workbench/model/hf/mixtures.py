@@ -32,7 +32,7 @@ SOFTMAX = RouterSpec(score="softmax", softmax_chosen=False)
 def mixtral(config: ConfigFields, name: str) -> ModelSpec:
     """Read Mixtral (Jiang et al., 2024): the weights of the chosen experts are divided by their sum."""
     refuse_unsupported(config, "MixtralForCausalLM", ("num_local_experts",))
-    experts = _experts(config, "num_local_experts", 8, 2, SOFTMAX.model_copy(update={"renormalize": True}))
+    experts = read_experts(config, "num_local_experts", 8, 2, SOFTMAX.model_copy(update={"renormalize": True}))
     layer = LayerSpec(
         attention=AttentionSpec(**read_heads(config), sliding_window=config.integer("sliding_window", default=None)),
         intermediate_size=config.integer("intermediate_size"),
@@ -47,7 +47,7 @@ def qwen2_moe(config: ConfigFields, name: str) -> ModelSpec:
     """Read Qwen 1.5 and 2 MoE (2024): a shared expert with a gate; biases on queries, keys and values."""
     refuse_unsupported(config, "Qwen2MoeForCausalLM")
     router = SOFTMAX.model_copy(update={"renormalize": config.boolean("norm_topk_prob")})
-    experts = _experts(config, "num_experts", 60, 4, router).model_copy(
+    experts = read_experts(config, "num_experts", 60, 4, router).model_copy(
         update={
             "shared_intermediate_size": config.integer("shared_expert_intermediate_size", default=5632),
             "shared_gate": True,
@@ -72,7 +72,7 @@ def qwen3_moe(config: ConfigFields, name: str) -> ModelSpec:
     kinds = (FULL if _window(config) is None else SLIDING,) * read_num_layers(config)
     if config.get("layer_types") not in (None, list(kinds)):
         raise config.invalid("layer_types", config.get("layer_types"), f'absent, or "{kinds[0]}" for every layer')
-    return _qwen(config, name, attention, _experts(config, "num_experts", 128, 8, router), kinds)
+    return _qwen(config, name, attention, read_experts(config, "num_experts", 128, 8, router), kinds)
 
 
 def _window(config: ConfigFields) -> int | None:
@@ -121,7 +121,7 @@ def olmoe(config: ConfigFields, name: str) -> ModelSpec:
         ),
         intermediate_size=config.integer("intermediate_size"),
         activation=read_activation(config, "hidden_act", "silu"),
-        experts=_experts(config, "num_experts", 64, 8, router),
+        experts=read_experts(config, "num_experts", 64, 8, router),
     )
     return build_spec(config, name, (layer,) * read_num_layers(config), eps=1e-5)
 
@@ -137,7 +137,7 @@ def granitemoe(config: ConfigFields, name: str) -> ModelSpec:
         ),
         intermediate_size=config.integer("intermediate_size"),
         activation=read_activation(config, "hidden_act", "silu"),
-        experts=_experts(config, "num_local_experts", 8, 2, RouterSpec()),
+        experts=read_experts(config, "num_local_experts", 8, 2, RouterSpec()),
     )  # fmt: skip
     layers = (layer,) * read_num_layers(config)
     return build_spec(config, name, layers, **granite_scales(config))
@@ -188,7 +188,7 @@ def _deepseek(config: ConfigFields, name: str, router: RouterSpec, interleave: b
         raise config.invalid("moe_layer_freq", config.get("moe_layer_freq"), "1")
     hidden = config.integer("moe_intermediate_size", default=2048)
     shared = config.integer("n_shared_experts", default=1, minimum=0)
-    experts = _experts(config, "n_routed_experts", 256, 8, router).model_copy(
+    experts = read_experts(config, "n_routed_experts", 256, 8, router).model_copy(
         update={"shared_intermediate_size": shared * hidden or None}
     )
     sparse = LayerSpec(attention=attention, intermediate_size=hidden, activation=activation, experts=experts)
@@ -209,7 +209,7 @@ def phimoe(config: ConfigFields, name: str) -> ModelSpec:
         attention=AttentionSpec(**read_heads(config), qkv_bias=bias, o_proj_bias=bias, sliding_window=window),
         intermediate_size=config.integer("intermediate_size"),
         activation=read_activation(config, "hidden_act", "silu"),
-        experts=_experts(config, "num_local_experts", 16, 2, router),
+        experts=read_experts(config, "num_local_experts", 16, 2, router),
     )
     more: dict[str, Any] = {
         "norm": layer_norm(config, "rms_norm_eps"),
@@ -245,7 +245,7 @@ def llama4_text(config: ConfigFields, name: str) -> ModelSpec:
         raise config.invalid("moe_layers", sparse, "a list of layers")
     width = config.integer("intermediate_size")
     router = RouterSpec(score="sigmoid", softmax_chosen=False, weighs_input=True)
-    experts = _experts(config, "num_local_experts", 16, 1, router)
+    experts = read_experts(config, "num_local_experts", 16, 1, router)
     experts = experts.model_copy(update={"shared_intermediate_size": width})
     found = tuple(
         LayerSpec(
@@ -289,7 +289,7 @@ def _latent(config: ConfigFields, interleave: bool) -> MLASpec:
     )
 
 
-def _experts(config: ConfigFields, key: str, count: int, used: int, router: RouterSpec) -> MoESpec:
+def read_experts(config: ConfigFields, key: str, count: int, used: int, router: RouterSpec) -> MoESpec:
     """Read the number of experts, in `key`, and of those that a token uses; `count` and `used` are the family's."""
     count, used = config.integer(key, default=count), config.integer("num_experts_per_tok", default=used)
     if used > count:

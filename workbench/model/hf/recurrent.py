@@ -9,12 +9,14 @@ from workbench.model.hf.family_fields import (
     build_spec,
     read_heads,
     read_num_layers,
+    refuse_activation,
     refuse_unsupported,
     without,
 )
 from workbench.model.hf.fields import ConfigFields
-from workbench.model.hf.rotary import read_rotary
-from workbench.model.recurrent_spec import ShortConvSpec
+from workbench.model.hf.mixtures import SOFTMAX, read_experts
+from workbench.model.hf.rotary import read_rotary, read_rotated_columns
+from workbench.model.recurrent_spec import DeltaNetSpec, ShortConvSpec
 from workbench.model.spec import LayerSpec, ModelSpec, NormSpec
 
 
@@ -54,6 +56,47 @@ def _lfm2_intermediate_size(config: ConfigFields) -> int:
         return hidden
     hidden = int(config.number("block_ffn_dim_multiplier", default=1.0) * hidden)
     return -(-hidden // multiple) * multiple
+
+
+def qwen3_next(config: ConfigFields, name: str) -> ModelSpec:
+    """Read Qwen 3 Next (2025): gated delta nets, gated attention in each fourth layer, experts in nearly all."""
+    refuse_unsupported(config, "Qwen3NextForCausalLM")
+    layers, period = read_num_layers(config), config.integer("full_attention_interval", default=4)
+    default = tuple("linear_attention" if (index + 1) % period else FULL for index in range(layers))
+    heads, bias = read_heads(config, dim=256), config.boolean("attention_bias")
+    eps = config.number("rms_norm_eps", default=1e-6)
+    of_kind: dict[str, AnyAttentionSpec] = {
+        FULL: AttentionSpec(
+            **heads, qk_norm=QKNormSpec(), qkv_bias=bias, o_proj_bias=bias, output_gate=True,
+            rotated_columns=read_rotated_columns(config, heads["head_dim"], 0.25),
+        ),
+        "linear_attention": DeltaNetSpec(
+            num_key_heads=config.integer("linear_num_key_heads", default=16),
+            num_value_heads=config.integer("linear_num_value_heads", default=32),
+            key_dim=config.integer("linear_key_head_dim", default=128),
+            value_dim=config.integer("linear_value_head_dim", default=128),
+            kernel=config.integer("linear_conv_kernel_dim", default=4, minimum=2),
+            eps=eps,
+        ),
+    }  # fmt: skip
+    refuse_activation(config, "hidden_act", "silu")
+    dense, step = config.get("mlp_only_layers") or [], config.integer("decoder_sparse_step", default=1)
+    if not isinstance(dense, list) or any(not isinstance(each, int) for each in dense):
+        raise config.invalid("mlp_only_layers", dense, "a list of layers")
+    router = SOFTMAX.model_copy(update={"renormalize": config.boolean("norm_topk_prob", default=True)})
+    shared = {
+        "shared_intermediate_size": config.integer("shared_expert_intermediate_size", default=512),
+        "shared_gate": True,
+    }
+    experts = read_experts(config, "num_experts", 512, 10, router).model_copy(update=shared)
+    found = []
+    for index, kind in enumerate(_layer_kinds(config, "linear_attention", default)):
+        sparse = index not in dense and (index + 1) % step == 0
+        key, width = ("moe_intermediate_size", 512) if sparse else ("intermediate_size", 5632)
+        hidden = config.integer(key, default=width)
+        found.append(LayerSpec(attention=of_kind[kind], intermediate_size=hidden, experts=experts if sparse else None))
+    norm, rotary = NormSpec(eps=eps, offset=1.0), read_rotary(config, reads_partial=True)
+    return build_spec(without(config, "layer_types"), name, tuple(found), norm=norm, rotary=rotary)
 
 
 def _layer_kinds(config: ConfigFields, recurrent: str, default: tuple[str, ...]) -> tuple[str, ...]:

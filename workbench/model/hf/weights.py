@@ -125,6 +125,8 @@ def _some(names: list[str]) -> str:
 
 
 def _random(name: str, shape: tuple[int, ...], spec: ModelSpec, dtype: torch.dtype, seed: int) -> Tensor:
+    if name.endswith("norm_weight"):
+        return torch.ones(shape, dtype=dtype)
     if name.endswith("norm.weight"):
         return torch.full(shape, 1.0 - spec.norm.offset, dtype=dtype)
     if ".activation." in name:
