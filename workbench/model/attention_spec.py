@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from workbench.model.recurrent_spec import DeltaNetSpec, ShortConvSpec
+from workbench.model.recurrent_spec import DeltaNetSpec, Mamba2Spec, ShortConvSpec
 from workbench.request import CustomPart
 from workbench.settings import Settings
 
@@ -286,4 +286,6 @@ class MLASpec(Settings):
         )
 
 
-AnyAttentionSpec = Annotated[AttentionSpec | MLASpec | ShortConvSpec | DeltaNetSpec, Field(discriminator="kind")]
+AnyAttentionSpec = Annotated[
+    AttentionSpec | MLASpec | ShortConvSpec | DeltaNetSpec | Mamba2Spec, Field(discriminator="kind")
+]

@@ -18,7 +18,9 @@ from workbench.model.spec import ActivationSpec, LayerSpec, MoESpec
 
 
 def build_feedforward(kind: LayerSpec, hidden_size: int, backend: Backend, format: WeightFormat) -> nn.Module:
-    """Build the feed-forward that `kind` describes: [token, hidden] -> [token, hidden]."""
+    """Build the feed-forward that `kind` describes: [token, hidden] -> [token, hidden]; Identity where it has none."""
+    if not kind.intermediate_size:
+        return nn.Identity()
     if kind.experts is not None:
         return MixtureOfExperts(kind, kind.experts, hidden_size, backend, format)
     build = GatedMLP if kind.activation.gated else PlainMLP

@@ -21,9 +21,10 @@ from workbench.model.custom import build_mask, build_score, load_module
 from workbench.model.delta_net import DeltaNet
 from workbench.model.feedforward import build_feedforward
 from workbench.model.linear import LayerNorm, Linear, NoNorm, ResidualScale, RMSNorm, build_norm
+from workbench.model.mamba2 import Mamba2
 from workbench.model.mla import MLA
 from workbench.model.quantized import WeightFormat
-from workbench.model.recurrent_spec import DeltaNetSpec, RecurrentSpec, ShortConvSpec
+from workbench.model.recurrent_spec import DeltaNetSpec, Mamba2Spec, RecurrentSpec, ShortConvSpec
 from workbench.model.short_conv import ShortConv
 from workbench.model.spec import LayerSpec, NormSpec
 
@@ -179,6 +180,8 @@ def build_attention(
         return cast(Attention, ShortConv(spec, hidden_size, backend, format))
     if isinstance(spec, DeltaNetSpec):
         return cast(Attention, DeltaNet(spec, hidden_size, backend, format))
+    if isinstance(spec, Mamba2Spec):
+        return cast(Attention, Mamba2(spec, hidden_size, backend, format))
     if isinstance(spec, MLASpec):
         return MLA(spec, hidden_size, backend, format)
     if spec.module is None:
@@ -222,7 +225,7 @@ class TransformerBlock(nn.Module):
         self.has_two_norms = kind.parallel != "one_norm"
         self.attention_norm = build(kind.norms != "post")
         self.attention = build_attention(kind.attention, hidden_size, backend, format, norm)
-        self.feedforward_norm = build(kind.norms != "post" and self.has_two_norms)
+        self.feedforward_norm = build(kind.norms != "post" and self.has_two_norms and kind.intermediate_size > 0)
         self.feedforward = build_feedforward(kind, hidden_size, backend, format)
         self.attention_post_norm = build_post(kind.norms != "pre")
         self.feedforward_post_norm = build_post(kind.norms != "pre")
@@ -257,8 +260,15 @@ class RecurrentBlock(TransformerBlock):
     """One layer with a recurrent state in place of attention."""
 
     def forward(self, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: CacheLayer) -> Tensor:
-        mixer = cast(ShortConv | DeltaNet, self.attention)
+        mixer = cast(ShortConv | DeltaNet | Mamba2, self.attention)
         return self.after_attention(x, mixer.mix(self.attention_norm(x), batch, cast(StateLayer, cache)))
+
+
+class MixerBlock(RecurrentBlock):
+    """One layer with a recurrent state, and no feed-forward (Mamba-2)."""
+
+    def after_attention(self, x: Tensor, mixed: Tensor) -> Tensor:
+        return x + self.attention_post_norm(self.attention.o_proj(mixed))
 
 
 def build_block(
@@ -267,5 +277,5 @@ def build_block(
     """Build the block of one layer."""
     block = TransformerBlock if kind.parallel == "no" else ParallelBlock
     if isinstance(kind.attention, RecurrentSpec):
-        block = RecurrentBlock
+        block = RecurrentBlock if kind.intermediate_size else MixerBlock
     return block(kind, hidden_size, backend, format, norm, residual_scale)

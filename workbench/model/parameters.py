@@ -13,7 +13,7 @@ from torch import Tensor
 
 from workbench.model.attention_spec import AttentionSpec, MLASpec
 from workbench.model.checkpoint_names import LLAMA_NAMES, CheckpointNames
-from workbench.model.recurrent_spec import DeltaNetSpec, ShortConvSpec
+from workbench.model.recurrent_spec import DeltaNetSpec, Mamba2Spec, ShortConvSpec
 from workbench.model.rotary import rotary_column_order
 from workbench.model.spec import LayerSpec, ModelSpec
 
@@ -140,7 +140,7 @@ def _layer(ours: str, theirs: str, layer: LayerSpec, spec: ModelSpec, names: Che
     if layer.norms != "pre":
         yield from _norm(f"{ours}.attention_post_norm", theirs + names.attention_post_norm, spec)
         yield from _norm(f"{ours}.feedforward_post_norm", theirs + names.feedforward_post_norm, spec)
-    if layer.norms != "post" and layer.parallel != "one_norm":
+    if layer.norms != "post" and layer.parallel != "one_norm" and layer.intermediate_size:
         yield from _norm(f"{ours}.feedforward_norm", theirs + names.feedforward_norm, spec)
     if isinstance(layer.attention, MLASpec):
         yield from _latent(f"{ours}.attention", f"{theirs}self_attn", layer.attention, spec.hidden_size)
@@ -148,8 +148,12 @@ def _layer(ours: str, theirs: str, layer: LayerSpec, spec: ModelSpec, names: Che
         yield from _short_conv(f"{ours}.attention", theirs + names.recurrent, layer.attention, spec.hidden_size)
     elif isinstance(layer.attention, DeltaNetSpec):
         yield from _delta_net(f"{ours}.attention", theirs + names.recurrent, layer.attention, spec.hidden_size)
+    elif isinstance(layer.attention, Mamba2Spec):
+        yield from _mamba2(f"{ours}.attention", theirs + names.recurrent, layer.attention, spec.hidden_size)
     else:
         yield from _grouped(f"{ours}.attention", theirs, layer.attention, spec, names)
+    if not layer.intermediate_size:
+        return
     rest = _feedforward if layer.experts is None else _mixture
     yield from rest(f"{ours}.feedforward", theirs, layer, spec.hidden_size, names)
 
@@ -281,6 +285,15 @@ def _delta_net(ours: str, theirs: str, spec: DeltaNetSpec, width: int) -> Named:
     yield f"{ours}.decay_bias", _whole(f"{theirs}.dt_bias", spec.num_value_heads)
     yield f"{ours}.norm_weight", _whole(f"{theirs}.norm.weight", spec.value_dim)
     yield from _linear(f"{ours}.output", {f"{theirs}.out_proj": width}, spec.o_proj_inputs)
+
+
+def _mamba2(ours: str, theirs: str, spec: Mamba2Spec, width: int) -> Named:
+    yield from _linear(f"{ours}.input", {f"{theirs}.in_proj": spec.input_columns}, width, spec.bias)
+    yield from _conv(f"{ours}.conv", f"{theirs}.conv1d", spec.channels, spec.kernel, spec.conv_bias)
+    for name, stored in (("log_decay", "A_log"), ("step_bias", "dt_bias"), ("skip", "D")):
+        yield f"{ours}.{name}", _whole(f"{theirs}.{stored}", spec.heads)
+    yield f"{ours}.norm_weight", _whole(f"{theirs}.norm.weight", spec.o_proj_inputs)
+    yield from _linear(f"{ours}.output", {f"{theirs}.out_proj": width}, spec.o_proj_inputs, spec.bias)
 
 
 def _by_kind(heads: int, sizes: tuple[int, ...]) -> list[int]:

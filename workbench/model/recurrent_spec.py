@@ -1,4 +1,7 @@
-"""Layers with a recurrent state as data: short convolutions, gated delta nets. They stand where attention does."""
+"""Layers with a recurrent state as data: short convolutions, gated delta nets, Mamba-2.
+
+They stand where attention does.
+"""
 
 from __future__ import annotations
 
@@ -199,3 +202,61 @@ class DeltaNetSpec(RecurrentSpec):
 
     def vector_parameters(self, hidden_size: int) -> int:
         return self.channels * self.kernel + 2 * self.num_value_heads + self.value_dim
+
+
+class Mamba2Spec(RecurrentSpec):
+    """A state-space layer (Mamba-2, Dao and Gu, 2024): `heads` of width `head_width`, with states of `state` columns.
+
+    Heads of one of the `groups` share the directions in which inputs enter the state and are read from it. Inputs and
+    directions go through a convolution over `kernel` tokens first. Its state is the last inputs of the convolution, and
+    a matrix [head_width, state] for each head.
+    """
+
+    kind: Literal["mamba2"] = "mamba2"
+    heads: Annotated[int, Field(ge=1)]
+    head_width: Annotated[int, Field(ge=1)]
+    state: Annotated[int, Field(ge=1)]
+    groups: Annotated[int, Field(ge=1)] = 1
+    kernel: Annotated[int, Field(ge=2)] = 4
+    bias: bool = False  # on both projections
+    conv_bias: bool = True
+    eps: Annotated[float, Field(gt=0)] = 1e-5  # of the norm of its output, by group
+
+    @model_validator(mode="after")
+    def _grouped(self) -> Mamba2Spec:
+        if self.heads % self.groups:
+            raise ValueError(f"{self.heads} heads cannot share the directions of {self.groups} groups evenly")
+        return self
+
+    @property
+    def channels(self) -> int:
+        """Return the columns that the convolution reads: inputs, and the directions of each group."""
+        return self.o_proj_inputs + 2 * self.groups * self.state
+
+    @property
+    def input_columns(self) -> int:
+        """Return the columns of the projection: the gate, those of the convolution, and a step size a head."""
+        return self.o_proj_inputs + self.channels + self.heads
+
+    @property
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        return (self.channels, self.kernel - 1), (self.heads, self.head_width, self.state)
+
+    @property
+    def state_flops(self) -> float:
+        return 2.0 * self.channels * self.kernel + 5.0 * self.heads * self.head_width * self.state
+
+    @property
+    def o_proj_inputs(self) -> int:
+        return self.heads * self.head_width
+
+    @property
+    def num_columns(self) -> int:
+        return self.input_columns + self.channels + self.o_proj_inputs
+
+    def matrix_parameters(self, hidden_size: int) -> int:
+        return (self.input_columns + self.o_proj_inputs) * hidden_size
+
+    def vector_parameters(self, hidden_size: int) -> int:
+        vectors = self.channels * (self.kernel + self.conv_bias) + 3 * self.heads + self.o_proj_inputs
+        return vectors + (self.input_columns + hidden_size) * self.bias

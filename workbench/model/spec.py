@@ -101,7 +101,7 @@ class LayerSpec(Settings):
     """
 
     attention: AnyAttentionSpec
-    intermediate_size: Annotated[int, Field(ge=1)]
+    intermediate_size: Annotated[int, Field(ge=0)]  # 0: a recurrent layer without a feed-forward (Mamba-2)
     mlp_bias: bool = False
     activation: ActivationSpec = ActivationSpec()
     experts: MoESpec | None = None
@@ -112,11 +112,15 @@ class LayerSpec(Settings):
     def _possible(self) -> LayerSpec:
         if self.parallel != "no" and self.norms != "pre":
             raise ValueError(f"norms {self.norms} with parallel parts: these have norms before them alone")
+        if not self.intermediate_size and (not isinstance(self.attention, RecurrentSpec) or self.norms != "pre"):
+            raise ValueError(
+                "intermediate_size 0: only a recurrent layer, normed before, may be without a feed-forward"
+            )
         return self
 
     @property
     def num_norms(self) -> int:
-        return 1 if self.parallel == "one_norm" else 4 if self.norms == "both" else 2
+        return 1 if self.parallel == "one_norm" or not self.intermediate_size else 4 if self.norms == "both" else 2
 
     @property
     def mlp_parameters_per_column(self) -> tuple[int, int]:
@@ -132,6 +136,8 @@ class LayerSpec(Settings):
 
     def mlp_vector_parameters(self, hidden_size: int) -> int:
         """Return the number of the feed-forward's other parameters: biases."""
+        if not self.intermediate_size:
+            return 0
         rows = (2 if self.activation.gated else 1) * self.intermediate_size + hidden_size
         if self.experts is None:
             return rows * self.mlp_bias + 4 * (self.activation.kind == "xielu")

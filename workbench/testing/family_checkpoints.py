@@ -117,6 +117,16 @@ CONFIGS: dict[str, tuple[dict[str, Any], ...]] = {
         {"layer_types": ["conv", "full_attention", "conv", "conv"], "block_multiple_of": 8},
         {"layer_types": ["conv"] * 4, "conv_bias": True, "conv_L_cache": 4, "block_auto_adjust_ff_dim": False},
     ),
+    "mamba2": (
+        {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2},
+        {"num_heads": 4, "head_dim": 32, "state_size": 7, "n_groups": 1, "use_bias": True, "use_conv_bias": False,
+         "conv_kernel": 3, "chunk_size": 16},
+    ),
+    "bamba": (
+        {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_state": 12, "mamba_n_groups": 2},
+        {"attn_layer_indices": [0, 3], "mamba_n_heads": 4, "mamba_d_state": 7, "mamba_proj_bias": True,
+         "attention_bias": True, "mlp_bias": True},
+    ),
     "qwen3_next": (
         {**QWEN_EXPERTS, **DELTA_NET, "shared_expert_intermediate_size": 40, "head_dim": 16},
         {**QWEN_EXPERTS, **DELTA_NET, "shared_expert_intermediate_size": 40, "head_dim": 24, "norm_topk_prob": False,

@@ -259,6 +259,14 @@ FAMILIES: dict[str, Family] = {
         output="self_attn.out_proj", query_norm="self_attn.q_layernorm", key_norm="self_attn.k_layernorm",
         gate="feed_forward.w1", up="feed_forward.w3", down="feed_forward.w2",
     )),
+    "mamba2": Family(recurrent.mamba2, _named(
+        layer="backbone.layers", embedding="backbone.embeddings", norm="backbone.norm_f", attention_norm="norm",
+        recurrent="mixer",
+    )),
+    "bamba": Family(recurrent.bamba, _named(
+        norm="model.final_layernorm", feedforward_norm="pre_ff_layernorm", recurrent="mamba",
+        gate="feed_forward.gate_proj", up="feed_forward.up_proj", down="feed_forward.down_proj",
+    )),
     "qwen3_next": Family(recurrent.qwen3_next, _named(recurrent="linear_attn", shared="mlp.shared_expert")),
     "gpt_oss": Family(gpt_oss, _named(
         router="mlp.router", experts="woven", expert_gate="mlp.experts.gate_up_proj",

@@ -3,6 +3,8 @@ source."""
 
 from __future__ import annotations
 
+import math
+
 from workbench.model.attention_spec import AnyAttentionSpec, AttentionSpec, QKNormSpec
 from workbench.model.hf.family_fields import (
     FULL,
@@ -11,13 +13,16 @@ from workbench.model.hf.family_fields import (
     read_num_layers,
     refuse_activation,
     refuse_unsupported,
+    renamed,
     without,
 )
 from workbench.model.hf.fields import ConfigFields
 from workbench.model.hf.mixtures import SOFTMAX, read_experts
 from workbench.model.hf.rotary import read_rotary, read_rotated_columns
-from workbench.model.recurrent_spec import DeltaNetSpec, ShortConvSpec
+from workbench.model.recurrent_spec import DeltaNetSpec, Mamba2Spec, ShortConvSpec
 from workbench.model.spec import LayerSpec, ModelSpec, NormSpec
+
+MAMBA_TOKENS = 2**20  # its state takes a text of any length; a limit is needed where others have their positions
 
 
 def lfm2(config: ConfigFields, name: str) -> ModelSpec:
@@ -97,6 +102,76 @@ def qwen3_next(config: ConfigFields, name: str) -> ModelSpec:
         found.append(LayerSpec(attention=of_kind[kind], intermediate_size=hidden, experts=experts if sparse else None))
     norm, rotary = NormSpec(eps=eps, offset=1.0), read_rotary(config, reads_partial=True)
     return build_spec(without(config, "layer_types"), name, tuple(found), norm=norm, rotary=rotary)
+
+
+def bamba(config: ConfigFields, name: str) -> ModelSpec:
+    """Read Bamba (IBM, Princeton, CMU, UIUC, 2024): Mamba-2 layers, attention in some, half of each head rotated."""
+    refuse_unsupported(config, "BambaForCausalLM")
+    refuse_activation(config, "hidden_act", "silu")
+    layers, width = read_num_layers(config), config.integer("hidden_size")
+    full = config.get("attn_layer_indices") or []
+    if not isinstance(full, list) or any(not isinstance(each, int) for each in full):
+        raise config.invalid("attn_layer_indices", full, "a list of layers")
+    heads, bias = read_heads(config), config.boolean("attention_bias")
+    columns = read_rotated_columns(config, heads["head_dim"], 0.5)
+    attention = AttentionSpec(**heads, qkv_bias=bias, o_proj_bias=bias, rotated_columns=columns)
+    config = renamed(
+        config, num_heads="mamba_n_heads", n_groups="mamba_n_groups", state_size="mamba_d_state",
+        conv_kernel="mamba_d_conv", expand="mamba_expand", use_conv_bias="mamba_conv_bias", use_bias="mamba_proj_bias",
+    )  # fmt: skip
+    if config.get("mamba_d_head") not in (None, "auto"):
+        config = renamed(config, head_dim="mamba_d_head")
+    else:
+        config = without(config, "head_dim")
+    mamba = _mamba2_spec(config, width, heads=128, groups=1, state=256, eps=config.number("rms_norm_eps", default=1e-5))
+    found = tuple(
+        LayerSpec(
+            attention=attention if index in full else mamba,
+            intermediate_size=config.integer("intermediate_size", default=14336),
+            mlp_bias=config.boolean("mlp_bias"),
+        )
+        for index in range(layers)
+    )
+    rotary = read_rotary(config, reads_partial=True)
+    config = without(config, "layer_types", "layers_block_type")
+    return build_spec(config, name, found, eps=1e-5, rotary=rotary)
+
+
+def mamba2(config: ConfigFields, name: str) -> ModelSpec:
+    """Read Mamba-2 (Dao and Gu, 2024): nothing but state-space layers, and no feed-forwards."""
+    refuse_unsupported(config, "Mamba2ForCausalLM")
+    refuse_activation(config, "hidden_act", "silu")
+    eps = config.number("layer_norm_epsilon", default=1e-5)
+    spec = _mamba2_spec(config, config.integer("hidden_size", default=4096), heads=128, groups=8, state=128, eps=eps)
+    layer = LayerSpec(attention=spec, intermediate_size=0)
+    sizes = {"max_position_embeddings": MAMBA_TOKENS, **config.values}
+    config = without(ConfigFields(sizes, config.source), "layer_types")
+    return build_spec(config, name, (layer,) * read_num_layers(config), norm=NormSpec(eps=eps))
+
+
+def _mamba2_spec(config: ConfigFields, width: int, heads: int, groups: int, state: int, eps: float) -> Mamba2Spec:
+    """Read a state-space layer; `heads`, `groups` and `state` are the family's where the config does not name them."""
+    inner = int(config.number("expand", default=2) * width)
+    heads = config.integer("num_heads", default=heads)
+    dim = config.integer("head_dim", default=inner // heads)
+    if heads * dim != inner:
+        raise config.invalid("head_dim", dim, f"expand times hidden_size ({inner}) over the heads ({heads})")
+    limits = config.get("time_step_limit")
+    if limits is not None and limits not in ([0.0, math.inf], [0.0, {"__float__": "Infinity"}]):
+        raise config.invalid("time_step_limit", limits, "0 to infinity: others are not carried out")
+    groups = config.integer("n_groups", default=groups)
+    if heads % groups:
+        raise config.invalid("n_groups", groups, f"a divisor of the heads ({heads})")
+    return Mamba2Spec(
+        heads=heads,
+        head_width=dim,
+        state=config.integer("state_size", default=state),
+        groups=groups,
+        kernel=config.integer("conv_kernel", default=4, minimum=2),
+        bias=config.boolean("use_bias"),
+        conv_bias=config.boolean("use_conv_bias", default=True),
+        eps=eps,
+    )
 
 
 def _layer_kinds(config: ConfigFields, recurrent: str, default: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,0 +1,103 @@
+"""Mamba-2: a state-space layer whose state decays by a factor that each token chooses (Dao and Gu, 2024).
+
+For each head, with state S [head_dim, state]: S <- exp(d A) S + d x b^T; y = S c + D x. `scan_by_token` is the
+specification, `scan_by_chunk` computes many tokens by matrix products (the paper's listing 1).
+"""
+
+from __future__ import annotations
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+from torch.nn.functional import silu, softplus
+
+from compiled_kernels import Backend
+from workbench.batch import TokenBatch
+from workbench.kv_cache.states import StateLayer
+from workbench.model.linear import Linear
+from workbench.model.quantized import WeightFormat
+from workbench.model.recurrent_spec import Mamba2Spec
+from workbench.model.short_conv import CausalConv, rms_norm_rows
+
+CHUNK_TOKENS = 64
+
+
+def scan_by_token(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Run the state-space recurrence token by token.
+
+    Args:
+        x: inputs times their step sizes, [seq, token, head, head_dim].
+        decay: logarithms of the factors by which the state decays, at most 0: [seq, token, head].
+        b: directions in which inputs enter the state, [seq, token, head, state].
+        c: directions in which it is read, [seq, token, head, state].
+        state: the state before the tokens, [seq, head, head_dim, state].
+
+    Returns:
+        outputs [seq, token, head, head_dim], and the state after the tokens.
+    """
+    found = []
+    for t in range(x.shape[1]):
+        state = state * decay[:, t, :, None, None].exp() + x[:, t, :, :, None] * b[:, t, :, None]
+        found.append((state * c[:, t, :, None]).sum(-1))
+    return torch.stack(found, dim=1), state
+
+
+def scan_by_chunk(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Run the recurrence over chunks of `CHUNK_TOKENS` tokens; arguments as of `scan_by_token`."""
+    found = []
+    for chunk in zip(*(part.split(CHUNK_TOKENS, dim=1) for part in (x, decay, b, c)), strict=True):
+        x, decay, b, c = (part.transpose(1, 2) for part in chunk)  # [seq, head, token, ...]
+        since = decay.cumsum(-1)
+        between = (since[..., :, None] - since[..., None, :]).tril().exp().tril()
+        found.append(((c @ b.mT) * between) @ x + since.exp()[..., None] * (c @ state.mT))
+        left = (since[..., -1:] - since).exp()[..., None]
+        state = state * since[..., -1, None, None].exp() + (x * left).mT @ b
+    return torch.cat(found, dim=2).transpose(1, 2), state
+
+
+class Mamba2(nn.Module):
+    """Mamba-2's layer: a convolution of inputs and directions, the recurrence, a gate, and a norm by group."""
+
+    def __init__(self, spec: Mamba2Spec, hidden_size: int, backend: Backend, format: WeightFormat):
+        super().__init__()
+        self.spec, self.backend = spec, backend
+        stored = backend, format.blocks, format.quant_group, format.activations_of(format.blocks)
+        self.input = Linear(hidden_size, spec.input_columns, spec.bias, *stored)
+        self.conv = CausalConv(spec.channels, spec.kernel, spec.conv_bias)
+        self.log_decay = nn.Parameter(torch.empty(spec.heads))
+        self.step_bias = nn.Parameter(torch.empty(spec.heads))
+        self.skip = nn.Parameter(torch.empty(spec.heads))
+        self.norm_weight = nn.Parameter(torch.empty(spec.o_proj_inputs))
+        self.output = Linear(spec.o_proj_inputs, hidden_size, spec.bias, *stored)
+
+    def mix(self, x: Tensor, batch: TokenBatch, states: StateLayer) -> Tensor:
+        """Run the layer up to its output projection, and keep the states: [token, hidden] -> [token, head dim]."""
+        spec = self.spec
+        z, rows = self.input(x).split([spec.o_proj_inputs, spec.channels + spec.heads], dim=-1)
+        y = states.scan(rows, batch, self._step)
+        y = rearrange(y * silu(z.to(y.dtype)), "token (group dim) -> token group dim", group=spec.groups)
+        weight = rearrange(self.norm_weight, "(group dim) -> group dim", group=spec.groups)
+        return rearrange(rms_norm_rows(y, weight, spec.eps), "token group dim -> token (group dim)").to(x.dtype)
+
+    def o_proj(self, mixed: Tensor) -> Tensor:
+        """Project back: [token, head dim] -> [token, hidden]."""
+        return self.output(mixed)
+
+    def _step(self, rows: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        spec, (tail, state) = self.spec, states
+        mixed, steps = rows.split([spec.channels, spec.heads], dim=-1)
+        mixed, tail = self.conv(mixed, tail)
+        directions = spec.groups * spec.state
+        x, b, c = silu(mixed).split([spec.o_proj_inputs, directions, directions], dim=-1)
+        x = rearrange(x, "seq token (head dim) -> seq token head dim", head=spec.heads)
+        b, c = (
+            rearrange(part, "seq token (group state) -> seq token group state", group=spec.groups)
+            .repeat_interleave(spec.heads // spec.groups, dim=2)
+            for part in (b, c)
+        )  # fmt: skip
+        steps = softplus(steps.to(x.dtype) + self.step_bias.to(x.dtype))
+        run = scan_by_token if rows.shape[1] == 1 else scan_by_chunk
+        decay = -self.log_decay.to(x.dtype).exp() * steps
+        y, state = run(x * steps[..., None], decay, b, c, state)
+        y = y + x * self.skip.to(x.dtype)[:, None]
+        return rearrange(y, "seq token head dim -> seq token (head dim)"), (tail, state)
