@@ -61,7 +61,7 @@ def _attention(kind: LayerSpec) -> str:
         widths = f"{a.kv_lora_rank} + {a.qk_rope_head_dim} cached columns{queries}"
         return f"latent: {a.num_heads} heads of {a.qk_nope_head_dim} + {a.qk_rope_head_dim}, {widths}"
     if not isinstance(a, AttentionSpec):
-        return str(a.kind)
+        return f"recurrent: {str(a.kind).replace('_', ' ')}"
     if a.num_kv_heads == a.num_heads:
         return f"multi-head: {a.num_heads} heads of {a.head_dim}"
     name = "multi-query" if a.num_kv_heads == 1 else "grouped"
@@ -83,7 +83,9 @@ def _positions(spec: ModelSpec) -> str:
         if isinstance(a, MLASpec):
             pairs = "interleaved pairs" if a.rope_interleave else "halves"
             return f"{_rotary(a.rotary or spec.rotary)}, {a.qk_rope_head_dim} columns in {pairs}"
-        if not isinstance(a, AttentionSpec) or a.position == "none":
+        if not isinstance(a, AttentionSpec):
+            return ""
+        if a.position == "none":
             return "none" if spec.learned_positions is None else ""
         if a.position == "alibi":
             return "ALiBi"

@@ -81,11 +81,16 @@ def _layer(
     entering = "attention norm" if kind.norms != "post" else "entry of the layer"
     if kind.norms != "post":
         yield Place(index, "attention norm", f"{ours}.attention_norm", (theirs + names.attention_norm,))
+    mixer = "attention"
     if isinstance(kind.attention, MLASpec):
         yield from _latent(index, f"{ours}.attention", parameters)
-    else:
+    elif isinstance(kind.attention, AttentionSpec):
         yield from _grouped(index, kind.attention, entering, ours, theirs, names, parameters)
-    yield from _linear(index, "attention", "output projection", f"{ours}.attention.output", parameters)
+    else:
+        mixer = "recurrent layer"
+        if f"{ours}.attention.input.weight" in parameters:
+            yield from _linear(index, entering, "input projections", f"{ours}.attention.input", parameters)
+    yield from _linear(index, mixer, "output projection", f"{ours}.attention.output", parameters)
     if kind.norms != "pre":
         post = theirs + names.attention_post_norm
         yield Place(index, "norm after attention", f"{ours}.attention_post_norm", (post,))

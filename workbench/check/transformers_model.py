@@ -16,7 +16,7 @@ from workbench.machine.processor import available_bytes
 from workbench.memory.report import format_bytes
 from workbench.model.formats.open import open_checkpoint
 from workbench.model.hf.families import read_names
-from workbench.model.hf.weights import read_weights
+from workbench.model.hf.weights import read_weights, wanted_parameters
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
 
@@ -44,8 +44,9 @@ def compare_with_transformers(folder: Path, spec: ModelSpec) -> ModelComparison:
         WorkbenchError: where transformers cannot load it, or its weights are not those of its config.
     """
     checkpoint = open_checkpoint(folder)
-    ours = Transformer.from_state(spec, read_weights(checkpoint, spec, torch.float32))
-    return compare_models(ours, load_theirs(folder), read_names(checkpoint.config))
+    state = read_weights(checkpoint, spec, wanted_parameters(checkpoint, spec), torch.float32)
+    names = checkpoint.names or read_names(checkpoint.config)
+    return compare_models(Transformer.from_state(spec, state), load_theirs(folder), names)
 
 
 def load_theirs(folder: Path) -> Any:

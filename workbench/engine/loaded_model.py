@@ -140,10 +140,10 @@ class _Source:
     def state(
         self, dtype: torch.dtype, seed: int, format: WeightFormat, report: Callable[[str], None]
     ) -> dict[str, Tensor]:
-        """Return the parameters, those that the files store as `format` does in their own bits; `report` gets a line on
-        the cost of widening others."""
+        """Return the parameters, stored as `format` says, but dense where attention is changed; `report` gets a line on
+        the cost of widening those that the files store in other bits."""
         if self.folder is None or self.trained is None:
-            return random_weights(self.spec, dtype, seed)
+            return random_weights(self.spec, dtype, seed, format)
         checkpoint, unchanged = open_checkpoint(self.folder), self.attention.is_unchanged
         wanted = wanted_parameters(checkpoint, self.trained)
         format = format if unchanged else WeightFormat()

@@ -11,6 +11,7 @@ import compiled_kernels
 from compiled_kernels import Backend
 from compiled_kernels.blocked import from_panels, in_panels, panels_problem, to_panels
 from workbench.errors import WorkbenchError
+from workbench.model.formats.mapped import release
 from workbench.model.quantized import Activations, WeightDtype, dequantize
 from workbench.model.spec import NormSpec
 
@@ -134,7 +135,8 @@ class Linear(nn.Module):
             if not panels:
                 self.weight = nn.Parameter(from_panels(self.weight), requires_grad=False)
         elif panels and self.format != "int4" and panels_problem(self.weight) is None:
-            self.weight = nn.Parameter(to_panels(self.weight), requires_grad=False)
+            plain, self.weight = self.weight, nn.Parameter(to_panels(self.weight), requires_grad=False)
+            release(plain)  # where it is a view of a file: the panels are a copy
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

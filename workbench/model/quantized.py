@@ -9,9 +9,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from compiled_kernels.linear.quantize import dequantize_int4, dequantize_int8, quantize_int4, quantize_int8
+from compiled_kernels.linear.quantize import dequantize_int4, dequantize_int8
 from workbench.errors import WorkbenchError
 from workbench.model.attention_spec import MLASpec
+from workbench.model.by_rows import row_blocks, store_quantized
+from workbench.model.formats.mapped import release
 from workbench.model.recurrent_spec import RecurrentSpec
 from workbench.model.spec import LayerSpec, ModelSpec
 
@@ -107,22 +109,29 @@ def quantize(state: dict[str, Tensor], spec: ModelSpec, format: WeightFormat) ->
     the head. A matrix with scales beside it is stored so already.
     """
     format.check(spec)
-    if spec.tie_word_embeddings and format.head != "dense" and "embedding.weight" in state:
-        state["head.weight"] = state.pop("embedding.weight")
     done = {name for name in state if scales_of(name) in state}
     found: dict[str, Tensor] = {}
     for name in list(state):
-        tensor = state.pop(name)
-        found[name] = tensor
-        if name not in done and (kind := format.of(name, tensor.ndim)) != "dense" and name.endswith("weight"):
-            stored = quantize_int8(tensor) if kind == "int8" else quantize_int4(tensor, format.quant_group)
-            found[name], found[scales_of(name)] = stored
+        tensor, ours = state.pop(name), stored_name(name, spec, format)
+        kind = "dense" if name in done or name.endswith("scales") else format.of(ours, tensor.ndim)
+        if kind == "dense":
+            found[ours] = tensor
+        else:
+            shape = tensor.shape[0], tensor.shape[1]
+            found[ours], found[scales_of(ours)] = store_quantized(shape, kind, format.quant_group, row_blocks(tensor))
+            release(tensor)
     return found
 
 
 def scales_of(name: str) -> str:
     """Return the name of the scales of a matrix `X.weight`."""
     return name.removesuffix("weight") + "scales"
+
+
+def stored_name(name: str, spec: ModelSpec, format: WeightFormat) -> str:
+    """Return the name under which a parameter is stored: a tied embedding that is not dense is the head."""
+    tied = name == "embedding.weight" and spec.tie_word_embeddings and format.head != "dense"
+    return "head.weight" if tied else name
 
 
 def dequantize(values: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Tensor:

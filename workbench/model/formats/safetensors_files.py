@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,6 +19,7 @@ from torch import Tensor
 from workbench.errors import WorkbenchError
 from workbench.files import UnreadableText, read_json
 from workbench.model.formats.checkpoint import StoredTensor
+from workbench.model.formats.mapped import MappedFile
 from workbench.model.hf.fields import read_object
 
 SINGLE_FILE = "model.safetensors"
@@ -26,20 +27,28 @@ INDEX_FILE = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 Tensors = TypeVar("Tensors", bound=StoredTensor)
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "BOOL": torch.bool,
+    "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8,
+}  # fmt: skip
 FLOAT_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class SafetensorsFile:
-    """One file, mapped into memory when its first tensor is read."""
+    """One file, mapped into memory when its first tensor is read; its data begin at byte `data`."""
 
-    def __init__(self, path: Path):
-        self.path = path
+    def __init__(self, path: Path, data: int):
+        self.path, self.data = path, data
 
     @cached_property
-    def mapped(self) -> Any:
+    def mapped(self) -> MappedFile:
         try:
-            return safe_open(str(self.path), framework="pt", device="cpu")
-        except (SafetensorError, OSError) as error:
+            with safe_open(str(self.path), framework="pt", device="cpu"):
+                pass  # it checks that tensors fill the file, each with as many bytes as its shape asks for
+            return MappedFile(self.path)
+        except (SafetensorError, ValueError, OSError) as error:
             raise corrupt(self.path, error) from error
 
 
@@ -47,11 +56,13 @@ class SafetensorsFile:
 class SafetensorsTensor(StoredTensor):
     """A tensor of a safetensors file; `dtype` is as safetensors names it: F32, BF16, I8, ..."""
 
-    name: str
+    start: int  # byte of the file's data
     source: SafetensorsFile
 
     def read(self) -> Tensor:
-        return self.source.mapped.get_tensor(self.name)
+        if self.dtype not in DTYPES:
+            raise WorkbenchError(f"{self.file}: a tensor of type {self.dtype} cannot be read")
+        return self.source.mapped.tensor(self.source.data + self.start, DTYPES[self.dtype], self.shape)
 
     def problem(self) -> str | None:
         if self.dtype in FLOAT_DTYPES:
@@ -94,7 +105,7 @@ def read_header(file: Path) -> dict[str, SafetensorsTensor]:
     except UnreadableText as error:
         reason = error.reason.removeprefix("not JSON: ")
         raise corrupt(file, f"its header is not JSON: {reason}") from None
-    return _entries(file, entries, size - 8 - length)
+    return _entries(file, entries, 8 + length, size - 8 - length)
 
 
 def corrupt(file: Path, reason: object) -> WorkbenchError:
@@ -104,11 +115,11 @@ def corrupt(file: Path, reason: object) -> WorkbenchError:
 _AGAIN = "fetch the file again"
 
 
-def _entries(file: Path, header: object, data_bytes: int) -> dict[str, SafetensorsTensor]:
+def _entries(file: Path, header: object, data: int, data_bytes: int) -> dict[str, SafetensorsTensor]:
     if not isinstance(header, dict):
         raise corrupt(file, "the header is no JSON object")
     found: dict[str, SafetensorsTensor] = {}
-    promised, source = 0, SafetensorsFile(file)
+    promised, source = 0, SafetensorsFile(file, data)
     for name, entry in header.items():
         if name == "__metadata__":
             continue
@@ -118,7 +129,7 @@ def _entries(file: Path, header: object, data_bytes: int) -> dict[str, Safetenso
             promised = max(promised, end)
         except (TypeError, LookupError, ValueError, OverflowError) as error:
             raise corrupt(file, f"the header's entry for {name} is malformed") from error
-        found[name] = SafetensorsTensor(file, dtype, shape, end - start, name, source)
+        found[name] = SafetensorsTensor(file, dtype, shape, end - start, start, source)
     if promised > data_bytes:
         raise WorkbenchError(f"{file}: is cut short ({data_bytes:,} of {promised:,} bytes of data are there); {_AGAIN}")
     return found

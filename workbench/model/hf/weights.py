@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,18 +12,21 @@ import torch
 from torch import Tensor
 
 from workbench.errors import WorkbenchError
+from workbench.model.by_rows import BLOCK_VALUES, row_blocks, store_dense, store_quantized, whole_rows
 from workbench.model.formats.checkpoint import Checkpoint
+from workbench.model.formats.mapped import release
 from workbench.model.formats.open import open_checkpoint
+from workbench.model.formats.safetensors_files import FLOAT_DTYPES
 from workbench.model.hf.families import read_names
 from workbench.model.hf.kept import kept_matrices
 from workbench.model.parameters import StoredParameter, StoredPart, parameter_shapes, stored_parameters
-from workbench.model.quantized import WeightFormat, scales_of
+from workbench.model.quantized import WeightFormat, scales_of, stored_name
 from workbench.model.spec import ModelSpec
 
-DENSE_FORMAT = WeightFormat()
 IGNORED_TENSORS = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias", "attention.bias", "attention.masked_bias")
 XIELU_VALUES = {"alpha_p": 0.2, "alpha_n": -1.05, "beta": 0.5, "eps": -1e-6}  # before training: alphas of 0.8
-DRAW_CHUNK = 1 << 22  # random numbers drawn at once, in float32: 16 MiB
+DRAW_CHUNK = BLOCK_VALUES  # random numbers drawn at once, in float32; a multiple of 16 (see `_draws`)
+DENSE_FORMAT = WeightFormat()
 
 
 def load_weights(
@@ -30,9 +34,9 @@ def load_weights(
 ) -> dict[str, Tensor]:
     """Load the weights of the folder or file as `dtype`, under our names and shapes (`parameter_shapes(spec)`).
 
-    Files are memory-mapped: a parameter that needs neither a cast nor fusing stays a view of its file. A matrix that
-    the files store exactly as `format` does is codes, with scales beside it; others are dense. Raises WorkbenchError
-    for weights that are absent, corrupt or of another architecture.
+    Files are memory-mapped: a parameter that needs neither a cast nor fusing stays a view of its file. Matrices are
+    stored as `format` says while they are read, scales beside them; those that the files store exactly so keep their
+    codes. Raises WorkbenchError for weights that are absent, corrupt or of another architecture.
     """
     checkpoint = open_checkpoint(path)
     return read_weights(checkpoint, spec, wanted_parameters(checkpoint, spec), dtype, format)
@@ -48,30 +52,38 @@ def read_weights(
     """Read the `wanted` weights of an open checkpoint, as `load_weights` does."""
     tied = spec.tie_word_embeddings
     kept = {} if format == DENSE_FORMAT else kept_matrices(checkpoint, wanted, tied, format)
-    state: dict[str, Tensor] = {}
-    for name, parameter in wanted.items():
+
+    def store(name: str) -> dict[str, Tensor]:
+        ours = stored_name(name, spec, format)
         if name in kept:
-            ours = "head.weight" if tied and name == "embedding.weight" else name
-            state[ours], state[scales_of(ours)] = kept[name].tensors()
-        else:
-            state[name] = read_parameter(checkpoint, parameter, dtype)
-    return state
+            return dict(zip((ours, scales_of(ours)), kept[name].tensors(), strict=True))
+        if format.of(ours, len(wanted[name].shape)) == "dense":
+            return {ours: read_parameter(checkpoint, wanted[name], dtype)}
+        return _stored(ours, wanted[name].shape, dtype, format, _blocks(checkpoint, wanted[name], dtype))
+
+    return _in_threads(store, wanted)
+
+
+def _in_threads(store: Callable[[str], dict[str, Tensor]], names: Iterable[str]) -> dict[str, Tensor]:
+    """Store several parameters at once, each in one thread: the results do not depend on their number."""
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+        return {name: tensor for found in threads.map(store, names) for name, tensor in found.items()}
+
+
+def _view(checkpoint: Checkpoint, parameter: StoredParameter, dtype: torch.dtype) -> Tensor | None:
+    """Return a parameter as a view of its file; None where it is fused, cast or reordered."""
+    part, *others = parameter.parts
+    stored = checkpoint.tensors[part.name]
+    if others or part.layout is not None or FLOAT_DTYPES.get(stored.dtype) != dtype:
+        return None
+    tensor = stored.read()
+    return tensor.view(parameter.shape) if tensor.dtype == dtype and tensor.is_contiguous() else None
 
 
 def read_parameter(checkpoint: Checkpoint, parameter: StoredParameter, dtype: torch.dtype) -> Tensor:
     """Read one parameter as `dtype`; a view of its file where it needs neither a cast nor fusing."""
-
-    def read(part: StoredPart) -> Tensor:
-        tensor = checkpoint.tensors[part.name].read()
-        return tensor if part.layout is None else part.layout.from_stored(tensor)
-
-    if len(parameter.parts) == 1:
-        return read(parameter.parts[0]).to(dtype).contiguous().view(parameter.shape)
-    rows = [part.shape_here[0] for part in parameter.parts]
-    whole = torch.empty((sum(rows), *parameter.parts[0].shape_here[1:]), dtype=dtype)
-    for target, part in zip(whole.split(rows), parameter.parts, strict=True):
-        target.copy_(read(part))
-    return whole.view(parameter.shape)
+    whole = _view(checkpoint, parameter, dtype)
+    return store_dense(parameter.shape, dtype, _blocks(checkpoint, parameter, dtype)) if whole is None else whole
 
 
 def wanted_parameters(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, StoredParameter]:
@@ -85,17 +97,41 @@ def wanted_parameters(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, Stor
     return wanted
 
 
-def random_weights(spec: ModelSpec, dtype: torch.dtype, seed: int = 0) -> dict[str, Tensor]:
+def random_weights(
+    spec: ModelSpec, dtype: torch.dtype, seed: int = 0, format: WeightFormat = DENSE_FORMAT
+) -> dict[str, Tensor]:
     """Draw seeded random weights under which activations and logits stay near 1; norms multiply by ones.
 
     Every parameter is drawn in float32 from a generator of its own, seeded by `seed` and its name: order does not
-    change the numbers, and the dtype only rounds them.
+    change the numbers, and the dtype only rounds them. They are stored as `format` says while they are drawn.
     """
     shapes = parameter_shapes(spec)
-    # One parameter is drawn by one thread, independent of torch's setting; several parameters can be drawn at once.
-    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-        drawn = threads.map(lambda name: _random(name, shapes[name], spec, dtype, seed), shapes)
-        return dict(zip(shapes, drawn, strict=True))
+
+    def store(name: str) -> dict[str, Tensor]:
+        ours, blocks = stored_name(name, spec, format), _drawn(name, shapes[name], spec, dtype, seed)
+        return _stored(ours, shapes[name], dtype, format, blocks)
+
+    return _in_threads(store, shapes)
+
+
+def _stored(
+    name: str, shape: tuple[int, ...], dtype: torch.dtype, format: WeightFormat, blocks: Iterable[Tensor]
+) -> dict[str, Tensor]:
+    """Store a parameter that comes in blocks of rows as `format` says: under its name, scales beside it."""
+    kind = format.of(name, len(shape))
+    if kind == "dense":
+        return {name: store_dense(shape, dtype, blocks)}
+    values, scales = store_quantized((shape[0], shape[1]), kind, format.quant_group, blocks)
+    return {name: values, scales_of(name): scales}
+
+
+def _blocks(checkpoint: Checkpoint, parameter: StoredParameter, dtype: torch.dtype) -> Iterator[Tensor]:
+    """Yield the rows of a parameter as `dtype`, part by part; the files' pages are given back once they are used."""
+    for part in parameter.parts:
+        tensor = checkpoint.tensors[part.name].read()
+        rows = tensor if part.layout is None else part.layout.from_stored(tensor)
+        yield from (block.to(dtype) for block in row_blocks(rows))
+        release(tensor)
 
 
 def _check(checkpoint: Checkpoint, spec: ModelSpec, wanted: list[StoredPart]) -> None:
@@ -124,21 +160,35 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _random(name: str, shape: tuple[int, ...], spec: ModelSpec, dtype: torch.dtype, seed: int) -> Tensor:
-    if name.endswith("norm_weight"):
-        return torch.ones(shape, dtype=dtype)
-    if name.endswith("norm.weight"):
-        return torch.full(shape, 1.0 - spec.norm.offset, dtype=dtype)
-    if ".activation." in name:
-        return torch.full(shape, XIELU_VALUES[name.rpartition(".")[2]], dtype=dtype)
+def _drawn(name: str, shape: tuple[int, ...], spec: ModelSpec, dtype: torch.dtype, seed: int) -> Iterator[Tensor]:
+    """Draw a parameter's rows in order, some at a time."""
+    if (value := _constant(name, spec)) is not None:
+        yield torch.full(shape, value, dtype=dtype)
+        return
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-    values = torch.empty(shape, dtype=dtype)
-    std, flat = _std(name, shape, spec), values.view(-1)
-    draws = torch.empty(min(DRAW_CHUNK, flat.numel()), dtype=torch.float32)
-    for chunk in flat.split(DRAW_CHUNK):
-        chunk.copy_(draws[: chunk.numel()].normal_(0.0, std, generator=generator))
-    return values
+    draws = _draws(math.prod(shape), _std(name, shape, spec), generator)
+    yield from whole_rows((draw.to(dtype) for draw in draws), shape)
+
+
+def _constant(name: str, spec: ModelSpec) -> float | None:
+    """Return the value of all numbers of a parameter that is not drawn; None for one that is."""
+    if name.endswith("norm_weight"):
+        return 1.0
+    if name.endswith("norm.weight"):
+        return 1.0 - spec.norm.offset
+    return XIELU_VALUES[name.rpartition(".")[2]] if ".activation." in name else None
+
+
+def _draws(count: int, std: float, generator: torch.Generator) -> Iterator[Tensor]:
+    """Draw `count` normal numbers in float32, some at a time: the numbers that one draw of all would have.
+
+    Torch draws them by 16; the last draw is never smaller, because fewer have another sequence.
+    """
+    while count:
+        size = count if count < DRAW_CHUNK + 16 else DRAW_CHUNK
+        yield torch.empty(size).normal_(0.0, std, generator=generator)
+        count -= size
 
 
 def _std(name: str, shape: Iterable[int], spec: ModelSpec) -> float:

@@ -1,0 +1,72 @@
+"""Store parameters that come in blocks of rows, dense or quantized: never more than a block is in another format."""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from compiled_kernels.linear.quantize import quantize_int4, quantize_int8
+
+# Numbers of a block: they stay in a core's cache, and torch's operators work on so few in one thread.
+BLOCK_VALUES = 1 << 15
+MAPPED_BYTES = 1 << 20  # a larger parameter has pages of its own
+
+
+def row_blocks(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield a tensor's rows in order, some at a time."""
+    yield from tensor.split(max(1, BLOCK_VALUES // max(1, tensor[0].numel())) if len(tensor) else 1)
+
+
+def whole_rows(pieces: Iterable[Tensor], shape: tuple[int, ...]) -> Iterator[Tensor]:
+    """Cut a parameter of `shape` that comes in flat pieces into blocks of whole rows."""
+    columns, rest = math.prod(shape[1:]), None
+    for piece in pieces:
+        rest = piece if rest is None or not len(rest) else torch.cat([rest, piece])
+        size = len(rest) // columns * columns
+        yield rest[:size].view(-1, *shape[1:])
+        rest = rest[size:]
+
+
+def store_dense(shape: tuple[int, ...], dtype: torch.dtype, blocks: Iterable[Tensor]) -> Tensor:
+    """Store a parameter of `shape` as `dtype`; blocks are its rows, in any shape."""
+    whole = empty_pages(shape, dtype)
+    place = whole.view(-1)
+    for block in blocks:
+        place[: block.numel()].view(block.shape).copy_(block)
+        place = place[block.numel() :]
+    return whole
+
+
+def store_quantized(
+    shape: tuple[int, ...], kind: Literal["int8", "int4"], group: int, blocks: Iterable[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Quantize a matrix [row, column] that comes in blocks of rows: the stored values, and their scales."""
+    rows, columns = shape
+    if kind == "int8":
+        values, scales = empty_pages((rows, columns), torch.int8), torch.empty(rows)
+    else:
+        values = empty_pages((rows, columns // 2), torch.uint8)
+        scales = empty_pages((rows, columns // group), torch.float16)
+    start = 0
+    for block in blocks:
+        here = slice(start, start + len(block))
+        values[here], scales[here] = quantize_int8(block) if kind == "int8" else quantize_int4(block, group)
+        start += len(block)
+    return values, scales
+
+
+def empty_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return a tensor to be filled whose memory goes back to the system as soon as it is freed, where it is large.
+
+    What malloc has given to one thread and gets back it keeps for that thread.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    if size < MAPPED_BYTES:
+        return torch.empty(shape, dtype=dtype)
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)

@@ -1,0 +1,48 @@
+"""Files mapped into memory: tensors are views of them, and pages that were read are given back to the system."""
+
+from __future__ import annotations
+
+import mmap
+import weakref
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+_mapped: weakref.WeakKeyDictionary[mmap.mmap, tuple[int, int]] = weakref.WeakKeyDictionary()  # first address and last
+
+
+class MappedFile:
+    """A file in memory, privately: what is written to a view stays out of the file. It stays mapped as long as any view
+    of it is in use."""
+
+    def __init__(self, path: Path):
+        with path.open("rb") as stream:
+            self._map = mmap.mmap(stream.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        first = torch.frombuffer(self._map, dtype=torch.uint8).data_ptr()
+        _mapped[self._map] = first, first + len(self._map)
+
+    def tensor(self, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+        """Return a view of the numbers of `shape` from byte `offset` on; a copy where they lie across the type's
+        alignment."""
+        count = torch.Size(shape).numel()
+        if not count:
+            return torch.empty(shape, dtype=dtype)
+        if offset % dtype.itemsize:
+            raw = torch.frombuffer(self._map, dtype=torch.uint8, offset=offset, count=count * dtype.itemsize)
+            return raw.clone().view(dtype).view(shape)
+        return torch.frombuffer(self._map, dtype=dtype, offset=offset, count=count).view(shape)
+
+
+def release(tensor: Tensor) -> None:
+    """Give back the memory of the pages under a view of a mapped file; read again, they come from the file.
+
+    Does nothing to a tensor that is no such view. Pages that it shares with its neighbours stay.
+    """
+    first = tensor.data_ptr()
+    for mapped, (start, end) in list(_mapped.items()):
+        if start <= first < end:
+            page = mmap.PAGESIZE
+            low, high = -(-(first - start) // page) * page, (first - start + tensor.nbytes) // page * page
+            if high > low:
+                mapped.madvise(mmap.MADV_DONTNEED, low, high - low)
