@@ -1,4 +1,4 @@
-"""How much memory and time does loading take?
+"""Measure the memory and the time of loading a model, each way in a process of its own.
 
     python -m experiments.loading                 # a table of shape:smollm2-135m, and of its weights in a folder
     python -m experiments.loading --json --out experiments/records

@@ -327,7 +327,7 @@ def _greedy(ours: Transformer, theirs: Any, ids: Tensor) -> tuple[list[int], lis
     text = ids.tolist()
     with torch.no_grad():
         for _ in range(GREEDY_TOKENS):
-            best = theirs(torch.tensor([text])).logits[0, -1].topk(2)
+            best = theirs(torch.tensor([text]), use_cache=False).logits[0, -1].topk(2)
             if best.values[0] - best.values[1] <= CLEAR_MARGIN * best.values[0].abs():
                 break
             text.append(int(best.indices[0]))

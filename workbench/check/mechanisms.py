@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from workbench.display import format_ranges
 from workbench.model.attention_spec import AttentionSpec, MLASpec, RotaryConfig
@@ -110,7 +111,7 @@ def _window(kind: LayerSpec) -> str:
 
 
 def _scores(kind: LayerSpec) -> str:
-    a = kind.attention
+    a: Any = kind.attention
     parts = [f"times {a.scale:.6g}"] if getattr(a, "scale", None) is not None else []
     parts += [f"capped at {a.softcap:g}"] if getattr(a, "softcap", 0) else []
     parts += ["a learned sink logit a head"] if getattr(a, "sink_logits", False) else []
