@@ -10,8 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.model.formats import packers
-from tests.model.formats.packers import TINY, write_quantized
+from tests.model.formats.folders import TINY, write_quantized
 from tests.model.strategies import llama_specs
 from tests.model.test_weights import same
 from tests.thorough import tries
@@ -26,6 +25,7 @@ from workbench.model.hf.weights import load_weights, random_weights
 from workbench.model.quantized import WeightFormat
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
+from workbench.testing import packers
 
 INT4, INT8 = WeightFormat("int4", "dense", 32), WeightFormat("int8", "dense")
 FORMATS = [INT4, INT8, WeightFormat("int4", "int4", 16), WeightFormat("int8", "int8")]

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 import workbench
 from compiled_kernels.linear.quantize import dequantize_int4, pack_int4, quantize_int4
-from tests.model.formats import packers
-from tests.model.formats.packers import TINY, Packer, write_quantized
+from tests.model.formats.folders import TINY, write_quantized
 from tests.model.formats.test_quantized_folders import PACKERS
 from tests.model.test_weights import same
 from tests.thorough import tries
@@ -25,6 +24,8 @@ from workbench.engine.runner import Runner
 from workbench.model.hf.weights import load_weights, random_weights
 from workbench.model.quantized import WeightFormat
 from workbench.model.transformer import Transformer
+from workbench.testing import packers
+from workbench.testing.packers import Packer
 from workbench.trace.events import Finished
 
 # What a folder of each packer becomes in memory, or why it is widened.

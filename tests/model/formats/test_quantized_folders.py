@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.model.formats import packers
-from tests.model.formats.packers import TINY, Packer, edit_config, write_quantized
+from tests.model.formats.folders import TINY, write_quantized
 from tests.model.test_weights import same
 from tests.thorough import tries
 from workbench.errors import WorkbenchError
@@ -26,6 +25,8 @@ from workbench.model.hf.families import read_spec
 from workbench.model.hf.fields import ConfigFields
 from workbench.model.hf.weights import load_weights
 from workbench.model.transformer import Transformer
+from workbench.testing import packers
+from workbench.testing.packers import Packer, edit_config
 
 PACKERS: dict[str, Packer] = {
     **{f"gptq {bits} bits": partial(packers.gptq, bits=bits) for bits in (2, 3, 4, 8)},

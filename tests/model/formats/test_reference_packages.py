@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.model.formats import packers
-from tests.model.formats.packers import Packed
 from tests.model.formats.test_quantized_folders import read_packed
 from tests.model.test_weights import same
 from tests.thorough import tries
 from workbench.model.formats.mxfp4 import exponents
 from workbench.model.hf.families import read_spec
 from workbench.model.hf.weights import load_weights
+from workbench.testing import packers
+from workbench.testing.packers import Packed
 
 dtypes = st.sampled_from([torch.float32, torch.float16, torch.bfloat16])
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.model.formats.packers import TINY, write_quantized
+from tests.model.formats.folders import TINY, write_quantized
 from tests.model.formats.test_quantized_folders import PACKERS
 from tests.model.test_weights import same
 from tests.thorough import tries

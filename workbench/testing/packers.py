@@ -7,6 +7,7 @@ that they stand for, computed in float64. Codes are random where a test asks for
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +18,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from workbench.model.hf.save import save_folder
-from workbench.model.hf.weights import random_weights
-from workbench.model.shapes import named_shape
-from workbench.model.spec import ModelSpec
-
-TINY = named_shape("tiny")
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 E2M1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]
 
@@ -239,27 +234,31 @@ def bnb_int8(weight: Tensor) -> Packed:
     )
 
 
-def write_quantized(
-    folder: Path, pack: Packer, spec: ModelSpec = TINY, skip: tuple[str, ...] = (), dtype: torch.dtype = torch.float32
-) -> Path:
-    """Write a model of `spec` with the matrices of its blocks packed into `folder`, and beside it one of the dense
-    matrices that they stand for, whose path is returned. Modules with a part of `skip` in their names stay dense."""
-    dense = folder.with_name(folder.name + "-dense")
-    save_folder(folder, spec, random_weights(spec, dtype, seed=3), dtype)
-    save_folder(dense, spec, random_weights(spec, dtype, seed=3), dtype)
-    packed, plain = load_file(folder / "model.safetensors"), load_file(dense / "model.safetensors")
-    section: dict[str, Any] = {}
-    for name in [name for name in packed if name.endswith("_proj.weight") and not any(part in name for part in skip)]:
-        made = pack(packed.pop(name))
-        packed |= {name.removesuffix("weight") + end: tensor.clone() for end, tensor in made.tensors.items()}
-        plain[name], section = made.dense.float(), made.config
-    save_file(packed, folder / "model.safetensors")
-    save_file(plain, dense / "model.safetensors")
-    edit_config(folder, lambda config: config.update(quantization_config=section))
+def pack_folder(source: Path, target: Path, pack: Packer, skip: tuple[str, ...] = ()) -> dict[str, Tensor]:
+    """Write a copy of a Hugging Face folder with the matrices of its blocks packed; return those that they stand for.
+
+    Args:
+        source: a folder with one model.safetensors.
+        target: the folder to write.
+        pack: packs one matrix.
+        skip: parts of names of matrices that stay dense.
+
+    Returns:
+        The dense matrices in float32, by their names in `source`.
+    """
+    shutil.copytree(source, target)
+    stored, dense, section = load_file(source / "model.safetensors"), {}, {}
+    for name in [name for name in stored if name.endswith("_proj.weight") and not any(part in name for part in skip)]:
+        made = pack(stored.pop(name).float())
+        stored |= {name.removesuffix("weight") + end: tensor.clone() for end, tensor in made.tensors.items()}
+        dense[name], section = made.dense.float(), made.config
+    save_file(stored, target / "model.safetensors")
+    edit_config(target, lambda config: config.update(quantization_config=section))
     return dense
 
 
 def edit_config(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the folder's config.json in place."""
     config = json.loads((folder / "config.json").read_text())
     change(config)
     (folder / "config.json").write_text(json.dumps(config))
