@@ -129,11 +129,16 @@ def measure(
 def table(rows: list[dict[str, Any]]) -> Table:
     cells = [
         [
-            row["format"], f"{row['file_bytes'] / 1e6:.1f}", f"{row['memory_bytes'] / 1e6:.1f}", "widened" if row["widened"] else row["in_memory"],
-            f"{row['kl']:.4f}", f"{row['same_top']:.1%}", f"{statistics.median(row['tokens_per_s']):.0f}",
+            row["format"],
+            f"{row['file_bytes'] / 1e6:.1f}",
+            f"{row['memory_bytes'] / 1e6:.1f}",
+            "widened" if row["widened"] else row["in_memory"],
+            f"{row['kl']:.4f}",
+            f"{row['same_top']:.1%}",
+            f"{statistics.median(row['tokens_per_s']):.0f}",
         ]
         for row in rows
-    ]  # fmt: skip
+    ]
     columns = ("format", "MB in files", "MB a decode step reads", "kept as", "KL", "same top", "tokens/s")
     return Table("Formats of the demo model", cells, columns)
 
