@@ -11,14 +11,14 @@ from workbench.cli.shared import AsJson, console, print_json
 from workbench.display import Table
 from workbench.errors import WorkbenchError
 
-TARGETS = ("compressed-tensors",)
+TARGETS = ("compressed-tensors", "gguf")
 
 
 def convert(
     source: Annotated[str, typer.Argument(help="a folder, a .gguf file, demo or demo-draft")],
-    target: Annotated[Path, typer.Argument(help="a new folder")],
+    target: Annotated[Path, typer.Argument(help="a new folder; for gguf a new file")],
     to: Annotated[str, typer.Option(help=f"the files' format: {', '.join(TARGETS)}")] = TARGETS[0],
-    weights: Annotated[str, typer.Option(help="of the blocks' matrices: int8, int4, or dense")] = "int4",
+    weights: Annotated[str, typer.Option(help="of matrices: int8, int4, dense; for gguf f32 to q4_0 too")] = "int4",
     head_weights: Annotated[str, typer.Option(help="of the head: dense, or as the blocks")] = "dense",
     group: Annotated[int, typer.Option(help="columns that share a scale in int4")] = 64,
     as_json: AsJson = False,
@@ -27,6 +27,7 @@ def convert(
     from workbench.engine.config import parse_dtype
     from workbench.engine.loaded_model import describe_model, model_folder
     from workbench.model.hf.convert import convert_model
+    from workbench.model.hf.convert_gguf import convert_to_gguf
     from workbench.model.quantized import WeightFormat
 
     if to not in TARGETS:
@@ -34,8 +35,12 @@ def convert(
     folder = model_folder(source)
     if folder is None:
         raise WorkbenchError(f"{source}: a shape has no weights to convert; name a folder")
-    format = WeightFormat.parse(weights, head_weights, group)
-    found = convert_model(folder, target, format, parse_dtype(describe_model(source)[1]))
+    dtype = parse_dtype(describe_model(source)[1])
+    if to == "gguf":
+        found = convert_to_gguf(folder, target, weights, dtype)
+    else:
+        format = WeightFormat.parse(weights, head_weights, group)
+        found = convert_model(folder, target, format, dtype)
     if as_json:
         print_json(found)
     else:

@@ -37,7 +37,7 @@ DtypeName = Annotated[
 
 
 class ModelConfig(Settings):
-    """Settings of the model: a folder, `demo`, `demo-draft`, or `shape:NAME` with random weights from `seed`."""
+    """Settings of the model: a folder, a GGUF file, `demo`, `demo-draft`, or `shape:NAME` with random weights."""
 
     main_setting: ClassVar = "name"
 

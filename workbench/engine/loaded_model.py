@@ -1,4 +1,4 @@
-"""Load the model of a config: a folder, `demo`, `demo-draft`, or `shape:NAME` with seeded random weights."""
+"""Load the model of a config: a folder, a GGUF file, `demo`, `demo-draft`, or `shape:NAME` with random weights."""
 
 from __future__ import annotations
 

@@ -26,6 +26,7 @@ from workbench.prompt.tokenizer import Tokenizer
 
 KEYS = "tokenizer.ggml"
 TEMPLATE_KEY = "tokenizer.chat_template"
+WHOLE_KEY = "tokenizer.huggingface.json"  # a tokenizer.json as it is
 TOKEN_NAMES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 BEGIN_BY_DEFAULT = ("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken")  # byte-level ones; sentencepiece always
 WITHOUT = ("no_vocab", "none")
@@ -57,6 +58,11 @@ class GGUFVocabulary:
         Raises:
             WorkbenchError: for a kind or a pre-tokenizer that is not read, and for entries that disagree.
         """
+        if isinstance(whole := self._metadata.get(WHOLE_KEY), str):
+            try:
+                return Tokenizer(tokenizers.Tokenizer.from_str(whole))
+            except Exception as error:  # the library raises bare Exception
+                raise WorkbenchError(f"{self._where}: {WHOLE_KEY} is no tokenizer.json ({error})") from None
         kind = self._metadata.get(f"{KEYS}.model")
         if kind is None or kind in WITHOUT:
             return None
@@ -142,9 +148,9 @@ class GGUFVocabulary:
         id = self._metadata.get(f"{KEYS}.{name}_token_id")
         if id is None:
             return None
-        count = len(self._metadata[f"{KEYS}.tokens"])
-        if not isinstance(id, int) or not 0 <= id < count:
-            raise self._refused(f"{name}_token_id", id, f"a token's id, 0 to {count - 1}")
+        tokens = self._metadata.get(f"{KEYS}.tokens")
+        if not isinstance(id, int) or not 0 <= id < (2**31 if tokens is None else len(tokens)):
+            raise self._refused(f"{name}_token_id", id, "the id of one of its tokens")
         return id
 
     def _refused(self, key: str, value: object, right: str) -> WorkbenchError:

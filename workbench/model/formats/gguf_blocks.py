@@ -33,15 +33,18 @@ def _single_bits(bytes: Tensor) -> Tensor:
 
 
 def _q4_0(blocks: Tensor) -> Tensor:
-    codes, scales = q4_0_codes(blocks.flatten())
-    return scales[:, None].float() * codes.float()
+    data = blocks.flatten()
+    return q4_0_scales(data)[:, None].float() * q4_0_codes(data).float()
 
 
-def q4_0_codes(data: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the values -8 to 7 of Q4_0 blocks, int8 [block, 32], and their scales, float16 [block]."""
-    blocks = data.view(-1, 18)
-    scales = blocks[:, :2].contiguous().view(torch.float16)[:, 0]
-    return _bits(blocks[:, 2:], 4, 16).to(torch.int8) - 8, scales
+def q4_0_codes(data: Tensor) -> Tensor:
+    """Return the values -8 to 7 of Q4_0 blocks, int8 [block, 32]."""
+    return _bits(data.view(-1, 18)[:, 2:], 4, 16).to(torch.int8) - 8
+
+
+def q4_0_scales(data: Tensor) -> Tensor:
+    """Return the scales of Q4_0 blocks, float16 [block]."""
+    return data.view(-1, 18)[:, :2].contiguous().view(torch.float16)[:, 0]
 
 
 def _q4_1(blocks: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from workbench.errors import WorkbenchError
 from workbench.model.formats.checkpoint import Checkpoint, QuantizedMatrix, StoredTensor
 from workbench.model.formats.gguf import GGUFFile, GGUFTensor
-from workbench.model.formats.gguf_blocks import PLAIN_DTYPES, dequantize_blocks, q4_0_codes
+from workbench.model.formats.gguf_blocks import PLAIN_DTYPES, dequantize_blocks, q4_0_codes, q4_0_scales
 from workbench.model.formats.gguf_families import architecture_of, config_of, names_of
 from workbench.model.hf.fields import ConfigFields
 
@@ -48,9 +48,9 @@ class GGUFStoredTensor(StoredTensor):
         """Return Q4_0 as int4 with groups of 32 columns, bit for bit; other types have no kernel of their layout."""
         if self.info.type.name != "Q4_0" or len(self.shape) != 2:
             return None
-        codes, scales = q4_0_codes(self._blocks())
-        rows, columns = self.shape
-        return QuantizedMatrix("int4", lambda: codes.view(rows, columns), scales.view(rows, columns // 32), 32)
+        data, (rows, columns) = self._blocks(), self.shape
+        scales = q4_0_scales(data).view(rows, columns // 32)
+        return QuantizedMatrix("int4", lambda: q4_0_codes(data).view(rows, columns), scales, 32)
 
     def _blocks(self) -> Tensor:
         start = self.first_row * self.info.shape[-1] // self.info.type.values * self.info.type.bytes

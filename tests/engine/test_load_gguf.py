@@ -1,0 +1,78 @@
+"""`workbench.load("model.gguf")`: the file alone is a model with its tokenizer, kept in the bits that a product has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import workbench
+from tests.model.formats.test_gguf_families import WIDE
+from tests.model.formats.test_texts import byte_level
+from workbench.memory.report import read_spec_and_remarks
+from workbench.model.formats.open import open_checkpoint
+from workbench.model.hf.convert_gguf import convert_to_gguf
+from workbench.testing.family_checkpoints import random_checkpoint
+
+pytest.importorskip("gguf", reason="the writer of the files: pip install gguf")
+from tests.model.formats import gguf_of_transformers as writing  # noqa: E402
+
+PROMPT = "def fibonacci(n):"
+VOCABULARY = {key if "." in key else f"tokenizer.ggml.{key}": value for key, value in byte_level("gpt-2").items()}
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return random_checkpoint("llama", {**WIDE, "vocab_size": len(VOCABULARY["tokenizer.ggml.tokens"])})
+
+
+def written(model: Any, folder: Path, kind: str) -> Path:
+    return writing.write_gguf(model, folder / "model.gguf", folder / "hf", kind, changed=VOCABULARY)
+
+
+def text_of(path: Path, lines: list[str] | None = None, **settings: Any) -> str:
+    report = [].append if lines is None else lines.append
+    runner = workbench.load(str(path), backend="eager", report=report, **settings)
+    return "".join(event.text for event in runner.stream(PROMPT, max_tokens=8, temperature=0))
+
+
+def test_q4_0_stays_int4_and_gives_the_tokens_of_its_numbers(tmp_path: Path, model: Any) -> None:
+    """Widened to float32 the same file has the same greedy tokens."""
+    path = written(model, tmp_path, "Q4_0")
+    lines: list[str] = []
+    kept = text_of(path, lines, dtype="float32")
+    runner = workbench.load(str(path), backend="eager", dtype="float32", report=lines.append)
+    assert (
+        runner.model.blocks[0].attention.qkv.format == "int4" and runner.model.blocks[0].attention.qkv.quant_group == 32
+    )
+    assert kept == text_of(path, dtype="float32", weights="dense")
+    assert any("GGUF Q4_0 is widened" in line and "token_embd.weight" in line for line in lines)
+
+
+def test_what_no_product_multiplies_from_is_widened_with_a_line(tmp_path: Path, model: Any) -> None:
+    lines: list[str] = []
+    text_of(written(model, tmp_path, "Q4_K"), lines)
+    assert any("GGUF Q4_K is widened to bfloat16, 2.3 MB for 0.7 MB in the files" in line for line in lines)
+
+
+def test_a_folder_with_one_file_and_the_memory_report(tmp_path: Path, model: Any) -> None:
+    path = written(model, tmp_path / "hf", "F32") if (tmp_path / "hf").mkdir() else written(model, tmp_path, "F32")
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "alone" / path.name).write_bytes(path.read_bytes())
+    assert text_of(tmp_path / "alone") == text_of(path)
+    assert (
+        read_spec_and_remarks(str(tmp_path / "alone"))[0].num_parameters
+        == read_spec_and_remarks(str(path))[0].num_parameters
+    )
+
+
+def test_the_demo_as_gguf_says_what_the_demo_says(tmp_path: Path) -> None:
+    """float32 of bfloat16 weights is exact, and the tokenizer goes with it."""
+    import torch
+
+    from workbench.engine.loaded_model import BUNDLED_MODELS
+
+    convert_to_gguf(BUNDLED_MODELS["demo"], tmp_path / "demo.gguf", "bf16", torch.bfloat16)
+    assert open_checkpoint(tmp_path / "demo.gguf").format == "GGUF BF16"
+    assert text_of(tmp_path / "demo.gguf", dtype="float32") == text_of(Path("demo"), dtype="float32") != ""

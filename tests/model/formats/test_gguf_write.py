@@ -1,0 +1,155 @@
+"""GGUF files of our own: rounded as the `gguf` package rounds, read by it and by us as what was written."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from tests.model.formats.test_gguf_families import CASES, WIDE, ours_of
+from tests.model.test_every_family import assert_equal, draw_ids, logits_of
+from workbench.cli import app
+from workbench.engine import naive
+from workbench.engine.loaded_model import BUNDLED_MODELS
+from workbench.errors import WorkbenchError
+from workbench.model.formats.gguf import GGUFArray, GGUFFile
+from workbench.model.formats.gguf_write import TYPES, WRITTEN_TYPES, WrittenTensor, quantize_blocks, write_gguf
+from workbench.model.formats.open import open_checkpoint
+from workbench.model.formats.texts import open_tokenizer
+from workbench.model.hf.convert_gguf import convert_to_gguf
+from workbench.model.hf.families import read_spec
+from workbench.model.hf.weights import load_weights
+from workbench.testing.family_checkpoints import random_checkpoint
+
+gguf = pytest.importorskip("gguf", reason="the yardstick: pip install gguf")
+
+
+@pytest.mark.parametrize("kind", WRITTEN_TYPES)
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_blocks_are_rounded_as_the_package_does(kind: str, data: st.DataObject) -> None:
+    """Halves, zeros, equal and tiny numbers included."""
+    number, type = TYPES[kind]
+    values = st.floats(-1e4, 1e4, width=32) | st.sampled_from([0.0, -0.0, 0.5, -0.5, 127.0, 63.5, 1e-30])
+    numbers = np.array(data.draw(st.lists(values, min_size=64, max_size=64)), np.float32)
+    with np.errstate(all="ignore"):
+        right = gguf.quants.quantize(numbers, gguf.GGMLQuantizationType(number))
+    found = quantize_blocks(type, torch.from_numpy(numbers.copy()))
+    assert found.numpy().tobytes() == right.tobytes()
+
+
+def test_metadata_and_tensors_are_read_by_the_package(tmp_path: Path) -> None:
+    metadata: dict[str, Any] = {
+        "general.architecture": "llama", "a.yes": True, "a.count": 7, "a.less": -7, "a.share": 0.5, "a.text": "Grüße",
+        "a.words": ["x", "▁y", ""], "a.flags": [True, False], "a.numbers": [1, -2], "a.none": [],
+    }  # fmt: skip
+    one, two = torch.randn(3, 64), torch.randn(5)
+    tensors = [
+        WrittenTensor("one.weight", (3, 64), TYPES["Q8_0"][1], lambda: one),
+        WrittenTensor("two", (5,), TYPES["F32"][1], lambda: two),
+    ]
+    write_gguf(tmp_path / "a.gguf", metadata, tensors)
+    theirs = gguf.GGUFReader(tmp_path / "a.gguf")
+    assert [each.name for each in theirs.tensors] == ["one.weight", "two"]
+    assert (
+        theirs.tensors[0].data.tobytes() == gguf.quants.quantize(one.numpy(), gguf.GGMLQuantizationType.Q8_0).tobytes()
+    )
+    assert [str(theirs.fields["a.words"].contents(index)) for index in range(3)] == ["x", "▁y", ""]
+    file = GGUFFile(tmp_path / "a.gguf")
+    read = {key: value.values() if isinstance(value, GGUFArray) else value for key, value in file.metadata.items()}
+    assert read == metadata and torch.equal(file.read("two"), two)
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_float32_of_a_folder_is_the_same_model(tmp_path: Path, family: str) -> None:
+    """Logits are transformers', and the numbers those of the folder, bit for bit but for norms with 1 added."""
+    theirs = random_checkpoint(family, CASES[family][0])
+    theirs.save_pretrained(tmp_path / "hf")
+    convert_to_gguf(tmp_path / "hf", tmp_path / "a.gguf", "f32", torch.float32)
+    ids = draw_ids(24, seed=1)
+    assert_equal(naive.logits(ours_of(tmp_path / "a.gguf"), ids), logits_of(theirs, ids))
+    spec = read_spec(tmp_path / "hf")
+    right, found = (load_weights(tmp_path / name, spec, torch.float32) for name in ("hf", "a.gguf"))
+    for name, tensor in right.items():
+        # A weight w is stored as w + 1, which is below 4: half a unit of its last place.
+        bound = 2.0**-23 if "norm" in name and spec.norm.offset else 0
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q4_0", "f16", "bf16"])
+def test_the_command_writes_each_type(tmp_path: Path, kind: str) -> None:
+    random_checkpoint("llama", WIDE).save_pretrained(tmp_path / "hf")
+    target = tmp_path / "a.gguf"
+    result = CliRunner().invoke(
+        app, ["convert", str(tmp_path / "hf"), str(target), "--to", "gguf", "--weights", kind, "--json"]
+    )
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)
+    assert found["weights"] == kind.upper() and found["bytes"] == target.stat().st_size
+    whole = {each.name: each for each in gguf.GGUFReader(target).tensors}
+    assert whole["blk.0.ffn_up.weight"].tensor_type.name == kind.upper()
+    assert whole["blk.0.attn_norm.weight"].tensor_type.name == "F32"
+    dense = load_weights(tmp_path / "hf", read_spec(tmp_path / "hf"), torch.float32)
+    stored = open_checkpoint(target).tensors["blk.0.ffn_up.weight"].read().float()
+    largest = stored.abs().max().item()
+    error = (stored - dense["blocks.0.feedforward.gate_up.weight"][256:]).abs().max().item()
+    assert error <= largest * {"q8_0": 0.005, "q4_0": 0.1, "f16": 1e-3, "bf16": 4e-3}[kind]
+
+
+def test_a_gguf_file_again_keeps_what_it_is(tmp_path: Path) -> None:
+    """Numbers of float16, and the tokenizer's keys."""
+    demo = BUNDLED_MODELS["demo"]
+    convert_to_gguf(demo, tmp_path / "a.gguf", "bf16", torch.bfloat16)
+    convert_to_gguf(tmp_path / "a.gguf", tmp_path / "b.gguf", "bf16", torch.bfloat16)
+    first, again = open_checkpoint(tmp_path / "a.gguf"), open_checkpoint(tmp_path / "b.gguf")
+    for name, tensor in first.tensors.items():
+        assert torch.equal(tensor.read(), again.tensors[name].read()), name
+    right, found = open_tokenizer(demo), open_tokenizer(tmp_path / "b.gguf")
+    assert right is not None and found is not None
+    text = "def fib(n):\n    return n  # 日本語 🙂 <|end|>"
+    assert found.encode(text) == right.encode(text) and found.special_token_ids == right.special_token_ids
+    assert read_spec(tmp_path / "b.gguf").eos_token_ids == read_spec(demo).eos_token_ids
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "arguments", "message"),
+    [
+        ("opt", {"ffn_dim": 48, "word_embed_proj_dim": 64}, {}, "opt is not written as GGUF"),
+        ("phi", {"qk_layernorm": True}, {}, "cannot express this model"),
+        ("llama", {}, {"weights": "q4_k"}, "--weights q4_k: GGUF is written as f32, f16, bf16, q8_0, q4_0"),
+        ("llama", {}, {"target": "a.bin"}, "must be called NAME.gguf"),
+    ],
+)
+def test_what_is_refused_leaves_no_file(
+    tmp_path: Path, family: str, changes: dict[str, Any], arguments: dict[str, str], message: str
+) -> None:
+    random_checkpoint(family, changes).save_pretrained(tmp_path / "hf")
+    target = tmp_path / arguments.get("target", "a.gguf")
+    with pytest.raises(WorkbenchError, match=message):
+        convert_to_gguf(tmp_path / "hf", target, arguments.get("weights", "f32"), torch.float32)
+    assert not target.exists()
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("llama_cpp") is None,
+    reason="llama.cpp is not here: pip install llama-cpp-python (15 minutes of compilation)",
+)
+def test_llama_cpp_reads_it(tmp_path: Path) -> None:
+    import llama_cpp  # pyright: ignore[reportMissingImports]
+
+    theirs = random_checkpoint("llama", WIDE)
+    theirs.save_pretrained(tmp_path / "hf")
+    convert_to_gguf(tmp_path / "hf", tmp_path / "a.gguf", "f32", torch.float32)
+    model = llama_cpp.Llama(str(tmp_path / "a.gguf"), logits_all=True, verbose=False, n_ctx=32)
+    ids = draw_ids(12, seed=1)
+    model.eval(ids.tolist())
+    found = torch.from_numpy(np.array(model.scores[: len(ids)], np.float32))
+    assert (found - logits_of(theirs, ids)).abs().max() < 2e-3 * logits_of(theirs, ids).abs().max()
