@@ -41,10 +41,10 @@ class WrittenTensor:
 def written_type(shape: tuple[int, ...], matrix: str) -> BlockType:
     """Return the type that a tensor is written as: `matrix` where it has two axes or more and whole blocks in a row;
     float32 where it has one, and else float16."""
-    name = "F32" if len(shape) < 2 else matrix
-    type = TYPES[name][1]
-    *_, columns = shape
-    return type if columns % type.values == 0 else TYPES["F16"][1]
+    if len(shape) < 2:
+        return TYPES["F32"][1]
+    type = TYPES[matrix][1]
+    return type if shape[-1] % type.values == 0 else TYPES["F16"][1]
 
 
 def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Iterable[WrittenTensor]) -> None:
