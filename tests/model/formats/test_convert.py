@@ -18,10 +18,12 @@ from workbench.cli import main
 from workbench.engine.config import EngineConfig
 from workbench.engine.loaded_model import BUNDLED_MODELS, LoadedModel
 from workbench.errors import WorkbenchError
+from workbench.model.formats.open import open_checkpoint
 from workbench.model.hf.convert import convert_model
 from workbench.model.hf.families import read_spec
+from workbench.model.hf.kept import cost_of_widening, stored_format
 from workbench.model.hf.save import save_folder
-from workbench.model.hf.weights import load_weights, random_weights
+from workbench.model.hf.weights import load_weights, random_weights, wanted_parameters
 from workbench.model.quantized import WeightFormat
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
@@ -136,3 +138,30 @@ def test_transformers_reads_it(tmp_path: Path, format: WeightFormat) -> None:
     torch.testing.assert_close(ours.logits(range(30)), expected.float(), rtol=1e-4, atol=1e-4)
     dense = Transformer.from_state(TINY, load_weights(tmp_path / "m", TINY, torch.float32))
     assert (dense.logits(range(30)) - expected).abs().max() > 1e-3  # it is quantized at all
+
+
+def test_gguf_keeps_its_codes_in_memory_and_when_converted(tmp_path: Path) -> None:
+    """Q4_0 is INT4 in groups of 32, whatever order its rows have; the embedding alone is widened."""
+    pytest.importorskip("gguf", reason="the writer of the files: pip install gguf")
+    pytest.importorskip("transformers", reason="pip install 'transformers>=5'")
+    from tests.model.formats.gguf_of_transformers import write_gguf
+    from workbench.testing.family_checkpoints import random_checkpoint
+
+    sizes = {
+        "hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "num_hidden_layers": 2, "head_dim": 64,
+    }  # fmt: skip
+    file = write_gguf(random_checkpoint("llama", sizes), tmp_path / "a.gguf", tmp_path / "hf", "Q4_0")
+    spec, checkpoint = read_spec(file), open_checkpoint(file)
+    wanted = wanted_parameters(checkpoint, spec)
+    format, reason = stored_format(checkpoint, wanted, spec.tie_word_embeddings)
+    assert format == WeightFormat("int4", "int4", 32) and "token_embd" in reason
+    said = cost_of_widening(checkpoint, wanted, False, format, torch.float32)
+    assert said.startswith("GGUF Q4_0, 1 of 16 quantized tensors are widened to float32, ")
+    kept = Transformer.from_state(spec, load_weights(file, spec, torch.float32, format), format=format)
+    dense = Transformer.from_state(spec, load_weights(file, spec, torch.float32))
+    assert same(kept.dense_state(torch.float32), dense.dense_state(torch.float32))
+    convert_model(file, tmp_path / "q", format, torch.float32)
+    assert same(
+        load_weights(tmp_path / "q", spec, torch.float32, format), load_weights(file, spec, torch.float32, format)
+    )

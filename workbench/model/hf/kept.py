@@ -122,7 +122,9 @@ def cost_of_widening(
         return ""
     files = sum(tensor.nbytes for tensor in packed) / 1e6
     memory = sum(math.prod(tensor.shape) for tensor in packed) * dtype.itemsize / 1e6
-    widened = f"{checkpoint.format} is widened to {str(dtype).removeprefix('torch.')}"
+    all_packed = len(packed) + sum(len(matrix.parts) for matrix in kept.values())
+    widened = f"{checkpoint.format}, {len(packed)} of {all_packed} quantized tensors are widened"
+    widened += f" to {str(dtype).removeprefix('torch.')}"
     if format.blocks != "dense" and not kept:
         widened += f" and quantized again as {format.blocks}"
     return f"{widened}, {memory:,.1f} MB for {files:,.1f} MB in the files"
