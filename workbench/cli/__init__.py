@@ -131,7 +131,7 @@ def run(
 @app.command(epilog='Example: `workbench generate "def fibonacci(n):" --max-tokens 48`')
 def generate(
     prompt: Annotated[str, typer.Argument(help="the text to continue")],
-    model: Annotated[str, typer.Option(help="a folder, demo, demo-draft, or shape:NAME")] = "demo",
+    model: Annotated[str, typer.Option(help="a folder, FILE.gguf, demo or shape:NAME")] = "demo",
     max_tokens: Annotated[int, typer.Option(help="how many tokens at most")] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.7,
     top_p: Annotated[float, typer.Option(help="keep the likeliest tokens up to this mass")] = 0.9,
