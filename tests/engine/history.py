@@ -16,7 +16,7 @@ from workbench.scheduler.policies import BUILT_IN_POLICIES, FCFS, BatchingMode, 
 from workbench.scheduler.policy import SchedulingPolicy
 from workbench.scheduler.scheduler import Scheduler
 
-CONTEXT, SIZE, BUDGET = 40, 4, 7
+CONTEXT, SIZE, BUDGET, MAX_DRAFTS = 40, 4, 7, 4
 FULL, WINDOW, SINKS = (
     KVCacheGroup((0,)),
     KVCacheGroup((1,), sliding_window=5),
@@ -72,8 +72,8 @@ class Counted(KVCacheManager):
         self.promised = [self.num_available(t, match) - count for t, count in enumerate(lacks)]
         super().start(sequence, match)
 
-    def allocate(self, sequence: Sequence) -> None:
-        super().allocate(sequence)
+    def allocate(self, sequence: Sequence, num_draft_tokens: int = 0) -> None:
+        super().allocate(sequence, num_draft_tokens)
         if self.promised is not None:
             for pool, promised in zip(self.pools, self.promised, strict=True):
                 assert promised <= pool.num_available <= promised + 1
@@ -84,6 +84,7 @@ class History:
     """Submit, step, stop, evict, wait in any order, with or without an index and a host; `check` between them."""
 
     policy = "continuous fcfs"
+    speculates = False
 
     def begin(
         self, policy: str, tables: tuple[KVCacheGroup, ...], pages: int, prefix: bool, saves: bool, host: int,
@@ -95,7 +96,7 @@ class History:
         index = RadixCache(pools, tables, ttl, lambda: self.now, cpu_pools) if prefix else None
         self.limits = SchedulerLimits(4, BUDGET, chunk_tokens=self.draw.choice([None, None, 3]))
         self.manager = Counted(pools, tables, self.limits.max_prefill_tokens, index, cpu_pools, offload_preempted=saves)
-        self.policy = policy
+        self.policy, self.speculates = policy, self.draw.random() < 0.5
         self.scheduler = Scheduler(self.manager, self.limits, CONTEXT, policy_of(policy, seed))
         self.memory = Memory(self.scheduler)
         self.open: list[Sequence] = []
@@ -135,7 +136,7 @@ class History:
                 return
 
     def one_step(self) -> bool:
-        plan = self.scheduler.plan()
+        plan = self.scheduler.plan(self.drafts())
         if plan is None:
             assert not self.open, "something waits and nothing is planned"
             return False
@@ -148,10 +149,15 @@ class History:
             return True
         self.look_over(plan)
         self.memory.compute(plan)
+        if self.manager.budget is None and self.draw.random() < 0.03:  # interrupted: as if it had not begun
+            self.memory.forget_free()
+            return True
         sampled = [span.sequence for span in plan.spans if span.needs_sample]
         if self.draw.random() < 0.05:  # a listener cancels what the step has just computed
             self.end(self.draw.choice(plan.spans).sequence, FinishReason.CANCELLED)
-        self.scheduler.commit(plan, {s.request_id: self.draw.randrange(2) for s in sampled if not s.beams})
+        tokens = {s.request_id: self.draw.randrange(2) for s in sampled if not s.beams}
+        drafted = {span.sequence.request_id: span.draft_token_ids for span in plan.spans}
+        self.scheduler.commit(plan, tokens, {k: ids[: self.draw.randint(0, len(ids))] for k, ids in drafted.items()})
         for beams in {id(s.beams): s.beams for s in sampled if s.beams}.values():
             if all(beam.num_uncomputed_tokens == 0 and beam.finish_reason is None for beam in beams):
                 self.branch(beams)
@@ -164,6 +170,18 @@ class History:
         self.memory.forget_free()
         self.now += 0.25
         return True
+
+    def drafts(self) -> dict[str, tuple[int, ...]]:
+        """Propose tokens for some of those that run; no more than their texts have room for."""
+        proposed = {}
+        for s in self.scheduler.running:
+            room = min(CONTEXT - len(s.token_ids), s.request.sampling.max_tokens - len(s.output_ids)) - 1
+            decodes = s.num_uncomputed_tokens == 1 and not s.beams
+            if self.speculates and decodes and room > 0 and self.draw.random() < 0.5:
+                proposed[s.request_id] = tuple(
+                    self.draw.randrange(2) for _ in range(self.draw.randint(1, min(MAX_DRAFTS, room)))
+                )
+        return proposed
 
     def branch(self, beams: list[Sequence]) -> None:
         """Any of them may go on, with one token or with several, and none of them must."""
@@ -179,11 +197,13 @@ class History:
         assert lengths == sorted(lengths, key=lambda length: length > 1), "decodes are packed first"
         for span in plan.spans:
             assert span.start == span.sequence.num_computed_tokens
-            assert span.needs_sample == (span.end == len(span.sequence.token_ids))
+            assert span.needs_sample == (span.num_known_tokens == len(span.sequence.token_ids))
             assert span.start < len(span.sequence.token_ids), "the last token is always computed"
             for t, table in enumerate(self.manager.groups):
                 held = sum(page != 0 for page in span.sequence.pages[t])
-                assert held <= table.max_pages(len(span.sequence.token_ids), self.limits.max_prefill_tokens, SIZE)
+                drafts = MAX_DRAFTS * self.speculates  # of this step, or of one that was interrupted
+                known, ahead = len(span.sequence.token_ids) + drafts, self.limits.max_prefill_tokens + drafts
+                assert held <= table.max_pages(known, ahead, SIZE)
         if self.policy != "continuous fcfs" or self.limits.max_prefill_tokens < BUDGET:
             return
         oldest = min((s for s in self.open if s.parent is None), key=lambda s: s.arrival_index)

@@ -8,7 +8,7 @@ from workbench.kv_cache.pages import NULL_PAGE, KVCacheGroup
 from workbench.kv_cache.radix_tree import RadixNode
 from workbench.kv_cache.recurrent import state_page, written_states
 from workbench.request import Sequence
-from workbench.scheduler.plan import StepPlan
+from workbench.scheduler.plan import Span, StepPlan
 from workbench.scheduler.scheduler import Scheduler
 
 Name = tuple[str, tuple[int, ...]]  # the salt and the tokens up to a position: what its keys and values depend on
@@ -38,11 +38,16 @@ class Memory:
 
     def compute(self, plan: StepPlan) -> None:
         for span in plan.spans:
+            span.sequence.token_ids.extend(span.draft_token_ids)  # known for as long as the step computes them
+        for span in plan.spans:
             self._write(span.sequence, span.start, span.end)
+            self._write_states(span)
         for span in plan.spans:
             self._quantize(span.sequence, span.start, span.end)
         for span in plan.spans:
             self._read(span.sequence, span.start, span.end)
+        for span in plan.spans:
+            del span.sequence.token_ids[len(span.sequence.token_ids) - len(span.draft_token_ids) :]
         self.forget_free()
 
     def spoil(self, broken: Sequence) -> None:
@@ -64,14 +69,18 @@ class Memory:
     def _name(self, sequence: Sequence, position: int) -> Name:
         return sequence.request.cache_salt, tuple(sequence.token_ids[: position + 1])
 
-    def _write_states(self, sequence: Sequence, t: int, start: int, end: int) -> None:
+    def _write_states(self, span: Span) -> None:
         """A page of states has one name: that of the text after which it is the state."""
-        read = state_page(sequence.pages[t], start, self.size)
-        for tokens, page in written_states(sequence.states[t], start, end, end, self.size).items():
-            assert page != NULL_PAGE and page != read, "the state that a step reads is overwritten"
-            assert self.manager.pools[t].ref_count(page) == 1, "a shared state is overwritten"
-            self.pages[t][page] = {0: self._name(sequence, tokens - 1)}
-            self.writers[t][page] = sequence
+        sequence, known = span.sequence, span.num_known_tokens
+        for t in self.manager.recurrent_groups:
+            read = state_page(sequence.pages[t], span.start, self.size)
+            written = written_states(sequence.states[t], span.start, known, span.end, self.size)
+            assert written.keys() >= {*range(known, span.end + 1)}, "a state is written nowhere"
+            for tokens, page in written.items():
+                assert page != NULL_PAGE and page != read, "the state that a step reads is overwritten"
+                assert self.manager.pools[t].ref_count(page) == 1, "a shared state is overwritten"
+                self.pages[t][page] = {0: self._name(sequence, tokens - 1)}
+                self.writers[t][page] = sequence
 
     def _read_state(self, sequence: Sequence, t: int, start: int) -> None:
         if start:
@@ -82,7 +91,6 @@ class Memory:
     def _write(self, sequence: Sequence, start: int, end: int) -> None:
         for t, table in enumerate(self.manager.groups):
             if table.is_recurrent:
-                self._write_states(sequence, t, start, end)
                 continue
             for position in range(table.quantized_until(start), table.quantized_until(end)):
                 page = sequence.pages[t][position // self.size]
