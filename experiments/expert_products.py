@@ -53,7 +53,9 @@ def main(
     state = random_weights(spec, torch.bfloat16, 0)
     with tempfile.TemporaryDirectory() as folder:
         llama = Llama(peer, state, spec.layers, Path(folder)) if peer else None
-        found = measured(Transformer.from_state(spec, state, Backend.MLIR), rounds, llama)
+        model = Transformer.from_state(spec, state, Backend.MLIR)
+        state.clear()  # or the matrices would stay beside those in panels
+        found = measured(model, rounds, llama)
     record = {"experiment": "expert_products", "model": spec.name, "environment": environment(), **found}
     print(json.dumps(record, indent=2) if as_json else _lines(found))
 

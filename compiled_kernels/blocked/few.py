@@ -4,7 +4,7 @@ pace."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from compiled_kernels.blocked.layout import PANEL
 from compiled_kernels.blocked.registers import InputRows, step_sums
@@ -19,10 +19,11 @@ PREFETCH_DISTANCE_BYTES = 4096  # bytes from what is read of a panel to what is 
 
 @dataclass(frozen=True)
 class FewRows(Panels):
-    """A product of exactly `rows` rows; with `accumulate` it adds to what `out` holds."""
+    """A product of exactly `rows` rows; with `accumulate` it adds to what `out` holds, which is float32 then."""
 
     rows: int = 1
     accumulate: bool = False
+    out_dtype: str = field(default="f32", kw_only=True)
 
     @property
     def block(self) -> int:
@@ -35,7 +36,7 @@ class FewRows(Panels):
 
     @property
     def out_type(self) -> str:
-        return rows_type(self.out_features, "f32", self.rows)
+        return rows_type(self.out_features, self.out_dtype, self.rows)
 
 
 def few_text(product: FewRows) -> str:
@@ -180,7 +181,8 @@ def _store(
             if product.accumulate:
                 before = lines.load("%out", f"{out_row}, {place}", product.out_type, lanes, "f32")
                 value = lines.let(f"arith.addf {before}, {value} : {vector(lanes)}")
-            lines.store(value, "%out", f"{out_row}, {place}", product.out_type, lanes)
+            value = lines.truncate(value, lanes, product.out_dtype)
+            lines.store(value, "%out", f"{out_row}, {place}", product.out_type, lanes, product.out_dtype)
 
 
 def finished(lines: Lines, product: Panels, sums: str, column: str, row: tuple[str, str] | None = None) -> str:

@@ -399,10 +399,11 @@ def store_sums(lines: Lines, product: ManyRows, row: str, kept: str) -> None:
 
 
 def store_listed(lines: Lines, product: ManyRows, row: str, kept: str) -> None:
-    """`Finish`: out[row, columns less the skipped ones] = the sums; `out` is float32."""
+    """`Finish`: out[row, columns less the skipped ones] = the sums, rounded to the type of `out`."""
     for column, value in pair_sums(lines, product, row, kept):
         place = lines.let(f"arith.subi {column}, %skipped_columns : index")
-        lines.store(value, "%out", f"{row}, {place}", product.out_type, product.lanes)
+        rounded = lines.truncate(value, product.lanes, product.out_dtype)
+        lines.store(rounded, "%out", f"{row}, {place}", product.out_type, product.lanes, product.out_dtype)
 
 
 def add_sums(lines: Lines, product: ManyRows, row: str, kept: str) -> None:

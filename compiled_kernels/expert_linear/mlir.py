@@ -34,8 +34,9 @@ def expert_linear(x: Tensor, expert: Tensor, weight: Tensor, bias: Tensor | None
         raise BackendError(f"expert_linear: rows name experts {least} to {most}; there are 0 to {experts - 1}")
     if not in_panels(weight):
         return _one_by_one(x, expert, weight, bias)
-    found = _from_panels(x, expert, weight)
-    return (found if bias is None else found + bias[expert]).to(x.dtype)
+    if bias is None:
+        return _from_panels(x, expert, weight, x.dtype)
+    return (_from_panels(x, expert, weight, torch.float32) + bias[expert]).to(x.dtype)
 
 
 def _one_by_one(x: Tensor, expert: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -46,17 +47,18 @@ def _one_by_one(x: Tensor, expert: Tensor, weight: Tensor, bias: Tensor | None) 
     return out
 
 
-def _from_panels(x: Tensor, expert: Tensor, weight: Tensor) -> Tensor:
-    """Return sums in float32."""
+def _from_panels(x: Tensor, expert: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the products in `dtype`."""
     (experts, panels, steps, *_), (out, width) = weight.shape, shape_of(weight)
     if weight.dtype != x.dtype:
         raise BackendError(f"expert_linear: backend mlir reads weights in panels of {x.dtype}, not of {weight.dtype}")
     check_argument(
         "expert_linear", "weight", weight, (experts, panels, steps, PANEL, VALUES_PER_WORD[x.dtype]), (x.dtype,)
     )
-    kernel, entering = compiled(Target.current(), experts, width, out, MLIR_TYPES[weight.dtype], MLIR_TYPES[x.dtype])
+    kinds = MLIR_TYPES[weight.dtype], MLIR_TYPES[x.dtype], MLIR_TYPES[dtype]
+    kernel, entering = compiled(Target.current(), experts, width, out, *kinds)
     found, order, ends = (
-        torch.empty(len(x), out),
+        torch.empty(len(x), out, dtype=dtype),
         torch.empty(len(x), dtype=torch.long),
         torch.empty(experts, dtype=torch.long),
     )
@@ -66,9 +68,11 @@ def _from_panels(x: Tensor, expert: Tensor, weight: Tensor) -> Tensor:
 
 
 @functools.lru_cache(maxsize=512)
-def compiled(target: Target, experts: int, width: int, out: int, weight: str, x: str) -> tuple[Kernel, torch.dtype]:
+def compiled(
+    target: Target, experts: int, width: int, out: int, weight: str, x: str, result: str
+) -> tuple[Kernel, torch.dtype]:
     """Compile the product; return it, and the type that x must have."""
-    product = ExpertProduct("expert_linear", experts, width, out, weight, x, target)
+    product = ExpertProduct("expert_linear", experts, width, out, weight, x, target, result)
     kernel = compile_text(expert_text(product), product.name, level=target.level, libraries=(libgomp_path(),))
     return kernel, torch.bfloat16 if product.many.multiplied_dtype == "bf16" else torch.float32
 
@@ -81,4 +85,5 @@ def stages(case: Case) -> Mapping[str, str]:
         one = {"tokens": 1, "width": of["width"], "out": of["out"], "bias": of["bias"], "dtype": of["dtype"]}
         return dense.stages(Case(case.shape, one, case.cost))
     kind = MLIR_TYPES[of["dtype"]]
-    return compiled(Target.current(), of["experts"], of["width"], of["out"], kind, kind)[0].stages
+    result = "f32" if of["bias"] else kind
+    return compiled(Target.current(), of["experts"], of["width"], of["out"], kind, kind, result)[0].stages

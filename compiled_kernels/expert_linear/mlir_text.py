@@ -38,7 +38,7 @@ class ListedRows(FewRows):
 
     @property
     def out_type(self) -> str:
-        return rows_type(self.columns, "f32", self.rows)
+        return rows_type(self.columns, self.out_dtype, self.rows)
 
     @property
     def order_type(self) -> str:
@@ -55,8 +55,8 @@ class ListedRows(FewRows):
 
 @dataclass(frozen=True)
 class ExpertProduct:
-    """x [row, width] times one of `experts` weights [out, width] in panels, of `weight_dtype` f32 or bf16; x is of
-    `entering`."""
+    """x [row, width] of type `x_dtype` times one of `experts` weights [out, width] in panels, of `weight_dtype` f32 or
+    bf16, into `out` of `out_dtype`; x comes as `many.multiplied_dtype`."""
 
     name: str
     experts: int
@@ -65,22 +65,23 @@ class ExpertProduct:
     weight_dtype: str
     x_dtype: str
     target: Target
+    out_dtype: str = "f32"
 
     @property
     def many(self) -> ManyRows:
-        return ManyRows(f"{self.name}_many", *self._stack, columns=self.out_features, listed=True)
+        to = {"columns": self.out_features, "out_dtype": self.out_dtype}
+        return ManyRows(f"{self.name}_many", *self._stack, **to, listed=True)
 
     @property
     def few(self) -> ListedRows:
         width, out, weight, _, target = self._stack
+        to = {"columns": self.out_features, "out_dtype": self.out_dtype}
         entering = self.many.multiplied_dtype
-        return ListedRows(
-            f"{self.name}_few", width, out, weight, entering, target, rows=SIZE_BOUND, columns=self.out_features
-        )
+        return ListedRows(f"{self.name}_few", width, out, weight, entering, target, rows=SIZE_BOUND, **to)
 
     @property
     def arguments(self) -> list[Named]:
-        """Return the arguments of the kernel: x, the weights, out (float32), each row's expert, room for the order of
+        """Return the arguments of the kernel: x, the weights, out, each row's expert, room for the order of
         the rows and for where each expert's rows end, and the number of rows."""
         return [
             Named("x", self.many.x_type),

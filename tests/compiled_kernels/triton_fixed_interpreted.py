@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import compiled_kernels
+from compiled_kernels import Backend
 from compiled_kernels.attention import Causal, Mask, SlidingWindow, Spans
 from compiled_kernels.linear import triton as products
 from compiled_kernels.linear.quantize import dequantize_int4, dequantize_int8, quantize_int4, quantize_int8
@@ -119,3 +120,19 @@ def test_without_it_a_decode_has_other_bits_than_a_chunk() -> None:
     assert not torch.equal(last_of(inputs, Causal(), [1]), last_of(inputs, Causal(), [400]))
     decoded = last_of(inputs, Causal(), [1], batch_invariant=True)
     assert torch.equal(last_of(inputs, Causal(), [400], batch_invariant=True), decoded)
+
+
+@settings(max_examples=tries(8), deadline=None)
+@given(experts=st.lists(st.integers(0, 3), min_size=2, max_size=70), place=st.integers(0, 69))
+def test_a_row_of_an_expert_is_the_same_whichever_others_there_are(experts: list[int], place: int) -> None:
+    """Alone and in any tile, beside rows that are no numbers; experts that no row names are NaN."""
+    generator = torch.Generator().manual_seed(len(experts))
+    weight = torch.randn(4, 40, 48, generator=generator)
+    weight[[each for each in range(4) if each not in experts]] = torch.nan
+    x, expert, place = torch.randn(len(experts), 48, generator=generator), torch.tensor(experts), place % len(experts)
+    alone = compiled_kernels.expert_linear(x[[place]], expert[[place]], weight, None, Backend.TRITON)
+    bad = (place - 1) % len(experts)
+    x[bad] = torch.nan
+    among = compiled_kernels.expert_linear(x, expert, weight, None, Backend.TRITON)
+    assert torch.equal(among[[place]], alone)
+    assert among[torch.arange(len(experts)) != bad].isfinite().all()

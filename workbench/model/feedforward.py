@@ -211,7 +211,7 @@ class MixtureOfExperts(nn.Module):
         hidden = apply_gate(hidden, self.activation, self.backend)
         out = compiled_kernels.expert_linear(hidden, experts, self.down, self.down_bias, self.backend)
         out = rearrange(out, "(token used) width -> token used width", used=self.num_experts_per_tok).to(weights.dtype)
-        total = out.sum(dim=1) if self.weighs_input else (out * weights[..., None]).sum(dim=1)
+        total = out.sum(dim=1) if self.weighs_input else torch.bmm(weights[:, None], out)[:, 0]
         if self.shared is not None:
             always = self.shared(x).to(total.dtype)
             gate = None if self.shared_gate is None else torch.sigmoid(self.shared_gate(x).to(total.dtype))
