@@ -147,6 +147,7 @@ WORDS: dict[str, tuple[dict[str, Any], str, str]] = {
     "mixtral": ({}, "router", "softmax of all, weights divided by their sum"),
     "qwen2": ({}, "biases", "queries, keys and values"),
     "gpt_oss": ({}, "scores", "a learned sink logit a head"),
+    "phimoe": ({}, "router", "SparseMixer"),
 }
 
 

@@ -15,7 +15,7 @@ PARALLEL = {
     "two_norms": "one before each part, which are parallel",
 }
 ACTIVATIONS = {"silu": "SiLU", "gelu": "GELU", "gelu_tanh": "GELU by its tanh", "relu": "ReLU", "relu2": "squared ReLU",
-               "clamped": "clamped SiLU"}  # fmt: skip
+               "clamped": "clamped SiLU", "xielu": "xIELU"}  # fmt: skip
 
 
 def describe_mechanisms(spec: ModelSpec) -> dict[str, str]:
@@ -140,7 +140,8 @@ def _activation(activation: ActivationSpec) -> str:
 
 def _router(experts: MoESpec) -> str:
     router = experts.router
-    parts = [{"logit": "logits", "softmax": "softmax of all", "sigmoid": "sigmoid"}[router.score]]
+    scores = {"logit": "logits", "softmax": "softmax of all", "sigmoid": "sigmoid", "sparsemixer": "SparseMixer"}
+    parts = [scores[router.score]]
     parts += ["a learned bias in the choice"] if router.selection_bias else []
     parts += [f"{router.kept_groups} of {router.groups} groups"] if router.groups > 1 else []
     parts += ["softmax of the chosen"] if router.softmax_chosen else []
