@@ -70,8 +70,13 @@ class LoadedModel:
         wanted = Requirements(source.spec, dtype, format, shapes, cache_dtype, device.type, config.batch_invariant)
         backends = select_backends(config.backend, wanted)
         with report_if_slow(f"loading the weights of {name}", report):
-            state = source.state(dtype, config.model.seed, format, lambda cost: report(f"{name}: {cost}{reason}"))
-            model = Transformer.from_state(source.spec, state, backends.blocks, format).to(device)
+            model = Transformer.from_state(
+                source.spec,
+                # Not named: what is laid out anew later is then freed matrix by matrix.
+                source.state(dtype, config.model.seed, format, lambda cost: report(f"{name}: {cost}{reason}")),
+                backends.blocks,
+                format,
+            ).to(device)
         if auto:
             trying = f"trying which backend decodes {name} fastest here: compiled now, then remembered"
             with report_if_slow(trying, report):

@@ -130,7 +130,9 @@ def _blocks(checkpoint: Checkpoint, parameter: StoredParameter, dtype: torch.dty
     for part in parameter.parts:
         tensor = checkpoint.tensors[part.name].read()
         rows = tensor if part.layout is None else part.layout.from_stored(tensor)
-        yield from (block.to(dtype) for block in row_blocks(rows))
+        for block in row_blocks(rows):
+            yield block.to(dtype)
+            release(block)
         release(tensor)
 
 
