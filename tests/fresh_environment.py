@@ -13,6 +13,7 @@ suite's own environment must stand before.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -137,6 +138,13 @@ def build_wheel(folder: Path) -> Path:
     return wheel
 
 
+def make_unknown_family(folder: Path) -> None:
+    """Copy the demo model as one of a family that is not known, for the guide on loading."""
+    shutil.copytree(ROOT / "workbench" / "demo" / "target", folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "my_model", "architectures": ["MyModel"]}))
+
+
 def check_commands(environment: Environment) -> list[str]:
     """Run the documented commands in order; return what failed."""
     work, faults = environment.work, []
@@ -144,6 +152,7 @@ def check_commands(environment: Environment) -> list[str]:
         '{"custom_id": "1", "method": "POST", "url": "/v1/completions", '
         '"body": {"model": "demo", "prompt": "def f(n):", "max_tokens": 8}}\n'
     )
+    make_unknown_family(work / "MY_FOLDER")
     todo = [Step("workbench doctor", "")]
     todo += [step for step in documented() if left_out(step.command) is None]
     todo.sort(key=lambda step: step.command != "workbench run experiments/first_light.yaml")  # others name its run

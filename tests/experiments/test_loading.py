@@ -13,8 +13,8 @@ pytestmark = pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason=f"{sys.platform} reports no peak of resident memory"
 )
 MEASURED = (
-    "files bfloat16, stored fused", "files bfloat16, fused when loaded", "files to int4", "files bfloat16, mlir's panels",
-    "random int8",
+    "files bfloat16, stored fused", "files bfloat16, fused when loaded", "files to int4",
+    "files bfloat16, mlir's panels", "random int8",
 )  # fmt: skip
 MOST = 1.15
 FIXED_BYTES = 12 * 2**20  # Python's objects and blocks under way, whatever the model's size
