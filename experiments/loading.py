@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -198,7 +199,8 @@ def main() -> None:
         print(json.dumps(run_job(json.loads(given.job))))
         return
     rows = measure_all(shape=given.shape)
-    record = {"question": QUESTION, "shape": given.shape, "rows": rows, "environment": environment()}
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    record = {"question": QUESTION, "date": date, "shape": given.shape, "rows": rows, "environment": environment()}
     if given.out:
         from workbench.runs.folder import write_dated_record
 
