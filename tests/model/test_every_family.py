@@ -10,12 +10,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.engine.steps import forced
 from tests.engine.tiny import finals, runner_of
 from tests.thorough import tries
 from workbench.engine import naive
+from workbench.errors import WorkbenchError
 from workbench.model.hf.families import FAMILIES, read_spec
 from workbench.model.hf.weights import load_weights
 from workbench.model.transformer import Transformer
@@ -120,3 +122,18 @@ def test_logits_are_theirs_for_sizes_of_any_kind(data: st.DataObject) -> None:
         return
     assert_equal(naive.logits(model, ids), expected)
     assert_equal(model.logits(ids), expected)
+
+
+@pytest.mark.parametrize(("family", "extra"), [("deepseek_v3", "model.layers.4.eh_proj"), ("qwen3_next", "mtp.fc")])
+def test_layers_that_predict_further_tokens_are_ignored(tmp_path: Path, family: str, extra: str) -> None:
+    """Published files have them; a model without experts has no such layers, and more layers than its config says are
+    refused."""
+    folder, llama = tmp_path / family, tmp_path / "llama"
+    for place, kind in ((folder, family), (llama, "llama")):
+        random_checkpoint(kind, CONFIGS[kind][0]).save_pretrained(place)
+        stored = load_file(place / "model.safetensors")
+        save_file({**stored, f"{extra}.weight": torch.ones(3, 3)}, place / "model.safetensors", {"format": "pt"})
+    load_weights(folder, read_spec(folder), torch.float32)
+    if extra.startswith("model."):
+        with pytest.raises(WorkbenchError, match="has extra"):
+            load_weights(llama, read_spec(llama), torch.float32)

@@ -132,6 +132,7 @@ def config_of(tmp_path: Path, **changes: Any) -> dict[str, Any]:
             {**LONGROPE, "short_factor": SHORT[:3]},
             "layer 0 rotates 8 pairs of columns; longrope has factors for (3, 8)",
         ),
+        ({**LONGROPE, "original_max_position_embeddings": 1}, "at least 2|it must be 1"),
         ({**LONGROPE, "long_factor": "long"}, "long_factor is"),
         ({**LONGROPE, "long_factor": [0.0] * 8}, "above 0"),
         ({**DYNAMIC}, "Phi 3 has no others"),

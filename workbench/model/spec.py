@@ -191,10 +191,16 @@ class ModelSpec(Displayable, Settings):
     def _factors_for_each_pair(self) -> ModelSpec:
         for index, layer in enumerate(self.layers):
             scaling, pairs = (layer.attention.rotary or self.rotary).scaling, layer.attention.rotary_dim // 2
+            if scaling.kind == "dynamic" and pairs == 1:
+                raise ValueError(f"layer {index} rotates one pair of columns; dynamic scaling needs two or more")
             given = len(scaling.short_factors), len(scaling.long_factors)
             if scaling.kind == "longrope" and pairs and given != (pairs, pairs):
                 raise ValueError(f"layer {index} rotates {pairs} pairs of columns; longrope has factors for {given}")
         return self
+
+    @property
+    def has_experts(self) -> bool:
+        return any(layer.experts is not None for layer in self.layers)
 
     def length_class(self, limit: int) -> int:
         """Return the length class of a sequence that may reach `limit` tokens (see `RotaryScaling.length_class`)."""

@@ -150,6 +150,8 @@ def _kind(fields: ConfigFields) -> Any:
 def _longrope(config: ConfigFields, fields: ConfigFields) -> RotaryScaling:
     outer = config.integer("original_max_position_embeddings", default=None)  # where early files have it
     original = _original(config, fields) if outer is None or fields.get("original_max_position_embeddings") else outer
+    if original < 2:
+        raise fields.invalid("original_max_position_embeddings", original, "at least 2")
     factor = fields.number("factor", default=config.integer("max_position_embeddings") / original)
     gain = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
     gain = fields.number("attention_factor", default=gain)

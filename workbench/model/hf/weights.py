@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -155,6 +156,11 @@ def _check(checkpoint: Checkpoint, spec: ModelSpec, wanted: list[StoredPart]) ->
 
 
 def _harmless(name: str, spec: ModelSpec) -> bool:
+    """Tell whether a stored tensor takes no part in computing: buffers, a tied head, layers that predict tokens further
+    on for training and drafts (DeepSeek-V3's come after the last layer, Qwen3-Next's are called mtp)."""
+    layer = re.match(r"model\.layers\.(\d+)\.", name)
+    if name.startswith("mtp.") or (layer and int(layer[1]) >= len(spec.layers) and spec.has_experts):
+        return True
     return name.endswith(IGNORED_TENSORS) or (spec.tie_word_embeddings and name == "lm_head.weight")
 
 
