@@ -121,6 +121,8 @@ def _scores(kind: LayerSpec) -> str:
 
 
 def _feedforward(kind: LayerSpec) -> str:
+    if not kind.intermediate_size:
+        return "none"
     if kind.experts is None:
         return f"{_activation(kind.activation)}, {kind.intermediate_size:,} columns"
     experts = kind.experts

@@ -91,6 +91,8 @@ def _layer(
         if f"{ours}.attention.input.weight" in parameters:
             yield from _linear(index, entering, "input projections", f"{ours}.attention.input", parameters)
     yield from _linear(index, mixer, "output projection", f"{ours}.attention.output", parameters)
+    if not kind.intermediate_size:
+        return
     if kind.norms != "pre":
         post = theirs + names.attention_post_norm
         yield Place(index, "norm after attention", f"{ours}.attention_post_norm", (post,))

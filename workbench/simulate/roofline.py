@@ -104,7 +104,8 @@ class ModelSizes:
         """Return the bytes of a token once it has left every residual."""
         late = {layer for table in self.tables if table.is_delayed for layer in table.layers}
         kept = [table.is_delayed or not late.intersection(table.layers) for table in self.tables]
-        return sum(size for size, counts in zip(self.token_bytes, kept, strict=True) if counts)
+        sizes = zip(self.tables, self.token_bytes, kept, strict=True)
+        return sum(size for table, size, counts in sizes if counts and not table.is_recurrent)
 
 
 def roofline_step_times(
