@@ -124,7 +124,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], ...]] = {
     ),
     "bamba": (
         {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_state": 12, "mamba_n_groups": 2},
-        {"attn_layer_indices": [0, 3], "mamba_n_heads": 4, "mamba_d_state": 7, "mamba_proj_bias": True,
+        {"attn_layer_indices": [0, 3], "mamba_n_heads": 4, "mamba_d_state": 9, "mamba_proj_bias": True,
          "attention_bias": True, "mlp_bias": True},
     ),
     "qwen3_next": (
