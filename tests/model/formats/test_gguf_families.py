@@ -11,6 +11,7 @@ import torch
 from tests.model.test_every_family import assert_equal, draw_ids, logits_of
 from workbench.engine import naive
 from workbench.errors import WorkbenchError
+from workbench.model.formats.gguf import GGUFFile
 from workbench.model.formats.gguf_families import ARCHITECTURES
 from workbench.model.formats.open import open_checkpoint, read_config
 from workbench.model.hf.families import read_spec
@@ -170,6 +171,17 @@ def test_the_parts_of_a_split_file(tmp_path: Path) -> None:
     parts[1].unlink()
     with pytest.raises(WorkbenchError, match="1 of its .* parts are missing: m-00002"):
         read_spec(parts[0])
+
+
+def test_rotary_factors_are_read_from_the_part_that_holds_them(tmp_path: Path) -> None:
+    """The factors are written last: in the last part."""
+    theirs = random_checkpoint("llama", {"rope_parameters": LLAMA3, "head_dim": 64})
+    whole = writing.write_gguf(theirs, tmp_path / "whole.gguf", tmp_path / "hf")
+    writing.write_gguf(theirs, tmp_path / "m.gguf", tmp_path / "hf", tensors_per_file=9)
+    first, *_, last = sorted(tmp_path.glob("m-*.gguf"))
+    assert "rope_freqs.weight" in GGUFFile(last).tensors and "rope_freqs.weight" not in GGUFFile(first).tensors
+    assert read_spec(first).rotary == read_spec(whole).rotary
+    assert read_spec(first).rotary.scaling.kind == "llama3"
 
 
 REFUSED: dict[str, tuple[str, Any, str]] = {

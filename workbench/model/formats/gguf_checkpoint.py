@@ -74,14 +74,13 @@ def read_gguf(path: Path) -> Checkpoint:
         if name not in NO_PARAMETERS and not name.endswith("attn_rot_embd.weight"):
             tensors |= _named(file, info, offset if name.endswith("norm.weight") else 0.0)
     kinds = sorted({info.type.name for info in plain.values() if len(info.shape) > 1})
-    config, names = config_of(files[0], plain), names_of(files[0], plain)
+    config, names = config_of(files), names_of(files[0], plain)
     return Checkpoint(path, config, tensors, f"GGUF {', '.join(kinds)}", names)
 
 
 def gguf_config(path: Path) -> ConfigFields:
     """Return what config.json would say of the file's model."""
-    files = open_parts(path)
-    return config_of(files[0], {name: info for file in files for name, info in file.tensors.items()})
+    return config_of(open_parts(path))
 
 
 def open_parts(path: Path) -> list[GGUFFile]:

@@ -6,7 +6,7 @@ gguf-py/gguf/constants.py; meanings: src/models/*.cpp and conversion/*.py of htt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -299,18 +299,17 @@ def names_of(file: GGUFFile, tensors: Mapping[str, Any]) -> CheckpointNames:
     return replace(GGUF_NAMES, interleaved=architecture.interleaved, **changed)  # type: ignore[arg-type] (fields)
 
 
-def config_of(file: GGUFFile, tensors: Mapping[str, Any]) -> ConfigFields:
+def config_of(files: Sequence[GGUFFile]) -> ConfigFields:
     """Return the config.json that the metadata amount to.
 
     Args:
-        file: the file with the metadata.
-        tensors: of all parts of the model.
+        files: the parts of the model, the first with the metadata.
 
     Raises:
         WorkbenchError: for metadata that are missing or wrong, and for those that change the model and are not read.
     """
-    architecture = architecture_of(file)
-    values = GGUFValues(file, tensors)
+    architecture = architecture_of(files[0])
+    values = GGUFValues(files)
     config: dict[str, Any] = {"model_type": architecture.family, **architecture.values}
     config |= {ours: values.integer(theirs) for theirs, ours in COMMON_KEYS.items()}
     config["num_key_value_heads"] = values.integer("attention.head_count_kv", default=config["num_attention_heads"])
@@ -330,9 +329,9 @@ def config_of(file: GGUFFile, tensors: Mapping[str, Any]) -> ConfigFields:
     config |= _biases(values) | architecture.changes(values)
     config["tie_word_embeddings"] = not values.has("output.weight")
     config["eos_token_id"] = values.end_token_ids() or None
-    config["torch_dtype"] = _dtype(tensors)
+    config["torch_dtype"] = _dtype(values.tensors)
     values.refuse_unread(HARMLESS)
-    return ConfigFields(config, str(file.path))
+    return ConfigFields(config, str(files[0].path))
 
 
 def _biases(values: GGUFValues) -> dict[str, Any]:

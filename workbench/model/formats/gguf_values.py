@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from workbench.errors import WorkbenchError
@@ -14,13 +14,19 @@ END_TOKENS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
 class GGUFValues:
-    """The metadata under the name of the file's architecture (`llama.block_count` is `block_count` here)."""
+    """The metadata under the name of the file's architecture (`llama.block_count` is `block_count` here).
 
-    def __init__(self, file: GGUFFile, tensors: Mapping[str, Any]):
+    Args:
+        files: the parts of the model; the first has the metadata, each has tensors of its own.
+    """
+
+    def __init__(self, files: Sequence[GGUFFile]):
+        file = files[0]
         self._prefix = f"{file.metadata['general.architecture']}."
         own = {key: value for key, value in file.metadata.items() if key.startswith(self._prefix)}
         self._fields = ConfigFields({key: _plain(key, value, file) for key, value in own.items()}, str(file.path))
-        self._file, self._tensors = file, tensors
+        self._file, self._parts = file, {name: part for part in files for name in part.tensors}
+        self.tensors = {name: part.tensors[name] for name, part in self._parts.items()}
         self._read: set[str] = set()
 
     def integer(self, key: str, default: Any = REQUIRED, minimum: int = 1) -> Any:
@@ -72,16 +78,16 @@ class GGUFValues:
         return list(dict.fromkeys(each for each in found if isinstance(each, int)))
 
     def has(self, tensor: str) -> bool:
-        return tensor in self._tensors
+        return tensor in self.tensors
 
     def shape(self, tensor: str) -> tuple[int, ...]:
-        if tensor not in self._tensors:
+        if tensor not in self.tensors:
             raise WorkbenchError(f"{self._file.path}: has no tensor {tensor!r}; fetch the file again")
-        return self._tensors[tensor].shape
+        return self.tensors[tensor].shape
 
     def numbers(self, tensor: str) -> list[float] | None:
         """Return the numbers of a small tensor; None where there is none."""
-        return self._file.read(tensor).tolist() if tensor in self._file.tensors else None
+        return self._parts[tensor].read(tensor).tolist() if tensor in self._parts else None
 
     def invalid(self, key: str, value: object, right: str) -> WorkbenchError:
         return self._fields.invalid(self._prefix + key, value, right)
