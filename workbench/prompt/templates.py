@@ -24,7 +24,10 @@ FILLERS = "xqzjkw·一あ"  # for characters of texts, in whatever a vocabulary'
 
 
 class ChatTemplate:
-    """A chat template. Its own control tokens are read as such; no text of the messages can make one."""
+    """A chat template. Its own control tokens are read as such; no text of the messages can make one.
+
+    `text` is the Jinja template, `names` the tokens that it can name: `bos_token`, `eos_token`, ...
+    """
 
     def __init__(self, text: str, names: Mapping[str, str], where: str = "chat template"):
         environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
@@ -35,7 +38,7 @@ class ChatTemplate:
             self._words = ROLES | _words(environment.parse(text))
         except (jinja2.TemplateError, RecursionError, MemoryError) as error:
             raise WorkbenchError(f"{where}: not a Jinja template ({_line(error)})") from None
-        self._names = dict(names)
+        self.text, self.names = text, dict(names)
 
     @classmethod
     def from_folder(cls, folder: Path | str) -> ChatTemplate | None:
@@ -62,7 +65,7 @@ class ChatTemplate:
         """
         characters = sum(CHARACTERS_PER_TEXT + len(text) for _, text in _texts(messages, "messages"))
         try:
-            return self._render(characters, messages=list(messages), add_generation_prompt=True, **self._names)
+            return self._render(characters, messages=list(messages), add_generation_prompt=True, **self.names)
         except Exception as error:  # a template can raise whatever Python can
             raise WorkbenchError(f"messages: the chat template refuses them ({_line(error)})") from None
 

@@ -144,6 +144,10 @@ class Tokenizer:
         except Exception as error:  # the library raises bare Exception
             raise _unreadable(path, error) from error
 
+    def to_json(self) -> str:
+        """Return the text of a `tokenizer.json` that `from_file` reads as this tokenizer."""
+        return self._inner.to_str()
+
     def encode(self, text: str, special: bool = False) -> list[int]:
         """Return the ids of `text`, with nothing put before or after it.
 

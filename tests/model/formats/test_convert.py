@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,9 @@ from workbench.engine.config import EngineConfig
 from workbench.engine.loaded_model import BUNDLED_MODELS, LoadedModel
 from workbench.errors import WorkbenchError
 from workbench.model.formats.open import open_checkpoint
+from workbench.model.formats.texts import open_chat_template, open_tokenizer
 from workbench.model.hf.convert import convert_model
+from workbench.model.hf.convert_gguf import convert_to_gguf
 from workbench.model.hf.families import read_spec
 from workbench.model.hf.kept import cost_of_widening, stored_format
 from workbench.model.hf.save import save_folder
@@ -27,6 +30,8 @@ from workbench.model.hf.weights import load_weights, random_weights, wanted_para
 from workbench.model.quantized import WeightFormat
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
+from workbench.prompt.templates import ChatTemplate
+from workbench.prompt.tokenizer_files import read_tokenizer
 from workbench.testing import packers
 
 INT4, INT8 = WeightFormat("int4", "dense", 32), WeightFormat("int8", "dense")
@@ -138,6 +143,24 @@ def test_transformers_reads_it(tmp_path: Path, format: WeightFormat) -> None:
     torch.testing.assert_close(ours.logits(range(30)), expected.float(), rtol=1e-4, atol=1e-4)
     dense = Transformer.from_state(TINY, load_weights(tmp_path / "m", TINY, torch.float32))
     assert (dense.logits(range(30)) - expected).abs().max() > 1e-3  # it is quantized at all
+
+
+@pytest.mark.parametrize("as_folder", [False, True])
+def test_the_tokenizer_and_template_of_a_gguf_file_are_kept(tmp_path: Path, as_folder: bool) -> None:
+    """Those of the demo, whose tokens the template names."""
+    shutil.copytree(BUNDLED_MODELS["demo"], tmp_path / "hf")
+    (tmp_path / "hf" / "chat_template.jinja").write_text("{{ eos_token }}{{ messages[0].content }} é")
+    (tmp_path / "m").mkdir()
+    file = tmp_path / "m" / "a.gguf"
+    convert_to_gguf(tmp_path / "hf", file, "bf16", torch.bfloat16)
+    convert_model(file.parent if as_folder else file, tmp_path / "q", WeightFormat(), torch.bfloat16)
+    right, found = open_tokenizer(tmp_path / "hf"), read_tokenizer(tmp_path / "q")
+    assert right is not None and found is not None
+    text = "def fib(n):\n    return n  # 日本語 🙂 <|end|>"
+    assert found.encode(text, special=True) == right.encode(text, special=True)
+    assert found.special_token_ids == right.special_token_ids and found.bos_token_ids == right.bos_token_ids
+    given, kept = open_chat_template(file), ChatTemplate.from_folder(tmp_path / "q")
+    assert given is not None and kept is not None and (kept.text, kept.names) == (given.text, given.names)
 
 
 def test_gguf_keeps_its_codes_in_memory_and_when_converted(tmp_path: Path) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+from workbench.files import write_atomically
 from workbench.model.formats.gguf import GGUFFile
 from workbench.model.formats.open import gguf_file
 from workbench.prompt.gguf_vocabulary import GGUFVocabulary
-from workbench.prompt.templates import ChatTemplate
-from workbench.prompt.tokenizer import Tokenizer
+from workbench.prompt.templates import CONFIG, ChatTemplate
+from workbench.prompt.templates import FILE as TEMPLATE_FILE
+from workbench.prompt.tokenizer import FILE, Tokenizer
 from workbench.prompt.tokenizer_files import read_tokenizer
 
 
@@ -31,6 +34,22 @@ def open_chat_template(path: str | Path) -> ChatTemplate | None:
         tokenizer = vocabulary.tokenizer()
         return None if tokenizer is None else vocabulary.chat_template(tokenizer)
     return found
+
+
+def save_texts(source: str | Path, target: Path) -> None:
+    """Write the tokenizer and the chat template of the model at `source` into the folder `target`, where it has none,
+    as tokenizer.json, chat_template.jinja and the names of the template's tokens in tokenizer_config.json."""
+    tokenizer, template = open_tokenizer(source), open_chat_template(source)
+    texts: dict[str, str] = {}
+    if tokenizer is not None and read_tokenizer(target) is None:
+        texts[FILE] = tokenizer.to_json()
+    if template is not None and ChatTemplate.from_folder(target) is None:
+        texts[TEMPLATE_FILE] = template.text
+    if texts and not (target / CONFIG).exists():
+        names = template.names if template is not None else {}
+        texts[CONFIG] = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **names}, ensure_ascii=False)
+    for name, text in texts.items():
+        write_atomically(target / name, lambda file, text=text: file.write(text.encode()))
 
 
 def _vocabulary(file: Path) -> GGUFVocabulary:

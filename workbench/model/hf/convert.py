@@ -17,9 +17,10 @@ from compiled_kernels.linear.quantize import quantize_int4, quantize_int8, unpac
 from workbench.errors import WorkbenchError
 from workbench.files import write_atomically
 from workbench.model.formats.compressed_tensors import PACKED
-from workbench.model.formats.open import open_checkpoint
+from workbench.model.formats.open import gguf_file, open_checkpoint
 from workbench.model.formats.packed import pack_bits
 from workbench.model.formats.safetensors_files import INDEX_FILE, SINGLE_FILE
+from workbench.model.formats.texts import save_texts
 from workbench.model.hf.families import read_names, read_spec
 from workbench.model.hf.kept import kept_matrices
 from workbench.model.hf.save import SHARD_BYTES
@@ -42,7 +43,8 @@ def convert_model(
     """Write the model at `source` into the new folder `target`, quantized as `format` says.
 
     `workbench.load` of it has the codes and scales of `workbench.load(source)` with these weights, bit for bit.
-    A matrix that the source stores in this format keeps its codes. Tokenizer and templates are copied.
+    A matrix that the source stores in this format keeps its codes. Tokenizer and templates are copied, or written
+    from those of a GGUF file.
 
     Args:
         source: a folder or a GGUF file.
@@ -103,6 +105,8 @@ def convert_model(
             config["quantization_config"] = _section(format, quantized, dense)
         if source.is_dir():
             _copy_others(source, target)
+        if gguf_file(source) is not None:
+            save_texts(source, target)
         text = json.dumps(config, indent=2) + "\n"
         write_atomically(target / "config.json", lambda file: file.write(text.encode()))
     except OSError as error:
