@@ -20,6 +20,7 @@ from workbench.prompt.sentencepiece_model import (
     USER_DEFINED,
     SentencePieces,
     begin_with,
+    check_lengths,
 )
 from workbench.prompt.templates import ChatTemplate
 from workbench.prompt.tokenizer import Tokenizer
@@ -94,6 +95,7 @@ class GGUFVocabulary:
         scores = self._array("scores", float)
         if len(scores) != len(entries):
             raise WorkbenchError(f"{self._where}: has {len(entries)} tokens and {len(scores)} scores")
+        check_lengths(entries, self._where)
         # User-defined entries are stored with spaces, which the normalizer turns into marks.
         pieces = [
             entry.replace(" ", SPACE) if kind == USER_DEFINED else entry

@@ -23,6 +23,7 @@ MAX_MODEL_BYTES = 256 << 20
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # kinds of pieces
 UNIGRAM, BPE = 1, 2  # of TrainerSpec.model_type
 SPACE = "▁"
+MAX_PIECE_CHARACTERS = 1000  # the search for merges tries every cut of a piece
 MANY = 1 << 16  # leading spaces: all of them
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types of Protocol Buffers
 
@@ -136,6 +137,15 @@ def begin_with(token: str, id: int) -> processors.TemplateProcessing:
     return processors.TemplateProcessing(single=[token, "$A"], special_tokens=[(token, id)])
 
 
+def check_lengths(pieces: list[str], where: Path | str) -> None:
+    """Raise WorkbenchError for a piece that is longer than any vocabulary's."""
+    for id, piece in enumerate(pieces):
+        if len(piece) > MAX_PIECE_CHARACTERS:
+            raise WorkbenchError(
+                f"{where}: token {id} has {len(piece):,} characters; at most {MAX_PIECE_CHARACTERS:,} are read"
+            )
+
+
 def read_model_file(path: Path | str) -> SentencePieces:
     """Read a `tokenizer.model`; the token `<s>` goes before a text.
 
@@ -171,6 +181,7 @@ def _model(data: memoryview, path: Path | str) -> SentencePieces:
             normalizer = dict(_fields(value))
     if not pieces or len(set(pieces)) < len(pieces):
         raise IndexError
+    check_lengths(pieces, path)
     algorithm = trainer.get(3, UNIGRAM)
     refused = {
         "model_type": algorithm if algorithm not in (UNIGRAM, BPE) else None,

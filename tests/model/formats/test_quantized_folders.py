@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,8 @@ from tests.model.formats.folders import TINY, write_quantized
 from tests.model.test_weights import same
 from tests.thorough import tries
 from workbench.errors import WorkbenchError
-from workbench.model.formats.checkpoint import StoredTensor
+from workbench.model.formats.bitsandbytes import STATES
+from workbench.model.formats.checkpoint import QuantizedMatrix, StoredTensor
 from workbench.model.formats.open import open_checkpoint
 from workbench.model.formats.quantization import unpacked
 from workbench.model.hf.families import read_spec
@@ -258,6 +260,38 @@ def test_a_changed_number_of_the_config_is_an_error_or_harmless(folders: dict[st
         assert all(torch.isfinite(tensor).all() for tensor in state.values())
     finally:
         (folder / "config.json").write_text(whole)
+
+
+HUGE = 1 << 40
+
+
+@pytest.mark.parametrize("group", [32, 64, HUGE])
+@pytest.mark.parametrize("rows", [1, 48, HUGE])
+def test_a_group_of_any_size_ends_with_the_matrix(group: int, rows: int) -> None:
+    scales = torch.rand(-(-48 // rows), -(-64 // group))
+    codes = torch.randint(-8, 8, (48, 64), dtype=torch.int8)
+    found = QuantizedMatrix("int4", lambda: codes, scales, group, rows).dequantize()
+    right = codes * scales[(torch.arange(48) // rows)[:, None], torch.arange(64) // group]
+    assert torch.equal(found, right)
+
+
+@pytest.mark.parametrize(("packer", "shape"), [(packers.gptq, (0, 64)), (packers.awq, (0, 8))])
+def test_a_matrix_without_numbers_is_refused(packer: Packer, shape: tuple[int, ...]) -> None:
+    packed = packer(torch.rand(64, 64))
+    packed.config["group_size"] = -1
+    packed.tensors["qweight"] = torch.zeros(shape, dtype=torch.int32)
+    with pytest.raises(WorkbenchError, match=r"qweight has shape \[0, [0-9]+\]: it holds no numbers"):
+        read_packed(packed)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_block_of_any_size_ends_with_the_matrix(nested: bool) -> None:
+    """bitsandbytes' blocks."""
+    packed = packers.nf4(torch.rand(8, 16), nested=nested, block=128)
+    state = json.loads(bytes(packed.tensors[STATES[0]].tolist()))
+    state |= {"blocksize": HUGE} | ({"nested_blocksize": HUGE} if nested else {})
+    packed.tensors[STATES[0]] = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
+    assert torch.equal(read_packed(packed).read().double(), packed.dense)
 
 
 def test_old_gptq_files_have_a_config_of_their_own(tmp_path: Path) -> None:

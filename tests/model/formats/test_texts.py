@@ -150,3 +150,9 @@ def test_fill_ups_of_a_vocabulary_keep_their_ids(tmp_path: Path) -> None:
 def test_what_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(WorkbenchError, match=message):
         open_tokenizer(write(tmp_path / "a.gguf", changes, **byte_level("llama-bpe")))
+
+
+def test_a_token_of_a_megabyte_is_refused(tmp_path: Path) -> None:
+    changes = {"model": "llama", "tokens": ["<s>", "a" * 1_000_000], "scores": [0.0, 0.0], "token_type": [3, 1]}
+    with pytest.raises(WorkbenchError, match=r"a.gguf: token 1 has 1,000,000 characters; at most 1,000"):
+        open_tokenizer(write(tmp_path / "a.gguf", changes))

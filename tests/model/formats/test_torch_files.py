@@ -100,6 +100,8 @@ def _compressed(folder: Path) -> None:
         (lambda folder: (folder / FILE).write_bytes(b"\x80\x04junk"), "without an archive"),
         (lambda folder: (folder / FILE).write_bytes(b"version https://git-lfs"), "Git LFS"),
         (_compressed, "is compressed"),
+        (lambda folder: torch.save({"a": torch.ones(1).expand(1 << 40)}, folder / FILE), "more numbers than are"),
+        (lambda folder: torch.save({"a": torch.eye(2).to_sparse()}, folder / FILE), "more numbers than are"),
         (lambda folder: torch.save({"a": torch.ones(2, dtype=torch.bool)}, folder / FILE), "lacks model.embed_tokens"),
     ],
 )

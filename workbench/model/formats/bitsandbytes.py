@@ -42,7 +42,7 @@ class Bits4Tensor(StoredTensor):
         octets = self.module.read("weight").flatten()
         codes = torch.stack([octets >> 4, octets & 15], -1).flatten()[: math.prod(self.shape)]
         values = self.module.read("weight.quant_map").float()[codes.int()]
-        factors = self._absmax().repeat_interleave(self.block)[: len(values)]
+        factors = self._absmax().repeat_interleave(min(self.block, len(values)))[: len(values)]
         return (values * factors).view(self.shape)
 
     def _absmax(self) -> Tensor:
@@ -50,7 +50,7 @@ class Bits4Tensor(StoredTensor):
         if self.nested is None:
             return stored.float()
         size, offset = self.nested
-        factors = self.module.read("weight.nested_absmax").repeat_interleave(size)[: len(stored)]
+        factors = self.module.read("weight.nested_absmax").repeat_interleave(min(size, len(stored)))[: len(stored)]
         return self.module.read("weight.nested_quant_map")[stored.int()] * factors + offset
 
 

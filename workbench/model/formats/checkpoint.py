@@ -51,10 +51,10 @@ class QuantizedMatrix:
     def _spread(self, each: Tensor, values: Tensor) -> Tensor:
         """Return the number of each element's group, in float32; last groups may be partial."""
         rows, columns = values.shape
-        each = each.float().repeat_interleave(self.rows, 0)[:rows]
+        each = each.float().repeat_interleave(min(self.rows, rows), 0)[:rows]
         if self.group_index is not None:
             return each[:, self.group_index.long()]
-        return each.repeat_interleave(self.group, 1)[:, :columns]
+        return each.repeat_interleave(min(self.group, columns), 1)[:, :columns]
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,8 @@ class Module:
         if tensor.dtype not in dtypes or len(tensor.shape) != axes:
             given = f"{tensor.dtype} {list(tensor.shape)}"
             raise WorkbenchError(f"{self.file}: {self.name}.{part} is {given}, not {axes}-d {' or '.join(dtypes)}")
+        if 0 in tensor.shape:
+            raise WorkbenchError(f"{self.file}: {self.name}.{part} has shape {list(tensor.shape)}: it holds no numbers")
         return tensor.shape
 
     def expect(self, part: str, dtypes: tuple[str, ...], *shape: int) -> None:

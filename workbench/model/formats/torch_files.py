@@ -65,6 +65,12 @@ def read_torch_file(file: Path) -> dict[str, StoredTensor]:
     other = next((name for name, tensor in found.items() if type(tensor) is not Tensor), None)
     if other is not None:
         raise WorkbenchError(f"{file}: {other} is no tensor")
+    for name, tensor in found.items():
+        if tensor.layout is not torch.strided or tensor.untyped_storage().nbytes() < tensor.nbytes:
+            raise WorkbenchError(
+                f"{file}: is refused: {name} has shape {list(tensor.shape)}, more numbers than are stored; save it "
+                "again with every tensor made contiguous"
+            )
     return {
         name: TorchTensor(file, NAMES.get(tensor.dtype, str(tensor.dtype)), tuple(tensor.shape), tensor.nbytes, tensor)
         for name, tensor in found.items()

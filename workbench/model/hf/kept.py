@@ -158,4 +158,4 @@ def _rows(part: StoredPart, tensor: Tensor) -> Tensor:
 
 
 def _scales(matrix: QuantizedMatrix, part: StoredPart) -> Tensor:
-    return matrix.scales.repeat_interleave(matrix.rows, 0)[: part.shape[0]]
+    return matrix.scales.repeat_interleave(min(matrix.rows, part.shape[0]), 0)[: part.shape[0]]
