@@ -45,4 +45,5 @@ def convert(
         print_json(found)
     else:
         rows = [("read", found["from"]), ("matrices", f"{found['matrices']} as {found['weights']}")]
+        rows += [("tokenizer", found["tokenizer"])] if "tokenizer" in found else []
         console().print(Table("", [*rows, ("written", f"{found['bytes'] / 1e6:,.1f} MB")], ("what", str(target))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,17 @@ from typer.testing import CliRunner
 
 from tests.model.formats.test_gguf_families import CASES, WIDE, ours_of
 from tests.model.test_every_family import assert_equal, draw_ids, logits_of
+from tests.prompt.test_sentencepiece_model import trained
 from workbench.cli import app
 from workbench.engine import naive
 from workbench.engine.loaded_model import BUNDLED_MODELS
 from workbench.errors import WorkbenchError
+from workbench.model.formats import gguf_write
 from workbench.model.formats.gguf import GGUFArray, GGUFFile
+from workbench.model.formats.gguf_blocks import BlockType
 from workbench.model.formats.gguf_write import TYPES, WRITTEN_TYPES, WrittenTensor, quantize_blocks, write_gguf
 from workbench.model.formats.open import open_checkpoint
-from workbench.model.formats.texts import open_tokenizer
+from workbench.model.formats.texts import open_chat_template, open_tokenizer
 from workbench.model.hf.convert_gguf import convert_to_gguf
 from workbench.model.hf.families import read_spec
 from workbench.model.hf.weights import load_weights
@@ -136,6 +140,63 @@ def test_what_is_refused_leaves_no_file(
     with pytest.raises(WorkbenchError, match=message):
         convert_to_gguf(tmp_path / "hf", target, arguments.get("weights", "f32"), torch.float32)
     assert not target.exists()
+
+
+def test_what_gguf_cannot_express_is_refused_before_matrices_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+
+    def counted(type: BlockType, numbers: torch.Tensor) -> torch.Tensor:
+        sizes.append(numbers.numel())
+        return quantize_blocks(type, numbers)
+
+    monkeypatch.setattr(gguf_write, "quantize_blocks", counted)
+    random_checkpoint("phi", {"qk_layernorm": True}).save_pretrained(tmp_path / "hf")
+    with pytest.raises(WorkbenchError, match="cannot express this model"):
+        convert_to_gguf(tmp_path / "hf", tmp_path / "a.gguf", "f32", torch.float32)
+    assert 0 < max(sizes) < 1000 and [each.name for each in tmp_path.iterdir()] == ["hf"]
+
+
+def test_what_an_outline_says_is_what_the_file_says(tmp_path: Path) -> None:
+    tensors = [WrittenTensor(name, (3, 5), TYPES["F32"][1], lambda: torch.ones(3, 5)) for name in "ab"]
+    write_gguf(tmp_path / "whole", {"a": 1}, tensors)
+    write_gguf(tmp_path / "outline", {"a": 1}, tensors, matrices=False)
+    whole, outline = GGUFFile(tmp_path / "whole"), GGUFFile(tmp_path / "outline")
+    assert whole.tensors == outline.tensors and whole.metadata == outline.metadata
+    assert len(whole.bytes) == len(outline.bytes) and not outline.read("b").any()
+
+
+def _folder(path: Path, **changes: Any) -> Path:
+    """Write the demo without its tokenizer.json."""
+    shutil.copytree(BUNDLED_MODELS["demo"], path, ignore=shutil.ignore_patterns("tokenizer*"))
+    config = json.loads((path / "config.json").read_text()) | changes
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+def test_the_template_in_the_config_and_a_sentencepiece_model_are_written(tmp_path: Path) -> None:
+    """With the tokens that the template names, the end token of a text first among the model's."""
+    folder = _folder(tmp_path / "m", eos_token_id=[1, 2])
+    (folder / "tokenizer.model").write_bytes(trained("bpe as Llama"))
+    config = {"chat_template": "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}", "bos_token": "<s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "eos_token": {"content": "</s>"}}))
+    found = convert_to_gguf(folder, tmp_path / "a.gguf", "bf16", torch.bfloat16)
+    assert "llama.cpp does not read" in found["tokenizer"]
+    template, tokenizer = open_chat_template(tmp_path / "a.gguf"), open_tokenizer(tmp_path / "a.gguf")
+    right = open_tokenizer(folder)
+    assert template is not None and tokenizer is not None and right is not None
+    assert template.render([{"role": "user", "content": "hi"}]) == "<s>hi</s>"
+    assert tokenizer.encode("Hello, wörld 🙂") == right.encode("Hello, wörld 🙂")
+    assert tokenizer.bos_token_ids == right.bos_token_ids == (1,)
+    assert GGUFFile(tmp_path / "a.gguf").metadata["tokenizer.ggml.bos_token_id"] == 1
+    assert sorted(read_spec(tmp_path / "a.gguf").eos_token_ids) == [1, 2]
+
+
+def test_more_end_tokens_than_gguf_has_keys_for_are_refused(tmp_path: Path) -> None:
+    folder = _folder(tmp_path / "m", eos_token_id=[1, 2, 3, 4])
+    with pytest.raises(WorkbenchError, match="eos_token_id has 4 ids; GGUF has keys for 3"):
+        convert_to_gguf(folder, tmp_path / "a.gguf", "bf16", torch.bfloat16)
 
 
 @pytest.mark.skipif(

@@ -6,6 +6,7 @@ Version 3, little-endian; rounding is that of ggml's reference quantizers. https
 from __future__ import annotations
 
 import math
+import os
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -47,13 +48,16 @@ def written_type(shape: tuple[int, ...], matrix: str) -> BlockType:
     return type if shape[-1] % type.values == 0 else TYPES["F16"][1]
 
 
-def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Iterable[WrittenTensor]) -> None:
+def write_gguf(
+    path: Path, metadata: Mapping[str, Any], tensors: Iterable[WrittenTensor], matrices: bool = True
+) -> None:
     """Write the file, which appears whole or not at all.
 
     Args:
         path: the file.
         metadata: truth values, integers (32 bits), floats, strings, and lists of one of these.
         tensors: in the order of the file.
+        matrices: write their numbers; without, zeros stand there, which take no space where the file system has holes.
 
     Raises:
         OSError: where the file cannot be written.
@@ -74,7 +78,11 @@ def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Iterable[Writte
         start = b"".join(head)
         file.write(start.ljust(_padded(len(start)), b"\0"))
         for tensor in tensors:
-            _write_tensor(file, tensor)
+            if matrices or len(tensor.shape) < 2:
+                _write_tensor(file, tensor)
+            else:
+                file.seek(_padded(tensor.size), os.SEEK_CUR)
+        file.truncate(file.tell())
 
     write_atomically(path, fill)
 

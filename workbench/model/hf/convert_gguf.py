@@ -1,11 +1,15 @@
-"""Conversion of a model to a GGUF file that this library, the `gguf` package and llama.cpp read."""
+"""Conversion of a model to a GGUF file that this library and the `gguf` package read.
+
+llama.cpp reads its weights. The tokenizer of a folder is written whole, as a tokenizer.json under a key that llama.cpp
+does not read: there such a file takes and gives token ids, no text.
+"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -16,15 +20,15 @@ from workbench.model.formats.checkpoint import Checkpoint
 from workbench.model.formats.gguf import GGUFArray, GGUFFile
 from workbench.model.formats.gguf_families import ARCHITECTURES, GGUF_NAMES, Architecture
 from workbench.model.formats.gguf_rotary import LLAMA3, llama3_factor
+from workbench.model.formats.gguf_values import END_TOKENS
 from workbench.model.formats.gguf_write import WRITTEN_TYPES, WrittenTensor, write_gguf, written_type
 from workbench.model.formats.open import gguf_file, open_checkpoint
+from workbench.model.formats.texts import open_chat_template, open_tokenizer
 from workbench.model.hf.families import read_spec
 from workbench.model.hf.weights import read_parameter, wanted_parameters
 from workbench.model.parameters import StoredParameter, StoredPart, stored_parameters
 from workbench.model.spec import ModelSpec
-from workbench.prompt.gguf_vocabulary import TEMPLATE_KEY, WHOLE_KEY
-from workbench.prompt.templates import FILE as TEMPLATE_FILE
-from workbench.prompt.tokenizer import FILE as TOKENIZER_FILE
+from workbench.prompt.gguf_vocabulary import KEYS, TEMPLATE_KEY, TOKEN_NAMES, WHOLE_KEY
 
 # What a family is called there beside those of its own name.
 RELATIVES = {"mistral": "llama", "mixtral": "llama", "olmo3": "olmo2"}
@@ -38,7 +42,7 @@ def convert_to_gguf(source: str | Path, target: str | Path, weights: str, dtype:
     """Write the model at `source` as the GGUF file `target`.
 
     Matrices are written as `weights`, norms, biases and routers in float32. The tokenizer of a GGUF file is copied;
-    that of a folder is written as its tokenizer.json.
+    that of a folder is written as a tokenizer.json, which llama.cpp does not read.
 
     Args:
         source: a folder or a GGUF file.
@@ -47,7 +51,8 @@ def convert_to_gguf(source: str | Path, target: str | Path, weights: str, dtype:
         dtype: the model's own.
 
     Returns:
-        The source's format, the type of the matrices, their number, and the bytes written.
+        The source's format, the type of the matrices, their number, the bytes written, and how the tokenizer is
+        written.
 
     Raises:
         WorkbenchError: for a model that cannot be read or that GGUF cannot express, and for a file that is there.
@@ -67,20 +72,25 @@ def convert_to_gguf(source: str | Path, target: str | Path, weights: str, dtype:
         "general.file_type": FILE_TYPES[kind],
         "general.quantization_version": 2,
         **{f"{name}.{key}": value for key, value in _metadata(spec, architecture).items()},
-        **_tokenizer(source, spec),
+        **_tokenizer(source, checkpoint, spec),
     }
     tensors = list(_tensors(spec, checkpoint, architecture, kind))
     try:
+        with TemporaryDirectory(dir=target.parent) as folder:
+            outline = Path(folder) / target.name
+            write_gguf(outline, metadata, tensors, matrices=False)
+            _check(spec, outline, name)
         write_gguf(target, metadata, tensors)
     except OSError as error:
         raise WorkbenchError(f"{target}: cannot be written ({error.strerror or error})") from error
-    try:
-        _compare(spec, read_spec(target))
-    except WorkbenchError as error:
-        target.unlink()
-        raise WorkbenchError(f"{spec.name}: GGUF's {name} cannot express this model ({error})") from None
     matrices = sum(tensor.type.name == kind for tensor in tensors)
-    return {"from": checkpoint.format, "weights": kind, "bytes": target.stat().st_size, "matrices": matrices}
+    return {
+        "from": checkpoint.format,
+        "weights": kind,
+        "bytes": target.stat().st_size,
+        "matrices": matrices,
+        "tokenizer": _said(metadata),
+    }
 
 
 def _architecture(checkpoint: Checkpoint) -> tuple[str, Architecture]:
@@ -169,19 +179,43 @@ def _rotary(spec: ModelSpec) -> dict[str, Any]:
     return found
 
 
-def _tokenizer(source: Path, spec: ModelSpec) -> dict[str, Any]:
-    """Return the keys of the tokenizer: those of a GGUF file as they are, or a folder's tokenizer.json whole."""
+def _tokenizer(source: Path, checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, Any]:
+    """Return the keys of the tokenizer and the chat template: those of a GGUF file as they are, or a folder's."""
     if (file := gguf_file(source)) is not None:
         own = {key: value for key, value in GGUFFile(file).metadata.items() if key.startswith("tokenizer.")}
         return {key: value.values() if isinstance(value, GGUFArray) else value for key, value in own.items()}
-    found: dict[str, Any] = {"tokenizer.ggml.model": "no_vocab"}
-    for key, id in zip(("eos_token_id", "eot_token_id", "eom_token_id"), spec.eos_token_ids, strict=False):
-        found[f"tokenizer.ggml.{key}"] = id
-    if (path := source / TOKENIZER_FILE).is_file():
-        found[WHOLE_KEY] = json.dumps(json.loads(path.read_text(encoding="utf-8")), ensure_ascii=False)
-    if (path := source / TEMPLATE_FILE).is_file():
-        found[TEMPLATE_KEY] = path.read_text(encoding="utf-8")
-    return found
+    if len(spec.eos_token_ids) > len(END_TOKENS):
+        raise WorkbenchError(
+            f"{checkpoint.config.source}: eos_token_id has {len(spec.eos_token_ids)} ids; GGUF has keys for "
+            f"{len(END_TOKENS)}: {', '.join(END_TOKENS)}"
+        )
+    tokenizer, template = open_tokenizer(source), open_chat_template(source)
+    found: dict[str, Any] = {f"{KEYS}.model": "no_vocab"}
+    named: dict[str, int] = {}
+    if type(begin := checkpoint.config.get("bos_token_id")) is int and begin >= 0:
+        named["bos_token"] = begin
+    if tokenizer is not None:
+        found[WHOLE_KEY] = tokenizer.to_json()
+        if tokenizer.bos_token_ids:
+            named["bos_token"] = tokenizer.bos_token_ids[0]
+        names = {} if template is None else template.names
+        known = tokenizer.special_token_ids
+        named |= {name: known[names[name]] for name in TOKEN_NAMES if names.get(name) in known}
+    if template is not None:
+        found[TEMPLATE_KEY] = template.text
+    # The one that the template names goes first: eos_token_id is read as it.
+    ends = sorted(spec.eos_token_ids, key=lambda id: id != named.get("eos_token"))
+    found |= {
+        f"{KEYS}.{TOKEN_NAMES[name]}_token_id": id for name, id in named.items() if name != "eos_token" or not ends
+    }
+    return found | {f"{KEYS}.{key}": id for key, id in zip(END_TOKENS, ends, strict=False)}
+
+
+def _said(metadata: dict[str, Any]) -> str:
+    """Return how the tokenizer is written, and what llama.cpp makes of it."""
+    if f"{KEYS}.tokens" in metadata:
+        return "as in the source"
+    return "tokenizer.json, which llama.cpp does not read" if WHOLE_KEY in metadata else "none"
 
 
 def _tensors(spec: ModelSpec, checkpoint: Checkpoint, architecture: Architecture, kind: str) -> Iterator[WrittenTensor]:
@@ -232,6 +266,13 @@ def _stack_name(name: str) -> str:
     if words[0] == "shexp":
         return f"{layer}.{SHARED[words[1]]}.weight"
     return name
+
+
+def _check(spec: ModelSpec, written: Path, architecture: str) -> None:
+    try:
+        _compare(spec, read_spec(written))
+    except WorkbenchError as error:
+        raise WorkbenchError(f"{spec.name}: GGUF's {architecture} cannot express this model ({error})") from None
 
 
 def _compare(given: ModelSpec, found: ModelSpec) -> None:
