@@ -110,6 +110,17 @@ def test_mistrals_own_models(tmp_path: Path) -> None:
             assert_equal(theirs, ours, text)
 
 
+def test_the_config_says_whether_the_begin_token_goes_before_a_text(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(trained("bpe as Llama"))
+    for config, right in (("{}", (1,)), ('{"add_bos_token": true}', (1,)), ('{"add_bos_token": false}', ())):
+        (tmp_path / "tokenizer_config.json").write_text(config)
+        ours = read_tokenizer(tmp_path)
+        assert ours is not None and ours.bos_token_ids == right, config
+    (tmp_path / "tokenizer_config.json").write_text('{"add_bos_token": "no"}')
+    with pytest.raises(WorkbenchError, match="add_bos_token is 'no'; it must be true or false"):
+        read_tokenizer(tmp_path)
+
+
 def test_added_tokens_of_the_config(folder: Path, tmp_path: Path) -> None:
     theirs, _ = both("bpe as Llama", folder)
     (tmp_path / "tokenizer.model").write_bytes(trained("bpe as Llama"))

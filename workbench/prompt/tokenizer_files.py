@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +26,22 @@ def read_tokenizer(folder: Path | str) -> Tokenizer | None:
     if (folder / TEKKEN_FILE).exists():
         return Tokenizer(read_tekken(folder / TEKKEN_FILE))
     if (folder / MODEL_FILE).exists():
-        inner = read_model_file(folder / MODEL_FILE).tokenizer()
-        _add_tokens(inner, folder / CONFIG)
+        config = folder / CONFIG
+        values = read_json_object(read_bytes(config), str(config)) if config.exists() else {}
+        pieces = read_model_file(folder / MODEL_FILE)
+        begin = values.get("add_bos_token")
+        if begin is not None and not isinstance(begin, bool):
+            raise WorkbenchError(f"{config}: add_bos_token is {begin!r}; it must be true or false")
+        inner = (replace(pieces, bos_token_id=None) if begin is False else pieces).tokenizer()
+        _add_tokens(inner, values, config)
         return Tokenizer(inner)
     return None
 
 
-def _add_tokens(inner: tokenizers.Tokenizer, config: Path) -> None:
+def _add_tokens(inner: tokenizers.Tokenizer, values: dict[str, Any], config: Path) -> None:
     """Add the tokens that `added_tokens_decoder` of tokenizer_config.json has beside the model's own (a template's
     marks), under the ids that it gives them."""
-    if not config.exists():
-        return
-    listed: Any = read_json_object(read_bytes(config), str(config)).get("added_tokens_decoder") or {}
+    listed: Any = values.get("added_tokens_decoder") or {}
     try:
         tokens = {int(id): each for id, each in listed.items()}
         flags = ("single_word", "lstrip", "rstrip", "special")
