@@ -3,6 +3,8 @@ written."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 from compiled_kernels.decode_step.layer_kernel import LayerKernel
 from compiled_kernels.mlir_text import Lines, Named, declare_arguments, largest_divisor, number, vector
 
@@ -80,7 +82,9 @@ def _lanes(layer: LayerKernel) -> int:
     return largest_divisor(layer.shape.head_dim // 2, layer.step.target.lanes)
 
 
-def rotary_head(lines: Lines, layer: LayerKernel, of: str, out: str, at: str, out_type: str) -> None:
+def rotary_head(
+    lines: Lines, layer: LayerKernel, of: Literal["query", "key"], out: str, at: str, out_type: str
+) -> None:
     """Emit out[at] = the head of `of` (query, key) that begins at column %base of the row, normed, its two halves
     rotated against each other (RoPE, Su et al. 2021), rounded."""
     half, lanes, kind = layer.shape.head_dim // 2, _lanes(layer), layer.step.dtype

@@ -42,8 +42,8 @@ def rotary_text(shape: BlockShape) -> str:
     ]
     bounds = [Named("from", "index"), Named("to", "index")]
     query, key = Lines("q"), Lines("k")
-    rotary_head(query, shape.layer_kernel, "%query_norm", "%q", "%row, %head", types["q"])
-    rotary_head(key, shape.layer_kernel, "%key_norm", "%k", "%row, %head", types["k"])
+    rotary_head(query, shape.layer_kernel, "query", "%q", "%row, %head", types["q"])
+    rotary_head(key, shape.layer_kernel, "key", "%k", "%row, %head", types["k"])
     return f"""func.func private @turn({declare_arguments([*arguments, *shape.heads, *bounds])}) {{
 %zero = arith.constant 0 : index
 %one = arith.constant 1 : index

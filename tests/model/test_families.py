@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.model.strategies import llama_specs
 from tests.thorough import tries
 from workbench.errors import WorkbenchError
-from workbench.model.attention_spec import RotaryConfig, RotaryScaling
+from workbench.model.attention_spec import AttentionSpec, RotaryConfig, RotaryScaling
 from workbench.model.hf.families import config_from_spec, read_spec, spec_from_config
 from workbench.model.shapes import named_shape
 from workbench.model.spec import ModelSpec
@@ -82,6 +82,7 @@ def test_any_json_is_a_spec_or_a_clear_error(changes: dict[str, object]) -> None
 def test_absent_fields_have_the_defaults_of_transformers() -> None:
     spec = read()
     attention = spec.layers[0].attention
+    assert isinstance(attention, AttentionSpec)
     assert (attention.num_heads, attention.num_kv_heads, attention.head_dim) == (4, 4, 16)
     assert not (attention.qkv_bias or attention.o_proj_bias or spec.layers[0].mlp_bias or spec.tie_word_embeddings)
     assert (spec.norm.eps, spec.rotary, spec.eos_token_ids) == (1e-6, RotaryConfig(), ())
@@ -89,6 +90,7 @@ def test_absent_fields_have_the_defaults_of_transformers() -> None:
 
 def test_biases_are_on_all_of_attention_or_none() -> None:
     attention = read(attention_bias=True, mlp_bias=True).layers[0].attention
+    assert isinstance(attention, AttentionSpec)
     assert attention.qkv_bias and attention.o_proj_bias
     assert read(mlp_bias=True).layers[0].mlp_bias
 

@@ -23,7 +23,7 @@ from compiled_kernels.torch_compile import compile_once, graph_count
 from workbench.batch import TokenBatch
 from workbench.executors.guards import ModelGuard, compile_key
 from workbench.executors.packing import bucket_for, pack_batch, synchronized
-from workbench.kv_cache.store import CacheLayer, KVStore
+from workbench.kv_cache.store import AttentionCache, CacheLayer, KVStore
 from workbench.model.layers import Angles, TransformerBlock
 from workbench.model.transformer import Transformer
 from workbench.scheduler.plan import StepPlan
@@ -104,8 +104,9 @@ class InductorExecutor:
     ) -> Tensor:
         sides, backend = self._sides[block], self.attention_backend
         q, k, v = sides.before(block, x, cos, sin)
-        cache.write(k, v, batch, backend)
-        return sides.after(block, x, block.attention.attend(q, batch, cache, backend))
+        pages = cast(AttentionCache, cache)  # the capability table refuses recurrent layers
+        pages.write(k, v, batch, backend)
+        return sides.after(block, x, block.attention.attend(q, batch, pages, backend))
 
 
 @dataclass(frozen=True)

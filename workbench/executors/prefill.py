@@ -22,7 +22,7 @@ from workbench.executors.guards import ModelGuard
 from workbench.executors.mlir import RotaryCache, check_mlir_step, step_shape, step_tensors
 from workbench.executors.packing import pack_batch
 from workbench.executors.token_parallel import TokenParallelExecutor
-from workbench.kv_cache.store import KVStore
+from workbench.kv_cache.store import AttentionCache, KVStore
 from workbench.model.feedforward import MixtureOfExperts
 from workbench.model.layers import TransformerBlock
 from workbench.model.linear import Linear
@@ -80,8 +80,9 @@ class PrefillExecutor:
         for block, module, cache in zip(blocks, model.blocks, self.store.layers, strict=True):
             attention = cast(TransformerBlock, module).attention
             q, k, v = block.before(rows)
-            cache.write(k, v, batch, Backend.MLIR)
-            block.after(attention.attend(q, batch, cache, Backend.MLIR))
+            pages = cast(AttentionCache, cache)  # the capability table refuses recurrent layers
+            pages.write(k, v, batch, Backend.MLIR)
+            block.after(attention.attend(q, batch, pages, Backend.MLIR))
         return x
 
     def _for(self, rows: int) -> list[PrefillBlock]:

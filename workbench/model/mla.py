@@ -15,7 +15,7 @@ import compiled_kernels
 from compiled_kernels import Backend
 from compiled_kernels.attention import AttentionParameters
 from workbench.batch import TokenBatch
-from workbench.kv_cache.store import CacheLayer
+from workbench.kv_cache.store import AttentionCache
 from workbench.model.attention_spec import MLASpec
 from workbench.model.custom import build_mask, build_score
 from workbench.model.linear import Linear, RMSNorm
@@ -67,7 +67,7 @@ class MLA(nn.Module):
             x = rearrange(x, "token head (pair two) -> token head (two pair)", two=2)
         return compiled_kernels.rotary(x, cos, sin, self.backend)
 
-    def attend(self, q: Tensor, batch: TokenBatch, cache: CacheLayer, backend: Backend | None = None) -> Tensor:
+    def attend(self, q: Tensor, batch: TokenBatch, cache: AttentionCache, backend: Backend | None = None) -> Tensor:
         """Attend to the cache: weighted sums of latents [token, head, latent]; on the module's backend unless given."""
         parameters = AttentionParameters(self.scale, self.mask, self.spec.softcap, None, self.score)
         return cache.attend(q, batch, parameters, backend or self.backend)

@@ -16,6 +16,7 @@ from compiled_kernels.attention import AndMask
 from compiled_kernels.cases import Case, CaseCost, suite_of
 from compiled_kernels.check import device_of, to_device
 from compiled_kernels.paged_attention import unsupported_reason
+from workbench.model.attention_spec import AttentionSpec, MLASpec
 from workbench.model.custom import build_mask, build_score
 from workbench.testing.attention_scenarios import AttentionScenario, attention_scenarios
 from workbench.testing.law import Law, LawBroken, check_law
@@ -52,6 +53,7 @@ class _EveryOther:
 
 def _agrees(backend: Backend, change: Change, scenario: AttentionScenario) -> None:
     attention = scenario.spec(change).layers[0].attention
+    assert isinstance(attention, AttentionSpec | MLASpec)  # scenarios attend
     suite = suite_of("paged_attention")
     decodes = len(scenario.lengths) - 1
     spans = [1 if i < decodes else 1 + (scenario.seed + i) % length for i, length in enumerate(scenario.lengths)]
