@@ -48,6 +48,9 @@ LEFT_OUT = {
     "workbench compare runs/a runs/b": "wants the extra plots",
     "workbench reproduce runs/together-": "the run it names was not made here",
     "workbench cost": "a minute of simulation",
+    "workbench new-family my_model MY_FOLDER": "tests/check/test_guide.py runs it on a folder",
+    "workbench check MY_FOLDER": "tests/check/test_guide.py runs it on a folder",
+    'workbench generate "once upon" --model MY_FOLDER': "tests/check/test_guide.py runs it on a folder",
 }
 
 
