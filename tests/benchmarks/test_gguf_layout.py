@@ -49,7 +49,7 @@ def _turn(first: np.ndarray, second: np.ndarray, angles: np.ndarray) -> tuple[np
     return first * np.cos(angles) - second * np.sin(angles), second * np.cos(angles) + first * np.sin(angles)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", [name for name in SHAPES if name != "olmoe-1b-7b"])  # mixtures are not exported
 def test_every_tensor_has_a_name_of_its_own(shape: str) -> None:
     names = [part.name for parameter in stored_parameters(SHAPES[shape]).values() for part in parameter.parts]
     ours = [gguf_layout.gguf_name(name) for name in names]

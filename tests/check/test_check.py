@@ -77,10 +77,10 @@ def test_what_is_said_of_backends_is_what_loading_does() -> None:
 def test_a_family_that_is_not_read_is_refused_and_its_sizes_are_shown(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    changed(folder, model_type="my_own")
+    changed(folder, model_type="unknown_family")
     assert main(["check", str(folder), "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
-    assert "model_type 'my_own' is not read" in found["problem"] and found["sizes"]["layers"] == 4
+    assert "model_type 'unknown_family' is not read" in found["problem"] and found["sizes"]["layers"] == 4
     assert "mechanisms" not in found and "carried_out" not in found
     assert main(["check", str(folder)]) == 1
     shown = " ".join(capsys.readouterr().out.split())

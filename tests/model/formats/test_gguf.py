@@ -124,7 +124,9 @@ def opened(path: Path, content: bytes) -> GGUFFile | str:
         assert peak < 4_000_000
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(data=st.data())
 def test_a_truncated_file_is_refused_at_any_length(tmp_path: Path, good: bytes, data: st.DataObject) -> None:
     length = data.draw(st.integers(0, len(good) - 1))
@@ -133,7 +135,9 @@ def test_a_truncated_file_is_refused_at_any_length(tmp_path: Path, good: bytes, 
     assert isinstance(file, str) or length >= max(each.start + each.size for each in file.tensors.values())
 
 
-@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=600, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(data=st.data())
 def test_damage_anywhere_in_the_header_is_one_error_or_none(tmp_path: Path, good: bytes, data: st.DataObject) -> None:
     """A number of 1 to 8 bytes is replaced by a small or huge one; what is opened can be read."""
