@@ -66,7 +66,7 @@ def filled(layer: LayerSpec, x: Tensor, one_takes_all: bool, seed: int) -> dict[
     for parameter in part.parameters():
         parameter.data = torch.randn(parameter.shape, dtype=x.dtype) * HIDDEN**-0.5
     if one_takes_all:
-        part.router.weight.data[-1] = 50 * x.sum(0)
+        part.router.weight.data[-1] = 0.2 * x.sum(0)  # others' softmax stays above zero in float32: no ties
     with torch.no_grad():
         used = part.router.choose(x)[1].flatten().tolist()
     for name in ("gate_up", "gate_up_bias", "down", "down_bias"):
