@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.browser import lab
 from tests.patience import TEST_SECONDS, limit
-from tests.thorough import THOROUGH, tries
+from tests.thorough import tries
 from workbench import progress as patience
 
 __all__ = ["lab"]
@@ -27,13 +27,8 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # its helpers each import torch, and the cores are taken
 
-# `make test` tells of a change, so it tries the same examples in every run; `make test-thorough` looks for others.
 settings.register_profile(
-    "workbench",
-    max_examples=tries(100),
-    deadline=None,
-    derandomize=not THOROUGH,
-    suppress_health_check=[HealthCheck.too_slow],
+    "workbench", max_examples=tries(100), deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("workbench")
 patience.SLOW_SECONDS = limit(patience.SLOW_SECONDS)  # messages of long waiting count this machine's seconds

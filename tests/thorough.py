@@ -1,5 +1,4 @@
-"""Choose how much a law tries: in `make test` a quarter of what it does in `make test-thorough`. Both try every law;
-the first always with the same examples, the second with others in every run."""
+"""Choose how much a law tries: in `make test` a quarter of what it does in `make test-thorough`. Both try every law."""
 
 from __future__ import annotations
 
@@ -20,5 +19,8 @@ def tries(thorough: int) -> int:
 
 
 def some(cases: Sequence[T], most: int) -> list[T]:
-    """Return `most` of the cases, the same ones in every run; all of them in `make test-thorough`."""
-    return list(cases) if THOROUGH else random.Random(0).sample(cases, min(most, len(cases)))
+    """Return `most` of the cases, others in every run; all of them in `make test-thorough`.
+
+    All processes of a run draw the same ones: pytest-xdist wants one list of tests."""
+    draw = random.Random(os.environ.get("PYTEST_XDIST_TESTRUNUID"))  # None: any
+    return list(cases) if THOROUGH else draw.sample(cases, min(most, len(cases)))
