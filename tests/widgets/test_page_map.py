@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine import many_histories
-from tests.engine.history import LAYOUTS, POLICIES, STOPS, History
+from tests.engine.history import LAYOUTS, POLICIES, SIZE, STOPS, History
 from tests.engine.tiny import layer, model_of, request, runner_of, spec_of
 from tests.thorough import tries
 from workbench.engine.runner import Runner
@@ -27,9 +27,6 @@ from workbench.widgets.pages.data import PageSnapshot, SnapshotLog, panels_of_ca
 from workbench.widgets.pages.picture import LAYOUTS as ARRANGED
 from workbench.widgets.pages.picture import draw_page_map
 from workbench.widgets.runner_thread import RunnerThread
-
-# The map does not account for the spare pages of recurrent states yet.
-ATTENDING = [tables for tables in LAYOUTS if not any(group.is_recurrent for group in tables)]
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -57,7 +54,7 @@ class Watched(History):
     def law(self, seen: PageSnapshot) -> None:
         pools = (*self.manager.pools, *self.manager.cpu_pages.pools)
         for panel, pool in enumerate(pools):
-            names = Counter(page for owner in seen.owners for page in owner.pages[panel] if page)
+            names = Counter(page for owner in seen.owners for page in owner.held(panel) if page)
             assert not seen.references[panel][0] and not seen.in_prefix_index[panel][0], "the null page has no owner"
             free, held, idle = [], [], []
             for page in range(1, pool.num_pages + 1):
@@ -76,23 +73,32 @@ class Watched(History):
         tables = self.manager.groups
         by_name = {owner.name: number for number, owner in enumerate(seen.owners)}
         for s in (*self.scheduler.running, *self.scheduler.waiting):
-            assert (s.request_id in by_name) == any(map(any, s.pages)) or s.swapped is not None
+            spare = [page for states in s.states.values() for page in states.all]
+            assert (s.request_id in by_name) == (any(map(any, s.pages)) or bool(spare)) or s.swapped is not None
             for t, pages in enumerate(s.pages if s.request_id in by_name else ()):
                 number = by_name[s.request_id]
                 assert seen.owners[number].pages[t] == tuple(pages)
+                assert seen.owners[number].next_states[t] == tuple(s.states[t].all if t in s.states else ())
                 assert (
                     seen.tokens_before[number, t]
                     == tables[t].quantized_until(s.num_stored_tokens)
                     <= seen.tokens[number, t]
                 )
-                assert seen.tokens[number, t] <= len(pages) * pools[t].page_size or seen.between_steps
+                if tables[t].is_recurrent:
+                    states = {page: min(s.num_stored_tokens - at * SIZE, SIZE) for at, page in enumerate(pages) if page}
+                    states |= dict.fromkeys(seen.owners[number].next_states[t], 0)
+                    assert all(seen.census[t].tokens[page] >= tokens for page, tokens in states.items())
+                    shared = sum(int(seen.census[t].num_owners[page]) > 1 for page in states)
+                    assert shared or all(seen.census[t].tokens[page] == tokens for page, tokens in states.items())
+                else:
+                    assert seen.tokens[number, t] <= len(pages) * pools[t].page_size or seen.between_steps
 
     def check(self) -> None:
         super().check()
         self.take()
 
 
-@given(st.integers(0, 10**6), st.sampled_from(ATTENDING), st.booleans(), st.sampled_from([0, 6, 20]))
+@given(st.integers(0, 10**6), st.sampled_from(LAYOUTS), st.booleans(), st.sampled_from([0, 6, 20]))
 @settings(max_examples=tries(60), deadline=None)
 def test_every_page_is_one_thing_and_the_picture_says_which(seed: int, tables: Any, prefix: bool, host: int) -> None:
     draw, history = random.Random(seed), Watched()
@@ -112,7 +118,7 @@ def test_every_page_is_one_thing_and_the_picture_says_which(seed: int, tables: A
 
 def crowded(prefix: bool) -> Watched:
     history = Watched()
-    history.begin("continuous fcfs", ATTENDING[0], 10, prefix, True, 20, None, 0)
+    history.begin("continuous fcfs", LAYOUTS[0], 10, prefix, True, 20, None, 0)
     history.watch()
     return history
 
@@ -165,7 +171,10 @@ def shows(picture: str, seen: PageSnapshot, log: SnapshotLog, whole: bool) -> No
                 continue
             shown = [letters(log.owner_numbers[name]) for name in names]
             assert kinds[0] == (f"c{log.owner_numbers[names[0]] % 7}" if len(names) == 1 else "sh")
-            assert re.findall(r"^([A-Z]+) ", tip, re.M) == shown[:6] and tip.count("its page") == len(shown[:6])
+            assert re.findall(r"^([A-Z]+) ", tip, re.M) == shown[:6]
+            in_text = sum(owner.name in names[:6] and page in owner.pages[panel] for owner in seen.owners)
+            assert tip.count("its page") == in_text
+            assert tip.count("for the recurrent state of its next step") == len(shown[:6]) - in_text
             tokens = int(seen.census[panel].tokens[page])
             assert f"{tokens} of {about.page_size} tokens" in tip and ("lo" in kinds) == (tokens < about.page_size)
             assert f"{seen.references[panel][page]} reference" in tip and ("the prefix index" in tip) == kept
@@ -173,12 +182,12 @@ def shows(picture: str, seen: PageSnapshot, log: SnapshotLog, whole: bool) -> No
 
 
 def holders(seen: PageSnapshot, panel: int, page: int) -> list[str]:
-    return [owner.name for owner in seen.owners if page in owner.pages[panel]]
+    return [owner.name for owner in seen.owners if page in owner.held(panel)]
 
 
 def test_a_log_is_bounded_and_keeps_the_newest() -> None:
     history = Watched()
-    history.begin("continuous fcfs", ATTENDING[0], 12, True, True, 0, None, 0)
+    history.begin("continuous fcfs", LAYOUTS[0], 12, True, True, 0, None, 0)
     seen = take_snapshot(history.scheduler, panels_of_cache(history.manager))
     log = SnapshotLog([replace(seen, step=step) for step in range(1000)], max_snapshots=64)
     steps = [each.step for each in log.snapshots]

@@ -41,12 +41,12 @@ class PageCells:
         size = self.about.page_size
         for number, owner in enumerate(snapshot.owners):
             pages = owner.pages[panel]
-            for place, page in enumerate(pages):
+            for place, page in enumerate(owner.held(panel)):
                 if page:
                     self._holders.setdefault(page, []).append((number, place))
             before, after = int(snapshot.tokens_before[number, panel]), int(snapshot.tokens[number, panel])
             if after > before:
-                self._written.update(pages[before // size : -(-after // size)])
+                self._written.update(owner.next_states[panel] or pages[before // size : -(-after // size)])
         self._tips: dict[int, str] = {}
         self._rects: list[str] = []
         self._texts: list[str] = []
@@ -90,8 +90,8 @@ class PageCells:
         """A sequence's letters and name, which can be picked."""
         owner, colour = self.snapshot.owners[number], self._numbers[number] % len(svg.SERIES_COLOURS)
         what = "runs" if owner.running else "waits"
-        held = ", ".join(f"{sum(page > 0 for page in pages)} of {panel.title.split(' · ')[0]}"
-                         for panel, pages in zip(self.snapshot.panels, owner.pages, strict=True))  # fmt: skip
+        held = ", ".join(f"{sum(page > 0 for page in owner.held(number))} of {panel.title.split(' · ')[0]}"
+                         for number, panel in enumerate(self.snapshot.panels))  # fmt: skip
         dim = " dm" if self._chosen is not None and number != self._chosen else ""
         room = max(4, int((wide - 40) / 6.6))
         caption = truncate_text(owner.name, room - (0 if owner.running else 8)) + ("" if owner.running else " (waits)")
@@ -125,13 +125,18 @@ class PageCells:
                 return f"{where}: free"
             return f"{where}: idle&#10;{size} tokens that the prefix index keeps · 1 reference"
         caption = "&#10;".join(
-            f"{self._owner_labels[owner]}: its page {place + 1}" for owner, place in holders[:MAX_NAMED_OWNERS]
+            f"{self._owner_labels[owner]}: {self._use(owner, place)}" for owner, place in holders[:MAX_NAMED_OWNERS]
         )
         if len(holders) > MAX_NAMED_OWNERS:
             caption += "&#10;and " + " ".join(self._letters[owner] for owner, _ in holders[MAX_NAMED_OWNERS:])
         known = ", one the prefix index" if self._in_prefix_index[page] else ""
         more = f"{count} reference{'s' if count != 1 else ''}{known}"
         return f"{where}&#10;{caption}&#10;{self._tokens[page]} of {size} tokens · {more}"
+
+    def _use(self, owner: int, place: int) -> str:
+        if place < len(self.snapshot.owners[owner].pages[self.panel]):
+            return f"its page {place + 1}"
+        return "for the recurrent state of its next step"
 
 
 def hatch(x: float, y: float, wide: float, high: float) -> str:

@@ -42,11 +42,17 @@ class PagePanel:
 
 @dataclass(frozen=True, eq=False)
 class PageOwner:
-    """A sequence, and by panel the pages it holds, in the order of its text; 0 where it needs none (any more)."""
+    """A sequence, and by panel the pages it holds, in the order of its text; 0 where it needs none (any more). By panel
+    too, the pages to which its next step writes recurrent states."""
 
     name: str
     running: bool
     pages: tuple[tuple[int, ...], ...]
+    next_states: tuple[tuple[int, ...], ...]
+
+    def held(self, panel: int) -> tuple[int, ...]:
+        """Return the pages it holds, those for its next states last."""
+        return self.pages[panel] + self.next_states[panel]
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,8 +118,12 @@ class PageSnapshot:
         first, tokens = np.full(pages + 1, -1, np.int32), np.zeros(pages + 1, np.int32)
         owners = np.zeros(pages + 1, np.int32)
         for number in range(len(self.owners) - 1, -1, -1):
-            mine = np.array(self.owners[number].pages[panel], np.int32)
-            filled = np.clip(self.tokens[number, panel] - size * np.arange(len(mine)), 0, size)
+            owner = self.owners[number]
+            mine = np.array(owner.held(panel), np.int32)
+            # A state takes its place in the text when the step is over.
+            tokens_there = self.tokens_before if owner.next_states[panel] else self.tokens
+            filled = np.clip(tokens_there[number, panel] - size * np.arange(len(mine)), 0, size)
+            filled[len(owner.pages[panel]) :] = 0
             here = mine != NULL_PAGE
             mine = mine[here]
             first[mine], tokens[mine] = number, np.maximum(tokens[mine], filled[here])
@@ -140,7 +150,8 @@ def take_snapshot(
     for sequence in sequences:
         swapped = sequence.swapped or manager.cpu_pages.swapping_in.get(sequence.arrival_index)
         lists = [*sequence.pages, *(swapped.cpu_pages if swapped is not None else ())]
-        if not any(lists):
+        states = [sequence.states[t].all if t in sequence.states else [] for t in range(len(panels))]
+        if not any(lists) and not any(states):
             continue
         end = (computed_until or {}).get(sequence.request_id, sequence.num_computed_tokens)
         there = swapped.num_computed_tokens - swapped.num_evicted_tokens if swapped is not None else 0
@@ -149,11 +160,11 @@ def take_snapshot(
         after.append([group.quantized_until(end - sequence.num_evicted_tokens) for group in groups] + on_cpu)
         earlier.append([group.quantized_until(sequence.num_stored_tokens) for group in groups] + on_cpu)
         lists += [[] for _ in range(len(panels) - len(lists))]
-        owners.append(_owner(sequence.request_id, sequence in running, lists, known.get(sequence.request_id)))
+        owners.append(_owner(sequence.request_id, sequence in running, lists, states, known.get(sequence.request_id)))
     for index in manager.cpu_pages.swapping_in.keys() - {sequence.arrival_index for sequence in sequences}:
         swapped = manager.cpu_pages.swapping_in[index]  # it ended before its pages were back; they are freed soon
         lists = [[] for _ in manager.pools] + list(swapped.cpu_pages)
-        owners.append(_owner(f"(ended {index})", False, lists, None))
+        owners.append(_owner(f"(ended {index})", False, lists, [[]] * len(panels), None))
         after.append([0] * len(panels))
         earlier.append([0] * len(panels))
     references, kept = _references_and_index(manager, previous)
@@ -200,10 +211,16 @@ def panels_of_runner(runner: Runner) -> tuple[PagePanel, ...]:
     )
 
 
-def _owner(name: str, running: bool, lists: Sequence[Sequence[int]], known: PageOwner | None) -> PageOwner:
-    pages = tuple(map(tuple, lists))
-    same = known is not None and (known.running, known.pages) == (running, pages)
-    return known if known is not None and same else PageOwner(name, running, pages)
+def _owner(
+    name: str,
+    running: bool,
+    lists: Sequence[Sequence[int]],
+    states: Sequence[Sequence[int]],
+    known: PageOwner | None,
+) -> PageOwner:
+    pages, next_states = tuple(map(tuple, lists)), tuple(map(tuple, states))
+    same = known is not None and (known.running, known.pages, known.next_states) == (running, pages, next_states)
+    return known if known is not None and same else PageOwner(name, running, pages, next_states)
 
 
 def _references_and_index(

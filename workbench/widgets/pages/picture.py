@@ -114,17 +114,17 @@ def _by_page(cells: PageCells, y: float, used: int) -> tuple[str, float]:
 
 def _by_sequence(cells: PageCells, y: float, used: int) -> tuple[str, float]:
     seen, panel = cells.snapshot, cells.panel
-    longest = max((len(owner.pages[panel]) for owner in seen.owners), default=0)
+    longest = max((len(owner.held(panel)) for owner in seen.owners), default=0)
     left = 8 + NAMES + TOKENS
     side = min(26.0, (WIDTH - left - 8) / max(1, longest))
     parts, row = [], y
     for number, owner in enumerate(seen.owners):
-        if not any(owner.pages[panel]):
+        if not any(owner.held(panel)):
             continue
         parts.append(cells.name(number, 8, row + 12, NAMES))
         caption = f"{seen.tokens[number, panel]} tokens"
         parts.append(svg.text(left - 8, row + 12, caption, class_="s faint", text_anchor="end"))
-        for place, page in enumerate(owner.pages[panel]):
+        for place, page in enumerate(owner.held(panel)):
             if page:
                 cells.page(page, left + place * side, row, side - min(2.0, side / 5), 15, str(page))
         row += 19
