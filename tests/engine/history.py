@@ -149,7 +149,8 @@ class History:
             return True
         self.look_over(plan)
         self.memory.compute(plan)
-        if self.manager.budget is None and self.draw.random() < 0.03:  # interrupted: as if it had not begun
+        if self.draw.random() < 0.03:  # interrupted: as if it had not begun
+            self.memory.forget_step(plan)
             self.memory.forget_free()
             return True
         sampled = [span.sequence for span in plan.spans if span.needs_sample]

@@ -50,6 +50,9 @@ class Memory:
             del span.sequence.token_ids[len(span.sequence.token_ids) - len(span.draft_token_ids) :]
         self.forget_free()
 
+    def forget_step(self, plan: StepPlan) -> None:
+        """`plan` was interrupted. What it wrote to pages is written again, so there is nothing else to forget."""
+
     def spoil(self, broken: Sequence) -> None:
         """`broken` may have written anything to pages of its own: no later request may read them."""
         for t, pool in enumerate(self.manager.pools):

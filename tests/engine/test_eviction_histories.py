@@ -45,6 +45,11 @@ class EvictingMemory(Memory):
             self.evictions += 1
         super().move(plan)
 
+    def forget_step(self, plan: StepPlan) -> None:
+        for span in plan.spans:
+            for t in range(len(self.manager.groups)):
+                del self.stays[t, span.sequence][span.start - span.sequence.num_evicted_tokens :]
+
     def _standing(self, t: int, pages: list[int], held: int) -> list[Name | None]:
         return [self.pages[t].get(pages[slot // self.size], {}).get(slot % self.size) for slot in range(held)]
 
