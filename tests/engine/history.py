@@ -173,12 +173,11 @@ class History:
         return True
 
     def drafts(self) -> dict[str, tuple[int, ...]]:
-        """Propose tokens for some of those that run; no more than their texts have room for."""
+        """Propose tokens for some of those that run, in prefill too; no more than their texts have room for."""
         proposed = {}
         for s in self.scheduler.running:
             room = min(CONTEXT - len(s.token_ids), s.request.sampling.max_tokens - len(s.output_ids)) - 1
-            decodes = s.num_uncomputed_tokens == 1 and not s.beams
-            if self.speculates and decodes and room > 0 and self.draw.random() < 0.5:
+            if self.speculates and room > 0 and self.draw.random() < 0.5:
                 proposed[s.request_id] = tuple(
                     self.draw.randrange(2) for _ in range(self.draw.randint(1, min(MAX_DRAFTS, room)))
                 )
@@ -200,6 +199,9 @@ class History:
             assert span.start == span.sequence.num_computed_tokens
             assert span.needs_sample == (span.num_known_tokens == len(span.sequence.token_ids))
             assert span.start < len(span.sequence.token_ids), "the last token is always computed"
+            if span.draft_token_ids:
+                assert span.num_known_tokens == len(span.sequence.token_ids), "drafts follow the last token"
+                assert not span.sequence.beams, "beams verify no drafts"
             for t, table in enumerate(self.manager.groups):
                 held = sum(page != 0 for page in span.sequence.pages[t])
                 drafts = MAX_DRAFTS * self.speculates  # of this step, or of one that was interrupted

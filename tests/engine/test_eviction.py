@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ from workbench.engine.runner import Runner, generate
 from workbench.errors import WorkbenchError
 from workbench.executors.select import Backends
 from workbench.experiment.experiment import Experiment
+from workbench.kv_cache.budget import EvictionBudget
 from workbench.kv_cache.format import CacheFormat
 from workbench.model.spec import ModelSpec
 from workbench.request import CustomPart
@@ -126,6 +129,33 @@ def test_a_prompt_need_only_fit_as_its_budget() -> None:
     assert generate(ours, [request("a", 500, 40)])["a"].reason == "length"
     refused = generate(runner(evict=POLICIES[1], pages=4), [request("a", 17, 4)])["a"]
     assert "need 5 pages of 4 tokens, the cache has 4" in refused.error
+
+
+@dataclass(frozen=True)
+class Fails:
+    """A user's policy that cannot choose among more than 20 tokens: it raises, or keeps too few."""
+
+    raises: bool
+    gives_up: frozenset[str] = frozenset()
+    observes: int | None = 0
+
+    def budget_for(self, page_size: int, page_bytes: int) -> EvictionBudget:
+        return EvictionBudget(12, in_decode=False)
+
+    def select(self, mass: torch.Tensor, budget: int) -> torch.Tensor:
+        if len(mass) > 20 and self.raises:
+            raise ValueError("too many for me")
+        return torch.arange(len(mass) - budget + (len(mass) > 20), len(mass))
+
+
+@pytest.mark.parametrize(("raises", "error"), [(True, "too many for me"), (False, "kept 11 of 30 tokens, not 12")])
+def test_a_policy_that_fails_ends_its_request_alone(raises: bool, error: str) -> None:
+    """Tokens of the others are moved as planned, though they come later in the same step."""
+    others = [request("b", 18, 6), request("c", 18, 6)]
+    wanted = finals(runner(evict=Fails(raises), max_num_batched_tokens=99), others)
+    ends = generate(runner(evict=Fails(raises), max_num_batched_tokens=99), [request("a", 30, 6), *others])
+    assert ends["a"].reason == "error" and error in ends["a"].error
+    assert {name: ends[name].token_ids for name in wanted} == wanted
 
 
 @pytest.mark.parametrize("policy", POLICIES)

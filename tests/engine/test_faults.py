@@ -3,7 +3,10 @@ is free or in the prefix index."""
 
 from __future__ import annotations
 
+import math
 import random
+import re
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +22,7 @@ from workbench.request import CustomPart, Request
 from workbench.scheduler.policies import BUILT_IN_POLICIES
 from workbench.scheduler.policy import SchedulerDecision, SchedulerState
 from workbench.speculative.proposers import PromptLookupProposer, Speculator
-from workbench.trace.events import Event, Finished, Submitted
+from workbench.trace.events import Event, Finished, Scheduled, Submitted
 
 MODEL = model_of(spec_of(layer(4, 2), layer(4, 2, sliding_window=5)))
 
@@ -120,6 +123,36 @@ def test_a_wrong_wish_ends_the_request_it_names() -> None:
     assert {name: done[name].token_ids for name in ("r0", "r2")} == {name: alone[name] for name in ("r0", "r2")}
     assert any("neither runs nor waits" in getattr(event, "reason", "") for event in events)
     at_rest(runner)
+
+
+@pytest.mark.parametrize(
+    ("entry", "error"),
+    [
+        ((["r0"], 1), r"entry 3 is for \['r0'\], which neither runs nor waits"),
+        ((("r0", []), 1), "entry 3 is for .*, which neither runs nor waits"),
+        (("r0", math.inf), r"entry 3 is \('r0', inf\), must be \(id, tokens\)"),
+        ({"r0": 1}, r"entry 3 is \{'r0': 1\}, must be \(id, tokens\)"),
+    ],
+)
+def test_an_entry_that_names_no_request_is_left_out(entry: Any, error: str) -> None:
+    requests = [request(f"r{i}", 5 + i, 6) for i in range(3)]
+    alone = finals(runner_of(MODEL), requests)
+
+    def odd(state: SchedulerState) -> SchedulerDecision:
+        scheduled = [(view.request_id, min(view.num_new_tokens, 4)) for view in (*state.running, *state.waiting)]
+        return SchedulerDecision([*scheduled, entry], [["r1"]])
+
+    events: list[Event] = []
+    assert finals(runner_of(MODEL, policy=odd, listener=events.append), requests) == alone
+    reasons = [event.reason for event in events if isinstance(event, Scheduled)]
+    assert any(re.search(error, reason) for reason in reasons)
+    assert any("entry 0 preempts ['r1'], which does not run" in reason for reason in reasons)
+
+
+def test_reasons_are_a_mapping() -> None:
+    runner = runner_of(MODEL, policy=lambda state: SchedulerDecision((), (), ["too late"]))
+    with pytest.raises(WorkbenchError, match=r"reasons is \['too late'\], must be \{id: reason\}"):
+        generate(runner, [request("r0", 5, 6)])
 
 
 @pytest.mark.parametrize("kind", ["submitted", "scheduled", "prefilled", "decoded", "verified", "preempted"])

@@ -40,7 +40,7 @@ KINDS: dict[str, Any] = {
     "plain": lambda: runner_of(MODEL),
     "few pages, saved on the host": lambda: runner_of(MODEL, pages=22, prefix="radix", offload=HOST),
     "packed": lambda: runner_of(PLAIN, cache=PACKED, page_size=8),
-    "evicting": lambda: runner_of(PLAIN, evict={"kind": "heavy_hitters", "budget": 12}),
+    "evicting": lambda: runner_of(PLAIN, evict={"kind": "heavy_hitters", "budget": 12}, pages=11, offload=HOST),
     "lookup": lambda: runner_of(MODEL, speculator=drafts(PromptLookupProposer(1, 3))),
     "draft model": lambda: runner_of(MODEL, speculator=drafts(model_drafts(runner_of(PLAIN)))),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 from workbench.scheduler.policies import FCFS
@@ -30,10 +31,12 @@ class Wild:
         if not any(dict(scheduled).get(entry.request_id) for entry in going):
             return FCFS()(state)  # some request must make progress
         if draw.random() < 0.03:
-            scheduled.append(_wrong(draw, every))
+            scheduled.insert(draw.randrange(len(scheduled) + 1), _wrong(draw, every))
+            backs += draw.choice([[], [[backs]], ["unknown"], [None]])
         return SchedulerDecision(scheduled, backs)
 
 
 def _wrong(draw: random.Random, every: list[RequestView]) -> tuple:
     name = draw.choice(every).request_id
-    return draw.choice([("unknown", 1), (name, -1), (name, 1000), (name, 1), (name, 0.5), (name, "1"), (None,)])
+    tokens = [(name, -1), (name, 1000), (name, 1), (name, 0.5), (name, "1"), (name, math.inf), (name, [1])]
+    return draw.choice([*tokens, ("unknown", 1), (None,), ([name], 1), ({}, "1"), ((name, []), 0)])

@@ -80,15 +80,13 @@ class KVCache:
     def transfer_pages(
         self, plan: StepPlan, running: Iterable[Sequence]
     ) -> tuple[StepPlan, list[tuple[Sequence, str]]]:
-        """Execute the plan's page transfers; return the plan without requests whose pages are lost, and
-        their errors."""
+        """Execute the plan's page transfers; return the plan without requests whose pages are lost or whose tokens
+        could not be evicted, and their errors."""
         if not plan.transfers:
             return plan, []
-        if self.evictor is not None:
-            self.evictor.evict(plan.transfers.evictions)
+        broken = [] if self.evictor is None else self.evictor.evict(plan.transfers.evictions)
         faults = transfer_pages(plan.transfers, self.store, self.cpu_store)
         missing = {(table, page): faults[name] for name, table, _, page in plan.transfers.swap_ins if name in faults}
-        broken = []
         for sequence in running if missing else ():
             mine = ((table, page) for table, pages in enumerate(sequence.pages) for page in pages)
             fault = next((missing[place] for place in mine if place in missing), None)

@@ -19,7 +19,7 @@ from torch import Tensor
 from compiled_kernels import Backend
 from compiled_kernels.attention import AttentionParameters, attention_weights
 from workbench.batch import TokenBatch
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, describe_error
 from workbench.kv_cache.eviction import EvictionPolicy
 from workbench.kv_cache.pages import Eviction
 from workbench.kv_cache.store import DenseLayer, KVStore
@@ -86,15 +86,22 @@ class Evictor:
         self._masses: WeakKeyDictionary[Sequence, tuple[int, list[Tensor]]] = WeakKeyDictionary()  # of so many queries
 
     @torch.inference_mode()
-    def evict(self, evictions: Iterable[Eviction]) -> None:
-        """Move the kept tokens to the first slots of their sequence's pages, in text order."""
+    def evict(self, evictions: Iterable[Eviction]) -> list[tuple[Sequence, str]]:
+        """Move the kept tokens to the first slots of their sequence's pages, in text order; return the sequences for
+        which the policy failed, with the errors."""
+        failed = []
         for sequence, held, kept, pages in evictions:
             masses = self._padded(sequence, held)
-            stays = [torch.stack([self._chosen(group, kept) for group in mass]) for mass in masses]
+            try:
+                stays = [torch.stack([self._chosen(group, kept) for group in mass]) for mass in masses]
+            except Exception as error:
+                failed.append((sequence, describe_error(error)))
+                continue
             for layer, slots in zip(self.store.layers, stays, strict=True):
                 _together(layer.page_tensors(layer.group), pages[layer.group], slots, self.store.page_size)
             moved = [mass.gather(1, slots) for mass, slots in zip(masses, stays, strict=True)]
             self._masses[sequence] = self._counted(sequence), moved
+        return failed
 
     def observed_positions(self, span: Span) -> range:
         """Return the positions of `span` whose queries count and were not counted yet; an interrupted step is computed

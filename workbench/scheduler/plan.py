@@ -246,11 +246,12 @@ def add_drafts(
     max_num_batched_tokens: int,
 ) -> tuple[Span, ...]:
     """Return `spans` with proposed tokens to verify, as many as `max_num_batched_tokens` tokens and free pages allow;
-    they preempt nothing."""
+    they preempt nothing. Only a decode of a sequence's last token has any, as they follow that token."""
     left = max_num_batched_tokens - sum(span.length for span in spans)
     single, checks, longer = [], [], []
     for span in spans:
-        drafts = proposed.get(span.sequence.request_id, ())[: max(0, left)] if span.is_decode else ()
+        follows = span.is_decode and span.needs_sample and not span.sequence.beams
+        drafts = proposed.get(span.sequence.request_id, ())[: max(0, left)] if follows else ()
         while drafts and (missing := kv_cache_manager.pages_to_allocate(span.sequence, len(drafts))) is not None:
             if kv_cache_manager.first_exhausted_group(missing) is None:
                 kv_cache_manager.allocate(span.sequence, len(drafts))

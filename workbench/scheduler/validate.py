@@ -37,6 +37,8 @@ def call_policy(policy: SchedulingPolicy, state: SchedulerState) -> SchedulerDec
     try:
         decision = policy(state)
         if isinstance(decision, SchedulerDecision):  # it may return iterators, or a list that it changes later
+            if not isinstance(decision.reasons, Mapping):
+                raise WorkbenchError(f"policy {name}: reasons is {decision.reasons!r}, must be {{id: reason}}")
             tokens, preempted = tuple(decision.num_scheduled_tokens), tuple(decision.preempted)
             if type(decision) is SchedulerDecision:
                 return SchedulerDecision(tokens, preempted, decision.reasons)
@@ -70,14 +72,14 @@ def validate_decision(
                 found.errors.append((each, f"policy {name}: {words}"))
 
     for place, pair in enumerate(decision.preempted):
-        sequence = by_id.get(pair)
+        sequence = _find(by_id, pair)
         if sequence is None or pair not in here:
             found.ignored.append(_ignored(pair, f"policy {name}: entry {place} preempts {pair!r}, which does not run"))
         elif sequence not in found.preempted:
             found.preempted.append(sequence)
     for place, pair in enumerate(decision.num_scheduled_tokens):
         if type(pair) is tuple and len(pair) == 2 and type(pair[1]) is int and 0 <= pair[1] <= left:
-            sequence = by_id.get(pair[0])  # the common case: a valid entry
+            sequence = _find(by_id, pair[0])  # the common case: a valid entry
             if (
                 sequence
                 and sequence not in found.num_scheduled_tokens
@@ -89,9 +91,9 @@ def validate_decision(
                 continue
         try:
             request_id, tokens = pair
-            sequence = by_id.get(request_id)
-            whole = not isinstance(tokens, bool) and int(tokens) == tokens
-        except (TypeError, ValueError):
+            sequence = _find(by_id, request_id)
+            whole = not isinstance(tokens, bool) and bool(int(tokens) == tokens)
+        except (TypeError, ValueError, OverflowError):
             found.ignored.append(_ignored("", f"policy {name}: entry {place} is {pair!r}, must be (id, tokens)"))
             continue
         if sequence is None:
@@ -129,6 +131,11 @@ def _all_valid(
     if len(tokens) < len(pairs) or set(map(type, counts)) - {int}:
         return None
     return dict(zip(sequences, counts, strict=True)) if sum(counts) <= budget and min(counts, default=0) >= 0 else None
+
+
+def _find(by_id: Mapping[str, Sequence], request_id: object) -> Sequence | None:
+    """Return the sequence with this id; None if there is none, or if it is no id at all."""
+    return by_id.get(request_id) if isinstance(request_id, str) else None
 
 
 def _ignored(name: object, reason: str) -> RequestDecision:
