@@ -250,7 +250,17 @@ def test_a_ceiling_is_found_by_size_and_precision():
     assert [here.read_ceiling(size).value for size in (0, 2**14, 2**16, 2**40)] == [9.0, 9.0, 3.0, 3.0]
     with pytest.raises(WorkbenchError, match="bfloat16: not measured; measured: float32"):
         here.gemm_ceiling("bfloat16")
+    assert here.gemm_ceiling("float64").dtype == "float32"
     assert json.loads(json.dumps(here.as_json()))["reads"][0]["value"] == 9.0
+
+
+def test_operands_that_are_quicker_widened_are_rated_widened():
+    """Products of bfloat16 may be computed in either; those of float32 in no other."""
+    for narrow, wide in ((5.0, 9.0), (9.0, 5.0)):
+        gemms = ceiling("gemm", narrow, dtype="bfloat16"), ceiling("gemm", wide, dtype="float32")
+        here = MachineCeilings((ceiling("read", 50.0),), gemms)
+        assert here.gemm_ceiling("bfloat16").value == 9.0 and here.gemm_ceiling("float32").value == wide
+        assert here.roofline_seconds(90.0, 0.0, "bfloat16", 64) == 10.0
 
 
 def test_sizes_beyond_what_is_measured_share_one(tmp_path, measured, monkeypatch):

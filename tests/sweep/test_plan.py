@@ -117,7 +117,7 @@ def test_a_machine_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = CachedCeilings()
     assert {machine.rates(100, "bfloat16") for _ in range(3)} == {(7.0, 5.0)} and machine.contention == 0.3
     machine.rates(100, "float16")
-    assert asked == [(100, "bfloat16"), (100, "float32")]
+    assert asked == [(100, "bfloat16", "float32"), (100, "float32")]
 
 
 def test_a_decode_has_as_many_tokens_as_are_asked_for() -> None:

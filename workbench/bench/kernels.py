@@ -19,7 +19,7 @@ from compiled_kernels.stage import CompilerStage, CompilerStages
 from workbench.engine.config import parse_dtype
 from workbench.engine.loaded_model import BUNDLED_MODELS, SHAPE_PREFIX, stored_dtype
 from workbench.executors.packing import bucket_for
-from workbench.machine.ceilings import MachineCeilings, ceilings_for, intra_op_threads
+from workbench.machine.ceilings import MachineCeilings, ceilings_for, gemm_dtypes, intra_op_threads
 from workbench.machine.environment import environment
 from workbench.machine.processor import cpu_times, last_level_cache, others_cpu_share
 from workbench.model.hf.families import read_spec
@@ -28,7 +28,6 @@ from workbench.model.shapes import named_shape
 from workbench.model.transformer import Transformer
 
 MIN_READ_BYTES = 2**20  # a read test of less times its own call, not the memory
-GEMM_DTYPES = ("float32", "bfloat16")
 
 
 def timed_cases(operator: str | None = None) -> list[tuple[Suite, Case]]:
@@ -99,18 +98,17 @@ def _measured(suite: Suite, case: Case, backends: tuple[Backend, ...], budget_se
 
 def _ceilings(found: KernelMeasurement, case: Case, threads: int) -> MachineCeilings:
     size = found.working_set_bytes * found.copies if found.data == "memory" else found.working_set_bytes
-    return ceilings_for(max(size, MIN_READ_BYTES), threads=threads, dtypes=(_rated(case),), compiled=True)
+    return ceilings_for(max(size, MIN_READ_BYTES), threads=threads, dtypes=gemm_dtypes(_dtype(case)), compiled=True)
 
 
-def _rated(case: Case) -> str:
-    name = str(case.arguments["dtype"]).removeprefix("torch.")
-    return name if name in GEMM_DTYPES else GEMM_DTYPES[0]
+def _dtype(case: Case) -> str:
+    return str(case.arguments["dtype"]).removeprefix("torch.")
 
 
 def _figures(
     case: Case, found: KernelMeasurement, timing: KernelTiming, eager: KernelTiming | None, ceilings: MachineCeilings
 ) -> dict:
-    read, gemm = ceilings.read_ceilings[0], ceilings.gemm_ceiling(_rated(case))
+    read, gemm = ceilings.read_ceilings[0], ceilings.gemm_ceiling(_dtype(case))
     moving, computing = case.cost.bytes / read.value, case.cost.flops / gemm.value
     return {
         **timing_figures(case, found, timing),

@@ -24,7 +24,7 @@ from workbench.engine.loaded_model import BUNDLED_MODELS, SHAPE_PREFIX
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.pages import pages_for
-from workbench.machine.ceilings import MachineCeilings, ceilings_for, intra_op_threads
+from workbench.machine.ceilings import MachineCeilings, ceilings_for, gemm_dtypes, intra_op_threads
 from workbench.machine.environment import environment
 from workbench.machine.processor import cpu_times, others_cpu_share
 from workbench.model.hf.families import read_spec
@@ -177,7 +177,8 @@ def bench_row(
     Rates are per wall time of the steps; fractions of ceilings are per forward time. `outside_forward_share` is the
     fraction of the wall time spent in scheduling, sampling and events. `outside_kernels_share` adds the Python part of
     the forward pass (packing, copies, checks); it is None where the compiled code does not report kernel time."""
-    read, gemm = ceilings.read_ceilings[0], ceilings.gemm_ceilings[0]
+    read = ceilings.read_ceilings[0]
+    gemm = ceilings.gemm_ceiling(str(runner.model.dtype).removeprefix("torch."))
     rates = [each.tokens / each.wall_seconds for each in repetitions]
     outside = [1 - each.kernel_seconds / each.wall_seconds for each in repetitions if each.kernel_seconds is not None]
     roofline = [max(each.flops / gemm.value, each.bytes / read.value) / each.forward_seconds for each in repetitions]
@@ -366,9 +367,9 @@ def step_token_budget(cases: Sequence[BenchCase]) -> int:
 def _ceilings(runner: Runner, figures: Sequence[BenchRepetition], threads: int) -> MachineCeilings:
     """Return the machine's ceilings at the working set that a step of this case reads."""
     name = str(runner.model.dtype).removeprefix("torch.")
-    rated = (name if name in ("float32", "bfloat16") else "float32",)
     size = runner.model.weight_bytes + max(each.kv_bytes for each in figures)
-    return ceilings_for(size, threads=threads, dtypes=rated, compiled=backend_problems()[Backend.INDUCTOR] is None)
+    compiled = backend_problems()[Backend.INDUCTOR] is None
+    return ceilings_for(size, threads=threads, dtypes=gemm_dtypes(name), compiled=compiled)
 
 
 def _spec(model: str) -> ModelSpec:

@@ -17,7 +17,7 @@ from workbench.engine.loaded_model import describe_model, model_folder
 from workbench.errors import WorkbenchError
 from workbench.executors.capabilities import COLUMNS, Requirements, Role, unsupported
 from workbench.kv_cache.format import FORMATS
-from workbench.machine.ceilings import ceilings_for
+from workbench.machine.ceilings import ceilings_for, gemm_dtypes
 from workbench.machine.processor import available_bytes, cpu_model
 from workbench.measure.predictions import prefill_steps
 from workbench.measure.simulated import model_sizes, step_cost_of
@@ -194,10 +194,9 @@ def estimated_speed(spec: ModelSpec, dtype: str) -> dict[str, Any]:
     one decoding sequence, and of a prompt."""
     context, prefill = (min(tokens, spec.max_position_embeddings) for tokens in (CONTEXT, PREFILL))
     sizes = model_sizes(spec, dtype, WeightFormat(), CacheConfig())
-    kinds = ("float32", "bfloat16") if dtype == "bfloat16" else ("float32",)  # backends may widen what they multiply
     size = round(sizes.weight_bytes)
-    ceilings = ceilings_for(size, dtypes=kinds, compiled=backend_problems()[Backend.INDUCTOR] is None)
-    read, gemm = ceilings.read_ceiling(size).value, max(ceilings.gemm_ceiling(kind).value for kind in kinds)
+    ceilings = ceilings_for(size, dtypes=gemm_dtypes(dtype), compiled=backend_problems()[Backend.INDUCTOR] is None)
+    read, gemm = ceilings.read_ceiling(size).value, ceilings.gemm_ceiling(dtype).value
     cost = step_cost_of(sizes)
     decode = cost([(context - 1, 1)], 1).seconds(gemm, read)
     steps = prefill_steps(cost, prefill, EngineConfig().schedule.max_num_batched_tokens)

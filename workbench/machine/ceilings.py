@@ -102,6 +102,12 @@ def measure_read_bandwidth(working_set_bytes: int, threads: int | None = None, c
     )
 
 
+def gemm_dtypes(dtype: str) -> tuple[str, ...]:
+    """Return the dtypes in which products of operands of `dtype` may be computed, its own first: bfloat16 is widened to
+    float32 where that is quicker (processors without bfloat16 instructions), and all else is rated in float32."""
+    return ("bfloat16", "float32") if dtype == "bfloat16" else ("float32",)
+
+
 def measure_gemm_rate(
     dtype: torch.dtype | str, shape: tuple[int, int, int] = GEMM_SHAPE, threads: int | None = None
 ) -> Ceiling:
@@ -220,10 +226,11 @@ class MachineCeilings:
         return min(self.read_ceilings, key=lambda c: abs(math.log(c.working_set_bytes / max(working_set_bytes, 1))))
 
     def gemm_ceiling(self, dtype: str) -> Ceiling:
-        """Return the GEMM ceiling of this dtype. Raises WorkbenchError if it was not measured."""
-        for ceiling in self.gemm_ceilings:
-            if ceiling.dtype == dtype:
-                return ceiling
+        """Return the GEMM ceiling of operands of this dtype: the highest of `gemm_dtypes`. Raises WorkbenchError if it
+        was not measured."""
+        kinds = gemm_dtypes(dtype)
+        if any(ceiling.dtype == kinds[0] for ceiling in self.gemm_ceilings):
+            return max((each for each in self.gemm_ceilings if each.dtype in kinds), key=lambda each: each.value)
         known = ", ".join(c.dtype for c in self.gemm_ceilings) or "none"
         raise WorkbenchError(f"GEMM ceiling of {dtype}: not measured; measured: {known}")
 

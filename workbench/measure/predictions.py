@@ -19,7 +19,7 @@ from workbench.experiment.build import requests_of
 from workbench.experiment.experiment import Experiment, PromptsWorkload, RandomWorkload
 from workbench.experiment.settings import LengthsWorkload, QualityWorkload, TextsWorkload
 from workbench.experiment.variants import every_variant
-from workbench.machine.ceilings import ceilings_for
+from workbench.machine.ceilings import ceilings_for, gemm_dtypes
 from workbench.measure.quality.costs import with_model
 from workbench.measure.sampled_texts import predict_draws
 from workbench.measure.simulated import fleet_for, fleet_metrics, sizes_of, step_cost_of
@@ -63,13 +63,13 @@ class MeasuredHardware:
         self._known: dict[tuple[int, str], Hardware] = {}
 
     def __call__(self, sizes: ModelSizes, dtype: str) -> Hardware:
-        kind = dtype if dtype in ("float32", "bfloat16") else "float32"
+        kind = gemm_dtypes(dtype)[0]
         size = round(sizes.weight_bytes)
         if (size, kind) not in self._known:
             self._tell("measuring what this machine reads and multiplies at best")
             compiled = backend_problems()[Backend.INDUCTOR] is None
             with tempfile.TemporaryDirectory() as folder:  # what was measured on another day is no part of this run
-                found = ceilings_for(size, dtypes=(kind,), compiled=compiled, cache_dir=Path(folder))
+                found = ceilings_for(size, dtypes=gemm_dtypes(kind), compiled=compiled, cache_dir=Path(folder))
             reads = found.read_ceiling(size).value
             self._known[size, kind] = Hardware(
                 name="here", flops=found.gemm_ceiling(kind).value, bandwidth=reads, network=reads, link=reads,

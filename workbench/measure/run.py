@@ -15,7 +15,7 @@ from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.experiment.build import clients_of, requests_of, runner_for
 from workbench.experiment.experiment import Experiment
-from workbench.machine.ceilings import ceilings_for, intra_op_threads
+from workbench.machine.ceilings import ceilings_for, gemm_dtypes, intra_op_threads
 from workbench.machine.environment import environment
 from workbench.machine.processor import cpu_times, others_cpu_share
 from workbench.measure.goodput import recorded_goodput
@@ -160,12 +160,11 @@ def _roofline(runner: Runner, summary: dict, progress: bool) -> dict:
     """Compare decode and prefill with this machine's measured ceilings at the size of the working set."""
     working_set = runner.model.weight_bytes + summary["kv"]["bytes_used_peak"]
     dtype = summary["model"]["dtype"]
-    dtypes = (dtype,) if dtype in ("float32", "bfloat16") else ("float32",)
     if progress:
         Progress.write("measuring what this machine reads and multiplies at best", file=sys.stderr)
     compiled = backend_problems()[Backend.INDUCTOR] is None
-    ceilings = ceilings_for(working_set, dtypes=dtypes, compiled=compiled)
-    read, gemm = ceilings.read_ceiling(working_set), ceilings.gemm_ceiling(dtypes[0])
+    ceilings = ceilings_for(working_set, dtypes=gemm_dtypes(dtype), compiled=compiled)
+    read, gemm = ceilings.read_ceiling(working_set), ceilings.gemm_ceiling(dtype)
     figures = {
         "working_set_bytes": working_set,
         "read_ceiling_bytes_per_s": read.value,
@@ -177,9 +176,7 @@ def _roofline(runner: Runner, summary: dict, progress: bool) -> dict:
         phase = summary["phases"][name]
         if not phase["steps"]:
             continue
-        predicted = ceilings.roofline_seconds(
-            phase["predicted_flops"], phase["predicted_bytes"], dtypes[0], working_set
-        )
+        predicted = ceilings.roofline_seconds(phase["predicted_flops"], phase["predicted_bytes"], dtype, working_set)
         figures[name] = {
             "predicted_s": predicted,
             "measured_s": phase["forward_s"],

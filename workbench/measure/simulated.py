@@ -16,7 +16,7 @@ from workbench.errors import WorkbenchError
 from workbench.experiment.build import clients_of, requests_of
 from workbench.experiment.experiment import SLO, Experiment
 from workbench.kv_cache.settings import NoOffload, RadixPrefixCache
-from workbench.machine.ceilings import ceilings_for
+from workbench.machine.ceilings import ceilings_for, gemm_dtypes
 from workbench.measure.goodput import goodput
 from workbench.memory.capacity import meta_kv_store, page_bytes, spec_and_dtype
 from workbench.model.cost import StepCostModel
@@ -69,10 +69,9 @@ def hardware_for(executor: SimulatedExecutor, sizes: ModelSizes, dtype: str) -> 
         return executor.hardware
     if executor.hardware != THIS_MACHINE:
         return named_hardware(executor.hardware)
-    kind = dtype if dtype in ("float32", "bfloat16") else "float32"
     working_set = round(sizes.weight_bytes)
-    ceilings = ceilings_for(working_set, dtypes=(kind,))
-    reads, flops = ceilings.read_ceiling(working_set).value, ceilings.gemm_ceiling(kind).value
+    ceilings = ceilings_for(working_set, dtypes=gemm_dtypes(dtype))
+    reads, flops = ceilings.read_ceiling(working_set).value, ceilings.gemm_ceiling(dtype).value
     memory = (sizes.weight_bytes + AUTO_CACHE_BYTES) / executor.memory
     return Hardware(name=THIS_MACHINE, flops=flops, bandwidth=reads, memory=memory, link=reads, network=reads,
                     cpu_link=reads, source="measured on this machine")  # fmt: skip

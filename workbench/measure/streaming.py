@@ -24,7 +24,7 @@ from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment
 from workbench.experiment.settings import Delivery, StreamingWorkload
 from workbench.experiment.variants import VariantResults, every_variant, settings_text
-from workbench.machine.ceilings import ceilings_for
+from workbench.machine.ceilings import ceilings_for, gemm_dtypes
 from workbench.measure.rounds import load_runners, measure_in_rounds
 from workbench.measure.simulated import sizes_of, step_cost_of
 from workbench.memory.capacity import spec_and_dtype
@@ -94,11 +94,10 @@ def predicted_step_seconds(experiment: Experiment, num_seqs: int) -> float:
     """Predict the seconds of a decode step of `num_seqs` sequences, in the middle of their outputs."""
     work = cast(StreamingWorkload, experiment.workload)
     sizes, dtype = sizes_of(experiment), spec_and_dtype(experiment)[1]
-    kind = dtype if dtype in ("float32", "bfloat16") else "float32"
     size = round(sizes.weight_bytes)
-    ceilings = ceilings_for(size, dtypes=(kind,))
+    ceilings = ceilings_for(size, dtypes=gemm_dtypes(dtype))
     cost = step_cost_of(sizes)([(work.prompt_tokens + work.output_tokens // 2, 1)] * num_seqs, num_seqs)
-    return ceilings.roofline_seconds(cost.flops, cost.bytes, kind, size)
+    return ceilings.roofline_seconds(cost.flops, cost.bytes, dtype, size)
 
 
 def delivery_seconds_per_token(workload: StreamingWorkload, tokenizer: Tokenizer) -> float:

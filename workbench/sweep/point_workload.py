@@ -14,7 +14,7 @@ from workbench.experiment.build import clients_of, requests_of
 from workbench.experiment.experiment import Experiment
 from workbench.experiment.settings import LengthsWorkload, PrefillInterferenceWorkload, QualityWorkload
 from workbench.experiment.variants import reference_experiment
-from workbench.machine.ceilings import ceilings_for
+from workbench.machine.ceilings import ceilings_for, gemm_dtypes
 from workbench.measure.quality.costs import with_model
 from workbench.measure.simulated import sizes_of, step_cost_of
 from workbench.measure.simulation import tokenizer_of
@@ -37,9 +37,9 @@ class CachedCeilings:
         self._known: dict[tuple[int, str], tuple[float, float]] = {}
 
     def rates(self, working_set: int, dtype: str) -> tuple[float, float]:
-        kind = dtype if dtype in ("float32", "bfloat16") else "float32"
+        kind = gemm_dtypes(dtype)[0]
         if (working_set, kind) not in self._known:
-            ceilings = ceilings_for(working_set, dtypes=(kind,))
+            ceilings = ceilings_for(working_set, dtypes=gemm_dtypes(kind))
             gemm, read = ceilings.gemm_ceiling(kind), ceilings.read_ceiling(working_set)
             self.contention = max(self.contention, gemm.others_cpu_share or 0.0, read.others_cpu_share or 0.0)
             self._known[working_set, kind] = gemm.value, read.value
