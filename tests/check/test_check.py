@@ -45,7 +45,8 @@ def test_a_model_that_is_right(folder: Path, capsys: pytest.CaptureFixture[str])
     assert found["speed"]["decode_tokens_per_s"] > 0 < found["speed"]["prefill_tokens_per_s"]
     assert main(["check", str(folder)]) == 0
     shown = capsys.readouterr().out
-    assert "58 places in the layers compared" in shown and "4 query heads on 2 key/value heads of 24" in shown
+    assert "58 places in the layers compared, on texts of 47 tokens" in " ".join(shown.replace("│", " ").split())
+    assert "4 query heads on 2 key/value heads of 24" in shown
 
 
 @pytest.mark.parametrize(("name", "why"), [("shape:tiny", "random weights"), ("demo", None)])
@@ -139,6 +140,7 @@ def test_no_model_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no model 'nowhere'" in capsys.readouterr().err
 
 
+LLAMA4 = CONFIGS["llama4_text"][0]
 WORDS: dict[str, tuple[dict[str, Any], str, str]] = {
     "llama": ({}, "attention", "grouped: 4 query heads on 2 key/value heads of 16"),
     "gemma2": ({"sliding_window": 7}, "windows", "7 tokens (layers 0, 2)"),
@@ -148,6 +150,21 @@ WORDS: dict[str, tuple[dict[str, Any], str, str]] = {
     "qwen2": ({}, "biases", "queries, keys and values"),
     "gpt_oss": ({}, "scores", "a learned sink logit a head"),
     "phimoe": ({}, "router", "SparseMixer"),
+    "phi3": (
+        {
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 1e4,
+                "original_max_position_embeddings": 24,
+                "short_factor": [1.0] * 8,
+                "long_factor": [2.0] * 8,
+                "attention_factor": 1.0,
+            }
+        },
+        "positions",
+        "rotary of base 10,000, LongRoPE: each of 8 frequencies by its own factor, another beyond 24 tokens",
+    ),
+    "llama4_text": (LLAMA4, "windows", "chunks of 7 tokens, each seen from within alone (layers 0-2)"),
 }
 
 

@@ -13,7 +13,10 @@ import torch
 from torch import Tensor
 
 from tests.thorough import some
-from workbench.check.compare import LOCAL_BOUND, ModelComparison, compare_models
+from workbench.check import compare
+from workbench.check.compare import ModelComparison, compare_models
+from workbench.check.place_differences import LOCAL_BOUND
+from workbench.check.places import places_of
 from workbench.model.attention_spec import RotaryConfig
 from workbench.model.checkpoint_names import CheckpointNames
 from workbench.model.formats.open import read_config
@@ -154,6 +157,83 @@ def test_a_window_differs_from_its_first_position_on() -> None:
     """The prompt's first eight tokens see the same with windows of 7 and 8 but for the last."""
     found = compared("mistral", with_layer(1, sliding_window=8))
     assert found.first is not None and found.first.position == 7
+
+
+LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "factor": 2.0, "original_max_position_embeddings": 60,
+            "short_factor": [1.0] * 8, "long_factor": [1.0 + 0.3 * pair for pair in range(8)]}  # fmt: skip
+LATE = {
+    "mistral": {"sliding_window": 60},
+    "llama4_text": CONFIGS["llama4_text"][0] | {"attention_chunk_size": 60, "floor_scale": 70},
+    "phi3": {"sliding_window": None, "rope_parameters": LONGROPE, "original_max_position_embeddings": 60},
+}
+
+
+def with_long_factors(spec: ModelSpec, state: State) -> ModelSpec:
+    scaling = spec.rotary.scaling.model_copy(update={"long_factors": (1.0,) * 8})
+    return spec.model_copy(update={"rotary": spec.rotary.model_copy(update={"scaling": scaling})})
+
+
+def late(name: str, change: Callable[[ModelSpec, State], ModelSpec | None]) -> ModelComparison:
+    """Compare a model with mechanisms that set in after the short text."""
+    theirs = random_checkpoint(name, LATE[name])
+    with tempfile.TemporaryDirectory() as folder:
+        theirs.save_pretrained(folder)
+        spec = read_spec(folder)
+        state = load_weights(folder, spec, torch.float32)
+        return compare_models(
+            Transformer.from_state(change(spec, state) or spec, state), theirs, read_names(read_config(folder))
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "reached", "length"),
+    [
+        ("mistral", ("the window of 60 tokens",), 77),
+        ("llama4_text", ("chunks of 60 tokens", "the attention temperature"), 86),
+        ("phi3", ("longrope scaling beyond 60 tokens",), 77),
+    ],
+)
+def test_texts_reach_past_every_length_at_which_something_sets_in(
+    name: str, reached: tuple[str, ...], length: int
+) -> None:
+    found = late(name, lambda spec, state: None)
+    assert found.equal and (found.reached, found.not_reached, found.lengths) == (reached, (), (47, length))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "module", "position"),
+    [
+        ("mistral", with_layer(1, sliding_window=61), "attention (positions, scores, mask or softmax)", 60),
+        ("mistral", with_layer(1, sliding_window=None), "attention (positions, scores, mask or softmax)", 60),
+        ("llama4_text", with_layer(0, chunk_size=64), "attention (positions, scores, mask or softmax)", 60),
+        ("phi3", with_long_factors, "rotary angles", None),
+    ],
+)
+def test_a_difference_that_sets_in_late_is_found(name: str, change: Any, module: str, position: int | None) -> None:
+    found = late(name, change)
+    assert found.first is not None and found.first.place.module == module, found.as_json()
+    assert position is None or found.first.position == position
+    assert found.lengths[0] == 47 and len(found.lengths) == 2
+
+
+def test_a_text_that_would_take_too_long_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "MAX_SECONDS", 0.0)
+    found = late("mistral", lambda spec, state: None)
+    assert found.equal and found.lengths == (47,) and not found.reached
+    (reason,) = found.not_reached
+    assert reason.startswith("the window of 60 tokens (a text as long would take more than 0 s")
+
+
+def test_the_places_that_were_not_compared_are_named() -> None:
+    """A place counts where its tensor was compared."""
+    theirs, spec, state, names = family("llama")
+    places, lacking = places_of(spec, names, theirs)
+    found = compared("llama", lambda spec, state: None)
+    assert found.places == len(places) and not lacking and not found.left_out
+    hidden = copy.deepcopy(theirs)
+    del hidden.model.layers[1].mlp.down_proj
+    left = places_of(spec, names, hidden)[1]
+    assert [(place.layer, place.module) for place in left] == [(1, "activation"), (1, "down projection")]
 
 
 def test_a_changed_weight_is_named_with_its_column() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from workbench.display import format_ranges
-from workbench.model.attention_spec import AttentionSpec, MLASpec, RotaryConfig
+from workbench.model.attention_spec import AttentionSpec, MLASpec, RotaryConfig, RotaryScaling
 from workbench.model.spec import ActivationSpec, LayerSpec, ModelSpec, MoESpec, NormSpec
 
 PLACES = {"pre": "before each part", "post": "after each part", "both": "before and after each part"}
@@ -99,12 +99,25 @@ def _positions(spec: ModelSpec) -> str:
 
 def _rotary(rotary: RotaryConfig) -> str:
     scaling = rotary.scaling
-    how = "" if scaling.kind == "default" else f", {scaling.kind} scaling by {scaling.factor:g}"
-    return f"rotary of base {rotary.rope_theta:,.10g}{how}"
+    return f"rotary of base {rotary.rope_theta:,.10g}{_scaling(scaling)}"
+
+
+def _scaling(scaling: RotaryScaling) -> str:
+    if scaling.kind == "default":
+        return ""
+    beyond = f" beyond {scaling.original_max_position_embeddings:,} tokens" if scaling.by_length else ""
+    if scaling.kind == "longrope":
+        how = f", LongRoPE: each of {len(scaling.short_factors)} frequencies by its own factor, another{beyond}"
+    else:
+        how = f", {scaling.kind} scaling by {scaling.factor:g}{beyond}"
+    factors = dict.fromkeys((scaling.attention_factor, scaling.long_attention_factor or scaling.attention_factor))
+    return how + (f", scores times {' or '.join(f'{each**2:.4g}' for each in factors)}" if set(factors) != {1} else "")
 
 
 def _window(kind: LayerSpec) -> str:
     a = kind.attention
+    if getattr(a, "chunk_size", None) is not None:
+        return f"chunks of {a.chunk_size:,} tokens, each seen from within alone"
     if getattr(a, "sliding_window", None) is None:
         return ""
     return f"{a.sliding_window:,} tokens" + (f" and the first {a.num_sink_tokens}" if a.num_sink_tokens else "")
@@ -115,6 +128,9 @@ def _scores(kind: LayerSpec) -> str:
     parts = [f"times {a.scale:.6g}"] if getattr(a, "scale", None) is not None else []
     parts += [f"capped at {a.softcap:g}"] if getattr(a, "softcap", 0) else []
     parts += ["a learned sink logit a head"] if getattr(a, "sink_logits", False) else []
+    if (heat := getattr(a, "temperature", None)) is not None:
+        place = f"(position + {heat.offset})" if heat.offset else "position"
+        parts.append(f"times 1 + {heat.strength:g} log(1 + {place} // {heat.floor:,})")
     clip = getattr(a, "qkv_clip", 0)
     parts += [f"queries, keys and values within ±{clip:g}"] if clip else []
     return ", ".join(parts)

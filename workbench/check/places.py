@@ -42,17 +42,22 @@ class Place:
     columns: tuple[int, ...] | None = None
     heads: int = 0
 
+    def __str__(self) -> str:
+        where = "" if self.layer is None else f"layer {self.layer}, "
+        return f"{where}{self.module}, what goes {'into' if self.side == 'in' else 'out of'} {self.ours}"
 
-def places_of(spec: ModelSpec, names: CheckpointNames, theirs: nn.Module) -> list[Place]:
-    """Return the places of `spec` that are modules of `theirs`, a model of transformers."""
+
+def places_of(spec: ModelSpec, names: CheckpointNames, theirs: nn.Module) -> tuple[list[Place], list[Place]]:
+    """Return the places of `spec` that are modules of `theirs`, a model of transformers, and those that are none."""
     known = set(dict(theirs.named_modules()))
-    found = [place for place in _all_places(spec, names) if known.issuperset(place.theirs)]
+    every = list(_all_places(spec, names))
+    found = [place for place in every if known.issuperset(place.theirs)]
     mixtures = [
         Place(index, "mixture of experts", f"blocks.{index}.feedforward", (name,))
         for index, kind in enumerate(spec.layers)
         if kind.experts is not None and (name := mixture_name(names, index, known)) is not None
     ]
-    return found + mixtures
+    return found + mixtures, [place for place in every if place not in found]
 
 
 def mixture_name(names: CheckpointNames, layer: int, known: set[str]) -> str | None:

@@ -87,7 +87,16 @@ def _result(found: dict[str, Any]) -> list[tuple[str, str]]:
         return [("beside transformers", f"not compared: {result['skipped']}")]
     largest = f"logits within {result['logit_difference']:.1e} of the largest"
     tokens = f"greedy tokens {'equal' if result['greedy_tokens'] == result['their_greedy_tokens'] else 'differ'}"
-    rows = [("beside transformers", f"{largest}, {tokens}, {result['places']} places in the layers compared")]
+    lengths = " and ".join(f"{length:,}" for length in result["text_lengths"])
+    places = f"{result['places']} places in the layers compared, on texts of {lengths} tokens"
+    rows = [("beside transformers", f"{largest}, {tokens}, {places}")]
+    if left_out := result["places_left_out"]:
+        more = f", and {len(left_out) - 3} others" if len(left_out) > 3 else ""
+        rows.append(("without a tensor there", "; ".join(left_out[:3]) + more))
+    if result["reached"]:
+        rows.append(("texts reach past", ", ".join(result["reached"])))
+    if result["not_reached"]:
+        rows.append(("not compared", "; ".join(result["not_reached"])))
     if first := result["first_difference"]:
         where = "" if first["layer"] is None else f"layer {first['layer']}, "
         size = f"{first['difference']:.1e} of the row's largest number"
