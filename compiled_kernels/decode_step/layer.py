@@ -103,7 +103,7 @@ def _attend(layer: LayerKernel) -> str:
     row_group = [Named("row", "index"), Named("group", "index")]
     queries, table, lengths = Named("queries", t["queries"]), Named("table", t["table"]), Named("lengths", t["lengths"])
     pages = [Named("keys", t["pages"]), Named("values", t["pages"])]
-    turned = [layer.qkv_out, *layer.angles, *query_norm(layer), queries, *row_group]
+    rotated = [layer.qkv_out, *layer.angles, *query_norm(layer), queries, *row_group]
     kept = [layer.qkv_out, *layer.angles, *key_norm(layer), *pages, table, lengths, *row_group]
     item = [queries, *pages, table, lengths, layer.partial, *row_group, Named("chunk", "index")]
     attention = layer.attention
@@ -130,7 +130,7 @@ scf.for %item = %thread to %items step %threads {{
   %pair = arith.divui %item, %chunks : index
   %group = arith.remui %pair, %groups : index
   %row = arith.divui %pair, %groups : index
-  func.{call(f"{layer.name}_turn", turned)}
+  func.{call(f"{layer.name}_rotate", rotated)}
 {"" if layer.step.same_sequence else _newest_kept(layer, keep)}
 {_widened(layer)}
   func.{call(f"{layer.name}_item", item)}

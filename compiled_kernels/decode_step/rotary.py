@@ -18,7 +18,7 @@ def key_norm(layer: LayerKernel) -> list[Named]:
 
 
 def rotary_text(layer: LayerKernel) -> str:
-    """Emit @{name}_turn(qkv [row, columns], [cos, sin [row, dim / 2],] [query norm [dim],] q [share, dim], row,
+    """Emit @{name}_rotate(qkv [row, columns], [cos, sin [row, dim / 2],] [query norm [dim],] q [share, dim], row,
     group): q = the group's query heads of the row, normed, and rotated by the row's angles, where the layer does that.
     """
     shape, t = layer.shape, layer.attention.types
@@ -26,7 +26,7 @@ def rotary_text(layer: LayerKernel) -> str:
     taken = [Named("qkv", layer.qkv_out.type), *layer.angles, *query_norm(layer), Named("q", t["queries"]), *row_group]
     lines = Lines("q")
     rotary_head(lines, layer, "query", "%q", "%h", t["queries"])
-    return f"""func.func private @{layer.name}_turn({declare_arguments(taken)}) {{
+    return f"""func.func private @{layer.name}_rotate({declare_arguments(taken)}) {{
 %zero = arith.constant 0 : index
 %one = arith.constant 1 : index
 %share = arith.constant {shape.num_heads // shape.num_kv_heads} : index
@@ -94,12 +94,12 @@ def rotary_head(
         places = [lines.index(start), lines.index(start + half)]
         parts = [_part(lines, layer, place, norm, factor) for place in places]
         if layer.angles:
-            parts = _turned_pair(lines, layer, parts, places[0])
+            parts = _rotated_pair(lines, layer, parts, places[0])
         for place, value in zip(places, parts, strict=True):
             lines.store(lines.truncate(value, lanes, kind), out, f"{at}, {place}", out_type, lanes, kind)
 
 
-def _turned_pair(lines: Lines, layer: LayerKernel, parts: list[str], place: str) -> list[str]:
+def _rotated_pair(lines: Lines, layer: LayerKernel, parts: list[str], place: str) -> list[str]:
     lanes, (first, second) = _lanes(layer), parts
     cos, sin = (lines.load(f"%{each.name}", f"%row, {place}", each.type, lanes, "f32") for each in layer.angles)
     rotated = []

@@ -140,7 +140,8 @@ def test_an_entry_that_names_no_request_is_left_out(entry: Any, error: str) -> N
 
     def odd(state: SchedulerState) -> SchedulerDecision:
         scheduled = [(view.request_id, min(view.num_new_tokens, 4)) for view in (*state.running, *state.waiting)]
-        return SchedulerDecision([*scheduled, entry], [["r1"]])
+        unhashable: Any = ["r1"]
+        return SchedulerDecision([*scheduled, entry], [unhashable])
 
     events: list[Event] = []
     assert finals(runner_of(MODEL, policy=odd, listener=events.append), requests) == alone
@@ -150,7 +151,8 @@ def test_an_entry_that_names_no_request_is_left_out(entry: Any, error: str) -> N
 
 
 def test_reasons_are_a_mapping() -> None:
-    runner = runner_of(MODEL, policy=lambda state: SchedulerDecision((), (), ["too late"]))
+    wrong: Any = ["too late"]
+    runner = runner_of(MODEL, policy=lambda state: SchedulerDecision((), (), wrong))
     with pytest.raises(WorkbenchError, match=r"reasons is \['too late'\], must be \{id: reason\}"):
         generate(runner, [request("r0", 5, 6)])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 from workbench.scheduler.policies import FCFS
 from workbench.scheduler.policy import RequestView, SchedulerDecision, SchedulerState
@@ -19,7 +20,7 @@ class Wild:
 
     def __call__(self, state: SchedulerState) -> SchedulerDecision:
         draw = random.Random(hash((self.seed, state.step, len(state.running), len(state.waiting))))
-        backs = [entry.request_id for entry in state.running if draw.random() < 0.05]
+        backs: list[Any] = [entry.request_id for entry in state.running if draw.random() < 0.05]
         every = draw.sample(sorted([*state.running, *state.waiting]), len(state.running) + len(state.waiting))
         left, scheduled = state.max_num_batched_tokens, []
         for entry in every:

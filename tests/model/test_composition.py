@@ -66,7 +66,7 @@ def test_groups_by_number_or_name(num_kv_heads: object, right: int) -> None:
         ({"sliding_window": 0}, "attention: sliding_window: Input should be greater .* 1, or 'full' .given 0.$"),
         (IDLE_SINKS, "num_sink_tokens: 2 with sliding_window: full keeps nothing in sight"),
         ({"layers": {1: IDLE_SINKS}}, "num_sink_tokens: 2 with sliding_window: full keeps nothing in sight"),
-        ({"position": "none", "rotary": {"rope_theta": 9.0}}, "rotary: turns no heads with position: none"),
+        ({"position": "none", "rotary": {"rope_theta": 9.0}}, "rotary: rotates no heads with position: none"),
         ({"sliding_window": "ful"}, "attention: sliding_window"),
         ({"position": "rotery"}, "position: Input should be 'rotary', 'alibi' or 'none'"),
         ({"pattern": ["window", "full"]}, "`window` needs a window in tokens, for example sliding_window: 128"),

@@ -143,8 +143,8 @@ def _unknown_setting(wanted: Requirements) -> str | None:
     return _changed(wanted, lambda part, name: part in STEP_SETTINGS and name not in STEP_SETTINGS[part].split())
 
 
-def _device(wanted: Callable[[str], bool]) -> Finder:
-    return lambda requirements: f"device is {requirements.device!r}" if wanted(requirements.device) else None
+def _device(is_other: Callable[[str], bool]) -> Finder:
+    return lambda wanted: f"device is {wanted.device!r}" if is_other(wanted.device) else None
 
 
 def _dtype(name: str) -> Finder:
@@ -157,8 +157,8 @@ def _cache_dtype(wanted: Requirements) -> str | None:
     return f"{_name(wanted.dtype)} weights and a {_name(wanted.cache_dtype)} cache"
 
 
-def _weights(wanted: Callable[[WeightFormat], bool], words: str) -> Finder:
-    return lambda requirements: words if wanted(requirements.weights) else None
+def _weights(are_such: Callable[[WeightFormat], bool], words: str) -> Finder:
+    return lambda wanted: words if are_such(wanted.weights) else None
 
 
 def _quantized_embedding(wanted: Requirements) -> str | None:

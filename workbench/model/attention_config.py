@@ -47,7 +47,7 @@ class AttentionChange(Settings):
             message = f"num_sink_tokens: {self.num_sink_tokens} with sliding_window: full keeps nothing in sight"
             raise ValueError(f"{message} that is not; give one only")
         if self.rotary is not None and self.position in ("alibi", "none"):
-            raise ValueError(f"rotary: turns no heads with position: {self.position}; give one only")
+            raise ValueError(f"rotary: rotates no heads with position: {self.position}; give one only")
         return self
 
     def on_top_of(self, other: AttentionChange) -> AttentionChange:

@@ -113,7 +113,7 @@ def read_heads(config: ConfigFields, dim: int | None = None) -> dict[str, Any]:
     if dim is None and width % heads:
         raise config.invalid("hidden_size", width, f"a multiple of num_attention_heads ({heads})")
     if (dim or width // heads) % 2:
-        raise config.invalid("head_dim", dim or width // heads, "even, because rotary turns pairs")
+        raise config.invalid("head_dim", dim or width // heads, "even, because the rotary embedding rotates pairs")
     return {"num_heads": heads, "num_kv_heads": groups, "head_dim": dim or width // heads}
 
 

@@ -169,14 +169,14 @@ def smollm3(config: ConfigFields, name: str) -> ModelSpec:
     found = tuple(
         LayerSpec(
             attention=AttentionSpec(
-                **read_heads(config), qkv_bias=bias, o_proj_bias=bias, position="rotary" if turned else "none",
+                **read_heads(config), qkv_bias=bias, o_proj_bias=bias, position="rotary" if rotates else "none",
                 sliding_window=window if kind == SLIDING else None,
             ),
             intermediate_size=config.integer("intermediate_size"),
             activation=read_activation(config, "hidden_act", "silu"),
             mlp_bias=config.boolean("mlp_bias"),
         )
-        for turned, kind in zip(rotated, kinds, strict=True)
+        for rotates, kind in zip(rotated, kinds, strict=True)
     )  # fmt: skip
     return build_spec(config, name, found, tied=True, rotary=read_rotary(config, 2_000_000.0))
 

@@ -252,15 +252,15 @@ def llama4_text(config: ConfigFields, name: str) -> ModelSpec:
             attention=AttentionSpec(
                 **read_heads(config, 128), qkv_bias=bias, o_proj_bias=bias,
                 chunk_size=chunk if kind == CHUNKED else None,
-                position="rotary" if turns else "none",
-                temperature=None if turns or not tuned else temperature,
-                qk_norm=QKNormSpec(weight="none", after_rotary=True) if turns and normed else None,
+                position="rotary" if rotates else "none",
+                temperature=None if rotates or not tuned else temperature,
+                qk_norm=QKNormSpec(weight="none", after_rotary=True) if rotates and normed else None,
             ),
             intermediate_size=width if index in sparse else config.integer("intermediate_size_mlp", default=16384),
             activation=read_activation(config, "hidden_act", "silu"),
             experts=experts if index in sparse else None,
         )
-        for index, (turns, kind) in enumerate(zip(rotated, kinds, strict=False))
+        for index, (rotates, kind) in enumerate(zip(rotated, kinds, strict=False))
     )  # fmt: skip
     rotary = read_rotary(config, 500_000.0)
     return build_spec(without(config, "layer_types"), name, found, eps=1e-5, rotary=rotary)
@@ -270,7 +270,7 @@ def _latent(config: ConfigFields, interleave: bool) -> MLASpec:
     bias = config.boolean("attention_bias")
     plain, rotary_dim = config.integer("qk_nope_head_dim", default=128), config.integer("qk_rope_head_dim", default=64)
     if rotary_dim % 2:
-        raise config.invalid("qk_rope_head_dim", rotary_dim, "even, because rotary turns pairs")
+        raise config.invalid("qk_rope_head_dim", rotary_dim, "even, because the rotary embedding rotates pairs")
     latent = config.integer("q_lora_rank", default=None) if "q_lora_rank" in config.values else 1536
     if bias and latent is None:
         raise config.invalid("attention_bias", bias, "false where q_lora_rank is null")
