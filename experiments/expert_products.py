@@ -16,7 +16,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import torch
 import typer
@@ -31,6 +31,7 @@ from workbench.engine.runner import Runner
 from workbench.executors.select import Backends
 from workbench.machine.ceilings import measure_read_bandwidth
 from workbench.machine.environment import environment
+from workbench.model.feedforward import MixtureOfExperts
 from workbench.model.hf.weights import random_weights
 from workbench.model.shapes import named_shape
 from workbench.model.transformer import Transformer
@@ -131,7 +132,7 @@ def _steps(runner: Runner, prompt: list[int], tokens: int) -> list[Stepped]:
 
 def products(model: Transformer) -> dict[str, Callable[[int], float]]:
     """Return the first layer's gate and up alone, in bytes/s of 8 experts' weights or FLOP/s, and dense products."""
-    weight: Tensor = model.blocks[0].feedforward.gate_up  # type: ignore[assignment]
+    weight = cast(MixtureOfExperts, model.blocks[0].feedforward).gate_up
     experts, (out, width) = len(weight), from_panels(weight[0]).shape
     one, many = torch.randn(8, width).bfloat16(), torch.randn(4096, width).bfloat16()
     among, even = torch.randint(experts, (4096,)), torch.arange(4096) % experts
@@ -146,7 +147,7 @@ def products(model: Transformer) -> dict[str, Callable[[int], float]]:
         return amount / (time.perf_counter() - began)
 
     def by_experts(x: Tensor, expert: Tensor, backend: Backend = Backend.MLIR) -> Callable[[], object]:
-        return lambda: compiled_kernels.expert_linear(x, expert, weight, None, backend)
+        return lambda: compiled_kernels.expert_linear(x, expert, weight, None, None, backend)
 
     def few(_: int) -> float:
         return statistics.median(rate(rows[8], by_experts(one, torch.randperm(experts)[:8])) for _ in range(15))

@@ -3,11 +3,11 @@ pace."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from compiled_kernels.blocked.layout import PANEL
-from compiled_kernels.blocked.registers import InputRows, step_sums
+from compiled_kernels.blocked.registers import InputRows, group_scales, step_sums
 from compiled_kernels.blocked.shape import TILE_ROWS, Panels, rows_type
 from compiled_kernels.linear_w8a8.mlir_rows import panel_sums, row_scale, scaled
 from compiled_kernels.linear_w8a8.mlir_rows import unpack as unpack_int8
@@ -16,7 +16,7 @@ from compiled_kernels.mlir_text import Lines, Named, declare_arguments, largest_
 MAX_WIDENED_BYTES = 1 << 19  # bytes of float32 that a thread may hold of bfloat16 rows, so as to widen them once
 # Bytes from what is read of a panel to what is fetched meanwhile. Of bfloat16, 1,024 read a tenth faster than 4,096 on
 # Zen 3 (medians of 40 rounds in turns); of INT8 they read no faster.
-PREFETCH_DISTANCE_BYTES = {"f32": 4096, "bf16": 1024, "i8": 4096}
+PREFETCH_DISTANCE_BYTES = {"f32": 4096, "bf16": 1024, "i8": 4096, "i4": 4096, "f4": 4096}
 
 
 @dataclass(frozen=True)
@@ -135,10 +135,19 @@ def _block(lines: Lines, product: FewRows, x: InputRows, panel: str, columns: ra
     _fetch(lines, product, panel, at, columns)
     kind = product.weight_types[0]
     words = [lines.load("%w0", f"{panel}, {at}, {lines.index(column)}", kind, lanes, "i32") for column in columns]
-    lines.end_loop(
-        step_sums(lines, words, product.weight_dtype, x, f"%k{mark}", names, lanes, product.uses_bf16_pairs), lanes
-    )
+    scales = scales_at(lines, product, panel, f"%k{mark}", columns)
+    pairs = product.uses_bf16_pairs
+    lines.end_loop(step_sums(lines, words, product.weight_dtype, x, f"%k{mark}", names, lanes, pairs, scales), lanes)
     return found
+
+
+def scales_at(lines: Lines, product: Panels, panel: str, k: str, columns: Iterable[int]) -> list[str]:
+    """Emit the scales of a panel's `columns` for the group in which `k` lies; none where groups have no scales."""
+    if not product.quant_group:
+        return []
+    group, kind = lines.let(f"arith.divui {k}, {lines.index(product.quant_group)} : index"), product.weight_types[1]
+    places = (f"{panel}, {group}, {lines.index(column)}" for column in columns)
+    return [group_scales(lines, "%w1", at, kind, product.weight_dtype, product.lanes) for at in places]
 
 
 def _integers(lines: Lines, product: FewRows, rows: Sequence[str], panel: str, columns: range) -> list[str]:
@@ -194,7 +203,7 @@ def finished(lines: Lines, product: Panels, sums: str, column: str, row: tuple[s
     lanes, types = product.lanes, product.weight_types
     if row:
         sums = scaled(lines, sums, *row, lanes)
-    if product.weight_dtype == "i8":
+    if product.weight_dtype == "i8" and not product.quant_group:
         scales = lines.load("%w1", column, types[1], lanes, "f32")
         sums = lines.let(f"arith.mulf {sums}, {scales} : {vector(lanes)}")
     if product.bias:

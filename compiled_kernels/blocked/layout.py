@@ -19,13 +19,15 @@ from torch import Tensor
 
 PANEL = 32  # columns
 PANEL_PAIR = 2 * PANEL  # a weight's columns come in pairs of panels, which a tile of many rows reads side by side
-VALUES_PER_WORD = {torch.float32: 1, torch.bfloat16: 2, torch.int8: 4}  # in a word
+# Elements of a tensor in a word; a byte of uint8 is two codes of 4 bits.
+VALUES_PER_WORD = {torch.float32: 1, torch.bfloat16: 2, torch.int8: 4, torch.uint8: 4}
 
 
 def panels_problem(weight: Tensor) -> str | None:
     """Return why a plain weight cannot be laid out in panels; None where it can."""
     if weight.dtype not in VALUES_PER_WORD:
-        return f"panels hold float32, bfloat16 and int8, not {str(weight.dtype).removeprefix('torch.')}"
+        given = str(weight.dtype).removeprefix("torch.")
+        return f"panels hold float32, bfloat16, int8 and bytes of 4-bit codes, not {given}"
     if weight.ndim not in (2, 3):
         return f"panels are made of a matrix or a stack of such, not of {weight.ndim} dimensions"
     (out, width), values = weight.shape[-2:], VALUES_PER_WORD[weight.dtype]
@@ -58,6 +60,11 @@ def from_panels(weight: Tensor) -> Tensor:
     if not in_panels(weight):
         return weight
     return rearrange(weight, "... panel row column value -> ... (panel column) (row value)")
+
+
+def scales_to_panels(scales: Tensor) -> Tensor:
+    """Lay scales of groups [..., out, group] out as [..., panel, group, 32, 1], which `from_panels` reads."""
+    return rearrange(scales, "... (panel column) group -> ... panel group column 1", column=PANEL).contiguous()
 
 
 def shape_of(weight: Tensor) -> tuple[int, int]:

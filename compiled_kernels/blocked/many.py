@@ -19,9 +19,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from compiled_kernels.blocked.few import finished
+from compiled_kernels.blocked.few import finished, scales_at
 from compiled_kernels.blocked.layout import PANEL, PANEL_PAIR
-from compiled_kernels.blocked.registers import InputRows, step_sums, unpack
+from compiled_kernels.blocked.registers import InputRows, scaled_parts, step_sums, unpack
 from compiled_kernels.blocked.shape import TILE_ROWS, VALUES_PER_WORD, Panels, rows_type
 from compiled_kernels.linear_w8a8.mlir_rows import panel_sums, row_scale
 from compiled_kernels.linear_w8a8.mlir_rows import unpack as unpack_int8
@@ -249,7 +249,8 @@ def _unpacked(product: ManyRows) -> str:
         for column in range(0, PANEL, lanes):
             where = lines.index(column)
             words = lines.load("%w0", f"{panel}, {row}, {where}", product.weight_types[0], lanes, "i32")
-            for place, word in zip(places, _unpacked_words(lines, product, words), strict=True):
+            scales = scales_at(lines, product, panel, "%in", [column])
+            for place, word in zip(places, _unpacked_words(lines, product, words, scales), strict=True):
                 lines.store(word, "%block", f"{lines.index(side)}, {place}, {where}", product.block_type, lanes, "i32")
     return f"""%values = arith.constant {values} : index
 scf.for %in = %k to %k_end step %values {{
@@ -257,7 +258,7 @@ scf.for %in = %k to %k_end step %values {{
 }}"""
 
 
-def _unpacked_words(lines: Lines, product: ManyRows, words: str) -> list[str]:
+def _unpacked_words(lines: Lines, product: ManyRows, words: str, scales: list[str]) -> list[str]:
     """A vector of the weight's words as vectors of words that the tile multiplies."""
     lanes, kind = product.lanes, vector(product.lanes, "i32")
     if product.w8a8:  # bytes are unpacked in the tile, where they are multiplied as they are
@@ -265,6 +266,7 @@ def _unpacked_words(lines: Lines, product: ManyRows, words: str) -> list[str]:
     given = vector(2 * lanes, "bf16") if product.uses_bf16_pairs else vector(lanes)
     cast = "vector.bitcast" if product.uses_bf16_pairs else "arith.bitcast"
     parts = unpack(lines, words, product.weight_dtype, lanes, product.uses_bf16_pairs)
+    parts = scaled_parts(lines, parts, scales[0], lanes) if scales else parts
     return [lines.let(f"{cast} {part} : {given} to {kind}") for part in parts]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from compiled_kernels.linear.mlir_codes import word_vectors
 from compiled_kernels.mlir_text import Lines, vector
 
 
@@ -30,10 +31,13 @@ def step_sums(
     sums: Sequence[str],
     lanes: int,
     pairs: bool,
+    scales: Sequence[str] = (),
 ) -> list[str]:
     """Emit `sums` (of row 0 for each vector of words, of row 1, ...) moved on by what the `words` hold: vectors of
-    i32, side by side, whose first values stand at `column` of x."""
+    i32, side by side, whose first values stand at `column` of x; times `scales`, one for each, where there are such."""
     unpacked = [unpack(lines, each, kind, lanes, pairs) for each in words]
+    if scales:
+        unpacked = [scaled_parts(lines, parts, scale, lanes) for parts, scale in zip(unpacked, scales, strict=True)]
     sums, wide = list(sums), len(words)
     for row, name in enumerate(x.rows):
         factors = _factors(lines, x, name, column, len(unpacked[0]), lanes, pairs)
@@ -48,6 +52,27 @@ def multiply(lines: Lines, sums: str, weight: str, factor: str, lanes: int, pair
     return lines.dot_pairs(sums, weight, factor) if pairs else lines.fma(weight, factor, sums, lanes)
 
 
+def group_scales(lines: Lines, memory: str, at: str, type: str, kind: str, lanes: int) -> str:
+    """Emit scales of groups of a weight of `kind`, from the place `at` of a `memory` of memref `type`, in float32."""
+    if kind != "f4":
+        return lines.extend(lines.load(memory, at, type, lanes, "f16"), lanes, "f16")
+    integers, given = vector(lanes, "i32"), lines.load(memory, at, type, lanes, "i8")
+    wide = lines.let(f"arith.extui {given} : {vector(lanes, 'i8')} to {integers}")
+    normal = lines.let(f"arith.shli {wide}, {lines.constant('23', lanes, 'i32')} : {integers}")
+    ends = [
+        lines.let(f"arith.cmpi eq, {wide}, {lines.constant(end, lanes, 'i32')} : {integers}") for end in ("0", "255")
+    ]
+    special = lines.let(f"arith.ori {ends[0]}, {ends[1]} : {vector(lanes, 'i1')}")  # subnormal, and not a number
+    bit, none = lines.constant(str(1 << 22), lanes, "i32"), lines.constant("0", lanes, "i32")
+    more = lines.let(f"arith.select {special}, {bit}, {none} : {vector(lanes, 'i1')}, {integers}")
+    bits = lines.let(f"arith.ori {normal}, {more} : {integers}")
+    return lines.let(f"arith.bitcast {bits} : {integers} to {vector(lanes)}")
+
+
+def scaled_parts(lines: Lines, parts: Sequence[str], scale: str, lanes: int) -> list[str]:
+    return [lines.let(f"arith.mulf {part}, {scale} : {vector(lanes)}") for part in parts]
+
+
 def unpack(lines: Lines, words: str, kind: str, lanes: int, pairs: bool) -> list[str]:
     """Emit the parts of a vector of words, in the order of the width."""
     integers = vector(lanes, "i32")
@@ -57,6 +82,8 @@ def unpack(lines: Lines, words: str, kind: str, lanes: int, pairs: bool) -> list
         if pairs:
             return [lines.let(f"vector.bitcast {words} : {integers} to {vector(2 * lanes, 'bf16')}")]
         return _halves(lines, words, lanes)
+    if kind != "i8":
+        return word_vectors(lines, kind, words, lanes)
     floats = [_byte(lines, words, place, lanes) for place in range(4)]
     if not pairs:
         return floats

@@ -8,7 +8,7 @@ from compiled_kernels.blocked.layout import PANEL, PANEL_PAIR
 from compiled_kernels.linear_w8a8.mlir_rows import Int8Rows
 from compiled_kernels.mlir_text import SIZE_BOUND, Target, memref
 
-VALUES_PER_WORD = {"f32": 1, "bf16": 2, "i8": 4}  # of a weight, in a word
+VALUES_PER_WORD = {"f32": 1, "bf16": 2, "i8": 4, "i4": 8, "f4": 8}  # of a weight, in a word
 TILE_ROWS = 6  # tokens whose sums are in registers at once: 6 x 4 vectors of 32 registers, 6 x 2 of 16
 MAX_K_BLOCK = (
     320  # of the width, walked in one go: a pair of panels of bfloat16 that long fills a cache of the first level
@@ -18,7 +18,8 @@ MAX_K_BLOCK = (
 @dataclass(frozen=True)
 class Panels:
     """x [rows, width] of type `x_dtype` (f32 or bf16) times a weight [out, width] in panels, of `weight_dtype` f32,
-    bf16 or i8 (one scale a column).
+    bf16 or i8 (one scale a column); or with a scale for each `quant_group` along the width, i8, i4 or f4 (see
+    linear/mlir_codes.py): scales are float16, those of f4 exponents e8m0, and a code times its scale is float32.
 
     Sums are of blocks of `k_block` along the width, each begun at zero and added to those before it: the order in
     which a row's products are added up is the same for every number of rows and threads. With `w8a8` x comes as rows
@@ -33,6 +34,7 @@ class Panels:
     target: Target
     bias: bool = False
     w8a8: bool = field(default=False, kw_only=True)
+    quant_group: int = field(default=0, kw_only=True)
 
     @property
     def int8_rows(self) -> Int8Rows:
@@ -46,7 +48,8 @@ class Panels:
     @property
     def uses_bf16_pairs(self) -> bool:
         """Tell whether sums are dot products of bfloat16 pairs; they are of float32 otherwise."""
-        return self.target.has_bf16_dot and self.x_dtype == "bf16" and self.weight_dtype != "f32" and not self.w8a8
+        fits = self.weight_dtype != "f32" and not self.w8a8 and not self.quant_group
+        return self.target.has_bf16_dot and self.x_dtype == "bf16" and fits
 
     @property
     def lanes(self) -> int:
@@ -74,6 +77,9 @@ class Panels:
     def weight_types(self) -> tuple[str, ...]:
         """Return the memref types of the weight's words, of its scales and of its bias, as far as there are such."""
         scales = (memref((self.out_features,), "f32"),) if self.weight_dtype == "i8" else ()
+        if self.quant_group:
+            groups = self.out_features // PANEL, self.in_features // self.quant_group, PANEL
+            scales = (memref(groups, "i8" if self.weight_dtype == "f4" else "f16"),)
         bias = (memref((self.out_features,), self.x_dtype),) if self.bias else ()
         return (
             memref((self.out_features // PANEL, self.in_features // self.values_per_word, PANEL), "i32"),
@@ -88,6 +94,10 @@ class Panels:
             raise ValueError(
                 f"{self.name}: {self.out_features} x {self.in_features} {self.weight_dtype} is not for panels"
             )
+        if self.quant_group and (self.in_features % self.quant_group or self.quant_group % self.values_per_word):
+            raise ValueError(f"{self.name}: groups of {self.quant_group} are not whole words of {self.in_features}")
+        if self.weight_dtype in ("i4", "f4") and not self.quant_group:
+            raise ValueError(f"{self.name}: codes of {self.weight_dtype} have a scale for a group")
 
 
 def rows_type(columns: int, kind: str, rows: int = SIZE_BOUND) -> str:

@@ -82,12 +82,14 @@ class LayerKernel:
     def _by_experts(self, name: str, width: int, out: int, weight: WeightLayout, reads: int) -> ListedRows:
         assert self.shape.experts is not None
         stack = width, self.shape.experts.num_experts * out, weight.dtype, self.expert_dtype, self.step.target
-        return ListedRows(f"{self.name}_{name}", *stack, rows=self.feedforward_rows, columns=out, reads=reads)
+        rows, group = self.feedforward_rows, weight.quant_group
+        return ListedRows(f"{self.name}_{name}", *stack, rows=rows, columns=out, reads=reads, quant_group=group)
 
     @property
     def expert_dtype(self) -> str:
         """Return the type of what experts multiply: bfloat16 where sums are of pairs of such, float32 otherwise."""
-        return self.step.dtype if self.step.target.has_bf16_dot else "f32"
+        in_groups = self.shape.gate_up.quant_group or self.shape.down.quant_group
+        return self.step.dtype if self.step.target.has_bf16_dot and not in_groups else "f32"
 
     @property
     def rows_per_token(self) -> int:

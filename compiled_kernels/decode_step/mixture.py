@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from compiled_kernels.blocked.layout import PANEL_PAIR
 from compiled_kernels.decode_step.layer_kernel import LayerKernel, weight_arguments_of
 from compiled_kernels.decode_step.shape import MixtureShape
-from compiled_kernels.expert_linear.mlir_text import ListedRows, few_text, sort_text
+from compiled_kernels.expert_linear.mlir_text import ListedRows, each_named_expert, few_text, sort_text
 from compiled_kernels.mlir_text import (
     Lines,
     Named,
@@ -88,7 +88,7 @@ def mixture_text(layer: LayerKernel, multiply: str) -> str:
     hidden = layer.shape.intermediate_size
     expert, order, ends, weights = of.chosen
     gate_up, down = (
-        weight_arguments_of(name, product)[0]
+        weight_arguments_of(name, product)
         for name, product in (("gate_up", layer.expert_gate_up), ("down", layer.expert_down))
     )
     gated = [layer.gate_up_out, layer.gated, Named("gate_begin", "index"), Named("gate_end", "index")]
@@ -109,11 +109,11 @@ def mixture_text(layer: LayerKernel, multiply: str) -> str:
             f"%hidden = arith.constant {hidden} : index",
             "%up_begin = arith.addi %gate_begin, %hidden : index",
             "%up_end = arith.addi %gate_end, %hidden : index",
-            call(f"{of.name}_gate_up_experts", [of.x, gate_up, layer.gate_up_out, order, ends, *share, *beside]),
+            call(f"{of.name}_gate_up_experts", [of.x, *gate_up, layer.gate_up_out, order, ends, *share, *beside]),
             call(f"{of.name}_gate", gated),
             "call @GOMP_barrier() : () -> ()",
             thread_share("down", step.hidden_size, PANEL_PAIR),
-            call(f"{of.name}_down_experts", [layer.gated, down, layer.expert_out, order, ends, *own]),
+            call(f"{of.name}_down_experts", [layer.gated, *down, layer.expert_out, order, ends, *own]),
             call(f"{of.name}_weigh", [layer.expert_out, weights, layer.x, *own]),
             "call @GOMP_barrier() : () -> ()",
         )
@@ -154,29 +154,17 @@ def _widened(of: Mixture) -> str:
 
 
 def _walk_text(of: Mixture, product: ListedRows) -> str:
-    """Emit @{product}_experts(x, weights, out, order, ends, first, last, ...): of every expert that a row chose, the
+    """Emit @{product}_experts(x, weights and scales, out, order, ends, first, last, ...): of every expert that a row chose, the
     columns of out from `first` to `last`, for each such pair of bounds."""
     runs = 2 if product.reads > 1 or product.name.endswith("gate_up") else 1
     bounds = [Named(f"{name}{run}", "index") for run in range(runs) for name in ("first", "last")]
-    x, weight, out, order = product.arguments[:4]
-    ends = of.chosen[2]
+    given, ends = product.arguments[: -len(product.places)], of.chosen[2]
     calls = "\n".join(_expert_call(product, f"{run}") for run in range(runs))
-    return f"""func.func private @{product.name}_experts({declare_arguments([x, weight, out, order, ends, *bounds])}) {{
+    return f"""func.func private @{product.name}_experts({declare_arguments([*given, ends, *bounds])}) {{
 %zero = arith.constant 0 : index
 %one = arith.constant 1 : index
 %pair_columns = arith.constant {PANEL_PAIR} : index
-%experts = arith.constant {of.shape.num_experts} : index
-%columns = arith.constant {product.columns} : index
-%after = scf.for %e = %zero to %experts step %one iter_args(%begin = %zero) -> (index) {{
-  %end64 = memref.load %ends[%e] : {ends.type}
-  %end = arith.index_cast %end64 : i64 to index
-  %named = arith.cmpi ult, %begin, %end : index
-  scf.if %named {{
-    %skipped_columns = arith.muli %e, %columns : index
-    {calls}
-  }}
-  scf.yield %end : index
-}}
+{each_named_expert(of.shape.num_experts, product.columns, ends.type, calls)}
 return
 }}"""
 

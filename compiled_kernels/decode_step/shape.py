@@ -12,7 +12,7 @@ from compiled_kernels.quantized_attention.mlir_shape import QuantizedLayout
 @dataclass(frozen=True)
 class WeightLayout:
     """The stored layout of a product's matrix: `f32`, `bf16`, `i8` (a scale a row) or `i4` (a scale a `group` of columns); row
-    by row, or in `panels` (see blocked/layout.py). With `w8a8` it is i8 and what is multiplied with it is quantized too,
+    by row, or in `panels` (see blocked/layout.py). Experts may be i4, f4 or i8 with groups, in panels. With `w8a8` it is i8 and what is multiplied with it is quantized too,
     row by row (see linear_w8a8)."""
 
     dtype: str

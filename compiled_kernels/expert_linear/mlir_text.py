@@ -46,17 +46,21 @@ class ListedRows(FewRows):
 
     @property
     def arguments(self) -> list[Named]:
-        """Return the arguments of the product's function; the last two are the places of an expert's rows in the
-        list."""
+        """Return the arguments of the product's function; the last ones are `places`."""
         weights = (Named(f"w{i}", kind) for i, kind in enumerate(self.weight_types))
-        given = [Named("x", self.x_type), *weights, Named("out", self.out_type), *listed_arguments(self.order_type)]
-        return [*given, Named("begin", "index"), Named("end", "index")]
+        order, *_ = listed_arguments(self.order_type)
+        return [Named("x", self.x_type), *weights, Named("out", self.out_type), order, *self.places]
+
+    @property
+    def places(self) -> list[Named]:
+        """Return the arguments that say which columns, and which of the list's rows, are an expert's."""
+        return [*listed_arguments(self.order_type)[1:], Named("begin", "index"), Named("end", "index")]
 
 
 @dataclass(frozen=True)
 class ExpertProduct:
-    """x [row, width] of type `x_dtype` times one of `experts` weights [out, width] in panels, of `weight_dtype` f32 or
-    bf16, into `out` of `out_dtype`; x comes as `many.multiplied_dtype`."""
+    """x [row, width] of type `x_dtype` times one of `experts` weights [out, width] in panels, of `weight_dtype` (and
+    `quant_group`) as `Panels` has it, into `out` of `out_dtype`; x comes as `many.multiplied_dtype`."""
 
     name: str
     experts: int
@@ -66,16 +70,17 @@ class ExpertProduct:
     x_dtype: str
     target: Target
     out_dtype: str = "f32"
+    quant_group: int = 0
 
     @property
     def many(self) -> ManyRows:
-        to = {"columns": self.out_features, "out_dtype": self.out_dtype}
+        to = {"columns": self.out_features, "out_dtype": self.out_dtype, "quant_group": self.quant_group}
         return ManyRows(f"{self.name}_many", *self._stack, **to, listed=True)
 
     @property
     def few(self) -> ListedRows:
         width, out, weight, _, target = self._stack
-        to = {"columns": self.out_features, "out_dtype": self.out_dtype}
+        to = {"columns": self.out_features, "out_dtype": self.out_dtype, "quant_group": self.quant_group}
         entering = self.many.multiplied_dtype
         return ListedRows(f"{self.name}_few", width, out, weight, entering, target, rows=SIZE_BOUND, **to)
 
@@ -85,7 +90,7 @@ class ExpertProduct:
         the rows and for where each expert's rows end, and the number of rows."""
         return [
             Named("x", self.many.x_type),
-            Named("w0", self.many.weight_types[0]),
+            *(Named(f"w{i}", kind) for i, kind in enumerate(self.many.weight_types)),
             Named("out", self.many.out_type),
             Named("expert", ORDER_TYPE),
             Named("order", ORDER_TYPE),
@@ -139,21 +144,7 @@ def _walked(product: ExpertProduct) -> list[Named]:
 def _experts_text(product: ExpertProduct) -> str:
     """Emit @{name}_experts(x, weights, out, order, ends, thread, threads, rows)."""
     few, many = product.few, product.many
-    return f"""func.func private @{product.name}_experts({declare_arguments(_walked(product))}) {{
-  %zero = arith.constant 0 : index
-  %one = arith.constant 1 : index
-  %tile = arith.constant {TILE_ROWS} : index
-  %experts = arith.constant {product.experts} : index
-  %columns = arith.constant {product.out_features} : index
-  %pairs = arith.constant {product.out_features // PANEL_PAIR} : index
-  %mine, %mine_end = call @share(%pairs, %one, %thread, %threads) : (index, index, index, index) -> (index, index)
-  %last = scf.for %e = %zero to %experts step %one iter_args(%begin = %zero) -> (index) {{
-    %end64 = memref.load %ends[%e] : {product.ends_type}
-    %end = arith.index_cast %end64 : i64 to index
-    %named = arith.cmpi ult, %begin, %end : index
-    scf.if %named {{
-      %skipped_columns = arith.muli %e, %columns : index
-      %own_pair = arith.muli %e, %pairs : index
+    body = f"""%own_pair = arith.muli %e, %pairs : index
       %first_pair = arith.addi %own_pair, %mine : index
       %pair_end = arith.addi %own_pair, %mine_end : index
       %count = arith.subi %end, %begin : index
@@ -162,12 +153,33 @@ def _experts_text(product: ExpertProduct) -> str:
         func.{call(few.name, few.arguments)}
       }} else {{
         func.{call(many.name, [*few.arguments, Named("rows", "index")])}
-      }}
-    }}
-    scf.yield %end : index
-  }}
+      }}"""
+    return f"""func.func private @{product.name}_experts({declare_arguments(_walked(product))}) {{
+  %zero = arith.constant 0 : index
+  %one = arith.constant 1 : index
+  %tile = arith.constant {TILE_ROWS} : index
+  %pairs = arith.constant {product.out_features // PANEL_PAIR} : index
+  %mine, %mine_end = call @share(%pairs, %one, %thread, %threads) : (index, index, index, index) -> (index, index)
+  {each_named_expert(product.experts, product.out_features, product.ends_type, body)}
   return
 }}"""
+
+
+def each_named_expert(experts: int, columns: int, ends: str, body: str) -> str:
+    """Emit a loop over the experts that rows name, around `body`: an expert's rows are those from %begin to %end of the
+    list, and its first column in the stack is %skipped_columns. `ends` is the memref type of %ends."""
+    return f"""%experts = arith.constant {experts} : index
+  %columns = arith.constant {columns} : index
+  %all_rows = scf.for %e = %zero to %experts step %one iter_args(%begin = %zero) -> (index) {{
+    %end64 = memref.load %ends[%e] : {ends}
+    %end = arith.index_cast %end64 : i64 to index
+    %named = arith.cmpi ult, %begin, %end : index
+    scf.if %named {{
+      %skipped_columns = arith.muli %e, %columns : index
+      {body}
+    }}
+    scf.yield %end : index
+  }}"""
 
 
 def sort_text(name: str, experts: int, order: str = ORDER_TYPE) -> str:

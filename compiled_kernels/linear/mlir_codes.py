@@ -70,6 +70,42 @@ def code_vectors(
     return [_looked_up(lines, kind, half) for half in halves]
 
 
+def word_vectors(lines: Lines, kind: str, words: str, lanes: int) -> list[str]:
+    """Emit a vector of words of eight 4-bit codes each (`i4`, `f4`) as eight vectors of their numbers, the lowest bits
+    first: each number stands where its word does, and is the value itself."""
+    integers, floats = vector(lanes, "i32"), vector(lanes)
+    numbers = [value * code_unit(kind) for value in TABLES[kind]]
+
+    def moved(by: int, how: str) -> str:
+        return lines.let(f"arith.{how} {words}, {lines.constant(str(by), lanes, 'i32')} : {integers}") if by else words
+
+    if lanes == 16:  # AVX512F: VPERMPS reads the lowest four bits of an index
+        table = lines.constant(str([f"{value:.1f}" for value in numbers]).replace("'", ""), lanes)
+        name = "llvm.x86.avx512.permvar.sf.512"
+        return [_permuted(lines, name, table, moved(4 * place, "shrui"), lanes) for place in range(8)]
+    if kind == "i4":
+        words = lines.let(f"arith.xori {words}, {lines.constant(str(-0x77777778), lanes, 'i32')} : {integers}")
+        tops = [moved(28 - 4 * place, "shli") for place in range(8)]
+        down = lines.constant("28", lanes, "i32")
+        values = [lines.let(f"arith.shrsi {top}, {down} : {integers}") for top in tops]
+        return [lines.let(f"arith.sitofp {value} : {integers} to {floats}") for value in values]
+    table = lines.constant(str([f"{value:.1f}" for value in numbers[:8]]).replace("'", ""), lanes)
+    sign, found = lines.constant(str(-(1 << 31)), lanes, "i32"), []
+    for place in range(8):  # AVX2: VPERMPS reads the lowest three bits
+        size = _permuted(lines, "llvm.x86.avx2.permps", table, moved(4 * place, "shrui"), lanes)
+        bits = lines.let(f"arith.bitcast {size} : {floats} to {integers}")
+        below = lines.let(f"arith.andi {moved(28 - 4 * place, 'shli')}, {sign} : {integers}")
+        found.append(
+            lines.let(f"arith.bitcast {lines.let(f'arith.ori {bits}, {below} : {integers}')} : {integers} to {floats}")
+        )
+    return found
+
+
+def _permuted(lines: Lines, name: str, table: str, index: str, lanes: int) -> str:
+    kinds = f"({vector(lanes)}, {vector(lanes, 'i32')}) -> {vector(lanes)}"
+    return lines.let(f'llvm.call_intrinsic "{name}"({table}, {index}) : {kinds}')
+
+
 def _joined(lines: Lines, halves: list[str], count: int, element: str) -> str:
     kind = vector(count, element)
     return lines.let(f"vector.shuffle {halves[0]}, {halves[1]} {list(range(2 * count))} : {kind}, {kind}")

@@ -173,6 +173,14 @@ def experts() -> Examples:
         name: plan(meta(each, 2048), meta(each, dtype=torch.int64), weights, None)[0] for name, each in rows.items()
     }
     biased = plan(meta(8, 2880), meta(8, dtype=torch.int64), meta(32, 5760, 2880), meta(32, 5760))[0]
+    codes = {
+        "int8": (meta(64, 2048, 2048, dtype=torch.int8), meta(64, 2048, dtype=torch.float32)),
+        "int8 in groups": (meta(64, 2048, 2048, dtype=torch.int8), meta(64, 2048, 64, dtype=torch.float16)),
+        "int4": (meta(64, 2048, 1024, dtype=torch.uint8), meta(64, 2048, 32, dtype=torch.float16)),
+        "mxfp4": (meta(64, 2048, 1024, dtype=torch.uint8), meta(64, 2048, 64, dtype=torch.uint8)),
+    }
+    for kind, (weight, scales) in codes.items():
+        found[f"decode, {kind}"] = plan(meta(8, 2048), meta(8, dtype=torch.int64), weight, None, scales)[0]
     return found | {"decode with biases": biased}
 
 

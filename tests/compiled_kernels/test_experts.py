@@ -85,13 +85,13 @@ def test_a_row_is_the_same_whichever_rows_chose_its_expert(
     """Alone and among any others, at every place, beside rows that are no numbers, on any number of threads."""
     x, expert, weight = inputs(experts, dtype, panels)
     place %= len(experts)
-    alone = compiled_kernels.expert_linear(x[[place]], expert[[place]], weight, None, Backend.MLIR)
+    alone = compiled_kernels.expert_linear(x[[place]], expert[[place]], weight, None, None, Backend.MLIR)
     if len(experts) > 1:
         x[place - 1] = bad
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        among = compiled_kernels.expert_linear(x, expert, weight, None, Backend.MLIR)
+        among = compiled_kernels.expert_linear(x, expert, weight, None, None, Backend.MLIR)
     finally:
         torch.set_num_threads(before)
     assert torch.equal(among[[place]], alone)
@@ -111,13 +111,13 @@ def test_a_stack_in_panels_is_a_rearrangement(dtype: torch.dtype) -> None:
 def test_an_expert_that_there_is_not_is_refused(experts: list[int], panels: bool) -> None:
     x, _, weight = inputs([0, 0], torch.float32, panels)
     with pytest.raises(BackendError, match=f"name experts .* to .*; there are 0 to {EXPERTS - 1}"):
-        compiled_kernels.expert_linear(x, torch.tensor(experts), weight, None, Backend.MLIR)
+        compiled_kernels.expert_linear(x, torch.tensor(experts), weight, None, None, Backend.MLIR)
 
 
 @mlir
 def test_no_rows() -> None:
     x, _, weight = inputs([0], torch.float32)
-    found = compiled_kernels.expert_linear(x[:0], torch.zeros(0, dtype=torch.long), weight, None, Backend.MLIR)
+    found = compiled_kernels.expert_linear(x[:0], torch.zeros(0, dtype=torch.long), weight, None, None, Backend.MLIR)
     assert found.shape == (0, OUT)
 
 
@@ -126,35 +126,41 @@ import ctypes, mmap, sys
 import torch
 import compiled_kernels
 from compiled_kernels import Backend
-from compiled_kernels.blocked import to_panels
+from compiled_kernels.expert_linear.cases import random_stack
+from compiled_kernels.expert_linear.packed import stack_to_panels
 
 backend, panels, named, read = Backend(sys.argv[1]), sys.argv[2] == "panels", [1, 4], sys.argv[3] == "read"
-experts, out, width = 6, 64, 512
-one = out * width * 4  # bytes: a multiple of a page's
-memory = mmap.mmap(-1, experts * one)
-weight = torch.frombuffer(memory, dtype=torch.float32).view(experts, out, width)
-weight.copy_(torch.randn(experts, out, width))
-if panels:
-    weight = weight.copy_(to_panels(weight.clone()).view(weight.shape)).view(to_panels(weight.clone()).shape)
+experts, out, width, kind = 6, 64, 4096, sys.argv[6]
+group = {"dense": 0, "int8": 0, "int8 in groups": 32, "int4": 32, "mxfp4": 32}[kind]
+drawn = random_stack(torch.Generator().manual_seed(0), kind.split()[0], group, (experts, out, width), torch.float32)
+def mapped(given):
+    memory = mmap.mmap(-1, given.nbytes)
+    return torch.frombuffer(memory, dtype=given.dtype).view(given.shape).copy_(given)
+weight, scales = (each if each is None else mapped(each) for each in (stack_to_panels(*drawn) if panels else drawn))
 x = torch.randn(9, width)
 expert = torch.tensor([1, 4, 4, 4, 4, 4, 4, 4, 4]) if not read else torch.tensor([0, 1, 4, 4, 4, 4, 4, 4, 4])
 def call(x, expert):
-    return compiled_kernels.expert_linear(x, expert, weight, None, backend)
+    return compiled_kernels.expert_linear(x, expert, weight, None, scales, backend)
 if sys.argv[4] == "compiled":
     call = torch.compile(call, fullgraph=True, dynamic=False)
-compiled_kernels.expert_linear(x[:2], torch.tensor(named), weight, None, Backend.EAGER)  # all that is lazy is loaded
+compiled_kernels.expert_linear(x[:2], torch.tensor(named), weight, None, scales, Backend.EAGER)  # loads what is lazy
 rows = int(sys.argv[5])
 call(x[:rows], expert[:rows] * 0 + 1)
 libc = ctypes.CDLL(None, use_errno=True)
-for number in set(range(experts)) - set(named):
-    assert libc.mprotect(ctypes.c_void_p(weight.data_ptr() + number * one), ctypes.c_size_t(one), 0) == 0
+for stack in [weight] if scales is None else [weight, scales]:
+    one = stack.nbytes // experts
+    if one % mmap.PAGESIZE:  # scales of whole rows: an expert's share no page
+        stack[sorted(set(range(experts)) - set(named))] = torch.nan
+        continue
+    for number in set(range(experts)) - set(named):
+        assert libc.mprotect(ctypes.c_void_p(stack.data_ptr() + number * one), ctypes.c_size_t(one), 0) == 0
 assert call(x[:rows], expert[:rows]).isfinite().all()
 print("not read")
 """
 
 
-def run(backend: Backend, layout: str, which: str, form: str, rows: int) -> subprocess.CompletedProcess:
-    arguments = [str(backend), layout, which, form, str(rows)]
+def run(backend: Backend, layout: str, which: str, form: str, rows: int, kind: str) -> subprocess.CompletedProcess:
+    arguments = [str(backend), layout, which, form, str(rows), kind]
     return subprocess.run([sys.executable, "-c", textwrap.dedent(READ), *arguments], capture_output=True, text=True)
 
 
@@ -163,14 +169,21 @@ WAYS = [(Backend.EAGER, "rows", "written", 9), (Backend.EAGER, "panels", "writte
 WAYS += [(Backend.MLIR, layout, "written", rows) for layout in ("rows", "panels") for rows in (2, 9) if not problem]
 
 
+KINDS = ["dense", "int8", "int8 in groups", "int4", "mxfp4"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("backend", "layout", "form", "rows"), WAYS)
-def test_experts_that_no_row_names_are_never_read(backend: Backend, layout: str, form: str, rows: int) -> None:
-    """Their memory is taken away (mprotect): a single read of it would end the process."""
-    done = run(backend, layout, "unnamed", form, rows)
+def test_experts_that_no_row_names_are_never_read(
+    backend: Backend, layout: str, form: str, rows: int, kind: str
+) -> None:
+    """Their memory is taken away (mprotect), that of codes and of scales: a single read of it would end the process."""
+    done = run(backend, layout, "unnamed", form, rows, kind)
     assert done.stdout == "not read\n", done.stderr[-2000:]
 
 
+@pytest.mark.parametrize("kind", ["dense", "mxfp4"])
 @pytest.mark.parametrize("backend", [Backend.EAGER, *([] if problem else [Backend.MLIR])])
-def test_that_check_can_fail(backend: Backend) -> None:
-    done = run(backend, "rows" if backend is Backend.EAGER else "panels", "read", "written", 9)
+def test_that_check_can_fail(backend: Backend, kind: str) -> None:
+    done = run(backend, "rows" if backend is Backend.EAGER else "panels", "read", "written", 9, kind)
     assert done.returncode < 0 and not done.stdout

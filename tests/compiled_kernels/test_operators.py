@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -80,14 +81,16 @@ def products(**more: st.SearchStrategy) -> st.SearchStrategy[dict]:
 
 @st.composite
 def expert_products(draw: st.DrawFn) -> dict:
-    """Experts without rows, one that takes all, more experts than rows; weights in either layout."""
+    """Experts without rows, one that takes all, more experts than rows; weights in either layout, dense or codes."""
     panels, experts = draw(st.booleans()), draw(st.integers(1, 6))
-    width, out = (
-        (4 * draw(st.integers(1, 24)), 64 * draw(st.integers(1, 2)))
-        if panels
-        else draw(st.tuples(*[st.integers(1, 40)] * 2))
-    )
+    kind = draw(st.sampled_from(["dense", "int8", "int4", "mxfp4"]))
+    sizes = {"dense": [0], "int8": [0, 8, 16], "int4": [8, 32] if panels else [2, 4, 16], "mxfp4": [32]}
+    group = draw(st.sampled_from(sizes[kind]))
+    step = {"dense": 4, "int8": 8}.get(kind, 16) if panels else 1
+    width = math.lcm(step, group or 1) * draw(st.integers(1, 24 if not group else 4))
+    out = 64 * draw(st.integers(1, 2)) if panels else draw(st.integers(1, 40))
     return {
+        "kind": kind, "group": group,
         "rows": draw(st.integers(1, 24)), "experts": experts, "width": width, "out": out, "panels": panels,
         "bias": draw(st.booleans()), "named": draw(st.integers(1, experts)),
     }  # fmt: skip

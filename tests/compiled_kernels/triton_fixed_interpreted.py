@@ -130,9 +130,9 @@ def test_a_row_of_an_expert_is_the_same_whichever_others_there_are(experts: list
     weight = torch.randn(4, 40, 48, generator=generator)
     weight[[each for each in range(4) if each not in experts]] = torch.nan
     x, expert, place = torch.randn(len(experts), 48, generator=generator), torch.tensor(experts), place % len(experts)
-    alone = compiled_kernels.expert_linear(x[[place]], expert[[place]], weight, None, Backend.TRITON)
+    alone = compiled_kernels.expert_linear(x[[place]], expert[[place]], weight, None, None, Backend.TRITON)
     bad = (place - 1) % len(experts)
     x[bad] = torch.nan
-    among = compiled_kernels.expert_linear(x, expert, weight, None, Backend.TRITON)
+    among = compiled_kernels.expert_linear(x, expert, weight, None, None, Backend.TRITON)
     assert torch.equal(among[[place]], alone)
     assert among[torch.arange(len(experts)) != bad].isfinite().all()

@@ -91,6 +91,13 @@ MODELS: dict[str, Requirements] = {
     "odd": model(layer(dim=3, position="none"), layer(module=CustomPart(path=ME + "OwnAttention"))),
     "mixture": model(MIXTURE),
     "wide mixture": model(*mixture_of(6, 2).layers, hidden_size=64),
+    "experts by four": model(
+        *mixture_of(6, 2).layers, hidden_size=64, weights=WeightFormat(experts="int4", expert_group=4)
+    ),
+    "experts by 24": model(
+        mixture_of(6, 2).layers[0].model_copy(update={"intermediate_size": 192}), hidden_size=192,
+        weights=WeightFormat(experts="int4", expert_group=24),
+    ),
     "own": model(
         layer(position="alibi"), layer(mask=CustomPart(path=HERE + "even"), score=CustomPart(path=HERE + "farther")),
     ),

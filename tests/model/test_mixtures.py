@@ -10,15 +10,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compiled_kernels import Backend, backend_problems
+from tests.model.packed_experts import FORMATS, pack_experts
 from tests.thorough import tries
 from workbench.engine.naive import Weights
 from workbench.engine.naive import _mixture as plain_loop
 from workbench.model.attention_spec import AttentionSpec
 from workbench.model.feedforward import MixtureOfExperts
-from workbench.model.quantized import WeightFormat
+from workbench.model.quantized import WeightFormat, dequantize, scales_of
 from workbench.model.spec import ActivationSpec, LayerSpec, MoESpec, RouterSpec
 
-HIDDEN, INTERMEDIATE = 64, 32
+HIDDEN, INTERMEDIATE, DENSE = 64, 32, WeightFormat()
 HERE = [each for each in (Backend.EAGER, Backend.INDUCTOR, Backend.MLIR) if backend_problems()[each] is None]
 
 
@@ -76,10 +77,12 @@ def filled(layer: LayerSpec, x: Tensor, one_takes_all: bool, seed: int) -> dict[
     return part.state_dict()
 
 
-def built(layer: LayerSpec, state: dict[str, Tensor], backend: Backend, panels: bool) -> MixtureOfExperts:
+def built(
+    layer: LayerSpec, state: dict[str, Tensor], backend: Backend, panels: bool, format: WeightFormat = DENSE
+) -> MixtureOfExperts:
     assert layer.experts is not None
     with torch.device("meta"):
-        part = MixtureOfExperts(layer, layer.experts, HIDDEN, backend, WeightFormat())
+        part = MixtureOfExperts(layer, layer.experts, HIDDEN, backend, format)
     part.load_state_dict(state, assign=True)
     part.requires_grad_(False).use_panels(panels)
     return part
@@ -101,3 +104,30 @@ def test_every_router_is_the_plain_loops(
     plain = plain_loop(x.double(), weights, "", layer)
     assert ours.isfinite().all()
     torch.testing.assert_close(ours.double(), plain, rtol=1e-4, atol=1e-4 if exact is torch.float32 else 1e-9)
+
+
+@pytest.mark.parametrize("panels", [False, True])
+@pytest.mark.parametrize("backend", HERE)
+@settings(max_examples=tries(20), deadline=None)
+@given(layer=mixtures(), tokens=st.integers(1, 17), takes_all=st.booleans(), seed=st.integers(0, 99),
+       kind=st.sampled_from(sorted(FORMATS)))  # fmt: skip
+def test_experts_in_few_bits_are_the_plain_loops_on_their_numbers(
+    backend: Backend, panels: bool, layer: LayerSpec, tokens: int, takes_all: bool, seed: int, kind: str
+) -> None:
+    """Scales of experts that no token chose are NaN."""
+    format, exact = FORMATS[kind], torch.float32 if backend is Backend.MLIR or panels else torch.float64
+    x = torch.randn(tokens, HIDDEN, generator=torch.Generator().manual_seed(seed)).to(exact)
+    dense = filled(layer, x, takes_all, seed)
+    state = pack_experts(dense, format, seed)
+    for name in ("gate_up", "down"):
+        unused = dense[name].isnan().flatten(1).any(1)
+        state[scales_of(name)][unused] = 255 if format.expert_dtype == "mxfp4" else torch.nan
+    part = built(layer, state, backend, panels, format)
+    ours = part(x)
+    stored = {name: tensor for name, tensor in state.items() if not name.endswith("scales")}
+    wide = {name: dequantize(tensor, state.get(scales_of(name)), torch.float64) for name, tensor in stored.items()}
+    plain = plain_loop(x.double(), Weights(wide), "", layer)
+    assert ours.isfinite().all()
+    torch.testing.assert_close(ours.double(), plain, rtol=1e-4, atol=1e-4 if exact is torch.float32 else 1e-9)
+    dense_bytes = dense["gate_up"].nbytes + dense["down"].nbytes
+    assert sum(each.nbytes for each in part.stacks) < dense_bytes * (0.33 if exact is torch.float32 else 0.17)

@@ -45,6 +45,7 @@ class ModelConfig(Settings):
     dtype: DtypeName = "auto"  # of weights and activations; auto: what the files say, bfloat16 for shapes
     weights: WeightSetting = "auto"  # of the products' matrices; auto: as the files where a product fits, else dense
     head_weights: WeightDtype | None = None  # of the output head; None is as `weights`
+    expert_weights: WeightDtype | None = None  # of a mixture's experts; None is as `weights`
     weight_group: Annotated[int, Field(ge=2, multiple_of=2)] = 64  # columns that share a scale in int4
     activations: Activations = "float"  # what int8 weights are multiplied with; int8: each row quantized as it comes
     device: str = "cpu"
@@ -55,7 +56,7 @@ class ModelConfig(Settings):
     def format(self) -> WeightFormat:
         """Return the format of the weights; for auto that of a dense model."""
         weights = "dense" if self.weights == "auto" else self.weights
-        return WeightFormat.parse(weights, self.head_weights, self.weight_group, self.activations)
+        return WeightFormat.parse(weights, self.head_weights, self.weight_group, self.activations, self.expert_weights)
 
     @field_validator("custom")
     @classmethod

@@ -28,6 +28,8 @@ def runner_table(
     weights = str(model.dtype).removeprefix("torch.")
     if model.format.blocks != "dense":
         weights += f", {model.format.blocks} in its products"
+    if model.spec.has_experts and model.format.expert_dtype != model.format.blocks:
+        weights += f", {model.format.expert_dtype} in its experts"
     if model.format.activations != "float":
         weights += f", with activations in {model.format.activations}"
     pages = [f"{pool.num_used} of {pool.num_pages}" for pool in scheduler.pools]

@@ -140,7 +140,10 @@ class _Source:
         checkpoint, tied = open_checkpoint(self.folder), self.trained.tie_word_embeddings
         format, reason = stored_format(checkpoint, wanted_parameters(checkpoint, self.trained), tied)
         head = format.head if settings.head_weights is None else settings.head_weights
-        return replace(format, head=head), f" ({reason})" if reason else ""
+        format = replace(format, head=head)
+        if settings.expert_weights is not None:
+            format = replace(format, experts=settings.expert_weights, expert_group=None)
+        return format, f" ({reason})" if reason else ""
 
     def state(
         self, dtype: torch.dtype, seed: int, format: WeightFormat, report: Callable[[str], None]

@@ -232,6 +232,17 @@ def _unusual_mixture(wanted: Requirements) -> str | None:
     return _first(wanted.layers, describe)
 
 
+def _experts_in_groups(odd: Callable[[int], Any]) -> Finder:
+    """Find experts whose scales are of groups of so many columns."""
+
+    def find(wanted: Requirements) -> str | None:
+        group = wanted.weights.columns_per_expert_scale
+        there = wanted.spec is not None and wanted.spec.has_experts and odd(group)
+        return f"experts in groups of {group}" if there else None
+
+    return find
+
+
 INT8, INT4, FP8 = "INT8 keys or values", "INT4 keys or values", "FP8 keys or values"
 CODEC = "user-defined cache codec"
 FEATURES: dict[str, Feature] = {
@@ -245,6 +256,8 @@ FEATURES: dict[str, Feature] = {
     "INT4 weights in groups of no power of two": Feature("model", _weights(
         lambda own: "int4" in (own.blocks, own.head) and own.quant_group.bit_count() > 1, "weight_group"
     )),
+    "experts in groups of no multiple of 8": Feature("model", _experts_in_groups(lambda group: group % 8)),
+    "experts in groups of no power of two": Feature("model", _experts_in_groups(lambda group: group.bit_count() > 1)),
     "INT8 activations": Feature("model", _weights(lambda own: own.activations == "int8", "INT8 activations")),
     "sliding window": Feature("model", _setting("sliding_window")),
     "sinks of a window": Feature("model", _setting("num_sink_tokens")),
@@ -320,6 +333,8 @@ LIMITS: tuple[Limit, ...] = (
     *(Limit(feature, backend, roles, gap.reason) for feature, (operator, case, roles) in OPERATOR_CASES.items()
       for backend in Backend if (gap := known_gap(operator, backend, case))),
     Limit("INT4 weights in groups of no power of two", Backend.TRITON, BLOCKS, "a group is a power of two columns"),
+    Limit("experts in groups of no multiple of 8", Backend.MLIR, STEP, "a word of a panel is of one group"),
+    Limit("experts in groups of no power of two", Backend.TRITON, BLOCKS, "a group is a power of two columns"),
     Limit("custom part that cannot be traced", Backend.INDUCTOR, EVERY, "it is compiled into the attention"),
     *(Limit(feature, Backend.MLIR, STEP, NOT_IN_STEP) for feature in (
         "latent attention", "custom attention module", "heads of odd width",

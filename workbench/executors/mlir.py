@@ -12,8 +12,10 @@ from torch.nn import Module
 from compiled_kernels import Backend
 from compiled_kernels.attention import window_and_sinks
 from compiled_kernels.backends import BackendError
-from compiled_kernels.blocked import as_words, in_panels, shape_of
+from compiled_kernels.blocked import as_words, in_panels
 from compiled_kernels.decode_step import DecodeStep, LayerShape, MixtureShape, QuantizedLayout, StepShape, WeightLayout
+from compiled_kernels.expert_linear.mlir import stack_layout
+from compiled_kernels.expert_linear.packed import stack_width
 from compiled_kernels.mlir_text import MLIR_TYPES, Target
 from compiled_kernels.quantized_attention.mlir_tile import QUANTIZED_NAMES
 from workbench.errors import WorkbenchError
@@ -158,8 +160,9 @@ def _layer(block: TransformerBlock, cache: KVCacheSpec, rotary: int | None) -> L
     spec, experts = attention.spec, feedforward if isinstance(feedforward, MixtureOfExperts) else None
     window, sinks = window_and_sinks(attention.mask, "mlir")
     if experts is not None:
-        gate_up, down = (_expert_layout(stack) for stack in (experts.gate_up, experts.down))
-        width = shape_of(experts.down)[1]
+        gate_up = _expert_layout(experts.gate_up, experts.gate_up_scales)
+        down = _expert_layout(experts.down, experts.down_scales)
+        width = stack_width(experts.down)
     else:
         dense = cast(GatedMLP, feedforward)
         gate_up, down, width = _stored(dense.gate_up), _stored(dense.down), dense.down.in_features
@@ -200,10 +203,10 @@ def _mixture(experts: MixtureOfExperts) -> MixtureShape:
     )
 
 
-def _expert_layout(stack: Tensor) -> WeightLayout:
+def _expert_layout(stack: Tensor, scales: Tensor | None) -> WeightLayout:
     if not in_panels(stack):
         raise BackendError("backend mlir: decodes a mixture whose experts lie in panels; see Transformer.use_panels")
-    return WeightLayout(MLIR_TYPES[stack.dtype], panels=True)
+    return WeightLayout(*stack_layout(stack, scales), panels=True)
 
 
 def _layout(cache: KVCacheSpec) -> QuantizedLayout:
@@ -239,8 +242,11 @@ def step_tensors(model: Transformer, store: KVStore) -> dict[str, Tensor]:
         products = {"qkv": attention.qkv, "output": attention.output}
         if isinstance(feedforward, MixtureOfExperts):
             products["router"] = feedforward.router
-            stacks = {"gate_up": feedforward.gate_up, "down": feedforward.down}
-            found |= {f"{name}0_{index}": _stack_words(stack) for name, stack in stacks.items()}
+            for name in ("gate_up", "down"):
+                stack, scales = getattr(feedforward, name), getattr(feedforward, f"{name}_scales")
+                found[f"{name}0_{index}"] = as_words(stack).flatten(0, 1)
+                if scales is not None:
+                    found[f"{name}1_{index}"] = scales[..., 0].flatten(0, 1) if in_panels(scales) else scales.flatten()
         else:
             dense = cast(GatedMLP, feedforward)
             products |= {"gate_up": dense.gate_up, "down": dense.down}
@@ -268,11 +274,6 @@ def _norm_weight(norm: Module) -> Tensor:
 def _stored_words(tensor: Tensor) -> Tensor:
     """Return a weight in panels as the words that the step reads; all others unchanged."""
     return as_words(tensor) if in_panels(tensor) else tensor
-
-
-def _stack_words(stack: Tensor) -> Tensor:
-    """Return the words of all experts' panels, one expert after another."""
-    return as_words(stack).flatten(0, 1)
 
 
 def _words(part: Tensor) -> Tensor:

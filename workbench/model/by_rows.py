@@ -10,7 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from compiled_kernels.linear.quantize import quantize_int4, quantize_int8
+from compiled_kernels.expert_linear.packed import pack_pairs
+from compiled_kernels.linear.quantize import quantize_int4, quantize_int8, unpack_int4
 
 # Numbers of a block: they stay in a core's cache, and torch's operators work on so few in one thread.
 BLOCK_VALUES = 1 << 15
@@ -58,6 +59,20 @@ def store_quantized(
         values[here], scales[here] = quantize_int8(block) if kind == "int8" else quantize_int4(block, group)
         start += len(block)
     return values, scales
+
+
+def store_quantized_stack(
+    shape: tuple[int, ...], kind: Literal["int8", "int4"], group: int, blocks: Iterable[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Quantize a stack [expert, row, column] that comes in blocks of rows: codes and scales (see
+    compiled_kernels/expert_linear/packed.py)."""
+    experts, out, columns = shape
+    rows = (block.reshape(-1, columns) for block in blocks)
+    codes, scales = store_quantized((experts * out, columns), kind, group, rows)
+    if kind == "int4":  # halves of a group become neighbours
+        for block in row_blocks(codes):
+            block.copy_(pack_pairs((unpack_int4(block, group) + 8).view(torch.uint8)))
+    return codes.view(experts, out, -1), scales.view(experts, out, *scales.shape[1:])
 
 
 def empty_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 import compiled_kernels
 from compiled_kernels import Backend
-from compiled_kernels.blocked import from_panels, in_panels, panels_problem, to_panels
+from compiled_kernels.blocked import in_panels
+from compiled_kernels.expert_linear.packed import stack_from_panels, stack_panels_problem, stack_to_panels
 from workbench.errors import WorkbenchError
 from workbench.model.linear import Linear
 from workbench.model.quantized import WeightFormat
@@ -160,7 +161,8 @@ class Router(Linear):
 class MixtureOfExperts(nn.Module):
     """A mixture of experts: a router chooses the experts of each token and weighs them (Shazeer et al., 2017).
 
-    The router and the experts stay dense, whatever the format of the other matrices.
+    The router stays dense. The experts' matrices lie in stacks, dense or as codes with scales beside them (see
+    compiled_kernels/expert_linear/packed.py).
     """
 
     chosen: Tensor | None
@@ -172,9 +174,9 @@ class MixtureOfExperts(nn.Module):
         if not kind.activation.gated:
             raise WorkbenchError("experts without a gate are not carried out")
         self.router, self.weighs_input = Router(experts, hidden_size, backend), experts.router.weighs_input
-        self.gate_up = nn.Parameter(torch.empty(count, 2 * hidden, hidden_size))
+        self.gate_up, self.gate_up_scales = _empty_stack(count, 2 * hidden, hidden_size, format)
         self.gate_up_bias = nn.Parameter(torch.empty(count, 2 * hidden)) if bias else None
-        self.down = nn.Parameter(torch.empty(count, hidden_size, hidden))
+        self.down, self.down_scales = _empty_stack(count, hidden_size, hidden, format)
         self.down_bias = nn.Parameter(torch.empty(count, hidden_size)) if bias else None
         self.register_buffer("chosen", None, persistent=False)  # [row, expert's place], where it is recorded
         self.shared = self.shared_gate = None
@@ -185,19 +187,29 @@ class MixtureOfExperts(nn.Module):
     def use_panels(self, panels: bool) -> None:
         """Keep the experts' matrices in panels from now on, where their size allows that, or row by row again."""
         for name in ("gate_up", "down"):
-            stack: Tensor = getattr(self, name)
-            if in_panels(stack) and not panels:
-                setattr(self, name, nn.Parameter(from_panels(stack), requires_grad=False))
-            elif panels and not in_panels(stack) and panels_problem(stack) is None:
-                setattr(self, name, nn.Parameter(to_panels(stack), requires_grad=False))
+            stack: tuple[Tensor, Tensor | None] = getattr(self, name), getattr(self, f"{name}_scales")
+            if in_panels(stack[0]) and not panels:
+                stack = stack_from_panels(*stack)
+            elif panels and not in_panels(stack[0]) and stack_panels_problem(*stack) is None:
+                stack = stack_to_panels(*stack)
+            else:
+                continue
+            for end, tensor in zip(("", "_scales"), stack, strict=True):
+                setattr(self, name + end, None if tensor is None else nn.Parameter(tensor, requires_grad=False))
 
     @property
     def unread_bytes(self) -> int:
         """Return the bytes that a single token leaves unread: the experts that it does not use."""
-        stacks = (self.gate_up, self.gate_up_bias, self.down, self.down_bias)
+        stacks = [*self.stacks, self.gate_up_bias, self.down_bias]
         return sum(
             each.nbytes // len(each) * (len(each) - self.num_experts_per_tok) for each in stacks if each is not None
         )
+
+    @property
+    def stacks(self) -> list[Tensor]:
+        """Return the experts' matrices, and their scales where they have such."""
+        every = self.gate_up, self.gate_up_scales, self.down, self.down_scales
+        return [each for each in every if each is not None]
 
     def forward(self, x: Tensor) -> Tensor:
         weights, chosen = self.router.choose(x)
@@ -207,9 +219,13 @@ class MixtureOfExperts(nn.Module):
         rows = repeat(x, "token width -> (token used) width", used=self.num_experts_per_tok)
         if self.weighs_input:
             rows = (rows * rearrange(weights, "token used -> (token used) 1")).to(x.dtype)
-        hidden = compiled_kernels.expert_linear(rows, experts, self.gate_up, self.gate_up_bias, self.backend)
+        gate_up, down = (
+            (self.gate_up, self.gate_up_bias, self.gate_up_scales),
+            (self.down, self.down_bias, self.down_scales),
+        )
+        hidden = compiled_kernels.expert_linear(rows, experts, *gate_up, self.backend)
         hidden = apply_gate(hidden, self.activation, self.backend)
-        out = compiled_kernels.expert_linear(hidden, experts, self.down, self.down_bias, self.backend)
+        out = compiled_kernels.expert_linear(hidden, experts, *down, self.backend)
         out = rearrange(out, "(token used) width -> token used width", used=self.num_experts_per_tok).to(weights.dtype)
         total = out.sum(dim=1) if self.weighs_input else torch.bmm(weights[:, None], out)[:, 0]
         if self.shared is not None:
@@ -217,3 +233,15 @@ class MixtureOfExperts(nn.Module):
             gate = None if self.shared_gate is None else torch.sigmoid(self.shared_gate(x).to(total.dtype))
             total = total + (always if gate is None else gate * always)
         return total.to(x.dtype)
+
+
+def _empty_stack(experts: int, out: int, width: int, format: WeightFormat) -> tuple[nn.Parameter, nn.Parameter | None]:
+    """Return a stack [expert, out, width] to be filled, as `format` stores experts, and its scales if it has such."""
+    kind, group = format.expert_dtype, format.columns_per_expert_scale
+    if kind == "dense":
+        return nn.Parameter(torch.empty(experts, out, width)), None
+    codes = (width, torch.int8) if kind == "int8" else (width // 2, torch.uint8)
+    scale = torch.float32 if not group else torch.uint8 if kind == "mxfp4" else torch.float16
+    scales = torch.empty(experts, out, *([width // group] if group else []), dtype=scale)
+    stack = torch.empty(experts, out, codes[0], dtype=codes[1])
+    return nn.Parameter(stack, requires_grad=False), nn.Parameter(scales, requires_grad=False)

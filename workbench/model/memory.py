@@ -18,7 +18,7 @@ from workbench.model.quantized import WeightFormat
 from workbench.model.recurrent_spec import RecurrentSpec
 from workbench.model.spec import LayerSpec, ModelSpec
 
-INT8_SCALE, INT4_SCALE = 4, 2  # bytes of a scale
+ROW_SCALE, GROUP_SCALE, MXFP4_SCALE = 4, 2, 1  # bytes of a scale: of a row, of a group, an exponent
 UNLIMITED_TOKENS = 2**50  # tokens
 
 
@@ -186,10 +186,10 @@ def _weight_bytes(spec: Any, itemsize: int, format: WeightFormat) -> int:
         values, rows = math.prod(shape), math.prod(shape[:-1])
         if kind == "dense":
             total += values * itemsize
-        elif kind == "int8":
-            total += values + rows * INT8_SCALE
-        else:
-            total += values // 2 + values // format.quant_group * INT4_SCALE
+            continue
+        group = format.group_of(name, len(shape))
+        total += values if kind == "int8" else values // 2
+        total += values // group * (MXFP4_SCALE if kind == "mxfp4" else GROUP_SCALE) if group else rows * ROW_SCALE
     return total
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import cast
 
@@ -22,7 +23,8 @@ from workbench.model.feedforward import MixtureOfExperts
 from workbench.model.layers import STORED_PARAMETERS, Angles, TransformerBlock, build_block, build_custom_attention
 from workbench.model.linear import Linear, build_norm
 from workbench.model.memory import cache_shapes
-from workbench.model.quantized import WeightFormat, dequantize, quantize
+from workbench.model.parameters import parameter_shapes
+from workbench.model.quantized import WeightFormat, dequantize, quantize, scales_of
 from workbench.model.rotary import RotaryKey, build_rotary_table, rotaries_of_model, rotary_of_layer
 from workbench.model.spec import ModelSpec
 
@@ -161,13 +163,15 @@ class Transformer(nn.Module):
     def bytes_per_weight(self) -> tuple[float, float]:
         """Return the bytes of a value of a matrix, scales included: in the blocks, and in the head."""
         linears = [part for block in self.blocks for part in block.modules() if isinstance(part, Linear)]
-        stacks = [stack for block in self.blocks for stack in block.parameters() if stack.ndim in (3, 5)]
+        shapes = parameter_shapes(self.spec)
+        there = dict(self.named_parameters())
+        stacks = {name: shape for name, shape in shapes.items() if len(shape) == 3 and name in there}
         stored = sum(
             linear.weight.nbytes + (0 if linear.scales is None else linear.scales.nbytes) for linear in linears
-        ) + sum(stack.nbytes for stack in stacks)
-        values = sum(linear.in_features * shape_of(linear.weight)[0] for linear in linears) + sum(
-            map(Tensor.numel, stacks)
         )
+        stored += sum(there[each].nbytes for name in stacks for each in (name, scales_of(name)) if each in there)
+        values = sum(linear.in_features * shape_of(linear.weight)[0] for linear in linears)
+        values += sum(map(math.prod, stacks.values()))
         return stored / values, self.head_bytes / (self.spec.vocab_size * self.spec.hidden_size)
 
     def embed(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
@@ -184,7 +188,7 @@ class Transformer(nn.Module):
         """Return every parameter as numbers of `dtype`, under its name; a quantized one as it is multiplied with."""
         stored = {name: from_panels(tensor) for name, tensor in self.named_parameters()}
         dense = {
-            name: dequantize(tensor, stored.get(name.removesuffix("weight") + "scales"), dtype)
+            name: dequantize(tensor, stored.get(scales_of(name)), dtype)
             for name, tensor in stored.items()
             if not name.endswith("scales")
         }

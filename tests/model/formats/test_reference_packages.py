@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from compiled_kernels.expert_linear.packed import exponents
 from tests.model.formats.test_quantized_folders import read_packed
 from tests.model.test_weights import same
 from tests.thorough import tries
-from workbench.model.formats.mxfp4 import exponents
 from workbench.model.hf.families import read_spec
 from workbench.model.hf.weights import load_weights
 from workbench.testing import packers

@@ -11,11 +11,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from compiled_kernels.expert_linear.packed import E2M1
 from workbench.model.checkpoint_names import CheckpointNames
 from workbench.model.hf.fields import ConfigFields
 
 QuantizedKind = Literal["int8", "int4", "int3", "int2", "fp8", "mxfp4"]
-E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,8 @@ class QuantizedMatrix:
         rows: rows that share a scale.
         zeros: int8, as the scales, in units of a code; None where all are 0.
         group_index: the group of each column, int32, where groups are not runs of columns.
+        pairs: returns codes of 4 bits as they are stored, where files hold them two neighbours a byte, the lower
+            nibble first: mxfp4, and int4 plus 8. uint8 [row, column / 2].
     """
 
     kind: QuantizedKind
@@ -39,6 +41,7 @@ class QuantizedMatrix:
     rows: int = 1
     zeros: Tensor | None = None
     group_index: Tensor | None = None
+    pairs: Callable[[], Tensor] | None = None
 
     def dequantize(self) -> Tensor:
         """Return the matrix in float32. An integer of up to 8 bits times a scale of float16 or bfloat16 is exact."""
@@ -85,6 +88,10 @@ class StoredTensor(ABC):
     def quantized(self) -> QuantizedMatrix | None:
         """Return the matrix in its few bits, where it is stored so: scales are read, codes when they are asked for.
         None where the tensor is dense, or its format is none of these kinds."""
+        return None
+
+    def stacked(self) -> tuple[QuantizedMatrix, ...] | None:
+        """Return the matrix of each expert, in its few bits, where the tensor is a stack that is stored so."""
         return None
 
 

@@ -25,10 +25,11 @@ from typing import Any
 
 import torch
 
+from compiled_kernels.expert_linear.packed import exponents
 from workbench.errors import WorkbenchError
 from workbench.model.formats.checkpoint import QuantizedKind, QuantizedMatrix, StoredTensor
 from workbench.model.formats.fp8 import FP8Tensor
-from workbench.model.formats.mxfp4 import BLOCK, exponents
+from workbench.model.formats.mxfp4 import BLOCK
 from workbench.model.formats.packed import FLOATS, Module, PackedTensor, Stored, modules, unpack_bits
 from workbench.model.hf.fields import ConfigFields
 
@@ -112,8 +113,9 @@ class CompressedMXFP4(PackedTensor):
         return QuantizedMatrix(
             "mxfp4",
             lambda: unpack_bits(packed.read(), 4, self.shape[1]),
-            exponents(self.parts["weight_scale"].read()),
+            exponents(self.parts["weight_scale"].read().view(torch.uint8)),
             BLOCK,
+            pairs=packed.read,
         )
 
 

@@ -114,6 +114,16 @@ def _mxfp4(blocks: Tensor) -> Tensor:
     return scale * torch.tensor(E2M1_TWICE, dtype=torch.float32)[_bits(blocks[:, 1:], 4, 16).int()]
 
 
+def mxfp4_codes(data: Tensor) -> Tensor:
+    """Return the codes of MXFP4 blocks, uint8 [block, 32]."""
+    return _bits(data.view(-1, 17)[:, 1:], 4, 16)
+
+
+def mxfp4_exponents(data: Tensor) -> Tensor:
+    """Return the exponents of MXFP4 blocks plus 127, uint8 [block]."""
+    return data.view(-1, 17)[:, 0]
+
+
 @dataclass(frozen=True)
 class BlockType:
     """A type of GGUF tensors: `values` numbers stored in `bytes` bytes."""

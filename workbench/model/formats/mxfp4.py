@@ -9,17 +9,18 @@ https://github.com/openai/gpt-oss: gpt_oss/torch/weights.py; OCP Microscaling Fo
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
+from compiled_kernels.expert_linear.packed import MX_GROUP, dequantize_stack, exponents, unpack_pairs
 from workbench.errors import WorkbenchError
-from workbench.model.formats.checkpoint import E2M1, StoredTensor
+from workbench.model.formats.checkpoint import QuantizedMatrix, StoredTensor
 from workbench.model.formats.packed import Stored
 from workbench.model.hf.fields import ConfigFields
 
-BLOCK, PAIRS = 32, 16  # values and bytes of a block
+BLOCK, PAIRS = MX_GROUP, MX_GROUP // 2  # values and bytes of a block
 
 
 @dataclass(frozen=True)
@@ -30,15 +31,20 @@ class MXFP4Experts(StoredTensor):
     scales: StoredTensor
 
     def read(self) -> Tensor:
-        octets = self.blocks.read()
-        codes = torch.stack([octets & 15, octets >> 4], -1).flatten(-2)
-        values = torch.tensor(E2M1)[codes.int()] * exponents(self.scales.read())[..., None]
-        return values.flatten(-2).transpose(1, 2)
+        return dequantize_stack(self.blocks.read().flatten(2), self.scales.read()).transpose(1, 2)
+
+    def stacked(self) -> tuple[QuantizedMatrix, ...]:
+        """Return each expert's matrix [out, in]; its codes are a view of the file."""
+        return tuple(
+            QuantizedMatrix(
+                "mxfp4", partial(unpack_pairs, pairs), exponents(scales), BLOCK, pairs=partial(_same, pairs)
+            )
+            for pairs, scales in zip(self.blocks.read().flatten(2), self.scales.read(), strict=True)
+        )
 
 
-def exponents(stored: Tensor) -> Tensor:
-    """Return 2^(stored - 127) of uint8, in float32; 255 is NaN."""
-    return stored.view(torch.float8_e8m0fnu).float()
+def _same(pairs: Tensor) -> Tensor:
+    return pairs
 
 
 def mxfp4_tensors(config: ConfigFields, stored: Stored) -> tuple[dict[str, StoredTensor], str]:

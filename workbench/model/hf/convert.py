@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from workbench.model.hf.kept import kept_matrices
 from workbench.model.hf.save import SHARD_BYTES
 from workbench.model.hf.weights import read_parameter, wanted_parameters
 from workbench.model.parameters import RowLayout, StoredParameter, stored_parameters
-from workbench.model.quantized import WeightDtype, WeightFormat
+from workbench.model.quantized import StoredDtype, WeightFormat
 
 QUANTIZATION_KEYS = ("quantization_config", "compression_config")
 NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
@@ -40,7 +41,7 @@ def convert_model(
     dtype: torch.dtype,
     shard_bytes: int = SHARD_BYTES,
 ) -> dict[str, Any]:
-    """Write the model at `source` into the new folder `target`, quantized as `format` says.
+    """Write the model at `source` into the new folder `target`, quantized as `format` says; experts are dense.
 
     `workbench.load` of it has the codes and scales of `workbench.load(source)` with these weights, bit for bit.
     A matrix that the source stores in this format keeps its codes. Tokenizer and templates are copied, or written
@@ -60,7 +61,7 @@ def convert_model(
         WorkbenchError: for a model that cannot be read, a format that its sizes do not allow or that no reader would
             understand, and a target that holds files.
     """
-    source, target = Path(source), Path(target)
+    source, target, format = Path(source), Path(target), replace(format, experts="dense")
     spec, checkpoint = read_spec(source), open_checkpoint(source)
     _check(format, spec.tie_word_embeddings, target)
     format.check(spec)
@@ -132,7 +133,7 @@ def _check_rows(parameter: StoredParameter) -> None:
             raise WorkbenchError(f"{part.name} is stored transposed: no reader understands it quantized")
 
 
-def _packed(module: str, kind: WeightDtype, codes: Tensor, scales: Tensor) -> Iterator[tuple[str, Tensor]]:
+def _packed(module: str, kind: StoredDtype, codes: Tensor, scales: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of a quantized matrix [out, in]: int8 codes, and scales [out] or [out, group]."""
     bits = 8 if kind == "int8" else 4
     unsigned = (codes.to(torch.int16) + (1 << bits - 1)).to(torch.uint8)

@@ -1,14 +1,15 @@
 """Matrices that stay in the few bits of their files: those that a product of ours can multiply from, bit for bit.
 
 A product has one format in all blocks, and one in the head (see model/quantized.py): int8 with a scale a row, or int4
-with a scale in float16 for a group of columns. What fits neither is widened, and a line says so.
+with a scale in float16 for a group of columns. Experts have a format of their own (see kept_experts.py). What fits none
+is widened, and a line says so.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,8 +17,9 @@ from torch import Tensor
 from compiled_kernels.linear.quantize import pack_int4
 from workbench.model.formats.checkpoint import Checkpoint, QuantizedMatrix
 from workbench.model.formats.safetensors_files import FLOAT_DTYPES
+from workbench.model.hf.kept_experts import KeptStack, kept_stack
 from workbench.model.parameters import RowLayout, StoredParameter, StoredPart
-from workbench.model.quantized import WeightDtype, WeightFormat
+from workbench.model.quantized import StoredDtype, WeightDtype, WeightFormat, is_expert_stack
 
 Wanted = Mapping[str, StoredParameter]
 ORDERED = "its columns are in the order of activations"
@@ -50,7 +52,7 @@ def kept_matrix(parameter: StoredParameter, checkpoint: Checkpoint) -> KeptMatri
     found: list[tuple[StoredPart, QuantizedMatrix]] = []
     for part, matrix in matrices:
         if matrix is None or parameter.viewed_as is not None:
-            return f"{part.name} is dense beside quantized ones" if matrix is None else "experts are multiplied dense"
+            return f"{part.name} is dense beside quantized ones" if matrix is None else f"{part.name} is no matrix"
         if problem := _problem(part, matrix):
             return problem
         found.append((part, matrix))
@@ -72,8 +74,15 @@ def stored_format(checkpoint: Checkpoint, wanted: Wanted, tied: bool) -> tuple[W
     any_format = WeightFormat("int8", "int8")
     blocks: dict[tuple[WeightDtype, int], str] = {}
     head: tuple[WeightDtype, int] = ("dense", 0)
+    experts: dict[tuple[StoredDtype, int], str] = {}
     reasons: list[str] = []
     for name, parameter in wanted.items():
+        if is_expert_stack(name, len(parameter.shape)):
+            stack = kept_stack(parameter, checkpoint)
+            if isinstance(stack, str):
+                reasons += [stack] if stack else []
+            experts[("dense", 0) if isinstance(stack, str) else (stack.kind, stack.group)] = parameter.parts[0].name
+            continue
         is_head = name == ("embedding.weight" if tied else "head.weight")
         if any_format.of(name, len(parameter.shape)) == "dense" and not is_head:
             if any(checkpoint.tensors[part.name].dtype not in FLOAT_DTYPES for part in parameter.parts):
@@ -94,16 +103,29 @@ def stored_format(checkpoint: Checkpoint, wanted: Wanted, tied: bool) -> tuple[W
         head = "dense", 0
         reasons.append("the head has other groups than the blocks")
     size = group or head[1] or WeightFormat.quant_group
-    return WeightFormat(kind, head[0], size), reasons[0] if reasons else ""
+    format = WeightFormat(kind, head[0], size)
+    if len(experts) > 1:
+        reasons.append(f"experts differ: {' and '.join(list(experts.values())[:2])}")
+    if experts:
+        of_experts, group = next(iter(experts)) if len(experts) == 1 else ("dense", 0)
+        format = replace(format, experts=of_experts, expert_group=group)
+    return format, reasons[0] if reasons else ""
 
 
-def kept_matrices(checkpoint: Checkpoint, wanted: Wanted, tied: bool, format: WeightFormat) -> dict[str, KeptMatrix]:
+def kept_matrices(
+    checkpoint: Checkpoint, wanted: Wanted, tied: bool, format: WeightFormat
+) -> dict[str, KeptMatrix | KeptStack]:
     """Return the parameters that the files store exactly as `format` does, by our names."""
-    found: dict[str, KeptMatrix] = {}
+    found: dict[str, KeptMatrix | KeptStack] = {}
     for name, parameter in wanted.items():
-        ours = "head.weight" if tied and name == "embedding.weight" else name
-        kind = format.of(ours, len(parameter.shape))
+        ours, axes = "head.weight" if tied and name == "embedding.weight" else name, len(parameter.shape)
+        kind = format.of(ours, axes)
         if kind == "dense":
+            continue
+        if is_expert_stack(name, axes):
+            stack = kept_stack(parameter, checkpoint)
+            if isinstance(stack, KeptStack) and (stack.kind, stack.group) == (kind, format.group_of(name, axes)):
+                found[name] = stack
             continue
         kept = kept_matrix(parameter, checkpoint)
         if isinstance(kept, KeptMatrix) and kept.kind == kind and (kind == "int8" or kept.group == format.quant_group):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from workbench.errors import WorkbenchError
-from workbench.model.by_rows import BLOCK_VALUES, row_blocks, store_dense, store_quantized, whole_rows
+from workbench.model.by_rows import BLOCK_VALUES, row_blocks, store_dense, whole_rows
 from workbench.model.formats.checkpoint import Checkpoint
 from workbench.model.formats.mapped import release
 from workbench.model.formats.open import open_checkpoint
@@ -21,7 +21,7 @@ from workbench.model.formats.safetensors_files import FLOAT_DTYPES
 from workbench.model.hf.families import read_names
 from workbench.model.hf.kept import kept_matrices
 from workbench.model.parameters import StoredParameter, StoredPart, parameter_shapes, stored_parameters
-from workbench.model.quantized import WeightFormat, scales_of, stored_name
+from workbench.model.quantized import WeightFormat, scales_of, store_as, stored_name
 from workbench.model.spec import ModelSpec
 
 IGNORED_TENSORS = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias", "attention.bias", "attention.masked_bias")
@@ -122,7 +122,7 @@ def _stored(
     kind = format.of(name, len(shape))
     if kind == "dense":
         return {name: store_dense(shape, dtype, blocks)}
-    values, scales = store_quantized((shape[0], shape[1]), kind, format.quant_group, blocks)
+    values, scales = store_as(shape, kind, format.group_of(name, len(shape)), blocks)
     return {name: values, scales_of(name): scales}
 
 
@@ -176,7 +176,8 @@ def _drawn(name: str, shape: tuple[int, ...], spec: ModelSpec, dtype: torch.dtyp
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
     draws = _draws(math.prod(shape), _std(name, shape, spec), generator)
-    yield from whole_rows((draw.to(dtype) for draw in draws), shape)
+    rows = shape if len(shape) < 3 else (math.prod(shape[:-1]), shape[-1])
+    yield from whole_rows((draw.to(dtype) for draw in draws), rows)
 
 
 def _constant(name: str, spec: ModelSpec) -> float | None:

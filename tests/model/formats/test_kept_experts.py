@@ -1,0 +1,192 @@
+"""Experts of quantized files stay in their bits in memory; settings quantize those of dense files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import workbench
+from compiled_kernels import Backend, backend_problems
+from compiled_kernels.expert_linear.packed import dequantize_stack
+from tests.model.test_weights import same
+from workbench.engine.config import EngineConfig
+from workbench.engine.loaded_model import LoadedModel, weight_format
+from workbench.engine.runner import Runner
+from workbench.errors import WorkbenchError
+from workbench.model.memory import weight_bytes
+from workbench.model.quantized import WeightFormat
+from workbench.model.transformer import Transformer
+from workbench.testing import packers
+from workbench.testing.family_checkpoints import random_checkpoint
+from workbench.testing.packers import pack_folder
+from workbench.trace.events import Finished
+
+pytest.importorskip("transformers", reason="transformers is not installed: pip install 'transformers>=5'")
+HERE = [each for each in (Backend.EAGER, Backend.INDUCTOR, Backend.MLIR) if backend_problems()[each] is None]
+SIZES = {"hidden_size": 64, "moe_intermediate_size": 64, "intermediate_size": 64, "num_experts": 5,
+         "num_experts_per_tok": 2, "vocab_size": 266}  # fmt: skip
+
+
+def load(folder: Path, lines: list[str], backend: str = "eager", **options: object) -> Transformer:
+    config = EngineConfig.build(folder, backend=backend, **{"dtype": "float32", **options})
+    return LoadedModel.load(config, lines.append).transformer
+
+
+def add_tokenizer(*folders: Path) -> None:
+    for folder in folders:
+        shutil.copy(Path(workbench.__file__).parent / "demo" / "bytes" / "tokenizer.json", folder)
+
+
+def gpt_oss(folder: Path) -> Path:
+    """Write gpt-oss with experts of MXFP4 into `folder`, and beside it the dense model, whose path is returned."""
+    import transformers
+
+    dense = folder.with_name("dense")
+    config = transformers.GptOssConfig(
+        vocab_size=266, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, num_local_experts=5, num_experts_per_tok=2,
+        layer_types=["sliding_attention", "full_attention"], pad_token_id=None,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    transformers.AutoModelForCausalLM.from_config(config).bfloat16().save_pretrained(dense)
+    folder.mkdir()
+    fields = json.loads((dense / "config.json").read_text())
+    fields["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    (folder / "config.json").write_text(json.dumps(fields))
+    plain = load_file(dense / "model.safetensors")
+    packed = dict(plain)
+    for name in [name for name in plain if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, width, out = packed.pop(name).shape
+        blocks = torch.randint(0, 256, (experts, out, width // 32, 16), dtype=torch.uint8)
+        scales = torch.randint(118, 126, (experts, out, width // 32), dtype=torch.uint8)
+        packed |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        plain[name] = dequantize_stack(blocks.flatten(2), scales).transpose(1, 2).bfloat16().contiguous()
+    save_file(packed, folder / "model.safetensors")
+    save_file(plain, dense / "model.safetensors")
+    add_tokenizer(folder, dense)
+    return dense
+
+
+def parameter_bytes(model: Transformer) -> int:
+    return sum(each.nbytes for each in model.parameters())
+
+
+@pytest.mark.parametrize("backend", HERE)
+def test_gpt_oss_keeps_mxfp4(tmp_path: Path, backend: Backend) -> None:
+    """Gate and up are woven in the file. The widened model's numbers are the codes', bit for bit."""
+    dense, lines = gpt_oss(tmp_path / "m"), []
+    model, expected = load(tmp_path / "m", lines, str(backend)), load(dense, lines)
+    assert model.format == WeightFormat(experts="mxfp4", expert_group=32) and not lines
+    assert same(model.dense_state(torch.float32), expected.dense_state(torch.float32))
+    assert parameter_bytes(model) == weight_bytes(model.spec, 4, model.format)
+    assert weight_format(EngineConfig.build(tmp_path / "m").model) == model.format
+    experts = 2 * 5 * (192 * 64 + 64 * 96)  # numbers of both layers' experts
+    assert parameter_bytes(expected) - parameter_bytes(model) == experts * 4 - experts * 17 // 32
+    torch.testing.assert_close(model.logits(range(40)), expected.logits(range(40)), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("backend", HERE)
+def test_gpt_oss_generates_what_the_widened_model_does(tmp_path: Path, backend: Backend) -> None:
+    dense, texts = gpt_oss(tmp_path / "m"), []
+    for folder, chosen in ((tmp_path / "m", str(backend)), (dense, "eager")):
+        runner = Runner(EngineConfig.build(folder, backend=chosen, dtype="float32"), report=lambda line: None)
+        events = runner.stream("def f(n):", max_tokens=12, temperature=0)
+        (end,) = [event for event in events if isinstance(event, Finished)]
+        texts.append(end.token_ids)
+    assert len(texts[0]) == 12 and texts[0] == texts[1]
+
+
+PACKED = {
+    "int4": (packers.pack_quantized, WeightFormat("int4", "dense", 32, experts="int4", expert_group=32)),
+    "int8": (packers.int_quantized, WeightFormat("int8", "dense", experts="int8", expert_group=0)),
+    "gptq": (packers.gptq, WeightFormat("int4", "dense", 32, experts="int4", expert_group=32)),
+    "mxfp4": (packers.mxfp4_pack, WeightFormat(experts="mxfp4", expert_group=32)),
+}
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_experts_of_packed_folders_stay_packed(tmp_path: Path, name: str) -> None:
+    """compressed-tensors and GPTQ hold each expert's matrices apart."""
+    pack, format = PACKED[name]
+    random_checkpoint("qwen3_moe", SIZES).save_pretrained(tmp_path / "plain")
+    dense = pack_folder(tmp_path / "plain", tmp_path / "m", pack)
+    plain = load_file(tmp_path / "plain" / "model.safetensors")
+    save_file(
+        {each: tensor.float() for each, tensor in (plain | dense).items()}, tmp_path / "plain" / "model.safetensors"
+    )
+    add_tokenizer(tmp_path / "m", tmp_path / "plain")
+    lines: list[str] = []
+    model, expected = load(tmp_path / "m", lines), load(tmp_path / "plain", [])
+    assert model.format.expert_dtype == format.expert_dtype
+    assert model.format.columns_per_expert_scale == format.columns_per_expert_scale
+    assert same(model.dense_state(torch.float32), expected.dense_state(torch.float32))
+    assert not any("expert" in line.removeprefix(str(tmp_path)) for line in lines)
+    assert parameter_bytes(model) == weight_bytes(model.spec, 4, model.format)
+    torch.testing.assert_close(model.logits(range(30)), expected.logits(range(30)), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "experts", "group"), [("Q4_0", "int4", 32), ("MXFP4", "mxfp4", 32)])
+def test_experts_of_gguf_stay_packed(tmp_path: Path, kind: str, experts: str, group: int) -> None:
+    """Its nibbles are in another order, its codes and scales are ours."""
+    writing = pytest.importorskip("tests.model.formats.gguf_of_transformers", reason="gguf is not installed")
+    changes = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4,
+               "head_dim": 64, "num_local_experts": 3, "num_experts_per_tok": 2, "sliding_window": None}  # fmt: skip
+    theirs = random_checkpoint("mixtral", changes)
+    stored = writing.write_gguf(theirs, tmp_path / "a.gguf", tmp_path / "hf", kind)
+    widened = writing.write_gguf(theirs, tmp_path / "b.gguf", tmp_path / "hf", kind, widened=True)
+    from tests.model.formats.test_gguf_families import ours_of
+    from workbench.model.formats.open import open_checkpoint
+    from workbench.model.hf.families import read_spec
+    from workbench.model.hf.kept import stored_format
+    from workbench.model.hf.weights import load_weights, wanted_parameters
+
+    spec, checkpoint = read_spec(stored), open_checkpoint(stored)
+    format, _ = stored_format(checkpoint, wanted_parameters(checkpoint, spec), spec.tie_word_embeddings)
+    assert (format.expert_dtype, format.columns_per_expert_scale) == (experts, group)
+    model = Transformer.from_state(spec, load_weights(stored, spec, torch.float32, format), format=format)
+    assert same(model.dense_state(torch.float32), ours_of(widened).dense_state(torch.float32))
+
+
+def test_settings_quantize_experts(tmp_path: Path) -> None:
+    """`weights` is of the experts too, unless `expert_weights` says otherwise; a router stays dense."""
+    random_checkpoint("qwen3_moe", SIZES).save_pretrained(tmp_path / "m")
+    add_tokenizer(tmp_path / "m")
+    dense = load(tmp_path / "m", [])
+    name = "blocks.0.feedforward.gate_up"
+    exact = dense.state_dict()[name]
+    sizes = {}
+    for weights, experts in (("int4", None), ("int4", "dense"), ("dense", "int4"), ("int8", None), ("auto", "int8")):
+        model = load(tmp_path / "m", [], weight_group=16, weights=weights, expert_weights=experts)
+        kind = model.format.expert_dtype
+        assert kind == (experts or weights)
+        stored = model.dense_state(torch.float32)
+        away = float((stored[name] - exact).norm() / exact.norm())
+        assert (away == 0) if kind == "dense" else 0 < away < (0.01 if kind == "int8" else 0.1)
+        widened = Transformer.from_state(model.spec, stored)
+        torch.testing.assert_close(model.logits(range(30)), widened.logits(range(30)), rtol=1e-4, atol=1e-4)
+        assert model.blocks[0].feedforward.router.weight.dtype == torch.float32  # type: ignore[union-attr]
+        assert parameter_bytes(model) == weight_bytes(model.spec, 4, model.format)
+        sizes[weights, experts] = parameter_bytes(model)
+    assert sizes["int4", None] < min(sizes["int4", "dense"], sizes["dense", "int4"]) < parameter_bytes(dense)
+
+
+def test_groups_must_divide_experts(tmp_path: Path) -> None:
+    random_checkpoint("qwen3_moe", SIZES | {"moe_intermediate_size": 48}).save_pretrained(tmp_path / "m")
+    add_tokenizer(tmp_path / "m")
+    with pytest.raises(WorkbenchError, match="groups of 32 do not divide its experts' intermediate_size of 48"):
+        load(tmp_path / "m", [], weights="int4", weight_group=32)
+    assert load(tmp_path / "m", [], weights="int4", weight_group=32, expert_weights="dense")
+
+
+def test_experts_that_are_stored_in_two_ways_are_widened(tmp_path: Path) -> None:
+    random_checkpoint("qwen3_moe", SIZES).save_pretrained(tmp_path / "plain")
+    pack_folder(tmp_path / "plain", tmp_path / "m", packers.pack_quantized, skip=("experts.3.down_proj",))
+    add_tokenizer(tmp_path / "m")
+    lines: list[str] = []
+    assert load(tmp_path / "m", lines).format.expert_dtype == "dense"
+    assert any("beside experts that are dense" in line for line in lines)
