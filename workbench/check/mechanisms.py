@@ -115,7 +115,7 @@ def _scaling(scaling: RotaryScaling) -> str:
 
 
 def _window(kind: LayerSpec) -> str:
-    a = kind.attention
+    a: Any = kind.attention
     if getattr(a, "chunk_size", None) is not None:
         return f"chunks of {a.chunk_size:,} tokens, each seen from within alone"
     if getattr(a, "sliding_window", None) is None:
