@@ -107,6 +107,7 @@ MODELS: dict[str, Requirements] = {
     "LongRoPE": model(layer(), rotary=RotaryConfig(scaling=RotaryScaling(
         kind="longrope", short_factors=(1, 2), long_factors=(2, 4), original_max_position_embeddings=8
     ))),
+    "shared": model(layer(), layer(4, kv_shared_with=0)),
     "hidden": model(layer(mask=CustomPart(path=ME + "hidden"))),
     "bfloat16": model(WIDE, dtype=torch.bfloat16),
     "float16": model(WIDE, dtype=torch.float16),

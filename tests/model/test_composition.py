@@ -31,9 +31,10 @@ def test_every_slot_reaches_every_layer() -> None:
         "rotary": RotaryConfig(rope_theta=7.0), "sink_logits": True,
     }  # fmt: skip
     assert {attention.position for attention in varied(position="none")} == {"none"}
-    assert set(slots) | {"num_heads", "head_dim", "position", "mask", "score", "module"} == set(
-        AttentionChange.model_fields
-    )
+    others = {"num_heads", "head_dim", "position", "mask", "score", "module", "kv_shared_with"}
+    assert set(slots) | others == set(AttentionChange.model_fields)
+    (shared,) = [kind for kind in varied(layers={2: {"kv_shared_with": 0}}) if kind.kv_shared_with is not None]
+    assert shared == LAYER.attention.model_copy(update={"kv_shared_with": 0})
     for attention in varied(**slots):
         assert attention == AttentionSpec.model_validate(dict(LAYER.attention) | slots)
 

@@ -63,10 +63,11 @@ def _attention(kind: LayerSpec) -> str:
         return f"latent: {a.num_heads} heads of {a.qk_nope_head_dim} + {a.qk_rope_head_dim}, {widths}"
     if not isinstance(a, AttentionSpec):
         return f"recurrent: {str(a.kind).replace('_', ' ')}"
+    shared = "" if a.kv_shared_with is None else f", those of layer {a.kv_shared_with}"
     if a.num_kv_heads == a.num_heads:
-        return f"multi-head: {a.num_heads} heads of {a.head_dim}"
+        return f"multi-head: {a.num_heads} heads of {a.head_dim}" + (shared and f", keys and values{shared[6:]}")
     name = "multi-query" if a.num_kv_heads == 1 else "grouped"
-    return f"{name}: {a.num_heads} query heads on {a.num_kv_heads} key/value heads of {a.head_dim}"
+    return f"{name}: {a.num_heads} query heads on {a.num_kv_heads} key/value heads of {a.head_dim}{shared}"
 
 
 def _qk_norm(kind: LayerSpec) -> str:

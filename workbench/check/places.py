@@ -134,8 +134,10 @@ def _grouped(
         order = tuple(rotary_column_order(a.head_dim, a.rotary_dim, names.interleaved))
     for name, words, stored, heads in (
         ("query_norm", "norm of queries", names.query_norm, a.num_heads),
-        ("key_norm", "norm of keys", names.key_norm, a.num_kv_heads),
+        ("key_norm", "norm of keys", names.key_norm, a.num_own_kv_heads),
     ):
+        if not heads:
+            continue  # the keys are another layer's
         yield Place(index, words, f"{ours}.attention.{name}", (theirs + stored,), "out", order, heads)
 
 

@@ -33,7 +33,7 @@ def runner_table(
     if model.format.activations != "float":
         weights += f", with activations in {model.format.activations}"
     pages = [f"{pool.num_used} of {pool.num_pages}" for pool in scheduler.pools]
-    formats = " / ".join(dict.fromkeys(str(shape.format) for shape in store.specs))
+    formats = " / ".join(dict.fromkeys(str(shape.format) for shape in store.specs if shape.cache_groups))
     rows = [
         ("model", f"{model.spec.name}, {model.spec.num_parameters:,} parameters"),
         ("weights", f"{weights}, {_size_text(model.weight_bytes)} on {model.device}"),

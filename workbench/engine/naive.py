@@ -26,6 +26,8 @@ from workbench.model.rotary import build_rotary_table, rotary_frequencies, rotar
 from workbench.model.spec import ActivationSpec, LayerSpec, ModelSpec, MoESpec, NormSpec  # fmt: skip
 from workbench.model.transformer import Transformer
 
+KeysAndValues = tuple[Tensor, Tensor] | None  # [token, kv_head, head_dim] each
+
 
 class Weights(dict[str, Tensor]):
     """A model's dense state, and whether rows that enter its products are rounded to INT8 first."""
@@ -53,10 +55,11 @@ def logits(model: Transformer, ids: Tensor, dtype: torch.dtype | None = None) ->
         x = x + w["positions.weight"][torch.arange(len(ids)) + spec.learned_positions]
     if spec.embedding_norm:
         x = _norm(x, w, "embedding_norm", spec.norm)
+    cached: list[KeysAndValues] = []  # of each layer
     for index, kind in enumerate(spec.layers):
         at = f"blocks.{index}."
         h = _norm(x, w, at + "attention_norm", spec.norm) if kind.norms != "post" else x
-        read = _attention(h, w, at + "attention.", kind.attention, spec)
+        read = _attention(h, w, at + "attention.", kind.attention, spec, cached)
         read = _norm(read, w, at + "attention_post_norm", spec.norm) if kind.norms != "pre" else read
         added = x + spec.residual_scale * read
         if not kind.intermediate_size:
@@ -80,26 +83,31 @@ def logits(model: Transformer, ids: Tensor, dtype: torch.dtype | None = None) ->
     )
 
 
-def _attention(h: Tensor, w: Weights, at: str, a: AnyAttentionSpec, spec: ModelSpec) -> Tensor:
-    """Return the attention output for the normed rows `h` [token, hidden] of a whole text: [token, hidden]."""
+def _attention(
+    h: Tensor, w: Weights, at: str, a: AnyAttentionSpec, spec: ModelSpec, cached: list[KeysAndValues]
+) -> Tensor:
+    """Return the attention output for the normed rows `h` [token, hidden] of a whole text: [token, hidden]. Its keys
+    and values are added to `cached`, those of the layers before it; None of what no other layer reads."""
+    if isinstance(a, AttentionSpec) and a.module is None:
+        return _grouped(h, w, at, a, spec, cached)
+    cached.append(None)
     if isinstance(a, MLASpec):
         return _latent(h, w, at, a, a.rotary or spec.rotary)
     if isinstance(a, RecurrentSpec):
         return run_recurrent(h, w, at, a, lambda rows, name: _linear(rows, w, at + name))
-    return (_grouped if a.module is None else _own)(h, w, at, a, spec)
+    return _own(h, w, at, a, spec)
 
 
-def _grouped(h: Tensor, w: Weights, at: str, a: AttentionSpec, spec: ModelSpec) -> Tensor:
+def _grouped(h: Tensor, w: Weights, at: str, a: AttentionSpec, spec: ModelSpec, cached: list[KeysAndValues]) -> Tensor:
     qkv = rearrange(_linear(h, w, at + "qkv"), "token (head dim) -> token head dim", dim=a.head_dim)
-    q, k, v = qkv[:, : a.num_heads], *qkv[:, -2 * a.num_kv_heads :].chunk(2, dim=1)
-    if a.qk_norm is not None and not a.qk_norm.after_rotary:
-        q, k = _normed_heads(q, w, at + "query_norm", a, spec), _normed_heads(k, w, at + "key_norm", a, spec)
-    if a.qkv_clip:
-        q, k, v = (part.clamp(-a.qkv_clip, a.qkv_clip) for part in (q, k, v))
-    if a.position == "rotary":
-        q, k = (_turn(part, a.rotary or spec.rotary, a.rotary_dim) for part in (q, k))
-    if a.qk_norm is not None and a.qk_norm.after_rotary:
-        q, k = _normed_heads(q, w, at + "query_norm", a, spec), _normed_heads(k, w, at + "key_norm", a, spec)
+    q = _placed(qkv[:, : a.num_heads], w, at + "query_norm", a, spec)
+    if a.kv_shared_with is None:
+        k, v = qkv[:, -2 * a.num_kv_heads :].chunk(2, dim=1)
+        cached.append((_placed(k, w, at + "key_norm", a, spec), _clamped(v, a)))
+    else:
+        cached.append(cached[a.kv_shared_with])
+    assert cached[-1] is not None, "a spec lets layers read those of grouped attention alone"
+    k, v = cached[-1]
     k, v = (
         part.repeat_interleave(a.num_heads // a.num_kv_heads, dim=1) for part in (k, v)
     )  # a key head for each query head
@@ -109,6 +117,20 @@ def _grouped(h: Tensor, w: Weights, at: str, a: AttentionSpec, spec: ModelSpec) 
     if a.output_gate:
         mixed = mixed * qkv[:, a.num_heads : 2 * a.num_heads].sigmoid()
     return _linear(rearrange(mixed, "token head dim -> token (head dim)"), w, at + "output")
+
+
+def _placed(heads: Tensor, w: Weights, norm: str, a: AttentionSpec, spec: ModelSpec) -> Tensor:
+    """Norm, clamp and rotate queries or keys [token, head, head_dim]."""
+    if a.qk_norm is not None and not a.qk_norm.after_rotary:
+        heads = _normed_heads(heads, w, norm, a, spec)
+    heads = _clamped(heads, a)
+    if a.position == "rotary":
+        heads = _turn(heads, a.rotary or spec.rotary, a.rotary_dim)
+    return _normed_heads(heads, w, norm, a, spec) if a.qk_norm is not None and a.qk_norm.after_rotary else heads
+
+
+def _clamped(heads: Tensor, a: AttentionSpec) -> Tensor:
+    return heads.clamp(-a.qkv_clip, a.qkv_clip) if a.qkv_clip else heads
 
 
 def _normed_heads(heads: Tensor, w: Weights, at: str, a: AttentionSpec, spec: ModelSpec) -> Tensor:

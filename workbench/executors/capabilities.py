@@ -44,7 +44,7 @@ STEP_QK_NORMS = None, QKNormSpec(), QKNormSpec(over="projection")
 # Settings of a spec that the whole step of mlir supports or that other features cover: a new one is refused at first.
 STEP_SETTINGS: dict[type, str] = {
     AttentionSpec: """kind num_heads num_kv_heads head_dim sliding_window num_sink_tokens softcap scale qk_norm
-        position rotary rotated_columns sink_logits mask score module qkv_bias o_proj_bias""",
+        position rotary rotated_columns sink_logits mask score module qkv_bias o_proj_bias kv_shared_with""",
     LayerSpec: "attention intermediate_size mlp_bias experts",
     ModelSpec: """name vocab_size hidden_size layers max_position_embeddings rotary norm embedding_scale
         final_logit_softcapping tie_word_embeddings eos_token_ids""",
@@ -275,6 +275,7 @@ FEATURES: dict[str, Feature] = {
     "custom part that cannot be traced": Feature("model", _untraceable),
     "chunks of attention": Feature("model", _setting("chunk_size")),
     "temperature by position": Feature("model", _setting("temperature")),
+    "keys and values of another layer": Feature("model", _setting("kv_shared_with")),
     "rotary by a sequence's length": Feature("model", _rotary_by_length),
     "recurrent layers": Feature("model", _attention(
         lambda own: isinstance(own, RecurrentSpec) and f"a recurrent state ({own.kind})"
@@ -337,7 +338,7 @@ LIMITS: tuple[Limit, ...] = (
     Limit("experts in groups of no power of two", Backend.TRITON, BLOCKS, "a group is a power of two columns"),
     Limit("custom part that cannot be traced", Backend.INDUCTOR, EVERY, "it is compiled into the attention"),
     *(Limit(feature, Backend.MLIR, STEP, NOT_IN_STEP) for feature in (
-        "latent attention", "custom attention module", "heads of odd width",
+        "latent attention", "custom attention module", "heads of odd width", "keys and values of another layer",
         "mixtures with groups, shared experts, biases or weighed inputs",
         "gates other than SiLU",
         "norms of queries and keys without weights, by head, or after rotary",

@@ -22,7 +22,7 @@ from workbench.batch import TokenBatch
 from workbench.errors import WorkbenchError, describe_error
 from workbench.kv_cache.eviction import EvictionPolicy
 from workbench.kv_cache.pages import Eviction
-from workbench.kv_cache.store import DenseLayer, KVStore
+from workbench.kv_cache.store import DenseLayer, KVStore, SharedLayer
 from workbench.model.attention_spec import AttentionSpec
 from workbench.model.spec import ModelSpec
 from workbench.request import Sequence
@@ -32,7 +32,7 @@ from workbench.scheduler.plan import Span, StepPlan
 class AttentionCall:
     """The arguments of one layer's attention in a step."""
 
-    def __init__(self, layer: DenseLayer, q: Tensor, batch: TokenBatch, parameters: AttentionParameters):
+    def __init__(self, layer: DenseLayer | SharedLayer, q: Tensor, batch: TokenBatch, parameters: AttentionParameters):
         self.layer, self.q, self.batch, self.parameters = layer, q, batch, parameters
 
     def attention_mass(self, rows: slice, seq: int, end: int) -> Tensor:
@@ -40,7 +40,7 @@ class AttentionCall:
 
         The queries are the last ones of sequence number `seq`, up to slot `end`.
         """
-        context = self.layer.paged(self.batch).gather(seq, end, rows.stop - rows.start)
+        context = self.layer.paged(self.batch).gather(seq, end, rows.stop - rows.start, self.q.dtype)
         weights = attention_weights(self.q[rows], context, self.parameters)
         return weights.double().sum((1, 2))
 
@@ -50,7 +50,7 @@ class ObservedLayer:
 
     traceable = False  # in a graph the queries could not be seen
 
-    def __init__(self, layer: DenseLayer):
+    def __init__(self, layer: DenseLayer | SharedLayer):
         self.layer, self.group = layer, layer.group
         self.write, self.page_tensors = layer.write, layer.page_tensors
         self._call: AttentionCall | None = None
@@ -71,18 +71,22 @@ class ObservedLayer:
 
 def observe_store(store: KVStore) -> tuple[KVStore, tuple[ObservedLayer, ...]]:
     """Return `store` with its layers observed, and these layers."""
-    layers = tuple(ObservedLayer(layer) for layer in store.layers if isinstance(layer, DenseLayer))
+    layers = tuple(ObservedLayer(layer) for layer in store.layers if isinstance(layer, DenseLayer | SharedLayer))
     seen = copy.copy(store)
     seen.layers = layers  # type: ignore[assignment] (the layers observed)
     return seen, layers
 
 
 class Evictor:
-    """The attention mass of each sequence's tokens, by layer, as [kv_head, slot]; `policy` chooses for each key/value
-    head."""
+    """The attention mass of each sequence's tokens, as [kv_head, slot] for each layer with keys and values of its own,
+    from all layers that read them; `policy` chooses for each key/value head."""
 
     def __init__(self, policy: EvictionPolicy, store: KVStore):
         self.policy, self.store = policy, store
+        sources = [index if shape.shared_with is None else shape.shared_with for index, shape in enumerate(store.specs)]
+        own = sorted(set(sources))
+        self._layers = tuple(store.layers[index] for index in own)
+        self._read = tuple(own.index(index) for index in sources)  # by each layer, among those
         self._masses: WeakKeyDictionary[Sequence, tuple[int, list[Tensor]]] = WeakKeyDictionary()  # of so many queries
 
     @torch.inference_mode()
@@ -97,7 +101,7 @@ class Evictor:
             except Exception as error:
                 failed.append((sequence, describe_error(error)))
                 continue
-            for layer, slots in zip(self.store.layers, stays, strict=True):
+            for layer, slots in zip(self._layers, stays, strict=True):
                 _together(layer.page_tensors(layer.group), pages[layer.group], slots, self.store.page_size)
             moved = [mass.gather(1, slots) for mass, slots in zip(masses, stays, strict=True)]
             self._masses[sequence] = self._counted(sequence), moved
@@ -129,8 +133,8 @@ class Evictor:
                 rows = slice(first + votes.start - span.start, first + votes.stop - span.start)
                 end = votes.stop - span.sequence.num_evicted_tokens
                 masses = self._padded(span.sequence, end)
-                for mass, read in zip(masses, looked, strict=True):
-                    mass += read.attention_mass(rows, seq, end)
+                for place, read in zip(self._read, looked, strict=True):
+                    masses[place] += read.attention_mass(rows, seq, end)
                 self._masses[span.sequence] = votes.stop, masses
             first += span.length
 
@@ -145,10 +149,10 @@ class Evictor:
         return self._masses.get(sequence, (0, []))[0]
 
     def _padded(self, sequence: Sequence, held: int) -> list[Tensor]:
-        """Return the mass of each layer's first `held` slots, in float64."""
+        """Return the mass of the first `held` slots of each layer with its own, in float64."""
         _, masses = self._masses.get(sequence, (0, []))
         if not masses:
-            keys = (layer.page_tensors(layer.group)[0] for layer in self.store.layers)
+            keys = (layer.page_tensors(layer.group)[0] for layer in self._layers)
             masses = [torch.zeros(each.shape[1], 0, dtype=torch.float64, device=each.device) for each in keys]
         return [torch.nn.functional.pad(mass, (0, held - mass.shape[1])) for mass in masses]
 

@@ -32,7 +32,11 @@ class TextAttention:
         refuse_recurrent_layers(model)
         self.model = model
         self.token_ids: tuple[int, ...] = ()
-        self.layers = tuple(_Layer() for _ in model.blocks)
+        own = [_Layer() for _ in model.blocks]
+        sources = (kind.attention.kv_shared_with for kind in model.spec.layers)
+        self.layers = tuple(
+            layer if source is None else _SharedLayer(own[source]) for layer, source in zip(own, sources, strict=True)
+        )
         self.extend(token_ids)
 
     @torch.inference_mode()
@@ -110,6 +114,18 @@ class _Layer:
         context = SpanContext.whole(self.k[: rows.stop], self.v[: rows.stop], len(rows))
         weights = attention_weights(self.q[rows.start : rows.stop], context, self.parameters)
         return rearrange(weights, "group share row context -> (group share) row context")
+
+
+class _SharedLayer(_Layer):
+    """A stand-in for the cache of a layer that reads an earlier one's keys and values."""
+
+    def __init__(self, source: _Layer):
+        super().__init__()
+        self.source = source
+
+    def write(self, k: Tensor, v: Tensor, batch: TokenBatch, backend: Any = None) -> None:
+        """Take what the earlier layer has written."""
+        self.k, self.v = self.source.k, self.source.v
 
 
 def _joined(before: Tensor, fresh: Tensor, begin: int) -> Tensor:

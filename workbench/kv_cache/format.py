@@ -161,6 +161,7 @@ class KVCacheSpec:
     tokens in `group` and all others, in full precision, in `residual_group`. With `num_value_columns` the values are
     the first columns of the keys and are not stored again (multi-head latent attention). `codec` is the format's,
     loaded. A recurrent layer has a `state` in place of keys and values, or beside them, in the pages of `state_group`.
+    A layer that reads the keys and values of another, the one numbered `shared_with`, has no cache.
     """
 
     num_kv_heads: int
@@ -174,6 +175,7 @@ class KVCacheSpec:
     codec: LoadedCodec | None = field(default=None, compare=False, repr=False)  # the format names it
     state: StateShape | None = None
     state_group: int = 0
+    shared_with: int | None = None
 
     @property
     def values_per_token(self) -> int:
@@ -263,21 +265,31 @@ def build_cache_specs(
     layers: Iterable[tuple[int, int, int | None, int, int | None]],
     format: CacheFormat | None = None,
     states: Iterable[StateShape | None] = (),
+    shared_with: Iterable[int | None] = (),
 ) -> tuple[KVCacheSpec, ...]:
     """Build the specs of layers; equal layers share cache groups, and all states are of one group, the last.
 
     Each layer is given as (num_kv_heads, head_dim, sliding_window, num_sink_tokens, num_value_columns), and its state
-    in `states`, if it has one. A layer without heads has a state alone.
+    in `states`, if it has one. A layer without heads has a state alone. `shared_with` are the layers whose keys and
+    values others read, which have no cache then.
 
     A layer whose window lies within the residual would never read quantized tokens, so it stays dense.
 
     Raises:
         WorkbenchError: for multi-head latent attention with a quantized format or a codec; for a codec that is none;
-            for another format of states.
+            for another format of states; for a format of a layer that has no cache.
     """
     numbers: dict[KVCacheSpec, tuple[int, int]] = {}
     shapes, taken = [], 0
-    for index, ((groups, dim, window, sinks, shared), state) in enumerate(zip_longest(layers, states)):
+    for index, ((groups, dim, window, sinks, shared), state, source) in enumerate(
+        zip_longest(layers, states, shared_with)
+    ):
+        if source is not None:
+            if format is not None and index in format.layers:
+                message = f"layer {index} reads the keys and values of layer {source}; set that layer's format"
+                raise WorkbenchError(f"cache.layers: {message}")
+            shapes.append(KVCacheSpec(0, 0, shared_with=source))
+            continue
         if not groups:
             if format is not None and index in format.layers:
                 raise WorkbenchError(f"cache.layers: layer {index} keeps a state in float32 and no keys or values")

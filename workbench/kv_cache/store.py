@@ -4,6 +4,7 @@ store of all layers."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ import compiled_kernels
 from compiled_kernels import Backend
 from compiled_kernels.attention import AttentionParameters
 from compiled_kernels.paged_attention import PagedKV
+from compiled_kernels.quantized_attention import QuantizedKV
 from workbench.batch import TokenBatch
 from workbench.kv_cache.codec import LoadedCodec, stored_layout
 from workbench.kv_cache.format import KVCacheSpec
@@ -115,7 +117,33 @@ class CodecLayer:
         return sum(tensor.nbytes for tensor in self.page_tensors(self.group))
 
 
-AttentionCache = DenseLayer | QuantizedLayer | CodecLayer  # of a layer that attends
+class SharedLayer:
+    """The keys and values of an earlier layer, which this layer reads and never writes."""
+
+    def __init__(self, source: DenseLayer | QuantizedLayer | CodecLayer):
+        self.source, self.group, self.traceable = source, source.group, source.traceable
+
+    def write(self, k: Tensor, v: Tensor, batch: TokenBatch, backend: Backend = Backend.EAGER) -> None:
+        """Do nothing: the earlier layer has written."""
+
+    def paged(self, batch: TokenBatch) -> PagedKV | QuantizedKV:
+        """Return the earlier layer's pages, with the page tables of a batch."""
+        return self.source.paged(batch)
+
+    def attend(self, q: Tensor, batch: TokenBatch, parameters: AttentionParameters, backend: Backend) -> Tensor:
+        """Return attention of queries [token, head, head_dim] over everything that the earlier layer has written."""
+        return self.source.attend(q, batch, parameters, backend)
+
+    def page_tensors(self, group: int) -> tuple[Tensor, ...]:
+        """Return nothing: the tensors are the earlier layer's."""
+        return ()
+
+    @property
+    def bytes(self) -> int:
+        return 0
+
+
+AttentionCache = DenseLayer | QuantizedLayer | CodecLayer | SharedLayer  # of a layer that attends
 CacheLayer = AttentionCache | StateLayer
 
 
@@ -135,7 +163,11 @@ class KVStore:
         self.num_pages = num_pages
         self.page_size = page_size
         self.dtype = dtype
-        self.layers: tuple[CacheLayer, ...] = tuple(self._layer(shape, device) for shape in self.specs)
+        own = [None if shape.shared_with is not None else self._layer(shape, device) for shape in self.specs]
+        self.layers: tuple[CacheLayer, ...] = tuple(
+            SharedLayer(cast(DenseLayer, own[shape.shared_with or 0])) if layer is None else layer
+            for shape, layer in zip(self.specs, own, strict=True)
+        )
 
     def _layer(self, shape: KVCacheSpec, device: str) -> CacheLayer:
         if shape.state is not None:

@@ -86,8 +86,9 @@ def read_spec_and_remarks(name: str) -> tuple[ModelSpec, list[str]]:
 def gqa_saving(spec: ModelSpec) -> float | None:
     """Return how many times larger the cache would be with one key/value head for each query head.
 
-    Returns None where heads have no keys of their own to cache (MLA)."""
-    kinds = [layer.attention for layer in spec.layers]
+    Layers that read another's keys and values have none. Returns None where heads have no keys of their own to cache
+    (MLA)."""
+    kinds = [layer.attention for layer in spec.layers if layer.attention.kv_shared_with is None]
     if any(kind.kind != "grouped" for kind in kinds):
         return None
     return sum(kind.num_heads * kind.head_dim for kind in kinds) / sum(
@@ -236,7 +237,7 @@ class Term:
 def cache_terms(estimate: ModelMemory) -> tuple[Term, ...]:
     """Return the terms of one sequence. Their sum, rounded up, is `estimate.memory.sequence_bytes`."""
     dtype, found = DTYPES[estimate.dtype], []
-    for shape, layers in Counter(estimate.shapes).items():
+    for shape, layers in Counter(shape for shape in estimate.shapes if shape.shared_with is None).items():
         parts = ((shape.group, "quantized"), (shape.residual_group, "recent"))
         for number, part in parts if shape.format.quantized else ((shape.group, ""),):
             table = estimate.tables[number].table

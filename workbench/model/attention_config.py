@@ -32,6 +32,7 @@ class AttentionChange(Settings):
     position: Literal["rotary", "alibi", "none"] | None = None
     rotary: RotaryConfig | None = None
     sink_logits: bool | None = None
+    kv_shared_with: Annotated[int, Field(ge=0)] | None = None  # the layer whose keys and values are read
     mask: CustomPart | None = None
     score: CustomPart | None = None
     module: CustomPart | None = None

@@ -115,6 +115,8 @@ class AttentionSpec(Settings):
     qkv_bias: bool = False  # on the query, key and value projections
     o_proj_bias: bool = False
     output_gate: bool = False  # its result is multiplied by the sigmoid of another projection (Qwen 3 Next)
+    # The earlier layer whose keys and values are read in place of its own (Brandon et al., 2024; Gemma 3n).
+    kv_shared_with: Annotated[int, Field(ge=0)] | None = None
 
     @model_validator(mode="after")
     def _grouped(self) -> AttentionSpec:
@@ -128,6 +130,9 @@ class AttentionSpec(Settings):
             raise ValueError(f"chunk_size {self.chunk_size} beside a sliding window: a layer has one of them")
         if self.temperature is not None and self.softcap:
             raise ValueError("temperature beside softcap: a factor of the capped scores is not one of the queries")
+        if self.kv_shared_with is not None and (self.module is not None or self.output_gate):
+            what = "a custom attention module" if self.module is not None else "output_gate"
+            raise ValueError(f"kv_shared_with beside {what} is not carried out")
         if self.rotated_columns is not None and (self.rotated_columns > self.head_dim or self.head_dim % 2):
             raise ValueError(
                 f"rotated_columns {self.rotated_columns} of {self.head_dim}: even numbers, and at most all"
@@ -139,8 +144,18 @@ class AttentionSpec(Settings):
         return self.num_heads // self.num_kv_heads
 
     @property
+    def num_own_kv_heads(self) -> int:
+        """Return the key/value heads that it projects and caches itself."""
+        return self.num_kv_heads if self.kv_shared_with is None else 0
+
+    @property
     def cache_values_per_token(self) -> int:
         """Return how many numbers a token leaves in the cache."""
+        return 2 * self.num_own_kv_heads * self.head_dim
+
+    @property
+    def cache_values_read(self) -> int:
+        """Return how many numbers of the cache are read of a token that a query sees."""
         return 2 * self.num_kv_heads * self.head_dim
 
     @property
@@ -159,8 +174,8 @@ class AttentionSpec(Settings):
         if self.qk_norm is None or self.qk_norm.weight == "none":
             return 0, 0
         if self.qk_norm.over == "head" and self.qk_norm.weight == "shared":
-            return self.head_dim, self.head_dim
-        return self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+            return self.head_dim, self.head_dim * (self.kv_shared_with is None)
+        return self.num_heads * self.head_dim, self.num_own_kv_heads * self.head_dim
 
     def matrix_parameters(self, hidden_size: int) -> int:
         """Return the number of parameters in its matrices, in a model of that width."""
@@ -169,7 +184,7 @@ class AttentionSpec(Settings):
     @property
     def num_projected_heads(self) -> int:
         """Return the heads of the fused projection: queries, their gates where it has such, keys, values."""
-        return (1 + self.output_gate) * self.num_heads + 2 * self.num_kv_heads
+        return (1 + self.output_gate) * self.num_heads + 2 * self.num_own_kv_heads
 
     def vector_parameters(self, hidden_size: int) -> int:
         """Return the number of its other parameters: biases, norms, sink logits."""
@@ -230,6 +245,10 @@ class MLASpec(Settings):
         """Return None: no custom module replaces it."""
 
     @property
+    def kv_shared_with(self) -> None:
+        """Return None: it caches its own latents."""
+
+    @property
     def num_kv_heads(self) -> int:
         """Return 1: one cached head, which all query heads read."""
         return 1
@@ -246,6 +265,10 @@ class MLASpec(Settings):
     @property
     def cache_values_per_token(self) -> int:
         """Return the numbers that a token leaves in the cache: values are columns of the keys."""
+        return self.head_dim
+
+    @property
+    def cache_values_read(self) -> int:
         return self.head_dim
 
     @property

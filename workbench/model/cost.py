@@ -52,7 +52,8 @@ class StepCostModel:
             for kind in self._kinds:
                 seen, touched = visible_pairs(start, length, kind.window, kind.sinks)
                 flops += kind.flops_per_pair * seen
-                read += kind.cache_values * (touched + length) * self._cache_value + 2 * kind.state_bytes
+                moved = kind.cache_values_read * touched + kind.cache_values_written * length
+                read += moved * self._cache_value + 2 * kind.state_bytes
                 flops += kind.flops_per_token * length
         flops += 2.0 * tokens * self._block_weights + 2.0 * sampled * self._head_weights
         weights = self._block_weights * self._block_value + self._head_weights * self._head_value * bool(sampled)
@@ -66,19 +67,19 @@ class _AttentionCost:
     window: int | None
     sinks: int
     flops_per_pair: float
-    cache_values: int
+    cache_values_read: int
+    cache_values_written: int
     flops_per_token: float = 0.0  # of a recurrent state
     state_bytes: int = 0  # read once and written once by a span
 
     @classmethod
     def from_spec(cls, attention: AnyAttentionSpec, layers: int) -> _AttentionCost:
         if isinstance(attention, RecurrentSpec):
-            return cls(None, 0, 0.0, 0, layers * attention.state_flops, layers * attention.state_bytes)
+            return cls(None, 0, 0.0, 0, 0, layers * attention.state_flops, layers * attention.state_bytes)
         values = attention.kv_lora_rank if isinstance(attention, MLASpec) else attention.head_dim
         flops = layers * 2.0 * attention.num_heads * (attention.head_dim + values)
-        return cls(
-            attention.sliding_window, attention.num_sink_tokens, flops, layers * attention.cache_values_per_token
-        )
+        moved = layers * attention.cache_values_read, layers * attention.cache_values_per_token
+        return cls(attention.sliding_window, attention.num_sink_tokens, flops, *moved)
 
 
 def visible_pairs(start: int, length: int, window: int | None, sinks: int = 0) -> tuple[int, int]:

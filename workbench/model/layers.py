@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from einops import rearrange
@@ -65,7 +65,7 @@ class Attention(nn.Module):
         self.qkv = Linear(hidden_size, spec.num_projected_heads * spec.head_dim, spec.qkv_bias, *stored)
         self.output = Linear(spec.num_heads * spec.head_dim, hidden_size, spec.o_proj_bias, *stored)
         self.query_norm = build_head_norm(spec, spec.num_heads, norm, backend)
-        self.key_norm = build_head_norm(spec, spec.num_kv_heads, norm, backend)
+        self.key_norm = build_head_norm(spec, spec.num_own_kv_heads, norm, backend)
         self.sink_logits = nn.Parameter(torch.empty(spec.num_heads)) if spec.sink_logits else None
 
     def qkv_proj(self, x: Tensor, cos: Angles, sin: Angles) -> tuple[Tensor, Tensor, Tensor]:
@@ -125,6 +125,23 @@ class GatedAttention(Attention):
         return super().attend(query.contiguous(), batch, cache, backend) * torch.sigmoid(gate)
 
 
+class SharedKVAttention(Attention):
+    """Attention of its own queries to the keys and values of an earlier layer (Brandon et al., 2024), which the cache
+    that it is given holds. Its k and v have no heads."""
+
+    def __init__(self, spec: AttentionSpec, *built: Any):
+        super().__init__(spec.model_copy(update={"kv_shared_with": 0}), *built)  # any layer's: alike ones compile once
+
+    def qkv_proj(self, x: Tensor, cos: Angles, sin: Angles) -> tuple[Tensor, Tensor, Tensor]:
+        q = rearrange(self.qkv(x), "token (head dim) -> token head dim", dim=self.spec.head_dim)
+        none = q.new_empty((q.shape[0], 0, q.shape[2]))
+        late = self.spec.qk_norm is not None and self.spec.qk_norm.after_rotary
+        q = self.apply_rotary(q, cos, sin) if late else q
+        q = q if self.query_norm is None else self.query_norm(q)
+        q = q.clamp(-self.spec.qkv_clip, self.spec.qkv_clip) if self.spec.qkv_clip else q
+        return q if late else self.apply_rotary(q, cos, sin), none, none
+
+
 class HeadRMSNorm(RMSNorm):
     """RMSNorm of queries or keys [token, head, head_dim]: of each head, or of all columns of a token."""
 
@@ -161,7 +178,7 @@ class HeadNorm(nn.Module):
 def build_head_norm(spec: AttentionSpec, heads: int, norm: NormSpec, backend: Backend) -> HeadRMSNorm | HeadNorm | None:
     """Build the norm of `heads` queries or keys; None where there is none. Raises WorkbenchError for one that no family
     has: of a whole projection by LayerNorm."""
-    if spec.qk_norm is None:
+    if spec.qk_norm is None or not heads:
         return None
     if norm.kind == "rms" and spec.qk_norm.weight == "shared" and not spec.qk_norm.bias:
         width = spec.head_dim if spec.qk_norm.over == "head" else heads * spec.head_dim
@@ -186,6 +203,7 @@ def build_attention(
         return MLA(spec, hidden_size, backend, format)
     if spec.module is None:
         built = GatedAttention if spec.output_gate else Attention
+        built = built if spec.kv_shared_with is None else SharedKVAttention
         return built(spec, hidden_size, backend, format, norm)
     found, name = load_module(spec.module), f"module {spec.module.path}"
     arguments = (spec, hidden_size, backend, format, norm)

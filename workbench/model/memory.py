@@ -207,7 +207,7 @@ def _attention_columns(kind: LayerSpec) -> int:
         return spec.num_columns
     if isinstance(spec, MLASpec):
         return spec.down_proj_columns + spec.num_heads * (spec.head_dim + spec.kv_lora_rank) + spec.o_proj_inputs
-    return (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    return (2 * spec.num_heads + 2 * spec.num_own_kv_heads) * spec.head_dim
 
 
 def _feedforward_columns(kind: LayerSpec) -> int:
@@ -220,7 +220,8 @@ def cache_shapes(spec: ModelSpec, format: CacheFormat | None = None) -> tuple[KV
     attentions = (kind.attention for kind in spec.layers)
     shared = ((a, a.kv_lora_rank if isinstance(a, MLASpec) else None) for a in attentions)
     layers = ((a.num_kv_heads, a.head_dim, a.sliding_window, a.num_sink_tokens, columns) for a, columns in shared)
-    return build_cache_specs(layers, format, [_state_shape(kind) for kind in spec.layers])
+    states, sources = zip(*((_state_shape(kind), kind.attention.kv_shared_with) for kind in spec.layers), strict=True)
+    return build_cache_specs(layers, format, states, sources)
 
 
 def _state_shape(kind: LayerSpec) -> StateShape | None:

@@ -164,6 +164,7 @@ def _grouped(ours: str, theirs: str, a: AttentionSpec, spec: ModelSpec, names: C
     if a.position == "rotary":
         order = rotary_column_order(dim, a.rotary_dim, names.interleaved)
     counts = {"queries": a.num_heads, "keys": a.num_kv_heads, "values": a.num_kv_heads}
+    counts = counts if a.kv_shared_with is None else {"queries": a.num_heads}
     if names.qkv:
         first = _first_rows(a, names.qkv_order)
         rows = [at + column for kind in counts for at in first[kind] for column in _columns(kind, order)]
@@ -188,7 +189,7 @@ def _grouped(ours: str, theirs: str, a: AttentionSpec, spec: ModelSpec, names: C
     )
     for name, stored, heads in (
         ("query_norm", names.query_norm, a.num_heads),
-        ("key_norm", names.key_norm, a.num_kv_heads),
+        ("key_norm", names.key_norm, a.num_own_kv_heads),
     ):
         yield from _head_norm(f"{ours}.{name}", theirs + stored, a, heads, order, names)
     if a.sink_logits:
@@ -215,7 +216,7 @@ def _first_rows(a: AttentionSpec, order: str) -> dict[str, list[int]]:
 
 
 def _head_norm(ours: str, theirs: str, a: AttentionSpec, heads: int, order: list[int], names: CheckpointNames) -> Named:
-    if a.qk_norm is None or a.qk_norm.weight == "none":
+    if a.qk_norm is None or a.qk_norm.weight == "none" or not heads:
         return
     own = a.qk_norm.weight == "per_head"
     count = heads if own or a.qk_norm.over == "projection" else 1

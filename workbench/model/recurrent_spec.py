@@ -79,6 +79,14 @@ class RecurrentSpec(Settings):
         return 0
 
     @property
+    def cache_values_read(self) -> int:
+        return 0
+
+    @property
+    def kv_shared_with(self) -> None:
+        """Return None: it has no keys and values."""
+
+    @property
     def rotary_dim(self) -> int:
         return 0
 

@@ -7,9 +7,14 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from workbench.display import Displayable, Table, format_cell, format_ranges
-from workbench.model.attention_spec import AnyAttentionSpec, RotaryConfig
+from workbench.model.attention_spec import AnyAttentionSpec, AttentionSpec, RotaryConfig
 from workbench.model.recurrent_spec import RecurrentSpec
 from workbench.settings import Settings, non_default_settings
+
+# Settings that say what lies in a layer's cache, and how long: equal in layers that read the same keys and values.
+SHARED_KV_SETTINGS = (
+    "num_kv_heads", "head_dim", "sliding_window", "num_sink_tokens", "position", "rotary", "rotated_columns",
+)  # fmt: skip
 
 
 class NormSpec(Settings):
@@ -168,12 +173,12 @@ class ModelSpec(Displayable, Settings):
     @property
     def kv_cache_groups(self) -> tuple[tuple[int, ...], ...]:
         """Return layer indices that share a page table: same window and sinks, heads and width of the cache. Layers
-        with recurrent states are the last group."""
+        with recurrent states are the last group; those that read another's keys and values are in none."""
         groups: dict[tuple, list[int]] = {}
         recurrent = [index for index, layer in enumerate(self.layers) if isinstance(layer.attention, RecurrentSpec)]
         for index, layer in enumerate(self.layers):
             attention = layer.attention
-            if index in recurrent:
+            if index in recurrent or attention.kv_shared_with is not None:
                 continue
             latent = getattr(attention, "kv_lora_rank", None)  # two may be as wide and be parted otherwise
             kind = (
@@ -186,6 +191,24 @@ class ModelSpec(Displayable, Settings):
             )
             groups.setdefault(kind, []).append(index)
         return tuple(tuple(indices) for indices in (*groups.values(), recurrent) if indices)
+
+    @model_validator(mode="after")
+    def _reads_fitting_keys_and_values(self) -> ModelSpec:
+        for index, layer in enumerate(self.layers):
+            source = layer.attention.kv_shared_with
+            if source is None:
+                continue
+            message = f"layer {index} reads the keys and values of layer {source}"
+            if source >= index:
+                raise ValueError(f"{message}, which is not before it")
+            own = self.layers[source].attention
+            if not isinstance(own, AttentionSpec) or own.kv_shared_with is not None or own.module is not None:
+                raise ValueError(f"{message}, which has none of its own to share")
+            for name in SHARED_KV_SETTINGS:
+                mine, theirs = getattr(layer.attention, name), getattr(own, name)
+                if mine != theirs:
+                    raise ValueError(f"{message}, whose {name} is {theirs}; its own is {mine}")
+        return self
 
     @model_validator(mode="after")
     def _factors_for_each_pair(self) -> ModelSpec:

@@ -50,7 +50,10 @@ def change_spec(spec: ModelSpec, composition: AttentionConfig) -> ModelSpec:
         kind.model_copy(update={"attention": _changed(kind.attention, change, index)})
         for index, (kind, change) in enumerate(zip(spec.layers, changes, strict=True))
     )
-    return spec.model_copy(update={"layers": layers})
+    try:
+        return ModelSpec.model_validate(dict(spec) | {"layers": layers})
+    except ValidationError as error:
+        raise explain(error, "attention", ModelSpec) from None
 
 
 def pool_kv_heads(heads: Tensor, groups: int, pool: str = "mean_pool") -> Tensor:
@@ -90,7 +93,11 @@ def _layer(at: str, old: AnyAttentionSpec, new: AnyAttentionSpec, state: StateDi
     found: StateDict = {}
     if not (isinstance(old, AttentionSpec) and isinstance(new, AttentionSpec)):
         return found  # what can change in latent attention has no parameters
-    if new.num_kv_heads != old.num_kv_heads:
+    if new.kv_shared_with is not None and old.kv_shared_with is None:
+        rows = new.num_projected_heads * new.head_dim  # of queries, which come first
+        names = (f"{at}qkv.weight", f"{at}qkv.bias")
+        found |= {name: state[name][:rows].clone() for name in names if name in state}
+    elif new.num_kv_heads != old.num_kv_heads and new.kv_shared_with is None:
         if max(old.num_kv_heads, new.num_kv_heads) % min(old.num_kv_heads, new.num_kv_heads):
             message = f"{old.num_kv_heads} key/value heads cannot become {new.num_kv_heads}"
             raise WorkbenchError(f"{at.rstrip('.')}: {message}: one number must divide the other")
@@ -99,8 +106,8 @@ def _layer(at: str, old: AnyAttentionSpec, new: AnyAttentionSpec, state: StateDi
                 found[name] = _regrouped(state[name], old, lambda part: pool_kv_heads(part, new.num_kv_heads, pool))
     like = state[f"{at}qkv.weight"]
     for name in ("query_norm", "key_norm"):
-        if new.qk_norm and not old.qk_norm:
-            size = new.qk_norm_parameters[name == "key_norm"]
+        size = new.qk_norm_parameters[name == "key_norm"]
+        if new.qk_norm and not old.qk_norm and size:
             found[f"{at}{name}.weight"] = torch.full((size,), one, dtype=like.dtype, device=like.device)
     if new.sink_logits and not old.sink_logits:
         found[f"{at}sink_logits"] = torch.zeros(new.num_heads, dtype=like.dtype, device=like.device)
@@ -123,5 +130,7 @@ def _dropped(name: str, spec: ModelSpec) -> bool:
     attention = spec.layers[int(layer)].attention
     if not isinstance(attention, AttentionSpec):
         return False
-    norms = within[:2] in (["attention", "query_norm"], ["attention", "key_norm"])
-    return (norms and not attention.qk_norm) or (within == ["attention", "sink_logits"] and not attention.sink_logits)
+    if within == ["attention", "sink_logits"]:
+        return not attention.sink_logits
+    sizes = dict(zip(("query_norm", "key_norm"), attention.qk_norm_parameters, strict=True))
+    return within[0] == "attention" and within[1] in sizes and not sizes[within[1]]

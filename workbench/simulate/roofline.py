@@ -169,7 +169,7 @@ def roofline_step_times(
         decode_tokens=round(written * byte + sent),
         head=round(head * weight * byte),
         positions_read=tuple(
-            round(sum(n * attention.cache_values_per_token for attention, n in alike.items()) * number * byte)
+            round(sum(n * attention.cache_values_read for attention, n in alike.items()) * number * byte)
             for alike in kinds.values()
         ),
     )

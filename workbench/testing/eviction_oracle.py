@@ -25,14 +25,14 @@ class _HeadCache:
         self.values: list[Tensor] = []
         self.mass: list[Tensor] = []
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, counts: bool) -> Tensor:
-        """Attend with query heads [queries_per_kv, head_dim], adding k and v [head_dim] of their own token first.
-
-        Returns [queries_per_kv, head_dim].
-        """
+    def add(self, k: Tensor, v: Tensor) -> None:
+        """Add a token's key and value [head_dim]."""
         self.keys.append(k)
         self.values.append(v)
         self.mass.append(torch.zeros((), dtype=torch.float64))
+
+    def attend(self, q: Tensor, scale: float, counts: bool) -> Tensor:
+        """Attend with query heads [queries_per_kv, head_dim]: [queries_per_kv, head_dim]."""
         weights = (q @ torch.stack(self.keys).T * scale).softmax(-1)  # [share, kept]
         if counts:
             self.mass = [mass + weight.sum() for mass, weight in zip(self.mass, weights.T, strict=True)]
@@ -49,12 +49,14 @@ def evicted_logits(
     model: Transformer, policy: EvictionPolicy, budget: EvictionBudget, ids: tuple[int, ...], prompt: int
 ) -> Tensor:
     """Return the logits [token, vocab] of every position of `ids`, the first `prompt` of which are the prompt."""
-    kept = [[_HeadCache() for _ in range(shape.num_kv_heads)] for shape in model.cache_shapes()]
+    own = [[_HeadCache() for _ in range(shape.num_kv_heads)] for shape in model.cache_shapes()]
+    sources = (shape.shared_with for shape in model.cache_shapes())
+    kept = [heads if source is None else own[source] for heads, source in zip(own, sources, strict=True)]
     most, rows = budget.max_tokens(prompt), []
     for position, token in enumerate(ids):
         held = len(kept[0][0].keys)
         if held >= most if budget.in_decode else position == prompt > most:
-            for head in itertools.chain(*kept):
+            for head in itertools.chain(*own):
                 head.evict(policy, budget.tokens_after_eviction(prompt))
         observes = policy.observes
         counts = observes is None or prompt - observes <= position < prompt
@@ -69,7 +71,8 @@ def _row(model: Transformer, kept: list[list[_HeadCache]], token: int, position:
         cos, sin = (None, None) if rotary is None else model.rotary[rotary](torch.tensor([position]))
         q, k, v = block.before_attention(x, cos, sin)
         scale, shares = cast(Attention, block.attention).scale, q[0].chunk(len(heads))
-        each = zip(heads, shares, k[0], v[0], strict=True)
-        found = [head.attend(query, key, value, scale, counts) for head, query, key, value in each]
+        for head, key, value in zip(heads, k[0], v[0], strict=False):  # none, where the heads are another layer's
+            head.add(key, value)
+        found = [head.attend(query, scale, counts) for head, query in zip(heads, shares, strict=True)]
         x = block.after_attention(x, torch.cat(found)[None])
     return model.compute_logits(x)

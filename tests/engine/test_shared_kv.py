@@ -1,0 +1,245 @@
+"""Layers that read an earlier layer's keys and values: every row is the oracle's, and the cache holds them once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from compiled_kernels import Backend, backend_problems
+from tests.engine.tiny import (
+    CONTEXT,
+    Oracle,
+    finals,
+    in_step,
+    layer,
+    layers,
+    model_of,
+    request,
+    runner_of,
+    spec_of,
+    weights_of,
+)
+from tests.thorough import tries
+from workbench.engine import naive
+from workbench.engine.runner import generate
+from workbench.errors import WorkbenchError
+from workbench.inspect.whole_text import TextAttention
+from workbench.kv_cache.eviction import parse_eviction
+from workbench.kv_cache.store import SharedLayer
+from workbench.memory.report import estimate_memory
+from workbench.model.attention_config import AttentionConfig
+from workbench.model.attention_spec import QKNormSpec
+from workbench.model.cost import StepCostModel
+from workbench.model.parameters import parameter_shapes
+from workbench.model.spec import SHARED_KV_SETTINGS, LayerSpec, ModelSpec
+from workbench.model.variants import change_attention
+from workbench.request import Request
+from workbench.testing.attention_scenarios import require_equal_logits, sampled_logits
+from workbench.testing.eviction_oracle import evicted_logits
+
+
+@st.composite
+def sharing_models(draw: st.DrawFn) -> ModelSpec:
+    """Layers with keys and values of their own, and one at least that reads them, with slots and heads of its own."""
+    kinds = draw(st.lists(layers(own=True), min_size=1, max_size=2))
+    for _ in range(draw(st.integers(1, 3))):
+        own = [index for index, kind in enumerate(kinds) if kind.attention.kv_shared_with is None]
+        source, other = draw(st.sampled_from(own)), draw(layers(own=True))
+        read = {name: getattr(kinds[source].attention, name) for name in SHARED_KV_SETTINGS}
+        heads = read["num_kv_heads"] * draw(st.integers(1, 3))
+        slots = {**dict(other.attention), **read, "num_heads": heads, "kv_shared_with": source}
+        kinds.append(other.model_copy(update={"attention": type(other.attention)(**slots)}))
+        if draw(st.booleans()):
+            kinds.append(draw(layers(own=True)))
+    return spec_of(*kinds, tied=draw(st.booleans()))
+
+
+PAIR = spec_of(layer(4, 2, 6), layer(2, 2, 6, kv_shared_with=0))
+FOUR = spec_of(
+    layer(4, 2, 8, qk_norm=True), layer(2, 1, 8, sliding_window=5),
+    layer(6, 2, 8, qk_norm=True, kv_shared_with=0), layer(1, 1, 8, sliding_window=5, kv_shared_with=1, bias=True),
+)  # fmt: skip
+
+
+@settings(max_examples=tries(30), deadline=None)
+@given(st.data())
+def test_every_row_is_the_oracles(data: st.DataObject) -> None:
+    """Chunks of any length, pages in any order that run out, prefixes, samples: batched or alone."""
+    draw = data.draw
+    spec, seed = draw(sharing_models()), draw(st.integers(0, 2**31))
+    model = model_of(spec, seed % 99, dtype=draw(st.sampled_from([torch.float32, torch.float64])))
+    assert {name: tuple(values.shape) for name, values in model.state_dict().items()} == parameter_shapes(spec)
+    assert spec.num_parameters == sum(values.numel() for values in model.parameters())
+    assert ModelSpec.model_validate_json(spec.model_dump_json()) == spec
+    pages, size = draw(st.integers(16, 40)), 4
+    orders = tuple(draw(st.permutations(range(1, pages + 1))) for _ in spec.kv_cache_groups)
+    runner = runner_of(
+        model, pages=pages, page_size=size, page_orders=orders, max_num_seqs=draw(st.integers(1, 4)),
+        prefix=draw(st.sampled_from(["off", "radix"])), max_num_batched_tokens=draw(st.integers(4, 20)),
+        offload=draw(st.sampled_from(["none", {"kind": "memory", "bytes": 200_000}])),
+    )  # fmt: skip
+    assert runner.store.bytes == runner.store.expected_bytes
+    asked = [request(f"{seed}-{i}", draw(st.integers(1, 20)), draw(st.integers(1, 8))) for i in range(2)]
+    asked.append(Request("again", asked[1].prompt_ids, asked[1].sampling))
+    asked.append(request(f"{seed}-many", draw(st.integers(1, 14)), 6, n=2, temperature=0.8))
+    oracle = Oracle(runner)
+    generate(runner, asked)
+    assert oracle.clear
+
+
+@pytest.mark.parametrize("fault", ["another layer's", "written again"])
+def test_a_wrong_cache_is_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = runner_of(model_of(FOUR))
+    if fault == "another layer's":
+        for place in (2, 3):
+            monkeypatch.setattr(runner.store.layers[place], "source", runner.store.layers[3 - place])
+    else:
+        monkeypatch.setattr(
+            SharedLayer, "attend", lambda self, q, batch, *rest: self.source.attend(q.roll(1, 0), batch, *rest)
+        )
+    Oracle(runner)
+    with pytest.raises(BaseException, match=r"away from the oracle|the step failed"):
+        generate(runner, [request("a", 9, 5)])
+
+
+FORMATS: tuple[Any, ...] = (
+    {"format": "int8"}, {"format": "int4", "rotate": True}, {"keys": "fp8", "values": "int8"},
+    {"layers": {0: {"format": "int8"}}}, {"codec": "tests.engine.tiny:Halved"},
+)  # fmt: skip
+SMALL = {"quant_group": 8, "columns": 8, "residual_length": 6}
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=str)
+def test_every_cache_format_keeps_the_laws(format: dict[str, Any]) -> None:
+    """Batched, chunked, one by one, after a prefix: what is stored once is read alike by each layer."""
+    model = model_of(FOUR, dtype=torch.float64)
+    cache = {**({} if "codec" in format else SMALL), **format}
+    texts = {f"{i}": request(f"{i}", length, 1).prompt_ids for i, length in enumerate((30, 17, 9))}
+    texts["again"] = texts["0"][:26]
+    shared: dict[str, Any] = {"cache": cache, "page_size": 8, "max_num_seqs": 1}
+    whole = sampled_logits(model, texts, 8, max_num_batched_tokens=CONTEXT, **shared)
+    for message, changes in {
+        "batched": {"max_num_seqs": 4}, "in chunks": {"max_num_batched_tokens": 5}, "one by one":
+        {"max_num_batched_tokens": 1}, "after a prefix": {"prefix": "radix"},
+    }.items():  # fmt: skip
+        found = sampled_logits(model, texts, 8, **{"max_num_batched_tokens": CONTEXT, **shared, **changes})
+        require_equal_logits(found, whole, message, format)
+    for tokens, row in whole.values():
+        exact = naive.logits(model, torch.tensor(tokens))[-1]
+        assert (row - exact).abs().max() <= 0.5 * (1 + exact.abs().max()), "quantized, it stays near"
+
+
+@pytest.mark.parametrize("policy", ["heavy_hitters", "snapkv", "sinks_recent"])
+def test_eviction_keeps_what_all_readers_attend_to(policy: str) -> None:
+    """Layers that read the same keys and values add their attention, and lose the same tokens."""
+    kinds = layer(4, 2, 8), layer(2, 2, 8, kv_shared_with=0), layer(4, 1, 8), layer(3, 1, 8, kv_shared_with=2)
+    model, budget = model_of(spec_of(*kinds), dtype=torch.float64), 8
+    evict = parse_eviction({"kind": policy, "budget": budget})
+    assert evict is not None
+    prompt = request("evicted", 24, 1).prompt_ids
+    rows = sampled_logits(model, {"a": prompt}, 14, evict=evict, page_size=4, max_num_batched_tokens=7)
+    tokens = max((tokens for tokens, _ in rows.values()), key=len)
+    exact = evicted_logits(model, evict, evict.budget_for(4, 1), tokens, len(prompt))
+    assert len(rows) == 14
+    for known, row in rows.values():
+        right = exact[len(known) - 1]
+        assert (row - right).abs().max() <= 1e-9 * (1 + right.abs().max())
+
+
+@pytest.mark.parametrize("backend", [Backend.INDUCTOR, Backend.MLIR])
+def test_backends_give_the_oracles_rows(backend: Backend) -> None:
+    if problem := backend_problems()[backend]:
+        pytest.skip(f"{backend}: {problem}")
+    runner = runner_of(model_of(PAIR, backend=backend))
+    Oracle(runner)
+    generate(runner, in_step(5, 9, tokens=3))
+
+
+def test_a_layer_that_shares_takes_no_memory() -> None:
+    shared, apart = PAIR, spec_of(layer(4, 2, 6), layer(2, 2, 6))
+    less, more = (estimate_memory(spec, dtype="float32") for spec in (shared, apart))
+    assert 2 * less.memory.sequence_bytes == more.memory.sequence_bytes
+    assert less.memory.weight_bytes == more.memory.weight_bytes - 4 * 2 * 2 * 6 * shared.hidden_size
+    runner = runner_of(model_of(shared))
+    assert runner.store.bytes == runner.store.expected_bytes
+    assert runner.store.bytes_per_token == 2 * 2 * 6 * 4
+    assert sum(len(runner.store.page_tensors(table)) for table in range(len(runner.store.groups))) == 2
+    # A decode of one token after nine others: both layers read ten positions, one writes one.
+    costs = [StepCostModel(spec, 0.0, 0.0, 4.0)([(9, 1)], 0) for spec in (shared, apart)]
+    assert [cost.bytes for cost in costs] == [(20 + 1) * 2 * 2 * 6 * 4, (20 + 2) * 2 * 2 * 6 * 4]
+    assert costs[0].flops == costs[1].flops - 2 * 2 * 2 * 6 * shared.hidden_size
+
+
+def test_attention_of_a_whole_text_is_that_of_the_runner() -> None:
+    kinds = layer(4, 2, 8, qk_norm=True), layer(2, 1, 8), layer(6, 2, 8, qk_norm=True, kv_shared_with=0)
+    model, prompt = model_of(spec_of(*kinds)), request("seen", 19, 3).prompt_ids
+    runner = runner_of(model)
+    runner.submit(request("seen", 19, 3))
+    runner.step()
+    runner.step()
+    found, text = runner.inspect("seen", [15, 17]), TextAttention(model, prompt)
+    for number in range(3):
+        for place, row in enumerate((15, 17)):
+            mine = text.weights(number, range(row, row + 1))[:, 0]
+            assert torch.allclose(found.weights[number][:, place, : row + 1], mine, atol=1e-5)
+
+
+def test_a_trained_model_comes_to_share() -> None:
+    """Its own keys and values fall, with their norm; queries stay as they are."""
+    kinds = layer(4, 2, 6, qk_norm=True, bias=True), layer(4, 2, 6, qk_norm=True, bias=True, sink_logits=True)
+    spec = spec_of(*kinds)
+    state = weights_of(spec, torch.float32, 0)
+    change = AttentionConfig.parse({"layers": {1: {"kv_shared_with": 0}}})
+    changed, found = change_attention(spec, state, change)
+    assert changed.layers[1].attention.kv_shared_with == 0
+    assert {name: tuple(values.shape) for name, values in found.items()} == parameter_shapes(changed)
+    for kind in ("weight", "bias"):
+        name = f"blocks.1.attention.qkv.{kind}"
+        assert torch.equal(found[name], state[name][: 4 * 6])
+    with pytest.raises(WorkbenchError, match="layer 1 reads the keys and values of layer 0, whose num_kv_heads is 1"):
+        change_attention(spec, state, AttentionConfig.parse(
+            {"layers": {0: {"num_kv_heads": 1}, 1: {"kv_shared_with": 0}}}
+        ))  # fmt: skip
+
+
+REFUSED: dict[str, tuple[LayerSpec, ...]] = {
+    "layer 0 reads the keys and values of layer 0, which is not before it": (layer(kv_shared_with=0),),
+    "layer 1 reads the keys and values of layer 2, which is not before it": (layer(), layer(kv_shared_with=2), layer()),
+    "layer 2 reads the keys and values of layer 1, which has none of its own": (
+        layer(), layer(kv_shared_with=0), layer(kv_shared_with=1)
+    ),
+    "layer 1 reads the keys and values of layer 0, whose sliding_window is 3; its own is None": (
+        layer(sliding_window=3), layer(kv_shared_with=0)
+    ),
+    "whose head_dim is 4; its own is 6": (layer(dim=4), layer(dim=6, kv_shared_with=0)),
+    "whose position is none; its own is rotary": (layer(position="none"), layer(kv_shared_with=0)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_cannot_be_shared_is_refused(message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        spec_of(*REFUSED[message])
+
+
+def test_combinations_that_are_not_carried_out_are_refused() -> None:
+    with pytest.raises(ValidationError, match="kv_shared_with beside output_gate"):
+        layer(kv_shared_with=0, output_gate=True)
+    with pytest.raises(WorkbenchError, match="layer 1 reads the keys and values of layer 0; set that layer's format"):
+        runner_of(model_of(PAIR), cache={"layers": {1: {"format": "int8"}}})
+
+
+def test_norms_of_queries_alone() -> None:
+    """A layer that shares has a norm of queries, of any kind, and none of keys."""
+    for norm in (QKNormSpec(), QKNormSpec(over="projection"), QKNormSpec(weight="per_head", after_rotary=True)):
+        spec = spec_of(layer(4, 2, 6, qk_norm=norm), layer(4, 2, 6, qk_norm=norm, kv_shared_with=0))
+        model = model_of(spec, dtype=torch.float64)
+        ids = torch.tensor(request("normed", 15, 1).prompt_ids)
+        assert (model.logits(ids) - naive.logits(model, ids)).abs().max() <= 1e-12
+        assert "blocks.1.attention.key_norm.weight" not in model.state_dict()
+    assert finals(runner_of(model), [request("normed", 15, 3)])
