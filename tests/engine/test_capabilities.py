@@ -44,7 +44,7 @@ from workbench.model.attention_spec import QKNormSpec, QueryTemperature, RotaryC
 from workbench.model.layers import Attention
 from workbench.model.memory import cache_shapes
 from workbench.model.quantized import WeightFormat
-from workbench.model.recurrent_spec import ShortConvSpec
+from workbench.model.recurrent_spec import ParallelRecurrentSpec, ShortConvSpec
 from workbench.model.spec import ActivationSpec, LayerSpec, ModelSpec, NormSpec
 from workbench.model.transformer import Transformer
 from workbench.request import CustomPart
@@ -85,6 +85,7 @@ MODELS: dict[str, Requirements] = {
         layer().model_copy(update={"norms": "post"}),
     ),
     "states": model(LayerSpec(attention=ShortConvSpec(channels=6), intermediate_size=12), layer()),
+    "both": model(layer().model_copy(update={"beside": ParallelRecurrentSpec(recurrent=ShortConvSpec(channels=6))})),
     "partly rotated": model(layer(rotated_columns=2)),
     "plain feed-forward": model(layer().model_copy(update={"activation": ActivationSpec(kind="relu2", gated=False)})),
     "LayerNorm": model(layer(), norm=NormSpec(kind="layer", weight=False)),

@@ -21,7 +21,7 @@ from workbench.inspect.whole_text import TextAttention
 from workbench.kv_cache import manager as managed
 from workbench.kv_cache import recurrent
 from workbench.kv_cache.states import StateLayer
-from workbench.model.recurrent_spec import DeltaNetSpec, Mamba2Spec, ShortConvSpec
+from workbench.model.recurrent_spec import DeltaNetSpec, Mamba2Spec, ParallelRecurrentSpec, ShortConvSpec
 from workbench.model.spec import LayerSpec, ModelSpec
 from workbench.request import Request
 from workbench.trace.events import Finished, Preempted
@@ -34,13 +34,27 @@ DELTA_NETS = st.builds(
     st.integers(1, 2), st.integers(1, 2), st.integers(1, 4), st.integers(1, 4),
 )  # fmt: skip
 MAMBAS = st.builds(
-    lambda heads, groups, width, state, bias: Mamba2Spec(
-        heads=heads * groups, head_width=width, state=state, groups=groups, kernel=3, bias=bias
+    lambda heads, groups, width, state, bias, norm, scales: Mamba2Spec(
+        heads=heads * groups, head_width=width, state=state, groups=groups, kernel=3, bias=bias, norm=norm,
+        column_scales=scales,
     ),
     st.integers(1, 2), st.integers(1, 2), st.integers(1, 4), st.integers(1, 4), st.booleans(),
+    st.sampled_from(["after_gate", "before_gate", "none"]),
+    st.sampled_from([(1.0,) * 5, (0.5, 1.2, 0.9, 1.5, 0.7)]),
 )  # fmt: skip
-RECURRENT = st.builds(
-    LayerSpec, attention=st.one_of(CONVS, DELTA_NETS, MAMBAS), intermediate_size=st.sampled_from([0, 12])
+SCALES = ("recurrent_input", "recurrent_output", "attention_input", "attention_output")
+BESIDE = st.builds(
+    ParallelRecurrentSpec, recurrent=st.one_of(CONVS, DELTA_NETS, MAMBAS),
+    **{f"{name}_scale": st.sampled_from([1.0, 0.6, 1.5]) for name in SCALES},
+)  # fmt: skip
+HYBRIDS = st.builds(
+    lambda kind, beside, scale: kind.model_copy(update={"beside": beside, "feedforward_scale": scale}),
+    st.sampled_from([layer(), layer(4, 2, bias=True), layer(4, 2, sliding_window=5)]), BESIDE,
+    st.sampled_from([1.0, 0.7]),
+)  # fmt: skip
+RECURRENT = st.one_of(
+    st.builds(LayerSpec, attention=st.one_of(CONVS, DELTA_NETS, MAMBAS), intermediate_size=st.sampled_from([0, 12])),
+    HYBRIDS,
 )
 ATTENTION = st.sampled_from([layer(), layer(4, 2), layer(sliding_window=5), layer(4, 2, output_gate=True)])
 

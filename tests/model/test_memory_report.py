@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.engine.tiny import layer, spec_of
 from workbench.errors import WorkbenchError
-from workbench.memory.report import parse_bytes, report_for
+from workbench.memory.report import cache_terms, estimate_memory, parse_bytes, report_for
 from workbench.model.hf.any_config import spec_from_any_config
 from workbench.model.hf.families import config_from_spec
+from workbench.model.recurrent_spec import ParallelRecurrentSpec, ShortConvSpec
 from workbench.model.shapes import SHAPES, named_shape
-from workbench.model.spec import ModelSpec
+from workbench.model.spec import LayerSpec, ModelSpec
 
 
 def test_llama_3_70b() -> None:
@@ -178,3 +180,14 @@ def test_latent_attention_and_experts_by_their_fields(tmp_path: Path) -> None:
     found = report_for(str(file), context=1000)
     assert found["cache_bytes_per_token"] == 61 * (512 + 64) * 2 and found["grouped_saving"] is None
     assert found["cache_bytes"] == 1000 * found["cache_bytes_per_token"]
+
+
+def test_terms_of_layers_that_cache_otherwise_add_up() -> None:
+    """Layers with a state in place of keys and values or beside them, and one that reads another's."""
+    conv = ShortConvSpec(channels=6)
+    beside = layer(4, 2).model_copy(update={"beside": ParallelRecurrentSpec(recurrent=conv)})
+    spec = spec_of(LayerSpec(attention=conv, intermediate_size=12), layer(), layer(kv_shared_with=1), beside)
+    counted = estimate_memory(spec, context=33, page_size=4)
+    states = 2 * 2 * conv.state_bytes  # the one that a step reads and the one that it writes, in two layers
+    assert counted.memory.sequence_bytes == states + 36 * (2 * 4 + 2 * 2 * 4) * 2
+    assert sum(term.bytes for term in cache_terms(counted)) == counted.memory.sequence_bytes

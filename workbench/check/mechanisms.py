@@ -24,6 +24,7 @@ def describe_mechanisms(spec: ModelSpec) -> dict[str, str]:
         "norm": _norm(spec.norm),
         "place of norms": _by_layer(spec, lambda kind: PARALLEL.get(kind.parallel) or PLACES[kind.norms]),
         "attention": _by_layer(spec, _attention),
+        "beside attention": _by_layer(spec, _beside),
         "norm of queries and keys": _by_layer(spec, _qk_norm),
         "positions": _positions(spec),
         "windows": _by_layer(spec, _window),
@@ -68,6 +69,14 @@ def _attention(kind: LayerSpec) -> str:
         return f"multi-head: {a.num_heads} heads of {a.head_dim}" + (shared and f", keys and values{shared[6:]}")
     name = "multi-query" if a.num_kv_heads == 1 else "grouped"
     return f"{name}: {a.num_heads} query heads on {a.num_kv_heads} key/value heads of {a.head_dim}{shared}"
+
+
+def _beside(kind: LayerSpec) -> str:
+    if kind.beside is None:
+        return ""
+    scales = dict(kind.beside).items() - {("recurrent", kind.beside.recurrent)}
+    words = [f"{name.replace('_', ' ')} {scale:g}" for name, scale in sorted(scales) if scale != 1]
+    return ", ".join([f"recurrent: {kind.beside.recurrent.kind}", *words])
 
 
 def _qk_norm(kind: LayerSpec) -> str:
@@ -141,7 +150,8 @@ def _feedforward(kind: LayerSpec) -> str:
     if not kind.intermediate_size:
         return "none"
     if kind.experts is None:
-        return f"{_activation(kind.activation)}, {kind.intermediate_size:,} columns"
+        scale = "" if kind.feedforward_scale == 1 else f", its result times {kind.feedforward_scale:g}"
+        return f"{_activation(kind.activation)}, {kind.intermediate_size:,} columns{scale}"
     experts = kind.experts
     words = (
         f"{experts.num_experts} experts of {kind.intermediate_size:,} columns, {experts.num_experts_per_tok} a token"
@@ -154,7 +164,8 @@ def _feedforward(kind: LayerSpec) -> str:
 
 def _activation(activation: ActivationSpec) -> str:
     name = ACTIVATIONS.get(activation.kind, activation.kind)
-    return f"gated {name}" if activation.gated else name
+    scale = "" if activation.gate_scale == 1 else f", its gate times {activation.gate_scale:g}"
+    return f"gated {name}{scale}" if activation.gated else name
 
 
 def _router(experts: MoESpec) -> str:

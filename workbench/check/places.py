@@ -96,6 +96,9 @@ def _layer(
         if f"{ours}.attention.input.weight" in parameters:
             yield from _linear(index, entering, "input projections", f"{ours}.attention.input", parameters)
     yield from _linear(index, mixer, "output projection", f"{ours}.attention.output", parameters)
+    if kind.beside is not None:
+        yield from _linear(index, entering, "input projections", f"{ours}.recurrent.input", parameters)
+        yield from _linear(index, "recurrent layer", "its output projection", f"{ours}.recurrent.output", parameters)
     if not kind.intermediate_size:
         return
     if kind.norms != "pre":

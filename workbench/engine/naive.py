@@ -21,7 +21,7 @@ from workbench.errors import WorkbenchError
 from workbench.model.attention_spec import AnyAttentionSpec, AttentionSpec, MLASpec, RotaryConfig
 from workbench.model.layers import build_custom_attention
 from workbench.model.quantized import WeightFormat
-from workbench.model.recurrent_spec import RecurrentSpec
+from workbench.model.recurrent_spec import ParallelRecurrentSpec, RecurrentSpec
 from workbench.model.rotary import build_rotary_table, rotary_frequencies, rotary_of_layer
 from workbench.model.spec import ActivationSpec, LayerSpec, ModelSpec, MoESpec, NormSpec  # fmt: skip
 from workbench.model.transformer import Transformer
@@ -59,7 +59,11 @@ def logits(model: Transformer, ids: Tensor, dtype: torch.dtype | None = None) ->
     for index, kind in enumerate(spec.layers):
         at = f"blocks.{index}."
         h = _norm(x, w, at + "attention_norm", spec.norm) if kind.norms != "post" else x
-        read = _attention(h, w, at + "attention.", kind.attention, spec, cached)
+        read = (
+            _attention(h, w, at + "attention.", kind.attention, spec, cached)
+            if kind.beside is None
+            else _both(h, w, at, kind, kind.beside, spec, cached)
+        )
         read = _norm(read, w, at + "attention_post_norm", spec.norm) if kind.norms != "pre" else read
         added = x + spec.residual_scale * read
         if not kind.intermediate_size:
@@ -71,7 +75,7 @@ def logits(model: Transformer, ids: Tensor, dtype: torch.dtype | None = None) ->
             h = _norm(x, w, at + "feedforward_norm", spec.norm)
         made = (_feedforward if kind.experts is None else _mixture)(h, w, at + "feedforward.", kind)
         made = _norm(made, w, at + "feedforward_post_norm", spec.norm) if kind.norms != "pre" else made
-        x = added + spec.residual_scale * made
+        x = added + spec.residual_scale * kind.feedforward_scale * made
     x = _norm(x, w, "norm", spec.norm)
     x = w.entering(x) if model.format.head == "int8" else x
     logits = x @ w["embedding.weight" if spec.tie_word_embeddings else "head.weight"].T
@@ -117,6 +121,17 @@ def _grouped(h: Tensor, w: Weights, at: str, a: AttentionSpec, spec: ModelSpec, 
     if a.output_gate:
         mixed = mixed * qkv[:, a.num_heads : 2 * a.num_heads].sigmoid()
     return _linear(rearrange(mixed, "token head dim -> token (head dim)"), w, at + "output")
+
+
+def _both(
+    h: Tensor, w: Weights, at: str, kind: LayerSpec, beside: ParallelRecurrentSpec, spec: ModelSpec,
+    cached: list[KeysAndValues],
+) -> Tensor:  # fmt: skip
+    """Return the sum of attention and of what stands beside it."""
+    attended = _attention(beside.attention_input_scale * h, w, at + "attention.", kind.attention, spec, cached)
+    entering, at = beside.recurrent_input_scale * h, at + "recurrent."
+    kept = run_recurrent(entering, w, at, beside.recurrent, lambda rows, name: _linear(rows, w, at + name))
+    return beside.attention_output_scale * attended + beside.recurrent_output_scale * kept
 
 
 def _placed(heads: Tensor, w: Weights, norm: str, a: AttentionSpec, spec: ModelSpec) -> Tensor:
@@ -241,7 +256,7 @@ def _feedforward(h: Tensor, w: Weights, at: str, kind: LayerSpec) -> Tensor:
         made = _xielu(up, w, at) if kind.activation.kind == "xielu" else _activated(up, kind.activation)
         return _linear(made, w, at + "down")
     gate, up = _linear(h, w, at + "gate_up").chunk(2, dim=-1)
-    return _linear(_gated(gate, up, kind.activation), w, at + "down")
+    return _linear(_gated(kind.activation.gate_scale * gate, up, kind.activation), w, at + "down")
 
 
 def _mixture(h: Tensor, w: Weights, at: str, kind: LayerSpec) -> Tensor:

@@ -69,7 +69,8 @@ def _delta_net(rows: Tensor, w: Mapping[str, Tensor], at: str, spec: DeltaNetSpe
 def _mamba2(rows: Tensor, w: Mapping[str, Tensor], at: str, spec: Mamba2Spec, linear: Linear) -> Tensor:
     """Run the state-space recurrence head by head (Dao and Gu, 2024, section 2)."""
     inner, directions = spec.o_proj_inputs, spec.groups * spec.state
-    z, mixed, steps = rows.split([inner, spec.channels, spec.heads], dim=-1)
+    scales = torch.tensor(spec.column_scales, dtype=rows.dtype).repeat_interleave(torch.tensor(spec.column_counts))
+    z, mixed, steps = (rows * scales).split([inner, spec.channels, spec.heads], dim=-1)
     x, b, c = _silu(_conv(mixed, w, at)).split([inner, directions, directions], dim=-1)
     found = []
     for head in range(spec.heads):
@@ -83,9 +84,12 @@ def _mamba2(rows: Tensor, w: Mapping[str, Tensor], at: str, spec: Mamba2Spec, li
             state = kept * state + step[token] * torch.outer(x[token, own], b[token, shared])
             outputs.append(state @ c[token, shared] + w[at + "skip"][head] * x[token, own])
         found.append(torch.stack(outputs))
-    y = (torch.cat(found, dim=-1) * _silu(z)).unflatten(-1, (spec.groups, -1))
-    y = (y / (y.square().mean(-1, keepdim=True) + spec.eps).sqrt()).flatten(-2)
-    return linear(y * w[at + "norm_weight"], "output")
+    y = torch.cat(found, dim=-1)
+    y = y if spec.norm == "before_gate" else y * _silu(z)
+    if spec.norm != "none":
+        y = y.unflatten(-1, (spec.groups, -1))
+        y = (y / (y.square().mean(-1, keepdim=True) + spec.eps).sqrt()).flatten(-2) * w[at + "norm_weight"]
+    return linear(y * _silu(z) if spec.norm == "before_gate" else y, "output")
 
 
 def _silu(x: Tensor) -> Tensor:

@@ -23,7 +23,6 @@ from workbench.kv_cache.store import KVStore
 from workbench.model.attention_spec import AttentionSpec, MLASpec, QKNormSpec
 from workbench.model.custom import build_mask, build_score
 from workbench.model.quantized import WeightFormat
-from workbench.model.recurrent_spec import RecurrentSpec
 from workbench.model.spec import LayerSpec, ModelSpec, NormSpec
 from workbench.model.transformer import DENSE, Transformer
 
@@ -277,8 +276,8 @@ FEATURES: dict[str, Feature] = {
     "temperature by position": Feature("model", _setting("temperature")),
     "keys and values of another layer": Feature("model", _setting("kv_shared_with")),
     "rotary by a sequence's length": Feature("model", _rotary_by_length),
-    "recurrent layers": Feature("model", _attention(
-        lambda own: isinstance(own, RecurrentSpec) and f"a recurrent state ({own.kind})"
+    "recurrent layers": Feature("model", _layer(
+        lambda kind: kind.recurrent is not None and f"a recurrent state ({kind.recurrent.kind})"
     )),
     "custom attention module": Feature("model", _attention(lambda own: own.module and f"module {own.module.path}")),
     "latent attention": Feature("model", _attention(lambda own: isinstance(own, MLASpec) and "latent attention")),
@@ -288,7 +287,11 @@ FEATURES: dict[str, Feature] = {
     "mixture of experts": Feature("model", _setting("experts")),
     "mixtures with groups, shared experts, biases or weighed inputs": Feature("model", _unusual_mixture),
     "gates other than SiLU, GELU by its tanh, clamped": Feature("model", _layer(
-        lambda kind: (not kind.activation.gated or kind.activation.kind in ("gelu", "relu", "relu2", "xielu"))
+        lambda kind: (
+            not kind.activation.gated
+            or kind.activation.kind in ("gelu", "relu", "relu2", "xielu")
+            or kind.activation.gate_scale != 1
+        )
         and f"activation {kind.activation}"
     )),
     "gates other than SiLU": Feature("model", _setting("activation")),

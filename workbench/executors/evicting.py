@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -85,7 +85,7 @@ class Evictor:
         self.policy, self.store = policy, store
         sources = [index if shape.shared_with is None else shape.shared_with for index, shape in enumerate(store.specs)]
         own = sorted(set(sources))
-        self._layers = tuple(store.layers[index] for index in own)
+        self._layers = tuple(cast(DenseLayer, store.layers[index]) for index in own)  # see check_eviction
         self._read = tuple(own.index(index) for index in sources)  # by each layer, among those
         self._masses: WeakKeyDictionary[Sequence, tuple[int, list[Tensor]]] = WeakKeyDictionary()  # of so many queries
 

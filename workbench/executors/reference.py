@@ -18,7 +18,7 @@ from workbench.executors.packing import pack_batch
 from workbench.kv_cache.format import KVCacheSpec
 from workbench.kv_cache.pages import build_cache_groups, pages_for
 from workbench.kv_cache.states import StateLayer
-from workbench.kv_cache.store import CacheLayer, KVStore
+from workbench.kv_cache.store import CacheLayer, HybridLayer, KVStore
 from workbench.model.layers import Angles, TransformerBlock
 from workbench.model.linear import Linear
 from workbench.model.quantized import Activations
@@ -71,14 +71,17 @@ def single_decode_step(
         before = pack_batch(StepPlan(0, (Span(sequence, 0, length - 1, False),)), layout.page_size, model.device)
         dice = torch.Generator().manual_seed(seed)
         for shape, layer in zip(layout.specs, store.layers, strict=True):
-            if isinstance(layer, StateLayer):
-                for part in layer.parts:
+            states = layer.states if isinstance(layer, HybridLayer) else layer
+            if isinstance(states, StateLayer):
+                for part in states.parts:
                     part[1:] = torch.randn(part[1:].shape, generator=dice)
+            if isinstance(layer, StateLayer):
                 continue
+            pages = layer.attention if isinstance(layer, HybridLayer) else layer
             drawn = torch.randn(2, length - 1, shape.num_kv_heads, shape.head_dim, generator=dice).to(
                 model.device, model.dtype
             )
-            layer.write(drawn[0], drawn[1], before)
+            pages.write(drawn[0], drawn[1], before)
     sequence.num_computed_tokens = length - 1
     return store, StepPlan(0, (Span.next_tokens(sequence, 1),))
 

@@ -24,7 +24,6 @@ from workbench.kv_cache.pages import NULL_PAGE
 from workbench.kv_cache.quantized import QuantizedLayer
 from workbench.kv_cache.store import AttentionCache, CacheLayer, KVStore
 from workbench.model.layers import TransformerBlock
-from workbench.model.recurrent_spec import RecurrentSpec
 from workbench.model.transformer import Transformer
 from workbench.pixels import colorize, data_uri, max_pool, upscale
 from workbench.request import Sequence
@@ -235,7 +234,7 @@ def _batch(store: KVStore, sequence: Sequence, rows: abc.Sequence[int], device: 
 def refuse_recurrent_layers(model: Transformer) -> None:
     """Raise WorkbenchError where a layer has a recurrent state: what it was after earlier tokens is not kept."""
     for index, kind in enumerate(model.spec.layers):
-        if isinstance(kind.attention, RecurrentSpec):
+        if kind.recurrent is not None:
             raise WorkbenchError(f"layer {index} has a recurrent state: attention cannot be inspected in such a model")
 
 

@@ -144,7 +144,26 @@ class SharedLayer:
 
 
 AttentionCache = DenseLayer | QuantizedLayer | CodecLayer | SharedLayer  # of a layer that attends
-CacheLayer = AttentionCache | StateLayer
+
+
+class HybridLayer:
+    """One layer's keys and values, and the states of what stands beside its attention."""
+
+    traceable = False
+
+    def __init__(self, attention: DenseLayer | QuantizedLayer | CodecLayer, states: StateLayer):
+        self.attention, self.states = attention, states
+
+    def page_tensors(self, group: int) -> tuple[Tensor, ...]:
+        """Return every tensor whose first axis is the pages of a cache group."""
+        return *self.attention.page_tensors(group), *self.states.page_tensors(group)
+
+    @property
+    def bytes(self) -> int:
+        return self.attention.bytes + self.states.bytes
+
+
+CacheLayer = AttentionCache | StateLayer | HybridLayer
 
 
 class KVStore:
@@ -163,15 +182,19 @@ class KVStore:
         self.num_pages = num_pages
         self.page_size = page_size
         self.dtype = dtype
-        own = [None if shape.shared_with is not None else self._layer(shape, device) for shape in self.specs]
+        own = [None if shape.shared_with is not None else self._own_layer(shape, device) for shape in self.specs]
         self.layers: tuple[CacheLayer, ...] = tuple(
             SharedLayer(cast(DenseLayer, own[shape.shared_with or 0])) if layer is None else layer
             for shape, layer in zip(self.specs, own, strict=True)
         )
 
-    def _layer(self, shape: KVCacheSpec, device: str) -> CacheLayer:
-        if shape.state is not None:
-            return StateLayer(shape.state, shape.state_group, self.num_pages[shape.state_group], self.dtype, device)
+    def _own_layer(self, shape: KVCacheSpec, device: str) -> CacheLayer:
+        if shape.state is None:
+            return self._attention_layer(shape, device)
+        states = StateLayer(shape.state, shape.state_group, self.num_pages[shape.state_group], self.dtype, device)
+        return HybridLayer(self._attention_layer(shape, device), states) if shape.num_kv_heads else states
+
+    def _attention_layer(self, shape: KVCacheSpec, device: str) -> DenseLayer | QuantizedLayer | CodecLayer:
         if shape.codec is not None:
             return CodecLayer(shape, shape.codec, self.num_pages[shape.group], self.page_size, self.dtype, device)
         if not shape.format.quantized:

@@ -237,7 +237,7 @@ class Term:
 def cache_terms(estimate: ModelMemory) -> tuple[Term, ...]:
     """Return the terms of one sequence. Their sum, rounded up, is `estimate.memory.sequence_bytes`."""
     dtype, found = DTYPES[estimate.dtype], []
-    for shape, layers in Counter(shape for shape in estimate.shapes if shape.shared_with is None).items():
+    for shape, layers in Counter(shape for shape in estimate.shapes if shape.num_kv_heads).items():
         parts = ((shape.group, "quantized"), (shape.residual_group, "recent"))
         for number, part in parts if shape.format.quantized else ((shape.group, ""),):
             table = estimate.tables[number].table
@@ -248,6 +248,11 @@ def cache_terms(estimate: ModelMemory) -> tuple[Term, ...]:
                 (tokens, _kind(shape, part, tokens, estimate)),
             )
             found.append(Term(_what(shape, layers, part, len(estimate.shapes)), factors))
+    for part in estimate.tables:
+        if part.table.is_recurrent:
+            pages = part.table.max_pages(estimate.memory.context, 1, estimate.page_size)
+            factors = (part.state_bytes, "bytes of a state in each"), (pages, "states")
+            found.append(Term(f"{len(part.table.layers)} recurrent layers", factors))
     return tuple(found)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from workbench.model.recurrent_spec import DeltaNetSpec, Mamba2Spec, ShortConvSpec
+from workbench.model.recurrent_spec import AnyRecurrentSpec
 from workbench.request import CustomPart
 from workbench.settings import Settings
 
@@ -309,6 +309,4 @@ class MLASpec(Settings):
         )
 
 
-AnyAttentionSpec = Annotated[
-    AttentionSpec | MLASpec | ShortConvSpec | DeltaNetSpec | Mamba2Spec, Field(discriminator="kind")
-]
+AnyAttentionSpec = Annotated[AttentionSpec | MLASpec | AnyRecurrentSpec, Field(discriminator="kind")]

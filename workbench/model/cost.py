@@ -36,12 +36,13 @@ class StepCostModel:
         self.spec = spec
         self._block_value, self._head_value, self._cache_value = block_value, head_value, cache_value
         used = (
-            kind.attention.matrix_parameters(spec.hidden_size) + spec.hidden_size * kind.mlp_parameters_per_column[1]
+            sum(mixer.matrix_parameters(spec.hidden_size) for mixer in kind.mixers)
+            + spec.hidden_size * kind.mlp_parameters_per_column[1]
             for kind in spec.layers
         )
         self._block_weights = sum(used)
         self._head_weights = spec.vocab_size * spec.hidden_size
-        counts = Counter(kind.attention for kind in spec.layers)
+        counts = Counter(mixer for kind in spec.layers for mixer in kind.mixers)
         self._kinds = tuple(_AttentionCost.from_spec(attention, layers) for attention, layers in counts.items())
 
     def __call__(self, spans: Iterable[tuple[int, int]], sampled: int) -> StepCostEstimate:

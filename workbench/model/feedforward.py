@@ -31,6 +31,9 @@ def build_feedforward(kind: LayerSpec, hidden_size: int, backend: Backend, forma
 def apply_gate(gate_up: Tensor, activation: ActivationSpec, backend: Backend) -> Tensor:
     """Apply a gated activation: the gate's columns, then the up projection's, [token, 2 intermediate] -> [token,
     intermediate]."""
+    if activation.gate_scale != 1:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return activate(gate * activation.gate_scale, activation) * up
     if activation.kind == "silu":
         return compiled_kernels.gated_silu(gate_up, backend)
     if activation.kind == "gelu_tanh":

@@ -15,7 +15,7 @@ from workbench.batch import TokenBatch
 from workbench.custom import build_custom
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.states import StateLayer
-from workbench.kv_cache.store import AttentionCache, CacheLayer
+from workbench.kv_cache.store import AttentionCache, CacheLayer, HybridLayer
 from workbench.model.attention_spec import AnyAttentionSpec, AttentionSpec, MLASpec
 from workbench.model.custom import build_mask, build_score, load_module
 from workbench.model.delta_net import DeltaNet
@@ -235,8 +235,8 @@ class TransformerBlock(nn.Module):
         def build(there: bool) -> RMSNorm | LayerNorm | NoNorm:
             return build_norm(hidden_size, norm, backend) if there else NoNorm()
 
-        def build_post(there: bool) -> nn.Module:
-            return build(True) if there else nn.Identity() if residual_scale == 1 else ResidualScale(residual_scale)
+        def build_post(there: bool, scale: float = residual_scale) -> nn.Module:
+            return build(True) if there else nn.Identity() if scale == 1 else ResidualScale(scale)
 
         if kind.norms != "pre" and residual_scale != 1:
             raise WorkbenchError("residual_scale beside norms after a layer's parts is not carried out")
@@ -246,7 +246,7 @@ class TransformerBlock(nn.Module):
         self.feedforward_norm = build(kind.norms != "post" and self.has_two_norms and kind.intermediate_size > 0)
         self.feedforward = build_feedforward(kind, hidden_size, backend, format)
         self.attention_post_norm = build_post(kind.norms != "pre")
-        self.feedforward_post_norm = build_post(kind.norms != "pre")
+        self.feedforward_post_norm = build_post(kind.norms != "pre", residual_scale * kind.feedforward_scale)
 
     def forward(self, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: CacheLayer) -> Tensor:
         q, k, v = self.before_attention(x, cos, sin)
@@ -282,6 +282,29 @@ class RecurrentBlock(TransformerBlock):
         return self.after_attention(x, mixer.mix(self.attention_norm(x), batch, cast(StateLayer, cache)))
 
 
+class HybridBlock(TransformerBlock):
+    """One layer with a recurrent part beside attention (see `ParallelRecurrentSpec`)."""
+
+    def __init__(
+        self, kind: LayerSpec, hidden_size: int, backend: Backend, format: WeightFormat,
+        norm: NormSpec = PLAIN_NORM, residual_scale: float = 1.0,
+    ):  # fmt: skip
+        super().__init__(kind, hidden_size, backend, format, norm, residual_scale)
+        assert kind.beside is not None
+        self.beside = kind.beside
+        self.recurrent = build_attention(kind.beside.recurrent, hidden_size, backend, format)
+        self.recurrent_post_norm = ResidualScale(residual_scale * kind.beside.recurrent_output_scale)
+        self.attention_post_norm = ResidualScale(residual_scale * kind.beside.attention_output_scale)
+
+    def forward(self, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: CacheLayer) -> Tensor:
+        both, mixer, normed = cast(HybridLayer, cache), cast(Mamba2, self.recurrent), self.attention_norm(x)
+        state = mixer.mix(normed * self.beside.recurrent_input_scale, batch, both.states)
+        q, k, v = self.attention.qkv_proj(normed * self.beside.attention_input_scale, cos, sin)
+        both.attention.write(k, v, batch, self.attention.backend)
+        x = x + self.recurrent_post_norm(mixer.o_proj(state))
+        return self.after_attention(x, self.attention.attend(q, batch, both.attention))
+
+
 class MixerBlock(RecurrentBlock):
     """One layer with a recurrent state, and no feed-forward (Mamba-2)."""
 
@@ -296,4 +319,6 @@ def build_block(
     block = TransformerBlock if kind.parallel == "no" else ParallelBlock
     if isinstance(kind.attention, RecurrentSpec):
         block = RecurrentBlock if kind.intermediate_size else MixerBlock
+    elif kind.beside is not None:
+        block = HybridBlock
     return block(kind, hidden_size, backend, format, norm, residual_scale)

@@ -67,17 +67,31 @@ class Mamba2(nn.Module):
         self.log_decay = nn.Parameter(torch.empty(spec.heads))
         self.step_bias = nn.Parameter(torch.empty(spec.heads))
         self.skip = nn.Parameter(torch.empty(spec.heads))
-        self.norm_weight = nn.Parameter(torch.empty(spec.o_proj_inputs))
-        self.output = Linear(spec.o_proj_inputs, hidden_size, spec.bias, *stored)
+        self.norm_weight = None if spec.norm == "none" else nn.Parameter(torch.empty(spec.o_proj_inputs))
+        self.output = Linear(spec.o_proj_inputs, hidden_size, spec.o_proj_has_bias, *stored)
 
     def mix(self, x: Tensor, batch: TokenBatch, states: StateLayer) -> Tensor:
         """Run the layer up to its output projection, and keep the states: [token, hidden] -> [token, head dim]."""
         spec = self.spec
-        z, rows = self.input(x).split([spec.o_proj_inputs, spec.channels + spec.heads], dim=-1)
+        z, rows = self._columns(x).split([spec.o_proj_inputs, spec.channels + spec.heads], dim=-1)
         y = states.scan(rows, batch, self._step)
-        y = rearrange(y * silu(z.to(y.dtype)), "token (group dim) -> token group dim", group=spec.groups)
-        weight = rearrange(self.norm_weight, "(group dim) -> group dim", group=spec.groups)
-        return rearrange(rms_norm_rows(y, weight, spec.eps), "token group dim -> token (group dim)").to(x.dtype)
+        gate = silu(z.to(y.dtype))
+        y = self._norm(y) * gate if spec.norm == "before_gate" else self._norm(y * gate)
+        return y.to(x.dtype)
+
+    def _columns(self, x: Tensor) -> Tensor:
+        columns, spec = self.input(x), self.spec
+        if set(spec.column_scales) == {1.0}:
+            return columns
+        parts = zip(columns.split(spec.column_counts, dim=-1), spec.column_scales, strict=True)
+        return torch.cat([part * scale for part, scale in parts], dim=-1)
+
+    def _norm(self, y: Tensor) -> Tensor:
+        if self.norm_weight is None:
+            return y
+        y = rearrange(y, "token (group dim) -> token group dim", group=self.spec.groups)
+        weight = rearrange(self.norm_weight, "(group dim) -> group dim", group=self.spec.groups)
+        return rearrange(rms_norm_rows(y, weight, self.spec.eps), "token group dim -> token (group dim)")
 
     def o_proj(self, mixed: Tensor) -> Tensor:
         """Project back: [token, head dim] -> [token, hidden]."""

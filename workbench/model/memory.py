@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from workbench.kv_cache.format import CacheFormat, KVCacheSpec, StateShape, build_cache_specs
 from workbench.kv_cache.pages import KVCacheGroup
-from workbench.model.attention_spec import MLASpec
+from workbench.model.attention_spec import AnyAttentionSpec, MLASpec
 from workbench.model.parameters import parameter_shapes
 from workbench.model.quantized import WeightFormat
 from workbench.model.recurrent_spec import RecurrentSpec
@@ -173,7 +173,7 @@ def max_layer_columns(spec: ModelSpec) -> int:
 # Counted once, since a slider asks for the same again and again. A ModelSpec is frozen, which pyright cannot see.
 @functools.lru_cache(maxsize=64)
 def _widest_columns(spec: Any) -> int:
-    return max(max(_attention_columns(kind), _feedforward_columns(kind)) for kind in set(spec.layers))
+    return max(max(sum(map(_mixer_columns, kind.mixers)), _feedforward_columns(kind)) for kind in set(spec.layers))
 
 
 @functools.lru_cache(maxsize=64)
@@ -200,9 +200,8 @@ def activation_bytes(spec: ModelSpec, rows: int, itemsize: int, samples: int | N
     return rows * (2 * spec.hidden_size + max_layer_columns(spec)) * itemsize + samples * 4 * spec.vocab_size
 
 
-def _attention_columns(kind: LayerSpec) -> int:
-    """Return how many numbers a token has in queries, keys, values, and attention's result."""
-    spec = kind.attention
+def _mixer_columns(spec: AnyAttentionSpec) -> int:
+    """Return how many numbers a token has in queries, keys, values, and attention's result; in a recurrent layer."""
     if isinstance(spec, RecurrentSpec):
         return spec.num_columns
     if isinstance(spec, MLASpec):
@@ -225,5 +224,4 @@ def cache_shapes(spec: ModelSpec, format: CacheFormat | None = None) -> tuple[KV
 
 
 def _state_shape(kind: LayerSpec) -> StateShape | None:
-    spec = kind.attention
-    return StateShape(spec.state_shapes) if isinstance(spec, RecurrentSpec) else None
+    return None if kind.recurrent is None else StateShape(kind.recurrent.state_shapes)

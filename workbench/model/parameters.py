@@ -11,7 +11,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from workbench.model.attention_spec import AttentionSpec, MLASpec
+from workbench.model.attention_spec import AnyAttentionSpec, AttentionSpec, MLASpec
 from workbench.model.checkpoint_names import LLAMA_NAMES, CheckpointNames
 from workbench.model.recurrent_spec import DeltaNetSpec, Mamba2Spec, ShortConvSpec
 from workbench.model.rotary import rotary_column_order
@@ -142,20 +142,25 @@ def _layer(ours: str, theirs: str, layer: LayerSpec, spec: ModelSpec, names: Che
         yield from _norm(f"{ours}.feedforward_post_norm", theirs + names.feedforward_post_norm, spec)
     if layer.norms != "post" and layer.parallel != "one_norm" and layer.intermediate_size:
         yield from _norm(f"{ours}.feedforward_norm", theirs + names.feedforward_norm, spec)
-    if isinstance(layer.attention, MLASpec):
-        yield from _latent(f"{ours}.attention", f"{theirs}self_attn", layer.attention, spec.hidden_size)
-    elif isinstance(layer.attention, ShortConvSpec):
-        yield from _short_conv(f"{ours}.attention", theirs + names.recurrent, layer.attention, spec.hidden_size)
-    elif isinstance(layer.attention, DeltaNetSpec):
-        yield from _delta_net(f"{ours}.attention", theirs + names.recurrent, layer.attention, spec.hidden_size)
-    elif isinstance(layer.attention, Mamba2Spec):
-        yield from _mamba2(f"{ours}.attention", theirs + names.recurrent, layer.attention, spec.hidden_size)
-    else:
-        yield from _grouped(f"{ours}.attention", theirs, layer.attention, spec, names)
+    for part, mixer in zip(("attention", "recurrent"), layer.mixers, strict=False):
+        yield from _mixer(f"{ours}.{part}", theirs, mixer, spec, names)
     if not layer.intermediate_size:
         return
     rest = _feedforward if layer.experts is None else _mixture
     yield from rest(f"{ours}.feedforward", theirs, layer, spec.hidden_size, names)
+
+
+def _mixer(ours: str, theirs: str, mixer: AnyAttentionSpec, spec: ModelSpec, names: CheckpointNames) -> Named:
+    if isinstance(mixer, MLASpec):
+        yield from _latent(ours, f"{theirs}self_attn", mixer, spec.hidden_size)
+    elif isinstance(mixer, ShortConvSpec):
+        yield from _short_conv(ours, theirs + names.recurrent, mixer, spec.hidden_size)
+    elif isinstance(mixer, DeltaNetSpec):
+        yield from _delta_net(ours, theirs + names.recurrent, mixer, spec.hidden_size)
+    elif isinstance(mixer, Mamba2Spec):
+        yield from _mamba2(ours, theirs + names.recurrent, mixer, spec.hidden_size)
+    else:
+        yield from _grouped(ours, theirs, mixer, spec, names)
 
 
 def _grouped(ours: str, theirs: str, a: AttentionSpec, spec: ModelSpec, names: CheckpointNames) -> Named:
@@ -293,8 +298,9 @@ def _mamba2(ours: str, theirs: str, spec: Mamba2Spec, width: int) -> Named:
     yield from _conv(f"{ours}.conv", f"{theirs}.conv1d", spec.channels, spec.kernel, spec.conv_bias)
     for name, stored in (("log_decay", "A_log"), ("step_bias", "dt_bias"), ("skip", "D")):
         yield f"{ours}.{name}", _whole(f"{theirs}.{stored}", spec.heads)
-    yield f"{ours}.norm_weight", _whole(f"{theirs}.norm.weight", spec.o_proj_inputs)
-    yield from _linear(f"{ours}.output", {f"{theirs}.out_proj": width}, spec.o_proj_inputs, spec.bias)
+    if spec.norm != "none":
+        yield f"{ours}.norm_weight", _whole(f"{theirs}.norm.weight", spec.o_proj_inputs)
+    yield from _linear(f"{ours}.output", {f"{theirs}.out_proj": width}, spec.o_proj_inputs, spec.o_proj_has_bias)
 
 
 def _by_kind(heads: int, sizes: tuple[int, ...]) -> list[int]:

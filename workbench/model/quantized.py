@@ -139,6 +139,8 @@ def _columns(kind: LayerSpec) -> dict[str, int]:
     shared = kind.experts and kind.experts.shared_intermediate_size
     found = {"intermediate_size": kind.intermediate_size} if kind.experts is None else {}
     found |= {"shared_intermediate_size": shared} if shared else {}
+    if kind.beside is not None:
+        found |= {"recurrent channels": kind.beside.recurrent.o_proj_inputs}
     if isinstance(a, RecurrentSpec):
         return found | {"recurrent channels": a.o_proj_inputs}
     if isinstance(a, MLASpec):

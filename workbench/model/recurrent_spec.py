@@ -227,8 +227,12 @@ class Mamba2Spec(RecurrentSpec):
     groups: Annotated[int, Field(ge=1)] = 1
     kernel: Annotated[int, Field(ge=2)] = 4
     bias: bool = False  # on both projections
+    o_proj_bias: bool | None = None  # on the output projection; None is as `bias`
     conv_bias: bool = True
-    eps: Annotated[float, Field(gt=0)] = 1e-5  # of the norm of its output, by group
+    norm: Literal["after_gate", "before_gate", "none"] = "after_gate"  # of its output, by group
+    eps: Annotated[float, Field(gt=0)] = 1e-5  # of that norm
+    # Factors of the projection's columns (Falcon-H1): gate, inputs, both directions (in, out), step sizes.
+    column_scales: tuple[float, float, float, float, float] = (1.0, 1.0, 1.0, 1.0, 1.0)
 
     @model_validator(mode="after")
     def _grouped(self) -> Mamba2Spec:
@@ -245,6 +249,12 @@ class Mamba2Spec(RecurrentSpec):
     def input_columns(self) -> int:
         """Return the columns of the projection: the gate, those of the convolution, and a step size a head."""
         return self.o_proj_inputs + self.channels + self.heads
+
+    @property
+    def column_counts(self) -> tuple[int, int, int, int, int]:
+        """Return the columns of the gate, of inputs, of both directions, and of step sizes."""
+        directions = self.groups * self.state
+        return self.o_proj_inputs, self.o_proj_inputs, directions, directions, self.heads
 
     @property
     def state_shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -266,5 +276,24 @@ class Mamba2Spec(RecurrentSpec):
         return (self.input_columns + self.o_proj_inputs) * hidden_size
 
     def vector_parameters(self, hidden_size: int) -> int:
-        vectors = self.channels * (self.kernel + self.conv_bias) + 3 * self.heads + self.o_proj_inputs
-        return vectors + (self.input_columns + hidden_size) * self.bias
+        vectors = self.channels * (self.kernel + self.conv_bias) + 3 * self.heads
+        vectors += self.o_proj_inputs * (self.norm != "none")
+        return vectors + self.input_columns * self.bias + hidden_size * self.o_proj_has_bias
+
+    @property
+    def o_proj_has_bias(self) -> bool:
+        return self.bias if self.o_proj_bias is None else self.o_proj_bias
+
+
+AnyRecurrentSpec = Annotated[ShortConvSpec | DeltaNetSpec | Mamba2Spec, Field(discriminator="kind")]
+
+
+class ParallelRecurrentSpec(Settings):
+    """A recurrent layer beside attention (Falcon-H1, 2025): both read the layer's normed input, times a factor each;
+    both results, times a factor each, are added to the layer's input."""
+
+    recurrent: AnyRecurrentSpec
+    recurrent_input_scale: float = 1.0
+    recurrent_output_scale: float = 1.0
+    attention_input_scale: float = 1.0
+    attention_output_scale: float = 1.0

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from workbench.display import Displayable, Table, format_cell, format_ranges
 from workbench.model.attention_spec import AnyAttentionSpec, AttentionSpec, RotaryConfig
-from workbench.model.recurrent_spec import RecurrentSpec
+from workbench.model.recurrent_spec import AnyRecurrentSpec, ParallelRecurrentSpec, RecurrentSpec
 from workbench.settings import Settings, non_default_settings
 
 # Settings that say what lies in a layer's cache, and how long: equal in layers that read the same keys and values.
@@ -42,9 +42,12 @@ class ActivationSpec(Settings):
     gated: bool = True
     alpha: float = 1.702
     limit: Annotated[float, Field(gt=0)] = 7.0
+    gate_scale: float = 1.0  # of the gate, before its activation (Falcon-H1)
 
     @model_validator(mode="after")
     def _possible(self) -> ActivationSpec:
+        if self.gate_scale != 1 and (not self.gated or self.kind == "clamped"):
+            raise ValueError(f"gate_scale {self.gate_scale} where there is no gate, or a clamped one")
         if self.kind == "clamped" and not self.gated:
             raise ValueError("clamped joins a gate and an up projection; set gated")
         if self.kind == "xielu" and self.gated:
@@ -112,9 +115,21 @@ class LayerSpec(Settings):
     experts: MoESpec | None = None
     norms: Literal["pre", "post", "both"] = "pre"
     parallel: Literal["no", "one_norm", "two_norms"] = "no"
+    beside: ParallelRecurrentSpec | None = None  # a recurrent layer beside attention
+    feedforward_scale: float = 1.0  # of what the feed-forward gives (Falcon-H1)
 
     @model_validator(mode="after")
     def _possible(self) -> LayerSpec:
+        if self.beside is not None and (
+            not isinstance(self.attention, AttentionSpec) or self.norms != "pre" or self.parallel != "no"
+        ):
+            raise ValueError("a recurrent layer stands beside grouped attention, normed before, then a feed-forward")
+        if self.beside is not None and self.attention.kv_shared_with is not None:
+            raise ValueError("kv_shared_with beside a recurrent layer is not carried out")
+        if self.feedforward_scale != 1 and self.norms != "pre":
+            raise ValueError("feedforward_scale beside norms after a layer's parts is not carried out")
+        if self.activation.gate_scale != 1 and self.experts is not None:
+            raise ValueError("gate_scale in a mixture of experts is not carried out")
         if self.parallel != "no" and self.norms != "pre":
             raise ValueError(f"norms {self.norms} with parallel parts: these have norms before them alone")
         if not self.intermediate_size and (not isinstance(self.attention, RecurrentSpec) or self.norms != "pre"):
@@ -122,6 +137,18 @@ class LayerSpec(Settings):
                 "intermediate_size 0: only a recurrent layer, normed before, may be without a feed-forward"
             )
         return self
+
+    @property
+    def recurrent(self) -> AnyRecurrentSpec | None:
+        """Return what keeps a recurrent state: in place of attention, or beside it."""
+        if isinstance(self.attention, RecurrentSpec):
+            return self.attention
+        return None if self.beside is None else self.beside.recurrent
+
+    @property
+    def mixers(self) -> tuple[AnyAttentionSpec, ...]:
+        """Return what reads earlier tokens: attention, and what stands beside it."""
+        return (self.attention,) if self.beside is None else (self.attention, self.beside.recurrent)
 
     @property
     def num_norms(self) -> int:
@@ -175,10 +202,10 @@ class ModelSpec(Displayable, Settings):
         """Return layer indices that share a page table: same window and sinks, heads and width of the cache. Layers
         with recurrent states are the last group; those that read another's keys and values are in none."""
         groups: dict[tuple, list[int]] = {}
-        recurrent = [index for index, layer in enumerate(self.layers) if isinstance(layer.attention, RecurrentSpec)]
+        recurrent = [index for index, layer in enumerate(self.layers) if layer.recurrent is not None]
         for index, layer in enumerate(self.layers):
             attention = layer.attention
-            if index in recurrent or attention.kv_shared_with is not None:
+            if isinstance(attention, RecurrentSpec) or attention.kv_shared_with is not None:
                 continue
             latent = getattr(attention, "kv_lora_rank", None)  # two may be as wide and be parted otherwise
             kind = (
@@ -239,8 +266,8 @@ class ModelSpec(Displayable, Settings):
         if self.learned_positions is not None:
             total += (self.max_position_embeddings + self.learned_positions) * width
         for layer in self.layers:
-            total += layer.attention.matrix_parameters(width) + width * layer.mlp_parameters_per_column[0]
-            total += layer.attention.vector_parameters(width) + layer.mlp_vector_parameters(width)
+            total += sum(mixer.matrix_parameters(width) + mixer.vector_parameters(width) for mixer in layer.mixers)
+            total += width * layer.mlp_parameters_per_column[0] + layer.mlp_vector_parameters(width)
             total += norm * layer.num_norms
         return total
 

@@ -16,7 +16,6 @@ from pydantic import Field
 from workbench.errors import WorkbenchError, nearest
 from workbench.kv_cache.pages import KVCacheGroup
 from workbench.model.attention_spec import AnyAttentionSpec, MLASpec
-from workbench.model.recurrent_spec import RecurrentSpec
 from workbench.model.spec import ModelSpec
 from workbench.settings import Settings
 from workbench.simulate.step_times import TICKS_PER_SECOND, AttentionReach, LinearCost, StepTimeModel
@@ -127,7 +126,7 @@ def roofline_step_times(
         overhead: Seconds added to every step.
     """
     spec = sizes.spec
-    if any(isinstance(layer.attention, RecurrentSpec) for layer in spec.layers):
+    if any(layer.recurrent is not None for layer in spec.layers):
         raise WorkbenchError(f"{spec.name}: recurrent states are not simulated; take a model of attention layers")
     flop, byte = (
         TICKS_PER_SECOND / (hardware.flops * compute_share * gpus),

@@ -39,6 +39,11 @@ LLAMA4 = {"head_dim": 16, "num_local_experts": 5, "num_experts_per_tok": 1}
 DELTA_NET = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 10,
 }  # fmt: skip
+FALCON_H1 = {
+    "embedding_multiplier": 3.0, "lm_head_multiplier": 0.4, "mlp_multipliers": [0.7, 1.6], "key_multiplier": 1.7,
+    "attention_in_multiplier": 0.6, "attention_out_multiplier": 1.3, "ssm_in_multiplier": 1.4,
+    "ssm_out_multiplier": 0.8, "ssm_multipliers": [0.5, 1.2, 0.9, 1.5, 0.7],
+}  # fmt: skip
 GEMMA = {"head_dim": 24, "query_pre_attn_scalar": 20, "sliding_window": 7}
 CONFIGS: dict[str, tuple[dict[str, Any], ...]] = {
     "llama": ({}, {"attention_bias": True, "mlp_bias": True, "head_dim": 24}),
@@ -126,6 +131,13 @@ CONFIGS: dict[str, tuple[dict[str, Any], ...]] = {
         {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_state": 12, "mamba_n_groups": 2},
         {"attn_layer_indices": [0, 3], "mamba_n_heads": 4, "mamba_d_state": 9, "mamba_proj_bias": True,
          "attention_bias": True, "mlp_bias": True},
+    ),
+    "falcon_h1": (
+        {**FALCON_H1, "mamba_d_ssm": 96, "mamba_n_heads": 8, "mamba_d_state": 12, "mamba_n_groups": 2},
+        {**FALCON_H1, "mamba_d_ssm": None, "mamba_n_heads": 4, "mamba_d_state": 9, "mamba_rms_norm": True,
+         "mamba_norm_before_gate": False, "mamba_proj_bias": True, "attention_bias": True, "mlp_bias": True},
+        {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_state": 8, "mamba_rms_norm": True, "projectors_bias": True,
+         "mamba_conv_bias": False, "tie_word_embeddings": True},
     ),
     "qwen3_next": (
         {**QWEN_EXPERTS, **DELTA_NET, "shared_expert_intermediate_size": 40, "head_dim": 16},

@@ -267,6 +267,10 @@ FAMILIES: dict[str, Family] = {
         norm="model.final_layernorm", feedforward_norm="pre_ff_layernorm", recurrent="mamba",
         gate="feed_forward.gate_proj", up="feed_forward.up_proj", down="feed_forward.down_proj",
     )),
+    "falcon_h1": Family(recurrent.falcon_h1, _named(
+        norm="model.final_layernorm", feedforward_norm="pre_ff_layernorm", recurrent="mamba",
+        gate="feed_forward.gate_proj", up="feed_forward.up_proj", down="feed_forward.down_proj",
+    )),
     "qwen3_next": Family(recurrent.qwen3_next, _named(recurrent="linear_attn", shared="mlp.shared_expert")),
     "gpt_oss": Family(gpt_oss, _named(
         router="mlp.router", experts="woven", expert_gate="mlp.experts.gate_up_proj",

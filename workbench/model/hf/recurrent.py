@@ -12,6 +12,7 @@ from workbench.model.hf.family_fields import (
     read_heads,
     read_num_layers,
     refuse_activation,
+    refuse_others,
     refuse_unsupported,
     renamed,
     without,
@@ -19,8 +20,8 @@ from workbench.model.hf.family_fields import (
 from workbench.model.hf.fields import ConfigFields
 from workbench.model.hf.mixtures import SOFTMAX, read_experts
 from workbench.model.hf.rotary import read_rotary, read_rotated_columns
-from workbench.model.recurrent_spec import DeltaNetSpec, Mamba2Spec, ShortConvSpec
-from workbench.model.spec import LayerSpec, ModelSpec, NormSpec
+from workbench.model.recurrent_spec import DeltaNetSpec, Mamba2Spec, ParallelRecurrentSpec, ShortConvSpec
+from workbench.model.spec import ActivationSpec, LayerSpec, ModelSpec, NormSpec
 
 MAMBA_TOKENS = 2**20  # its state takes a text of any length; a limit is needed where others have their positions
 
@@ -115,15 +116,8 @@ def bamba(config: ConfigFields, name: str) -> ModelSpec:
     heads, bias = read_heads(config), config.boolean("attention_bias")
     columns = read_rotated_columns(config, heads["head_dim"], 0.5)
     attention = AttentionSpec(**heads, qkv_bias=bias, o_proj_bias=bias, rotated_columns=columns)
-    config = renamed(
-        config, num_heads="mamba_n_heads", n_groups="mamba_n_groups", state_size="mamba_d_state",
-        conv_kernel="mamba_d_conv", expand="mamba_expand", use_conv_bias="mamba_conv_bias", use_bias="mamba_proj_bias",
-    )  # fmt: skip
-    if config.get("mamba_d_head") not in (None, "auto"):
-        config = renamed(config, head_dim="mamba_d_head")
-    else:
-        config = without(config, "head_dim")
-    mamba = _mamba2_spec(config, width, heads=128, groups=1, state=256, eps=config.number("rms_norm_eps", default=1e-5))
+    eps = config.number("rms_norm_eps", default=1e-5)
+    mamba = _mamba2_spec(_mamba_fields(config), width, heads=128, groups=1, state=256, eps=eps)
     found = tuple(
         LayerSpec(
             attention=attention if index in full else mamba,
@@ -135,6 +129,73 @@ def bamba(config: ConfigFields, name: str) -> ModelSpec:
     rotary = read_rotary(config, reads_partial=True)
     config = without(config, "layer_types", "layers_block_type")
     return build_spec(config, name, found, eps=1e-5, rotary=rotary)
+
+
+def falcon_h1(config: ConfigFields, name: str) -> ModelSpec:
+    """Read Falcon-H1 (TII, 2025): Mamba-2 beside attention in each layer, and factors of nearly all that is computed.
+
+    The factor of keys is one of the scores: what is cached is not multiplied with it.
+    """
+    refuse_unsupported(config, "FalconH1ForCausalLM")
+    refuse_activation(config, "hidden_act", "silu")
+    refuse_others(config, mamba_use_mlp=(True,))
+    for key in ("layer_types", "layers_block_type"):
+        if config.get(key) not in (None, ["hybrid"] * read_num_layers(config)):
+            raise config.invalid(key, config.get(key), 'absent, or "hybrid" for every layer')
+    heads, bias, width = read_heads(config), config.boolean("attention_bias"), config.integer("hidden_size")
+    keys, eps = config.number("key_multiplier", default=1.0), config.number("rms_norm_eps", default=1e-5)
+    gate, down = _factors(config, "mlp_multipliers", 2)
+    inner = config.integer("mamba_d_ssm", default=None if "mamba_d_ssm" in config.values else 1024)
+    mamba = _mamba2_spec(_mamba_fields(config), width, 128, 1, 256, eps, inner)
+    norm = "none"
+    if config.boolean("mamba_rms_norm"):
+        norm = "before_gate" if config.boolean("mamba_norm_before_gate", default=True) else "after_gate"
+    beside = ParallelRecurrentSpec(
+        recurrent=Mamba2Spec(**{
+            **dict(mamba), "norm": norm, "column_scales": _factors(config, "ssm_multipliers", 5),
+            "o_proj_bias": config.boolean("projectors_bias"),
+        }),
+        recurrent_input_scale=config.number("ssm_in_multiplier", default=1.0),
+        recurrent_output_scale=config.number("ssm_out_multiplier", default=1.0),
+        attention_input_scale=config.number("attention_in_multiplier", default=1.0),
+        attention_output_scale=config.number("attention_out_multiplier", default=1.0),
+    )  # fmt: skip
+    layer = LayerSpec(
+        attention=AttentionSpec(
+            **heads, qkv_bias=bias, o_proj_bias=bias, scale=None if keys == 1 else keys * heads["head_dim"] ** -0.5
+        ),
+        intermediate_size=config.integer("intermediate_size", default=14336),
+        mlp_bias=config.boolean("mlp_bias"),
+        activation=ActivationSpec(gate_scale=gate),
+        beside=beside,
+        feedforward_scale=down,
+    )
+    return build_spec(
+        without(config, "layer_types", "layers_block_type"), name, (layer,) * read_num_layers(config), eps=1e-5,
+        embedding_scale=config.number("embedding_multiplier", default=1.0),
+        logit_scale=config.number("lm_head_multiplier", default=1.0),
+    )  # fmt: skip
+
+
+def _factors(config: ConfigFields, key: str, count: int) -> tuple[float, ...]:
+    """Read a list of `count` factors; ones where there is none."""
+    values = config.get(key)
+    if values is None:
+        return (1.0,) * count
+    if not isinstance(values, list) or len(values) != count:
+        raise config.invalid(key, values, f"a list of {count} numbers above 0, or null")
+    return tuple(ConfigFields({key: value}, config.source).number(key) for value in values)
+
+
+def _mamba_fields(config: ConfigFields) -> ConfigFields:
+    """Return the config with Mamba-2's fields under the names that Mamba-2 itself has."""
+    config = renamed(
+        config, num_heads="mamba_n_heads", n_groups="mamba_n_groups", state_size="mamba_d_state",
+        conv_kernel="mamba_d_conv", expand="mamba_expand", use_conv_bias="mamba_conv_bias", use_bias="mamba_proj_bias",
+    )  # fmt: skip
+    if config.get("mamba_d_head") not in (None, "auto"):
+        return renamed(config, head_dim="mamba_d_head")
+    return without(config, "head_dim")
 
 
 def mamba2(config: ConfigFields, name: str) -> ModelSpec:
@@ -149,13 +210,17 @@ def mamba2(config: ConfigFields, name: str) -> ModelSpec:
     return build_spec(config, name, (layer,) * read_num_layers(config), norm=NormSpec(eps=eps))
 
 
-def _mamba2_spec(config: ConfigFields, width: int, heads: int, groups: int, state: int, eps: float) -> Mamba2Spec:
-    """Read a state-space layer; `heads`, `groups` and `state` are the family's where the config does not name them."""
-    inner = int(config.number("expand", default=2) * width)
+def _mamba2_spec(
+    config: ConfigFields, width: int, heads: int, groups: int, state: int, eps: float, inner: int | None = None
+) -> Mamba2Spec:
+    """Read a state-space layer; `heads`, `groups` and `state` are the family's where the config does not name them, and
+    `inner`, the columns of all heads, is `expand` times the width unless given."""
+    stated = "expand times hidden_size" if inner is None else "mamba_d_ssm"
+    inner = int(config.number("expand", default=2) * width) if inner is None else inner
     heads = config.integer("num_heads", default=heads)
     dim = config.integer("head_dim", default=inner // heads)
     if heads * dim != inner:
-        raise config.invalid("head_dim", dim, f"expand times hidden_size ({inner}) over the heads ({heads})")
+        raise config.invalid("head_dim", dim, f"{stated} ({inner}) over the heads ({heads})")
     limits = config.get("time_step_limit")
     if limits is not None and limits not in ([0.0, math.inf], [0.0, {"__float__": "Infinity"}]):
         raise config.invalid("time_step_limit", limits, "0 to infinity: others are not carried out")
