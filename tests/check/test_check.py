@@ -165,7 +165,17 @@ WORDS: dict[str, tuple[dict[str, Any], str, str]] = {
         "rotary of base 10,000, LongRoPE: each of 8 frequencies by its own factor, another beyond 24 tokens",
     ),
     "llama4_text": (LLAMA4, "windows", "chunks of 7 tokens, each seen from within alone (layers 0-2)"),
-}
+    "falcon_h1": (
+        {"mamba_d_ssm": 64, "mamba_n_heads": 4, "ssm_out_multiplier": 0.5}, "beside attention",
+        "recurrent: mamba2, recurrent output scale 0.5",
+    ),
+    "gemma3n_text": (
+        {"head_dim": 16, "num_kv_shared_layers": 1, "hidden_size_per_layer_input": 12},
+        "residual streams",
+        "4, of which layers compute number 0; a residual of rank 64; 12 columns of each layer's own from a table of "
+        "262,144",
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("family", WORDS)

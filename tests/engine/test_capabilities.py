@@ -45,7 +45,7 @@ from workbench.model.layers import Attention
 from workbench.model.memory import cache_shapes
 from workbench.model.quantized import WeightFormat
 from workbench.model.recurrent_spec import ParallelRecurrentSpec, ShortConvSpec
-from workbench.model.spec import ActivationSpec, LayerSpec, ModelSpec, NormSpec
+from workbench.model.spec import ActivationSpec, AltUpSpec, LayerSpec, ModelSpec, NormSpec
 from workbench.model.transformer import Transformer
 from workbench.request import CustomPart
 from workbench.scheduler.plan import Span, StepPlan
@@ -86,6 +86,10 @@ MODELS: dict[str, Requirements] = {
     ),
     "states": model(LayerSpec(attention=ShortConvSpec(channels=6), intermediate_size=12), layer()),
     "both": model(layer().model_copy(update={"beside": ParallelRecurrentSpec(recurrent=ShortConvSpec(channels=6))})),
+    "streams": model(
+        layer(value_norm=True).model_copy(update={"norms": "both", "activation": ActivationSpec(sparsity=0.5)}),
+        altup=AltUpSpec(streams=3, low_rank=2, input_columns=4, input_vocab_size=20),
+    ),
     "partly rotated": model(layer(rotated_columns=2)),
     "plain feed-forward": model(layer().model_copy(update={"activation": ActivationSpec(kind="relu2", gated=False)})),
     "LayerNorm": model(layer(), norm=NormSpec(kind="layer", weight=False)),

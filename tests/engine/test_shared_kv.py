@@ -36,6 +36,7 @@ from workbench.model.attention_config import AttentionConfig
 from workbench.model.attention_spec import QKNormSpec
 from workbench.model.cost import StepCostModel
 from workbench.model.parameters import parameter_shapes
+from workbench.model.recurrent_spec import ParallelRecurrentSpec, ShortConvSpec
 from workbench.model.spec import SHARED_KV_SETTINGS, LayerSpec, ModelSpec
 from workbench.model.variants import change_attention
 from workbench.request import Request
@@ -114,10 +115,18 @@ FORMATS: tuple[Any, ...] = (
 SMALL = {"quant_group": 8, "columns": 8, "residual_length": 6}
 
 
+# Its first layer has a recurrent state beside the keys and values that the second reads too.
+BESIDE = spec_of(
+    layer(4, 2, 8).model_copy(update={"beside": ParallelRecurrentSpec(recurrent=ShortConvSpec(channels=6))}),
+    layer(2, 2, 8, kv_shared_with=0),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", [FOUR, BESIDE], ids=["four", "beside"])
 @pytest.mark.parametrize("format", FORMATS, ids=str)
-def test_every_cache_format_keeps_the_laws(format: dict[str, Any]) -> None:
+def test_every_cache_format_keeps_the_laws(format: dict[str, Any], spec: ModelSpec) -> None:
     """Batched, chunked, one by one, after a prefix: what is stored once is read alike by each layer."""
-    model = model_of(FOUR, dtype=torch.float64)
+    model = model_of(spec, dtype=torch.float64)
     cache = {**({} if "codec" in format else SMALL), **format}
     texts = {f"{i}": request(f"{i}", length, 1).prompt_ids for i, length in enumerate((30, 17, 9))}
     texts["again"] = texts["0"][:26]

@@ -100,8 +100,11 @@ def test_logits_are_theirs_for_sizes_of_any_kind(data: st.DataObject) -> None:
         drawn |= {"head_dim": dim} if "head_dim" in changes else {}
     if isinstance(changes.get("sliding_window"), int):
         drawn["sliding_window"] = data.draw(st.integers(max(1, length - 2), length + 2))
-    if "layer_types" in changes:
-        drawn["layer_types"] = changes["layer_types"][: drawn["num_hidden_layers"]]
+    for key, value in changes.items():
+        if isinstance(value, list) and len(value) == SIZES["num_hidden_layers"]:
+            drawn[key] = value[: drawn["num_hidden_layers"]]  # one of each layer
+    if changes.get("num_kv_shared_layers"):
+        drawn["num_kv_shared_layers"] = max(0, drawn["num_hidden_layers"] - 2)
     if ("partial_rotary_factor" in changes or family == "qwen3_next") and dim == 12:
         drawn["partial_rotary_factor"] = 0.5
     if data.draw(st.booleans()):
@@ -137,3 +140,16 @@ def test_layers_that_predict_further_tokens_are_ignored(tmp_path: Path, family: 
     if extra.startswith("model."):
         with pytest.raises(WorkbenchError, match="has extra"):
             load_weights(llama, read_spec(llama), torch.float32)
+
+
+def test_keys_and_values_of_layers_that_share_are_ignored(tmp_path: Path) -> None:
+    """Published files of Gemma 3n have them for every layer; those of a layer with its own cannot be extra."""
+    (changes, _), family = CONFIGS["gemma3n_text"], "gemma3n_text"
+    random_checkpoint(family, changes).save_pretrained(tmp_path)
+    spec, file = read_spec(tmp_path), tmp_path / "model.safetensors"
+    stored = load_file(file)
+    save_file({**stored, "model.layers.3.self_attn.k_proj.weight": torch.ones(3, 3)}, file, {"format": "pt"})
+    load_weights(tmp_path, spec, torch.float32)
+    save_file({**stored, "model.layers.3.self_attn.j_proj.weight": torch.ones(3, 3)}, file, {"format": "pt"})
+    with pytest.raises(WorkbenchError, match="has extra"):
+        load_weights(tmp_path, spec, torch.float32)

@@ -305,7 +305,7 @@ def test_what_transformers_writes_is_read(tmp_path: Path, case: Case) -> None:
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "llama"])
 def test_what_a_llama_config_cannot_say_is_not_exported(family: str) -> None:
     """A family whose layers are Llama's, but for names and orders in files, is exported and reads back as it is."""
-    more = {"opt": {"ffn_dim": 8}, "gptj": {"rotary_dim": 8}}.get(
+    more = {"opt": {"ffn_dim": 8}, "gptj": {"rotary_dim": 8}, "gemma3n_text": {"num_kv_shared_layers": 0}}.get(
         family, {"moe_intermediate_size": 8, "num_experts_per_tok": 2}
     )
     spec = read(family, **more)

@@ -31,6 +31,7 @@ def describe_mechanisms(spec: ModelSpec) -> dict[str, str]:
         "scores": _by_layer(spec, _scores),
         "feed-forward": _by_layer(spec, _feedforward),
         "router": _by_layer(spec, lambda kind: "" if kind.experts is None else _router(kind.experts)),
+        "residual streams": _streams(spec),
         "biases": _biases(spec),
         "embedding": _embedding(spec),
         "logits": _logits(spec),
@@ -165,6 +166,7 @@ def _feedforward(kind: LayerSpec) -> str:
 def _activation(activation: ActivationSpec) -> str:
     name = ACTIVATIONS.get(activation.kind, activation.kind)
     scale = "" if activation.gate_scale == 1 else f", its gate times {activation.gate_scale:g}"
+    scale += f", {activation.sparsity:.0%} of its gates 0" if activation.sparsity else ""
     return f"gated {name}{scale}" if activation.gated else name
 
 
@@ -191,6 +193,14 @@ def _biases(spec: ModelSpec) -> str:
         return ", ".join(parts)
 
     return "; ".join(filter(None, (_by_layer(spec, of_layer), "head" if spec.head_bias else "")))
+
+
+def _streams(spec: ModelSpec) -> str:
+    altup = spec.altup
+    if altup is None:
+        return ""
+    words = f"{altup.streams}, of which layers compute number {altup.active}; a residual of rank {altup.low_rank}"
+    return f"{words}; {altup.input_columns} columns of each layer's own from a table of {altup.input_vocab_size:,}"
 
 
 def _embedding(spec: ModelSpec) -> str:

@@ -71,8 +71,9 @@ def _all_places(spec: ModelSpec, names: CheckpointNames) -> Iterator[Place]:
     before = "embedding"
     for index, kind in enumerate(spec.layers):
         ours, theirs = f"blocks.{index}", f"{names.layer}.{index}"
-        # What enters a layer was computed by the layer before it.
-        yield Place(index - 1 if index else None, before, ours, (theirs,), "in")
+        if spec.altup is None:  # theirs stacks the streams, ours has them in a row
+            # What enters a layer was computed by the layer before it.
+            yield Place(index - 1 if index else None, before, ours, (theirs,), "in")
         yield from _layer(index, kind, ours, f"{theirs}.", names, parameters)
         before = "sum of the layer's parts"
     last = len(spec.layers) - 1

@@ -16,6 +16,7 @@ from compiled_kernels.attention import AttentionParameters, SpanContext, attend
 from compiled_kernels.linear_w8a8.api import quantize_rows
 from workbench.batch import TokenBatch
 from workbench.custom import load_custom
+from workbench.engine.naive_altup import NaiveStreams
 from workbench.engine.naive_recurrent import run_recurrent
 from workbench.errors import WorkbenchError
 from workbench.model.attention_spec import AnyAttentionSpec, AttentionSpec, MLASpec, RotaryConfig
@@ -55,9 +56,14 @@ def logits(model: Transformer, ids: Tensor, dtype: torch.dtype | None = None) ->
         x = x + w["positions.weight"][torch.arange(len(ids)) + spec.learned_positions]
     if spec.embedding_norm:
         x = _norm(x, w, "embedding_norm", spec.norm)
+    streams = None
+    if spec.altup is not None:
+        by_name = lambda rows, name: _linear(rows, w, name), lambda rows, name: _norm(rows, w, name, spec.norm)
+        streams = NaiveStreams(x, ids, w, spec, spec.altup, *by_name, model.dtype)
     cached: list[KeysAndValues] = []  # of each layer
     for index, kind in enumerate(spec.layers):
         at = f"blocks.{index}."
+        x = x if streams is None else streams.enter(at)
         h = _norm(x, w, at + "attention_norm", spec.norm) if kind.norms != "post" else x
         read = (
             _attention(h, w, at + "attention.", kind.attention, spec, cached)
@@ -66,6 +72,7 @@ def logits(model: Transformer, ids: Tensor, dtype: torch.dtype | None = None) ->
         )
         read = _norm(read, w, at + "attention_post_norm", spec.norm) if kind.norms != "pre" else read
         added = x + spec.residual_scale * read
+        added = added if streams is None else streams.beside_attention(added, h, at)
         if not kind.intermediate_size:
             x = added
             continue
@@ -76,7 +83,9 @@ def logits(model: Transformer, ids: Tensor, dtype: torch.dtype | None = None) ->
         made = (_feedforward if kind.experts is None else _mixture)(h, w, at + "feedforward.", kind)
         made = _norm(made, w, at + "feedforward_post_norm", spec.norm) if kind.norms != "pre" else made
         x = added + spec.residual_scale * kind.feedforward_scale * made
-    x = _norm(x, w, "norm", spec.norm)
+        if streams is not None:
+            streams.leave(x, at, _gelu)
+    x = _norm(x if streams is None else streams.hidden(), w, "norm", spec.norm)
     x = w.entering(x) if model.format.head == "int8" else x
     logits = x @ w["embedding.weight" if spec.tie_word_embeddings else "head.weight"].T
     logits = spec.logit_scale * (logits + w["head.bias"] if spec.head_bias else logits)
@@ -107,6 +116,7 @@ def _grouped(h: Tensor, w: Weights, at: str, a: AttentionSpec, spec: ModelSpec, 
     q = _placed(qkv[:, : a.num_heads], w, at + "query_norm", a, spec)
     if a.kv_shared_with is None:
         k, v = qkv[:, -2 * a.num_kv_heads :].chunk(2, dim=1)
+        v = _norm(v, w, "", spec.norm) if a.value_norm else v
         cached.append((_placed(k, w, at + "key_norm", a, spec), _clamped(v, a)))
     else:
         cached.append(cached[a.kv_shared_with])
@@ -256,7 +266,12 @@ def _feedforward(h: Tensor, w: Weights, at: str, kind: LayerSpec) -> Tensor:
         made = _xielu(up, w, at) if kind.activation.kind == "xielu" else _activated(up, kind.activation)
         return _linear(made, w, at + "down")
     gate, up = _linear(h, w, at + "gate_up").chunk(2, dim=-1)
-    return _linear(_gated(kind.activation.gate_scale * gate, up, kind.activation), w, at + "down")
+    gate = kind.activation.gate_scale * gate
+    if kind.activation.sparsity:
+        quantile = math.sqrt(2) * torch.special.erfinv(torch.tensor(2 * kind.activation.sparsity - 1).double()).item()
+        mean = gate.mean(-1, keepdim=True)
+        gate = (gate - mean - quantile * (gate - mean).square().mean(-1, keepdim=True).sqrt()).clamp(min=0)
+    return _linear(_gated(gate, up, kind.activation), w, at + "down")
 
 
 def _mixture(h: Tensor, w: Weights, at: str, kind: LayerSpec) -> Tensor:

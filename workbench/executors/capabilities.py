@@ -274,6 +274,7 @@ FEATURES: dict[str, Feature] = {
     "custom part that cannot be traced": Feature("model", _untraceable),
     "chunks of attention": Feature("model", _setting("chunk_size")),
     "temperature by position": Feature("model", _setting("temperature")),
+    "residual streams": Feature("model", _setting("altup")),
     "keys and values of another layer": Feature("model", _setting("kv_shared_with")),
     "rotary by a sequence's length": Feature("model", _rotary_by_length),
     "recurrent layers": Feature("model", _layer(
@@ -291,6 +292,7 @@ FEATURES: dict[str, Feature] = {
             not kind.activation.gated
             or kind.activation.kind in ("gelu", "relu", "relu2", "xielu")
             or kind.activation.gate_scale != 1
+            or kind.activation.sparsity
         )
         and f"activation {kind.activation}"
     )),
@@ -351,6 +353,8 @@ LIMITS: tuple[Limit, ...] = (
       for feature in ("LayerNorm", "gates other than SiLU, GELU by its tanh, clamped")),
     Limit("rotary by a sequence's length", Backend.MLIR, STEP, "its angles are a table by position"),
     *(Limit("recurrent layers", backend, EVERY, "it has no recurrence; backend eager carries these models out")
+      for backend in (Backend.INDUCTOR, Backend.MLIR, Backend.TRITON)),
+    *(Limit("residual streams", backend, EVERY, "it takes one stream; backend eager carries these models out")
       for backend in (Backend.INDUCTOR, Backend.MLIR, Backend.TRITON)),
     Limit("rotated heads", Backend.MLIR, STEP, "the compiled decode step does not rotate heads"),
     Limit("settings of a model that are newer than this table", Backend.MLIR, STEP, NOT_IN_STEP),

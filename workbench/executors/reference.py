@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import random
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from workbench.kv_cache.format import KVCacheSpec
 from workbench.kv_cache.pages import build_cache_groups, pages_for
 from workbench.kv_cache.states import StateLayer
 from workbench.kv_cache.store import CacheLayer, HybridLayer, KVStore
+from workbench.model.altup import Streams
 from workbench.model.layers import Angles, TransformerBlock
 from workbench.model.linear import Linear
 from workbench.model.quantized import Activations
@@ -130,7 +132,8 @@ def _eager(
                 part.activations = activations
         return made if dtype == model.dtype else made.to(dtype)
 
-    x = here(model.norm)(model.hidden_states(batch, own, run)[batch.logits_indices])
+    x = model.hidden_states(batch, own, run)[batch.logits_indices]
+    x = here(model.norm)(x if model.streams is None else cast(Streams, here(model.streams)).hidden(x))
     if model.head is not None:
         return model.cap_logits(here(model.head)(x))
     return model.cap_logits(compiled_kernels.linear(x, model.head_tensors[0].to(dtype)))

@@ -166,6 +166,12 @@ class HybridLayer:
 CacheLayer = AttentionCache | StateLayer | HybridLayer
 
 
+def _shared(layer: CacheLayer | None) -> SharedLayer:
+    """Return a layer that reads the keys and values of another."""
+    source = layer.attention if isinstance(layer, HybridLayer) else layer
+    return SharedLayer(cast("DenseLayer | QuantizedLayer | CodecLayer", source))
+
+
 class KVStore:
     """All layers' pages. Cache groups may have different numbers of pages."""
 
@@ -184,7 +190,7 @@ class KVStore:
         self.dtype = dtype
         own = [None if shape.shared_with is not None else self._own_layer(shape, device) for shape in self.specs]
         self.layers: tuple[CacheLayer, ...] = tuple(
-            SharedLayer(cast(DenseLayer, own[shape.shared_with or 0])) if layer is None else layer
+            _shared(own[shape.shared_with or 0]) if layer is None else layer
             for shape, layer in zip(self.specs, own, strict=True)
         )
 

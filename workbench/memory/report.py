@@ -264,7 +264,7 @@ def describe_estimate(estimate: ModelMemory, step_tokens: int) -> dict[str, str]
     each = f" × {itemsize} bytes" if dense else f" × {found.weight_bytes / found.parameters:.4g} bytes, scales included"
     rows = (
         f"{max(step_tokens, found.batch):,} tokens × "
-        f"(2 × {spec.hidden_size:,} width + {max_layer_columns(spec):,} widest)"
+        f"(2 × {spec.residual_columns:,} width + {max_layer_columns(spec):,} widest)"
     )
     logits = f"{found.batch:,} × {spec.vocab_size:,} vocab × 4 bytes"
     return {

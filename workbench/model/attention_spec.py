@@ -104,6 +104,7 @@ class AttentionSpec(Settings):
     softcap: Annotated[float, Field(ge=0)] = 0.0  # c tanh(score / c) (Gemma 2, 2024); 0 is none
     scale: Annotated[float, Field(gt=0)] | None = None  # of the scores; None is dim ** -0.5
     qk_norm: Annotated[QKNormSpec | None, BeforeValidator(_qk_norm)] = None  # of queries and keys (Qwen 3, Gemma 3)
+    value_norm: bool = False  # each head's values are normed, without weights (Gemma 3n)
     qkv_clip: Annotated[float, Field(ge=0)] = 0.0  # normed queries and keys, and values, are clamped to it (OLMo)
     position: Literal["rotary", "alibi", "none"] = "rotary"
     rotary: RotaryConfig | None = None  # None is the model's
@@ -130,6 +131,8 @@ class AttentionSpec(Settings):
             raise ValueError(f"chunk_size {self.chunk_size} beside a sliding window: a layer has one of them")
         if self.temperature is not None and self.softcap:
             raise ValueError("temperature beside softcap: a factor of the capped scores is not one of the queries")
+        if self.value_norm and (self.output_gate or self.kv_shared_with is not None):
+            raise ValueError("value_norm beside output_gate, or of another layer's values, is not carried out")
         if self.kv_shared_with is not None and (self.module is not None or self.output_gate):
             what = "a custom attention module" if self.module is not None else "output_gate"
             raise ValueError(f"kv_shared_with beside {what} is not carried out")

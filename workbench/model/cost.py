@@ -40,7 +40,8 @@ class StepCostModel:
             + spec.hidden_size * kind.mlp_parameters_per_column[1]
             for kind in spec.layers
         )
-        self._block_weights = sum(used)
+        altup = 0 if spec.altup is None else len(spec.layers) * spec.altup.matrix_parameters(spec.hidden_size)
+        self._block_weights = sum(used) + altup
         self._head_weights = spec.vocab_size * spec.hidden_size
         counts = Counter(mixer for kind in spec.layers for mixer in kind.mixers)
         self._kinds = tuple(_AttentionCost.from_spec(attention, layers) for attention, layers in counts.items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from statistics import NormalDist
 
 import torch
 from einops import rearrange, repeat
@@ -31,9 +32,9 @@ def build_feedforward(kind: LayerSpec, hidden_size: int, backend: Backend, forma
 def apply_gate(gate_up: Tensor, activation: ActivationSpec, backend: Backend) -> Tensor:
     """Apply a gated activation: the gate's columns, then the up projection's, [token, 2 intermediate] -> [token,
     intermediate]."""
-    if activation.gate_scale != 1:
+    if activation.gate_scale != 1 or activation.sparsity:
         gate, up = gate_up.chunk(2, dim=-1)
-        return activate(gate * activation.gate_scale, activation) * up
+        return activate(_sparse(gate * activation.gate_scale, activation.sparsity), activation) * up
     if activation.kind == "silu":
         return compiled_kernels.gated_silu(gate_up, backend)
     if activation.kind == "gelu_tanh":
@@ -42,6 +43,15 @@ def apply_gate(gate_up: Tensor, activation: ActivationSpec, backend: Backend) ->
         return compiled_kernels.gated_clamped(gate_up, activation.alpha, activation.limit, backend)
     gate, up = gate_up.chunk(2, dim=-1)
     return activate(gate, activation) * up
+
+
+def _sparse(gate: Tensor, share: float) -> Tensor:
+    """Subtract from each row of gates what a normal distribution like it has this share below, and keep what is left
+    above 0."""
+    if not share:
+        return gate
+    above = gate - gate.mean(-1, keepdim=True)
+    return nn.functional.relu(above - NormalDist().inv_cdf(share) * gate.std(-1, keepdim=True, unbiased=False))
 
 
 def activate(x: Tensor, activation: ActivationSpec) -> Tensor:

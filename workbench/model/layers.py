@@ -16,7 +16,7 @@ from workbench.custom import build_custom
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.states import StateLayer
 from workbench.kv_cache.store import AttentionCache, CacheLayer, HybridLayer
-from workbench.model.attention_spec import AnyAttentionSpec, AttentionSpec, MLASpec
+from workbench.model.attention_spec import AnyAttentionSpec, AttentionSpec, MLASpec, QKNormSpec
 from workbench.model.custom import build_mask, build_score, load_module
 from workbench.model.delta_net import DeltaNet
 from workbench.model.feedforward import build_feedforward
@@ -66,6 +66,9 @@ class Attention(nn.Module):
         self.output = Linear(spec.num_heads * spec.head_dim, hidden_size, spec.o_proj_bias, *stored)
         self.query_norm = build_head_norm(spec, spec.num_heads, norm, backend)
         self.key_norm = build_head_norm(spec, spec.num_own_kv_heads, norm, backend)
+        plain = {"qk_norm": QKNormSpec(weight="none")}
+        values = HeadNorm(spec.num_kv_heads, spec.model_copy(update=plain), norm) if spec.value_norm else None
+        self.value_norm = values
         self.sink_logits = nn.Parameter(torch.empty(spec.num_heads)) if spec.sink_logits else None
 
     def qkv_proj(self, x: Tensor, cos: Angles, sin: Angles) -> tuple[Tensor, Tensor, Tensor]:
@@ -84,6 +87,7 @@ class Attention(nn.Module):
         q, k, v = rearrange(self.qkv(x), "token (head dim) -> token head dim", dim=self.spec.head_dim).split(
             [heads, groups, groups], dim=1
         )
+        v = v if self.value_norm is None else self.value_norm(v)
         late = self.spec.qk_norm is not None and self.spec.qk_norm.after_rotary
         if late:
             q, k = self.apply_rotary(q, cos, sin), self.apply_rotary(k, cos, sin)

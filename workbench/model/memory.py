@@ -197,7 +197,7 @@ def activation_bytes(spec: ModelSpec, rows: int, itemsize: int, samples: int | N
     """Return the bytes of a step of `rows` tokens: rows in and out of a layer, the largest layer's own rows
     (attention's or the feed-forward's), and logits of `samples` rows (all unless given) in float32."""
     samples = rows if samples is None else samples
-    return rows * (2 * spec.hidden_size + max_layer_columns(spec)) * itemsize + samples * 4 * spec.vocab_size
+    return rows * (2 * spec.residual_columns + max_layer_columns(spec)) * itemsize + samples * 4 * spec.vocab_size
 
 
 def _mixer_columns(spec: AnyAttentionSpec) -> int:

@@ -15,7 +15,7 @@ from workbench.model.attention_spec import AnyAttentionSpec, AttentionSpec, MLAS
 from workbench.model.checkpoint_names import LLAMA_NAMES, CheckpointNames
 from workbench.model.recurrent_spec import DeltaNetSpec, Mamba2Spec, ShortConvSpec
 from workbench.model.rotary import rotary_column_order
-from workbench.model.spec import LayerSpec, ModelSpec
+from workbench.model.spec import AltUpSpec, LayerSpec, ModelSpec
 
 
 class Layout(Protocol):
@@ -122,6 +122,8 @@ def stored_parameters(spec: ModelSpec, names: CheckpointNames = LLAMA_NAMES) -> 
         found |= dict(_norm("embedding_norm", names.embedding_norm, spec))
     for index, layer in enumerate(spec.layers):
         found |= dict(_layer(f"blocks.{index}", f"{names.layer}.{index}.", layer, spec, names))
+    if spec.altup is not None:
+        found |= dict(_streams("streams", names.layer.rpartition(".")[0], spec, spec.altup))
     found |= dict(_norm("norm", names.norm, spec))
     if not spec.tie_word_embeddings:
         found["head.weight"] = _whole(f"{names.head}.weight", vocab, width)
@@ -144,6 +146,8 @@ def _layer(ours: str, theirs: str, layer: LayerSpec, spec: ModelSpec, names: Che
         yield from _norm(f"{ours}.feedforward_norm", theirs + names.feedforward_norm, spec)
     for part, mixer in zip(("attention", "recurrent"), layer.mixers, strict=False):
         yield from _mixer(f"{ours}.{part}", theirs, mixer, spec, names)
+    if spec.altup is not None:
+        yield from _altup(ours, theirs, spec, spec.altup)
     if not layer.intermediate_size:
         return
     rest = _feedforward if layer.experts is None else _mixture
@@ -301,6 +305,38 @@ def _mamba2(ours: str, theirs: str, spec: Mamba2Spec, width: int) -> Named:
     if spec.norm != "none":
         yield f"{ours}.norm_weight", _whole(f"{theirs}.norm.weight", spec.o_proj_inputs)
     yield from _linear(f"{ours}.output", {f"{theirs}.out_proj": width}, spec.o_proj_inputs, spec.o_proj_has_bias)
+
+
+def _altup(ours: str, theirs: str, spec: ModelSpec, altup: AltUpSpec) -> Named:
+    width, count = spec.hidden_size, altup.streams
+    for mine, stored in (
+        ("stream_norm", "altup.router_norm"),
+        ("low_rank_norm", "laurel.post_laurel_norm"),
+        ("own_input_norm", "post_per_layer_input_norm"),
+    ):
+        yield from _norm(f"{ours}.{mine}", theirs + stored, spec)
+    for mine, stored, rows, columns in (
+        ("stream_router", "altup.modality_router", count, width),
+        ("prediction_coefficients", "altup.prediction_coefs", count * count, count),
+        ("correction_coefficients", "altup.correction_coefs", count, count),
+        ("low_rank_in", "laurel.linear_left", altup.low_rank, width),
+        ("low_rank_out", "laurel.linear_right", width, altup.low_rank),
+        ("own_input_gate", "per_layer_input_gate", altup.input_columns, width),
+        ("own_input_up", "per_layer_projection", width, altup.input_columns),
+    ):
+        yield from _linear(f"{ours}.{mine}", {theirs + stored: rows}, columns)
+    yield f"{ours}.active_scale", _whole(f"{theirs}altup.correct_output_scale", width)
+
+
+def _streams(ours: str, theirs: str, spec: ModelSpec, altup: AltUpSpec) -> Named:
+    width, columns, others = spec.hidden_size, len(spec.layers) * altup.input_columns, altup.streams - 1
+    table = f"{theirs}.embed_tokens_per_layer.weight"
+    yield f"{ours}.input_embedding.weight", _whole(table, altup.input_vocab_size, columns)
+    yield from _linear(f"{ours}.input_proj", {f"{theirs}.per_layer_model_projection": columns}, width)
+    yield f"{ours}.input_norm.weight", _whole(f"{theirs}.per_layer_projection_norm.weight", altup.input_columns)
+    for mine, stored in (("expand", "altup_projections"), ("merge", "altup_unembed_projections")):
+        parts = tuple(StoredPart(f"{theirs}.{stored}.{each}.weight", (width, width)) for each in range(others))
+        yield f"{ours}.{mine}", StoredParameter(parts, (others, width, width))
 
 
 def _by_kind(heads: int, sizes: tuple[int, ...]) -> list[int]:

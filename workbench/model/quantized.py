@@ -28,7 +28,7 @@ ACTIVATIONS: tuple[Activations, ...] = ("float", "int8")
 EXPERT_STACKS = ".feedforward.gate_up", ".feedforward.down"
 DENSE_MATRICES = (
     "embedding.weight", "positions.weight", "norm.weight", "router.weight", "shared_gate.weight", "conv.weight",
-    "_bias",
+    "_bias", "coefficients.weight",
 )  # fmt: skip
 
 
@@ -114,6 +114,8 @@ class WeightFormat:
     def check(self, spec: ModelSpec) -> None:
         """Raise WorkbenchError where groups do not divide a matrix's columns."""
         widths = [("hidden_size", spec.hidden_size)] if "int4" in (self.blocks, self.head) else []
+        if self.blocks == "int4" and spec.altup is not None:
+            widths += [("altup low_rank", spec.altup.low_rank), ("altup input_columns", spec.altup.input_columns)]
         if self.blocks == "int4":
             for kind in spec.layers:
                 widths += _columns(kind).items()

@@ -43,11 +43,16 @@ class ActivationSpec(Settings):
     alpha: float = 1.702
     limit: Annotated[float, Field(gt=0)] = 7.0
     gate_scale: float = 1.0  # of the gate, before its activation (Falcon-H1)
+    # About this share of a token's gates are 0: those below mean + deviation * its quantile, which is subtracted first
+    # (Gemma 3n's Gaussian top-k).
+    sparsity: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
     @model_validator(mode="after")
     def _possible(self) -> ActivationSpec:
         if self.gate_scale != 1 and (not self.gated or self.kind == "clamped"):
             raise ValueError(f"gate_scale {self.gate_scale} where there is no gate, or a clamped one")
+        if self.sparsity and (not self.gated or self.kind == "clamped"):
+            raise ValueError(f"sparsity {self.sparsity} where there is no gate, or a clamped one")
         if self.kind == "clamped" and not self.gated:
             raise ValueError("clamped joins a gate and an up projection; set gated")
         if self.kind == "xielu" and self.gated:
@@ -128,8 +133,8 @@ class LayerSpec(Settings):
             raise ValueError("kv_shared_with beside a recurrent layer is not carried out")
         if self.feedforward_scale != 1 and self.norms != "pre":
             raise ValueError("feedforward_scale beside norms after a layer's parts is not carried out")
-        if self.activation.gate_scale != 1 and self.experts is not None:
-            raise ValueError("gate_scale in a mixture of experts is not carried out")
+        if (self.activation.gate_scale != 1 or self.activation.sparsity) and self.experts is not None:
+            raise ValueError("gate_scale or sparsity in a mixture of experts is not carried out")
         if self.parallel != "no" and self.norms != "pre":
             raise ValueError(f"norms {self.norms} with parallel parts: these have norms before them alone")
         if not self.intermediate_size and (not isinstance(self.attention, RecurrentSpec) or self.norms != "pre"):
@@ -177,6 +182,37 @@ class LayerSpec(Settings):
         return count * (rows * self.mlp_bias + self.experts.router_bias + router.selection_bias)
 
 
+class AltUpSpec(Settings):
+    """Residual streams of which each layer computes the `active` one (AltUp, Baykal et al., 2023; Gemma 3n, 2025).
+
+    With them come a residual of `low_rank` beside each attention (LAuReL, Menghani et al., 2024), and an input of each
+    layer's own, of `input_columns`, from a table of `input_vocab_size` tokens and from the embedding.
+    """
+
+    streams: Annotated[int, Field(ge=2)] = 4
+    active: Annotated[int, Field(ge=0)] = 0
+    scales_active: bool = True  # before a layer's own input is gated by it
+    low_rank: Annotated[int, Field(ge=1)] = 64
+    input_columns: Annotated[int, Field(ge=1)] = 256
+    input_vocab_size: Annotated[int, Field(ge=1)] = 262_144
+
+    @model_validator(mode="after")
+    def _active_is_a_stream(self) -> AltUpSpec:
+        if self.active >= self.streams:
+            raise ValueError(f"active stream {self.active} of {self.streams}")
+        return self
+
+    def matrix_parameters(self, hidden_size: int) -> int:
+        """Return the parameters of a layer's own matrices for it, in a model of that width."""
+        columns = self.streams + 2 * self.low_rank + 2 * self.input_columns
+        return hidden_size * columns + self.streams**3 + self.streams**2
+
+    def model_parameters(self, hidden_size: int, layers: int) -> int:
+        """Return the parameters outside of the layers."""
+        inputs = layers * self.input_columns * (self.input_vocab_size + hidden_size) + self.input_columns
+        return inputs + 2 * (self.streams - 1) * hidden_size**2
+
+
 class ModelSpec(Displayable, Settings):
     """A model's architecture as data. Two specs that are equal are the same architecture."""
 
@@ -192,6 +228,7 @@ class ModelSpec(Displayable, Settings):
     embedding_scale: float = 1.0  # Gemma: the square root of the width
     residual_scale: float = 1.0  # of what attention and feed-forward add (Granite)
     logit_scale: float = 1.0  # Granite, Cohere
+    altup: AltUpSpec | None = None
     head_bias: bool = False
     final_logit_softcapping: Annotated[float, Field(ge=0)] = 0.0  # of the logits; 0 is none
     tie_word_embeddings: bool = False  # the output head is the embedding
@@ -218,6 +255,15 @@ class ModelSpec(Displayable, Settings):
             )
             groups.setdefault(kind, []).append(index)
         return tuple(tuple(indices) for indices in (*groups.values(), recurrent) if indices)
+
+    @model_validator(mode="after")
+    def _streams_have_fitting_layers(self) -> ModelSpec:
+        for index, layer in enumerate(self.layers if self.altup is not None else ()):
+            if layer.norms != "both" or layer.beside is not None or not isinstance(layer.attention, AttentionSpec):
+                raise ValueError(f"altup: layer {index} is no grouped attention with norms before and after its parts")
+        if self.altup is not None and (self.residual_scale != 1 or self.norm.kind != "rms" or not self.norm.weight):
+            raise ValueError("altup beside residual_scale, or norms other than root-mean-square ones with weights")
+        return self
 
     @model_validator(mode="after")
     def _reads_fitting_keys_and_values(self) -> ModelSpec:
@@ -249,6 +295,13 @@ class ModelSpec(Displayable, Settings):
         return self
 
     @property
+    def residual_columns(self) -> int:
+        """Return the numbers of a token between two layers."""
+        if self.altup is None:
+            return self.hidden_size
+        return self.altup.streams * self.hidden_size + len(self.layers) * self.altup.input_columns
+
+    @property
     def has_experts(self) -> bool:
         return any(layer.experts is not None for layer in self.layers)
 
@@ -269,6 +322,9 @@ class ModelSpec(Displayable, Settings):
             total += sum(mixer.matrix_parameters(width) + mixer.vector_parameters(width) for mixer in layer.mixers)
             total += width * layer.mlp_parameters_per_column[0] + layer.mlp_vector_parameters(width)
             total += norm * layer.num_norms
+        if self.altup is not None:
+            each = self.altup.matrix_parameters(width) + 4 * width  # three norms, and the active stream's scale
+            total += len(self.layers) * each + self.altup.model_parameters(width, len(self.layers))
         return total
 
     def _display_table(self) -> Table:

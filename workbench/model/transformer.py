@@ -17,6 +17,7 @@ from workbench.errors import WorkbenchError
 from workbench.kv_cache.format import CacheFormat, KVCacheSpec
 from workbench.kv_cache.pages import NULL_PAGE, build_cache_groups, pages_for
 from workbench.kv_cache.store import CacheLayer, KVStore
+from workbench.model.altup import AltUpBlock, Streams
 from workbench.model.attention_spec import AttentionSpec
 from workbench.model.expert_use import ExpertUse
 from workbench.model.feedforward import MixtureOfExperts
@@ -49,7 +50,12 @@ class Transformer(nn.Module):
         self.format = format
         self.expert_use: ExpertUse | None = None  # of mixtures, where it is recorded
         shared = spec.hidden_size, backend, format, spec.norm, spec.residual_scale
-        self.blocks = nn.ModuleList(build_block(kind, *shared) for kind in spec.layers)
+        altup = spec.altup
+        self.blocks = nn.ModuleList(
+            build_block(kind, *shared) if altup is None else AltUpBlock(altup, kind, *shared[:-1])
+            for kind in spec.layers
+        )
+        self.streams = None if altup is None else Streams(spec, altup, backend, format)
         self.norm = build_norm(spec.hidden_size, spec.norm, backend)
         self.embedding_norm = build_norm(spec.hidden_size, spec.norm, backend) if spec.embedding_norm else None
         first = spec.learned_positions
@@ -152,6 +158,7 @@ class Transformer(nn.Module):
         """Return the bytes that one decode step reads: every parameter once, but the embedding only where it is the
         head too, and of a mixture the experts of one token."""
         unread = 0 if self.embedding is None or self.head is None else self.embedding.weight.nbytes
+        unread += 0 if self.streams is None else self.streams.input_embedding.weight.nbytes
         unread += sum(part.unread_bytes for part in self.modules() if isinstance(part, MixtureOfExperts))
         return sum(parameter.nbytes for parameter in self.parameters()) - unread
 
@@ -175,14 +182,16 @@ class Transformer(nn.Module):
         return stored / values, self.head_bytes / (self.spec.vocab_size * self.spec.hidden_size)
 
     def embed(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Embed token ids [token] at positions [token], which a table of positions needs: [token, hidden]."""
+        """Embed token ids [token] at positions [token], which a table of positions needs: [token, hidden], or
+        the rows of `altup`."""
         rows = cast(Linear, self.head).lookup_rows(ids, self.dtype) if self.embedding is None else self.embedding(ids)
         scale = self.spec.embedding_scale
         if scale != 1:
             rows = rows * rows.new_full((), scale)  # rounded to the model's type, as it was trained
         if self.positions is not None and positions is not None:
             rows = rows + self.positions(positions + (self.spec.learned_positions or 0))
-        return rows if self.embedding_norm is None else self.embedding_norm(rows)
+        rows = rows if self.embedding_norm is None else self.embedding_norm(rows)
+        return rows if self.streams is None else self.streams.rows(rows, ids)
 
     def dense_state(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """Return every parameter as numbers of `dtype`, under its name; a quantized one as it is multiplied with."""
@@ -209,7 +218,7 @@ class Transformer(nn.Module):
         return self.compute_logits(rows)
 
     def hidden_states(self, batch: TokenBatch, store: KVStore, run: RunBlock = run_block) -> Tensor:
-        """Return the hidden states after the last block, for every row: [token, hidden]."""
+        """Return the hidden states after the last block, for every row: [token, hidden], or the rows of `altup`."""
         exact = torch.promote_types(self.dtype, torch.float32)
         found = (table(batch.positions, batch.length_limits) for table in self.rotary)
         angles = [(cos.to(exact), sin.to(exact)) for cos, sin in found]
@@ -221,7 +230,7 @@ class Transformer(nn.Module):
 
     def compute_logits(self, x: Tensor) -> Tensor:
         """Compute logits [sample, hidden] -> [sample, vocab], float32 (float64 stays)."""
-        x = self.norm(x)
+        x = self.norm(x if self.streams is None else self.streams.hidden(x))
         if self.head is None:
             logits = compiled_kernels.linear(x, self.head_tensors[0], None, self.backend)
         else:

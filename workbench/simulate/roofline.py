@@ -141,6 +141,7 @@ def roofline_step_times(
         k.attention.matrix_parameters(spec.hidden_size) + spec.hidden_size * k.mlp_parameters_per_column[1]
         for k in spec.layers
     )
+    blocks += 0 if spec.altup is None else len(spec.layers) * spec.altup.matrix_parameters(spec.hidden_size)
     head = spec.vocab_size * spec.hidden_size
     written, weight = sizes.lasting_bytes, sizes.weight_bytes / spec.num_parameters
     number = written / sum(layer.attention.cache_values_per_token for layer in spec.layers)  # bytes of one in the cache

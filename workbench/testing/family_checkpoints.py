@@ -39,6 +39,10 @@ LLAMA4 = {"head_dim": 16, "num_local_experts": 5, "num_experts_per_tok": 1}
 DELTA_NET = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 10,
 }  # fmt: skip
+GEMMA3N = {
+    "head_dim": 16, "sliding_window": 7, "vocab_size_per_layer_input": 100, "hidden_size_per_layer_input": 12,
+    "laurel_rank": 6, "activation_sparsity_pattern": [0.9, 0.0, 0.5, 0.0],
+}  # fmt: skip
 FALCON_H1 = {
     "embedding_multiplier": 3.0, "lm_head_multiplier": 0.4, "mlp_multipliers": [0.7, 1.6], "key_multiplier": 1.7,
     "attention_in_multiplier": 0.6, "attention_out_multiplier": 1.3, "ssm_in_multiplier": 1.4,
@@ -54,6 +58,12 @@ CONFIGS: dict[str, tuple[dict[str, Any], ...]] = {
     "gemma": ({"head_dim": 24},),
     "gemma2": (GEMMA,),
     "gemma3_text": (GEMMA,),
+    "gemma3n_text": (
+        {**GEMMA3N, "num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 2},
+        {**GEMMA3N, "num_kv_shared_layers": 0, "layer_types": ["full_attention"] * 4, "altup_active_idx": 1,
+         "altup_num_inputs": 3, "altup_correct_scale": False, "intermediate_size": [48, 40, 24, 48],
+         "attention_bias": True},
+    ),
     "phi": ({}, {"qk_layernorm": True, "partial_rotary_factor": 0.25}),
     "phi3": ({"sliding_window": 7}, {"sliding_window": None, "partial_rotary_factor": 0.5}),
     "olmo": ({"clip_qkv": 0.8},),

@@ -1,7 +1,7 @@
 """Architectures of Hugging Face configurations as model specs, by family.
 
 - Llama's block and its relatives: Mistral with a window, Qwen 3 with normed queries and keys.
-- Gemma 2 and 3 (Google, 2024 and 2025): norms around both parts, alternating windows, scaled embeddings.
+- Gemma 2, 3 and 3n (Google, 2024 and 2025): norms around both parts, alternating windows, scaled embeddings.
 - A mixture of experts or a compressed cache: gpt-oss (OpenAI, 2025) and DeepSeek-V3 (2024).
 """
 
@@ -26,7 +26,7 @@ from workbench.model.hf.family_fields import (
 )
 from workbench.model.hf.fields import ConfigFields
 from workbench.model.hf.rotary import read_layer_rotary, read_rotary, yarn_attention_factor
-from workbench.model.spec import ActivationSpec, LayerSpec, ModelSpec, MoESpec, NormSpec
+from workbench.model.spec import ActivationSpec, AltUpSpec, LayerSpec, ModelSpec, MoESpec, NormSpec
 
 CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 GPT_OSS_BASE = 150_000.0
@@ -104,6 +104,61 @@ def gemma3_text(config: ConfigFields, name: str) -> ModelSpec:
     if read_softcap(config, "attn_logit_softcapping", 0.0):
         raise config.invalid(CAPS[0], config.get(CAPS[0]), "null: transformers does not carry it out either")
     return _gemma(config, name, kinds, rotaries, read_softcap(config, CAPS[1], 0.0), {"qk_norm": QKNormSpec()})
+
+
+def gemma3n_text(config: ConfigFields, name: str) -> ModelSpec:
+    """Read the text part of Gemma 3n (2025): residual streams, an input of each layer's own, sparse gates; the last
+    layers read the keys and values of the last layer of their kind before them."""
+    refuse_unsupported(config, "Gemma3nForCausalLM", CAPS[1:])
+    refuse_activation(config, "hidden_activation", "gelu_pytorch_tanh")
+    kinds = read_layer_types(config, period=5)
+    rotaries = {
+        FULL: read_layer_rotary(config, FULL, "rope_theta", 1_000_000.0, old_scaling=True),
+        SLIDING: read_layer_rotary(config, SLIDING, "rope_local_base_freq", 10_000.0, old_scaling=False),
+    }
+    shared = config.integer("num_kv_shared_layers", default=15, minimum=0)
+    own = kinds[: max(0, len(kinds) - shared)]
+    if shared and set(own) != set(kinds):
+        raise config.invalid("num_kv_shared_layers", shared, "so few that a layer of each kind comes before them")
+    widths = [each.integer("intermediate_size") for each in _by_layer(config, "intermediate_size", 16_384, len(kinds))]
+    sparse = [0.95 if index < 10 < len(kinds) else 0.0 for index in range(len(kinds))]
+    patterns = _by_layer(config, "activation_sparsity_pattern", sparse, len(kinds))
+    shares = [each.number("activation_sparsity_pattern", zero=True) for each in patterns]
+    bias, window = config.boolean("attention_bias"), read_window(config, 512)
+    layers = []
+    for index, kind in enumerate(kinds):
+        source = None if index < len(own) else len(own) - 1 - own[::-1].index(kind)
+        attention = AttentionSpec(
+            **read_heads(config, dim=256), sliding_window=window if kind == SLIDING else None, scale=1.0,
+            rotary=None if kind == FULL else rotaries[kind], qk_norm=QKNormSpec(), value_norm=source is None,
+            kv_shared_with=source, qkv_bias=bias, o_proj_bias=bias,
+        )  # fmt: skip
+        activation = ActivationSpec(kind="gelu_tanh", sparsity=shares[index])
+        layers.append(
+            LayerSpec(attention=attention, intermediate_size=widths[index], activation=activation, norms="both")
+        )
+    width = config.integer("hidden_size")
+    altup = AltUpSpec(
+        streams=config.integer("altup_num_inputs", default=4),
+        active=config.integer("altup_active_idx", default=0, minimum=0),
+        scales_active=config.boolean("altup_correct_scale", default=True),
+        low_rank=config.integer("laurel_rank", default=64),
+        input_columns=config.integer("hidden_size_per_layer_input", default=256),
+        input_vocab_size=config.integer("vocab_size_per_layer_input", default=262_144),
+    )
+    return build_spec(
+        config, name, tuple(layers), tied=True, rotary=rotaries[FULL], embedding_scale=width**0.5, altup=altup,
+        final_logit_softcapping=read_softcap(config, CAPS[1], 30.0),
+    )  # fmt: skip
+
+
+def _by_layer(config: ConfigFields, key: str, default: Any, layers: int) -> list[ConfigFields]:
+    """Return a field of each layer: a list, or one for all; `default` is the family's."""
+    values = default if config.get(key) is None else config.get(key)
+    values = values if isinstance(values, list) else [values] * layers
+    if len(values) != layers:
+        raise config.invalid(key, values, f"a number, or a list of {layers} numbers")
+    return [ConfigFields({key: value}, config.source) for value in values]
 
 
 def _gemma(

@@ -16,7 +16,7 @@ from workbench.model.attention_spec import AttentionSpec
 from workbench.model.checkpoint_names import LLAMA_NAMES, CheckpointNames
 from workbench.model.formats.open import read_config
 from workbench.model.hf import layer_norm_families, llama_relatives, mixtures, recurrent
-from workbench.model.hf.architectures import gemma2, gemma3_text, gpt_oss, llama, mistral, qwen3
+from workbench.model.hf.architectures import gemma2, gemma3_text, gemma3n_text, gpt_oss, llama, mistral, qwen3
 from workbench.model.hf.fields import ConfigFields, read_object
 from workbench.model.hf.rotary import write_rotary
 from workbench.model.spec import LayerSpec, ModelSpec, NormSpec
@@ -181,6 +181,7 @@ FAMILIES: dict[str, Family] = {
     "gemma": Family(llama_relatives.gemma),
     "gemma2": Family(gemma2, GEMMA_NAMES),
     "gemma3_text": Family(gemma3_text, GEMMA_NAMES),
+    "gemma3n_text": Family(gemma3n_text, GEMMA_NAMES),
     "phi": Family(layer_norm_families.phi, _named(
         norm="model.final_layernorm", output="self_attn.dense", query_norm="self_attn.q_layernorm",
         key_norm="self_attn.k_layernorm", up="mlp.fc1", down="mlp.fc2",

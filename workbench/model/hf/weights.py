@@ -25,6 +25,7 @@ from workbench.model.quantized import WeightFormat, scales_of, store_as, stored_
 from workbench.model.spec import ModelSpec
 
 IGNORED_TENSORS = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias", "attention.bias", "attention.masked_bias")
+UNUSED_IN_SHARING_LAYERS = ("self_attn.k_proj.", "self_attn.v_proj.", "self_attn.k_norm.", "self_attn.v_norm.")
 XIELU_VALUES = {"alpha_p": 0.2, "alpha_n": -1.05, "beta": 0.5, "eps": -1e-6}  # before training: alphas of 0.8
 DRAW_CHUNK = BLOCK_VALUES  # random numbers drawn at once, in float32; a multiple of 16 (see `_draws`)
 DENSE_FORMAT = WeightFormat()
@@ -157,9 +158,13 @@ def _check(checkpoint: Checkpoint, spec: ModelSpec, wanted: list[StoredPart]) ->
 
 def _harmless(name: str, spec: ModelSpec) -> bool:
     """Tell whether a stored tensor takes no part in computing: buffers, a tied head, layers that predict tokens further
-    on for training and drafts (DeepSeek-V3's come after the last layer, Qwen3-Next's are called mtp)."""
+    on for training and drafts (DeepSeek-V3's come after the last layer, Qwen3-Next's are called mtp), keys and values
+    of layers that read others' (Gemma 3n's)."""
     layer = re.match(r"model\.layers\.(\d+)\.", name)
     if name.startswith("mtp.") or (layer and int(layer[1]) >= len(spec.layers) and spec.has_experts):
+        return True
+    own = spec.layers[int(layer[1])].attention if layer and int(layer[1]) < len(spec.layers) else None
+    if layer and own and own.kv_shared_with is not None and name[layer.end() :].startswith(UNUSED_IN_SHARING_LAYERS):
         return True
     return name.endswith(IGNORED_TENSORS) or (spec.tie_word_embeddings and name == "lm_head.weight")
 

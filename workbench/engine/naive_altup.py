@@ -1,0 +1,76 @@
+"""The oracle of residual streams as Gemma 3n has them (AltUp, Baykal et al., 2023): stream by stream, a whole text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from workbench.model.spec import AltUpSpec, ModelSpec
+
+ByName = Callable[[Tensor, str], Tensor]  # a product or norm of the model, by its name
+
+
+class NaiveStreams:
+    """All streams of a text, each [token, hidden]: a layer enters with the active one and leaves with it changed."""
+
+    def __init__(
+        self, x: Tensor, ids: Tensor, w: Mapping[str, Tensor], spec: ModelSpec, altup: AltUpSpec, linear: ByName,
+        norm: ByName, dtype: torch.dtype,
+    ):  # fmt: skip
+        """Make the streams of embedded tokens x; constants are rounded to `dtype`, the model's, as it was trained."""
+
+        def rounded(value: float) -> Tensor:
+            return torch.tensor(value, dtype=dtype).to(x.dtype)
+
+        self.w, self.altup, self.linear, self.norm, self.width = w, altup, linear, norm, spec.hidden_size
+        self.streams = [x, *(_sized(x @ matrix.T, x) for matrix in w["streams.expand"])]
+        known = [each if each < altup.input_vocab_size else 0 for each in ids.tolist()]
+        found = w["streams.input_embedding.weight"][known] * rounded(altup.input_columns**0.5)
+        made = linear(x, "streams.input_proj") * rounded(spec.hidden_size**-0.5)
+        parts = zip(made.split(altup.input_columns, -1), found.split(altup.input_columns, -1), strict=True)
+        self.inputs = [(norm(mine, "streams.input_norm") + looked) * rounded(0.5**0.5) for mine, looked in parts]
+
+    def enter(self, at: str) -> Tensor:
+        """Predict every stream from all, and return the active one."""
+        count = self.altup.streams
+        mixing = self._weights(self.streams[self.altup.active], at) @ self.w[at + "prediction_coefficients.weight"].T
+        self.streams = [
+            stream + sum(mixing[:, to * count + source, None] * self.streams[source] for source in range(count))
+            for to, stream in enumerate(self.streams)
+        ]
+        return self.streams[self.altup.active]
+
+    def beside_attention(self, added: Tensor, h: Tensor, at: str) -> Tensor:
+        """Add the residual of low rank of the normed rows `h`."""
+        low = self.linear(self.linear(h, at + "low_rank_in"), at + "low_rank_out")
+        return (added + h + self.norm(low, at + "low_rank_norm")) / math.sqrt(2)
+
+    def leave(self, made: Tensor, at: str, gelu: Callable[[Tensor], Tensor]) -> None:
+        """Correct every stream by what the layer has made of the active one, and add the layer's own input."""
+        share = self._weights(made, at) @ self.w[at + "correction_coefficients.weight"].T + 1
+        innovation = made - self.streams[self.altup.active]
+        self.streams = [stream + share[:, each, None] * innovation for each, stream in enumerate(self.streams)]
+        first = self.streams[self.altup.active]
+        first = first * self.w[at + "active_scale"] if self.altup.scales_active else first
+        gate = gelu(self.linear(first, at + "own_input_gate")) * self.inputs.pop(0)
+        entering = self.norm(self.linear(gate, at + "own_input_up"), at + "own_input_norm")
+        self.streams = [self.streams[0], *(stream + entering for stream in self.streams[1:])]
+
+    def hidden(self) -> Tensor:
+        """Return one hidden state a token, after the last layer."""
+        first, *others = self.streams
+        back = [_sized(each @ matrix.T, first) for each, matrix in zip(others, self.w["streams.merge"], strict=True)]
+        return torch.stack([first, *back]).mean(0)
+
+    def _weights(self, active: Tensor, at: str) -> Tensor:
+        normed = self.norm(active, at + "stream_norm") / self.width
+        return torch.tanh(normed @ self.w[at + "stream_router.weight"].T)
+
+
+def _sized(stream: Tensor, like: Tensor) -> Tensor:
+    """Return a stream as large as another, token by token."""
+    size = like.square().mean(-1, keepdim=True).sqrt()
+    return stream * size / stream.square().mean(-1, keepdim=True).clamp(min=1e-5).sqrt()
