@@ -47,7 +47,7 @@ GAPS: tuple[Gap, ...] = (
     *(Gap("paged_attention", backend, "*own mask*", NO_MASKS) for backend in (Backend.TRITON, Backend.MLIR)),
     Gap("top_logprobs", Backend.MLIR, "*", "selection has no vector form; log_softmax has"),
     Gap("linear_int8", Backend.TRITON, "* bfloat16", BF16_DOTS, DOTS),
-    Gap("linear_int4", Backend.TRITON, "* bfloat16", BF16_DOTS, DOTS),
+    Gap("linear_grouped", Backend.TRITON, "* bfloat16", BF16_DOTS, DOTS),
     Gap("expert_linear", Backend.TRITON, "* bfloat16", BF16_DOTS, DOTS),
     Gap("paged_attention", Backend.TRITON, "* bfloat16", BF16_DOTS, DOTS),
     Gap("quantized_attention", Backend.TRITON, "* bfloat16", BF16_DOTS, DOTS),
@@ -77,7 +77,7 @@ SPLIT = "walks over the context are split by how many programs there are"
 BATCH_VARIANT: tuple[BatchVariance, ...] = (
     *(
         BatchVariance(name, Backend.EAGER, BY_ROWS)
-        for name in ("linear", "linear_int8", "linear_int4", "expert_linear")
+        for name in ("linear", "linear_int8", "linear_grouped", "expert_linear")
     ),
     *(
         BatchVariance(name, Backend.EAGER, "torch cuts sums over the context by the shape of the whole span")
@@ -86,7 +86,7 @@ BATCH_VARIANT: tuple[BatchVariance, ...] = (
     BatchVariance("rms_norm", Backend.EAGER, "torch cuts sums by the shape of the whole batch"),
     *(
         BatchVariance(name, Backend.INDUCTOR, f"one row is a multiply-reduce; of more rows {BY_ROWS}")
-        for name in ("linear", "linear_int8", "linear_int4", "expert_linear")
+        for name in ("linear", "linear_int8", "linear_grouped", "expert_linear")
     ),
     *(
         BatchVariance(
@@ -96,7 +96,7 @@ BATCH_VARIANT: tuple[BatchVariance, ...] = (
     ),
     BatchVariance("rms_norm", Backend.INDUCTOR, LOWERED),
     BatchVariance("linear", Backend.TRITON, VENDOR),
-    *(BatchVariance(name, Backend.TRITON, ONE_ROW) for name in ("linear_int8", "linear_int4")),
+    *(BatchVariance(name, Backend.TRITON, ONE_ROW) for name in ("linear_int8", "linear_grouped")),
     *(BatchVariance(name, Backend.TRITON, SPLIT) for name in ("paged_attention", "quantized_attention")),
     *(
         BatchVariance(name, Backend.MLIR, "decodes and longer spans are different code, split by rows and threads")

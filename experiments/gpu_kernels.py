@@ -14,7 +14,7 @@ from compiled_kernels import Backend, cases
 from compiled_kernels.agreement import disagreement
 from compiled_kernels.cases import Case, CaseCost, Suite, suite_of
 from compiled_kernels.check import check, to_device
-from compiled_kernels.linear.quantize import dequantize_int4, dequantize_int8
+from compiled_kernels.linear.quantize import dequantize_grouped, dequantize_int8
 from compiled_kernels.paged_attention import cases as attention_cases
 from experiments.gpu_timing import Form, Row, ceilings, or_error, spread, timed
 
@@ -67,7 +67,7 @@ def timed_cases(quick: bool) -> Iterator[tuple[Suite, Case]]:
 
 def llama_cases(quick: bool) -> Iterator[tuple[Suite, Case]]:
     """Yield products, attention and token selection at the shapes of Llama 3.1 8B."""
-    for operator, bits, more in (("linear_int8", 8, {}), ("linear_int4", 4, {"group": 64})):
+    for operator, bits, more in (("linear_int8", 8, {}), ("linear_grouped", 4, {"group": 64})):
         for tokens in (1, 512) if quick else (1, 4, 16, 64, 512, 2048):
             for out, width in MATRICES:
                 arguments = {"tokens": tokens, "width": width, "out": out, "dtype": torch.bfloat16, "bias": False}
@@ -94,9 +94,13 @@ def torch_form(operator: str, inputs: tuple) -> Form | None:
         return lambda: F.rms_norm(x, (x.shape[1],), rest[0], rest[1])
     if operator == "add_rms_norm":
         return lambda: F.rms_norm(x + rest[0], (x.shape[1],), rest[1], rest[2])
-    if operator in ("linear_int8", "linear_int4"):
-        dense = (dequantize_int8 if operator == "linear_int8" else dequantize_int4)(rest[0], rest[1]).to(x.dtype)
+    if operator == "linear_int8":
+        dense = dequantize_int8(rest[0], rest[1]).to(x.dtype)
         return lambda: F.linear(x, dense, rest[2])
+    if operator == "linear_grouped":
+        codes, scales, minima, bias, group = rest
+        widened = dequantize_grouped(codes, scales, minima, group).to(x.dtype)
+        return lambda: F.linear(x, widened, bias)
     if operator == "top_logprobs":
         return lambda: torch.log_softmax(x, dim=-1).topk(rest[0])
     return dense_attention(inputs) if operator == "paged_attention" else None

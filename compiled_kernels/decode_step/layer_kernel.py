@@ -264,7 +264,8 @@ def layer_product(
         panels = weight.dtype, step.dtype, step.target, weight.bias
         return FewRows(name, width, out, *panels, step.rows, accumulate, w8a8=weight.w8a8)
     stored = weight.dtype, step.dtype, step.target, weight.quant_group, weight.bias
-    return Product(name, step.rows, width, out, *stored, accumulate, segments, w8a8=weight.w8a8)
+    codes = {"w8a8": weight.w8a8, "scales": weight.scales, "minima": weight.minima}
+    return Product(name, step.rows, width, out, *stored, accumulate, segments, **codes)
 
 
 def product_text_of(product: AnyProduct) -> str:

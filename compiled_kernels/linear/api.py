@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch.nn.functional as F
 from einops import einsum
-from jaxtyping import Float, Int8, UInt8
+from jaxtyping import Float, Int8
 from torch import Tensor
 
 from compiled_kernels.backends import Backend
 from compiled_kernels.blocked.layout import from_panels, shape_of
 from compiled_kernels.linear import inductor as traced
-from compiled_kernels.linear.quantize import dequantize_int4, dequantize_int8
+from compiled_kernels.linear.quantize import dequantize_grouped, dequantize_int8
 from compiled_kernels.operators import define_operator
 
 
@@ -23,11 +23,13 @@ def linear_int8_reference(x: Tensor, values: Tensor, scales: Tensor, bias: Tenso
     return linear_reference(x, dequantize_int8(values, scales).to(x.dtype), bias)
 
 
-def linear_int4_reference(x: Tensor, packed: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    return linear_reference(x, dequantize_int4(packed, scales).to(x.dtype), bias)
+def linear_grouped_reference(
+    x: Tensor, codes: Tensor, scales: Tensor, minima: Tensor | None, bias: Tensor | None, group: int
+) -> Tensor:
+    return linear_reference(x, dequantize_grouped(codes, scales, minima, group).to(x.dtype), bias)
 
 
-def _fake(x: Tensor, weight: Tensor, *_: Tensor | None) -> Tensor:
+def _fake(x: Tensor, weight: Tensor, *_: Tensor | int | None) -> Tensor:
     return x.new_empty(x.shape[0], shape_of(weight)[0])
 
 
@@ -46,13 +48,13 @@ LINEAR_INT8 = define_operator(
         Backend.MLIR: "compiled_kernels.linear.mlir:linear_int8",
     },
 )
-LINEAR_INT4 = define_operator(
-    "linear_int4",
-    "(Tensor x, Tensor packed, Tensor scales, Tensor? bias) -> Tensor",
+LINEAR_GROUPED = define_operator(
+    "linear_grouped",
+    "(Tensor x, Tensor codes, Tensor scales, Tensor? minima, Tensor? bias, int group) -> Tensor",
     _fake,
     {
-        Backend.TRITON: "compiled_kernels.linear.triton:linear_int4",
-        Backend.MLIR: "compiled_kernels.linear.mlir:linear_int4",
+        Backend.TRITON: "compiled_kernels.linear.triton:linear_grouped",
+        Backend.MLIR: "compiled_kernels.linear.mlir:linear_grouped",
     },
 )
 
@@ -92,16 +94,29 @@ def linear_int8(
     return LINEAR_INT8.implementation(backend)(x, values, scales, bias)
 
 
-def linear_int4(
+def linear_grouped(
     x: Float[Tensor, "token width"],
-    packed: UInt8[Tensor, "out half"],
+    codes: Tensor,
     scales: Float[Tensor, "out column_group"],
-    bias: Tensor | None = None,
+    minima: Float[Tensor, "out column_group"] | None,
+    bias: Tensor | None,
+    group: int,
     backend: Backend = Backend.EAGER,
 ) -> Float[Tensor, "token out"]:
-    """Compute x @ (values * scales).T + bias, one scale for each group of columns; `packed` as in `quantize_int4`."""
+    """Compute x @ (codes * scales + minima).T + bias, in the type of `x`.
+
+    Args:
+        x: the rows.
+        codes: int8 or float8_e4m3fn (without NaN) [out, width]; or uint8 [out, width / 2], 4-bit codes as in
+            `pack_int4`: -8..7, beside minima 0..15.
+        scales: float16, bfloat16 or float32.
+        minima: of any of these types; not beside float8_e4m3fn.
+        bias: [out].
+        group: columns that share a scale and a minimum; the last group may have fewer, but not of 4-bit codes.
+        backend: what computes it.
+    """
     if backend is Backend.EAGER:
-        return linear_int4_reference(x, packed, scales, bias)
+        return linear_grouped_reference(x, codes, scales, minima, bias, group)
     if backend is Backend.INDUCTOR:
-        return traced.linear_int4(x, packed, scales, bias)
-    return LINEAR_INT4.implementation(backend)(x, packed, scales, bias)
+        return traced.linear_grouped(x, codes, scales, minima, bias, group)
+    return LINEAR_GROUPED.implementation(backend)(x, codes, scales, minima, bias, group)

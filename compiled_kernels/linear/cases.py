@@ -8,13 +8,26 @@ import compiled_kernels
 from compiled_kernels.blocked import from_panels, to_panels
 from compiled_kernels.cases import Case, CaseCost, Suite, random_normal
 from compiled_kernels.linear.api import linear_reference
-from compiled_kernels.linear.quantize import dequantize_int4, dequantize_int8, quantize_int4, quantize_int8
+from compiled_kernels.linear.matrix_format import Codes, MatrixFormat
+from compiled_kernels.linear.quantize import dequantize_grouped, dequantize_int8, quantize_int8, quantize_matrix
 
 # (rows, width, out): one row and 16 through the matrices of SmolLM2 and TinyLlama; many rows; ragged ones.
 DECODE = [(1, 576, 3072), (1, 2048, 11264), (1, 5632, 2048), (16, 576, 3072), (16, 2048, 2048)]
 PREFILL = [(512, 576, 3072)]
 PANELS = [(1, 576, 3072), (16, 576, 3072), (512, 576, 3072), (4, 96, 128), (6, 352, 64), (7, 64, 64), (385, 704, 192)]
 SMALL = [(1, 64, 40), (2, 64, 40), (3, 128, 7), (5, 192, 33), (33, 64, 17)]
+# Formats in few bits beside INT8 by row, by what stores so: our INT4, Q4_0; AWQ and GPTQ; Q4_1; Q8_0; GPTQ in 8 bits;
+# FP8 by block, and by row (its group is any number of columns from the width on).
+GROUPED: dict[str, MatrixFormat] = {
+    "int4 by 64": MatrixFormat("int4", 64, torch.float16),
+    "int4 by 32": MatrixFormat("int4", 32, torch.float16),
+    "int4 by 64, minima": MatrixFormat("int4", 64, torch.float16, torch.float32),
+    "int4 by 32, minima": MatrixFormat("int4", 32, torch.float16, torch.float16),
+    "int8 by 32": MatrixFormat("int8", 32, torch.float16),
+    "int8 by 64, minima": MatrixFormat("int8", 64, torch.bfloat16, torch.float32),
+    "fp8 by 128": MatrixFormat("fp8", 128, torch.float32),
+    "fp8 by row": MatrixFormat("fp8", 1 << 16, torch.float32),
+}
 
 
 def dense_inputs(
@@ -36,33 +49,55 @@ def int8_inputs(
     return x, to_panels(values) if panels else values, scales, added
 
 
-def int4_inputs(
-    generator: torch.Generator, tokens: int, width: int, out: int, dtype: torch.dtype, bias: bool, group: int
-) -> tuple:
+def grouped_inputs(
+    generator: torch.Generator, tokens: int, width: int, out: int, dtype: torch.dtype, bias: bool,
+    codes: Codes = "int4", group: int = 64, scales: torch.dtype = torch.float16, minima: torch.dtype | None = None,
+) -> tuple:  # fmt: skip
     x, weight, added = dense_inputs(generator, tokens, width, out, dtype, bias)
-    return x, *quantize_int4(weight, group), added
+    if minima is not None:
+        weight = weight + random_normal(generator, dtype, (out, 1)) * width**-0.5  # zeros in the middle would hide them
+    stored = quantize_matrix(weight, MatrixFormat(codes, group, scales, minima))
+    return x, *stored, *([] if len(stored) == 3 else [None]), added, min(group, width)
 
 
-def cases(bits: int, **more: int) -> tuple[Case, ...]:
-    """Make the cases; `bits` 0 means those of `dtype`; `more` is the group of INT4. Without one, weights in panels
-    too."""
+def cases(bits: int) -> tuple[Case, ...]:
+    """Make the cases of INT8 by row, and with `bits` 0 those of dense weights; row by row, and in panels."""
     found = []
     plain = [(*shape, False) for shape in DECODE + PREFILL + SMALL]
-    for tokens, width, out, panels in plain + ([] if more else [(*shape, True) for shape in PANELS]):
+    for tokens, width, out, panels in plain + [(*shape, True) for shape in PANELS]:
         for dtype in (torch.float32, torch.bfloat16):
-            each = bits or 8 * dtype.itemsize
-            scales = out * 4 * (bits == 8) + (2 * out * width // more["group"] if more else 0)
+            stored = out * width * (bits or 8 * dtype.itemsize) // 8 + out * 4 * (bits == 8)
             rows = tokens * (width + out) * dtype.itemsize
             found.append(
                 Case(
-                    f"{tokens}x{width}x{out}" + (f" group {more['group']}" if more else " panels" if panels else ""),
+                    f"{tokens}x{width}x{out}" + (" panels" if panels else ""),
                     {"tokens": tokens, "width": width, "out": out, "dtype": dtype, "bias": out % 2 == 1 or panels}
-                    | more
                     | ({"panels": True} if panels else {}),
-                    CaseCost(out * width * each // 8 + scales + rows, 2 * tokens * width * out),
+                    CaseCost(stored + rows, 2 * tokens * width * out),
                     timed=width > 500 and dtype == torch.bfloat16,
                 )
             )
+    return tuple(found)
+
+
+def grouped_cases() -> tuple[Case, ...]:
+    """Make the cases of each format: all shapes of our own INT4, the small ones and a token's of the others."""
+    found = []
+    for name, format in GROUPED.items():
+        ours = format.codes == "int4" and format.minima is None
+        for tokens, width, out in (DECODE + PREFILL if ours else [DECODE[0], DECODE[3]]) + SMALL:
+            for dtype in (torch.float32, torch.bfloat16):
+                rows = tokens * (width + out) * dtype.itemsize
+                stored = {"codes": format.codes, "group": format.group, "scales": format.scales}
+                found.append(
+                    Case(
+                        f"{tokens}x{width}x{out} {name}",
+                        {"tokens": tokens, "width": width, "out": out, "dtype": dtype, "bias": out % 2 == 1}
+                        | stored | {"minima": format.minima},
+                        CaseCost(format.nbytes(out, width) + rows, 2 * tokens * width * out),
+                        timed=width > 500 and dtype == torch.bfloat16,
+                    )
+                )  # fmt: skip
     return tuple(found)
 
 
@@ -85,8 +120,11 @@ def _int8(x: torch.Tensor, stored: torch.Tensor, scales: torch.Tensor, bias: tor
     return x, dequantize_int8(from_panels(stored), scales.double()), bias
 
 
-def _int4(x: torch.Tensor, stored: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None) -> tuple:
-    return x, dequantize_int4(stored, scales.double()), bias
+def _grouped(
+    x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, minima: torch.Tensor | None,
+    bias: torch.Tensor | None, group: int,
+) -> tuple:  # fmt: skip
+    return x, dequantize_grouped(codes, scales.double(), None if minima is None else minima.double(), group), bias
 
 
 def _exact(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -103,7 +141,7 @@ SUITES = (
         exact=lambda *inputs: _exact(*_int8(*inputs)), scale=lambda *inputs: _size(*_int8(*inputs)),
     ),
     Suite(
-        "linear_int4", int4_inputs, compiled_kernels.linear_int4, cases(4, group=64) + cases(4, group=32), terms,
-        exact=lambda *inputs: _exact(*_int4(*inputs)), scale=lambda *inputs: _size(*_int4(*inputs)),
+        "linear_grouped", grouped_inputs, compiled_kernels.linear_grouped, grouped_cases(), terms,
+        exact=lambda *inputs: _exact(*_grouped(*inputs)), scale=lambda *inputs: _size(*_grouped(*inputs)),
     ),
 )  # fmt: skip

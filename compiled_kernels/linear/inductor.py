@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from compiled_kernels.linear.quantize import dequantize_int4, dequantize_int8
+from compiled_kernels.linear.quantize import dequantize_grouped, dequantize_int8
 
 
 def reduces(x: Tensor) -> bool:
@@ -27,15 +27,37 @@ def linear_int8(x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None) 
     return _with_bias(((values.to(exact) * x.to(exact)).sum(dim=-1) * scales)[None], bias, x.dtype)
 
 
-def linear_int4(x: Tensor, packed: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+def linear_grouped(
+    x: Tensor, codes: Tensor, scales: Tensor, minima: Tensor | None, bias: Tensor | None, group: int
+) -> Tensor:
+    codes = e4m3_numbers(codes) if codes.dtype == torch.float8_e4m3fn else codes
     if not reduces(x):
-        return F.linear(x, dequantize_int4(packed, scales).to(x.dtype), bias)
+        return F.linear(x, dequantize_grouped(codes, scales, minima, group).to(x.dtype), bias)
     exact = torch.promote_types(x.dtype, torch.float32)
-    groups = scales.shape[1]
-    halves = packed.view(packed.shape[0], groups, -1)
-    low, high = x.to(exact).view(1, groups, 2, -1).unbind(dim=2)
-    sums = ((halves & 15).to(exact) - 8) * low + ((halves >> 4).to(exact) - 8) * high
-    return _with_bias((sums * scales.to(exact)[..., None]).sum(dim=(1, 2))[None], bias, x.dtype)
+    row = x[0].to(exact)
+    whole = x.shape[1] // group  # groups, before one that has fewer columns
+    columns = row[: whole * group].view(whole, group)
+    if codes.dtype == torch.uint8:
+        halves, offset = codes.view(codes.shape[0], whole, -1), 0 if minima is not None else 8
+        low, high = columns.chunk(2, dim=1)
+        sums = ((halves & 15).to(exact) - offset) * low + ((halves >> 4).to(exact) - offset) * high
+    else:
+        sums = codes[:, : whole * group].view(codes.shape[0], whole, group).to(exact) * columns
+    out = (sums * scales[:, :whole, None].to(exact)).sum(dim=(1, 2))
+    rest = row[whole * group :]
+    if rest.numel():
+        out = out + (codes[:, whole * group :].to(exact) * rest).sum(dim=1) * scales[:, whole].to(exact)
+    if minima is not None:
+        by_group = torch.cat([columns.sum(dim=1), rest.sum(dim=0, keepdim=True)])[: scales.shape[1]]
+        out = out + (minima.to(exact) * by_group).sum(dim=1)
+    return _with_bias(out[None], bias, x.dtype)
+
+
+def e4m3_numbers(codes: Tensor) -> Tensor:
+    """Return E4M3 (not NaN) as float32: sign, exponent and fraction moved to their places in float16, where they are
+    256 times too small. torch.compile converts a vector of these at once, of E4M3 one number at a time."""
+    halves = codes.view(torch.int8).to(torch.int16) << 7 & ~(1 << 14)
+    return halves.view(torch.float16).to(torch.float32) * 256
 
 
 def _with_bias(out: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:

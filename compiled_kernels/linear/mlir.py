@@ -15,6 +15,8 @@ from compiled_kernels.blocked import in_panels
 from compiled_kernels.blocked import mlir as blocked
 from compiled_kernels.blocked.shape import TILE_ROWS
 from compiled_kernels.cases import Case
+from compiled_kernels.linear.matrix_format import CODE_DTYPES, SCALE_DTYPES
+from compiled_kernels.linear.mlir_codes import CODE_BITS, code_kind
 from compiled_kernels.linear.mlir_shape import MAX_ROWS_TOGETHER, Product
 from compiled_kernels.linear.mlir_text import product_text
 from compiled_kernels.mlir import Kernel, compile_text
@@ -28,7 +30,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     tokens, width = x.shape
     check_argument("linear", "x", x, (tokens, width), COMPUTE_DTYPES, contiguous=False)
     check_argument("linear", "weight", weight, (weight.shape[0], width), COMPUTE_DTYPES, contiguous=False)
-    return _run(x, "linear", MLIR_TYPES[weight.dtype], 0, (weight,), bias)
+    return _run(x, "linear", MLIR_TYPES[weight.dtype], (weight,), bias)
 
 
 def linear_int8(x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
@@ -38,23 +40,32 @@ def linear_int8(x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None) 
     check_argument("linear_int8", "x", x, (tokens, width), COMPUTE_DTYPES, contiguous=False)
     check_argument("linear_int8", "values", values, (values.shape[0], width), (torch.int8,), contiguous=False)
     check_argument("linear_int8", "scales", scales, (values.shape[0],), (torch.float32,), contiguous=False)
-    return _run(x, "linear_int8", "i8", 0, (values, scales), bias)
+    return _run(x, "linear_int8", "i8", (values, scales), bias)
 
 
-def linear_int4(x: Tensor, packed: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    (tokens, width), (out, groups) = x.shape, scales.shape
-    check_argument("linear_int4", "x", x, (tokens, width), COMPUTE_DTYPES, contiguous=False)
-    check_argument("linear_int4", "packed", packed, (out, width // 2), (torch.uint8,), contiguous=False)
-    check_argument("linear_int4", "scales", scales, (out, groups), (torch.float16,), contiguous=False)
-    if groups < 1 or width % (2 * groups):
-        raise BackendError(f"linear_int4: {groups} scales a row do not divide {width} columns into even groups")
-    return _run(x, "linear_int4", "i4", width // groups, (packed, scales), bias)
+def linear_grouped(
+    x: Tensor, codes: Tensor, scales: Tensor, minima: Tensor | None, bias: Tensor | None, group: int
+) -> Tensor:
+    name, (tokens, width), out = "linear_grouped", x.shape, codes.shape[0]
+    kind = code_kind(codes.dtype, minima is not None)
+    check_argument(name, "x", x, (tokens, width), COMPUTE_DTYPES, contiguous=False)
+    check_argument(name, "codes", codes, (out, width * CODE_BITS[kind] // 8), (codes.dtype,), contiguous=False)
+    groups = -(-width // max(1, group))
+    if group < 1 or (CODE_BITS[kind] == 4 and (group % 2 or width % group)):
+        raise BackendError(f"{name}: even groups that divide {width} columns are wanted, {group} given")
+    check_argument(name, "scales", scales, (out, groups), SCALE_DTYPES, contiguous=False)
+    if minima is not None:
+        check_argument(name, "minima", minima, (out, groups), SCALE_DTYPES, contiguous=False)
+    by_row = groups == 1 and minima is None and CODE_BITS[kind] == 8
+    weights = (codes, scales[:, 0].float() if by_row else scales, *([] if minima is None else [minima]))
+    types = MLIR_TYPES[scales.dtype], "" if minima is None else MLIR_TYPES[minima.dtype]
+    return _run(x, name, kind, weights, bias, *([] if by_row else [group, *types]))
 
 
 def stages(case: Case, operator: str = "linear") -> Mapping[str, str]:
     """Return every stage of the function that runs for `case`."""
     of = case.arguments
-    kind = {"linear_int8": "i8", "linear_int4": "i4"}.get(operator, MLIR_TYPES[of["dtype"]])
+    kind = {"linear_int8": "i8"}.get(operator, MLIR_TYPES[of["dtype"]])
     if of.get("panels"):
         shape = of["width"], of["out"], kind, MLIR_TYPES[of["dtype"]], of["bias"]
         few = of["tokens"] <= TILE_ROWS
@@ -64,12 +75,21 @@ def stages(case: Case, operator: str = "linear") -> Mapping[str, str]:
             else blocked.many_rows(Target.current(), operator, *shape)[0]
         ).stages
     shape = (min(of["tokens"], MAX_ROWS_TOGETHER), of["width"], of["out"])
-    return _compiled(
-        Target.current(), operator, *shape, kind, MLIR_TYPES[of["dtype"]], of.get("group", 0), of["bias"]
-    ).stages
+    codes: tuple[str | int, ...] = ()
+    if operator == "linear_grouped":
+        minima = of["minima"]
+        kind = code_kind(CODE_DTYPES[of["codes"]], minima is not None)
+        if of["group"] < of["width"] or minima is not None or CODE_BITS[kind] == 4:
+            types = MLIR_TYPES[of["scales"]], "" if minima is None else MLIR_TYPES[minima]
+            codes = (min(of["group"], of["width"]), *types)
+    return _compiled(Target.current(), operator, *shape, kind, MLIR_TYPES[of["dtype"]], of["bias"], *codes).stages
 
 
-def _run(x: Tensor, name: str, kind: str, group: int, weights: tuple[Tensor, ...], bias: Tensor | None) -> Tensor:
+def _run(
+    x: Tensor, name: str, kind: str, weights: tuple[Tensor, ...], bias: Tensor | None, *codes: str | int
+) -> Tensor:
+    """Multiply by `weights`, a matrix and what is beside it; `codes` are group and types of scales
+    and minima, unless rows are scaled."""
     (tokens, width), outs = x.shape, weights[0].shape[0]
     out = torch.empty(tokens, outs)
     if not out.numel():
@@ -78,7 +98,7 @@ def _run(x: Tensor, name: str, kind: str, group: int, weights: tuple[Tensor, ...
         check_argument(name, "bias", bias, (outs,), (bias.dtype,), contiguous=False)
         weights = (*weights, bias.to(x.dtype))
     rows = min(tokens, MAX_ROWS_TOGETHER)
-    kernel = _compiled(Target.current(), name, rows, width, outs, kind, MLIR_TYPES[x.dtype], group, bias is not None)
+    kernel = _compiled(Target.current(), name, rows, width, outs, kind, MLIR_TYPES[x.dtype], bias is not None, *codes)
     sizes = torch.tensor([tokens])
     BoundCall(kernel.address, (x.contiguous(), *(weight.contiguous() for weight in weights), out, sizes))()
     return out.to(x.dtype)
@@ -86,9 +106,13 @@ def _run(x: Tensor, name: str, kind: str, group: int, weights: tuple[Tensor, ...
 
 @functools.lru_cache(maxsize=512)
 def _compiled(
-    target: Target, name: str, rows: int, width: int, out: int, kind: str, x: str, group: int, bias: bool
-) -> Kernel:
-    product = Product("product", rows, width, out, kind, x, target, group, bias, any_rows=rows == MAX_ROWS_TOGETHER)
+    target: Target, name: str, rows: int, width: int, out: int, kind: str, x: str, bias: bool,
+    group: int = 0, scales: str = "f32", minima: str = "",
+) -> Kernel:  # fmt: skip
+    product = Product(
+        "product", rows, width, out, kind, x, target, group, bias, any_rows=rows == MAX_ROWS_TOGETHER,
+        scales=scales, minima=minima,
+    )  # fmt: skip
     text = "\n".join((THREADS, product_text(product), _entry(product, name)))
     return compile_text(text, name, level=target.level, libraries=(libgomp_path(),))
 

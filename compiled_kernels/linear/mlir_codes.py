@@ -12,10 +12,11 @@ scales or sums by.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
+from compiled_kernels.backends import BackendError
 from compiled_kernels.mlir_text import Lines, vector
 
 CODE_BITS = {"i8": 8, "i4": 4, "u4": 4, "f8": 8, "f4": 4}
@@ -25,6 +26,15 @@ TABLES: dict[str, Sequence[float]] = {
     "u4": range(16),
     "f4": [sign * value * 2.0**-15 for sign in (1, -1) for value in (0, 1, 2, 3, 4, 6, 8, 12)],
 }
+
+
+def code_kind(codes: torch.dtype, with_minima: bool) -> str:
+    """Return the kind of codes (see mlir_codes.py) that a tensor of this type holds, beside minima or without."""
+    kinds = {torch.uint8: "u4" if with_minima else "i4", torch.int8: "i8", torch.float8_e4m3fn: "f8"}
+    if codes not in kinds:
+        known = "uint8, int8 or float8_e4m3fn"
+        raise BackendError(f"linear_grouped: backend mlir wants codes as {known}; {codes} given")
+    return kinds[codes]
 
 
 def code_unit(kind: str) -> float:
@@ -59,12 +69,12 @@ def code_vectors(
     octets = vector(count, "i8")
     low = lines.let(f"arith.andi {loaded}, {lines.constant('15', count, 'i8')} : {octets}")
     high = lines.let(f"arith.shrui {loaded}, {lines.constant('4', count, 'i8')} : {octets}")
-    halves = [low, high]
+    halves: Iterable[str] = (low, high)
     if element == "f32" and kind == "i4":
         eight = lines.constant("8", count, "i8")
-        halves = [lines.let(f"arith.subi {half}, {eight} : {octets}") for half in halves]
+        halves = (lines.let(f"arith.subi {half}, {eight} : {octets}") for half in (low, high))
     if joined:
-        halves, count = [_joined(lines, halves, count, "i8")], 2 * count
+        halves, count = [_joined(lines, list(halves), count, "i8")], 2 * count
     if element == "f32":
         return [lines.extend(half, count, "i8") for half in halves]
     return [_looked_up(lines, kind, half) for half in halves]

@@ -1,17 +1,20 @@
 """Products of a few rows with a weight matrix as MLIR text: each weight is read once, for all rows, at memory's pace.
 
 The weight's rows are walked in blocks; a block's sums stay in registers, one vector for each pair of weight row and
-token. Dense bfloat16, INT8 and INT4 weights meet bfloat16 tokens in dot products of pairs where the processor has them,
-and in float32 otherwise. The values of INT8 and INT4 are exact in bfloat16.
+token. Dense bfloat16 weights and codes meet bfloat16 tokens in dot products of pairs where the processor has them, and
+in float32 otherwise; codes are exact in either. A group of columns is summed apart:
+
+    out = sum over groups of  scale * sum(code * x) + minimum * sum(x)
+
+where the sum of x of a group is made once for a block of rows.
 """
 
 from __future__ import annotations
 
-import torch
-
+from compiled_kernels.linear.mlir_codes import CODE_BITS, code_unit, code_vectors
 from compiled_kernels.linear.mlir_shape import MAX_ROWS_TOGETHER, Product
 from compiled_kernels.linear_w8a8.mlir_rows import dot, row_scale, scaled
-from compiled_kernels.mlir_text import Lines, Named, declare_arguments, vector
+from compiled_kernels.mlir_text import Lines, Named, declare_arguments, number, vector
 
 __all__ = ["Product", "product_text"]
 
@@ -37,46 +40,28 @@ def fetch(lines: Lines, product: Product, row: str, column: str) -> None:
 
 
 def weight_vector(lines: Lines, product: Product, row: str) -> str:
-    """Emit columns from %k of a weight's row that is stored as f32, bf16 or i8."""
+    """Emit columns from %k of a weight's row that is dense, or of 8 bits with one scale."""
+    if product.weight_dtype in CODE_BITS:
+        return _codes(lines, product, row, "%k", True)[0]
     fetch(lines, product, row, "%k")
     loaded = lines.load("%w0", f"{row}, %k", product.weight_types[0], product.values_per_vector, product.weight_dtype)
-    if not product.uses_bf16_pairs:
-        return lines.extend(loaded, product.values_per_vector, product.weight_dtype)
-    if product.weight_dtype == "bf16":
+    if product.uses_bf16_pairs:
         return loaded
-    return lines.truncate(lines.extend(loaded, 32, "i8"), 32, "bf16")
+    return lines.extend(loaded, product.values_per_vector, product.weight_dtype)
 
 
 def halves_joined(product: Product) -> bool:
-    """Return whether an INT4 group is one vector of pairs, its low halves and its high halves side by side."""
-    return product.uses_bf16_pairs and product.quant_group == 32
+    """Return whether a group of 4-bit codes is one vector of pairs, its low halves and its high halves side by side."""
+    return product.uses_bf16_pairs and product.in_halves and product.quant_group == 32
 
 
-def int4_vectors(lines: Lines, product: Product, row: str, byte: str) -> list[str]:
-    """Emit bytes of a weight's row from `byte` on, as the values of their low and of their high halves."""
-    packed = lines.load("%w0", f"{row}, {byte}", product.weight_types[0], product.values_per_vector, "i8")
-    kind = f"vector<{product.values_per_vector}xi8>"
-    low = lines.let(f"arith.andi {packed}, {lines.constant('15', product.values_per_vector, 'i8')} : {kind}")
-    high = lines.let(f"arith.shrui {packed}, {lines.constant('4', product.values_per_vector, 'i8')} : {kind}")
-    if not product.uses_bf16_pairs:
-        eight = lines.constant("8", product.values_per_vector, "i8")
-        centred = (lines.let(f"arith.subi {half}, {eight} : {kind}") for half in (low, high))
-        return [lines.extend(half, product.values_per_vector, "i8") for half in centred]
-    if halves_joined(product):
-        return [_looked_up(lines, lines.let(f"vector.shuffle {low}, {high} {list(range(32))} : {kind}, {kind}"))]
-    return [_looked_up(lines, low), _looked_up(lines, high)]
-
-
-def _looked_up(lines: Lines, codes: str) -> str:
-    """Emit 32 codes 0..15 as bfloat16 values -8..7, by a table in a register (AVX512BW: VPERMW)."""
-    table = torch.arange(-8, 8, dtype=torch.bfloat16).view(torch.int16).tolist() * 2
-    words = lines.let(f"arith.extui {codes} : vector<32xi8> to vector<32xi16>")
-    values = lines.constant(str(table), 32, "i16")
-    found = lines.let(
-        f'llvm.call_intrinsic "llvm.x86.avx512.permvar.hi.512"({values}, {words}) : '
-        "(vector<32xi16>, vector<32xi16>) -> vector<32xi16>"
-    )
-    return lines.let(f"vector.bitcast {found} : vector<32xi16> to vector<32xbf16>")
+def _codes(lines: Lines, product: Product, row: str, byte: str, fetched: bool) -> list[str]:
+    """Emit a vector of bytes of a weight's row from `byte` on, as numbers; what comes after it too, if `fetched`."""
+    if fetched:
+        fetch(lines, product, row, byte)
+    count, element = product.values_per_vector, "bf16" if product.uses_bf16_pairs else "f32"
+    loaded = lines.load("%w0", f"{row}, {byte}", product.weight_types[0], count, "i8")
+    return code_vectors(lines, product.weight_dtype, loaded, count, element, halves_joined(product))
 
 
 def product_text(product: Product) -> str:
@@ -120,13 +105,17 @@ def _block(lines: Lines, product: Product, tokens: list[str], run: str) -> None:
     zero = lines.constant("0" if product.w8a8 else "0.0", lanes, kind)
     rows = [lines.let(f"arith.addi %o, {lines.index(i)} : index") for i in range(product.block)]
     names = [f"%s{i}_{run}" for i in range(len(rows) * len(tokens))]
-    start, end = lines.index(0), lines.index(product.in_features)
-    step = lines.index(product.quant_group if product.weight_dtype == "i4" else product.values_per_vector)
+    start, end = lines.index(0), lines.index(product.in_features - product.last_group)
+    step = lines.index(product.quant_group or product.values_per_vector)
     over = f"%k = {start} to {end} step {step}"
     found = lines.begin_loop(f"%sums{run}", over, names, [zero] * len(names), lanes, kind)
-    join = _integers if product.w8a8 else _int4_group if product.weight_dtype == "i4" else _columns
-    moved = join(lines, product, rows, tokens, names)
+    if product.quant_group:
+        moved = _group(lines, product, rows, tokens, names, "%k", product.quant_group)
+    else:
+        moved = (_integers if product.w8a8 else _columns)(lines, product, rows, tokens, names)
     lines.end_loop(moved, lanes, kind)
+    if product.last_group:
+        found = _group(lines, product, rows, tokens, found, end, product.last_group)
     totals = _integer_totals(lines, product, tokens, found) if product.w8a8 else _totals(lines, found, lanes)
     _store(lines, product, rows, tokens, totals)
 
@@ -167,43 +156,69 @@ def _integer_totals(lines: Lines, product: Product, tokens: list[str], vectors: 
     """Each vector's sum across its lanes times its token's scale, as float32."""
     kind, totals = vector(product.lanes, "i32"), []
     scales = [row_scale(lines, product.int8_rows, Named("x", product.x_type), token) for token in tokens]
-    for number, found in enumerate(vectors):
+    for place, found in enumerate(vectors):
         whole = lines.let(f"vector.reduction <add>, {found} : {kind} into i32")
-        totals.append(scaled(lines, whole, *scales[number % len(tokens)], 0))
+        totals.append(scaled(lines, whole, *scales[place % len(tokens)], 0))
     return totals
 
 
-def _int4_group(lines: Lines, product: Product, rows: list[str], tokens: list[str], sums: list[str]) -> list[str]:
-    """Emit the step in which one INT4 group of each row joins the sums: its products are summed apart, then scaled."""
-    byte_at = lines.let(f"arith.divui %k, {lines.index(2)} : index")
-    group_at = lines.let(f"arith.divui %k, {lines.index(product.quant_group)} : index")
-    runs = range(0, product.quant_group // 2, product.values_per_vector)  # of bytes
-    x = [_int4_x(lines, product, token, runs) for token in tokens]
+def _group(
+    lines: Lines, product: Product, rows: list[str], tokens: list[str], sums: list[str], start: str, columns: int
+) -> list[str]:
+    """Emit the step in which a group of `columns` columns from `start` on joins the sums: its products are summed
+    apart, then scaled; its minimum is multiplied with the sum of its x."""
+    halves = 2 if product.in_halves else 1
+    byte_at = lines.let(f"arith.divui {start}, {lines.index(halves)} : index")
+    group_at = lines.let(f"arith.divui {start}, {lines.index(product.quant_group)} : index")
+    runs = range(0, columns // halves, product.values_per_vector)  # of bytes
+    x = [_group_x(lines, product, token, start, runs) for token in tokens]
+    x_sums = [_x_sum(lines, product, each) for each in x] if product.minima else []
     moved, carried = [], iter(sums)
     for row in rows:
         weights: list[str] = []
         for at in runs:
             byte = lines.let(f"arith.addi {byte_at}, {lines.index(at)} : index")
-            if at == 0:
-                fetch(lines, product, row, byte)
-            weights += int4_vectors(lines, product, row, byte)
-        stored = lines.let(f"memref.load %w1[{row}, {group_at}] : {product.weight_types[1]}")
-        scale = lines.splat(lines.let(f"arith.extf {stored} : f16 to f32"), product.lanes)
-        for columns in x:
+            weights += _codes(lines, product, row, byte, at == 0)
+        scale = _of_group(lines, product, 1, row, group_at)
+        minimum = _of_group(lines, product, 2, row, group_at) if product.minima else ""
+        for place, each in enumerate(x):
             part = lines.constant("0.0", product.lanes)
-            for weight, each in zip(weights, columns, strict=True):
-                part = multiply(lines, product, part, weight, each)
-            moved.append(lines.fma(part, scale, next(carried), product.lanes))
+            for weight, values in zip(weights, each, strict=True):
+                part = multiply(lines, product, part, weight, values)
+            found = lines.fma(part, scale, next(carried), product.lanes)
+            moved.append(lines.fma(x_sums[place], minimum, found, product.lanes) if product.minima else found)
     return moved
 
 
-def _int4_x(lines: Lines, product: Product, token: str, runs: range) -> list[str]:
-    """Emit one group of columns of x in the order of `int4_vectors`: a byte's low half belongs to a column of the
-    group's first half, its high half to one of the second."""
+def _of_group(lines: Lines, product: Product, place: int, row: str, group: str) -> str:
+    """Emit the scale (`place` 1) or minimum (2) of a row's group, broadcast."""
+    kind, element = product.weight_types[place], product.scales if place == 1 else product.minima
+    stored = lines.let(f"memref.load %w{place}[{row}, {group}] : {kind}")
+    wide = stored if element == "f32" else lines.let(f"arith.extf {stored} : {element} to f32")
+    return lines.splat(wide, product.lanes)
+
+
+def _x_sum(lines: Lines, product: Product, vectors: list[str]) -> str:
+    """Emit the sum of vectors of x, in a vector as long as those of sums."""
+    if product.uses_bf16_pairs:
+        found, ones = lines.constant("0.0", product.lanes), lines.constant("1.0", 32, "bf16")
+        for each in vectors:
+            found = lines.dot_pairs(found, ones, each)
+        return found
+    found, *others = vectors
+    for each in others:
+        found = lines.let(f"arith.addf {found}, {each} : {vector(product.lanes)}")
+    return found
+
+
+def _group_x(lines: Lines, product: Product, token: str, start: str, runs: range) -> list[str]:
+    """Emit a group's columns of x in the order of `_codes`: a byte's low half belongs to a column of the group's first
+    half, its high half to one of the second."""
     if halves_joined(product):
-        return [lines.load("%x", f"{token}, %k", product.x_type, 32, product.x_dtype)]
-    numbers = [at + side for at in runs for side in (0, product.quant_group // 2)]
-    columns = [lines.let(f"arith.addi %k, {lines.index(number)} : index") for number in numbers]
+        return [lines.load("%x", f"{token}, {start}", product.x_type, 32, product.x_dtype)]
+    sides = (0, product.quant_group // 2) if product.in_halves else (0,)
+    places = [at + side for at in runs for side in sides]
+    columns = [lines.let(f"arith.addi {start}, {lines.index(place)} : index") for place in places]
     return [x_vector(lines, product, token, column) for column in columns]
 
 
@@ -217,11 +232,12 @@ def _totals(lines: Lines, vectors: list[str], lanes: int) -> list[str]:
 
 def _store(lines: Lines, product: Product, rows: list[str], tokens: list[str], totals: list[str]) -> None:
     """Emit out[token, row] = total * scale + bias (+ what it held)."""
-    left = iter(totals)
+    left, unit = iter(totals), code_unit(product.weight_dtype)
     for row in rows:
-        scale = (
-            lines.let(f"memref.load %w1[{row}] : {product.weight_types[1]}") if product.weight_dtype == "i8" else None
-        )
+        scale = lines.let(f"arith.constant {number(unit)} : f32") if unit != 1 else None
+        if product.scales_rows:
+            stored = lines.let(f"memref.load %w1[{row}] : {product.weight_types[1]}")
+            scale = lines.let(f"arith.mulf {stored}, {scale} : f32") if scale else stored
         bias = _bias(lines, product, row) if product.bias else None
         for token in tokens:
             value = next(left)

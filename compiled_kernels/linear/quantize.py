@@ -1,7 +1,8 @@
-"""Weights as INT8 (one scale a row) or INT4 (one scale a group of columns), symmetric.
+"""Weights in few bits: quantized, packed, and as numbers again.
 
 INT4 in a group of `g` columns: byte i holds column i in its low half and column i + g/2 in its high half, each as
-value + 8, so that unpacking a run of bytes gives two runs of columns (the layout of llama.cpp's Q4_0).
+value + 8 (beside minima as it is), so that unpacking a run of bytes gives two runs of columns (the layout of
+llama.cpp's Q4_0 and Q4_1).
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import torch
 from einops import rearrange, repeat
 from jaxtyping import Float, Int8, UInt8
 from torch import Tensor
+
+from compiled_kernels.linear.matrix_format import INT8_MATRIX, MatrixFormat
 
 
 def quantize_int8(weight: Float[Tensor, "out width"]) -> tuple[Int8[Tensor, "out width"], Float[Tensor, " out"]]:
@@ -38,29 +41,81 @@ def quantize_int4(
     return _packed_halves(values.to(torch.uint8)), scales[..., 0]
 
 
-def pack_int4(codes: Int8[Tensor, "out width"], group: int) -> UInt8[Tensor, "out half"]:
-    """Pack codes in -8..7, two a byte, as `quantize_int4` does."""
-    values = (codes + 8).view(torch.uint8)
+def quantize_matrix(weight: Float[Tensor, "out width"], format: MatrixFormat) -> tuple[Tensor, ...]:
+    """Quantize to the codes, scales and minima of any format in few bits: the nearest codes of scales that reach from
+    a group's least to its largest number (without minima: to its largest either way), rounded to their type."""
+    if format == INT8_MATRIX:
+        return quantize_int8(weight)
+    if format.codes == "int4" and format.scales == torch.float16 and format.minima is None:
+        return quantize_int4(weight, format.group)
+    rows, columns = weight.shape
+    group = format.group or columns
+    padded = torch.nn.functional.pad(weight.float(), (0, -columns % group), mode="replicate")
+    grouped = rearrange(padded, "out (column_group column) -> out column_group column", column=group)
+    least, most = {"int8": (-128, 127), "int4": (-8, 7), "fp8": (-448, 448)}[format.codes]
+    low, high = grouped.amin(-1, keepdim=True), grouped.amax(-1, keepdim=True)
+    wanted = torch.maximum(-low, high) / most if format.minima is None else (high - low) / (most - least)
+    scales = wanted.to(format.scales)
+    if format.minima is not None and format.codes == "int4":
+        least, most = 0, 15
+    minima = None if format.minima is None else (low - least * scales.float()).to(format.minima)
+    away = grouped - (0.0 if minima is None else minima.float())
+    numbers = torch.where(scales == 0, 0.0, away / scales.float()).clamp(least, most)
+    numbers = rearrange(numbers, "out column_group column -> out (column_group column)")[:, :columns]
+    codes = numbers.to(torch.float8_e4m3fn) if format.codes == "fp8" else numbers.round().to(torch.int8)
+    if format.codes == "int4":
+        codes = pack_int4(codes, group, offset=0 if least == 0 else 8)
+    found = [codes, scales[..., 0] if format.group else scales[:, 0, 0]]
+    return tuple(found if minima is None else [*found, minima[..., 0]])
+
+
+def dequantize_matrix(
+    format: MatrixFormat, codes: Tensor, scales: Tensor, minima: Tensor | None = None
+) -> Float[Tensor, "out width"]:
+    """Return `codes * scales + minima` in float32; in float64 with scales of float64."""
+    if format == INT8_MATRIX:
+        return dequantize_int8(codes, scales)
+    group = format.group or codes.shape[1]
+    return dequantize_grouped(codes, scales if format.group else scales[:, None], minima, group)
+
+
+def dequantize_grouped(
+    codes: Tensor,
+    scales: Float[Tensor, "out column_group"],
+    minima: Float[Tensor, "out column_group"] | None,
+    group: int,
+) -> Float[Tensor, "out width"]:
+    """Return codes (int8, E4M3, or uint8 as in `pack_int4`) times scales plus minima of groups of `group` columns; in
+    float32, or in float64 with scales of float64."""
+    exact = torch.promote_types(scales.dtype, torch.float32)
+    if codes.dtype == torch.uint8:
+        codes = unpack_int4(codes, group, offset=8 if minima is None else 0)
+    columns = codes.shape[1]
+
+    def spread(each: Tensor) -> Tensor:
+        if (
+            columns % group
+        ):  # by index: Inductor of torch 2.13 multiplies a product with a slice of a repetition wrongly
+            return each.to(exact)[:, torch.arange(columns, device=each.device) // group]
+        return repeat(each.to(exact), "out column_group -> out (column_group column)", column=group)
+
+    values = codes.to(exact) * spread(scales)
+    return values if minima is None else values + spread(minima)
+
+
+def pack_int4(codes: Int8[Tensor, "out width"], group: int, offset: int = 8) -> UInt8[Tensor, "out half"]:
+    """Pack codes from -offset to 15 - offset, two a byte, as `quantize_int4` does."""
+    values = (codes + offset).view(torch.uint8)
     return _packed_halves(rearrange(values, "out (column_group column) -> out column_group column", column=group))
 
 
-def unpack_int4(packed: UInt8[Tensor, "out half"], group: int) -> Int8[Tensor, "out width"]:
-    """Return the codes in -8..7 of a matrix that `quantize_int4` or `pack_int4` packed."""
+def unpack_int4(packed: UInt8[Tensor, "out half"], group: int, offset: int = 8) -> Int8[Tensor, "out width"]:
+    """Return the codes of a matrix that `quantize_int4` or `pack_int4` packed."""
     halves = rearrange(packed, "out (column_group half) -> out column_group half", half=group // 2)
-    values = torch.cat([halves & 15, halves >> 4], dim=-1).to(torch.int8) - 8
+    values = torch.cat([halves & 15, halves >> 4], dim=-1).to(torch.int8) - offset
     return rearrange(values, "out column_group column -> out (column_group column)")
 
 
 def _packed_halves(values: UInt8[Tensor, "out column_group column"]) -> UInt8[Tensor, "out half"]:
     low, high = values.chunk(2, dim=-1)
     return rearrange(low | high << 4, "out column_group half -> out (column_group half)")
-
-
-def dequantize_int4(
-    packed: UInt8[Tensor, "out half"], scales: Float[Tensor, "out column_group"]
-) -> Float[Tensor, "out width"]:
-    halves = rearrange(packed, "out (column_group half) -> out column_group half", column_group=scales.shape[1])
-    values = torch.cat([halves & 15, halves >> 4], dim=-1).to(torch.int8) - 8
-    wide = scales if scales.dtype == torch.float64 else scales.float()
-    exact = repeat(wide, "out column_group -> out column_group column", column=values.shape[-1])
-    return rearrange(values * exact, "out column_group column -> out (column_group column)")

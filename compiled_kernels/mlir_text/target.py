@@ -16,6 +16,7 @@ MLIR_TYPES = {
     torch.float16: "f16",
     torch.int8: "i8",
     torch.uint8: "i8",
+    torch.float8_e4m3fn: "i8",
     torch.int32: "i32",
     torch.int64: "i64",
 }

@@ -139,14 +139,24 @@ def fixed_product() -> Examples:
     from compiled_kernels.linear.triton import plan_batch_invariant
 
     weights = {
-        "dense": (meta(WIDTH, WIDTH), None),
-        "int8": (meta(WIDTH, WIDTH, dtype=torch.int8), meta(WIDTH, dtype=torch.float32)),
-        "int4": (meta(WIDTH, WIDTH // 2, dtype=torch.uint8), meta(WIDTH, WIDTH // 64, dtype=torch.float16)),
+        "dense": (meta(WIDTH, WIDTH), None, None),
+        "int8": (meta(WIDTH, WIDTH, dtype=torch.int8), meta(WIDTH, dtype=torch.float32), None),
+        "int4": (*_grouped(torch.uint8, 64), None, None, 64),
+        "int4, minima": (*_grouped(torch.uint8, 128), None, _groups(128, torch.float32), 128),
     }
     return {
-        f"{name}, one order of sums": plan_batch_invariant(meta(16, WIDTH), codes, scales, None)[0]
-        for name, (codes, scales) in weights.items()
+        f"{name}, one order of sums": plan_batch_invariant(meta(16, WIDTH), codes, scales, *rest)[0]
+        for name, (codes, scales, *rest) in weights.items()
     }
+
+
+def _groups(group: int, dtype: torch.dtype = torch.float16) -> Tensor:
+    return meta(WIDTH, WIDTH // group, dtype=dtype)
+
+
+def _grouped(codes: torch.dtype, group: int, scales: torch.dtype = torch.float16) -> tuple[Tensor, Tensor]:
+    """Return codes and scales of a square matrix."""
+    return meta(WIDTH, WIDTH // 2 if codes == torch.uint8 else WIDTH, dtype=codes), _groups(group, scales)
 
 
 def int8() -> Examples:
@@ -156,11 +166,22 @@ def int8() -> Examples:
     return {name: plan_int8(meta(rows, WIDTH), *weights, None)[0] for name, rows in ROWS.items()}
 
 
-def int4() -> Examples:
-    from compiled_kernels.linear.triton import plan_int4
+def grouped() -> Examples:
+    from compiled_kernels.linear.triton import plan_grouped
 
-    weights = meta(WIDTH, WIDTH // 2, dtype=torch.uint8), meta(WIDTH, WIDTH // 64, dtype=torch.float16)
-    return {name: plan_int4(meta(rows, WIDTH), *weights, None)[0] for name, rows in ROWS.items()}
+    weights = {
+        "int4": (*_grouped(torch.uint8, 64), None, None, 64),
+        "int4, minima": (*_grouped(torch.uint8, 128), _groups(128, torch.float32), None, 128),
+        "int8": (*_grouped(torch.int8, 32), None, None, 32),
+        "int8, minima": (*_grouped(torch.int8, 128), _groups(128, torch.float32), None, 128),
+        "fp8 by block": (*_grouped(torch.float8_e4m3fn, 128, torch.float32), None, None, 128),
+        "fp8 by row": (*_grouped(torch.float8_e4m3fn, WIDTH, torch.float32), None, None, WIDTH),
+    }
+    return {
+        f"{when} {name}": plan_grouped(meta(rows, WIDTH), *stored)[0]
+        for name, stored in weights.items()
+        for when, rows in ROWS.items()
+    }
 
 
 def experts() -> Examples:
@@ -200,7 +221,7 @@ EXAMPLES: dict[str, Callable[[], Examples]] = {
     "gated_clamped": gated_clamped,
     "linear": fixed_product,
     "linear_int8": int8,
-    "linear_int4": int4,
+    "linear_grouped": grouped,
     "expert_linear": experts,
     "kv_write": kv_write,
     "paged_attention": attention,

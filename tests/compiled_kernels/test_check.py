@@ -159,6 +159,6 @@ def test_the_process_ends_when_its_output_is_no_longer_read(monkeypatch: pytest.
             started.append(self)
 
     monkeypatch.setattr(subprocess, "Popen", Watched)
-    with interpreting(["linear_int4"]):
+    with interpreting(["linear_grouped"]):
         pass
     assert [process.returncode is not None for process in started] == [True]

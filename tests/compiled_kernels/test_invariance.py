@@ -30,9 +30,9 @@ def linear_int8(generator: torch.Generator, width: int, dtype: torch.dtype) -> R
     return lambda x, backend: compiled_kernels.linear_int8(x, *stored, None, backend)
 
 
-def linear_int4(generator: torch.Generator, width: int, dtype: torch.dtype) -> Run:
+def linear_grouped(generator: torch.Generator, width: int, dtype: torch.dtype) -> Run:
     stored = quantize_int4(random_normal(generator, dtype, (33, width)), 16)
-    return lambda x, backend: compiled_kernels.linear_int4(x, *stored, None, backend)
+    return lambda x, backend: compiled_kernels.linear_grouped(x, *stored, None, None, 16, backend)
 
 
 def rms_norm(generator: torch.Generator, width: int, dtype: torch.dtype) -> Run:
@@ -55,7 +55,7 @@ def gated_silu(generator: torch.Generator, width: int, dtype: torch.dtype) -> Ru
     return lambda x, backend: compiled_kernels.gated_silu(x, backend)
 
 
-ROWS = {each.__name__: each for each in (linear, linear_int8, linear_int4, rms_norm, rotary, gated_silu)}
+ROWS = {each.__name__: each for each in (linear, linear_int8, linear_grouped, rms_norm, rotary, gated_silu)}
 HERE = [backend for backend in (Backend.EAGER, Backend.MLIR) if backend_problems()[backend] is None]
 KEPT = [(name, backend) for name in ROWS for backend in HERE if batch_variance(name, backend) is None]
 

@@ -113,7 +113,7 @@ def test_products_are_torchs_on_the_numbers_that_are_stored(
             codes, scale = packed[:, 8 * group + byte].long(), steps[:, group].double()
             dense[:, 16 * group + byte] = (codes % 16 - 8) * scale
             dense[:, 16 * group + byte + 8] = (codes // 16 - 8) * scale
-    ours = compiled_kernels.linear_int4(x, packed, steps, bias, backend)
+    ours = compiled_kernels.linear_grouped(x, packed, steps, None, bias, 16, backend)
     torch.testing.assert_close(ours, F.linear(x, dense, bias), rtol=1e-5, atol=1e-5)
 
 

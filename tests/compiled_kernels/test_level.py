@@ -126,7 +126,7 @@ BEYOND = {
 }
 SHOWN = {
     "add_rms_norm": "16x576 bfloat16",
-    "linear_int4": "2x64x40 group 32 bfloat16",
+    "linear_grouped": "2x64x40 int4 by 32 bfloat16",
     "linear": "2x64x40 bfloat16",
     "linear_w8a8": "6x352x64 panels bfloat16",
     "paged_attention": "decode 3 ragged bfloat16",

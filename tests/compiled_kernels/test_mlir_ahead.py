@@ -33,7 +33,7 @@ lacking = problem or emulated.missing()
 needs_emulator = pytest.mark.skipif(lacking is not None, reason=f"AArch64 code cannot run: {lacking}")
 OPERATORS = (
     "rms_norm", "add_rms_norm", "rotary", "gated_silu", "gated_gelu", "gated_clamped", "linear", "linear_int8",
-    "linear_int4", "kv_write", "paged_attention", "quantized_attention", "log_softmax",
+    "linear_grouped", "kv_write", "paged_attention", "quantized_attention", "log_softmax",
 )  # fmt: skip
 AARCH64 = 183  # e_machine of ELF
 
@@ -127,7 +127,7 @@ MAX_FLOPS = 1_000_000  # so that an emulated case takes about a second
 # Rows beyond a tile, ragged contexts, windows, spans of several tokens; in bfloat16, which AArch64 rounds by integers.
 RUN = [
     (operator, case)
-    for operator in ("linear", "linear_int8", "linear_int4", "kv_write", "paged_attention", "quantized_attention")
+    for operator in ("linear", "linear_int8", "linear_grouped", "kv_write", "paged_attention", "quantized_attention")
     for case in suite_of(operator).cases
     if case.arguments["dtype"] is torch.bfloat16 and not case.timed and case.cost.flops < MAX_FLOPS
     if not case.arguments.get("panels") and known_gap(operator, Backend.MLIR, case.name) is None

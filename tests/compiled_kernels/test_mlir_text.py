@@ -4,6 +4,7 @@ memory is NaN (see `disagreement`)."""
 from __future__ import annotations
 
 import importlib
+from dataclasses import fields
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from compiled_kernels.agreement import disagreement
 from compiled_kernels.capabilities import known_gap
 from compiled_kernels.cases import Case, CaseCost
 from compiled_kernels.level import Level, available_levels, limited_to
+from compiled_kernels.linear.cases import GROUPED
 from compiled_kernels.mlir_text import Lines, largest_divisor, number
 from compiled_kernels.paged_attention.api import flatten
 from tests.compiled_kernels.test_operators import ARGUMENTS, DTYPES, SUITES, seeds
@@ -26,7 +28,7 @@ needs_mlir = pytest.mark.skipif(problem is not None, reason=f"backend mlir: {pro
 WRITTEN = {
     "linear": "compiled_kernels.linear.mlir",
     "linear_int8": "compiled_kernels.linear.mlir",
-    "linear_int4": "compiled_kernels.linear.mlir",
+    "linear_grouped": "compiled_kernels.linear.mlir",
     "kv_write": "compiled_kernels.kv_write.mlir",
     "paged_attention": "compiled_kernels.paged_attention.mlir",
 }
@@ -51,6 +53,20 @@ def test_any_shape_agrees_with_float64(operator: str, data: st.DataObject) -> No
 
 
 @needs_mlir
+@pytest.mark.parametrize("tokens", [1, 6])
+@pytest.mark.parametrize("name", GROUPED)
+def test_every_format_of_codes(name: str, tokens: int) -> None:
+    """Also where the last group has fewer columns; one token, and a run that begins within another."""
+    format, suite = GROUPED[name], SUITES["linear_grouped"]
+    width = 192 if format.codes == "int4" else 176
+    for dtype in (torch.float32, torch.bfloat16):
+        shape = {"tokens": tokens, "width": width, "out": 9, "dtype": dtype, "bias": dtype == torch.float32}
+        arguments = {**shape, **{field.name: getattr(format, field.name) for field in fields(format)}}
+        inputs = suite.input_maker(torch.Generator().manual_seed(tokens), **arguments)
+        assert disagreement(suite, Case("drawn", arguments, CaseCost(0, 0)), inputs, Backend.MLIR) is None
+
+
+@needs_mlir
 @pytest.mark.parametrize("level", available_levels(), ids=str)
 @pytest.mark.parametrize("operator", [*WRITTEN, "quantized_attention"])
 def test_every_level(operator: str, level: Level) -> None:
@@ -65,7 +81,7 @@ def test_every_level(operator: str, level: Level) -> None:
 
 
 @needs_mlir
-@pytest.mark.parametrize("operator", ["linear", "linear_int8", "linear_int4", "paged_attention", "kv_write"])
+@pytest.mark.parametrize("operator", ["linear", "linear_int8", "linear_grouped", "paged_attention", "kv_write"])
 def test_torch_knows_the_form(operator: str) -> None:
     """Schema, fake implementation and dispatch are right, and one graph holds the operation at the first call."""
     suite = SUITES[operator]
@@ -96,12 +112,14 @@ def test_types_it_does_not_know_are_refused() -> None:
 
 
 @needs_mlir
-@pytest.mark.parametrize("operator", ["linear", "linear_int8", "linear_int4"])
+@pytest.mark.parametrize("operator", ["linear", "linear_int8", "linear_grouped"])
 def test_new_numbers_of_rows_stop_compiling(operator: str) -> None:
     """One function for each number below four, one for all others; and it stays a function of a few hundred lines."""
     compiled = importlib.import_module(WRITTEN[operator])._compiled
     suite = SUITES[operator]
-    more = {"group": 16} if operator == "linear_int4" else {}
+    more = (
+        {"codes": "int4", "group": 16, "scales": torch.float16, "minima": None} if operator == "linear_grouped" else {}
+    )
     before = compiled.cache_info().misses
     for tokens in (1, 2, 3, 4, 5, 6, 7, 8, 9, 31, 130, 513, 0):
         arguments = {"tokens": tokens, "width": 48, "out": 11, "dtype": torch.bfloat16, "bias": True, **more}

@@ -11,12 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import compiled_kernels
-from compiled_kernels import Backend, cases
+from compiled_kernels import Backend, backend_problems, cases
 from compiled_kernels.agreement import disagreement
 from compiled_kernels.attention import AndMask, Causal, SlidingWindow
 from compiled_kernels.cases import Case, CaseCost, suites
 from compiled_kernels.check import verdict
-from compiled_kernels.linear.quantize import dequantize_int4, dequantize_int8, quantize_int4, quantize_int8
+from compiled_kernels.linear.matrix_format import MatrixFormat
+from compiled_kernels.linear.quantize import (
+    dequantize_grouped,
+    dequantize_int8,
+    dequantize_matrix,
+    quantize_int4,
+    quantize_int8,
+    quantize_matrix,
+)
 from compiled_kernels.paged_attention.cases import even
 from tests.thorough import tries
 
@@ -80,6 +88,18 @@ def products(**more: st.SearchStrategy) -> st.SearchStrategy[dict]:
 
 
 @st.composite
+def grouped_products(draw: st.DrawFn) -> dict:
+    """Every kind of codes in groups of any size, the last of which may be partial, beside minima or without."""
+    codes = draw(st.sampled_from(["int4", "int8", "fp8"]))
+    types = st.sampled_from([torch.float16, torch.bfloat16, torch.float32])
+    groups = [4, 16] if codes == "int4" else [4, 16, 32, 64, 1 << 16]
+    return {
+        **draw(products()), "tokens": draw(st.integers(1, 17)), "codes": codes, "group": draw(st.sampled_from(groups)),
+        "scales": draw(types), "minima": None if codes == "fp8" else draw(st.none() | types),
+    }  # fmt: skip
+
+
+@st.composite
 def expert_products(draw: st.DrawFn) -> dict:
     """Experts without rows, one that takes all, more experts than rows; weights in either layout, dense or codes."""
     panels, experts = draw(st.booleans()), draw(st.integers(1, 6))
@@ -110,7 +130,7 @@ ARGUMENTS: dict[str, st.SearchStrategy[dict]] = {
     "expert_linear": expert_products(),
     "linear": products(),
     "linear_int8": products(),
-    "linear_int4": products(group=st.sampled_from([4, 16])),
+    "linear_grouped": grouped_products(),
     "linear_w8a8": products(),
     "kv_write": st.fixed_dictionaries(
         {"tokens": ROWS, "pages": st.integers(5, 7), "num_kv_heads": ROWS, "size": ROWS, "dim": st.integers(1, 9)}
@@ -170,7 +190,7 @@ WIDE = {
     "quantized_attention": "decode 3 ragged int8",
     "linear": "2x64x40",
     "linear_int8": "2x64x40",
-    "linear_int4": "2x64x40 group 32",
+    "linear_grouped": "2x64x40 int4 by 32",
     "linear_w8a8": "3x128x7",
     "kv_write": "16x3x64",
     "paged_attention": "decode 3 ragged",
@@ -189,7 +209,7 @@ def test_one_row_that_is_off_is_caught(operator: str, dtype: str) -> None:
         pytest.skip(f"{operator} has no case {name}: logits are float32")
     case = cases.case_of(suite, name)
     inputs = suite.make_inputs(case)
-    if operator in ("gated_silu", "linear", "linear_int8", "linear_int4"):
+    if operator in ("gated_silu", "linear", "linear_int8", "linear_grouped"):
         inputs[0][1] *= 2.0**-10  # exact: the row's outputs are small, too
 
     def spoiled(*inputs, backend):
@@ -262,17 +282,60 @@ def test_quantized_weights_stay_within_half_a_step(seed: int, out: int, groups: 
     assert ((weight - dequantize_int8(values, scales)).abs() <= scales[:, None] * 0.5001).all()
     packed, steps = quantize_int4(weight, group)
     assert packed.numel() * 2 == weight.numel()
-    away = (weight - dequantize_int4(packed, steps)).abs().view(out, groups, group)
+    away = (weight - dequantize_grouped(packed, steps, None, group)).abs().view(out, groups, group)
     # +8 steps have no code: the far end of the other sign is cut to 7. float16 scales add a part in 2,048.
     assert (away <= steps.float().abs()[..., None] * 1.01).all()
     # Within half a step are all others: at least one of each two, since a group of two may have one of each end.
     assert (away <= steps.float().abs()[..., None] * 0.51).float().mean() >= 0.5
 
 
+@settings(max_examples=tries(40), deadline=None)
+@given(seeds, st.integers(1, 5), st.integers(1, 70), grouped_products(), st.sampled_from([1e-3, 1.0, 50.0]))
+def test_any_format_stays_within_half_a_step(seed: int, out: int, width: int, drawn: dict, size: float) -> None:
+    """Half a step of a code, or of E4M3 its 4 binary digits, and what scales and minima lose in their types."""
+    codes, group = drawn["codes"], min(drawn["group"], 64)
+    width = 16 * width if codes == "int4" else width
+    format = MatrixFormat(codes, group, drawn["scales"], drawn["minima"])
+    weight = torch.randn(out, width, generator=torch.Generator().manual_seed(seed)) * size + size / 3
+    stored = quantize_matrix(weight, format)
+    for tensor, (shape, dtype) in zip(stored, format.storage(out, width).values(), strict=True):
+        assert tensor.shape == shape and tensor.dtype == dtype
+    assert sum(tensor.nbytes for tensor in stored) == format.nbytes(out, width)
+    scales = stored[1].double().abs().repeat_interleave(group, 1)[:, :width]
+    ours = codes == "int4" and format == MatrixFormat("int4", group, torch.float16)  # whose far end is cut
+    eps = max(torch.finfo(each).eps for each in (format.scales, format.minima or torch.float32))
+    relative = 2**-4 if codes == "fp8" else 0
+    step = scales * (2**-9 if codes == "fp8" else 1.01 if ours else 0.51) + weight.abs() * relative
+    lost = (16 if codes == "int4" else 256) * scales * eps + size * 8 * eps
+    assert ((dequantize_matrix(format, *stored) - weight).abs() <= step + lost).all()
+
+
+HOSTILE = {torch.float16: [0.0, 2.0**-24, 65504.0], torch.float32: [0.0, 1e-45, 1e-38, 3e30]}
+
+
+@pytest.mark.parametrize("backend", [Backend.INDUCTOR, Backend.MLIR])
+@pytest.mark.parametrize("codes", ["int4", "int8", "fp8"])
+@pytest.mark.parametrize("dtype", HOSTILE)
+def test_hostile_scales(codes: str, dtype: torch.dtype, backend: Backend) -> None:
+    """Zero, the least and the largest: and all codes."""
+    if problem := backend_problems()[backend]:
+        pytest.skip(f"backend {backend}: {problem}")
+    octets = torch.arange(256, dtype=torch.uint8)[None].repeat(len(HOSTILE[dtype]), 1)
+    octets[:, (octets[0] & 127) == 127] = 0  # NaN of E4M3
+    stored = octets if codes == "int4" else octets.view({"int8": torch.int8, "fp8": torch.float8_e4m3fn}[codes])
+    scales = torch.tensor(HOSTILE[dtype], dtype=dtype)[:, None].repeat(1, 4)
+    width = 512 if codes == "int4" else 256
+    x = torch.eye(width)[:: width // 64]  # single columns: each output is one code times its scale
+    inputs = (x, stored, scales, None, None, width // 4)
+    ours = compiled_kernels.linear_grouped(*inputs, backend=backend)
+    exact = compiled_kernels.linear_grouped(x.double(), stored, scales.double(), *inputs[3:])
+    torch.testing.assert_close(ours.double(), exact, rtol=1e-6, atol=2.0**-126)
+
+
 def test_int4_packing_is_exact() -> None:
     values = torch.arange(-8, 8).repeat(4)[None].float()  # 64 columns hold every code
     packed, scales = quantize_int4(values * 0.5, group=32)
-    assert torch.equal(dequantize_int4(packed, scales), values * 0.5)
+    assert torch.equal(dequantize_grouped(packed, scales, None, 32), values * 0.5)
 
 
 class Nowhere:

@@ -18,7 +18,7 @@ needs_mlir = pytest.mark.skipif(problem is not None, reason=f"backend mlir: {pro
 CASES = {
     "linear": "3x128x7 float32",
     "linear_int8": "3x128x7 bfloat16",
-    "linear_int4": "3x128x7 group 32 bfloat16",
+    "linear_grouped": "3x128x7 int4 by 32, minima bfloat16",
     "kv_write": "5x1x6 float32",
     "paged_attention": "mixed float32",
 }
@@ -32,10 +32,13 @@ WRONG: list[tuple[str, int | str, Change, str]] = [
     ("linear_int8", 1, torch.Tensor.short, "values as .* int8 on the CPU; .* int16"),
     ("linear_int8", 2, torch.Tensor.bfloat16, "scales as .7. float32"),
     ("linear_int8", 2, narrower, "scales as .7. float32"),
-    ("linear_int4", 1, narrower, "packed as .7, 64. uint8"),
-    ("linear_int4", 1, torch.Tensor.char, "packed as .7, 64. uint8"),
-    ("linear_int4", 2, torch.Tensor.float, "scales as .7, 4. float16"),
-    ("linear_int4", 2, narrower, "3 scales a row do not divide 128 columns"),
+    ("linear_grouped", 1, narrower, "codes as .7, 64. uint8"),
+    ("linear_grouped", 1, torch.Tensor.char, "codes as .7, 128. int8"),
+    ("linear_grouped", 1, torch.Tensor.int, "codes as uint8, int8 or float8_e4m3fn; .*int32 given"),
+    ("linear_grouped", 2, torch.Tensor.double, "scales as .7, 4. float16 or bfloat16 or float32 .*float64"),
+    ("linear_grouped", 2, narrower, "scales as .7, 4."),
+    ("linear_grouped", 3, narrower, "minima as .7, 4."),
+    ("linear_grouped", 5, lambda group: 48, "groups that divide 128 columns are wanted, 48 given"),
     ("kv_write", 0, strided, "pages as .*contiguous; .* not contiguous given"),
     ("kv_write", 0, torch.Tensor.double, "pages as .*float64"),
     ("kv_write", 1, narrower, "rows as .5, 1, 6."),
@@ -79,7 +82,7 @@ def test_wrong_arguments_are_refused_in_words(operator: str, place: int | str, c
 
 
 @needs_mlir
-@pytest.mark.parametrize("operator", ["linear", "linear_int8", "linear_int4"])
+@pytest.mark.parametrize("operator", ["linear", "linear_int8", "linear_grouped"])
 def test_layouts_that_are_slices_are_read_right(operator: str) -> None:
     suite = suite_of(operator)
     inputs = suite.make_inputs(case_of(suite, CASES[operator]))

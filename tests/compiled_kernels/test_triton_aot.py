@@ -24,8 +24,8 @@ KERNELS = {
     "gated_clamped": {"gate_times_up"},
     "kv_write": {"write_rows"},
     "linear": {"product"},
-    "linear_int8": {"one_row_int8", "product", "add_parts"},
-    "linear_int4": {"one_row_int4", "product", "add_parts"},
+    "linear_int8": {"one_row", "product", "add_parts"},
+    "linear_grouped": {"one_row", "one_row_grouped", "product", "add_parts"},
     "paged_attention": {"attend", "merge"},
     "top_logprobs": {"survey", "gather"},
 }
@@ -59,9 +59,11 @@ def test_kernels_compile_for_ampere(operator: str) -> None:
 
 
 def test_long_spans_and_many_rows_use_hoppers_own_matrix_instruction() -> None:
-    for operator, kernel in (("paged_attention", "attend"), ("linear_int8", "product"), ("linear_int4", "product")):
-        (prefill,) = [each for each in artifacts(operator) if each.name == f"prefill: {kernel}"]
-        assert "wgmma.mma_async" in prefill.stages["ptx"]
+    for operator, kernel in (("paged_attention", "attend"), ("linear_int8", "product"), ("linear_grouped", "product")):
+        made = [each for each in artifacts(operator) if each.name.startswith("prefill") and each.name.endswith(kernel)]
+        assert made
+        for prefill in made if operator == "linear_grouped" else made[:1]:
+            assert "wgmma.mma_async" in prefill.stages["ptx"], prefill.name
 
 
 def test_decode_has_reads_under_way_while_it_computes() -> None:

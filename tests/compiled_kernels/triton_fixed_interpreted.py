@@ -20,7 +20,8 @@ import compiled_kernels
 from compiled_kernels import Backend
 from compiled_kernels.attention import Causal, Mask, SlidingWindow, Spans
 from compiled_kernels.linear import triton as products
-from compiled_kernels.linear.quantize import dequantize_int4, dequantize_int8, quantize_int4, quantize_int8
+from compiled_kernels.linear.matrix_format import MatrixFormat
+from compiled_kernels.linear.quantize import dequantize_int8, dequantize_matrix, quantize_int8, quantize_matrix
 from compiled_kernels.paged_attention import triton as attention
 from compiled_kernels.triton_code.launch import run
 from tests.compiled_kernels.interpreter import set_up_once_a_launch
@@ -47,29 +48,44 @@ def as_on_tensor_cores() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
+GROUPED = [
+    MatrixFormat("int4", 16, torch.float16),
+    MatrixFormat("int4", 16, torch.float16, torch.float32),
+    MatrixFormat("int8", 16, torch.float16),
+    MatrixFormat("fp8", 32),
+]
+
+
 @settings(max_examples=tries(10), deadline=None)
 @given(
-    seed=seeds, bits=st.sampled_from([0, 8, 4]), dtype=DTYPES, rows=st.integers(2, 70), place=st.integers(0, 69),
+    seed=seeds, bits=st.sampled_from([0, 8, *GROUPED]), dtype=DTYPES, rows=st.integers(2, 70), place=st.integers(0, 69),
     width=st.sampled_from([16, 48, 96]), outs=st.integers(1, 40), bad=st.sampled_from([None, torch.nan, torch.inf]),
 )  # fmt: skip
 def test_a_row_of_a_product_is_the_same_alone(
-    seed: int, bits: int, dtype: torch.dtype, rows: int, place: int, width: int, outs: int, bad: float | None
+    seed: int,
+    bits: int | MatrixFormat,
+    dtype: torch.dtype,
+    rows: int,
+    place: int,
+    width: int,
+    outs: int,
+    bad: float | None,
 ) -> None:
     """And near the exact one. A row of NaN beside it spoils nothing."""
     draw = torch.Generator().manual_seed(seed)
     weight, x = torch.randn(outs, width, generator=draw).to(dtype), torch.randn(rows, width, generator=draw).to(dtype)
-    dense, weights, scales = weight, weight, None
+    dense, weights, scales, rest = weight, weight, None, []
     if bits == 8:
         weights, scales = quantize_int8(weight)
         dense = dequantize_int8(weights, scales)
-    if bits == 4:
-        weights, scales = quantize_int4(weight, 16)
-        dense = dequantize_int4(weights, scales)
+    if isinstance(bits, MatrixFormat):
+        weights, scales, *minima = quantize_matrix(weight, bits)
+        dense, rest = dequantize_matrix(bits, weights, scales, *minima), [*(minima or [None]), bits.group]
     place %= rows
     if bad is not None:
         x[(place + 1) % rows] = bad
     together, alone = (
-        run(*products.plan_batch_invariant(each, weights, scales, None)) for each in (x, x[place : place + 1])
+        run(*products.plan_batch_invariant(each, weights, scales, None, *rest)) for each in (x, x[place : place + 1])
     )
     assert torch.equal(together[place : place + 1], alone)
     exact = compiled_kernels.linear(x[place : place + 1].double(), dense.double())

@@ -132,12 +132,12 @@ def test_attention_over_packed_pages_in_any_number_of_parts_is_the_same(data: st
     assert disagreement(suite, case, inputs, Backend.TRITON) is None
 
 
-@pytest.mark.parametrize("operator", ["linear_int8", "linear_int4"])
+@pytest.mark.parametrize("operator", ["linear_int8", "linear_grouped"])
 @settings(max_examples=tries(15), deadline=None)
 @given(data=st.data())
 def test_products_in_any_number_of_parts_are_the_same(operator: str, data: st.DataObject) -> None:
     case, inputs = drawn(data, operator)
-    plan = products.plan_int8 if operator == "linear_int8" else products.plan_int4
+    plan = products.plan_int8 if operator == "linear_int8" else products.plan_grouped
     splits = data.draw(st.sampled_from([1, 2, 3]))
     reference = SUITES[operator]
 
@@ -230,7 +230,16 @@ def test_the_backend_states_its_gaps() -> None:
     refused("rms_norm: backend triton knows .* not torch.float64", "rms_norm", double, torch.ones(4), 1e-5)
     refused("top_logprobs: backend triton gives 1 to 5 entries of 5, not 6", "top_logprobs", torch.ones(1, 5), 6)
     codes, scales = torch.zeros(2, 6, dtype=torch.uint8), torch.ones(2, 2)
-    refused("linear_int4: .* groups of a power of two columns, not 6", "linear_int4", torch.ones(1, 12), codes, scales)
+    refused(
+        "linear_grouped: .* groups of a power of two columns, not 6",
+        "linear_grouped",
+        torch.ones(1, 12),
+        codes,
+        scales,
+        None,
+        None,
+        6,
+    )
     inputs = list(SUITES["paged_attention"].make_inputs(SUITES["paged_attention"].cases[-1]))
     inputs[1] = inputs[1]._replace(keys=inputs[1].keys.transpose(2, 3))
     with pytest.raises(BackendError, match="paged_attention: backend triton reads contiguous pages"):
@@ -262,7 +271,7 @@ def test_the_interpreter_is_still_wrong_in_bfloat16() -> None:
     """The day this fails, what `UPCAST` in compiled_kernels/triton_code/dots.py is for has gone, or a part of it, and
     the mended rows go from the table of gaps."""
     mended = {gap.operator for gap in GAPS if gap.reason == BF16_DOTS}
-    assert mended == {"linear_int8", "linear_int4", "expert_linear", "paged_attention", "quantized_attention"}
+    assert mended == {"linear_int8", "linear_grouped", "expert_linear", "paged_attention", "quantized_attention"}
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(16, 16, generator=generator) for _ in range(2))
     for dtype, right in ((torch.float32, True), (torch.bfloat16, False)):

@@ -22,6 +22,7 @@ from compiled_kernels.backends import triton_interpreted
 from compiled_kernels.paged_attention import inductor as paged_inductor
 from tests.engine.test_kinds import GEMMA, LATENT, MIXTURE
 from tests.engine.tiny import HERE, layer, mixture_of, spec_of, weights_of
+from tests.engine.weight_formats import FORMATS
 from tests.patience import limit
 from workbench.engine import load, loaded_model
 from workbench.errors import WorkbenchError
@@ -121,6 +122,7 @@ MODELS: dict[str, Requirements] = {
     "INT8 activations": model(WIDE, weights=WeightFormat.parse("int8", activations="int8")),
     "INT4": model(WIDE, weights=WeightFormat.parse("int4", quant_group=4), cache={"format": "int4", "rotate": True}),
     "INT4 by six": model(layer(2, 1, dim=6), weights=WeightFormat.parse("int4", quant_group=6), hidden_size=12),
+    **{name: model(WIDE, weights=format) for name, format in FORMATS.items()},
     "dense keys": model(WIDE, cache={"values": "int8"}),
     "own codec": model(WIDE, layer(sliding_window=9), cache={"codec": HERE + "Halved"}),
     "another cache": model(WIDE, dtype=torch.bfloat16, cache_dtype=torch.float32),

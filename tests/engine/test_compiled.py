@@ -9,6 +9,7 @@ import torch
 
 from compiled_kernels import Backend, backend_problems
 from tests.engine.tiny import Oracle, layer, model_of, request, runner_of, spec_of
+from tests.engine.weight_formats import FORMATS
 from tests.thorough import THOROUGH
 from workbench.engine.runner import generate
 from workbench.executors.base import CompileUnit
@@ -80,7 +81,9 @@ W8A8 = WeightFormat.parse("int8", activations="int8")
 @pytest.mark.parametrize(
     ("backend", "unit", "format"),
     [
-        *((Backend.EAGER, "block", format) for format in (INT8, W8A8, INT4, BOTH)),
+        *((Backend.EAGER, "block", format) for format in (INT8, W8A8, INT4, BOTH, *FORMATS.values())),
+        *((Backend.INDUCTOR, "block", FORMATS[name]) for name in ("int4 with minima", "int8 by group", "fp8 by block")),
+        *([(Backend.INDUCTOR, "step", format) for format in FORMATS.values()] if THOROUGH else []),
         (Backend.INDUCTOR, "block", BOTH), (Backend.INDUCTOR, "step", W8A8),  # whose prefills run as blocks
         *([(Backend.INDUCTOR, "block", W8A8), (Backend.INDUCTOR, "step", INT8)] if THOROUGH else []),
     ],

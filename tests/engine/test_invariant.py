@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from compiled_kernels import Backend, backend_problems
 from tests.engine.scribe import Rows, Scribe, asked, differing, served
 from tests.engine.tiny import layer, mixture_of, runner_of, spec_of, weights_of
+from tests.engine.weight_formats import FORMATS
 from tests.thorough import tries
 from workbench.engine.load import load
 from workbench.errors import WorkbenchError
@@ -50,6 +51,8 @@ KINDS: dict[str, tuple[ModelSpec, torch.dtype, WeightFormat, CacheFormat]] = {
     "int8 weights": (WIDE, torch.bfloat16, WeightFormat.parse("int8"), CacheFormat()),
     "int8 activations": (WIDE, torch.bfloat16, WeightFormat.parse("int8", activations="int8"), CacheFormat()),
     "int4 weights": (WIDE, torch.float32, WeightFormat.parse("int4", quant_group=32), CacheFormat()),
+    "int4 weights with minima": (WIDE, torch.bfloat16, FORMATS["int4 with minima"], CacheFormat()),
+    "fp8 weights": (WIDE, torch.float32, FORMATS["fp8 by block"], CacheFormat()),
     "int4 keys, int8 values": (CAPPED, torch.float32, WeightFormat(), PACKED),
     "fp8 cache": (
         CAPPED, torch.float32, WeightFormat(), CacheFormat(format="fp8", quant_group=8, columns=8, residual_length=5),

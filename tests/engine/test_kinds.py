@@ -14,6 +14,7 @@ from compiled_kernels import Backend, backend_problems
 from compiled_kernels.result_cache import ResultCache
 from tests.engine.kinds import dense_models, latent, mixtures
 from tests.engine.tiny import Oracle, in_step, model_of, request, runner_of, spec_of, weights_of
+from tests.engine.weight_formats import FORMATS
 from tests.thorough import tries
 from workbench.engine import naive
 from workbench.engine.runner import generate
@@ -115,6 +116,7 @@ def test_lanes_agree_with_the_oracle(backend: Backend) -> None:
         WeightFormat.parse("int8"),
         WeightFormat.parse("int8", activations="int8"),
         WeightFormat.parse("int4", quant_group=2),
+        FORMATS["fp8 by block"],
     ],
 )
 def test_quantized_weights_are_the_oracles(format: WeightFormat) -> None:

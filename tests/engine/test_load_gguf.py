@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import workbench
+from compiled_kernels.linear.matrix_format import MatrixFormat
 from tests.model.formats.test_gguf_families import WIDE
 from tests.model.formats.test_texts import byte_level
 from workbench.engine.loaded_model import BUNDLED_MODELS
@@ -40,16 +41,26 @@ def text_of(path: Path, lines: list[str] | None = None, **settings: Any) -> str:
     return "".join(event.text for event in runner.stream(PROMPT, max_tokens=8, temperature=0))
 
 
-def test_q4_0_stays_int4_and_gives_the_tokens_of_its_numbers(tmp_path: Path, model: Any) -> None:
+@pytest.mark.parametrize(
+    ("kind", "format"),
+    [
+        ("Q4_0", MatrixFormat("int4", 32, torch.float16)),
+        ("Q4_1", MatrixFormat("int4", 32, torch.float16, torch.float16)),
+        ("Q8_0", MatrixFormat("int8", 32, torch.float16)),
+    ],
+)
+def test_integers_stay_and_give_the_tokens_of_their_numbers(
+    tmp_path: Path, model: Any, kind: str, format: MatrixFormat
+) -> None:
     """Widened to float32 the same file has the same greedy tokens."""
-    path = written(model, tmp_path, "Q4_0")
+    path = written(model, tmp_path, kind)
     lines: list[str] = []
     kept = text_of(path, lines, dtype="float32")
     runner = workbench.load(str(path), backend="eager", dtype="float32", report=lines.append)
     product: Any = runner.model.blocks[0].attention
-    assert (product.qkv.format, product.qkv.quant_group) == ("int4", 32)
+    assert product.qkv.format == format
     assert kept == text_of(path, dtype="float32", weights="dense")
-    assert any("GGUF Q4_0, 1 of " in line and "token_embd.weight" in line for line in lines)
+    assert any(f"GGUF {kind}, 1 of " in line and "token_embd.weight" in line for line in lines)
 
 
 def test_what_no_product_multiplies_from_is_widened_with_a_line(tmp_path: Path, model: Any) -> None:

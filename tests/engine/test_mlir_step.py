@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from compiled_kernels import Backend, backend_problems
 from compiled_kernels.level import Level, available_levels, limited_to
+from compiled_kernels.linear.matrix_format import MatrixFormat
 from compiled_kernels.mlir.artifacts import ArtifactCache, cache_directory
 from tests.engine.tiny import Oracle, in_step, layer, poison, request, runner_of, spec_of, specs, weights_of
+from tests.engine.weight_formats import FORMATS
 from tests.thorough import tries
 from workbench.engine.runner import Runner, generate
 from workbench.errors import WorkbenchError
@@ -53,7 +55,9 @@ def test_rows_are_the_oracles(spec: ModelSpec, seed: int, together: int) -> None
         W8A8,
         WeightFormat.parse("int4", quant_group=4),
         WeightFormat.parse("int4", "int8", 4),
+        *FORMATS.values(),
     ],
+    ids=str,
 )
 @pytest.mark.parametrize("tied", [True, False])
 def test_quantized_weights_are_the_oracles(format: WeightFormat, tied: bool) -> None:
@@ -67,13 +71,21 @@ def test_quantized_weights_are_the_oracles(format: WeightFormat, tied: bool) -> 
     generate(ours, in_step(5, 19, 3, tokens=6))
 
 
-@pytest.mark.parametrize("format", ["dense", "int8", "w8a8", "int4"])
+WIDE = {
+    "int4 with minima": WeightFormat(MatrixFormat("int4", 64, torch.float16, torch.float32)),
+    "int8 by group": WeightFormat(MatrixFormat("int8", 32, torch.float16)),
+    "fp8 by row": WeightFormat(MatrixFormat("fp8")),
+    "fp8 by block": WeightFormat(MatrixFormat("fp8", 128)),
+}
+
+
+@pytest.mark.parametrize("format", ["dense", "int8", "w8a8", "int4", *WIDE])
 @pytest.mark.parametrize("level", available_levels(), ids=str)
 def test_bfloat16_at_every_level(format: str, level: Level) -> None:
     """A shape wide enough for dot products of pairs, with them and without; 17 rows need more than one run."""
     settings = {"max_num_seqs": 17, "pages": 80, "page_size": 8}
     with limited_to(level):
-        weights = W8A8 if format == "w8a8" else WeightFormat.parse(format)
+        weights = W8A8 if format == "w8a8" else WIDE.get(format) or WeightFormat.parse(format)
         ours = runner(named_shape("tiny"), torch.bfloat16, weights, **settings)
         Oracle(ours)
         generate(ours, [request(f"{format}-{i}", 3 + i, 5) for i in range(17)])

@@ -328,7 +328,7 @@ def bench(
             "model": {"name": model, "parameters": spec.num_parameters, "weight_bytes": runner.model.weight_bytes},
             "settings": {
                 **settings,
-                "weights": runner.model.format.blocks,
+                "weights": runner.model.format.blocks.codes,
                 "threads": used,
                 "repetitions": repetitions,
                 "backend_used": str(runner.backends),

@@ -26,9 +26,9 @@ def runner_table(
     """Return a table of a runner's parts."""
     limits = scheduler.limits
     weights = str(model.dtype).removeprefix("torch.")
-    if model.format.blocks != "dense":
+    if not model.format.blocks.is_dense:
         weights += f", {model.format.blocks} in its products"
-    if model.spec.has_experts and model.format.expert_dtype != model.format.blocks:
+    if model.spec.has_experts and model.format.expert_dtype != model.format.blocks.codes:
         weights += f", {model.format.expert_dtype} in its experts"
     if model.format.activations != "float":
         weights += f", with activations in {model.format.activations}"

@@ -27,7 +27,7 @@ from workbench.model.hf import families
 from workbench.model.hf.kept import cost_of_widening, stored_format
 from workbench.model.hf.weights import random_weights, read_weights, wanted_parameters
 from workbench.model.memory import cache_shapes
-from workbench.model.quantized import WeightFormat
+from workbench.model.quantized import WeightFormat, matrix_format
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.model.variants import change_attention, change_spec
@@ -139,10 +139,12 @@ class _Source:
             return given, " (its attention is changed)"
         checkpoint, tied = open_checkpoint(self.folder), self.trained.tie_word_embeddings
         format, reason = stored_format(checkpoint, wanted_parameters(checkpoint, self.trained), tied)
-        head = format.head if settings.head_weights is None else settings.head_weights
-        format = replace(format, head=head)
+        group = format.blocks.group if format.blocks.codes == "int4" else settings.weight_group
+        if settings.head_weights is not None:
+            format = replace(format, head=matrix_format(settings.head_weights, group))
         if settings.expert_weights is not None:
-            format = replace(format, experts=settings.expert_weights, expert_group=None)
+            columns = group if settings.expert_weights == "int4" else 0
+            format = replace(format, experts=settings.expert_weights, expert_group=columns)
         return format, f" ({reason})" if reason else ""
 
     def state(

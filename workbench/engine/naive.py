@@ -86,7 +86,7 @@ def logits(model: Transformer, ids: Tensor, dtype: torch.dtype | None = None) ->
         if streams is not None:
             streams.leave(x, at, _gelu)
     x = _norm(x if streams is None else streams.hidden(), w, "norm", spec.norm)
-    x = w.entering(x) if model.format.head == "int8" else x
+    x = w.entering(x) if model.format.activations_of(model.format.head) == "int8" else x
     logits = x @ w["embedding.weight" if spec.tie_word_embeddings else "head.weight"].T
     logits = spec.logit_scale * (logits + w["head.bias"] if spec.head_bias else logits)
     return (

@@ -17,6 +17,7 @@ from compiled_kernels import Backend
 from compiled_kernels.backends import triton_interpreted
 from compiled_kernels.blocked.layout import PANEL_PAIR
 from compiled_kernels.capabilities import DTYPES, batch_variance, known_gap
+from compiled_kernels.linear.matrix_format import INT8_MATRIX, MatrixFormat
 from workbench.display import Table
 from workbench.kv_cache.format import KVCacheSpec
 from workbench.kv_cache.store import KVStore
@@ -156,13 +157,16 @@ def _cache_dtype(wanted: Requirements) -> str | None:
     return f"{_name(wanted.dtype)} weights and a {_name(wanted.cache_dtype)} cache"
 
 
-def _weights(are_such: Callable[[WeightFormat], bool], words: str) -> Finder:
-    return lambda wanted: words if are_such(wanted.weights) else None
+def _weights(are_such: Callable[[MatrixFormat], Any]) -> Finder:
+    """Find the blocks' or the head's format, where it is such a one."""
+    return lambda wanted: next(
+        (f"weights of {own}" for own in (wanted.weights.blocks, wanted.weights.head) if are_such(own)), None
+    )
 
 
 def _quantized_embedding(wanted: Requirements) -> str | None:
     tied = wanted.spec is not None and wanted.spec.tie_word_embeddings
-    return "a quantized embedding" if tied and wanted.weights.head != "dense" else None
+    return "a quantized embedding" if tied and not wanted.weights.head.is_dense else None
 
 
 def _rotary_by_length(wanted: Requirements) -> str | None:
@@ -250,14 +254,17 @@ FEATURES: dict[str, Feature] = {
     "a CUDA device": Feature("device", _device(lambda device: device == "cuda")),
     "other devices": Feature("device", _device(lambda device: device not in ("cpu", "cuda"))),
     **{name: Feature("model", _dtype(name)) for name in ("float32", "bfloat16", "float16", "float64")},
-    "INT8 weights": Feature("model", _weights(lambda own: "int8" in (own.blocks, own.head), "INT8 weights")),
-    "INT4 weights": Feature("model", _weights(lambda own: "int4" in (own.blocks, own.head), "INT4 weights")),
-    "INT4 weights in groups of no power of two": Feature("model", _weights(
-        lambda own: "int4" in (own.blocks, own.head) and own.quant_group.bit_count() > 1, "weight_group"
-    )),
+    "INT8 weights": Feature("model", _weights(lambda own: own == INT8_MATRIX)),
+    "INT8 weights by group of columns": Feature("model", _weights(lambda own: own.codes == "int8" and own.group)),
+    "INT4 weights": Feature("model", _weights(lambda own: own.codes == "int4" and own.minima is None)),
+    "INT4 weights with minima": Feature("model", _weights(lambda own: own.codes == "int4" and own.minima is not None)),
+    "FP8 weights": Feature("model", _weights(lambda own: own.codes == "fp8")),
+    "weights in groups of no power of two": Feature("model", _weights(lambda own: own.group.bit_count() > 1)),
     "experts in groups of no multiple of 8": Feature("model", _experts_in_groups(lambda group: group % 8)),
     "experts in groups of no power of two": Feature("model", _experts_in_groups(lambda group: group.bit_count() > 1)),
-    "INT8 activations": Feature("model", _weights(lambda own: own.activations == "int8", "INT8 activations")),
+    "INT8 activations": Feature(
+        "model", lambda wanted: "INT8 activations" if wanted.weights.activations == "int8" else None
+    ),
     "sliding window": Feature("model", _setting("sliding_window")),
     "sinks of a window": Feature("model", _setting("num_sink_tokens")),
     "soft-capped scores": Feature("model", _setting("softcap")),
@@ -338,7 +345,7 @@ LIMITS: tuple[Limit, ...] = (
     Limit("a cache in another type than the weights", Backend.MLIR, EVERY, "it reads both in one type"),
     *(Limit(feature, backend, roles, gap.reason) for feature, (operator, case, roles) in OPERATOR_CASES.items()
       for backend in Backend if (gap := known_gap(operator, backend, case))),
-    Limit("INT4 weights in groups of no power of two", Backend.TRITON, BLOCKS, "a group is a power of two columns"),
+    Limit("weights in groups of no power of two", Backend.TRITON, BLOCKS, "a group is a power of two columns"),
     Limit("experts in groups of no multiple of 8", Backend.MLIR, STEP, "a word of a panel is of one group"),
     Limit("experts in groups of no power of two", Backend.TRITON, BLOCKS, "a group is a power of two columns"),
     Limit("custom part that cannot be traced", Backend.INDUCTOR, EVERY, "it is compiled into the attention"),

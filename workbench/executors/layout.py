@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 import compiled_kernels
 from compiled_kernels import Backend, BackendError
-from compiled_kernels.blocked import panels_problem, to_panels
+from compiled_kernels.blocked import to_panels
 from compiled_kernels.result_cache import ResultCache, machine_key
 from compiled_kernels.rounds import time_in_rounds
 from workbench.executors.autotune import tried_of
@@ -91,11 +91,8 @@ def choose_weight_layout(
 def panels_refusal(model: Transformer) -> str | None:
     """Return why the block weights of `model` cannot lie in panels; None if they can."""
     for part in model.blocks.modules():
-        if isinstance(part, Linear):
-            if part.format == "int4":
-                return "INT4 weights are not laid out in panels"
-            if problem := panels_problem(part.weight):
-                return problem
+        if isinstance(part, Linear) and (problem := part.panels_refusal):
+            return problem
     return None
 
 
@@ -143,11 +140,11 @@ def _seconds(linear: Linear, dtype: torch.dtype) -> tuple[float, float, bool]:
     out, width = linear.weight.shape
     generator = torch.Generator().manual_seed(0)
     x, weight = (torch.randn(rows, width, generator=generator).to(dtype) for rows in (PRODUCT_TOKENS, out))
-    if linear.format == "int8":
+    if not linear.format.is_dense:
         values, scales = torch.zeros(out, width, dtype=torch.int8), torch.ones(out)
         panels = to_panels(values)
-        ours = lambda: linear.product(x, panels, scales, None, Backend.MLIR)  # noqa: E731 (a pair to time)
-        torchs = lambda: linear.product(x, values, scales, None, Backend.EAGER)  # noqa: E731 (a pair to time)
+        ours = lambda: linear.int8_product(x, panels, scales, None, Backend.MLIR)  # noqa: E731 (a pair to time)
+        torchs = lambda: linear.int8_product(x, values, scales, None, Backend.EAGER)  # noqa: E731 (a pair to time)
     else:
         panels = to_panels(weight)
         ours = lambda: compiled_kernels.linear(x, panels, None, Backend.MLIR)  # noqa: E731 (a pair to time)

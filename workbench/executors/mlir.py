@@ -16,6 +16,8 @@ from compiled_kernels.blocked import as_words, in_panels
 from compiled_kernels.decode_step import DecodeStep, LayerShape, MixtureShape, QuantizedLayout, StepShape, WeightLayout
 from compiled_kernels.expert_linear.mlir import stack_layout
 from compiled_kernels.expert_linear.packed import stack_width
+from compiled_kernels.linear.matrix_format import CODE_DTYPES, MatrixFormat
+from compiled_kernels.linear.mlir_codes import code_kind
 from compiled_kernels.mlir_text import MLIR_TYPES, Target
 from compiled_kernels.quantized_attention.mlir_tile import QUANTIZED_NAMES
 from workbench.errors import WorkbenchError
@@ -30,7 +32,6 @@ from workbench.model.feedforward import GatedMLP, MixtureOfExperts
 from workbench.model.layers import Attention as AttentionModule
 from workbench.model.layers import TransformerBlock
 from workbench.model.linear import Linear, RMSNorm
-from workbench.model.quantized import WeightDtype
 from workbench.model.rotary import RotaryTable
 from workbench.model.transformer import Transformer
 from workbench.scheduler.plan import StepPlan
@@ -215,19 +216,22 @@ def _layout(cache: KVCacheSpec) -> QuantizedLayout:
 
 
 def _stored(linear: Linear) -> WeightLayout:
-    weight = _weight(linear.format, linear.weight.dtype, linear.quant_group, linear.bias is not None)
+    weight = _weight(linear.format, linear.weight.dtype, linear.bias is not None)
     return replace(weight, panels=in_panels(linear.weight), w8a8=linear.activations == "int8")
 
 
 def _head(model: Transformer) -> WeightLayout:
     format = model.format
-    weight = _weight(format.head, model.dtype, format.quant_group)
+    weight = _weight(format.head, model.dtype)
     return replace(weight, w8a8=format.activations_of(format.head) == "int8")
 
 
-def _weight(format: WeightDtype, dtype: torch.dtype, group: int, bias: bool = False) -> WeightLayout:
-    kind = {"int8": "i8", "int4": "i4"}.get(format, MLIR_TYPES[dtype])
-    return WeightLayout(kind, group if format == "int4" else 0, bias)
+def _weight(format: MatrixFormat, dtype: torch.dtype, bias: bool = False) -> WeightLayout:
+    if format.is_dense:
+        return WeightLayout(MLIR_TYPES[dtype], bias=bias)
+    kind = code_kind(CODE_DTYPES[format.codes], format.minima is not None)
+    minima = "" if format.minima is None else MLIR_TYPES[format.minima]
+    return WeightLayout(kind, format.group, bias, scales=MLIR_TYPES[format.scales], minima=minima)
 
 
 def step_tensors(model: Transformer, store: KVStore) -> dict[str, Tensor]:

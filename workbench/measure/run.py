@@ -137,7 +137,7 @@ def _model_figures(runner: Runner) -> dict:
         "name": spec.name,
         "parameters": spec.num_parameters,
         "dtype": dtype,
-        "weights": runner.model.format.blocks,
+        "weights": runner.model.format.blocks.codes,
         "activations": runner.model.format.activations,
         "weight_bytes": runner.model.weight_bytes,
     }

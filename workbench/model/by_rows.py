@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from compiled_kernels.expert_linear.packed import pack_pairs
-from compiled_kernels.linear.quantize import quantize_int4, quantize_int8, unpack_int4
+from compiled_kernels.linear.matrix_format import INT8_MATRIX, MatrixFormat
+from compiled_kernels.linear.quantize import quantize_matrix, unpack_int4
 
 # Numbers of a block: they stay in a core's cache, and torch's operators work on so few in one thread.
 BLOCK_VALUES = 1 << 15
@@ -43,22 +44,16 @@ def store_dense(shape: tuple[int, ...], dtype: torch.dtype, blocks: Iterable[Ten
     return whole
 
 
-def store_quantized(
-    shape: tuple[int, ...], kind: Literal["int8", "int4"], group: int, blocks: Iterable[Tensor]
-) -> tuple[Tensor, Tensor]:
-    """Quantize a matrix [row, column] that comes in blocks of rows: the stored values, and their scales."""
+def store_quantized(shape: tuple[int, ...], format: MatrixFormat, blocks: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    """Quantize a matrix [row, column] that comes in blocks of rows: codes, scales, and minima where there are such."""
     rows, columns = shape
-    if kind == "int8":
-        values, scales = empty_pages((rows, columns), torch.int8), torch.empty(rows)
-    else:
-        values = empty_pages((rows, columns // 2), torch.uint8)
-        scales = empty_pages((rows, columns // group), torch.float16)
+    stored = tuple(empty_pages(*each) for each in format.storage(rows, columns).values())
     start = 0
     for block in blocks:
-        here = slice(start, start + len(block))
-        values[here], scales[here] = quantize_int8(block) if kind == "int8" else quantize_int4(block, group)
+        for whole, part in zip(stored, quantize_matrix(block, format), strict=True):
+            whole[start : start + len(block)] = part
         start += len(block)
-    return values, scales
+    return stored
 
 
 def store_quantized_stack(
@@ -68,7 +63,8 @@ def store_quantized_stack(
     compiled_kernels/expert_linear/packed.py)."""
     experts, out, columns = shape
     rows = (block.reshape(-1, columns) for block in blocks)
-    codes, scales = store_quantized((experts * out, columns), kind, group, rows)
+    format = INT8_MATRIX if kind == "int8" else MatrixFormat(kind, group, torch.float16)
+    codes, scales = store_quantized((experts * out, columns), format, rows)
     if kind == "int4":  # halves of a group become neighbours
         for block in row_blocks(codes):
             block.copy_(pack_pairs((unpack_int4(block, group) + 8).view(torch.uint8)))

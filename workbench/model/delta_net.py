@@ -79,7 +79,7 @@ class DeltaNet(nn.Module):
     def __init__(self, spec: DeltaNetSpec, hidden_size: int, backend: Backend, format: WeightFormat):
         super().__init__()
         self.spec, self.backend = spec, backend
-        stored = backend, format.blocks, format.quant_group, format.activations_of(format.blocks)
+        stored = backend, format.blocks, format.activations_of(format.blocks)
         self.input = Linear(hidden_size, spec.input_columns, False, *stored)
         self.conv = CausalConv(spec.channels, spec.kernel, False)
         self.log_decay = nn.Parameter(torch.empty(spec.num_value_heads))

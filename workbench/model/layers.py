@@ -61,7 +61,7 @@ class Attention(nn.Module):
         self.backend = backend
         self.scale = spec.head_dim**-0.5 if spec.scale is None else spec.scale
         self.mask, self.score = build_mask(spec), build_score(spec)
-        stored = backend, format.blocks, format.quant_group, format.activations_of(format.blocks)
+        stored = backend, format.blocks, format.activations_of(format.blocks)
         self.qkv = Linear(hidden_size, spec.num_projected_heads * spec.head_dim, spec.qkv_bias, *stored)
         self.output = Linear(spec.num_heads * spec.head_dim, hidden_size, spec.o_proj_bias, *stored)
         self.query_norm = build_head_norm(spec, spec.num_heads, norm, backend)

@@ -10,9 +10,11 @@ from torch import Tensor, nn
 import compiled_kernels
 from compiled_kernels import Backend
 from compiled_kernels.blocked import from_panels, in_panels, panels_problem, to_panels
+from compiled_kernels.linear.matrix_format import DENSE_MATRIX, INT8_MATRIX, MatrixFormat
+from compiled_kernels.linear.quantize import dequantize_matrix
 from workbench.errors import WorkbenchError
 from workbench.model.formats.mapped import release
-from workbench.model.quantized import Activations, WeightDtype, dequantize
+from workbench.model.quantized import BESIDE, Activations
 from workbench.model.spec import NormSpec
 
 
@@ -94,9 +96,13 @@ def build_norm(hidden_size: int, norm: NormSpec, backend: Backend, bias: bool | 
 
 
 class Linear(nn.Module):
-    """[token, width] -> [token, out]. The matrix is stored as `format`: dense, int8 or int4 (see quantized.py), row by
-    row or, after `use_panels`, in panels (see compiled_kernels/blocked/layout.py). With `activations` of int8, which
-    wants a matrix of int8, rows of x are quantized as they come."""
+    """[token, width] -> [token, out]. The matrix is stored as `format` says, row by row or, after `use_panels`, in
+    panels (see compiled_kernels/blocked/layout.py). With `activations` of int8, which wants a matrix of int8 by row,
+    rows of x are quantized as they come."""
+
+    weight: Tensor
+    scales: Tensor | None
+    minima: Tensor | None
 
     def __init__(
         self,
@@ -104,29 +110,34 @@ class Linear(nn.Module):
         out_features: int,
         bias: bool,
         backend: Backend,
-        format: WeightDtype = "dense",
-        quant_group: int = 64,
+        format: MatrixFormat = DENSE_MATRIX,
         activations: Activations = "float",
     ):
         super().__init__()
         self.activations: Activations = activations
-        self.in_features, self.quant_group, self.backend = in_features, quant_group, backend
-        self.format: WeightDtype = format
-        stored, scales = _storage(in_features, out_features, format, quant_group)
-        self.weight = nn.Parameter(stored, requires_grad=False)
-        self.scales = None if scales is None else nn.Parameter(scales, requires_grad=False)
+        self.in_features, self.format, self.backend = in_features, format, backend
+        if format.is_dense:
+            parts = {"weight": torch.empty(out_features, in_features)}
+        else:
+            stored = format.storage(out_features, in_features)
+            parts = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in stored.items()}
+        for name in ("weight", *BESIDE):
+            part = nn.Parameter(parts[name], requires_grad=False) if name in parts else None
+            self.register_parameter(name, part)
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         if self.scales is None:
             return compiled_kernels.linear(x, self.weight, self.bias, self.backend)
-        return self.product(x, self.weight, self.scales, self.bias, self.backend)
+        if self.format == INT8_MATRIX:
+            return self.int8_product(x, self.weight, self.scales, self.bias, self.backend)
+        by_row = self.format.scales_rows
+        scales, group = (self.scales[:, None], self.in_features) if by_row else (self.scales, self.format.group)
+        return compiled_kernels.linear_grouped(x, self.weight, scales, self.minima, self.bias, group, self.backend)
 
     @property
-    def product(self) -> Callable[..., Tensor]:
-        """The operator of a matrix that is not dense."""
-        if self.format == "int4":
-            return compiled_kernels.linear_int4
+    def int8_product(self) -> Callable[..., Tensor]:
+        """The operator of a matrix that is int8 by row."""
         return compiled_kernels.linear_w8a8 if self.activations == "int8" else compiled_kernels.linear_int8
 
     def use_panels(self, panels: bool) -> None:
@@ -134,24 +145,31 @@ class Linear(nn.Module):
         if in_panels(self.weight):
             if not panels:
                 self.weight = nn.Parameter(from_panels(self.weight), requires_grad=False)
-        elif panels and self.format != "int4" and panels_problem(self.weight) is None:
+        elif panels and self.panels_refusal is None:
             plain, self.weight = self.weight, nn.Parameter(to_panels(self.weight), requires_grad=False)
             release(plain)  # where it is a view of a file: the panels are a copy
 
     @property
+    def panels_refusal(self) -> str | None:
+        """Return why the matrix cannot lie in panels; None if it can."""
+        if self.format not in (DENSE_MATRIX, INT8_MATRIX):
+            return f"weights of {self.format} are not laid out in panels"
+        return panels_problem(self.weight)
+
+    @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return the matrix, its scales and its bias, as far as there are such."""
-        return tuple(part for part in (self.weight, self.scales, self.bias) if part is not None)
+        """Return the matrix, its scales, its minima and its bias, as far as there are such."""
+        return tuple(part for part in (self.weight, self.scales, self.minima, self.bias) if part is not None)
 
-    def lookup_rows(self, index: Tensor, dtype: torch.dtype) -> Tensor:
+    @property
+    def matrix_bytes(self) -> int:
+        """Return the bytes of the matrix, scales and minima included."""
+        return sum(part.nbytes for part in (self.weight, self.scales, self.minima) if part is not None)
+
+    def lookup_rows(self, index: Tensor | slice, dtype: torch.dtype) -> Tensor:
         """Look up rows of the matrix as numbers, for a tied embedding: [token] -> [token, in_features]."""
-        return dequantize(from_panels(self.weight)[index], None if self.scales is None else self.scales[index], dtype)
-
-
-def _storage(width: int, out: int, format: WeightDtype, group: int) -> tuple[Tensor, Tensor | None]:
-    if format == "int8":
-        return torch.empty(out, width, dtype=torch.int8), torch.empty(out)
-    if format == "int4":
-        scales = torch.empty(out, width // group, dtype=torch.float16)
-        return torch.empty(out, width // 2, dtype=torch.uint8), scales
-    return torch.empty(out, width), None
+        weight = from_panels(self.weight)[index]
+        if self.scales is None:
+            return weight.to(dtype)
+        minima = None if self.minima is None else self.minima[index]
+        return dequantize_matrix(self.format, weight, self.scales[index], minima).to(dtype)

@@ -61,7 +61,7 @@ class Mamba2(nn.Module):
     def __init__(self, spec: Mamba2Spec, hidden_size: int, backend: Backend, format: WeightFormat):
         super().__init__()
         self.spec, self.backend = spec, backend
-        stored = backend, format.blocks, format.quant_group, format.activations_of(format.blocks)
+        stored = backend, format.blocks, format.activations_of(format.blocks)
         self.input = Linear(hidden_size, spec.input_columns, spec.bias, *stored)
         self.conv = CausalConv(spec.channels, spec.kernel, spec.conv_bias)
         self.log_decay = nn.Parameter(torch.empty(spec.heads))

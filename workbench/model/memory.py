@@ -14,11 +14,11 @@ from workbench.kv_cache.format import CacheFormat, KVCacheSpec, StateShape, buil
 from workbench.kv_cache.pages import KVCacheGroup
 from workbench.model.attention_spec import AnyAttentionSpec, MLASpec
 from workbench.model.parameters import parameter_shapes
-from workbench.model.quantized import WeightFormat
+from workbench.model.quantized import WeightFormat, is_expert_stack
 from workbench.model.recurrent_spec import RecurrentSpec
 from workbench.model.spec import LayerSpec, ModelSpec
 
-ROW_SCALE, GROUP_SCALE, MXFP4_SCALE = 4, 2, 1  # bytes of a scale: of a row, of a group, an exponent
+ROW_SCALE, GROUP_SCALE, MXFP4_SCALE = 4, 2, 1  # bytes of a scale of experts: of a row, of a group, an exponent
 UNLIMITED_TOKENS = 2**50  # tokens
 
 
@@ -180,16 +180,18 @@ def _widest_columns(spec: Any) -> int:
 def _weight_bytes(spec: Any, itemsize: int, format: WeightFormat) -> int:
     total = 0
     for name, shape in parameter_shapes(spec).items():
-        if name == "embedding.weight" and spec.tie_word_embeddings and format.head != "dense":
+        if name == "embedding.weight" and spec.tie_word_embeddings and not format.head.is_dense:
             name = "head.weight"  # the one matrix of a tied model is stored as the head is
         kind = format.of(name, len(shape))
-        values, rows = math.prod(shape), math.prod(shape[:-1])
-        if kind == "dense":
+        group, values = format.columns_per_expert_scale, math.prod(shape)
+        if format.is_dense(name, len(shape)):
             total += values * itemsize
-            continue
-        group = format.group_of(name, len(shape))
-        total += values if kind == "int8" else values // 2
-        total += values // group * (MXFP4_SCALE if kind == "mxfp4" else GROUP_SCALE) if group else rows * ROW_SCALE
+        elif not is_expert_stack(name, len(shape)):
+            total += kind.nbytes(shape[0], shape[1])
+        else:
+            scale = MXFP4_SCALE if format.expert_dtype == "mxfp4" else GROUP_SCALE
+            total += values if format.expert_dtype == "int8" else values // 2
+            total += values // group * scale if group else math.prod(shape[:-1]) * ROW_SCALE
     return total
 
 

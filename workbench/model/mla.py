@@ -33,7 +33,7 @@ class MLA(nn.Module):
         self.backend = backend
         self.scale = (spec.qk_nope_head_dim + spec.qk_rope_head_dim) ** -0.5 if spec.scale is None else spec.scale
         self.mask, self.score = build_mask(spec), build_score(spec)
-        stored = backend, format.blocks, format.quant_group, format.activations_of(format.blocks)
+        stored = backend, format.blocks, format.activations_of(format.blocks)
         self.down = Linear(hidden_size, spec.down_proj_columns, spec.qkv_bias, *stored)
         if spec.q_lora_rank is not None:
             self.query_norm = RMSNorm(spec.q_lora_rank, spec.rms_norm_eps, backend)

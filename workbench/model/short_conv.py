@@ -49,7 +49,7 @@ class ShortConv(nn.Module):
     def __init__(self, spec: ShortConvSpec, hidden_size: int, backend: Backend, format: WeightFormat):
         super().__init__()
         self.spec, self.backend = spec, backend
-        stored = backend, format.blocks, format.quant_group, format.activations_of(format.blocks)
+        stored = backend, format.blocks, format.activations_of(format.blocks)
         self.input = Linear(hidden_size, 3 * spec.channels, spec.bias, *stored)
         self.conv = CausalConv(spec.channels, spec.kernel, spec.bias)
         self.output = Linear(spec.channels, hidden_size, spec.bias, *stored)

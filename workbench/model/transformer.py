@@ -25,7 +25,7 @@ from workbench.model.layers import STORED_PARAMETERS, Angles, TransformerBlock, 
 from workbench.model.linear import Linear, build_norm
 from workbench.model.memory import cache_shapes
 from workbench.model.parameters import parameter_shapes
-from workbench.model.quantized import WeightFormat, dequantize, quantize, scales_of
+from workbench.model.quantized import BESIDE, WeightFormat, dequantize, quantize, scales_of
 from workbench.model.rotary import RotaryKey, build_rotary_table, rotaries_of_model, rotary_of_layer
 from workbench.model.spec import ModelSpec
 
@@ -63,7 +63,7 @@ class Transformer(nn.Module):
         self.positions = None if first is None else _unfilled(rows, spec.hidden_size)
         # A tied model has one matrix: the embedding where it is dense, the head where it is quantized.
         self.embedding = _unfilled(spec.vocab_size, spec.hidden_size) if self._plain_embedding else None
-        stored = backend, format.head, format.quant_group, format.activations_of(format.head)
+        stored = backend, format.head, format.activations_of(format.head)
         sizes = spec.hidden_size, spec.vocab_size
         self.head = None if self._shared_embedding else Linear(*sizes, spec.head_bias, *stored)
         rotaries = rotaries_of_model(spec)
@@ -142,11 +142,11 @@ class Transformer(nn.Module):
 
     @property
     def _plain_embedding(self) -> bool:
-        return not (self.spec.tie_word_embeddings and self.format.head != "dense")
+        return not (self.spec.tie_word_embeddings and not self.format.head.is_dense)
 
     @property
     def _shared_embedding(self) -> bool:
-        return self.spec.tie_word_embeddings and self.format.head == "dense"
+        return self.spec.tie_word_embeddings and self.format.head.is_dense
 
     @property
     def head_tensors(self) -> tuple[Tensor, ...]:
@@ -173,9 +173,7 @@ class Transformer(nn.Module):
         shapes = parameter_shapes(self.spec)
         there = dict(self.named_parameters())
         stacks = {name: shape for name, shape in shapes.items() if len(shape) == 3 and name in there}
-        stored = sum(
-            linear.weight.nbytes + (0 if linear.scales is None else linear.scales.nbytes) for linear in linears
-        )
+        stored = sum(linear.matrix_bytes for linear in linears)
         stored += sum(there[each].nbytes for name in stacks for each in (name, scales_of(name)) if each in there)
         values = sum(linear.in_features * shape_of(linear.weight)[0] for linear in linears)
         values += sum(map(math.prod, stacks.values()))
@@ -196,10 +194,13 @@ class Transformer(nn.Module):
     def dense_state(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """Return every parameter as numbers of `dtype`, under its name; a quantized one as it is multiplied with."""
         stored = {name: from_panels(tensor) for name, tensor in self.named_parameters()}
+        products = {f"{name}.weight": part for name, part in self.named_modules() if isinstance(part, Linear)}
         dense = {
-            name: dequantize(tensor, stored.get(scales_of(name)), dtype)
+            name: products[name].lookup_rows(slice(None), dtype)
+            if name in products
+            else dequantize(tensor, stored.get(scales_of(name)), dtype)
             for name, tensor in stored.items()
-            if not name.endswith("scales")
+            if not name.endswith(BESIDE)
         }
         return dense if self.embedding is not None else {**dense, "embedding.weight": dense["head.weight"]}
 

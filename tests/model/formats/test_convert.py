@@ -34,8 +34,8 @@ from workbench.prompt.templates import ChatTemplate
 from workbench.prompt.tokenizer_files import read_tokenizer
 from workbench.testing import packers
 
-INT4, INT8 = WeightFormat("int4", "dense", 32), WeightFormat("int8", "dense")
-FORMATS = [INT4, INT8, WeightFormat("int4", "int4", 16), WeightFormat("int8", "int8")]
+INT4, INT8 = WeightFormat.parse("int4", "dense", 32), WeightFormat.parse("int8", "dense")
+FORMATS = [INT4, INT8, WeightFormat.parse("int4", "int4", 16), WeightFormat.parse("int8", "int8")]
 
 
 def model_of(folder: Path, **options: object) -> Transformer:
@@ -50,7 +50,7 @@ def test_a_converted_model_is_the_one_that_settings_make(
     state = random_weights(TINY, dtype, seed=2)
     save_folder(tmp_path / "m", TINY, state, dtype)
     found = convert_model(tmp_path / "m", tmp_path / "q", format, dtype)
-    assert found["matrices"] == 7 * len(TINY.layers) + (format.head != "dense")
+    assert found["matrices"] == 7 * len(TINY.layers) + (not format.head.is_dense)
     assert found["bytes"] < 0.8 * (tmp_path / "m" / "model.safetensors").stat().st_size
     asked = Transformer.from_state(TINY, state, format=format)
     converted = load_weights(tmp_path / "q", TINY, dtype, format)
@@ -125,7 +125,7 @@ def test_a_head_that_is_the_embedding_stays_dense(tmp_path: Path) -> None:
     spec = TINY.model_copy(update={"tie_word_embeddings": True})
     save_folder(tmp_path / "m", spec, random_weights(spec, torch.float32), torch.float32)
     with pytest.raises(WorkbenchError, match="its head is the embedding"):
-        convert_model(tmp_path / "m", tmp_path / "q", WeightFormat("int8", "int8"), torch.float32)
+        convert_model(tmp_path / "m", tmp_path / "q", WeightFormat.parse("int8", "int8"), torch.float32)
     convert_model(tmp_path / "m", tmp_path / "q", INT8, torch.float32)
     assert load_weights(tmp_path / "q", spec, torch.float32)
 
@@ -178,7 +178,7 @@ def test_gguf_keeps_its_codes_in_memory_and_when_converted(tmp_path: Path) -> No
     spec, checkpoint = read_spec(file), open_checkpoint(file)
     wanted = wanted_parameters(checkpoint, spec)
     format, reason = stored_format(checkpoint, wanted, spec.tie_word_embeddings)
-    assert format == WeightFormat("int4", "int4", 32) and "token_embd" in reason
+    assert format == WeightFormat.parse("int4", "int4", 32) and "token_embd" in reason
     said = cost_of_widening(checkpoint, wanted, False, format, torch.float32)
     assert said.startswith("GGUF Q4_0, 1 of 16 quantized tensors are widened to float32, ")
     kept = Transformer.from_state(spec, load_weights(file, spec, torch.float32, format), format=format)

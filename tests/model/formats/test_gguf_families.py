@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from compiled_kernels.linear.quantize import dequantize_matrix
 from tests.model.test_every_family import assert_equal, draw_ids, logits_of
 from workbench.engine import naive
 from workbench.errors import WorkbenchError
@@ -15,7 +16,8 @@ from workbench.model.formats.gguf import GGUFFile
 from workbench.model.formats.gguf_families import ARCHITECTURES
 from workbench.model.formats.open import open_checkpoint, read_config
 from workbench.model.hf.families import read_spec
-from workbench.model.hf.weights import load_weights
+from workbench.model.hf.kept import kept_matrices, stored_format
+from workbench.model.hf.weights import load_weights, read_parameter, wanted_parameters
 from workbench.model.transformer import Transformer
 from workbench.testing.family_checkpoints import random_checkpoint
 
@@ -145,16 +147,22 @@ def test_a_quantized_file_is_the_dequantized_model(tmp_path: Path, family: str, 
     assert torch.equal(naive.logits(ours_of(stored), ids), expected)
 
 
-def test_q4_0_is_our_int4_bit_for_bit(tmp_path: Path) -> None:
-    path = writing.write_gguf(random_checkpoint("llama", WIDE), tmp_path / "a.gguf", tmp_path / "hf", "Q4_0")
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
+def test_integers_in_groups_are_ours_bit_for_bit(tmp_path: Path, kind: str) -> None:
+    path = writing.write_gguf(random_checkpoint("llama", WIDE), tmp_path / "a.gguf", tmp_path / "hf", kind)
     checkpoint = open_checkpoint(path)
     for name, tensor in checkpoint.tensors.items():
         quantized = tensor.quantized()
         assert (quantized is not None) == (len(tensor.shape) == 2), name
         if quantized is not None:
-            values = quantized.codes().float().view(-1, 32) * quantized.scales.float().view(-1, 1)
-            assert torch.equal(values.view(tensor.shape), tensor.read())
-    assert checkpoint.format == "GGUF Q4_0"
+            assert torch.equal(quantized.dequantize(), tensor.read()) and (quantized.minima is None) == (kind != "Q4_1")
+    assert checkpoint.format == f"GGUF {kind}"
+    wanted = wanted_parameters(checkpoint, read_spec(path))
+    format, reason = stored_format(checkpoint, wanted, tied=False)
+    assert format.blocks.codes == ("int8" if kind == "Q8_0" else "int4") and not reason
+    for name, kept in kept_matrices(checkpoint, wanted, False, format).items():
+        dense = read_parameter(checkpoint, wanted[name], torch.float32)
+        assert torch.equal(dequantize_matrix(kept.format, *kept.tensors()), dense), name
 
 
 def test_the_parts_of_a_split_file(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import workbench
-from compiled_kernels.linear.quantize import dequantize_int4, pack_int4, quantize_int4
+from compiled_kernels.linear.matrix_format import MatrixFormat
+from compiled_kernels.linear.quantize import dequantize_grouped, dequantize_matrix, pack_int4, quantize_int4
 from tests.model.formats.folders import TINY, write_quantized
 from tests.model.formats.test_quantized_folders import PACKERS
 from tests.model.test_weights import same
@@ -21,35 +23,34 @@ from tests.thorough import tries
 from workbench.engine.config import EngineConfig
 from workbench.engine.loaded_model import LoadedModel, weight_format
 from workbench.engine.runner import Runner
+from workbench.errors import WorkbenchError
+from workbench.model.formats.checkpoint import Checkpoint, QuantizedMatrix, StoredTensor
+from workbench.model.hf.fields import ConfigFields
+from workbench.model.hf.kept import KeptMatrix, common_format, kept_matrix
 from workbench.model.hf.weights import load_weights, random_weights
+from workbench.model.linear import Linear
+from workbench.model.parameters import StoredParameter, StoredPart
 from workbench.model.quantized import WeightFormat
 from workbench.model.transformer import Transformer
 from workbench.testing import packers
 from workbench.testing.packers import Packer
 from workbench.trace.events import Finished
 
+INT4, BY_64 = (WeightFormat(MatrixFormat("int4", group, torch.float16)) for group in (32, 64))
+ZEROS = WeightFormat(MatrixFormat("int4", 32, torch.float16, torch.float32))
+FP8, FP8_BLOCKS = WeightFormat(MatrixFormat("fp8")), WeightFormat(MatrixFormat("fp8", 40))
 # What a folder of each packer becomes in memory, or why it is widened.
 KEPT = {
-    "gptq 4 bits": WeightFormat("int4", "dense", 32), "gptq 3 bits": WeightFormat("int4", "dense", 32),
-    "gptq 2 bits": WeightFormat("int4", "dense", 32), "gptq without g_idx": WeightFormat("int4", "dense", 32),
-    "awq, symmetric": WeightFormat("int4", "dense", 32), "int4": WeightFormat("int4", "dense", 32),
-    "int3": WeightFormat("int4", "dense", 32), "int8": WeightFormat("int8", "dense"),
-    "bitsandbytes int8": WeightFormat("int8", "dense"),
+    "gptq 4 bits": INT4, "gptq 3 bits": INT4, "gptq 2 bits": INT4, "gptq without g_idx": INT4, "awq, symmetric": INT4,
+    "int4": INT4, "int3": INT4, "gptq, one group": BY_64, "int4 by row": BY_64,
+    "gptq with zeros": ZEROS, "gptq v2": ZEROS, "awq": ZEROS, "int4 with zeros": ZEROS,
+    "int8": WeightFormat.parse("int8", "dense"), "bitsandbytes int8": WeightFormat.parse("int8", "dense"),
+    "gptq 8 bits": WeightFormat(MatrixFormat("int8", 32, torch.float16)),
+    "int8 packed": WeightFormat(MatrixFormat("int8", 32, torch.float16, torch.float32)),
+    "fp8 by row": FP8, "fp8, one scale": FP8, "fp8 by block": FP8_BLOCKS, "fp8, DeepSeek's": FP8_BLOCKS,
 }  # fmt: skip
 WIDENED = {
-    "gptq 8 bits": "a scale for 32 columns",
-    "gptq with zeros": "codes with zeros",
-    "gptq v2": "codes with zeros",
-    "gptq in the order of activations": "zeros|order of activations",
-    "gptq, one group": "matrices of the blocks differ",
-    "int4 by row": "matrices of the blocks differ",
-    "awq": "codes with zeros",
-    "int4 with zeros": "codes with zeros",
-    "int8 packed": "codes with zeros",
-    "fp8 by row": "from FP8",
-    "fp8, one scale": "from FP8",
-    "fp8 by block": "from FP8",
-    "fp8, DeepSeek's": "from FP8",
+    "gptq in the order of activations": "order of activations",
     "mxfp4, packed": "from MXFP4",
     "nf4": "from NF4",
     "nf4, nested": "from NF4",
@@ -93,7 +94,7 @@ def test_a_loaded_model_is_the_dense_one(tmp_path: Path, name: str) -> None:
     for line in said:
         assert re.search(f"widened to float32, 0.3 MB for 0.[01] MB in the files .*{WIDENED[name]}", line), line
     if name in KEPT:
-        bytes_of = {part.weight.nbytes for part in model.modules() if hasattr(part, "quant_group")}
+        bytes_of = {part.weight.nbytes for part in model.modules() if isinstance(part, Linear)}
         assert model.weight_bytes < expected.weight_bytes / 2 and bytes_of
 
 
@@ -102,9 +103,9 @@ def test_settings_outrank_the_files(tmp_path: Path) -> None:
     lines: list[str] = []
     assert load(tmp_path / "m", lines, weights="dense").format == WeightFormat()
     assert len(lines) == 1 and "(weights: dense is set)" in lines[0]
-    assert load(tmp_path / "m", lines, weights="int8").format == WeightFormat("int8", "int8")
+    assert load(tmp_path / "m", lines, weights="int8").format == WeightFormat.parse("int8", "int8")
     assert "and quantized again as int8" in lines[1]
-    assert load(tmp_path / "m", [], head_weights="int8").format == WeightFormat("int4", "int8", 32)
+    assert load(tmp_path / "m", [], head_weights="int8").format == WeightFormat.parse("int4", "int8", 32)
     model, plain = (load(tmp_path / "m", [], **each) for each in ({"weights": "int4", "weight_group": 32}, {}))
     blocks = [{name: each for name, each in m.state_dict().items() if "blocks" in name} for m in (model, plain)]
     assert same(*blocks)  # the files' own codes, not new ones
@@ -124,23 +125,25 @@ def test_a_part_of_a_fused_matrix_is_dense(tmp_path: Path) -> None:
     assert "k_proj.weight is dense beside quantized ones" in lines[0]
 
 
-def test_scales_that_float16_cannot_hold_are_widened(tmp_path: Path) -> None:
-    tiny = partial(packers.pack_quantized, dtype=torch.float32)
-    dense, lines = pack(tmp_path / "m", tiny), []
+@pytest.mark.parametrize("zero", [False, True])
+def test_scales_that_float16_cannot_hold_stay_float32(tmp_path: Path, zero: bool) -> None:
+    """Beside zeros they are widened: a zero times such a scale is not exact in float32."""
+    dense, lines = pack(tmp_path / "m", partial(packers.pack_quantized, dtype=torch.float32, zero=zero)), []
     model = load(tmp_path / "m", lines)
-    assert model.format == WeightFormat() and "scales are not exact in float16" in lines[0]
+    assert model.format == (WeightFormat() if zero else WeightFormat(MatrixFormat("int4", 32)))
+    assert bool(lines) == zero and (not zero or "scales of float32 beside zeros are not exact" in lines[0])
     assert same(model.dense_state(torch.float32), load(dense, []).dense_state(torch.float32))
 
 
 def test_the_memory_of_a_folder_is_of_its_own_format(tmp_path: Path) -> None:
     pack(tmp_path / "m", packers.pack_quantized)
     config = EngineConfig.build(tmp_path / "m")
-    assert weight_format(config.model) == WeightFormat("int4", "dense", 32)
+    assert weight_format(config.model) == WeightFormat.parse("int4", "dense", 32)
     assert weight_format(EngineConfig.build("demo").model) == WeightFormat()
 
 
 @pytest.mark.parametrize("backend", ["eager", "inductor", "mlir"])
-@pytest.mark.parametrize("name", ["int4", "int8"])
+@pytest.mark.parametrize("name", ["int4", "int8", "awq", "gptq 8 bits", "fp8 by block"])
 def test_every_backend_generates_what_the_dense_model_does(tmp_path: Path, name: str, backend: str) -> None:
     from compiled_kernels import Backend
     from compiled_kernels.backends import backend_problems
@@ -158,13 +161,83 @@ def test_every_backend_generates_what_the_dense_model_does(tmp_path: Path, name:
     assert texts[0] == texts[1]
 
 
+@st.composite
+def matrices(draw: st.DrawFn) -> QuantizedMatrix:
+    """Random codes, scales by group of columns (the last of which may be partial) and rows, zeros or minima."""
+    kind = draw(st.sampled_from(["int8", "int4", "int3", "fp8"]))
+    rows, group = draw(st.integers(1, 9)), draw(st.sampled_from([2, 16, 48, 256, 1 << 16]))
+    columns = draw(st.sampled_from([1, 3, 40, 96, 300])) if kind in ("int8", "fp8") else 96
+    group = group if kind in ("int8", "fp8") or 96 % group == 0 else 96
+    own_rows = draw(st.sampled_from([1, 1, 4, 128]))
+    make = torch.Generator().manual_seed(draw(st.integers(0, 2**30)))
+    shape = -(-rows // own_rows), -(-columns // group)
+    low, high = {"int8": (-128, 128), "int4": (-8, 8), "int3": (-4, 4), "fp8": (-400, 400)}[kind]
+    codes = torch.randint(low, high, (rows, columns), generator=make)
+    codes = codes.float().to(torch.float8_e4m3fn) if kind == "fp8" else codes.to(torch.int8)
+    scales = torch.randn(shape, generator=make).to(draw(st.sampled_from([torch.float16, torch.bfloat16])))
+    scales[0, 0] = draw(st.sampled_from([0.0, 1.0, 2.0**-24]))
+    added = draw(st.sampled_from(["", "zeros", "minima"])) if kind in ("int8", "int4") else ""
+    zeros = torch.randint(low, high, shape, generator=make).short() if added == "zeros" else None
+    minima = torch.randn(shape, generator=make).half() if added == "minima" else None
+    codes = codes + 8 if kind == "int4" and added == "minima" else codes
+    return QuantizedMatrix(kind, lambda: codes, scales, group, own_rows, zeros=zeros, minima=minima)  # type: ignore[arg-type]
+
+
+def kept_of(matrix: QuantizedMatrix) -> KeptMatrix | str:
+    shape = tuple(matrix.codes().shape)
+    stored = Held(Path("m"), "Q", shape, 0, matrix)
+    part = StoredPart("x", shape)
+    return kept_matrix(StoredParameter((part,)), Checkpoint(Path("m"), ConfigFields({}, "m"), {"x": stored}))
+
+
+@dataclass(frozen=True)
+class Held(StoredTensor):
+    matrix: QuantizedMatrix
+
+    def read(self) -> torch.Tensor:
+        return self.matrix.dequantize()
+
+    def quantized(self) -> QuantizedMatrix:
+        return self.matrix
+
+
+@settings(max_examples=tries(150), deadline=None)
+@given(matrices(), matrices())
+def test_codes_are_kept_bit_for_bit(one: QuantizedMatrix, other: QuantizedMatrix) -> None:
+    """In their own format, and in the one that they share with another matrix, if they do."""
+    kept, beside = kept_of(one), kept_of(other)
+    assert isinstance(kept, KeptMatrix) and isinstance(beside, KeptMatrix)
+    joined = common_format(kept.format, beside.format)
+    for format in {kept.format, *([joined] if joined and joined.problem(one.codes().shape[1]) is None else [])}:
+        found = dequantize_matrix(format, *replace(kept, format=format).tensors())
+        assert torch.equal(found, one.dequantize()), format
+
+
+@pytest.mark.parametrize("bad", [torch.inf, torch.nan])
+def test_scales_that_are_not_finite_are_refused(bad: float) -> None:
+    scales = torch.ones(2, 2)
+    scales[1, 1] = bad
+    with pytest.raises(WorkbenchError, match="m: x has scales that are not finite"):
+        kept_of(QuantizedMatrix("int8", lambda: torch.zeros(2, 64, dtype=torch.int8), scales, 32))
+
+
+@pytest.mark.parametrize("code", [0x7F, 0xFF])
+def test_nan_in_fp8_is_refused(code: int) -> None:
+    octets = torch.zeros(2, 64, dtype=torch.uint8)
+    octets[1, 63] = code
+    kept = kept_of(QuantizedMatrix("fp8", lambda: octets.view(torch.float8_e4m3fn), torch.ones(2, 1), 64))
+    assert isinstance(kept, KeptMatrix)
+    with pytest.raises(WorkbenchError, match="m: x holds NaN"):
+        kept.tensors()
+
+
 @settings(max_examples=tries(40))
 @given(st.integers(1, 5), st.integers(1, 4), st.sampled_from([2, 6, 32, 64]), st.integers(0, 2**30))
 def test_packed_codes_are_those_of_the_quantizer(rows: int, groups: int, group: int, seed: int) -> None:
     weight = torch.randn(rows, groups * group, generator=torch.Generator().manual_seed(seed))
     packed, scales = quantize_int4(weight, group)
     ones = torch.ones_like(scales)
-    codes = dequantize_int4(packed, ones).to(torch.int8)
+    codes = dequantize_grouped(packed, ones, None, group).to(torch.int8)
     assert torch.equal(pack_int4(codes, group), packed)
 
 

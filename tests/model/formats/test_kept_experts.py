@@ -19,7 +19,7 @@ from workbench.engine.loaded_model import LoadedModel, weight_format
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.model.memory import weight_bytes
-from workbench.model.quantized import WeightFormat
+from workbench.model.quantized import WeightFormat, matrix_format
 from workbench.model.transformer import Transformer
 from workbench.testing import packers
 from workbench.testing.family_checkpoints import random_checkpoint
@@ -102,9 +102,9 @@ def test_gpt_oss_generates_what_the_widened_model_does(tmp_path: Path, backend: 
 
 
 PACKED = {
-    "int4": (packers.pack_quantized, WeightFormat("int4", "dense", 32, experts="int4", expert_group=32)),
-    "int8": (packers.int_quantized, WeightFormat("int8", "dense", experts="int8", expert_group=0)),
-    "gptq": (packers.gptq, WeightFormat("int4", "dense", 32, experts="int4", expert_group=32)),
+    "int4": (packers.pack_quantized, WeightFormat(matrix_format("int4", 32), experts="int4", expert_group=32)),
+    "int8": (packers.int_quantized, WeightFormat(matrix_format("int8"), experts="int8", expert_group=0)),
+    "gptq": (packers.gptq, WeightFormat(matrix_format("int4", 32), experts="int4", expert_group=32)),
     "mxfp4": (packers.mxfp4_pack, WeightFormat(experts="mxfp4", expert_group=32)),
 }
 

@@ -20,7 +20,7 @@ QuantizedKind = Literal["int8", "int4", "int3", "int2", "fp8", "mxfp4"]
 
 @dataclass(frozen=True)
 class QuantizedMatrix:
-    """A matrix [row, column] in few bits, one value an element: `(codes - zeros) * scales`.
+    """A matrix [row, column] in few bits, one value an element: `(codes - zeros) * scales + minima`.
 
     Args:
         kind: what a code is. `int8` to `int2`: signed integers; `fp8`: float8_e4m3fn; `mxfp4`: indices of E2M1.
@@ -28,7 +28,8 @@ class QuantizedMatrix:
         scales: [row // rows, column // group], rounded up, floats.
         group: columns that share a scale.
         rows: rows that share a scale.
-        zeros: int8, as the scales, in units of a code; None where all are 0.
+        zeros: int8 or int16, as the scales, in units of a code; None where all are 0.
+        minima: as the scales, floats, in place of zeros: 4-bit codes are 0 to 15 then. None where there are none.
         group_index: the group of each column, int32, where groups are not runs of columns.
         pairs: returns codes of 4 bits as they are stored, where files hold them two neighbours a byte, the lower
             nibble first: mxfp4, and int4 plus 8. uint8 [row, column / 2].
@@ -40,6 +41,7 @@ class QuantizedMatrix:
     group: int
     rows: int = 1
     zeros: Tensor | None = None
+    minima: Tensor | None = None
     group_index: Tensor | None = None
     pairs: Callable[[], Tensor] | None = None
 
@@ -49,7 +51,8 @@ class QuantizedMatrix:
         values = torch.tensor(E2M1)[codes.int()] if self.kind == "mxfp4" else codes.float()
         if self.zeros is not None:
             values -= self._spread(self.zeros, values)
-        return values.mul_(self._spread(self.scales, values))
+        values.mul_(self._spread(self.scales, values))
+        return values if self.minima is None else values.add_(self._spread(self.minima, values))
 
     def _spread(self, each: Tensor, values: Tensor) -> Tensor:
         """Return the number of each element's group, in float32; last groups may be partial."""

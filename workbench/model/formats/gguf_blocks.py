@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,22 +34,19 @@ def _single_bits(bytes: Tensor) -> Tensor:
 
 
 def _q4_0(blocks: Tensor) -> Tensor:
-    data = blocks.flatten()
-    return q4_0_scales(data)[:, None].float() * q4_0_codes(data).float()
+    return _half(blocks, 0) * _q4_0_codes(blocks).float()
 
 
-def q4_0_codes(data: Tensor) -> Tensor:
-    """Return the values -8 to 7 of Q4_0 blocks, int8 [block, 32]."""
-    return _bits(data.view(-1, 18)[:, 2:], 4, 16).to(torch.int8) - 8
-
-
-def q4_0_scales(data: Tensor) -> Tensor:
-    """Return the scales of Q4_0 blocks, float16 [block]."""
-    return data.view(-1, 18)[:, :2].contiguous().view(torch.float16)[:, 0]
+def _q4_0_codes(blocks: Tensor) -> Tensor:
+    return _bits(blocks[:, 2:], 4, 16).to(torch.int8) - 8
 
 
 def _q4_1(blocks: Tensor) -> Tensor:
-    return _half(blocks, 0) * _bits(blocks[:, 4:], 4, 16).float() + _half(blocks, 2)
+    return _half(blocks, 0) * _q4_1_codes(blocks).float() + _half(blocks, 2)
+
+
+def _q4_1_codes(blocks: Tensor) -> Tensor:
+    return _bits(blocks[:, 4:], 4, 16).to(torch.int8)
 
 
 def _q5_0(blocks: Tensor) -> Tensor:
@@ -62,7 +60,11 @@ def _q5_1(blocks: Tensor) -> Tensor:
 
 
 def _q8_0(blocks: Tensor) -> Tensor:
-    return blocks[:, 2:].contiguous().view(torch.int8).float() * _half(blocks, 0)
+    return _q8_0_codes(blocks).float() * _half(blocks, 0)
+
+
+def _q8_0_codes(blocks: Tensor) -> Tensor:
+    return blocks[:, 2:].contiguous().view(torch.int8)
 
 
 def _q2_k(blocks: Tensor) -> Tensor:
@@ -138,6 +140,26 @@ def _plain(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     return lambda blocks: blocks.contiguous().view(dtype).float()
 
 
+class GroupedType(NamedTuple):
+    """A type whose block is integers times the float16 at its start, plus the one at `minimum_at` where it has such.
+
+    Args:
+        kind: of the integers.
+        codes: blocks -> int8 [block, value]; beside minima 0 to 15.
+        minimum_at: the byte of the minimum in a block.
+    """
+
+    kind: Literal["int4", "int8"]
+    codes: Callable[[Tensor], Tensor]
+    minimum_at: int | None = None
+
+    def scales(self, blocks: Tensor) -> Tensor:
+        return _half(blocks, 0)
+
+    def minima(self, blocks: Tensor) -> Tensor | None:
+        return None if self.minimum_at is None else _half(blocks, self.minimum_at)
+
+
 BLOCK_TYPES: dict[int, BlockType] = {
     0: BlockType("F32", 1, 4, _plain(torch.float32)),
     1: BlockType("F16", 1, 2, _plain(torch.float16)),
@@ -153,6 +175,11 @@ BLOCK_TYPES: dict[int, BlockType] = {
     14: BlockType("Q6_K", 256, 210, _q6_k),
     30: BlockType("BF16", 1, 2, _plain(torch.bfloat16)),
     39: BlockType("MXFP4", 32, 17, _mxfp4),
+}
+GROUPED_TYPES: dict[str, GroupedType] = {
+    "Q4_0": GroupedType("int4", _q4_0_codes),
+    "Q4_1": GroupedType("int4", _q4_1_codes, minimum_at=2),
+    "Q8_0": GroupedType("int8", _q8_0_codes),
 }
 PLAIN_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 UNREAD_TYPES: dict[int, str] = {

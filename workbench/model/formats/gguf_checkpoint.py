@@ -14,12 +14,11 @@ from workbench.errors import WorkbenchError
 from workbench.model.formats.checkpoint import Checkpoint, QuantizedMatrix, StoredTensor
 from workbench.model.formats.gguf import GGUFFile, GGUFTensor
 from workbench.model.formats.gguf_blocks import (
+    GROUPED_TYPES,
     PLAIN_DTYPES,
     dequantize_blocks,
     mxfp4_codes,
     mxfp4_exponents,
-    q4_0_codes,
-    q4_0_scales,
 )
 from workbench.model.formats.gguf_families import architecture_of, config_of, names_of
 from workbench.model.hf.fields import ConfigFields
@@ -53,19 +52,26 @@ class GGUFStoredTensor(StoredTensor):
         return numbers - self.offset if self.offset else numbers
 
     def quantized(self) -> QuantizedMatrix | None:
-        """Return Q4_0 as int4 with groups of 32 columns, and MXFP4, bit for bit; other types have no kernel of their
-        layout."""
-        if self.info.type.name not in ("Q4_0", "MXFP4") or len(self.shape) != 2:
+        """Return Q4_0, Q4_1 and Q8_0 as integers in groups of 32 columns, and MXFP4, bit for bit; the others' groups
+        are not of one scale."""
+        if self.info.type.name not in (*GROUPED_TYPES, "MXFP4") or len(self.shape) != 2:
             return None
-        data, (rows, columns) = self._blocks(), self.shape
+        data, rows, size = self._blocks(), self.shape[0], self.info.type.values
         if self.info.type.name == "MXFP4":
             stored = mxfp4_exponents(data)
             if bool((stored == 255).any()):  # a number here, and none in other formats
                 return None
-            codes = lambda: mxfp4_codes(data).view(rows, columns)  # noqa: E731 (as below)
-            return QuantizedMatrix("mxfp4", codes, exponents(stored).view(rows, columns // 32), 32)
-        scales = q4_0_scales(data).view(rows, columns // 32)
-        return QuantizedMatrix("int4", lambda: q4_0_codes(data).view(rows, columns), scales, 32)
+            codes = lambda: mxfp4_codes(data).view(self.shape)  # noqa: E731 (as below)
+            return QuantizedMatrix("mxfp4", codes, exponents(stored).view(rows, -1), size)
+        type, blocks = GROUPED_TYPES[self.info.type.name], data.view(-1, self.info.type.bytes)
+        minima = type.minima(blocks)
+        return QuantizedMatrix(
+            type.kind,
+            lambda: type.codes(blocks).view(self.shape),
+            type.scales(blocks).view(rows, -1),
+            size,
+            minima=None if minima is None else minima.view(rows, -1),
+        )
 
     def _blocks(self) -> Tensor:
         start = self.first_row * self.info.shape[-1] // self.info.type.values * self.info.type.bytes

@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from compiled_kernels.linear.quantize import quantize_int4, quantize_int8, unpack_int4
+from compiled_kernels.linear.matrix_format import DENSE_MATRIX, INT8_MATRIX, Codes
+from compiled_kernels.linear.quantize import quantize_matrix, unpack_int4
 from workbench.errors import WorkbenchError
 from workbench.files import write_atomically
 from workbench.model.formats.compressed_tensors import PACKED
@@ -27,7 +28,7 @@ from workbench.model.hf.kept import kept_matrices
 from workbench.model.hf.save import SHARD_BYTES
 from workbench.model.hf.weights import read_parameter, wanted_parameters
 from workbench.model.parameters import RowLayout, StoredParameter, stored_parameters
-from workbench.model.quantized import StoredDtype, WeightFormat
+from workbench.model.quantized import WeightFormat
 
 QUANTIZATION_KEYS = ("quantization_config", "compression_config")
 NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
@@ -74,7 +75,7 @@ def convert_model(
     def tensors() -> Iterator[tuple[str, Tensor]]:
         for name, parameter in wanted.items():
             kind = format.of(name, len(parameter.shape))
-            if kind == "dense":
+            if kind.is_dense:
                 for part, own in stored[name].to_stored(read_parameter(checkpoint, parameter, dtype)):
                     dense.extend([part.name] * (len(part.shape) > 1))
                     yield part.name, own
@@ -83,14 +84,13 @@ def convert_model(
             if name in kept:
                 codes, scales = kept[name].tensors()
             else:
-                matrix = read_parameter(checkpoint, parameter, dtype)
-                codes, scales = quantize_int8(matrix) if kind == "int8" else quantize_int4(matrix, format.quant_group)
-            codes = codes if kind == "int8" else unpack_int4(codes, format.quant_group)
+                codes, scales = quantize_matrix(read_parameter(checkpoint, parameter, dtype), kind)
+            codes = codes if kind == INT8_MATRIX else unpack_int4(codes, kind.group)
             parts = zip(stored[name].to_stored(codes), stored[name].to_stored(scales), strict=True)
             for (part, own), (_, own_scales) in parts:
                 module = part.name.removesuffix(".weight")
                 quantized.append(module)
-                yield from _packed(module, kind, own, own_scales)
+                yield from _packed(module, kind.codes, own, own_scales)
 
     try:
         target.mkdir(parents=True, exist_ok=True)
@@ -113,15 +113,15 @@ def convert_model(
     except OSError as error:
         raise WorkbenchError(f"{target}: the model cannot be written there ({error.strerror or error})") from error
     written = sum(file.stat().st_size for file in files)
-    return {"from": checkpoint.format, "weights": format.blocks, "bytes": written, "matrices": len(quantized)}
+    return {"from": checkpoint.format, "weights": format.blocks.codes, "bytes": written, "matrices": len(quantized)}
 
 
 def _check(format: WeightFormat, tied: bool, target: Path) -> None:
-    if format.head not in ("dense", format.blocks):
+    if format.head not in (DENSE_MATRIX, format.blocks):
         raise WorkbenchError(
-            f"a head of {format.head} beside blocks of {format.blocks}: the head is dense or as they are"
+            f"a head of {format.head.codes} beside blocks of {format.blocks.codes}: the head is dense or as they are"
         )
-    if format.head != "dense" and tied:
+    if not format.head.is_dense and tied:
         raise WorkbenchError("its head is the embedding, which files of quantized models keep dense; leave it dense")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise WorkbenchError(f"{target}: holds files already; name a new folder")
@@ -133,7 +133,7 @@ def _check_rows(parameter: StoredParameter) -> None:
             raise WorkbenchError(f"{part.name} is stored transposed: no reader understands it quantized")
 
 
-def _packed(module: str, kind: StoredDtype, codes: Tensor, scales: Tensor) -> Iterator[tuple[str, Tensor]]:
+def _packed(module: str, kind: Codes, codes: Tensor, scales: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of a quantized matrix [out, in]: int8 codes, and scales [out] or [out, group]."""
     bits = 8 if kind == "int8" else 4
     unsigned = (codes.to(torch.int16) + (1 << bits - 1)).to(torch.uint8)
@@ -144,8 +144,8 @@ def _packed(module: str, kind: StoredDtype, codes: Tensor, scales: Tensor) -> It
 
 def _section(format: WeightFormat, quantized: list[str], dense: list[str]) -> dict[str, Any]:
     """Return the quantization_config; matrices that are not quantized are named, so that no reader looks for codes."""
-    four = format.blocks == "int4"
-    weights = {"num_bits": 4, "strategy": "group", "group_size": format.quant_group}
+    four = format.blocks.codes == "int4"
+    weights = {"num_bits": 4, "strategy": "group", "group_size": format.blocks.group}
     weights = weights if four else {"num_bits": 8, "strategy": "channel", "group_size": None}
     ignored = [name.removesuffix(".weight") for name in dense if name.endswith(".weight")]
     return {

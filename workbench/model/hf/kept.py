@@ -1,8 +1,9 @@
 """Matrices that stay in the few bits of their files: those that a product of ours can multiply from, bit for bit.
 
-A product has one format in all blocks, and one in the head (see model/quantized.py): int8 with a scale a row, or int4
-with a scale in float16 for a group of columns. Experts have a format of their own (see kept_experts.py). What fits none
-is widened, and a line says so.
+The blocks' products have one format, and the head's one (see model/quantized.py). Matrices of other groups, types of
+scales, or without zeros beside others with them, come under one format where that loses nothing: a scale for 128
+columns is two for 64, and a code without a zero has a minimum too. Experts have a format of their own (see
+kept_experts.py). What fits none is widened, and a line says so.
 """
 
 from __future__ import annotations
@@ -10,56 +11,95 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from compiled_kernels.linear.matrix_format import DENSE_MATRIX, SCALE_DTYPES, MatrixFormat
 from compiled_kernels.linear.quantize import pack_int4
+from workbench.errors import WorkbenchError
 from workbench.model.formats.checkpoint import Checkpoint, QuantizedMatrix
 from workbench.model.formats.safetensors_files import FLOAT_DTYPES
 from workbench.model.hf.kept_experts import KeptStack, kept_stack
 from workbench.model.parameters import RowLayout, StoredParameter, StoredPart
-from workbench.model.quantized import StoredDtype, WeightDtype, WeightFormat, is_expert_stack
+from workbench.model.quantized import DENSE_MATRICES, StoredDtype, WeightFormat, is_expert_stack
 
 Wanted = Mapping[str, StoredParameter]
 ORDERED = "its columns are in the order of activations"
+MAX_GROUP, MIN_GROUP = 128, 16  # columns: of a group that a kernel walks at once, and of one that others are split into
+
+
+@dataclass(frozen=True)
+class KeptPart:
+    """A part of a parameter, its matrix, and the file that holds it."""
+
+    part: StoredPart
+    matrix: QuantizedMatrix
+    file: Path
+
+    def tensors(self, format: MatrixFormat) -> tuple[Tensor, ...]:
+        """Return codes, scales and minima in a format that holds them exactly."""
+        matrix, (rows, columns) = self.matrix, self.part.shape
+        codes, offset = matrix.codes(), 8 if matrix.minima is None else 0
+        if format.codes == "fp8":
+            codes = codes.view(torch.uint8)
+            if bool(((codes & 127) == 127).any()):
+                raise WorkbenchError(f"{self.file}: {self.part.name} holds NaN; fetch the file again")
+        starts = torch.arange(format.num_groups(columns)) * format.group
+        by_row = torch.arange(rows) // min(matrix.rows, rows)
+
+        def spread(each: Tensor) -> Tensor:
+            return each.float()[by_row][:, starts // min(matrix.group, columns)]
+
+        found = [codes, spread(matrix.scales)]
+        if format.minima is not None:
+            zeros = 0.0 if matrix.zeros is None else spread(matrix.zeros)
+            of_zero = zeros + (offset if format.codes == "int4" else 0)
+            found.append(-of_zero * found[1] if matrix.minima is None else spread(matrix.minima))
+        layout = self.part.layout
+        codes, *others = (each if layout is None else layout.from_stored(each) for each in found)
+        codes = pack_int4(codes, format.group, offset) if format.codes == "int4" else codes
+        others = [others[0][:, 0]] if format.scales_rows else others
+        dtypes = (format.scales, format.minima or format.scales)
+        return codes, *(each.to(dtype) for each, dtype in zip(others, dtypes, strict=False))
 
 
 @dataclass(frozen=True)
 class KeptMatrix:
-    """A parameter's parts, all of one format: int8, or int4 in groups of `group` columns."""
+    """A parameter's parts, and a format that holds them exactly."""
 
-    kind: WeightDtype
-    group: int
-    parts: tuple[tuple[StoredPart, QuantizedMatrix], ...]
+    format: MatrixFormat
+    parts: tuple[KeptPart, ...]
 
-    def tensors(self) -> tuple[Tensor, Tensor]:
-        """Return codes and scales as a product of ours stores them."""
-        codes = torch.cat([_rows(part, matrix.codes()) for part, matrix in self.parts])
-        scales = torch.cat([_rows(part, _scales(matrix, part)) for part, matrix in self.parts])
-        if self.kind == "int8":
-            return codes, scales[:, 0].float()
-        return pack_int4(codes, self.group), scales.half()
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return codes, scales and minima as a product of ours stores them."""
+        parts = [part.tensors(self.format) for part in self.parts]
+        codes, *others = (torch.cat(each) for each in zip(*parts, strict=True))
+        return codes.view(torch.float8_e4m3fn) if self.format.codes == "fp8" else codes, *others
 
 
 def kept_matrix(parameter: StoredParameter, checkpoint: Checkpoint) -> KeptMatrix | str:
     """Return a parameter as its file stores it, or why no product multiplies from that: "" where it is dense there."""
     parts = [(part, checkpoint.tensors[part.name]) for part in parameter.parts]
-    matrices = [(part, tensor.quantized()) for part, tensor in parts]
-    if all(matrix is None for _, matrix in matrices):
+    matrices = [(part, tensor.quantized(), tensor.file) for part, tensor in parts]
+    if all(matrix is None for _, matrix, _ in matrices):
         packed = next((tensor.dtype for _, tensor in parts if tensor.dtype not in FLOAT_DTYPES), "")
         return packed and f"no product multiplies from {packed}"
-    found: list[tuple[StoredPart, QuantizedMatrix]] = []
-    for part, matrix in matrices:
+    found: list[KeptPart] = []
+    common: MatrixFormat | str = DENSE_MATRIX
+    for part, matrix, file in matrices:
         if matrix is None or parameter.viewed_as is not None:
             return f"{part.name} is dense beside quantized ones" if matrix is None else f"{part.name} is no matrix"
-        if problem := _problem(part, matrix):
-            return problem
-        found.append((part, matrix))
-    kinds = {_kind(matrix) for _, matrix in found}
-    if len(kinds) > 1:
-        return f"{found[0][0].name} and {found[1][0].name} have other bits or groups"
-    return KeptMatrix(*kinds.pop(), tuple(found))
+        own = _format_of(KeptPart(part, matrix, file))
+        if isinstance(own, str):
+            return own
+        joined = own if not found else common_format(common, own)
+        if joined is None:
+            return f"{found[0].part.name} and {part.name} have other bits or groups"
+        common = joined
+        found.append(KeptPart(part, matrix, file))
+    return KeptMatrix(common, tuple(found))
 
 
 def stored_format(checkpoint: Checkpoint, wanted: Wanted, tied: bool) -> tuple[WeightFormat, str]:
@@ -71,9 +111,8 @@ def stored_format(checkpoint: Checkpoint, wanted: Wanted, tied: bool) -> tuple[W
         wanted: its parameters.
         tied: the head is the embedding.
     """
-    any_format = WeightFormat("int8", "int8")
-    blocks: dict[tuple[WeightDtype, int], str] = {}
-    head: tuple[WeightDtype, int] = ("dense", 0)
+    blocks: dict[MatrixFormat, str] = {}
+    head = DENSE_MATRIX
     experts: dict[tuple[StoredDtype, int], str] = {}
     reasons: list[str] = []
     for name, parameter in wanted.items():
@@ -84,26 +123,24 @@ def stored_format(checkpoint: Checkpoint, wanted: Wanted, tied: bool) -> tuple[W
             experts[("dense", 0) if isinstance(stack, str) else (stack.kind, stack.group)] = parameter.parts[0].name
             continue
         is_head = name == ("embedding.weight" if tied else "head.weight")
-        if any_format.of(name, len(parameter.shape)) == "dense" and not is_head:
+        if (len(parameter.shape) != 2 or name.endswith(DENSE_MATRICES)) and not is_head:
             if any(checkpoint.tensors[part.name].dtype not in FLOAT_DTYPES for part in parameter.parts):
                 reasons.append(f"{parameter.parts[0].name} is no matrix of a product")
             continue
         kept = kept_matrix(parameter, checkpoint)
         if isinstance(kept, str):
             reasons += [kept] if kept else []
-        found: tuple[WeightDtype, int] = ("dense", 0) if isinstance(kept, str) else (kept.kind, kept.group)
+        found = DENSE_MATRIX if isinstance(kept, str) else kept.format
         if is_head:
             head = found
         else:
-            blocks[found] = parameter.parts[0].name
-    if len(blocks) > 1:
+            blocks.setdefault(found, parameter.parts[0].name)
+    common: MatrixFormat | None = next(iter(blocks), DENSE_MATRIX)
+    for each in blocks:
+        common = common and common_format(common, each)
+    if common is None:
         reasons.append(f"matrices of the blocks differ: {' and '.join(list(blocks.values())[:2])}")
-    kind, group = next(iter(blocks)) if len(blocks) == 1 else ("dense", 0)
-    if head[0] == "int4" and kind == "int4" and head[1] != group:
-        head = "dense", 0
-        reasons.append("the head has other groups than the blocks")
-    size = group or head[1] or WeightFormat.quant_group
-    format = WeightFormat(kind, head[0], size)
+    format = WeightFormat(common or DENSE_MATRIX, head)
     if len(experts) > 1:
         reasons.append(f"experts differ: {' and '.join(list(experts.values())[:2])}")
     if experts:
@@ -115,21 +152,21 @@ def stored_format(checkpoint: Checkpoint, wanted: Wanted, tied: bool) -> tuple[W
 def kept_matrices(
     checkpoint: Checkpoint, wanted: Wanted, tied: bool, format: WeightFormat
 ) -> dict[str, KeptMatrix | KeptStack]:
-    """Return the parameters that the files store exactly as `format` does, by our names."""
+    """Return the parameters whose codes `format` holds exactly, in that format, by our names."""
     found: dict[str, KeptMatrix | KeptStack] = {}
     for name, parameter in wanted.items():
         ours, axes = "head.weight" if tied and name == "embedding.weight" else name, len(parameter.shape)
-        kind = format.of(ours, axes)
-        if kind == "dense":
+        if format.is_dense(ours, axes):
             continue
         if is_expert_stack(name, axes):
             stack = kept_stack(parameter, checkpoint)
-            if isinstance(stack, KeptStack) and (stack.kind, stack.group) == (kind, format.group_of(name, axes)):
+            own = format.expert_dtype, format.columns_per_expert_scale
+            if isinstance(stack, KeptStack) and (stack.kind, stack.group) == own:
                 found[name] = stack
             continue
-        kept = kept_matrix(parameter, checkpoint)
-        if isinstance(kept, KeptMatrix) and kept.kind == kind and (kind == "int8" or kept.group == format.quant_group):
-            found[name] = kept
+        kept, kind = kept_matrix(parameter, checkpoint), format.of(ours, axes)
+        if isinstance(kept, KeptMatrix) and common_format(kept.format, kind) == kind:
+            found[name] = replace(kept, format=kind)
     return found
 
 
@@ -147,37 +184,57 @@ def cost_of_widening(
     all_packed = len(packed) + sum(len(matrix.parts) for matrix in kept.values())
     widened = f"{checkpoint.format}, {len(packed)} of {all_packed} quantized tensors are widened"
     widened += f" to {str(dtype).removeprefix('torch.')}"
-    if format.blocks != "dense" and not kept:
-        widened += f" and quantized again as {format.blocks}"
+    if not format.blocks.is_dense and not kept:
+        widened += f" and quantized again as {format.blocks.codes}"
     return f"{widened}, {memory:,.1f} MB for {files:,.1f} MB in the files"
 
 
-def _problem(part: StoredPart, matrix: QuantizedMatrix) -> str:
-    """Return why no product of ours multiplies from a matrix; "" where one does."""
-    if matrix.kind in ("fp8", "mxfp4"):
-        return f"no product multiplies from {matrix.kind.upper()}"
-    if matrix.zeros is not None:
-        return "no product multiplies from codes with zeros"
+def _format_of(kept: KeptPart) -> MatrixFormat | str:
+    """Return the format that holds a matrix exactly, or why no product of ours multiplies from it."""
+    part, matrix, columns = kept.part, kept.matrix, kept.part.shape[1]
+    if not bool(matrix.scales.float().isfinite().all()):
+        raise WorkbenchError(f"{kept.file}: {part.name} has scales that are not finite; fetch the file again")
+    if matrix.kind == "mxfp4":
+        return "no product multiplies from MXFP4"
     if matrix.group_index is not None:
         return ORDERED
     if part.layout is not None and not (isinstance(part.layout, RowLayout) and not part.layout.transposed):
         return f"{part.name} is stored in another order"
-    columns = part.shape[1]
-    if matrix.kind == "int8":
-        return "" if matrix.group >= columns else f"INT8 with a scale for {matrix.group} columns has no product"
-    if matrix.group % 2 or columns % matrix.group:
-        return f"groups of {matrix.group} do not divide {columns} columns, or are odd"
-    exact = torch.equal(matrix.scales.half().double(), matrix.scales.double())
-    return "" if exact else "scales are not exact in float16"
+    codes = matrix.kind if matrix.kind in ("int8", "fp8") else "int4"
+    with_minima = matrix.zeros is not None or matrix.minima is not None
+    scales = _exact_dtype(matrix.scales)
+    if matrix.zeros is not None and scales == torch.float32:
+        return "scales of float32 beside zeros are not exact"
+    group = min(matrix.group, columns)
+    if group == columns and codes != "int4" and not with_minima:
+        return MatrixFormat(codes)
+    if codes == "int4" and (group % 2 or columns % group):
+        return f"groups of {group} do not divide {columns} columns, or are odd"
+    minima = _exact_dtype(matrix.minima) if matrix.minima is not None else torch.float32 if with_minima else None
+    return MatrixFormat(codes, _walked(group), scales, minima)
 
 
-def _kind(matrix: QuantizedMatrix) -> tuple[WeightDtype, int]:
-    return ("int8", 0) if matrix.kind == "int8" else ("int4", matrix.group)
+def _walked(group: int) -> int:
+    """Return the columns of the groups into which one of `group` columns is split, if it is."""
+    while group > MAX_GROUP and group % 4 == 0:
+        group //= 2
+    return group
 
 
-def _rows(part: StoredPart, tensor: Tensor) -> Tensor:
-    return tensor if part.layout is None else part.layout.from_stored(tensor)
+def _exact_dtype(values: Tensor) -> torch.dtype:
+    """Return the first type of SCALE_DTYPES that holds these numbers exactly."""
+    return next(dtype for dtype in SCALE_DTYPES if torch.equal(values.to(dtype).double(), values.double()))
 
 
-def _scales(matrix: QuantizedMatrix, part: StoredPart) -> Tensor:
-    return matrix.scales.repeat_interleave(min(matrix.rows, part.shape[0]), 0)[: part.shape[0]]
+def common_format(one: MatrixFormat, other: MatrixFormat) -> MatrixFormat | None:
+    """Return the smallest format that holds matrices of both exactly; None where there is none."""
+    if one == other:
+        return one
+    if one.codes != other.codes or one.is_dense:
+        return None
+    group = math.gcd(one.group, other.group)
+    if group < min(MIN_GROUP, max(one.group, other.group)):
+        return None
+    scales = one.scales if one.scales == other.scales else torch.float32
+    minima = one.minima if one.minima == other.minima else torch.float32
+    return MatrixFormat(one.codes, group, scales, minima)

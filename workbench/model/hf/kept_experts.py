@@ -80,7 +80,7 @@ def _problem(matrix: QuantizedMatrix, columns: int) -> str:
     """Return why no product of ours multiplies from an expert's matrix; "" where one does."""
     if matrix.kind == "fp8":
         return "no product of experts multiplies from FP8"
-    if matrix.zeros is not None or matrix.group_index is not None:
+    if matrix.zeros is not None or matrix.minima is not None or matrix.group_index is not None:
         return "experts have codes with zeros, or columns in the order of activations"
     kind, group = _kind(matrix, columns)
     if columns % (group or 1) or (kind != "int8" and group % 2):

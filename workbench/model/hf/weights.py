@@ -21,7 +21,7 @@ from workbench.model.formats.safetensors_files import FLOAT_DTYPES
 from workbench.model.hf.families import read_names
 from workbench.model.hf.kept import kept_matrices
 from workbench.model.parameters import StoredParameter, StoredPart, parameter_shapes, stored_parameters
-from workbench.model.quantized import WeightFormat, scales_of, store_as, stored_name
+from workbench.model.quantized import WeightFormat, named_parts, store_as, stored_name
 from workbench.model.spec import ModelSpec
 
 IGNORED_TENSORS = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias", "attention.bias", "attention.masked_bias")
@@ -58,8 +58,8 @@ def read_weights(
     def store(name: str) -> dict[str, Tensor]:
         ours = stored_name(name, spec, format)
         if name in kept:
-            return dict(zip((ours, scales_of(ours)), kept[name].tensors(), strict=True))
-        if format.of(ours, len(wanted[name].shape)) == "dense":
+            return named_parts(ours, kept[name].tensors())
+        if format.is_dense(ours, len(wanted[name].shape)):
             return {ours: read_parameter(checkpoint, wanted[name], dtype)}
         return _stored(ours, wanted[name].shape, dtype, format, _blocks(checkpoint, wanted[name], dtype))
 
@@ -120,11 +120,9 @@ def _stored(
     name: str, shape: tuple[int, ...], dtype: torch.dtype, format: WeightFormat, blocks: Iterable[Tensor]
 ) -> dict[str, Tensor]:
     """Store a parameter that comes in blocks of rows as `format` says: under its name, scales beside it."""
-    kind = format.of(name, len(shape))
-    if kind == "dense":
+    if format.is_dense(name, len(shape)):
         return {name: store_dense(shape, dtype, blocks)}
-    values, scales = store_as(shape, kind, format.group_of(name, len(shape)), blocks)
-    return {name: values, scales_of(name): scales}
+    return named_parts(name, store_as(name, shape, format, blocks))
 
 
 def _blocks(checkpoint: Checkpoint, parameter: StoredParameter, dtype: torch.dtype) -> Iterator[Tensor]:

@@ -158,7 +158,7 @@ def settings_of_runner(runner: Runner) -> dict[str, Any]:
     quantized = next((shape.format for shape in runner.store.specs if shape.format.quantized), None)
     return {
         "dtype": str(runner.model.dtype).removeprefix("torch."),
-        "weights": runner.model.format.blocks,
+        "weights": runner.model.format.blocks.codes,
         "cache": "dense" if quantized is None else quantized.format,
         "page_size": runner.store.page_size,
         "step_tokens": runner.scheduler.limits.max_num_batched_tokens,
