@@ -66,7 +66,7 @@ def write_folder(shape: str, family: str, folder: Path) -> None:
     from workbench.model.checkpoint_names import LLAMA_NAMES
     from workbench.model.hf.families import FAMILIES, config_from_spec
     from workbench.model.hf.weights import random_weights
-    from workbench.model.parameters import stored_parameters
+    from workbench.model.model_parameters import stored_parameters
     from workbench.model.shapes import named_shape
 
     spec = named_shape(shape)

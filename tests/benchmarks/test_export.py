@@ -18,7 +18,7 @@ from benchmarks.peers.scripts import gguf_layout
 from tests.benchmarks.fakes import TINY
 from workbench.model.hf.families import read_spec
 from workbench.model.hf.weights import load_weights, random_weights
-from workbench.model.parameters import stored_parameters
+from workbench.model.model_parameters import stored_parameters
 from workbench.model.spec import NormSpec
 from workbench.prompt.tokenizer import Tokenizer
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from benchmarks.peers.scripts import gguf_layout
 from workbench.errors import WorkbenchError
 from workbench.model.hf.families import config_from_spec
-from workbench.model.parameters import stored_parameters
+from workbench.model.model_parameters import stored_parameters
 from workbench.model.rotary import rotary_frequencies
 from workbench.model.shapes import SHAPES, named_shape
 

@@ -25,7 +25,7 @@ from workbench.executors.select import Backends
 from workbench.kv_cache.store import DenseLayer
 from workbench.model.attention_spec import MLASpec
 from workbench.model.hf.weights import random_weights
-from workbench.model.parameters import parameter_shapes
+from workbench.model.model_parameters import parameter_shapes
 from workbench.model.quantized import WeightFormat
 from workbench.model.spec import ActivationSpec, LayerSpec, ModelSpec, MoESpec, NormSpec
 from workbench.model.transformer import Transformer

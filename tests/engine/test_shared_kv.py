@@ -35,7 +35,7 @@ from workbench.memory.report import estimate_memory
 from workbench.model.attention_config import AttentionConfig
 from workbench.model.attention_spec import QKNormSpec
 from workbench.model.cost import StepCostModel
-from workbench.model.parameters import parameter_shapes
+from workbench.model.model_parameters import parameter_shapes
 from workbench.model.recurrent_spec import ParallelRecurrentSpec, ShortConvSpec
 from workbench.model.spec import SHARED_KV_SETTINGS, LayerSpec, ModelSpec
 from workbench.model.variants import change_attention

@@ -6,7 +6,7 @@ import pytest
 
 from workbench.errors import WorkbenchError
 from workbench.model.hf.families import config_from_spec, spec_from_config
-from workbench.model.parameters import parameter_shapes
+from workbench.model.model_parameters import parameter_shapes
 from workbench.model.shapes import SHAPES, named_shape
 
 PUBLISHED = {

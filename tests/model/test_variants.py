@@ -12,7 +12,7 @@ from tests.thorough import tries
 from workbench.engine import naive
 from workbench.errors import WorkbenchError
 from workbench.model.attention_config import AttentionConfig
-from workbench.model.parameters import parameter_shapes
+from workbench.model.model_parameters import parameter_shapes
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.model.variants import change_attention, pool_kv_heads

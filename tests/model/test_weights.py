@@ -20,7 +20,7 @@ from workbench.model.hf import weights
 from workbench.model.hf.families import read_spec
 from workbench.model.hf.save import save_folder
 from workbench.model.hf.weights import load_weights, random_weights
-from workbench.model.parameters import parameter_shapes
+from workbench.model.model_parameters import parameter_shapes
 from workbench.model.shapes import named_shape
 from workbench.model.spec import ModelSpec
 

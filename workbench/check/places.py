@@ -13,7 +13,8 @@ from torch import nn
 
 from workbench.model.attention_spec import AttentionSpec, MLASpec
 from workbench.model.checkpoint_names import CheckpointNames
-from workbench.model.parameters import RowLayout, StoredParameter, stored_parameters
+from workbench.model.model_parameters import stored_parameters
+from workbench.model.parameters import RowLayout, StoredParameter
 from workbench.model.rotary import rotary_column_order
 from workbench.model.spec import LayerSpec, ModelSpec
 

@@ -25,7 +25,7 @@ from workbench.model.hf.families import FAMILIES, read_names
 from workbench.model.hf.family_fields import as_family, renamed
 from workbench.model.hf.fields import ConfigFields
 from workbench.model.hf.weights import IGNORED_TENSORS
-from workbench.model.parameters import stored_parameters
+from workbench.model.model_parameters import stored_parameters
 
 READERS = "workbench.model.hf"  # the package of functions that read configs
 # Keys that change nothing of what a trained model computes: descriptions, dropout, training, settings of generation.

@@ -13,7 +13,7 @@ from typing import Any, cast
 from workbench.kv_cache.format import CacheFormat, KVCacheSpec, StateShape, build_cache_specs
 from workbench.kv_cache.pages import KVCacheGroup
 from workbench.model.attention_spec import AnyAttentionSpec, MLASpec
-from workbench.model.parameters import parameter_shapes
+from workbench.model.model_parameters import parameter_shapes
 from workbench.model.quantized import WeightFormat, is_expert_stack
 from workbench.model.recurrent_spec import RecurrentSpec
 from workbench.model.spec import LayerSpec, ModelSpec

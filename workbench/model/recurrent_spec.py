@@ -6,7 +6,7 @@ They stand where attention does.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -22,6 +22,23 @@ class RecurrentSpec(Settings):
     """
 
     kind: str
+    # What attention is asked for, of a layer that has none: no heads, nothing in the cache, no window and no scores.
+    num_heads: ClassVar[int] = 0
+    num_kv_heads: ClassVar[int] = 0
+    head_dim: ClassVar[int] = 0
+    queries_per_kv: ClassVar[int] = 0
+    cache_values_per_token: ClassVar[int] = 0
+    cache_values_read: ClassVar[int] = 0
+    kv_shared_with: ClassVar[None] = None
+    rotary_dim: ClassVar[int] = 0
+    num_sink_tokens: ClassVar[int] = 0
+    sliding_window: ClassVar[None] = None
+    rotary: ClassVar[None] = None
+    mask: ClassVar[None] = None
+    score: ClassVar[None] = None
+    module: ClassVar[None] = None
+    position: ClassVar[Literal["recurrent"]] = "recurrent"
+    sink_logits: ClassVar[Literal[False]] = False
 
     @property
     def state_shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -55,72 +72,6 @@ class RecurrentSpec(Settings):
     def state_bytes(self) -> int:
         """Return the bytes of one sequence's state."""
         return STATE_ITEMSIZE * sum(map(math.prod, self.state_shapes))
-
-    @property
-    def num_heads(self) -> int:
-        """Return 0: it has no heads that attend."""
-        return 0
-
-    @property
-    def num_kv_heads(self) -> int:
-        return 0
-
-    @property
-    def head_dim(self) -> int:
-        return 0
-
-    @property
-    def queries_per_kv(self) -> int:
-        return 0
-
-    @property
-    def cache_values_per_token(self) -> int:
-        """Return 0: a token leaves nothing in the cache; the state changes."""
-        return 0
-
-    @property
-    def cache_values_read(self) -> int:
-        return 0
-
-    @property
-    def kv_shared_with(self) -> None:
-        """Return None: it has no keys and values."""
-
-    @property
-    def rotary_dim(self) -> int:
-        return 0
-
-    @property
-    def num_sink_tokens(self) -> int:
-        return 0
-
-    @property
-    def sliding_window(self) -> None:
-        """Return None: nothing leaves its sight at a fixed distance."""
-
-    @property
-    def rotary(self) -> None:
-        """Return None: nothing is rotated."""
-
-    @property
-    def mask(self) -> None:
-        """Return None: it has no scores."""
-
-    @property
-    def score(self) -> None:
-        """Return None: it has no scores."""
-
-    @property
-    def module(self) -> None:
-        """Return None: no custom module replaces it."""
-
-    @property
-    def position(self) -> Literal["recurrent"]:
-        return "recurrent"
-
-    @property
-    def sink_logits(self) -> Literal[False]:
-        return False
 
 
 class ShortConvSpec(RecurrentSpec):

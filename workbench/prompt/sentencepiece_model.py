@@ -82,18 +82,22 @@ class SentencePieces:
             scores = [own.get(kind, score) for score, kind in zip(self.scores, self.kinds, strict=True)]
             return models.Unigram(list(zip(self.pieces, scores, strict=True)), unknown, self.byte_fallback)
         token = None if unknown is None else self.pieces[unknown]
-        merges = self._merges(vocab)
         return models.BPE(
-            vocab, merges, unk_token=token, fuse_unk=True, byte_fallback=self.byte_fallback, ignore_merges=isolated
+            vocab,
+            self.merges(),
+            unk_token=token,
+            fuse_unk=True,
+            byte_fallback=self.byte_fallback,
+            ignore_merges=isolated,
         )
 
-    def _merges(self, vocab: dict[str, int]) -> list[tuple[str, str]]:
+    def merges(self) -> list[tuple[str, str]]:
         """Return all pairs of pieces that make a piece, those of highest score first.
 
         Among equal scores, which runs of spaces have, sentencepiece merges the leftmost pair: a run grows from its
         left end. So the pair with the longest left piece goes first.
         """
-        found = []
+        vocab, found = {piece: id for id, piece in enumerate(self.pieces)}, []
         for piece, score, kind in zip(self.pieces, self.scores, self.kinds, strict=True):
             if kind == NORMAL and len(piece) > 1:
                 for cut in range(1, len(piece)):

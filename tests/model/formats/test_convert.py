@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,6 +34,7 @@ from workbench.model.transformer import Transformer
 from workbench.prompt.templates import ChatTemplate
 from workbench.prompt.tokenizer_files import read_tokenizer
 from workbench.testing import packers
+from workbench.testing.family_checkpoints import random_checkpoint
 
 INT4, INT8 = WeightFormat.parse("int4", "dense", 32), WeightFormat.parse("int8", "dense")
 FORMATS = [INT4, INT8, WeightFormat.parse("int4", "int4", 16), WeightFormat.parse("int8", "int8")]
@@ -145,6 +147,64 @@ def test_transformers_reads_it(tmp_path: Path, format: WeightFormat) -> None:
     assert (dense.logits(range(30)) - expected).abs().max() > 1e-3  # it is quantized at all
 
 
+WIDE: dict[str, Any] = {"intermediate_size": 96}
+WINDOWED: dict[str, Any] = {**WIDE, "head_dim": 32, "sliding_window": 7, "query_pre_attn_scalar": 32}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen2": WIDE, "qwen2 tied": {**WIDE, "tie_word_embeddings": True}, "qwen3": {**WIDE, "head_dim": 32},
+    "gemma2": WINDOWED, "gemma3_text": {**WINDOWED, "num_hidden_layers": 7},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("format", [INT4, INT8], ids=str)
+def test_families_with_biases_and_norms(tmp_path: Path, name: str, format: WeightFormat) -> None:
+    """Biases, norms of queries and keys, scaled embeddings, norms with 1 added. transformers has the same logits; not
+    quantized, every tensor is the source's."""
+    transformers = pytest.importorskip("transformers", reason="pip install 'transformers>=5'")
+    pytest.importorskip("compressed_tensors", reason="pip install compressed-tensors")
+    from tests.model.test_every_family import draw_ids, logits_of
+
+    source, target, ids = tmp_path / "m", tmp_path / "q", draw_ids(24, seed=1)
+    theirs = random_checkpoint(name.split()[0], FAMILIES[name])
+    theirs.save_pretrained(source)
+    spec = read_spec(source)
+    found = convert_model(source, target, format, torch.float32)
+    assert found["matrices"] == 7 * len(spec.layers)
+    assert read_spec(target) == spec.model_copy(update={"name": "q"})
+    converted = load_weights(target, spec, torch.float32, format)
+    asked = Transformer.from_state(spec, load_weights(source, spec, torch.float32), format=format)
+    assert same({name: each for name, each in asked.state_dict().items() if name in converted}, converted)
+    read = transformers.AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32, attn_implementation="eager")
+    ours = Transformer.from_state(spec, converted, format=format)
+    torch.testing.assert_close(ours.logits(ids), logits_of(read, ids), rtol=1e-4, atol=1e-4)
+    assert (ours.logits(ids) - logits_of(theirs, ids)).abs().max() > 1e-3  # it is quantized at all
+    convert_model(source, tmp_path / "dense", WeightFormat(), torch.float32)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "dense", dtype=torch.float32)
+    kept = again.state_dict()
+    assert all(torch.equal(kept[key], each) for key, each in theirs.state_dict().items())
+
+
+def test_a_mixture_is_written_dense(tmp_path: Path) -> None:
+    """Its experts would stay dense beside quantized matrices, which transformers does not read."""
+    transformers = pytest.importorskip("transformers", reason="pip install 'transformers>=5'")
+    theirs = random_checkpoint("qwen3_moe", {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32})
+    theirs.save_pretrained(tmp_path / "m")
+    with pytest.raises(WorkbenchError, match="is a mixture, whose experts stay dense.*write a GGUF file"):
+        convert_model(tmp_path / "m", tmp_path / "q", INT4, torch.float32)
+    assert not (tmp_path / "q").exists()
+    convert_model(tmp_path / "m", tmp_path / "q", WeightFormat(), torch.float32)
+    read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "q", dtype=torch.float32).state_dict()
+    assert all(torch.equal(read[key], each) for key, each in theirs.state_dict().items())
+
+
+def test_matrices_that_are_stored_transposed_are_not_quantized(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="pip install 'transformers>=5'")
+    random_checkpoint("gpt2", {"n_inner": 256}).save_pretrained(tmp_path / "m")
+    with pytest.raises(WorkbenchError, match="c_attn.weight is stored transposed: no reader understands it quantized"):
+        convert_model(tmp_path / "m", tmp_path / "q", INT8, torch.float32)
+    assert list((tmp_path / "q").iterdir()) == []
+
+
 @pytest.mark.parametrize("as_folder", [False, True])
 def test_the_tokenizer_and_template_of_a_gguf_file_are_kept(tmp_path: Path, as_folder: bool) -> None:
     """Those of the demo, whose tokens the template names."""
@@ -168,7 +228,6 @@ def test_gguf_keeps_its_codes_in_memory_and_when_converted(tmp_path: Path) -> No
     pytest.importorskip("gguf", reason="the writer of the files: pip install gguf")
     pytest.importorskip("transformers", reason="pip install 'transformers>=5'")
     from tests.model.formats.gguf_of_transformers import write_gguf
-    from workbench.testing.family_checkpoints import random_checkpoint
 
     sizes = {
         "hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2,

@@ -12,8 +12,10 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from compiled_kernels.expert_linear.packed import E2M1
+
 CHUNK_VALUES = 1 << 22  # numbers dequantized at once: temporaries of some 64 MiB
-E2M1_TWICE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice the values of a 4-bit float
+E2M1_TWICE = tuple(int(2 * value) for value in E2M1)  # as ggml has them: its zeros have no sign
 
 
 def _half(blocks: Tensor, start: int) -> Tensor:

@@ -20,13 +20,12 @@ from workbench.model.formats.gguf_blocks import (
     mxfp4_codes,
     mxfp4_exponents,
 )
-from workbench.model.formats.gguf_families import architecture_of, config_of, names_of
+from workbench.model.formats.gguf_families import SHARED, architecture_of, config_of, names_of
 from workbench.model.hf.fields import ConfigFields
 
 MAX_PARTS = 1000
 # Tensors that say how rotary is scaled (see gguf_rotary.py), and tables that are computed here.
 NO_PARAMETERS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
-SHARED = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 
 
 @dataclass(frozen=True)

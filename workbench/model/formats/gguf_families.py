@@ -31,6 +31,7 @@ GGUF_NAMES = CheckpointNames(
     expert_up="ffn_up_exps.{expert}", expert_down="ffn_down_exps.{expert}", shared="ffn_shexp",
     shared_gate="ffn_gate_inp_shexp",
 )  # fmt: skip
+SHARED = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}  # products of a shared expert, theirs and ours
 
 Changes = Callable[[GGUFValues], dict[str, Any]]
 
@@ -48,6 +49,7 @@ class Architecture:
             calls NORM, Llama's with rows permuted from Hugging Face's order.
         norm_offset: stored weights of norms have 1 added.
         layer_norm: config key of the LayerNorm's eps; empty for root-mean-square norms.
+        eps: its config has a key for that; OLMo's norms have one eps for all.
         rotary_share: config key of the rotated share of a head.
         base: the rotary's base where the metadata have none.
         names: names other than `GGUF_NAMES`.
@@ -60,6 +62,7 @@ class Architecture:
     interleaved: bool = False
     norm_offset: bool = False
     layer_norm: str = ""
+    eps: bool = True
     rotary_share: str = "partial_rotary_factor"
     base: float = 10_000.0
     names: dict[str, str] = field(default_factory=dict)
@@ -77,7 +80,7 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "nextn_predict_layers": (0,), "pooling_type": (0,), "use_parallel_residual": (False,),
     "rope.scaling.finetuned": (True, False), "attention.sliding_window": (0,), "final_logit_softcapping": (0.0,),
     "tensor_data_layout": ("Meta AI original pth", "reference"), "attention.scale": (0.0,),
-    "expert_weights_scale": (0.0, 1.0), "leading_dense_block_count": (0,),
+    "expert_weights_scale": (0.0, 1.0), "leading_dense_block_count": (0,), "attention.layer_norm_epsilon": (1e-5,),
 }  # fmt: skip
 
 
@@ -240,9 +243,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         changes=_flag("blk.0.attn_q_norm.weight", "qk_layernorm"), layer_norm="layer_norm_eps",
     ),
     "nemotron": Architecture("nemotron", norm_offset=True, layer_norm="norm_eps"),
-    "olmo": Architecture(
-        "olmo", {"attention.clamp_kqv": "clip_qkv", "attention.layer_norm_epsilon": ""}, interleaved=True
-    ),
+    "olmo": Architecture("olmo", {"attention.clamp_kqv": "clip_qkv"}, interleaved=True, eps=False),
     "olmo2": Architecture("olmo2", changes=_olmo2),
     "olmoe": Architecture(
         "olmoe", changes=lambda values: _experts(values, "num_experts"), values={"norm_topk_prob": False}
@@ -318,7 +319,7 @@ def config_of(files: Sequence[GGUFFile]) -> ConfigFields:
     config["vocab_size"] = values.shape("token_embd.weight")[0]
     config["head_dim"] = values.head_dim()
     eps = "attention.layer_norm_epsilon" if architecture.layer_norm else "attention.layer_norm_rms_epsilon"
-    if architecture.family != "olmo":
+    if architecture.eps:
         config[architecture.layer_norm or "rms_norm_eps"] = values.number(eps)
     config |= read_rotary(values, architecture.base)
     if (share := values.rotary_share()) is not None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from workbench.model.attention_spec import RotaryConfig, RotaryScaling
 from workbench.model.formats.gguf_values import GGUFValues
+from workbench.model.rotary import rotary_frequencies
 
 # Llama 3.1's passage, which llama.cpp's converter takes for all files; only the factor differs.
-LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+LLAMA3: dict[str, Any] = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
 def read_rotary(values: GGUFValues, base: float) -> dict[str, Any]:
@@ -56,24 +60,16 @@ def read_rotary(values: GGUFValues, base: float) -> dict[str, Any]:
 
 def _llama3(values: GGUFValues, factors: list[float], base: float) -> dict[str, Any]:
     """Return the scaling that divides the frequencies by `factors`, one for each pair of a head's columns."""
-    scaling = {"rope_type": "llama3", "factor": max(factors), **LLAMA3}
-    columns = 2 * len(factors)
-    for index, found in enumerate(factors):
-        right = llama3_factor(base ** (-2 * index / columns), scaling)
-        if not math.isclose(found, right, rel_tol=1e-4):
-            raise values.invalid(
-                "rope_freqs.weight", factors[:4], "the factors of Llama 3.1's scaling: others are not carried out"
-            )
-    return scaling
+    right = llama3_factors(base, max(factors), 2 * len(factors))
+    if not torch.allclose(torch.tensor(factors, dtype=torch.float64), right, rtol=1e-4, atol=0):
+        raise values.invalid(
+            "rope_freqs.weight", factors[:4], "the factors of Llama 3.1's scaling: others are not carried out"
+        )
+    return {"rope_type": "llama3", "factor": max(factors), **LLAMA3}
 
 
-def llama3_factor(frequency: float, scaling: dict[str, Any]) -> float:
-    """Return what Llama 3.1's scaling divides a frequency by."""
-    factor, low, high = scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"]
-    turns = scaling["original_max_position_embeddings"] * frequency / (2 * math.pi)  # in the trained context
-    if turns > high:
-        return 1.0
-    if turns < low:
-        return factor
-    smooth = (turns - low) / (high - low)
-    return 1 / ((1 - smooth) / factor + smooth)
+def llama3_factors(base: float, factor: float, columns: int) -> Tensor:
+    """Return what Llama 3.1's scaling divides the frequency of each pair of a head's columns by, float64."""
+    plain = RotaryConfig(rope_theta=base)
+    scaled = RotaryConfig(rope_theta=base, scaling=RotaryScaling(kind="llama3", factor=factor, **LLAMA3))
+    return rotary_frequencies(plain, columns) / rotary_frequencies(scaled, columns)

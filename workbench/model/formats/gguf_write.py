@@ -134,7 +134,6 @@ def _value(value: Any) -> tuple[int, bytes]:
     if isinstance(value, str):
         return STRING, _string(value)
     kinds = {_value(each)[0] for each in value}
-    if len(kinds) > 1:
-        kinds, value = {INT32}, [int(each) for each in value]
-    packed = [struct.pack("<i", each) for each in value] if kinds == {INT32} else [_value(each)[1] for each in value]
-    return ARRAY, struct.pack("<IQ", kinds.pop() if kinds else STRING, len(value)) + b"".join(packed)
+    if len(kinds) > 1 or kinds == {UINT32}:  # llama.cpp takes whole numbers with a sign alone
+        return ARRAY, struct.pack(f"<IQ{len(value)}i", INT32, len(value), *value)
+    return ARRAY, struct.pack("<IQ", min(kinds, default=STRING), len(value)) + b"".join(_value(e)[1] for e in value)

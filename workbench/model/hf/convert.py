@@ -3,7 +3,6 @@ dense."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,23 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors import SafetensorError
 from torch import Tensor
 
 from compiled_kernels.linear.matrix_format import DENSE_MATRIX, INT8_MATRIX, Codes
 from compiled_kernels.linear.quantize import quantize_matrix, unpack_int4
 from workbench.errors import WorkbenchError
-from workbench.files import write_atomically
 from workbench.model.formats.compressed_tensors import PACKED
 from workbench.model.formats.open import gguf_file, open_checkpoint
 from workbench.model.formats.packed import pack_bits
-from workbench.model.formats.safetensors_files import INDEX_FILE, SINGLE_FILE
 from workbench.model.formats.texts import save_texts
 from workbench.model.hf.families import read_names, read_spec
 from workbench.model.hf.kept import kept_matrices
-from workbench.model.hf.save import SHARD_BYTES
+from workbench.model.hf.shards import SHARD_BYTES, write_json, write_shards
 from workbench.model.hf.weights import read_parameter, wanted_parameters
-from workbench.model.parameters import RowLayout, StoredParameter, stored_parameters
+from workbench.model.model_parameters import stored_parameters
+from workbench.model.parameters import RowLayout, StoredParameter
 from workbench.model.quantized import WeightFormat
 
 QUANTIZATION_KEYS = ("quantization_config", "compression_config")
@@ -66,11 +64,17 @@ def convert_model(
     spec, checkpoint = read_spec(source), open_checkpoint(source)
     _check(format, spec.tie_word_embeddings, target)
     format.check(spec)
+    if format.blocks != "dense" and spec.has_experts:
+        raise WorkbenchError(
+            f"{spec.name}: is a mixture, whose experts stay dense; transformers reads no such folder quantized in "
+            "part: write a GGUF file (--to gguf), or --weights dense"
+        )
     wanted = wanted_parameters(checkpoint, spec)
     stored = stored_parameters(spec, read_names(checkpoint.config))
     kept = kept_matrices(checkpoint, wanted, spec.tie_word_embeddings, format)
     quantized: list[str] = []
-    dense: list[str] = []
+    # transformers makes a head that is the embedding a module of its own, which it would look for codes of.
+    dense = [f"{read_names(checkpoint.config).head}.weight"] if spec.tie_word_embeddings else []
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
         for name, parameter in wanted.items():
@@ -94,12 +98,7 @@ def convert_model(
 
     try:
         target.mkdir(parents=True, exist_ok=True)
-        try:
-            files = _write_shards(target, tensors(), shard_bytes)
-        except BaseException:
-            for file in target.glob("part-*.safetensors"):
-                file.unlink()
-            raise
+        files = write_shards(target, tensors(), shard_bytes)
         config = {key: value for key, value in checkpoint.config.values.items() if key not in QUANTIZATION_KEYS}
         config["torch_dtype" if "torch_dtype" in config else "dtype"] = str(dtype).removeprefix("torch.")
         if quantized:
@@ -108,10 +107,9 @@ def convert_model(
             _copy_others(source, target)
         if gguf_file(source) is not None:
             save_texts(source, target)
-        text = json.dumps(config, indent=2) + "\n"
-        write_atomically(target / "config.json", lambda file: file.write(text.encode()))
-    except OSError as error:
-        raise WorkbenchError(f"{target}: the model cannot be written there ({error.strerror or error})") from error
+        write_json(target / "config.json", config)
+    except (OSError, SafetensorError) as error:
+        raise WorkbenchError(f"{target}: the model cannot be written there ({error})") from error
     written = sum(file.stat().st_size for file in files)
     return {"from": checkpoint.format, "weights": format.blocks.codes, "bytes": written, "matrices": len(quantized)}
 
@@ -163,44 +161,6 @@ def _section(format: WeightFormat, quantized: list[str], dense: list[str]) -> di
         "ignore": sorted(set(ignored) - set(quantized)),
         "kv_cache_scheme": None,
     }
-
-
-def _write_shards(target: Path, tensors: Iterator[tuple[str, Tensor]], shard_bytes: int) -> list[Path]:
-    """Write tensors as they come, a file whenever the next would pass `shard_bytes`; return the files."""
-    shards: list[dict[str, Tensor]] = [{}]
-    places: list[list[str]] = [[]]
-    used = total = 0
-
-    def write() -> None:
-        held = shards[-1]
-        write_atomically(
-            target / f"part-{len(places)}.safetensors",
-            lambda file: save_file(held, file.name, metadata={"format": "pt"}),
-        )
-
-    for name, tensor in tensors:
-        own = tensor.detach().to("cpu", copy=True).contiguous()  # parts of one parameter share memory
-        if shards[-1] and used + own.nbytes > shard_bytes:
-            write()
-            shards[-1] = {}
-            places.append([])
-            used = 0
-        shards[-1][name] = own
-        places[-1].append(name)
-        used, total = used + own.nbytes, total + own.nbytes
-    write()
-    names = [SINGLE_FILE]
-    if len(places) > 1:
-        names = [f"model-{index + 1:05}-of-{len(places):05}.safetensors" for index in range(len(places))]
-        index = {
-            "metadata": {"total_size": total},
-            "weight_map": {each: name for name, held in zip(names, places, strict=True) for each in held},
-        }
-        text = json.dumps(index, indent=2) + "\n"
-        write_atomically(target / INDEX_FILE, lambda file: file.write(text.encode()))
-    for index, name in enumerate(names):
-        (target / f"part-{index + 1}.safetensors").rename(target / name)
-    return [target / name for name in names]
 
 
 def _copy_others(source: Path, target: Path) -> None:

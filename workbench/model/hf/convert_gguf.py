@@ -1,7 +1,7 @@
-"""Conversion of a model to a GGUF file that this library and the `gguf` package read.
+"""Conversion of a model to a GGUF file that llama.cpp and this library read.
 
-llama.cpp reads its weights. The tokenizer of a folder is written whole, as a tokenizer.json under a key that llama.cpp
-does not read: there such a file takes and gives token ids, no text.
+A tokenizer that llama.cpp has no keys for is written whole, as a tokenizer.json under a key that llama.cpp does not
+read: there such a file takes and gives token ids, no text.
 """
 
 from __future__ import annotations
@@ -18,31 +18,33 @@ from torch import Tensor
 from workbench.errors import WorkbenchError
 from workbench.model.formats.checkpoint import Checkpoint
 from workbench.model.formats.gguf import GGUFArray, GGUFFile
-from workbench.model.formats.gguf_families import ARCHITECTURES, GGUF_NAMES, Architecture
-from workbench.model.formats.gguf_rotary import LLAMA3, llama3_factor
+from workbench.model.formats.gguf_families import ARCHITECTURES, GGUF_NAMES, SHARED, Architecture
+from workbench.model.formats.gguf_rotary import llama3_factors
 from workbench.model.formats.gguf_values import END_TOKENS
 from workbench.model.formats.gguf_write import WRITTEN_TYPES, WrittenTensor, write_gguf, written_type
 from workbench.model.formats.open import gguf_file, open_checkpoint
 from workbench.model.formats.texts import open_chat_template, open_tokenizer
 from workbench.model.hf.families import read_spec
 from workbench.model.hf.weights import read_parameter, wanted_parameters
-from workbench.model.parameters import StoredParameter, StoredPart, stored_parameters
+from workbench.model.model_parameters import stored_parameters
+from workbench.model.parameters import StoredParameter, StoredPart
 from workbench.model.spec import ModelSpec
 from workbench.prompt.gguf_vocabulary import KEYS, TEMPLATE_KEY, TOKEN_NAMES, WHOLE_KEY
+from workbench.prompt.gguf_vocabulary_write import vocabulary_metadata
+from workbench.prompt.tokenizer import Tokenizer
 
 # What a family is called there beside those of its own name.
 RELATIVES = {"mistral": "llama", "mixtral": "llama", "olmo3": "olmo2"}
 SAME_AS = {"int8": "Q8_0", "int4": "Q4_0"}
 FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "BF16": 32}  # general.file_type
 PLAIN = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
-SHARED = {"gate_proj": "ffn_gate_shexp", "up_proj": "ffn_up_shexp", "down_proj": "ffn_down_shexp"}
 
 
 def convert_to_gguf(source: str | Path, target: str | Path, weights: str, dtype: torch.dtype) -> dict[str, Any]:
     """Write the model at `source` as the GGUF file `target`.
 
     Matrices are written as `weights`, norms, biases and routers in float32. The tokenizer of a GGUF file is copied;
-    that of a folder is written as a tokenizer.json, which llama.cpp does not read.
+    that of a folder is written in llama.cpp's keys where it has some for it, else as a tokenizer.json.
 
     Args:
         source: a folder or a GGUF file.
@@ -72,8 +74,9 @@ def convert_to_gguf(source: str | Path, target: str | Path, weights: str, dtype:
         "general.file_type": FILE_TYPES[kind],
         "general.quantization_version": 2,
         **{f"{name}.{key}": value for key, value in _metadata(spec, architecture).items()},
-        **_tokenizer(source, checkpoint, spec),
     }
+    vocabulary, tokenizer = _tokenizer(source, checkpoint, spec)
+    metadata |= vocabulary
     tensors = list(_tensors(spec, checkpoint, architecture, kind))
     try:
         with TemporaryDirectory(dir=target.parent) as folder:
@@ -89,7 +92,7 @@ def convert_to_gguf(source: str | Path, target: str | Path, weights: str, dtype:
         "weights": kind,
         "bytes": target.stat().st_size,
         "matrices": matrices,
-        "tokenizer": _said(metadata),
+        "tokenizer": tokenizer,
     }
 
 
@@ -179,23 +182,24 @@ def _rotary(spec: ModelSpec) -> dict[str, Any]:
     return found
 
 
-def _tokenizer(source: Path, checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, Any]:
-    """Return the keys of the tokenizer and the chat template: those of a GGUF file as they are, or a folder's."""
+def _tokenizer(source: Path, checkpoint: Checkpoint, spec: ModelSpec) -> tuple[dict[str, Any], str]:
+    """Return the keys of the tokenizer and the chat template, those of a GGUF file as they are or a folder's, and how
+    the tokenizer is written."""
     if (file := gguf_file(source)) is not None:
         own = {key: value for key, value in GGUFFile(file).metadata.items() if key.startswith("tokenizer.")}
-        return {key: value.values() if isinstance(value, GGUFArray) else value for key, value in own.items()}
+        said = "as in the source" if f"{KEYS}.tokens" in own or WHOLE_KEY in own else "none"
+        return {key: value.values() if isinstance(value, GGUFArray) else value for key, value in own.items()}, said
     if len(spec.eos_token_ids) > len(END_TOKENS):
         raise WorkbenchError(
             f"{checkpoint.config.source}: eos_token_id has {len(spec.eos_token_ids)} ids; GGUF has keys for "
             f"{len(END_TOKENS)}: {', '.join(END_TOKENS)}"
         )
     tokenizer, template = open_tokenizer(source), open_chat_template(source)
-    found: dict[str, Any] = {f"{KEYS}.model": "no_vocab"}
+    found, said = _vocabulary(tokenizer, spec)
     named: dict[str, int] = {}
     if type(begin := checkpoint.config.get("bos_token_id")) is int and begin >= 0:
         named["bos_token"] = begin
     if tokenizer is not None:
-        found[WHOLE_KEY] = tokenizer.to_json()
         if tokenizer.bos_token_ids:
             named["bos_token"] = tokenizer.bos_token_ids[0]
         names = {} if template is None else template.names
@@ -208,14 +212,20 @@ def _tokenizer(source: Path, checkpoint: Checkpoint, spec: ModelSpec) -> dict[st
     found |= {
         f"{KEYS}.{TOKEN_NAMES[name]}_token_id": id for name, id in named.items() if name != "eos_token" or not ends
     }
-    return found | {f"{KEYS}.{key}": id for key, id in zip(END_TOKENS, ends, strict=False)}
+    return found | {f"{KEYS}.{key}": id for key, id in zip(END_TOKENS, ends, strict=False)}, said
 
 
-def _said(metadata: dict[str, Any]) -> str:
-    """Return how the tokenizer is written, and what llama.cpp makes of it."""
-    if f"{KEYS}.tokens" in metadata:
-        return "as in the source"
-    return "tokenizer.json, which llama.cpp does not read" if WHOLE_KEY in metadata else "none"
+def _vocabulary(tokenizer: Tokenizer | None, spec: ModelSpec) -> tuple[dict[str, Any], str]:
+    """Return a tokenizer's keys, and how it is written: for llama.cpp, or as a tokenizer.json and why."""
+    none = {f"{KEYS}.model": "no_vocab"}
+    if tokenizer is None:
+        return none, "none"
+    try:
+        found, notes = vocabulary_metadata(tokenizer, spec.vocab_size)
+    except WorkbenchError as error:
+        return none | {WHOLE_KEY: tokenizer.to_json()}, f"tokenizer.json, which llama.cpp does not read: {error}"
+    kind = "sentencepiece" if found[f"{KEYS}.model"] == "llama" else f"byte-level, {found[f'{KEYS}.pre']}"
+    return found, "; ".join([f"vocabulary of llama.cpp ({kind})", *notes])
 
 
 def _tensors(spec: ModelSpec, checkpoint: Checkpoint, architecture: Architecture, kind: str) -> Iterator[WrittenTensor]:
@@ -230,9 +240,7 @@ def _tensors(spec: ModelSpec, checkpoint: Checkpoint, architecture: Architecture
     scaling = spec.rotary.scaling
     if scaling.kind == "llama3":
         columns = spec.layers[0].attention.head_dim
-        rule = {"factor": scaling.factor, **LLAMA3}
-        frequencies = [spec.rotary.rope_theta ** (-2 * index / columns) for index in range(columns // 2)]
-        factors = torch.tensor([llama3_factor(each, rule) for each in frequencies])
+        factors = llama3_factors(spec.rotary.rope_theta, scaling.factor, columns).float()
         yield WrittenTensor("rope_freqs.weight", (columns // 2,), written_type((1,), kind), lambda: factors)
 
 
@@ -264,7 +272,8 @@ def _stack_name(name: str) -> str:
     if words[0].endswith("_exps"):
         return f"{layer}.ffn_{words[0]}.{words[-1]}"
     if words[0] == "shexp":
-        return f"{layer}.{SHARED[words[1]]}.weight"
+        theirs = next(theirs for theirs, ours in SHARED.items() if ours == words[1])
+        return f"{layer}.ffn_{theirs}_shexp.weight"
     return name
 
 

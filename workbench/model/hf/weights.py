@@ -20,7 +20,8 @@ from workbench.model.formats.open import open_checkpoint
 from workbench.model.formats.safetensors_files import FLOAT_DTYPES
 from workbench.model.hf.families import read_names
 from workbench.model.hf.kept import kept_matrices
-from workbench.model.parameters import StoredParameter, StoredPart, parameter_shapes, stored_parameters
+from workbench.model.model_parameters import parameter_shapes, stored_parameters
+from workbench.model.parameters import StoredParameter, StoredPart
 from workbench.model.quantized import WeightFormat, named_parts, store_as, stored_name
 from workbench.model.spec import ModelSpec
 

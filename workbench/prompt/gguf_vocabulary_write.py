@@ -1,0 +1,217 @@
+"""The keys `tokenizer.ggml.*` of a tokenizer, which llama.cpp reads: what gguf_vocabulary reads, written.
+
+Two kinds: byte-level BPE with a split pattern that a name of llama.cpp's stands for, and sentencepiece's BPE. Source:
+convert_hf_to_gguf.py and src/llama-vocab.cpp of https://github.com/ggml-org/llama.cpp
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from workbench.errors import WorkbenchError
+from workbench.prompt.byte_level import PRE_TOKENIZERS
+from workbench.prompt.gguf_vocabulary import KEYS, WHOLE_KEY, GGUFVocabulary
+from workbench.prompt.sentencepiece_model import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    SPACE,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    SentencePieces,
+)
+from workbench.prompt.tokenizer import FALLBACK, Tokenizer
+
+BESIDE = {"lstrip": "spaces before it", "rstrip": "spaces after it", "single_word": "whole words alone"}
+NFC_NOTE = "llama.cpp does not compose characters first (NFC)"
+PREFIX_NOTE = "llama.cpp puts a space before a text that begins with one too, and after control tokens"
+SYMBOL_NOTE = "llama.cpp puts a space after defined symbols too"
+PREFIX = {"type": "Prepend", "prepend": SPACE}
+MARKS = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+
+
+def vocabulary_metadata(tokenizer: Tokenizer, rows: int) -> tuple[dict[str, Any], list[str]]:
+    """Return the keys of a tokenizer, and what llama.cpp does otherwise with them.
+
+    Where this library reads another tokenizer from the keys than the one given, its tokenizer.json stands beside them.
+
+    Args:
+        tokenizer: any.
+        rows: of the model's embedding; ids without an entry are filled up.
+
+    Raises:
+        WorkbenchError: names what of the tokenizer llama.cpp has no key for.
+    """
+    state = json.loads(tokenizer.to_json())
+    if state["model"]["type"] != "BPE":
+        raise WorkbenchError(f"its model is {state['model']['type']}; only BPE is written")
+    if len(tokenizer.bos_token_ids) > 1:
+        raise WorkbenchError(f"it puts {len(tokenizer.bos_token_ids)} tokens before a text; one has a key")
+    if tokenizer.vocab_size > rows:
+        raise WorkbenchError(f"it has {tokenizer.vocab_size} ids; the model's embedding has {rows} rows")
+    entries, kinds = _entries(tokenizer, state, rows)
+    rule = tokenizer.byte_rule
+    if rule is None:
+        raise WorkbenchError("a token's text depends on the tokens beside it")
+    found, notes = (_byte_level if rule.alphabet else _sentencepiece)(state, entries, kinds)
+    found |= {
+        f"{KEYS}.tokens": entries,
+        f"{KEYS}.token_type": kinds,
+        f"{KEYS}.add_bos_token": bool(tokenizer.bos_token_ids),
+    }
+    begin = {f"{KEYS}.bos_token_id": id for id in tokenizer.bos_token_ids}
+    again = GGUFVocabulary(found | begin, "what was written").tokenizer()
+    if again is None or _compared(again) != _compared(tokenizer):
+        found[WHOLE_KEY] = tokenizer.to_json()
+    return found | begin, notes
+
+
+def _entries(tokenizer: Tokenizer, state: Mapping[str, Any], rows: int) -> tuple[list[str], list[int]]:
+    """Return the entries by id and their kinds; ids without an entry are filled up."""
+    entries = [tokenizer.id_to_token(id) if id < tokenizer.vocab_size else "" for id in range(rows)]
+    kinds, taken = [NORMAL] * rows, set(entries)
+    for id, entry in enumerate(entries):
+        if not entry:
+            entry = f"[PAD{id}]"
+            while entry in taken:
+                entry = f"[{entry}]"
+            entries[id], kinds[id] = entry, UNUSED
+    for token in state["added_tokens"]:
+        for flag, what in BESIDE.items():
+            if token[flag]:
+                raise WorkbenchError(f"its token {token['content']!r} takes {what} ({flag})")
+        kinds[token["id"]] = CONTROL if token["special"] else USER_DEFINED
+    return entries, kinds
+
+
+def _byte_level(state: Mapping[str, Any], entries: list[str], kinds: list[int]) -> tuple[dict[str, Any], list[str]]:
+    model = state["model"]
+    if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
+        raise WorkbenchError("its entries have a prefix or suffix by their place in a word")
+    own = {"normalizer": state["normalizer"], "words": _words(state["pre_tokenizer"])}
+    name = next((name for name, known in _named_rules().items() if known == (own, model["ignore_merges"])), None)
+    if name is None:
+        raise WorkbenchError(
+            f"the pattern by which it cuts words is none of those that have names ({', '.join(PRE_TOKENIZERS)})"
+        )
+    merges = [" ".join(pair) for pair in _merges(state)]
+    notes = [NFC_NOTE] if PRE_TOKENIZERS[name].composed else []
+    return {f"{KEYS}.model": "gpt2", f"{KEYS}.pre": name, f"{KEYS}.merges": merges}, notes
+
+
+def _named_rules() -> dict[str, tuple[dict[str, Any], bool]]:
+    """Return the split rules by name, as a tokenizer.json has them."""
+    found = {}
+    for name, pre in PRE_TOKENIZERS.items():
+        words = _words(json.loads(pre.steps().__getstate__()))
+        found[name] = ({"normalizer": {"type": "NFC"} if pre.composed else None, "words": words}, pre.ignore_merges)
+    return found
+
+
+def _words(step: Any) -> list[dict[str, Any]]:
+    """Return the steps that cut words, without what changes offsets alone."""
+    return [{key: value for key, value in each.items() if key != "trim_offsets"} for each in _steps(step)]
+
+
+def _steps(step: Any) -> list[dict[str, Any]]:
+    """Return a normalizer's, pre-tokenizer's or decoder's steps: itself, or those of a sequence."""
+    if step is None:
+        return []
+    if step["type"] != "Sequence":
+        return [step]
+    inner = next(value for value in step.values() if isinstance(value, list))
+    return [each for one in inner for each in _steps(one)]
+
+
+def _sentencepiece(state: Mapping[str, Any], entries: list[str], kinds: list[int]) -> tuple[dict[str, Any], list[str]]:
+    model = state["model"]
+    if not model["byte_fallback"]:
+        raise WorkbenchError("it has no bytes for characters that its vocabulary lacks (byte_fallback)")
+    prefix, notes = _space_prefix(state)
+    for id, entry in enumerate(entries):
+        if entry == model["unk_token"]:
+            kinds[id] = UNKNOWN
+        elif kinds[id] == NORMAL and FALLBACK.fullmatch(entry):
+            kinds[id] = BYTE
+    merges = _merges(state)
+    if model["ignore_merges"]:  # symbols that are taken wherever they stand are pieces that no merge makes
+        made = {left + right for left, right in merges}
+        for id, entry in enumerate(entries):
+            if kinds[id] == NORMAL and len(entry) > 1 and entry not in made:
+                kinds[id] = USER_DEFINED
+                notes = [SYMBOL_NOTE] if prefix else []
+    scores = _scores(entries, kinds, merges)
+    for id, kind in enumerate(kinds):
+        if kind == USER_DEFINED:
+            entries[id] = entries[id].replace(SPACE, " ")
+    return {
+        f"{KEYS}.model": "llama", f"{KEYS}.pre": "default", f"{KEYS}.scores": scores,
+        f"{KEYS}.add_space_prefix": prefix,
+    }, notes  # fmt: skip
+
+
+def _space_prefix(state: Mapping[str, Any]) -> tuple[bool, list[str]]:
+    """Return whether a space is put before a text, and what llama.cpp does otherwise."""
+    normalizer, words = _steps(state["normalizer"]), _steps(state["pre_tokenizer"])
+    own = state["model"]["ignore_merges"] and [each["type"] for each in words] == ["Split"]
+    if normalizer in ([PREFIX, MARKS], [MARKS]) and (own or words in ([], _gemma_words())):
+        return normalizer[0] == PREFIX, []
+    if not normalizer and [each["type"] for each in words] == ["Metaspace"]:
+        step = words[0]
+        if step["replacement"] == SPACE and not step.get("split", True):
+            prefix = step["prepend_scheme"] != "never"
+            return prefix, [PREFIX_NOTE] if prefix else []
+    raise WorkbenchError("it changes a text before it is cut by more than marks for spaces and one before the text")
+
+
+def _gemma_words() -> list[dict[str, Any]]:
+    """Return the cut at spaces in Gemma's files, where marks have replaced them all."""
+    return [{"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}]
+
+
+def _merges(state: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return a model's merges as pairs; older files have them with a space between."""
+    pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in state["model"]["merges"])
+    return [(left, right) for left, right in pairs]
+
+
+def _scores(entries: list[str], kinds: Sequence[int], merges: list[tuple[str, str]]) -> list[float]:
+    """Return scores under which sentencepiece's merges are these: the piece of highest score is made first.
+
+    Pieces whose merges stand between one another's have the same score.
+
+    Raises:
+        WorkbenchError: for merges that no scores make.
+    """
+    ids = {entry: id for id, entry in enumerate(entries)}
+    kept = [pair for pair in merges if kinds[ids[pair[0] + pair[1]]] == NORMAL]
+    last = {left + right: at for at, (left, right) in enumerate(kept)}
+    scores, until, level = [0.0] * len(entries), -1, 0
+    for at, (left, right) in enumerate(kept):
+        if at > until:
+            level += 1
+        until = max(until, last[left + right])
+        scores[ids[left + right]] = -float(level)
+    again = SentencePieces(entries, scores, list(kinds)).merges()
+    if set(again) != set(kept):
+        pair = next(iter(set(again) ^ set(kept)))
+        raise WorkbenchError(f"its merges are not those of a score for each piece: {' + '.join(pair)!r}")
+    return scores
+
+
+def _compared(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return what decides which ids a text has. Entries that no text reaches are left out."""
+    state = json.loads(tokenizer.to_json())
+    model, added = state["model"], state["added_tokens"]
+    return {
+        "merges": _merges(state),
+        "rules": [model[key] for key in ("ignore_merges", "byte_fallback")],
+        "normalizer": _steps(state["normalizer"]),
+        "words": _words(state["pre_tokenizer"]),
+        "decoder": tokenizer.byte_rule,
+        "added": [[each[key] for key in ("id", "content", "special")] for each in added],
+        "begin": tokenizer.bos_token_ids,
+    }
