@@ -14,8 +14,7 @@ from compiled_kernels.expert_linear.packed import pack_pairs
 from compiled_kernels.linear.matrix_format import INT8_MATRIX, MatrixFormat
 from compiled_kernels.linear.quantize import quantize_matrix, unpack_int4
 
-# Numbers of a block: they stay in a core's cache, and torch's operators work on so few in one thread.
-BLOCK_VALUES = 1 << 15
+BLOCK_VALUES = 1 << 16  # numbers of a block: they stay in a core's cache, and calls cost little beside them
 MAPPED_BYTES = 1 << 20  # a larger parameter has pages of its own
 
 

@@ -84,6 +84,10 @@ class StoredTensor(ABC):
         """Return the tensor as floats, exactly as its format defines them: the stored type where that is a float, and
         float32 where it is quantized. A view of the mapped file where that is possible."""
 
+    def read_into(self, out: Tensor) -> None:
+        """Read the tensor into a contiguous one of its shape, cast to its type."""
+        out.copy_(self.read())
+
     def problem(self) -> str | None:
         """Return why its numbers cannot be read, from what the header says; None where they can."""
         return None

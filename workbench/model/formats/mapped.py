@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import mmap
+import os
 import weakref
 from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from workbench.errors import WorkbenchError
 
 _mapped: weakref.WeakKeyDictionary[mmap.mmap, tuple[int, int]] = weakref.WeakKeyDictionary()  # first address and last
 
@@ -17,6 +20,7 @@ class MappedFile:
     of it is in use."""
 
     def __init__(self, path: Path):
+        self._path = path
         with path.open("rb") as stream:
             self._map = mmap.mmap(stream.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
         first = torch.frombuffer(self._map, dtype=torch.uint8).data_ptr()
@@ -32,6 +36,18 @@ class MappedFile:
             raw = torch.frombuffer(self._map, dtype=torch.uint8, offset=offset, count=count * dtype.itemsize)
             return raw.clone().view(dtype).view(shape)
         return torch.frombuffer(self._map, dtype=dtype, offset=offset, count=count).view(shape)
+
+    def read_into(self, offset: int, out: Tensor) -> None:
+        """Read the contiguous numbers of `out` from byte `offset` on: other threads go on, and no page is mapped."""
+        rest = out.view(-1).view(torch.uint8).numpy().data
+        try:
+            with self._path.open("rb", buffering=0) as stream:
+                while rest:
+                    if not (size := os.preadv(stream.fileno(), [rest], offset)):
+                        raise WorkbenchError(f"{self._path}: became shorter while it was read; fetch the file again")
+                    rest, offset = rest[size:], offset + size
+        except OSError as error:
+            raise WorkbenchError(f"{self._path}: cannot be read ({error.strerror or error})") from error
 
 
 def release(tensor: Tensor) -> None:

@@ -64,6 +64,12 @@ class SafetensorsTensor(StoredTensor):
             raise WorkbenchError(f"{self.file}: a tensor of type {self.dtype} cannot be read")
         return self.source.mapped.tensor(self.source.data + self.start, DTYPES[self.dtype], self.shape)
 
+    def read_into(self, out: Tensor) -> None:
+        if out.numel() and out.dtype == DTYPES.get(self.dtype) and out.is_contiguous():
+            self.source.mapped.read_into(self.source.data + self.start, out)
+        else:
+            super().read_into(out)
+
     def problem(self) -> str | None:
         if self.dtype in FLOAT_DTYPES:
             return None

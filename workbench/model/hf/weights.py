@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from workbench.errors import WorkbenchError
-from workbench.model.by_rows import BLOCK_VALUES, row_blocks, store_dense, whole_rows
-from workbench.model.formats.checkpoint import Checkpoint
+from workbench.model.by_rows import BLOCK_VALUES, empty_pages, row_blocks, store_dense, whole_rows
+from workbench.model.formats.checkpoint import Checkpoint, StoredTensor
 from workbench.model.formats.mapped import release
 from workbench.model.formats.open import open_checkpoint
 from workbench.model.formats.safetensors_files import FLOAT_DTYPES
@@ -62,15 +62,20 @@ def read_weights(
             return named_parts(ours, kept[name].tensors())
         if format.is_dense(ours, len(wanted[name].shape)):
             return {ours: read_parameter(checkpoint, wanted[name], dtype)}
-        return _stored(ours, wanted[name].shape, dtype, format, _blocks(checkpoint, wanted[name], dtype))
+        blocks = (block.to(dtype) for block in _blocks(checkpoint, wanted[name]))
+        return _stored(ours, wanted[name].shape, dtype, format, blocks)
 
     return _in_threads(store, wanted)
 
 
 def _in_threads(store: Callable[[str], dict[str, Tensor]], names: Iterable[str]) -> dict[str, Tensor]:
     """Store several parameters at once, each in one thread: the results do not depend on their number."""
-    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-        return {name: tensor for found in threads.map(store, names) for name, tensor in found.items()}
+    count = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as threads:
+            return {name: tensor for found in threads.map(store, names) for name, tensor in found.items()}
+    finally:
+        torch.set_num_threads(count)  # of threads that come after
 
 
 def _view(checkpoint: Checkpoint, parameter: StoredParameter, dtype: torch.dtype) -> Tensor | None:
@@ -85,8 +90,19 @@ def _view(checkpoint: Checkpoint, parameter: StoredParameter, dtype: torch.dtype
 
 def read_parameter(checkpoint: Checkpoint, parameter: StoredParameter, dtype: torch.dtype) -> Tensor:
     """Read one parameter as `dtype`; a view of its file where it needs neither a cast nor fusing."""
-    whole = _view(checkpoint, parameter, dtype)
-    return store_dense(parameter.shape, dtype, _blocks(checkpoint, parameter, dtype)) if whole is None else whole
+    if (whole := _view(checkpoint, parameter, dtype)) is not None:
+        return whole
+    stored = [(checkpoint.tensors[part.name], part.layout) for part in parameter.parts]
+    if all(layout is None and FLOAT_DTYPES.get(tensor.dtype) == dtype for tensor, layout in stored):
+        whole = empty_pages(parameter.shape, dtype)
+        for (tensor, _), own in zip(stored, whole.view(-1).split([_size(tensor) for tensor, _ in stored]), strict=True):
+            tensor.read_into(own.view(tensor.shape))
+        return whole
+    return store_dense(parameter.shape, dtype, _blocks(checkpoint, parameter))
+
+
+def _size(tensor: StoredTensor) -> int:
+    return math.prod(tensor.shape)
 
 
 def wanted_parameters(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, StoredParameter]:
@@ -126,13 +142,13 @@ def _stored(
     return named_parts(name, store_as(name, shape, format, blocks))
 
 
-def _blocks(checkpoint: Checkpoint, parameter: StoredParameter, dtype: torch.dtype) -> Iterator[Tensor]:
-    """Yield the rows of a parameter as `dtype`, part by part; the files' pages are given back once they are used."""
+def _blocks(checkpoint: Checkpoint, parameter: StoredParameter) -> Iterator[Tensor]:
+    """Yield the rows of a parameter as stored, part by part; the files' pages are given back once they are used."""
     for part in parameter.parts:
         tensor = checkpoint.tensors[part.name].read()
         rows = tensor if part.layout is None else part.layout.from_stored(tensor)
         for block in row_blocks(rows):
-            yield block.to(dtype)
+            yield block
             release(block)
         release(tensor)
 
