@@ -45,5 +45,5 @@ def convert(
         print_json(found)
     else:
         rows = [("read", found["from"]), ("matrices", f"{found['matrices']} as {found['weights']}")]
-        rows += [("tokenizer", found["tokenizer"])] if "tokenizer" in found else []
+        rows += [(key, found[key]) for key in ("tokenizer", "llama.cpp") if found.get(key)]
         console().print(Table("", [*rows, ("written", f"{found['bytes'] / 1e6:,.1f} MB")], ("what", str(target))))

@@ -31,12 +31,6 @@ TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}"
 # Families whose activation is a table of half precision in ggml, and a rotary scaling whose bounds it rounds to whole
 # columns (gpt_oss has truncate: false).
 ROUNDED = {"gemma", "gemma2", "gemma3_text", "phi", "gpt2", "starcoder2", "gpt_neox", "falcon", "gpt_oss"}
-OTHERWISE = {
-    ("phi3", 0): "llama.cpp leaves Phi-3's window out",
-    ("exaone4", 0): "llama.cpp has windows in models of 64 layers alone",
-    ("olmoe", 0): "llama.cpp reads norms of keys as wide as those of queries",
-    ("cohere", 1): "llama.cpp reads norms of queries in models of 64 layers alone",
-}
 GEMMA2 = {**WIDE, **CASES["gemma2"][0], "head_dim": 64, "query_pre_attn_scalar": 64}
 UNWRITTEN = {("phi3", 2), ("falcon", 1)}  # tests/model/formats/test_gguf_write.py has what is refused
 
@@ -100,13 +94,14 @@ def test_the_same_ids_and_logits(tmp_path: Path, family: str, write: Any, kind: 
 
 @pytest.mark.parametrize("family", CASES)
 def test_logits_of_each_family(tmp_path: Path, family: str) -> None:
+    """They are transformers', unless the conversion says what llama.cpp does otherwise."""
     for number, changes in enumerate(CASES[family]):
         if (family, number) in UNWRITTEN:
             continue
         path, ids = tmp_path / f"{number}.gguf", draw_ids(24, seed=1)
         model = random_checkpoint(family, changes)
         model.save_pretrained(tmp_path / f"{number}")
-        convert_to_gguf(tmp_path / f"{number}", path, "f32", torch.float32)
+        said = convert_to_gguf(tmp_path / f"{number}", path, "f32", torch.float32)
         right, equal = logits_of(model, ids), True
         try:
             found = torch.tensor(ask(path, ids=ids.tolist())["logits"])
@@ -115,7 +110,7 @@ def test_logits_of_each_family(tmp_path: Path, family: str) -> None:
         except RuntimeError as error:
             assert "Failed to load model" in str(error)
             equal = False
-        assert equal == ((family, number) not in OTHERWISE), (number, changes)
+        assert equal == (not said["llama.cpp"]), (number, changes)
 
 
 def test_a_tokenizer_that_llama_cpp_has_no_keys_for(tmp_path: Path) -> None:

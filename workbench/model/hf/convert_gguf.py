@@ -53,8 +53,8 @@ def convert_to_gguf(source: str | Path, target: str | Path, weights: str, dtype:
         dtype: the model's own.
 
     Returns:
-        The source's format, the type of the matrices, their number, the bytes written, and how the tokenizer is
-        written.
+        The source's format, the type of the matrices, their number, the bytes written, how the tokenizer is written,
+        and what llama.cpp computes otherwise than this library: "" for nothing.
 
     Raises:
         WorkbenchError: for a model that cannot be read or that GGUF cannot express, and for a file that is there.
@@ -93,6 +93,7 @@ def convert_to_gguf(source: str | Path, target: str | Path, weights: str, dtype:
         "bytes": target.stat().st_size,
         "matrices": matrices,
         "tokenizer": tokenizer,
+        "llama.cpp": _llama_cpp_difference(spec, name),
     }
 
 
@@ -104,6 +105,21 @@ def _architecture(checkpoint: Checkpoint) -> tuple[str, Architecture]:
         known = ", ".join(sorted({*named, *RELATIVES}))
         raise WorkbenchError(f"{checkpoint.path}: {family} is not written as GGUF; written now: {known}")
     return name, ARCHITECTURES[name]
+
+
+def _llama_cpp_difference(spec: ModelSpec, name: str) -> str:
+    """Return what llama.cpp does otherwise with a model of this architecture, as of its version of November 2026; ""
+    for nothing."""
+    a: Any = spec.layers[0].attention
+    windows, large = any(layer.attention.sliding_window for layer in spec.layers), len(spec.layers) == 64
+    found = {
+        "phi3": (windows, "it leaves windows out"),
+        "exaone4": (windows and not large, "it has windows in models of 64 layers alone"),
+        "olmoe": (a.num_kv_heads != a.num_heads, "it refuses fewer heads of keys than of queries"),
+        "command-r": (a.qk_norm is not None and not large, "it reads norms of queries in models of 64 layers alone"),
+    }
+    differs, what = found.get(name, (False, ""))
+    return what if differs else ""
 
 
 def _metadata(spec: ModelSpec, architecture: Architecture) -> dict[str, Any]:
