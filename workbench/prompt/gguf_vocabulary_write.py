@@ -94,9 +94,7 @@ def _byte_level(state: Mapping[str, Any], entries: list[str], kinds: list[int]) 
     own = {"normalizer": state["normalizer"], "words": _words(state["pre_tokenizer"])}
     name = next((name for name, known in _named_rules().items() if known == (own, model["ignore_merges"])), None)
     if name is None:
-        raise WorkbenchError(
-            f"the pattern by which it cuts words is none of those that have names ({', '.join(PRE_TOKENIZERS)})"
-        )
+        raise WorkbenchError("the pattern by which it cuts words is none of those that GGUF has a name for")
     merges = [" ".join(pair) for pair in _merges(state)]
     notes = [NFC_NOTE] if PRE_TOKENIZERS[name].composed else []
     return {f"{KEYS}.model": "gpt2", f"{KEYS}.pre": name, f"{KEYS}.merges": merges}, notes
