@@ -24,7 +24,7 @@ from workbench.model.feedforward import MixtureOfExperts
 from workbench.model.layers import STORED_PARAMETERS, Angles, TransformerBlock, build_block, build_custom_attention
 from workbench.model.linear import Linear, build_norm
 from workbench.model.memory import cache_shapes
-from workbench.model.parameters import parameter_shapes
+from workbench.model.model_parameters import parameter_shapes
 from workbench.model.quantized import BESIDE, WeightFormat, dequantize, quantize, scales_of
 from workbench.model.rotary import RotaryKey, build_rotary_table, rotaries_of_model, rotary_of_layer
 from workbench.model.spec import ModelSpec
