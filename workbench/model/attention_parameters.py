@@ -20,9 +20,7 @@ from workbench.model.rotary import rotary_column_order
 from workbench.model.spec import ModelSpec
 
 
-def mixer_parameters(
-    ours: str, theirs: str, mixer: AnyAttentionSpec, spec: ModelSpec, names: CheckpointNames
-) -> Named:
+def mixer_parameters(ours: str, theirs: str, mixer: AnyAttentionSpec, spec: ModelSpec, names: CheckpointNames) -> Named:
     """Yield the parameters of one attention or recurrent part of a layer."""
     width = spec.hidden_size
     if isinstance(mixer, MLASpec):
