@@ -45,6 +45,20 @@ TO_DECIDE = {
     "gemma3_text": {"_sliding_window_pattern"},
     "deepseek_v2": {"head_dim", "qk_head_dim"},
     "deepseek_v3": {"head_dim", "qk_head_dim", "num_nextn_predict_layers"},
+    "mamba2": {
+        "chunk_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "rescale_prenorm_residual",
+        "residual_in_fp32",
+        "time_step_floor",
+        "time_step_max",
+        "time_step_min",
+        "time_step_rank",
+    },  # fmt: skip
+    "bamba": {"mamba_chunk_size", "num_logits_to_keep", "z_loss_coefficient"},
+    "falcon_h1": {"mamba_chunk_size", "num_logits_to_keep"},
+    "gemma3n_text": {"altup_coef_clip"},
 }
 
 

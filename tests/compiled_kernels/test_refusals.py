@@ -22,9 +22,9 @@ CASES = {
     "kv_write": "5x1x6 float32",
     "paged_attention": "mixed float32",
 }
-Change = Callable[[torch.Tensor], torch.Tensor]
-narrower: Change = lambda part: part[..., :-1].contiguous()  # noqa: E731
-strided: Change = lambda part: torch.stack([part, part], dim=-1)[..., 0]  # noqa: E731
+Change = Callable[[Any], object]
+narrower: Callable[[torch.Tensor], torch.Tensor] = lambda part: part[..., :-1].contiguous()  # noqa: E731
+strided: Callable[[torch.Tensor], torch.Tensor] = lambda part: torch.stack([part, part], dim=-1)[..., 0]  # noqa: E731
 WRONG: list[tuple[str, int | str, Change, str]] = [
     ("linear", 0, narrower, "weight as .7, 127. .* .7, 128. float32"),
     ("linear", 0, torch.Tensor.double, "wants x as .* float32 or bfloat16 on the CPU; .* float64 on cpu given"),

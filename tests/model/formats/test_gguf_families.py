@@ -16,7 +16,7 @@ from workbench.model.formats.gguf import GGUFFile
 from workbench.model.formats.gguf_families import ARCHITECTURES
 from workbench.model.formats.open import open_checkpoint, read_config
 from workbench.model.hf.families import read_spec
-from workbench.model.hf.kept import kept_matrices, stored_format
+from workbench.model.hf.kept import KeptMatrix, kept_matrices, stored_format
 from workbench.model.hf.weights import load_weights, read_parameter, wanted_parameters
 from workbench.model.transformer import Transformer
 from workbench.testing.family_checkpoints import random_checkpoint
@@ -162,6 +162,7 @@ def test_integers_in_groups_are_ours_bit_for_bit(tmp_path: Path, kind: str) -> N
     assert format.blocks.codes == ("int8" if kind == "Q8_0" else "int4") and not reason
     for name, kept in kept_matrices(checkpoint, wanted, False, format).items():
         dense = read_parameter(checkpoint, wanted[name], torch.float32)
+        assert isinstance(kept, KeptMatrix)
         assert torch.equal(dequantize_matrix(kept.format, *kept.tensors()), dense), name
 
 
