@@ -26,6 +26,7 @@ KERNELS = {
     "linear": {"product"},
     "linear_int8": {"one_row", "product", "add_parts"},
     "linear_grouped": {"one_row", "one_row_grouped", "product", "add_parts"},
+    "expert_linear": {"expert_product"},
     "paged_attention": {"attend", "merge"},
     "top_logprobs": {"survey", "gather"},
 }
