@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import workbench
-from experiments import chat_exchanges, chat_phrases, chat_quality, demo_corpus, demo_quality
+from experiments import chat_draw, chat_phrases, chat_quality, demo_corpus, demo_quality
 from experiments.chat_conversations import KINDS, SHARES
 from experiments.demo_card import CURVE_ROWS
 from workbench.display import Table
@@ -45,7 +45,7 @@ def _text(record: dict[str, Any], points: list[dict[str, Any]], recipe: Any, out
     curve = Table("", [tuple(str(point[name]) for name in names) for point in kept], names)
     settings = Table("", [(name, str(value)) for name, value in dataclasses.asdict(recipe).items()], ("setting", ""))
     asked = Table("", [(kind, str(share)) for kind, share in SHARES.items()], ("questions", "weight"))
-    sides = {side: len(names) for side, names in chat_exchanges.functions().items()}
+    sides = {side: len(names) for side, names in chat_draw.functions().items()}
     size = (out / "model.safetensors").stat().st_size / 1e6
     return f"""# demo-chat
 
@@ -58,10 +58,11 @@ This page is written by `python -m experiments.train_chat`; its figures are for 
 
 ## Held-out questions
 
-Other phrases, numbers and functions than in training: one phrase in {chat_phrases.HELD_OUT_ONE_IN} of each group, one
-number in {chat_exchanges.HELD_OUT_NUMBER} (from 10 on), one documented name in {chat_exchanges.HELD_OUT_FUNCTION}
-({sides["training"]} in training, {sides["held_out"]} held out), each by its SHA-256. Greedy through the engine in
-float32, tools really run. Over all questions that tools answer the goals were {"met" if record["met"] else "missed"}:
+Other phrases, numbers and functions than in training: about one phrase in {chat_phrases.HELD_OUT_ONE_IN} of each
+group, made of words that training has, one number in {chat_draw.HELD_OUT_NUMBER} (from 10 on), and one documented
+name in {chat_draw.HELD_OUT_FUNCTION} ({sides["training"]} in training, {sides["held_out"]} held out), each by its
+SHA-256. Greedy through the engine in float32, tools really run. Over all questions that tools answer the goals were
+{"met" if record["met"] else "missed"}:
 
 {shares.markdown()}
 By kind. A violation is a break of the reply's format; `thinking` is the budget in tokens, 0 without a thought:

@@ -1,6 +1,6 @@
 """Conversations that demo-chat learns from and is judged by, drawn from a seed: system, tools, several exchanges.
 
-`draw(side, seed)` is one conversation of the training or the held-out side (see `chat_exchanges`);
+`draw(side, seed)` is one conversation of the training or the held-out side (see `chat_draw`);
 `python -m experiments.chat_conversations` prints a few.
 """
 
@@ -13,12 +13,10 @@ from typing import Annotated, Any
 import typer
 
 from experiments import chat_phrases as phrases
+from experiments.chat_draw import SPELLINGS, Draw, Side
 from experiments.chat_exchanges import (
-    SPELLINGS,
     TOOLS,
-    Draw,
     Exchange,
-    Side,
     as_follow_up,
     calculate_exchange,
     calculated,
@@ -46,13 +44,16 @@ MAX_EXCHANGES = 5
 
 @dataclass(frozen=True)
 class ChatSample:
-    """A whole conversation. `thinking`: thoughts are written. `cut`: each is cut off, as by a budget."""
+    """A whole conversation.
+
+    With `thinking` thoughts are written, but for a share beyond `kept` of each, cut off as by a budget.
+    """
 
     system: str
     tools: tuple[str, ...]
     exchanges: tuple[Exchange, ...]
     thinking: bool = False
-    cut: bool = False
+    kept: float = 1.0
 
     @property
     def declarations(self) -> list[dict[str, Any]]:
@@ -66,7 +67,8 @@ class ChatSample:
             for calls, thought in zip((*exchange.rounds, ()), exchange.thoughts, strict=True):
                 message: dict[str, Any] = {"role": "assistant", "content": "" if calls else exchange.answer}
                 if self.thinking and thought:
-                    message["reasoning_content"] = thought
+                    parts = thought.split(" ")
+                    message["reasoning_content"] = " ".join(parts[: max(1, int(self.kept * len(parts)))])
                 if calls:
                     message["tool_calls"] = [
                         {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
@@ -102,7 +104,8 @@ def draw(side: Side, seed: int, kind: str | None = None, thinking: bool | None =
     while not exchanges or (len(exchanges) < MAX_EXCHANGES and made.chance(0.5)):
         chosen = made.rng.choices(list(SHARES), list(SHARES.values()))[0]
         exchanges += _exchanges(made, "follow_up" if made.chance(0.15) else chosen, setting)
-    return ChatSample(setting.system, setting.tools, tuple(exchanges), thinking, thinking and made.chance(0.15))
+    kept = made.rng.random() if thinking and made.chance(0.15) else 1.0
+    return ChatSample(setting.system, setting.tools, tuple(exchanges), thinking, kept)
 
 
 @dataclass(frozen=True)

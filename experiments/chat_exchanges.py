@@ -1,35 +1,17 @@
-"""Questions with the rounds of calls that they take and their answers: every result is what the real tool returns.
-
-A question of the held-out side is asked by a held-out phrase, about held-out numbers (from 10 on: there are only ten
-digits) and held-out functions; one of the training side never is.
-"""
+"""Questions with the rounds of calls that they take and their answers: every result is what the real tool returns."""
 
 from __future__ import annotations
 
-import hashlib
-import importlib
-import random
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 from experiments import chat_phrases as phrases
+from experiments.chat_draw import SPELLINGS, Draw
 from workbench.agents import demo_tools
 
-Side = Literal["training", "held_out"]
 TOOLS = {function.__name__: function for function in (demo_tools.calculate, demo_tools.convert, demo_tools.lookup)}
-HELD_OUT_NUMBER, HELD_OUT_FUNCTION = 8, 10  # one in so many
 IN_THE_HEAD = ("{a} + {b}", "{a} - {b}", "{a} * {b}")  # with whole numbers, the product by one digit
-SPELLINGS = {  # units as people write them, by measure; the tool reads them all
-    "length": ("mm", "cm", "m", "km", "inches", "feet", "yards", "miles", "metres", "meters", "kilometres"),
-    "mass": ("mg", "g", "kg", "tonnes", "ounces", "pounds", "grams", "kilograms"),
-    "time": ("milliseconds", "seconds", "minutes", "hours", "days", "weeks"),
-    "volume": ("ml", "litres", "liters", "pints", "gallons", "cups"),
-    "data": ("bits", "bytes", "kilobytes", "megabytes", "gigabytes"),
-    "temperature": ("celsius", "fahrenheit", "kelvin"),
-}
 
 
 @dataclass(frozen=True)
@@ -71,77 +53,6 @@ def run_tool(name: str, arguments: dict[str, Any]) -> str:
         return f"error: {error}"
 
 
-def is_held_out(text: str, one_in: int) -> bool:
-    return int(hashlib.sha256(text.encode()).hexdigest(), 16) % one_in == 0
-
-
-@cache
-def functions() -> dict[Side, tuple[str, ...]]:
-    """Return the documented names of the standard library on each side of the split."""
-    found = []
-    for name in (*demo_tools.MODULES, *demo_tools.TYPES):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # modules warn of names that will go
-            members = dir(demo_tools.TYPES.get(name) or importlib.import_module(name))
-            for member in members:
-                text = demo_tools.documentation(f"{name}.{member}")
-                if text and 15 <= len(text) <= 90 and text.isascii():
-                    found.append(f"{name}.{member}")
-    sides: dict[Side, tuple[str, ...]] = {
-        "training": tuple(name for name in found if not is_held_out(name, HELD_OUT_FUNCTION)),
-        "held_out": tuple(name for name in found if is_held_out(name, HELD_OUT_FUNCTION)),
-    }
-    return sides
-
-
-class Draw:
-    """Random choices on one side of the split."""
-
-    def __init__(self, side: Side, seed: str):
-        self.side: Side = side
-        self.rng = random.Random(f"{side} {seed}")
-
-    def choice(self, options: Sequence[str]) -> str:
-        return self.rng.choice(options)
-
-    def chance(self, share: float) -> bool:
-        return self.rng.random() < share
-
-    def phrase(self, options: tuple[str, ...]) -> str:
-        training, held_out = phrases.split(options)
-        return self.choice(held_out if self.side == "held_out" else training)
-
-    def nested(self, frames: tuple[str, ...], inner: tuple[str, ...]) -> tuple[str, str]:
-        """Return a frame and what goes into it; on the held-out side at least one of the two is held out."""
-        if self.side == "training":
-            return self.phrase(frames), self.phrase(inner)
-        which = self.rng.randrange(3)
-        known_frames, known_inner = phrases.split(frames)[0], phrases.split(inner)[0]
-        frame = self.choice(known_frames) if which == 0 else self.phrase(frames)
-        return frame, self.choice(known_inner) if which == 1 else self.phrase(inner)
-
-    def number(self, digits: int = 4, decimals: bool = False) -> str:
-        """Return a number of up to so many digits; on the held-out side a held-out one, or a digit."""
-        while True:
-            size = self.rng.randint(1, digits)
-            text = str(self.rng.randrange(10 ** (size - 1) + (size == 1), 10**size))
-            if decimals and self.chance(0.3):
-                text += f".{self.rng.randrange(1, 100):02d}".rstrip("0")
-            if len(text) == 1 or is_held_out(text, HELD_OUT_NUMBER) == (self.side == "held_out"):
-                return text
-
-    def function(self) -> str:
-        return self.choice(functions()[self.side])
-
-    def units(self, count: int = 2) -> list[str]:
-        """Return so many different units of one measure; those of temperatures cannot be added, and come in twos."""
-        names = SPELLINGS[self.choice([measure for measure in SPELLINGS if count == 2 or measure != "temperature"])]
-        while True:
-            found = self.rng.sample(names, count)
-            if len({demo_tools.UNITS[name][1] for name in found}) == count:
-                return found
-
-
 def calculation(expression: str) -> Call:
     return Call("calculate", {"expression": expression})
 
@@ -171,19 +82,13 @@ def arithmetic(draw: Draw, expressions: Sequence[str] = tuple(sorted(phrases.ARI
     values["p"] = draw.number(2)
     if "/ {b}" in expression and not draw.chance(0.4):  # mostly without a remainder
         values["b"] = draw.number(2)
-        values["a"] = next(
-            (text for _ in range(200) if _on_side(text := str(int(values["b"]) * draw.rng.randint(2, 300)), draw)),
-            values["a"],
-        )
+        multiples = (str(int(values["b"]) * draw.rng.randint(2, 300)) for _ in range(200))
+        values["a"] = next(filter(draw.allows, multiples), values["a"])
     if "/ {b}" in expression and draw.chance(0.06):
         values["b"] = "0"
     if "**" in expression:
         values["a"] = draw.number(3)
     return frame, words.format(**values), expression.format(**values)
-
-
-def _on_side(text: str, draw: Draw) -> bool:
-    return len(text) == 1 or is_held_out(text, HELD_OUT_NUMBER) == (draw.side == "held_out")
 
 
 def hard_calculation(draw: Draw) -> Exchange:

@@ -1,4 +1,4 @@
-"""How demo-chat reads a conversation: its tokenizer, its chat template, and which tokens it learns to write.
+"""Define how demo-chat reads a conversation: its tokenizer, its chat template, and which tokens it learns to write.
 
 The tokenizer has the demo's entries and cuts text so that copying is easy for a small model: digits one by one, and
 words without a mark before them. `json` is then the same tokens in `json.dumps`, `"json.dumps"` and `` `json` ``.
@@ -150,8 +150,9 @@ def encode(tokenizer: Tokenizer, parts: Iterator[Segment]) -> tuple[list[int], l
     ids: list[int] = []
     learned: list[bool] = []
     tokenizer.encode_special_tokens = True
+    control_ids = {token.content: [id] for id, token in tokenizer.get_added_tokens_decoder().items()}
     for text, control, learns in parts:
-        new = [tokenizer.token_to_id(text)] if control else tokenizer.encode(text, add_special_tokens=False).ids
+        new = control_ids[text] if control else tokenizer.encode(text, add_special_tokens=False).ids
         ids += new
         learned += [learns] * len(new)
     return ids, learned

@@ -7,16 +7,34 @@ group about one phrase in six is held out, by the SHA-256 of its text: no choice
 from __future__ import annotations
 
 import hashlib
+import re
+from functools import cache
 
 HELD_OUT_ONE_IN = 6
 
 
+@cache
 def split(phrases: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the phrases for training and those held out: at least one each."""
+    """Return the phrases for training and those held out: at least one each.
+
+    Held out are arrangements, not words: each word and mark of a held-out phrase occurs in one of the others.
+    Refusals are the exception, for what is refused is whatever was never heard of.
+    """
     ranked = sorted(phrases, key=lambda phrase: hashlib.sha256(phrase.encode()).digest())
-    count = max(1, len(phrases) // HELD_OUT_ONE_IN)
-    held = set(ranked[:count])
+    held: list[str] = []
+    for phrase in ranked:
+        if len(held) == max(1, len(phrases) // HELD_OUT_ONE_IN):
+            break
+        others = [other for other in phrases if other not in (*held, phrase)]
+        known = set().union(*map(words, others))
+        if phrases is REFUSED or all(words(each) <= known for each in (*held, phrase)):
+            held.append(phrase)
     return tuple(p for p in phrases if p not in held), tuple(p for p in phrases if p in held)
+
+
+def words(phrase: str) -> set[str]:
+    """Return the words and marks of a phrase, without what its braces stand for."""
+    return set(re.findall(r"\w+|[^\w\s]", re.sub(r"\{\w*\}", " ", phrase)))
 
 
 # Arithmetic: an expression -> how people say it, put into a frame.
@@ -24,19 +42,23 @@ ARITHMETIC = {
     "{a} + {b}": (
         "{a} + {b}", "{a} plus {b}", "the sum of {a} and {b}", "{a} and {b} added together", "{a} added to {b}",
         "{a} increased by {b}", "the total of {a} and {b}", "{a} and {b} in total",
+        "the result of {a} plus {b}", "the sum of the numbers {a} and {b}", "the result of {a} added to {b}",
     ),
     "{a} - {b}": (
         "{a} - {b}", "{a} minus {b}", "the difference between {a} and {b}", "{a} less {b}", "{a} decreased by {b}",
-        "{a} reduced by {b}", "{a} with {b} taken away",
+        "{a} reduced by {b}", "{a} with {b} taken away", "the difference of {a} and {b}", "the result of {a} minus {b}",
+        "the difference between the numbers {a} and {b}", "the result of {a} less {b}", "the result of {a} - {b}",
     ),
     "{b} - {a}": ("{a} subtracted from {b}", "{a} taken from {b}", "{a} less than {b}", "{a} taken away from {b}"),
     "{a} * {b}": (
         "{a} * {b}", "{a} times {b}", "{a} x {b}", "the product of {a} and {b}", "{a} multiplied by {b}",
-        "{a} and {b} multiplied together", "{a} multiplied with {b}",
+        "{a} and {b} multiplied together", "{a} multiplied with {b}", "the product of the numbers {a} and {b}",
+        "the result of {a} times {b}", "the result of {a} x {b}", "the numbers {a} and {b} multiplied together",
     ),
     "{a} / {b}": (
         "{a} / {b}", "{a} divided by {b}", "{a} over {b}", "the quotient of {a} and {b}", "{a} shared between {b}",
-        "{a} split by {b}",
+        "{a} split by {b}", "the result of {a} divided by {b}", "the result of {a} over {b}", "the result of {a} / {b}",
+        "the quotient of the numbers {a} and {b}",
     ),
     "{a} ** {s}": (
         "{a} ** {s}", "{a} ^ {s}", "{a} to the power {s}", "{a} to the power of {s}", "{a} raised to the power {s}",
@@ -45,8 +67,13 @@ ARITHMETIC = {
     "{p} / 100 * {b}": ("{p}% of {b}", "{p} percent of {b}", "{p} per cent of {b}", "{p} % of {b}"),
     "{a} + {b} + {c}": (
         "{a} + {b} + {c}", "{a} plus {b} plus {c}", "the sum of {a}, {b} and {c}", "the total of {a}, {b} and {c}",
+        "the sum of the numbers {a}, {b} and {c}", "the total of the numbers {a}, {b} and {c}",
+        "the result of {a} plus {b} plus {c}", "the result of {a} + {b} + {c}",
     ),
-    "{a} + {b} - {c}": ("{a} + {b} - {c}", "{a} plus {b} minus {c}", "the sum of {a} and {b}, less {c}"),
+    "{a} + {b} - {c}": (
+        "{a} + {b} - {c}", "{a} plus {b} minus {c}", "the sum of {a} and {b}, less {c}",
+        "the sum of {a} and {b}, minus {c}", "{a} plus {b}, minus {c}", "{a} plus {b}, less {c}",
+    ),
     "{a} * {b} + {c}": ("{a} * {b} + {c}", "{a} times {b} plus {c}", "{a} x {b} + {c}", "{a} times {b}, plus {c}"),
     "({a} + {b}) * {c}": (
         "({a} + {b}) * {c}", "the sum of {a} and {b}, times {c}", "({a} + {b}) times {c}",
@@ -61,6 +88,8 @@ ASK = (
 TWO = (
     "What are {} and {}?", "Work out {} and {}.", "I need {} and also {}.", "Please give me {} and {}.",
     "Tell me {} and then {}.", "Calculate {}, and {}.", "How much is {}, and how much is {}?",
+    "What are {} and also {}?", "Work out {} and then {}.", "I need {} and {}.", "Tell me {} and {}.",
+    "Please calculate {} and {}.", "Please tell me {} and also {}.",
 )  # fmt: skip
 STORIES = {
     "{a} + {b}": (
@@ -68,24 +97,40 @@ STORIES = {
         "There are {a} {things} on the table and {b} in the box. How many {things} are there?",
         "{who} found {a} {things} yesterday and {b} today. How many is that?",
         "A shop sells {a} {things} in the morning and {b} in the evening. How many {things} does it sell?",
+        "{who} has {a} {things} on the table and {b} more in the box. How many {things} are there?",
+        "{who} buys {a} {things} in the morning and {b} more in the evening. How many {things} does {who} have?",
+        "{who} sells {a} {things} yesterday and {b} today. How many {things} is that?",
+        "{who} found {a} {things} in the morning and {b} in the evening. How many is that?",
     ),
     "{a} - {b}": (
         "{who} has {a} {things} and gives {b} away. How many are left?",
         "There were {a} {things} and {b} are gone. How many {things} are left?",
         "{who} had {a} {things} and lost {b}. How many {things} does {who} have now?",
         "Of {a} {things} {who} sells {b}. How many are left?",
+        "{who} had {a} {things} and gives {b} away. How many {things} are left?",
+        "There were {a} {things} and {who} sells {b}. How many {things} are left?",
+        "Of {a} {things} {b} are gone. How many {things} are left now?",
+        "{who} lost {b} of {a} {things}. How many {things} does {who} have now?",
     ),
     "{a} * {b}": (
         "There are {a} boxes with {b} {things} each. How many {things} is that?",
         "{who} buys {a} bags of {b} {things}. How many {things} does {who} have?",
         "Each of {a} people brings {b} {things}. How many {things} are there?",
         "{who} packs {b} {things} into each of {a} boxes. How many {things} is that in all?",
+        "There are {a} bags with {b} {things} each. How many {things} are there in all?",
+        "{who} packs {a} boxes with {b} {things} each. How many {things} is that?",
+        "{who} buys {a} boxes of {b} {things}. How many {things} is that in all?",
+        "{who} packs {b} {things} into each of {a} bags. How many {things} does {who} have?",
     ),
     "{a} / {b}": (
         "{a} {things} are shared equally by {b} people. How many does each get?",
         "{who} puts {a} {things} into {b} equal bags. How many {things} are in each?",
         "{b} people share {a} {things}. How many {things} does each get?",
         "{a} {things} go into {b} equal boxes. How many {things} are in a box?",
+        "{who} puts {a} {things} into {b} equal boxes. How many {things} are in each?",
+        "{b} people share {a} {things} equally. How many does each get?",
+        "{a} {things} go into {b} equal bags. How many {things} are in each?",
+        "{a} {things} are shared by {b} people. How many {things} does each get?",
     ),
 }
 WHO = ("Ada", "Ben", "Clara", "David", "Emma", "Felix", "Grace", "Henry", "Ida", "Jonas", "Lena", "Marco", "Nora")
@@ -115,6 +160,8 @@ THEN_CONVERT = (
     "Work out {}, then convert it from {u} to {t}.", "What is {} {u} in {t}?",
     "Calculate {} and convert it from {u} to {t}.",
     "Convert {} {u} to {t}.", "Take {}, in {u}, and give it in {t}.", "I need {} {u} in {t}.",
+    "Work out {} and convert it from {u} to {t}.", "Calculate {}, then convert it from {u} to {t}.",
+    "Take {} {u} and convert it to {t}.", "What is {}, in {u}, in {t}?", "I need {}, in {u}, in {t}.",
 )  # fmt: skip
 
 LOOKUP = (
@@ -127,6 +174,8 @@ LOOKUP = (
 LOOKUP_TWO = (
     "What do {f} and {g} do?", "Look up {f} and {g}.", "Explain {f} and {g}.", "Tell me about {f} and {g}.",
     "What are {f} and {g} for?", "Documentation of {f} and {g}, please.",
+    "Tell me what {f} and {g} do.", "Please explain {f} and {g}.", "Look up {f} and {g}, please.",
+    "Explain {f} and {g}, please.", "Tell me about {f}, and about {g}.", "What does {f} do, and what does {g} do?",
 )  # fmt: skip
 NAMES = ("{}", "{}()", "`{}`", "`{}()`")  # how a function's name is written
 
@@ -142,16 +191,38 @@ AND_IN = (
 AND_VALUE = ("And {v} {u}?", "What about {v} {u}?", "Now {v} {u}.", "And for {v} {u}?", "The same for {v} {u}, please.")
 AND_LOOKUP = ("And {f}?", "What about {f}?", "Now {f}.", "And what does {f} do?", "The same for {f}, please.")
 AND_OPERATION = {
-    "{r} + {a}": ("And plus {a}?", "Now add {a}.", "Add {a} to that.", "And {a} more?", "Plus {a}?"),
+    "{r} + {a}": (
+        "And plus {a}?",
+        "Now add {a}.",
+        "Add {a} to that.",
+        "And {a} more?",
+        "Plus {a}?",
+        "Now plus {a}.",
+        "And add {a}?",
+        "Now add {a} more.",
+        "Add {a}.",
+    ),
     "{r} - {a}": (
         "And minus {a}?",
         "Now subtract {a}.",
         "Take {a} away from that.",
         "Now take away {a}.",
         "Minus {a}?",
+        "Now minus {a}.",
+        "And subtract {a}?",
+        "Subtract {a} from that.",
+        "Now take {a} away.",
     ),
     "{r} * {a}": ("And times {a}?", "Now multiply it by {a}.", "Multiply that by {a}.", "Times {a}?", "Now times {a}."),
-    "{r} / {a}": ("And divided by {a}?", "Now divide it by {a}.", "Divide that by {a}.", "Divided by {a}?"),
+    "{r} / {a}": (
+        "And divided by {a}?",
+        "Now divide it by {a}.",
+        "Divide that by {a}.",
+        "Divided by {a}?",
+        "Divide it by {a}.",
+        "Now divided by {a}.",
+        "And divide it by {a}?",
+    ),
 }
 
 # Talk, answered without tools: question phrases -> answer.
@@ -165,7 +236,8 @@ TALK = {
     "Goodbye!": ("Bye", "Goodbye", "Bye!", "See you", "Good night", "Goodbye then.", "See you later!"),
     "My name is {name}.": (
         "What is your name?", "Who are you?", "Tell me your name.", "What are you called?", "Your name?",
-        "What should I call you?", "May I ask your name?",
+        "What should I call you?", "May I ask your name?", "Tell me what you are called.", "Who are you, please?",
+        "What is your name, please?", "Please tell me your name.",
     ),
     "{can}": (
         "What can you do?", "How can you help me?", "What are you able to do?", "Tell me what you can do.",
@@ -179,7 +251,10 @@ TALK = {
         "Write {word}.", "Just say {word}.",
     ),
 }  # fmt: skip
-RECALL = ("What is my name?", "Who am I?", "Do you know my name?", "What was my name?", "Tell me my name.")
+RECALL = (
+    "What is my name?", "Who am I?", "Do you know my name?", "What was my name?", "Tell me my name.",
+    "What is my name again?", "Tell me who I am.", "Do you know who I am?", "Tell me what my name is.",
+)  # fmt: skip
 REFUSED = (
     "What is the weather in {place}?", "Write a poem about {thing}.", "Who is the president of {place}?",
     "Book a flight to {place}.", "Tell me a joke about {thing}.", "What is the news from {place}?",

@@ -24,7 +24,7 @@ TYPES: dict[str, type | tuple[type, ...]] = {"string": str, "number": (int, floa
 
 @dataclass
 class Reply:
-    """What the model wrote in one exchange: rounds of calls, the answer, and how often it broke the format."""
+    """Rounds of calls and the answer that the model wrote in one exchange, and how often it broke the format."""
 
     rounds: list[list[Call]] = field(default_factory=list)
     answer: str = ""

@@ -41,7 +41,7 @@ EVALUATED = 96  # held-out conversations
 class ChatRecipe:
     """One training run; rates are peaks."""
 
-    tokens: int = 8192  # a step
+    tokens: int = 4096  # a step
     code: int = 512  # of these
     matrix_rate: float = 0.01
     other_rate: float = 2e-3
@@ -96,7 +96,7 @@ class Texts:
 
 
 def encoded(tokenizer: Tokenizer, sample: ChatSample) -> tuple[list[int], list[bool]]:
-    return encode(tokenizer, segments(sample.messages(), sample.declarations, sample.cut))
+    return encode(tokenizer, segments(sample.messages(), sample.declarations, sample.kept < 1))
 
 
 def _encoded_code(tokenizer: Tokenizer, cache: Path) -> np.ndarray:

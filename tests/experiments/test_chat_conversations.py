@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from experiments import chat_phrases
 from experiments.chat_conversations import DECLARATIONS, KINDS, NO_CALLS, ChatSample, draw
-from experiments.chat_exchanges import HELD_OUT_NUMBER, Draw, columns, functions, is_held_out, run_tool
+from experiments.chat_draw import HELD_OUT_NUMBER, Draw, Side, functions, is_held_out
+from experiments.chat_exchanges import columns, run_tool
 from experiments.chat_format import ASSISTANT, CONFIG, TEMPLATE, THINK, TURN, chat_tokenizer, encode, segments
 from experiments.train_demo import DEMO
 from tests.thorough import tries
@@ -42,7 +43,7 @@ def rendered(template: ChatTemplate, sample: ChatSample, messages: list[dict], *
 
 @settings(max_examples=tries(60), deadline=None)
 @given(SIDES, SEEDS)
-def test_every_conversation_is_what_the_template_renders(template, tokenizer, side: str, seed: int) -> None:
+def test_every_conversation_is_what_the_template_renders(template, tokenizer, side: Side, seed: int) -> None:
     sample = draw(side, seed)
     ids, learned = encode(INNER, segments(sample.messages(), sample.declarations))
     text = rendered(template, sample, sample.messages(), add_generation_prompt=False)
@@ -53,7 +54,7 @@ def test_every_conversation_is_what_the_template_renders(template, tokenizer, si
 
 @settings(max_examples=tries(60), deadline=None)
 @given(SIDES, SEEDS)
-def test_an_old_turn_renders_as_when_it_was_new(template, side: str, seed: int) -> None:
+def test_an_old_turn_renders_as_when_it_was_new(template, side: Side, seed: int) -> None:
     """A prompt for an assistant's turn, thinking or not, and what the model then writes, begin every later prompt."""
     sample = draw(side, seed)
     messages = sample.messages()
@@ -70,10 +71,10 @@ def test_an_old_turn_renders_as_when_it_was_new(template, side: str, seed: int) 
 
 @settings(max_examples=tries(60), deadline=None)
 @given(SIDES, SEEDS)
-def test_the_model_learns_exactly_what_it_will_write(side: str, seed: int) -> None:
+def test_the_model_learns_exactly_what_it_will_write(side: Side, seed: int) -> None:
     """All of an assistant's turn but its opening; nothing else. A thought that was cut ends without being learned."""
     sample = draw(side, seed)
-    ids, learned = encode(INNER, segments(sample.messages(), sample.declarations, sample.cut))
+    ids, learned = encode(INNER, segments(sample.messages(), sample.declarations, sample.kept < 1))
     open_ids = {INNER.token_to_id(name) for name in (ASSISTANT, THINK)}
     end, close = INNER.token_to_id(TURN), INNER.token_to_id("<|/think|>")
     inside = False
@@ -81,7 +82,7 @@ def test_the_model_learns_exactly_what_it_will_write(side: str, seed: int) -> No
         if id in open_ids:
             assert not learns
             inside = True
-        elif id == close and sample.cut:
+        elif id == close and sample.kept < 1:
             assert not learns
         else:
             assert learns == inside
@@ -90,7 +91,7 @@ def test_the_model_learns_exactly_what_it_will_write(side: str, seed: int) -> No
 
 @settings(max_examples=tries(100), deadline=None)
 @given(SIDES, SEEDS, st.sampled_from([None, *KINDS]))
-def test_results_are_the_tools_and_answers_hold_them(side: str, seed: int, kind: str | None) -> None:
+def test_results_are_the_tools_and_answers_hold_them(side: Side, seed: int, kind: str | None) -> None:
     sample = draw(side, seed, kind)
     assert sample.exchanges
     for exchange in sample.exchanges:
@@ -115,7 +116,7 @@ def _numbers(text: str) -> Iterator[str]:
 
 @settings(max_examples=tries(150), deadline=None)
 @given(SIDES, SEEDS)
-def test_the_sides_share_no_number_and_no_function(side: str, seed: int) -> None:
+def test_the_sides_share_no_number_and_no_function(side: Side, seed: int) -> None:
     """Of more than one digit, a question's numbers and documented names are all on its side."""
     for exchange in draw(side, seed).exchanges:
         calls = [call for calls in exchange.rounds for call in calls]
@@ -127,15 +128,20 @@ def test_the_sides_share_no_number_and_no_function(side: str, seed: int) -> None
                 assert is_held_out(number, HELD_OUT_NUMBER) == (side == "held_out"), exchange.question
 
 
-def test_phrases_are_split_by_their_hash_and_both_sides_have_some() -> None:
-    groups = [each for name, each in vars(chat_phrases).items() if name.isupper() and isinstance(each, tuple | dict)]
-    groups = [each for value in groups for each in (value.values() if isinstance(value, dict) else [value])]
-    assert len(groups) >= 50
-    for phrases in groups:
+def test_held_out_are_arrangements_of_words_that_training_has() -> None:
+    """But for refusals: those are of anything. Lists of names and styles are not split."""
+    names = {"WHO", "THINGS", "PLACES", "GOODS", "WORDS", "NAMES", "PERSONAS", "NAMED", "ASSISTANTS", "BRIEF"}
+    values = {name: each for name, each in vars(chat_phrases).items() if name.isupper() and name not in names}
+    groups = [(name, value) for name, value in values.items() if isinstance(value, tuple)]
+    groups += [(name, each) for name, value in values.items() if isinstance(value, dict) for each in value.values()]
+    assert len(groups) > 35
+    for name, phrases in groups:
         assert len(set(phrases)) == len(phrases)
         training, held_out = chat_phrases.split(phrases)
-        assert training and held_out and set(training) | set(held_out) == set(phrases)
-        assert set(training).isdisjoint(held_out)
+        assert training and held_out and sorted((*training, *held_out)) == sorted(phrases)
+        if name != "REFUSED":
+            known = set().union(*map(chat_phrases.words, training))
+            assert set().union(*map(chat_phrases.words, held_out)) <= known, (name, held_out)
     assert {side: len(names) > 100 for side, names in functions().items()} == {"training": True, "held_out": True}
 
 

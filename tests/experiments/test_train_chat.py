@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import workbench
 from experiments import demo_model, train_chat
-from experiments.chat_format import ASSISTANT, THINK, TOOL, TURN
+from experiments.chat_format import ASSISTANT, THINK, TURN
 from experiments.demo_model import Learner
 from experiments.train_chat import ChatRecipe, Packed, Texts, Training, train
 from tests.thorough import tries
@@ -57,7 +57,8 @@ def test_positions_that_predict_a_learned_token_of_their_own_text(data: st.DataO
 def test_a_step_has_whole_texts_and_is_the_same_whenever_it_is_drawn(tmp_path: Path) -> None:
     tokenizer = train_chat.chat_tokenizer(train_chat.TARGET / "tokenizer.json")
     texts = Texts(tokenizer, RECIPE, tmp_path)
-    turn, openings = tokenizer.token_to_id(TURN), [tokenizer.token_to_id(name) for name in (ASSISTANT, THINK, TOOL)]
+    turn = tokenizer.token_to_id(TURN)
+    openings = {tokenizer.token_to_id(name) for name in (ASSISTANT, THINK)}
     for step in range(6):
         packed = texts.step(step)
         assert torch.equal(packed.ids, texts.step(step).ids)
@@ -65,7 +66,7 @@ def test_a_step_has_whole_texts_and_is_the_same_whenever_it_is_drawn(tmp_path: P
         for text in packed.ids.split(packed.lengths)[1:]:
             assert text[0] == tokenizer.token_to_id("<|begin|>") and text[-1] == turn
         before = packed.ids[packed.predicting()[RECIPE.code - 1 :]]
-        assert set(openings[:1]) & set(before.tolist()) and turn not in before.tolist()
+        assert openings & set(before.tolist()) and turn not in before.tolist()
 
 
 def test_the_rate_rises_stays_and_falls_to_nothing() -> None:
