@@ -98,7 +98,7 @@ def declaration(function: Callable[..., Any]) -> dict[str, Any]:
     names = list(inspect.signature(function).parameters)
     properties = {name: {"type": _JSON_TYPES[hints[name]]} for name in names}
     parameters = {"type": "object", "properties": properties, "required": names, "additionalProperties": False}
-    described = (inspect.getdoc(function) or "").split("\n", 1)[0].rstrip(".")
+    described = (inspect.getdoc(function) or "").split("\n", 1)[0]
     return {
         "type": "function",
         "function": {"name": function.__name__, "description": described, "parameters": parameters},

@@ -71,11 +71,10 @@ MODULES = (
 TYPES = {kind.__name__: kind for kind in (str, list, dict, set, bytes, int, float, tuple)}
 
 
+# A tool's docstring is what the model reads of it: one line. Expressions are of numbers, + - * / ** and parentheses,
+# exact within; a result has at most six decimals.
 def calculate(expression: str) -> str:
-    """Evaluate an arithmetic expression.
-
-    Numbers, + - * / ** and parentheses. Exact fractions inside; the result has at most six decimals.
-    """
+    """Evaluate an arithmetic expression."""
     if len(expression) > MAX_EXPRESSION:
         raise ValueError(f"the expression is longer than {MAX_EXPRESSION} characters")
     try:
