@@ -250,16 +250,19 @@ def worked_out(draw: Draw, brief: bool) -> Exchange:
 
 
 def columns(a: str, b: str, operation: str) -> str:
-    """Write a sum, a difference (a >= b) or a product with one digit out by columns, with what is carried.
+    """Write a sum, a difference (a >= b) or a product with one digit out by columns, from the right.
+
+    Each step has the digits with what is carried, their result, and the digits found so far, so that no step needs more
+    than the one before it.
 
     >>> columns("847", "96", "+")
-    '7+6=13, 4+9+1=14, 8+0+1=9'
+    '7+6=13:3, 4+9+1=14:43, 8+0+1=9:943'
     >>> columns("847", "96", "-")
-    '7-6=1, 14-9=5, 8-0-1=7'
+    '7-6=1:1, 14-9=5:51, 8-0-1=7:751'
     >>> columns("847", "6", "*")
-    '7*6=42, 4*6+4=28, 8*6+2=50'
+    '7*6=42:2, 4*6+4=28:82, 8*6+2=50:5082'
     """
-    steps, carry = [], 0
+    steps, carry, found = [], 0, ""
     size = len(a) if operation == "*" else max(len(a), len(b))
     for place in range(1, size + 1):
         digit = int(a.zfill(size)[-place])
@@ -267,10 +270,11 @@ def columns(a: str, b: str, operation: str) -> str:
         carried = f"{'-' if operation == '-' else '+'}{carry}" if carry else ""
         if operation == "-":
             borrow = 10 if digit - other - carry < 0 else 0
-            steps.append(f"{digit + borrow}-{other}{carried}={digit + borrow - other - carry}")
+            digit, total = digit + borrow, digit + borrow - other - carry
             carry = borrow // 10
         else:
             total = (digit * other if operation == "*" else digit + other) + carry
-            steps.append(f"{digit}{operation}{other}{carried}={total}")
             carry = total // 10
+        found = (str(total) if place == size else str(total % 10)) + found
+        steps.append(f"{digit}{operation}{other}{carried}={total}:{found}")
     return ", ".join(steps)

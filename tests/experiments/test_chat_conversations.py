@@ -147,19 +147,17 @@ def test_held_out_are_arrangements_of_words_that_training_has() -> None:
 
 @given(st.integers(0, 99_999), st.integers(0, 99_999), st.integers(0, 9))
 def test_columns_are_the_sum_written_out(a: int, b: int, digit: int) -> None:
-    """Read from the last column, the units of each step's result are the result's digits."""
+    """Each step is right, and has one more digit of the result than the step before it."""
     low, high = sorted((a, b))
-    for first, second, operation, wanted in (
-        (a, b, "+", a + b),
-        (high, low, "-", high - low),
-        (a, digit, "*", a * digit),
-    ):
-        steps = columns(str(first), str(second), operation).split(", ")
-        for step in steps:
-            left, right = step.split("=")
-            assert eval(left) == int(right)  # digits and signs alone
-        digits = [step.split("=")[1] for step in steps]
-        assert int(digits[-1] + "".join(each[-1] for each in reversed(digits[:-1]))) == wanted
+    sums = ((a, b, "+", a + b), (high, low, "-", high - low), (a, digit, "*", a * digit))
+    for first, second, operation, wanted in sums:
+        before = ""
+        for step in columns(str(first), str(second), operation).split(", "):
+            left, total, found = re.split("[=:]", step)
+            assert eval(left) == int(total)  # digits and signs alone
+            assert found.endswith(before) and found[: len(found) - len(before)] in (total, total[-1])
+            before = found
+        assert int(before) == wanted
 
 
 def test_a_conversation_is_the_same_for_its_seed_alone() -> None:
