@@ -87,6 +87,13 @@ def test_declarations_of_several_shapes() -> None:
         assert declare(given) == Tool(name="f", description="d", parameters=schema)
 
 
+def test_a_declaration_is_shown_as_it_is_given() -> None:
+    """The order of its keys is part of the prefix, and so is what else it says."""
+    given = {"function": {"parameters": {"type": "object"}, "strict": True, "name": "f"}, "type": "function"}
+    assert list(declare(given).declaration()) == ["function", "type"] and declare(given).declaration() == given
+    assert declare(declare(given).model_dump()) == declare(given)
+
+
 def unhinted(x):  # noqa: ANN001, ANN201 (that is the fault)
     """Do it."""
 

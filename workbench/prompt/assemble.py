@@ -277,7 +277,7 @@ class _Assembler:
             traced(each, Origin("system") if n < first else Origin("message", n - first))
             for n, each in enumerate(messages)
         ]
-        documents = [each.model_dump() for each in conversation.documents]
+        documents = [each.model_dump(exclude_unset=True) for each in conversation.documents]
         return self._template.render(
             listed,
             tools=[tool.declaration() for tool in conversation.tools] or None,

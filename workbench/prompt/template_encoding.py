@@ -128,7 +128,12 @@ class _MarkedCopy:
         if self._first >= 0 and held.isdisjoint(range(self._first, self._first + count)):
             return
         starts = (first for plane in PRIVATE_USE for first in range(plane.start, plane.stop - count, count))
-        self._first = next(first for first in starts if held.isdisjoint(range(first, first + count)))
+        first = next((first for first in starts if held.isdisjoint(range(first, first + count))), None)
+        if first is None:
+            raise WorkbenchError(
+                "text: it has private characters of every range, and spells control tokens; take one out"
+            )
+        self._first = first
         ids = list(self._encoder.control_ids.values())
         self._mark_of = {id: chr(self._first + 1 + number) for number, id in enumerate(ids)}
         self._cut = chr(self._first)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import inspect
+import json
 import re
 import types
 import typing
@@ -31,6 +32,7 @@ class Tool(Settings):
     description: str = ""
     parameters: dict[str, Any]  # a JSON schema of type object
     returns: dict[str, Any] | None = None  # a JSON schema, for templates that show it
+    given: dict[str, Any] | None = None  # a JSON declaration that says more, or in another order: it is shown as it is
     function: Callable[..., Any] | None = Field(default=None, exclude=True, repr=False)
 
     @field_validator("name")
@@ -50,6 +52,8 @@ class Tool(Settings):
 
     def declaration(self) -> dict[str, Any]:
         """Return the declaration in OpenAI's shape, which templates read."""
+        if self.given is not None:
+            return self.given
         function = {"name": self.name, "description": self.description, "parameters": self.parameters}
         if self.returns is not None:
             function["return"] = self.returns
@@ -106,6 +110,7 @@ def check_schema_size(schema: Any, where: str) -> None:
 
 
 def _from_json(given: Mapping[str, Any]) -> Tool:
+    given = given.get("given") or given  # a `Tool` as plain values
     function = given.get("function", given)  # OpenAI's chat shape has it within; Responses and Anthropic's do not
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise WorkbenchError('tool: must have a name: {"type": "function", "function": {"name", "parameters"}}')
@@ -113,14 +118,15 @@ def _from_json(given: Mapping[str, Any]) -> Tool:
     schema = next((function[key] for key in ("parameters", "input_schema") if key in function), None)
     if not isinstance(schema, Mapping):
         raise WorkbenchError(f'{where}: has no schema; give parameters: {{"type": "object", "properties": {{}}}}')
-    check_schema_size(schema, f"{where}: parameters")
-    words = function.get("description") or ""
-    return Tool(
+    check_schema_size(given, f"{where}: parameters")
+    tool = Tool(
         name=function["name"],
-        description=words,
+        description=function.get("description") or "",
         parameters=dict(schema),
         returns=function.get("return", function.get("returns")),
     )
+    shown = "function" in given and json.dumps(given) != json.dumps(tool.declaration())
+    return tool.model_copy(update={"given": dict(given)}) if shown else tool
 
 
 def _from_function(function: Callable[..., Any]) -> Tool:
