@@ -35,10 +35,9 @@ def tokenizer() -> Tokenizer:
 
 
 def rendered(template: ChatTemplate, sample: ChatSample, messages: list[dict], **variables) -> str:
-    """Render by the template with tools, which `ChatTemplate.render` does not take yet (issue 17, part 1)."""
-    return template._render(
-        1 << 20, messages=messages, tools=sample.declarations, **variables, **template.names
-    )  # fmt: skip
+    """Render by the template with tools."""
+    begun = variables.pop("add_generation_prompt")
+    return template.render(messages, tools=sample.declarations, add_generation_prompt=begun, arguments=variables)
 
 
 @settings(max_examples=tries(60), deadline=None)

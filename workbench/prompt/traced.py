@@ -142,10 +142,10 @@ class Traced(str):
         return self._mapped(str.casefold)
 
     def capitalize(self) -> str:
-        return self._mapped(str.capitalize)
+        return self._mapped(str.capitalize, by_letter=False)
 
     def title(self) -> str:
-        return self._mapped(str.title)
+        return self._mapped(str.title, by_letter=False)
 
     def swapcase(self) -> str:
         return self._mapped(str.swapcase)
@@ -162,13 +162,16 @@ class Traced(str):
     def _at(self, place: int, sep: str) -> tuple[Traced, Traced, Traced]:
         return self[:place], self[place : place + len(sep)], self[place + len(sep) :]
 
-    def _mapped(self, change: Callable[[str], str]) -> str:
-        """Change letters one by one. None of these changes shortens a text: where it is as long, places stay."""
+    def _mapped(self, change: Callable[[str], str], by_letter: bool = True) -> str:
+        """Change the case of letters. No change shortens one: where a text stays as long, all places stay.
+
+        `by_letter`: a letter becomes as long whatever stands around it.
+        """
         text, plain = change(self), str.__str__(self)
         if len(text) == len(self):
             return Traced(text, self._runs)
         lengths = [len(change(letter)) for letter in plain]
-        if sum(lengths) != len(text):
+        if not by_letter or sum(lengths) != len(text):
             return Traced(text, origin_of([self]))
         return Traced(text, zip(lengths, _by_character(self), strict=True))
 
