@@ -31,6 +31,7 @@ ORDER = [
     ("workbench.executors",),
     ("workbench.speculative", "workbench.inspect"),
     ("workbench.engine",),
+    ("workbench.agents",),
     ("workbench.simulate",),
     ("workbench.experiment",),
     ("workbench.machine",),

@@ -32,6 +32,7 @@ if _typing.TYPE_CHECKING:
     from workbench.memory.measured import compare_memory
     from workbench.model.cost import StepCostModel
     from workbench.model.shapes import named_shape
+    from workbench.prompt.conversation import Conversation
     from workbench.reports.reproduce import reproduce
     from workbench.request import Request, SamplingParameters
     from workbench.runs.comparison import compare
@@ -45,11 +46,11 @@ if _typing.TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "Causal", "EngineConfig", "Experiment", "ForcedText", "History", "Record", "Recorder", "ReferenceLogits", "Request",
-    "Runner", "SamplingParameters", "SlidingWindow", "StepCostModel", "WorkbenchError", "__version__", "beam_search",
-    "break_even_context", "compare", "compare_memory", "draw_mask", "entropy_bits", "load", "measure_divergence",
-    "named_shape", "open_runs", "register", "reproduce", "run", "run_sweep", "runner_for", "summarize", "testing",
-    "trace_filters", "widgets",
+    "Causal", "Conversation", "EngineConfig", "Experiment", "ForcedText", "History", "Record", "Recorder",
+    "ReferenceLogits", "Request", "Runner", "SamplingParameters", "SlidingWindow", "StepCostModel",
+    "WorkbenchError", "__version__", "beam_search", "break_even_context", "compare", "compare_memory", "draw_mask",
+    "entropy_bits", "load", "measure_divergence", "named_shape", "open_runs", "register", "reproduce", "run",
+    "run_sweep", "runner_for", "summarize", "testing", "trace_filters", "widgets",
 ]  # fmt: skip
 
 _HOMES = {
@@ -58,6 +59,7 @@ _HOMES = {
     "Causal": "compiled_kernels.attention",
     "compare": "workbench.runs.comparison",
     "compare_memory": "workbench.memory.measured",
+    "Conversation": "workbench.prompt.conversation",
     "draw_mask": "workbench.inspect.mask_picture",
     "EngineConfig": "workbench.engine.config",
     "entropy_bits": "workbench.sampling.filter_trace",

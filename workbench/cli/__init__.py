@@ -23,6 +23,7 @@ from workbench import __version__
 from workbench.cli import (
     batch,
     bench,
+    chat,
     check,
     claims,
     convert,
@@ -73,6 +74,7 @@ app.command("compare", epilog="Example: `workbench compare runs/a --baseline run
     records.compare
 )
 app.command("batch", epilog="Example: `workbench batch questions.jsonl answers.jsonl`")(batch.batch)
+app.command("chat", epilog='Example: `workbench chat "What is 2 + 3?" --system "Be brief."`')(chat.chat)
 app.command("cost", epilog="Example: `workbench cost --prompt 2000 --requests 1000 --arrivals poisson`")(cost.cost)
 app.command("reproduce", epilog="Example: `workbench reproduce runs/first_light-20261121-120000-1a2b --replay`")(
     reproduce.reproduce

@@ -11,11 +11,13 @@ from typing import Any, Protocol, TypeVar
 from pydantic import ValidationError
 
 from workbench.errors import WorkbenchError, explain
+from workbench.prompt.assemble import Prompt
+from workbench.prompt.conversation import Conversation
 from workbench.prompt.tokenizer import Tokenizer
 from workbench.request import Request, SamplingParameters
 from workbench.trace.events import Event
 
-RequestInput = str | Request | Iterable[str | Request]
+RequestInput = str | Conversation | Request | Iterable[str | Conversation | Request]
 Streams = TypeVar("Streams", bound=Callable[..., Any])
 
 
@@ -38,20 +40,50 @@ def with_sampling_signature(stream: Streams) -> Streams:
 
 
 def make_requests(
-    inputs: RequestInput, tokenizer: Tokenizer | None, values: dict[str, Any], request_ids: Iterator[str]
+    inputs: RequestInput,
+    tokenizer: Tokenizer | None,
+    values: dict[str, Any],
+    request_ids: Iterator[str],
+    assemble: Callable[[Conversation, int], Prompt],
 ) -> list[Request]:
-    """Return requests in the given order; texts are encoded and take the next of `request_ids`."""
+    """Return requests in the given order; texts are encoded and take the next of `request_ids`, conversations too.
+
+    `assemble` makes the prompt of a conversation, with so many tokens wanted for the answer.
+    """
     sampling = parse_sampling(values)
-    items = [inputs] if isinstance(inputs, str | Request) else list(inputs)
-    if values and not any(isinstance(item, str) for item in items):
+    items = [inputs] if isinstance(inputs, str | Conversation | Request) else list(inputs)
+    if values and not any(isinstance(item, str | Conversation) for item in items):
         raise WorkbenchError(f"{', '.join(values)}: a Request brings its own sampling; set it there")
-    requests = [
-        item if isinstance(item, Request) else make_request(item, tokenizer, sampling, next(request_ids))
-        for item in items
-    ]
-    if isinstance(inputs, str) and requests[0].invalid_reason:
+    requests = []
+    for item in items:
+        if isinstance(item, Conversation):
+            item = _request_of_conversation(item, assemble, sampling, next(request_ids))
+        elif not isinstance(item, Request):
+            item = make_request(item, tokenizer, sampling, next(request_ids))
+        requests.append(item)
+    if is_single(inputs) and requests[0].invalid_reason:
         raise WorkbenchError(requests[0].invalid_reason)
     return requests
+
+
+def is_single(inputs: RequestInput) -> bool:
+    """Return whether this is a lone text or conversation: what is wrong with it is raised."""
+    return isinstance(inputs, str | Conversation)
+
+
+def _request_of_conversation(
+    conversation: Conversation,
+    assemble: Callable[[Conversation, int], Prompt],
+    sampling: SamplingParameters,
+    request_id: str,
+) -> Request:
+    try:
+        prompt = assemble(conversation, sampling.max_tokens)
+    except WorkbenchError as error:
+        return Request(request_id, (), sampling, invalid_reason=str(error))
+    ends = tuple(dict.fromkeys((*sampling.stop_token_ids, *prompt.end_token_ids)))
+    sampling = sampling.model_copy(update={"stop_token_ids": ends})
+    return Request(request_id, prompt.ids, sampling, prompt=prompt.text, cut_tokens=prompt.cut_tokens)
 
 
 def make_request(text: str, tokenizer: Tokenizer | None, sampling: SamplingParameters, request_id: str) -> Request:

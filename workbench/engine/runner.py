@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,6 +32,9 @@ from workbench.executors.select import Backends, incompatible_settings
 from workbench.inspect.attention import Inspection, inspect
 from workbench.interrupts import DeferInterrupts
 from workbench.progress import to_stderr
+from workbench.prompt.assemble import Prompt
+from workbench.prompt.conversation import Conversation
+from workbench.prompt.templates import ChatTemplate
 from workbench.request import FinishReason, Request
 from workbench.sampling.sampler import Sampler
 from workbench.sampling.verify import Draft
@@ -72,6 +75,7 @@ class Runner(Displayable):
         config = (config or EngineConfig()).engine
         loaded = model or LoadedModel.load(config, report)
         self.config, self.is_from_config = config, model is None
+        self._loaded = loaded
         self.model, self.tokenizer = loaded.transformer, loaded.tokenizer
         spec = self.model.spec
         if self.tokenizer is not None:
@@ -118,27 +122,47 @@ class Runner(Displayable):
 
     @intake.with_sampling_signature
     def stream(self, requests: intake.RequestInput, **sampling: object) -> Iterator[Event]:
-        """Run `requests` (a text, a Request, or several of either) and yield events as they happen.
+        """Run `requests` (a text, a Conversation, a Request, or several of these) and yield events as they happen.
 
             for event in runner.stream("def fib(n):", max_tokens=32, temperature=0):
                 print(event.text, end="")
 
-        A bad request gets a Finished event with reason "refused"; a lone text that cannot run raises. Closing the
-        iterator cancels the rest, and so does an interrupt (Ctrl-C, a notebook's stop button): the runner goes on with
-        the next. With n > 1 each sample has events of its own: the request's id, and the sample's number. Those of
-        best_of > n come when all have finished, those of beams when the search has: samples 0 to n - 1 are the best.
+        A bad request gets a Finished event with reason "refused"; a lone text or conversation that cannot run raises.
+        Closing the iterator cancels the rest, and so does an interrupt (Ctrl-C, a notebook's stop button): the runner
+        goes on with the next. With n > 1 each sample has events of its own: the request's id, and the sample's number.
+        Those of best_of > n come when all have finished, those of beams when the search has: samples 0 to n - 1 are the
+        best.
 
         Args:
             requests: what to run.
-            sampling: SamplingParameters for requests given as text.
+            sampling: SamplingParameters for requests given as texts and conversations.
         """
         if self.owner is not None and not self.owner.is_current_thread():
             return self.owner.stream(requests, **sampling)
-        return self._stream(self.make_requests(requests, sampling), raises=isinstance(requests, str))
+        return self._stream(self.make_requests(requests, sampling), raises=intake.is_single(requests))
 
     def make_requests(self, requests: intake.RequestInput, sampling: dict[str, Any]) -> list[Request]:
-        """Return `requests` as Requests, in the given order; texts are encoded and get an id."""
-        return intake.make_requests(requests, self.tokenizer, sampling, self._request_ids)
+        """Return `requests` as Requests, in the given order; texts and conversations are encoded and get an id."""
+        return intake.make_requests(requests, self.tokenizer, sampling, self._request_ids, self.assemble)
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        return self._loaded.chat_template
+
+    def assemble(self, conversation: Conversation, max_tokens: int = 1) -> Prompt:
+        """Return the prompt of a conversation, within the model's context as `overflow` says.
+
+        `cut_oldest` keeps `max_tokens` free for the answer, of the context half at most.
+        """
+        context, overflow = self.model.spec.max_position_embeddings, self.config.schedule.overflow
+        free = min(max_tokens, context // 2) if overflow == "cut_oldest" else 1
+        return conversation.prompt(self, context=context, max_tokens=free, overflow=overflow)
+
+    def cached_tokens(self, prompt_ids: Sequence[int], cache_salt: str = "") -> int:
+        """Return how many tokens of a prompt the prefix cache has now, without taking them."""
+        self._check_owner()
+        cache = self.kv_cache.manager.prefix_cache
+        return 0 if cache is None else cache.match_prefix(prompt_ids, cache_salt).num_tokens
 
     def _stream(self, waiting: list[Request], raises: bool) -> Iterator[Event]:
         began = self.clock()
