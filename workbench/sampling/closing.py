@@ -21,7 +21,7 @@ KEPT_OF_A_KIND = 3  # states of a level whose next symbols are the same
 ALTERNATIVES = 4
 
 # What ends something comes first: brackets and separators before what begins a value, space last.
-_ORDER = b'}]",:@.)>/-0123456789ntf'
+_ORDER = b'}]",:@.)>/0123456789-ntf'
 _SPACE = b" \n\r\t"
 _LAST = b"[{(" + _SPACE + b"\\"
 
@@ -52,7 +52,7 @@ def find_end(
     known: Sequence[Sequence[int]] = (),
     hints: Sequence[Sequence[int]] = (),
     quotes_end: bool = True,
-    nodes: int = 1000,
+    nodes: int = 400,
     effort: int = 0,
 ) -> tuple[int, ...] | None:
     """Return symbols after which the text is complete, few of them, or None if none were found.
@@ -94,7 +94,7 @@ class _Search:
         taken: list[int] = []
         best: tuple[int, ...] | None = None
         others: list[tuple[int, int]] = []  # (place, symbol)
-        while len(taken) < limit and self.nodes > 0:
+        while len(taken) <= limit and self.nodes > 0:
             self.nodes -= 1
             if matcher.is_accepting():
                 best = tuple(taken)
@@ -108,7 +108,7 @@ class _Search:
                 choices = _choices(matcher, self.quotes_end)
                 if not choices:
                     break
-                step = self._hint(matcher, choices, taken) or choices[:1]
+                step = self._hint(matcher, choices, taken) or [_varied(choices, taken)]
                 if effort and len(choices) <= MAX_STRUCTURE_SYMBOLS:
                     others += [(len(taken), each) for each in choices[1 : 1 + ALTERNATIVES]]
             if not matcher.consume_tokens(step):
@@ -159,6 +159,15 @@ class _Search:
             if fresh and matcher.validate_tokens(list(hint)) == len(hint):
                 return list(hint)
         return []
+
+
+def _varied(choices: list[int], taken: list[int]) -> int:
+    """Return the first choice, or another where it was taken three times in a row and closes nothing."""
+    first = choices[0]
+    closes = first in (QUOTE, *b"}]") and len(choices) <= MAX_STRUCTURE_SYMBOLS
+    if closes or taken[-3:] != [first] * 3:
+        return first
+    return choices[len(taken) % len(choices)]
 
 
 def _choices(matcher: SymbolMatcher, is_json: bool) -> list[int]:

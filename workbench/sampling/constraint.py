@@ -141,6 +141,7 @@ class Constraint:
         sampling = request.sampling
         self.answer = None if grammar is None else Answer(grammar, end_token_ids)
         self._vocab_size, self._end_ids = vocab_size, sorted(end_token_ids)
+        self._known_ids = vocab_size if tokenizer is None else tokenizer.vocab_size
         self._answer_left = sampling.max_tokens
         self._shortened = False  # a token was replaced, for want of room
         self._left = min(sampling.max_output_tokens, max_model_len - len(request.prompt_ids))
@@ -185,8 +186,8 @@ class Constraint:
                 banned[place] = True
                 banned[place, thought.closing] = False
             else:
-                banned[place, self._end_ids] = True
-                banned[place, thought.opening] = True
+                banned[place, [*self._end_ids, thought.opening]] = True
+                banned[place, self._known_ids :] = True
             if place < len(draft):
                 if banned[place, draft[place]]:
                     return banned
@@ -231,4 +232,4 @@ class Constraint:
             return thought.budget > 0
         if thought.must_close:
             return token == thought.closing
-        return token not in self._end_ids and token != thought.opening
+        return token not in self._end_ids and token != thought.opening and token < self._known_ids

@@ -25,6 +25,7 @@ from workbench.sampling.shortest_match import shortest_match
 END = b"<|end of the grammar|>"  # a token of the compiler's alone: allowed where the answer is complete
 SEARCHED_NODES = 3000  # of the way to an end, before admission: about 0.1 s
 PLAIN = '%llguidance {"no_forcing": true}\n'  # every token that the grammar admits, not only the usual spelling
+FORMAT_PATTERNS = {"email": "a@a.aa", "idn-email": "a@a.aa", "uri": "a:", "uri-reference": "a:", "ipv6": "::"}
 NOT_CARRIED_OUT = ("max_tokens", "stop", "temperature", "capture")  # attributes of Lark rules
 LIMITS = LLParserLimits(max_items_in_row=20_000, step_lexer_fuel=100_000, max_lexer_states=50_000, verbose_errors=False)
 
@@ -197,6 +198,7 @@ def hints_of(wanted: ResponseFormat) -> list[bytes]:
         each = [schema for _, schema in subschemas(wanted.json_schema) if isinstance(schema, dict)]
         patterns = [schema["pattern"] for schema in each if isinstance(schema.get("pattern"), str)]
         patterns += [key for schema in each for key in schema.get("patternProperties", {})]
+        patterns += [FORMAT_PATTERNS[name] for schema in each if (name := schema.get("format")) in FORMAT_PATTERNS]
     else:
         patterns = []
     found = {text for pattern in patterns if (text := shortest_match(pattern))}

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from workbench.errors import describe_error
 from workbench.sampling.constraint import Constraint
 
-Masks = dict[int, "NDArray[np.bool_] | str"]  # by id of the constraint; or why there is none
+Masks = dict[Constraint, "NDArray[np.bool_] | str"]  # or why there is none
 Draft = tuple[int, ...]
 
 
@@ -22,14 +22,14 @@ class MaskWorker:
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
         self._job: Future[Masks] | None = None
-        self._wanted: dict[int, Draft] = {}
+        self._wanted: dict[Constraint, Draft] = {}
         self.seconds = 0.0  # of the last job, in its thread
 
     def start(self, wanted: Sequence[tuple[Constraint, Draft]]) -> None:
         """Start on the rows of each constraint and its draft; none may be advanced before `take`."""
         if self._job is not None:  # of a step that was interrupted
             self._job.result()
-        self._job, self._wanted = None, {id(constraint): draft for constraint, draft in wanted}
+        self._job, self._wanted = None, {constraint: draft for constraint, draft in wanted}
         if wanted:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(1, thread_name_prefix="masks")
@@ -38,8 +38,8 @@ class MaskWorker:
     def take(self, constraint: Constraint, draft: Draft) -> NDArray[np.bool_] | str:
         """Return the rows [1 + draft token, vocab] of forbidden tokens, or the error that they met."""
         computed = {} if self._job is None else self._job.result()
-        if id(constraint) in computed and self._wanted[id(constraint)] == draft:
-            return computed[id(constraint)]
+        if constraint in computed and self._wanted[constraint] == draft:
+            return computed[constraint]
         return compute_rows(constraint, draft)
 
     def clear(self) -> None:
@@ -48,7 +48,7 @@ class MaskWorker:
 
     def _compute(self, wanted: Sequence[tuple[Constraint, Draft]]) -> Masks:
         began = time.perf_counter()
-        rows = {id(constraint): compute_rows(constraint, draft) for constraint, draft in wanted}
+        rows = {constraint: compute_rows(constraint, draft) for constraint, draft in wanted}
         self.seconds = time.perf_counter() - began
         return rows
 
