@@ -87,13 +87,17 @@ def ask(name: str, wanted: str | ResponseFormat, most: int = 60, prompt: str = "
     return Request(name, tuple(byte_level().encode(prompt)), parameters)
 
 
+def check_whitespace(text: str, most: int) -> None:
+    """Assert that no more than `most` spaces lie between two tokens of JSON."""
+    assert not re.search(rf"\s{{{most + 1}}}", re.sub(r'"(?:[^"\\]|\\.)*"', '""', text))
+
+
 def check_valid(form: ResponseFormat, end: Finished) -> None:
     """Hold an answer against its format, by other means than llguidance."""
     assert end.reason in ("stop", "length"), end.error
     if isinstance(form, JSONSchema):
         jsonschema.validate(json.loads(end.output_text), form.json_schema)
-        outside = re.sub(r'"(?:[^"\\]|\\.)*"', '""', end.output_text)
-        assert not re.search(rf"\s{{{form.max_whitespace + 1}}}", outside)
+        check_whitespace(end.output_text, form.max_whitespace)
     elif isinstance(form, Choices):
         assert end.output_text in form.choices
     elif isinstance(form, Regex):
@@ -103,7 +107,8 @@ def check_valid(form: ResponseFormat, end: Finished) -> None:
     else:
         controls = byte_level().special_token_ids  # the same ids in both tokenizers
         assert end.token_ids[0] == controls["<|tool|>"] and end.token_ids[-1] == controls["<|turn|>"]
-        assert "a" in json.loads(end.output_text) and not re.search(r"\s\s", end.output_text)
+        assert "a" in json.loads(end.output_text)
+        check_whitespace(end.output_text, 1)
 
 
 @settings(max_examples=tries(60), deadline=None)
