@@ -14,7 +14,7 @@ import json
 import statistics
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -112,11 +112,18 @@ def decode_times(runner: Runner, constrained: bool, number: int) -> list[Stepped
     return steps
 
 
+def tokenizer_of(vocab_size: int) -> Tokenizer:
+    """Train a tokenizer on held-out modules, and fill it with numbered words to `vocab_size` entries."""
+    inner = train(held_out_modules().texts.values(), min(vocab_size, 16_384))
+    missing = vocab_size - inner.get_vocab_size()
+    inner.add_tokens([f"word{number}" for number in range(missing)])
+    return Tokenizer(inner)
+
+
 def measure_cost(model: str, rounds: int, progress: Callable[[str], object]) -> dict[str, Any]:
     """Return medians of decode steps in ms, free and constrained in turn, and the ratio of each round."""
     bare = load(model, report=discard)
-    texts: Iterable[str] = held_out_modules().texts.values()
-    tokenizer = Tokenizer(train(texts, bare.model.spec.vocab_size))
+    tokenizer = tokenizer_of(bare.model.spec.vocab_size)
     progress(f"a vocabulary of {tokenizer.vocab_size} tokens for {model}")
     runner = Runner(bare.config, LoadedModel(bare.model, tokenizer, bare.backends))
     wall: dict[str, list[float]] = {"free": [], "constrained": []}
