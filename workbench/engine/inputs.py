@@ -78,7 +78,7 @@ def _request_of_conversation(
     request_id: str,
 ) -> Request:
     try:
-        prompt = assemble(conversation, sampling.max_tokens)
+        prompt = assemble(conversation, sampling.max_output_tokens)
     except WorkbenchError as error:
         return Request(request_id, (), sampling, invalid_reason=str(error))
     ends = tuple(dict.fromkeys((*sampling.stop_token_ids, *prompt.end_token_ids)))
