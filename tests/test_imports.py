@@ -23,7 +23,7 @@ ORDER = [
         "workbench.svg",
     ),
     ("compiled_kernels",),
-    ("workbench.batch", "workbench.request", "workbench.trace", "workbench.custom"),
+    ("workbench.batch", "workbench.request", "workbench.response_format", "workbench.trace", "workbench.custom"),
     ("workbench.kv_cache",),
     ("workbench.prompt",),
     ("workbench.model",),
@@ -64,6 +64,7 @@ FREE_OF_TORCH = (
     "workbench/files.py",
     "workbench/pixels.py",
     "workbench/request.py",
+    "workbench/response_format.py",
     "workbench/display.py",
     *(f"workbench/kv_cache/{name}.py" for name in INTEGERS),
     *(

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from workbench.display import Displayable, Table
+from workbench.response_format import ResponseFormat, Thinking
 from workbench.settings import Settings, non_default_settings
 
 MAX_STOP_STRINGS = 64
@@ -79,6 +80,9 @@ class SamplingParameters(Displayable, Settings):
     ignore_eos: bool = False
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None  # alternatives beside the sampled token
     logprobs_of: Literal["model", "filtered"] = "model"
+    # What the answer must be, by kind: json_schema, choices, regex or lark. Its last tokens close it within max_tokens.
+    response_format: ResponseFormat | None = None
+    thinking: Thinking | None = None  # a thought before the answer; max_tokens counts the answer alone
 
     def _display_table(self) -> Table:
         rows = list(non_default_settings(self))
@@ -88,6 +92,11 @@ class SamplingParameters(Displayable, Settings):
     def num_sequences(self) -> int:
         """Return the number of sequences that one request becomes: beams, best_of or n."""
         return self.beams or self.best_of or self.n
+
+    @property
+    def max_output_tokens(self) -> int:
+        """Return the largest number of output tokens, a thought included."""
+        return self.max_tokens + (0 if self.thinking is None else self.thinking.extra_tokens)
 
     @field_validator("temperature", "repetition_penalty", "presence_penalty", "frequency_penalty", "length_penalty")
     @classmethod
@@ -132,7 +141,7 @@ class SamplingParameters(Displayable, Settings):
 
 _DRAWN = (
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-    "logit_bias", "filters", "sampler", "logprobs",
+    "logit_bias", "filters", "sampler", "logprobs", "response_format", "thinking",
 )  # fmt: skip
 
 
@@ -263,5 +272,5 @@ class Sequence:
 
     @classmethod
     def from_request(cls, request: Request, arrival_index: int) -> Sequence:
-        limit = len(request.prompt_ids) + request.sampling.max_tokens
+        limit = len(request.prompt_ids) + request.sampling.max_output_tokens
         return cls(request, arrival_index, list(request.prompt_ids), limit)

@@ -78,7 +78,7 @@ def _request_of_conversation(
     request_id: str,
 ) -> Request:
     try:
-        prompt = assemble(conversation, sampling.max_tokens)
+        prompt = assemble(conversation, sampling.max_output_tokens)
     except WorkbenchError as error:
         return Request(request_id, (), sampling, invalid_reason=str(error))
     ends = tuple(dict.fromkeys((*sampling.stop_token_ids, *prompt.end_token_ids)))
@@ -164,7 +164,7 @@ def truncate_prompt(request: Request, max_model_len: int, overflow: str, bos_tok
     if overflow != "cut_oldest" or len(ids) < max_model_len:
         return request
     front = bos_token_ids if ids[: len(bos_token_ids)] == bos_token_ids else ()
-    kept = max(max_model_len // 2, max_model_len - request.sampling.max_tokens) - len(front)
+    kept = max(max_model_len // 2, max_model_len - request.sampling.max_output_tokens) - len(front)
     cut = len(ids) - len(front) - kept
     return replace(request, prompt_ids=(*front, *ids[-kept:]), cut_tokens=cut)
 

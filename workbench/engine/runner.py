@@ -44,6 +44,7 @@ from workbench.scheduler.scheduler import Scheduler
 from workbench.speculative.proposers import Speculator
 from workbench.trace.events import Event, ExpertsUsed, Finished, ThreadsChanged
 
+MAX_IDLE_SECONDS = 0.05  # of a step in which every request waits for its grammar
 EXPERT_ROWS_OF_PADDING = 64  # rows at most by which a step's bucket exceeds its tokens
 
 
@@ -118,7 +119,7 @@ class Runner(Displayable):
 
     @property
     def has_unfinished_requests(self) -> bool:
-        return self.scheduler.has_unfinished_requests
+        return self.scheduler.has_unfinished_requests or len(self.tracker.compiling) > 0
 
     @intake.with_sampling_signature
     def stream(self, requests: intake.RequestInput, **sampling: object) -> Iterator[Event]:
@@ -284,8 +285,18 @@ class Runner(Displayable):
         the model computes, and then no request has advanced, or when the step is over.
         """
         self._check_owner()
+        if not self.scheduler.has_unfinished_requests:
+            self.tracker.compiling.wait(MAX_IDLE_SECONDS)
         with self.step_lock.acquire() as interrupts:
+            self.tracker.submit_compiled()
             self._step(queue, interrupts)
+
+    def wait_for_grammars(self) -> None:
+        """Wait until no request waits for its grammar any more."""
+        while len(self.tracker.compiling):
+            self.tracker.compiling.wait(MAX_IDLE_SECONDS)
+            with self.step_lock.acquire():
+                self.tracker.submit_compiled()
 
     def _step(self, queue: deque[Event] | None, interrupts: DeferInterrupts) -> None:
         began = self.now = self.clock()  # one time per step, so that TTLs are the same in a replay
@@ -304,7 +315,7 @@ class Runner(Displayable):
         if self.speculator is None:
             return {}
         try:
-            return self.speculator.propose(self.scheduler.running)
+            return self.tracker.legal_drafts(self.speculator.propose(self.scheduler.running))
         except Exception as error:  # running requests cannot go on as asked; waiting ones can
             self.tracker.fail(list(self.scheduler.running), error)
             return {}
@@ -330,6 +341,7 @@ class Runner(Displayable):
 
     def _forward(self, plan: StepPlan, interrupts: DeferInterrupts) -> tuple[StepPlan, torch.Tensor]:
         """Compute the logits of `plan`, [sample, vocab]; return them with the part of it that is still wanted."""
+        self.tracker.start_masks(plan)
         try:
             with interrupts.allow():
                 logits = self.executor.forward(plan)

@@ -207,7 +207,7 @@ def check_request_fits(
     Raises:
         RequestRefused: with the numbers and what to change.
     """
-    name, prompt, most = sequence.request_id, sequence.prompt_length, sequence.request.sampling.max_tokens
+    name, prompt, most = sequence.request_id, sequence.prompt_length, sequence.request.sampling.max_output_tokens
     if prompt + 1 > max_model_len:
         raise RequestRefused(
             f"request {name}: {prompt} prompt tokens leave no room in a context of {max_model_len}; "

@@ -65,7 +65,7 @@ class Speculator:
         ):
             return 0
         # The token after the draft needs a position too.
-        left = sequence.request.sampling.max_tokens - (len(sequence.token_ids) - sequence.prompt_length)
+        left = sequence.request.sampling.max_output_tokens - (len(sequence.token_ids) - sequence.prompt_length)
         room = min(left, self.max_model_len - len(sequence.token_ids)) - 1
         return min(self._lengths.get(sequence.request_id, self.num_speculative_tokens), room)
 

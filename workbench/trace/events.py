@@ -98,6 +98,7 @@ class Decoded(Event):
     index: int = 0  # 0 is the first output token
     logprob: float | None = None
     top_logprobs: tuple[tuple[int, float], ...] = ()
+    channel: str = "text"  # or thought
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,16 +161,19 @@ class Finished(Event, Displayable):
     written_tokens: int = 0
     shared_pages: int = 0  # that held the cached tokens, of all cache groups together
     score: float | None = None  # what best_of and beams rank by
-    # Cause of the end: eos, stop_token, stop_string, max_tokens or context (the model's is full); empty where
-    # something else did. `stop_reason` is that token's id, or that string.
+    # Cause of the end: eos, stop_token, stop_string, grammar (the answer is complete), max_tokens or context (the
+    # model's is full); empty where something else did. `stop_reason` is that token's id, or that string.
     ended_by: str = ""
     stop_reason: int | str | None = None
+    thought_text: str = ""
+    thinking_tokens: int = 0  # between the control tokens of a thought; `token_ids` has them too
 
     def _display_table(self) -> Table:
         rows: list[tuple[str, object]] = [("text", self.output_text)] if self.output_text else []
         rows += [("tokens", f"{len(self.token_ids)} after {self.prompt_tokens} of the prompt")]
         ended = f"{self.ended_by}, {self.stop_reason!r}" if self.stop_reason is not None else self.ended_by
-        details = {"ended by": ended, "error": self.error, "found in the cache": self.cached_tokens,
+        details = {"ended by": ended, "error": self.error, "thought": self.thought_text,
+                "found in the cache": self.cached_tokens,
                 "computed": self.computed_tokens, "written to the cache": self.written_tokens,
                 "swapped in from the CPU": self.restored_tokens, "score": self.score}  # fmt: skip
         rows += [(name, value) for name, value in details.items() if value]
