@@ -31,6 +31,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "model.dtype": ("float32", {}),
     "model.weights": ("int8", {}),
     "model.head_weights": ("int8", {}),
+    "model.expert_weights": ("int8", {}),
     "model.weight_group": (32, {"model.weights": "int4"}),
     "model.activations": ("int8", {"model.weights": "int8"}),
     "model.device": ("cuda:77", {}),
@@ -50,6 +51,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "attention.position": ("alibi", {}),
     "attention.rotary": ({"rope_theta": 50.0}, {}),
     "attention.sink_logits": (True, {}),
+    "attention.kv_shared_with": (0, {}),
     "attention.mask": (f"{HERE}:even", {}),
     "attention.score": (f"{HERE}:farther", {}),
     "attention.module": ("workbench.model.attention:Attention", {}),
@@ -145,7 +147,9 @@ def test_a_setting_reaches_the_engine(path: str) -> None:
     assert isinstance(before, dict), f"refused without {path}: {before}"
     assert before != after
     if isinstance(after, str):
-        assert path in ("model.device", "attention.module"), f"refused: {after}"
+        # A layer that reads another's keys and values is one of `attention.layers`: the first has none before it.
+        refused = ("model.device", "attention.module", "attention.kv_shared_with")
+        assert path in refused, f"refused: {after}"
 
 
 def test_the_default_is_what_load_takes_without_settings() -> None:

@@ -10,12 +10,13 @@ from dataclasses import is_dataclass
 from enum import Enum
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from workbench.settings import Settings
 
 _TORCHS_OWN = vars(nn.Module()).keys() - {"training"}
-_PLAIN = (int, float, str, type(None), Enum, Settings)
+_PLAIN = (int, float, str, type(None), torch.dtype, Enum, Settings)
 _OURS = ("workbench", "compiled_kernels", "torch")  # whose code does not change while it runs
 
 

@@ -43,7 +43,7 @@ def ask(path: Path, texts: list[str] | None = None, ids: list[int] | None = None
         `logits` of each position.
     """
     job = {"path": str(path), "texts": texts, "ids": ids}
-    done = subprocess.run([python(), __file__], input=json.dumps(job), capture_output=True, text=True, timeout=300)
+    done = subprocess.run([python(), __file__], input=json.dumps(job), capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(done.stderr[-3000:])
     return json.loads(done.stdout.splitlines()[-1])

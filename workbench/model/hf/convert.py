@@ -64,7 +64,7 @@ def convert_model(
     spec, checkpoint = read_spec(source), open_checkpoint(source)
     _check(format, spec.tie_word_embeddings, target)
     format.check(spec)
-    if format.blocks != "dense" and spec.has_experts:
+    if not format.blocks.is_dense and spec.has_experts:
         raise WorkbenchError(
             f"{spec.name}: is a mixture, whose experts stay dense; transformers reads no such folder quantized in "
             "part: write a GGUF file (--to gguf), or --weights dense"
