@@ -380,11 +380,9 @@ BAD = {
 def test_a_bad_schema_ends_its_request_alone_with_the_path(name: str) -> None:
     schema, words = BAD[name]
     good = ask("good", "tree", 40)
-    began = time.perf_counter()
     ends = generate(RUNNERS((1,)), [ask("bad", JSONSchema(json_schema=schema)), good])
     assert ends["bad"].reason == "refused" and words in ends["bad"].error and "\n" not in ends["bad"].error
     assert result(ends)["good"] == result(generate(RUNNERS((1,)), [good]))["good"]
-    assert time.perf_counter() - began < 20  # seconds, on a machine however busy; alone it is well below one
 
 
 @pytest.mark.parametrize(
