@@ -272,12 +272,16 @@ class Transformer(nn.Module):
     def validate_token_ids(self, token_ids: Iterable[int] | Tensor) -> Tensor:
         """Return ids as a tensor [token]. Raises WorkbenchError where they are empty, too many or not in the
         vocabulary."""
-        ids = torch.as_tensor(token_ids if isinstance(token_ids, Tensor) else list(token_ids))
+        given = token_ids if isinstance(token_ids, Tensor) else list(token_ids)
+        try:
+            ids = torch.as_tensor(given)
+        except (ValueError, OverflowError) as error:  # integers of more than 64 bits
+            raise WorkbenchError(f"token ids must lie in 0..{self.spec.vocab_size - 1} ({error})") from None
         if ids.ndim != 1 or len(ids) == 0 or ids.is_floating_point():
             raise WorkbenchError("token ids must be one non-empty row of integers")
         if int(ids.min()) < 0 or int(ids.max()) >= self.spec.vocab_size:
-            given = f"{int(ids.min())}..{int(ids.max())}"
-            raise WorkbenchError(f"token ids must lie in 0..{self.spec.vocab_size - 1}; {given} given")
+            ends = f"{int(ids.min())}..{int(ids.max())}"
+            raise WorkbenchError(f"token ids must lie in 0..{self.spec.vocab_size - 1}; {ends} given")
         if len(ids) > self.spec.max_position_embeddings:
             raise WorkbenchError(f"{len(ids)} tokens exceed the model's context of {self.spec.max_position_embeddings}")
         return ids.long().to(self.device)

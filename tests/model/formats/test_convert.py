@@ -32,7 +32,7 @@ from workbench.model.quantized import WeightFormat
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.prompt.templates import ChatTemplate
-from workbench.prompt.tokenizer_files import read_tokenizer
+from workbench.prompt.tokenization.tokenizer_files import read_tokenizer
 from workbench.testing import packers
 from workbench.testing.family_checkpoints import random_checkpoint
 

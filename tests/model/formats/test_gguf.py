@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from workbench.errors import WorkbenchError
-from workbench.model.formats.gguf import GGUFArray, GGUFFile
+from workbench.model.formats.gguf.file import GGUFArray, GGUFFile
 
 gguf = pytest.importorskip("gguf", reason="the yardstick: pip install gguf")
 

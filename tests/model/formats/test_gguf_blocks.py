@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench.model.formats import gguf_blocks
-from workbench.model.formats.gguf_blocks import BLOCK_TYPES, UNREAD_TYPES, BlockType, dequantize_blocks
+from workbench.model.formats.gguf import blocks as gguf_blocks
+from workbench.model.formats.gguf.blocks import BLOCK_TYPES, UNREAD_TYPES, BlockType, dequantize_blocks
 
 gguf = pytest.importorskip("gguf", reason="the yardstick: pip install gguf")
 

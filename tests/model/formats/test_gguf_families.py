@@ -12,8 +12,8 @@ from compiled_kernels.linear.quantize import dequantize_matrix
 from tests.model.test_every_family import assert_equal, draw_ids, logits_of
 from workbench.engine import naive
 from workbench.errors import WorkbenchError
-from workbench.model.formats.gguf import GGUFFile
-from workbench.model.formats.gguf_families import ARCHITECTURES
+from workbench.model.formats.gguf.families import ARCHITECTURES
+from workbench.model.formats.gguf.file import GGUFFile
 from workbench.model.formats.open import open_checkpoint, read_config
 from workbench.model.hf.families import read_spec
 from workbench.model.hf.kept import KeptMatrix, kept_matrices, stored_format

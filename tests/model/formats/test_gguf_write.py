@@ -21,10 +21,10 @@ from workbench.cli import app
 from workbench.engine import naive
 from workbench.engine.loaded_model import BUNDLED_MODELS
 from workbench.errors import WorkbenchError
-from workbench.model.formats import gguf_write
-from workbench.model.formats.gguf import GGUFArray, GGUFFile
-from workbench.model.formats.gguf_blocks import BlockType
-from workbench.model.formats.gguf_write import TYPES, WRITTEN_TYPES, WrittenTensor, quantize_blocks, write_gguf
+from workbench.model.formats.gguf import write as gguf_write
+from workbench.model.formats.gguf.blocks import BlockType
+from workbench.model.formats.gguf.file import GGUFArray, GGUFFile
+from workbench.model.formats.gguf.write import TYPES, WRITTEN_TYPES, WrittenTensor, quantize_blocks, write_gguf
 from workbench.model.formats.open import open_checkpoint
 from workbench.model.formats.texts import open_chat_template, open_tokenizer
 from workbench.model.hf.convert_gguf import convert_to_gguf

@@ -21,8 +21,8 @@ from tests.prompt.test_sentencepiece_model import trained as trained_pieces
 from workbench.engine import naive
 from workbench.model.formats.texts import open_tokenizer
 from workbench.model.hf.convert_gguf import convert_to_gguf
-from workbench.prompt.byte_level import PRE_TOKENIZERS, byte_level_tokenizer
-from workbench.prompt.tokenizer import Tokenizer
+from workbench.prompt.tokenization.byte_level import PRE_TOKENIZERS, byte_level_tokenizer
+from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.testing.family_checkpoints import random_checkpoint
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'transformers>=5'")

@@ -12,8 +12,8 @@ from tests.prompt.test_byte_level import CONTROLS, trained
 from tests.prompt.test_sentencepiece_model import trained as trained_pieces
 from workbench.errors import WorkbenchError
 from workbench.model.formats.texts import open_chat_template, open_tokenizer
-from workbench.prompt.byte_level import PRE_TOKENIZERS, byte_level_tokenizer
-from workbench.prompt.tokenizer import Tokenizer
+from workbench.prompt.tokenization.byte_level import PRE_TOKENIZERS, byte_level_tokenizer
+from workbench.prompt.tokenization.tokenizer import Tokenizer
 
 gguf = pytest.importorskip("gguf", reason="the writer of the files: pip install gguf")
 TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}{{ eos_token }}{% endfor %}"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from workbench.errors import WorkbenchError
 from workbench.model.formats.checkpoint import Checkpoint
-from workbench.model.formats.gguf_checkpoint import gguf_config, read_gguf
+from workbench.model.formats.gguf.checkpoint import gguf_config, read_gguf
 from workbench.model.formats.quantization import unpacked
 from workbench.model.formats.safetensors_files import INDEX_FILE, SINGLE_FILE, stored_tensors
 from workbench.model.formats.torch_files import SINGLE_TORCH_FILE, TORCH_INDEX_FILE, torch_tensors

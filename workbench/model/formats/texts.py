@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 
 from workbench.files import write_atomically
-from workbench.model.formats.gguf import GGUFFile
+from workbench.model.formats.gguf.file import GGUFFile
 from workbench.model.formats.open import gguf_file
-from workbench.prompt.gguf_vocabulary import GGUFVocabulary
 from workbench.prompt.templates import CONFIG, ChatTemplate
 from workbench.prompt.templates import FILE as TEMPLATE_FILE
-from workbench.prompt.tokenizer import FILE, Tokenizer
-from workbench.prompt.tokenizer_files import read_tokenizer
+from workbench.prompt.tokenization.gguf_vocabulary import GGUFVocabulary
+from workbench.prompt.tokenization.tokenizer import FILE, Tokenizer
+from workbench.prompt.tokenization.tokenizer_files import read_tokenizer
 
 
 def open_tokenizer(path: str | Path) -> Tokenizer | None:

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from workbench.errors import WorkbenchError
 from workbench.model.formats.checkpoint import Checkpoint
-from workbench.model.formats.gguf import GGUFArray, GGUFFile
-from workbench.model.formats.gguf_families import ARCHITECTURES, GGUF_NAMES, SHARED, Architecture
-from workbench.model.formats.gguf_rotary import llama3_factors
-from workbench.model.formats.gguf_values import END_TOKENS
-from workbench.model.formats.gguf_write import WRITTEN_TYPES, WrittenTensor, write_gguf, written_type
+from workbench.model.formats.gguf.families import ARCHITECTURES, GGUF_NAMES, SHARED, Architecture
+from workbench.model.formats.gguf.file import GGUFArray, GGUFFile
+from workbench.model.formats.gguf.rotary import llama3_factors
+from workbench.model.formats.gguf.values import END_TOKENS
+from workbench.model.formats.gguf.write import WRITTEN_TYPES, WrittenTensor, write_gguf, written_type
 from workbench.model.formats.open import gguf_file, open_checkpoint
 from workbench.model.formats.texts import open_chat_template, open_tokenizer
 from workbench.model.hf.families import read_spec
@@ -29,9 +29,9 @@ from workbench.model.hf.weights import read_parameter, wanted_parameters
 from workbench.model.model_parameters import stored_parameters
 from workbench.model.parameters import StoredParameter, StoredPart
 from workbench.model.spec import ModelSpec
-from workbench.prompt.gguf_vocabulary import KEYS, TEMPLATE_KEY, TOKEN_NAMES, WHOLE_KEY
-from workbench.prompt.gguf_vocabulary_write import vocabulary_metadata
-from workbench.prompt.tokenizer import Tokenizer
+from workbench.prompt.tokenization.gguf_vocabulary import KEYS, TEMPLATE_KEY, TOKEN_NAMES, WHOLE_KEY
+from workbench.prompt.tokenization.gguf_vocabulary_write import vocabulary_metadata
+from workbench.prompt.tokenization.tokenizer import Tokenizer
 
 # What a family is called there beside those of its own name.
 RELATIVES = {"mistral": "llama", "mixtral": "llama", "olmo3": "olmo2"}

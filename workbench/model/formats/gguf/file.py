@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from workbench.errors import WorkbenchError, nearest
-from workbench.model.formats.gguf_blocks import BLOCK_TYPES, UNREAD_TYPES, BlockType, dequantize_blocks
+from workbench.model.formats.gguf.blocks import BLOCK_TYPES, UNREAD_TYPES, BlockType, dequantize_blocks
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

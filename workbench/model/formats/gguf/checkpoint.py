@@ -12,15 +12,15 @@ from torch import Tensor
 from compiled_kernels.expert_linear.packed import exponents
 from workbench.errors import WorkbenchError
 from workbench.model.formats.checkpoint import Checkpoint, QuantizedMatrix, StoredTensor
-from workbench.model.formats.gguf import GGUFFile, GGUFTensor
-from workbench.model.formats.gguf_blocks import (
+from workbench.model.formats.gguf.blocks import (
     GROUPED_TYPES,
     PLAIN_DTYPES,
     dequantize_blocks,
     mxfp4_codes,
     mxfp4_exponents,
 )
-from workbench.model.formats.gguf_families import SHARED, architecture_of, config_of, names_of
+from workbench.model.formats.gguf.families import SHARED, architecture_of, config_of, names_of
+from workbench.model.formats.gguf.file import GGUFFile, GGUFTensor
 from workbench.model.hf.fields import ConfigFields
 
 MAX_PARTS = 1000

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from workbench.files import write_atomically
-from workbench.model.formats.gguf import ARRAY, BOOL, DEFAULT_ALIGNMENT, MAGIC, STRING
-from workbench.model.formats.gguf_blocks import BLOCK_TYPES, CHUNK_VALUES, PLAIN_DTYPES, BlockType
+from workbench.model.formats.gguf.blocks import BLOCK_TYPES, CHUNK_VALUES, PLAIN_DTYPES, BlockType
+from workbench.model.formats.gguf.file import ARRAY, BOOL, DEFAULT_ALIGNMENT, MAGIC, STRING
 
 UINT32, INT32, FLOAT32 = 4, 5, 6
 TYPES = {type.name: (number, type) for number, type in BLOCK_TYPES.items()}

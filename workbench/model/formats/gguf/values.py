@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from workbench.errors import WorkbenchError
-from workbench.model.formats.gguf import GGUFArray, GGUFFile
+from workbench.model.formats.gguf.file import GGUFArray, GGUFFile
 from workbench.model.hf.fields import REQUIRED, ConfigFields
 
 END_TOKENS = ("eos_token_id", "eot_token_id", "eom_token_id")

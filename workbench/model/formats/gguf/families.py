@@ -12,9 +12,9 @@ from typing import Any
 
 from workbench.errors import WorkbenchError, nearest
 from workbench.model.checkpoint_names import CheckpointNames
-from workbench.model.formats.gguf import GGUFFile
-from workbench.model.formats.gguf_rotary import read_rotary
-from workbench.model.formats.gguf_values import GGUFValues
+from workbench.model.formats.gguf.file import GGUFFile
+from workbench.model.formats.gguf.rotary import read_rotary
+from workbench.model.formats.gguf.values import GGUFValues
 from workbench.model.hf.fields import ConfigFields
 
 # GGUF's names are one set for all families. Tensors that are cut from a stacked one get a name of their own

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from workbench.model.attention_spec import RotaryConfig, RotaryScaling
-from workbench.model.formats.gguf_values import GGUFValues
+from workbench.model.formats.gguf.values import GGUFValues
 from workbench.model.rotary import rotary_frequencies
 
 # Llama 3.1's passage, which llama.cpp's converter takes for all files; only the factor differs.

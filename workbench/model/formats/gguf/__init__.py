@@ -1,0 +1,1 @@
+"""GGUF files: values, blocks of codes, families, reading and writing."""
