@@ -9,7 +9,8 @@ import tokenizers
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from workbench.prompt.tokenizer import Tokenizer
+from workbench.prompt.templates import ROLES
+from workbench.prompt.tokenization.tokenizer import Tokenizer
 
 CONTROLS = (
     "<|begin|>", "<|im_start|>", "<|im_end|>", "<|user|>", "<|assistant|>", "<|system|>", "<|tool|>", "<|end|>",
@@ -40,7 +41,8 @@ def _im(messages: list[dict[str, Any]]) -> list[str]:
 
 
 def _by_role(messages: list[dict[str, Any]]) -> list[str]:
-    marks = [(f"<|{m['role']}|>", "<|end|>") for m in messages]
+    """A role may be part of a control token; no other text may."""
+    marks = [(f"<|{m['role']}|>" if m["role"] in ROLES else "", "<|end|>") for m in messages]
     return [each for pair in marks for each in pair if each in CONTROLS] + ["<|assistant|>"]
 
 

@@ -17,7 +17,7 @@ from tokenizers import models, pre_tokenizers, trainers
 
 from tests.prompt.hard_strings import HARD, TEXTS, TRAINING
 from workbench.errors import WorkbenchError
-from workbench.prompt.byte_level import (
+from workbench.prompt.tokenization.byte_level import (
     GPT4O,
     LLAMA3,
     PRE_TOKENIZERS,
@@ -28,9 +28,9 @@ from workbench.prompt.byte_level import (
     in_byte_alphabet,
     merges_of_ranks,
 )
-from workbench.prompt.tekken import CONTROL_TOKENS, read_tekken
-from workbench.prompt.tokenizer import BYTE_OF, Tokenizer
-from workbench.prompt.tokenizer_files import read_tokenizer
+from workbench.prompt.tokenization.tekken import CONTROL_TOKENS, read_tekken
+from workbench.prompt.tokenization.tokenizer import BYTE_OF, Tokenizer
+from workbench.prompt.tokenization.tokenizer_files import read_tokenizer
 
 CONTROLS = ["<|begin|>", "<|end|>"]
 

@@ -7,8 +7,8 @@ from tokenizers import decoders
 
 from tests.prompt import samples
 from workbench.errors import WorkbenchError
-from workbench.prompt.detokenize import Detokenizer
-from workbench.prompt.tokenizer import Tokenizer
+from workbench.prompt.tokenization.detokenize import Detokenizer
+from workbench.prompt.tokenization.tokenizer import Tokenizer
 
 
 def first_stop(text: str, stops: tuple[str, ...]) -> tuple[int, str] | None:

@@ -18,12 +18,12 @@ from tests.prompt.test_byte_level import CONTROLS
 from tests.prompt.test_byte_level import trained as trained_merges
 from tests.prompt.test_sentencepiece_model import trained as trained_pieces
 from workbench.errors import WorkbenchError
-from workbench.prompt.byte_level import PRE_TOKENIZERS, byte_level_tokenizer
-from workbench.prompt.gguf_vocabulary import WHOLE_KEY, GGUFVocabulary
-from workbench.prompt.gguf_vocabulary_write import vocabulary_metadata
-from workbench.prompt.sentencepiece_model import read_model_file
-from workbench.prompt.tokenizer import Tokenizer
-from workbench.prompt.tokenizer_files import read_tokenizer
+from workbench.prompt.tokenization.byte_level import PRE_TOKENIZERS, byte_level_tokenizer
+from workbench.prompt.tokenization.gguf_vocabulary import WHOLE_KEY, GGUFVocabulary
+from workbench.prompt.tokenization.gguf_vocabulary_write import vocabulary_metadata
+from workbench.prompt.tokenization.sentencepiece_model import read_model_file
+from workbench.prompt.tokenization.tokenizer import Tokenizer
+from workbench.prompt.tokenization.tokenizer_files import read_tokenizer
 
 MARKS = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
 

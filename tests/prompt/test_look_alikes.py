@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tests.prompt import look_alikes
 from tests.thorough import tries
 from workbench.errors import WorkbenchError
-from workbench.prompt.tokenizer import Tokenizer
+from workbench.prompt.templates import ChatTemplate
+from workbench.prompt.tokenization.tokenizer import Tokenizer
 
 
 def controls_of(tokenizer: Tokenizer, text: str) -> set[int] | None:
@@ -64,7 +65,7 @@ def test_a_character_that_is_a_control_token_is_refused() -> None:
 def test_unknown_characters_stay_what_they_were() -> None:
     """A run of them is one token where the model has it so, and is not cut."""
     tokenizer = Tokenizer(look_alikes.inner("words", [], "Whitespace", False))
-    assert tokenizer.encode("zzz zzzz") == [0, 0] and tokenizer.special_tokens_in("zzz </s> zzzz") == [1]
+    assert tokenizer.encode("zzz zzzz") == [0, 0] and tokenizer.encode("zzz </s> zzzz", special=True) == [0, 1, 0]
 
 
 @given(count=st.integers(1, 3))
@@ -72,3 +73,26 @@ def test_many_of_them_cost_no_recursion(count: int) -> None:
     tokenizer = Tokenizer(look_alikes.inner("unigram", ["NFKC"], "none", False))
     text = "a＜/s＞" * count
     assert tokenizer.encode(text * 1000) == tokenizer.encode(text) * 1000
+
+
+FRAMED = ChatTemplate("</s>{{ messages[0].content }}<|im_end|>{{ messages[0].content }}", {})
+
+
+@settings(max_examples=tries(400), deadline=None)
+@given(text=look_alikes.texts, inner=look_alikes.tokenizers_of)
+def test_a_template_writes_control_tokens_around_any_text(text: str, inner: Any) -> None:
+    """Those of the template are read, in their order, and no others: what normalizers make of the text is text.
+
+    Tokens that are looked for after normalizing may be missed: some normalizers hide them, and the library too."""
+    normalized = any(token.normalized for token in inner.get_added_tokens_decoder().values())
+    tokenizer = Tokenizer(inner)
+    message = {"role": "user", "content": text}
+    try:
+        found = [token.id for token in FRAMED.encode(FRAMED.render([message]), tokenizer)]
+    except WorkbenchError as error:
+        assert "can only read it as its control token" in str(error)
+        return
+    unknown = tokenizer.special_token_ids[look_alikes.UNKNOWN]
+    written = [tokenizer.special_token_ids[name] for name in ("</s>", "<|im_end|>")]
+    read = [id for id in found if tokenizer.is_special(id) and id != unknown]
+    assert read == written or (normalized and read in ([], written[:1], written[1:]))

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from tests.prompt.hard_strings import HARD, TEXTS, TRAINING
 from workbench.errors import WorkbenchError
-from workbench.prompt.sentencepiece_model import read_model_file
-from workbench.prompt.tokenizer import Tokenizer
-from workbench.prompt.tokenizer_files import read_tokenizer
+from workbench.prompt.tokenization.sentencepiece_model import read_model_file
+from workbench.prompt.tokenization.tokenizer import Tokenizer
+from workbench.prompt.tokenization.tokenizer_files import read_tokenizer
 
 sentencepiece = pytest.importorskip("sentencepiece", reason="the yardstick: pip install sentencepiece")
 

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.prompt.test_detokenize import first_stop, longest_beginning
-from workbench.prompt.stops import StopStringSearch
+from workbench.prompt.tokenization.stops import StopStringSearch
 
 LETTERS = st.sampled_from("ab") | st.sampled_from("abc]^-\\\n🙂")
 WORDS = st.text(LETTERS, min_size=1, max_size=7)

@@ -12,7 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from experiments import demo_tokenizer
 from tests.prompt import samples
 from workbench.errors import WorkbenchError
-from workbench.prompt.tokenizer import Tokenizer
+from workbench.prompt.tokenization.tokenizer import Tokenizer
 
 
 @given(text=samples.TEXTS)

@@ -10,21 +10,29 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import jinja2
 from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.filters import make_attrgetter
+from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
+
+from workbench.prompt.traced import TEMPLATE, Traced, follow, follow_format, joined, origin_of, runs_of
 
 BASE_UNITS = 500_000  # units that any template may spend
 UNITS_PER_CHARACTER = 64  # and for each character of the messages
 MAX_CALL_DEPTH = 64  # macros and loops that call themselves
 UNITS_PER_TURN = 16  # a turn of a loop, a call
 MAX_COUNT = 100_000  # a width or count that a template names, as the sandbox has it for ranges
-EACH, JOINED, READ = "each turn", "joined", "read"  # no template can write these names of filters
+# No template can write these names of filters.
+EACH, JOINED, READ, WRITTEN, LITERAL = "each turn", "joined", "read", "written", "literal"
 CONSTANT_COST_FILTERS = {
     "length",
     "count",
@@ -54,6 +62,7 @@ WIDTH_FILTERS = {
 }  # filters whose numbers say how long a result is
 WIDTH_METHODS = {"center", "ljust", "rjust", "zfill", "expandtabs", "to_bytes"}
 REMOVED_FILTERS = ("urlize", "xmlattr", "wordwrap", "pprint")  # filters for web pages
+SCOPES = ("_loop_vars", "_block_vars")  # arguments that Jinja adds to calls
 BUILT_IN = (str, bytes, int, float, list, tuple, dict)
 
 _left: ContextVar[list[int]] = ContextVar("units of work that are left, and how deep calls stand in each other")
@@ -102,6 +111,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     """An environment whose templates are made and rendered by `bounded`, with their work counted."""
 
     intercepted_binops = frozenset(["+", "*", "**", "%"])
+    concat = staticmethod(joined)  # what macros and blocks write
 
     def __init__(self, **options: Any):
         super().__init__(optimized=False, **options)  # nothing is computed before work is counted
@@ -110,20 +120,21 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             del self.filters[name]
         self.filters |= {name: _counted(name, found) for name, found in self.filters.items()}
         self.tests |= {name: _counted(name, found) for name, found in self.tests.items()}
-        self.filters |= {EACH: _each, JOINED: _joined, READ: _read}
+        self.filters |= {EACH: _each, JOINED: _joined, READ: _read, WRITTEN: _written, LITERAL: _literal}
+        self.filters["join"] = _counted("join", _join)
 
-    def bounded(self, text: str) -> Callable[..., str]:
-        """Compile `text` to a function from the messages' length and its variables to the output.
+    def bounded(self, text: str) -> Callable[..., Traced]:
+        """Compile `text` to a function from the messages' length and its variables to the output and its origins.
 
         Raises:
             jinja2.TemplateError: if it is no template, or is too expensive.
         """
         template = self.from_string(_Counting(self).visit(self.parse(text)))
 
-        def render(characters: int, /, **variables: Any) -> str:
+        def render(characters: int, /, **variables: Any) -> Traced:
             token = _left.set([BASE_UNITS + UNITS_PER_CHARACTER * characters, 0])
             try:
-                return "".join(template.generate(**variables))
+                return joined(template.generate(**variables))
             finally:
                 _left.reset(token)
 
@@ -149,8 +160,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if isinstance(__obj, LoopContext) and args:
             args = (_each(args[0]), *args[1:])
         owner = getattr(__obj, "__self__", None)
+        named = {name: value for name, value in kwargs.items() if name not in SCOPES}
         if isinstance(owner, BUILT_IN):
-            _spend_method(owner, getattr(__obj, "__name__", ""), args, kwargs)
+            _spend_method(owner, getattr(__obj, "__name__", ""), args, named)
         left = _left.get()
         left[1] += 1
         if left[1] > MAX_CALL_DEPTH:
@@ -158,7 +170,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         found = super().call(__context, __obj, *args, **kwargs)
         left[1] -= 1
         spend_deep(found) if isinstance(found, list | tuple | dict) else spend(size_of(found))
-        return found
+        return follow(found, (owner, args, named))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         made = super().wrap_str_format(value)
@@ -167,13 +179,31 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
         def counted(*args: Any, **kwargs: Any) -> str:
             _spend_format(str(value.__self__), (*args, *kwargs.values()))
-            return made(*args, **kwargs)
+            text = str(made(*args, **kwargs))
+            named = args[0] if value.__name__ == "format_map" else kwargs
+            return follow_format(value.__self__, str.__str__(text), args, named)
 
         return counted
 
 
+class GenerationTag(Extension):
+    """`{% generation %}` ... `{% endgeneration %}`, as in transformers: what stands between is the model's to write."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
+
+    def _mark(self, caller: Callable[[], str]) -> Traced:
+        text = caller()
+        return Traced(text, ((length, replace(origin, generated=True)) for length, origin in runs_of(text)))
+
+
 class _Counting(NodeTransformer):
-    """A transformer that counts what Jinja compiles to plain Python: loops, joined texts, comparisons, output."""
+    """A transformer that counts and follows what Jinja compiles to plain Python: literals, loops, joined texts,
+    comparisons, output."""
 
     def __init__(self, environment: jinja2.Environment):
         self._environment = environment
@@ -190,9 +220,14 @@ class _Counting(NodeTransformer):
 
     def visit_Output(self, node: nodes.Output) -> nodes.Output:
         self.generic_visit(node)
-        written = (nodes.Const(e.data, lineno=e.lineno) if isinstance(e, nodes.TemplateData) else e for e in node.nodes)
-        node.nodes = [self._through(each, READ) for each in written]
+        node.nodes = [self._through(each, WRITTEN) for each in node.nodes]
         return node
+
+    def visit_Const(self, node: nodes.Const) -> nodes.Expr:
+        return self._through(node, LITERAL) if isinstance(node.value, str) else node
+
+    def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Expr:
+        return self._through(nodes.Const(node.data, lineno=node.lineno), LITERAL)
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Expr:
         self.generic_visit(node)
@@ -235,9 +270,32 @@ def _read(value: Any) -> Any:
     return value
 
 
-def _joined(parts: list[Any]) -> str:
+def _joined(parts: list[Any]) -> Traced:
     spend_deep(parts)
-    return "".join(map(str, parts))
+    return joined(map(_text, parts))
+
+
+def _written(value: Any) -> Traced:
+    spend_deep(value)
+    return _text(value)
+
+
+def _text(value: Any) -> Traced:
+    text = str(value)
+    return text if isinstance(text, Traced) else Traced(text, origin_of([value]))
+
+
+@lru_cache(4096)
+def _literal(text: str) -> Traced:
+    return Traced(text, TEMPLATE)
+
+
+@jinja2.pass_environment
+def _join(environment: jinja2.Environment, value: Any, d: str = "", attribute: str | int | None = None) -> Traced:
+    """Join as Jinja's filter does."""
+    if attribute is not None:
+        value = map(make_attrgetter(environment, attribute), value)
+    return (d if isinstance(d, Traced) else Traced(str(d), TEMPLATE)).join(map(_text, value))
 
 
 def _counted(name: str, made: Callable[..., Any]) -> Callable[..., Any]:
@@ -266,7 +324,7 @@ def _counted(name: str, made: Callable[..., Any]) -> Callable[..., Any]:
             spend(len(listed) * sum(size_of(each) for each in given[1:]))
         found = made(*args, **kwargs)
         spend(0 if name in CONSTANT_COST_FILTERS else size_of(found))
-        return found
+        return follow(found, given)
 
     if hasattr(made, "jinja_pass_arg"):  # whether Jinja hands it the environment or the context first
         counted.jinja_pass_arg = made.jinja_pass_arg  # type: ignore[attr-defined] (Jinja's mark)
@@ -298,10 +356,16 @@ def _replaced(text: str, old: str, new: str) -> int:
 _WIDTHS = re.compile(r"\d+")
 
 
+def check_widths(format: str) -> str:
+    """Return a format whose widths are no larger than any prompt."""
+    _check_numbers(int(each[-12:]) for each in _WIDTHS.findall(format))
+    return format
+
+
 def _spend_format(text: str, values: tuple[Any, ...]) -> None:
     """Spend the cost of `%` and `format`, whose widths are in the text or come as values."""
     spend_deep(values)
-    _check_numbers(int(each[-12:]) for each in _WIDTHS.findall(text))
+    check_widths(text)
     if "*" in text or re.search(r"\{[^}]*\{", text):
         _check_numbers(values)
         spend(sum(abs(each) for each in values if isinstance(each, int)) * len(text))

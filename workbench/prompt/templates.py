@@ -2,135 +2,262 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
+from weakref import WeakKeyDictionary
 
 import jinja2
 from jinja2 import nodes
 
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, nearest
 from workbench.files import read_bytes, read_json_object
-from workbench.prompt.template_sandbox import BoundedEnvironment
-from workbench.prompt.tokenizer import Tokenizer
+from workbench.prompt.template_encoding import TemplateEncoder, TokenSpan
+from workbench.prompt.template_sandbox import BoundedEnvironment, GenerationTag, check_widths
+from workbench.prompt.tokenization.tokenizer import Tokenizer
+from workbench.prompt.traced import ROLE, TEMPLATE, Origin, Traced, runs_of, traced
+from workbench.prompt.traced_json import to_json
 
-CONFIG, FILE = "tokenizer_config.json", "chat_template.jinja"
+CONFIG, FILE, FOLDER = "tokenizer_config.json", "chat_template.jinja", "additional_chat_templates"
+DEFAULT, WITH_TOOLS = "default", "tool_use"  # names of templates, as in Hugging Face
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 ROLES = frozenset(["system", "developer", "user", "assistant", "tool", "function"])  # as at OpenAI
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # names under which templates read a thought
 MAX_NESTING = 64  # objects and lists within a message
 CHARACTERS_PER_TEXT = 32  # characters that a text counts for besides its own: a template has work with every message
-KEYWORD_FIELDS = ("role", "type")  # fields whose values are words of the template's, not texts
-FILLERS = "xqzjkw·一あ"  # for characters of texts, in whatever a vocabulary's control tokens are not written
+CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "  # as in transformers: its space shows whether a template strips texts
+CONTINUED_ORIGIN = Origin("continued")
 
 
 class ChatTemplate:
-    """A chat template. Its own control tokens are read as such; no text of the messages can make one.
+    """A chat template. Its own control tokens are read as such; those that a message spells are plain characters.
 
-    `text` is the Jinja template, `names` the tokens that it can name: `bos_token`, `eos_token`, ...
+    Args:
+        text: the Jinja template, or several by name: `default`, and `tool_use` where there are tools.
+        names: the tokens that it can name: `bos_token`, `eos_token`, ...
+        where: where it comes from, for errors.
     """
 
-    def __init__(self, text: str, names: Mapping[str, str], where: str = "chat template"):
-        environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
-        environment.globals["raise_exception"] = _refuse
-        environment.add_filter("tojson", _to_json)
-        try:
-            self._render = environment.bounded(text)
-            self._words = ROLES | _words(environment.parse(text))
-        except (jinja2.TemplateError, RecursionError, MemoryError) as error:
-            raise WorkbenchError(f"{where}: not a Jinja template ({_line(error)})") from None
-        self.text, self.names = text, dict(names)
+    def __init__(self, text: str | Mapping[str, str], names: Mapping[str, str], where: str = "chat template"):
+        self.texts = {DEFAULT: text} if isinstance(text, str) else dict(text)
+        self.names, self._where = dict(names), where
+        self._compiled = {name: _Compiled(each, where) for name, each in self.texts.items()}
+        self._encoders: WeakKeyDictionary[Tokenizer, dict[str, TemplateEncoder]] = WeakKeyDictionary()
+
+    @property
+    def text(self) -> str:
+        """Return the Jinja text of the default template, or of the only one."""
+        return self.texts[DEFAULT] if DEFAULT in self.texts else next(iter(self.texts.values()))
 
     @classmethod
     def from_folder(cls, folder: Path | str) -> ChatTemplate | None:
-        """Return the template in `chat_template.jinja` or `tokenizer_config.json`; None without one."""
+        """Return the templates in `chat_template.jinja`, `additional_chat_templates/` or `tokenizer_config.json`; None
+        without one."""
         file, config = Path(folder) / FILE, Path(folder) / CONFIG
         try:
             values = read_json_object(read_bytes(config), str(config)) if config.exists() else {}
-            text = read_bytes(file).decode("utf-8") if file.exists() else values.get("chat_template")
-            if isinstance(text, list):  # several by name
-                text = next((each.get("template") for each in text if each.get("name") == "default"), None)
-            tokens = {name: values.get(name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
+            found = values.get("chat_template")
+            if isinstance(found, list):  # several by name
+                found = {each["name"]: each["template"] for each in found}
+            texts = {DEFAULT: found} if isinstance(found, str) else dict(found or {})
+            named = sorted((Path(folder) / FOLDER).glob("*.jinja"))
+            texts |= {path.stem: read_bytes(path).decode("utf-8") for path in named}
+            texts |= {DEFAULT: read_bytes(file).decode("utf-8")} if file.exists() else {}
+            tokens = {name: values.get(name) for name in NAMED_TOKENS}
             plain = {name: each["content"] if isinstance(each, dict) else each for name, each in tokens.items() if each}
-        except (ValueError, AttributeError, LookupError) as error:
+        except (ValueError, TypeError, AttributeError, LookupError) as error:
             raise WorkbenchError(f"{folder}: its chat template cannot be read ({_line(error)})") from None
-        if not isinstance(text, str):
-            return None
-        return cls(text, plain, str(file if file.exists() else config))
+        texts = {name: text for name, text in texts.items() if isinstance(text, str)}
+        return cls(texts, plain, str(file if file.exists() else config)) if texts else None
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """Return the prompt's text, up to where the assistant begins.
+    def choose(self, name: str | None = None, tools: bool = False) -> str:
+        """Return the name of the template to use: `name`, or `tool_use` with tools where there is one, or the default.
+
+        Raises:
+            WorkbenchError: if there is none of that name.
+        """
+        wanted = name or (WITH_TOOLS if tools and WITH_TOOLS in self.texts else DEFAULT)
+        if wanted in self.texts:
+            return wanted
+        known = f"{nearest(wanted, self.texts)}; it has {', '.join(self.texts)}"
+        raise WorkbenchError(f"{self._where}: no chat template is named {wanted!r}{known}")
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool | str = False,
+        template: str | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        now: datetime | None = None,
+    ) -> Traced:
+        """Return the prompt's text with the origin of every character.
+
+        Args:
+            messages: as in `transformers.apply_chat_template`; texts that are `Traced` keep their origins.
+            tools: declarations of tools, as at OpenAI.
+            documents: with title and text.
+            add_generation_prompt: end where the assistant begins.
+            continue_final_message: end where the last message's content ends, or its field of this name.
+            template: the name of one of several templates.
+            arguments: further variables of the template (`enable_thinking`).
+            now: what `strftime_now` says; this moment unless given.
 
         Raises:
             WorkbenchError: if the template refuses the messages, or would loop or grow without end.
         """
-        characters = sum(CHARACTERS_PER_TEXT + len(text) for _, text in _texts(messages, "messages"))
+        if continue_final_message and add_generation_prompt:
+            raise WorkbenchError("continue_final_message ends within a message, add_generation_prompt before one: "
+                                 "give one")  # fmt: skip
+        compiled = self._compiled[self.choose(template, tools is not None)]
+        given: dict[str, Any] = {"messages": messages, "tools": tools, "documents": documents, **(arguments or {})}
+        characters = sum(CHARACTERS_PER_TEXT + len(text) for name in given for _, text in _texts(given[name], name))
+        moment = now or datetime.now()
+        listed = [_message(each, number, compiled.words) for number, each in enumerate(messages)]
+        if continue_final_message:
+            field = continue_final_message if isinstance(continue_final_message, str) else "content"
+            _mark_end(listed, field)
+        variables: dict[str, Any] = {name: Traced(text, TEMPLATE) for name, text in self.names.items()}
+        variables |= {name: traced(value, Origin("argument", None, name)) for name, value in (arguments or {}).items()}
+        variables["strftime_now"] = lambda format: moment.strftime(check_widths(format))
+        variables |= {
+            "messages": listed,
+            "tools": None if tools is None else [traced(each, Origin("tool", n)) for n, each in enumerate(tools)],
+            "documents": None
+            if documents is None
+            else [traced(each, Origin("document", n)) for n, each in enumerate(documents)],
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
-            return self._render(characters, messages=list(messages), add_generation_prompt=True, **self.names)
+            text = compiled.render(characters, **variables)
         except Exception as error:  # a template can raise whatever Python can
             raise WorkbenchError(f"messages: the chat template refuses them ({_line(error)})") from None
+        return _until_mark(text) if continue_final_message else text
+
+    def encode(self, text: Traced, tokenizer: Tokenizer, template: str | None = None) -> list[TokenSpan]:
+        """Return the tokens of what `render` returned, with the characters of each."""
+        return self.encoder(tokenizer, template).encode(text)
+
+    def encoder(self, tokenizer: Tokenizer, template: str | None = None) -> TemplateEncoder:
+        """Return the encoder for what the template of this name renders."""
+        name = template if template in self.texts else next(iter(self.texts))
+        encoders = self._encoders.setdefault(tokenizer, {})
+        if name not in encoders:
+            literals = self.literals(name)
+            written = [each for each in tokenizer.added_token_ids if each.strip() and each in literals]
+            encoders[name] = TemplateEncoder(tokenizer, written)
+        return encoders[name]
+
+    def literals(self, template: str | None = None) -> str:
+        """Return the texts that the template of this name holds, apart from each other."""
+        return self._compiled[template if template in self.texts else next(iter(self.texts))].literals
+
+    def end_token_ids(self, tokenizer: Tokenizer, template: str | None = None) -> tuple[int, ...]:
+        """Return the control token that ends an answer: what the template writes behind one. None if it writes none."""
+        encoder = self.encoder(tokenizer, template)
+        if encoder.end_token_ids is None:
+            encoder.end_token_ids = self._find_end(encoder, template)
+        return encoder.end_token_ids
+
+    def _find_end(self, encoder: TemplateEncoder, template: str | None) -> tuple[int, ...]:
+        talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+        try:
+            text = self.render(talk, add_generation_prompt=False, template=template)
+        except WorkbenchError:  # it wants more than a question and an answer
+            return ()
+        place = 0
+        for length, origin in runs_of(text):
+            place += length
+            if (origin.part, origin.index) == ("message", 1):
+                return tuple(token.id for token in encoder.written_tokens(text[place:]))[:1]
+        return ()  # it shows no answer
 
     def ids(self, messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> tuple[int, ...]:
-        """Return the prompt's token ids.
+        """Return the prompt's token ids, up to where the assistant begins.
 
         Raises:
-            WorkbenchError: if a text of the messages (content, role, name, tool argument) makes a control token, or
-                `render` fails.
+            WorkbenchError: for messages without a role or a content, and if `render` fails.
         """
         for number, message in enumerate(messages):
             if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
                 raise WorkbenchError(f"messages.{number}: must be an object with a role and a content")
-        for where, text in _texts(messages, "messages"):
-            try:
-                forged = tokenizer.special_tokens_in(text)
-            except WorkbenchError as error:
-                raise WorkbenchError(f"{where}: {error}") from None
-            if forged:
-                raise WorkbenchError(
-                    f"{where}: holds the control token {tokenizer.id_to_token(forged[0])!r}; take it out"
-                )
-        for number, message in enumerate(messages):
             if message.get("content") is None and not message.get("tool_calls"):
                 where = f"messages.{number}.content"
                 raise WorkbenchError(f"{where}: must be a text or a list of parts, where there are no tool_calls")
-        text = self.render(messages)
-        written = self.render(_MaskedMessages(tokenizer, self._words).mask(messages))
-        if tokenizer.special_tokens_in(text) != tokenizer.special_tokens_in(written):
-            raise WorkbenchError(
-                "messages: a role, a name or the end of a text makes a control token of what the template writes "
-                f"around it; roles are {', '.join(sorted(ROLES))}, or those that the template names"
-            )
-        return tuple(tokenizer.encode(text, special=True))
+        return tuple(token.id for token in self.encode(self.render(messages), tokenizer, self.choose()))
 
 
-class _MaskedMessages:
-    """Messages with masked texts of the same length and spaces, to find the control tokens that the template itself
-    writes.
+class _Compiled:
+    """One template: its function, the words that it names, and its literals."""
 
-    Words that the template uses stay: keys, and values of `KEYWORD_FIELDS`.
-    """
+    def __init__(self, text: str, where: str):
+        environment = BoundedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", GenerationTag]
+        )
+        environment.globals["raise_exception"] = _refuse
+        environment.add_filter("tojson", to_json)
+        try:
+            self.render: Callable[..., Traced] = environment.bounded(text)
+            tree = environment.parse(text)
+            self.words = ROLES | {each for each in _constants(tree) if each.isidentifier()}
+        except (jinja2.TemplateError, RecursionError, MemoryError) as error:
+            raise WorkbenchError(f"{where}: not a Jinja template ({_line(error)})") from None
+        data = [node.data for node in tree.find_all(nodes.TemplateData)]
+        self.literals = "\0".join([*data, *_constants(tree)])
 
-    def __init__(self, tokenizer: Tokenizer, words: frozenset[str]):
-        self._words = words
-        names = "".join(tokenizer.special_token_ids)
-        self._letters = {*names, *names.lower(), *names.upper()}
-        self._filler = next((each for each in FILLERS if each not in self._letters), FILLERS[-1])
 
-    def mask(self, value: Any, kind: bool = False) -> Any:
-        if isinstance(value, str):
-            return value if kind and value in self._words else "".join(map(self._character, value))
-        if isinstance(value, Mapping):
-            made: dict[Any, Any] = {}
-            for key, each in value.items():
-                name = self.mask(key, kind=True)
-                while name in made:
-                    name += self._filler
-                made[name] = self.mask(each, kind=key in KEYWORD_FIELDS)
-            return made
-        return [self.mask(each) for each in value] if isinstance(value, list | tuple) else value
+def _message(message: Mapping[str, Any], number: int, words: frozenset[str]) -> dict[str, Any]:
+    """Return a message as the template sees it: texts with origins, no keys without value, a thought by every name."""
+    if not isinstance(message, Mapping):
+        raise WorkbenchError(f"messages.{number}: must be an object with a role and a content")
+    system = number == 0 and message.get("role") in ("system", "developer")
+    origin = Origin("system") if system else Origin("message", number)
+    found = _with_words(traced({k: v for k, v in message.items() if v is not None}, origin), words)
+    thought = next((found[key] for key in REASONING_FIELDS if found.get(key) is not None), None)
+    return found if thought is None else {"thinking": thought, **found, "reasoning_content": thought}
 
-    def _character(self, character: str) -> str:
-        plain = character.isascii() and character not in self._letters
-        return character if character.isspace() or plain else self._filler
+
+def _with_words(message: dict[str, Any], words: frozenset[str]) -> dict[str, Any]:
+    """Let a word of the template's own, where it names the kind of a message or of its parts, be the template's."""
+
+    def named(value: dict[str, Any], key: str) -> dict[str, Any]:
+        kind = value.get(key)
+        return {**value, key: Traced(kind, ROLE)} if isinstance(kind, str) and kind in words else value
+
+    lists = {key: message[key] for key in ("content", "tool_calls") if isinstance(message.get(key), list)}
+    kinds = {key: [named(part, "type") if isinstance(part, dict) else part for part in lists[key]] for key in lists}
+    return named({**message, **kinds}, "role")
+
+
+def _mark_end(messages: list[dict[str, Any]], field: str) -> None:
+    """Put a mark behind a field of the last message, or behind the last text of its parts."""
+    last = messages[-1] if messages else {}
+    value, mark = last.get(field), Traced(CONTINUED, CONTINUED_ORIGIN)
+    if isinstance(value, str):
+        same = [name for name in REASONING_FIELDS if last.get(name) == value] if field in REASONING_FIELDS else [field]
+        last.update({name: value + mark for name in same})
+        return
+    part = next((each for each in reversed(value or []) if isinstance(each, dict) and "text" in each), None)
+    if part is None:
+        raise WorkbenchError(f"continue_final_message: the last message has no {field} that is a text")
+    part["text"] = part["text"] + mark
+
+
+def _until_mark(text: Traced) -> Traced:
+    """Return the text before the last mark, without spaces at its end where the template strips them."""
+    place, found = 0, -1
+    for length, origin in runs_of(text):
+        if origin.part == CONTINUED_ORIGIN.part:
+            found = place
+        place += length
+    if found < 0:
+        raise WorkbenchError("continue_final_message: the chat template does not show the last message as it is")
+    kept = str.startswith(text, CONTINUED, found)  # transformers' rule, also where the template adds a space itself
+    return text[:found] if kept else text[:found].rstrip()
 
 
 def _texts(value: Any, where: str, depth: int = 0) -> Iterator[tuple[str, str]]:
@@ -147,16 +274,12 @@ def _texts(value: Any, where: str, depth: int = 0) -> Iterator[tuple[str, str]]:
     elif isinstance(value, list | tuple):
         for number, each in enumerate(value):
             yield from _texts(each, f"{where}.{number}", depth + 1)
+    elif value is not None and not isinstance(value, int | float):
+        raise WorkbenchError(f"{where[:80]}: a {type(value).__name__}; give texts, numbers, lists and mappings")
 
 
-def _words(template: nodes.Template) -> frozenset[str]:
-    """Return every text that a template names: constants that it compares with, and fields that it reads."""
-    constants = {node.value for node in template.find_all(nodes.Const) if isinstance(node.value, str)}
-    return frozenset(constants | {node.attr for node in template.find_all(nodes.Getattr)})
-
-
-def _to_json(value: Any, **options: Any) -> str:
-    return json.dumps(value, **{"ensure_ascii": False, **options})
+def _constants(template: nodes.Template) -> list[str]:
+    return [node.value for node in template.find_all(nodes.Const) if isinstance(node.value, str)]
 
 
 def _refuse(words: str) -> NoReturn:

@@ -13,7 +13,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
-from workbench.prompt.tokenizer import BYTE_OF
+from workbench.prompt.tokenization.tokenizer import BYTE_OF
 
 LETTER = {byte: character for character, byte in BYTE_OF.items()}  # GPT-2's byte alphabet
 

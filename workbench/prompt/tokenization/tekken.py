@@ -13,8 +13,13 @@ import tokenizers
 
 from workbench.errors import WorkbenchError
 from workbench.files import read_bytes, read_json_object
-from workbench.prompt.byte_level import PreTokenizer, byte_level_tokenizer, in_byte_alphabet, merges_of_ranks
-from workbench.prompt.sentencepiece_model import begin_with
+from workbench.prompt.tokenization.byte_level import (
+    PreTokenizer,
+    byte_level_tokenizer,
+    in_byte_alphabet,
+    merges_of_ranks,
+)
+from workbench.prompt.tokenization.sentencepiece_model import begin_with
 
 TEKKEN_FILE = "tekken.json"
 MAX_TEKKEN_BYTES = 256 << 20

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from workbench.errors import WorkbenchError
-from workbench.prompt.byte_level import PRE_TOKENIZERS
-from workbench.prompt.gguf_vocabulary import KEYS, WHOLE_KEY, GGUFVocabulary
-from workbench.prompt.sentencepiece_model import (
+from workbench.prompt.tokenization.byte_level import PRE_TOKENIZERS
+from workbench.prompt.tokenization.gguf_vocabulary import KEYS, WHOLE_KEY, GGUFVocabulary
+from workbench.prompt.tokenization.sentencepiece_model import (
     BYTE,
     CONTROL,
     NORMAL,
@@ -23,7 +23,7 @@ from workbench.prompt.sentencepiece_model import (
     USER_DEFINED,
     SentencePieces,
 )
-from workbench.prompt.tokenizer import FALLBACK, Tokenizer
+from workbench.prompt.tokenization.tokenizer import FALLBACK, Tokenizer
 
 BESIDE = {"lstrip": "spaces before it", "rstrip": "spaces after it", "single_word": "whole words alone"}
 NFC_NOTE = "llama.cpp does not compose characters first (NFC)"

@@ -6,8 +6,10 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from operator import index
 from pathlib import Path
@@ -102,7 +104,9 @@ class Tokenizer:
     """A tokenizer. Control tokens are those that the file marks as special: they have a name and no text.
 
     `vocab_size` is one more than the highest id: the rows that an embedding must have. `special_token_ids` has the
-    control tokens' ids by name. `bos_token_ids` is what the file's template puts before a text (Llama's `<s>`), which
+    control tokens' ids by name, `added_token_ids` those of tokens that are taken wherever their name stands in a text.
+    `unknown_id` is for characters that the vocabulary lacks, `plain_special_token` the name of a control token that
+    takes no spaces around it. `bos_token_ids` is what the file's template puts before a text (Llama's `<s>`), which
     `encode` leaves to the caller. `byte_rule` maps tokens to bytes; None for other kinds of decoder. The `inner`
     tokenizer is handed over: its settings are changed, and no one else may use it.
     """
@@ -115,13 +119,16 @@ class Tokenizer:
         self._inner = inner
         self._lock = threading.Lock()  # how control tokens are read is a setting of the inner tokenizer
         self._added = frozenset(added)
+        plain = (each for _, each in sorted(added.items()) if each.special and not _has_flags(each))
+        self.plain_special_token = next((each.content for each in plain), None)
+        self.added_token_ids = {token.content: id for id, token in sorted(added.items()) if not token.special}
         self._controls = {id: token.content for id, token in added.items() if token.special}
         self.special_token_ids = {name: id for id, name in sorted(self._controls.items())}
         self.vocab_size = max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         decoder = json.loads(inner.decoder.__getstate__()) if inner.decoder else None
         self.byte_rule: ByteRule | None = parse_byte_rule(decoder)
         self.bos_token_ids = self._template_before()
-        self._unknown = _unknown_id(inner)
+        self.unknown_id = _unknown_id(inner)
 
     @classmethod
     def from_folder(cls, folder: Path | str) -> Tokenizer | None:
@@ -157,6 +164,20 @@ class Tokenizer:
         Raises:
             WorkbenchError: for a lone surrogate, and for a character that can only be read as a control token.
         """
+        if special:
+            return self.encode_with_offsets(text)[0]
+        with self._reading(text, special=False):
+            return self._plain(text)
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the ids of `text` as `encode(text, special=True)` does, and the characters [first, last) of each."""
+        with self._reading(text, special=True):
+            encoding = self._inner.encode(text, add_special_tokens=False)
+            return encoding.ids, encoding.offsets
+
+    @contextmanager
+    def _reading(self, text: str, special: bool) -> Iterator[None]:
+        """Check `text`, and hold the inner tokenizer while it is encoded, with control tokens read or not."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -168,7 +189,7 @@ class Tokenizer:
         with self._lock:
             self._inner.encode_special_tokens = not special
             try:
-                return self._inner.encode(text, add_special_tokens=False).ids if special else self._plain(text)
+                yield
             except WorkbenchError:
                 raise
             except Exception as error:  # the library raises bare Exception
@@ -201,7 +222,7 @@ class Tokenizer:
         cuts: set[int] = set()
         for id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
             name, start, end = self._controls.get(id), first + start, first + end
-            if name is None or (id == self._unknown and not self._spells(text[start:end], name)):
+            if name is None or (id == self.unknown_id and not self.spells(text[start:end], name)):
                 continue
             found = {start + 1} if end - start > 1 else {start, end}
             found = {cut for cut in found if first < cut < last}
@@ -213,7 +234,7 @@ class Tokenizer:
             cuts |= found
         return sorted(cuts)
 
-    def _spells(self, text: str, name: str) -> bool:
+    def spells(self, text: str, name: str) -> bool:
         """Return whether `text` spells `name`, rather than characters that the vocabulary lacks."""
         normalizer = self._inner.normalizer
         return len(text) > 1 and name in (text, text if normalizer is None else normalizer.normalize_str(text))
@@ -244,13 +265,25 @@ class Tokenizer:
             return self._inner.decode([id], skip_special_tokens=False).encode()
         return self.byte_rule.token_bytes(token, id in self._added)
 
+    @cached_property
+    def max_token_characters(self) -> int:
+        """Return the number of characters of a text that one token can stand for at most."""
+        if self._inner.normalizer is not None or self.unknown_id is not None:  # these may drop or join characters
+            return 1 << 62
+        return max(map(len, self._inner.get_vocab(with_added_tokens=True)), default=1)
+
+    def exact_text(self, ids: Iterable[int]) -> str | None:
+        """Return the text of `ids` with the names of control tokens and every space; None if it ends within a
+        character."""
+        if self.byte_rule is None:
+            return self.decode(ids, special=True)
+        try:
+            return b"".join(map(self.token_bytes, ids)).decode("utf-8")
+        except UnicodeDecodeError:
+            return None
+
     def is_special(self, id: int) -> bool:
         return id in self._controls
-
-    def special_tokens_in(self, text: str) -> list[int]:
-        """Return the control tokens that `encode(text, special=True)` reads, in order, without that for unknown
-        characters."""
-        return [id for id in self.encode(text, special=True) if id in self._controls and id != self._unknown]
 
     def checked_id(self, id: int) -> int:
         """Return `id` as an int; WorkbenchError outside of [0, vocab_size)."""
@@ -274,6 +307,10 @@ class Tokenizer:
     def __repr__(self) -> str:
         kind = "windowed" if self.byte_rule is None else "byte-level" if self.byte_rule.alphabet else "sentencepiece"
         return f"Tokenizer({kind}, vocab={self.vocab_size}, control={len(self._controls)})"
+
+
+def _has_flags(token: tokenizers.AddedToken) -> bool:
+    return token.lstrip or token.rstrip or token.single_word or token.normalized
 
 
 def _unknown_id(inner: tokenizers.Tokenizer) -> int | None:

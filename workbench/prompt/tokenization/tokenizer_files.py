@@ -11,9 +11,9 @@ from tokenizers import AddedToken
 
 from workbench.errors import WorkbenchError
 from workbench.files import read_bytes, read_json_object
-from workbench.prompt.sentencepiece_model import MODEL_FILE, read_model_file
-from workbench.prompt.tekken import TEKKEN_FILE, read_tekken
-from workbench.prompt.tokenizer import FILE, Tokenizer
+from workbench.prompt.tokenization.sentencepiece_model import MODEL_FILE, read_model_file
+from workbench.prompt.tokenization.tekken import TEKKEN_FILE, read_tekken
+from workbench.prompt.tokenization.tokenizer import FILE, Tokenizer
 
 CONFIG = "tokenizer_config.json"
 

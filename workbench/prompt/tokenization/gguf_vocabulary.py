@@ -11,8 +11,9 @@ from typing import Any, Protocol, runtime_checkable
 import tokenizers
 
 from workbench.errors import WorkbenchError, nearest
-from workbench.prompt.byte_level import PRE_TOKENIZERS, byte_level_tokenizer
-from workbench.prompt.sentencepiece_model import (
+from workbench.prompt.templates import ChatTemplate
+from workbench.prompt.tokenization.byte_level import PRE_TOKENIZERS, byte_level_tokenizer
+from workbench.prompt.tokenization.sentencepiece_model import (
     BYTE,
     CONTROL,
     NORMAL,
@@ -22,8 +23,7 @@ from workbench.prompt.sentencepiece_model import (
     begin_with,
     check_lengths,
 )
-from workbench.prompt.templates import ChatTemplate
-from workbench.prompt.tokenizer import Tokenizer
+from workbench.prompt.tokenization.tokenizer import Tokenizer
 
 KEYS = "tokenizer.ggml"
 TEMPLATE_KEY = "tokenizer.chat_template"

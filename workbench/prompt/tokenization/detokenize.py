@@ -5,8 +5,8 @@ from __future__ import annotations
 import codecs
 from typing import Protocol
 
-from workbench.prompt.stops import StopStringSearch
-from workbench.prompt.tokenizer import FALLBACK, LeadingStrip, Tokenizer
+from workbench.prompt.tokenization.stops import StopStringSearch
+from workbench.prompt.tokenization.tokenizer import FALLBACK, LeadingStrip, Tokenizer
 
 
 class Detokenizer:

@@ -1,0 +1,106 @@
+"""Chat templates with the mechanisms of well-known models' own, for control tokens of `apply.py`."""
+
+from __future__ import annotations
+
+FOLDED = (  # Gemma: no system role; the system prompt stands in the first user turn
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{% if messages[0]['content'] is string %}"
+    "{% set first_user_prefix = messages[0]['content'] + '\n\n' %}{% else %}"
+    "{% set first_user_prefix = messages[0]['content'][0]['text'] + '\n\n' %}{% endif %}"
+    "{% set loop_messages = messages[1:] %}{% else %}{% set first_user_prefix = '' %}"
+    "{% set loop_messages = messages %}{% endif %}{% for message in loop_messages %}"
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
+    "{% set role = 'model' if message['role'] == 'assistant' else message['role'] %}"
+    "{{ '<|im_start|>' + role + '\n' + (first_user_prefix if loop.first else '') }}"
+    "{% if message['content'] is string %}{{ message['content'] | trim }}{% elif message['content'] is iterable %}"
+    "{% for item in message['content'] %}{% if item['type'] == 'text' %}{{ item['text'] | trim }}{% endif %}"
+    "{% endfor %}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>model\n' }}{% endif %}"
+)
+TOOLS_AS_JSON = (  # Qwen 2.5, Hermes
+    "{%- if tools %}{{- '<|im_start|>system\\n' }}{%- if messages[0]['role'] == 'system' %}"
+    "{{- messages[0]['content'] }}{%- else %}{{- 'You are helpful.' }}{%- endif %}"
+    "{{- '\\n\\n# Tools\\n<tools>' }}{%- for tool in tools %}{{- '\\n' }}{{- tool | tojson }}{%- endfor %}"
+    '{{- \'\\n</tools>\\nFor each call return <tool_call>\\n{"name": <name>, "arguments": <json>}\\n</tool_call>'
+    "<|im_end|>\\n' }}{%- elif messages[0]['role'] == 'system' %}"
+    "{{- '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>\\n' }}{%- endif %}"
+    "{%- for message in messages %}"
+    "{%- if (message.role == 'user') or (message.role == 'system' and not loop.first) or "
+    "(message.role == 'assistant' and not message.tool_calls) %}"
+    "{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}"
+    "{%- elif message.role == 'assistant' %}{{- '<|im_start|>' + message.role }}"
+    "{%- if message.content %}{{- '\\n' + message.content }}{%- endif %}"
+    "{%- for tool_call in message.tool_calls %}{%- if tool_call.function is defined %}"
+    "{%- set tool_call = tool_call.function %}{%- endif %}"
+    '{{- \'\\n<tool_call>\\n{"name": "\' }}{{- tool_call.name }}{{- \'", "arguments": \' }}'
+    "{{- tool_call.arguments | tojson }}{{- '}\\n</tool_call>' }}{%- endfor %}{{- '<|im_end|>\\n' }}"
+    "{%- elif message.role == 'tool' %}{%- if loop.index0 == 0 or messages[loop.index0 - 1].role != 'tool' %}"
+    "{{- '<|im_start|>user' }}{%- endif %}{{- '\\n<tool_response>\\n' }}{{- message.content }}"
+    "{{- '\\n</tool_response>' }}{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}"
+    "{{- '<|im_end|>\\n' }}{%- endif %}{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
+THOUGHT_DROPPED = (  # Qwen 3: a thought is kept after the last question, and dropped before it
+    "{%- set ns = namespace(multi_step_tool=true, last_query_index=messages|length - 1) %}"
+    "{%- for message in messages[::-1] %}{%- set index = (messages|length - 1) - loop.index0 %}"
+    "{%- if ns.multi_step_tool and message.role == 'user' and message.content is string and "
+    "not(message.content.startswith('<tool_response>') and message.content.endswith('</tool_response>')) %}"
+    "{%- set ns.multi_step_tool = false %}{%- set ns.last_query_index = index %}{%- endif %}{%- endfor %}"
+    "{%- for message in messages %}{%- if message.content is string %}{%- set content = message.content %}"
+    "{%- else %}{%- set content = '' %}{%- endif %}{%- if message.role == 'assistant' %}"
+    "{%- set reasoning_content = '' %}{%- if message.reasoning_content is string %}"
+    "{%- set reasoning_content = message.reasoning_content %}{%- else %}{%- if '</think>' in content %}"
+    "{%- set reasoning_content = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}"
+    "{%- set content = content.split('</think>')[-1].lstrip('\\n') %}{%- endif %}{%- endif %}"
+    "{%- if loop.index0 > ns.last_query_index and (loop.last or reasoning_content) %}"
+    "{{- '<|im_start|>' + message.role + '\\n<think>\\n' + reasoning_content.strip('\\n') + '\\n</think>\\n\\n' + "
+    "content.lstrip('\\n') }}{%- else %}{{- '<|im_start|>' + message.role + '\\n' + content }}{%- endif %}"
+    "{%- for call in message.tool_calls or [] %}{{- '\\n<tool_call>\\n' }}"
+    "{{- {'name': call.function.name, 'arguments': call.function.arguments} | tojson }}{{- '\\n</tool_call>' }}"
+    "{%- endfor %}{{- '<|im_end|>\\n' }}{%- else %}"
+    "{{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}"
+    "{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}"
+    "{%- endif %}"
+)
+THOUGHT_KEPT = (
+    "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}{% generation %}"
+    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }} {{ c.function.arguments|tojson }}</tool_call>"
+    "{% endfor %}<|end|>{% endgeneration %}{% else %}"
+    "{% if m.content is string %}{{ m.content }}{% else %}{{ m.content|map(attribute='text')|join('\n') }}{% endif %}"
+    "<|end|>{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+DATED = (  # Llama 3.1: the date, tools in the first user turn with an indent, documents
+    "{{- bos_token }}{%- if date_string is not defined %}{%- set date_string = strftime_now('%d %b %Y') %}{%- endif %}"
+    "{%- if messages[0]['role'] == 'system' %}{%- set system_message = messages[0]['content'] %}"
+    "{%- set system_message = system_message if system_message is string else "
+    "system_message|selectattr('type', 'equalto', 'text')|map(attribute='text')|list|join(' ') %}"
+    "{%- set messages = messages[1:] %}{%- else %}{%- set system_message = '' %}{%- endif %}"
+    "{{- '<|system|>\\n\\nToday Date: ' + date_string + '\\n\\n' }}"
+    "{%- for d in documents or [] %}{{- 'Document ' ~ loop.index ~ ': %s\\n' % d.title }}{{- d['text']|indent(2) }}"
+    "{%- endfor %}{{- system_message|trim }}{{- '<|end|>' }}"
+    '{%- if tools %}{{- \'<|user|>\\n\\nRespond with {"name": ..., "parameters": ...}.\\n\\n\' }}'
+    "{%- for t in tools %}{{- t | tojson(indent=4) }}{{- '\\n\\n' }}{%- endfor %}{{- '<|end|>' }}{%- endif %}"
+    "{%- for message in messages %}{%- if not (message.role == 'tool' or 'tool_calls' in message) %}"
+    "{{- '<|' + message['role'] + '|>\\n\\n' }}{%- if message.content is string %}{{- message['content'] | trim }}"
+    "{%- else %}{%- for c in message.content %}{{- c.text }}{%- endfor %}{%- endif %}{{- '<|end|>' }}"
+    "{%- elif 'tool_calls' in message %}{%- set call = message.tool_calls[0].function %}"
+    "{{- '<|assistant|>\\n\\n' -}}{{- '{\"name\": \"' + call.name + '\", ' }}{{- '\"parameters\": ' }}"
+    "{{- call.arguments | tojson }}{{- '}' }}{{- '<|end|>' }}{%- else %}{{- '<|tool|>\\n\\n' }}"
+    "{%- if message.content is mapping or (message.content is iterable and message.content is not string) %}"
+    "{{- message.content | tojson }}{%- else %}{{- message.content }}{%- endif %}{{- '<|end|>' }}{%- endif %}"
+    "{%- endfor %}{%- if add_generation_prompt %}{{- '<|assistant|>\\n\\n' }}{%- endif %}"
+)
+INST = (  # Llama 2, Mistral: what is written around a turn has spaces, and an answer ends with the end token
+    "{{ bos_token }}{% set s = messages[0].content if messages[0].role == 'system' else '' %}"
+    "{% for m in messages if m.role != 'system' %}{% if m.role == 'user' %}"
+    "{{ '[INST] ' ~ ('<<SYS>>\n' ~ s ~ '\n<</SYS>>\n\n' if loop.first and s else '') ~ (m.content if m.content is "
+    "string else m.content|map(attribute='text')|join) ~ ' [/INST]' }}{% elif m.role == 'tool' %}[INST] {{ {'content': "
+    "m.content}|tojson(sort_keys=true) }} [/INST]{% else %}{{ ' ' ~ m.content|string|trim ~ ' ' ~ eos_token }}"
+    "{% endif %}{% endfor %}"
+)
+ALL = {
+    "folded": FOLDED, "tools_as_json": TOOLS_AS_JSON, "thought_dropped": THOUGHT_DROPPED,
+    "thought_kept": THOUGHT_KEPT, "dated": DATED, "inst": INST,
+}  # fmt: skip

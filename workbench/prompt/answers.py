@@ -1,0 +1,232 @@
+"""Read an answer from its tokens: a thought, a text and calls of tools, while they come.
+
+Channels begin and end at control tokens, never at text that spells them. Each has a detokenizer of its own, finished
+where the channel ends: what was held back there belongs to it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from workbench.prompt.templates import ChatTemplate
+from workbench.prompt.tokenization.detokenize import Detokenizer
+from workbench.prompt.tokenization.tokenizer import Tokenizer
+from workbench.prompt.turns import UNPARSED, AssistantTurn, ToolCall, is_too_deep
+
+THOUGHTS = (("<|think|>", "<|/think|>"), ("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+CALLS = (("<tool_call>", "</tool_call>"), ("<|tool|>", ""), ("[TOOL_CALLS]", ""), ("<|python_tag|>", ""))
+ARGUMENT_FIELDS = ("arguments", "parameters")
+Channel = Literal["thought", "text", "call"]
+
+
+def control_tokens(tokenizer: Tokenizer) -> dict[str, int]:
+    """Return a tokenizer's control tokens by name: its special ones, and marks of thoughts and calls (Qwen's are no
+    special ones)."""
+    marks = {name for pair in (*THOUGHTS, *CALLS) for name in pair}
+    return tokenizer.special_token_ids | {k: v for k, v in tokenizer.added_token_ids.items() if k in marks}
+
+
+class ChannelText(NamedTuple):
+    """A piece of an answer: its channel, which call it is of, and the text to show now."""
+
+    channel: Channel
+    index: int
+    text: str
+
+
+@dataclass(frozen=True)
+class AnswerFormat:
+    """The control tokens around the parts of an answer, by id; None where a model has none."""
+
+    thought: tuple[int, int] | None = None
+    call: tuple[int, int | None] | None = None
+
+    @classmethod
+    def from_template(cls, template: ChatTemplate, tokenizer: Tokenizer, name: str | None = None) -> AnswerFormat:
+        """Return the format of a template: the first pairs known here that it writes, else those of the tokenizer."""
+        ids, literals = template.encoder(tokenizer, name).control_ids, template.literals(name)
+
+        def pairs(known: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+            there = [(a, b) for a, b in known if a in ids and (not b or b in ids)]
+            return sorted(there, key=lambda pair: not any(each and each in literals for each in pair))
+
+        thought = next(((ids[a], ids[b]) for a, b in pairs(THOUGHTS)), None)
+        return cls(thought, next(((ids[a], ids.get(b)) for a, b in pairs(CALLS)), None))
+
+    def ends_in_thought(self, prompt_ids: Sequence[int]) -> bool:
+        """Return whether a prompt opens the thought of the answer itself."""
+        last = next((id for id in reversed(prompt_ids) if self.thought and id in self.thought), None)
+        return self.thought is not None and last == self.thought[0]
+
+
+class AnswerParser:
+    """A parser of one answer. `in_thought`: the prompt ends within a thought that the template began. `stops`: stop
+    strings, which end the answer and are no part of it."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, format: AnswerFormat, in_thought: bool = False, stops: tuple[str, ...] = ()
+    ):
+        self._tokenizer, self._format, self._stops = tokenizer, format, stops
+        self._ids: list[int] = []
+        self._texts: list[tuple[Channel, int, list[str]]] = []
+        self._calls = 0
+        self._begin("thought" if in_thought else "text")
+
+    @property
+    def channel(self) -> Channel:
+        """Return the channel that is open."""
+        return self._channel
+
+    def push(self, token_id: int) -> list[ChannelText]:
+        """Take the next token; return the pieces to show now."""
+        self._ids.append(token_id)
+        thought, call = self._format.thought or (None, None), self._format.call or (None, None)
+        if token_id == thought[0] and self._channel == "text":
+            return self._switch("thought")
+        if token_id == thought[1] and self._channel == "thought":
+            return self._switch("text")
+        if token_id == call[0] and self._channel != "thought":
+            return self._switch("call")
+        if token_id == call[1] and self._channel == "call":
+            return self._switch("text")
+        return self._show(self._detokenizer.push(token_id))
+
+    def finish(self) -> list[ChannelText]:
+        """Return what was held back at the answer's end."""
+        return self._show(self._detokenizer.finish())
+
+    def text(self, channel: Channel) -> str:
+        """Return what a channel has said so far."""
+        return "".join(text for each, _, text in self._joined() if each == channel)
+
+    def turn(self) -> AssistantTurn:
+        """Return the answer so far as a turn, with its tokens. A call that is no JSON with a name becomes text."""
+        joined = self._joined()
+        first_call = next((n for n, (channel, _, _) in enumerate(joined) if channel == "call"), len(joined))
+        thoughts = [text for channel, _, text in joined if channel == "thought"]
+        content = "".join(text for channel, _, text in joined[:first_call] if channel == "text")
+        rest: list[str] = []
+        calls: list[ToolCall] = []
+        for channel, _, text in joined[first_call:]:
+            found = parse_calls(text) if channel == "call" else []
+            calls += found
+            rest += [text] * (not found and bool(text.strip()) and channel != "thought")
+        if calls and self._format.call is not None and self._format.call[1] is not None:
+            content = content.removesuffix("\n")  # between a text and a call
+        return AssistantTurn(
+            content="".join([content, *rest]),
+            thinking="".join(thoughts) if thoughts else None,
+            tool_calls=tuple(calls),
+            generated_ids=tuple(self._ids),
+        )
+
+    def _joined(self) -> list[tuple[Channel, int, str]]:
+        return [(channel, index, "".join(texts)) for channel, index, texts in self._texts]
+
+    def _switch(self, channel: Channel) -> list[ChannelText]:
+        pieces = self.finish()
+        self._begin(channel)
+        return pieces
+
+    def _begin(self, channel: Channel) -> None:
+        self._calls += channel == "call"
+        self._channel: Channel = channel
+        self._detokenizer = Detokenizer(self._tokenizer, () if channel == "thought" else self._stops)
+        self._texts.append((channel, max(0, self._calls - 1) if channel == "call" else 0, []))
+
+    def _show(self, text: str) -> list[ChannelText]:
+        channel, index, texts = self._texts[-1]
+        texts.append(text)
+        return [ChannelText(channel, index, text)] if text else []
+
+
+def parse_answer(
+    ids: Iterable[int], tokenizer: Tokenizer, format: AnswerFormat, in_thought: bool = False
+) -> AssistantTurn:
+    """Return the turn that the tokens of an answer say."""
+    parser = AnswerParser(tokenizer, format, in_thought)
+    for id in ids:
+        parser.push(id)
+    parser.finish()
+    return parser.turn()
+
+
+def parse_calls(text: str) -> list[ToolCall]:
+    """Return the calls in the JSON of one object with a name, or of a list of them; none where it is something else."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = parse_partial_json(text)
+        name = found.get("name") if isinstance(found, dict) else None
+        return [ToolCall.parse(name, text)] if isinstance(name, str) and name else []
+    calls = found if isinstance(found, list) else [found]
+    if not all(isinstance(each, dict) and isinstance(each.get("name"), str) for each in calls):
+        return []
+    if any(map(is_too_deep, map(_arguments, calls))):
+        return [ToolCall(name=calls[0]["name"], arguments={UNPARSED: text})]
+    return [_call(each["name"], _arguments(each)) for each in calls]
+
+
+def _call(name: str, arguments: Any) -> ToolCall:
+    call = ToolCall.parse(name, arguments)
+    try:
+        json.dumps(call.arguments, allow_nan=False)
+    except ValueError:  # 1e999 is infinite in Python, and that is no JSON
+        return ToolCall(name=name, arguments={UNPARSED: json.dumps(call.arguments)})
+    return call
+
+
+def _arguments(call: dict[str, Any]) -> Any:
+    value = next((call[name] for name in ARGUMENT_FIELDS if name in call), {})
+    return value if isinstance(value, dict | str) or is_too_deep(value) else json.dumps(value)
+
+
+def parse_partial_json(text: str) -> Any:
+    """Return the value of the beginning of a JSON text: what is complete of it, and a string as far as it goes.
+
+    None where nothing is complete. A number or word that may go on is taken if it is one already.
+    """
+    closers: list[str] = []
+    safe: tuple[int, str] | None = None  # up to here, and what closes it
+    in_string = escaped = False
+    for place, letter in enumerate(text):
+        if in_string:
+            escaped, in_string = (letter == "\\" and not escaped), (letter != '"' or escaped)
+            continue
+        if letter == '"':
+            in_string = True
+        elif letter in "{[":
+            closers.append("}" if letter == "{" else "]")
+            safe = (place + 1, "".join(reversed(closers)))
+        elif letter in "}]" and closers:
+            closers.pop()
+            safe = (place + 1, "".join(reversed(closers)))
+        elif letter == ",":
+            safe = (place, "".join(reversed(closers)))
+    end = "".join(reversed(closers))
+    tries = [_closed_string(text) + end] if in_string else [text + end]
+    tries += [text[: safe[0]] + safe[1]] if safe is not None else []
+    for each in tries:
+        try:
+            return json.loads(each)
+        except (ValueError, RecursionError):
+            continue
+    return None
+
+
+def _closed_string(text: str) -> str:
+    """Close the string in which a text ends, without an escape that is not complete."""
+    at = text.rfind("\\")
+    if at >= 0 and not _is_escaped(text, at) and len(text) - at < (6 if text[at + 1 : at + 2] == "u" else 2):
+        text = text[:at]
+    return text + '"'
+
+
+def _is_escaped(text: str, place: int) -> bool:
+    """Return whether the backslash at `place` is the second of a pair."""
+    before: Sequence[str] = text[:place]
+    count = len(before) - len(text[:place].rstrip("\\"))
+    return count % 2 == 1

@@ -1,0 +1,364 @@
+"""Assemble the prompt of a conversation: render, encode, put generated tokens back, and fit the context.
+
+    messages -> template -> text with origins -> answers as they were generated -> token ids by segment
+
+A turn that the model generated is text in the conversation, and read back from text it may have other tokens. So where
+its rendering holds exactly the text of its tokens, these stand in the prompt: a prompt that follows another begins with
+the other's tokens and the answer's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import cache
+from itertools import groupby
+from typing import Any, Protocol
+
+from workbench.display import Displayable, Table, truncate_text
+from workbench.errors import WorkbenchError
+from workbench.prompt.answers import AnswerFormat
+from workbench.prompt.kept_answers import KEPT, keep_answers, turn_shown
+from workbench.prompt.template_encoding import TokenSpan
+from workbench.prompt.templates import ChatTemplate
+from workbench.prompt.tokenization.tokenizer import Tokenizer
+from workbench.prompt.tools import Tool
+from workbench.prompt.traced import TEMPLATE, Origin, Traced, runs_of, traced
+from workbench.prompt.turns import AssistantTurn, ResultTurn, UserTurn, unanswered_calls
+
+FIELD_NAMES = {"content": "", "reasoning_content": "thought", "thinking": "thought", "tool_calls": "calls"}
+FIXED_PARTS = ("system", "tool", "document", "argument")
+EXCERPT = 60  # characters
+
+
+class PromptReader(Protocol):
+    """A model as prompts need it; a runner is one."""
+
+    @property
+    def tokenizer(self) -> Tokenizer | None: ...
+    @property
+    def chat_template(self) -> ChatTemplate | None: ...
+
+
+class Assembled(Protocol):
+    """A conversation as it is assembled."""
+
+    @property
+    def tools(self) -> tuple[Tool, ...]: ...
+    @property
+    def documents(self) -> tuple[Any, ...]: ...
+    @property
+    def turns(self) -> tuple[UserTurn | AssistantTurn | ResultTurn, ...]: ...
+    @property
+    def template(self) -> str | None: ...
+    @property
+    def template_arguments(self) -> dict[str, Any]: ...
+    def messages(self) -> list[dict[str, Any]]: ...
+    def model_copy(self, *, update: Mapping[str, Any]) -> Any: ...
+
+
+Overflow = str | Callable[[Any, int], Any]  # refuse, cut_oldest, or (conversation, tokens too many) -> conversation
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A stretch of a prompt of one origin: its first token, its tokens, the text, and the turn that it shows."""
+
+    name: str
+    start: int
+    token_ids: tuple[int, ...]
+    text: str
+    turn: int | None = None
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first token in which a prompt differs from an earlier one, or from it and the answer to it."""
+
+    token: int
+    segment: str
+    was: str  # the text from there on, before
+    now: str
+
+    def __str__(self) -> str:
+        return f"token {self.token}, in {self.segment}: {self.now!r} stands where {self.was!r} stood"
+
+
+@dataclass(frozen=True)
+class Prompt(Displayable):
+    """The tokens of a conversation, by segment.
+
+    Args:
+        ids: the token ids.
+        segments: stretches in order; together they hold all tokens.
+        text: what the template rendered.
+        conversation: what was assembled, after cuts.
+        cut: turns that were left out to fit the context, oldest first.
+        answers: by turn, whether its generated tokens are `kept`, or why they are read back from text.
+        cut_tokens: the tokens that the cuts saved.
+        end_token_ids: the control token that ends the answer, as the template has it.
+    """
+
+    ids: tuple[int, ...]
+    segments: tuple[Segment, ...]
+    text: str
+    conversation: Any = field(repr=False)
+    cut: tuple[UserTurn | AssistantTurn | ResultTurn, ...] = ()
+    answers: Mapping[int, str] = field(default_factory=dict)
+    cut_tokens: int = 0
+    end_token_ids: tuple[int, ...] = ()
+    decode: Callable[[Sequence[int]], str] = field(default=str, repr=False, compare=False)
+
+    def divergence(self, previous: Prompt) -> Divergence | None:
+        """Return where this prompt parts from `previous` and the answer to it; None if it begins with both."""
+        expected = previous.ids
+        if not self.cut and len(self.conversation.turns) > (number := len(previous.conversation.turns)):
+            turn = self.conversation.turns[number]
+            expected += turn.generated_ids if isinstance(turn, AssistantTurn) else ()
+        place = next((n for n, pair in enumerate(zip(expected, self.ids, strict=False)) if len({*pair}) > 1), None)
+        if place is None:
+            if len(self.ids) >= len(expected):
+                return None
+            place = len(self.ids)
+        segment = next((each.name for each in self.segments if each.start <= place < each.end), "its end")
+        was, now = (truncate_text(self.decode(ids[place : place + 24]), EXCERPT) for ids in (expected, self.ids))
+        return Divergence(place, segment, was, now)
+
+    def explain(self, cached_tokens: int | None = None, previous: Prompt | None = None) -> Table:
+        """Return a table of the segments: tokens, those in the prefix cache, and the text.
+
+        Args:
+            cached_tokens: tokens of this prompt that are cached.
+            previous: an earlier prompt; the note says at which token and segment this one parts from it.
+        """
+        headings = ["segment", "from token", "tokens", *["cached"] * (cached_tokens is not None), "text"]
+        rows: list[list[object]] = []
+        for each in self.segments:
+            cached = [] if cached_tokens is None else [max(0, min(each.end, cached_tokens) - each.start)]
+            text = truncate_text(each.text.replace("\n", "⏎"), EXCERPT)
+            rows.append([each.name, each.start, len(each.token_ids), *cached, text])
+        notes = [f"{len(self.cut)} oldest turns were cut to fit the context"] if self.cut else []
+        notes += [f"turn {number}: {how}" for number, how in self.answers.items() if how != KEPT]
+        if previous is not None:
+            parted = self.divergence(previous)
+            notes.append(
+                "the prompt before is a beginning of this one" if parted is None else f"the prefix ends at {parted}"
+            )
+        return Table(f"prompt: {len(self.ids):,} tokens", rows, headings, "; ".join(notes), left=["text"])
+
+    def _display_table(self) -> Table:
+        return self.explain()
+
+
+def assemble(
+    conversation: Assembled,
+    model: PromptReader,
+    *,
+    context: int | None = None,
+    max_tokens: int = 1,
+    overflow: Overflow = "refuse",
+    add_generation_prompt: bool = True,
+    continue_final_message: bool | str = False,
+    now: datetime | None = None,
+) -> Prompt:
+    """Return the prompt of a conversation.
+
+    Args:
+        conversation: what to put before the model.
+        model: its tokenizer and chat template.
+        context: tokens that prompt and answer may have together; no limit unless given.
+        max_tokens: tokens kept free for the answer.
+        overflow: over the context, `refuse`; `cut_oldest` leaves out the oldest questions with all that answered them,
+            never the system prompt, tools, documents or the last question; or a function from the conversation and the
+            number of tokens too many to the conversation to take.
+        add_generation_prompt: end where the assistant begins.
+        continue_final_message: end within the last answer, to be continued.
+        now: the time that a template may write.
+
+    Raises:
+        WorkbenchError: without a tokenizer, a template or a turn; over the context; for a call without a result; and if
+            the template refuses.
+    """
+    add_generation_prompt = add_generation_prompt and not continue_final_message
+    make = _Assembler(model, add_generation_prompt, continue_final_message, now)
+    room = None if context is None else context - max_tokens
+    if room is None:
+        return make(conversation)
+    prompt = make(conversation, room)
+    if len(prompt.ids) <= room:
+        return prompt
+    if callable(overflow):
+        shorter = make(overflow(conversation, len(prompt.ids) - room), room)
+        return _fitting(shorter, room, max_tokens)
+    if overflow == "cut_oldest":
+        return _cut_oldest(make, prompt, room, max_tokens)
+    if overflow != "refuse":
+        raise WorkbenchError(f"overflow: {overflow!r} is unknown; known: refuse, cut_oldest, or a function")
+    return _fitting(prompt, room, max_tokens)
+
+
+def _cut_oldest(make: _Assembler, prompt: Prompt, room: int, max_tokens: int) -> Prompt:
+    """Leave out the oldest exchanges, a question with all that follows it, until the prompt fits."""
+    conversation = prompt.conversation
+    starts = [n for n, turn in enumerate(conversation.turns) if isinstance(turn, UserTurn)]
+    begin, whole = 0, len(prompt.ids)
+    while len(prompt.ids) > room:
+        following = [n for n in starts if n > begin]
+        if not following:
+            return _fitting(prompt, room, max_tokens)
+        excess, first = len(prompt.ids) - room, _first_token(prompt, 0)
+        enough = (each for each in following if _first_token(prompt, each - begin) - first >= excess)
+        begin = next(enough, following[-1])
+        prompt = make(conversation.model_copy(update={"turns": conversation.turns[begin:]}), room)
+    return replace(prompt, cut=conversation.turns[:begin], cut_tokens=whole - len(prompt.ids))
+
+
+def _first_token(prompt: Prompt, turn: int) -> int:
+    """Return where the first token of a turn, or of the next that is shown, stands."""
+    return min((each.start for each in prompt.segments if each.turn is not None and each.turn >= turn), default=0)
+
+
+def _fitting(prompt: Prompt, room: int, max_tokens: int) -> Prompt:
+    if len(prompt.ids) <= room:
+        return prompt
+    largest = max(prompt.segments, key=lambda each: len(each.token_ids))
+    raise WorkbenchError(
+        f"the prompt has {len(prompt.ids):,} tokens, and {max(0, room):,} fit beside {max_tokens:,} of an answer; the "
+        f"largest part is {largest.name} with {len(largest.token_ids):,}: shorten it, or set overflow to cut_oldest"
+    )
+
+
+class _Assembler:
+    """Renders and encodes conversations for one model."""
+
+    def __init__(
+        self, model: PromptReader, add_generation_prompt: bool, continue_final_message: bool | str, now: datetime | None
+    ):
+        if model.tokenizer is None:
+            raise WorkbenchError("this model has no tokenizer: give token ids in a Request, not a conversation")
+        if model.chat_template is None:
+            raise WorkbenchError(
+                "this model has no chat template: put chat_template.jinja into its folder, or give the prompt as a text"
+            )
+        self._tokenizer, self._template = model.tokenizer, model.chat_template
+        self._options: dict[str, Any] = {
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "now": now or datetime.now(),
+        }
+
+    def __call__(self, conversation: Assembled, room: int | None = None) -> Prompt:
+        text = self._render(conversation)
+        if room is not None:
+            self._check_length(text, room)
+        name = self._template.choose(conversation.template, bool(conversation.tools))
+        encoder = self._template.encoder(self._tokenizer, name)
+        ends = self._template.end_token_ids(self._tokenizer, name)
+        format = AnswerFormat.from_template(self._template, self._tokenizer, name)
+        opening = cache(lambda: self._opening(conversation))
+        kept, answers = keep_answers(text, conversation.turns, encoder, format, ends, opening)
+        tokens = encoder.encode(kept)
+        segments = tuple(_segments(kept, tokens, conversation.turns, self._tokenizer))
+        ids = tuple(id for each in segments for id in each.token_ids)
+        decode = lambda ids: self._tokenizer.decode(ids, special=True)  # noqa: E731 (of this tokenizer)
+        return Prompt(
+            ids, segments, str.__str__(text), conversation, answers=answers, decode=decode, end_token_ids=ends
+        )
+
+    def _opening(self, conversation: Assembled) -> str:
+        """Return what the template writes before an answer."""
+        question = conversation.model_copy(update={"turns": (UserTurn(content="a"),)})
+        texts = [
+            str.__str__(self._render(question, add_generation_prompt=wanted, continue_final_message=False))
+            for wanted in (True, False)
+        ]
+        return texts[0].removeprefix(texts[1]) if texts[0].startswith(texts[1]) else texts[0]
+
+    def _render(self, conversation: Assembled, **options: Any) -> Traced:
+        if not conversation.turns:
+            raise WorkbenchError("conversation: has no turns; add what the user says")
+        waiting = unanswered_calls(conversation.turns)
+        if waiting and self._options["add_generation_prompt"]:
+            raise WorkbenchError(f"conversation: the call of {waiting[0].name!r} has no result; add it with `result`")
+        messages = conversation.messages()
+        first = len(messages) - len(conversation.turns)
+        listed = [
+            traced(each, Origin("system") if n < first else Origin("message", n - first))
+            for n, each in enumerate(messages)
+        ]
+        documents = [each.model_dump(exclude_unset=True) for each in conversation.documents]
+        return self._template.render(
+            listed,
+            tools=[tool.declaration() for tool in conversation.tools] or None,
+            documents=documents or None,
+            template=conversation.template,
+            arguments=conversation.template_arguments,
+            **{**self._options, **options},
+        )
+
+    def _check_length(self, text: Traced, room: int) -> None:
+        """Refuse a text that cannot fit, before it is encoded: the parts that no cut takes have too many characters."""
+        fixed = [(length, origin) for length, origin in runs_of(text) if origin.part in FIXED_PARTS]
+        least = sum(length for length, _ in fixed) // self._tokenizer.max_token_characters
+        if least > room:
+            _, origin = max(fixed, key=lambda run: run[0])
+            raise WorkbenchError(
+                f"the prompt has at least {least:,} tokens, and {max(0, room):,} fit; the largest part is "
+                f"{origin.part}: shorten it"
+            )
+
+
+def _segments(
+    text: Traced,
+    tokens: Sequence[TokenSpan],
+    turns: Sequence[UserTurn | AssistantTurn | ResultTurn],
+    tokenizer: Tokenizer,
+) -> Iterator[Segment]:
+    """Group tokens by the origin of their first character; a stand-in becomes the tokens that were generated."""
+    ends: list[int] = []
+    keys: list[tuple[str, int | None, bool]] = []
+    for length, origin in runs_of(text):
+        ends.append(length + (ends[-1] if ends else 0))
+        keys.append((_name(origin), turn_shown(origin), origin.field == KEPT))
+    keys.append(keys[-1] if keys else (_name(TEMPLATE), None, False))  # of a token behind the last character
+    _join_tools(keys)
+    characters, start, number = str.__str__(text), 0, 0
+    named = []
+    for token in tokens:
+        while number < len(ends) and ends[number] <= token.first:
+            number += 1
+        named.append((keys[number], token))
+    for (name, shown, kept), group in groupby(named, lambda each: each[0]):
+        spans = [token for _, token in group]
+        turn = turns[shown] if kept and shown is not None else None
+        if isinstance(turn, AssistantTurn):
+            ids, words = turn.generated_ids, tokenizer.decode(turn.generated_ids, special=True)
+        else:
+            ids, words = tuple(token.id for token in spans), characters[spans[0].first : spans[-1].last]
+        yield Segment(name, start, ids, words, shown)
+        start += len(ids)
+
+
+def _join_tools(keys: list[tuple[str, int | None, bool]]) -> None:
+    """Count what the template writes between two parts of one tool to that tool: a declaration is one segment."""
+    last = 0
+    for place, key in enumerate(keys):
+        if key[0] != _name(TEMPLATE):
+            if key[0].startswith("tool ") and keys[last] == key:
+                keys[last:place] = [key] * (place - last)
+            last = place
+
+
+def _name(origin: Origin) -> str:
+    if origin.field == KEPT:
+        return f"message {origin.index}: as generated"
+    if origin.is_written or origin.part == "computed":
+        return "template"
+    part = origin.part if origin.index is None else f"{origin.part} {origin.index}"
+    words = FIELD_NAMES.get(origin.field.split(".")[0], "") if origin.part == "message" else ""
+    return f"{part}: {words}" if words else part

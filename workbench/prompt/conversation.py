@@ -1,0 +1,167 @@
+"""Conversations as values: a system prompt, tools, documents and turns, in the order in which a model reads them.
+
+A conversation is frozen: `user`, `answer` and `result` return a longer one, which shares all that came before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Self
+
+from pydantic import ConfigDict, ValidationError, field_validator, model_validator
+
+from workbench.display import Displayable, Table
+from workbench.errors import explain
+from workbench.prompt.assemble import Prompt, PromptReader, assemble
+from workbench.prompt.tools import Tool, declare_all
+from workbench.prompt.turns import (
+    SYSTEM_ROLES,
+    AssistantTurn,
+    Content,
+    ResultTurn,
+    ToolCall,
+    Turn,
+    UserTurn,
+    as_message,
+    as_parts,
+    check_order,
+    describe_turn,
+    order_results,
+    parse_content,
+    parse_turn,
+    text_of,
+    unanswered_calls,
+)
+from workbench.settings import Settings
+
+
+class Document(Settings):
+    """A document that the model may use; more fields than these go to the template as they are."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    title: str = ""
+    text: str
+
+
+class Conversation(Displayable, Settings):
+    """The input of a model, up to the message that it is to answer.
+
+    Args:
+        system: the system prompt, a text or several blocks.
+        tools: functions with type hints and docstrings, JSON declarations, or `Tool` values.
+        documents: documents.
+        turns: turns in order; a text is a user's.
+        template: the name of one of several templates of the model's folder.
+        template_arguments: further variables of the template (`enable_thinking`).
+    """
+
+    system: Content | None = None
+    tools: tuple[Tool, ...] = ()
+    documents: tuple[Document, ...] = ()
+    turns: tuple[Turn, ...] = ()
+    template: str | None = None
+    template_arguments: dict[str, Any] = {}
+
+    def __init__(self, **values: Any):
+        tools = values.get("tools")
+        if isinstance(tools, Iterable) and not isinstance(tools, str):
+            values["tools"] = declare_all(tools)
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise explain(error, "conversation", type(self)) from None
+
+    @field_validator("turns", mode="before")
+    @classmethod
+    def _texts(cls, value: Any) -> Any:
+        listed = (value,) if isinstance(value, str) else value
+        if not isinstance(listed, list | tuple):
+            return listed
+        return tuple(UserTurn(content=each) if isinstance(each, str) else each for each in listed)
+
+    @model_validator(mode="after")
+    def _order(self) -> Self:
+        check_order(self.turns)
+        return self
+
+    @classmethod
+    def from_messages(
+        cls,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Iterable[Any] = (),
+        documents: Iterable[Mapping[str, Any]] = (),
+        **values: Any,
+    ) -> Conversation:
+        """Make a conversation of messages in OpenAI's shape, as clients and `transformers` have them.
+
+        Raises:
+            WorkbenchError: with the path of what is wrong: an unknown role or part, an image, a result without a call.
+        """
+        listed = list(messages)
+        system = None
+        if listed and isinstance(listed[0], Mapping) and listed[0].get("role") in SYSTEM_ROLES:
+            system = parse_content(listed.pop(0).get("content"), "messages.0.content")
+        first = len(messages) - len(listed)
+        turns = [parse_turn(each, f"messages.{first + number}") for number, each in enumerate(listed)]
+        return cls(system=system, tools=tuple(tools), documents=tuple(documents), turns=tuple(turns), **values)
+
+    def messages(self) -> list[dict[str, Any]]:
+        """Return the messages in the shape that templates read, without keys that have no value."""
+        system = [] if self.system is None else [{"role": "system", "content": as_parts(self.system)}]
+        return [*system, *map(as_message, self.turns)]
+
+    def prompt(self, model: PromptReader, **options: Any) -> Prompt:
+        """Return the prompt that `model` (a runner, say) reads; options are those of `prompt.assemble.assemble`."""
+        return assemble(self, model, **options)
+
+    def explain(self, model: PromptReader, previous: Prompt | None = None, **options: Any) -> Table:
+        """Return a table of the prompt's segments: tokens, what is cached, and where it parts from `previous`."""
+        prompt = assemble(self, model, **options)
+        cached = getattr(model, "cached_tokens", None)
+        return prompt.explain(cached(prompt.ids) if cached else None, previous)
+
+    def user(self, content: Content, name: str | None = None) -> Conversation:
+        """Return the conversation with a new message of the user's."""
+        return self.with_turn(UserTurn(content=content, name=name))
+
+    def answer(
+        self,
+        content: Content = "",
+        thinking: str | None = None,
+        tool_calls: Iterable[ToolCall] = (),
+        generated_ids: Iterable[int] = (),
+    ) -> Conversation:
+        """Return the conversation with an answer of the model's."""
+        calls, ids = tuple(tool_calls), tuple(generated_ids)
+        return self.with_turn(AssistantTurn(content=content, thinking=thinking, tool_calls=calls, generated_ids=ids))
+
+    def result(self, content: Content, call: ToolCall | None = None) -> Conversation:
+        """Return the conversation with what a tool returned, for `call` or for the first that has no result.
+
+        Results stand in the order of the calls, whatever the order in which they come.
+        """
+        waiting = self.unanswered_calls
+        if call is None and waiting:
+            call = waiting[0]
+        name, id = (call.name, call.id) if call is not None else ("", "")
+        longer = self.with_turn(ResultTurn(content=content, name=name, call_id=id))
+        return longer.model_copy(update={"turns": order_results(longer.turns)})
+
+    @property
+    def unanswered_calls(self) -> list[ToolCall]:
+        """Return the calls of the last answer that have no result yet."""
+        return unanswered_calls(self.turns)
+
+    def with_turn(self, turn: UserTurn | AssistantTurn | ResultTurn) -> Conversation:
+        """Return the conversation with one more turn, after a check of its order (WorkbenchError)."""
+        check_order((*self.turns, turn), len(self.turns))
+        return self.model_copy(update={"turns": (*self.turns, turn)})
+
+    def _display_table(self) -> Table:
+        rows = [("system", text_of(self.system))] if self.system is not None else []
+        rows += [("tools", ", ".join(tool.name for tool in self.tools))] if self.tools else []
+        rows += (
+            [("documents", ", ".join(each.title or "untitled" for each in self.documents))] if self.documents else []
+        )
+        return Table("conversation", [*rows, *((turn.role, describe_turn(turn)) for turn in self.turns)])

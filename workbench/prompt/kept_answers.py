@@ -1,0 +1,161 @@
+"""Put the tokens of answers, as they were generated, where a prompt holds exactly their text or says the same.
+
+JSON has several spellings, and bytes that are no text are shown as U+FFFD: what the model wrote is what is cached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+
+from workbench.prompt.answers import AnswerFormat, parse_answer
+from workbench.prompt.template_encoding import TemplateEncoder
+from workbench.prompt.traced import Origin, Traced, joined, runs_of
+from workbench.prompt.turns import AssistantTurn, ResultTurn, UserTurn
+
+KEPT = "kept"  # the field of an origin: tokens as they were generated
+NO_STAND_IN = "the tokenizer has no control token without spaces around it"
+MAX_MATCHES = 200  # places where a turn's text may begin in what was generated
+
+
+def keep_answers(
+    text: Traced,
+    turns: Sequence[UserTurn | AssistantTurn | ResultTurn],
+    encoder: TemplateEncoder,
+    format: AnswerFormat,
+    end_token_ids: Sequence[int],
+    opening: Callable[[], str],
+) -> tuple[Traced, dict[int, str]]:
+    """Put a stand-in, with an origin of its own, where the text of a turn is that of its generated tokens.
+
+    Args:
+        text: the rendered conversation.
+        turns: its turns.
+        encoder: of the template.
+        format: the control tokens of answers.
+        end_token_ids: the control token that ends an answer, if the template writes one.
+        opening: returns what the template writes before an answer.
+
+    Returns:
+        the text, and by turn whether its tokens are kept, or why not.
+    """
+    stand_in = encoder.tokenizer.plain_special_token
+    answers: dict[int, str] = {}
+    pieces: list[Traced] = []
+    starts = _starts_of_messages(text)
+    place = 0
+    for number, turn in enumerate(turns):
+        if not isinstance(turn, AssistantTurn) or not turn.generated_ids:
+            continue
+        spoken = encoder.tokenizer.exact_text(turn.generated_ids)
+        found, length = None, len(spoken or "")
+        if stand_in is None or number not in starts:
+            answers[number] = f"read back: {'the template shows nothing of it' if stand_in else NO_STAND_IN}"
+            continue
+        if spoken is not None:
+            found = _find(text, number, starts[number], turn.generated_ids, spoken, encoder)
+        if found is None:
+            at = str.__str__(text).rfind(opening(), place, starts[number][0])
+            places = (at, at + len(opening()))
+            found, length = (
+                (0, 0) if at < 0 else _same_meaning(text, number, places, turn, encoder, format, end_token_ids)
+            )
+            found = found if length else None
+        why = "its tokens end within a character" if spoken is None else "the template writes it differently"
+        answers[number] = KEPT if found is not None else f"read back: {why}"
+        if found is not None and found >= place:
+            pieces += [text[place:found], Traced(stand_in, Origin("template", number, KEPT))]
+            place = found + length
+    return joined([*pieces, text[place:]]), answers
+
+
+def _starts_of_messages(text: Traced) -> dict[int, tuple[int, int]]:
+    """Return the first characters [first, last) of each message."""
+    found: dict[int, tuple[int, int]] = {}
+    place = 0
+    for length, origin in runs_of(text):
+        if origin.part == "message" and origin.index is not None:
+            found.setdefault(origin.index, (place, place + length))
+        place += length
+    return found
+
+
+def _find(
+    text: Traced, number: int, start: tuple[int, int], ids: Sequence[int], spoken: str, encoder: TemplateEncoder
+) -> int | None:
+    """Return where `spoken` stands in `text`, if it is the rendering of this message alone, with its control tokens
+    written by the template."""
+    first, last = start
+    words, plain, at = str.__str__(text)[first:last], str.__str__(text), -1
+    controls = [*_control_places(ids, encoder)]
+    for _ in range(MAX_MATCHES):
+        at = spoken.find(words, at + 1)
+        if at < 0:
+            return None
+        begin = first - at
+        if begin < 0 or not plain.startswith(spoken, begin):
+            continue
+        stretch = text[begin : begin + len(spoken)]
+        alone = all(o.is_written or o.part == "computed" or turn_shown(o) == number for _, o in runs_of(stretch))
+        if alone and all(all(o.is_written for _, o in runs_of(stretch[a:b])) for a, b in controls):
+            return begin
+    return None
+
+
+def _same_meaning(
+    text: Traced,
+    number: int,
+    opening: tuple[int, int],
+    turn: AssistantTurn,
+    encoder: TemplateEncoder,
+    format: AnswerFormat,
+    end_token_ids: Sequence[int],
+) -> tuple[int, int]:
+    """Return the place and length of a turn's rendering behind its opening, if its thought, text and calls are those
+    of the tokens that were generated; a length of 0 if they are not."""
+    begin, last, at = opening[1], 0, 0
+    for length, origin in runs_of(text):
+        at += length
+        last = at if turn_shown(origin) == number else last
+    name = next((name for name, id in encoder.control_ids.items() if id in end_token_ids), "")
+    end = str.__str__(text).find(name, last) if name else -1
+    stretch = text[begin : max(end, 0)]
+    if not str.__str__(stretch) or not all(
+        each.is_written or each.part == "computed" or turn_shown(each) == number for _, each in runs_of(stretch)
+    ):
+        return 0, 0
+    ids, generated = [token.id for token in encoder.encode(stretch)], list(turn.generated_ids)
+    has_end = generated[-1:] == list(end_token_ids)
+    generated = generated[:-1] if has_end else generated
+    in_thought = format.ends_in_thought([token.id for token in encoder.encode(text[opening[0] : begin])])
+    if not in_thought and format.thought is not None and ids[:1] == [format.thought[0]] != generated[:1]:
+        name_length = len(encoder.tokenizer.exact_text(ids[:1]) or "")  # the prompt had opened the thought
+        in_thought, begin, ids, stretch = True, begin + name_length, ids[1:], stretch[name_length:]
+    said = parse_answer(generated, encoder.tokenizer, format, in_thought)
+    shown = parse_answer(ids, encoder.tokenizer, format, in_thought)
+    controls = frozenset(encoder.control_ids.values())
+    same_controls = [id for id in ids if id in controls] == [id for id in generated if id in controls]
+    if not same_controls or not _meaning(said) == _meaning(shown) == _meaning(turn):
+        return 0, 0
+    return begin, len(str.__str__(stretch)) + (len(name) if has_end else 0)
+
+
+def _meaning(turn: AssistantTurn) -> tuple[object, ...]:
+    words = turn.content if isinstance(turn.content, str) else "".join(turn.content)
+    return words, turn.thinking, [(call.name, call.arguments) for call in turn.tool_calls]
+
+
+def _control_places(ids: Sequence[int], encoder: TemplateEncoder) -> Iterator[tuple[int, int]]:
+    """Yield the characters of each control token in the text of `ids`."""
+    controls = frozenset(encoder.control_ids.values())
+    place = 0
+    for is_control, group in groupby(ids, controls.__contains__):
+        for part in ([each] for each in group) if is_control else ([*group],):
+            length = len(encoder.tokenizer.exact_text(part) or "")
+            if is_control:
+                yield place, place + length
+            place += length
+
+
+def turn_shown(origin: Origin) -> int | None:
+    return origin.index if origin.part == "message" or origin.field == KEPT else None
