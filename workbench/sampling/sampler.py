@@ -2,22 +2,31 @@
 beside it.
 
     logits  ->  PendingRows (a sequence's rows)  ->  SamplingState (filters, sampler)  ->  SampledToken, or a failure
+    rows of a request with a grammar or a thought lose their forbidden tokens before that, and its constraint takes the
+    token after it
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, describe_error
 from workbench.request import Sequence
+from workbench.sampling.answer import NO_TOKEN
+from workbench.sampling.closing import NodeBudget
+from workbench.sampling.constraint import Constraint
 from workbench.sampling.filters import History
+from workbench.sampling.masks import MAX_NODES_OF_SAMPLING, MaskWorker
 from workbench.sampling.samplers import (
     RandomSampler,
     SampledToken,
@@ -137,11 +146,24 @@ class Sampler:
 
     vocab_size: int | None = None
     acceptance_rule: Literal["rejection", "match"] = "rejection"
+    masks: MaskWorker = field(default_factory=MaskWorker, repr=False)
+    constraint_seconds: float = 0.0  # processor time of the last call in which constraints took their tokens
     _states: dict[str, SamplingState] = field(default_factory=dict, repr=False)
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: Sequence, constraint: Constraint | None = None) -> None:
         """Build the sampling state of a request; WorkbenchError for a component or a bias that cannot work."""
-        self.state_of(sequence)
+        state = build_sampling_state(sequence.request, self.vocab_size)
+        self._states[sequence.request_id] = replace(state, constraint=constraint)
+
+    def constraint_of(self, request_id: str) -> Constraint | None:
+        """Return the constraint of a request, if it has one."""
+        known = self._states.get(request_id)
+        return None if known is None else known.constraint
+
+    def start_masks(self, sequences: Iterable[tuple[Sequence, tuple[int, ...]]]) -> None:
+        """Start on the masks of sequences with these drafts, in a thread; `verify` waits for them."""
+        wanted = [(self.constraint_of(sequence.request_id), draft) for sequence, draft in sequences]
+        self.masks.start([(constraint, draft) for constraint, draft in wanted if constraint is not None])
 
     def remove(self, request_id: str) -> None:
         """Drop the state of a finished request."""
@@ -155,6 +177,7 @@ class Sampler:
     def verify(self, logits: Tensor, sequences: list[Sequence], drafts: Many[Draft]) -> list[list[SampledToken]]:
         """Return each sequence's accepted draft tokens and one token after them; the last may be a failure.
 
+        A list is empty where the token has to wait for a search (see Answer): its row is to be computed once more.
         Rows whose requests have equal filters are filtered together, by operations that treat every row by itself.
 
         Args:
@@ -168,10 +191,21 @@ class Sampler:
         scores = logits.float()
         largest, tokens = _largest(scores) if sequences else ([], [])
         chosen: dict[int, list[SampledToken]] = {}
+        masked, constrained = scores, self._constrained(sequences, drafts, chosen)
+        if constrained:
+            masked = _mask(scores, constrained)
+            model_largest, (largest, tokens) = largest, _largest(masked)
+            for number, rows, _ in constrained:
+                if number not in chosen and not math.isfinite(found := model_largest[rows.start]):
+                    chosen[number] = [failed_token(f"the model's logits {describe_bad_logits(found)}")]
+                elif number not in chosen and largest[rows.start] == -math.inf:
+                    chosen[number] = [failed_token("response_format: its grammar and the end tokens leave no token")]
         groups: dict[tuple, list[PendingRows]] = {}
         row = 0
         for number, (sequence, draft) in enumerate(zip(sequences, drafts, strict=True)):
             rows, row = range(row, row + 1 + len(draft.token_ids)), row + 1 + len(draft.token_ids)
+            if number in chosen:
+                continue
             try:
                 sampling_state = self.state_of(sequence)
             except WorkbenchError as error:
@@ -185,15 +219,43 @@ class Sampler:
                 asked = PendingRows(number, rows, sequence, draft, sampling_state, [largest[row] for row in rows])
                 groups.setdefault((sampling_state.filters, sampling_state.sampler), []).append(asked)
         for together in groups.values():
-            chosen.update(self._sample_group(scores, together))
+            chosen.update(self._sample_group(scores, masked, together))
+        began, budget = time.thread_time(), NodeBudget(MAX_NODES_OF_SAMPLING)
+        for number, rows, _ in constrained:
+            state = self._states[sequences[number].request_id]
+            taking = _Taking(state, drafts[number], scores[rows.start : rows.stop], masked[rows.start : rows.stop])
+            # A prefill is too long to be computed again.
+            chosen[number] = taking.take(chosen[number], budget if sequences[number].is_decoding else None)
+        self.constraint_seconds = time.thread_time() - began
         return [chosen[number] for number in range(len(sequences))]
 
-    def _sample_group(self, scores: Tensor, together: list[PendingRows]) -> dict[int, list[SampledToken]]:
+    def _constrained(
+        self, sequences: list[Sequence], drafts: Many[Draft], failed: dict[int, list[SampledToken]]
+    ) -> list[ConstrainedRows]:
+        """Return the rows of constrained sequences with their masks; add those whose mask failed to `failed`."""
+        found: list[ConstrainedRows] = []
+        row = 0
+        for number, (sequence, draft) in enumerate(zip(sequences, drafts, strict=True)):
+            rows, row = range(row, row + 1 + len(draft.token_ids)), row + 1 + len(draft.token_ids)
+            constraint = self.constraint_of(sequence.request_id)
+            if constraint is None:
+                continue
+            banned = self.masks.take(constraint, draft.token_ids)
+            if isinstance(banned, str):
+                failed[number] = [failed_token(banned)]
+            else:
+                found.append((number, rows, banned))
+        self.masks.clear()
+        return found
+
+    def _sample_group(
+        self, scores: Tensor, masked: Tensor, together: list[PendingRows]
+    ) -> dict[int, list[SampledToken]]:
         """Sample for sequences that share filters and sampler; if that fails together, each is tried alone."""
         rows = [row for asked in together for row in asked.rows]
         sampler = together[0].sampling_state.sampler
         try:
-            filtered = _rows_of(scores, rows)
+            filtered = _rows_of(masked, rows)
             histories = [history for asked in together for history in asked.histories]
             for rule in together[0].sampling_state.filters:
                 filtered = rule(filtered, histories)
@@ -208,7 +270,7 @@ class Sampler:
         except Exception as error:
             if len(together) == 1:
                 return {together[0].index: [failed_token(describe_failure("sampling", error))]}
-            return {k: v for asked in together for k, v in self._sample_group(scores, [asked]).items()}
+            return {k: v for asked in together for k, v in self._sample_group(scores, masked, [asked]).items()}
         chosen, row = {}, 0
         for asked in together:
             count = len(asked.rows)
@@ -221,8 +283,72 @@ class Sampler:
         """Return the sampling state of a request."""
         known = self._states.get(sequence.request_id)
         if known is None or known.request is not sequence.request:
+            if sequence.request.sampling.response_format is not None:
+                raise WorkbenchError(f"request {sequence.request_id}: response_format: its grammar was not compiled")
             known = self._states[sequence.request_id] = build_sampling_state(sequence.request, self.vocab_size)
         return known
+
+
+ConstrainedRows = tuple[int, range, "NDArray[np.bool_]"]  # sequence, its rows, forbidden tokens of each
+
+
+def _mask(scores: Tensor, constrained: list[ConstrainedRows]) -> Tensor:
+    """Return a copy of `scores` [row, vocab] with -inf at the forbidden tokens of constrained rows."""
+    rows = [row for _, mine, _ in constrained for row in mine]
+    banned = torch.from_numpy(np.concatenate([each for _, _, each in constrained])).to(scores.device)
+    if len(rows) == len(scores):
+        return scores.masked_fill(banned, -torch.inf)
+    index = torch.tensor(rows, device=scores.device)
+    return scores.index_copy(0, index, scores.index_select(0, index).masked_fill_(banned, -torch.inf))
+
+
+@dataclass
+class _Taking:
+    """The rows of a constrained request, [row, vocab], with its draft; `masked` are without forbidden tokens."""
+
+    state: SamplingState
+    draft: Draft
+    scores: Tensor
+    masked: Tensor
+
+    def take(self, choices: list[SampledToken], budget: NodeBudget | None) -> list[SampledToken]:
+        """Let the request's constraint take its tokens, up to the first that it replaces or that ends the answer.
+
+        Args:
+            choices: accepted draft tokens and one more.
+            budget: what searches for an end may cost; a token that needs more waits. None lets none wait.
+        """
+        constraint = self.state.constraint
+        assert constraint is not None
+        if constraint.waiting is not None:
+            choices = [constraint.waiting]
+        taken: list[SampledToken] = []
+        left = list(reversed(choices))
+        while left:
+            choice, place = left.pop(), len(taken)
+            if choice.error:
+                return [*taken, choice]
+            try:
+                moved = constraint.advance(choice, budget)
+            except Exception as error:
+                return [*taken, failed_token(describe_error(error))]
+            if moved is None:
+                return taken
+            token, completes = moved
+            if token == NO_TOKEN:
+                return [*taken, SampledToken(NO_TOKEN, completes=completes)]
+            if token != choice.token_id:
+                choice, left = self._token(place, token), []
+            taken.append(replace(choice, completes=completes) if completes else choice)
+            if completes:
+                break
+            forced = constraint.forced()  # whatever the next row says
+            if forced is not None and not left and self.draft.token_ids[place : place + 1] == (token,):
+                left = [self._token(place + 1, forced)]
+        return taken
+
+    def _token(self, place: int, token: int) -> SampledToken:
+        return with_logprobs(token, self.scores[place], self.masked[place], self.state.request.sampling)
 
 
 def _rows_of(scores: Tensor, rows: list[int]) -> Tensor:

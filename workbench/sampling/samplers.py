@@ -12,7 +12,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 import torch
@@ -26,12 +26,16 @@ from workbench.sampling.filters import Filter
 
 @dataclass(frozen=True)
 class SampledToken:
-    """The token sampled for one sequence; on failure `error` has the reason and `token_id` is -1."""
+    """The token sampled for one sequence; on failure `error` has the reason and `token_id` is -1.
+
+    Without an error -1 is the end of an answer that has no room for another token.
+    """
 
     token_id: int
     logprob: float | None = None
     top_logprobs: tuple[tuple[int, float], ...] = ()  # most probable first, equal ones by token id
     error: str = ""
+    completes: Literal["", "grammar", "length"] = ""  # nothing may follow; length: a limit made the answer short
 
 
 def failed_token(error: str) -> SampledToken:
@@ -44,10 +48,10 @@ def with_logprobs(token: int, scores: Tensor, filtered: Tensor, sampling: Sampli
         return SampledToken(token)
     row = scores if sampling.logprobs_of == "model" else filtered
     logprobs = row.double().log_softmax(-1)
-    return SampledToken(token, float(logprobs[token]), _most_probable(logprobs, sampling.logprobs))
+    return SampledToken(token, float(logprobs[token]), most_probable(logprobs, sampling.logprobs))
 
 
-def _most_probable(logprobs: Tensor, count: int) -> tuple[tuple[int, float], ...]:
+def most_probable(logprobs: Tensor, count: int) -> tuple[tuple[int, float], ...]:
     if count == 0:
         return ()
     least = logprobs.topk(min(count, len(logprobs))).values[-1]

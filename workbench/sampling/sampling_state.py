@@ -12,6 +12,7 @@ from torch import Tensor
 
 from workbench.errors import WorkbenchError
 from workbench.request import Request
+from workbench.sampling.constraint import Constraint
 from workbench.sampling.filters import Filter, History, build_filters
 from workbench.sampling.samplers import (
     Greedy,
@@ -37,6 +38,7 @@ class SamplingState:
     sampler: Greedy | RandomSampler | None  # None if a user-defined sampler replaces it
     custom_sampler: TokenSampler | None
     state: Any = None
+    constraint: Constraint | None = None  # tokens that are forbidden before all filters
     is_plain_greedy: bool = field(init=False)  # the row's argmax is the whole answer
 
     def __post_init__(self) -> None:

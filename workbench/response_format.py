@@ -1,0 +1,115 @@
+"""Say what an answer must be (JSON of a schema, one of several choices, a regular expression, a Lark grammar), and how
+long a model may think before it. Plain values; `sampling/grammar.py` carries them out."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+
+from workbench.settings import Settings
+
+MAX_SCHEMA_DEPTH = 100  # of objects and lists within one another: the compiler's JSON reader ends at 127
+MAX_GRAMMAR_CHARACTERS = 1 << 20
+MAX_REGEX_CHARACTERS = 1 << 16
+MAX_CHOICES = 20_000
+Whitespace = Annotated[int, Field(ge=0, le=64)]
+
+
+class JSONSchema(Settings):
+    """An answer that is JSON, valid under `json_schema` (drafts 7 to 2020-12), with properties in the schema's order.
+
+    A keyword that is not carried out is refused by name and path when the request is submitted.
+    """
+
+    kind: Literal["json_schema"] = "json_schema"
+    json_schema: dict[str, Any] | bool
+    max_whitespace: Whitespace = 1  # spaces and line feeds between two tokens of JSON
+
+    @field_validator("json_schema", mode="before")
+    @classmethod
+    def _is_bounded_json(cls, value: object) -> object:
+        check_json(value)
+        return value
+
+
+class Choices(Settings):
+    """An answer that is one of `choices`, word for word."""
+
+    kind: Literal["choices"] = "choices"
+    choices: tuple[str, ...]
+
+    @field_validator("choices")
+    @classmethod
+    def _are_some(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not 0 < len(value) <= MAX_CHOICES:
+            raise ValueError(f"give 1 to {MAX_CHOICES} choices, not {len(value)}")
+        if "" in value:
+            raise ValueError("a choice must not be empty")
+        return value
+
+
+class Regex(Settings):
+    """An answer that a regular expression matches as a whole. Syntax of Rust's `regex`, without look-around."""
+
+    kind: Literal["regex"] = "regex"
+    regex: Annotated[str, Field(min_length=1, max_length=MAX_REGEX_CHARACTERS)]
+
+
+class Lark(Settings):
+    """An answer of a context-free grammar in llguidance's Lark. A control token is named without quotes: `<|tool|>`,
+    and one that has no angle brackets gets them: `<|[TOOL_CALLS]|>`."""
+
+    kind: Literal["lark"] = "lark"
+    lark: Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARACTERS)]
+    max_whitespace: Whitespace = 1  # between two tokens of JSON, where it has %json
+    spaced_json: bool = False  # %json has ", " and ": " and no other space, as chat templates write it
+
+
+ResponseFormat = Annotated[JSONSchema | Choices | Regex | Lark, Field(discriminator="kind")]
+
+
+class Thinking(Settings):
+    """A thought before the answer, between two control tokens, of `budget_tokens` at most.
+
+    It begins in the prompt (a template may open it) or with the first token. At the budget, or at a sentence's end
+    shortly before it, only the closing token is left. No other control token, and no end token, is sampled within it.
+    """
+
+    budget_tokens: Annotated[int, Field(ge=0)]  # tokens between the two; with 0 there is no thought
+    shown: bool = True  # emit its text, as events of the channel "thought"
+    soft_tokens: Annotated[int, Field(ge=0)] = 16  # this near to the budget a sentence's end closes it; half at most
+    opening: str = "<|think|>"
+    closing: str = "<|/think|>"
+    within_max_tokens: bool = False  # count it in max_tokens, which then bounds thought and answer together
+
+    @property
+    def extra_tokens(self) -> int:
+        """Return the number of tokens beside the answer's max_tokens: the thought and its two control tokens."""
+        return 0 if self.within_max_tokens else self.budget_tokens + 2
+
+
+def check_json(value: object) -> None:
+    """Refuse what is not JSON, is nested too deep or is too long (ValueError with the path). No recursion."""
+    stack: list[tuple[object, str, int]] = [(value, "", 0)]
+    characters = 0
+    while stack:
+        each, path, depth = stack.pop()
+        if depth > MAX_SCHEMA_DEPTH:
+            raise ValueError(f"nested deeper than {MAX_SCHEMA_DEPTH} levels: {path[1:80]}...")
+        if isinstance(each, dict):
+            for key, inner in each.items():
+                if not isinstance(key, str):
+                    raise ValueError(f"{path[1:] or 'top level'}: the key {key!r} is no string")
+                characters += len(key)
+                stack.append((inner, f"{path}.{key}", depth + 1))
+        elif isinstance(each, list | tuple):
+            stack += [(inner, f"{path}[{index}]", depth + 1) for index, inner in enumerate(each)]
+        elif isinstance(each, float) and not math.isfinite(each):
+            raise ValueError(f"{path[1:] or 'top level'}: {each} is no JSON number")
+        elif not (each is None or isinstance(each, str | int | float)):
+            raise ValueError(f"{path[1:] or 'top level'}: a {type(each).__name__} is no JSON")
+        characters += len(each) if isinstance(each, str) else 8
+        if characters > MAX_GRAMMAR_CHARACTERS:
+            raise ValueError(f"longer than {MAX_GRAMMAR_CHARACTERS} characters")

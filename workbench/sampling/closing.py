@@ -1,0 +1,245 @@
+"""Find a short end of a text that a grammar has begun: the closing quotes and brackets, and what is still required.
+
+A grammar is walked in symbols, one for each byte and each control token, so that no vocabulary matters. A search leaves
+its matcher as it was. It can be carried out in parts, counted in states that are looked at: about 25 us each.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Protocol
+
+import numpy as np
+
+from workbench.sampling.spelling import BYTES
+
+QUOTE = 34
+CONTROL_TOKEN = re.compile(rb"\xff\[(\d+)\]")
+MAX_SYMBOLS = 20_000  # of an end
+MAX_STRUCTURE_SYMBOLS = 64  # a state with more is in free text
+KEPT_OF_A_KIND = 3  # states of a level whose next symbols are the same
+ALTERNATIVES = 4
+FIRST_NODES = 300  # of a search's first attempt
+SYMBOLS_PER_NODE = 64  # that are checked in the time in which a state is looked at
+
+# What ends something comes first: brackets and separators before what begins a value, space last.
+_ORDER = b'}]",:@.)>/0123456789-ntf'
+_SPACE = b" \n\r\t"
+_LAST = b"[{(" + _SPACE + b"\\"
+
+
+class SymbolMatcher(Protocol):
+    """The parts of an llguidance matcher over symbols that a search needs."""
+
+    def is_accepting(self) -> bool: ...
+    def is_error(self) -> bool: ...
+    def compute_ff_bytes(self) -> bytes: ...
+    def compute_bitmask(self) -> bytes: ...
+    def consume_tokens(self, sampled_tokens: list[int]) -> bool: ...
+    def validate_tokens(self, tokens: list[int]) -> int: ...
+    def rollback(self, num_tokens: int) -> bool: ...
+    def deep_copy(self) -> SymbolMatcher: ...
+
+
+def is_end(matcher: SymbolMatcher, symbols: Sequence[int], end: int) -> bool:
+    """Return whether the text is complete after `symbols`; `end` is the symbol of the end."""
+    if not symbols:
+        return matcher.is_accepting()
+    return matcher.validate_tokens([*symbols, end]) == len(symbols) + 1
+
+
+class NodeBudget:
+    """States that searches may still look at; several may share one."""
+
+    def __init__(self, nodes: int):
+        self.left = nodes
+
+
+class EndSearch:
+    """A search for symbols after which the text is complete: `found` has them, or None, once it is `done`.
+
+    Args:
+        matcher: the state to start from. It may change after the first `run`.
+        end: the symbol of the end.
+        known: ends of earlier states; often one of them is still right, or right after a few symbols.
+        hints: runs of symbols that free text may need before it can end.
+        quotes_end: a quote ends free text, as it does in JSON, and is tried before the hints.
+        nodes: states to look at, at most, in each of two ways.
+        effort: 0 follows the first choice alone; each more tries other choices at one more place.
+    """
+
+    def __init__(
+        self,
+        matcher: SymbolMatcher,
+        end: int,
+        known: Sequence[Sequence[int]] = (),
+        hints: Sequence[Sequence[int]] = (),
+        quotes_end: bool = True,
+        nodes: int = 1000,
+        effort: int = 0,
+    ):
+        self._matcher, self._end, self._known, self._hints = matcher, end, known, hints
+        self._quotes_end, self._nodes, self._effort = quotes_end, nodes, effort
+        self._search = self._looked_at()
+        self.done = False
+        self.found: tuple[int, ...] | None = None
+
+    def run(self, budget: NodeBudget | None = None) -> bool:
+        """Search until the end or until `budget` is spent; return whether the search is done."""
+        while not self.done and (budget is None or budget.left > 0):
+            try:
+                cost = next(self._search)
+            except StopIteration as ended:
+                self.done, self.found = True, ended.value
+            else:
+                if budget is not None:
+                    budget.left -= cost
+        return self.done
+
+    def keep_state(self) -> None:
+        """Go on with a copy of the matcher, which may change from now on."""
+        self._matcher = self._matcher.deep_copy()
+
+    def _looked_at(self) -> Generator[int, None, tuple[int, ...] | None]:
+        """Search; yield the cost of each part, in states, and return the end."""
+        for each in self._known:
+            if is_end(self._matcher, each, self._end):
+                return tuple(each)
+            yield 1 + len(each) // SYMBOLS_PER_NODE
+        for allowed in (min(self._nodes, FIRST_NODES), self._nodes):
+            descent = _Attempt(self._end, self._known, self._hints, self._quotes_end, allowed)
+            searched = self._matcher.deep_copy()  # one that meets a limit cannot be rolled back
+            found = yield from descent.descend(searched, MAX_SYMBOLS, self._effort)
+            if found is None:
+                levels = _Attempt(self._end, self._known, self._hints, self._quotes_end, allowed)
+                found = yield from levels.by_levels(self._matcher)
+            if found is not None:
+                return found
+        return None
+
+
+@dataclass
+class _Attempt:
+    end: int
+    known: Sequence[Sequence[int]]
+    hints: Sequence[Sequence[int]]
+    quotes_end: bool
+    nodes: int
+
+    def descend(self, matcher: SymbolMatcher, limit: int, effort: int) -> Generator[int, None, tuple[int, ...] | None]:
+        """Take the first choice in every state; with `effort`, others too, at one place after another."""
+        taken: list[int] = []
+        best: tuple[int, ...] | None = None
+        others: list[tuple[int, int]] = []  # (place, symbol)
+        while len(taken) <= limit and self.nodes > 0:
+            self.nodes -= 1
+            yield 1
+            if matcher.is_accepting():
+                best = tuple(taken)
+                break
+            joined = next((each for each in self.known if taken and is_end(matcher, each, self.end)), None)
+            if joined is not None:
+                best = (*taken, *joined)
+                break
+            step = _forced(matcher)
+            if not step:
+                choices = _choices(matcher, self.quotes_end)
+                if not choices:
+                    break
+                step = self._hint(matcher, choices, taken) or [_varied(choices, taken)]
+                if effort and len(choices) <= MAX_STRUCTURE_SYMBOLS:
+                    others += [(len(taken), each) for each in choices[1 : 1 + ALTERNATIVES]]
+            if not matcher.consume_tokens(step):
+                return None
+            taken += step
+        matcher.rollback(len(taken))
+        for place, symbol in others:
+            room = limit if best is None else len(best) - place - 2
+            step = [*taken[:place], symbol]
+            if self.nodes <= 0 or room < 0 or matcher.validate_tokens(step) < len(step):
+                continue
+            matcher.consume_tokens(step)
+            found = yield from self.descend(matcher, room, effort - 1)
+            if matcher.is_error():
+                return best
+            matcher.rollback(len(step))
+            if found is not None and (best is None or len(step) + len(found) < len(best)):
+                best = (*step, *found)
+        return best
+
+    def by_levels(self, matcher: SymbolMatcher) -> Generator[int, None, tuple[int, ...] | None]:
+        """Search all texts of one symbol, then of two, and so on; of states with the same next symbols keep a few."""
+        level: list[tuple[SymbolMatcher, tuple[int, ...]]] = [(matcher.deep_copy(), ())]
+        while level and self.nodes > 0:
+            kinds: dict[bytes, int] = {}
+            following: list[tuple[SymbolMatcher, tuple[int, ...]]] = []
+            for state, taken in level:
+                for symbol in _choices(state, self.quotes_end):
+                    self.nodes -= 1
+                    yield 1
+                    after = state.deep_copy()
+                    if self.nodes <= 0 or not after.consume_tokens([symbol]):
+                        continue
+                    if after.is_accepting():
+                        return (*taken, symbol)
+                    kind = after.compute_bitmask()
+                    kinds[kind] = kinds.get(kind, 0) + 1
+                    if kinds[kind] <= KEPT_OF_A_KIND:
+                        following.append((after, (*taken, symbol)))
+            level = following
+        return None
+
+    def _hint(self, matcher: SymbolMatcher, choices: list[int], taken: list[int]) -> list[int]:
+        """Return a hint that may follow, if free text cannot end here; not the same one twice in a row."""
+        if len(choices) <= MAX_STRUCTURE_SYMBOLS or (self.quotes_end and choices[0] == QUOTE):
+            return []
+        for hint in self.hints:
+            fresh = taken[-len(hint) :] != list(hint)
+            if fresh and matcher.validate_tokens(list(hint)) == len(hint):
+                return list(hint)
+        return []
+
+
+def _forced(matcher: SymbolMatcher) -> list[int]:
+    """Return the symbols that must follow. llguidance writes a control token among bytes as 0xFF and its number."""
+    symbols: list[int] = []
+    for place, part in enumerate(CONTROL_TOKEN.split(matcher.compute_ff_bytes())):
+        symbols += [int(part)] if place % 2 else part
+    return symbols
+
+
+def _varied(choices: list[int], taken: list[int]) -> int:
+    """Return the first choice, or another where it was taken three times in a row and closes nothing."""
+    first = choices[0]
+    closes = first in (QUOTE, *b"}]") and len(choices) <= MAX_STRUCTURE_SYMBOLS
+    if closes or taken[-3:] != [first] * 3:
+        return first
+    return choices[len(taken) % len(choices)]
+
+
+def _choices(matcher: SymbolMatcher, is_json: bool) -> list[int]:
+    """Return the symbols that may follow, in the order in which they are tried: in JSON space is the last."""
+    mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+    allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist()
+    if len(allowed) > MAX_STRUCTURE_SYMBOLS and QUOTE in allowed:  # a string of JSON: end it
+        allowed.remove(QUOTE)
+        return [QUOTE, *sorted(allowed, key=_rank)]
+    return sorted(allowed, key=_rank if is_json else _rank_in_text)
+
+
+def _rank_in_text(symbol: int) -> tuple[int, int]:
+    return (1, symbol) if symbol < BYTES and symbol in _SPACE else _rank(symbol)
+
+
+@cache
+def _rank(symbol: int) -> tuple[int, int]:
+    if symbol >= BYTES:
+        return (1, symbol)
+    if symbol in _ORDER:
+        return (0, _ORDER.index(symbol))
+    if symbol in _LAST:
+        return (4, _LAST.index(symbol))
+    return (2, symbol) if 32 < symbol < 127 else (3, symbol)

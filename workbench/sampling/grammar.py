@@ -1,0 +1,256 @@
+"""Compile what an answer must be (`response_format`) to a grammar over a model's tokens, through llguidance.
+
+A grammar is compiled twice: over the vocabulary, for masks, and over bytes and control tokens, for the way to its end
+(sampling/closing.py). The vocabulary comes from our own Tokenizer: a text that looks like a control token stays text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from workbench.errors import WorkbenchError
+from workbench.prompt.answers import control_tokens
+from workbench.prompt.tokenization.tokenizer import Tokenizer
+from workbench.response_format import Choices, JSONSchema, Lark, Regex, ResponseFormat, check_json
+from workbench.sampling.closing import EndSearch, NodeBudget
+from workbench.sampling.json_schema import check_keywords, describe_path, locate_fault, subschemas
+from workbench.sampling.shortest_match import shortest_match
+from workbench.sampling.spelling import BYTES, Speller
+
+END = b"<|end of the grammar|>"  # a token of the compiler's alone: allowed where the answer is complete
+NODES_AT_A_TIME = 50
+SEARCHED_NODES = 3000  # of the way to an end, before admission: about 0.1 s
+MAX_COMPILE_SECONDS = 1.0  # of processor time
+TOOK_TOO_LONG = f"response_format: not compiled within {MAX_COMPILE_SECONDS:g} s of processor time; make it smaller"
+PLAIN = '%llguidance {"no_forcing": true}\n'  # every token that the grammar admits, not only the usual spelling
+FORMAT_PATTERNS = {"email": "a@a.aa", "idn-email": "a@a.aa", "uri": "a:", "uri-reference": "a:", "ipv6": "::"}
+NOT_CARRIED_OUT = ("max_tokens", "stop", "temperature", "capture")  # attributes of Lark rules
+LIMITS = LLParserLimits(max_items_in_row=20_000, step_lexer_fuel=100_000, max_lexer_states=50_000, verbose_errors=False)
+
+
+class CompilerVocabulary:
+    """A vocabulary as llguidance reads it: the bytes of each token, and which are control tokens."""
+
+    bos_token_id = None
+
+    def __init__(self, tokens: list[bytes], controls: Sequence[int], encode: Callable[[str], list[int]]):
+        self.tokens = [*tokens, END]
+        self.special_token_ids = [*controls, len(tokens)]
+        self.eos_token_id = len(tokens)
+        self._encode = encode
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return self._encode(text if isinstance(text, str) else text.decode("utf-8", "replace"))
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """A compiled grammar, with its matchers at the start; a request works on copies of them.
+
+    `shortest` has symbols of an answer that is as short as was found.
+    """
+
+    response_format: ResponseFormat
+    vocabulary: GrammarVocabulary
+    tokens: LLMatcher
+    symbols: LLMatcher
+    shortest: tuple[int, ...]
+    hints: tuple[tuple[int, ...], ...]
+
+
+class GrammarVocabulary:
+    """A tokenizer's vocabulary, ready to compile grammars for. Building it takes 0.1 s for 4,096 tokens."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        if tokenizer.byte_rule is None:
+            raise WorkbenchError(
+                "response_format: this tokenizer's text of a token depends on the tokens around it; a grammar needs "
+                "one whose decoder is by bytes (byte-level or sentencepiece)"
+            )
+        named = control_tokens(tokenizer)
+        controls = sorted(named.values())
+        self.size = tokenizer.vocab_size
+        self.token_bytes = [tokenizer.token_bytes(id) for id in range(self.size)]
+        name_of = {id: lark_name(name).encode() for name, id in named.items()}
+        names = [name_of[id] for id in controls]
+        over_tokens = [name_of.get(id, each) for id, each in enumerate(self.token_bytes)]
+        self.symbol_of = {id: BYTES + place for place, id in enumerate(controls)}
+        self.end_symbol = BYTES + len(controls)
+        self.over_tokens = LLTokenizer(TokenizerWrapper(CompilerVocabulary(over_tokens, controls, tokenizer.encode)))
+        alphabet = [bytes([each]) for each in range(BYTES)] + names
+        by_byte = CompilerVocabulary(alphabet, range(BYTES, self.end_symbol), lambda text: list(text.encode()))
+        self.over_symbols = LLTokenizer(TokenizerWrapper(by_byte), slices=[])
+        spelt = {each: id for id, each in enumerate(self.token_bytes) if each and id not in self.symbol_of}
+        self.speller = Speller(spelt, {symbol: id for id, symbol in self.symbol_of.items()})
+
+    def symbols(self, token: int) -> list[int]:
+        """Return the symbols of a token: its bytes, or the one of a control token."""
+        control = self.symbol_of.get(token)
+        return list(self.token_bytes[token]) if control is None else [control]
+
+    def compile(self, wanted: ResponseFormat) -> Grammar:
+        """Compile a grammar, with its first mask and a way to its end. It may take MAX_COMPILE_SECONDS, and one part of
+        it may go beyond: not in a runner's thread.
+
+        Raises:
+            WorkbenchError: naming the fault and, in a schema, its path.
+        """
+        deadline = _Deadline()
+        if isinstance(wanted, JSONSchema):
+            if wanted.json_schema is False:
+                raise WorkbenchError("response_format.json_schema: no answer can meet the schema false")
+            check_keywords(wanted.json_schema)
+        elif isinstance(wanted, Lark):
+            _check_lark(wanted.lark)
+        source = lark_of(wanted)
+        deadline.check()
+        tokens = LLMatcher(self.over_tokens, source, log_level=0, limits=LIMITS)
+        if tokens.is_error():
+            raise WorkbenchError(self._describe_error(wanted, tokens.get_error(), deadline))
+        deadline.check()
+        symbols = LLMatcher(self.over_symbols, source, log_level=0, limits=LIMITS)
+        deadline.check()
+        first = np.flatnonzero(np.unpackbits(np.frombuffer(tokens.compute_bitmask(), np.uint8), bitorder="little"))
+        if tokens.is_error() or not len(first):  # some faults show at the first mask
+            words = error_sentence(tokens.get_error())
+            words = words.replace("NoExtensionBias", "no token begins one; a rule may need itself")
+            raise WorkbenchError(f"{_where(wanted)}: no answer can meet it: {words}")
+        if first[0] == self.size:
+            raise WorkbenchError(f"{_where(wanted)}: it admits the empty text alone")
+        hints = tuple(map(tuple, hints_of(wanted)))
+        deadline.check()
+        search = EndSearch(symbols, self.end_symbol, hints, hints, quotes_end(wanted), SEARCHED_NODES, 1)
+        while not search.run(NodeBudget(NODES_AT_A_TIME)):
+            deadline.check()
+        if search.found is None:
+            raise WorkbenchError(f"{_where(wanted)}: no end was found: it is too long, or a rule or $ref needs itself")
+        return Grammar(wanted, self, tokens, symbols, search.found, hints)
+
+    def _describe_error(self, wanted: ResponseFormat, error: str, deadline: _Deadline) -> str:
+        where = _where(wanted)
+        if isinstance(wanted, JSONSchema):
+
+            def compile_error(schema: Any) -> str:
+                if deadline.is_over:
+                    return ""  # the path that is known until then has to do
+                source = lark_of(wanted.model_copy(update={"json_schema": schema}))
+                return error_sentence(LLMatcher(self.over_symbols, source, log_level=0, limits=LIMITS).get_error())
+
+            where = describe_path(locate_fault(wanted.json_schema, error_sentence(error), compile_error))
+        return f"{where}: {error_sentence(error)}"
+
+
+def lark_name(control: str) -> str:
+    """Return how a Lark grammar names a control token; one without angle brackets (`[TOOL_CALLS]`) gets them."""
+    if re.fullmatch(r"<[^<>\s\[][^<>\s]*>", control):
+        return control
+    return "<|" + re.sub(r"[<>|]|\s", "_", control) + "|>"
+
+
+class _Deadline:
+    """The end of this thread's processor time for a compilation."""
+
+    def __init__(self) -> None:
+        self._end = time.thread_time() + MAX_COMPILE_SECONDS
+
+    @property
+    def is_over(self) -> bool:
+        return time.thread_time() > self._end
+
+    def check(self) -> None:
+        if self.is_over:
+            raise WorkbenchError(TOOK_TOO_LONG)
+
+
+def lark_of(wanted: ResponseFormat) -> str:
+    """Return the grammar of `wanted` in llguidance's Lark."""
+    if isinstance(wanted, Lark):
+        return _embed(wanted)
+    if isinstance(wanted, Choices):
+        return PLAIN + "start: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in wanted.choices)
+    if isinstance(wanted, Regex):
+        return PLAIN + "start: /" + re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", wanted.regex).replace("\n", "\\n") + "/"
+    schema = {} if wanted.json_schema is True else wanted.json_schema
+    assert isinstance(schema, dict)
+    return PLAIN + "start: %json " + _with_options(schema, wanted.max_whitespace)
+
+
+def _with_options(schema: dict[str, Any], max_whitespace: int, spaced: bool = False) -> str:
+    options: dict[str, object] = {"whitespace_flexible": False}
+    if spaced:
+        options |= {"item_separator": ", ", "key_separator": ": "}
+    elif max_whitespace:
+        options = {"whitespace_pattern": rf"[\x20\x0A]{{1,{max_whitespace}}}"}
+    return json.dumps({**schema, "x-guidance": options})
+
+
+def _embed(wanted: Lark) -> str:
+    """Return a Lark grammar with the options of JSON in each %json."""
+    parts, place = [] if "%llguidance" in wanted.lark else [PLAIN], 0
+    for found in re.finditer(r"%json\s*(?=\{)", wanted.lark):
+        schema, end = json.JSONDecoder().raw_decode(wanted.lark, found.end())
+        parts += [wanted.lark[place : found.end()], _with_options(schema, wanted.max_whitespace, wanted.spaced_json)]
+        place = end
+    return "".join([*parts, wanted.lark[place:]])
+
+
+def _check_lark(lark: str) -> None:
+    """Refuse attributes of rules that are not carried out, token ids, and keywords of schemas within `%json`."""
+    bare = re.sub(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//[^\n]*', '""', lark)
+    attribute = re.search(rf"\[\s*(?:[^\]]*,\s*)?({'|'.join(NOT_CARRIED_OUT)})\b", bare)
+    if attribute:
+        raise WorkbenchError(f"response_format.lark: the attribute {attribute[1]!r} is not carried out; leave it out")
+    if "<[" in bare:
+        raise WorkbenchError("response_format.lark: token ids <[...]> are not carried out; name tokens, as <|name|>")
+    for found in re.finditer(r"%json\s*", lark):
+        try:
+            schema, _ = json.JSONDecoder().raw_decode(lark, found.end())
+            check_json(schema)
+        except (ValueError, RecursionError) as error:
+            raise WorkbenchError(f"response_format.lark: character {found.end()}: %json: {error}") from None
+        try:
+            check_keywords(schema)
+        except WorkbenchError as error:
+            words = str(error).replace("response_format.json_schema", f"character {found.end()}: %json", 1)
+            raise WorkbenchError(f"response_format.lark: {words}") from None
+
+
+def quotes_end(wanted: ResponseFormat) -> bool:
+    """Return whether free text of the grammar ends with a quote, as in JSON."""
+    return isinstance(wanted, JSONSchema) or (isinstance(wanted, Lark) and "%json" in wanted.lark)
+
+
+def hints_of(wanted: ResponseFormat) -> list[bytes]:
+    """Return texts that a search for an end tries in free text: a shortest match of each regular expression."""
+    if isinstance(wanted, Regex):
+        patterns = [wanted.regex]
+    elif isinstance(wanted, Lark):
+        patterns = re.findall(r"/((?:[^/\\\n]|\\.)+)/", wanted.lark)
+    elif isinstance(wanted, JSONSchema):
+        each = [schema for _, schema in subschemas(wanted.json_schema) if isinstance(schema, dict)]
+        patterns = [schema["pattern"] for schema in each if isinstance(schema.get("pattern"), str)]
+        patterns += [key for schema in each for key in schema.get("patternProperties", {})]
+        patterns += [FORMAT_PATTERNS[name] for schema in each if (name := schema.get("format")) in FORMAT_PATTERNS]
+    else:
+        patterns = []
+    found = {text for pattern in patterns if (text := shortest_match(pattern))}
+    return [each.encode() for each in sorted(found, key=lambda text: (len(text), text))]
+
+
+def _where(wanted: ResponseFormat) -> str:
+    return f"response_format.{wanted.kind}"
+
+
+def error_sentence(error: str) -> str:
+    """Return the compiler's message without the source and the place in it."""
+    error = error.replace("<non-verbose/>", "").split("\n   1 |")[0].split("while processing json-schema:")[0]
+    error = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", error)
+    return " ".join(error.split())[:500] or "its first mask leaves no token"

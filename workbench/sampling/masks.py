@@ -1,0 +1,70 @@
+"""Compute the masks of a step in a thread of its own, beside the model's forward pass, and go on with searches for ends
+that tokens wait for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.errors import describe_error
+from workbench.sampling.closing import NodeBudget
+from workbench.sampling.constraint import Constraint
+
+# States that searches for ends may look at in a step, about 25 us each: all searches together after the forward pass,
+# where they are in the way of the next step, and beside it.
+MAX_NODES_OF_SAMPLING = 60
+MAX_NODES_BESIDE_FORWARD = 240
+
+Masks = dict[Constraint, "NDArray[np.bool_] | str"]  # or why there is none
+Draft = tuple[int, ...]
+
+
+class MaskWorker:
+    """A thread for the masks of one step at a time: `start` before the forward pass, `take` after it."""
+
+    def __init__(self) -> None:
+        self._pool: ThreadPoolExecutor | None = None
+        self._job: Future[Masks] | None = None
+        self._wanted: dict[Constraint, Draft] = {}
+        self.seconds = 0.0  # of the last job, in its thread
+
+    def start(self, wanted: Sequence[tuple[Constraint, Draft]]) -> None:
+        """Start on the rows of each constraint and its draft; none may be advanced before `take`."""
+        if self._job is not None:  # of a step that was interrupted
+            self._job.result()
+        self._job, self._wanted = None, {constraint: draft for constraint, draft in wanted}
+        if wanted:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(1, thread_name_prefix="masks")
+            self._job = self._pool.submit(self._compute, wanted)
+
+    def take(self, constraint: Constraint, draft: Draft) -> NDArray[np.bool_] | str:
+        """Return the rows [1 + draft token, vocab] of forbidden tokens, or the error that they met."""
+        computed = {} if self._job is None else self._job.result()
+        if constraint in computed and self._wanted[constraint] == draft:
+            return computed[constraint]
+        return compute_rows(constraint, draft)
+
+    def clear(self) -> None:
+        """Forget the rows of the step."""
+        self._job, self._wanted = None, {}
+
+    def _compute(self, wanted: Sequence[tuple[Constraint, Draft]]) -> Masks:
+        began = time.perf_counter()
+        rows = {constraint: compute_rows(constraint, draft) for constraint, draft in wanted}
+        budget = NodeBudget(MAX_NODES_BESIDE_FORWARD)
+        for constraint, _ in wanted:
+            constraint.search(budget)
+        self.seconds = time.perf_counter() - began
+        return rows
+
+
+def compute_rows(constraint: Constraint, draft: Draft) -> NDArray[np.bool_] | str:
+    try:
+        return constraint.banned(draft)
+    except Exception as error:  # it ends its own request, no other
+        return describe_error(error)

@@ -1,0 +1,44 @@
+"""Compute the log-probabilities of a prompt's tokens from the logits of its positions, a few rows at a time."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from workbench.request import Sequence
+from workbench.sampling.samplers import describe_bad_logits, most_probable
+from workbench.trace.events import PromptLogprob
+
+ROWS_AT_ONCE = 32  # in float64 a row is twice as large as its logits
+
+
+class BadPromptRow(Exception):
+    """A position of the prompt whose logits are no distribution."""
+
+
+def score_prompt(sequence: Sequence, logits: Tensor) -> list[PromptLogprob]:
+    """Return the log-probabilities of the next tokens of a prompt that have none yet.
+
+    They are the model's, before any filter and at temperature 1, computed as those of generated tokens are.
+
+    Args:
+        sequence: its prompt, and how many of its tokens have one.
+        logits: of the positions before these tokens, [row, vocab].
+
+    Raises:
+        BadPromptRow: for logits that are NaN, +inf or all -inf; the message says which.
+    """
+    assert sequence.prompt_logprobs is not None and sequence.request.sampling.prompt_logprobs is not None
+    first, count = len(sequence.prompt_logprobs), sequence.request.sampling.prompt_logprobs
+    found: list[PromptLogprob] = []
+    for begin in range(0, len(logits), ROWS_AT_ONCE):
+        part = logits[begin : begin + ROWS_AT_ONCE]
+        for largest in part.amax(-1).tolist():
+            if not math.isfinite(largest):
+                raise BadPromptRow(f"the model's logits of the prompt {describe_bad_logits(largest)}")
+        place = first + begin
+        ids = sequence.request.prompt_ids[place : place + len(part)]
+        for token, row in zip(ids, part.double().log_softmax(-1), strict=True):
+            found.append(PromptLogprob(token, float(row[token]), most_probable(row, count)))
+    return found

@@ -1,0 +1,92 @@
+"""Follow a thought before an answer: whether it is open, how many tokens it has, and when it must close.
+
+before --opening--> open --closing--> after
+   \\-------- any other token --------/^
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from workbench.errors import WorkbenchError
+from workbench.prompt.tokenization.tokenizer import Tokenizer
+from workbench.request import Request
+from workbench.response_format import Thinking
+
+SENTENCE_ENDS = (b".", b"!", b"?", b"\n")
+
+
+@dataclass(frozen=True)
+class ThoughtState:
+    """The state of a request's thought after some of its tokens; `after` returns the next."""
+
+    opening: int
+    closing: int
+    budget: int
+    soft_tokens: int
+    ends_sentence: Callable[[int], bool] = field(repr=False, compare=False)
+    phase: Literal["before", "open", "after"] = "before"
+    tokens: int = 0  # between the two control tokens
+    must_close: bool = False
+
+    @classmethod
+    def start(cls, request: Request, tokenizer: Tokenizer | None, budget: int) -> ThoughtState:
+        """Return the state after the prompt, which may have opened the thought.
+
+        Raises:
+            WorkbenchError: for a control token that the tokenizer lacks.
+        """
+        settings = request.sampling.thinking
+        assert settings is not None
+        opening, closing = (_token_id(tokenizer, name, settings) for name in (settings.opening, settings.closing))
+        assert tokenizer is not None
+        last = {id: place for place, id in enumerate(request.prompt_ids) if id in (opening, closing)}
+        is_open = last.get(opening, -1) > last.get(closing, -1)
+
+        def ends_sentence(token: int) -> bool:
+            return tokenizer.token_bytes(token).rstrip(b" ").endswith(SENTENCE_ENDS)
+
+        soft = min(settings.soft_tokens, budget // 2)
+        phase = "open" if is_open else "before"
+        return cls(opening, closing, budget, soft, ends_sentence, phase, must_close=is_open and budget == 0)
+
+    def after(self, token: int) -> ThoughtState:
+        """Return the state after `token`."""
+        if self.phase == "before":
+            opened = token == self.opening
+            return replace(self, phase="open" if opened else "after", must_close=opened and self.budget == 0)
+        if self.phase == "after":
+            return self
+        if token == self.closing:
+            return replace(self, phase="after", must_close=False)
+        count = self.tokens + 1
+        soft = count >= self.budget - self.soft_tokens and self.ends_sentence(token)
+        return replace(self, tokens=count, must_close=count >= self.budget or soft)
+
+
+def thinking_budget(request: Request, max_model_len: int, least_answer: int = 1) -> int:
+    """Return the tokens that a thought may have: its budget, less where the answer would lose its room.
+
+    Args:
+        request: the request.
+        max_model_len: tokens of prompt and output together.
+        least_answer: tokens that the answer needs.
+    """
+    sampling = request.sampling
+    assert sampling.thinking is not None
+    room = max_model_len - len(request.prompt_ids)
+    if sampling.thinking.within_max_tokens:
+        left = min(room, sampling.max_tokens) - least_answer
+    else:
+        left = room - sampling.max_tokens
+    return max(0, min(sampling.thinking.budget_tokens, left - 2))
+
+
+def _token_id(tokenizer: Tokenizer | None, name: str, settings: Thinking) -> int:
+    ids = [] if tokenizer is None else tokenizer.encode(name, special=True)
+    if len(ids) != 1:
+        known = ", ".join(tokenizer.special_token_ids) if tokenizer is not None else "none: the model has no tokenizer"
+        raise WorkbenchError(f"thinking: {name!r} is no single token of this model; its control tokens are {known}")
+    return ids[0]
