@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import errno
 import re
+import reprlib
 import sys
 import types
 from collections.abc import Iterable, Sequence
@@ -52,6 +53,12 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
+LONGEST_NAME = 200  # that is compared with known names, in a time that goes with its length
+SHORT = reprlib.Repr()
+SHORT.maxlevel, SHORT.maxstring, SHORT.maxother = 6, 60, 60
+SHORT.maxlist = SHORT.maxtuple = SHORT.maxdict = SHORT.maxset = 60
+
+
 def explain(error: ValidationError, where: str, model: type | None = None) -> WorkbenchError:
     """Convert a pydantic error: every wrong path on one line, unknown keys with the nearest right name.
 
@@ -83,12 +90,12 @@ def _describe(item: Any, model: type | None) -> str:
     message = item["msg"].removeprefix("Value error, ")
     value = "" if isinstance(given, dict) else f" (given {_short(given)})"
     known = re.findall("'([^']*)'", item["ctx"]["expected"]) if item["type"] == "literal_error" else []
-    hint = nearest(given, known) if isinstance(given, str) else ""
+    hint = nearest(given, known) if known and isinstance(given, str) and len(given) < LONGEST_NAME else ""
     return f"{path}: {message}{value}{hint}" if path else message
 
 
 def _short(value: object) -> str:
-    text = repr(value)
+    text = repr(value[:60]) if isinstance(value, str) else SHORT.repr(value)  # repr takes long, or recurses too deep
     return text if len(text) <= 60 else text[:57] + "..."
 
 

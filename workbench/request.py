@@ -6,12 +6,14 @@ import math
 import random
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, field_validator, model_validator
 
 from workbench.display import Displayable, Table
+from workbench.response_format import ResponseFormat, Thinking
 from workbench.settings import Settings, non_default_settings
+from workbench.trace.events import PinnedPrefix, PromptLogprob
 
 MAX_STOP_STRINGS = 64
 MAX_LOGPROBS = 100
@@ -79,6 +81,12 @@ class SamplingParameters(Displayable, Settings):
     ignore_eos: bool = False
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None  # alternatives beside the sampled token
     logprobs_of: Literal["model", "filtered"] = "model"
+    # Alternatives beside each token of the prompt, whose log-probabilities are the model's. Pages of the prefix cache
+    # hold no logits: such a prompt is computed anew, and cached for others.
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    # What the answer must be, by kind: json_schema, choices, regex or lark. Its last tokens close it within max_tokens.
+    response_format: ResponseFormat | None = None
+    thinking: Thinking | None = None  # a thought before the answer; max_tokens counts the answer alone
 
     def _display_table(self) -> Table:
         rows = list(non_default_settings(self))
@@ -88,6 +96,11 @@ class SamplingParameters(Displayable, Settings):
     def num_sequences(self) -> int:
         """Return the number of sequences that one request becomes: beams, best_of or n."""
         return self.beams or self.best_of or self.n
+
+    @property
+    def max_output_tokens(self) -> int:
+        """Return the largest number of output tokens, a thought included."""
+        return self.max_tokens + (0 if self.thinking is None else self.thinking.extra_tokens)
 
     @field_validator("temperature", "repetition_penalty", "presence_penalty", "frequency_penalty", "length_penalty")
     @classmethod
@@ -132,8 +145,17 @@ class SamplingParameters(Displayable, Settings):
 
 _DRAWN = (
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-    "logit_bias", "filters", "sampler", "logprobs",
+    "logit_bias", "filters", "sampler", "logprobs", "prompt_logprobs", "response_format",
+    "thinking",
 )  # fmt: skip
+
+
+class PrefixPin(NamedTuple):
+    """The beginning of a prompt that is to stay in the prefix cache for `seconds` after its last use (see
+    kv_cache/pins.py)."""
+
+    tokens: int
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -150,6 +172,7 @@ class Request(Displayable):
     invalid_reason: str = ""  # why its text could not be encoded; it is refused with this message
     priority: int = 0  # for `policy: priority`: the smaller, the sooner
     tenant: str = ""  # for `policy: fair`
+    pins: tuple[PrefixPin, ...] = ()  # beginnings of the prompt to keep cached, shortest first
     final_only: bool = False  # its text comes at its end; no Decoded events, except with logprobs
 
     def _display_table(self) -> Table:
@@ -233,6 +256,8 @@ class Sequence:
     restored_tokens: int = 0  # swapped in from the CPU
     written_tokens: int = 0  # computed, and new to the prefix cache
     shared_pages: int = 0  # cached pages found, of all cache groups together
+    pinned: list[PinnedPrefix] = field(default_factory=list)  # what came of the first of the request's pins
+    prompt_logprobs: list[PromptLogprob] | None = None  # of the prompt's first tokens, where they are asked for
 
     @property
     def request_id(self) -> str:
@@ -261,7 +286,21 @@ class Sequence:
         """Return the number of tokens whose keys and values are not computed yet."""
         return len(self.token_ids) - self.num_computed_tokens
 
+    @property
+    def num_scored_rows(self) -> int | None:
+        """Return how many positions gave the log-probability of the prompt's token after them; None where no more are
+        wanted. Those from here on are to be computed: cached pages have no logits."""
+        known = self.prompt_logprobs
+        return None if known is None or len(known) == self.prompt_length else len(known) - 1
+
+    @property
+    def is_decoding(self) -> bool:
+        return self.num_uncomputed_tokens == 1 and self.num_computed_tokens >= self.prompt_length
+
     @classmethod
     def from_request(cls, request: Request, arrival_index: int) -> Sequence:
-        limit = len(request.prompt_ids) + request.sampling.max_tokens
-        return cls(request, arrival_index, list(request.prompt_ids), limit)
+        limit = len(request.prompt_ids) + request.sampling.max_output_tokens
+        made = cls(request, arrival_index, list(request.prompt_ids), limit)
+        if request.sampling.prompt_logprobs is not None and request.prompt_ids:
+            made.prompt_logprobs = [PromptLogprob(request.prompt_ids[0], None)]
+        return made

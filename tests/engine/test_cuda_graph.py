@@ -41,6 +41,14 @@ def test_replays_give_the_oracles_rows() -> None:
     assert len(captures) > len(executor._graphs), "what was captured of the model as it was is done with"
 
 
+def test_a_prompt_that_is_read_a_token_at_a_time_has_no_row() -> None:
+    runner = runner_of(model_of(spec_of()), max_num_batched_tokens=2)
+    runner.executor = CudaGraphExecutor(runner.model, runner.store, lambda step: step)
+    Oracle(runner)
+    ends = generate(runner, [request("a", 2, 20), request("b", 12, 4)])
+    assert {end.reason for end in ends.values()} == {"length"}
+
+
 @pytest.mark.parametrize("format", ["int8", "int4", "fp8"])
 def test_packed_pages_settle_before_the_replay_and_never_in_the_graph(format: str) -> None:
     kinds = layer(2, 1, 8), layer(2, 1, 8, sliding_window=9, num_sink_tokens=2)

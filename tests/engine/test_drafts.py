@@ -13,7 +13,7 @@ from workbench.engine.loaded_model import DEMO_FOLDER
 from workbench.engine.runner import generate
 from workbench.engine.speculator import check_same_vocabulary
 from workbench.errors import WorkbenchError
-from workbench.prompt.tokenizer import Tokenizer
+from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.request import Request, Sequence
 from workbench.speculative.config import parse_speculation
 from workbench.speculative.proposers import PromptLookupProposer

@@ -195,7 +195,7 @@ def test_shapes_have_seeded_random_weights() -> None:
         ("shape:", "known: tiny, smollm2-135m"),
         ("demmo", "no model 'demmo': .*; did you mean 'demo'"),
         ("demo-darft", "did you mean 'demo-draft'"),
-        ("nowhere/at/all", "not a folder here, nor one of demo, demo-draft, shape:NAME"),
+        ("nowhere/at/all", "not a folder here, nor one of demo, demo-draft, demo-chat, shape:NAME"),
     ],
 )
 def test_a_name_that_is_nothing(name: str, message: str) -> None:

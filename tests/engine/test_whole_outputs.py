@@ -12,7 +12,7 @@ from tests.offline.batches import runner
 from tests.prompt import samples
 from tests.prompt.samples import byte_level
 from tests.thorough import tries
-from workbench.prompt.detokenize import Detokenizer, WholeTextDetokenizer
+from workbench.prompt.tokenization.detokenize import Detokenizer, WholeTextDetokenizer
 from workbench.request import Request, SamplingParameters
 from workbench.trace.events import Decoded, Event, Finished
 

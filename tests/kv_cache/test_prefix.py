@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.thorough import tries
-from workbench.kv_cache.pages import NULL_PAGE, KVCacheGroup, PagePool
+from workbench.kv_cache.pages import NULL_PAGE, KVCacheGroup, PagePool, PageTransfers
 from workbench.kv_cache.prefix import RadixCache
 
 SIZE, PAGES, TTL = 2, 14, 10.0
@@ -51,6 +51,8 @@ class Index(RuleBasedStateMachine):
         self.known: list[dict[tuple[str, tuple[int, ...]], tuple[int, int]]] = [{} for _ in tables]
         self.used: dict[tuple[str, tuple[int, ...]], float] = {}
         self.idle: list[list[int]] = [[] for _ in tables]  # in the order in which they became so
+        # By salt and all tokens up to the end of a page: the end of its pin, and the seconds that a use renews it for.
+        self.pinned: dict[tuple[str, tuple[int, ...]], tuple[float, float]] = {}
         self.count = 0
 
     def tokens(self, count: int) -> list[int]:
@@ -70,6 +72,8 @@ class Index(RuleBasedStateMachine):
         self.index.acquire(key, offer)
         for end in range(SIZE, offer.num_tokens + 1, SIZE):
             self.used[salt, tuple(ids[:end])] = self.now
+            if (until := self.pinned.get((salt, tuple(ids[:end])))) and self.now < until[0]:
+                self.pinned[salt, tuple(ids[:end])] = self.now + until[1], until[1]
         self.forget_given_up()
         held = tuple(list(pages) for pages in offer.pages)
         self.holders.append(Holder(key, salt, ids, held, offer.num_tokens))
@@ -88,7 +92,7 @@ class Index(RuleBasedStateMachine):
         best: tuple[int, tuple[list[int], ...]] = (0, tuple([] for _ in self.tables))
         for tokens in range(SIZE, len(ids), SIZE):
             place = salt, tuple(ids[:tokens])
-            if self.ttl is not None and self.now - self.used.get(place, -99.0) > self.ttl:
+            if self.ttl is not None and self.now - self.used.get(place, -99.0) > self.ttl and not self.is_pinned(place):
                 break
             found = []
             for known, table in zip(self.known, self.tables, strict=True):
@@ -151,11 +155,39 @@ class Index(RuleBasedStateMachine):
                 if entered and self.pools[t].is_cached(page):
                     self.known[t][key] = page, holder.key
 
+    def is_pinned(self, key: tuple[str, tuple[int, ...]]) -> bool:
+        return self.now < self.pinned.get(key, (-1.0, 0.0))[0]
+
+    @precondition(lambda self: self.holders)
+    @rule(data=st.data(), seconds=st.sampled_from([2.0, 5.0, 20.0]), count=st.integers(0, 14))
+    def pin(self, data: st.DataObject, seconds: float, count: int) -> None:
+        """A caller pays for the beginning of a text; half of the pages may be pinned."""
+        holder = data.draw(st.sampled_from(self.holders))
+        tokens = self.index.pin(holder.ids[:count], holder.salt, seconds)
+        assert tokens % SIZE == 0 and tokens <= count
+        for end in range(SIZE, tokens + 1, SIZE):
+            key = holder.salt, tuple(holder.ids[:end])
+            until, life = self.pinned.get(key, (0.0, 0.0)) if self.is_pinned(key) else (0.0, 0.0)
+            self.pinned[key] = max(until, self.now + seconds), max(life, seconds)
+        assert self.index.pins.num_pinned == sum(map(self.is_pinned, self.pinned)) <= PAGES // 2
+
+    def is_in_tree(self, key: tuple[str, tuple[int, ...]]) -> bool:
+        node, ids = self.index.tree.roots.get(key[0]), key[1]
+        for end in range(SIZE, len(ids) + 1, SIZE):
+            node = None if node is None else node.children.get(ids[end - SIZE : end])
+        return node is not None
+
+    def eviction_order(self, table: int) -> list[int]:
+        """Idle pages by use, and behind them the pinned ones by the end of their pins."""
+        keys = {page: key for key, (page, _) in self.known[table].items()}
+        ends = {page: self.pinned[keys[page]][0] for page in self.idle[table] if self.is_pinned(keys[page])}
+        return sorted(self.idle[table], key=lambda page: ends.get(page, 0.0))
+
     def allocate(self, table: int, count: int) -> list[int]:
         pool = self.pools[table]
         short = count - pool.num_free
         if short > 0:
-            oldest = self.idle[table][:short]
+            oldest = self.eviction_order(table)[:short]
             self.index.evict(table, short)
             assert not any(pool.is_cached(page) for page in oldest), "not the least recently used was given up"
             assert pool.num_free == count or self.tables[table].sliding_window is None
@@ -167,7 +199,8 @@ class Index(RuleBasedStateMachine):
     def run_short(self, data: st.DataObject, count: int) -> None:
         """Another request needs pages of one group."""
         table = data.draw(st.sampled_from([t for t, idle in enumerate(self.idle) if idle]))
-        oldest, younger = self.idle[table][:count], self.idle[table][count:]
+        order = self.eviction_order(table)
+        oldest, younger = order[:count], order[count:]
         self.index.evict(table, count)
         assert not any(self.pools[table].is_cached(page) for page in oldest), "not the least recently used was given up"
         if self.tables[table].sliding_window is not None:  # pages of a window lead to no others
@@ -183,6 +216,7 @@ class Index(RuleBasedStateMachine):
             for key in [key for key, (page, _) in known.items() if not self.pools[t].is_cached(page)]:
                 del known[key]
             self.idle[t] = [page for page in self.idle[t] if page in self.pools[t].evictable]
+        self.pinned = {key: pin for key, pin in self.pinned.items() if self.is_in_tree(key)}
 
     @precondition(lambda self: self.holders)
     @rule(data=st.data(), broken=st.sampled_from([False, False, True]))
@@ -272,3 +306,87 @@ def test_the_last_token_is_never_offered(ids: list[int]) -> None:
     assert (
         index.match_prefix(ids).num_tokens == 0 and index.match_prefix([*ids, 1]).num_tokens == len(ids) // SIZE * SIZE
     )
+
+
+def cached_text(index: RadixCache, pool: PagePool, key: int, ids: list[int], salt: str = "") -> list[int]:
+    """Compute a text of whole pages, and leave its pages to the index."""
+    pages = pool.allocate(len(ids) // SIZE)
+    index.insert(key, ids, salt, len(ids), (pages,))
+    index.finish(key)
+    index.release(key)
+    pool.release(reversed(pages))
+    return pages
+
+
+def test_a_hit_renews_a_pin_and_time_ends_it() -> None:
+    now, pool = 0.0, PagePool(6, SIZE)
+    index = RadixCache([pool], [KVCacheGroup()], None, lambda: now)
+    kept = cached_text(index, pool, 0, [1, 1])
+    other = cached_text(index, pool, 1, [2, 2])
+    assert index.pin([1, 1], "", 10.0) == SIZE and index.pin([3, 3], "", 10.0) == 0
+    now = 9.0
+    index.acquire(2, index.match_prefix([1, 1, 0]))
+    index.release(2)
+    pool.release(kept)
+    index.acquire(3, index.match_prefix([2, 2, 0]))  # used later than the pinned one
+    index.release(3)
+    pool.release(other)
+    now = 18.0  # after 10 and before 19
+    index.evict(0, 1)
+    assert pool.is_cached(kept[0]) and not pool.is_cached(other[0])
+    newer = cached_text(index, pool, 4, [4, 4])
+    now = 19.0
+    index.evict(0, 1)
+    assert pool.is_cached(newer[0]) and not pool.is_cached(kept[0])
+
+
+def test_a_pin_is_no_reference_and_has_a_bound() -> None:
+    pool = PagePool(6, SIZE)
+    index = RadixCache([pool], [KVCacheGroup()], None, lambda: 0.0, pinned_share=0.5)
+    ids = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
+    cached_text(index, pool, 0, ids)
+    assert index.pin(ids, "", 60.0) == 3 * SIZE, "half of six pages"
+    assert index.pin(ids[:4], "", 60.0) == 2 * SIZE, "what is pinned already takes no room"
+    index.evict(0, 5)
+    assert pool.num_free == 6 and index.pins.num_pinned == 0
+    cached_text(index, pool, 1, ids)
+    assert index.pin(ids, "", 60.0) == 3 * SIZE, "nodes that are gone take no room"
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["", "a", "b"]), st.integers(0, 5), st.integers(0, 4)), max_size=12),
+    st.sampled_from([0.0, 0.25, 0.5, 1.0]),
+)
+def test_a_tenant_pins_its_share_at_most_and_takes_no_other_tenants(steps: list, share: float) -> None:
+    pool = PagePool(60, SIZE)
+    index = RadixCache([pool], [KVCacheGroup()], None, lambda: 0.0, pinned_share=0.2, tenant_pinned_share=share)
+    pinned: dict[str, set[tuple[int, ...]]] = {"": set(), "a": set(), "b": set()}
+    for key, (salt, text, pages) in enumerate(steps):
+        ids = [text] * (SIZE * pages)
+        cached_text(index, pool, key, ids, salt)
+        others = {each: set(paths) for each, paths in pinned.items() if each != salt}
+        mine = pinned[salt]
+        tokens = index.pin(ids, salt, 60.0)
+        mine |= {tuple(ids[:end]) for end in range(SIZE, tokens + 1, SIZE)}
+        total = sum(map(len, pinned.values()))
+        assert index.pins.num_pinned == total <= 12
+        assert len(mine) <= (12 * share if salt else 12)
+        if tokens < len(ids):
+            assert total == 12 or (salt and len(mine) == 12 * share), "a pin is refused for want of room alone"
+        for each, paths in others.items():
+            assert all(index.pin(list(path), each, 60.0) == len(path) for path in paths)
+
+
+def test_a_pinned_page_is_lost_last_on_the_cpu_too() -> None:
+    pool, cpu = PagePool(4, SIZE), PagePool(2, SIZE)
+    index = RadixCache([pool], [KVCacheGroup()], None, lambda: 0.0, (cpu,), pinned_share=1.0)
+    for key in range(4):
+        cached_text(index, pool, key, [key, key])
+    assert index.pin([0, 0], "", 60.0) and index.pin([1, 1], "", 60.0)
+    transfers = PageTransfers()
+    index.evict(0, 4, transfers)
+    assert [index.match_prefix([key, key, 0]).num_tokens for key in range(4)] == [SIZE, SIZE, 0, 0]
+    cached_text(index, pool, 4, [4, 4])
+    index.evict(0, 1, transfers)  # of a CPU full of pinned pages it gets none
+    assert [index.match_prefix([key, key, 0]).num_tokens for key in (0, 1, 4)] == [SIZE, SIZE, 0]
+    assert index.allocate_cpu_page(0) != NULL_PAGE, "a request that needs the place gets it"

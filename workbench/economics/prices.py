@@ -23,7 +23,8 @@ token_counts = attrgetter(*KINDS)
 TABLES = Path(__file__).resolve().parent / "tables"
 MILLION = 1_000_000
 DEFAULT_TABLE = "article-a"  # the shipped table with every price that the articles name
-Price = Annotated[Decimal, Field(ge=0, allow_inf_nan=False)]  # of a million tokens
+Money = Annotated[Decimal, Field(ge=0, allow_inf_nan=False)]  # of a currency's unit
+Price = Money  # of a million tokens
 HOUR = 3600
 
 

@@ -38,12 +38,17 @@ CACHE_TTLS = (FIVE_MINUTES, ONE_HOUR)
 @dataclass(frozen=True, slots=True)
 class PromptCall:
     """One request: cacheable `segments` of its prompt in order, each a name and its tokens; then `input` tokens of its
-    own, and `output`."""
+    own, and `output`.
+
+    `marked` are the numbers of segments, from 1, that end an entry; every one unless given. Entries of other requests
+    are found at the end of any segment.
+    """
 
     time: Seconds
     segments: tuple[tuple[Hashable, int], ...] = ()
     input: int = 0
     output: int = 0
+    marked: frozenset[int] | None = None
 
     @property
     def cacheable(self) -> int:
@@ -53,8 +58,8 @@ class PromptCall:
 class PromptCache:
     """A prompt cache that serves calls in order of time.
 
-    A call reads the longest entry that is a prefix of it. The segments after that are written, each as the end of an
-    entry of its own."""
+    A call reads the longest entry that is a prefix of it. The segments after that are written; each that is marked is
+    the end of an entry of its own."""
 
     def __init__(self, ttl: CacheTTL, renews: bool = True):
         self.ttl, self.renews = ttl, renews
@@ -69,7 +74,9 @@ class PromptCache:
         path = self._path(call)
         found = max((at for at, name in enumerate(path, 1) if self._ends.get(name, call.time) > call.time), default=0)
         for at, name in enumerate(path, 1):
-            if at > found or self.renews:
+            is_marked = call.marked is None or at in call.marked
+            is_renewed = self.renews and (is_marked or self._ends.get(name, call.time) > call.time)
+            if is_renewed if at <= found else is_marked:
                 self._ends[name] = call.time + self.ttl.seconds
         read = sum(tokens for _, tokens in call.segments[:found])
         return Usage(input=call.input, cache_read=read, output=call.output, **{self.ttl.kind: call.cacheable - read})

@@ -20,7 +20,7 @@ from torch import Tensor
 from workbench.engine import inputs as intake
 from workbench.engine.outputs import StopChecker, not_chosen_message
 from workbench.errors import WorkbenchError
-from workbench.prompt.tokenizer import Tokenizer
+from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.request import FinishReason, Request, SamplingParameters, Sequence
 from workbench.sampling.samplers import describe_bad_logits
 from workbench.scheduler.plan import StepPlan

@@ -63,7 +63,9 @@ class KVCache:
             raise WorkbenchError("preemption_mode: offload needs a place for the pages; set offload: memory")
         index = None
         if isinstance(settings.prefix, RadixPrefixCache):
-            index = RadixCache(pools, store.groups, settings.prefix.ttl, clock, cpu_pools)
+            prefix = settings.prefix
+            shares = prefix.pinned_share, prefix.tenant_pinned_share
+            index = RadixCache(pools, store.groups, prefix.ttl, clock, cpu_pools, *shares)
         policy, budget = cast(EvictionPolicy | None, settings.evict), None
         if policy is not None:
             check_eviction(model.spec, store)

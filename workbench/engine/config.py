@@ -37,7 +37,7 @@ DtypeName = Annotated[
 
 
 class ModelConfig(Settings):
-    """Settings of the model: a folder, a GGUF file, `demo`, `demo-draft`, or `shape:NAME` with random weights."""
+    """Settings of the model: a folder, a GGUF file, `demo`, `demo-draft`, `demo-chat`, or random `shape:NAME`."""
 
     main_setting: ClassVar = "name"
 

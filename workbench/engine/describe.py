@@ -6,7 +6,7 @@ from workbench.display import Table, format_cell
 from workbench.executors.select import Backends
 from workbench.kv_cache.store import KVStore
 from workbench.model.transformer import Transformer
-from workbench.prompt.tokenizer import Tokenizer
+from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.scheduler.scheduler import Scheduler
 from workbench.scheduler.validate import policy_name
 

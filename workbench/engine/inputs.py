@@ -11,11 +11,13 @@ from typing import Any, Protocol, TypeVar
 from pydantic import ValidationError
 
 from workbench.errors import WorkbenchError, explain
-from workbench.prompt.tokenizer import Tokenizer
+from workbench.prompt.assemble import Prompt
+from workbench.prompt.conversation import Conversation
+from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.request import Request, SamplingParameters
 from workbench.trace.events import Event
 
-RequestInput = str | Request | Iterable[str | Request]
+RequestInput = str | Conversation | Request | Iterable[str | Conversation | Request]
 Streams = TypeVar("Streams", bound=Callable[..., Any])
 
 
@@ -38,20 +40,50 @@ def with_sampling_signature(stream: Streams) -> Streams:
 
 
 def make_requests(
-    inputs: RequestInput, tokenizer: Tokenizer | None, values: dict[str, Any], request_ids: Iterator[str]
+    inputs: RequestInput,
+    tokenizer: Tokenizer | None,
+    values: dict[str, Any],
+    request_ids: Iterator[str],
+    assemble: Callable[[Conversation, int], Prompt],
 ) -> list[Request]:
-    """Return requests in the given order; texts are encoded and take the next of `request_ids`."""
+    """Return requests in the given order; texts are encoded and take the next of `request_ids`, conversations too.
+
+    `assemble` makes the prompt of a conversation, with so many tokens wanted for the answer.
+    """
     sampling = parse_sampling(values)
-    items = [inputs] if isinstance(inputs, str | Request) else list(inputs)
-    if values and not any(isinstance(item, str) for item in items):
+    items = [inputs] if isinstance(inputs, str | Conversation | Request) else list(inputs)
+    if values and not any(isinstance(item, str | Conversation) for item in items):
         raise WorkbenchError(f"{', '.join(values)}: a Request brings its own sampling; set it there")
-    requests = [
-        item if isinstance(item, Request) else make_request(item, tokenizer, sampling, next(request_ids))
-        for item in items
-    ]
-    if isinstance(inputs, str) and requests[0].invalid_reason:
+    requests = []
+    for item in items:
+        if isinstance(item, Conversation):
+            item = _request_of_conversation(item, assemble, sampling, next(request_ids))
+        elif not isinstance(item, Request):
+            item = make_request(item, tokenizer, sampling, next(request_ids))
+        requests.append(item)
+    if is_single(inputs) and requests[0].invalid_reason:
         raise WorkbenchError(requests[0].invalid_reason)
     return requests
+
+
+def is_single(inputs: RequestInput) -> bool:
+    """Return whether this is a lone text or conversation: what is wrong with it is raised."""
+    return isinstance(inputs, str | Conversation)
+
+
+def _request_of_conversation(
+    conversation: Conversation,
+    assemble: Callable[[Conversation, int], Prompt],
+    sampling: SamplingParameters,
+    request_id: str,
+) -> Request:
+    try:
+        prompt = assemble(conversation, sampling.max_output_tokens)
+    except WorkbenchError as error:
+        return Request(request_id, (), sampling, invalid_reason=str(error))
+    ends = tuple(dict.fromkeys((*sampling.stop_token_ids, *prompt.end_token_ids)))
+    sampling = sampling.model_copy(update={"stop_token_ids": ends})
+    return Request(request_id, prompt.ids, sampling, prompt=prompt.text, cut_tokens=prompt.cut_tokens)
 
 
 def make_request(text: str, tokenizer: Tokenizer | None, sampling: SamplingParameters, request_id: str) -> Request:
@@ -84,14 +116,15 @@ def split_samples(request: Request) -> list[Request]:
     alone: dict[str, Any] = {"n": 1, "best_of": None, "beams": 0}
     if not asked.beams and asked.num_sequences > asked.n and asked.logprobs is None:
         alone["logprobs"] = 0  # they are ranked by the chosen tokens'
-    return [
-        replace(
-            request,
-            request_id=sample_id(request.request_id, number),
-            sampling=asked.model_copy(update={**alone, "seed": (asked.seed + number) % 2**63}),
-        )
-        for number in range(asked.num_sequences)
-    ]
+    samples = []
+    for number in range(asked.num_sequences):
+        own = {**alone, "seed": (asked.seed + number) % 2**63}
+        pins = request.pins
+        if number:  # the first sample computes the prompt
+            own["prompt_logprobs"], pins = None, ()
+        name = sample_id(request.request_id, number)
+        samples.append(replace(request, request_id=name, sampling=asked.model_copy(update=own), pins=pins))
+    return samples
 
 
 def check_request(request: Request, vocab_size: int) -> None:
@@ -105,6 +138,12 @@ def check_request(request: Request, vocab_size: int) -> None:
         if wrong:
             raise WorkbenchError(
                 f"request {request.request_id}: {name} has token id {wrong[0]!r}, the vocabulary is 0..{vocab_size - 1}"
+            )
+    for tokens, seconds in request.pins:
+        if not 0 <= tokens <= len(request.prompt_ids) or not seconds > 0 or not math.isfinite(seconds):
+            raise WorkbenchError(
+                f"request {request.request_id}: a pin of {tokens} tokens for {seconds} seconds; the prompt has "
+                f"{len(request.prompt_ids)} tokens, and seconds must be above 0"
             )
     if not _is_time(request.arrival):
         raise WorkbenchError(f"request {request.request_id}: arrival is {request.arrival}; give seconds from the start")
@@ -132,9 +171,10 @@ def truncate_prompt(request: Request, max_model_len: int, overflow: str, bos_tok
     if overflow != "cut_oldest" or len(ids) < max_model_len:
         return request
     front = bos_token_ids if ids[: len(bos_token_ids)] == bos_token_ids else ()
-    kept = max(max_model_len // 2, max_model_len - request.sampling.max_tokens) - len(front)
+    kept = max(max_model_len // 2, max_model_len - request.sampling.max_output_tokens) - len(front)
     cut = len(ids) - len(front) - kept
-    return replace(request, prompt_ids=(*front, *ids[-kept:]), cut_tokens=cut)
+    # What was to be kept does not begin the prompt any more.
+    return replace(request, prompt_ids=(*front, *ids[-kept:]), cut_tokens=cut, pins=())
 
 
 class RunnerOwner(Protocol):
@@ -149,3 +189,7 @@ class RunnerOwner(Protocol):
         ...
 
     def stream(self, requests: RequestInput, **sampling: object) -> Iterator[Event]: ...
+
+    def run_soon(self, function: Callable[[], object]) -> None:
+        """Run `function` in the owner's thread, between two steps, and do not wait for it."""
+        ...

@@ -32,8 +32,8 @@ def load(
             print(event.text, end="")
 
     Args:
-        model: a folder, a GGUF file, `demo`, `demo-draft`, or `shape:NAME` with random weights; or the section `model`
-            of settings.
+        model: a folder, a GGUF file, `demo`, `demo-draft`, `demo-chat` (which calls tools), or `shape:NAME` with random
+            weights; or the section `model` of settings.
         listener: receives every event of the runner.
         report: receives a line on each slow part of loading.
         clock: returns seconds.

@@ -1,10 +1,12 @@
-"""Load the model of a config: a folder, a GGUF file, `demo`, `demo-draft`, or `shape:NAME` with random weights."""
+"""Load the model of a config: a folder, a GGUF file, `demo`, `demo-draft`, `demo-chat`, or `shape:NAME` with random
+weights."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -22,7 +24,7 @@ from workbench.executors.select import Backends, select_backends
 from workbench.model import shapes
 from workbench.model.attention_config import AttentionConfig
 from workbench.model.formats.open import is_quantized, open_checkpoint, read_config
-from workbench.model.formats.texts import open_tokenizer
+from workbench.model.formats.texts import open_chat_template, open_tokenizer
 from workbench.model.hf import families
 from workbench.model.hf.kept import cost_of_widening, stored_format
 from workbench.model.hf.weights import random_weights, read_weights, wanted_parameters
@@ -32,10 +34,16 @@ from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.model.variants import change_attention, change_spec
 from workbench.progress import report_if_slow, to_stderr
-from workbench.prompt.tokenizer import Tokenizer
+from workbench.prompt.own_template import own_template
+from workbench.prompt.templates import ChatTemplate
+from workbench.prompt.tokenization.tokenizer import Tokenizer
 
 DEMO_FOLDER = Path(__file__).resolve().parent.parent / "demo"
-BUNDLED_MODELS = {"demo": DEMO_FOLDER / "target", "demo-draft": DEMO_FOLDER / "draft"}
+BUNDLED_MODELS = {
+    "demo": DEMO_FOLDER / "target",
+    "demo-draft": DEMO_FOLDER / "draft",
+    "demo-chat": DEMO_FOLDER / "chat",
+}
 SHAPE_PREFIX = "shape:"
 
 
@@ -46,6 +54,13 @@ class LoadedModel:
     transformer: Transformer
     tokenizer: Tokenizer | None = None  # None for shapes: their requests are token ids
     backends: Backends | None = None
+    folder: Path | None = None  # with its chat template, if it has one
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate | None:
+        """Return the template of the model's folder, or the workbench's own if the tokenizer has its control tokens."""
+        found = None if self.folder is None else open_chat_template(self.folder)
+        return found if found is not None or self.tokenizer is None else own_template(self.tokenizer)
 
     @classmethod
     def load(cls, config: EngineConfig, report: Callable[[str], None] = to_stderr) -> LoadedModel:
@@ -90,7 +105,7 @@ class LoadedModel:
             why = f"{backends.reason}; compile: step has no effect, since {backends.decode} decodes"
             backends = replace(backends, reason=why)
         trim_heap()
-        return cls(model, source.tokenizer(), backends)
+        return cls(model, source.tokenizer(), backends, source.folder)
 
 
 def describe_model(name: str, attention: AttentionConfig | None = None) -> tuple[ModelSpec, str]:

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from workbench.errors import WorkbenchError, describe_error
-from workbench.prompt.detokenize import Detokenizer, WholeTextDetokenizer
-from workbench.prompt.tokenizer import Tokenizer
+from workbench.prompt.tokenization.detokenize import Detokenizer, WholeTextDetokenizer
+from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.request import FinishReason, Request
 from workbench.sampling.samplers import SampledToken
+from workbench.sampling.thought import ThoughtState, thinking_budget
 from workbench.trace.events import Decoded, Event, Finished, Submitted
 
 COMPLETED = (FinishReason.STOP, FinishReason.LENGTH)
@@ -21,8 +22,8 @@ COMPLETED = (FinishReason.STOP, FinishReason.LENGTH)
 class StopCause(NamedTuple):
     """The cause of a text's end, or none.
 
-    `by` is eos, stop_token, stop_string, max_tokens or context (the model's is full); `stop` is the token id or the
-    stop string.
+    `by` is eos, stop_token, stop_string, grammar (the answer is complete), max_tokens or context (the model's is full);
+    `stop` is the token id or the stop string.
     """
 
     by: str = ""
@@ -33,7 +34,11 @@ NOT_STOPPED = StopCause()
 
 
 class StopChecker:
-    """A stop checker: it detokenizes, and finds the end by an end token, a stop string or a limit."""
+    """A stop checker: it detokenizes, and finds the end by an end token, a stop string, a grammar or a limit.
+
+    A thought before the answer is a text of its own: no stop string ends it, and max_tokens does not count it unless
+    asked to.
+    """
 
     def __init__(
         self, request: Request, tokenizer: Tokenizer | None, eos_token_ids: tuple[int, ...], max_model_len: int
@@ -50,15 +55,32 @@ class StopChecker:
             self._detokenizer = WholeTextDetokenizer(tokenizer) if whole else Detokenizer(tokenizer, sampling.stop)
         self._stop_ids = frozenset(sampling.stop_token_ids)
         self._eos_token_ids = frozenset(() if sampling.ignore_eos else eos_token_ids)
-        self._max_tokens = sampling.max_tokens
-        self.cause = NOT_STOPPED
+        self._max_tokens, self._max_output_tokens = sampling.max_tokens, sampling.max_output_tokens
+        self.cause, self.channel = NOT_STOPPED, "text"  # the channel of the last token
         self.end_token_ids = {*self._stop_ids, *self._eos_token_ids}
-        self.max_output_tokens = min(sampling.max_tokens, max_model_len - len(request.prompt_ids))
-        self._count = 0
+        self.max_output_tokens = min(sampling.max_output_tokens, max_model_len - len(request.prompt_ids))
+        self._count = self._answer_count = 0
+        self.thought: ThoughtState | None = None
+        self._thought_detokenizer: Detokenizer | None = None
+        if sampling.thinking is not None:
+            self.thought = ThoughtState.start(request, tokenizer, thinking_budget(request, max_model_len))
+            if sampling.thinking.shown and tokenizer is not None:
+                self._thought_detokenizer = Detokenizer(tokenizer)
 
-    def push(self, token_id: int) -> tuple[str, FinishReason | None]:
-        """Take the next token; return the text to show now, and the finish reason if this is the end."""
+    def push(self, token_id: int, completes: str = "") -> tuple[str, FinishReason | None]:
+        """Take the next token; return the text to show now, and the finish reason if this is the end.
+
+        Args:
+            token_id: the token.
+            completes: grammar or length if the answer is complete with it, see SampledToken.
+        """
         self._count += 1
+        self.channel = "text"
+        if self.thought is not None:
+            before, self.thought = self.thought, self.thought.after(token_id)
+            if "open" in (before.phase, self.thought.phase):
+                return self._push_thought(before, token_id)
+        self._answer_count += 1
         if token_id in self.end_token_ids:
             self.cause = StopCause("eos" if token_id in self._eos_token_ids else "stop_token", token_id)
             return "", FinishReason.STOP
@@ -66,13 +88,45 @@ class StopChecker:
         if self._detokenizer is not None and self._detokenizer.matched_stop is not None:
             self.cause = StopCause("stop_string", self._detokenizer.matched_stop)
             return text, FinishReason.STOP
-        if self._count >= self.max_output_tokens:
-            self.cause = StopCause("max_tokens" if self._count >= self._max_tokens else "context")
-            return text, FinishReason.LENGTH
-        return text, None
+        if completes == "grammar":
+            self.cause = StopCause("grammar")
+            return text, FinishReason.STOP
+        return text, self.end_for_want_of_room() if completes == "length" else self._limit()
+
+    def _limit(self) -> FinishReason | None:
+        """Return the finish reason if a limit is reached."""
+        if self._answer_count < self._max_tokens and self._count < self.max_output_tokens:
+            return None
+        return self.end_for_want_of_room()
+
+    def end_for_want_of_room(self) -> FinishReason:
+        """Return the finish reason of a text that ends because of a limit, reached or near."""
+        full = self._answer_count < self._max_tokens and self.max_output_tokens < self._max_output_tokens
+        self.cause = StopCause("context" if full else "max_tokens")
+        return FinishReason.LENGTH
+
+    def _push_thought(self, before: ThoughtState, token_id: int) -> tuple[str, FinishReason | None]:
+        assert self.thought is not None
+        self.channel = "thought"
+        if self._thought_detokenizer is None:
+            return "", self._limit()
+        if before.phase == self.thought.phase:
+            return self._thought_detokenizer.push(token_id), self._limit()
+        return self._thought_detokenizer.finish() if self.thought.phase == "after" else "", self._limit()
+
+    @property
+    def thinking_tokens(self) -> int:
+        return 0 if self.thought is None else self.thought.tokens
+
+    @property
+    def thought_text(self) -> str:
+        """Return the text of the thought that was shown."""
+        return "" if self._thought_detokenizer is None else self._thought_detokenizer.text
 
     def finish(self) -> str:
         """Return text that was held back."""
+        if self._thought_detokenizer is not None:
+            self._thought_detokenizer.finish()
         return self._detokenizer.finish() if self._detokenizer is not None else ""
 
     @property
@@ -82,10 +136,12 @@ class StopChecker:
 
 @dataclass(frozen=True)
 class DetokenizedTokens:
-    """The sampled tokens of one request in one step: the text to show for each, and the finish reason if it came."""
+    """The sampled tokens of one request in one step: the text to show for each, the channel of each (text or thought),
+    and the finish reason if it came."""
 
     tokens: list[SampledToken]
     texts: list[str]
+    channels: list[str]
     finish_reason: FinishReason | None = None
     error: str = ""
     num_accepted: int = 0  # accepted draft tokens
@@ -98,18 +154,24 @@ class DetokenizedTokens:
 def detokenize(stop_checker: StopChecker, sampled: list[SampledToken]) -> DetokenizedTokens:
     """Push tokens until one ends the request or cannot be detokenized; all but the last are accepted drafts."""
     texts: list[str] = []
+    channels: list[str] = []
     accepted = len(sampled) - 1
     for place, choice in enumerate(sampled):
         if choice.error:
-            return DetokenizedTokens(sampled[:place], texts, error=choice.error, num_accepted=accepted)
+            return DetokenizedTokens(sampled[:place], texts, channels, error=choice.error, num_accepted=accepted)
+        if choice.token_id < 0:
+            reason = stop_checker.end_for_want_of_room()
+            return DetokenizedTokens(sampled[:place], texts, channels, reason, num_accepted=accepted)
         try:
-            text, reason = stop_checker.push(choice.token_id)
+            text, reason = stop_checker.push(choice.token_id, choice.completes)
         except Exception as error:  # an id, say, that the model has and the tokenizer lacks
-            return DetokenizedTokens(sampled[: place + 1], texts, error=describe_error(error), num_accepted=accepted)
+            taken = sampled[: place + 1]
+            return DetokenizedTokens(taken, texts, channels, error=describe_error(error), num_accepted=accepted)
         texts.append(text)
+        channels.append(stop_checker.channel)
         if reason is not None:
-            return DetokenizedTokens(sampled[: place + 1], texts, reason, num_accepted=accepted)
-    return DetokenizedTokens(sampled, texts, num_accepted=accepted)
+            return DetokenizedTokens(sampled[: place + 1], texts, channels, reason, num_accepted=accepted)
+    return DetokenizedTokens(sampled, texts, channels, num_accepted=accepted)
 
 
 class BestOf:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Literal
 
 from torch import Tensor
@@ -11,15 +12,21 @@ from torch import Tensor
 from workbench.engine import inputs as intake
 from workbench.engine.beam_search import BeamHypothesis, BeamSearch, BeamSearches, beam_results
 from workbench.engine.cache import KVCache
-from workbench.engine.outputs import NOT_STOPPED, BestOf, DetokenizedTokens, OutputProcessor, StopChecker, detokenize
+from workbench.engine.compiling import CompilingRequests
+from workbench.engine.outputs import BestOf, DetokenizedTokens, OutputProcessor, StopChecker, detokenize
+from workbench.engine.request_events import emits_no_tokens, finished_event, submitted_event
 from workbench.errors import describe_error
 from workbench.model.spec import ModelSpec
-from workbench.prompt.tokenizer import Tokenizer
+from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.request import FinishReason, Request, Sequence
+from workbench.sampling.compiler import GrammarCompiler
+from workbench.sampling.constraint import Constraint
+from workbench.sampling.grammar import Grammar
+from workbench.sampling.prompt_logprobs import BadPromptRow, score_prompt
 from workbench.sampling.sampler import Sampler
 from workbench.sampling.samplers import SampledToken, failed_token
 from workbench.sampling.verify import NO_DRAFT, Draft
-from workbench.scheduler.plan import StepPlan
+from workbench.scheduler.plan import Span, StepPlan
 from workbench.scheduler.scheduler import Scheduler
 from workbench.trace.events import (
     Cancelled,
@@ -29,11 +36,8 @@ from workbench.trace.events import (
     Preempted,
     Prefilled,
     Scheduled,
-    Submitted,
     Verified,
 )
-
-FINISHED_NORMALLY = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.NOT_CHOSEN)
 
 
 class RequestTracker:
@@ -59,6 +63,8 @@ class RequestTracker:
         self._beam_searches = BeamSearches()
         self._emit, self._processor = emit, OutputProcessor(emit)
         self._submitted = 0
+        self._sent: dict[str, tuple[int, int]] = {}  # log-probabilities of a prompt and pins that were emitted
+        self.compiling = CompilingRequests(GrammarCompiler(tokenizer), clock)
         self.to_cancel: deque[str] = deque()  # request ids to cancel; any thread may append
 
     def set_acceptance_rule(self, rule: Literal["rejection", "match"]) -> None:
@@ -70,15 +76,38 @@ class RequestTracker:
         self.sampler = sampler
 
     def submit(self, request: Request, queue: deque[Event], arrival: float | None) -> int:
-        """Queue `request`, or finish it at once; return the number of Finished events to expect: one per sample."""
+        """Queue `request`, or finish it at once; return the number of Finished events to expect: one per sample.
+
+        One with a grammar is submitted by `submit_compiled`, once that is compiled.
+        """
+        arrival = self.clock() if arrival is None else arrival
+        names = [sample.request_id for sample in intake.split_samples(request)]
+        if request.sampling.response_format is None or any(map(self._is_taken, names)):
+            return self._submit(request, queue, arrival)
+        self.compiling.add(request, names, queue, arrival)
+        self.submit_compiled()
+        return len(names)
+
+    def submit_compiled(self) -> None:
+        """Submit the requests whose grammars are compiled; refuse those whose grammars cannot be."""
+        for ended, grammar, error in self.compiling.pop_compiled():
+            request = replace(ended.request, invalid_reason=error) if error else ended.request
+            self._submit(request, ended.queue, ended.arrival, grammar)
+
+    def _is_taken(self, name: str) -> bool:
+        return name in self.sequences or self.compiling.reserves(name)
+
+    def _submit(
+        self, request: Request, queue: deque[Event], arrival: float, grammar: Grammar | None = None, ends: bool = False
+    ) -> int:
+        """Queue `request` with its compiled grammar, or with `ends` cancel it."""
         now = self.clock()
-        arrival = now if arrival is None else arrival
         samples = intake.split_samples(request)
-        taken = next((sample.request_id for sample in samples if sample.request_id in self.sequences), None)
+        taken = next((sample.request_id for sample in samples if self._is_taken(sample.request_id)), None)
         if taken is not None:
             refused = f"request id {taken!r} is already taken; ids must differ"
             end = Finished(now, request.request_id, reason=str(FinishReason.REFUSED), error=refused)
-            for event in (_submitted(request, now, arrival), end):
+            for event in (submitted_event(request, now, arrival), end):
                 self._emit(event)
                 queue.append(event)
             return 1
@@ -95,32 +124,51 @@ class RequestTracker:
             self._processor.add_request(
                 sample.request_id, queue, (request.request_id, number) if len(samples) > 1 else None
             )
-            self._processor.emit(_submitted(sample, now, arrival))
+            self._processor.emit(submitted_event(sample, now, arrival))
+        if ends:
+            self._emit(Cancelled(self.clock(), request.request_id))
+            for sequence in reversed(sequences):
+                sequence.finish_reason = FinishReason.CANCELLED
+                self._end(sequence, FinishReason.CANCELLED, "")
+            return len(samples)
         try:
-            self._admit(request, sequences)
+            self._admit(request, sequences, grammar)
         except Exception as error:  # an error of one request does not concern the others
             for sequence in sequences:
                 sequence.finish_reason = FinishReason.REFUSED
                 self._end(sequence, FinishReason.REFUSED, describe_error(error))
         return len(samples)
 
-    def _admit(self, request: Request, sequences: list[Sequence]) -> None:
+    def _admit(self, request: Request, sequences: list[Sequence], grammar: Grammar | None) -> None:
         intake.check_request(sequences[0].request, self.spec.vocab_size)
         for sequence in sequences:
             output = StopChecker(
                 sequence.request, self.tokenizer, self.spec.eos_token_ids, self.spec.max_position_embeddings
             )
             self._stop_checkers[sequence.request_id] = output
-            self.sampler.add(sequence)
+            self.sampler.add(sequence, self._constraint(sequence.request, output, grammar))
         beams = request.sampling.beams > 0
         self._scheduler.submit(sequences[0], sequences[1:], as_beams=beams)
         if beams:
             self._beam_searches.add(request.sampling, sequences, self._stop_checkers[sequences[0].request_id])
 
+    def _constraint(self, request: Request, output: StopChecker, grammar: Grammar | None) -> Constraint | None:
+        """Return what constrains the request's tokens: its grammar, its thought, or nothing."""
+        if grammar is None and request.sampling.thinking is None:
+            return None
+        spec = self.spec
+        return Constraint(
+            request, self.tokenizer, spec.vocab_size, spec.max_position_embeddings, output.end_token_ids, grammar
+        )
+
     def process_cancellations(self) -> None:
         """End the requests to cancel, with all their samples; unknown ids are ignored."""
         while self.to_cancel:
             request_id = self.to_cancel.popleft()
+            compiling = self.compiling.pop(request_id)
+            if compiling is not None:
+                self._submit(compiling.request, compiling.queue, compiling.arrival, ends=True)
+                continue
             names = self._processor.sample_ids_of(request_id)
             if any(name in self.sequences for name in names):
                 self._emit(Cancelled(self.clock(), request_id))
@@ -131,7 +179,7 @@ class RequestTracker:
 
     def request_ids_of(self, queue: deque[Event]) -> list[str]:
         """Return the ids of requests whose events go to `queue`."""
-        return self._processor.request_ids_of(queue)
+        return [*self._processor.request_ids_of(queue), *self.compiling.request_ids_of(queue)]
 
     def emit_decisions(self, plan: StepPlan, now: float) -> None:
         """Emit the scheduler's decisions, also those on unknown ids that a policy named."""
@@ -145,6 +193,26 @@ class RequestTracker:
             else:
                 self._send(Scheduled(now, name, step=plan.step, action=action, reason=reason))
 
+    def legal_drafts(self, drafts: Mapping[str, Draft]) -> dict[str, Draft]:
+        """Cut drafts before the first token that their requests' constraints forbid.
+
+        A drafted token with a probability is kept, though it will be rejected: only then is the token in its place
+        sampled from the target's distribution.
+        """
+        legal: dict[str, Draft] = {}
+        for name, draft in drafts.items():
+            constraint = self.sampler.constraint_of(name)
+            if constraint is not None:
+                draft = draft.truncated(constraint.legal_count(draft.token_ids) + (draft.probabilities is not None))
+            if len(draft):
+                legal[name] = draft
+        return legal
+
+    def start_masks(self, plan: StepPlan) -> None:
+        """Start on the masks of the step, beside its forward pass."""
+        spans = (span for span in plan.spans if span.needs_sample)
+        self.sampler.start_masks((span.sequence, tuple(span.draft_token_ids)) for span in spans)
+
     def sample(self, logits: Tensor, plan: StepPlan, drafts: Mapping[str, Draft]) -> dict[str, list[SampledToken]]:
         """Sample tokens from the step's logits.
 
@@ -156,13 +224,19 @@ class RequestTracker:
             drafts: drafts by request id.
 
         Returns:
-            by request id, the accepted draft tokens and one token after them.
+            by request id, the accepted draft tokens and one token after them; none where a token has to wait, and its
+            span is to be computed once more.
         """
         choices: dict[str, list[SampledToken]] = {}
         rows, sequences, checked = [], [], []
         row = 0
         for span in plan.spans:
             sequence, mine = span.sequence, range(row, row := row + span.num_logits)
+            if span.requested_logits is not None:  # of a prompt
+                mine, wrong = self._score_prompt(span, logits, mine)
+                if wrong:
+                    choices[sequence.request_id] = [failed_token(wrong)]
+                    continue
             search = self._beam_searches.get(sequence.request_id)
             if not span.needs_sample:
                 continue
@@ -178,9 +252,32 @@ class RequestTracker:
             choices |= {sequence.request_id: each for sequence, each in zip(sequences, chosen, strict=True)}
         return choices
 
+    def _score_prompt(self, span: Span, logits: Tensor, rows: range) -> tuple[range, str]:
+        """Keep the log-probabilities that a span of a prompt gives; return the rows left to sample from, and an
+        error."""
+        known, scored = span.sequence.prompt_logprobs, rows[: len(rows) - span.needs_sample]
+        assert known is not None
+        try:
+            known += score_prompt(span.sequence, logits[scored.start : scored.stop])
+        except BadPromptRow as bad:
+            return rows[:0], str(bad)
+        return rows[len(scored) :], ""
+
+    def _prefilled(self, span: Span, step: int, now: float) -> Prefilled:
+        """Build the event of a chunk, with what no event of the request had yet."""
+        sequence, name = span.sequence, span.sequence.request_id
+        logprobs, pinned = sequence.prompt_logprobs or (), sequence.pinned
+        if logprobs or pinned:
+            scored, pins = self._sent.get(name, (0, 0))
+            self._sent[name] = len(logprobs), len(pinned)
+            logprobs, pinned = logprobs[scored:], pinned[pins:]
+        return Prefilled(
+            now, name, step=step, tokens=span.length, computed=span.end, logprobs=tuple(logprobs), pinned=tuple(pinned)
+        )
+
     def detokenize(self, sampled: Mapping[str, list[SampledToken]]) -> dict[str, DetokenizedTokens]:
         """Detokenize what was sampled for each request, up to its end."""
-        return {name: detokenize(self._stop_checkers[name], choices) for name, choices in sampled.items()}
+        return {name: detokenize(self._stop_checkers[name], each) for name, each in sampled.items() if each}
 
     def emit_step(self, plan: StepPlan, detokenized: Mapping[str, DetokenizedTokens], now: float) -> None:
         """Emit the progress of each request after the step of `plan`, and finish those that are done."""
@@ -189,7 +286,7 @@ class RequestTracker:
             if sequence.finish_reason is not None:  # it may have been cancelled
                 continue
             if not span.is_decode:
-                self._send(Prefilled(now, name, step=plan.step, tokens=span.length, computed=span.end))
+                self._send(self._prefilled(span, plan.step, now))
             if name not in detokenized or sequence.finish_reason is not None:
                 continue
             if span.draft_token_ids:
@@ -249,14 +346,15 @@ class RequestTracker:
     def _emit_tokens(self, sequence: Sequence, read: DetokenizedTokens, step: int, now: float) -> None:
         """Emit the last tokens of `sequence`; fail it if they could not be detokenized."""
         first = len(sequence.output_ids) - len(read.tokens)
-        texts = () if _emits_no_tokens(sequence.request) else read.texts
-        for index, (choice, text) in enumerate(zip(read.tokens, texts, strict=False), first):
+        texts = () if emits_no_tokens(sequence.request) else read.texts
+        emitted = zip(read.tokens, texts, read.channels, strict=False)
+        for index, (choice, text, channel) in enumerate(emitted, first):
             if sequence.finish_reason is not None:  # it may have been cancelled
                 return
             self._send(
                 Decoded(
                     now, sequence.request_id, text, step=step, token_id=choice.token_id,
-                    index=index, logprob=choice.logprob, top_logprobs=choice.top_logprobs,
+                    index=index, logprob=choice.logprob, top_logprobs=choice.top_logprobs, channel=channel,
                 )
             )  # fmt: skip
         if read.error:
@@ -279,32 +377,9 @@ class RequestTracker:
     def _end(self, sequence: Sequence, reason: FinishReason, error: str, score: float | None = None) -> None:
         name = sequence.request_id
         output = self._stop_checkers.pop(name, None)
-        ended = output.cause if output is not None and reason in FINISHED_NORMALLY else NOT_STOPPED
-        rest = output.finish() if output is not None else ""
-        if output is not None and _emits_no_tokens(sequence.request):
-            rest = output.text
-        self._processor.emit(
-            Finished(
-                self.clock(), name, rest, reason=str(reason), error=error, token_ids=tuple(sequence.output_ids),
-                output_text=output.text if output is not None else "", prompt_tokens=sequence.prompt_length,
-                cached_tokens=sequence.cached_tokens, computed_tokens=sequence.computed_tokens,
-                restored_tokens=sequence.restored_tokens, written_tokens=sequence.written_tokens,
-                shared_pages=sequence.shared_pages, score=score, ended_by=ended.by, stop_reason=ended.stop,
-            )
-        )  # fmt: skip
+        self._processor.emit(finished_event(sequence, output, self.clock(), reason, error, score))
         self.sampler.remove(name)
+        self._sent.pop(name, None)
         self._beam_searches.pop(name, None)
         self._processor.remove_request(name)
         del self.sequences[name]
-
-
-def _emits_no_tokens(request: Request) -> bool:
-    """Return whether the request has no events for single tokens."""
-    return request.final_only and request.sampling.logprobs is None
-
-
-def _submitted(request: Request, now: float, arrival: float) -> Submitted:
-    return Submitted(
-        now, request.request_id, prompt_tokens=len(request.prompt_ids), arrival=arrival, cut_tokens=request.cut_tokens,
-        tenant=request.tenant, priority=request.priority,
-    )  # fmt: skip

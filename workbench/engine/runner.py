@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,6 +32,9 @@ from workbench.executors.select import Backends, incompatible_settings
 from workbench.inspect.attention import Inspection, inspect
 from workbench.interrupts import DeferInterrupts
 from workbench.progress import to_stderr
+from workbench.prompt.assemble import Prompt
+from workbench.prompt.conversation import Conversation
+from workbench.prompt.templates import ChatTemplate
 from workbench.request import FinishReason, Request
 from workbench.sampling.sampler import Sampler
 from workbench.sampling.verify import Draft
@@ -41,6 +44,7 @@ from workbench.scheduler.scheduler import Scheduler
 from workbench.speculative.proposers import Speculator
 from workbench.trace.events import Event, ExpertsUsed, Finished, ThreadsChanged
 
+MAX_IDLE_SECONDS = 0.05  # of a step in which every request waits for its grammar
 EXPERT_ROWS_OF_PADDING = 64  # rows at most by which a step's bucket exceeds its tokens
 
 
@@ -72,6 +76,7 @@ class Runner(Displayable):
         config = (config or EngineConfig()).engine
         loaded = model or LoadedModel.load(config, report)
         self.config, self.is_from_config = config, model is None
+        self._loaded = loaded
         self.model, self.tokenizer = loaded.transformer, loaded.tokenizer
         spec = self.model.spec
         if self.tokenizer is not None:
@@ -114,31 +119,51 @@ class Runner(Displayable):
 
     @property
     def has_unfinished_requests(self) -> bool:
-        return self.scheduler.has_unfinished_requests
+        return self.scheduler.has_unfinished_requests or len(self.tracker.compiling) > 0
 
     @intake.with_sampling_signature
     def stream(self, requests: intake.RequestInput, **sampling: object) -> Iterator[Event]:
-        """Run `requests` (a text, a Request, or several of either) and yield events as they happen.
+        """Run `requests` (a text, a Conversation, a Request, or several of these) and yield events as they happen.
 
             for event in runner.stream("def fib(n):", max_tokens=32, temperature=0):
                 print(event.text, end="")
 
-        A bad request gets a Finished event with reason "refused"; a lone text that cannot run raises. Closing the
-        iterator cancels the rest, and so does an interrupt (Ctrl-C, a notebook's stop button): the runner goes on with
-        the next. With n > 1 each sample has events of its own: the request's id, and the sample's number. Those of
-        best_of > n come when all have finished, those of beams when the search has: samples 0 to n - 1 are the best.
+        A bad request gets a Finished event with reason "refused"; a lone text or conversation that cannot run raises.
+        Closing the iterator cancels the rest, and so does an interrupt (Ctrl-C, a notebook's stop button): the runner
+        goes on with the next. With n > 1 each sample has events of its own: the request's id, and the sample's number.
+        Those of best_of > n come when all have finished, those of beams when the search has: samples 0 to n - 1 are the
+        best.
 
         Args:
             requests: what to run.
-            sampling: SamplingParameters for requests given as text.
+            sampling: SamplingParameters for requests given as texts and conversations.
         """
         if self.owner is not None and not self.owner.is_current_thread():
             return self.owner.stream(requests, **sampling)
-        return self._stream(self.make_requests(requests, sampling), raises=isinstance(requests, str))
+        return self._stream(self.make_requests(requests, sampling), raises=intake.is_single(requests))
 
     def make_requests(self, requests: intake.RequestInput, sampling: dict[str, Any]) -> list[Request]:
-        """Return `requests` as Requests, in the given order; texts are encoded and get an id."""
-        return intake.make_requests(requests, self.tokenizer, sampling, self._request_ids)
+        """Return `requests` as Requests, in the given order; texts and conversations are encoded and get an id."""
+        return intake.make_requests(requests, self.tokenizer, sampling, self._request_ids, self.assemble)
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        return self._loaded.chat_template
+
+    def assemble(self, conversation: Conversation, max_tokens: int = 1) -> Prompt:
+        """Return the prompt of a conversation, within the model's context as `overflow` says.
+
+        `cut_oldest` keeps `max_tokens` free for the answer, of the context half at most.
+        """
+        context, overflow = self.model.spec.max_position_embeddings, self.config.schedule.overflow
+        free = min(max_tokens, context // 2) if overflow == "cut_oldest" else 1
+        return conversation.prompt(self, context=context, max_tokens=free, overflow=overflow)
+
+    def cached_tokens(self, prompt_ids: Sequence[int], cache_salt: str = "") -> int:
+        """Return how many tokens of a prompt the prefix cache has now, without taking them."""
+        self._check_owner()
+        cache = self.kv_cache.manager.prefix_cache
+        return 0 if cache is None else cache.match_prefix(prompt_ids, cache_salt).num_tokens
 
     def _stream(self, waiting: list[Request], raises: bool) -> Iterator[Event]:
         began = self.clock()
@@ -260,8 +285,18 @@ class Runner(Displayable):
         the model computes, and then no request has advanced, or when the step is over.
         """
         self._check_owner()
+        if not self.scheduler.has_unfinished_requests:
+            self.tracker.compiling.wait(MAX_IDLE_SECONDS)
         with self.step_lock.acquire() as interrupts:
+            self.tracker.submit_compiled()
             self._step(queue, interrupts)
+
+    def wait_for_grammars(self) -> None:
+        """Wait until no request waits for its grammar any more."""
+        while len(self.tracker.compiling):
+            self.tracker.compiling.wait(MAX_IDLE_SECONDS)
+            with self.step_lock.acquire():
+                self.tracker.submit_compiled()
 
     def _step(self, queue: deque[Event] | None, interrupts: DeferInterrupts) -> None:
         began = self.now = self.clock()  # one time per step, so that TTLs are the same in a replay
@@ -280,7 +315,7 @@ class Runner(Displayable):
         if self.speculator is None:
             return {}
         try:
-            return self.speculator.propose(self.scheduler.running)
+            return self.tracker.legal_drafts(self.speculator.propose(self.scheduler.running))
         except Exception as error:  # running requests cannot go on as asked; waiting ones can
             self.tracker.fail(list(self.scheduler.running), error)
             return {}
@@ -306,6 +341,7 @@ class Runner(Displayable):
 
     def _forward(self, plan: StepPlan, interrupts: DeferInterrupts) -> tuple[StepPlan, torch.Tensor]:
         """Compute the logits of `plan`, [sample, vocab]; return them with the part of it that is still wanted."""
+        self.tracker.start_masks(plan)
         try:
             with interrupts.allow():
                 logits = self.executor.forward(plan)
@@ -330,6 +366,8 @@ class Runner(Displayable):
             self.tracker.fail([span.sequence for span in plan.spans], error)
             return 0
         now = self.clock()
+        waits = [span.sequence for span in plan.spans if not sampled.get(span.sequence.request_id, True)]
+        plan = plan.without(waits) if waits else plan  # computed once more, as if they had not been part of it
         detokenized = self.tracker.detokenize(sampled)
         accepted = self._commit(plan, detokenized)
         self.tracker.emit_step(plan, detokenized, now)
@@ -364,6 +402,20 @@ class Runner(Displayable):
     def set_executor(self, executor: Executor) -> None:
         """Compute steps by `executor` from now on."""
         self.executor = executor
+
+    def emit(self, event: Event) -> None:
+        """Send an event of the caller's own (an agent's round, say) to the listener, soon. Any thread may call it."""
+        self._in_owner(lambda: self.telemetry.emit(event))
+
+    def cancel_soon(self, request_id: str) -> None:
+        """Cancel a request as `cancel` does, from any thread, also where another one owns the runner."""
+        self._in_owner(lambda: self._cancel(request_id))
+
+    def _in_owner(self, function: Callable[[], object]) -> None:
+        if self.owner is not None and not self.owner.is_current_thread():
+            self.owner.run_soon(function)
+        else:
+            function()
 
     def set_listener(self, listener: Callable[[Event], None] | None) -> None:
         """Call `listener` with every event from now on; None ends that."""

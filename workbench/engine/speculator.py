@@ -13,7 +13,7 @@ from workbench.executors.base import Executor, MlirExecutor
 from workbench.executors.capabilities import Requirements, unsupported
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
-from workbench.prompt.tokenizer import Tokenizer
+from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.speculative.config import DraftModel, NoSpeculation
 from workbench.speculative.draft_model import CompiledDraftSteps, DraftModelProposer
 from workbench.speculative.proposers import PromptLookupProposer, Proposer, Speculator

@@ -68,6 +68,8 @@ class CudaGraphExecutor:
             batch = pack_batch(plan, self.store.page_size, CPU, bucket_for(len(plan.spans) + plan.padding_rows))
             self.store.quantize_pending(batch)  # by lengths that Python knows, so that no graph has to
             logits = self._step(_widened(batch))()[: len(plan.spans)]
+            sampled = [row for row, span in enumerate(plan.spans) if span.num_logits]
+            logits = logits if len(sampled) == len(logits) else logits[sampled]
         logits = synchronized(logits)
         self.model.count_experts(plan.num_tokens)
         return logits

@@ -57,6 +57,8 @@ class KVCacheAccounting:
         ids = sequence.token_ids
         if sequence.children:  # children start with this prefix and no more
             ids = ids[: 1 + min(child.num_shared_tokens for child in sequence.children)]
+        if sequence.num_scored_rows is not None:
+            ids = ids[: 1 + sequence.num_scored_rows]
         return self.prefix_cache.match_prefix(ids, sequence.prefix_salt)
 
     def pages_to_start(self, sequence: Sequence, match: PrefixMatch) -> list[int]:

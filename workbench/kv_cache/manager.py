@@ -15,6 +15,7 @@ from workbench.kv_cache.pages import NULL_PAGE, Eviction, KVCacheGroup, PagePool
 from workbench.kv_cache.prefix import PrefixMatch, RadixCache
 from workbench.kv_cache.recurrent import commit_states, snapshot_places
 from workbench.request import Sequence, StatePages, SwappedPages
+from workbench.trace.events import PinnedPrefix
 
 UNLIMITED = 2**62  # tokens
 
@@ -237,6 +238,11 @@ class KVCacheManager(KVCacheAccounting):
             self.pools[t].release([sequence.pages[t][place]])
             sequence.pages[t][place] = page
         sequence.written_tokens += self.prefix_cache.written_tokens - before
+        for pin in sequence.request.pins[len(sequence.pinned) :]:
+            if sequence.num_computed_tokens < pin.tokens // self.page_size * self.page_size:
+                break
+            kept = self.prefix_cache.pin(ids[: pin.tokens], salt, pin.seconds)
+            sequence.pinned.append(PinnedPrefix(*pin, kept))
 
     def _restore(self, sequence: Sequence, swapped: SwappedPages) -> None:
         pages: list[list[int]] = []

@@ -1,18 +1,19 @@
 """Reuse pages across requests with the same prefix: a radix tree over full pages.
 
 A page that no sequence references is evictable. It stays until its pool runs short or its TTL ends. Eviction takes the
-least recently used first, leaves before their parents. With CPU pages it is swapped out before it is lost. Integers
-only.
+least recently used first, leaves before their parents, and pinned prefixes last (see pins.py). With CPU pages it is
+swapped out before it is lost. Integers only.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from workbench.kv_cache.pages import NULL_PAGE, KVCacheGroup, PagePool, PageTransfers
+from workbench.kv_cache.pins import PrefixPins
 from workbench.kv_cache.radix_tree import RadixNode, RadixTree
 
 
@@ -62,6 +63,8 @@ class RadixCache:
         ttl: seconds that an unused page stays after its last use; None: no limit.
         clock: returns seconds.
         cpu_pools: CPU page pools, by cache group; none without offloading.
+        pinned_share: of the pages of each group that may be pinned at once.
+        tenant_pinned_share: of these, for requests of one salt.
     """
 
     def __init__(
@@ -71,18 +74,22 @@ class RadixCache:
         ttl: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         cpu_pools: Sequence[PagePool] = (),
+        pinned_share: float = 0.5,
+        tenant_pinned_share: float = 1.0,
     ):
         self.pools, self.groups = tuple(pools), tuple(groups)
         self.page_size = self.pools[0].page_size
         self.ttl, self.clock = ttl, clock
         self.tree = RadixTree(pools, groups, cpu_pools)
+        max_pinned = int(pinned_share * min(pool.num_pages for pool in self.pools))
+        self.pins = PrefixPins(max_pinned, clock, int(tenant_pinned_share * max_pinned))
         self.written_tokens = 0  # new tokens inserted so far, each counted once for all groups
         self._paths: dict[int, RadixPath] = {}
         self._entered: dict[int, dict[tuple[RadixNode, int], None]] = {}  # inserted by each unfinished sequence
 
     def set_clock(self, clock: Callable[[], float]) -> None:
         """Read the time of last uses from `clock` from now on."""
-        self.clock = clock
+        self.clock = self.pins.clock = clock
 
     @property
     def num_pages(self) -> int:
@@ -108,7 +115,18 @@ class RadixCache:
             pool.acquire(page for page in pages if page != NULL_PAGE)
         for node in match.nodes:
             node.last_used = now
+        self.pins.renew(match.nodes)
         self._start_path(key, list(match.nodes), match.num_tokens)
+
+    def pin(self, ids: Sequence[int], salt: str, seconds: float) -> int:
+        """Keep the whole pages of the prefix `ids` for `seconds` after their last use, as long as anything else can be
+        evicted.
+
+        Returns:
+            the number of tokens that are pinned: whole pages of tokens that were inserted, as far as the shares allow.
+        """
+        path = [*self.tree.match_prefix([*ids, 0], salt)]  # it never matches the last
+        return self.pins.pin(path, seconds, salt) * self.page_size
 
     def take_cpu_pages(self, match: PrefixMatch) -> list[int]:
         """Return the CPU pages of a match, which belong to the caller from now on."""
@@ -185,18 +203,14 @@ class RadixCache:
         return freed
 
     def evict(self, group: int, count: int, transfers: PageTransfers | None = None) -> None:
-        """Free `count` evictable pages of a group in least-recently-used order; record swap-outs in `transfers`."""
+        """Free `count` evictable pages of a group, the least recently used first and pinned ones last; record swap-outs
+        in `transfers`."""
         pool, tree = self.pools[group], self.tree
-        for _ in range(count):
-            if not pool.evictable:
-                return
-            page = next(iter(pool.evictable))
-            node = tree.node_of[group][page]
-            place = (
-                tree.allocate_cpu_page(group)
-                if transfers is not None and transfers.source_cpu_page(group, page) is None
-                else NULL_PAGE
-            )
+        for page in self.pins.victims(pool.evictable, tree.node_of[group], count):
+            node, place = tree.node_of[group][page], NULL_PAGE
+            if transfers is not None and transfers.source_cpu_page(group, page) is None:
+                # No pinned page is lost for one that is not.
+                place = tree.allocate_cpu_page(group, self._victim_on_cpu if self.pins.is_pinned(node) else self._spare)
             tree.detach_page(node, group)
             if transfers is not None and place != NULL_PAGE:
                 transfers.swap_outs.append((group, page, place))
@@ -213,8 +227,18 @@ class RadixCache:
         return self.tree.cpu_pools[group].num_free + len(self.tree.on_cpu[group])
 
     def allocate_cpu_page(self, group: int) -> int:
-        """Return a free CPU page, or that of the oldest swapped-out page."""
-        return self.tree.allocate_cpu_page(group)
+        """Return a free CPU page, or that of the swapped-out page that is evicted next."""
+        return self.tree.allocate_cpu_page(group, self._victim_on_cpu)
+
+    def _victim_on_cpu(self, group: int) -> RadixNode | None:
+        """Return the node that loses its CPU page next."""
+        found = self.pins.victims(self.tree.on_cpu[group], self.tree.on_cpu[group], 1)
+        return self.tree.on_cpu[group][found[0]] if found else None
+
+    def _spare(self, group: int) -> RadixNode | None:
+        """Return it unless it is pinned."""
+        node = self._victim_on_cpu(group)
+        return None if node is None or self.pins.is_pinned(node) else node
 
     def clear(self) -> None:
         """Drop every page; sequences in progress keep theirs and insert none of them again."""
@@ -223,6 +247,7 @@ class RadixCache:
                 lease.nodes[-1].ref_count -= 1
             lease.nodes, lease.is_stale = [], True
         self._entered.clear()
+        self.pins.clear()
         self.tree.clear()
 
     def _unbroken(self, path: list[RadixNode], table: int) -> tuple[int, int]:
@@ -261,17 +286,25 @@ class RadixCache:
         now = self.clock()
         if self.ttl is not None:
             for t, (pool, hosted) in enumerate(zip(self.pools, self.tree.on_cpu, strict=True)):
-                while pool.evictable and self._over(node := self.tree.node_of[t][next(iter(pool.evictable))], now):
+                for node in list(self._expired(map(self.tree.node_of[t].__getitem__, pool.evictable), now)):
                     self.tree.detach_page(node, t)
                     self.tree.page_lost(node, t)
-                while hosted and self._over(node := next(iter(hosted.values())), now):
+                for node in list(self._expired(hosted.values(), now)):
                     self.tree.free_cpu_page(node, t)
                     self.tree.page_lost(node, t)
         return now
+
+    def _expired(self, nodes: Iterable[RadixNode], now: float) -> Iterator[RadixNode]:
+        """Yield the nodes, oldest first, whose TTL is over; pinned ones may stand before them."""
+        for node in nodes:
+            if self._over(node, now):
+                yield node
+            elif not self.pins.is_pinned(node):
+                return
 
     def _keep(self, key: int, node: RadixNode, table: int, page: int) -> None:
         self.tree.attach_page(node, table, page)
         self._entered.setdefault(key, {})[node, table] = None
 
     def _over(self, node: RadixNode, now: float) -> bool:
-        return self.ttl is not None and now - node.last_used > self.ttl
+        return self.ttl is not None and now - node.last_used > self.ttl and not self.pins.is_pinned(node)

@@ -8,7 +8,7 @@ Children are found by their whole page of tokens, so nothing depends on a hash b
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from workbench.kv_cache.pages import NULL_PAGE, KVCacheGroup, PagePool
 
@@ -17,7 +17,9 @@ class RadixNode:
     """A page of tokens that follows its parent's (a root's is its salt), with its pages and CPU pages by
     cache group."""
 
-    __slots__ = ("children", "cpu_pages", "last_used", "pages", "parent", "ref_count", "tokens")
+    __slots__ = (
+        "children", "cpu_pages", "last_used", "pages", "parent", "pin_seconds", "pinned_until", "ref_count", "tokens",
+    )  # fmt: skip
 
     def __init__(self, tokens: tuple[int, ...] | str, parent: RadixNode | None, num_groups: int, now: float):
         self.tokens = tokens
@@ -27,6 +29,13 @@ class RadixNode:
         self.cpu_pages = [NULL_PAGE] * num_groups
         self.ref_count = 0  # sequences whose path ends here
         self.last_used = now  # time of the last match, insertion or release by a sequence
+        self.pin_seconds = self.pinned_until = 0.0  # see pins.py: how long after a use, and until when
+
+    @property
+    def is_attached(self) -> bool:
+        """Return whether it is still in the tree."""
+        assert not isinstance(self.tokens, str)  # of a root nothing hangs on
+        return self.parent is not None and self.parent.children.get(self.tokens) is self
 
 
 class RadixTree:
@@ -106,12 +115,12 @@ class RadixTree:
                 node.parent.children.pop(node.tokens, None)
             node = node.parent
 
-    def allocate_cpu_page(self, group: int) -> int:
-        """Return a free CPU page, or that of the oldest swapped-out node; NULL_PAGE for none."""
+    def allocate_cpu_page(self, group: int, victim: Callable[[int], RadixNode | None]) -> int:
+        """Return a free CPU page, or that of the swapped-out node that `victim` names for a group; NULL_PAGE for
+        none."""
         if not self.cpu_pools:
             return NULL_PAGE
-        if not self.cpu_pools[group].num_free and self.on_cpu[group]:
-            node = next(iter(self.on_cpu[group].values()))
+        if not self.cpu_pools[group].num_free and (node := victim(group)) is not None:
             self.free_cpu_page(node, group)
             self.page_lost(node, group)
         return self.cpu_pools[group].allocate(1)[0] if self.cpu_pools[group].num_free else NULL_PAGE

@@ -18,10 +18,16 @@ class NoPrefixCache(Settings):
 
 
 class RadixPrefixCache(Settings):
-    """Find full pages again by their tokens; `ttl` is their lifetime in seconds after the last use."""
+    """Find full pages again by their tokens; `ttl` is their lifetime in seconds after the last use.
+
+    Requests may pin beginnings of their prompts, which are evicted last: up to `pinned_share` of the pages. Of these
+    a tenant (the requests of one `cache_salt`) may pin `tenant_pinned_share`; requests without a salt may pin all.
+    """
 
     kind: Literal["radix"] = "radix"
     ttl: Annotated[float, Field(gt=0)] | None = None
+    pinned_share: Annotated[float, Field(ge=0, le=1)] = 0.5
+    tenant_pinned_share: Annotated[float, Field(ge=0, le=1)] = 0.5
 
 
 class NoOffload(Settings):

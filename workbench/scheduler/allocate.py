@@ -9,7 +9,7 @@ from workbench.kv_cache.manager import KVCacheManager
 from workbench.kv_cache.pages import NULL_PAGE
 from workbench.kv_cache.prefix import PrefixMatch
 from workbench.request import Sequence
-from workbench.scheduler.plan import RequestDecision, SchedulerLimits, Span
+from workbench.scheduler.plan import MAX_SCORED_TOKENS, RequestDecision, SchedulerLimits, Span, num_scored_rows
 from workbench.scheduler.queue import WaitingQueue
 from workbench.scheduler.views import RequestViews
 
@@ -185,9 +185,9 @@ class StepAllocation:
             if length < todo and length < self.num_new_tokens(sequence):
                 reason = f"prefill cut: {length} of {todo} tokens fit into this step"
                 self.decisions.append(RequestDecision(sequence.request_id, "cut", reason))
-            (single if length == 1 else longer).append(
-                Span(sequence, sequence.num_computed_tokens, length, length == todo)
-            )
+            scored = num_scored_rows(sequence, start, length)
+            span = Span(sequence, start, length, length == todo, scored + (length == todo) if scored else None)
+            (single if length == 1 else longer).append(span)
         return (*single, *longer)
 
     def blocked_by(self, sequence: Sequence, free_slots: int) -> str:
@@ -221,9 +221,17 @@ class StepAllocation:
 
     def _num_new_tokens(self, sequence: Sequence, computed: int, evicted: int) -> int:
         todo = self.kv_cache_manager.num_next_tokens(sequence, computed, evicted)
+        if sequence.num_scored_rows is not None:
+            left = self._num_scored_tokens_left(sequence)
+            todo = todo if todo <= left else left if self.limits.chunked_prefill else 0
         if not sequence.children:
             return todo
         return max(0, min(todo, min(child.num_shared_tokens for child in sequence.children) - computed))
+
+    def _num_scored_tokens_left(self, but: Sequence) -> int:
+        """Return how many tokens of prompts the step may still compute with their logits, besides those of `but`."""
+        others = (n for s, n in self.num_scheduled_tokens.items() if s is not but and s.num_scored_rows is not None)
+        return max(0, MAX_SCORED_TOKENS - sum(others))
 
     def _chunk_length(self, length: int, todo: int) -> int:
         """Return the part of `length` that fits into a chunk; 0 if that would cut a prefill that must stay whole."""

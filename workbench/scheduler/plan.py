@@ -14,6 +14,8 @@ from workbench.kv_cache.pages import NULL_PAGE, PageTransfers
 from workbench.request import Sequence
 from workbench.scheduler.policy import SchedulerDecision
 
+MAX_SCORED_TOKENS = 128  # of prompts, in a step: the logits of a whole prompt may be larger than the model
+
 
 class Span(NamedTuple):
     """Consecutive tokens of one sequence that this step computes: positions [start, start + length)."""
@@ -73,6 +75,13 @@ class Span(NamedTuple):
             Span(self.sequence, self.start, 1, self.needs_sample),
             *(Span(self.sequence, at, 1, True, requested_logits=1, draft_token_ids=(token,)) for at, token in rows),
         ]
+
+
+def num_scored_rows(sequence: Sequence, start: int, length: int) -> int:
+    """Return how many of the positions [start, start + length) are to give a log-probability of the prompt's next
+    token; all but those scored already, and the prompt's last, which gives the first token of the answer."""
+    known = sequence.num_scored_rows
+    return 0 if known is None else max(0, min(start + length, sequence.prompt_length - 1) - max(start, known))
 
 
 @dataclass(frozen=True)
@@ -207,7 +216,7 @@ def check_request_fits(
     Raises:
         RequestRefused: with the numbers and what to change.
     """
-    name, prompt, most = sequence.request_id, sequence.prompt_length, sequence.request.sampling.max_tokens
+    name, prompt, most = sequence.request_id, sequence.prompt_length, sequence.request.sampling.max_output_tokens
     if prompt + 1 > max_model_len:
         raise RequestRefused(
             f"request {name}: {prompt} prompt tokens leave no room in a context of {max_model_len}; "
@@ -217,6 +226,12 @@ def check_request_fits(
         raise RequestRefused(
             f"request {name}: {prompt} prompt tokens do not fit into one step of {limits.max_num_batched_tokens}; "
             "raise max_num_batched_tokens or switch chunked_prefill on"
+        )
+    scored = sequence.prompt_logprobs is not None and prompt > MAX_SCORED_TOKENS
+    if scored and not limits.chunked_prefill:
+        raise RequestRefused(
+            f"request {name}: prompt_logprobs of {prompt} prompt tokens need steps of {MAX_SCORED_TOKENS}; switch "
+            "chunked_prefill on"
         )
     if num_beams > limits.max_num_seqs:
         raise RequestRefused(

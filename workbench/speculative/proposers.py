@@ -58,14 +58,10 @@ class Speculator:
             )
 
     def _count(self, sequence: Sequence) -> int:
-        if (
-            sequence.num_uncomputed_tokens != 1
-            or sequence.num_computed_tokens < sequence.prompt_length
-            or sequence.beams
-        ):
+        if not sequence.is_decoding or sequence.beams:
             return 0
         # The token after the draft needs a position too.
-        left = sequence.request.sampling.max_tokens - (len(sequence.token_ids) - sequence.prompt_length)
+        left = sequence.request.sampling.max_output_tokens - (len(sequence.token_ids) - sequence.prompt_length)
         room = min(left, self.max_model_len - len(sequence.token_ids)) - 1
         return min(self._lengths.get(sequence.request_id, self.num_speculative_tokens), room)
 

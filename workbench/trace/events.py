@@ -21,6 +21,24 @@ class Event:
     sample: int = 0  # which of the request's `n` samples
 
 
+class PromptLogprob(NamedTuple):
+    """A token of a prompt, its log-probability after those before it (None for the first), and the likeliest tokens in
+    its place with theirs."""
+
+    token_id: int
+    logprob: float | None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class PinnedPrefix(NamedTuple):
+    """A beginning of a prompt that was to be kept in the prefix cache for `seconds`: `tokens` as asked, and those that
+    are `kept`, in whole pages and as far as pins may take pages."""
+
+    tokens: int
+    seconds: float
+    kept: int
+
+
 @dataclass(frozen=True, slots=True)
 class Submitted(Event):
     kind: ClassVar[str] = "submitted"
@@ -80,12 +98,19 @@ class Cancelled(Event):
 
 @dataclass(frozen=True, slots=True)
 class Prefilled(Event):
-    """A prefill chunk: `tokens` prompt tokens were computed, `computed` are in the cache now."""
+    """A prefill chunk: `tokens` prompt tokens were computed, `computed` are in the cache now.
+
+    `logprobs` are those of the prompt's next tokens, where they are asked for. All of a request's chunks together have
+    one for each token of its prompt, in order, before its first `Decoded`. `pinned` are the request's pins that this
+    chunk reached.
+    """
 
     kind: ClassVar[str] = "prefilled"
     step: int = 0
     tokens: int = 0
     computed: int = 0
+    logprobs: tuple[PromptLogprob, ...] = ()
+    pinned: tuple[PinnedPrefix, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +123,7 @@ class Decoded(Event):
     index: int = 0  # 0 is the first output token
     logprob: float | None = None
     top_logprobs: tuple[tuple[int, float], ...] = ()
+    channel: str = "text"  # or thought
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,16 +186,21 @@ class Finished(Event, Displayable):
     written_tokens: int = 0
     shared_pages: int = 0  # that held the cached tokens, of all cache groups together
     score: float | None = None  # what best_of and beams rank by
-    # Cause of the end: eos, stop_token, stop_string, max_tokens or context (the model's is full); empty where
-    # something else did. `stop_reason` is that token's id, or that string.
+    # Cause of the end: eos, stop_token, stop_string, grammar (the answer is complete), max_tokens or context (the
+    # model's is full); empty where something else did. `stop_reason` is that token's id, or that string.
     ended_by: str = ""
     stop_reason: int | str | None = None
+    thought_text: str = ""
+    thinking_tokens: int = 0  # between the control tokens of a thought; `token_ids` has them too
+    pinned: tuple[PinnedPrefix, ...] = ()  # what came of the request's pins
+    prompt_logprobs: tuple[PromptLogprob, ...] = ()  # of every token of the prompt, where they were asked for
 
     def _display_table(self) -> Table:
         rows: list[tuple[str, object]] = [("text", self.output_text)] if self.output_text else []
         rows += [("tokens", f"{len(self.token_ids)} after {self.prompt_tokens} of the prompt")]
         ended = f"{self.ended_by}, {self.stop_reason!r}" if self.stop_reason is not None else self.ended_by
-        details = {"ended by": ended, "error": self.error, "found in the cache": self.cached_tokens,
+        details = {"ended by": ended, "error": self.error, "thought": self.thought_text,
+                "found in the cache": self.cached_tokens,
                 "computed": self.computed_tokens, "written to the cache": self.written_tokens,
                 "swapped in from the CPU": self.restored_tokens, "score": self.score}  # fmt: skip
         rows += [(name, value) for name, value in details.items() if value]

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from workbench.trace.recorder import Recorder, row_name
-from workbench.trace.tracks import Moment, Slice, Track, Tracks
+from workbench.trace.slices import Moment, Slice, Track
+from workbench.trace.tracks import Tracks
 
 ENGINE, REQUESTS = 1, 2  # process ids of the trace
 STEP_TRACK = 1

@@ -2,16 +2,20 @@
 
 a request   | queue | prefill: chunk, chunk | decode .... [preempted] [chunk] ..... |      an instant per token,
 the engine  | step | step | step | step | step | step | step | step | step | step |      and one per decision
+
+Agents have tracks of their own among those of the requests (see agent_tracks.py).
 """
 
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
+from workbench.trace.agent_events import AgentEvent
+from workbench.trace.agent_tracks import AgentTrack, AgentTracks
 from workbench.trace.events import Decoded, Event, Finished, Preempted, Prefilled, Scheduled, Stepped
 from workbench.trace.recorder import RowNumbers, empty_row, update_row
+from workbench.trace.slices import Moment, Slice, Track
 
 STEPS = 0  # the track of the steps; those of requests are 1, 2, ... as they came
 STEP_ARGUMENTS = (
@@ -26,36 +30,6 @@ ROW_ARGUMENTS = (
 )  # fmt: skip
 
 
-class Slice(NamedTuple):
-    """An interval from `begin` to `end`, in seconds on the runner's clock."""
-
-    name: str
-    begin: float
-    end: float
-    args: dict[str, Any]
-
-
-class Moment(NamedTuple):
-    name: str
-    time: float
-    args: dict[str, Any]
-
-
-@dataclass
-class Track:
-    """One request: `phases` once it has finished, `inner` chunks and preemptions, `moments` decisions, and
-    its tokens."""
-
-    row: dict[str, Any]
-    phases: list[Slice] = field(default_factory=list)
-    inner: list[Slice] = field(default_factory=list)
-    moments: list[Moment] = field(default_factory=list)
-    tokens: list[Moment] = field(default_factory=list)
-    token_times: array[float] = field(default_factory=lambda: array("d"))
-    preempted: Preempted | None = None  # preempted, and not admitted again
-    last: float = float("-inf")  # time of its last event
-
-
 class Tracks:
     """The tracks of a run; `record` takes every event, in order. `begin` and `end` are the first and last
     known times."""
@@ -66,18 +40,24 @@ class Tracks:
         self.requests: list[Track] = []
         self.begin, self.end = float("inf"), float("-inf")
         self._numbers = RowNumbers()
+        self._by_number: list[Track] = []  # tracks of requests alone
+        self._agents = AgentTracks()
         self._chunks: list[tuple[Track, Prefilled, float]] = []  # of the present step, with their earliest start
 
     def record(self, event: Event) -> None:
         self.begin, self.end = min(self.begin, event.time), max(self.end, event.time)
         if isinstance(event, Stepped):
             self._step(event)
+        elif isinstance(event, AgentEvent):
+            self.requests += self._agents.record(event)
+            return
         number = self._numbers.row_of(event)
         if number is None:
             return
-        if number == len(self.requests):
-            self.requests.append(Track(empty_row(event.request_id, event.sample)))
-        track = self.requests[number]
+        if number == len(self._by_number):
+            self._by_number.append(Track(empty_row(event.request_id, event.sample)))
+            self.requests.append(self._by_number[-1])
+        track = self._by_number[number]
         update_row(track.row, event)
         if (arrival := track.row["arrival"]) is not None:
             self.begin, self.end = min(self.begin, arrival), max(self.end, arrival)
@@ -85,7 +65,10 @@ class Tracks:
         track.last = event.time
 
     def phases(self, track: Track) -> list[Slice]:
-        """Return the request as one slice, and in it queue, prefill and decode as far as it came."""
+        """Return the request as one slice, and in it queue, prefill and decode as far as it came; an agent's run, and
+        in it rounds, waits and calls."""
+        if isinstance(track, AgentTrack):
+            return track.slices_until(self.end)
         return track.phases or _phases(track.row, self.end)
 
     def inner(self, track: Track) -> list[Slice]:

@@ -1,0 +1,128 @@
+"""Every bad `response_format` is one error within a second, and the requests beside it say what they would have."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from functools import cache
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+
+from tests.engine.test_structured_output import RUNNERS, ask, result
+from workbench.engine.runner import generate
+from workbench.errors import WorkbenchError
+from workbench.response_format import ResponseFormat
+from workbench.trace.events import Finished
+
+MAX_SECONDS = 1.0  # of processor time: the machine may be busy
+FORM = TypeAdapter(ResponseFormat)
+
+
+def nested(depth: int) -> dict:
+    schema: dict = {}
+    for _ in range(depth):
+        schema = {"items": schema}
+    return schema
+
+
+def schema_form(schema: object, **more: object) -> dict[str, Any]:
+    return {"kind": "json_schema", "json_schema": schema, **more}
+
+
+def lark(text: str) -> dict[str, Any]:
+    return {"kind": "lark", "lark": text}
+
+
+def regex(text: str) -> dict[str, Any]:
+    return {"kind": "regex", "regex": text}
+
+
+DEEP_TEXT = '{"items":' * 10_000 + "{}" + "}" * 10_000
+LONG = {"enum": [f"{number:0100}" for number in range(100_000)]}  # 10 MB
+ITSELF = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
+BAD: dict[str, tuple[object, str]] = {
+    "nested 10,000 deep": (schema_form(nested(10_000)), "nested deeper than 100 levels: items.items"),
+    "nested 10,000 deep, as text": (schema_form(DEEP_TEXT), "should be a valid dictionary"),
+    "nested 10,000 deep, in Lark": (lark(f"start: %json {DEEP_TEXT}"), "%json"),
+    "rules 10,000 deep": (lark(f"start: {'(' * 10_000}'a'{')' * 10_000}"), "response_format.lark"),
+    "10 MB": (schema_form(LONG), "longer than 1048576 characters"),
+    "10 MB of text": (schema_form(json.dumps(LONG)), "longer than 1048576 characters"),
+    "10 MB in one word": (schema_form({"description": "x" * 10**7}), "longer than 1048576 characters"),
+    "10 MB of Lark": (lark("x" * 10**7), "at most 1048576 characters"),
+    "a long regex": (regex("x" * 10**6), "at most 65536 characters"),
+    "20,000 properties": (schema_form({"properties": {f"p{i}": {} for i in range(20_000)}}), "properties: 20000 of"),
+    "look-ahead": (regex("(?=a)b"), "look-around"),
+    "look-behind": (regex("(?<!a)b"), "look-around"),
+    "a reference back": (regex(r"(a)\1"), "backreferences"),
+    "a billion characters": (regex("a{1000000000}"), "no end was found"),
+    "left recursion": (lark('start: start "a"'), "a rule may need itself"),
+    "rules that need one another": (lark("start: a\na: b\nb: a"), "a rule may need itself"),
+    "a missing rule": (lark("start: x"), 'unknown name: "x"'),
+    "no start": (lark('a: "b"'), "no start rule"),
+    "an unknown control token": (lark("start: <|nothing|>"), 'unknown special token: "<|nothing|>"'),
+    "a file": (schema_form({"$ref": "file:///schema.json"}), "only references within this schema"),
+    "a URL": (schema_form({"$ref": "https://example.org/a"}), "only references within this schema"),
+    "a reference to itself": (schema_form({"$ref": "#"}), "response_format.json_schema"),
+    "required without end": (schema_form(ITSELF), "no end was found"),
+    "empty enum": (schema_form({"enum": []}), "Unsatisfiable"),
+    "no choices": ({"kind": "choices", "choices": []}, "give 1 to 20000 choices, not 0"),
+    "several kinds": (schema_form({}, regex="a"), "response_format.regex: unknown key"),
+    "no kind": ({"json_schema": {}, "regex": "a"}, "response_format.kind: is missing"),
+    "an unknown kind": ({"kind": "xml"}, "'xml' is unknown"),
+    "a word": ("json", "response_format"),
+    "not a number": (schema_form({"const": float("nan")}), "nan is no JSON number"),
+}
+EXPLODING = (
+    "(a{1,1000}){1,1000}",
+    "((a{0,999}){0,999}){0,999}b",
+    "[ab]*a[ab]{12}",
+    "((((a{1,50}){1,50}){1,50}){1,50})+",
+)
+
+
+@cache
+def beside() -> dict[str, tuple]:
+    return result(generate(RUNNERS((1,)), [ask("good", "tree", 40)]))
+
+
+@pytest.mark.parametrize("name", sorted(BAD))
+def test_a_bad_format_is_one_error_and_others_go_on(name: str) -> None:
+    form, words = BAD[name]
+    ours, box = RUNNERS((1,)), deque()
+    beside()  # the vocabulary is ready too
+    ours.cancel("good")  # of a test that failed
+    ours.submit(ask("good", "tree", 40), box)
+    for _ in range(3):
+        ours.step(box)
+    began = time.process_time()
+    with pytest.raises(WorkbenchError) as raised:
+        list(ours.stream("a b", max_tokens=20, response_format=form))
+    assert time.process_time() - began < MAX_SECONDS
+    assert words in str(raised.value) and len(str(raised.value)) < 1000 and "\n" not in str(raised.value)
+    while ours.has_unfinished_requests:
+        ours.step(box)
+    ends = {event.request_id: event for event in box if isinstance(event, Finished)}
+    assert result(ends) == beside()
+
+
+@pytest.mark.parametrize("pattern", EXPLODING)
+@pytest.mark.parametrize("kind", ["regex", "pattern"])
+def test_a_regex_that_explodes_is_carried_out_or_refused(kind: str, pattern: str) -> None:
+    form = regex(pattern) if kind == "regex" else schema_form({"type": "string", "pattern": f"^({pattern})$"})
+    ours, box = RUNNERS((1,)), deque()
+    beside()
+    ours.cancel("good")
+    ours.submit(ask("good", "tree", 40), box)
+    bad: deque = deque()
+    began = time.process_time()
+    ours.submit(ask("bad", FORM.validate_python(form), 30), bad)
+    while ours.has_unfinished_requests:
+        ours.step(box)
+    assert time.process_time() - began < 5 * MAX_SECONDS  # about 70 steps of two requests
+    ends = {event.request_id: event for event in (*box, *bad) if isinstance(event, Finished)}
+    bad_end = ends.pop("bad")
+    assert result(ends) == beside() and bad_end.reason in ("stop", "length", "refused", "error"), bad_end
+    assert bad_end.error or len(bad_end.token_ids) <= 30

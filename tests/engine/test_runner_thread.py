@@ -1,0 +1,174 @@
+"""One thread owns a runner: each caller gets what it would have got alone, and none is in the way of another."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from tests.patience import until
+from workbench.engine.load import load
+from workbench.engine.runner import Runner
+from workbench.engine.runner_thread import RunnerThread
+from workbench.errors import WorkbenchError
+from workbench.request import Request, SamplingParameters
+from workbench.trace.events import Decoded, Event, Finished
+
+
+@pytest.fixture(scope="module")
+def demo() -> Runner:
+    return load("demo", backend="eager")
+
+
+@pytest.fixture
+def runner(demo: Runner) -> Iterator[Runner]:
+    demo.owner = None
+    yield demo
+    RunnerThread.attach(demo).stop()
+    assert RunnerThread.attach(demo).call(lambda runner: sum(pool.num_used for pool in runner.scheduler.pools)) == 0
+    demo.owner, demo.telemetry.listener = None, None
+
+
+def finished(events: list[Event]) -> Finished:
+    (end,) = (event for event in events if isinstance(event, Finished))
+    return end
+
+
+def test_what_is_asked_is_what_the_runner_gives(runner: Runner) -> None:
+    alone = [e.token_id for e in runner.stream("def f(x):", max_tokens=12) if isinstance(e, Decoded)]
+    first, second = (
+        RunnerThread.attach(runner).submit("def f(x):", max_tokens=12),
+        RunnerThread.attach(runner).submit("class A:", max_tokens=12),
+    )
+    assert [e.token_id for e in first if isinstance(e, Decoded)] == alone
+    assert second.wait() and len(finished(second.events).token_ids) == 12
+
+
+def test_a_cell_streams_through_the_owner(runner: Runner) -> None:
+    other = RunnerThread.attach(runner).submit("class A:", max_tokens=900)
+    text = "".join(event.text for event in runner.stream("def f(x):", max_tokens=8))
+    assert text and not other.done
+    other.stop()
+    assert other.wait() and finished(other.events).reason == "cancelled"
+
+
+def test_while_it_works_no_other_thread_steps(runner: Runner) -> None:
+    asked = RunnerThread.attach(runner).submit("class A:", max_tokens=900)
+    until(lambda: asked.events)
+    with pytest.raises(WorkbenchError, match="another thread owns this runner"):
+        runner.step()
+    names = RunnerThread.attach(runner).call(lambda r: list(r.tracker.sequences))
+    assert len(names) == 1
+    asked.stop()
+    assert asked.wait()
+
+
+def test_leaving_the_loop_ends_the_requests(runner: Runner) -> None:
+    asked = RunnerThread.attach(runner).submit("class A:", max_tokens=900)
+    for event in asked:
+        if isinstance(event, Decoded):
+            break
+    assert asked.wait() and finished(asked.events).reason == "cancelled"
+
+
+def test_a_refused_request_raises_where_it_is_read_and_harms_no_other(runner: Runner) -> None:
+    good = RunnerThread.attach(runner).submit("class A:", max_tokens=6)
+    bad = RunnerThread.attach(runner).submit("", max_tokens=6)
+    with pytest.raises(WorkbenchError, match="the prompt is empty"):
+        list(bad)
+    assert good.wait() and finished(good.events).reason == "length"
+
+
+def test_a_fault_of_the_runner_reaches_all_callers_and_ends_with_them(runner: Runner, monkeypatch: object) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("out of order")
+
+    step = runner.step
+    runner.step = broken  # type: ignore[method-assign]
+    try:
+        asked = RunnerThread.attach(runner).submit("class A:", max_tokens=6)
+        with pytest.raises(WorkbenchError, match="out of order"):
+            list(asked)
+    finally:
+        runner.step = step  # type: ignore[method-assign]
+    assert RunnerThread.attach(runner).submit("class A:", max_tokens=3).wait()
+
+
+def test_later_arrivals_come_when_they_are_due(runner: Runner) -> None:
+    few = SamplingParameters(max_tokens=3)
+    asked = RunnerThread.attach(runner).submit(
+        [Request("late", (5, 6, 7), few, arrival=0.2), Request("now", (5, 6, 7), few)]
+    )
+    assert asked.wait()
+    assert [e.request_id for e in asked.events if isinstance(e, Finished)] == ["now", "late"]
+
+
+def test_errors_of_a_call_come_out_and_the_thread_ends_when_all_is_done(runner: Runner) -> None:
+    with pytest.raises(WorkbenchError, match="is not being served"):
+        RunnerThread.attach(runner).call(lambda r: r.inspect("unknown"))
+    assert RunnerThread.attach(runner).submit("class A:", max_tokens=2).wait()
+    until(lambda: not [t for t in threading.enumerate() if t.name == "runner's owner"])
+    assert not RunnerThread.attach(runner).is_other_thread()
+    runner.step()  # no other thread is in the way
+
+
+def test_requests_in_a_row_share_one_thread_and_its_pool(runner: Runner) -> None:
+    asked = RunnerThread.attach(runner)
+    threads = []
+    for _ in range(3):
+        assert asked.submit("class A:", max_tokens=1).wait()
+        threads.append(asked.call(lambda _: threading.get_ident()))
+        until(lambda: not asked.is_other_thread())
+        runner.step()  # a thread that only lingers is in no caller's way
+    assert len(set(threads)) == 1
+
+
+def test_listeners_hear_everything_until_they_leave(runner: Runner) -> None:
+    heard: list[Event] = []
+    leave = RunnerThread.attach(runner).listen(heard.append)
+    asked = RunnerThread.attach(runner).submit("class A:", max_tokens=4)
+    assert asked.wait()
+    assert {event.kind for event in heard} >= {
+        "submitted",
+        "step_planned",
+        "prefilled",
+        "decoded",
+        "stepped",
+        "finished",
+    }
+    leave()
+    count = len(heard)
+    assert RunnerThread.attach(runner).submit("class A:", max_tokens=4).wait() and len(heard) == count
+
+
+def test_a_job_that_fails_ends_what_was_asked_and_the_next_is_served(runner: Runner) -> None:
+    came = threading.Event()
+
+    def broken(*_: object) -> None:
+        came.set()
+        raise RuntimeError("no clock")
+
+    clock = runner.clock
+    runner.clock = broken  # type: ignore[assignment]
+    asked = RunnerThread.attach(runner).submit("class A:", max_tokens=3)
+    try:
+        came.wait()
+    finally:
+        runner.clock = clock
+    with pytest.raises(WorkbenchError, match="no clock"):
+        list(asked)
+    again = RunnerThread.attach(runner).submit("class A:", max_tokens=3)
+    assert again.wait() and finished(again.events).reason == "length"
+
+
+def test_the_stop_button_reaches_what_goes_on(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("IPython", reason="pip install 'inference-workbench[lab]'")
+    kernel = SimpleNamespace(saved_sigint_handler=lambda *_: None)
+    monkeypatch.setattr("IPython.get_ipython", lambda: SimpleNamespace(kernel=kernel))
+    runner.owner = None
+    asked = RunnerThread.attach(runner).submit("class A:", max_tokens=900)
+    until(lambda: asked.events)  # it goes on: what is stopped before it begins has no end
+    kernel.saved_sigint_handler(2, None)
+    assert asked.wait() and finished(asked.events).reason == "cancelled"

@@ -1,0 +1,148 @@
+"""Price recorded prompts with breakpoints elsewhere: what would this traffic have cost?
+
+    prompt        | tools ..... | system ... | turn 0 | turn 1 | turn 2 |
+    placement     ^ none        ^            ^        ^        ^ ...
+    the cache     reads the longest entry that ended at a breakpoint, and writes what stands up to the next ones
+
+The cache is the vendors' one of `prompt_cache`: whole prefixes that end at breakpoints, each for one TTL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from workbench.economics.prices import Prices, Usage, total_usage
+from workbench.economics.prompt_cache import CACHE_TTLS, CacheTTL, PromptCache, PromptCall, Seconds, uncached_usage
+
+if TYPE_CHECKING:
+    from workbench.prompt.assemble import Prompt
+
+MAX_BREAKPOINTS = 4  # of one request, as both vendors have it
+
+
+@dataclass(frozen=True)
+class TracedPrompt:
+    """A prompt as it was sent.
+
+    Args:
+        time: seconds, rising from one prompt to the next.
+        token_ids: of the prompt.
+        ends: the end of each part in tokens, by name: `tools`, `system`, `turn 0`, ...
+        breakpoints: ends of prefixes that were marked, in tokens.
+        output: tokens of the answer.
+        tenant: whose prompts share no cache with others'.
+    """
+
+    time: Seconds
+    token_ids: tuple[int, ...]
+    ends: Mapping[str, int]
+    breakpoints: tuple[int, ...] = ()
+    output: int = 0
+    tenant: str = ""
+
+    @classmethod
+    def from_prompt(
+        cls, time: Seconds, prompt: Prompt, breakpoints: Sequence[int] = (), output: int = 0, tenant: str = ""
+    ) -> TracedPrompt:
+        """Return an assembled prompt with the ends of its parts."""
+        ends: dict[str, int] = {}
+        for segment in prompt.segments:
+            part = segment.name.split(" ")[0].rstrip(":")
+            if segment.turn is not None:
+                ends[f"turn {segment.turn}"] = segment.end
+            elif part in ("system", "tool"):
+                ends["tools" if part == "tool" else part] = segment.end
+        return cls(time, prompt.ids, ends, tuple(breakpoints), output, tenant)
+
+
+Placement = Callable[[TracedPrompt], Iterable[int]]  # the ends of the prefixes that it marks, in tokens
+
+
+def as_sent(prompt: TracedPrompt) -> Iterable[int]:
+    return prompt.breakpoints
+
+
+def after_parts(*names: str) -> Placement:
+    """Return a placement after the parts of these names; `turn -1` is the last, `turn -2` the one before it."""
+
+    def place(prompt: TracedPrompt) -> list[int]:
+        turns = sum(name.startswith("turn ") for name in prompt.ends)
+        found = []
+        for name in names:
+            part, _, index = name.partition(" -")
+            found.append(prompt.ends.get(f"{part} {turns - int(index)}" if index else name, 0))
+        return found
+
+    return place
+
+
+PLACEMENTS: Mapping[str, Placement] = {
+    "as sent": as_sent,
+    "after tools and system": after_parts("tools", "system"),
+    "after the last turn": after_parts("turn -1"),
+    "after system and the last two turns": after_parts("tools", "system", "turn -2", "turn -1"),
+}
+
+
+@dataclass(frozen=True)
+class PlacementCost:
+    """The tokens and the cost of traffic with breakpoints in one way; without a TTL nothing is cached."""
+
+    placement: str
+    ttl: CacheTTL | None
+    usage: Usage
+    cost: Fraction
+
+
+def placement_costs(
+    prompts: Iterable[TracedPrompt],
+    prices: Prices,
+    placements: Mapping[str, Placement] = PLACEMENTS,
+    page_size: int = 1,
+    ttls: Iterable[CacheTTL] = CACHE_TTLS,
+) -> list[PlacementCost]:
+    """Return what the traffic would have cost without a cache, and with each placement and TTL; the cheapest first.
+
+    Args:
+        prompts: in order of time.
+        prices: of tokens; TTLs without a price are left out.
+        placements: by name; of each prompt the last `MAX_BREAKPOINTS` count.
+        page_size: tokens of a page; breakpoints are rounded down to pages.
+        ttls: of all breakpoints.
+
+    Raises:
+        WorkbenchError: for prompts that are not in order of time.
+    """
+    listed = list(prompts)
+    plain = total_usage([Usage(), *uncached_usage(_call(each, (), page_size) for each in listed)])
+    costs = [PlacementCost("none", None, plain, prices.cost(plain))]
+    for ttl in ttls:
+        if getattr(prices, ttl.kind) is None:
+            continue
+        for name, place in placements.items():
+            cache = PromptCache(ttl)
+            usage = total_usage([Usage(), *(cache.serve(_call(each, place(each), page_size)) for each in listed)])
+            costs.append(PlacementCost(name, ttl, usage, prices.cost(usage)))
+    return sorted(costs, key=lambda each: each.cost)
+
+
+def _call(prompt: TracedPrompt, marked: Iterable[int], page_size: int) -> PromptCall:
+    """Return the request with a cacheable segment up to each end of a part before its last breakpoint, where earlier
+    entries may have ended."""
+    length = len(prompt.token_ids)
+
+    def in_pages(places: Iterable[int]) -> list[int]:
+        return sorted({min(each, length) // page_size * page_size for each in places} - {0})
+
+    marks = in_pages(marked)[-MAX_BREAKPOINTS:]
+    last = marks[-1] if marks else 0
+    ends = [each for each in in_pages((*prompt.ends.values(), *marks)) if each <= last]
+    starts = [0, *ends]
+    segments = tuple(
+        ((prompt.tenant, prompt.token_ids[start:end]), end - start) for start, end in zip(starts, ends, strict=False)
+    )
+    numbers = frozenset(number for number, end in enumerate(ends, 1) if end in marks)
+    return PromptCall(prompt.time, segments, length - last, prompt.output, numbers)

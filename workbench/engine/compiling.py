@@ -1,0 +1,72 @@
+"""Hold requests whose grammar is being compiled, in threads beside the runner's."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, wait
+from dataclasses import dataclass
+
+from workbench.errors import describe_error
+from workbench.request import Request
+from workbench.sampling.compiler import CompileJob, GrammarCompiler
+from workbench.sampling.grammar import MAX_COMPILE_SECONDS, TOOK_TOO_LONG, Grammar
+from workbench.trace.events import Event
+
+
+@dataclass(frozen=True)
+class CompilingRequest:
+    """A request that waits for its grammar; `arrival` is when it was submitted, on the runner's clock."""
+
+    request: Request
+    request_ids: tuple[str, ...]  # of its samples
+    queue: deque[Event]
+    arrival: float
+    job: CompileJob
+
+
+class CompilingRequests:
+    """Requests that wait for their grammars, in the order of their submission."""
+
+    def __init__(self, compiler: GrammarCompiler, clock: Callable[[], float]):
+        self._compiler, self._clock = compiler, clock
+        self._waiting: dict[str, CompilingRequest] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, request: Request, request_ids: Iterable[str], queue: deque[Event], arrival: float) -> None:
+        assert request.sampling.response_format is not None
+        job = self._compiler.start(request.sampling.response_format)
+        self._waiting[request.request_id] = CompilingRequest(request, tuple(request_ids), queue, arrival, job)
+
+    def reserves(self, request_id: str) -> bool:
+        """Return whether a waiting request or one of its samples has this id."""
+        return any(request_id in each.request_ids for each in self._waiting.values())
+
+    def request_ids_of(self, queue: deque[Event]) -> list[str]:
+        return [name for name, each in self._waiting.items() if each.queue is queue]
+
+    def pop(self, request_id: str) -> CompilingRequest | None:
+        """Return a request, which waits no longer; None if it does not wait."""
+        return self._waiting.pop(request_id, None)
+
+    def pop_compiled(self) -> list[tuple[CompilingRequest, Grammar | None, str]]:
+        """Return the requests whose compilation has ended, each with its grammar or the error."""
+        ended = []
+        for each in list(self._waiting.values()):
+            job = each.job
+            if job.grammar.done():
+                error = job.grammar.exception()
+                grammar = None if error else job.grammar.result()
+                ended.append((self._waiting.pop(each.request.request_id), grammar, describe_error(error or "")))
+            elif job.seconds > MAX_COMPILE_SECONDS:  # within a part that cannot be interrupted
+                ended.append((self._waiting.pop(each.request.request_id), None, TOOK_TOO_LONG))
+                self._compiler.give_up(job, [other.job for other in self._waiting.values()])
+        return ended
+
+    def wait(self, seconds: float) -> None:
+        """Wait until a compilation has ended, or so long."""
+        waiting = list(self._waiting.values())  # a cancellation in another thread may change it meanwhile
+        if waiting:
+            wait([each.job.grammar for each in waiting], seconds, FIRST_COMPLETED)

@@ -1,0 +1,51 @@
+"""Build the first and the last event of a request from its state."""
+
+from __future__ import annotations
+
+from workbench.engine.outputs import NOT_STOPPED, StopChecker
+from workbench.request import FinishReason, Request, Sequence
+from workbench.trace.events import Finished, Submitted
+
+FINISHED_NORMALLY = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.NOT_CHOSEN)
+
+
+def submitted_event(request: Request, now: float, arrival: float) -> Submitted:
+    """Return the event of a request that was submitted `now`, and arrived at `arrival`."""
+    return Submitted(
+        now, request.request_id, prompt_tokens=len(request.prompt_ids), arrival=arrival, cut_tokens=request.cut_tokens,
+        tenant=request.tenant, priority=request.priority,
+    )  # fmt: skip
+
+
+def finished_event(
+    sequence: Sequence, output: StopChecker | None, now: float, reason: FinishReason, error: str, score: float | None
+) -> Finished:
+    """Return the event of a sequence's end, with the text that was held back.
+
+    Args:
+        sequence: the sequence.
+        output: its text and what stopped it; None if it was never admitted.
+        now: the time.
+        reason: why it ended.
+        error: what went wrong, or nothing.
+        score: of a beam.
+    """
+    ended = output.cause if output is not None and reason in FINISHED_NORMALLY else NOT_STOPPED
+    rest = output.finish() if output is not None else ""
+    if output is not None and emits_no_tokens(sequence.request):
+        rest = output.text
+    return Finished(
+        now, sequence.request_id, rest, reason=str(reason), error=error, token_ids=tuple(sequence.output_ids),
+        output_text=output.text if output is not None else "", prompt_tokens=sequence.prompt_length,
+        cached_tokens=sequence.cached_tokens, computed_tokens=sequence.computed_tokens,
+        restored_tokens=sequence.restored_tokens, written_tokens=sequence.written_tokens,
+        shared_pages=sequence.shared_pages, score=score, ended_by=ended.by, stop_reason=ended.stop,
+        thought_text=output.thought_text if output is not None else "",
+        thinking_tokens=output.thinking_tokens if output is not None else 0,
+        pinned=tuple(sequence.pinned), prompt_logprobs=tuple(sequence.prompt_logprobs or ()),
+    )  # fmt: skip
+
+
+def emits_no_tokens(request: Request) -> bool:
+    """Return whether the request has no events for single tokens."""
+    return request.final_only and request.sampling.logprobs is None

@@ -1,0 +1,297 @@
+"""Run a runner in one thread that the server, widgets and notebook cells share.
+
+any thread: submit, call ---> jobs ---> owner's thread: submit due requests, step, emit events ---> RequestHandle
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from workbench.engine import inputs as intake
+from workbench.engine.request_handle import RequestHandle
+from workbench.engine.runner import Runner
+from workbench.errors import describe_error
+from workbench.request import FinishReason, Request
+from workbench.stop_button import register_stoppable
+from workbench.trace.events import Event, Finished
+
+Result = TypeVar("Result")
+# A thread that ends takes its pool of OpenMP threads along: the next would begin beside them, and make its own.
+LINGER_SECONDS = 1.0
+
+
+class EventSink(Protocol):
+    """The receiver of the events of requests that were submitted together, in the thread that runs them."""
+
+    def emit(self, events: list[Event], done: bool = False, error: str = "") -> None:
+        """Take events, with those of the steps; after `done` there are no more. `error`: why all of them ended."""
+        ...
+
+
+@dataclass(eq=False)
+class _ServedRequests:
+    """Requests served together, known to the owner's thread only.
+
+    `pending` are still to be submitted, `num_unfinished` counts the others; `is_single` if a lone text or conversation
+    was given.
+    """
+
+    handle: EventSink
+    pending: deque[Request]
+    is_single: bool
+    start_time: float = 0.0
+    output_queue: deque[Event] = field(default_factory=deque)
+    num_unfinished: int = 0
+
+
+class FifoLock:
+    """Fair lock: `enqueue` at once, `acquire` in a thread of one's own, `release` in any case, also after giving up."""
+
+    def __init__(self) -> None:
+        self._bell = threading.Condition()
+        self._line: deque[object] = deque()
+
+    def enqueue(self, owner: object) -> None:
+        with self._bell:
+            self._line.append(owner)
+
+    def is_first(self, owner: object) -> bool:
+        with self._bell:
+            return bool(self._line) and self._line[0] is owner
+
+    def acquire(self, owner: object, cancelled: Callable[[], bool]) -> bool:
+        """Wait until the lock is held or `cancelled()`; return whether it is held.
+
+        `cancelled` is tested again at each `notify`.
+        """
+        with self._bell:
+            self._bell.wait_for(lambda: cancelled() or self._line[0] is owner)
+            return not cancelled()
+
+    def notify(self) -> None:
+        with self._bell:
+            self._bell.notify_all()
+
+    def release(self, owner: object) -> None:
+        with self._bell:
+            self._line.remove(owner)
+            self._bell.notify_all()
+
+
+class RunnerThread:
+    """The thread that owns `runner`; `RunnerThread.attach(runner)` returns the existing one or makes it.
+
+    `runner.stream(...)` of other threads comes here by itself, so cells need not know of it. Everything else that is
+    wanted of a running runner goes through `call`.
+    """
+
+    def __init__(self, runner: Runner):
+        self.runner = runner
+        self.exclusive = FifoLock()  # who changes the runner for a while, and wants it back as it was
+        self._numbers = itertools.count(1)
+        self._bell = threading.Condition()  # guards the three below
+        self._jobs: deque[Callable[[], None]] = deque()
+        self._thread: threading.Thread | None = None
+        self._lingers = False  # the thread has nothing to do, and ends soon
+        self._turn_began: float | None = None  # while jobs or a step are under way
+        self._serving: list[_ServedRequests] = []  # of the owner's thread alone
+        heard = runner.telemetry.listener
+        self._listeners = [heard] if heard is not None else []
+        self._after_delivery: list[Callable[[], None]] = []
+        runner.set_listener(self._on_event)
+        runner.set_owner(self)
+
+    @classmethod
+    def attach(cls, runner: Runner) -> RunnerThread:
+        """Return the thread that owns `runner`, made at the first call; the kernel's stop button reaches it."""
+        if not isinstance(runner.owner, cls):
+            register_stoppable(cls(runner))
+        assert isinstance(runner.owner, cls)
+        return runner.owner
+
+    def new_request_id(self, kind: str) -> str:
+        """Return a new request id, unique among all widgets of the runner."""
+        return f"{kind}-{next(self._numbers)}"
+
+    def is_current_thread(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def busy_seconds(self) -> float:
+        """Return the seconds that the present step, with the jobs before it, has lasted; 0 while there is none."""
+        began = self._turn_began
+        return 0.0 if began is None else time.perf_counter() - began
+
+    def is_other_thread(self) -> bool:
+        return self._thread is not None and not self._lingers and not self.is_current_thread()
+
+    def submit(self, requests: intake.RequestInput, **sampling: object) -> RequestHandle:
+        """Submit `requests` as `Runner.stream` does, and return their handle at once."""
+        asked = RequestHandle(lambda: cancel())
+        made = self.runner.make_requests(requests, sampling)
+        cancel = self.submit_to(asked, made, intake.is_single(requests))
+        return asked
+
+    def submit_to(self, sink: EventSink, requests: Iterable[Request], is_single: bool = False) -> Callable[[], None]:
+        """Submit `requests`, whose events go to `sink`; return a function that cancels them soon, from any thread.
+
+        `is_single`: the sink is given the error of a request that is refused.
+        """
+        serving = _ServedRequests(sink, deque(sorted(requests, key=intake.arrival)), is_single)
+        self._put(lambda: self._begin(serving))
+        return lambda: self._put(lambda: self._end(serving))
+
+    def stream(self, requests: intake.RequestInput, **sampling: object) -> Iterator[Event]:
+        return iter(self.submit(requests, **sampling))
+
+    def call(self, function: Callable[[Runner], Result]) -> Result:
+        """Return `function(runner)`, run between two of its steps; waits for it and raises its errors here."""
+        return self.submit_call(function).result()
+
+    def submit_call(self, function: Callable[[Runner], Result]) -> Future[Result]:
+        """Return the future of `function(runner)`, run between two of its steps unless it is cancelled before."""
+        answer: Future[Result] = Future()
+        self._put(lambda: _resolve(answer, function, self.runner))
+        return answer
+
+    def run_soon(self, function: Callable[[], object]) -> None:
+        """Run `function` in the owner's thread, between two steps, and do not wait for it; it must not raise."""
+        self._put(function)
+
+    def stop(self) -> None:
+        """Cancel all requests soon."""
+        self._put(lambda: [self._end(serving) for serving in list(self._serving)])
+
+    def listen(self, listener: Callable[[Event], None]) -> Callable[[], None]:
+        """Call `listener` with every event of the runner; return a function that ends it.
+
+        It runs in the owner's thread, where time is measured: it should only store the event.
+        """
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener) if listener in self._listeners else None
+
+    def after_delivery(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback` when the events of a step or of an end are with their sinks; return a function that ends it.
+
+        It runs in the owner's thread: a sink that wakes another thread does so here, once for all.
+        """
+        self._after_delivery.append(callback)
+        return lambda: self._after_delivery.remove(callback) if callback in self._after_delivery else None
+
+    def _put(self, job: Callable[[], Any]) -> None:
+        if self.is_current_thread():
+            job()
+            return
+        with self._bell:
+            self._jobs.append(job)
+            self._lingers = False
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._work, name="runner's owner", daemon=True)
+                self._thread.start()
+            self._bell.notify()
+
+    def _on_event(self, event: Event) -> None:
+        for listener in tuple(self._listeners):
+            listener(event)
+
+    def _work(self) -> None:
+        while True:
+            try:
+                if not self._turn():
+                    return
+            except BaseException as error:  # of the runner itself, or of its thread: nothing that was asked can go on
+                self._fail_all(describe_error(error))
+                self._notify_delivered()
+
+    def _turn(self) -> bool:
+        """Do the jobs that wait and run one step; return False, and end the thread, where there is nothing to do."""
+        self._turn_began = None
+        with self._bell:
+            idle = 0 if self._jobs else self._idle()
+            self._lingers = idle is None
+            self._bell.wait_for(lambda: self._jobs, LINGER_SECONDS if idle is None else idle)
+            if not self._jobs and idle is None:
+                self._thread = None
+                return False
+        self._turn_began = time.perf_counter()
+        while self._jobs:  # one that raises leaves the others to the next turn
+            self._jobs.popleft()()
+        self._serve()
+        self._notify_delivered()
+        return True
+
+    def _notify_delivered(self) -> None:
+        for callback in tuple(self._after_delivery):
+            callback()
+
+    def _idle(self) -> float | None:
+        """Return seconds until there is work; None where only a new job brings it."""
+        if any(each.num_unfinished for each in self._serving):
+            return 0
+        coming = [each.start_time + intake.arrival(each.pending[0]) for each in self._serving if each.pending]
+        return max(0.0, min(coming) - self.runner.clock()) if coming else None
+
+    def _begin(self, each: _ServedRequests) -> None:
+        self._serving.append(each)
+        each.start_time = self.runner.clock()
+
+    def _serve(self) -> None:
+        steps: deque[Event] = deque()
+        for each in self._serving:
+            while each.pending and each.start_time + intake.arrival(each.pending[0]) <= self.runner.clock():
+                request = each.pending.popleft()
+                each.num_unfinished += self.runner.submit(
+                    request, each.output_queue, each.start_time + intake.arrival(request)
+                )
+        if self.runner.has_unfinished_requests:
+            self.runner.step(steps)
+        for each in list(self._serving):
+            self._deliver(each, steps)
+
+    def _deliver(self, each: _ServedRequests, steps: deque[Event]) -> None:
+        events = [*each.output_queue]
+        each.output_queue.clear()
+        ends = [event for event in events if isinstance(event, Finished)]
+        each.num_unfinished -= len(ends)
+        refused = [end.error for end in ends if end.reason == FinishReason.REFUSED]
+        done = not each.num_unfinished and not each.pending
+        if done:
+            self._serving.remove(each)
+        each.handle.emit([*events, *steps], done, refused[0] if refused and each.is_single else "")
+
+    def _fail_all(self, error: str) -> None:
+        for each in list(self._serving):
+            try:
+                self._end(each, error)
+            except Exception:  # the runner cannot even cancel: its handles end all the same
+                self._serving.remove(each)
+                each.handle.emit([*each.output_queue], True, error)
+
+    def _end(self, each: _ServedRequests, error: str = "") -> None:
+        if each not in self._serving:
+            return
+        each.pending.clear()
+        for name in self.runner.tracker.request_ids_of(each.output_queue):
+            self.runner.cancel(name)
+        self._serving.remove(each)
+        each.handle.emit([*each.output_queue], True, error)
+
+
+def between_steps(runner: Runner, function: Callable[[Runner], Result]) -> Result:
+    """Return `function(runner)`, run between two steps of a runner that may be busy for others."""
+    return RunnerThread.attach(runner).call(function)
+
+
+def _resolve(future: Future[Any], function: Callable[[Runner], Any], runner: Runner) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(function(runner))
+    except BaseException as error:
+        future.set_exception(error)
