@@ -46,8 +46,11 @@ class Layer(nn.Module):
              "down_proj": _Matrix(hidden, width)}
         )  # fmt: skip
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Run one pre-norm block on `x` [seq, token, hidden] in bfloat16."""
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, lengths: list[int] | None = None) -> Tensor:
+        """Run one pre-norm block on `x` [seq, token, hidden] in its dtype.
+
+        With `lengths` each sequence is several texts of so many tokens, and none attends to another.
+        """
         seqs, tokens, _ = x.shape
         attn, mlp = self.self_attn, self.mlp
         h = _rms_norm(x, self.input_layernorm.weight, self.eps)
@@ -57,7 +60,9 @@ class Layer(nn.Module):
         q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
         share = self.heads // self.groups
         k, v = k.repeat_interleave(share, dim=1), v.repeat_interleave(share, dim=1)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        texts = (each.split(lengths or tokens, dim=2) for each in (q, k, v))
+        parts = [F.scaled_dot_product_attention(*part, is_causal=True) for part in zip(*texts, strict=True)]
+        mixed = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
         x = x + _linear(mixed.transpose(1, 2).reshape(seqs, tokens, -1), attn["o_proj"])
         h = _rms_norm(x, self.post_attention_layernorm.weight, self.eps)
         gate, up = _linear(h, mlp["gate_proj"], mlp["up_proj"]).chunk(2, dim=-1)
@@ -75,11 +80,14 @@ class _Body(nn.Module):
 
 
 class Learner(nn.Module):
-    """A Llama of `config` (Hugging Face's keys); forward returns the float32 logits of every position."""
+    """A Llama of `config` (Hugging Face's keys); forward returns the float32 logits of every position.
 
-    def __init__(self, config: dict, seed: int):
+    Weights are float32; products are taken in `dtype`.
+    """
+
+    def __init__(self, config: dict, seed: int, dtype: torch.dtype = torch.bfloat16):
         super().__init__()
-        self.config = config
+        self.config, self.dtype = config, dtype
         self.model = _Body(config)
         half = config["head_dim"] // 2
         angles = torch.outer(
@@ -91,13 +99,23 @@ class Learner(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return logits [seq, token, vocab] of `ids` [seq, token]."""
+        return self.logits(self.hidden_states(ids))
+
+    def hidden_states(self, ids: Tensor, lengths: list[int] | None = None) -> Tensor:
+        """Return what the head reads [seq, token, hidden].
+
+        With `lengths` each sequence of `ids` [seq, token] is several texts of so many tokens, each from position 0 on.
+        """
         tokens = ids.shape[1]
-        cos, sin = self.cos[:tokens], self.sin[:tokens]
-        x = F.embedding(ids, self.model.embed_tokens.weight).bfloat16()
+        cos, sin = (torch.cat([table[:n] for n in lengths or [tokens]]) for table in (self.cos, self.sin))
+        x = F.embedding(ids, self.model.embed_tokens.weight).to(self.dtype)
         for layer in self.model.layers:
-            x = layer(x, cos, sin)
-        x = _rms_norm(x, self.model.norm.weight, self.config["rms_norm_eps"])
-        return F.linear(x, self.model.embed_tokens.weight.bfloat16()).float()
+            x = layer(x, cos, sin, lengths)
+        return _rms_norm(x, self.model.norm.weight, self.config["rms_norm_eps"])
+
+    def logits(self, hidden_states: Tensor) -> Tensor:
+        """Return float32 logits [..., vocab] of `hidden_states` [..., hidden]."""
+        return F.linear(hidden_states, self.model.embed_tokens.weight.to(self.dtype)).float()
 
     def _seed_weights(self, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -124,15 +142,15 @@ class _Scale(nn.Module):
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return F.rms_norm(x.float(), (x.shape[-1],), weight, eps).bfloat16()
+    return F.rms_norm(x.float(), (x.shape[-1],), weight, eps).to(x.dtype)
 
 
 def _linear(x: Tensor, *matrices: nn.Module) -> Tensor:
     """Multiply by all `matrices` at once, and concatenate the outputs."""
-    weights = [matrix.get_parameter("weight").bfloat16() for matrix in matrices]
+    weights = [matrix.get_parameter("weight").to(x.dtype) for matrix in matrices]
     return F.linear(x, torch.cat(weights) if len(weights) > 1 else weights[0])
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x.float().chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).bfloat16()
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)

@@ -7,10 +7,16 @@ from torch import Tensor
 
 
 class Muon(torch.optim.Optimizer):
-    """An optimizer for the matrices inside the blocks; embeddings and scales are left to AdamW."""
+    """An optimizer for the matrices inside the blocks; embeddings and scales are left to AdamW.
 
-    def __init__(self, params, lr: float = 0.02, momentum: float = 0.95, weight_decay: float = 0.0):
+    `dtype`: of the products of the iteration; bfloat16 is enough, and slow on processors without it.
+    """
+
+    def __init__(
+        self, params, lr: float = 0.02, momentum: float = 0.95, weight_decay: float = 0.0, dtype=torch.bfloat16
+    ):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        self.dtype = dtype
 
     @torch.no_grad()
     def step(self) -> None:
@@ -22,7 +28,7 @@ class Muon(torch.optim.Optimizer):
             for shape, parameters in by_shape.items():
                 updates = torch.stack([self._momentum(p, group["momentum"]) for p in parameters])
                 scale = group["lr"] * max(1.0, shape[0] / shape[1]) ** 0.5
-                for parameter, update in zip(parameters, orthogonalize(updates), strict=True):
+                for parameter, update in zip(parameters, orthogonalize(updates, self.dtype), strict=True):
                     parameter.mul_(1 - group["lr"] * group["weight_decay"])
                     parameter.add_(update.to(parameter.dtype), alpha=-scale)
 
@@ -36,14 +42,14 @@ class Muon(torch.optim.Optimizer):
         return gradient.lerp(state["momentum"], momentum)  # Nesterov's look ahead
 
 
-def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
+def orthogonalize(matrices: Tensor, dtype: torch.dtype = torch.bfloat16, steps: int = 5) -> Tensor:
     """Return the nearest orthogonal matrix of each of `matrices` [n, rows, columns], by Newton-Schulz iteration.
 
     The quintic coefficients are the published ones: they push singular values into about [0.7, 1.2], which
-    is all the optimizer needs, in bfloat16.
+    is all the optimizer needs, in `dtype`.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
-    x = matrices.bfloat16()
+    x = matrices.to(dtype)
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)

@@ -235,8 +235,11 @@ def test_a_mistake_is_named_by_its_path(override: str, expected: str) -> None:
     [
         ("cache.prefix=off", {"kind": "off"}),
         ("cache.prefix.kind=off", {"kind": "off"}),  # which YAML reads as False
-        ("cache.prefix=radix", {"kind": "radix", "ttl": None}),
-        ("cache.prefix={kind: radix, ttl: 60}", {"kind": "radix", "ttl": 60.0}),
+        ("cache.prefix=radix", {"kind": "radix", "ttl": None, "pinned_share": 0.5, "tenant_pinned_share": 0.5}),
+        (
+            "cache.prefix={kind: radix, ttl: 60}",
+            {"kind": "radix", "ttl": 60.0, "pinned_share": 0.5, "tenant_pinned_share": 0.5},
+        ),
         ("cache.offload=none", {"kind": "none"}),
         ("cache.offload=memory", {"kind": "memory", "bytes": 2**30}),
         ("cache.offload={kind: file, path: p, bytes: 9}", {"kind": "file", "path": "p", "bytes": 9}),

@@ -12,6 +12,7 @@ from workbench.custom import resolve_path
 from workbench.errors import WorkbenchError
 from workbench.experiment.experiment import Experiment
 from workbench.experiment.settings import (
+    AgentWorkload,
     DeterminismWorkload,
     LengthsWorkload,
     PrefillInterferenceWorkload,
@@ -26,6 +27,7 @@ from workbench.experiment.verdict import verdicts
 from workbench.machine.ceilings import intra_op_threads
 from workbench.machine.environment import environment
 from workbench.machine.processor import cpu_times, others_cpu_share
+from workbench.measure import agent as agent_chart
 from workbench.measure import chart as pareto
 from workbench.measure import determinism as determinism_chart
 from workbench.measure import lengths as lengths_chart
@@ -33,6 +35,7 @@ from workbench.measure import sampled_texts as texts_chart
 from workbench.measure import serving as latency_chart
 from workbench.measure import simulation as curves
 from workbench.measure import speculation as speculation_chart
+from workbench.measure.agent import measure_agent
 from workbench.measure.determinism import measure_determinism
 from workbench.measure.lengths import measure_lengths
 from workbench.measure.predictions import Predictions, predict_variants
@@ -120,6 +123,8 @@ def measure_variants(
         return measure_prefill_interference(experiment, on_progress)
     if isinstance(experiment.workload, StreamingWorkload):
         return measure_streaming(experiment, on_progress)
+    if isinstance(experiment.workload, AgentWorkload):
+        return measure_agent(experiment, on_progress)
     if simulated:
         return measure_simulated_variants(experiment, on_progress)
     return measure_serving(experiment, on_progress, predicted)
@@ -139,6 +144,8 @@ def chart_of(
         return "lengths", lengths_chart.chart
     if isinstance(experiment.workload, TextsWorkload):
         return "texts", texts_chart.chart
+    if isinstance(experiment.workload, AgentWorkload):
+        return "agent", agent_chart.chart
     if all("predicted" in row and "curve" not in row for row in rows):
         return "latency", latency_chart.chart
     return "curves", curves.chart

@@ -23,7 +23,7 @@ from workbench.model.cost import StepCostModel
 from workbench.model.memory import weight_bytes
 from workbench.model.quantized import WeightFormat
 from workbench.model.spec import ModelSpec
-from workbench.prompt.tokenizer import Tokenizer
+from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.runs.metrics import distribution, metrics_by_group
 from workbench.runs.record import Record
 from workbench.scheduler.plan import SchedulerLimits

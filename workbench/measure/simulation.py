@@ -19,7 +19,7 @@ from workbench.measure.goodput import recorded_goodput
 from workbench.measure.simulated import describe_simulation, fleet_for, fleet_metrics, request_metrics_of, sizes_of
 from workbench.model.formats.texts import open_tokenizer
 from workbench.progress import StageCounter
-from workbench.prompt.tokenizer import Tokenizer
+from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.runs.folder import RunFolder, writing
 from workbench.runs.metrics import percentile, summarize
 from workbench.runs.record import Record

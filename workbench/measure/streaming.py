@@ -29,8 +29,8 @@ from workbench.measure.rounds import load_runners, measure_in_rounds
 from workbench.measure.simulated import sizes_of, step_cost_of
 from workbench.memory.capacity import spec_and_dtype
 from workbench.progress import StageCounter
-from workbench.prompt.detokenize import Detokenizer, WholeTextDetokenizer
-from workbench.prompt.tokenizer import Tokenizer
+from workbench.prompt.tokenization.detokenize import Detokenizer, WholeTextDetokenizer
+from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.request import Request, random_token_ids
 from workbench.runs.metrics import percentile
 from workbench.trace.events import Decoded, Event, Finished

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.measure.quality.teacher_forcing import ForcedText, score_texts
-from workbench.prompt.tokenizer import Tokenizer
+from workbench.prompt.tokenization.tokenizer import Tokenizer
 
 VERBS = ("push", "pop", "scan", "merge", "flip", "split", "shift", "count", "trim", "wrap", "fetch", "store", "clear")
 NOUNS = (

@@ -20,7 +20,7 @@ from workbench.errors import WorkbenchError
 from workbench.experiment.settings import QualityWorkload
 from workbench.measure.quality.copying import Snippet, generate_snippets
 from workbench.measure.quality.teacher_forcing import ForcedText
-from workbench.prompt.tokenizer import Tokenizer
+from workbench.prompt.tokenization.tokenizer import Tokenizer
 
 BEGIN, END = "<|begin|>", "<|end|>"
 MIN_PROMPT_TOKENS = 16

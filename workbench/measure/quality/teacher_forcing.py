@@ -22,6 +22,7 @@ from workbench.errors import WorkbenchError
 from workbench.executors.base import Executor
 from workbench.request import Request, SamplingParameters, Sequence
 from workbench.runs.metrics import percentile
+from workbench.sampling.sampler import Sampler
 from workbench.sampling.samplers import SampledToken
 from workbench.sampling.verify import Draft
 from workbench.scheduler.plan import StepPlan
@@ -103,15 +104,12 @@ class _ScoringExecutor:
         return torch.stack(sampled) if sampled else logits[:0]
 
 
-class _ForcedSampler:
+class _ForcedSampler(Sampler):
     """A sampler that returns the next token of the text."""
 
     def __init__(self, texts: abc.Sequence[ForcedText]):
+        super().__init__()
         self.texts = texts
-
-    def add(self, sequence: Sequence) -> None: ...
-
-    def remove(self, request_id: str) -> None: ...
 
     def verify(
         self, logits: Tensor, sequences: list[Sequence], drafts: abc.Sequence[Draft]
