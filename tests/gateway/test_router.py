@@ -1,0 +1,133 @@
+"""The router: rules, the learned choice, fallbacks, and their reasons."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import workbench
+from tests.event_loop import run_async
+from tests.gateway.calls import Models, chat
+from workbench.gateway.router import ModelRouter, NaiveBayes, RouterConfig
+from workbench.serve.call import Call, Caller
+from workbench.serve.errors import ApiError
+
+TOOL = {"name": "look", "description": "", "parameters": {"type": "object", "properties": {}}}
+CONFIG: dict[str, Any] = {
+    "rules": [
+        {"to": "demo-chat", "models": ["auto"], "tools": True},
+        {"to": "demo", "models": ["auto"], "min_characters": 200},
+        {"to": "demo-chat", "tenants": ["gold"]},
+        {"to": "demo", "models": ["auto"], "words": ["SQL"]},
+    ],
+    "learned": {
+        "models": ["auto"],
+        "cheap": "demo-draft",
+        "strong": "demo-chat",
+        "cheap_examples": ["hello there", "thanks a lot", "good morning"],
+        "strong_examples": ["prove the theorem", "why does this fail", "explain step by step why"],
+    },
+    "fallbacks": {"demo-chat": ["demo", "demo-draft"]},
+}
+
+
+def choose(call: Call, models: Models | None = None, allowed: Any = lambda _: True) -> Any:
+    return run_async(ModelRouter(RouterConfig.model_validate(CONFIG)).choose(call, models or Models(), allowed))
+
+
+@pytest.mark.parametrize(
+    ("call", "model", "reason"),
+    [
+        (chat("Hi", "auto", tools=[TOOL]), "demo-chat", "rule 0: auto was asked for, tools: demo-chat"),
+        (chat("x" * 200, "auto"), "demo", "rule 1: auto was asked for, 200 characters: demo"),
+        (chat("Hi", "demo", caller=Caller("k", "gold")), "demo-chat", "rule 2: tenant gold: demo-chat"),
+        (chat("write some sql!", "auto"), "demo", "rule 3: auto was asked for, the word 'SQL': demo"),
+        (chat("good morning", "auto"), "demo-draft", "classifier: strong is needed with probability"),
+        (chat("why, step by step?", "auto"), "demo-chat", "classifier: strong is needed with probability"),
+    ],
+)
+def test_each_decision_has_its_reason(call: Call, model: str, reason: str) -> None:
+    decision = choose(call)
+    assert (decision.asked, decision.model) == (call.model, model)
+    assert decision.reasons[0].startswith(reason)
+    assert "sqlite" not in choose(chat("sqlite", "auto")).reasons[0]  # a word is whole
+
+
+def test_without_a_reason_the_named_model_answers() -> None:
+    assert choose(chat("Hi", "demo")).as_dict() == {"asked": "demo", "model": "demo", "reasons": []}
+
+
+def test_fallbacks_in_order_with_the_reasons_of_those_before() -> None:
+    models = Models(away={"demo-chat": "32 calls wait", "demo": "it is stopped"})
+    decision = choose(chat("Hi", "demo-chat"), models)
+    assert decision.model == "demo-draft"
+    assert decision.reasons == ("demo-chat: 32 calls wait", "demo: it is stopped", "fallback: demo-draft")
+    models.away["demo-draft"] = "it is stopped"
+    with pytest.raises(ApiError, match="32 calls wait") as caught:
+        choose(chat("Hi", "demo-chat"), models)
+    assert caught.value.status == 503 and caught.value.headers["retry-after"] == "1"
+
+
+def test_unknown_and_forbidden_models() -> None:
+    with pytest.raises(ApiError, match="did you mean 'demo-chat'") as caught:
+        choose(chat("Hi", "demo-chad"))
+    assert caught.value.status == 404
+    with pytest.raises(ApiError, match="may not use 'demo'") as caught:
+        choose(chat("Hi", "demo"), allowed=lambda model: model == "demo-draft")
+    assert caught.value.status == 403
+
+
+@given(
+    allowed=st.sets(st.sampled_from(Models().known)),
+    away=st.sets(st.sampled_from(Models().known)),
+    asked=st.sampled_from(["auto", "demo", "demo-chat", "demo-draft"]),
+    text=st.sampled_from(["good morning", "prove it", "x" * 300, "sql"]),
+)
+def test_no_model_is_chosen_that_is_away_or_not_allowed(allowed: set, away: set, asked: str, text: str) -> None:
+    models = Models(away=dict.fromkeys(away, "away"))
+    try:
+        decision = choose(chat(text, asked), models, allowed.__contains__)
+    except ApiError as error:
+        assert error.status in (403, 404, 503)
+        assert asked in away or asked not in allowed or not allowed - away
+    else:
+        assert decision.model in allowed - away
+
+
+@given(st.text("ab c", max_size=20))
+def test_probabilities_of_all_kinds_sum_to_one(text: str) -> None:
+    bayes = NaiveBayes({"one": ["a b"], "two": ["b c c"], "three": ["a"]})
+    assert sum(bayes.probability(text, kind)[0] for kind in ("one", "two", "three")) == pytest.approx(1)
+
+
+def test_a_rule_without_a_condition_is_refused() -> None:
+    with pytest.raises(ValueError, match="no condition"):
+        RouterConfig.model_validate({"rules": [{"to": "demo"}]})
+
+
+@pytest.mark.parametrize(("on_failure", "model"), [("strong", "demo-chat"), ("cheap", "demo-draft"), ("refuse", "")])
+@pytest.mark.parametrize("word", ["fail", "hang"])
+def test_a_classifier_that_fails_or_hangs_costs_no_more_than_its_choice(word: str, on_failure: str, model: str) -> None:
+    wakes = threading.Event()
+
+    @workbench.register("test-router-classifier")
+    def classify(text: str) -> float:
+        if text == "hang":
+            wakes.wait()
+        return 1 / len(text.removeprefix("fail"))
+
+    learned = {"models": ["auto"], "cheap": "demo-draft", "strong": "demo-chat", "seconds": 0.05}
+    part = {"classifier": {"path": "test-router-classifier"}, "on_failure": on_failure}
+    router = ModelRouter(RouterConfig.model_validate({"learned": learned | part}))
+    if on_failure == "refuse":
+        with pytest.raises(ApiError) as caught:
+            run_async(router.choose(chat(word, "auto"), Models()))
+        assert caught.value.status == 503 and caught.value.headers["retry-after"] == "1"
+    else:
+        decision = run_async(router.choose(chat(word, "auto"), Models()))
+        assert decision.model == model and decision.reasons[0].startswith("the classifier failed")
+    wakes.set()

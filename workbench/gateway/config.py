@@ -1,0 +1,67 @@
+"""Configure a gateway as one YAML value: the group `gateway` of a server's settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError
+
+from workbench.errors import explain
+from workbench.gateway.accounting import AccountingConfig
+from workbench.gateway.answer_cache import AnswerCacheConfig
+from workbench.gateway.bounds import Bounds
+from workbench.gateway.limits import CallerLimits, Holder
+from workbench.gateway.moderation import ModerationConfig
+from workbench.gateway.router import RouterConfig
+from workbench.serve.call import Caller
+from workbench.settings import Settings
+
+NO_LIMITS = CallerLimits()
+
+
+class LimitsConfig(Settings):
+    """Limits of keys and of tenants; a call counts against both."""
+
+    each_key: CallerLimits = NO_LIMITS  # of a key that `keys` does not name
+    keys: dict[str, CallerLimits] = {}  # by the key's id
+    each_tenant: CallerLimits = NO_LIMITS
+    tenants: dict[str, CallerLimits] = {}  # by the keys' owner
+    redis: str | None = None  # redis://host:port/database, for several gateways; None: this process counts alone
+    on_failure: Literal["closed", "open"] = "closed"  # while Redis is gone: refuse calls, or let them in uncounted
+    lease_seconds: Annotated[float, Field(gt=0)] = 300.0  # after which calls of a gateway that died count no more
+
+    @property
+    def has_money(self) -> bool:
+        """Return whether any key or tenant has a limit of money."""
+        callers = (self.each_key, self.each_tenant, *self.keys.values(), *self.tenants.values())
+        return any(each.money_per_day is not None for each in callers)
+
+    def holders(self, caller: Caller) -> tuple[Holder, ...]:
+        """Return the caller's key and tenant, where they have limits."""
+        found = (
+            Holder(f"key:{caller.key}", self.keys.get(caller.key, self.each_key)),
+            Holder(f"tenant:{caller.tenant}", self.tenants.get(caller.tenant, self.each_tenant)),
+        )
+        return tuple(each for each in found if each.limits != NO_LIMITS)
+
+
+class GatewayConfig(Settings):
+    """Everything that stands before a server. A group that is left out is not there: no keys, no limits, ..."""
+
+    keys: Path | None = None  # the file of `workbench keys`; None: every caller may ask, and is an administrator
+    bounds: Bounds = Bounds()
+    limits: LimitsConfig = LimitsConfig()
+    moderation: ModerationConfig | None = None
+    router: RouterConfig | None = None
+    answers: AnswerCacheConfig | None = None
+    accounting: AccountingConfig = AccountingConfig()
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any], where: str = "gateway") -> GatewayConfig:
+        """Read plain values, as YAML has them. Raises WorkbenchError with the path of what is wrong."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise explain(error, where, cls) from None

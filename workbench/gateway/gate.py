@@ -1,0 +1,342 @@
+"""Stand before a server: keys, bounds, limits, moderation, the router, kept answers and accounts.
+
+    identify: key -> caller
+    admit:    bounds -> router -> limits -> moderation -> kept answers -> lease
+    lease:    pieces -> moderation -> pieces ... settle: accounts, what was not used given back, answer kept
+
+The router comes before the limits, since tokens are counted and priced as the model that answers does; it has no effect
+on a call that is then refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import secrets
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from workbench.economics.prices import Usage
+from workbench.gateway.accounting import Accounts, PriceBook, account_entry
+from workbench.gateway.answer_cache import AnswerCache, passes_by
+from workbench.gateway.bounds import check_bounds, check_prompt_tokens, fit_output, prompt_texts
+from workbench.gateway.config import GatewayConfig
+from workbench.gateway.headers import limit_headers, refusal
+from workbench.gateway.keys import ADMIN, EVERY_MODEL, KeyStore
+from workbench.gateway.limits import MICROS, TOKENS, Cost, Holder, MemoryLimiter
+from workbench.gateway.limits_redis import STORE_ERRORS, RedisLimiter
+from workbench.gateway.meters import LimitMeters
+from workbench.gateway.moderation import AnswerFilter, CheckFailed, Moderation
+from workbench.gateway.reservations import ONE_REQUEST, Reservations
+from workbench.gateway.router import ModelRouter, RouterConfig
+from workbench.gateway.usage_page import MAX_ROWS, read_group, usage_page
+from workbench.serve.answers.pieces import Piece
+from workbench.serve.call import Call, Caller
+from workbench.serve.errors import ApiError
+from workbench.serve.gate import ModelCatalog, Outcome
+from workbench.serve.watch.snapshot import Meter
+
+LOG = logging.getLogger(__name__)
+EVERY_CALLER = Caller(scopes=frozenset({EVERY_MODEL, ADMIN}))
+
+
+class Gateway:
+    """The gate of a server (see `workbench.serve.gate`).
+
+    Raises:
+        WorkbenchError: where a file, price table or user part of `config` cannot be used.
+    """
+
+    def __init__(self, config: GatewayConfig | Mapping[str, Any]):
+        self.config = config if isinstance(config, GatewayConfig) else GatewayConfig.from_values(config)
+        limits, answers = self.config.limits, self.config.answers
+        self.keys = None if self.config.keys is None else KeyStore(self.config.keys)
+        self.limiter = MemoryLimiter() if limits.redis is None else RedisLimiter(limits.redis)
+        self.reservations = Reservations(self.limiter, limits.lease_seconds)
+        self.moderation = None if self.config.moderation is None else Moderation(self.config.moderation)
+        self.router = ModelRouter(self.config.router or RouterConfig())
+        self.answers = None if answers is None else AnswerCache(answers)
+        self.prices = PriceBook(self.config.accounting)
+        self.accounts = Accounts(self.config.accounting.file, LOG.error, self.config.accounting.memory_calls)
+        self._models: ModelCatalog | None = None
+        self._meters = LimitMeters(limits, self.prices.currency)
+
+    def connect(self, models: ModelCatalog) -> None:
+        if self.config.limits.has_money:  # a call without a price would never come up to its limit
+            self.prices.check_models(models.names())
+        self._models = models
+
+    async def close(self) -> None:
+        await self.reservations.close()
+        if self.answers is not None:
+            await self.answers.close()
+        await asyncio.to_thread(self.accounts.close)
+
+    async def identify(self, headers: Mapping[str, str]) -> Caller:
+        if self.keys is None:
+            return EVERY_CALLER
+        kind, _, rest = headers.get("authorization", "").partition(" ")
+        text = rest.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "")
+        key = self.keys.check(text)
+        if key is None:
+            wrong = "the key is wrong, was revoked or has expired"
+            message = wrong if text else "a key is needed: send `authorization: Bearer KEY`"
+            raise ApiError("authentication_error", message, code="invalid_api_key")
+        return self.keys.caller(key)
+
+    async def renew(self, caller: Caller) -> Caller:
+        if self.keys is None:
+            return EVERY_CALLER
+        key = self.keys.active(caller.key)
+        if key is None:
+            message = f"the key {caller.key} was revoked or has expired since the batch was made"
+            raise ApiError("authentication_error", message, code="invalid_api_key")
+        return self.keys.caller(key)
+
+    async def admit(self, call: Call) -> GatewayLease:
+        models = self._models
+        assert models is not None, "connect a gateway to its models first"
+        call = fit_output(call, self.config.bounds)
+        check_bounds(call, self.config.bounds)
+        decision = await self.router.choose(call, models, lambda model: may_use(call.caller, model))
+        asked, call = call.model, replace(call, model=decision.model)
+        call.notes["router"] = decision.as_dict()
+        # Tokens that are only counted cost nothing, and the server counts them once.
+        lease = GatewayLease(self, call, asked, self.config.limits.holders(call.caller))
+        await self._reserve(lease, lease.id, ONE_REQUEST)  # who may not ask now has nothing tokenized
+        try:
+            lease.prompt_ids = prompt_ids = () if call.purpose == "tokenize" else await models.prompt_ids(call)
+            num_tokens = sum(map(len, prompt_ids))
+            check_prompt_tokens(call, num_tokens, self.config.bounds)
+            lease.tokens = self._largest_cost(call, prompt_ids)
+            if lease.counts_tokens:
+                try:
+                    await self._reserve(lease, lease.id + TOKENS, lease.tokens)
+                except ApiError:
+                    await self.give_back(lease, Cost())  # what limits refuse takes nothing of them
+                    raise
+            await self._moderate(call)
+            if self.answers is not None and call.purpose == "answer":
+                fingerprint = models.fingerprint(call.model)
+                lease.answer, why = await self.answers.find(call, fingerprint, prompt_ids)
+                call.notes["answers"] = why
+                lease.keeps = lease.answer is None and not passes_by(call)
+        except BaseException:  # also where the client left meanwhile: what was reserved is given back
+            await self.give_back(lease, ONE_REQUEST)
+            raise
+        return lease
+
+    def aliases(self) -> Collection[str]:
+        return self.router.aliases
+
+    def may_use(self, caller: Caller, model: str) -> bool:
+        return may_use(caller, model)
+
+    def signing_key(self) -> bytes:
+        return b"" if self.keys is None else self.keys.signing_key()
+
+    def routes(self) -> Iterable[object]:
+        return (gateway_routes(self),)
+
+    def meters(self) -> Iterable[Meter]:
+        return list(self._meters)
+
+    async def give_back(self, lease: GatewayLease, used: Cost) -> None:
+        """End the lease's reservation. Where Redis cannot be reached, it expires there."""
+        if not lease.holders or lease.begun is None:
+            return
+        try:
+            give_back, begun = self.reservations.give_back, lease.begun
+            if lease.counts_tokens:
+                await give_back(lease.holders, lease.id + TOKENS, lease.tokens, used._replace(requests=0), begun)
+            await give_back(lease.holders, lease.id, ONE_REQUEST, Cost(used.requests), begun)
+            self._meters.set_rates(lease.call.caller, await self.limiter.remaining(lease.holders))
+        except STORE_ERRORS as error:
+            lease.call.notes["limits"] = f"not given back: {error}"
+
+    async def settle(self, lease: GatewayLease, outcome: Outcome) -> None:
+        """Enter a call in the accounts, give back what it did not use, and keep its answer if it may be kept."""
+        call, prices = lease.call, self.prices.of(lease.call.model)
+        entry = account_entry(call, lease.asked, outcome, prices, time.time())
+        self.accounts.add(entry, prices)
+        cost = self.prices.cost(call.model, entry.usage)
+        self._meters.add_cost(call.caller, cost)
+        micros = math.ceil(cost * MICROS)
+        prompt, output = (0, 0) if entry.kept else (outcome.used.prompt_tokens, outcome.used.completion_tokens)
+        await self.give_back(lease, Cost(1, prompt + output, prompt, output, micros))
+        if self.answers is not None and self._models is not None and lease.keeps and outcome.ended == "finished":
+            fingerprint = self._models.fingerprint(call.model)
+            await self.answers.keep(call, fingerprint, lease.prompt_ids, lease.pieces)
+
+    async def _reserve(self, lease: GatewayLease, name: str, cost: Cost) -> None:
+        if not lease.holders:
+            return
+        limits, call = self.config.limits, lease.call
+        try:
+            found = await self.reservations.reserve(lease.holders, name, cost)
+        except STORE_ERRORS as error:
+            if limits.on_failure == "open":
+                call.notes["limits"] = f"not counted: the store of limits cannot be reached ({error})"
+                return
+            LOG.error("limits: Redis cannot be reached, calls are refused: %s", error)
+            message = "limits cannot be checked now; try again"
+            raise ApiError("unavailable_error", message, "", "limits_unavailable", {"retry-after": "1"}) from None
+        self._meters.set_rates(call.caller, found.remaining)
+        if not found.granted:
+            raise refusal(call.dialect, found)
+        lease.begun = found.now
+        lease.headers = limit_headers(call.dialect, found.remaining, found.now)
+
+    def _largest_cost(self, call: Call, prompt_ids: Sequence[Sequence[int]]) -> Cost:
+        """Return what a call's tokens cost at most: its prompt at the dearest price that it may have, its answers as
+        long as the context has room behind the prompt."""
+        assert self._models is not None
+        prompt_tokens, output = sum(map(len, prompt_ids)), 0
+        if call.purpose == "answer":
+            context, wanted = self._models.max_model_len(call.model), call.sampling.max_output_tokens
+            longest = (min(wanted, max(0, context - len(ids))) for ids in prompt_ids)
+            output = call.sampling.num_sequences * sum(longest)
+        prices = self.prices.of(call.model)
+        kinds = ["input", *(("cache_write_5m", "cache_write_1h") if call.breakpoints else ())]
+        micros = 0
+        if prices is not None:
+            dearest = max(prices.token_price(kind) for kind in kinds if getattr(prices, kind) is not None)
+            micros = math.ceil((prompt_tokens * dearest + prices.cost(Usage(output=output))) * MICROS)
+        return Cost(0, prompt_tokens + output, prompt_tokens, output, micros)
+
+    async def _moderate(self, call: Call) -> None:
+        if self.moderation is None or not self.moderation.moderates("input") or call.purpose == "tokenize":
+            return
+        texts = [text for prompt in call.prompts for text in prompt_texts(prompt)]
+        texts += [await self._decoded(call, each) for each in call.prompts if isinstance(each, tuple)]
+        try:
+            found = await self.moderation.find_in_prompt(texts)
+        except CheckFailed as error:
+            call.notes["moderation"] = f"input: {error}"
+            message = "prompts cannot be moderated now; try again"
+            raise ApiError("unavailable_error", message, "", "moderation_unavailable", {"retry-after": "1"}) from None
+        if found:
+            call.notes["moderation"] = f"input: {found}"
+            message = f"the prompt was refused by the rule {found!r} of this server"
+            raise ApiError("invalid_request_error", message, "", "content_filter")
+
+    async def _decoded(self, call: Call, ids: Sequence[int]) -> str:
+        assert self._models is not None
+        text = await self._models.decode(call.model, ids)
+        if text is None:
+            message = "prompt: token ids of a model without a tokenizer cannot be moderated; send text to another model"
+            raise ApiError("invalid_request_error", message, "prompt", "content_filter")
+        return text
+
+
+class GatewayLease:
+    """The admission of one call by a gateway (see `workbench.serve.gate.Lease`)."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        call: Call,
+        asked: str,
+        holders: tuple[Holder, ...],
+    ):
+        self.call, self.asked, self.holders = call, asked, holders
+        self.prompt_ids: Sequence[Sequence[int]] = ()
+        self.headers: Mapping[str, str] = {}
+        self.answer: tuple[Piece, ...] | None = None
+        self.id = secrets.token_hex(12)  # of the reservation: two calls may have one id
+        self.counts_tokens = any(each.limits.counts_tokens for each in holders)
+        self.tokens = Cost()  # that are reserved, besides one request
+        self.begun: int | None = None  # time of the reservation, if there is one
+        self.keeps = False
+        self.pieces: list[Piece] = []  # that left, where they are to be kept
+        self._gateway = gateway
+        self._is_settled = False
+        moderation = gateway.moderation
+        self._filter: AnswerFilter | None = None
+        if moderation is not None and moderation.moderates("output") and call.purpose == "answer":
+            self._filter = moderation.answer_filter(call.num_choices)
+
+    @property
+    def is_moderated(self) -> bool:
+        return self._filter is not None
+
+    async def take(self, pieces: Iterable[Piece]) -> list[Piece]:
+        found = list(pieces) if self._filter is None else await self._filter.take(pieces)
+        if self._filter is not None and self._filter.stopped_by:
+            self.call.notes["moderation"] = f"output: {self._filter.stopped_by}"
+        if self.keeps:
+            self.pieces += found
+        return found
+
+    async def settle(self, outcome: Outcome) -> None:
+        if self._is_settled:
+            LOG.error("call %s was settled twice; the first time counts", self.call.id)
+            return
+        self._is_settled = True
+        await self._gateway.settle(self, outcome)
+
+
+def may_use(caller: Caller, model: str) -> bool:
+    """Return whether a caller's scopes have a model."""
+    return EVERY_MODEL in caller.scopes or f"model:{model}" in caller.scopes
+
+
+def gateway_routes(gateway: Gateway) -> APIRouter:
+    """Return the routes of a gateway: usage, limits and keys. Administrators see all, others their own."""
+    router = APIRouter(tags=["gateway"])
+
+    async def caller_of(request: Request) -> Caller:
+        return await gateway.identify(request.headers)
+
+    @router.get("/v1/usage")
+    async def usage(
+        request: Request, by: str = "day", since: str = "", limit: int = 1_000, after: str = ""
+    ) -> Response:
+        """Return tokens and costs by day, key, tenant, model, dialect, ended or id, one or several with commas between.
+
+        Rows are sorted, `limit` of them at most; the next ones come with the answer's `last` as `after`.
+        """
+        caller = await caller_of(request)
+        where = {} if ADMIN in caller.scopes else {"tenant": caller.tenant}
+        if not 1 <= limit <= MAX_ROWS:
+            raise ApiError("invalid_request_error", f"limit: {limit} is not from 1 to {MAX_ROWS:,}", "limit")
+        names, last = tuple(filter(None, by.split(","))), read_group(after)
+        accounts, currency = gateway.accounts, gateway.prices.currency
+        try:
+            page = await asyncio.to_thread(usage_page, accounts, currency, names, since, where, limit, last)
+        except ValueError as error:
+            raise ApiError("invalid_request_error", str(error), "by") from None
+        return Response(page, media_type="application/json")
+
+    @router.get("/v1/limits")
+    async def limits(request: Request) -> dict[str, Any]:
+        """Return what remains of the caller's limits."""
+        caller = await caller_of(request)
+        holders = gateway.config.limits.holders(caller)
+        try:
+            remaining = await gateway.limiter.remaining(holders) if holders else ()
+        except STORE_ERRORS:
+            raise ApiError("unavailable_error", "limits cannot be read now; try again") from None
+        return {"object": "list", "data": [each._asdict() for each in remaining]}
+
+    @router.get("/v1/keys")
+    async def keys(request: Request) -> dict[str, Any]:
+        """Return the keys, without their hashes."""
+        caller = await caller_of(request)
+        if ADMIN not in caller.scopes:
+            raise ApiError("permission_error", "keys are shown to administrators; use a key with that scope")
+        listed = () if gateway.keys is None else gateway.keys.list()
+        return {
+            "object": "list",
+            "data": [
+                each.model_dump(mode="json", exclude={"credentials"}) | {"state": each.state(time.time())}
+                for each in listed
+            ],
+        }
+
+    return router
