@@ -1,0 +1,74 @@
+"""Traces are bounded in number and in bytes; what memory counts of an answer grows with what it holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workbench.prompt.conversation import Conversation
+from workbench.prompt.turns import AssistantTurn, ToolCall
+from workbench.request import SamplingParameters
+from workbench.serve.call import ADMIN, Call, Caller
+from workbench.serve.memory.generated_turns import GeneratedTurns
+from workbench.serve.memory.tenant_store import TenantStore
+from workbench.serve.watch.traces import CallTrace, TraceStore
+from workbench.trace.events import Preempted
+
+ADMINISTRATOR = Caller(scopes=frozenset({ADMIN}))
+EVENT = Preempted(0.0, "r")
+
+
+def trace(number: int, events: int) -> CallTrace:
+    made = CallTrace(Call(str(number), "openai.chat", "m", ((1,),), SamplingParameters()))
+    made.keep([EVENT] * events)
+    return made
+
+
+@given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), max_size=12), st.integers(1, 6))
+def test_traces_are_bounded_in_number_and_in_bytes(sizes: list[tuple[int, int]], size: int) -> None:
+    store, added = TraceStore(size, 200_000), []
+    for number, (events, more) in enumerate(sizes):
+        before = store.latest()
+        added.append(trace(number, events))
+        store.add(added[-1])
+        added[-1].keep([EVENT] * more)  # it grows while the call runs
+        store.trim()
+        latest = store.latest()
+        assert 1 <= len(latest) <= size and latest == added[::-1][: len(latest)], "the oldest leave first"
+        assert store.num_bytes <= 200_000 or len(latest) == 1
+        if len(latest) <= len(before) and len(latest) < size:  # no more leave than have to
+            assert store.num_bytes + before[len(latest) - 1].num_bytes > 200_000
+        assert store.get(str(number), ADMINISTRATOR) is added[-1]
+
+
+def made(text: str, thought: str, argument: str, tokens: int) -> AssistantTurn:
+    call = ToolCall(name="look", arguments={"at": argument}, id="call_1")
+    return AssistantTurn(content=text, thinking=thought, tool_calls=(call,), generated_ids=(1,) * tokens)
+
+
+SIZES = st.sampled_from([0, 1, 1_000, 50_000])
+
+
+@given(SIZES, SIZES, SIZES, SIZES)
+def test_an_answer_is_counted_with_all_that_it_holds(text: int, thought: int, argument: int, tokens: int) -> None:
+    store: TenantStore[Any] = TenantStore(1 << 30, 1 << 30)
+    turns, conversation = GeneratedTurns(store), Conversation(turns=["Hi"])
+    turn = made("a" * text, "b" * thought, "c" * argument, tokens)
+    shown = turn.model_copy(update={"thinking": None, "generated_ids": ()})
+    turns.keep("tenant", "m", conversation, shown, turn, "chatcmpl-1")
+    assert store.num_bytes >= 8 * tokens + text + thought + argument
+    filled = turns.fill("tenant", "m", conversation.with_turn(shown))
+    assert filled.turns[-1] == turn == turns.get("tenant", "chatcmpl-1")
+
+
+def test_large_answers_displace_one_another() -> None:
+    """However many keys lead to an answer, what is kept is what was counted."""
+    store: TenantStore[Any] = TenantStore(1_000_000, 1_000_000)
+    turns = GeneratedTurns(store)
+    for number in range(20):
+        turn = made("a" * 50_000, "", "", 10)
+        turns.keep("tenant", "m", Conversation(turns=[f"Hi {number}"]), turn, turn, f"chatcmpl-{number}")
+    held = [number for number in range(20) if turns.get("tenant", f"chatcmpl-{number}") is not None]
+    assert held and held == list(range(20 - len(held), 20)) and len(held) <= 5

@@ -1,0 +1,90 @@
+"""Carry out calls that generate nothing: embed prompts, or tokenize them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from workbench.engine.embeddings import TextMean, texts_to_ids
+from workbench.engine.runner import Runner
+from workbench.errors import WorkbenchError
+from workbench.serve.answers.pieces import Embedded, Piece, PromptRead, Text, Used
+from workbench.serve.call import Call
+from workbench.serve.errors import ApiError
+from workbench.serve.fields import invalid
+from workbench.serve.memory.generated_turns import GeneratedTurns
+from workbench.serve.served_model import ServedModel
+
+MAX_EMBEDDED_TOKENS = 300_000  # of all texts of a call together
+LAYER, DIMENSIONS = "layer", "dimensions"  # in the options of a call that embeds
+GIVES_TEXT, GIVES_BOS = "gives_text", "gives_bos"  # in those of one that tokenizes
+
+
+class InThread(Protocol):
+    """Return the result of a function that is run beside the event loop."""
+
+    def __call__(self, function: Callable[[], Any]) -> Awaitable[Any]: ...
+
+
+async def embed_prompts(
+    call: Call,
+    texts: Sequence[Sequence[int]],
+    model: ServedModel,
+    in_thread: InThread,
+    turn: asyncio.Lock,
+    count: Callable[[int], None],
+) -> list[Piece]:
+    """Return the vectors of a call's prompts. No thread waits for the engine meanwhile.
+
+    Args:
+        call: says which layer.
+        texts: the ids of its prompts.
+        model: the model whose states are taken.
+        in_thread: checks the ids.
+        turn: held for one chunk, so that calls take turns and a step of the engine waits for one chunk at most.
+        count: is called with the number of tokens of each chunk as its computing begins, in the engine's thread.
+
+    Raises:
+        ApiError: invalid_request_error for what cannot be embedded.
+    """
+    layer, wanted, size = call.options.get(LAYER), call.options.get(DIMENSIONS), model.runner.model.spec.hidden_size
+    if wanted is not None and wanted > size:
+        words = f"dimensions: {wanted}, and the model's states have {size}; give at most that"
+        raise ApiError("invalid_request_error", words, DIMENSIONS)
+    try:
+        rows = await in_thread(lambda: texts_to_ids(model.runner, texts, layer, MAX_EMBEDDED_TOKENS))
+        found: list[Piece] = []
+        for number, ids in enumerate(rows):
+            mean = TextMean(model.runner.model, ids, layer)
+            has_more = True
+            while has_more:
+                async with turn:
+                    has_more = await asyncio.wrap_future(model.thread.submit_call(partial(_advance, mean, count)))
+            found.append(Embedded(number, mean.embedding().vector))
+    except WorkbenchError as error:
+        raise invalid(WorkbenchError(str(error).replace("texts", "input", 1))) from None
+    return [*found, Used(prompt_tokens=sum(map(len, rows)))]
+
+
+def _advance(mean: TextMean, count: Callable[[int], None], runner: Runner) -> bool:
+    count(mean.next_tokens)
+    return mean.advance(runner)
+
+
+async def tokenize_prompts(
+    call: Call, model: ServedModel, in_thread: InThread, turns: GeneratedTurns | None
+) -> list[Piece]:
+    """Return the tokens of a call's prompts as the model would read them, or the text of ids (ApiError)."""
+
+    def read() -> list[Piece]:
+        try:
+            if call.options.get(GIVES_TEXT):
+                return [Text(number, text=model.decode(each)) for number, each in enumerate(call.prompts)]
+            rows = model.prompt_ids(call, turns, bool(call.options.get(GIVES_BOS, True)))
+            return [PromptRead(number, prompt_tokens=len(ids), token_ids=ids) for number, ids in enumerate(rows)]
+        except WorkbenchError as error:
+            raise invalid(error) from None
+
+    return [*await in_thread(read), Used()]

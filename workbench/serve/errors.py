@@ -1,0 +1,46 @@
+"""Define the one error of the server, in no protocol's words; each dialect writes it in its own shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from workbench.errors import WorkbenchError
+
+# HTTP status by kind. The names are Anthropic's, OpenAI's are made of them in its dialect.
+STATUS = {
+    "invalid_request_error": 400,
+    "authentication_error": 401,
+    "billing_error": 402,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "conflict_error": 409,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "api_error": 500,
+    "unavailable_error": 503,
+    "overloaded_error": 529,
+    "timeout_error": 504,
+}
+
+
+class ApiError(WorkbenchError):
+    """An error that a client is to see.
+
+    Args:
+        kind: one of `STATUS`.
+        message: one sentence: what, where and what would be right.
+        param: the field that is at fault, as a path.
+        code: a word for programs.
+        headers: further headers (`retry-after`).
+    """
+
+    def __init__(
+        self, kind: str, message: str, param: str = "", code: str = "", headers: Mapping[str, str] | None = None
+    ):
+        super().__init__(message)
+        self.kind, self.message, self.param, self.code = kind, message, param, code
+        self.headers = dict(headers or {})
+
+    @property
+    def status(self) -> int:
+        return STATUS[self.kind]

@@ -1,0 +1,117 @@
+"""Remember what calls read and what was answered, by tenant: to put tokens back, to pin prefixes, to explain misses.
+
+prepare:  answers as they were generated -> prompt -> breakpoints -> pins of the request
+read:     pins that were made, tokens that were cached -> what was written -> why an earlier prompt was missed
+ended:    the answer is kept
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from workbench.prompt.answers import parse_answer
+from workbench.prompt.cache_miss import PromptSeen, explain_miss
+from workbench.prompt.turns import AssistantTurn, ToolCall
+from workbench.serve.answers.pieces import Ended, Piece, PromptRead, Text, ToolArguments, ToolCallBegun
+from workbench.serve.call import Call
+from workbench.serve.memory.generated_turns import BYTES_PER_CHARACTER, BYTES_PER_TOKEN, GeneratedTurns, answer_name
+from workbench.serve.memory.prompt_cache import describe_pins
+from workbench.serve.memory.tenant_store import TenantStore
+from workbench.serve.served_model import PreparedPrompt, ServedModel
+
+
+class CallMemory:
+    """A memory of the calls of a server, of all its models.
+
+    Args:
+        max_bytes: of prompts, and as many of answers.
+        seconds: of life after the last use.
+    """
+
+    def __init__(self, max_bytes: int = 64 * 2**20, seconds: float = 3600.0):
+        share = max_bytes // 4
+        self._prompts: TenantStore[PromptSeen] = TenantStore(max_bytes, share, seconds)
+        self.turns = GeneratedTurns(TenantStore(max_bytes, share, seconds))
+
+    def keep_prompt(self, tenant: str, call_id: str, seen: PromptSeen) -> None:
+        """Keep the prompt of a call."""
+        text = "" if seen.prompt is None else seen.prompt.text
+        # Its segments hold the tokens and the text once more.
+        size = 2 * (BYTES_PER_TOKEN * len(seen.token_ids) + BYTES_PER_CHARACTER * len(text)) + 256
+        self._prompts.put(tenant, call_id, seen, size)
+
+    def prompt(self, tenant: str, call_id: str) -> PromptSeen | None:
+        """Return the prompt of an earlier call of the same tenant, if it is kept."""
+        return self._prompts.get(tenant, call_id)
+
+
+@dataclass
+class _ShownChoice:
+    text: str = ""
+    calls: list[tuple[str, str, str]] = field(default_factory=list)  # id, name, JSON of the arguments
+
+
+class CallRecorder:
+    """A recorder of one call: it fills the memory, and gives notes to the call.
+
+    `notes["prompt_cache"]` has, for each prompt that was read, its breakpoints with what is kept of them;
+    `notes["cache_miss"]` why the prompt of the earlier call that is named was not read from the cache.
+    """
+
+    def __init__(self, memory: CallMemory, call: Call, model: ServedModel, prepared: Sequence[PreparedPrompt]):
+        self._memory, self._call, self._model, self._prepared = memory, call, model, prepared
+        self._shown: dict[int, _ShownChoice] = {}
+
+    def take(self, pieces: Iterable[Piece]) -> None:
+        """Take pieces in order."""
+        for piece in pieces:
+            shown = self._shown.setdefault(piece.choice, _ShownChoice())
+            if isinstance(piece, PromptRead):
+                self._read(piece)
+            elif isinstance(piece, Text):
+                shown.text += piece.text
+            elif isinstance(piece, ToolCallBegun):
+                shown.calls.append((piece.id, piece.name, ""))
+            elif isinstance(piece, ToolArguments):
+                id, name, arguments = shown.calls[piece.index]
+                shown.calls[piece.index] = id, name, arguments + piece.text
+            elif isinstance(piece, Ended):
+                self._end(piece, shown)
+
+    def _read(self, read: PromptRead) -> None:
+        call, prepared = self._call, self._prepared[read.choice // self._call.sampling.n]
+        page_size = self._model.page_size
+        if prepared.breakpoints:
+            done = describe_pins(prepared.breakpoints, read.pinned, read.cached_tokens, page_size)
+            call.notes.setdefault("prompt_cache", []).append(done)
+        if read.choice:  # of several prompts the first is compared, and kept under the id of the call
+            return
+        tenant, seen = call.caller.tenant, PromptSeen(self._model.name, prepared.request.prompt_ids, prepared.prompt)
+        if call.previous:
+            earlier = self._memory.prompt(tenant, call.previous)
+            miss = explain_miss(earlier, seen, read.cached_tokens, page_size)
+            if miss is not None:
+                call.notes["cache_miss"] = miss
+        self._memory.keep_prompt(tenant, call.id, seen)
+
+    def _end(self, ended: Ended, shown: _ShownChoice) -> None:
+        place = ended.choice // self._call.sampling.n
+        prepared = self._prepared[place]
+        # What a stop string ended was generated with the string, and is shown without.
+        is_cut = ended.reason in ("cancelled", "content_filter") or isinstance(ended.stop, str)
+        if is_cut or prepared.conversation is None or prepared.format is None or self._model.tokenizer is None:
+            return
+        if not ended.token_ids:
+            return
+        calls = tuple(ToolCall.parse(name, arguments, id) for id, name, arguments in shown.calls)
+        ids = list(ended.token_ids)
+        ends = prepared.request.sampling.stop_token_ids
+        spoken = ids[:-1] if ids[-1] in ends else ids
+        made = parse_answer(spoken, self._model.tokenizer, prepared.format, prepared.in_thought)
+        if len(made.tool_calls) != len(calls):
+            return
+        made = made.model_copy(update={"generated_ids": tuple(ids)})
+        turn = AssistantTurn(content=shown.text, tool_calls=calls)
+        name = answer_name(self._call.id, ended.choice)
+        self._memory.turns.keep(self._call.caller.tenant, self._model.name, prepared.conversation, turn, made, name)

@@ -1,0 +1,108 @@
+"""Remember answers as they were generated, and put their tokens back when a client sends them again as text.
+
+A client sends back what it was shown. Read from text, an answer may have other tokens than it was generated with, and a
+client may leave out the thought: the cached prefix would end there. So each answer is kept by the conversation before
+it and by what was shown of it, and comes back whole: its tokens, and the thought that stood before it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Hashable, Iterator
+
+from workbench.prompt.conversation import Conversation
+from workbench.prompt.turns import AssistantTurn, Content, ResultTurn, UserTurn
+from workbench.serve.memory.tenant_store import TenantStore
+
+AnyTurn = UserTurn | AssistantTurn | ResultTurn
+BYTES_PER_TOKEN, BYTES_PER_CHARACTER, ENTRY_BYTES = 40, 4, 512  # of Python's, about
+
+
+class GeneratedTurns:
+    """Answers by tenant, to be found by what a client sends back, or by the id of their call."""
+
+    def __init__(self, store: TenantStore[AssistantTurn | str]):
+        self._store = store
+
+    def keep(
+        self, tenant: str, model: str, conversation: Conversation, shown: AssistantTurn, made: AssistantTurn, name: str
+    ) -> None:
+        """Keep an answer.
+
+        Args:
+            tenant: whose it is.
+            model: which generated it.
+            conversation: before it, without its tokens or with them.
+            shown: its text and calls as the client was shown them.
+            made: the same as it was generated, with its tokens.
+            name: of the answer, `call_id` or `call_id.choice`.
+        """
+        before = list(_digests(model, conversation))[-1]
+        said = [made.thinking or "", *_parts(made.content), *(str(each.arguments) for each in made.tool_calls)]
+        size = BYTES_PER_TOKEN * len(made.generated_ids) + BYTES_PER_CHARACTER * sum(map(len, said)) + ENTRY_BYTES
+        self._store.put(tenant, name, made, size)
+        self._store.put(tenant, _next(before, shown), name, ENTRY_BYTES)
+        for call in shown.tool_calls if shown.tool_calls and shown.tool_calls[0].id else ():
+            self._store.put(tenant, (_next(before, shown), call.id), name, ENTRY_BYTES)
+
+    def get(self, tenant: str, call_id: str, choice: int = 0) -> AssistantTurn | None:
+        """Return an answer by the id of its call, if it is kept."""
+        return self._find(tenant, answer_name(call_id, choice))
+
+    def _find(self, tenant: str, key: Hashable) -> AssistantTurn | None:
+        """Return an answer by its name, or by a key under which its name is kept."""
+        found = self._store.get(tenant, key)
+        if isinstance(found, str):
+            found = self._store.get(tenant, found)
+        return found if isinstance(found, AssistantTurn) else None
+
+    def fill(self, tenant: str, model: str, conversation: Conversation) -> Conversation:
+        """Return the conversation with its answers as they were generated, where they are kept."""
+        turns: list[AnyTurn] = list(conversation.turns)
+        digests = list(_digests(model, conversation))
+        for number, turn in enumerate(turns):
+            if not isinstance(turn, AssistantTurn) or turn.generated_ids:
+                continue
+            key = digests[number + 1]
+            named = [(key, call.id) for call in turn.tool_calls[:1]]
+            made = next((found for each in (*named, key) if (found := self._find(tenant, each)) is not None), None)
+            if made is None or turn.thinking not in (None, "", made.thinking):
+                continue
+            calls = zip(made.tool_calls, turn.tool_calls, strict=True)
+            own = tuple(kept.model_copy(update={"id": sent.id}) for kept, sent in calls)
+            turns[number] = made.model_copy(update={"tool_calls": own})
+        return conversation.model_copy(update={"turns": tuple(turns)})
+
+
+def answer_name(call_id: str, choice: int) -> str:
+    return f"{call_id}.{choice}" if choice else call_id
+
+
+def _digests(model: str, conversation: Conversation) -> Iterator[bytes]:
+    """Yield a digest of what stands before the first turn, and of every beginning after it."""
+    system = None if conversation.system is None else _parts(conversation.system)
+    tools = [tool.declaration() for tool in conversation.tools]
+    documents = [each.model_dump(exclude_unset=True) for each in conversation.documents]
+    digest = _digest(b"", [model, system, tools, documents])
+    yield digest
+    for turn in conversation.turns:
+        digest = _next(digest, turn)
+        yield digest
+
+
+def _next(before: bytes, turn: AnyTurn) -> bytes:
+    """Return the digest after one more turn; of an answer without its thought, which clients may leave out."""
+    values: list[object] = [turn.role, _parts(turn.content)]
+    if isinstance(turn, AssistantTurn):
+        values = [turn.role, "".join(_parts(turn.content)), [[call.name, call.arguments] for call in turn.tool_calls]]
+    return _digest(before, values)
+
+
+def _digest(before: bytes, values: object) -> bytes:
+    text = json.dumps(values, ensure_ascii=True, sort_keys=True, default=str)
+    return hashlib.blake2b(before + text.encode(), digest_size=20).digest()
+
+
+def _parts(content: Content) -> list[str]:
+    return [content] if isinstance(content, str) else list(content)

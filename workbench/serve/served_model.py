@@ -1,0 +1,278 @@
+"""Hold a model behind a server: its runner's thread, and how calls become requests that it can run."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from workbench.agents.agent import THINKING
+from workbench.agents.call_format import PROBE, CallFormat, shows_tools
+from workbench.agents.choice import answer_grammar, arguments_schema, check_choice
+from workbench.engine.runner import Runner
+from workbench.engine.runner_thread import RunnerThread
+from workbench.errors import WorkbenchError
+from workbench.kv_cache.settings import RadixPrefixCache
+from workbench.prompt.answers import AnswerFormat
+from workbench.prompt.assemble import Prompt
+from workbench.prompt.conversation import Conversation
+from workbench.prompt.tokenization.tokenizer import Tokenizer
+from workbench.request import Request, SamplingParameters
+from workbench.response_format import ResponseFormat, Thinking
+from workbench.serve.call import Call, PromptInput
+from workbench.serve.errors import ApiError
+from workbench.serve.fields import invalid
+from workbench.serve.memory.generated_turns import GeneratedTurns
+from workbench.serve.memory.prompt_cache import PlacedBreakpoint, pins_of, place_breakpoints
+
+SAMPLES_OF_A_TENSOR = 256
+CONTEXT_EXCEEDED = "context_length_exceeded"
+
+
+@dataclass(frozen=True)
+class PreparedPrompt:
+    """One prompt of a call, ready to be submitted.
+
+    Args:
+        request: what the engine is given.
+        format: the control tokens of the answer; None where its text is shown as it is.
+        in_thought: the prompt ends within a thought that the template began.
+        prompt: the assembled conversation, by segment.
+        conversation: what the client sent, with answers as they were generated.
+        breakpoints: of the call, with their places in this prompt.
+    """
+
+    request: Request
+    format: AnswerFormat | None = None
+    in_thought: bool = False
+    prompt: Prompt | None = None
+    conversation: Conversation | None = None
+    breakpoints: tuple[PlacedBreakpoint, ...] = ()
+
+
+class ServedModel:
+    """A model under a name. `runner` stays usable in cells: all work for it goes through its thread.
+
+    `default_max_tokens` is of an answer whose call names none; what the context has left unless given.
+    """
+
+    def __init__(self, name: str, runner: Runner, default_max_tokens: int | None = None):
+        self.name, self.runner, self.created = name, runner, int(time.time())
+        self.thread = RunnerThread.attach(runner)
+        self.tokenizer = runner.tokenizer
+        self.max_model_len = runner.model.spec.max_position_embeddings  # tokens of prompt and answer
+        self.answer_tokens = default_max_tokens or self.max_model_len
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Return a text that differs where the same tokens may be answered differently: weights and settings."""
+        found = hashlib.sha256(repr(self.runner.config).encode())
+        for name, tensor in self.runner.model.state_dict().items():
+            flat = tensor.detach().flatten()
+            step = max(1, flat.numel() // SAMPLES_OF_A_TENSOR)
+            found.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+            found.update(flat[::step].contiguous().float().cpu().numpy().tobytes())
+        return f"fp_{found.hexdigest()[:12]}"
+
+    @property
+    def page_size(self) -> int | None:
+        """Return the tokens of a page, in which prefixes are cached; None without a prefix cache."""
+        cache = self.runner.config.cache
+        return cache.page_size if isinstance(cache.prefix, RadixPrefixCache) else None
+
+    @property
+    def can_chat(self) -> bool:
+        return self.tokenizer is not None and self.runner.chat_template is not None
+
+    @property
+    def can_think(self) -> bool:
+        """Return whether the model has control tokens of a thought."""
+        return self.can_chat and self.answer_format().thought is not None
+
+    def answer_format(self, template: str | None = None, tools: bool = False) -> AnswerFormat:
+        """Return the control tokens of the model's answers (AssertionError without a chat template)."""
+        assert self.tokenizer is not None and self.runner.chat_template is not None
+        name = self.runner.chat_template.choose(template, tools)
+        return AnswerFormat.from_template(self.runner.chat_template, self.tokenizer, name)
+
+    def prepare(self, call: Call, turns: GeneratedTurns | None = None) -> list[PreparedPrompt]:
+        """Return a call's prompts as the engine reads them. It takes long for long prompts: not for the event loop.
+
+        Args:
+            call: the call.
+            turns: answers as they were generated, which stand in for their texts.
+
+        Raises:
+            ApiError: invalid_request_error for what cannot run.
+        """
+        try:
+            several = len(call.prompts) > 1
+            return [
+                self._prepare(call, prompt, f"{call.id}.{number}" if several else call.id, turns)
+                for number, prompt in enumerate(call.prompts)
+            ]
+        except WorkbenchError as error:
+            raise invalid(error) from None
+
+    def _prepare(
+        self, call: Call, prompt: PromptInput, request_id: str, turns: GeneratedTurns | None
+    ) -> PreparedPrompt:
+        if isinstance(prompt, Conversation):
+            if turns is not None:
+                prompt = turns.fill(call.caller.tenant, self.name, prompt)
+            return self._prepare_conversation(call, prompt, request_id)
+        if isinstance(prompt, str):
+            self._check_characters(call, prompt)
+        ids = self._encode(prompt) if isinstance(prompt, str) else prompt
+        placed = place_breakpoints(call.breakpoints, None, len(ids))
+        return PreparedPrompt(self._request(call, request_id, ids, call.sampling, placed), breakpoints=placed)
+
+    def _prepare_conversation(self, call: Call, conversation: Conversation, request_id: str) -> PreparedPrompt:
+        if not self.can_chat:
+            raise ApiError(
+                "invalid_request_error", f"model: {self.name!r} has no chat template; use /v1/completions", "model"
+            )
+        sent = conversation
+        format = self.answer_format(conversation.template, bool(conversation.tools))
+        sampling = call.sampling
+        if (thinking := _with_model_tokens(sampling.thinking, format, self)) is not None:
+            wanted = {THINKING: thinking.budget_tokens > 0, **conversation.template_arguments}
+            conversation = conversation.model_copy(update={"template_arguments": wanted})
+        update: dict[str, object] = {"thinking": thinking}
+        if conversation.tools or call.tool_choice != "auto":
+            self._check_tools(call, conversation, format)
+            update["response_format"] = self._grammar(call, conversation, format)
+        prompt = self._assemble(conversation, sampling.max_output_tokens)
+        ends = () if sampling.ignore_eos else prompt.end_token_ids
+        update["stop_token_ids"] = tuple(dict.fromkeys((*sampling.stop_token_ids, *ends)))
+        placed, sampling = (
+            place_breakpoints(call.breakpoints, prompt, len(prompt.ids)),
+            sampling.model_copy(update=update),
+        )
+        request = self._request(call, request_id, prompt.ids, sampling, placed, prompt.cut_tokens)
+        return PreparedPrompt(request, format, format.ends_in_thought(prompt.ids), prompt, sent, placed)
+
+    def _assemble(self, conversation: Conversation, max_tokens: int) -> Prompt:
+        try:
+            return self.runner.assemble(conversation, min(max_tokens, self.max_model_len))
+        except WorkbenchError as error:
+            if not str(error).startswith("the prompt has"):
+                raise
+            words = f"messages: {error}"
+            raise ApiError("invalid_request_error", words, "messages", CONTEXT_EXCEEDED) from None
+
+    def _check_tools(self, call: Call, conversation: Conversation, format: AnswerFormat) -> None:
+        check_choice(call.tool_choice, conversation.tools)
+        if not conversation.tools:
+            return
+        if call.tool_choice not in ("auto", "none") and format.call is None:
+            raise WorkbenchError(f"tool_choice: model {self.name!r} has no control token that begins a call; use auto")
+        if not self._shows_tools(conversation.template):
+            raise WorkbenchError(f"tools: the chat template of {self.name!r} shows no tools to the model")
+        for tool in conversation.tools:
+            arguments_schema(tool)
+
+    def _grammar(self, call: Call, conversation: Conversation, format: AnswerFormat) -> ResponseFormat | None:
+        """Return the grammar of an answer that may have calls; None where it is free."""
+        assert self.tokenizer is not None
+        wanted = call.sampling.response_format
+        is_free = call.tool_choice == "auto" and call.parallel_tool_calls and wanted is None
+        if is_free and self.tokenizer.byte_rule is None:
+            return None  # no grammar can be compiled for this tokenizer; calls are parsed as they come
+        calls = self._call_format(conversation.template) if conversation.tools else None
+        return answer_grammar(conversation.tools, call.tool_choice, call.parallel_tool_calls, calls, wanted)
+
+    def _shows_tools(self, template: str | None) -> bool:
+        if template is not None:
+            return shows_tools(self.runner, template)
+        return self._default_shows_tools
+
+    @cached_property
+    def _default_shows_tools(self) -> bool:
+        return shows_tools(self.runner)
+
+    def _call_format(self, template: str | None) -> CallFormat | None:
+        if template is not None:
+            return CallFormat.from_model(self.runner, self.answer_format(template, True), template)
+        return self._default_call_format
+
+    @cached_property
+    def _default_call_format(self) -> CallFormat | None:
+        return CallFormat.from_model(self.runner, self.answer_format(None, bool(PROBE)))
+
+    def prompt_ids(self, call: Call, turns: GeneratedTurns | None = None, begins: bool = True) -> list[tuple[int, ...]]:
+        """Return the ids of a call's prompts, of texts also where they do not fit the model.
+
+        The whole name of a control token is that token: tools ask for the ids of ends in this way. Within a longer text
+        it stays text. `begins`: the begin token is put before a text.
+
+        Raises:
+            WorkbenchError: for what cannot be encoded.
+        """
+        if any(isinstance(each, Conversation) for each in call.prompts):
+            return [each.request.prompt_ids for each in self.prepare(call, turns)]
+        controls = {} if self.tokenizer is None else self.tokenizer.special_token_ids
+        found: list[tuple[int, ...]] = []
+        for text in call.prompts:
+            assert isinstance(text, str)
+            front = self.tokenizer.bos_token_ids if begins and self.tokenizer is not None else ()
+            found.append((*front, controls[text]) if text in controls else self._encode(text, begins))
+        return found
+
+    def decode(self, ids: PromptInput) -> str:
+        """Return the text of ids, control tokens written out (WorkbenchError for what is no id of the vocabulary)."""
+        assert isinstance(ids, tuple)
+        return self._known_tokenizer().decode(ids, special=True)
+
+    def _encode(self, text: str, begins: bool = True) -> tuple[int, ...]:
+        tokenizer = self._known_tokenizer()
+        ids = tokenizer.encode(text)
+        return (*(tokenizer.bos_token_ids if begins else ()), *ids) if ids else ()
+
+    def _known_tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise WorkbenchError(f"prompt: model {self.name!r} has no tokenizer; give token ids")
+        return self.tokenizer
+
+    def _check_characters(self, call: Call, text: str) -> None:
+        """Refuse a text that has too many characters to fit, before it is encoded (ApiError)."""
+        if self.tokenizer is not None and self.runner.config.schedule.overflow == "refuse":
+            least = len(text) // self.tokenizer.max_token_characters
+            if least >= self.max_model_len:
+                raise self._too_long(call, f"at least {least:,}")
+
+    def _request(
+        self,
+        call: Call,
+        request_id: str,
+        ids: Sequence[int],
+        sampling: SamplingParameters,
+        placed: Sequence[PlacedBreakpoint],
+        cut_tokens: int = 0,
+    ) -> Request:
+        if len(ids) >= self.max_model_len and self.runner.config.schedule.overflow == "refuse":
+            raise self._too_long(call, f"{len(ids):,}")
+        if not ids:
+            raise ApiError("invalid_request_error", "prompt: is empty; give at least one token", "prompt")
+        if call.prompt_logprobs is not None:
+            sampling = sampling.model_copy(update={"prompt_logprobs": call.prompt_logprobs})
+        return Request(
+            request_id, tuple(ids), sampling, cut_tokens=cut_tokens, cache_salt=call.caller.cache_salt,
+            priority=call.priority, tenant=call.caller.tenant, pins=pins_of(placed),
+        )  # fmt: skip
+
+    def _too_long(self, call: Call, tokens: str) -> ApiError:
+        words = f"the prompt has {tokens} tokens, and {self.max_model_len - 1:,} fit the model; shorten it"
+        param = "messages" if "chat" in call.dialect else "input" if call.purpose == "embed" else "prompt"
+        return ApiError("invalid_request_error", words, param, CONTEXT_EXCEEDED)
+
+
+def _with_model_tokens(thinking: Thinking | None, format: AnswerFormat, model: ServedModel) -> Thinking | None:
+    """Return the settings of a thought with the model's own control tokens; None for a model that has none."""
+    if thinking is None or format.thought is None:
+        return None
+    assert model.tokenizer is not None
+    opening, closing = (model.tokenizer.decode([id], special=True) for id in format.thought)
+    return thinking.model_copy(update={"opening": opening, "closing": closing})

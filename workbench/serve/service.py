@@ -1,0 +1,359 @@
+"""Answer calls: find the model, ask the gate, carry the call out, keep its trace. No HTTP but requests' headers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import ValidationError
+
+from workbench.errors import WorkbenchError, describe_error, nearest
+from workbench.serve.answers.engine_stream import EngineStream, StepBridge
+from workbench.serve.answers.pieces import Piece
+from workbench.serve.answers.prompt_work import embed_prompts, tokenize_prompts
+from workbench.serve.answers.task_stream import TaskStream
+from workbench.serve.body import read_json_body
+from workbench.serve.call import Call, Caller
+from workbench.serve.call_run import CallRun, CallStream
+from workbench.serve.config import ServerSettings
+from workbench.serve.dialect import Dialect
+from workbench.serve.errors import ApiError
+from workbench.serve.fields import invalid, read_body
+from workbench.serve.gate import Gate, Lease
+from workbench.serve.memory.call_memory import CallMemory
+from workbench.serve.prompt_threads import PromptThreads
+from workbench.serve.served_model import PreparedPrompt, ServedModel
+from workbench.serve.watch.metrics import Metrics
+from workbench.serve.watch.serving_log import ServingLog
+from workbench.serve.watch.snapshot import PageUse
+from workbench.serve.watch.telemetry import CallSpans
+from workbench.serve.watch.traces import CallTrace, TraceStore
+
+if TYPE_CHECKING:
+    from fastapi import Request
+
+Result = TypeVar("Result")
+TICK_SECONDS = 0.5
+RETRY_SECONDS = 1  # until a client that was refused for want of room may ask again
+SETTLE_SECONDS = 5.0  # for the engine to let go of its calls when the server ends
+
+
+class Service:
+    """The models behind a gate, and the calls under way. It belongs to one event loop."""
+
+    def __init__(
+        self, models: Mapping[str, ServedModel], gate: Gate, dialects: Mapping[str, Dialect], settings: ServerSettings
+    ):
+        self.models, self.gate, self.dialects, self.settings = dict(models), gate, dialects, settings
+        self.traces = TraceStore(settings.kept_traces, settings.trace_bytes)
+        self.metrics = Metrics(self.models)
+        self.log = ServingLog(", ".join(self.models), self._count_pages, gate.meters)
+        self._leave_log: list[Callable[[], None]] = []
+        self._runs: dict[str, CallRun] = {}
+        self.is_draining = False
+        self.memory = CallMemory(settings.memory_bytes, settings.memory_seconds)
+        self._bridges: dict[str, StepBridge] = {}
+        self._embedding_turns: dict[str, asyncio.Lock] = {}
+        self._threads = PromptThreads(settings.num_threads)
+        self._spans = CallSpans()
+        self._ticking: asyncio.Task[None] | None = None
+        self._background: set[asyncio.Task[Any]] = set()
+        gate.connect(self)
+
+    async def open(self) -> None:
+        """Begin, in the event loop that serves."""
+        loop = asyncio.get_running_loop()
+        self._embedding_turns = {name: asyncio.Lock() for name in self.models}
+        self._bridges = {name: StepBridge(loop, model.thread) for name, model in self.models.items()}
+        self._leave_log = [model.thread.listen(self.log.record) for model in self.models.values()]
+        self._ticking = asyncio.create_task(self._tick())
+
+    async def close(self) -> None:
+        """Cancel what still runs, settle it, and let go of everything but the runners.
+
+        An engine that does not answer is waited for `SETTLE_SECONDS`.
+        """
+        runs = list(self.runs)
+        for run in runs:
+            run.leave()
+        await self.wait_for([*self._background, *(asyncio.create_task(run.settle()) for run in runs)])
+        if self._ticking is not None:
+            self._ticking.cancel()
+        for bridge in self._bridges.values():
+            bridge.close()
+        for leave in self._leave_log:
+            leave()
+        self._threads.close()
+        await self.gate.close()
+
+    async def wait_for(self, ending: Collection[asyncio.Task[Any]], background_only: bool = False) -> None:
+        """Wait for tasks that end with their calls, after `SETTLE_SECONDS` without the engine, which may be stuck.
+
+        Args:
+            ending: the tasks.
+            background_only: their calls are those of batches; the calls of clients go on.
+        """
+        if not ending:
+            return
+        await asyncio.wait(ending, timeout=SETTLE_SECONDS)
+        for run in list(self.runs):
+            if run.call.background or not background_only:
+                run.abandon()
+        await asyncio.wait(ending, timeout=SETTLE_SECONDS)
+
+    @property
+    def runs(self) -> Collection[CallRun]:
+        """Return the calls that have arrived and are not settled."""
+        return self._runs.values()
+
+    def end_all(self) -> None:
+        """End every call with an error that its client sees: the time to drain is over."""
+        for run in list(self.runs):
+            run.fail(ApiError("unavailable_error", "the server is shutting down; ask again", code="shutting_down"))
+
+    # What a gate may ask (gate.ModelCatalog).
+
+    def names(self) -> Collection[str]:
+        return self.models.keys()
+
+    def fingerprint(self, model: str) -> str:
+        return self.models[model].fingerprint
+
+    def max_model_len(self, model: str) -> int:
+        return self.models[model].max_model_len
+
+    def unavailable(self, model: str) -> str:
+        """Return why a call that has arrived, and is counted, cannot run on a model now; empty where it can."""
+        return self._closed() or self.stuck(model)
+
+    def _closed(self) -> str:
+        """Return why the server takes no call now, whatever its model; the one that has arrived is counted."""
+        if self.is_draining:
+            return "the server is shutting down"
+        if self._is_full():
+            return f"{self.num_waiting - 1} calls wait for their first token, and no more may"
+        return ""
+
+    def stuck(self, model: str) -> str:
+        """Return why the engine of a model is given up for now: a step that does not end; empty while it works."""
+        limit, known = self.settings.step_seconds, self.models.get(model)
+        busy = 0.0 if known is None else known.thread.busy_seconds()
+        return f"a step of the engine has not ended for {busy:.0f} s" if limit is not None and busy > limit else ""
+
+    def _is_full(self) -> bool:
+        return self.num_waiting > self.settings.max_waiting
+
+    @property
+    def num_waiting(self) -> int:
+        """Return the number of calls whose clients wait for a first token; those of batches have no client."""
+        return sum(not (each.has_first_token or each.has_ended or each.call.background) for each in self.runs)
+
+    async def prompt_ids(self, call: Call) -> tuple[tuple[int, ...], ...]:
+        return tuple(each.request.prompt_ids for each in await self._prepare(call))
+
+    async def decode(self, model: str, ids: Sequence[int]) -> str | None:
+        tokenizer = self.models[model].tokenizer
+        return None if tokenizer is None else await self.in_thread(lambda: tokenizer.decode(ids, special=True))
+
+    # From a request to a call.
+
+    async def identify(self, request: Request) -> Caller:
+        """Return the caller of a request; the gate is asked once."""
+        if not hasattr(request.state, "caller"):
+            request.state.caller = await self.gate.identify({k.lower(): v for k, v in request.headers.items()})
+        return request.state.caller
+
+    async def read(self, request: Request, dialect: Dialect) -> Call:
+        """Return the validated call of a request, with its caller; not admitted yet (ApiError)."""
+        caller = await self.identify(request)
+        given = await read_json_body(request, self.settings.max_body_bytes, self.settings.body_seconds)
+        return self.parse(given, dialect, caller)
+
+    def parse(self, given: Mapping[str, Any], dialect: Dialect, caller: Caller) -> Call:
+        """Return the call of a body, which may be a line of a batch; not admitted yet (ApiError)."""
+        body, ignored = read_body(dialect.body, given)
+        name = given.get("model")
+        alias = name if isinstance(name, str) and name not in self.models and name in self.gate.aliases() else ""
+        if alias or (name is None and not dialect.body.model_fields["model"].is_required()):
+            model = self.model_for(caller)
+        else:
+            model = self.model_of(name, self.models_of(caller))
+        try:
+            call = dialect.parse(body, model, ignored, caller)
+        except (WorkbenchError, ValidationError) as error:
+            raise invalid(error) from None
+        if call.purpose == "answer" and call.num_choices > self.settings.max_choices:
+            words = f"n: {call.num_choices} answers (prompts times n); {self.settings.max_choices} are allowed"
+            raise ApiError("invalid_request_error", words, "n")
+        return replace(call, caller=caller, model=alias or call.model)
+
+    def model_of(self, name: object, named: Collection[str] | None = None) -> ServedModel:
+        """Return the model of this name; the error names those in `named`, all unless given (ApiError)."""
+        if not isinstance(name, str) or name not in self.models:
+            raise _not_served(name, self.models if named is None else named)
+        return self.models[name]
+
+    def models_of(self, caller: Caller) -> dict[str, ServedModel]:
+        """Return the models that a caller may use."""
+        return {name: model for name, model in self.models.items() if self.gate.may_use(caller, name)}
+
+    def model_for(self, caller: Caller, name: str | None = None) -> ServedModel:
+        """Return a model that the caller may use, the first such one for no name (ApiError)."""
+        permitted = self.models_of(caller)
+        found = next(iter(permitted), None) if name is None else name
+        if found not in permitted:
+            raise _not_served(found, permitted)
+        return permitted[found]
+
+    # From a call to its pieces.
+
+    def arrive(self, call: Call) -> CallRun:
+        """Return the run of a call, which counts from now on: it is to be admitted, started and settled (ApiError).
+
+        Whether its engine is stuck is asked after admission, since the gate may choose another model.
+        """
+        run = CallRun(call, self._admit, self._open, self._settled)
+        self._runs[call.id] = run
+        if why := self._closed():
+            del self._runs[call.id]
+            raise self._refusal("unavailable_error" if self.is_draining else "overloaded_error", why, call.model)
+        return run
+
+    def _refusal(self, kind: str, why: str, model: str) -> ApiError:
+        self.metrics.refused(model)
+        return ApiError(kind, f"{why}; ask again later", headers={"retry-after": str(RETRY_SECONDS)})
+
+    async def begin(self, call: Call) -> CallRun:
+        """Admit a call and return its run, which is to be started and settled (ApiError)."""
+        run = self.arrive(call)
+        try:
+            await run.admit()
+        except BaseException:
+            await run.settle()
+            raise
+        return run
+
+    async def _admit(self, call: Call) -> Lease:
+        lease = await self.gate.admit(call)
+        if call.purpose != "tokenize":
+            trace = self._runs[call.id].trace
+            trace.is_moderated = lease.is_moderated
+            self.traces.add(trace)
+        return lease
+
+    async def run(self, call: Call) -> list[Piece]:
+        """Return all pieces of a call that no client waits for; cancelled, it cancels the call (ApiError)."""
+        return await self.complete(await self.begin(call))
+
+    async def complete(self, run: CallRun) -> list[Piece]:
+        """Start an admitted run, return its pieces and settle it; cancelled, it cancels the call (ApiError)."""
+        try:
+            await run.start()
+            pieces: list[Piece] = []
+            while (fresh := await run.next()) is not None:
+                pieces += fresh
+            return pieces
+        except ApiError as error:
+            run.fail(error)
+            raise
+        finally:
+            await run.settle()
+
+    async def _open(self, trace: CallTrace) -> CallStream:
+        call = trace.call
+        model = self.model_of(call.model)
+        if why := self.stuck(call.model):
+            raise self._refusal("unavailable_error", why, call.model)
+        in_thread = partial(self.in_thread, tenant=call.caller.tenant)
+        if call.purpose == "tokenize":
+            return TaskStream(lambda _: tokenize_prompts(call, model, in_thread, self.memory.turns))
+        prepared = trace.prepared = await self._prepare(call)
+        if call.purpose == "embed":
+            rows, turn = [each.request.prompt_ids for each in prepared], self._embedding_turns[model.name]
+            return TaskStream(lambda count: embed_prompts(call, rows, model, in_thread, turn, count))
+        settings = self.settings
+        bridge = self._bridges[call.model]
+        return EngineStream(call, model, prepared, bridge, trace.keep, settings.max_buffered_pieces, self.memory)
+
+    async def _prepare(self, call: Call) -> list[PreparedPrompt]:
+        """Return a call's prompts, which the gate may have asked for before; not of one that has ended meanwhile."""
+        run = self._runs.get(call.id)
+        known = None if run is None else run.prepared
+        if known is None or not _has_prompts_of(known[0], call):
+            model = self.model_of(call.model)
+
+            def prepare() -> list[PreparedPrompt]:
+                if run is not None and run.has_ended:
+                    raise ApiError("unavailable_error", "the call ended before its prompt was read")
+                return model.prepare(call, self.memory.turns)
+
+            known = call, await self.in_thread(prepare, call.caller.tenant)
+            if run is not None:
+                run.prepared = known
+        caller = call.caller
+        return [
+            replace(each, request=replace(each.request, cache_salt=caller.cache_salt, tenant=caller.tenant))
+            for each in known[1]
+        ]
+
+    def _count_pages(self) -> PageUse:
+        pools = [pool for model in self.models.values() for pool in model.runner.kv_cache.manager.pools]
+        idle, free = sum(len(pool.evictable) for pool in pools), sum(pool.num_free for pool in pools)
+        return PageUse(sum(pool.num_pages for pool in pools) - idle - free, idle, free)
+
+    async def in_thread(self, function: Callable[[], Result], tenant: str = "") -> Result:
+        """Return `function()`, computed beside the event loop when it is the tenant's turn."""
+        return await self._threads.run(tenant, function)
+
+    def _settled(self, run: CallRun) -> None:
+        self._runs.pop(run.call.id, None)
+        self.traces.trim()
+        self.metrics.observe(run.trace)
+        if run.call.purpose == "answer":
+            self._spans.export(run.trace)
+
+    async def _tick(self) -> None:
+        """Wake silent streams for a ping, and end the calls of an engine whose step does not end."""
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            now = time.perf_counter()
+            self.traces.trim()
+            for run in list(self.runs):
+                if run.lease is not None and (why := self.stuck(run.call.model)):  # else the gate may choose another
+                    run.fail(ApiError("unavailable_error", f"{why}; ask again later"))
+                    run.abandon()
+                elif now - run.silent_since > self.settings.ping_seconds:
+                    run.wake()
+
+    def spawn(self, work: Any) -> asyncio.Task[Any]:
+        """Run a coroutine to its end, also where the request that began it ends."""
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task
+
+
+def _not_served(name: object, known: Collection[str]) -> ApiError:
+    hint = nearest(name[:200], known) if isinstance(name, str) else ""
+    hint = hint or f"; served: {', '.join(known)}"
+    words = f"model: {str(name)[:200]!r} is not served here{hint}"
+    return ApiError("not_found_error", words, "model", "model_not_found")
+
+
+def _has_prompts_of(prepared: Call, call: Call) -> bool:
+    """Return whether prompts that were prepared for one call are those of another, of the same id."""
+    same = prepared.prompts is call.prompts and prepared.sampling is call.sampling
+    return same and prepared.model == call.model
+
+
+def as_api_error(error: BaseException) -> ApiError:
+    """Return the error that a client sees for an error of any kind."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, WorkbenchError | ValidationError):
+        return invalid(error)
+    return ApiError("api_error", f"the server failed: {describe_error(error)}")

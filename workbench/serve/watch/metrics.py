@@ -1,0 +1,116 @@
+"""Count calls and their times for Prometheus, under vLLM's names where the meaning is the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+
+from workbench.serve.served_model import ServedModel
+from workbench.serve.watch.traces import CallTrace
+from workbench.trace.events import Finished, Preempted
+
+SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
+TOKENS = tuple(float(m * 10**e) for e in range(6) for m in (1, 2, 5))
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Metrics:
+    """The metrics of one server, in a registry of its own."""
+
+    def __init__(self, models: Mapping[str, ServedModel]):
+        self._registry = registry = CollectorRegistry()
+        self._models = models
+        label = ["model_name"]
+
+        def histogram(name: str, words: str, buckets: tuple[float, ...] = SECONDS) -> Histogram:
+            return Histogram(f"vllm:{name}", words, label, registry=registry, buckets=buckets)
+
+        def counter(name: str, words: str, labels: list[str] = label) -> Counter:
+            return Counter(f"vllm:{name}", words, labels, registry=registry)
+
+        self._first_token = histogram("time_to_first_token_seconds", "Seconds from a call to its first token.")
+        self._between = histogram("inter_token_latency_seconds", "Seconds between two tokens of an answer.")
+        self._whole = histogram("e2e_request_latency_seconds", "Seconds from a call to its end.")
+        self._phases = {
+            name: histogram(f"request_{name}_time_seconds", f"Seconds of a call in the phase {name}.")
+            for name in ("queue", "prefill", "decode")
+        }
+        self._prompt_lengths = histogram("request_prompt_tokens", "Prompt tokens of a call.", TOKENS)
+        self._answer_lengths = histogram("request_generation_tokens", "Tokens that a call generated.", TOKENS)
+        self._prompt_tokens = counter("prompt_tokens", "Prompt tokens that were read, cached ones too.")
+        self._generated = counter("generation_tokens", "Tokens that were generated.")
+        self._queries = counter("prefix_cache_queries", "Prompt tokens that were looked up in the prefix cache.")
+        self._hits = counter("prefix_cache_hits", "Prompt tokens that were found there.")
+        self._preempted = counter("num_preemptions", "Preemptions.")
+        self._drafted = counter("spec_decode_num_draft_tokens", "Draft tokens that were verified.")
+        self._accepted = counter("spec_decode_num_accepted_tokens", "Draft tokens that were accepted.")
+        self._ended = counter("request_success", "Choices that ended, by reason.", ["model_name", "finished_reason"])
+        self._calls = Counter(
+            "workbench:calls", "Calls, by how they ended (finished, cancelled, stopped, failed, kept, refused).",
+            ["model_name", "ended"], registry=registry,
+        )  # fmt: skip
+        registry.register(self)  # type: ignore[arg-type] (a collector by its shape)
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield what is read from the runners at this moment."""
+        gauges = {
+            "num_requests_running": "Requests that run.",
+            "num_requests_waiting": "Requests that wait to be scheduled.",
+            "kv_cache_usage_perc": "Share of the cache's pages that is in use, 0 to 1.",
+        }
+        families = {
+            name: GaugeMetricFamily(f"vllm:{name}", words, labels=["model_name"]) for name, words in gauges.items()
+        }
+        for name, model in self._models.items():
+            scheduler = model.runner.scheduler
+            total = sum(pool.num_pages for pool in scheduler.pools)
+            used = sum(pool.num_used for pool in scheduler.pools)
+            families["num_requests_running"].add_metric([name], len(scheduler.running))
+            families["num_requests_waiting"].add_metric([name], len(scheduler.waiting))
+            families["kv_cache_usage_perc"].add_metric([name], used / total if total else 0.0)
+        yield from families.values()
+
+    def refused(self, model: str) -> None:
+        """Count a call that was refused for want of room."""
+        self._calls.labels(model, "refused").inc()
+
+    def observe(self, trace: CallTrace) -> None:
+        """Count a call that was settled."""
+        outcome, name = trace.outcome, trace.call.model
+        if outcome is None:
+            return
+        used = outcome.used
+        self._calls.labels(name, outcome.ended).inc()
+        if trace.call.purpose == "tokenize":
+            return
+        self._whole.labels(name).observe(outcome.seconds)
+        if outcome.ended == "kept" or trace.call.purpose != "answer":
+            return
+        if outcome.first_token_seconds is not None:
+            self._first_token.labels(name).observe(outcome.first_token_seconds)
+        between = self._between.labels(name)
+        for times in trace.token_times().values():
+            for before, after in pairwise(times):
+                between.observe(after - before)
+        for phase, (begin, end) in trace.spans().items():
+            if phase in self._phases:
+                self._phases[phase].labels(name).observe(end - begin)
+        self._prompt_lengths.labels(name).observe(used.prompt_tokens)
+        self._answer_lengths.labels(name).observe(used.completion_tokens)
+        counts = [
+            (self._prompt_tokens, used.prompt_tokens), (self._generated, used.completion_tokens),
+            (self._queries, used.prompt_tokens), (self._hits, used.cached_tokens),
+            (self._drafted, used.drafted_tokens), (self._accepted, used.accepted_tokens),
+            (self._preempted, len(trace.of_kind(Preempted))),
+        ]  # fmt: skip
+        for counter, count in counts:
+            counter.labels(name).inc(count)
+        for end in trace.of_kind(Finished):
+            self._ended.labels(name, end.reason).inc()
+
+    def page(self) -> bytes:
+        """Return the page that Prometheus reads."""
+        return generate_latest(self._registry)
