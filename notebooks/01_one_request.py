@@ -81,5 +81,5 @@ play.wait()
 # - `executor`, `uncached`: the same tokens, without the KV cache. Watch TPOT.
 # - `speculate`, `prompt_lookup` on a text that repeats itself: fewer steps than tokens.
 #
-# To read: `workbench/engine/runner.py` (a step is one sentence), `workbench/prompt/detokenize.py`,
+# To read: `workbench/engine/runner.py` (a step is one sentence), `workbench/prompt/tokenization/detokenize.py`,
 # `workbench/trace/events.py`. Next: `02_prefill_and_decode`.

@@ -113,6 +113,9 @@ class Table:
             lines.append("  ".join(c.rjust(w) if right else c.ljust(w) for c, w, right in sides).rstrip())
         return "\n".join([*lines, *self._notes(max_rows), *(f"\n{table.text()}" for table in self.subtables)])
 
+    def __str__(self) -> str:
+        return self.text()
+
     def rich(self, no_wrap: bool = False) -> RichTable:
         """Return the grid for a rich console, which fits it to the terminal's width; no cell's text is markup."""
         from rich.table import Table as RichTable

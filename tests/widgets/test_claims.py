@@ -10,7 +10,7 @@ from tests.claims import made
 from workbench.cli import main
 from workbench.errors import WorkbenchError
 from workbench.widgets import Claims
-from workbench.widgets.background import CommandProcess
+from workbench.widgets.command_process import CommandProcess
 
 
 @pytest.fixture

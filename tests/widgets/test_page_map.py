@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import re
+import sys
+import threading
 import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ from tests.engine.history import LAYOUTS, POLICIES, SIZE, STOPS, History
 from tests.engine.tiny import layer, model_of, request, runner_of, spec_of
 from tests.thorough import tries
 from workbench.engine.runner import Runner
+from workbench.engine.runner_thread import RunnerThread
 from workbench.errors import WorkbenchError
 from workbench.kv_cache.format import CacheFormat
 from workbench.widgets import PageMap
@@ -26,7 +29,6 @@ from workbench.widgets.pages.cells import letters
 from workbench.widgets.pages.data import PageSnapshot, SnapshotLog, panels_of_cache, take_snapshot
 from workbench.widgets.pages.picture import LAYOUTS as ARRANGED
 from workbench.widgets.pages.picture import draw_page_map
-from workbench.widgets.runner_thread import RunnerThread
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -247,6 +249,37 @@ def test_a_map_of_a_runner_follows_it_but_does_not_carry_off_who_looks_back(runn
     count = len(view.snapshots)
     run(runner)
     assert len(view.snapshots) == count, "a closed map hears nothing"
+
+
+def test_a_step_chosen_while_another_thread_draws_stays(
+    seen: tuple[PageSnapshot, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view, ended, faults = PageMap(seen), threading.Event(), list[BaseException]()
+    monkeypatch.setattr(view, "picture", str)
+
+    def draw() -> None:
+        try:
+            while not ended.is_set():
+                view.redraw()
+        except BaseException as fault:
+            faults.append(fault)
+
+    drawing, interval = threading.Thread(target=draw), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    drawing.start()
+    try:
+        for each in (*seen, *seen):
+            if each is not seen[-1]:
+                view.follow = True
+                view.step = each.step
+                view.redraw()
+                assert view.step == each.step == view._slider.value and not view.follow
+    finally:
+        ended.set()
+        drawing.join()
+        sys.setswitchinterval(interval)
+        view.close()
+    assert not faults
 
 
 def test_panels_say_what_is_quantized_and_what_is_not_yet(seen: tuple[PageSnapshot, ...]) -> None:

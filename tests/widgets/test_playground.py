@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.patience import limit, until
+from workbench import stop_button
 from workbench.engine.load import load
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
@@ -21,7 +22,6 @@ from workbench.experiment.build import runner_for
 from workbench.experiment.experiment import Experiment
 from workbench.trace.events import Decoded
 from workbench.widgets import Playground
-from workbench.widgets import background as stop_button
 from workbench.widgets.playground.settings import non_default
 
 PROMPT = "def f(x):\n"

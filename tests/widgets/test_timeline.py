@@ -15,6 +15,7 @@ from tests.engine.tiny import model_of, request, runner_of, spec_of
 from tests.measure.runs import small_recorder, write_run
 from tests.thorough import tries
 from tests.trace.histories import recorders
+from workbench.engine.runner_thread import RunnerThread
 from workbench.errors import WorkbenchError
 from workbench.runs.record import Record
 from workbench.svg import Scale
@@ -23,7 +24,6 @@ from workbench.trace.perfetto import ENGINE, REQUESTS, chrome_trace, read_trace
 from workbench.trace.recorder import Recorder
 from workbench.trace.tracks import Tracks
 from workbench.widgets import Timeline
-from workbench.widgets.runner_thread import RunnerThread
 from workbench.widgets.timeline.data import merge_moments, merge_slices, merge_steps
 from workbench.widgets.timeline.picture import LEFT, RIGHT, WIDTH, draw_timeline
 

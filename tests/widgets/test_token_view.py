@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from workbench.engine.loaded_model import BUNDLED_MODELS, DEMO_FOLDER
 from workbench.errors import WorkbenchError
-from workbench.prompt.tokenizer import Tokenizer
+from workbench.prompt.tokenization.tokenizer import Tokenizer
 from workbench.widgets import TokenView
 from workbench.widgets.tokens.picture import MAX_TOKENS, Tokenization, TokenizedPiece, draw_tokenizations
 

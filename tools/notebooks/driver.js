@@ -92,7 +92,7 @@ window.bench = {
   // heard of it: the kernel takes messages in order, and its pictures come by the channel that says it is idle again.
   answered(limit) {
     const late = new Promise((resolve) => setTimeout(resolve, limit));
-    const drawn = "getattr(__import__('sys').modules.get('workbench.widgets.throttle'), 'catch_up', int)()";
+    const drawn = "getattr(__import__('sys').modules.get('workbench.widgets.throttle'), 'flush_all', int)()";
     return Promise.race([this.ask(drawn).then(() => null), late]);
   },
 

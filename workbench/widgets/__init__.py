@@ -8,22 +8,25 @@ from __future__ import annotations
 from typing import Any
 
 _HOMES = {
-    "AttentionView": "attention.view",
-    "Claims": "claims.view",
-    "Compare": "compare.view",
-    "ExpertMap": "experts.view",
-    "KernelView": "kernels.view",
-    "RunnerThread": "runner_thread",
-    "between_steps": "runner_thread",
-    "MemoryCalculator": "memory.view",
-    "PageMap": "pages.view",
-    "Playground": "playground.view",
-    "RooflinePoint": "roofline.data",
-    "Roofline": "roofline.view",
-    "SamplingExplorer": "sampling.view",
-    "SpeculationView": "speculation.view",
-    "Timeline": "timeline.view",
-    "TokenView": "tokens.view",
+    "AttentionView": ".attention.view",
+    "Chat": ".chat.view",
+    "Claims": ".claims.view",
+    "Compare": ".compare.view",
+    "ExpertMap": ".experts.view",
+    "KernelView": ".kernels.view",
+    "RunnerThread": "..engine.runner_thread",
+    "between_steps": "..engine.runner_thread",
+    "MemoryCalculator": ".memory.view",
+    "PageMap": ".pages.view",
+    "Playground": ".playground.view",
+    "PromptView": ".prompt.view",
+    "RooflinePoint": ".roofline.data",
+    "Roofline": ".roofline.view",
+    "SamplingExplorer": ".sampling.view",
+    "ServerView": ".server.view",
+    "SpeculationView": ".speculation.view",
+    "Timeline": ".timeline.view",
+    "TokenView": ".tokens.view",
 }
 
 
@@ -36,4 +39,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"workbench.widgets has no {name!r}; it has {', '.join(_HOMES)}")
     import importlib
 
-    return getattr(importlib.import_module(f"workbench.widgets.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(_HOMES[name], __name__), name)

@@ -1,6 +1,7 @@
 // Shows the markup that the kernel has drawn. An element with data-tip shows it to pointer and keyboard; an element with data-key
 // can be picked by click or Enter, and the arrow keys go from one to the next; where some have data-row, each the first
-// of its row, up and down go from row to row.
+// of its row, up and down go from row to row. A `details` with data-fold stays open or closed when it is drawn again, and
+// a place with data-scroll="end" stays at its end.
 function render({ model, el }) {
   const view = document.createElement("div");
   const tip = document.createElement("div");
@@ -32,15 +33,25 @@ function render({ model, el }) {
     tip.remove();
   };
   let seen = false;
+  // By the widget's own key where it has one: JupyterLab makes views anew, and folds stay as they were.
+  const kept = (globalThis.workbenchFolds ??= new Map());
+  const folds = kept.get(model.get("folds")) ?? new Map();
+  if (model.get("folds")) kept.set(model.get("folds"), folds);
+  view.addEventListener("toggle", ({ target }) => "fold" in target.dataset && folds.set(target.dataset.fold, target.open), true);
+  const atEnd = (each) => each.scrollTop + each.clientHeight >= each.scrollHeight - 8;
   const draw = () => {
     seen ||= el.isConnected;
     if (seen && !el.isConnected) return leave(); // JupyterLab drops a view that it renders again, and does not say so
     const focused = document.activeElement;
     const key = view.contains(focused) ? focused.dataset.key : undefined;
-    const scrolled = [...view.querySelectorAll("[data-scroll]")].map((each) => [each.scrollLeft, each.scrollTop]);
+    const scrolled = [...view.querySelectorAll("[data-scroll]")].map((each) => [each.scrollLeft, each.scrollTop, atEnd(each)]);
     view.innerHTML = model.get("content");
+    view.querySelectorAll("details[data-fold]").forEach((each) => {
+      each.open = folds.get(each.dataset.fold) ?? each.open;
+    });
     [...view.querySelectorAll("[data-scroll]")].forEach((each, n) => {
       if (scrolled[n]) [each.scrollLeft, each.scrollTop] = scrolled[n];
+      if (each.dataset.scroll === "end" && (scrolled[n]?.[2] ?? true)) each.scrollTop = each.scrollHeight;
     });
     if (key !== undefined) view.querySelector(`[data-key="${CSS.escape(key)}"]`)?.focus();
     if (!view.querySelector("[data-tip]:hover, [data-tip]:focus")) showTip(null);
@@ -57,6 +68,7 @@ function render({ model, el }) {
   view.addEventListener("keydown", (event) => {
     if (event.shiftKey || event.ctrlKey || event.metaKey || event.altKey) return; // the notebook's own
     if (event.key === "Enter" || event.key === " ") pick(event.target);
+    if (event.target.tagName === "SUMMARY") event.stopPropagation(); // it opens and closes by itself
     const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
     if (event.key !== "Enter" && event.key !== " " && !step) return;
     if (event.target.dataset?.key === undefined) return;
@@ -73,7 +85,7 @@ function render({ model, el }) {
     const place = view.querySelector(`[data-grows="${CSS.escape(into)}"]`);
     if (!place || place.childElementCount < at) return model.send("all"); // something was missed
     const around = place.closest("[data-scroll]");
-    const low = around && around.scrollTop + around.clientHeight >= around.scrollHeight - 8;
+    const low = around && atEnd(around);
     place.insertAdjacentHTML("beforeend", pieces.slice(place.childElementCount - at).join(""));
     if (low) around.scrollTop = around.scrollHeight; // who reads the end sees the end
   };

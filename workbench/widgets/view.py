@@ -31,6 +31,7 @@ class MarkupWidget(anywidget.AnyWidget):
     content = traitlets.Unicode().tag(sync=True)
     picked = traitlets.Unicode().tag(sync=True)
     name = traitlets.Unicode().tag(sync=True)  # by which the browser knows it again
+    folds = traitlets.Unicode().tag(sync=True)  # by which the browser knows what of it was unfolded
     typing = traitlets.Bool(False).tag(sync=True)  # whether the keyboard is in a field or a slider of this widget
 
 
@@ -137,7 +138,7 @@ class GrowingPicture(MarkupWidget):
     """
 
     def __init__(self, draw: Callable[[], str]):
-        super().__init__()
+        super().__init__(folds=uuid4().hex)
         self._draw, self._num_sent = draw, dict[str, int]()
         self._drawing = threading.RLock()
         self.on_msg(lambda *_: self.send_all())

@@ -243,10 +243,10 @@ class GenerationFollower:
     runner a step's time, between two of its steps."""
 
     def __init__(self, runner: Any, prompt: Any, max_tokens: int, sampling: dict[str, Any]):
+        from workbench.engine.runner_thread import RunnerThread
         from workbench.inspect.whole_text import TextAttention
         from workbench.request import Request
         from workbench.trace.events import Decoded
-        from workbench.widgets.runner_thread import RunnerThread
 
         self._live, self._decoded = RunnerThread.attach(runner), Decoded
         if isinstance(prompt, Request):

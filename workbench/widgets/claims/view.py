@@ -14,8 +14,8 @@ from workbench.claims import tables
 from workbench.claims.ledger import LEDGER_FILE, RecordFolder, read_ledger
 from workbench.claims.registry import CLAIMS_FOLDER, load_claims
 from workbench.errors import WorkbenchError, nearest
-from workbench.widgets.background import CommandProcess
 from workbench.widgets.claims import picture as claims_picture
+from workbench.widgets.command_process import CommandProcess
 from workbench.widgets.view import PictureWidget
 
 ALL_VERDICTS = "every verdict"

@@ -64,7 +64,7 @@ class MemoryCalculator(PictureWidget):
         self.count(self.cache)  # invalid settings raise here
         self._last: dict[str, Event] = {}
         if runner is not None:
-            from workbench.widgets.runner_thread import RunnerThread
+            from workbench.engine.runner_thread import RunnerThread
 
             self._leave = RunnerThread.attach(runner).listen(self._on_event)
         self.observe(self._look_up, ["model", "memory"])

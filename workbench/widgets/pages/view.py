@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from threading import get_ident
+from threading import RLock
 from typing import Any
 
 import ipywidgets
@@ -36,20 +36,22 @@ class PageMap(PictureWidget):
         super().__init__()
         self._log, self._leave = _open_log(source, self.throttle.mark)
         self.follow = self._leave is not None
-        self._range_thread: int | None = None
+        self._moving, self._in_set_range = RLock(), False
         self._slider = ipywidgets.IntSlider(description="step", layout=ipywidgets.Layout(width="32em"))
         self._play = ipywidgets.Play(interval=200, show_repeat=False)
         live = ipywidgets.Checkbox(description="follow", indent=False, disabled=self._leave is None)
         live.layout.width = "6em"
         arranged = ipywidgets.Dropdown(description="pages", options=LAYOUTS)
-        for control in (self._slider, self._play):
-            traitlets.link((self, "step"), (control, "value"))
+        for control in (self._slider, self._play):  # not `link`, which raises where two threads move the step at once
+            self.observe(lambda change, control=control: control.set_trait("value", change["new"]), "step")
+            control.observe(lambda change: self.set_trait("step", change["new"]), "value")
         traitlets.link((self, "follow"), (live, "value"))
         traitlets.link((self, "arranged"), (arranged, "value"))
         self.watch("follow", "arranged", "chosen")
-        self.observe(self._on_step, "step")
+        self.observe(lambda _: self.throttle.mark(), "step")
         self.shown.observe(lambda change: self._pick(change["new"]), "picked")
-        self._set_slider_range(self.snapshots[-1].step)
+        self._set_slider_range()
+        self.step = self.snapshots[-1].step
         self.show(ipywidgets.HBox([self._play, self._slider, live, arranged]))
 
     @property
@@ -66,7 +68,7 @@ class PageMap(PictureWidget):
         return max(self.snapshots, key=lambda seen: seen.num_shared(panel)).step
 
     def redraw(self) -> None:
-        self._set_slider_range(self.snapshots[-1].step if self.follow else None)
+        self._set_slider_range()
         super().redraw()
 
     def picture(self) -> str:
@@ -81,24 +83,27 @@ class PageMap(PictureWidget):
             self._leave()
         super().close()
 
-    def _set_slider_range(self, step: int | None) -> None:
-        """The controls go as far as there are snapshots; shown is the one at `step`, if that is given."""
-        first, last = self.snapshots[0].step, self.snapshots[-1].step
-        self._range_thread = get_ident()
-        try:
-            for control in (self._slider, self._play):
-                control.max = max(last, control.min)
-                control.min, control.max = first, last
-            if step is not None:
-                self.step = step
-        finally:
-            self._range_thread = None
+    def _set_slider_range(self) -> None:
+        """The controls go as far as there are snapshots; shown is the last one as long as `follow` is on."""
+        with self._moving:
+            first, last = self.snapshots[0].step, self.snapshots[-1].step
+            self._in_set_range = True
+            try:
+                for control in (self._slider, self._play):
+                    control.max = max(last, control.min)
+                    control.min, control.max = first, last
+                if self.follow:
+                    self.step = last
+            finally:
+                self._in_set_range = False
 
-    def _on_step(self, change: dict[str, Any]) -> None:
-        if self._range_thread == get_ident():
-            return
-        self.follow = self.follow and change["new"] >= self.snapshots[-1].step  # who looks back is not carried off
-        self.throttle.mark()
+    @traitlets.validate("step")
+    def _before_step(self, proposal: dict[str, Any]) -> int:
+        """Stop following before the step is set, so that the thread that draws cannot move it away again."""
+        with self._moving:
+            if not self._in_set_range:
+                self.follow = self.follow and proposal["value"] >= self.snapshots[-1].step
+        return proposal["value"]
 
     def _pick(self, key: str) -> None:
         if key.startswith("@"):
@@ -117,7 +122,7 @@ class PageMap(PictureWidget):
 def _open_log(source: Any, on_change: Callable[[], None]) -> tuple[SnapshotLog, Callable[[], None] | None]:
     """Return the log of `source`, and for a runner a function that stops recording."""
     from workbench.engine.runner import Runner
-    from workbench.widgets.runner_thread import RunnerThread
+    from workbench.engine.runner_thread import RunnerThread
 
     if isinstance(source, Runner):
         live, panels = RunnerThread.attach(source), panels_of_runner(source)

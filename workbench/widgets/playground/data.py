@@ -126,7 +126,7 @@ class BackgroundGeneration:
         self._left = False  # stopped, and what cannot be broken off goes on
 
     def start(self) -> None:
-        from workbench.widgets.background import register_stoppable
+        from workbench.stop_button import register_stoppable
 
         register_stoppable(self)
         threading.Thread(target=self._work, name="playground", daemon=True).start()
@@ -181,8 +181,8 @@ class BackgroundGeneration:
             self._reported.set()
 
     def _generate(self) -> None:
+        from workbench.engine.runner_thread import RunnerThread
         from workbench.experiment.build import requests_of
-        from workbench.widgets.runner_thread import RunnerThread
 
         runner = self._runners.get(self.experiment, self._set_status)
         if runner.tokenizer is None:

@@ -43,7 +43,7 @@ class Playground(PictureWidget):
 
     def __init__(self, given: Any = None, prompt: str | None = None):
         from workbench.experiment.experiment import Experiment
-        from workbench.widgets.background import install_stop_handler
+        from workbench.stop_button import install_stop_handler
         from workbench.widgets.settings_form.form import SettingsForm
 
         install_stop_handler()

@@ -52,7 +52,7 @@ class Roofline(PictureWidget):
         self._leave = lambda: None
         self.ceilings = self._cached_ceilings() if ceilings is None else roofs_of(ceilings)
         if self.runner is not None:
-            from workbench.widgets.runner_thread import RunnerThread
+            from workbench.engine.runner_thread import RunnerThread
 
             self._leave = RunnerThread.attach(self.runner).listen(self._on_event)
         wide: Any = {"width": "auto"}
@@ -128,7 +128,7 @@ class Roofline(PictureWidget):
             if self.runner is None:
                 self.ceilings = roofs_of(work(None))
             else:
-                from workbench.widgets.runner_thread import RunnerThread
+                from workbench.engine.runner_thread import RunnerThread
 
                 self.ceilings = roofs_of(RunnerThread.attach(self.runner).call(work))
         except Exception as error:

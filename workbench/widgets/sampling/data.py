@@ -100,7 +100,7 @@ class BackgroundCompletion:
         on_end: Callable[[TextLogits | None, str], None],
     ) -> None:
         """Return at once; `news` is called as `ids` grow, `end` with the text, or with why there is none."""
-        from workbench.widgets.runner_thread import RunnerThread
+        from workbench.engine.runner_thread import RunnerThread
 
         live = RunnerThread.attach(self.runner)
         self.ids = [*self.prompt_ids, *(self.output_ids or ())]

@@ -200,7 +200,7 @@ class SpeculationComparison:
 
     def begin(self, on_change: Callable[[], None], on_end: Callable[[], None]) -> None:
         """Return at once; `news` is called as events come, `end` when all is over."""
-        from workbench.widgets.runner_thread import RunnerThread
+        from workbench.engine.runner_thread import RunnerThread
 
         live = RunnerThread.attach(self.runner)
         self.request, self._exclusive = (

@@ -10,8 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 from workbench.svg import Scale
-from workbench.trace.tracks import Moment, Slice, Track, Tracks
+from workbench.trace.slices import Moment, Slice, Track
+from workbench.trace.tracks import Tracks
 
+AGENT_FIGURES = (
+    "tool", "arguments", "result", "error", "prompt_tokens", "cached_tokens", "computed_tokens", "output_tokens",
+)  # fmt: skip
 MERGE_PIXELS = 4.0  # pixels: decisions that are nearer are one mark
 
 
@@ -118,6 +122,7 @@ def bar_tip(name: str, bar: TimelineBar, track: Track) -> str:
         reasons = [m for m in track.moments if each.begin <= m.time <= each.end and each.name == "queue"]
         if each.name == "decode":
             text += f", {len(track.token_times)} tokens"
+        text += "".join(f"\n{key.replace('_', ' ')}: {each.args[key]}" for key in AGENT_FIGURES if key in each.args)
     return "\n".join([text, *map(describe_decision, reasons[-4:])])
 
 
@@ -143,4 +148,6 @@ def bar_text(bar: TimelineBar) -> str:
     each = bar.slices[0]
     if len(bar.slices) > 1:
         return f"{len(bar.slices)}×"
+    if each.name == "call":
+        return each.args["tool"]
     return str(each.args["tokens"]) if each.name == "chunk" else each.name

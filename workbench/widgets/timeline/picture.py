@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from workbench import svg
 from workbench.display import truncate_text
 from workbench.svg import Scale
+from workbench.trace.agent_tracks import AgentTrack
 from workbench.trace.recorder import row_name
-from workbench.trace.tracks import Moment, Track, Tracks
+from workbench.trace.slices import Moment, Track
+from workbench.trace.tracks import Tracks
 from workbench.widgets.timeline.data import (
     TimelineBar,
     bar_text,
@@ -29,10 +31,12 @@ MAX_REQUESTS = 512  # rows drawn
 MIN_TOKEN_SPACING = 6.0  # pixels from token to token from which they are drawn
 MAX_NAME_LETTERS = 22  # letters of a request's name
 MAX_DECISIONS = 14  # decisions of the chosen request
+PHASES = ("queue", "prefill", "decode", "round", "wait", "call")  # the last three of agents
 STEPS_ROW = -1  # in place of a request's number: the row of the steps
 STYLE = (
     ".wb-pic .pf{fill:#e69f00;fill-opacity:.25}.wb-pic .de{fill:#0072b2;fill-opacity:.85}"
     ".wb-pic .qu{fill:none;stroke:currentColor;stroke-dasharray:3 2;stroke-opacity:.8}"
+    ".wb-pic .rd{fill:#009e73;fill-opacity:.35}.wb-pic .ca{fill:#cc79a7;fill-opacity:.85}"
     ".wb-pic .sb{fill:#d55e00;fill-opacity:.2;stroke:#d55e00;stroke-width:1.4}"
     ".wb-pic .ch{fill:#e69f00;stroke:var(--jp-layout-color0,#fff);stroke-width:.6}"
     ".wb-pic .cross{fill:none;stroke:#d55e00;pointer-events:none}.wb-pic .hit{fill:transparent}"
@@ -145,11 +149,12 @@ def _row(tracks: Tracks, number: int, across: Scale, y: float, side: float, chos
             data_row="",
         )  # fmt: skip
     )
-    by_kind = {kind: [each for each in phases[1:] if each.name == kind] for kind in ("queue", "prefill", "decode")}
+    by_kind = {kind: [each for each in phases[1:] if each.name == kind] for kind in PHASES}
     by_kind |= {kind: [each for each in inner if each.name == kind] for kind in ("preempted", "chunk")}
     shapes = {
         "queue": ("qu", y + side / 2 - 2, 4.0), "prefill": ("pf", y + 2, high), "decode": ("de", y + 5, high - 6),
         "preempted": ("sb", y + 2, high), "chunk": ("ch", y + 2, high),
+        "round": ("rd", y + 2, high), "wait": ("qu", y + side / 2 - 2, 4.0), "call": ("ca", y + 4, high - 4),
     }  # fmt: skip
     for kind, (css, top, tall) in shapes.items():
         for bar in merge_slices(by_kind[kind], across):
@@ -159,7 +164,7 @@ def _row(tracks: Tracks, number: int, across: Scale, y: float, side: float, chos
             if kind == "preempted":
                 parts.append(svg.tag("path", class_="cross", d=_crosses(bar, top, tall)))
             caption = bar_text(bar)
-            if bar.wide > 6 * len(caption) + 4 and kind not in ("queue", "prefill"):
+            if bar.wide > 6 * len(caption) + 4 and kind not in ("queue", "prefill", "wait"):
                 ink = {"decode": "in w", "chunk": "in k"}.get(kind, "in")
                 labels.append(svg.text(bar.x + bar.wide / 2, top + tall / 2 + 3, caption, class_=ink))
     return "".join([*parts, _tokens(track, across, y + 5, high - 6), *labels, *_decisions(tracks, number, across, y)])
@@ -203,10 +208,13 @@ def _crosses(bar: TimelineBar, y: float, tall: float) -> str:
 def _tail(tracks: Tracks, rows: int, drawn: int, chosen: int) -> tuple[list[str], float]:
     """Draw the legend, a note on omitted requests, and the decisions on the chosen request."""
     parts, x, y = [], 8.0, 10.0
-    for css, tall, caption in (
+    marks = [
         ("qu", 4.0, "queue"), ("ch", 12.0, "prefill, a chunk"), ("pf", 12.0, "prefill, between chunks"),
         ("de", 8.0, "decode, its tokens"), ("sb", 12.0, "preempted"),
-    ):  # fmt: skip
+    ]  # fmt: skip
+    if any(isinstance(each, AgentTrack) for each in tracks.requests):
+        marks = [("rd", 12.0, "an agent's round"), ("ca", 8.0, "a call"), *marks]
+    for css, tall, caption in marks:
         parts += [
             svg.rect(x, y + 6 - tall / 2, 22, tall, class_=css),
             svg.text(x + 28, y + 10, caption, class_="s"),

@@ -101,8 +101,8 @@ class Timeline(PictureWidget):
 
     def _source(self, source: Any) -> tuple[Tracks, Callable[[], Iterator[Event]]]:
         from workbench.engine.runner import Runner
+        from workbench.engine.runner_thread import RunnerThread
         from workbench.runs.record import Record
-        from workbench.widgets.runner_thread import RunnerThread
 
         if isinstance(source, Runner):
             self._leave = RunnerThread.attach(source).listen(self._on_event)

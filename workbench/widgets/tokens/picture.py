@@ -23,6 +23,8 @@ STYLE = (
     ".wb-side b:is(:hover,:focus){outline:2px solid #d55e00}"
     ".wb-side i{font:10px var(--jp-ui-font-family,system-ui,sans-serif);opacity:.8}"
     ".wb-side u{text-decoration-style:dotted}"
+    ".wb-pic .wb-side b.ctl{background:currentColor}.wb-side b.ctl>*{color:var(--jp-layout-color0,#fff);opacity:1}"
+    ".wb-side b.ctl u{text-decoration:none;font-weight:600}"
     "@media print{.wb-pic pre.wb-side{max-height:none}}"
 )
 
@@ -90,14 +92,16 @@ def _format_cell(value: object) -> str:
 def _pieces(side: Tokenization, place: int) -> str:
     if side.error:
         return svg.tag("div", escape(side.error), role="alert")
-    marks = [_mark(cut, place, index) for index, cut in enumerate(side.tokens[:MAX_TOKENS])]
+    marks = [draw_piece(cut, place, index) for index, cut in enumerate(side.tokens[:MAX_TOKENS])]
     more = f" and {len(side.tokens) - MAX_TOKENS:,} more" if len(side.tokens) > MAX_TOKENS else ""
     return svg.tag("pre", *marks, more, class_="wb-side", data_scroll="")  # elsewhere exports make one space of several
 
 
-def _mark(cut: TokenizedPiece, place: int, index: int) -> str:
-    """A box with the piece and, below it, its number; a line ends where the text's does. What is no text by itself is
-    its bytes, underlined."""
+def draw_piece(cut: TokenizedPiece, place: int, index: int) -> str:
+    """Draw a box with the piece and its number below; a line ends where the text's does.
+
+    A piece that is no text by itself is its bytes, underlined.
+    """
     if cut.control:
         shown = svg.tag("u", escape(cut.spelling))
     elif (text := cut.text) is None:
@@ -106,7 +110,8 @@ def _mark(cut: TokenizedPiece, place: int, index: int) -> str:
         shown = svg.tag("span", escape(text.replace("\r", "␍").replace("\n", "↵").replace("\t", "⇥"), quote=False))
     tip = f"id {cut.id} · bytes {_hex(cut.bytes)}\nin the vocabulary: {cut.spelling}"
     focus = {"data_key": f"{place}.{index}", "tabindex": -1 if index else 0, "data_tip": tip}
-    return svg.tag("b", shown, svg.tag("i", str(cut.id)), **focus) + ("<br>" if cut.bytes.endswith(b"\n") else "")
+    box = svg.tag("b", shown, svg.tag("i", str(cut.id)), class_="ctl" if cut.control else None, **focus)
+    return box + ("<br>" if cut.bytes.endswith(b"\n") else "")
 
 
 def _hex(data: bytes) -> str:

@@ -55,7 +55,7 @@ def resolve_tokenizer(given: Any) -> tuple[str, Any]:
     """Return the name and tokenizer of `given`."""
     from workbench.engine.loaded_model import DEMO_FOLDER, model_folder
     from workbench.model.formats.texts import open_tokenizer
-    from workbench.prompt.tokenizer import Tokenizer
+    from workbench.prompt.tokenization.tokenizer import Tokenizer
 
     if isinstance(given, Tokenizer):
         return repr(given), given

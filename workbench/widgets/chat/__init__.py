@@ -1,0 +1,1 @@
+"""A chat with a model or an agent."""

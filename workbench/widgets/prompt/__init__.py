@@ -1,0 +1,1 @@
+"""Prompts, segment by segment."""

@@ -1,0 +1,173 @@
+"""Arrange a server's snapshot for a picture: requests as phases over time, tokens with the times between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
+
+from workbench.errors import WorkbenchError
+from workbench.serve.watch.serving_log import ServingLog
+from workbench.serve.watch.snapshot import ACTIVE, RequestStatus, RequestTrace, ServerSnapshot
+from workbench.svg import format_seconds
+
+MIN_SECONDS = 0.05  # of the time axis
+SPANS = {"10 s": 10.0, "60 s": 60.0, "all": float("inf")}  # how far back the picture goes
+
+
+class WatchedServer(Protocol):
+    """A server as a view needs it: its address, and the log of what its runners do."""
+
+    url: str
+    log: ServingLog
+
+
+class RequestPhase(NamedTuple):
+    """A phase of a request: waiting, prefill, decode or preempted; in seconds on the snapshot's clock."""
+
+    name: str
+    begin: float
+    end: float
+
+
+class TokenDelay(NamedTuple):
+    """An output token, and the seconds from the token before it; of the first one from the request's arrival."""
+
+    index: int
+    text: str
+    token_id: int
+    time: float
+    seconds: float
+    step: int
+
+
+@dataclass(frozen=True)
+class SpanAxis:
+    """The part of time that is shown, in seconds on the snapshot's clock."""
+
+    low: float
+    high: float
+
+    @classmethod
+    def over(cls, snapshot: ServerSnapshot, seconds: float) -> SpanAxis:
+        """Return the axis up to now, or to the last end where no request is under way, `seconds` back at most."""
+        requests = snapshot.recent
+        busy = any(each.state in ACTIVE for each in requests)
+        ends = [each.ended for each in requests if each.ended is not None]
+        high = snapshot.time if busy or not ends else max(ends)
+        low = max(min((each.arrival for each in requests), default=high - 1.0), high - seconds)
+        return cls(low, max(high, low + MIN_SECONDS))
+
+    def shows(self, request: RequestStatus) -> bool:
+        return request.arrival <= self.high and (request.ended is None or request.ended >= self.low)
+
+
+def phases_of(request: RequestStatus, now: float) -> list[RequestPhase]:
+    """Return the phases of a request, one after the other, and within them its preemptions.
+
+    Waiting, prefill and decode cover the time from its arrival to its end, or to `now`.
+    """
+    end = now if request.ended is None else request.ended
+    marks = [request.arrival, request.first_scheduled, request.first_token, end]
+    phases = []
+    for name, begin, stop in zip(ACTIVE, marks, marks[1:], strict=False):
+        if begin is not None:
+            phases.append(RequestPhase(name, begin, end if stop is None else stop))
+    phases += [RequestPhase("preempted", begin, end if stop is None else stop) for begin, stop in request.preempted]
+    return phases
+
+
+def visible_requests(snapshot: ServerSnapshot, axis: SpanAxis) -> list[RequestStatus]:
+    """Return the requests in sight, the latest first."""
+    return sorted(filter(axis.shows, snapshot.recent), key=lambda each: -each.arrival)
+
+
+def token_delays(request: RequestStatus, trace: RequestTrace) -> list[TokenDelay]:
+    """Return the tokens of a trace with the time that each took."""
+    first = request.output_tokens - len(trace.tokens)
+    before = request.arrival
+    found = []
+    for number, token in enumerate(trace.tokens):
+        # Of the first one kept where earlier ones were dropped, the time before is not known.
+        seconds = token.time - before if number or first <= 0 else 0.0
+        found.append(TokenDelay(first + number, token.text, token.token_id, token.time, seconds, token.step))
+        before = token.time
+    return found
+
+
+def format_duration(seconds: float) -> str:
+    """Format seconds, from a minute on as `2:05 min`, and from an hour on as `1:02 h`."""
+    whole = round(seconds)
+    if whole < 60:
+        return format_seconds(seconds)
+    minutes = f"{whole // 60}:{whole % 60:02} min"
+    return minutes if whole < 3600 else f"{whole // 3600}:{whole % 3600 // 60:02} h"
+
+
+def request_tip(request: RequestStatus, now: float) -> str:
+    """Return what a request is, in a few lines."""
+    end = now if request.ended is None else request.ended
+    lines = [f"{request.id}: {request.state}, {format_seconds(max(0.0, end - request.arrival))}"]
+    if request.tenant:
+        lines.append(f"of {request.tenant}")
+    cached = f", {request.cached_tokens:,} of them cached" if request.cached_tokens else ""
+    lines.append(f"{request.prompt_tokens:,} prompt tokens{cached}, {request.output_tokens:,} output tokens")
+    if request.ttft is not None:
+        tpot = f", TPOT {format_seconds(request.tpot)}" if request.tpot is not None else ""
+        lines.append(f"TTFT {format_seconds(request.ttft)}{tpot}")
+    if request.preempted:
+        lines.append(f"{len(request.preempted)} preemptions")
+    if request.reason:
+        lines.append(f"ended: {request.reason}")
+    return "\n".join(lines)
+
+
+def summarize(snapshot: ServerSnapshot) -> str:
+    """Return the snapshot as a sentence, which is read in place of the picture."""
+    counts = ", ".join(f"{count} {state}" for state, count in snapshot.requests.items() if count) or "no request yet"
+    text = f"Server {snapshot.model}: {counts}; {snapshot.output_tokens_per_second:.1f} output tokens a second"
+    if snapshot.ttft.p50 is not None:
+        text += f"; TTFT {format_seconds(snapshot.ttft.p50)} at the median"
+    if snapshot.pages.total:
+        text += f"; {snapshot.pages.used} of {snapshot.pages.total} pages in use"
+    return text
+
+
+@dataclass(frozen=True)
+class SnapshotSource:
+    """The source of a view's snapshots and traces; `watch` is None where nothing will change."""
+
+    read: Callable[[], ServerSnapshot]
+    trace: Callable[[str], RequestTrace | None]
+    address: str = ""
+    watch: Callable[[Callable[[], None]], Callable[[], None]] | None = None
+
+
+def open_source(source: Any) -> SnapshotSource:
+    """Return the snapshots of a server, of a value that was kept, or of a file that it was saved to.
+
+    Raises:
+        WorkbenchError: `source` is none of them.
+    """
+    log = getattr(source, "log", None)
+    if isinstance(log, ServingLog):
+        return SnapshotSource(log.snapshot, log.trace, str(getattr(source, "url", "")), log.watch)
+    if hasattr(source, "__fspath__") or isinstance(source, str):
+        source = ServerSnapshot.load(source)
+    if isinstance(source, ServerSnapshot):
+        return SnapshotSource(lambda: source, source.traces.get)
+    raise WorkbenchError(
+        "ServerView: give a server (`workbench.serve(runner)`), a snapshot, or the file that one was saved to, "
+        f"not {type(source).__name__}"
+    )
+
+
+def longest(delays: Sequence[TokenDelay]) -> float:
+    """Return the longest time between two tokens, in seconds; the first token's time is not one."""
+    return max((each.seconds for each in delays if each.index), default=0.0)
+
+
+def with_traces(snapshot: ServerSnapshot, source: SnapshotSource) -> ServerSnapshot:
+    """Return a snapshot with the traces of its requests, to be saved."""
+    traces = {each.id: trace for each in snapshot.recent if (trace := source.trace(each.id)) is not None}
+    return replace(snapshot, traces=traces)
