@@ -7,6 +7,8 @@ from itertools import islice
 from random import Random
 
 from experiments import determinism
+from experiments.hidden_thought import hidden_thought
+from experiments.similar_questions import similar_questions
 from workbench.claims.break_even import RooflineMachine
 from workbench.claims.claim import (
     CalculationEvidence,
@@ -15,9 +17,9 @@ from workbench.claims.claim import (
     ClaimTrial,
     EvidenceNumbers,
     JudgeRule,
+    MeasurementEvidence,
     Ruling,
     RunEvidence,
-    UnbuiltEvidence,
 )
 from workbench.economics import figures
 from workbench.experiment.verdict import RuleChange
@@ -96,7 +98,8 @@ def similar(found: EvidenceNumbers) -> Ruling:
     good = hits >= 0.2 and wrong <= 0.01
     return Ruling(
         "holds" if good else "holds-with-limits" if hits > 0 and wrong <= 0.05 else "refuted",
-        f"{hits:.0%} found, {wrong:.1%} of them wrong",
+        f"{hits:.0%} of {found['queries']} questions found by the mean of the demo's token embeddings, {wrong:.1%} of "
+        f"them with a wrong answer",
         "rarely, or not always rightly",
     )
 
@@ -228,14 +231,12 @@ CLAIMS = (
         sources=(ClaimSource("B", "cosine 0.95; 500 queries on Redis"),),
         trials=(
             ClaimTrial(
-                UnbuiltEvidence(
-                    "a cache keyed by embeddings in front of the engine, and 500 queries with their right answers"
-                ),
+                MeasurementEvidence("similar_questions", similar_questions, timed=False),
                 similar,
                 examples={
-                    "holds": {"hit_rate": 0.3, "wrong_share": 0.005},
-                    "holds-with-limits": {"hit_rate": 0.1, "wrong_share": 0.03},
-                    "refuted": {"hit_rate": 0.5, "wrong_share": 0.2},
+                    "holds": {"queries": 500, "hit_rate": 0.3, "wrong_share": 0.005},
+                    "holds-with-limits": {"queries": 500, "hit_rate": 0.1, "wrong_share": 0.03},
+                    "refuted": {"queries": 500, "hit_rate": 0.5, "wrong_share": 0.2},
                 },
                 changed=(SEMANTIC_CHANGED,),
             ),
@@ -263,10 +264,7 @@ CLAIMS = (
         sources=(ClaimSource("D", "without figures"),),
         trials=(
             ClaimTrial(
-                UnbuiltEvidence(
-                    "a model that thinks before it answers (the demo writes Python), and an engine that hides what "
-                    "stands between its marks"
-                ),
+                MeasurementEvidence("hidden_thought", hidden_thought),
                 thinking,
                 examples={
                     "holds": BILL | {"times": 0.98},

@@ -66,7 +66,7 @@ def reading() -> EvidenceNumbers:
     from workbench.engine.load import load
     from workbench.engine.loaded_model import DEMO_FOLDER
     from workbench.engine.naive import logits
-    from workbench.prompt.tokenizer import Tokenizer
+    from workbench.prompt.tokenization.tokenizer import Tokenizer
 
     runner = load("demo", dtype="float32", backend="eager", pages=1)
     own, other = runner.tokenizer, Tokenizer.from_folder(DEMO_FOLDER / "bytes")
@@ -107,7 +107,7 @@ def roundtrip(found: EvidenceNumbers) -> Ruling:
 
 def counting() -> EvidenceNumbers:
     from workbench.engine.loaded_model import BUNDLED_MODELS
-    from workbench.prompt.tokenizer import Tokenizer
+    from workbench.prompt.tokenization.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.from_folder(BUNDLED_MODELS["demo"])
     assert tokenizer is not None

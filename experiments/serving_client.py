@@ -1,0 +1,144 @@
+"""Ask a server on this machine many things at once, and note when each event comes: a load generator of few lines.
+
+`python -m experiments.serving_client < asks.json` runs in a process of its own, so that its work is not the server's.
+It reads a JSON object with `url` and `asks`, and prints the answers. Times are `time.perf_counter`, which processes of
+one machine share on Linux.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+READ_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request: a POST of `body` to `path`, `after` seconds from the start.
+
+    `leave_after` closes the connection after so many events (0: as soon as the request is sent); None reads all.
+    """
+
+    path: str
+    body: dict[str, Any]
+    after: float = 0.0
+    leave_after: int | None = None
+    key: str = ""
+
+
+@dataclass
+class Reply:
+    """The answer: its status (0 where the client left first), its events and when each came."""
+
+    sent: float = 0.0
+    status: int = 0
+    times: list[float] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
+    headers: dict[str, str] = field(default_factory=dict)
+    left: bool = False
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """Return the JSON of an answer that is no stream."""
+        return json.loads(self.events[-1])
+
+
+async def ask(url: str, request: Ask, keep_events: bool = True) -> Reply:
+    """Send one request over a connection of its own and read its answer to the end, or leave earlier."""
+    where, reply = urlsplit(url), Reply()
+    reader, writer = await asyncio.open_connection(where.hostname, where.port)
+    try:
+        payload = json.dumps(request.body).encode()
+        authorization = f"authorization: Bearer {request.key}\r\n" if request.key else ""
+        writer.write(
+            f"POST {request.path} HTTP/1.1\r\nhost: {where.netloc}\r\ncontent-type: application/json\r\n{authorization}"
+            f"connection: close\r\ncontent-length: {len(payload)}\r\n\r\n".encode()
+            + payload
+        )
+        reply.sent = time.perf_counter()
+        await writer.drain()
+        if request.leave_after == 0:
+            reply.left = True
+            return reply
+        async for event in _events(reader, reply):
+            reply.times.append(time.perf_counter())
+            reply.events.append(event if keep_events else event[-400:])
+            if request.leave_after is not None and len(reply.times) >= request.leave_after:
+                reply.left = True
+                return reply
+        return reply
+    finally:
+        writer.close()
+
+
+async def _events(reader: asyncio.StreamReader, reply: Reply) -> AsyncIterator[str]:
+    """Yield the data of each event of a stream, or the body of another answer."""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+    reply.status = int(head[0].split()[1])
+    reply.headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
+    is_stream = reply.headers.get("content-type", "").startswith("text/event-stream")
+    rest = b""
+    async for piece in _body(reader, reply.headers):
+        rest += piece
+        while is_stream and b"\n\n" in rest:
+            event, _, rest = rest.partition(b"\n\n")
+            data = [line[6:] for line in event.decode().split("\n") if line.startswith("data: ")]
+            if data:
+                yield data[0]
+    if rest.strip():
+        yield rest.decode()
+
+
+async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> AsyncIterator[bytes]:
+    if headers.get("transfer-encoding") != "chunked":
+        while piece := await reader.read(READ_BYTES):
+            yield piece
+        return
+    while size := int(await reader.readline(), 16):
+        yield (await reader.readexactly(size + 2))[:-2]
+
+
+async def ask_all(
+    url: str, requests: Sequence[Ask], at_once: int | None = None, keep_events: bool = True
+) -> list[Reply]:
+    """Send requests at their times, at most `at_once` of them under way; return the replies in the same order."""
+    places, began = asyncio.Semaphore(at_once or len(requests) or 1), time.perf_counter()
+
+    async def one(request: Ask) -> Reply:
+        await asyncio.sleep(max(0.0, began + request.after - time.perf_counter()))
+        async with places:
+            return await ask(url, request, keep_events)
+
+    return list(await asyncio.gather(*map(one, requests)))
+
+
+async def ask_from_another_process(url: str, requests: Sequence[Ask], at_once: int | None = None) -> list[Reply]:
+    """Do as `ask_all` in a new process; events are cut to their last 400 characters."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "experiments.serving_client",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    given = {"url": url, "at_once": at_once, "asks": [asdict(each) for each in requests]}
+    out, _ = await process.communicate(json.dumps(given).encode())
+    return [Reply(**each) for each in json.loads(out)]
+
+
+def main() -> None:
+    given = json.load(sys.stdin)
+    asks = [Ask(**each) for each in given["asks"]]
+    replies = asyncio.run(ask_all(given["url"], asks, given["at_once"], keep_events=False))
+    json.dump([asdict(each) for each in replies], sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

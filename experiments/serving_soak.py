@@ -1,0 +1,228 @@
+"""Let 2,000 mixed requests come, a tenth of which leave early: `python -m experiments.serving_soak`.
+
+Chats, completions, responses and messages, streamed and whole, with tools, schemas, several choices, thoughts, and some
+that are refused, drawn from a seed. The rules, written before the first run; when all have ended:
+
+- pages: none is in use but those that the prefix index keeps.
+- threads: no more than after the first half. (Written as 'after the first tenth' before a trial of 120 requests, in
+  which pools of threads were still being filled then.)
+- memory: what the process holds beside mapped files has grown by at most 5% between the end of the first half and the
+  end. (Written for all resident memory, with every trace kept, and missed so in serving_soak-20261123-221755: weights
+  and libraries are mapped and come and go, and 2,000 traces are what was asked for. The records of 2026-11-23 count
+  what the client had read too, which this process kept until then; it is thrown away now. What the server remembers of
+  calls has bounds that the first half fills.)
+- accounts: prompt and output tokens of the gateway's accounts are those that the engine's events say: of a prompt those
+  that were read, found or computed. (Written for whole prompts, and missed so in the same run by 50 tokens of prompts
+  whose clients left before they were read.)
+- answers: every call whose client stayed has the status and the end that it should have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+import threading
+import time
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import psutil
+import typer
+from rich.console import Console
+
+import workbench
+from experiments.serving_client import Ask, Reply, ask_all
+from workbench.display import Table
+from workbench.engine.runner import Runner
+from workbench.engine.runner_thread import RunnerThread
+from workbench.gateway.gate import Gateway
+from workbench.machine.environment import environment
+from workbench.progress import discard
+from workbench.runs.folder import write_dated_record
+from workbench.serve.server import Server, serve
+from workbench.trace.events import Event, Finished, Prefilled
+
+MODEL = "demo-chat"
+MAX_GROWTH = 0.05
+SETTLE_SECONDS = 60.0
+BOUNDS = {"kept_traces": 64, "memory_bytes": 1 << 20}  # of what the server remembers, which 1,000 requests fill
+QUESTIONS = ("What is {} * {}?", "How many minutes are {} hours and {} minutes?", "Say {} and {}.", "What is {}?")
+CONVERT = {
+    "name": "convert", "description": "Convert a value from one unit to another.",
+    "parameters": {
+        "type": "object",
+        "properties": {"value": {"type": "number"}, "unit": {"type": "string"}, "to": {"type": "string"}},
+        "required": ["value", "unit", "to"],
+    },
+}  # fmt: skip
+SCHEMA = {
+    "type": "object", "properties": {"value": {"type": "integer"}}, "required": ["value"],
+    "additionalProperties": False,
+}  # fmt: skip
+KINDS = (
+    "chat", "chat whole", "chat with tools", "chat with a schema", "chat thinking", "completion", "completion whole",
+    "completions of several", "messages", "messages whole", "messages with tools", "response", "refused",
+)  # fmt: skip
+
+
+def draw_ask(seed: int) -> tuple[str, Ask]:
+    """Return the kind of a request and the request."""
+    draw = random.Random(seed)
+    kind = draw.choice(KINDS)
+    text = draw.choice(QUESTIONS).format(draw.randrange(100), draw.randrange(100))
+    most, turns = draw.choice((4, 16, 40)), [{"role": "user", "content": text}]
+    common: dict[str, Any] = {"model": MODEL, "temperature": draw.choice((0, 0.7))}
+    chat = {**common, "messages": turns, "max_tokens": most, "stream": True}
+    tool = {"type": "function", "function": CONVERT}
+    form = {"type": "json_schema", "json_schema": {"name": "v", "schema": SCHEMA}}
+    claude_tool = {**{k: CONVERT[k] for k in ("name", "description")}, "input_schema": CONVERT["parameters"]}
+    path, body = {
+        "chat": ("/v1/chat/completions", {**chat, "stream_options": {"include_usage": True}}),
+        "chat whole": ("/v1/chat/completions", {**chat, "stream": False, "logprobs": True, "top_logprobs": 2}),
+        "chat with tools": (
+            "/v1/chat/completions", {**chat, "max_tokens": 100 + most, "tools": [tool], "tool_choice": "required"},
+        ),
+        "chat with a schema": ("/v1/chat/completions", {**chat, "max_tokens": 20 + most, "response_format": form}),
+        "chat thinking": ("/v1/chat/completions", {**chat, "reasoning_effort": "low"}),
+        "completion": ("/v1/completions", {**common, "prompt": text, "max_tokens": most, "stream": True}),
+        "completion whole": ("/v1/completions", {**common, "prompt": text, "max_tokens": most, "stop": ["\n"]}),
+        "completions of several": (
+            "/v1/completions", {**common, "prompt": [text, text[::-1]], "n": 2, "max_tokens": most, "stream": True},
+        ),
+        "messages": ("/v1/messages", {**chat}),
+        "messages whole": ("/v1/messages", {**chat, "stream": False, "system": "Be short."}),
+        "messages with tools": (
+            "/v1/messages", {**chat, "max_tokens": 100 + most, "tools": [claude_tool], "tool_choice": {"type": "any"}},
+        ),
+        "response": ("/v1/responses", {**common, "input": text, "max_output_tokens": 16 + most, "stream": True}),
+        "refused": ("/v1/chat/completions", {**chat, "max_tokens": -1}),
+    }[kind]  # fmt: skip
+    leaves = draw.random() < 0.1
+    return kind, Ask(path, body, leave_after=draw.choice((0, 1, 2, 5)) if leaves else None)
+
+
+def fault(kind: str, reply: Reply) -> str:
+    """Return what is wrong with a reply to a client that stayed; empty if nothing is."""
+    if kind == "refused":
+        return "" if reply.status == 400 else f"status {reply.status}, not 400"
+    if reply.status != 200 or not reply.events:
+        return f"status {reply.status}: {reply.events[-1:]}"
+    last, is_stream = reply.events[-1], reply.headers["content-type"].startswith("text/event-stream")
+    if not is_stream:
+        return "" if "whole" in kind else "no stream came"
+    ends = "message_stop" if kind.startswith("messages") else "[DONE]"
+    if kind == "response":
+        ends = '{"type":"response.completed"' if "response.completed" in last else '{"type":"response.incomplete"'
+    return "" if ends in last and '{"error":' not in last else f"it ends with {last[:200]}"
+
+
+class EngineAccount:
+    """The tokens that the engine's own events say."""
+
+    def __init__(self, runner: Runner):
+        self.output = 0
+        self._read: dict[str, int] = {}  # tokens found or computed, by request
+        self._prompts: dict[str, int] = {}  # of these the prompt's, of requests of which a sample has ended
+        self.close = RunnerThread.attach(runner).listen(self._add)
+
+    def _add(self, event: Event) -> None:
+        if isinstance(event, Prefilled):
+            self._read[event.request_id] = max(event.computed, self._read.get(event.request_id, 0))
+        elif isinstance(event, Finished):
+            self.output += len(event.token_ids)
+            self._prompts[event.request_id] = min(event.prompt_tokens, self._read.get(event.request_id, 0))
+
+    @property
+    def prompt(self) -> int:
+        return sum(self._prompts.values())
+
+
+def pages_in_use(runner: Runner) -> int:
+    """Return pages that hold tokens of a request, the prefix index's own left out."""
+    return RunnerThread.attach(runner).call(lambda each: sum(pool.num_used for pool in each.scheduler.pools))
+
+
+def soak(count: int, at_once: int, progress: Any = discard) -> dict[str, Any]:
+    """Send `count` requests, `at_once` of them at a time, and return the record."""
+    runner = workbench.load(MODEL, prefix="radix", page_size=16, max_num_seqs=16, report=discard)
+    kinds, asks = zip(*map(draw_ask, range(count)), strict=True)
+    account, faults, num_left = EngineAccount(runner), Counter[str](), 0
+    states: list[dict[str, int]] = []
+    began = time.monotonic()
+    gateway = Gateway({"accounting": {"prices": "article-a", "memory_calls": 500}})
+    with serve({MODEL: runner}, gate=gateway, **BOUNDS) as server:
+        for first in range(0, count, part := -(-count // 10)):
+            got = asyncio.run(ask_all(server.url, asks[first : first + part], at_once))
+            for kind, reply in zip(kinds[first : first + part], got, strict=True):
+                if not reply.left and (why := fault(kind, reply)):
+                    faults[f"{kind}: {why}"] += 1
+            num_left += sum(reply.left for reply in got)
+            got.clear()  # what the client read is no memory of the server's
+            wait_until_idle(server)
+            memory = psutil.Process().memory_info()
+            state = {
+                "requests": min(first + part, count), "threads": threading.active_count(),
+                "memory": memory.rss - memory.shared, "pages in use": pages_in_use(runner),
+            }  # fmt: skip
+            states.append(state)
+            progress(f"{state} faults {sum(faults.values())}")
+        gateway.accounts.flush()
+        (sums,) = gateway.accounts.sums(by=("model",))
+        accounted = {"prompt": sums.usage.prompt, "output": sums.usage.output}
+    account.close()
+    half, end = states[len(states) // 2 - 1], states[-1]
+    return {
+        "experiment": "serving_soak", "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "environment": environment(),
+        "model": MODEL, "requests": count, "at_once": at_once, "left_early": num_left,
+        "seconds": time.monotonic() - began, "kinds": Counter(kinds), "faults": dict(faults), "states": states,
+        "tokens": {"engine": {"prompt": account.prompt, "output": account.output},
+                   "accounts": accounted, "accounted calls": sums.calls, "cost": str(sums.cost)},
+        "met": {
+            "pages": all(not each["pages in use"] for each in states),
+            "threads": end["threads"] <= half["threads"],
+            "memory": end["memory"] <= half["memory"] * (1 + MAX_GROWTH),
+            "accounts": accounted == {"prompt": account.prompt, "output": account.output}
+                and not server.service.runs,
+            "answers": not faults,
+        },
+    }  # fmt: skip
+
+
+def wait_until_idle(server: Server) -> None:
+    """Wait until no call is under way: those whose clients left end within a step."""
+    end = time.monotonic() + SETTLE_SECONDS
+    while server.service.runs and time.monotonic() < end:
+        time.sleep(0.05)
+
+
+def table(record: dict[str, Any]) -> Table:
+    rows = [(name, "met" if each else "missed") for name, each in record["met"].items()]
+    first, last = record["states"][0], record["states"][-1]
+    note = (
+        f"{record['requests']} requests, {record['left_early']} left early, in {record['seconds']:.0f} s; threads "
+        f"{first['threads']} to {last['threads']}, memory {first['memory'] / 2**20:,.0f} to "
+        f"{last['memory'] / 2**20:,.0f} MiB; tokens {record['tokens']}"
+    )
+    return Table("serving soak", rows, note=note)
+
+
+def main(
+    count: Annotated[int, typer.Option(help="requests")] = 2000,
+    at_once: Annotated[int, typer.Option(help="requests under way at once")] = 24,
+    out: Annotated[Path | None, typer.Option(help="folder for a dated record")] = None,
+) -> None:
+    """Soak a server with mixed requests, and hold pages, threads, memory and accounts against the rules."""
+    record = soak(count, at_once, lambda line: print(line, file=sys.stderr, flush=True))
+    Console(width=120).print(table(record).text())
+    for name, times in record["faults"].items():
+        print(f"{times} times {name}")
+    if out is not None:
+        print(write_dated_record(record, out, "serving_soak"), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    typer.run(main)
